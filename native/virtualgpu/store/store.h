@@ -1,0 +1,135 @@
+/* The virtual GPU's folder: who is there, what they hold, and when it is gone.
+ *
+ * There is no daemon. Memory belongs to open files, as it does in the real driver: a
+ * file in dev/ whose open-file-description lock nobody holds is dead, and its bytes are
+ * free. DESIGN.md beside this folder says why that is honest, and draws the files.
+ *
+ * Both libraries (driver/ and nvml/) read and write the folder through this header only.
+ */
+#ifndef VRAM_VIRTUALGPU_STORE_H
+#define VRAM_VIRTUALGPU_STORE_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#define STORE_FOLDER_VARIABLE "VRAM_VIRTUAL_GPU"
+#define STORE_MAX_GPUS 64
+#define STORE_MAX_SHARED 4096
+#define STORE_DATA_OFFSET (1u << 20) /* device bytes of a client file begin here */
+
+/* ---- config: read once per process from <folder>/config, lines of "key = value" ---- */
+
+struct store_gpu {
+    char name[96];
+    char uuid[48]; /* "GPU-xxxxxxxx-xxxx-..." */
+    uint64_t total_bytes;
+    uint64_t reserved_bytes;         /* what v2 calls reserved and v1 counts as used */
+    uint64_t context_bytes;          /* charged to a process for its first context on the GPU */
+    uint64_t context_overhead_bytes; /* used by that context, charged to nobody */
+    uint64_t bar1_bytes;
+    bool ecc_enabled, persistence, mig_enabled, remap_pending, remap_failure;
+    unsigned compute_mode; /* 0 default, 2 prohibited, 3 exclusive process */
+    unsigned remapped_correctable, remapped_uncorrectable;
+    unsigned utilization;
+};
+
+struct store_config {
+    int gpus;
+    char driver_version[32]; /* "580.159.04" */
+    int cuda_version;        /* 13000 */
+    struct store_gpu gpu[STORE_MAX_GPUS];
+};
+
+/* The folder's config, or NULL where the variable is unset or the folder unusable. */
+const struct store_config *store_config(void);
+const char *store_folder(void);
+
+/* ---- client files: dev/nvidia<gpu>.<serial>, one per process and GPU with a context ---- */
+
+enum store_state { STORE_RUNNING = 0, STORE_LOCKED = 1, STORE_CHECKPOINTED = 2, STORE_FAILED = 3 };
+
+/* An allocation that more than one file may keep alive. */
+struct store_shared {
+    uint64_t object; /* unique in the folder, never reused; 0 marks an empty slot */
+    uint64_t nbytes;
+    uint32_t imported; /* 0: this client made it; 1: it mapped or opened somebody else's */
+    uint32_t charged;  /* an import that the driver charges once its maker is gone */
+};
+
+/* The first page(s) of a client file, mapped shared by its owner and by whoever reads. */
+struct store_client {
+    char magic[8]; /* "VRAMGPU1" */
+    uint32_t gpu;
+    uint32_t pid; /* the creator's, in its own namespace: stays listed while a fork lives */
+    uint32_t uid;
+    uint32_t serial;
+    uint64_t started_at; /* clock ticks since boot, field 22 of /proc/self/stat */
+    uint64_t pid_namespace;
+    _Atomic uint32_t state;        /* enum store_state; written by checkpointing processes */
+    _Atomic uint32_t calls_inside; /* driver calls now running; a checkpoint lock waits for 0 */
+    _Atomic uint32_t contexts;     /* live contexts; 0 means: not listed, nothing charged */
+    _Atomic uint32_t managed;      /* live managed allocations: they refuse a checkpoint */
+    _Atomic uint64_t context_bytes;
+    _Atomic uint64_t overhead_bytes;
+    _Atomic uint64_t private_bytes; /* device bytes that only this client can keep alive */
+    _Atomic uint64_t bar1_bytes;
+    struct store_shared shared[STORE_MAX_SHARED];
+};
+
+/* ---- exported files: dev/nvidiactl.<serial> and dev/dmabuf.<serial> ----
+ * Their descriptor is what cuMemExportToShareableHandle and cuMemGetHandleForAddressRange
+ * hand out. They carry this header; a dma-buf's file size is its allocation's size, as
+ * the kernel shows it for a real one. */
+struct store_export {
+    char magic[8]; /* "VRAMEXP1" */
+    uint32_t gpu;
+    uint32_t dmabuf;
+    uint64_t object;
+    uint64_t nbytes;
+    uint64_t data_offset; /* where the bytes lie in data_file */
+    char data_file[32];   /* name in dev/, e.g. "nvidia0.17"; importers map it */
+};
+
+/* ---- the walk: one consistent look at every live file ---- */
+
+struct store_process {
+    uint32_t pid; /* as the reader's namespace sees it; 0 where it cannot be seen from there */
+    uint32_t creator_pid;
+    uint32_t gpu, serial, uid, state;
+    uint64_t pid_namespace, started_at;
+    uint64_t charged_bytes; /* what the process list shows */
+};
+
+struct store_usage {
+    uint64_t used_bytes; /* without reserved: contexts, overhead, private, every object once */
+    uint64_t free_bytes; /* total - reserved - used */
+    uint64_t bar1_used;
+};
+
+/* Fills usage[gpu] for every GPU and up to *count processes; *count becomes how many there
+ * are. Checkpointed clients count nothing. Each shared object counts once: for its maker
+ * while that lives and has not released it, else for its first charged importer, else for
+ * nobody (an exported file alone keeps it: used, but in no list). Returns 0 or -errno. */
+int store_walk(struct store_usage usage[STORE_MAX_GPUS], struct store_process *processes, int *count);
+
+/* ---- admission: everything that changes who holds what happens inside ---- */
+
+int store_enter(void);  /* waits for the folder's lock; 0 or -errno */
+void store_leave(void); /* the kernel does this for a killed process */
+
+/* ---- faults: <folder>/faults, re-read when it changes; see faults.c for the grammar ---- */
+
+enum store_fault_kind { FAULT_NONE, FAULT_ERROR, FAULT_SENTINEL, FAULT_HALFWAY };
+struct store_fault {
+    enum store_fault_kind kind;
+    int code; /* the library's own error number, for FAULT_ERROR and FAULT_HALFWAY */
+};
+
+/* Asks whether the call named *function* on *gpu* (-1: none) shall misbehave now. A hang
+ * or a delay has already happened when this returns. */
+struct store_fault store_fault(const char *function, int gpu);
+
+#endif

@@ -1,0 +1,1 @@
+"""The nouns that pass between rooms: frozen structs, no behaviour beyond their own fields."""

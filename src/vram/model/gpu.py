@@ -1,0 +1,62 @@
+"""What: a GPU, its memory and the state that bears on it, as the driver tells."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+
+class DriverFacts(Struct, frozen=True, omit_defaults=True, tag="driver"):
+    """Versions on both sides of the driver: they must match, and sometimes do not."""
+
+    driver_version: str | None = None
+    library_version: str | None = None
+    module_version: str | None = None
+    cuda_version: str | None = None
+    virtual: bool = False
+
+
+class GpuFacts(Struct, frozen=True, omit_defaults=True, tag="gpu"):
+    """One GPU's name and the settings and faults that explain its memory."""
+
+    uuid: str
+    name: str
+    minor: int | None = None
+    bus_id: str | None = None
+    virtual: bool = False
+    persistence: bool | None = None
+    compute_mode: str | None = None
+    mig_enabled: bool | None = None
+    ecc_enabled: bool | None = None
+    ecc_uncorrected: int | None = None
+    bar1_total: int | None = None
+    bar1_used: int | None = None
+    remapped_correctable: int | None = None
+    remapped_uncorrectable: int | None = None
+    remap_pending: bool | None = None
+    remap_failed: bool | None = None
+    retired_pending: bool | None = None
+    utilization: int | None = None
+
+
+class MemoryFacts(Struct, frozen=True, omit_defaults=True, tag="memory"):
+    """One reading of a GPU's memory.
+
+    Version 1 of the driver's call counts what the driver reserves as used, version 2
+    does not; where only version 1 answers, ``reserved`` is None.
+    """
+
+    total: int
+    free: int
+    used: int
+    reserved: int | None = None
+    v1_used: int | None = None
+    moved_bytes: int = 0
+    """How far ``used`` moved while the process lists were read, after all retries."""
+
+
+class ChargeFacts(Struct, frozen=True, omit_defaults=True, tag="charge"):
+    """The driver's process list names a pid. The bytes are the observation's own."""
+
+    lists: tuple[str, ...]
+    """Which lists name it: "compute", "graphics", "mps"."""
+    gpu_instance: int | None = None

@@ -1,0 +1,102 @@
+"""Where every byte is: entries that sum to a GPU's total, to the byte."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from vram.model.gpu import DriverFacts, GpuFacts, MemoryFacts
+from vram.model.observation import HostFacts, ProbeRun, Status
+from vram.model.process import Workload
+
+Kind = Literal[
+    "free",
+    "reserved",
+    "context",
+    "live",
+    "cached",
+    "process",
+    "orphaned",
+    "exported",
+    "hidden",
+    "overhead",
+    "unattributed",
+]
+Confidence = Literal["fact", "likely", "unknown"]
+
+
+class Holder(Struct, frozen=True, kw_only=True):
+    """Who keeps an entry's bytes. ``alive`` False: the driver charges a pid that is gone."""
+
+    pid: int
+    started_at: int | None
+    user: str | None
+    command: str | None
+    alive: bool
+    age_s: float | None = None
+    state: str | None = None
+    exiting: bool = False
+    parent: int | None = None
+    executable: str | None = None
+    executable_deleted: bool = False
+    descriptors: int | None = None
+    lists: tuple[str, ...] = ()
+    workload: Workload = Workload()
+
+
+class Entry(Struct, frozen=True, kw_only=True):
+    """Some bytes of a GPU, who keeps them, and how we know.
+
+    ``sharers`` keep the same bytes too: all of them must let go. ``charged_pid`` is the
+    pid that the driver's list names where that is not the holder. ``claimed`` is the
+    driver's own figure where figures overlap and not all of it could be counted here.
+    """
+
+    kind: Kind
+    nbytes: int
+    holder: Holder | None = None
+    evidence: tuple[str, ...] = ()
+    confidence: Confidence = "fact"
+    sharers: tuple[Holder, ...] = ()
+    charged_pid: int | None = None
+    claimed: int | None = None
+
+
+class Bystander(Struct, frozen=True, kw_only=True):
+    """A process that has a GPU's files open and is charged nothing for it.
+
+    ``inherited_from`` names the living process whose very files these are: ending that
+    process alone will not give its memory back.
+    """
+
+    holder: Holder
+    inherited_from: int | None = None
+
+
+class GpuLedger(Struct, frozen=True, kw_only=True):
+    """One GPU. Its entries sum to ``total_bytes``; where that is None, ``status`` says why."""
+
+    index: int
+    uuid: str | None
+    name: str
+    total_bytes: int | None
+    entries: tuple[Entry, ...]
+    status: Status = "ok"
+    message: str | None = None
+    notes: tuple[str, ...] = ()
+    bystanders: tuple[Bystander, ...] = ()
+    facts: GpuFacts | None = None
+    memory: MemoryFacts | None = None
+
+
+class Ledger(Struct, frozen=True, kw_only=True):
+    """All GPUs of a host at one moment, and what the judgement needs beside them."""
+
+    taken_at: str
+    host: HostFacts
+    gpus: tuple[GpuLedger, ...]
+    driver: DriverFacts | None = None
+    unreadable_processes: int = 0
+    unreadable_users: tuple[str, ...] = ()
+    probes: tuple[ProbeRun, ...] = ()

@@ -1,0 +1,54 @@
+"""Who: a process, named so that a reused pid can never be mistaken for it."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+
+class ProcessRef(Struct, frozen=True, omit_defaults=True):
+    """A process for good: a pid alone names whoever has it now.
+
+    ``started_at`` is the kernel's start time in clock ticks since boot (field 22 of
+    /proc/PID/stat). It is None when nothing in /proc answers for the pid: the process
+    is dead, or lives where we cannot see.
+    """
+
+    pid: int
+    started_at: int | None = None
+    pid_namespace: int | None = None
+
+
+class Workload(Struct, frozen=True, omit_defaults=True):
+    """What started a process, as its cgroup tells: container, pod, job or service."""
+
+    container: str | None = None
+    runtime: str | None = None
+    pod: str | None = None
+    slurm_job: str | None = None
+    slurm_step: str | None = None
+    unit: str | None = None
+
+
+class ProcessFacts(Struct, frozen=True, omit_defaults=True, tag="process"):
+    """What /proc says about one process. None means that it could not be read."""
+
+    command: str
+    argv: tuple[str, ...] = ()
+    uid: int | None = None
+    user: str | None = None
+    executable: str | None = None
+    executable_deleted: bool = False
+    state: str = "?"
+    exiting: bool = False
+    parent: int | None = None
+    group: int | None = None
+    session: int | None = None
+    age_s: float | None = None
+    namespace_pids: tuple[int, ...] = ()
+    cgroup: str | None = None
+    workload: Workload = Workload()
+
+    @property
+    def is_dead(self) -> bool:
+        """A zombie has closed its files: it holds no memory and never will again."""
+        return self.state in ("Z", "X")

@@ -1,0 +1,48 @@
+"""Bytes in, "4.0 GiB" out, and back."""
+
+from __future__ import annotations
+
+from vram.errors import UsageError
+
+KIB = 1024
+MIB = 1024**2
+GIB = 1024**3
+
+_BINARY = {"": 1, "b": 1, "k": KIB, "m": MIB, "g": GIB, "t": 1024**4}
+_DECIMAL = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+
+
+def size(nbytes: int) -> str:
+    """Show *nbytes* as a person would say it, three significant digits at least."""
+    sign, rest = ("-", -nbytes) if nbytes < 0 else ("", nbytes)
+    for unit, scale in (("TiB", 1024**4), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        # 1023.96 MiB would round to "1024.0 MiB": the larger unit takes it.
+        if rest >= scale - scale // 2048:
+            return f"{sign}{rest / scale:.1f} {unit}"
+    return f"{sign}{rest} B"
+
+
+def parse_size(text: str) -> int:
+    """Read "20GiB", "20G", "1.5 GB" or "4096" as bytes; G and GiB are 1024³, GB is 1000³."""
+    word = text.strip().lower().replace(" ", "")
+    digits = word.rstrip("bikmgt")
+    unit = word[len(digits) :]
+    scale = _DECIMAL.get(unit) or _BINARY.get(unit.removesuffix("ib") if unit != "b" else unit)
+    try:
+        number = float(digits)
+    except ValueError:
+        number = -1.0
+    if scale is None or not 0 <= number < float("inf"):
+        raise UsageError(f"{text!r} is not a size", hint="write it like 512MiB, 20GiB or 4096")
+    return int(number * scale)
+
+
+def duration(seconds: float) -> str:
+    """Show an age in its two largest units: "3 d 4 h", "12 min 5 s"."""
+    left = max(0, int(seconds))
+    parts = []
+    for unit, scale in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
+        count, left = divmod(left, scale)
+        if count or (unit == "s" and not parts):
+            parts.append(f"{count} {unit}")
+    return " ".join(parts[:2])
