@@ -1,0 +1,166 @@
+"""Compiles the native libraries: as hatchling's build hook, and as ``python native/build.py``.
+
+The libraries go into the package folder, beside the Python that loads them:
+
+    virtualgpu/lib/libcuda.so.1          from virtualgpu/store and virtualgpu/driver
+    virtualgpu/lib/libnvidia-ml.so.1     from virtualgpu/store and virtualgpu/nvml
+    host/local/lib/libvramscan.so        from procscan
+
+The compiler is $CC, else cc, gcc or clang, else the one in PyPI's ``ziglang``. A library is
+built again only when its sources, the command line or this file changed. Standard library
+only: this file runs before anything is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+try:
+    from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+except ImportError:  # run as a script: no build backend is there, and none is needed
+    BuildHookInterface = object
+
+NATIVE = Path(__file__).resolve().parent
+PACKAGE = NATIVE.parent / "src" / "vram"
+ZIGLANG = "ziglang>=0.13"
+
+
+class Library(NamedTuple):
+    """One shared library: its place in the package, and the folders its sources lie in."""
+
+    path: str
+    folders: tuple[str, ...]
+
+    def sources(self) -> list[Path]:
+        return sorted(source for folder in self.folders for source in (NATIVE / folder).glob("*.c"))
+
+    def inputs(self) -> list[Path]:
+        headers = [header for folder in self.folders for header in (NATIVE / folder).glob("*.h")]
+        return [*self.sources(), *sorted(headers), Path(__file__).resolve()]
+
+
+LIBRARIES = (
+    Library("virtualgpu/lib/libcuda.so.1", ("virtualgpu/store", "virtualgpu/driver")),
+    Library("virtualgpu/lib/libnvidia-ml.so.1", ("virtualgpu/store", "virtualgpu/nvml")),
+    Library("host/local/lib/libvramscan.so", ("procscan",)),
+)
+
+FLAGS = ("-std=gnu11", "-O2", "-g1", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra")
+
+
+class BuildError(Exception):
+    """The libraries cannot be built; the message says what to do about it."""
+
+
+def system_compiler() -> list[str] | None:
+    """The compiler this machine brings along, or None."""
+    if chosen := os.environ.get("CC"):
+        return shlex.split(chosen)
+    return next(([name] for name in ("cc", "gcc", "clang") if shutil.which(name)), None)
+
+
+def compiler() -> list[str]:
+    if found := system_compiler():
+        return found
+    if find_spec("ziglang"):
+        # zig tunes for the building machine's CPU unless told otherwise; a wheel travels.
+        return [sys.executable, "-m", "ziglang", "cc", "-mcpu=baseline"]
+    raise BuildError(
+        "there is no C compiler: install gcc or clang (Debian: apt install gcc), "
+        "or, without root, the one on PyPI: pip install ziglang"
+    )
+
+
+def build(library: Library, package: Path = PACKAGE, *, strict: bool = False) -> Path | None:
+    """Bring one library up to date; None where it has no sources of its own."""
+    if not any((NATIVE / library.folders[-1]).glob("*.c")):
+        return None
+    output = package / library.path
+    command = [*compiler(), *FLAGS, *(["-Werror"] if strict else [])]
+    digest = _digest(library, command)
+    stamp = output.with_name(f".{output.name}.sha256")
+    if not (output.exists() and stamp.exists() and stamp.read_text() == digest):
+        output.parent.mkdir(parents=True, exist_ok=True)
+        _compile(command, library, output)
+        stamp.write_text(digest)
+    return output
+
+
+def build_all(package: Path = PACKAGE, *, strict: bool = False) -> list[Path]:
+    return [output for library in LIBRARIES if (output := build(library, package, strict=strict))]
+
+
+def _digest(library: Library, command: list[str]) -> str:
+    digest = hashlib.sha256(shlex.join(command).encode())
+    for path in library.inputs():
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _compile(command: list[str], library: Library, output: Path) -> None:
+    # A running program may have the old file mapped: the new one takes its place whole.
+    with tempfile.TemporaryDirectory(dir=output.parent, prefix=".build-") as folder:
+        made = Path(folder) / output.name
+        line = [*command, f"-Wl,-soname,{output.name}", f"-I{NATIVE / 'virtualgpu'}", "-o", str(made)]
+        line += [*map(str, library.sources()), "-pthread", "-ldl"]
+        try:
+            done = subprocess.run(line, capture_output=True, text=True, check=False)
+        except OSError as error:
+            raise BuildError(f"the C compiler {command[0]!r} cannot be run: {error.strerror}") from error
+        sys.stderr.write(done.stderr)
+        if done.returncode:
+            raise BuildError(f"{command[0]} could not build {output.name} (its words are above)")
+        made.replace(output)
+
+
+class NativeHook(BuildHookInterface):  # type: ignore[misc,valid-type]
+    """Puts the libraries into wheels (editable ones find them in the source folder)."""
+
+    def dependencies(self) -> list[str]:
+        return [ZIGLANG] if self.target_name == "wheel" and not system_compiler() else []
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        if self.target_name != "wheel":
+            return
+        try:
+            built = build_all()
+        except BuildError as error:
+            self.app.abort(str(error))
+        build_data["pure_python"] = False
+        build_data["tag"] = f"py3-none-{_platform()}"
+        for output in built:
+            build_data["force_include"][str(output)] = f"vram/{output.relative_to(PACKAGE)}"
+
+
+def _platform() -> str:
+    return sysconfig.get_platform().replace("-", "_").replace(".", "_")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Compile vram's native libraries.")
+    parser.add_argument("--into", type=Path, default=PACKAGE, help="package folder (default: src/vram)")
+    parser.add_argument("--strict", action="store_true", help="treat compiler warnings as errors")
+    args = parser.parse_args()
+    try:
+        built = build_all(args.into, strict=args.strict)
+    except BuildError as error:
+        print(f"native/build.py: {error}", file=sys.stderr)
+        return 1
+    for output in built:
+        print(os.path.relpath(output))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
