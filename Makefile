@@ -1,0 +1,80 @@
+# `make demo` and `make test` need a Python 3.11 or newer and nothing else; `make help` lists the rest.
+#
+#   PYTHON=python3.13   the interpreter to make the virtual environment with
+#   VENV=.venv          where it lies
+#   ARGS="-k ledger"    handed to pytest, to the benchmark or to the hardware suite
+
+VENV ?= .venv
+RUN := $(VENV)/bin
+WORKERS ?= 2
+
+NATIVE_SOURCES := $(shell find native -name '*.[ch]')
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help demo test lint types bench docs matrix gpu readme-picture clean
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
+
+# ---- set-up: a stamp per purpose, so that only the first run waits ----
+
+groups-run =
+groups-test = test clients
+groups-lint = lint test
+groups-bench = clients
+
+$(VENV)/ready-%: pyproject.toml native/build.py tools/environment.py
+	@python=$$(tools/find-python $(PYTHON)) && "$$python" tools/environment.py $(VENV) $(groups-$*)
+	@touch $@ $(VENV)/ready-run $(VENV)/native
+
+$(VENV)/native: $(NATIVE_SOURCES)
+	@$(RUN)/python native/build.py >/dev/null
+	@touch $@
+
+# ---- what people run ----
+
+demo: $(VENV)/ready-run $(VENV)/native ## the five questions, acted out by real processes on a virtual GPU
+	@$(RUN)/vram demo $(ARGS)
+
+test: $(VENV)/ready-test $(VENV)/native ## the whole suite; no GPU needed
+	@$(RUN)/python -m pytest -q -n $(WORKERS) $(ARGS)
+
+lint: $(VENV)/ready-lint ## ruff, import contracts, C warnings, generated docs up to date
+	@$(RUN)/ruff check --quiet .
+	@$(RUN)/ruff format --check --quiet .
+	@$(RUN)/lint-imports --no-timings >$(VENV)/lint-imports.txt || { cat $(VENV)/lint-imports.txt; exit 1; }
+	@$(RUN)/python native/build.py --strict --into .build/strict >/dev/null
+	@$(RUN)/python docs/generate.py --check
+
+types: $(VENV)/ready-lint ## mypy --strict
+	@$(RUN)/mypy --no-error-summary
+
+bench: $(VENV)/ready-bench $(VENV)/native ## speed against gpustat, nvitop, fuser and lsof, as ratios
+	@$(RUN)/python bench/run.py $(ARGS)
+
+docs: $(VENV)/ready-lint ## write the generated pages of docs/reference again
+	@$(RUN)/python docs/generate.py
+
+readme-picture: $(VENV)/ready-run $(VENV)/native ## take docs/why.svg again, from a scene on the virtual GPU
+	@$(RUN)/vram demo --svg docs/why.svg
+
+matrix: ## the suite on every supported Python that is found
+	@python=$$(tools/find-python $(PYTHON)) && "$$python" tools/matrix.py $(ARGS)
+
+# With PYTHON= the hardware suite runs on that interpreter as it is: nothing is installed.
+ifeq ($(wildcard /dev/nvidiactl),)
+gpu: ## the tests that need real hardware
+	@echo "no NVIDIA GPU here (/dev/nvidiactl is missing): hardware tests skipped"
+else ifdef PYTHON
+gpu:
+	@PYTHONPATH=src $(PYTHON) tests/blackbox/run.py $(ARGS)
+else
+gpu: $(VENV)/ready-test $(VENV)/native
+	@$(RUN)/python tests/blackbox/run.py $(ARGS)
+endif
+
+clean: ## remove everything that was built or installed here
+	@rm -rf $(VENV) .build build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache
+	@find src tests bench tools docs native -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,103 @@
+"""Make the virtual environment that the Makefile works in: stdlib only, safe to repeat.
+
+python tools/environment.py FOLDER [GROUP...]
+
+Installs the project in editable form, which also builds its native parts, and the named
+dependency groups of pyproject.toml.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+NO_VENV = """\
+{python} can make no virtual environment: its venv module comes without pip.
+  Debian, Ubuntu:  sudo apt install python{version}-venv
+  elsewhere:       install virtualenv or uv, or name another interpreter: make PYTHON=/path/to/python3"""
+
+
+def main(arguments: list[str]) -> int:
+    folder, groups = Path(arguments[0]).absolute(), arguments[1:]
+    python = folder / "bin" / "python"
+    if not starts(python):
+        say(f"making {arguments[0]} with Python {sys.version.split()[0]}")
+        make(folder)
+    say("installing vram" + "".join(f" + {group}" for group in groups))
+    requirements = [*compiler(), *requirements_of(groups)]
+    # One call, so that pip resolves everything together.
+    quietly([python, "-m", "pip", "install", "--editable", ROOT, *requirements])
+    return 0
+
+
+def starts(python: Path) -> bool:
+    """A folder that was moved, or whose interpreter was uninstalled, is made anew."""
+    try:
+        return subprocess.run([python, "-m", "pip", "--version"], capture_output=True).returncode == 0
+    except OSError:
+        return False
+
+
+def make(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    for attempt in ways(folder):
+        try:
+            done = subprocess.run(attempt, capture_output=True, stdin=subprocess.DEVNULL)
+        except OSError:
+            continue
+        if done.returncode == 0 and starts(folder / "bin" / "python"):
+            return
+        shutil.rmtree(folder, ignore_errors=True)
+    if not make_with_outer_pip(folder):
+        sys.exit(NO_VENV.format(python=sys.executable, version=f"{sys.version_info[0]}.{sys.version_info[1]}"))
+
+
+def ways(folder: Path) -> list[list[str | Path]]:
+    return [
+        [sys.executable, "-m", "venv", folder],
+        [sys.executable, "-m", "virtualenv", "--quiet", folder],
+        ["virtualenv", "--quiet", "--python", sys.executable, folder],
+        ["uv", "venv", "--quiet", "--seed", "--python", sys.executable, folder],
+    ]
+
+
+def make_with_outer_pip(folder: Path) -> bool:
+    """Debian splits ensurepip off, yet its python3-pip can fill an environment that has none."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], capture_output=True)
+    python = folder / "bin" / "python"
+    fill = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "pip"]
+    subprocess.run(fill, capture_output=True, stdin=subprocess.DEVNULL)
+    return starts(python)
+
+
+def compiler() -> list[str]:
+    """The C compiler to install, where the machine has none of its own."""
+    sys.path.insert(0, str(ROOT / "native"))
+    from build import ZIGLANG, system_compiler
+
+    return [] if system_compiler() else [ZIGLANG]
+
+
+def requirements_of(groups: list[str]) -> list[str]:
+    """Read here, since `pip install --group` needs a newer pip than a fresh environment has."""
+    table = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
+    return [requirement for group in groups for requirement in table[group]]
+
+
+def quietly(command: list[str | Path]) -> None:
+    """Run pip without its chatter; where it fails, say all of it."""
+    quiet = [*command[:3], "--disable-pip-version-check", "--no-input", "-qq", *command[3:]]
+    if subprocess.run(quiet, stdin=subprocess.DEVNULL).returncode != 0:
+        sys.exit("installing failed: see pip's words above")
+
+
+def say(text: str) -> None:
+    print(f"vram: {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
