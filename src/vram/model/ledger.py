@@ -24,6 +24,7 @@ Kind = Literal[
     "unattributed",
 ]
 Confidence = Literal["fact", "likely", "unknown"]
+Medium = Literal["handle", "dmabuf"]
 
 
 class Holder(Struct, frozen=True, kw_only=True):
@@ -51,6 +52,10 @@ class Entry(Struct, frozen=True, kw_only=True):
     ``sharers`` keep the same bytes too: all of them must let go. ``charged_pid`` is the
     pid that the driver's list names where that is not the holder. ``claimed`` is the
     driver's own figure where figures overlap and not all of it could be counted here.
+    ``medium`` says what kind of descriptor keeps exported bytes.
+    ``charged_state`` is the kernel's state of the charged pid while /proc still knows it
+    ("Z": a zombie). ``medium`` says what keeps an exported entry, ``hidden_by`` what keeps
+    us from naming the holder of a hidden one.
     """
 
     kind: Kind
@@ -61,17 +66,23 @@ class Entry(Struct, frozen=True, kw_only=True):
     sharers: tuple[Holder, ...] = ()
     charged_pid: int | None = None
     claimed: int | None = None
+    charged_state: str | None = None
+    medium: Literal["handle", "dmabuf"] | None = None
+    hidden_by: Literal["namespace", "permission"] | None = None
 
 
 class Bystander(Struct, frozen=True, kw_only=True):
     """A process that has a GPU's files open and is charged nothing for it.
 
     ``inherited_from`` names the living process whose very files these are: ending that
-    process alone will not give its memory back.
+    process alone will not give its memory back. ``exported_bytes`` is the size of an
+    exported allocation that it has open while the maker lives and is charged for it: when
+    the maker ends, this process will keep it.
     """
 
     holder: Holder
     inherited_from: int | None = None
+    exported_bytes: int | None = None
 
 
 class GpuLedger(Struct, frozen=True, kw_only=True):
