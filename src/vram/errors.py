@@ -23,7 +23,9 @@ class ExitCode(IntEnum):
     NO_DRIVER = 4
     BAD_INPUT = 5
     VIRTUAL_GPU = 6
+    INTERNAL = 70
     INTERRUPTED = 130
+    BROKEN_PIPE = 141
 
 
 class VramError(Exception):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 
-class DriverFacts(Struct, frozen=True, omit_defaults=True, tag="driver"):
+class DriverFacts(Struct, frozen=True, tag="driver"):
     """Versions on both sides of the driver: they must match, and sometimes do not."""
 
     driver_version: str | None = None
@@ -15,7 +15,7 @@ class DriverFacts(Struct, frozen=True, omit_defaults=True, tag="driver"):
     virtual: bool = False
 
 
-class GpuFacts(Struct, frozen=True, omit_defaults=True, tag="gpu"):
+class GpuFacts(Struct, frozen=True, tag="gpu"):
     """One GPU's name and the settings and faults that explain its memory."""
 
     uuid: str
@@ -38,7 +38,7 @@ class GpuFacts(Struct, frozen=True, omit_defaults=True, tag="gpu"):
     utilization: int | None = None
 
 
-class MemoryFacts(Struct, frozen=True, omit_defaults=True, tag="memory"):
+class MemoryFacts(Struct, frozen=True, tag="memory"):
     """One reading of a GPU's memory.
 
     Version 1 of the driver's call counts what the driver reserves as used, version 2

@@ -39,7 +39,7 @@ class Observation(Struct, frozen=True, omit_defaults=True, kw_only=True):
     message: str | None = None
 
 
-class ProbeRun(Struct, frozen=True, omit_defaults=True):
+class ProbeRun(Struct, frozen=True):
     """How one probe went: its worst status and how long it took."""
 
     name: str
@@ -48,7 +48,7 @@ class ProbeRun(Struct, frozen=True, omit_defaults=True):
     message: str | None = None
 
 
-class HostFacts(Struct, frozen=True, omit_defaults=True):
+class HostFacts(Struct, frozen=True):
     """Where the survey was taken, and with whose eyes."""
 
     name: str

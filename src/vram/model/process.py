@@ -18,7 +18,7 @@ class ProcessRef(Struct, frozen=True, omit_defaults=True):
     pid_namespace: int | None = None
 
 
-class Workload(Struct, frozen=True, omit_defaults=True):
+class Workload(Struct, frozen=True):
     """What started a process, as its cgroup tells: container, pod, job or service."""
 
     container: str | None = None
