@@ -1,0 +1,120 @@
+"""The ledger: every GPU's bytes, each counted once, with who keeps them and how we know."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from vram.ledger.charges import charged_entries
+from vram.ledger.reconcile import fit, split
+from vram.ledger.remainder import CONTEXT_OVERHEAD, remainder_entries
+from vram.ledger.shares import Settled, settle
+from vram.ledger.sightings import GpuSighting, Sightings, collect
+from vram.model.gpu import MemoryFacts
+from vram.model.ledger import Bystander, Entry, GpuLedger, Ledger
+from vram.model.observation import Survey
+from vram.units import size
+
+
+class _Page(Struct):
+    """One GPU's account while it is being written."""
+
+    gpu: GpuSighting
+    memory: MemoryFacts
+    charged: tuple[Entry, ...]
+    bystanders: list[Bystander]
+    rest: int
+    """Used bytes that no charge covers."""
+
+
+def build_ledger(survey: Survey) -> Ledger:
+    """Return a ledger in which every GPU's entries sum to its total, to the byte."""
+    seen = collect(survey)
+    pages = {
+        index: _open_page(seen, gpu, gpu.memory) for index, gpu in sorted(seen.gpus.items()) if gpu.memory
+    }
+    # What contexts cost beyond their charge is no room for exported memory.
+    rooms = {
+        index: max(0, page.rest - len(page.gpu.charges) * CONTEXT_OVERHEAD) for index, page in pages.items()
+    }
+    shared = settle(seen, rooms)
+    return Ledger(
+        taken_at=survey.taken_at,
+        host=survey.host,
+        gpus=tuple(
+            _close_page(seen, pages[index], shared[index]) if index in pages else _unread(gpu)
+            for index, gpu in sorted(seen.gpus.items())
+        ),
+        driver=seen.driver,
+        unreadable_processes=seen.unreadable.processes,
+        unreadable_users=seen.unreadable.users,
+        probes=survey.probes,
+    )
+
+
+def _open_page(seen: Sightings, gpu: GpuSighting, memory: MemoryFacts) -> _Page:
+    used = split(memory)[2]
+    claims, bystanders = charged_entries(seen, gpu)
+    charged = fit(claims, used)
+    return _Page(gpu, memory, charged, bystanders, used - sum(entry.nbytes for entry in charged))
+
+
+def _close_page(seen: Sightings, page: _Page, shared: Settled) -> GpuLedger:
+    exported = fit(shared.entries, page.rest)
+    rest = page.rest - sum(entry.nbytes for entry in exported)
+    free, reserved, _ = split(page.memory)
+    frame = (
+        [Entry(kind="reserved", nbytes=reserved, evidence=("the driver's own figure",))] if reserved else []
+    )
+    held = (*page.charged, *exported, *remainder_entries(seen, page.gpu, rest))
+    return GpuLedger(
+        index=page.gpu.index,
+        uuid=page.gpu.facts.uuid if page.gpu.facts else None,
+        name=page.gpu.facts.name if page.gpu.facts else "unknown GPU",
+        total_bytes=page.memory.total,
+        entries=(
+            *sorted(held, key=lambda entry: -entry.nbytes),
+            *frame,
+            Entry(kind="free", nbytes=free, evidence=("the driver's own figure",)),
+        ),
+        status=page.gpu.status,
+        message=page.gpu.message,
+        notes=_notes(page),
+        bystanders=(*page.bystanders, *shared.bystanders),
+        facts=page.gpu.facts,
+        memory=page.memory,
+    )
+
+
+def _notes(page: _Page) -> tuple[str, ...]:
+    """Where the driver's figures do not agree with themselves, and what was done about it."""
+    notes = []
+    if page.memory.moved_bytes:
+        notes.append(
+            f"used memory moved by {size(page.memory.moved_bytes)} while the process lists were read;"
+            " the last reading is shown"
+        )
+    overlap = sum((entry.claimed or entry.nbytes) - entry.nbytes for entry in page.charged)
+    if overlap:
+        notes.append(
+            f"the process lists claim {size(overlap)} more than is in use: bytes shared by processes are"
+            " counted once here"
+        )
+    memory = page.memory
+    gap = memory.total - memory.free - memory.used - (memory.reserved or 0)
+    if gap:
+        notes.append(f"the driver's totals are {size(abs(gap))} apart; used is taken as what is not free")
+    return tuple(notes)
+
+
+def _unread(gpu: GpuSighting) -> GpuLedger:
+    """A GPU whose memory could not be read: no total, no entries, and the reason."""
+    return GpuLedger(
+        index=gpu.index,
+        uuid=gpu.facts.uuid if gpu.facts else None,
+        name=gpu.facts.name if gpu.facts else "unknown GPU",
+        total_bytes=None,
+        entries=(),
+        status=gpu.status if gpu.status != "ok" else "unsupported",
+        message=gpu.message or "the driver gives no memory figures for this GPU",
+        facts=gpu.facts,
+    )

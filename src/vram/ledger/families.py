@@ -1,0 +1,117 @@
+"""Forked families: processes that hold a GPU's files without a line in the driver's list.
+
+A fork inherits the driver's files, and memory lives as long as any copy of them. So the
+keepers of a dead pid's memory are found among processes that have the GPU open and are
+charged nothing themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from msgspec import Struct
+
+from vram.ledger.sightings import Sightings
+
+
+class Family(Struct, frozen=True):
+    """Processes that share open file descriptions on one GPU, by fork or by passing them."""
+
+    pids: tuple[int, ...]
+    descriptions: frozenset[int]
+
+
+def keepers(seen: Sightings, minor: int | None, charged: Iterable[int]) -> list[int]:
+    """Processes that could keep CUDA memory of the GPU and are not charged for any.
+
+    CUDA opens nvidia-uvm beside the GPU's own file; monitoring tools and display servers
+    do not, so they are never mistaken for a keeper.
+    """
+    spoken_for = set(charged)
+    return [
+        pid
+        for pid in seen.files
+        if pid not in spoken_for and seen.alive(pid) and _opens(seen, pid, minor) and _opens_uvm(seen, pid)
+    ]
+
+
+def _opens(seen: Sightings, pid: int, minor: int | None) -> bool:
+    return any(
+        file.kind == "gpu" and (minor is None or file.minor == minor) for file in seen.files[pid].files
+    )
+
+
+def _opens_uvm(seen: Sightings, pid: int) -> bool:
+    return any(file.kind == "uvm" for file in seen.files[pid].files)
+
+
+def descriptions(seen: Sightings, pid: int, minor: int | None) -> frozenset[int]:
+    """The open file descriptions of *pid* on one GPU, as far as the kernel told them apart."""
+    files = seen.files[pid].files if pid in seen.files else ()
+    return frozenset(
+        file.description
+        for file in files
+        if file.kind == "gpu" and file.description is not None and (minor is None or file.minor == minor)
+    )
+
+
+def families(seen: Sightings, pids: Sequence[int], minor: int | None) -> list[Family]:
+    """Group *pids* by the descriptions that they share; oldest pid first in each."""
+    groups: list[tuple[set[int], set[int]]] = []
+    for pid in pids:
+        own = set(descriptions(seen, pid, minor))
+        touching = [group for group in groups if group[1] & own]
+        groups = [group for group in groups if group not in touching]
+        members = {pid}.union(*(group[0] for group in touching))
+        groups.append((members, own.union(*(group[1] for group in touching))))
+    return [Family(tuple(sorted(members)), frozenset(shared)) for members, shared in groups]
+
+
+def source_of(seen: Sightings, pid: int, minor: int | None, charged: Iterable[int]) -> int | None:
+    """The living, charged process whose very files *pid* holds, if there is one."""
+    own = descriptions(seen, pid, minor)
+    for other in charged:
+        theirs = descriptions(seen, other, minor)
+        if own & theirs:
+            return other
+        # Where the kernel does not tell descriptions apart, a charged parent is the likely source.
+        if not (own and theirs) and other in _ancestors(seen, pid):
+            return other
+    return None
+
+
+def _ancestors(seen: Sightings, pid: int) -> list[int]:
+    chain: list[int] = []
+    while (known := seen.processes.get(pid)) and known[1].parent and known[1].parent not in chain:
+        pid = known[1].parent
+        chain.append(pid)
+    return chain
+
+
+def match(
+    seen: Sightings, dead: Sequence[int], candidates: Sequence[Family]
+) -> dict[int, tuple[list[Family], bool]]:
+    """For every dead pid the families that may keep its memory, and whether that is certain.
+
+    A child keeps its dead parent's session and process group, which proves the link. With
+    one dead pid and one family left, nobody else can be it. Otherwise a child's pid
+    follows its parent's, so the nearest family above the dead pid is the likely one.
+    """
+    proved = {pid: [family for family in candidates if _descends(seen, family, pid)] for pid in dead}
+    taken = [family for chosen in proved.values() for family in chosen]
+    left = [family for family in candidates if family not in taken]
+    open_pids = [pid for pid in dead if not proved[pid]]
+    result = {pid: (chosen, True) for pid, chosen in proved.items() if chosen}
+    for pid in sorted(open_pids):
+        if len(open_pids) == 1:
+            result[pid] = (left, len(left) == 1 and not seen.unreadable.processes)
+        else:
+            nearest = sorted(left, key=lambda family: (family.pids[0] < pid, abs(family.pids[0] - pid)))
+            result[pid] = (nearest[:1], False)
+            left = [family for family in left if family not in nearest[:1]] or left
+    return result
+
+
+def _descends(seen: Sightings, family: Family, pid: int) -> bool:
+    facts = [seen.processes[member][1] for member in family.pids if member in seen.processes]
+    return any(pid in (each.parent, each.group, each.session) for each in facts)

@@ -1,0 +1,41 @@
+"""From a pid to the person's answer: who that is, alive or not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from vram.ledger.sightings import Sightings
+from vram.model.ledger import Holder
+from vram.model.process import ProcessRef
+
+
+def holder(seen: Sightings, process: ProcessRef, lists: tuple[str, ...] = ()) -> Holder:
+    """Describe *process* as far as /proc let us see it."""
+    known = seen.processes.get(process.pid)
+    if known is None:
+        return Holder(
+            pid=process.pid, started_at=process.started_at, user=None, command=None, alive=False, lists=lists
+        )
+    ref, facts = known
+    files = seen.files.get(process.pid)
+    return Holder(
+        pid=ref.pid,
+        started_at=ref.started_at,
+        user=facts.user,
+        command=" ".join(facts.argv) or facts.command,
+        alive=not facts.is_dead,
+        age_s=facts.age_s,
+        state=facts.state,
+        exiting=facts.exiting,
+        parent=facts.parent,
+        executable=facts.executable,
+        executable_deleted=facts.executable_deleted,
+        descriptors=len(files.files) if files else None,
+        lists=lists,
+        workload=facts.workload,
+    )
+
+
+def holders(seen: Sightings, pids: Iterable[int]) -> tuple[Holder, ...]:
+    """Describe *pids*, each once, in ascending order."""
+    return tuple(holder(seen, seen.processes[pid][0]) for pid in sorted(set(pids)) if pid in seen.processes)

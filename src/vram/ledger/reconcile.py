@@ -1,0 +1,44 @@
+"""The balance: claims are cut to what is there, and what nobody claims gets a line of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from vram.model.gpu import MemoryFacts
+from vram.model.ledger import Entry
+from vram.units import size
+
+_TRUST = {"unknown": 0, "likely": 1, "fact": 2}
+
+
+def split(memory: MemoryFacts) -> tuple[int, int, int]:
+    """Free, reserved and used bytes of a reading; they sum to its total whatever it says."""
+    free = min(max(memory.free, 0), memory.total)
+    reserved = min(max(memory.reserved or 0, 0), memory.total - free)
+    return free, reserved, memory.total - free - reserved
+
+
+def fit(claims: Sequence[Entry], room: int) -> tuple[Entry, ...]:
+    """Cut *claims* until they sum to at most *room*.
+
+    The driver can count the same bytes under two processes (memory shared by IPC, or
+    figures read a moment apart). What is cut stays visible as ``claimed``. The least
+    certain claim gives way first, then the largest: it is the one that can hold a share.
+    """
+    excess = sum(claim.nbytes for claim in claims) - room
+    result = list(claims)
+    order = sorted(range(len(result)), key=lambda i: (_TRUST[result[i].confidence], -result[i].nbytes))
+    for i in order:
+        if excess <= 0:
+            break
+        cut = min(excess, result[i].nbytes)
+        excess -= cut
+        result[i] = _cut(result[i], cut)
+    return tuple(result)
+
+
+def _cut(entry: Entry, cut: int) -> Entry:
+    word = f"the driver says {size(entry.nbytes)}; {size(cut)} of it is counted elsewhere already"
+    return replace(entry, nbytes=entry.nbytes - cut, claimed=entry.nbytes, evidence=(*entry.evidence, word))

@@ -1,0 +1,126 @@
+"""Observations put in order: what was seen of each GPU and of each process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from vram.model.files import DmabufFacts, ExportFacts, FilesFacts, UnreadableFacts
+from vram.model.gpu import ChargeFacts, DriverFacts, GpuFacts, MemoryFacts
+from vram.model.ledger import Medium
+from vram.model.observation import HostFacts, Observation, Status, Survey
+from vram.model.process import ProcessFacts, ProcessRef
+
+
+class Charge(Struct, frozen=True):
+    """The driver's list names *process*; ``nbytes`` None where it does not say how much."""
+
+    process: ProcessRef
+    nbytes: int | None
+    lists: tuple[str, ...]
+
+
+class Share(Struct, frozen=True):
+    """One open descriptor that keeps an exported allocation or a dma-buf alive."""
+
+    process: ProcessRef
+    nbytes: int
+    identity: object
+    fd: int
+    medium: Medium
+    gpu: int | None = None
+
+
+class GpuSighting(Struct):
+    """All statements about one GPU."""
+
+    index: int
+    facts: GpuFacts | None = None
+    memory: MemoryFacts | None = None
+    status: Status = "ok"
+    message: str | None = None
+    charges: list[Charge] = []
+
+
+class Sightings(Struct):
+    """All statements of a survey, found by what they are about."""
+
+    host: HostFacts
+    gpus: dict[int, GpuSighting] = {}
+    processes: dict[int, tuple[ProcessRef, ProcessFacts]] = {}
+    files: dict[int, FilesFacts] = {}
+    shares: list[Share] = []
+    driver: DriverFacts | None = None
+    unreadable: UnreadableFacts = UnreadableFacts(processes=0)
+
+    def alive(self, pid: int) -> bool:
+        """Whether *pid* is a process that can still hold files: there, and no zombie."""
+        known = self.processes.get(pid)
+        return known is not None and not known[1].is_dead
+
+    def may_read_files_of(self, pid: int) -> bool:
+        known = self.processes.get(pid)
+        return known is not None and self.host.uid in (0, known[1].uid)
+
+
+# The driver writes 2^64-1 where it has no figure; no GPU is near that size.
+_SENTINEL = 1 << 62
+
+
+def collect(survey: Survey) -> Sightings:
+    """Sort the survey's statements; later statements about the same thing win."""
+    seen = Sightings(host=survey.host)
+    for observation in survey.observations:
+        _place(seen, observation)
+    return seen
+
+
+def _place(seen: Sightings, observation: Observation) -> None:
+    match observation.facts:
+        case ProcessFacts() as facts if observation.process:
+            seen.processes[observation.process.pid] = (observation.process, facts)
+        case FilesFacts() as facts if observation.process:
+            seen.files[observation.process.pid] = facts
+        case DriverFacts() as facts:
+            seen.driver = facts
+        case UnreadableFacts() as facts:
+            seen.unreadable = facts
+        case (DmabufFacts() | ExportFacts()) as facts if observation.process and observation.nbytes:
+            seen.shares.append(_share(observation.process, observation.nbytes, facts, observation.gpu))
+    if observation.gpu is not None:
+        _place_on_gpu(seen.gpus.setdefault(observation.gpu, GpuSighting(observation.gpu)), observation)
+
+
+def _share(process: ProcessRef, nbytes: int, facts: DmabufFacts | ExportFacts, gpu: int | None) -> Share:
+    if isinstance(facts, DmabufFacts):
+        return Share(process, nbytes, facts.inode, facts.fd, "dmabuf", gpu)
+    # Where the kernel does not tell descriptions apart, every descriptor is its own.
+    identity = facts.description if facts.description is not None else (process.pid, facts.fd)
+    return Share(process, nbytes, identity, facts.fd, "handle", gpu)
+
+
+def _place_on_gpu(gpu: GpuSighting, observation: Observation) -> None:
+    match observation.facts:
+        case GpuFacts() as facts:
+            gpu.facts = facts
+        case MemoryFacts() as facts:
+            gpu.memory = facts
+        case ChargeFacts() as facts if observation.process:
+            gpu.charges.append(Charge(observation.process, _known(observation.nbytes), facts.lists))
+    # Something unsupported is a gap in the picture; a GPU that failed is a gap in the answer.
+    if observation.status not in ("ok", "unsupported") and gpu.status == "ok":
+        gpu.status = observation.status
+        gpu.message = observation.message
+
+
+def _known(nbytes: int | None) -> int | None:
+    return nbytes if nbytes is not None and 0 <= nbytes < _SENTINEL else None
+
+
+def by_identity(shares: Iterable[Share]) -> list[list[Share]]:
+    """Group descriptors that keep the same allocation, largest allocation first."""
+    groups: dict[object, list[Share]] = {}
+    for share in shares:
+        groups.setdefault((share.medium, share.identity), []).append(share)
+    return sorted(groups.values(), key=lambda group: (-group[0].nbytes, group[0].process.pid, group[0].fd))

@@ -1,0 +1,163 @@
+"""Every situation that was measured on hardware ends in the right line of the ledger."""
+
+from __future__ import annotations
+
+from tests.ledger.world import CONTEXT, OVERHEAD, RESERVED, World
+from vram.ledger.build import build_ledger
+from vram.model.ledger import Entry, GpuLedger
+from vram.units import GIB, MIB
+
+
+def only_gpu(world: World) -> GpuLedger:
+    (gpu,) = build_ledger(world.survey()).gpus
+    assert gpu.total_bytes == sum(entry.nbytes for entry in gpu.entries)
+    return gpu
+
+
+def entries(gpu: GpuLedger, kind: str) -> list[Entry]:
+    return [entry for entry in gpu.entries if entry.kind == kind]
+
+
+def test_an_idle_gpu_is_free_and_reserved_and_nothing_else():
+    gpu = only_gpu(World().gpu(used=0))
+    assert [(entry.kind, entry.nbytes) for entry in gpu.entries] == [
+        ("reserved", RESERVED),
+        ("free", 100 * GIB - RESERVED),
+    ]
+
+
+def test_a_process_is_named_with_its_charge_and_the_rest_of_its_context_is_overhead():
+    gpu = only_gpu(World().gpu(used=CONTEXT + OVERHEAD).cuda(50, CONTEXT))
+    (process,) = entries(gpu, "process")
+    assert (process.holder.pid, process.nbytes, process.confidence) == (50, CONTEXT, "fact")
+    assert [entry.nbytes for entry in entries(gpu, "overhead")] == [OVERHEAD]
+    assert not entries(gpu, "unattributed")
+
+
+def test_memory_of_a_dead_pid_belongs_to_the_child_of_its_session():
+    world = World().gpu(used=4 * GIB + CONTEXT + OVERHEAD).charge(40, 4 * GIB + CONTEXT)
+    gpu = only_gpu(world.process(41, session=40).files(41))
+    (orphan,) = entries(gpu, "orphaned")
+    assert (orphan.holder.pid, orphan.holder.alive, orphan.charged_pid) == (41, True, 40)
+    assert orphan.confidence == "fact"
+
+
+def test_a_reused_pid_is_not_taken_for_the_process_that_was_charged():
+    """Somebody else has the dead parent's pid now; without device files it cannot be the holder."""
+    world = World().gpu(used=4 * GIB).charge(40, 4 * GIB).process(40).process(45, session=40).files(45)
+    (orphan,) = entries(only_gpu(world), "orphaned")
+    assert orphan.holder.pid == 45
+    assert any("another program" in line for line in orphan.evidence)
+
+
+def test_a_zombie_holds_nothing_its_child_does():
+    world = World().gpu(used=4 * GIB).charge(40, 4 * GIB).process(40, state="Z")
+    (orphan,) = entries(only_gpu(world.process(41, parent=40).files(41)), "orphaned")
+    assert (orphan.holder.pid, orphan.charged_pid) == (41, 40)
+
+
+def test_two_dead_parents_are_told_apart_by_their_children():
+    world = World().gpu(used=6 * GIB).charge(40, 4 * GIB).charge(60, 2 * GIB)
+    world.process(41, session=40).files(41, family=1).process(61, session=60).files(61, family=2)
+    held = {entry.charged_pid: entry.holder.pid for entry in entries(only_gpu(world), "orphaned")}
+    assert held == {40: 41, 60: 61}
+
+
+def test_all_children_that_share_the_files_are_named():
+    world = World().gpu(used=4 * GIB).charge(40, 4 * GIB)
+    for child in (41, 42, 43):
+        world.process(child).files(child, family=7)
+    (orphan,) = entries(only_gpu(world), "orphaned")
+    assert [orphan.holder.pid, *(sharer.pid for sharer in orphan.sharers)] == [41, 42, 43]
+
+
+def test_a_monitor_that_has_the_gpu_open_keeps_no_memory():
+    """NVML clients never open nvidia-uvm, so they are not the keeper of a dead pid's memory."""
+    world = World().gpu(used=4 * GIB).charge(40, 4 * GIB).process(70).files(70, uvm=False)
+    (orphan,) = entries(only_gpu(world), "orphaned")
+    assert (orphan.holder.pid, orphan.holder.alive, orphan.confidence) == (40, False, "unknown")
+
+
+def test_a_child_that_inherited_a_living_parents_files_is_a_warning():
+    world = World().gpu(used=CONTEXT + OVERHEAD).cuda(50, CONTEXT, family=5)
+    gpu = only_gpu(world.process(51, parent=50).files(51, family=5))
+    (bystander,) = gpu.bystanders
+    assert (bystander.holder.pid, bystander.inherited_from) == (51, 50)
+    assert [sharer.pid for sharer in entries(gpu, "process")[0].sharers] == [51]
+
+
+def test_an_exported_allocation_without_a_charge_belongs_to_its_keeper():
+    world = World().gpu(used=4 * GIB).process(80).export(80, 4 * GIB)
+    (exported,) = entries(only_gpu(world), "exported")
+    assert (exported.holder.pid, exported.nbytes, exported.medium) == (80, 4 * GIB, "handle")
+
+
+def test_an_exported_allocation_of_a_living_maker_is_not_counted_twice():
+    world = World().gpu(used=4 * GIB + CONTEXT + OVERHEAD).cuda(50, 4 * GIB + CONTEXT).process(80)
+    gpu = only_gpu(world.export(80, 4 * GIB))
+    assert not entries(gpu, "exported")
+    assert [(b.holder.pid, b.exported_bytes) for b in gpu.bystanders] == [(80, 4 * GIB)]
+
+
+def test_one_allocation_kept_by_two_processes_is_counted_once_and_names_both():
+    world = World().gpu(used=4 * GIB).process(80).process(81)
+    gpu = only_gpu(world.export(80, 4 * GIB, description=3).export(81, 4 * GIB, description=3))
+    (exported,) = entries(gpu, "exported")
+    assert [exported.holder.pid, *(sharer.pid for sharer in exported.sharers)] == [80, 81]
+
+
+def test_a_dmabuf_is_placed_on_the_gpu_that_has_room_for_it():
+    world = World().gpu(0, used=0).gpu(1, used=2 * GIB).process(90).dmabuf(90, 2 * GIB)
+    first, second = build_ledger(world.survey()).gpus
+    assert not entries(first, "exported")
+    assert [(e.medium, e.nbytes, e.confidence) for e in entries(second, "exported")] == [
+        ("dmabuf", 2 * GIB, "likely")
+    ]
+
+
+def test_bytes_that_nobody_explains_are_a_line_of_their_own():
+    (rest,) = entries(only_gpu(World().gpu(used=3 * GIB)), "unattributed")
+    assert (rest.nbytes, rest.confidence) == (3 * GIB, "unknown")
+
+
+def test_bytes_are_called_hidden_where_we_may_not_look():
+    (hidden,) = entries(only_gpu(World(uid=1000).gpu(used=3 * GIB).unreadable(12)), "hidden")
+    assert any("12 processes of alice" in line for line in hidden.evidence)
+
+
+def test_bytes_are_called_hidden_inside_a_pid_namespace():
+    (hidden,) = entries(only_gpu(World(initial_pid_namespace=False).gpu(used=3 * GIB)), "hidden")
+    assert any("PID namespace" in line for line in hidden.evidence)
+
+
+def test_figures_that_overlap_are_cut_to_what_is_in_use_and_say_so():
+    world = World().gpu(used=5 * GIB).cuda(50, 4 * GIB).cuda(51, 4 * GIB)
+    gpu = only_gpu(world)
+    assert sum(entry.nbytes for entry in entries(gpu, "process")) == 5 * GIB
+    assert any(entry.claimed == 4 * GIB for entry in entries(gpu, "process"))
+    assert any("3.0 GiB more than is in use" in note for note in gpu.notes)
+
+
+def test_the_only_process_without_a_figure_gets_what_is_left():
+    world = World().gpu(used=3 * GIB).process(50).files(50).charge(50, None)
+    (process,) = entries(only_gpu(world), "process")
+    assert (process.nbytes, process.confidence) == (3 * GIB - OVERHEAD, "likely")
+
+
+def test_several_processes_without_figures_share_a_line_that_names_them():
+    world = World().gpu(used=3 * GIB).process(50).files(50).charge(50, None)
+    gpu = only_gpu(world.process(51).files(51).charge(51, (1 << 64) - 1))
+    assert [(e.nbytes, e.confidence) for e in entries(gpu, "process")] == [(0, "unknown")] * 2
+    assert "50, 51" in entries(gpu, "unattributed")[0].evidence[0]
+
+
+def test_a_lost_gpu_has_no_total_and_does_not_hide_the_others():
+    lost, other = build_ledger(World().lost(0).gpu(1, used=0).survey()).gpus
+    assert (lost.total_bytes, lost.status, lost.entries) == (None, "lost", ())
+    assert other.status == "ok"
+
+
+def test_overhead_is_bounded_so_that_a_real_leak_is_not_called_overhead():
+    gpu = only_gpu(World().gpu(used=CONTEXT + 300 * MIB).cuda(50, CONTEXT))
+    assert entries(gpu, "overhead")[0].nbytes == OVERHEAD
+    assert entries(gpu, "unattributed")[0].nbytes == 300 * MIB - OVERHEAD

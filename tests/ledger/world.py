@@ -1,0 +1,77 @@
+"""A survey written by hand: the few words a test needs to describe a machine."""
+
+from __future__ import annotations
+
+from vram.model.files import DeviceFile, DmabufFacts, ExportFacts, FilesFacts, UnreadableFacts
+from vram.model.gpu import ChargeFacts, GpuFacts, MemoryFacts
+from vram.model.observation import HostFacts, Observation, Survey
+from vram.model.process import ProcessFacts, ProcessRef
+from vram.units import GIB, MIB
+
+CONTEXT = 518 * MIB
+OVERHEAD = int(8.8 * MIB)
+RESERVED = 615 * MIB
+
+
+class World:
+    """Builds observations the way the probes would make them."""
+
+    def __init__(self, *, uid: int = 0, initial_pid_namespace: bool = True) -> None:
+        self.host = HostFacts(
+            name="host", kernel="6.18", user="root", uid=uid, initial_pid_namespace=initial_pid_namespace
+        )
+        self.observations: list[Observation] = []
+
+    def gpu(self, index: int = 0, *, total: int = 100 * GIB, used: int = 0, reserved: int = RESERVED) -> World:
+        self._see("nvml.gpu", gpu=index, facts=GpuFacts(uuid=f"GPU-{index}", name="NVIDIA Test", minor=index))
+        memory = MemoryFacts(total=total, free=total - used - reserved, used=used, reserved=reserved)
+        return self._see("nvml.memory", gpu=index, facts=memory)
+
+    def charge(self, pid: int, nbytes: int | None, *, gpu: int = 0, lists: tuple[str, ...] = ("compute",)) -> World:
+        ref = ProcessRef(pid)
+        return self._see("nvml.processes", gpu=gpu, process=ref, nbytes=nbytes, facts=ChargeFacts(lists))
+
+    def process(self, pid: int, *, parent: int = 1, session: int = 0, state: str = "S", uid: int = 0) -> World:
+        facts = ProcessFacts(
+            command="python", user="root", uid=uid, state=state, parent=parent, group=session, session=session
+        )
+        return self._see("proc.processes", process=ProcessRef(pid, started_at=pid * 10), facts=facts)
+
+    def files(self, pid: int, *, minors: tuple[int, ...] = (0,), uvm: bool = True, family: int | None = None) -> World:
+        """CUDA's files; processes of one *family* share the open file description."""
+        files = [DeviceFile(3, "control", "/dev/nvidiactl")]
+        files += [DeviceFile(4 + m, "gpu", f"/dev/nvidia{m}", m, family) for m in minors]
+        files += [DeviceFile(90, "uvm", "/dev/nvidia-uvm")] if uvm else []
+        return self._see("proc.files", process=ProcessRef(pid), facts=FilesFacts(tuple(files), 30))
+
+    def cuda(self, pid: int, nbytes: int, *, gpu: int = 0, family: int | None = None, **who: int) -> World:
+        """A healthy process: there, charged, with files of its own."""
+        self.process(pid, **who)  # type: ignore[arg-type]
+        return self.charge(pid, nbytes, gpu=gpu).files(pid, minors=(gpu,), family=family if family else pid)
+
+    def export(self, pid: int, nbytes: int, *, gpu: int = 0, description: int | None = None) -> World:
+        facts = ExportFacts(fd=7, description=description)
+        return self._see("driver.exports", gpu=gpu, process=ProcessRef(pid), nbytes=nbytes, facts=facts)
+
+    def dmabuf(self, pid: int, nbytes: int, *, inode: int = 99) -> World:
+        facts = DmabufFacts(fd=8, inode=inode, exporter="nv_dmabuf")
+        return self._see("proc.dmabuf", process=ProcessRef(pid), nbytes=nbytes, facts=facts)
+
+    def unreadable(self, processes: int) -> World:
+        return self._see("proc.unreadable", facts=UnreadableFacts(processes, ("alice",)), status="denied")
+
+    def lost(self, index: int) -> World:
+        return self._see("nvml.memory", gpu=index, status="lost", message="GPU is lost")
+
+    def survey(self) -> Survey:
+        return Survey(
+            program="vram test",
+            taken_at="2026-01-01T00:00:00Z",
+            host=self.host,
+            observations=tuple(self.observations),
+            probes=(),
+        )
+
+    def _see(self, probe: str, **statement: object) -> World:
+        self.observations.append(Observation(probe=probe, **statement))  # type: ignore[arg-type]
+        return self
