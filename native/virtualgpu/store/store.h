@@ -30,6 +30,7 @@ struct store_gpu {
     uint64_t context_bytes;          /* charged to a process for its first context on the GPU */
     uint64_t context_overhead_bytes; /* used by that context, charged to nobody */
     uint64_t bar1_bytes;
+    uint64_t bar1_base_bytes; /* of these, what is in use before any client comes */
     bool ecc_enabled, persistence, mig_enabled, remap_pending, remap_failure;
     unsigned compute_mode; /* 0 default, 2 prohibited, 3 exclusive process */
     unsigned remapped_correctable, remapped_uncorrectable;
@@ -76,6 +77,7 @@ struct store_client {
     _Atomic uint64_t overhead_bytes;
     _Atomic uint64_t private_bytes; /* device bytes that only this client can keep alive */
     _Atomic uint64_t bar1_bytes;
+    _Atomic uint32_t shared_slots; /* one past the highest slot in use */
     struct store_shared shared[STORE_MAX_SHARED];
 };
 

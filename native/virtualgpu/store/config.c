@@ -1,0 +1,126 @@
+/* The folder's config: which GPUs this machine pretends to have.
+ *
+ * Lines of "key = value", applied in order; "#" begins a comment line. `gpus`,
+ * `driver_version` and `cuda_version` speak of the machine. Every other key speaks of all
+ * GPUs, or of one when it is written "gpu1.key":
+ *
+ *   name uuid total_bytes reserved_bytes context_bytes context_overhead_bytes bar1_bytes
+ *   bar1_base_bytes ecc_enabled persistence mig_enabled remap_pending remap_failure
+ *   compute_mode remapped_correctable remapped_uncorrectable utilization
+ *
+ * Numbers are plain bytes, booleans 0 or 1. Unknown keys are left alone, so that an older
+ * library reads a newer folder. What is not said is as measured on an H200, driver 580.
+ */
+#include "inside.h"
+
+#include <limits.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MIB (1024ull * 1024)
+#define KIB 1024ull
+
+static struct store_config config;
+static char folder[PATH_MAX - 64];
+static bool loaded;
+static pthread_mutex_t loading = PTHREAD_MUTEX_INITIALIZER;
+
+static void set_defaults(void) {
+    config = (struct store_config){.gpus = 1, .cuda_version = 13000, .driver_version = "580.159.04"};
+    for (int index = 0; index < STORE_MAX_GPUS; index++) {
+        config.gpu[index] = (struct store_gpu){
+            .name = "NVIDIA H200 (virtual)",
+            .total_bytes = 143771 * MIB,
+            .reserved_bytes = 615 * MIB + 128 * KIB,
+            .context_bytes = 518 * MIB,
+            .context_overhead_bytes = 8 * MIB + 832 * KIB,
+            .bar1_bytes = 262144 * MIB,
+            .ecc_enabled = true,
+            .persistence = true,
+        };
+        snprintf(config.gpu[index].uuid, sizeof config.gpu[index].uuid,
+                 "GPU-76697274-7561-6c00-8000-%012x", (unsigned)index);
+    }
+}
+
+static void copy_text(char *field, size_t size, const char *value) {
+    size_t length = strnlen(value, size - 1);
+    memcpy(field, value, length);
+    field[length] = '\0';
+}
+
+#define TEXT(field) \
+    if (strcmp(key, #field) == 0) copy_text(gpu->field, sizeof gpu->field, value)
+#define NUMBER(field) \
+    if (strcmp(key, #field) == 0) gpu->field = strtoull(value, NULL, 0)
+
+static void set_gpu(struct store_gpu *gpu, const char *key, const char *value) {
+    TEXT(name);
+    TEXT(uuid);
+    NUMBER(total_bytes);
+    NUMBER(reserved_bytes);
+    NUMBER(context_bytes);
+    NUMBER(context_overhead_bytes);
+    NUMBER(bar1_bytes);
+    NUMBER(bar1_base_bytes);
+    NUMBER(ecc_enabled);
+    NUMBER(persistence);
+    NUMBER(mig_enabled);
+    NUMBER(remap_pending);
+    NUMBER(remap_failure);
+    NUMBER(compute_mode);
+    NUMBER(remapped_correctable);
+    NUMBER(remapped_uncorrectable);
+    NUMBER(utilization);
+}
+
+static void set_gpus(int count) {
+    config.gpus = count < 0 ? 0 : count > STORE_MAX_GPUS ? STORE_MAX_GPUS : count;
+}
+
+static void set(const char *key, const char *value) {
+    int index, used = 0;
+    if (strcmp(key, "gpus") == 0) {
+        set_gpus(atoi(value));
+    } else if (strcmp(key, "driver_version") == 0) {
+        copy_text(config.driver_version, sizeof config.driver_version, value);
+    } else if (strcmp(key, "cuda_version") == 0) {
+        config.cuda_version = atoi(value);
+    } else if (sscanf(key, "gpu%d.%n", &index, &used) == 1 && used > 0) {
+        if (index >= 0 && index < STORE_MAX_GPUS) set_gpu(&config.gpu[index], key + used, value);
+    } else {
+        for (index = 0; index < STORE_MAX_GPUS; index++) set_gpu(&config.gpu[index], key, value);
+    }
+}
+
+static void read_line(char *line) {
+    char key[64], value[128];
+    if (line[0] != '#' && sscanf(line, " %63[^= \t] = %127[^\n]", key, value) == 2) set(key, value);
+}
+
+static bool load(void) {
+    const char *named = getenv(STORE_FOLDER_VARIABLE);
+    char path[PATH_MAX], line[512];
+    if (!named || !*named || strlen(named) >= sizeof folder) return false;
+    snprintf(path, sizeof path, "%s/config", named);
+    FILE *file = fopen(path, "re");
+    if (!file) return false;
+    set_defaults();
+    while (fgets(line, sizeof line, file)) read_line(line);
+    fclose(file);
+    strcpy(folder, named);
+    return true;
+}
+
+const struct store_config *store_config(void) {
+    pthread_mutex_lock(&loading);
+    if (!loaded) loaded = load();
+    pthread_mutex_unlock(&loading);
+    return loaded ? &config : NULL;
+}
+
+const char *store_folder(void) {
+    return store_config() ? folder : NULL;
+}

@@ -1,0 +1,120 @@
+/* Failures on request: <folder>/faults, one per line, read again whenever it changes.
+ *
+ *   <function> [gpu=N] [after=N | nth=N] [error=CODE] [hang] [slow=SECONDS] [sentinel] [halfway=CODE]
+ *
+ * <function> is a shell pattern on the exported name ("nvmlDeviceGet*", "cuMemAlloc*").
+ * `after=3` means from the third matching call on, `nth=5` the fifth only; calls are
+ * counted per process and per line, anew when the file changes. `slow` waits and then
+ * goes on, alone or before an error; `hang` never returns. `sentinel` asks for the value
+ * that means "not available". `halfway` lets a checkpoint or restore begin and then fail.
+ * The first line that fires decides. "#" begins a comment line.
+ */
+#define _GNU_SOURCE
+#include "store.h"
+
+#include <fnmatch.h>
+#include <limits.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MAX_RULES 128
+
+struct rule {
+    char function[96];
+    int gpu; /* -1: any */
+    unsigned after, nth, calls;
+    bool hang;
+    double slow_s;
+    struct store_fault fault;
+};
+
+static struct rule rules[MAX_RULES];
+static int rule_count;
+static struct stat read_from;
+static pthread_mutex_t guard = PTHREAD_MUTEX_INITIALIZER;
+
+static void read_word(struct rule *rule, const char *word) {
+    const char *value = strchr(word, '=');
+    value = value ? value + 1 : "";
+    if (strncmp(word, "gpu=", 4) == 0) rule->gpu = atoi(value);
+    if (strncmp(word, "after=", 6) == 0) rule->after = (unsigned)atoi(value);
+    if (strncmp(word, "nth=", 4) == 0) rule->nth = (unsigned)atoi(value);
+    if (strncmp(word, "slow=", 5) == 0) rule->slow_s = atof(value);
+    if (strcmp(word, "hang") == 0) rule->hang = true;
+    if (strcmp(word, "sentinel") == 0) rule->fault.kind = FAULT_SENTINEL;
+    if (strncmp(word, "error=", 6) == 0) rule->fault = (struct store_fault){FAULT_ERROR, atoi(value)};
+    if (strncmp(word, "halfway=", 8) == 0) rule->fault = (struct store_fault){FAULT_HALFWAY, atoi(value)};
+}
+
+static void read_rule(char *line) {
+    char *rest;
+    char *word = strtok_r(line, " \t\n", &rest);
+    if (!word || *word == '#' || rule_count == MAX_RULES) return;
+    struct rule *rule = &rules[rule_count++];
+    *rule = (struct rule){.gpu = -1};
+    snprintf(rule->function, sizeof rule->function, "%s", word);
+    while ((word = strtok_r(NULL, " \t\n", &rest))) read_word(rule, word);
+}
+
+static void read_file(const char *path) {
+    char line[512];
+    rule_count = 0;
+    FILE *file = fopen(path, "re");
+    if (!file) return;
+    while (fgets(line, sizeof line, file)) read_rule(line);
+    fclose(file);
+}
+
+static bool same_file(const struct stat *a, const struct stat *b) {
+    return a->st_ino == b->st_ino && a->st_size == b->st_size && a->st_mtim.tv_sec == b->st_mtim.tv_sec &&
+           a->st_mtim.tv_nsec == b->st_mtim.tv_nsec;
+}
+
+static void refresh(void) {
+    char path[PATH_MAX];
+    struct stat now = {0};
+    if (!store_folder()) return;
+    snprintf(path, sizeof path, "%s/faults", store_folder());
+    (void)!stat(path, &now); /* no file reads as an empty one */
+    if (same_file(&now, &read_from)) return;
+    read_from = now;
+    read_file(path);
+}
+
+static bool fires(struct rule *rule, const char *function, int gpu) {
+    if (rule->gpu >= 0 && rule->gpu != gpu) return false;
+    if (fnmatch(rule->function, function, 0) != 0) return false;
+    rule->calls++;
+    if (rule->nth) return rule->calls == rule->nth;
+    return rule->calls >= rule->after;
+}
+
+static struct rule choose(const char *function, int gpu) {
+    struct rule chosen = {0};
+    pthread_mutex_lock(&guard);
+    refresh();
+    for (int i = 0; i < rule_count; i++)
+        if (fires(&rules[i], function, gpu)) {
+            chosen = rules[i];
+            break;
+        }
+    pthread_mutex_unlock(&guard);
+    return chosen;
+}
+
+static void wait_s(double seconds) {
+    struct timespec left = {(time_t)seconds, (long)((seconds - (double)(time_t)seconds) * 1e9)};
+    while (nanosleep(&left, &left) != 0) continue;
+}
+
+struct store_fault store_fault(const char *function, int gpu) {
+    struct rule rule = choose(function, gpu);
+    while (rule.hang) pause();
+    if (rule.slow_s > 0) wait_s(rule.slow_s);
+    return rule.fault;
+}

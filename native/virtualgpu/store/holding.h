@@ -1,0 +1,51 @@
+/* What the driver side does to the folder: its client file, its bytes, its exports.
+ *
+ * Everything here that creates, destroys or moves bytes is called inside admission
+ * (store_enter ... store_leave), except where it says otherwise.
+ */
+#ifndef VRAM_VIRTUALGPU_HOLDING_H
+#define VRAM_VIRTUALGPU_HOLDING_H
+
+#include "extents.h"
+#include "store.h"
+
+/* This process's presence on one GPU. */
+struct store_holding {
+    int lock_fd; /* keeps the memory; never mapped, because a mapping would hold it too */
+    int map_fd;  /* another description of the same file, for mappings; carries no lock */
+    struct store_client *header;
+    char name[32]; /* in dev/ */
+    struct extents offsets; /* free byte ranges of the file */
+};
+
+/* The next number of the folder, never given twice; 0 where the folder cannot be written. */
+uint64_t store_next_number(void);
+
+int store_client_open(struct store_holding *holding, uint32_t gpu);
+/* Gives everything back at once, even where a forked child still has the descriptors. */
+void store_client_close(struct store_holding *holding);
+
+/* Another process's header, mapped for reading and for its checkpoint state. */
+struct store_client *store_client_map(uint32_t gpu, uint32_t serial);
+void store_client_unmap(struct store_client *client);
+
+/* Device bytes are ranges of the client file: zero when taken, punched out when returned. */
+int store_bytes_take(struct store_holding *holding, uint64_t nbytes, uint64_t *offset);
+void store_bytes_return(struct store_holding *holding, uint64_t offset, uint64_t nbytes);
+/* Drops the contents of a range of any data file, without making it free. */
+void store_bytes_punch(int fd, uint64_t offset, uint64_t nbytes);
+
+int store_shared_add(struct store_client *client, struct store_shared slot);
+void store_shared_remove(struct store_client *client, uint64_t object, bool imported);
+bool store_shared_has(const struct store_client *client, uint64_t object);
+/* Whether any live file, of whatever process, still keeps the object. */
+bool store_object_kept(uint64_t object);
+
+/* Makes an export file and returns the descriptor that keeps it alive, or -errno. */
+int store_export_create(const struct store_export *header, uint64_t file_nbytes);
+/* Reads what *fd* exports: 0, or -EINVAL where it is no descriptor of ours. No admission needed. */
+int store_export_read(int fd, struct store_export *header);
+/* A description of a data file, for mapping. No admission needed. */
+int store_data_open(const char *data_file);
+
+#endif

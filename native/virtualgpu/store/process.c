@@ -1,0 +1,75 @@
+/* Who made a file: identity of the creator, and its pid as another namespace sees it. */
+#define _GNU_SOURCE
+#include "inside.h"
+
+#include <dirent.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+static uint64_t started_at_of(const char *pid) {
+    char path[64], line[1024];
+    unsigned long long ticks = 0;
+    snprintf(path, sizeof path, "/proc/%.20s/stat", pid);
+    FILE *file = fopen(path, "re");
+    if (!file) return 0;
+    size_t length = fread(line, 1, sizeof line - 1, file);
+    fclose(file);
+    line[length] = '\0';
+    /* The command name may hold blanks and parentheses: count fields from its last one. */
+    const char *rest = strrchr(line, ')');
+    if (rest) sscanf(rest + 1, " %*c" " %*s %*s %*s %*s %*s %*s %*s %*s %*s" " %*s %*s %*s %*s %*s %*s %*s %*s %*s" " %llu", &ticks);
+    return ticks;
+}
+
+static uint64_t namespace_of(const char *pid) {
+    char path[64];
+    struct stat entry;
+    snprintf(path, sizeof path, "/proc/%.20s/ns/pid", pid);
+    return stat(path, &entry) == 0 ? entry.st_ino : 0;
+}
+
+/* The pid inside the process's own, innermost namespace: the last number after NSpid. */
+static uint32_t innermost_pid_of(const char *pid) {
+    char path[64], line[512];
+    uint32_t innermost = 0;
+    snprintf(path, sizeof path, "/proc/%.20s/status", pid);
+    FILE *file = fopen(path, "re");
+    if (!file) return 0;
+    while (fgets(line, sizeof line, file)) {
+        if (strncmp(line, "NSpid:", 6) != 0) continue;
+        const char *last = strrchr(line, '\t');
+        if (last) innermost = (uint32_t)strtoul(last, NULL, 10);
+        break;
+    }
+    fclose(file);
+    return innermost;
+}
+
+uint64_t process_started_at(void) {
+    return started_at_of("self");
+}
+
+uint64_t process_pid_namespace(void) {
+    return namespace_of("self");
+}
+
+static bool is_that_process(const char *pid, uint32_t creator_pid, uint64_t pid_namespace, uint64_t started_at) {
+    return namespace_of(pid) == pid_namespace && innermost_pid_of(pid) == creator_pid &&
+           started_at_of(pid) == started_at;
+}
+
+uint32_t process_visible_pid(uint32_t creator_pid, uint64_t pid_namespace, uint64_t started_at) {
+    uint32_t found = 0;
+    if (pid_namespace == process_pid_namespace()) return creator_pid;
+    DIR *proc = opendir("/proc");
+    if (!proc) return 0;
+    for (struct dirent *entry; !found && (entry = readdir(proc));) {
+        if (entry->d_name[0] < '0' || entry->d_name[0] > '9') continue;
+        if (is_that_process(entry->d_name, creator_pid, pid_namespace, started_at))
+            found = (uint32_t)strtoul(entry->d_name, NULL, 10);
+    }
+    closedir(proc);
+    return found;
+}
