@@ -8,6 +8,7 @@ VENV ?= .venv
 RUN := $(VENV)/bin
 WORKERS ?= 2
 
+PYTHON_FOLDERS := src tests bench tools docs native
 NATIVE_SOURCES := $(shell find native -name '*.[ch]')
 
 .DEFAULT_GOAL := help
@@ -42,8 +43,8 @@ test: $(VENV)/ready-test $(VENV)/native ## the whole suite; no GPU needed
 	@$(RUN)/python -m pytest -q -n $(WORKERS) $(ARGS)
 
 lint: $(VENV)/ready-lint ## ruff, import contracts, C warnings, generated docs up to date
-	@$(RUN)/ruff check --quiet .
-	@$(RUN)/ruff format --check --quiet .
+	@$(RUN)/ruff check --quiet $(PYTHON_FOLDERS)
+	@$(RUN)/ruff format --check --quiet $(PYTHON_FOLDERS)
 	@$(RUN)/lint-imports --no-timings >$(VENV)/lint-imports.txt || { cat $(VENV)/lint-imports.txt; exit 1; }
 	@$(RUN)/python native/build.py --strict --into .build/strict >/dev/null
 	@$(RUN)/python docs/generate.py --check
@@ -77,4 +78,4 @@ endif
 
 clean: ## remove everything that was built or installed here
 	@rm -rf $(VENV) .build build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache
-	@find src tests bench tools docs native -name __pycache__ -type d -prune -exec rm -rf {} +
+	@find $(PYTHON_FOLDERS) -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -53,7 +53,8 @@ def make(folder: Path) -> None:
             return
         shutil.rmtree(folder, ignore_errors=True)
     if not make_with_outer_pip(folder):
-        sys.exit(NO_VENV.format(python=sys.executable, version=f"{sys.version_info[0]}.{sys.version_info[1]}"))
+        version = ".".join(map(str, sys.version_info[:2]))
+        sys.exit(NO_VENV.format(python=sys.executable, version=version))
 
 
 def ways(folder: Path) -> list[list[str | Path]]:
@@ -69,7 +70,7 @@ def make_with_outer_pip(folder: Path) -> bool:
     """Debian splits ensurepip off, yet its python3-pip can fill an environment that has none."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], capture_output=True)
     python = folder / "bin" / "python"
-    fill = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "pip"]
+    fill: list[str | Path] = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "pip"]
     subprocess.run(fill, capture_output=True, stdin=subprocess.DEVNULL)
     return starts(python)
 
@@ -89,10 +90,10 @@ def requirements_of(groups: list[str]) -> list[str]:
 
 
 def quietly(command: list[str | Path]) -> None:
-    """Run pip without its chatter; where it fails, say all of it."""
-    quiet = [*command[:3], "--disable-pip-version-check", "--no-input", "-qq", *command[3:]]
+    """Run pip without its chatter: only what goes wrong is shown."""
+    quiet = [*command, "--disable-pip-version-check", "--no-input", "-qq"]
     if subprocess.run(quiet, stdin=subprocess.DEVNULL).returncode != 0:
-        sys.exit("installing failed: see pip's words above")
+        sys.exit("vram: installing failed (pip's words are above)")
 
 
 def say(text: str) -> None:

@@ -1,0 +1,1 @@
+"""Speed against others, measured as ratios. `make bench` runs it."""
