@@ -56,7 +56,7 @@ LIBRARIES = (
     Library("host/local/lib/libvramscan.so", ("procscan",)),
 )
 
-FLAGS = ("-std=gnu11", "-O2", "-g1", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra")
+FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra")
 
 
 class BuildError(Exception):

@@ -1,0 +1,98 @@
+/* From a number, a UUID, a bus id or a serial number to the GPU's handle. */
+#include "identity.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+EXPORT int nvmlDeviceGetCount_v2(unsigned *count) {
+    ENTER_SYSTEM(count);
+    *count = (unsigned)store_config()->gpus;
+    return NVML_SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetCount(unsigned *count) {
+    ENTER_SYSTEM(count);
+    *count = (unsigned)store_config()->gpus;
+    return NVML_SUCCESS;
+}
+
+/* A lost GPU fails while its handle is asked for, so the fault is asked with its number. */
+static int handle_at(const char *function, int index, struct nvml_device **device, int missing) {
+    *device = nvml_device_at(index);
+    return *device ? nvml_enter_device(function, *device, device).status : missing;
+}
+
+static int ready(const void *key, const void *output) {
+    if (!nvml_is_initialized())
+        return NVML_UNINITIALIZED;
+    return key && output ? NVML_SUCCESS : NVML_INVALID_ARGUMENT;
+}
+
+static int by_index(const char *function, unsigned index, struct nvml_device **device) {
+    int status = ready(device, device);
+    int gpu = index < STORE_MAX_GPUS ? (int)index : -1;
+    return status == NVML_SUCCESS ? handle_at(function, gpu, device, NVML_INVALID_ARGUMENT) : status;
+}
+
+EXPORT int nvmlDeviceGetHandleByIndex_v2(unsigned index, struct nvml_device **device) {
+    return by_index(__func__, index, device);
+}
+
+EXPORT int nvmlDeviceGetHandleByIndex(unsigned index, struct nvml_device **device) {
+    return by_index(__func__, index, device);
+}
+
+EXPORT int nvmlDeviceGetHandleByUUID(const char *uuid, struct nvml_device **device) {
+    int status = ready(uuid, device), found = -1;
+    if (status != NVML_SUCCESS)
+        return status;
+    for (int i = 0; i < store_config()->gpus; i++)
+        if (strcasecmp(uuid, store_config()->gpu[i].uuid) == 0)
+            found = i;
+    return handle_at(__func__, found, device, NVML_NOT_FOUND);
+}
+
+EXPORT int nvmlDeviceGetHandleBySerial(const char *serial, struct nvml_device **device) {
+    int status = ready(serial, device), found = -1;
+    if (status != NVML_SUCCESS)
+        return status;
+    for (int i = 0; i < store_config()->gpus; i++) {
+        char own[SERIAL_SIZE];
+        identity_serial(i, own);
+        if (strcmp(serial, own) == 0)
+            found = i;
+    }
+    return handle_at(__func__, found, device, NVML_NOT_FOUND);
+}
+
+/* "0000:01:00.0", "00000000:01:00.0" and "1:0.0" all name the same place. */
+static int gpu_at_bus(const char *bus_id) {
+    unsigned domain = 0, bus, slot, function = 0;
+    int length = 0;
+    if (sscanf(bus_id, "%x:%x:%x.%x%n", &domain, &bus, &slot, &function, &length) < 4) {
+        domain = 0;
+        if (sscanf(bus_id, "%x:%x.%x%n", &bus, &slot, &function, &length) < 3)
+            return -1;
+    }
+    if (bus_id[length] != '\0' || slot != 0 || function != 0)
+        return -1;
+    for (int i = 0; i < store_config()->gpus; i++)
+        if (domain == PCI_DOMAIN && bus == identity_bus(i))
+            return i;
+    return -1;
+}
+
+static int by_bus(const char *function, const char *bus_id, struct nvml_device **device) {
+    int status = ready(bus_id, device);
+    return status == NVML_SUCCESS ? handle_at(function, gpu_at_bus(bus_id), device, NVML_NOT_FOUND) : status;
+}
+
+EXPORT int nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, struct nvml_device **device) {
+    return by_bus(__func__, bus_id, device);
+}
+
+EXPORT int nvmlDeviceGetHandleByPciBusId(const char *bus_id, struct nvml_device **device) {
+    return by_bus(__func__, bus_id, device);
+}

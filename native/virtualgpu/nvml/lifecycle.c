@@ -1,0 +1,108 @@
+/* Init, shutdown, and the way every call comes in: initialized? failing on request? whose GPU? */
+#include "nvml.h"
+
+#include <pthread.h>
+#include <string.h>
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static unsigned users;
+static struct nvml_device devices[STORE_MAX_GPUS];
+
+static int failure(struct store_fault fault) {
+    return fault.kind == FAULT_ERROR || fault.kind == FAULT_HALFWAY ? fault.code : NVML_SUCCESS;
+}
+
+static int start(const char *function) {
+    if (!store_config())
+        return NVML_DRIVER_NOT_LOADED;
+    int status = failure(store_fault(function, -1));
+    if (status != NVML_SUCCESS)
+        return status;
+    pthread_mutex_lock(&lock);
+    for (int index = 0; index < STORE_MAX_GPUS; index++)
+        devices[index].index = index;
+    users++;
+    pthread_mutex_unlock(&lock);
+    return NVML_SUCCESS;
+}
+
+EXPORT int nvmlInit(void) {
+    return start(__func__);
+}
+
+EXPORT int nvmlInit_v2(void) {
+    return start(__func__);
+}
+
+EXPORT int nvmlInitWithFlags(unsigned flags) {
+    (void)flags; /* they choose which GPUs to attach; a virtual one needs no attaching */
+    return start(__func__);
+}
+
+EXPORT int nvmlShutdown(void) {
+    if (!nvml_is_initialized())
+        return NVML_UNINITIALIZED;
+    int status = failure(store_fault(__func__, -1));
+    if (status != NVML_SUCCESS)
+        return status;
+    pthread_mutex_lock(&lock);
+    status = users ? NVML_SUCCESS : NVML_UNINITIALIZED;
+    users -= users ? 1 : 0;
+    pthread_mutex_unlock(&lock);
+    return status;
+}
+
+bool nvml_is_initialized(void) {
+    pthread_mutex_lock(&lock);
+    bool initialized = users > 0;
+    pthread_mutex_unlock(&lock);
+    return initialized;
+}
+
+static struct nvml_call enter(const char *function, int index) {
+    struct store_fault fault = store_fault(function, index);
+    return (struct nvml_call){
+        .status = failure(fault),
+        .sentinel = fault.kind == FAULT_SENTINEL,
+        .index = index,
+        .gpu = index < 0 ? NULL : &store_config()->gpu[index],
+    };
+}
+
+struct nvml_call nvml_enter_system(const char *function, const void *output) {
+    if (!nvml_is_initialized())
+        return (struct nvml_call){.status = NVML_UNINITIALIZED};
+    if (!output)
+        return (struct nvml_call){.status = NVML_INVALID_ARGUMENT};
+    return enter(function, -1);
+}
+
+struct nvml_call nvml_enter_device(const char *function, const struct nvml_device *device,
+                                   const void *output) {
+    if (!nvml_is_initialized())
+        return (struct nvml_call){.status = NVML_UNINITIALIZED};
+    int index = nvml_index_of(device);
+    if (index < 0 || !output)
+        return (struct nvml_call){.status = NVML_INVALID_ARGUMENT};
+    return enter(function, index);
+}
+
+struct nvml_device *nvml_device_at(int index) {
+    return index >= 0 && index < store_config()->gpus ? &devices[index] : NULL;
+}
+
+int nvml_index_of(const void *device) {
+    const char *first = (const char *)devices, *at = device;
+    const struct store_config *config = store_config();
+    if (!config || at < first || at >= first + config->gpus * sizeof *devices)
+        return -1;
+    return (at - first) % sizeof *devices ? -1 : (int)((at - first) / sizeof *devices);
+}
+
+int nvml_copy(char *buffer, unsigned length, const char *text) {
+    size_t needed = strlen(text) + 1;
+    if (length < needed)
+        return NVML_INSUFFICIENT_SIZE;
+    memcpy(buffer, text, needed);
+    return NVML_SUCCESS;
+}

@@ -1,0 +1,73 @@
+/* A GPU's memory: version 1 counts what the driver reserves as used, version 2 tells it apart. */
+#include "nvml.h"
+
+struct memory {
+    unsigned long long total, free, used;
+};
+
+struct memory_v2 {
+    unsigned version;
+    unsigned long long total, reserved, free, used;
+};
+
+struct bar1_memory {
+    unsigned long long total, free, used;
+};
+
+static int usage_of(int index, struct store_usage *usage) {
+    struct store_usage all[STORE_MAX_GPUS];
+    int none = 0;
+    if (store_walk(all, NULL, &none) < 0)
+        return NVML_UNKNOWN;
+    *usage = all[index];
+    return NVML_SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetMemoryInfo(struct nvml_device *device, struct memory *memory) {
+    ENTER(device, memory);
+    struct store_usage usage;
+    int status = usage_of(call.index, &usage);
+    if (status != NVML_SUCCESS)
+        return status;
+    *memory = (struct memory){call.gpu->total_bytes, usage.free_bytes,
+                              usage.used_bytes + call.gpu->reserved_bytes};
+    if (call.sentinel)
+        *memory = (struct memory){NOT_AVAILABLE_64, NOT_AVAILABLE_64, NOT_AVAILABLE_64};
+    return NVML_SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetMemoryInfo_v2(struct nvml_device *device, struct memory_v2 *memory) {
+    ENTER(device, memory);
+    const unsigned version = VERSIONED(struct memory_v2, 2);
+    if (memory->version != version)
+        return NVML_VERSION_MISMATCH;
+    struct store_usage usage;
+    int status = usage_of(call.index, &usage);
+    if (status != NVML_SUCCESS)
+        return status;
+    *memory = (struct memory_v2){version, call.gpu->total_bytes, call.gpu->reserved_bytes,
+                                 usage.free_bytes, usage.used_bytes};
+    if (call.sentinel)
+        *memory = (struct memory_v2){version, NOT_AVAILABLE_64, NOT_AVAILABLE_64, NOT_AVAILABLE_64,
+                                     NOT_AVAILABLE_64};
+    return NVML_SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetBAR1MemoryInfo(struct nvml_device *device, struct bar1_memory *memory) {
+    ENTER(device, memory);
+    struct store_usage usage;
+    int status = usage_of(call.index, &usage);
+    if (status != NVML_SUCCESS)
+        return status;
+    *memory = (struct bar1_memory){call.gpu->bar1_bytes, call.gpu->bar1_bytes - usage.bar1_used,
+                                   usage.bar1_used};
+    if (call.sentinel)
+        *memory = (struct bar1_memory){NOT_AVAILABLE_64, NOT_AVAILABLE_64, NOT_AVAILABLE_64};
+    return NVML_SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetMemoryBusWidth(struct nvml_device *device, unsigned *bits) {
+    ENTER(device, bits);
+    *bits = 6144;
+    return NVML_SUCCESS;
+}

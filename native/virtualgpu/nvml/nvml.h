@@ -1,0 +1,67 @@
+/* What every entry point of the virtual libnvidia-ml shares: numbers, handles, the way in.
+ *
+ * The values are the public interface's; the words are ours, and no foreign header is used.
+ */
+#ifndef VRAM_VIRTUALGPU_NVML_H
+#define VRAM_VIRTUALGPU_NVML_H
+
+#include "../store/store.h"
+
+#define EXPORT __attribute__((visibility("default")))
+
+enum {
+    NVML_SUCCESS = 0,
+    NVML_UNINITIALIZED = 1,
+    NVML_INVALID_ARGUMENT = 2,
+    NVML_NOT_SUPPORTED = 3,
+    NVML_NOT_FOUND = 6,
+    NVML_INSUFFICIENT_SIZE = 7,
+    NVML_DRIVER_NOT_LOADED = 9,
+    NVML_OUT_OF_MEMORY = 20,
+    NVML_VERSION_MISMATCH = 25,
+    NVML_UNKNOWN = 999,
+};
+
+/* What the real library answers where it has no value: all bits set. */
+#define NOT_AVAILABLE_64 (~0ull)
+#define NOT_AVAILABLE_32 (~0u)
+
+/* Versioned structures begin with this number: the version, and the size it stands for. */
+#define VERSIONED(type, version) ((unsigned)(sizeof(type) | ((unsigned)(version) << 24)))
+
+struct nvml_device {
+    int index;
+};
+
+/* One call on its way in. Unless status is NVML_SUCCESS, the call returns it and is over. */
+struct nvml_call {
+    int status;
+    bool sentinel; /* a fault asks for "not available" where a number would be */
+    int index;
+    const struct store_gpu *gpu;
+};
+
+struct nvml_call nvml_enter_system(const char *function, const void *output);
+struct nvml_call nvml_enter_device(const char *function, const struct nvml_device *device,
+                                   const void *output);
+
+/* The handle of a GPU, and back: -1 where a pointer is no handle of ours. */
+struct nvml_device *nvml_device_at(int index);
+int nvml_index_of(const void *device);
+
+bool nvml_is_initialized(void);
+
+/* Copies text out, or says that the caller's buffer is too small. */
+int nvml_copy(char *buffer, unsigned length, const char *text);
+
+#define ENTER_SYSTEM(output)                                                                   \
+    struct nvml_call call = nvml_enter_system(__func__, (output));                             \
+    if (call.status != NVML_SUCCESS)                                                           \
+    return call.status
+
+#define ENTER(device, output)                                                                  \
+    struct nvml_call call = nvml_enter_device(__func__, (device), (output));                   \
+    if (call.status != NVML_SUCCESS)                                                           \
+    return call.status
+
+#endif

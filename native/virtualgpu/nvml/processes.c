@@ -1,0 +1,175 @@
+/* Who holds memory, as the driver's lists tell: by the pid that made the context.
+ *
+ * That pid stays listed while anything keeps its files open, a forked child for instance,
+ * also after the process itself is dead. A process of a PID namespace that the reader cannot
+ * see into is left out, as drivers since about 560 do.
+ */
+#include "nvml.h"
+
+#include <stdlib.h>
+
+/* What the version-less call fills; the later ones append the two instance numbers. */
+struct process_info_v1 {
+    unsigned pid;
+    unsigned long long used;
+};
+
+struct process_info {
+    unsigned pid;
+    unsigned long long used;
+    unsigned gpu_instance, compute_instance;
+};
+
+struct process_detail {
+    unsigned pid;
+    unsigned long long used;
+    unsigned gpu_instance, compute_instance;
+    unsigned long long protected_used;
+};
+
+struct process_detail_list {
+    unsigned version, mode, count;
+    struct process_detail *entries;
+};
+
+enum { MODE_COMPUTE, MODE_GRAPHICS, MODE_MPS };
+
+struct listing {
+    unsigned count;
+    struct store_process *entries;
+};
+
+static int walk(struct store_process **processes, int *count) {
+    struct store_usage usage[STORE_MAX_GPUS];
+    *processes = NULL;
+    for (int room = 64;; room = *count + 16) { /* processes may come while we ask again */
+        struct store_process *larger = realloc(*processes, room * sizeof **processes);
+        if (!larger)
+            return NVML_OUT_OF_MEMORY;
+        *processes = larger;
+        *count = room;
+        if (store_walk(usage, *processes, count) < 0)
+            return NVML_UNKNOWN;
+        if (*count <= room)
+            return NVML_SUCCESS;
+    }
+}
+
+/* The processes of one GPU that the reader may see. The caller frees entries, always. */
+static int list(int gpu, struct listing *listing) {
+    int count;
+    *listing = (struct listing){0};
+    int status = walk(&listing->entries, &count);
+    for (int i = 0; status == NVML_SUCCESS && i < count; i++)
+        if ((int)listing->entries[i].gpu == gpu && listing->entries[i].pid != 0)
+            listing->entries[listing->count++] = listing->entries[i];
+    return status;
+}
+
+static unsigned long long used_by(const struct store_process *process, const struct nvml_call *call) {
+    return call->sentinel ? NOT_AVAILABLE_64 : process->charged_bytes;
+}
+
+/* Tells how many there are; whether the caller brought room for them decides what is returned. */
+static int fits(const struct listing *listing, unsigned *count, const void *room) {
+    bool enough = listing->count <= *count && (room || listing->count == 0);
+    *count = listing->count;
+    return enough ? NVML_SUCCESS : NVML_INSUFFICIENT_SIZE;
+}
+
+static int fill(const struct nvml_call *call, unsigned *count, struct process_info *infos) {
+    struct listing listing;
+    int status = list(call->index, &listing);
+    if (status == NVML_SUCCESS)
+        status = fits(&listing, count, infos);
+    for (unsigned i = 0; status == NVML_SUCCESS && i < listing.count; i++)
+        infos[i] = (struct process_info){
+            .pid = listing.entries[i].pid,
+            .used = used_by(&listing.entries[i], call),
+            .gpu_instance = NOT_AVAILABLE_32, /* outside MIG there are no instances */
+            .compute_instance = NOT_AVAILABLE_32,
+        };
+    free(listing.entries);
+    return status;
+}
+
+static int fill_v1(const struct nvml_call *call, unsigned *count, struct process_info_v1 *infos) {
+    struct listing listing;
+    int status = list(call->index, &listing);
+    if (status == NVML_SUCCESS)
+        status = fits(&listing, count, infos);
+    for (unsigned i = 0; status == NVML_SUCCESS && i < listing.count; i++)
+        infos[i] = (struct process_info_v1){listing.entries[i].pid, used_by(&listing.entries[i], call)};
+    free(listing.entries);
+    return status;
+}
+
+EXPORT int nvmlDeviceGetComputeRunningProcesses(struct nvml_device *device, unsigned *count,
+                                                struct process_info_v1 *infos) {
+    ENTER(device, count);
+    return fill_v1(&call, count, infos);
+}
+
+EXPORT int nvmlDeviceGetComputeRunningProcesses_v2(struct nvml_device *device, unsigned *count,
+                                                   struct process_info *infos) {
+    ENTER(device, count);
+    return fill(&call, count, infos);
+}
+
+EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(struct nvml_device *device, unsigned *count,
+                                                   struct process_info *infos) {
+    ENTER(device, count);
+    return fill(&call, count, infos);
+}
+
+/* The virtual GPU draws nothing and runs no MPS server: these lists exist and are empty. */
+#define EMPTY_LIST(name)                                                                       \
+    EXPORT int name(struct nvml_device *device, unsigned *count, void *infos) {                \
+        (void)infos;                                                                           \
+        ENTER(device, count);                                                                  \
+        *count = 0;                                                                            \
+        return NVML_SUCCESS;                                                                   \
+    }
+
+EMPTY_LIST(nvmlDeviceGetGraphicsRunningProcesses)
+EMPTY_LIST(nvmlDeviceGetGraphicsRunningProcesses_v2)
+EMPTY_LIST(nvmlDeviceGetGraphicsRunningProcesses_v3)
+EMPTY_LIST(nvmlDeviceGetMPSComputeRunningProcesses)
+EMPTY_LIST(nvmlDeviceGetMPSComputeRunningProcesses_v2)
+EMPTY_LIST(nvmlDeviceGetMPSComputeRunningProcesses_v3)
+
+static int fill_details(const struct nvml_call *call, struct process_detail_list *details) {
+    struct listing listing;
+    int status = list(call->index, &listing);
+    if (details->mode != MODE_COMPUTE)
+        listing.count = 0;
+    if (status == NVML_SUCCESS)
+        status = fits(&listing, &details->count, details->entries);
+    for (unsigned i = 0; status == NVML_SUCCESS && i < listing.count; i++)
+        details->entries[i] = (struct process_detail){
+            .pid = listing.entries[i].pid,
+            .used = used_by(&listing.entries[i], call),
+            .gpu_instance = NOT_AVAILABLE_32,
+            .compute_instance = NOT_AVAILABLE_32,
+            .protected_used = 0,
+        };
+    free(listing.entries);
+    return status;
+}
+
+EXPORT int nvmlDeviceGetRunningProcessDetailList(struct nvml_device *device,
+                                                 struct process_detail_list *details) {
+    ENTER(device, details);
+    if (details->version != VERSIONED(struct process_detail_list, 1))
+        return NVML_VERSION_MISMATCH;
+    return details->mode > MODE_MPS ? NVML_INVALID_ARGUMENT : fill_details(&call, details);
+}
+
+/* No kernel ever runs, so there is never a sample. The real library says so in these words. */
+EXPORT int nvmlDeviceGetProcessUtilization(struct nvml_device *device, void *samples, unsigned *count,
+                                           unsigned long long last_seen) {
+    (void)samples, (void)last_seen;
+    ENTER(device, count);
+    *count = 0;
+    return NVML_NOT_FOUND;
+}
