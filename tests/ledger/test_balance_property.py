@@ -16,7 +16,9 @@ STATEMENTS = st.lists(
         st.tuples(st.just("charge"), PIDS, SIZES, st.integers(0, 1)),
         st.tuples(st.just("process"), PIDS, PIDS, PIDS, st.sampled_from("RSTDZX")),
         st.tuples(st.just("files"), PIDS, st.booleans(), st.one_of(st.none(), st.integers(0, 3))),
-        st.tuples(st.just("export"), PIDS, st.integers(1, 120 * GIB), st.one_of(st.none(), st.integers(0, 3))),
+        st.tuples(
+            st.just("export"), PIDS, st.integers(1, 120 * GIB), st.one_of(st.none(), st.integers(0, 3))
+        ),
         st.tuples(st.just("dmabuf"), PIDS, st.integers(1, 120 * GIB), st.integers(0, 3)),
         st.tuples(st.just("unreadable"), st.integers(0, 9)),
         st.tuples(st.just("lost"), st.integers(0, 1)),
@@ -31,8 +33,8 @@ def tell(world: World, statement: tuple) -> None:
             world.charge(pid, nbytes, gpu=gpu)
         case ("process", pid, parent, session, state):
             world.process(pid, parent=parent, session=session, state=state)
-        case ("files", pid, uvm, family):
-            world.files(pid, minors=(0, 1), uvm=uvm, family=family)
+        case ("files", pid, context, family):
+            world.files(pid, minors=(0, 1), context=context, family=family)
         case ("export", pid, nbytes, description):
             world.export(pid, nbytes, description=description)
         case ("dmabuf", pid, nbytes, inode):
@@ -43,10 +45,18 @@ def tell(world: World, statement: tuple) -> None:
             world.lost(gpu)
 
 
-@given(STATEMENTS, st.integers(0, 100 * GIB), st.integers(0, 100 * GIB), st.booleans(), st.sampled_from([0, 1000]))
+@given(
+    STATEMENTS,
+    st.integers(0, 100 * GIB),
+    st.integers(0, 100 * GIB),
+    st.booleans(),
+    st.sampled_from([0, 1000]),
+)
 def test_every_survey_balances(statements, used, free, namespace, uid):
     world = World(uid=uid, initial_pid_namespace=namespace)
-    world.gpu(0, used=used).gpu(1, total=free + 1, used=free)  # the second GPU's figures contradict each other
+    world.gpu(0, used=used).gpu(
+        1, total=free + 1, used=free
+    )  # the second GPU's figures contradict each other
     for statement in statements:
         tell(world, statement)
     for gpu in build_ledger(world.survey()).gpus:

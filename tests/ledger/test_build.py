@@ -71,9 +71,16 @@ def test_all_children_that_share_the_files_are_named():
     assert [orphan.holder.pid, *(sharer.pid for sharer in orphan.sharers)] == [41, 42, 43]
 
 
-def test_a_monitor_that_has_the_gpu_open_keeps_no_memory():
-    """NVML clients never open nvidia-uvm, so they are not the keeper of a dead pid's memory."""
-    world = World().gpu(used=4 * GIB).charge(40, 4 * GIB).process(70).files(70, uvm=False)
+def test_a_process_that_only_looked_for_gpus_is_not_taken_for_the_keeper():
+    """It has the GPU's files open too, but a context shows as many more of them."""
+    world = World().gpu(used=4 * GIB).charge(40, 4 * GIB)
+    world.process(70).files(70, context=False, family=7).process(80).files(80, family=8)
+    (orphan,) = entries(only_gpu(world), "orphaned")
+    assert (orphan.holder.pid, orphan.sharers) == (80, ())
+
+
+def test_memory_of_a_dead_pid_without_a_keeper_in_sight_stays_charged_to_it():
+    world = World().gpu(used=4 * GIB).charge(40, 4 * GIB)
     (orphan,) = entries(only_gpu(world), "orphaned")
     assert (orphan.holder.pid, orphan.holder.alive, orphan.confidence) == (40, False, "unknown")
 

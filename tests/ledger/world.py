@@ -6,10 +6,10 @@ from vram.model.files import DeviceFile, DmabufFacts, ExportFacts, FilesFacts, U
 from vram.model.gpu import ChargeFacts, GpuFacts, MemoryFacts
 from vram.model.observation import HostFacts, Observation, Survey
 from vram.model.process import ProcessFacts, ProcessRef
-from vram.units import GIB, MIB
+from vram.units import GIB, KIB, MIB
 
 CONTEXT = 518 * MIB
-OVERHEAD = int(8.8 * MIB)
+OVERHEAD = 9024 * KIB
 RESERVED = 615 * MIB
 
 
@@ -22,27 +22,38 @@ class World:
         )
         self.observations: list[Observation] = []
 
-    def gpu(self, index: int = 0, *, total: int = 100 * GIB, used: int = 0, reserved: int = RESERVED) -> World:
+    def gpu(
+        self, index: int = 0, *, total: int = 100 * GIB, used: int = 0, reserved: int = RESERVED
+    ) -> World:
         self._see("nvml.gpu", gpu=index, facts=GpuFacts(uuid=f"GPU-{index}", name="NVIDIA Test", minor=index))
         memory = MemoryFacts(total=total, free=total - used - reserved, used=used, reserved=reserved)
         return self._see("nvml.memory", gpu=index, facts=memory)
 
-    def charge(self, pid: int, nbytes: int | None, *, gpu: int = 0, lists: tuple[str, ...] = ("compute",)) -> World:
+    def charge(
+        self, pid: int, nbytes: int | None, *, gpu: int = 0, lists: tuple[str, ...] = ("compute",)
+    ) -> World:
         ref = ProcessRef(pid)
         return self._see("nvml.processes", gpu=gpu, process=ref, nbytes=nbytes, facts=ChargeFacts(lists))
 
-    def process(self, pid: int, *, parent: int = 1, session: int = 0, state: str = "S", uid: int = 0) -> World:
+    def process(
+        self, pid: int, *, parent: int = 1, session: int = 0, state: str = "S", uid: int = 0
+    ) -> World:
         facts = ProcessFacts(
             command="python", user="root", uid=uid, state=state, parent=parent, group=session, session=session
         )
         return self._see("proc.processes", process=ProcessRef(pid, started_at=pid * 10), facts=facts)
 
-    def files(self, pid: int, *, minors: tuple[int, ...] = (0,), uvm: bool = True, family: int | None = None) -> World:
-        """CUDA's files; processes of one *family* share the open file description."""
-        files = [DeviceFile(3, "control", "/dev/nvidiactl")]
-        files += [DeviceFile(4 + m, "gpu", f"/dev/nvidia{m}", m, family) for m in minors]
-        files += [DeviceFile(90, "uvm", "/dev/nvidia-uvm")] if uvm else []
-        return self._see("proc.files", process=ProcessRef(pid), facts=FilesFacts(tuple(files), 30))
+    def files(
+        self, pid: int, *, minors: tuple[int, ...] = (0,), context: bool = True, family: int | None = None
+    ) -> World:
+        """A context's files, or a mere look at the GPUs; one *family* shares its open file descriptions."""
+        files = [DeviceFile(3, "control", "/dev/nvidiactl"), DeviceFile(4, "uvm", "/dev/nvidia-uvm")]
+        for minor in minors:
+            for fd in range(20 if context else 4):
+                shared = None if family is None else family * 100 + fd
+                files.append(DeviceFile(100 * minor + 10 + fd, "gpu", f"/dev/nvidia{minor}", minor, shared))
+        mappings = 31 if context else 3
+        return self._see("proc.files", process=ProcessRef(pid), facts=FilesFacts(tuple(files), mappings))
 
     def cuda(self, pid: int, nbytes: int, *, gpu: int = 0, family: int | None = None, **who: int) -> World:
         """A healthy process: there, charged, with files of its own."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from vram.ledger.holders import holder
 from vram.ledger.sightings import Charge, GpuSighting, Sightings
 from vram.model.ledger import Entry
-from vram.units import MIB, size
+from vram.units import KIB, MIB, size
 
-# A context uses more than its process is charged: 526.8 against 518.0 MiB (H200, driver 580.159).
-CONTEXT_OVERHEAD = int(8.8 * MIB)
+# A context uses more than its process is charged: 526.81 against 518 MiB (H200, driver 580.159).
+CONTEXT_OVERHEAD = 9024 * KIB
 # Drivers differ; up to this much for a context is still called overhead.
 _MOST_OVERHEAD = 16 * MIB
 
