@@ -1,0 +1,56 @@
+"""Processes that vram never suggests ending, told by their executable's path.
+
+A process chooses its own short name, so "Xorg" proves nothing; the path of its executable
+is the kernel's word. A path counts only below a folder that packages install into.
+"""
+
+from __future__ import annotations
+
+from vram.model.ledger import Holder
+
+_INSTALLED = ("/usr/", "/bin/", "/sbin/", "/lib/", "/opt/", "/snap/", "/nix/store/", "/var/lib/rancher/")
+
+_KERNEL_THREADS_PARENT = 2
+
+_NAMES = {
+    "a display server or compositor": (
+        *("Xorg", "X", "Xwayland", "gnome-shell", "kwin_x11", "kwin_wayland", "mutter", "sway", "weston"),
+        *("Hyprland", "gdm-x-session", "gdm-wayland-session", "sddm", "lightdm", "cosmic-comp"),
+    ),
+    "a service of the NVIDIA driver": (
+        *("nvidia-persistenced", "nv-fabricmanager", "nvidia-fabricmanager", "nv-hostengine"),
+        *("nvidia-imex", "nvidia-powerd", "nvsm_core", "nvidia-topologyd"),
+    ),
+    "the MPS service": ("nvidia-cuda-mps-control", "nvidia-cuda-mps-server"),
+    "a GPU monitor": ("dcgm-exporter", "nvidia_gpu_exporter", "node_exporter"),
+    "a container runtime": (
+        *("dockerd", "docker-proxy", "containerd", "containerd-shim", "containerd-shim-runc-v2"),
+        *("runc", "crun", "conmon", "crio", "podman", "nvidia-container-runtime", "nvidia-device-plugin"),
+    ),
+    "a cluster service": ("kubelet", "k3s", "slurmd", "slurmstepd", "slurmctld"),
+    "a login service": ("sshd", "sshd-session", "login", "systemd-logind"),
+    "the system's own service manager": ("systemd", "init", "dbus-daemon", "dbus-broker"),
+}
+
+_ROLES = {name: role for role, names in _NAMES.items() for name in names}
+
+
+def role(holder: Holder) -> str | None:
+    """What part of the system *holder* is, or None where nothing says that it is one."""
+    if holder.pid <= 1:
+        return "the first process of the system"
+    if holder.pid == _KERNEL_THREADS_PARENT or holder.parent == _KERNEL_THREADS_PARENT:
+        return "a thread of the kernel"
+    return _ROLES.get(_installed_name(holder) or "")
+
+
+def is_mps_server(holder: Holder) -> bool:
+    """The process that opens the GPU in the name of every MPS client."""
+    return _installed_name(holder) == "nvidia-cuda-mps-server"
+
+
+def _installed_name(holder: Holder) -> str | None:
+    """The name of the program's file where it lies in a folder that packages install into."""
+    # An upgrade replaces the file under a running service, and the kernel then marks the path.
+    path = (holder.executable or "").removesuffix(" (deleted)")
+    return path.rpartition("/")[2] if path.startswith(_INSTALLED) else None

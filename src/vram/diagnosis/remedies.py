@@ -1,0 +1,155 @@
+"""Ways out, from harmless to harmful, as text and as commands that can be pasted.
+
+Nothing that a process chose for itself (name, path, environment) enters a command: only
+pids, GPU numbers, and container and job ids that pass a strict pattern.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from vram.diagnosis import words
+from vram.diagnosis.health import is_stopped, is_stuck
+from vram.diagnosis.protected import role
+from vram.model.finding import Harm, Remedy
+from vram.model.ledger import GpuLedger, Holder
+from vram.model.observation import HostFacts
+
+# sudo searches its own path, where a program from a virtual environment is not.
+AS_ROOT = 'sudo "$(command -v vram)" why'
+KERNEL_LOG = "sudo dmesg --ctime | grep -iE 'xid|nvrm'"
+
+_HARMS: tuple[Harm, ...] = ("none", "interrupts", "loses-work", "affects-others")
+_CONTAINER_ID = re.compile(r"[0-9a-f]{12,64}", re.ASCII)
+_JOB_ID = re.compile(r"[0-9]{1,10}", re.ASCII)
+_CONTAINER_STOP = {"docker": "docker stop", "podman": "podman stop"}
+
+
+def ordered(remedies: Iterable[Remedy]) -> tuple[Remedy, ...]:
+    """Sort by harm; remedies of the same harm keep their order."""
+    return tuple(sorted(remedies, key=lambda remedy: _HARMS.index(remedy.harm)))
+
+
+def look(holders: Sequence[Holder], text: str = "See what it is before you act.") -> tuple[Remedy, ...]:
+    """Show the processes themselves: harmless."""
+    if not holders:
+        return ()
+    command = f"ps -o pid,ppid,user,stat,lstart,args -p {_pids(holders, ',')}"
+    return (Remedy(step="look", target=_target(holders), text=text, command=command),)
+
+
+def see_more(host: HostFacts) -> Remedy:
+    """Look again with eyes that see every process."""
+    if host.uid == 0:
+        text = "Look from the host itself: inside a container even root may not read every process."
+        return Remedy(step="look", target="host", text=text)
+    text = "Look with full rights: root sees every process's files."
+    return Remedy(step="look", target="host", text=text, command=AS_ROOT)
+
+
+def kernel_log(gpu: str) -> Remedy:
+    """Read what the driver wrote when it got into trouble."""
+    text = "Read what the driver wrote to the kernel log; an Xid line names the fault."
+    return Remedy(step="look", target=gpu, text=text, command=KERNEL_LOG)
+
+
+def end(host: HostFacts, holders: Sequence[Holder], *, certain: bool = True) -> tuple[Remedy, ...]:
+    """End every keeper, gently; where one of them must not or cannot be ended, say that instead.
+
+    Keepers share the bytes: ending some of them gives nothing back, so no command is given
+    unless all of them may end. *certain* False means that the pids are not beyond doubt; inside
+    a PID namespace they may then name somebody else.
+    """
+    if not holders:
+        return ()
+    kept = [_kept(holder, part) for holder in holders if (part := role(holder))]
+    if kept:
+        return tuple(kept)
+    if any(is_stuck(holder) for holder in holders):
+        return (_wait(holders),)
+    if any(holder.executable is None for holder in holders) or not (certain or host.initial_pid_namespace):
+        return (_find_out(host, holders),)
+    return (*_ask(host, holders), _terminate(host, holders), *_stop_workloads(holders))
+
+
+def reset(gpu: GpuLedger, why: str) -> Remedy:
+    """Reset a GPU that nobody uses; one that is in use, or might be, has to be emptied first."""
+    target = f"gpu {gpu.index}"
+    idle = gpu.status == "ok" and gpu.total_bytes is not None and not gpu.bystanders
+    if idle and all(entry.kind in ("free", "reserved") for entry in gpu.entries):
+        text = f"{why} Nobody uses this GPU now; a reset ends whatever starts on it meanwhile."
+        command = f"sudo nvidia-smi --gpu-reset -i {gpu.index}"
+        return Remedy(step="reset", target=target, text=text, command=command, harm="affects-others")
+    text = f"{why} First let every process on this GPU finish; a reset is refused or harmful while one lives."
+    return Remedy(step="drain", target=target, text=text, harm="affects-others")
+
+
+def _kept(holder: Holder, part: str) -> Remedy:
+    text = f"Leave pid {holder.pid} alone: it is {part}. Restart that service by its own means, if at all."
+    return Remedy(step="keep", target=f"pid {holder.pid}", text=text)
+
+
+def _wait(holders: Sequence[Holder]) -> Remedy:
+    text = "Wait, then look again: a process inside the kernel or already exiting hears no signal."
+    return Remedy(step="wait", target=_target(holders), text=text, command="vram why")
+
+
+def _find_out(host: HostFacts, holders: Sequence[Holder]) -> Remedy:
+    text = "Find out first what this process is: from here its program cannot be told, so do not end it."
+    if host.uid != 0:
+        return Remedy(step="look", target=_target(holders), text=text, command=AS_ROOT)
+    return look(holders, text)[0]
+
+
+def _ask(host: HostFacts, holders: Sequence[Holder]) -> tuple[Remedy, ...]:
+    owners = dict.fromkeys(words.shown(h.user) for h in holders if h.user and h.user != host.user)
+    if not owners:
+        return ()
+    text = f"Ask {', '.join(owners)} to save the work and let go of the memory."
+    return (Remedy(step="ask", target=_target(holders), text=text),)
+
+
+def _terminate(host: HostFacts, holders: Sequence[Holder]) -> Remedy:
+    sudo = "sudo " if host.uid != 0 and any(holder.user != host.user for holder in holders) else ""
+    pids = _pids(holders, " ")
+    command = f"{sudo}kill -TERM {pids}"
+    whom = "it" if len(holders) == 1 else f"all {len(holders)} of them (one alone frees nothing)"
+    text = f"Ask {whom} to end; what is not saved is lost. The memory is back when the last one is gone."
+    if any(is_stopped(holder) for holder in holders):
+        # A stopped process takes the signal only once it runs again.
+        command = f"{command} && {sudo}kill -CONT {pids}"
+    return Remedy(step="end", target=_target(holders), text=text, command=command, harm="loses-work")
+
+
+def _stop_workloads(holders: Sequence[Holder]) -> tuple[Remedy, ...]:
+    found: dict[str, Remedy] = {}
+    for holder in holders:
+        command = _stop_command(holder)
+        if command:
+            whole = words.belonging(holder.workload)
+            text = (
+                f"End the whole {whole}, with everything else in it; use it when that restarts the process."
+            )
+            found[command] = Remedy(
+                step="end", target=whole, text=text, command=command, harm="affects-others"
+            )
+    return tuple(found.values())
+
+
+def _stop_command(holder: Holder) -> str:
+    work = holder.workload
+    if work.slurm_job:
+        return f"scancel {work.slurm_job}" if _JOB_ID.fullmatch(work.slurm_job) else ""
+    if work.pod or not _CONTAINER_ID.fullmatch(work.container or ""):
+        return ""
+    stop = _CONTAINER_STOP.get(work.runtime or "")
+    return f"{stop} {work.container}" if stop else ""
+
+
+def _pids(holders: Sequence[Holder], separator: str) -> str:
+    return separator.join(str(holder.pid) for holder in holders)
+
+
+def _target(holders: Sequence[Holder]) -> str:
+    return f"pid {_pids(holders, ', ')}"

@@ -1,0 +1,80 @@
+"""VR104 dma-buf: a shared buffer keeps GPU memory that no process list names.
+
+What it detects
+---------------
+GPU memory that was exported as a dma-buf is still in use: some process holds the dma-buf's
+descriptor, and the driver's lists charge nobody with it.
+
+Why it happens
+--------------
+A dma-buf lets other devices (network cards for RDMA, video, displays) reach GPU memory. It is a
+reference of its own: the bytes stay until its last descriptor closes and the last device detaches,
+even when the process that allocated them is gone and the keeper never used CUDA.
+
+How to confirm
+--------------
+The descriptor's fdinfo tells its size and who exported it (exp_name: nv_dmabuf):
+
+    sudo ls -l /proc/KEEPER_PID/fd | grep dmabuf
+    sudo cat /proc/KEEPER_PID/fdinfo/FD
+
+Remedies and their risk
+-----------------------
+- Make the keeper deregister the buffer and close the descriptor: the memory is back at once.
+  No risk, provided that no transfer is under way.
+- End the keeper with SIGTERM: its unsaved work and its open transfers are lost. All holders of
+  the dma-buf must let go.
+- To prevent it, close dma-buf descriptors after registering them, and deregister on every path
+  out of the program.
+
+Source
+------
+Measured on an H200, driver 580.159: allocator killed, 2048 MiB stayed in use, the process lists
+were empty; fdinfo of the keeper's descriptor said size: 2147483648 and exp_name: nv_dmabuf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vram.diagnosis import remedies, words
+from vram.diagnosis.holdings import Holding, gather
+from vram.model.finding import Finding, Remedy
+from vram.model.ledger import Entry, Ledger
+from vram.units import size
+
+CODE = "VR104"
+
+
+def judge(ledger: Ledger) -> Iterator[Finding]:
+    for holding in gather(ledger.gpus, _by_dmabuf):
+        keepers = holding.keepers
+        yield Finding(
+            code=CODE,
+            title=f"{size(holding.nbytes)} kept by a dma-buf, listed nowhere",
+            nbytes=holding.nbytes,
+            cause=_cause(holding),
+            gpus=holding.gpus,
+            pids=tuple(keeper.pid for keeper in keepers),
+            evidence=words.evidence(holding.evidence),
+            remedies=remedies.ordered(
+                (_close(holding), *remedies.end(ledger.host, keepers, certain=holding.certain))
+            ),
+        )
+
+
+def _by_dmabuf(entry: Entry) -> bool:
+    return entry.kind == "exported" and entry.medium == "dmabuf"
+
+
+def _cause(holding: Holding) -> str:
+    return (
+        f"{words.processes(holding.keepers)} holds a dma-buf on {size(holding.nbytes)} of GPU memory."
+        " It needs no context for that, so the driver's lists charge nobody."
+    )
+
+
+def _close(holding: Holding) -> Remedy:
+    text = "Let the keeper deregister the buffer and close its descriptor; that alone frees the memory."
+    target = f"pid {holding.holder.pid}" if holding.holder else "keeper"
+    return Remedy(step="change", target=target, text=text)

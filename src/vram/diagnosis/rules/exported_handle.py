@@ -1,0 +1,81 @@
+"""VR103 Exported handle: an open descriptor keeps memory that no process list names.
+
+What it detects
+---------------
+Memory that was exported as a file descriptor is still in use after its maker ended: some process
+holds the descriptor. That process needs no context and need never have used CUDA, so nvidia-smi
+lists nobody.
+
+Why it happens
+--------------
+An allocation made with cuMemCreate and exported with cuMemExportToShareableHandle lives as long
+as any descriptor on it: in the process that received it over a socket, in a forked child, or in
+a broker that forgot to close it. Such a descriptor looks like any other on /dev/nvidiactl; it
+proves to be an allocation when a copy of it can be imported.
+
+How to confirm
+--------------
+The keeper has /dev/nvidiactl open, and no /dev/nvidia0 beside it:
+
+    sudo ls -l /proc/KEEPER_PID/fd | grep /dev/nvidia
+
+Remedies and their risk
+-----------------------
+- Make the keeper close the descriptor: the memory is back at once. No risk.
+- End the keeper with SIGTERM: its unsaved work is lost. If several hold the descriptor, all of
+  them must close it or end.
+- To prevent it, close the exported descriptor on both sides as soon as it was imported, and open
+  it close-on-exec.
+
+Source
+------
+Measured on an H200, driver 580.159: allocator killed, 4096 MiB stayed in use, the process lists
+were empty; the keeper had one descriptor on /dev/nvidiactl and no mappings. A copy of it, taken
+with pidfd_getfd, could be imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vram.diagnosis import remedies, words
+from vram.diagnosis.holdings import Holding, gather
+from vram.model.finding import Finding, Remedy
+from vram.model.ledger import Entry, Ledger
+from vram.units import size
+
+CODE = "VR103"
+
+
+def judge(ledger: Ledger) -> Iterator[Finding]:
+    for holding in gather(ledger.gpus, _by_handle):
+        keepers = holding.keepers
+        yield Finding(
+            code=CODE,
+            title=f"{size(holding.nbytes)} kept by an exported handle, listed nowhere",
+            nbytes=holding.nbytes,
+            cause=_cause(holding),
+            gpus=holding.gpus,
+            pids=tuple(keeper.pid for keeper in keepers),
+            evidence=words.evidence(holding.evidence),
+            remedies=remedies.ordered(
+                (_close(holding), *remedies.end(ledger.host, keepers, certain=holding.certain))
+            ),
+        )
+
+
+def _by_handle(entry: Entry) -> bool:
+    return entry.kind == "exported" and entry.medium != "dmabuf"
+
+
+def _cause(holding: Holding) -> str:
+    return (
+        f"The process that made this memory is gone, but {words.processes(holding.keepers)} still has an"
+        f" exported handle on it open. {size(holding.nbytes)} come back when it is closed."
+    )
+
+
+def _close(holding: Holding) -> Remedy:
+    text = "Let the keeper close the descriptor it was given; that alone frees the memory."
+    target = f"pid {holding.holder.pid}" if holding.holder else "keeper"
+    return Remedy(step="change", target=target, text=text)

@@ -1,0 +1,75 @@
+"""VR404 GPU lost: it fell off the bus, or waits for a reset.
+
+What it detects
+---------------
+The driver answers that the GPU is lost, or that it must be reset before it can be used.
+
+Why it happens
+--------------
+The link to the GPU broke (power, heat, a riser or cable, a firmware fault: Xid 79), or an error
+was so grave that the driver stopped using it. Its memory can no longer be read: what was in it is
+gone, and processes on it get errors or hang.
+
+How to confirm
+--------------
+The kernel log tells when and why; the bus tells whether it is still there:
+
+    sudo dmesg --ctime | grep -iE 'xid|nvrm'
+    lspci -d 10de:
+
+Remedies and their risk
+-----------------------
+- Save the kernel log, and move new work to other GPUs. No risk.
+- Let every process on this GPU end; they cannot go on. Their unsaved work is lost.
+- Only then reset the GPU or restart the machine. Other GPUs on the same link may be reset with
+  it, and everything that runs on them is lost.
+- If it happens again, have power, cooling and the GPU checked.
+
+Source
+------
+The two answers are NVML's "GPU is lost" and "reset required"; Xid 79 is described in NVIDIA's
+list of Xid errors. Not measured here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vram.diagnosis import driver_words, remedies, words
+from vram.model.finding import Finding, Remedy
+from vram.model.ledger import GpuLedger, Ledger
+
+CODE = "VR404"
+
+
+def judge(ledger: Ledger) -> Iterator[Finding]:
+    for gpu in ledger.gpus:
+        if gpu.status == "lost" or _needs_reset(gpu):
+            yield _finding(gpu)
+
+
+def _needs_reset(gpu: GpuLedger) -> bool:
+    return gpu.status == "failed" and driver_words.ask_for_reset(gpu.message)
+
+
+def _finding(gpu: GpuLedger) -> Finding:
+    reset = _needs_reset(gpu)
+    return Finding(
+        code=CODE,
+        title=f"GPU {gpu.index} {'needs a reset' if reset else 'is lost'}",
+        nbytes=None,
+        cause="The driver stopped using this GPU after a grave error, until it is reset."
+        if reset
+        else "The driver can no longer reach this GPU; what its memory held is gone.",
+        gpus=(gpu.index,),
+        evidence=words.evidence((gpu.message,) if gpu.message else ()),
+        remedies=(remedies.kernel_log(f"gpu {gpu.index}"), _service(gpu)),
+    )
+
+
+def _service(gpu: GpuLedger) -> Remedy:
+    text = (
+        "Move work away and let every process on it end; only then restart the machine, or let whoever"
+        " runs it reset the GPU."
+    )
+    return Remedy(step="drain", target=f"gpu {gpu.index}", text=text, harm="affects-others")

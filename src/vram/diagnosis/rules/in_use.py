@@ -1,0 +1,80 @@
+"""VR206 In use: a living process is charged with this memory.
+
+What it detects
+---------------
+The ordinary case: a process that runs is charged with GPU memory by the driver. The finding says
+who it is, since when it runs, and which container, job or service it belongs to.
+
+Why it happens
+--------------
+It is what memory is for. Note that a process is charged with its context (hundreds of MiB) even
+when it does nothing, and that frameworks keep freed memory in pools of their own: from outside,
+a cached block looks like a used one.
+
+How to confirm
+--------------
+The driver's list and the process itself agree:
+
+    nvidia-smi --query-compute-apps=pid,used_memory --format=csv
+    ps -o pid,user,lstart,args -p PID
+
+Remedies and their risk
+-----------------------
+- Ask the owner, or let it finish. No risk.
+- In the program: drop references, then let the framework return its cache, for instance
+  torch.cuda.empty_cache(). Later allocations are slower.
+- End it with SIGTERM: unsaved work is lost. If children hold its files, all must end (VR102).
+
+Source
+------
+Measured on an H200, driver 580.159: a bare context is charged with 518.0 MiB; PyTorch kept
+17,386 MiB after training and 1,032 after empty_cache; a killed process with 4 GiB was gone 110 ms
+after the signal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vram.diagnosis import remedies, words
+from vram.diagnosis.health import is_healthy
+from vram.diagnosis.holdings import Holding, gather, in_use
+from vram.model.finding import Finding
+from vram.model.ledger import Entry, Holder, Ledger
+from vram.units import size
+
+CODE = "VR206"
+
+
+def judge(ledger: Ledger) -> Iterator[Finding]:
+    for holding in gather(ledger.gpus, _used_plainly, least=0):
+        if holding.holder is not None:
+            yield _finding(ledger, holding, holding.holder)
+
+
+def _used_plainly(entry: Entry) -> bool:
+    return in_use(entry) and entry.holder is not None and is_healthy(entry.holder)
+
+
+def _known(holding: Holding) -> int | None:
+    """The bytes, or None where the driver lists the process and does not say how much."""
+    untold = holding.nbytes == 0 and any(entry.confidence == "unknown" for entry in holding.entries)
+    return None if untold else holding.nbytes
+
+
+def _finding(ledger: Ledger, holding: Holding, holder: Holder) -> Finding:
+    nbytes = _known(holding)
+    amount = "an untold amount" if nbytes is None else size(nbytes)
+    known = (words.belonging(holder.workload), words.age(holder))
+    about = "".join(f", {word}" for word in known if word)
+    return Finding(
+        code=CODE,
+        title=f"{amount[:1].upper()}{amount[1:]} in use by pid {holder.pid}",
+        nbytes=nbytes,
+        cause=f"{words.process(holder)} uses {amount} of {words.gpus(holding.gpus)}{about}.",
+        gpus=holding.gpus,
+        pids=(holder.pid,),
+        evidence=words.evidence(holding.evidence),
+        remedies=remedies.ordered(remedies.end(ledger.host, holding.keepers, certain=holding.certain)),
+        severity="info",
+    )

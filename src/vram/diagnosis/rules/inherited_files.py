@@ -1,0 +1,125 @@
+"""VR102 Inherited files: ending the process alone will not free its memory.
+
+What it detects
+---------------
+An early warning. A living process is charged with GPU memory, and another living process, as a
+rule its forked child, holds the very same driver files, or an allocation that it exported.
+Nothing is wrong yet; but if the charged process ends first, the other one keeps the memory.
+
+Why it happens
+--------------
+A fork copies every open descriptor, the driver's too; an exported handle is one more descriptor
+on the memory. The memory is given back when the last copy closes. A worker that ends together
+with its parent does no harm; one that outlives it turns this warning into VR101 or VR103.
+
+How to confirm
+--------------
+Both processes list the same device files:
+
+    sudo ls -l /proc/PARENT_PID/fd /proc/CHILD_PID/fd | grep -E '/dev/nvidia|dmabuf'
+
+Remedies and their risk
+-----------------------
+- When you end the process, end the children with it: signal all of them. Unsaved work is lost,
+  as in any ending of a process.
+- Let the program end its workers itself: close the data loader or the pool first. No risk.
+- To prevent it, start workers with "spawn" or "forkserver", or before CUDA is first used.
+
+Source
+------
+Measured on an H200, driver 580.159: after the parent was killed the sleeping child kept its
+4 GiB and its context; closing the inherited descriptors in the child gave them back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vram.diagnosis import remedies, words
+from vram.diagnosis.holdings import Holding, gather, identity, in_use
+from vram.model.finding import Finding, Remedy
+from vram.model.ledger import GpuLedger, Holder, Ledger
+from vram.units import size
+
+CODE = "VR102"
+
+
+def judge(ledger: Ledger) -> Iterator[Finding]:
+    for holding in gather(ledger.gpus, in_use):
+        children = _children(ledger, holding)
+        if holding.holder is not None and children:
+            yield _finding(ledger, holding, holding.holder, children)
+    for gpu in ledger.gpus:
+        for bystander in gpu.bystanders:
+            if bystander.holder.alive and bystander.exported_bytes:
+                yield _exported(gpu, bystander.holder, bystander.exported_bytes)
+
+
+def _children(ledger: Ledger, holding: Holding) -> tuple[Holder, ...]:
+    """Living processes that hold the files of the holding's own process."""
+    parent = holding.holder
+    found = {
+        identity(bystander.holder): bystander.holder
+        for gpu in ledger.gpus
+        if gpu.index in holding.gpus
+        for bystander in gpu.bystanders
+        if parent is not None and bystander.inherited_from == parent.pid and bystander.holder.alive
+    }
+    return tuple(found.values())
+
+
+def _finding(ledger: Ledger, holding: Holding, parent: Holder, children: tuple[Holder, ...]) -> Finding:
+    shared = f"pid {children[0].pid} shares" if len(children) == 1 else f"{len(children)} others share"
+    return Finding(
+        code=CODE,
+        title=f"Ending pid {parent.pid} alone frees nothing: {shared} its files",
+        nbytes=holding.nbytes,
+        cause=(
+            f"{words.processes(children)} inherited the open device files of {words.process(parent)}."
+            f" If that one ends first, {size(holding.nbytes)} stay in use."
+        ),
+        gpus=holding.gpus,
+        pids=(parent.pid, *(child.pid for child in children)),
+        evidence=words.evidence(holding.evidence, _held(children)),
+        remedies=remedies.ordered(
+            (
+                _close_workers(parent),
+                *remedies.end(ledger.host, (parent, *children), certain=holding.certain),
+            )
+        ),
+        severity="warning",
+    )
+
+
+def _exported(gpu: GpuLedger, keeper: Holder, exported: int) -> Finding:
+    # The size is what a mapping or fdinfo said; no allocation is larger than its GPU.
+    nbytes = exported if gpu.total_bytes is None else min(exported, gpu.total_bytes)
+    text = "Let it close the handle before, or together with, the process that made the memory."
+    return Finding(
+        code=CODE,
+        title=f"Ending its maker alone will not free {size(nbytes)}: pid {keeper.pid} has it open",
+        nbytes=nbytes,
+        cause=(
+            f"{words.process(keeper)} holds an exported handle on {size(nbytes)} that a living process is"
+            " charged with. When that one ends, the memory stays."
+        ),
+        gpus=(gpu.index,),
+        pids=(keeper.pid,),
+        evidence=words.evidence((f"pid {keeper.pid} has an exported allocation of {size(exported)} open",)),
+        remedies=(Remedy(step="change", target=f"pid {keeper.pid}", text=text),),
+        # Processes that share memory on purpose do this all the time.
+        severity="info",
+    )
+
+
+def _held(children: tuple[Holder, ...]) -> list[str]:
+    return [
+        f"pid {child.pid} has {child.descriptors} descriptors on device files"
+        for child in children
+        if child.descriptors
+    ]
+
+
+def _close_workers(parent: Holder) -> Remedy:
+    text = "Let the program close its own workers (data loader, pool) before it ends."
+    return Remedy(step="change", target=f"pid {parent.pid}", text=text)

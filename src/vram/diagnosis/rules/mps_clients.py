@@ -1,0 +1,89 @@
+"""VR303 MPS clients: processes reach the GPU through the MPS server.
+
+What it detects
+---------------
+The GPU is shared through MPS: the server process is charged, or clients are listed as such.
+
+Why it happens
+--------------
+MPS lets many processes share one scheduling resource. Clients talk to the server, which opens the
+GPU in their name, so a part of what clients use is charged to the server, and a client need not
+have device files of its own. A client that dies badly can leave the server to clean up.
+
+How to confirm
+--------------
+Ask the control daemon for its servers and their clients:
+
+    echo get_server_list | nvidia-cuda-mps-control
+    echo "get_client_list SERVER_PID" | nvidia-cuda-mps-control
+
+Remedies and their risk
+-----------------------
+- Find the client that holds the memory, and ask its owner or let it finish. No risk.
+- Do not end the server: every client on the GPU fails with it.
+- A server that does not come free although it has no clients can be told to quit through the
+  control daemon, by whoever runs the machine.
+
+Source
+------
+Described in NVIDIA's documentation of the Multi-Process Service; not measured here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vram.diagnosis import words
+from vram.diagnosis.holdings import Holding, gather, in_use
+from vram.diagnosis.protected import is_mps_server
+from vram.model.finding import Finding, Remedy
+from vram.model.ledger import Entry, Ledger
+from vram.units import size
+
+CODE = "VR303"
+
+
+def judge(ledger: Ledger) -> Iterator[Finding]:
+    holdings = gather(ledger.gpus, _through_mps, least=0)
+    if holdings:
+        yield _finding(holdings)
+
+
+def _through_mps(entry: Entry) -> bool:
+    if not in_use(entry) or entry.holder is None:
+        return False
+    return is_mps_server(entry.holder) or "mps" in entry.holder.lists
+
+
+def _finding(holdings: tuple[Holding, ...]) -> Finding:
+    holders = [holding.holder for holding in holdings if holding.holder is not None]
+    servers = [holder for holder in holders if is_mps_server(holder)]
+    clients = [holder for holder in holders if not is_mps_server(holder)]
+    nbytes = sum(holding.nbytes for holding in holdings)
+    return Finding(
+        code=CODE,
+        title=f"{size(nbytes)} in use through MPS by {len(clients)} listed clients",
+        nbytes=nbytes,
+        cause=(
+            "Processes share this GPU through the MPS server, which opens it in their name: what the server"
+            f" is charged with belongs to its clients. Listed as clients: {words.processes(clients)}."
+        ),
+        gpus=tuple(sorted({gpu for holding in holdings for gpu in holding.gpus})),
+        pids=tuple(holder.pid for holder in (*servers, *clients)),
+        evidence=words.evidence(line for holding in holdings for line in holding.evidence),
+        remedies=_ways_out([server.pid for server in servers]),
+        severity="info",
+    )
+
+
+def _ways_out(servers: list[int]) -> tuple[Remedy, ...]:
+    ask = f"get_client_list {servers[0]}" if servers else "get_server_list"
+    return (
+        Remedy(
+            step="look",
+            target="mps",
+            text="Ask MPS for its clients, then find out which of them can let go.",
+            command=f'echo "{ask}" | nvidia-cuda-mps-control',
+        ),
+        Remedy(step="keep", target="mps", text="Leave the server alone: every client fails with it."),
+    )

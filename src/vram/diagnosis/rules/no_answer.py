@@ -1,0 +1,90 @@
+"""VR405 No answer: a driver call failed, or did not return in time.
+
+What it detects
+---------------
+A GPU or a whole source of information could not be read: the call failed, or did not come back by
+the deadline. What could be read is still reported; this finding says what is missing.
+
+Why it happens
+--------------
+A driver in trouble can keep a call waiting for ever; a GPU that is being reset, a very busy
+machine or a broken installation make calls slow or fail.
+
+How to confirm
+--------------
+See whether the driver's own tool answers, and what the kernel log says:
+
+    timeout 20 nvidia-smi
+    sudo dmesg --ctime | grep -iE 'xid|nvrm'
+
+Remedies and their risk
+-----------------------
+- Look again: a busy moment passes. No risk.
+- If it stays, read the kernel log; an Xid line names the fault. No risk.
+- Processes that wait inside the driver cannot be ended (VR202); a restart of the machine is then
+  the last resort, and ends everything on it.
+
+Source
+------
+Calls that never return are reported in open-gpu-kernel-modules #1333. Measured on an H200, driver
+580.159: a memory call takes 8 to 11 µs, a process list 38 µs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vram.diagnosis import driver_words, remedies, words
+from vram.model.finding import Finding, Remedy
+from vram.model.ledger import GpuLedger, Ledger
+from vram.model.observation import ProbeRun
+
+CODE = "VR405"
+
+_WORDS = {"timeout": "did not answer in time", "failed": "failed"}
+
+
+def judge(ledger: Ledger) -> Iterator[Finding]:
+    gpus = [gpu for gpu in ledger.gpus if _is_silent(gpu)]
+    probes = [probe for probe in ledger.probes if _is_silent(probe)]
+    if gpus or probes:
+        yield _finding(gpus, probes)
+
+
+def _is_silent(source: GpuLedger | ProbeRun) -> bool:
+    """Failed or too late, for a reason that no other rule explains better."""
+    told = driver_words.ask_for_reset(source.message) or driver_words.tell_mismatch(source.message)
+    return source.status in _WORDS and not told
+
+
+def _finding(gpus: list[GpuLedger], probes: list[ProbeRun]) -> Finding:
+    indices = tuple(gpu.index for gpu in gpus)
+    what = f"{len(gpus)} GPU{'s' if len(gpus) > 1 else ''}" if gpus else "a source of information"
+    return Finding(
+        code=CODE,
+        title=f"No answer from {what}: the report is incomplete",
+        nbytes=None,
+        cause=f"{_who(indices, probes)} could not be read, so what they hold is missing here.",
+        gpus=indices,
+        evidence=words.evidence(map(_gpu_told, gpus), map(_probe_told, probes)),
+        remedies=(
+            Remedy(step="wait", target="host", text="Look again; a busy moment passes.", command="vram why"),
+            remedies.kernel_log("host"),
+        ),
+        severity="problem" if gpus else "warning",
+    )
+
+
+def _who(indices: tuple[int, ...], probes: list[ProbeRun]) -> str:
+    if indices:
+        return words.gpus(indices)
+    return f"The probe{'s' if len(probes) > 1 else ''} {', '.join(words.shown(p.name) for p in probes)}"
+
+
+def _gpu_told(gpu: GpuLedger) -> str:
+    return f"GPU {gpu.index} {_WORDS[gpu.status]}{': ' if gpu.message else ''}{gpu.message or ''}"
+
+
+def _probe_told(probe: ProbeRun) -> str:
+    told = f"probe {probe.name} {_WORDS[probe.status]} after {probe.duration_s:.1f} s"
+    return f"{told}: {probe.message}" if probe.message else told

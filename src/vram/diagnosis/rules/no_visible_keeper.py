@@ -1,0 +1,100 @@
+"""VR105 No visible keeper: a dead pid is charged, and nobody in sight keeps its memory.
+
+What it detects
+---------------
+The driver's process list charges a pid that is not there (any more), and among the processes
+whose files can be read none holds the files that would explain it.
+
+Why it happens
+--------------
+Memory always has a keeper. It may be out of sight: a process of another user whose files may not
+be read, a process outside this PID namespace, a process whose first thread ended while others run
+on (its /proc entry looks like a zombie), or the driver is still tearing the process down. A pid
+that was reused names a newcomer that has nothing to do with it.
+
+How to confirm
+--------------
+Look with full rights, then ask for remaining threads and for the driver's own words:
+
+    sudo vram why
+    ls /proc/CHARGED_PID/task
+    sudo dmesg --ctime | grep -iE 'xid|nvrm'
+
+Remedies and their risk
+-----------------------
+- Look again with sudo, outside containers. No risk.
+- Wait a moment and look again: tearing down a large process takes time. No risk.
+- Never signal the charged pid: whoever has that number now is somebody else.
+- If it stays although root sees no keeper, empty the GPU of other work and reset it, or restart
+  the machine: everything else on the GPU is lost.
+
+Source
+------
+Measured on an H200, driver 580.159: a killed process's memory was back 110 ms after the signal,
+when its parent's wait returned; a zombie held nothing; what stayed always had a keeper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vram.diagnosis import remedies, words
+from vram.diagnosis.holdings import IN_USE, Holding, gather
+from vram.model.finding import Finding, Remedy
+from vram.model.ledger import Entry, Ledger
+from vram.units import size
+
+CODE = "VR105"
+
+
+def judge(ledger: Ledger) -> Iterator[Finding]:
+    for holding in gather(ledger.gpus, _unkept):
+        pid = _charged(holding)
+        yield Finding(
+            code=CODE,
+            title=f"{size(holding.nbytes)} charged to {_named(pid)}, with no keeper in sight",
+            nbytes=holding.nbytes,
+            cause=_cause(ledger, holding, pid),
+            gpus=holding.gpus,
+            pids=() if pid is None else (pid,),
+            evidence=words.evidence(holding.evidence),
+            remedies=_ways_out(ledger),
+        )
+
+
+def _unkept(entry: Entry) -> bool:
+    holder = entry.holder
+    if entry.kind == "orphaned":
+        return holder is None or not holder.alive or holder.pid == entry.charged_pid
+    return entry.kind in IN_USE and holder is not None and not holder.alive
+
+
+def _charged(holding: Holding) -> int | None:
+    if holding.charged_pid is not None:
+        return holding.charged_pid
+    return holding.holder.pid if holding.holder else None
+
+
+def _named(pid: int | None) -> str:
+    return "an unknown pid" if pid is None else f"dead pid {pid}"
+
+
+def _cause(ledger: Ledger, holding: Holding, pid: int | None) -> str:
+    where = "no process that can be seen from here holds its files"
+    if not ledger.host.initial_pid_namespace:
+        where = "its keeper may live outside this PID namespace"
+    elif ledger.unreadable_processes:
+        where = f"its keeper may be among {ledger.unreadable_processes} processes whose files may not be read"
+    return f"The driver charges {size(holding.nbytes)} to {_named(pid)}, and {where}."
+
+
+def _ways_out(ledger: Ledger) -> tuple[Remedy, ...]:
+    wait = Remedy(
+        step="wait",
+        target="host",
+        text="Wait a moment and look again: the driver may still be tearing the process down.",
+        command="vram why",
+    )
+    if ledger.host.uid != 0:
+        return (remedies.see_more(ledger.host), wait)
+    return (wait, remedies.kernel_log("host"))

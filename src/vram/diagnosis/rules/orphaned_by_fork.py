@@ -1,0 +1,93 @@
+"""VR101 Orphaned by fork: a forked child keeps the memory of a process that is gone.
+
+What it detects
+---------------
+The driver's process list charges a pid that no longer exists, and a living process holds the
+driver's files that it inherited from that pid by fork.
+
+Why it happens
+--------------
+GPU memory belongs to open files, not to processes. A fork copies the parent's descriptors, and
+the memory comes back only when the last copy closes. If the parent dies first, the driver goes
+on charging the parent's pid: nvidia-smi shows a pid that nobody can find, or no process at all,
+while the child, which may never have used the GPU, keeps every byte and the context too.
+Usual children: data-loader workers, job launchers, log shippers, anything started with the
+"fork" method after CUDA was initialised.
+
+How to confirm
+--------------
+The charged pid is gone, and the child has the device files open:
+
+    ps -p CHARGED_PID
+    sudo ls -l /proc/CHILD_PID/fd | grep /dev/nvidia
+
+Remedies and their risk
+-----------------------
+- Let the child finish, or make it close the inherited descriptors: the memory returns at once,
+  even though mappings remain. No risk.
+- End the child with SIGTERM: its unsaved work is lost. Where several children hold the files,
+  all of them must end; one alone frees nothing.
+- To prevent it, start workers with "spawn" or "forkserver", or before CUDA is first used, and
+  let workers end with their parent (prctl PR_SET_PDEATHSIG, or a pipe that closes).
+- Resetting the GPU is no remedy while the child lives.
+
+Source
+------
+Measured on an H200, driver 580.159: parent with 4 GiB killed, child asleep: 4 GiB and the
+context stayed, charged to the dead parent with 4614 MiB; the child had its 23 descriptors.
+Closing them in the child gave everything back while its 30 mappings remained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vram.diagnosis import remedies, words
+from vram.diagnosis.holdings import Holding, gather
+from vram.model.finding import Finding, Remedy
+from vram.model.ledger import Entry, Ledger
+from vram.units import size
+
+CODE = "VR101"
+
+
+def judge(ledger: Ledger) -> Iterator[Finding]:
+    for holding in gather(ledger.gpus, _orphaned):
+        keepers = holding.keepers
+        yield Finding(
+            code=CODE,
+            title=f"{size(holding.nbytes)} of dead pid {holding.charged_pid}, kept by a forked child",
+            nbytes=holding.nbytes,
+            cause=_cause(holding),
+            gpus=holding.gpus,
+            pids=tuple(keeper.pid for keeper in keepers),
+            evidence=words.evidence(holding.evidence),
+            remedies=remedies.ordered(
+                (
+                    *remedies.look(keepers, "See what the keeper does; it may end by itself."),
+                    *remedies.end(ledger.host, keepers, certain=holding.certain),
+                    _prevent(),
+                )
+            ),
+        )
+
+
+def _orphaned(entry: Entry) -> bool:
+    holder = entry.holder
+    if entry.kind != "orphaned" or holder is None or not holder.alive:
+        return False
+    # A holder with the charged pid itself is a newcomer that was given a used pid: no keeper.
+    return holder.pid != entry.charged_pid and entry.charged_state != "Z"
+
+
+def _cause(holding: Holding) -> str:
+    likely = "" if holding.certain else "most likely "
+    return (
+        f"Process {holding.charged_pid} is gone, but {words.processes(holding.keepers)} {likely}inherited its"
+        f" open device files by fork. The driver keeps {size(holding.nbytes)} until the last copy closes."
+    )
+
+
+def _prevent() -> Remedy:
+    text = "To prevent it: start workers by spawn or forkserver, or before CUDA is first used."
+    return Remedy(step="change", target="program", text=text)

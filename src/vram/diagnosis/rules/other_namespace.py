@@ -1,0 +1,81 @@
+"""VR301 Hidden by a PID namespace: the holder lives where we cannot see.
+
+What it detects
+---------------
+vram runs inside a PID namespace (as a rule, a container), and the GPU holds memory of processes
+that are not in it.
+
+Why it happens
+--------------
+A PID namespace shows only its own processes. The device's totals count everybody, but recent
+drivers list only the processes of the caller's namespace; older ones list host pids, which name
+nobody, or somebody else, inside. Other containers and the host share the GPU unseen.
+
+How to confirm
+--------------
+This shell is not in the host's namespace if its first process is not the system's init:
+
+    cat /proc/1/comm
+    grep NSpid /proc/self/status
+
+Remedies and their risk
+-----------------------
+- Run vram on the host, or in a container started with the host's PID namespace
+  (docker run --pid=host). No risk.
+- Ask whoever runs the host. Nothing can or should be ended from inside: a pid seen here may be
+  another process there.
+
+Source
+------
+Measured on an H200, driver 580.159: inside a fresh namespace NVML listed only that namespace's
+processes, by their pids there; outside it listed all, by host pids. That older drivers show host
+pids inside containers is reported in nvidia-docker #1483.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vram.diagnosis import words
+from vram.model.finding import Finding, Remedy
+from vram.model.ledger import Entry, Ledger
+from vram.units import size
+
+CODE = "VR301"
+
+
+def judge(ledger: Ledger) -> Iterator[Finding]:
+    for gpu in ledger.gpus:
+        hidden = [entry for entry in gpu.entries if entry.nbytes > 0 and _is_outside(ledger, entry)]
+        if hidden:
+            yield _finding(gpu.index, hidden)
+
+
+def _is_outside(ledger: Ledger, entry: Entry) -> bool:
+    if entry.kind != "hidden":
+        return False
+    if entry.hidden_by is None:
+        return not ledger.host.initial_pid_namespace
+    return entry.hidden_by == "namespace"
+
+
+def _finding(gpu: int, hidden: list[Entry]) -> Finding:
+    nbytes = sum(entry.nbytes for entry in hidden)
+    return Finding(
+        code=CODE,
+        title=f"{size(nbytes)} held outside this PID namespace",
+        nbytes=nbytes,
+        cause=(
+            f"{size(nbytes)} of GPU {gpu} belong to processes that cannot be seen from inside this"
+            " container or namespace."
+        ),
+        gpus=(gpu,),
+        evidence=words.evidence(line for entry in hidden for line in entry.evidence),
+        remedies=(_look_on_host(gpu),),
+        severity="warning",
+    )
+
+
+def _look_on_host(gpu: int) -> Remedy:
+    text = "Run vram on the host, or in a container that was started with --pid=host."
+    return Remedy(step="look", target=f"gpu {gpu}", text=text)

@@ -1,0 +1,75 @@
+"""VR401 Reserved memory: the driver's own share, which some tools count as used.
+
+What it detects
+---------------
+The driver keeps a part of the GPU's memory for itself, and the older form of its memory call
+counts that part as used. Tools that still use it show hundreds of MiB on an empty GPU.
+
+Why it happens
+--------------
+Firmware, page tables, error correction and the driver itself need memory. Version 1 of the
+memory call has no field for it and adds it to used; version 2 tells it apart.
+
+How to confirm
+--------------
+nvidia-smi shows both figures:
+
+    nvidia-smi --query-gpu=memory.used,memory.reserved,memory.total --format=csv
+
+Remedies and their risk
+-----------------------
+- Nothing has to be done: nobody can use that memory, and nobody leaks it.
+- Compare like with like: use the same tool, or version 2 of the call, before and after.
+
+Source
+------
+Measured on an H200, driver 580.159, nothing running: version 1 says 615.1 MiB used; version 2
+says 615.1 reserved and 0.0 used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vram.diagnosis import words
+from vram.model.finding import Finding
+from vram.model.ledger import GpuLedger, Ledger
+from vram.units import size
+
+CODE = "VR401"
+
+
+def judge(ledger: Ledger) -> Iterator[Finding]:
+    gpus = [gpu for gpu in ledger.gpus if _reserved(gpu) > 0 and _counted_as_used(gpu)]
+    if gpus:
+        yield _finding(gpus)
+
+
+def _reserved(gpu: GpuLedger) -> int:
+    return sum(entry.nbytes for entry in gpu.entries if entry.kind == "reserved")
+
+
+def _counted_as_used(gpu: GpuLedger) -> bool:
+    memory = gpu.memory
+    return memory is not None and memory.v1_used is not None and memory.v1_used > memory.used
+
+
+def _finding(gpus: list[GpuLedger]) -> Finding:
+    nbytes = sum(map(_reserved, gpus))
+    return Finding(
+        code=CODE,
+        title=f"{size(nbytes)} reserved by the driver; some tools call it used",
+        nbytes=nbytes,
+        cause=(
+            f"The driver keeps {size(nbytes)} for itself. Tools on the older memory call add it to what is"
+            " used; no process holds it and none can get it."
+        ),
+        gpus=tuple(gpu.index for gpu in gpus),
+        evidence=words.evidence(_told(gpu) for gpu in gpus),
+        severity="info",
+    )
+
+
+def _told(gpu: GpuLedger) -> str:
+    used, old = (gpu.memory.used, gpu.memory.v1_used or 0) if gpu.memory else (0, 0)
+    return f"GPU {gpu.index}: version 1 of the call says {size(old)} used, version 2 says {size(used)}"

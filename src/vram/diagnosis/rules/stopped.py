@@ -1,0 +1,92 @@
+"""VR201 Stopped process: it runs nothing and keeps all its memory.
+
+What it detects
+---------------
+A process that keeps GPU memory is stopped: by Ctrl-Z or SIGSTOP (state T), or by a debugger
+(state t).
+
+Why it happens
+--------------
+A stopped process keeps its files, so it keeps its memory, for as long as it stays stopped. A
+terminal job sent to the background with Ctrl-Z is the usual case; a job scheduler that suspends
+jobs, or a debugger left attached, are the others.
+
+How to confirm
+--------------
+The state column shows T or t; TracerPid names the debugger:
+
+    ps -o pid,stat,tty,args -p PID
+    grep TracerPid /proc/PID/status
+
+Remedies and their risk
+-----------------------
+- Let it go on: `kill -CONT PID`, or `fg` in the shell that stopped it. It continues where it was,
+  and uses the GPU again. Jobs that a scheduler suspended should be resumed by the scheduler.
+- Detach the debugger: the process goes on.
+- End it: SIGTERM is only taken once it runs again, so CONT follows. Unsaved work is lost.
+
+Source
+------
+Measured on an H200, driver 580.159: a process stopped by SIGSTOP held all its memory and stayed
+in the process list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vram.diagnosis import remedies, words
+from vram.diagnosis.health import is_stopped
+from vram.diagnosis.holdings import Holding, gather
+from vram.model.finding import Finding, Remedy
+from vram.model.ledger import Entry, Holder, Ledger
+from vram.model.observation import HostFacts
+from vram.units import size
+
+CODE = "VR201"
+
+
+def judge(ledger: Ledger) -> Iterator[Finding]:
+    for holding in gather(ledger.gpus, _held_by_stopped):
+        if holding.holder is not None:
+            yield _finding(ledger, holding, holding.holder)
+
+
+def _held_by_stopped(entry: Entry) -> bool:
+    holder = entry.holder
+    return holder is not None and holder.pid != entry.charged_pid and is_stopped(holder)
+
+
+def _finding(ledger: Ledger, holding: Holding, holder: Holder) -> Finding:
+    how = "by a debugger" if holder.state == "t" else "by a signal"
+    return Finding(
+        code=CODE,
+        title=f"{size(holding.nbytes)} held by stopped pid {holder.pid}",
+        nbytes=holding.nbytes,
+        cause=(
+            f"{words.process(holder)} was stopped {how}. It does no work, and keeps"
+            f" {size(holding.nbytes)} for as long as it stays stopped."
+        ),
+        gpus=holding.gpus,
+        pids=(holder.pid,),
+        evidence=words.evidence((f"pid {holder.pid} is in state {holder.state}",), holding.evidence),
+        remedies=remedies.ordered(
+            (
+                _let_go_on(ledger.host, holder),
+                *remedies.end(ledger.host, holding.keepers, certain=holding.certain),
+            )
+        ),
+        severity="warning",
+    )
+
+
+def _let_go_on(host: HostFacts, holder: Holder) -> Remedy:
+    target = f"pid {holder.pid}"
+    if holder.state == "t":
+        text = "Detach the debugger; the process then goes on."
+        return Remedy(
+            step="look", target=target, text=text, command=f"grep TracerPid /proc/{holder.pid}/status"
+        )
+    text = "Let it go on; it uses the GPU again and frees what it has done with."
+    sudo = "sudo " if host.uid != 0 and holder.user != host.user else ""
+    return Remedy(step="resume", target=target, text=text, command=f"{sudo}kill -CONT {holder.pid}")

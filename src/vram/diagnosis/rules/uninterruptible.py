@@ -1,0 +1,86 @@
+"""VR202 Cannot be ended now: the holder waits inside the kernel, or is already exiting.
+
+What it detects
+---------------
+A process that keeps GPU memory is in uninterruptible sleep (state D), or has begun to exit and
+is not through yet.
+
+Why it happens
+--------------
+State D is normal for moments, while a disk or the driver answers. It lasts when the thing waited
+for never comes: a dead network file system, or a driver in trouble. A process that exits gives
+its memory back when the driver has torn its files down, which takes longer the more it held.
+
+How to confirm
+--------------
+Look twice; where it waits is in its kernel stack:
+
+    ps -o pid,stat,wchan:32,args -p PID
+    sudo cat /proc/PID/stack
+    sudo dmesg --ctime | grep -iE 'xid|nvrm'
+
+Remedies and their risk
+-----------------------
+- Wait and look again. No risk.
+- Signals do nothing here, kill -9 included: it is noted, and takes effect when the wait ends.
+- If it waits in the driver for minutes and the kernel log shows Xid lines, only a restart of the
+  machine helps: everything on it ends.
+
+Source
+------
+Measured on an H200, driver 580.159: a killed process with 4 GiB gave its memory back 110 ms after
+the signal. Processes stuck in the driver are reported in open-gpu-kernel-modules #456 and #1333.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vram.diagnosis import remedies, words
+from vram.diagnosis.health import is_stuck
+from vram.diagnosis.holdings import Holding, gather
+from vram.model.finding import Finding, Remedy
+from vram.model.ledger import Entry, Holder, Ledger
+from vram.units import size
+
+CODE = "VR202"
+
+
+def judge(ledger: Ledger) -> Iterator[Finding]:
+    for holding in gather(ledger.gpus, _held_by_stuck):
+        if holding.holder is not None:
+            yield _finding(holding, holding.holder)
+
+
+def _held_by_stuck(entry: Entry) -> bool:
+    holder = entry.holder
+    return holder is not None and holder.pid != entry.charged_pid and is_stuck(holder)
+
+
+def _finding(holding: Holding, holder: Holder) -> Finding:
+    doing = "is exiting" if holder.exiting else "waits inside the kernel"
+    told = "has begun to exit" if holder.exiting else "is in state D"
+    return Finding(
+        code=CODE,
+        title=f"{size(holding.nbytes)} held by pid {holder.pid}, which {doing}",
+        nbytes=holding.nbytes,
+        cause=(
+            f"{words.process(holder)} {doing}; no signal reaches it now. Its"
+            f" {size(holding.nbytes)} come back when that is over."
+        ),
+        gpus=holding.gpus,
+        pids=(holder.pid,),
+        evidence=words.evidence((f"pid {holder.pid} {told}",), holding.evidence),
+        remedies=_ways_out(holder),
+        severity="warning",
+    )
+
+
+def _ways_out(holder: Holder) -> tuple[Remedy, ...]:
+    target = f"pid {holder.pid}"
+    stack = f"sudo cat /proc/{holder.pid}/stack"
+    return (
+        Remedy(step="wait", target=target, text="Wait a moment and look again.", command="vram why"),
+        Remedy(step="look", target=target, text="See where in the kernel it waits.", command=stack),
+        remedies.kernel_log(target),
+    )

@@ -1,0 +1,102 @@
+"""VR501 Versions differ: the driver in the kernel and its libraries do not match.
+
+What it detects
+---------------
+The loaded kernel module has another version than the driver's user-space library.
+
+Why it happens
+--------------
+The driver was upgraded while the old module stayed loaded (unattended upgrades do that), or a
+container brings, or a library path finds, libraries of another version. NVML then refuses to work:
+"Driver/library version mismatch". Programs that already run go on; new ones cannot start.
+
+How to confirm
+--------------
+Compare the module that is loaded with the library on disk:
+
+    cat /proc/driver/nvidia/version
+    ldconfig -p | grep libnvidia-ml
+
+Remedies and their risk
+-----------------------
+- In a container or with LD_LIBRARY_PATH set: make it use the host's libraries. No risk.
+- Restart the machine when its work allows: the new module is loaded. Everything on it ends.
+- Reloading the modules without a restart needs every process on every GPU to end first, display
+  and monitoring included.
+
+Source
+------
+NVML's own error text; the remedy follows from how kernel modules are loaded. Not measured here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vram.diagnosis import driver_words, words
+from vram.model.finding import Finding, Remedy
+from vram.model.gpu import DriverFacts
+from vram.model.ledger import Ledger
+
+CODE = "VR501"
+
+
+def judge(ledger: Ledger) -> Iterator[Finding]:
+    versions = _differing(ledger.driver)
+    told = [probe.message for probe in ledger.probes if driver_words.tell_mismatch(probe.message)]
+    if versions or told:
+        yield _finding(ledger, versions, [message for message in told if message])
+
+
+def _differing(driver: DriverFacts | None) -> tuple[str, str] | None:
+    """The kernel's and the library's version where both are known and differ."""
+    if driver is None or driver.virtual:
+        return None
+    module, library = driver.module_version, driver.library_version
+    if not module or not library or _same(module, library):
+        return None
+    return module, library
+
+
+def _same(module: str, library: str) -> bool:
+    # NVML's own version carries the CUDA release in front: 13.580.159.04 is driver 580.159.04.
+    return module == library or library.endswith(f".{module}")
+
+
+def _finding(ledger: Ledger, versions: tuple[str, str] | None, told: list[str]) -> Finding:
+    cause = "The driver in the kernel and its library have different versions; new programs cannot start."
+    if versions:
+        module, library = map(words.shown, versions)
+        cause = (
+            f"The kernel runs driver {module}, the library belongs to {library}; new programs may not start."
+        )
+    return Finding(
+        code=CODE,
+        title="The driver and its library have different versions",
+        nbytes=None,
+        cause=cause,
+        gpus=tuple(gpu.index for gpu in ledger.gpus),
+        evidence=words.evidence(told, _versions_told(versions)),
+        remedies=_ways_out(),
+    )
+
+
+def _versions_told(versions: tuple[str, str] | None) -> tuple[str, ...]:
+    return () if versions is None else (f"kernel module {versions[0]}", f"library {versions[1]}")
+
+
+def _ways_out() -> tuple[Remedy, ...]:
+    return (
+        Remedy(
+            step="look",
+            target="host",
+            text="Compare the loaded module with the library that programs find.",
+            command="cat /proc/driver/nvidia/version; ldconfig -p | grep libnvidia-ml",
+        ),
+        Remedy(
+            step="service",
+            target="host",
+            text="Restart the machine when its work allows, so that the new module is loaded.",
+            harm="affects-others",
+        ),
+    )

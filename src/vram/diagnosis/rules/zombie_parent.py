@@ -1,0 +1,80 @@
+"""VR203 Zombie parent: it has ended, and its living children keep its memory.
+
+What it detects
+---------------
+The driver's process list charges a zombie, and living processes hold the driver's files that they
+inherited from it.
+
+Why it happens
+--------------
+A zombie is a process that has ended and waits for its parent to collect its exit status. It has
+closed its files, so by itself it holds nothing. Its forked children have copies of those files,
+and they hold everything. `kill` on the zombie does nothing, and collecting it does not help.
+
+How to confirm
+--------------
+The charged pid shows state Z; the children have the device files open:
+
+    ps -o pid,ppid,stat,args -p CHARGED_PID
+    sudo ls -l /proc/CHILD_PID/fd | grep /dev/nvidia
+
+Remedies and their risk
+-----------------------
+- Let the children finish, or make them close the inherited descriptors. No risk.
+- End the children with SIGTERM: their unsaved work is lost. All of them must end.
+- Do not end the zombie's own parent in order to collect it: that frees no GPU memory.
+
+Source
+------
+Measured on an H200, driver 580.159: a killed process that nobody had collected held nothing; a
+forked child kept a dead parent's 4 GiB and context, charged to the parent's pid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vram.diagnosis import remedies, words
+from vram.diagnosis.holdings import Holding, gather
+from vram.model.finding import Finding, Remedy
+from vram.model.ledger import Entry, Ledger
+from vram.units import size
+
+CODE = "VR203"
+
+
+def judge(ledger: Ledger) -> Iterator[Finding]:
+    for holding in gather(ledger.gpus, _left_by_zombie):
+        keepers = holding.keepers
+        yield Finding(
+            code=CODE,
+            title=f"{size(holding.nbytes)} of zombie {holding.charged_pid}, kept by its children",
+            nbytes=holding.nbytes,
+            cause=_cause(holding),
+            gpus=holding.gpus,
+            pids=tuple(keeper.pid for keeper in keepers),
+            evidence=words.evidence(holding.evidence),
+            remedies=remedies.ordered(
+                (_spare_zombie(holding), *remedies.end(ledger.host, keepers, certain=holding.certain))
+            ),
+        )
+
+
+def _left_by_zombie(entry: Entry) -> bool:
+    holder = entry.holder
+    if entry.kind != "orphaned" or entry.charged_state != "Z":
+        return False
+    return holder is not None and holder.alive and holder.pid != entry.charged_pid
+
+
+def _cause(holding: Holding) -> str:
+    return (
+        f"Process {holding.charged_pid} is a zombie and holds nothing itself;"
+        f" {words.processes(holding.keepers)} inherited its open device files and keeps"
+        f" {size(holding.nbytes)}."
+    )
+
+
+def _spare_zombie(holding: Holding) -> Remedy:
+    text = f"Leave zombie {holding.charged_pid} as it is: collecting it frees no GPU memory."
+    return Remedy(step="keep", target=f"pid {holding.charged_pid}", text=text)

@@ -1,0 +1,95 @@
+"""Is this GPU clean? What is held on it beyond what the driver reserves, for scripts that ask.
+
+A *leftover* is what no healthy process accounts for: bytes that are orphaned, exported or
+charged to a process that is dead, stopped or exiting, and bytes that nobody could be named
+for. A stopped process counts, because nobody works with its memory and no job ends that way;
+one that merely waits for a disk does not, and neither does one whose program file was
+replaced. Whether a hidden holder is healthy cannot be seen, so hidden bytes make the answer
+"unknown".
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from vram.diagnosis.health import is_stopped
+from vram.model.ledger import Entry, GpuLedger, Ledger
+
+Verdict = Literal["clean", "held", "unknown"]
+
+_NOBODYS = frozenset(("free", "reserved"))
+_WITHOUT_PROCESS = frozenset(("orphaned", "exported", "unattributed"))
+
+
+class GpuVerdict(Struct, frozen=True, kw_only=True):
+    """One GPU's answer, with the entries that led to it."""
+
+    index: int
+    uuid: str | None
+    name: str
+    verdict: Verdict
+    held_bytes: int | None
+    entries: tuple[Entry, ...] = ()
+    reason: str | None = None
+
+
+def judge(ledger: Ledger, *, leftovers: bool = False, allow: int = 0) -> tuple[GpuVerdict, ...]:
+    """Return a verdict for every GPU; up to *allow* bytes on each are let pass."""
+    return tuple(_judge(gpu, leftovers, allow) for gpu in ledger.gpus)
+
+
+def overall(verdicts: tuple[GpuVerdict, ...]) -> Verdict:
+    """Held anywhere is held. No GPU at all is not clean: nothing was looked at."""
+    found = {verdict.verdict for verdict in verdicts}
+    if "held" in found:
+        return "held"
+    return "clean" if found == {"clean"} else "unknown"
+
+
+def _judge(gpu: GpuLedger, leftovers: bool, allow: int) -> GpuVerdict:
+    counted = tuple(entry for entry in gpu.entries if _is_held(entry))
+    if leftovers:
+        counted = tuple(entry for entry in counted if _is_leftover(entry))
+    nbytes = sum(entry.nbytes for entry in counted)
+    verdict: Verdict = "held" if nbytes > allow else "clean"
+    reason = None
+    if verdict == "clean":
+        reason = _doubt(gpu, leftovers, allow - nbytes)
+        verdict = "unknown" if reason else "clean"
+    return GpuVerdict(
+        index=gpu.index,
+        uuid=gpu.uuid,
+        name=gpu.name,
+        verdict=verdict,
+        held_bytes=None if gpu.total_bytes is None else nbytes,
+        entries=counted,
+        reason=reason,
+    )
+
+
+def _is_held(entry: Entry) -> bool:
+    """Bytes beyond the driver's reserve; what contexts cost beyond their charge is theirs to explain."""
+    if entry.kind == "overhead" and entry.holder is None:
+        return False
+    return entry.kind not in _NOBODYS and entry.nbytes > 0
+
+
+def _is_leftover(entry: Entry) -> bool:
+    if entry.kind == "hidden":
+        return False
+    if entry.kind in _WITHOUT_PROCESS or entry.holder is None:
+        return True
+    holder = entry.holder
+    return not holder.alive or holder.exiting or holder.state in ("Z", "X") or is_stopped(holder)
+
+
+def _doubt(gpu: GpuLedger, leftovers: bool, allow: int) -> str | None:
+    """Say why a GPU that looks clean may not be."""
+    if gpu.total_bytes is None or gpu.status in ("failed", "timeout", "lost"):
+        return gpu.message or f"the driver's answer: {gpu.status}"
+    hidden = sum(entry.nbytes for entry in gpu.entries if entry.kind == "hidden")
+    if leftovers and hidden > allow:
+        return "a process that cannot be seen from here holds memory; whether it is healthy cannot be told"
+    return None

@@ -1,0 +1,70 @@
+"""How findings speak: of processes, of lists of them, and of text that others wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from vram.model.ledger import Holder
+from vram.model.process import Workload
+from vram.units import duration
+
+_COMMAND_COLUMNS = 40
+_PIDS_SHOWN = 4
+
+
+def shown(text: str) -> str:
+    """*text* with every control, bidi or broken character spelled out; ordinary text as it is."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else _spelled(c) for c in text)
+
+
+def process(holder: Holder) -> str:
+    """Name a process in a sentence: pid 1234 (python train.py, alice)."""
+    known = [_shortened(shown(holder.command)) if holder.command else "", shown(holder.user or "")]
+    inside = ", ".join(word for word in known if word)
+    return f"pid {holder.pid} ({inside})" if inside else f"pid {holder.pid}"
+
+
+def processes(holders: Sequence[Holder]) -> str:
+    """Name several processes in a sentence, the first few of them where they are many."""
+    names = [process(holder) for holder in holders[:_PIDS_SHOWN]]
+    rest = len(holders) - len(names)
+    if rest > 0:
+        names.append(f"{rest} more")
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1]))) if names else "nobody"
+
+
+def belonging(workload: Workload) -> str:
+    """The container, pod, job or service that a process is part of; empty where there is none."""
+    if workload.slurm_job:
+        return f"Slurm job {shown(workload.slurm_job)}"
+    if workload.pod:
+        return f"Kubernetes pod {shown(workload.pod)}"
+    if workload.container:
+        return f"{shown(workload.runtime or 'container')} container {shown(workload.container[:12])}"
+    return f"unit {shown(workload.unit)}" if workload.unit else ""
+
+
+def age(holder: Holder) -> str:
+    """How long a process has been running; empty where that is unknown."""
+    known = holder.age_s is not None and 0 <= holder.age_s < float("inf")
+    return f"running for {duration(holder.age_s)}" if known and holder.age_s is not None else ""
+
+
+def gpus(indices: Sequence[int]) -> str:
+    """Name GPUs in a sentence: GPU 0, or GPUs 0, 1, 2."""
+    return f"GPU{'s' if len(indices) != 1 else ''} {', '.join(map(str, indices))}"
+
+
+def evidence(*sources: Iterable[str]) -> tuple[str, ...]:
+    """Join statements in order, each once, made safe to show."""
+    return tuple(dict.fromkeys(shown(line) for source in sources for line in source))
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _COMMAND_COLUMNS else text[: _COMMAND_COLUMNS - 1] + "…"
+
+
+def _spelled(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
