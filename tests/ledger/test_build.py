@@ -53,7 +53,7 @@ def test_a_reused_pid_is_not_taken_for_the_process_that_was_charged():
 def test_a_zombie_holds_nothing_its_child_does():
     world = World().gpu(used=4 * GIB).charge(40, 4 * GIB).process(40, state="Z")
     (orphan,) = entries(only_gpu(world.process(41, parent=40).files(41)), "orphaned")
-    assert (orphan.holder.pid, orphan.charged_pid) == (41, 40)
+    assert (orphan.holder.pid, orphan.charged_pid, orphan.charged_state) == (41, 40, "Z")
 
 
 def test_two_dead_parents_are_told_apart_by_their_children():
@@ -129,12 +129,13 @@ def test_bytes_that_nobody_explains_are_a_line_of_their_own():
 
 def test_bytes_are_called_hidden_where_we_may_not_look():
     (hidden,) = entries(only_gpu(World(uid=1000).gpu(used=3 * GIB).unreadable(12)), "hidden")
+    assert hidden.hidden_by == "permission"
     assert any("12 processes of alice" in line for line in hidden.evidence)
 
 
 def test_bytes_are_called_hidden_inside_a_pid_namespace():
     (hidden,) = entries(only_gpu(World(initial_pid_namespace=False).gpu(used=3 * GIB)), "hidden")
-    assert any("PID namespace" in line for line in hidden.evidence)
+    assert hidden.hidden_by == "namespace"
 
 
 def test_figures_that_overlap_are_cut_to_what_is_in_use_and_say_so():

@@ -67,6 +67,7 @@ def _dead(seen: Sightings, charge: Charge, found: list[Family], certain: bool) -
         holder=keeping[0],
         sharers=keeping[1:],
         charged_pid=pid,
+        charged_state=_state(seen, pid),
         evidence=tuple(evidence),
         confidence="fact" if certain else "likely",
     )
@@ -85,9 +86,16 @@ def _unkept(seen: Sightings, charge: Charge, evidence: list[str]) -> Entry:
         nbytes=charge.nbytes or 0,
         holder=holder(seen, charge.process, charge.lists),
         charged_pid=charge.process.pid,
+        charged_state=_state(seen, charge.process.pid),
+        hidden_by="namespace" if outside else None,
         evidence=tuple(evidence),
         confidence="likely" if outside else "unknown",
     )
+
+
+def _state(seen: Sightings, pid: int) -> str | None:
+    known = seen.processes.get(pid)
+    return known[1].state if known else None
 
 
 def _gone(seen: Sightings, pid: int) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from vram.ledger.holders import holder
 from vram.ledger.sightings import Charge, GpuSighting, Sightings
 from vram.model.ledger import Entry
@@ -64,12 +66,23 @@ def _without_figures(seen: Sightings, unknown: list[Charge], rest: int) -> list[
 
 def _unexplained(seen: Sightings, rest: int) -> Entry:
     statement = "in use by the device's own figures, and charged to no process"
+    reason, why = _reason(seen)
+    return Entry(
+        kind="hidden" if reason else "unattributed",
+        nbytes=rest,
+        evidence=(statement, why),
+        hidden_by=reason,
+        confidence="likely" if reason else "unknown",
+    )
+
+
+def _reason(seen: Sightings) -> tuple[Literal["namespace", "permission"] | None, str]:
     if not seen.host.initial_pid_namespace:
-        why = "processes outside this PID namespace cannot be seen from here"
-        return Entry(kind="hidden", nbytes=rest, evidence=(statement, why), confidence="likely")
+        return "namespace", "processes outside this PID namespace cannot be seen from here"
     if seen.unreadable.processes:
         users = ", ".join(seen.unreadable.users) or "other users"
-        why = f"the open files of {seen.unreadable.processes} processes of {users} may not be read"
-        return Entry(kind="hidden", nbytes=rest, evidence=(statement, why), confidence="likely")
-    why = "no readable process has a device file, an exported allocation or a dma-buf that explains it"
-    return Entry(kind="unattributed", nbytes=rest, evidence=(statement, why), confidence="unknown")
+        return (
+            "permission",
+            f"the open files of {seen.unreadable.processes} processes of {users} may not be read",
+        )
+    return None, "no readable process has a device file, an exported allocation or a dma-buf that explains it"

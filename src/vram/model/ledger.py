@@ -52,7 +52,6 @@ class Entry(Struct, frozen=True, kw_only=True):
     ``sharers`` keep the same bytes too: all of them must let go. ``charged_pid`` is the
     pid that the driver's list names where that is not the holder. ``claimed`` is the
     driver's own figure where figures overlap and not all of it could be counted here.
-    ``medium`` says what kind of descriptor keeps exported bytes.
     ``charged_state`` is the kernel's state of the charged pid while /proc still knows it
     ("Z": a zombie). ``medium`` says what keeps an exported entry, ``hidden_by`` what keeps
     us from naming the holder of a hidden one.
@@ -67,7 +66,7 @@ class Entry(Struct, frozen=True, kw_only=True):
     charged_pid: int | None = None
     claimed: int | None = None
     charged_state: str | None = None
-    medium: Literal["handle", "dmabuf"] | None = None
+    medium: Medium | None = None
     hidden_by: Literal["namespace", "permission"] | None = None
 
 
