@@ -1,0 +1,45 @@
+"""A forked child closes the device files that it inherited, and keeps their mappings."""
+
+from __future__ import annotations
+
+import os
+
+import driver
+import stage
+
+
+def sleep_without_files(told: int, done: int) -> None:
+    """Play the child: close the device files when told, then sleep."""
+    os.read(told, 1)
+    for descriptor in driver.device_descriptors():
+        os.close(descriptor)
+    os.write(done, b".")
+    stage.outlive()
+    os._exit(0)
+
+
+def scene() -> None:
+    nbytes = stage.size_argument(4 * stage.GIB)
+    driver.context()
+    driver.alloc(nbytes)
+    told, tell = os.pipe()
+    hear, done = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(tell)
+        sleep_without_files(told, done)
+    pids = {"parent": os.getpid(), "child": child}
+    stage.ready("forked", pids=pids, nbytes=nbytes)
+    try:
+        stage.wait()
+        os.write(tell, b".")
+        os.read(hear, 1)
+        stage.ready("closed", pids=pids, nbytes=nbytes)
+        stage.wait()
+    finally:
+        os.close(tell)
+        os.waitpid(child, 0)
+
+
+if __name__ == "__main__":
+    stage.act(scene)

@@ -1,0 +1,73 @@
+"""Plays every row on the GPU at hand and prints what was measured. Needs nvidia-ml-py, nothing else.
+
+python tests/blackbox/run.py                        the real GPU, or any the loader finds
+python tests/blackbox/run.py fork_orphan ipc        only these rows
+python tests/blackbox/run.py --evidence docs/evidence
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import evidence
+import score
+from rows import ROWS
+from theatre import SceneFailed, Theatre
+
+
+def main() -> int:
+    args = arguments()
+    try:
+        theatre = Theatre()
+    except SceneFailed as error:
+        print(f"no GPU answers: {error}", file=sys.stderr)
+        return 4
+    try:
+        played = [shown(score.play(row, theatre, real=is_real(theatre))) for row in chosen(args.rows)]
+    finally:
+        theatre.close()
+    if args.evidence:
+        for path in evidence.write(args.evidence, theatre.gpu, played):
+            print(path)
+    failed = [result["row"] for result in played if not result["ok"]]
+    print(f"{len(played) - len(failed)} of {len(played)} rows as expected on {theatre.gpu['name']}")
+    return 1 if failed else 0
+
+
+def arguments() -> argparse.Namespace:
+    as_written = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=as_written)
+    parser.add_argument("rows", nargs="*", metavar="ROW", help="rows to play; all without it")
+    parser.add_argument("--evidence", type=Path, metavar="DIR", help="write JSON and Markdown there")
+    return parser.parse_args()
+
+
+def is_real(theatre: Theatre) -> bool:
+    return "virtual" not in theatre.gpu["name"].lower()
+
+
+def chosen(names: list[str]) -> list[score.Row]:
+    unknown = set(names) - {row.name for row in ROWS}
+    if unknown:
+        known = ", ".join(row.name for row in ROWS)
+        raise SystemExit(f"no such row: {', '.join(sorted(unknown))}; there are {known}")
+    return [row for row in ROWS if not names or row.name in names]
+
+
+def shown(result: dict[str, Any]) -> dict[str, Any]:
+    """Print one row as soon as it is known; return it."""
+    status = result["status"].partition(":")[0]
+    print(f"{status:8}{result['took_s']:6.1f} s  {result['row']:22}{result['situation']}")
+    for promise in result["unmet"]:
+        print(f"{'':18}not met: {promise}")
+    print(f"{'':18}{evidence.short(result['measured'])}", flush=True)
+    return result
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
