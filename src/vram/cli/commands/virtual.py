@@ -1,0 +1,89 @@
+"""``vram virtual``: run a command on a GPU that is not there.
+
+    vram virtual -- bash                     a shell with one virtual H200; gone when it ends
+    vram virtual --gpus 2 --memory 24GiB -- python train.py
+    vram virtual --fault 'nvmlDeviceGet* gpu=1 after=9 error=GPU_IS_LOST' -- gpustat
+
+    vram virtual fault 'cuMemAlloc* nth=3 error=OUT_OF_MEMORY'     inside: from now on
+    vram virtual fault                                             inside: what is in force
+    vram virtual fault --clear                                     inside: no more
+
+The command has the terminal and gets our signals; its exit code is ours, 128+N where signal N
+ended it, 127 where it is not found and 126 where it cannot be run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from vram.errors import ExitCode, UsageError
+from vram.units import parse_size
+from vram.virtualgpu import VirtualGpu, launch
+
+NAME = "virtual"
+HELP = "run a command on a virtual GPU"
+
+USAGE = "vram virtual [options] [-- COMMAND...]\n       vram virtual fault [LINE... | --clear]"
+EPILOG = "Without a COMMAND your shell is started. `vram virtual fault` is for use inside."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage, parser.epilog = USAGE, EPILOG
+    option = parser.add_argument
+    option("--gpus", type=int, default=1, metavar="N", help="how many (default: 1)")
+    option("--memory", type=parse_size, metavar="SIZE", help="of each (default: 140.4GiB)")
+    option("--name", help='"(virtual)" is added to it (default: NVIDIA H200)')
+    option("--context", type=parse_size, metavar="SIZE", help="what a context costs (default: 518MiB)")
+    option("--fault", action="append", default=[], metavar="LINE", help="let calls fail; repeatable")
+    option("--keep", action="store_true", help="leave the folder behind and say where it is")
+    option("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.words[:1] == ["fault"]:
+        return _change_faults(args.words[1:])
+    command = _command(args.words)
+    with launch.signals_held() as mask, _made(args) as gpu:
+        return launch.run(command, gpu.environment(), mask)
+
+
+def _command(words: Sequence[str]) -> list[str]:
+    if not words or words == ["--"]:
+        return [os.environ.get("SHELL") or "/bin/sh"]
+    if words[0] != "--":
+        raise UsageError(
+            f"{words[0]!r} stands where only options do",
+            hint="put -- before the command: vram virtual -- COMMAND",
+        )
+    return list(words[1:])
+
+
+@contextmanager
+def _made(args: argparse.Namespace) -> Iterator[VirtualGpu]:
+    settings = {} if args.context is None else {"context_bytes": args.context}
+    gpu = VirtualGpu.create(args.gpus, args.memory, args.name, **settings)
+    try:
+        for line in args.fault:
+            gpu.add_fault(line)
+        yield gpu
+    finally:
+        if args.keep:
+            print(f"vram: the virtual GPU stays in {gpu.folder}", file=sys.stderr)
+        else:
+            gpu.close()
+
+
+def _change_faults(words: Sequence[str]) -> int:
+    gpu = VirtualGpu.inside()
+    if words == ["--clear"]:
+        gpu.clear_faults()
+        return ExitCode.OK
+    for line in words:
+        gpu.add_fault(line)
+    if not words:
+        sys.stdout.writelines(f"{line}\n" for line in gpu.faults())
+    return ExitCode.OK

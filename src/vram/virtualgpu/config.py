@@ -1,0 +1,90 @@
+"""What a virtual GPU is told about itself: the lines of its ``config`` file.
+
+What is left unsaid is as measured on an H200 under driver 580; the defaults live with the
+library that reads this file (native/virtualgpu/store/config.c).
+"""
+
+from __future__ import annotations
+
+from vram.errors import UsageError
+from vram.units import MIB, size
+
+MOST_GPUS = 64
+RESERVED_BYTES = 615 * MIB + 128 * 1024
+# NVML's older calls bring a buffer of 64 bytes for the name.
+LONGEST_NAME = 63
+
+SIZES = (
+    "total_bytes",
+    "reserved_bytes",
+    "context_bytes",
+    "context_overhead_bytes",
+    "bar1_bytes",
+    "bar1_base_bytes",
+)
+SWITCHES = ("ecc_enabled", "persistence", "mig_enabled", "remap_pending", "remap_failure")
+NUMBERS = ("remapped_correctable", "remapped_uncorrectable", "utilization", "compute_mode")
+TEXTS = ("name", "uuid")
+OF_THE_MACHINE = ("driver_version", "cuda_version")
+COMPUTE_MODES = {"default": 0, "prohibited": 2, "exclusive_process": 3}
+
+Setting = str | int | bool
+
+
+def first_lines(gpus: int, settings: dict[str, Setting]) -> list[str]:
+    """The file as it is first written: how many GPUs, and what holds for all of them."""
+    if not 0 <= gpus <= MOST_GPUS:
+        raise UsageError(f"{gpus} virtual GPUs cannot be made", hint=f"from 0 to {MOST_GPUS} can")
+    _check_room(settings)
+    return [f"gpus = {gpus}", *lines(settings)]
+
+
+def lines(settings: dict[str, Setting], gpu: int | None = None) -> list[str]:
+    """One line for each setting, of one GPU or of all."""
+    return [line(key, value, gpu) for key, value in settings.items()]
+
+
+def line(key: str, value: Setting, gpu: int | None = None) -> str:
+    prefix = "" if gpu is None or key in OF_THE_MACHINE else f"gpu{gpu}."
+    return f"{prefix}{key} = {_written(key, value)}"
+
+
+def virtual_name(name: str) -> str:
+    """*name*, with the word that keeps it from being taken for a real GPU's."""
+    return name if "virtual" in name.lower() else f"{name} (virtual)"
+
+
+def _check_room(settings: dict[str, Setting]) -> None:
+    total, reserved = settings.get("total_bytes"), settings.get("reserved_bytes", RESERVED_BYTES)
+    if total is not None and int(total) <= int(reserved):
+        raise UsageError(
+            f"{size(int(total))} of memory is less than the {size(int(reserved))} that the driver reserves",
+            hint="give the virtual GPU more memory, or set reserved_bytes",
+        )
+
+
+def _written(key: str, value: Setting) -> str:
+    if key in SWITCHES:
+        return str(int(bool(value)))
+    if key == "compute_mode" and value in COMPUTE_MODES:
+        return str(COMPUTE_MODES[str(value)])
+    if key in (*SIZES, *NUMBERS, "cuda_version"):
+        return _number(key, value)
+    if key in (*TEXTS, "driver_version"):
+        return _text(key, virtual_name(str(value)) if key == "name" else str(value))
+    known = ", ".join((*OF_THE_MACHINE, *TEXTS, *SIZES, *SWITCHES, *NUMBERS))
+    raise UsageError(f"a virtual GPU has no setting {key!r}", hint=f"it has {known}")
+
+
+def _number(key: str, value: Setting) -> str:
+    if isinstance(value, int) and 0 <= value < 2**63:
+        return str(int(value))
+    raise UsageError(f"{key} cannot be {value!r}", hint="it is a whole number, not below zero")
+
+
+def _text(key: str, value: str) -> str:
+    if value.strip() and value.isprintable() and len(value.encode()) <= LONGEST_NAME:
+        return value
+    raise UsageError(
+        f"{key} cannot be {value!r}", hint=f"it is one line of text, at most {LONGEST_NAME} bytes long"
+    )

@@ -1,0 +1,152 @@
+"""A virtual GPU from its making to its end: a folder, and the environment that leads into it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from vram.errors import VirtualGpuError
+from vram.virtualgpu import FOLDER_VARIABLE, config, current, faults, libraries
+from vram.virtualgpu import folder as private
+from vram.virtualgpu.config import Setting
+
+Command = Sequence[str | os.PathLike[str]]
+
+
+class VirtualGpu:
+    """One or several virtual GPUs in one private folder.
+
+    Whoever makes it ends it with :meth:`close` (or ``with``): the folder is gone then.
+    Processes that still run in it lose their GPU, as they would when a driver is unloaded.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @classmethod
+    def create(
+        cls,
+        gpus: int = 1,
+        memory_bytes: int | None = None,
+        name: str | None = None,
+        folder: str | os.PathLike[str] | None = None,
+        **settings: Setting,
+    ) -> VirtualGpu:
+        """Make *gpus* GPUs alike; what is not said is as measured on an H200.
+
+        *settings* are those of :mod:`vram.virtualgpu.config`. *folder* names a place that is
+        empty or does not exist yet; left out, it is a new one in shared memory or $TMPDIR.
+        """
+        named = {"total_bytes": memory_bytes, "name": name}
+        said = {key: value for key, value in named.items() if value is not None}
+        lines = config.first_lines(gpus, said | settings)
+        made = cls(private.make(folder))
+        try:
+            made._furnish(lines)
+        except BaseException:
+            made.close()
+            raise
+        return made
+
+    @classmethod
+    def inside(cls) -> VirtualGpu:
+        """The one this process runs under."""
+        path = current()
+        if path is None:
+            raise VirtualGpuError(
+                "this process does not run under a virtual GPU",
+                hint="start it with `vram virtual -- COMMAND`",
+            )
+        return cls(private.check(path))
+
+    def __enter__(self) -> VirtualGpu:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Remove the folder and everything in it; a second time does nothing."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    # ---- running programs in it ----
+
+    def environment(self, base: Mapping[str, str] | None = None) -> dict[str, str]:
+        """*base* (or our own environment), changed so that programs find this GPU's driver."""
+        variables = dict(os.environ if base is None else base)
+        searched = [path for path in variables.get("LD_LIBRARY_PATH", "").split(":") if path]
+        variables["LD_LIBRARY_PATH"] = ":".join([str(self.folder / "lib"), *searched])
+        variables[FOLDER_VARIABLE] = str(self.folder)
+        return variables
+
+    def run(self, argv: Command, **options: Any) -> subprocess.CompletedProcess[Any]:
+        """``subprocess.run`` under this GPU; *options* are its own."""
+        return subprocess.run(argv, env=self.environment(options.pop("env", None)), **options)
+
+    def popen(self, argv: Command, **options: Any) -> subprocess.Popen[Any]:
+        """``subprocess.Popen`` under this GPU; *options* are its own."""
+        return subprocess.Popen(argv, env=self.environment(options.pop("env", None)), **options)
+
+    # ---- changing it ----
+
+    def set(self, gpu: int | None = None, **settings: Setting) -> None:
+        """Change settings, of one GPU or of all, for every process that starts from now on."""
+        with (self.folder / "config").open("a") as file:
+            file.writelines(f"{line}\n" for line in config.lines(settings, gpu))
+
+    def fail(
+        self,
+        function: str,
+        *,
+        gpu: int | None = None,
+        error: str | int | None = None,
+        after: int | None = None,
+        nth: int | None = None,
+        hang: bool = False,
+        slow_s: float | None = None,
+        sentinel: bool = False,
+        halfway: str | int | None = None,
+    ) -> None:
+        """Let calls that match *function* misbehave from now on, in running processes too."""
+        words = {"gpu": gpu, "after": after, "nth": nth, "error": error, "slow": slow_s, "halfway": halfway}
+        said = [f"{key}={value}" for key, value in words.items() if value is not None]
+        self.add_fault(" ".join([function, *said, *["hang"] * hang, *["sentinel"] * sentinel]))
+
+    def add_fault(self, line: str) -> None:
+        """The same, from one line in the words of :mod:`vram.virtualgpu.faults`."""
+        self._write_faults([*self.faults(), faults.read_line(line)])
+
+    def faults(self) -> list[str]:
+        """The lines that are in force."""
+        return (self.folder / "faults").read_text().splitlines()
+
+    def clear_faults(self) -> None:
+        """Let every call work again; those that hang go on hanging."""
+        self._write_faults([])
+
+    def _write_faults(self, lines: Sequence[str]) -> None:
+        # Calls read this file while we write: it is replaced whole, never seen half-way.
+        fresh = self.folder / "faults.new"
+        fresh.write_text("".join(f"{line}\n" for line in lines))
+        fresh.replace(self.folder / "faults")
+
+    def _furnish(self, lines: Sequence[str]) -> None:
+        libraries.link_into(self.folder / "lib")
+        devices = self.folder / "dev"
+        devices.mkdir()
+        for name in ("nvidiactl", "nvidia-uvm"):
+            (devices / name).touch()
+        (self.folder / "admission.lock").touch()
+        (self.folder / "faults").touch()
+        # Last, because a folder with a config is one that can be entered.
+        (self.folder / "config").write_text("".join(f"{line}\n" for line in lines))
