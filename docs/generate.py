@@ -49,10 +49,11 @@ def commands() -> Iterator[str]:
         command.add_arguments(parser)
         yield f"\n## vram {name}\n"
         yield _sentence(command.HELP)
-        if parser._actions:
+        shown = [action for action in parser._actions if action.help != argparse.SUPPRESS]
+        if shown:
             yield "\n| argument | meaning |"
             yield "|---|---|"
-        for action in parser._actions:
+        for action in shown:
             yield f"| `{_spelling(action)}` | {_cell(action.help % vars(action) if action.help else '')} |"
 
 
