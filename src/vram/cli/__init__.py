@@ -1,0 +1,1 @@
+"""The command line: one file per command, and the one place that prints errors."""

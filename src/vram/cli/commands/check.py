@@ -1,0 +1,62 @@
+"""``vram check``: is this GPU clean? The exit code is the answer.
+
+0: nothing is held beyond what the driver reserves. 1: something is. 3: it could not be told.
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+
+from vram.cli.source import add_source_arguments, require_driver, take_ledger
+from vram.cli.terminal import emit
+from vram.errors import DriverMissing, ExitCode, VramError
+from vram.units import parse_size
+
+NAME = "check"
+HELP = "is this GPU clean? for scripts: exit 0 clean, 1 held, 3 could not tell"
+
+_EPILOG = """\
+exit codes:
+  0  nothing is held beyond what the driver reserves
+  1  something is held; a line for each says by whom
+  2  the call was wrong
+  3  it could not be told: no driver, or a GPU that did not answer
+
+--leftovers counts only what no healthy process accounts for: memory that is
+orphaned, exported, charged to a dead, exiting or stopped process, or that nobody
+could be named for. Memory of a process that cannot be seen from here is "could
+not tell"."""
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.formatter_class = RawDescriptionHelpFormatter
+    parser.epilog = _EPILOG
+    add_source_arguments(parser)
+    parser.add_argument(
+        "--leftovers", action="store_true", help="count only what no healthy process accounts for"
+    )
+    parser.add_argument(
+        "--allow", default="0", metavar="SIZE", help="let this much pass on each GPU, e.g. 64MiB"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    parser.add_argument("--quiet", "-q", action="store_true", help="print nothing: the exit code is enough")
+
+
+def run(args: Namespace) -> int:
+    from vram.diagnosis.verdict import judge, overall
+    from vram.report import check
+
+    allow = parse_size(args.allow)
+    ledger = take_ledger(args)
+    verdicts = judge(ledger, leftovers=args.leftovers, allow=allow)
+    verdict = overall(verdicts)
+    if args.json and not args.quiet:
+        emit(check.json(ledger, verdict, verdicts))
+    elif not args.quiet:
+        emit(check.text(verdicts))
+    try:
+        require_driver(ledger)
+    except DriverMissing as error:
+        # Here "no driver" is one more way of not being able to tell.
+        raise VramError(f"could not tell: {error}", hint=error.hint) from error
+    return {"clean": ExitCode.OK, "held": ExitCode.HELD, "unknown": ExitCode.PARTIAL}[verdict]

@@ -1,0 +1,27 @@
+"""``vram explain``: the manual page of a finding, by its code."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+
+from vram.cli.terminal import emit
+from vram.errors import ExitCode
+
+NAME = "explain"
+HELP = "the manual page of a finding: what it means, how to confirm it, what to do"
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "code", nargs="?", metavar="CODE", help="a finding's code, like VR101; without it, all are listed"
+    )
+
+
+def run(args: Namespace) -> int:
+    from vram.diagnosis import manual
+
+    if args.code is None:
+        emit("".join(f"{code}  {manual.summary(code)}\n" for code in manual.codes()))
+    else:
+        emit(manual.page(args.code).rstrip() + "\n")
+    return ExitCode.OK

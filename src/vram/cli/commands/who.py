@@ -1,0 +1,36 @@
+"""``vram who``: everyone who holds GPU memory, as a tree."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+
+from vram.cli.source import add_source_arguments, completeness, require_driver, take_ledger
+from vram.cli.terminal import add_terminal_arguments, emit, look_for, show
+
+NAME = "who"
+HELP = "holders as a tree: container or job, process, forked children, what each keeps"
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    add_source_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    add_terminal_arguments(parser)
+
+
+def run(args: Namespace) -> int:
+    from vram.report.kinship import who
+
+    ledger = take_ledger(args)
+    report = who(ledger)
+    if args.json:
+        from vram.report.json import encode
+
+        emit(encode(report))
+        require_driver(ledger)
+        return completeness(ledger)
+    require_driver(ledger)
+    from vram.report import tree
+
+    look = look_for(args)
+    show(tree.who(report, look), args, look)
+    return completeness(ledger)

@@ -1,0 +1,72 @@
+"""``vram why``: where each byte is, who keeps it there, how we know, and what to do."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+
+from vram.cli.source import add_source_arguments, completeness, require_driver, take_ledger
+from vram.cli.terminal import add_terminal_arguments, emit, look_for, show
+from vram.errors import UsageError
+from vram.model.finding import Finding
+from vram.model.ledger import Ledger
+
+NAME = "why"
+HELP = "where each byte of GPU memory is, who keeps it there, how we know, and what to do"
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    add_source_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    parser.add_argument("--svg", metavar="FILE", help="draw the text into an SVG picture instead")
+    parser.add_argument(
+        "--watch",
+        nargs="?",
+        type=float,
+        const=2.0,
+        metavar="SECONDS",
+        help="look again and again until Ctrl-C (default: every 2 seconds); with --json, a line each time",
+    )
+    add_terminal_arguments(parser)
+
+
+def run(args: Namespace) -> int:
+    if args.watch is not None:
+        return _watch(args)
+    from vram.diagnosis.engine import diagnose
+
+    ledger = take_ledger(args)
+    findings = diagnose(ledger)
+    if args.json:
+        from vram.report import json
+
+        # Scripts get their object even where there is no driver: its probes say why.
+        emit(json.why(ledger, findings))
+        require_driver(ledger)
+    else:
+        require_driver(ledger)
+        _show(ledger, findings, args)
+    return completeness(ledger)
+
+
+def _show(ledger: Ledger, findings: tuple[Finding, ...], args: Namespace) -> None:
+    from vram.report import text
+
+    if args.svg:
+        from vram.cli.files import write_file
+        from vram.report.svg import draw
+
+        picture = draw(lambda look: text.why(ledger, findings, look), prompt="vram why")
+        write_file(args.svg, picture.encode())
+        return
+    look = look_for(args)
+    show(text.why(ledger, findings, look), args, look)
+
+
+def _watch(args: Namespace) -> int:
+    if args.snapshot:
+        raise UsageError("a snapshot does not change: --watch needs a live host", hint="leave out --from")
+    if args.svg:
+        raise UsageError("--svg draws one picture, --watch never ends", hint="leave out one of them")
+    from vram.cli.watch import watch
+
+    return watch(args)

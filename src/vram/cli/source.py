@@ -1,0 +1,122 @@
+"""What a command looks at: this host or a snapshot of another, all its GPUs or some."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+
+from vram.errors import DriverMissing, ExitCode, UsageError
+from vram.model.ledger import GpuLedger, Ledger
+from vram.model.observation import Survey
+
+DEADLINE_S = 5.0
+
+
+def add_source_arguments(parser: ArgumentParser) -> None:
+    """Add the options that choose what is looked at."""
+    parser.add_argument(
+        "--gpu",
+        action="append",
+        metavar="N[,N...]",
+        help="only these GPUs, by their number (may be repeated)",
+    )
+    parser.add_argument(
+        "--from", dest="snapshot", metavar="FILE", help="judge a snapshot instead of this host"
+    )
+    add_deadline_argument(parser)
+
+
+def add_deadline_argument(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--deadline",
+        type=_seconds,
+        default=DEADLINE_S,
+        metavar="S",
+        help="give up on a driver that does not answer within S seconds (default: %(default)g)",
+    )
+
+
+def take_survey(args: Namespace) -> Survey:
+    """Look at this host."""
+    from vram.host.local import LocalHost
+    from vram.probes.survey import survey
+
+    return survey(LocalHost(), deadline_s=args.deadline)
+
+
+def take_ledger(args: Namespace) -> Ledger:
+    """Return the balanced ledger of what *args* point at, narrowed to the GPUs they name."""
+    from vram.ledger.build import build_ledger
+
+    if args.snapshot:
+        from vram.probes import bundle
+
+        ledger = build_ledger(bundle.read(args.snapshot))
+    else:
+        ledger = build_ledger(take_survey(args))
+    return narrowed(ledger, args.gpu)
+
+
+def narrowed(ledger: Ledger, words: list[str] | None) -> Ledger:
+    """Return *ledger* with only the GPUs that *words* name; without words, all of it."""
+    wanted = _numbers(words or [])
+    if not wanted or not ledger.gpus:
+        return ledger
+    existing = {gpu.index for gpu in ledger.gpus}
+    unknown = sorted(wanted - existing)
+    if unknown:
+        raise UsageError(
+            f"there is no GPU {', '.join(map(str, unknown))}",
+            hint="these exist: " + ", ".join(f"{gpu.index} ({gpu.name})" for gpu in ledger.gpus),
+        )
+    from msgspec.structs import replace
+
+    return replace(ledger, gpus=tuple(gpu for gpu in ledger.gpus if gpu.index in wanted))
+
+
+def completeness(ledger: Ledger) -> ExitCode:
+    """Return OK, or PARTIAL where some GPU or probe did not answer.
+
+    A denied probe is no gap of this kind: the bytes are all there, and the answer says what
+    another user could name.
+    """
+    if any(_is_missing(gpu) for gpu in ledger.gpus):
+        return ExitCode.PARTIAL
+    if any(probe.status in ("failed", "timeout", "lost") for probe in ledger.probes):
+        return ExitCode.PARTIAL
+    return ExitCode.OK
+
+
+def require_driver(ledger: Ledger) -> None:
+    """Raise DriverMissing where there is no driver at all; one that hangs or fails is there."""
+    if ledger.gpus or ledger.driver is not None or completeness(ledger) is not ExitCode.OK:
+        return
+    raise DriverMissing(
+        f"no NVIDIA driver answers on {ledger.host.name}",
+        hint="`vram demo` shows what vram does, without a GPU",
+    )
+
+
+def _is_missing(gpu: GpuLedger) -> bool:
+    return gpu.total_bytes is None or gpu.status in ("failed", "timeout", "lost")
+
+
+def _numbers(words: list[str]) -> set[int]:
+    parts = [part.strip() for word in words for part in word.split(",")]
+    for part in parts:
+        if not (part.isascii() and part.isdigit()):
+            raise UsageError(
+                f"{part!r} is not the number of a GPU", hint="write it like --gpu 0 or --gpu 0,1"
+            )
+    return set(map(int, parts))
+
+
+def _seconds(text: str) -> float:
+    from argparse import ArgumentTypeError
+
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < float("inf"):
+        raise ArgumentTypeError(f"{text!r} is not a number of seconds above zero")
+    return seconds

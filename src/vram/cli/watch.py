@@ -1,0 +1,66 @@
+"""``vram why --watch``: the answer again and again, in place on a terminal, in lines elsewhere."""
+
+from __future__ import annotations
+
+import gc
+import time
+from argparse import Namespace
+from typing import NoReturn
+
+from vram.cli.source import require_driver, take_ledger
+from vram.cli.terminal import console_for, emit, is_terminal, look_for, show
+from vram.diagnosis.engine import diagnose
+from vram.errors import UsageError
+
+
+def watch(args: Namespace) -> NoReturn:
+    """Look every ``args.watch`` seconds until interrupted."""
+    if not 0.1 <= args.watch < float("inf"):
+        raise UsageError("--watch needs at least 0.1 seconds", hint="write it like --watch 2")
+    # The program starts with the collector off, which suits a single answer only.
+    gc.enable()
+    if args.json:
+        _lines(args)
+    if is_terminal():
+        _in_place(args)
+    _appended(args)
+
+
+def _lines(args: Namespace) -> NoReturn:
+    from vram.report import json
+
+    while True:
+        ledger = take_ledger(args)
+        emit(json.why(ledger, diagnose(ledger), compact=True))
+        require_driver(ledger)
+        time.sleep(args.watch)
+
+
+def _appended(args: Namespace) -> NoReturn:
+    from vram.report import text
+
+    while True:
+        look = look_for(args)
+        ledger = take_ledger(args)
+        require_driver(ledger)
+        show(text.why(ledger, diagnose(ledger), look), args, look)
+        emit("\n")
+        time.sleep(args.watch)
+
+
+def _in_place(args: Namespace) -> NoReturn:
+    from rich.live import Live
+
+    from vram.report import text
+
+    ledger = take_ledger(args)
+    require_driver(ledger)
+    console = console_for(args, look_for(args))
+    # The alternate screen: what was on the terminal before is there again afterwards.
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            look = look_for(args)
+            console.width = look.width
+            live.update(text.why(ledger, diagnose(ledger), look), refresh=True)
+            time.sleep(args.watch)
+            ledger = take_ledger(args)

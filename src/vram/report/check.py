@@ -1,0 +1,55 @@
+"""``vram check``: a line for each holder, or one object for scripts."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from vram.diagnosis.verdict import GpuVerdict, Verdict
+from vram.model.ledger import Entry, Ledger
+from vram.model.observation import HostFacts
+from vram.report.escape import inert
+from vram.report.json import encode
+from vram.report.look import MEANINGS
+from vram.report.phrases import command, identity
+from vram.units import size
+
+
+class CheckReport(Struct, frozen=True, kw_only=True):
+    """``vram check --json``: the verdict over all GPUs that were asked for, and each one's own."""
+
+    schema: Literal[1]
+    taken_at: str
+    host: HostFacts
+    verdict: Verdict
+    gpus: tuple[GpuVerdict, ...]
+
+
+def json(ledger: Ledger, verdict: Verdict, verdicts: tuple[GpuVerdict, ...]) -> bytes:
+    """Encode the answer; the exit code says the same as ``verdict``."""
+    return encode(
+        CheckReport(schema=1, taken_at=ledger.taken_at, host=ledger.host, verdict=verdict, gpus=verdicts)
+    )
+
+
+def text(verdicts: tuple[GpuVerdict, ...]) -> str:
+    """Return one line per clean or unknown GPU, and one per holder of the others."""
+    return "".join(f"{inert(line)}\n" for verdict in verdicts for line in _lines(verdict))
+
+
+def _lines(gpu: GpuVerdict) -> list[str]:
+    if gpu.verdict == "unknown":
+        return [f"GPU {gpu.index}: could not tell: {gpu.reason}"]
+    if gpu.verdict == "clean":
+        passed = f", {size(gpu.held_bytes)} allowed" if gpu.held_bytes else ""
+        return [f"GPU {gpu.index}: clean{passed}"]
+    return [f"GPU {gpu.index}: {_held(entry)}" for entry in sorted(gpu.entries, key=lambda e: -e.nbytes)]
+
+
+def _held(entry: Entry) -> str:
+    if entry.holder is None:
+        return f"{size(entry.nbytes)} {entry.kind}: {MEANINGS.get(entry.kind, entry.kind)}"
+    who = ", ".join([*identity(entry.holder), command(entry.holder)]).rstrip(", ")
+    also = ", ".join(str(sharer.pid) for sharer in entry.sharers)
+    return f"{size(entry.nbytes)} {entry.kind} by {who}" + (f"; also by pid {also}" if also else "")

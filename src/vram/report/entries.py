@@ -1,0 +1,140 @@
+"""The table of one GPU's entries, and the line that shows that they balance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+from rich.text import Text
+
+from vram.model.ledger import Entry
+from vram.report.look import KINDS, MEANINGS, Look
+from vram.report.phrases import command, identity, percent, sharing
+from vram.report.shorten import shorten
+from vram.units import size
+
+# Past this many lines the smallest plain ones share a line: a page of 500 equal workers
+# hides the one that matters. JSON and `vram who` list them all.
+FOLD_AFTER = 32
+_FOLDABLE = frozenset(("process", "live", "cached", "context"))
+_NARROW_COLUMNS = 36
+
+
+def entries_table(entries: Sequence[Entry], total_bytes: int, look: Look) -> Table:
+    """Return a line per entry, largest holder first, and the sum."""
+    shown, folded = fold(in_order(entries))
+    table = _grid(look)
+    for entry in shown:
+        if folded and entry.kind in ("overhead", "reserved", "free"):
+            _folded_row(table, folded, total_bytes, look)
+            folded = []
+        table.add_row(*_figures(entry.kind, entry.nbytes, total_bytes, look), *_explanation(entry, look))
+    if folded:
+        _folded_row(table, folded, total_bytes, look)
+    _sum_rows(table, entries, total_bytes, look)
+    return table
+
+
+def in_order(entries: Sequence[Entry]) -> list[Entry]:
+    """Return what somebody holds, by size, then overhead, the driver's reserve and what is free."""
+    last = ("overhead", "reserved", "free")
+    return sorted(entries, key=lambda e: (last.index(e.kind) + 1 if e.kind in last else 0, -e.nbytes))
+
+
+def fold(entries: list[Entry]) -> tuple[list[Entry], list[Entry]]:
+    """Split into entries with a line of their own, and small plain ones that share one."""
+    plain = [entry for entry in entries if entry.kind in _FOLDABLE]
+    surplus = len(entries) - FOLD_AFTER
+    folded = plain[-surplus:] if surplus > 1 else []
+    hidden = set(map(id, folded))
+    return [entry for entry in entries if id(entry) not in hidden], folded
+
+
+def _grid(look: Look) -> Table:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(width=10, justify="right")
+    table.add_column(width=6, justify="right")
+    table.add_column(width=14)
+    rest = look.width - _NARROW_COLUMNS
+    if look.is_wide:
+        table.add_column(width=rest // 2 - 1, overflow="fold")
+        table.add_column(width=rest - rest // 2 - 1, overflow="fold")
+    else:
+        table.add_column(width=rest, overflow="fold")
+    dim = (
+        ("size", "share", "what", "who", "how we know")
+        if look.is_wide
+        else ("size", "share", "what", "who, and how we know")
+    )
+    table.add_row(*(Text(word, style="dim") for word in dim))
+    return table
+
+
+def _figures(kind: str, nbytes: int, total_bytes: int, look: Look) -> tuple[Text, Text, Text]:
+    style = KINDS[kind].style  # type: ignore[index]
+    glyph = look.glyph(kind)  # type: ignore[arg-type]
+    return (
+        Text(size(nbytes)),
+        Text(percent(nbytes, total_bytes), style="dim"),
+        Text(f"{glyph} {kind}", style=style),
+    )
+
+
+def _explanation(entry: Entry, look: Look) -> tuple[Text, ...]:
+    who, how = _who(entry, look), _how(entry, look)
+    if look.is_wide:
+        return who, how
+    return (Text("\n").join(part for part in (who, how) if part),)
+
+
+def _who(entry: Entry, look: Look) -> Text:
+    if entry.holder is None:
+        return Text(MEANINGS.get(entry.kind, ""))
+    room = look.width - _NARROW_COLUMNS
+    if look.is_wide:
+        room = room // 2 - 1
+    who = Text(look.clean(" · ".join(identity(entry.holder))))
+    words = look.clean(command(entry.holder))
+    if words:
+        who.append("\n" + shorten(words, room, mark=look.clean("…")), style="bold")
+    shared = sharing(entry)
+    if shared:
+        who.append("\n" + shared, style="yellow")
+    return who
+
+
+def _how(entry: Entry, look: Look) -> Text:
+    """How we know; a plain fact that needs no word, like what is free, gets none."""
+    reasons = list(entry.evidence)
+    if entry.claimed is not None and entry.claimed != entry.nbytes:
+        reasons.append(f"the driver's own figure is {size(entry.claimed)}")
+    words = "; ".join(reasons)
+    if not words and entry.confidence == "fact":
+        return Text()
+    return Text(look.clean(f"{entry.confidence}: {words}" if words else entry.confidence), style="dim")
+
+
+def _folded_row(table: Table, folded: list[Entry], total_bytes: int, look: Look) -> None:
+    nbytes = sum(entry.nbytes for entry in folded)
+    pids = {entry.holder.pid for entry in folded if entry.holder}
+    largest = size(max(entry.nbytes for entry in folded))
+    words = f"{len(pids)} more processes, {largest} at most each: `vram who` lists them all"
+    blank = [Text()] if look.is_wide else []
+    table.add_row(*_figures("process", nbytes, total_bytes, look), Text(words), *blank)
+
+
+def _sum_rows(table: Table, entries: Sequence[Entry], total_bytes: int, look: Look) -> None:
+    nbytes = sum(entry.nbytes for entry in entries)
+    table.add_row(Text(look.clean("─" * 10), style="dim"), Text(look.clean("─" * 6), style="dim"))
+    if nbytes == total_bytes:
+        verdict = Text(f"{nbytes:,} bytes: the lines above sum to the total exactly", style="dim")
+    else:
+        verdict = Text(
+            f"{nbytes:,} bytes, but the GPU has {total_bytes:,}: please report this", style="bold red"
+        )
+    table.add_row(
+        Text(size(nbytes), style="bold"),
+        Text(percent(nbytes, total_bytes), style="dim"),
+        Text("= total"),
+        verdict,
+    )

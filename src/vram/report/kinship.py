@@ -1,0 +1,178 @@
+"""Holders as a tree: container or job, process, forked children, and what each keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from msgspec import Struct
+
+from vram.model.ledger import Entry, Holder, Ledger
+from vram.model.observation import HostFacts
+from vram.report.phrases import workload
+
+# A snapshot may claim any ancestry; a real one is this deep only by accident.
+_DEEPEST = 16
+
+
+class Keep(Struct, frozen=True, kw_only=True):
+    """Bytes that a process keeps. ``shared_with`` names who is counted for the same bytes."""
+
+    gpu: int
+    kind: str
+    nbytes: int
+    shared_with: int | None = None
+
+
+class Kin(Struct, frozen=True, kw_only=True):
+    """A process, what it keeps, whose files it inherited, and its children that hold something."""
+
+    holder: Holder
+    keeps: tuple[Keep, ...]
+    inherited_from: int | None
+    children: tuple[Kin, ...]
+
+
+class Household(Struct, frozen=True, kw_only=True):
+    """One container, job or unit; name None gathers the processes that belong to none."""
+
+    name: str | None
+    nbytes: int
+    processes: tuple[Kin, ...]
+
+
+class WhoReport(Struct, frozen=True, kw_only=True):
+    """``vram who --json``. ``unnamed`` are bytes whose holder could not be named."""
+
+    schema: Literal[1]
+    taken_at: str
+    host: HostFacts
+    households: tuple[Household, ...]
+    unnamed: tuple[Keep, ...]
+
+
+class _Person:
+    """A tree node while it is being put together."""
+
+    def __init__(self, holder: Holder) -> None:
+        self.holder = holder
+        self.keeps: list[Keep] = []
+        self.inherited_from: int | None = None
+        self.parent: _Person | None = None
+        self.children: list[_Person] = []
+
+    def ancestors(self) -> Iterator[_Person]:
+        person: _Person | None = self
+        while person is not None:
+            yield person
+            person = person.parent
+
+    @property
+    def own_bytes(self) -> int:
+        return sum(keep.nbytes for keep in self.keeps if keep.shared_with is None)
+
+    @property
+    def nbytes(self) -> int:
+        return self.own_bytes + sum(child.nbytes for child in self.children)
+
+    def settled(self) -> Kin:
+        children = sorted(self.children, key=lambda child: (-child.nbytes, child.holder.pid))
+        return Kin(
+            holder=self.holder,
+            keeps=tuple(self.keeps),
+            inherited_from=self.inherited_from,
+            children=tuple(child.settled() for child in children),
+        )
+
+
+def who(ledger: Ledger) -> WhoReport:
+    """Return everyone who keeps bytes or has a GPU's files open, by what started them."""
+    census = _Census()
+    for gpu in ledger.gpus:
+        for entry in gpu.entries:
+            census.count(gpu.index, entry)
+    for gpu in ledger.gpus:
+        for bystander in gpu.bystanders:
+            person = census.person(bystander.holder)
+            person.inherited_from = bystander.inherited_from or person.inherited_from
+    census.join_families()
+    return WhoReport(
+        schema=1,
+        taken_at=ledger.taken_at,
+        host=ledger.host,
+        households=census.households(),
+        unnamed=tuple(census.unnamed),
+    )
+
+
+class _Census:
+    def __init__(self) -> None:
+        self.people: dict[tuple[int, int | None], _Person] = {}
+        self.unnamed: list[Keep] = []
+
+    def person(self, holder: Holder) -> _Person:
+        return self.people.setdefault((holder.pid, holder.started_at), _Person(holder))
+
+    def count(self, gpu: int, entry: Entry) -> None:
+        if entry.kind in ("free", "reserved") or entry.nbytes == 0:
+            return
+        keep = Keep(gpu=gpu, kind=entry.kind, nbytes=entry.nbytes)
+        if entry.holder is None:
+            self.unnamed.append(keep)
+            return
+        keeper = self.person(entry.holder)
+        keeper.keeps.append(keep)
+        for sharer in entry.sharers:
+            shared = Keep(gpu=gpu, kind=entry.kind, nbytes=entry.nbytes, shared_with=entry.holder.pid)
+            self.person(sharer).keeps.append(shared)
+        if entry.kind == "orphaned" and entry.charged_pid is not None:
+            self._remember_the_dead(entry, entry.charged_pid)
+
+    def _remember_the_dead(self, entry: Entry, charged_pid: int) -> None:
+        """The dead parent heads its family: it is the pid that people see in other tools."""
+        parent = next((p for p in self.people.values() if p.holder.pid == charged_pid), None)
+        if parent is None:
+            gone = Holder(pid=charged_pid, started_at=None, user=None, command=None, alive=False)
+            parent = self.person(gone)
+        for holder in (entry.holder, *entry.sharers):
+            if holder is not None and holder.pid != charged_pid:
+                child = self.person(holder)
+                child.inherited_from = charged_pid
+                _adopt(parent, child)
+
+    def join_families(self) -> None:
+        by_pid = {person.holder.pid: person for person in self.people.values()}
+        for person in list(self.people.values()):
+            parent_pid = person.inherited_from or person.holder.parent
+            parent = by_pid.get(parent_pid) if parent_pid is not None else None
+            if person.parent is None and parent is not None:
+                _adopt(parent, person)
+
+    def households(self) -> tuple[Household, ...]:
+        homes: dict[str, list[_Person]] = {}
+        for person in self.people.values():
+            if person.parent is None:
+                homes.setdefault(_home(person), []).append(person)
+        built = [_household(name, people) for name, people in homes.items()]
+        return tuple(sorted(built, key=lambda home: (home.name is None, -home.nbytes)))
+
+
+def _adopt(parent: _Person, child: _Person) -> None:
+    line = list(parent.ancestors())
+    if child.parent is None and child not in line and len(line) < _DEEPEST:
+        child.parent = parent
+        parent.children.append(child)
+
+
+def _home(person: _Person) -> str:
+    """What started a process; of the dead nothing is known, so their children speak for them."""
+    own = workload(person.holder.workload, full=True)
+    if own or person.holder.alive or not person.children:
+        return own
+    return workload(person.children[0].holder.workload, full=True)
+
+
+def _household(name: str, people: list[_Person]) -> Household:
+    people.sort(key=lambda person: (-person.nbytes, person.holder.pid))
+    nbytes = sum(person.nbytes for person in people)
+    return Household(name=name or None, nbytes=nbytes, processes=tuple(person.settled() for person in people))

@@ -1,0 +1,69 @@
+"""How kinds, severities and lines look: one glyph and one colour each, with or without Unicode."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from vram.model.ledger import Kind
+from vram.report.escape import ascii_only, inert
+
+
+class Ink(NamedTuple):
+    """One kind's place in the bar: it can be told apart without colour too."""
+
+    glyph: str
+    ascii_glyph: str
+    style: str
+
+
+# In the order in which the bar and the table show them: what somebody holds comes first.
+KINDS: dict[Kind, Ink] = {
+    "orphaned": Ink("▚", "O", "red"),
+    "exported": Ink("▞", "E", "magenta"),
+    "hidden": Ink("▓", "H", "yellow"),
+    "unattributed": Ink("?", "?", "yellow"),
+    "process": Ink("█", "#", "cyan"),
+    "live": Ink("█", "#", "cyan"),
+    "cached": Ink("▓", "=", "blue"),
+    "context": Ink("▒", "+", "blue"),
+    "overhead": Ink("░", "~", "bright_black"),
+    "reserved": Ink("▒", "R", "bright_black"),
+    "free": Ink("·", ".", "green"),
+}
+
+# What an entry without a holder is, in words.
+MEANINGS: dict[Kind, str] = {
+    "free": "nobody's",
+    "reserved": "the driver, its firmware and ECC",
+    "overhead": "contexts, beyond what the driver's list counts",
+    "hidden": "a process that cannot be seen from here",
+    "unattributed": "nobody could be named",
+    "orphaned": "whoever keeps it could not be named",
+    "exported": "whoever keeps it could not be named",
+}
+
+SEVERITIES = {"problem": ("●", "!", "red"), "warning": ("▲", "^", "yellow"), "info": ("○", "o", "cyan")}
+
+
+class Look(NamedTuple):
+    """The surface that is written on."""
+
+    width: int
+    ascii: bool = False
+
+    @property
+    def is_wide(self) -> bool:
+        """Room for a column of its own that tells how we know."""
+        return self.width >= 132
+
+    @property
+    def measure(self) -> int:
+        """The width for prose: longer lines lose the reader."""
+        return min(self.width, 108)
+
+    def clean(self, text: str) -> str:
+        """Return *text* safe for this surface."""
+        return ascii_only(text) if self.ascii else inert(text)
+
+    def glyph(self, kind: Kind) -> str:
+        return KINDS[kind].ascii_glyph if self.ascii else KINDS[kind].glyph

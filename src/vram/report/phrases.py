@@ -1,0 +1,74 @@
+"""Holders and entries in words: who, since when, where from. Plain strings, not yet escaped."""
+
+from __future__ import annotations
+
+from vram.model.ledger import Entry, Holder
+from vram.model.process import Workload
+from vram.units import duration
+
+_STATES = {"T": "stopped", "t": "being traced", "Z": "zombie", "X": "dead", "D": "uninterruptible"}
+
+
+def identity(holder: Holder, *, origin: bool = True) -> list[str]:
+    """Return who a holder is, in parts: pid, user, age, what started it, and what is odd about it."""
+    parts = [f"pid {holder.pid}"]
+    if holder.user:
+        parts.append(holder.user)
+    if not holder.alive:
+        parts.append("gone")
+    elif holder.age_s is not None:
+        parts.append(duration(holder.age_s))
+    started_by = workload(holder.workload) if origin else ""
+    if started_by:
+        parts.append(started_by)
+    return parts + oddities(holder)
+
+
+def oddities(holder: Holder) -> list[str]:
+    """Return what makes a living holder unusual."""
+    words = []
+    if holder.exiting:
+        words.append("exiting")
+    elif holder.state in _STATES:
+        words.append(_STATES[holder.state])
+    if holder.executable_deleted:
+        words.append("executable deleted")
+    return words
+
+
+def workload(origin: Workload, *, full: bool = False) -> str:
+    """Name what started a process: the most telling of job, pod, container and unit."""
+    if origin.slurm_job:
+        step = f".{origin.slurm_step}" if origin.slurm_step else ""
+        return f"slurm {origin.slurm_job}{step}"
+    if origin.pod:
+        return f"pod {origin.pod}"
+    if origin.container:
+        name = origin.container if full else origin.container[:12]
+        return f"{origin.runtime or 'container'} {name}"
+    return origin.unit or ""
+
+
+def command(holder: Holder) -> str:
+    """Return the command line, or a word where it is not known."""
+    return holder.command or ("" if not holder.alive else "command not readable")
+
+
+def sharing(entry: Entry) -> str:
+    """Say that others keep the same bytes, so that all of them must let go."""
+    if not entry.sharers:
+        return ""
+    pids = ", ".join(str(sharer.pid) for sharer in entry.sharers[:6])
+    more = f" and {len(entry.sharers) - 6} more" if len(entry.sharers) > 6 else ""
+    noun = "pid" if len(entry.sharers) == 1 else "pids"
+    return f"also kept by {noun} {pids}{more}: all must let go"
+
+
+def percent(nbytes: int, total: int) -> str:
+    """Return a share that never rounds something to nothing, nor nearly all to all."""
+    share = 100 * nbytes / total if total else 0.0
+    if 0 < share < 0.05:
+        return "<0.1%"
+    if 99.95 <= share < 100:
+        return ">99.9%"
+    return f"{share:.1f}%"

@@ -1,0 +1,145 @@
+"""``vram why`` for people: every GPU's bytes, then the causes, then what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from vram.model.finding import Finding
+from vram.model.ledger import Bystander, GpuLedger, Ledger
+from vram.report.advice import advice
+from vram.report.bar import apportion
+from vram.report.entries import entries_table
+from vram.report.look import KINDS, SEVERITIES, Look
+from vram.report.paragraph import paragraph
+from vram.report.phrases import command, identity
+from vram.report.shorten import shorten
+from vram.units import size
+
+
+def why(ledger: Ledger, findings: tuple[Finding, ...], look: Look) -> RenderableType:
+    """Return the whole answer, laid out for *look*."""
+    blocks: list[RenderableType] = [masthead(ledger, look)]
+    for gpu in ledger.gpus:
+        blocks += [Text(), *_gpu(gpu, look)]
+    if not ledger.gpus:
+        blocks += [Text(), Text("No GPU was found.")]
+    blocks += _gaps(ledger, look)
+    blocks += _causes(findings, look)
+    blocks += advice(findings, look)
+    return Group(*blocks)
+
+
+def masthead(ledger: Ledger, look: Look) -> Text:
+    """Return where and when this was seen, and through which driver."""
+    parts = [ledger.host.name, ledger.taken_at]
+    if ledger.driver and ledger.driver.driver_version:
+        parts.append(f"driver {ledger.driver.driver_version}")
+    if ledger.host.virtual:
+        parts.append("virtual GPUs, no real hardware")
+    line = look.clean(" · ".join(parts))
+    return Text(line, style="dim", overflow="fold")
+
+
+def _gpu(gpu: GpuLedger, look: Look) -> Iterator[RenderableType]:
+    yield from _heading(gpu, look)
+    if gpu.status != "ok":
+        reason = look.clean(gpu.message or "the driver did not answer for this GPU")
+        yield paragraph("  ", Text(f"{gpu.status}: {reason}", style="bold red"), look)
+    if gpu.total_bytes is not None:
+        yield _bar(gpu, look)
+        yield Text()
+        yield entries_table(gpu.entries, gpu.total_bytes, look)
+    for note in gpu.notes:
+        yield paragraph("note: ", Text(look.clean(note)), look, indent=2)
+    yield from _bystanders(gpu.bystanders, look)
+
+
+def _heading(gpu: GpuLedger, look: Look) -> Iterator[Text]:
+    is_virtual = gpu.facts is not None and gpu.facts.virtual
+    label = f"GPU {gpu.index}  {look.clean(gpu.name)}"
+    if is_virtual and "virtual" not in gpu.name.lower():
+        label += " (virtual)"
+    figures = look.clean(_figures(gpu))
+    gap = look.width - len(label) - len(figures)
+    if figures and gap >= 2:
+        yield Text.assemble((label, "bold"), " " * gap, figures)
+        return
+    yield Text(label, style="bold", overflow="fold")
+    if figures:
+        yield Text(f"       {figures}")
+
+
+def _figures(gpu: GpuLedger) -> str:
+    if gpu.total_bytes is None:
+        return ""
+    free = sum(entry.nbytes for entry in gpu.entries if entry.kind == "free")
+    return f"{size(gpu.total_bytes - free)} used · {size(free)} free · {size(gpu.total_bytes)} total"
+
+
+def _bar(gpu: GpuLedger, look: Look) -> Text:
+    kinds = list(KINDS)
+    sums = [sum(entry.nbytes for entry in gpu.entries if entry.kind == kind) for kind in kinds]
+    bar = Text(no_wrap=True)
+    for kind, cells in zip(kinds, apportion(sums, look.width), strict=True):
+        bar.append(look.glyph(kind) * cells, style=KINDS[kind].style)
+    return bar
+
+
+def _bystanders(bystanders: tuple[Bystander, ...], look: Look) -> Iterator[RenderableType]:
+    if bystanders:
+        yield Text("  open, but charged nothing:", style="dim")
+    for bystander in bystanders:
+        parts = identity(bystander.holder)
+        if bystander.inherited_from is not None:
+            parts.append(f"inherited from pid {bystander.inherited_from}")
+        if bystander.exported_bytes is not None:
+            parts.append(f"has {size(bystander.exported_bytes)} exported to it")
+        words = look.clean(" · ".join(parts))
+        line = shorten(look.clean(command(bystander.holder)), look.measure - 4, mark=look.clean("…"))
+        yield paragraph("  ", Text.assemble(words, "\n", (line, "dim")), look, indent=2)
+
+
+def _gaps(ledger: Ledger, look: Look) -> Iterator[RenderableType]:
+    """Say what could not be seen, so that a short answer is not taken for a whole one."""
+    gaps = [
+        f"probe {probe.name}: {probe.status}" + (f", {probe.message}" if probe.message else "")
+        for probe in ledger.probes
+        if probe.status not in ("ok", "unsupported")
+    ]
+    if ledger.unreadable_processes:
+        owners = ", ".join(ledger.unreadable_users)
+        count = ledger.unreadable_processes
+        noun = "process" if count == 1 else "processes"
+        gaps.append(
+            f"the open files of {count} {noun} may not be read" + (f" (of {owners})" if owners else "")
+        )
+    if gaps:
+        yield Text()
+        yield Text("What could not be seen", style="bold")
+    for gap in gaps:
+        yield paragraph("- ", Text(look.clean(gap)), look, indent=2)
+
+
+def _causes(findings: tuple[Finding, ...], look: Look) -> Iterator[RenderableType]:
+    if not findings:
+        return
+    yield Text()
+    yield Text("Why", style="bold")
+    for at, finding in enumerate(findings):
+        if at:
+            yield Text()
+        yield from _cause(finding, look)
+
+
+def _cause(finding: Finding, look: Look) -> Iterator[RenderableType]:
+    glyph, ascii_glyph, style = SEVERITIES[finding.severity]
+    title = Text.assemble((finding.code, style), " ", (look.clean(finding.title), "bold"))
+    if finding.nbytes is not None:
+        title.append(f"  {size(finding.nbytes)}")
+    yield paragraph(f"{ascii_glyph if look.ascii else glyph} ", title, look, indent=2, style=style)
+    yield paragraph("    ", Text(look.clean(finding.cause)), look)
+    for evidence in finding.evidence:
+        yield paragraph("    - ", Text(look.clean(evidence), style="dim"), look)

@@ -1,0 +1,88 @@
+"""``vram who`` for people: the tree of holders, what each keeps, in as many lines as it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from textwrap import wrap
+
+from rich.cells import cell_len
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from vram.report.kinship import Household, Keep, Kin, WhoReport
+from vram.report.look import Look
+from vram.report.phrases import command, identity
+from vram.report.shorten import shorten
+from vram.units import size
+
+_SIZE_COLUMNS = 12
+
+
+def who(report: WhoReport, look: Look) -> RenderableType:
+    """Return a block for every household, the named ones first."""
+    lines: list[Text] = []
+    for household in report.households:
+        lines += [*_household(household, look), Text()]
+    if report.unnamed:
+        nbytes = sum(keep.nbytes for keep in report.unnamed)
+        lines.append(_line(size(nbytes), "", Text("nobody could be named", style="bold")))
+        lines += [_line("", "   ", Text(look.clean(_kept(keep)), style="dim")) for keep in report.unnamed]
+        lines.append(Text())
+    if not lines:
+        return Text("Nobody holds GPU memory, and nobody has a GPU's files open.")
+    return Group(*lines[:-1])
+
+
+def _household(household: Household, look: Look) -> Iterator[Text]:
+    name = look.clean(household.name or "outside of containers and jobs")
+    yield _line(size(household.nbytes), "", Text(shorten(name, look.width - _SIZE_COLUMNS), style="bold"))
+    for at, kin in enumerate(household.processes, 1):
+        yield from _kin(kin, "", at == len(household.processes), look)
+
+
+def _kin(kin: Kin, prefix: str, is_last: bool, look: Look) -> Iterator[Text]:
+    below = prefix + ("   " if is_last else look.clean("│  "))
+    fork = look.clean("└─ " if is_last else "├─ ")
+    own = sum(keep.nbytes for keep in kin.keeps if keep.shared_with is None)
+    room = look.width - _SIZE_COLUMNS - len(below)
+    yield _line(size(own) if own else "", prefix + fork, _who(kin, room, look))
+    stem = below + look.clean("│  " if kin.children else "   ")
+    for fact in _facts(kin):
+        for part in wrap(look.clean(fact), max(12, room - 3)):
+            yield _line("", stem, Text(part, style="dim"))
+    for at, child in enumerate(kin.children, 1):
+        yield from _kin(child, below, at == len(kin.children), look)
+
+
+def _who(kin: Kin, room: int, look: Look) -> Text:
+    dot = look.clean(" · ")
+    words = look.clean(" · ".join(identity(kin.holder, origin=False)))
+    who = Text(shorten(words, room), style="" if kin.holder.alive else "red")
+    line = look.clean(command(kin.holder))
+    rest = room - cell_len(words) - len(dot)
+    if line and rest >= 8:
+        who.append(dot).append(shorten(line, rest, mark=look.clean("…")), style="bold")
+    return who
+
+
+def _facts(kin: Kin) -> Iterator[str]:
+    if not kin.holder.alive:
+        yield "gone, but the driver still charges it: its files live on below"
+    elif any(keep.kind == "orphaned" for keep in kin.keeps):
+        yield f"holds the files of pid {kin.inherited_from}, inherited when that one forked"
+    elif kin.inherited_from is not None:
+        yield f"inherited the files of pid {kin.inherited_from}: ending that one alone gives nothing back"
+    elif not kin.keeps:
+        yield "has GPU files open and is charged nothing"
+    for keep in kin.keeps:
+        yield _kept(keep)
+
+
+def _kept(keep: Keep) -> str:
+    shared = f", the same bytes as pid {keep.shared_with}" if keep.shared_with is not None else ""
+    return f"GPU {keep.gpu}: {size(keep.nbytes)} {keep.kind}{shared}"
+
+
+def _line(nbytes: str, stem: str, body: Text) -> Text:
+    line = Text(f"{nbytes:>10}  ", no_wrap=True, overflow="ignore")
+    return line.append(stem, style="dim").append_text(body)

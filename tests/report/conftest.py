@@ -1,0 +1,34 @@
+"""One ledger with a bit of everything, for the tests that look at all of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.report.samples import EXPORT, FINDINGS, LOOSE, ORPHAN, WORKER, make_gpu, make_holder, make_ledger
+from vram.model.finding import Finding
+from vram.model.gpu import GpuFacts
+from vram.model.ledger import Bystander, GpuLedger, Ledger
+
+
+@pytest.fixture
+def ledger() -> Ledger:
+    """One GPU with a bit of everything, one that is lost."""
+    bystander = Bystander(holder=make_holder(6002, "vllm worker"), inherited_from=6001)
+    facts = GpuFacts(uuid="GPU-0", name="NVIDIA H200", virtual=True)
+    notes = ("version 1 of the driver's call counts 615.1 MiB of reserved memory as used",)
+    busy = make_gpu(ORPHAN, EXPORT, WORKER, LOOSE, facts=facts, bystanders=(bystander,), notes=notes)
+    lost = GpuLedger(
+        index=1,
+        uuid=None,
+        name="NVIDIA H200",
+        total_bytes=None,
+        entries=(),
+        status="lost",
+        message="fell off the bus",
+    )
+    return make_ledger(busy, lost)
+
+
+@pytest.fixture
+def findings() -> tuple[Finding, ...]:
+    return FINDINGS
