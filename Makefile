@@ -9,6 +9,7 @@ RUN := $(VENV)/bin
 WORKERS ?= 2
 
 PYTHON_FOLDERS := src tests bench tools docs native
+SCENES := src/vram/virtualgpu/scenes
 NATIVE_SOURCES := $(shell find native -name '*.[ch]')
 
 .DEFAULT_GOAL := help
@@ -45,12 +46,13 @@ test: $(VENV)/ready-test $(VENV)/native ## the whole suite; no GPU needed
 lint: $(VENV)/ready-lint ## ruff, import contracts, C warnings, generated docs up to date
 	@$(RUN)/ruff check --quiet $(PYTHON_FOLDERS)
 	@$(RUN)/ruff format --check --quiet $(PYTHON_FOLDERS)
-	@$(RUN)/lint-imports --no-timings >$(VENV)/lint-imports.txt || { cat $(VENV)/lint-imports.txt; exit 1; }
+	@$(RUN)/lint-imports >$(VENV)/lint-imports.txt || { cat $(VENV)/lint-imports.txt; exit 1; }
 	@$(RUN)/python native/build.py --strict --into .build/strict >/dev/null
 	@$(RUN)/python docs/generate.py --check
 
 types: $(VENV)/ready-lint ## mypy --strict
 	@$(RUN)/mypy --no-error-summary
+	@MYPYPATH=$(SCENES) $(RUN)/mypy --no-error-summary --config-file= --strict --explicit-package-bases $(SCENES)
 
 bench: $(VENV)/ready-bench $(VENV)/native ## speed against gpustat, nvitop, fuser and lsof, as ratios
 	@$(RUN)/python bench/run.py $(ARGS)
