@@ -18,7 +18,7 @@ def plain_free(score: Score) -> None:
         score.expect_near("used shrinks by the allocation", held.used - after.used, GIB)
 
 
-@TABLE.row("a stream-ordered pool keeps what was freed", "true until it is trimmed, and hands old bytes over")
+@TABLE.row("a stream-ordered pool keeps what was freed", "true until it is trimmed")
 def pool(score: Score) -> None:
     with score.theatre.scene("pool", GIB) as actor:
         held = score.look("allocated")
@@ -27,12 +27,16 @@ def pool(score: Score) -> None:
         score.expect("the pool says that nothing is used", actor["used"] == 0)
         score.expect("it keeps nine tenths or more", actor["reserved"] >= 0.9 * GIB)
         score.expect_near("used did not shrink", freed.used, held.used, within=64 * MIB)
-        actor.go()
-        score.measured["old_bytes"] = f"{actor['old_bytes']} of {actor['chunk']}"
-        score.expect("old bytes are handed over", actor["old_bytes"] == actor["chunk"])
         trimmed = score.look(actor.go()["stage"])
         score.expect("the trimmed pool keeps nothing", actor["reserved"] == 0)
         score.expect("used shrank by what it kept", held.used - trimmed.used >= 0.9 * GIB)
+
+
+@TABLE.row("a pool hands over old bytes", "true: every byte")
+def pool_reuse(score: Score) -> None:
+    with score.theatre.scene("pool_reuse", score.touched_bytes) as actor:
+        score.measured["old_bytes"] = f"{actor['old_bytes']} of {actor.nbytes}"
+        score.expect("old bytes are handed over", actor["old_bytes"] == actor.nbytes)
 
 
 @TABLE.row("a free waits for the work before it", "true: behind one second of work it takes one second")
@@ -41,7 +45,9 @@ def waiting_free(score: Score) -> None:
         with score.theatre.scene("waiting_free") as actor:
             score.measured |= {"queued_s": round(actor["queued_s"], 3), "freed_s": round(actor["freed_s"], 3)}
             score.expect("the free returned after the work", actor["freed_s"] >= 0.99)
-            score.expect("queueing itself did not wait", actor["queued_s"] < 0.5)
+            if score.real:
+                # The virtual GPU does queued work at once: only the sum of both can be held there.
+                score.expect("queueing itself did not wait", actor["queued_s"] < 0.5)
     except theatre.SceneFailed as error:
         if score.real:
             raise

@@ -1,0 +1,45 @@
+"""Which GPU the rows are played on: a virtual one, or with ``--real-gpu`` the machine's own."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from theatre import Theatre
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--real-gpu", action="store_true", help="play the rows on this machine's GPU")
+
+
+@pytest.fixture(scope="session")
+def real_gpu(pytestconfig: pytest.Config) -> bool:
+    """Whether the machine's own GPU is asked for; the option exists only where this folder is named."""
+    return bool(pytestconfig.getoption("--real-gpu", default=False))
+
+
+@pytest.fixture(scope="module")
+def theatre(real_gpu: bool, request: pytest.FixtureRequest) -> Iterator[Theatre]:
+    """One GPU and one observer for all rows: every row leaves the GPU as it found it."""
+    if real_gpu:
+        try:
+            ctypes.CDLL("libnvidia-ml.so.1")
+        except OSError:
+            pytest.skip("no NVIDIA driver on this machine")
+        place = Theatre()
+        yield place
+        place.close()
+        return
+    request.getfixturevalue("native_libraries")
+    from vram.virtualgpu import VirtualGpu
+
+    with VirtualGpu.create() as gpu:
+        place = Theatre(gpu.environment())
+        yield place
+        place.close()
