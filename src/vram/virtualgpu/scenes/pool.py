@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ctypes import c_void_p
 from typing import Any
 
 import driver
@@ -10,7 +11,7 @@ import stage
 CHUNK = 32 * stage.MIB
 
 
-def figures(pool: driver.c_void_p) -> dict[str, Any]:
+def figures(pool: c_void_p) -> dict[str, Any]:
     return {
         "reserved": driver.pool_figure(pool, driver.RESERVED_CURRENT),
         "used": driver.pool_figure(pool, driver.USED_CURRENT),
