@@ -1,0 +1,50 @@
+"""The README is literal: every command in it works as written."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vram.virtualgpu import VirtualGpu
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
+LINES = [line.split("  #")[0].strip() for block in BLOCKS for line in block.splitlines() if line.strip()]
+COMMANDS = [line for line in LINES if line.startswith("vram ")]
+TARGETS = sorted(set(re.findall(r"\bmake ([a-z][a-z-]*)\b", README)))
+
+
+def test_the_two_commands_stand_in_the_readme():
+    """Whoever reads nothing else finds them."""
+    assert [line for line in LINES if line.startswith("make ")][:2] == ["make demo", "make test"]
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make here")
+@pytest.mark.parametrize("target", TARGETS)
+def test_make_targets_exist(target):
+    """Every target that the README names is one."""
+    done = subprocess.run(["make", "--dry-run", target], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_commands_work_as_written(tmp_path):
+    """In the order of the page, in one folder, on a GPU that nobody uses."""
+    assert COMMANDS
+    with VirtualGpu.create() as gpu:
+        for line in COMMANDS:
+            done = gpu.run(
+                ["sh", "-c", line],
+                cwd=tmp_path,
+                env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+            )
+            assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
