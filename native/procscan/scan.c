@@ -1,0 +1,362 @@
+/* The walk over /proc. */
+#include "scan.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MOST_THREADS 8
+/* Descriptor numbers tried one by one beyond the count, before the folder is listed. */
+#define SPARSE_ALLOWANCE 16
+#define PROCESSES_PER_TURN 32
+
+struct buffer {
+    uint8_t *bytes;
+    size_t used, room;
+};
+
+struct walk {
+    int proc;
+    bool counted; /* the kernel tells how many descriptors a process has */
+    const char *prefixes;
+    const int32_t *pids;
+    size_t count;
+    uint64_t deadline_ns;
+    atomic_size_t next;
+    atomic_bool late;
+};
+
+struct worker {
+    pthread_t thread;
+    struct walk *walk;
+    struct buffer files, denied;
+    bool exhausted; /* of memory */
+};
+
+/* What is known of the process that is being looked at. */
+struct subject {
+    int32_t pid;
+    int folder; /* its fd folder: it stays this very process's, even if the pid is reused */
+    bool denied, identified;
+    uint64_t started_at;
+};
+
+static uint64_t now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+static void *grow(struct buffer *buffer, size_t nbytes)
+{
+    if (buffer->room - buffer->used < nbytes) {
+        size_t room = (buffer->room + nbytes) * 2 + 4096;
+        uint8_t *bytes = realloc(buffer->bytes, room);
+        if (!bytes)
+            return NULL;
+        buffer->bytes = bytes;
+        buffer->room = room;
+    }
+    void *place = buffer->bytes + buffer->used;
+    buffer->used += nbytes;
+    return place;
+}
+
+static char *write_number(char *end, unsigned number)
+{
+    *--end = '\0';
+    do
+        *--end = (char)('0' + number % 10);
+    while (number /= 10);
+    return end;
+}
+
+static bool matches(const char *prefixes, const char *link, size_t length)
+{
+    if (length == 0 || link[0] != '/') /* sockets, pipes and anonymous inodes: most of them */
+        return false;
+    for (const char *prefix = prefixes; *prefix; prefix += strlen(prefix) + 1) {
+        size_t wanted = strlen(prefix);
+        if (length >= wanted && memcmp(link, prefix, wanted) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* The name in field 2 may hold spaces and brackets: the last bracket ends it. */
+static uint64_t parse_start(char *stat, ssize_t length)
+{
+    if (length <= 0)
+        return UINT64_MAX;
+    stat[length] = '\0';
+    char *at = strrchr(stat, ')');
+    for (int field = 2; at && field < 22; field++)
+        at = strchr(at + 1, ' ');
+    return at ? strtoull(at + 1, NULL, 10) : UINT64_MAX;
+}
+
+static void identify(struct subject *subject)
+{
+    char stat[1024];
+    int file = openat(subject->folder, "../stat", O_RDONLY | O_CLOEXEC);
+    subject->identified = true;
+    subject->started_at = UINT64_MAX;
+    if (file < 0)
+        return;
+    subject->started_at = parse_start(stat, read(file, stat, sizeof stat - 1));
+    close(file);
+}
+
+static void record(struct worker *worker, struct subject *subject, unsigned fd, const char *name,
+                   const char *link, size_t length)
+{
+    struct stat about;
+    bool asked = fstatat(subject->folder, name, &about, 0) == 0;
+    if (!subject->identified)
+        identify(subject);
+    size_t padded = (length + 7) & ~(size_t)7;
+    struct vramscan_file *file = grow(&worker->files, sizeof *file + padded);
+    if (!file) {
+        worker->exhausted = true;
+        return;
+    }
+    *file = (struct vramscan_file){
+        .pid = subject->pid,
+        .fd = (int32_t)fd,
+        .started_at = subject->started_at,
+        .device = asked ? about.st_rdev : 0,
+        .inode = asked ? about.st_ino : 0,
+        .size = asked ? about.st_size : 0,
+        .mode = asked ? about.st_mode : 0,
+        .length = (uint32_t)length,
+    };
+    memset(file + 1, 0, padded);
+    memcpy(file + 1, link, length);
+}
+
+/* Returns whether descriptor *fd* was there. */
+static bool look(struct worker *worker, struct subject *subject, unsigned fd)
+{
+    char number[12], link[PATH_MAX];
+    const char *name = write_number(number + sizeof number, fd);
+    ssize_t length = readlinkat(subject->folder, name, link, sizeof link);
+    if (length < 0) {
+        subject->denied |= errno == EACCES || errno == EPERM;
+        return false;
+    }
+    if (matches(worker->walk->prefixes, link, (size_t)length))
+        record(worker, subject, fd, name, link, (size_t)length);
+    return true;
+}
+
+struct listed { /* what getdents64 writes */
+    uint64_t inode;
+    int64_t offset;
+    unsigned short length;
+    unsigned char type;
+    char name[];
+};
+
+/* Looks at the descriptors from *first* on, by the folder's own list. */
+static void look_by_list(struct worker *worker, struct subject *subject, unsigned first)
+{
+    char list[16384] __attribute__((aligned(8)));
+    long filled;
+    while ((filled = syscall(SYS_getdents64, subject->folder, list, sizeof list)) > 0)
+        for (long at = 0; at < filled && !subject->denied;) {
+            struct listed *entry = (struct listed *)(list + at);
+            at += entry->length;
+            if (entry->name[0] < '0' || entry->name[0] > '9')
+                continue;
+            unsigned fd = (unsigned)strtoul(entry->name, NULL, 10);
+            if (fd >= first)
+                look(worker, subject, fd);
+        }
+}
+
+/* Since Linux 6.2 the size of /proc/PID/fd is the number of descriptors, and they are
+ * mostly the lowest numbers: trying those spares the listing, which builds a directory
+ * entry for each. Measured over 10,000 processes with 30 descriptors on two cores:
+ * MEASUREMENT
+ */
+static void look_by_count(struct worker *worker, struct subject *subject, unsigned count)
+{
+    unsigned found = 0, fd = 0;
+    for (; found < count && fd < count + SPARSE_ALLOWANCE && !subject->denied; fd++)
+        found += look(worker, subject, fd);
+    if (found < count && !subject->denied)
+        look_by_list(worker, subject, fd);
+}
+
+static void deny(struct worker *worker, int32_t pid)
+{
+    char number[12];
+    struct stat about;
+    const char *name = write_number(number + sizeof number, (unsigned)pid);
+    if (fstatat(worker->walk->proc, name, &about, 0) != 0)
+        return; /* it has ended meanwhile */
+    uint32_t *uid = grow(&worker->denied, sizeof *uid);
+    if (uid)
+        *uid = about.st_uid;
+    else
+        worker->exhausted = true;
+}
+
+static void visit(struct worker *worker, int32_t pid)
+{
+    char text[16] = {0};
+    char *end = text + sizeof text - 3;
+    char *name = write_number(end, (unsigned)pid);
+    memcpy(end - 1, "/fd", 4);
+    struct subject subject = {.pid = pid};
+    subject.folder = openat(worker->walk->proc, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (subject.folder < 0) {
+        if (errno == EACCES || errno == EPERM)
+            deny(worker, pid);
+        return;
+    }
+    struct stat about;
+    if (!worker->walk->counted || fstat(subject.folder, &about) != 0)
+        look_by_list(worker, &subject, 0);
+    else if (about.st_size > 0) /* kernel threads and zombies have none */
+        look_by_count(worker, &subject, (unsigned)about.st_size);
+    if (subject.denied)
+        deny(worker, pid);
+    close(subject.folder);
+}
+
+static void *work(void *argument)
+{
+    struct worker *worker = argument;
+    struct walk *walk = worker->walk;
+    for (;;) {
+        size_t first = atomic_fetch_add(&walk->next, PROCESSES_PER_TURN);
+        if (first >= walk->count || worker->exhausted)
+            return NULL;
+        if (now_ns() >= walk->deadline_ns) {
+            walk->late = true;
+            return NULL;
+        }
+        for (size_t at = first; at < walk->count && at < first + PROCESSES_PER_TURN; at++)
+            visit(worker, walk->pids[at]);
+    }
+}
+
+static int list_processes(const char *proc, struct buffer *pids)
+{
+    DIR *folder = opendir(proc);
+    if (!folder)
+        return -errno;
+    struct dirent *entry;
+    while ((entry = readdir(folder))) {
+        if (entry->d_name[0] < '1' || entry->d_name[0] > '9')
+            continue;
+        int32_t *pid = grow(pids, sizeof *pid);
+        if (pid)
+            *pid = (int32_t)strtol(entry->d_name, NULL, 10);
+    }
+    closedir(folder);
+    return 0;
+}
+
+static bool kernel_counts_descriptors(int proc)
+{
+    struct stat about;
+    struct stat self;
+    /* A folder of plain files (a test's) has a size too: only procfs answers "self". */
+    return fstatat(proc, "self/fd", &about, 0) == 0 && fstatat(proc, "self/stat", &self, 0) == 0 &&
+           about.st_size > 0 && self.st_size == 0 && about.st_size < 1024 * 1024;
+}
+
+/* More threads than two gain little: the walk is bound by locks inside the kernel's
+ * directory cache. Few processes are not worth a thread. */
+static unsigned threads_for(size_t processes)
+{
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    unsigned wanted = (unsigned)(processes / 128) + 1;
+    unsigned most = cores < 1 ? 1 : cores > MOST_THREADS ? MOST_THREADS : (unsigned)cores;
+    return wanted < most ? wanted : most;
+}
+
+static int append(struct buffer *to, const struct buffer *from)
+{
+    if (from->used == 0)
+        return 0;
+    void *place = grow(to, from->used);
+    if (!place)
+        return -ENOMEM;
+    memcpy(place, from->bytes, from->used);
+    return 0;
+}
+
+static int run(struct walk *walk, struct vramscan_result *result)
+{
+    struct worker workers[MOST_THREADS] = {0};
+    struct buffer files = {0}, denied = {0};
+    unsigned threads = threads_for(walk->count), started = 1;
+    int error = 0;
+    for (unsigned at = 0; at < threads; at++)
+        workers[at].walk = walk;
+    while (started < threads && pthread_create(&workers[started].thread, NULL, work, &workers[started]) == 0)
+        started++;
+    work(&workers[0]);
+    for (unsigned at = 0; at < started; at++) {
+        if (at > 0)
+            pthread_join(workers[at].thread, NULL);
+        if (workers[at].exhausted || append(&files, &workers[at].files) || append(&denied, &workers[at].denied))
+            error = -ENOMEM;
+        free(workers[at].files.bytes);
+        free(workers[at].denied.bytes);
+    }
+    result->files = files.bytes;
+    result->files_nbytes = files.used;
+    result->denied_uids = (uint32_t *)denied.bytes;
+    result->denied = denied.used / sizeof(uint32_t);
+    result->processes = walk->count;
+    result->late = walk->late;
+    result->threads = started;
+    return error;
+}
+
+int vramscan_scan(const char *proc, const char *prefixes, const int32_t *pids, uint64_t count,
+                  uint64_t deadline_ns, struct vramscan_result *result)
+{
+    struct buffer listed = {0};
+    memset(result, 0, sizeof *result);
+    int folder = open(proc, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (folder < 0)
+        return -errno;
+    int error = count == 0 ? list_processes(proc, &listed) : 0;
+    if (!error) {
+        struct walk walk = {
+            .proc = folder,
+            .counted = kernel_counts_descriptors(folder),
+            .prefixes = prefixes,
+            .pids = count ? pids : (const int32_t *)listed.bytes,
+            .count = count ? count : listed.used / sizeof(int32_t),
+            .deadline_ns = deadline_ns,
+        };
+        error = run(&walk, result);
+    }
+    free(listed.bytes);
+    close(folder);
+    return error;
+}
+
+void vramscan_release(struct vramscan_result *result)
+{
+    free(result->files);
+    free(result->denied_uids);
+    memset(result, 0, sizeof *result);
+}

@@ -1,0 +1,53 @@
+/* Who has device files open: a walk over /proc, made for ten thousand processes.
+ *
+ * vramscan_scan reads; vramscan_describe tells which descriptors are one and the same open
+ * file. Both only look. Python loads them through ctypes (host/local/open_files.py), which
+ * knows these layouts; where the library is missing it does the same in Python, slower.
+ */
+#ifndef VRAM_PROCSCAN_SCAN_H
+#define VRAM_PROCSCAN_SCAN_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define VRAMSCAN_API __attribute__((visibility("default")))
+
+/* One matching descriptor; `length` bytes of link text follow, then zeros up to a multiple
+ * of eight. `mode` is 0 where the file behind the descriptor could not be asked. */
+struct vramscan_file {
+    int32_t pid, fd;
+    uint64_t started_at; /* field 22 of stat; UINT64_MAX where it could not be read */
+    uint64_t device, inode;
+    int64_t size;
+    uint32_t mode, length;
+};
+
+struct vramscan_result {
+    uint8_t *files;
+    uint64_t files_nbytes;
+    uint32_t *denied_uids; /* owner of each process whose descriptors may not be read */
+    uint64_t denied;
+    uint64_t processes; /* how many were looked at */
+    uint32_t late;      /* 1: the deadline came first, and the answer is a part */
+    uint32_t threads;
+};
+
+/* Looks at *pids*, or at every process under *proc* where count is 0. A link matches when
+ * it begins with one of *prefixes*, each ended by NUL, the list by an empty one. The
+ * deadline is CLOCK_MONOTONIC in nanoseconds. Returns 0 or -errno; a process that ends
+ * while it is looked at is simply not there. */
+VRAMSCAN_API int vramscan_scan(const char *proc, const char *prefixes, const int32_t *pids, uint64_t count,
+                               uint64_t deadline_ns, struct vramscan_result *result);
+VRAMSCAN_API void vramscan_release(struct vramscan_result *result);
+
+struct vramscan_descriptor {
+    int32_t pid, fd;
+    uint32_t group;       /* only descriptors of one group are compared */
+    uint32_t description; /* out: the same number for the same open file; 0: not known */
+};
+
+/* Numbers open file descriptions from 1 on. Returns how many there are, or -errno where
+ * the kernel compares none at all. */
+VRAMSCAN_API int vramscan_describe(struct vramscan_descriptor *all, uint64_t count, uint64_t deadline_ns);
+
+#endif

@@ -1,0 +1,147 @@
+"""A process of our own for calls that may never return: started cheaply, ended without waiting.
+
+A fork is cheapest. But a forked child keeps every device file its parent has open alive,
+and copies only one of its threads: where there is a CUDA library or a second thread, a
+fresh interpreter is started instead.
+"""
+
+# ruff: noqa: PTH
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+from collections.abc import Callable, Sequence
+
+_NULL = os.devnull
+_PIPE_NBYTES = 1 << 20  # a full pipe would hold the child up while its parent looks elsewhere
+
+
+class Child:
+    """A started child: what it writes comes out of ``pipe``."""
+
+    def __init__(self, pid: int, pipe: int) -> None:
+        self.pid = pid
+        self.pipe = pipe
+        self._reaped = False
+        try:
+            self._pidfd = os.pidfd_open(pid)
+        except OSError:  # SIGCHLD is ignored here, so it was reaped by the kernel already
+            self._pidfd, self._reaped = -1, True
+
+    def end(self, grace_s: float) -> bool:
+        """Kill it and wait for at most *grace_s*; False where it cannot die (state D)."""
+        if not self.wait(0.0):
+            from signal import SIGKILL, pidfd_send_signal
+
+            pidfd_send_signal(self._pidfd, SIGKILL)
+        return self.wait(grace_s)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether it has ended within *timeout_s*."""
+        if not self._reaped:
+            poll = select.poll()
+            poll.register(self._pidfd, select.POLLIN)
+            if poll.poll(timeout_s * 1000):
+                self._reap()
+        return self._reaped
+
+    def _reap(self) -> None:
+        try:
+            os.waitpid(self.pid, 0)
+        except ChildProcessError:
+            pass
+        os.close(self._pidfd)
+        self._reaped = True
+
+    def hang_up(self) -> None:
+        """Stop listening: what it still writes fails."""
+        if self.pipe >= 0:
+            os.close(self.pipe)
+            self.pipe = -1
+
+
+def may_fork() -> bool:
+    """Whether a fork of this process is safe, and inherits no device file."""
+    try:
+        if len(os.listdir("/proc/self/task")) > 1:
+            return False
+        with open("/proc/self/maps", "rb") as maps:
+            return b"/libcuda.so" not in maps.read()
+    except OSError:
+        return False
+
+
+def start(job: Callable[[int], None], command: Sequence[str]) -> Child:
+    """Run ``job(pipe)`` in a fork, or where that is not safe *command*, which gets the pipe as
+    descriptor 3."""
+    return _fork(job) if may_fork() else spawn(command)
+
+
+def _fork(job: Callable[[int], None]) -> Child:
+    ours, theirs = _pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            _let_go_of_all_but(theirs)
+            job(theirs)
+        finally:
+            os._exit(0)
+    os.close(theirs)
+    return Child(pid, ours)
+
+
+def spawn(command: Sequence[str], environment: dict[str, str] | None = None) -> Child:
+    """Start a program with nothing but a pipe as descriptor 3."""
+    ours, theirs = _pipe()
+    actions = [(os.POSIX_SPAWN_OPEN, number, _NULL, os.O_RDWR, 0) for number in (0, 1, 2)]
+    try:
+        # Descriptor 3 may be `theirs` itself; dup2 onto itself would leave close-on-exec set.
+        spare = os.dup(theirs) if theirs == 3 else theirs
+        pid = os.posix_spawn(
+            command[0],
+            command,
+            os.environ if environment is None else environment,
+            file_actions=[*actions, (os.POSIX_SPAWN_DUP2, spare, 3)],
+        )
+    except OSError:
+        os.close(ours)
+        raise
+    finally:
+        for number in {theirs, spare}:
+            os.close(number)
+    return Child(pid, ours)
+
+
+def _pipe() -> tuple[int, int]:
+    import fcntl
+
+    ours, theirs = os.pipe2(os.O_CLOEXEC)
+    os.set_blocking(ours, False)
+    try:
+        fcntl.fcntl(theirs, fcntl.F_SETPIPE_SZ, _PIPE_NBYTES)
+    except OSError:  # the user's share of pipe memory is used up: the default does
+        pass
+    return ours, theirs
+
+
+def _let_go_of_all_but(pipe: int) -> None:
+    """A child that hangs for good must not hold the terminal, a pager's pipe or a lock."""
+    null = os.open(_NULL, os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(null, number)
+    os.closerange(3, pipe)
+    os.closerange(pipe + 1, _highest_descriptor() + 1)
+
+
+def _highest_descriptor() -> int:
+    return max(int(name) for name in os.listdir("/proc/self/fd"))
+
+
+def interpreter(module: str, *arguments: str) -> list[str]:
+    """The command line that runs *module* of this package in a fresh interpreter."""
+    package_root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(__file__))))
+    code = f"import sys; sys.path.append({package_root!r}); from {module} import main; main()"
+    # -P: the working directory, which may be anybody's, must not supply modules.
+    return [sys.executable, "-P", "-c", code, *arguments]

@@ -1,0 +1,104 @@
+"""Exported allocations, told from ordinary control descriptors by importing a copy.
+
+The work is done by payloads/exports.py in an interpreter of its own: it loads libcuda, and
+what it imports must be gone when it ends.
+"""
+
+# ruff: noqa: PTH
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import time
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from vram.host.local.child import Child, spawn
+from vram.host.ports import Candidate, Proof
+from vram.model.observation import Status
+
+_PAYLOAD = os.path.join(os.path.dirname(__file__), "..", "..", "payloads", "exports.py")
+# These hide GPUs from the driver, or load somebody's code into the process that uses it.
+_UNWANTED = ("CUDA_VISIBLE_DEVICES", "CUDA_INJECTION64_PATH", "LD_PRELOAD")
+_GRACE_S = 0.2
+
+
+class _Line(msgspec.Struct):
+    """What the payload prints for the candidate at ``at``; without one, about all of them."""
+
+    at: int | None = None
+    exported: bool | None = None
+    nbytes: int | None = None
+    uuid: str | None = None
+    status: Status = "ok"
+    message: str | None = None
+
+
+class LocalExports:
+    """Asks the driver, in a process that can be ended."""
+
+    def __init__(self) -> None:
+        self._stuck: list[Child] = []
+
+    def prove(self, candidates: Sequence[Candidate], deadline_s: float) -> Iterator[Proof]:
+        """One proof per candidate, in no particular order."""
+        self._stuck = [child for child in self._stuck if not child.wait(0.0)]
+        if self._stuck:
+            yield from _unproved(candidates, "timeout", "an earlier import still hangs in the driver")
+        elif candidates:
+            yield from self._ask(candidates, time.monotonic() + deadline_s)
+
+    def _ask(self, candidates: Sequence[Candidate], deadline: float) -> Iterator[Proof]:
+        try:
+            child = spawn(_command(candidates), _environment())
+        except OSError as error:
+            yield from _unproved(candidates, "failed", f"no process could be started: {error.strerror}")
+            return
+        left = dict(enumerate(candidates))
+        reason: tuple[Status, str] = ("failed", "the importing process ended early")
+        try:
+            for line in _lines(child, deadline):
+                if line.at is None:
+                    reason = (line.status, line.message or "")
+                elif candidate := left.pop(line.at, None):
+                    yield _proof(candidate, line)
+            if time.monotonic() >= deadline:
+                reason = ("timeout", "the driver did not answer in time")
+            yield from _unproved(left.values(), *reason)
+        finally:
+            child.hang_up()
+            if not child.end(_GRACE_S):
+                self._stuck.append(child)
+
+
+def _command(candidates: Sequence[Candidate]) -> list[str]:
+    words = [f"{each.process.pid}:{each.process.started_at}:{each.fd}" for each in candidates]
+    return [sys.executable, "-I", "-S", _PAYLOAD, *words]
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in _UNWANTED}
+
+
+def _lines(child: Child, deadline: float) -> Iterator[_Line]:
+    poll = select.poll()
+    poll.register(child.pipe, select.POLLIN)
+    decoder, rest = msgspec.json.Decoder(_Line), b""
+    while (left := deadline - time.monotonic()) > 0 and poll.poll(left * 1000):
+        part = os.read(child.pipe, 65536)
+        if not part:
+            return
+        *lines, rest = (rest + part).split(b"\n")
+        yield from map(decoder.decode, lines)
+
+
+def _proof(candidate: Candidate, line: _Line) -> Proof:
+    return Proof(candidate, line.exported, line.nbytes, line.uuid, line.status, line.message)
+
+
+def _unproved(candidates: Sequence[Candidate] | object, status: Status, message: str) -> Iterator[Proof]:
+    for candidate in candidates:  # type: ignore[attr-defined]
+        yield Proof(candidate, None, status=status, message=message)

@@ -1,0 +1,90 @@
+"""The walk over /proc in C: libvramscan, by ctypes. Layouts as native/procscan/scan.h has them."""
+
+# ruff: noqa: PTH
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Sequence
+from functools import cache
+
+from vram.host.local.device_files import RawFile
+
+_FILE = struct.Struct("=iiQQQqII")
+_UNKNOWN_START = (1 << 64) - 1
+_LIBRARY = os.path.join(os.path.dirname(__file__), "lib", "libvramscan.so")
+
+
+class NativeScan:
+    """Scans and compares by the native library; raises OSError where it is missing."""
+
+    def __init__(self, path: str = _LIBRARY) -> None:
+        import ctypes
+
+        self._c = ctypes
+        self._library = ctypes.CDLL(path)
+        self._result = _result_type()
+
+    def files(
+        self, root: str, prefixes: Sequence[bytes], pids: Sequence[int] | None, deadline: float
+    ) -> tuple[list[RawFile], list[int], bool]:
+        """Matching descriptors, owners of processes that may not be read, and whether all was seen."""
+        c, result = self._c, self._result()
+        chosen = (c.c_int32 * len(pids))(*pids) if pids else None
+        error = self._library.vramscan_scan(
+            os.fsencode(root),
+            b"\0".join(prefixes) + b"\0\0",
+            chosen,
+            c.c_uint64(len(pids) if pids else 0),
+            c.c_uint64(int(deadline * 1e9)),
+            c.byref(result),
+        )
+        try:
+            if error:
+                raise OSError(-error, os.strerror(-error))
+            files = _unpack(c.string_at(result.files, result.files_nbytes) if result.files_nbytes else b"")
+            denied = c.string_at(result.denied_uids, 4 * result.denied) if result.denied else b""
+            return files, list(memoryview(denied).cast("I")), not result.late
+        finally:
+            self._library.vramscan_release(c.byref(result))
+
+    def describe(self, descriptors: Sequence[tuple[int, int, int]], deadline: float) -> list[int | None]:
+        """A number for the open file behind each (pid, fd, group); equal numbers, same file."""
+        c = self._c
+        packed = (c.c_int32 * (4 * len(descriptors)))()
+        for at, (pid, fd, group) in enumerate(descriptors):
+            packed[4 * at : 4 * at + 3] = [pid, fd, group]
+        self._library.vramscan_describe(packed, c.c_uint64(len(descriptors)), c.c_uint64(int(deadline * 1e9)))
+        numbers = {(packed[at], packed[at + 1]): packed[at + 3] for at in range(0, len(packed), 4)}
+        return [numbers[pid, fd] or None for pid, fd, _ in descriptors]
+
+
+@cache
+def _result_type() -> type:
+    import ctypes
+
+    class Result(ctypes.Structure):
+        _fields_ = (
+            ("files", ctypes.c_void_p),
+            ("files_nbytes", ctypes.c_uint64),
+            ("denied_uids", ctypes.c_void_p),
+            ("denied", ctypes.c_uint64),
+            ("processes", ctypes.c_uint64),
+            ("late", ctypes.c_uint32),
+            ("threads", ctypes.c_uint32),
+        )
+
+    return Result
+
+
+def _unpack(raw: bytes) -> list[RawFile]:
+    files, at = [], 0
+    while at < len(raw):
+        pid, fd, started_at, device, inode, size, mode, length = _FILE.unpack_from(raw, at)
+        at += _FILE.size
+        link = raw[at : at + length]
+        at += (length + 7) & ~7
+        start = None if started_at == _UNKNOWN_START else started_at
+        files.append(RawFile(pid, start, fd, link, device, inode, size, mode))
+    return files

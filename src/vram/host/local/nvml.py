@@ -1,0 +1,199 @@
+"""NVML, read in processes of its own: a call that never returns costs one GPU's answer, not all.
+
+The reader announces every call. When it falls silent in the middle of a GPU, a second one
+is started for the GPUs that are left, and the first may still finish its own until the
+deadline: slow is not hung. Who cannot be ended (state D) is remembered, and the GPU it
+hangs on is left alone in later rounds: nothing piles up.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Iterator
+
+from vram.host.local.child import Child, interpreter, start
+from vram.host.local.nvml_wire import Calling, Done, Found, Inbox, Message, Saw
+from vram.model.observation import Observation
+
+# Silence for this long within one GPU's calls starts a relief. NVML answers in microseconds;
+# waking a GPU without persistence mode takes seconds, but that happens inside nvmlInit.
+_SILENCE_S = 1.0
+_GRACE_S = 0.2
+
+
+class _Reader:
+    """One reading process, as seen from outside."""
+
+    def __init__(self, skip: set[int]) -> None:
+        self.child = _start(skip)
+        self.inbox = Inbox()
+        self.calling = Calling("nvml.init", None, "nvmlInit")
+        self.heard_at = time.monotonic()
+        self.relieved = False
+        self.done = False
+
+    def receive(self) -> tuple[list[Message], bool]:
+        """What it said since, and whether it has hung up."""
+        try:
+            part = os.read(self.child.pipe, 1 << 18)
+        except BlockingIOError:
+            return [], False
+        self.heard_at = time.monotonic()
+        return list(self.inbox.add(part)), not part
+
+
+class LocalNvml:
+    """Reads NVML under a deadline, again and again, whatever it does."""
+
+    def __init__(self) -> None:
+        self._stuck: list[_Reader] = []
+        self._own: set[int] = set()
+
+    def own_pids(self) -> set[int]:
+        """The processes that have the driver open on our behalf."""
+        return self._own
+
+    def read(self, deadline_s: float) -> Iterator[Observation]:
+        self._stuck = [reader for reader in self._stuck if not reader.child.wait(0.0)]
+        self._own = {reader.child.pid for reader in self._stuck}
+        stuck = [reader.calling for reader in self._stuck]
+        if any(calling.gpu is None for calling in stuck):
+            return iter([_still_stuck(calling) for calling in stuck])
+        try:
+            reading = _Reading(self, {call.gpu for call in stuck if call.gpu is not None}, deadline_s)
+        except OSError as error:
+            message = f"the process that reads NVML could not be started: {error.strerror}"
+            return iter([Observation(probe="nvml.init", status="failed", message=message)])
+        return reading.observations([_still_stuck(calling) for calling in stuck])
+
+    def start(self, skip: set[int]) -> _Reader:
+        reader = _Reader(skip)
+        self._own.add(reader.child.pid)
+        return reader
+
+    def dismiss(self, reader: _Reader) -> None:
+        reader.child.hang_up()
+        if not reader.child.end(_GRACE_S):
+            self._stuck.append(reader)
+
+
+class _Reading:
+    """One round over all GPUs."""
+
+    def __init__(self, nvml: LocalNvml, skip: set[int], deadline_s: float) -> None:
+        self._nvml = nvml
+        self._began = time.monotonic()
+        self._deadline = self._began + deadline_s
+        self._silence_s = min(_SILENCE_S, deadline_s / 4)
+        self._gpus = 0
+        self._owner: dict[int, _Reader | None] = dict.fromkeys(skip)
+        self._first = nvml.start(skip)
+        self._readers = [self._first]
+
+    def observations(self, already: list[Observation]) -> Iterator[Observation]:
+        yield from already
+        try:
+            while self._active() and time.monotonic() < self._deadline:
+                yield from self._listen()
+                self._relieve()
+            yield from self._missing()
+        finally:
+            for reader in self._readers:
+                self._close(reader)
+
+    def _active(self) -> list[_Reader]:
+        return [reader for reader in self._readers if not reader.done]
+
+    def _listen(self) -> Iterator[Observation]:
+        poll = select.poll()
+        active = {reader.child.pipe: reader for reader in self._active()}
+        for pipe in active:
+            poll.register(pipe, select.POLLIN)
+        for pipe, _ in poll.poll(self._patience_s() * 1000):
+            yield from self._hear(active[pipe])
+
+    def _patience_s(self) -> float:
+        """How long nothing needs to be done unless something is heard."""
+        moments = [reader.heard_at + self._silence_s for reader in self._active() if not reader.relieved]
+        return max(0.001, min([self._deadline, *moments]) - time.monotonic())
+
+    def _hear(self, reader: _Reader) -> Iterator[Observation]:
+        messages, hung_up = reader.receive()
+        for message in messages:
+            yield from self._take(reader, message)
+        if hung_up and not reader.done:
+            reader.done = True
+            yield self._failure(reader.calling, "failed", "the process that reads NVML died in {call}")
+            self._start_relief()
+
+    def _take(self, reader: _Reader, message: Message) -> Iterator[Observation]:
+        if reader.done:
+            return
+        match message:
+            case Calling():
+                self._follow(reader, message)
+            case Found(gpus):
+                self._gpus = max(self._gpus, gpus)
+            case Saw(observation):
+                # Whoever relieves another repeats the driver's versions: once is enough.
+                if observation.gpu is not None or reader is self._first:
+                    yield observation
+            case Done():
+                reader.done = True
+
+    def _follow(self, reader: _Reader, calling: Calling) -> None:
+        """A GPU belongs to the reader that came to it first; one that was relieved, woke up
+        and meets its relief has nothing left to do."""
+        reader.calling = calling
+        if calling.gpu is not None and self._owner.setdefault(calling.gpu, reader) is not reader:
+            reader.done = True
+
+    def _relieve(self) -> None:
+        now = time.monotonic()
+        for reader in self._active():
+            silent = now - reader.heard_at >= self._silence_s
+            if silent and not reader.relieved and reader.calling.gpu is not None:
+                reader.relieved = True
+                self._start_relief()
+
+    def _start_relief(self) -> None:
+        if any(index not in self._owner for index in range(self._gpus)):
+            try:
+                self._readers.append(self._nvml.start(set(self._owner)))
+            except OSError:
+                return  # the GPUs that nobody came to are told by _missing
+
+    def _missing(self) -> Iterator[Observation]:
+        for reader in self._active():
+            yield self._failure(reader.calling, "timeout", "{call} did not answer within {waited:.1f} s")
+        for index in range(self._gpus):
+            if index not in self._owner:
+                call = Calling("nvml.gpu", index, "nvmlDeviceGetHandleByIndex")
+                yield self._failure(call, "timeout", "not reached within {waited:.1f} s: other calls hang")
+
+    def _failure(self, calling: Calling, status: str, message: str) -> Observation:
+        words = message.format(call=calling.call, waited=time.monotonic() - self._began)
+        return Observation(probe=calling.probe, gpu=calling.gpu, status=status, message=words)  # type: ignore[arg-type]
+
+    def _close(self, reader: _Reader) -> None:
+        # One that said all it had ends by itself, but its files' release can take a moment.
+        if reader.done and reader.child.wait(_GRACE_S):
+            reader.child.hang_up()
+        else:
+            self._nvml.dismiss(reader)
+
+
+def _start(skip: set[int]) -> Child:
+    def job(pipe: int) -> None:
+        from vram.host.local.nvml_child import read_into
+
+        read_into(pipe, skip)
+
+    return start(job, interpreter("vram.host.local.nvml_child", *map(str, sorted(skip))))
+
+
+def _still_stuck(calling: Calling) -> Observation:
+    words = f"{calling.call} of an earlier round still hangs in the driver"
+    return Observation(probe=calling.probe, gpu=calling.gpu, status="timeout", message=words)

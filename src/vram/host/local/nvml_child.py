@@ -1,0 +1,260 @@
+"""Reads NVML, inside a process of its own. Every call is announced before it is made."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from vram.host.local.nvml_errors import GpuGone, is_loss, message_of, statement_of
+from vram.host.local.nvml_versions import driver_facts
+from vram.host.local.nvml_wire import Calling, Done, Found, Saw, send
+from vram.host.local.procfs import started_at
+from vram.model.gpu import ChargeFacts, GpuFacts, MemoryFacts
+from vram.model.observation import Observation
+from vram.model.process import ProcessRef
+
+_LISTS = (("compute", "Compute"), ("graphics", "Graphics"), ("mps", "MPSCompute"))
+_COMPUTE_MODES = ("default", "exclusive-thread", "prohibited", "exclusive-process")
+_SENTINEL = 1 << 63  # the driver writes 2^64-1 for "not available"; no size comes near it
+_NO_INSTANCE = 0xFFFFFFFF
+_TRIES = 3
+_UNCORRECTED, _SINCE_BOOT = 1, 0
+
+Figures = dict[tuple[int, int | None], tuple[int | None, tuple[str, ...]]]
+
+
+class Reader:
+    """One pass over the library, said into a pipe."""
+
+    def __init__(self, nvml: ModuleType, pipe: int) -> None:
+        self._nvml = nvml
+        self._pipe = pipe
+        self._probe = "nvml.init"
+        self._gpu: int | None = None
+
+    def say(self, **fields: Any) -> None:
+        fields = {"probe": self._probe, "gpu": self._gpu, **fields}
+        send(self._pipe, Saw(Observation(**fields)))
+
+    def call(self, name: str, *arguments: Any, **options: Any) -> Any:
+        """Make a call, announced; raises what the library raises."""
+        send(self._pipe, Calling(self._probe, self._gpu, name))
+        function: Callable[..., Any] = getattr(self._nvml, name)
+        return function(*arguments, **options)
+
+    def ask(self, name: str, *arguments: Any) -> Any:
+        """Make a call whose answer may be missing; only the loss of the GPU is an error."""
+        try:
+            return self.call(name, *arguments)
+        except Exception as error:
+            if is_loss(error):
+                raise GpuGone(error) from error
+            return None
+
+    def read(self, skip: set[int]) -> None:
+        if not self._init():
+            return
+        count = int(self.call("nvmlDeviceGetCount"))
+        send(self._pipe, Found(count))
+        for index in range(count):
+            if index not in skip:
+                self._gpu = index
+                self._read_gpu(index)
+
+    def _init(self) -> bool:
+        try:
+            self.call("nvmlInit")
+        except Exception as error:
+            self.say(**statement_of(error, self._nvml))
+            self._probe = "nvml.driver"
+            self.say(facts=driver_facts(None))
+            return False
+        self.say()
+        self._probe = "nvml.driver"
+        self.say(facts=driver_facts(self))
+        return True
+
+    def _read_gpu(self, index: int) -> None:
+        try:
+            self._probe = "nvml.gpu"
+            handle = self.call("nvmlDeviceGetHandleByIndex", index)
+            facts = self._facts(handle)
+            self.say(facts=facts)
+            self._read_memory(handle, bool(facts.mig_enabled))
+        except Exception as error:
+            cause = error.__cause__ if isinstance(error, GpuGone) and error.__cause__ else error
+            self.say(**statement_of(cause, self._nvml))
+
+    def _facts(self, handle: Any) -> GpuFacts:
+        bar1 = self.ask("nvmlDeviceGetBAR1MemoryInfo", handle)
+        rows = self.ask("nvmlDeviceGetRemappedRows", handle) or (None,) * 4
+        mode = self.ask("nvmlDeviceGetComputeMode", handle)
+        pci = self.ask("nvmlDeviceGetPciInfo", handle)
+        rates = self.ask("nvmlDeviceGetUtilizationRates", handle)
+        name = _text(self.ask("nvmlDeviceGetName", handle)) or "unknown GPU"
+        return GpuFacts(
+            uuid=_text(self.call("nvmlDeviceGetUUID", handle)) or "",
+            name=name,
+            minor=_count(self.ask("nvmlDeviceGetMinorNumber", handle)),
+            bus_id=_text(pci.busId) if pci else None,
+            virtual=bool(os.environ.get("VRAM_VIRTUAL_GPU")),
+            persistence=_flag(self.ask("nvmlDeviceGetPersistenceMode", handle)),
+            compute_mode=_COMPUTE_MODES[mode] if mode in range(len(_COMPUTE_MODES)) else None,
+            mig_enabled=_flag(_first(self.ask("nvmlDeviceGetMigMode", handle))),
+            ecc_enabled=_flag(_first(self.ask("nvmlDeviceGetEccMode", handle))),
+            ecc_uncorrected=_count(self.ask("nvmlDeviceGetTotalEccErrors", handle, _UNCORRECTED, _SINCE_BOOT)),
+            bar1_total=_count(bar1.bar1Total) if bar1 else None,
+            bar1_used=_count(bar1.bar1Used) if bar1 else None,
+            remapped_correctable=_count(rows[0]),
+            remapped_uncorrectable=_count(rows[1]),
+            remap_pending=_flag(rows[2]),
+            remap_failed=_flag(rows[3]),
+            retired_pending=_flag(self.ask("nvmlDeviceGetRetiredPagesPendingStatus", handle)),
+            utilization=_count(rates.gpu) if rates else None,
+        )
+
+    def _read_memory(self, handle: Any, mig: bool) -> None:
+        """Memory, lists, memory again: the account is only exact when nothing moved between."""
+        self._probe = "nvml.memory"
+        before = self._memory(handle)
+        for _ in range(_TRIES):
+            figures, failure = self._figures(handle, mig)
+            self._probe = "nvml.memory"
+            after = self._memory(handle)
+            moved = abs(after["used"] - before["used"])
+            if not moved:
+                break
+            before = after
+        self.say(facts=MemoryFacts(**after, moved_bytes=moved))
+        self._probe = "nvml.processes"
+        if failure is not None:
+            self.say(**statement_of(failure, self._nvml))
+        for (pid, instance), (nbytes, lists) in figures.items():
+            facts = ChargeFacts(lists, instance)
+            self.say(process=ProcessRef(pid, started_at(pid)), nbytes=nbytes, facts=facts)
+
+    def _memory(self, handle: Any) -> dict[str, Any]:
+        first = self.call("nvmlDeviceGetMemoryInfo", handle)
+        try:
+            second = self.call(
+                "nvmlDeviceGetMemoryInfo", handle, version=getattr(self._nvml, "nvmlMemory_v2", 0x02000028)
+            )
+        except Exception as error:
+            if is_loss(error):
+                raise
+            return _plausible(total=first.total, free=first.free, used=first.used, v1_used=first.used)
+        return _plausible(
+            total=second.total,
+            free=second.free,
+            used=second.used,
+            reserved=second.reserved,
+            v1_used=first.used,
+        )
+
+    def _figures(self, handle: Any, mig: bool) -> tuple[Figures, Exception | None]:
+        """Every listed pid with its bytes; a failure only where no list could be read at all."""
+        self._probe = "nvml.processes"
+        figures: Figures = {}
+        failures: list[Exception] = []
+        handles = [handle, *(self._instances(handle) if mig else ())]
+        for name, word in _LISTS:
+            for device in handles:
+                try:
+                    _merge(figures, name, self._list(word, device))
+                except Exception as error:
+                    if is_loss(error):
+                        raise
+                    failures.append(error)
+        answered = len(failures) < len(_LISTS) * len(handles)
+        return figures, None if answered else failures[0]
+
+    def _instances(self, handle: Any) -> list[Any]:
+        # Without root the whole GPU lists nobody under MIG; its instances do.
+        most = self.ask("nvmlDeviceGetMaxMigDeviceCount", handle) or 0
+        found = (self.ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, at) for at in range(most))
+        return [instance for instance in found if instance is not None]
+
+    def _list(self, word: str, device: Any) -> Any:
+        """The newest version of the list that driver and binding both know."""
+        failure: Exception | None = None
+        for version in ("_v3", "_v2", ""):
+            name = f"nvmlDeviceGet{word}RunningProcesses{version}"
+            if not hasattr(self._nvml, name):
+                continue
+            for _ in range(_TRIES):
+                try:
+                    return self.call(name, device)
+                except Exception as error:
+                    failure = error
+                    # 7: processes came between the library's two steps of asking.
+                    if getattr(error, "value", None) != 7:
+                        break
+            if getattr(failure, "value", 13) != 13:  # 13: the driver lacks this version
+                break
+        raise failure or AttributeError(word)
+
+
+def _merge(figures: Figures, name: str, listed: Any) -> None:
+    for each in listed:
+        instance = getattr(each, "gpuInstanceId", None)
+        key = (int(each.pid), None if instance in (None, _NO_INSTANCE) else int(instance))
+        nbytes, lists = figures.get(key, (None, ()))
+        said = _count(each.usedGpuMemory)
+        most = said if nbytes is None else nbytes if said is None else max(said, nbytes)
+        figures[key] = (most, lists if name in lists else (*lists, name))
+
+
+def _plausible(**sizes: int) -> dict[str, int]:
+    """Refuse a reading that no GPU can give, rather than hand a sentinel on as bytes."""
+    wrong = [name for name, nbytes in sizes.items() if not 0 <= nbytes <= sizes["total"] < _SENTINEL]
+    if wrong:
+        raise ValueError(f"the driver's memory figures make no sense: {', '.join(wrong)} is beyond the total")
+    return sizes
+
+
+def _count(value: Any) -> int | None:
+    return int(value) if value is not None and 0 <= int(value) < _SENTINEL else None
+
+
+def _flag(value: Any) -> bool | None:
+    return None if value is None else bool(value)
+
+
+def _first(pair: Any) -> Any:
+    return pair[0] if pair else None
+
+
+def _text(value: Any) -> str | None:
+    # Bindings before 11.5 answer bytes.
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value
+
+
+def read_into(pipe: int, skip: set[int]) -> None:
+    """Say everything that NVML knows of the GPUs not in *skip* into *pipe*."""
+    send(pipe, Calling("nvml.init", None, "nvmlInit"))
+    try:
+        import pynvml
+    except ImportError as error:
+        text = message_of(error)
+        send(pipe, Saw(Observation(probe="nvml.init", status="failed", message=text)))
+    else:
+        _die_with_parent()
+        Reader(pynvml, pipe).read(skip)
+    send(pipe, Done())
+
+
+def _die_with_parent() -> None:
+    """A reader that hangs must not outlive the command that asked."""
+    import ctypes
+
+    set_parent_death_signal, sigkill = 1, 9
+    ctypes.CDLL(None).prctl(set_parent_death_signal, sigkill)
+
+
+def main() -> None:
+    """Started as a program: descriptor 3 is the pipe, the arguments are GPUs to leave out."""
+    read_into(3, {int(index) for index in sys.argv[1:]})
+    os._exit(0)

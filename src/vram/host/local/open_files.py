@@ -1,0 +1,143 @@
+"""Open device files per process: who holds a GPU even when NVML lists nobody."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import groupby
+from typing import Protocol
+
+from vram.host.local.device_files import DeviceNames, Naming, RawFile
+from vram.host.local.identity import user_name
+from vram.host.local.native_scan import NativeScan
+from vram.host.local.procfs import ProcessFolder, text
+from vram.host.ports import Dmabuf, FileScan, Holding
+from vram.model.files import DeviceFile
+from vram.model.process import ProcessRef
+
+_MOST_MAPS_NBYTES = 64 << 20
+
+
+class Scan(Protocol):
+    """A walk over /proc: native, or Python where that is missing. One contract for both."""
+
+    def files(
+        self, root: str, prefixes: Sequence[bytes], pids: Sequence[int] | None, deadline: float
+    ) -> tuple[list[RawFile], list[int], bool]: ...
+
+    def describe(self, descriptors: Sequence[tuple[int, int, int]], deadline: float) -> list[int | None]: ...
+
+
+def best_scan() -> Scan:
+    try:
+        return NativeScan()
+    except OSError:
+        from vram.host.local.python_scan import PythonScan
+
+        return PythonScan()
+
+
+class LocalOpenFiles:
+    """Finds the holders of device files under a tree like /proc."""
+
+    def __init__(
+        self,
+        names: DeviceNames,
+        root: str = "/proc",
+        *,
+        ignore: Callable[[], Collection[int]] = tuple,
+        scan: Scan | None = None,
+    ) -> None:
+        self._names = names
+        self._root = root
+        # The processes in which we read the driver have its files open, on our behalf.
+        self._ignore = ignore
+        self._scan = scan
+
+    def scan(self, deadline_s: float, pids: Sequence[int] | None = None) -> FileScan:
+        deadline = time.monotonic() + deadline_s
+        if pids is not None and not pids:
+            return FileScan(())
+        self._scan = scan = self._scan or best_scan()
+        raw, denied, complete = scan.files(self._root, self._names.prefixes, pids, deadline)
+        ours = set(self._ignore())
+        named = [(file, naming) for file in raw if file.pid not in ours and (naming := self._names.name(file))]
+        numbers = _descriptions(scan, named, deadline)
+        return FileScan(
+            tuple(self._holdings(named, numbers, deadline)),
+            denied_users=tuple(sorted({user_name(uid) for uid in denied})),
+            denied_processes=len(denied),
+            complete=complete,
+        )
+
+    def _holdings(
+        self, named: list[tuple[RawFile, Naming]], numbers: dict[tuple[int, int], int | None], deadline: float
+    ) -> Iterable[Holding]:
+        named.sort(key=lambda pair: (pair[0].pid, pair[0].fd))
+        for pid, group in groupby(named, key=lambda pair: pair[0].pid):
+            held = list(group)
+            process = ProcessRef(pid, held[0][0].started_at)
+            dmabufs, mappings = self._details(process, held, deadline)
+            foreign = {buffer.fd for buffer in dmabufs if not _may_be_gpu_memory(buffer)}
+            files = tuple(
+                DeviceFile(file.fd, naming.kind, text(naming.path), naming.minor, numbers.get((pid, file.fd)))
+                for file, naming in held
+                if file.fd not in foreign
+            )
+            if files:
+                kept = tuple(buffer for buffer in dmabufs if buffer.fd not in foreign)
+                yield Holding(process, files, kept, mappings)
+
+    def _details(
+        self, process: ProcessRef, held: list[tuple[RawFile, Naming]], deadline: float
+    ) -> tuple[tuple[Dmabuf, ...], int | None]:
+        """What needs a second look at the process: its dma-bufs and mappings."""
+        buffers = [file for file, naming in held if naming.kind == "dmabuf"]
+        plain = tuple(Dmabuf(file.fd, file.inode, file.size or None, None) for file in buffers)
+        if time.monotonic() >= deadline:
+            return plain, None
+        try:
+            with ProcessFolder(self._root, process.pid) as folder:
+                stat = folder.stat()
+                if stat is None or stat.started_at != process.started_at:
+                    return plain, None
+                dmabufs = plain if self._names.virtual else tuple(_dmabuf(folder, file) for file in buffers)
+                return dmabufs, self._mappings(folder, stat.state)
+        except OSError:
+            return plain, None
+
+    def _mappings(self, folder: ProcessFolder, state: str) -> int | None:
+        # As with command lines: a process stuck in the driver may hold its memory lock for good.
+        maps = folder.read("maps", _MOST_MAPS_NBYTES) if state != "D" else None
+        if maps is None:
+            return None
+        return sum(line.split(None, 5)[-1].startswith(self._names.prefixes) for line in maps.splitlines())
+
+
+def _descriptions(
+    scan: Scan, named: list[tuple[RawFile, Naming]], deadline: float
+) -> dict[tuple[int, int], int | None]:
+    """Number the open files behind descriptors on GPUs and on the control device."""
+    groups: dict[bytes, int] = {}
+    wanted = [
+        (file.pid, file.fd, groups.setdefault(naming.path, len(groups)))
+        for file, naming in named
+        if naming.kind in ("gpu", "control")
+    ]
+    if not wanted:
+        return {}
+    numbers = scan.describe(wanted, deadline)
+    return {(pid, fd): number for (pid, fd, _), number in zip(wanted, numbers, strict=True)}
+
+
+def _dmabuf(folder: ProcessFolder, file: RawFile) -> Dmabuf:
+    raw = folder.read(f"fdinfo/{file.fd}") or b""
+    fields = dict(line.split(b":", 1) for line in raw.splitlines() if b":" in line)
+    size = fields.get(b"size", b"").strip()
+    exporter = text(fields.get(b"exp_name", b"").strip())
+    return Dmabuf(file.fd, file.inode, int(size) if size.isdigit() else file.size or None, exporter or None)
+
+
+def _may_be_gpu_memory(buffer: Dmabuf) -> bool:
+    """Cameras, other GPUs and compositors export dma-bufs too: theirs are not this driver's."""
+    return buffer.exporter is None or buffer.exporter.startswith("nv")

@@ -1,0 +1,189 @@
+"""One process as /proc tells it, read so that a reused pid can never mix in."""
+
+from __future__ import annotations
+
+import os
+import time
+from types import TracebackType
+
+from vram.host.local.cgroup import membership, workload
+from vram.host.local.identity import user_name
+from vram.model.process import ProcessFacts, ProcessRef
+
+TICKS_PER_S: int = os.sysconf("SC_CLK_TCK")
+_EXITING = 0x4  # PF_EXITING of the kernel's task flags, field 9 of stat
+# Command lines reach megabytes; nobody reads more, and a snapshot carries every one.
+_LONGEST_COMMAND = 16 * 1024
+_DELETED = " (deleted)"
+
+
+def text(raw: bytes) -> str:
+    r"""Decode foreign bytes; what is not UTF-8 becomes a visible \xNN."""
+    return raw.decode("utf-8", "backslashreplace")
+
+
+class Stat:
+    """The fields of /proc/PID/stat that say who a process is and what it is doing."""
+
+    __slots__ = ("exiting", "group", "name", "parent", "session", "started_at", "state")
+
+    def __init__(self, raw: bytes) -> None:
+        # The name may hold spaces, brackets and newlines: the last bracket ends it.
+        opened, closed = raw.index(b"("), raw.rindex(b")")
+        fields = raw[closed + 2 :].split()
+        self.name = text(raw[opened + 1 : closed])
+        self.state = text(fields[0])
+        self.parent, self.group, self.session = (int(field) for field in fields[1:4])
+        self.exiting = bool(int(fields[6]) & _EXITING)
+        self.started_at = int(fields[19])
+
+
+class ProcessFolder:
+    """/proc/PID held open: whatever is read through it is of that very process.
+
+    Once the process has ended every read fails, even when the pid lives again.
+    """
+
+    def __init__(self, root: str, pid: int) -> None:
+        self.pid = pid
+        self._folder = os.open(f"{root}/{pid}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def __enter__(self) -> ProcessFolder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._folder)
+
+    def read(self, name: str, limit: int = 1 << 26) -> bytes | None:
+        """The whole file, or None where it is denied or gone."""
+        try:
+            file = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._folder)
+        except OSError:
+            return None
+        try:
+            return self._drain(file, limit)
+        except OSError:
+            return None
+        finally:
+            os.close(file)
+
+    @staticmethod
+    def _drain(file: int, limit: int) -> bytes:
+        # /proc hands out a page or so at a time, whatever is asked for.
+        parts = [os.read(file, min(limit, 65536))]
+        left = limit - len(parts[0])
+        while parts[-1] and left > 0:
+            parts.append(os.read(file, min(left, 65536)))
+            left -= len(parts[-1])
+        return b"".join(parts)
+
+    def link(self, name: str) -> bytes | None:
+        try:
+            return os.readlink(name.encode(), dir_fd=self._folder)
+        except OSError:
+            return None
+
+    def about(self, name: str) -> os.stat_result | None:
+        try:
+            return os.stat(name, dir_fd=self._folder)
+        except OSError:
+            return None
+
+    def stat(self) -> Stat | None:
+        raw = self.read("stat")
+        try:
+            return Stat(raw) if raw else None
+        except (ValueError, IndexError):
+            return None
+
+
+class LocalProc:
+    """Reads identities from a tree like /proc."""
+
+    def __init__(self, root: str = "/proc") -> None:
+        self._root = root
+
+    def facts(self, pid: int) -> tuple[ProcessRef, ProcessFacts] | None:
+        try:
+            with ProcessFolder(self._root, pid) as folder:
+                stat = folder.stat()
+                return (_ref(folder, stat), _facts(folder, stat)) if stat else None
+        except OSError:
+            return None
+
+
+def started_at(pid: int, root: str = "/proc") -> int | None:
+    """When *pid* was started, in clock ticks since boot; None where nobody has that pid."""
+    try:
+        with ProcessFolder(root, pid) as folder:
+            stat = folder.stat()
+            return stat.started_at if stat else None
+    except OSError:
+        return None
+
+
+def _ref(folder: ProcessFolder, stat: Stat) -> ProcessRef:
+    namespace = folder.about("ns/pid")
+    return ProcessRef(folder.pid, stat.started_at, namespace.st_ino if namespace else None)
+
+
+def _facts(folder: ProcessFolder, stat: Stat) -> ProcessFacts:
+    status = _status(folder.read("status") or b"")
+    uid = _first_number(status.get(b"Uid"))
+    executable, deleted = _executable(folder)
+    group = membership(text(folder.read("cgroup") or b""))
+    return ProcessFacts(
+        command=stat.name,
+        argv=_argv(folder, stat.state),
+        uid=uid,
+        user=user_name(uid) if uid is not None else None,
+        executable=executable,
+        executable_deleted=deleted,
+        state=stat.state,
+        exiting=stat.exiting,
+        parent=stat.parent or None,
+        group=stat.group,
+        session=stat.session,
+        age_s=max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - stat.started_at / TICKS_PER_S),
+        namespace_pids=tuple(int(each) for each in status.get(b"NSpid", b"").split() if each.isdigit()),
+        cgroup=group,
+        workload=workload(group),
+    )
+
+
+def _status(raw: bytes) -> dict[bytes, bytes]:
+    # Each key once and the first wins: the kernel escapes newlines in Name, the only foreign field.
+    fields: dict[bytes, bytes] = {}
+    for line in raw.split(b"\n"):
+        key, _, value = line.partition(b":")
+        fields.setdefault(key, value.strip())
+    return fields
+
+
+def _first_number(field: bytes | None) -> int | None:
+    first = field.split()[0] if field and field.split() else b""
+    return int(first) if first.isdigit() else None
+
+
+def _argv(folder: ProcessFolder, state: str) -> tuple[str, ...]:
+    # The kernel takes the target's memory lock to read its arguments. A process stuck in the
+    # driver can hold that lock for good, and `ps` is known to hang on such: leave it alone.
+    if state == "D":
+        return ()
+    raw = folder.read("cmdline", _LONGEST_COMMAND) or b""
+    return tuple(text(word) for word in raw.rstrip(b"\0").split(b"\0")) if raw.strip(b"\0") else ()
+
+
+def _executable(folder: ProcessFolder) -> tuple[str | None, bool]:
+    link = folder.link("exe")
+    if link is None:
+        return None, False
+    path = text(link)
+    if not path.endswith(_DELETED):
+        return path, False
+    # A file may really be called so; then it still has a name in its folder.
+    about = folder.about("exe")
+    deleted = about is None or about.st_nlink == 0
+    return (path.removesuffix(_DELETED), True) if deleted else (path, False)

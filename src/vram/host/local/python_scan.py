@@ -1,0 +1,114 @@
+"""The walk over /proc in Python, for where the native library is missing: slower, same answers."""
+
+# ruff: noqa: PTH
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from functools import cmp_to_key
+
+from vram.host.local.device_files import RawFile
+from vram.host.local.procfs import ProcessFolder
+
+_KCMP = {"x86_64": 312, "aarch64": 272}
+_KCMP_FILE = 0
+
+Descriptor = tuple[int, int, int]
+Compare = Callable[[Descriptor, Descriptor], int]
+
+
+class PythonScan:
+    """Scans and compares with nothing but the standard library."""
+
+    def files(
+        self, root: str, prefixes: Sequence[bytes], pids: Sequence[int] | None, deadline: float
+    ) -> tuple[list[RawFile], list[int], bool]:
+        """Matching descriptors, owners of processes that may not be read, and whether all was seen."""
+        files: list[RawFile] = []
+        denied: list[int] = []
+        for pid in pids or [int(name) for name in os.listdir(root) if name.isdigit()]:
+            if time.monotonic() >= deadline:
+                return files, denied, False
+            try:
+                files += _of_process(root, pid, tuple(prefixes))
+            except PermissionError:
+                denied += _owner(root, pid)
+            except OSError:
+                continue  # it has ended meanwhile
+        return files, denied, True
+
+    def describe(self, descriptors: Sequence[Descriptor], deadline: float) -> list[int | None]:
+        """A number for the open file behind each (pid, fd, group); equal numbers, same file."""
+        compare = _kernel_compare()
+        if compare is None:
+            return [None] * len(descriptors)
+        known = [each for each in descriptors if time.monotonic() < deadline and compare(each, each) == 0]
+        known.sort(key=cmp_to_key(lambda one, other: _order(compare, one, other)))
+        numbers: dict[Descriptor, int] = {}
+        for before, each in zip([None, *known], known, strict=False):
+            same = before is not None and before[2] == each[2] and compare(before, each) == 0
+            numbers[each] = numbers[before] if before is not None and same else len(set(numbers.values())) + 1
+        return [numbers.get(each) for each in descriptors]
+
+
+def _of_process(root: str, pid: int, prefixes: tuple[bytes, ...]) -> list[RawFile]:
+    folder = os.open(f"{root}/{pid}/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        links = [(fd, _link(folder, fd)) for fd in os.listdir(folder)]
+        found = [(fd, link) for fd, link in links if link.startswith(prefixes)]
+        return [_raw(pid, _started_at(root, pid), folder, fd, link) for fd, link in found]
+    finally:
+        os.close(folder)
+
+
+def _link(folder: int, fd: str) -> bytes:
+    try:
+        return os.readlink(fd.encode(), dir_fd=folder)
+    except PermissionError:
+        raise
+    except OSError:
+        return b""  # closed meanwhile
+
+
+def _raw(pid: int, started_at: int | None, folder: int, fd: str, link: bytes) -> RawFile:
+    try:
+        about = os.stat(fd, dir_fd=folder)
+    except OSError:
+        return RawFile(pid, started_at, int(fd), link, 0, 0, 0, 0)
+    return RawFile(pid, started_at, int(fd), link, about.st_rdev, about.st_ino, about.st_size, about.st_mode)
+
+
+def _started_at(root: str, pid: int) -> int | None:
+    with ProcessFolder(root, pid) as folder:
+        stat = folder.stat()
+        return stat.started_at if stat else None
+
+
+def _owner(root: str, pid: int) -> list[int]:
+    try:
+        return [os.stat(f"{root}/{pid}").st_uid]
+    except OSError:
+        return []
+
+
+def _kernel_compare() -> Compare | None:
+    number = _KCMP.get(os.uname().machine)
+    if number is None:
+        return None
+    import ctypes
+
+    call = ctypes.CDLL(None).syscall
+
+    def compare(one: Descriptor, other: Descriptor) -> int:
+        answer: int = call(number, one[0], other[0], _KCMP_FILE, one[1], other[1])
+        return answer
+
+    return compare
+
+
+def _order(compare: Compare, one: Descriptor, other: Descriptor) -> int:
+    if one[2] != other[2]:
+        return -1 if one[2] < other[2] else 1
+    return {1: -1, 2: 1}.get(compare(one, other), 0)

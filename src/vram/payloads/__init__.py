@@ -1,0 +1,1 @@
+"""Files of the standard library only, run inside other processes. They import nothing of vram."""

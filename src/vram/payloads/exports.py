@@ -1,0 +1,196 @@
+"""Is this control descriptor an exported allocation? Import a copy of it, map it, and see.
+
+    exports.py PID:STARTED_AT:FD…      answers are lines of JSON on descriptor 3
+
+Runs in a process of its own, because it loads libcuda. It never makes a context, so it
+takes no GPU memory, and everything it imports is gone when it ends. An import tells no
+size; but a mapping that is larger than its allocation fails, so the size can be searched.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+from ctypes import byref, c_char, c_int, c_size_t, c_uint64, c_ushort, c_void_p
+
+PIDFD_GETFD = 438  # the same number on every architecture
+POSIX_DESCRIPTOR = 1
+PINNED = 1
+MINIMUM_GRANULARITY = 0
+ANSWERS = 3
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Refused(Exception):
+    """The driver or the kernel said no; ``status`` says which kind of no."""
+
+    def __init__(self, status: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Location(ctypes.Structure):
+    _fields_ = (("kind", c_int), ("id", c_int))
+
+
+class Properties(ctypes.Structure):
+    """How an allocation was made; the driver fills it in for an imported one."""
+
+    _fields_ = (
+        ("kind", c_int),
+        ("handle_types", c_int),
+        ("location", Location),
+        ("windows", c_void_p),
+        ("flags", ctypes.c_ubyte * 2),
+        ("usage", c_ushort),
+        ("reserved", ctypes.c_ubyte * 4),
+    )
+
+
+class Driver:
+    """The few calls of libcuda that need no context."""
+
+    def __init__(self) -> None:
+        try:
+            self._cuda = ctypes.CDLL("libcuda.so.1")
+        except OSError:
+            raise Refused("unsupported", "the CUDA driver library (libcuda.so.1) is not installed") from None
+        self.check("cuInit", 0)
+
+    def check(self, name: str, *arguments: object) -> None:
+        code = self.result(name, *arguments)
+        if code:
+            raise Refused("failed", f"{name} answered CUDA error {code}")
+
+    def result(self, name: str, *arguments: object) -> int:
+        function = getattr(self._cuda, name, None)
+        if function is None:
+            raise Refused("unsupported", f"this driver has no {name}")
+        return int(function(*arguments))
+
+    def uuid(self, ordinal: int) -> str:
+        device, raw = c_int(), (c_char * 16)()
+        self.check("cuDeviceGet", byref(device), ordinal)
+        self.check("cuDeviceGetUuid_v2", raw, device)
+        digits = bytes(raw).hex()
+        cuts = (0, 8, 12, 16, 20, 32)
+        return "GPU-" + "-".join(digits[one:other] for one, other in zip(cuts, cuts[1:], strict=False))
+
+    def total(self, ordinal: int) -> int:
+        device, nbytes = c_int(), c_size_t()
+        self.check("cuDeviceGet", byref(device), ordinal)
+        self.check("cuDeviceTotalMem_v2", byref(nbytes), device)
+        return nbytes.value
+
+
+def copy_descriptor(pid: int, started_at: str, fd: int) -> int:
+    """A copy of another process's descriptor; the process is pinned before it is checked."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError as error:
+        raise Refused("failed", f"the process has ended ({error.strerror})") from None
+    try:
+        if start_of(pid) != started_at:
+            raise Refused("failed", "the process has ended")
+        copy = libc.syscall(PIDFD_GETFD, pidfd, fd, 0)
+        if copy < 0:
+            reason = os.strerror(ctypes.get_errno())
+            raise Refused("denied" if ctypes.get_errno() == 1 else "failed", f"its descriptor: {reason}")
+        return int(copy)
+    finally:
+        os.close(pidfd)
+
+
+def start_of(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[19].decode()
+    except (OSError, IndexError):
+        return ""
+
+
+def examine(driver: Driver, copy: int) -> dict[str, object]:
+    """Import *copy*; an ordinary control descriptor is refused by the driver."""
+    handle = c_uint64()
+    code = driver.result(
+        "cuMemImportFromShareableHandle", byref(handle), c_void_p(copy), c_int(POSIX_DESCRIPTOR)
+    )
+    if code:
+        return {"exported": False}
+    try:
+        properties = Properties()
+        driver.check("cuMemGetAllocationPropertiesFromHandle", byref(properties), handle)
+        ordinal = properties.location.id
+        measured = {"nbytes": measure(driver, handle, properties)}
+        return {"exported": True, "uuid": driver.uuid(ordinal), **measured}
+    finally:
+        driver.result("cuMemRelease", handle)
+
+
+def measure(driver: Driver, handle: c_uint64, properties: Properties) -> int | None:
+    """The largest size that can be mapped is the allocation's own."""
+    unit = c_size_t()
+    driver.check("cuMemGetAllocationGranularity", byref(unit), byref(properties), c_int(MINIMUM_GRANULARITY))
+    most = driver.total(properties.location.id) // unit.value
+    room, start = c_size_t(most * unit.value), c_uint64()
+    driver.check("cuMemAddressReserve", byref(start), room, c_size_t(0), c_uint64(0), c_uint64(0))
+    try:
+        units = largest(most, lambda count: maps(driver, start, count * unit.value, handle))
+        return units * unit.value if units else None
+    finally:
+        driver.result("cuMemAddressFree", start, room)
+
+
+def maps(driver: Driver, start: c_uint64, nbytes: int, handle: c_uint64) -> bool:
+    size = c_size_t(nbytes)
+    if driver.result("cuMemMap", start, size, c_size_t(0), handle, c_uint64(0)):
+        return False
+    driver.check("cuMemUnmap", start, size)
+    return True
+
+
+def largest(most: int, fits: object) -> int:
+    """The largest number up to *most* that fits, 0 where none does; doubles, then halves."""
+    low, high = 0, 1
+    while high <= most and fits(high):  # type: ignore[operator]
+        low, high = high, high * 2
+    high = min(high, most + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)  # type: ignore[operator]
+    return low
+
+
+def answer(**fields: object) -> None:
+    os.write(ANSWERS, json.dumps(fields).encode() + b"\n")
+
+
+def judge(driver: Driver, at: int, word: str) -> None:
+    pid, started_at, fd = word.split(":")
+    try:
+        copy = copy_descriptor(int(pid), started_at, int(fd))
+        try:
+            answer(at=at, **examine(driver, copy))
+        finally:
+            os.close(copy)
+    except Refused as refusal:
+        answer(at=at, exported=None, status=refusal.status, message=str(refusal))
+
+
+def main(words: list[str]) -> None:
+    # A hung import must not outlive the command that asked.
+    libc.prctl(1, 9)
+    try:
+        driver = Driver()
+    except Refused as refusal:
+        answer(at=None, status=refusal.status, message=str(refusal))
+        return
+    for at, word in enumerate(words):
+        judge(driver, at, word)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

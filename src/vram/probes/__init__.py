@@ -1,0 +1,1 @@
+"""The host, read into observations: one engine that never raises, one file per source."""

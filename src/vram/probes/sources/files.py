@@ -1,0 +1,50 @@
+"""Open device files and dma-bufs of every process: what really keeps memory alive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from vram.host.ports import FileScan, Holding, Host
+from vram.model.files import DmabufFacts, FilesFacts, UnreadableFacts
+from vram.model.gpu import ChargeFacts
+from vram.model.observation import Observation
+
+NAME = "files"
+LATE_NAME = "files.late"
+
+
+def observe(host: Host, deadline_s: float) -> Iterator[Observation]:
+    """Everybody's device files."""
+    scan = host.files.scan(deadline_s)
+    yield from _holdings(scan.holdings)
+    if scan.denied_processes:
+        facts = UnreadableFacts(scan.denied_processes, scan.denied_users)
+        yield Observation(probe="proc.unreadable", status="denied", facts=facts)
+    if not scan.complete:
+        message = f"the scan of all processes was cut off after {deadline_s:.1f} s: holders may be missing"
+        yield Observation(probe="proc.files", status="timeout", message=message)
+
+
+def observe_latecomers(host: Host, seen: Iterable[Observation], deadline_s: float) -> Iterator[Observation]:
+    """The files of charged processes that started after the scan had passed their number.
+
+    Without them a newcomer would look like a stranger that took over a dead pid.
+    """
+    seen = list(seen)
+    charged = {each.process.pid for each in seen if each.process and isinstance(each.facts, ChargeFacts)}
+    known = {each.process.pid for each in seen if each.process and isinstance(each.facts, FilesFacts)}
+    late: FileScan = host.files.scan(deadline_s, sorted(charged - known))
+    yield from _holdings(late.holdings)
+
+
+def _holdings(holdings: Iterable[Holding]) -> Iterator[Observation]:
+    for holding in holdings:
+        facts = FilesFacts(holding.files, holding.mappings)
+        yield Observation(probe="proc.files", process=holding.process, facts=facts)
+        for buffer in holding.dmabufs:
+            yield Observation(
+                probe="proc.dmabuf",
+                process=holding.process,
+                nbytes=buffer.nbytes,
+                facts=DmabufFacts(buffer.fd, buffer.inode, buffer.exporter),
+            )

@@ -1,0 +1,72 @@
+"""The survey: every source under one deadline, whatever each of them meets. It never raises."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from vram import __version__
+from vram.host.ports import Clock, Host
+from vram.model.observation import Observation, ProbeRun, Status, Survey
+from vram.probes.sources import exports, files, nvml, processes
+
+_WORST_LAST: tuple[Status, ...] = ("ok", "unsupported", "denied", "timeout", "lost", "failed")
+
+
+class _Notes:
+    """What was seen so far, and how each source went."""
+
+    def __init__(self, clock: Clock, deadline_s: float) -> None:
+        self._clock = clock
+        self._deadline = clock.monotonic() + deadline_s
+        self.seen: list[Observation] = []
+        self.runs: list[ProbeRun] = []
+
+    def left_s(self) -> float:
+        # A source that comes late still gets a moment: a little more is better than nothing.
+        return max(0.1, self._deadline - self._clock.monotonic())
+
+    def take(self, name: str, source: Iterable[Observation], began: float | None = None) -> None:
+        """Collect *source*; an error in it costs the rest of that source and nothing else."""
+        began = self._clock.monotonic() if began is None else began
+        first = len(self.seen)
+        try:
+            for observation in source:
+                self.seen.append(observation)
+        except Exception as error:
+            message = f"{type(error).__name__}: {error}"
+            self.seen.append(Observation(probe=name, status="failed", message=message))
+        self.runs.append(_run(name, self.seen[first:], self._clock.monotonic() - began))
+
+
+def survey(host: Host, *, deadline_s: float = 5.0) -> Survey:
+    """Look at everything, within about *deadline_s*."""
+    notes = _Notes(host.clock, deadline_s)
+    taken_at, began = host.clock.now(), host.clock.monotonic()
+    # The driver is read by a process of its own, beside our walk over everybody's files.
+    driver = _started(host, notes.left_s())
+    notes.take(files.NAME, files.observe(host, notes.left_s()))
+    notes.take(nvml.NAME, driver, began)
+    notes.take(files.LATE_NAME, files.observe_latecomers(host, notes.seen, notes.left_s()))
+    notes.take(exports.NAME, exports.observe(host, notes.seen, notes.left_s()))
+    notes.take(processes.NAME, processes.observe(host, notes.seen))
+    return Survey(
+        program=f"vram {__version__}",
+        taken_at=taken_at,
+        host=host.facts(),
+        observations=tuple(notes.seen),
+        probes=tuple(notes.runs),
+    )
+
+
+def _started(host: Host, deadline_s: float) -> Iterable[Observation]:
+    try:
+        return nvml.begin(host, deadline_s)
+    except Exception as error:
+        message = f"{type(error).__name__}: {error}"
+        return [Observation(probe="nvml.init", status="failed", message=message)]
+
+
+def _run(name: str, said: list[Observation], duration_s: float) -> ProbeRun:
+    worst = max(said, key=lambda each: _WORST_LAST.index(each.status), default=None)
+    status: Status = worst.status if worst else "ok"
+    return ProbeRun(name, status, round(duration_s, 6), worst.message if worst else None)
