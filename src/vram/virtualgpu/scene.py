@@ -1,0 +1,113 @@
+"""Plays a scene on a virtual GPU: real processes that act out one situation, stage by stage."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from vram.errors import VirtualGpuError
+from vram.virtualgpu.gpu import VirtualGpu
+
+PROGRAMS = Path(__file__).with_name("scenes")
+LEAVE_S = 10.0
+
+
+class Scene:
+    """One program of ``scenes/`` while it plays.
+
+    ``pids`` names its processes by the part they play. All of them are held by pidfd from
+    the moment they are named, so signals reach nobody else and nobody is left behind.
+    """
+
+    def __init__(self, gpu: VirtualGpu, program: str, *arguments: object) -> None:
+        command = [sys.executable, str(PROGRAMS / f"{program}.py"), *map(str, arguments)]
+        # A session of its own: Ctrl-C at the terminal is ours to handle, in our order.
+        self._process = gpu.popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        )
+        self._pidfds = {self._process.pid: os.pidfd_open(self._process.pid)}
+        self._line: dict[str, Any] = {}
+        try:
+            self._hear()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Scene:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def stage(self) -> str:
+        return str(self._line["stage"])
+
+    @property
+    def pids(self) -> dict[str, int]:
+        return dict(self._line["pids"])
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes of device memory this stage is about."""
+        return int(self._line["nbytes"])
+
+    def go(self) -> None:
+        """Send the scene to its next stage, and wait until that is set."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"\n")
+        self._process.stdin.flush()
+        self._hear()
+
+    def kill(self, part: str) -> None:
+        """Kill whoever plays *part*, and wait until that process is gone."""
+        pid = self.pids[part]
+        signal.pidfd_send_signal(self._pidfds[pid], signal.SIGKILL)
+        if pid == self._process.pid:
+            self._process.wait()
+        else:
+            _gone(self._pidfds[pid])
+
+    def close(self) -> None:
+        """End the scene: everybody gets the chance to leave, then is made to."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+        for pidfd in self._pidfds.values():
+            if not _gone(pidfd):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                _gone(pidfd)
+            os.close(pidfd)
+        self._pidfds.clear()
+        self._process.wait()
+        self._process.stdout.close()
+
+    def _hear(self) -> None:
+        assert self._process.stdout is not None
+        line = json.loads(self._process.stdout.readline() or b'{"ready": false, "error": "it ended early"}')
+        if not line["ready"]:
+            raise VirtualGpuError(f"a scene could not be played: {line['error']}")
+        self._line = line
+        for pid in set(self.pids.values()) - set(self._pidfds):
+            self._pidfds[pid] = os.pidfd_open(pid)
+
+
+def _gone(pidfd: int) -> bool:
+    """Wait until a process has ended; its files are closed by then, reaped or not."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(LEAVE_S * 1000))
