@@ -25,7 +25,6 @@ help: ## this list
 groups-run =
 groups-test = test clients
 groups-lint = lint test
-groups-bench = clients
 
 $(VENV)/ready-%: pyproject.toml native/build.py tools/environment.py
 	@python=$$(tools/find-python $(PYTHON)) && "$$python" tools/environment.py $(VENV) $(groups-$*)
@@ -54,7 +53,7 @@ types: $(VENV)/ready-lint ## mypy --strict
 	@$(RUN)/mypy --no-error-summary
 	@MYPYPATH=$(SCENES) $(RUN)/mypy --no-error-summary --config-file= --strict --explicit-package-bases $(SCENES)
 
-bench: $(VENV)/ready-bench $(VENV)/native ## speed against gpustat, nvitop, fuser and lsof, as ratios
+bench: $(VENV)/ready-test $(VENV)/native ## speed against gpustat, nvitop, fuser and lsof, as ratios
 	@$(RUN)/python bench/run.py $(ARGS)
 
 docs: $(VENV)/ready-lint ## write the generated pages of docs/reference again
