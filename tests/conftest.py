@@ -1,0 +1,35 @@
+"""What every test may ask for: a virtual GPU of its own, on libraries that are built."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from vram.virtualgpu import VirtualGpu, libraries
+
+BUILD = Path(__file__).parents[1] / "native" / "build.py"
+
+
+@pytest.fixture(scope="session")
+def native_libraries() -> Path:
+    """The folder of the compiled libraries, built now where they are missing."""
+    if not all((libraries.BUILT / name).exists() for name in libraries.NAMES.values()):
+        subprocess.run([sys.executable, BUILD], check=True, stdout=subprocess.DEVNULL)
+    return libraries.BUILT
+
+
+@pytest.fixture
+def virtual_gpu(native_libraries: Path) -> Iterator[VirtualGpu]:
+    """One virtual H200, gone after the test."""
+    with VirtualGpu.create() as gpu:
+        yield gpu
+
+
+@pytest.fixture
+def two_virtual_gpus(native_libraries: Path) -> Iterator[VirtualGpu]:
+    with VirtualGpu.create(gpus=2) as gpu:
+        yield gpu
