@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
-from vram.model.ledger import Entry
+from vram.model.ledger import Entry, Kind
 from vram.report.look import KINDS, MEANINGS, Look
 from vram.report.phrases import command, identity, percent, sharing
-from vram.report.shorten import shorten
 from vram.units import size
 
 # Past this many lines the smallest plain ones share a line: a page of 500 equal workers
@@ -70,14 +69,9 @@ def _grid(look: Look) -> Table:
     return table
 
 
-def _figures(kind: str, nbytes: int, total_bytes: int, look: Look) -> tuple[Text, Text, Text]:
-    style = KINDS[kind].style  # type: ignore[index]
-    glyph = look.glyph(kind)  # type: ignore[arg-type]
-    return (
-        Text(size(nbytes)),
-        Text(percent(nbytes, total_bytes), style="dim"),
-        Text(f"{glyph} {kind}", style=style),
-    )
+def _figures(kind: Kind, nbytes: int, total_bytes: int, look: Look) -> tuple[Text, Text, Text]:
+    what = Text.assemble(look.swatch(kind), " ", (kind, KINDS[kind].style))
+    return Text(size(nbytes)), Text(percent(nbytes, total_bytes), style="dim"), what
 
 
 def _explanation(entry: Entry, look: Look) -> tuple[Text, ...]:
@@ -94,9 +88,9 @@ def _who(entry: Entry, look: Look) -> Text:
     if look.is_wide:
         room = room // 2 - 1
     who = Text(look.clean(" · ".join(identity(entry.holder))))
-    words = look.clean(command(entry.holder))
+    words = command(entry.holder)
     if words:
-        who.append("\n" + shorten(words, room, mark=look.clean("…")), style="bold")
+        who.append("\n" + look.short(words, room), style="bold")
     shared = sharing(entry)
     if shared:
         who.append("\n" + shared, style="yellow")

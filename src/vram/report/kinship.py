@@ -60,6 +60,7 @@ class _Person:
         self.inherited_from: int | None = None
         self.parent: _Person | None = None
         self.children: list[_Person] = []
+        self.height = 1
 
     def ancestors(self) -> Iterator[_Person]:
         person: _Person | None = self
@@ -159,9 +160,12 @@ class _Census:
 
 def _adopt(parent: _Person, child: _Person) -> None:
     line = list(parent.ancestors())
-    if child.parent is None and child not in line and len(line) < _DEEPEST:
-        child.parent = parent
-        parent.children.append(child)
+    if child.parent is not None or child in line or len(line) + child.height > _DEEPEST:
+        return
+    child.parent = parent
+    parent.children.append(child)
+    for above, ancestor in enumerate(line, 1):
+        ancestor.height = max(ancestor.height, child.height + above)
 
 
 def _home(person: _Person) -> str:

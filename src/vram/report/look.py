@@ -50,6 +50,8 @@ class Look(NamedTuple):
 
     width: int
     ascii: bool = False
+    painted: bool = False
+    """Colour stands behind blanks: in a picture, glyphs of an unknown font leave gaps in a bar."""
 
     @property
     def is_wide(self) -> bool:
@@ -65,5 +67,15 @@ class Look(NamedTuple):
         """Return *text* safe for this surface."""
         return ascii_only(text) if self.ascii else inert(text)
 
-    def glyph(self, kind: Kind) -> str:
-        return KINDS[kind].ascii_glyph if self.ascii else KINDS[kind].glyph
+    def short(self, text: str, width: int) -> str:
+        """Return *text* safe for this surface, its middle left out where it is wider than *width*."""
+        from vram.report.shorten import shorten
+
+        return shorten(self.clean(text), width, mark=self.clean("…"))
+
+    def swatch(self, kind: Kind, cells: int = 1) -> tuple[str, str]:
+        """Return so many cells of a kind, and the style to print them in."""
+        ink = KINDS[kind]
+        if self.painted and kind != "free":
+            return " " * cells, f"on {ink.style}"
+        return (ink.ascii_glyph if self.ascii else ink.glyph) * cells, ink.style

@@ -66,5 +66,5 @@ def draw(render: Callable[[Look], RenderableType], *, prompt: str, width: int = 
         emoji=False,
     )
     console.print(Text.assemble(("$ ", "green"), (prompt, "bold")))
-    console.print(render(Look(width=width)))
+    console.print(render(Look(width=width, painted=True)))
     return console.export_svg(title=prompt, theme=_CALM, code_format=_FRAME)

@@ -15,7 +15,6 @@ from vram.report.entries import entries_table
 from vram.report.look import KINDS, SEVERITIES, Look
 from vram.report.paragraph import paragraph
 from vram.report.phrases import command, identity
-from vram.report.shorten import shorten
 from vram.units import size
 
 
@@ -84,7 +83,7 @@ def _bar(gpu: GpuLedger, look: Look) -> Text:
     sums = [sum(entry.nbytes for entry in gpu.entries if entry.kind == kind) for kind in kinds]
     bar = Text(no_wrap=True)
     for kind, cells in zip(kinds, apportion(sums, look.width), strict=True):
-        bar.append(look.glyph(kind) * cells, style=KINDS[kind].style)
+        bar.append(*look.swatch(kind, cells))
     return bar
 
 
@@ -98,7 +97,7 @@ def _bystanders(bystanders: tuple[Bystander, ...], look: Look) -> Iterator[Rende
         if bystander.exported_bytes is not None:
             parts.append(f"has {size(bystander.exported_bytes)} exported to it")
         words = look.clean(" · ".join(parts))
-        line = shorten(look.clean(command(bystander.holder)), look.measure - 4, mark=look.clean("…"))
+        line = look.short(command(bystander.holder), look.measure - 4)
         yield paragraph("  ", Text.assemble(words, "\n", (line, "dim")), look, indent=2)
 
 

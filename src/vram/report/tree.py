@@ -12,7 +12,6 @@ from rich.text import Text
 from vram.report.kinship import Household, Keep, Kin, WhoReport
 from vram.report.look import Look
 from vram.report.phrases import command, identity
-from vram.report.shorten import shorten
 from vram.units import size
 
 _SIZE_COLUMNS = 12
@@ -34,8 +33,8 @@ def who(report: WhoReport, look: Look) -> RenderableType:
 
 
 def _household(household: Household, look: Look) -> Iterator[Text]:
-    name = look.clean(household.name or "outside of containers and jobs")
-    yield _line(size(household.nbytes), "", Text(shorten(name, look.width - _SIZE_COLUMNS), style="bold"))
+    name = household.name or "outside of containers and jobs"
+    yield _line(size(household.nbytes), "", Text(look.short(name, look.width - _SIZE_COLUMNS), style="bold"))
     for at, kin in enumerate(household.processes, 1):
         yield from _kin(kin, "", at == len(household.processes), look)
 
@@ -57,11 +56,11 @@ def _kin(kin: Kin, prefix: str, is_last: bool, look: Look) -> Iterator[Text]:
 def _who(kin: Kin, room: int, look: Look) -> Text:
     dot = look.clean(" · ")
     words = look.clean(" · ".join(identity(kin.holder, origin=False)))
-    who = Text(shorten(words, room), style="" if kin.holder.alive else "red")
-    line = look.clean(command(kin.holder))
+    who = Text(look.short(words, room), style="" if kin.holder.alive else "red")
+    line = command(kin.holder)
     rest = room - cell_len(words) - len(dot)
     if line and rest >= 8:
-        who.append(dot).append(shorten(line, rest, mark=look.clean("…")), style="bold")
+        who.append(dot).append(look.short(line, rest), style="bold")
     return who
 
 

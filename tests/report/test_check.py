@@ -1,0 +1,89 @@
+"""Is this GPU clean? Only what is known to be clean is called so."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.report.samples import EXPORT, LOOSE, ORPHAN, WORKER, make_gpu, make_holder, make_ledger
+from vram.diagnosis.verdict import judge, overall
+from vram.model.ledger import Entry, GpuLedger, Ledger
+from vram.report import check
+from vram.units import MIB
+
+
+def verdict(*entries: Entry, leftovers: bool = False, allow: int = 0) -> str:
+    return overall(judge(make_ledger(make_gpu(*entries)), leftovers=leftovers, allow=allow))
+
+
+def held_by(**fields: object) -> Entry:
+    return Entry(kind="process", nbytes=MIB, holder=make_holder(7, **fields))  # type: ignore[arg-type]
+
+
+HIDDEN = Entry(kind="hidden", nbytes=MIB, confidence="likely")
+
+
+def test_only_the_drivers_reserve_is_clean() -> None:
+    assert verdict() == "clean"
+
+
+@pytest.mark.parametrize("entry", [ORPHAN, EXPORT, WORKER, LOOSE, HIDDEN], ids=lambda entry: entry.kind)
+def test_anything_else_is_held(entry: Entry) -> None:
+    assert verdict(entry) == "held"
+
+
+def test_what_is_allowed_passes_and_not_a_byte_more() -> None:
+    assert verdict(held_by(), allow=MIB) == "clean"
+    assert verdict(held_by(), allow=MIB - 1) == "held"
+
+
+@pytest.mark.parametrize("entry", [ORPHAN, EXPORT, LOOSE], ids=lambda entry: entry.kind)
+def test_leftovers_are_what_no_process_works_with(entry: Entry) -> None:
+    assert verdict(entry, WORKER, leftovers=True) == "held"
+
+
+@pytest.mark.parametrize(
+    "unwell", [{"alive": False}, {"state": "T"}, {"state": "t"}, {"state": "Z"}, {"exiting": True}], ids=str
+)
+def test_a_process_that_does_not_run_leaves_leftovers(unwell: dict[str, object]) -> None:
+    assert verdict(held_by(**unwell), leftovers=True) == "held"
+
+
+@pytest.mark.parametrize("well", [{}, {"state": "R"}, {"state": "D"}, {"executable_deleted": True}], ids=str)
+def test_a_running_process_leaves_none(well: dict[str, object]) -> None:
+    assert verdict(held_by(**well), leftovers=True) == "clean"
+
+
+def test_whether_a_hidden_holder_is_well_cannot_be_told() -> None:
+    assert verdict(HIDDEN, leftovers=True) == "unknown"
+    assert verdict(HIDDEN, ORPHAN, leftovers=True) == "held"
+
+
+def lost() -> GpuLedger:
+    return GpuLedger(
+        index=1, uuid=None, name="G", total_bytes=None, entries=(), status="lost", message="fell off"
+    )
+
+
+def test_a_gpu_that_does_not_answer_is_not_clean() -> None:
+    assert overall(judge(make_ledger(make_gpu(), lost()))) == "unknown"
+
+
+def test_held_for_certain_outweighs_what_could_not_be_told() -> None:
+    assert overall(judge(make_ledger(lost(), make_gpu(WORKER)))) == "held"
+
+
+def test_no_gpu_is_not_clean() -> None:
+    assert overall(judge(make_ledger())) == "unknown"
+
+
+def test_every_holder_gets_one_line(ledger: Ledger) -> None:
+    lines = check.text(judge(ledger)).splitlines()
+    assert len(lines) == 5
+    assert lines[0].startswith("GPU 0: 48.0 GiB process by pid 6001, alice")
+    assert lines[-1] == "GPU 1: could not tell: fell off the bus"
+
+
+def test_hostile_names_keep_to_their_line() -> None:
+    gpu = make_gpu(held_by(command="x\nGPU 0: clean\x1b[A"))
+    (line,) = check.text(judge(make_ledger(gpu))).splitlines()
+    assert line.isprintable()

@@ -1,0 +1,127 @@
+"""What people read: it fits, it balances, it stays calm under hostile names."""
+
+from __future__ import annotations
+
+from io import StringIO
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console, RenderableType
+
+from tests.report.samples import EXPORT, FINDINGS, LOOSE, ORPHAN, make_gpu, make_holder, make_ledger
+from vram.model.finding import Finding
+from vram.model.gpu import GpuFacts
+from vram.model.ledger import Entry, GpuLedger, Ledger
+from vram.report import text
+from vram.report.entries import FOLD_AFTER
+from vram.report.look import Look
+from vram.units import MIB, size
+
+
+def printed(renderable: RenderableType, width: int) -> str:
+    """What a console without colour prints."""
+    console = Console(
+        width=width, file=StringIO(), markup=False, highlight=False, emoji=False, color_system=None
+    )
+    console.print(renderable)
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue()
+
+
+def why(ledger: Ledger, width: int = 80, *, findings: tuple[Finding, ...] = (), ascii: bool = False) -> str:
+    return printed(text.why(ledger, findings, Look(width=width, ascii=ascii)), width)
+
+
+@pytest.mark.parametrize("width", [40, 80, 132, 200])
+@pytest.mark.parametrize("ascii", [False, True])
+def test_no_line_is_wider_than_the_terminal(ledger: Ledger, width: int, ascii: bool) -> None:
+    shown = why(ledger, width, findings=FINDINGS, ascii=ascii)
+    assert max(cell_len(line) for line in shown.splitlines()) <= width
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_every_entry_has_its_size_kind_holder_and_evidence(ledger: Ledger, width: int) -> None:
+    shown = " ".join(why(ledger, width).split())
+    for entry in ledger.gpus[0].entries:
+        assert size(entry.nbytes) in shown
+        assert entry.kind in shown
+        if entry.holder:
+            assert f"pid {entry.holder.pid}" in shown
+    assert "fact: the driver charges pid 4242, which is gone" in why(ledger, 200)
+    assert "docker 3f2a9c1be77d" in shown
+    assert "likely:" in shown
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_the_sum_is_shown_to_the_byte(ledger: Ledger, width: int) -> None:
+    shown = " ".join(why(ledger, width).split())
+    assert "= total 150,754,820,096 bytes: the lines above sum to the total exactly" in shown
+
+
+def test_a_ledger_that_does_not_balance_says_so() -> None:
+    """The report adds up for itself; it does not trust the ledger to have done so."""
+    broken = GpuLedger(
+        index=0, uuid=None, name="G", total_bytes=1000, entries=(Entry(kind="free", nbytes=999),)
+    )
+    assert "999 bytes, but the GPU has 1,000" in why(make_ledger(broken), 100)
+
+
+def test_a_lost_gpu_is_named_beside_the_others(ledger: Ledger) -> None:
+    shown = why(ledger)
+    assert "lost: fell off the bus" in shown
+    assert "GPU 0  NVIDIA H200" in shown
+
+
+def test_ascii_is_ascii_to_the_last_byte(ledger: Ledger) -> None:
+    odd = make_gpu(Entry(kind="process", nbytes=MIB, holder=make_holder(7, "größe—日本")))
+    assert why(ledger, findings=FINDINGS, ascii=True).isascii()
+    assert why(make_ledger(odd), ascii=True).isascii()
+
+
+HOSTILE = ["\x1b[2J\x1b]0;x\x07", "a\rb", "\u202egpj.exe", "\udcff\udc9b", "[bold red]x[/] [link=http://a]"]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("width", [80, 200])
+def test_hostile_names_are_inert_everywhere(name: str, width: int) -> None:
+    holder = make_holder(7, name, user=name)
+    gpu = make_gpu(
+        Entry(kind="process", nbytes=MIB, holder=holder, evidence=(name,), sharers=(holder,)),
+        name=name,
+        notes=(name,),
+        status="failed",
+        message=name,
+    )
+    finding = Finding(code="VR1", title=name, nbytes=1, cause=name, gpus=(0,), evidence=(name,))
+    shown = why(make_ledger(gpu), width, findings=(finding,))
+    assert shown.replace("\n", "").isprintable()
+    if name.startswith("[bold"):
+        assert name in shown
+
+
+def test_hundreds_of_small_processes_share_a_line_and_ghosts_never_do() -> None:
+    workers = [Entry(kind="process", nbytes=MIB * (n + 1), holder=make_holder(1000 + n)) for n in range(500)]
+    shown = why(make_ledger(make_gpu(ORPHAN, EXPORT, LOOSE, *workers)), 200)
+    rows = [line for line in shown.splitlines() if "GiB" in line or "MiB" in line]
+    assert len(rows) <= FOLD_AFTER + 5
+    assert "more processes" in shown
+    assert "sum to the total exactly" in shown
+    for kind in ("orphaned", "exported", "unattributed"):
+        assert kind in shown
+
+
+def test_a_virtual_gpu_says_so() -> None:
+    gpu = make_gpu(facts=GpuFacts(uuid="u", name="NVIDIA H200", virtual=True))
+    assert "NVIDIA H200 (virtual)" in why(make_ledger(gpu))
+
+
+def test_findings_show_code_cause_and_evidence() -> None:
+    shown = " ".join(why(make_ledger(make_gpu(ORPHAN)), findings=FINDINGS).split())
+    assert "VR101 A forked child keeps a dead process's memory 4.5 GiB" in shown
+    assert "The driver gives memory back when the last of these files closes." in shown
+    assert "pid 4243 has 23 descriptors" in shown
+
+
+def test_what_could_not_be_seen_is_said() -> None:
+    shown = why(make_ledger(make_gpu(), unreadable_processes=3, unreadable_users=("root", "bob")))
+    assert "the open files of 3 processes may not be read (of root, bob)" in shown

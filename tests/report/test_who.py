@@ -1,0 +1,100 @@
+"""Holders as a tree: dead parents head their families, no byte is counted twice."""
+
+from __future__ import annotations
+
+import pytest
+from rich.cells import cell_len
+
+from tests.report.samples import EXPORT, LOOSE, ORPHAN, WORKER, make_gpu, make_holder, make_ledger
+from tests.report.test_text import printed
+from vram.model.ledger import Bystander, Entry, Ledger
+from vram.model.process import Workload
+from vram.report import tree
+from vram.report.json import encode
+from vram.report.kinship import Kin, who
+from vram.report.look import Look
+from vram.units import GIB
+
+
+def family(ledger: Ledger, pid: int) -> Kin:
+    heads = [kin for home in who(ledger).households for kin in home.processes]
+    return next(kin for kin in heads if kin.holder.pid == pid)
+
+
+def test_a_dead_parent_heads_the_children_that_keep_its_memory(ledger: Ledger) -> None:
+    parent = family(ledger, 4242)
+    assert not parent.holder.alive
+    assert [child.holder.pid for child in parent.children] == [4243, 4244, 4245]
+    assert {child.inherited_from for child in parent.children} == {4242}
+
+
+def test_shared_bytes_count_for_one_holder_only(ledger: Ledger) -> None:
+    total = sum(home.nbytes for home in who(ledger).households)
+    assert total == ORPHAN.nbytes + EXPORT.nbytes + WORKER.nbytes
+
+
+def test_a_living_parents_child_stands_below_it(ledger: Ledger) -> None:
+    (child,) = family(ledger, 6001).children
+    assert child.holder.pid == 6002
+    assert child.keeps == ()
+    assert child.inherited_from == 6001
+
+
+def test_containers_come_first_with_their_whole_name(ledger: Ledger) -> None:
+    assert [home.name for home in who(ledger).households] == ["docker " + "3f2a9c1be77d" * 5, None]
+
+
+def test_a_process_on_two_gpus_is_one_process() -> None:
+    holder = make_holder(9)
+    entry = Entry(kind="process", nbytes=GIB, holder=holder)
+    report = who(make_ledger(make_gpu(entry), make_gpu(entry, index=1)))
+    (home,) = report.households
+    (kin,) = home.processes
+    assert [keep.gpu for keep in kin.keeps] == [0, 1]
+    assert home.nbytes == 2 * GIB
+
+
+def test_bytes_without_a_name_are_listed_too() -> None:
+    report = who(make_ledger(make_gpu(LOOSE)))
+    assert [keep.nbytes for keep in report.unnamed] == [LOOSE.nbytes]
+
+
+def test_a_snapshot_that_claims_circular_ancestry_is_still_a_tree() -> None:
+    entries = [
+        Entry(kind="process", nbytes=1, holder=make_holder(pid, parent=parent))
+        for pid, parent in ((1, 3), (2, 1), (3, 2), (4, 4))
+    ]
+    report = who(make_ledger(make_gpu(*entries)))
+    assert encode(report).count(b'"pid":') == 4
+    assert sum(home.nbytes for home in report.households) == 4
+
+
+@pytest.mark.parametrize("step", [1, -1])
+def test_an_endless_line_of_ancestors_is_cut(step: int) -> None:
+    entries = [Entry(kind="process", nbytes=1, holder=make_holder(n, parent=n - 1)) for n in range(1, 3000)]
+    report = who(make_ledger(make_gpu(*entries[::step])))
+    assert encode(report).count(b'"pid":') == 2999
+    assert printed(tree.who(report, Look(80)), 80).count("pid ") == 2999
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+@pytest.mark.parametrize("ascii", [False, True])
+def test_the_tree_fits_its_terminal(ledger: Ledger, width: int, ascii: bool) -> None:
+    shown = printed(tree.who(who(ledger), Look(width, ascii=ascii)), width)
+    assert max(cell_len(line) for line in shown.splitlines()) <= width
+    assert shown.isascii() or not ascii
+    assert "pid 4242" in shown
+    assert "pid 6002" in shown
+
+
+def test_hostile_names_are_inert_in_the_tree() -> None:
+    holder = make_holder(7, "\x1b[2J", user="\u202e", workload=Workload(container="\x1b]0;", runtime="\r"))
+    gpu = make_gpu(
+        Entry(kind="process", nbytes=1, holder=holder), bystanders=(Bystander(holder=make_holder(8, "\n")),)
+    )
+    shown = printed(tree.who(who(make_ledger(gpu)), Look(80)), 80)
+    assert shown.replace("\n", "").isprintable()
+
+
+def test_nobody_is_said_in_words() -> None:
+    assert "Nobody holds GPU memory" in printed(tree.who(who(make_ledger(make_gpu())), Look(80)), 80)
