@@ -19,6 +19,26 @@ CHUNK = 64 * stage.MIB
 NOBODY = 65534
 
 
+class LockArguments(ctypes.Structure):
+    _fields_ = (
+        ("timeout_ms", ctypes.c_uint),
+        ("reserved0", ctypes.c_uint),
+        ("reserved1", ctypes.c_uint64 * 7),
+    )
+
+
+def checkpoint_state(pid: int) -> int:
+    state = ctypes.c_int(-1)
+    driver.call("cuCheckpointProcessGetState", pid, ctypes.byref(state))
+    return state.value
+
+
+def checkpoint_code(verb: str, pid: int) -> int:
+    """Return the answer to Lock, Checkpoint, Restore or Unlock of *pid*; a lock waits ten seconds at most."""
+    arguments = ctypes.byref(LockArguments(timeout_ms=10_000)) if verb == "Lock" else None
+    return driver.code(f"cuCheckpointProcess{verb}", pid, arguments)
+
+
 def digest(pointer: int, nbytes: int) -> str:
     whole = hashlib.blake2b()
     for at in range(0, nbytes, CHUNK):
@@ -58,14 +78,14 @@ def ask(stranger: bool) -> stage.Play:
     verb, pid = yield None
     while True:
         began = time.monotonic()
-        answer = driver.checkpoint_code(verb, pid)
+        answer = checkpoint_code(verb, pid)
         took_s = time.monotonic() - began
         verb, pid = yield {"code": answer, "took_s": round(took_s, 4), "state": state_or_error(pid)}
 
 
 def state_or_error(pid: int) -> int | str:
     try:
-        return driver.checkpoint_state(pid)
+        return checkpoint_state(pid)
     except driver.CudaError as error:
         return str(error)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import driver
 import keeper
+import sharing
 import stage
 
 
@@ -13,7 +14,7 @@ def allocate(nbytes: int) -> Callable[[], int]:
     driver.context()
     # cuMemAlloc answers on 2 MiB borders for sizes like these, which a dma-buf needs.
     pointer = driver.alloc(nbytes)
-    return lambda: driver.dmabuf(pointer, nbytes)
+    return lambda: sharing.dmabuf(pointer, nbytes)
 
 
 if __name__ == "__main__":

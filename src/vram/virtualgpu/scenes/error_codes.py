@@ -6,6 +6,7 @@ import os
 from ctypes import byref, c_size_t, c_uint, c_uint64
 
 import driver
+import sharing
 import stage
 
 
@@ -14,7 +15,7 @@ def alloc_code(nbytes: int) -> int:
 
 
 def create_code(nbytes: int) -> int:
-    wish = byref(driver.pinned_on_device())
+    wish = byref(sharing.pinned_on_device())
     return driver.code("cuMemCreate", byref(c_uint64()), c_size_t(nbytes), wish, c_uint64(0))
 
 
@@ -35,22 +36,22 @@ def alloc_codes() -> dict[str, int]:
 
 
 def ipc_codes() -> dict[str, int]:
-    handle = driver.IpcHandle.from_buffer_copy(bytes.fromhex(driver.ipc_handle(driver.alloc(stage.MIB))))
+    handle = sharing.IpcHandle.from_buffer_copy(bytes.fromhex(sharing.ipc_handle(driver.alloc(stage.MIB))))
     opened = driver.code("cuIpcOpenMemHandle_v2", byref(c_uint64()), handle, c_uint(1))
-    garbage = driver.code("cuIpcOpenMemHandle_v2", byref(c_uint64()), driver.IpcHandle(), c_uint(1))
+    garbage = driver.code("cuIpcOpenMemHandle_v2", byref(c_uint64()), sharing.IpcHandle(), c_uint(1))
     return {"IPC open in the same process": opened, "IPC open of garbage": garbage}
 
 
 def vmm_codes() -> dict[str, int]:
-    step = driver.granularity()
-    handle = driver.create(step)
-    address = driver.reserve(4 * step)
+    step = sharing.granularity()
+    handle = sharing.create(step)
+    address = sharing.reserve(4 * step)
     null = os.open("/dev/null", os.O_RDWR)
     return {
-        "map larger than the handle": driver.map_code(address, 2 * step, handle),
-        "map of half the handle's step": driver.map_code(address, step // 2, handle),
-        "import of a foreign descriptor": driver.import_code(null)[0],
-        "import of a closed descriptor": driver.import_code(999)[0],
+        "map larger than the handle": sharing.map_code(address, 2 * step, handle),
+        "map of half the handle's step": sharing.map_code(address, step // 2, handle),
+        "import of a foreign descriptor": sharing.import_code(null)[0],
+        "import of a closed descriptor": sharing.import_code(999)[0],
         "release of a bad handle": driver.code("cuMemRelease", c_uint64(0xDEAD)),
         "create of an odd size": create_code(step + 1),
     }

@@ -6,13 +6,14 @@ from collections.abc import Callable
 
 import driver
 import keeper
+import sharing
 import stage
 
 
 def allocate(nbytes: int) -> Callable[[], int]:
     driver.context()
-    handle = driver.create(nbytes)
-    return lambda: driver.export(handle)
+    handle = sharing.create(nbytes)
+    return lambda: sharing.export(handle)
 
 
 if __name__ == "__main__":

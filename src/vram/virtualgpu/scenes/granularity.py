@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import driver
+import sharing
 import stage
 
 
 def scene() -> None:
     driver.context()
     free, total = driver.free_and_total()
-    stage.ready("context", free=free, total=total, vmm_granularity=driver.granularity())
+    stage.ready("context", free=free, total=total, vmm_granularity=sharing.granularity())
     while True:
         nbytes = int(stage.wait())
         before = driver.free_and_total()[0]

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import driver
+import sharing
 import stage
 
 
 def export(nbytes: int) -> stage.Play:
     driver.context()
     pointer = driver.alloc(nbytes)
-    yield driver.ipc_handle(pointer)
+    yield sharing.ipc_handle(pointer)
 
 
 def borrow() -> stage.Play:
     driver.context()
     handle = yield None
-    pointer = driver.ipc_open(handle)
+    pointer = sharing.ipc_open(handle)
     yield None
-    driver.ipc_close(pointer)
+    sharing.ipc_close(pointer)
     yield None
 
 

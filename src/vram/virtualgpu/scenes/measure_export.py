@@ -11,6 +11,7 @@ import os
 import sys
 
 import driver
+import sharing
 import stage
 
 SYS_PIDFD_GETFD = 438
@@ -41,16 +42,16 @@ class Measure:
         """Tell whether so much can be mapped; unmap it again."""
         self.tries += 1
         nbytes = steps * self.step
-        address = driver.reserve(nbytes)
+        address = sharing.reserve(nbytes)
         try:
-            answer = driver.map_code(address, nbytes, self.handle)
+            answer = sharing.map_code(address, nbytes, self.handle)
             if answer == 0:
-                driver.unmap(address, nbytes)
+                sharing.unmap(address, nbytes)
             else:
                 self.refusals.add(answer)
             return answer == 0
         finally:
-            driver.unreserve(address, nbytes)
+            sharing.unreserve(address, nbytes)
 
     def nbytes(self) -> int:
         """Double until it no longer fits, then halve the gap."""
@@ -67,7 +68,7 @@ class Measure:
 def scene() -> None:
     driver.init()
     descriptor = copy_descriptor(int(sys.argv[1]), int(sys.argv[2]))
-    answer, handle = driver.import_code(descriptor)
+    answer, handle = sharing.import_code(descriptor)
     os.close(descriptor)
     if answer:
         stage.ready("refused", import_code=answer)
@@ -75,11 +76,11 @@ def scene() -> None:
         return
     stage.ready("imported", import_code=answer)
     stage.wait()
-    measure = Measure(handle, driver.granularity())
+    measure = Measure(handle, sharing.granularity())
     nbytes = measure.nbytes()
     stage.ready("measured", nbytes=nbytes, tries=measure.tries, refusals=sorted(measure.refusals))
     stage.wait()
-    driver.release(handle)
+    sharing.release(handle)
     stage.ready("released")
     stage.wait()
 

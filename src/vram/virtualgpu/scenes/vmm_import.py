@@ -6,13 +6,14 @@ import os
 import socket
 
 import driver
+import sharing
 import stage
 
 
 def export(nbytes: int, to: socket.socket) -> stage.Play:
     driver.context()
-    handle = driver.create(nbytes)
-    descriptor = driver.export(handle)
+    handle = sharing.create(nbytes)
+    descriptor = sharing.export(handle)
     socket.send_fds(to, [b"."], [descriptor])
     os.close(descriptor)
     yield None
@@ -22,15 +23,18 @@ def borrow(nbytes: int, source: socket.socket) -> stage.Play:
     driver.context()
     yield None
     _, (descriptor,), _, _ = socket.recv_fds(source, 1, 1)
-    answer, handle = driver.import_code(descriptor)
+    answer, handle = sharing.import_code(descriptor)
     os.close(descriptor)
     yield {"import": answer}
-    address = driver.reserve(nbytes)
-    answers = {"map": driver.map_code(address, nbytes, handle), "access": driver.access_code(address, nbytes)}
+    address = sharing.reserve(nbytes)
+    answers = {
+        "map": sharing.map_code(address, nbytes, handle),
+        "access": sharing.access_code(address, nbytes),
+    }
     driver.fill(address, 1, nbytes)
     yield answers
-    driver.unmap(address, nbytes)
-    driver.release(handle)
+    sharing.unmap(address, nbytes)
+    sharing.release(handle)
     yield None
 
 
