@@ -57,7 +57,7 @@ def granularity(score: Score) -> None:
         for nbytes in (1, 1, MIB, MIB, 2 * MIB, 3 * MIB, 3 * MIB, 64 * MIB + 1):
             actor.go(str(nbytes))
             after = score.theatre.look()
-            used, listed = after.used - seen.used, after.listed[pid] - seen.listed[pid]
+            used, listed = after.used - seen.used, after.listed.get(pid, 0) - seen.listed.get(pid, 0)
             taken = {"nbytes": nbytes, "driver": actor["taken"], "used": used, "listed": listed}
             score.measured.setdefault("taken", []).append(taken)
             seen = after

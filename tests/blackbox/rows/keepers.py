@@ -131,10 +131,12 @@ def ipc(score: Score) -> None:
         held = score.look("allocated")
         imported = score.look(actor.go()["stage"])
         score.expect_near("importing takes no new bytes", imported.used, held.used)
-        score.expect_near("the importer's charge", imported.listed[importer], held.listed[importer])
+        score.expect_near(
+            "the importer's charge", imported.listed.get(importer, 0), held.listed.get(importer, 0)
+        )
         after = score.look(actor.go()["stage"])
         score.expect("the exporter is no longer listed", exporter not in after.listed)
-        taken_over = after.listed[importer] - held.listed[importer]
+        taken_over = after.listed.get(importer, 0) - held.listed.get(importer, 0)
         score.expect_near("the importer takes over the charge", taken_over, nbytes)
         score.expect("the bytes are held", score.grown(after) >= nbytes)
         closed = score.look(actor.go()["stage"])

@@ -20,11 +20,7 @@ NOBODY = 65534
 
 
 class LockArguments(ctypes.Structure):
-    _fields_ = (
-        ("timeout_ms", ctypes.c_uint),
-        ("reserved0", ctypes.c_uint),
-        ("reserved1", ctypes.c_uint64 * 7),
-    )
+    _fields_ = (("timeout_ms", ctypes.c_uint), ("reserved", ctypes.c_uint * 15))
 
 
 def checkpoint_state(pid: int) -> int:

@@ -27,10 +27,8 @@ def borrow(nbytes: int, source: socket.socket) -> stage.Play:
     os.close(descriptor)
     yield {"import": answer}
     address = sharing.reserve(nbytes)
-    answers = {
-        "map": sharing.map_code(address, nbytes, handle),
-        "access": sharing.access_code(address, nbytes),
-    }
+    mapped = sharing.map_code(address, nbytes, handle)
+    answers = {"map": mapped, "access": sharing.access_code(address, nbytes)}
     driver.fill(address, 1, nbytes)
     yield answers
     sharing.unmap(address, nbytes)
