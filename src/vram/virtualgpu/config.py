@@ -71,7 +71,7 @@ def _written(key: str, value: Setting) -> str:
     if key in (*SIZES, *NUMBERS, "cuda_version"):
         return _number(key, value)
     if key in (*TEXTS, "driver_version"):
-        return _text(key, virtual_name(str(value)) if key == "name" else str(value))
+        return _text(key, virtual_name(_text(key, str(value))) if key == "name" else str(value))
     known = ", ".join((*OF_THE_MACHINE, *TEXTS, *SIZES, *SWITCHES, *NUMBERS))
     raise UsageError(f"a virtual GPU has no setting {key!r}", hint=f"it has {known}")
 

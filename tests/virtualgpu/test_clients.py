@@ -1,0 +1,45 @@
+"""Programs that people use, unmodified, on the virtual GPU."""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib.util import find_spec
+
+import pytest
+
+from tests.virtualgpu.conftest import Hold
+from vram.units import GIB, MIB
+from vram.virtualgpu import VirtualGpu
+
+CONTEXT_MIB, OVERHEAD_BYTES = 518, 8 * MIB + 832 * 1024
+
+
+def needs(package: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(find_spec(package) is None, reason=f"{package} is not installed")
+
+
+@needs("gpustat")
+def test_gpustat_shows_the_right_memory_and_processes(two_virtual_gpus: VirtualGpu, hold: Hold) -> None:
+    holder = hold(two_virtual_gpus, 4 * GIB, 1)
+    argv = [sys.executable, "-m", "gpustat", "--json"]
+    done = two_virtual_gpus.run(argv, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    idle, busy = json.loads(done.stdout)["gpus"]
+    assert [idle["name"], idle["memory.used"], idle["processes"]] == ["NVIDIA H200 (virtual)", 0, []]
+    assert busy["memory.total"] == 143771
+    assert busy["memory.used"] == (CONTEXT_MIB * MIB + OVERHEAD_BYTES + 4 * GIB) // MIB
+    (process,) = busy["processes"]
+    assert (process["pid"], process["gpu_memory_usage"]) == (holder.pid, CONTEXT_MIB + 4096)
+
+
+@needs("nvitop")
+def test_nvitop_shows_the_right_memory_and_processes(virtual_gpu: VirtualGpu, hold: Hold) -> None:
+    holder = hold(virtual_gpu, 4 * GIB)
+    argv = [sys.executable, "-m", "nvitop", "-1", "--ascii", "--no-unicode"]
+    done = virtual_gpu.run(argv[:4], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "H200 (virtual)" in done.stdout
+    assert "140.4GiB" in done.stdout
+    row = next(line for line in done.stdout.splitlines() if f" {holder.pid} " in line)
+    assert "4614MiB" in row or "4.51GiB" in row

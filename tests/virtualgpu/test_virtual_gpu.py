@@ -1,0 +1,143 @@
+"""Making, entering and removing a virtual GPU from Python."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from vram.errors import UsageError, VirtualGpuError
+from vram.units import GIB, MIB
+from vram.virtualgpu import FOLDER_VARIABLE, VirtualGpu, current, folder, libraries
+
+pytestmark = pytest.mark.usefixtures("native_libraries")
+
+
+def test_its_folder_is_private_and_goes_with_it() -> None:
+    with VirtualGpu.create() as gpu:
+        assert stat.S_IMODE(gpu.folder.stat().st_mode) == 0o700
+        assert gpu.folder.stat().st_uid == os.geteuid()
+    assert not gpu.folder.exists()
+    gpu.close()
+
+
+def test_two_have_nothing_in_common() -> None:
+    with VirtualGpu.create() as one, VirtualGpu.create() as other:
+        assert one.folder != other.folder
+
+
+def test_a_chosen_folder_is_made_and_removed(tmp_path: Path) -> None:
+    place = tmp_path / "gpu"
+    with VirtualGpu.create(folder=place) as gpu:
+        assert gpu.folder == place
+        assert stat.S_IMODE(place.stat().st_mode) == 0o700
+    assert not place.exists()
+
+
+def _open_to_all(place: Path) -> None:
+    place.mkdir()
+    place.chmod(0o755)
+
+
+def _a_link(place: Path) -> None:
+    private = place.with_name("elsewhere")
+    private.mkdir(mode=0o700)
+    place.symlink_to(private)
+
+
+def _in_use(place: Path) -> None:
+    place.mkdir(mode=0o700)
+    (place / "diary").write_text("dear")
+
+
+def _a_file(place: Path) -> None:
+    place.write_text("")
+
+
+@pytest.mark.parametrize("prepare", [_open_to_all, _a_link, _in_use, _a_file])
+def test_a_folder_that_others_may_have_prepared_is_refused(tmp_path: Path, prepare) -> None:
+    """And nothing in it is touched: refusing must not clean up what was never ours."""
+    place = tmp_path / "gpu"
+    prepare(place)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(VirtualGpuError) as refused:
+        VirtualGpu.create(folder=place)
+    assert str(place) in str(refused.value)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_where_no_folder_can_be_made_it_says_so(tmp_path: Path) -> None:
+    with pytest.raises(VirtualGpuError, match="cannot be made"):
+        VirtualGpu.create(folder=tmp_path / "no" / "such" / "parent")
+
+
+def test_libraries_that_are_not_built_are_missed_by_name(tmp_path: Path) -> None:
+    with pytest.raises(VirtualGpuError, match=r"libcuda\.so\.1") as missed:
+        libraries.link_into(tmp_path / "lib", built=tmp_path)
+    assert "native/build.py" in missed.value.hint
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [("NVIDIA A100", "NVIDIA A100 (virtual)"), ("My Virtual Card", "My Virtual Card")],
+)
+def test_a_name_always_says_virtual(said: str, shown: str) -> None:
+    with VirtualGpu.create(name=said) as gpu:
+        assert f"name = {shown}\n" in (gpu.folder / "config").read_text()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"gpus": -1},
+        {"gpus": 65},
+        {"memory_bytes": 600 * MIB},
+        {"memory_bytes": -1},
+        {"name": "two\nlines = 1"},
+        {"name": "x" * 60},
+        {"name": " "},
+        {"colour": "red"},
+        {"utilization": "much"},
+        {"compute_mode": "sometimes"},
+    ],
+)
+def test_settings_that_make_no_sense_are_refused_and_leave_nothing(wrong, monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(folder, "SHARED_MEMORY", str(tmp_path))
+    with pytest.raises(UsageError) as refused:
+        VirtualGpu.create(**wrong)
+    assert refused.value.hint
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_its_libraries_are_found_before_any_other() -> None:
+    with VirtualGpu.create() as gpu:
+        environment = gpu.environment({"LD_LIBRARY_PATH": "/opt/lib:", "HOME": "/home"})
+        assert environment == {
+            "LD_LIBRARY_PATH": f"{gpu.folder}/lib:/opt/lib",
+            FOLDER_VARIABLE: str(gpu.folder),
+            "HOME": "/home",
+        }
+        for name in ("libcuda.so", "libcuda.so.1", "libnvidia-ml.so", "libnvidia-ml.so.1"):
+            assert (gpu.folder / "lib" / name).exists()
+
+
+def test_a_process_knows_whether_it_runs_under_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
+    assert current() is None
+    with pytest.raises(VirtualGpuError, match="does not run under"):
+        VirtualGpu.inside()
+    with VirtualGpu.create(memory_bytes=8 * GIB) as gpu:
+        monkeypatch.setenv(FOLDER_VARIABLE, str(gpu.folder))
+        assert current() == str(gpu.folder)
+        assert VirtualGpu.inside().folder == gpu.folder
+
+
+def test_a_folder_that_is_no_virtual_gpu_cannot_be_entered(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tmp_path.chmod(0o700)
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    with pytest.raises(VirtualGpuError, match="not a virtual GPU's folder"):
+        VirtualGpu.inside()
