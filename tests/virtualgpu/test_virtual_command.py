@@ -154,10 +154,14 @@ def test_the_command_has_the_terminal_and_gets_its_interrupt_once() -> None:
         os.execv(VRAM[0], [*VRAM, "--", sys.executable, "-c", COUNTING])
     with os.fdopen(terminal, "r+b", buffering=0) as screen:
         read_until(screen, b"terminal\r\n")
+        # Stopped meanwhile: a second interrupt before the first is handled would melt into it.
+        os.kill(pid, signal.SIGSTOP)
+        os.waitpid(pid, os.WUNTRACED)
         screen.write(b"\x03")
         read_until(screen, b"interrupted\r\n")
-        # Taken after the interrupt, which has the lower number: it would be passed on first.
+        # Taken after the interrupt, which has the lower number: that would be passed on first.
         os.kill(pid, signal.SIGUSR1)
+        os.kill(pid, signal.SIGCONT)
         assert b"1 in all" in read_until(screen, b"in all\r\n")
         _, status = os.waitpid(pid, 0)
     assert os.waitstatus_to_exitcode(status) == 0
