@@ -7,28 +7,22 @@ every "given back" is measured after following the advice.
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
-from vram.cli.terminal import add_terminal_arguments, colored, emit, look_for, show
-from vram.errors import ExitCode, UsageError, VirtualGpuError
+from vram.cli.terminal import add_terminal_arguments, emit
+from vram.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from vram.report.look import Look
+    from vram.cli.telling import Telling
     from vram.virtualgpu import VirtualGpu
     from vram.virtualgpu.stories import Story
 
 NAME = "demo"
 HELP = "five questions about GPU memory, acted out by real processes on a virtual GPU"
-
-# Nobody's, or the driver's own: everything else is held by somebody.
-NOT_HELD = ("free", "reserved")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -37,7 +31,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--keep", action="store_true", help="stay in every scene, in a shell; its `exit` goes on"
     )
-    parser.add_argument("--svg", metavar="FILE", help="draw `vram why` with three of them at once")
+    parser.add_argument("--svg", metavar="FILE", help="draw `vram why` with three scenes at once instead")
     add_terminal_arguments(parser)
 
 
@@ -48,10 +42,8 @@ def run(args: Namespace) -> int:
     if args.list:
         emit("".join(f"{story.name:9}{story.question}\n" for story in stories))
         return ExitCode.OK
-    with _ended_by_signals():
-        if args.svg:
-            return _draw(args.svg)
-        return _play_all(stories, args)
+    with _signals_lead_out():
+        return _draw(args.svg) if args.svg else _play_all(stories, args)
 
 
 def _chosen(names: list[str], stories: tuple[Story, ...]) -> tuple[Story, ...]:
@@ -63,105 +55,50 @@ def _chosen(names: list[str], stories: tuple[Story, ...]) -> tuple[Story, ...]:
 
 
 def _play_all(stories: tuple[Story, ...], args: Namespace) -> int:
-    given_back = [_play(story, f"{at} of {len(stories)}", args) for at, story in enumerate(stories, 1)]
-    return ExitCode.OK if all(given_back) else ExitCode.PARTIAL
+    from vram.cli.telling import Telling
+
+    telling = Telling(args)
+    better = []
+    for at, story in enumerate(stories, 1):
+        telling.title(f"{at} of {len(stories)}", story.question)
+        better.append(_play(story, telling, stay=args.keep))
+    return ExitCode.OK if all(better) else ExitCode.PARTIAL
 
 
-def _play(story: Story, place: str, args: Namespace) -> bool:
+def _play(story: Story, telling: Telling, *, stay: bool) -> bool:
     """Play one story; return whether following its advice gave memory back."""
-    from rich.text import Text
-
+    from vram.cli.telling import held_bytes
     from vram.virtualgpu import VirtualGpu
     from vram.virtualgpu.scene import Scene
 
-    look = look_for(args)
     with VirtualGpu.create() as gpu, Scene(gpu, story.scene, story.nbytes) as scene:
         pids = scene.pids
         story.raise_it(scene)
-        _say(_title(story, place, look), args, look)
-        _say(Text(story.happened.format_map(pids)), args, look)
-        _show_why(gpu, args, look)
-        before = _held(gpu)
-        if args.keep:
+        telling.happened(story.happened.format_map(pids))
+        telling.why(gpu)
+        if stay:
             _shell(gpu)
-        _say(Text.assemble(("What to do: ", "bold"), story.advice.format_map(pids)), args, look)
+        telling.advice(story.advice.format_map(pids))
+        before = held_bytes(gpu)
         story.cure(scene)
-        after = _held(gpu)
-    deed = story.deed.format_map(pids)
-    _say(_outcome(deed, before, after), args, look)
+        after = held_bytes(gpu)
+    telling.outcome(story.deed.format_map(pids), before, after)
     return after < before
 
 
-def _title(story: Story, place: str, look: Look) -> RenderableType:
-    from rich.text import Text
-
-    line = "-" if look.ascii else "─"
-    head = f"{line * 2} {place} "
-    tail = line * max(0, look.width - len(head) - len(story.question) - 1)
-    return Text.assemble((head, "dim"), (story.question, "bold"), " ", (tail, "dim"))
-
-
-def _outcome(deed: str, before: int, after: int) -> RenderableType:
-    from rich.text import Text
-
-    from vram.units import size
-
-    verdict = f"Given back: {size(before - after)}." if after < before else "Nothing was given back."
-    figures = f"  {size(before)} held before, {size(after)} after."
-    return Text.assemble(
-        ("> ", "green"), (deed, "bold"), "\n", (verdict, "green" if after < before else "red"), figures
-    )
-
-
-def _say(renderable: RenderableType, args: Namespace, look: Look) -> None:
-    show(renderable, args, look)
-    emit("\n")
-
-
-def _show_why(gpu: VirtualGpu, args: Namespace, look: Look) -> None:
-    """Run the real program in the scene, and show its answer beside a rule."""
-    rule = "| " if look.ascii else "│ "
-    environment = {"COLUMNS": str(look.width - len(rule)), **_colors(args)}
-    flags = ["--ascii"] if look.ascii else []
-    answer = _vram(gpu, ["why", *flags], environment)
-    emit("$ vram why\n" + "".join(f"{rule}{line}".rstrip() + "\n" for line in answer.splitlines()) + "\n")
-
-
-def _colors(args: Namespace) -> Mapping[str, str]:
-    return {"FORCE_COLOR": "1"} if colored(args) else {"NO_COLOR": "1"}
-
-
-def _held(gpu: VirtualGpu) -> int:
-    """Bytes that somebody holds, as the program itself accounts for them."""
-    from msgspec import json
-
-    answer = json.decode(_vram(gpu, ["why", "--json"], {}))
-    entries = (entry for device in answer["gpus"] for entry in device["entries"])
-    return sum(entry["nbytes"] for entry in entries if entry["kind"] not in NOT_HELD)
-
-
-def _vram(gpu: VirtualGpu, words: list[str], changes: Mapping[str, str]) -> str:
-    command = [sys.executable, "-m", "vram", *words]
-    ended = gpu.run(command, env={**os.environ, "PYTHONIOENCODING": "utf-8", **changes}, capture_output=True)
-    if ended.returncode:
-        words_of_it = ended.stderr.decode(errors="replace").strip()
-        raise VirtualGpuError(f"`vram {' '.join(words)}` failed in the scene: {words_of_it}")
-    return str(ended.stdout.decode())
-
-
 def _shell(gpu: VirtualGpu) -> None:
-    """Give the user a shell in the scene, with this very vram on its path."""
+    """Give the user a shell in the scene, with this very program on its path."""
     from vram.virtualgpu import launch
 
-    shell = os.environ.get("SHELL") or "/bin/sh"
     environment = gpu.environment()
     environment["PATH"] = f"{os.path.dirname(sys.executable)}:{environment.get('PATH', os.defpath)}"
     with launch.signals_held() as mask:
-        launch.run([shell], environment, mask)
+        launch.run([os.environ.get("SHELL") or "/bin/sh"], environment, mask)
 
 
 def _draw(path: str) -> int:
     """Draw the program's answer while three stories play at once."""
+    from vram.cli.telling import run_vram
     from vram.virtualgpu import VirtualGpu
     from vram.virtualgpu.scene import Scene
     from vram.virtualgpu.stories import EXPORT, FORK, POOL
@@ -170,13 +107,14 @@ def _draw(path: str) -> int:
         gpu = cleanup.enter_context(VirtualGpu.create())
         for story in (FORK, EXPORT, POOL):
             story.raise_it(cleanup.enter_context(Scene(gpu, story.scene, story.nbytes)))
-        _vram(gpu, ["why", "--svg", path], {})
+        run_vram(gpu, ["why", "--svg", path], {})
     return ExitCode.OK
 
 
 @contextmanager
-def _ended_by_signals() -> Iterator[None]:
+def _signals_lead_out() -> Iterator[None]:
     """Let the signals that end a program end this one by its way out, past every clean-up."""
+    import signal
 
     def leave(number: int, _: object) -> NoReturn:
         raise SystemExit(128 + number)

@@ -29,7 +29,7 @@ def borrow(nbytes: int, source: socket.socket) -> stage.Play:
     address = sharing.reserve(nbytes)
     mapped = sharing.map_code(address, nbytes, handle)
     answers = {"map": mapped, "access": sharing.access_code(address, nbytes)}
-    driver.fill(address, 1, nbytes)
+    driver.fill(address, 1, stage.MIB)
     yield answers
     sharing.unmap(address, nbytes)
     sharing.release(handle)

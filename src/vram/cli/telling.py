@@ -1,0 +1,80 @@
+"""How ``vram demo`` tells a story: its question, the program's own answer, and what came of the advice."""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Mapping
+
+from rich.text import Text
+
+from vram.cli.terminal import colored, emit, look_for, show
+from vram.errors import VirtualGpuError
+from vram.units import size
+from vram.virtualgpu import VirtualGpu
+
+# Nobody's, or the driver's own: everything else is held by somebody.
+NOT_HELD = ("free", "reserved")
+
+
+class Telling:
+    """Prints stories on standard output, in the look that *args* ask for."""
+
+    def __init__(self, args: Namespace) -> None:
+        self._args = args
+        self._look = look_for(args)
+
+    def title(self, place: str, question: str) -> None:
+        line = "-" if self._look.ascii else "─"
+        head = f"{line * 2} {place} "
+        tail = line * max(0, self._look.width - len(head) - len(question) - 1)
+        self._say(Text.assemble((head, "dim"), (question, "bold"), " ", (tail, "dim")))
+
+    def happened(self, sentence: str) -> None:
+        self._say(Text(sentence))
+
+    def why(self, gpu: VirtualGpu) -> None:
+        """Run the program in the scene, and show its answer beside a rule."""
+        rule = "| " if self._look.ascii else "│ "
+        color = {"FORCE_COLOR": "1"} if colored(self._args) else {"NO_COLOR": "1"}
+        words = ["why", "--ascii"] if self._look.ascii else ["why"]
+        answer = run_vram(gpu, words, {"COLUMNS": str(self._look.width - len(rule)), **color})
+        lines = (f"{rule}{line}".rstrip() for line in answer.splitlines())
+        emit("$ vram why\n" + "".join(f"{line}\n" for line in lines) + "\n")
+
+    def advice(self, sentence: str) -> None:
+        self._say(Text.assemble(("What to do: ", "bold"), sentence))
+
+    def outcome(self, deed: str, before: int, after: int) -> None:
+        better = after < before
+        verdict = f"Given back: {size(before - after)}." if better else "Nothing was given back."
+        figures = f"  {size(before)} held before, {size(after)} after."
+        self._say(
+            Text.assemble(
+                ("> ", "green"), (deed, "bold"), "\n", (verdict, "green" if better else "red"), figures
+            )
+        )
+
+    def _say(self, text: Text) -> None:
+        show(text, self._args, self._look)
+        emit("\n")
+
+
+def held_bytes(gpu: VirtualGpu) -> int:
+    """Return what somebody holds of the GPU, as the program itself accounts for it."""
+    from msgspec import json
+
+    answer = json.decode(run_vram(gpu, ["why", "--json"], {}))
+    entries = (entry for device in answer["gpus"] for entry in device["entries"])
+    return sum(entry["nbytes"] for entry in entries if entry["kind"] not in NOT_HELD)
+
+
+def run_vram(gpu: VirtualGpu, words: list[str], changes: Mapping[str, str]) -> str:
+    """Run this very program on *gpu*; return its answer."""
+    environment = {**os.environ, "PYTHONIOENCODING": "utf-8", **changes}
+    ended = gpu.run([sys.executable, "-m", "vram", *words], env=environment, capture_output=True)
+    if ended.returncode:
+        complaint = ended.stderr.decode(errors="replace").strip()
+        raise VirtualGpuError(f"`vram {' '.join(words)}` failed in the scene: {complaint}")
+    return str(ended.stdout.decode())
