@@ -15,6 +15,7 @@ import platform
 import sys
 import time
 from pathlib import Path
+from subprocess import CalledProcessError
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -66,7 +67,7 @@ def measure(names: list[str], turns: int) -> tuple[list[Row], list[str]]:
     for name in names:
         try:
             rows += CASES[name].run(turns)
-        except (CompanyRefused, CommandFailed) as error:
+        except (CompanyRefused, CommandFailed, CalledProcessError) as error:
             problems.append(f"{name}: {error}")
     return rows, problems
 

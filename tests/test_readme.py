@@ -17,7 +17,8 @@ ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
 LINES = [line.split("  #")[0].strip() for block in BLOCKS for line in block.splitlines() if line.strip()]
-COMMANDS = [line for line in LINES if line.startswith("vram ")]
+INLINE = re.findall(r"`(vram [^`]+)`", re.sub(r"```.*?```", "", README, flags=re.DOTALL))
+COMMANDS = list(dict.fromkeys([*INLINE, *(line for line in LINES if line.startswith("vram "))]))
 TARGETS = sorted(set(re.findall(r"\bmake ([a-z][a-z-]*)\b", README)))
 
 
