@@ -13,7 +13,9 @@ import ctypes
 import json
 import os
 import sys
+from collections.abc import Callable
 from ctypes import byref, c_char, c_int, c_size_t, c_uint64, c_ushort, c_void_p
+from itertools import pairwise
 
 PIDFD_GETFD = 438  # the same number on every architecture
 POSIX_DESCRIPTOR = 1
@@ -77,7 +79,7 @@ class Driver:
         self.check("cuDeviceGetUuid_v2", raw, device)
         digits = bytes(raw).hex()
         cuts = (0, 8, 12, 16, 20, 32)
-        return "GPU-" + "-".join(digits[one:other] for one, other in zip(cuts, cuts[1:], strict=False))
+        return "GPU-" + "-".join(digits[one:other] for one, other in pairwise(cuts))
 
     def total(self, ordinal: int) -> int:
         device, nbytes = c_int(), c_size_t()
@@ -152,15 +154,15 @@ def maps(driver: Driver, start: c_uint64, nbytes: int, handle: c_uint64) -> bool
     return True
 
 
-def largest(most: int, fits: object) -> int:
+def largest(most: int, fits: Callable[[int], bool]) -> int:
     """The largest number up to *most* that fits, 0 where none does; doubles, then halves."""
     low, high = 0, 1
-    while high <= most and fits(high):  # type: ignore[operator]
+    while high <= most and fits(high):
         low, high = high, high * 2
     high = min(high, most + 1)
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)  # type: ignore[operator]
+        low, high = (middle, high) if fits(middle) else (low, middle)
     return low
 
 

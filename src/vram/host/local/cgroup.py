@@ -1,11 +1,11 @@
 """What started a process, read from its control group's path: container, pod, job, service.
 
-    0::/system.slice/docker-4f1c….scope                           Docker under systemd
-    5:memory:/docker/4f1c…                                        Docker, version 1
-    …/kubepods-burstable-podX.slice/cri-containerd-4f1c….scope    Kubernetes
-    /slurm/uid_1000/job_42/step_0/task_0                          Slurm, version 1
-    /system.slice/slurmstepd.scope/job_42/step_0/user/task_0      Slurm, version 2
-    /user.slice/user-1000.slice/session-3.scope                   a login
+0::/system.slice/docker-4f1c….scope                           Docker under systemd
+5:memory:/docker/4f1c…                                        Docker, version 1
+…/kubepods-burstable-podX.slice/cri-containerd-4f1c….scope    Kubernetes
+/slurm/uid_1000/job_42/step_0/task_0                          Slurm, version 1
+/system.slice/slurmstepd.scope/job_42/step_0/user/task_0      Slurm, version 2
+/user.slice/user-1000.slice/session-3.scope                   a login
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _CONTAINERS = (
     # Under the cgroupfs driver Kubernetes names no runtime: the container follows its pod.
     (None, re.compile(rf"/kubepods(?:/[a-z]+)?/pod[^/]+/({_ID})(?=/|$)")),
 )
-_POD = re.compile(r"[/-]pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}|[0-9a-f]{32})")
+# A static pod is named by 32 digits, any other by a UUID; systemd wants its dashes as underscores.
+_POD = re.compile(r"[/-]pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})")
 _JOB = re.compile(r"/(?:slurm[^/]*|uid_\d+)/job_(\d+)(?:/step_([^/]+))?")
 _UNIT = re.compile(r"/([^/]+\.(?:service|scope))(?=/|$)")
 

@@ -5,14 +5,13 @@ and copies only one of its threads: where there is a CUDA library or a second th
 fresh interpreter is started instead.
 """
 
-# ruff: noqa: PTH
-
 from __future__ import annotations
 
 import os
 import select
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 _NULL = os.devnull
 _PIPE_NBYTES = 1 << 20  # a full pipe would hold the child up while its parent looks elsewhere
@@ -48,10 +47,8 @@ class Child:
         return self._reaped
 
     def _reap(self) -> None:
-        try:
+        with suppress(ChildProcessError):
             os.waitpid(self.pid, 0)
-        except ChildProcessError:
-            pass
         os.close(self._pidfd)
         self._reaped = True
 
@@ -101,7 +98,7 @@ def spawn(command: Sequence[str], environment: dict[str, str] | None = None) -> 
         spare = os.dup(theirs) if theirs == 3 else theirs
         pid = os.posix_spawn(
             command[0],
-            command,
+            list(command),
             os.environ if environment is None else environment,
             file_actions=[*actions, (os.POSIX_SPAWN_DUP2, spare, 3)],
         )
@@ -119,10 +116,8 @@ def _pipe() -> tuple[int, int]:
 
     ours, theirs = os.pipe2(os.O_CLOEXEC)
     os.set_blocking(ours, False)
-    try:
+    with suppress(OSError):  # the user's share of pipe memory is used up: the default does
         fcntl.fcntl(theirs, fcntl.F_SETPIPE_SZ, _PIPE_NBYTES)
-    except OSError:  # the user's share of pipe memory is used up: the default does
-        pass
     return ours, theirs
 
 

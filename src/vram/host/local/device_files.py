@@ -1,7 +1,5 @@
 """Which open files are device files, by the text of their links and what stands behind them."""
 
-# ruff: noqa: PTH  (pathlib would cost more to import than all of this to run)
-
 from __future__ import annotations
 
 import os

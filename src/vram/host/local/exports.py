@@ -4,15 +4,13 @@ The work is done by payloads/exports.py in an interpreter of its own: it loads l
 what it imports must be gone when it ends.
 """
 
-# ruff: noqa: PTH
-
 from __future__ import annotations
 
 import os
 import select
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -99,6 +97,6 @@ def _proof(candidate: Candidate, line: _Line) -> Proof:
     return Proof(candidate, line.exported, line.nbytes, line.uuid, line.status, line.message)
 
 
-def _unproved(candidates: Sequence[Candidate] | object, status: Status, message: str) -> Iterator[Proof]:
-    for candidate in candidates:  # type: ignore[attr-defined]
+def _unproved(candidates: Iterable[Candidate], status: Status, message: str) -> Iterator[Proof]:
+    for candidate in candidates:
         yield Proof(candidate, None, status=status, message=message)

@@ -47,4 +47,4 @@ def host_facts(proc_root: str, *, virtual: bool) -> HostFacts:
 
 
 def _is_wsl(release: str) -> bool:
-    return "microsoft" in release.lower() or os.path.exists("/dev/dxg")  # noqa: PTH110
+    return "microsoft" in release.lower() or os.path.exists("/dev/dxg")

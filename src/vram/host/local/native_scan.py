@@ -1,7 +1,5 @@
 """The walk over /proc in C: libvramscan, by ctypes. Layouts as native/procscan/scan.h has them."""
 
-# ruff: noqa: PTH
-
 from __future__ import annotations
 
 import os

@@ -1,7 +1,7 @@
 """NVML, read in processes of its own: a call that never returns costs one GPU's answer, not all.
 
-The reader announces every call. When it falls silent in the middle of a GPU, a second one
-is started for the GPUs that are left, and the first may still finish its own until the
+The reader announces every call. When it takes too long over one GPU, a second reader is
+started for the GPUs that are left, and the first may still finish its own until the
 deadline: slow is not hung. Who cannot be ended (state D) is remembered, and the GPU it
 hangs on is left alone in later rounds: nothing piles up.
 """
@@ -14,12 +14,12 @@ import time
 from collections.abc import Iterator
 
 from vram.host.local.child import Child, interpreter, start
-from vram.host.local.nvml_wire import Calling, Done, Found, Inbox, Message, Saw
+from vram.host.local.nvml_wire import Calling, Done, Found, Inbox, Meanwhile, Message, Saw
 from vram.model.observation import Observation
 
-# Silence for this long within one GPU's calls starts a relief. NVML answers in microseconds;
+# A GPU that takes longer than this gets its reader relieved. NVML answers in microseconds;
 # waking a GPU without persistence mode takes seconds, but that happens inside nvmlInit.
-_SILENCE_S = 1.0
+_GPU_S = 1.0
 _GRACE_S = 0.2
 
 
@@ -30,7 +30,8 @@ class _Reader:
         self.child = _start(skip)
         self.inbox = Inbox()
         self.calling = Calling("nvml.init", None, "nvmlInit")
-        self.heard_at = time.monotonic()
+        self.arrived_at = time.monotonic()
+        self.meanwhile: Observation | None = None
         self.relieved = False
         self.done = False
 
@@ -40,8 +41,13 @@ class _Reader:
             part = os.read(self.child.pipe, 1 << 18)
         except BlockingIOError:
             return [], False
-        self.heard_at = time.monotonic()
         return list(self.inbox.add(part)), not part
+
+    def moves_to(self, calling: Calling) -> None:
+        if calling.gpu != self.calling.gpu:
+            self.arrived_at = time.monotonic()
+            self.meanwhile = None
+        self.calling = calling
 
 
 class LocalNvml:
@@ -86,7 +92,7 @@ class _Reading:
         self._nvml = nvml
         self._began = time.monotonic()
         self._deadline = self._began + deadline_s
-        self._silence_s = min(_SILENCE_S, deadline_s / 4)
+        self._gpu_s = min(_GPU_S, deadline_s / 4)
         self._gpus = 0
         self._owner: dict[int, _Reader | None] = dict.fromkeys(skip)
         self._first = nvml.start(skip)
@@ -116,7 +122,7 @@ class _Reading:
 
     def _patience_s(self) -> float:
         """How long nothing needs to be done unless something is heard."""
-        moments = [reader.heard_at + self._silence_s for reader in self._active() if not reader.relieved]
+        moments = [reader.arrived_at + self._gpu_s for reader in self._active() if not reader.relieved]
         return max(0.001, min([self._deadline, *moments]) - time.monotonic())
 
     def _hear(self, reader: _Reader) -> Iterator[Observation]:
@@ -125,7 +131,7 @@ class _Reading:
             yield from self._take(reader, message)
         if hung_up and not reader.done:
             reader.done = True
-            yield self._failure(reader.calling, "failed", "the process that reads NVML died in {call}")
+            yield from self._given_up(reader, "failed", "the process that reads NVML died in {call}")
             self._start_relief()
 
     def _take(self, reader: _Reader, message: Message) -> Iterator[Observation]:
@@ -139,22 +145,25 @@ class _Reading:
             case Saw(observation):
                 # Whoever relieves another repeats the driver's versions: once is enough.
                 if observation.gpu is not None or reader is self._first:
+                    reader.meanwhile = None
                     yield observation
+            case Meanwhile(observation):
+                reader.meanwhile = observation
             case Done():
                 reader.done = True
 
     def _follow(self, reader: _Reader, calling: Calling) -> None:
         """A GPU belongs to the reader that came to it first; one that was relieved, woke up
         and meets its relief has nothing left to do."""
-        reader.calling = calling
+        reader.moves_to(calling)
         if calling.gpu is not None and self._owner.setdefault(calling.gpu, reader) is not reader:
             reader.done = True
 
     def _relieve(self) -> None:
         now = time.monotonic()
         for reader in self._active():
-            silent = now - reader.heard_at >= self._silence_s
-            if silent and not reader.relieved and reader.calling.gpu is not None:
+            overdue = now - reader.arrived_at >= self._gpu_s
+            if overdue and not reader.relieved and reader.calling.gpu is not None:
                 reader.relieved = True
                 self._start_relief()
 
@@ -167,11 +176,16 @@ class _Reading:
 
     def _missing(self) -> Iterator[Observation]:
         for reader in self._active():
-            yield self._failure(reader.calling, "timeout", "{call} did not answer within {waited:.1f} s")
+            yield from self._given_up(reader, "timeout", "{call} did not answer within {waited:.1f} s")
         for index in range(self._gpus):
             if index not in self._owner:
                 call = Calling("nvml.gpu", index, "nvmlDeviceGetHandleByIndex")
                 yield self._failure(call, "timeout", "not reached within {waited:.1f} s: other calls hang")
+
+    def _given_up(self, reader: _Reader, status: str, message: str) -> Iterator[Observation]:
+        if reader.meanwhile is not None:
+            yield reader.meanwhile
+        yield self._failure(reader.calling, status, message)
 
     def _failure(self, calling: Calling, status: str, message: str) -> Observation:
         words = message.format(call=calling.call, waited=time.monotonic() - self._began)

@@ -10,7 +10,7 @@ from typing import Any
 
 from vram.host.local.nvml_errors import GpuGone, is_loss, message_of, statement_of
 from vram.host.local.nvml_versions import driver_facts
-from vram.host.local.nvml_wire import Calling, Done, Found, Saw, send
+from vram.host.local.nvml_wire import Calling, Done, Found, Meanwhile, Saw, send
 from vram.host.local.procfs import started_at
 from vram.model.gpu import ChargeFacts, GpuFacts, MemoryFacts
 from vram.model.observation import Observation
@@ -21,7 +21,7 @@ _COMPUTE_MODES = ("default", "exclusive-thread", "prohibited", "exclusive-proces
 _SENTINEL = 1 << 63  # the driver writes 2^64-1 for "not available"; no size comes near it
 _NO_INSTANCE = 0xFFFFFFFF
 _TRIES = 3
-_UNCORRECTED, _SINCE_BOOT = 1, 0
+_UNCORRECTED_SINCE_BOOT = (1, 0)
 
 Figures = dict[tuple[int, int | None], tuple[int | None, tuple[str, ...]]]
 
@@ -105,7 +105,7 @@ class Reader:
             compute_mode=_COMPUTE_MODES[mode] if mode in range(len(_COMPUTE_MODES)) else None,
             mig_enabled=_flag(_first(self.ask("nvmlDeviceGetMigMode", handle))),
             ecc_enabled=_flag(_first(self.ask("nvmlDeviceGetEccMode", handle))),
-            ecc_uncorrected=_count(self.ask("nvmlDeviceGetTotalEccErrors", handle, _UNCORRECTED, _SINCE_BOOT)),
+            ecc_uncorrected=_count(self.ask("nvmlDeviceGetTotalEccErrors", handle, *_UNCORRECTED_SINCE_BOOT)),
             bar1_total=_count(bar1.bar1Total) if bar1 else None,
             bar1_used=_count(bar1.bar1Used) if bar1 else None,
             remapped_correctable=_count(rows[0]),
@@ -120,6 +120,9 @@ class Reader:
         """Memory, lists, memory again: the account is only exact when nothing moved between."""
         self._probe = "nvml.memory"
         before = self._memory(handle)
+        # If a list hangs, this reading is what remains known of the GPU.
+        first = Observation(probe=self._probe, gpu=self._gpu, facts=MemoryFacts(**before))
+        send(self._pipe, Meanwhile(first))
         for _ in range(_TRIES):
             figures, failure = self._figures(handle, mig)
             self._probe = "nvml.memory"
@@ -211,7 +214,7 @@ def _plausible(**sizes: int) -> dict[str, int]:
     """Refuse a reading that no GPU can give, rather than hand a sentinel on as bytes."""
     wrong = [name for name, nbytes in sizes.items() if not 0 <= nbytes <= sizes["total"] < _SENTINEL]
     if wrong:
-        raise ValueError(f"the driver's memory figures make no sense: {', '.join(wrong)} is beyond the total")
+        raise ValueError(f"the driver gave memory figures that no GPU can have: {', '.join(wrong)}")
     return sizes
 
 

@@ -31,11 +31,17 @@ class Saw(Struct, tag="saw", array_like=True):
     observation: Observation
 
 
+class Meanwhile(Struct, tag="meanwhile", array_like=True):
+    """A statement that counts only if the better one that should follow never comes."""
+
+    observation: Observation
+
+
 class Done(Struct, tag="done", array_like=True):
     """All was said; without it the reader died."""
 
 
-Message = Calling | Found | Saw | Done
+Message = Calling | Found | Saw | Meanwhile | Done
 
 _encode = Encoder().encode
 _decoder: Decoder[Message] = Decoder(Message)

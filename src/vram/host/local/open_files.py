@@ -61,7 +61,8 @@ class LocalOpenFiles:
         self._scan = scan = self._scan or best_scan()
         raw, denied, complete = scan.files(self._root, self._names.prefixes, pids, deadline)
         ours = set(self._ignore())
-        named = [(file, naming) for file in raw if file.pid not in ours and (naming := self._names.name(file))]
+        pairs = ((file, self._names.name(file)) for file in raw if file.pid not in ours)
+        named = [(file, naming) for file, naming in pairs if naming]
         numbers = _descriptions(scan, named, deadline)
         return FileScan(
             tuple(self._holdings(named, numbers, deadline)),

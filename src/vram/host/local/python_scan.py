@@ -1,13 +1,11 @@
 """The walk over /proc in Python, for where the native library is missing: slower, same answers."""
 
-# ruff: noqa: PTH
-
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Callable, Sequence
-from functools import cmp_to_key
+from functools import cmp_to_key, partial
 
 from vram.host.local.device_files import RawFile
 from vram.host.local.procfs import ProcessFolder
@@ -45,7 +43,7 @@ class PythonScan:
         if compare is None:
             return [None] * len(descriptors)
         known = [each for each in descriptors if time.monotonic() < deadline and compare(each, each) == 0]
-        known.sort(key=cmp_to_key(lambda one, other: _order(compare, one, other)))
+        known.sort(key=cmp_to_key(partial(_order, compare)))
         numbers: dict[Descriptor, int] = {}
         for before, each in zip([None, *known], known, strict=False):
             same = before is not None and before[2] == each[2] and compare(before, each) == 0

@@ -1,0 +1,121 @@
+"""A survey as a file: written whole or not at all, and refused when it is not what it says."""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import Any
+
+import msgspec
+
+from vram.errors import BadSnapshot, UsageError
+from vram.model.gpu import MemoryFacts
+from vram.model.observation import SURVEY_SCHEMA, Survey
+from vram.probes.redact import redact
+
+__all__ = ["dumps", "loads", "read", "redact", "write"]
+
+_LARGEST_NBYTES = 256 << 20
+_MOST_BYTES = 1 << 62  # beyond it lies no GPU, only the driver's "not available"
+_TAKE_AGAIN = "take it again with `vram snapshot -o FILE`"
+
+
+class _Label(msgspec.Struct):
+    """The part of a snapshot that every version of this program can read."""
+
+    schema: int
+    program: str
+
+
+def dumps(survey: Survey) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(survey), indent=1) + b"\n"
+
+
+def loads(data: bytes, origin: str = "the snapshot") -> Survey:
+    """Read a survey back, or say why that cannot be."""
+    label = _label(data, origin)
+    if label.schema > SURVEY_SCHEMA:
+        raise BadSnapshot(
+            f"{origin} was written by a newer version ({label.program}, schema {label.schema})",
+            hint=f"this version reads schema {SURVEY_SCHEMA}: upgrade vram",
+        )
+    if label.schema != SURVEY_SCHEMA:
+        raise BadSnapshot(f"{origin} says schema {label.schema}, which never was", hint=_TAKE_AGAIN)
+    try:
+        survey = msgspec.json.decode(data, type=Survey)
+    except msgspec.ValidationError as error:
+        raise BadSnapshot(f"{origin} is not a whole snapshot: {error}", hint=_TAKE_AGAIN) from error
+    _check(survey, origin)
+    return survey
+
+
+def write(survey: Survey, path: str) -> None:
+    """Write to *path*; a file that was there stays whole until the new one is."""
+    data = dumps(survey)
+    try:
+        if _is_special(path):
+            _fill(os.open(path, os.O_WRONLY | os.O_CLOEXEC), data)
+        else:
+            _replace(path, data)
+    except OSError as error:
+        hint = "name a file in a folder that you may write to"
+        raise UsageError(f"{path} cannot be written: {error.strerror}", hint=hint) from error
+
+
+def read(path: str) -> Survey:
+    """Read the snapshot at *path*."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(_LARGEST_NBYTES + 1)
+    except OSError as error:
+        hint = "check the path, and that you may read it"
+        raise BadSnapshot(f"{path} cannot be read: {error.strerror}", hint=hint) from error
+    if len(data) > _LARGEST_NBYTES:
+        raise BadSnapshot(f"{path} is larger than any snapshot", hint=_TAKE_AGAIN)
+    return loads(data, path)
+
+
+def _label(data: bytes, origin: str) -> _Label:
+    try:
+        return msgspec.json.decode(data, type=_Label)
+    except msgspec.ValidationError as error:
+        raise BadSnapshot(f"{origin} is not a snapshot of vram: {error}", hint=_TAKE_AGAIN) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadSnapshot(f"{origin} is broken or cut off: {error}", hint=_TAKE_AGAIN) from error
+
+
+def _check(survey: Survey, origin: str) -> None:
+    """Refuse sizes that no survey takes: whoever judges it may trust them."""
+    for observation in survey.observations:
+        sizes: dict[str, Any] = {"nbytes": observation.nbytes}
+        if isinstance(observation.facts, MemoryFacts):
+            sizes |= msgspec.structs.asdict(observation.facts)
+        for name, nbytes in sizes.items():
+            if nbytes is not None and not 0 <= nbytes < _MOST_BYTES:
+                raise BadSnapshot(f"{origin} gives {nbytes} as a size ({name})", hint=_TAKE_AGAIN)
+
+
+def _is_special(path: str) -> bool:
+    """A terminal, pipe or /dev/stdout is written to; replacing it would do harm."""
+    try:
+        return not stat.S_ISREG(os.stat(path).st_mode)
+    except FileNotFoundError:
+        return False
+
+
+def _replace(path: str, data: bytes) -> None:
+    target = os.path.realpath(path)  # through a link, so that the link stays one
+    fresh = f"{target}.{os.getpid()}.new"
+    # Command lines carry secrets: nobody else reads it unless its owner says so.
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        _fill(descriptor, data)
+        os.replace(fresh, target)
+    except BaseException:
+        os.unlink(fresh)
+        raise
+
+
+def _fill(descriptor: int, data: bytes) -> None:
+    with open(descriptor, "wb") as file:
+        file.write(data)
