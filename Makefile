@@ -66,9 +66,9 @@ matrix: ## the suite on every supported Python that is found
 	@python=$$(tools/find-python $(PYTHON)) && "$$python" tools/matrix.py $(ARGS)
 
 # With PYTHON= the hardware suite runs on that interpreter as it is: nothing is installed.
-ifeq ($(wildcard /dev/nvidiactl),)
+ifeq ($(wildcard /dev/nvidiactl /dev/dxg),)
 gpu: ## the tests that need real hardware
-	@echo "no NVIDIA GPU here (/dev/nvidiactl is missing): hardware tests skipped"
+	@echo "no NVIDIA GPU here (neither /dev/nvidiactl nor /dev/dxg exists): hardware tests skipped"
 else ifdef PYTHON
 gpu:
 	@PYTHONPATH=src $(PYTHON) tests/blackbox/run.py $(ARGS)
