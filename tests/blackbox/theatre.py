@@ -86,6 +86,7 @@ class Actor:
         command = [sys.executable, str(SCENES / f"{name}.py"), *map(str, arguments)]
         self._lines = Lines(command, env)
         self._pidfds: dict[int, int] = {}
+        self.lingering: list[int] = []
         self.line: dict[str, Any] = {}
         try:
             self._hear()
@@ -122,12 +123,13 @@ class Actor:
         return time.monotonic() - began
 
     def leave(self) -> None:
-        """End the scene: everybody gets the chance to leave, then is made to."""
+        """End the scene: everybody gets the chance to leave; who lingers is noted and made to."""
         self._lines.hang_up()
         with suppress(subprocess.TimeoutExpired):
             self._lines.process.wait(LEAVE_S)
-        for pidfd in self._pidfds.values():
+        for pid, pidfd in self._pidfds.items():
             if not _wait_gone(pidfd, LEAVE_S):
+                self.lingering.append(pid)
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
                 _wait_gone(pidfd, LEAVE_S)
             os.close(pidfd)

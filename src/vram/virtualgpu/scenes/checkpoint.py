@@ -64,6 +64,8 @@ def hold_managed(nbytes: int) -> stage.Play:
 
 def ask(stranger: bool) -> stage.Play:
     """Answer verbs with the driver's code, the seconds it took, and the target's state after it."""
+    # Loaded while it can be: a private folder of libraries is closed to strangers.
+    driver.library()
     if stranger:
         os.setgroups([])
         os.setresgid(NOBODY, NOBODY, NOBODY)

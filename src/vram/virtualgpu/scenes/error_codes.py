@@ -14,20 +14,24 @@ def alloc_code(nbytes: int) -> int:
     return driver.code("cuMemAlloc_v2", byref(c_uint64()), c_size_t(nbytes))
 
 
+def free_code(pointer: int) -> int:
+    return driver.code("cuMemFree_v2", c_uint64(pointer))
+
+
 def create_code(nbytes: int) -> int:
     wish = byref(sharing.pinned_on_device())
     return driver.code("cuMemCreate", byref(c_uint64()), c_size_t(nbytes), wish, c_uint64(0))
 
 
 def free_codes() -> dict[str, int]:
-    pointer = driver.alloc(stage.MIB)
-    driver.free(pointer)
-    bad = driver.alloc(2 * stage.MIB)
+    pointer = driver.alloc(2 * stage.MIB)
+    middle, first, second = (free_code(at) for at in (pointer + 4096, pointer, pointer))
     return {
-        "double free": driver.code("cuMemFree_v2", c_uint64(pointer)),
-        "free of a bad pointer": driver.code("cuMemFree_v2", c_uint64(0xDEAD0000)),
-        "free of the middle": driver.code("cuMemFree_v2", c_uint64(bad + 4096)),
-        "free of null": driver.code("cuMemFree_v2", c_uint64(0)),
+        "free of the middle": middle,
+        "first free": first,
+        "double free": second,
+        "free of a bad pointer": free_code(0xDEAD0000),
+        "free of null": free_code(0),
     }
 
 

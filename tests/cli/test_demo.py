@@ -1,0 +1,142 @@
+"""``vram demo`` shows computed answers, follows its own advice, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from vram.virtualgpu.stories import STORIES
+
+pytestmark = pytest.mark.usefixtures("native_libraries")
+
+
+def start(*words: str, **changes: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "COLUMNS": "80", **changes}
+    command = [sys.executable, "-m", "vram", "demo", *words]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        command, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True, encoding="utf-8"
+    )
+
+
+def demo(*words: str, **changes: str) -> tuple[int, str, str]:
+    """Run the demo to its end; return its exit code and what it wrote."""
+    process = start(*words, **changes)
+    out, err = process.communicate()
+    return process.returncode, out, err
+
+
+@pytest.mark.parametrize("name", [story.name for story in STORIES])
+def test_following_the_advice_gives_the_memory_back(name: str) -> None:
+    """Each scene alone: its question, the program's answer, and bytes measured again afterwards."""
+    story = next(story for story in STORIES if story.name == name)
+    code, out, err = demo(name)
+    assert (code, err) == (0, "")
+    assert story.question in out
+    assert "│ GPU 0  NVIDIA H200 (virtual)" in out
+    assert re.search(r"^Given back: [\d.]+ [MG]iB\.", out, re.MULTILINE)
+
+
+def test_a_dead_parents_memory_is_explained_by_its_child() -> None:
+    """The answer names the very processes that the scene made."""
+    _, out, _ = demo("fork")
+    parent = re.search(r"^Process (\d+) allocated", out, re.MULTILINE)
+    child = re.search(r"^> kill (\d+)$", out, re.MULTILINE)
+    assert parent
+    assert child
+    answer = "\n".join(line for line in out.splitlines() if line.startswith("│"))
+    assert f"pid {child[1]}" in answer
+    assert parent[1] in answer
+    assert "orphaned" in answer
+
+
+def test_all_lines_fit_into_80_columns() -> None:
+    _, out, _ = demo("fork", "context")
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_colour_and_unicode_only_where_they_are_wanted() -> None:
+    _, plain, _ = demo("context", "--ascii")
+    assert plain.isascii()
+    assert "\x1b" not in plain
+    _, colored, _ = demo("context", FORCE_COLOR="1")
+    assert "\x1b[" in colored
+    _, refused, _ = demo("context", "--no-color", FORCE_COLOR="1")
+    assert "\x1b" not in refused
+
+
+def test_the_scenes_can_be_listed() -> None:
+    code, out, _ = demo("--list")
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()] == [story.name for story in STORIES]
+
+
+def test_an_unknown_scene_is_a_usage_error() -> None:
+    code, out, err = demo("forks")
+    assert (code, out) == (2, "")
+    assert "'forks'" in err
+    assert "fork" in err.splitlines()[1]
+
+
+def test_a_picture_shows_three_causes_at_once(tmp_path: Path) -> None:
+    code, out, err = demo("--svg", str(tmp_path / "why.svg"))
+    assert (code, out, err) == (0, "", "")
+    picture = (tmp_path / "why.svg").read_text()
+    assert picture.startswith("<svg")
+    for kind in ("orphaned", "exported", "process"):
+        assert kind in picture
+
+
+def test_keep_opens_a_shell_in_the_scene_and_cleans_up_after_it(tmp_path: Path) -> None:
+    """The shell runs on the scene's GPU; once it has ended the scene goes on and its folder goes."""
+    shell = tmp_path / "shell"
+    shell.write_text('#!/bin/sh\necho "$VRAM_VIRTUAL_GPU" >"$NOTES/folder"\nvram check >"$NOTES/check"\n')
+    shell.chmod(0o700)
+    code, out, _ = demo("pool", "--keep", SHELL=str(shell), NOTES=str(tmp_path))
+    assert code == 0
+    assert "Given back" in out
+    assert "6.0 GiB" in (tmp_path / "check").read_text()
+    assert not Path((tmp_path / "folder").read_text().strip()).exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupted_demo_leaves_nothing_behind(number: signal.Signals, tmp_path: Path) -> None:
+    """Neither a process of the scene, orphans included, nor the virtual GPU's folder."""
+    process = start("fork", MARK=str(tmp_path))
+    assert process.stdout is not None
+    line = next(line for line in process.stdout if line.startswith("Process "))
+    assert "Then it was killed" in line
+    scene = {pid: environment for pid, environment in marked(tmp_path) if pid != process.pid}
+    pidfds = [os.pidfd_open(pid) for pid in scene]
+    folders = {Path(environment["VRAM_VIRTUAL_GPU"]) for environment in scene.values()}
+    assert len(folders) == 1
+    process.send_signal(number)
+    process.communicate()
+    assert process.returncode == 128 + number
+    assert not any(folder.exists() for folder in folders)
+    assert all(map(has_ended, pidfds))
+
+
+def marked(mark: Path) -> Iterator[tuple[int, dict[str, str]]]:
+    """Find every process whose environment carries *mark*: an orphan cannot be found by its parent."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            lines = (folder / "environ").read_bytes().decode(errors="replace").split("\0")
+            environment = dict(line.partition("=")[::2] for line in lines)
+            if environment.get("MARK") == str(mark):
+                yield int(folder.name), environment
+
+
+def has_ended(pidfd: int) -> bool:
+    ended = bool(select.select([pidfd], [], [], 0)[0])
+    os.close(pidfd)
+    return ended
