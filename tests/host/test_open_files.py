@@ -1,0 +1,264 @@
+"""Who has device files open. One contract for both walks, the native and the Python one."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vram.host.local.device_files import DeviceNames, RawFile
+from vram.host.local.native_scan import NativeScan
+from vram.host.local.open_files import LocalOpenFiles, Scan
+from vram.host.local.python_scan import PythonScan
+from vram.host.ports import Holding
+
+HOLD = "import os, sys; [os.open(path, os.O_RDWR) for path in sys.argv[1:]]; print(flush=True); input()"
+CHURN = "import os\nprint(flush=True)\nwhile True:\n pid = os.fork() or os._exit(0)\n os.waitpid(pid, 0)"
+
+
+@pytest.fixture(params=[NativeScan, PythonScan])
+def scan(request: pytest.FixtureRequest, native_libraries: Path) -> Scan:
+    return request.param()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with device files such as a virtual GPU has."""
+    (tmp_path / "dev").mkdir()
+    for name in ("nvidia0.17", "nvidia12.3", "nvidiactl", "nvidiactl.23", "nvidia-uvm", "dmabuf.24", "else"):
+        (tmp_path / "dev" / name).touch()
+    (tmp_path / "dev" / "dmabuf.24").write_bytes(b"\0" * 4096)
+    return tmp_path
+
+
+@pytest.fixture
+def holder(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that has all of them open, from descriptor 3 on."""
+    paths = sorted((folder / "dev").iterdir())
+    with started(HOLD, *map(str, paths)) as process:
+        yield process
+        process.kill()
+
+
+def started(code: str, *arguments: str, **options: object) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, **options
+    )
+    process.stdout.readline()
+    return process
+
+
+def look(folder: Path, scan: Scan, pids: list[int] | None = None) -> dict[int, Holding]:
+    found = LocalOpenFiles(DeviceNames(str(folder)), scan=scan).scan(60.0, pids)
+    return {holding.process.pid: holding for holding in found.holdings}
+
+
+def test_every_kind_is_found(folder: Path, holder: subprocess.Popen[bytes], scan: Scan) -> None:
+    holding = look(folder, scan)[holder.pid]
+    found = {(Path(file.path).name, file.kind, file.minor) for file in holding.files}
+    assert found == {
+        ("nvidia0.17", "gpu", 0),
+        ("nvidia12.3", "gpu", 12),
+        ("nvidiactl", "control", None),
+        ("nvidiactl.23", "control", None),
+        ("nvidia-uvm", "uvm", None),
+        ("dmabuf.24", "dmabuf", None),
+    }
+    assert holding.process.started_at is not None
+    assert holding.mappings == 0
+
+
+def test_dmabuf_tells_its_size_and_identity(
+    folder: Path, holder: subprocess.Popen[bytes], scan: Scan
+) -> None:
+    (buffer,) = look(folder, scan)[holder.pid].dmabufs
+    assert buffer.nbytes == 4096
+    assert buffer.inode == (folder / "dev" / "dmabuf.24").stat().st_ino
+
+
+def test_deleted_files_are_still_held(folder: Path, holder: subprocess.Popen[bytes], scan: Scan) -> None:
+    (folder / "dev" / "nvidia0.17").unlink()
+    paths = {file.path for file in look(folder, scan)[holder.pid].files if file.minor == 0}
+    assert paths == {str(folder / "dev" / "nvidia0.17")}
+
+
+def test_folder_may_be_named_by_a_link(
+    folder: Path, holder: subprocess.Popen[bytes], scan: Scan, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    link = tmp_path_factory.mktemp("links") / "gpu"
+    link.symlink_to(folder)
+    assert holder.pid in look(link, scan)
+
+
+def test_mappings_are_counted(folder: Path, scan: Scan) -> None:
+    code = (
+        "import mmap, os, sys; file = os.open(sys.argv[1], os.O_RDWR);"
+        "kept = [mmap.mmap(file, 4096) for _ in range(3)]; print(flush=True); input()"
+    )
+    with started(code, str(folder / "dev" / "dmabuf.24")) as process:
+        # Neighbouring mappings of the same pages may be joined by the kernel, never lost.
+        assert 1 <= look(folder, scan)[process.pid].mappings <= 3
+        process.kill()
+
+
+def test_scattered_descriptors_are_found(folder: Path, scan: Scan) -> None:
+    """Numbers far beyond the count of open descriptors, as servers with many clients have."""
+    code = (
+        "import os, sys; file = os.open(sys.argv[1], os.O_RDWR);"
+        "[os.dup2(file, number) for number in (97, 300, 900)]; print(flush=True); input()"
+    )
+    with started(code, str(folder / "dev" / "nvidia0.17")) as process:
+        assert [file.fd for file in look(folder, scan)[process.pid].files] == [3, 97, 300, 900]
+        process.kill()
+
+
+def test_shared_open_file_is_recognised(folder: Path, scan: Scan) -> None:
+    """Two descriptors share one open file by fork and by passing; a second open does not."""
+    path = folder / "dev" / "nvidia0.17"
+    ours, theirs = socket.socketpair()
+    receive = (
+        "import socket, sys; s = socket.socket(fileno=int(sys.argv[1]));"
+        "fds = socket.recv_fds(s, 1, 1)[1]; print(flush=True); input()"
+    )
+    inherited, own = os.open(path, os.O_RDWR), os.open(path, os.O_RDWR)
+    os.set_inheritable(inherited, True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", receive, str(theirs.fileno())],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        pass_fds=[inherited, theirs.fileno()],
+    )
+    with process:
+        socket.send_fds(ours, [b"."], [own])
+        process.stdout.readline()
+        found = look(folder, scan)
+        mine = {file.fd: file.description for file in found[os.getpid()].files}
+        its = [file.description for file in found[process.pid].files]
+        assert mine[inherited] != mine[own]
+        assert None not in mine.values()
+        assert sorted(its) == sorted([mine[inherited], mine[own]])
+        process.kill()
+    for descriptor in (inherited, own):
+        os.close(descriptor)
+
+
+def test_only_the_pids_asked_for(folder: Path, holder: subprocess.Popen[bytes], scan: Scan) -> None:
+    assert set(look(folder, scan, [holder.pid])) == {holder.pid}
+    assert look(folder, scan, []) == {}
+    assert look(folder, scan, [os.getpid()]) == {}
+
+
+def test_our_own_readers_are_left_out(folder: Path, holder: subprocess.Popen[bytes], scan: Scan) -> None:
+    names = DeviceNames(str(folder))
+    found = LocalOpenFiles(names, scan=scan, ignore=lambda: {holder.pid}).scan(60.0)
+    assert holder.pid not in {holding.process.pid for holding in found.holdings}
+
+
+def test_deadline_cuts_the_scan_off(folder: Path, scan: Scan) -> None:
+    found = LocalOpenFiles(DeviceNames(str(folder)), scan=scan).scan(0.0)
+    assert not found.complete
+
+
+def test_processes_that_come_and_go(folder: Path, holder: subprocess.Popen[bytes], scan: Scan) -> None:
+    """Whoever ends while being looked at is simply not there; who stays is always found."""
+    with started(CHURN) as churn:
+        for _ in range(20):
+            assert holder.pid in look(folder, scan)
+        churn.kill()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root to become somebody else")
+def test_what_may_not_be_read_is_counted(
+    folder: Path, holder: subprocess.Popen[bytes], scan: Scan
+) -> None:
+    """Asked with another user's eyes: nobody is named, and how many were closed to us is."""
+    answer = _as_nobody(lambda: LocalOpenFiles(DeviceNames(str(folder)), scan=scan).scan(60.0))
+    assert answer["holdings"] == []
+    assert answer["denied_processes"] >= 1
+    assert "root" in answer["denied_users"]
+    assert answer["complete"]
+
+
+def _as_nobody(job: object) -> dict[str, object]:
+    import msgspec
+
+    ours, theirs = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.setgroups([])
+        os.setgid(65534)
+        os.setuid(65534)
+        os.write(theirs, msgspec.json.encode(job()))
+        os._exit(0)
+    os.close(theirs)
+    os.waitpid(pid, 0)
+    with open(ours, "rb") as file:
+        return json.loads(file.read())
+
+
+def test_real_device_files_in_a_tree(tmp_path: Path, scan: Scan) -> None:
+    """The real driver's names, in a tree like /proc; look-alikes stay out."""
+    _process(tmp_path, 5, {3: "/dev/nvidia0", 4: "/dev/nvidiactl", 5: "/dev/nvidia-uvm", 9: "socket:[1]"})
+    _process(tmp_path, 6, {0: "/dev/null", 7: "/dev/nvidia-caps/nvidia-cap2"})
+    _process(tmp_path, 7, {3: "/dev/nvidia0\n/dev/nvidia1", 4: "/dev/nvidia0.bak", 5: "/tmp/dev/nvidia0"})
+    _process(tmp_path, 8, {3: "/dmabuf:\x1b]0;evil", 4: "/dmabuf:camera"})
+    _fdinfo(tmp_path, 8, 3, b"pos:\t0\nsize:\t2147483648\nexp_name:\tnv_dmabuf\n")
+    _fdinfo(tmp_path, 8, 4, b"pos:\t0\nsize:\t4096\nexp_name:\tuvcvideo\n")
+    found = LocalOpenFiles(DeviceNames(), str(tmp_path), scan=scan).scan(60.0).holdings
+    kinds = {each.process.pid: [(file.fd, file.kind, file.path) for file in each.files] for each in found}
+    assert kinds == {
+        5: [(3, "gpu", "/dev/nvidia0"), (4, "control", "/dev/nvidiactl"), (5, "uvm", "/dev/nvidia-uvm")],
+        6: [(7, "other", "/dev/nvidia-caps/nvidia-cap2")],
+        8: [(3, "dmabuf", "/dmabuf:")],
+    }
+    (buffer,) = found[-1].dmabufs
+    assert (buffer.fd, buffer.nbytes, buffer.exporter) == (3, 2147483648, "nv_dmabuf")
+    assert {each.process.started_at for each in found} == {77}
+
+
+def _process(root: Path, pid: int, links: dict[int, str]) -> None:
+    (root / str(pid) / "fd").mkdir(parents=True)
+    (root / str(pid) / "stat").write_text(f"{pid} (x) (y) S 1 2 3 0 -1 0 " + "0 " * 12 + "77 0 0\n")
+    for number, link in links.items():
+        (root / str(pid) / "fd" / str(number)).symlink_to(link)
+
+
+def _fdinfo(root: Path, pid: int, fd: int, content: bytes) -> None:
+    folder = root / str(pid) / "fdinfo"
+    folder.mkdir(exist_ok=True)
+    (folder / str(fd)).write_bytes(content)
+
+
+def raw(link: bytes, *, mode: int = 0, device: int = 0) -> RawFile:
+    return RawFile(1, 1, 3, link, device, 0, 0, mode)
+
+
+CHARACTER_DEVICE, PLAIN_FILE = 0o020666, 0o100644
+
+
+def test_a_plain_file_with_a_devices_name_is_no_device() -> None:
+    """A container owns its /dev, and can put anything there."""
+    names = DeviceNames()
+    assert names.name(raw(b"/dev/nvidia0", mode=PLAIN_FILE)) is None
+    assert names.name(raw(b"/dev/nvidia0", mode=CHARACTER_DEVICE, device=os.makedev(1, 3))) is None
+    assert names.name(raw(b"/dev/nvidia3", mode=CHARACTER_DEVICE, device=os.makedev(195, 3))).minor == 3
+
+
+def test_a_virtual_gpu_hides_the_real_one(tmp_path: Path) -> None:
+    names = DeviceNames(str(tmp_path))
+    assert names.name(raw(b"/dev/nvidia0")) is None
+    assert names.name(raw(bytes(tmp_path) + b"/dev/nvidia0.1")).kind == "gpu"
+
+
+@given(st.binary(max_size=80), st.sampled_from([b"/dev/nvidia", b"/dmabuf:", b"/dev/nvidia-", b""]))
+def test_no_link_upsets_it(rest: bytes, prefix: bytes) -> None:
+    naming = DeviceNames().name(raw(prefix + rest))
+    assert naming is None or b"\n" not in naming.path
