@@ -61,7 +61,7 @@ bench: ## speed against gpustat, nvitop, fuser and lsof, as ratios
 bench-here: $(VENV)/ready-bench native
 	@$(RUN)/python bench/run.py $(ARGS)
 
-docs: $(VENV)/ready-lint ## write the generated pages of docs/reference again
+docs: $(VENV)/ready-run ## write the generated pages of docs/reference again
 	@$(RUN)/python docs/generate.py
 
 readme-picture: $(VENV)/ready-run native ## take docs/why.svg again, from a scene on the virtual GPU

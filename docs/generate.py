@@ -102,9 +102,8 @@ def _current(name: str) -> str | None:
 
 def _spelling(action: argparse.Action) -> str:
     value = action.metavar if isinstance(action.metavar, str) else action.dest.upper()
-    if not action.option_strings:
-        return value
-    return ", ".join(action.option_strings) + ("" if action.nargs == 0 else f" {value}")
+    value = {None: value, "?": f"[{value}]", "*": f"[{value}...]", 0: ""}.get(action.nargs, value)
+    return " ".join(filter(None, [", ".join(action.option_strings), value]))
 
 
 def _type(schema: dict[str, Any]) -> str:
