@@ -35,13 +35,19 @@ def test_a_killed_scene_leaves_nobody(theatre: Theatre, name: str) -> None:
 def test_every_stage_can_be_reached(theatre: Theatre, name: str) -> None:
     """Going on past the last stage ends the scene: it says nothing more and exits cleanly."""
     with theatre.scene(name, SMALL) as actor:
-        stages = [actor["stage"]]
-        try:
-            while True:
-                stages.append(actor.go()["stage"])
-        except SceneFailed as end:
-            assert "exit status 0" in str(end)
+        stages, end = played_out(actor)
+    assert "exit status 0" in end
     assert len(set(stages)) == len(stages)
+
+
+def played_out(actor: Actor) -> tuple[list[str], str]:
+    """Send a scene on until it ends; return its stages and how it ended."""
+    stages = [actor["stage"]]
+    while True:
+        try:
+            stages.append(actor.go()["stage"])
+        except SceneFailed as end:
+            return stages, str(end)
 
 
 def test_a_scene_that_fails_says_so(theatre: Theatre) -> None:

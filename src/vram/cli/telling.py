@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from argparse import Namespace
 from collections.abc import Mapping
@@ -13,6 +14,8 @@ from vram.cli.terminal import colored, emit, look_for, show
 from vram.errors import VirtualGpuError
 from vram.units import size
 from vram.virtualgpu import VirtualGpu
+
+ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
 # Nobody's, or the driver's own: everything else is held by somebody.
 NOT_HELD = ("free", "reserved")
@@ -27,7 +30,7 @@ class Telling:
 
     def title(self, place: str, question: str) -> None:
         line = "-" if self._look.ascii else "─"
-        head = f"{line * 2} {place} "
+        head = f"{line * 2} {place} {line * 2} "
         tail = line * max(0, self._look.width - len(head) - len(question) - 1)
         self._say(Text.assemble((head, "dim"), (question, "bold"), " ", (tail, "dim")))
 
@@ -40,25 +43,36 @@ class Telling:
         color = {"FORCE_COLOR": "1"} if colored(self._args) else {"NO_COLOR": "1"}
         words = ["why", "--ascii"] if self._look.ascii else ["why"]
         answer = run_vram(gpu, words, {"COLUMNS": str(self._look.width - len(rule)), **color})
-        lines = (f"{rule}{line}".rstrip() for line in answer.splitlines())
+        shown = answer if self._args.full else excerpt(answer)
+        lines = (f"{rule}{line}".rstrip() for line in shown.splitlines())
         emit("$ vram why\n" + "".join(f"{line}\n" for line in lines) + "\n")
 
     def advice(self, sentence: str) -> None:
-        self._say(Text.assemble(("What to do: ", "bold"), sentence))
+        self._say(Text(sentence))
 
     def outcome(self, deed: str, before: int, after: int) -> None:
+        """Say what was done and what it gave back, both figures measured."""
         better = after < before
-        verdict = f"Given back: {size(before - after)}." if better else "Nothing was given back."
-        figures = f"  {size(before)} held before, {size(after)} after."
-        self._say(
-            Text.assemble(
-                ("> ", "green"), (deed, "bold"), "\n", (verdict, "green" if better else "red"), figures
-            )
-        )
+        verdict = f"given back: {size(before - after)}" if better else "nothing was given back"
+        figures = f"{size(before)} held before, {size(after)} after; "
+        self._say(Text.assemble((deed, "bold"), "\n", figures, (verdict, "green" if better else "red")))
+
+    def end(self) -> None:
+        if not self._args.full:
+            self._say(Text("These were excerpts: `vram demo NAME --full` shows whole answers.", style="dim"))
 
     def _say(self, text: Text) -> None:
         show(text, self._args, self._look)
         emit("\n")
+
+
+def excerpt(answer: str) -> str:
+    """Return the GPU's bytes and the first cause: what is left out is told in :meth:`Telling.end`."""
+    blocks = answer.strip().split("\n\n")
+    headings = [ESCAPES.sub("", block).partition("\n")[0] for block in blocks]
+    last = next((at for at, heading in enumerate(headings) if heading == "Why"), len(blocks) - 1)
+    wanted = (at for at in range(1, last + 1) if headings[at] != "What could not be seen")
+    return "\n\n".join(blocks[at] for at in wanted)
 
 
 def held_bytes(gpu: VirtualGpu) -> int:

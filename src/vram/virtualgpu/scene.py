@@ -28,10 +28,13 @@ class Scene:
     """
 
     def __init__(self, gpu: VirtualGpu, program: str, *arguments: object) -> None:
-        command = [sys.executable, str(PROGRAMS / f"{program}.py"), *map(str, arguments)]
-        # A session of its own: Ctrl-C at the terminal is ours to handle, in our order.
         self._process = gpu.popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+            [sys.executable, f"{program}.py", *map(str, arguments)],
+            cwd=PROGRAMS,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            # Ctrl-C at the terminal is ours to handle, in our order.
+            start_new_session=True,
         )
         self._pidfds = {self._process.pid: os.pidfd_open(self._process.pid)}
         self._line: dict[str, Any] = {}
@@ -72,10 +75,10 @@ class Scene:
         self._process.stdin.flush()
         self._hear()
 
-    def kill(self, part: str) -> None:
-        """Kill whoever plays *part*, and wait until that process is gone."""
+    def kill(self, part: str, number: signal.Signals = signal.SIGKILL) -> None:
+        """End whoever plays *part* by a signal, and wait until that process is gone."""
         pid = self.pids[part]
-        signal.pidfd_send_signal(self._pidfds[pid], signal.SIGKILL)
+        signal.pidfd_send_signal(self._pidfds[pid], number)
         if pid == self._process.pid:
             self._process.wait()
         else:

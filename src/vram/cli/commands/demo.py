@@ -27,6 +27,9 @@ HELP = "five questions about GPU memory, acted out by real processes on a virtua
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these scenes")
+    parser.add_argument(
+        "--full", action="store_true", help="show all of `vram why`, not its first cause only"
+    )
     parser.add_argument("--list", action="store_true", help="name the scenes and their questions")
     parser.add_argument(
         "--keep", action="store_true", help="stay in every scene, in a shell; its `exit` goes on"
@@ -62,6 +65,7 @@ def _play_all(stories: tuple[Story, ...], args: Namespace) -> int:
     for at, story in enumerate(stories, 1):
         telling.title(f"{at} of {len(stories)}", story.question)
         better.append(_play(story, telling, stay=args.keep))
+    telling.end()
     return ExitCode.OK if all(better) else ExitCode.PARTIAL
 
 
@@ -71,7 +75,7 @@ def _play(story: Story, telling: Telling, *, stay: bool) -> bool:
     from vram.virtualgpu import VirtualGpu
     from vram.virtualgpu.scene import Scene
 
-    with VirtualGpu.create() as gpu, Scene(gpu, story.scene, story.nbytes) as scene:
+    with VirtualGpu.create() as gpu, Scene(gpu, story.scene, story.size) as scene:
         pids = scene.pids
         story.raise_it(scene)
         telling.happened(story.happened.format_map(pids))
@@ -106,7 +110,7 @@ def _draw(path: str) -> int:
     with ExitStack() as cleanup:
         gpu = cleanup.enter_context(VirtualGpu.create())
         for story in (FORK, EXPORT, POOL):
-            story.raise_it(cleanup.enter_context(Scene(gpu, story.scene, story.nbytes)))
+            story.raise_it(cleanup.enter_context(Scene(gpu, story.scene, story.size)))
         run_vram(gpu, ["why", "--svg", path], {})
     return ExitCode.OK
 

@@ -38,8 +38,12 @@ def wait() -> str:
 
 
 def size_argument(default: int) -> int:
-    """Return the scene's size in bytes: its first argument, else *default*."""
-    return int(sys.argv[1]) if len(sys.argv) > 1 else default
+    """Return the scene's size in bytes: its first argument (4096, 64MiB, 4GiB), else *default*."""
+    word = sys.argv[1] if len(sys.argv) > 1 else str(default)
+    for unit, scale in (("MiB", MIB), ("GiB", GIB)):
+        if word.endswith(unit):
+            return int(word.removesuffix(unit)) * scale
+    return int(word)
 
 
 def act(scene: Callable[[], None]) -> None:
