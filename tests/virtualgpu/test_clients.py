@@ -36,10 +36,10 @@ def test_gpustat_shows_the_right_memory_and_processes(two_virtual_gpus: VirtualG
 @needs("nvitop")
 def test_nvitop_shows_the_right_memory_and_processes(virtual_gpu: VirtualGpu, hold: Hold) -> None:
     holder = hold(virtual_gpu, 4 * GIB)
-    argv = [sys.executable, "-m", "nvitop", "-1", "--ascii", "--no-unicode"]
-    done = virtual_gpu.run(argv[:4], capture_output=True, text=True, timeout=60)
+    argv = [sys.executable, "-m", "nvitop", "-1"]
+    done = virtual_gpu.run(argv, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "H200 (virtual)" in done.stdout
     assert "140.4GiB" in done.stdout
     row = next(line for line in done.stdout.splitlines() if f" {holder.pid} " in line)
-    assert "4614MiB" in row or "4.51GiB" in row
+    assert "4614MiB" in row

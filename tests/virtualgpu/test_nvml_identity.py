@@ -126,3 +126,15 @@ def test_a_process_is_named_by_its_first_word(virtual_gpu: VirtualGpu) -> None:
     told = ask(virtual_gpu, "[n.nvmlSystemGetProcessName(os.getpid()), sys.executable]", "import os")
     assert told[0] == told[1]
     assert ask(virtual_gpu, "code(n.nvmlSystemGetProcessName, 2**22 + 1)") == NOT_FOUND
+
+
+def test_nvml_and_cuda_mean_the_same_gpu_by_a_bus_id(two_virtual_gpus: VirtualGpu) -> None:
+    """Programs match the two libraries' numbers by it, since CUDA_VISIBLE_DEVICES changes one of them."""
+    told = ask(
+        two_virtual_gpus,
+        "[text.value.decode(), n.nvmlDeviceGetPciInfo(handle(1)).busIdLegacy]",
+        "cuda, text = ctypes.CDLL('libcuda.so.1'), ctypes.create_string_buffer(16)",
+        "cuda.cuInit(0)",
+        "cuda.cuDeviceGetPCIBusId(text, 16, 1)",
+    )
+    assert told[0] == told[1]

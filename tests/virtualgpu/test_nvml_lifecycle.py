@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pynvml
 from tests.virtualgpu.conftest import ask
 from vram.virtualgpu import FOLDER_VARIABLE, VirtualGpu
 
-UNINITIALIZED, DRIVER_NOT_LOADED = 1, 9
+UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, DRIVER_NOT_LOADED = 1, 2, 3, 9
 
 COUNT = "code(n.nvmlDeviceGetCount)"
 
@@ -40,15 +41,9 @@ def test_without_a_folder_there_is_no_driver(virtual_gpu: VirtualGpu) -> None:
     program = "import pynvml as n\ntry: n.nvmlInit()\nexcept n.NVMLError as e: print(e.value)"
     for folder in ("", str(virtual_gpu.folder / "nowhere")):
         environment = virtual_gpu.environment() | {FOLDER_VARIABLE: folder}
-        told = _run(virtual_gpu, program, environment)
-        assert told.strip() == str(DRIVER_NOT_LOADED)
-
-
-def _run(gpu: VirtualGpu, program: str, environment: dict[str, str]) -> str:
-    import subprocess
-
-    argv = [sys.executable, "-c", program]
-    return subprocess.run(argv, env=environment, capture_output=True, text=True, check=True).stdout
+        argv = [sys.executable, "-c", program]
+        done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=True)
+        assert int(done.stdout) == DRIVER_NOT_LOADED
 
 
 def test_every_function_that_nvidia_ml_py_looks_up_is_there(native_libraries: Path) -> None:
@@ -72,3 +67,22 @@ def test_error_words_are_known_before_init(native_libraries: Path) -> None:
     words.restype = ctypes.c_char_p
     assert words(15) == b"GPU is lost"
     assert words(-1) == words(31) == words(999) == b"Unknown Error"
+
+
+def test_no_function_trips_over_missing_arguments(virtual_gpu: VirtualGpu, native_libraries: Path) -> None:
+    """Every function of the library is called with nothing where it wants to write."""
+    source = Path(str(pynvml.__file__)).read_text()
+    names = sorted(set(re.findall(r'_nvmlGetFunctionPointer\("(\w+)"\)', source)))
+    answers = ask(
+        virtual_gpu,
+        "answers",
+        f"names = {names!r}",
+        "finding = ('nvmlDeviceGetHandleBy', 'nvmlDeviceGetCount', 'nvmlShutdown', 'nvmlInit', 'nvmlError')",
+        "names = [name for name in names if not name.startswith(finding)]",
+        "first = lambda name: handle(0) if name.startswith('nvmlDevice') else None",
+        "call = lambda name: n._nvmlGetFunctionPointer(name)(first(name), *[None] * 5)",
+        "answers = {name: call(name) for name in names}",
+    )
+    refused = {name for name, code in answers.items() if code in (INVALID_ARGUMENT, NOT_SUPPORTED)}
+    assert set(answers) - refused == set()
+    assert answers["nvmlDeviceGetMemoryInfo"] == answers["nvmlSystemGetDriverVersion"] == INVALID_ARGUMENT

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -141,3 +144,68 @@ def test_a_folder_that_is_no_virtual_gpu_cannot_be_entered(
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     with pytest.raises(VirtualGpuError, match="not a virtual GPU's folder"):
         VirtualGpu.inside()
+
+
+# ---- what a killed maker leaves behind ----
+
+MAKE_AND_DIE = """
+import os, signal, subprocess, sys
+from pathlib import Path
+from vram.virtualgpu import VirtualGpu, folder
+folder.SHARED_MEMORY, folder.ROOM_WANTED = sys.argv[1], 0
+gpu = VirtualGpu.create()
+if "inside" in sys.argv:
+    # Its environment can be read only some time after it was started: wait for its word.
+    said, says = os.pipe()
+    gpu.popen(["sh", "-c", f"echo >&{says}; exec {says}>&-; cat"], pass_fds=[says])
+    os.read(said, 1)
+if "keep" in sys.argv: gpu.keep()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture
+def shared_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setattr(folder, "SHARED_MEMORY", str(tmp_path))
+    monkeypatch.setattr(folder, "ROOM_WANTED", 0)
+    return tmp_path
+
+
+def make_and_die(place: Path, *words: str) -> subprocess.Popen[bytes]:
+    argv = [sys.executable, "-c", MAKE_AND_DIE, str(place), *words]
+    process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.wait() == -signal.SIGKILL
+    assert len(list(place.iterdir())) == 1
+    return process
+
+
+def test_a_folder_whose_maker_was_killed_is_removed_by_the_next(shared_memory: Path) -> None:
+    with make_and_die(shared_memory), VirtualGpu.create() as next_one:
+        assert list(shared_memory.iterdir()) == [next_one.folder]
+
+
+def test_it_stays_while_somebody_runs_in_it(shared_memory: Path) -> None:
+    with make_and_die(shared_memory, "inside") as survivor:
+        with VirtualGpu.create():
+            assert len(list(shared_memory.iterdir())) == 2
+        assert survivor.stdin is not None
+        assert survivor.stdout is not None
+        survivor.stdin.close()
+        assert survivor.stdout.read() == b""
+
+
+def test_it_stays_where_it_was_meant_to(shared_memory: Path) -> None:
+    with make_and_die(shared_memory, "keep"), VirtualGpu.create():
+        assert len(list(shared_memory.iterdir())) == 2
+
+
+def test_living_makers_keep_theirs(shared_memory: Path) -> None:
+    with VirtualGpu.create() as one, VirtualGpu.create() as other:
+        assert sorted(shared_memory.iterdir()) == sorted([one.folder, other.folder])
+
+
+def test_only_its_maker_removes_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    with VirtualGpu.create() as gpu:
+        monkeypatch.setenv(FOLDER_VARIABLE, str(gpu.folder))
+        VirtualGpu.inside().close()
+        assert gpu.folder.exists()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from vram.errors import VirtualGpuError
 from vram.units import GIB
+from vram.virtualgpu import leftovers
 
 PREFIX = "vram-virtual-"
 
@@ -22,8 +23,10 @@ def make(path: str | os.PathLike[str] | None = None) -> Path:
     """Make a folder of mode 0700: at *path*, or under a name that could not be foreseen."""
     if path is not None:
         return _make_at(Path(path))
+    parent = _parent() or tempfile.gettempdir()
+    leftovers.sweep(Path(parent), PREFIX)
     try:
-        return Path(tempfile.mkdtemp(prefix=PREFIX, dir=_parent()))
+        return Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
     except OSError as error:
         raise VirtualGpuError(
             f"no folder can be made for the virtual GPU: {error.strerror}",

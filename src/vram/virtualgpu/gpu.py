@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from vram.errors import VirtualGpuError
-from vram.virtualgpu import FOLDER_VARIABLE, config, current, faults, libraries
+from vram.virtualgpu import FOLDER_VARIABLE, config, current, faults, leftovers, libraries
 from vram.virtualgpu import folder as private
 from vram.virtualgpu.config import Setting
 
@@ -25,8 +25,9 @@ class VirtualGpu:
     Processes that still run in it lose their GPU, as they would when a driver is unloaded.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, claim: int | None = None) -> None:
         self.folder = folder
+        self._claim = claim
 
     @classmethod
     def create(
@@ -45,7 +46,8 @@ class VirtualGpu:
         named = {"total_bytes": memory_bytes, "name": name}
         said = {key: value for key, value in named.items() if value is not None}
         lines = config.first_lines(gpus, said | settings)
-        made = cls(private.make(folder))
+        place = private.make(folder)
+        made = cls(place, leftovers.claim(place))
         try:
             made._furnish(lines)
         except BaseException:
@@ -76,8 +78,16 @@ class VirtualGpu:
         self.close()
 
     def close(self) -> None:
-        """Remove the folder and everything in it; a second time does nothing."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        """Remove the folder and everything in it, if it is we who made it."""
+        if self._claim is not None:
+            if not (self.folder / leftovers.KEPT).exists():
+                shutil.rmtree(self.folder, ignore_errors=True)
+            os.close(self._claim)
+            self._claim = None
+
+    def keep(self) -> None:
+        """Let the folder stay behind."""
+        (self.folder / leftovers.KEPT).touch()
 
     # ---- running programs in it ----
 

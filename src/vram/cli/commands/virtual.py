@@ -17,12 +17,11 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from vram.errors import ExitCode, UsageError
 from vram.units import parse_size
-from vram.virtualgpu import VirtualGpu, launch
+from vram.virtualgpu import VirtualGpu, faults, launch
 
 NAME = "virtual"
 HELP = "run a command on a virtual GPU"
@@ -47,7 +46,8 @@ def run(args: argparse.Namespace) -> int:
     if args.words[:1] == ["fault"]:
         return _change_faults(args.words[1:])
     command = _command(args.words)
-    with launch.signals_held() as mask, _made(args) as gpu:
+    lines = [faults.read_line(line) for line in args.fault]
+    with launch.signals_held() as mask, _made(args, lines) as gpu:
         return launch.run(command, gpu.environment(), mask)
 
 
@@ -62,19 +62,15 @@ def _command(words: Sequence[str]) -> list[str]:
     return list(words[1:])
 
 
-@contextmanager
-def _made(args: argparse.Namespace) -> Iterator[VirtualGpu]:
+def _made(args: argparse.Namespace, lines: Sequence[str]) -> VirtualGpu:
     settings = {} if args.context is None else {"context_bytes": args.context}
     gpu = VirtualGpu.create(args.gpus, args.memory, args.name, **settings)
-    try:
-        for line in args.fault:
-            gpu.add_fault(line)
-        yield gpu
-    finally:
-        if args.keep:
-            print(f"vram: the virtual GPU stays in {gpu.folder}", file=sys.stderr)
-        else:
-            gpu.close()
+    for line in lines:
+        gpu.add_fault(line)
+    if args.keep:
+        gpu.keep()
+        print(f"vram: the virtual GPU stays in {gpu.folder}", file=sys.stderr)
+    return gpu
 
 
 def _change_faults(words: Sequence[str]) -> int:

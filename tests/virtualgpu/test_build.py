@@ -1,0 +1,97 @@
+"""native/build.py: which compiler it takes, when it builds, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+NATIVE = Path(__file__).parents[2] / "native"
+SCAN = Path("host/local/lib/libvramscan.so")
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A checkout with build.py and one small library's sources."""
+    native = tmp_path / "native"
+    (native / "procscan").mkdir(parents=True)
+    shutil.copy(NATIVE / "build.py", native)
+    (native / "procscan" / "answer.c").write_text("int answer(void) { return 42; }\n")
+    return tmp_path
+
+
+def build(checkout: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-S", str(checkout / "native" / "build.py"), *words]
+    usual = {key: value for key, value in os.environ.items() if key != "CC"}
+    return subprocess.run(argv, env=usual | environment, capture_output=True, text=True, cwd=checkout)
+
+
+def recording_compiler(folder: Path, name: str) -> Path:
+    """A compiler that writes down its own name, and a file where the library should be."""
+    folder.mkdir(exist_ok=True)
+    script = folder / name
+    script.write_text(
+        f'#!/bin/sh\necho {name} >>{folder}/calls\nwhile [ "$1" != -o ]; do shift; done\necho made >"$2"\n'
+    )
+    script.chmod(0o755)
+    return script
+
+
+def calls(folder: Path) -> list[str]:
+    made = folder / "calls"
+    return made.read_text().split() if made.exists() else []
+
+
+def test_a_library_is_built_into_the_package(checkout: Path, tmp_path: Path) -> None:
+    recording_compiler(tmp_path / "bin", "cc")
+    done = build(checkout, PATH=f"{tmp_path}/bin:/usr/bin:/bin")
+    assert done.stdout == f"src/vram/{SCAN}\n"
+    assert (checkout / "src" / "vram" / SCAN).read_text() == "made\n"
+
+
+def test_cc_from_the_environment_comes_first(checkout: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "bin"
+    recording_compiler(folder, "cc")
+    chosen = recording_compiler(folder, "chosen")
+    build(checkout, PATH=f"{folder}:/usr/bin:/bin", CC=f"{chosen} -flag")
+    assert calls(folder) == ["chosen"]
+
+
+def test_it_builds_again_only_when_something_changed(checkout: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "bin"
+    compiler = str(recording_compiler(folder, "cc"))
+    source = checkout / "native" / "procscan" / "answer.c"
+    build(checkout, CC=compiler)
+    build(checkout, CC=compiler)
+    source.touch()
+    build(checkout, CC=compiler)
+    assert calls(folder) == ["cc"]
+    source.write_text("int answer(void) { return 43; }\n")
+    build(checkout, CC=compiler)
+    assert calls(folder) == ["cc"] * 2
+    (checkout / "native" / "procscan" / "new.h").write_text("")
+    build(checkout, CC=compiler)
+    assert calls(folder) == ["cc"] * 3
+
+
+def test_without_any_compiler_it_says_what_to_install(checkout: Path, tmp_path: Path) -> None:
+    done = build(checkout, PATH=str(tmp_path / "nothing"))
+    assert done.returncode == 1
+    assert "pip install ziglang" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("compiler", ["no-such-compiler", "false"])
+def test_a_compiler_that_fails_leaves_the_old_library(checkout: Path, tmp_path: Path, compiler: str) -> None:
+    recording = str(recording_compiler(tmp_path / "bin", "cc"))
+    build(checkout, CC=recording)
+    done = build(checkout, CC=compiler)
+    assert done.returncode == 1
+    assert compiler in done.stderr
+    assert "Traceback" not in done.stderr
+    assert (checkout / "src" / "vram" / SCAN).read_text() == "made\n"
+    assert [path.name for path in (checkout / "src" / "vram" / SCAN).parent.glob(".build-*")] == []
