@@ -183,6 +183,8 @@ def _executable(folder: ProcessFolder) -> tuple[str | None, bool]:
     path = text(link)
     if not path.endswith(_DELETED):
         return path, False
+    if path.startswith("/memfd:"):  # never had a name to lose
+        return path.removesuffix(_DELETED), False
     # A file may really be called so; then it still has a name in its folder.
     about = folder.about("exe")
     deleted = about is None or about.st_nlink == 0

@@ -1,8 +1,10 @@
-"""Who they are: every process that holds or is charged, and its ancestors."""
+"""Who they are: every process that holds or is charged, and the names of its ancestors."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+
+from msgspec.structs import replace
 
 from vram.host.ports import Host
 from vram.model.observation import Observation
@@ -12,7 +14,8 @@ NAME = "processes"
 
 def observe(host: Host, seen: Iterable[Observation]) -> Iterator[Observation]:
     """Facts about every process that *seen* speaks of. One that is gone is simply not there."""
-    waiting = sorted({each.process.pid for each in seen if each.process}, reverse=True)
+    meant = {each.process.pid for each in seen if each.process}
+    waiting = sorted(meant, reverse=True)
     known: set[int] = set()
     while waiting:
         pid = waiting.pop()
@@ -23,6 +26,8 @@ def observe(host: Host, seen: Iterable[Observation]) -> Iterator[Observation]:
         if found is None:
             continue
         process, facts = found
-        yield Observation(probe="proc.processes", process=process, facts=facts)
+        # Arguments carry secrets, and a snapshot carries them on: an ancestor's name is enough.
+        shown = facts if pid in meant else replace(facts, argv=())
+        yield Observation(probe="proc.processes", process=process, facts=shown)
         if facts.parent is not None:
             waiting.append(facts.parent)
