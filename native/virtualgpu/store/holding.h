@@ -29,6 +29,12 @@ void store_client_close(struct store_holding *holding);
 struct store_client *store_client_map(uint32_t gpu, uint32_t serial);
 void store_client_unmap(struct store_client *client);
 
+struct store_found {
+    uint32_t gpu, serial;
+};
+/* The client files of a process, named by its pid here: how many, or -errno. No admission needed. */
+int store_clients_of(uint32_t pid, struct store_found *found, int room);
+
 /* Device bytes are ranges of the client file: zero when taken, punched out when returned. */
 int store_bytes_take(struct store_holding *holding, uint64_t nbytes, uint64_t *offset);
 void store_bytes_return(struct store_holding *holding, uint64_t offset, uint64_t nbytes);

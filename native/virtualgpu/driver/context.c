@@ -1,0 +1,276 @@
+/* Contexts, primary and created, and each thread's stack of them. */
+#include "driver.h"
+
+#include <stdatomic.h>
+
+#define STACK_DEPTH 64
+
+static struct context *primary[STORE_MAX_GPUS];
+static _Thread_local struct context *stack[STACK_DEPTH];
+static _Thread_local int depth;
+
+static const size_t default_limits[LIMITS] = {1024, 7340032, 8388608, 2, 2048, 64, 0, 0, 0, 0};
+
+uint64_t next_id(void) {
+    static _Atomic uint64_t last;
+    return atomic_fetch_add(&last, 1) + 1;
+}
+
+struct context *context_current(void) {
+    return depth ? stack[depth - 1] : NULL;
+}
+
+result context_check(struct context *context) {
+    if (!handle_is(context, HANDLE_CONTEXT)) return INVALID_CONTEXT;
+    return context->alive ? OK : CONTEXT_IS_DESTROYED;
+}
+
+result context_need(struct context **context) {
+    *context = context_current();
+    return *context ? context_check(*context) : INVALID_CONTEXT;
+}
+
+static result bring_to_life(struct context *context) {
+    result failed = client_add_context(context->device);
+    if (failed) return failed;
+    context->legacy = stream_create(context, 0, 0);
+    context->legacy->is_legacy = true;
+    context->alive = true;
+    context->id = next_id();
+    context->slabs = NULL;
+    context->peers = 0;
+    for (int i = 0; i < LIMITS; i++) context->limits[i] = default_limits[i];
+    return OK;
+}
+
+static struct context *make(int device, unsigned flags, unsigned api_version) {
+    struct context *context = handle_take(HANDLE_CONTEXT, sizeof *context, NULL);
+    if (!context) return NULL;
+    context->device = device;
+    context->flags = flags;
+    context->api_version = api_version;
+    return context;
+}
+
+void contexts_wait_idle(struct context *context) {
+    for (;;) {
+        state_lock();
+        struct stream *busy = handle_first(HANDLE_STREAM);
+        while (busy && (busy->handle.owner != context || stream_idle(busy))) busy = handle_next(busy);
+        state_unlock();
+        if (!busy) return;
+        stream_wait(busy);
+    }
+}
+
+/* Everything made in a context ends with it. */
+static void take_life(struct context *context) {
+    context->alive = false;
+    plain_free_context(context);
+    managed_free_context(context);
+    host_free_context(context);
+    ipc_free_context(context);
+    streams_free_context(context);
+    if (client_of(context->device)->contexts == 1) pools_free_device(context->device);
+    client_drop_context(context->device);
+}
+
+static result ensure_primary(int device) {
+    if (device_gpu(device) < 0) return INVALID_DEVICE;
+    if (!primary[device]) primary[device] = make(device, 0, 3020);
+    if (!primary[device]) return OUT_OF_MEMORY;
+    primary[device]->primary = true;
+    return OK;
+}
+
+API result cuDevicePrimaryCtxRetain(struct context **context, int device) {
+    GATE_ON(device);
+    LOCKED();
+    if (!context) return INVALID_VALUE;
+    result failed = ensure_primary(device);
+    if (!failed && !primary[device]->alive) failed = bring_to_life(primary[device]);
+    if (failed) return failed;
+    primary[device]->retained++;
+    *context = primary[device];
+    return OK;
+}
+
+static void end_primary(int device) {
+    contexts_wait_idle(primary[device]);
+    LOCKED();
+    if (primary[device]->alive) take_life(primary[device]);
+}
+
+static result release_primary(int device, bool *last) {
+    LOCKED();
+    result failed = ensure_primary(device);
+    if (failed) return failed;
+    if (!primary[device]->retained) return INVALID_CONTEXT;
+    *last = --primary[device]->retained == 0;
+    return OK;
+}
+
+API result cuDevicePrimaryCtxRelease_v2(int device) {
+    GATE_ON(device);
+    bool last = false;
+    result failed = release_primary(device, &last);
+    if (last) end_primary(device);
+    return failed;
+}
+
+API result cuDevicePrimaryCtxReset_v2(int device) {
+    GATE_ON(device);
+    state_lock();
+    result failed = ensure_primary(device);
+    state_unlock();
+    /* The count of retains outlives the reset; the context comes back when next retained. */
+    if (!failed) end_primary(device);
+    return failed;
+}
+
+API result cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) {
+    GATE_ON(device);
+    LOCKED();
+    result failed = ensure_primary(device);
+    if (failed) return failed;
+    if (flags) *flags = primary[device]->flags;
+    if (active) *active = primary[device]->alive;
+    return OK;
+}
+
+API result cuDevicePrimaryCtxSetFlags_v2(int device, unsigned flags) {
+    GATE_ON(device);
+    LOCKED();
+    result failed = ensure_primary(device);
+    if (!failed) primary[device]->flags = flags;
+    return failed;
+}
+
+static result push(struct context *context) {
+    if (depth == STACK_DEPTH) return OUT_OF_MEMORY;
+    stack[depth++] = context;
+    return OK;
+}
+
+static result create(struct context **created, unsigned flags, int device, unsigned api_version) {
+    LOCKED();
+    if (!created) return INVALID_VALUE;
+    if (device_gpu(device) < 0) return INVALID_DEVICE;
+    struct context *context = make(device, flags, api_version);
+    if (!context) return OUT_OF_MEMORY;
+    result failed = bring_to_life(context);
+    if (failed) {
+        handle_drop(context);
+        return failed;
+    }
+    *created = context;
+    return push(context);
+}
+
+API result cuCtxCreate_v2(struct context **context, unsigned flags, int device) {
+    GATE_ON(device);
+    return create(context, flags, device, 3020);
+}
+
+API result cuCtxCreate_v3(struct context **context, void *affinity, int count, unsigned flags, int device) {
+    GATE_ON(device);
+    if (affinity || count) return NOT_SUPPORTED; /* that is for MPS clients */
+    return create(context, flags, device, 3020);
+}
+
+API result cuCtxCreate_v4(struct context **context, void *parameters, unsigned flags, int device) {
+    GATE_ON(device);
+    const struct {
+        void *affinity;
+        int affinity_count;
+        void *graphics;
+    } *asked = parameters;
+    if (asked && (asked->affinity_count || asked->graphics)) return NOT_SUPPORTED;
+    return create(context, flags, device, 3020);
+}
+
+API result cuCtxDestroy_v2(struct context *context) {
+    GATE();
+    state_lock();
+    result failed = context_check(context);
+    if (!failed && context->primary) failed = INVALID_CONTEXT;
+    state_unlock();
+    if (failed) return failed;
+    contexts_wait_idle(context);
+    LOCKED();
+    if (!context->alive) return CONTEXT_IS_DESTROYED;
+    take_life(context);
+    /* The handle stays, so that threads that have it current are told it is gone. */
+    if (context_current() == context) depth--;
+    return OK;
+}
+
+API result cuCtxPushCurrent_v2(struct context *context) {
+    GATE();
+    LOCKED();
+    result failed = context_check(context);
+    return failed ? failed : push(context);
+}
+
+API result cuCtxPopCurrent_v2(struct context **context) {
+    GATE();
+    if (!depth) return INVALID_CONTEXT;
+    depth--;
+    if (context) *context = stack[depth];
+    return OK;
+}
+
+API result cuCtxSetCurrent(struct context *context) {
+    GATE();
+    LOCKED();
+    if (!context) {
+        if (depth) depth--;
+        return OK;
+    }
+    result failed = context_check(context);
+    if (failed) return failed;
+    if (depth) depth--;
+    return push(context);
+}
+
+API result cuCtxGetCurrent(struct context **context) {
+    GATE();
+    if (!context) return INVALID_VALUE;
+    *context = context_current();
+    return OK;
+}
+
+API result cuCtxGetDevice_v2(int *device, struct context *context) {
+    GATE();
+    LOCKED();
+    struct context *asked = context;
+    result failed = asked ? context_check(asked) : context_need(&asked);
+    if (!failed && !device) failed = INVALID_VALUE;
+    if (!failed) *device = asked->device;
+    return failed;
+}
+
+API result cuCtxGetDevice(int *device) {
+    return cuCtxGetDevice_v2(device, NULL);
+}
+
+static result synchronize(struct context *context) {
+    state_lock();
+    result failed = context ? context_check(context) : context_need(&context);
+    state_unlock();
+    if (failed) return failed;
+    contexts_wait_idle(context);
+    LOCKED();
+    pools_synchronized(context->device);
+    return OK;
+}
+
+API result cuCtxSynchronize(void) {
+    GATE();
+    return synchronize(NULL);
+}
+
+API result cuCtxSynchronize_v2(struct context *context) {
+    GATE();
+    return synchronize(context);
+}

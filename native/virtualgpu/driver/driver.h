@@ -1,0 +1,287 @@
+/* The driver inside: its objects, and what each file offers the others.
+ *
+ * One lock guards the process's state; it is never held while waiting for work, for a
+ * checkpoint or for another process, except for the short admission to the folder.
+ * Functions say "locked" where the caller must hold it.
+ */
+#ifndef VRAM_VIRTUALGPU_DRIVER_H
+#define VRAM_VIRTUALGPU_DRIVER_H
+
+#include "../store/holding.h"
+#include "api.h"
+
+#define PAGE (2ull << 20) /* device memory moves in steps of 2 MiB */
+
+static inline uint64_t round_up(uint64_t value, uint64_t step) {
+    return (value + step - 1) / step * step;
+}
+
+/* ---- gate.c: every call passes it ---- */
+
+struct gate {
+    result refused;
+    struct store_fault fault;
+    int counted;
+};
+
+enum { GATE_COUNTED = 1, GATE_FREE = 0 };
+
+/* Refuses before cuInit and in forked children, misbehaves on request, and, for counted
+ * calls, waits while a checkpoint has the process locked. */
+struct gate gate_enter(const char *function, int device, int counted);
+void gate_leave(struct gate *gate);
+
+#define GATE_AS(device, counted) \
+    struct gate gate __attribute__((cleanup(gate_leave))) = gate_enter(__func__, device, counted); \
+    if (gate.refused) return gate.refused
+#define GATE() GATE_AS(-1, GATE_COUNTED)
+#define GATE_ON(device) GATE_AS(device, GATE_COUNTED)
+
+/* Work that goes on after its call returned counts as a call until it is done. Locked. */
+void gate_count_work(int change);
+
+void state_lock(void);
+void state_unlock(void);
+static inline void state_unlock_scope(int *unused) {
+    (void)unused;
+    state_unlock();
+}
+#define LOCKED() \
+    int locked_scope __attribute__((cleanup(state_unlock_scope), unused)) = (state_lock(), 0)
+
+result gate_open(void); /* cuInit's part: this process may use the driver from now on */
+
+/* ---- handle.c: objects that programs hold by address ---- */
+
+enum handle_kind { HANDLE_FREE, HANDLE_CONTEXT, HANDLE_STREAM, HANDLE_EVENT, HANDLE_POOL, HANDLE_ALLOCATION, HANDLE_KINDS };
+
+struct context;
+struct handle {
+    enum handle_kind kind;
+    struct context *owner; /* ends with it; NULL for what belongs to the process */
+    struct handle *next;
+};
+
+/* Memory of dropped handles is kept for the next of its kind, so a stale one can be told. Locked. */
+void *handle_take(enum handle_kind kind, size_t size, struct context *owner);
+void handle_drop(void *handle);
+/* Invalid from now on, but its memory is never used again: queued work still points to it. */
+void handle_retire(void *handle);
+bool handle_is(const void *handle, enum handle_kind kind);
+/* The first live handle of a kind, then each next one. */
+void *handle_first(enum handle_kind kind);
+void *handle_next(void *handle);
+
+/* ---- device.c ---- */
+
+int device_count(void);
+int device_gpu(int device); /* the folder's number of a visible device, or -1 */
+const struct store_gpu *device_config(int device); /* of a device that device_gpu knows */
+
+/* ---- client.c: this process on one GPU ---- */
+
+struct client {
+    struct store_holding holding;
+    int device;
+    unsigned contexts, blocks;
+    bool open;
+};
+
+struct client *client_of(int device); /* NULL where it holds nothing. Locked */
+result client_add_context(int device); /* makes the client where needed. Locked */
+void client_drop_context(int device);  /* the last user closes the client. Locked */
+result client_free_nbytes(int device, uint64_t *nbytes);
+/* Counts bytes that lie elsewhere (managed memory that moved to the device). Locked */
+result client_charge(int device, int64_t nbytes);
+
+struct block;
+/* Bytes of the client file for a block, charged; and back. Inside admission. Locked */
+result client_begin_block(int device, uint64_t nbytes, uint64_t *offset);
+void client_end_block(struct client *client, const struct block *block);
+
+/* ---- block.c: a range of a data file, the unit that is charged ---- */
+
+struct block {
+    struct client *client; /* NULL: somebody else's, opened here */
+    int device;
+    int data_fd;  /* for foreign blocks */
+    int keep_fd;  /* for imported exports: the descriptor that keeps them; else -1 */
+    uint64_t offset, nbytes;
+    deviceptr address; /* 0: not mapped as a whole */
+    uint64_t object;   /* not 0 once others may keep it */
+    char data_file[32];
+};
+
+result block_create(int device, uint64_t nbytes, struct block **block); /* Locked */
+void block_destroy(struct block *block);                               /* Locked */
+result block_map(struct block *block);                                  /* Locked */
+result block_map_at(struct block *block, deviceptr address, uint64_t nbytes);
+result block_share(struct block *block); /* gives it an object number. Locked */
+/* Opens bytes that another process made; charged imports are the importer's once the maker died. */
+result block_import(const struct store_export *from, int device, bool charged, int keep_fd, struct block **block);
+
+void *address_reserve(uint64_t nbytes, uint64_t alignment, uint64_t wanted);
+void address_release(deviceptr address, uint64_t nbytes);
+/* Back to reserved but inaccessible. */
+void address_blank(deviceptr address, uint64_t nbytes);
+
+/* ---- range.c: what an address means ---- */
+
+enum range_kind { RANGE_PLAIN, RANGE_POOL, RANGE_MANAGED, RANGE_PINNED, RANGE_REGISTERED, RANGE_IPC, RANGE_VMM };
+
+struct range {
+    deviceptr begin;
+    uint64_t nbytes; /* as asked for */
+    enum range_kind kind;
+    int device;
+    unsigned flags;
+    uint64_t id;
+    bool accessible;
+    int sync_memops;
+    struct context *context;
+    void *owner; /* what its kind hangs it on: slab, chunk, block, allocation, managed pages */
+};
+
+struct range *range_add(struct range range); /* NULL where memory ran out. Locked */
+void range_remove(struct range *range);
+struct range *range_at(deviceptr address);    /* that contains the address */
+struct range *range_exact(deviceptr address); /* that begins there */
+struct range *range_after(deviceptr address); /* the first that begins at or after it */
+bool range_covers(deviceptr address, uint64_t nbytes); /* all accessible device-side memory */
+bool range_overlaps(deviceptr address, uint64_t nbytes);
+bool range_is_device(const struct range *range);
+struct block *range_block(const struct range *range); /* the device memory under it, or NULL */
+
+/* 2 MiB that many small allocations share; a large allocation is a slab of its own. */
+struct slab {
+    struct slab *next;
+    struct block *block;
+    struct extents free;
+    uint64_t used;
+};
+
+/* ---- context.c ---- */
+
+enum { LIMITS = 10 };
+
+struct stream;
+struct context {
+    struct handle handle;
+    int device;
+    bool primary, alive;
+    unsigned retained, flags, api_version;
+    int cache_config, shared_config;
+    uint64_t id, peers;
+    size_t limits[LIMITS];
+    struct slab *slabs;
+    struct stream *legacy;
+};
+
+struct context *context_current(void);
+/* The thread's live context, or the error to return. Locked. */
+result context_need(struct context **context);
+result context_check(struct context *context);
+void contexts_wait_idle(struct context *context); /* not locked */
+uint64_t next_id(void);
+
+/* ---- the families that a dying context asks to let go. Locked ---- */
+
+void plain_free_context(struct context *context);
+void managed_free_context(struct context *context);
+void host_free_context(struct context *context);
+void ipc_free_context(struct context *context);
+void streams_free_context(struct context *context);
+void pools_free_device(int device);
+result plain_free(struct range *range);
+result managed_free(struct range *range);
+result ipc_close(struct range *range);
+
+/* ---- stream.c: order of work ---- */
+
+struct stream {
+    struct handle handle;
+    int priority;
+    unsigned flags;
+    long thread; /* of a per-thread default stream, else 0 */
+    uint64_t id, submitted, completed;
+    struct work *first, *last;
+    bool busy, worker, dying, is_legacy;
+};
+
+/* What a stream argument means to this thread. Locked. */
+result stream_resolve(void *handle, struct stream **stream);
+struct stream *stream_create(struct context *context, unsigned flags, int priority);
+void stream_destroy(struct stream *stream);
+bool stream_idle(const struct stream *stream);
+void stream_wait(struct stream *stream); /* not locked */
+/* Runs after everything before it: at once where nothing is, else by a thread of the
+ * stream. *inline_allowed* false is for code of the program, which must not run in the
+ * calling thread. The argument is copied. Not locked. */
+result stream_submit(struct stream *stream, void (*run)(void *), const void *argument, size_t nbytes, bool inline_allowed);
+result stream_submit_on(void *handle, void (*run)(void *), const void *argument, size_t nbytes);
+/* On the legacy stream, and done when it returns. */
+result stream_run_now(void (*run)(void *), const void *argument, size_t nbytes);
+
+/* ---- event.c ---- */
+
+struct event;
+void event_free(struct event *event);
+
+/* ---- pool.c ---- */
+
+struct pool;
+result pool_default(int device, struct pool **pool);
+result pool_current(int device, struct pool **pool);
+void pool_set_current(int device, struct pool *pool);
+result pool_create(const struct pool_props *props, struct pool **pool);
+void pool_destroy(struct pool *pool);
+result pool_allocate(struct pool *pool, uint64_t nbytes, deviceptr *address);
+result pool_free(struct range *range);
+void pool_trim(struct pool *pool, uint64_t keep_nbytes);
+/* A synchronisation: free memory above each pool's threshold goes back. Locked. */
+void pools_synchronized(int device);
+
+struct chunk {
+    struct chunk *next;
+    struct pool *pool;
+    struct block *block; /* NULL for host memory, which nobody charges */
+    deviceptr address;
+    uint64_t nbytes, used;
+    struct extents free;
+};
+
+/* For imports: a chunk that another process's pool made, and a given piece of it. Locked */
+result chunk_adopt(struct pool *pool, struct block *block, struct chunk **chunk);
+result chunk_cut(struct chunk *chunk, uint64_t begin, uint64_t nbytes, deviceptr *address);
+
+enum { REUSE_FLAGS = 3 };
+
+struct pool {
+    struct handle handle;
+    int device; /* -1: host memory */
+    struct pool_props props;
+    bool is_default, imported, dying;
+    int reuse[REUSE_FLAGS];
+    uint64_t threshold, reserved, reserved_high, used, used_high;
+    uint64_t readable, writable; /* by which devices */
+    struct chunk *chunks;
+};
+
+/* ---- vmm.c ---- */
+
+struct allocation {
+    struct handle handle;
+    struct allocation_prop prop;
+    struct block *block;
+    unsigned references;
+};
+
+struct allocation *allocation_from(uint64_t handle);
+struct allocation *allocation_adopt(struct block *block, const struct allocation_prop *prop);
+
+/* ---- sharing, for ipc.c, vmm_share.c, pool_share.c, dmabuf.c ---- */
+
+result result_from_errno(int negative_errno);
+int export_block(struct block *block, bool dmabuf, uint64_t file_nbytes); /* descriptor or -errno. Locked */
+
+#endif

@@ -1,0 +1,115 @@
+/* The gate every call passes: initialised here, not a forked child, no checkpoint, no fault. */
+#define _GNU_SOURCE
+#include "driver.h"
+
+#include <errno.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pid_t initialised_by; /* 0: nobody yet */
+static uint32_t inside;
+
+void state_lock(void) {
+    pthread_mutex_lock(&lock);
+}
+
+void state_unlock(void) {
+    pthread_mutex_unlock(&lock);
+}
+
+result gate_open(void) {
+    static bool forks_watched;
+    LOCKED();
+    if (initialised_by && initialised_by != getpid()) return NOT_INITIALIZED;
+    /* Admission registers its handlers first: prepare handlers run in reverse, so that a
+     * forking thread takes this lock before that one, the order all calls use. */
+    if (store_enter() != 0) return OPERATING_SYSTEM;
+    store_leave();
+    if (!forks_watched) pthread_atfork(state_lock, state_unlock, state_unlock);
+    forks_watched = true;
+    initialised_by = getpid();
+    return OK;
+}
+
+static void wake(_Atomic uint32_t *word) {
+    syscall(SYS_futex, word, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
+}
+
+void gate_count_work(int change) {
+    inside += (uint32_t)change;
+    for (int device = 0; device < device_count(); device++) {
+        struct client *client = client_of(device);
+        if (!client) continue;
+        client->holding.header->calls_inside = inside;
+        if (inside == 0) wake(&client->holding.header->calls_inside);
+    }
+}
+
+/* The first client that a checkpoint keeps from running, or NULL. */
+static struct store_client *held_client(void) {
+    for (int device = 0; device < device_count(); device++) {
+        struct client *client = client_of(device);
+        if (client && client->holding.header->state != STORE_RUNNING) return client->holding.header;
+    }
+    return NULL;
+}
+
+static void wait_for_change(struct store_client *held, uint32_t state) {
+    /* A deadline, because the header may be unmapped by then: the kernel says so at once. */
+    struct timespec patience = {.tv_nsec = 100 * 1000 * 1000};
+    syscall(SYS_futex, &held->state, FUTEX_WAIT, state, &patience, NULL, 0);
+}
+
+/* Counts itself in, then looks: a locker writes the state, then looks at the count. */
+static result pass(void) {
+    for (;;) {
+        state_lock();
+        gate_count_work(+1);
+        struct store_client *held = held_client();
+        uint32_t state = held ? held->state : STORE_RUNNING;
+        if (state != STORE_RUNNING) gate_count_work(-1);
+        state_unlock();
+        if (state == STORE_RUNNING) return OK;
+        if (state == STORE_FAILED) return ILLEGAL_STATE;
+        wait_for_change(held, state);
+    }
+}
+
+/* Faults name functions as the manual does: without "_v2", "_ptsz" and the like. */
+static void plain_name(char *plain, size_t size, const char *function) {
+    size_t length = strnlen(function, size - 1);
+    memcpy(plain, function, length);
+    plain[length] = '\0';
+    if (length > 3 && plain[length - 3] == '_' && plain[length - 2] == 'v') plain[length - 3] = '\0';
+}
+
+static int gpu_for_faults(int device) {
+    struct context *current = device < 0 ? context_current() : NULL;
+    return device_gpu(current ? current->device : device);
+}
+
+struct gate gate_enter(const char *function, int device, int counted) {
+    char plain[96];
+    struct gate gate = {0};
+    if (initialised_by != getpid()) return (struct gate){.refused = NOT_INITIALIZED};
+    if (counted) gate.refused = pass();
+    if (gate.refused) return gate;
+    gate.counted = counted;
+    plain_name(plain, sizeof plain, function);
+    gate.fault = store_fault(plain, gpu_for_faults(device));
+    if (gate.fault.kind != FAULT_ERROR) return gate;
+    gate_leave(&gate);
+    return (struct gate){.refused = (result)gate.fault.code};
+}
+
+void gate_leave(struct gate *gate) {
+    if (!gate->counted) return;
+    LOCKED();
+    gate_count_work(-1);
+    gate->counted = 0;
+}

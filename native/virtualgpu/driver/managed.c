@@ -1,0 +1,186 @@
+/* Managed memory: lies with the host until prefetched, then pages of it count on a device. */
+#define _GNU_SOURCE
+#include "driver.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+/* Where each 2 MiB page lies: 0 with the host, else 1 + device. */
+struct pages {
+    uint64_t count;
+    int last_location; /* of the last prefetch: a device, -1 host, -2 never */
+    signed char preferred_set, read_mostly;
+    struct location preferred;
+    unsigned char where[];
+};
+
+static void count_managed(struct context *context, int change) {
+    client_of(context->device)->holding.header->managed += (uint32_t)change;
+}
+
+static result create(uint64_t nbytes, unsigned flags, struct context *context, deviceptr *address) {
+    uint64_t count = round_up(nbytes, PAGE) / PAGE;
+    struct pages *pages = calloc(1, sizeof *pages + count);
+    void *begin = pages ? address_reserve(count * PAGE, PAGE, 0) : NULL;
+    if (!begin || mprotect(begin, count * PAGE, PROT_READ | PROT_WRITE) != 0) {
+        free(pages);
+        return OUT_OF_MEMORY;
+    }
+    pages->count = count;
+    pages->last_location = -2;
+    struct range range = {.begin = (deviceptr)begin, .nbytes = nbytes, .kind = RANGE_MANAGED, .flags = flags,
+                          .device = context->device, .context = context, .accessible = true, .owner = pages};
+    if (!range_add(range)) return OUT_OF_MEMORY;
+    count_managed(context, +1);
+    *address = (deviceptr)begin;
+    return OK;
+}
+
+API result cuMemAllocManaged(deviceptr *address, size_t nbytes, unsigned flags) {
+    GATE();
+    LOCKED();
+    struct context *context;
+    result failed = context_need(&context);
+    if (failed) return failed;
+    if (!address || !nbytes || (flags != ATTACH_GLOBAL && flags != ATTACH_HOST)) return INVALID_VALUE;
+    return create(nbytes, flags, context, address);
+}
+
+static result move_page(unsigned char *where, int device) {
+    int from = *where - 1;
+    if (from == device) return OK;
+    result failed = device >= 0 ? client_charge(device, PAGE) : OK;
+    if (failed) return failed;
+    if (from >= 0) client_charge(from, -(int64_t)PAGE);
+    *where = (unsigned char)(device + 1);
+    return OK;
+}
+
+static result move(struct range *range, deviceptr address, uint64_t nbytes, int device) {
+    struct pages *pages = range->owner;
+    uint64_t first = (address - range->begin) / PAGE;
+    uint64_t end = round_up(address - range->begin + nbytes, PAGE) / PAGE;
+    result failed = OK;
+    for (uint64_t page = first; page < end && page < pages->count && !failed; page++)
+        failed = move_page(&pages->where[page], device);
+    pages->last_location = device;
+    return failed;
+}
+
+result managed_free(struct range *range) {
+    struct pages *pages = range->owner;
+    uint64_t nbytes = pages->count * PAGE;
+    move(range, range->begin, range->nbytes, -1);
+    count_managed(range->context, -1);
+    address_release(range->begin, nbytes);
+    free(pages);
+    range_remove(range);
+    return OK;
+}
+
+void managed_free_context(struct context *context) {
+    for (struct range *range = range_after(0); range;) {
+        deviceptr end = range->begin + range->nbytes;
+        if (range->kind == RANGE_MANAGED && range->context == context) managed_free(range);
+        range = range_after(end);
+    }
+}
+
+static struct range *managed_at(deviceptr address, uint64_t nbytes) {
+    struct range *range = range_at(address);
+    bool inside = range && range->kind == RANGE_MANAGED && address + nbytes <= range->begin + range->nbytes;
+    return inside && nbytes ? range : NULL;
+}
+
+static result prefetch(deviceptr address, uint64_t nbytes, int device) {
+    LOCKED();
+    struct range *range = managed_at(address, nbytes);
+    if (!range) return INVALID_VALUE;
+    if (device >= 0 && device_gpu(device) < 0) return INVALID_DEVICE;
+    return move(range, address, nbytes, device);
+}
+
+/* The device number -1 means the host in the first form, a location in the second. */
+API result cuMemPrefetchAsync(deviceptr address, size_t nbytes, int device, void *stream) {
+    GATE();
+    (void)stream;
+    return prefetch(address, nbytes, device);
+}
+
+API result cuMemPrefetchAsync_v2(deviceptr address, size_t nbytes, struct location location, unsigned flags,
+                                 void *stream) {
+    GATE();
+    (void)stream;
+    if (flags) return INVALID_VALUE;
+    return prefetch(address, nbytes, location.type == LOCATION_DEVICE ? location.id : -1);
+}
+
+enum { ADVISE_READ_MOSTLY = 1, UNADVISE_READ_MOSTLY, ADVISE_PREFERRED, UNADVISE_PREFERRED };
+
+static result advise(deviceptr address, uint64_t nbytes, int advice, struct location location) {
+    LOCKED();
+    struct range *range = managed_at(address, nbytes);
+    if (!range || advice < 1 || advice > 6) return INVALID_VALUE;
+    struct pages *pages = range->owner;
+    if (advice == ADVISE_READ_MOSTLY || advice == UNADVISE_READ_MOSTLY) pages->read_mostly = advice == 1;
+    if (advice == ADVISE_PREFERRED) pages->preferred = location;
+    if (advice == ADVISE_PREFERRED || advice == UNADVISE_PREFERRED) pages->preferred_set = advice == 3;
+    return OK;
+}
+
+API result cuMemAdvise(deviceptr address, size_t nbytes, int advice, int device) {
+    GATE();
+    struct location location = {device >= 0 ? LOCATION_DEVICE : LOCATION_HOST, device};
+    return advise(address, nbytes, advice, location);
+}
+
+API result cuMemAdvise_v2(deviceptr address, size_t nbytes, int advice, struct location location) {
+    GATE();
+    return advise(address, nbytes, advice, location);
+}
+
+static result answer(const struct pages *pages, int attribute, int *value) {
+    int preferred_type = pages->preferred_set ? pages->preferred.type : 0;
+    int preferred = preferred_type == LOCATION_DEVICE ? pages->preferred.id : preferred_type ? -1 : -2;
+    int last_type = pages->last_location == -2 ? 0 : pages->last_location >= 0 ? LOCATION_DEVICE : LOCATION_HOST;
+    switch (attribute) {
+    case 1: *value = pages->read_mostly; return OK;
+    case 2: case 6: *value = preferred; return OK;
+    case 4: case 8: *value = pages->last_location; return OK;
+    case 5: *value = preferred_type; return OK;
+    case 7: *value = last_type; return OK;
+    default: return NOT_SUPPORTED;
+    }
+}
+
+API result cuMemRangeGetAttribute(void *data, size_t size, int attribute, deviceptr address, size_t nbytes) {
+    GATE();
+    LOCKED();
+    struct range *range = managed_at(address, nbytes);
+    int value = 0;
+    if (!range || !data || size < sizeof value) return INVALID_VALUE;
+    result failed = answer(range->owner, attribute, &value);
+    if (!failed) memcpy(data, &value, sizeof value);
+    return failed;
+}
+
+API result cuMemRangeGetAttributes(void **data, size_t *sizes, int *attributes, size_t count, deviceptr address,
+                                   size_t nbytes) {
+    if (!data || !sizes || !attributes || !count) return INVALID_VALUE;
+    result failed = OK;
+    for (size_t i = 0; i < count && !failed; i++)
+        failed = cuMemRangeGetAttribute(data[i], sizes[i], attributes[i], address, nbytes);
+    return failed;
+}
+
+API result cuStreamAttachMemAsync(void *handle, deviceptr address, size_t nbytes, unsigned flags) {
+    GATE();
+    LOCKED();
+    struct stream *stream;
+    result failed = stream_resolve(handle, &stream);
+    if (failed) return failed;
+    struct range *range = range_at(address);
+    (void)nbytes;
+    return range && range->kind == RANGE_MANAGED && flags <= ATTACH_SINGLE ? OK : INVALID_VALUE;
+}

@@ -1,0 +1,217 @@
+/* Pools: chunks of 32 MiB that stream-ordered allocations are cut from.
+ *
+ * Old bytes are handed on as they are. Free chunks stay until the pool is trimmed, or
+ * until a synchronisation finds more reserved than the release threshold allows.
+ */
+#define _GNU_SOURCE
+#include "driver.h"
+
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#define CHUNK (32ull << 20)
+#define UNIT 512
+
+static struct pool *defaults[STORE_MAX_GPUS], *currents[STORE_MAX_GPUS];
+
+result pool_create(const struct pool_props *props, struct pool **created) {
+    struct pool *pool = handle_take(HANDLE_POOL, sizeof *pool, NULL);
+    if (!pool) return OUT_OF_MEMORY;
+    pool->props = *props;
+    bool on_device = props->location.type == LOCATION_DEVICE && props->type == ALLOCATION_PINNED;
+    pool->device = on_device ? props->location.id : -1;
+    for (int i = 0; i < REUSE_FLAGS; i++) pool->reuse[i] = 1;
+    if (on_device) pool->readable = pool->writable = 1ull << props->location.id;
+    *created = pool;
+    return OK;
+}
+
+result pool_default(int device, struct pool **pool) {
+    struct pool_props props = {.type = ALLOCATION_PINNED, .location = {LOCATION_DEVICE, device}};
+    if (device_gpu(device) < 0) return INVALID_DEVICE;
+    result failed = defaults[device] ? OK : pool_create(&props, &defaults[device]);
+    if (failed) return failed;
+    defaults[device]->is_default = true;
+    *pool = defaults[device];
+    return OK;
+}
+
+result pool_current(int device, struct pool **pool) {
+    if (device_gpu(device) < 0) return INVALID_DEVICE;
+    if (!currents[device]) return pool_default(device, pool);
+    *pool = currents[device];
+    return OK;
+}
+
+void pool_set_current(int device, struct pool *pool) {
+    currents[device] = pool;
+}
+
+/* ---- chunks ---- */
+
+static result back_with_memory(struct chunk *chunk) {
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    if (chunk->pool->device < 0) {
+        void *host = mmap(NULL, chunk->nbytes, PROT_READ | PROT_WRITE, flags, -1, 0);
+        chunk->address = (deviceptr)host;
+        return host == MAP_FAILED ? OUT_OF_MEMORY : OK;
+    }
+    result failed = block_create(chunk->pool->device, chunk->nbytes, &chunk->block);
+    if (!failed) failed = block_map(chunk->block);
+    if (!failed) chunk->address = chunk->block->address;
+    return failed;
+}
+
+static void count_reserved(struct pool *pool, int64_t nbytes) {
+    pool->reserved += (uint64_t)nbytes;
+    if (pool->reserved > pool->reserved_high) pool->reserved_high = pool->reserved;
+}
+
+static void count_used(struct pool *pool, int64_t nbytes) {
+    pool->used += (uint64_t)nbytes;
+    if (pool->used > pool->used_high) pool->used_high = pool->used;
+}
+
+static result chunk_create(struct pool *pool, uint64_t nbytes, struct chunk **created) {
+    struct chunk *chunk = calloc(1, sizeof *chunk);
+    if (!chunk) return OUT_OF_MEMORY;
+    *chunk = (struct chunk){.pool = pool, .nbytes = round_up(nbytes, CHUNK)};
+    result failed = back_with_memory(chunk);
+    if (!failed && !extents_give(&chunk->free, 0, chunk->nbytes)) failed = OUT_OF_MEMORY;
+    if (failed) {
+        if (chunk->block) block_destroy(chunk->block);
+        free(chunk);
+        return failed;
+    }
+    chunk->next = pool->chunks;
+    pool->chunks = chunk;
+    count_reserved(pool, (int64_t)chunk->nbytes);
+    *created = chunk;
+    return OK;
+}
+
+static void chunk_destroy(struct chunk *chunk) {
+    struct chunk **link = &chunk->pool->chunks;
+    while (*link != chunk) link = &(*link)->next;
+    *link = chunk->next;
+    count_reserved(chunk->pool, -(int64_t)chunk->nbytes);
+    if (chunk->block)
+        block_destroy(chunk->block);
+    else
+        munmap((void *)chunk->address, chunk->nbytes);
+    extents_clear(&chunk->free);
+    free(chunk);
+}
+
+result chunk_adopt(struct pool *pool, struct block *block, struct chunk **adopted) {
+    struct chunk *chunk = calloc(1, sizeof *chunk);
+    if (!chunk) return OUT_OF_MEMORY;
+    *chunk = (struct chunk){pool->chunks, pool, block, block->address, block->nbytes, 0, {0}};
+    pool->chunks = chunk;
+    count_reserved(pool, (int64_t)chunk->nbytes);
+    *adopted = chunk;
+    return OK;
+}
+
+void pool_trim(struct pool *pool, uint64_t keep_nbytes) {
+    for (struct chunk *chunk = pool->chunks, *next; chunk && pool->reserved > keep_nbytes; chunk = next) {
+        next = chunk->next;
+        if (chunk->used == 0) chunk_destroy(chunk);
+    }
+}
+
+void pools_synchronized(int device) {
+    for (struct pool *pool = handle_first(HANDLE_POOL); pool; pool = handle_next(pool))
+        if (pool->device == device && !pool->imported) pool_trim(pool, pool->threshold);
+}
+
+/* ---- allocations ---- */
+
+static bool take(struct pool *pool, uint64_t nbytes, struct chunk **chunk, uint64_t *offset) {
+    for (*chunk = pool->chunks; *chunk; *chunk = (*chunk)->next)
+        if (extents_take(&(*chunk)->free, nbytes, offset)) return true;
+    return false;
+}
+
+static bool exceeds_limit(const struct pool *pool, uint64_t nbytes) {
+    if (pool->props.max_nbytes && pool->used + nbytes > pool->props.max_nbytes) return true;
+    return pool->device >= 0 && nbytes > device_config(pool->device)->total_bytes;
+}
+
+static result find_place(struct pool *pool, uint64_t nbytes, struct chunk **chunk, uint64_t *offset) {
+    if (exceeds_limit(pool, nbytes)) return OUT_OF_MEMORY;
+    if (take(pool, nbytes, chunk, offset)) return OK;
+    result failed = chunk_create(pool, nbytes, chunk);
+    if (failed == OUT_OF_MEMORY) {
+        /* Free chunks of the wrong size may be what stands in the way. */
+        pool_trim(pool, 0);
+        failed = chunk_create(pool, nbytes, chunk);
+    }
+    if (!failed) extents_take(&(*chunk)->free, nbytes, offset);
+    return failed;
+}
+
+result chunk_cut(struct chunk *chunk, uint64_t begin, uint64_t nbytes, deviceptr *address) {
+    uint64_t whole = round_up(nbytes, UNIT);
+    struct range range = {.begin = chunk->address + begin, .nbytes = nbytes, .kind = RANGE_POOL,
+                          .device = chunk->pool->device, .accessible = true, .owner = chunk};
+    if (range_overlaps(range.begin, nbytes)) return ALREADY_MAPPED;
+    if (!range_add(range)) return OUT_OF_MEMORY;
+    chunk->used += whole;
+    count_used(chunk->pool, (int64_t)whole);
+    *address = range.begin;
+    return OK;
+}
+
+result pool_allocate(struct pool *pool, uint64_t nbytes, deviceptr *address) {
+    struct chunk *chunk;
+    uint64_t begin;
+    if (!address || !nbytes || pool->imported) return INVALID_VALUE;
+    result failed = find_place(pool, round_up(nbytes, UNIT), &chunk, &begin);
+    return failed ? failed : chunk_cut(chunk, begin, nbytes, address);
+}
+
+static void finish_destroying(struct pool *pool) {
+    if (pool->chunks) return;
+    for (int device = 0; device < STORE_MAX_GPUS; device++)
+        if (currents[device] == pool) currents[device] = NULL;
+    handle_drop(pool);
+}
+
+result pool_free(struct range *range) {
+    struct chunk *chunk = range->owner;
+    struct pool *pool = chunk->pool;
+    uint64_t whole = round_up(range->nbytes, UNIT);
+    extents_give(&chunk->free, range->begin - chunk->address, whole);
+    chunk->used -= whole;
+    count_used(pool, -(int64_t)whole);
+    range_remove(range);
+    /* An imported pointer maps its chunk for itself alone. */
+    if ((pool->dying || pool->imported) && chunk->used == 0) chunk_destroy(chunk);
+    if (pool->dying) finish_destroying(pool);
+    return OK;
+}
+
+void pool_destroy(struct pool *pool) {
+    pool->dying = true; /* live allocations keep it until they are freed */
+    pool_trim(pool, 0);
+    finish_destroying(pool);
+}
+
+static void drop_ranges(struct pool *pool) {
+    for (struct range *range = range_after(0); range;) {
+        deviceptr end = range->begin + range->nbytes;
+        struct chunk *chunk = range->kind == RANGE_POOL ? range->owner : NULL;
+        if (chunk && chunk->pool == pool) pool_free(range);
+        range = range_after(end);
+    }
+}
+
+void pools_free_device(int device) {
+    for (struct pool *pool = handle_first(HANDLE_POOL), *next; pool; pool = next) {
+        next = handle_next(pool);
+        if (pool->device != device) continue;
+        drop_ranges(pool);
+        if (handle_is(pool, HANDLE_POOL)) pool_trim(pool, 0);
+    }
+}

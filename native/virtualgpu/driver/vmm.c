@@ -1,0 +1,217 @@
+/* Virtual memory management: addresses and memory taken apart and put together. */
+#define _GNU_SOURCE
+#include "driver.h"
+
+#include <stdlib.h>
+#include <sys/mman.h>
+
+struct reservation {
+    struct reservation *next;
+    deviceptr begin;
+    uint64_t nbytes;
+};
+
+static struct reservation *reservations;
+
+static bool whole_pages(uint64_t value) {
+    return value && value % PAGE == 0;
+}
+
+API result cuMemGetAllocationGranularity(size_t *granularity, const struct allocation_prop *prop, int option) {
+    GATE();
+    if (!granularity || !prop || (option != 0 && option != 1)) return INVALID_VALUE;
+    if (prop->location.type != LOCATION_DEVICE) return NOT_SUPPORTED;
+    if (device_gpu(prop->location.id) < 0) return INVALID_DEVICE;
+    *granularity = PAGE;
+    return OK;
+}
+
+/* ---- addresses ---- */
+
+API result cuMemAddressReserve(deviceptr *address, size_t nbytes, size_t alignment, deviceptr wanted,
+                               unsigned long long flags) {
+    GATE();
+    LOCKED();
+    (void)flags;
+    if (!address || !whole_pages(nbytes) || (alignment & (alignment - 1))) return INVALID_VALUE;
+    struct reservation *reservation = malloc(sizeof *reservation);
+    void *begin = reservation ? address_reserve(nbytes, alignment > PAGE ? alignment : PAGE, wanted) : NULL;
+    if (!begin) {
+        free(reservation);
+        return OUT_OF_MEMORY;
+    }
+    *reservation = (struct reservation){reservations, (deviceptr)begin, nbytes};
+    reservations = reservation;
+    *address = (deviceptr)begin;
+    return OK;
+}
+
+static struct reservation *reservation_around(deviceptr address, uint64_t nbytes) {
+    struct reservation *found = reservations;
+    while (found && !(found->begin <= address && address + nbytes <= found->begin + found->nbytes)) found = found->next;
+    return found;
+}
+
+API result cuMemAddressFree(deviceptr address, size_t nbytes) {
+    GATE();
+    LOCKED();
+    struct reservation **link = &reservations;
+    while (*link && (*link)->begin != address) link = &(*link)->next;
+    struct reservation *found = *link;
+    if (!found || found->nbytes != nbytes || range_overlaps(address, nbytes)) return INVALID_VALUE;
+    *link = found->next;
+    address_release(address, nbytes);
+    free(found);
+    return OK;
+}
+
+/* ---- memory ---- */
+
+struct allocation *allocation_from(uint64_t handle) {
+    return handle_is((void *)handle, HANDLE_ALLOCATION) ? (struct allocation *)handle : NULL;
+}
+
+struct allocation *allocation_adopt(struct block *block, const struct allocation_prop *prop) {
+    struct allocation *allocation = handle_take(HANDLE_ALLOCATION, sizeof *allocation, NULL);
+    if (!allocation) return NULL;
+    allocation->prop = *prop;
+    allocation->block = block;
+    allocation->references = 1;
+    return allocation;
+}
+
+static result check_prop(const struct allocation_prop *prop) {
+    if (!prop || prop->type != ALLOCATION_PINNED) return INVALID_VALUE;
+    if (prop->location.type != LOCATION_DEVICE) return NOT_SUPPORTED;
+    if (device_gpu(prop->location.id) < 0) return INVALID_DEVICE;
+    return prop->handle_types & ~HANDLE_POSIX_FD ? NOT_SUPPORTED : OK;
+}
+
+API result cuMemCreate(uint64_t *handle, size_t nbytes, const struct allocation_prop *prop, unsigned long long flags) {
+    GATE();
+    LOCKED();
+    struct block *block;
+    if (!handle || !whole_pages(nbytes) || flags) return INVALID_VALUE;
+    result failed = check_prop(prop);
+    if (!failed) failed = block_create(prop->location.id, nbytes, &block);
+    if (failed) return failed;
+    *handle = (uint64_t)allocation_adopt(block, prop);
+    return *handle ? OK : OUT_OF_MEMORY;
+}
+
+/* Handles and mappings both keep the memory. */
+static void drop_reference(struct allocation *allocation) {
+    if (--allocation->references > 0) return;
+    block_destroy(allocation->block);
+    handle_drop(allocation);
+}
+
+API result cuMemRelease(uint64_t handle) {
+    GATE();
+    LOCKED();
+    struct allocation *allocation = allocation_from(handle);
+    if (!allocation) return INVALID_VALUE;
+    drop_reference(allocation);
+    return OK;
+}
+
+API result cuMemRetainAllocationHandle(uint64_t *handle, void *address) {
+    GATE();
+    LOCKED();
+    struct range *range = range_at((deviceptr)address);
+    if (!handle || !range || range->kind != RANGE_VMM) return INVALID_VALUE;
+    struct allocation *allocation = range->owner;
+    allocation->references++;
+    *handle = (uint64_t)allocation;
+    return OK;
+}
+
+API result cuMemGetAllocationPropertiesFromHandle(struct allocation_prop *prop, uint64_t handle) {
+    GATE();
+    LOCKED();
+    struct allocation *allocation = allocation_from(handle);
+    if (!prop || !allocation) return INVALID_VALUE;
+    *prop = allocation->prop;
+    return OK;
+}
+
+/* ---- together ---- */
+
+static result check_place(deviceptr address, uint64_t nbytes, uint64_t offset, const struct allocation *allocation) {
+    if (!allocation || !whole_pages(nbytes) || address % PAGE || offset) return INVALID_VALUE;
+    if (nbytes > allocation->block->nbytes) return INVALID_VALUE;
+    if (!reservation_around(address, nbytes)) return INVALID_VALUE;
+    return range_overlaps(address, nbytes) ? INVALID_VALUE : OK;
+}
+
+API result cuMemMap(deviceptr address, size_t nbytes, size_t offset, uint64_t handle, unsigned long long flags) {
+    GATE();
+    LOCKED();
+    struct allocation *allocation = allocation_from(handle);
+    result failed = flags ? INVALID_VALUE : check_place(address, nbytes, offset, allocation);
+    if (!failed) failed = block_map_at(allocation->block, address, nbytes);
+    if (failed) return failed;
+    mprotect((void *)address, nbytes, PROT_NONE); /* nobody has access until it is set */
+    struct range range = {.begin = address, .nbytes = nbytes, .kind = RANGE_VMM,
+                          .device = allocation->block->device, .owner = allocation};
+    if (!range_add(range)) return OUT_OF_MEMORY;
+    allocation->references++;
+    return OK;
+}
+
+static bool mappings_fill(deviceptr address, uint64_t nbytes) {
+    deviceptr end = address + nbytes;
+    while (address < end) {
+        struct range *range = range_exact(address);
+        if (!range || range->kind != RANGE_VMM) return false;
+        address += range->nbytes;
+    }
+    return nbytes && address == end;
+}
+
+API result cuMemUnmap(deviceptr address, size_t nbytes) {
+    GATE();
+    LOCKED();
+    if (!mappings_fill(address, nbytes)) return INVALID_VALUE;
+    for (deviceptr at = address; at < address + nbytes;) {
+        struct range *range = range_exact(at);
+        struct allocation *allocation = range->owner;
+        at += range->nbytes;
+        range_remove(range);
+        drop_reference(allocation);
+    }
+    address_blank(address, nbytes);
+    return OK;
+}
+
+static void set_access(struct range *range, int flags) {
+    int protection = flags == ACCESS_READWRITE ? PROT_READ | PROT_WRITE : flags == ACCESS_READ ? PROT_READ : PROT_NONE;
+    mprotect((void *)range->begin, range->nbytes, protection);
+    range->accessible = flags != ACCESS_NONE;
+    range->flags = (unsigned)flags;
+}
+
+API result cuMemSetAccess(deviceptr address, size_t nbytes, const struct access_desc *descriptions, size_t count) {
+    GATE();
+    LOCKED();
+    if (!descriptions || !count || !mappings_fill(address, nbytes)) return INVALID_VALUE;
+    for (size_t i = 0; i < count; i++) {
+        if (descriptions[i].location.type != LOCATION_DEVICE) return NOT_SUPPORTED;
+        if (device_gpu(descriptions[i].location.id) < 0) return INVALID_DEVICE;
+    }
+    for (deviceptr at = address; at < address + nbytes;) {
+        struct range *range = range_exact(at);
+        set_access(range, descriptions[0].flags);
+        at += range->nbytes;
+    }
+    return OK;
+}
+
+API result cuMemGetAccess(unsigned long long *flags, const struct location *location, deviceptr address) {
+    GATE();
+    LOCKED();
+    struct range *range = range_at(address);
+    if (!flags || !location || !range || range->kind != RANGE_VMM) return INVALID_VALUE;
+    *flags = location->type == LOCATION_DEVICE && location->id == range->device ? range->flags : ACCESS_NONE;
+    return OK;
+}
