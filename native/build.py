@@ -112,7 +112,14 @@ def _compile(command: list[str], library: Library, output: Path) -> None:
     # A running program may have the old file mapped: the new one takes its place whole.
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=".build-") as folder:
         made = Path(folder) / output.name
-        line = [*command, f"-Wl,-soname,{output.name}", f"-I{NATIVE / 'virtualgpu'}", "-o", str(made)]
+        line = [
+            *command,
+            f"-Wl,-soname,{output.name}",
+            "-Wl,-z,defs",
+            f"-I{NATIVE / 'virtualgpu'}",
+            "-o",
+            str(made),
+        ]
         line += [*map(str, library.sources()), "-pthread", "-ldl"]
         try:
             done = subprocess.run(line, capture_output=True, text=True, check=False)
