@@ -17,10 +17,4 @@ def is_stuck(holder: Holder) -> bool:
 
 def is_healthy(holder: Holder) -> bool:
     """Alive, running from a file that still exists, and able to answer a signal."""
-    return (
-        holder.alive
-        and holder.state not in ("Z", "X")
-        and not holder.executable_deleted
-        and not is_stopped(holder)
-        and not is_stuck(holder)
-    )
+    return holder.alive and not holder.executable_deleted and not is_stopped(holder) and not is_stuck(holder)

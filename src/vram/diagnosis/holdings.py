@@ -66,6 +66,16 @@ def gather(
     return tuple(sorted(holdings, key=lambda holding: -holding.nbytes))
 
 
+def keeper(entry: Entry) -> Holder | None:
+    """The living process that keeps *entry*, if one is known."""
+    holder = entry.holder
+    if holder is None or not holder.alive:
+        return None
+    # Whoever has a dead process's pid now is a newcomer that was given a used number.
+    newcomer = entry.kind == "orphaned" and holder.pid == entry.charged_pid
+    return None if newcomer else holder
+
+
 def in_use(entry: Entry) -> bool:
     """A living process is charged with this entry."""
     return entry.kind in IN_USE and entry.holder is not None and entry.holder.alive

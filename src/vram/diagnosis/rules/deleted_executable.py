@@ -33,7 +33,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vram.diagnosis import remedies, words
-from vram.diagnosis.holdings import Holding, gather
+from vram.diagnosis.holdings import Holding, gather, keeper
 from vram.model.finding import Finding
 from vram.model.ledger import Entry, Holder, Ledger
 from vram.units import size
@@ -48,10 +48,8 @@ def judge(ledger: Ledger) -> Iterator[Finding]:
 
 
 def _held_by_deleted(entry: Entry) -> bool:
-    holder = entry.holder
-    if holder is None or not holder.alive or holder.pid == entry.charged_pid:
-        return False
-    return holder.executable_deleted
+    holder = keeper(entry)
+    return holder is not None and holder.executable_deleted
 
 
 def _finding(ledger: Ledger, holding: Holding, holder: Holder) -> Finding:

@@ -97,7 +97,7 @@ def _exported(gpu: GpuLedger, keeper: Holder, exported: int) -> Finding:
     text = "Let it close the handle before, or together with, the process that made the memory."
     return Finding(
         code=CODE,
-        title=f"Ending its maker alone will not free {size(nbytes)}: pid {keeper.pid} has it open",
+        title=f"{size(nbytes)} will outlive their maker: pid {keeper.pid} has a handle",
         nbytes=nbytes,
         cause=(
             f"{words.process(keeper)} holds an exported handle on {size(nbytes)} that a living process is"

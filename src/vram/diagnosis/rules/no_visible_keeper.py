@@ -39,7 +39,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vram.diagnosis import remedies, words
-from vram.diagnosis.holdings import IN_USE, Holding, gather
+from vram.diagnosis.holdings import IN_USE, Holding, gather, keeper
 from vram.model.finding import Finding, Remedy
 from vram.model.ledger import Entry, Ledger
 from vram.units import size
@@ -63,10 +63,8 @@ def judge(ledger: Ledger) -> Iterator[Finding]:
 
 
 def _unkept(entry: Entry) -> bool:
-    holder = entry.holder
-    if entry.kind == "orphaned":
-        return holder is None or not holder.alive or holder.pid == entry.charged_pid
-    return entry.kind in IN_USE and holder is not None and not holder.alive
+    charged = entry.kind == "orphaned" or (entry.kind in IN_USE and entry.holder is not None)
+    return charged and keeper(entry) is None
 
 
 def _charged(holding: Holding) -> int | None:

@@ -43,7 +43,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vram.diagnosis import remedies, words
-from vram.diagnosis.holdings import Holding, gather
+from vram.diagnosis.holdings import Holding, gather, keeper
 from vram.model.finding import Finding, Remedy
 from vram.model.ledger import Entry, Ledger
 from vram.units import size
@@ -60,7 +60,7 @@ def judge(ledger: Ledger) -> Iterator[Finding]:
             nbytes=holding.nbytes,
             cause=_cause(holding),
             gpus=holding.gpus,
-            pids=tuple(keeper.pid for keeper in keepers),
+            pids=tuple(each.pid for each in keepers),
             evidence=words.evidence(holding.evidence),
             remedies=remedies.ordered(
                 (
@@ -73,11 +73,7 @@ def judge(ledger: Ledger) -> Iterator[Finding]:
 
 
 def _orphaned(entry: Entry) -> bool:
-    holder = entry.holder
-    if entry.kind != "orphaned" or holder is None or not holder.alive:
-        return False
-    # A holder with the charged pid itself is a newcomer that was given a used pid: no keeper.
-    return holder.pid != entry.charged_pid and entry.charged_state != "Z"
+    return entry.kind == "orphaned" and entry.charged_state != "Z" and keeper(entry) is not None
 
 
 def _cause(holding: Holding) -> str:

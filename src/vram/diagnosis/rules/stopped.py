@@ -37,7 +37,7 @@ from collections.abc import Iterator
 
 from vram.diagnosis import remedies, words
 from vram.diagnosis.health import is_stopped
-from vram.diagnosis.holdings import Holding, gather
+from vram.diagnosis.holdings import Holding, gather, keeper
 from vram.model.finding import Finding, Remedy
 from vram.model.ledger import Entry, Holder, Ledger
 from vram.model.observation import HostFacts
@@ -53,8 +53,8 @@ def judge(ledger: Ledger) -> Iterator[Finding]:
 
 
 def _held_by_stopped(entry: Entry) -> bool:
-    holder = entry.holder
-    return holder is not None and holder.pid != entry.charged_pid and is_stopped(holder)
+    holder = keeper(entry)
+    return holder is not None and is_stopped(holder)
 
 
 def _finding(ledger: Ledger, holding: Holding, holder: Holder) -> Finding:

@@ -38,7 +38,7 @@ from collections.abc import Iterator
 
 from vram.diagnosis import remedies, words
 from vram.diagnosis.health import is_stuck
-from vram.diagnosis.holdings import Holding, gather
+from vram.diagnosis.holdings import Holding, gather, keeper
 from vram.model.finding import Finding, Remedy
 from vram.model.ledger import Entry, Holder, Ledger
 from vram.units import size
@@ -53,8 +53,8 @@ def judge(ledger: Ledger) -> Iterator[Finding]:
 
 
 def _held_by_stuck(entry: Entry) -> bool:
-    holder = entry.holder
-    return holder is not None and holder.pid != entry.charged_pid and is_stuck(holder)
+    holder = keeper(entry)
+    return holder is not None and is_stuck(holder)
 
 
 def _finding(holding: Holding, holder: Holder) -> Finding:

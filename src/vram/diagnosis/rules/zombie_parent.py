@@ -35,7 +35,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vram.diagnosis import remedies, words
-from vram.diagnosis.holdings import Holding, gather
+from vram.diagnosis.holdings import Holding, gather, keeper
 from vram.model.finding import Finding, Remedy
 from vram.model.ledger import Entry, Ledger
 from vram.units import size
@@ -52,7 +52,7 @@ def judge(ledger: Ledger) -> Iterator[Finding]:
             nbytes=holding.nbytes,
             cause=_cause(holding),
             gpus=holding.gpus,
-            pids=tuple(keeper.pid for keeper in keepers),
+            pids=tuple(each.pid for each in keepers),
             evidence=words.evidence(holding.evidence),
             remedies=remedies.ordered(
                 (_spare_zombie(holding), *remedies.end(ledger.host, keepers, certain=holding.certain))
@@ -61,10 +61,7 @@ def judge(ledger: Ledger) -> Iterator[Finding]:
 
 
 def _left_by_zombie(entry: Entry) -> bool:
-    holder = entry.holder
-    if entry.kind != "orphaned" or entry.charged_state != "Z":
-        return False
-    return holder is not None and holder.alive and holder.pid != entry.charged_pid
+    return entry.kind == "orphaned" and entry.charged_state == "Z" and keeper(entry) is not None
 
 
 def _cause(holding: Holding) -> str:

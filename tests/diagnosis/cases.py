@@ -1,0 +1,136 @@
+"""For every code one ledger in which it fires, and the nearest one in which it must not."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from tests.diagnosis.ledgers import (
+    CONTEXT,
+    dead,
+    entry,
+    facts,
+    gpu,
+    heir,
+    holder,
+    host,
+    ledger,
+    memory,
+    process,
+    silent_gpu,
+)
+from vram.model.gpu import DriverFacts
+from vram.model.ledger import Bystander, Ledger
+from vram.model.observation import ProbeRun
+from vram.units import GIB, MIB
+
+
+class Case(Struct):
+    fires: Ledger
+    near_miss: Ledger
+
+
+def _orphan(charged: int = 50, **about: object) -> Ledger:
+    return ledger(gpu(entry("orphaned", charged_pid=charged, **about)))
+
+
+def _exported(medium: str) -> Ledger:
+    return ledger(gpu(entry("exported", holder=holder(), medium=medium)))
+
+
+def _driver(**versions: str | bool) -> Ledger:
+    return ledger(gpu(), driver=DriverFacts(**versions))  # type: ignore[arg-type]
+
+
+def _contexts(count: int, nbytes: int = CONTEXT) -> Ledger:
+    return ledger(gpu(*(process(pid, nbytes) for pid in range(200, 200 + count))))
+
+
+CASES: dict[str, Case] = {
+    # The holder with the charged pid itself is a newcomer with a used pid, not a child.
+    "VR101": Case(_orphan(holder=holder(51)), _orphan(51, holder=holder(51))),
+    "VR102": Case(
+        ledger(gpu(process(50), bystanders=(heir(51, of=50),))),
+        ledger(gpu(process(50), bystanders=(heir(51, of=None),))),
+    ),
+    "VR103": Case(_exported("handle"), _exported("dmabuf")),
+    "VR104": Case(_exported("dmabuf"), _exported("handle")),
+    "VR105": Case(_orphan(holder=dead(50)), _orphan(holder=holder(51))),
+    "VR106": Case(
+        ledger(gpu(entry("unattributed", 64 * MIB))), ledger(gpu(entry("unattributed", 64 * MIB - 1)))
+    ),
+    "VR107": Case(
+        ledger(gpu(entry(holder=holder(), claimed=6 * GIB))),
+        ledger(gpu(entry(holder=holder(), claimed=4 * GIB), memory=memory(moved_bytes=0))),
+    ),
+    "VR201": Case(ledger(gpu(process(state="T"))), ledger(gpu(process(state="S")))),
+    "VR202": Case(ledger(gpu(process(state="D"))), ledger(gpu(process(state="R")))),
+    "VR203": Case(_orphan(holder=holder(51), charged_state="Z"), _orphan(holder=holder(51))),
+    "VR204": Case(ledger(gpu(process(executable_deleted=True))), ledger(gpu(process()))),
+    "VR205": Case(_contexts(3), _contexts(2)),
+    "VR206": Case(ledger(gpu(process())), ledger(gpu(process(alive=False)))),
+    "VR301": Case(
+        ledger(gpu(entry("hidden")), host=host(initial_pid_namespace=False)),
+        ledger(gpu(entry("hidden", hidden_by="permission")), host=host(initial_pid_namespace=False)),
+    ),
+    "VR302": Case(
+        ledger(gpu(entry("hidden")), unreadable_processes=3, unreadable_users=("root", "bob")),
+        ledger(gpu(process()), unreadable_processes=3, unreadable_users=("root", "bob")),
+    ),
+    # Anybody may call a program nvidia-cuda-mps-server; only an installed one is the server.
+    "VR303": Case(
+        ledger(gpu(process(executable="/usr/bin/nvidia-cuda-mps-server"))),
+        ledger(gpu(process(executable="/home/alice/nvidia-cuda-mps-server"))),
+    ),
+    "VR401": Case(
+        ledger(gpu(entry("reserved", 615 * MIB), memory=memory(v1_used=615 * MIB, reserved=615 * MIB))),
+        ledger(gpu(entry("reserved", 615 * MIB), memory=memory(v1_used=0, reserved=615 * MIB))),
+    ),
+    "VR402": Case(
+        ledger(gpu(facts=facts(bar1_total=100 * MIB, bar1_used=90 * MIB))),
+        ledger(gpu(facts=facts(bar1_total=100 * MIB, bar1_used=90 * MIB - 1))),
+    ),
+    "VR403": Case(
+        ledger(gpu(facts=facts(remap_pending=True))),
+        ledger(gpu(facts=facts(remap_pending=False, remapped_correctable=3))),
+    ),
+    "VR404": Case(
+        ledger(silent_gpu("failed", "GPU requires reset")), ledger(silent_gpu("failed", "unknown error"))
+    ),
+    "VR405": Case(ledger(silent_gpu("timeout")), ledger(silent_gpu("unsupported"))),
+    # The management library puts the CUDA release in front of the driver's version.
+    "VR501": Case(
+        _driver(module_version="580.159.04", library_version="13.590.10"),
+        _driver(module_version="580.159.04", library_version="13.580.159.04"),
+    ),
+}
+
+FURTHER: tuple[tuple[str, Ledger], ...] = (
+    ("VR102", ledger(gpu(process(50), bystanders=(Bystander(holder=holder(51), exported_bytes=GIB),)))),
+    ("VR105", _orphan(holder=None)),
+    ("VR105", _orphan(51, holder=holder(51))),
+    ("VR107", ledger(gpu(memory=memory(moved_bytes=MIB)))),
+    ("VR201", ledger(gpu(process(state="t")))),
+    ("VR202", ledger(gpu(process(exiting=True)))),
+    ("VR301", ledger(gpu(entry("hidden", hidden_by="namespace")))),
+    ("VR302", ledger(silent_gpu("denied"))),
+    ("VR303", ledger(gpu(process(lists=("mps",))))),
+    ("VR403", ledger(gpu(facts=facts(remap_failed=True)))),
+    ("VR403", ledger(gpu(facts=facts(retired_pending=True)))),
+    ("VR404", ledger(silent_gpu("lost"))),
+    ("VR405", ledger(gpu(), probes=(ProbeRun("dmabuf", "failed", 0.1),))),
+    ("VR501", ledger(probes=(ProbeRun("nvml", "failed", 0.1, "Driver/library version mismatch"),))),
+)
+
+QUIET: tuple[tuple[str, Ledger], ...] = (
+    ("VR101", _orphan(holder=holder(51), charged_state="Z")),
+    ("VR102", ledger(gpu(bystanders=(heir(51, of=50),)))),
+    ("VR201", _orphan(51, holder=holder(51, state="T"))),
+    ("VR205", _contexts(3, 641 * MIB)),
+    ("VR205", _contexts(3, 4 * MIB)),
+    ("VR206", ledger(gpu(process(state="T")))),
+    ("VR302", ledger(gpu(entry("hidden")), host=host(initial_pid_namespace=False))),
+    ("VR402", ledger(gpu(process(nbytes=79 * GIB), facts=facts(bar1_total=100, bar1_used=100)))),
+    ("VR405", ledger(silent_gpu("failed", "GPU requires reset"))),
+    ("VR501", _driver(module_version="580.159.04")),
+    ("VR501", _driver(module_version="1", library_version="2", virtual=True)),
+)

@@ -1,0 +1,153 @@
+"""Whatever a ledger holds: judging it never fails, and no finding is larger than its GPUs."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, get_type_hints
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import Struct
+from msgspec.structs import replace
+
+from vram.diagnosis.engine import diagnose
+from vram.diagnosis.manual import codes
+from vram.model.gpu import DriverFacts, GpuFacts, MemoryFacts
+from vram.model.ledger import Bystander, Entry, GpuLedger, Holder, Ledger
+from vram.model.observation import HostFacts, ProbeRun
+from vram.model.process import Workload
+
+# Few pids, so that charged pids, parents and keepers often meet; among them the largest there is.
+PIDS = st.sampled_from([1, 2, 3, 4, 4194303, 4194304])
+SIZES = st.integers(0, 1 << 42)
+TEXTS = st.text(max_size=12)
+NAMED: dict[str, st.SearchStrategy[Any]] = {
+    "pid": PIDS,
+    "parent": st.none() | PIDS,
+    "charged_pid": st.none() | PIDS,
+    "inherited_from": st.none() | PIDS,
+    "nbytes": SIZES,
+    "total_bytes": st.none() | SIZES,
+    "state": st.none() | st.sampled_from("RSDTtZX"),
+    "charged_state": st.none() | st.just("Z"),
+    "executable": st.none() | TEXTS | st.sampled_from(["/usr/bin/python3", "/usr/lib/xorg/Xorg"]),
+    "slurm_job": st.none() | TEXTS | st.from_regex(r"[0-9]{1,5}", fullmatch=True),
+    "container": st.none() | TEXTS | st.from_regex(r"[0-9a-f]{12}", fullmatch=True),
+    "runtime": st.none() | TEXTS | st.sampled_from(["docker", "podman"]),
+    "lists": st.sampled_from([(), ("compute",), ("mps",)]),
+}
+
+
+def any_of(struct: type[Struct], **fixed: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Build *struct* from its own type hints, every field included."""
+    hints = get_type_hints(struct)
+    fields = {name: st.from_type(hints[name]) for name in struct.__struct_fields__}
+    return st.builds(struct, **(fields | {name: NAMED[name] for name in fields if name in NAMED} | fixed))
+
+
+def few(strategy: st.SearchStrategy[Any], most: int = 4) -> st.SearchStrategy[tuple[Any, ...]]:
+    return st.lists(strategy, max_size=most).map(tuple)
+
+
+holders = any_of(Holder, workload=any_of(Workload))
+entries = any_of(
+    Entry,
+    holder=st.none() | holders,
+    sharers=few(holders, 2),
+    evidence=few(TEXTS, 2),
+    claimed=st.none() | SIZES,
+)
+gpus = any_of(
+    GpuLedger,
+    index=st.integers(0, 3),
+    entries=few(entries, 6),
+    bystanders=few(any_of(Bystander, holder=holders, exported_bytes=st.none() | SIZES)),
+    facts=st.none() | any_of(GpuFacts),
+    memory=st.none() | any_of(MemoryFacts),
+    message=st.none() | TEXTS | st.sampled_from(["GPU requires reset", "version mismatch"]),
+    notes=few(TEXTS, 2),
+)
+ledgers = any_of(
+    Ledger,
+    host=any_of(HostFacts),
+    gpus=st.lists(gpus, max_size=3, unique_by=lambda gpu: gpu.index).map(tuple),
+    driver=st.none() | any_of(DriverFacts),
+    probes=few(any_of(ProbeRun), 2),
+    unreadable_users=few(TEXTS, 2),
+)
+
+
+def balanced(ledger: Ledger) -> Ledger:
+    """The same ledger with totals that its entries sum to, as every ledger promises."""
+    return replace(ledger, gpus=tuple(_balanced(gpu) for gpu in ledger.gpus))
+
+
+def _balanced(gpu: GpuLedger) -> GpuLedger:
+    return replace(gpu, total_bytes=sum(entry.nbytes for entry in gpu.entries))
+
+
+HELD = ("context", "live", "cached", "process", "overhead", "orphaned", "exported")
+
+thoroughly = settings(deadline=None, max_examples=100)
+
+
+@thoroughly
+@given(ledgers)
+def test_judging_never_fails_and_always_fits(ledger):
+    for finding in diagnose(ledger):
+        assert finding.code in codes()
+        assert len(finding.title) <= 70, finding.title
+        assert set(finding.gpus) <= {gpu.index for gpu in ledger.gpus}
+        texts = (finding.title, finding.cause, *finding.evidence, *(r.text for r in finding.remedies))
+        assert all(text.isprintable() for text in texts)
+
+
+@thoroughly
+@given(ledgers.map(balanced))
+def test_findings_are_never_larger_than_the_gpus(ledger):
+    """Not one alone, and not all of one code together: no rule counts a byte twice.
+
+    Bytes at stake (VR102) are the exception: a fork and a handle can both endanger them.
+    """
+    totals = {gpu.index: gpu.total_bytes or 0 for gpu in ledger.gpus}
+    by_code: dict[str, int] = {}
+    for finding in diagnose(ledger):
+        assert (finding.nbytes or 0) <= sum(totals[index] for index in finding.gpus)
+        by_code[finding.code] = by_code.get(finding.code, 0) + (finding.nbytes or 0)
+    by_code.pop("VR102", None)
+    assert all(nbytes <= sum(totals.values()) for nbytes in by_code.values())
+
+
+@thoroughly
+@given(ledgers)
+def test_every_holder_is_named(ledger):
+    """Nobody who holds a byte goes without a finding, whatever odd state it is in."""
+    named = {(index, pid) for finding in diagnose(ledger) for index in finding.gpus for pid in finding.pids}
+    for gpu in ledger.gpus:
+        for entry in gpu.entries:
+            if entry.nbytes and entry.kind in HELD and entry.holder and entry.holder.alive:
+                assert (gpu.index, entry.holder.pid) in named
+
+
+# What a command may consist of: words of ours, pids, ids; nothing that a process wrote.
+SAFE = re.compile(
+    r"(sudo )?kill -(TERM|CONT)( \d+)+( && (sudo )?kill -CONT( \d+)+)?"
+    r"|ps -o [a-z,]+ -p \d+(,\d+)*"
+    r"|(vram (why|who --gpu \d+|snapshot -o vram-snapshot\.json --redact))"
+    r'|sudo "\$\(command -v vram\)" why'
+    r"|sudo cat /proc/\d+/stack|grep TracerPid /proc/\d+/status"
+    r"|sudo dmesg --ctime \| grep -iE 'xid\|nvrm'"
+    r'|echo "get_(server_list|client_list \d+)" \| nvidia-cuda-mps-control'
+    r"|sudo nvidia-smi --gpu-reset -i \d+|nvidia-smi -q -d ROW_REMAPPER,PAGE_RETIREMENT -i \d+"
+    r"|cat /proc/driver/nvidia/version; ldconfig -p \| grep libnvidia-ml"
+    r"|scancel [0-9]+|(docker|podman) stop [0-9a-f]{12,64}"
+)
+
+
+@thoroughly
+@given(ledgers)
+def test_every_command_is_one_of_ours_and_spares_the_system(ledger):
+    commands = [r.command for finding in diagnose(ledger) for r in finding.remedies if r.command]
+    for command in commands:
+        assert SAFE.fullmatch(command), command
+        assert "-TERM" not in command or not {"1", "2"} & set(re.findall(r"\d+", command))

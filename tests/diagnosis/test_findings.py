@@ -1,0 +1,125 @@
+"""What findings say: the right bytes, pids and GPUs, in the right order."""
+
+from __future__ import annotations
+
+from tests.diagnosis.ledgers import (
+    CONTEXT,
+    entry,
+    gpu,
+    heir,
+    holder,
+    host,
+    ledger,
+    memory,
+    process,
+    silent_gpu,
+)
+from tests.diagnosis.test_rules import found
+from vram.diagnosis.engine import diagnose
+from vram.model.process import Workload
+from vram.units import GIB, MIB
+
+
+def orphan(nbytes: int, charged: int = 50, pid: int = 51, **about):
+    return entry("orphaned", nbytes, charged_pid=charged, holder=holder(pid), **about)
+
+
+def test_gravest_first_then_largest():
+    findings = diagnose(
+        ledger(
+            gpu(process(60, 30 * GIB), process(61, 20 * GIB, state="T"), orphan(GIB)),
+            gpu(orphan(2 * GIB, charged=70, pid=71), index=1),
+            silent_gpu("lost", index=2),
+        )
+    )
+    assert [(f.code, f.nbytes) for f in findings] == [
+        ("VR101", 2 * GIB),
+        ("VR101", GIB),
+        ("VR404", None),
+        ("VR201", 20 * GIB),
+        ("VR206", 30 * GIB),
+    ]
+
+
+def test_one_finding_for_one_keeper_on_several_gpus():
+    (finding,) = found("VR101", ledger(gpu(orphan(GIB)), gpu(orphan(2 * GIB), index=1)))
+    assert (finding.nbytes, finding.gpus, finding.pids) == (3 * GIB, (0, 1), (51,))
+
+
+def test_two_processes_that_had_one_pid_after_the_other_are_two():
+    """A pid alone never joins entries."""
+    first, second = process(60, GIB, started_at=1), process(60, 2 * GIB, started_at=2)
+    assert [f.nbytes for f in found("VR206", ledger(gpu(first, second)))] == [2 * GIB, GIB]
+
+
+def test_an_orphan_names_everyone_who_keeps_it():
+    (finding,) = found("VR101", ledger(gpu(orphan(4 * GIB, sharers=(holder(52), holder(53))))))
+    assert finding.pids == (51, 52, 53)
+    assert "Process 50 is gone" in finding.cause
+    assert "4.0 GiB" in finding.cause
+
+
+def test_an_uncertain_link_is_called_likely():
+    (finding,) = found("VR101", ledger(gpu(orphan(4 * GIB, confidence="likely"))))
+    assert "most likely" in finding.cause
+
+
+def test_the_early_warning_puts_the_parents_bytes_at_stake():
+    world = ledger(gpu(process(50, 4 * GIB), process(60, GIB), bystanders=(heir(51, of=50), heir(52, of=50))))
+    (finding,) = found("VR102", world)
+    assert (finding.nbytes, finding.pids) == (4 * GIB, (50, 51, 52))
+
+
+def test_small_processes_are_counted_per_gpu():
+    """Two on each of two GPUs are not many on either."""
+    pair = (process(60, CONTEXT), process(61, CONTEXT))
+    assert found("VR205", ledger(gpu(*pair), gpu(*pair, index=1))) == []
+
+
+def test_the_pieces_of_one_process_are_one_process():
+    """A context and live bytes of the same process: no longer a bare context."""
+    pieces = [
+        piece
+        for pid in (60, 61, 62)
+        for piece in (entry("context", CONTEXT, holder=holder(pid)), entry("live", GIB, holder=holder(pid)))
+    ]
+    world = ledger(gpu(*pieces))
+    assert found("VR205", world) == []
+    assert [finding.nbytes for finding in found("VR206", world)] == [CONTEXT + GIB] * 3
+
+
+def test_plain_use_tells_user_age_and_container():
+    about = {"age_s": 7500.0, "workload": Workload(container="ab" * 32, runtime="docker")}
+    (finding,) = found("VR206", ledger(gpu(process(**about))))
+    for word in ("python train.py", "alice", "docker container abababababab", "2 h 5 min", "4.0 GiB"):
+        assert word in finding.cause
+
+
+def test_an_amount_that_the_driver_does_not_tell_is_unknown_not_zero():
+    world = ledger(gpu(entry(nbytes=0, holder=holder(), confidence="unknown")))
+    (finding,) = found("VR206", world)
+    assert finding.nbytes is None
+    assert "0 B" not in finding.cause
+
+
+def test_unreadable_processes_are_counted_and_their_users_named():
+    world = ledger(gpu(entry("hidden")), unreadable_processes=3, unreadable_users=("root", "bob"))
+    (finding,) = found("VR302", world)
+    assert "3 processes of root, bob" in finding.cause
+
+
+def test_a_dead_pid_without_keeper_points_to_where_the_keeper_may_be():
+    lost = entry("orphaned", charged_pid=50)
+    assert (
+        "PID namespace" in found("VR105", ledger(gpu(lost), host=host(initial_pid_namespace=False)))[0].cause
+    )
+    assert "7 processes" in found("VR105", ledger(gpu(lost), unreadable_processes=7))[0].cause
+
+
+def test_reserved_memory_is_told_once_for_all_gpus():
+    both = [
+        gpu(entry("reserved", 615 * MIB), index=i, memory=memory(v1_used=615 * MIB, reserved=615 * MIB))
+        for i in (0, 1)
+    ]
+    (finding,) = found("VR401", ledger(*both))
+    assert (finding.nbytes, finding.gpus) == (1230 * MIB, (0, 1))
