@@ -42,15 +42,15 @@ def test_following_the_advice_gives_the_memory_back(name: str) -> None:
     code, out, err = demo(name)
     assert (code, err) == (0, "")
     assert story.question in out
-    assert "│ GPU 0  NVIDIA H200 (virtual)" in out
-    assert re.search(r"^Given back: [\d.]+ [MG]iB\.", out, re.MULTILINE)
+    assert "│ GPU 0  NVIDIA GPU (virtual)" in out
+    assert re.search(r"; given back: [\d.]+ [MG]iB$", out, re.MULTILINE)
 
 
 def test_a_dead_parents_memory_is_explained_by_its_child() -> None:
     """The answer names the very processes that the scene made."""
     _, out, _ = demo("fork")
     parent = re.search(r"^Process (\d+) allocated", out, re.MULTILINE)
-    child = re.search(r"^> kill (\d+)$", out, re.MULTILINE)
+    child = re.search(r"^\$ kill (\d+)$", out, re.MULTILINE)
     assert parent
     assert child
     answer = "\n".join(line for line in out.splitlines() if line.startswith("│"))
@@ -72,6 +72,15 @@ def test_colour_and_unicode_only_where_they_are_wanted() -> None:
     assert "\x1b[" in colored
     _, refused, _ = demo("context", "--no-color", FORCE_COLOR="1")
     assert "\x1b" not in refused
+
+
+def test_the_excerpt_is_part_of_the_whole_answer() -> None:
+    """Shortened by leaving out whole blocks; --full shows the way out in the program's own words."""
+    _, short, _ = demo("export")
+    _, full, _ = demo("export", "--full")
+    assert "What to do" not in short
+    assert "What to do" in full
+    assert "VR103" in short
 
 
 def test_the_scenes_can_be_listed() -> None:
@@ -103,7 +112,7 @@ def test_keep_opens_a_shell_in_the_scene_and_cleans_up_after_it(tmp_path: Path) 
     shell.chmod(0o700)
     code, out, _ = demo("pool", "--keep", SHELL=str(shell), NOTES=str(tmp_path))
     assert code == 0
-    assert "Given back" in out
+    assert "given back" in out
     assert "6.0 GiB" in (tmp_path / "check").read_text()
     assert not Path((tmp_path / "folder").read_text().strip()).exists()
 

@@ -11,10 +11,11 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from vram.cli.terminal import add_terminal_arguments, emit
 from vram.errors import ExitCode, UsageError
+from vram.units import GIB
 
 if TYPE_CHECKING:
     from vram.cli.telling import Telling
@@ -24,11 +25,14 @@ if TYPE_CHECKING:
 NAME = "demo"
 HELP = "five questions about GPU memory, acted out by real processes on a virtual GPU"
 
+# Small enough that a few GiB can be seen in its bar.
+GPU: dict[str, Any] = {"memory_bytes": 24 * GIB, "name": "NVIDIA GPU"}
+
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these scenes")
     parser.add_argument(
-        "--full", action="store_true", help="show all of `vram why`, not its first cause only"
+        "--full", action="store_true", help="show all of `vram why`, not just its first cause"
     )
     parser.add_argument("--list", action="store_true", help="name the scenes and their questions")
     parser.add_argument(
@@ -75,7 +79,7 @@ def _play(story: Story, telling: Telling, *, stay: bool) -> bool:
     from vram.virtualgpu import VirtualGpu
     from vram.virtualgpu.scene import Scene
 
-    with VirtualGpu.create() as gpu, Scene(gpu, story.scene, story.size) as scene:
+    with VirtualGpu.create(**GPU) as gpu, Scene(gpu, story.scene, story.size) as scene:
         pids = scene.pids
         story.raise_it(scene)
         telling.happened(story.happened.format_map(pids))
@@ -108,7 +112,7 @@ def _draw(path: str) -> int:
     from vram.virtualgpu.stories import EXPORT, FORK, POOL
 
     with ExitStack() as cleanup:
-        gpu = cleanup.enter_context(VirtualGpu.create())
+        gpu = cleanup.enter_context(VirtualGpu.create(**GPU))
         for story in (FORK, EXPORT, POOL):
             story.raise_it(cleanup.enter_context(Scene(gpu, story.scene, story.size)))
         run_vram(gpu, ["why", "--svg", path], {})

@@ -50,8 +50,7 @@ def scene() -> None:
         stage.ready("closed", pids=pids, nbytes=nbytes)
         stage.wait()
     finally:
-        os.close(tell)
-        os.waitpid(child, 0)
+        stage.end(child)
 
 
 if __name__ == "__main__":

@@ -20,8 +20,7 @@ def scene() -> None:
     try:
         stage.wait()
     finally:
-        # The same end of input wakes the child.
-        os.waitpid(child, 0)
+        stage.end(child)
 
 
 if __name__ == "__main__":

@@ -64,6 +64,12 @@ def die_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
+def end(child: int) -> None:
+    """End a child of this process at once, and reap it."""
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+
+
 def outlive(until_fd: int = 0) -> None:
     """Sleep until the other end of *until_fd* is closed, without reading from it."""
     poll = select.poll()
@@ -100,8 +106,8 @@ class Worker:
 
     def kill(self) -> None:
         """End the worker at once, and reap it."""
-        os.kill(self.pid, signal.SIGKILL)
-        self.reap()
+        Worker.living.remove(self)
+        end(self.pid)
 
     def reap(self) -> int:
         """Wait until the worker has ended; return its wait status."""
