@@ -113,7 +113,7 @@ def test_keep_opens_a_shell_in_the_scene_and_cleans_up_after_it(tmp_path: Path) 
     code, out, _ = demo("pool", "--keep", SHELL=str(shell), NOTES=str(tmp_path))
     assert code == 0
     assert "given back" in out
-    assert "6.0 GiB" in (tmp_path / "check").read_text()
+    assert "6.5 GiB" in (tmp_path / "check").read_text()
     assert not Path((tmp_path / "folder").read_text().strip()).exists()
 
 
