@@ -91,6 +91,13 @@ def test_an_unknown_program_is_looked_at_first():
     assert commands("VR206", as_root) == ["ps -o pid,ppid,user,stat,lstart,args -p 1234"]
 
 
+def test_no_command_is_given_twice():
+    world = ledger(
+        gpu(entry("orphaned", charged_pid=50, holder=holder(51, executable=None))), host=host("root", 0)
+    )
+    assert commands("VR101", world) == ["ps -o pid,ppid,user,stat,lstart,args -p 51"]
+
+
 def test_a_doubtful_pid_in_a_namespace_is_never_signalled():
     """There the driver's pid may be another process's number."""
     doubtful = entry(holder=holder(), confidence="likely")

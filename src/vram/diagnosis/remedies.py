@@ -27,8 +27,9 @@ _CONTAINER_STOP = {"docker": "docker stop", "podman": "podman stop"}
 
 
 def ordered(remedies: Iterable[Remedy]) -> tuple[Remedy, ...]:
-    """Sort by harm; remedies of the same harm keep their order."""
-    return tuple(sorted(remedies, key=lambda remedy: _HARMS.index(remedy.harm)))
+    """Sort by harm, else keep the order; of two with the same command the later one stays."""
+    distinct = {remedy.command or remedy.text: remedy for remedy in remedies}
+    return tuple(sorted(distinct.values(), key=lambda remedy: _HARMS.index(remedy.harm)))
 
 
 def look(holders: Sequence[Holder], text: str = "See what it is before you act.") -> tuple[Remedy, ...]:
