@@ -176,9 +176,7 @@ def test_processes_that_come_and_go(folder: Path, holder: subprocess.Popen[bytes
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root to become somebody else")
-def test_what_may_not_be_read_is_counted(
-    folder: Path, holder: subprocess.Popen[bytes], scan: Scan
-) -> None:
+def test_what_may_not_be_read_is_counted(folder: Path, holder: subprocess.Popen[bytes], scan: Scan) -> None:
     """Asked with another user's eyes: nobody is named, and how many were closed to us is."""
     answer = _as_nobody(lambda: LocalOpenFiles(DeviceNames(str(folder)), scan=scan).scan(60.0))
     assert answer["holdings"] == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -18,6 +18,8 @@ __all__ = ["dumps", "loads", "read", "redact", "write"]
 _LARGEST_NBYTES = 256 << 20
 _MOST_BYTES = 1 << 62  # beyond it lies no GPU, only the driver's "not available"
 _TAKE_AGAIN = "take it again with `vram snapshot -o FILE`"
+
+Shape = TypeVar("Shape")
 
 
 class _Label(msgspec.Struct):
@@ -33,18 +35,15 @@ def dumps(survey: Survey) -> bytes:
 
 def loads(data: bytes, origin: str = "the snapshot") -> Survey:
     """Read a survey back, or say why that cannot be."""
-    label = _label(data, origin)
+    label = _decode(data, _Label, f"{origin} is not a snapshot of vram")
     if label.schema > SURVEY_SCHEMA:
         raise BadSnapshot(
-            f"{origin} was written by a newer version ({label.program}, schema {label.schema})",
+            f"{origin} was written by a newer version ({label.program[:40]!r}, schema {label.schema})",
             hint=f"this version reads schema {SURVEY_SCHEMA}: upgrade vram",
         )
     if label.schema != SURVEY_SCHEMA:
         raise BadSnapshot(f"{origin} says schema {label.schema}, which never was", hint=_TAKE_AGAIN)
-    try:
-        survey = msgspec.json.decode(data, type=Survey)
-    except msgspec.ValidationError as error:
-        raise BadSnapshot(f"{origin} is not a whole snapshot: {error}", hint=_TAKE_AGAIN) from error
+    survey = _decode(data, Survey, f"{origin} is not a whole snapshot")
     _check(survey, origin)
     return survey
 
@@ -75,13 +74,13 @@ def read(path: str) -> Survey:
     return loads(data, path)
 
 
-def _label(data: bytes, origin: str) -> _Label:
+def _decode(data: bytes, kind: type[Shape], complaint: str) -> Shape:
     try:
-        return msgspec.json.decode(data, type=_Label)
+        return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:
-        raise BadSnapshot(f"{origin} is not a snapshot of vram: {error}", hint=_TAKE_AGAIN) from error
+        raise BadSnapshot(f"{complaint}: {error}", hint=_TAKE_AGAIN) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadSnapshot(f"{origin} is broken or cut off: {error}", hint=_TAKE_AGAIN) from error
+        raise BadSnapshot(f"{complaint}, it is broken or cut off: {error}", hint=_TAKE_AGAIN) from error
 
 
 def _check(survey: Survey, origin: str) -> None:

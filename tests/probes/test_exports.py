@@ -1,0 +1,160 @@
+"""Exported allocations: proved, measured, named for everybody who keeps them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from tests.probes.conftest import facts, said, take
+from vram.model.files import DeviceFile, ExportFacts, FilesFacts
+from vram.model.gpu import ChargeFacts, MemoryFacts
+from vram.model.observation import Observation
+from vram.model.process import ProcessRef
+from vram.payloads.exports import largest
+from vram.probes.sources.exports import candidates_of, residual
+from vram.virtualgpu import VirtualGpu
+from vram.virtualgpu.scene import Scene
+
+MIB = 1024**2
+
+
+@pytest.mark.parametrize("nbytes", [2 * MIB, 6 * MIB, 4096 * MIB, 10_000 * MIB])
+def test_a_keeper_is_proved_and_measured(virtual_gpu: VirtualGpu, nbytes: int) -> None:
+    with Scene(virtual_gpu, "export_handle", nbytes) as scene:
+        scene.go()
+        scene.go()
+        survey = take(virtual_gpu)
+        ((export, about),) = facts(survey, ExportFacts)
+        assert (export.process.pid, export.nbytes, export.gpu) == (scene.pids["keeper"], nbytes, 0)
+        assert about.description is not None
+
+
+def test_looking_takes_no_memory_and_lets_go(virtual_gpu: VirtualGpu) -> None:
+    """The account is the same before and after; and once the keeper closes, all is free."""
+    with Scene(virtual_gpu, "export_handle") as scene:
+        scene.go()
+        scene.go()
+        used = [facts(take(virtual_gpu), MemoryFacts)[0][1].used for _ in range(2)]
+        assert used == [scene.nbytes, scene.nbytes]
+        scene.go()
+        ((_, memory),) = facts(take(virtual_gpu), MemoryFacts)
+        assert memory.used == 0
+
+
+def test_everybody_who_keeps_it_is_named(virtual_gpu: VirtualGpu) -> None:
+    """A keeper that forks makes two keepers of one open file: one proof, two names, one identity."""
+    with Scene(virtual_gpu, "export_handle") as scene:
+        scene.go()
+        scene.go()
+        with _copy_holder(scene.pids["keeper"], scene) as other:
+            found = facts(take(virtual_gpu), ExportFacts)
+            assert {export.process.pid for export, _ in found} == {scene.pids["keeper"], other.pid}
+            assert {export.nbytes for export, _ in found} == {scene.nbytes}
+            assert len({about.description for _, about in found}) == 1
+            other.kill()
+
+
+def _copy_holder(keeper: int, scene: Scene) -> subprocess.Popen[bytes]:
+    """Hand a copy of the keeper's descriptor to a process of its own, and keep none."""
+    import ctypes
+
+    pidfd = os.pidfd_open(keeper)
+    copy = ctypes.CDLL(None).syscall(438, pidfd, _control_descriptor(keeper), 0)
+    assert copy >= 0
+    ours, theirs = socket.socketpair()
+    code = (
+        "import socket, sys; s = socket.socket(fileno=int(sys.argv[1]));"
+        "kept = socket.recv_fds(s, 1, 1); print(flush=True); input()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(theirs.fileno())],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        pass_fds=[theirs.fileno()],
+    )
+    socket.send_fds(ours, [b"."], [copy])
+    process.stdout.readline()
+    for descriptor in (copy, pidfd):
+        os.close(descriptor)
+    ours.close()
+    theirs.close()
+    return process
+
+
+def _control_descriptor(pid: int) -> int:
+    links = {int(fd): os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
+    return next(fd for fd, link in links.items() if "/nvidiactl." in link)
+
+
+def test_a_driver_that_hangs_is_a_statement(virtual_gpu: VirtualGpu) -> None:
+    with Scene(virtual_gpu, "export_handle") as scene:
+        scene.go()
+        scene.go()
+        virtual_gpu.fail("cuMemImportFromShareableHandle", hang=True)
+        survey = take(virtual_gpu, "--deadline", "2")
+        (hung,) = said(survey, "driver.exports")
+        assert (hung.status, hung.process.pid, hung.nbytes) == ("timeout", scene.pids["keeper"], None)
+        assert facts(survey, MemoryFacts)[0][1].used == scene.nbytes
+
+
+def test_a_driver_that_fails_is_a_statement(virtual_gpu: VirtualGpu) -> None:
+    with Scene(virtual_gpu, "export_handle") as scene:
+        scene.go()
+        scene.go()
+        virtual_gpu.fail("cuInit", error="SYSTEM_NOT_READY")
+        (failed,) = said(take(virtual_gpu), "driver.exports")
+        assert (failed.status, "cuInit" in failed.message) == ("failed", True)
+
+
+def test_ordinary_processes_are_not_asked_about(virtual_gpu: VirtualGpu) -> None:
+    """What a context costs beyond its charge is no reason to load the driver."""
+    virtual_gpu.fail("cuMemImportFromShareableHandle", hang=True)
+    with Scene(virtual_gpu, "plain"):
+        survey = take(virtual_gpu)
+        assert said(survey, "driver.exports") == []
+        assert {run.name: run.status for run in survey.probes}["exports"] == "ok"
+
+
+@pytest.mark.parametrize("most", [0, 1, 2, 3, 7, 64, 71_885])
+def test_search_finds_every_size(most: int) -> None:
+    for size in {0, 1, 2, 3, most // 2, most - 1, most} - {-1}:
+        if size <= most:
+            assert largest(most, lambda count, size=size: count <= size) == size
+
+
+def test_search_asks_few_times() -> None:
+    asked = []
+    largest(71_885, lambda count: asked.append(count) or count <= 2048)
+    assert len(asked) < 25
+
+
+def _seen(used: int, *charges: int | None) -> list[Observation]:
+    memory = Observation(probe="nvml.memory", gpu=0, facts=MemoryFacts(1000, 1000 - used, used))
+    listed = [
+        Observation(
+            probe="nvml.processes", gpu=0, process=ProcessRef(pid), nbytes=nbytes, facts=ChargeFacts(())
+        )
+        for pid, nbytes in enumerate(charges, 1)
+    ]
+    return [memory, *listed]
+
+
+def test_residual_is_what_no_list_accounts_for() -> None:
+    assert residual(_seen(700, 500, 100)) == (100, 2)
+    assert residual(_seen(700, 500, 300)) == (0, 2)  # shared bytes are charged twice
+    assert residual(_seen(700, None)) == (700, 1)
+    assert residual([]) == (0, 0)
+
+
+def test_who_holds_no_gpu_is_asked_first() -> None:
+    def holding(pid: int, *kinds: str) -> Observation:
+        files = tuple(DeviceFile(fd, kind, "x") for fd, kind in enumerate(kinds, 3))
+        return Observation(probe="proc.files", process=ProcessRef(pid, 1), facts=FilesFacts(files))
+
+    idle, busy = candidates_of([holding(1, "gpu", "control"), holding(2, "control", "dmabuf")])
+    assert [(each.process.pid, each.fd) for each in idle] == [(2, 3)]
+    assert [(each.process.pid, each.fd) for each in busy] == [(1, 4)]

@@ -1,0 +1,221 @@
+"""The driver's library, read where a deadline can end it: figures, failures, hangs, loss."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import msgspec
+import pytest
+
+from tests.probes.conftest import PROGRAM, facts, said, statuses, take
+from vram.host.local.nvml import LocalNvml
+from vram.model.gpu import ChargeFacts, DriverFacts, GpuFacts, MemoryFacts
+from vram.model.observation import Observation, Survey
+from vram.virtualgpu import VirtualGpu
+from vram.virtualgpu.scene import Scene
+
+GIB = 1024**3
+
+
+def test_an_idle_gpu(virtual_gpu: VirtualGpu) -> None:
+    survey = take(virtual_gpu)
+    assert said(survey, "nvml.init") == [Observation(probe="nvml.init")]
+    ((_, driver),) = facts(survey, DriverFacts)
+    assert driver == DriverFacts("580.159.04", "580.159.04", None, "13.0", virtual=True)
+    ((_, gpu),) = facts(survey, GpuFacts)
+    assert (gpu.minor, gpu.virtual, gpu.compute_mode, gpu.mig_enabled) == (0, True, "default", False)
+    ((_, memory),) = facts(survey, MemoryFacts)
+    assert memory.used == 0
+    assert memory.v1_used == memory.reserved
+    assert memory.total == memory.free + memory.reserved
+    assert facts(survey, ChargeFacts) == []
+
+
+def test_charges_name_processes_for_good(virtual_gpu: VirtualGpu) -> None:
+    with Scene(virtual_gpu, "context_only") as scene:
+        scene.go()
+        survey = take(virtual_gpu)
+        (pid,) = set(scene.pids.values())
+        ((charge, lists),) = facts(survey, ChargeFacts)
+        assert (charge.process.pid, charge.nbytes, lists.lists) == (pid, 518 * 1024**2, ("compute",))
+        assert charge.process.started_at is not None
+
+
+def test_a_dead_pid_has_no_start(virtual_gpu: VirtualGpu) -> None:
+    with Scene(virtual_gpu, "fork_orphan") as scene:
+        scene.kill("parent")
+        ((charge, _),) = facts(take(virtual_gpu), ChargeFacts)
+        assert charge.process.pid == scene.pids["parent"]
+        assert charge.process.started_at is None
+        assert charge.nbytes > scene.nbytes
+
+
+@pytest.mark.parametrize("mode", [[], ["--thread"], ["--cuda"]], ids=["fork", "thread", "cuda"])
+def test_every_way_to_start_a_reader_sees_the_same(two_virtual_gpus: VirtualGpu, mode: list[str]) -> None:
+    survey = take(two_virtual_gpus, *mode)
+    assert [observation.gpu for observation, _ in facts(survey, MemoryFacts)] == [0, 1]
+
+
+def test_version_1_serves_where_version_2_is_unknown(virtual_gpu: VirtualGpu) -> None:
+    virtual_gpu.fail("nvmlDeviceGetMemoryInfo_v2", error="FUNCTION_NOT_FOUND")
+    ((_, memory),) = facts(take(virtual_gpu), MemoryFacts)
+    assert memory.reserved is None
+    assert memory.used == memory.v1_used > 0
+
+
+def test_older_process_lists_serve_where_newer_are_unknown(virtual_gpu: VirtualGpu) -> None:
+    virtual_gpu.fail("nvmlDeviceGet*RunningProcesses_v3", error="FUNCTION_NOT_FOUND")
+    with Scene(virtual_gpu, "context_only") as scene:
+        scene.go()
+        ((charge, _),) = facts(take(virtual_gpu), ChargeFacts)
+        assert charge.nbytes == 518 * 1024**2
+
+
+def test_what_is_not_supported_is_unknown(virtual_gpu: VirtualGpu) -> None:
+    virtual_gpu.fail("nvmlDeviceGetBAR1MemoryInfo", error="NOT_SUPPORTED")
+    virtual_gpu.fail("nvmlDeviceGetEccMode", error="NO_PERMISSION")
+    ((_, gpu),) = facts(take(virtual_gpu), GpuFacts)
+    assert (gpu.bar1_total, gpu.bar1_used, gpu.ecc_enabled) == (None, None, None)
+
+
+def test_a_sentinel_is_unknown_bytes(virtual_gpu: VirtualGpu) -> None:
+    virtual_gpu.fail("nvmlDeviceGetComputeRunningProcesses*", sentinel=True)
+    with Scene(virtual_gpu, "context_only") as scene:
+        scene.go()
+        ((charge, _),) = facts(take(virtual_gpu), ChargeFacts)
+        assert charge.nbytes is None
+
+
+def test_impossible_memory_is_refused(two_virtual_gpus: VirtualGpu) -> None:
+    two_virtual_gpus.fail("nvmlDeviceGetMemoryInfo*", gpu=0, sentinel=True)
+    survey = take(two_virtual_gpus)
+    assert statuses(survey, 0)["nvml.memory"] == "failed"
+    assert [observation.gpu for observation, _ in facts(survey, MemoryFacts)] == [1]
+
+
+@pytest.mark.parametrize("code", ["GPU_IS_LOST", "RESET_REQUIRED"])
+@pytest.mark.parametrize("call", ["nvmlDeviceGetName", "nvmlDeviceGetMemoryInfo*", "nvmlDeviceGetGraphics*"])
+def test_a_gpu_lost_in_the_middle_costs_only_itself(
+    two_virtual_gpus: VirtualGpu, call: str, code: str
+) -> None:
+    two_virtual_gpus.fail(call, gpu=0, error=code)
+    survey = take(two_virtual_gpus)
+    assert "lost" in statuses(survey, 0).values()
+    assert set(statuses(survey, 1).values()) == {"ok"}
+    assert {run.name: run.status for run in survey.probes}["nvml"] == "lost"
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "words"),
+    [
+        ("DRIVER_NOT_LOADED", "unsupported", "driver is not loaded"),
+        ("LIB_RM_VERSION_MISMATCH", "failed", "different versions"),
+        ("NO_PERMISSION", "denied", ""),
+        ("UNKNOWN", "failed", ""),
+    ],
+)
+def test_a_failing_init_says_why(virtual_gpu: VirtualGpu, code: str, status: str, words: str) -> None:
+    virtual_gpu.fail("nvmlInit*", error=code)
+    survey = take(virtual_gpu)
+    (init,) = said(survey, "nvml.init")
+    assert init.status == status
+    assert words in init.message
+    assert len(facts(survey, DriverFacts)) == 1
+    assert facts(survey, GpuFacts) == []
+
+
+def test_without_a_driver_the_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = subprocess.run([sys.executable, PROGRAM], stdout=subprocess.PIPE, check=True)
+    survey = msgspec.json.decode(done.stdout, type=Survey)
+    (init,) = said(survey, "nvml.init")
+    if init.status == "ok":
+        pytest.skip("this machine has a driver")
+    assert (init.status, "libnvidia-ml.so.1" in init.message) == ("unsupported", True)
+
+
+def test_a_call_that_hangs_costs_only_its_gpu(two_virtual_gpus: VirtualGpu) -> None:
+    two_virtual_gpus.fail("nvmlDeviceGetUUID", gpu=0, hang=True)
+    survey = take(two_virtual_gpus, "--deadline", "2")
+    (hung,) = said(survey, "nvml.gpu", gpu=0)
+    assert hung.status == "timeout"
+    assert "nvmlDeviceGetUUID" in hung.message
+    assert set(statuses(survey, 1).values()) == {"ok"}
+
+
+def test_memory_is_known_where_only_the_lists_hang(virtual_gpu: VirtualGpu) -> None:
+    virtual_gpu.fail("nvmlDeviceGetComputeRunningProcesses*", hang=True)
+    survey = take(virtual_gpu, "--deadline", "1")
+    assert statuses(survey, 0) == {"nvml.gpu": "ok", "nvml.memory": "ok", "nvml.processes": "timeout"}
+
+
+def test_init_that_hangs_is_one_statement(virtual_gpu: VirtualGpu) -> None:
+    virtual_gpu.fail("nvmlInit*", hang=True)
+    survey = take(virtual_gpu, "--deadline", "1")
+    (init,) = said(survey, "nvml.init")
+    assert init.status == "timeout"
+
+
+def test_slow_is_not_hung(two_virtual_gpus: VirtualGpu) -> None:
+    """A GPU that takes its time is told whole, and does not keep the next one waiting."""
+    two_virtual_gpus.fail("nvmlDeviceGetName", gpu=0, slow_s=1.5)
+    survey = take(two_virtual_gpus, "--deadline", "30")
+    assert set(statuses(survey, 0).values()) == set(statuses(survey, 1).values()) == {"ok"}
+    assert [observation.gpu for observation, _ in facts(survey, MemoryFacts)] == [1, 0]
+
+
+def test_many_gpus_that_hang_end_by_the_deadline(native_libraries: object) -> None:
+    with VirtualGpu.create(gpus=6) as gpu:
+        gpu.fail("nvmlDeviceGetName", hang=True)
+        survey = take(gpu, "--deadline", "1")
+        assert [statuses(survey, index)["nvml.gpu"] for index in range(6)] == ["timeout"] * 6
+
+
+def test_no_reader_outlives_its_survey(two_virtual_gpus: VirtualGpu) -> None:
+    two_virtual_gpus.fail("nvmlDeviceGetName", gpu=0, hang=True)
+    with _rounds(two_virtual_gpus, "--deadline", "1", "--rounds", "2") as program:
+        _next(program)
+        children = f"/proc/{program.pid}/task/{program.pid}/children"
+        with open(children) as file:
+            assert file.read() == ""
+        program.kill()
+
+
+def test_a_reader_that_cannot_die_is_not_joined_by_others(two_virtual_gpus: VirtualGpu) -> None:
+    """Nothing piles up on a GPU that swallows its readers; when it lets go, it is read again."""
+    two_virtual_gpus.fail("nvmlDeviceGetUUID", gpu=0, hang=True)
+    options = ("--deadline", "1", "--rounds", "4", "--unkillable")
+    with _rounds(two_virtual_gpus, *options) as program:
+        first = _next(program)
+        assert statuses(first, 0) == {"nvml.gpu": "timeout"}
+        for _ in range(2):
+            survey = _next(program, b"\n")
+            (stuck,) = said(survey, "nvml.gpu", gpu=0)
+            assert (stuck.status, "still hangs" in stuck.message) == ("timeout", True)
+            assert set(statuses(survey, 1).values()) == {"ok"}
+            # It is not waited for again: nobody spends a deadline on what is known to hang.
+            assert {run.name: run.duration_s < 0.9 for run in survey.probes}["nvml"]
+        two_virtual_gpus.clear_faults()
+        assert set(statuses(_next(program, b"release\n"), 0).values()) == {"ok"}
+
+
+def _rounds(gpu: VirtualGpu, *options: str) -> subprocess.Popen[bytes]:
+    return gpu.popen([sys.executable, str(PROGRAM), *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+def _next(program: subprocess.Popen[bytes], line: bytes = b"") -> Survey:
+    program.stdin.write(line)
+    program.stdin.flush()
+    return msgspec.json.decode(program.stdout.readline(), type=Survey)
+
+
+def test_a_reader_keeps_nothing_of_ours_open() -> None:
+    """A reader that hangs for good must not hold our pipes or files."""
+    inherited, write_end = os.pipe()
+    os.set_inheritable(write_end, True)
+    reading = LocalNvml().read(30.0)
+    os.close(write_end)
+    assert os.read(inherited, 1) == b""  # would wait for as long as anybody has the other end
+    list(reading)
+    os.close(inherited)

@@ -1,0 +1,130 @@
+"""The survey: whatever its sources meet, an answer comes back."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+
+import pytest
+
+from tests.probes.conftest import facts, take
+from vram.host.local import LocalHost
+from vram.host.ports import Candidate, FileScan, Host, Proof
+from vram.model.files import DmabufFacts, FilesFacts
+from vram.model.gpu import ChargeFacts, MemoryFacts
+from vram.model.observation import HostFacts, Observation
+from vram.model.process import ProcessFacts, ProcessRef
+from vram.probes.survey import survey
+from vram.virtualgpu import VirtualGpu
+from vram.virtualgpu.scene import Scene
+
+
+class Quiet:
+    """Ports of a machine on which nothing is to be seen."""
+
+    def read(self, deadline_s: float) -> Iterator[Observation]:
+        return iter(())
+
+    def scan(self, deadline_s: float, pids: Sequence[int] | None = None) -> FileScan:
+        return FileScan(())
+
+    def prove(self, candidates: Sequence[Candidate], deadline_s: float) -> Iterator[Proof]:
+        return iter(())
+
+    def facts(self, pid: int) -> tuple[ProcessRef, ProcessFacts] | None:
+        return None
+
+
+class Broken(Quiet):
+    """Ports with a defect that nobody foresaw."""
+
+    def read(self, deadline_s: float) -> Iterator[Observation]:
+        raise RuntimeError("read")
+
+    def scan(self, deadline_s: float, pids: Sequence[int] | None = None) -> FileScan:
+        raise RuntimeError("scan")
+
+    def facts(self, pid: int) -> tuple[ProcessRef, ProcessFacts] | None:
+        raise RuntimeError("facts")
+
+
+class Charging(Quiet):
+    def read(self, deadline_s: float) -> Iterator[Observation]:
+        process = ProcessRef(7, 1)
+        yield Observation(probe="nvml.processes", gpu=0, process=process, nbytes=5, facts=ChargeFacts(()))
+
+
+def host(**ports: object) -> Host:
+    quiet = Quiet()
+    whole = {"nvml": quiet, "files": quiet, "exports": quiet, "proc": quiet, **ports}
+    who = HostFacts(name="h", kernel="k", user="u", uid=1)
+    return SimpleNamespace(**whole, clock=LocalHost().clock, facts=lambda: who)
+
+
+def test_nothing_to_see() -> None:
+    taken = survey(host())
+    assert taken.observations == ()
+    assert {run.status for run in taken.probes} == {"ok"}
+
+
+@pytest.mark.parametrize("port", ["nvml", "files", "proc"])
+def test_an_unforeseen_error_is_a_statement(port: str) -> None:
+    taken = survey(host(**{"nvml": Charging(), port: Broken()}))
+    failed = [each for each in taken.observations if each.status == "failed"]
+    assert failed
+    assert all("RuntimeError" in each.message for each in failed)
+    assert "failed" in {run.status for run in taken.probes}
+
+
+def test_this_machine_can_be_surveyed() -> None:
+    taken = survey(LocalHost())
+    assert taken.host.uid == os.geteuid()
+    assert {run.name for run in taken.probes} >= {"nvml", "files", "processes", "exports"}
+    assert all(run.duration_s < 5.0 for run in taken.probes)
+
+
+def test_a_working_process_is_told_whole(virtual_gpu: VirtualGpu) -> None:
+    with Scene(virtual_gpu, "fork_orphan") as scene:
+        taken = take(virtual_gpu)
+        assert taken.host.virtual
+        files = {each.process.pid: about for each, about in facts(taken, FilesFacts)}
+        assert set(files) == {scene.pids["parent"], scene.pids["child"]}
+        # The child has the parent's very files.
+        one, other = (
+            {file.description for file in files[scene.pids[part]].files if file.kind == "gpu"}
+            for part in ("parent", "child")
+        )
+        assert one == other
+        assert None not in one
+        processes = {each.process.pid: about for each, about in facts(taken, ProcessFacts)}
+        assert processes[scene.pids["child"]].parent == scene.pids["parent"]
+        # Ancestors are there by name, without their arguments.
+        assert processes[os.getpid()].argv == ()
+        assert processes[os.getpid()].command
+
+
+def test_dmabufs_are_told_with_their_bytes(virtual_gpu: VirtualGpu) -> None:
+    with Scene(virtual_gpu, "dmabuf") as scene:
+        scene.go()
+        scene.go()
+        taken = take(virtual_gpu)
+        ((buffer, about),) = facts(taken, DmabufFacts)
+        assert (buffer.process.pid, buffer.nbytes) == (scene.pids["keeper"], scene.nbytes)
+        assert about.inode > 0
+        assert facts(taken, ChargeFacts) == []
+        assert facts(taken, MemoryFacts)[0][1].used == scene.nbytes
+
+
+def test_a_stopped_process_is_seen_as_such(virtual_gpu: VirtualGpu) -> None:
+    with Scene(virtual_gpu, "fork_orphan") as scene:
+        os.kill(scene.pids["child"], signal.SIGSTOP)  # ours: the scene holds it by pidfd
+        try:
+            while True:
+                taken = take(virtual_gpu)
+                state = {each.process.pid: about.state for each, about in facts(taken, ProcessFacts)}
+                if state[scene.pids["child"]] == "T":
+                    break
+        finally:
+            os.kill(scene.pids["child"], signal.SIGCONT)
