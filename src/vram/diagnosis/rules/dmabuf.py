@@ -69,8 +69,8 @@ def _by_dmabuf(entry: Entry) -> bool:
 
 def _cause(holding: Holding) -> str:
     return (
-        f"{words.processes(holding.keepers)} holds a dma-buf on {size(holding.nbytes)} of GPU memory."
-        " It needs no context for that, so the driver's lists charge nobody."
+        f"A dma-buf on {size(holding.nbytes)} of GPU memory is open in {words.processes(holding.keepers)}."
+        " That takes no context, so the driver's lists charge nobody."
     )
 
 

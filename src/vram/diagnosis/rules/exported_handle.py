@@ -2,9 +2,9 @@
 
 What it detects
 ---------------
-Memory that was exported as a file descriptor is still in use after its maker ended: some process
-holds the descriptor. That process needs no context and need never have used CUDA, so nvidia-smi
-lists nobody.
+Memory that was exported as a file descriptor is still in use after its maker ended or let go of
+it: some process holds the descriptor. That process needs no context and need never have used
+CUDA, so nvidia-smi lists nobody.
 
 Why it happens
 --------------
@@ -70,8 +70,8 @@ def _by_handle(entry: Entry) -> bool:
 
 def _cause(holding: Holding) -> str:
     return (
-        f"The process that made this memory is gone, but {words.processes(holding.keepers)} still has an"
-        f" exported handle on it open. {size(holding.nbytes)} come back when it is closed."
+        f"No process is charged with this memory, but an exported handle on it is still open in"
+        f" {words.processes(holding.keepers)}. {size(holding.nbytes)} come back when it is closed."
     )
 
 

@@ -66,9 +66,8 @@ def _left_by_zombie(entry: Entry) -> bool:
 
 def _cause(holding: Holding) -> str:
     return (
-        f"Process {holding.charged_pid} is a zombie and holds nothing itself;"
-        f" {words.processes(holding.keepers)} inherited its open device files and keeps"
-        f" {size(holding.nbytes)}."
+        f"Process {holding.charged_pid} is a zombie and holds nothing itself. Its open device files, and"
+        f" {size(holding.nbytes)} with them, were inherited by {words.processes(holding.keepers)}."
     )
 
 
