@@ -29,7 +29,11 @@ class Scene:
 
     def __init__(self, gpu: VirtualGpu, program: str, *arguments: object) -> None:
         self._process = gpu.popen(
-            [sys.executable, f"{program}.py", *map(str, arguments)],
+            # As typed by a person in that folder: reports show this line, not where Python lies.
+            ["python", f"{program}.py", *map(str, arguments)],
+            executable=sys.executable,
+            # Under a name without a path, Python would look for its library beside another one.
+            env={**os.environ, "PYTHONHOME": f"{sys.base_prefix}:{sys.base_exec_prefix}"},
             cwd=PROGRAMS,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
