@@ -40,9 +40,15 @@ def parse_size(text: str) -> int:
 def duration(seconds: float) -> str:
     """Show an age in its two largest units: "3 d 4 h", "12 min 5 s"."""
     left = max(0, int(seconds))
-    parts = []
+    parts: list[str] = []
     for unit, scale in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
         count, left = divmod(left, scale)
         if count or (unit == "s" and not parts):
             parts.append(f"{count} {unit}")
     return " ".join(parts[:2])
+
+
+def counted(number: int, noun: str) -> str:
+    """Put a number before its noun: "1 process", "3 processes"."""
+    plural = noun + ("es" if noun.endswith("s") else "s")
+    return f"{number} {noun if number == 1 else plural}"

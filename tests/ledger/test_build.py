@@ -85,6 +85,12 @@ def test_memory_of_a_dead_pid_without_a_keeper_in_sight_stays_charged_to_it():
     assert (orphan.holder.pid, orphan.holder.alive, orphan.confidence) == (40, False, "unknown")
 
 
+def test_a_newcomer_with_the_dead_ones_pid_is_never_shown_as_its_holder():
+    world = World().gpu(used=4 * GIB).charge(40, 4 * GIB).process(40)
+    (orphan,) = entries(only_gpu(world), "orphaned")
+    assert (orphan.holder.alive, orphan.holder.command, orphan.holder.started_at) == (False, None, None)
+
+
 def test_a_child_that_inherited_a_living_parents_files_is_a_warning():
     world = World().gpu(used=CONTEXT + OVERHEAD).cuda(50, CONTEXT, family=5)
     gpu = only_gpu(world.process(51, parent=50).files(51, family=5))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from vram.ledger.families import Family, families, keepers, match, source_of
-from vram.ledger.holders import holder, holders
+from vram.ledger.holders import departed, holder, holders
 from vram.ledger.sightings import Charge, GpuSighting, Sightings
 from vram.model.ledger import Bystander, Entry, Holder
-from vram.units import size
+from vram.units import counted, size
 
 
 def charged_entries(seen: Sightings, gpu: GpuSighting) -> tuple[list[Entry], list[Bystander]]:
@@ -84,7 +84,7 @@ def _unkept(seen: Sightings, charge: Charge, evidence: list[str]) -> Entry:
     return Entry(
         kind="hidden" if outside else "orphaned",
         nbytes=charge.nbytes or 0,
-        holder=holder(seen, charge.process, charge.lists),
+        holder=departed(charge.process.pid, charge.lists),
         charged_pid=charge.process.pid,
         charged_state=_state(seen, charge.process.pid),
         hidden_by="namespace" if outside else None,
@@ -138,8 +138,8 @@ def _open_files(seen: Sightings, pid: int) -> list[str]:
     facts = seen.files.get(pid)
     if facts is None:
         return []
-    mappings = "" if facts.mappings is None else f" and {facts.mappings} mappings"
-    return [f"pid {pid} has {len(facts.files)} descriptors{mappings} on device files"]
+    mappings = "" if facts.mappings is None else f" and {counted(facts.mappings, 'mapping')}"
+    return [f"pid {pid} has {counted(len(facts.files), 'descriptor')}{mappings} on device files"]
 
 
 def _pids(people: tuple[Holder, ...]) -> str:

@@ -13,9 +13,7 @@ def holder(seen: Sightings, process: ProcessRef, lists: tuple[str, ...] = ()) ->
     """Describe *process* as far as /proc let us see it."""
     known = seen.processes.get(process.pid)
     if known is None:
-        return Holder(
-            pid=process.pid, started_at=process.started_at, user=None, command=None, alive=False, lists=lists
-        )
+        return departed(process.pid, lists)
     ref, facts = known
     files = seen.files.get(process.pid)
     return Holder(
@@ -34,6 +32,11 @@ def holder(seen: Sightings, process: ProcessRef, lists: tuple[str, ...] = ()) ->
         lists=lists,
         workload=facts.workload,
     )
+
+
+def departed(pid: int, lists: tuple[str, ...] = ()) -> Holder:
+    """A process that is gone. Whoever has its pid now is somebody else and goes unmentioned."""
+    return Holder(pid=pid, started_at=None, user=None, command=None, alive=False, lists=lists)
 
 
 def holders(seen: Sightings, pids: Iterable[int]) -> tuple[Holder, ...]:

@@ -7,7 +7,7 @@ from typing import Literal
 from vram.ledger.holders import holder
 from vram.ledger.sightings import Charge, GpuSighting, Sightings
 from vram.model.ledger import Entry
-from vram.units import KIB, MIB, size
+from vram.units import KIB, MIB, counted, size
 
 # A context uses more than its process is charged: 526.81 against 518 MiB (H200, driver 580.159).
 CONTEXT_OVERHEAD = 9024 * KIB
@@ -32,8 +32,8 @@ def _overhead(contexts: int, rest: int, more_to_come: bool) -> Entry:
         kind="overhead",
         nbytes=nbytes,
         evidence=(
-            f"{contexts} contexts; each uses about {size(CONTEXT_OVERHEAD)} more than its process is charged"
-            " (measured on an H200, driver 580.159)",
+            f"{counted(contexts, 'context')}; each uses about {size(CONTEXT_OVERHEAD)} more than its process"
+            " is charged (measured on an H200, driver 580.159)",
         ),
         confidence="likely",
     )
