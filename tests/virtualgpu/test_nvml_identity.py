@@ -20,13 +20,16 @@ def test_a_gpu_is_found_by_all_its_names(two_virtual_gpus: VirtualGpu) -> None:
         "[n.nvmlDeviceGetIndex(one) for one in ways]",
         "h = handle(1)",
         "pci = n.nvmlDeviceGetPciInfo(h)",
-        "ways = [n.nvmlDeviceGetHandleByUUID(n.nvmlDeviceGetUUID(h)),"
+        "uuid = n.nvmlDeviceGetUUID(h)",
+        "ways = [n.nvmlDeviceGetHandleByUUID(uuid),"
+        " n.nvmlDeviceGetHandleByUUIDV(uuid.encode(), n.NVML_UUID_TYPE_ASCII),"
+        " n.nvmlDeviceGetHandleByUUIDV(bytes.fromhex(uuid[4:].replace('-', '')), n.NVML_UUID_TYPE_BINARY),"
         " n.nvmlDeviceGetHandleBySerial(n.nvmlDeviceGetSerial(h)),"
         " n.nvmlDeviceGetHandleByPciBusId(pci.busId),"
         " n.nvmlDeviceGetHandleByPciBusId(pci.busIdLegacy),"
         " n.nvmlDeviceGetHandleByPciBusId(f'{pci.bus:x}:0.0')]",
     )
-    assert found == [1] * 5
+    assert found == [1] * 7
 
 
 @pytest.mark.parametrize(
@@ -138,3 +141,31 @@ def test_nvml_and_cuda_mean_the_same_gpu_by_a_bus_id(two_virtual_gpus: VirtualGp
         "cuda.cuDeviceGetPCIBusId(text, 16, 1)",
     )
     assert told[0] == told[1]
+
+
+def test_a_chip_that_remaps_rows_retires_no_pages(virtual_gpu: VirtualGpu) -> None:
+    pending = "code(n.nvmlDeviceGetRetiredPagesPendingStatus, handle(0))"
+    assert ask(virtual_gpu, f"[code(n.nvmlDeviceGetRemappedRows, handle(0)), {pending}]") == [
+        0,
+        NOT_SUPPORTED,
+    ]
+
+
+def test_an_older_chip_retires_pages_and_remaps_no_rows(virtual_gpu: VirtualGpu) -> None:
+    virtual_gpu.set(retires_pages=True, retired_pages=3, retired_pending=True)
+    told = ask(
+        virtual_gpu,
+        "[n.nvmlDeviceGetRetiredPagesPendingStatus(h),"
+        " [len(n.nvmlDeviceGetRetiredPages(h, cause)) for cause in (0, 1)],"
+        " len(n.nvmlDeviceGetRetiredPages_v2(h, 1)), code(n.nvmlDeviceGetRemappedRows, h)]",
+        "h = handle(0)",
+    )
+    assert told == [1, [0, 3], 3, NOT_SUPPORTED]
+
+
+def test_uncorrected_errors_are_counted_where_ecc_is_on(virtual_gpu: VirtualGpu) -> None:
+    virtual_gpu.set(ecc_uncorrected=5)
+    count = "n.nvmlDeviceGetTotalEccErrors(handle(0), {}, 0)"
+    assert ask(virtual_gpu, f"[{count.format(0)}, {count.format(1)}]") == [0, 5]
+    virtual_gpu.set(ecc_enabled=False)
+    assert ask(virtual_gpu, "code(n.nvmlDeviceGetTotalEccErrors, handle(0), 1, 0)") == NOT_SUPPORTED

@@ -2,7 +2,6 @@
 #include "identity.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
@@ -44,14 +43,49 @@ EXPORT int nvmlDeviceGetHandleByIndex(unsigned index, struct nvml_device **devic
     return by_index(__func__, index, device);
 }
 
-EXPORT int nvmlDeviceGetHandleByUUID(const char *uuid, struct nvml_device **device) {
-    int status = ready(uuid, device), found = -1;
-    if (status != NVML_SUCCESS)
-        return status;
+static int gpu_with_uuid(const char *uuid) {
     for (int i = 0; i < store_config()->gpus; i++)
         if (strcasecmp(uuid, store_config()->gpu[i].uuid) == 0)
-            found = i;
-    return handle_at(__func__, found, device, NVML_NOT_FOUND);
+            return i;
+    return -1;
+}
+
+EXPORT int nvmlDeviceGetHandleByUUID(const char *uuid, struct nvml_device **device) {
+    int status = ready(uuid, device);
+    return status == NVML_SUCCESS ? handle_at(__func__, gpu_with_uuid(uuid), device, NVML_NOT_FOUND) : status;
+}
+
+enum { UUID_TEXT = 1, UUID_BYTES = 2 };
+
+struct uuid {
+    unsigned version, type;
+    union {
+        char text[41];
+        unsigned char bytes[16];
+    };
+};
+
+/* "GPU-" and the bytes in hexadecimal, with dashes after the 4th, 6th, 8th and 10th. */
+static void write_uuid(const unsigned char bytes[16], char text[41]) {
+    char *at = text + sprintf(text, "GPU");
+    for (int i = 0; i < 16; i++)
+        at += sprintf(at, i == 0 || (i >= 4 && i <= 10 && i % 2 == 0) ? "-%02x" : "%02x", bytes[i]);
+}
+
+EXPORT int nvmlDeviceGetHandleByUUIDV(const struct uuid *uuid, struct nvml_device **device) {
+    int status = ready(uuid, device);
+    if (status != NVML_SUCCESS)
+        return status;
+    if (uuid->version != VERSIONED(struct uuid, 1))
+        return NVML_VERSION_MISMATCH;
+    char text[sizeof uuid->text];
+    if (uuid->type == UUID_BYTES)
+        write_uuid(uuid->bytes, text);
+    else if (uuid->type == UUID_TEXT)
+        snprintf(text, sizeof text, "%.*s", (int)sizeof text - 1, uuid->text);
+    else
+        return NVML_INVALID_ARGUMENT;
+    return handle_at(__func__, gpu_with_uuid(text), device, NVML_NOT_FOUND);
 }
 
 EXPORT int nvmlDeviceGetHandleBySerial(const char *serial, struct nvml_device **device) {

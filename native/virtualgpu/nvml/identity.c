@@ -2,7 +2,6 @@
 #include "identity.h"
 
 #include <stdio.h>
-#include <string.h>
 
 enum { BRAND_NVIDIA = 14, ARCHITECTURE_HOPPER = 9, BUS_PCIE = 2, CLASS_3D_CONTROLLER = 0x0302 };
 

@@ -6,7 +6,8 @@
  *
  *   name uuid total_bytes reserved_bytes context_bytes context_overhead_bytes bar1_bytes
  *   bar1_base_bytes ecc_enabled persistence mig_enabled remap_pending remap_failure
- *   compute_mode remapped_correctable remapped_uncorrectable utilization
+ *   compute_mode remapped_correctable remapped_uncorrectable retires_pages retired_pending
+ *   retired_pages ecc_uncorrected utilization
  *
  * Numbers are plain bytes, booleans 0 or 1. Unknown keys are left alone, so that an older
  * library reads a newer folder. What is not said is as measured on an H200, driver 580.
@@ -73,6 +74,10 @@ static void set_gpu(struct store_gpu *gpu, const char *key, const char *value) {
     NUMBER(compute_mode);
     NUMBER(remapped_correctable);
     NUMBER(remapped_uncorrectable);
+    NUMBER(retires_pages);
+    NUMBER(retired_pending);
+    NUMBER(retired_pages);
+    NUMBER(ecc_uncorrected);
     NUMBER(utilization);
 }
 

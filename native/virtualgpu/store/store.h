@@ -34,6 +34,9 @@ struct store_gpu {
     bool ecc_enabled, persistence, mig_enabled, remap_pending, remap_failure;
     unsigned compute_mode; /* 0 default, 2 prohibited, 3 exclusive process */
     unsigned remapped_correctable, remapped_uncorrectable;
+    bool retires_pages, retired_pending; /* an older chip: it retires pages, and remaps no rows */
+    unsigned retired_pages;
+    uint64_t ecc_uncorrected; /* errors in device memory since the driver was loaded */
     unsigned utilization;
 };
 

@@ -22,8 +22,23 @@ SIZES = (
     "bar1_bytes",
     "bar1_base_bytes",
 )
-SWITCHES = ("ecc_enabled", "persistence", "mig_enabled", "remap_pending", "remap_failure")
-NUMBERS = ("remapped_correctable", "remapped_uncorrectable", "utilization", "compute_mode")
+SWITCHES = (
+    "ecc_enabled",
+    "persistence",
+    "mig_enabled",
+    "remap_pending",
+    "remap_failure",
+    "retires_pages",
+    "retired_pending",
+)
+NUMBERS = (
+    "remapped_correctable",
+    "remapped_uncorrectable",
+    "retired_pages",
+    "ecc_uncorrected",
+    "utilization",
+    "compute_mode",
+)
 TEXTS = ("name", "uuid")
 OF_THE_MACHINE = ("driver_version", "cuda_version")
 COMPUTE_MODES = {"default": 0, "prohibited": 2, "exclusive_process": 3}
