@@ -54,7 +54,7 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def _verdict(row: dict[str, Any]) -> str:
-    return row["status"] if row["ok"] else "**not as expected**: " + "; ".join(row["unmet"])
+    return row["status"] if row["ok"] is not False else "**not as expected**: " + "; ".join(row["unmet"])
 
 
 def short(value: Any) -> str:

@@ -34,9 +34,8 @@ def main() -> int:
     if args.evidence:
         for path in evidence.write(args.evidence, theatre.gpu, played):
             print(path)
-    failed = [result["row"] for result in played if not result["ok"]]
-    print(f"{len(played) - len(failed)} of {len(played)} rows as expected on {theatre.gpu['name']}")
-    return 1 if failed else 0
+    print(f"{summary(played)} on {theatre.gpu['name']}")
+    return 1 if any(result["ok"] is False for result in played) else 0
 
 
 def arguments() -> argparse.Namespace:
@@ -57,6 +56,12 @@ def chosen(names: list[str]) -> list[score.Row]:
         known = ", ".join(row.name for row in ROWS)
         raise SystemExit(f"no such row: {', '.join(sorted(unknown))}; there are {known}")
     return [row for row in ROWS if not names or row.name in names]
+
+
+def summary(played: list[dict[str, Any]]) -> str:
+    skipped = sum(result["ok"] is None for result in played)
+    met = sum(result["ok"] is True for result in played)
+    return f"{met} of {len(played)} rows as expected" + (f", {skipped} skipped" if skipped else "")
 
 
 def shown(result: dict[str, Any]) -> dict[str, Any]:

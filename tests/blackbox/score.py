@@ -103,7 +103,7 @@ def _evidence(row: Row, score: Score, status: str, took_s: float) -> dict[str, A
         "measured": score.measured,
         "unmet": score.unmet,
         "status": status,
-        "ok": not score.unmet,
+        "ok": None if status.startswith("skipped") else not score.unmet,
         "took_s": round(took_s, 2),
     }
 

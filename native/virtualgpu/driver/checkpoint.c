@@ -35,6 +35,7 @@ static result target_admit(const struct target *target) {
 static result target_find(int pid, struct target *target) {
     struct store_found found[STORE_MAX_GPUS];
     int count = store_clients_of((uint32_t)pid, found, STORE_MAX_GPUS);
+    if (count < 0) return OPERATING_SYSTEM; /* a stranger may not even read the folder */
     target->count = 0;
     for (int i = 0; i < count; i++) {
         struct store_client *client = store_client_map(found[i].gpu, found[i].serial);

@@ -1,7 +1,8 @@
 """A process is checkpointed and restored by another one, and its bytes come back unchanged.
 
 The second argument is what the target holds: plain (the default) or managed memory. The
-third makes the other process an unprivileged one: "stranger".
+third makes the other process an unprivileged one: "stranger", or "late-stranger" where only
+a privileged one can reach the driver.
 """
 
 from __future__ import annotations
@@ -62,17 +63,21 @@ def hold_managed(nbytes: int) -> stage.Play:
         yield hashlib.blake2b(ctypes.string_at(pointer, nbytes)).hexdigest()[:32]
 
 
-def ask(stranger: bool) -> stage.Play:
+def become_nobody() -> None:
+    os.setgroups([])
+    os.setresgid(NOBODY, NOBODY, NOBODY)
+    os.setresuid(NOBODY, NOBODY, NOBODY)
+    # Changing user cleared it.
+    stage.die_with_parent()
+
+
+def ask(who: str) -> stage.Play:
     """Answer verbs with the driver's code, the seconds it took, and the target's state after it."""
-    # Loaded while it can be: a private folder of libraries is closed to strangers.
-    driver.library()
-    if stranger:
-        os.setgroups([])
-        os.setresgid(NOBODY, NOBODY, NOBODY)
-        os.setresuid(NOBODY, NOBODY, NOBODY)
-        # Changing user cleared it.
-        stage.die_with_parent()
+    if who == "stranger":
+        become_nobody()
     driver.init()
+    if who == "late-stranger":
+        become_nobody()
     verb, pid = yield None
     while True:
         began = time.monotonic()
@@ -92,7 +97,7 @@ def scene() -> None:
     nbytes = stage.size_argument(stage.GIB)
     kind = sys.argv[2] if len(sys.argv) > 2 else "plain"
     target = stage.Worker(hold_managed if kind == "managed" else hold_plain, nbytes)
-    other = stage.Worker(ask, "stranger" in sys.argv[3:])
+    other = stage.Worker(ask, sys.argv[3] if len(sys.argv) > 3 else "friend")
     pids = {"target": target.pid, "other": other.pid}
     stage.ready("running", pids=pids, nbytes=nbytes, digest=target.first)
     while True:
