@@ -172,10 +172,7 @@ result pool_allocate(struct pool *pool, uint64_t nbytes, deviceptr *address) {
 }
 
 static void finish_destroying(struct pool *pool) {
-    if (pool->chunks) return;
-    for (int device = 0; device < STORE_MAX_GPUS; device++)
-        if (currents[device] == pool) currents[device] = NULL;
-    handle_drop(pool);
+    if (!pool->chunks) handle_drop(pool);
 }
 
 result pool_free(struct range *range) {
@@ -194,6 +191,8 @@ result pool_free(struct range *range) {
 
 void pool_destroy(struct pool *pool) {
     pool->dying = true; /* live allocations keep it until they are freed */
+    for (int device = 0; device < STORE_MAX_GPUS; device++)
+        if (currents[device] == pool) currents[device] = NULL;
     pool_trim(pool, 0);
     finish_destroying(pool);
 }

@@ -25,7 +25,7 @@
 
 static struct store_config config;
 static char folder[PATH_MAX - 64];
-static bool loaded;
+static _Atomic bool loaded;
 static pthread_mutex_t loading = PTHREAD_MUTEX_INITIALIZER;
 
 static void set_defaults(void) {
@@ -120,6 +120,7 @@ static bool load(void) {
 }
 
 const struct store_config *store_config(void) {
+    if (loaded) return &config;
     pthread_mutex_lock(&loading);
     if (!loaded) loaded = load();
     pthread_mutex_unlock(&loading);

@@ -37,6 +37,19 @@ static struct rule rules[MAX_RULES];
 static int rule_count;
 static struct stat read_from;
 static pthread_mutex_t guard = PTHREAD_MUTEX_INITIALIZER;
+static pthread_once_t fork_handlers = PTHREAD_ONCE_INIT;
+
+static void before_fork(void) {
+    pthread_mutex_lock(&guard);
+}
+
+static void after_fork(void) {
+    pthread_mutex_unlock(&guard);
+}
+
+static void watch_forks(void) {
+    pthread_atfork(before_fork, after_fork, after_fork);
+}
 
 static void read_word(struct rule *rule, const char *word) {
     const char *value = strchr(word, '=');
@@ -96,6 +109,7 @@ static bool fires(struct rule *rule, const char *function, int gpu) {
 
 static struct rule choose(const char *function, int gpu) {
     struct rule chosen = {0};
+    pthread_once(&fork_handlers, watch_forks);
     pthread_mutex_lock(&guard);
     refresh();
     for (int i = 0; i < rule_count; i++)

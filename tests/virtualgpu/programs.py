@@ -1,0 +1,83 @@
+"""Programs on a virtual GPU, written into the tests that run them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from textwrap import dedent
+from types import TracebackType
+from typing import Any
+
+from vram.virtualgpu import VirtualGpu
+
+HERE = Path(__file__).parent
+PREAMBLE = "import ctypes, os, socket, sys, threading\nimport cuda\nfrom cuda import GIB, MIB\n"
+
+
+def environment(gpu: VirtualGpu) -> dict[str, str]:
+    return gpu.environment() | {"PYTHONPATH": str(HERE)}
+
+
+def result(gpu: VirtualGpu, program: str) -> Any:
+    """Run *program* to its end; the last JSON value it told."""
+    done = gpu.run(
+        [sys.executable, "-c", PREAMBLE + dedent(program)],
+        env=environment(gpu),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+class Program:
+    """A program that runs beside the test: it tells values, and waits to be sent on."""
+
+    def __init__(self, gpu: VirtualGpu, program: str, **options: Any) -> None:
+        self.process = gpu.popen(
+            [sys.executable, "-c", PREAMBLE + dedent(program)],
+            env=environment(gpu),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            **options,
+        )
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def told(self) -> Any:
+        assert self.process.stdout is not None
+        return json.loads(self.process.stdout.readline())
+
+    def go(self, line: str = "") -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+@contextmanager
+def running(gpu: VirtualGpu, program: str, **options: Any) -> Iterator[Program]:
+    with Program(gpu, program, **options) as started:
+        yield started
