@@ -106,7 +106,7 @@ def _shell(gpu: VirtualGpu) -> None:
 
 def _draw(path: str) -> int:
     """Draw the program's answer while three stories play at once."""
-    from vram.cli.telling import run_vram
+    from vram.cli.telling import run_why
     from vram.virtualgpu import VirtualGpu
     from vram.virtualgpu.scene import Scene
     from vram.virtualgpu.stories import EXPORT, FORK, POOL
@@ -115,7 +115,7 @@ def _draw(path: str) -> int:
         gpu = cleanup.enter_context(VirtualGpu.create(**GPU))
         for story in (FORK, EXPORT, POOL):
             story.raise_it(cleanup.enter_context(Scene(gpu, story.scene, story.size)))
-        run_vram(gpu, ["why", "--svg", path], {})
+        run_why(gpu, ["--svg", path], {})
     return ExitCode.OK
 
 
