@@ -7,8 +7,9 @@ import gc
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn, Protocol, cast
+from typing import Any, NoReturn, Protocol, cast
 
+from vram.cli.terminal import columns
 from vram.errors import ExitCode, UsageError, VramError
 
 COMMANDS = ("why", "who", "check", "snapshot", "explain", "demo", "virtual")
@@ -29,8 +30,18 @@ class Command(Protocol):
     def run(self, args: argparse.Namespace) -> int: ...
 
 
+class Formatter(argparse.RawDescriptionHelpFormatter):
+    """Help as wide as the terminal, measured without what argparse would import for it."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, width=min(columns(), 100) - 2)
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser whose complaints are ours to print."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(formatter_class=Formatter, allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message, hint=f"see `{self.prog} --help`")
@@ -78,7 +89,7 @@ def _dispatch(argv: list[str]) -> int:
     if name not in COMMANDS:
         raise UsageError(f"there is no command {name!r}", hint=_suggestion(name))
     command = _load(name)
-    parser = Parser(prog=f"vram {name}", description=_sentence(command.HELP), allow_abbrev=False)
+    parser = Parser(prog=f"vram {name}", description=_sentence(command.HELP))
     command.add_arguments(parser)
     try:
         args = parser.parse_args(argv[1:])
@@ -90,10 +101,7 @@ def _dispatch(argv: list[str]) -> int:
 def _without_command(argv: list[str]) -> int:
     import vram
 
-    described = argparse.RawDescriptionHelpFormatter
-    parser = Parser(
-        prog="vram", usage="vram COMMAND [...]", epilog=EPILOG, formatter_class=described, allow_abbrev=False
-    )
+    parser = Parser(prog="vram", usage="vram COMMAND [...]", epilog=EPILOG)
     parser.add_argument("--version", action="version", version=f"vram {vram.__version__}")
     if not argv or argv[0] in ("-h", "--help"):
         parser.description = f"{_sentence(str(vram.__doc__).removeprefix('vram: '))}\n\n{_listing()}"

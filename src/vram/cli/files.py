@@ -4,35 +4,32 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from tempfile import mkstemp
 
 from vram.errors import UsageError
 
 
-def write_file(path: str, contents: bytes, *, mode: int = 0o644) -> None:
+def write_file(path: str, contents: bytes) -> None:
     """Write *contents* beside *path* first, then put them in its place in one move."""
     try:
-        _write(path, contents, mode)
+        _write(path, contents)
     except OSError as error:
-        raise UsageError(
-            f"cannot write {path}: {error.strerror}", hint="name a file in a folder that you may write to"
-        ) from error
+        hint = "name a file in a folder that you may write to"
+        raise UsageError(f"{path} cannot be written: {error.strerror}", hint=hint) from error
 
 
-def _write(path: str, contents: bytes, mode: int) -> None:
+def _write(path: str, contents: bytes) -> None:
     if os.path.exists(path) and not os.path.isfile(path):
         # A device or a pipe cannot be replaced, only written to.
         with open(path, "wb") as stream:
             stream.write(contents)
         return
-    folder, name = os.path.split(os.path.realpath(path))
-    descriptor, temporary = mkstemp(prefix=f".{name}.", dir=folder)
+    target = os.path.realpath(path)
+    fresh = f"{target}.{os.getpid()}.new"
     try:
-        with open(descriptor, "wb") as stream:
+        with open(fresh, "xb") as stream:
             stream.write(contents)
-            os.fchmod(stream.fileno(), mode)
-        os.replace(temporary, os.path.join(folder, name))
+        os.replace(fresh, target)
     except BaseException:
         with suppress(OSError):
-            os.unlink(temporary)
+            os.unlink(fresh)
         raise

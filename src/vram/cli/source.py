@@ -88,12 +88,14 @@ def completeness(ledger: Ledger) -> ExitCode:
 
 def require_driver(ledger: Ledger) -> None:
     """Raise DriverMissing where there is no driver at all; one that hangs or fails is there."""
-    if ledger.gpus or ledger.driver is not None or completeness(ledger) is not ExitCode.OK:
+    if ledger.gpus or (ledger.driver is not None and ledger.driver.driver_version is not None):
         return
-    raise DriverMissing(
-        f"no NVIDIA driver answers on {ledger.host.name}",
-        hint="`vram demo` shows what vram does, without a GPU",
-    )
+    for probe in ledger.probes:
+        if probe.name == "nvml" and probe.status == "unsupported":
+            raise DriverMissing(
+                f"no NVIDIA driver answers on {ledger.host.name}: {probe.message or 'it is not there'}",
+                hint="`vram demo` shows what vram does, without a GPU",
+            )
 
 
 def _is_missing(gpu: GpuLedger) -> bool:

@@ -78,6 +78,8 @@ def _explanation(entry: Entry, look: Look) -> tuple[Text, ...]:
     who, how = _who(entry, look), _how(entry, look)
     if look.is_wide:
         return who, how
+    if not entry.holder and len(who) + len(how) + 3 <= look.width - _NARROW_COLUMNS:
+        return (Text.assemble(who, look.clean(" · ") if how else "", how),)
     return (Text("\n").join(part for part in (who, how) if part),)
 
 

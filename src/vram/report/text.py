@@ -106,7 +106,7 @@ def _gaps(ledger: Ledger, look: Look) -> Iterator[RenderableType]:
     gaps = [
         f"probe {probe.name}: {probe.status}" + (f", {probe.message}" if probe.message else "")
         for probe in ledger.probes
-        if probe.status not in ("ok", "unsupported")
+        if probe.status in ("failed", "timeout", "lost") or (probe.status == "denied" and probe.message)
     ]
     if ledger.unreadable_processes:
         owners = ", ".join(ledger.unreadable_users)
@@ -136,7 +136,7 @@ def _causes(findings: tuple[Finding, ...], look: Look) -> Iterator[RenderableTyp
 def _cause(finding: Finding, look: Look) -> Iterator[RenderableType]:
     glyph, ascii_glyph, style = SEVERITIES[finding.severity]
     title = Text.assemble((finding.code, style), " ", (look.clean(finding.title), "bold"))
-    if finding.nbytes is not None:
+    if finding.nbytes is not None and size(finding.nbytes) not in finding.title:
         title.append(f"  {size(finding.nbytes)}")
     yield paragraph(f"{ascii_glyph if look.ascii else glyph} ", title, look, indent=2, style=style)
     yield paragraph("    ", Text(look.clean(finding.cause)), look)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from argparse import ArgumentParser, Namespace
 
 from vram.cli.source import add_source_arguments, require_driver, take_ledger
 from vram.cli.terminal import emit
@@ -29,7 +29,6 @@ not tell"."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.formatter_class = RawDescriptionHelpFormatter
     parser.epilog = _EPILOG
     add_source_arguments(parser)
     parser.add_argument(

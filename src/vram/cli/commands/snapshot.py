@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from argparse import ArgumentParser, Namespace
 
-from vram.cli.source import add_deadline_argument
+from vram.cli.source import add_deadline_argument, take_survey
+from vram.cli.terminal import emit
+from vram.errors import ExitCode
+from vram.model.observation import Survey
+from vram.report.escape import inert
 
 NAME = "snapshot"
 HELP = "write all observations to a file, for a bug report or for `vram why --from`"
@@ -21,4 +26,25 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    raise NotImplementedError
+    from vram.probes import bundle
+
+    survey = take_survey(args)
+    if args.redact:
+        survey = bundle.redact(survey)
+    if args.output == "-":
+        emit(bundle.dumps(survey))
+        return ExitCode.OK
+    bundle.write(survey, args.output)
+    look = shlex.join(("vram", "why", "--from", args.output))
+    emit(f"{inert(_summary(survey))}\nlook at it with: {inert(look)}\n")
+    return ExitCode.OK
+
+
+def _summary(survey: Survey) -> str:
+    gpus = {seen.gpu for seen in survey.observations if seen.gpu is not None}
+    pids = {seen.process.pid for seen in survey.observations if seen.process is not None}
+    gaps = [f"{probe.name} {probe.status}" for probe in survey.probes if probe.status not in ("ok", "denied")]
+    seen = (
+        f"{len(gpus)} GPU{'' if len(gpus) == 1 else 's'}, {len(pids)} process{'' if len(pids) == 1 else 'es'}"
+    )
+    return f"written: {seen}" + (f"; {', '.join(gaps)}" if gaps else "")

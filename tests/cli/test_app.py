@@ -1,0 +1,128 @@
+"""The front door: the right command, clear complaints, exit codes that scripts can trust."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+import vram as package
+from tests.cli.conftest import PROGRAM, Run
+from vram.cli.app import COMMANDS
+
+# What `vram why --json` must not pay for. (typing_extensions and inspect come in through
+# msgspec wherever they are installed, if nobody keeps them out.)
+HEAVY = {"rich", "pathlib", "inspect", "dataclasses", "subprocess", "typing_extensions", "shutil", "asyncio"}
+
+
+@pytest.mark.parametrize("argv", [(), ("--help",), ("-h",)])
+def test_help_lists_every_command(vram: Run, argv: tuple[str, ...]) -> None:
+    answer = vram(*argv)
+    assert answer.code == 0
+    for name in COMMANDS:
+        assert f"\n  {name} " in answer.out
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_of_its_own(vram: Run, name: str) -> None:
+    answer = vram(name, "--help")
+    assert answer.code == 0
+    assert f"vram {name}" in answer.out
+
+
+def test_version(vram: Run) -> None:
+    assert vram("--version") == (0, f"vram {package.__version__}\n", "")
+
+
+def test_an_unknown_command_is_a_usage_error_with_a_suggestion(vram: Run) -> None:
+    answer = vram("wyh")
+    assert (answer.code, answer.out) == (2, "")
+    assert "there is no command 'wyh'" in answer.err
+    assert "did you mean `vram why`?" in answer.err
+
+
+@pytest.mark.parametrize("argv", [("why", "--nope"), ("--nope",), ("why", "--deadline", "0"), ("snapshot",)])
+def test_wrong_words_exit_with_2_and_point_to_the_help(vram: Run, argv: tuple[str, ...]) -> None:
+    answer = vram(*argv)
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err.startswith("vram: ")
+    assert "--help`" in answer.err
+
+
+def test_complaints_about_hostile_words_are_inert(vram: Run) -> None:
+    answer = vram("\x1b[2J\u202e")
+    assert answer.code == 2
+    assert answer.err.replace("\n", "").isprintable()
+
+
+def test_options_are_never_guessed(vram: Run) -> None:
+    """An abbreviation that works today would break when an option is added."""
+    assert vram("why", "--js").code == 2
+
+
+def in_a_process(code: str, *argv: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code, *argv], capture_output=True, text=True, check=False)
+
+
+def test_a_bug_is_not_mistaken_for_a_held_gpu() -> None:
+    """Python's own exit code for an exception is 1, which means "held"."""
+    broken = (
+        "import sys, types\n"
+        "broken = types.SimpleNamespace(HELP='', add_arguments=lambda p: None, run=lambda a: 1 / 0)\n"
+        "sys.modules['vram.cli.commands.why'] = broken\n"
+        "from vram.cli.app import entry\n"
+        "entry()\n"
+    )
+    done = in_a_process(broken, "why")
+    assert done.returncode == 70
+    assert "ZeroDivisionError" in done.stderr
+    assert "please report it" in done.stderr
+
+
+def test_json_starts_without_anything_heavy(busy: str) -> None:
+    code = (
+        "import os, sys\n"
+        "from vram.cli import app\n"
+        "leave, os._exit = os._exit, lambda code: (print(*sys.modules, file=sys.stderr), leave(code))\n"
+        "app.entry()\n"
+    )
+    done = in_a_process(code, "why", "--json", "--from", busy)
+    loaded = set(done.stderr.split())
+    assert done.returncode == 0
+    assert "vram.ledger.build" in loaded
+    assert not HEAVY & loaded
+
+
+def test_help_needs_nothing_heavy() -> None:
+    done = in_a_process("import sys; from vram.cli.app import main; main(['--help']); print(*sys.modules)")
+    loaded = set(done.stdout.split())
+    assert not {"rich", "rich.console", "vram.report.text", "vram.diagnosis.engine"} & loaded
+
+
+def test_a_closed_pipe_is_quiet(busy: str) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [*PROGRAM, "why", "--from", busy], stdout=write, stderr=subprocess.PIPE, check=False
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_a_full_disk_is_told(busy: str) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [*PROGRAM, "why", "--json", "--from", busy], stdout=full, stderr=subprocess.PIPE, check=False
+        )
+    assert done.returncode == 3
+    assert b"cannot write to standard output: No space left on device" in done.stderr
+
+
+def test_a_closed_stdout_is_told(busy: str) -> None:
+    done = subprocess.run(
+        ["sh", "-c", '"$@" >&-', "sh", *PROGRAM, "why", "--from", busy], stderr=subprocess.PIPE, check=False
+    )
+    assert done.returncode == 3
+    assert b"standard output is closed" in done.stderr
