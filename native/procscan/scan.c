@@ -186,9 +186,11 @@ static void look_by_list(struct worker *worker, struct subject *subject, unsigne
 }
 
 /* Since Linux 6.2 the size of /proc/PID/fd is the number of descriptors, and they are
- * mostly the lowest numbers: trying those spares the listing, which builds a directory
- * entry for each. Measured over 10,000 processes with 30 descriptors on two cores:
- * MEASUREMENT
+ * mostly the lowest numbers: trying those spares the listing. Measured on two cores (Linux
+ * 6.18) over 10,000 processes with 31 descriptors each, entries already in the kernel's
+ * cache: 0.95 s so, of which reading the links is nearly all; listing costs 0.3 s more of
+ * one core; one thread instead of two takes 1.6 s; fuser took 3.0 s. The first scan after
+ * the processes were made takes about 1.6 times as long, for everybody who reads links.
  */
 static void look_by_count(struct worker *worker, struct subject *subject, unsigned count)
 {
@@ -279,8 +281,8 @@ static bool kernel_counts_descriptors(int proc)
            about.st_size > 0 && self.st_size == 0 && about.st_size < 1024 * 1024;
 }
 
-/* More threads than two gain little: the walk is bound by locks inside the kernel's
- * directory cache. Few processes are not worth a thread. */
+/* The walk is bound by the kernel's work for each link, and that runs in parallel (1.6 s
+ * on one core, 0.95 s on two). Few processes are not worth a thread. */
 static unsigned threads_for(size_t processes)
 {
     long cores = sysconf(_SC_NPROCESSORS_ONLN);

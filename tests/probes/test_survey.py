@@ -56,6 +56,17 @@ class Charging(Quiet):
         yield Observation(probe="nvml.processes", gpu=0, process=process, nbytes=5, facts=ChargeFacts(()))
 
 
+class Ending(Charging):
+    """A driver whose one process ends right after it was listed."""
+
+    def __init__(self) -> None:
+        self.readings = 0
+
+    def read(self, deadline_s: float) -> Iterator[Observation]:
+        self.readings += 1
+        return super().read(deadline_s) if self.readings == 1 else iter(())
+
+
 def host(**ports: object) -> Host:
     quiet = Quiet()
     whole = {"nvml": quiet, "files": quiet, "exports": quiet, "proc": quiet, **ports}
@@ -76,6 +87,15 @@ def test_an_unforeseen_error_is_a_statement(port: str) -> None:
     assert failed
     assert all("RuntimeError" in each.message for each in failed)
     assert "failed" in {run.status for run in taken.probes}
+
+
+def test_a_process_that_ended_meanwhile_is_no_ghost() -> None:
+    """It was alive when the driver listed it: another reading tells it from memory left behind."""
+    nvml = Ending()
+    taken = survey(host(nvml=nvml))
+    assert nvml.readings == 2
+    assert taken.observations == ()
+    assert [run.name for run in taken.probes].count("nvml") == 1
 
 
 def test_this_machine_can_be_surveyed() -> None:

@@ -10,6 +10,7 @@ size; but a mapping that is larger than its allocation fails, so the size can be
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import sys
@@ -99,11 +100,17 @@ def copy_descriptor(pid: int, started_at: str, fd: int) -> int:
             raise Refused("failed", "the process has ended")
         copy = libc.syscall(PIDFD_GETFD, pidfd, fd, 0)
         if copy < 0:
-            reason = os.strerror(ctypes.get_errno())
-            raise Refused("denied" if ctypes.get_errno() == 1 else "failed", f"its descriptor: {reason}")
+            raise refusal(ctypes.get_errno())
         return int(copy)
     finally:
         os.close(pidfd)
+
+
+def refusal(code: int) -> Refused:
+    if code == errno.EPERM:
+        # Where kernel.yama.ptrace_scope is 1, as on Ubuntu, that needs root even for one's own.
+        return Refused("denied", "its control descriptor may not be copied: that needs root here")
+    return Refused("failed", f"its control descriptor could not be copied ({os.strerror(code)})")
 
 
 def start_of(pid: int) -> str:
@@ -178,8 +185,8 @@ def judge(driver: Driver, at: int, word: str) -> None:
             answer(at=at, **examine(driver, copy))
         finally:
             os.close(copy)
-    except Refused as refusal:
-        answer(at=at, exported=None, status=refusal.status, message=str(refusal))
+    except Refused as no:
+        answer(at=at, exported=None, status=no.status, message=str(no))
 
 
 def main(words: list[str]) -> None:
@@ -187,8 +194,8 @@ def main(words: list[str]) -> None:
     libc.prctl(1, 9)
     try:
         driver = Driver()
-    except Refused as refusal:
-        answer(at=None, status=refusal.status, message=str(refusal))
+    except Refused as no:
+        answer(at=None, status=no.status, message=str(no))
         return
     for at, word in enumerate(words):
         judge(driver, at, word)

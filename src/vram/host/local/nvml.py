@@ -80,8 +80,12 @@ class LocalNvml:
         return reader
 
     def dismiss(self, reader: _Reader) -> None:
+        # One that said all it had ends by itself, but its files' release can take a moment.
+        ended = reader.done and reader.child.wait(_GRACE_S)
         reader.child.hang_up()
-        if not reader.child.end(_GRACE_S):
+        if ended or reader.child.end(_GRACE_S):
+            self._own.discard(reader.child.pid)
+        else:
             self._stuck.append(reader)
 
 
@@ -107,7 +111,7 @@ class _Reading:
             yield from self._missing()
         finally:
             for reader in self._readers:
-                self._close(reader)
+                self._nvml.dismiss(reader)
 
     def _active(self) -> list[_Reader]:
         return [reader for reader in self._readers if not reader.done]
@@ -190,13 +194,6 @@ class _Reading:
     def _failure(self, calling: Calling, status: str, message: str) -> Observation:
         words = message.format(call=calling.call, waited=time.monotonic() - self._began)
         return Observation(probe=calling.probe, gpu=calling.gpu, status=status, message=words)  # type: ignore[arg-type]
-
-    def _close(self, reader: _Reader) -> None:
-        # One that said all it had ends by itself, but its files' release can take a moment.
-        if reader.done and reader.child.wait(_GRACE_S):
-            reader.child.hang_up()
-        else:
-            self._nvml.dismiss(reader)
 
 
 def _start(skip: set[int]) -> Child:

@@ -160,22 +160,26 @@ class Reader:
     def _figures(self, handle: Any, mig: bool) -> tuple[Figures, Exception | None]:
         """Every listed pid with its bytes; a failure only where no list could be read at all."""
         self._probe = "nvml.processes"
+        figures, failures = self._lists(handle)
+        # Without root the whole GPU lists nobody under MIG; its instances do.
+        for instance in self._instances(handle) if mig and not figures else ():
+            more, failures = self._lists(instance)
+            figures |= more
+        return figures, failures[0] if len(failures) == len(_LISTS) else None
+
+    def _lists(self, device: Any) -> tuple[Figures, list[Exception]]:
         figures: Figures = {}
         failures: list[Exception] = []
-        handles = [handle, *(self._instances(handle) if mig else ())]
         for name, word in _LISTS:
-            for device in handles:
-                try:
-                    _merge(figures, name, self._list(word, device))
-                except Exception as error:
-                    if is_loss(error):
-                        raise
-                    failures.append(error)
-        answered = len(failures) < len(_LISTS) * len(handles)
-        return figures, None if answered else failures[0]
+            try:
+                _merge(figures, name, self._list(word, device))
+            except Exception as error:
+                if is_loss(error):
+                    raise
+                failures.append(error)
+        return figures, failures
 
     def _instances(self, handle: Any) -> list[Any]:
-        # Without root the whole GPU lists nobody under MIG; its instances do.
         most = self.ask("nvmlDeviceGetMaxMigDeviceCount", handle) or 0
         found = (self.ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, at) for at in range(most))
         return [instance for instance in found if instance is not None]

@@ -19,6 +19,8 @@ NAME = "exports"
 _SMALLEST = 2 * MIB  # the driver exports nothing finer
 # A context uses about 9 MiB more than it is charged (H200, driver 580.159); drivers differ.
 _CONTEXT_OVERHEAD = 16 * MIB
+# An import takes the driver about a millisecond; a context alone has ten control descriptors.
+_MOST_CANDIDATES = 1024
 
 
 def observe(host: Host, seen: Iterable[Observation], deadline_s: float) -> Iterator[Observation]:
@@ -30,13 +32,12 @@ def observe(host: Host, seen: Iterable[Observation], deadline_s: float) -> Itera
     for candidates, ordinary in zip(candidates_of(seen), (0, contexts * _CONTEXT_OVERHEAD), strict=True):
         if not candidates or unexplained < ordinary + _SMALLEST:
             continue
-        counted: set[object] = set()
+        sizes: dict[object, int] = {}
+        untold: set[tuple[int, str | None]] = set()
         for proof in _prove(host, candidates, deadline - host.clock.monotonic()):
-            yield from _statement(proof, indices)
-            identity = proof.candidate.description or (proof.candidate.process.pid, proof.candidate.fd)
-            if identity not in counted:
-                counted.add(identity)
-                unexplained -= proof.nbytes or 0
+            sizes[_identity(proof.candidate)] = proof.nbytes or 0
+            yield from _statement(proof, indices, untold)
+        unexplained -= sum(sizes.values())
 
 
 def residual(seen: Iterable[Observation]) -> tuple[int, int]:
@@ -73,18 +74,28 @@ def _prove(host: Host, candidates: list[Candidate], deadline_s: float) -> Iterat
     """Try one descriptor of each open file; what it shows holds for all that share it."""
     sharers: dict[object, list[Candidate]] = {}
     for each in candidates:
-        # Where the kernel does not tell open files apart, every descriptor is its own.
-        key = each.description if each.description is not None else (each.process.pid, each.fd)
-        sharers.setdefault(key, []).append(each)
+        sharers.setdefault(_identity(each), []).append(each)
     first = {members[0]: members for members in sharers.values()}
-    for proof in host.exports.prove(list(first), deadline_s):
+    for proof in host.exports.prove(list(first)[:_MOST_CANDIDATES], deadline_s):
         for member in first[proof.candidate]:
             yield Proof(member, proof.exported, proof.nbytes, proof.gpu_uuid, proof.status, proof.message)
 
 
-def _statement(proof: Proof, indices: dict[str, int | None]) -> Iterator[Observation]:
-    if proof.exported is False:
+def _identity(candidate: Candidate) -> object:
+    # Where the kernel does not tell open files apart, every descriptor is its own.
+    if candidate.description is not None:
+        return candidate.description
+    return candidate.process.pid, candidate.fd
+
+
+def _statement(
+    proof: Proof, indices: dict[str, int | None], untold: set[tuple[int, str | None]]
+) -> Iterator[Observation]:
+    """What a proof says; that something could not be tried is said once for a process."""
+    failure = (proof.candidate.process.pid, proof.message)
+    if proof.exported is False or (proof.exported is None and failure in untold):
         return
+    untold.add(failure)
     yield Observation(
         probe="driver.exports",
         status=proof.status,

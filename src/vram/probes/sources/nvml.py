@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from vram.host.ports import Host
+from vram.model.gpu import ChargeFacts
 from vram.model.observation import Observation
 
 NAME = "nvml"
@@ -13,3 +14,13 @@ NAME = "nvml"
 def begin(host: Host, deadline_s: float) -> Iterator[Observation]:
     """Start the reading, which goes on beside us; iterate to collect it."""
     return host.nvml.read(deadline_s)
+
+
+def ended_meanwhile(host: Host, seen: Iterable[Observation]) -> bool:
+    """Whether a process ended between being listed and now.
+
+    It was alive when it was listed, so its pid is not one of those that the driver keeps
+    charging after their end; only another reading can tell them apart.
+    """
+    listed = [each.process for each in seen if isinstance(each.facts, ChargeFacts)]
+    return any(each and each.started_at is not None and host.proc.facts(each.pid) is None for each in listed)
