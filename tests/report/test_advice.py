@@ -29,13 +29,20 @@ def test_least_harm_comes_first() -> None:
             finding("VR2", remedy("ls"), remedy("kill -STOP 1", "interrupts")),
         )
     )
-    assert [step.command for step, _ in steps] == ["ls", "kill -STOP 1", "kill 1", "reboot"]
+    assert [way.remedy.command for way in steps] == ["ls", "kill -STOP 1", "kill 1", "reboot"]
 
 
 def test_a_command_that_answers_two_findings_stands_once_with_both_codes() -> None:
-    assert ordered((finding("VR1", remedy("kill 1")), finding("VR2", remedy("kill 1")))) == [
-        (remedy("kill 1"), ["VR1", "VR2"])
-    ]
+    (way,) = ordered((finding("VR1", remedy("kill 1")), finding("VR2", remedy("kill 1"))))
+    assert way.codes == ["VR1", "VR2"]
+
+
+def test_the_same_words_for_two_processes_stand_once_and_name_both() -> None:
+    asks = [Remedy(step="ask", target=f"pid {pid}", text="ask the owner") for pid in (7, 8)]
+    section = advice((finding("VR1", asks[0]), finding("VR1", asks[1])), Look(80))
+    shown = "".join(printed(part, 80) for part in section)
+    assert shown.count("ask the owner") == 1
+    assert "pid 7, pid 8" in shown
 
 
 def test_ways_out_without_a_command_are_kept_apart() -> None:

@@ -9,7 +9,7 @@ from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
 from tests.report.samples import EXPORT, FINDINGS, LOOSE, ORPHAN, make_gpu, make_holder, make_ledger
-from vram.model.finding import Finding
+from vram.model.finding import Finding, Remedy
 from vram.model.gpu import GpuFacts
 from vram.model.ledger import Entry, GpuLedger, Ledger
 from vram.report import text
@@ -117,7 +117,7 @@ def test_a_virtual_gpu_says_so() -> None:
 
 def test_findings_show_code_cause_and_evidence() -> None:
     shown = " ".join(why(make_ledger(make_gpu(ORPHAN)), findings=FINDINGS).split())
-    assert "VR101 A forked child keeps a dead process's memory 4.5 GiB" in shown
+    assert "VR101 4.5 GiB: A forked child keeps a dead process's memory" in shown
     assert "The driver gives memory back when the last of these files closes." in shown
     assert "pid 4243 has 23 descriptors" in shown
 
@@ -125,3 +125,31 @@ def test_findings_show_code_cause_and_evidence() -> None:
 def test_what_could_not_be_seen_is_said() -> None:
     shown = why(make_ledger(make_gpu(), unreadable_processes=3, unreadable_users=("root", "bob")))
     assert "the open files of 3 processes may not be read (of root, bob)" in shown
+
+
+def test_evidence_that_the_table_gave_is_not_repeated() -> None:
+    evidence = ("in the table", "only in the finding")
+    entry = Entry(kind="process", nbytes=MIB, holder=make_holder(7), evidence=evidence[:1])
+    finding = Finding(code="VR1", title="t", nbytes=None, cause="c", gpus=(0,), evidence=evidence)
+    shown = why(make_ledger(make_gpu(entry)), findings=(finding,))
+    assert shown.count("in the table") == 1
+    assert "- only in the finding" in shown
+
+
+def test_of_hundreds_alike_the_first_few_are_shown_and_the_rest_counted() -> None:
+    def used_by(pid: int) -> Finding:
+        end = Remedy(step="end", target=f"pid {pid}", text="End it", command=f"kill {pid}", harm="loses-work")
+        return Finding(
+            code="VR206",
+            title=f"used by {pid}",
+            nbytes=1,
+            cause="c",
+            gpus=(0,),
+            remedies=(end,),
+            severity="info",
+        )
+
+    shown = why(make_ledger(make_gpu()), findings=(*FINDINGS, *(used_by(pid) for pid in range(500))))
+    assert "497 more of VR206" in shown
+    assert shown.count("\n     kill ") <= 4
+    assert "VR101" in shown

@@ -48,9 +48,9 @@ def take_ledger(args: Namespace) -> Ledger:
     from vram.ledger.build import build_ledger
 
     if args.snapshot:
-        from vram.probes import bundle
+        from vram.probes.bundle import read
 
-        ledger = build_ledger(bundle.read(args.snapshot))
+        ledger = build_ledger(read(args.snapshot))
     else:
         ledger = build_ledger(take_survey(args))
     return narrowed(ledger, args.gpu)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from rich.console import RenderableType
 from rich.padding import Padding
@@ -18,53 +19,68 @@ HARMS: dict[Harm, str] = {
     "loses-work": "loses work that was not saved",
     "affects-others": "affects others too",
 }
-_INDENT = 5
 
 
-def ordered(findings: tuple[Finding, ...]) -> list[tuple[Remedy, list[str]]]:
-    """Return each remedy once, with the codes it answers, least harmful first."""
-    codes: dict[tuple[str, ...], list[str]] = {}
-    remedies: dict[tuple[str, ...], Remedy] = {}
+class Way(NamedTuple):
+    """One way out, whom it is for where no command says so, and the findings it answers."""
+
+    remedy: Remedy
+    targets: list[str]
+    codes: list[str]
+
+
+def ordered(findings: tuple[Finding, ...]) -> list[Way]:
+    """Return each way out once, least harmful first."""
+    ways: dict[tuple[str, str], Way] = {}
     for finding in findings:
         for remedy in finding.remedies:
-            key = (remedy.command,) if remedy.command else (remedy.step, remedy.target, remedy.text)
-            remedies.setdefault(key, remedy)
-            answered = codes.setdefault(key, [])
-            if finding.code not in answered:
-                answered.append(finding.code)
+            # The command says what happens; without one, the same words for two targets are one way.
+            key = (remedy.command, "") if remedy.command else ("", remedy.text)
+            way = ways.setdefault(key, Way(remedy, [], []))
+            _append_once(way.targets, remedy.target)
+            _append_once(way.codes, finding.code)
     ranks = list(HARMS)
-    return sorted(
-        ((remedies[key], codes[key]) for key in remedies), key=lambda pair: ranks.index(pair[0].harm)
-    )
+    return sorted(ways.values(), key=lambda way: ranks.index(way.remedy.harm))
 
 
 def advice(findings: tuple[Finding, ...], look: Look) -> Iterator[RenderableType]:
     """Return the section, or nothing where nothing needs doing."""
-    steps = ordered(findings)
-    if not steps:
+    ways = ordered(findings)
+    if not ways:
         return
     yield Text()
     yield Text("What to do, least harm first", style="bold")
     harm = None
-    for number, (remedy, codes) in enumerate(steps, 1):
-        if remedy.harm != harm:
-            harm = remedy.harm
+    for number, way in enumerate(ways, 1):
+        if way.remedy.harm != harm:
+            harm = way.remedy.harm
             yield Text(f"  {HARMS[harm]}", style="dim")
-        words = Text(look.clean(remedy.text)).append(f"  {' '.join(codes)}", style="dim")
-        yield paragraph(f"{number}. ", words, look, indent=2)
-        if remedy.command:
-            yield _command(remedy.command, look)
+        mark = f"{number:>{len(str(len(ways)))}}. "
+        yield paragraph(mark, _words(way, look), look, indent=2)
+        if way.remedy.command:
+            yield _command(way.remedy.command, len(mark) + 2, look)
 
 
-def _command(command: str, look: Look) -> RenderableType:
-    lines = pasteable(look.clean(command), look.width - _INDENT)
-    return Padding(Text(lines, style="bold", no_wrap=True, overflow="ignore"), (0, 0, 0, _INDENT))
+def _words(way: Way, look: Look) -> Text:
+    pids = [target for target in way.targets if target.startswith("pid")]
+    notes = way.codes if way.remedy.command else [*way.codes, *pids]
+    return Text(look.clean(way.remedy.text)).append(look.clean(f"  {', '.join(notes)}"), style="dim")
+
+
+def _command(command: str, indent: int, look: Look) -> RenderableType:
+    lines = pasteable(look.clean(command), look.width - indent)
+    return Padding(Text(lines, style="bold", no_wrap=True, overflow="ignore"), (0, 0, 0, indent))
+
+
+def _append_once(words: list[str], word: str) -> None:
+    if word not in words:
+        words.append(word)
 
 
 def pasteable(command: str, width: int) -> str:
     """Break *command* between words with backslashes where it is wider than *width*."""
     lines, line = [], ""
-    for word in _words(command):
+    for word in _shell_words(command):
         if line and len(line) + 1 + len(word) + 2 > width:
             lines.append(line + " \\")
             line = "  " + word
@@ -73,7 +89,7 @@ def pasteable(command: str, width: int) -> str:
     return "\n".join([*lines, line])
 
 
-def _words(command: str) -> Iterator[str]:
+def _shell_words(command: str) -> Iterator[str]:
     """Split at blanks outside quotes, keeping the quotes: the shell must read the same words."""
     word, quote, escaped = "", "", False
     for char in command:

@@ -25,11 +25,15 @@ class Keep(Struct, frozen=True, kw_only=True):
 
 
 class Kin(Struct, frozen=True, kw_only=True):
-    """A process, what it keeps, whose files it inherited, and its children that hold something."""
+    """A process, what it keeps, whose files it inherited, and its children that hold something.
+
+    ``exported_bytes`` is what it has a handle on while the maker is charged for it.
+    """
 
     holder: Holder
     keeps: tuple[Keep, ...]
     inherited_from: int | None
+    exported_bytes: int | None
     children: tuple[Kin, ...]
 
 
@@ -58,6 +62,7 @@ class _Person:
         self.holder = holder
         self.keeps: list[Keep] = []
         self.inherited_from: int | None = None
+        self.exported_bytes: int | None = None
         self.parent: _Person | None = None
         self.children: list[_Person] = []
         self.height = 1
@@ -82,6 +87,7 @@ class _Person:
             holder=self.holder,
             keeps=tuple(self.keeps),
             inherited_from=self.inherited_from,
+            exported_bytes=self.exported_bytes,
             children=tuple(child.settled() for child in children),
         )
 
@@ -96,6 +102,7 @@ def who(ledger: Ledger) -> WhoReport:
         for bystander in gpu.bystanders:
             person = census.person(bystander.holder)
             person.inherited_from = bystander.inherited_from or person.inherited_from
+            person.exported_bytes = bystander.exported_bytes or person.exported_bytes
     census.join_families()
     return WhoReport(
         schema=1,

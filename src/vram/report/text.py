@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from rich.console import Group, RenderableType
@@ -15,6 +16,7 @@ from vram.report.entries import entries_table
 from vram.report.look import KINDS, SEVERITIES, Look
 from vram.report.paragraph import paragraph
 from vram.report.phrases import command, identity
+from vram.report.selection import select
 from vram.units import size
 
 
@@ -26,9 +28,16 @@ def why(ledger: Ledger, findings: tuple[Finding, ...], look: Look) -> Renderable
     if not ledger.gpus:
         blocks += [Text(), Text("No GPU was found.")]
     blocks += _gaps(ledger, look)
-    blocks += _causes(findings, look)
-    blocks += advice(findings, look)
+    shown, left_out = select(findings)
+    blocks += _causes(shown, _told(ledger), look)
+    blocks += _left_out(left_out, look)
+    blocks += advice(shown, look)
     return Group(*blocks)
+
+
+def _told(ledger: Ledger) -> set[str]:
+    """What the tables have said already; the causes need not say it again."""
+    return {reason for gpu in ledger.gpus for entry in gpu.entries for reason in entry.evidence}
 
 
 def masthead(ledger: Ledger, look: Look) -> Text:
@@ -89,7 +98,7 @@ def _bar(gpu: GpuLedger, look: Look) -> Text:
 
 def _bystanders(bystanders: tuple[Bystander, ...], look: Look) -> Iterator[RenderableType]:
     if bystanders:
-        yield Text("  open, but charged nothing:", style="dim")
+        yield Text("  others that have its files open:", style="dim")
     for bystander in bystanders:
         parts = identity(bystander.holder)
         if bystander.inherited_from is not None:
@@ -122,7 +131,7 @@ def _gaps(ledger: Ledger, look: Look) -> Iterator[RenderableType]:
         yield paragraph("- ", Text(look.clean(gap)), look, indent=2)
 
 
-def _causes(findings: tuple[Finding, ...], look: Look) -> Iterator[RenderableType]:
+def _causes(findings: tuple[Finding, ...], told: set[str], look: Look) -> Iterator[RenderableType]:
     if not findings:
         return
     yield Text()
@@ -130,15 +139,26 @@ def _causes(findings: tuple[Finding, ...], look: Look) -> Iterator[RenderableTyp
     for at, finding in enumerate(findings):
         if at:
             yield Text()
-        yield from _cause(finding, look)
+        yield from _cause(finding, told, look)
 
 
-def _cause(finding: Finding, look: Look) -> Iterator[RenderableType]:
+def _cause(finding: Finding, told: set[str], look: Look) -> Iterator[RenderableType]:
     glyph, ascii_glyph, style = SEVERITIES[finding.severity]
     title = Text.assemble((finding.code, style), " ", (look.clean(finding.title), "bold"))
     if finding.nbytes is not None and size(finding.nbytes) not in finding.title:
-        title.append(f"  {size(finding.nbytes)}")
+        title = Text.assemble(
+            (finding.code, style), f" {size(finding.nbytes)}: ", (look.clean(finding.title), "bold")
+        )
     yield paragraph(f"{ascii_glyph if look.ascii else glyph} ", title, look, indent=2, style=style)
     yield paragraph("    ", Text(look.clean(finding.cause)), look)
     for evidence in finding.evidence:
-        yield paragraph("    - ", Text(look.clean(evidence), style="dim"), look)
+        if evidence not in told:
+            yield paragraph("    - ", Text(look.clean(evidence), style="dim"), look)
+
+
+def _left_out(counts: Counter[str], look: Look) -> Iterator[RenderableType]:
+    for code, count in counts.items():
+        yield Text()
+        yield paragraph(
+            "    ", Text(f"{count} more of {code}: `vram why --json` has them all", style="dim"), look
+        )

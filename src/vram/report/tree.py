@@ -24,7 +24,7 @@ def who(report: WhoReport, look: Look) -> RenderableType:
         lines += [*_household(household, look), Text()]
     if report.unnamed:
         nbytes = sum(keep.nbytes for keep in report.unnamed)
-        lines.append(_line(size(nbytes), "", Text("nobody could be named", style="bold")))
+        lines.append(_line(size(nbytes), "", Text("charged to nobody", style="bold")))
         lines += [_line("", "   ", Text(look.clean(_kept(keep)), style="dim")) for keep in report.unnamed]
         lines.append(Text())
     if not lines:
@@ -71,8 +71,10 @@ def _facts(kin: Kin) -> Iterator[str]:
         yield f"holds the files of pid {kin.inherited_from}, inherited when that one forked"
     elif kin.inherited_from is not None:
         yield f"inherited the files of pid {kin.inherited_from}: ending that one alone gives nothing back"
-    elif not kin.keeps:
+    elif not kin.keeps and kin.exported_bytes is None:
         yield "has GPU files open and is charged nothing"
+    if kin.exported_bytes is not None:
+        yield f"has a handle on {size(kin.exported_bytes)} that is charged to their maker"
     for keep in kin.keeps:
         yield _kept(keep)
 
