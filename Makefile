@@ -65,7 +65,7 @@ docs: $(VENV)/ready-run ## write the generated pages of docs/reference again
 	@$(RUN)/python docs/generate.py
 
 readme-picture: $(VENV)/ready-run native ## take docs/why.svg again, from a scene on the virtual GPU
-	@$(RUN)/vram demo --svg docs/why.svg
+	@$(RUN)/python tools/picture.py docs/why.svg
 
 matrix: ## the suite on every supported Python that is found
 	@python=$$(tools/find-python $(PYTHON)) && "$$python" tools/matrix.py $(ARGS)
