@@ -14,6 +14,16 @@ from vram.virtualgpu import VirtualGpu, libraries
 BUILD = Path(__file__).parents[1] / "native" / "build.py"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--real-gpu", action="store_true", help="play on this machine's own GPU")
+
+
+@pytest.fixture(scope="session")
+def real_gpu(pytestconfig: pytest.Config) -> bool:
+    """Whether the machine's own GPU is asked for."""
+    return bool(pytestconfig.getoption("--real-gpu"))
+
+
 @pytest.fixture(scope="session")
 def native_libraries() -> Path:
     """The folder of the compiled libraries, built now where they are missing."""

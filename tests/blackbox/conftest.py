@@ -14,16 +14,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from theatre import Theatre
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--real-gpu", action="store_true", help="play the rows on this machine's GPU")
-
-
-@pytest.fixture(scope="session")
-def real_gpu(pytestconfig: pytest.Config) -> bool:
-    """Whether the machine's own GPU is asked for; the option exists only where this folder is named."""
-    return bool(pytestconfig.getoption("--real-gpu", default=False))
-
-
 @pytest.fixture(scope="module")
 def theatre(real_gpu: bool, request: pytest.FixtureRequest) -> Iterator[Theatre]:
     """One GPU and one observer for all rows: every row leaves the GPU as it found it."""

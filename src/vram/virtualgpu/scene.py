@@ -11,13 +11,18 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from vram.errors import VirtualGpuError
-from vram.virtualgpu.gpu import VirtualGpu
 
 PROGRAMS = Path(__file__).with_name("scenes")
 LEAVE_S = 10.0
+
+
+class Place(Protocol):
+    """Where a scene can be played: a virtual GPU, or a machine that has a real one."""
+
+    def popen(self, argv: list[str], **options: Any) -> subprocess.Popen[bytes]: ...
 
 
 class Scene:
@@ -27,8 +32,8 @@ class Scene:
     the moment they are named, so signals reach nobody else and nobody is left behind.
     """
 
-    def __init__(self, gpu: VirtualGpu, program: str, *arguments: object) -> None:
-        self._process = gpu.popen(
+    def __init__(self, place: Place, program: str, *arguments: object) -> None:
+        self._process = place.popen(
             # As typed by a person in that folder: reports show this line, not where Python lies.
             ["python", f"{program}.py", *map(str, arguments)],
             executable=sys.executable,

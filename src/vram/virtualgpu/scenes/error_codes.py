@@ -47,6 +47,7 @@ def ipc_codes() -> dict[str, int]:
 
 
 def vmm_codes() -> dict[str, int]:
+    # No release of a handle that never was: the real driver takes it for an address and crashes.
     step = sharing.granularity()
     handle = sharing.create(step)
     address = sharing.reserve(4 * step)
@@ -56,7 +57,6 @@ def vmm_codes() -> dict[str, int]:
         "map of half the handle's step": sharing.map_code(address, step // 2, handle),
         "import of a foreign descriptor": sharing.import_code(null)[0],
         "import of a closed descriptor": sharing.import_code(999)[0],
-        "release of a bad handle": driver.code("cuMemRelease", c_uint64(0xDEAD)),
         "create of an odd size": create_code(step + 1),
     }
 

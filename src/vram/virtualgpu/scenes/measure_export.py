@@ -1,7 +1,7 @@
 """A process without a context takes a keeper's descriptor and measures the allocation behind it.
 
-Arguments: the keeper's pid and its descriptor. The size is the largest range that the
-imported handle can be mapped to; the driver refuses to map beyond an allocation's end.
+Arguments: the keeper's pid and its descriptor. An import tells no size, but the driver maps
+an imported handle at exactly its own size and at no other, so every size is tried in turn.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sharing
 import stage
 
 SYS_PIDFD_GETFD = 438
-LARGEST = 2**40
+LARGEST = 16 * stage.GIB
 
 
 def copy_descriptor(pid: int, descriptor: int) -> int:
@@ -38,31 +38,23 @@ class Measure:
         self.tries = 0
         self.refusals: set[int] = set()
 
-    def fits(self, steps: int) -> bool:
-        """Tell whether so much can be mapped; unmap it again."""
-        self.tries += 1
-        nbytes = steps * self.step
-        address = sharing.reserve(nbytes)
-        try:
-            answer = sharing.map_code(address, nbytes, self.handle)
-            if answer == 0:
-                sharing.unmap(address, nbytes)
-            else:
-                self.refusals.add(answer)
-            return answer == 0
-        finally:
-            sharing.unreserve(address, nbytes)
-
     def nbytes(self) -> int:
-        """Double until it no longer fits, then halve the gap."""
-        above = 1
-        while above * self.step <= LARGEST and self.fits(above):
-            above *= 2
-        below = above // 2
-        while above - below > 1:
-            middle = (above + below) // 2
-            below, above = (middle, above) if self.fits(middle) else (below, middle)
-        return below * self.step
+        """Return the one size at which the handle can be mapped, 0 where there is none."""
+        address = sharing.reserve(LARGEST)
+        try:
+            sizes = range(self.step, LARGEST + 1, self.step)
+            return next((size for size in sizes if self._maps(address, size)), 0)
+        finally:
+            sharing.unreserve(address, LARGEST)
+
+    def _maps(self, address: int, nbytes: int) -> bool:
+        self.tries += 1
+        answer = sharing.map_code(address, nbytes, self.handle)
+        if answer == 0:
+            sharing.unmap(address, nbytes)
+        else:
+            self.refusals.add(answer)
+        return answer == 0
 
 
 def scene() -> None:

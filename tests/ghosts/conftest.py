@@ -1,0 +1,88 @@
+"""Where the ghosts walk: a virtual GPU, or with ``--real-gpu`` the machine's own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from vram.units import MIB
+from vram.virtualgpu.scene import Scene
+
+CONTEXT_MOST = 700 * MIB
+"""A bare context is charged less than this on every GPU that was measured."""
+
+
+class Machine:
+    """A machine with a GPU: starts scenes on it and asks vram about them."""
+
+    def __init__(self, environment: dict[str, str], *, real: bool) -> None:
+        self._environment = environment
+        self._scenes: list[Scene] = []
+        self.real = real
+
+    def popen(self, argv: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        added = options.pop("env", {})
+        return subprocess.Popen(argv, env={**added, **self._environment}, **options)
+
+    def scene(self, program: str, nbytes: int, *, stages: int = 0) -> Scene:
+        """Play *program* up to the stage so many turns after its first."""
+        scene = Scene(self, program, nbytes)
+        self._scenes.append(scene)
+        for _ in range(stages):
+            scene.go()
+        return scene
+
+    def vram(self, *words: str, prefix: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+        argv = [*prefix, sys.executable, "-m", "vram", *words]
+        return subprocess.run(argv, env=self._environment, capture_output=True, text=True, timeout=120)
+
+    def why(self, *, prefix: tuple[str, ...] = ()) -> dict[str, Any]:
+        """The answer of ``vram why --json``; its balance is checked whoever asks."""
+        done = self.vram("why", "--json", "--deadline", "60", prefix=prefix)
+        assert done.returncode == 0, done.stderr
+        answer: dict[str, Any] = json.loads(done.stdout)
+        for gpu in answer["gpus"]:
+            assert sum(entry["nbytes"] for entry in gpu["entries"]) == gpu["total_bytes"]
+        return answer
+
+    def close(self) -> None:
+        for scene in self._scenes:
+            scene.close()
+
+
+@pytest.fixture
+def machine(real_gpu: bool, request: pytest.FixtureRequest) -> Iterator[Machine]:
+    if real_gpu:
+        place = Machine(dict(os.environ), real=True)
+    else:
+        gpu = request.getfixturevalue("virtual_gpu")
+        place = Machine(gpu.environment(), real=False)
+    yield place
+    place.close()
+
+
+def entries(answer: dict[str, Any], kind: str) -> list[dict[str, Any]]:
+    return [entry for gpu in answer["gpus"] for entry in gpu["entries"] if entry["kind"] == kind]
+
+
+def held_by(answer: dict[str, Any], pid: int) -> int:
+    """Bytes whose holder is *pid*, over all GPUs."""
+    listed = [entry for gpu in answer["gpus"] for entry in gpu["entries"]]
+    return sum(entry["nbytes"] for entry in listed if entry["holder"] and entry["holder"]["pid"] == pid)
+
+
+def finding(answer: dict[str, Any], code: str, pid: int) -> dict[str, Any]:
+    """The one finding of *code* that names *pid*."""
+    (found,) = [each for each in answer["findings"] if each["code"] == code and pid in each["pids"]]
+    return found
+
+
+def is_charge(nbytes: int, allocated: int) -> bool:
+    """Whether a charge is an allocation and one context."""
+    return allocated < nbytes < allocated + CONTEXT_MOST

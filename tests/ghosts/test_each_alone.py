@@ -1,0 +1,143 @@
+"""Every situation of "who keeps memory alive": named with its pid, its cause and its bytes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+
+import pytest
+
+from tests.ghosts.conftest import Machine, entries, finding, held_by, is_charge
+from vram.units import GIB, MIB
+
+
+def test_a_fork_that_outlives_its_parent(machine: Machine):
+    scene = machine.scene("fork_orphan", 4 * GIB)
+    child, parent = scene.pids["child"], scene.pids["parent"]
+    scene.kill("parent")
+    answer = machine.why()
+    (orphan,) = entries(answer, "orphaned")
+    assert (orphan["holder"]["pid"], orphan["holder"]["alive"], orphan["charged_pid"]) == (
+        child,
+        True,
+        parent,
+    )
+    assert is_charge(orphan["nbytes"], 4 * GIB)
+    assert finding(answer, "VR101", child)["nbytes"] == orphan["nbytes"]
+
+
+def test_a_child_that_will_outlive_its_parent_is_told_while_the_parent_lives(machine: Machine):
+    scene = machine.scene("fork_orphan", 4 * GIB)
+    answer = machine.why()
+    assert is_charge(held_by(answer, scene.pids["parent"]), 4 * GIB)
+    assert finding(answer, "VR102", scene.pids["child"])
+
+
+def test_a_zombie_parent_whose_child_keeps_the_memory(machine: Machine):
+    scene = machine.scene("fork_orphan", 4 * GIB)
+    pidfd = os.pidfd_open(scene.pids["parent"])
+    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT)
+    os.close(pidfd)
+    answer = machine.why()
+    (orphan,) = entries(answer, "orphaned")
+    assert (orphan["holder"]["pid"], orphan["charged_state"]) == (scene.pids["child"], "Z")
+    assert finding(answer, "VR203", scene.pids["child"])["nbytes"] == orphan["nbytes"]
+
+
+def test_a_child_that_closed_the_inherited_files_keeps_nothing(machine: Machine):
+    scene = machine.scene("fork_child_closes", 1 * GIB, stages=1)
+    scene.kill("parent")
+    answer = machine.why()
+    assert not entries(answer, "orphaned")
+    assert machine.vram("check", "--leftovers").returncode == 0
+
+
+def test_an_exported_allocation_that_no_list_names(machine: Machine):
+    scene = machine.scene("export_handle", 3 * GIB + 6 * MIB, stages=2)
+    answer = machine.why()
+    (exported,) = entries(answer, "exported")
+    assert (exported["holder"]["pid"], exported["nbytes"]) == (scene.pids["keeper"], 3 * GIB + 6 * MIB)
+    assert (exported["medium"], exported["confidence"]) == ("handle", "fact")
+    assert finding(answer, "VR103", scene.pids["keeper"])["nbytes"] == 3 * GIB + 6 * MIB
+
+
+def test_an_exported_allocation_is_not_counted_twice_while_its_maker_lives(machine: Machine):
+    scene = machine.scene("export_handle", 3 * GIB, stages=1)
+    answer = machine.why()
+    assert not entries(answer, "exported")
+    assert is_charge(held_by(answer, scene.pids["allocator"]), 3 * GIB)
+
+
+def test_a_dmabuf_that_no_list_names(machine: Machine):
+    scene = machine.scene("dmabuf", 2 * GIB, stages=2)
+    answer = machine.why()
+    (exported,) = entries(answer, "exported")
+    assert (exported["holder"]["pid"], exported["nbytes"]) == (scene.pids["keeper"], 2 * GIB)
+    assert exported["medium"] == "dmabuf"
+    assert finding(answer, "VR104", scene.pids["keeper"])["nbytes"] == 2 * GIB
+
+
+def test_an_ipc_importer_takes_over_a_dead_exporters_charge(machine: Machine):
+    scene = machine.scene("ipc", 4 * GIB, stages=2)
+    answer = machine.why()
+    importer = scene.pids["importer"]
+    assert is_charge(held_by(answer, importer), 4 * GIB)
+    assert is_charge(finding(answer, "VR206", importer)["nbytes"], 4 * GIB)
+
+
+def test_a_stopped_process(machine: Machine):
+    scene = machine.scene("stopped", 2 * GIB)
+    answer = machine.why()
+    assert is_charge(finding(answer, "VR201", scene.pids["worker"])["nbytes"], 2 * GIB)
+    assert machine.vram("check", "--leftovers").returncode == 1
+
+
+def test_a_zombie_holds_nothing(machine: Machine):
+    scene = machine.scene("zombie", 2 * GIB, stages=1)
+    answer = machine.why()
+    assert held_by(answer, scene.pids["worker"]) == 0
+    assert machine.vram("check").returncode == 0
+
+
+def test_many_small_processes_spend_memory_on_contexts(machine: Machine):
+    scene = machine.scene("small_contexts", 2 * MIB)
+    answer = machine.why()
+    workers = set(scene.pids.values())
+    (found,) = [each for each in answer["findings"] if each["code"] == "VR205"]
+    assert set(found["pids"]) == workers
+    assert found["nbytes"] == sum(held_by(answer, pid) for pid in workers)
+
+
+def test_a_plain_process_is_named_with_its_user_and_age(machine: Machine):
+    scene = machine.scene("plain", 1 * GIB)
+    answer = machine.why()
+    (process,) = entries(answer, "process")
+    holder = process["holder"]
+    assert (holder["pid"], holder["alive"], holder["user"]) == (
+        scene.pids["self"],
+        True,
+        answer["host"]["user"],
+    )
+    assert is_charge(process["nbytes"], 1 * GIB)
+    assert holder["age_s"] >= 0
+    assert not entries(answer, "unattributed")
+
+
+def test_inside_a_pid_namespace_the_others_bytes_are_hidden_not_unexplained(machine: Machine):
+    enter = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
+    if not shutil.which("unshare") or subprocess.run([*enter, "true"], capture_output=True).returncode:
+        pytest.skip("no new PID namespace may be made here")
+    machine.scene("plain", 2 * GIB)
+    answer = machine.why(prefix=enter)
+    (hidden,) = entries(answer, "hidden")
+    assert is_charge(hidden["nbytes"], 2 * GIB)
+    assert hidden["hidden_by"] == "namespace"
+    assert "VR301" in [each["code"] for each in answer["findings"]]
+
+
+def test_an_idle_gpu_is_clean(machine: Machine):
+    machine.why()
+    assert machine.vram("check").returncode == 0

@@ -1,0 +1,60 @@
+"""Ghosts together, and among processes that come and go: still each is named, still it balances."""
+
+from __future__ import annotations
+
+import threading
+
+from tests.ghosts.conftest import Machine, entries, finding, held_by, is_charge
+from vram.units import GIB, MIB
+
+
+def test_all_ghosts_at_once(machine: Machine):
+    orphan = machine.scene("fork_orphan", 4 * GIB)
+    orphan.kill("parent")
+    second = machine.scene("fork_orphan", 2 * GIB)
+    second.kill("parent")
+    handle = machine.scene("export_handle", 3 * GIB, stages=2)
+    dmabuf = machine.scene("dmabuf", 1 * GIB, stages=2)
+    ipc = machine.scene("ipc", 5 * GIB, stages=2)
+    stopped = machine.scene("stopped", 2 * GIB)
+    answer = machine.why()
+    assert is_charge(finding(answer, "VR101", orphan.pids["child"])["nbytes"], 4 * GIB)
+    assert is_charge(finding(answer, "VR101", second.pids["child"])["nbytes"], 2 * GIB)
+    assert finding(answer, "VR103", handle.pids["keeper"])["nbytes"] == 3 * GIB
+    assert finding(answer, "VR104", dmabuf.pids["keeper"])["nbytes"] == 1 * GIB
+    assert is_charge(held_by(answer, ipc.pids["importer"]), 5 * GIB)
+    assert is_charge(finding(answer, "VR201", stopped.pids["worker"])["nbytes"], 2 * GIB)
+    assert not entries(answer, "unattributed")
+
+
+def test_two_exported_allocations_are_told_apart_by_their_sizes(machine: Machine):
+    large = machine.scene("export_handle", 3 * GIB, stages=2)
+    small = machine.scene("export_handle", 64 * MIB, stages=2)
+    answer = machine.why()
+    assert held_by(answer, large.pids["keeper"]) == 3 * GIB
+    assert held_by(answer, small.pids["keeper"]) == 64 * MIB
+
+
+def test_the_sum_holds_while_processes_come_and_go(machine: Machine):
+    """One thread starts and ends GPU processes all the while that others are asked about them."""
+    done = threading.Event()
+    failures: list[BaseException] = []
+
+    def churn() -> None:
+        while not done.is_set():
+            try:
+                with machine.scene("fork_orphan", 1 * GIB) as scene:
+                    scene.kill("parent")
+            except BaseException as error:
+                failures.append(error)
+                return
+
+    others = threading.Thread(target=churn)
+    others.start()
+    try:
+        answers = [machine.why() for _ in range(12)]
+    finally:
+        done.set()
+        others.join()
+    assert not failures
+    assert len(answers) == 12
