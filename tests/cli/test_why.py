@@ -7,6 +7,7 @@ import os
 import pty
 import signal
 import subprocess
+import sys
 import termios
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,8 +18,10 @@ from jsonschema import validate
 
 from tests.cli.conftest import PROGRAM, Run, Write
 from tests.ledger.world import World
+from tests.virtualgpu.conftest import HOLDER
 from vram.model.observation import ProbeRun
 from vram.report.schema import SHIPPED
+from vram.units import GIB
 from vram.virtualgpu import VirtualGpu
 
 
@@ -234,3 +237,23 @@ def test_watching_on_a_terminal_leaves_it_as_it_was(virtual_gpu: VirtualGpu) -> 
     assert b"\x1b[?1049h" in written
     assert written.rindex(b"\x1b[?1049l") > written.rindex(b"sum")
     assert b"Traceback" not in written
+
+
+HOSTILE = b"\x1b]0;owned\x07\x1b[2J\r\xff\xe2\x80\xae[bold]"
+
+
+def test_a_live_process_with_a_hostile_name_leaves_the_terminal_alone(virtual_gpu: VirtualGpu) -> None:
+    holder = virtual_gpu.popen(
+        [sys.executable, str(HOLDER), str(GIB), "0", HOSTILE], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert holder.stdout is not None
+    pid = int(holder.stdout.readline())
+    shown = {}
+    for command in (["why"], ["why", "--json"], ["who"], ["who", "--json"], ["check"], ["check", "--json"]):
+        process = virtual_gpu.popen([*PROGRAM, *command], stdout=subprocess.PIPE)
+        shown[tuple(command)] = process.communicate()[0].decode()
+    holder.communicate()
+    for command, text in shown.items():
+        assert str(pid) in text, command
+        assert "[bold]" in text, command
+        assert text.replace("\n", "").isprintable(), command

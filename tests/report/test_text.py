@@ -153,3 +153,12 @@ def test_of_hundreds_alike_the_first_few_are_shown_and_the_rest_counted() -> Non
     assert "497 more of VR206" in shown
     assert shown.count("\n     kill ") <= 4
     assert "VR101" in shown
+
+
+def test_brief_keeps_who_and_what_to_do_and_leaves_out_how_we_know(ledger: Ledger) -> None:
+    shown = printed(text.why(ledger, FINDINGS, Look(80, brief=True)), 80)
+    assert "pid 4243" in shown
+    assert "VR101" in shown
+    assert "kill 4243 4244 4245" in shown
+    assert "sum to the total" in " ".join(shown.split())
+    assert "device files" not in shown

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from typing import TYPE_CHECKING
 
 from vram.errors import DriverMissing, ExitCode, UsageError
-from vram.model.ledger import GpuLedger, Ledger
-from vram.model.observation import Survey
+
+if TYPE_CHECKING:
+    from vram.model.ledger import GpuLedger, Ledger
+    from vram.model.observation import Survey
 
 DEADLINE_S = 5.0
 

@@ -59,7 +59,7 @@ def _in_place(args: Namespace) -> NoReturn:
     # The alternate screen: what was on the terminal before is there again afterwards.
     with Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
-            look = look_for(args)
+            look = look_for(args)._replace(brief=True)
             console.width = look.width
             live.update(text.why(ledger, diagnose(ledger), look), refresh=True)
             time.sleep(args.watch)

@@ -104,7 +104,7 @@ def _how(entry: Entry, look: Look) -> Text:
     reasons = list(entry.evidence)
     if entry.claimed is not None and entry.claimed != entry.nbytes:
         reasons.append(f"the driver's own figure is {size(entry.claimed)}")
-    words = "; ".join(reasons)
+    words = "" if look.brief else "; ".join(reasons)
     if not words and entry.confidence == "fact":
         return Text()
     return Text(look.clean(f"{entry.confidence}: {words}" if words else entry.confidence), style="dim")

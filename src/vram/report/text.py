@@ -137,7 +137,7 @@ def _causes(findings: tuple[Finding, ...], told: set[str], look: Look) -> Iterat
     yield Text()
     yield Text("Why", style="bold")
     for at, finding in enumerate(findings):
-        if at:
+        if at and not look.brief:
             yield Text()
         yield from _cause(finding, told, look)
 
@@ -150,6 +150,8 @@ def _cause(finding: Finding, told: set[str], look: Look) -> Iterator[RenderableT
             (finding.code, style), f" {size(finding.nbytes)}: ", (look.clean(finding.title), "bold")
         )
     yield paragraph(f"{ascii_glyph if look.ascii else glyph} ", title, look, indent=2, style=style)
+    if look.brief:
+        return
     yield paragraph("    ", Text(look.clean(finding.cause)), look)
     for evidence in finding.evidence:
         if evidence not in told:

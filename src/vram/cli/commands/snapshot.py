@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import shlex
 from argparse import ArgumentParser, Namespace
+from typing import TYPE_CHECKING
 
 from vram.cli.source import add_deadline_argument, take_survey
 from vram.cli.terminal import emit
 from vram.errors import ExitCode
-from vram.model.observation import Survey
 from vram.report.escape import inert
+
+if TYPE_CHECKING:
+    from vram.model.observation import Survey
 
 NAME = "snapshot"
 HELP = "write all observations to a file, for a bug report or for `vram why --from`"

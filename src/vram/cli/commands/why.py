@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from typing import TYPE_CHECKING
 
 from vram.cli.source import add_source_arguments, completeness, require_driver, take_ledger
 from vram.cli.terminal import add_terminal_arguments, emit, look_for, show
 from vram.errors import UsageError
-from vram.model.finding import Finding
-from vram.model.ledger import Ledger
+
+if TYPE_CHECKING:
+    from vram.model.finding import Finding
+    from vram.model.ledger import Ledger
 
 NAME = "why"
 HELP = "where each byte of GPU memory is, who keeps it there, how we know, and what to do"
