@@ -58,9 +58,10 @@ def test_forks_from_a_busy_threaded_program_do_not_deadlock(virtual_gpu: Virtual
     assert used < 600 * 1024**2
 
 
-@pytest.mark.parametrize(
-    ("listed", "count"), [("1", 1), ("1,0", 2), ("", 0), ("0,7,1", 1), ("GPU-76697274-7561-6c00-8000-000000000001", 1)]
-)
+SECOND = "GPU-76697274-7561-6c00-8000-000000000001"
+
+
+@pytest.mark.parametrize(("listed", "count"), [("1", 1), ("1,0", 2), ("", 0), ("0,7,1", 1), (SECOND, 1)])
 def test_visible_devices_are_those_named(two_virtual_gpus: VirtualGpu, listed: str, count: int) -> None:
     program = f"""
         os.environ["CUDA_VISIBLE_DEVICES"] = {listed!r}

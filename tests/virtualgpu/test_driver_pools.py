@@ -22,7 +22,9 @@ ASYNC = """
 
 
 def test_without_a_threshold_memory_returns_at_the_next_synchronisation(virtual_gpu: VirtualGpu) -> None:
-    program = ASYNC + """
+    program = (
+        ASYNC
+        + """
         address = take(GIB)
         held = cuda.used() - base
         give(address)
@@ -30,11 +32,14 @@ def test_without_a_threshold_memory_returns_at_the_next_synchronisation(virtual_
         sync()
         cuda.tell([held, freed, cuda.used() - base, cuda.pool_number(pool, 6), cuda.pool_number(pool, 5)])
     """
+    )
     assert result(virtual_gpu, program) == [GIB, GIB, 0, GIB, 0]
 
 
 def test_a_threshold_keeps_memory_until_it_is_trimmed(virtual_gpu: VirtualGpu) -> None:
-    program = ASYNC + """
+    program = (
+        ASYNC
+        + """
         keep(2**64 - 1)
         give(take(GIB))
         sync()
@@ -42,11 +47,14 @@ def test_a_threshold_keeps_memory_until_it_is_trimmed(virtual_gpu: VirtualGpu) -
         cuda.call("cuMemPoolTrimTo", pool, 0)
         cuda.tell([kept, cuda.used() - base, cuda.pool_number(pool, 5)])
     """
+    )
     assert result(virtual_gpu, program) == [[GIB, GIB, 0], 0, 0]
 
 
 def test_trimming_spares_what_is_in_use(virtual_gpu: VirtualGpu) -> None:
-    program = ASYNC + """
+    program = (
+        ASYNC
+        + """
         keep(2**64 - 1)
         live, *dead = [take(64 * MIB) for _ in range(4)]
         cuda.write(live, b"still here")
@@ -56,11 +64,14 @@ def test_trimming_spares_what_is_in_use(virtual_gpu: VirtualGpu) -> None:
         cuda.call("cuMemPoolTrimTo", pool, 0)
         cuda.tell([some, cuda.pool_number(pool, 5), cuda.read(live, 10).decode()])
     """
+    )
     assert result(virtual_gpu, program) == [128 * MIB, 64 * MIB, "still here"]
 
 
 def test_old_bytes_are_handed_on(virtual_gpu: VirtualGpu) -> None:
-    program = ASYNC + """
+    program = (
+        ASYNC
+        + """
         keep(2**64 - 1)
         first = take(MIB)
         cuda.write(first, b"secret")
@@ -69,21 +80,27 @@ def test_old_bytes_are_handed_on(virtual_gpu: VirtualGpu) -> None:
         second = take(MIB)
         cuda.tell([second == first, cuda.read(second, 6).decode()])
     """
+    )
     assert result(virtual_gpu, program) == [True, "secret"]
 
 
 def test_small_requests_are_cut_from_one_chunk(virtual_gpu: VirtualGpu) -> None:
-    program = ASYNC + """
+    program = (
+        ASYNC
+        + """
         many = [take(1000) for _ in range(100)]
         numbers = [cuda.pool_number(pool, attribute) for attribute in (5, 7)]
         cuda.tell([numbers, len({address // 512 for address in many}), cuda.used() - base])
     """
+    )
     assert result(virtual_gpu, program) == [[32 * MIB, 100 * 1024], 100, 32 * MIB]
 
 
 def test_a_pool_of_ones_own_serves_and_ends(virtual_gpu: VirtualGpu) -> None:
     """Destroying it lets live allocations be; the last free gives the memory back."""
-    program = ASYNC + """
+    program = (
+        ASYNC
+        + """
         props = cuda.PoolProps(1, 0, 1, 0, None, 100 * MIB)
         mine = cuda.out(ctypes.c_uint64, "cuMemPoolCreate", ctypes.byref(props))
         address = cuda.out(ctypes.c_uint64, "cuMemAllocFromPoolAsync", 40 * MIB, mine, 0)
@@ -94,22 +111,28 @@ def test_a_pool_of_ones_own_serves_and_ends(virtual_gpu: VirtualGpu) -> None:
         give(address)
         cuda.tell([too_much, after, cuda.used() - base, cuda.code("cuMemPoolTrimTo", mine, 0)])
     """
+    )
     assert result(virtual_gpu, program) == [2, [64 * MIB, True], 0, 1]
 
 
 def test_a_pool_gives_way_to_what_it_cannot_serve(virtual_gpu: VirtualGpu) -> None:
     """Free chunks of the wrong size are returned before a request is refused."""
-    program = ASYNC + """
+    program = (
+        ASYNC
+        + """
         keep(2**64 - 1)
         give(take(100 * GIB))
         sync()
         cuda.tell([take(120 * GIB) > 0, cuda.used() - base])
     """
+    )
     assert result(virtual_gpu, program) == [True, 120 * GIB]
 
 
 def test_high_water_marks_can_be_set_back(virtual_gpu: VirtualGpu) -> None:
-    program = ASYNC + """
+    program = (
+        ASYNC
+        + """
         give(take(96 * MIB))
         sync()
         high = [cuda.pool_number(pool, 6), cuda.pool_number(pool, 8)]
@@ -118,11 +141,14 @@ def test_high_water_marks_can_be_set_back(virtual_gpu: VirtualGpu) -> None:
         wrong = cuda.code("cuMemPoolSetAttribute", pool, 6, ctypes.byref(ctypes.c_uint64(5)))
         cuda.tell([high, [cuda.pool_number(pool, 6), cuda.pool_number(pool, 8)], wrong])
     """
+    )
     assert result(virtual_gpu, program) == [[96 * MIB, 96 * MIB], [0, 0], 1]
 
 
 def test_a_reset_takes_the_pools_memory_too(virtual_gpu: VirtualGpu) -> None:
-    program = ASYNC + """
+    program = (
+        ASYNC
+        + """
         keep(2**64 - 1)
         take(GIB)
         give(take(GIB))
@@ -130,4 +156,5 @@ def test_a_reset_takes_the_pools_memory_too(virtual_gpu: VirtualGpu) -> None:
         cuda.start()
         cuda.tell([cuda.used() - base, cuda.pool_number(pool, 5)])
     """
+    )
     assert result(virtual_gpu, program) == [0, 0]

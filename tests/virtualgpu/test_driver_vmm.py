@@ -43,8 +43,9 @@ def test_what_does_not_fit_is_refused(virtual_gpu: VirtualGpu) -> None:
         handle, address = cuda.create(4 * MIB), cuda.reserve(16 * MIB)
         def mapped(at, nbytes, offset=0):
             return cuda.code("cuMemMap", at, nbytes, offset, handle, 0)
+        where, prop = ctypes.byref(ctypes.c_uint64()), ctypes.byref(cuda.Prop(1, 1, 1, 0))
         cuda.tell([
-            cuda.code("cuMemCreate", ctypes.byref(ctypes.c_uint64()), MIB, ctypes.byref(cuda.Prop(1, 1, 1, 0)), 0),
+            cuda.code("cuMemCreate", where, MIB, prop, 0),
             mapped(address, 6 * MIB), mapped(address, MIB), mapped(address + 14 * MIB, 4 * MIB),
             mapped(address, 4 * MIB, 2 * MIB), mapped(address, 4 * MIB), mapped(address + 2 * MIB, 4 * MIB),
             cuda.code("cuMemAddressFree", address, 16 * MIB),
