@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from vram.errors import DriverMissing, ExitCode, UsageError
 
 if TYPE_CHECKING:
+    from vram.host.local import LocalHost
     from vram.model.ledger import GpuLedger, Ledger
     from vram.model.observation import Survey
 
@@ -38,25 +39,35 @@ def add_deadline_argument(parser: ArgumentParser) -> None:
     )
 
 
-def take_survey(args: Namespace) -> Survey:
-    """Look at this host."""
+def open_host(args: Namespace) -> LocalHost | None:
+    """Return this host, its driver being read from now on; None where a snapshot is judged.
+
+    Whoever opens it first and imports the rest of what it needs after that saves the time
+    of those imports: the driver is read by a process of its own.
+    """
+    if getattr(args, "snapshot", None):
+        return None
     from vram.host.local import LocalHost
+
+    return LocalHost(read_ahead=True)
+
+
+def take_survey(args: Namespace, host: LocalHost | None) -> Survey:
+    """Look at *host*, or read what was seen on another one."""
+    if host is None:
+        from vram.probes.bundle import read
+
+        return read(args.snapshot)
     from vram.probes.survey import survey
 
-    return survey(LocalHost(), deadline_s=args.deadline)
+    return survey(host, deadline_s=args.deadline)
 
 
-def take_ledger(args: Namespace) -> Ledger:
+def take_ledger(args: Namespace, host: LocalHost | None) -> Ledger:
     """Return the balanced ledger of what *args* point at, narrowed to the GPUs they name."""
     from vram.ledger.build import build_ledger
 
-    if args.snapshot:
-        from vram.probes.bundle import read
-
-        ledger = build_ledger(read(args.snapshot))
-    else:
-        ledger = build_ledger(take_survey(args))
-    return narrowed(ledger, args.gpu)
+    return narrowed(build_ledger(take_survey(args, host)), args.gpu)
 
 
 def narrowed(ledger: Ledger, words: list[str] | None) -> Ledger:

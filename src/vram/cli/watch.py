@@ -11,6 +11,7 @@ from vram.cli.source import require_driver, take_ledger
 from vram.cli.terminal import console_for, emit, is_terminal, look_for, show
 from vram.diagnosis.engine import diagnose
 from vram.errors import UsageError
+from vram.host.local import LocalHost
 
 
 def watch(args: Namespace) -> NoReturn:
@@ -19,41 +20,43 @@ def watch(args: Namespace) -> NoReturn:
         raise UsageError("--watch needs at least 0.1 seconds", hint="write it like --watch 2")
     # The program starts with the collector off, which suits a single answer only.
     gc.enable()
+    # One host throughout: it remembers which GPU hung, so that hung readers do not pile up.
+    host = LocalHost()
     if args.json:
-        _lines(args)
+        _lines(args, host)
     if is_terminal():
-        _in_place(args)
-    _appended(args)
+        _in_place(args, host)
+    _appended(args, host)
 
 
-def _lines(args: Namespace) -> NoReturn:
+def _lines(args: Namespace, host: LocalHost) -> NoReturn:
     from vram.report import json
 
     while True:
-        ledger = take_ledger(args)
+        ledger = take_ledger(args, host)
         emit(json.why(ledger, diagnose(ledger), compact=True))
         require_driver(ledger)
         time.sleep(args.watch)
 
 
-def _appended(args: Namespace) -> NoReturn:
+def _appended(args: Namespace, host: LocalHost) -> NoReturn:
     from vram.report import text
 
     while True:
         look = look_for(args)
-        ledger = take_ledger(args)
+        ledger = take_ledger(args, host)
         require_driver(ledger)
         show(text.why(ledger, diagnose(ledger), look), args, look)
         emit("\n")
         time.sleep(args.watch)
 
 
-def _in_place(args: Namespace) -> NoReturn:
+def _in_place(args: Namespace, host: LocalHost) -> NoReturn:
     from rich.live import Live
 
     from vram.report import text
 
-    ledger = take_ledger(args)
+    ledger = take_ledger(args, host)
     require_driver(ledger)
     console = console_for(args, look_for(args))
     # The alternate screen: what was on the terminal before is there again afterwards.
@@ -63,4 +66,4 @@ def _in_place(args: Namespace) -> NoReturn:
             console.width = look.width
             live.update(text.why(ledger, diagnose(ledger), look), refresh=True)
             time.sleep(args.watch)
-            ledger = take_ledger(args)
+            ledger = take_ledger(args, host)

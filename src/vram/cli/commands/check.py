@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from vram.cli.source import add_source_arguments, require_driver, take_ledger
+from vram.cli.source import add_source_arguments, open_host, require_driver, take_ledger
 from vram.cli.terminal import emit
 from vram.errors import DriverMissing, ExitCode, VramError
 from vram.units import parse_size
@@ -42,11 +42,12 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
+    allow = parse_size(args.allow)
+    host = open_host(args)
     from vram.diagnosis.verdict import judge, overall
     from vram.report import check
 
-    allow = parse_size(args.allow)
-    ledger = take_ledger(args)
+    ledger = take_ledger(args, host)
     verdicts = judge(ledger, leftovers=args.leftovers, allow=allow)
     verdict = overall(verdicts)
     if args.json and not args.quiet:

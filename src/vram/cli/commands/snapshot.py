@@ -6,7 +6,7 @@ import shlex
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
-from vram.cli.source import add_deadline_argument, take_survey
+from vram.cli.source import add_deadline_argument, open_host, take_survey
 from vram.cli.terminal import emit
 from vram.errors import ExitCode
 from vram.report.escape import inert
@@ -29,9 +29,10 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
+    host = open_host(args)
     from vram.probes import bundle
 
-    survey = take_survey(args)
+    survey = take_survey(args, host)
     if args.redact:
         survey = bundle.redact(survey)
     if args.output == "-":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from vram.cli.source import add_source_arguments, completeness, require_driver, take_ledger
+from vram.cli.source import add_source_arguments, completeness, open_host, require_driver, take_ledger
 from vram.cli.terminal import add_terminal_arguments, emit, look_for, show
 
 NAME = "who"
@@ -18,9 +18,10 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
+    host = open_host(args)
     from vram.report.kinship import who
 
-    ledger = take_ledger(args)
+    ledger = take_ledger(args, host)
     report = who(ledger)
     if args.json:
         from vram.report.json import encode

@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
-from vram.cli.source import add_source_arguments, completeness, require_driver, take_ledger
+from vram.cli.source import add_source_arguments, completeness, open_host, require_driver, take_ledger
 from vram.cli.terminal import add_terminal_arguments, emit, look_for, show
 from vram.errors import UsageError
 
@@ -35,13 +35,13 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     if args.watch is not None:
         return _watch(args)
+    host = open_host(args)
     from vram.diagnosis.engine import diagnose
+    from vram.report import json
 
-    ledger = take_ledger(args)
+    ledger = take_ledger(args, host)
     findings = diagnose(ledger)
     if args.json:
-        from vram.report import json
-
         # Scripts get their object even where there is no driver: its probes say why.
         emit(json.why(ledger, findings))
         require_driver(ledger)
