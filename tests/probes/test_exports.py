@@ -95,7 +95,7 @@ def test_a_driver_that_hangs_is_a_statement(virtual_gpu: VirtualGpu) -> None:
         scene.go()
         scene.go()
         virtual_gpu.fail("cuMemImportFromShareableHandle", hang=True)
-        survey = take(virtual_gpu, "--deadline", "2")
+        survey = take(virtual_gpu, "--deadline", "6")
         (hung,) = said(survey, "driver.exports")
         assert (hung.status, hung.process.pid, hung.nbytes) == ("timeout", scene.pids["keeper"], None)
         assert facts(survey, MemoryFacts)[0][1].used == scene.nbytes

@@ -3,29 +3,44 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
-from vram.host.local.clock import LocalClock
-from vram.host.local.device_files import VIRTUAL_GPU, DeviceNames
-from vram.host.local.exports import LocalExports
-from vram.host.local.identity import host_facts
-from vram.host.local.nvml import LocalNvml
-from vram.host.local.open_files import LocalOpenFiles
-from vram.host.local.procfs import LocalProc
-from vram.model.observation import HostFacts
+from vram.host.local.nvml_start import start_reader
+
+if TYPE_CHECKING:
+    from vram.model.observation import HostFacts
 
 
 class LocalHost:
-    """This machine, or the virtual GPU where the environment names one."""
+    """This machine, or the virtual GPU where the environment names one.
 
-    def __init__(self, proc_root: str = "/proc") -> None:
+    With *read_ahead* the driver is read from the first moment on, beside the imports that
+    this object needs: for a command that makes a survey next, as most do.
+    """
+
+    def __init__(self, proc_root: str = "/proc", *, read_ahead: bool = False) -> None:
+        started = None
+        if read_ahead:
+            with suppress(OSError):  # will be met again by the reading itself, and told
+                started = start_reader(set())
+        from vram.host.local.clock import LocalClock
+        from vram.host.local.device_files import VIRTUAL_GPU, DeviceNames
+        from vram.host.local.exports import LocalExports
+        from vram.host.local.nvml import LocalNvml
+        from vram.host.local.open_files import LocalOpenFiles
+        from vram.host.local.procfs import LocalProc
+
         virtual = os.environ.get(VIRTUAL_GPU) or None
         self.clock = LocalClock()
         self.proc = LocalProc(proc_root)
-        self.nvml = LocalNvml()
+        self.nvml = LocalNvml(started)
         self.files = LocalOpenFiles(DeviceNames(virtual), proc_root, ignore=self.nvml.own_pids)
         self.exports = LocalExports()
         self._proc_root = proc_root
         self._virtual = virtual is not None
 
     def facts(self) -> HostFacts:
+        from vram.host.local.identity import host_facts
+
         return host_facts(self._proc_root, virtual=self._virtual)

@@ -13,8 +13,11 @@ import select
 import time
 from collections.abc import Iterator
 
-from vram.host.local.child import Child, interpreter, start
-from vram.host.local.nvml_wire import Calling, Done, Found, Inbox, Meanwhile, Message, Saw
+import msgspec
+
+from vram.host.local.child import Child
+from vram.host.local.nvml_start import start_reader
+from vram.host.local.nvml_wire import Inbox, Message
 from vram.model.observation import Observation
 
 # A GPU that takes longer than this gets its reader relieved. NVML answers in microseconds;
@@ -23,11 +26,19 @@ _GPU_S = 1.0
 _GRACE_S = 0.2
 
 
+class Calling(msgspec.Struct, frozen=True):
+    """The call that a reader is in."""
+
+    probe: str
+    gpu: int | None
+    call: str
+
+
 class _Reader:
     """One reading process, as seen from outside."""
 
-    def __init__(self, skip: set[int]) -> None:
-        self.child = _start(skip)
+    def __init__(self, child: Child) -> None:
+        self.child = child
         self.inbox = Inbox()
         self.calling = Calling("nvml.init", None, "nvmlInit")
         self.arrived_at = time.monotonic()
@@ -53,7 +64,8 @@ class _Reader:
 class LocalNvml:
     """Reads NVML under a deadline, again and again, whatever it does."""
 
-    def __init__(self) -> None:
+    def __init__(self, started: Child | None = None) -> None:
+        self._started = started  # a reader of everything that has begun already
         self._stuck: list[_Reader] = []
         self._own: set[int] = set()
 
@@ -75,7 +87,8 @@ class LocalNvml:
         return reading.observations([_still_stuck(calling) for calling in stuck])
 
     def start(self, skip: set[int]) -> _Reader:
-        reader = _Reader(skip)
+        child, self._started = self._started, None
+        reader = _Reader(child or start_reader(skip))
         self._own.add(reader.child.pid)
         return reader
 
@@ -105,8 +118,13 @@ class _Reading:
     def observations(self, already: list[Observation]) -> Iterator[Observation]:
         yield from already
         try:
-            while self._active() and time.monotonic() < self._deadline:
-                yield from self._listen()
+            # What was said in time counts, even if we come to listen after the deadline.
+            while self._active():
+                ready = self._ready()
+                if not ready and time.monotonic() >= self._deadline:
+                    break
+                for reader in ready:
+                    yield from self._hear(reader)
                 self._relieve()
             yield from self._missing()
         finally:
@@ -116,13 +134,13 @@ class _Reading:
     def _active(self) -> list[_Reader]:
         return [reader for reader in self._readers if not reader.done]
 
-    def _listen(self) -> Iterator[Observation]:
+    def _ready(self) -> list[_Reader]:
+        """Readers that have something to say, now or until something else is to be done."""
         poll = select.poll()
         active = {reader.child.pipe: reader for reader in self._active()}
         for pipe in active:
             poll.register(pipe, select.POLLIN)
-        for pipe, _ in poll.poll(self._patience_s() * 1000):
-            yield from self._hear(active[pipe])
+        return [active[pipe] for pipe, _ in poll.poll(self._patience_s() * 1000)]
 
     def _patience_s(self) -> float:
         """How long nothing needs to be done unless something is heard."""
@@ -142,18 +160,19 @@ class _Reading:
         if reader.done:
             return
         match message:
-            case Calling():
-                self._follow(reader, message)
-            case Found(gpus):
+            case "calling", probe, gpu, call:
+                self._follow(reader, Calling(probe, gpu, call))
+            case "found", gpus:
                 self._gpus = max(self._gpus, gpus)
-            case Saw(observation):
+            case "saw", fields:
+                observation = msgspec.convert(fields, Observation)
                 # Whoever relieves another repeats the driver's versions: once is enough.
                 if observation.gpu is not None or reader is self._first:
                     reader.meanwhile = None
                     yield observation
-            case Meanwhile(observation):
-                reader.meanwhile = observation
-            case Done():
+            case "meanwhile", fields:
+                reader.meanwhile = msgspec.convert(fields, Observation)
+            case ("done",):
                 reader.done = True
 
     def _follow(self, reader: _Reader, calling: Calling) -> None:
@@ -194,15 +213,6 @@ class _Reading:
     def _failure(self, calling: Calling, status: str, message: str) -> Observation:
         words = message.format(call=calling.call, waited=time.monotonic() - self._began)
         return Observation(probe=calling.probe, gpu=calling.gpu, status=status, message=words)  # type: ignore[arg-type]
-
-
-def _start(skip: set[int]) -> Child:
-    def job(pipe: int) -> None:
-        from vram.host.local.nvml_child import read_into
-
-        read_into(pipe, skip)
-
-    return start(job, interpreter("vram.host.local.nvml_child", *map(str, sorted(skip))))
 
 
 def _still_stuck(calling: Calling) -> Observation:

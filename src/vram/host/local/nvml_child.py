@@ -1,4 +1,8 @@
-"""Reads NVML, inside a process of its own. Every call is announced before it is made."""
+"""Reads NVML, inside a process of its own. Every call is announced before it is made.
+
+Statements are plain dictionaries here, with the fields of the model's structs: this runs
+while the process that asked is still importing those.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +10,11 @@ import os
 import sys
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 from vram.host.local.nvml_errors import GpuGone, is_loss, message_of, statement_of
 from vram.host.local.nvml_versions import driver_facts
-from vram.host.local.nvml_wire import Calling, Done, Found, Meanwhile, Saw, send
-from vram.host.local.procfs import started_at
-from vram.model.gpu import ChargeFacts, GpuFacts, MemoryFacts
-from vram.model.observation import Observation
-from vram.model.process import ProcessRef
+from vram.host.local.nvml_wire import send
 
 _LISTS = (("compute", "Compute"), ("graphics", "Graphics"), ("mps", "MPSCompute"))
 _COMPUTE_MODES = ("default", "exclusive-thread", "prohibited", "exclusive-process")
@@ -36,12 +36,14 @@ class Reader:
         self._gpu: int | None = None
 
     def say(self, **fields: Any) -> None:
-        fields = {"probe": self._probe, "gpu": self._gpu, **fields}
-        send(self._pipe, Saw(Observation(**fields)))
+        send(self._pipe, "saw", self._statement(fields))
+
+    def _statement(self, fields: dict[str, Any]) -> dict[str, Any]:
+        return {"probe": self._probe, "gpu": self._gpu, **fields}
 
     def call(self, name: str, *arguments: Any, **options: Any) -> Any:
         """Make a call, announced; raises what the library raises."""
-        send(self._pipe, Calling(self._probe, self._gpu, name))
+        send(self._pipe, "calling", self._probe, self._gpu, name)
         function: Callable[..., Any] = getattr(self._nvml, name)
         return function(*arguments, **options)
 
@@ -58,7 +60,7 @@ class Reader:
         if not self._init():
             return
         count = int(self.call("nvmlDeviceGetCount"))
-        send(self._pipe, Found(count))
+        send(self._pipe, "found", count)
         for index in range(count):
             if index not in skip:
                 self._gpu = index
@@ -83,46 +85,48 @@ class Reader:
             handle = self.call("nvmlDeviceGetHandleByIndex", index)
             facts = self._facts(handle)
             self.say(facts=facts)
-            self._read_memory(handle, bool(facts.mig_enabled))
+            self._read_memory(handle, bool(facts["mig_enabled"]))
         except Exception as error:
             cause = error.__cause__ if isinstance(error, GpuGone) and error.__cause__ else error
             self.say(**statement_of(cause, self._nvml))
 
-    def _facts(self, handle: Any) -> GpuFacts:
+    def _facts(self, handle: Any) -> dict[str, Any]:
         bar1 = self.ask("nvmlDeviceGetBAR1MemoryInfo", handle)
         rows = self.ask("nvmlDeviceGetRemappedRows", handle) or (None,) * 4
         mode = self.ask("nvmlDeviceGetComputeMode", handle)
         pci = self.ask("nvmlDeviceGetPciInfo", handle)
         rates = self.ask("nvmlDeviceGetUtilizationRates", handle)
         name = _text(self.ask("nvmlDeviceGetName", handle)) or "unknown GPU"
-        return GpuFacts(
-            uuid=_text(self.call("nvmlDeviceGetUUID", handle)) or "",
-            name=name,
-            minor=_count(self.ask("nvmlDeviceGetMinorNumber", handle)),
-            bus_id=_text(pci.busId) if pci else None,
-            virtual=bool(os.environ.get("VRAM_VIRTUAL_GPU")),
-            persistence=_flag(self.ask("nvmlDeviceGetPersistenceMode", handle)),
-            compute_mode=_COMPUTE_MODES[mode] if mode in range(len(_COMPUTE_MODES)) else None,
-            mig_enabled=_flag(_first(self.ask("nvmlDeviceGetMigMode", handle))),
-            ecc_enabled=_flag(_first(self.ask("nvmlDeviceGetEccMode", handle))),
-            ecc_uncorrected=_count(self.ask("nvmlDeviceGetTotalEccErrors", handle, *_UNCORRECTED_SINCE_BOOT)),
-            bar1_total=_count(bar1.bar1Total) if bar1 else None,
-            bar1_used=_count(bar1.bar1Used) if bar1 else None,
-            remapped_correctable=_count(rows[0]),
-            remapped_uncorrectable=_count(rows[1]),
-            remap_pending=_flag(rows[2]),
-            remap_failed=_flag(rows[3]),
-            retired_pending=_flag(self.ask("nvmlDeviceGetRetiredPagesPendingStatus", handle)),
-            utilization=_count(rates.gpu) if rates else None,
-        )
+        return {
+            "type": "gpu",
+            "uuid": _text(self.call("nvmlDeviceGetUUID", handle)) or "",
+            "name": name,
+            "minor": _count(self.ask("nvmlDeviceGetMinorNumber", handle)),
+            "bus_id": _text(pci.busId) if pci else None,
+            "virtual": bool(os.environ.get("VRAM_VIRTUAL_GPU")),
+            "persistence": _flag(self.ask("nvmlDeviceGetPersistenceMode", handle)),
+            "compute_mode": _COMPUTE_MODES[mode] if mode in range(len(_COMPUTE_MODES)) else None,
+            "mig_enabled": _flag(_first(self.ask("nvmlDeviceGetMigMode", handle))),
+            "ecc_enabled": _flag(_first(self.ask("nvmlDeviceGetEccMode", handle))),
+            "ecc_uncorrected": _count(
+                self.ask("nvmlDeviceGetTotalEccErrors", handle, *_UNCORRECTED_SINCE_BOOT)
+            ),
+            "bar1_total": _count(bar1.bar1Total) if bar1 else None,
+            "bar1_used": _count(bar1.bar1Used) if bar1 else None,
+            "remapped_correctable": _count(rows[0]),
+            "remapped_uncorrectable": _count(rows[1]),
+            "remap_pending": _flag(rows[2]),
+            "remap_failed": _flag(rows[3]),
+            "retired_pending": _flag(self.ask("nvmlDeviceGetRetiredPagesPendingStatus", handle)),
+            "utilization": _count(rates.gpu) if rates else None,
+        }
 
     def _read_memory(self, handle: Any, mig: bool) -> None:
         """Memory, lists, memory again: the account is only exact when nothing moved between."""
         self._probe = "nvml.memory"
         before = self._memory(handle)
         # If a list hangs, this reading is what remains known of the GPU.
-        first = Observation(probe=self._probe, gpu=self._gpu, facts=MemoryFacts(**before))
-        send(self._pipe, Meanwhile(first))
+        send(self._pipe, "meanwhile", self._statement({"facts": {"type": "memory", **before}}))
         for _ in range(_TRIES):
             figures, failure = self._figures(handle, mig)
             self._probe = "nvml.memory"
@@ -131,13 +135,13 @@ class Reader:
             if not moved:
                 break
             before = after
-        self.say(facts=MemoryFacts(**after, moved_bytes=moved))
+        self.say(facts={"type": "memory", **after, "moved_bytes": moved})
         self._probe = "nvml.processes"
         if failure is not None:
             self.say(**statement_of(failure, self._nvml))
         for (pid, instance), (nbytes, lists) in figures.items():
-            facts = ChargeFacts(lists, instance)
-            self.say(process=ProcessRef(pid, started_at(pid)), nbytes=nbytes, facts=facts)
+            facts = {"type": "charge", "lists": lists, "gpu_instance": instance}
+            self.say(process={"pid": pid, "started_at": _started_at(pid)}, nbytes=nbytes, facts=facts)
 
     def _memory(self, handle: Any) -> dict[str, Any]:
         first = self.call("nvmlDeviceGetMemoryInfo", handle)
@@ -241,16 +245,42 @@ def _text(value: Any) -> str | None:
 
 def read_into(pipe: int, skip: set[int]) -> None:
     """Say everything that NVML knows of the GPUs not in *skip* into *pipe*."""
-    send(pipe, Calling("nvml.init", None, "nvmlInit"))
+    send(pipe, "calling", "nvml.init", None, "nvmlInit")
+    _die_with_parent()
     try:
-        import pynvml
+        pynvml = _binding()
     except ImportError as error:
-        text = message_of(error)
-        send(pipe, Saw(Observation(probe="nvml.init", status="failed", message=text)))
+        send(pipe, "saw", {"probe": "nvml.init", "status": "failed", "message": message_of(error)})
     else:
-        _die_with_parent()
         Reader(pynvml, pipe).read(skip)
-    send(pipe, Done())
+    send(pipe, "done")
+
+
+def _binding() -> ModuleType:
+    """nvidia-ml-py, without a half of what it imports.
+
+    It imports ctypes.util, which brings subprocess, tempfile and shutil along (18 of 30 ms),
+    for a function that it calls on Windows only. This process is ours alone.
+    """
+    sys.modules.setdefault("ctypes.util", _NoSearch("ctypes.util"))
+    import pynvml
+
+    return cast("ModuleType", pynvml)
+
+
+class _NoSearch(ModuleType):
+    @staticmethod
+    def find_library(name: str) -> str | None:
+        return None
+
+
+def _started_at(pid: int) -> int | None:
+    """When *pid* was started; None where nobody has that pid."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[19])
+    except (OSError, IndexError, ValueError):
+        return None
 
 
 def _die_with_parent() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vram.host.local.nvml_versions import library_version, module_version
-from vram.model.observation import Status
+
+if TYPE_CHECKING:
+    from vram.model.observation import Status
 
 _STATUS: dict[int, Status] = {
     3: "unsupported",  # not supported

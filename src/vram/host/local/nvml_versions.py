@@ -6,8 +6,6 @@ import os
 import re
 from typing import Any, Protocol
 
-from vram.model.gpu import DriverFacts
-
 # "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (…)"
 _MODULE = re.compile(r"Kernel Module(?: for \S+)?\s+(\d+(?:\.\d+)+)")
 _LIBRARY = re.compile(r"/libnvidia-ml\.so\.(\d+\.\d+(?:\.\d+)?)")
@@ -19,17 +17,18 @@ class Asks(Protocol):
     def ask(self, name: str, *arguments: Any) -> Any: ...
 
 
-def driver_facts(nvml: Asks | None) -> DriverFacts:
+def driver_facts(nvml: Asks | None) -> dict[str, Any]:
     """What both sides say; with no library to ask, what the files around it say."""
     ask = nvml.ask if nvml else lambda name: None
     cuda = ask("nvmlSystemGetCudaDriverVersion_v2") or ask("nvmlSystemGetCudaDriverVersion")
-    return DriverFacts(
-        driver_version=_text(ask("nvmlSystemGetDriverVersion")),
-        library_version=_without_cuda(_text(ask("nvmlSystemGetNVMLVersion"))) or library_version(),
-        module_version=module_version(),
-        cuda_version=f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else None,
-        virtual=_virtual(),
-    )
+    return {
+        "type": "driver",
+        "driver_version": _text(ask("nvmlSystemGetDriverVersion")),
+        "library_version": _without_cuda(_text(ask("nvmlSystemGetNVMLVersion"))) or library_version(),
+        "module_version": module_version(),
+        "cuda_version": f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else None,
+        "virtual": _virtual(),
+    }
 
 
 def module_version() -> str | None:

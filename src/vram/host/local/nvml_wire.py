@@ -1,54 +1,27 @@
-"""What the process that reads NVML says to the one that started it, message by message."""
+"""What the process that reads NVML says to the one that started it, message by message.
+
+Plain tuples and dictionaries by ``marshal``: both ends are this very program, and the reader
+starts before anything larger is imported.
+
+    calling  probe, gpu, call     the next call; if nothing follows, it never returned
+    found    gpus                 how many there are
+    saw      observation          one statement, as the fields of an Observation
+    meanwhile observation         one that counts only if the better one never comes
+    done                          all was said; without it the reader died
+"""
 
 from __future__ import annotations
 
+import marshal
 import os
 from collections.abc import Iterator
+from typing import Any
 
-from msgspec import Struct
-from msgspec.msgpack import Decoder, Encoder
-
-from vram.model.observation import Observation
+Message = tuple[Any, ...]
 
 
-class Calling(Struct, tag="calling", array_like=True):
-    """The next call. If nothing follows, this is the one that never returned."""
-
-    probe: str
-    gpu: int | None
-    call: str
-
-
-class Found(Struct, tag="found", array_like=True):
-    """How many GPUs there are."""
-
-    gpus: int
-
-
-class Saw(Struct, tag="saw", array_like=True):
-    """One statement."""
-
-    observation: Observation
-
-
-class Meanwhile(Struct, tag="meanwhile", array_like=True):
-    """A statement that counts only if the better one that should follow never comes."""
-
-    observation: Observation
-
-
-class Done(Struct, tag="done", array_like=True):
-    """All was said; without it the reader died."""
-
-
-Message = Calling | Found | Saw | Meanwhile | Done
-
-_encode = Encoder().encode
-_decoder: Decoder[Message] = Decoder(Message)
-
-
-def send(pipe: int, message: Message) -> None:
-    body = _encode(message)
+def send(pipe: int, *message: Any) -> None:
+    body = marshal.dumps(message)
     frame = len(body).to_bytes(4, "little") + body
     while frame:
         frame = frame[os.write(pipe, frame) :]
@@ -68,4 +41,4 @@ class Inbox:
                 return
             body = bytes(self._bytes[4:end])
             del self._bytes[:end]
-            yield _decoder.decode(body)
+            yield marshal.loads(body)
