@@ -85,7 +85,10 @@ def test_json_starts_without_anything_heavy(busy: str) -> None:
     code = (
         "import os, sys\n"
         "from vram.cli import app\n"
-        "leave, os._exit = os._exit, lambda code: (print(*filter(sys.modules.get, sys.modules), file=sys.stderr), leave(code))\n"
+        "def report(code):\n"
+        "    print(*filter(sys.modules.get, sys.modules), file=sys.stderr)\n"
+        "    leave(code)\n"
+        "leave, os._exit = os._exit, report\n"
         "app.entry()\n"
     )
     done = in_a_process(code, "why", "--json", "--from", busy)
