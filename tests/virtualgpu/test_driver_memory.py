@@ -297,7 +297,7 @@ def test_an_exclusive_gpu_admits_one_process(virtual_gpu: VirtualGpu) -> None:
     program = """
         cuda.start()
         import subprocess
-        other = "import libcuda as c; c.call('cuInit', 0); print(c.code('cuDevicePrimaryCtxRetain', bytes(8), 0))"
+        other = "from libcuda import *; lib.cuInit(0); print(code('cuDevicePrimaryCtxRetain', bytes(8), 0))"
         answer = subprocess.run([sys.executable, "-c", other], capture_output=True, text=True).stdout
         cuda.tell(int(answer))
     """

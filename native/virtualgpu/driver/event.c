@@ -22,6 +22,7 @@ struct event {
     unsigned flags;
     uint64_t shared; /* number of the file its counters lie in, or 0 */
     bool made_file;
+    _Atomic uint32_t waiters; /* queued or running waits that look at the counters */
     _Atomic int64_t done_at_ns;
     struct counters own, *counters;
 };
@@ -44,7 +45,7 @@ static void remove_counters(uint64_t number) {
 }
 
 static bool has_pending(const struct event *event) {
-    return event->counters->recorded != event->counters->done;
+    return event->waiters || event->counters->recorded != event->counters->done;
 }
 
 void event_free(struct event *event) {
@@ -115,6 +116,7 @@ static void run_wait(void *argument) {
         if ((int32_t)(seen - mark->number) < 0)
             syscall(SYS_futex, &mark->counters->done, FUTEX_WAIT, seen, &patience, NULL, 0);
     }
+    mark->event->waiters--;
 }
 
 static result mark_of(struct event *event, struct mark *mark) {
@@ -156,6 +158,7 @@ API result cuEventSynchronize(struct event *event) {
     result failed = mark_of(event, &mark);
     if (failed) return failed;
     int device = event->handle.owner->device;
+    event->waiters++;
     run_wait(&mark);
     LOCKED();
     pools_synchronized(device);
@@ -172,6 +175,7 @@ API result cuStreamWaitEvent(void *handle, struct event *event, unsigned flags) 
     failed = stream_resolve(handle, &stream);
     state_unlock();
     if (failed || is_done(&mark)) return failed;
+    event->waiters++;
     return stream_submit(stream, run_wait, &mark, sizeof mark, false);
 }
 
