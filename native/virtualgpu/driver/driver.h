@@ -53,7 +53,15 @@ result gate_open(void); /* cuInit's part: this process may use the driver from n
 
 /* ---- handle.c: objects that programs hold by address ---- */
 
-enum handle_kind { HANDLE_FREE, HANDLE_CONTEXT, HANDLE_STREAM, HANDLE_EVENT, HANDLE_POOL, HANDLE_ALLOCATION, HANDLE_KINDS };
+enum handle_kind {
+    HANDLE_FREE,
+    HANDLE_CONTEXT,
+    HANDLE_STREAM,
+    HANDLE_EVENT,
+    HANDLE_POOL,
+    HANDLE_ALLOCATION,
+    HANDLE_KINDS
+};
 
 struct context;
 struct handle {
@@ -217,7 +225,8 @@ void stream_wait(struct stream *stream); /* not locked */
 /* Runs after everything before it: at once where nothing is, else by a thread of the
  * stream. *inline_allowed* false is for code of the program, which must not run in the
  * calling thread. The argument is copied. Not locked. */
-result stream_submit(struct stream *stream, void (*run)(void *), const void *argument, size_t nbytes, bool inline_allowed);
+result stream_submit(struct stream *stream, void (*run)(void *), const void *argument, size_t nbytes,
+                     bool inline_allowed);
 result stream_submit_on(void *handle, void (*run)(void *), const void *argument, size_t nbytes);
 /* On the legacy stream, and done when it returns. */
 result stream_run_now(void (*run)(void *), const void *argument, size_t nbytes);
