@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.ledger.world import CONTEXT, OVERHEAD, RESERVED, World
 from vram.ledger.build import build_ledger
 from vram.model.ledger import Entry, GpuLedger
-from vram.units import GIB, MIB
+from vram.units import GIB, KIB, MIB
 
 
 def only_gpu(world: World) -> GpuLedger:
@@ -169,6 +169,12 @@ def test_a_lost_gpu_has_no_total_and_does_not_hide_the_others():
     lost, other = build_ledger(World().lost(0).gpu(1, used=0).survey()).gpus
     assert (lost.total_bytes, lost.status, lost.entries) == (None, "lost", ())
     assert other.status == "ok"
+
+
+def test_a_process_that_only_initialised_cuda_explains_what_that_costs():
+    gpu = only_gpu(World().gpu(used=3328 * KIB).process(70).files(70, context=False))
+    assert [entry.nbytes for entry in entries(gpu, "overhead")] == [3328 * KIB]
+    assert not entries(gpu, "unattributed")
 
 
 def test_overhead_is_bounded_so_that_a_real_leak_is_not_called_overhead():

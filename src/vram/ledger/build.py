@@ -5,8 +5,9 @@ from __future__ import annotations
 from msgspec import Struct
 
 from vram.ledger.charges import charged_entries
+from vram.ledger.overhead import expected
 from vram.ledger.reconcile import fit, split
-from vram.ledger.remainder import CONTEXT_OVERHEAD, remainder_entries
+from vram.ledger.remainder import remainder_entries
 from vram.ledger.shares import Settled, settle
 from vram.ledger.sightings import GpuSighting, Sightings, collect
 from vram.model.gpu import MemoryFacts
@@ -32,10 +33,8 @@ def build_ledger(survey: Survey) -> Ledger:
     pages = {
         index: _open_page(seen, gpu, gpu.memory) for index, gpu in sorted(seen.gpus.items()) if gpu.memory
     }
-    # What contexts cost beyond their charge is no room for exported memory.
-    rooms = {
-        index: max(0, page.rest - len(page.gpu.charges) * CONTEXT_OVERHEAD) for index, page in pages.items()
-    }
+    # What CUDA costs beyond all charges is no room for exported memory.
+    rooms = {index: max(0, page.rest - expected(seen, page.gpu)) for index, page in pages.items()}
     shared = settle(seen, rooms)
     return Ledger(
         taken_at=survey.taken_at,
