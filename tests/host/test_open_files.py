@@ -260,3 +260,16 @@ def test_a_virtual_gpu_hides_the_real_one(tmp_path: Path) -> None:
 def test_no_link_upsets_it(rest: bytes, prefix: bytes) -> None:
     naming = DeviceNames().name(raw(prefix + rest))
     assert naming is None or b"\n" not in naming.path
+
+
+def test_a_walk_begun_ahead_is_collected_once(
+    folder: Path, holder: subprocess.Popen[bytes], scan: Scan
+) -> None:
+    """The first scan gets what was begun; the one after it looks again and sees the holder gone."""
+    files = LocalOpenFiles(DeviceNames(str(folder)), scan=scan)
+    files.look_ahead(60.0)
+    first = [holding.process.pid for holding in files.scan(60.0).holdings]
+    holder.kill()
+    holder.wait()
+    assert first == [holder.pid]
+    assert files.scan(60.0).holdings == ()

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import gc
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn, Protocol, cast
+from typing import TYPE_CHECKING, NoReturn, Protocol, cast
 
-from vram.cli.terminal import columns
+from vram.cli import early
 from vram.errors import ExitCode, UsageError, VramError
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
 
 COMMANDS = ("why", "who", "check", "snapshot", "explain", "demo", "virtual")
 
@@ -26,25 +28,8 @@ class Command(Protocol):
     NAME: str
     HELP: str
 
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
-    def run(self, args: argparse.Namespace) -> int: ...
-
-
-class Formatter(argparse.RawDescriptionHelpFormatter):
-    """Help as wide as the terminal, measured without what argparse would import for it."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, width=min(columns(), 100) - 2)
-
-
-class Parser(argparse.ArgumentParser):
-    """An argument parser whose complaints are ours to print."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(formatter_class=Formatter, allow_abbrev=False, **options)
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(message, hint=f"see `{self.prog} --help`")
+    def add_arguments(self, parser: ArgumentParser) -> None: ...
+    def run(self, args: Namespace) -> int: ...
 
 
 def entry() -> NoReturn:
@@ -53,6 +38,7 @@ def entry() -> NoReturn:
     if quick:
         gc.disable()
         _hide_typing_extensions()
+    early.begin(sys.argv[1:])
     code = main()
     if quick:
         # Measured 4 ms less than a full shutdown of the interpreter; and a driver call that
@@ -88,6 +74,8 @@ def _dispatch(argv: list[str]) -> int:
         return _without_command(argv)
     if name not in COMMANDS:
         raise UsageError(f"there is no command {name!r}", hint=_suggestion(name))
+    from vram.cli.parser import Parser
+
     command = _load(name)
     parser = Parser(prog=f"vram {name}", description=_sentence(command.HELP))
     command.add_arguments(parser)
@@ -100,6 +88,7 @@ def _dispatch(argv: list[str]) -> int:
 
 def _without_command(argv: list[str]) -> int:
     import vram
+    from vram.cli.parser import Parser
 
     parser = Parser(prog="vram", usage="vram COMMAND [...]", epilog=EPILOG)
     parser.add_argument("--version", action="version", version=f"vram {vram.__version__}")

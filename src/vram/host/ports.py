@@ -88,6 +88,7 @@ class Proc(Protocol):
     """What /proc knows of one process, or None where it is gone."""
 
     def facts(self, pid: int) -> tuple[ProcessRef, ProcessFacts] | None: ...
+    def started_at(self, pid: int) -> int | None: ...
 
 
 class Clock(Protocol):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import groupby
 from typing import Protocol
 
+from vram.host.local.ahead import Ahead
 from vram.host.local.device_files import DeviceNames, Naming, RawFile
 from vram.host.local.identity import user_name
 from vram.host.local.native_scan import NativeScan
@@ -17,13 +18,16 @@ from vram.model.process import ProcessRef
 
 _MOST_MAPS_NBYTES = 64 << 20
 
+Walked = tuple[list[RawFile], list[int], bool]
+"""Matching descriptors, owners of processes that may not be read, and whether all was seen."""
+
 
 class Scan(Protocol):
     """A walk over /proc: native, or Python where that is missing. One contract for both."""
 
     def files(
         self, root: str, prefixes: Sequence[bytes], pids: Sequence[int] | None, deadline: float
-    ) -> tuple[list[RawFile], list[int], bool]: ...
+    ) -> Walked: ...
 
     def describe(self, descriptors: Sequence[tuple[int, int, int]], deadline: float) -> list[int | None]: ...
 
@@ -52,18 +56,29 @@ class LocalOpenFiles:
         self._root = root
         # The processes in which we read the driver have its files open, on our behalf.
         self._ignore = ignore
-        self._scan = scan
+        self._scan = scan or best_scan()
+        self._ahead: Ahead[Walked] | None = None
+
+    def look_ahead(self, deadline_s: float) -> None:
+        """Begin a walk beside whatever is done next; the next scan of everybody collects it."""
+        deadline = time.monotonic() + deadline_s
+        self._ahead = Ahead(lambda: self._walk(None, deadline))
+
+    def _walk(self, pids: Sequence[int] | None, deadline: float) -> Walked:
+        return self._scan.files(self._root, self._names.prefixes, pids, deadline)
 
     def scan(self, deadline_s: float, pids: Sequence[int] | None = None) -> FileScan:
         deadline = time.monotonic() + deadline_s
         if pids is not None and not pids:
             return FileScan(())
-        self._scan = scan = self._scan or best_scan()
-        raw, denied, complete = scan.files(self._root, self._names.prefixes, pids, deadline)
+        begun = None
+        if pids is None:
+            begun, self._ahead = self._ahead, None
+        raw, denied, complete = begun.result() if begun else self._walk(pids, deadline)
         ours = set(self._ignore())
         pairs = ((file, self._names.name(file)) for file in raw if file.pid not in ours)
         named = [(file, naming) for file, naming in pairs if naming]
-        numbers = _descriptions(scan, named, deadline)
+        numbers = _descriptions(self._scan, named, deadline)
         return FileScan(
             tuple(self._holdings(named, numbers, deadline)),
             denied_users=tuple(sorted({user_name(uid) for uid in denied})),
