@@ -19,7 +19,7 @@ _REAL = re.compile(
     re.DOTALL,
 )
 _VIRTUAL = re.compile(
-    rb"nvidia(?:(?P<gpu>\d{1,4})\.\d+|(?P<control>ctl(?:\.\d+)?)|(?P<uvm>-uvm))|(?P<dmabuf>dmabuf\.\d+)"
+    rb"nvidia(?:(?P<gpu>\d{1,4})(?:\.\d+)?|(?P<control>ctl(?:\.\d+)?)|(?P<uvm>-uvm))|(?P<dmabuf>dmabuf\.\d+)"
 )
 
 
