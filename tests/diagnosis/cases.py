@@ -68,6 +68,9 @@ CASES: dict[str, Case] = {
     "VR204": Case(ledger(gpu(process(executable_deleted=True))), ledger(gpu(process()))),
     "VR205": Case(_contexts(3), _contexts(2)),
     "VR206": Case(ledger(gpu(process())), ledger(gpu(process(alive=False)))),
+    "VR207": Case(
+        ledger(gpu(process(), entry(holder=holder(), medium="managed"))), ledger(gpu(process(), process()))
+    ),
     "VR301": Case(
         ledger(gpu(entry("hidden")), host=host(initial_pid_namespace=False)),
         ledger(gpu(entry("hidden", hidden_by="permission")), host=host(initial_pid_namespace=False)),

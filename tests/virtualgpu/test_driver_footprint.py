@@ -42,6 +42,7 @@ CONTROL = {"nvidiactl": 1, "nvidia-uvm": 2}
 
 
 def test_every_step_shows_the_files_it_shows_on_an_h200(virtual_gpu: VirtualGpu) -> None:
+    """Allocations add no mappings of device files; managed memory is the exception."""
     program = f"""{SHOWN}
     cuda.call("cuInit", 0)
     seen = [shown()]
@@ -59,8 +60,8 @@ def test_every_step_shows_the_files_it_shows_on_an_h200(virtual_gpu: VirtualGpu)
     cuda.tell(seen)
     """
     init = [CONTROL | {"nvidia0": 4}, {"nvidiactl": 1, "nvidia0": 2}]
-    one = [CONTROL | {"nvidia0": 20}, {"nvidiactl": 27, "nvidia0": 3, "nvidia-uvm": 1}]
-    two = [CONTROL | {"nvidia0": 36}, {"nvidiactl": 53, "nvidia0": 4, "nvidia-uvm": 2}]
+    one = [CONTROL | {"nvidia0": 20}, {"nvidiactl": 27, "nvidia0": 3, "nvidia-uvm": 1 + 1}]
+    two = [CONTROL | {"nvidia0": 36}, {"nvidiactl": 53, "nvidia0": 4, "nvidia-uvm": 2 + 1}]
     assert result(virtual_gpu, program) == [init, one, two, one, init]
 
 

@@ -110,10 +110,10 @@ void client_drop_context(int device, struct store_footprint *footprint) {
     store_leave();
 }
 
-result client_charge(int device, int64_t nbytes) {
+result client_use_managed(int device, int64_t nbytes) {
     if (store_enter() != 0) return OPERATING_SYSTEM;
     result failed = nbytes > 0 ? check_room(device, (uint64_t)nbytes) : OK;
-    if (!failed) clients[device].holding.header->private_bytes += (uint64_t)nbytes;
+    if (!failed) clients[device].holding.header->managed_bytes += (uint64_t)nbytes;
     store_leave();
     return failed;
 }

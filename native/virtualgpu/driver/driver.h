@@ -100,8 +100,8 @@ result clients_open(void);            /* on every visible GPU, for cuInit. Locke
 result client_add_context(int device, struct store_footprint *footprint); /* Locked */
 void client_drop_context(int device, struct store_footprint *footprint);  /* Locked */
 result client_free_nbytes(int device, uint64_t *nbytes);
-/* Counts bytes that lie elsewhere (managed memory that moved to the device). Locked */
-result client_charge(int device, int64_t nbytes);
+/* Counts managed memory that moved to the device: used there, but in no process list. Locked */
+result client_use_managed(int device, int64_t nbytes);
 
 struct block;
 /* Bytes of the data file for a block, charged; and back. Inside admission. Locked */

@@ -23,7 +23,7 @@ static result create(uint64_t nbytes, unsigned flags, struct context *context, d
     uint64_t count = round_up(nbytes, PAGE) / PAGE;
     struct pages *pages = calloc(1, sizeof *pages + count);
     void *begin = pages ? address_reserve(count * PAGE, PAGE, 0) : NULL;
-    if (!begin || mprotect(begin, count * PAGE, PROT_READ | PROT_WRITE) != 0) {
+    if (!begin || store_map_managed(begin, count * PAGE) != 0) {
         free(pages);
         return OUT_OF_MEMORY;
     }
@@ -72,11 +72,11 @@ static uint64_t nbytes_of(struct stretch stretch) {
 /* All or nothing; each GPU is told once, because telling it means a walk of the folder. */
 static result move(struct stretch stretch, int device) {
     uint64_t arriving = nbytes_of(stretch) - nbytes_at(stretch, device);
-    result failed = device >= 0 && arriving ? client_charge(device, (int64_t)arriving) : OK;
+    result failed = device >= 0 && arriving ? client_use_managed(device, (int64_t)arriving) : OK;
     if (failed) return failed;
     for (int from = 0; from < device_count(); from++) {
         uint64_t leaving = from == device ? 0 : nbytes_at(stretch, from);
-        if (leaving) client_charge(from, -(int64_t)leaving);
+        if (leaving) client_use_managed(from, -(int64_t)leaving);
     }
     if (arriving) memset(stretch.begin, device + 1, (size_t)(stretch.end - stretch.begin));
     return OK;

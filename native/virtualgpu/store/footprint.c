@@ -10,6 +10,8 @@
 #include <unistd.h>
 
 #define MAPPED_NBYTES 4096
+/* A private mapping reads the file's zeroes until it is written; past the end there are none. */
+#define UVM_NBYTES (8ull << 40)
 
 static int open_once(struct store_footprint *footprint, const char *name) {
     if (footprint->fd_count == STORE_FOOTPRINT_MOST) return -ENOSPC;
@@ -54,4 +56,16 @@ void store_footprint_drop(struct store_footprint *footprint) {
     for (int i = 0; i < footprint->fd_count; i++) close(footprint->fds[i]);
     for (int i = 0; i < footprint->mapping_count; i++) munmap(footprint->mappings[i], MAPPED_NBYTES);
     *footprint = (struct store_footprint){0};
+}
+
+int store_map_managed(void *address, uint64_t nbytes) {
+    int fd = dev_open("nvidia-uvm", O_RDWR | O_CREAT), error = 0;
+    if (fd < 0) return fd;
+    const int flags = MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE;
+    if (ftruncate(fd, (off_t)UVM_NBYTES) != 0 ||
+        mmap(address, nbytes, PROT_READ | PROT_WRITE, flags, fd, 0) == MAP_FAILED ||
+        madvise(address, nbytes, MADV_DONTFORK) != 0)
+        error = -errno;
+    close(fd);
+    return error;
 }

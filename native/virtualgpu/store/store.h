@@ -79,6 +79,7 @@ struct store_client {
     _Atomic uint64_t context_bytes;
     _Atomic uint64_t overhead_bytes;
     _Atomic uint64_t private_bytes; /* device bytes that only this client can keep alive */
+    _Atomic uint64_t managed_bytes; /* managed memory that lies on the device: used, in no list */
     _Atomic uint64_t bar1_bytes; /* of the window into device memory, beyond the memory it uses */
     _Atomic uint32_t shared_slots; /* one past the highest slot in use */
     struct store_shared shared[STORE_MAX_SHARED];
@@ -139,6 +140,10 @@ int store_footprint_add(struct store_footprint *footprint, const char *name, int
 /* The same for the GPU's own file, dev/nvidia<gpu>. */
 int store_footprint_add_gpu(struct store_footprint *footprint, uint32_t gpu, int fds, int mappings);
 void store_footprint_drop(struct store_footprint *footprint);
+
+/* Puts zeroed memory at *address* that /proc shows as a mapping of dev/nvidia-uvm, as it shows
+ * managed memory; a forked child does not get it. 0 or -errno. */
+int store_map_managed(void *address, uint64_t nbytes);
 
 /* ---- admission: everything that changes who holds what happens inside ---- */
 

@@ -95,7 +95,8 @@ static void add_client(struct picture *picture, const struct store_client *clien
     if (client->state == STORE_CHECKPOINTED) return;
     uint32_t process = add_process(picture, client);
     struct store_usage *usage = &picture->usage[client->gpu];
-    usage->used_bytes += client->context_bytes + client->overhead_bytes + client->private_bytes;
+    usage->used_bytes +=
+        client->context_bytes + client->overhead_bytes + client->private_bytes + client->managed_bytes;
     usage->bar1_used += client->bar1_bytes;
     picture->initialised[client->gpu] = true;
     for (uint32_t i = 0; i < client->shared_slots; i++)

@@ -31,6 +31,7 @@ class Holding(Struct, frozen=True):
     files: tuple[DeviceFile, ...]
     dmabufs: tuple[Dmabuf, ...] = ()
     mappings: int | None = None
+    managed_bytes: int | None = None
 
 
 class FileScan(Struct, frozen=True):

@@ -10,6 +10,7 @@ from typing import Protocol
 from vram.host.local.ahead import Ahead
 from vram.host.local.device_files import DeviceNames, Naming, RawFile
 from vram.host.local.identity import user_name
+from vram.host.local.mappings import Mappings, mappings_in
 from vram.host.local.native_scan import NativeScan
 from vram.host.local.procfs import ProcessFolder, text
 from vram.host.ports import Dmabuf, FileScan, Holding
@@ -102,11 +103,12 @@ class LocalOpenFiles:
             )
             if files:
                 kept = tuple(buffer for buffer in dmabufs if buffer.fd not in foreign)
-                yield Holding(process, files, kept, mappings)
+                number, managed = mappings or (None, None)
+                yield Holding(process, files, kept, number, managed)
 
     def _details(
         self, process: ProcessRef, held: list[tuple[RawFile, Naming]], deadline: float
-    ) -> tuple[tuple[Dmabuf, ...], int | None]:
+    ) -> tuple[tuple[Dmabuf, ...], Mappings | None]:
         """What needs a second look at the process: its dma-bufs and mappings."""
         buffers = [file for file, naming in held if naming.kind == "dmabuf"]
         plain = tuple(Dmabuf(file.fd, file.inode, file.size or None, None) for file in buffers)
@@ -122,12 +124,10 @@ class LocalOpenFiles:
         except OSError:
             return plain, None
 
-    def _mappings(self, folder: ProcessFolder, state: str) -> int | None:
+    def _mappings(self, folder: ProcessFolder, state: str) -> Mappings | None:
         # As with command lines: a process stuck in the driver may hold its memory lock for good.
         maps = folder.read("maps", _MOST_MAPS_NBYTES) if state != "D" else None
-        if maps is None:
-            return None
-        return sum(line.split(None, 5)[-1].startswith(self._names.prefixes) for line in maps.splitlines())
+        return mappings_in(maps, self._names.prefixes, self._names.uvm) if maps is not None else None
 
 
 def _descriptions(
