@@ -95,7 +95,8 @@ def is_charge(nbytes: int, allocated: int) -> bool:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
     report = yield
-    if report.when == "call":
+    on_the_machine = "machine" in getattr(item, "fixturenames", ())
+    if report.when == "call" and on_the_machine:
         item.config.stash.setdefault(PLAYED, []).append(report)
     return report
 
