@@ -1,0 +1,25 @@
+"""What every rung of the ladder offers: four verbs."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from vram.host.ports import Host
+from vram.model.plan import Step, StepKind
+
+
+class Rung(Protocol):
+    """One kind of step. It never chooses: what it does is written in the step.
+
+    ``check`` raises the error that says why the step must not run, having touched nothing.
+    ``apply`` acts and returns a sentence; whatever it raises, the target is left running
+    and unlocked, or dead on purpose. ``verify`` tells whether the target is in the state
+    that the step promised; bytes are measured by the executor.
+    """
+
+    kind: StepKind
+
+    def check(self, host: Host, step: Step) -> None: ...
+    def describe(self, step: Step) -> str: ...
+    def apply(self, host: Host, step: Step, deadline_s: float) -> str: ...
+    def verify(self, host: Host, step: Step) -> bool: ...
