@@ -11,10 +11,10 @@ from collections.abc import Iterable, Sequence
 
 from vram.diagnosis import words
 from vram.diagnosis.health import is_stopped, is_stuck
-from vram.diagnosis.protected import role
 from vram.model.finding import Harm, Remedy
 from vram.model.ledger import GpuLedger, Holder
 from vram.model.observation import HostFacts
+from vram.protected import role
 
 # sudo searches its own path, where a program from a virtual environment is not.
 AS_ROOT = 'sudo "$(command -v vram)" why'
@@ -64,7 +64,7 @@ def end(host: HostFacts, holders: Sequence[Holder], *, certain: bool = True) -> 
     """
     if not holders:
         return ()
-    kept = [_kept(holder, part) for holder in holders if (part := role(holder))]
+    kept = [_kept(each, part) for each in holders if (part := role(each.pid, each.parent, each.executable))]
     if kept:
         return tuple(kept)
     if any(is_stuck(holder) for holder in holders):

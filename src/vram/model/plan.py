@@ -20,7 +20,8 @@ class Target(Struct, frozen=True, kw_only=True):
     """A process as it was when the plan was made; acting re-checks every field.
 
     exec keeps the pid and the start time, so the executable and the user are part of who
-    it is; a cgroup that changed means that somebody took charge of it meanwhile.
+    it is; a cgroup that changed means that somebody took charge of it meanwhile. ``image``
+    tells an exec into the very same program; it is None where that cannot be seen.
     """
 
     process: ProcessRef
@@ -29,6 +30,7 @@ class Target(Struct, frozen=True, kw_only=True):
     command: str
     executable: str | None
     cgroup: str | None = None
+    image: str | None = None
 
 
 class Step(Struct, frozen=True, kw_only=True):

@@ -30,6 +30,7 @@ class LocalHost:
         from vram.host.local.nvml import LocalNvml
         from vram.host.local.open_files import LocalOpenFiles
         from vram.host.local.procfs import LocalProc
+        from vram.host.local.signals import LocalSignals
 
         virtual = os.environ.get(VIRTUAL_GPU) or None
         self.clock = LocalClock()
@@ -37,6 +38,7 @@ class LocalHost:
         self.nvml = LocalNvml(started)
         self.files = LocalOpenFiles(DeviceNames(virtual), proc_root, ignore=self.nvml.own_pids)
         self.exports = LocalExports()
+        self.signals = LocalSignals(proc_root)
         self._proc_root = proc_root
         self._virtual = virtual is not None
 
