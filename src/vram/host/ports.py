@@ -6,14 +6,16 @@ No port raises for what the world does: a denial, a hang, an absence is part of 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from msgspec import Struct
 
 from vram.model.files import DeviceFile
 from vram.model.observation import HostFacts, Observation, Status
-from vram.model.parking import CheckpointAnswer, Share, Vitals
 from vram.model.process import ProcessFacts, ProcessRef
+
+if TYPE_CHECKING:  # most commands park nothing
+    from vram.model.parking import CheckpointAnswer, Share, Vitals
 
 Sent = Literal["sent", "gone", "denied"]
 

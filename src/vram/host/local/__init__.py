@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from vram.host.local.nvml_start import start_reader
 
 if TYPE_CHECKING:
+    from vram.host.local.checkpoint import LocalCheckpoint
+    from vram.host.local.vitals import LocalVitalSigns
     from vram.model.observation import HostFacts
 
 
@@ -41,6 +44,18 @@ class LocalHost:
         self.signals = LocalSignals(proc_root)
         self._proc_root = proc_root
         self._virtual = virtual is not None
+
+    @cached_property
+    def checkpoint(self) -> LocalCheckpoint:
+        from vram.host.local.checkpoint import LocalCheckpoint
+
+        return LocalCheckpoint()
+
+    @cached_property
+    def vitals(self) -> LocalVitalSigns:
+        from vram.host.local.vitals import LocalVitalSigns
+
+        return LocalVitalSigns(self._proc_root)
 
     def facts(self) -> HostFacts:
         from vram.host.local.identity import host_facts
