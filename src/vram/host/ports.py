@@ -149,6 +149,7 @@ class Keeper(Protocol):
         claim: Claim,
         shares: Sequence[Share],
         *,
+        room_patience_s: float,
         deadline_s: float,
         watch: Watch | None = None,
     ) -> CheckpointAnswer: ...
@@ -170,6 +171,21 @@ class VitalSigns(Protocol):
     """What bears on parking a process, beyond who it is."""
 
     def read(self, pid: int) -> Vitals: ...
+    def boot_id(self) -> str: ...
+
+
+class VendorAnswer(Struct, frozen=True):
+    """What the vendor's own tool said. ``code`` None: it is missing, or did not end in time."""
+
+    code: int | None
+    output: str
+
+
+class Vendor(Protocol):
+    """The vendor's own tool, for what only that may do."""
+
+    def reset_command(self, gpu: int) -> tuple[str, ...]: ...
+    def run(self, command: Sequence[str], deadline_s: float) -> VendorAnswer: ...
 
 
 class Clock(Protocol):
@@ -177,6 +193,7 @@ class Clock(Protocol):
 
     def now(self) -> str: ...
     def monotonic(self) -> float: ...
+    def sleep(self, seconds: float) -> None: ...
 
 
 class Host(Protocol):
@@ -196,6 +213,8 @@ class Host(Protocol):
     def checkpoint(self) -> Checkpoint: ...
     @property
     def vitals(self) -> VitalSigns: ...
+    @property
+    def vendor(self) -> Vendor: ...
     @property
     def clock(self) -> Clock: ...
 

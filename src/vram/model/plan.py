@@ -16,6 +16,33 @@ StepKind = Literal["trim", "park", "kill", "reset"]
 OutcomeStatus = Literal["done", "refused", "failed", "not-needed", "unkillable"]
 
 
+class Wish(Struct, frozen=True, kw_only=True):
+    """What is asked for. ``pids`` and ``findings`` narrow it down; only ``pids`` name the healthy.
+
+    ``goal_bytes`` are to be given back, over all of ``gpus`` together (empty: all GPUs). Without
+    it, everything is planned that costs nothing, and what ``pids`` or ``findings`` name.
+    ``up_to`` is the highest rung; ``only`` is the one rung to use.
+    """
+
+    goal_bytes: int | None = None
+    gpus: tuple[int, ...] = ()
+    up_to: StepKind | None = None
+    only: StepKind | None = None
+    findings: tuple[str, ...] = ()
+    pids: tuple[int, ...] = ()
+
+
+class Spared(Struct, frozen=True, kw_only=True):
+    """A process that holds memory and is left alone, and why; ``command`` would change that."""
+
+    pid: int
+    nbytes: int
+    user: str | None
+    name: str | None
+    why: str
+    command: str = ""
+
+
 class Target(Struct, frozen=True, kw_only=True):
     """A process as it was when the plan was made; acting re-checks every field.
 
@@ -61,6 +88,13 @@ class Plan(Struct, frozen=True, kw_only=True):
     gpus: tuple[int, ...]
     steps: tuple[Step, ...]
     digest: str
+
+
+class Draft(Struct, frozen=True, kw_only=True):
+    """A plan, and who is left alone by it: the second is for reading, and no part of the digest."""
+
+    plan: Plan
+    spared: tuple[Spared, ...] = ()
 
 
 class Outcome(Struct, frozen=True, kw_only=True):

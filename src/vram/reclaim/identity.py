@@ -106,7 +106,8 @@ def _look(host: Host, grip: Grip) -> tuple[ProcessRef, ProcessFacts, str | None]
     seen, image = host.proc.facts(grip.pid), host.proc.image(grip.pid)
     # In this order: were the pid handed on while we read, the pidfd would tell it now.
     shown = grip.pid_in_proc()
-    if seen is None or shown is None or seen[1].is_dead:
+    # Not by its state: a leader whose threads live on is a zombie in /proc, and no leftover.
+    if seen is None or shown is None or grip.ended():
         raise NoSuchProcess(f"process {grip.pid} has ended")
     if shown != grip.pid:
         raise WorldChanged(

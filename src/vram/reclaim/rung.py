@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from vram.errors import VramError
 from vram.host.ports import Host
 from vram.model.plan import Step, StepKind
+
+
+class Unkillable(VramError):
+    """A process that no signal ends now: it is said once and not tried again."""
 
 
 class Rung(Protocol):

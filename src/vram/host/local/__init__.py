@@ -11,6 +11,7 @@ from vram.host.local.nvml_start import start_reader
 
 if TYPE_CHECKING:
     from vram.host.local.checkpoint import LocalCheckpoint
+    from vram.host.local.vendor import LocalVendor
     from vram.host.local.vitals import LocalVitalSigns
     from vram.model.observation import HostFacts
 
@@ -56,6 +57,12 @@ class LocalHost:
         from vram.host.local.vitals import LocalVitalSigns
 
         return LocalVitalSigns(self._proc_root)
+
+    @cached_property
+    def vendor(self) -> LocalVendor:
+        from vram.host.local.vendor import LocalVendor
+
+        return LocalVendor()
 
     def facts(self) -> HostFacts:
         from vram.host.local.identity import host_facts

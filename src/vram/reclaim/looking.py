@@ -1,0 +1,27 @@
+"""One look at the machine: the ledger of the chosen GPUs, and what it means."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from vram.diagnosis.engine import diagnose
+from vram.errors import UsageError
+from vram.host.ports import Host
+from vram.ledger.build import build_ledger
+from vram.model.finding import Finding
+from vram.model.ledger import Ledger
+from vram.probes.survey import survey
+
+
+def look(host: Host, gpus: tuple[int, ...], deadline_s: float) -> tuple[Ledger, tuple[Finding, ...]]:
+    """Return the ledger, narrowed to *gpus* (empty: all), and its findings."""
+    ledger = build_ledger(survey(host, deadline_s=deadline_s))
+    missing = set(gpus) - {gpu.index for gpu in ledger.gpus}
+    if missing and ledger.gpus:
+        raise UsageError(
+            f"there is no GPU {min(missing)}",
+            hint="these exist: " + ", ".join(f"{gpu.index} ({gpu.name})" for gpu in ledger.gpus),
+        )
+    if gpus:
+        ledger = replace(ledger, gpus=tuple(gpu for gpu in ledger.gpus if gpu.index in gpus))
+    return ledger, diagnose(ledger)
