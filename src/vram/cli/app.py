@@ -12,7 +12,11 @@ from typing import Any, NoReturn, Protocol, cast
 from vram.cli.terminal import columns
 from vram.errors import ExitCode, UsageError, VramError
 
-COMMANDS = ("why", "who", "check", "snapshot", "explain", "demo", "virtual")
+COMMANDS = (
+    *("why", "who", "check"),
+    *("free", "park", "unpark", "parked", "borrow", "kill", "reset"),
+    *("snapshot", "explain", "demo", "virtual"),
+)
 
 # These only look: nothing is left to tidy up, so their process may end without ceremony.
 READ_ONLY = frozenset(("why", "who", "check", "explain"))
@@ -28,6 +32,10 @@ class Command(Protocol):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
     def run(self, args: argparse.Namespace) -> int: ...
+
+
+# What follows the first -- of these is a command to run, and none of our own words.
+RUNNERS = frozenset(("borrow",))
 
 
 class Formatter(argparse.RawDescriptionHelpFormatter):
@@ -91,11 +99,18 @@ def _dispatch(argv: list[str]) -> int:
     command = _load(name)
     parser = Parser(prog=f"vram {name}", description=_sentence(command.HELP))
     command.add_arguments(parser)
+    words, rest = _split(argv[1:]) if name in RUNNERS else (argv[1:], [])
     try:
-        args = parser.parse_args(argv[1:])
+        args = parser.parse_args(words, argparse.Namespace(command=rest))
     except SystemExit:
         return ExitCode.OK
     return command.run(args)
+
+
+def _split(words: list[str]) -> tuple[list[str], list[str]]:
+    """Part *words* at the first --. argparse cannot: it takes options of both sides for ours."""
+    at = words.index("--") if "--" in words else len(words)
+    return words[:at], words[at + 1 :]
 
 
 def _without_command(argv: list[str]) -> int:

@@ -33,6 +33,7 @@ class Parked(Struct, frozen=True, kw_only=True):
     """
 
     schema: int = PARKED_SCHEMA
+    host: str
     boot_id: str
     target: Target
     shares: tuple[Share, ...]

@@ -37,12 +37,13 @@ class Gauge:
         return {uuid: int(memory.used) for uuid, memory in read.items() if memory is not None}
 
     def shortage(self, room: Iterable[tuple[str, int]]) -> dict[str, int]:
-        """How many bytes each GPU has too few for *room*; one that does not answer is not short."""
+        """How many bytes each GPU has too few for *room*; one that does not answer has none."""
         short = {}
         for uuid, wanted in room:
             memory = self._read(uuid)
-            if memory is not None and memory.free < wanted:
-                short[uuid] = wanted - int(memory.free)
+            free = 0 if memory is None else int(memory.free)
+            if free < wanted:
+                short[uuid] = wanted - free
         return short
 
     def _read(self, uuid: str) -> Memory | None:

@@ -41,11 +41,11 @@ DEAF = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 class Loan(NamedTuple):
-    """A process to be brought back: its pidfd, the claim on it, and the room that it needs."""
+    """A process to be brought back: the room that it needs, its pidfd, and the claim on it."""
 
+    room: list[tuple[str, int]]
     pidfd: int
     claim: int
-    room: list[tuple[str, int]]
 
     def has_ended(self, wait_s: float = 0.0) -> bool:
         return ended(self.pidfd, wait_s)
@@ -82,9 +82,9 @@ class Keeper:
                 code, state = self._driver.state(order["pid"])
                 tell(self._line, code=code, state=state, call="cuCheckpointProcessGetState")
             case "park":
-                self._park(order, Loan(*descriptors, order["room"]))
+                self._park(order, Loan(order["room"], *descriptors))
             case "unpark":
-                self._unpark(order, Loan(*descriptors, order["room"]))
+                self._unpark(order, Loan(order["room"], *descriptors))
             case "settle":
                 self._loans.pop(order["pid"]).close()
                 tell(self._line)
@@ -109,9 +109,10 @@ class Keeper:
     def _unpark(self, order: dict[str, Any], loan: Loan) -> None:
         pid = order["pid"]
         try:
+            short = self._wait_for_room(pid, loan, order["patience_s"])
             if loan.has_ended():
                 return tell(self._line, ended=True)
-            if short := self._gauge.shortage(loan.room):
+            if short:
                 return tell(self._line, short=short)
             turn = Turn(self._driver, pid)
             with self._reporting(order):
@@ -150,16 +151,21 @@ class Keeper:
         if self._loans and self._until >= 0:
             ended(self._until, None)
         for pid, loan in self._loans.items():
-            if self._wait_for_room(pid, loan):
+            if not self._wait_for_room(pid, loan, ROOM_PATIENCE_S) and not loan.has_ended():
                 Turn(self._driver, pid).unpark()
 
-    def _wait_for_room(self, pid: int, loan: Loan) -> bool:
-        """False where the process has ended, or still has no room: a restore would leave it stuck."""
-        deadline = time.monotonic() + ROOM_PATIENCE_S
-        while self._driver.state(pid)[1] == CHECKPOINTED and self._gauge.shortage(loan.room):
-            if loan.has_ended(ROOM_EVERY_S) or time.monotonic() > deadline:
-                return False
-        return not loan.has_ended()
+    def _shortage(self, pid: int, loan: Loan) -> dict[str, int]:
+        """What a restore would miss; one who is only locked has all its memory still."""
+        parked = self._driver.state(pid)[1] == CHECKPOINTED
+        return self._gauge.shortage(loan.room) if parked else {}
+
+    def _wait_for_room(self, pid: int, loan: Loan, patience_s: float) -> dict[str, int]:
+        """What is still missing in the end: a restore that finds too little leaves the process stuck."""
+        deadline = time.monotonic() + patience_s
+        while (short := self._shortage(pid, loan)) and time.monotonic() < deadline:
+            if loan.has_ended(ROOM_EVERY_S):
+                break
+        return short
 
 
 def ended(pidfd: int, wait_s: float | None) -> bool:

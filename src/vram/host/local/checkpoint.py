@@ -75,10 +75,11 @@ class LocalKeeper:
         claim: Claim,
         shares: Sequence[Share],
         *,
+        room_patience_s: float,
         deadline_s: float,
         watch: Watch | None = None,
     ) -> CheckpointAnswer:
-        order = {"do": "unpark", "pid": grip.pid, "room": _room(shares)}
+        order = {"do": "unpark", "pid": grip.pid, "room": _room(shares), "patience_s": room_patience_s}
         return self._ask(order, (_pidfd(grip), claim.fileno()), deadline_s, watch)
 
     def settle(self, pid: int) -> CheckpointAnswer:
@@ -97,7 +98,11 @@ class LocalKeeper:
         return self._child.wait(wait_s)
 
     def _ask(
-        self, order: dict[str, Any], descriptors: tuple[int, ...], deadline_s: float, watch: Watch | None = None
+        self,
+        order: dict[str, Any],
+        descriptors: tuple[int, ...],
+        deadline_s: float,
+        watch: Watch | None = None,
     ) -> CheckpointAnswer:
         if self._ready is None:
             self._ready = self._hear(time.monotonic() + _START_S, None)
@@ -140,7 +145,7 @@ def _answer(fields: dict[str, Any]) -> CheckpointAnswer:
         status="refused" if code else "ok",
         code=code,
         call=fields.get("call"),
-        state=_STATES[state] if state in range(len(_STATES)) else None,
+        state=None if state is None else _STATES[state],
         took_s=fields.get("took_s", 0.0),
     )
 

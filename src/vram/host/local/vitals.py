@@ -39,6 +39,10 @@ class LocalVitalSigns:
             cpu_s=cpu_s,
         )
 
+    def boot_id(self) -> str:
+        """This boot of this machine: pids and start times mean nothing in another one."""
+        return (_text(f"{self._proc}/sys/kernel/random/boot_id") or "unknown").strip()
+
     def _host_memory(self) -> tuple[int | None, int | None]:
         fields = dict(re.findall(r"^(\w+):\s+(\d+) kB$", _text(f"{self._proc}/meminfo") or "", re.MULTILINE))
         total, available = (fields.get(name) for name in ("MemTotal", "MemAvailable"))
@@ -68,7 +72,9 @@ def _left_in(folder: str) -> int | None:
     used = _number(f"{folder}/memory.current") or _number(f"{folder}/memory.usage_in_bytes")
     if limit is None or used is None or limit >= _UNLIMITED:
         return None
-    droppable = re.search(r"^(?:total_)?inactive_file (\d+)$", _text(f"{folder}/memory.stat") or "", re.MULTILINE)
+    droppable = re.search(
+        r"^(?:total_)?inactive_file (\d+)$", _text(f"{folder}/memory.stat") or "", re.MULTILINE
+    )
     return max(0, limit - used + (int(droppable[1]) if droppable else 0))
 
 
