@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -32,6 +33,12 @@ def intend(record: Mapping[str, Any]) -> str:
 def outcome(token: str, record: Mapping[str, Any]) -> None:
     """Write down what came of it. Where that fails, nothing further may be done."""
     _append({"event": "outcome", "token": token, **_header(), **record})
+
+
+def refused(record: Mapping[str, Any]) -> None:
+    """Write down that something was asked for and denied. It stays denied where that fails."""
+    with suppress(AuditUnavailable):
+        _append({"event": "refused", **_header(), **record})
 
 
 def path() -> str:
@@ -73,7 +80,7 @@ def _encoded(record: Mapping[str, Any]) -> bytes:
         return msgspec.json.encode(record)
     except UnicodeEncodeError:  # a name that was never UTF-8
         text = repr(msgspec.to_builtins(record)).encode("utf-8", "backslashreplace").decode()
-        return msgspec.json.encode({"event": record["event"], "token": record["token"], "raw": text})
+        return msgspec.json.encode({"event": record["event"], "token": record.get("token"), "raw": text})
 
 
 def _unavailable(reason: str) -> AuditUnavailable:

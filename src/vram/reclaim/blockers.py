@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from msgspec import Struct
-
+from vram.model.blocker import Blocker
 from vram.model.ledger import Entry, GpuLedger, Holder, Ledger
 from vram.protected import role
 from vram.reclaim.accounts import accounts
@@ -21,17 +20,6 @@ _BY_ITS_OWN_MEANS = {
     "nvidia-cuda-mps-server": "echo quit | nvidia-cuda-mps-control",
 }
 _DISPLAY = "sudo systemctl isolate multi-user.target"
-
-
-class Blocker(Struct, frozen=True, kw_only=True):
-    """One who must be gone first. ``command`` is empty where nobody can be named."""
-
-    pid: int | None
-    name: str | None
-    user: str | None
-    nbytes: int
-    why: str
-    command: str = ""
 
 
 def blockers(ledger: Ledger, gpu: GpuLedger) -> tuple[Blocker, ...]:

@@ -11,7 +11,7 @@ from vram.errors import NotOnGpu
 from vram.model.finding import Finding
 from vram.model.ledger import Ledger
 from vram.model.plan import StepKind, Wish
-from vram.reclaim.accounts import Account, accounts, returns
+from vram.reclaim.accounts import Account, accounts, keepers, returns
 from vram.reclaim.leftovers import Leftover, doubt, leftovers
 
 
@@ -107,8 +107,18 @@ def _kills(scene: Scene) -> Iterator[Candidate]:
 def _named_kills(scene: Scene) -> Iterator[Candidate]:
     """One candidate for all: bytes that they keep together come back with the last of them."""
     named = scene.named()
-    predicted = returns(scene.ledger, [account.holder.pid for account in named])
-    yield Candidate(kind="kill", accounts=named, predicted=predicted, reason="you named it")
+    pids = [account.holder.pid for account in named]
+    shared = sorted({pid for account in named for pid in _others(account)} - set(pids))
+    reason = "you named it"
+    if shared:
+        reason += f"; what it shares stays until pid {', '.join(map(str, shared))} let go too"
+    predicted = returns(scene.ledger, pids)
+    yield Candidate(kind="kill", accounts=named, predicted=predicted, reason=reason)
+
+
+def _others(account: Account) -> Iterator[int]:
+    for entry in (*account.own, *account.kept):
+        yield from (holder.pid for holder in keepers(entry))
 
 
 def _with_the_last(nbytes: int, count: int) -> tuple[int, ...]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from vram.errors import WorldChanged
 from vram.model.finding import Finding
 from vram.model.ledger import Ledger
-from vram.model.plan import Plan
+from vram.model.plan import Plan, Step
 from vram.reclaim.accounts import accounts
+from vram.reclaim.blockers import blockers
 from vram.reclaim.leftovers import doubt, leftovers
 
 _HINT = "make a new plan"
@@ -23,6 +24,7 @@ def require(plan: Plan, ledger: Ledger, findings: tuple[Finding, ...]) -> None:
     }
     for step in plan.steps:
         if step.target is None:
+            _require_empty(ledger, step)
             continue
         process = step.target.process
         account = known.get(process.pid)
@@ -30,3 +32,10 @@ def require(plan: Plan, ledger: Ledger, findings: tuple[Finding, ...]) -> None:
             raise WorldChanged(f"pid {process.pid} holds nothing here any more", hint=_HINT)
         if step.finding is not None and (step.finding, process.pid) not in named:
             raise WorldChanged(f"pid {process.pid} is no longer named by {step.finding}", hint=_HINT)
+
+
+def _require_empty(ledger: Ledger, step: Step) -> None:
+    """Where a whole GPU is the target, nobody may be on it."""
+    for gpu in ledger.gpus:
+        if gpu.index in step.gpus and blockers(ledger, gpu):
+            raise WorldChanged(f"somebody is on GPU {gpu.index} again", hint=f"see `vram reset {gpu.index}`")

@@ -17,7 +17,7 @@ from vram.reclaim.accounts import Account
 from vram.reclaim.candidates import Candidate, Scene, candidates
 from vram.reclaim.identity import capture
 from vram.reclaim.plan_file import seal
-from vram.reclaim.rung import Rung
+from vram.reclaim.rung import Preparing, Rung
 from vram.reclaim.spared import spared
 from vram.units import size
 
@@ -36,6 +36,9 @@ def plan(host: Host, ledger: Ledger, findings: tuple[Finding, ...], wish: Wish) 
     where everything allowed together would not reach the goal.
     """
     scene = Scene.of(ledger, findings, _understood(wish))
+    for pid in wish.pids:
+        # Whether it may be touched at all comes before whether it has anything to give.
+        capture(host, pid)
     _require_possible(scene)
     choice = _Choice(host, scene)
     steps = choice.steps()
@@ -94,7 +97,8 @@ class _Choice:
                 reason=candidate.reason,
                 finding=candidate.finding,
             )
-            step = rung.prepare(self._host, step)
+            if isinstance(rung, Preparing):
+                step = rung.prepare(self._host, step)
             rung.check(self._host, step)
             yield step
 

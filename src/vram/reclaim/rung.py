@@ -1,8 +1,8 @@
-"""What every rung of the ladder offers: four verbs, and a word while the plan is made."""
+"""What every rung of the ladder offers: four verbs; and a fifth for who has more to say."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from vram.errors import VramError
 from vram.host.ports import Host
@@ -16,9 +16,6 @@ class Unkillable(VramError):
 class Rung(Protocol):
     """One kind of step. It never chooses: what it does is written in the step.
 
-    ``prepare`` is asked while the plan is made, before ``check``: it returns the step with
-    what only this rung can know beforehand (``via``, ``predicted_bytes``, ``loses``), having
-    touched nothing; the step is returned as it is where there is nothing to add.
     ``check`` raises the error that says why the step must not run, having touched nothing.
     ``apply`` acts and returns a sentence; whatever it raises, the target is left running
     and unlocked, or dead on purpose. ``verify`` tells whether the target is in the state
@@ -27,8 +24,17 @@ class Rung(Protocol):
 
     kind: StepKind
 
-    def prepare(self, host: Host, step: Step) -> Step: ...
     def check(self, host: Host, step: Step) -> None: ...
     def describe(self, step: Step) -> str: ...
     def apply(self, host: Host, step: Step, deadline_s: float) -> str: ...
     def verify(self, host: Host, step: Step) -> bool: ...
+
+
+@runtime_checkable
+class Preparing(Protocol):
+    """A rung that adds to a step while the plan is made, before ``check``, having touched nothing.
+
+    What only it can know beforehand: the way it takes (``via``), what comes back, what is lost.
+    """
+
+    def prepare(self, host: Host, step: Step) -> Step: ...

@@ -10,20 +10,24 @@ from vram.model.plan import Plan, Spared
 from vram.protected import role
 from vram.reclaim.accounts import Account
 from vram.reclaim.candidates import Scene
-from vram.reclaim.leftovers import doubt
+from vram.reclaim.leftovers import doubt, leftovers
 
 
 def spared(scene: Scene, plan: Plan, refusals: Mapping[int, Refused]) -> tuple[Spared, ...]:
-    """Everybody who holds memory and is neither parked nor ended, the largest first."""
-    ended = {step.target.process.pid for step in plan.steps if step.target and step.kind != "trim"}
-    trimmed = {step.target.process.pid for step in plan.steps if step.target} - ended
-    found = _described(scene, ended | trimmed, refusals)
+    """Everybody who was meant, holds memory and gets no step; the largest first."""
+    planned = {step.target.process.pid for step in plan.steps if step.target}
+    found = _described(scene, planned, refusals)
     return tuple(sorted(found, key=lambda each: (-each.nbytes, each.pid)))
 
 
 def _described(scene: Scene, planned: set[int], refusals: Mapping[int, Refused]) -> Iterator[Spared]:
-    kept = {account.holder.pid: leftover for leftover in scene.leftovers() for account in leftover.accounts}
-    for pid, account in scene.known.items():
+    kept = {
+        account.holder.pid: leftover
+        for leftover in leftovers(scene.findings, scene.known)
+        for account in leftover.accounts
+    }
+    for account in scene.chosen():
+        pid = account.holder.pid
         nbytes = account.own_bytes + sum(entry.nbytes for entry in account.kept)
         if pid in planned or not nbytes:
             continue
@@ -45,7 +49,7 @@ def _reason(account: Account, refusal: Refused | None) -> tuple[str, str]:
     if is_stuck(holder):
         return "no signal reaches it now: it waits inside the kernel, or is exiting", ""
     if refusal is not None:
-        return str(refusal), refusal.hint
+        return "; ".join(filter(None, (str(refusal), refusal.hint))), ""
     if not account.own:
         return "it has the GPU's files open", f"vram kill {holder.pid}"
     return "it is in use; vram parks or ends it only where you name it", f"vram kill {holder.pid}"

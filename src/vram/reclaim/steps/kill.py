@@ -20,9 +20,6 @@ class Kill:
 
     kind: StepKind = "kill"
 
-    def prepare(self, host: Host, step: Step) -> Step:
-        return step
-
     def check(self, host: Host, step: Step) -> None:
         with hold(host, _target(step)):
             pass

@@ -12,9 +12,6 @@ class Reset:
 
     kind: StepKind = "reset"
 
-    def prepare(self, host: Host, step: Step) -> Step:
-        return step
-
     def check(self, host: Host, step: Step) -> None:
         _gpu(step)
         me = host.facts()
