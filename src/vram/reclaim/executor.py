@@ -21,7 +21,7 @@ def check(host: Host, plan: Plan) -> None:
     """Refuse the whole plan, untouched, where one of its steps could not be begun now."""
     for step in plan.steps:
         try:
-            ladder.of(step).check(host, step)
+            ladder.rung(step.kind).check(host, step)
         except NoSuchProcess as error:
             raise WorldChanged(f"the plan no longer fits: {error}", hint="make a new plan") from error
 
@@ -124,7 +124,7 @@ class _Run:
         return self._left(step, "refused", str(error))
 
     def _act(self, step: Step) -> tuple[OutcomeStatus, str]:
-        rung = ladder.of(step)
+        rung = ladder.rung(step.kind)
         try:
             rung.check(self._host, step)
             message = rung.apply(self._host, step, self._patience_s[step.kind])
