@@ -90,7 +90,7 @@ def _checked(text: bytes) -> dict[str, Any]:
         found = json.loads(text)
         local = found["transport"] == "tcp" and _is_loopback(found["ip"])
         signed = bool(found["key"]) and str(found["signature_scheme"]).startswith("hmac-")
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         raise Unsafe("its connection file is broken") from None
     if not local:
         raise Unsafe("its connection file does not lead to this machine's loopback")
