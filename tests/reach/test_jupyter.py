@@ -174,8 +174,9 @@ class TestConnectionFile:
         return path
 
     def write(self, path: Path, changes: dict[str, object]) -> None:
-        fine = {"transport": "tcp", "ip": "127.0.0.1", "key": "secret", "signature_scheme": "hmac-sha256"}
-        path.write_text(json.dumps({**fine, **changes}))
+        where = {"transport": "tcp", "ip": "127.0.0.1", "shell_port": 50001, "control_port": 50002}
+        key = {"key": "secret", "signature_scheme": "hmac-sha256"}
+        path.write_text(json.dumps({**where, **key, **changes}))
         path.chmod(0o600)
 
     def test_open_to_others(self, path: Path) -> None:
@@ -207,9 +208,15 @@ class TestConnectionFile:
         self.write(path, {"ip": ip})
         assert jupyter.read_connection(str(path), os.getpid())["ip"] == ip
 
-    def test_has_no_key(self, path: Path) -> None:
-        self.write(path, {"key": ""})
+    @pytest.mark.parametrize("change", [{"key": ""}, {"signature_scheme": "hmac-__name__"}])
+    def test_has_no_key(self, path: Path, change: dict[str, object]) -> None:
+        self.write(path, change)
         assert "no key" in self.refused(path)
+
+    @pytest.mark.parametrize("port", [0, -1, 70000, "x", None])
+    def test_has_no_port(self, path: Path, port: object) -> None:
+        self.write(path, {"shell_port": port})
+        assert "broken" in self.refused(path)
 
     @pytest.mark.parametrize("text", ["", "[]", "{}", "null", "\0" * 100, "{" * 70000, "[" * 60000])
     def test_broken(self, path: Path, text: str) -> None:
