@@ -40,6 +40,7 @@ demo: $(VENV)/ready-run native ## the five questions, acted out by real processe
 	@$(RUN)/vram demo $(ARGS)
 
 test: $(VENV)/ready-test native ## the whole suite; no GPU needed
+	@tools/get-gdb
 	@$(RUN)/python -m pytest -q -n $(WORKERS) $(ARGS)
 
 lint: $(VENV)/ready-lint ## ruff, import contracts, C warnings, generated docs up to date

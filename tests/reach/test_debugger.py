@@ -1,6 +1,6 @@
 """Through a debugger: wherever it stops the target, the target is unharmed; a deadline always holds.
 
-VRAM_TRIES says how often the random ones are tried (10).
+VRAM_TRIES says how often the random ones are tried (6).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from vram.errors import DebuggerUnavailable, NotReachable, TimedOut
 from vram.reach import permission
 from vram.reach.ways import reach
 
-TRIES = int(os.environ.get("VRAM_TRIES", "10"))
+TRIES = int(os.environ.get("VRAM_TRIES", "6"))
 DEADLINE_S = 60.0
 
 

@@ -66,15 +66,14 @@ def visit(process: PythonProcess, verb: Verb, deadline_s: float, *, tracebacks: 
     with Errand(wanted, process) as errand:
         pidfd = os.pidfd_open(process.pid)
         try:
-            sent = _send_guardian(process, errand, until)
-            answer = errand.wait(until, pidfd)
+            _send_guardian(process, errand, until)
+            return errand.answer(until, pidfd)
         finally:
             os.close(pidfd)
-        return answer or _give_up(process, errand, sent)
 
 
-def _send_guardian(process: PythonProcess, errand: Errand, until: float) -> dict[str, Any]:
-    """Wait until the target has been visited and let go of; return what was said of it."""
+def _send_guardian(process: PythonProcess, errand: Errand, until: float) -> None:
+    """Wait until the target has been visited and let go of; raises why it was left alone."""
     orders = {
         "pid": process.pid,
         "started_at": process.target.process.started_at,
@@ -89,14 +88,15 @@ def _send_guardian(process: PythonProcess, errand: Errand, until: float) -> dict
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
+        bufsize=0,  # a line that lies in a buffer would not be seen by poll
     )
     assert guardian.stdin is not None
     guardian.stdin.write(json.dumps(orders).encode() + b"\n")
     guardian.stdin.close()
-    return _heard(process, guardian, until)
+    _listen(process, guardian, until)
 
 
-def _heard(process: PythonProcess, guardian: subprocess.Popen[bytes], until: float) -> dict[str, Any]:
+def _listen(process: PythonProcess, guardian: subprocess.Popen[bytes], until: float) -> None:
     assert guardian.stdout is not None
     told: dict[str, Any] = {}
     with guardian.stdout as pipe:
@@ -111,9 +111,8 @@ def _heard(process: PythonProcess, guardian: subprocess.Popen[bytes], until: flo
             hint="it leaves by itself when the call returns",
         )
     guardian.wait()
-    if "route" in told:
-        return told
-    raise _refusal(process, str(told.get("message", "the process has ended")))
+    if "route" not in told:
+        raise _refusal(process, str(told.get("message", "the process has ended")))
 
 
 def _speaks(pipe: int, until: float) -> bool:
@@ -131,12 +130,3 @@ def _refusal(process: PythonProcess, message: str) -> Exception:
             hint="--deadline gives it longer",
         )
     return NotReachable(f"the debugger left pid {process.pid} alone: {message}")
-
-
-def _give_up(process: PythonProcess, errand: Errand, sent: dict[str, Any]) -> Trimmed:
-    if errand.call_off():
-        raise TimedOut(
-            f"pid {process.pid} did not come to a safe point in time; nothing was done",
-            hint="its main thread is busy outside Python; give it longer with --deadline",
-        )
-    raise TimedOut(f"pid {process.pid} began to trim, and had not finished in time; it goes on by itself")

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from vram.errors import NotReachable
+from vram.errors import NoSuchProcess, NotReachable, Refused, TimedOut
 from vram.model.trimming import Trimmed, Verb
 from vram.payloads import agent
 from vram.reach import luggage
@@ -39,6 +39,7 @@ class Errand:
     """Made for one process and one visit; closed, nothing of it is left and nothing of it can run."""
 
     def __init__(self, wanted: dict[str, Any], process: PythonProcess) -> None:
+        self._pid = process.pid
         self.folder = _make_folder(process)
         self.script = os.path.join(self.folder, "script.py")
         self._claim = os.path.join(self.folder, "claim")
@@ -75,18 +76,28 @@ class Errand:
             return False
         return True
 
-    def wait(self, until: float, *others: int) -> Trimmed | None:
-        """The answer; None when *until* has passed or one of the descriptors *others* speaks first."""
+    def answer(self, until: float, pidfd: int) -> Trimmed:
+        """Wait for the answer; raises why there is none, and then there never will be one."""
         poll = select.poll()
-        for descriptor in (self._answers, *others):
+        for descriptor in (self._answers, pidfd):
             poll.register(descriptor, select.POLLIN)
         heard = b""
         while not heard.endswith(b"\n"):
             ready = dict(poll.poll(max(0.0, until - time.monotonic()) * 1000))
             if self._answers not in ready:
-                return None
+                raise self._silence(ended=pidfd in ready)
             heard += os.read(self._answers, 1 << 16)
         return msgspec.json.decode(heard, type=Trimmed)
+
+    def _silence(self, *, ended: bool) -> Refused:
+        if ended:
+            return NoSuchProcess(f"process {self._pid} has ended meanwhile")
+        if self.call_off():
+            return TimedOut(
+                f"pid {self._pid} did not come to a safe point in time; nothing was done",
+                hint="its main thread is blocked or busy outside Python; give it longer with --deadline",
+            )
+        return TimedOut(f"pid {self._pid} began to trim, and had not finished in time; it goes on by itself")
 
 
 def _make_folder(process: PythonProcess) -> str:
