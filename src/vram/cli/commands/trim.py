@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Any
 
+from vram.cli import early
 from vram.cli.source import pid_number, seconds
 from vram.cli.terminal import add_terminal_arguments, emit, look_for, show
 from vram.errors import ExitCode, Refused
@@ -55,7 +56,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     from vram.host.local import LocalHost
 
-    host = LocalHost(read_ahead=True)
+    host = LocalHost(reader=early.reader())
     from vram.reclaim.trimming import admit
 
     via = None if args.via == "auto" else args.via
