@@ -133,9 +133,8 @@ def read_until(terminal: int, word: bytes) -> bytes:
 
 def test_a_signal_to_vram_reaches_the_command(machine: Machine) -> None:
     worker = machine.worker()
-    vram = machine.start(
-        "borrow", TIGHT, "--", "sh", "-c", "trap 'exit 9' TERM; echo up; while :; do sleep 0.01; done"
-    )
+    script = "trap 'exit 9' TERM; echo up; while :; do sleep 0.01; done"
+    vram = machine.start("borrow", TIGHT, "--", "sh", "-c", script)
     assert vram.stdout is not None
     vram.stdout.readline()
     vram.send_signal(signal.SIGTERM)
