@@ -1,6 +1,6 @@
 """Through a debugger, only when asked for: it stops the target for a moment.
 
-gdb or cuda-gdb attaches, has the target's own Python promise to run a file (see
+gdb, lldb or cuda-gdb attaches, has the target's own Python promise to run a file (see
 :mod:`vram.reach.injection`), and leaves; the file runs after that, in the target's own time.
 A guardian process keeps the debugger, so that not even our death leaves the target stopped.
 """
@@ -23,7 +23,8 @@ from vram.reach.permission import ptrace_scope, why_not_traced
 from vram.reach.python_process import PythonProcess, shares_our_world, tracer
 
 NAME: Via = "debugger"
-PROGRAMS = ("gdb", "cuda-gdb")
+PROGRAMS = ("gdb", "lldb", "cuda-gdb")
+CHOICE = "VRAM_DEBUGGER"
 GRACE_S = 15.0
 
 # Runs in the target's __main__: it leaves no name behind there, and raises nothing.
@@ -47,11 +48,13 @@ def closed(process: PythonProcess) -> str | None:
 
 def program() -> str:
     """The debugger to use; cuda-gdb last, because it stops the GPU as well."""
-    for name in PROGRAMS:
+    chosen = os.environ.get(CHOICE)
+    for name in (chosen,) if chosen else PROGRAMS:
         if found := shutil.which(name) or _of_the_toolkit(name):
             return found
     raise DebuggerUnavailable(
-        "there is no debugger here (gdb or cuda-gdb)", hint="install one: apt-get install gdb"
+        f"there is no debugger here ({chosen or ', '.join(PROGRAMS)})",
+        hint="install one: apt-get install gdb",
     )
 
 

@@ -8,6 +8,8 @@ import select
 import subprocess
 import time
 
+from vram.reach.injection import Complaint, Silence
+
 # Everything that can be settled before the target is stopped, so that it is stopped briefly.
 SETTINGS = (
     "-gdb-set confirm off",
@@ -28,14 +30,6 @@ _THREAD = re.compile(r'\{id="(\d+)",target-id="[^"]*?(?:LWP |process )(\d+)')
 _FRAME = re.compile(r'frame=\{level="\d+",addr="(0x[0-9a-f]+)"(?:,func="((?:[^"\\]|\\.)*)")?')
 _VALUE = re.compile(r'value="(0x[0-9a-f]+|-?\d+)')
 _MESSAGE = re.compile(r'msg="((?:[^"\\]|\\.)*)"')
-
-
-class Complaint(Exception):
-    """The debugger answered with an error."""
-
-
-class Silence(Exception):
-    """The debugger did not answer in time, or is gone."""
 
 
 class Gdb:
@@ -85,11 +79,17 @@ class Gdb:
 
         A debugger that is killed during a call leaves the thread to return into nowhere.
         """
-        cast = f"(({signature})&{function})({', '.join(arguments)})"
-        told = self.ask(f'-data-evaluate-expression "{cast}"', until=float("inf"))
+        cast = f"(({signature}){function})({', '.join(arguments)})"
+        return self._value(cast, until=float("inf"))
+
+    def address(self, function: str) -> int:
+        return self._value(f"(long)&{function}")
+
+    def _value(self, expression: str, until: float | None = None) -> int:
+        told = self.ask(f'-data-evaluate-expression "{expression}"', until)
         value = _VALUE.search(told)
         if value is None:
-            raise Complaint(f"{function} gave no value: {told}")
+            raise Complaint(f"{expression} gave no value: {told}")
         return int(value.group(1), 0)
 
     def write(self, address: int, contents: bytes) -> None:

@@ -16,8 +16,9 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from vram.reach.gdb import Complaint, Gdb, Silence
-from vram.reach.injection import Injection, Unsafe, inject
+from vram.reach.gdb import Gdb
+from vram.reach.injection import Complaint, Debugger, Injection, Silence, Unsafe, inject
+from vram.reach.lldb import Lldb
 
 
 def main() -> None:
@@ -38,30 +39,34 @@ def main() -> None:
 
 
 def visit(orders: dict[str, Any], pidfd: int) -> None:
-    gdb = None
+    debugger: Debugger | None = None
     try:
-        gdb = Gdb(orders["debugger"], orders["until"])
-        stand(gdb, orders)
+        debugger = begin(orders["debugger"], orders["until"])
+        stand(debugger, orders)
     except Complaint as error:
         tell(event="complaint", message=str(error))
     except (Unsafe, Silence, OSError) as error:
         tell(event="unsafe", message=str(error))
     finally:
-        if gdb is not None:
-            gdb.end()
+        if debugger is not None:
+            debugger.end()
         let_run(orders["pid"], pidfd)
         tell(event="left")
 
 
-def stand(gdb: Gdb, orders: dict[str, Any]) -> None:
+def begin(program: str, until: float) -> Debugger:
+    return Lldb(program, until) if os.path.basename(program).startswith("lldb") else Gdb(program, until)
+
+
+def stand(debugger: Debugger, orders: dict[str, Any]) -> None:
     """Stop the target, inject, let go of it."""
     began = time.monotonic()
-    gdb.attach(orders["pid"])
+    debugger.attach(orders["pid"])
     try:
-        route = inject(gdb, Injection(orders["pid"], orders["minor"], orders["code"]))
+        route = inject(debugger, Injection(orders["pid"], orders["minor"], orders["code"]))
     finally:
         with suppress(Complaint, Silence):
-            gdb.detach()
+            debugger.detach()
     tell(event="sent", route=route, stopped_s=time.monotonic() - began)
 
 

@@ -32,13 +32,25 @@ _NOT_AT_REST = re.compile(r"cond|mutex|alloc|free|dl_|fork|lll_lock", re.IGNOREC
 _IN_PENDING_CALLS = re.compile(r"pending", re.IGNORECASE)
 
 
-class Debugger(Protocol):
-    """What a debugger must offer, once it has stopped the target."""
+class Complaint(Exception):
+    """The debugger answered with an error."""
 
+
+class Silence(Exception):
+    """The debugger did not answer in time, or is gone."""
+
+
+class Debugger(Protocol):
+    """What a debugger must offer. Every method may raise Complaint or Silence."""
+
+    def attach(self, pid: int) -> None: ...
+    def detach(self) -> None: ...
+    def end(self) -> None: ...
     def threads(self) -> dict[int, int]: ...
     def frames(self, thread: int, most: int) -> list[tuple[int, str]]: ...
     def select(self, thread: int) -> None: ...
     def hold_others(self, held: bool) -> None: ...
+    def address(self, function: str) -> int: ...
     def call(self, function: str, signature: str, *arguments: str) -> int: ...
     def write(self, address: int, contents: bytes) -> None: ...
 
@@ -99,7 +111,7 @@ def _now(debugger: Debugger, page: int) -> Route:
 
 def _soon(debugger: Debugger, page: int) -> Route:
     # The page stays: nobody can tell when it is read. 4 KiB for each visit to a busy process.
-    arguments = ("(void*)&PyRun_SimpleString", f"(void*){page:#x}")
+    arguments = (f"(void*){debugger.address('PyRun_SimpleString'):#x}", f"(void*){page:#x}")
     if debugger.call("Py_AddPendingCall", "int(*)(void*,void*)", *arguments):
         raise Unsafe("its list of pending calls is full: it has not come to a safe point for long")
     return "pending"

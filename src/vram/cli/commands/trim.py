@@ -23,8 +23,8 @@ DEBUGGER_DEADLINE_S = 60.0  # cuda-gdb alone needs 10 s to start on a PyTorch pr
 
 _EPILOG = """\
 Ways in, safest first: an agent that the process started itself (vram.agent()), its Jupyter
-connection file, sys.remote_exec (Python 3.14). A debugger (gdb, cuda-gdb) stops the process
-for a moment and is used only with --via debugger. It collects garbage and empties the
+connection file, sys.remote_exec (Python 3.14). A debugger (gdb, lldb or cuda-gdb) stops the
+process for a moment and is used only with --via debugger. It collects garbage and empties the
 caches of PyTorch, CuPy, JAX, Numba, PyCUDA, cuda.core, RMM and the driver's pools, as far
 as they are loaded there. What comes back is read from the driver afterwards."""
 
