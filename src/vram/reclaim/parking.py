@@ -110,7 +110,7 @@ class Parking:
         try:
             self.journal.write(entry)
             held.recheck()
-            answer = self.keeper.park(
+            return self.keeper.park(
                 held.grip,
                 claim,
                 _with_margin(entry.shares),
@@ -118,12 +118,9 @@ class Parking:
                 deadline_s=(deadline_s or patience_s(entry.nbytes)) + lock_timeout_s,
                 watch=self._watch,
             )
-            if answer.status == "ok":
-                self.journal.write(replace(entry, phase="parked"))
         except BaseException:  # above all Ctrl-C
             self._undo(entry, claim)
             raise
-        return answer
 
     def _give_up(self, entry: Parked, claim: Claim, answer: CheckpointAnswer) -> None:
         """Nothing was moved; where that is not certain, a new keeper looks after the process."""
@@ -141,7 +138,6 @@ class Parking:
             self._put_right(replace(entry, purpose="borrow"), claim)
 
     def _parked(self, entry: Parked, claim: Claim, answer: CheckpointAnswer) -> Moved:
-        entry = replace(entry, phase="parked")
         if entry.purpose == "borrow":
             self._loans[entry.target.process.pid] = (entry, claim)
         else:
@@ -208,8 +204,6 @@ class Parking:
             self.journal.remove(entry)
             return "running"
         if answer.state == "parked" and entry.purpose == "park":
-            if entry.phase != "parked":
-                self.journal.write(replace(entry, phase="parked"))
             return "parked"
         if answer.state in ("locked", "parked"):
             return self._return(entry, claim, "unlocked" if answer.state == "locked" else "brought back")
@@ -276,7 +270,6 @@ class Parking:
             since=self._host.clock.now(),
             by_user=self._host.facts().user,
             by_pid=os.getpid(),
-            phase="parking",
             purpose=purpose,
         )
 

@@ -12,6 +12,7 @@ from vram.host.local.nvml_start import start_reader
 if TYPE_CHECKING:
     from vram.host.local.checkpoint import LocalCheckpoint
     from vram.host.local.child import Child
+    from vram.host.local.keeper_start import Started
     from vram.host.local.vendor import LocalVendor
     from vram.host.local.vitals import LocalVitalSigns
     from vram.model.observation import HostFacts
@@ -22,12 +23,19 @@ class LocalHost:
 
     With *read_ahead_s* the driver and everybody's files are read from the first moment on,
     beside the imports that are needed: for a command that makes a survey within so many
-    seconds, as most do. *reader* is one that reads the driver already.
+    seconds, as most do. *reader* is one that reads the driver already, *keeper* one that wakes
+    it up already for parking.
     """
 
     def __init__(
-        self, proc_root: str = "/proc", *, reader: Child | None = None, read_ahead_s: float | None = None
+        self,
+        proc_root: str = "/proc",
+        *,
+        reader: Child | None = None,
+        read_ahead_s: float | None = None,
+        keeper: Started | None = None,
     ) -> None:
+        self._keeper = keeper
         if reader is None and read_ahead_s is not None:
             with suppress(OSError):  # will be met again by the reading itself, and told
                 reader = start_reader(set())
@@ -55,7 +63,7 @@ class LocalHost:
     def checkpoint(self) -> LocalCheckpoint:
         from vram.host.local.checkpoint import LocalCheckpoint
 
-        return LocalCheckpoint()
+        return LocalCheckpoint(self._keeper)
 
     @cached_property
     def vitals(self) -> LocalVitalSigns:
