@@ -41,6 +41,7 @@ def visit(process: PythonProcess, verb: Verb, deadline_s: float, *, tracebacks: 
         pidfd = os.pidfd_open(process.pid)
         try:
             _attach(process, errand.script, deadline_s)
+            errand.expect()
             return errand.answer(until, pidfd)
         finally:
             os.close(pidfd)
