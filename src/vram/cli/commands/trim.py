@@ -12,7 +12,7 @@ from vram.errors import ExitCode, Refused
 
 if TYPE_CHECKING:
     from vram.host.local import LocalHost
-    from vram.model.trimming import Receipt
+    from vram.model.trimming import TrimReceipt
     from vram.reclaim.trimming import Order
 
 NAME = "trim"
@@ -74,11 +74,11 @@ def run(args: Namespace) -> int:
 
 def _each(
     args: Namespace, host: LocalHost, orders: tuple[Order, ...], deadline_s: float
-) -> tuple[list[Receipt], list[tuple[int, Refused]]]:
+) -> tuple[list[TrimReceipt], list[tuple[int, Refused]]]:
     """One after the other; where there are several, one that does not answer keeps nobody from the next."""
     from vram.reclaim.trimming import trim
 
-    receipts: list[Receipt] = []
+    receipts: list[TrimReceipt] = []
     refusals: list[tuple[int, Refused]] = []
     for order in orders:
         try:
