@@ -22,6 +22,8 @@ COMMANDS = (
 
 # These only look: nothing is left to tidy up, so their process may end without ceremony.
 READ_ONLY = frozenset(("why", "who", "check", "explain"))
+# These have waited for all that they began, so the same holds.
+FINISHED = frozenset(("park", "unpark", "parked", "borrow"))
 
 EPILOG = "vram COMMAND --help tells more about one. No GPU here? `vram demo` needs none."
 
@@ -42,7 +44,7 @@ RUNNERS = frozenset(("borrow",))
 
 def entry() -> NoReturn:
     """Run as a program: as :func:`main`, and gone as soon as the answer is out."""
-    quick = len(sys.argv) > 1 and sys.argv[1] in READ_ONLY
+    quick = len(sys.argv) > 1 and sys.argv[1] in READ_ONLY | FINISHED
     if quick:
         gc.disable()
         _hide_typing_extensions()

@@ -24,11 +24,12 @@ if TYPE_CHECKING:
 
 
 class MovedLine(Struct, frozen=True, kw_only=True):
-    """A process that was moved; ``driver_s`` was spent in the driver's calls alone."""
+    """A process that was moved, and how long that took; ``driver_s`` of it in the driver's calls."""
 
     pid: int
     nbytes: int
     shares: tuple[Share, ...]
+    took_s: float
     driver_s: float
 
 
@@ -98,6 +99,7 @@ class Moves:
                 pid=entry.target.process.pid,
                 nbytes=entry.nbytes,
                 shares=entry.shares,
+                took_s=round(moved.took_s, 6),
                 driver_s=round(moved.driver_s, 6),
             )
         )

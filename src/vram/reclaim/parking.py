@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 from msgspec.structs import replace
 
-from vram.errors import AuditUnavailable, CannotPark, NoSuchProcess, VramError
+from vram.errors import AuditUnavailable, CannotPark, NoSuchProcess, TimedOut, VramError
 from vram.host.ports import Host, Keeper, Watch
 from vram.model.parking import CheckpointAnswer, Parked, Purpose, Share
 from vram.model.plan import Target
@@ -37,9 +37,10 @@ Done = Literal["parked", "brought back", "unlocked", "running", "failed", "busy"
 
 
 class Moved(NamedTuple):
-    """A process that was moved; ``driver_s`` was spent in the driver's calls alone."""
+    """A process that was moved, and how long that took; ``driver_s`` of it in the driver's calls."""
 
     entry: Parked
+    took_s: float
     driver_s: float
 
 
@@ -89,6 +90,8 @@ class Parking:
         Raises what kept it on the GPU; the process runs on then, unless the message says more.
         """
         entry = self._entry(target, shares, purpose)
+        self._require_running(entry)
+        began = self._host.clock.monotonic()
         with identity.hold(self._host, target) as held:
             claim = self._claim(target.process.pid)
             with self._audited("park", entry, claim) as outcome:
@@ -97,7 +100,17 @@ class Parking:
                 if answer.status != "ok":
                     self._give_up(entry, claim, answer)
                     raise explain(answer, entry, "park")
-            return self._parked(entry, claim, answer)
+            self._parked(entry, claim)
+        return Moved(entry, self._host.clock.monotonic() - began, answer.took_s)
+
+    def _require_running(self, entry: Parked) -> None:
+        """Ask before touching anything: somebody else may have locked or parked the process."""
+        pid = entry.target.process.pid
+        answer = self.keeper.state(pid, PROMPT_S)
+        if answer.status == "timeout":
+            raise TimedOut(f"the driver does not answer about pid {pid}", hint="see `vram why`")
+        if answer.status != "ok" or answer.state != "running":
+            raise explain(answer, entry, "park")
 
     def _move_away(
         self,
@@ -137,13 +150,12 @@ class Parking:
         with suppress(VramError):
             self._put_right(replace(entry, purpose="borrow"), claim)
 
-    def _parked(self, entry: Parked, claim: Claim, answer: CheckpointAnswer) -> Moved:
+    def _parked(self, entry: Parked, claim: Claim) -> None:
         if entry.purpose == "borrow":
             self._loans[entry.target.process.pid] = (entry, claim)
         else:
             self.keeper.settle(entry.target.process.pid)
             claim.close()
-        return Moved(entry, answer.took_s)
 
     def unpark(
         self, entry: Parked, *, room_patience_s: float = 0.0, deadline_s: float | None = None
@@ -153,12 +165,13 @@ class Parking:
         A GPU that is full is waited for up to *room_patience_s*.
         """
         pid = entry.target.process.pid
+        began = self._host.clock.monotonic()
         _, claim = self._loans.pop(pid, (entry, None))
         with claim or self._claim(pid) as claim:
             answer = self._bring_back("unpark", entry, claim, room_patience_s, deadline_s)
         if answer.status != "ok":
             raise explain(answer, entry, "unpark")
-        return Moved(entry, answer.took_s)
+        return Moved(entry, self._host.clock.monotonic() - began, answer.took_s)
 
     def _bring_back(
         self,
