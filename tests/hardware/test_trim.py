@@ -67,7 +67,10 @@ class Program:
             stdout=subprocess.PIPE,
             text=True,
         )
-        assert self.hear() == "ready"
+        heard = self.hear()
+        if heard == "no gpu":
+            pytest.skip("the framework finds no GPU")
+        assert heard == "ready"
 
     def hear(self) -> str:
         assert self.process.stdout is not None
@@ -132,7 +135,7 @@ def figures(receipt: dict[str, Any], name: str, took_s: float) -> dict[str, Any]
     return {
         "via": receipt["via"],
         "reclaimable": told["reclaimable"],
-        "framework_returned": told["held"] - told["held_after"],
+        "framework_returned": None if told["held"] is None else told["held"] - told["held_after"],
         "driver_returned": receipt["charged_before"] - receipt["charged_after"],
         "command_s": round(took_s, 3),
         "visit_s": round(receipt["took_s"], 3),

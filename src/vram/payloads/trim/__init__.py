@@ -45,10 +45,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     dropped: list[str] = []
     collected = 0
     if request["verb"] == "trim":
-        if request.get("tracebacks"):
-            dropped = guarded(notes, "kept exceptions", tracebacks.drop)
-        collected = gc.collect()
-        let_go(frameworks, notes)
+        dropped, collected = let_go(frameworks, notes, forget=bool(request.get("tracebacks")))
         after = measured(frameworks, notes)
     return {
         "status": "done",
@@ -115,12 +112,21 @@ def merged(one: Line, other: Line) -> Line:
     return {**one, "held": total("held"), "reclaimable": total("reclaimable")}
 
 
-def let_go(frameworks: list[Framework], notes: list[str]) -> None:
-    """All of them or none: memory that one frees may be what another is recording into a graph."""
-    objections = [why for each in frameworks for why in guarded(notes, each.name, each.objections)]
+def let_go(frameworks: list[Framework], notes: list[str], *, forget: bool) -> tuple[list[str], int]:
+    """Return which exceptions were forgotten and how many objects were collected.
+
+    All or nothing: what a collection frees may be what a graph is being recorded from. Who
+    cannot tell whether it objects is taken to object.
+    """
+    objections: list[str] = []
+    for each in frameworks:
+        objections += guarded(objections, each.name, each.objections)
+    notes += objections
     if objections:
-        notes += objections
-        return
+        return [], 0
     with driver.harmless_to_captures():
+        dropped = guarded(notes, "kept exceptions", tracebacks.drop) if forget else []
+        collected = gc.collect()
         for each in frameworks:
             notes += guarded(notes, each.name, each.release)
+    return dropped, collected
