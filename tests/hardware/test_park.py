@@ -195,7 +195,7 @@ def start() -> Iterator[Start]:
         yield begin
 
 
-@pytest.mark.parametrize("gib", [1, 8])
+@pytest.mark.parametrize("gib", [1, 4])
 def test_a_plain_process_comes_back_byte_for_byte(
     machine: Machine, start: Start, record: Record, gib: int
 ) -> None:
@@ -250,7 +250,7 @@ def test_vram_killed_in_the_middle_leaves_the_process_running(
     machine: Machine, start: Start, record: Record
 ) -> None:
     """The keeper lets the driver finish, brings the process back and leaves."""
-    subject = start(PLAIN, 4 * GIB)
+    subject = start(PLAIN, 2 * GIB)
     argv = [sys.executable, "-m", "vram", "park", str(subject.pid)]
     vram = subprocess.Popen(
         argv, env=machine.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -272,7 +272,7 @@ def test_a_training_run_borrows_the_room_of_an_idle_process(
 ) -> None:
     if find_spec("torch") is None:
         pytest.skip("PyTorch is not installed")
-    lender = start(PLAIN, 8 * GIB)
+    lender = start(PLAIN, 4 * GIB)
     import pynvml
 
     pynvml.nvmlInit()
