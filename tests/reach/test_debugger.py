@@ -26,7 +26,7 @@ TRIES = int(os.environ.get("VRAM_TRIES", "6"))
 DEADLINE_S = 60.0
 
 
-@pytest.fixture(params=["gdb", "lldb"], autouse=True)
+@pytest.fixture(params=[name for name in ("gdb", "lldb") if shutil.which(name)] or ["gdb"], autouse=True)
 def debugger(request: pytest.FixtureRequest, world: World, monkeypatch: pytest.MonkeyPatch) -> str:
     """Each debugger that is here and may attach."""
     name: str = request.param

@@ -15,10 +15,11 @@ import subprocess
 import time
 from typing import Any
 
-from vram.errors import DebuggerUnavailable, NotReachable, TimedOut
+from vram.errors import DebuggerUnavailable, NoSuchProcess, NotReachable, Refused, TimedOut
 from vram.host.local.child import interpreter
 from vram.model.trimming import Trimmed, Verb, Via
 from vram.reach.errand import Errand, request
+from vram.reach.injection import GONE
 from vram.reach.permission import ptrace_scope, why_not_traced
 from vram.reach.python_process import PythonProcess, shares_our_world, tracer
 
@@ -82,6 +83,7 @@ def _send_guardian(process: PythonProcess, errand: Errand, until: float) -> None
         "started_at": process.target.process.started_at,
         "minor": process.minor,
         "code": _CODE.format(script=errand.script),
+        "folder": errand.folder,
         "debugger": program(),
         "until": until,
     }
@@ -103,19 +105,17 @@ def _listen(process: PythonProcess, guardian: subprocess.Popen[bytes], until: fl
     assert guardian.stdout is not None
     told: dict[str, Any] = {}
     with guardian.stdout as pipe:
-        while told.get("event") != "left" and _speaks(pipe.fileno(), until + GRACE_S):
-            line = pipe.readline()
-            if not line:
-                break
+        while told.get("event") != "left":
+            if not _speaks(pipe.fileno(), until + GRACE_S):
+                raise TimedOut(
+                    f"the debugger is still inside pid {process.pid}, in a call that must not be cut off",
+                    hint="it leaves by itself when the call returns",
+                )
+            line = pipe.readline() or b'{"event": "left", "message": "its guardian has ended"}'
             told = {**told, **json.loads(line)}
-    if told.get("event") != "left":
-        raise TimedOut(
-            f"the debugger is still inside pid {process.pid}, in a call that must not be cut off",
-            hint="it leaves by itself when the call returns",
-        )
     guardian.wait()
     if "route" not in told:
-        raise _refusal(process, str(told.get("message", "the process has ended")))
+        raise _refusal(process, str(told.get("message", "it gave no reason")))
 
 
 def _speaks(pipe: int, until: float) -> bool:
@@ -124,7 +124,9 @@ def _speaks(pipe: int, until: float) -> bool:
     return bool(poll.poll(max(0.0, until - time.monotonic()) * 1000))
 
 
-def _refusal(process: PythonProcess, message: str) -> Exception:
+def _refusal(process: PythonProcess, message: str) -> Refused:
+    if message == GONE:
+        return NoSuchProcess(f"process {process.pid} has ended meanwhile")
     if "not permitted" in message:
         return DebuggerUnavailable(f"no debugger may attach to pid {process.pid}", hint=why_not_traced())
     if "in time" in message:

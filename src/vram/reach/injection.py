@@ -19,6 +19,7 @@ from typing import Literal, Protocol
 from msgspec import Struct
 
 Route = Literal["at-rest", "pending"]
+GONE = "the process has ended"
 
 PAGE_NBYTES = 4096
 READ_WRITE, PRIVATE_ANONYMOUS = 3, 0x22
