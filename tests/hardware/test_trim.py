@@ -55,7 +55,7 @@ class Program:
     def __init__(self, code: str, folder: Path, *, agent: bool) -> None:
         self.environment = {
             **os.environ,
-            "PYTHONPATH": str(SOURCES),
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(SOURCES), os.environ.get("PYTHONPATH")))),
             "XDG_RUNTIME_DIR": str(folder / "runtime"),
             "XDG_STATE_HOME": str(folder / "state"),
         }
