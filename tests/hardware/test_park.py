@@ -147,7 +147,8 @@ class Machine:
     """This machine, with a state folder of the test's own."""
 
     def __init__(self, state: Path) -> None:
-        self.environment = {**os.environ, "PYTHONPATH": str(SOURCES), "XDG_STATE_HOME": str(state)}
+        sources = os.pathsep.join(filter(None, (str(SOURCES), os.environ.get("PYTHONPATH"))))
+        self.environment = {**os.environ, "PYTHONPATH": sources, "XDG_STATE_HOME": str(state)}
 
     def vram(self, *words: object) -> subprocess.CompletedProcess[str]:
         argv = [sys.executable, "-m", "vram", *map(str, words)]
