@@ -65,7 +65,7 @@ class Moves:
         return self._refused[0].exit_code if self._refused else ExitCode.OK
 
     def admitted(
-        self, host: Host, parking: Parking, devices: Devices, pids: Sequence[int], *, despite_nccl: bool
+        self, host: Host, parking: Parking, devices: Devices, pids: Sequence[int], *, despite_signs: bool
     ) -> list[tuple[Target, tuple[Share, ...]]]:
         """Check every one of *pids* before the first is touched; one refusal stops them all."""
         found: list[tuple[Target, tuple[Share, ...]]] = []
@@ -73,7 +73,7 @@ class Moves:
             if parking.journal.find(pid):
                 raise CannotPark(f"pid {pid} is parked already", hint=f"`vram unpark {pid}` brings it back")
             taken = sum(share.nbytes for _, shares in found for share in shares)
-            found.append(admit(host, devices, pid, taken_before=taken, despite_nccl=despite_nccl))
+            found.append(admit(host, devices, pid, taken_before=taken, despite_signs=despite_signs))
         return found
 
     @contextmanager
