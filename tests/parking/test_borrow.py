@@ -46,9 +46,13 @@ def test_a_command_gets_the_room_and_everybody_is_back_afterwards(machine: Machi
 
 def test_nobody_is_parked_where_there_is_room(machine: Machine) -> None:
     machine.worker()
-    done = machine.vram("borrow", "1GiB", "--", "true")
+    used = machine.used()
+    children = "cat /proc/$PPID/task/$PPID/children; echo; echo $$"
+    done = machine.vram("borrow", "1GiB", "--", "sh", "-c", children)
     assert (done.returncode, done.stderr) == (0, "")
-    assert machine.audit() == []
+    ours, command = done.stdout.split()
+    assert ours == command, "no keeper is left beside the command"
+    assert (machine.used(), machine.audit()) == (used, [])
 
 
 @pytest.mark.parametrize(

@@ -227,6 +227,12 @@ class Parking:
         results: dict[str, Done] = {"ok": done, "short": "no room", "ended": "running"}
         return results.get(answer.status, "unknown")
 
+    def dismiss(self) -> None:
+        """Let a keeper go that was started ahead and is not needed: it would take GPU memory."""
+        assert not self._loans, "somebody has to bring them back"
+        self.keeper.hang_up(LEAVE_S)
+        self._keeper = None
+
     def close(self) -> None:
         """Hang up; the keeper returns what is on loan, and is waited for."""
         loans, self._loans = self._loans, {}
