@@ -39,6 +39,14 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     reason = call_off(request)
     if reason:
         return {"status": "cancelled", "notes": [reason]}
+    # A graph that another thread captures is invalidated by most driver calls of any thread that
+    # has not said that it is harmless, even by mere questions (seen with PyTorch 2.11 on an H200).
+    with driver.harmless_to_captures():
+        return visit(request, began)
+
+
+def visit(request: dict[str, Any], began: float) -> dict[str, Any]:
+    """Measure, let go where that is asked for, measure again."""
     notes: list[str] = []
     frameworks = [each for kind in FRAMEWORKS for each in guarded(notes, kind.name, kind.find)]
     before = after = measured(frameworks, notes)
@@ -124,9 +132,8 @@ def let_go(frameworks: list[Framework], notes: list[str], *, forget: bool) -> tu
     notes += objections
     if objections:
         return [], 0
-    with driver.harmless_to_captures():
-        dropped = guarded(notes, "kept exceptions", tracebacks.drop) if forget else []
-        collected = gc.collect()
-        for each in frameworks:
-            notes += guarded(notes, each.name, each.release)
+    dropped = guarded(notes, "kept exceptions", tracebacks.drop) if forget else []
+    collected = gc.collect()
+    for each in frameworks:
+        notes += guarded(notes, each.name, each.release)
     return dropped, collected
