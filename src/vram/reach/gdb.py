@@ -70,9 +70,16 @@ class Gdb:
     def select(self, thread: int) -> None:
         self.ask(f"-thread-select {thread}")
 
-    def hold_others(self, held: bool) -> None:
-        """Whether the target's other threads stand still while one of them makes our calls."""
-        self.ask(f"-gdb-set scheduler-locking {'on' if held else 'off'}")
+    def hold_others(self, held: bool) -> bool:
+        """Let the target's other threads stand still while one of them makes our calls, or not.
+
+        False where that cannot be had: cuda-gdb always lets all of them run (seen with 13.0).
+        """
+        try:
+            self.ask(f"-gdb-set scheduler-locking {'on' if held else 'off'}")
+        except Complaint:
+            return False
+        return True
 
     def call(self, function: str, signature: str, *arguments: str) -> int:
         """Call a function of the target in its selected thread. Waits for it, however long.

@@ -50,7 +50,7 @@ class Debugger(Protocol):
     def threads(self) -> dict[int, int]: ...
     def frames(self, thread: int, most: int) -> list[tuple[int, str]]: ...
     def select(self, thread: int) -> None: ...
-    def hold_others(self, held: bool) -> None: ...
+    def hold_others(self, held: bool) -> bool: ...
     def address(self, function: str) -> int: ...
     def call(self, function: str, signature: str, *arguments: str) -> int: ...
     def write(self, address: int, contents: bytes) -> None: ...
@@ -78,10 +78,12 @@ def inject(debugger: Debugger, injection: Injection) -> Route:
     frames = debugger.frames(main, FRAMES)
     if any(_IN_PENDING_CALLS.search(name) for _, name in frames):
         raise Unsafe("it is just making pending calls of its own")
-    debugger.hold_others(True)
+    # Where the others cannot be held, the main thread alone is asked: taking the lock then waits for
+    # whoever has it, and they run and let go of it. It must only not have it itself already.
+    asked = threads if debugger.hold_others(True) else {injection.pid: main}
     if not debugger.call("Py_IsInitialized", "int(*)(void)"):
         raise Unsafe("its Python is not started, or is ending")
-    resting = is_at_rest(frames, injection.pid) and _lock_is_free(debugger, threads, main, injection.minor)
+    resting = is_at_rest(frames, injection.pid) and _lock_is_free(debugger, asked, main, injection.minor)
     page = _page(debugger, injection.code)
     # From here on the others run: whoever holds a lock that a call needs can let go of it.
     debugger.hold_others(False)
@@ -119,7 +121,7 @@ def _soon(debugger: Debugger, page: int) -> Route:
 
 
 def _lock_is_free(debugger: Debugger, threads: dict[int, int], main: int, minor: int | None) -> bool:
-    """Whether no thread holds the interpreter's lock. All stand still, so it stays so."""
+    """Whether none of *threads* holds the interpreter's lock."""
     name = "_PyThreadState_UncheckedGet" if minor is None or minor < 13 else "PyThreadState_GetUnchecked"
     # Before 3.12 every thread sees the same holder; since then each knows of itself alone.
     asked = [main] if minor is not None and minor < 12 else list(threads.values())

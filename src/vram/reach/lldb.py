@@ -62,9 +62,10 @@ class Lldb:
     def select(self, thread: int) -> None:
         self.ask(f"thread select {thread}")
 
-    def hold_others(self, held: bool) -> None:
-        """Whether the target's other threads stand still while one of them makes our calls."""
+    def hold_others(self, held: bool) -> bool:
+        """Let the target's other threads stand still while one of them makes our calls, or not."""
         self._others_run = not held
+        return True
 
     def call(self, function: str, signature: str, *arguments: str) -> int:
         """Call a function of the target in its selected thread. Waits for it, however long."""
