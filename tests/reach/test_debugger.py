@@ -179,18 +179,18 @@ class TestOurOwnDeath:
         yield
         libc.prctl(set_child_subreaper, 0)
 
-    def wait_for_orphans(self, subject: Subject) -> None:
-        """Wait until nobody but the subject is left of our children; it must not be the one to end."""
-        while True:
-            children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-            others = [int(pid) for pid in children if int(pid) != subject.pid]
-            if not others:
-                return
-            ended = os.waitid(os.P_PID, others[0], os.WEXITED)
-            assert ended is not None
+    def children(self) -> set[int]:
+        lists = [path.read_text() for path in Path("/proc/self/task").glob("*/children")]
+        return {int(pid) for pid in " ".join(lists).split()}
+
+    def wait_for_orphans(self, ours: set[int]) -> None:
+        """Wait until nobody is left of our children but those that we have started ourselves."""
+        while orphans := self.children() - ours:
+            os.waitid(os.P_PID, min(orphans), os.WEXITED)
 
     def test_the_target_is_never_left_stopped(self, world: World) -> None:
         subject = world.subject("computing")
+        ours = self.children()
         chance = random.Random(20)
         for number in range(1, TRIES + 1):
             command = [sys.executable, "-m", "vram", "trim", str(subject.pid), "--via", "debugger", "--json"]
@@ -202,7 +202,7 @@ class TestOurOwnDeath:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-            self.wait_for_orphans(subject)
+            self.wait_for_orphans(ours)
             assert subject.tracer == 0
             assert subject.ask()["alive"] == number
         assert [line["event"] for line in world.audit()].count("intend") <= TRIES

@@ -32,6 +32,12 @@ _VALUE = re.compile(r'value="(0x[0-9a-f]+|-?\d+)')
 _MESSAGE = re.compile(r'msg="((?:[^"\\]|\\.)*)"')
 
 
+def quiet_environment() -> dict[str, str]:
+    """Ours without what speaks to Python: a debugger has one of its own inside, and ends where it
+    is sent to another's modules (seen with cuda-gdb 13.0)."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+
+
 class Gdb:
     """One gdb process. Nothing of it touches the target before :meth:`attach`."""
 
@@ -45,6 +51,7 @@ class Gdb:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             cwd="/",
+            env=quiet_environment(),
         )
         for setting in SETTINGS:
             try:
