@@ -8,7 +8,7 @@ import select
 import subprocess
 import time
 
-from vram.reach.injection import Complaint, Silence
+from vram.reach.injection import Complaint, Silence, without_python_settings
 
 # Everything that can be settled before the target is stopped, so that it is stopped briefly.
 SETTINGS = (
@@ -32,12 +32,6 @@ _VALUE = re.compile(r'value="(0x[0-9a-f]+|-?\d+)')
 _MESSAGE = re.compile(r'msg="((?:[^"\\]|\\.)*)"')
 
 
-def quiet_environment() -> dict[str, str]:
-    """Ours without what speaks to Python: a debugger has one of its own inside, and ends where it
-    is sent to another's modules (seen with cuda-gdb 13.0)."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-
-
 class Gdb:
     """One gdb process. Nothing of it touches the target before :meth:`attach`."""
 
@@ -51,7 +45,7 @@ class Gdb:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             cwd="/",
-            env=quiet_environment(),
+            env=without_python_settings(),
         )
         for setting in SETTINGS:
             try:

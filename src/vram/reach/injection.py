@@ -56,6 +56,12 @@ class Debugger(Protocol):
     def write(self, address: int, contents: bytes) -> None: ...
 
 
+def without_python_settings() -> dict[str, str]:
+    """Our environment for a debugger: it has a Python of its own inside, and settings that are meant
+    for another one can end it as soon as it starts (seen with cuda-gdb 13.0)."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+
+
 class Injection(Struct, frozen=True):
     """What to run, and in which Python."""
 

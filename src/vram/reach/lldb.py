@@ -8,7 +8,7 @@ import select
 import subprocess
 import time
 
-from vram.reach.injection import Complaint, Silence
+from vram.reach.injection import Complaint, Silence, without_python_settings
 
 SETTINGS = (
     "settings set auto-confirm true",
@@ -38,6 +38,7 @@ class Lldb:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             cwd="/",
+            env=without_python_settings(),
         )
         for setting in SETTINGS:
             self.ask(setting)
