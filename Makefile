@@ -40,6 +40,7 @@ demo: $(VENV)/ready-run native ## the five questions, acted out by real processe
 	@$(RUN)/vram demo $(ARGS)
 
 test: $(VENV)/ready-test native ## the whole suite; no GPU needed
+	@tools/get-gdb
 	@$(RUN)/python -m pytest -q -n $(WORKERS) $(ARGS)
 
 lint: $(VENV)/ready-lint ## ruff, import contracts, C warnings, generated docs up to date
@@ -74,7 +75,7 @@ matrix: ## the suite on every supported Python that is found
 # it lacks (msgspec, nvidia-ml-py) can lie in a folder that PYTHONPATH names. EVIDENCE=docs/evidence
 # keeps the results there.
 hardware = $(1) tests/blackbox/run.py $(ARGS) $(if $(EVIDENCE),--evidence $(EVIDENCE)) && \
-	VRAM_EVIDENCE=$(EVIDENCE) $(1) -m pytest -q -p no:cacheprovider --real-gpu tests/ghosts
+	VRAM_EVIDENCE=$(EVIDENCE) $(1) -m pytest -q -p no:cacheprovider --real-gpu tests/ghosts tests/hardware
 
 ifeq ($(wildcard /dev/nvidiactl /dev/dxg),)
 gpu: ## the tests that need real hardware

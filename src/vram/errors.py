@@ -5,7 +5,20 @@ VramError
 ├── DriverMissing       no NVIDIA driver answers on this host      exit 4
 ├── DeviceError         the driver answered with an error          exit 3
 ├── BadSnapshot         a snapshot file cannot be read or judged   exit 5
-└── VirtualGpuError     the virtual GPU cannot be made or entered  exit 6
+├── VirtualGpuError     the virtual GPU cannot be made or entered  exit 6
+└── Refused             nothing was touched, for a reason that has a name of its own
+    ├── NoSuchProcess        no process has that pid               exit 10
+    ├── NotOnGpu             the process holds no GPU memory       exit 11
+    ├── NotPermitted         it is somebody else's                 exit 12
+    ├── Protected            the system needs it                   exit 13
+    ├── NotReachable         no way leads into it (no Python, …)   exit 14
+    ├── WorldChanged         it is not what the plan was made for  exit 15
+    ├── BadPlan              the plan file is foreign or edited    exit 16
+    ├── AuditUnavailable     no log, no action                     exit 17
+    ├── DebuggerUnavailable  missing, or forbidden by yama         exit 18
+    ├── GoalImpossible       more than the GPU has, or can give    exit 19
+    ├── CannotPark           preflight says it would not come back exit 20
+    └── TimedOut             the deadline passed, target unharmed  exit 21
 """
 
 from __future__ import annotations
@@ -23,6 +36,18 @@ class ExitCode(IntEnum):
     NO_DRIVER = 4
     BAD_INPUT = 5
     VIRTUAL_GPU = 6
+    NO_SUCH_PROCESS = 10
+    NOT_ON_GPU = 11
+    NOT_PERMITTED = 12
+    PROTECTED = 13
+    NOT_REACHABLE = 14
+    WORLD_CHANGED = 15
+    BAD_PLAN = 16
+    NO_AUDIT = 17
+    NO_DEBUGGER = 18
+    GOAL_IMPOSSIBLE = 19
+    CANNOT_PARK = 20
+    TIMED_OUT = 21
     INTERNAL = 70
     INTERRUPTED = 130
     BROKEN_PIPE = 141
@@ -64,3 +89,79 @@ class VirtualGpuError(VramError):
     """The virtual GPU cannot be made or entered."""
 
     exit_code = ExitCode.VIRTUAL_GPU
+
+
+class Refused(VramError):
+    """Nothing was touched."""
+
+
+class NoSuchProcess(Refused):
+    """No process has that pid."""
+
+    exit_code = ExitCode.NO_SUCH_PROCESS
+
+
+class NotOnGpu(Refused):
+    """The process holds no GPU memory."""
+
+    exit_code = ExitCode.NOT_ON_GPU
+
+
+class NotPermitted(Refused):
+    """It is somebody else's: who could not touch it without vram cannot with it."""
+
+    exit_code = ExitCode.NOT_PERMITTED
+
+
+class Protected(Refused):
+    """The system needs the process; no flag and no policy overrides that."""
+
+    exit_code = ExitCode.PROTECTED
+
+
+class NotReachable(Refused):
+    """No way leads into the process: it is no Python, is stopped, or does not answer."""
+
+    exit_code = ExitCode.NOT_REACHABLE
+
+
+class WorldChanged(Refused):
+    """The target is not what the plan was made for."""
+
+    exit_code = ExitCode.WORLD_CHANGED
+
+
+class BadPlan(Refused):
+    """A plan file is foreign, edited, or newer than this program."""
+
+    exit_code = ExitCode.BAD_PLAN
+
+
+class AuditUnavailable(Refused):
+    """The audit log cannot be written: no log, no action."""
+
+    exit_code = ExitCode.NO_AUDIT
+
+
+class DebuggerUnavailable(Refused):
+    """There is no debugger, or it may not attach."""
+
+    exit_code = ExitCode.NO_DEBUGGER
+
+
+class GoalImpossible(Refused):
+    """The goal is more than the GPU has, or than anything allowed would give back."""
+
+    exit_code = ExitCode.GOAL_IMPOSSIBLE
+
+
+class CannotPark(Refused):
+    """A preflight check says that parking or unparking would fail half-way."""
+
+    exit_code = ExitCode.CANNOT_PARK
+
+
+class TimedOut(Refused):
+    """The deadline passed; the target goes on unharmed."""
+
+    exit_code = ExitCode.TIMED_OUT

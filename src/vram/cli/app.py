@@ -14,10 +14,16 @@ from vram.errors import ExitCode, UsageError, VramError
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
-COMMANDS = ("why", "who", "check", "snapshot", "explain", "demo", "virtual")
+COMMANDS = (
+    *("why", "who", "check"),
+    *("free", "trim", "park", "unpark", "parked", "borrow", "kill", "reset"),
+    *("snapshot", "explain", "demo", "virtual"),
+)
 
 # These only look: nothing is left to tidy up, so their process may end without ceremony.
 READ_ONLY = frozenset(("why", "who", "check", "explain"))
+# These have waited for all that they began, so the same holds.
+FINISHED = frozenset(("park", "unpark", "parked", "borrow"))
 
 EPILOG = "vram COMMAND --help tells more about one. No GPU here? `vram demo` needs none."
 
@@ -32,9 +38,13 @@ class Command(Protocol):
     def run(self, args: Namespace) -> int: ...
 
 
+# What follows the first -- of these is a command to run, and none of our own words.
+RUNNERS = frozenset(("borrow",))
+
+
 def entry() -> NoReturn:
     """Run as a program: as :func:`main`, and gone as soon as the answer is out."""
-    quick = len(sys.argv) > 1 and sys.argv[1] in READ_ONLY
+    quick = len(sys.argv) > 1 and sys.argv[1] in READ_ONLY | FINISHED
     if quick:
         gc.disable()
         _hide_typing_extensions()
@@ -74,16 +84,25 @@ def _dispatch(argv: list[str]) -> int:
         return _without_command(argv)
     if name not in COMMANDS:
         raise UsageError(f"there is no command {name!r}", hint=_suggestion(name))
+    from argparse import Namespace
+
     from vram.cli.parser import Parser
 
     command = _load(name)
     parser = Parser(prog=f"vram {name}", description=_sentence(command.HELP))
     command.add_arguments(parser)
+    words, rest = _split(argv[1:]) if name in RUNNERS else (argv[1:], [])
     try:
-        args = parser.parse_args(argv[1:])
+        args = parser.parse_args(words, Namespace(command=rest))
     except SystemExit:
         return ExitCode.OK
     return command.run(args)
+
+
+def _split(words: list[str]) -> tuple[list[str], list[str]]:
+    """Part *words* at the first --. argparse cannot: it takes options of both sides for ours."""
+    at = words.index("--") if "--" in words else len(words)
+    return words[:at], words[at + 1 :]
 
 
 def _without_command(argv: list[str]) -> int:
@@ -93,7 +112,8 @@ def _without_command(argv: list[str]) -> int:
     parser = Parser(prog="vram", usage="vram COMMAND [...]", epilog=EPILOG)
     parser.add_argument("--version", action="version", version=f"vram {vram.__version__}")
     if not argv or argv[0] in ("-h", "--help"):
-        parser.description = f"{_sentence(str(vram.__doc__).removeprefix('vram: '))}\n\n{_listing()}"
+        summary = str(vram.__doc__).splitlines()[0].removeprefix("vram: ")
+        parser.description = f"{_sentence(summary)}\n\n{_listing()}"
     try:
         parser.parse_args(argv or ["--help"])
     except SystemExit:

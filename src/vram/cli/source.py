@@ -33,7 +33,7 @@ def add_source_arguments(parser: ArgumentParser) -> None:
 def add_deadline_argument(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--deadline",
-        type=_seconds,
+        type=seconds,
         default=DEADLINE_S,
         metavar="S",
         help="give up on a driver that does not answer within S seconds (default: %(default)g)",
@@ -73,7 +73,7 @@ def take_ledger(args: Namespace, host: LocalHost | None) -> Ledger:
 
 def narrowed(ledger: Ledger, words: list[str] | None) -> Ledger:
     """Return *ledger* with only the GPUs that *words* name; without words, all of it."""
-    wanted = _numbers(words or [])
+    wanted = gpu_numbers(words or [])
     if not wanted or not ledger.gpus:
         return ledger
     existing = {gpu.index for gpu in ledger.gpus}
@@ -117,7 +117,8 @@ def _is_missing(gpu: GpuLedger) -> bool:
     return gpu.total_bytes is None or gpu.status in ("failed", "timeout", "lost")
 
 
-def _numbers(words: list[str]) -> set[int]:
+def gpu_numbers(words: list[str]) -> set[int]:
+    """Read the words of ``--gpu``."""
     parts = [part.strip() for word in words for part in word.split(",")]
     for part in parts:
         if not (part.isascii() and part.isdigit()):
@@ -127,7 +128,17 @@ def _numbers(words: list[str]) -> set[int]:
     return set(map(int, parts))
 
 
-def _seconds(text: str) -> float:
+def pid_number(text: str) -> int:
+    """Read a pid; kill(2) gives zero and negative numbers a meaning that nobody wants here."""
+    from argparse import ArgumentTypeError
+
+    if not (text.isascii() and text.isdigit() and 0 < int(text) < 1 << 31):
+        raise ArgumentTypeError(f"{text!r} is not a pid")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """Read a number of seconds above zero."""
     from argparse import ArgumentTypeError
 
     try:

@@ -5,14 +5,19 @@ No port raises for what the world does: a denial, a hang, an absence is part of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from msgspec import Struct
 
 from vram.model.files import DeviceFile
 from vram.model.observation import HostFacts, Observation, Status
 from vram.model.process import ProcessFacts, ProcessRef
+
+if TYPE_CHECKING:  # most commands park nothing
+    from vram.model.parking import CheckpointAnswer, Share, Vitals
+
+Sent = Literal["sent", "gone", "denied"]
 
 
 class Dmabuf(Struct, frozen=True):
@@ -86,10 +91,103 @@ class Exports(Protocol):
 
 
 class Proc(Protocol):
-    """What /proc knows of one process, or None where it is gone."""
+    """What /proc knows of one process, or None where it is gone.
+
+    ``image`` names the program that was loaded last: exec changes it, even into the same file.
+    None where we may not look, or where the process is gone.
+    """
 
     def facts(self, pid: int) -> tuple[ProcessRef, ProcessFacts] | None: ...
     def started_at(self, pid: int) -> int | None: ...
+    def image(self, pid: int) -> str | None: ...
+
+
+class Grip(Protocol):
+    """One process, held by pidfd: whatever happens to its pid, this stays the same process."""
+
+    pid: int
+
+    def pid_in_proc(self) -> int | None: ...
+    def send(self, number: int) -> Sent: ...
+    def ended(self, timeout_s: float = 0.0) -> bool: ...
+    def close(self) -> None: ...
+
+
+class Signals(Protocol):
+    """Takes hold of processes: None where nobody has the pid. ``ourselves`` are our ancestors too."""
+
+    def hold(self, pid: int) -> Grip | None: ...
+    def ourselves(self) -> frozenset[int]: ...
+
+
+class Claim(Protocol):
+    """The right to move one process, ours while the descriptor is open."""
+
+    def fileno(self) -> int: ...
+
+
+class Keeper(Protocol):
+    """A process of ours that makes the driver's checkpoint calls, and outlives us if it must.
+
+    What it has parked it brings back when we hang up or die, unless that was settled; after
+    ``until``, not before that process has ended. *watch* is told each GPU's used bytes while
+    the driver works.
+    """
+
+    def state(self, pid: int, deadline_s: float) -> CheckpointAnswer: ...
+    def park(
+        self,
+        grip: Grip,
+        claim: Claim,
+        shares: Sequence[Share],
+        *,
+        lock_timeout_s: float,
+        deadline_s: float,
+        watch: Watch | None = None,
+    ) -> CheckpointAnswer: ...
+    def unpark(
+        self,
+        grip: Grip,
+        claim: Claim,
+        shares: Sequence[Share],
+        *,
+        room_patience_s: float,
+        deadline_s: float,
+        watch: Watch | None = None,
+    ) -> CheckpointAnswer: ...
+    def settle(self, pid: int) -> CheckpointAnswer: ...
+    def until(self, grip: Grip) -> CheckpointAnswer: ...
+    def hang_up(self, wait_s: float) -> bool: ...
+
+
+Watch = Callable[[dict[str, int]], None]
+
+
+class Checkpoint(Protocol):
+    """Opens the way to the driver's checkpoint calls; started early, it is ready when needed."""
+
+    def open(self) -> Keeper: ...
+
+
+class VitalSigns(Protocol):
+    """What bears on parking a process, beyond who it is."""
+
+    def read(self, pid: int) -> Vitals: ...
+    def boot_id(self) -> str: ...
+
+
+class VendorAnswer(Struct, frozen=True):
+    """What the vendor's own tool said. ``code`` None: it is missing, or did not end in time."""
+
+    code: int | None
+    output: str
+
+
+class Vendor(Protocol):
+    """The vendor's own tool, for what only that may do."""
+
+    def reset_command(self, gpu: int) -> tuple[str, ...]: ...
+    def run(self, command: Sequence[str], deadline_s: float) -> VendorAnswer: ...
 
 
 class Clock(Protocol):
@@ -97,6 +195,7 @@ class Clock(Protocol):
 
     def now(self) -> str: ...
     def monotonic(self) -> float: ...
+    def sleep(self, seconds: float) -> None: ...
 
 
 class Host(Protocol):
@@ -110,6 +209,14 @@ class Host(Protocol):
     def exports(self) -> Exports: ...
     @property
     def proc(self) -> Proc: ...
+    @property
+    def signals(self) -> Signals: ...
+    @property
+    def checkpoint(self) -> Checkpoint: ...
+    @property
+    def vitals(self) -> VitalSigns: ...
+    @property
+    def vendor(self) -> Vendor: ...
     @property
     def clock(self) -> Clock: ...
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from vram.errors import UsageError
@@ -35,17 +35,30 @@ def signals_held() -> Iterator[set[int]]:
     try:
         yield {int(number) for number in usual}
     finally:
+        # Ctrl-C also reaches us, and may still wait when the command has ended by it.
+        while signal.sigtimedwait(PASSED_ON, 0):
+            pass
         signal.pthread_sigmask(signal.SIG_SETMASK, usual)
 
 
-def run(argv: Sequence[str], environment: Mapping[str, str], mask: set[int]) -> int:
-    """Run *argv* inside :func:`signals_held`, whose *mask* it gets; return its exit code."""
+def run(
+    argv: Sequence[str],
+    environment: Mapping[str, str],
+    mask: set[int],
+    started: Callable[[int], None] | None = None,
+) -> int:
+    """Run *argv* inside :func:`signals_held`, whose *mask* it gets; return its exit code.
+
+    *started* is told the pid, which stays the command's own until this returns.
+    """
     # Python ignores these two; a command expects the usual deadly ones.
     restored = {signal.SIGPIPE, signal.SIGXFSZ}
     try:
         pid = os.posix_spawnp(argv[0], list(argv), environment, setsigmask=mask, setsigdef=restored)
     except OSError as error:
         raise CannotStart(argv[0], error) from error
+    if started is not None:
+        started(pid)
     code = os.waitstatus_to_exitcode(_wait_for(pid))
     return ENDED_BY_SIGNAL - code if code < 0 else code
 

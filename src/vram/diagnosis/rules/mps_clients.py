@@ -35,9 +35,9 @@ from collections.abc import Iterator
 
 from vram.diagnosis import words
 from vram.diagnosis.holdings import Holding, gather, in_use
-from vram.diagnosis.protected import is_mps_server
 from vram.model.finding import Finding, Remedy
 from vram.model.ledger import Entry, Ledger
+from vram.protected import is_mps_server
 from vram.units import size
 
 CODE = "VR303"
@@ -52,13 +52,13 @@ def judge(ledger: Ledger) -> Iterator[Finding]:
 def _through_mps(entry: Entry) -> bool:
     if not in_use(entry) or entry.holder is None:
         return False
-    return is_mps_server(entry.holder) or "mps" in entry.holder.lists
+    return is_mps_server(entry.holder.executable) or "mps" in entry.holder.lists
 
 
 def _finding(holdings: tuple[Holding, ...]) -> Finding:
     holders = [holding.holder for holding in holdings if holding.holder is not None]
-    servers = [holder for holder in holders if is_mps_server(holder)]
-    clients = [holder for holder in holders if not is_mps_server(holder)]
+    servers = [holder for holder in holders if is_mps_server(holder.executable)]
+    clients = [holder for holder in holders if not is_mps_server(holder.executable)]
     nbytes = sum(holding.nbytes for holding in holdings)
     return Finding(
         code=CODE,

@@ -113,6 +113,13 @@ class LocalProc:
         except OSError:
             return None
 
+    def image(self, pid: int) -> str | None:
+        try:
+            with ProcessFolder(self._root, pid) as folder:
+                return _image(folder.read("stat") or b"")
+        except OSError:
+            return None
+
     def started_at(self, pid: int) -> int | None:
         return started_at(pid, self._root)
 
@@ -125,6 +132,16 @@ def started_at(pid: int, root: str = "/proc") -> int | None:
             return stat.started_at if stat else None
     except OSError:
         return None
+
+
+def _image(stat: bytes) -> str | None:
+    """Where code and stack begin: the kernel draws both anew at every exec."""
+    fields = stat[stat.rfind(b")") + 2 :].split()
+    if len(fields) < 26:
+        return None
+    code, stack = int(fields[23]), int(fields[25])
+    # Zero or one is what the kernel tells those who may not know.
+    return f"{code:x}-{stack:x}" if stack > 1 else None
 
 
 def _ref(folder: ProcessFolder, stat: Stat) -> ProcessRef:

@@ -1,12 +1,10 @@
-"""Processes that vram never suggests ending, told by their executable's path.
+"""Processes that are never ended, parked or entered, told by their executable's path.
 
 A process chooses its own short name, so "Xorg" proves nothing; the path of its executable
 is the kernel's word. A path counts only below a folder that packages install into.
 """
 
 from __future__ import annotations
-
-from vram.model.ledger import Holder
 
 _INSTALLED = ("/usr/", "/bin/", "/sbin/", "/lib/", "/opt/", "/snap/", "/nix/store/", "/var/lib/rancher/")
 
@@ -35,22 +33,23 @@ _NAMES = {
 _ROLES = {name: role for role, names in _NAMES.items() for name in names}
 
 
-def role(holder: Holder) -> str | None:
-    """What part of the system *holder* is, or None where nothing says that it is one."""
-    if holder.pid <= 1:
+def role(pid: int, parent: int | None, executable: str | None) -> str | None:
+    """What part of the system a process is, or None where nothing says that it is one."""
+    if pid <= 1:
         return "the first process of the system"
-    if holder.pid == _KERNEL_THREADS_PARENT or holder.parent == _KERNEL_THREADS_PARENT:
+    # Inside a container an ordinary process may be number 2; the kernel's have no executable.
+    if _KERNEL_THREADS_PARENT in (pid, parent) and executable is None:
         return "a thread of the kernel"
-    return _ROLES.get(_installed_name(holder) or "")
+    return _ROLES.get(_installed_name(executable) or "")
 
 
-def is_mps_server(holder: Holder) -> bool:
+def is_mps_server(executable: str | None) -> bool:
     """The process that opens the GPU in the name of every MPS client."""
-    return _installed_name(holder) == "nvidia-cuda-mps-server"
+    return _installed_name(executable) == "nvidia-cuda-mps-server"
 
 
-def _installed_name(holder: Holder) -> str | None:
+def _installed_name(executable: str | None) -> str | None:
     """The name of the program's file where it lies in a folder that packages install into."""
     # An upgrade replaces the file under a running service, and the kernel then marks the path.
-    path = (holder.executable or "").removesuffix(" (deleted)")
+    path = (executable or "").removesuffix(" (deleted)")
     return path.rpartition("/")[2] if path.startswith(_INSTALLED) else None

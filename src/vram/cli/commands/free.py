@@ -1,0 +1,85 @@
+"""``vram free``: give memory back with the least harm, and read the device again to prove it."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from typing import TYPE_CHECKING
+
+from vram.cli import early
+from vram.cli.reclaiming import add_reclaim_arguments, reclaim
+from vram.cli.source import gpu_numbers, pid_number
+from vram.errors import UsageError
+from vram.units import parse_size
+
+if TYPE_CHECKING:
+    from vram.host.local import LocalHost
+    from vram.model.plan import Draft
+
+NAME = "free"
+HELP = "give memory back, least harm first: plans, asks, does exactly that, measures"
+
+_EPILOG = """\
+The ladder, least harm first:
+  trim   a live process lets go of what it only caches, and goes on working
+  park   an idle process of yours moves into host memory, until `vram unpark`
+  kill   SIGTERM, grace, SIGKILL, for holders that a finding calls leftovers:
+         VR101, VR103, VR104, VR201, VR203
+With SIZE: enough of it to give SIZE back. Without: all that costs nothing, and the
+leftovers that --finding names. A healthy process is parked or ended only where
+--pid names it. Every step is written to the audit log before and after."""
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.epilog = _EPILOG
+    option = parser.add_argument
+    option("size", nargs="?", type=parse_size, metavar="SIZE", help="how much should come back, e.g. 20GiB")
+    option("--gpu", action="append", metavar="N[,N...]", help="only on these GPUs (may be repeated)")
+    option("--up-to", choices=("trim", "park", "kill"), help="the highest rung to use")
+    option(
+        "--finding",
+        action="append",
+        default=[],
+        metavar="CODE",
+        help="only what this finding of `vram why` names",
+    )
+    option("--pid", action="append", type=pid_number, default=[], metavar="PID", help="only this process")
+    option("--save", metavar="FILE", help="also save the plan, for --plan")
+    option("--plan", metavar="FILE", help="run a saved plan; refused where the world has changed since")
+    add_reclaim_arguments(parser)
+
+
+def run(args: Namespace) -> int:
+    from vram.host.local import LocalHost
+
+    if args.plan and (
+        args.size is not None or args.gpu or args.up_to or args.finding or args.pid or args.save
+    ):
+        raise UsageError("a saved plan says all by itself", hint="give --plan FILE alone, or with --yes")
+    host = LocalHost(reader=early.take(), read_ahead_s=args.deadline)
+    return reclaim(args, host, lambda: _saved(args, host) if args.plan else _made(args, host))
+
+
+def _saved(args: Namespace, host: LocalHost) -> Draft:
+    from vram.model.plan import Draft
+    from vram.reclaim.plan_file import load
+
+    return Draft(plan=load(args.plan, host.vitals.boot_id()))
+
+
+def _made(args: Namespace, host: LocalHost) -> Draft:
+    from vram.reclaim import plan
+
+    draft = plan(
+        args.size,
+        gpus=tuple(sorted(gpu_numbers(args.gpu or []))),
+        up_to=args.up_to,
+        findings=tuple(args.finding),
+        pids=tuple(args.pid),
+        host=host,
+        deadline_s=args.deadline,
+    )
+    if args.save:
+        from vram.reclaim.plan_file import save
+
+        save(draft.plan, args.save)
+    return draft

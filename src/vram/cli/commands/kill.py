@@ -1,0 +1,32 @@
+"""``vram kill``: end processes by pidfd, their identity checked, and read the device again."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+
+from vram.cli import early
+from vram.cli.reclaiming import add_reclaim_arguments, reclaim
+from vram.cli.source import pid_number
+
+NAME = "kill"
+HELP = "end processes that hold GPU memory: SIGTERM, grace, SIGKILL, measured"
+
+_EPILOG = """\
+A pid is only a number: the process is held by pidfd, and compared with what it was when
+the plan was made, before every signal. Never touched: parts of the system (display
+servers, driver services, container runtimes, sshd ...), vram itself and what started it."""
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.epilog = _EPILOG
+    parser.add_argument("pid", nargs="+", type=pid_number, metavar="PID", help="who is to end")
+    add_reclaim_arguments(parser)
+
+
+def run(args: Namespace) -> int:
+    from vram.host.local import LocalHost
+    from vram.reclaim import plan
+
+    host = LocalHost(reader=early.take(), read_ahead_s=args.deadline)
+    pids = tuple(dict.fromkeys(args.pid))
+    return reclaim(args, host, lambda: plan(only="kill", pids=pids, host=host, deadline_s=args.deadline))

@@ -1,0 +1,68 @@
+"""``vram reset``: what must be gone before a GPU can be reset; and, told so by name, the reset itself."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from typing import TYPE_CHECKING
+
+from vram.cli import early
+from vram.cli.source import add_deadline_argument
+from vram.cli.terminal import add_terminal_arguments, emit, look_for, show
+from vram.errors import ExitCode, Refused
+
+if TYPE_CHECKING:
+    from vram.host.local import LocalHost
+    from vram.model.plan import Receipt
+    from vram.reclaim.resetting import Readiness
+
+NAME = "reset"
+HELP = "what keeps a GPU from being reset, by name; with --yes, as root, the reset"
+
+_EPILOG = """\
+A reset is the last resort: it helps where `vram why` says that the driver needs one (a
+pending row remap, a fault), and it is refused while anybody uses the GPU. vram runs the
+vendor's own tool, nvidia-smi, and only with --yes, as root, and with nobody left."""
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.epilog = _EPILOG
+    parser.add_argument("gpu", type=int, metavar="GPU", help="its number")
+    parser.add_argument("--yes", "-y", action="store_true", help="really reset it, if nobody is left")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    add_deadline_argument(parser)
+    add_terminal_arguments(parser)
+
+
+def run(args: Namespace) -> int:
+    from vram.host.local import LocalHost
+    from vram.reclaim.resetting import readiness
+
+    host = LocalHost(reader=early.take(), read_ahead_s=args.deadline)
+    ready = readiness(host, args.gpu, args.deadline)
+    receipt = _reset(args, host, ready) if args.yes and not ready.blockers else None
+    _tell(args, ready, receipt)
+    if ready.blockers:
+        return ExitCode.HELD
+    if receipt is None:
+        return ExitCode.OK
+    return ExitCode.OK if receipt.outcomes[0].status == "done" else ExitCode.PARTIAL
+
+
+def _reset(args: Namespace, host: LocalHost, ready: Readiness) -> Receipt:
+    from vram.reclaim import execute
+
+    try:
+        return execute(ready.plan, host=host, deadline_s=args.deadline)
+    except Refused:
+        _tell(args, ready, None)
+        raise
+
+
+def _tell(args: Namespace, ready: Readiness, receipt: Receipt | None) -> None:
+    from vram.report import reset
+
+    if args.json:
+        emit(reset.report(ready.gpu, ready.blockers, ready.command, receipt))
+    else:
+        look = look_for(args)
+        show(reset.text(ready.gpu, ready.blockers, ready.command, receipt, look), args, look)

@@ -1,0 +1,77 @@
+"""What the four parking commands have in common: opening up, tidying after the dead, and what they say."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from vram.cli import early
+from vram.errors import UsageError
+from vram.report.escape import inert
+from vram.units import size
+
+if TYPE_CHECKING:
+    from vram.host.local import LocalHost
+    from vram.model.parking import Parked
+    from vram.reclaim.parking import Found, Moved, Parking
+
+
+def open_host(*, read_ahead: bool = True) -> LocalHost:
+    """This machine, its driver being woken up from now on: that takes as long as all of our imports."""
+    from vram.host.local import LocalHost
+
+    return LocalHost(reader=early.reader() if read_ahead else None, keeper=early.keeper())
+
+
+def add_pids_argument(parser: ArgumentParser, *, optional: bool = False) -> None:
+    parser.add_argument("pids", nargs="*" if optional else "+", metavar="PID", help="processes, by their pid")
+
+
+def numbers(words: Sequence[str]) -> list[int]:
+    """Pids as they were typed, each once."""
+    for word in words:
+        if not (word.isascii() and word.isdigit() and 0 < int(word) < 1 << 22):
+            raise UsageError(f"{word!r} is not a pid", hint="write it like 4711; `vram who` lists them")
+    return list(dict.fromkeys(map(int, words)))
+
+
+def say(text: str) -> None:
+    """A sentence beside the answer, for people."""
+    if sys.stderr is not None:
+        print(f"vram: {inert(text)}", file=sys.stderr, flush=True)
+
+
+def tidy(parking: Parking) -> tuple[Found, ...]:
+    """Put right what a vram that died left behind, and say so."""
+    words = {
+        "unlocked": "was left locked by a vram that died; it runs again",
+        "brought back": "was left parked by a `vram borrow` that died; it is back on its GPU",
+        "no room": "is owed back by a `vram borrow` that died, but its GPU has no room yet",
+    }
+    found = parking.recover() if parking.journal.entries() else ()
+    for each in found:
+        if each.done in words:
+            say(f"pid {each.entry.target.process.pid} {words[each.done]}")
+    return found
+
+
+def away(moved: Moved) -> str:
+    entry = moved.entry
+    pid, nbytes = entry.target.process.pid, size(entry.nbytes)
+    return f"parked pid {pid} ({name(entry)}): {nbytes} moved from {gpus(entry)} into host memory"
+
+
+def back(moved: Moved) -> str:
+    entry = moved.entry
+    return f"pid {entry.target.process.pid} ({name(entry)}) runs again, {size(entry.nbytes)} on {gpus(entry)}"
+
+
+def name(entry: Parked) -> str:
+    command = inert(entry.target.command)
+    return command if len(command) <= 40 else command[:39] + "…"
+
+
+def gpus(entry: Parked) -> str:
+    return "GPU " + ", ".join(str(share.gpu) for share in entry.shares)

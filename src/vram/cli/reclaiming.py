@@ -1,0 +1,123 @@
+"""What ``free`` and ``kill`` share: plan, show, ask, run exactly that, and show what came back."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from vram.cli import consent
+from vram.cli.source import add_deadline_argument, seconds
+from vram.cli.terminal import add_terminal_arguments, emit, look_for, show
+from vram.errors import ExitCode, NotPermitted, Protected, UsageError, WorldChanged
+
+if TYPE_CHECKING:
+    from vram.host.local import LocalHost
+    from vram.model.plan import Draft, Outcome, Receipt
+
+SHORTEST_DIGEST = 8
+
+
+def add_reclaim_arguments(parser: ArgumentParser) -> None:
+    consent.add_consent_arguments(parser)
+    parser.add_argument(
+        "--grace",
+        type=seconds,
+        default=10.0,
+        metavar="S",
+        help="a process has S seconds after SIGTERM before SIGKILL (default: %(default)g)",
+    )
+    add_deadline_argument(parser)
+    add_terminal_arguments(parser)
+
+
+def reclaim(args: Namespace, host: LocalHost, make: Callable[[], Draft]) -> int:
+    """Make a plan, and run it where that is wanted. Returns the exit code."""
+    draft = _drafted(args, make)
+    _require_digest(args, draft)
+    if not args.json:
+        from vram.report.plan import draft as shown
+
+        look = look_for(args)
+        show(shown(draft, look), args, look)
+    receipt = None
+    if draft.plan.steps and consent.given(args, "Do exactly this?"):
+        receipt = _executed(args, host, draft)
+    return _ended(args, draft, receipt)
+
+
+def _drafted(args: Namespace, make: Callable[[], Draft]) -> Draft:
+    try:
+        return make()
+    except (NotPermitted, Protected) as error:
+        if consent.may_act(args):
+            from vram.reclaim import audit
+
+            audit.refused({"message": str(error), "pids": list(args.pid or ())})
+        raise
+
+
+def _require_digest(args: Namespace, draft: Draft) -> None:
+    wanted = (args.digest or "").lower()
+    if not wanted:
+        return
+    if len(wanted) < SHORTEST_DIGEST or set(wanted) - set("0123456789abcdef"):
+        raise UsageError("--digest needs 8 hexadecimal digits or more", hint="a --dry-run shows them")
+    if not draft.plan.digest.startswith(wanted):
+        raise WorldChanged(
+            f"the plan of this moment is {draft.plan.digest[:12]}, not {wanted[:12]}: the world has changed",
+            hint="look at the new plan first: --dry-run",
+        )
+
+
+def _executed(args: Namespace, host: LocalHost, draft: Draft) -> Receipt:
+    from vram.reclaim import execute
+
+    def told(outcome: Outcome) -> None:
+        if not args.json:
+            from vram.report.plan import outcome as shown
+
+            look = look_for(args)
+            show(shown(outcome, look), args, look)
+
+    if not args.json:
+        emit("\n")
+    patience_s = {"kill": args.grace}
+    return execute(
+        draft.plan,
+        host=host,
+        deadline_s=args.deadline,
+        patience_s=patience_s,  # type: ignore[arg-type]
+        told=told,
+    )
+
+
+def _ended(args: Namespace, draft: Draft, receipt: Receipt | None) -> int:
+    if args.json:
+        from vram.report.reclaim_json import report
+
+        emit(report(draft, receipt))
+    elif receipt is not None:
+        from vram.report.plan import receipt as shown
+
+        look = look_for(args)
+        emit("\n")
+        show(shown(receipt, look), args, look)
+    elif draft.plan.steps:
+        emit(
+            "\nNothing was touched. --yes runs this plan.\n"
+            if not args.dry_run
+            else "\nNothing was touched.\n"
+        )
+    return exit_code(receipt)
+
+
+def exit_code(receipt: Receipt | None) -> int:
+    """PARTIAL where a step went wrong, HELD where the goal was missed, else OK."""
+    if receipt is None:
+        return ExitCode.OK
+    if any(each.status in ("refused", "failed", "unkillable") for each in receipt.outcomes):
+        return ExitCode.PARTIAL
+    goal, returned = receipt.goal_bytes, receipt.returned_bytes
+    missed = goal is not None and (returned is None or returned < goal)
+    return ExitCode.HELD if missed else ExitCode.OK

@@ -1,0 +1,110 @@
+"""What bears on parking a process: the host memory it may still take, its NCCL peers, its processor time."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from vram.host.local.procfs import TICKS_PER_S, ProcessFolder
+from vram.model.parking import Vitals
+
+# PyTorch maps libnccl into every process that imports it: that alone says nothing.
+_NCCL = b"libnccl"
+_NCCL_SEGMENT = b"/dev/shm/nccl-"
+_RANKS = (b"WORLD_SIZE", b"OMPI_COMM_WORLD_SIZE", b"PMI_SIZE")
+_UNLIMITED = 1 << 60
+
+
+class LocalVitalSigns:
+    """Reads them from trees like /proc and /sys/fs/cgroup."""
+
+    def __init__(self, proc_root: str = "/proc", cgroup_root: str = "/sys/fs/cgroup") -> None:
+        self._proc = proc_root
+        self._cgroups = cgroup_root
+
+    def read(self, pid: int) -> Vitals:
+        total, available = self._host_memory()
+        try:
+            with ProcessFolder(self._proc, pid) as folder:
+                group, left = self._group_memory(folder.read("cgroup") or b"")
+                cpu_s, peers = _cpu_s(folder), _nccl_peers(folder)
+        except OSError:
+            return Vitals(memory_left=available, memory_total=total)
+        limited = left is not None and (available is None or left < available)
+        return Vitals(
+            memory_left=left if limited else available,
+            memory_limited_by=group if limited else None,
+            memory_total=total,
+            nccl_peers=peers,
+            cpu_s=cpu_s,
+        )
+
+    def boot_id(self) -> str:
+        """This boot of this machine: pids and start times mean nothing in another one."""
+        return (_text(f"{self._proc}/sys/kernel/random/boot_id") or "unknown").strip()
+
+    def _host_memory(self) -> tuple[int | None, int | None]:
+        fields = dict(re.findall(r"^(\w+):\s+(\d+) kB$", _text(f"{self._proc}/meminfo") or "", re.MULTILINE))
+        total, available = (fields.get(name) for name in ("MemTotal", "MemAvailable"))
+        return (int(total) * 1024 if total else None, int(available) * 1024 if available else None)
+
+    def _group_memory(self, membership: bytes) -> tuple[str | None, int | None]:
+        """The group that leaves the least, over all levels: every one of them counts its children's."""
+        levels = [level for line in membership.splitlines() for level in self._levels(os.fsdecode(line))]
+        found = [(left, group) for group, folder in levels if (left := _left_in(folder)) is not None]
+        left, group = min(found, default=(None, None))
+        return group, left
+
+    def _levels(self, line: str) -> list[tuple[str, str]]:
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if ".." in path.split("/"):  # a group outside of what our own namespace shows
+            return []
+        if controllers and "memory" not in controllers.split(","):
+            return []
+        root = f"{self._cgroups}/memory" if controllers else self._cgroups
+        parts = [part for part in path.split("/") if part]
+        return [("/" + "/".join(parts[:n]), "/".join([root, *parts[:n]])) for n in range(len(parts), -1, -1)]
+
+
+def _left_in(folder: str) -> int | None:
+    """What a group may still take: its limit less its use, but for files that can be dropped."""
+    limit = _number(f"{folder}/memory.max") or _number(f"{folder}/memory.limit_in_bytes")
+    used = _number(f"{folder}/memory.current") or _number(f"{folder}/memory.usage_in_bytes")
+    if limit is None or used is None or limit >= _UNLIMITED:
+        return None
+    droppable = re.search(
+        r"^(?:total_)?inactive_file (\d+)$", _text(f"{folder}/memory.stat") or "", re.MULTILINE
+    )
+    return max(0, limit - used + (int(droppable[1]) if droppable else 0))
+
+
+def _cpu_s(folder: ProcessFolder) -> float | None:
+    raw = folder.read("stat") or b""
+    fields = raw[raw.rfind(b")") + 2 :].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS_PER_S if len(fields) > 12 else None
+
+
+def _nccl_peers(folder: ProcessFolder) -> str | None:
+    maps = folder.read("maps") or b""
+    if _NCCL not in maps:
+        return None
+    if _NCCL_SEGMENT in maps:
+        return "it shares memory with another rank (/dev/shm/nccl-…)"
+    for word in (folder.read("environ") or b"").split(b"\0"):
+        name, _, value = word.partition(b"=")
+        if name in _RANKS and value.isdigit() and int(value) > 1:
+            return f"{name.decode()} is {int(value)}"
+    return None
+
+
+def _text(path: str) -> str | None:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return None
+
+
+def _number(path: str) -> int | None:
+    text = (_text(path) or "").strip()
+    return int(text) if text.isdigit() else None

@@ -1,0 +1,16 @@
+"""Who or what is in the way of resetting a GPU."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+
+class Blocker(Struct, frozen=True, kw_only=True):
+    """One who must be gone first. ``command`` is empty where nobody can be named."""
+
+    pid: int | None
+    name: str | None
+    user: str | None
+    nbytes: int
+    why: str
+    command: str = ""

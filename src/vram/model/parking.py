@@ -1,0 +1,78 @@
+"""What is parked: a process whose GPU memory lies in host memory, and how it gets back."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from vram.model.plan import Target
+
+PARKED_SCHEMA = 1
+
+CheckpointState = Literal["running", "locked", "parked", "failed"]
+"""The driver's own word on a process. "failed" is for good: its next CUDA call fails."""
+
+Purpose = Literal["park", "borrow"]
+
+
+class Share(Struct, frozen=True):
+    """What a process has on one GPU, and needs there again. The UUID stays its own across reboots."""
+
+    gpu: int
+    uuid: str
+    nbytes: int
+
+
+class Parked(Struct, frozen=True, kw_only=True):
+    """One line of the journal: we have begun to move this process, or have moved it.
+
+    Which of the two is the driver's to say. A process that was parked for a borrow is owed
+    back as soon as that has ended.
+    """
+
+    schema: int = PARKED_SCHEMA
+    host: str
+    boot_id: str
+    target: Target
+    shares: tuple[Share, ...]
+    since: str
+    by_user: str
+    by_pid: int
+    purpose: Purpose
+
+    @property
+    def nbytes(self) -> int:
+        return sum(share.nbytes for share in self.shares)
+
+
+class Vitals(Struct, frozen=True, kw_only=True):
+    """What /proc and its control group tell of a process beyond who it is. None: not to be read."""
+
+    memory_left: int | None = None
+    """Bytes of host memory that it could still take: the machine's, or what its group may have."""
+    memory_limited_by: str | None = None
+    """The control group that allows less than the machine has, where one does."""
+    memory_total: int | None = None
+    nccl_peers: str | None = None
+    """How we know that it is one of several ranks of an NCCL job."""
+    cpu_s: float | None = None
+    """Processor time that it has used up to now."""
+
+
+class CheckpointAnswer(Struct, frozen=True, kw_only=True):
+    """What came of a request to the driver.
+
+    "refused": the driver answered *code* to *call*. "short": it would not fit on the GPU.
+    "ended": the process is gone. "timeout": no answer yet. "died": the process that makes the
+    calls was killed. "unavailable": no driver could be asked. ``took_s`` is spent in the
+    driver's calls alone.
+    """
+
+    status: Literal["ok", "refused", "short", "ended", "timeout", "died", "unavailable"]
+    state: CheckpointState | None = None
+    call: str | None = None
+    code: int | None = None
+    short: dict[str, int] = {}
+    message: str | None = None
+    took_s: float = 0.0

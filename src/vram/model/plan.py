@@ -1,0 +1,124 @@
+"""What will be done, exactly; and what came of it, measured."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from vram.model.process import ProcessRef
+
+PLAN_SCHEMA = 1
+
+StepKind = Literal["trim", "park", "kill", "reset"]
+"""The ladder, least harm first."""
+
+OutcomeStatus = Literal["done", "refused", "failed", "not-needed", "unkillable"]
+
+
+class Wish(Struct, frozen=True, kw_only=True):
+    """What is asked for. ``pids`` and ``findings`` narrow it down; only ``pids`` name the healthy.
+
+    ``goal_bytes`` are to be given back, over all of ``gpus`` together (empty: all GPUs). Without
+    it, everything is planned that costs nothing, and what ``pids`` or ``findings`` name.
+    ``up_to`` is the highest rung; ``only`` is the one rung to use.
+    """
+
+    goal_bytes: int | None = None
+    gpus: tuple[int, ...] = ()
+    up_to: StepKind | None = None
+    only: StepKind | None = None
+    findings: tuple[str, ...] = ()
+    pids: tuple[int, ...] = ()
+
+
+class Spared(Struct, frozen=True, kw_only=True):
+    """A process that holds memory and is left alone, and why; ``command`` would change that."""
+
+    pid: int
+    nbytes: int
+    user: str | None
+    name: str | None
+    why: str
+    command: str = ""
+
+
+class Target(Struct, frozen=True, kw_only=True):
+    """A process as it was when the plan was made; acting re-checks every field.
+
+    exec keeps the pid and the start time, so the executable and the user are part of who
+    it is; a cgroup that changed means that somebody took charge of it meanwhile. ``image``
+    tells an exec into the very same program; it is None where that cannot be seen.
+    """
+
+    process: ProcessRef
+    uid: int
+    user: str | None
+    command: str
+    executable: str | None
+    cgroup: str | None = None
+    image: str | None = None
+
+
+class Step(Struct, frozen=True, kw_only=True):
+    """One rung for one target. ``predicted_bytes`` None: it cannot be told beforehand.
+
+    Where several processes keep the same bytes, each has a step of its own and only the
+    last of them predicts the bytes: one alone gives nothing back.
+    """
+
+    kind: StepKind
+    target: Target | None
+    gpus: tuple[int, ...]
+    predicted_bytes: int | None
+    loses: str
+    reversible: bool
+    reason: str
+    finding: str | None = None
+    via: str | None = None
+
+
+class Plan(Struct, frozen=True, kw_only=True):
+    """Frozen: what was previewed is what runs. The digest covers everything but ``made_at``."""
+
+    schema: int = PLAN_SCHEMA
+    made_at: str
+    boot_id: str
+    goal_bytes: int | None
+    gpus: tuple[int, ...]
+    steps: tuple[Step, ...]
+    digest: str
+
+
+class Draft(Struct, frozen=True, kw_only=True):
+    """A plan, and who is left alone by it: the second is for reading, and no part of the digest."""
+
+    plan: Plan
+    spared: tuple[Spared, ...] = ()
+
+
+class Outcome(Struct, frozen=True, kw_only=True):
+    """What one step promised and what the device said afterwards."""
+
+    step: Step
+    status: OutcomeStatus
+    used_before: int | None
+    used_after: int | None
+    took_s: float
+    message: str | None = None
+
+    @property
+    def returned_bytes(self) -> int | None:
+        if self.used_before is None or self.used_after is None:
+            return None
+        return self.used_before - self.used_after
+
+
+class Receipt(Struct, frozen=True, kw_only=True):
+    """Asked, promised, returned."""
+
+    digest: str
+    goal_bytes: int | None
+    promised_bytes: int | None
+    returned_bytes: int | None
+    outcomes: tuple[Outcome, ...]

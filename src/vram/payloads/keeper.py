@@ -1,0 +1,197 @@
+"""Parks and unparks processes on behalf of a vram, and puts everything right if that vram dies.
+
+These driver calls can take a minute, or never return, and between two of them the target
+stands still. So they are made here, in a process that no terminal and no signal but SIGKILL
+reaches, and that answers on descriptor 3, a socket of one message per packet:
+
+    {"do": "state", "pid"}                        the driver's state of a process
+    {"do": "park", "pid", "room", ...} + pidfd, claim      lock, checkpoint; on failure unlock
+    {"do": "unpark", "pid", "room"} + pidfd, claim         restore, unlock
+    {"do": "settle", "pid"}                       the park is for good, whatever becomes of you
+    {"do": "until"} + pidfd                       put nothing back before this process has ended
+
+Until a park is settled it is a loan: when the line breaks, by a close or by a death, every
+process that was lent is brought back. Each comes with a claim, a locked file; the lock
+lasts as long as this process, so whoever gets it knows that nobody is at work any more.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
+
+from vram.payloads.checkpoint import CHECKPOINTED, Driver, Turn, Unavailable
+from vram.payloads.gauge import Gauge
+
+LINE = 3
+LONGEST = 1 << 16
+REPORT_EVERY_S = 0.1
+# Memory comes back a moment after its holder's end (110 ms on an H200), but others may want it too.
+ROOM_PATIENCE_S = 60.0
+ROOM_EVERY_S = 0.2
+DEAF = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+class Loan(NamedTuple):
+    """A process to be brought back: the room that it needs, its pidfd, and the claim on it."""
+
+    room: list[tuple[str, int]]
+    pidfd: int
+    claim: int
+
+    def has_ended(self, wait_s: float = 0.0) -> bool:
+        return ended(self.pidfd, wait_s)
+
+    def close(self) -> None:
+        os.close(self.pidfd)
+        os.close(self.claim)
+
+
+class Keeper:
+    """The driver, the line to who asked, and what was lent."""
+
+    def __init__(self, line: socket.socket, driver: Driver) -> None:
+        self._line = line
+        self._driver = driver
+        self._gauge = Gauge()
+        self._loans: dict[int, Loan] = {}
+        self._until = -1
+
+    def serve(self) -> None:
+        """Do as told until the line breaks."""
+        while True:
+            try:
+                packet, descriptors, _, _ = socket.recv_fds(self._line, LONGEST, 2)
+            except OSError:
+                return
+            if not packet:
+                return
+            self._obey(json.loads(packet), descriptors)
+
+    def _obey(self, order: dict[str, Any], descriptors: list[int]) -> None:
+        match order["do"]:
+            case "state":
+                code, state = self._driver.state(order["pid"])
+                tell(self._line, code=code, state=state, call="cuCheckpointProcessGetState")
+            case "park":
+                self._park(order, Loan(order["room"], *descriptors))
+            case "unpark":
+                self._unpark(order, Loan(order["room"], *descriptors))
+            case "settle":
+                self._loans.pop(order["pid"]).close()
+                tell(self._line)
+            case "until":
+                (self._until,) = descriptors
+                tell(self._line)
+
+    def _park(self, order: dict[str, Any], loan: Loan) -> None:
+        pid = order["pid"]
+        if loan.has_ended():
+            loan.close()
+            return tell(self._line, ended=True)
+        turn = Turn(self._driver, pid)
+        with self._reporting(order):
+            done = turn.park(order["lock_ms"])
+        if done:
+            self._loans[pid] = loan
+        else:
+            loan.close()
+        return self._answer(turn, pid)
+
+    def _unpark(self, order: dict[str, Any], loan: Loan) -> None:
+        pid = order["pid"]
+        try:
+            short = self._wait_for_room(pid, loan, order["patience_s"])
+            if loan.has_ended():
+                return tell(self._line, ended=True)
+            if short:
+                return tell(self._line, short=short)
+            turn = Turn(self._driver, pid)
+            with self._reporting(order):
+                done = turn.unpark()
+            if done and pid in self._loans:
+                self._loans.pop(pid).close()
+            return self._answer(turn, pid)
+        finally:
+            loan.close()
+
+    def _answer(self, turn: Turn, pid: int) -> None:
+        state = self._driver.state(pid)[1]
+        tell(self._line, code=turn.code, call=turn.call, took_s=turn.took_s, state=state)
+
+    @contextmanager
+    def _reporting(self, order: dict[str, Any]) -> Iterator[None]:
+        """Tell the device's own figures while the driver is at work, where somebody watches."""
+        uuids = [uuid for uuid, _ in order["room"]]
+        done = threading.Event()
+        thread = threading.Thread(target=self._report, args=(uuids, done), daemon=True)
+        if order.get("watch"):
+            thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            if thread.ident is not None:
+                thread.join()
+
+    def _report(self, uuids: list[str], done: threading.Event) -> None:
+        while not done.wait(REPORT_EVERY_S):
+            tell(self._line, used=self._gauge.used(uuids))
+
+    def put_back(self) -> None:
+        """Bring back everybody who was lent, after the command that they made room for."""
+        if self._loans and self._until >= 0:
+            ended(self._until, None)
+        for pid, loan in self._loans.items():
+            if not self._wait_for_room(pid, loan, ROOM_PATIENCE_S) and not loan.has_ended():
+                Turn(self._driver, pid).unpark()
+
+    def _shortage(self, pid: int, loan: Loan) -> dict[str, int]:
+        """What a restore would miss; one who is only locked has all its memory still."""
+        parked = self._driver.state(pid)[1] == CHECKPOINTED
+        return self._gauge.shortage(loan.room) if parked else {}
+
+    def _wait_for_room(self, pid: int, loan: Loan, patience_s: float) -> dict[str, int]:
+        """What is still missing in the end: a restore that finds too little leaves the process stuck."""
+        deadline = time.monotonic() + patience_s
+        while (short := self._shortage(pid, loan)) and time.monotonic() < deadline:
+            if loan.has_ended(ROOM_EVERY_S):
+                break
+        return short
+
+
+def ended(pidfd: int, wait_s: float | None) -> bool:
+    """Whether a process has ended; wait for that at most *wait_s*, or for as long as it takes."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(None if wait_s is None else wait_s * 1000))
+
+
+def tell(line: socket.socket, **fields: object) -> None:
+    with suppress(OSError):  # nobody listens any more: then the next reading of the line ends it
+        line.send(json.dumps(fields).encode())
+
+
+def main() -> None:
+    for number in DEAF:
+        signal.signal(number, signal.SIG_IGN)
+    os.chdir("/")
+    line = socket.socket(fileno=LINE)
+    try:
+        keeper = Keeper(line, Driver())
+    except Unavailable as error:
+        tell(line, unavailable=str(error), code=error.code)
+        return
+    tell(line, ready=True)
+    try:
+        keeper.serve()
+    finally:
+        keeper.put_back()

@@ -1,0 +1,91 @@
+"""Per process: what it uses itself, what it keeps of others, and who else must let go of that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from msgspec import Struct
+
+from vram.diagnosis.holdings import in_use, keeper
+from vram.model.ledger import Entry, GpuLedger, Holder, Ledger
+
+
+class Account(Struct, frozen=True, kw_only=True):
+    """One living process on the chosen GPUs. ``own`` is charged to it, ``kept`` is not."""
+
+    holder: Holder
+    own: tuple[Entry, ...] = ()
+    kept: tuple[Entry, ...] = ()
+    gpus: tuple[int, ...] = ()
+    idle: bool = False
+    """Every GPU that it uses says that it does nothing, and it waits."""
+
+    @property
+    def own_bytes(self) -> int:
+        return sum(entry.nbytes for entry in self.own)
+
+    @property
+    def certain(self) -> bool:
+        """Whether its pid surely names the process that is meant."""
+        return all(entry.confidence == "fact" for entry in (*self.own, *self.kept))
+
+
+class _Draft:
+    def __init__(self, holder: Holder) -> None:
+        self.holder = holder
+        self.own: list[Entry] = []
+        self.kept: list[Entry] = []
+        self.gpus: dict[int, GpuLedger] = {}
+
+
+def accounts(ledger: Ledger) -> dict[int, Account]:
+    """Everybody alive who has something to do with the ledger's GPUs, by pid."""
+    drafts: dict[int, _Draft] = {}
+    for gpu in ledger.gpus:
+        for holder, entry in _parts(gpu):
+            draft = drafts.setdefault(holder.pid, _Draft(holder))
+            draft.gpus[gpu.index] = gpu
+            if entry is not None:
+                mine = in_use(entry) and entry.holder is not None and entry.holder.pid == holder.pid
+                (draft.own if mine else draft.kept).append(entry)
+    return {pid: _account(draft) for pid, draft in drafts.items()}
+
+
+def returns(ledger: Ledger, pids: Sequence[int]) -> tuple[int, ...]:
+    """For each of *pids*, ended in that order, the bytes that come back at that moment.
+
+    Bytes that several keep come back with the last of them, and never where one is left out.
+    """
+    given = dict.fromkeys(pids, 0)
+    for gpu in ledger.gpus:
+        for entry in gpu.entries:
+            everybody = {holder.pid for holder in keepers(entry)}
+            if everybody and everybody <= given.keys():
+                given[max(everybody, key=pids.index)] += entry.nbytes
+    return tuple(given[pid] for pid in pids)
+
+
+def keepers(entry: Entry) -> tuple[Holder, ...]:
+    """Everyone alive who must let go of *entry*."""
+    first = keeper(entry)
+    return tuple(holder for holder in (first, *entry.sharers) if holder is not None and holder.alive)
+
+
+def _parts(gpu: GpuLedger) -> Iterable[tuple[Holder, Entry | None]]:
+    for entry in gpu.entries:
+        for holder in keepers(entry):
+            yield holder, entry
+    for bystander in gpu.bystanders:
+        if bystander.holder.alive:
+            yield bystander.holder, None
+
+
+def _account(draft: _Draft) -> Account:
+    resting = all(gpu.facts is not None and gpu.facts.utilization == 0 for gpu in draft.gpus.values())
+    return Account(
+        holder=draft.holder,
+        own=tuple(draft.own),
+        kept=tuple(draft.kept),
+        gpus=tuple(sorted(draft.gpus)),
+        idle=resting and draft.holder.state == "S",
+    )

@@ -1,0 +1,107 @@
+"""The audit log: what is about to be done, and what came of it. No log, no action.
+
+One JSON object on each line of ``audit.jsonl`` in the private state folder. A line is written
+whole and is on the disk before anything is done.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from vram.errors import AuditUnavailable
+from vram.reclaim import state
+
+FILE = "audit.jsonl"
+LOCK_S = 5.0
+_PAUSE_S = 0.001
+
+
+def intend(record: Mapping[str, Any]) -> str:
+    """Write down what is about to happen; return the token that its outcome will carry.
+
+    Raises AuditUnavailable where it cannot be written, and then nothing may be done.
+    """
+    token = os.urandom(8).hex()
+    _append({"event": "intend", "token": token, **_header(), **record})
+    return token
+
+
+def outcome(token: str, record: Mapping[str, Any]) -> None:
+    """Write down what came of it. Where that fails, nothing further may be done."""
+    _append({"event": "outcome", "token": token, **_header(), **record})
+
+
+def refused(record: Mapping[str, Any]) -> None:
+    """Write down that something was asked for and denied. It stays denied where that fails."""
+    with suppress(AuditUnavailable):
+        _append({"event": "refused", **_header(), **record})
+
+
+def path() -> str:
+    return os.path.join(state.folder_path(), FILE)
+
+
+def _header() -> dict[str, Any]:
+    return {
+        "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "uid": os.geteuid(),
+        # Whom `sudo` was called by: a claim of the environment, kept as one.
+        "sudo_uid": os.environ.get("SUDO_UID"),
+        "vram_pid": os.getpid(),
+    }
+
+
+def _append(record: Mapping[str, Any]) -> None:
+    file = state.open_file(FILE, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+    try:
+        _lock(file)
+        line = (b"\n" if _is_torn(file) else b"") + _encoded(record) + b"\n"
+        written = os.write(file, line)
+        os.fsync(file)
+    except OSError as error:
+        raise _unavailable(error.strerror or str(error)) from error
+    finally:
+        os.close(file)
+    if written != len(line):
+        raise _unavailable("it took only a part of the line; the disk is full")
+
+
+def _lock(file: int) -> None:
+    """One writer at a time; the lock goes with the file. A stopped vram must not stop this one for good."""
+    deadline = time.monotonic() + LOCK_S
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError as error:
+            if time.monotonic() > deadline:
+                raise _unavailable("another vram keeps it locked") from error
+            time.sleep(_PAUSE_S)
+
+
+def _is_torn(file: int) -> bool:
+    """Whether the last line is a part of one, left by a full disk or a crash."""
+    size = os.fstat(file).st_size
+    return size > 0 and os.pread(file, 1, size - 1) != b"\n"
+
+
+def _encoded(record: Mapping[str, Any]) -> bytes:
+    try:
+        return msgspec.json.encode(record)
+    except UnicodeEncodeError:  # a name that was never UTF-8
+        text = repr(msgspec.to_builtins(record)).encode("utf-8", "backslashreplace").decode()
+        return msgspec.json.encode({"event": record["event"], "token": record.get("token"), "raw": text})
+
+
+def _unavailable(reason: str) -> AuditUnavailable:
+    return AuditUnavailable(
+        f"the audit log {path()} cannot be written: {reason}",
+        hint="vram acts only where it can write down what it does; looking still works",
+    )

@@ -1,0 +1,77 @@
+"""What keeps a GPU from being reset: everybody on it, and the command that removes each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vram.model.blocker import Blocker
+from vram.model.ledger import Entry, GpuLedger, Holder, Ledger
+from vram.protected import role
+from vram.reclaim.accounts import accounts
+
+# How the parts of the system let go of a GPU: each by its own means.
+_BY_ITS_OWN_MEANS = {
+    "nvidia-persistenced": "sudo systemctl stop nvidia-persistenced",
+    "nv-fabricmanager": "sudo systemctl stop nvidia-fabricmanager",
+    "nvidia-fabricmanager": "sudo systemctl stop nvidia-fabricmanager",
+    "nv-hostengine": "sudo systemctl stop nvidia-dcgm",
+    "dcgm-exporter": "sudo systemctl stop dcgm-exporter",
+    "nvidia-cuda-mps-control": "echo quit | nvidia-cuda-mps-control",
+    "nvidia-cuda-mps-server": "echo quit | nvidia-cuda-mps-control",
+}
+_DISPLAY = "sudo systemctl isolate multi-user.target"
+
+
+def blockers(ledger: Ledger, gpu: GpuLedger) -> tuple[Blocker, ...]:
+    """Everybody and everything on *gpu*, the largest first."""
+    known = accounts(ledger)
+    found = [
+        _somebody(
+            account.holder, sum(entry.nbytes for entry in (*account.own, *account.kept)), bool(account.own)
+        )
+        for account in known.values()
+        if gpu.index in account.gpus
+    ]
+    return tuple(sorted((*found, *_nobody(gpu)), key=lambda each: -each.nbytes))
+
+
+def _somebody(holder: Holder, nbytes: int, working: bool) -> Blocker:
+    part = role(holder.pid, holder.parent, holder.executable)
+    why = f"it is {part}" if part else ("it uses the GPU" if working else "it has the GPU's files open")
+    return Blocker(
+        pid=holder.pid,
+        name=holder.command,
+        user=holder.user,
+        nbytes=nbytes,
+        why=why,
+        command=_removal(holder, part),
+    )
+
+
+def _removal(holder: Holder, part: str | None) -> str:
+    if part is None:
+        return f"vram kill {holder.pid}"
+    if part.startswith("a display"):
+        return _DISPLAY
+    name = (holder.executable or "").removesuffix(" (deleted)").rpartition("/")[2]
+    return _BY_ITS_OWN_MEANS.get(name, "")
+
+
+def _nobody(gpu: GpuLedger) -> Iterator[Blocker]:
+    for entry in gpu.entries:
+        if _is_unnamed(entry):
+            why = {
+                "hidden": "a process that cannot be seen from here holds it",
+                "orphaned": "the driver charges it to a process that is gone",
+            }.get(entry.kind, "nobody could be named for it")
+            command = "sudo vram why" if entry.hidden_by == "permission" else ""
+            yield Blocker(pid=None, name=None, user=None, nbytes=entry.nbytes, why=why, command=command)
+
+
+def _is_unnamed(entry: Entry) -> bool:
+    if entry.kind in ("free", "reserved") or not entry.nbytes:
+        return False
+    # What contexts cost beyond their charge goes with the contexts.
+    if entry.kind == "overhead":
+        return False
+    return entry.holder is None or not entry.holder.alive

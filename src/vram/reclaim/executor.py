@@ -1,0 +1,196 @@
+"""Runs exactly the plan: every step written down, checked, done, and the device's bytes read again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from vram.errors import AuditUnavailable, NoSuchProcess, Refused, VramError, WorldChanged
+from vram.host.ports import Host
+from vram.model.plan import Outcome, OutcomeStatus, Plan, Receipt, Step, StepKind
+from vram.reclaim import audit, ladder
+from vram.reclaim.rung import Unkillable
+from vram.reclaim.verify import settled_bytes, used_bytes
+
+OnOutcome = Callable[[Outcome], None]
+
+
+def check(host: Host, plan: Plan) -> None:
+    """Refuse the whole plan, untouched, where one of its steps could not be begun now."""
+    for step in plan.steps:
+        try:
+            ladder.rung(step.kind).check(host, step)
+        except NoSuchProcess as error:
+            raise WorldChanged(f"the plan no longer fits: {error}", hint="make a new plan") from error
+
+
+def execute(
+    host: Host,
+    plan: Plan,
+    *,
+    patience_s: Mapping[StepKind, float] = ladder.PATIENCE_S,
+    told: OnOutcome | None = None,
+) -> Receipt:
+    """Do the steps in order until the goal is met; return asked, promised and returned.
+
+    Raises only while nothing was touched: from then on, what goes wrong is an outcome.
+    """
+    check(host, plan)
+    run = _Run(host, plan, patience_s)
+    outcomes = []
+    for outcome in run.outcomes():
+        outcomes.append(outcome)
+        if told:
+            told(outcome)
+    return Receipt(
+        digest=plan.digest,
+        goal_bytes=plan.goal_bytes,
+        promised_bytes=promised(plan.steps),
+        returned_bytes=run.returned(),
+        outcomes=tuple(outcomes),
+    )
+
+
+def promised(steps: tuple[Step, ...]) -> int | None:
+    """The sum of what is predicted; None where nothing is."""
+    known = [step.predicted_bytes for step in steps if step.predicted_bytes is not None]
+    return sum(known) if known or not steps else None
+
+
+class _Run:
+    """One walk over a plan, and what the device said at its start and last."""
+
+    def __init__(self, host: Host, plan: Plan, patience_s: Mapping[StepKind, float]) -> None:
+        self._host = host
+        self._plan = plan
+        self._patience_s = patience_s
+        self._first = self._last = used_bytes(host, plan.gpus)
+        self._stop: str | None = None
+        self._touched = False
+        self._kept_promises = 0
+
+    def returned(self) -> int | None:
+        if self._first is None or self._last is None:
+            return None
+        return self._first - self._last
+
+    def outcomes(self) -> Iterator[Outcome]:
+        for at, step in enumerate(self._plan.steps):
+            spared = self._spared(self._plan.steps[at:])
+            yield self._left(step, *spared) if spared else self._do(step)
+
+    def _spared(self, left: tuple[Step, ...]) -> tuple[OutcomeStatus, str] | None:
+        """Why the next step is not taken, if it is not."""
+        if self._stop is not None:
+            return "refused", self._stop
+        goal, returned = self._plan.goal_bytes, self.returned()
+        if goal is None:
+            return None
+        if returned is None:
+            # A device that no longer tells: then what was promised and done must do.
+            returned = self._kept_promises
+        if returned >= goal:
+            return "not-needed", "the goal is met"
+        known = [step.predicted_bytes for step in left if step.predicted_bytes is not None]
+        if len(known) == len(left) and returned + sum(known) < goal and left[0].kind != "trim":
+            # Harm that cannot lead to what was asked for is not done.
+            return "refused", "left alone: what is left of the plan could not reach the goal any more"
+        return None
+
+    def _left(self, step: Step, status: OutcomeStatus, message: str) -> Outcome:
+        return self._outcome(step, status, self._last, 0.0, message)
+
+    def _do(self, step: Step) -> Outcome:
+        began, before = self._host.clock.monotonic(), self._last
+        try:
+            token = audit.intend(self._record(step, used_before=before))
+        except AuditUnavailable as error:
+            return self._unwritten(step, error)
+        try:
+            status, message = self._act(step)
+        except BaseException as error:
+            # A refusal, Ctrl-C or a bug: what came of it is written down before anybody hears of it.
+            status = "refused" if isinstance(error, Refused) else "failed"
+            audit.outcome(token, {"status": status, "message": f"{type(error).__name__}: {error}"})
+            raise
+        self._touched = self._touched or status in ("done", "failed", "unkillable")
+        if status == "done":
+            self._kept_promises += step.predicted_bytes or 0
+        self._last = settled_bytes(self._host, self._plan.gpus, before, self._hoped(step, status))
+        outcome = self._outcome(step, status, before, self._host.clock.monotonic() - began, message)
+        self._write(token, outcome)
+        return outcome
+
+    def _unwritten(self, step: Step, error: AuditUnavailable) -> Outcome:
+        if not self._touched:
+            raise error
+        self._stop = f"not tried: {error}"
+        return self._left(step, "refused", str(error))
+
+    def _act(self, step: Step) -> tuple[OutcomeStatus, str]:
+        rung = ladder.rung(step.kind)
+        try:
+            rung.check(self._host, step)
+            message = rung.apply(self._host, step, self._patience_s[step.kind])
+        except NoSuchProcess as error:
+            return "not-needed", str(error)
+        except Unkillable as error:
+            self._stop = "not tried: an earlier step did not go as planned"
+            return "unkillable", str(error)
+        except VramError as error:
+            return self._not_done(step, error)
+        return ("done", message) if self._is_as_promised(step) else self._unverified(message)
+
+    def _is_as_promised(self, step: Step) -> bool:
+        try:
+            return ladder.rung(step.kind).verify(self._host, step)
+        except NoSuchProcess:
+            return True  # it ended by itself since: there is nobody left to be wrong
+        except VramError:
+            return False
+
+    def _not_done(self, step: Step, error: VramError) -> tuple[OutcomeStatus, str]:
+        # A trim or a park that did not work leaves its target as it was, and the next one may do.
+        # A kill is different: others may keep the same bytes, and would die for nothing.
+        if isinstance(error, WorldChanged) or step.kind in ("kill", "reset"):
+            if isinstance(error, Refused) and not self._touched:
+                raise error
+            self._stop = "not tried: an earlier step did not go as planned"
+        return "refused" if isinstance(error, Refused) else "failed", str(error)
+
+    def _unverified(self, message: str) -> tuple[OutcomeStatus, str]:
+        self._stop = "not tried: an earlier step did not go as planned"
+        return "failed", f"{message}; but afterwards the target is not as promised"
+
+    def _hoped(self, step: Step, status: OutcomeStatus) -> int | None:
+        return step.predicted_bytes if status in ("done", "not-needed") else None
+
+    def _write(self, token: str, outcome: Outcome) -> None:
+        record = {
+            "status": outcome.status,
+            "message": outcome.message,
+            "used_before": outcome.used_before,
+            "used_after": outcome.used_after,
+            "took_s": round(outcome.took_s, 6),
+        }
+        try:
+            audit.outcome(token, record)
+        except AuditUnavailable as error:
+            self._stop = f"not tried: {error}"
+
+    def _record(self, step: Step, **more: Any) -> dict[str, Any]:
+        return {"digest": self._plan.digest, "step": msgspec.to_builtins(step), **more}
+
+    def _outcome(
+        self, step: Step, status: OutcomeStatus, before: int | None, took_s: float, message: str
+    ) -> Outcome:
+        return Outcome(
+            step=step,
+            status=status,
+            used_before=before,
+            used_after=self._last,
+            took_s=took_s,
+            message=message,
+        )

@@ -1,0 +1,174 @@
+"""The very process that was chosen, or nobody: held by pidfd, compared field by field, then acted on.
+
+A pid names whoever has it now. So the pidfd is opened first; what /proc says is read after
+that and belongs to it as long as /proc still shows the pidfd under the same pid. exec keeps the
+pid and the start time, which is why program and user are compared too, and once more right
+before acting.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from vram.errors import NoSuchProcess, NotPermitted, Protected, TimedOut, WorldChanged
+from vram.host.ports import Grip, Host, Sent
+from vram.model.plan import Target
+from vram.model.process import ProcessFacts, ProcessRef
+from vram.protected import role
+
+# Start times count ticks of 10 ms. A process that was seen alive in a later tick than the one it
+# was started in cannot be confused: whoever gets its pid after that starts in a later tick too.
+OLD_ENOUGH_S = 0.025
+
+
+class Held:
+    """A process whose identity was compared with its target's. Use it with ``with``."""
+
+    def __init__(self, host: Host, target: Target, grip: Grip) -> None:
+        self._host = host
+        self.target = target
+        self.grip = grip
+
+    def __enter__(self) -> Held:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.grip.close()
+
+    def recheck(self) -> ProcessFacts:
+        """Compare again, right before acting: exec and setuid keep pid, start time and pidfd."""
+        found, facts, image = _look(self._host, self.grip)
+        _compare(self.target, found, facts, image)
+        _may_be_touched(self._host, found.pid, facts)
+        return facts
+
+    def send(self, number: int) -> Sent:
+        """Signal this process and no other; "gone" where it has ended meanwhile."""
+        self.recheck()
+        sent = self.grip.send(number)
+        if sent == "denied":
+            raise NotPermitted(
+                f"the kernel does not let us signal pid {self.target.process.pid}",
+                hint="ask its owner",
+            )
+        return sent
+
+    def ended(self, timeout_s: float = 0.0) -> bool:
+        return self.grip.ended(timeout_s)
+
+
+def capture(host: Host, pid: int) -> Target:
+    """Describe the process that has *pid* now, so well that no later one can be taken for it.
+
+    Raises the refusal where nobody has it or nobody of ours may touch it.
+    """
+    grip = _grip(host, pid)
+    try:
+        found, facts, image = _look(host, grip)
+        if (facts.age_s or 0.0) < OLD_ENOUGH_S:
+            grip.ended(OLD_ENOUGH_S)
+            found, facts, image = _look(host, grip)
+        if (facts.age_s or 0.0) < OLD_ENOUGH_S:
+            raise TimedOut(f"pid {pid} has only just started", hint="try again in a moment")
+        _may_be_touched(host, pid, facts)
+        return _target(found, facts, image)
+    finally:
+        grip.close()
+
+
+def hold(host: Host, target: Target) -> Held:
+    """Take hold of *target*, if it still is what it was and may be touched.
+
+    Raises NoSuchProcess where it has ended, WorldChanged where it is somebody or something
+    else now, NotPermitted and Protected where it must be left alone.
+    """
+    grip = _grip(host, target.process.pid)
+    held = Held(host, target, grip)
+    try:
+        held.recheck()
+    except BaseException:
+        grip.close()
+        raise
+    return held
+
+
+def _grip(host: Host, pid: int) -> Grip:
+    grip = host.signals.hold(pid)
+    if grip is None:
+        raise NoSuchProcess(f"there is no process {pid}", hint="`vram who` lists those that hold GPU memory")
+    return grip
+
+
+def _look(host: Host, grip: Grip) -> tuple[ProcessRef, ProcessFacts, str | None]:
+    """What /proc says of the process behind *grip*, and of nobody else."""
+    seen, image = host.proc.facts(grip.pid), host.proc.image(grip.pid)
+    # In this order: were the pid handed on while we read, the pidfd would tell it now.
+    shown = grip.pid_in_proc()
+    # Not by its state: a leader whose threads live on is a zombie in /proc, and no leftover.
+    if seen is None or shown is None or grip.ended():
+        raise NoSuchProcess(f"process {grip.pid} has ended")
+    if shown != grip.pid:
+        raise WorldChanged(
+            f"pid {grip.pid} is another process in /proc: it belongs to a different PID namespace",
+            hint="run vram where the process lives, or on the host",
+        )
+    return *seen, image
+
+
+def _compare(target: Target, found: ProcessRef, facts: ProcessFacts, image: str | None) -> None:
+    pairs = {
+        "start time": (target.process.started_at, found.started_at),
+        "PID namespace": (target.process.pid_namespace, found.pid_namespace),
+        "user": (target.uid, facts.uid),
+        "program": (target.executable, facts.executable),
+        "control group": (target.cgroup, facts.cgroup),
+        "memory image": (target.image, image),
+    }
+    changed = [name for name, (was, now) in pairs.items() if was != now]
+    if "start time" in changed:
+        raise WorldChanged(
+            f"pid {found.pid} is another process now: it was started later",
+            hint="make a new plan",
+        )
+    if changed:
+        raise WorldChanged(
+            f"pid {found.pid} is not what it was: its {' and '.join(changed)} changed", hint="make a new plan"
+        )
+
+
+def _may_be_touched(host: Host, pid: int, facts: ProcessFacts) -> None:
+    if pid in host.signals.ourselves():
+        raise Protected(
+            f"pid {pid} is vram itself or runs it", hint="run vram from a shell that holds no GPU memory"
+        )
+    me = host.facts()
+    if me.uid not in (0, facts.uid):
+        raise NotPermitted(
+            f"pid {pid} belongs to {facts.user or 'somebody else'}",
+            hint="ask its owner; root may act on it by naming the pid",
+        )
+    part = role(pid, facts.parent, facts.executable)
+    if part:
+        raise Protected(
+            f"pid {pid} is {part}; vram never touches it", hint="restart that service by its own means"
+        )
+    if facts.executable is None:
+        # Without its program nobody can tell whether it is a part of the system.
+        raise Protected(
+            f"the program of pid {pid} cannot be read, so what it is cannot be told",
+            hint="run vram as its owner or as root, on the host",
+        )
+
+
+def _target(found: ProcessRef, facts: ProcessFacts, image: str | None) -> Target:
+    return Target(
+        process=found,
+        uid=-1 if facts.uid is None else facts.uid,
+        user=facts.user,
+        command=" ".join(facts.argv) or facts.command,
+        executable=facts.executable,
+        cgroup=facts.cgroup,
+        image=image,
+    )

@@ -1,0 +1,146 @@
+"""The journal of parked processes: what we moved, or were moving when we died.
+
+One file for each process in the private state folder, on the disk before the driver is
+asked and taken away when the process runs again. What really became of a process is the
+driver's to say; the journal says whom to ask about.
+
+A claim is a lock on the byte number PID of one more file. It belongs to the open file and
+travels with its descriptor, so it lasts while the vram or the keeper that moves the process
+lives, and not a moment longer.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import struct
+from contextlib import suppress
+from types import TracebackType
+
+import msgspec
+
+from vram.errors import AuditUnavailable
+from vram.host.ports import Host
+from vram.model.parking import PARKED_SCHEMA, Parked
+from vram.reclaim import state
+
+_ENTRY = re.compile(r"parked-.+-\d+-\d+\.json", re.ASCII)
+
+
+class Claim:
+    """The right to move one process."""
+
+    def __init__(self, file: int) -> None:
+        self._file = file
+
+    def __enter__(self) -> Claim:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def fileno(self) -> int:
+        return self._file
+
+
+class Journal:
+    """The entries of this boot of this machine; a home folder may be shared by several."""
+
+    def __init__(self, host: Host) -> None:
+        self.boot_id = host.vitals.boot_id()
+        self.host_name = host.facts().name
+        self._proc = host.proc
+
+    def claim(self, pid: int, *, wait: bool = False) -> Claim | None:
+        """Take the claim on *pid*; None where somebody is moving that process right now."""
+        file = state.open_file(f"parking-{_plain(self.host_name)}.lock", os.O_RDWR | os.O_CREAT)
+        whole = struct.pack("@hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, pid, 1, 0)
+        try:
+            fcntl.fcntl(file, fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK, whole)
+        except BlockingIOError:
+            os.close(file)
+            return None
+        except BaseException:
+            os.close(file)
+            raise
+        return Claim(file)
+
+    def write(self, entry: Parked) -> None:
+        """Put *entry* on the disk, in place of an older one of the same process."""
+        name = _name(entry)
+        folder = state.open_folder()
+        fresh = f"{name}.{os.getpid()}.new"
+        try:
+            file = state.open_file(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            with open(file, "wb") as stream:
+                stream.write(msgspec.json.encode(entry) + b"\n")
+                stream.flush()
+                os.fsync(file)
+            os.replace(fresh, name, src_dir_fd=folder, dst_dir_fd=folder)
+            os.fsync(folder)
+        except OSError as error:
+            raise AuditUnavailable(
+                f"the journal of parked processes cannot be written: {error.strerror}",
+                hint="vram parks only what it can find again after its own death",
+            ) from error
+        finally:
+            os.close(folder)
+
+    def remove(self, entry: Parked) -> None:
+        folder = state.open_folder()
+        try:
+            with suppress(FileNotFoundError):
+                os.unlink(_name(entry), dir_fd=folder)
+        finally:
+            os.close(folder)
+
+    def entries(self) -> tuple[Parked, ...]:
+        """Everybody whom we moved in this boot and who still lives, oldest first."""
+        folder = state.open_folder()
+        try:
+            names = [name for name in os.listdir(folder) if _ENTRY.fullmatch(name)]
+            read = [entry for name in names if (entry := _read(folder, name)) is not None]
+        finally:
+            os.close(folder)
+        living = [entry for entry in read if entry.host == self.host_name and self._lives(entry)]
+        return tuple(sorted(living, key=lambda entry: (entry.since, entry.target.process.pid)))
+
+    def find(self, pid: int) -> Parked | None:
+        return next((entry for entry in self.entries() if entry.target.process.pid == pid), None)
+
+    def _lives(self, entry: Parked) -> bool:
+        """A process that has ended, be it with the whole machine, left nothing to bring back."""
+        seen = self._proc.facts(entry.target.process.pid)
+        same = seen is not None and seen[0].started_at == entry.target.process.started_at
+        if seen is not None and same and entry.boot_id == self.boot_id and not seen[1].is_dead:
+            return True
+        self.remove(entry)
+        return False
+
+
+def _name(entry: Parked) -> str:
+    process = entry.target.process
+    return f"parked-{_plain(entry.boot_id)}-{process.pid}-{process.started_at}.json"
+
+
+def _plain(word: str) -> str:
+    return re.sub(r"[^0-9A-Za-z.-]", "-", word)
+
+
+def _read(folder: int, name: str) -> Parked | None:
+    """An entry, or None where it vanished meanwhile or is not one of this program's."""
+    try:
+        file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+        with open(file, "rb") as stream:
+            entry = msgspec.json.decode(stream.read(1 << 20), type=Parked)
+    except (OSError, msgspec.MsgspecError):
+        return None
+    return entry if entry.schema == PARKED_SCHEMA else None

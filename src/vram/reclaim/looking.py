@@ -1,0 +1,40 @@
+"""One look at the machine: the ledger of the chosen GPUs, and what it means."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from vram.diagnosis.engine import diagnose
+from vram.errors import DeviceError, DriverMissing, UsageError
+from vram.host.ports import Host
+from vram.ledger.build import build_ledger
+from vram.model.finding import Finding
+from vram.model.ledger import Ledger
+from vram.probes.survey import survey
+
+
+def look(host: Host, gpus: tuple[int, ...], deadline_s: float) -> tuple[Ledger, tuple[Finding, ...]]:
+    """Return the ledger, narrowed to *gpus* (empty: all), and its findings."""
+    ledger = build_ledger(survey(host, deadline_s=deadline_s))
+    if not ledger.gpus:
+        raise _no_gpu(ledger)
+    missing = set(gpus) - {gpu.index for gpu in ledger.gpus}
+    if missing:
+        raise UsageError(
+            f"there is no GPU {min(missing)}",
+            hint="these exist: " + ", ".join(f"{gpu.index} ({gpu.name})" for gpu in ledger.gpus),
+        )
+    if gpus:
+        ledger = replace(ledger, gpus=tuple(gpu for gpu in ledger.gpus if gpu.index in gpus))
+    return ledger, diagnose(ledger)
+
+
+def _no_gpu(ledger: Ledger) -> DriverMissing | DeviceError:
+    nvml = next((probe for probe in ledger.probes if probe.name == "nvml"), None)
+    reason = (nvml and nvml.message) or "none was found"
+    if nvml is not None and nvml.status == "unsupported":
+        return DriverMissing(
+            f"no NVIDIA driver answers on {ledger.host.name}: {reason}",
+            hint="`vram demo` shows what vram does, without a GPU",
+        )
+    return DeviceError(f"no GPU answers on {ledger.host.name}: {reason}", hint="see `vram why`")

@@ -1,0 +1,217 @@
+"""What must hold before a process is parked: looked at first, judged here, nothing touched.
+
+Memory shared with other processes, and small managed memory, cannot be seen from outside: there
+the driver itself refuses, and the process is unlocked. Room for coming back is checked by
+the keeper, right before the driver is asked.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+
+from msgspec import Struct
+
+from vram.errors import CannotPark, DeviceError, DriverMissing, NoSuchProcess, NotOnGpu
+from vram.host.ports import Host
+from vram.model.gpu import ChargeFacts, DriverFacts, GpuFacts, MemoryFacts
+from vram.model.observation import Observation
+from vram.model.parking import Share, Vitals
+from vram.model.plan import Target
+from vram.model.process import ProcessFacts
+from vram.reclaim import identity
+from vram.units import GIB, MIB, size
+
+CHECKPOINT_SINCE, ON_ARM_SINCE = 570, 595
+_FILES_S = 5.0
+_STANDING_STILL = {
+    "T": "is stopped",
+    "t": "is stopped by a debugger",
+    "D": "is stuck in the kernel",
+    "Z": "has ended",
+    "X": "has ended",
+}
+
+
+class Listed(Struct, frozen=True):
+    """One line of the driver's process lists."""
+
+    share: Share | None
+    lists: tuple[str, ...]
+    gpu: int
+
+
+class Devices(Struct, frozen=True):
+    """What the driver says of itself, its GPUs and who is on them."""
+
+    driver_version: str | None
+    gpus: Mapping[int, GpuFacts]
+    memory: Mapping[int, MemoryFacts]
+    listed: Mapping[int, tuple[Listed, ...]]
+
+    def shares(self, pid: int) -> tuple[Share, ...]:
+        return tuple(each.share for each in self.listed.get(pid, ()) if each.share is not None)
+
+
+def look(host: Host, deadline_s: float = 5.0) -> Devices:
+    """Read the driver; raises where there is none, or where it does not answer."""
+    seen = list(host.nvml.read(deadline_s))
+    versions = [each.facts.driver_version for each in seen if isinstance(each.facts, DriverFacts)]
+    gpus = {
+        each.gpu: each.facts for each in seen if isinstance(each.facts, GpuFacts) and each.gpu is not None
+    }
+    if not gpus:
+        raise _no_devices(seen)
+    memory = {
+        each.gpu: each.facts for each in seen if isinstance(each.facts, MemoryFacts) and each.gpu is not None
+    }
+    return Devices(next(iter(versions), None), gpus, memory, _listed(seen, gpus))
+
+
+def _no_devices(seen: Iterable[Observation]) -> DriverMissing | DeviceError:
+    worst = next((each for each in seen if each.status != "ok"), None)
+    if worst is None or worst.status == "unsupported":
+        return DriverMissing(
+            f"no NVIDIA GPU answers here: {worst.message if worst else 'there is none'}",
+            hint="`vram virtual -- bash` has one to try things on",
+        )
+    return DeviceError(f"the driver cannot be read: {worst.message}", hint="see `vram why`")
+
+
+def _listed(seen: Iterable[Observation], gpus: Mapping[int, GpuFacts]) -> dict[int, tuple[Listed, ...]]:
+    found: dict[int, tuple[Listed, ...]] = {}
+    for each in seen:
+        if isinstance(each.facts, ChargeFacts) and each.process is not None and each.gpu is not None:
+            known = each.nbytes is not None and each.gpu in gpus
+            share = Share(each.gpu, gpus[each.gpu].uuid, each.nbytes or 0) if known else None
+            line = Listed(share, each.facts.lists, each.gpu)
+            found[each.process.pid] = (*found.get(each.process.pid, ()), line)
+    return found
+
+
+def admit(
+    host: Host, devices: Devices, pid: int, *, taken_before: int = 0, despite_signs: bool = False
+) -> tuple[Target, tuple[Share, ...]]:
+    """Say who has *pid* and what it would take along, or raise why it must not be parked."""
+    target = identity.capture(host, pid)
+    seen = host.proc.facts(pid)
+    if seen is None:
+        raise NoSuchProcess(f"process {pid} has ended")
+    shares = may_park(
+        devices,
+        target,
+        seen[1],
+        host.vitals.read(pid),
+        managed_bytes=managed_bytes(host, pid),
+        taken_before=taken_before,
+        despite_signs=despite_signs,
+    )
+    return target, shares
+
+
+def managed_bytes(host: Host, pid: int) -> int | None:
+    """How much managed memory the process has mapped; None where that cannot be read."""
+    holdings = host.files.scan(_FILES_S, [pid]).holdings
+    return next((each.managed_bytes for each in holdings if each.process.pid == pid), None)
+
+
+def reserve(memory_total: int | None) -> int:
+    """Host memory that parking leaves alone: a machine that swaps is of no use to anybody."""
+    return min(8 * GIB, max(512 * MIB, (memory_total or 0) // 20))
+
+
+def may_park(
+    devices: Devices,
+    target: Target,
+    facts: ProcessFacts,
+    vitals: Vitals,
+    *,
+    managed_bytes: int | None = None,
+    taken_before: int = 0,
+    despite_signs: bool = False,
+) -> tuple[Share, ...]:
+    """Return what the process has on each GPU, or raise the reason why it must stay there.
+
+    *taken_before* is host memory that will be taken before its turn comes. *despite_signs* leaves
+    the last word to the driver where only signs speak against it.
+    """
+    pid = target.process.pid
+    lines = devices.listed.get(pid, ())
+    if not lines:
+        raise NotOnGpu(
+            f"pid {pid} holds no GPU memory that the driver lists", hint="`vram who` lists who does"
+        )
+    _driver_can(devices.driver_version)
+    _gpus_can(devices, lines)
+    _process_can(pid, facts, lines)
+    if not despite_signs:
+        _signs_allow(pid, vitals, managed_bytes)
+    _host_has_room(pid, sum(share.nbytes for share in devices.shares(pid)), vitals, taken_before)
+    return devices.shares(pid)
+
+
+def _signs_allow(pid: int, vitals: Vitals, managed_bytes: int | None) -> None:
+    if vitals.nccl_peers:
+        raise CannotPark(
+            f"pid {pid} is one of several NCCL ranks ({vitals.nccl_peers}): "
+            "while one of them stands still, anything done to the others can hang",
+            hint="pause the whole job by its own means; --anyway parks it all the same",
+        )
+    if managed_bytes:
+        raise CannotPark(
+            f"pid {pid} has {size(managed_bytes)} of managed memory, which the driver cannot park",
+            hint="ask it to save its work and end; --anyway leaves the answer to the driver",
+        )
+
+
+def _driver_can(version: str | None) -> None:
+    since = ON_ARM_SINCE if platform.machine() == "aarch64" else CHECKPOINT_SINCE
+    major = (version or "").split(".")[0]
+    if not major.isdigit() or int(major) < since:
+        raise CannotPark(
+            f"driver {version or 'of unknown version'} cannot park processes",
+            hint=f"that needs version {since} or later here",
+        )
+
+
+def _gpus_can(devices: Devices, lines: Sequence[Listed]) -> None:
+    for line in lines:
+        gpu = devices.gpus.get(line.gpu)
+        if gpu is not None and gpu.mig_enabled:
+            raise CannotPark(
+                f"GPU {line.gpu} is divided by MIG, where the driver cannot park processes",
+                hint="ask the process itself to save its work and end",
+            )
+
+
+def _process_can(pid: int, facts: ProcessFacts, lines: Sequence[Listed]) -> None:
+    if any("mps" in line.lists for line in lines):
+        raise CannotPark(
+            f"pid {pid} uses the GPU through MPS, where the driver cannot park processes",
+            hint="ask the process itself to save its work and end",
+        )
+    if any(line.share is None for line in lines):
+        raise CannotPark(
+            f"the driver does not tell how much memory pid {pid} has, so nobody knows whether it would fit",
+            hint="see `vram who`",
+        )
+    if facts.state in _STANDING_STILL:
+        raise CannotPark(
+            f"pid {pid} {_STANDING_STILL[facts.state]}: a process has to run to be parked",
+            hint=f"`kill -CONT {pid}` lets a stopped one go on" if facts.state == "T" else "see `vram why`",
+        )
+
+
+def _host_has_room(pid: int, nbytes: int, vitals: Vitals, taken_before: int) -> None:
+    if vitals.memory_left is None:
+        raise CannotPark("how much host memory is left cannot be read", hint="see /proc/meminfo")
+    kept = 0 if vitals.memory_limited_by else reserve(vitals.memory_total)
+    left = max(0, vitals.memory_left - taken_before - kept)
+    if nbytes <= left:
+        return
+    where = f"its control group {vitals.memory_limited_by}" if vitals.memory_limited_by else "this machine"
+    beside = f", beside {size(kept)} that stay in reserve" if kept else ""
+    raise CannotPark(
+        f"pid {pid} has {size(nbytes)} on the GPU, and {where} has {size(left)} of host memory left{beside}",
+        hint="end something that uses host memory, or park a smaller process",
+    )

@@ -1,0 +1,41 @@
+"""Is a GPU ready to be reset? Its blockers, the command that would run, and the plan for it."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from vram.host.ports import Host
+from vram.model.blocker import Blocker
+from vram.model.plan import Plan, Step
+from vram.reclaim.blockers import blockers
+from vram.reclaim.looking import look
+from vram.reclaim.plan_file import seal
+
+
+class Readiness(Struct, frozen=True, kw_only=True):
+    """``command`` is what would run, ready to be shown."""
+
+    gpu: int
+    blockers: tuple[Blocker, ...]
+    command: str
+    plan: Plan
+
+
+def readiness(host: Host, gpu: int, deadline_s: float) -> Readiness:
+    """Look at *gpu*; nothing is touched by that."""
+    ledger, _ = look(host, (gpu,), deadline_s)
+    step = Step(
+        kind="reset",
+        target=None,
+        gpus=(gpu,),
+        predicted_bytes=None,
+        loses="nothing, once nobody uses the GPU",
+        reversible=False,
+        reason="you named it",
+    )
+    return Readiness(
+        gpu=gpu,
+        blockers=blockers(ledger, ledger.gpus[0]),
+        command=" ".join(host.vendor.reset_command(gpu)),
+        plan=seal(ledger.taken_at, host.vitals.boot_id(), None, (gpu,), (step,)),
+    )

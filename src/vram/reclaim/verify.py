@@ -1,0 +1,44 @@
+"""The device's own bytes, read again: the only proof that something was given back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from vram.host.ports import Host
+from vram.model.gpu import MemoryFacts
+
+READ_S = 5.0
+# The driver gives memory back as files close, which is over when a process has ended; where it
+# tears down later, we look again for this long before we say that nothing came.
+SETTLE_S = 1.0
+_PAUSE_S = 0.05
+
+
+def used_bytes(host: Host, gpus: tuple[int, ...]) -> int | None:
+    """What is in use on *gpus* together; None where one of them did not answer."""
+    found = {
+        seen.gpu: seen.facts.used
+        for seen in host.nvml.read(READ_S)
+        if isinstance(seen.facts, MemoryFacts) and seen.gpu in gpus
+    }
+    return sum(found.values()) if len(found) == len(set(gpus)) else None
+
+
+def settled_bytes(
+    host: Host,
+    gpus: tuple[int, ...],
+    before: int | None,
+    promised: int | None,
+    *,
+    rest: Callable[[float], None] = time.sleep,
+) -> int | None:
+    """What is in use once *promised* bytes are back, or when we stop waiting for them."""
+    deadline = host.clock.monotonic() + SETTLE_S
+    after = used_bytes(host, gpus)
+    while before is not None and after is not None and promised and before - after < promised:
+        if host.clock.monotonic() >= deadline:
+            break
+        rest(_PAUSE_S)
+        after = used_bytes(host, gpus)
+    return after

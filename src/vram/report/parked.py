@@ -1,0 +1,97 @@
+"""Parked processes for people and for programs: who, how large, since when, by whom, how it stands."""
+
+from __future__ import annotations
+
+import calendar
+import time
+from collections.abc import Sequence
+
+from msgspec import Struct
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from vram.model.parking import Parked, Purpose, Share
+from vram.report.look import Look
+from vram.units import counted, duration, size
+
+STANDINGS = {
+    "parked": "parked",
+    "busy": "being moved",
+    "no room": "owed back, no room",
+    "failed": "failed: start it anew",
+    "unknown": "the driver does not say",
+}
+
+
+class ParkedLine(Struct, frozen=True, kw_only=True):
+    """One process of ``vram parked --json``."""
+
+    pid: int
+    started_at: int | None
+    user: str | None
+    command: str
+    nbytes: int
+    shares: tuple[Share, ...]
+    since: str
+    by: str
+    purpose: Purpose
+    state: str
+
+
+class ParkedReport(Struct, frozen=True, kw_only=True):
+    """What ``vram parked --json`` prints."""
+
+    schema: int = 1
+    taken_at: str
+    parked: tuple[ParkedLine, ...]
+
+
+def report(standings: Sequence[tuple[Parked, str]], now: str) -> ParkedReport:
+    return ParkedReport(taken_at=now, parked=tuple(_line(entry, state) for entry, state in standings))
+
+
+def _line(entry: Parked, state: str) -> ParkedLine:
+    target = entry.target
+    return ParkedLine(
+        pid=target.process.pid,
+        started_at=target.process.started_at,
+        user=target.user,
+        command=target.command,
+        nbytes=entry.nbytes,
+        shares=entry.shares,
+        since=entry.since,
+        by=entry.by_user,
+        purpose=entry.purpose,
+        state=state,
+    )
+
+
+def text(told: ParkedReport, look: Look) -> RenderableType:
+    if not told.parked:
+        return Text("Nothing is parked.")
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for heading in ("size", "pid", "GPU", "for", "by", "state"):
+        table.add_column(heading, justify="right" if heading in ("size", "pid") else "left", no_wrap=True)
+    table.add_column("command", no_wrap=True)
+    for line in told.parked:
+        table.add_row(*map(Text, _cells(line, told.taken_at, look)))
+    nbytes = sum(line.nbytes for line in told.parked)
+    whole = f"{counted(len(told.parked), 'process')}, {size(nbytes)} in host memory."
+    return Group(table, Text(), Text(f"{whole} `vram unpark PID` or `vram unpark --all` brings them back."))
+
+
+def _cells(line: ParkedLine, now: str, look: Look) -> tuple[str, ...]:
+    return (
+        size(line.nbytes),
+        str(line.pid),
+        ",".join(str(share.gpu) for share in line.shares),
+        duration(_seconds(now) - _seconds(line.since)),
+        look.short(line.by, 16) + (" (borrow)" if line.purpose == "borrow" else ""),
+        STANDINGS.get(line.state, line.state),
+        look.short(line.command, max(12, look.width - 54)),
+    )
+
+
+def _seconds(moment: str) -> int:
+    return calendar.timegm(time.strptime(moment, "%Y-%m-%dT%H:%M:%SZ"))
