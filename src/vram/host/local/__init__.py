@@ -12,7 +12,9 @@ from vram.host.local.nvml_start import start_reader
 if TYPE_CHECKING:
     from vram.host.local.checkpoint import LocalCheckpoint
     from vram.host.local.child import Child
+    from vram.host.local.exports import LocalExports
     from vram.host.local.keeper_start import Started
+    from vram.host.local.signals import LocalSignals
     from vram.host.local.vendor import LocalVendor
     from vram.host.local.vitals import LocalVitalSigns
     from vram.model.observation import HostFacts
@@ -41,11 +43,9 @@ class LocalHost:
                 reader = start_reader(set())
         from vram.host.local.clock import LocalClock
         from vram.host.local.device_files import VIRTUAL_GPU, DeviceNames
-        from vram.host.local.exports import LocalExports
         from vram.host.local.nvml import LocalNvml
         from vram.host.local.open_files import LocalOpenFiles
         from vram.host.local.procfs import LocalProc
-        from vram.host.local.signals import LocalSignals
 
         virtual = os.environ.get(VIRTUAL_GPU) or None
         self.clock = LocalClock()
@@ -54,10 +54,22 @@ class LocalHost:
         self.files = LocalOpenFiles(DeviceNames(virtual), proc_root, ignore=self.nvml.own_pids)
         if read_ahead_s is not None:
             self.files.look_ahead(read_ahead_s)
-        self.exports = LocalExports()
-        self.signals = LocalSignals(proc_root)
         self._proc_root = proc_root
         self._virtual = virtual is not None
+
+    # What most commands never ask for is imported by those that do: starting fast is a promise.
+
+    @cached_property
+    def exports(self) -> LocalExports:
+        from vram.host.local.exports import LocalExports
+
+        return LocalExports()
+
+    @cached_property
+    def signals(self) -> LocalSignals:
+        from vram.host.local.signals import LocalSignals
+
+        return LocalSignals(self._proc_root)
 
     @cached_property
     def checkpoint(self) -> LocalCheckpoint:
