@@ -159,9 +159,11 @@ def test_random_kills_leave_nobody_locked(machine: Machine) -> None:
     for call in ("Checkpoint", "Restore", "Unlock"):
         machine.gpu.fail(f"cuCheckpointProcess{call}", slow_s=0.02)
     chance = random.Random(20)
+    # As long as a command takes here: a moment chosen in there is one in which it is at work.
+    whole_s = max(timed(machine, "park", worker.pid), timed(machine, "unpark", worker.pid))
     ends = {"in time": 0, "killed": 0, "locked": 0}
     for _ in range(KILLS):
-        ends[one_kill(machine, worker.pid, chance)] += 1
+        ends[one_kill(machine, worker.pid, chance, whole_s)] += 1
         state = machine.state(worker.pid)
         assert state in (RUNNING, CHECKPOINTED)
         assert [line["pid"] for line in machine.parked()] == [worker.pid] * (state == CHECKPOINTED)
@@ -170,14 +172,20 @@ def test_random_kills_leave_nobody_locked(machine: Machine) -> None:
     assert ends["killed"] > KILLS / 4, ends
 
 
-def one_kill(machine: Machine, pid: int, chance: random.Random) -> str:
+def timed(machine: Machine, *words: object) -> float:
+    began = time.monotonic()
+    assert machine.vram(*words).returncode == 0
+    return time.monotonic() - began
+
+
+def one_kill(machine: Machine, pid: int, chance: random.Random, whole_s: float) -> str:
     words = ("unpark", pid) if machine.state(pid) == CHECKPOINTED else ("park", pid)
     if words[0] == "park" and chance.random() < 0.3:
         words = ("borrow", "139.5GiB", "--", "true")
     vram = machine.start(*words)
     keeper = keeper_of(vram)
     try:
-        vram.wait(chance.uniform(0.0, 0.5))
+        vram.wait(chance.uniform(0.0, whole_s))
         os.close(keeper)
         return "in time"
     except subprocess.TimeoutExpired:
