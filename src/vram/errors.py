@@ -6,6 +6,8 @@ VramError
 ├── DeviceError         the driver answered with an error          exit 3
 ├── BadSnapshot         a snapshot file cannot be read or judged   exit 5
 ├── VirtualGpuError     the virtual GPU cannot be made or entered  exit 6
+├── LeakDetected        a scope gained device memory and kept it
+├── LimitExceeded       a scope gained more than it was allowed
 └── Refused             nothing was touched, for a reason that has a name of its own
     ├── NoSuchProcess        no process has that pid               exit 10
     ├── NotOnGpu             the process holds no GPU memory       exit 11
@@ -89,6 +91,25 @@ class VirtualGpuError(VramError):
     """The virtual GPU cannot be made or entered."""
 
     exit_code = ExitCode.VIRTUAL_GPU
+
+
+class LeakDetected(VramError):
+    """A scope ended with more device memory than it began with.
+
+    ``leak`` is the account of it, in plain data: the error itself keeps nothing alive.
+    """
+
+    def __init__(self, message: str, *, hint: str = "", leak: object = None) -> None:
+        super().__init__(message, hint=hint)
+        self.leak = leak
+
+
+class LimitExceeded(VramError):
+    """A scope gained more device memory than its limit allows."""
+
+    def __init__(self, message: str, *, hint: str = "", gained: int | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.gained = gained
 
 
 class Refused(VramError):
