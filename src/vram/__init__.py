@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
-# name: where it is defined
+# name: the module that defines it, or that it is
 _PUBLIC = {
     # scopes
     "scope": "vram.guard.scope",
@@ -20,6 +20,7 @@ _PUBLIC = {
     "Thread": "vram.guard.threads",
     "ThreadPoolExecutor": "vram.guard.threads",
     "LeakDetected": "vram.errors",
+    "LeakWarning": "vram.errors",
     "LimitExceeded": "vram.errors",
     "VramError": "vram.errors",
     # who keeps it
@@ -30,16 +31,27 @@ _PUBLIC = {
     "Buffer": "vram.guard.buffer",
     "scrub": "vram.guard.scrub",
     "remanence_test": "vram.guard.remanence",
+    # let `vram trim` and `vram why --deep` in; plan as `vram free` does
+    "agent": "vram.agent",
+    "reclaim": "vram.reclaim",
     # %load_ext vram
     "load_ipython_extension": "vram.notebook",
     "unload_ipython_extension": "vram.notebook",
 }
 
-# A checker reads these lines, Python never does: both lists are held equal by a test.
+# A type checker reads these lines, Python never does; a test holds the two lists equal.
 if TYPE_CHECKING:
+    from vram import reclaim as reclaim
+    from vram.agent import start as agent
     from vram.errors import LeakDetected as LeakDetected
+    from vram.errors import LeakWarning as LeakWarning
     from vram.errors import LimitExceeded as LimitExceeded
     from vram.errors import VramError as VramError
+    from vram.guard.retry import retry_on_oom as retry_on_oom
+    from vram.guard.scope import scope as scope
+    from vram.guard.scope import scoped as scoped
+    from vram.guard.threads import Thread as Thread
+    from vram.guard.threads import ThreadPoolExecutor as ThreadPoolExecutor
 
 
 def __getattr__(name: str) -> object:
@@ -48,7 +60,8 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'vram' has no attribute {name!r}")
     from importlib import import_module
 
-    value = globals()[name] = getattr(import_module(home), name)
+    module = import_module(home)
+    value = globals()[name] = module if home == f"vram.{name}" else getattr(module, name)
     return value
 
 

@@ -131,14 +131,16 @@ def test_every_holder_is_named(ledger):
 
 # What a command may consist of: words of ours, pids, ids; nothing that a process wrote.
 SAFE = re.compile(
-    r"(sudo )?kill -(TERM|CONT)( \d+)+( && (sudo )?kill -CONT( \d+)+)?"
+    r"(sudo )?kill -CONT \d+"
+    r'|(vram|sudo "\$\(command -v vram\)") kill( \d+)+|vram (trim|park) \d+'
     r"|ps -o [a-z,]+ -p \d+(,\d+)*"
     r"|(vram (why|who --gpu \d+|snapshot -o vram-snapshot\.json --redact))"
     r'|sudo "\$\(command -v vram\)" why'
     r"|sudo cat /proc/\d+/stack|grep TracerPid /proc/\d+/status"
     r"|sudo dmesg --ctime \| grep -iE 'xid\|nvrm'"
     r'|echo "get_(server_list|client_list \d+)" \| nvidia-cuda-mps-control'
-    r"|sudo nvidia-smi --gpu-reset -i \d+|nvidia-smi -q -d ROW_REMAPPER,PAGE_RETIREMENT -i \d+"
+    r'|sudo "\$\(command -v vram\)" reset \d+ --yes'
+    r"|nvidia-smi -q -d ROW_REMAPPER,PAGE_RETIREMENT -i \d+"
     r"|cat /proc/driver/nvidia/version; ldconfig -p \| grep libnvidia-ml"
     r"|scancel [0-9]+|(docker|podman) stop [0-9a-f]{12,64}"
 )

@@ -28,34 +28,34 @@ def orphan(**about) -> Ledger:
 
 
 def test_ends_gently_and_only_the_keeper():
-    assert "kill -TERM 51" in commands("VR101", orphan())
+    assert "vram kill 51" in commands("VR101", orphan())
 
 
 def test_ends_all_who_share_in_one_command():
-    assert "kill -TERM 51 52" in commands("VR101", orphan(sharers=(holder(52),)))
+    assert "vram kill 51 52" in commands("VR101", orphan(sharers=(holder(52),)))
 
 
 def test_ends_parent_and_children_together():
     world = ledger(gpu(process(50), bystanders=(heir(51, of=50),)))
-    assert "kill -TERM 50 51" in commands("VR102", world)
+    assert "vram kill 50 51" in commands("VR102", world)
 
 
-def test_a_stopped_process_takes_the_signal_only_when_it_runs():
+def test_a_stopped_process_may_go_on_or_end():
     assert commands("VR201", ledger(gpu(process(state="T")))) == [
         "kill -CONT 1234",
-        "kill -TERM 1234 && kill -CONT 1234",
+        "vram kill 1234",
     ]
 
 
 def test_someone_elses_process_needs_sudo_and_a_word_first():
     (finding,) = found("VR206", ledger(gpu(process(user="bob"))))
     assert [remedy.step for remedy in finding.remedies] == ["ask", "end"]
-    assert finding.remedies[1].command == "sudo kill -TERM 1234"
+    assert finding.remedies[1].command == 'sudo "$(command -v vram)" kill 1234'
 
 
 def test_root_needs_no_sudo():
     world = ledger(gpu(process(user="bob")), host=host("root", 0))
-    assert commands("VR206", world) == ["kill -TERM 1234"]
+    assert commands("VR206", world) == ["vram trim 1234", "vram park 1234", "vram kill 1234"]
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_a_part_of_the_system_is_never_ended(system):
 @pytest.mark.parametrize("executable", ["/home/alice/Xorg", "/tmp/usr/bin/sshd", "/usr/bin/python3.12"])
 def test_a_name_alone_protects_nobody(executable):
     world = ledger(gpu(process(executable=executable, command="Xorg")))
-    assert "kill -TERM 1234" in commands("VR206", world)
+    assert "vram kill 1234" in commands("VR206", world)
 
 
 def test_an_unknown_program_is_looked_at_first():
@@ -103,7 +103,7 @@ def test_a_doubtful_pid_in_a_namespace_is_never_signalled():
     doubtful = entry(holder=holder(), confidence="likely")
     inside = ledger(gpu(doubtful), host=host(initial_pid_namespace=False))
     assert not [command for command in commands("VR206", inside) if "kill" in command]
-    assert "kill -TERM 1234" in commands("VR206", ledger(gpu(doubtful)))
+    assert "vram kill 1234" in commands("VR206", ledger(gpu(doubtful)))
 
 
 def test_the_charged_pid_itself_is_never_signalled():
@@ -121,7 +121,7 @@ def test_nobody_signals_what_cannot_hear(state):
 
 def test_a_reset_is_suggested_for_an_empty_gpu_alone():
     pending = facts(remap_pending=True)
-    reset = "sudo nvidia-smi --gpu-reset -i 0"
+    reset = 'sudo "$(command -v vram)" reset 0 --yes'
     assert reset in commands("VR403", ledger(gpu(entry("reserved", GIB), facts=pending)))
     for busy in (
         gpu(process(), facts=pending),
@@ -147,13 +147,26 @@ def test_a_reset_is_suggested_for_an_empty_gpu_alone():
 )
 def test_a_whole_job_is_ended_only_by_an_id_of_the_right_form(workload, command):
     world = ledger(gpu(process(workload=workload)))
-    assert commands("VR206", world)[1:] == ([command] if command else [])
+    assert commands("VR206", world)[3:] == ([command] if command else [])
 
 
 def test_the_most_harmful_way_comes_last():
     world = ledger(gpu(process(user="bob", workload=Workload(slurm_job="4711"))))
     (finding,) = found("VR206", world)
     assert [remedy.harm for remedy in finding.remedies] == ["none", "loses-work", "affects-others"]
+    mine = ledger(gpu(process(workload=Workload(slurm_job="4711"))))
+    (finding,) = found("VR206", mine)
+    steps = [(remedy.step, remedy.harm) for remedy in finding.remedies]
+    assert steps == [
+        *(("trim", "none"), ("park", "interrupts")),
+        *(("end", "loses-work"), ("end", "affects-others")),
+    ]
+
+
+@pytest.mark.parametrize("who", [{"user": "bob"}, {"executable": None}, {"executable": "/usr/bin/dockerd"}])
+def test_nobody_elses_and_no_unknown_process_is_trimmed_or_parked(who):
+    steps = [remedy.step for remedy in every_remedy(ledger(gpu(process(**who))))]
+    assert not {"trim", "park"} & set(steps)
 
 
 def test_text_of_others_is_shown_inert_and_stays_out_of_commands():

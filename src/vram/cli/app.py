@@ -14,7 +14,7 @@ from vram.errors import ExitCode, UsageError, VramError
 
 COMMANDS = (
     *("why", "who", "check"),
-    *("free", "park", "unpark", "parked", "borrow", "kill", "reset"),
+    *("free", "trim", "park", "unpark", "parked", "borrow", "kill", "reset"),
     *("snapshot", "explain", "demo", "virtual"),
 )
 
@@ -119,7 +119,8 @@ def _without_command(argv: list[str]) -> int:
     parser = Parser(prog="vram", usage="vram COMMAND [...]", epilog=EPILOG)
     parser.add_argument("--version", action="version", version=f"vram {vram.__version__}")
     if not argv or argv[0] in ("-h", "--help"):
-        parser.description = f"{_sentence(str(vram.__doc__).removeprefix('vram: '))}\n\n{_listing()}"
+        summary = str(vram.__doc__).splitlines()[0].removeprefix("vram: ")
+        parser.description = f"{_sentence(summary)}\n\n{_listing()}"
     try:
         parser.parse_args(argv or ["--help"])
     except SystemExit:

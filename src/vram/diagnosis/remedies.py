@@ -10,14 +10,15 @@ import re
 from collections.abc import Iterable, Sequence
 
 from vram.diagnosis import words
-from vram.diagnosis.health import is_stopped, is_stuck
+from vram.diagnosis.health import is_stuck
 from vram.model.finding import Harm, Remedy
 from vram.model.ledger import GpuLedger, Holder
 from vram.model.observation import HostFacts
 from vram.protected import role
 
 # sudo searches its own path, where a program from a virtual environment is not.
-AS_ROOT = 'sudo "$(command -v vram)" why'
+SUDO_VRAM = 'sudo "$(command -v vram)"'
+AS_ROOT = f"{SUDO_VRAM} why"
 KERNEL_LOG = "sudo dmesg --ctime | grep -iE 'xid|nvrm'"
 
 _HARMS: tuple[Harm, ...] = ("none", "interrupts", "loses-work", "affects-others")
@@ -74,13 +75,28 @@ def end(host: HostFacts, holders: Sequence[Holder], *, certain: bool = True) -> 
     return (*_ask(host, holders), _terminate(host, holders), *_stop_workloads(holders))
 
 
+def spare(host: HostFacts, holder: Holder, *, certain: bool = True) -> tuple[Remedy, ...]:
+    """Give memory back and let the process live: what it caches, or all of it for a while."""
+    yours = host.uid == 0 or holder.user == host.user
+    known = holder.executable is not None and (certain or host.initial_pid_namespace)
+    if not yours or not known or role(holder.pid, holder.parent, holder.executable):
+        return ()
+    target = f"pid {holder.pid}"
+    trim = "If it is a Python program: let it give back what it only caches; it goes on working."
+    park = "Move all of it into host memory; the process stands still until `vram unpark`."
+    return (
+        Remedy(step="trim", target=target, text=trim, command=f"vram trim {holder.pid}"),
+        Remedy(step="park", target=target, text=park, command=f"vram park {holder.pid}", harm="interrupts"),
+    )
+
+
 def reset(gpu: GpuLedger, why: str) -> Remedy:
     """Reset a GPU that nobody uses; one that is in use, or might be, has to be emptied first."""
     target = f"gpu {gpu.index}"
     idle = gpu.status == "ok" and gpu.total_bytes is not None and not gpu.bystanders
     if idle and all(entry.kind in ("free", "reserved") for entry in gpu.entries):
         text = f"{why} Nobody uses this GPU now; a reset ends whatever starts on it meanwhile."
-        command = f"sudo nvidia-smi --gpu-reset -i {gpu.index}"
+        command = f"{SUDO_VRAM} reset {gpu.index} --yes"
         return Remedy(step="reset", target=target, text=text, command=command, harm="affects-others")
     text = f"{why} First let every process on this GPU finish; a reset is refused or harmful while one lives."
     return Remedy(step="drain", target=target, text=text, harm="affects-others")
@@ -112,15 +128,15 @@ def _ask(host: HostFacts, holders: Sequence[Holder]) -> tuple[Remedy, ...]:
 
 
 def _terminate(host: HostFacts, holders: Sequence[Holder]) -> Remedy:
-    sudo = "sudo " if host.uid != 0 and any(holder.user != host.user for holder in holders) else ""
-    pids = _pids(holders, " ")
-    command = f"{sudo}kill -TERM {pids}"
     whom = "it" if len(holders) == 1 else f"all {len(holders)} of them (one alone frees nothing)"
     text = f"Ask {whom} to end; what is not saved is lost. The memory is back when the last one is gone."
-    if any(is_stopped(holder) for holder in holders):
-        # A stopped process takes the signal only once it runs again.
-        command = f"{command} && {sudo}kill -CONT {pids}"
+    command = f"{_vram(host, holders)} kill {_pids(holders, ' ')}"
     return Remedy(step="end", target=_target(holders), text=text, command=command, harm="loses-work")
+
+
+def _vram(host: HostFacts, holders: Sequence[Holder]) -> str:
+    """How to call ourselves with enough rights for these processes."""
+    return SUDO_VRAM if host.uid != 0 and any(holder.user != host.user for holder in holders) else "vram"
 
 
 def _stop_workloads(holders: Sequence[Holder]) -> tuple[Remedy, ...]:

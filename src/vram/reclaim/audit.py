@@ -6,6 +6,7 @@ whole and is on the disk before anything is done.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import time
 from collections.abc import Mapping
@@ -18,6 +19,8 @@ from vram.errors import AuditUnavailable
 from vram.reclaim import state
 
 FILE = "audit.jsonl"
+LOCK_S = 5.0
+_PAUSE_S = 0.001
 
 
 def intend(record: Mapping[str, Any]) -> str:
@@ -58,6 +61,7 @@ def _header() -> dict[str, Any]:
 def _append(record: Mapping[str, Any]) -> None:
     file = state.open_file(FILE, os.O_RDWR | os.O_APPEND | os.O_CREAT)
     try:
+        _lock(file)
         line = (b"\n" if _is_torn(file) else b"") + _encoded(record) + b"\n"
         written = os.write(file, line)
         os.fsync(file)
@@ -67,6 +71,19 @@ def _append(record: Mapping[str, Any]) -> None:
         os.close(file)
     if written != len(line):
         raise _unavailable("it took only a part of the line; the disk is full")
+
+
+def _lock(file: int) -> None:
+    """One writer at a time; the lock goes with the file. A stopped vram must not stop this one for good."""
+    deadline = time.monotonic() + LOCK_S
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError as error:
+            if time.monotonic() > deadline:
+                raise _unavailable("another vram keeps it locked") from error
+            time.sleep(_PAUSE_S)
 
 
 def _is_torn(file: int) -> bool:

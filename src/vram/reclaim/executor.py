@@ -21,7 +21,7 @@ def check(host: Host, plan: Plan) -> None:
     """Refuse the whole plan, untouched, where one of its steps could not be begun now."""
     for step in plan.steps:
         try:
-            ladder.of(step).check(host, step)
+            ladder.rung(step.kind).check(host, step)
         except NoSuchProcess as error:
             raise WorldChanged(f"the plan no longer fits: {error}", hint="make a new plan") from error
 
@@ -35,7 +35,7 @@ def execute(
 ) -> Receipt:
     """Do the steps in order until the goal is met; return asked, promised and returned.
 
-    Raises only before the first step: from then on, what goes wrong is an outcome.
+    Raises only while nothing was touched: from then on, what goes wrong is an outcome.
     """
     check(host, plan)
     run = _Run(host, plan, patience_s)
@@ -68,6 +68,7 @@ class _Run:
         self._patience_s = patience_s
         self._first = self._last = used_bytes(host, plan.gpus)
         self._stop: str | None = None
+        self._touched = False
 
     def returned(self) -> int | None:
         if self._first is None or self._last is None:
@@ -99,26 +100,31 @@ class _Run:
 
     def _do(self, step: Step) -> Outcome:
         began, before = self._host.clock.monotonic(), self._last
-        token = None
         try:
             token = audit.intend(self._record(step, used_before=before))
-            status, message = self._act(step)
         except AuditUnavailable as error:
-            self._stop = f"not tried: {error}"
-            return self._left(step, "refused", str(error))
+            return self._unwritten(step, error)
+        try:
+            status, message = self._act(step)
         except BaseException as error:
-            # Ctrl-C, or a bug: what was begun is written down before anybody hears of it.
-            if token is not None:
-                audit.outcome(token, {"status": "failed", "message": f"{type(error).__name__}: {error}"})
+            # A refusal, Ctrl-C or a bug: what came of it is written down before anybody hears of it.
+            status = "refused" if isinstance(error, Refused) else "failed"
+            audit.outcome(token, {"status": status, "message": f"{type(error).__name__}: {error}"})
             raise
+        self._touched = self._touched or status in ("done", "failed", "unkillable")
         self._last = settled_bytes(self._host, self._plan.gpus, before, self._hoped(step, status))
-        took_s = self._host.clock.monotonic() - began
-        outcome = self._outcome(step, status, before, took_s, message)
+        outcome = self._outcome(step, status, before, self._host.clock.monotonic() - began, message)
         self._write(token, outcome)
         return outcome
 
+    def _unwritten(self, step: Step, error: AuditUnavailable) -> Outcome:
+        if not self._touched:
+            raise error
+        self._stop = f"not tried: {error}"
+        return self._left(step, "refused", str(error))
+
     def _act(self, step: Step) -> tuple[OutcomeStatus, str]:
-        rung = ladder.of(step)
+        rung = ladder.rung(step.kind)
         try:
             rung.check(self._host, step)
             message = rung.apply(self._host, step, self._patience_s[step.kind])
@@ -134,7 +140,9 @@ class _Run:
     def _not_done(self, step: Step, error: VramError) -> tuple[OutcomeStatus, str]:
         # A trim or a park that did not work leaves its target as it was, and the next one may do.
         # A kill is different: others may keep the same bytes, and would die for nothing.
-        if isinstance(error, WorldChanged) or step.kind == "kill":
+        if isinstance(error, WorldChanged) or step.kind in ("kill", "reset"):
+            if isinstance(error, Refused) and not self._touched:
+                raise error
             self._stop = "not tried: an earlier step did not go as planned"
         return "refused" if isinstance(error, Refused) else "failed", str(error)
 

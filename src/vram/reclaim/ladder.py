@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import cast, get_args
 
-from vram.model.plan import Step, StepKind
+from vram.model.plan import StepKind
 from vram.reclaim.rung import Rung
 
 RUNGS = {
@@ -22,22 +22,10 @@ ORDER: tuple[StepKind, ...] = get_args(StepKind)
 PATIENCE_S: dict[StepKind, float] = {"trim": 30.0, "park": 600.0, "kill": 10.0, "reset": 120.0}
 
 
-def rung(kind: StepKind) -> Rung | None:
-    """The rung of that kind, or None where this build has none."""
+def rung(kind: StepKind) -> Rung:
+    """The rung of that kind."""
     module, _, name = RUNGS[kind].partition(":")
-    try:
-        found = import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name != module:
-            raise
-        return None
-    return cast("Rung", getattr(found, name)())
-
-
-def of(step: Step) -> Rung:
-    found = rung(step.kind)
-    assert found is not None, f"no plan is made of a rung that is not there: {step.kind}"
-    return found
+    return cast("Rung", getattr(import_module(module), name)())
 
 
 def below(highest: StepKind) -> tuple[StepKind, ...]:

@@ -58,13 +58,15 @@ def _read(path: str) -> bytes:
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
-        raise BadPlan(f"{path} cannot be read: {error.strerror}") from error
-    with open(file, "rb") as stream:
-        _require_ours(path, os.fstat(file))
-        content = stream.read(LARGEST + 1)
-    if len(content) > LARGEST:
-        raise BadPlan(f"{path} is too large to be a plan", hint=_HINT)
-    return content
+        raise BadPlan(f"{path} cannot be read: {error.strerror}", hint=_HINT) from error
+    try:
+        about = os.fstat(file)
+        _require_ours(path, about)
+        if about.st_size > LARGEST:
+            raise BadPlan(f"{path} is too large to be a plan", hint=_HINT)
+        return os.read(file, LARGEST)
+    finally:
+        os.close(file)
 
 
 def _require_ours(path: str, about: os.stat_result) -> None:

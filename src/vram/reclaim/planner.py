@@ -69,8 +69,6 @@ class _Choice:
 
     def _climb(self, kind: StepKind) -> Iterator[Step]:
         rung = ladder.rung(kind)
-        if rung is None:
-            return
         pool = [each for each in candidates(self._scene, kind) if not self._is_settled(each)]
         while pool and (self._left is None or self._left > 0):
             candidate = _pick(pool, self._left)
@@ -79,6 +77,8 @@ class _Choice:
             except Refused as error:
                 self._refused(candidate, error)
                 continue
+            if kind == "trim" and all(step.predicted_bytes == 0 for step in steps):
+                continue  # it was asked, and caches nothing
             yield from self._counted(kind, steps)
 
     def _is_settled(self, candidate: Candidate) -> bool:

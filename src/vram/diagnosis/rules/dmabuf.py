@@ -22,7 +22,7 @@ Remedies and their risk
 -----------------------
 - Make the keeper deregister the buffer and close the descriptor: the memory is back at once.
   No risk, provided that no transfer is under way.
-- End the keeper with SIGTERM: its unsaved work and its open transfers are lost. All holders of
+- End the keeper with vram kill PID: unsaved work and open transfers are lost. All holders of
   the dma-buf must let go.
 - To prevent it, close dma-buf descriptors after registering them, and deregister on every path
   out of the program.

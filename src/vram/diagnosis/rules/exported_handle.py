@@ -22,7 +22,7 @@ The keeper has /dev/nvidiactl open, and no /dev/nvidia0 beside it:
 Remedies and their risk
 -----------------------
 - Make the keeper close the descriptor: the memory is back at once. No risk.
-- End the keeper with SIGTERM: its unsaved work is lost. If several hold the descriptor, all of
+- End the keeper with vram kill PID: unsaved work is lost. If several hold the descriptor, all of
   them must close it or end.
 - To prevent it, close the exported descriptor on both sides as soon as it was imported, and open
   it close-on-exec.

@@ -21,9 +21,10 @@ The driver's list and the process itself agree:
 Remedies and their risk
 -----------------------
 - Ask the owner, or let it finish. No risk.
-- In the program: drop references, then let the framework return its cache, for instance
-  torch.cuda.empty_cache(). Later allocations are slower.
-- End it with SIGTERM: unsaved work is lost. If children hold its files, all must end (VR102).
+- vram trim PID: a Python process gives back what its frameworks only cache. Later allocations
+  are slower. In the program itself: drop references, then torch.cuda.empty_cache() and its like.
+- vram park PID: all its GPU memory moves into host memory; it stands still until vram unpark.
+- End it with vram kill PID: unsaved work is lost. If children hold its files, all must end (VR102).
 
 Source
 ------
@@ -75,6 +76,11 @@ def _finding(ledger: Ledger, holding: Holding, holder: Holder) -> Finding:
         gpus=holding.gpus,
         pids=(holder.pid,),
         evidence=words.evidence(holding.evidence),
-        remedies=remedies.ordered(remedies.end(ledger.host, holding.keepers, certain=holding.certain)),
+        remedies=remedies.ordered(
+            (
+                *remedies.spare(ledger.host, holder, certain=holding.certain),
+                *remedies.end(ledger.host, holding.keepers, certain=holding.certain),
+            )
+        ),
         severity="info",
     )

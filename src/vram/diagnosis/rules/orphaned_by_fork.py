@@ -25,7 +25,7 @@ Remedies and their risk
 -----------------------
 - Let the child finish, or make it close the inherited descriptors: the memory returns at once,
   even though mappings remain. No risk.
-- End the child with SIGTERM: its unsaved work is lost. Where several children hold the files,
+- End the child with vram kill PID: its unsaved work is lost. Where several children hold the files,
   all of them must end; one alone frees nothing.
 - To prevent it, start workers with "spawn" or "forkserver", or before CUDA is first used, and
   let workers end with their parent (prctl PR_SET_PDEATHSIG, or a pipe that closes).

@@ -23,7 +23,8 @@ Remedies and their risk
 - Let it go on: `kill -CONT PID`, or `fg` in the shell that stopped it. It continues where it was,
   and uses the GPU again. Jobs that a scheduler suspended should be resumed by the scheduler.
 - Detach the debugger: the process goes on.
-- End it: SIGTERM is only taken once it runs again, so CONT follows. Unsaved work is lost.
+- End it with vram kill PID: it takes SIGTERM only once it runs again, so CONT follows. Unsaved work
+  is lost.
 
 Source
 ------

@@ -21,7 +21,7 @@ The charged pid shows state Z; the children have the device files open:
 Remedies and their risk
 -----------------------
 - Let the children finish, or make them close the inherited descriptors. No risk.
-- End the children with SIGTERM: their unsaved work is lost. All of them must end.
+- End the children with vram kill PID PID: their unsaved work is lost. All of them must end.
 - Do not end the zombie's own parent in order to collect it: that frees no GPU memory.
 
 Source

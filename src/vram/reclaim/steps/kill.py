@@ -12,7 +12,7 @@ from vram.reclaim.rung import Unkillable
 
 # SIGKILL needs no grace; this is for the kernel to take a large process down. Giving 4 GiB of
 # GPU memory back took 110 ms.
-TEARDOWN_S = 10.0
+TEARDOWN_S = 5.0
 
 
 class Kill:
@@ -63,8 +63,10 @@ def _sent(held: Held, number: int) -> bool:
 
 def _where_it_hangs(host: Host, target: Target) -> str:
     seen = host.proc.facts(target.process.pid)
-    state = seen[1].state if seen else "?"
+    state, exiting = (seen[1].state, seen[1].exiting) if seen else ("?", True)
     why = "it waits inside the kernel (state D)" if state == "D" else f"it is in state {state}"
+    if exiting:
+        why = "it is exiting, and its memory comes back when that is over"
     return f"pid {target.process.pid} does not end, not even by SIGKILL: {why}"
 
 

@@ -1,0 +1,45 @@
+"""Let ``vram trim`` into this program, because the program itself says so.
+
+    import vram
+    vram.agent()                             in a program, as early as you like
+
+    python -m vram.agent train.py --epochs 3     around one that is left as it is
+
+The module can be called, so that ``vram.agent()`` works whether or not it was imported by name.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+from vram.payloads.agent import start
+
+__all__ = ["start"]
+
+
+class _Callable(ModuleType):
+    """A module that starts the agent when it is called."""
+
+    def __call__(self) -> str:
+        return start()
+
+
+sys.modules[__name__].__class__ = _Callable
+
+
+def main() -> None:
+    """Start the agent, then run the program named on the command line in this process."""
+    import runpy
+
+    if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help"):
+        sys.exit("usage: python -m vram.agent PROGRAM.py [ARGUMENTS...]")
+    start()
+    del sys.argv[0]
+    # As `python PROGRAM.py` would have it: modules beside the program can be imported.
+    sys.path[0] = sys.argv[0].rpartition("/")[0] or "."
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""What a process held as mere cache, and what it let go of, in its own frameworks' words."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from vram.model.plan import Target
+
+Via = Literal["agent", "jupyter", "remote-exec", "debugger"]
+"""The ways into a process, safest first."""
+
+Verb = Literal["measure", "trim"]
+
+
+class CacheLine(Struct, frozen=True, kw_only=True):
+    """One framework's memory on one device, by its own count; None where it does not tell.
+
+    ``device`` is the number that the process itself knows the GPU by, which
+    CUDA_VISIBLE_DEVICES may have changed.
+    """
+
+    name: str
+    memory: Literal["device", "pinned host"]
+    device: int | None
+    held: int | None
+    reclaimable: int | None
+    held_after: int | None
+
+    @property
+    def returned_bytes(self) -> int | None:
+        if self.held is None or self.held_after is None:
+            return None
+        return self.held - self.held_after
+
+
+class Trimmed(Struct, frozen=True, kw_only=True):
+    """A process's own account of being trimmed, or only measured."""
+
+    status: Literal["done", "cancelled"]
+    python: str | None = None
+    lines: tuple[CacheLine, ...] = ()
+    collected: int = 0
+    dropped: tuple[str, ...] = ()
+    exceptions_kept: int | None = None
+    notes: tuple[str, ...] = ()
+    took_s: float = 0.0
+
+    @property
+    def reclaimable_bytes(self) -> int:
+        """Device memory that the frameworks call unused, as far as they tell."""
+        return sum(line.reclaimable or 0 for line in self.lines if line.memory == "device")
+
+    @property
+    def returned_bytes(self) -> int:
+        """Device memory that the frameworks gave up, by their own count."""
+        return sum(line.returned_bytes or 0 for line in self.lines if line.memory == "device")
+
+
+class Receipt(Struct, frozen=True, kw_only=True):
+    """One process trimmed: its own account, and the driver's word before and after."""
+
+    target: Target
+    gpus: tuple[int, ...]
+    via: Via
+    answer: Trimmed
+    charged_before: int
+    charged_after: int | None
+    took_s: float
+
+    @property
+    def returned_bytes(self) -> int | None:
+        """Measured by the driver; None where it could not be read again."""
+        return None if self.charged_after is None else self.charged_before - self.charged_after

@@ -1,0 +1,173 @@
+"""A thread that lets ``vram trim`` in: started by the program itself, answers on a private socket.
+
+It runs nothing that comes over the socket. A request may name one of two verbs; what they
+do is shipped with vram and loaded when the agent starts. The socket lies in a folder of this
+user alone, and whoever connects must be this user too.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import select
+import socket
+import stat
+import struct
+import threading
+import time
+from contextlib import suppress
+from typing import Any
+
+from vram.payloads import trim
+
+LONGEST_REQUEST = 4096
+PATIENCE_S = 5.0
+VERBS = ("measure", "trim")
+
+_lock = threading.Lock()
+_serving: dict[str, Any] = {}
+
+
+def folders() -> list[str]:
+    """Where agents' sockets may lie, best first: the same list for whoever serves and whoever asks."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    standard = f"/run/user/{os.geteuid()}"
+    state = os.environ.get("XDG_STATE_HOME", "")
+    state = state if os.path.isabs(state) else os.path.expanduser("~/.local/state")
+    bases = [runtime] if os.path.isabs(runtime) else []
+    bases += [standard] if os.path.isdir(standard) and standard not in bases else []
+    return [*(os.path.join(base, "vram") for base in bases), os.path.join(state, "vram", "run")]
+
+
+def open_folder(path: str, *, make: bool) -> int:
+    """Return a descriptor of *path*, a folder of this user alone. Raises OSError otherwise."""
+    if make:
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        with suppress(FileExistsError):
+            os.mkdir(path, 0o700)
+    above = os.stat(os.path.dirname(path))
+    # Where others may rename what lies in the folder above, nothing in it can be trusted.
+    if above.st_uid not in (os.geteuid(), 0) or (above.st_mode & 0o022 and not above.st_mode & stat.S_ISVTX):
+        raise PermissionError(1, "others can change what lies there", os.path.dirname(path))
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    about = os.fstat(folder)
+    if about.st_uid != os.geteuid() or about.st_mode & 0o077:
+        os.close(folder)
+        raise PermissionError(1, "this folder is not yours alone", path)
+    return folder
+
+
+def socket_name(pid: int, started_at: int) -> str:
+    """A pid alone would name whoever has it next."""
+    return f"agent-{pid}-{started_at}.sock"
+
+
+def address(folder: int, name: str) -> str:
+    """A path that fits: socket addresses end at 108 bytes, and folders of users may be deep."""
+    return f"/proc/self/fd/{folder}/{name}"
+
+
+def peer(connection: socket.socket) -> tuple[int, int]:
+    """The pid and the uid at the other end, as the kernel tells them."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid, uid, _ = struct.unpack("3i", raw)
+    return pid, uid
+
+
+def start() -> str:
+    """Let ``vram trim`` reach this process from now on; return where its socket lies.
+
+    Called again, it does nothing more. Raises OSError where the private folder is missing,
+    or is somebody else's: there is no other place to fall back to.
+    """
+    with _lock:
+        if _serving.get("pid") != os.getpid():
+            _serve(folders()[0])
+        return str(_serving["path"])
+
+
+def _serve(path: str) -> None:
+    folder = open_folder(path, make=True)
+    name = socket_name(os.getpid(), _started_at())
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    with suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=folder)
+    # Linux gives the socket's file this mode; a umask would be changed for every thread.
+    os.fchmod(listener.fileno(), 0o600)
+    listener.bind(address(folder, name))
+    listener.listen(8)
+    first = not _serving
+    _serving.update(
+        pid=os.getpid(), path=os.path.join(path, name), listener=listener, folder=folder, name=name
+    )
+    if first:
+        atexit.register(_leave)
+        # A forked child has the socket, but no thread that answers on it.
+        os.register_at_fork(after_in_child=_forget)
+    threading.Thread(target=_loop, args=(listener,), name="vram-agent", daemon=True).start()
+
+
+def _started_at() -> int:
+    with open("/proc/self/stat", "rb") as file:
+        return int(file.read().rpartition(b")")[2].split()[19])
+
+
+def _leave() -> None:
+    if _serving.get("pid") == os.getpid():
+        with suppress(OSError):
+            os.unlink(_serving["name"], dir_fd=_serving["folder"])
+
+
+def _forget() -> None:
+    with suppress(OSError, KeyError):
+        _serving["listener"].close()
+        os.close(_serving["folder"])
+    _serving["pid"] = None
+
+
+def _loop(listener: socket.socket) -> None:
+    while True:
+        try:
+            connection, _ = listener.accept()
+        except OSError:
+            if listener.fileno() < 0:
+                return
+            time.sleep(1.0)  # the program is out of descriptors; it may have some again later
+            continue
+        with suppress(Exception), connection:
+            _converse(connection)
+
+
+def _converse(connection: socket.socket) -> None:
+    if peer(connection)[1] != os.geteuid():
+        return
+    connection.settimeout(PATIENCE_S)
+    request = _read(connection)
+    if request.get("verb") not in VERBS or _hung_up(connection):
+        return
+    wanted = {
+        "verb": request["verb"],
+        "tracebacks": request.get("tracebacks") is True,
+        "pid": os.getpid(),
+        "until": float("inf"),
+    }
+    connection.sendall(json.dumps(trim.answer(wanted)).encode() + b"\n")
+
+
+def _read(connection: socket.socket) -> dict[str, Any]:
+    raw = b""
+    while not raw.endswith(b"\n") and len(raw) < LONGEST_REQUEST:
+        part = connection.recv(LONGEST_REQUEST)
+        if not part:
+            return {}
+        raw += part
+    request = json.loads(raw)
+    return request if isinstance(request, dict) else {}
+
+
+def _hung_up(connection: socket.socket) -> bool:
+    """Whether whoever asked has given up meanwhile: this thread may have waited long for its turn."""
+    poll = select.poll()
+    poll.register(connection, select.POLLRDHUP)
+    return bool(poll.poll(0))

@@ -1,0 +1,126 @@
+"""Let go of what this process only caches, and say how much there was, framework by framework.
+
+    answer({"verb": "trim", "pid": 4711, "until": 1234.5, "tracebacks": False})
+
+Runs inside other people's programs: standard library only. It touches nothing but what is
+imported there already, makes no CUDA context, prints nothing and raises nothing. Before it
+does anything it checks that it still is wanted: the right process, not too late, and its
+claim (a file that whoever asked takes away to call it off) still there.
+
+Sizes that a framework does not tell are None; "reclaimable" is what the framework itself
+calls unused. Modules here import each other relatively, and only ones that come before them
+(by depth, then by name, packages last): that is how they are loaded where there are no files.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from . import tracebacks
+from .driver import driver
+from .frameworks import FRAMEWORKS
+
+if TYPE_CHECKING:
+    from .framework import Framework, Line
+
+LONGEST_NOTE = 300
+
+
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """Do what *request* asks for and tell it all. Never raises."""
+    began = time.monotonic()
+    reason = call_off(request)
+    if reason:
+        return {"status": "cancelled", "notes": [reason]}
+    notes: list[str] = []
+    frameworks = [each for kind in FRAMEWORKS for each in guarded(notes, kind.name, kind.find)]
+    before = after = measured(frameworks, notes)
+    dropped: list[str] = []
+    collected = 0
+    if request["verb"] == "trim":
+        if request.get("tracebacks"):
+            dropped = guarded(notes, "kept exceptions", tracebacks.drop)
+        collected = gc.collect()
+        let_go(frameworks, notes)
+        after = measured(frameworks, notes)
+    return {
+        "status": "done",
+        "python": sys.version.split()[0],
+        "lines": [{**each, "held_after": after.get(key, {}).get("held")} for key, each in before.items()],
+        "collected": collected,
+        "dropped": dropped,
+        "exceptions_kept": sum(guarded(notes, "kept exceptions", tracebacks.others)),
+        "notes": list(dict.fromkeys(notes)),
+        "took_s": time.monotonic() - began,
+    }
+
+
+def deliver(request: dict[str, Any]) -> None:
+    """Answer into the named pipe that *request* names; nobody listening is no matter."""
+    with suppress(Exception):
+        result = json.dumps(answer(request)).encode() + b"\n"
+        pipe = os.open(request["answers"], os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            os.write(pipe, result)
+        finally:
+            os.close(pipe)
+
+
+def call_off(request: dict[str, Any]) -> str | None:
+    """Why this must not run any more; taking the claim away is what decides, once."""
+    if os.getpid() != request["pid"]:
+        return "this is not the process that was meant"
+    if time.monotonic() > request["until"]:
+        return "it came too late"
+    claim = request.get("claim")
+    if claim:
+        try:
+            os.unlink(claim)
+        except OSError:
+            return "it was called off"
+    return None
+
+
+def guarded(notes: list[str], what: str, action: Callable[[], Iterable[Any]]) -> list[Any]:
+    """All that *action* yields; a failure becomes a note, because the program must go on."""
+    results: list[Any] = []
+    try:
+        for result in action():
+            results.append(result)
+    except Exception as error:
+        notes.append(f"{what}: {type(error).__name__}: {error}"[:LONGEST_NOTE])
+    return results
+
+
+def measured(frameworks: list[Framework], notes: list[str]) -> dict[tuple[Any, ...], Line]:
+    lines: dict[tuple[Any, ...], Line] = {}
+    for each in frameworks:
+        for found in guarded(notes, each.name, each.measure):
+            key = (found["name"], found["memory"], found["device"])
+            lines[key] = merged(lines[key], found) if key in lines else found
+    return lines
+
+
+def merged(one: Line, other: Line) -> Line:
+    def total(field: str) -> int | None:
+        return None if None in (one[field], other[field]) else one[field] + other[field]
+
+    return {**one, "held": total("held"), "reclaimable": total("reclaimable")}
+
+
+def let_go(frameworks: list[Framework], notes: list[str]) -> None:
+    """All of them or none: memory that one frees may be what another is recording into a graph."""
+    objections = [why for each in frameworks for why in guarded(notes, each.name, each.objections)]
+    if objections:
+        notes += objections
+        return
+    with driver.harmless_to_captures():
+        for each in frameworks:
+            notes += guarded(notes, each.name, each.release)

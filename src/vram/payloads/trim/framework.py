@@ -1,0 +1,56 @@
+"""What every framework offers here: how it is found, what it holds, how it lets go."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # programs on Python 3.8 are trimmed too
+    Line = dict[str, Any]
+
+DEVICE, PINNED = "device", "pinned host"
+
+
+class Framework:
+    """One library that keeps memory. Only ``find`` is asked where it may not be loaded."""
+
+    name = ""
+
+    @classmethod
+    def find(cls) -> Iterator[Framework]:
+        """Yield one where the library is loaded and already uses a GPU; it is never made to."""
+        yield from ()
+
+    def measure(self) -> Iterator[Line]:
+        yield from ()
+
+    def objections(self) -> Iterator[str]:
+        """Yield why nothing may be let go of just now."""
+        yield from ()
+
+    def release(self) -> Iterator[str]:
+        """Let go; yield what could not be, in words."""
+        yield from ()
+
+    def line(self, memory: str, device: int | None, held: int | None, reclaimable: int | None) -> Line:
+        return {
+            "name": self.name,
+            "memory": memory,
+            "device": device,
+            "held": held,
+            "reclaimable": reclaimable,
+        }
+
+
+def loaded(name: str) -> Any:
+    """A module that this process has imported to its end; None otherwise."""
+    module = sys.modules.get(name)
+    spec = getattr(module, "__spec__", None)
+    return None if getattr(spec, "_initializing", False) else module
+
+
+def alive(kinds: tuple[type, ...]) -> list[Any]:
+    """Live objects of *kinds*, told by their type alone: asking an object may run its code."""
+    return [each for each in gc.get_objects() if issubclass(type(each), kinds)] if kinds else []

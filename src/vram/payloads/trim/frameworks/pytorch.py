@@ -1,0 +1,63 @@
+"""PyTorch: its caching allocator, pinned host memory and cuBLAS workspaces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from ..driver import driver
+from ..framework import DEVICE, PINNED, Framework, alive, loaded
+
+if TYPE_CHECKING:
+    from ..framework import Line
+
+
+class PyTorch(Framework):
+    """Left alone while a CUDA graph is captured: freeing then would break the capture."""
+
+    name = "PyTorch"
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+
+    @classmethod
+    def find(cls) -> Iterator[PyTorch]:
+        torch, cuda = loaded("torch"), loaded("torch.cuda")
+        if torch is not None and cuda is not None and cuda.is_initialized() and not cuda._is_in_bad_fork():
+            yield cls(torch)
+
+    def measure(self) -> Iterator[Line]:
+        cuda = self._torch.cuda
+        # With another backend the bytes lie in the driver's pool, which is told on its own.
+        native = getattr(cuda, "get_allocator_backend", lambda: "native")() == "native"
+        for device in driver.devices():
+            stats = cuda.memory_stats(device)
+            held = stats.get("reserved_bytes.all.current", 0)
+            used = stats.get("active_bytes.all.current", 0)
+            splinters = stats.get("inactive_split_bytes.all.current", 0)
+            yield self.line(DEVICE, device, held, max(0, held - used - splinters) if native else None)
+        yield from self._pinned()
+
+    def _pinned(self) -> Iterator[Line]:
+        stats: dict[str, int] = getattr(self._torch.cuda, "host_memory_stats", dict)()
+        held, used = stats.get("allocated_bytes.current"), stats.get("active_bytes.current")
+        if held:
+            yield self.line(PINNED, None, held, None if used is None else max(0, held - used))
+
+    def objections(self) -> Iterator[str]:
+        graphs = loaded("torch.cuda.graphs")
+        contexts = alive((graphs.graph,)) if graphs is not None else []
+        streams = (getattr(each, "capture_stream", None) for each in contexts)
+        elsewhere = {each.cuda_stream for each in streams if each is not None}
+        if self._torch.cuda.is_current_stream_capturing() or any(map(driver.is_capturing, elsewhere)):
+            yield "a CUDA graph is being captured: nothing was let go of"
+
+    def release(self) -> Iterator[str]:
+        native = self._torch._C
+        if hasattr(native, "_cuda_clearCublasWorkspaces"):
+            native._cuda_clearCublasWorkspaces()
+        self._torch.cuda.ipc_collect()
+        self._torch.cuda.empty_cache()
+        if hasattr(native, "_host_emptyCache"):
+            native._host_emptyCache()
+        yield from ()

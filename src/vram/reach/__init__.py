@@ -1,0 +1,1 @@
+"""Ways into a live Python process, safest first."""

@@ -1,0 +1,83 @@
+"""Through the agent that the process started itself: the safest way, and the fastest."""
+
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import suppress
+
+import msgspec
+
+from vram.errors import NotReachable, TimedOut
+from vram.model.trimming import Trimmed, Verb, Via
+from vram.payloads import agent
+from vram.reach.python_process import PythonProcess
+
+NAME: Via = "agent"
+
+
+def closed(process: PythonProcess) -> str | None:
+    """Why this way does not lead in; None where it is open."""
+    if not process.is_ours:
+        return "an agent answers its own user only"
+    return None if _find(process) else "it has not called vram.agent()"
+
+
+def visit(process: PythonProcess, verb: Verb, deadline_s: float, *, tracebacks: bool) -> Trimmed:
+    found = _find(process)
+    if found is None:
+        raise NotReachable(f"pid {process.pid} runs no vram agent", hint="it would have to call vram.agent()")
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    connection.settimeout(deadline_s)
+    with connection:
+        _connect(connection, process, *found)
+        connection.sendall(msgspec.json.encode({"verb": verb, "tracebacks": tracebacks}) + b"\n")
+        return _answer(connection, process)
+
+
+def _find(process: PythonProcess) -> tuple[str, str] | None:
+    """The private folder in which the target's socket lies, and its name there."""
+    name = agent.socket_name(process.pid_inside, process.target.process.started_at or 0)
+    for path in agent.folders():
+        with suppress(OSError):
+            folder = agent.open_folder(path, make=False)
+            try:
+                about = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            finally:
+                os.close(folder)
+            if about.st_uid == os.geteuid():
+                return path, name
+    return None
+
+
+def _connect(connection: socket.socket, process: PythonProcess, path: str, name: str) -> None:
+    try:
+        folder = agent.open_folder(path, make=False)
+        try:
+            connection.connect(agent.address(folder, name))
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise NotReachable(f"the agent of pid {process.pid} does not answer: {error.strerror}") from error
+    pid, uid = agent.peer(connection)
+    if uid != os.geteuid() or pid != process.pid:
+        raise NotReachable(
+            f"somebody else (pid {pid}, uid {uid}) answers on the socket of pid {process.pid}",
+            hint=f"look who made {os.path.join(path, name)}",
+        )
+
+
+def _answer(connection: socket.socket, process: PythonProcess) -> Trimmed:
+    heard = b""
+    try:
+        while not heard.endswith(b"\n"):
+            part = connection.recv(1 << 16)
+            if not part:
+                raise NotReachable(f"the agent of pid {process.pid} hung up without an answer")
+            heard += part
+    except TimeoutError:
+        raise TimedOut(
+            f"the agent of pid {process.pid} did not answer in time",
+            hint="the process is busy inside one long call; give it longer with --deadline",
+        ) from None
+    return msgspec.json.decode(heard, type=Trimmed)

@@ -1,0 +1,142 @@
+"""Through a debugger, only when asked for: it stops the target for a moment.
+
+gdb or cuda-gdb attaches, has the target's own Python promise to run a file (see
+:mod:`vram.reach.injection`), and leaves; the file runs after that, in the target's own time.
+A guardian process keeps the debugger, so that not even our death leaves the target stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import subprocess
+import time
+from typing import Any
+
+from vram.errors import DebuggerUnavailable, NotReachable, TimedOut
+from vram.host.local.child import interpreter
+from vram.model.trimming import Trimmed, Verb, Via
+from vram.reach.errand import Errand, request
+from vram.reach.permission import ptrace_scope, why_not_traced
+from vram.reach.python_process import PythonProcess, shares_our_world, tracer
+
+NAME: Via = "debugger"
+PROGRAMS = ("gdb", "cuda-gdb")
+GRACE_S = 15.0
+
+# Runs in the target's __main__: it leaves no name behind there, and raises nothing.
+_CODE = """\
+try: __import__("_thread").start_new_thread(exec, (open({script!r}).read(), {{"__name__": "vram_trim"}}))
+except BaseException: pass
+"""
+
+
+def closed(process: PythonProcess) -> str | None:
+    program()
+    if ptrace_scope() in ("1", "2", "3") and (os.geteuid() or ptrace_scope() == "3"):
+        raise DebuggerUnavailable(f"no debugger may attach to pid {process.pid}", hint=why_not_traced())
+    other = tracer(process.pid)
+    if other:
+        raise DebuggerUnavailable(
+            f"pid {process.pid} is being debugged by pid {other} already", hint="end that first"
+        )
+    return shares_our_world(process.pid)
+
+
+def program() -> str:
+    """The debugger to use; cuda-gdb last, because it stops the GPU as well."""
+    for name in PROGRAMS:
+        if found := shutil.which(name) or _of_the_toolkit(name):
+            return found
+    raise DebuggerUnavailable(
+        "there is no debugger here (gdb or cuda-gdb)", hint="install one: apt-get install gdb"
+    )
+
+
+def _of_the_toolkit(name: str) -> str | None:
+    folder = os.environ.get("CUDA_HOME") or "/usr/local/cuda"
+    return shutil.which(name, path=os.path.join(folder, "bin"))
+
+
+def visit(process: PythonProcess, verb: Verb, deadline_s: float, *, tracebacks: bool) -> Trimmed:
+    until = time.monotonic() + deadline_s
+    wanted = request(verb, process.pid_inside, until, tracebacks=tracebacks)
+    with Errand(wanted, process) as errand:
+        pidfd = os.pidfd_open(process.pid)
+        try:
+            sent = _send_guardian(process, errand, until)
+            answer = errand.wait(until, pidfd)
+        finally:
+            os.close(pidfd)
+        return answer or _give_up(process, errand, sent)
+
+
+def _send_guardian(process: PythonProcess, errand: Errand, until: float) -> dict[str, Any]:
+    """Wait until the target has been visited and let go of; return what was said of it."""
+    orders = {
+        "pid": process.pid,
+        "started_at": process.target.process.started_at,
+        "minor": process.minor,
+        "code": _CODE.format(script=errand.script),
+        "debugger": program(),
+        "until": until,
+    }
+    guardian = subprocess.Popen(
+        interpreter("vram.reach.guardian"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    assert guardian.stdin is not None
+    guardian.stdin.write(json.dumps(orders).encode() + b"\n")
+    guardian.stdin.close()
+    return _heard(process, guardian, until)
+
+
+def _heard(process: PythonProcess, guardian: subprocess.Popen[bytes], until: float) -> dict[str, Any]:
+    assert guardian.stdout is not None
+    told: dict[str, Any] = {}
+    with guardian.stdout as pipe:
+        while told.get("event") != "left" and _speaks(pipe.fileno(), until + GRACE_S):
+            line = pipe.readline()
+            if not line:
+                break
+            told = {**told, **json.loads(line)}
+    if told.get("event") != "left":
+        raise TimedOut(
+            f"the debugger is still inside pid {process.pid}, in a call that must not be cut off",
+            hint="it leaves by itself when the call returns",
+        )
+    guardian.wait()
+    if "route" in told:
+        return told
+    raise _refusal(process, str(told.get("message", "the process has ended")))
+
+
+def _speaks(pipe: int, until: float) -> bool:
+    poll = select.poll()
+    poll.register(pipe, select.POLLIN)
+    return bool(poll.poll(max(0.0, until - time.monotonic()) * 1000))
+
+
+def _refusal(process: PythonProcess, message: str) -> Exception:
+    if "not permitted" in message:
+        return DebuggerUnavailable(f"no debugger may attach to pid {process.pid}", hint=why_not_traced())
+    if "in time" in message:
+        return TimedOut(
+            f"the debugger took too long with pid {process.pid}; the process runs on",
+            hint="--deadline gives it longer",
+        )
+    return NotReachable(f"the debugger left pid {process.pid} alone: {message}")
+
+
+def _give_up(process: PythonProcess, errand: Errand, sent: dict[str, Any]) -> Trimmed:
+    if errand.call_off():
+        raise TimedOut(
+            f"pid {process.pid} did not come to a safe point in time; nothing was done",
+            hint="its main thread is busy outside Python; give it longer with --deadline",
+        )
+    raise TimedOut(f"pid {process.pid} began to trim, and had not finished in time; it goes on by itself")

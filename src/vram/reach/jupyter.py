@@ -1,0 +1,192 @@
+"""Through a Jupyter kernel's own door: the connection file that its command line names.
+
+A kernel that offers subshells answers while a cell runs; another one answers between cells.
+Nothing shows in the notebook: no history, no execution count, no output.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import stat
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from vram.errors import NotReachable, TimedOut
+from vram.model.trimming import Trimmed, Verb, Via
+from vram.reach.errand import request
+from vram.reach.luggage import expression
+from vram.reach.python_process import PythonProcess, shares_our_world
+
+NAME: Via = "jupyter"
+MIME = "application/vnd.vram.trim+json"
+SUBSHELLS = "kernel subshells"
+_LONGEST_FILE = 1 << 16
+
+# An expression, so that the user's namespace gains no name; a type of its own, so that no
+# formatter the user has installed can change the answer.
+_EXPRESSION = (
+    "type('Answer', (), {{'_repr_mimebundle_': "
+    "lambda self, *, told={expression}, **_: {{{mime!r}: told}}}})()"
+)
+
+
+class Unsafe(Exception):
+    """A connection file that must not be believed, and why."""
+
+
+def closed(process: PythonProcess) -> str | None:
+    path = connection_file(process.argv)
+    if path is None:
+        return "it is no Jupyter kernel"
+    if not process.is_ours:
+        return "its connection file is somebody else's"
+    try:
+        read_connection(path, process.pid)
+    except Unsafe as error:
+        return str(error)
+    from importlib.util import find_spec
+
+    if find_spec("jupyter_client") is None:
+        return "jupyter_client is not installed here: pip install 'vram[jupyter]'"
+    return shares_our_world(process.pid)
+
+
+def connection_file(argv: Sequence[str]) -> str | None:
+    """What a kernel's command line names as its connection file."""
+    for at, word in enumerate(argv):
+        if word == "-f" and at + 1 < len(argv):
+            return argv[at + 1]
+        for prefix in ("-f=", "--f="):
+            if word.startswith(prefix):
+                return word.removeprefix(prefix)
+    return None
+
+
+def read_connection(path: str, pid: int) -> dict[str, Any]:
+    """The file's contents, believed only where it is our own, private, and leads to this machine."""
+    if not os.path.isabs(path):
+        path = os.path.join(os.readlink(f"/proc/{pid}/cwd"), path)
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise Unsafe(f"its connection file cannot be opened: {error.strerror}") from error
+    with os.fdopen(file, "rb") as stream:
+        about = os.fstat(stream.fileno())
+        if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid():
+            raise Unsafe("its connection file is not yours")
+        if about.st_mode & 0o077:
+            raise Unsafe("its connection file is open to others (its mode is not 0600)")
+        text = stream.read(_LONGEST_FILE)
+    return _checked(text)
+
+
+def _checked(text: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+        local = found["transport"] == "tcp" and _is_loopback(found["ip"])
+        signed = bool(found["key"]) and str(found["signature_scheme"]).startswith("hmac-")
+    except (ValueError, TypeError, KeyError):
+        raise Unsafe("its connection file is broken") from None
+    if not local:
+        raise Unsafe("its connection file does not lead to this machine's loopback")
+    if not signed:
+        raise Unsafe("its connection file has no key to sign with")
+    return dict(found)
+
+
+def _is_loopback(ip: str) -> bool:
+    try:
+        return ip == "localhost" or ipaddress.ip_address(ip).is_loopback
+    except ValueError:
+        return False
+
+
+def visit(process: PythonProcess, verb: Verb, deadline_s: float, *, tracebacks: bool) -> Trimmed:
+    until = time.monotonic() + deadline_s
+    try:
+        connection = read_connection(connection_file(process.argv) or "", process.pid)
+    except Unsafe as error:
+        raise NotReachable(f"pid {process.pid}: {error}") from error
+    with Conversation(connection, until) as kernel:
+        wanted = request(verb, process.pid_inside, until, tracebacks=tracebacks)
+        return kernel.evaluate(
+            _EXPRESSION.format(expression=expression("answer", wanted), mime=MIME), process.pid
+        )
+
+
+class Conversation:
+    """Two of a kernel's channels: control, which always answers, and shell, where code runs."""
+
+    def __init__(self, connection: dict[str, Any], until: float) -> None:
+        from jupyter_client.blocking.client import BlockingKernelClient
+
+        self._until = until
+        self._client = BlockingKernelClient()
+        self._client.load_connection_info(connection)  # type: ignore[arg-type]
+        self._client.start_channels(shell=True, iopub=False, stdin=False, hb=False, control=True)
+        self._subshell: str | None = None
+
+    def __enter__(self) -> Conversation:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            if self._subshell is not None:
+                self._send("control", "delete_subshell_request", {"subshell_id": self._subshell})
+        finally:
+            # Sent is not yet gone: closing waits for it, but not for a kernel that is no more.
+            self._client.stop_channels()
+
+    def evaluate(self, expression: str, pid: int) -> Trimmed:
+        info = self._ask("control", "kernel_info_request", {})
+        if info.get("language_info", {}).get("name") != "python":
+            raise NotReachable(f"pid {pid} is a kernel of another language than Python")
+        if SUBSHELLS in info.get("supported_features", ()):
+            self._subshell = self._ask("control", "create_subshell_request", {}).get("subshell_id")
+        asked = {
+            "code": "",
+            "silent": True,
+            "store_history": False,
+            "user_expressions": {"vram": expression},
+            "allow_stdin": False,
+            "stop_on_error": False,
+        }
+        answer = self._ask("shell", "execute_request", asked)
+        return _decoded(answer.get("user_expressions", {}).get("vram", {}))
+
+    def _ask(self, channel: str, kind: str, content: dict[str, Any]) -> dict[str, Any]:
+        number = self._send(channel, kind, content)
+        receive = self._client.get_shell_msg if channel == "shell" else self._client.get_control_msg
+        from queue import Empty
+
+        while (left := self._until - time.monotonic()) > 0:
+            try:
+                message = receive(timeout=left)
+            except Empty:
+                break
+            if message["parent_header"].get("msg_id") == number:
+                return dict(message["content"])
+        raise TimedOut(
+            "the kernel did not answer in time; what was asked of it is called off",
+            hint="it is busy with a cell: --deadline gives it longer; ipykernel 7 answers meanwhile",
+        )
+
+    def _send(self, channel: str, kind: str, content: dict[str, Any]) -> str:
+        message = self._client.session.msg(kind, content)
+        if channel == "shell" and self._subshell is not None:
+            message["header"]["subshell_id"] = self._subshell
+        getattr(self._client, f"{channel}_channel").send(message)
+        return str(message["header"]["msg_id"])
+
+
+def _decoded(told: dict[str, Any]) -> Trimmed:
+    try:
+        return msgspec.convert(told["data"][MIME], type=Trimmed)
+    except (KeyError, msgspec.ValidationError):
+        reason = told.get("evalue") or "it gave no reason"
+        raise NotReachable(f"the kernel did not run what it was sent: {reason}") from None

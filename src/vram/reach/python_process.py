@@ -1,0 +1,123 @@
+"""Is it a Python that can be reached from here, and which one? Told by /proc alone."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from msgspec import Struct
+
+from vram.errors import NoSuchProcess, NotPermitted, NotReachable
+from vram.model.plan import Target
+
+_INTERPRETER = re.compile(r"python(?:3(?:\.(\d+))?)?[td]?$")
+_LIBRARY = re.compile(rb"/libpython3\.(\d+)[td]*\.so")
+_STOPPED = {"T": "is stopped", "t": "is held by a debugger", "D": "hangs in the kernel"}
+_NEEDED_SYMBOL = b"\0Py_AddPendingCall\0"
+
+
+class PythonProcess(Struct, frozen=True):
+    """A target that runs Python code. ``minor`` is None where no name tells the version."""
+
+    target: Target
+    argv: tuple[str, ...]
+    executable: str
+    is_interpreter: bool
+    minor: int | None
+    pid_inside: int
+    gid: int
+
+    @property
+    def is_ours(self) -> bool:
+        """Root may visit others; what they offer to their owner alone stays closed to root."""
+        return self.target.uid == os.geteuid()
+
+    @property
+    def pid(self) -> int:
+        return self.target.process.pid
+
+
+def examine(target: Target) -> PythonProcess:
+    """Look at *target* without touching it; raises the reason why no way can lead into it."""
+    pid = target.process.pid
+    status = _status(pid)
+    if os.geteuid() not in (target.uid, 0):
+        raise NotPermitted(f"pid {pid} belongs to {target.user or target.uid}", hint="ask its owner")
+    _require_awake(pid, status)
+    maps, executable = _read(pid, "maps"), target.executable or ""
+    name = _INTERPRETER.search(os.path.basename(executable))
+    library = _LIBRARY.search(maps)
+    if library is None and not _is_python(pid):
+        raise NotReachable(
+            f"pid {pid} is no Python process ({os.path.basename(executable)})",
+            hint="only Python can be asked to trim; `vram park` works for any CUDA process",
+        )
+    minor = library.group(1).decode() if library else name.group(1) if name else None
+    return PythonProcess(
+        target=target,
+        argv=_argv(pid),
+        executable=executable,
+        is_interpreter=name is not None,
+        minor=int(minor) if minor else None,
+        pid_inside=int(status.get("NSpid", str(pid)).split()[-1]),
+        gid=int(status["Gid"].split()[0]),
+    )
+
+
+def shares_our_world(pid: int) -> str | None:
+    """Why a file or a clock of ours would be another one there; None where they are the same."""
+    for name, meaning in (("mnt", "sees other files"), ("time", "has another clock")):
+        try:
+            same = os.stat(f"/proc/{pid}/ns/{name}").st_ino == os.stat(f"/proc/self/ns/{name}").st_ino
+        except OSError:
+            continue  # kernels without that namespace have one for all
+        if not same:
+            return f"it {meaning} than we do (a container): run vram inside it"
+    return None
+
+
+def _require_awake(pid: int, status: dict[str, str]) -> None:
+    state = status.get("State", "?")[:1]
+    if state in _STOPPED:
+        hint = f"let it run first: kill -CONT {pid}" if state == "T" else "try again when it is gone"
+        raise NotReachable(f"pid {pid} {_STOPPED[state]} and cannot answer", hint=hint)
+
+
+def _is_python(pid: int) -> bool:
+    """Whether the program carries Python in itself, as most distributions' interpreters do."""
+    try:
+        with open(f"/proc/{pid}/exe", "rb") as file:
+            return _contains(file.fileno())
+    except (OSError, ValueError):
+        return False
+
+
+def _contains(file: int) -> bool:
+    import mmap
+
+    with mmap.mmap(file, 0, prot=mmap.PROT_READ) as program:
+        return program.find(_NEEDED_SYMBOL) >= 0
+
+
+def _status(pid: int) -> dict[str, str]:
+    lines = _read(pid, "status").decode("utf-8", "replace").splitlines()
+    if not lines:
+        raise NoSuchProcess(f"process {pid} has ended")
+    return {key: value.strip() for key, _, value in (line.partition(":") for line in reversed(lines))}
+
+
+def tracer(pid: int) -> int:
+    """The pid of the debugger that holds *pid* already; 0 where there is none."""
+    return int(_status(pid).get("TracerPid", "0"))
+
+
+def _argv(pid: int) -> tuple[str, ...]:
+    return tuple(os.fsdecode(word) for word in _read(pid, "cmdline").rstrip(b"\0").split(b"\0"))
+
+
+def _read(pid: int, name: str) -> bytes:
+    try:
+        with open(f"/proc/{pid}/{name}", "rb") as file:
+            return file.read()
+    except OSError:
+        return b""

@@ -1,0 +1,86 @@
+"""Through ``sys.remote_exec`` (PEP 768): Python 3.14 and later run a file at a safe point of their own.
+
+Attacher and target must be of the same minor version, so the target's own interpreter is
+asked to attach. It tells nobody when the file has run: see :mod:`vram.reach.errand`.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from typing import Any
+
+from vram.errors import NotReachable, TimedOut
+from vram.model.trimming import Trimmed, Verb, Via
+from vram.reach.errand import Errand, request
+from vram.reach.permission import why_not_traced
+from vram.reach.python_process import PythonProcess, shares_our_world
+
+NAME: Via = "remote-exec"
+FIRST_MINOR = 14
+
+# Flags of its own, not ours: -I keeps our environment and folder out, -S starts faster.
+_ATTACHER = "import sys; sys.remote_exec(int(sys.argv[1]), sys.argv[2])"
+
+
+def closed(process: PythonProcess) -> str | None:
+    if process.minor is not None and process.minor < FIRST_MINOR:
+        return f"its Python 3.{process.minor} has no sys.remote_exec (3.{FIRST_MINOR} has)"
+    if not process.is_interpreter or process.minor is None:
+        return "its program is not an interpreter of Python 3.14 or later"
+    if not os.access(process.executable, os.X_OK):
+        return f"its interpreter {process.executable} cannot be started again"
+    return shares_our_world(process.pid)
+
+
+def visit(process: PythonProcess, verb: Verb, deadline_s: float, *, tracebacks: bool) -> Trimmed:
+    until = time.monotonic() + deadline_s
+    wanted = request(verb, process.pid_inside, until, tracebacks=tracebacks)
+    with Errand(wanted, process) as errand:
+        pidfd = os.pidfd_open(process.pid)
+        try:
+            _attach(process, errand.script, deadline_s)
+            answer = errand.wait(until, pidfd)
+        finally:
+            os.close(pidfd)
+        return answer or _give_up(process, errand)
+
+
+def _attach(process: PythonProcess, script: str, deadline_s: float) -> None:
+    command = [process.executable, "-I", "-S", "-c", _ATTACHER, str(process.pid), script]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=deadline_s, **_as_its_owner(process)
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NotReachable(f"{process.executable} could not be asked to attach: {error}") from error
+    if done.returncode:
+        raise _refusal(process, done.stderr.strip().rpartition("\n")[2])
+
+
+def _as_its_owner(process: PythonProcess) -> dict[str, Any]:
+    """The interpreter may be any file of the target's user: root never runs it as root."""
+    if process.is_ours:
+        return {}
+    return {"user": process.target.uid, "group": process.gid, "extra_groups": []}
+
+
+def _refusal(process: PythonProcess, complaint: str) -> NotReachable:
+    if "not enabled" in complaint:
+        return NotReachable(
+            f"pid {process.pid} was started with remote debugging disabled",
+            hint="unset PYTHON_DISABLE_REMOTE_DEBUG (or drop -X disable-remote-debug) before its next start",
+        )
+    if complaint.startswith("PermissionError"):
+        return NotReachable(f"pid {process.pid} may not be attached to", hint=why_not_traced())
+    return NotReachable(f"Python refused to attach to pid {process.pid}: {complaint or 'no reason given'}")
+
+
+def _give_up(process: PythonProcess, errand: Errand) -> Trimmed:
+    if errand.call_off():
+        raise TimedOut(
+            f"pid {process.pid} did not come to a safe point in time; nothing was done",
+            hint="its main thread is blocked or busy outside Python; give it longer with --deadline",
+        )
+    raise TimedOut(f"pid {process.pid} began to trim, and had not finished in time; it goes on by itself")

@@ -1,0 +1,97 @@
+"""What a process let go of: its own account, framework by framework, and the driver's word on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+from msgspec import Struct
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from vram.model.trimming import CacheLine, Receipt
+from vram.report.look import Look
+from vram.report.paragraph import paragraph
+from vram.units import counted, size
+
+WAYS = {
+    "agent": "through its vram agent",
+    "jupyter": "through its Jupyter connection",
+    "remote-exec": "by sys.remote_exec",
+    "debugger": "by a debugger",
+}
+
+
+class TrimReport(Struct, frozen=True, kw_only=True):
+    """``--json``. ``charged_*`` are the driver's figures, everything in ``answer`` the process's own."""
+
+    schema: Literal[1] = 1
+    trimmed: tuple[Receipt, ...]
+    refused: tuple[dict[str, Any], ...] = ()
+
+
+def trimmed(receipt: Receipt, look: Look) -> RenderableType:
+    """Return one process's account."""
+    answer = receipt.answer
+    head = f"pid {receipt.target.process.pid}" + (f" · {receipt.target.user}" if receipt.target.user else "")
+    command = look.short(receipt.target.command, max(20, look.measure - len(head) - 2))
+    blocks: list[RenderableType] = [Text.assemble(look.clean(head), "  ", (command, "bold"))]
+    if answer.lines:
+        blocks.append(_table(answer.lines, look))
+    blocks.append(paragraph("", _verdict(receipt), look, indent=2))
+    blocks += [paragraph("- ", Text(look.clean(note)), look, indent=2) for note in _notes(receipt)]
+    return Group(*blocks)
+
+
+def _table(lines: Sequence[CacheLine], look: Look) -> Table:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(width=1)
+    table.add_column(min_width=12)
+    table.add_column(min_width=6)
+    for _ in range(3):
+        table.add_column(justify="right", min_width=9)
+    heads = ("", "", "where", "held", "unused", "given back")
+    table.add_row(*(Text(head, style="dim") for head in heads))
+    for line in lines:
+        table.add_row("", *_cells(line, look))
+    return table
+
+
+def _cells(line: CacheLine, look: Look) -> tuple[Text, ...]:
+    where = "host" if line.memory != "device" else "GPU" if line.device is None else f"cuda:{line.device}"
+    returned = line.returned_bytes
+    return (
+        Text(look.clean(line.name)),
+        Text(where),
+        Text(_size(line.held)),
+        Text(_size(line.reclaimable), style="dim"),
+        Text(_size(returned), style="green" if returned and returned > 0 else ""),
+    )
+
+
+def _size(nbytes: int | None) -> str:
+    return "untold" if nbytes is None else size(nbytes)
+
+
+def _verdict(receipt: Receipt) -> Text:
+    how = f"{WAYS[receipt.via]}, in {receipt.took_s:.2f} s"
+    if receipt.charged_after is None or receipt.returned_bytes is None:
+        return Text(f"The driver could not be read again ({how}).")
+    figures = (
+        f": the driver charged it with {size(receipt.charged_before)}, now {size(receipt.charged_after)}"
+    )
+    gave = receipt.returned_bytes > 0
+    told = f"{size(receipt.returned_bytes)} came back" if gave else "nothing came back"
+    return Text.assemble((told, "bold green" if gave else "bold"), f" {how}", figures)
+
+
+def _notes(receipt: Receipt) -> Iterator[str]:
+    answer = receipt.answer
+    if answer.dropped:
+        yield f"forgotten: {', '.join(answer.dropped)}"
+    kept = answer.exceptions_kept
+    if kept:
+        remedy = "" if answer.dropped else "; --tracebacks forgets those that Python and IPython keep"
+        yield f"{counted(kept, 'exception')} kept, with every variable of the frames passed through{remedy}"
+    yield from answer.notes

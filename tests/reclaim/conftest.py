@@ -1,0 +1,77 @@
+"""Machines with a GPU whose records go to a folder of the test's own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.ghosts.conftest import Machine
+from vram.host.local import LocalHost
+
+
+class Bench(Machine):
+    """A machine on which vram acts; knows what it wrote down."""
+
+    def __init__(self, environment: dict[str, str], state: Path, *, real: bool) -> None:
+        super().__init__({**environment, "XDG_STATE_HOME": str(state)}, real=real)
+        self.state = state
+
+    def environment(self, **more: str) -> dict[str, str]:
+        return {**self._environment, **more}
+
+    def ask(self, *words: str, **options: Any) -> dict[str, Any]:
+        """Run a command with --json, which must work; return its answer."""
+        done = self.vram(*words, "--json", **options)
+        assert done.returncode == 0, done.stderr
+        answer: dict[str, Any] = json.loads(done.stdout)
+        return answer
+
+    def audit(self) -> list[dict[str, Any]]:
+        path = self.state / "vram" / "audit.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def run(self, argv: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            argv, env=self._environment, capture_output=True, text=True, timeout=120, **options
+        )
+
+
+@pytest.fixture
+def machine(real_gpu: bool, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
+    if real_gpu:
+        place = Bench(dict(os.environ), tmp_path / "state", real=True)
+    else:
+        gpu = request.getfixturevalue("virtual_gpu")
+        place = Bench(gpu.environment(), tmp_path / "state", real=False)
+    yield place
+    place.close()
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where this very process writes its records."""
+    folder = tmp_path / "state"
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder))
+    return folder / "vram"
+
+
+@pytest.fixture
+def host() -> LocalHost:
+    return LocalHost()
+
+
+@pytest.fixture
+def new_namespaces() -> tuple[str, ...]:
+    """The words before a command that is to run in PID and mount namespaces of its own."""
+    own = () if os.geteuid() == 0 else ("--user", "--map-root-user")
+    enter = ("unshare", *own, "--pid", "--fork", "--mount-proc", "--kill-child")
+    if not shutil.which("unshare") or subprocess.run([*enter, "true"], capture_output=True).returncode:
+        pytest.skip("no new PID namespace may be made here")
+    return enter

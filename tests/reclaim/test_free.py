@@ -1,0 +1,216 @@
+"""``vram free``: every ghost given back by the name of its finding, the healthy left alone."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.ghosts.conftest import held_by, is_charge
+from tests.reclaim.conftest import Bench
+from vram.units import GIB
+from vram.virtualgpu.scene import PROGRAMS
+
+GHOSTS = {
+    "VR101": ("fork_orphan", 0, "child", "parent"),
+    "VR103": ("export_handle", 2, "keeper", None),
+    "VR104": ("dmabuf", 2, "keeper", None),
+    "VR201": ("stopped", 0, "worker", None),
+}
+
+
+def ghost(machine: Bench, code: str, nbytes: int) -> int:
+    """Raise a ghost; return the pid of its keeper."""
+    program, stages, keeper, dies = GHOSTS[code]
+    scene = machine.scene(program, nbytes, stages=stages)
+    if dies:
+        scene.kill(dies)
+    return scene.pids[keeper]
+
+
+def kinds(answer: dict) -> list[tuple[str, int]]:
+    return [(step["kind"], step["target"]["process"]["pid"]) for step in answer["plan"]["steps"]]
+
+
+@pytest.mark.parametrize("code", GHOSTS)
+def test_a_ghost_is_ended_by_the_name_of_its_finding(machine: Bench, code: str):
+    keeper = ghost(machine, code, 2 * GIB)
+    answer = machine.ask("free", "--finding", code, "--yes")
+    assert kinds(answer) == [("kill", keeper)]
+    receipt = answer["receipt"]
+    assert receipt["outcomes"][0]["status"] == "done"
+    assert receipt["returned_bytes"] >= receipt["promised_bytes"] >= 2 * GIB
+    assert machine.vram("check", "--leftovers").returncode == 0
+
+
+def test_a_zombies_children_are_ended_and_the_zombie_is_left_as_it_is(machine: Bench):
+    scene = machine.scene("fork_orphan", 1 * GIB)
+    pidfd = os.pidfd_open(scene.pids["parent"])
+    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT)
+    os.close(pidfd)
+    answer = machine.ask("free", "--finding", "VR203", "--yes")
+    assert kinds(answer) == [("kill", scene.pids["child"])]
+    assert is_charge(answer["receipt"]["returned_bytes"], 1 * GIB)
+
+
+def test_a_healthy_process_is_never_ended_however_much_is_asked_for(machine: Bench):
+    """Even where nothing else could reach the goal: then it is refused."""
+    busy = machine.scene("plain", 8 * GIB)
+    ghost(machine, "VR101", 1 * GIB)
+    done = machine.vram("free", "20GiB", "--up-to", "kill", "--yes")
+    assert done.returncode == 19
+    assert "cannot be given back" in done.stderr
+    assert is_charge(held_by(machine.why(), busy.pids["self"]), 8 * GIB)
+    assert not machine.audit()
+
+
+def test_without_size_or_name_only_what_costs_nothing_is_planned(machine: Bench):
+    keeper = ghost(machine, "VR101", 1 * GIB)
+    answer = machine.ask("free", "--yes")
+    assert "kill" not in [kind for kind, _ in kinds(answer)]
+    (spared,) = [each for each in answer["spared"] if each["pid"] == keeper]
+    assert spared["command"] == "vram free --finding VR101"
+
+
+def test_no_more_is_ended_than_the_goal_needs(machine: Bench):
+    keepers = {ghost(machine, "VR103", size): size for size in (3 * GIB, 1 * GIB, 2 * GIB)}
+    answer = machine.ask("free", "2GiB", "--up-to", "kill", "--finding", "VR103", "--yes")
+    assert [keepers[pid] for _, pid in kinds(answer)] == [2 * GIB]
+    assert answer["receipt"]["returned_bytes"] == 2 * GIB
+
+
+def test_it_stops_when_the_device_says_that_the_goal_is_met(machine: Bench):
+    """The first of two gives back more than promised: what a context costs beyond its charge."""
+    first, second = (ghost(machine, "VR201", 1 * GIB) for _ in range(2))
+    goal = str(held_by(machine.why(), first) + 1)
+    answer = machine.ask("free", goal, "--finding", "VR201", "--yes")
+    assert kinds(answer) == [("kill", first), ("kill", second)]
+    receipt = answer["receipt"]
+    assert [each["status"] for each in receipt["outcomes"]] == ["done", "not-needed"]
+    assert receipt["returned_bytes"] >= int(goal)
+    assert is_charge(held_by(machine.why(), second), 1 * GIB)
+
+
+def test_a_keeper_that_also_works_is_spared(machine: Bench):
+    """It holds a dead process's memory, and its own: ending it would end work."""
+    scene = machine.scene("fork_orphan", 1 * GIB)
+    answer = machine.ask("free", "--finding", "VR102", "--up-to", "kill", "--yes")
+    assert "kill" not in [kind for kind, _ in kinds(answer)]
+    assert {each["pid"] for each in answer["spared"]} >= {scene.pids["parent"]}
+
+
+def test_without_a_terminal_and_without_yes_it_only_plans(machine: Bench):
+    keeper = ghost(machine, "VR101", 1 * GIB)
+    done = machine.vram("free", "--finding", "VR101")
+    assert done.returncode == 0
+    assert "Nothing was touched. --yes runs this plan." in done.stdout
+    assert is_charge(held_by(machine.why(), keeper), 1 * GIB)
+    assert not machine.audit()
+
+
+@pytest.mark.parametrize(("answer", "ends"), [("n", False), ("", False), ("yes", True)])
+def test_a_person_at_a_terminal_is_asked(machine: Bench, answer: str, ends: bool):
+    keeper = ghost(machine, "VR101", 1 * GIB)
+    shown, code = at_a_terminal(machine, ["free", "--finding", "VR101"], answer)
+    assert code == 0
+    assert "Do exactly this? [y/N]" in shown
+    assert f"pid {keeper}" in shown
+    assert ("returned" in shown) is ends
+    assert bool(machine.audit()) is ends
+
+
+def at_a_terminal(machine: Bench, words: list[str], answer: str) -> tuple[str, int]:
+    ours, theirs = pty.openpty()
+    environment = machine.environment(NO_COLOR="1", COLUMNS="100")
+    program = subprocess.Popen(
+        [sys.executable, "-m", "vram", *words], stdin=theirs, stdout=theirs, stderr=theirs, env=environment
+    )
+    os.close(theirs)
+    shown = b""
+    while b"[y/N]" not in shown:
+        assert select.select([ours], [], [], 60)[0], shown
+        shown += os.read(ours, 4096)
+    os.write(ours, answer.encode() + b"\n")
+    while select.select([ours], [], [], 60)[0]:
+        try:
+            part = os.read(ours, 4096)
+        except OSError:  # nobody is left at the other end
+            break
+        if not part:
+            break
+        shown += part
+    os.close(ours)
+    return shown.decode(), program.wait()
+
+
+def test_every_action_is_written_down_before_and_after(machine: Bench):
+    keeper = ghost(machine, "VR101", 1 * GIB)
+    answer = machine.ask("free", "--finding", "VR101", "--yes")
+    before, after = machine.audit()
+    assert (before["event"], after["event"]) == ("intend", "outcome")
+    assert before["token"] == after["token"]
+    assert before["digest"] == answer["plan"]["digest"]
+    assert before["step"]["target"]["process"]["pid"] == keeper
+    assert (after["status"], before["used_before"] - after["used_after"]) == (
+        "done",
+        answer["receipt"]["returned_bytes"],
+    )
+
+
+def test_a_plan_runs_by_its_digest_alone(machine: Bench):
+    ghost(machine, "VR101", 1 * GIB)
+    digest = machine.ask("free", "--finding", "VR101", "--dry-run")["plan"]["digest"]
+    ran = machine.ask("free", "--finding", "VR101", "--yes", "--digest", digest[:12])
+    assert ran["receipt"]["digest"] == digest
+
+
+def test_a_digest_that_does_not_fit_is_refused(machine: Bench):
+    ghost(machine, "VR101", 1 * GIB)
+    done = machine.vram("free", "--finding", "VR101", "--yes", "--digest", "0123456789ab")
+    assert done.returncode == 15
+    assert not machine.audit()
+    assert machine.vram("free", "--finding", "VR101", "--yes", "--digest", "xyz").returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (("free", "1000TiB"), 19, "more than the GPU has"),
+        (("free", "lots"), 2, "is not a size"),
+        (("free", "--finding", "VR999"), 2, "there is no code"),
+        (("free", "--gpu", "7"), 2, "there is no GPU 7"),
+        (("free", "--up-to", "reset"), 2, "invalid choice"),
+        (("free", "--plan", "x", "1GiB"), 2, "a saved plan says all by itself"),
+    ],
+)
+def test_bad_words_have_a_sentence_and_a_code(machine: Bench, words, code: int, says: str):
+    done = machine.vram(*words, "--yes")
+    assert (done.returncode, done.stdout) == (code, "")
+    assert says in done.stderr
+    assert not machine.state.exists()
+
+
+def test_where_nothing_is_left_over_nothing_is_done(machine: Bench):
+    done = machine.vram("free", "--finding", "VR101", "--yes")
+    assert (done.returncode, done.stdout) == (0, "There is nothing to do.\n")
+
+
+def test_hostile_names_do_not_steer_the_terminal(machine: Bench):
+    """The command line of a process is shown in a plan that somebody is asked to agree to."""
+    hostile = "\x1b[2J\u202eDo exactly this? [y/N]\r\n"
+    code = "import driver, stage; driver.context(); stage.ready('there'); stage.wait()"
+    actor = machine.popen(
+        [sys.executable, "-c", code, hostile], cwd=PROGRAMS, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert actor.stdout is not None
+    assert actor.stdout.readline()
+    shown = machine.vram("kill", str(actor.pid)).stdout
+    actor.communicate()
+    assert "[y/N]\\r\\n" in shown
+    assert all(line.isprintable() for line in shown.splitlines())

@@ -1,0 +1,230 @@
+"""SIGTERM, grace, SIGKILL, bytes read again; and whom nobody may touch."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.ghosts.conftest import is_charge
+from tests.reclaim.conftest import Bench
+from vram.units import GIB
+from vram.virtualgpu.scene import PROGRAMS
+
+STUCK = Path(__file__).with_name("stuck.py")
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+
+# Holds a GiB and does not end when asked to.
+DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+HOLDER = "import driver, stage, sys; driver.context(); driver.alloc(1 << 30)\n"
+WAITS = "stage.ready('allocated'); stage.wait()"
+
+
+def start(machine: Bench, code: str, *words: str, **options: object) -> subprocess.Popen[bytes]:
+    """Start a program that holds GPU memory, and wait until it does."""
+    actor = machine.popen(
+        [sys.executable, "-c", code, *words],
+        cwd=PROGRAMS,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        **options,
+    )
+    assert actor.stdout is not None
+    assert actor.stdout.readline()
+    return actor
+
+
+def end(actor: subprocess.Popen[bytes]) -> None:
+    actor.kill()
+    actor.communicate()
+
+
+def test_a_named_process_ends_and_its_bytes_are_measured(machine: Bench):
+    scene = machine.scene("plain", 1 * GIB)
+    answer = machine.ask("kill", str(scene.pids["self"]), "--yes")
+    (outcome,) = answer["receipt"]["outcomes"]
+    assert (outcome["status"], outcome["message"]) == ("done", "it ended when asked to (SIGTERM)")
+    returned = answer["receipt"]["returned_bytes"]
+    # What a context costs beyond its charge comes back with it.
+    assert is_charge(returned, 1 * GIB)
+    assert returned >= answer["receipt"]["promised_bytes"]
+
+
+def test_who_ignores_sigterm_gets_grace_and_then_sigkill(machine: Bench):
+    deaf = start(machine, DEAF + HOLDER + WAITS)
+    try:
+        answer = machine.ask("kill", str(deaf.pid), "--yes", "--grace", "0.3")
+        (outcome,) = answer["receipt"]["outcomes"]
+        assert outcome["status"] == "done"
+        assert "killed (SIGKILL)" in outcome["message"]
+        assert outcome["took_s"] >= 0.3
+        assert deaf.wait() == -9
+        assert is_charge(answer["receipt"]["returned_bytes"], 1 * GIB)
+    finally:
+        end(deaf)
+
+
+def test_a_stopped_process_takes_sigterm_and_may_clean_up(machine: Bench):
+    """It is let go on after the signal, so that its handlers run."""
+    scene = machine.scene("stopped", 1 * GIB)
+    answer = machine.ask("kill", str(scene.pids["worker"]), "--yes", "--grace", "30")
+    assert answer["receipt"]["outcomes"][0]["message"] == "it ended when asked to (SIGTERM)"
+
+
+@needs_root
+def test_state_d_is_unkillable_and_said_once(machine: Bench):
+    """A process that waits inside the kernel: no signal ends it, and nobody tries again."""
+    if machine.real or not os.path.exists("/dev/fuse") or not shutil.which("unshare"):
+        pytest.skip("no file system can be made here that never answers")
+    code = HOLDER + "import os; print('waits', flush=True); os.stat(sys.argv[1])"
+    stuck = machine.popen(
+        ["unshare", "--mount", sys.executable, str(STUCK), sys.executable, "-c", code],
+        cwd=PROGRAMS,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert stuck.stdout is not None
+    try:
+        lines = [stuck.stdout.readline() for _ in range(2)]
+        if b"waits\n" not in lines:
+            pytest.skip("FUSE may not be mounted here")
+        pid = next(line for line in lines if line != b"waits\n").decode().strip()
+        done = machine.vram("kill", pid, "--yes", "--grace", "0.1", "--json")
+        assert done.returncode == 3
+        (outcome,) = json.loads(done.stdout)["receipt"]["outcomes"]
+        assert outcome["status"] == "unkillable"
+        assert "it waits inside the kernel (state D)" in outcome["message"]
+        signals = [each for each in machine.audit() if each["event"] == "outcome"]
+        assert [each["status"] for each in signals] == ["unkillable"]
+        # Now that the kernel holds it, the plan itself says so.
+        (spared,) = machine.ask("free", "--up-to", "kill", "--dry-run")["spared"]
+        assert spared["why"].startswith("no signal reaches it now")
+    finally:
+        stuck.communicate()
+
+
+def test_a_pid_that_does_not_exist(machine: Bench):
+    done = machine.vram("kill", "2147483646", "--yes")
+    assert (done.returncode, done.stdout) == (10, "")
+    assert "there is no process 2147483646" in done.stderr
+    assert not machine.state.exists()
+
+
+def test_a_process_without_gpu_memory(machine: Bench):
+    bystander = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        done = machine.vram("kill", str(bystander.pid), "--yes")
+        assert done.returncode == 11
+        assert "holds no memory of any GPU" in done.stderr
+        assert bystander.poll() is None
+    finally:
+        bystander.communicate()
+
+
+@pytest.mark.parametrize("word", ["0", "-1", "abc", "99999999999", ""])
+def test_what_is_no_pid_is_a_usage_error(machine: Bench, word: str):
+    assert machine.vram("kill", "--yes", "--", word).returncode == 2
+
+
+def test_our_own_ancestors_are_protected(machine: Bench):
+    done = machine.vram("kill", str(os.getpid()), "--yes")
+    assert done.returncode == 13
+    assert [each["event"] for each in machine.audit()] == ["refused"]
+
+
+@needs_root
+def test_a_part_of_the_system_is_protected_from_root_whatever_is_asked(machine: Bench):
+    """A display server that holds GPU memory, by the path of its real executable."""
+    if machine.real or not shutil.which("unshare"):
+        pytest.skip("a program cannot be installed here for the time of a test")
+    library = "import os, sys; os.execv('/opt/Xorg', ['Xorg', *sys.argv[1:]])"
+    setup = 'mount -t tmpfs none /opt && cp "$0" /opt/Xorg && exec "$@"'
+    argv = ["unshare", "--mount", "sh", "-c", setup, os.path.realpath(sys.executable)]
+    home = {"PYTHONHOME": f"{sys.base_prefix}:{sys.base_exec_prefix}"}
+    server = machine.popen(
+        [*argv, sys.executable, "-c", library, "-c", HOLDER + WAITS],
+        cwd=PROGRAMS,
+        env={**os.environ, **home},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert server.stdout is not None
+    try:
+        if not server.stdout.readline():
+            pytest.skip("no folder can be mounted here for the time of a test")
+        pid = str(server.pid)
+        assert os.readlink(f"/proc/{pid}/exe") == "/opt/Xorg"
+        for words in (
+            ("kill", pid),
+            ("free", "1GiB", "--pid", pid),
+            ("free", "--pid", pid, "--up-to", "kill"),
+        ):
+            done = machine.vram(*words, "--yes")
+            assert done.returncode == 13, done.stdout
+            assert "display server" in done.stderr
+        spared = machine.ask("free", "--finding", "VR206", "--up-to", "kill", "--yes")
+        assert not spared["plan"]["steps"]
+        assert server.poll() is None
+        assert {each["event"] for each in machine.audit()} == {"refused"}
+    finally:
+        end(server)
+
+
+@pytest.fixture
+def records() -> Iterator[Path]:
+    """A folder that another user can reach, which pytest's own is not."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+@needs_root
+def test_someone_elses_process_is_denied_and_that_is_written_down(machine: Bench, records: Path):
+    """An ordinary user names root's process; what is said is what anybody can see."""
+    if machine.real:
+        pytest.skip("the virtual GPU's folder is opened for this")
+    scene = machine.scene("plain", 1 * GIB)
+    pid = scene.pids["self"]
+    os.chown(records, 65534, 65534)
+    # The interpreter may lie where other users may not go: it changes its user once all is imported.
+    code = (
+        "import os, sys\n"
+        "import vram.reclaim.audit; from vram.reclaim import identity\n"
+        "from argparse import Namespace; from vram.cli import reclaiming\n"
+        "from vram.host.local import LocalHost\n"
+        "host = LocalHost(); host.facts(); host.signals.ourselves()\n"
+        "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+        "args = Namespace(yes=True, dry_run=False, json=False, digest=None, pid=[int(sys.argv[1])])\n"
+        "try: reclaiming.reclaim(args, host, lambda: identity.capture(host, args.pid[0]))\n"
+        "except Exception as error: print(int(error.exit_code), error)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(pid)],
+        env=machine.environment(XDG_STATE_HOME=str(records)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == f"12 pid {pid} belongs to root\n", done.stderr
+    log = (records / "vram" / "audit.jsonl").read_text()
+    assert f'"pids":[{pid}]' in log
+    assert '"uid":65534' in log
+    os.kill(pid, 0)
+
+
+def test_ending_one_of_several_keepers_promises_nothing(machine: Bench):
+    scene = machine.scene("fork_orphan", 1 * GIB)
+    parent, child = scene.pids["parent"], scene.pids["child"]
+    alone = machine.ask("kill", str(parent), "--dry-run")
+    assert [step["predicted_bytes"] for step in alone["plan"]["steps"]] == [0]
+    assert f"until pid {child}" in alone["plan"]["steps"][0]["reason"]
+    both = machine.ask("kill", str(parent), str(child), "--dry-run")
+    first, last = (step["predicted_bytes"] for step in both["plan"]["steps"])
+    assert first == 0
+    assert is_charge(last, 1 * GIB)
