@@ -1,0 +1,64 @@
+"""Threads whose GPU memory is settled when their work ends, also when it ends by an exception.
+
+Device memory belongs to the process: a thread that ends gives nothing back by itself. Here its
+garbage is collected, the variables of a failed thread are let go of, caches go back to the
+driver, and what then is still in use is named. Raw pointers that nobody freed cannot be freed
+by anyone else: they are reported, and `vram.Buffer` is what would have freed them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent import futures
+from typing import TYPE_CHECKING, Any
+
+from vram.guard.scope import OnLeak, Scope, scope
+
+if TYPE_CHECKING:
+    from vram.model.leak import Leak
+
+
+class Thread(threading.Thread):
+    """A ``threading.Thread`` that settles its GPU memory at its end; ``leak`` says what it kept.
+
+    Threads that run at the same time are settled together, by the last of them.
+    """
+
+    def __init__(
+        self, *args: Any, leak: OnLeak = "warn", limit: str | int | None = None, **options: Any
+    ) -> None:
+        super().__init__(*args, **options)
+        self._settled = scope(self.name, leak=leak, limit=limit, thread=True)
+        run = self.run
+        # Around whatever `run` is, a subclass's own included: its frame is gone when we settle.
+        self.run = lambda: _in_scope(self._settled, run)  # type: ignore[method-assign]
+
+    @property
+    def leak(self) -> Leak | None:
+        """What the thread kept, when it has ended."""
+        return self._settled.leak
+
+
+class ThreadPoolExecutor(futures.ThreadPoolExecutor):
+    """An executor that settles GPU memory after every piece of work.
+
+    A future that failed keeps its exception, and that would keep every variable of the work:
+    they are let go of here. Results are the caller's, and do not count as kept.
+    """
+
+    def __init__(
+        self, *args: Any, leak: OnLeak = "warn", limit: str | int | None = None, **options: Any
+    ) -> None:
+        super().__init__(*args, **options)
+        self._leak, self._limit = leak, limit
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> futures.Future[Any]:
+        name = getattr(function, "__qualname__", repr(function))
+        opened = scope(name, leak=self._leak, limit=self._limit, thread=True)
+        return super().submit(_in_scope, opened, function, *args, **kwargs)
+
+
+def _in_scope(opened: Scope, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with opened:
+        return opened.keep(function(*args, **kwargs))
