@@ -157,15 +157,18 @@ class Driver:
     @contextmanager
     def on_device(self, device: int | None) -> Iterator[int]:
         """Be in a live context of *device* (``None``: the current one, else 0); yields its number."""
-        code = self.in_context(device, lambda: int(self.cuMemGetInfo_v2(byref(c_size_t()), byref(c_size_t()))))
-        self.check(code, "cuMemGetInfo")
-        current = self.current_device()
-        if current is not None and device in (None, current) and self.current_context():
-            yield current
-            return
-        chosen = self._stale_device() if device is None else device
-        with self.inside(self._primary[chosen]):
-            yield chosen
+        handle = c_void_p()
+
+        def note_context() -> int:
+            # This call needs a live context, where cuCtxGetCurrent would name a dead one.
+            code: int = self.cuMemGetInfo_v2(byref(c_size_t()), byref(c_size_t()))
+            return code or int(self.cuCtxGetCurrent(byref(handle)))
+
+        self.check(self.in_context(device, note_context), "cuMemGetInfo")
+        with self.inside(handle.value or 0):
+            number = self.current_device()
+            assert number is not None
+            yield number
 
     # ---- pointers ----
 
@@ -175,10 +178,11 @@ class Driver:
         code = self.cuPointerGetAttribute(byref(number), POINTER_BUFFER_ID, pointer)
         return None if code else number.value
 
-    def context_of(self, pointer: int) -> int:
+    def context_of(self, pointer: int) -> int | None:
+        """The context that an allocation ends with; a pool's memory belongs to none."""
         handle = c_void_p()
-        self.must("cuPointerGetAttribute", byref(handle), POINTER_CONTEXT, pointer)
-        return handle.value or 0
+        code = self.cuPointerGetAttribute(byref(handle), POINTER_CONTEXT, pointer)
+        return None if code else handle.value
 
     def ordinal_of(self, pointer: int) -> int:
         number = c_int()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import byref, c_size_t, c_uint64, c_void_p
+from ctypes import byref, c_size_t, c_uint64
 
 from vram.errors import OutOfMemory
 from vram.guard.allocation import Allocation
+from vram.guard.dlpack import LEGACY_STREAM
 from vram.guard.driver import Driver
 from vram.guard.streams import Stream
 from vram.units import size
@@ -93,7 +94,7 @@ class ZeroCopy(Pinned):
     def device_pointer(self) -> int:
         found = c_uint64()
         with self.inside():
-            self._cuda.must("cuMemHostGetDevicePointer_v2", byref(found), self.pointer, 0)
+            self.cuda.must("cuMemHostGetDevicePointer_v2", byref(found), self.pointer, 0)
         return found.value
 
 
@@ -109,6 +110,8 @@ class StreamOrdered(Allocation):
         self, nbytes: int, stream: Stream, *, device: int | None = None, zero_on_free: bool = False
     ) -> None:
         self.stream = stream
+        # The interface has no name for stream 0 but this one.
+        self.interface_stream = stream.handle or LEGACY_STREAM
         super().__init__(nbytes, device=device, zero_on_free=zero_on_free)
 
     def _take(self, cuda: Driver, pointer: c_uint64) -> int:
@@ -119,7 +122,10 @@ class StreamOrdered(Allocation):
 
     def _zero(self, cuda: Driver) -> None:
         cuda.must("cuMemsetD8Async", self.pointer, 0, self.nbytes, self.stream.handle)
-        cuda.must("cuStreamSynchronize", c_void_p(self.stream.handle))
+        cuda.must("cuStreamSynchronize", self.stream.handle)
+
+    def settle(self) -> None:
+        self.cuda.must("cuStreamSynchronize", self.stream.handle)
 
     def drop(self) -> None:
         """A stream given as a bare number may be gone by now, and using a dead handle crashes."""

@@ -1,0 +1,129 @@
+"""Memory that this process may use: whose it is, whether it is still there, who else works on it.
+
+Nothing here trusts an address. Before memory is touched or freed the driver is asked whether it
+still is the same allocation: after a context reset the same address may be somebody else's.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextlib import AbstractContextManager, nullcontext
+from weakref import ref
+
+from vram.errors import BufferClosed, BufferLent, BufferLost, VramError
+from vram.guard.driver import Driver
+from vram.units import counted
+
+
+class Holding:
+    """What owned and borrowed memory have in common. *pointer* is where a host or a device finds it."""
+
+    kind = ""
+    is_host_visible = False
+    is_read_only = False
+    zero_on_free = False
+    interface_stream: int | None = None
+    pointer: int
+    nbytes: int
+    _identity: int | None
+
+    def __init__(self, cuda: Driver, device: int | None) -> None:
+        self.lock = threading.RLock()
+        self.leases: set[int] = set()
+        self.pid = os.getpid()
+        self.cuda = cuda
+        self._where = device
+        self._host_views: list[ref[memoryview]] = []
+        self._host_array: ref[object] | None = None
+
+    # ---- is it there? ----
+
+    @property
+    def is_released(self) -> bool:
+        raise NotImplementedError
+
+    def check_process(self) -> None:
+        if self.pid != os.getpid():
+            hint = "it is freed there; make buffers after the fork, or start processes by spawn"
+            raise BufferLost(f"this buffer belongs to process {self.pid}, which forked this one", hint=hint)
+
+    def check(self) -> None:
+        """Raise unless this very memory is still there, and ours."""
+        self.check_process()
+        if self.is_released:
+            raise BufferClosed("this buffer is closed", hint="its memory was given back: make a new one")
+        if self.cuda.identity(self.pointer) != self._identity:
+            self._forget()
+            hint = "cuDevicePrimaryCtxReset, cudaDeviceReset or the like freed it; make a new one"
+            raise BufferLost("this buffer's memory went with its CUDA context", hint=hint)
+
+    def _forget(self) -> None:
+        """Have nothing to give back any more."""
+        raise NotImplementedError
+
+    # ---- using it ----
+
+    @property
+    def device(self) -> int:
+        if self._where is None:
+            self._where = self.cuda.ordinal_of(self.pointer)
+        return self._where
+
+    def device_pointer(self) -> int:
+        return self.pointer
+
+    def inside(self) -> AbstractContextManager[object]:
+        """Be in the memory's own context, whatever this thread has current."""
+        context = self.cuda.context_of(self.pointer)
+        if context is None:
+            return self.cuda.on_device(self.device)
+        return nullcontext() if context == self.cuda.current_context() else self.cuda.inside(context)
+
+    def wait(self) -> None:
+        """Come back when all work that may still write to it has ended."""
+        self.cuda.must("cuCtxSynchronize")
+
+    def settle(self) -> None:
+        """Make the memory ready for a consumer on any stream."""
+
+    # ---- who else works on it ----
+
+    def show(self, array: object, view: memoryview) -> None:
+        """Remember a view that was handed out: it ends when the memory does."""
+        self._host_array = ref(array)
+        self._host_views = [each for each in self._host_views if each() is not None] + [ref(view)]
+
+    def shown_array(self) -> object | None:
+        return None if self._host_array is None else self._host_array()
+
+    @property
+    def is_in_use_elsewhere(self) -> bool:
+        return bool(self.leases) or self.shown_array() is not None
+
+    def recall(self) -> None:
+        """End the views that were handed out; BufferLent where others still work on the memory."""
+        if self.leases:
+            raise _lent(f"{counted(len(self.leases), 'DLPack consumer')} of this buffer live on")
+        for each in self._host_views:
+            view = each()
+            try:
+                if view is not None:
+                    view.release()
+            except BufferError:
+                raise _lent("an array or view of this buffer's host memory lives on") from None
+        view = None
+        if self.shown_array() is not None:
+            raise _lent("a part of this buffer's host view lives on")
+
+    # ---- giving it back ----
+
+    def release(self) -> None:
+        raise NotImplementedError
+
+    def drop(self) -> None:
+        raise NotImplementedError
+
+
+def _lent(why: str) -> VramError:
+    return BufferLent(f"{why}: nothing was freed", hint="drop the tensor or array first; vram.holders names who keeps it")
