@@ -1,0 +1,28 @@
+"""vram's own buffers: those that own memory of a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from vram.guard.frameworks.array import Description, kinds, loaded
+
+NAME = "vram.Buffer"
+ON_HOST = ("pinned", "zero-copy")
+
+
+def arrays() -> tuple[type, ...]:
+    return kinds(loaded("vram.guard.buffer"), "Buffer")
+
+
+def blocks() -> tuple[type, ...]:
+    return ()
+
+
+def describe(found: Iterable[Any]) -> Iterator[Description | None]:
+    for each in found:
+        memory = getattr(each, "_memory", None)
+        if memory is None or memory.is_released or memory.kind in ON_HOST:
+            yield None
+        else:
+            yield Description(memory.nbytes, memory.device, memory.device_pointer(), memory.kind, each.shape)
