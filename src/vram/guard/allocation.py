@@ -54,13 +54,6 @@ class Allocation(Holding):
     def _give(self, cuda: Driver) -> int:
         raise NotImplementedError
 
-    def _zero(self, cuda: Driver) -> None:
-        """Erase it in its own context, and come back when that is done."""
-        # Work of other streams may still write: it ends first, or it would undo the erasing.
-        cuda.must("cuCtxSynchronize")
-        cuda.must("cuMemsetD8_v2", self.pointer, 0, self.nbytes)
-        cuda.must("cuCtxSynchronize")
-
     # ---- giving it back ----
 
     @property
@@ -70,11 +63,6 @@ class Allocation(Holding):
     def _forget(self) -> None:
         living.pop(self.serial, None)
 
-    def zero(self) -> None:
-        self.check()
-        with self.inside():
-            self._zero(self.cuda)
-
     def release(self) -> None:
         """Give it back now. A second time is BufferClosed; where zeroing fails nothing is given back."""
         self.check()
@@ -83,7 +71,7 @@ class Allocation(Holding):
         try:
             if self.zero_on_free:
                 with self.inside():
-                    self._zero(self.cuda)
+                    self._zero()
             self.cuda.check(self._give_anywhere(), "the free")
         except BaseException:
             living[self.serial] = self

@@ -161,7 +161,9 @@ class Buffer:
         """
         memory = self._memory
         if not memory.is_host_visible:
-            raise UsageError(f"{memory.kind} memory cannot be read by the host", hint="use read() and write()")
+            raise UsageError(
+                f"{memory.kind} memory cannot be read by the host", hint="use read() and write()"
+            )
         memory.check_process()
         with memory.lock:
             memory.check()
@@ -199,6 +201,13 @@ class Buffer:
         if not 0 <= byte <= 255:
             raise UsageError(f"{byte} is not a byte", hint="0 to 255")
         self._copy("cuMemsetD8_v2", 0, self.nbytes, lambda at: (at, byte, self.nbytes))
+
+    def erase(self) -> None:
+        """Set every byte to zero, padding too, once all work on it has ended; wait for that."""
+        memory = self._memory
+        memory.check_process()
+        with memory.lock:
+            memory.zero()
 
     def _copy(self, call: str, offset: int, count: int, words: Any) -> None:
         memory = self._memory
@@ -256,7 +265,9 @@ class Buffer:
             memory.drop()
 
     def __reduce__(self) -> NoReturn:
-        raise UsageError("a buffer cannot be copied or pickled", hint="its memory is one process's; copy the bytes")
+        raise UsageError(
+            "a buffer cannot be copied or pickled", hint="its memory is one process's; copy the bytes"
+        )
 
     # ---- other libraries ----
 

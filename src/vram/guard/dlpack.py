@@ -76,9 +76,11 @@ def opened(found: object) -> Tensor:
     """The tensor in a capsule that nobody has taken over yet. It lives as long as the capsule."""
     for name, kind in ((VERSIONED, ManagedVersioned), (PLAIN, Managed)):
         if _is_valid(found, name):
-            tensor: Tensor = kind.from_address(_pointer(found, name)).tensor  # type: ignore[attr-defined]
+            tensor: Tensor = kind.from_address(_pointer(found, name)).tensor
             return tensor
-    raise UsageError("this is not a fresh DLPack capsule", hint="a capsule can be used once: ask for a new one")
+    raise UsageError(
+        "this is not a fresh DLPack capsule", hint="a capsule can be used once: ask for a new one"
+    )
 
 
 def layout_of(tensor: Tensor) -> Layout:
@@ -86,4 +88,6 @@ def layout_of(tensor: Tensor) -> Layout:
     shape = tuple(tensor.shape[: tensor.dimensions])
     if not tensor.strides:
         return Layout(shape, None, element)
-    return Layout(shape, tuple(stride * element.nbytes for stride in tensor.strides[: tensor.dimensions]), element)
+    return Layout(
+        shape, tuple(stride * element.nbytes for stride in tensor.strides[: tensor.dimensions]), element
+    )

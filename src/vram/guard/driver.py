@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from ctypes import byref, c_char_p, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_void_p
 from typing import Any
 
@@ -95,7 +95,9 @@ class Driver:
         count = self.count()
         if not 0 <= device < count:
             seen = f"CUDA sees {count} GPU{'s' * (count != 1)}, from 0 on"
-            raise NoSuchDevice(f"there is no GPU {device} here", hint=f"{seen}; CUDA_VISIBLE_DEVICES may hide others")
+            raise NoSuchDevice(
+                f"there is no GPU {device} here", hint=f"{seen}; CUDA_VISIBLE_DEVICES may hide others"
+            )
         return device
 
     # ---- contexts ----
@@ -169,6 +171,13 @@ class Driver:
             number = self.current_device()
             assert number is not None
             yield number
+
+    def within(self, pointer: int, device: int) -> AbstractContextManager[object]:
+        """Be where *pointer* can be used: in its own context, a pool's memory in one of *device*."""
+        context = self.context_of(pointer)
+        if context is None:
+            return self.on_device(device)
+        return nullcontext() if context == self.current_context() else self.inside(context)
 
     # ---- pointers ----
 
@@ -249,7 +258,9 @@ def _opened() -> Driver:
     if code == NOT_INITIALIZED:
         raise after_fork()
     if code == NO_DEVICE:
-        raise DriverMissing("the NVIDIA driver finds no GPU", hint="see `vram check`, and CUDA_VISIBLE_DEVICES")
+        raise DriverMissing(
+            "the NVIDIA driver finds no GPU", hint="see `vram check`, and CUDA_VISIBLE_DEVICES"
+        )
     found.check(code, "cuInit")
     return found
 

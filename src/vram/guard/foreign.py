@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from vram.errors import UsageError
 from vram.guard import dlpack
 from vram.guard.driver import driver
+from vram.guard.erasing import erase
 from vram.guard.holding import Holding
 from vram.guard.layout import Layout, from_interface
 
@@ -100,6 +101,7 @@ class Borrowed(Holding):
         self.is_host_visible = seen.device[0] in (dlpack.CUDA_HOST, dlpack.CUDA_MANAGED)
         self.is_read_only = seen.is_read_only
         self.device_kind = seen.device[0]
+        self._layout = seen.layout
         self._keeper: object | None = seen.keeper
         self._identity = self.cuda.identity(self.pointer)
         if seen.stream:
@@ -112,6 +114,9 @@ class Borrowed(Holding):
 
     def _forget(self) -> None:
         self._keeper = None
+
+    def _zero(self) -> None:
+        erase(self.cuda, self.pointer, self.device, self._layout)
 
     def release(self) -> None:
         """Let go of the owner."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from weakref import ref
 
 from vram.errors import BufferClosed, BufferLent, BufferLost, VramError
@@ -75,13 +75,22 @@ class Holding:
 
     def inside(self) -> AbstractContextManager[object]:
         """Be in the memory's own context, whatever this thread has current."""
-        context = self.cuda.context_of(self.pointer)
-        if context is None:
-            return self.cuda.on_device(self.device)
-        return nullcontext() if context == self.cuda.current_context() else self.cuda.inside(context)
+        return self.cuda.within(self.pointer, self.device)
 
     def wait(self) -> None:
         """Come back when all work that may still write to it has ended."""
+        self.cuda.must("cuCtxSynchronize")
+
+    def zero(self) -> None:
+        self.check()
+        with self.inside():
+            self._zero()
+
+    def _zero(self) -> None:
+        """Erase it in its own context, and come back when that is done."""
+        # Work of other streams may still write: it ends first, or it would undo the erasing.
+        self.cuda.must("cuCtxSynchronize")
+        self.cuda.must("cuMemsetD8_v2", self.pointer, 0, self.nbytes)
         self.cuda.must("cuCtxSynchronize")
 
     def settle(self) -> None:
@@ -126,4 +135,6 @@ class Holding:
 
 
 def _lent(why: str) -> VramError:
-    return BufferLent(f"{why}: nothing was freed", hint="drop the tensor or array first; vram.holders names who keeps it")
+    return BufferLent(
+        f"{why}: nothing was freed", hint="drop the tensor or array first; vram.holders names who keeps it"
+    )

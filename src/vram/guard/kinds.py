@@ -44,7 +44,9 @@ class Pitched(Device):
 
     def _take(self, cuda: Driver, pointer: c_uint64) -> int:
         pitch = c_size_t()
-        code: int = cuda.cuMemAllocPitch_v2(byref(pointer), byref(pitch), self.width, self.height, self._element)
+        code: int = cuda.cuMemAllocPitch_v2(
+            byref(pointer), byref(pitch), self.width, self.height, self._element
+        )
         self.pitch = pitch.value
         return code
 
@@ -62,7 +64,9 @@ class Managed(Device):
         free, total = c_size_t(), c_size_t()
         code: int = cuda.cuMemGetInfo_v2(byref(free), byref(total))
         if code == 0 and self.nbytes > free.value:
-            message = f"{size(self.nbytes)} of managed memory asked for, {size(free.value)} free on the device"
+            message = (
+                f"{size(self.nbytes)} of managed memory asked for, {size(free.value)} free on the device"
+            )
             raise OutOfMemory(message, hint="`vram why` tells who holds the rest")
         return code or int(cuda.cuMemAllocManaged(byref(pointer), self.nbytes, ATTACH_GLOBAL))
 
@@ -80,8 +84,8 @@ class Pinned(Allocation):
     def _give(self, cuda: Driver) -> int:
         return int(cuda.cuMemFreeHost(self.pointer))
 
-    def _zero(self, cuda: Driver) -> None:
-        cuda.must("cuCtxSynchronize")
+    def _zero(self) -> None:
+        self.cuda.must("cuCtxSynchronize")
         ctypes.memset(self.pointer, 0, self.nbytes)
 
 
@@ -120,9 +124,9 @@ class StreamOrdered(Allocation):
     def _give(self, cuda: Driver) -> int:
         return int(cuda.cuMemFreeAsync(self.pointer, self.stream.handle))
 
-    def _zero(self, cuda: Driver) -> None:
-        cuda.must("cuMemsetD8Async", self.pointer, 0, self.nbytes, self.stream.handle)
-        cuda.must("cuStreamSynchronize", self.stream.handle)
+    def _zero(self) -> None:
+        self.cuda.must("cuMemsetD8Async", self.pointer, 0, self.nbytes, self.stream.handle)
+        self.cuda.must("cuStreamSynchronize", self.stream.handle)
 
     def settle(self) -> None:
         self.cuda.must("cuStreamSynchronize", self.stream.handle)

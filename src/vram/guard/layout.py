@@ -99,4 +99,6 @@ def from_interface(interface: dict[str, Any]) -> Layout:
     """What a ``__cuda_array_interface__`` says."""
     strides = interface.get("strides")
     shape = tuple(int(extent) for extent in interface["shape"])
-    return Layout(shape, tuple(map(int, strides)) if strides else None, ElementType.read(interface["typestr"]))
+    return Layout(
+        shape, tuple(map(int, strides)) if strides else None, ElementType.read(interface["typestr"])
+    )

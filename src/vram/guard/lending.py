@@ -88,7 +88,9 @@ def _natives() -> tuple[_Native, _Native]:
     library.vram_lend_prepare(table)
     return (
         _Native(_address(library, "vram_lend_return"), _address(library, "vram_lend_unused")),
-        _Native(_address(library, "vram_lend_return_versioned"), _address(library, "vram_lend_unused_versioned")),
+        _Native(
+            _address(library, "vram_lend_return_versioned"), _address(library, "vram_lend_unused_versioned")
+        ),
     )
 
 

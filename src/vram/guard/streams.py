@@ -34,7 +34,9 @@ def stream_of(named: Any) -> Stream:
         handle = _number(getattr(named, attribute, None))
         if handle is not None:
             return Stream(handle, named)
-    raise UsageError(f"{named!r} is not a CUDA stream", hint="give a framework's stream, or its handle as a number")
+    raise UsageError(
+        f"{named!r} is not a CUDA stream", hint="give a framework's stream, or its handle as a number"
+    )
 
 
 def _number(handle: Any) -> int | None:
