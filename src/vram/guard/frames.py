@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import gc
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from types import TracebackType
+from types import FrameType, TracebackType
 
 
-def let_go(error: BaseException) -> int:
+def let_go(error: BaseException, only: Callable[[FrameType], bool] = lambda _: True) -> int:
     """Empty the finished frames that *error*, its causes and its group's members passed through.
 
     Returns how many. Frames that still run keep their variables; the traceback still prints,
@@ -18,8 +19,12 @@ def let_go(error: BaseException) -> int:
         for trace in _steps(each.__traceback__):
             # A frame that still runs, or a generator that is only suspended, refuses.
             with suppress(RuntimeError):
-                trace.tb_frame.clear()
-                cleared += 1
+                if only(trace.tb_frame):
+                    trace.tb_frame.clear()
+                    # Who has looked at f_locals before made a copy, which keeps everything until the
+                    # next look brings it up to date (Python 3.12 and older).
+                    _ = trace.tb_frame.f_locals
+                    cleared += 1
     return cleared
 
 
@@ -45,4 +50,12 @@ def _steps(trace: TracebackType | None) -> Iterator[TracebackType]:
 
 
 def let_go_of_arrays(error: BaseException) -> int:
-    return let_go(error)
+    """The same for frames that have GPU arrays among their variables alone; others stay as they are."""
+    from vram.guard.suspects import has_array
+
+    def holds_array(frame: FrameType) -> bool:
+        # The collector's view of its variables; a look at f_locals would copy them.
+        held = gc.get_referents(frame)
+        return has_array(each for each in held if each is not frame.f_globals)
+
+    return let_go(error, only=holds_array)

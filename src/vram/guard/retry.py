@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from vram.errors import UsageError
 from vram.guard.footprint import driver_is_loaded
 from vram.guard.frames import let_go
+from vram.guard.oom import noticed
 from vram.guard.out_of_memory import is_out_of_memory
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -94,6 +95,7 @@ def _retrying(function: Callable[..., Any], steps: Mapping[str, Smaller], tries:
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
+                noticed(error)
                 let_go(error)
                 if not left or not _shrunk(bound, steps):
                     error.add_note(_last_word(bound, steps))

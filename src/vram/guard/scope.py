@@ -155,7 +155,9 @@ class Scope:
             self.notes.append("other scopes ran at the same time: the last of them to end is settled for all")
         elif error is None or isinstance(error, Exception):
             self._settle(*settled)
-        self._baseline = None
+        if self._baseline is not None:
+            self._baseline.close()
+            self._baseline = None
         if self._zero_on_exit:
             from vram.guard.erase import erase_caches
 
@@ -189,11 +191,13 @@ class Scope:
     def _relieve(self, error: BaseException) -> None:
         """Let the frames of *error* go of the GPU's memory, so that a next try finds room."""
         from vram.guard.frames import let_go, let_go_of_arrays
+        from vram.guard.oom import noticed
         from vram.guard.out_of_memory import is_out_of_memory
 
         if not isinstance(error, Exception):
             return
         if self._thread or is_out_of_memory(error):
+            noticed(error)
             let_go(error)
         else:
             let_go_of_arrays(error)
