@@ -20,12 +20,21 @@ from subprocess import CalledProcessError
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from bench.cases import answer, driver, imports, scan  # noqa: E402
+from bench.cases import answer, driver, imports, injection, ladder, scan, trim  # noqa: E402
 from bench.company import CompanyRefused  # noqa: E402
 from bench.row import Row  # noqa: E402
 from bench.timing import CommandFailed, program  # noqa: E402
 
-CASES = {"answer": answer, "scan": scan, "imports": imports, "driver": driver}
+CASES = {
+    "answer": answer,
+    "scan": scan,
+    "imports": imports,
+    "driver": driver,
+    "ladder": ladder,
+    "trim": trim,
+    "injection": injection,
+}
+ONLY_WHEN_NAMED = ("injection",)
 HEAD = ("what", "vram", "beside", "ratio", "target", "verdict")
 GPU = ("--gpus", "2", "--memory", "80GiB")
 
@@ -34,7 +43,7 @@ def main() -> int:
     arguments = parse()
     if "VRAM_VIRTUAL_GPU" not in os.environ:
         enter_virtual_gpu()
-    rows, problems = measure(arguments.only or list(CASES), arguments.turns)
+    rows, problems = measure(arguments.only or usual(), arguments.turns)
     print(table(rows))
     for problem in problems:
         print(f"not measured: {problem}")
@@ -42,6 +51,10 @@ def main() -> int:
     if arguments.write:
         print(f"kept as {keep(rows, problems, arguments.turns).relative_to(ROOT)}")
     return 1 if problems or any(row.verdict == "MISSED" for row in rows) else 0
+
+
+def usual() -> list[str]:
+    return [name for name in CASES if name not in ONLY_WHEN_NAMED]
 
 
 def parse() -> argparse.Namespace:

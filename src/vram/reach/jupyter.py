@@ -16,15 +16,17 @@ from typing import Any
 
 import msgspec
 
-from vram.errors import NotReachable, TimedOut
+from vram.errors import NotReachable
 from vram.model.trimming import Trimmed, Verb, Via
 from vram.reach.errand import request
+from vram.reach.jupyter_wire import Wire
 from vram.reach.luggage import expression
 from vram.reach.python_process import PythonProcess, shares_our_world
 
 NAME: Via = "jupyter"
 MIME = "application/vnd.vram.trim+json"
 SUBSHELLS = "kernel subshells"
+SCHEMES = ("hmac-sha256", "hmac-sha512", "hmac-sha384", "hmac-sha1", "hmac-md5")
 _LONGEST_FILE = 1 << 16
 
 # An expression, so that the user's namespace gains no name; a type of its own, so that no
@@ -51,8 +53,8 @@ def closed(process: PythonProcess) -> str | None:
         return str(error)
     from importlib.util import find_spec
 
-    if find_spec("jupyter_client") is None:
-        return "jupyter_client is not installed here: pip install 'vram[jupyter]'"
+    if find_spec("zmq") is None:
+        return "pyzmq is not installed here: pip install 'vram[jupyter]'"
     return shares_our_world(process.pid)
 
 
@@ -89,13 +91,16 @@ def _checked(text: bytes) -> dict[str, Any]:
     try:
         found = json.loads(text)
         local = found["transport"] == "tcp" and _is_loopback(found["ip"])
-        signed = bool(found["key"]) and str(found["signature_scheme"]).startswith("hmac-")
-    except (ValueError, TypeError, KeyError):
+        signed = bool(found["key"]) and found["signature_scheme"] in SCHEMES
+        numbered = all(0 < int(found[f"{channel}_port"]) < 1 << 16 for channel in ("shell", "control"))
+    except (ValueError, TypeError, KeyError, RecursionError):
         raise Unsafe("its connection file is broken") from None
     if not local:
         raise Unsafe("its connection file does not lead to this machine's loopback")
     if not signed:
         raise Unsafe("its connection file has no key to sign with")
+    if not numbered:
+        raise Unsafe("its connection file is broken")
     return dict(found)
 
 
@@ -120,34 +125,31 @@ def visit(process: PythonProcess, verb: Verb, deadline_s: float, *, tracebacks: 
 
 
 class Conversation:
-    """Two of a kernel's channels: control, which always answers, and shell, where code runs."""
+    """A kernel's ways to be talked to: control, which always answers, and shell, where code runs."""
 
     def __init__(self, connection: dict[str, Any], until: float) -> None:
-        from jupyter_client.blocking.client import BlockingKernelClient
-
         self._until = until
-        self._client = BlockingKernelClient()
-        self._client.load_connection_info(connection)  # type: ignore[arg-type]
-        self._client.start_channels(shell=True, iopub=False, stdin=False, hb=False, control=True)
+        self._wires = {
+            channel: Wire(connection, channel, until, f"vram-{os.getpid()}-{os.urandom(8).hex()}")
+            for channel in ("control", "shell")
+        }
         self._subshell: str | None = None
 
     def __enter__(self) -> Conversation:
         return self
 
     def __exit__(self, *_: object) -> None:
-        try:
-            if self._subshell is not None:
-                self._send("control", "delete_subshell_request", {"subshell_id": self._subshell})
-        finally:
-            # Sent is not yet gone: closing waits for it, but not for a kernel that is no more.
-            self._client.stop_channels()
+        if self._subshell is not None:
+            self._wires["control"].send("delete_subshell_request", {"subshell_id": self._subshell})
+        for wire in self._wires.values():
+            wire.close()
 
     def evaluate(self, expression: str, pid: int) -> Trimmed:
-        info = self._ask("control", "kernel_info_request", {})
+        info = self._wires["control"].ask("kernel_info_request", {})
         if info.get("language_info", {}).get("name") != "python":
             raise NotReachable(f"pid {pid} is a kernel of another language than Python")
         if SUBSHELLS in info.get("supported_features", ()):
-            self._subshell = self._ask("control", "create_subshell_request", {}).get("subshell_id")
+            self._subshell = self._wires["control"].ask("create_subshell_request", {}).get("subshell_id")
         asked = {
             "code": "",
             "silent": True,
@@ -156,32 +158,9 @@ class Conversation:
             "allow_stdin": False,
             "stop_on_error": False,
         }
-        answer = self._ask("shell", "execute_request", asked)
+        header = {"subshell_id": self._subshell} if self._subshell is not None else {}
+        answer = self._wires["shell"].ask("execute_request", asked, **header)
         return _decoded(answer.get("user_expressions", {}).get("vram", {}))
-
-    def _ask(self, channel: str, kind: str, content: dict[str, Any]) -> dict[str, Any]:
-        number = self._send(channel, kind, content)
-        receive = self._client.get_shell_msg if channel == "shell" else self._client.get_control_msg
-        from queue import Empty
-
-        while (left := self._until - time.monotonic()) > 0:
-            try:
-                message = receive(timeout=left)
-            except Empty:
-                break
-            if message["parent_header"].get("msg_id") == number:
-                return dict(message["content"])
-        raise TimedOut(
-            "the kernel did not answer in time; what was asked of it is called off",
-            hint="it is busy with a cell: --deadline gives it longer; ipykernel 7 answers meanwhile",
-        )
-
-    def _send(self, channel: str, kind: str, content: dict[str, Any]) -> str:
-        message = self._client.session.msg(kind, content)
-        if channel == "shell" and self._subshell is not None:
-            message["header"]["subshell_id"] = self._subshell
-        getattr(self._client, f"{channel}_channel").send(message)
-        return str(message["header"]["msg_id"])
 
 
 def _decoded(told: dict[str, Any]) -> Trimmed:

@@ -20,7 +20,7 @@ IDLE_WINDOW_S = 0.25
 # Of one processor, over the window: a training loop or a busy kernel's waiting thread uses all of one.
 IDLE_SHARE = 0.2
 # The command's memory is back 110 ms after its end on an H200; others may leave it too.
-ROOM_PATIENCE_S = 10.0
+ROOM_PATIENCE_S = 5.0
 
 About = Callable[[int, int], None]
 """Hears the pid and the bytes that are about to be moved."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
-from vram.diagnosis.health import is_healthy
+from vram.diagnosis.health import is_healthy, is_stuck
 from vram.model.finding import Finding
 from vram.reclaim.accounts import Account, keepers
 
@@ -40,6 +40,8 @@ def doubt(leftover: Leftover) -> str | None:
     """Why this may be no leftover after all; then only its pid, given by name, counts."""
     for account in leftover.accounts:
         pid = account.holder.pid
+        if is_stuck(account.holder):
+            return f"pid {pid} waits inside the kernel or is exiting: no signal reaches it now"
         if not account.certain:
             return f"pid {pid} is only likely to be the keeper"
         if leftover.finding.code == STOPPED:

@@ -26,6 +26,8 @@ from vram.units import MIB
 
 LOCK_TIMEOUT_S = 10.0
 PROMPT_S = 10.0
+# A keeper without loans ends at once, and with it the 3 MiB that it has on the GPU.
+LEAVE_S = 1.0
 # What a context takes beside the bytes that the driver lists for it: 8.8 MiB on an H200.
 ROOM_MARGIN = 64 * MIB
 # Measured on an H200: 1.9 GiB/s there, 4.8 GiB/s back. A tenth of that is a driver in trouble.
@@ -222,11 +224,11 @@ class Parking:
         """Hang up; the keeper returns what is on loan, and is waited for."""
         loans, self._loans = self._loans, {}
         owed = sum(entry.nbytes for entry, _ in loans.values())
-        self._hang_up(patience_s(owed) if loans else PROMPT_S)
+        self._hang_up(patience_s(owed) if loans else LEAVE_S)
         for entry, claim in loans.values():
             with claim, suppress(VramError):
                 self._put_right(entry, claim)
-        self._hang_up(PROMPT_S)
+        self._hang_up(LEAVE_S)
 
     def _hang_up(self, wait_s: float) -> None:
         keeper, self._keeper = self._keeper, None

@@ -35,6 +35,9 @@ def signals_held() -> Iterator[set[int]]:
     try:
         yield {int(number) for number in usual}
     finally:
+        # Ctrl-C also reaches us, and may still wait when the command has ended by it.
+        while signal.sigtimedwait(PASSED_ON, 0):
+            pass
         signal.pthread_sigmask(signal.SIG_SETMASK, usual)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from ctypes import byref, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from typing import Any
 
@@ -18,15 +18,18 @@ class Driver:
     """The few calls that measure and trim what the driver itself keeps."""
 
     def __init__(self) -> None:
-        try:
-            self._cuda: Any = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
-        except OSError:
-            self._cuda = None
+        self._cuda: Any = None
 
     def call(self, name: str, *arguments: object) -> bool:
         """Whether the call exists and succeeded."""
-        function = getattr(self._cuda, name, None)
+        function = getattr(self._library(), name, None)
         return function is not None and function(*arguments) == 0
+
+    def _library(self) -> Any:
+        if self._cuda is None:  # an agent may be older than the program's first use of CUDA
+            with suppress(OSError):
+                self._cuda = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+        return self._cuda
 
     def devices(self) -> list[int]:
         """Ordinals of the devices that have a live primary context already."""

@@ -40,7 +40,9 @@ class PyTorch(Framework):
 
     def _pinned(self) -> Iterator[Line]:
         stats: dict[str, int] = getattr(self._torch.cuda, "host_memory_stats", dict)()
-        held, used = stats.get("allocated_bytes.current"), stats.get("active_bytes.current")
+        owned, active = stats.get("allocated_bytes.current"), stats.get("active_bytes.current")
+        # Older versions call "allocated" what is in use, and "reserved" what is owned.
+        held, used = (stats.get("reserved_bytes.current"), owned) if active is None else (owned, active)
         if held:
             yield self.line(PINNED, None, held, None if used is None else max(0, held - used))
 
@@ -58,6 +60,9 @@ class PyTorch(Framework):
             native._cuda_clearCublasWorkspaces()
         self._torch.cuda.ipc_collect()
         self._torch.cuda.empty_cache()
-        if hasattr(native, "_host_emptyCache"):
+        accelerator: Any = getattr(self._torch, "accelerator", None)
+        if hasattr(accelerator, "empty_host_cache"):
+            accelerator.empty_host_cache()
+        elif hasattr(native, "_host_emptyCache"):
             native._host_emptyCache()
         yield from ()

@@ -1,0 +1,210 @@
+"""A machine with a virtual GPU and a state folder of its own: real processes on it, vram beside them."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from fcntl import F_OFD_GETLK, F_OFD_SETLKW, F_UNLCK, F_WRLCK, fcntl
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.virtualgpu.conftest import ask
+from tests.virtualgpu.programs import PREAMBLE, Program, environment
+from vram.virtualgpu import VirtualGpu
+
+WORKER = """
+    import hashlib
+    nbytes = int(os.environ.get("NBYTES", 64 * MIB))
+    cuda.start(int(os.environ.get("GPU", 0)))
+    address = cuda.alloc(nbytes)
+    cuda.write(address, b"before" * 1000)
+    cuda.tell("ready")
+    while True:
+        cuda.heard()
+        cuda.tell("asked")
+        cuda.tell(cuda.read(address, 6000).decode()[:6])
+"""
+
+OBSERVER = """
+    import time
+    cuda.call("cuInit", 0)
+    cuda.tell("ready")
+    while True:
+        pid, wanted = map(int, cuda.heard().split())
+        state = ctypes.c_int(-1)
+        while True:
+            code = cuda.code("cuCheckpointProcessGetState", pid, ctypes.byref(state))
+            if code or wanted < 0 or state.value == wanted:
+                break
+            time.sleep(0.001)
+        cuda.tell([code, state.value])
+"""
+
+RUNNING, LOCKED, CHECKPOINTED, FAILED = range(4)
+
+
+_FLOCK = "@hhqqi4x"
+
+
+def _lock(pid: int) -> bytes:
+    return struct.pack(_FLOCK, F_WRLCK, os.SEEK_SET, pid, 1, 0)
+
+
+class Machine:
+    """Starts programs on a virtual GPU, and vram with a state folder that is the test's alone."""
+
+    def __init__(self, gpu: VirtualGpu, state: Path, stack: ExitStack) -> None:
+        self.gpu = gpu
+        self.state_home = state
+        self._stack = stack
+        self._observer: Program | None = None
+
+    def environment(self, **more: str) -> dict[str, str]:
+        return {**self.gpu.environment(), "XDG_STATE_HOME": str(self.state_home), **more}
+
+    def program(self, text: str, **more: str) -> Program:
+        """A process on the GPU, ready: its first word is heard."""
+        program = Program(self.gpu, text) if not more else _Variant(self.gpu, text, more)
+        self._stack.enter_context(program)
+        assert program.told() == "ready"
+        return program
+
+    def worker(self, **more: str) -> Program:
+        return self.program(WORKER, **more)
+
+    def vram(self, *words: object, **more: str) -> subprocess.CompletedProcess[str]:
+        argv = [sys.executable, "-m", "vram", *map(str, words)]
+        return subprocess.run(argv, env=self.environment(**more), capture_output=True, text=True, timeout=120)
+
+    def start(self, *words: object, **options: Any) -> subprocess.Popen[str]:
+        """vram, left running; ended with the test."""
+        argv = [sys.executable, "-m", "vram", *map(str, words)]
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        process = subprocess.Popen(argv, env=self.environment(), **{**pipes, **options})
+        self._stack.callback(_end, process)
+        return process
+
+    def api(self, code: str) -> Any:
+        """The last line that a program printed which uses vram's own functions, as JSON."""
+        argv = [sys.executable, "-c", code]
+        done = subprocess.run(argv, env=self.environment(), capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout.splitlines()[-1])
+
+    def wait_for(self, pid: int, state: int) -> None:
+        """Come back when the driver says that *pid* is in *state*."""
+        assert self._ask_driver(pid, state) == [0, state]
+
+    def state(self, pid: int) -> int:
+        code, state = self._ask_driver(pid, -1)
+        assert code == 0
+        return int(state)
+
+    def used(self) -> int:
+        used: int = ask(self.gpu, "memory()")["v2"][3]
+        return used
+
+    def parked(self) -> list[dict[str, Any]]:
+        done = self.vram("parked", "--json")
+        assert done.returncode == 0, done.stderr
+        lines: list[dict[str, Any]] = json.loads(done.stdout)["parked"]
+        return lines
+
+    def audit(self) -> list[dict[str, Any]]:
+        file = self.state_home / "vram" / "audit.jsonl"
+        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+    def until_nobody_moves(self, pid: int) -> None:
+        """Come back when the claim on *pid* is free: no vram and no keeper is at work on it."""
+        file = self._claims()
+        try:
+            fcntl(file, F_OFD_SETLKW, _lock(pid))
+        finally:
+            os.close(file)
+
+    def until_somebody_moves(self, pid: int) -> None:
+        """Come back when a vram has taken the claim on *pid*."""
+        file = self._claims()
+        try:
+            while struct.unpack(_FLOCK, fcntl(file, F_OFD_GETLK, _lock(pid)))[0] == F_UNLCK:
+                time.sleep(0.001)
+        finally:
+            os.close(file)
+
+    def _claims(self) -> int:
+        name = f"parking-{os.uname().nodename}.lock"
+        return os.open(self.state_home / "vram" / name, os.O_RDWR | os.O_CREAT, 0o600)
+
+    def _ask_driver(self, pid: int, state: int) -> list[int]:
+        if self._observer is None:
+            self._observer = self.program(OBSERVER)
+        self._observer.go(f"{pid} {state}")
+        answer: list[int] = self._observer.told()
+        return answer
+
+
+class _Variant(Program):
+    """A program with more in its environment."""
+
+    def __init__(self, gpu: VirtualGpu, text: str, more: dict[str, str]) -> None:
+        from textwrap import dedent
+
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PREAMBLE + dedent(text)],
+            env=environment(gpu) | more,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+
+def runs_on(worker: Program) -> bool:
+    """Whether the process still uses its GPU and finds there what it left."""
+    worker.go()
+    return [worker.told(), worker.told()] == ["asked", "before"]
+
+
+def keeper_of(process: subprocess.Popen[str]) -> int:
+    """The keeper that a running vram has started, as a pidfd."""
+    while True:
+        for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
+            try:
+                if b"vram-keeper" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    return os.pidfd_open(int(pid))
+            except (OSError, ProcessLookupError):
+                continue
+        assert process.poll() is None, "vram ended without a keeper"
+
+
+def kill(pidfd: int) -> None:
+    """End a process of the test's own by SIGKILL, and wait until it is gone."""
+    with suppress(ProcessLookupError):
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    select.select([pidfd], [], [])
+    os.close(pidfd)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        if pipe is not None:
+            pipe.close()
+
+
+@pytest.fixture
+def machine(virtual_gpu: VirtualGpu, tmp_path: Path) -> Iterator[Machine]:
+    home = tmp_path / "state"
+    home.mkdir(mode=0o700)
+    with ExitStack() as stack:
+        yield Machine(virtual_gpu, home, stack)

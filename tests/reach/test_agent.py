@@ -1,0 +1,188 @@
+"""The agent that a program starts itself: answers its own user, runs nothing but what is shipped."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.reach.conftest import CACHED, SUBJECT, World, by_name, gave_back, target_of
+from vram.errors import NotReachable
+from vram.payloads import agent
+from vram.reach.ways import reach
+
+
+def socket_of(world: World, pid: int) -> Path:
+    (found,) = (world.runtime / "vram").glob(f"agent-{pid}-*.sock")
+    return found
+
+
+def test_what_the_pool_only_keeps_comes_back_and_the_program_goes_on(world: World) -> None:
+    subject = world.subject("reading", "agent")
+    receipt = world.trim(subject.pid)
+    assert receipt["via"] == "agent"
+    assert gave_back(receipt) >= CACHED
+    pools = by_name(receipt)["driver pools"]
+    assert pools["reclaimable"] >= CACHED
+    assert pools["held"] - pools["held_after"] >= 0.99 * pools["reclaimable"]
+    assert subject.ask()["alive"] == 1
+
+
+def test_a_program_is_let_in_without_being_changed(world: World) -> None:
+    process = world.popen([sys.executable, "-m", "vram.agent", str(SUBJECT), str(CACHED), "reading"])
+    try:
+        assert process.stdout is not None
+        pid = json.loads(process.stdout.readline())["ready"]
+        assert pid == process.pid
+        assert gave_back(world.trim(pid)) >= CACHED
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_measuring_lets_go_of_nothing(world: World) -> None:
+    subject = world.subject("reading", "agent")
+    for _ in range(2):
+        answer = reach(target_of(subject.pid), "measure", 30.0).answer
+        assert answer.reclaimable_bytes >= CACHED
+        assert answer.returned_bytes == 0
+
+
+def test_vram_free_knows_beforehand_what_an_agent_will_give(world: World) -> None:
+    subject = world.subject("reading", "agent")
+    plan = json.loads(world.vram("free", "--json", "--dry-run").stdout)["plan"]
+    (step,) = [each for each in plan["steps"] if each["target"]["process"]["pid"] == subject.pid]
+    assert (step["kind"], step["via"]) == ("trim", "agent")
+    assert step["predicted_bytes"] >= CACHED
+    done = json.loads(world.vram("free", "--json", "--yes").stdout)["receipt"]
+    assert done["returned_bytes"] >= CACHED
+
+
+def test_only_its_own_user_can_even_see_the_socket(world: World) -> None:
+    subject = world.subject("reading", "agent")
+    found = socket_of(world, subject.pid)
+    assert stat.S_IMODE(found.stat().st_mode) == 0o600
+    assert stat.S_IMODE(found.parent.stat().st_mode) == 0o700
+
+
+def test_it_keeps_nobody_from_ending_and_leaves_no_socket(world: World) -> None:
+    process = world.popen([sys.executable, "-c", "import vram; print(vram.agent())"])
+    told, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert told.decode().startswith(str(world.runtime))
+    assert not Path(told.decode().strip()).exists()
+
+
+@pytest.mark.parametrize(
+    "request_line",
+    [b'{"verb": "exec", "code": "import os; os._exit(1)"}\n', b"[]\n", b"nonsense\n", b"x" * 9000 + b"\n"],
+)
+def test_what_comes_over_the_socket_is_never_run(world: World, request_line: bytes) -> None:
+    subject = world.subject("reading", "agent")
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(60)
+        connection.connect(str(socket_of(world, subject.pid)))
+        connection.sendall(request_line)
+        with suppress(ConnectionResetError):  # it hung up before it had read everything
+            assert connection.recv(1) == b""
+    assert subject.ask()["alive"] == 1
+    assert gave_back(world.trim(subject.pid)) >= CACHED
+
+
+def test_whoever_gave_up_gets_nothing_done(world: World) -> None:
+    """The request arrives while the process stands still; when it goes on, nobody wants it any more."""
+    subject = world.subject("reading", "agent")
+    path = str(socket_of(world, subject.pid))
+    subject.process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, subject.pid, os.WSTOPPED)
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(path)
+        connection.sendall(b'{"verb": "trim"}\n')
+    subject.process.send_signal(signal.SIGCONT)
+    assert reach(target_of(subject.pid), "measure", 30.0).answer.reclaimable_bytes >= CACHED
+
+
+def test_an_impostor_on_the_socket_is_not_believed(world: World) -> None:
+    subject = world.subject("reading", "agent")
+    path = socket_of(world, subject.pid)
+    path.unlink()
+    with socket.socket(socket.AF_UNIX) as impostor:
+        impostor.bind(str(path))
+        impostor.listen()
+        with pytest.raises(NotReachable, match="somebody else"):
+            reach(target_of(subject.pid), "trim", 30.0, via="agent")
+
+
+def test_a_dead_programs_socket_leads_nowhere(world: World) -> None:
+    """A forked child has the listening socket, but neither the thread nor the name."""
+    code = "import os, vram, sys; vram.agent(); print(os.fork(), flush=True); sys.stdin.read()"
+    process = world.popen([sys.executable, "-c", code])
+    assert process.stdout is not None
+    child = max(int(process.stdout.readline()), int(process.stdout.readline()))
+    with pytest.raises(NotReachable, match=r"vram\.agent"):
+        reach(target_of(child), "measure", 30.0, via="agent")
+    assert reach(target_of(process.pid), "measure", 30.0).via == "agent"
+    process.communicate()
+
+
+class TestFolder:
+    """Made by somebody else, a link, or open to others: refused, and there is no other place."""
+
+    def start(self, world: World) -> subprocess.CompletedProcess[str]:
+        code = "import vram; vram.agent()"
+        return subprocess.run(
+            [sys.executable, "-c", code], env=world.environment, capture_output=True, text=True, timeout=60
+        )
+
+    def test_open_to_others(self, world: World) -> None:
+        folder = world.runtime / "vram"
+        folder.mkdir()
+        folder.chmod(0o755)
+        done = self.start(world)
+        assert "not yours alone" in done.stderr
+        assert not list(folder.iterdir())
+        assert not (world.state / "vram" / "run").exists()
+
+    def test_a_link(self, world: World, tmp_path: Path) -> None:
+        elsewhere = tmp_path / "elsewhere"
+        elsewhere.mkdir(mode=0o700)
+        (world.runtime / "vram").symlink_to(elsewhere)
+        assert self.start(world).returncode != 0
+        assert not list(elsewhere.iterdir())
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a folder that is somebody else's")
+    def test_somebody_elses(self, world: World) -> None:
+        folder = world.runtime / "vram"
+        folder.mkdir(mode=0o700)
+        os.chown(folder, 65534, 65534)
+        assert "not yours alone" in self.start(world).stderr
+
+    def test_in_a_place_where_others_can_rename(self, world: World) -> None:
+        world.runtime.chmod(0o777)
+        assert "others can change" in self.start(world).stderr
+
+
+def test_a_deep_home_is_no_obstacle(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Addresses of sockets end at 108 bytes; folders do not."""
+    deep = world.runtime / ("d" * 120)
+    deep.mkdir(mode=0o700)
+    world.environment["XDG_RUNTIME_DIR"] = str(deep)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(deep))
+    subject = world.subject("reading", "agent")
+    assert reach(target_of(subject.pid), "measure", 30.0).via == "agent"
+
+
+def test_without_a_runtime_folder_the_state_folder_serves(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert agent.folders()[-1] == str(tmp_path / "vram" / "run")

@@ -1,0 +1,209 @@
+"""What runs inside other people's programs: real libraries let go, nothing is woken, nothing stays behind."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.reach.conftest import SOURCES, World
+from vram.reach import luggage
+from vram.units import MIB
+
+PAYLOAD = SOURCES / "vram" / "payloads" / "trim"
+
+ANSWER = """
+import json, os, sys
+request = {"verb": sys.argv[1], "pid": os.getpid(), "until": float("inf")}
+print(json.dumps(eval(open(sys.argv[2]).read(), {"request": request})))
+"""
+
+
+def run(world: World, tmp_path: Path, program: str, verb: str = "trim") -> dict[str, Any]:
+    """Run *program*, then the payload as it travels, in a Python that has no vram."""
+    text = luggage.expression("answer", {}).removesuffix("({})") + "(request)"
+    (tmp_path / "luggage").write_text(text)
+    environment = {**world.environment, "PYTHONPATH": str(SOURCES / "vram" / "virtualgpu" / "scenes")}
+    done = subprocess.run(
+        [sys.executable, "-c", program + ANSWER, verb, str(tmp_path / "luggage")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+def held(answer: dict[str, Any], name: str) -> dict[str, Any]:
+    (found,) = [line for line in answer["lines"] if line["name"] == name]
+    return dict(found)
+
+
+def test_a_program_without_cuda_is_not_given_any(world: World, tmp_path: Path) -> None:
+    program = "import sys, atexit\natexit.register(lambda: print(sorted(sys.modules), file=sys.stderr))\n"
+    answer = run(world, tmp_path, program)
+    assert answer["lines"] == []
+    assert answer["notes"] == []
+
+
+def test_no_context_is_made_on_devices_that_sleep(world: World, tmp_path: Path) -> None:
+    program = """
+import driver, ctypes
+driver.call("cuInit", 0)
+import atexit
+def asleep():
+    flags, active = ctypes.c_uint(), ctypes.c_int()
+    driver.call("cuDevicePrimaryCtxGetState", 0, ctypes.byref(flags), ctypes.byref(active))
+    assert active.value == 0
+"""
+    answer = run(world, tmp_path, program + "\natexit.register(asleep)\n")
+    assert answer["lines"] == []
+
+
+def test_it_leaves_no_module_behind(world: World, tmp_path: Path) -> None:
+    program = """
+import sys, atexit, os, types
+def clean():
+    if any("vram" in name for name in sys.modules): os._exit(9)
+atexit.register(clean)
+"""
+    assert run(world, tmp_path, program)["status"] == "done"
+
+
+def test_the_drivers_pool_and_what_is_live_in_it(world: World, tmp_path: Path) -> None:
+    program = f"""
+import driver
+driver.context()
+driver.keep_everything(driver.pool())
+live = driver.alloc_async({64 * MIB})
+driver.free_async(driver.alloc_async({512 * MIB}))
+"""
+    measured = held(run(world, tmp_path, program, "measure"), "driver pools")
+    assert (measured["reclaimable"], measured["held_after"]) == (512 * MIB, measured["held"])
+    trimmed = held(run(world, tmp_path, program), "driver pools")
+    assert trimmed["held_after"] == trimmed["held"] - 512 * MIB
+
+
+def test_cuda_core_pools_of_the_programs_own(world: World, tmp_path: Path) -> None:
+    pytest.importorskip("cuda.core", reason="cuda.core is not installed")
+    program = f"""
+from cuda.core import Device, DeviceMemoryResource, DeviceMemoryResourceOptions
+device = Device(); device.set_current()
+options = DeviceMemoryResourceOptions(max_size=0)
+pool = DeviceMemoryResource(device, options)
+import driver, ctypes
+driver.call("cuMemPoolSetAttribute", ctypes.c_void_p(int(pool.handle)), 4,
+    ctypes.byref(ctypes.c_uint64(2**64 - 1)))
+stream = device.create_stream()
+buffer = pool.allocate({256 * MIB}, stream=stream)
+buffer.close(stream); stream.sync()
+"""
+    line = held(run(world, tmp_path, program), "cuda.core")
+    assert line["reclaimable"] == 256 * MIB
+    assert line["held_after"] == line["held"] - 256 * MIB
+
+
+def test_numbas_put_off_frees(world: World, tmp_path: Path) -> None:
+    pytest.importorskip("numba.cuda", reason="numba-cuda is not installed")
+    program = f"""
+from numba import cuda
+import numpy
+array = cuda.device_array({128 * MIB}, dtype=numpy.uint8)
+del array
+"""
+    line = held(run(world, tmp_path, program), "Numba")
+    assert line["reclaimable"] == 128 * MIB
+    assert line["held_after"] == 0
+
+
+def test_garbage_in_cycles_goes_first(world: World, tmp_path: Path) -> None:
+    """A tensor in a reference cycle is freed by the collection, into the pool, which is trimmed after it."""
+    program = f"""
+import driver, gc
+gc.disable()
+driver.context()
+driver.keep_everything(driver.pool())
+class Tensor:
+    def __init__(self): self.pointer, self.me = driver.alloc_async({128 * MIB}), self
+    def __del__(self): driver.free_async(self.pointer)
+Tensor()
+"""
+    line = held(run(world, tmp_path, program), "driver pools")
+    assert (line["reclaimable"], line["held_after"]) == (0, line["held"] - 128 * MIB)
+
+
+def test_a_library_that_fails_is_a_note_and_no_harm(world: World, tmp_path: Path) -> None:
+    """Whoever shadows a framework's name, or a version that nobody foresaw, must not break the program."""
+    program = "import sys, types\nsys.modules['cupy'] = types.ModuleType('cupy')\n"
+    answer = run(world, tmp_path, program)
+    assert answer["status"] == "done"
+    assert any(note.startswith("CuPy: AttributeError") for note in answer["notes"])
+
+
+class TestCalledOff:
+    def answer(self, **changes: Any) -> dict[str, Any]:
+        import os
+
+        from vram.payloads import trim
+
+        wanted = {"verb": "trim", "pid": os.getpid(), "until": float("inf"), **changes}
+        return dict(trim.answer(wanted))
+
+    def test_in_another_process(self) -> None:
+        assert self.answer(pid=1) == {
+            "status": "cancelled",
+            "notes": ["this is not the process that was meant"],
+        }
+
+    def test_too_late(self) -> None:
+        assert self.answer(until=time.monotonic() - 1)["notes"] == ["it came too late"]
+
+    def test_its_claim_taken_away(self, tmp_path: Path) -> None:
+        assert self.answer(claim=str(tmp_path / "claim"))["notes"] == ["it was called off"]
+
+    def test_a_claim_serves_once(self, tmp_path: Path) -> None:
+        claim = tmp_path / "claim"
+        claim.touch()
+        assert self.answer(claim=str(claim))["status"] == "done"
+        assert self.answer(claim=str(claim))["status"] == "cancelled"
+
+
+@pytest.mark.parametrize(
+    "path", sorted(PAYLOAD.rglob("*.py")), ids=lambda path: str(path.relative_to(PAYLOAD))
+)
+def test_older_pythons_can_read_it(path: Path) -> None:
+    """Programs on Python 3.8 are trimmed too; what is under TYPE_CHECKING never runs."""
+    tree = ast.parse(path.read_text(), feature_version=(3, 8))
+    imported = {
+        name.name.partition(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for name in node.names
+    }
+    imported |= {
+        (node.module or "").partition(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and not node.level
+    }
+    assert imported <= set(sys.stdlib_module_names)
+
+
+def test_every_module_travels_after_what_it_imports() -> None:
+    names = [name for name, _ in luggage.sources()]
+    assert names[-1] == ""
+    assert set(names) == {_dotted(path) for path in PAYLOAD.rglob("*.py")}
+    assert names.index(".driver") < names.index(".frameworks.pytorch") < names.index(".frameworks")
+
+
+def _dotted(path: Path) -> str:
+    parts = path.relative_to(PAYLOAD).with_suffix("").parts
+    parts = parts[:-1] if parts[-1] == "__init__" else parts
+    return "".join(f".{part}" for part in parts)

@@ -1,0 +1,225 @@
+"""Exactly the plan, until the goal is met; every step checked again, written down and measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from signal import SIGCONT, SIGKILL, SIGTERM
+
+import pytest
+from msgspec.structs import replace
+
+from tests.diagnosis.ledgers import entry, gpu, holder, ledger, process
+from tests.reclaim.town import Grip, Town
+from vram.diagnosis.engine import diagnose
+from vram.errors import AuditUnavailable, NotPermitted, WorldChanged
+from vram.host.local.vendor import LocalVendor
+from vram.model.ledger import Ledger
+from vram.model.plan import Plan, Receipt, Wish
+from vram.reclaim import audit
+from vram.reclaim.executor import execute
+from vram.reclaim.planner import plan
+from vram.units import GIB
+
+PATIENCE = {"trim": 0.0, "park": 0.0, "kill": 0.0, "reset": 1.0}
+
+
+def orphans(*pids: int) -> Ledger:
+    return ledger(gpu(*(entry("orphaned", 2 * GIB, charged_pid=1, holder=holder(pid)) for pid in pids)))
+
+
+def made(town: Town, **wish) -> Plan:
+    return plan(town, town.ledger, diagnose(town.ledger), Wish(only="kill", **wish)).plan
+
+
+def ran(town: Town, what: Plan) -> Receipt:
+    return execute(town, what, patience_s=PATIENCE)
+
+
+def statuses(receipt: Receipt) -> list[str]:
+    return [outcome.status for outcome in receipt.outcomes]
+
+
+def records(state: Path) -> list[dict]:
+    return [json.loads(line) for line in (state / "audit.jsonl").read_text().splitlines()]
+
+
+def test_it_stops_as_soon_as_the_goal_is_met(state: Path):
+    town = Town(orphans(51, 52, 53), returns={51: 4 * GIB, 52: 4 * GIB, 53: 4 * GIB})
+    receipt = ran(town, made(town, goal_bytes=3 * GIB))
+    assert statuses(receipt) == ["done", "not-needed"]
+    assert (receipt.goal_bytes, receipt.promised_bytes, receipt.returned_bytes) == (3 * GIB, 4 * GIB, 4 * GIB)
+    assert len(town.signals_sent) == 1
+
+
+def test_harm_that_cannot_reach_the_goal_is_not_done(state: Path):
+    """The first gives nothing back; the second alone would not do: it lives."""
+    town = Town(orphans(51, 52), returns={52: 2 * GIB})
+    receipt = ran(town, made(town, goal_bytes=4 * GIB))
+    assert statuses(receipt) == ["done", "refused"]
+    assert receipt.returned_bytes == 0
+    assert len(town.living) == 1
+
+
+def test_a_plan_whose_target_is_gone_is_refused_whole(state: Path):
+    town = Town(orphans(51, 52))
+    what = made(town)
+    town.die(52)
+    with pytest.raises(WorldChanged):
+        ran(town, what)
+    assert not town.signals_sent
+    assert not state.exists()
+
+
+def test_who_ends_by_himself_meanwhile_needs_no_signal(state: Path):
+    """Two are planned; the second dies with the first."""
+
+    class Family(Town):
+        def die(self, pid: int) -> None:
+            for each in tuple(self.living):
+                super().die(each)
+
+    town = Family(orphans(51, 52), returns={51: GIB, 52: GIB})
+    receipt = ran(town, made(town))
+    assert statuses(receipt) == ["done", "not-needed"]
+    assert receipt.returned_bytes == 2 * GIB
+
+
+def test_who_changes_between_two_steps_is_left_alone_and_so_is_the_rest(state: Path):
+    class Restless(Town):
+        def die(self, pid: int) -> None:
+            super().die(pid)
+            self.living = {k: replace(v, executable="/home/alice/other") for k, v in self.living.items()}
+
+    town = Restless(orphans(51, 52, 53))
+    receipt = ran(town, made(town))
+    assert statuses(receipt) == ["done", "refused", "refused"]
+    assert len(town.living) == 2
+    assert [each["event"] for each in records(state)] == ["intend", "outcome", "intend", "outcome"]
+
+
+def test_no_log_no_signal(state: Path):
+    state.parent.mkdir()
+    state.touch()
+    town = Town(orphans(51))
+    with pytest.raises(AuditUnavailable):
+        ran(town, made(town))
+    assert not town.signals_sent
+
+
+def test_a_log_that_breaks_half_way_stops_the_rest(state: Path):
+    class Vandal(Town):
+        def die(self, pid: int) -> None:
+            super().die(pid)
+            (state / "audit.jsonl").unlink()
+            (state / "audit.jsonl").mkdir()
+
+    town = Vandal(orphans(51, 52))
+    receipt = ran(town, made(town))
+    assert statuses(receipt) == ["done", "refused"]
+    assert len(town.living) == 1
+
+
+def test_an_interruption_is_written_down(state: Path):
+    class Impatient(Town):
+        def hold(self, pid: int) -> Grip | None:
+            grip = super().hold(pid)
+            if grip is not None and (state / "audit.jsonl").exists():
+                grip.send = _interrupted  # type: ignore[method-assign]
+            return grip
+
+    def _interrupted(number: int) -> str:
+        raise KeyboardInterrupt
+
+    town = Impatient(orphans(51))
+    with pytest.raises(KeyboardInterrupt):
+        ran(town, made(town))
+    before, after = records(state)
+    assert (after["token"], after["status"]) == (before["token"], "failed")
+    assert "KeyboardInterrupt" in after["message"]
+
+
+def test_a_stopped_process_is_asked_first_and_only_then_let_go_on(state: Path):
+    class Stopped(Town):
+        def die(self, pid: int) -> None:
+            if (pid, SIGCONT) in self.signals_sent:
+                super().die(pid)
+
+    class Deaf(Grip):
+        def send(self, number: int):
+            self.town.signals_sent.append((self.pid, number))
+            if number in (SIGCONT, SIGKILL):
+                Town.die(self.town, self.pid)
+            return "sent"
+
+    town = Stopped(ledger(gpu(process(51, state="T"))))
+    town.hold = lambda pid: Deaf(town, pid) if pid in town.living else None  # type: ignore[method-assign]
+    assert statuses(ran(town, made(town))) == ["done"]
+    assert town.signals_sent == [(51, SIGTERM), (51, SIGCONT)]
+
+
+def test_the_reset_runs_the_vendors_command_for_the_gpu_that_was_named(state: Path):
+    town = Town(ledger(gpu(index=3)))
+    town.me = replace(town.me, uid=0, user="root")
+    receipt = ran(town, reset_plan(3))
+    assert town.commands == [("/usr/bin/nvidia-smi", "--gpu-reset", "-i", "3")]
+    assert statuses(receipt) == ["done"]
+    assert [each["event"] for each in records(state)] == ["intend", "outcome"]
+
+
+@pytest.mark.parametrize("me", [{"uid": 1000}, {"uid": 0, "virtual": True}], ids=["no root", "virtual"])
+def test_the_reset_is_refused_to_others_and_for_virtual_gpus(state: Path, me):
+    town = Town(ledger(gpu()))
+    town.me = replace(town.me, **me)
+    with pytest.raises(NotPermitted):
+        ran(town, reset_plan(0))
+    assert not town.commands
+
+
+def test_a_reset_that_the_vendor_refuses_is_told(state: Path):
+    town = Town(ledger(gpu()))
+    town.me = replace(town.me, uid=0)
+    town.answer = replace(town.answer, code=255, output="The following GPUs could not be reset")
+    receipt = ran(town, reset_plan(0))
+    assert statuses(receipt) == ["failed"]
+    assert "could not be reset" in (receipt.outcomes[0].message or "")
+
+
+def test_the_vendors_tool_is_not_taken_from_the_callers_path(monkeypatch, tmp_path: Path):
+    """It runs as root: whoever set PATH must not choose it."""
+    fake = tmp_path / "nvidia-smi"
+    fake.write_text("#!/bin/sh\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert not LocalVendor().reset_command(2)[0].startswith(str(tmp_path))
+    assert LocalVendor().reset_command(2)[1:] == ("--gpu-reset", "-i", "2")
+
+
+def test_a_missing_or_hanging_tool_is_an_answer():
+    assert LocalVendor().run(("/nonexistent/nvidia-smi",), 1.0).code is None
+    assert (
+        LocalVendor().run(("/bin/sh", "-c", "read x < /dev/tty || exec cat /dev/zero >/dev/null"), 0.2).code
+        is None
+    )
+    assert LocalVendor().run(("/bin/sh", "-c", "echo no; exit 3"), 5.0).code == 3
+
+
+def reset_plan(index: int) -> Plan:
+    from vram.model.plan import Step
+    from vram.reclaim.plan_file import seal
+
+    step = Step(
+        kind="reset",
+        target=None,
+        gpus=(index,),
+        predicted_bytes=None,
+        loses="",
+        reversible=False,
+        reason="test",
+    )
+    return seal("now", "boot", None, (index,), (step,))
+
+
+def test_nothing_here_writes_to_the_users_own_log(state: Path):
+    audit.intend({})
+    assert audit.path().startswith(str(state))

@@ -1,0 +1,187 @@
+"""Whom a plan may name: leftovers, and who was named; of those as few as the goal needs."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from tests.diagnosis.ledgers import entry, gpu, heir, holder, host, ledger, process
+from tests.diagnosis.test_any_ledger import ledgers
+from tests.reclaim.town import Town, as_root
+from vram.diagnosis.engine import diagnose
+from vram.diagnosis.health import is_healthy
+from vram.errors import GoalImpossible, NotOnGpu, NotPermitted, Protected, Refused, UsageError
+from vram.model.ledger import Ledger
+from vram.model.plan import Draft, Wish
+from vram.protected import role
+from vram.reclaim.planner import plan
+from vram.units import GIB
+
+
+def planned(world: Ledger, **wish) -> Draft:
+    asked = {"only": "kill", **wish}
+    return plan(Town(world), world, diagnose(world), Wish(**asked))
+
+
+def pids(draft: Draft) -> list[int]:
+    return [step.target.process.pid for step in draft.plan.steps]
+
+
+def orphan(pid: int, nbytes: int = 4 * GIB, **about):
+    return entry("orphaned", nbytes, charged_pid=pid + 1000, holder=holder(pid, **about))
+
+
+def test_a_leftovers_keeper_is_planned_with_its_bytes_and_its_finding():
+    (step,) = planned(ledger(gpu(orphan(51)))).plan.steps
+    assert (step.kind, step.predicted_bytes, step.finding) == ("kill", 4 * GIB, "VR101")
+    assert (step.reversible, step.target.command) == (False, "python train.py")
+
+
+def test_all_keepers_of_the_same_bytes_go_and_only_the_last_promises_them():
+    shared = entry("orphaned", charged_pid=50, holder=holder(51), sharers=(holder(52), holder(53)))
+    steps = planned(ledger(gpu(shared))).plan.steps
+    assert [(step.target.process.pid, step.predicted_bytes) for step in steps] == [
+        *((51, 0), (52, 0)),
+        (53, 4 * GIB),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("goal", "chosen"), [(1, [2]), (2 * GIB, [2]), (2 * GIB + 1, [3]), (4 * GIB, [5]), (6 * GIB, [5, 2])]
+)
+def test_as_few_as_possible_are_ended(goal, chosen):
+    world = ledger(gpu(orphan(52, 2 * GIB), orphan(53, 3 * GIB), orphan(55, 5 * GIB)))
+    assert [pid - 50 for pid in pids(planned(world, goal_bytes=goal))] == chosen
+
+
+def test_a_healthy_process_is_planned_only_by_its_pid():
+    world = ledger(gpu(process(1234), orphan(51)))
+    assert pids(planned(world)) == [51]
+    assert pids(planned(world, pids=(1234,))) == [1234]
+    with pytest.raises(GoalImpossible, match=r"at most 4\.0 GiB"):
+        planned(world, goal_bytes=5 * GIB)
+
+
+@pytest.mark.parametrize(
+    "keeper",
+    [
+        {"executable": "/usr/bin/Xorg"},
+        {"executable": None},
+        {"user": "bob"},
+        {"state": "D"},
+    ],
+    ids=["protected", "unknown", "somebody else's", "stuck"],
+)
+def test_a_leftover_whose_keeper_may_not_be_touched_is_spared(keeper):
+    draft = planned(ledger(gpu(orphan(51, **keeper))))
+    assert not draft.plan.steps
+    assert [each.pid for each in draft.spared] == [51]
+
+
+def test_root_ends_other_peoples_leftovers_only_where_they_are_named():
+    world = ledger(gpu(orphan(51, user="bob")), host=host("root", 0))
+    assert pids(planned(world)) == []
+    assert pids(planned(world, findings=("VR101",))) == [51]
+    assert pids(planned(world, pids=(51,))) == [51]
+
+
+def test_a_keeper_with_work_of_its_own_is_no_leftover():
+    world = ledger(gpu(orphan(51), process(51)))
+    draft = planned(world)
+    assert not draft.plan.steps
+    assert "works with GPU memory of its own" in draft.spared[0].why
+    assert pids(planned(world, pids=(51,))) == [51]
+
+
+def test_a_keeper_that_is_only_likely_is_spared():
+    doubtful = entry("orphaned", charged_pid=50, holder=holder(51), confidence="likely")
+    assert not planned(ledger(gpu(doubtful))).plan.steps
+
+
+def test_a_process_under_a_debugger_is_spared():
+    assert not planned(ledger(gpu(process(51, state="t")))).plan.steps
+    assert pids(planned(ledger(gpu(process(51, state="T"))))) == [51]
+
+
+def test_where_a_pid_may_name_somebody_else_nothing_is_planned_even_by_name():
+    """Inside a container an older driver lists host pids."""
+    doubtful = entry(holder=holder(51), confidence="likely")
+    inside = ledger(gpu(doubtful), host=host(initial_pid_namespace=False))
+    with pytest.raises(NotPermitted, match="may be somebody else's"):
+        planned(inside, pids=(51,))
+
+
+def test_named_pids_are_refused_by_name():
+    world = ledger(gpu(process(51, executable="/usr/sbin/sshd"), process(52, user="bob")))
+    with pytest.raises(Protected):
+        planned(world, pids=(51,))
+    with pytest.raises(NotPermitted):
+        planned(world, pids=(52,))
+
+
+def test_a_resident_without_gpu_memory_is_not_on_the_gpu():
+    elsewhere = ledger(gpu(), gpu(process(51), index=1))
+    narrowed = replace(elsewhere, gpus=elsewhere.gpus[:1])
+    with pytest.raises(NotOnGpu):
+        plan(Town(elsewhere), narrowed, diagnose(narrowed), Wish(only="kill", pids=(51,)))
+
+
+def test_a_bystander_may_be_named():
+    world = ledger(gpu(process(50), bystanders=(heir(51, of=50),)))
+    (step,) = planned(world, pids=(51,)).plan.steps
+    assert step.predicted_bytes == 0
+
+
+def test_a_reset_is_never_part_of_a_ladder():
+    with pytest.raises(UsageError):
+        planned(ledger(gpu()), only=None, up_to="reset")
+
+
+def test_the_digest_covers_who_and_what_but_not_when():
+    world = ledger(gpu(orphan(51)))
+    first, again = planned(world).plan, planned(replace(world, taken_at="later")).plan
+    assert first.digest == again.digest
+    assert first.made_at != again.made_at
+    assert planned(ledger(gpu(orphan(52)))).plan.digest != first.digest
+    assert planned(world, goal_bytes=1).plan.digest != first.digest
+
+
+@settings(max_examples=300, deadline=None)
+@given(ledgers, st.none() | st.integers(1, 1 << 40), st.booleans())
+def test_whatever_the_ledger_says_the_healthy_and_the_system_are_spared(world, goal, privileged):
+    """As root, with no size at all or with a huge one: whoever was not named and works lives."""
+    world = replace(world, host=as_root(world.host)) if privileged else world
+    people = {each.pid: each for each in Town(world).living.values()}
+    assume(all(each.started_at is not None for each in people.values()))
+    try:
+        draft = planned(world, goal_bytes=goal)
+    except Refused:
+        return
+    for pid in pids(draft):
+        holder = people[pid]
+        assert role(pid, holder.parent, holder.executable) is None
+        works = [e for g in world.gpus for e in g.entries if e.holder == holder and e.kind == "process"]
+        assert not (works and is_healthy(holder))
+
+
+def test_ten_thousand_processes_on_sixteen_gpus_are_planned_within_a_second():
+    many = [
+        gpu(
+            *(process(10_000 + index * 1000 + each, GIB // 100) for each in range(625)),
+            *(orphan(100_000 + index * 10 + each, GIB) for each in range(4)),
+            index=index,
+        )
+        for index in range(16)
+    ]
+    world = ledger(*many)
+    findings, town = diagnose(world), Town(world)
+    began = time.perf_counter()
+    draft = plan(town, world, findings, Wish(only="kill", goal_bytes=20 * GIB))
+    took_s = time.perf_counter() - began
+    assert len(draft.plan.steps) == 20
+    assert len(draft.spared) == 10_000 + 64 - 20
+    assert took_s < 1.0
