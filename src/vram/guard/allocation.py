@@ -13,7 +13,14 @@ from contextlib import suppress
 from ctypes import byref, c_int, c_uint64, c_void_p
 
 from vram.errors import BufferClosed, BufferLost, OutOfMemory, VramError
-from vram.guard.driver import DEINITIALIZED, INVALID_CONTEXT, RELAXED_CAPTURE, Driver, driver
+from vram.guard.driver import (
+    DEINITIALIZED,
+    INVALID_CONTEXT,
+    NO_LIVE_CONTEXT,
+    RELAXED_CAPTURE,
+    Driver,
+    driver,
+)
 from vram.guard.holding import Holding
 from vram.units import size
 
@@ -28,23 +35,32 @@ class Allocation(Holding):
 
     call = ""
 
-    def __init__(self, nbytes: int, *, device: int | None = None, zero_on_free: bool = False) -> None:
+    def __init__(self, nbytes: int, device: int | None, zero_on_free: bool) -> None:
         cuda = driver()
+        if device is not None:
+            cuda.check_device(device)
         if nbytes > LARGEST:
             raise OutOfMemory(f"no device has {nbytes} bytes", hint="`vram why` tells what is free")
-        super().__init__(cuda, device if device is None else cuda.check_device(device))
+        super().__init__(cuda, device)
         self.nbytes = nbytes
         self.zero_on_free = zero_on_free
         word = c_uint64()
-        code = cuda.in_context(self._where, lambda: self._take(cuda, word))
+        # Tried in the current context at once: asking first whether there is one costs as much.
+        code = self._take(cuda, word) if device is None else INVALID_CONTEXT
         if code:
-            error = cuda.translated(code, self.call)
-            error.add_note(f"{size(nbytes)} of {self.kind} memory were asked for")
-            raise error
+            self._take_elsewhere(cuda, word, code)
         self.pointer = word.value
         self._identity = cuda.identity(self.pointer)
         self.serial = next(_serials)
         living[self.serial] = self
+
+    def _take_elsewhere(self, cuda: Driver, word: c_uint64, code: int) -> None:
+        if code in NO_LIVE_CONTEXT:
+            code = cuda.in_context(self._where, lambda: self._take(cuda, word))
+        if code:
+            error = cuda.translated(code, self.call)
+            error.add_note(f"{size(self.nbytes)} of {self.kind} memory were asked for")
+            raise error
 
     # ---- what a kind says ----
 
@@ -56,11 +72,8 @@ class Allocation(Holding):
 
     # ---- giving it back ----
 
-    @property
-    def is_released(self) -> bool:
-        return self.serial not in living
-
     def _forget(self) -> None:
+        self.is_released = True
         living.pop(self.serial, None)
 
     def release(self) -> None:
@@ -72,18 +85,20 @@ class Allocation(Holding):
             if self.zero_on_free:
                 with self.inside():
                     self._zero()
-            self.cuda.check(self._give_anywhere(), "the free")
+            code = self._give(self.cuda)
+            if code:
+                self._give_inside(code)
+            self.is_released = True
         except BaseException:
             living[self.serial] = self
             raise
 
-    def _give_anywhere(self) -> int:
-        """Free in whatever context this thread has; in the memory's own where that does not do."""
-        code = self._give(self.cuda)
-        if code != INVALID_CONTEXT:
-            return code
-        with self.inside():
-            return self._give(self.cuda)
+    def _give_inside(self, code: int) -> None:
+        """Where this thread's own context does not do: free in the memory's."""
+        if code == INVALID_CONTEXT:
+            with self.inside():
+                code = self._give(self.cuda)
+        self.cuda.check(code, "the free")
 
     def drop(self) -> None:
         """What a finalizer does: give back what is still there and ours, and be silent about the rest.
@@ -91,7 +106,7 @@ class Allocation(Holding):
         It may run while its thread captures a graph, which a free would spoil: the relaxed mode
         lets it pass.
         """
-        if self.is_released or self.pid != os.getpid():
+        if self.is_closed:
             return
         mode = c_int(RELAXED_CAPTURE)
         with suppress(VramError):

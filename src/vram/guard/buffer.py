@@ -37,21 +37,17 @@ class Buffer:
     it goes back, and waits for that. Its methods may be called from any thread.
     """
 
-    __slots__ = ("__weakref__", "_layout", "_memory")
-
     _memory: Holding
-    _layout: Layout
+    _shape: Layout | None = None
 
     def __init__(
         self, nbytes: Size, *, device: int | None = None, stream: object = None, zero_on_free: bool = False
     ) -> None:
-        count = _nbytes(nbytes)
+        count = nbytes if type(nbytes) is int and nbytes > 0 else _nbytes(nbytes)
         if stream is None:
-            self._memory = kinds.Device(count, device=device, zero_on_free=zero_on_free)
+            self._memory = kinds.Device(count, device, zero_on_free)
         else:
-            ordered = kinds.StreamOrdered(count, stream_of(stream), device=device, zero_on_free=zero_on_free)
-            self._memory = ordered
-        self._layout = Layout((count,))
+            self._memory = kinds.StreamOrdered(count, stream_of(stream), device, zero_on_free)
 
     # ---- other kinds of memory ----
 
@@ -69,23 +65,23 @@ class Buffer:
         if element_nbytes not in (4, 8, 16):
             raise UsageError(f"elements of {element_nbytes} bytes", hint="the driver pitches for 4, 8 or 16")
         row, rows = _nbytes(width), _nbytes(height)
-        memory = kinds.Pitched(row, rows, element_nbytes, device=device, zero_on_free=zero_on_free)
+        memory = kinds.Pitched(row, rows, element_nbytes, device, zero_on_free)
         return cls._of(memory, Layout((rows, row), (memory.pitch, 1)))
 
     @classmethod
     def managed(cls, nbytes: Size, *, device: int | None = None, zero_on_free: bool = False) -> Buffer:
         """Memory that host and device both use and that moves between them; never more than is free."""
-        return cls._flat(kinds.Managed(_nbytes(nbytes), device=device, zero_on_free=zero_on_free))
+        return cls._of(kinds.Managed(_nbytes(nbytes), device, zero_on_free))
 
     @classmethod
     def pinned(cls, nbytes: Size, *, device: int | None = None, zero_on_free: bool = False) -> Buffer:
         """Host memory that stays in place, for fast copies."""
-        return cls._flat(kinds.Pinned(_nbytes(nbytes), device=device, zero_on_free=zero_on_free))
+        return cls._of(kinds.Pinned(_nbytes(nbytes), device, zero_on_free))
 
     @classmethod
     def zero_copy(cls, nbytes: Size, *, device: int | None = None, zero_on_free: bool = False) -> Buffer:
         """Host memory that the device reads and writes in place, over the bus."""
-        return cls._flat(kinds.ZeroCopy(_nbytes(nbytes), device=device, zero_on_free=zero_on_free))
+        return cls._of(kinds.ZeroCopy(_nbytes(nbytes), device, zero_on_free))
 
     @classmethod
     def from_dlpack(cls, thing: Any) -> Buffer:
@@ -102,16 +98,17 @@ class Buffer:
         return cls._of(foreign.Borrowed(seen), seen.layout)
 
     @classmethod
-    def _flat(cls, memory: Holding) -> Buffer:
-        return cls._of(memory, Layout((memory.nbytes,)))
-
-    @classmethod
-    def _of(cls, memory: Holding, layout: Layout) -> Buffer:
+    def _of(cls, memory: Holding, layout: Layout | None = None) -> Buffer:
         made = cls.__new__(cls)
-        made._memory, made._layout = memory, layout
+        made._memory, made._shape = memory, layout
         return made
 
     # ---- what it is ----
+
+    @property
+    def _layout(self) -> Layout:
+        """One run of bytes, where nothing else was said."""
+        return Layout((self._memory.nbytes,)) if self._shape is None else self._shape
 
     @property
     def nbytes(self) -> int:
@@ -125,7 +122,7 @@ class Buffer:
 
     @property
     def closed(self) -> bool:
-        return self._memory.is_released
+        return self._memory.is_closed
 
     @property
     def zero_on_free(self) -> bool:
@@ -235,7 +232,8 @@ class Buffer:
         memory = self._memory
         memory.check_process()
         with memory.lock:
-            memory.recall()
+            if memory.leases or memory.is_shown:
+                memory.recall()
             memory.release()
 
     def __enter__(self) -> Buffer:
@@ -261,7 +259,7 @@ class Buffer:
     def __del__(self, is_finalizing: Any = sys.is_finalizing) -> None:
         memory = getattr(self, "_memory", None)
         # While Python is taken apart nothing can be relied on; exit handlers came before.
-        if memory is not None and not is_finalizing():
+        if memory is not None and not memory.is_released and not is_finalizing():
             memory.drop()
 
     def __reduce__(self) -> NoReturn:

@@ -108,11 +108,8 @@ class Borrowed(Holding):
             with self.inside():
                 self.cuda.must("cuStreamSynchronize", seen.stream)
 
-    @property
-    def is_released(self) -> bool:
-        return self._keeper is None
-
     def _forget(self) -> None:
+        self.is_released = True
         self._keeper = None
 
     def _zero(self) -> None:
@@ -121,7 +118,7 @@ class Borrowed(Holding):
     def release(self) -> None:
         """Let go of the owner."""
         self.check()
-        self._keeper = None
+        self._forget()
 
     def drop(self) -> None:
-        self._keeper = None
+        self._forget()

@@ -7,8 +7,8 @@ still is the same allocation: after a context reset the same address may be some
 from __future__ import annotations
 
 import os
-import threading
 from contextlib import AbstractContextManager
+from threading import RLock
 from weakref import ref
 
 from vram.errors import BufferClosed, BufferLent, BufferLost, VramError
@@ -16,41 +16,59 @@ from vram.guard.driver import Driver
 from vram.units import counted
 
 
+# The process that this is; a forked child learns that it is another one.
+_here = [os.getpid()]
+
+
+def _look_again() -> None:
+    _here[0] = os.getpid()
+
+
+os.register_at_fork(after_in_child=_look_again)
+
+
 class Holding:
-    """What owned and borrowed memory have in common. *pointer* is where a host or a device finds it."""
+    """What owned and borrowed memory have in common. *pointer* is where a host or a device finds it.
+
+    Making and ending one is all that stands between a program and the driver's own speed: what
+    few need is not made before it is asked for.
+    """
 
     kind = ""
     is_host_visible = False
     is_read_only = False
+    is_released = False
     zero_on_free = False
     interface_stream: int | None = None
+    leases: set[int] | None = None
     pointer: int
     nbytes: int
     _identity: int | None
+    _host_views: list[ref[memoryview]] | None = None
+    _host_array: ref[object] | None = None
 
     def __init__(self, cuda: Driver, device: int | None) -> None:
-        self.lock = threading.RLock()
-        self.leases: set[int] = set()
-        self.pid = os.getpid()
         self.cuda = cuda
+        self.lock = RLock()
+        self.pid = _here[0]
         self._where = device
-        self._host_views: list[ref[memoryview]] = []
-        self._host_array: ref[object] | None = None
 
     # ---- is it there? ----
 
     @property
-    def is_released(self) -> bool:
-        raise NotImplementedError
+    def is_closed(self) -> bool:
+        """In a forked child everything of its parent's is."""
+        return self.is_released or self.pid != _here[0]
 
     def check_process(self) -> None:
-        if self.pid != os.getpid():
+        if self.pid != _here[0]:
             hint = "it is freed there; make buffers after the fork, or start processes by spawn"
             raise BufferLost(f"this buffer belongs to process {self.pid}, which forked this one", hint=hint)
 
     def check(self) -> None:
         """Raise unless this very memory is still there, and ours."""
-        self.check_process()
+        if self.pid != _here[0]:
+            self.check_process()
         if self.is_released:
             raise BufferClosed("this buffer is closed", hint="its memory was given back: make a new one")
         if self.cuda.identity(self.pointer) != self._identity:
@@ -101,10 +119,14 @@ class Holding:
     def show(self, array: object, view: memoryview) -> None:
         """Remember a view that was handed out: it ends when the memory does."""
         self._host_array = ref(array)
-        self._host_views = [each for each in self._host_views if each() is not None] + [ref(view)]
+        self._host_views = [each for each in self._host_views or () if each() is not None] + [ref(view)]
 
     def shown_array(self) -> object | None:
         return None if self._host_array is None else self._host_array()
+
+    @property
+    def is_shown(self) -> bool:
+        return self._host_views is not None
 
     @property
     def is_in_use_elsewhere(self) -> bool:
@@ -114,7 +136,11 @@ class Holding:
         """End the views that were handed out; BufferLent where others still work on the memory."""
         if self.leases:
             raise _lent(f"{counted(len(self.leases), 'DLPack consumer')} of this buffer live on")
-        for each in self._host_views:
+        if self._host_views:
+            self._end_views(self._host_views)
+
+    def _end_views(self, views: list[ref[memoryview]]) -> None:
+        for each in views:
             view = each()
             try:
                 if view is not None:

@@ -22,10 +22,12 @@ class Device(Allocation):
     kind, call = "device", "cuMemAlloc"
 
     def _take(self, cuda: Driver, pointer: c_uint64) -> int:
-        return int(cuda.cuMemAlloc_v2(byref(pointer), self.nbytes))
+        code: int = cuda.cuMemAlloc_v2(byref(pointer), self.nbytes)
+        return code
 
     def _give(self, cuda: Driver) -> int:
-        return int(cuda.cuMemFree_v2(self.pointer))
+        code: int = cuda.cuMemFree_v2(self.pointer)
+        return code
 
 
 class Pitched(Device):
@@ -33,12 +35,10 @@ class Pitched(Device):
 
     kind, call = "pitched", "cuMemAllocPitch"
 
-    def __init__(
-        self, width: int, height: int, element: int, *, device: int | None = None, zero_on_free: bool = False
-    ) -> None:
+    def __init__(self, width: int, height: int, element: int, device: int | None, zero_on_free: bool) -> None:
         self.width, self.height, self.pitch = width, height, width
         self._element = element
-        super().__init__(width * height, device=device, zero_on_free=zero_on_free)
+        super().__init__(width * height, device, zero_on_free)
         # Padding is memory too: it counts, and zeroing erases it.
         self.nbytes = self.pitch * height
 
@@ -110,13 +110,11 @@ class StreamOrdered(Allocation):
 
     kind, call = "stream-ordered", "cuMemAllocAsync"
 
-    def __init__(
-        self, nbytes: int, stream: Stream, *, device: int | None = None, zero_on_free: bool = False
-    ) -> None:
+    def __init__(self, nbytes: int, stream: Stream, device: int | None, zero_on_free: bool) -> None:
         self.stream = stream
         # The interface has no name for stream 0 but this one.
         self.interface_stream = stream.handle or LEGACY_STREAM
-        super().__init__(nbytes, device=device, zero_on_free=zero_on_free)
+        super().__init__(nbytes, device, zero_on_free)
 
     def _take(self, cuda: Driver, pointer: c_uint64) -> int:
         return int(cuda.cuMemAllocAsync(byref(pointer), self.nbytes, self.stream.handle))

@@ -46,12 +46,12 @@ class Lease:
 
     def __init__(self, owner: object, memory: Holding) -> None:
         self.owner = owner
-        self._memory = memory
         self.parts: list[Any] = []
-        memory.leases.add(id(self))
+        self._leases = memory.leases = set() if memory.leases is None else memory.leases
+        self._leases.add(id(self))
 
     def __del__(self) -> None:
-        self._memory.leases.discard(id(self))
+        self._leases.discard(id(self))
 
 
 def lend(
