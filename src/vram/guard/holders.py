@@ -44,5 +44,4 @@ def holders(obj: object, *, budget_s: float = BUDGET_S) -> Holders:
     Looks at the heap for *budget_s* seconds at most, runs no code of any object it meets, and
     leaves no reference behind.
     """
-    found = chains.every(obj, gc.get_objects(), budget_s)
-    return Holders(found.by_id[id(obj)], found.was_cut)
+    return Holders(*chains.every(obj, gc.get_objects(), budget_s))

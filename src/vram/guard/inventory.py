@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
+
+from msgspec import Struct
 
 from vram.guard.frameworks import LEAVES
 from vram.guard.frameworks.array import Description, Leaf
@@ -12,7 +14,7 @@ from vram.guard.heap.peek import lineage
 from vram.guard.heap.walk import PORTION, is_hidden_from_collector
 
 
-class Found(NamedTuple):
+class Found(Struct, frozen=True, gc=False):
     """An array itself, so let go of it soon. ``is_shared``: its memory was told by one before it."""
 
     leaf: Leaf
@@ -58,11 +60,8 @@ def _by_kind(heap: Sequence[object], wanted: Sequence[type]) -> dict[type, list[
     """The objects of each wanted class, told by their real type alone."""
     found: dict[type, list[object]] = {kind: [] for kind in wanted}
     exact = {real: kind for real in set(map(type, heap)) if (kind := _wanted(real, wanted))}
-    if exact:
-        for each in heap:
-            kind = exact.get(type(each))
-            if kind is not None:
-                found[kind].append(each)
+    for each in [each for each in heap if type(each) in exact] if exact else ():
+        found[exact[type(each)]].append(each)
     hidden = [kind for kind in wanted if is_hidden_from_collector(kind)]
     for each in _beside(heap, hidden) if hidden else ():
         kind = _wanted(type(each), hidden)

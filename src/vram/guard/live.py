@@ -83,9 +83,8 @@ def survey(heap: list[object], device: int | None, budget_s: float | None) -> Li
         heap.clear()
         return Live(_listed(found, {}))
     kept = chains.shortest([each.array for each in found], heap, budget_s)
-    first = {key: holders[0] for key, holders in kept.by_id.items()}
-    first.update(_gradients(found, first))
-    return Live(_listed(found, first), kept.was_cut)
+    kept.by_id.update(_gradients(found, kept.by_id))
+    return Live(_listed(found, kept.by_id), kept.was_cut)
 
 
 def check_device(device: object) -> None:

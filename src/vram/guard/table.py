@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from vram.units import counted, size
 
@@ -16,7 +18,7 @@ _POSITION = re.compile(r"\[\d+\]")
 HEAD = ("size", "framework", "what", "kept by")
 
 
-class Row(NamedTuple):
+class Row(Struct, frozen=True):
     """Arrays that lie side by side in one place: ``history[…]`` is one row, however many they are."""
 
     nbytes: int

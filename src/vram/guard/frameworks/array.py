@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
+
+from msgspec import Struct
 
 
-class Description(NamedTuple):
+class Description(Struct, frozen=True, gc=False):
     """An array on a GPU. ``nbytes`` is the memory that it keeps from being freed, which is more
     than its own for a view; ``pointer`` is where that begins, so that sharers count once."""
 
@@ -47,6 +49,14 @@ def kinds(module: Any, *names: str) -> tuple[type, ...]:
     """Those classes that this version of a framework has."""
     found = (getattr(module, name, None) for name in names)
     return tuple(each for each in found if isinstance(each, type))
+
+
+class Spelled(dict[Any, str]):
+    """The name of each dtype, spelled out once: NumPy takes ten microseconds for it."""
+
+    def __missing__(self, dtype: Any) -> str:
+        name = self[dtype] = str(dtype).removeprefix("torch.")
+        return name
 
 
 def view_note(own: int, kept: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from vram.guard.frameworks.array import Description, kinds, loaded, view_note
+from vram.guard.frameworks.array import Description, Spelled, kinds, loaded, view_note
 
 NAME = "CuPy"
 
@@ -19,14 +19,14 @@ def blocks() -> tuple[type, ...]:
 
 
 def describe(found: Iterable[Any]) -> Iterator[Description | None]:
-    pointers, array = blocks(), arrays()[0]
+    pointers, names = blocks(), Spelled()
+    array: Any = arrays()[0]
     for each in found:
         if issubclass(type(each), pointers):
             yield _of_memory(each, "memory", (), None)
         else:
-            data = array.data.__get__(each)  # type: ignore[attr-defined]
-            shape = tuple(array.shape.__get__(each))  # type: ignore[attr-defined]
-            yield _of_memory(data, str(each.dtype), shape, array.nbytes.__get__(each))  # type: ignore[attr-defined]
+            data, own = array.data.__get__(each), array.nbytes.__get__(each)
+            yield _of_memory(data, names[array.dtype.__get__(each)], tuple(array.shape.__get__(each)), own)
 
 
 def _of_memory(data: Any, dtype: str, shape: tuple[int, ...], own: int | None) -> Description | None:

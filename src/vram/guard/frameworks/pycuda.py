@@ -28,7 +28,7 @@ def describe(found: Iterable[Any]) -> Iterator[Description | None]:
         if issubclass(type(each), whole):
             yield _of_block(each, "memory", ())
         else:
-            own = attributes(each) or {}
+            own: dict[str, Any] = attributes(each) or {}
             data = own.get("gpudata")
             yield None if data is None else _of_block(data, str(own.get("dtype", "")), own.get("shape") or ())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from vram.guard.frameworks.array import Description, kinds, loaded, view_note
+from vram.guard.frameworks.array import Description, Spelled, kinds, loaded, view_note
 
 NAME = "PyTorch"
 GRAPH = "keeps its autograd graph: detach() or item() lets go of it"
@@ -22,32 +22,30 @@ def blocks() -> tuple[type, ...]:
 
 
 def describe(found: Iterable[Any]) -> Iterator[Description | None]:
-    native = loaded("torch")._C
+    native, kind, names, storages = loaded("torch")._C, arrays()[0], Spelled(), blocks()
     # A subclass may answer even for an attribute through its own __torch_function__.
     with native.DisableTorchFunctionSubclass():
         for each in found:
             try:
-                yield _of_storage(each) if _is_storage(each) else _of_tensor(each, arrays()[0])
+                yield _of_storage(each) if issubclass(type(each), storages) else _of_tensor(each, kind, names)
             except (RuntimeError, NotImplementedError, AttributeError):
                 yield None  # fake, sparse or functional: there is no storage behind it
 
 
 def gradients(found: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
     """Each leaf tensor's gradient with its tensor: PyTorch holds it where Python cannot see it."""
-    kind = arrays()[0]
+    kind: Any = arrays()[0]
+    storages = blocks()
     with loaded("torch")._C.DisableTorchFunctionSubclass():
         for each in found:
-            if not _is_storage(each) and kind.requires_grad.__get__(each) and kind.is_leaf.__get__(each):  # type: ignore[attr-defined]
-                gradient = kind.grad.__get__(each)  # type: ignore[attr-defined]
-                if gradient is not None:
-                    yield gradient, each
+            if issubclass(type(each), storages) or not kind.requires_grad.__get__(each):
+                continue
+            gradient = kind.grad.__get__(each) if kind.is_leaf.__get__(each) else None
+            if gradient is not None:
+                yield gradient, each
 
 
-def _is_storage(each: Any) -> bool:
-    return issubclass(type(each), blocks())
-
-
-def _of_tensor(tensor: Any, kind: Any) -> Description | None:
+def _of_tensor(tensor: Any, kind: Any, names: Spelled) -> Description | None:
     if not kind.is_cuda.__get__(tensor):
         return None
     storage = kind.untyped_storage(tensor)
@@ -58,7 +56,7 @@ def _of_tensor(tensor: Any, kind: Any) -> Description | None:
         nbytes=kept,
         device=storage.device.index,
         pointer=storage.data_ptr(),
-        dtype=str(kind.dtype.__get__(tensor)).removeprefix("torch."),
+        dtype=names[kind.dtype.__get__(tensor)],
         shape=tuple(kind.shape.__get__(tensor)),
         note=GRAPH if in_graph else view_note(own, kept),
     )

@@ -37,9 +37,9 @@ class Holder(Struct, frozen=True, gc=False):
 
 
 class Chains(Struct, frozen=True):
-    """Holders by the ``id`` of what they hold; ``was_cut`` when time ran out before all were found."""
+    """Each object's holder by its ``id``; ``was_cut`` when time ran out before all were found."""
 
-    by_id: dict[int, tuple[Holder, ...]]
+    by_id: dict[int, Holder]
     was_cut: bool
 
 
@@ -56,21 +56,23 @@ def shortest(targets: Sequence[object], heap: list[object], budget_s: float = BU
     with _Search(targets, heap, budget_s) as search:
         search.walk.run(also_untracked=search.hides)
         named = search.words(id(target) for target in targets)
-        found = {key: (Holder(words.text(), words.kind),) for key, words in named.items()}
+        found = {key: Holder(words.text(), words.kind) for key, words in named.items()}
         missing = search.walk.missing
         if missing:
-            found.update((key, (holder,)) for key, holder in search.without_names(missing).items())
+            found.update(search.without_names(missing))
         return Chains(found, search.walk.was_cut)
 
 
-def every(target: object, heap: list[object], budget_s: float = BUDGET_S, most: int = 20) -> Chains:
-    """Every object that refers to *target* directly, each with the shortest way to it."""
+def every(
+    target: object, heap: list[object], budget_s: float = BUDGET_S, most: int = 20
+) -> tuple[tuple[Holder, ...], bool]:
+    """A holder for each object that refers to *target* itself, and whether the search was cut short."""
     with _Search([target], heap, budget_s) as search:
         search.walk.run(every_keeper=True, also_untracked=search.hides)
         holders = list(search.direct(target, most))
         if not holders:
             holders += search.without_names({id(target)}).values()
-        return Chains({id(target): tuple(dict.fromkeys(holders))}, search.walk.was_cut)
+        return tuple(dict.fromkeys(holders)), search.walk.was_cut
 
 
 class _Search:

@@ -237,9 +237,10 @@ def _instance(parent: object, words: Words, wanted: set[int], roots: Roots) -> F
 
 
 def _exception(parent: object, words: Words) -> Found:
-    yield BaseException.__traceback__.__get__(parent), words.passed_on("traceback")  # type: ignore[attr-defined]
+    own = BaseException.__dict__
+    yield own["__traceback__"].__get__(parent), words.passed_on("traceback")
     for name in ("__cause__", "__context__", "args"):
-        yield BaseException.__dict__[name].__get__(parent), words.then(f".{name}")
+        yield own[name].__get__(parent), words.then(f".{name}")
 
 
 def _class(parent: object, words: Words) -> Found:

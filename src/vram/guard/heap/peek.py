@@ -44,6 +44,11 @@ def attributes(obj: object) -> dict[str, object] | None:
     return None
 
 
+def defines(kind: type, *names: str) -> bool:
+    """Whether a class or one of its bases has any of *names*, so that asking an instance may run code."""
+    return any(name in _namespace(each) for each in lineage(kind) for name in names)
+
+
 def slots(obj: object) -> Iterator[tuple[str, object]]:
     """What lies in slots that C or ``__slots__`` defined, by name."""
     for kind in lineage(type(obj)):
@@ -73,11 +78,11 @@ def spelled_key(key: object, depth: int = 1) -> str:
         shown = repr(key)
         return shown if len(shown) <= 42 else f"{shown[:38]}…{shown[-1]}"
     if type(key) is int:
-        return repr(key) if key.bit_length() < 200 else "<a large int>"  # type: ignore[attr-defined]
+        return repr(key) if key.bit_length() < 200 else "<a large int>"
     if type(key) in (float, bool, complex, type(None)):
         return repr(key)
-    if type(key) is tuple and depth and len(key) <= 4:  # type: ignore[arg-type]
-        return f"({', '.join(spelled_key(each, depth - 1) for each in key)})"  # type: ignore[attr-defined]
+    if type(key) is tuple and depth and len(key) <= 4:
+        return f"({', '.join(spelled_key(each, depth - 1) for each in key)})"
     return f"<{inert(type_name(key))}>"
 
 

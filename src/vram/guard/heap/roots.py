@@ -9,8 +9,8 @@ from types import CodeType, ModuleType
 from typing import Any, NamedTuple
 
 from vram.guard.heap import cells
-from vram.guard.heap.variables import Variables, running_frames
 from vram.guard.heap.peek import attributes, inert
+from vram.guard.heap.variables import Variables, running_frames
 
 KEPT = ("last_exc", "last_value", "last_traceback")
 
@@ -79,7 +79,7 @@ class Roots:
     def _exceptions(self) -> list[Root]:
         kept = {f"sys.{name}": getattr(sys, name) for name in KEPT if getattr(sys, name, None) is not None}
         found = [Root(kept, "exception")]
-        raised = getattr(sys, "_current_exceptions", dict)()
+        raised: dict[int, Any] = getattr(sys, "_current_exceptions", dict)()
         for thread, error in raised.items():
             told = error[1] if type(error) is tuple else error
             if told is not None:

@@ -52,10 +52,10 @@ class Walk:
                 fresh = self._take(frontier[start : start + PORTION])
                 left -= len(self._targets.intersection(fresh)) if fresh else 0
                 reached += _worth_following(fresh.values(), also_untracked)
+                if not left and not every_keeper:
+                    return self
                 if time.perf_counter() > self._deadline:
                     self.was_cut = True
-                    return self
-                if not left and not every_keeper:
                     return self
             frontier = reached
         return self
