@@ -42,16 +42,25 @@ _PUBLIC = {
 # A type checker reads these lines, Python never does; a test holds the two lists equal.
 if TYPE_CHECKING:
     from vram import reclaim as reclaim
-    from vram.agent import start as agent
+    from vram.agent import start as agent  # noqa: F401
     from vram.errors import LeakDetected as LeakDetected
     from vram.errors import LeakWarning as LeakWarning
     from vram.errors import LimitExceeded as LimitExceeded
     from vram.errors import VramError as VramError
+    from vram.guard.buffer import Buffer as Buffer
+    from vram.guard.flush import flush as flush
+    from vram.guard.holders import holders as holders
+    from vram.guard.live import live as live
+    from vram.guard.oom import on_oom as on_oom
+    from vram.guard.remanence import remanence_test as remanence_test
     from vram.guard.retry import retry_on_oom as retry_on_oom
     from vram.guard.scope import scope as scope
     from vram.guard.scope import scoped as scoped
+    from vram.guard.scrub import scrub as scrub
     from vram.guard.threads import Thread as Thread
     from vram.guard.threads import ThreadPoolExecutor as ThreadPoolExecutor
+    from vram.notebook import load_ipython_extension as load_ipython_extension
+    from vram.notebook import unload_ipython_extension as unload_ipython_extension
 
 
 def __getattr__(name: str) -> object:

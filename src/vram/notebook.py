@@ -1,13 +1,14 @@
 """``%load_ext vram``: what the GPU holds, and what a cell gained and kept, in the notebook itself.
 
-    %vram            this process's GPU memory, and the largest arrays with who keeps them
-    %vram flush      let go of caches and kept tracebacks, and say what came back
-    %vram why        the whole machine, as `vram why` tells
-    %%vram           run the cell, then say what it gained, what it kept, and why
+%vram            this process's GPU memory, and the largest arrays with who keeps them
+%vram flush      let go of caches and kept tracebacks, and say what came back
+%vram why        the whole machine, as `vram why` tells
+%%vram           run the cell, then say what it gained, what it kept, and why
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ WORDS = ("flush", "why")
 class Table:
     """Rows for a person: text in a terminal, HTML in a notebook. Every cell is made inert."""
 
-    def __init__(self, title: str, rows: list[tuple[str, ...]], notes: list[str] | None = None) -> None:
+    def __init__(self, title: str, rows: Sequence[tuple[str, ...]], notes: list[str] | None = None) -> None:
         self.title, self.rows, self.notes = title, rows, notes or []
 
     def __repr__(self) -> str:
@@ -36,7 +37,9 @@ class Table:
             "  ".join(inert(cell).ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
             for row in self.rows
         ]
-        return "\n".join([self.title, *(f"  {line}" for line in lines), *(f"  note: {n}" for n in self.notes)])
+        return "\n".join(
+            [self.title, *(f"  {line}" for line in lines), *(f"  note: {n}" for n in self.notes)]
+        )
 
     def _repr_html_(self) -> str:
         cells = "".join(
@@ -67,14 +70,15 @@ def _split(now: Footprint) -> list[tuple[str, str, str]]:
     return rows
 
 
-def _arrays(kept: list[Kept] | tuple[Kept, ...]) -> list[tuple[str, str, str]]:
+def _arrays(kept: Sequence[Kept]) -> list[tuple[str, str, str]]:
     return [(size(each.nbytes), each.what, each.keeper) for each in kept]
 
 
 def about(gained: int, leak: Leak | None, notes: list[str]) -> Table:
     """What a cell did to the GPU's memory."""
     if leak is None:
-        return Table(f"the cell kept nothing (device memory changed by {size(gained)}, caches included)", [], notes)
+        change = f"device memory changed by {size(gained)}, caches included"
+        return Table(f"the cell kept nothing ({change})", [], notes)
     rows = [(size(gain.nbytes), "more in use", gain.where) for gain in leak.gains] + _arrays(leak.kept)
     return Table(f"the cell kept {size(leak.nbytes)} of device memory", rows, [*notes, *leak.notes])
 
@@ -85,18 +89,27 @@ def line_magic(line: str) -> Any:
     if not word:
         return here()
     if word == "flush":
-        import vram
+        from vram.guard.flush import flush
 
-        return vram.flush()
+        return flush()
     if word == "why":
         return _why()
     raise UsageError(f"%vram does not know {word!r}", hint=f"it takes nothing, or one of {', '.join(WORDS)}")
 
 
 def _why() -> None:
-    from vram.cli.app import main
+    """Print what `vram why` does; the driver is read by a process of its own."""
+    from rich.console import Console
 
-    main(["why"])
+    from vram.diagnosis.engine import diagnose
+    from vram.host.local import LocalHost
+    from vram.ledger.build import build_ledger
+    from vram.probes.survey import survey
+    from vram.report import text
+    from vram.report.look import Look
+
+    ledger, console = build_ledger(survey(LocalHost())), Console()
+    console.print(text.why(ledger, diagnose(ledger), Look(console.width)))
 
 
 def load_ipython_extension(shell: Any) -> None:
@@ -113,7 +126,7 @@ def load_ipython_extension(shell: Any) -> None:
             gained = opened.gained()
             failed = result.error_in_exec or result.error_before_exec
             del result
-        display(about(gained, opened.leak, opened.notes))
+        display(about(gained, opened.leak, opened.notes))  # type: ignore[no-untyped-call]
         if failed is not None:
             from vram.guard.frames import let_go
 

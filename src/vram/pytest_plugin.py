@@ -12,7 +12,7 @@ every environment that has vram: it imports nothing until a test is to be watche
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -70,7 +70,8 @@ def _wanted(item: pytest.Item) -> tuple[Any, Any] | None:
         return (0, None) if item.config.getoption("--vram") or item.stash.get(ASKED, False) else None
     unknown = [word for word in marker.kwargs if word not in WORDS]
     if marker.args or unknown:
-        pytest.fail(f"@pytest.mark.vram takes leaks= and limit= alone, not {marker.args or unknown}", pytrace=False)
+        said = marker.args or unknown
+        pytest.fail(f"@pytest.mark.vram takes leaks= and limit= alone, not {said}", pytrace=False)
     return marker.kwargs.get("leaks", 0), marker.kwargs.get("limit")
 
 
@@ -87,10 +88,10 @@ def _open(item: pytest.Item, leaks: Any, limit: Any) -> Scope:
 
 
 @pytest.fixture
-def vram(request: pytest.FixtureRequest) -> Iterator[Handle]:
+def vram(request: pytest.FixtureRequest) -> Handle:
     """The test's own scope: ``vram.gained()``, ``vram.keep(x)``, ``vram.flush()``; leaks fail the test."""
     request.node.stash[ASKED] = True
-    yield Handle(request.node)
+    return Handle(request.node)
 
 
 class Handle:

@@ -60,12 +60,12 @@ _adds = [-1]
 _is_loaded = [False, 0]
 
 
-@ctypes.CFUNCTYPE(c_int, ctypes.POINTER(_Library), ctypes.c_size_t, ctypes.c_void_p)
-def _note_adds(library: Any, _size: int, _data: object) -> int:
+def _note_first(library: Any, _size: int, _data: object) -> int:
     _adds[0] = library.contents.adds
-    return 1
+    return 1  # one library tells the count of all
 
 
+_note_adds = ctypes.CFUNCTYPE(c_int, ctypes.POINTER(_Library), ctypes.c_size_t, ctypes.c_void_p)(_note_first)
 _iterate = ctypes.CDLL(None).dl_iterate_phdr
 
 
@@ -120,8 +120,9 @@ def charges() -> tuple[dict[int, int], bool]:
 def framework_lines(*, thorough: bool) -> list[dict[str, Any]]:
     """Every loaded framework's own words, one line for each device."""
     from vram.payloads import trim
+    from vram.payloads.trim.frameworks import FRAMEWORKS
 
     notes: list[str] = []
-    kinds = [kind for kind in trim.FRAMEWORKS if thorough or kind.name not in _FOUND_BY_WALKING]
+    kinds = [kind for kind in FRAMEWORKS if thorough or kind.name not in _FOUND_BY_WALKING]
     found = [each for kind in kinds for each in trim.guarded(notes, kind.name, kind.find)]
     return list(trim.measured(found, notes).values())

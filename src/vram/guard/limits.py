@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
+from typing import Any
 
 from vram.guard.memory import awake_devices
 from vram.payloads.trim.framework import loaded
@@ -36,7 +38,7 @@ def _cap_torch(limit: int) -> Iterator[Undo]:
         wanted = (cuda.memory_allocated(device) + limit) / total
         # Nested scopes only ever tighten.
         cuda.set_per_process_memory_fraction(min(before, wanted), device)
-        yield lambda device=device, before=before: cuda.set_per_process_memory_fraction(before, device)
+        yield partial(cuda.set_per_process_memory_fraction, before, device)
 
 
 def _cap_cupy(limit: int) -> Iterator[Undo]:
@@ -48,9 +50,9 @@ def _cap_cupy(limit: int) -> Iterator[Undo]:
         with cupy.cuda.Device(device):
             before, wanted = pool.get_limit(), pool.used_bytes() + limit
             pool.set_limit(size=min(before, wanted) if before else wanted)
-        yield lambda device=device, before=before: _restore(cupy, pool, device, before)
+        yield partial(_restore, cupy, pool, device, before)
 
 
-def _restore(cupy: object, pool: object, device: int, size: int) -> None:
-    with cupy.cuda.Device(device):  # type: ignore[attr-defined]
-        pool.set_limit(size=size)  # type: ignore[attr-defined]
+def _restore(cupy: Any, pool: Any, device: int, size: int) -> None:
+    with cupy.cuda.Device(device):
+        pool.set_limit(size=size)

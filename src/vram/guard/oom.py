@@ -16,8 +16,8 @@ from types import TracebackType
 from typing import Any
 
 from vram.errors import UsageError
-from vram.guard.out_of_memory import is_out_of_memory
 from vram.guard.oom_classes import Classes
+from vram.guard.out_of_memory import is_out_of_memory
 
 MOST_FILES = 20
 # A framework that frees its caches and tries again fails twice in a row: that is one event.
@@ -114,9 +114,7 @@ class Recorder:
             self.files.append(path)
             self._sentence += f". The whole account is in {path}"
 
-    def _uncaught(
-        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
-    ) -> None:
+    def _uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if _recorder is self:
             self.notice(error)
         self._hooks[0](kind, error, trace)

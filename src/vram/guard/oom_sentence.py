@@ -8,7 +8,7 @@ from vram.guard.footprint import Footprint
 from vram.model.leak import Kept
 from vram.units import size
 
-_OTHERS = ("process", "orphaned", "exported", "hidden", "unattributed", "live", "cached", "context", "fragmented")
+_NOBODYS = ("free", "reserved", "overhead")
 
 
 class Situation(NamedTuple):
@@ -56,14 +56,15 @@ def _own(now: Situation) -> str:
     if now.largest:
         most = now.largest[0]
         keeper = f", kept by {most.keeper}" if most.keeper else ""
+        used = sum(held.in_use.values()) + max(0, held.outside)
         return (
-            f"this process itself uses {size(sum(held.in_use.values()) + max(0, held.outside))}; the largest array is "
-            f"{most.what} with {size(most.nbytes)}{keeper}; let go of it, or ask for less (vram.retry_on_oom)"
+            f"this process itself uses {size(used)}; the largest array is {most.what}, {size(most.nbytes)}"
+            f"{keeper}; let go of it, or ask for less (vram.retry_on_oom)"
         )
     if held.outside > sum(held.in_use.values()):
         return (
-            f"this process has {size(held.outside)} outside every framework, its context included; look for raw "
-            "allocations that nobody frees (vram.scope finds them), or ask for less"
+            f"this process has {size(held.outside)} outside every framework, its context included; look for "
+            "raw allocations that nobody frees (vram.scope finds them), or ask for less"
         )
     return "this process itself uses what there is; ask for less (vram.retry_on_oom shrinks by itself)"
 
@@ -75,6 +76,6 @@ def _others(now: Situation) -> list[tuple[int, str]]:
         mine = any((entry.get("holder") or {}).get("pid") == now.pid for entry in gpu["entries"])
         for entry in gpu["entries"] if mine or len(now.ledger["gpus"]) == 1 else ():  # type: ignore[index]
             pid = (entry.get("holder") or {}).get("pid")
-            if entry["kind"] in _OTHERS and pid != now.pid:
+            if entry["kind"] not in _NOBODYS and pid != now.pid:
                 found.append((entry["nbytes"], f"pid {pid}" if pid else f"memory that is {entry['kind']}"))
     return found

@@ -46,7 +46,8 @@ SIGNS: dict[tuple[str, str], Callable[[BaseException], bool]] = {
     # RMM's, and what C++ extensions throw through pybind11
     ("MemoryError", "builtins"): _says("out_of_memory", "cudaErrorMemoryAllocation", "CUDA"),
     ("RuntimeError", "builtins"): _says(
-        "CUDA out of memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDA_ERROR_OUT_OF_MEMORY"
+        *("CUDA out of memory", "CUDA error: out of memory", "CUDA_ERROR_OUT_OF_MEMORY"),
+        "CUBLAS_STATUS_ALLOC_FAILED",
     ),
 }
 

@@ -67,7 +67,7 @@ def _steps(shrink: Shrink | None, least: int) -> Mapping[str, Smaller]:
 def _halved(value: Any, least: int) -> Any:
     if isinstance(value, bool) or not isinstance(value, int | float):
         kind = type(value).__name__
-        raise UsageError(f"a {kind} cannot be halved", hint='name a number, or map the name to a function')
+        raise UsageError(f"a {kind} cannot be halved", hint="name a number, or map the name to a function")
     smaller = value // 2 if isinstance(value, int) else value / 2
     # Not a jump from 3 to 1 with least=2: the least itself is worth a try.
     smaller = max(smaller, least)

@@ -235,7 +235,8 @@ class Scope:
             warnings.warn(text, LeakWarning, stacklevel=4)
 
     def _over(self, gained: int) -> str:
-        return f"scope {self.name!r} gained {size(gained)} of device memory; its limit is {size(self.limit or 0)}"
+        limit = size(self.limit or 0)
+        return f"scope {self.name!r} gained {size(gained)} of device memory; its limit is {limit}"
 
 
 HINT = "let go of what is named above, or s.keep(...) what is meant to stay"
@@ -256,7 +257,9 @@ def nbytes_of(value: str | int, what: str) -> int:
     if isinstance(value, str):
         return parse_size(value)
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise UsageError(f"{what}={value!r} is not a size", hint='write it like "8GiB", or as a number of bytes')
+        raise UsageError(
+            f"{what}={value!r} is not a size", hint='write it like "8GiB", or as a number of bytes'
+        )
     return value
 
 

@@ -83,7 +83,8 @@ def _without(gains: list[Gain], on_purpose: int, slack: int, notes: list[str]) -
         rest = gain.nbytes - excused
         if gain.where == OUTSIDE and 0 < rest <= slack:
             notes.append(
-                f"{size(rest)} outside every framework were taken for code and libraries that load at first use"
+                f"{size(rest)} outside every framework were taken for code and libraries that load at first"
+                " use"
             )
             rest = 0
         if rest > 0:
@@ -102,7 +103,8 @@ def _slack(names: tuple[str, ...]) -> int:
 def let_caches_go() -> None:
     """Empty every cache, so that what remains is what somebody really uses."""
     from vram.payloads import trim
+    from vram.payloads.trim.frameworks import FRAMEWORKS
 
     notes: list[str] = []
-    found = [each for kind in trim.FRAMEWORKS for each in trim.guarded(notes, kind.name, kind.find)]
+    found = [each for kind in FRAMEWORKS for each in trim.guarded(notes, kind.name, kind.find)]
     trim.let_go(found, notes)

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import BuiltinFunctionType, FrameType, FunctionType, ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from vram.guard.footprint import OUTSIDE
 from vram.guard.frameworks import LEAVES
+from vram.guard.heap.chains import shortest
+from vram.guard.inventory import Found, find
 from vram.model.leak import Kept, Leak
 
 SHARE = 0.01
@@ -49,7 +51,7 @@ class Baseline:
         taken = cls(name)
         last = _spent.get(name)
         if wanted or (wanted is None and (last is None or last.look_s <= SHARE * last.body_s)):
-            taken.known = frozenset(id(each) for _, found in _by_framework() for each in found)
+            taken.known = _known_arrays()
             taken._look_s = time.perf_counter() - taken._began
         return taken
 
@@ -65,13 +67,13 @@ def named(leak: Leak, baseline: Baseline | None) -> Leak:
     known = baseline.known if baseline else None
     notes = list(leak.notes)
     places = {gain.where for gain in leak.gains}
-    found = []
-    for leaf, arrays in _by_framework():
+
+    def is_suspect(found: Found) -> bool:
         if known is not None:
-            found.append((leaf, [each for each in arrays if id(each) not in known]))
-        elif leaf.NAME in places or OUTSIDE in places:
-            found.append((leaf, arrays))
-    kept = _told(found, NAMED)
+            return id(found.array) not in known
+        return found.leaf.NAME in places or OUTSIDE in places
+
+    kept = _told(is_suspect, NAMED)
     if known is None and kept:
         notes.append("which of these are new was not looked at: track=True does")
     if not kept:
@@ -81,7 +83,7 @@ def named(leak: Leak, baseline: Baseline | None) -> Leak:
 
 def largest(count: int) -> list[Kept]:
     """The largest live arrays of all frameworks and who keeps them."""
-    return _told(_by_framework(), count)
+    return _told(lambda _: True, count)
 
 
 def nbytes_in(value: object) -> int:
@@ -118,43 +120,32 @@ def _inside(values: Iterable[object]) -> Iterator[object]:
                 waiting.append(child)
 
 
-def _by_framework() -> list[tuple[Any, list[Any]]]:
-    """Every loaded framework's arrays that the collector knows."""
-    kinds = {leaf: leaf.arrays() for leaf in LEAVES}
-    wanted = [(leaf, each) for leaf, each in kinds.items() if each]
-    if not wanted:
-        return []
-    found: dict[Any, list[Any]] = {leaf: [] for leaf, _ in wanted}
-    belongs: dict[type, Any] = {}
-    for each in gc.get_objects():
-        kind = type(each)
-        if kind not in belongs:
-            belongs[kind] = next((leaf for leaf, own in wanted if issubclass(kind, own)), None)
-        if belongs[kind] is not None:
-            found[belongs[kind]].append(each)
-    return list(found.items())
-
-
-def _told(found: list[tuple[Any, list[Any]]], count: int) -> list[Kept]:
-    from vram.guard.heap.chains import shortest
-
+def _known_arrays() -> frozenset[int]:
+    """The ``id`` of every array that the collector knows, told by types alone."""
+    kinds = tuple(kind for leaf in LEAVES for kind in leaf.arrays())
+    if not kinds:
+        return frozenset()
     heap = gc.get_objects()
-    described: dict[int, tuple[Any, Any, Any]] = {}
-    for leaf, arrays in found:
-        for each, told in zip(arrays, leaf.describe(arrays) if arrays else (), strict=False):
-            if told is not None and told.nbytes > (described[told.pointer][2].nbytes if told.pointer in described else 0):
-                described[told.pointer] = (leaf, each, told)
-    chosen = sorted(described.values(), key=lambda row: -row[2].nbytes)[:count]
-    keepers = shortest([each for _, each, _ in chosen], heap).by_id
+    wanted = {kind for kind in set(map(type, heap)) if issubclass(kind, kinds)}
+    return frozenset(id(each) for each in heap if type(each) in wanted)
+
+
+def _told(is_wanted: Callable[[Found], bool], count: int) -> list[Kept]:
+    """The largest of the arrays that are wanted, each memory once, with the shortest way to it."""
+    heap = gc.get_objects()
+    found = [each for each in find(heap) if not each.is_shared and is_wanted(each)]
+    chosen = sorted(found, key=lambda each: -each.description.nbytes)[:count]
+    del found
+    keepers = shortest([each.array for each in chosen], heap).by_id
     return [
-        Kept(what=_words(leaf, told), nbytes=told.nbytes, keeper=keepers[id(each)][0].text)
-        for leaf, each, told in chosen
+        Kept(what=_words(each), nbytes=each.description.nbytes, keeper=keepers[id(each.array)].text)
+        for each in chosen
     ]
 
 
-def _words(leaf: Any, told: Any) -> str:
-    shape = "×".join(map(str, told.shape))
+def _words(found: Found) -> str:
+    told = found.description
     where = "" if told.device is None else f" on GPU {told.device}"
-    parts = [leaf.NAME, told.dtype, shape]
     note = f" ({told.note})" if told.note else ""
+    parts = (found.leaf.NAME, told.dtype, "×".join(map(str, told.shape)))
     return " ".join(part for part in parts if part) + where + note
