@@ -1,0 +1,132 @@
+"""``vram.flush()``: let go of everything that is kept by accident, and say what stayed and why."""
+
+from __future__ import annotations
+
+import gc as collector
+import os
+import threading
+import time
+from typing import Any
+
+from vram.guard.capture import is_capturing
+from vram.guard.flushed import CacheChange, Flushed
+from vram.guard.heap import cells
+from vram.guard.heap.chains import BUDGET_S
+from vram.guard.live import Live, check_device, survey
+from vram.guard.memory import DeviceMemory, awake_devices, cuda, device_memory, has_driver, say_no_driver
+from vram.payloads import trim
+from vram.payloads.trim import tracebacks as kept_exceptions
+from vram.payloads.trim.driver import driver
+
+CAPTURING = "a CUDA graph is being captured: nothing was touched"
+NESTED = "a flush is already under way in this thread: nothing was touched"
+NO_DRIVER = "no NVIDIA driver answers here: there is nothing to flush"
+
+_one_at_a_time = threading.RLock()
+_under_way = [False]
+
+
+def _forget_lock() -> None:
+    global _one_at_a_time
+    _one_at_a_time = threading.RLock()
+    _under_way[0] = False
+
+
+# A thread that does not exist in the child may have held it.
+os.register_at_fork(after_in_child=_forget_lock)
+
+
+def flush(
+    device: int | None = None,
+    *,
+    tracebacks: bool = True,
+    gc: bool = True,
+    outputs: bool = False,
+    budget_s: float = BUDGET_S,
+) -> Flushed:
+    """Give back what this process only caches, and report what it still holds and who keeps it.
+
+    Waits for the GPU, forgets the last exception (with *tracebacks*) and the notebook's outputs
+    (with *outputs*), collects garbage (with *gc*), and lets every loaded framework and the
+    driver's pools let go. Frameworks cannot do that for one GPU alone; *device* only chooses
+    which one is waited for and told about. Nothing is touched while a CUDA graph is captured.
+    """
+    if device is not None:
+        check_device(device)
+    if not has_driver():
+        say_no_driver("vram.flush()")
+        return Flushed(refused=NO_DRIVER)
+    with _one_at_a_time:
+        if _under_way[0]:
+            return Flushed(refused=NESTED)
+        _under_way[0] = True
+        try:
+            return _flush(device, tracebacks, gc, outputs, budget_s)
+        finally:
+            _under_way[0] = False
+
+
+def _flush(device: int | None, tracebacks: bool, gc: bool, outputs: bool, budget_s: float) -> Flushed:
+    began = time.perf_counter()
+    notes: list[str] = []
+    devices = awake_devices() if device is None else [device]
+    frameworks = [each for kind in trim.FRAMEWORKS for each in trim.guarded(notes, kind.name, kind.find)]
+    refused = _refusal(frameworks, notes)
+    if refused:
+        return Flushed(refused=refused)
+    _synchronise(devices)
+    before, lines = _read(devices), trim.measured(frameworks, notes)
+    dropped = _drop(notes, tracebacks, outputs)
+    collected = collector.collect() if gc else 0
+    trim.let_go(frameworks, notes)
+    after, lines_after = _read(devices), trim.measured(frameworks, notes)
+    return Flushed(
+        before=before,
+        after=after,
+        frameworks=_changes(lines, lines_after),
+        dropped=tuple(dropped),
+        collected=collected,
+        exceptions_kept=sum(trim.guarded(notes, "kept exceptions", kept_exceptions.others)),
+        stayed=_stayed(device, budget_s),
+        notes=tuple(dict.fromkeys(notes)),
+        took_s=time.perf_counter() - began,
+    )
+
+
+def _refusal(frameworks: list[Any], notes: list[str]) -> str:
+    if is_capturing():
+        return CAPTURING
+    return next((why for each in frameworks for why in trim.guarded(notes, each.name, each.objections)), "")
+
+
+def _synchronise(devices: list[int]) -> None:
+    for device in devices:
+        with driver.inside(device) as entered:
+            if entered:
+                driver.call("cuCtxSynchronize")
+
+
+def _read(devices: list[int]) -> tuple[DeviceMemory, ...]:
+    return tuple(reading for reading in map(device_memory, devices) if reading is not None)
+
+
+def _drop(notes: list[str], tracebacks: bool, outputs: bool) -> list[str]:
+    dropped = trim.guarded(notes, "kept exceptions", kept_exceptions.drop) if tracebacks else []
+    shell = cells.shell() if outputs else None
+    if shell is not None:
+        trim.guarded(notes, "the notebook's outputs", lambda: shell.displayhook.flush() or ())
+        dropped.append("the notebook's outputs (Out, _)")
+    return dropped
+
+
+def _changes(before: dict[Any, Any], after: dict[Any, Any]) -> tuple[CacheChange, ...]:
+    return tuple(
+        CacheChange(line["name"], line["memory"], line["device"], line["held"], after.get(key, line)["held"])
+        for key, line in before.items()
+    )
+
+
+def _stayed(device: int | None, budget_s: float) -> Live:
+    if cuda() is None:
+        return Live(())
+    return survey(collector.get_objects(), device, budget_s)
