@@ -17,6 +17,7 @@ from vram.guard.memory import DeviceMemory, awake_devices, cuda, device_memory, 
 from vram.payloads import trim
 from vram.payloads.trim import tracebacks as kept_exceptions
 from vram.payloads.trim.driver import driver
+from vram.payloads.trim.frameworks import FRAMEWORKS
 
 CAPTURING = "a CUDA graph is being captured: nothing was touched"
 NESTED = "a flush is already under way in this thread: nothing was touched"
@@ -70,7 +71,7 @@ def _flush(device: int | None, tracebacks: bool, gc: bool, outputs: bool, budget
     began = time.perf_counter()
     notes: list[str] = []
     devices = awake_devices() if device is None else [device]
-    frameworks = [each for kind in trim.FRAMEWORKS for each in trim.guarded(notes, kind.name, kind.find)]
+    frameworks = [each for kind in FRAMEWORKS for each in trim.guarded(notes, kind.name, kind.find)]
     refused = _refusal(frameworks, notes)
     if refused:
         return Flushed(refused=refused)

@@ -67,7 +67,7 @@ def live(device: int | None = None, *, holders: bool = True, budget_s: float = B
     """Find every live array of every loaded framework, on *device* or on all.
 
     Each comes with the shortest chain of references that keeps it, unless ``holders=False``
-    saves the search, which takes *budget_s* seconds at most. No code of any object met is
+    saves the search, which takes *budget_s* seconds of processor time at most. No code of any object met is
     run, and no reference is left behind.
     """
     if device is not None:

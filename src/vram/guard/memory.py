@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 from vram.guard.nvml import Nvml, nvml, visible_names
 
+_UUID = c_char * 16
+
 
 class DeviceMemory(NamedTuple):
     """``used`` is what the driver charges to this process, its context included; None where it
@@ -129,7 +131,7 @@ def _own_share(library: ctypes.CDLL | None, device: int) -> int | None:
 
 
 def _handle(management: Nvml, library: ctypes.CDLL | None, device: int) -> c_void_p | None:
-    uuid = (c_char * 16)()
+    uuid = _UUID()
     if library is not None and library.cuDeviceGetUuid_v2(byref(uuid), c_int(device)) == 0:
         text = _spelled(bytes(uuid))
         return management.handle(f"GPU-{text}") or management.handle(f"MIG-{text}")

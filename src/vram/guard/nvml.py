@@ -26,6 +26,10 @@ class _Process(ctypes.Structure):
     _fields_ = (("pid", c_uint), ("nbytes", c_ulonglong), ("instance", c_uint), ("compute", c_uint))
 
 
+# ctypes makes a class for every length: made on each call, they are garbage for the collector.
+_ROOM = _Process * FIRST_GUESS
+
+
 class Nvml:
     """One initialised library. A forked child makes its own: its parent's state is not its own."""
 
@@ -79,7 +83,7 @@ class Nvml:
     def _processes(self, handle: c_void_p) -> list[_Process]:
         room = FIRST_GUESS
         while room <= 2**16:
-            count, found = c_uint(room), (_Process * room)()
+            count, found = c_uint(room), (_ROOM if room == FIRST_GUESS else _Process * room)()
             answer = self._library.nvmlDeviceGetComputeRunningProcesses_v3(handle, byref(count), found)
             if answer != INSUFFICIENT_SIZE:
                 return [] if answer else found[: count.value]

@@ -7,8 +7,6 @@ import sys
 from types import CodeType
 from typing import Any
 
-from vram.guard.heap.peek import attributes
-
 CELLS_LOOKED_AT = 400
 _TERMINAL_CELL = re.compile(r"<ipython-input-(\d+)-")
 _OUTPUT = re.compile(r"_(\d+)$")
@@ -27,7 +25,7 @@ def shell() -> Any:
 
 
 def namespace(running: Any) -> dict[str, object] | None:
-    found = (attributes(running) or {}).get("user_ns") if running is not None else None
+    found = getattr(running, "user_ns", None)
     return found if type(found) is dict else None
 
 
@@ -36,8 +34,7 @@ def cell_of_code(running: Any, code: CodeType) -> int | None:
     typed = _TERMINAL_CELL.match(code.co_filename)
     if typed:
         return int(typed[1])
-    compiler = (attributes(running) or {}).get("compile") if running is not None else None
-    known = (attributes(compiler) or {}).get("_filename_map")
+    known = getattr(getattr(running, "compile", None), "_filename_map", None)
     number = known.get(code.co_filename) if type(known) is dict else None
     return number if type(number) is int else None
 
@@ -54,6 +51,8 @@ class Cells:
 
     def output(self, name: str) -> str | None:
         """What one of IPython's own names for an output means."""
+        if name in ("Out", "_oh"):
+            return "Out"
         numbered = _OUTPUT.match(name)
         return f"Out[{numbered[1]}]" if numbered else LAST_OUTPUTS.get(name)
 

@@ -18,7 +18,7 @@ from vram.guard.heap.roots import Roots
 from vram.guard.heap.walk import Walk, is_hidden_from_collector
 
 LONGEST_CLIMB = 64
-BUDGET_S = 1.0
+BUDGET_S = 2.0
 
 
 class Holder(Struct, frozen=True, gc=False):

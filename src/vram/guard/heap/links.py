@@ -28,6 +28,7 @@ from msgspec import Struct
 
 from vram.guard.heap.peek import attributes, inert, is_a, items, slots, spelled_key, type_name
 from vram.guard.heap.roots import Root, Roots
+from vram.guard.heap.variables import KEEPS_A_COPY
 
 LONGEST = 140
 _SUSPENDED = {
@@ -146,11 +147,17 @@ def _traceback(parent: TracebackType, words: Words, wanted: set[int], roots: Roo
 def _frame(parent: FrameType, words: Words, wanted: set[int], roots: Roots) -> Found:
     line = words.detail if words.detail is not None else parent.f_lineno
     before = f"{roots.place(parent.f_code, line)} local "
-    kept_by = words.passed_on("").text()
-    for name, value in roots.variables.of(parent).items():
-        if id(value) in wanted:
-            yield value, Words("exception", repr(name), before, " in frame of kept exception", kept_by)
+    named = Words("exception", "", before, " in frame of kept exception", words.passed_on("").text())
+    yield from _locals(roots.variables.of(parent), named, wanted, roots)
+    if KEEPS_A_COPY:
+        yield parent.f_locals, named.passed_on("locals")
     yield parent.f_back, words.passed_on("frame")
+
+
+def _locals(parent: Any, words: Words, wanted: set[int], roots: Roots) -> Found:
+    for name, value in items(parent):
+        if id(value) in wanted:
+            yield value, Words(words.kind, repr(name), words.before, words.after, words.kept_by)
 
 
 # ---- ordinary objects, by type ----
@@ -195,10 +202,10 @@ def _suspended(parent: Any, words: Words, wanted: set[int], roots: Roots) -> Fou
         return
     before = f"{roots.place(frame.f_code, frame.f_lineno)} local "
     after = f" in suspended {noun} {inert(frame.f_code.co_name)}()"
-    for name, value in roots.variables.of(frame).items():
-        if id(value) in wanted:
-            yield value, Words("generator", repr(name), before, after, words.text())
-    yield frame, words.passed_on("frame")
+    named = Words("generator", "", before, after, words.text())
+    yield from _locals(roots.variables.of(frame), named, wanted, roots)
+    if KEEPS_A_COPY:
+        yield frame.f_locals, named.passed_on("locals")
 
 
 def _thread_local(parent: Any, words: Words, wanted: set[int], roots: Roots) -> Found:
@@ -263,6 +270,7 @@ _ROLES: dict[str, Callable[[Any, Words, set[int], Roots], Found]] = {
     "threads": _per_thread,
     "traceback": _traceback,
     "frame": _frame,
+    "locals": _locals,
 }
 _BY_TYPE: dict[type, Callable[[Any, Words, set[int], Roots], Found]] = {
     dict: _dict,
