@@ -7,22 +7,19 @@ against what was there before the first began.
 
 from __future__ import annotations
 
+import os
 import threading
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
 
-from vram.guard.footprint import NOTHING, Footprint
+from vram.guard.footprint import NOTHING, Footprint, take
 
-if TYPE_CHECKING:
-    from vram.guard.scope import Scope
-
-_current: ContextVar[Scope | None] = ContextVar("vram_scope", default=None)
+_current: ContextVar[Place | None] = ContextVar("vram_scope", default=None)
 _lock = threading.Lock()
-_open: list[Scope] = []
+_open: list[Place] = []
 
 
 class Crowd:
-    """Scopes without a parent that were open at the same time, all of them one after the other."""
+    """Scopes without a parent, from the first that opened to the last of those that overlap."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -34,53 +31,62 @@ _crowd = Crowd()
 
 
 class Place:
-    """Where one scope stands among the others, from its entry to its exit."""
+    """Where one scope stands among the others, from its entry to its exit. Made, it is measured."""
 
-    def __init__(self, scope: Scope) -> None:
+    def __init__(self, name: str) -> None:
+        self.name = name
         self.parent = _current.get()
-        self.disturbed = False
+        self.is_disturbed = False
+        # Measured under the lock: nobody who joins may allocate before the first has looked.
         with _lock:
-            self._join(scope)
-        _current.set(scope)
+            is_first = self._join()
+            self.before = take()
+            if is_first:
+                self.crowd.before = self.before
+        _current.set(self)
 
-    def _join(self, scope: Scope) -> None:
+    def _join(self) -> bool:
+        """Whether a new crowd begins with it."""
         global _crowd
-        ancestors = {id(each) for each in _ancestors(self.parent)}
-        for other in _open:
-            if id(other) not in ancestors:
-                self.disturbed = True
-                if other.place is not None:
-                    other.place.disturbed = True
-        if self.parent is None and not _crowd.open:
+        if _open:
+            ancestors = self._ancestors()
+            for stranger in (place for place in _open if place not in ancestors):
+                self.is_disturbed = stranger.is_disturbed = True
+        is_first = self.parent is None and not _crowd.open
+        if is_first:
             _crowd = Crowd()
         self.crowd = _crowd
         if self.parent is None:
             self.crowd.open += 1
-            self.crowd.names.append(scope.name)
-        _open.append(scope)
+            self.crowd.names.append(self.name)
+        _open.append(self)
+        return is_first
 
-    def measured(self, before: Footprint) -> None:
-        """Tell the crowd what was there before its first scope began."""
-        if self.parent is None and len(self.crowd.names) == 1:
-            self.crowd.before = before
-
-    def leave(self, scope: Scope, before: Footprint) -> tuple[tuple[str, ...], Footprint] | None:
+    def leave(self) -> tuple[tuple[str, ...], Footprint] | None:
         """Whom to settle and against what; None where that is another scope's to do, or nobody's."""
         _current.set(self.parent)
         with _lock:
-            _open[:] = [other for other in _open if other is not scope]
+            _open.remove(self)
             if self.parent is None:
                 self.crowd.open -= 1
-        if not self.disturbed:
-            return (scope.name,), before
-        if self.parent is not None or self.crowd.open:
-            return None
-        return tuple(dict.fromkeys(self.crowd.names)), self.crowd.before
+            is_last = self.parent is None and not self.crowd.open
+        if not self.is_disturbed:
+            return (self.name,), self.before
+        return (tuple(dict.fromkeys(self.crowd.names)), self.crowd.before) if is_last else None
+
+    def _ancestors(self) -> set[Place]:
+        found = set()
+        place = self.parent
+        while place is not None:
+            found.add(place)
+            place = place.parent
+        return found
 
 
-def _ancestors(scope: Scope | None) -> list[Scope]:
-    found = []
-    while scope is not None:
-        found.append(scope)
-        scope = scope.place.parent if scope.place else None
-    return found
+def _renew_lock() -> None:
+    """A thread that held it when the process forked does not exist in the child to let it go."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)

@@ -112,13 +112,10 @@ class Scope:
             raise UsageError(f"scope {self.name!r} is open already", hint="make one scope for each use")
         _warn_without_driver()
         self.leak, self.notes, self.peak, self._kept_bytes = None, [], None, 0
-        self.place = Place(self)
-        if driver_is_loaded():
-            self._before = footprint.take()
-            self.place.measured(self._before)
+        self.place = Place(self.name)
+        self._before = self.place.before
+        if self._before is not NOTHING:
             self._look_at_what_lives()
-        else:
-            self._before = NOTHING
         if self.limit is not None:
             self._bound(self.limit, interrupts)
         return self
@@ -146,7 +143,7 @@ class Scope:
         if place is None:
             raise UsageError(f"scope {self.name!r} is not open", hint="use it by `with`")
         exceeded = self._loosen(error)
-        settled = place.leave(self, self._before)
+        settled = place.leave()
         if not driver_is_loaded():
             return
         if error is not None:
