@@ -68,6 +68,8 @@ class VramError(Exception):
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
         self.hint = hint
+        if hint:  # a program that does not catch it shows the hint with the traceback
+            self.add_note(f"hint: {hint}")
 
 
 class UsageError(VramError):

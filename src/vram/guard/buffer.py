@@ -210,7 +210,7 @@ class Buffer:
         memory = self._memory
         if not 0 <= offset <= offset + count <= memory.nbytes:
             raise UsageError(f"bytes {offset} to {offset + count} of a buffer of {memory.nbytes}")
-        if self.kind == "borrowed" and self._layout.strides is not None:
+        if self.kind == "borrowed" and not self._layout.is_dense:
             raise UsageError("a borrowed array with strides is not one run of bytes")
         memory.check_process()
         with memory.lock:
@@ -309,7 +309,7 @@ class Buffer:
         return {
             "version": 3,
             "shape": self._layout.shape,
-            "strides": self._layout.strides,
+            "strides": None if self._layout.is_dense else self._layout.byte_strides,
             "typestr": type_string,
             "data": (memory.device_pointer(), memory.is_read_only),
             "stream": memory.interface_stream,

@@ -15,7 +15,6 @@ from vram.errors import BufferClosed, BufferLent, BufferLost, VramError
 from vram.guard.driver import Driver
 from vram.units import counted
 
-
 # The process that this is; a forked child learns that it is another one.
 _here = [os.getpid()]
 

@@ -54,6 +54,10 @@ class Layout(NamedTuple):
         return dense(self.shape, self.element.nbytes) if self.strides is None else self.strides
 
     @property
+    def is_dense(self) -> bool:
+        return self.byte_strides == dense(self.shape, self.element.nbytes)
+
+    @property
     def nbytes(self) -> int:
         """Of the elements themselves, gaps not counted."""
         count = self.element.nbytes
