@@ -6,6 +6,7 @@ fetched when it is first used.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
@@ -76,3 +77,9 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *_PUBLIC})
+
+
+if os.environ.get("VRAM_AGENT", "0") not in ("", "0"):
+    from vram.agent import start_as_asked
+
+    start_as_asked()
