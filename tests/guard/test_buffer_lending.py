@@ -305,20 +305,17 @@ def test_streams_of_every_library_are_understood(virtual_gpu: VirtualGpu) -> Non
 
 
 def test_a_stream_given_as_a_number_may_be_gone_when_the_finalizer_runs(virtual_gpu: VirtualGpu) -> None:
-    assert (
-        told(
-            virtual_gpu,
-            """
+    assert told(
+        virtual_gpu,
+        """
         lib, handle = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
         with driver().on_device(0):
             lib.cuStreamCreate(ctypes.byref(handle), 0)
             buffer = Buffer(MIB, stream=handle.value)
             lib.cuStreamDestroy_v2(handle)
-        serial = buffer._memory.serial
-        del buffer
         from vram.guard.allocation import living
-        tell(serial in living)
+        living_before = len(living)
+        del buffer
+        tell(living_before, len(living))
         """,
-        )
-        is False
-    )
+    ) == [1, 0]

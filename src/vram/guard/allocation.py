@@ -7,10 +7,10 @@ interpreter.
 from __future__ import annotations
 
 import atexit
-import itertools
 import os
 from contextlib import suppress
 from ctypes import byref, c_int, c_uint64, c_void_p
+from threading import RLock
 
 from vram.errors import BufferClosed, BufferLost, OutOfMemory, VramError
 from vram.guard.driver import (
@@ -21,13 +21,12 @@ from vram.guard.driver import (
     Driver,
     driver,
 )
-from vram.guard.holding import Holding
+from vram.guard.holding import Holding, here
 from vram.units import size
 
 LARGEST = 2**63 - 1
 
-living: dict[int, Allocation] = {}
-_serials = itertools.count()
+living: set[Allocation] = set()
 
 
 class Allocation(Holding):
@@ -41,18 +40,15 @@ class Allocation(Holding):
             cuda.check_device(device)
         if nbytes > LARGEST:
             raise OutOfMemory(f"no device has {nbytes} bytes", hint="`vram why` tells what is free")
-        super().__init__(cuda, device)
-        self.nbytes = nbytes
-        self.zero_on_free = zero_on_free
-        word = c_uint64()
+        self.cuda, self.lock, self.pid = cuda, RLock(), here[0]
+        self.nbytes, self.zero_on_free, self._where = nbytes, zero_on_free, device
+        word = self.word = c_uint64()
         # Tried in the current context at once: asking first whether there is one costs as much.
         code = self._take(cuda, word) if device is None else INVALID_CONTEXT
         if code:
             self._take_elsewhere(cuda, word, code)
-        self.pointer = word.value
-        self._identity = cuda.identity(self.pointer)
-        self.serial = next(_serials)
-        living[self.serial] = self
+        self._identity = cuda.identity(word)
+        living.add(self)
 
     def _take_elsewhere(self, cuda: Driver, word: c_uint64, code: int) -> None:
         if code in NO_LIVE_CONTEXT:
@@ -74,13 +70,15 @@ class Allocation(Holding):
 
     def _forget(self) -> None:
         self.is_released = True
-        living.pop(self.serial, None)
+        living.discard(self)
 
     def release(self) -> None:
         """Give it back now. A second time is BufferClosed; where zeroing fails nothing is given back."""
         self.check()
-        if living.pop(self.serial, None) is None:
-            raise BufferClosed("this buffer is closed", hint="another thread closed it at this very moment")
+        try:
+            living.remove(self)  # one call decides who of several at once gives it back
+        except KeyError:
+            raise BufferClosed("this buffer is closed", hint="another thread closed it just now") from None
         try:
             if self.zero_on_free:
                 with self.inside():
@@ -90,7 +88,7 @@ class Allocation(Holding):
                 self._give_inside(code)
             self.is_released = True
         except BaseException:
-            living[self.serial] = self
+            living.add(self)
             raise
 
     def _give_inside(self, code: int) -> None:
@@ -130,7 +128,7 @@ def _release_all() -> None:
 
     What others still work on is erased where that was asked for, and goes with the process.
     """
-    for allocation in list(living.values()):
+    for allocation in list(living):
         with suppress(VramError):
             if not allocation.is_in_use_elsewhere:
                 allocation.drop()

@@ -232,7 +232,7 @@ class Buffer:
         memory = self._memory
         memory.check_process()
         with memory.lock:
-            if memory.leases or memory.is_shown:
+            if memory.leases or memory.host_views:
                 memory.recall()
             memory.release()
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
+from ctypes import c_uint64
+from threading import RLock
 from typing import Any, NamedTuple
 
 from vram.errors import UsageError
 from vram.guard import dlpack
 from vram.guard.driver import driver
 from vram.guard.erasing import erase
-from vram.guard.holding import Holding
+from vram.guard.holding import Holding, here
 from vram.guard.layout import Layout, from_interface
 
 HINT = "a tensor or array on a GPU: PyTorch, CuPy, JAX, Numba, cuda.core, vram.Buffer, …"
@@ -93,17 +95,18 @@ class Borrowed(Holding):
     kind = "borrowed"
 
     def __init__(self, seen: View) -> None:
-        super().__init__(driver(), seen.device[1])
         if not seen.pointer:
             raise UsageError("an array without elements has no memory to borrow")
-        self.pointer = seen.pointer
+        self.cuda, self.lock, self.pid = driver(), RLock(), here[0]
+        self._where = seen.device[1]
+        self.word = c_uint64(seen.pointer)
         self.nbytes = seen.layout.nbytes
         self.is_host_visible = seen.device[0] in (dlpack.CUDA_HOST, dlpack.CUDA_MANAGED)
         self.is_read_only = seen.is_read_only
         self.device_kind = seen.device[0]
         self._layout = seen.layout
         self._keeper: object | None = seen.keeper
-        self._identity = self.cuda.identity(self.pointer)
+        self._identity = self.cuda.identity(self.word)
         if seen.stream:
             with self.inside():
                 self.cuda.must("cuStreamSynchronize", seen.stream)

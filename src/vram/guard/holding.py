@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 from contextlib import AbstractContextManager
-from threading import RLock
+from ctypes import c_uint64
+from typing import Any
 from weakref import ref
 
 from vram.errors import BufferClosed, BufferLent, BufferLost, VramError
@@ -16,11 +17,11 @@ from vram.guard.driver import Driver
 from vram.units import counted
 
 # The process that this is; a forked child learns that it is another one.
-_here = [os.getpid()]
+here = [os.getpid()]
 
 
 def _look_again() -> None:
-    _here[0] = os.getpid()
+    here[0] = os.getpid()
 
 
 os.register_at_fork(after_in_child=_look_again)
@@ -40,37 +41,35 @@ class Holding:
     zero_on_free = False
     interface_stream: int | None = None
     leases: set[int] | None = None
-    pointer: int
+    cuda: Driver
+    lock: Any
+    pid: int
+    word: c_uint64
     nbytes: int
+    _where: int | None
     _identity: int | None
-    _host_views: list[ref[memoryview]] | None = None
+    host_views: list[ref[memoryview]] | None = None
     _host_array: ref[object] | None = None
-
-    def __init__(self, cuda: Driver, device: int | None) -> None:
-        self.cuda = cuda
-        self.lock = RLock()
-        self.pid = _here[0]
-        self._where = device
 
     # ---- is it there? ----
 
     @property
     def is_closed(self) -> bool:
         """In a forked child everything of its parent's is."""
-        return self.is_released or self.pid != _here[0]
+        return self.is_released or self.pid != here[0]
 
     def check_process(self) -> None:
-        if self.pid != _here[0]:
+        if self.pid != here[0]:
             hint = "it is freed there; make buffers after the fork, or start processes by spawn"
             raise BufferLost(f"this buffer belongs to process {self.pid}, which forked this one", hint=hint)
 
     def check(self) -> None:
         """Raise unless this very memory is still there, and ours."""
-        if self.pid != _here[0]:
+        if self.pid != here[0]:
             self.check_process()
         if self.is_released:
             raise BufferClosed("this buffer is closed", hint="its memory was given back: make a new one")
-        if self.cuda.identity(self.pointer) != self._identity:
+        if self.cuda.identity(self.word) != self._identity:
             self._forget()
             hint = "cuDevicePrimaryCtxReset, cudaDeviceReset or the like freed it; make a new one"
             raise BufferLost("this buffer's memory went with its CUDA context", hint=hint)
@@ -80,6 +79,10 @@ class Holding:
         raise NotImplementedError
 
     # ---- using it ----
+
+    @property
+    def pointer(self) -> int:
+        return self.word.value
 
     @property
     def device(self) -> int:
@@ -118,14 +121,10 @@ class Holding:
     def show(self, array: object, view: memoryview) -> None:
         """Remember a view that was handed out: it ends when the memory does."""
         self._host_array = ref(array)
-        self._host_views = [each for each in self._host_views or () if each() is not None] + [ref(view)]
+        self.host_views = [each for each in self.host_views or () if each() is not None] + [ref(view)]
 
     def shown_array(self) -> object | None:
         return None if self._host_array is None else self._host_array()
-
-    @property
-    def is_shown(self) -> bool:
-        return self._host_views is not None
 
     @property
     def is_in_use_elsewhere(self) -> bool:
@@ -135,8 +134,8 @@ class Holding:
         """End the views that were handed out; BufferLent where others still work on the memory."""
         if self.leases:
             raise _lent(f"{counted(len(self.leases), 'DLPack consumer')} of this buffer live on")
-        if self._host_views:
-            self._end_views(self._host_views)
+        if self.host_views:
+            self._end_views(self.host_views)
 
     def _end_views(self, views: list[ref[memoryview]]) -> None:
         for each in views:

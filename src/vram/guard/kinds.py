@@ -22,11 +22,11 @@ class Device(Allocation):
     kind, call = "device", "cuMemAlloc"
 
     def _take(self, cuda: Driver, pointer: c_uint64) -> int:
-        code: int = cuda.cuMemAlloc_v2(byref(pointer), self.nbytes)
+        code: int = cuda.quick_alloc(byref(pointer), c_size_t(self.nbytes))
         return code
 
     def _give(self, cuda: Driver) -> int:
-        code: int = cuda.cuMemFree_v2(self.pointer)
+        code: int = cuda.quick_free(self.word)
         return code
 
 
