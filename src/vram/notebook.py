@@ -13,6 +13,8 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from vram.errors import UsageError
+from vram.guard.frames import let_go_of_arrays
+from vram.guard.scope import scope
 from vram.units import size
 
 if TYPE_CHECKING:
@@ -116,24 +118,31 @@ def load_ipython_extension(shell: Any) -> None:
     """Called by ``%load_ext vram``."""
 
     def cell_magic(line: str, cell: str) -> None:
-        """Run *cell* as if it stood there alone, in a scope."""
-        from IPython.display import display
-
-        from vram.guard.scope import scope
-
+        """Run *cell* as if it stood there alone, in a scope; its error, if it has one, is its own."""
         with scope(line.strip() or "cell", leak="report", track=True) as opened:
-            result = shell.run_cell(cell, store_history=False)
+            error = _run(shell, cell)
             gained = opened.gained()
-            failed = result.error_in_exec or result.error_before_exec
-            del result
-        display(about(gained, opened.leak, opened.notes))  # type: ignore[no-untyped-call]
-        if failed is not None:
-            from vram.guard.frames import let_go
-
-            let_go(failed)
+        _display(about(gained, opened.leak, opened.notes))
+        if error is not None:
+            raise error
 
     shell.register_magic_function(line_magic, "line", "vram")
     shell.register_magic_function(cell_magic, "cell", "vram")
+
+
+def _run(shell: Any, cell: str) -> BaseException | None:
+    """Run the cell's text; return what it raised, its frames empty of arrays as every scope leaves them."""
+    result = shell.run_cell(cell, store_history=False)
+    error: BaseException | None = result.error_in_exec or result.error_before_exec
+    if error is not None:
+        let_go_of_arrays(error)
+    return error
+
+
+def _display(shown: Table) -> None:
+    from IPython.display import display
+
+    display(shown)  # type: ignore[no-untyped-call]
 
 
 def unload_ipython_extension(shell: Any) -> None:
