@@ -20,7 +20,7 @@ from subprocess import CalledProcessError
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from bench.cases import answer, buffer, driver, imports, injection, ladder, scan, trim  # noqa: E402
+from bench.cases import answer, buffer, driver, imports, injection, ladder, scan, scopes, trim  # noqa: E402
 from bench.company import CompanyRefused  # noqa: E402
 from bench.row import Row  # noqa: E402
 from bench.timing import CommandFailed, program  # noqa: E402
@@ -31,6 +31,7 @@ CASES = {
     "imports": imports,
     "driver": driver,
     "buffer": buffer,
+    "scopes": scopes,
     "ladder": ladder,
     "trim": trim,
     "injection": injection,

@@ -26,6 +26,14 @@ from vram.units import GIB, MIB
 
 def tell(value):
     print(json.dumps(value), flush=True)
+
+def held(gib):
+    # Another process that holds so much; it ends by a line on its stdin.
+    import subprocess
+    code = f"from tests.virtualgpu import cuda as c; c.start(); c.alloc({gib} << 30); print(flush=1); input()"
+    other = subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1)
+    other.stdout.readline()
+    return other
 """
 
 RAW = PREAMBLE + "raw.start()\n"

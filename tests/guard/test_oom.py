@@ -54,10 +54,7 @@ def test_an_error_that_is_caught_is_recorded_with_the_whole_situation(
 @needs("numba")
 def test_other_holders_are_blamed_where_they_hold_most(virtual_gpu: VirtualGpu, tmp_path: Path) -> None:
     program = f"""
-        import subprocess
-        holder = "from tests.virtualgpu import cuda as c; c.start(); c.alloc(120 << 30); print(flush=True); input()"
-        other = subprocess.Popen([sys.executable, "-c", holder], stdin=-1, stdout=-1)
-        other.stdout.readline()
+        other = held(120)
         vram.on_oom({str(tmp_path)!r})
         try:
             array(40 * GIB)

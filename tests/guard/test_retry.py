@@ -128,13 +128,9 @@ def test_an_error_while_an_out_of_memory_is_handled_is_another_error() -> None:
 
 
 def test_one_that_was_raised_from_it_counts() -> None:
-    try:
-        try:
-            raise OutOfMemory("full")
-        except OutOfMemory as error:
-            raise RuntimeError("wrapped") from error
-    except RuntimeError as error:
-        assert is_out_of_memory(error)
+    wrapped = RuntimeError("wrapped")
+    wrapped.__cause__ = OutOfMemory("full")
+    assert is_out_of_memory(wrapped)
     assert is_out_of_memory(ExceptionGroup("two", [ValueError(), OutOfMemory("full")]))
     assert not is_out_of_memory(ExceptionGroup("one", [ValueError()]))
 

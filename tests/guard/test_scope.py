@@ -46,11 +46,8 @@ def test_what_is_given_back_is_no_leak(virtual_gpu: VirtualGpu) -> None:
 
 def test_what_other_processes_take_meanwhile_does_not_count(virtual_gpu: VirtualGpu) -> None:
     program = """
-        import subprocess
-        holder = "from tests.virtualgpu import cuda as c; c.start(); c.alloc(1 << 30); print(flush=True); input()"
         with vram.scope("mine", leak="raise") as s:
-            other = subprocess.Popen([sys.executable, "-c", holder], stdin=-1, stdout=-1)
-            other.stdout.readline()
+            other = held(1)
             taken = raw.used()
         other.communicate(b"\\n")
         tell([s.leak, taken > GIB])
@@ -240,13 +237,14 @@ def test_scopes_of_threads_that_overlap_are_settled_by_the_last(virtual_gpu: Vir
                     first_done.wait()
             first_done.set()
 
-        threads = [threading.Thread(target=work, args=each) for each in (("early", 64 * MIB), ("late", 32 * MIB))]
+        sizes = {"early": 64 * MIB, "late": 32 * MIB}
+        threads = [threading.Thread(target=work, args=each) for each in sizes.items()]
         [thread.start() for thread in threads]
         [thread.join() for thread in threads]
         with vram.scope("alone", leak="report") as alone:
             raw.alloc(16 * MIB)
-        late = scopes["late"].leak
-        tell([scopes["early"].leak, scopes["early"].notes, sorted(late.names), late.nbytes, alone.leak.nbytes])
+        early, late = scopes["early"], scopes["late"].leak
+        tell([early.leak, early.notes, sorted(late.names), late.nbytes, alone.leak.nbytes])
     """
     early, notes, names, nbytes, alone = result(virtual_gpu, program)
     assert early is None
@@ -393,7 +391,8 @@ def test_a_scope_is_entered_once_at_a_time() -> None:
 
 
 def test_without_a_driver_scopes_do_nothing_and_say_so_once() -> None:
-    program = "import vram\nfor n in range(3):\n    with vram.scope('x', leak='raise', limit=0) as s: pass\nprint(s.leak)"
+    loop = "for n in range(3):\n    with vram.scope('x', leak='raise', limit=0) as s: pass\n"
+    program = f"import vram\n{loop}print(s.leak)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "None\n")
     said = [line for line in done.stderr.splitlines() if "RuntimeWarning" in line]
@@ -448,3 +447,30 @@ def test_a_forked_child_measures_itself(virtual_gpu: VirtualGpu) -> None:
     """
     done = run(virtual_gpu, program)
     assert done.stdout.strip() == "7", done.stderr
+
+
+# ---- erasing ----
+
+
+def test_what_lies_in_a_pool_is_erased_at_the_end(virtual_gpu: VirtualGpu) -> None:
+    """The control first: without it, the pool hands every old byte to the next owner."""
+    program = """
+        import ctypes
+        pool = raw.out(ctypes.c_uint64, "cuDeviceGetDefaultMemPool", 0)
+        raw.call("cuMemPoolSetAttribute", pool, 4, ctypes.byref(ctypes.c_uint64(GIB)))
+
+        def secrets_seen(**options):
+            with vram.scope("secret", leak="raise", **options) as s:
+                pointer = raw.out(ctypes.c_uint64, "cuMemAllocAsync", 8 * MIB, 0)
+                raw.call("cuMemsetD8_v2", pointer, 0x5A, 8 * MIB)
+                raw.call("cuMemFreeAsync", pointer, 0)
+                raw.call("cuCtxSynchronize")
+            again = raw.out(ctypes.c_uint64, "cuMemAllocAsync", 8 * MIB, 0)
+            seen = raw.read(again, 8 * MIB).count(0x5A)
+            raw.call("cuMemFreeAsync", again, 0)
+            raw.call("cuCtxSynchronize")
+            return seen
+
+        tell([secrets_seen(), secrets_seen(zero_on_exit=True)])
+    """
+    assert result(virtual_gpu, program) == [8 * MIB, 0]

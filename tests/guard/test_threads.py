@@ -42,7 +42,8 @@ def test_a_thread_that_fails_lets_go_of_everything_though_its_error_is_kept(virt
         thread.start()
         thread.join()
         from vram.guard import footprint
-        tell([thread.leak, str(kept[0]), footprint.take(thorough=True).outside // MIB, footprint.take().cached])
+        now = footprint.take(thorough=True)
+        tell([thread.leak, str(kept[0]), now.outside // MIB, now.cached])
     """
     leak, error, outside, cached = result(virtual_gpu, program, NUMBA)
     assert (leak, error, cached) == (None, "in the thread", 0)
