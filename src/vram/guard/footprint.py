@@ -8,7 +8,6 @@ microsecond for the answer that it holds nothing.
 from __future__ import annotations
 
 import ctypes
-import os
 from ctypes import byref, c_int
 from typing import Any, NamedTuple
 
@@ -57,7 +56,7 @@ class _Library(ctypes.Structure):
 
 
 _adds = [-1]
-_is_loaded = [False, 0]
+_is_loaded = [False]
 
 
 def _note_first(library: Any, _size: int, _data: object) -> int:
@@ -76,9 +75,9 @@ def driver_is_loaded() -> bool:
     """
     before = _adds[0]
     _iterate(_note_adds, None)
-    if _adds[0] != before or _is_loaded[1] != os.getpid():
-        _is_loaded[:] = [cuda() is not None, os.getpid()]
-    return bool(_is_loaded[0])
+    if _adds[0] != before:
+        _is_loaded[0] = cuda() is not None
+    return _is_loaded[0]
 
 
 def take(*, thorough: bool = False) -> Footprint:
