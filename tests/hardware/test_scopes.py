@@ -87,9 +87,7 @@ def needs(package: str) -> pytest.MarkDecorator:
 
 
 def result(program: str, name: str = "torch", **variables: str) -> Any:
-    environment = (
-        os.environ | {"PYTHONPATH": str(SOURCES), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"} | variables
-    )
+    environment = os.environ | {"PYTHONPATH": str(SOURCES)} | JAX_TAKES_WHAT_IT_NEEDS | variables
     done = subprocess.run(
         [sys.executable, "-c", PREAMBLE + FRAMEWORKS[name] + BEHIND_ALL + dedent(program)],
         env=environment,
