@@ -238,3 +238,16 @@ def test_a_failing_finalizer_is_told_and_hurts_nobody(virtual_gpu: VirtualGpu) -
     assert done.stdout == '"alive"\n'
     assert "Exception ignored in" in done.stderr
     assert "CUDA_ERROR_UNKNOWN" in done.stderr
+
+
+def test_a_lost_buffer_is_no_live_array(virtual_gpu: VirtualGpu) -> None:
+    assert told(
+        virtual_gpu,
+        """
+        lost = Buffer(4 * MIB)
+        before = [each.nbytes for each in vram.live()]
+        reset()
+        kept = Buffer(2 * MIB)
+        tell(before, [each.nbytes for each in vram.live()])
+        """,
+    ) == [[4 * MIB], [2 * MIB]]

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.guard.owner import told
-from vram.guard.erasing import pieces
 from vram.guard.layout import BYTE, ElementType, Layout, dense
+from vram.guard.zeroing import pieces
 from vram.virtualgpu import VirtualGpu
 
 

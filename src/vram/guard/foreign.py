@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from vram.errors import UsageError
 from vram.guard import dlpack
 from vram.guard.driver import driver
-from vram.guard.erasing import erase
 from vram.guard.holding import Holding, here
 from vram.guard.layout import Layout, from_interface
+from vram.guard.zeroing import erase
 
 HINT = "a tensor or array on a GPU: PyTorch, CuPy, JAX, Numba, cuda.core, vram.Buffer, …"
 

@@ -58,6 +58,11 @@ class Holding:
         """In a forked child everything of its parent's is."""
         return self.is_released or self.pid != here[0]
 
+    @property
+    def is_there(self) -> bool:
+        """Whether it can be used now. In a forked child nothing of its parent's can."""
+        return not self.is_closed and self.cuda.identity(self.word) == self._identity
+
     def check_process(self) -> None:
         if self.pid != here[0]:
             hint = "it is freed there; make buffers after the fork, or start processes by spawn"

@@ -12,8 +12,9 @@ from typing import Any
 from vram.errors import Refused
 from vram.guard import foreign
 from vram.guard.buffer import Buffer
+from vram.guard.capture import is_capturing
 from vram.guard.driver import driver
-from vram.guard.erasing import erase
+from vram.guard.zeroing import erase
 
 
 def scrub(thing: Any) -> int:
@@ -35,5 +36,6 @@ def scrub(thing: Any) -> int:
 def _refuse_in_capture() -> None:
     """Waiting for the device while a graph is captured would end the capture with an error."""
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
-    if cuda is not None and cuda.is_initialized() and cuda.is_current_stream_capturing():
+    by_torch = cuda is not None and cuda.is_initialized() and cuda.is_current_stream_capturing()
+    if by_torch or is_capturing():
         raise Refused("a CUDA graph is being captured: nothing was erased", hint="scrub before or after it")

@@ -22,7 +22,7 @@ def blocks() -> tuple[type, ...]:
 def describe(found: Iterable[Any]) -> Iterator[Description | None]:
     for each in found:
         memory = getattr(each, "_memory", None)
-        if memory is None or memory.is_released or memory.kind in ON_HOST:
+        if memory is None or not memory.is_there or memory.kind in ON_HOST:
             yield None
         else:
             yield Description(memory.nbytes, memory.device, memory.device_pointer(), memory.kind, each.shape)
