@@ -113,10 +113,8 @@ def _read(devices: list[int]) -> tuple[DeviceMemory, ...]:
 
 def _drop(notes: list[str], tracebacks: bool, outputs: bool) -> list[str]:
     dropped = trim.guarded(notes, "kept exceptions", kept_exceptions.drop) if tracebacks else []
-    shell = cells.shell() if outputs else None
-    if shell is not None:
-        trim.guarded(notes, "the notebook's outputs", lambda: shell.displayhook.flush() or ())
-        dropped.append("the notebook's outputs (Out, _)")
+    if outputs:
+        dropped += trim.guarded(notes, "the notebook's outputs", cells.forget_outputs)
     return dropped
 
 

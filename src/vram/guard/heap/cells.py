@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
 from types import CodeType
 from typing import Any
 
@@ -27,6 +28,18 @@ def shell() -> Any:
 def namespace(running: Any) -> dict[str, object] | None:
     found = getattr(running, "user_ns", None)
     return found if type(found) is dict else None
+
+
+def forget_outputs() -> Iterator[str]:
+    """Empty IPython's cache of outputs, Out and its underscores; yield that it was done."""
+    running = shell()
+    if running is None:
+        return
+    running.displayhook.flush()
+    # IPython remembers the first value of these names besides, to know what a user has changed.
+    hidden = running.user_ns_hidden
+    hidden.update((name, running.user_ns.get(name)) for name in LAST_OUTPUTS if name in hidden)
+    yield "the notebook's outputs (Out, _)"
 
 
 def cell_of_code(running: Any, code: CodeType) -> int | None:
