@@ -18,7 +18,7 @@ def arrays() -> tuple[type, ...]:
 
 
 def blocks() -> tuple[type, ...]:
-    return kinds(loaded("numba.cuda.cudadrv.driver"), "AutoFreePointer")
+    return kinds(loaded("numba.cuda.cudadrv.driver"), "OwnedPointer", "AutoFreePointer")
 
 
 def describe(found: Iterable[Any]) -> Iterator[Description | None]:
@@ -55,7 +55,8 @@ class _Reader:
         own = attributes(array) or {}
         return tuple([own.get(name) for name in FIELDS])
 
-    def memory(self, memory: Any) -> Description | None:
+    def memory(self, block: Any) -> Description | None:
+        memory = getattr(block, "_mem", block)
         # What nothing refers to any more waits to be freed: the framework's own figures tell it.
         return Description(*self._place(memory), "memory") if memory.refct else None
 
