@@ -304,6 +304,7 @@ def test_what_this_gpu_leaves_behind(record: Record) -> None:
         "stream-ordered pool, erased before the free": [whole, whole, 0, 0, None],
         "PyTorch's cache": [whole, whole, whole, whole, None],
         "PyTorch's cache, erased before the free": [whole, whole, 0, 0, None],
+        "plain allocations, after a killed process": [whole, whole, 0, 0, None],
     }
 
 
@@ -313,7 +314,7 @@ def test_a_buffer_costs_little_beside_the_raw_pair(record: Record) -> None:
         f"""
         sys.path.insert(0, {str(ROOT)!r})
         from bench.pair import pair_s
-        tell(pair_s(4 * MIB, turns=15, pairs=200))
+        tell(pair_s(4 * MIB, turns=60, pairs=50))
         """
     )
     record(raw_us=raw_s * 1e6, buffer_us=ours_s * 1e6, ratio=ours_s / raw_s)

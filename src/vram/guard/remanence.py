@@ -1,8 +1,9 @@
 """``vram.remanence_test()``: what memory on this machine still shows of its last owner.
 
 Random bytes are written, read back (the positive control: a test that cannot find them proves
-nothing), given back, and looked for in what is handed out next. It covers memory of this
-process on one GPU, by the bytes it samples; not other processes, registers or library workspaces.
+nothing), given back, and looked for in what is handed out next: inside this process, and after a
+process of its own that it kills. It covers one GPU, by the bytes it samples; not registers, shared
+memory or libraries' workspaces.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from ctypes import byref, c_int, c_size_t, create_string_buffer
 
 from vram.errors import UsageError, VramError
 from vram.guard.driver import Driver, driver
+from vram.guard.elsewhere import left_by_a_killed_process
 from vram.guard.places import Place, Plain, Pool, TorchCache
 from vram.guard.scrub import scrub
 from vram.model.remanence import Remanence, Trial
@@ -21,6 +23,7 @@ from vram.units import MIB, parse_size
 BLOCK = MIB
 LINE = 64  # what is left of a block that moved is told by pieces of this size
 LARGEST = 256 * MIB
+TOO_LITTLE = "less than 4 MiB are free"
 COMPUTE_MODE, ECC_ENABLED = 20, 32
 MODES = {0: "default compute mode", 2: "prohibited compute mode", 3: "exclusive compute mode"}
 
@@ -52,10 +55,11 @@ def _trials(cuda: Driver, device: int, nbytes: int) -> Iterator[Trial]:
             # Plain memory is the driver's to erase: measured as it is, and no more.
             if not (erased and kind is Plain):
                 yield _trial(cuda, kind(cuda, device), name, nbytes, pattern, erased=erased)
+    yield _after_another_process(cuda, device, nbytes, pattern)
 
 
 def _trial(cuda: Driver, place: Place, name: str, nbytes: int, pattern: bytes, *, erased: bool) -> Trial:
-    reason = f"less than {BLOCK} bytes are free" if nbytes < BLOCK else place.refusal()
+    reason = TOO_LITTLE if nbytes < BLOCK else place.refusal()
     if reason is not None:
         return Trial(place=name, skipped=reason)
     try:
@@ -85,6 +89,20 @@ def _measured(cuda: Driver, place: Place, name: str, nbytes: int, pattern: bytes
         nonzero=nonzero,
         same_address=first == second,
     )
+
+
+def _after_another_process(cuda: Driver, device: int, nbytes: int, pattern: bytes) -> Trial:
+    name, place = "plain allocations, after a killed process", Plain(cuda, device)
+    if nbytes < BLOCK:
+        return Trial(place=name, skipped=TOO_LITTLE)
+    try:
+        control = left_by_a_killed_process(device, nbytes, pattern)
+        found, nonzero = _look(cuda, place.take(nbytes), nbytes, pattern)
+        return Trial(place=name, sampled=nbytes, control=control, found=found, nonzero=nonzero)
+    except (VramError, OSError) as error:
+        return Trial(place=name, skipped=str(error))
+    finally:
+        place.close()
 
 
 def _look(cuda: Driver, pointer: int, nbytes: int, pattern: bytes) -> tuple[int, int]:
