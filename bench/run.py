@@ -20,7 +20,7 @@ from subprocess import CalledProcessError
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from bench.cases import answer, buffer, driver, imports, injection, ladder, scan, scopes, trim  # noqa: E402
+from bench.cases import answer, buffer, driver, imports, injection, keepers, ladder, scan, scopes, trim  # noqa: E402
 from bench.company import CompanyRefused  # noqa: E402
 from bench.row import Row  # noqa: E402
 from bench.timing import CommandFailed, program  # noqa: E402
@@ -32,6 +32,7 @@ CASES = {
     "driver": driver,
     "buffer": buffer,
     "scopes": scopes,
+    "keepers": keepers,
     "ladder": ladder,
     "trim": trim,
     "injection": injection,
