@@ -27,9 +27,9 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module", autouse=True)
 def _native(real_gpu: bool) -> None:
-    """The library behind DLPack is there, and current."""
+    """The library behind DLPack is there and current; without a compiler, the one that came along."""
     if real_gpu:
-        subprocess.run([sys.executable, ROOT / "native" / "build.py"], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([sys.executable, ROOT / "native" / "build.py"], check=False, stdout=subprocess.DEVNULL)
 
 
 def needs(package: str) -> pytest.MarkDecorator:

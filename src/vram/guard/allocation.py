@@ -16,6 +16,7 @@ from vram.errors import BufferClosed, BufferLost, OutOfMemory, VramError
 from vram.guard.driver import (
     DEINITIALIZED,
     INVALID_CONTEXT,
+    INVALID_VALUE,
     NO_LIVE_CONTEXT,
     RELAXED_CAPTURE,
     Driver,
@@ -93,7 +94,8 @@ class Allocation(Holding):
 
     def _give_inside(self, code: int) -> None:
         """Where this thread's own context does not do: free in the memory's."""
-        if code == INVALID_CONTEXT:
+        # It is there and ours, as was asked just now: an invalid value means a wrong context, too.
+        if code in (INVALID_VALUE, *NO_LIVE_CONTEXT):
             with self.inside():
                 code = self._give(self.cuda)
         self.cuda.check(code, "the free")
