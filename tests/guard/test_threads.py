@@ -114,3 +114,23 @@ def test_without_a_driver_a_thread_is_a_thread(virtual_gpu: VirtualGpu) -> None:
         print(thread.leak)
     """
     assert run(virtual_gpu, program, "").stdout == "ran\nNone\n"
+
+
+def test_a_run_that_calls_the_first_one_is_settled_once(virtual_gpu: VirtualGpu) -> None:
+    program = """
+        class Worker(vram.Thread):
+            def run(self):
+                super().run()
+                raw.start()
+                raw.alloc(8 * MIB)
+
+        worker = Worker(target=lambda: (raw.start(), raw.alloc(4 * MIB)), leak="report")
+        worker.start()
+        worker.join()
+        alive = weakref.ref(worker)
+        leak = worker.leak.nbytes // MIB
+        gc.disable()
+        del worker
+        tell([leak, alive() is None])
+    """
+    assert result(virtual_gpu, program) == [12, True]

@@ -15,8 +15,9 @@ import time
 from types import TracebackType
 from typing import Any
 
-from vram.errors import UsageError
+from vram.errors import LimitExceeded, UsageError
 from vram.guard.oom_classes import Classes
+from vram.guard.oom_sentence import BEGINNING
 from vram.guard.out_of_memory import is_out_of_memory
 
 MOST_FILES = 20
@@ -90,7 +91,9 @@ class Recorder:
 
     def notice(self, error: BaseException) -> None:
         """Record *error* once, and add the sentence to its notes. Never raises."""
-        if getattr(self._busy, "now", False) or not is_out_of_memory(error) or _is_noted(error):
+        if getattr(self._busy, "now", False) or isinstance(error, LimitExceeded):
+            return  # a scope's limit is no fact about the GPU
+        if not is_out_of_memory(error) or _is_noted(error):
             return
         self._busy.now = True
         try:
@@ -129,7 +132,7 @@ MARK = "vram: "
 
 
 def _is_noted(error: BaseException) -> bool:
-    return any(str(note).startswith(MARK) and "GPU" in str(note) for note in getattr(error, "__notes__", ()))
+    return any(str(note).startswith(f"{MARK}{BEGINNING}") for note in getattr(error, "__notes__", ()))
 
 
 def _usable(folder: str | None) -> str | None:

@@ -8,6 +8,7 @@ from vram.guard.footprint import Footprint
 from vram.model.leak import Kept
 from vram.units import size
 
+BEGINNING = "the GPU is out of memory"
 _NOBODYS = ("free", "reserved", "overhead")
 
 
@@ -25,7 +26,7 @@ class Situation(NamedTuple):
 def sentence(now: Situation) -> str:
     """Cause and remedy, the likeliest first."""
     asked = f"asked for {size(now.requested)}" if now.requested else "asked for more than was left"
-    return f"the GPU is out of memory ({asked}): {_cause(now)}"
+    return f"{BEGINNING} ({asked}): {_cause(now)}"
 
 
 def _cause(now: Situation) -> str:

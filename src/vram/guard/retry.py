@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import wraps
 from typing import Any, TypeVar
 
@@ -86,7 +87,10 @@ def _retrying(function: Callable[..., Any], steps: Mapping[str, Smaller], tries:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         for name, value in worked.items():
-            _ask(bound, name, min(value, _asked(bound, name)))
+            # Somebody who asks for less gets less; what cannot be compared is taken as it worked.
+            with suppress(TypeError):
+                value = min(value, _asked(bound, name))
+            _ask(bound, name, value)
         left = tries if steps else min(tries, 2)
         while True:
             left -= 1

@@ -39,6 +39,8 @@ F = TypeVar("F", bound="Callable[..., Any]")
 class Scope:
     """Made by :func:`scope`. After its end ``leak`` is the account of what it kept, or None."""
 
+    place: Place | None = None
+
     def __init__(
         self,
         name: str,
@@ -60,7 +62,6 @@ class Scope:
         self.leak: Leak | None = None
         self.notes: list[str] = []
         self.peak: int | None = None
-        self.place: Place | None = None
         self._mode = leak
         self._tolerance = None if tolerance is None else nbytes_of(tolerance, "tolerance")
         self._zero_on_exit, self._thread, self._every_s, self._track = zero_on_exit, thread, every_s, track
@@ -85,8 +86,16 @@ class Scope:
         if driver_is_loaded():
             from vram.guard.suspects import nbytes_in
 
-            self._kept_bytes += nbytes_in(value)
+            # What was there before the scope began was not gained by it.
+            self._kept_bytes += nbytes_in(value, self._known() or frozenset())
         return value
+
+    def __del__(self) -> None:
+        # Left without its exit: a watcher's interruption can hit the very call of __exit__.
+        if self.place is not None:
+            self._stop_watching()
+            self.place.leave()
+            self._uncap()
 
     # ---- as a context manager ----
 
@@ -139,11 +148,13 @@ class Scope:
     # ---- its end ----
 
     def _finish(self, error: BaseException | None) -> None:
+        peak = self._stop_watching()
         place, self.place = self.place, None
         if place is None:
             raise UsageError(f"scope {self.name!r} is not open", hint="use it by `with`")
-        exceeded = self._loosen(error)
         settled = place.leave()
+        self._uncap()
+        exceeded = self._exceeded(peak, error)
         if not driver_is_loaded():
             return
         if error is not None:
@@ -165,24 +176,31 @@ class Scope:
             let_caches_go()
         self._tell(error, exceeded)
 
-    def _loosen(self, error: BaseException | None) -> int | None:
-        """Take the bounds off again; how much was gained, where that is more than the limit."""
-        if self.limit is None:
-            return None
-        watcher, self._watcher = self._watcher, None
-        if watcher is not None:
-            from vram.guard.watcher import StoppedByWatcher
+    def _stop_watching(self) -> int:
+        """No interruption comes after this; returns the most that was seen."""
+        watcher = self._watcher
+        if watcher is None:
+            return 0
+        from vram.guard.watcher import StoppedByWatcher
 
-            try:
-                watcher.stop()
-            except StoppedByWatcher:  # it struck while we were on our way to stop it
-                watcher.stop()
+        try:
+            watcher.stop()
+        except StoppedByWatcher:  # it struck while we were on our way to stop it
+            watcher.stop()
+        self._watcher = None
+        return watcher.peak
+
+    def _uncap(self) -> None:
         while self._caps:
             self._caps.pop()()
-        gained = self.gained()
-        self.peak = max(gained, watcher.peak if watcher else 0)
-        if error is not None and getattr(error, "args", None) and type(error).__name__ == "StoppedByWatcher":
-            error.args = (self._over(self.peak),)
+
+    def _exceeded(self, peak: int, error: BaseException | None) -> int | None:
+        """How much was gained, where that is more than the limit."""
+        if self.limit is None:
+            return None
+        self.peak = max(self.gained(), peak)
+        if isinstance(error, LimitExceeded) and error.gained is None:
+            error.args, error.gained = (self._over(self.peak),), self.peak
         return self.peak if self.peak > self.limit else None
 
     def _relieve(self, error: BaseException) -> None:
@@ -207,7 +225,11 @@ class Scope:
         if leak is not None:
             from vram.guard.suspects import named
 
-            self.leak = named(leak, self._baseline)
+            # Before there was a context there were no arrays.
+            self.leak = named(leak, frozenset() if before is NOTHING else self._known())
+
+    def _known(self) -> frozenset[int] | None:
+        return self._baseline.known if self._baseline else None
 
     def _tell(self, error: BaseException | None, exceeded: int | None) -> None:
         text = describe(self.leak) if self.leak is not None else None

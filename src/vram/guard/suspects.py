@@ -62,9 +62,8 @@ class Baseline:
         _spent[self._name] = _Spent(self._look_s, time.perf_counter() - self._began)
 
 
-def named(leak: Leak, baseline: Baseline | None) -> Leak:
-    """*leak* with the arrays that are behind it and their keepers."""
-    known = baseline.known if baseline else None
+def named(leak: Leak, known: frozenset[int] | None) -> Leak:
+    """*leak* with the arrays that are behind it and their keepers; *known* were there before."""
     notes = list(leak.notes)
     places = {gain.where for gain in leak.gains}
 
@@ -86,10 +85,10 @@ def largest(count: int) -> list[Kept]:
     return _told(lambda _: True, count)
 
 
-def nbytes_in(value: object) -> int:
-    """Device memory of the arrays that can be reached from *value* without leaving it."""
+def nbytes_in(value: object, but: frozenset[int] = frozenset()) -> int:
+    """Device memory of the arrays inside *value*, those with an ``id`` in *but* left out."""
     sizes: dict[int, int] = {}
-    inside = list(_inside([value]))
+    inside = [each for each in _inside([value]) if id(each) not in but]
     for leaf in LEAVES:
         kinds = leaf.arrays()
         mine = [each for each in inside if kinds and isinstance(each, kinds)]

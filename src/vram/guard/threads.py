@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent import futures
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
 from vram.guard.scope import OnLeak, Scope, scope
@@ -30,9 +31,14 @@ class Thread(threading.Thread):
     ) -> None:
         super().__init__(*args, **options)
         self._settled = scope(self.name, leak=leak, limit=limit, thread=True)
-        run = self.run
-        # Around whatever `run` is, a subclass's own included: its frame is gone when we settle.
-        self.run = lambda: _in_scope(self._settled, run)  # type: ignore[method-assign]
+
+    def __init_subclass__(cls) -> None:
+        # Around whatever `run` is: its frame, and all it had in variables, is gone when we settle.
+        if "run" in vars(cls):
+            cls.run = _settling(cls.run)  # type: ignore[method-assign]
+
+    def run(self) -> None:
+        _settle_after(self, super().run)
 
     @property
     def leak(self) -> Leak | None:
@@ -57,6 +63,22 @@ class ThreadPoolExecutor(futures.ThreadPoolExecutor):
         name = getattr(function, "__qualname__", repr(function))
         opened = scope(name, leak=self._leak, limit=self._limit, thread=True)
         return super().submit(_in_scope, opened, function, *args, **kwargs)
+
+
+def _settling(run: Callable[[Any], None]) -> Callable[[Any], None]:
+    @wraps(run)
+    def settled(self: Thread) -> None:
+        _settle_after(self, partial(run, self))
+
+    return settled
+
+
+def _settle_after(thread: Thread, run: Callable[[], None]) -> None:
+    # A subclass's run may call ours: the outermost settles.
+    if thread._settled.place is not None:
+        run()
+        return
+    _in_scope(thread._settled, run)
 
 
 def _in_scope(opened: Scope, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
