@@ -251,3 +251,39 @@ def test_a_lost_buffer_is_no_live_array(virtual_gpu: VirtualGpu) -> None:
         tell(before, [each.nbytes for each in vram.live()])
         """,
     ) == [[4 * MIB], [2 * MIB]]
+
+
+def test_a_crowd_of_threads_leaves_nothing(virtual_gpu: VirtualGpu) -> None:
+    """Closed, dropped, lent and passed on between threads, with the collector running in between."""
+    assert told(
+        virtual_gpu,
+        """
+        import queue, random
+        gc.set_threshold(50)
+        before, passed, failures = used(), queue.SimpleQueue(), []
+        def act(seed):
+            chance = random.Random(seed)
+            ordered, erased = lambda n: Buffer(n, stream=0), lambda n: Buffer(n, zero_on_free=True)
+            kinds = (Buffer, Buffer.pinned, ordered, erased)
+            for _ in range(60):
+                buffer = chance.choice(kinds)(4096)
+                fate = chance.randrange(5)
+                if fate == 0: buffer.close()
+                elif fate == 1: passed.put([buffer])
+                elif fate == 2: cycle = [buffer, Buffer.from_dlpack(buffer)]; cycle.append(cycle); del cycle
+                elif fate == 3: capsule = buffer.__dlpack__(); assert error_of(buffer.close) == "BufferLent"
+                elif not passed.empty():
+                    try: passed.get_nowait()[0].close()
+                    except queue.Empty: pass
+        def guarded(seed):
+            try: act(seed)
+            except BaseException as error: failures.append(repr(error))
+        threads = [threading.Thread(target=guarded, args=(seed,)) for seed in range(8)]
+        for thread in threads: thread.start()
+        for thread in threads: thread.join()
+        while not passed.empty(): passed.get()
+        gc.collect()
+        from vram.guard.allocation import living
+        tell(failures, len(living), used() - before)
+        """,
+    ) == [[], 0, 0]

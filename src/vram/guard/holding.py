@@ -138,7 +138,7 @@ class Holding:
     def recall(self) -> None:
         """End the views that were handed out; BufferLent where others still work on the memory."""
         if self.leases:
-            raise _lent(f"{counted(len(self.leases), 'DLPack consumer')} of this buffer live on")
+            raise _lent(f"this buffer is lent to {counted(len(self.leases), 'DLPack consumer')}")
         if self.host_views:
             self._end_views(self.host_views)
 
