@@ -36,6 +36,7 @@ SIGNS: dict[tuple[str, str], Callable[[BaseException], bool]] = {
     ("CUDARuntimeError", "cupy_backends"): _says("cudaErrorMemoryAllocation"),
     ("CUDADriverError", "cupy_backends"): _says("CUDA_ERROR_OUT_OF_MEMORY"),
     ("XlaRuntimeError", "jaxlib"): _EXHAUSTED,
+    ("JaxRuntimeError", "jaxlib"): _EXHAUSTED,
     ("JaxRuntimeError", "jax"): _EXHAUSTED,
     ("CudaAPIError", "numba"): _numba,
     ("CUDAError", "cuda"): _CUDA_WORDS,

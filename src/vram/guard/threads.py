@@ -35,7 +35,7 @@ class Thread(threading.Thread):
     def __init_subclass__(cls) -> None:
         # Around whatever `run` is: its frame, and all it had in variables, is gone when we settle.
         if "run" in vars(cls):
-            cls.run = _settling(cls.run)  # type: ignore[method-assign]
+            cls.run = _settling(cls.run)  # type: ignore[method-assign, assignment]
 
     def run(self) -> None:
         _settle_after(self, super().run)
