@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc as collector
 import os
+import sys
 import threading
 import time
 from typing import Any
@@ -12,6 +13,7 @@ from vram.guard.capture import is_capturing
 from vram.guard.flushed import CacheChange, Flushed
 from vram.guard.heap import cells
 from vram.guard.heap.chains import BUDGET_S
+from vram.guard.heap.peek import lineage
 from vram.guard.live import Live, check_device, survey
 from vram.guard.memory import DeviceMemory, awake_devices, cuda, device_memory, has_driver, say_no_driver
 from vram.payloads import trim
@@ -81,14 +83,15 @@ def _flush(device: int | None, tracebacks: bool, gc: bool, outputs: bool, budget
     collected = collector.collect() if gc else 0
     trim.let_go(frameworks, notes)
     after, lines_after = _read(devices), trim.measured(frameworks, notes)
+    heap: list[object] = collector.get_objects()
     return Flushed(
         before=before,
         after=after,
         frameworks=_changes(lines, lines_after),
         dropped=tuple(dropped),
         collected=collected,
-        exceptions_kept=sum(trim.guarded(notes, "kept exceptions", kept_exceptions.others)),
-        stayed=_stayed(device, budget_s),
+        exceptions_kept=_exceptions_kept(heap),
+        stayed=survey(heap, device, budget_s) if cuda() is not None else Live(()),
         notes=tuple(dict.fromkeys(notes)),
         took_s=time.perf_counter() - began,
     )
@@ -125,7 +128,11 @@ def _changes(before: dict[Any, Any], after: dict[Any, Any]) -> tuple[CacheChange
     )
 
 
-def _stayed(device: int | None, budget_s: float) -> Live:
-    if cuda() is None:
-        return Live(())
-    return survey(collector.get_objects(), device, budget_s)
+def _exceptions_kept(heap: list[object]) -> int:
+    """How many exceptions, beyond those in flight, still keep the frames that they passed through."""
+    kinds = {kind for kind in set(map(type, heap)) if BaseException in lineage(kind)}
+    raised: dict[int, Any] = getattr(sys, "_current_exceptions", dict)()
+    flying = {id(each[1] if type(each) is tuple else each) for each in raised.values()}
+    traceback = BaseException.__dict__["__traceback__"].__get__
+    kept = (each for each in heap if type(each) in kinds and id(each) not in flying)
+    return sum(1 for each in kept if traceback(each) is not None)

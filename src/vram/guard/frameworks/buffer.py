@@ -22,7 +22,12 @@ def blocks() -> tuple[type, ...]:
 def describe(found: Iterable[Any]) -> Iterator[Description | None]:
     for each in found:
         memory = getattr(each, "_memory", None)
-        if memory is None or not memory.is_there or memory.kind in ON_HOST:
+        if memory is None or memory.kind in ON_HOST or not _is_held(memory):
             yield None
         else:
-            yield Description(memory.nbytes, memory.device, memory.device_pointer(), memory.kind, each.shape)
+            yield Description(memory.nbytes, memory.device, memory.pointer, memory.kind, each._layout.shape)
+
+
+def _is_held(memory: Any) -> bool:
+    """An owner knows by a driver call whether its context was reset; a borrower leaves that to its owner."""
+    return not memory.is_closed if memory.kind == "borrowed" else bool(memory.is_there)

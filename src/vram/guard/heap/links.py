@@ -75,6 +75,8 @@ def children(parent: object, words: Words, wanted: set[int], roots: Roots) -> di
         key = id(child)
         if key in wanted and key not in named:
             named[key] = its_words
+            if len(named) == len(wanted):
+                return named
     for key in wanted.difference(named):
         named[key] = words.then(f" (inside a {inert(type_name(parent))})")
     return named
@@ -227,8 +229,8 @@ def _per_thread(parent: Any, words: Words, wanted: set[int], roots: Roots) -> Fo
 def _instance(parent: object, words: Words, wanted: set[int], roots: Roots) -> Found:
     own = attributes(parent)
     if own is not None:
-        yield own, words.passed_on("attributes")
         yield from _attribute_dict(own, words, wanted, roots)
+        yield own, words.passed_on("attributes")
     if is_a(parent, BaseException):
         yield from _exception(parent, words)
     if is_a(parent, type):

@@ -62,8 +62,10 @@ def slots(obj: object) -> Iterator[tuple[str, object]]:
 
 def items(obj: object) -> Iterator[tuple[object, object]]:
     """Keys, or positions, and what lies there, of the built-in containers and what derives from them."""
-    if is_a(obj, dict):
+    if type(obj) is dict or is_a(obj, dict):
         yield from dict.items(obj)  # type: ignore[arg-type]
+    elif type(obj) is list:
+        yield from enumerate(obj)
     elif is_a(obj, MappingProxyType):
         yield from MappingProxyType.items(obj)  # type: ignore[arg-type]
     else:

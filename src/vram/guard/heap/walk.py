@@ -47,11 +47,15 @@ class Walk:
         self.origin.update((id(root), -1) for root in self._roots)
         left = len(self._targets.difference(self.origin))
         frontier: list[object] = list(self._roots)
+        # What leads through another target is its way too: those wait until nothing else does.
+        waiting: list[object] = []
         while frontier and (left or every_keeper):
             reached: list[object] = []
             for start in range(0, len(frontier), PORTION):
                 fresh = self._take(frontier[start : start + PORTION])
-                left -= len(self._targets.intersection(fresh)) if fresh else 0
+                met = self._targets.intersection(fresh) if fresh else ()
+                waiting += [fresh.pop(key) for key in met]
+                left -= len(met)
                 reached += _worth_following(fresh.values(), also_untracked)
                 if not left and not every_keeper:
                     return self
@@ -59,6 +63,8 @@ class Walk:
                     self.was_cut = True
                     return self
             frontier = reached
+            if not frontier:
+                frontier, waiting = waiting, []
         return self
 
     def _take(self, portion: Sequence[object]) -> dict[int, object]:
@@ -94,12 +100,12 @@ class Walk:
         return found
 
     def _keepers_in(self, number: int, children: set[int]) -> Iterable[tuple[object, set[int]]]:
-        left = children
+        left = set(children)
         for parent in self.portions[number]:
             kept = left.intersection(map(id, gc.get_referents(parent)))
             if kept:
                 yield parent, kept
-                left = left - kept
+                left -= kept
                 if not left:
                     return
 
