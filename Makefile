@@ -2,7 +2,7 @@
 #
 #   PYTHON=python3.13   the interpreter to make the virtual environment with
 #   VENV=.venv          where it lies
-#   ARGS="-k ledger"    handed to pytest, to the benchmark or to the hardware suite
+#   ARGS="-k ledger"    handed to pytest, to the benchmark or to the black-box rows
 
 VENV ?= .venv
 RUN := $(VENV)/bin
@@ -40,6 +40,7 @@ demo: $(VENV)/ready-run native ## the five questions, acted out by real processe
 	@$(RUN)/vram demo $(ARGS)
 
 test: $(VENV)/ready-test native ## the whole suite; no GPU needed
+	@tools/get-gdb
 	@$(RUN)/python -m pytest -q -n $(WORKERS) $(ARGS)
 
 lint: $(VENV)/ready-lint ## ruff, import contracts, C warnings, generated docs up to date
@@ -70,16 +71,22 @@ readme-picture: $(VENV)/ready-run native ## take docs/why.svg again, from a scen
 matrix: ## the suite on every supported Python that is found
 	@python=$$(tools/find-python $(PYTHON)) && "$$python" tools/matrix.py $(ARGS)
 
-# With PYTHON= the hardware suite runs on that interpreter as it is: nothing is installed.
+# With PYTHON= the hardware suite runs on that interpreter as it is: nothing is installed, and what
+# it lacks (msgspec, nvidia-ml-py) can lie in a folder that PYTHONPATH names. EVIDENCE=docs/evidence
+# keeps the results there.
+hardware = $(1) tests/blackbox/run.py $(ARGS) $(if $(EVIDENCE),--evidence $(EVIDENCE)) && \
+	VRAM_EVIDENCE=$(EVIDENCE) $(1) -m pytest -q -p no:cacheprovider --real-gpu tests/ghosts tests/hardware
+
 ifeq ($(wildcard /dev/nvidiactl /dev/dxg),)
 gpu: ## the tests that need real hardware
 	@echo "no NVIDIA GPU here (neither /dev/nvidiactl nor /dev/dxg exists): hardware tests skipped"
 else ifdef PYTHON
 gpu:
-	@PYTHONPATH=src $(PYTHON) tests/blackbox/run.py $(ARGS)
+	@$(PYTHON) native/build.py >/dev/null
+	@export PYTHONPATH=src:$$PYTHONPATH; $(call hardware,$(PYTHON))
 else
 gpu: $(VENV)/ready-test native
-	@$(RUN)/python tests/blackbox/run.py $(ARGS)
+	@$(call hardware,$(RUN)/python)
 endif
 
 clean: ## remove everything that was built or installed here

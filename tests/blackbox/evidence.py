@@ -18,7 +18,7 @@ def write(folder: Path, gpu: dict[str, Any], rows: list[dict[str, Any]]) -> tupl
         "gpu": gpu["name"],
         "driver": gpu["driver"],
         "cuda": gpu["cuda"],
-        "kernel": platform.release(),
+        "kernel": kernel(),
         "python": platform.python_version(),
         "rows": rows,
     }
@@ -30,6 +30,11 @@ def write(folder: Path, gpu: dict[str, Any], rows: list[dict[str, Any]]) -> tupl
     return data, page
 
 
+def kernel() -> str:
+    """The kernel's version, without what its builder added to it."""
+    return platform.release().partition("-")[0]
+
+
 def slug(text: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-")
 
@@ -39,7 +44,7 @@ def markdown(facts: dict[str, Any]) -> str:
         f"# {facts['gpu']}, driver {facts['driver']}",
         "",
         f"{facts['date']}, CUDA {facts['cuda']}, Linux {facts['kernel']}, Python {facts['python']}. "
-        "Written by `python tests/blackbox/run.py --evidence docs/evidence`. Figures in MiB since the row "
+        "Written by `make gpu EVIDENCE=docs/evidence`. Figures in MiB since the row "
         "began unless a name says otherwise.",
     ]
     for table in dict.fromkeys(row["table"] for row in facts["rows"]):

@@ -163,6 +163,10 @@ class Theatre:
         self._observer = Lines([sys.executable, str(HERE / "observer.py")], self.env)
         self.gpu = self.ask("gpu")
 
+    @property
+    def observer_pid(self) -> int:
+        return self._observer.process.pid
+
     def ask(self, question: str) -> Any:
         self._observer.say(question)
         answer = self._observer.hear()

@@ -63,7 +63,11 @@ def test_options_are_never_guessed(vram: Run) -> None:
 
 
 def in_a_process(code: str, *argv: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code, *argv], capture_output=True, text=True, check=False)
+    """Run *code* without site-packages' start-up hooks: they import what they like (numba-cuda's does)."""
+    program = f"import sys; sys.path[:] = {sys.path!r}\n{code}"
+    return subprocess.run(
+        [sys.executable, "-S", "-c", program, *argv], capture_output=True, text=True, check=False
+    )
 
 
 def test_a_bug_is_not_mistaken_for_a_held_gpu() -> None:
@@ -85,7 +89,10 @@ def test_json_starts_without_anything_heavy(busy: str) -> None:
     code = (
         "import os, sys\n"
         "from vram.cli import app\n"
-        "leave, os._exit = os._exit, lambda code: (print(*filter(sys.modules.get, sys.modules), file=sys.stderr), leave(code))\n"
+        "def report(code):\n"
+        "    print(*filter(sys.modules.get, sys.modules), file=sys.stderr)\n"
+        "    leave(code)\n"
+        "leave, os._exit = os._exit, report\n"
         "app.entry()\n"
     )
     done = in_a_process(code, "why", "--json", "--from", busy)

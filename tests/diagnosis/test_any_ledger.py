@@ -64,7 +64,7 @@ gpus = any_of(
     bystanders=few(any_of(Bystander, holder=holders, exported_bytes=st.none() | SIZES)),
     facts=st.none() | any_of(GpuFacts),
     memory=st.none() | any_of(MemoryFacts),
-    message=st.none() | TEXTS | st.sampled_from(["GPU requires reset", "version mismatch"]),
+    message=st.none() | TEXTS | st.sampled_from(["reset (NVML error 16)", "versions (NVML error 18)"]),
     notes=few(TEXTS, 2),
 )
 ledgers = any_of(

@@ -6,13 +6,17 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.ghosts import evidence
 from vram.units import MIB
 from vram.virtualgpu.scene import Scene
+
+PLAYED = pytest.StashKey[list[pytest.TestReport]]()
 
 CONTEXT_MOST = 700 * MIB
 """A bare context is charged less than this on every GPU that was measured."""
@@ -86,3 +90,19 @@ def finding(answer: dict[str, Any], code: str, pid: int) -> dict[str, Any]:
 def is_charge(nbytes: int, allocated: int) -> bool:
     """Whether a charge is an allocation and one context."""
     return allocated < nbytes < allocated + CONTEXT_MOST
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    report = yield
+    if report.when == "call":
+        item.config.stash.setdefault(PLAYED, []).append(report)
+    return report
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Keep what a run on real hardware showed, where $VRAM_EVIDENCE names a folder for it."""
+    folder, played = os.environ.get("VRAM_EVIDENCE"), session.config.stash.get(PLAYED, [])
+    if folder and played and session.config.getoption("--real-gpu"):
+        answer = Machine(dict(os.environ), real=True).why()
+        evidence.write(Path(folder), answer, played)

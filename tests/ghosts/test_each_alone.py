@@ -111,6 +111,16 @@ def test_many_small_processes_spend_memory_on_contexts(machine: Machine):
     assert found["nbytes"] == sum(held_by(answer, pid) for pid in workers)
 
 
+def test_managed_memory_is_in_no_list_and_named_all_the_same(machine: Machine):
+    scene = machine.scene("managed", 256 * MIB, stages=1)
+    answer = machine.why()
+    pid = scene.pids["self"]
+    (managed,) = [entry for entry in entries(answer, "process") if entry["medium"] == "managed"]
+    assert (managed["holder"]["pid"], managed["nbytes"]) == (pid, 256 * MIB)
+    assert finding(answer, "VR207", pid)["nbytes"] == 256 * MIB
+    assert not entries(answer, "unattributed")
+
+
 def test_a_plain_process_is_named_with_its_user_and_age(machine: Machine):
     scene = machine.scene("plain", 1 * GIB)
     answer = machine.why()

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 PREAMBLE = """\
 import gc, json, os, sys, threading, time, warnings, weakref
 import vram
-from tests.virtualgpu import cuda as raw
+from tests.virtualgpu import libcuda as raw
 from vram.units import GIB, MIB
 
 def tell(value):
@@ -30,7 +30,8 @@ def tell(value):
 def held(gib):
     # Another process that holds so much; it ends by a line on its stdin.
     import subprocess
-    code = f"from tests.virtualgpu import cuda as c; c.start(); c.alloc({gib} << 30); print(flush=1); input()"
+    code = f"from tests.virtualgpu import libcuda as c; c.start(); c.alloc({gib} << 30)"
+    code += "; print(flush=True); input()"
     other = subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1)
     other.stdout.readline()
     return other

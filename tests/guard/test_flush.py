@@ -30,7 +30,7 @@ def test_a_process_that_uses_no_gpu_has_nothing_to_give_back(virtual_gpu: Virtua
         from vram.guard.memory import cuda, device_memory
         tell([text.splitlines()[0], cuda() is None, device_memory(0).used])
         """,
-        PREAMBLE.replace("from tests.virtualgpu import cuda as raw\n", ""),
+        PREAMBLE.replace("from tests.virtualgpu import libcuda as raw\n", ""),
     )
     assert told == ["nothing to give back: this process holds no GPU memory", True, 0]
 

@@ -6,7 +6,7 @@ from tests.guard.scoping import PREAMBLE, result
 from vram.units import MIB
 from vram.virtualgpu import VirtualGpu
 
-QUIET = PREAMBLE.replace("from tests.virtualgpu import cuda as raw\n", "") + (
+QUIET = PREAMBLE.replace("from tests.virtualgpu import libcuda as raw\n", "") + (
     "import ctypes\nfrom ctypes import byref\nfrom vram.guard.memory import *\n"
 )
 

@@ -15,7 +15,7 @@ from vram.virtualgpu import VirtualGpu
 pytestmark = [needs("ipykernel"), needs("jupyter_client")]
 
 BEGIN = """\
-from tests.virtualgpu import cuda as raw
+from tests.virtualgpu import libcuda as raw
 from vram.units import MIB
 raw.start()
 %load_ext vram

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,16 +21,31 @@ def _hardware(real_gpu: bool) -> None:
         pytest.skip("needs a real GPU: --real-gpu")
 
 
+@pytest.fixture(scope="session")
+def evidence() -> Path | None:
+    """The file that figures are appended to, where $VRAM_EVIDENCE names a folder for it."""
+    folder = os.environ.get("VRAM_EVIDENCE")
+    if not folder:
+        return None
+    import pynvml
+
+    pynvml.nvmlInit()
+    gpu = pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0))
+    driver = pynvml.nvmlSystemGetDriverVersion()
+    pynvml.nvmlShutdown()
+    slug = re.sub(r"[^a-z0-9.]+", "-", f"{gpu} {driver}".lower())
+    return Path(folder) / f"{datetime.now(UTC):%Y-%m-%d}-{slug}-giving-back.jsonl"
+
+
 @pytest.fixture
-def record(request: pytest.FixtureRequest) -> Record:
-    """Print what was measured, and append it to the file that $VRAM_EVIDENCE names."""
+def record(request: pytest.FixtureRequest, evidence: Path | None) -> Record:
+    """Print what was measured, and keep it as a line of evidence."""
 
     def keep(**figures: Any) -> None:
         line = json.dumps({"test": request.node.name, **figures})
         print(line)
-        path = os.environ.get("VRAM_EVIDENCE")
-        if path:
-            with open(path, "a") as file:
+        if evidence is not None:
+            with evidence.open("a") as file:
                 file.write(line + "\n")
 
     return keep

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
+from pathlib import Path
 
-from vram.host.local.child import Child, interpreter, may_fork, spawn, start
+from vram.host.local.child import Child, interpreter, may_fork, spawn
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def _said(child: Child) -> bytes:
@@ -27,14 +31,24 @@ def _list_descriptors(pipe: int) -> None:
     os.write(pipe, repr((open_now, pipe)).encode())
 
 
+FORK_IN_ONE_THREAD = """
+import os
+from tests.host.test_child import _list_descriptors, _said
+from vram.host.local.child import may_fork, start
+os.dup(0)
+assert may_fork()
+child = start(_list_descriptors, ["unused"])
+open_now, pipe = eval(_said(child))
+assert open_now == [0, 1, 2, pipe], open_now
+assert child.wait(30.0)
+"""
+
+
 def test_a_fork_holds_its_pipe_and_nothing_else() -> None:
-    extra = os.dup(0)
-    child = start(_list_descriptors, ["unused"]) if may_fork() else None
-    os.close(extra)
-    assert child is not None, "these tests run in one thread"
-    open_now, pipe = eval(_said(child))
-    assert open_now == [0, 1, 2, pipe]
-    assert child.wait(30.0)
+    """In a program of its own: a pytest worker has a second thread, and may not fork."""
+    command = [sys.executable, "-c", FORK_IN_ONE_THREAD]
+    done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_second_thread_forbids_a_fork() -> None:

@@ -33,7 +33,17 @@ def scan(request: pytest.FixtureRequest, native_libraries: Path) -> Scan:
 def folder(tmp_path: Path) -> Path:
     """A folder with device files such as a virtual GPU has."""
     (tmp_path / "dev").mkdir()
-    for name in ("nvidia0.17", "nvidia12.3", "nvidiactl", "nvidiactl.23", "nvidia-uvm", "dmabuf.24", "else"):
+    names = (
+        "nvidia0",
+        "nvidia0.17",
+        "nvidia12.3",
+        "nvidiactl",
+        "nvidiactl.23",
+        "nvidia-uvm",
+        "dmabuf.24",
+        "else",
+    )
+    for name in names:
         (tmp_path / "dev" / name).touch()
     (tmp_path / "dev" / "dmabuf.24").write_bytes(b"\0" * 4096)
     return tmp_path
@@ -65,6 +75,7 @@ def test_every_kind_is_found(folder: Path, holder: subprocess.Popen[bytes], scan
     holding = look(folder, scan)[holder.pid]
     found = {(Path(file.path).name, file.kind, file.minor) for file in holding.files}
     assert found == {
+        ("nvidia0", "gpu", 0),
         ("nvidia0.17", "gpu", 0),
         ("nvidia12.3", "gpu", 12),
         ("nvidiactl", "control", None),
@@ -87,7 +98,7 @@ def test_dmabuf_tells_its_size_and_identity(
 def test_deleted_files_are_still_held(folder: Path, holder: subprocess.Popen[bytes], scan: Scan) -> None:
     (folder / "dev" / "nvidia0.17").unlink()
     paths = {file.path for file in look(folder, scan)[holder.pid].files if file.minor == 0}
-    assert paths == {str(folder / "dev" / "nvidia0.17")}
+    assert paths == {str(folder / "dev" / name) for name in ("nvidia0", "nvidia0.17")}
 
 
 def test_folder_may_be_named_by_a_link(
@@ -260,3 +271,16 @@ def test_a_virtual_gpu_hides_the_real_one(tmp_path: Path) -> None:
 def test_no_link_upsets_it(rest: bytes, prefix: bytes) -> None:
     naming = DeviceNames().name(raw(prefix + rest))
     assert naming is None or b"\n" not in naming.path
+
+
+def test_a_walk_begun_ahead_is_collected_once(
+    folder: Path, holder: subprocess.Popen[bytes], scan: Scan
+) -> None:
+    """The first scan gets what was begun; the one after it looks again and sees the holder gone."""
+    files = LocalOpenFiles(DeviceNames(str(folder)), scan=scan)
+    files.look_ahead(60.0)
+    first = [holding.process.pid for holding in files.scan(60.0).holdings]
+    holder.kill()
+    holder.wait()
+    assert first == [holder.pid]
+    assert files.scan(60.0).holdings == ()

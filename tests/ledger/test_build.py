@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.ledger.world import CONTEXT, OVERHEAD, RESERVED, World
 from vram.ledger.build import build_ledger
 from vram.model.ledger import Entry, GpuLedger
-from vram.units import GIB, MIB
+from vram.units import GIB, KIB, MIB
 
 
 def only_gpu(world: World) -> GpuLedger:
@@ -171,7 +171,41 @@ def test_a_lost_gpu_has_no_total_and_does_not_hide_the_others():
     assert other.status == "ok"
 
 
+def test_a_process_that_only_initialised_cuda_explains_what_that_costs():
+    gpu = only_gpu(World().gpu(used=3328 * KIB).process(70).files(70, context=False))
+    assert [entry.nbytes for entry in entries(gpu, "overhead")] == [3328 * KIB]
+    assert not entries(gpu, "unattributed")
+
+
+def test_managed_memory_belongs_to_the_process_that_has_it_mapped():
+    world = World().gpu(used=CONTEXT + OVERHEAD + GIB).process(50).charge(50, CONTEXT)
+    gpu = only_gpu(world.files(50, managed=GIB))
+    (managed,) = [entry for entry in entries(gpu, "process") if entry.medium == "managed"]
+    assert (managed.holder.pid, managed.nbytes, managed.confidence) == (50, GIB, "likely")
+    assert not entries(gpu, "unattributed")
+
+
+def test_managed_memory_that_lies_with_the_host_is_not_counted():
+    world = World().gpu(used=CONTEXT + OVERHEAD).process(50).charge(50, CONTEXT).files(50, managed=GIB)
+    assert [entry.nbytes for entry in entries(only_gpu(world), "process")] == [CONTEXT]
+
+
+def test_managed_memory_does_not_make_a_living_makers_export_count_twice():
+    world = World().gpu(used=2 * GIB + CONTEXT + OVERHEAD).process(50).charge(50, GIB + CONTEXT)
+    gpu = only_gpu(world.files(50, managed=GIB).process(80).export(80, GIB))
+    assert not entries(gpu, "exported")
+    assert [entry.nbytes for entry in entries(gpu, "process") if entry.medium == "managed"] == [GIB]
+
+
 def test_overhead_is_bounded_so_that_a_real_leak_is_not_called_overhead():
     gpu = only_gpu(World().gpu(used=CONTEXT + 300 * MIB).cuda(50, CONTEXT))
     assert entries(gpu, "overhead")[0].nbytes == OVERHEAD
     assert entries(gpu, "unattributed")[0].nbytes == 300 * MIB - OVERHEAD
+
+
+def test_what_cuda_needs_once_is_not_counted_for_every_context():
+    world = World().gpu(used=4 * CONTEXT + (3328 + 4 * 5696) * KIB)
+    for pid in (50, 51, 52, 53):
+        world.cuda(pid, CONTEXT)
+    gpu = only_gpu(world)
+    assert entries(gpu, "overhead")[0].nbytes == (3328 + 4 * 5696) * KIB

@@ -9,7 +9,7 @@ from vram.model.process import ProcessFacts, ProcessRef
 from vram.units import GIB, KIB, MIB
 
 CONTEXT = 518 * MIB
-OVERHEAD = 9024 * KIB
+OVERHEAD = 9024 * KIB  # of the first context; 3328 of it are there once for all
 RESERVED = 615 * MIB
 
 
@@ -44,7 +44,13 @@ class World:
         return self._see("proc.processes", process=ProcessRef(pid, started_at=pid * 10), facts=facts)
 
     def files(
-        self, pid: int, *, minors: tuple[int, ...] = (0,), context: bool = True, family: int | None = None
+        self,
+        pid: int,
+        *,
+        minors: tuple[int, ...] = (0,),
+        context: bool = True,
+        family: int | None = None,
+        managed: int = 0,
     ) -> World:
         """A context's files, or a mere look at the GPUs; one *family* shares its open file descriptions."""
         files = [DeviceFile(3, "control", "/dev/nvidiactl"), DeviceFile(4, "uvm", "/dev/nvidia-uvm")]
@@ -53,7 +59,9 @@ class World:
                 shared = None if family is None else family * 100 + fd
                 files.append(DeviceFile(100 * minor + 10 + fd, "gpu", f"/dev/nvidia{minor}", minor, shared))
         mappings = 31 if context else 3
-        return self._see("proc.files", process=ProcessRef(pid), facts=FilesFacts(tuple(files), mappings))
+        return self._see(
+            "proc.files", process=ProcessRef(pid), facts=FilesFacts(tuple(files), mappings, managed)
+        )
 
     def cuda(self, pid: int, nbytes: int, *, gpu: int = 0, family: int | None = None, **who: int) -> World:
         """A healthy process: there, charged, with files of its own."""

@@ -142,8 +142,10 @@ class Machine:
             os.close(file)
 
     def _claims(self) -> int:
+        folder = self.state_home / "vram"
+        folder.mkdir(mode=0o700, exist_ok=True)  # a vram that was killed early has not made it yet
         name = f"parking-{os.uname().nodename}.lock"
-        return os.open(self.state_home / "vram" / name, os.O_RDWR | os.O_CREAT, 0o600)
+        return os.open(folder / name, os.O_RDWR | os.O_CREAT, 0o600)
 
     def _ask_driver(self, pid: int, state: int) -> list[int]:
         if self._observer is None:

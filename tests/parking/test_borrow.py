@@ -46,9 +46,13 @@ def test_a_command_gets_the_room_and_everybody_is_back_afterwards(machine: Machi
 
 def test_nobody_is_parked_where_there_is_room(machine: Machine) -> None:
     machine.worker()
-    done = machine.vram("borrow", "1GiB", "--", "true")
+    used = machine.used()
+    children = "cat /proc/$PPID/task/$PPID/children; echo; echo $$"
+    done = machine.vram("borrow", "1GiB", "--", "sh", "-c", children)
     assert (done.returncode, done.stderr) == (0, "")
-    assert machine.audit() == []
+    ours, command = done.stdout.split()
+    assert ours == command, "no keeper is left beside the command"
+    assert (machine.used(), machine.audit()) == (used, [])
 
 
 @pytest.mark.parametrize(
@@ -133,9 +137,8 @@ def read_until(terminal: int, word: bytes) -> bytes:
 
 def test_a_signal_to_vram_reaches_the_command(machine: Machine) -> None:
     worker = machine.worker()
-    vram = machine.start(
-        "borrow", TIGHT, "--", "sh", "-c", "trap 'exit 9' TERM; echo up; while :; do sleep 0.01; done"
-    )
+    script = "trap 'exit 9' TERM; echo up; while :; do sleep 0.01; done"
+    vram = machine.start("borrow", TIGHT, "--", "sh", "-c", script)
     assert vram.stdout is not None
     vram.stdout.readline()
     vram.send_signal(signal.SIGTERM)

@@ -10,11 +10,11 @@ import pytest
 
 from tests.parking.conftest import CHECKPOINTED, FAILED, RUNNING, Machine, runs_on
 from tests.virtualgpu.programs import Program
-from vram.units import GIB
+from vram.units import GIB, MIB
 
 MANAGED = """
     cuda.start()
-    address = cuda.out(ctypes.c_uint64, "cuMemAllocManaged", MIB, 1)
+    address = cuda.out(ctypes.c_uint64, "cuMemAllocManaged", int(os.environ["NBYTES"]), 1)
     cuda.tell("ready")
     cuda.heard()
     cuda.call("cuMemFree_v2", address)
@@ -60,9 +60,16 @@ def never_begun(machine: Machine) -> bool:
     return machine.audit() == []
 
 
-def test_managed_memory_is_unlocked_and_runs_on(machine: Machine) -> None:
-    program = machine.program(MANAGED)
-    refused(machine, program, 20, "managed memory")
+def test_managed_memory_that_is_seen_is_refused_untouched(machine: Machine) -> None:
+    program = machine.program(MANAGED, NBYTES=str(64 * MIB))
+    refused(machine, program, 20, "64.0 MiB of managed memory")
+    assert never_begun(machine)
+    refused(machine, program, 20, "the driver cannot park", "--anyway")
+
+
+def test_managed_memory_that_only_the_driver_sees_is_unlocked_and_runs_on(machine: Machine) -> None:
+    program = machine.program(MANAGED, NBYTES=str(1 * MIB))
+    refused(machine, program, 20, "managed memory, or shares")
     program.go()
     assert program.told() == "freed"
     assert machine.vram("park", program.pid).returncode == 0
@@ -107,7 +114,7 @@ def test_a_rank_with_nccl_peers_is_refused_unless_insisted_on(machine: Machine, 
     machine.vram("unpark", alone.pid)
     one_of_two = machine.program(NCCL_RANK, NCCL=str(library), WORLD_SIZE="2")
     refused(machine, one_of_two, 20, "WORLD_SIZE is 2")
-    assert machine.vram("park", "--force-nccl", one_of_two.pid).returncode == 0
+    assert machine.vram("park", "--anyway", one_of_two.pid).returncode == 0
 
 
 def test_a_stopped_process_is_refused_untouched(machine: Machine) -> None:

@@ -14,7 +14,6 @@ from vram.model.files import DeviceFile, ExportFacts, FilesFacts
 from vram.model.gpu import ChargeFacts, MemoryFacts
 from vram.model.observation import Observation
 from vram.model.process import ProcessRef
-from vram.payloads.exports import largest
 from vram.probes.sources.exports import candidates_of, residual
 from vram.virtualgpu import VirtualGpu
 from vram.virtualgpu.scene import Scene
@@ -117,19 +116,6 @@ def test_ordinary_processes_are_not_asked_about(virtual_gpu: VirtualGpu) -> None
         survey = take(virtual_gpu)
         assert said(survey, "driver.exports") == []
         assert {run.name: run.status for run in survey.probes}["exports"] == "ok"
-
-
-@pytest.mark.parametrize("most", [0, 1, 2, 3, 7, 64, 71_885])
-def test_search_finds_every_size(most: int) -> None:
-    for size in {0, 1, 2, 3, most // 2, most - 1, most} - {-1}:
-        if size <= most:
-            assert largest(most, lambda count, size=size: count <= size) == size
-
-
-def test_search_asks_few_times() -> None:
-    asked = []
-    largest(71_885, lambda count: asked.append(count) or count <= 2048)
-    assert len(asked) < 25
 
 
 def _seen(used: int, *charges: int | None) -> list[Observation]:

@@ -36,6 +36,9 @@ class Quiet:
     def facts(self, pid: int) -> tuple[ProcessRef, ProcessFacts] | None:
         return None
 
+    def started_at(self, pid: int) -> int | None:
+        return None
+
 
 class Broken(Quiet):
     """Ports with a defect that nobody foresaw."""
@@ -48,6 +51,9 @@ class Broken(Quiet):
 
     def facts(self, pid: int) -> tuple[ProcessRef, ProcessFacts] | None:
         raise RuntimeError("facts")
+
+    def started_at(self, pid: int) -> int | None:
+        raise RuntimeError("started_at")
 
 
 class Charging(Quiet):

@@ -17,7 +17,7 @@ from vram.virtualgpu import VirtualGpu
 
 PREAMBLE = """\
 import pytest
-from tests.virtualgpu import cuda as raw
+from tests.virtualgpu import libcuda as raw
 from vram.units import MIB
 
 @pytest.fixture(scope="session", autouse=True)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -77,19 +77,27 @@ class World:
         }
         self._subjects: list[Subject] = []
 
-    def popen(self, argv: list[str], **environment: str) -> subprocess.Popen[bytes]:
+    def popen(
+        self, argv: list[str], stderr: IO[bytes] | None = None, **environment: str
+    ) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             argv,
             env={**self.environment, **environment},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=stderr,
         )
 
     def subject(
-        self, *words: str, python: str = sys.executable, options: Sequence[str] = (), **environment: str
+        self,
+        *words: str,
+        python: str = sys.executable,
+        options: Sequence[str] = (),
+        stderr: IO[bytes] | None = None,
+        **environment: str,
     ) -> Subject:
         argv = [python, *options, str(SUBJECT), str(CACHED), *words]
-        subject = Subject(self.popen(argv, **environment))
+        subject = Subject(self.popen(argv, stderr, **environment))
         self._subjects.append(subject)
         return subject
 

@@ -9,7 +9,8 @@ import socket
 import stat
 import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,14 @@ from vram.reach.ways import reach
 def socket_of(world: World, pid: int) -> Path:
     (found,) = (world.runtime / "vram").glob(f"agent-{pid}-*.sock")
     return found
+
+
+@contextmanager
+def address(path: Path) -> Iterator[str]:
+    """The same place in few letters: addresses of sockets end at 108 bytes, folders of tests do not."""
+    folder = os.open(path.parent, os.O_RDONLY)
+    yield f"/proc/self/fd/{folder}/{path.name}"
+    os.close(folder)
 
 
 def test_what_the_pool_only_keeps_comes_back_and_the_program_goes_on(world: World) -> None:
@@ -87,9 +96,9 @@ def test_it_keeps_nobody_from_ending_and_leaves_no_socket(world: World) -> None:
 )
 def test_what_comes_over_the_socket_is_never_run(world: World, request_line: bytes) -> None:
     subject = world.subject("reading", "agent")
-    with socket.socket(socket.AF_UNIX) as connection:
+    with socket.socket(socket.AF_UNIX) as connection, address(socket_of(world, subject.pid)) as place:
         connection.settimeout(60)
-        connection.connect(str(socket_of(world, subject.pid)))
+        connection.connect(place)
         connection.sendall(request_line)
         with suppress(ConnectionResetError):  # it hung up before it had read everything
             assert connection.recv(1) == b""
@@ -100,11 +109,11 @@ def test_what_comes_over_the_socket_is_never_run(world: World, request_line: byt
 def test_whoever_gave_up_gets_nothing_done(world: World) -> None:
     """The request arrives while the process stands still; when it goes on, nobody wants it any more."""
     subject = world.subject("reading", "agent")
-    path = str(socket_of(world, subject.pid))
+    path = socket_of(world, subject.pid)
     subject.process.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, subject.pid, os.WSTOPPED)
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(path)
+    with socket.socket(socket.AF_UNIX) as connection, address(path) as place:
+        connection.connect(place)
         connection.sendall(b'{"verb": "trim"}\n')
     subject.process.send_signal(signal.SIGCONT)
     assert reach(target_of(subject.pid), "measure", 30.0).answer.reclaimable_bytes >= CACHED
@@ -114,8 +123,8 @@ def test_an_impostor_on_the_socket_is_not_believed(world: World) -> None:
     subject = world.subject("reading", "agent")
     path = socket_of(world, subject.pid)
     path.unlink()
-    with socket.socket(socket.AF_UNIX) as impostor:
-        impostor.bind(str(path))
+    with socket.socket(socket.AF_UNIX) as impostor, address(path) as place:
+        impostor.bind(place)
         impostor.listen()
         with pytest.raises(NotReachable, match="somebody else"):
             reach(target_of(subject.pid), "trim", 30.0, via="agent")
@@ -125,12 +134,14 @@ def test_a_dead_programs_socket_leads_nowhere(world: World) -> None:
     """A forked child has the listening socket, but neither the thread nor the name."""
     code = "import os, vram, sys; vram.agent(); print(os.fork(), flush=True); sys.stdin.read()"
     process = world.popen([sys.executable, "-c", code])
-    assert process.stdout is not None
-    child = max(int(process.stdout.readline()), int(process.stdout.readline()))
-    with pytest.raises(NotReachable, match=r"vram\.agent"):
-        reach(target_of(child), "measure", 30.0, via="agent")
-    assert reach(target_of(process.pid), "measure", 30.0).via == "agent"
-    process.communicate()
+    try:
+        assert process.stdout is not None
+        child = max(int(process.stdout.readline()), int(process.stdout.readline()))
+        with pytest.raises(NotReachable, match=r"vram\.agent"):
+            reach(target_of(child), "measure", 30.0, via="agent")
+        assert reach(target_of(process.pid), "measure", 30.0).via == "agent"
+    finally:
+        process.communicate()
 
 
 class TestFolder:

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -207,3 +208,25 @@ def _dotted(path: Path) -> str:
     parts = path.relative_to(PAYLOAD).with_suffix("").parts
     parts = parts[:-1] if parts[-1] == "__init__" else parts
     return "".join(f".{part}" for part in parts)
+
+
+def test_whoever_cannot_tell_whether_it_objects_keeps_everything_as_it_is() -> None:
+    """A broken answer about a running capture must not be taken for permission."""
+    from vram.payloads import trim
+    from vram.payloads.trim.framework import Framework
+
+    class Doubtful(Framework):
+        name = "doubtful"
+        released = False
+
+        def objections(self) -> Iterator[str]:
+            raise RuntimeError("captures cannot be asked about")
+
+        def release(self) -> Iterator[str]:
+            self.released = True
+            yield ""
+
+    doubtful, notes = Doubtful(), list[str]()
+    assert trim.let_go([doubtful], notes, forget=True) == ([], 0)
+    assert notes == ["doubtful: RuntimeError: captures cannot be asked about"]
+    assert not doubtful.released

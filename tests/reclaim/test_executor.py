@@ -98,6 +98,19 @@ def test_who_changes_between_two_steps_is_left_alone_and_so_is_the_rest(state: P
     assert [each["event"] for each in records(state)] == ["intend", "outcome", "intend", "outcome"]
 
 
+def test_where_the_device_no_longer_tells_promises_count(state: Path):
+    """Nobody more is ended than the plan needed."""
+
+    class Dark(Town):
+        def read(self, deadline_s: float):
+            return iter(())
+
+    town = Dark(orphans(51, 52, 53))
+    receipt = ran(town, replace(made(town), goal_bytes=3 * GIB))
+    assert statuses(receipt) == ["done", "done", "not-needed"]
+    assert receipt.returned_bytes is None
+
+
 def test_no_log_no_signal(state: Path):
     state.parent.mkdir()
     state.touch()

@@ -15,7 +15,7 @@ from typing import Any
 from vram.virtualgpu import VirtualGpu
 
 HERE = Path(__file__).parent
-PREAMBLE = "import ctypes, os, socket, sys, threading\nimport cuda\nfrom cuda import GIB, MIB\n"
+PREAMBLE = "import ctypes, os, socket, sys, threading\nimport libcuda as cuda\nfrom libcuda import GIB, MIB\n"
 
 
 def environment(gpu: VirtualGpu) -> dict[str, str]:

@@ -26,7 +26,7 @@ def test_gpustat_shows_the_right_memory_and_processes(two_virtual_gpus: VirtualG
     done = two_virtual_gpus.run(argv, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     idle, busy = json.loads(done.stdout)["gpus"]
-    assert [idle["name"], idle["memory.used"], idle["processes"]] == ["NVIDIA H200 (virtual)", 0, []]
+    assert [idle["name"], idle["memory.used"], idle["processes"]] == ["NVIDIA H200 (virtual)", 3, []]
     assert busy["memory.total"] == 143771
     assert busy["memory.used"] == (CONTEXT_MIB * MIB + OVERHEAD_BYTES + 4 * GIB) // MIB
     (process,) = busy["processes"]

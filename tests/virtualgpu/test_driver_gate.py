@@ -147,30 +147,6 @@ def test_faults_are_switched_on_and_off_while_a_program_runs(virtual_gpu: Virtua
     assert seen == [0, 700, 0]
 
 
-def test_a_program_has_the_drivers_files_open(virtual_gpu: VirtualGpu) -> None:
-    """cuInit opens control files and charges nothing; a context adds its client file, close-on-exec."""
-    program = """
-        def targets():
-            names = []
-            for fd in os.listdir("/proc/self/fd"):
-                try:
-                    target = os.readlink(f"/proc/self/fd/{fd}")
-                except OSError:
-                    continue
-                if "/dev/nvidia" in target:
-                    assert not os.get_inheritable(int(fd))
-                    names.append(os.path.basename(target).split(".")[0])
-            return sorted(set(names))
-        cuda.call("cuInit", 0)
-        before = targets()
-        cuda.start()
-        cuda.tell([before, targets()])
-    """
-    before, after = result(virtual_gpu, program)
-    assert before == ["nvidia-uvm", "nvidiactl"]
-    assert after == ["nvidia-uvm", "nvidia0", "nvidiactl"]
-
-
 def test_every_exported_function_is_in_the_table(virtual_gpu: VirtualGpu) -> None:
     """What the linker can find, cuGetProcAddress finds too."""
     program = """

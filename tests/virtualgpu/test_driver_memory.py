@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.virtualgpu.programs import result
-from vram.units import GIB, MIB
+from vram.units import GIB, KIB, MIB
 from vram.virtualgpu import VirtualGpu
 
 INVALID_VALUE, OUT_OF_MEMORY, INVALID_CONTEXT = 1, 2, 201
@@ -202,6 +202,41 @@ def test_managed_memory_counts_where_it_was_moved_to(virtual_gpu: VirtualGpu) ->
     assert left == 0
 
 
+def test_managed_memory_is_the_devices_once_it_writes_there(virtual_gpu: VirtualGpu) -> None:
+    """What the host does meanwhile moves nothing; what the device reads stays where it lies."""
+    program = """
+        cuda.start()
+        base = cuda.used()
+        address = cuda.out(ctypes.c_uint64, "cuMemAllocManaged", 16 * MIB, 1)
+        seen = []
+        def note(*unused):
+            seen.append((cuda.used() - base) // MIB)
+        note(cuda.read(address, 16 * MIB))
+        note(cuda.call("cuMemsetD8_v2", address, 1, 2 * MIB))
+        note(cuda.write(address + 4 * MIB - 1, b"ab"))
+        note(cuda.call("cuMemcpy", address + 8 * MIB, address, 1))
+        note(cuda.call("cuMemsetD2D8_v2", address + 10 * MIB, 2 * MIB, 2, 1, 2))
+        note(ctypes.memset(address, 7, 16 * MIB))
+        note(cuda.call("cuMemFree_v2", address))
+        cuda.tell(seen)
+    """
+    assert result(virtual_gpu, program) == [0, 2, 6, 8, 12, 12, 0]
+
+
+def test_managed_memory_beyond_the_gpus_stays_with_the_host(virtual_gpu: VirtualGpu) -> None:
+    virtual_gpu.set(total_bytes=2 * GIB)
+    program = """
+        cuda.start()
+        base = cuda.used()
+        address = cuda.out(ctypes.c_uint64, "cuMemAllocManaged", 4 * GIB, 1)
+        cuda.write(address, b"first")
+        codes = [cuda.code("cuMemPrefetchAsync", address, 4 * GIB, ctypes.c_int(0), 0)]
+        codes.append(cuda.code("cuMemsetD8_v2", address + 3 * GIB, 1, 1))
+        cuda.tell([codes, cuda.used() - base, cuda.read(address, 5).decode()])
+    """
+    assert result(virtual_gpu, program) == [[OUT_OF_MEMORY, 0], 4 * MIB, "first"]
+
+
 def test_pinned_and_registered_memory_is_known_to_the_device(virtual_gpu: VirtualGpu) -> None:
     program = """
         cuda.start()
@@ -274,7 +309,8 @@ def test_two_contexts_keep_their_memory_apart(virtual_gpu: VirtualGpu) -> None:
         stale = cuda.code("cuCtxSetCurrent", made)
         cuda.tell([with_both - base, cuda.used() - base, current == primary, stale])
     """
-    assert result(virtual_gpu, program) == [2 * GIB, 0, True, 709]
+    context = 523 * MIB + 576 * KIB
+    assert result(virtual_gpu, program) == [2 * GIB + context, 0, True, 709]
 
 
 def test_each_gpu_keeps_its_own_books(two_virtual_gpus: VirtualGpu) -> None:
@@ -297,7 +333,7 @@ def test_an_exclusive_gpu_admits_one_process(virtual_gpu: VirtualGpu) -> None:
     program = """
         cuda.start()
         import subprocess
-        other = "import cuda; cuda.call('cuInit', 0); print(cuda.code('cuDevicePrimaryCtxRetain', bytes(8), 0))"
+        other = "from libcuda import *; lib.cuInit(0); print(code('cuDevicePrimaryCtxRetain', bytes(8), 0))"
         answer = subprocess.run([sys.executable, "-c", other], capture_output=True, text=True).stdout
         cuda.tell(int(answer))
     """

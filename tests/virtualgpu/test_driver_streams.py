@@ -202,3 +202,34 @@ def test_a_context_ends_with_all_its_work_done(virtual_gpu: VirtualGpu) -> None:
     """
     )
     assert result(virtual_gpu, program) == [True, INVALID_HANDLE]
+
+
+def test_threads_make_and_end_streams_and_events_all_at_once(virtual_gpu: VirtualGpu) -> None:
+    """Handles are used again as soon as they are dropped; nobody may wait for a former owner."""
+    program = (
+        HELD
+        + """
+        context, base = cuda.out(ctypes.c_uint64, "cuCtxGetCurrent"), cuda.used()
+        nothing = Function(lambda unused: None)
+        def churn():
+            cuda.call("cuCtxSetCurrent", context)
+            for flags in [0, 1] * 40:
+                first, second = stream(flags), stream(1 - flags)
+                event = cuda.out(ctypes.c_uint64, "cuEventCreate", 0)
+                address = cuda.out(ctypes.c_uint64, "cuMemAllocAsync", 100_000, first)
+                cuda.call("cuLaunchHostFunc", first, nothing, 0)
+                cuda.call("cuEventRecord", event, first)
+                cuda.call("cuStreamWaitEvent", second, event, 0)
+                cuda.call("cuMemFreeAsync", address, second)
+                cuda.call("cuEventDestroy_v2", event)
+                cuda.call("cuStreamDestroy_v2", first)
+                cuda.call("cuMemFree_v2", cuda.alloc(1000))
+                cuda.call("cuStreamDestroy_v2", second)
+        threads = [threading.Thread(target=churn) for _ in range(4)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        cuda.call("cuCtxSynchronize")
+        cuda.tell(cuda.used() - base)
+    """
+    )
+    assert result(virtual_gpu, program) == 0

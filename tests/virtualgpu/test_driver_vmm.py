@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import socket
 
+from tests.virtualgpu.conftest import ask
 from tests.virtualgpu.programs import result, running
 from vram.units import GIB, MIB
 from vram.virtualgpu import VirtualGpu
 
-INVALID_VALUE = 1
-CONTEXT_USED = 518 * MIB + 8 * MIB + 832 * 1024
+INVALID_VALUE, NOT_SUPPORTED, UNKNOWN = 1, 801, 999
+CONTEXT = 518 * MIB
+CONTEXT_USED = CONTEXT + 8 * MIB + 832 * 1024
 
 
 def test_memory_lives_until_its_last_handle_and_mapping_are_gone(virtual_gpu: VirtualGpu) -> None:
@@ -37,7 +39,7 @@ def test_memory_lives_until_its_last_handle_and_mapping_are_gone(virtual_gpu: Vi
 
 
 def test_what_does_not_fit_is_refused(virtual_gpu: VirtualGpu) -> None:
-    """Mapping more than the memory has is refused, so a size can be found by trying."""
+    """Only the memory's own size can be mapped, so a size can be found by trying."""
     program = """
         cuda.start()
         handle, address = cuda.create(4 * MIB), cuda.reserve(16 * MIB)
@@ -46,15 +48,16 @@ def test_what_does_not_fit_is_refused(virtual_gpu: VirtualGpu) -> None:
         where, prop = ctypes.byref(ctypes.c_uint64()), ctypes.byref(cuda.Prop(1, 1, 1, 0))
         cuda.tell([
             cuda.code("cuMemCreate", where, MIB, prop, 0),
-            mapped(address, 6 * MIB), mapped(address, MIB), mapped(address + 14 * MIB, 4 * MIB),
+            mapped(address, 6 * MIB), mapped(address, 2 * MIB), mapped(address, MIB),
+            mapped(address + 14 * MIB, 4 * MIB),
             mapped(address, 4 * MIB, 2 * MIB), mapped(address, 4 * MIB), mapped(address + 2 * MIB, 4 * MIB),
             cuda.code("cuMemAddressFree", address, 16 * MIB),
             cuda.code("cuMemUnmap", address, 2 * MIB), cuda.code("cuMemUnmap", address, 4 * MIB),
             cuda.code("cuMemAddressFree", address, 16 * MIB),
         ])
     """
-    bad = INVALID_VALUE
-    assert result(virtual_gpu, program) == [bad, bad, bad, bad, bad, 0, bad, bad, bad, 0, 0]
+    bad, no = INVALID_VALUE, NOT_SUPPORTED
+    assert result(virtual_gpu, program) == [bad, no, no, no, bad, bad, 0, bad, bad, bad, 0, 0]
 
 
 def test_access_must_be_given_before_it_is_used(virtual_gpu: VirtualGpu) -> None:
@@ -120,11 +123,11 @@ def test_a_passed_descriptor_keeps_bytes_that_a_newcomer_can_read(virtual_gpu: V
             cuda.call("cuMemUnmap", address, 6 * MIB)
             cuda.call("cuMemRelease", handle)
             cuda.start()
-            cuda.tell([max(sizes), text, cuda.used()])
+            cuda.tell([sizes, text, cuda.used()])
         """.replace("{fd}", str(theirs.fileno()))
         with running(virtual_gpu, importer, pass_fds=[theirs.fileno()]) as running_importer:
             socket.send_fds(ours, [b"."], [descriptor])
-            assert running_importer.told() == [6, "from the maker", CONTEXT_USED + 6 * MIB]
+            assert running_importer.told() == [[6], "from the maker", CONTEXT_USED + 6 * MIB]
         os.close(descriptor)
     assert result(virtual_gpu, "cuda.start(); cuda.tell(cuda.used())") == CONTEXT_USED
 
@@ -155,6 +158,66 @@ def test_an_import_outlives_the_passed_descriptor_and_the_maker(virtual_gpu: Vir
             assert running_importer.told() == ["from the maker", CONTEXT_USED + 4 * MIB]
 
 
+def test_an_importer_is_charged_when_maker_and_descriptors_are_gone(virtual_gpu: VirtualGpu) -> None:
+    ours, theirs = socket.socketpair()
+    importer = """
+        channel = socket.socket(fileno={fd})
+        cuda.start()
+        descriptor = cuda.received_descriptor(channel)
+        handle = cuda.import_(descriptor)
+        os.close(descriptor)
+        cuda.tell(cuda.map_whole(handle, GIB))
+        cuda.heard()
+        cuda.pass_descriptor(channel, cuda.export(handle))
+        cuda.tell(0)
+        cuda.heard()
+    """.replace("{fd}", str(theirs.fileno()))
+    maker = MAKER.format(fd=theirs.fileno(), nbytes=GIB)
+    charged = "[dict(processes()), memory()['v2'][3]]"
+    with ours, theirs:
+        with running(virtual_gpu, maker, pass_fds=[theirs.fileno()]) as running_maker:
+            running_maker.told()
+            descriptor = socket.recv_fds(ours, 1, 1)[1][0]
+        with running(virtual_gpu, importer, pass_fds=[theirs.fileno()]) as borrower:
+            socket.send_fds(ours, [b"."], [descriptor])
+            borrower.told()
+            used, me = CONTEXT_USED + GIB, str(borrower.pid)
+            assert ask(virtual_gpu, charged) == [{me: CONTEXT}, used]
+            os.close(descriptor)
+            assert ask(virtual_gpu, charged) == [{me: CONTEXT + GIB}, used]
+            borrower.go()
+            borrower.told()
+            descriptor = socket.recv_fds(ours, 1, 1)[1][0]
+            assert ask(virtual_gpu, charged) == [{me: CONTEXT}, used]
+        assert ask(virtual_gpu, charged) == [{}, GIB]
+        reader = f"""
+            cuda.start()
+            address = cuda.map_whole(cuda.import_({descriptor}), GIB)
+            cuda.tell(cuda.read(address, 14).decode())
+        """
+        with running(virtual_gpu, reader, pass_fds=[descriptor]) as newcomer:
+            assert newcomer.told() == "from the maker"
+        os.close(descriptor)
+    assert ask(virtual_gpu, charged) == [{}, 0]
+
+
+def test_released_by_its_maker_and_kept_by_a_descriptor_it_is_charged_to_nobody(
+    virtual_gpu: VirtualGpu,
+) -> None:
+    program = """
+        cuda.start()
+        handle = cuda.create(GIB)
+        descriptor = cuda.export(handle)
+        cuda.call("cuMemRelease", handle)
+        cuda.tell(0)
+        cuda.heard()
+    """
+    with running(virtual_gpu, program) as maker:
+        maker.told()
+        seen = ask(virtual_gpu, "[processes(), memory()['v2'][3]]")
+        assert seen == [[[maker.pid, CONTEXT]], CONTEXT_USED + GIB]
+
+
 def test_only_exports_can_be_imported(virtual_gpu: VirtualGpu) -> None:
     """A control file, a pipe, a closed number and a dma-buf are no allocations."""
     program = """
@@ -165,7 +228,7 @@ def test_only_exports_can_be_imported(virtual_gpu: VirtualGpu) -> None:
         wrong = (control, os.pipe()[0], 9999, dmabuf)
         cuda.tell([cuda.code("cuMemImportFromShareableHandle", where, fd, 1) for fd in wrong])
     """
-    assert result(virtual_gpu, program) == [INVALID_VALUE] * 4
+    assert result(virtual_gpu, program) == [UNKNOWN] * 4
 
 
 def test_memory_not_made_for_it_cannot_be_exported(virtual_gpu: VirtualGpu) -> None:

@@ -1,4 +1,4 @@
-/* Blocks: ranges of a client file, charged in steps of 2 MiB, mapped where programs see them. */
+/* Blocks: ranges of a data file, charged in steps of 2 MiB, mapped where programs see them. */
 #define _GNU_SOURCE
 #include "driver.h"
 
@@ -40,7 +40,7 @@ static result create_admitted(struct block *block) {
 result block_create(int device, uint64_t nbytes, struct block **created) {
     struct block *block = calloc(1, sizeof *block);
     if (!block) return OUT_OF_MEMORY;
-    *block = (struct block){.device = device, .nbytes = nbytes, .data_fd = -1, .keep_fd = -1};
+    *block = (struct block){.device = device, .nbytes = nbytes, .data_fd = -1};
     result failed = create_admitted(block);
     if (failed) {
         free(block);
@@ -54,9 +54,7 @@ result block_create(int device, uint64_t nbytes, struct block **created) {
 
 /* Gives an import back: whoever is the last to know the object drops its contents. */
 static void end_import(struct block *block) {
-    struct client *client = client_of(block->device);
-    if (block->keep_fd >= 0) close(block->keep_fd);
-    if (block->keep_fd < 0 && client) store_shared_remove(client->holding.header, block->object, true);
+    store_shared_remove(client_of(block->device)->holding.header, block->object, true);
     if (!store_object_kept(block->object)) store_bytes_punch(block->data_fd, block->offset, block->nbytes);
     close(block->data_fd);
 }
@@ -74,7 +72,7 @@ void block_destroy(struct block *block) {
 }
 
 result block_map_at(struct block *block, deviceptr address, uint64_t nbytes) {
-    int fd = block->client ? block->client->holding.map_fd : block->data_fd;
+    int fd = block->client ? block->client->holding.data_fd : block->data_fd;
     int flags = MAP_SHARED | MAP_NORESERVE | MAP_FIXED;
     void *mapped = mmap((void *)address, nbytes, PROT_READ | PROT_WRITE, flags, fd, (off_t)block->offset);
     return mapped == MAP_FAILED ? OUT_OF_MEMORY : OK;
@@ -106,24 +104,23 @@ result block_share(struct block *block) {
 
 /* Only what still lives can be opened, and it must stay alive while we write our claim. */
 static result claim_import(const struct store_export *from, int device) {
-    struct store_shared slot = {from->object, from->nbytes, .imported = 1, .charged = 1};
+    struct store_shared slot = {from->object, from->nbytes, .imported = 1, .maker = store_maker(from)};
     if (store_enter() != 0) return OPERATING_SYSTEM;
-    struct client *client = client_of(device);
-    result failed = client && store_object_kept(from->object) ? OK : INVALID_VALUE;
-    if (!failed) failed = result_from_errno(store_shared_add(client->holding.header, slot));
+    result failed = store_object_kept(from->object) ? OK : INVALID_VALUE;
+    if (!failed) failed = result_from_errno(store_shared_add(client_of(device)->holding.header, slot));
     store_leave();
     return failed;
 }
 
-result block_import(const struct store_export *from, int device, bool charged, int keep_fd, struct block **imported) {
+result block_import(const struct store_export *from, int device, struct block **imported) {
     struct block *block = calloc(1, sizeof *block);
     if (!block) return OUT_OF_MEMORY;
-    *block = (struct block){.device = device, .keep_fd = keep_fd, .offset = from->data_offset,
-                            .nbytes = from->nbytes, .object = from->object};
+    *block = (struct block){.device = device, .offset = from->data_offset, .nbytes = from->nbytes,
+                            .object = from->object};
     memcpy(block->data_file, from->data_file, sizeof block->data_file);
     block->data_fd = store_data_open(from->data_file);
     result failed = block->data_fd < 0 ? INVALID_VALUE : OK;
-    if (!failed && charged) failed = claim_import(from, device);
+    if (!failed) failed = claim_import(from, device);
     if (!failed) {
         *imported = block;
         return OK;

@@ -1,4 +1,4 @@
-/* This process on one GPU: its client file, made with the first context or allocation. */
+/* This process on each GPU: its client file, from cuInit to its end, and what its contexts cost. */
 #include "driver.h"
 
 #include <errno.h>
@@ -18,30 +18,30 @@ result result_from_errno(int negative_errno) {
     }
 }
 
-static result ensure_open(int device) {
-    struct client *client = &clients[device];
-    if (client->open) return OK;
-    int error = store_client_open(&client->holding, (uint32_t)device_gpu(device));
-    if (error) return result_from_errno(error);
-    client->device = device;
-    client->open = true;
-    /* The call that runs now was counted before this client could show it. */
-    gate_count_work(0);
-    return OK;
+/* Beside the client file itself: 4 descriptors and 2 mappings of the GPU's file in all. */
+enum { FDS_OF_CLIENT = 3, MAPPINGS_OF_CLIENT = 1 };
+
+static int open_client(struct client *client, uint32_t gpu) {
+    int error = store_footprint_add_gpu(&client->footprint, gpu, FDS_OF_CLIENT, MAPPINGS_OF_CLIENT);
+    if (!error) error = store_client_open(&client->holding, gpu);
+    if (error) store_footprint_drop(&client->footprint);
+    client->open = !error;
+    return error;
 }
 
-static void close_unused(struct client *client) {
-    if (!client->open || client->contexts || client->blocks) return;
-    store_client_close(&client->holding);
-    client->open = false;
+result clients_open(void) {
+    int error = store_enter();
+    if (error) return OPERATING_SYSTEM;
+    for (int device = 0; device < device_count() && !error; device++)
+        if (!clients[device].open) error = open_client(&clients[device], (uint32_t)device_gpu(device));
+    store_leave();
+    /* Calls that run now were counted before a client could show it. */
+    gate_count_work(0);
+    return result_from_errno(error);
 }
 
 result client_free_nbytes(int device, uint64_t *nbytes) {
-    struct store_usage usage[STORE_MAX_GPUS];
-    int error = store_walk(usage, NULL, NULL);
-    if (error) return result_from_errno(error);
-    *nbytes = usage[device_gpu(device)].free_bytes;
-    return OK;
+    return result_from_errno(store_free((uint32_t)device_gpu(device), nbytes));
 }
 
 static result check_room(int device, uint64_t wanted) {
@@ -64,51 +64,65 @@ static result check_mode(int device) {
     return OK;
 }
 
-static result admit_first_context(int device) {
-    const struct store_gpu *gpu = device_config(device);
-    result failed = check_mode(device);
-    if (!failed) failed = check_room(device, gpu->context_bytes + gpu->context_overhead_bytes);
-    if (!failed) failed = ensure_open(device);
-    if (failed) return failed;
-    struct store_client *header = clients[device].holding.header;
-    header->context_bytes = gpu->context_bytes;
-    header->overhead_bytes = gpu->context_overhead_bytes;
-    return OK;
+/* ---- contexts: each costs memory, and shows in /proc; figures of an H200, driver 580.159 ---- */
+
+enum { FDS_OF_CONTEXT = 16, GPU_MAPPINGS = 1, CONTROL_MAPPINGS = 26, UVM_MAPPINGS = 1 };
+static const uint64_t bar1_bytes_of_context = 64 << 10;
+
+static int show_context(struct store_footprint *footprint, uint32_t gpu) {
+    int error = store_footprint_add_gpu(footprint, gpu, FDS_OF_CONTEXT, GPU_MAPPINGS);
+    if (!error) error = store_footprint_add(footprint, "nvidiactl", 0, CONTROL_MAPPINGS);
+    if (!error) error = store_footprint_add(footprint, "nvidia-uvm", 0, UVM_MAPPINGS);
+    if (error) store_footprint_drop(footprint);
+    return error;
 }
 
-result client_add_context(int device) {
+static void count_contexts(int device, int change) {
+    struct client *client = &clients[device];
+    struct store_client *header = client->holding.header;
+    client->contexts += (unsigned)change;
+    header->contexts = client->contexts;
+    header->context_bytes = client->contexts * device_config(device)->context_bytes;
+    header->overhead_bytes = client->contexts * device_config(device)->context_overhead_bytes;
+    header->bar1_bytes = client->contexts * bar1_bytes_of_context;
+}
+
+static result admit_context(int device, struct store_footprint *footprint) {
+    const struct store_gpu *gpu = device_config(device);
+    result failed = clients[device].contexts ? OK : check_mode(device);
+    if (!failed) failed = check_room(device, gpu->context_bytes + gpu->context_overhead_bytes);
+    if (!failed) failed = result_from_errno(show_context(footprint, (uint32_t)device_gpu(device)));
+    if (!failed) count_contexts(device, +1);
+    return failed;
+}
+
+result client_add_context(int device, struct store_footprint *footprint) {
     if (store_enter() != 0) return OPERATING_SYSTEM;
-    result failed = clients[device].contexts ? OK : admit_first_context(device);
-    if (!failed) clients[device].holding.header->contexts = ++clients[device].contexts;
+    result failed = admit_context(device, footprint);
     store_leave();
     return failed;
 }
 
-void client_drop_context(int device) {
-    struct client *client = &clients[device];
+void client_drop_context(int device, struct store_footprint *footprint) {
+    store_footprint_drop(footprint);
     if (store_enter() != 0) return;
-    client->holding.header->contexts = --client->contexts;
-    if (client->contexts == 0) client->holding.header->context_bytes = client->holding.header->overhead_bytes = 0;
-    close_unused(client);
+    count_contexts(device, -1);
     store_leave();
 }
 
-result client_charge(int device, int64_t nbytes) {
+result client_use_managed(int device, int64_t nbytes) {
     if (store_enter() != 0) return OPERATING_SYSTEM;
     result failed = nbytes > 0 ? check_room(device, (uint64_t)nbytes) : OK;
-    if (!failed) failed = ensure_open(device);
-    if (!failed) clients[device].holding.header->private_bytes += (uint64_t)nbytes;
+    if (!failed) clients[device].holding.header->managed_bytes += (uint64_t)nbytes;
     store_leave();
     return failed;
 }
 
 result client_begin_block(int device, uint64_t nbytes, uint64_t *offset) {
     result failed = check_room(device, nbytes);
-    if (!failed) failed = ensure_open(device);
     if (!failed) failed = result_from_errno(store_bytes_take(&clients[device].holding, nbytes, offset));
     if (failed) return failed;
     clients[device].holding.header->private_bytes += nbytes;
-    clients[device].blocks++;
     return OK;
 }
 
@@ -121,6 +135,4 @@ void client_end_block(struct client *client, const struct block *block) {
     /* Bytes that another file still keeps stay where they are. */
     if (!block->object || !store_object_kept(block->object))
         store_bytes_return(&client->holding, block->offset, block->nbytes);
-    client->blocks--;
-    close_unused(client);
 }

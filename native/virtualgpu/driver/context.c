@@ -31,7 +31,7 @@ result context_need(struct context **context) {
 }
 
 static result bring_to_life(struct context *context) {
-    result failed = client_add_context(context->device);
+    result failed = client_add_context(context->device, &context->footprint);
     if (failed) return failed;
     context->legacy = stream_create(context, 0, 0);
     context->legacy->is_legacy = true;
@@ -72,7 +72,7 @@ static void take_life(struct context *context) {
     ipc_free_context(context);
     streams_free_context(context);
     if (client_of(context->device)->contexts == 1) pools_free_device(context->device);
-    client_drop_context(context->device);
+    client_drop_context(context->device, &context->footprint);
 }
 
 static result ensure_primary(int device) {

@@ -23,6 +23,7 @@ static result check(const struct copy *copy, int what) {
     if (failed) return failed;
     if ((what & CHECK_TARGET) && !range_covers(copy->target, copy->nbytes)) return INVALID_VALUE;
     if ((what & CHECK_SOURCE) && !range_covers(copy->source, copy->nbytes)) return INVALID_VALUE;
+    managed_touch(copy->target, copy->nbytes, context->device);
     return OK;
 }
 

@@ -36,7 +36,9 @@ static result check(const struct shape *shape) {
     struct context *context;
     result failed = context_need(&context);
     if (failed) return failed;
-    return reachable(&shape->target, shape) && reachable(&shape->source, shape) ? OK : INVALID_VALUE;
+    if (!reachable(&shape->target, shape) || !reachable(&shape->source, shape)) return INVALID_VALUE;
+    managed_touch(shape->target.begin, extent_of(&shape->target, shape), context->device);
+    return OK;
 }
 
 static result side_from(const struct side3d *from, const struct shape *shape, struct side *side) {

@@ -53,7 +53,15 @@ result gate_open(void); /* cuInit's part: this process may use the driver from n
 
 /* ---- handle.c: objects that programs hold by address ---- */
 
-enum handle_kind { HANDLE_FREE, HANDLE_CONTEXT, HANDLE_STREAM, HANDLE_EVENT, HANDLE_POOL, HANDLE_ALLOCATION, HANDLE_KINDS };
+enum handle_kind {
+    HANDLE_FREE,
+    HANDLE_CONTEXT,
+    HANDLE_STREAM,
+    HANDLE_EVENT,
+    HANDLE_POOL,
+    HANDLE_ALLOCATION,
+    HANDLE_KINDS
+};
 
 struct context;
 struct handle {
@@ -82,20 +90,21 @@ const struct store_gpu *device_config(int device); /* of a device that device_gp
 
 struct client {
     struct store_holding holding;
-    int device;
-    unsigned contexts, blocks;
+    struct store_footprint footprint;
+    unsigned contexts;
     bool open;
 };
 
-struct client *client_of(int device); /* NULL where it holds nothing. Locked */
-result client_add_context(int device); /* makes the client where needed. Locked */
-void client_drop_context(int device);  /* the last user closes the client. Locked */
+struct client *client_of(int device); /* NULL before cuInit. Locked */
+result clients_open(void);            /* on every visible GPU, for cuInit. Locked */
+result client_add_context(int device, struct store_footprint *footprint); /* Locked */
+void client_drop_context(int device, struct store_footprint *footprint);  /* Locked */
 result client_free_nbytes(int device, uint64_t *nbytes);
-/* Counts bytes that lie elsewhere (managed memory that moved to the device). Locked */
-result client_charge(int device, int64_t nbytes);
+/* Counts managed memory that moved to the device: used there, but in no process list. Locked */
+result client_use_managed(int device, int64_t nbytes);
 
 struct block;
-/* Bytes of the client file for a block, charged; and back. Inside admission. Locked */
+/* Bytes of the data file for a block, charged; and back. Inside admission. Locked */
 result client_begin_block(int device, uint64_t nbytes, uint64_t *offset);
 void client_end_block(struct client *client, const struct block *block);
 
@@ -104,8 +113,7 @@ void client_end_block(struct client *client, const struct block *block);
 struct block {
     struct client *client; /* NULL: somebody else's, opened here */
     int device;
-    int data_fd;  /* for foreign blocks */
-    int keep_fd;  /* for imported exports: the descriptor that keeps them; else -1 */
+    int data_fd; /* for foreign blocks */
     uint64_t offset, nbytes;
     deviceptr address; /* 0: not mapped as a whole */
     uint64_t object;   /* not 0 once others may keep it */
@@ -117,8 +125,8 @@ void block_destroy(struct block *block);                               /* Locked
 result block_map(struct block *block);                                  /* Locked */
 result block_map_at(struct block *block, deviceptr address, uint64_t nbytes);
 result block_share(struct block *block); /* gives it an object number. Locked */
-/* Opens bytes that another process made; charged imports are the importer's once the maker died. */
-result block_import(const struct store_export *from, int device, bool charged, int keep_fd, struct block **block);
+/* Opens bytes that another process made; they are charged here once nobody else has them. */
+result block_import(const struct store_export *from, int device, struct block **block);
 
 void *address_reserve(uint64_t nbytes, uint64_t alignment, uint64_t wanted);
 void address_release(deviceptr address, uint64_t nbytes);
@@ -175,6 +183,7 @@ struct context {
     size_t limits[LIMITS];
     struct slab *slabs;
     struct stream *legacy;
+    struct store_footprint footprint;
 };
 
 struct context *context_current(void);
@@ -188,6 +197,8 @@ uint64_t next_id(void);
 
 void plain_free_context(struct context *context);
 void managed_free_context(struct context *context);
+/* The device writes there: managed pages move to it, as far as there is room. Locked */
+void managed_touch(deviceptr address, uint64_t nbytes, int device);
 void host_free_context(struct context *context);
 void ipc_free_context(struct context *context);
 void streams_free_context(struct context *context);
@@ -217,7 +228,8 @@ void stream_wait(struct stream *stream); /* not locked */
 /* Runs after everything before it: at once where nothing is, else by a thread of the
  * stream. *inline_allowed* false is for code of the program, which must not run in the
  * calling thread. The argument is copied. Not locked. */
-result stream_submit(struct stream *stream, void (*run)(void *), const void *argument, size_t nbytes, bool inline_allowed);
+result stream_submit(struct stream *stream, void (*run)(void *), const void *argument, size_t nbytes,
+                     bool inline_allowed);
 result stream_submit_on(void *handle, void (*run)(void *), const void *argument, size_t nbytes);
 /* On the legacy stream, and done when it returns. */
 result stream_run_now(void (*run)(void *), const void *argument, size_t nbytes);

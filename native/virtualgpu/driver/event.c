@@ -21,6 +21,8 @@ struct event {
     struct handle handle;
     unsigned flags;
     uint64_t shared; /* number of the file its counters lie in, or 0 */
+    bool made_file;
+    _Atomic uint32_t waiters; /* queued or running waits that look at the counters */
     _Atomic int64_t done_at_ns;
     struct counters own, *counters;
 };
@@ -31,8 +33,19 @@ static int64_t now_ns(void) {
     return now.tv_sec * 1000000000ll + now.tv_nsec;
 }
 
+static void counters_path(char path[PATH_MAX], uint64_t number) {
+    snprintf(path, PATH_MAX, "%s/dev/event.%llu", store_folder(), (unsigned long long)number);
+}
+
+/* Who has it open keeps its mapping; nobody else can open it any more. */
+static void remove_counters(uint64_t number) {
+    char path[PATH_MAX];
+    counters_path(path, number);
+    unlink(path);
+}
+
 static bool has_pending(const struct event *event) {
-    return event->counters->recorded != event->counters->done;
+    return event->waiters || event->counters->recorded != event->counters->done;
 }
 
 void event_free(struct event *event) {
@@ -41,6 +54,7 @@ void event_free(struct event *event) {
         return;
     }
     if (event->shared) munmap(event->counters, sizeof *event->counters);
+    if (event->made_file) remove_counters(event->shared);
     handle_drop(event);
 }
 
@@ -80,15 +94,17 @@ struct mark {
     uint32_t number;
 };
 
+static bool is_done(const struct mark *mark) {
+    return (int32_t)(mark->counters->done - mark->number) >= 0;
+}
+
 static void run_record(void *argument) {
     const struct mark *mark = argument;
+    /* Recorded again on a faster stream, the later record stands. */
+    if (is_done(mark)) return;
     mark->event->done_at_ns = now_ns();
     mark->counters->done = mark->number;
     syscall(SYS_futex, &mark->counters->done, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
-}
-
-static bool is_done(const struct mark *mark) {
-    return (int32_t)(mark->counters->done - mark->number) >= 0;
 }
 
 static void run_wait(void *argument) {
@@ -100,6 +116,7 @@ static void run_wait(void *argument) {
         if ((int32_t)(seen - mark->number) < 0)
             syscall(SYS_futex, &mark->counters->done, FUTEX_WAIT, seen, &patience, NULL, 0);
     }
+    mark->event->waiters--;
 }
 
 static result mark_of(struct event *event, struct mark *mark) {
@@ -141,6 +158,7 @@ API result cuEventSynchronize(struct event *event) {
     result failed = mark_of(event, &mark);
     if (failed) return failed;
     int device = event->handle.owner->device;
+    event->waiters++;
     run_wait(&mark);
     LOCKED();
     pools_synchronized(device);
@@ -157,6 +175,7 @@ API result cuStreamWaitEvent(void *handle, struct event *event, unsigned flags) 
     failed = stream_resolve(handle, &stream);
     state_unlock();
     if (failed || is_done(&mark)) return failed;
+    event->waiters++;
     return stream_submit(stream, run_wait, &mark, sizeof mark, false);
 }
 
@@ -181,7 +200,7 @@ API result cuEventElapsedTime(float *milliseconds, struct event *start, struct e
 
 static struct counters *map_counters(uint64_t number, int flags) {
     char path[PATH_MAX];
-    snprintf(path, sizeof path, "%s/dev/event.%llu", store_folder(), (unsigned long long)number);
+    counters_path(path, number);
     int fd = open(path, O_RDWR | O_CLOEXEC | flags, 0666);
     if (fd < 0) return NULL;
     if (flags & O_CREAT) (void)!fchmod(fd, 0666);
@@ -203,6 +222,7 @@ static result share(struct event *event) {
     counters->done = event->own.done;
     event->counters = counters;
     event->shared = number;
+    event->made_file = true;
     return OK;
 }
 

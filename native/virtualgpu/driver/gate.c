@@ -46,7 +46,9 @@ void gate_count_work(int change) {
         struct client *client = client_of(device);
         if (!client) continue;
         client->holding.header->calls_inside = inside;
-        if (inside == 0) wake(&client->holding.header->calls_inside);
+        /* A locker writes the state before it looks at the count, so who counts sees it. */
+        if (inside == 0 && client->holding.header->state != STORE_RUNNING)
+            wake(&client->holding.header->calls_inside);
     }
 }
 

@@ -1,28 +1,19 @@
-/* cuInit: the control files a process with the driver has open, and nothing charged yet. */
-#define _GNU_SOURCE
+/* cuInit: from now on the process is seen on every GPU, and nothing is charged to it yet. */
 #include "driver.h"
 
-#include <fcntl.h>
-#include <limits.h>
-#include <stdio.h>
-#include <sys/stat.h>
+static struct store_footprint control_files;
 
-/* The driver keeps several descriptors of its control files; forks inherit them. */
-static bool open_control_file(const char *name) {
-    char path[PATH_MAX];
-    snprintf(path, sizeof path, "%s/dev/%s", store_folder(), name);
-    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    if (fd >= 0) (void)!fchmod(fd, 0666);
-    return fd >= 0;
-}
-
-static bool open_control_files(void) {
-    return open_control_file("nvidiactl") && open_control_file("nvidia-uvm") && open_control_file("nvidiactl") &&
-           open_control_file("nvidia-uvm") && open_control_file("nvidiactl");
+static result appear(void) {
+    int error = store_footprint_add(&control_files, "nvidiactl", 1, 1);
+    if (!error) error = store_footprint_add(&control_files, "nvidia-uvm", 2, 0);
+    result failed = result_from_errno(error);
+    if (!failed) failed = clients_open();
+    if (failed) store_footprint_drop(&control_files);
+    return failed;
 }
 
 API result cuInit(unsigned flags) {
-    static bool files_open;
+    static bool appeared;
     if (flags) return INVALID_VALUE;
     if (!store_config() || device_count() == 0) return NO_DEVICE;
     struct store_fault fault = store_fault("cuInit", -1);
@@ -30,8 +21,9 @@ API result cuInit(unsigned flags) {
     result failed = gate_open();
     if (failed) return failed;
     LOCKED();
-    if (!files_open) files_open = open_control_files();
-    return files_open ? OK : OPERATING_SYSTEM;
+    if (!appeared) failed = appear();
+    appeared = !failed;
+    return failed;
 }
 
 API result cuDriverGetVersion(int *version) {

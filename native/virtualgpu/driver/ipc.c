@@ -51,7 +51,7 @@ static result open_block(const struct ipc_handle *handle, struct context *contex
                                 .data_offset = handle->data_offset};
     struct block *block;
     memcpy(from.data_file, handle->data_file, sizeof handle->data_file);
-    result failed = block_import(&from, context->device, true, -1, &block);
+    result failed = block_import(&from, context->device, &block);
     if (failed) return failed;
     failed = block_map(block);
     struct range range = {.begin = block->address, .nbytes = block->nbytes, .kind = RANGE_IPC,

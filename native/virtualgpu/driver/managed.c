@@ -1,4 +1,4 @@
-/* Managed memory: lies with the host until prefetched, then pages of it count on a device. */
+/* Managed memory: lies with the host until a device touches it, then pages of it count there. */
 #define _GNU_SOURCE
 #include "driver.h"
 
@@ -23,7 +23,7 @@ static result create(uint64_t nbytes, unsigned flags, struct context *context, d
     uint64_t count = round_up(nbytes, PAGE) / PAGE;
     struct pages *pages = calloc(1, sizeof *pages + count);
     void *begin = pages ? address_reserve(count * PAGE, PAGE, 0) : NULL;
-    if (!begin || mprotect(begin, count * PAGE, PROT_READ | PROT_WRITE) != 0) {
+    if (!begin || store_map_managed(begin, count * PAGE) != 0) {
         free(pages);
         return OUT_OF_MEMORY;
     }
@@ -47,31 +47,45 @@ API result cuMemAllocManaged(deviceptr *address, size_t nbytes, unsigned flags) 
     return create(nbytes, flags, context, address);
 }
 
-static result move_page(unsigned char *where, int device) {
-    int from = *where - 1;
-    if (from == device) return OK;
-    result failed = device >= 0 ? client_charge(device, PAGE) : OK;
-    if (failed) return failed;
-    if (from >= 0) client_charge(from, -(int64_t)PAGE);
-    *where = (unsigned char)(device + 1);
-    return OK;
+/* The pages of a range that an address and a size touch. */
+struct stretch {
+    unsigned char *begin, *end;
+};
+
+static struct stretch stretch_of(const struct range *range, deviceptr address, uint64_t nbytes) {
+    struct pages *pages = range->owner;
+    uint64_t end = round_up(address - range->begin + nbytes, PAGE) / PAGE;
+    return (struct stretch){&pages->where[(address - range->begin) / PAGE],
+                            &pages->where[end < pages->count ? end : pages->count]};
 }
 
-static result move(struct range *range, deviceptr address, uint64_t nbytes, int device) {
-    struct pages *pages = range->owner;
-    uint64_t first = (address - range->begin) / PAGE;
-    uint64_t end = round_up(address - range->begin + nbytes, PAGE) / PAGE;
-    result failed = OK;
-    for (uint64_t page = first; page < end && page < pages->count && !failed; page++)
-        failed = move_page(&pages->where[page], device);
-    pages->last_location = device;
-    return failed;
+static uint64_t nbytes_at(struct stretch stretch, int device) {
+    uint64_t count = 0;
+    for (unsigned char *page = stretch.begin; page < stretch.end; page++) count += *page == device + 1;
+    return count * PAGE;
+}
+
+static uint64_t nbytes_of(struct stretch stretch) {
+    return (uint64_t)(stretch.end - stretch.begin) * PAGE;
+}
+
+/* All or nothing; each GPU is told once, because telling it means a walk of the folder. */
+static result move(struct stretch stretch, int device) {
+    uint64_t arriving = nbytes_of(stretch) - nbytes_at(stretch, device);
+    result failed = device >= 0 && arriving ? client_use_managed(device, (int64_t)arriving) : OK;
+    if (failed) return failed;
+    for (int from = 0; from < device_count(); from++) {
+        uint64_t leaving = from == device ? 0 : nbytes_at(stretch, from);
+        if (leaving) client_use_managed(from, -(int64_t)leaving);
+    }
+    if (arriving) memset(stretch.begin, device + 1, (size_t)(stretch.end - stretch.begin));
+    return OK;
 }
 
 result managed_free(struct range *range) {
     struct pages *pages = range->owner;
     uint64_t nbytes = pages->count * PAGE;
-    move(range, range->begin, range->nbytes, -1);
+    move(stretch_of(range, range->begin, range->nbytes), -1);
     count_managed(range->context, -1);
     address_release(range->begin, nbytes);
     free(pages);
@@ -98,7 +112,15 @@ static result prefetch(deviceptr address, uint64_t nbytes, int device) {
     struct range *range = managed_at(address, nbytes);
     if (!range) return INVALID_VALUE;
     if (device >= 0 && device_gpu(device) < 0) return INVALID_DEVICE;
-    return move(range, address, nbytes, device);
+    result failed = move(stretch_of(range, address, nbytes), device);
+    if (!failed) ((struct pages *)range->owner)->last_location = device;
+    return failed;
+}
+
+void managed_touch(deviceptr address, uint64_t nbytes, int device) {
+    struct range *range = managed_at(address, nbytes);
+    /* Without room the pages stay with the host, which a real device would reach over its bus. */
+    if (range) (void)move(stretch_of(range, address, nbytes), device);
 }
 
 /* The device number -1 means the host in the first form, a location in the second. */

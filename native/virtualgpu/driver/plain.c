@@ -4,11 +4,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define UNIT 512         /* alignment of device allocations */
-#define LARGE (PAGE / 2) /* from here on an allocation has pages of its own */
+#define UNIT 512                 /* alignment of device allocations */
+#define LARGEST_SMALL (PAGE / 2) /* above this an allocation has pages of its own */
 
 static bool is_small(uint64_t nbytes) {
-    return round_up(nbytes, UNIT) < LARGE;
+    return round_up(nbytes, UNIT) <= LARGEST_SMALL;
 }
 
 static result slab_create(struct context *context, uint64_t nbytes, struct slab **created) {

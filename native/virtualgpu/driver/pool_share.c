@@ -73,7 +73,7 @@ static result open_chunk(struct pool *pool, const struct exported_pointer *point
                                 .data_offset = pointer->data_offset};
     struct block *block;
     memcpy(from.data_file, pointer->data_file, sizeof pointer->data_file - 1);
-    result failed = block_import(&from, pool->device, true, -1, &block);
+    result failed = block_import(&from, pool->device, &block);
     if (!failed) failed = block_map(block);
     return failed ? failed : chunk_adopt(pool, block, opened);
 }
@@ -85,7 +85,7 @@ API result cuMemPoolImportPointer(deviceptr *address, struct pool *pool, const s
     if (!address || !data || !handle_is(pool, HANDLE_POOL) || !pool->imported) return INVALID_VALUE;
     memcpy(&pointer, data, sizeof pointer);
     if (memcmp(pointer.magic, POINTER_MAGIC, sizeof pointer.magic) != 0) return INVALID_VALUE;
-    if (device_gpu(pool->device) != (int)pointer.gpu || !client_of(pool->device)) return INVALID_VALUE;
+    if (device_gpu(pool->device) != (int)pointer.gpu) return INVALID_VALUE;
     struct chunk *chunk = chunk_of_object(pool, pointer.object);
     result failed = chunk ? OK : open_chunk(pool, &pointer, &chunk);
     return failed ? failed : chunk_cut(chunk, pointer.begin, pointer.nbytes, address);

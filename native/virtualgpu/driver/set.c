@@ -29,7 +29,10 @@ static result check(const struct fill *fill) {
     if (failed || !fill->width || !fill->height) return failed;
     size_t row = fill->width * fill->element;
     if (fill->begin % fill->element || (fill->height > 1 && fill->pitch < row)) return INVALID_VALUE;
-    return range_covers(fill->begin, (fill->height - 1) * fill->pitch + row) ? OK : INVALID_VALUE;
+    uint64_t nbytes = (fill->height - 1) * fill->pitch + row;
+    if (!range_covers(fill->begin, nbytes)) return INVALID_VALUE;
+    managed_touch(fill->begin, nbytes, context->device);
+    return OK;
 }
 
 static result fill_now(struct fill fill) {

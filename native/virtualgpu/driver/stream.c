@@ -23,11 +23,16 @@ static pthread_mutex_t queues = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t progress = PTHREAD_COND_INITIALIZER;
 
 struct stream *stream_create(struct context *context, unsigned flags, int priority) {
+    /* A handle used again: whoever still waits for its former stream must see the change whole. */
+    pthread_mutex_lock(&queues);
     struct stream *stream = handle_take(HANDLE_STREAM, sizeof *stream, context);
-    if (!stream) return NULL;
-    stream->flags = flags;
-    stream->priority = priority;
-    stream->id = next_id();
+    if (stream) {
+        stream->flags = flags;
+        stream->priority = priority;
+        stream->id = next_id();
+    }
+    pthread_cond_broadcast(&progress);
+    pthread_mutex_unlock(&queues);
     return stream;
 }
 

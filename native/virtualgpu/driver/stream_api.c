@@ -94,7 +94,8 @@ API result cuStreamGetCtx_v2(void *handle, struct context **context, void **gree
     return cuStreamGetCtx(handle, context);
 }
 
-API result cuStreamGetCaptureInfo_v2(void *handle, int *status, uint64_t *id, void **graph, void *nodes, size_t *count) {
+API result cuStreamGetCaptureInfo_v2(void *handle, int *status, uint64_t *id, void **graph, void *nodes,
+                                     size_t *count) {
     (void)id;
     (void)nodes;
     if (graph) *graph = NULL;

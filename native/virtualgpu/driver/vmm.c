@@ -138,8 +138,9 @@ API result cuMemGetAllocationPropertiesFromHandle(struct allocation_prop *prop, 
 /* ---- together ---- */
 
 static result check_place(deviceptr address, uint64_t nbytes, uint64_t offset, const struct allocation *allocation) {
-    if (!allocation || !whole_pages(nbytes) || address % PAGE || offset) return INVALID_VALUE;
-    if (nbytes > allocation->block->nbytes) return INVALID_VALUE;
+    if (!allocation || address % PAGE || offset) return INVALID_VALUE;
+    /* Nor does the real driver map a part, whole pages or not. */
+    if (nbytes != allocation->block->nbytes) return NOT_SUPPORTED;
     if (!reservation_around(address, nbytes)) return INVALID_VALUE;
     return range_overlaps(address, nbytes) ? INVALID_VALUE : OK;
 }

@@ -1,9 +1,5 @@
 /* Exported allocations: a descriptor that keeps memory alive wherever it travels. */
-#define _GNU_SOURCE
 #include "driver.h"
-
-#include <fcntl.h>
-#include <unistd.h>
 
 API result cuMemExportToShareableHandle(void *shareable, uint64_t handle, int type, unsigned long long flags) {
     GATE();
@@ -26,20 +22,14 @@ static int device_of_gpu(uint32_t gpu) {
     return -1;
 }
 
-/* Importing takes a second reference to the descriptor's own file: no list charges it,
- * and closing the passed descriptor afterwards does no harm. */
-static result import(int fd, const struct store_export *header, uint64_t *handle) {
+/* The importer keeps the memory by itself: closing the passed descriptor does no harm. */
+static result import(const struct store_export *header, uint64_t *handle) {
     struct allocation_prop prop = {.type = ALLOCATION_PINNED, .handle_types = HANDLE_POSIX_FD,
                                    .location = {LOCATION_DEVICE, device_of_gpu(header->gpu)}};
     struct block *block;
     if (prop.location.id < 0) return INVALID_DEVICE;
-    int keep_fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-    if (keep_fd < 0) return OPERATING_SYSTEM;
-    result failed = block_import(header, prop.location.id, false, keep_fd, &block);
-    if (failed) {
-        close(keep_fd);
-        return failed;
-    }
+    result failed = block_import(header, prop.location.id, &block);
+    if (failed) return failed;
     *handle = (uint64_t)allocation_adopt(block, &prop);
     return *handle ? OK : OUT_OF_MEMORY;
 }
@@ -51,6 +41,7 @@ API result cuMemImportFromShareableHandle(uint64_t *handle, void *shareable, int
     int fd = (int)(intptr_t)shareable;
     if (!handle) return INVALID_VALUE;
     if (type != HANDLE_POSIX_FD) return NOT_SUPPORTED;
-    if (store_export_read(fd, &header) != 0 || header.dmabuf || !header.object) return INVALID_VALUE;
-    return import(fd, &header, handle);
+    /* So answers an H200 to /dev/null, to a closed number and to an ordinary nvidiactl. */
+    if (store_export_read(fd, &header) != 0 || header.dmabuf || !header.object) return UNKNOWN;
+    return import(&header, handle);
 }

@@ -7,23 +7,45 @@
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static unsigned users;
 static struct nvml_device devices[STORE_MAX_GPUS];
+static struct store_footprint control_files, gpu_files[STORE_MAX_GPUS];
 
 static int failure(struct store_fault fault) {
     return fault.kind == FAULT_ERROR || fault.kind == FAULT_HALFWAY ? fault.code : NVML_SUCCESS;
+}
+
+/* The first user opens, the last one closes: 3 descriptors of each GPU, none of them mapped. */
+static void disappear(void) {
+    for (int index = 0; index < store_config()->gpus; index++)
+        store_footprint_drop(&gpu_files[index]);
+    store_footprint_drop(&control_files);
+}
+
+static int appear(void) {
+    int error = store_footprint_add(&control_files, "nvidiactl", 1, 0);
+    if (!error)
+        error = store_footprint_add(&control_files, "nvidia-uvm", 2, 0);
+    for (int index = 0; index < store_config()->gpus && !error; index++)
+        error = store_footprint_add_gpu(&gpu_files[index], (unsigned)index, 3, 0);
+    if (error)
+        disappear();
+    return error ? NVML_UNKNOWN : NVML_SUCCESS;
+}
+
+static int add_user(void) {
+    pthread_mutex_lock(&lock);
+    int status = users ? NVML_SUCCESS : appear();
+    users += status == NVML_SUCCESS;
+    for (int index = 0; index < STORE_MAX_GPUS; index++)
+        devices[index].index = index;
+    pthread_mutex_unlock(&lock);
+    return status;
 }
 
 static int start(const char *function) {
     if (!store_config())
         return NVML_DRIVER_NOT_LOADED;
     int status = failure(store_fault(function, -1));
-    if (status != NVML_SUCCESS)
-        return status;
-    pthread_mutex_lock(&lock);
-    for (int index = 0; index < STORE_MAX_GPUS; index++)
-        devices[index].index = index;
-    users++;
-    pthread_mutex_unlock(&lock);
-    return NVML_SUCCESS;
+    return status == NVML_SUCCESS ? add_user() : status;
 }
 
 EXPORT int nvmlInit(void) {
@@ -48,6 +70,8 @@ EXPORT int nvmlShutdown(void) {
     pthread_mutex_lock(&lock);
     status = users ? NVML_SUCCESS : NVML_UNINITIALIZED;
     users -= users ? 1 : 0;
+    if (status == NVML_SUCCESS && users == 0)
+        disappear();
     pthread_mutex_unlock(&lock);
     return status;
 }

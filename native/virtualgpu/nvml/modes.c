@@ -12,7 +12,7 @@ enum { MOST_MIG_DEVICES = 7, ACCOUNTING_ROOM = 4000 };
 
 ANSWER(nvmlDeviceGetPersistenceMode, call.gpu->persistence)
 ANSWER(nvmlDeviceGetComputeMode, call.gpu->compute_mode)
-ANSWER(nvmlDeviceGetDisplayMode, 0)
+ANSWER(nvmlDeviceGetDisplayMode, 1) /* as an H200 says, without a display */
 ANSWER(nvmlDeviceGetDisplayActive, 0)
 ANSWER(nvmlDeviceGetVirtualizationMode, 0)
 ANSWER(nvmlDeviceGetPowerManagementMode, 1)

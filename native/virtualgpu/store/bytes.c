@@ -17,7 +17,7 @@ static int grow_to(int fd, uint64_t nbytes) {
 
 int store_bytes_take(struct store_holding *holding, uint64_t nbytes, uint64_t *offset) {
     if (!extents_take(&holding->offsets, nbytes, offset)) return -ENOSPC;
-    int error = grow_to(holding->lock_fd, *offset + nbytes);
+    int error = grow_to(holding->data_fd, *offset + nbytes);
     if (error) extents_give(&holding->offsets, *offset, nbytes);
     return error;
 }
@@ -28,12 +28,12 @@ void store_bytes_punch(int fd, uint64_t offset, uint64_t nbytes) {
 
 void store_bytes_return(struct store_holding *holding, uint64_t offset, uint64_t nbytes) {
     /* Where holes cannot be punched the range is never used again: plain memory must read zero. */
-    if (fallocate(holding->lock_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)nbytes) == 0)
+    if (fallocate(holding->data_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)nbytes) == 0)
         extents_give(&holding->offsets, offset, nbytes);
 }
 
 int store_data_open(const char *data_file) {
     uint32_t gpu, serial;
     if (dev_kind(data_file, &gpu, &serial) != DEV_CLIENT) return -EINVAL;
-    return dev_open(data_file, O_RDWR);
+    return memory_open(data_file, O_RDWR);
 }

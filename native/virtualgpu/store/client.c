@@ -1,4 +1,4 @@
-/* Client files: one per process and GPU, the open file that owns device memory. */
+/* Client files: one per process and GPU, the open file that owns device memory; and its data file. */
 #define _GNU_SOURCE
 #include "holding.h"
 #include "inside.h"
@@ -28,31 +28,40 @@ static void introduce(struct store_client *header, uint32_t gpu, uint32_t serial
     header->pid_namespace = process_pid_namespace();
 }
 
+/* By a description of its own, since mapping the locked one would keep the lock. */
+static struct store_client *map_named(const char *name) {
+    int fd = dev_open(name, O_RDWR);
+    if (fd < 0) return NULL;
+    struct store_client *header = map_header(fd);
+    close(fd);
+    return header;
+}
+
 static int open_and_map(struct store_holding *holding) {
     holding->lock_fd = dev_create_locked(holding->name);
     if (holding->lock_fd < 0) return holding->lock_fd;
-    if (ftruncate(holding->lock_fd, STORE_DATA_OFFSET) != 0) return -errno;
-    holding->map_fd = dev_open(holding->name, O_RDWR);
-    if (holding->map_fd < 0) return holding->map_fd;
-    holding->header = map_header(holding->map_fd);
-    return holding->header ? 0 : -errno;
+    if (ftruncate(holding->lock_fd, sizeof(struct store_client)) != 0) return -errno;
+    holding->data_fd = memory_open(holding->name, O_RDWR | O_CREAT | O_EXCL);
+    if (holding->data_fd < 0) return holding->data_fd;
+    holding->header = map_named(holding->name);
+    return holding->header ? 0 : -ENOMEM;
 }
 
 static void forget(struct store_holding *holding) {
     if (holding->header) munmap(holding->header, sizeof *holding->header);
-    if (holding->map_fd >= 0) close(holding->map_fd);
+    if (holding->data_fd >= 0) close(holding->data_fd);
     if (holding->lock_fd >= 0) close(holding->lock_fd);
     extents_clear(&holding->offsets);
-    *holding = (struct store_holding){.lock_fd = -1, .map_fd = -1};
+    *holding = (struct store_holding){.lock_fd = -1, .data_fd = -1};
 }
 
 int store_client_open(struct store_holding *holding, uint32_t gpu) {
     uint64_t serial = store_next_number();
     if (!serial) return -EROFS;
-    *holding = (struct store_holding){.lock_fd = -1, .map_fd = -1};
+    *holding = (struct store_holding){.lock_fd = -1, .data_fd = -1};
     snprintf(holding->name, sizeof holding->name, "nvidia%u.%u", gpu, (uint32_t)serial);
     int error = open_and_map(holding);
-    if (!error && !extents_give(&holding->offsets, STORE_DATA_OFFSET, FILE_END - STORE_DATA_OFFSET)) error = -ENOMEM;
+    if (!error && !extents_give(&holding->offsets, 0, FILE_END)) error = -ENOMEM;
     if (error)
         forget(holding);
     else
@@ -60,22 +69,10 @@ int store_client_open(struct store_holding *holding, uint32_t gpu) {
     return error;
 }
 
-void store_client_close(struct store_holding *holding) {
-    struct store_client *header = holding->header;
-    header->contexts = header->managed = header->shared_slots = 0;
-    header->context_bytes = header->overhead_bytes = header->private_bytes = header->bar1_bytes = 0;
-    memset(header->shared, 0, sizeof header->shared);
-    forget(holding);
-}
-
 struct store_client *store_client_map(uint32_t gpu, uint32_t serial) {
     char name[32];
     snprintf(name, sizeof name, "nvidia%u.%u", gpu, serial);
-    int fd = dev_open(name, O_RDWR);
-    if (fd < 0) return NULL;
-    struct store_client *client = map_header(fd);
-    close(fd);
-    return client;
+    return map_named(name);
 }
 
 void store_client_unmap(struct store_client *client) {

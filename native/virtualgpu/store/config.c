@@ -4,8 +4,8 @@
  * `driver_version` and `cuda_version` speak of the machine. Every other key speaks of all
  * GPUs, or of one when it is written "gpu1.key":
  *
- *   name uuid total_bytes reserved_bytes context_bytes context_overhead_bytes bar1_bytes
- *   bar1_base_bytes ecc_enabled persistence mig_enabled remap_pending remap_failure
+ *   name uuid total_bytes reserved_bytes init_bytes context_bytes context_overhead_bytes
+ *   bar1_bytes bar1_base_bytes ecc_enabled persistence mig_enabled remap_pending remap_failure
  *   compute_mode remapped_correctable remapped_uncorrectable retires_pages retired_pending
  *   retired_pages ecc_uncorrected utilization
  *
@@ -34,10 +34,12 @@ static void set_defaults(void) {
         config.gpu[index] = (struct store_gpu){
             .name = "NVIDIA H200 (virtual)",
             .total_bytes = 143771 * MIB,
-            .reserved_bytes = 615 * MIB + 128 * KIB,
+            .reserved_bytes = 615 * MIB + 64 * KIB,
+            .init_bytes = 3 * MIB + 256 * KIB,
             .context_bytes = 518 * MIB,
-            .context_overhead_bytes = 8 * MIB + 832 * KIB,
+            .context_overhead_bytes = 5 * MIB + 576 * KIB,
             .bar1_bytes = 262144 * MIB,
+            .bar1_base_bytes = 1 * MIB + 640 * KIB,
             .ecc_enabled = true,
             .persistence = true,
         };
@@ -62,6 +64,7 @@ static void set_gpu(struct store_gpu *gpu, const char *key, const char *value) {
     TEXT(uuid);
     NUMBER(total_bytes);
     NUMBER(reserved_bytes);
+    NUMBER(init_bytes);
     NUMBER(context_bytes);
     NUMBER(context_overhead_bytes);
     NUMBER(bar1_bytes);

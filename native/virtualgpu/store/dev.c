@@ -1,4 +1,4 @@
-/* Files in dev/: their names, how they are opened, and the lock that says they are alive. */
+/* Files in dev/ and memory/: their names, how they are opened, the lock that says they are alive. */
 #define _GNU_SOURCE
 #include "inside.h"
 
@@ -24,22 +24,46 @@ enum dev_kind dev_kind(const char *name, uint32_t *gpu, uint32_t *serial) {
     return DEV_OTHER;
 }
 
-int dev_path(char *path, size_t size, const char *name) {
+static int path_in(char *path, size_t size, const char *place, const char *name) {
     const char *folder = store_folder();
     if (!folder) return -ENODEV;
-    int written = snprintf(path, size, "%s/dev/%s", folder, name);
+    int written = snprintf(path, size, "%s/%s/%s", folder, place, name);
     return written > 0 && (size_t)written < size ? 0 : -ENAMETOOLONG;
 }
 
-int dev_open(const char *name, int flags) {
-    char path[PATH_MAX];
-    int error = dev_path(path, sizeof path, name);
-    if (error) return error;
+static int open_at(const char *path, int flags) {
     int fd = open(path, flags | O_CLOEXEC, 0666);
     if (fd < 0) return -errno;
     /* The folder's own mode is the gate: a umask must not shut out who may enter it. */
     if (flags & O_CREAT) (void)!fchmod(fd, 0666);
     return fd;
+}
+
+int dev_path(char *path, size_t size, const char *name) {
+    return path_in(path, size, "dev", name);
+}
+
+int dev_open(const char *name, int flags) {
+    char path[PATH_MAX];
+    int error = dev_path(path, sizeof path, name);
+    return error ? error : open_at(path, flags);
+}
+
+int memory_path(char *path, size_t size, const char *name) {
+    return path_in(path, size, "memory", name);
+}
+
+static void make_memory_folder(void) {
+    char path[PATH_MAX];
+    if (memory_path(path, sizeof path, "") == 0 && mkdir(path, 0777) == 0) (void)!chmod(path, 0777);
+}
+
+int memory_open(const char *name, int flags) {
+    char path[PATH_MAX];
+    int error = memory_path(path, sizeof path, name);
+    if (error) return error;
+    if (flags & O_CREAT) make_memory_folder();
+    return open_at(path, flags);
 }
 
 int dev_create_locked(const char *name) {

@@ -37,3 +37,8 @@ int store_export_read(int fd, struct store_export *header) {
     header->data_file[sizeof header->data_file - 1] = '\0';
     return 0;
 }
+
+uint32_t store_maker(const struct store_export *header) {
+    uint32_t gpu, serial;
+    return dev_kind(header->data_file, &gpu, &serial) == DEV_CLIENT ? serial : 0;
+}

@@ -12,18 +12,17 @@
 /* This process's presence on one GPU. */
 struct store_holding {
     int lock_fd; /* keeps the memory; never mapped, because a mapping would hold it too */
-    int map_fd;  /* another description of the same file, for mappings; carries no lock */
+    int data_fd; /* device bytes, a file of the same name in memory/; carries no lock */
     struct store_client *header;
-    char name[32]; /* in dev/ */
-    struct extents offsets; /* free byte ranges of the file */
+    char name[32];          /* in dev/ and in memory/ */
+    struct extents offsets; /* free byte ranges of the data file */
 };
 
 /* The next number of the folder, never given twice; 0 where the folder cannot be written. */
 uint64_t store_next_number(void);
 
+/* Lives until the last process that has its descriptor ends. */
 int store_client_open(struct store_holding *holding, uint32_t gpu);
-/* Gives everything back at once, even where a forked child still has the descriptors. */
-void store_client_close(struct store_holding *holding);
 
 /* Another process's header, mapped for reading and for its checkpoint state. */
 struct store_client *store_client_map(uint32_t gpu, uint32_t serial);
@@ -35,7 +34,7 @@ struct store_found {
 /* The client files of a process, named by its pid here: how many, or -errno. No admission needed. */
 int store_clients_of(uint32_t pid, struct store_found *found, int room);
 
-/* Device bytes are ranges of the client file: zero when taken, punched out when returned. */
+/* Device bytes are ranges of the data file: zero when taken, punched out when returned. */
 int store_bytes_take(struct store_holding *holding, uint64_t nbytes, uint64_t *offset);
 void store_bytes_return(struct store_holding *holding, uint64_t offset, uint64_t nbytes);
 /* Drops the contents of a range of any data file, without making it free. */
@@ -51,6 +50,8 @@ bool store_object_kept(uint64_t object);
 int store_export_create(const struct store_export *header, uint64_t file_nbytes);
 /* Reads what *fd* exports: 0, or -EINVAL where it is no descriptor of ours. No admission needed. */
 int store_export_read(int fd, struct store_export *header);
+/* The serial of the client in whose data file an object lies, or 0. */
+uint32_t store_maker(const struct store_export *header);
 /* A description of a data file, for mapping. No admission needed. */
 int store_data_open(const char *data_file);
 

@@ -14,6 +14,10 @@ enum dev_kind dev_kind(const char *name, uint32_t *gpu, uint32_t *serial);
 int dev_path(char *path, size_t size, const char *name);
 /* Opens dev/<name> close-on-exec; created files are open to whoever may enter the folder. */
 int dev_open(const char *name, int flags);
+/* The data file of a client, in memory/: device bytes must not look like a mapped device. */
+int memory_path(char *path, size_t size, const char *name);
+int memory_open(const char *name, int flags);
+
 /* Creates dev/<name>, which must not exist, and takes the lock that keeps it alive. */
 int dev_create_locked(const char *name);
 /* Whether anybody's open file description still holds the file's lock. */

@@ -8,9 +8,15 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#define FIELDS_TO_SKIP 18 /* from the parent's pid, field 4, up to the start time, field 22 */
+
+static uint64_t start_time_in(const char *field) {
+    for (int skipped = 0; skipped < FIELDS_TO_SKIP && field; skipped++) field = strchr(field + 1, ' ');
+    return field ? strtoull(field, NULL, 10) : 0;
+}
+
 static uint64_t started_at_of(const char *pid) {
     char path[64], line[1024];
-    unsigned long long ticks = 0;
     snprintf(path, sizeof path, "/proc/%.20s/stat", pid);
     FILE *file = fopen(path, "re");
     if (!file) return 0;
@@ -19,8 +25,7 @@ static uint64_t started_at_of(const char *pid) {
     line[length] = '\0';
     /* The command name may hold blanks and parentheses: count fields from its last one. */
     const char *rest = strrchr(line, ')');
-    if (rest) sscanf(rest + 1, " %*c" " %*s %*s %*s %*s %*s %*s %*s %*s %*s" " %*s %*s %*s %*s %*s %*s %*s %*s %*s" " %llu", &ticks);
-    return ticks;
+    return rest && strlen(rest) > 3 ? start_time_in(rest + 3) : 0;
 }
 
 static uint64_t namespace_of(const char *pid) {

@@ -18,7 +18,6 @@
 #define STORE_FOLDER_VARIABLE "VRAM_VIRTUAL_GPU"
 #define STORE_MAX_GPUS 64
 #define STORE_MAX_SHARED 4096
-#define STORE_DATA_OFFSET (1u << 20) /* device bytes of a client file begin here */
 
 /* ---- config: read once per process from <folder>/config, lines of "key = value" ---- */
 
@@ -27,8 +26,9 @@ struct store_gpu {
     char uuid[48]; /* "GPU-xxxxxxxx-xxxx-..." */
     uint64_t total_bytes;
     uint64_t reserved_bytes;         /* what v2 calls reserved and v1 counts as used */
-    uint64_t context_bytes;          /* charged to a process for its first context on the GPU */
-    uint64_t context_overhead_bytes; /* used by that context, charged to nobody */
+    uint64_t init_bytes;             /* used once any process initialised the driver; charged to nobody */
+    uint64_t context_bytes;          /* charged to a process for each of its contexts on the GPU */
+    uint64_t context_overhead_bytes; /* used by each context beside them, charged to nobody */
     uint64_t bar1_bytes;
     uint64_t bar1_base_bytes; /* of these, what is in use before any client comes */
     bool ecc_enabled, persistence, mig_enabled, remap_pending, remap_failure;
@@ -51,7 +51,7 @@ struct store_config {
 const struct store_config *store_config(void);
 const char *store_folder(void);
 
-/* ---- client files: dev/nvidia<gpu>.<serial>, one per process and GPU with a context ---- */
+/* ---- client files: dev/nvidia<gpu>.<serial>, one per GPU and process that called cuInit ---- */
 
 enum store_state { STORE_RUNNING = 0, STORE_LOCKED = 1, STORE_CHECKPOINTED = 2, STORE_FAILED = 3 };
 
@@ -60,10 +60,10 @@ struct store_shared {
     uint64_t object; /* unique in the folder, never reused; 0 marks an empty slot */
     uint64_t nbytes;
     uint32_t imported; /* 0: this client made it; 1: it mapped or opened somebody else's */
-    uint32_t charged;  /* an import that the driver charges once its maker is gone */
+    uint32_t maker;    /* serial of the client in whose data file the bytes lie */
 };
 
-/* The first page(s) of a client file, mapped shared by its owner and by whoever reads. */
+/* A client file, mapped shared by its owner and by whoever reads. */
 struct store_client {
     char magic[8]; /* "VRAMGPU1" */
     uint32_t gpu;
@@ -79,7 +79,8 @@ struct store_client {
     _Atomic uint64_t context_bytes;
     _Atomic uint64_t overhead_bytes;
     _Atomic uint64_t private_bytes; /* device bytes that only this client can keep alive */
-    _Atomic uint64_t bar1_bytes;
+    _Atomic uint64_t managed_bytes; /* managed memory that lies on the device: used, in no list */
+    _Atomic uint64_t bar1_bytes; /* of the window into device memory, beyond the memory it uses */
     _Atomic uint32_t shared_slots; /* one past the highest slot in use */
     struct store_shared shared[STORE_MAX_SHARED];
 };
@@ -95,7 +96,7 @@ struct store_export {
     uint64_t object;
     uint64_t nbytes;
     uint64_t data_offset; /* where the bytes lie in data_file */
-    char data_file[32];   /* name in dev/, e.g. "nvidia0.17"; importers map it */
+    char data_file[32];   /* name in memory/, that of its maker: "nvidia0.17"; importers map it */
 };
 
 /* ---- the walk: one consistent look at every live file ---- */
@@ -109,16 +110,40 @@ struct store_process {
 };
 
 struct store_usage {
-    uint64_t used_bytes; /* without reserved: contexts, overhead, private, every object once */
+    uint64_t used_bytes; /* without reserved: driver, contexts, overhead, private, every object once */
     uint64_t free_bytes; /* total - reserved - used */
     uint64_t bar1_used;
 };
 
 /* Fills usage[gpu] for every GPU and up to *count processes; *count becomes how many there
  * are. Checkpointed clients count nothing. Each shared object counts once: for its maker
- * while that lives and has not released it, else for its first charged importer, else for
- * nobody (an exported file alone keeps it: used, but in no list). Returns 0 or -errno. */
+ * while that lives and has not released it; else for nobody while a descriptor exports it
+ * (used, but in no list); else for its first importer. Returns 0 or -errno. */
 int store_walk(struct store_usage usage[STORE_MAX_GPUS], struct store_process *processes, int *count);
+
+/* What one GPU has left, without a look at the clients of the others. Returns 0 or -errno. */
+int store_free(uint32_t gpu, uint64_t *nbytes);
+
+/* ---- footprint: what /proc shows of a process that uses the driver ---- */
+
+enum { STORE_FOOTPRINT_MOST = 32 };
+
+/* Zero-initialised means: nothing. */
+struct store_footprint {
+    int fds[STORE_FOOTPRINT_MOST], fd_count;
+    void *mappings[STORE_FOOTPRINT_MOST];
+    int mapping_count;
+};
+
+/* Opens dev/<name> *fds* times, close-on-exec, and maps it *mappings* times; 0 or -errno. */
+int store_footprint_add(struct store_footprint *footprint, const char *name, int fds, int mappings);
+/* The same for the GPU's own file, dev/nvidia<gpu>. */
+int store_footprint_add_gpu(struct store_footprint *footprint, uint32_t gpu, int fds, int mappings);
+void store_footprint_drop(struct store_footprint *footprint);
+
+/* Puts zeroed memory at *address* that /proc shows as a mapping of dev/nvidia-uvm, as it shows
+ * managed memory; a forked child does not get it. 0 or -errno. */
+int store_map_managed(void *address, uint64_t nbytes);
 
 /* ---- admission: everything that changes who holds what happens inside ---- */
 

@@ -1,7 +1,7 @@
 /* The walk: every live file of dev/ read once, inside admission, and added up.
  *
- * Dead files are swept on the way, except data files that a live export still points to:
- * an importer that comes after the maker's death must find the bytes.
+ * Dead files are swept on the way, except clients whose bytes a live export or import still
+ * needs: an importer that comes after the maker's death must find them.
  */
 #define _GNU_SOURCE
 #include "holding.h"
@@ -17,8 +17,10 @@
 #include <unistd.h>
 
 #define NOBODY UINT32_MAX
+#define EVERY_GPU -1
 
-enum claim { CLAIM_MAKER, CLAIM_CHARGED_IMPORT, CLAIM_OTHER };
+/* Strongest first. A descriptor is charged to nobody, and so is the object while it is open. */
+enum claim { CLAIM_MAKER, CLAIM_DESCRIPTOR, CLAIM_IMPORT };
 
 /* Somebody keeps an object; the strongest claim on each object decides who is charged. */
 struct keeper {
@@ -36,8 +38,10 @@ struct picture {
     struct store_process *processes;
     struct keeper *keepers;
     struct dead *dead;
-    struct dead *pointed_at; /* data files of live exports */
+    struct dead *pointed_at; /* clients whose bytes a live export or import needs */
     size_t process_count, keeper_count, dead_count, pointed_count;
+    bool initialised[STORE_MAX_GPUS]; /* by any process */
+    int only; /* this GPU's clients, or EVERY_GPU */
     bool failed;
 };
 
@@ -77,23 +81,26 @@ static uint32_t add_process(struct picture *picture, const struct store_client *
     return (uint32_t)picture->process_count++;
 }
 
-static enum claim claim_of(const struct store_shared *slot) {
-    if (!slot->imported) return CLAIM_MAKER;
-    return slot->charged ? CLAIM_CHARGED_IMPORT : CLAIM_OTHER;
+static void add_slot(struct picture *picture, const struct store_client *client, uint32_t process,
+                     const struct store_shared *slot) {
+    char maker[32];
+    enum claim claim = slot->imported ? CLAIM_IMPORT : CLAIM_MAKER;
+    add_keeper(picture, (struct keeper){slot->object, slot->nbytes, claim, client->gpu, client->serial, process});
+    if (!slot->imported) return;
+    snprintf(maker, sizeof maker, "nvidia%u.%u", client->gpu, slot->maker);
+    add_name(&picture->pointed_at, &picture->pointed_count, maker, &picture->failed);
 }
 
 static void add_client(struct picture *picture, const struct store_client *client) {
     if (client->state == STORE_CHECKPOINTED) return;
     uint32_t process = add_process(picture, client);
     struct store_usage *usage = &picture->usage[client->gpu];
-    usage->used_bytes += client->context_bytes + client->overhead_bytes + client->private_bytes;
+    usage->used_bytes +=
+        client->context_bytes + client->overhead_bytes + client->private_bytes + client->managed_bytes;
     usage->bar1_used += client->bar1_bytes;
-    for (uint32_t i = 0; i < client->shared_slots; i++) {
-        const struct store_shared *slot = &client->shared[i];
-        if (slot->object)
-            add_keeper(picture, (struct keeper){slot->object, slot->nbytes, claim_of(slot), client->gpu,
-                                                client->serial, process});
-    }
+    picture->initialised[client->gpu] = true;
+    for (uint32_t i = 0; i < client->shared_slots; i++)
+        if (client->shared[i].object) add_slot(picture, client, process, &client->shared[i]);
 }
 
 static bool read_client(int fd, uint32_t gpu, struct store_client *client) {
@@ -117,7 +124,7 @@ static void read_live_client(struct picture *picture, int fd, uint32_t gpu) {
 static void read_live_export(struct picture *picture, int fd, uint32_t serial) {
     struct store_export header;
     if (store_export_read(fd, &header) != 0 || header.gpu >= STORE_MAX_GPUS) return;
-    add_keeper(picture, (struct keeper){header.object, header.nbytes, CLAIM_OTHER, header.gpu, serial, NOBODY});
+    add_keeper(picture, (struct keeper){header.object, header.nbytes, CLAIM_DESCRIPTOR, header.gpu, serial, NOBODY});
     add_name(&picture->pointed_at, &picture->pointed_count, header.data_file, &picture->failed);
 }
 
@@ -125,6 +132,7 @@ static void read_entry(struct picture *picture, int dev, const char *name) {
     uint32_t gpu = 0, serial = 0;
     enum dev_kind kind = dev_kind(name, &gpu, &serial);
     if (kind == DEV_OTHER) return;
+    if (kind == DEV_CLIENT && picture->only != EVERY_GPU && picture->only != (int)gpu) return;
     int fd = openat(dev, name, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return;
     if (!dev_locked(fd))
@@ -142,9 +150,16 @@ static bool is_pointed_at(const struct picture *picture, const char *name) {
     return false;
 }
 
+static void remove_dead(int dev, const char *name) {
+    char data[PATH_MAX];
+    uint32_t gpu, serial;
+    unlinkat(dev, name, 0);
+    if (dev_kind(name, &gpu, &serial) == DEV_CLIENT && memory_path(data, sizeof data, name) == 0) unlink(data);
+}
+
 static void sweep(const struct picture *picture, int dev) {
     for (size_t i = 0; i < picture->dead_count; i++)
-        if (!is_pointed_at(picture, picture->dead[i].name)) unlinkat(dev, picture->dead[i].name, 0);
+        if (!is_pointed_at(picture, picture->dead[i].name)) remove_dead(dev, picture->dead[i].name);
 }
 
 static int by_object_then_claim(const void *left, const void *right) {
@@ -161,18 +176,26 @@ static void charge_objects(struct picture *picture) {
         const struct keeper *keeper = &picture->keepers[i];
         if (i > 0 && keeper[-1].object == keeper->object) continue;
         picture->usage[keeper->gpu].used_bytes += keeper->nbytes;
-        if (keeper->claim != CLAIM_OTHER && keeper->process != NOBODY)
+        if (keeper->process != NOBODY)
             picture->processes[keeper->process].charged_bytes += keeper->nbytes;
     }
 }
 
-static void fill_free(struct store_usage *usage) {
+static uint64_t at_most(uint64_t nbytes, uint64_t most) {
+    return nbytes < most ? nbytes : most;
+}
+
+/* The first process on a GPU pays for all: with two, an H200 uses no more than with one. */
+static void complete(const struct picture *picture, struct store_usage *usage) {
     const struct store_config *config = store_config();
-    for (int gpu = 0; gpu < config->gpus; gpu++) {
-        uint64_t usable = config->gpu[gpu].total_bytes - config->gpu[gpu].reserved_bytes;
-        uint64_t used = usage[gpu].used_bytes;
-        usage[gpu].free_bytes = used < usable ? usable - used : 0;
-        usage[gpu].bar1_used += config->gpu[gpu].bar1_base_bytes;
+    for (int index = 0; index < config->gpus; index++) {
+        const struct store_gpu *gpu = &config->gpu[index];
+        uint64_t usable = gpu->total_bytes - gpu->reserved_bytes;
+        if (picture->initialised[index]) usage[index].used_bytes += gpu->init_bytes;
+        usage[index].free_bytes = usable - at_most(usage[index].used_bytes, usable);
+        /* All memory in use is seen through the window, as far as the window reaches. */
+        usage[index].bar1_used += gpu->bar1_base_bytes + usage[index].used_bytes;
+        usage[index].bar1_used = at_most(usage[index].bar1_used, gpu->bar1_bytes);
     }
 }
 
@@ -203,8 +226,16 @@ static void forget(struct picture *picture) {
     free(picture->pointed_at);
 }
 
+/* The order in which they came, as the real lists have it. */
+static int by_serial(const void *left, const void *right) {
+    const struct store_process *a = left, *b = right;
+    return a->serial < b->serial ? -1 : a->serial > b->serial;
+}
+
 static void hand_out(const struct picture *picture, struct store_process *processes, int *count) {
     size_t room = processes && count && *count > 0 ? (size_t)*count : 0;
+    if (picture->process_count)
+        qsort(picture->processes, picture->process_count, sizeof *picture->processes, by_serial);
     for (size_t i = 0; i < picture->process_count && i < room; i++) {
         processes[i] = picture->processes[i];
         processes[i].pid = process_visible_pid(processes[i].creator_pid, processes[i].pid_namespace,
@@ -213,22 +244,35 @@ static void hand_out(const struct picture *picture, struct store_process *proces
     if (count) *count = (int)picture->process_count;
 }
 
+static int walk(struct picture *picture) {
+    memset(picture->usage, 0, STORE_MAX_GPUS * sizeof *picture->usage);
+    int error = admitted_picture(picture);
+    if (error) return error;
+    charge_objects(picture);
+    complete(picture, picture->usage);
+    return 0;
+}
+
 int store_walk(struct store_usage usage[STORE_MAX_GPUS], struct store_process *processes, int *count) {
-    struct picture picture = {.usage = usage};
-    memset(usage, 0, STORE_MAX_GPUS * sizeof *usage);
-    int error = admitted_picture(&picture);
-    if (!error) {
-        charge_objects(&picture);
-        fill_free(usage);
-        hand_out(&picture, processes, count);
-    }
+    struct picture picture = {.usage = usage, .only = EVERY_GPU};
+    int error = walk(&picture);
+    if (!error) hand_out(&picture, processes, count);
+    forget(&picture);
+    return error;
+}
+
+int store_free(uint32_t gpu, uint64_t *nbytes) {
+    struct store_usage usage[STORE_MAX_GPUS];
+    struct picture picture = {.usage = usage, .only = (int)gpu};
+    int error = walk(&picture);
+    if (!error) *nbytes = usage[gpu].free_bytes;
     forget(&picture);
     return error;
 }
 
 bool store_object_kept(uint64_t object) {
     struct store_usage usage[STORE_MAX_GPUS] = {0};
-    struct picture picture = {.usage = usage};
+    struct picture picture = {.usage = usage, .only = EVERY_GPU};
     bool kept = admitted_picture(&picture) != 0; /* not knowing, keep */
     for (size_t i = 0; i < picture.keeper_count && !kept; i++) kept = picture.keepers[i].object == object;
     forget(&picture);

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import gc
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn, Protocol, cast
+from typing import TYPE_CHECKING, NoReturn, Protocol, cast
 
-from vram.cli.terminal import columns
+from vram.cli import early
 from vram.errors import ExitCode, UsageError, VramError
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
 
 COMMANDS = (
     *("why", "who", "check"),
@@ -20,6 +22,8 @@ COMMANDS = (
 
 # These only look: nothing is left to tidy up, so their process may end without ceremony.
 READ_ONLY = frozenset(("why", "who", "check", "explain"))
+# These have waited for all that they began, so the same holds.
+FINISHED = frozenset(("park", "unpark", "parked", "borrow"))
 
 EPILOG = "vram COMMAND --help tells more about one. No GPU here? `vram demo` needs none."
 
@@ -30,37 +34,21 @@ class Command(Protocol):
     NAME: str
     HELP: str
 
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
-    def run(self, args: argparse.Namespace) -> int: ...
+    def add_arguments(self, parser: ArgumentParser) -> None: ...
+    def run(self, args: Namespace) -> int: ...
 
 
 # What follows the first -- of these is a command to run, and none of our own words.
 RUNNERS = frozenset(("borrow",))
 
 
-class Formatter(argparse.RawDescriptionHelpFormatter):
-    """Help as wide as the terminal, measured without what argparse would import for it."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, width=min(columns(), 100) - 2)
-
-
-class Parser(argparse.ArgumentParser):
-    """An argument parser whose complaints are ours to print."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(formatter_class=Formatter, allow_abbrev=False, **options)
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(message, hint=f"see `{self.prog} --help`")
-
-
 def entry() -> NoReturn:
     """Run as a program: as :func:`main`, and gone as soon as the answer is out."""
-    quick = len(sys.argv) > 1 and sys.argv[1] in READ_ONLY
+    quick = len(sys.argv) > 1 and sys.argv[1] in READ_ONLY | FINISHED
     if quick:
         gc.disable()
         _hide_typing_extensions()
+    early.begin(sys.argv[1:])
     code = main()
     if quick:
         # Measured 4 ms less than a full shutdown of the interpreter; and a driver call that
@@ -96,12 +84,16 @@ def _dispatch(argv: list[str]) -> int:
         return _without_command(argv)
     if name not in COMMANDS:
         raise UsageError(f"there is no command {name!r}", hint=_suggestion(name))
+    from argparse import Namespace
+
+    from vram.cli.parser import Parser
+
     command = _load(name)
     parser = Parser(prog=f"vram {name}", description=_sentence(command.HELP))
     command.add_arguments(parser)
     words, rest = _split(argv[1:]) if name in RUNNERS else (argv[1:], [])
     try:
-        args = parser.parse_args(words, argparse.Namespace(command=rest))
+        args = parser.parse_args(words, Namespace(command=rest))
     except SystemExit:
         return ExitCode.OK
     return command.run(args)
@@ -115,6 +107,7 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
 
 def _without_command(argv: list[str]) -> int:
     import vram
+    from vram.cli.parser import Parser
 
     parser = Parser(prog="vram", usage="vram COMMAND [...]", epilog=EPILOG)
     parser.add_argument("--version", action="version", version=f"vram {vram.__version__}")

@@ -24,11 +24,12 @@ if TYPE_CHECKING:
 
 
 class MovedLine(Struct, frozen=True, kw_only=True):
-    """A process that was moved; ``driver_s`` was spent in the driver's calls alone."""
+    """A process that was moved, and how long that took; ``driver_s`` of it in the driver's calls."""
 
     pid: int
     nbytes: int
     shares: tuple[Share, ...]
+    took_s: float
     driver_s: float
 
 
@@ -64,7 +65,7 @@ class Moves:
         return self._refused[0].exit_code if self._refused else ExitCode.OK
 
     def admitted(
-        self, host: Host, parking: Parking, devices: Devices, pids: Sequence[int], *, despite_nccl: bool
+        self, host: Host, parking: Parking, devices: Devices, pids: Sequence[int], *, despite_signs: bool
     ) -> list[tuple[Target, tuple[Share, ...]]]:
         """Check every one of *pids* before the first is touched; one refusal stops them all."""
         found: list[tuple[Target, tuple[Share, ...]]] = []
@@ -72,7 +73,7 @@ class Moves:
             if parking.journal.find(pid):
                 raise CannotPark(f"pid {pid} is parked already", hint=f"`vram unpark {pid}` brings it back")
             taken = sum(share.nbytes for _, shares in found for share in shares)
-            found.append(admit(host, devices, pid, taken_before=taken, despite_nccl=despite_nccl))
+            found.append(admit(host, devices, pid, taken_before=taken, despite_signs=despite_signs))
         return found
 
     @contextmanager
@@ -98,6 +99,7 @@ class Moves:
                 pid=entry.target.process.pid,
                 nbytes=entry.nbytes,
                 shares=entry.shares,
+                took_s=round(moved.took_s, 6),
                 driver_s=round(moved.driver_s, 6),
             )
         )

@@ -7,6 +7,7 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from vram.cli import early
 from vram.errors import UsageError
 from vram.report.escape import inert
 from vram.units import size
@@ -21,9 +22,7 @@ def open_host(*, read_ahead: bool = True) -> LocalHost:
     """This machine, its driver being woken up from now on: that takes as long as all of our imports."""
     from vram.host.local import LocalHost
 
-    host = LocalHost(read_ahead=read_ahead)
-    host.checkpoint.start_ahead()
-    return host
+    return LocalHost(reader=early.reader() if read_ahead else None, keeper=early.keeper())
 
 
 def add_pids_argument(parser: ArgumentParser, *, optional: bool = False) -> None:

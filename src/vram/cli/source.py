@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
+from vram.cli import early
 from vram.errors import DriverMissing, ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -40,16 +41,16 @@ def add_deadline_argument(parser: ArgumentParser) -> None:
 
 
 def open_host(args: Namespace) -> LocalHost | None:
-    """Return this host, its driver being read from now on; None where a snapshot is judged.
+    """Return this host, being read from now on at the latest; None where a snapshot is judged.
 
     Whoever opens it first and imports the rest of what it needs after that saves the time
-    of those imports: the driver is read by a process of its own.
+    of those imports.
     """
     if getattr(args, "snapshot", None):
         return None
     from vram.host.local import LocalHost
 
-    return LocalHost(read_ahead=True)
+    return LocalHost(reader=early.take(), read_ahead_s=args.deadline)
 
 
 def take_survey(args: Namespace, host: LocalHost | None) -> Survey:

@@ -1,13 +1,17 @@
-"""What the driver's own error texts say, where it has no status of their own for it."""
+"""What the driver's errors say beyond their status, told by the number that probes put last."""
 
 from __future__ import annotations
 
 
 def ask_for_reset(message: str | None) -> bool:
-    """NVML: "GPU requires reset"."""
-    return "reset" in (message or "").lower()
+    """The GPU answers only after a reset."""
+    return _carries(message, 16)
 
 
 def tell_mismatch(message: str | None) -> bool:
-    """NVML: "Driver/library version mismatch"."""
-    return "version mismatch" in (message or "").lower()
+    """The kernel's module and the libraries have different versions."""
+    return _carries(message, 18)
+
+
+def _carries(message: str | None, error: int) -> bool:
+    return (message or "").endswith(f"(NVML error {error})")

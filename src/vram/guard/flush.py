@@ -64,7 +64,10 @@ def flush(
             return Flushed(refused=NESTED)
         _under_way[0] = True
         try:
-            return _flush(device, tracebacks, gc, outputs, budget_s)
+            # Even a question to the driver ends a graph that another thread captures, unless the
+            # asking thread has said that it is harmless (PyTorch 2.11 on an H200).
+            with driver.harmless_to_captures():
+                return _flush(device, tracebacks, gc, outputs, budget_s)
         finally:
             _under_way[0] = False
 
@@ -74,14 +77,15 @@ def _flush(device: int | None, tracebacks: bool, gc: bool, outputs: bool, budget
     notes: list[str] = []
     devices = awake_devices() if device is None else [device]
     frameworks = [each for kind in FRAMEWORKS for each in trim.guarded(notes, kind.name, kind.find)]
-    refused = _refusal(frameworks, notes)
+    refused = _refusal(frameworks)
     if refused:
         return Flushed(refused=refused)
     _synchronise(devices)
     before, lines = _read(devices), trim.measured(frameworks, notes)
     dropped = _drop(notes, tracebacks, outputs)
     collected = collector.collect() if gc else 0
-    trim.let_go(frameworks, notes)
+    for each in frameworks:
+        notes += trim.guarded(notes, each.name, each.release)
     after, lines_after = _read(devices), trim.measured(frameworks, notes)
     heap: list[object] = collector.get_objects()
     return Flushed(
@@ -97,10 +101,14 @@ def _flush(device: int | None, tracebacks: bool, gc: bool, outputs: bool, budget
     )
 
 
-def _refusal(frameworks: list[Any], notes: list[str]) -> str:
+def _refusal(frameworks: list[Any]) -> str:
+    """Why nothing may be touched. Who cannot tell whether it objects is taken to object."""
     if is_capturing():
         return CAPTURING
-    return next((why for each in frameworks for why in trim.guarded(notes, each.name, each.objections)), "")
+    objections: list[str] = []
+    for each in frameworks:
+        objections += trim.guarded(objections, each.name, each.objections)
+    return "; ".join(objections)
 
 
 def _synchronise(devices: list[int]) -> None:

@@ -84,6 +84,14 @@ def take(*, thorough: bool = False) -> Footprint:
     """Measure now. *thorough* also walks the heap for pools that are the program's own objects."""
     if not driver_is_loaded():
         return NOTHING
+    from vram.payloads.trim.driver import driver
+
+    # Even a question can spoil a CUDA graph that another thread captures (seen on an H200).
+    with driver.harmless_to_captures():
+        return _taken(thorough)
+
+
+def _taken(thorough: bool) -> Footprint:
     charged, device_wide = charges()
     if not charged:
         return NOTHING

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from typing import Any
 
 from vram.guard.footprint import OUTSIDE, Footprint, take
 from vram.model.leak import Gain, Leak
@@ -32,6 +33,9 @@ def leak_of(
     now = take()
     if not _gains(before, now, 0):
         return None, []
+    objections = _objections()
+    if objections:
+        return None, [f"{each}; what was gained could not be judged" for each in objections]
     gc.collect()
     now = take(thorough=True)
     if not _gains(before, now, 0):
@@ -103,11 +107,31 @@ def _slack(names: tuple[str, ...]) -> int:
 
 
 def let_caches_go() -> None:
-    """Empty every cache, so that what remains is what somebody really uses."""
+    """Empty every cache, so that what remains is what somebody really uses; not during a graph's capture."""
+    from vram.payloads import trim
+    from vram.payloads.trim.driver import driver
+
+    notes: list[str] = []
+    with driver.harmless_to_captures():
+        trim.let_go(_found(), notes, forget=False)
+
+
+def _objections() -> list[str]:
+    """Why nothing may be collected or let go of just now."""
+    from vram.payloads import trim
+    from vram.payloads.trim.driver import driver
+
+    told: list[str] = []
+    with driver.harmless_to_captures():
+        return [
+            *(word for each in _found() for word in trim.guarded(told, each.name, each.objections)),
+            *told,
+        ]
+
+
+def _found() -> list[Any]:
     from vram.payloads import trim
     from vram.payloads.trim.frameworks import FRAMEWORKS
 
-    notes: list[str] = []
     kinds = [kind for kind in FRAMEWORKS if kind.name not in _NOTHING_TO_WIN]
-    found = [each for kind in kinds for each in trim.guarded(notes, kind.name, kind.find)]
-    trim.let_go(found, notes)
+    return [each for kind in kinds for each in trim.guarded([], kind.name, kind.find)]

@@ -36,6 +36,7 @@ class Holding(Struct, frozen=True):
     files: tuple[DeviceFile, ...]
     dmabufs: tuple[Dmabuf, ...] = ()
     mappings: int | None = None
+    managed_bytes: int | None = None
 
 
 class FileScan(Struct, frozen=True):
@@ -97,6 +98,7 @@ class Proc(Protocol):
     """
 
     def facts(self, pid: int) -> tuple[ProcessRef, ProcessFacts] | None: ...
+    def started_at(self, pid: int) -> int | None: ...
     def image(self, pid: int) -> str | None: ...
 
 

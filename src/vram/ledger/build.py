@@ -5,8 +5,10 @@ from __future__ import annotations
 from msgspec import Struct
 
 from vram.ledger.charges import charged_entries
+from vram.ledger.managed import explains, managed_entries
+from vram.ledger.overhead import expected
 from vram.ledger.reconcile import fit, split
-from vram.ledger.remainder import CONTEXT_OVERHEAD, remainder_entries
+from vram.ledger.remainder import remainder_entries
 from vram.ledger.shares import Settled, settle
 from vram.ledger.sightings import GpuSighting, Sightings, collect
 from vram.model.gpu import MemoryFacts
@@ -32,11 +34,11 @@ def build_ledger(survey: Survey) -> Ledger:
     pages = {
         index: _open_page(seen, gpu, gpu.memory) for index, gpu in sorted(seen.gpus.items()) if gpu.memory
     }
-    # What contexts cost beyond their charge is no room for exported memory.
-    rooms = {
-        index: max(0, page.rest - len(page.gpu.charges) * CONTEXT_OVERHEAD) for index, page in pages.items()
-    }
-    shared = settle(seen, rooms)
+    # What CUDA costs beyond all charges is no room for exported memory.
+    rooms = {index: max(0, page.rest - expected(seen, page.gpu)) for index, page in pages.items()}
+    # Nor is there any where managed memory accounts for all of it: then makers are charged for theirs.
+    taken = [index for index, page in pages.items() if explains(seen, page.gpu, rooms[index])]
+    shared = settle(seen, rooms | dict.fromkeys(taken, 0))
     return Ledger(
         taken_at=survey.taken_at,
         host=survey.host,
@@ -61,11 +63,13 @@ def _open_page(seen: Sightings, gpu: GpuSighting, memory: MemoryFacts) -> _Page:
 def _close_page(seen: Sightings, page: _Page, shared: Settled) -> GpuLedger:
     exported = fit(shared.entries, page.rest)
     rest = page.rest - sum(entry.nbytes for entry in exported)
+    managed = managed_entries(seen, page.gpu, rest - expected(seen, page.gpu))
+    rest -= sum(entry.nbytes for entry in managed)
     free, reserved, _ = split(page.memory)
     frame = (
         [Entry(kind="reserved", nbytes=reserved, evidence=("the driver's own figure",))] if reserved else []
     )
-    held = (*page.charged, *exported, *remainder_entries(seen, page.gpu, rest))
+    held = (*page.charged, *exported, *managed, *remainder_entries(seen, page.gpu, rest))
     return GpuLedger(
         index=page.gpu.index,
         uuid=page.gpu.facts.uuid if page.gpu.facts else None,

@@ -5,38 +5,21 @@ from __future__ import annotations
 from typing import Literal
 
 from vram.ledger.holders import holder
+from vram.ledger.overhead import overhead_entry
 from vram.ledger.sightings import Charge, GpuSighting, Sightings
 from vram.model.ledger import Entry
-from vram.units import KIB, MIB, counted, size
-
-# A context uses more than its process is charged: 526.81 against 518 MiB (H200, driver 580.159).
-CONTEXT_OVERHEAD = 9024 * KIB
-# Drivers differ; up to this much for a context is still called overhead.
-_MOST_OVERHEAD = 16 * MIB
+from vram.units import counted, size
 
 
 def remainder_entries(seen: Sightings, gpu: GpuSighting, rest: int) -> list[Entry]:
     """Entries that sum to exactly *rest*, bytes in use that nothing so far accounts for."""
     unknown = [charge for charge in gpu.charges if charge.nbytes is None]
-    entries = [_overhead(len(gpu.charges), rest, bool(unknown))] if rest and gpu.charges else []
+    overhead = overhead_entry(seen, gpu, rest, whole=not unknown)
+    entries = [overhead] if overhead else []
     rest -= sum(entry.nbytes for entry in entries)
     if unknown:
         return entries + _without_figures(seen, unknown, rest)
     return entries + ([_unexplained(seen, rest)] if rest else [])
-
-
-def _overhead(contexts: int, rest: int, more_to_come: bool) -> Entry:
-    fits = rest <= contexts * _MOST_OVERHEAD and not more_to_come
-    nbytes = rest if fits else min(rest, contexts * CONTEXT_OVERHEAD)
-    return Entry(
-        kind="overhead",
-        nbytes=nbytes,
-        evidence=(
-            f"{counted(contexts, 'context')}; each uses about {size(CONTEXT_OVERHEAD)} more than its process"
-            " is charged (measured on an H200, driver 580.159)",
-        ),
-        confidence="likely",
-    )
 
 
 def _without_figures(seen: Sightings, unknown: list[Charge], rest: int) -> list[Entry]:
@@ -81,8 +64,6 @@ def _reason(seen: Sightings) -> tuple[Literal["namespace", "permission"] | None,
         return "namespace", "processes outside this PID namespace cannot be seen from here"
     if seen.unreadable.processes:
         users = ", ".join(seen.unreadable.users) or "other users"
-        return (
-            "permission",
-            f"the open files of {seen.unreadable.processes} processes of {users} may not be read",
-        )
+        whose = f"{counted(seen.unreadable.processes, 'process')} of {users}"
+        return "permission", f"the open files of {whose} may not be read"
     return None, "no readable process has a device file, an exported allocation or a dma-buf that explains it"

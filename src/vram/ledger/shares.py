@@ -79,7 +79,7 @@ def _statement(share: Share) -> str:
         return f"descriptor {share.fd} of pid {share.process.pid} is a dma-buf of {size(share.nbytes)}"
     return (
         f"descriptor {share.fd} of pid {share.process.pid} is an exported allocation:"
-        f" a copy of it could be imported and mapped up to {size(share.nbytes)}"
+        f" the driver imports a copy of it and maps {size(share.nbytes)}"
     )
 
 

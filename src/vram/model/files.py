@@ -29,6 +29,8 @@ class FilesFacts(Struct, frozen=True, omit_defaults=True, tag="files"):
 
     files: tuple[DeviceFile, ...]
     mappings: int | None = None
+    managed_bytes: int | None = None
+    """Managed memory that the process has, wherever it lies now."""
 
 
 class DmabufFacts(Struct, frozen=True, omit_defaults=True, tag="dmabuf"):

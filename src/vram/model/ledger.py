@@ -25,7 +25,7 @@ Kind = Literal[
     "unattributed",
 ]
 Confidence = Literal["fact", "likely", "unknown"]
-Medium = Literal["handle", "dmabuf"]
+Medium = Literal["handle", "dmabuf", "managed"]
 
 
 class Holder(Struct, frozen=True, kw_only=True):
@@ -54,8 +54,9 @@ class Entry(Struct, frozen=True, kw_only=True):
     pid that the driver's list names where that is not the holder. ``claimed`` is the
     driver's own figure where figures overlap and not all of it could be counted here.
     ``charged_state`` is the kernel's state of the charged pid while /proc still knows it
-    ("Z": a zombie). ``medium`` says what keeps an exported entry, ``hidden_by`` what keeps
-    us from naming the holder of a hidden one.
+    ("Z": a zombie). ``medium`` says what keeps an exported entry, or that bytes of a
+    process are managed memory; ``hidden_by`` what keeps us from naming the holder of a
+    hidden one.
     """
 
     kind: Kind

@@ -13,7 +13,6 @@ PARKED_SCHEMA = 1
 CheckpointState = Literal["running", "locked", "parked", "failed"]
 """The driver's own word on a process. "failed" is for good: its next CUDA call fails."""
 
-Phase = Literal["parking", "parked", "unparking"]
 Purpose = Literal["park", "borrow"]
 
 
@@ -28,8 +27,8 @@ class Share(Struct, frozen=True):
 class Parked(Struct, frozen=True, kw_only=True):
     """One line of the journal: we have begun to move this process, or have moved it.
 
-    Which of the two is the driver's to say; ``phase`` tells what was under way when it was
-    written. A process that was parked for a borrow is owed back as soon as that has ended.
+    Which of the two is the driver's to say. A process that was parked for a borrow is owed
+    back as soon as that has ended.
     """
 
     schema: int = PARKED_SCHEMA
@@ -40,7 +39,6 @@ class Parked(Struct, frozen=True, kw_only=True):
     since: str
     by_user: str
     by_pid: int
-    phase: Phase
     purpose: Purpose
 
     @property

@@ -60,7 +60,7 @@ class Trimmed(Struct, frozen=True, kw_only=True):
         return sum(line.returned_bytes or 0 for line in self.lines if line.memory == "device")
 
 
-class Receipt(Struct, frozen=True, kw_only=True):
+class TrimReceipt(Struct, frozen=True, kw_only=True):
     """One process trimmed: its own account, and the driver's word before and after."""
 
     target: Target

@@ -2,9 +2,11 @@
 
     exports.py PID:STARTED_AT:FD…      answers are lines of JSON on descriptor 3
 
-Runs in a process of its own, because it loads libcuda. It never makes a context, so it
-takes no GPU memory, and everything it imports is gone when it ends. An import tells no
-size; but a mapping that is larger than its allocation fails, so the size can be searched.
+Runs in a process of its own, because it loads libcuda. It never makes a context: all that
+it takes is 3.25 MiB of GPU memory while it lives, and what it imports is gone when it ends.
+An import tells no size, but the driver maps an imported allocation at its own size and at
+no other. A try takes 3.8 µs, so every size a GPU could hold is tried in a third of a second
+(measured on an H200, driver 580.159).
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ import errno
 import json
 import os
 import sys
-from collections.abc import Callable
 from ctypes import byref, c_char, c_int, c_size_t, c_uint64, c_ushort, c_void_p
 from itertools import pairwise
 
@@ -140,15 +141,15 @@ def examine(driver: Driver, copy: int) -> dict[str, object]:
 
 
 def measure(driver: Driver, handle: c_uint64, properties: Properties) -> int | None:
-    """The largest size that can be mapped is the allocation's own."""
+    """The one size at which *handle* can be mapped, None where the driver takes none."""
     unit = c_size_t()
     driver.check("cuMemGetAllocationGranularity", byref(unit), byref(properties), c_int(MINIMUM_GRANULARITY))
-    most = driver.total(properties.location.id) // unit.value
-    room, start = c_size_t(most * unit.value), c_uint64()
+    most = driver.total(properties.location.id) // unit.value * unit.value
+    room, start = c_size_t(most), c_uint64()
     driver.check("cuMemAddressReserve", byref(start), room, c_size_t(0), c_uint64(0), c_uint64(0))
     try:
-        units = largest(most, lambda count: maps(driver, start, count * unit.value, handle))
-        return units * unit.value if units else None
+        sizes = range(unit.value, most + 1, unit.value)
+        return next((nbytes for nbytes in sizes if maps(driver, start, nbytes, handle)), None)
     finally:
         driver.result("cuMemAddressFree", start, room)
 
@@ -159,18 +160,6 @@ def maps(driver: Driver, start: c_uint64, nbytes: int, handle: c_uint64) -> bool
         return False
     driver.check("cuMemUnmap", start, size)
     return True
-
-
-def largest(most: int, fits: Callable[[int], bool]) -> int:
-    """The largest number up to *most* that fits, 0 where none does; doubles, then halves."""
-    low, high = 0, 1
-    while high <= most and fits(high):
-        low, high = high, high * 2
-    high = min(high, most + 1)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
 
 
 def answer(**fields: object) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from contextlib import suppress
 
 import msgspec
@@ -28,11 +29,12 @@ def visit(process: PythonProcess, verb: Verb, deadline_s: float, *, tracebacks: 
     if found is None:
         raise NotReachable(f"pid {process.pid} runs no vram agent", hint="it would have to call vram.agent()")
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    until = time.monotonic() + deadline_s
     connection.settimeout(deadline_s)
     with connection:
         _connect(connection, process, *found)
         connection.sendall(msgspec.json.encode({"verb": verb, "tracebacks": tracebacks}) + b"\n")
-        return _answer(connection, process)
+        return _answer(connection, process, until)
 
 
 def _find(process: PythonProcess) -> tuple[str, str] | None:
@@ -67,10 +69,11 @@ def _connect(connection: socket.socket, process: PythonProcess, path: str, name:
         )
 
 
-def _answer(connection: socket.socket, process: PythonProcess) -> Trimmed:
+def _answer(connection: socket.socket, process: PythonProcess, until: float) -> Trimmed:
     heard = b""
     try:
         while not heard.endswith(b"\n"):
+            connection.settimeout(max(0.001, until - time.monotonic()))
             part = connection.recv(1 << 16)
             if not part:
                 raise NotReachable(f"the agent of pid {process.pid} hung up without an answer")

@@ -1,6 +1,6 @@
 """Through a debugger, only when asked for: it stops the target for a moment.
 
-gdb or cuda-gdb attaches, has the target's own Python promise to run a file (see
+gdb, lldb or cuda-gdb attaches, has the target's own Python promise to run a file (see
 :mod:`vram.reach.injection`), and leaves; the file runs after that, in the target's own time.
 A guardian process keeps the debugger, so that not even our death leaves the target stopped.
 """
@@ -15,15 +15,17 @@ import subprocess
 import time
 from typing import Any
 
-from vram.errors import DebuggerUnavailable, NotReachable, TimedOut
+from vram.errors import DebuggerUnavailable, NoSuchProcess, NotReachable, Refused, TimedOut
 from vram.host.local.child import interpreter
 from vram.model.trimming import Trimmed, Verb, Via
 from vram.reach.errand import Errand, request
+from vram.reach.injection import GONE
 from vram.reach.permission import ptrace_scope, why_not_traced
 from vram.reach.python_process import PythonProcess, shares_our_world, tracer
 
 NAME: Via = "debugger"
-PROGRAMS = ("gdb", "cuda-gdb")
+PROGRAMS = ("gdb", "lldb", "cuda-gdb")
+CHOICE = "VRAM_DEBUGGER"
 GRACE_S = 15.0
 
 # Runs in the target's __main__: it leaves no name behind there, and raises nothing.
@@ -47,11 +49,13 @@ def closed(process: PythonProcess) -> str | None:
 
 def program() -> str:
     """The debugger to use; cuda-gdb last, because it stops the GPU as well."""
-    for name in PROGRAMS:
+    chosen = os.environ.get(CHOICE)
+    for name in (chosen,) if chosen else PROGRAMS:
         if found := shutil.which(name) or _of_the_toolkit(name):
             return found
     raise DebuggerUnavailable(
-        "there is no debugger here (gdb or cuda-gdb)", hint="install one: apt-get install gdb"
+        f"there is no debugger here ({chosen or ', '.join(PROGRAMS)})",
+        hint="install one: apt-get install gdb",
     )
 
 
@@ -66,20 +70,20 @@ def visit(process: PythonProcess, verb: Verb, deadline_s: float, *, tracebacks: 
     with Errand(wanted, process) as errand:
         pidfd = os.pidfd_open(process.pid)
         try:
-            sent = _send_guardian(process, errand, until)
-            answer = errand.wait(until, pidfd)
+            _send_guardian(process, errand, until)
+            return errand.answer(until, pidfd)
         finally:
             os.close(pidfd)
-        return answer or _give_up(process, errand, sent)
 
 
-def _send_guardian(process: PythonProcess, errand: Errand, until: float) -> dict[str, Any]:
-    """Wait until the target has been visited and let go of; return what was said of it."""
+def _send_guardian(process: PythonProcess, errand: Errand, until: float) -> None:
+    """Wait until the target has been visited and let go of; raises why it was left alone."""
     orders = {
         "pid": process.pid,
         "started_at": process.target.process.started_at,
         "minor": process.minor,
         "code": _CODE.format(script=errand.script),
+        "folder": errand.folder,
         "debugger": program(),
         "until": until,
     }
@@ -89,31 +93,29 @@ def _send_guardian(process: PythonProcess, errand: Errand, until: float) -> dict
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
+        bufsize=0,  # a line that lies in a buffer would not be seen by poll
     )
     assert guardian.stdin is not None
     guardian.stdin.write(json.dumps(orders).encode() + b"\n")
     guardian.stdin.close()
-    return _heard(process, guardian, until)
+    _listen(process, guardian, until)
 
 
-def _heard(process: PythonProcess, guardian: subprocess.Popen[bytes], until: float) -> dict[str, Any]:
+def _listen(process: PythonProcess, guardian: subprocess.Popen[bytes], until: float) -> None:
     assert guardian.stdout is not None
     told: dict[str, Any] = {}
     with guardian.stdout as pipe:
-        while told.get("event") != "left" and _speaks(pipe.fileno(), until + GRACE_S):
-            line = pipe.readline()
-            if not line:
-                break
+        while told.get("event") != "left":
+            if not _speaks(pipe.fileno(), until + GRACE_S):
+                raise TimedOut(
+                    f"the debugger is still inside pid {process.pid}, in a call that must not be cut off",
+                    hint="it leaves by itself when the call returns",
+                )
+            line = pipe.readline() or b'{"event": "left", "message": "its guardian has ended"}'
             told = {**told, **json.loads(line)}
-    if told.get("event") != "left":
-        raise TimedOut(
-            f"the debugger is still inside pid {process.pid}, in a call that must not be cut off",
-            hint="it leaves by itself when the call returns",
-        )
     guardian.wait()
-    if "route" in told:
-        return told
-    raise _refusal(process, str(told.get("message", "the process has ended")))
+    if "route" not in told:
+        raise _refusal(process, str(told.get("message", "it gave no reason")))
 
 
 def _speaks(pipe: int, until: float) -> bool:
@@ -122,7 +124,9 @@ def _speaks(pipe: int, until: float) -> bool:
     return bool(poll.poll(max(0.0, until - time.monotonic()) * 1000))
 
 
-def _refusal(process: PythonProcess, message: str) -> Exception:
+def _refusal(process: PythonProcess, message: str) -> Refused:
+    if message == GONE:
+        return NoSuchProcess(f"process {process.pid} has ended meanwhile")
     if "not permitted" in message:
         return DebuggerUnavailable(f"no debugger may attach to pid {process.pid}", hint=why_not_traced())
     if "in time" in message:
@@ -131,12 +135,3 @@ def _refusal(process: PythonProcess, message: str) -> Exception:
             hint="--deadline gives it longer",
         )
     return NotReachable(f"the debugger left pid {process.pid} alone: {message}")
-
-
-def _give_up(process: PythonProcess, errand: Errand, sent: dict[str, Any]) -> Trimmed:
-    if errand.call_off():
-        raise TimedOut(
-            f"pid {process.pid} did not come to a safe point in time; nothing was done",
-            hint="its main thread is busy outside Python; give it longer with --deadline",
-        )
-    raise TimedOut(f"pid {process.pid} began to trim, and had not finished in time; it goes on by itself")

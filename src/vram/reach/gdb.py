@@ -8,6 +8,8 @@ import select
 import subprocess
 import time
 
+from vram.reach.injection import Complaint, Silence, without_python_settings
+
 # Everything that can be settled before the target is stopped, so that it is stopped briefly.
 SETTINGS = (
     "-gdb-set confirm off",
@@ -30,14 +32,6 @@ _VALUE = re.compile(r'value="(0x[0-9a-f]+|-?\d+)')
 _MESSAGE = re.compile(r'msg="((?:[^"\\]|\\.)*)"')
 
 
-class Complaint(Exception):
-    """The debugger answered with an error."""
-
-
-class Silence(Exception):
-    """The debugger did not answer in time, or is gone."""
-
-
 class Gdb:
     """One gdb process. Nothing of it touches the target before :meth:`attach`."""
 
@@ -51,6 +45,7 @@ class Gdb:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             cwd="/",
+            env=without_python_settings(),
         )
         for setting in SETTINGS:
             try:
@@ -76,20 +71,33 @@ class Gdb:
     def select(self, thread: int) -> None:
         self.ask(f"-thread-select {thread}")
 
-    def hold_others(self, held: bool) -> None:
-        """Whether the target's other threads stand still while one of them makes our calls."""
-        self.ask(f"-gdb-set scheduler-locking {'on' if held else 'off'}")
+    def hold_others(self, held: bool) -> bool:
+        """Let the target's other threads stand still while one of them makes our calls, or not.
+
+        False where that cannot be had: cuda-gdb always lets all of them run (seen with 13.0).
+        """
+        try:
+            self.ask(f"-gdb-set scheduler-locking {'on' if held else 'off'}")
+        except Complaint:
+            return False
+        return True
 
     def call(self, function: str, signature: str, *arguments: str) -> int:
         """Call a function of the target in its selected thread. Waits for it, however long.
 
         A debugger that is killed during a call leaves the thread to return into nowhere.
         """
-        cast = f"(({signature})&{function})({', '.join(arguments)})"
-        told = self.ask(f'-data-evaluate-expression "{cast}"', until=float("inf"))
+        cast = f"(({signature}){function})({', '.join(arguments)})"
+        return self._value(cast, until=float("inf"))
+
+    def address(self, function: str) -> int:
+        return self._value(f"(long)&{function}")
+
+    def _value(self, expression: str, until: float | None = None) -> int:
+        told = self.ask(f'-data-evaluate-expression "{expression}"', until)
         value = _VALUE.search(told)
         if value is None:
-            raise Complaint(f"{function} gave no value: {told}")
+            raise Complaint(f"{expression} gave no value: {told}")
         return int(value.group(1), 0)
 
     def write(self, address: int, contents: bytes) -> None:

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 import time
 from contextlib import suppress
 from typing import Any
 
-from vram.reach.gdb import Complaint, Gdb, Silence
-from vram.reach.injection import Injection, Unsafe, inject
+from vram.reach.gdb import Gdb
+from vram.reach.injection import GONE, Complaint, Debugger, Injection, Silence, Unsafe, inject
+from vram.reach.lldb import Lldb
 
 
 def main() -> None:
@@ -26,42 +28,53 @@ def main() -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    pidfd = held(orders["pid"], orders["started_at"])
+    if pidfd is None:
+        tell(event="left", message=GONE)
+    else:
+        visit(orders, pidfd)
+
+
+def held(pid: int, since: int) -> int | None:
+    """A pidfd of the process that was meant; None where it has ended."""
     try:
-        pidfd = os.pidfd_open(orders["pid"])
+        pidfd = os.pidfd_open(pid)
     except OSError:
-        tell(event="gone")
-        return
-    if started_at(orders["pid"]) != orders["started_at"]:
-        tell(event="gone")
-        return
-    visit(orders, pidfd)
+        return None
+    return pidfd if started_at(pid) == since else None
 
 
 def visit(orders: dict[str, Any], pidfd: int) -> None:
-    gdb = None
+    debugger: Debugger | None = None
     try:
-        gdb = Gdb(orders["debugger"], orders["until"])
-        stand(gdb, orders)
+        debugger = begin(orders["debugger"], orders["until"])
+        stand(debugger, orders)
     except Complaint as error:
         tell(event="complaint", message=str(error))
     except (Unsafe, Silence, OSError) as error:
         tell(event="unsafe", message=str(error))
     finally:
-        if gdb is not None:
-            gdb.end()
+        if debugger is not None:
+            debugger.end()
         let_run(orders["pid"], pidfd)
-        tell(event="left")
+        if not tell(event="left"):
+            # Nobody is left to call the visit off: without its files it does nothing.
+            shutil.rmtree(orders["folder"], ignore_errors=True)
 
 
-def stand(gdb: Gdb, orders: dict[str, Any]) -> None:
+def begin(program: str, until: float) -> Debugger:
+    return Lldb(program, until) if os.path.basename(program).startswith("lldb") else Gdb(program, until)
+
+
+def stand(debugger: Debugger, orders: dict[str, Any]) -> None:
     """Stop the target, inject, let go of it."""
     began = time.monotonic()
-    gdb.attach(orders["pid"])
+    debugger.attach(orders["pid"])
     try:
-        route = inject(gdb, Injection(orders["pid"], orders["minor"], orders["code"]))
+        route = inject(debugger, Injection(orders["pid"], orders["minor"], orders["code"]))
     finally:
         with suppress(Complaint, Silence):
-            gdb.detach()
+            debugger.detach()
     tell(event="sent", route=route, stopped_s=time.monotonic() - began)
 
 
@@ -88,9 +101,13 @@ def stat_fields(pid: int) -> list[str]:
         return ["X"] + ["0"] * 19
 
 
-def tell(**event: object) -> None:
-    with suppress(OSError):  # vram is gone; there is still something to clean up
+def tell(**event: object) -> bool:
+    """Whether vram is still there to hear it."""
+    try:
         os.write(1, json.dumps(event).encode() + b"\n")
+    except OSError:
+        return False
+    return True
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from typing import Literal, Protocol
 from msgspec import Struct
 
 Route = Literal["at-rest", "pending"]
+GONE = "the process has ended"
 
 PAGE_NBYTES = 4096
 READ_WRITE, PRIVATE_ANONYMOUS = 3, 0x22
@@ -32,15 +33,33 @@ _NOT_AT_REST = re.compile(r"cond|mutex|alloc|free|dl_|fork|lll_lock", re.IGNOREC
 _IN_PENDING_CALLS = re.compile(r"pending", re.IGNORECASE)
 
 
-class Debugger(Protocol):
-    """What a debugger must offer, once it has stopped the target."""
+class Complaint(Exception):
+    """The debugger answered with an error."""
 
+
+class Silence(Exception):
+    """The debugger did not answer in time, or is gone."""
+
+
+class Debugger(Protocol):
+    """What a debugger must offer. Every method may raise Complaint or Silence."""
+
+    def attach(self, pid: int) -> None: ...
+    def detach(self) -> None: ...
+    def end(self) -> None: ...
     def threads(self) -> dict[int, int]: ...
     def frames(self, thread: int, most: int) -> list[tuple[int, str]]: ...
     def select(self, thread: int) -> None: ...
-    def hold_others(self, held: bool) -> None: ...
+    def hold_others(self, held: bool) -> bool: ...
+    def address(self, function: str) -> int: ...
     def call(self, function: str, signature: str, *arguments: str) -> int: ...
     def write(self, address: int, contents: bytes) -> None: ...
+
+
+def without_python_settings() -> dict[str, str]:
+    """Our environment for a debugger: it has a Python of its own inside, and settings that are meant
+    for another one can end it as soon as it starts (seen with cuda-gdb 13.0)."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
 
 
 class Injection(Struct, frozen=True):
@@ -65,10 +84,12 @@ def inject(debugger: Debugger, injection: Injection) -> Route:
     frames = debugger.frames(main, FRAMES)
     if any(_IN_PENDING_CALLS.search(name) for _, name in frames):
         raise Unsafe("it is just making pending calls of its own")
-    debugger.hold_others(True)
+    # Where the others cannot be held, the main thread alone is asked: taking the lock then waits for
+    # whoever has it, and they run and let go of it. It must only not have it itself already.
+    asked = threads if debugger.hold_others(True) else {injection.pid: main}
     if not debugger.call("Py_IsInitialized", "int(*)(void)"):
         raise Unsafe("its Python is not started, or is ending")
-    resting = is_at_rest(frames, injection.pid) and _lock_is_free(debugger, threads, main, injection.minor)
+    resting = is_at_rest(frames, injection.pid) and _lock_is_free(debugger, asked, main, injection.minor)
     page = _page(debugger, injection.code)
     # From here on the others run: whoever holds a lock that a call needs can let go of it.
     debugger.hold_others(False)
@@ -99,14 +120,14 @@ def _now(debugger: Debugger, page: int) -> Route:
 
 def _soon(debugger: Debugger, page: int) -> Route:
     # The page stays: nobody can tell when it is read. 4 KiB for each visit to a busy process.
-    arguments = ("(void*)&PyRun_SimpleString", f"(void*){page:#x}")
+    arguments = (f"(void*){debugger.address('PyRun_SimpleString'):#x}", f"(void*){page:#x}")
     if debugger.call("Py_AddPendingCall", "int(*)(void*,void*)", *arguments):
         raise Unsafe("its list of pending calls is full: it has not come to a safe point for long")
     return "pending"
 
 
 def _lock_is_free(debugger: Debugger, threads: dict[int, int], main: int, minor: int | None) -> bool:
-    """Whether no thread holds the interpreter's lock. All stand still, so it stays so."""
+    """Whether none of *threads* holds the interpreter's lock."""
     name = "_PyThreadState_UncheckedGet" if minor is None or minor < 13 else "PyThreadState_GetUnchecked"
     # Before 3.12 every thread sees the same holder; since then each knows of itself alone.
     asked = [main] if minor is not None and minor < 12 else list(threads.values())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 
 from msgspec import Struct
 
@@ -13,6 +14,8 @@ from vram.model.plan import Target
 _INTERPRETER = re.compile(r"python(?:3(?:\.(\d+))?)?[td]?$")
 _LIBRARY = re.compile(rb"/libpython3\.(\d+)[td]*\.so")
 _STOPPED = {"T": "is stopped", "t": "is held by a debugger", "D": "hangs in the kernel"}
+# Everybody waits for a disk now and then: that passes.
+_PASSING_S = 0.5
 _NEEDED_SYMBOL = b"\0Py_AddPendingCall\0"
 
 
@@ -43,7 +46,7 @@ def examine(target: Target) -> PythonProcess:
     status = _status(pid)
     if os.geteuid() not in (target.uid, 0):
         raise NotPermitted(f"pid {pid} belongs to {target.user or target.uid}", hint="ask its owner")
-    _require_awake(pid, status)
+    _require_awake(pid)
     maps, executable = _read(pid, "maps"), target.executable or ""
     name = _INTERPRETER.search(os.path.basename(executable))
     library = _LIBRARY.search(maps)
@@ -76,8 +79,12 @@ def shares_our_world(pid: int) -> str | None:
     return None
 
 
-def _require_awake(pid: int, status: dict[str, str]) -> None:
-    state = status.get("State", "?")[:1]
+def _require_awake(pid: int) -> None:
+    until = time.monotonic() + _PASSING_S
+    state = _status(pid).get("State", "?")[:1]
+    while state == "D" and time.monotonic() < until:
+        time.sleep(_PASSING_S / 20)
+        state = _status(pid).get("State", "?")[:1]
     if state in _STOPPED:
         hint = f"let it run first: kill -CONT {pid}" if state == "T" else "try again when it is gone"
         raise NotReachable(f"pid {pid} {_STOPPED[state]} and cannot answer", hint=hint)

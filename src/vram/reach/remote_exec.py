@@ -11,7 +11,7 @@ import subprocess
 import time
 from typing import Any
 
-from vram.errors import NotReachable, TimedOut
+from vram.errors import NotReachable
 from vram.model.trimming import Trimmed, Verb, Via
 from vram.reach.errand import Errand, request
 from vram.reach.permission import why_not_traced
@@ -41,10 +41,10 @@ def visit(process: PythonProcess, verb: Verb, deadline_s: float, *, tracebacks: 
         pidfd = os.pidfd_open(process.pid)
         try:
             _attach(process, errand.script, deadline_s)
-            answer = errand.wait(until, pidfd)
+            errand.expect()
+            return errand.answer(until, pidfd)
         finally:
             os.close(pidfd)
-        return answer or _give_up(process, errand)
 
 
 def _attach(process: PythonProcess, script: str, deadline_s: float) -> None:
@@ -75,12 +75,3 @@ def _refusal(process: PythonProcess, complaint: str) -> NotReachable:
     if complaint.startswith("PermissionError"):
         return NotReachable(f"pid {process.pid} may not be attached to", hint=why_not_traced())
     return NotReachable(f"Python refused to attach to pid {process.pid}: {complaint or 'no reason given'}")
-
-
-def _give_up(process: PythonProcess, errand: Errand) -> Trimmed:
-    if errand.call_off():
-        raise TimedOut(
-            f"pid {process.pid} did not come to a safe point in time; nothing was done",
-            hint="its main thread is blocked or busy outside Python; give it longer with --deadline",
-        )
-    raise TimedOut(f"pid {process.pid} began to trim, and had not finished in time; it goes on by itself")

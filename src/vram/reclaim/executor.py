@@ -69,6 +69,7 @@ class _Run:
         self._first = self._last = used_bytes(host, plan.gpus)
         self._stop: str | None = None
         self._touched = False
+        self._kept_promises = 0
 
     def returned(self) -> int | None:
         if self._first is None or self._last is None:
@@ -85,8 +86,11 @@ class _Run:
         if self._stop is not None:
             return "refused", self._stop
         goal, returned = self._plan.goal_bytes, self.returned()
-        if goal is None or returned is None:
+        if goal is None:
             return None
+        if returned is None:
+            # A device that no longer tells: then what was promised and done must do.
+            returned = self._kept_promises
         if returned >= goal:
             return "not-needed", "the goal is met"
         known = [step.predicted_bytes for step in left if step.predicted_bytes is not None]
@@ -112,6 +116,8 @@ class _Run:
             audit.outcome(token, {"status": status, "message": f"{type(error).__name__}: {error}"})
             raise
         self._touched = self._touched or status in ("done", "failed", "unkillable")
+        if status == "done":
+            self._kept_promises += step.predicted_bytes or 0
         self._last = settled_bytes(self._host, self._plan.gpus, before, self._hoped(step, status))
         outcome = self._outcome(step, status, before, self._host.clock.monotonic() - began, message)
         self._write(token, outcome)
@@ -135,7 +141,15 @@ class _Run:
             return "unkillable", str(error)
         except VramError as error:
             return self._not_done(step, error)
-        return ("done", message) if rung.verify(self._host, step) else self._unverified(step, message)
+        return ("done", message) if self._is_as_promised(step) else self._unverified(message)
+
+    def _is_as_promised(self, step: Step) -> bool:
+        try:
+            return ladder.rung(step.kind).verify(self._host, step)
+        except NoSuchProcess:
+            return True  # it ended by itself since: there is nobody left to be wrong
+        except VramError:
+            return False
 
     def _not_done(self, step: Step, error: VramError) -> tuple[OutcomeStatus, str]:
         # A trim or a park that did not work leaves its target as it was, and the next one may do.
@@ -146,7 +160,7 @@ class _Run:
             self._stop = "not tried: an earlier step did not go as planned"
         return "refused" if isinstance(error, Refused) else "failed", str(error)
 
-    def _unverified(self, step: Step, message: str) -> tuple[OutcomeStatus, str]:
+    def _unverified(self, message: str) -> tuple[OutcomeStatus, str]:
         self._stop = "not tried: an earlier step did not go as planned"
         return "failed", f"{message}; but afterwards the target is not as promised"
 

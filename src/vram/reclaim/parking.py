@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 from msgspec.structs import replace
 
-from vram.errors import AuditUnavailable, CannotPark, NoSuchProcess, VramError
+from vram.errors import AuditUnavailable, CannotPark, NoSuchProcess, TimedOut, VramError
 from vram.host.ports import Host, Keeper, Watch
 from vram.model.parking import CheckpointAnswer, Parked, Purpose, Share
 from vram.model.plan import Target
@@ -37,9 +37,10 @@ Done = Literal["parked", "brought back", "unlocked", "running", "failed", "busy"
 
 
 class Moved(NamedTuple):
-    """A process that was moved; ``driver_s`` was spent in the driver's calls alone."""
+    """A process that was moved, and how long that took; ``driver_s`` of it in the driver's calls."""
 
     entry: Parked
+    took_s: float
     driver_s: float
 
 
@@ -89,6 +90,8 @@ class Parking:
         Raises what kept it on the GPU; the process runs on then, unless the message says more.
         """
         entry = self._entry(target, shares, purpose)
+        self._require_running(entry)
+        began = self._host.clock.monotonic()
         with identity.hold(self._host, target) as held:
             claim = self._claim(target.process.pid)
             with self._audited("park", entry, claim) as outcome:
@@ -97,7 +100,17 @@ class Parking:
                 if answer.status != "ok":
                     self._give_up(entry, claim, answer)
                     raise explain(answer, entry, "park")
-            return self._parked(entry, claim, answer)
+            self._parked(entry, claim)
+        return Moved(entry, self._host.clock.monotonic() - began, answer.took_s)
+
+    def _require_running(self, entry: Parked) -> None:
+        """Ask before touching anything: somebody else may have locked or parked the process."""
+        pid = entry.target.process.pid
+        answer = self.keeper.state(pid, PROMPT_S)
+        if answer.status == "timeout":
+            raise TimedOut(f"the driver does not answer about pid {pid}", hint="see `vram why`")
+        if answer.status != "ok" or answer.state != "running":
+            raise explain(answer, entry, "park")
 
     def _move_away(
         self,
@@ -110,7 +123,7 @@ class Parking:
         try:
             self.journal.write(entry)
             held.recheck()
-            answer = self.keeper.park(
+            return self.keeper.park(
                 held.grip,
                 claim,
                 _with_margin(entry.shares),
@@ -118,12 +131,9 @@ class Parking:
                 deadline_s=(deadline_s or patience_s(entry.nbytes)) + lock_timeout_s,
                 watch=self._watch,
             )
-            if answer.status == "ok":
-                self.journal.write(replace(entry, phase="parked"))
         except BaseException:  # above all Ctrl-C
             self._undo(entry, claim)
             raise
-        return answer
 
     def _give_up(self, entry: Parked, claim: Claim, answer: CheckpointAnswer) -> None:
         """Nothing was moved; where that is not certain, a new keeper looks after the process."""
@@ -140,14 +150,12 @@ class Parking:
         with suppress(VramError):
             self._put_right(replace(entry, purpose="borrow"), claim)
 
-    def _parked(self, entry: Parked, claim: Claim, answer: CheckpointAnswer) -> Moved:
-        entry = replace(entry, phase="parked")
+    def _parked(self, entry: Parked, claim: Claim) -> None:
         if entry.purpose == "borrow":
             self._loans[entry.target.process.pid] = (entry, claim)
         else:
             self.keeper.settle(entry.target.process.pid)
             claim.close()
-        return Moved(entry, answer.took_s)
 
     def unpark(
         self, entry: Parked, *, room_patience_s: float = 0.0, deadline_s: float | None = None
@@ -157,12 +165,13 @@ class Parking:
         A GPU that is full is waited for up to *room_patience_s*.
         """
         pid = entry.target.process.pid
+        began = self._host.clock.monotonic()
         _, claim = self._loans.pop(pid, (entry, None))
         with claim or self._claim(pid) as claim:
             answer = self._bring_back("unpark", entry, claim, room_patience_s, deadline_s)
         if answer.status != "ok":
             raise explain(answer, entry, "unpark")
-        return Moved(entry, answer.took_s)
+        return Moved(entry, self._host.clock.monotonic() - began, answer.took_s)
 
     def _bring_back(
         self,
@@ -208,8 +217,6 @@ class Parking:
             self.journal.remove(entry)
             return "running"
         if answer.state == "parked" and entry.purpose == "park":
-            if entry.phase != "parked":
-                self.journal.write(replace(entry, phase="parked"))
             return "parked"
         if answer.state in ("locked", "parked"):
             return self._return(entry, claim, "unlocked" if answer.state == "locked" else "brought back")
@@ -219,6 +226,12 @@ class Parking:
         answer = self._bring_back("recover", entry, claim)
         results: dict[str, Done] = {"ok": done, "short": "no room", "ended": "running"}
         return results.get(answer.status, "unknown")
+
+    def dismiss(self) -> None:
+        """Let a keeper go that was started ahead and is not needed: it would take GPU memory."""
+        assert not self._loans, "somebody has to bring them back"
+        self.keeper.hang_up(LEAVE_S)
+        self._keeper = None
 
     def close(self) -> None:
         """Hang up; the keeper returns what is on loan, and is waited for."""
@@ -276,7 +289,6 @@ class Parking:
             since=self._host.clock.now(),
             by_user=self._host.facts().user,
             by_pid=os.getpid(),
-            phase="parking",
             purpose=purpose,
         )
 

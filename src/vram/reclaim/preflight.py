@@ -1,6 +1,6 @@
 """What must hold before a process is parked: looked at first, judged here, nothing touched.
 
-Managed memory, and memory shared with other processes, cannot be seen from outside: there
+Memory shared with other processes, and small managed memory, cannot be seen from outside: there
 the driver itself refuses, and the process is unlocked. Room for coming back is checked by
 the keeper, right before the driver is asked.
 """
@@ -23,6 +23,7 @@ from vram.reclaim import identity
 from vram.units import GIB, MIB, size
 
 CHECKPOINT_SINCE, ON_ARM_SINCE = 570, 595
+_FILES_S = 5.0
 _STANDING_STILL = {
     "T": "is stopped",
     "t": "is stopped by a debugger",
@@ -89,7 +90,7 @@ def _listed(seen: Iterable[Observation], gpus: Mapping[int, GpuFacts]) -> dict[i
 
 
 def admit(
-    host: Host, devices: Devices, pid: int, *, taken_before: int = 0, despite_nccl: bool = False
+    host: Host, devices: Devices, pid: int, *, taken_before: int = 0, despite_signs: bool = False
 ) -> tuple[Target, tuple[Share, ...]]:
     """Say who has *pid* and what it would take along, or raise why it must not be parked."""
     target = identity.capture(host, pid)
@@ -97,9 +98,21 @@ def admit(
     if seen is None:
         raise NoSuchProcess(f"process {pid} has ended")
     shares = may_park(
-        devices, target, seen[1], host.vitals.read(pid), taken_before=taken_before, despite_nccl=despite_nccl
+        devices,
+        target,
+        seen[1],
+        host.vitals.read(pid),
+        managed_bytes=managed_bytes(host, pid),
+        taken_before=taken_before,
+        despite_signs=despite_signs,
     )
     return target, shares
+
+
+def managed_bytes(host: Host, pid: int) -> int | None:
+    """How much managed memory the process has mapped; None where that cannot be read."""
+    holdings = host.files.scan(_FILES_S, [pid]).holdings
+    return next((each.managed_bytes for each in holdings if each.process.pid == pid), None)
 
 
 def reserve(memory_total: int | None) -> int:
@@ -113,12 +126,14 @@ def may_park(
     facts: ProcessFacts,
     vitals: Vitals,
     *,
+    managed_bytes: int | None = None,
     taken_before: int = 0,
-    despite_nccl: bool = False,
+    despite_signs: bool = False,
 ) -> tuple[Share, ...]:
     """Return what the process has on each GPU, or raise the reason why it must stay there.
 
-    *taken_before* is host memory that will be taken before its turn comes.
+    *taken_before* is host memory that will be taken before its turn comes. *despite_signs* leaves
+    the last word to the driver where only signs speak against it.
     """
     pid = target.process.pid
     lines = devices.listed.get(pid, ())
@@ -129,14 +144,24 @@ def may_park(
     _driver_can(devices.driver_version)
     _gpus_can(devices, lines)
     _process_can(pid, facts, lines)
-    if vitals.nccl_peers and not despite_nccl:
+    if not despite_signs:
+        _signs_allow(pid, vitals, managed_bytes)
+    _host_has_room(pid, sum(share.nbytes for share in devices.shares(pid)), vitals, taken_before)
+    return devices.shares(pid)
+
+
+def _signs_allow(pid: int, vitals: Vitals, managed_bytes: int | None) -> None:
+    if vitals.nccl_peers:
         raise CannotPark(
             f"pid {pid} is one of several NCCL ranks ({vitals.nccl_peers}): "
             "while one of them stands still, anything done to the others can hang",
-            hint="pause the whole job by its own means; --force-nccl parks it all the same",
+            hint="pause the whole job by its own means; --anyway parks it all the same",
         )
-    _host_has_room(pid, sum(share.nbytes for share in devices.shares(pid)), vitals, taken_before)
-    return devices.shares(pid)
+    if managed_bytes:
+        raise CannotPark(
+            f"pid {pid} has {size(managed_bytes)} of managed memory, which the driver cannot park",
+            hint="ask it to save its work and end; --anyway leaves the answer to the driver",
+        )
 
 
 def _driver_can(version: str | None) -> None:

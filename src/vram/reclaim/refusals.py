@@ -40,6 +40,11 @@ def explain(answer: CheckpointAnswer, entry: Parked, verb: Verb) -> VramError:
             return DriverMissing(f"the driver cannot be asked: {answer.message}", hint="see `vram why`")
         case "died":
             return DeviceError(f"{answer.message}; pid {pid} was put right", hint="try again")
+    if answer.status == "ok":
+        return CannotPark(
+            f"pid {pid} is {answer.state} already, by something else than vram; it was not touched",
+            hint="`cuda-checkpoint --get-state` tells more",
+        )
     if answer.state == "failed":
         return DeviceError(
             f"{answer.call} answered CUDA error {answer.code} and left pid {pid} failed: "

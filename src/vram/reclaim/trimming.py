@@ -9,7 +9,7 @@ import msgspec
 from vram.errors import NotOnGpu, NotPermitted, Protected, VramError
 from vram.host.ports import Host
 from vram.model.plan import Target
-from vram.model.trimming import Receipt, Verb
+from vram.model.trimming import TrimReceipt, Verb
 from vram.reach.ways import Visit, choose, reach
 from vram.reclaim import audit
 from vram.reclaim.accounts import Account, accounts
@@ -45,7 +45,7 @@ def _order(target: Target, account: Account | None, via: str | None) -> Order:
     return Order(target, account.gpus, account.own_bytes, way.NAME)
 
 
-def trim(host: Host, order: Order, deadline_s: float, *, tracebacks: bool = False) -> Receipt:
+def trim(host: Host, order: Order, deadline_s: float, *, tracebacks: bool = False) -> TrimReceipt:
     """Trim one process; written down before and after, measured by the driver.
 
     Raises why it was not done; the process runs on in every case.
@@ -62,7 +62,7 @@ def trim(host: Host, order: Order, deadline_s: float, *, tracebacks: bool = Fals
     took_s = host.clock.monotonic() - began
     after = _charged(host, order, deadline_s)
     audit.outcome(token, {"status": "done", "charged_after": after, "took_s": round(took_s, 6)})
-    return Receipt(
+    return TrimReceipt(
         target=order.target,
         gpus=order.gpus,
         via=visit.via,

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from inspect import cleandoc
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,9 @@ def generate() -> dict[str, Any]:
     for definition in definitions.values():
         if "properties" in definition:
             definition["required"] = list(definition["properties"])
+        if "description" in definition:
+            # From Python 3.13 on docstrings come without their indent; the file must not change.
+            definition["description"] = cleandoc(definition["description"])
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "vram why --json",

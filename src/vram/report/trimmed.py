@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from vram.model.trimming import CacheLine, Receipt
+from vram.model.trimming import CacheLine, TrimReceipt
 from vram.report.look import Look
 from vram.report.paragraph import paragraph
 from vram.units import counted, size
@@ -27,11 +27,11 @@ class TrimReport(Struct, frozen=True, kw_only=True):
     """``--json``. ``charged_*`` are the driver's figures, everything in ``answer`` the process's own."""
 
     schema: Literal[1] = 1
-    trimmed: tuple[Receipt, ...]
+    trimmed: tuple[TrimReceipt, ...]
     refused: tuple[dict[str, Any], ...] = ()
 
 
-def trimmed(receipt: Receipt, look: Look) -> RenderableType:
+def trimmed(receipt: TrimReceipt, look: Look) -> RenderableType:
     """Return one process's account."""
     answer = receipt.answer
     head = f"pid {receipt.target.process.pid}" + (f" · {receipt.target.user}" if receipt.target.user else "")
@@ -74,7 +74,7 @@ def _size(nbytes: int | None) -> str:
     return "untold" if nbytes is None else size(nbytes)
 
 
-def _verdict(receipt: Receipt) -> Text:
+def _verdict(receipt: TrimReceipt) -> Text:
     how = f"{WAYS[receipt.via]}, in {receipt.took_s:.2f} s"
     if receipt.charged_after is None or receipt.returned_bytes is None:
         return Text(f"The driver could not be read again ({how}).")
@@ -86,7 +86,7 @@ def _verdict(receipt: Receipt) -> Text:
     return Text.assemble((told, "bold green" if gave else "bold"), f" {how}", figures)
 
 
-def _notes(receipt: Receipt) -> Iterator[str]:
+def _notes(receipt: TrimReceipt) -> Iterator[str]:
     answer = receipt.answer
     if answer.dropped:
         yield f"forgotten: {', '.join(answer.dropped)}"

@@ -10,13 +10,14 @@ from vram.errors import UsageError
 from vram.units import MIB, size
 
 MOST_GPUS = 64
-RESERVED_BYTES = 615 * MIB + 128 * 1024
+RESERVED_BYTES = 615 * MIB + 64 * 1024
 # NVML's older calls bring a buffer of 64 bytes for the name.
 LONGEST_NAME = 63
 
 SIZES = (
     "total_bytes",
     "reserved_bytes",
+    "init_bytes",
     "context_bytes",
     "context_overhead_bytes",
     "bar1_bytes",

@@ -1,4 +1,4 @@
-"""Raw figures that a virtual GPU must mimic: measured and kept, not judged."""
+"""Figures: measured and kept on every GPU; on an H200, real or virtual, held to what was measured there."""
 
 from __future__ import annotations
 
@@ -12,28 +12,62 @@ from contextlib import contextmanager
 
 import theatre
 from score import GIB, MIB, Score, Skipped, Table, mib
+from theatre import Look
+
+from rows import h200
 
 TABLE = Table("Raw figures")
+MEASURED = "as measured on an H200"
 
 
-def footprint(pid: int) -> dict[str, object]:
-    return {"descriptors": dict(theatre.device_files(pid)), "mappings": theatre.device_mappings(pid)}
+def footprint(score: Score, stage: str, pid: int, wanted: dict[str, object]) -> None:
+    """Keep the device files that /proc shows of a process; an H200 has shown the *wanted* ones."""
+    # The files under nvidia-caps depend on how the driver was set up on the machine.
+    files = {name: n for name, n in theatre.device_files(pid).items() if not name.startswith("nvidia-caps")}
+    shown = {"descriptors": files, "mappings": theatre.device_mappings(pid)}
+    score.measured[f"{stage}: files"] = shown
+    if score.is_h200:
+        score.expect(f"{stage}: files as on an H200", shown == wanted)
 
 
-@TABLE.row("files and cost of a context, of a second one, and of giving them back", "measured")
+def cost(score: Score, stage: str, pid: int, contexts: int) -> Look:
+    """Look, and expect what so many contexts of one process cost on an H200."""
+    seen = score.look(stage)
+    if score.is_h200:
+        used = h200.INIT_USED + contexts * h200.CONTEXT_USED
+        score.expect_near(f"{stage}: used", score.grown(seen), used, within=h200.CLOSE)
+        score.expect(f"{stage}: listed", seen.listed.get(pid, 0) == contexts * h200.CONTEXT_LISTED)
+        score.expect(f"{stage}: in the list", (pid in seen.listed) == (contexts > 0))
+    return seen
+
+
+@TABLE.row("files of a process that only watches", MEASURED)
+def monitor(score: Score) -> None:
+    footprint(score, "NVML", score.theatre.observer_pid, h200.MONITOR)
+
+
+@TABLE.row("files and cost of a context, of a second one, and of giving them back", MEASURED)
 def contexts(score: Score) -> None:
+    stages = {
+        "init": (0, h200.INIT),
+        "context": (1, h200.ONE_CONTEXT),
+        "second": (2, h200.TWO_CONTEXTS),
+        "one again": (1, h200.ONE_CONTEXT),
+        "none": (0, h200.INIT),
+    }
     with score.theatre.scene("context_only") as actor:
         pid = actor.pids["self"]
-        for stage in ("init", "context", "second", "one again", "none"):
+        for stage, (count, files) in stages.items():
             if stage != "init":
                 actor.go()
-            score.look(stage)
-            score.measured[f"{stage}: files"] = footprint(pid)
-            if stage == "context":
-                score.measured["close-on-exec"] = dict(theatre.close_on_exec(pid))
+            cost(score, stage, pid, count)
+            footprint(score, stage, pid, files)
+            closing = theatre.close_on_exec(pid)
+            score.measured[f"{stage}: close-on-exec"] = dict(closing)
+            score.expect(f"{stage}: exec closes every device file", set(closing) == {"closed"})
 
 
-@TABLE.row("what cuMemGetInfo tells beside NVML", "measured")
+@TABLE.row("what cuMemGetInfo tells beside NVML", "total = NVML's less reserved; the same free bytes")
 def memory_info(score: Score) -> None:
     with score.theatre.scene("context_only") as actor:
         actor.go()
@@ -47,46 +81,81 @@ def memory_info(score: Score) -> None:
             "v1 used": seen.v1_used,
             "v2 reserved": seen.reserved,
         }
+        score.expect(
+            "the driver's total is NVML's less reserved", actor["total"] == seen.total - seen.reserved
+        )
+        score.expect("both tell the same free bytes", actor["free"] == seen.free)
+        if score.is_h200:
+            told = (seen.total, seen.reserved)
+            score.expect("total and reserved as on an H200", told == (h200.TOTAL, h200.RESERVED))
 
 
-@TABLE.row("what small allocations take", "measured")
+@TABLE.row("what small allocations take", "2 MiB at a time; up to 1 MiB share them")
 def granularity(score: Score) -> None:
     with score.theatre.scene("granularity") as actor:
         score.measured["vmm granularity"] = actor["vmm_granularity"]
         pid, seen = actor.pids["self"], score.theatre.look()
-        for nbytes in (1, 1, MIB, MIB, 2 * MIB, 3 * MIB, 3 * MIB, 64 * MIB + 1):
+        for nbytes, wanted in h200.TAKEN:
             actor.go(str(nbytes))
             after = score.theatre.look()
             used, listed = after.used - seen.used, after.listed.get(pid, 0) - seen.listed.get(pid, 0)
             taken = {"nbytes": nbytes, "driver": actor["taken"], "used": used, "listed": listed}
             score.measured.setdefault("taken", []).append(taken)
             seen = after
+            if score.is_h200:
+                score.expect(f"{nbytes} bytes take {wanted}", {actor["taken"], used, listed} == {wanted})
 
 
-@TABLE.row("what managed memory takes before a kernel touches it", "measured")
+@TABLE.row("what managed memory takes", "nothing until the device touches it; then it stays until freed")
 def managed(score: Score) -> None:
-    with score.theatre.scene("managed", 64 * MIB) as actor:
-        score.look("allocated")
-        score.look(actor.go()["stage"])
+    nbytes = 256 * MIB  # of less than 128 MiB the real driver keeps some when it is freed
+    with score.theatre.scene("managed", nbytes) as actor:
+        base = score.look("allocated")
+        wanted = {"touched by the device": nbytes, "touched by the host": nbytes, "freed": 0}
+        if score.is_h200:
+            used = h200.INIT_USED + h200.CONTEXT_USED
+            score.expect_near("allocated: only the context", score.grown(base), used, within=h200.CLOSE)
+        for stage, taken in wanted.items():
+            seen = score.look(actor.go()["stage"])
+            score.expect("stages in order", actor["stage"] == stage)
+            score.expect_near(f"{stage}: used", seen.used - base.used, taken)
+            score.expect(f"{stage}: in no list", seen.listed == base.listed)
 
 
-@TABLE.row("what an importer of an exported allocation is charged", "measured")
+@TABLE.row(
+    "what an importer of an exported allocation is charged",
+    "nothing while the exporter lives; then the allocation",
+)
 def vmm_import(score: Score) -> None:
     with score.theatre.scene("vmm_import", GIB) as actor:
-        score.look("exported")
-        for _ in range(4):
-            score.look(actor.go()["stage"])
-            if actor["stage"] in ("imported", "mapped"):
-                score.measured[f"{actor['stage']}: codes"] = {
-                    name: actor[name] for name in ("import", "map", "access") if name in actor.line
-                }
+        exporter, importer = actor.pids["exporter"], actor.pids["importer"]
+        wanted = {
+            "exported": (GIB, 0),
+            "imported": (GIB, 0),
+            "mapped": (GIB, 0),
+            "exporter killed": (None, GIB),
+        }
+        base = score.theatre.look().listed.get(importer, 0)
+        for stage, held in (wanted | {"released": (None, 0)}).items():
+            seen = score.look(stage if stage == "exported" else actor.go()["stage"])
+            if stage in ("imported", "mapped"):
+                codes = {name: actor[name] for name in ("import", "map", "access") if name in actor.line}
+                score.measured[f"{stage}: codes"] = codes
+                score.expect(f"{stage}: no call fails", not any(codes.values()))
+            charged = seen.listed.get(exporter, base) - base, seen.listed.get(importer, 0) - base
+            score.expect(f"{stage}: charged", charged == (held[0] or 0, held[1]))
+            score.expect(
+                f"{stage}: the exporter is listed while it lives", (exporter in seen.listed) == bool(held[0])
+            )
         score.measured["pids"] = actor.pids
 
 
-@TABLE.row("what the driver answers to misuse", "measured")
+@TABLE.row("what the driver answers to misuse", MEASURED)
 def error_codes(score: Score) -> None:
     with score.theatre.scene("error_codes") as actor:
         score.measured["codes"] = actor["codes"]
+        for misuse, answer in h200.CODES.items():
+            score.expect(f"{misuse}: {answer}", actor["codes"].get(misuse) == answer)
 
 
 @contextmanager
@@ -98,25 +167,37 @@ def kept_export(score: Score, nbytes: int) -> Iterator[tuple[int, int]]:
         yield actor.pids["keeper"], actor["descriptor"]
 
 
-@TABLE.row("a process without a context measures a keeper's exported allocation", "measured")
+@TABLE.row(
+    "a process without a context measures a keeper's exported allocation",
+    "exactly: it maps at its own size and no other; the measurer is charged nothing",
+)
 def measure_export(score: Score) -> None:
     nbytes = 3 * GIB + 6 * MIB
     with kept_export(score, nbytes) as (keeper, descriptor):
-        score.look("kept")
+        kept = score.look("kept")
+        score.expect_near("the keeper holds the bytes", score.grown(kept), nbytes, within=h200.CLOSE)
         with score.theatre.scene("measure_export", keeper, descriptor) as actor:
-            score.look(actor["stage"])
+            pid = actor.pids["self"]
+            imported = score.look(actor["stage"])
             score.measured["import code"] = actor["import_code"]
+            score.expect("the import succeeds", actor["import_code"] == 0)
             if actor["stage"] == "refused":
                 return
             began = time.monotonic()
-            score.look(actor.go()["stage"])
+            measured = score.look(actor.go()["stage"])
             score.measured |= {name: actor[name] for name in ("nbytes", "tries", "refusals")}
             score.measured["measured_s"] = round(time.monotonic() - began, 3)
-            score.measured["exact"] = actor.nbytes == nbytes
-            score.measured["files"] = footprint(actor.pids["self"])
+            score.expect("the size is exact", actor.nbytes == nbytes)
+            score.expect("other sizes are not supported", actor["refusals"] == [801])
+            score.expect("nobody is charged", not {pid, keeper} & {*imported.listed, *measured.listed})
+            if score.is_h200:
+                for seen in (imported, measured):
+                    more = seen.used - kept.used
+                    score.expect_near("it uses what cuInit does", more, h200.INIT_USED, within=h200.CLOSE)
+            footprint(score, "measured", pid, h200.INIT)
 
 
-@TABLE.row("a control descriptor that is no export, imported", "measured")
+@TABLE.row("a control descriptor that is no export, imported", "999")
 def measure_control(score: Score) -> None:
     with score.theatre.scene("plain", 64 * MIB) as owner:
         pid = owner.pids["self"]
@@ -127,6 +208,7 @@ def measure_control(score: Score) -> None:
             if len(answers) == 3:
                 break
         score.measured["import codes"] = answers
+        score.expect("refused as unknown", set(answers) == {999})
 
 
 def control_descriptors(pid: int) -> list[int]:
@@ -134,22 +216,39 @@ def control_descriptors(pid: int) -> list[int]:
     return [number for number, target in links.items() if theatre.file_kind(target) == "nvidiactl"]
 
 
-@TABLE.row("BAR1 with nothing, with a context, with 4 GiB", "measured")
+@TABLE.row(
+    "BAR1 with nothing, with a context, with 4 GiB", "on an H200, all memory in use is seen through it"
+)
 def bar1(score: Score) -> None:
-    score.measured["nothing"] = {name: mib(nbytes) for name, nbytes in score.theatre.ask("bar1").items()}
+    nothing = score.theatre.ask("bar1")
+    score.measured["nothing"] = {name: mib(nbytes) for name, nbytes in nothing.items()}
+    if score.is_h200:
+        score.expect("nothing: as on an H200", nothing | h200.BAR1 == nothing)
     with score.theatre.scene("context_only") as actor:
         actor.go()
-        score.measured["context"] = mib(score.theatre.ask("bar1")["used"])
+        expect_window(score, "context")
     with score.theatre.scene("plain", 4 * GIB):
-        score.measured["4 GiB"] = mib(score.theatre.ask("bar1")["used"])
+        expect_window(score, "4 GiB")
 
 
-@TABLE.row("which management calls answer", "measured")
+def expect_window(score: Score, stage: str) -> None:
+    used = score.theatre.ask("bar1")["used"]
+    score.measured[stage] = mib(used)
+    if score.is_h200:
+        memory = score.grown(score.theatre.look())
+        score.expect_near(stage, used, h200.BAR1["used"] + memory, within=h200.CLOSE)
+
+
+@TABLE.row("which management calls answer", MEASURED)
 def support(score: Score) -> None:
-    score.measured |= score.theatre.ask("support")
+    answers = score.theatre.ask("support")
+    score.measured |= answers
+    if score.is_h200:
+        for name, answer in h200.SUPPORT.items():
+            score.expect(f"{name}: {answer}", answers[name] == answer)
 
 
-@TABLE.row("whom the driver lists inside a fresh PID namespace", "measured")
+@TABLE.row("whom the driver lists inside a fresh PID namespace", "those inside, by their pids there")
 def pid_namespace(score: Score) -> None:
     if shutil.which("unshare") is None or os.geteuid() != 0:
         raise Skipped("needs unshare and root")
@@ -160,9 +259,12 @@ def pid_namespace(score: Score) -> None:
         script = str(theatre.HERE / "namespace_view.py")
         inside = theatre.Lines([*command, sys.executable, script], score.theatre.env)
         try:
-            score.measured["inside"] = inside.hear()
-            score.measured["outsider"] = outsider.pids["self"]
-            score.look("outside")
+            seen_inside = inside.hear()
+            score.measured |= {"inside": seen_inside, "outsider": outsider.pids["self"]}
+            score.expect("only its own", set(seen_inside["listed"]) == {str(seen_inside["mine"])})
+            outside = score.look("outside").listed
+            new = set(outside) - set(score.before.listed)
+            score.expect("both are listed outside", len(new) == 2 and outsider.pids["self"] in new)
         finally:
             inside.hang_up()
             inside.process.wait(theatre.LEAVE_S)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import theatre
 from score import GIB, MIB, Score, Table, mib, total
 
+from rows import h200
+
 TABLE = Table("Who keeps memory alive")
-CONTEXT_LISTED = 518 * MIB
-CONTEXT_USED = int(526.8 * MIB)
 CONTEXT_FILES = {"nvidia0", "nvidiactl", "nvidia-uvm"}
-RESERVED = int(615.1 * MIB)
 
 
 @TABLE.row("nothing running", "v1 counts the reserved part as used, v2 does not; the list is empty")
@@ -26,7 +25,7 @@ def nothing_running(score: Score) -> None:
     score.expect("total = free + used + reserved", seen.total == seen.free + seen.used + seen.reserved)
     score.expect("v1 and v2 tell the same free bytes", seen.v1_free == seen.free)
     if score.is_h200:
-        score.expect_near("reserved", seen.reserved, RESERVED)
+        score.expect("reserved", seen.reserved == h200.RESERVED)
 
 
 @TABLE.row("a context, no allocation", "used grows by more than is listed; /proc shows files and mappings")
@@ -43,8 +42,9 @@ def context_only(score: Score) -> None:
         score.expect("open on the GPU's, the control and the uvm file", set(files) >= CONTEXT_FILES)
         score.expect("some mappings", theatre.device_mappings(pid) > 0)
         if score.is_h200:
-            score.expect_near("listed", seen.listed.get(pid, 0), CONTEXT_LISTED)
-            score.expect_near("used", score.grown(seen), CONTEXT_USED)
+            score.expect("listed", seen.listed.get(pid, 0) == h200.CONTEXT_LISTED)
+            used = h200.INIT_USED + h200.CONTEXT_USED
+            score.expect_near("used", score.grown(seen), used, within=h200.CLOSE)
 
 
 @TABLE.row("4 GiB never freed, SIGKILL", "back at the baseline the moment the process is reaped")
@@ -72,6 +72,8 @@ def fork_orphan(score: Score) -> None:
         score.expect_near("charged to the dead pid", after.listed.get(parent, 0), held.listed.get(parent, 0))
         score.expect("the child is not listed", child not in after.listed)
         score.expect("the child has the device files", total(files) > 0)
+        if score.is_h200:
+            score.expect("the child has as many as on an H200", score.measured["child"] == h200.FORKED)
         actor.kill(child)
         gone = score.look("child killed")
         score.expect_near("used after the child's end", score.grown(gone), 0)
@@ -217,3 +219,7 @@ def small_contexts(score: Score) -> None:
         listed = sum(seen.listed.get(pid, 0) for pid in workers)
         score.expect("contexts cost more than what is in them", listed > 10 * actor.nbytes)
         score.expect("used grew by at least what is listed", score.grown(seen) >= listed)
+        if score.is_h200:
+            # What cuInit uses is there once, however many processes call it.
+            used = h200.INIT_USED + len(workers) * (h200.CONTEXT_USED + 2 * MIB)
+            score.expect_near("used", score.grown(seen), used, within=h200.CLOSE)

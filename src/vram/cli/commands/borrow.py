@@ -84,6 +84,8 @@ class _Borrow:
         from vram.reclaim.borrow import take
         from vram.virtualgpu import launch
 
+        if not self._loan.chosen:
+            self._parking.dismiss()
         lent = take(self._parking, self._loan, self._about("parking"), lambda moved: self._say(away(moved)))
         # From here on signals are for the command; ours wait until everybody is back.
         with launch.signals_held() as mask:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
+from vram.cli import early
 from vram.cli.reclaiming import add_reclaim_arguments, reclaim
 from vram.cli.source import gpu_numbers, pid_number
 from vram.errors import UsageError
@@ -54,7 +55,7 @@ def run(args: Namespace) -> int:
         args.size is not None or args.gpu or args.up_to or args.finding or args.pid or args.save
     ):
         raise UsageError("a saved plan says all by itself", hint="give --plan FILE alone, or with --yes")
-    host = LocalHost(read_ahead=not args.plan)
+    host = LocalHost(reader=early.take(), read_ahead_s=args.deadline)
     return reclaim(args, host, lambda: _saved(args, host) if args.plan else _made(args, host))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
+from vram.cli import early
 from vram.cli.reclaiming import add_reclaim_arguments, reclaim
 from vram.cli.source import pid_number
 
@@ -26,6 +27,6 @@ def run(args: Namespace) -> int:
     from vram.host.local import LocalHost
     from vram.reclaim import plan
 
-    host = LocalHost(read_ahead=True)
+    host = LocalHost(reader=early.take(), read_ahead_s=args.deadline)
     pids = tuple(dict.fromkeys(args.pid))
     return reclaim(args, host, lambda: plan(only="kill", pids=pids, host=host, deadline_s=args.deadline))

@@ -13,9 +13,9 @@ HELP = "move a process's GPU memory into host memory, context included; it waits
 _EPILOG = """\
 The process lives on; its next CUDA call waits until it is brought back. What was on
 the GPU then lies in host memory, secrets too. Checked before anything is touched:
-driver 570 or later, no MIG, no MPS, no NCCL peers, enough host memory beside a
-reserve. Managed memory and memory shared with others are refused by the driver, and
-the process runs on. Ctrl-C, an error or the death of vram undo what was begun."""
+driver 570 or later, no MIG, no MPS, no managed memory, no NCCL peers, enough host
+memory beside a reserve. Memory shared with others is refused by the driver, and the
+process runs on. Ctrl-C, an error or the death of vram undo what was begun."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -28,7 +28,11 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="S",
         help="wait so long for the work that a process has on the GPU (default: %(default)g)",
     )
-    parser.add_argument("--force-nccl", action="store_true", help="park one of several NCCL ranks too")
+    parser.add_argument(
+        "--anyway",
+        action="store_true",
+        help="let the driver decide where only signs speak against it: NCCL peers, managed memory",
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
 
 
@@ -42,7 +46,7 @@ def run(args: Namespace) -> int:
     moves = Moves(args.json, away)
     with Parking(host, moves.progress.watch) as parking:
         tidy(parking)
-        orders = moves.admitted(host, parking, look(host), pids, despite_nccl=args.force_nccl)
+        orders = moves.admitted(host, parking, look(host), pids, despite_signs=args.anyway)
         for target, shares in orders:
             nbytes = sum(share.nbytes for share in shares)
             with moves.attempt(f"parking pid {target.process.pid}", target.process.pid, nbytes):

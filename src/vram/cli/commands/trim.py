@@ -5,13 +5,14 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Any
 
+from vram.cli import early
 from vram.cli.source import pid_number, seconds
 from vram.cli.terminal import add_terminal_arguments, emit, look_for, show
 from vram.errors import ExitCode, Refused
 
 if TYPE_CHECKING:
     from vram.host.local import LocalHost
-    from vram.model.trimming import Receipt
+    from vram.model.trimming import TrimReceipt
     from vram.reclaim.trimming import Order
 
 NAME = "trim"
@@ -22,8 +23,8 @@ DEBUGGER_DEADLINE_S = 60.0  # cuda-gdb alone needs 10 s to start on a PyTorch pr
 
 _EPILOG = """\
 Ways in, safest first: an agent that the process started itself (vram.agent()), its Jupyter
-connection file, sys.remote_exec (Python 3.14). A debugger (gdb, cuda-gdb) stops the process
-for a moment and is used only with --via debugger. It collects garbage and empties the
+connection file, sys.remote_exec (Python 3.14). A debugger (gdb, lldb or cuda-gdb) stops the
+process for a moment and is used only with --via debugger. It collects garbage and empties the
 caches of PyTorch, CuPy, JAX, Numba, PyCUDA, cuda.core, RMM and the driver's pools, as far
 as they are loaded there. What comes back is read from the driver afterwards."""
 
@@ -55,7 +56,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     from vram.host.local import LocalHost
 
-    host = LocalHost(read_ahead=True)
+    host = LocalHost(reader=early.reader())
     from vram.reclaim.trimming import admit
 
     via = None if args.via == "auto" else args.via
@@ -73,11 +74,11 @@ def run(args: Namespace) -> int:
 
 def _each(
     args: Namespace, host: LocalHost, orders: tuple[Order, ...], deadline_s: float
-) -> tuple[list[Receipt], list[tuple[int, Refused]]]:
+) -> tuple[list[TrimReceipt], list[tuple[int, Refused]]]:
     """One after the other; where there are several, one that does not answer keeps nobody from the next."""
     from vram.reclaim.trimming import trim
 
-    receipts: list[Receipt] = []
+    receipts: list[TrimReceipt] = []
     refusals: list[tuple[int, Refused]] = []
     for order in orders:
         try:

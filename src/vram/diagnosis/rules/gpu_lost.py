@@ -49,7 +49,7 @@ def judge(ledger: Ledger) -> Iterator[Finding]:
 
 
 def _needs_reset(gpu: GpuLedger) -> bool:
-    return gpu.status == "failed" and driver_words.ask_for_reset(gpu.message)
+    return gpu.status in ("lost", "failed") and driver_words.ask_for_reset(gpu.message)
 
 
 def _finding(gpu: GpuLedger) -> Finding:

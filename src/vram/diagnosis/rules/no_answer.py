@@ -64,7 +64,7 @@ def _finding(gpus: list[GpuLedger], probes: list[ProbeRun]) -> Finding:
         code=CODE,
         title=f"No answer from {what}: the report is incomplete",
         nbytes=None,
-        cause=f"{_who(indices, probes)} could not be read, so what they hold is missing here.",
+        cause=f"{_who(indices, probes)} could not be read; what is held there is missing here.",
         gpus=indices,
         evidence=words.evidence(map(_gpu_told, gpus), map(_probe_told, probes)),
         remedies=(

@@ -11,6 +11,8 @@ from vram.host.local.nvml_start import start_reader
 
 if TYPE_CHECKING:
     from vram.host.local.checkpoint import LocalCheckpoint
+    from vram.host.local.child import Child
+    from vram.host.local.keeper_start import Started
     from vram.host.local.vendor import LocalVendor
     from vram.host.local.vitals import LocalVitalSigns
     from vram.model.observation import HostFacts
@@ -19,15 +21,24 @@ if TYPE_CHECKING:
 class LocalHost:
     """This machine, or the virtual GPU where the environment names one.
 
-    With *read_ahead* the driver is read from the first moment on, beside the imports that
-    this object needs: for a command that makes a survey next, as most do.
+    With *read_ahead_s* the driver and everybody's files are read from the first moment on,
+    beside the imports that are needed: for a command that makes a survey within so many
+    seconds, as most do. *reader* is one that reads the driver already, *keeper* one that wakes
+    it up already for parking.
     """
 
-    def __init__(self, proc_root: str = "/proc", *, read_ahead: bool = False) -> None:
-        started = None
-        if read_ahead:
+    def __init__(
+        self,
+        proc_root: str = "/proc",
+        *,
+        reader: Child | None = None,
+        read_ahead_s: float | None = None,
+        keeper: Started | None = None,
+    ) -> None:
+        self._keeper = keeper
+        if reader is None and read_ahead_s is not None:
             with suppress(OSError):  # will be met again by the reading itself, and told
-                started = start_reader(set())
+                reader = start_reader(set())
         from vram.host.local.clock import LocalClock
         from vram.host.local.device_files import VIRTUAL_GPU, DeviceNames
         from vram.host.local.exports import LocalExports
@@ -39,8 +50,10 @@ class LocalHost:
         virtual = os.environ.get(VIRTUAL_GPU) or None
         self.clock = LocalClock()
         self.proc = LocalProc(proc_root)
-        self.nvml = LocalNvml(started)
+        self.nvml = LocalNvml(reader)
         self.files = LocalOpenFiles(DeviceNames(virtual), proc_root, ignore=self.nvml.own_pids)
+        if read_ahead_s is not None:
+            self.files.look_ahead(read_ahead_s)
         self.exports = LocalExports()
         self.signals = LocalSignals(proc_root)
         self._proc_root = proc_root
@@ -50,7 +63,7 @@ class LocalHost:
     def checkpoint(self) -> LocalCheckpoint:
         from vram.host.local.checkpoint import LocalCheckpoint
 
-        return LocalCheckpoint()
+        return LocalCheckpoint(self._keeper)
 
     @cached_property
     def vitals(self) -> LocalVitalSigns:

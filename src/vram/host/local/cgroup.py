@@ -14,20 +14,21 @@ import re
 
 from vram.model.process import Workload
 
+# Left to re to compile, and only where a plain word is found first: most paths need none of them.
 _ID = r"[0-9a-f]{12,64}"
 _CONTAINERS = (
-    ("docker", re.compile(rf"(?:/docker-({_ID})\.scope|/docker/({_ID}))(?=/|$)")),
-    ("containerd", re.compile(rf"(?:/cri-containerd-({_ID})\.scope|:cri-containerd:({_ID}))(?=/|$)")),
-    ("podman", re.compile(rf"/libpod-(?:conmon-)?({_ID})(?:\.scope)?(?=/|$)")),
-    ("crio", re.compile(rf"/crio-(?:conmon-)?({_ID})(?:\.scope)?(?=/|$)")),
-    ("lxc", re.compile(r"/lxc(?:\.payload[./]|/)([^/]+)")),
+    ("docker", "docker", rf"(?:/docker-({_ID})\.scope|/docker/({_ID}))(?=/|$)"),
+    ("containerd", "cri-containerd", rf"(?:/cri-containerd-({_ID})\.scope|:cri-containerd:({_ID}))(?=/|$)"),
+    ("podman", "libpod", rf"/libpod-(?:conmon-)?({_ID})(?:\.scope)?(?=/|$)"),
+    ("crio", "crio", rf"/crio-(?:conmon-)?({_ID})(?:\.scope)?(?=/|$)"),
+    ("lxc", "lxc", r"/lxc(?:\.payload[./]|/)([^/]+)"),
     # Under the cgroupfs driver Kubernetes names no runtime: the container follows its pod.
-    (None, re.compile(rf"/kubepods(?:/[a-z]+)?/pod[^/]+/({_ID})(?=/|$)")),
+    (None, "kubepods", rf"/kubepods(?:/[a-z]+)?/pod[^/]+/({_ID})(?=/|$)"),
 )
 # A static pod is named by 32 digits, any other by a UUID; systemd wants its dashes as underscores.
-_POD = re.compile(r"[/-]pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})")
-_JOB = re.compile(r"/(?:slurm[^/]*|uid_\d+)/job_(\d+)(?:/step_([^/]+))?")
-_UNIT = re.compile(r"/([^/]+\.(?:service|scope))(?=/|$)")
+_POD = r"[/-]pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})"
+_JOB = r"/(?:slurm[^/]*|uid_\d+)/job_(\d+)(?:/step_([^/]+))?"
+_UNITS = (".service", ".scope")
 
 
 def membership(text: str) -> str | None:
@@ -45,7 +46,8 @@ def workload(path: str | None) -> Workload:
     if not path:
         return Workload()
     runtime, container = _container(path)
-    pod, job = _POD.search(path), _JOB.search(path)
+    pod = re.search(_POD, path) if "pod" in path else None
+    job = re.search(_JOB, path) if "/job_" in path else None
     return Workload(
         container=container,
         runtime=runtime,
@@ -57,8 +59,8 @@ def workload(path: str | None) -> Workload:
 
 
 def _container(path: str) -> tuple[str | None, str | None]:
-    for runtime, pattern in _CONTAINERS:
-        found = pattern.search(path)
+    for runtime, word, pattern in _CONTAINERS:
+        found = re.search(pattern, path) if word in path else None
         if found:
             return runtime, next(group for group in found.groups() if group)
     return None, None
@@ -66,7 +68,7 @@ def _container(path: str) -> tuple[str | None, str | None]:
 
 def _unit(path: str) -> str | None:
     # The innermost: user@1000.service holds a whole session of services.
-    units = _UNIT.findall(path)
+    units = [part for part in path.split("/")[1:] if part.endswith(_UNITS) and part not in _UNITS]
     return units[-1] if units else None
 
 

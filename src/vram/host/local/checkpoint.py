@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 import select
 import socket
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any
 
 from vram.host.local.child import Child
+from vram.host.local.keeper_start import Started, start_keeper
 from vram.host.local.signals import LocalGrip
 from vram.host.ports import Claim, Grip, Watch
 from vram.model.parking import CheckpointAnswer, CheckpointState, Share
 
-_LINE = 3
 _LONGEST = 1 << 16
 _STATES: tuple[CheckpointState, ...] = ("running", "locked", "parked", "failed")
-# These hide GPUs from the driver, or load somebody's code into the process that uses it.
-_UNWANTED = ("CUDA_VISIBLE_DEVICES", "CUDA_INJECTION64_PATH", "LD_PRELOAD")
 # cuInit alone takes 0.1 to 2 s, more where a GPU without persistence mode has to wake up.
 _START_S = 30.0
 _PROMPT_S = 10.0
@@ -28,28 +24,22 @@ _DIED = CheckpointAnswer(status="died", message="the process that talks to the d
 
 
 class LocalCheckpoint:
-    """Starts keepers; the next one can be started ahead, so that the driver wakes up meanwhile."""
+    """Opens keepers; *started* is one that has been started ahead."""
 
-    def __init__(self) -> None:
-        self._ahead: LocalKeeper | None = None
-
-    def start_ahead(self) -> None:
-        if self._ahead is None:
-            self._ahead = LocalKeeper()
+    def __init__(self, started: Started | None = None) -> None:
+        self._started = started
 
     def open(self) -> LocalKeeper:
-        keeper, self._ahead = self._ahead or LocalKeeper(), None
-        return keeper
+        started, self._started = self._started, None
+        return LocalKeeper(*(started or start_keeper()))
 
 
 class LocalKeeper:
     """Our end of the line."""
 
-    def __init__(self) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self._child = Child(_spawn(theirs.fileno()), -1)
-        self._line = ours
+    def __init__(self, pid: int, line: socket.socket) -> None:
+        self._child = Child(pid, -1)
+        self._line = line
         self._ready: CheckpointAnswer | None = None
         self._hung_up = False
 
@@ -157,23 +147,3 @@ def _room(shares: Sequence[Share]) -> list[tuple[str, int]]:
 def _pidfd(grip: Grip) -> int:
     assert isinstance(grip, LocalGrip), "a process of this machine is held by pidfd"
     return grip.pidfd
-
-
-def _spawn(line: int) -> int:
-    """Start the keeper in a session of its own: what is typed at our terminal is not for it."""
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
-    code = f"import sys; sys.path.append({root!r}); from vram.payloads.keeper import main; main()"
-    quiet = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in (0, 1, 2)]
-    # Descriptor 3 may be the line itself; dup2 onto itself would leave close-on-exec set.
-    spare = os.dup(line) if line == _LINE else line
-    try:
-        return os.posix_spawn(
-            sys.executable,
-            [sys.executable, "-I", "-S", "-c", code, "vram-keeper"],
-            {name: value for name, value in os.environ.items() if name not in _UNWANTED},
-            file_actions=[*quiet, (os.POSIX_SPAWN_DUP2, spare, _LINE)],
-            setsid=True,
-        )
-    finally:
-        if spare != line:
-            os.close(spare)

@@ -19,7 +19,7 @@ _REAL = re.compile(
     re.DOTALL,
 )
 _VIRTUAL = re.compile(
-    rb"nvidia(?:(?P<gpu>\d{1,4})\.\d+|(?P<control>ctl(?:\.\d+)?)|(?P<uvm>-uvm))|(?P<dmabuf>dmabuf\.\d+)"
+    rb"nvidia(?:(?P<gpu>\d{1,4})(?:\.\d+)?|(?P<control>ctl(?:\.\d+)?)|(?P<uvm>-uvm))|(?P<dmabuf>dmabuf\.\d+)"
 )
 
 
@@ -54,6 +54,7 @@ class DeviceNames:
         self.virtual = virtual_folder is not None
         self._dev = os.fsencode(os.path.realpath(virtual_folder)) + b"/dev/" if virtual_folder else b""
         self.prefixes = (self._dev,) if self.virtual else (b"/dev/nvidia", b"/dmabuf:")
+        self.uvm = (self._dev or b"/dev/") + b"nvidia-uvm"
 
     def name(self, file: RawFile) -> Naming | None:
         """What *file* is to us, or None where its name merely looks alike."""

@@ -7,8 +7,10 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import groupby
 from typing import Protocol
 
+from vram.host.local.ahead import Ahead
 from vram.host.local.device_files import DeviceNames, Naming, RawFile
 from vram.host.local.identity import user_name
+from vram.host.local.mappings import Mappings, mappings_in
 from vram.host.local.native_scan import NativeScan
 from vram.host.local.procfs import ProcessFolder, text
 from vram.host.ports import Dmabuf, FileScan, Holding
@@ -17,13 +19,16 @@ from vram.model.process import ProcessRef
 
 _MOST_MAPS_NBYTES = 64 << 20
 
+Walked = tuple[list[RawFile], list[int], bool]
+"""Matching descriptors, owners of processes that may not be read, and whether all was seen."""
+
 
 class Scan(Protocol):
     """A walk over /proc: native, or Python where that is missing. One contract for both."""
 
     def files(
         self, root: str, prefixes: Sequence[bytes], pids: Sequence[int] | None, deadline: float
-    ) -> tuple[list[RawFile], list[int], bool]: ...
+    ) -> Walked: ...
 
     def describe(self, descriptors: Sequence[tuple[int, int, int]], deadline: float) -> list[int | None]: ...
 
@@ -52,18 +57,29 @@ class LocalOpenFiles:
         self._root = root
         # The processes in which we read the driver have its files open, on our behalf.
         self._ignore = ignore
-        self._scan = scan
+        self._scan = scan or best_scan()
+        self._ahead: Ahead[Walked] | None = None
+
+    def look_ahead(self, deadline_s: float) -> None:
+        """Begin a walk beside whatever is done next; the next scan of everybody collects it."""
+        deadline = time.monotonic() + deadline_s
+        self._ahead = Ahead(lambda: self._walk(None, deadline))
+
+    def _walk(self, pids: Sequence[int] | None, deadline: float) -> Walked:
+        return self._scan.files(self._root, self._names.prefixes, pids, deadline)
 
     def scan(self, deadline_s: float, pids: Sequence[int] | None = None) -> FileScan:
         deadline = time.monotonic() + deadline_s
         if pids is not None and not pids:
             return FileScan(())
-        self._scan = scan = self._scan or best_scan()
-        raw, denied, complete = scan.files(self._root, self._names.prefixes, pids, deadline)
+        begun = None
+        if pids is None:
+            begun, self._ahead = self._ahead, None
+        raw, denied, complete = begun.result() if begun else self._walk(pids, deadline)
         ours = set(self._ignore())
         pairs = ((file, self._names.name(file)) for file in raw if file.pid not in ours)
         named = [(file, naming) for file, naming in pairs if naming]
-        numbers = _descriptions(scan, named, deadline)
+        numbers = _descriptions(self._scan, named, deadline)
         return FileScan(
             tuple(self._holdings(named, numbers, deadline)),
             denied_users=tuple(sorted({user_name(uid) for uid in denied})),
@@ -87,11 +103,12 @@ class LocalOpenFiles:
             )
             if files:
                 kept = tuple(buffer for buffer in dmabufs if buffer.fd not in foreign)
-                yield Holding(process, files, kept, mappings)
+                number, managed = mappings or (None, None)
+                yield Holding(process, files, kept, number, managed)
 
     def _details(
         self, process: ProcessRef, held: list[tuple[RawFile, Naming]], deadline: float
-    ) -> tuple[tuple[Dmabuf, ...], int | None]:
+    ) -> tuple[tuple[Dmabuf, ...], Mappings | None]:
         """What needs a second look at the process: its dma-bufs and mappings."""
         buffers = [file for file, naming in held if naming.kind == "dmabuf"]
         plain = tuple(Dmabuf(file.fd, file.inode, file.size or None, None) for file in buffers)
@@ -107,12 +124,10 @@ class LocalOpenFiles:
         except OSError:
             return plain, None
 
-    def _mappings(self, folder: ProcessFolder, state: str) -> int | None:
+    def _mappings(self, folder: ProcessFolder, state: str) -> Mappings | None:
         # As with command lines: a process stuck in the driver may hold its memory lock for good.
         maps = folder.read("maps", _MOST_MAPS_NBYTES) if state != "D" else None
-        if maps is None:
-            return None
-        return sum(line.split(None, 5)[-1].startswith(self._names.prefixes) for line in maps.splitlines())
+        return mappings_in(maps, self._names.prefixes, self._names.uvm) if maps is not None else None
 
 
 def _descriptions(

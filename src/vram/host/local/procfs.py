@@ -120,6 +120,9 @@ class LocalProc:
         except OSError:
             return None
 
+    def started_at(self, pid: int) -> int | None:
+        return started_at(pid, self._root)
+
 
 def started_at(pid: int, root: str = "/proc") -> int | None:
     """When *pid* was started, in clock ticks since boot; None where nobody has that pid."""

@@ -39,16 +39,21 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     reason = call_off(request)
     if reason:
         return {"status": "cancelled", "notes": [reason]}
+    # A graph that another thread captures is invalidated by most driver calls of any thread that
+    # has not said that it is harmless, even by mere questions (seen with PyTorch 2.11 on an H200).
+    with driver.harmless_to_captures():
+        return visit(request, began)
+
+
+def visit(request: dict[str, Any], began: float) -> dict[str, Any]:
+    """Measure, let go where that is asked for, measure again."""
     notes: list[str] = []
     frameworks = [each for kind in FRAMEWORKS for each in guarded(notes, kind.name, kind.find)]
     before = after = measured(frameworks, notes)
     dropped: list[str] = []
     collected = 0
     if request["verb"] == "trim":
-        if request.get("tracebacks"):
-            dropped = guarded(notes, "kept exceptions", tracebacks.drop)
-        collected = gc.collect()
-        let_go(frameworks, notes)
+        dropped, collected = let_go(frameworks, notes, forget=bool(request.get("tracebacks")))
         after = measured(frameworks, notes)
     return {
         "status": "done",
@@ -116,12 +121,20 @@ def merged(one: Line, other: Line) -> Line:
     return {**one, **{field: total(field) for field in ("held", "reclaimable", "used")}}
 
 
-def let_go(frameworks: list[Framework], notes: list[str]) -> None:
-    """All of them or none: memory that one frees may be what another is recording into a graph."""
-    objections = [why for each in frameworks for why in guarded(notes, each.name, each.objections)]
+def let_go(frameworks: list[Framework], notes: list[str], *, forget: bool) -> tuple[list[str], int]:
+    """Return which exceptions were forgotten and how many objects were collected.
+
+    All or nothing: what a collection frees may be what a graph is being recorded from. Who
+    cannot tell whether it objects is taken to object.
+    """
+    objections: list[str] = []
+    for each in frameworks:
+        objections += guarded(objections, each.name, each.objections)
+    notes += objections
     if objections:
-        notes += objections
-        return
-    with driver.harmless_to_captures():
-        for each in frameworks:
-            notes += guarded(notes, each.name, each.release)
+        return [], 0
+    dropped = guarded(notes, "kept exceptions", tracebacks.drop) if forget else []
+    collected = gc.collect()
+    for each in frameworks:
+        notes += guarded(notes, each.name, each.release)
+    return dropped, collected

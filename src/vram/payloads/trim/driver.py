@@ -73,7 +73,7 @@ class Driver:
 
     @contextmanager
     def harmless_to_captures(self) -> Iterator[None]:
-        """Let frees of this thread not invalidate a graph that another thread is capturing."""
+        """Let calls of this thread not invalidate a graph that another thread is capturing."""
         mode = c_int(RELAXED_CAPTURE)
         changed = self.call("cuThreadExchangeStreamCaptureMode", byref(mode))
         try:

@@ -39,7 +39,7 @@ def observe_latecomers(host: Host, seen: Iterable[Observation], deadline_s: floa
 
 def _holdings(holdings: Iterable[Holding]) -> Iterator[Observation]:
     for holding in holdings:
-        facts = FilesFacts(holding.files, holding.mappings)
+        facts = FilesFacts(holding.files, holding.mappings, holding.managed_bytes)
         yield Observation(probe="proc.files", process=holding.process, facts=facts)
         for buffer in holding.dmabufs:
             yield Observation(

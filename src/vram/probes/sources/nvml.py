@@ -23,4 +23,4 @@ def ended_meanwhile(host: Host, seen: Iterable[Observation]) -> bool:
     charging after their end; only another reading can tell them apart.
     """
     listed = [each.process for each in seen if isinstance(each.facts, ChargeFacts)]
-    return any(each and each.started_at is not None and host.proc.facts(each.pid) is None for each in listed)
+    return any(each and each.started_at not in (None, host.proc.started_at(each.pid)) for each in listed)

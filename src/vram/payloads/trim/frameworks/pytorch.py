@@ -51,7 +51,8 @@ class PyTorch(Framework):
         contexts = alive((graphs.graph,)) if graphs is not None else []
         streams = (getattr(each, "capture_stream", None) for each in contexts)
         elsewhere = {each.cuda_stream for each in streams if each is not None}
-        if self._torch.cuda.is_current_stream_capturing() or any(map(driver.is_capturing, elsewhere)):
+        # A stream can be asked about from any thread, but only this thread's own is known to PyTorch.
+        if any(map(driver.is_capturing, elsewhere)) or self._torch.cuda.is_current_stream_capturing():
             yield "a CUDA graph is being captured: nothing was let go of"
 
     def release(self) -> Iterator[str]:

@@ -1,0 +1,71 @@
+/* Device descriptors and mappings that do nothing but be seen, as the driver's are in /proc. */
+#define _GNU_SOURCE
+#include "inside.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define MAPPED_NBYTES 4096
+/* A private mapping reads the file's zeroes until it is written; past the end there are none. */
+#define UVM_NBYTES (8ull << 40)
+
+static int open_once(struct store_footprint *footprint, const char *name) {
+    if (footprint->fd_count == STORE_FOOTPRINT_MOST) return -ENOSPC;
+    int fd = dev_open(name, O_RDWR | O_CREAT);
+    if (fd < 0) return fd;
+    footprint->fds[footprint->fd_count++] = fd;
+    return 0;
+}
+
+/* Not accessible: nothing lies behind it. All at offset 0, so that no two are merged into one. */
+static int map_once(struct store_footprint *footprint, const char *name, int fd) {
+    if (footprint->mapping_count == STORE_FOOTPRINT_MOST) return -ENOSPC;
+    void *mapping = mmap(NULL, MAPPED_NBYTES, PROT_NONE, MAP_SHARED, fd, 0);
+    if (mapping == MAP_FAILED) return -errno;
+    footprint->mappings[footprint->mapping_count++] = mapping;
+    /* The one mapping that a forked child of a real process does not have. */
+    if (strcmp(name, "nvidia-uvm") == 0) madvise(mapping, MAPPED_NBYTES, MADV_DONTFORK);
+    return 0;
+}
+
+static int map_times(struct store_footprint *footprint, const char *name, int times) {
+    int fd = dev_open(name, O_RDWR | O_CREAT), error = 0;
+    if (fd < 0) return fd;
+    for (int i = 0; i < times && !error; i++) error = map_once(footprint, name, fd);
+    close(fd);
+    return error;
+}
+
+int store_footprint_add(struct store_footprint *footprint, const char *name, int fds, int mappings) {
+    int error = 0;
+    for (int i = 0; i < fds && !error; i++) error = open_once(footprint, name);
+    return error || !mappings ? error : map_times(footprint, name, mappings);
+}
+
+int store_footprint_add_gpu(struct store_footprint *footprint, uint32_t gpu, int fds, int mappings) {
+    char name[32];
+    snprintf(name, sizeof name, "nvidia%u", gpu);
+    return store_footprint_add(footprint, name, fds, mappings);
+}
+
+void store_footprint_drop(struct store_footprint *footprint) {
+    for (int i = 0; i < footprint->fd_count; i++) close(footprint->fds[i]);
+    for (int i = 0; i < footprint->mapping_count; i++) munmap(footprint->mappings[i], MAPPED_NBYTES);
+    *footprint = (struct store_footprint){0};
+}
+
+int store_map_managed(void *address, uint64_t nbytes) {
+    int fd = dev_open("nvidia-uvm", O_RDWR | O_CREAT), error = 0;
+    if (fd < 0) return fd;
+    const int flags = MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE;
+    if (ftruncate(fd, (off_t)UVM_NBYTES) != 0 ||
+        mmap(address, nbytes, PROT_READ | PROT_WRITE, flags, fd, 0) == MAP_FAILED ||
+        madvise(address, nbytes, MADV_DONTFORK) != 0)
+        error = -errno;
+    close(fd);
+    return error;
+}

@@ -1,0 +1,66 @@
+"""The driver, being read and woken up before the command line is even parsed.
+
+Processes of their own do it, and this one has its parsing and importing to do meanwhile.
+Words that turn out to be wrong cost those processes nothing but their lives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vram.host.local.child import Child
+    from vram.host.local.keeper_start import Started
+
+_LOOK_AT_THE_DRIVER = ("why", "who", "check", "snapshot", "free", "kill", "reset", "trim", "park", "borrow")
+_ASK_IT_TO_MOVE = ("park", "unpark", "borrow")
+_LOOK_ELSEWHERE = ("--from", "--help", "-h", "--watch")
+
+_reader: Child | None = None
+_keeper: Started | None = None
+
+
+def begin(words: Sequence[str]) -> None:
+    """Start what *words* look as if they will need."""
+    global _reader, _keeper
+    if not words or any(word.startswith(_LOOK_ELSEWHERE) for word in words):
+        return
+    if words[0] in _ASK_IT_TO_MOVE:
+        _keeper = keeper()
+    if words[0] in _LOOK_AT_THE_DRIVER:
+        _reader = reader()
+
+
+def take() -> Child | None:
+    """Hand over the reader that was started, once."""
+    global _reader
+    reader, _reader = _reader, None
+    return reader
+
+
+def reader() -> Child | None:
+    """The reader that was started, or one that starts now."""
+    started = take()
+    if started is not None:
+        return started
+    from vram.host.local.nvml_start import start_reader
+
+    try:
+        return start_reader(set())
+    except OSError:  # will be met again by the reading itself, and told
+        return None
+
+
+def keeper() -> Started | None:
+    """The keeper that was started, once, or one that starts now."""
+    global _keeper
+    started, _keeper = _keeper, None
+    if started is not None:
+        return started
+    from vram.host.local.keeper_start import start_keeper
+
+    try:
+        return start_keeper()
+    except OSError:  # will be met again when it is asked
+        return None

@@ -1,0 +1,54 @@
+"""What CUDA itself costs beyond what the driver charges anybody for."""
+
+from __future__ import annotations
+
+from vram.ledger.sightings import GpuSighting, Sightings
+from vram.model.ledger import Entry
+from vram.units import KIB, MIB, counted, size
+
+# Used and in no list, measured on an H200 with driver 580.159: once on a GPU as soon as any
+# process has initialised CUDA, and for each context beyond the 518 MiB that its process is charged.
+_INITIALISED = 3328 * KIB
+_CONTEXT = 5696 * KIB
+# Drivers differ; up to this much for a context is still called overhead.
+_MOST = 16 * MIB
+
+
+def expected(seen: Sightings, gpu: GpuSighting) -> int:
+    """Bytes that the GPU's contexts and onlookers use without a charge."""
+    initialised = bool(gpu.charges or _onlookers(seen, gpu))
+    return initialised * _INITIALISED + len(gpu.charges) * _CONTEXT
+
+
+def overhead_entry(seen: Sightings, gpu: GpuSighting, rest: int, *, whole: bool) -> Entry | None:
+    """The part of *rest* that is overhead; all of it, if *whole* and it is little enough."""
+    usual = expected(seen, gpu)
+    most = usual + len(gpu.charges) * (_MOST - _CONTEXT)
+    nbytes = rest if whole and rest <= most else min(rest, usual)
+    if not nbytes:
+        return None
+    return Entry(kind="overhead", nbytes=nbytes, evidence=_evidence(seen, gpu), confidence="likely")
+
+
+def _evidence(seen: Sightings, gpu: GpuSighting) -> tuple[str, ...]:
+    measured = "(measured on an H200, driver 580.159)"
+    lines = []
+    if gpu.charges:
+        contexts = counted(len(gpu.charges), "context")
+        lines.append(f"{contexts}, each about {size(_CONTEXT)} more than its process is charged {measured}")
+    elif onlookers := _onlookers(seen, gpu):
+        lines.append(f"pid {', '.join(map(str, onlookers))} initialised CUDA and has no context {measured}")
+    return tuple(lines)
+
+
+def _onlookers(seen: Sightings, gpu: GpuSighting) -> list[int]:
+    """Processes that CUDA runs in (it maps the GPU's files) and that are charged nothing."""
+    minor = gpu.facts.minor if gpu.facts else None
+    charged = {charge.process.pid for charge in gpu.charges}
+    return sorted(
+        pid
+        for pid, facts in seen.files.items()
+        if pid not in charged
+        and facts.mappings
+        and any(file.kind == "gpu" and minor in (None, file.minor) for file in facts.files)
+    )

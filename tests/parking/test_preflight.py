@@ -1,0 +1,111 @@
+"""What is judged before anything is touched, on what was read: pure, so every case can be had."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from vram.errors import CannotPark, NotOnGpu
+from vram.model.gpu import GpuFacts, MemoryFacts
+from vram.model.parking import Share, Vitals
+from vram.model.plan import Target
+from vram.model.process import ProcessFacts, ProcessRef
+from vram.reclaim.borrow import Candidate, enough
+from vram.reclaim.preflight import Devices, Listed, may_park, reserve
+from vram.units import GIB, MIB
+
+PID = 4711
+SHARE = Share(0, "GPU-0", 8 * GIB)
+TARGET = Target(process=ProcessRef(PID, 1), uid=1000, user="ana", command="train", executable="/bin/train")
+RUNNING = ProcessFacts("train", uid=1000, state="S")
+ROOMY = Vitals(memory_left=64 * GIB, memory_total=100 * GIB)
+
+
+LISTED = Listed(SHARE, ("compute",), 0)
+
+
+def devices(line: Listed = LISTED, version: str = "580.159.04") -> Devices:
+    gpu, memory = GpuFacts("GPU-0", "H200"), MemoryFacts(140 * GIB, 100 * GIB, 40 * GIB)
+    return Devices(version, {0: gpu}, {0: memory}, {PID: (line,)})
+
+
+def test_a_healthy_process_may_be_parked_with_all_it_has() -> None:
+    assert may_park(devices(), TARGET, RUNNING, ROOMY) == (SHARE,)
+
+
+@pytest.mark.parametrize(
+    ("seen", "words"),
+    [
+        (devices(Listed(SHARE, ("compute", "mps"), 0)), "MPS"),
+        (devices(Listed(None, ("compute",), 0)), "does not tell how much"),
+        (devices(version="560.28.03"), "560.28.03"),
+        (replace(devices(), driver_version=None), "unknown version"),
+        (replace(devices(), gpus={0: GpuFacts("GPU-0", "H200", mig_enabled=True)}), "MIG"),
+    ],
+)
+def test_what_the_driver_cannot_park(seen: Devices, words: str) -> None:
+    with pytest.raises(CannotPark, match=words):
+        may_park(seen, TARGET, RUNNING, ROOMY)
+
+
+@pytest.mark.parametrize("state", ["T", "t", "D", "Z"])
+def test_who_stands_still_cannot_be_parked(state: str) -> None:
+    with pytest.raises(CannotPark, match="has to run"):
+        may_park(devices(), TARGET, replace(RUNNING, state=state), ROOMY)
+
+
+def test_who_is_not_listed_is_not_on_a_gpu() -> None:
+    with pytest.raises(NotOnGpu):
+        may_park(replace(devices(), listed={}), TARGET, RUNNING, ROOMY)
+
+
+def test_host_memory_is_counted_beside_a_reserve_and_what_goes_before() -> None:
+    just = 8 * GIB + reserve(ROOMY.memory_total)
+    assert may_park(devices(), TARGET, RUNNING, replace(ROOMY, memory_left=just))
+    for vitals, before in ((replace(ROOMY, memory_left=just - 1), 0), (replace(ROOMY, memory_left=just), 1)):
+        with pytest.raises(CannotPark, match="host memory left"):
+            may_park(devices(), TARGET, RUNNING, vitals, taken_before=before)
+
+
+def test_a_control_group_can_be_what_is_too_small() -> None:
+    tight = replace(ROOMY, memory_left=4 * GIB, memory_limited_by="/docker/abc")
+    with pytest.raises(CannotPark, match="control group /docker/abc"):
+        may_park(devices(), TARGET, RUNNING, tight)
+
+
+def test_memory_that_cannot_be_read_is_not_taken_for_plenty() -> None:
+    with pytest.raises(CannotPark):
+        may_park(devices(), TARGET, RUNNING, Vitals())
+
+
+@pytest.mark.parametrize(
+    ("total", "kept"), [(None, 512 * MIB), (4 * GIB, 512 * MIB), (100 * GIB, 5 * GIB), (1024 * GIB, 8 * GIB)]
+)
+def test_the_reserve_is_a_twentieth_within_bounds(total: int | None, kept: int) -> None:
+    assert reserve(total) == kept
+
+
+def candidate(nbytes: int, *, idle: bool = True) -> Candidate:
+    return Candidate(TARGET, (SHARE,), nbytes, idle)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "missing", "chosen"),
+    [
+        ([40, 3, 5], 3, [3]),
+        ([40, 3, 5], 4, [5]),
+        ([2, 3, 4], 6, [4, 2]),
+        ([2, 3], 6, None),
+        ([], 1, None),
+        ([1], 0, []),
+    ],
+)
+def test_the_fewest_bytes_are_chosen(sizes: list[int], missing: int, chosen: list[int] | None) -> None:
+    found = enough([candidate(size) for size in sizes], missing)
+    assert (None if found is None else [each.nbytes for each in found]) == chosen
+
+
+def test_a_busy_one_goes_only_when_the_idle_are_too_few() -> None:
+    idle, busy = candidate(4), candidate(10, idle=False)
+    assert enough([busy, idle], 4) == (idle,)
+    assert enough([busy, idle], 8) == (idle, busy)
