@@ -26,11 +26,12 @@ from typing import Any
 
 from msgspec import Struct
 
-from vram.guard.heap.peek import attributes, inert, is_a, items, slots, spelled_key, type_name
+from vram.guard.heap.peek import attributes, defines, inert, is_a, items, slots, spelled_key, type_name
 from vram.guard.heap.roots import Root, Roots
 from vram.guard.heap.variables import KEEPS_A_COPY
 
 LONGEST = 140
+MOST_NAMES = 50
 _SUSPENDED = {
     GeneratorType: ("gi_frame", "generator"),
     CoroutineType: ("cr_frame", "coroutine"),
@@ -227,6 +228,7 @@ def _per_thread(parent: Any, words: Words, wanted: set[int], roots: Roots) -> Fo
 
 
 def _instance(parent: object, words: Words, wanted: set[int], roots: Roots) -> Found:
+    yield from _known_attributes(parent, words, wanted, roots)
     own = attributes(parent)
     if own is not None:
         yield from _attribute_dict(own, words, wanted, roots)
@@ -243,6 +245,22 @@ def _instance(parent: object, words: Words, wanted: set[int], roots: Roots) -> F
         yield value, words.then(f".{inert(name)}")
     if not is_a(parent, dict, list, tuple):
         yield from _sequence(parent, words, wanted, roots)
+
+
+def _known_attributes(parent: object, words: Words, wanted: set[int], roots: Roots) -> Found:
+    """By the names that a sibling has: an instance's dict, once asked for, is made and stays."""
+    kind = type(parent)
+    for name in roots.attribute_names.get(kind, ()):
+        try:
+            value = object.__getattribute__(parent, name)
+        except AttributeError:
+            continue
+        if id(value) in wanted:
+            yield value, words.then(f".{inert(name)}")
+    if kind not in roots.attribute_names:
+        own = attributes(parent) or {}
+        names = [name for name in own if type(name) is str and not defines(kind, name)]
+        roots.attribute_names[kind] = names[:MOST_NAMES]
 
 
 def _exception(parent: object, words: Words) -> Found:

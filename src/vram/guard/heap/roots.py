@@ -29,6 +29,7 @@ class Roots:
 
     def __init__(self) -> None:
         self.variables = Variables()
+        self.attribute_names: dict[type, list[str]] = {}
         self._shell = cells.shell()
         self._notebook = cells.namespace(self._shell)
         self.cells = cells.Cells(self._notebook) if self._notebook is not None else None
