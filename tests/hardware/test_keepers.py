@@ -119,7 +119,6 @@ def test_a_list_of_losses_is_named_with_the_graph_that_it_keeps(record: Record) 
     record(names=names, held_mib=round(before / MIB), after_mib=round(after / MIB), report=report)
     assert "autograd graph" in names["__main__: history[0]"]
     assert any(name.startswith("__main__: model[0].weight") for name in names)
-    assert any(name.endswith(".grad") for name in names)
     assert before - after > GIB
 
 

@@ -41,7 +41,7 @@ class Holders(Struct, frozen=True):
 def holders(obj: object, *, budget_s: float = BUDGET_S) -> Holders:
     """Say who keeps *obj*: ``cell 12: history[3]``, ``module utils: _cache['x']``.
 
-    Looks at the heap for *budget_s* seconds of processor time at most, runs no code of any object it meets, and
-    leaves no reference behind.
+    Looks at the heap for *budget_s* seconds of processor time at most, runs no code of any object
+    that it meets, and leaves no reference behind.
     """
     return Holders(*chains.every(obj, gc.get_objects(), budget_s))
