@@ -139,8 +139,8 @@ def _changes(before: dict[Any, Any], after: dict[Any, Any]) -> tuple[CacheChange
 def _exceptions_kept(heap: list[object]) -> int:
     """How many exceptions, beyond those in flight, still keep the frames that they passed through."""
     kinds = {kind for kind in set(map(type, heap)) if BaseException in lineage(kind)}
+    found = [each for each in heap if type(each) in kinds] if kinds else []
     raised: dict[int, Any] = getattr(sys, "_current_exceptions", dict)()
     flying = {id(each[1] if type(each) is tuple else each) for each in raised.values()}
     traceback = BaseException.__dict__["__traceback__"].__get__
-    kept = (each for each in heap if type(each) in kinds and id(each) not in flying)
-    return sum(1 for each in kept if traceback(each) is not None)
+    return sum(1 for each in found if id(each) not in flying and traceback(each) is not None)
