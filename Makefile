@@ -8,7 +8,7 @@ VENV ?= .venv
 RUN := $(VENV)/bin
 WORKERS ?= 2
 
-PYTHON_FOLDERS := src tests bench tools docs native
+PYTHON_FOLDERS := src tests bench tools docs native examples
 SCENES := src/vram/virtualgpu/scenes
 
 .DEFAULT_GOAL := help

@@ -20,7 +20,19 @@ from subprocess import CalledProcessError
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from bench.cases import answer, driver, imports, injection, ladder, park, scan, trim  # noqa: E402
+from bench.cases import (  # noqa: E402
+    answer,
+    buffer,
+    driver,
+    imports,
+    injection,
+    keepers,
+    ladder,
+    park,
+    scan,
+    scopes,
+    trim,
+)
 from bench.company import CompanyRefused  # noqa: E402
 from bench.row import Row  # noqa: E402
 from bench.timing import CommandFailed, program  # noqa: E402
@@ -30,6 +42,9 @@ CASES = {
     "scan": scan,
     "imports": imports,
     "driver": driver,
+    "buffer": buffer,
+    "scopes": scopes,
+    "keepers": keepers,
     "ladder": ladder,
     "trim": trim,
     "park": park,

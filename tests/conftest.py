@@ -11,7 +11,9 @@ import pytest
 
 from vram.virtualgpu import VirtualGpu, libraries
 
-BUILD = Path(__file__).parents[1] / "native" / "build.py"
+ROOT = Path(__file__).parents[1]
+BUILD = ROOT / "native" / "build.py"
+LEND = ROOT / "src" / "vram" / "guard" / "lib" / "libvramlend.so"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -27,7 +29,8 @@ def real_gpu(pytestconfig: pytest.Config) -> bool:
 @pytest.fixture(scope="session")
 def native_libraries() -> Path:
     """The folder of the compiled libraries, built now where they are missing."""
-    if not all((libraries.BUILT / name).exists() for name in libraries.NAMES.values()):
+    needed = [LEND, *(libraries.BUILT / name for name in libraries.NAMES.values())]
+    if not all(path.exists() for path in needed):
         subprocess.run([sys.executable, BUILD], check=True, stdout=subprocess.DEVNULL)
     return libraries.BUILT
 

@@ -7,6 +7,8 @@ import sys
 from bench.row import Row
 from bench.timing import interleaved
 
+BOUND_S = 0.030
+
 
 def run(turns: int) -> list[Row]:
     commands = {
@@ -15,4 +17,7 @@ def run(turns: int) -> list[Row]:
     }
     samples = interleaved(commands, turns=turns)
     ours, nothing = samples["vram"].median_s, samples["nothing"].median_s
-    return [Row('python -c "import vram"', ours, "s", 'python -c "pass"', nothing)]
+    return [
+        Row('python -c "import vram"', ours, "s", 'python -c "pass"', nothing),
+        Row("what import vram adds", max(0.0, ours - nothing), "s", target=BOUND_S),
+    ]

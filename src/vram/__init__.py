@@ -1,26 +1,85 @@
 """vram: where every byte of GPU memory is, who keeps it there, and how to get it back.
 
-    vram.agent()                      let `vram trim` into this process
-    vram.reclaim.plan("20GiB")        what would be done to get 20 GiB back
-
-Importing it does no work: each of these is loaded when it is used.
+Importing it does no work, loads no framework and touches no driver: each name below is
+fetched when it is first used.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from vram.agent import start as agent
-
-__all__ = ["__version__", "agent"]
+import os
+from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
+# name: the module that defines it, or that it is
+_PUBLIC = {
+    # scopes
+    "scope": "vram.guard.scope",
+    "scoped": "vram.guard.scope",
+    "retry_on_oom": "vram.guard.retry",
+    "on_oom": "vram.guard.oom",
+    "Thread": "vram.guard.threads",
+    "ThreadPoolExecutor": "vram.guard.threads",
+    "LeakDetected": "vram.errors",
+    "LeakWarning": "vram.errors",
+    "LimitExceeded": "vram.errors",
+    "VramError": "vram.errors",
+    # who keeps it
+    "flush": "vram.guard.flush",
+    "live": "vram.guard.live",
+    "holders": "vram.guard.holders",
+    # owner objects
+    "Buffer": "vram.guard.buffer",
+    "scrub": "vram.guard.scrub",
+    "remanence_test": "vram.guard.remanence",
+    # let `vram trim` and `vram why --deep` in; plan as `vram free` does
+    "agent": "vram.agent",
+    "reclaim": "vram.reclaim",
+    # %load_ext vram
+    "load_ipython_extension": "vram.notebook",
+    "unload_ipython_extension": "vram.notebook",
+}
 
-def __getattr__(name: str) -> Any:
-    if name in ("agent", "reclaim"):
-        from importlib import import_module
+# A type checker reads these lines, Python never does; a test holds the two lists equal.
+if TYPE_CHECKING:
+    from vram import reclaim as reclaim
+    from vram.agent import start as agent  # noqa: F401
+    from vram.errors import LeakDetected as LeakDetected
+    from vram.errors import LeakWarning as LeakWarning
+    from vram.errors import LimitExceeded as LimitExceeded
+    from vram.errors import VramError as VramError
+    from vram.guard.buffer import Buffer as Buffer
+    from vram.guard.flush import flush as flush
+    from vram.guard.holders import holders as holders
+    from vram.guard.live import live as live
+    from vram.guard.oom import on_oom as on_oom
+    from vram.guard.remanence import remanence_test as remanence_test
+    from vram.guard.retry import retry_on_oom as retry_on_oom
+    from vram.guard.scope import scope as scope
+    from vram.guard.scope import scoped as scoped
+    from vram.guard.scrub import scrub as scrub
+    from vram.guard.threads import Thread as Thread
+    from vram.guard.threads import ThreadPoolExecutor as ThreadPoolExecutor
+    from vram.notebook import load_ipython_extension as load_ipython_extension
+    from vram.notebook import unload_ipython_extension as unload_ipython_extension
 
-        return import_module(f"vram.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __getattr__(name: str) -> object:
+    home = _PUBLIC.get(name)
+    if home is None:
+        raise AttributeError(f"module 'vram' has no attribute {name!r}")
+    from importlib import import_module
+
+    module = import_module(home)
+    value = globals()[name] = module if home == f"vram.{name}" else getattr(module, name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PUBLIC})
+
+
+if os.environ.get("VRAM_AGENT", "0") not in ("", "0"):
+    from vram.agent import start_as_asked
+
+    start_as_asked()

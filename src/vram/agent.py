@@ -3,6 +3,8 @@
     import vram
     vram.agent()                             in a program, as early as you like
 
+    VRAM_AGENT=1 python train.py             the same, for a program that imports vram anyway
+
     python -m vram.agent train.py --epochs 3     around one that is left as it is
 
 The module can be called, so that ``vram.agent()`` works whether or not it was imported by name.
@@ -10,12 +12,28 @@ The module can be called, so that ``vram.agent()`` works whether or not it was i
 
 from __future__ import annotations
 
+import os
 import sys
 from types import ModuleType
 
 from vram.payloads.agent import start
 
 __all__ = ["start"]
+
+
+def start_as_asked() -> None:
+    """Start because $VRAM_AGENT says so: in every program that imports vram but vram's own command."""
+    words = [os.path.basename(word) for word in sys.orig_argv]
+    if "vram" in words[:2] or words[1:3] == ["-m", "vram"]:
+        # What the command starts is no program of the user's either.
+        os.environ.pop("VRAM_AGENT", None)
+        return
+    try:
+        start()
+    except OSError as error:
+        import warnings
+
+        warnings.warn(f"no vram agent was started: {error}", RuntimeWarning, stacklevel=3)
 
 
 class _Callable(ModuleType):

@@ -2,10 +2,17 @@
 
 VramError
 ├── UsageError          the words of the call are wrong            exit 2
+│   └── NoSuchDevice         this process sees no such GPU
 ├── DriverMissing       no NVIDIA driver answers on this host      exit 4
 ├── DeviceError         the driver answered with an error          exit 3
+│   └── OutOfMemory          it has not that much memory free
 ├── BadSnapshot         a snapshot file cannot be read or judged   exit 5
 ├── VirtualGpuError     the virtual GPU cannot be made or entered  exit 6
+├── LeakDetected        a scope gained device memory and kept it
+├── LimitExceeded       a scope gained more than it was allowed
+├── BufferClosed        a buffer was used, or closed again, after its close
+├── BufferLent          a buffer stays open: somebody still works on its memory
+├── BufferLost          a buffer's memory is not this process's to use or free any more
 └── Refused             nothing was touched, for a reason that has a name of its own
     ├── NoSuchProcess        no process has that pid               exit 10
     ├── NotOnGpu             the process holds no GPU memory       exit 11
@@ -61,6 +68,8 @@ class VramError(Exception):
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
         self.hint = hint
+        if hint:  # a program that does not catch it shows the hint with the traceback
+            self.add_note(f"hint: {hint}")
 
 
 class UsageError(VramError):
@@ -79,6 +88,26 @@ class DeviceError(VramError):
     """The driver answered with an error."""
 
 
+class NoSuchDevice(UsageError):
+    """This process sees no such GPU."""
+
+
+class OutOfMemory(DeviceError, MemoryError):
+    """The device, or the host for pinned memory, has not that much free."""
+
+
+class BufferClosed(VramError):
+    """A buffer was used, or closed again, after its close."""
+
+
+class BufferLent(VramError):
+    """A buffer stays open: somebody still works on its memory."""
+
+
+class BufferLost(VramError):
+    """A buffer's memory is not this process's to use or free: its context is gone, or a parent's it is."""
+
+
 class BadSnapshot(VramError):
     """A snapshot file is broken, foreign or newer than this program."""
 
@@ -89,6 +118,29 @@ class VirtualGpuError(VramError):
     """The virtual GPU cannot be made or entered."""
 
     exit_code = ExitCode.VIRTUAL_GPU
+
+
+class LeakDetected(VramError):
+    """A scope ended with more device memory than it began with.
+
+    ``leak`` is the account of it, in plain data: the error itself keeps nothing alive.
+    """
+
+    def __init__(self, message: str, *, hint: str = "", leak: object = None) -> None:
+        super().__init__(message, hint=hint)
+        self.leak = leak
+
+
+class LeakWarning(UserWarning):
+    """The same, where a scope was asked to warn only."""
+
+
+class LimitExceeded(VramError):
+    """A scope gained more device memory than its limit allows."""
+
+    def __init__(self, message: str, *, hint: str = "", gained: int | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.gained = gained
 
 
 class Refused(VramError):

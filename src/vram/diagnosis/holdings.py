@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from vram.model.ledger import Entry, GpuLedger, Holder
 
-IN_USE = ("context", "live", "cached", "process", "overhead")
+IN_USE = ("context", "live", "cached", "fragmented", "process", "overhead")
 """The kinds that a process is charged with while it works."""
 
 

@@ -16,6 +16,7 @@ Kind = Literal[
     "context",
     "live",
     "cached",
+    "fragmented",
     "process",
     "orphaned",
     "exported",

@@ -27,6 +27,7 @@ class CacheLine(Struct, frozen=True, kw_only=True):
     held: int | None
     reclaimable: int | None
     held_after: int | None
+    used: int | None = None
 
     @property
     def returned_bytes(self) -> int | None:
@@ -40,6 +41,7 @@ class Trimmed(Struct, frozen=True, kw_only=True):
 
     status: Literal["done", "cancelled"]
     python: str | None = None
+    devices: dict[str, str | None] = {}
     lines: tuple[CacheLine, ...] = ()
     collected: int = 0
     dropped: tuple[str, ...] = ()

@@ -15,7 +15,7 @@ from vram.units import size
 # Past this many lines the smallest plain ones share a line: a page of 500 equal workers
 # hides the one that matters. JSON and `vram who` list them all.
 FOLD_AFTER = 32
-_FOLDABLE = frozenset(("process", "live", "cached", "context"))
+_FOLDABLE = frozenset(("process", "live", "cached", "fragmented", "context"))
 _NARROW_COLUMNS = 36
 
 

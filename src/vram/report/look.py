@@ -25,6 +25,7 @@ KINDS: dict[Kind, Ink] = {
     "process": Ink("█", "#", "cyan"),
     "live": Ink("█", "#", "cyan"),
     "cached": Ink("▓", "=", "blue"),
+    "fragmented": Ink("▚", "%", "blue"),
     "context": Ink("▒", "+", "blue"),
     "overhead": Ink("░", "~", "bright_black"),
     "reserved": Ink("▒", "R", "bright_black"),

@@ -10,6 +10,7 @@ from vram.cli.terminal import add_terminal_arguments, emit, look_for, show
 from vram.errors import UsageError
 
 if TYPE_CHECKING:
+    from vram.host.local import LocalHost
     from vram.model.finding import Finding
     from vram.model.ledger import Ledger
 
@@ -29,10 +30,17 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="SECONDS",
         help="look again and again until Ctrl-C (default: every 2 seconds); with --json, a line each time",
     )
+    parser.add_argument(
+        "--deep",
+        action="store_true",
+        help="ask processes that let us in (vram.agent(), Jupyter) what is live, cached or fragmented",
+    )
     add_terminal_arguments(parser)
 
 
 def run(args: Namespace) -> int:
+    if args.deep and (args.snapshot or args.watch is not None):
+        raise UsageError("--deep asks living processes, once", hint="leave out --from and --watch")
     if args.watch is not None:
         return _watch(args)
     host = open_host(args)
@@ -41,6 +49,8 @@ def run(args: Namespace) -> int:
 
     ledger = take_ledger(args, host)
     findings = diagnose(ledger)
+    if args.deep:
+        ledger = _deepened(ledger, host, args)
     if args.json:
         # Scripts get their object even where there is no driver: its probes say why.
         emit(json.why(ledger, findings))
@@ -49,6 +59,20 @@ def run(args: Namespace) -> int:
         require_driver(ledger)
         _show(ledger, findings, args)
     return completeness(ledger)
+
+
+def _deepened(ledger: Ledger, host: LocalHost | None, args: Namespace) -> Ledger:
+    from msgspec.structs import replace
+
+    from vram.ledger.deepen import deepen
+    from vram.reclaim.inside import ask_inside
+
+    assert host is not None
+    insides = ask_inside(host, ledger, args.deadline)
+    if insides or not ledger.gpus:
+        return deepen(ledger, insides)
+    note = "no process lets us ask for its inside: it would have to call vram.agent(), or be a Jupyter kernel"
+    return replace(ledger, gpus=tuple(replace(gpu, notes=(*gpu.notes, note)) for gpu in ledger.gpus))
 
 
 def _show(ledger: Ledger, findings: tuple[Finding, ...], args: Namespace) -> None:

@@ -58,6 +58,7 @@ def visit(request: dict[str, Any], began: float) -> dict[str, Any]:
     return {
         "status": "done",
         "python": sys.version.split()[0],
+        "devices": {str(each): driver.uuid(each) for each in driver.devices()},
         "lines": [{**each, "held_after": after.get(key, {}).get("held")} for key, each in before.items()],
         "collected": collected,
         "dropped": dropped,
@@ -117,7 +118,7 @@ def merged(one: Line, other: Line) -> Line:
     def total(field: str) -> int | None:
         return None if None in (one[field], other[field]) else one[field] + other[field]
 
-    return {**one, "held": total("held"), "reclaimable": total("reclaimable")}
+    return {**one, **{field: total(field) for field in ("held", "reclaimable", "used")}}
 
 
 def let_go(frameworks: list[Framework], notes: list[str], *, forget: bool) -> tuple[list[str], int]:

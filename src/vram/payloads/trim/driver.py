@@ -43,6 +43,14 @@ class Driver:
         asked = self.call("cuDevicePrimaryCtxGetState", c_int(ordinal), byref(flags), byref(active))
         return asked and bool(active.value)
 
+    def uuid(self, ordinal: int) -> str | None:
+        """What the whole machine calls the device: each process may number its GPUs differently."""
+        raw = (ctypes.c_char * 16)()
+        if not self.call("cuDeviceGetUuid_v2", byref(raw), c_int(ordinal)):
+            return None
+        digits = bytes(raw).hex()
+        return f"GPU-{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+
     @contextmanager
     def inside(self, ordinal: int) -> Iterator[bool]:
         """This thread in the primary context of a device that is awake; False where it cannot be."""

@@ -34,13 +34,24 @@ class Framework:
         """Let go; yield what could not be, in words."""
         yield from ()
 
-    def line(self, memory: str, device: int | None, held: int | None, reclaimable: int | None) -> Line:
+    def line(
+        self,
+        memory: str,
+        device: int | None,
+        held: int | None,
+        reclaimable: int | None,
+        used: int | None = None,
+    ) -> Line:
+        """*used* where it is not simply the rest: some of what is unused cannot be given back either."""
+        if used is None and held is not None and reclaimable is not None:
+            used = held - reclaimable
         return {
             "name": self.name,
             "memory": memory,
             "device": device,
             "held": held,
             "reclaimable": reclaimable,
+            "used": used,
         }
 
 

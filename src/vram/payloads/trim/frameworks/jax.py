@@ -34,7 +34,8 @@ class Jax(Framework):
         for device in self._devices:
             stats = device.memory_stats() or {}
             held = stats.get("pool_bytes") or stats.get("bytes_reserved") or stats.get("bytes_in_use")
-            yield self.line(DEVICE, getattr(device, "local_hardware_id", device.id), held, 0)
+            number = getattr(device, "local_hardware_id", device.id)
+            yield self.line(DEVICE, number, held, 0, stats.get("bytes_in_use"))
 
     def release(self) -> Iterator[str]:
         self._jax.clear_caches()

@@ -35,7 +35,7 @@ class PyTorch(Framework):
             held = stats.get("reserved_bytes.all.current", 0)
             used = stats.get("active_bytes.all.current", 0)
             splinters = stats.get("inactive_split_bytes.all.current", 0)
-            yield self.line(DEVICE, device, held, max(0, held - used - splinters) if native else None)
+            yield self.line(DEVICE, device, held, max(0, held - used - splinters) if native else None, used)
         yield from self._pinned()
 
     def _pinned(self) -> Iterator[Line]:

@@ -1,0 +1,329 @@
+"""``vram.Buffer``: memory with an owner that gives it back.
+
+    with vram.Buffer("8MiB", zero_on_free=True) as buffer:
+        tensor = torch.from_dlpack(buffer)
+
+Other libraries work on it in place, through DLPack or the CUDA array interface, and it on
+theirs. It goes back at the end of the block, on ``close()``, with the last reference to it, or at
+the end of the interpreter, whichever comes first, in whichever thread.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import operator
+import sys
+from types import TracebackType
+from typing import Any, NoReturn, SupportsIndex
+
+from vram.errors import UsageError, VramError
+from vram.guard import dlpack, foreign, kinds, lending
+from vram.guard.holding import Holding
+from vram.guard.layout import Layout
+from vram.guard.streams import stream_of
+from vram.units import parse_size, size
+
+Size = int | str
+
+# How DLPack calls the place of each kind; a zero-copy buffer is offered where a GPU sees it.
+_PLACES = {"pinned": dlpack.CUDA_HOST, "managed": dlpack.CUDA_MANAGED}
+
+
+class Buffer:
+    """*nbytes* of device memory, as a number or as "8MiB".
+
+    On the current context's device, or on GPU *device*. With a *stream* of any framework it comes
+    from the driver's pool and goes back in that stream's order. *zero_on_free* erases it before
+    it goes back, and waits for that. Its methods may be called from any thread.
+    """
+
+    _memory: Holding
+    _shape: Layout | None = None
+
+    def __init__(
+        self, nbytes: Size, *, device: int | None = None, stream: object = None, zero_on_free: bool = False
+    ) -> None:
+        count = nbytes if type(nbytes) is int and nbytes > 0 else _nbytes(nbytes)
+        if stream is None:
+            self._memory = kinds.Device(count, device, zero_on_free)
+        else:
+            self._memory = kinds.StreamOrdered(count, stream_of(stream), device, zero_on_free)
+
+    # ---- other kinds of memory ----
+
+    @classmethod
+    def pitched(
+        cls,
+        width: Size,
+        height: int,
+        *,
+        element_nbytes: int = 4,
+        device: int | None = None,
+        zero_on_free: bool = False,
+    ) -> Buffer:
+        """*height* rows of *width* bytes, each beginning where the device reads best: see ``pitch``."""
+        if element_nbytes not in (4, 8, 16):
+            raise UsageError(f"elements of {element_nbytes} bytes", hint="the driver pitches for 4, 8 or 16")
+        row, rows = _nbytes(width), _nbytes(height)
+        memory = kinds.Pitched(row, rows, element_nbytes, device, zero_on_free)
+        return cls._of(memory, Layout((rows, row), (memory.pitch, 1)))
+
+    @classmethod
+    def managed(cls, nbytes: Size, *, device: int | None = None, zero_on_free: bool = False) -> Buffer:
+        """Memory that host and device both use and that moves between them; never more than is free."""
+        return cls._of(kinds.Managed(_nbytes(nbytes), device, zero_on_free))
+
+    @classmethod
+    def pinned(cls, nbytes: Size, *, device: int | None = None, zero_on_free: bool = False) -> Buffer:
+        """Host memory that stays in place, for fast copies."""
+        return cls._of(kinds.Pinned(_nbytes(nbytes), device, zero_on_free))
+
+    @classmethod
+    def zero_copy(cls, nbytes: Size, *, device: int | None = None, zero_on_free: bool = False) -> Buffer:
+        """Host memory that the device reads and writes in place, over the bus."""
+        return cls._of(kinds.ZeroCopy(_nbytes(nbytes), device, zero_on_free))
+
+    @classmethod
+    def from_dlpack(cls, thing: Any) -> Buffer:
+        """The memory of another library's array, in place. Its owner lives until the close."""
+        return cls._borrowed(foreign.by_dlpack(foreign.without_gradient(thing)))
+
+    @classmethod
+    def from_cuda_array_interface(cls, thing: Any) -> Buffer:
+        """The same for what has a ``__cuda_array_interface__``."""
+        return cls._borrowed(foreign.by_interface(foreign.without_gradient(thing)))
+
+    @classmethod
+    def _borrowed(cls, seen: foreign.View) -> Buffer:
+        return cls._of(foreign.Borrowed(seen), seen.layout)
+
+    @classmethod
+    def _of(cls, memory: Holding, layout: Layout | None = None) -> Buffer:
+        made = cls.__new__(cls)
+        made._memory, made._shape = memory, layout
+        return made
+
+    # ---- what it is ----
+
+    @property
+    def _layout(self) -> Layout:
+        """One run of bytes, where nothing else was said."""
+        return Layout((self._memory.nbytes,)) if self._shape is None else self._shape
+
+    @property
+    def nbytes(self) -> int:
+        """How much memory it is, the padding of a pitched one included."""
+        return self._memory.nbytes
+
+    @property
+    def kind(self) -> str:
+        """device, stream-ordered, pitched, managed, pinned, zero-copy or borrowed."""
+        return self._memory.kind
+
+    @property
+    def closed(self) -> bool:
+        return self._memory.is_closed
+
+    @property
+    def zero_on_free(self) -> bool:
+        return self._memory.zero_on_free
+
+    @property
+    def pointer(self) -> int:
+        """The address, for a kernel or a driver call. It is worth nothing after the close."""
+        self._memory.check()
+        return self._memory.device_pointer()
+
+    @property
+    def device(self) -> int:
+        """The GPU's number."""
+        self._memory.check()
+        return self._memory.device
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._layout.shape
+
+    @property
+    def pitch(self) -> int:
+        """Bytes from one row of a pitched buffer to the next."""
+        return self._layout.byte_strides[0] if len(self.shape) > 1 else self.nbytes
+
+    @property
+    def host(self) -> memoryview:
+        """Managed, pinned or zero-copy memory as the host sees it; work under way is waited for.
+
+        The view ends with the buffer. What was made of it (a slice, a NumPy array) must be gone
+        before, or the close is refused.
+        """
+        memory = self._memory
+        if not memory.is_host_visible:
+            raise UsageError(
+                f"{memory.kind} memory cannot be read by the host", hint="use read() and write()"
+            )
+        memory.check_process()
+        with memory.lock:
+            memory.check()
+            with memory.inside():
+                memory.wait()
+            array = memory.shown_array()
+            if array is None:
+                array = (ctypes.c_ubyte * memory.nbytes).from_address(memory.pointer)
+                array.owner = self  # type: ignore[attr-defined]
+            view = memoryview(array).cast("B")  # type: ignore[arg-type]
+            memory.show(array, view)
+            return view
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else f"at {self._memory.pointer:#x}"
+        zeroed = ", zeroed on free" if self.zero_on_free else ""
+        return f"<vram.Buffer of {size(self.nbytes)}, {self.kind}, {state}{zeroed}>"
+
+    # ---- bytes in and out ----
+
+    def read(self, nbytes: int | None = None, offset: int = 0) -> bytes:
+        """Copy *nbytes* from *offset* on to the host; all that follows where not said."""
+        count = self.nbytes - offset if nbytes is None else nbytes
+        into = ctypes.create_string_buffer(max(count, 0))
+        self._copy("cuMemcpyDtoH_v2", offset, count, lambda at: (into, at, count))
+        return into.raw
+
+    def write(self, data: bytes | bytearray | memoryview, offset: int = 0) -> None:
+        """Copy *data* into the buffer."""
+        octets = bytes(data)
+        self._copy("cuMemcpyHtoD_v2", offset, len(octets), lambda at: (at, octets, len(octets)))
+
+    def fill(self, byte: int = 0) -> None:
+        """Set every byte, and come back when that is done."""
+        if not 0 <= byte <= 255:
+            raise UsageError(f"{byte} is not a byte", hint="0 to 255")
+        self._copy("cuMemsetD8_v2", 0, self.nbytes, lambda at: (at, byte, self.nbytes))
+
+    def erase(self) -> None:
+        """Set every byte to zero, padding too, once all work on it has ended; wait for that."""
+        memory = self._memory
+        memory.check_process()
+        with memory.lock:
+            memory.zero()
+
+    def _copy(self, call: str, offset: int, count: int, words: Any) -> None:
+        memory = self._memory
+        if not 0 <= offset <= offset + count <= memory.nbytes:
+            raise UsageError(f"bytes {offset} to {offset + count} of a buffer of {memory.nbytes}")
+        if self.kind == "borrowed" and not self._layout.is_dense:
+            raise UsageError("a borrowed array with strides is not one run of bytes")
+        memory.check_process()
+        with memory.lock:
+            memory.check()
+            with memory.inside():
+                memory.cuda.must(call, *words(memory.device_pointer() + offset))
+                memory.wait()
+
+    # ---- giving it back ----
+
+    def close(self) -> None:
+        """Give the memory back now, erased first where that was asked for.
+
+        BufferClosed a second time; BufferLent, and nothing is freed, while a DLPack consumer or
+        an array on ``host`` lives; BufferLost where the memory went with a context reset or is a
+        parent process's. Arrays made through the CUDA array interface cannot be seen: they must
+        not be used after this.
+        """
+        memory = self._memory
+        memory.check_process()
+        with memory.lock:
+            if memory.leases or memory.host_views:
+                memory.recall()
+            memory.release()
+
+    def __enter__(self) -> Buffer:
+        self._memory.check()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self.closed:  # already, or in a forked child, which has nothing to give back
+            return
+        try:
+            self.close()
+        except VramError as trouble:
+            if error is None:
+                raise
+            # The block's own error matters more; what is lent goes with its last user.
+            error.add_note(f"vram: {trouble}")
+
+    def __del__(self, is_finalizing: Any = sys.is_finalizing) -> None:
+        memory = getattr(self, "_memory", None)
+        # While Python is taken apart nothing can be relied on; exit handlers came before.
+        if memory is not None and not memory.is_released and not is_finalizing():
+            memory.drop()
+
+    def __reduce__(self) -> NoReturn:
+        raise UsageError(
+            "a buffer cannot be copied or pickled", hint="its memory is one process's; copy the bytes"
+        )
+
+    # ---- other libraries ----
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        memory = self._memory
+        memory.check()
+        if isinstance(memory, foreign.Borrowed):
+            return memory.device_kind, memory.device
+        place = _PLACES.get(memory.kind, dlpack.CUDA)
+        return place, 0 if place == dlpack.CUDA_HOST else memory.device
+
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> object:
+        """A capsule of the memory itself. The buffer lives, and stays open, while a consumer has it."""
+        memory, device = self._memory, self.__dlpack_device__()
+        if copy:
+            raise BufferError("vram.Buffer lends its memory and makes no copies")
+        if dl_device is not None and tuple(dl_device) != device:
+            raise BufferError(f"this buffer lies on DLPack device {device}, not {tuple(dl_device)}")
+        with memory.lock:
+            memory.check()
+            if stream != -1:  # -1: the consumer sees to the order itself
+                with memory.inside():
+                    memory.settle()
+            versioned = max_version is not None and tuple(max_version) >= dlpack.VERSION
+            pointer = memory.device_pointer()
+            return lending.lend(self, memory, pointer, device, self._layout, versioned=versioned)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        memory, type_string = self._memory, self._layout.element.type_string
+        if memory.kind == "pinned" or type_string is None:
+            raise AttributeError(f"{memory.kind} memory of this type has no __cuda_array_interface__")
+        memory.check()
+        return {
+            "version": 3,
+            "shape": self._layout.shape,
+            "strides": None if self._layout.is_dense else self._layout.byte_strides,
+            "typestr": type_string,
+            "data": (memory.device_pointer(), memory.is_read_only),
+            "stream": memory.interface_stream,
+        }
+
+
+def _nbytes(value: SupportsIndex | str) -> int:
+    """A size of at least one byte, as a number or in words."""
+    if isinstance(value, str):
+        count = parse_size(value)
+    elif isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise UsageError(f"{value!r} is not a size", hint="give bytes as a number, or write it like 8MiB")
+    else:
+        count = operator.index(value)
+    if count <= 0:
+        raise UsageError(f"a buffer of {count} bytes", hint="the smallest has one byte")
+    return count

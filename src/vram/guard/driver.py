@@ -1,0 +1,277 @@
+"""The door to libcuda for owner objects: opened by the first call, and no context but on request.
+
+Calls return the driver's code; :func:`translated` makes the error of it. Argument types are
+set on handles of our own, so nothing changes for others who have the library loaded.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from ctypes import byref, c_char_p, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_void_p
+from typing import Any
+
+from vram.errors import DeviceError, DriverMissing, NoSuchDevice, OutOfMemory, VramError
+
+INVALID_VALUE, OUT_OF_MEMORY, NOT_INITIALIZED, DEINITIALIZED = 1, 2, 3, 4
+NO_DEVICE, INVALID_DEVICE, INVALID_CONTEXT, CONTEXT_IS_DESTROYED = 100, 101, 201, 709
+NO_LIVE_CONTEXT = (INVALID_CONTEXT, CONTEXT_IS_DESTROYED)
+CAPTURE_CODES = range(900, 910)
+
+POINTER_CONTEXT, POINTER_BUFFER_ID, POINTER_ORDINAL, POINTER_IS_MANAGED = 1, 7, 9, 8
+RELAXED_CAPTURE = 2
+
+POINTER, SIZE, HANDLE, OUT = c_uint64, c_size_t, c_void_p, c_void_p
+
+PROTOTYPES: dict[str, tuple[Any, ...]] = {
+    "cuInit": (c_uint,),
+    "cuDriverGetVersion": (OUT,),
+    "cuGetErrorName": (c_int, OUT),
+    "cuGetErrorString": (c_int, OUT),
+    "cuDeviceGetCount": (OUT,),
+    "cuDeviceGetName": (OUT, c_int, c_int),
+    "cuDeviceGetAttribute": (OUT, c_int, c_int),
+    "cuDeviceTotalMem_v2": (OUT, c_int),
+    "cuDevicePrimaryCtxRetain": (OUT, c_int),
+    "cuDevicePrimaryCtxGetState": (c_int, OUT, OUT),
+    "cuCtxGetCurrent": (OUT,),
+    "cuCtxGetDevice": (OUT,),
+    "cuCtxPushCurrent_v2": (HANDLE,),
+    "cuCtxPopCurrent_v2": (OUT,),
+    "cuCtxSynchronize": (),
+    "cuStreamSynchronize": (HANDLE,),
+    "cuThreadExchangeStreamCaptureMode": (OUT,),
+    "cuPointerGetAttribute": (OUT, c_int, POINTER),
+    "cuMemGetInfo_v2": (OUT, OUT),
+    "cuMemAlloc_v2": (OUT, SIZE),
+    "cuMemAllocPitch_v2": (OUT, OUT, SIZE, SIZE, c_uint),
+    "cuMemAllocManaged": (OUT, SIZE, c_uint),
+    "cuMemFree_v2": (POINTER,),
+    "cuMemHostAlloc": (OUT, SIZE, c_uint),
+    "cuMemHostGetDevicePointer_v2": (OUT, c_void_p, c_uint),
+    "cuMemFreeHost": (c_void_p,),
+    "cuMemAllocAsync": (OUT, SIZE, HANDLE),
+    "cuMemFreeAsync": (POINTER, HANDLE),
+    "cuMemsetD8_v2": (POINTER, c_ubyte, SIZE),
+    "cuMemsetD8Async": (POINTER, c_ubyte, SIZE, HANDLE),
+    "cuMemsetD2D8_v2": (POINTER, SIZE, c_ubyte, SIZE, SIZE),
+    "cuMemcpyHtoD_v2": (POINTER, c_void_p, SIZE),
+    "cuMemcpyDtoH_v2": (c_void_p, POINTER, SIZE),
+    "cuMemPoolCreate": (OUT, c_void_p),
+    "cuMemPoolDestroy": (HANDLE,),
+    "cuMemPoolSetAttribute": (HANDLE, c_int, c_void_p),
+    "cuMemAllocFromPoolAsync": (OUT, SIZE, HANDLE, HANDLE),
+}
+
+
+class Driver:
+    """Every call of :data:`PROTOTYPES` that this driver has, ready to be called."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.pid = os.getpid()
+        self._primary: dict[int, int] = {}
+        for name, kinds in PROTOTYPES.items():
+            function = getattr(library, name, None)
+            if function is not None:
+                function.argtypes = kinds
+                setattr(self, name, function)
+        # Arguments of declared types cost a third of a call more: these three take ready C values.
+        untyped = ctypes.CDLL(library._name)
+        self.quick_alloc, self.quick_free = untyped.cuMemAlloc_v2, untyped.cuMemFree_v2
+        self.quick_ask = untyped.cuPointerGetAttribute
+
+    def __getattr__(self, name: str) -> Any:
+        """What is asked for and was not found above: a driver older than the call."""
+        raise DeviceError(f"this driver has no {name}", hint="it is older than that call: update the driver")
+
+    # ---- devices ----
+
+    def count(self) -> int:
+        number = c_int()
+        self.must("cuDeviceGetCount", byref(number))
+        return number.value
+
+    def check_device(self, device: object) -> int:
+        """*device* as a number of a GPU that this process sees."""
+        if isinstance(device, bool) or not isinstance(device, int):
+            raise NoSuchDevice(f"{device!r} is not the number of a GPU", hint="give it as 0, 1, …")
+        count = self.count()
+        if not 0 <= device < count:
+            seen = f"CUDA sees {count} GPU{'s' * (count != 1)}, from 0 on"
+            raise NoSuchDevice(
+                f"there is no GPU {device} here", hint=f"{seen}; CUDA_VISIBLE_DEVICES may hide others"
+            )
+        return device
+
+    # ---- contexts ----
+
+    def current_context(self) -> int:
+        """The handle of this thread's context, 0 where it has none."""
+        handle = c_void_p()
+        self.cuCtxGetCurrent(byref(handle))
+        return handle.value or 0
+
+    def current_device(self) -> int | None:
+        number = c_int()
+        return None if self.cuCtxGetDevice(byref(number)) else number.value
+
+    def in_context(self, device: int | None, operation: Callable[[], int]) -> int:
+        """Run *operation*, which returns a code, in this thread's context if that is *device*'s.
+
+        Otherwise in the device's primary context, which is made where there is none yet. A context
+        that was reset comes back by being retained again. ``None`` means the current device, or 0.
+        """
+        if device is None or device == self.current_device():
+            code = operation()
+            if code not in NO_LIVE_CONTEXT:
+                return code
+        chosen = self._stale_device() if device is None else device
+        if not self._is_awake(chosen):
+            self._primary.pop(chosen, None)
+        return self._in_primary(chosen, operation)
+
+    def _is_awake(self, device: int) -> bool:
+        """Whether the primary context lives; after a reset our handle names a dead one."""
+        flags, active = c_uint(), c_int()
+        return not self.cuDevicePrimaryCtxGetState(device, byref(flags), byref(active)) and bool(active.value)
+
+    def _stale_device(self) -> int:
+        """The device whose context this thread still names although it was reset; else the first."""
+        current = self.current_context()
+        return next((device for device, handle in self._primary.items() if handle == current), 0)
+
+    def _in_primary(self, device: int, operation: Callable[[], int]) -> int:
+        if device not in self._primary:
+            handle = c_void_p()
+            self.must("cuDevicePrimaryCtxRetain", byref(handle), self.check_device(device))
+            self._primary[device] = handle.value or 0
+        code: int = self.cuCtxPushCurrent_v2(self._primary[device])
+        if code:
+            return code
+        try:
+            return operation()
+        finally:
+            self.cuCtxPopCurrent_v2(byref(c_void_p()))
+
+    @contextmanager
+    def inside(self, context: int) -> Iterator[None]:
+        """Make *context* current in this thread for a while, whatever is current now."""
+        self.must("cuCtxPushCurrent_v2", context)
+        try:
+            yield
+        finally:
+            self.cuCtxPopCurrent_v2(byref(c_void_p()))
+
+    @contextmanager
+    def on_device(self, device: int | None) -> Iterator[int]:
+        """Be in a live context of *device* (``None``: the current one, else 0); yields its number."""
+        handle = c_void_p()
+
+        def note_context() -> int:
+            # This call needs a live context, where cuCtxGetCurrent would name a dead one.
+            code: int = self.cuMemGetInfo_v2(byref(c_size_t()), byref(c_size_t()))
+            return code or int(self.cuCtxGetCurrent(byref(handle)))
+
+        self.check(self.in_context(device, note_context), "cuMemGetInfo")
+        with self.inside(handle.value or 0):
+            number = self.current_device()
+            assert number is not None
+            yield number
+
+    def within(self, pointer: int, device: int) -> AbstractContextManager[object]:
+        """Be where *pointer* can be used: in its own context, a pool's memory in one of *device*."""
+        context = self.context_of(pointer)
+        if context is None:
+            return self.on_device(device)
+        return nullcontext() if context == self.current_context() else self.inside(context)
+
+    # ---- pointers ----
+
+    def identity(self, pointer: c_uint64) -> int | None:
+        """A number that the driver gives to one allocation and never again in this process."""
+        number = c_uint64()
+        return None if self.quick_ask(byref(number), POINTER_BUFFER_ID, pointer) else number.value
+
+    def context_of(self, pointer: int) -> int | None:
+        """The context that an allocation ends with; a pool's memory belongs to none."""
+        handle = c_void_p()
+        code = self.cuPointerGetAttribute(byref(handle), POINTER_CONTEXT, pointer)
+        return None if code else handle.value
+
+    def ordinal_of(self, pointer: int) -> int:
+        number = c_int()
+        self.must("cuPointerGetAttribute", byref(number), POINTER_ORDINAL, pointer)
+        return number.value
+
+    def free_and_total(self) -> tuple[int, int]:
+        """Of the current context's device."""
+        free, total = c_size_t(), c_size_t()
+        self.must("cuMemGetInfo_v2", byref(free), byref(total))
+        return free.value, total.value
+
+    # ---- errors ----
+
+    def must(self, name: str, *arguments: object) -> None:
+        """Call *name*; anything but success is a typed error."""
+        self.check(getattr(self, name)(*arguments), name)
+
+    def check(self, code: int, name: str) -> None:
+        if code:
+            raise self.translated(code, name)
+
+    def translated(self, code: int, name: str) -> VramError:
+        """The error that says what *code* means as the answer to *name*."""
+        if code == NOT_INITIALIZED and self.pid != os.getpid():
+            return after_fork()
+        call = name.partition("_v")[0]
+        message = f"{call} answered {self._name(code)} ({code})"
+        if code == OUT_OF_MEMORY:
+            return OutOfMemory(message, hint="`vram why` tells who holds the rest")
+        if code in CAPTURE_CODES:
+            return DeviceError(message, hint="a CUDA graph is being captured: do this before or after it")
+        return DeviceError(message, hint=self._words(code))
+
+    def _name(self, code: int) -> str:
+        text = c_char_p()
+        failed = self.cuGetErrorName(code, byref(text))
+        return "an unknown error" if failed or not text.value else text.value.decode()
+
+    def _words(self, code: int) -> str:
+        text = c_char_p()
+        failed = self.cuGetErrorString(code, byref(text))
+        return "" if failed or not text.value else f"the driver calls it {text.value.decode()!r}"
+
+
+_driver: Driver | None = None
+
+
+def driver() -> Driver:
+    """The door, opened by the first call; DriverMissing where there is nothing behind it."""
+    global _driver
+    if _driver is None:
+        _driver = _opened()
+    return _driver
+
+
+def _opened() -> Driver:
+    try:
+        found = Driver(ctypes.CDLL("libcuda.so.1"))
+    except OSError as error:
+        hint = "install the NVIDIA driver, or try it on a virtual GPU: vram virtual -- python …"
+        raise DriverMissing("no NVIDIA driver here: libcuda.so.1 cannot be loaded", hint=hint) from error
+    code = found.cuInit(0)
+    if code == NOT_INITIALIZED:
+        raise after_fork()
+    if code == NO_DEVICE:
+        raise DriverMissing(
+            "the NVIDIA driver finds no GPU", hint="see `vram check`, and CUDA_VISIBLE_DEVICES"
+        )
+    found.check(code, "cuInit")
+    return found
+
+
+def after_fork() -> DeviceError:
+    hint = 'start processes with the "spawn" method where a parent uses CUDA'
+    return DeviceError("CUDA does not work in a process forked from one that used it", hint=hint)

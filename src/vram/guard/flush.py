@@ -1,0 +1,146 @@
+"""``vram.flush()``: let go of everything that is kept by accident, and say what stayed and why."""
+
+from __future__ import annotations
+
+import gc as collector
+import os
+import sys
+import threading
+import time
+from typing import Any
+
+from vram.guard.capture import is_capturing
+from vram.guard.flushed import CacheChange, Flushed
+from vram.guard.heap import cells
+from vram.guard.heap.chains import BUDGET_S
+from vram.guard.heap.peek import lineage
+from vram.guard.live import Live, check_device, survey
+from vram.guard.memory import DeviceMemory, awake_devices, cuda, device_memory, has_driver, say_no_driver
+from vram.payloads import trim
+from vram.payloads.trim import tracebacks as kept_exceptions
+from vram.payloads.trim.driver import driver
+from vram.payloads.trim.frameworks import FRAMEWORKS
+
+CAPTURING = "a CUDA graph is being captured: nothing was touched"
+NESTED = "a flush is already under way in this thread: nothing was touched"
+NO_DRIVER = "no NVIDIA driver answers here: there is nothing to flush"
+
+_one_at_a_time = threading.RLock()
+_under_way = [False]
+
+
+def _forget_lock() -> None:
+    global _one_at_a_time
+    _one_at_a_time = threading.RLock()
+    _under_way[0] = False
+
+
+# A thread that does not exist in the child may have held it.
+os.register_at_fork(after_in_child=_forget_lock)
+
+
+def flush(
+    device: int | None = None,
+    *,
+    tracebacks: bool = True,
+    gc: bool = True,
+    outputs: bool = False,
+    budget_s: float = BUDGET_S,
+) -> Flushed:
+    """Give back what this process only caches, and report what it still holds and who keeps it.
+
+    Waits for the GPU, forgets the last exception (with *tracebacks*) and the notebook's outputs
+    (with *outputs*), collects garbage (with *gc*), and lets every loaded framework and the
+    driver's pools let go. Frameworks cannot do that for one GPU alone; *device* only chooses
+    which one is waited for and told about. Nothing is touched while a CUDA graph is captured.
+    """
+    if device is not None:
+        check_device(device)
+    if not has_driver():
+        say_no_driver("vram.flush()")
+        return Flushed(refused=NO_DRIVER)
+    with _one_at_a_time:
+        if _under_way[0]:
+            return Flushed(refused=NESTED)
+        _under_way[0] = True
+        try:
+            # Even a question to the driver ends a graph that another thread captures, unless the
+            # asking thread has said that it is harmless (PyTorch 2.11 on an H200).
+            with driver.harmless_to_captures():
+                return _flush(device, tracebacks, gc, outputs, budget_s)
+        finally:
+            _under_way[0] = False
+
+
+def _flush(device: int | None, tracebacks: bool, gc: bool, outputs: bool, budget_s: float) -> Flushed:
+    began = time.perf_counter()
+    notes: list[str] = []
+    devices = awake_devices() if device is None else [device]
+    frameworks = [each for kind in FRAMEWORKS for each in trim.guarded(notes, kind.name, kind.find)]
+    refused = _refusal(frameworks)
+    if refused:
+        return Flushed(refused=refused)
+    _synchronise(devices)
+    before, lines = _read(devices), trim.measured(frameworks, notes)
+    dropped = _drop(notes, tracebacks, outputs)
+    collected = collector.collect() if gc else 0
+    for each in frameworks:
+        notes += trim.guarded(notes, each.name, each.release)
+    after, lines_after = _read(devices), trim.measured(frameworks, notes)
+    heap: list[object] = collector.get_objects()
+    return Flushed(
+        before=before,
+        after=after,
+        frameworks=_changes(lines, lines_after),
+        dropped=tuple(dropped),
+        collected=collected,
+        exceptions_kept=_exceptions_kept(heap),
+        stayed=survey(heap, device, budget_s) if cuda() is not None else Live(()),
+        notes=tuple(dict.fromkeys(notes)),
+        took_s=time.perf_counter() - began,
+    )
+
+
+def _refusal(frameworks: list[Any]) -> str:
+    """Why nothing may be touched. Who cannot tell whether it objects is taken to object."""
+    if is_capturing():
+        return CAPTURING
+    objections: list[str] = []
+    for each in frameworks:
+        objections += trim.guarded(objections, each.name, each.objections)
+    return "; ".join(objections)
+
+
+def _synchronise(devices: list[int]) -> None:
+    for device in devices:
+        with driver.inside(device) as entered:
+            if entered:
+                driver.call("cuCtxSynchronize")
+
+
+def _read(devices: list[int]) -> tuple[DeviceMemory, ...]:
+    return tuple(reading for reading in map(device_memory, devices) if reading is not None)
+
+
+def _drop(notes: list[str], tracebacks: bool, outputs: bool) -> list[str]:
+    dropped = trim.guarded(notes, "kept exceptions", kept_exceptions.drop) if tracebacks else []
+    if outputs:
+        dropped += trim.guarded(notes, "the notebook's outputs", cells.forget_outputs)
+    return dropped
+
+
+def _changes(before: dict[Any, Any], after: dict[Any, Any]) -> tuple[CacheChange, ...]:
+    return tuple(
+        CacheChange(line["name"], line["memory"], line["device"], line["held"], after.get(key, line)["held"])
+        for key, line in before.items()
+    )
+
+
+def _exceptions_kept(heap: list[object]) -> int:
+    """How many exceptions, beyond those in flight, still keep the frames that they passed through."""
+    kinds = {kind for kind in set(map(type, heap)) if BaseException in lineage(kind)}
+    found = [each for each in heap if type(each) in kinds] if kinds else []
+    raised: dict[int, Any] = getattr(sys, "_current_exceptions", dict)()
+    flying = {id(each[1] if type(each) is tuple else each) for each in raised.values()}
+    traceback = BaseException.__dict__["__traceback__"].__get__
+    return sum(1 for each in found if id(each) not in flying and traceback(each) is not None)

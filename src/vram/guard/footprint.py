@@ -1,0 +1,135 @@
+"""What this process holds on its GPUs at one moment: the driver's charge, and the frameworks' own split.
+
+The charge tells everything, also what no framework knows; the frameworks tell how much of
+what they hold is in use. Nothing is woken: a process that has not loaded the driver pays a
+microsecond for the answer that it holds nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import byref, c_int
+from typing import Any, NamedTuple
+
+from vram.guard.memory import cuda, device_memory
+
+OUTSIDE = "outside every framework"
+
+# Their pools are the program's own objects: finding them means a walk over the whole heap.
+_FOUND_BY_WALKING = frozenset(("PyCUDA", "cuda.core"))
+
+
+class Footprint(NamedTuple):
+    """Bytes of device memory. ``charged`` is by CUDA's device number and includes contexts;
+    ``in_use`` is by framework. ``device_wide``: some figure is the whole GPU's, because the driver
+    does not tell this process's share (a container on an old driver, WSL)."""
+
+    charged: dict[int, int]
+    in_use: dict[str, int]
+    cached: int = 0
+    fragmented: int = 0
+    device_wide: bool = False
+
+    @property
+    def total(self) -> int:
+        return sum(self.charged.values())
+
+    @property
+    def outside(self) -> int:
+        """What the driver charges and no framework accounts for: contexts, code, raw allocations."""
+        return self.total - sum(self.in_use.values()) - self.cached - self.fragmented
+
+
+NOTHING = Footprint({}, {})
+
+
+class _Library(ctypes.Structure):
+    """What dl_iterate_phdr tells of one loaded library; ``adds`` counts all that ever were."""
+
+    _fields_ = (
+        ("address", ctypes.c_void_p),
+        ("name", ctypes.c_char_p),
+        ("headers", ctypes.c_void_p),
+        ("number", ctypes.c_uint16),
+        ("adds", ctypes.c_ulonglong),
+    )
+
+
+_adds = [-1]
+_is_loaded = [False]
+
+
+def _note_first(library: Any, _size: int, _data: object) -> int:
+    _adds[0] = library.contents.adds
+    return 1  # one library tells the count of all
+
+
+_note_adds = ctypes.CFUNCTYPE(c_int, ctypes.POINTER(_Library), ctypes.c_size_t, ctypes.c_void_p)(_note_first)
+_iterate = ctypes.CDLL(None).dl_iterate_phdr
+
+
+def driver_is_loaded() -> bool:
+    """Whether this process has loaded libcuda: asked again only when some library was loaded since.
+
+    A dlopen that finds nothing costs 60 µs, the loader's own count of libraries less than one.
+    """
+    before = _adds[0]
+    _iterate(_note_adds, None)
+    if _adds[0] != before:
+        _is_loaded[0] = cuda() is not None
+    return _is_loaded[0]
+
+
+def take(*, thorough: bool = False) -> Footprint:
+    """Measure now. *thorough* also walks the heap for pools that are the program's own objects."""
+    if not driver_is_loaded():
+        return NOTHING
+    from vram.payloads.trim.driver import driver
+
+    # Even a question can spoil a CUDA graph that another thread captures (seen on an H200).
+    with driver.harmless_to_captures():
+        return _taken(thorough)
+
+
+def _taken(thorough: bool) -> Footprint:
+    charged, device_wide = charges()
+    if not charged:
+        return NOTHING
+    in_use: dict[str, int] = {}
+    cached = fragmented = 0
+    for line in framework_lines(thorough=thorough):
+        held, unused = line["held"], line["reclaimable"]
+        # A framework that does not tell what is unused keeps its bytes in a pool that does.
+        if line["memory"] != "device" or held is None or unused is None:
+            continue
+        used = line["used"]
+        in_use[line["name"]] = in_use.get(line["name"], 0) + used
+        cached += unused
+        fragmented += max(0, held - unused - used)
+    return Footprint(charged, in_use, cached, fragmented, device_wide)
+
+
+def charges() -> tuple[dict[int, int], bool]:
+    """What the driver charges this process on each device; True where it is the whole device's."""
+    library, count = cuda(), c_int()
+    if library is None or library.cuDeviceGetCount(byref(count)):
+        return {}, False
+    charged, device_wide = {}, False
+    for device in range(count.value):
+        memory = device_memory(device)
+        if memory is None or memory.used == 0:
+            continue
+        device_wide = device_wide or memory.used is None
+        charged[device] = memory.total - memory.free if memory.used is None else memory.used
+    return charged, device_wide
+
+
+def framework_lines(*, thorough: bool) -> list[dict[str, Any]]:
+    """Every loaded framework's own words, one line for each device."""
+    from vram.payloads import trim
+    from vram.payloads.trim.frameworks import FRAMEWORKS
+
+    notes: list[str] = []
+    kinds = [kind for kind in FRAMEWORKS if thorough or kind.name not in _FOUND_BY_WALKING]
+    found = [each for kind in kinds for each in trim.guarded(notes, kind.name, kind.find)]
+    return list(trim.measured(found, notes).values())

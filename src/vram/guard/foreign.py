@@ -1,0 +1,127 @@
+"""Memory that another library owns: where it lies, and what keeps it alive while it is looked at."""
+
+from __future__ import annotations
+
+import sys
+from ctypes import c_uint64
+from threading import RLock
+from typing import Any, NamedTuple
+
+from vram.errors import UsageError
+from vram.guard import dlpack
+from vram.guard.driver import driver
+from vram.guard.holding import Holding, here
+from vram.guard.layout import Layout, from_interface
+from vram.guard.zeroing import erase
+
+HINT = "a tensor or array on a GPU: PyTorch, CuPy, JAX, Numba, cuda.core, vram.Buffer, …"
+
+
+class View(NamedTuple):
+    """``keeper`` is what must be held on to for as long as the memory is used."""
+
+    pointer: int
+    device: tuple[int, int]
+    layout: Layout
+    keeper: object
+    stream: int = 0
+    is_read_only: bool = False
+
+
+def view(thing: Any) -> View:
+    """Look at *thing* through whichever of the two protocols it speaks."""
+    thing = without_gradient(thing)
+    interface = getattr(thing, "__cuda_array_interface__", None)
+    if interface is not None:
+        return by_interface(thing, interface)
+    if hasattr(thing, "__dlpack__"):
+        return by_dlpack(thing)
+    raise UsageError(f"{_described(thing)} has no GPU memory that can be seen", hint=HINT)
+
+
+def without_gradient(thing: Any) -> Any:
+    """PyTorch shows the memory of a tensor that requires gradients only through a detached one."""
+    torch = sys.modules.get("torch")
+    tensor = getattr(torch, "Tensor", None)
+    return thing.detach() if tensor is not None and isinstance(thing, tensor) else thing
+
+
+def by_interface(thing: object, interface: Any = None) -> View:
+    found = getattr(thing, "__cuda_array_interface__", None) if interface is None else interface
+    if not isinstance(found, dict):
+        raise UsageError(f"{_described(thing)} has no __cuda_array_interface__", hint=HINT)
+    if found.get("mask") is not None:
+        raise UsageError("masked arrays are not understood")
+    pointer = int(found["data"][0] or 0)
+    # Which device is not part of the protocol: the driver knows, unless there is no memory at all.
+    ordinal = driver().ordinal_of(pointer) if pointer else 0
+    return View(
+        pointer,
+        (dlpack.CUDA, ordinal),
+        from_interface(found),
+        keeper=thing,
+        stream=int(found.get("stream") or 0),
+        is_read_only=bool(found["data"][1]),
+    )
+
+
+def by_dlpack(thing: Any) -> View:
+    if not hasattr(thing, "__dlpack__") or not hasattr(thing, "__dlpack_device__"):
+        raise UsageError(f"{_described(thing)} does not speak DLPack", hint=HINT)
+    kind, number = (int(word) for word in thing.__dlpack_device__())
+    if kind not in dlpack.ON_GPU:
+        raise UsageError(f"{_described(thing)} does not lie on a GPU (DLPack device type {kind})", hint=HINT)
+    # The capsule stays unused: it keeps the producer's promise itself, until it is dropped.
+    capsule = _asked(thing, None if kind == dlpack.CUDA_HOST else dlpack.LEGACY_STREAM)
+    tensor = dlpack.opened(capsule)
+    pointer = (tensor.data or 0) + tensor.byte_offset
+    return View(pointer, (kind, number), dlpack.layout_of(tensor), keeper=capsule)
+
+
+def _asked(thing: Any, stream: int | None) -> object:
+    try:
+        return thing.__dlpack__(stream=stream, max_version=dlpack.VERSION)
+    except TypeError:  # a producer from before version 1
+        return thing.__dlpack__(stream=stream)
+
+
+def _described(thing: object) -> str:
+    return f"an object of type {type(thing).__module__}.{type(thing).__qualname__}"
+
+
+class Borrowed(Holding):
+    """Memory of another library, kept alive by holding on to its owner, never freed by us."""
+
+    kind = "borrowed"
+
+    def __init__(self, seen: View) -> None:
+        if not seen.pointer:
+            raise UsageError("an array without elements has no memory to borrow")
+        self.cuda, self.lock, self.pid = driver(), RLock(), here[0]
+        self._where = seen.device[1]
+        self.word = c_uint64(seen.pointer)
+        self.nbytes = seen.layout.nbytes
+        self.is_host_visible = seen.device[0] in (dlpack.CUDA_HOST, dlpack.CUDA_MANAGED)
+        self.is_read_only = seen.is_read_only
+        self.device_kind = seen.device[0]
+        self._layout = seen.layout
+        self._keeper: object | None = seen.keeper
+        self._identity = self.cuda.identity(self.word)
+        if seen.stream:
+            with self.inside():
+                self.cuda.must("cuStreamSynchronize", seen.stream)
+
+    def _forget(self) -> None:
+        self.is_released = True
+        self._keeper = None
+
+    def _zero(self) -> None:
+        erase(self.cuda, self.pointer, self.device, self._layout)
+
+    def release(self) -> None:
+        """Let go of the owner."""
+        self.check()
+        self._forget()
+
+    def drop(self) -> None:
+        self._forget()

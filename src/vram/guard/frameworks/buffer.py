@@ -1,0 +1,33 @@
+"""vram's own buffers: those that own memory of a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from vram.guard.frameworks.array import Description, kinds, loaded
+
+NAME = "vram.Buffer"
+ON_HOST = ("pinned", "zero-copy")
+
+
+def arrays() -> tuple[type, ...]:
+    return kinds(loaded("vram.guard.buffer"), "Buffer")
+
+
+def blocks() -> tuple[type, ...]:
+    return ()
+
+
+def describe(found: Iterable[Any]) -> Iterator[Description | None]:
+    for each in found:
+        memory = getattr(each, "_memory", None)
+        if memory is None or memory.kind in ON_HOST or not _is_held(memory):
+            yield None
+        else:
+            yield Description(memory.nbytes, memory.device, memory.pointer, memory.kind, each._layout.shape)
+
+
+def _is_held(memory: Any) -> bool:
+    """An owner knows by a driver call whether its context was reset; a borrower leaves that to its owner."""
+    return not memory.is_closed if memory.kind == "borrowed" else bool(memory.is_there)

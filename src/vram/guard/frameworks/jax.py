@@ -1,0 +1,43 @@
+"""JAX: arrays on the GPUs of this process. Its pool is larger than they are, and never shrinks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from math import prod
+from typing import Any
+
+from vram.guard.frameworks.array import Description, kinds, loaded
+
+NAME = "JAX"
+
+
+def arrays() -> tuple[type, ...]:
+    return kinds(loaded("jax._src.array"), "ArrayImpl")
+
+
+def blocks() -> tuple[type, ...]:
+    return ()
+
+
+def describe(found: Iterable[Any]) -> Iterator[Description | None]:
+    for each in found:
+        try:
+            yield None if each.is_deleted() else _of_array(each)
+        except (RuntimeError, NotImplementedError, AttributeError):
+            yield None  # donated meanwhile, or not addressable from here
+
+
+def _of_array(array: Any) -> Description | None:
+    local = [device for device in array.sharding.addressable_devices if device.platform in ("gpu", "cuda")]
+    if not local:
+        return None
+    shard = array.sharding.shard_shape(array.shape)
+    return Description(
+        nbytes=prod(shard) * array.dtype.itemsize * len(local),
+        device=getattr(local[0], "local_hardware_id", None),
+        # Shards lie in several places: such an array has no address of its own to share.
+        pointer=array.unsafe_buffer_pointer() if len(local) == 1 else id(array),
+        dtype=str(array.dtype),
+        shape=tuple(array.shape),
+        note=f"on {len(local)} GPUs" if len(local) > 1 else "",
+    )

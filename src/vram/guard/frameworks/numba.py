@@ -1,0 +1,73 @@
+"""Numba: device arrays by the allocation that they keep, and allocations that no array keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from vram.guard.frameworks.array import Description, Spelled, kinds, loaded, view_note
+from vram.guard.heap.peek import attributes, defines
+
+NAME = "Numba"
+FIELDS = ("gpu_data", "alloc_size", "dtype", "shape")
+_get = object.__getattribute__
+
+
+def arrays() -> tuple[type, ...]:
+    return kinds(loaded("numba.cuda.cudadrv.devicearray"), "DeviceNDArrayBase", "DeviceRecord")
+
+
+def blocks() -> tuple[type, ...]:
+    return kinds(loaded("numba.cuda.cudadrv.driver"), "OwnedPointer", "AutoFreePointer")
+
+
+def describe(found: Iterable[Any]) -> Iterator[Description | None]:
+    whole, read = blocks(), _Reader()
+    for each in found:
+        try:
+            yield read.memory(each) if issubclass(type(each), whole) else read.array(each)
+        except (ReferenceError, AttributeError):
+            yield None  # its context is gone, and the memory with it
+
+
+class _Reader:
+    """Arrays by the hundred thousand share a few allocations and a few types: each is asked once."""
+
+    def __init__(self) -> None:
+        self._names = Spelled()
+        self._places: dict[int, tuple[int, int, int]] = {}
+        self._plain: dict[type, bool] = {}
+
+    def array(self, array: Any) -> Description | None:
+        data, nbytes, dtype, shape = self._fields(array)
+        if data is None:
+            return None
+        size, device, address = self._place(getattr(data, "_mem", data))
+        return Description(size, device, address, self._names[dtype], shape, view_note(nbytes, size))
+
+    def _fields(self, array: Any) -> tuple[Any, ...]:
+        kind = type(array)
+        if kind not in self._plain:
+            self._plain[kind] = not defines(kind, *FIELDS)
+        if self._plain[kind]:
+            return tuple([_get(array, name) for name in FIELDS])
+        # A subclass has put something of its own in front: past it, into the instance.
+        own = attributes(array) or {}
+        return tuple([own.get(name) for name in FIELDS])
+
+    def memory(self, block: Any) -> Description | None:
+        memory = getattr(block, "_mem", block)
+        # What nothing refers to any more waits to be freed: the framework's own figures tell it.
+        return Description(*self._place(memory), "memory") if memory.refct else None
+
+    def _place(self, memory: Any) -> tuple[int, int, int]:
+        known = self._places.get(id(memory))
+        if known is None:
+            known = memory.size, memory.context.device.id, _address(memory.device_pointer)
+            self._places[id(memory)] = known
+        return known
+
+
+def _address(pointer: Any) -> int:
+    """Older versions keep a ctypes pointer, newer ones a number."""
+    return int(getattr(pointer, "value", pointer) or 0)

@@ -1,0 +1,60 @@
+"""PyCUDA: GPU arrays, and allocations that the program holds without one."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from vram.guard.frameworks.array import Description, kinds, loaded
+from vram.guard.heap.peek import attributes
+from vram.guard.memory import cuda
+
+NAME = "PyCUDA"
+POINTER_ORDINAL = 9
+
+
+def arrays() -> tuple[type, ...]:
+    return kinds(loaded("pycuda.gpuarray"), "GPUArray")
+
+
+def blocks() -> tuple[type, ...]:
+    return kinds(loaded("pycuda._driver"), "DeviceAllocation", "PooledDeviceAllocation")
+
+
+def describe(found: Iterable[Any]) -> Iterator[Description | None]:
+    whole = blocks()
+    for each in found:
+        if issubclass(type(each), whole):
+            yield _of_block(each, "memory", ())
+        else:
+            own: dict[str, Any] = attributes(each) or {}
+            data = own.get("gpudata")
+            yield None if data is None else _of_block(data, str(own.get("dtype", "")), own.get("shape") or ())
+
+
+def _of_block(block: Any, dtype: str, shape: tuple[int, ...]) -> Description | None:
+    try:
+        address = int(block)
+    except Exception:  # freed: PyCUDA raises an error class of its own
+        return None
+    base, nbytes = _range(address)
+    return Description(nbytes, _device(address), base, dtype, shape) if nbytes else None
+
+
+def _range(address: int) -> tuple[int, int]:
+    """PyCUDA does not keep the size, the driver does."""
+    library, base, size = cuda(), ctypes.c_uint64(), ctypes.c_size_t()
+    if library is None:
+        return 0, 0
+    place = ctypes.c_uint64(address)
+    failed = library.cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), place)
+    return (0, 0) if failed else (base.value, size.value)
+
+
+def _device(address: int) -> int | None:
+    library, ordinal = cuda(), ctypes.c_int()
+    if library is None:
+        return None
+    asked = library.cuPointerGetAttribute(ctypes.byref(ordinal), POINTER_ORDINAL, ctypes.c_uint64(address))
+    return None if asked else ordinal.value

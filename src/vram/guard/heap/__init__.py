@@ -1,0 +1,1 @@
+"""The heap of this process, looked through for what keeps an object alive."""

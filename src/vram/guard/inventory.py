@@ -1,0 +1,90 @@
+"""Every array on a GPU that this process can reach, of every framework that it has loaded."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from vram.guard.frameworks import LEAVES
+from vram.guard.frameworks.array import Description, Leaf
+from vram.guard.heap.peek import lineage
+from vram.guard.heap.walk import PORTION, is_hidden_from_collector
+
+
+class Found(Struct, frozen=True, gc=False):
+    """An array itself, so let go of it soon. ``is_shared``: its memory was told by one before it."""
+
+    leaf: Leaf
+    array: object
+    description: Description
+    is_shared: bool
+
+
+def find(heap: Sequence[object], device: int | None = None) -> list[Found]:
+    """Arrays first, then memory that no array has told."""
+    leaves = [(leaf, leaf.arrays(), leaf.blocks()) for leaf in LEAVES]
+    wanted = [kind for _, arrays, blocks in leaves for kind in (*arrays, *blocks)]
+    if not wanted:
+        return []
+    by_kind = _by_kind(heap, wanted)
+    seen: set[tuple[int | None, int]] = set()
+    found: list[Found] = []
+    for leaf, arrays, _ in leaves:
+        found += _told(leaf, _of(by_kind, arrays), seen, device)
+    for leaf, _, blocks in leaves:
+        found += (each for each in _told(leaf, _of(by_kind, blocks), seen, device) if not each.is_shared)
+    return found
+
+
+def _told(
+    leaf: Leaf, objects: list[object], seen: set[tuple[int | None, int]], device: int | None
+) -> Iterator[Found]:
+    if not objects:
+        return
+    for each, description in zip(objects, leaf.describe(objects), strict=True):
+        if description is None or device not in (None, description.device):
+            continue
+        place = (description.device, description.pointer)
+        yield Found(leaf, each, description, place in seen)
+        seen.add(place)
+
+
+def _of(by_kind: dict[type, list[object]], kinds: tuple[type, ...]) -> list[object]:
+    return [each for kind in kinds for each in by_kind[kind]]
+
+
+def _by_kind(heap: Sequence[object], wanted: Sequence[type]) -> dict[type, list[object]]:
+    """The objects of each wanted class, told by their real type alone."""
+    found: dict[type, list[object]] = {kind: [] for kind in wanted}
+    exact = {real: kind for real in set(map(type, heap)) if (kind := _wanted(real, wanted))}
+    for each in [each for each in heap if type(each) in exact] if exact else ():
+        found[exact[type(each)]].append(each)
+    hidden = [kind for kind in wanted if is_hidden_from_collector(kind)]
+    for each in _beside(heap, hidden) if hidden else ():
+        kind = _wanted(type(each), hidden)
+        if kind is not None:
+            found[kind].append(each)
+    return found
+
+
+def _wanted(real: type, wanted: Sequence[type]) -> type | None:
+    line = lineage(real)
+    return next((kind for kind in wanted if kind in line), None)
+
+
+def _beside(heap: Sequence[object], kinds: Sequence[type]) -> Iterable[Any]:
+    """Objects that the collector does not know, found by who refers to them."""
+    met: dict[int, object] = {}
+    for start in range(0, len(heap), PORTION):
+        referents = gc.get_referents(*heap[start : start + PORTION])
+        # The collector does not know tuples and dicts either while they hold nothing it knows.
+        inside = [each for each in referents if type(each) in (dict, tuple) and not gc.is_tracked(each)]
+        met.update(
+            (id(each), each)
+            for each in (*referents, *gc.get_referents(*inside))
+            if _wanted(type(each), kinds)
+        )
+    return met.values()

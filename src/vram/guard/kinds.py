@@ -1,0 +1,136 @@
+"""The kinds of memory that a buffer can own: how each is taken, zeroed and given back."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import byref, c_size_t, c_uint64
+
+from vram.errors import OutOfMemory
+from vram.guard.allocation import Allocation
+from vram.guard.dlpack import LEGACY_STREAM
+from vram.guard.driver import Driver
+from vram.guard.streams import Stream
+from vram.units import size
+
+ATTACH_GLOBAL = 1
+PORTABLE, DEVICEMAP = 1, 2
+
+
+class Device(Allocation):
+    """Plain device memory. Its free waits for all work of the device: 1.01 s behind a kernel of 1 s."""
+
+    kind, call = "device", "cuMemAlloc"
+
+    def _take(self, cuda: Driver, pointer: c_uint64) -> int:
+        code: int = cuda.quick_alloc(byref(pointer), c_size_t(self.nbytes))
+        return code
+
+    def _give(self, cuda: Driver) -> int:
+        code: int = cuda.quick_free(self.word)
+        return code
+
+
+class Pitched(Device):
+    """Rows of device memory, each beginning where the device reads best."""
+
+    kind, call = "pitched", "cuMemAllocPitch"
+
+    def __init__(self, width: int, height: int, element: int, device: int | None, zero_on_free: bool) -> None:
+        self.width, self.height, self.pitch = width, height, width
+        self._element = element
+        super().__init__(width * height, device, zero_on_free)
+        # Padding is memory too: it counts, and zeroing erases it.
+        self.nbytes = self.pitch * height
+
+    def _take(self, cuda: Driver, pointer: c_uint64) -> int:
+        pitch = c_size_t()
+        code: int = cuda.cuMemAllocPitch_v2(
+            byref(pointer), byref(pitch), self.width, self.height, self._element
+        )
+        self.pitch = pitch.value
+        return code
+
+
+class Managed(Device):
+    """Memory that moves between host and device. Never more than the device has free.
+
+    The driver would give more than that, and move pages in and out for ever.
+    """
+
+    kind, call = "managed", "cuMemAllocManaged"
+    is_host_visible = True
+
+    def _take(self, cuda: Driver, pointer: c_uint64) -> int:
+        free, total = c_size_t(), c_size_t()
+        code: int = cuda.cuMemGetInfo_v2(byref(free), byref(total))
+        if code == 0 and self.nbytes > free.value:
+            message = (
+                f"{size(self.nbytes)} of managed memory asked for, {size(free.value)} free on the device"
+            )
+            raise OutOfMemory(message, hint="`vram why` tells who holds the rest")
+        return code or int(cuda.cuMemAllocManaged(byref(pointer), self.nbytes, ATTACH_GLOBAL))
+
+
+class Pinned(Allocation):
+    """Host memory that stays in place, so that copies to and from devices run at full speed."""
+
+    kind, call = "pinned", "cuMemHostAlloc"
+    is_host_visible = True
+    flags = PORTABLE
+
+    def _take(self, cuda: Driver, pointer: c_uint64) -> int:
+        return int(cuda.cuMemHostAlloc(byref(pointer), self.nbytes, self.flags))
+
+    def _give(self, cuda: Driver) -> int:
+        return int(cuda.cuMemFreeHost(self.pointer))
+
+    def _zero(self) -> None:
+        self.cuda.must("cuCtxSynchronize")
+        ctypes.memset(self.pointer, 0, self.nbytes)
+
+
+class ZeroCopy(Pinned):
+    """Host memory that devices read and write in place, over the bus."""
+
+    kind = "zero-copy"
+    flags = PORTABLE | DEVICEMAP
+
+    def device_pointer(self) -> int:
+        found = c_uint64()
+        with self.inside():
+            self.cuda.must("cuMemHostGetDevicePointer_v2", byref(found), self.pointer, 0)
+        return found.value
+
+
+class StreamOrdered(Allocation):
+    """Device memory of the driver's pool, taken and given back in the order of a stream.
+
+    The pool hands old bytes over to its next owner: measured, every one of them.
+    """
+
+    kind, call = "stream-ordered", "cuMemAllocAsync"
+
+    def __init__(self, nbytes: int, stream: Stream, device: int | None, zero_on_free: bool) -> None:
+        self.stream = stream
+        # The interface has no name for stream 0 but this one.
+        self.interface_stream = stream.handle or LEGACY_STREAM
+        super().__init__(nbytes, device, zero_on_free)
+
+    def _take(self, cuda: Driver, pointer: c_uint64) -> int:
+        return int(cuda.cuMemAllocAsync(byref(pointer), self.nbytes, self.stream.handle))
+
+    def _give(self, cuda: Driver) -> int:
+        return int(cuda.cuMemFreeAsync(self.pointer, self.stream.handle))
+
+    def _zero(self) -> None:
+        self.cuda.must("cuMemsetD8Async", self.pointer, 0, self.nbytes, self.stream.handle)
+        self.cuda.must("cuStreamSynchronize", self.stream.handle)
+
+    def settle(self) -> None:
+        self.cuda.must("cuStreamSynchronize", self.stream.handle)
+
+    def drop(self) -> None:
+        """A stream given as a bare number may be gone by now, and using a dead handle crashes."""
+        if not self.stream.is_kept_alive:
+            self.stream = Stream(0, None)
+        super().drop()

@@ -1,0 +1,98 @@
+"""Lends a buffer's memory to another library through DLPack, and hears when it comes back.
+
+A lease keeps the buffer alive and is itself kept by the structure that the consumer holds. The
+two C functions behind it (native/lend) let go of the lease, whatever the consumer's thread is
+doing at that moment.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from vram.errors import VramError
+from vram.guard import dlpack
+
+if TYPE_CHECKING:
+    from vram.guard.holding import Holding
+    from vram.guard.layout import Layout
+
+_LIBRARY = os.path.join(os.path.dirname(__file__), "lib", "libvramlend.so")
+
+# In the order of the table in native/lend/lend.c.
+_TABLE = (
+    "Py_IsInitialized",
+    "PyGILState_Ensure",
+    "PyGILState_Release",
+    "Py_DecRef",
+    "PyErr_Fetch",
+    "PyErr_Restore",
+    "PyCapsule_IsValid",
+    "PyCapsule_GetPointer",
+)
+
+
+class _Native(NamedTuple):
+    """Addresses: what a consumer calls when done, and what an unused capsule calls."""
+
+    returned: int
+    unused: int
+
+
+class Lease:
+    """One consumer's hold on a buffer, from the export to the consumer's last use."""
+
+    def __init__(self, owner: object, memory: Holding) -> None:
+        self.owner = owner
+        self.parts: list[Any] = []
+        self._leases = memory.leases = set() if memory.leases is None else memory.leases
+        self._leases.add(id(self))
+
+    def __del__(self) -> None:
+        self._leases.discard(id(self))
+
+
+def lend(
+    owner: object,
+    memory: Holding,
+    pointer: int,
+    device: tuple[int, int],
+    layout: Layout,
+    *,
+    versioned: bool,
+) -> object:
+    """A capsule of the memory at *pointer*. Called with the memory's lock held."""
+    native = _natives()[versioned]
+    lease = Lease(owner, memory)
+    structure: Any = dlpack.ManagedVersioned() if versioned else dlpack.Managed()
+    if versioned:
+        structure.major, structure.minor = dlpack.VERSION
+    lease.parts = [structure, *dlpack.fill(structure.tensor, pointer, device, layout)]
+    structure.deleter = native.returned
+    structure.owner = id(lease)
+    made = dlpack.capsule(structure, native.unused)
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(lease))
+    return made
+
+
+@cache
+def _natives() -> tuple[_Native, _Native]:
+    try:
+        library = ctypes.PyDLL(_LIBRARY)
+    except OSError as error:
+        hint = "install vram as a wheel, or run `python native/build.py` in a checkout"
+        raise VramError(f"DLPack needs libvramlend.so, which cannot be loaded: {error}", hint=hint) from error
+    table = (ctypes.c_void_p * len(_TABLE))(*(_address(ctypes.pythonapi, name) for name in _TABLE))
+    library.vram_lend_prepare(table)
+    return (
+        _Native(_address(library, "vram_lend_return"), _address(library, "vram_lend_unused")),
+        _Native(
+            _address(library, "vram_lend_return_versioned"), _address(library, "vram_lend_unused_versioned")
+        ),
+    )
+
+
+def _address(library: ctypes.CDLL, name: str) -> int:
+    return ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0

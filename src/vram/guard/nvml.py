@@ -1,0 +1,117 @@
+"""NVML inside this process, by ctypes: what a GPU has free and what is charged to our own pid."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from ctypes import byref, c_char_p, c_uint, c_ulonglong, c_void_p
+
+VERSION_2 = 0x02000000
+NOT_AVAILABLE = 2**64 - 1
+INSUFFICIENT_SIZE = 7
+FIRST_GUESS = 64  # processes on one GPU; the call tells when there are more
+
+
+class _Memory(ctypes.Structure):
+    _fields_ = (
+        ("version", c_uint),
+        ("total", c_ulonglong),
+        ("reserved", c_ulonglong),
+        ("free", c_ulonglong),
+        ("used", c_ulonglong),
+    )
+
+
+class _Process(ctypes.Structure):
+    _fields_ = (("pid", c_uint), ("nbytes", c_ulonglong), ("instance", c_uint), ("compute", c_uint))
+
+
+# ctypes makes a class for every length: made on each call, they are garbage for the collector.
+_ROOM = _Process * FIRST_GUESS
+
+
+class Nvml:
+    """One initialised library. A forked child makes its own: its parent's state is not its own."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+        self.pid = os.getpid()
+        self._handles: dict[str, c_void_p | None] = {}
+
+    @classmethod
+    def start(cls) -> Nvml | None:
+        """None where no driver answers."""
+        try:
+            library = ctypes.CDLL("libnvidia-ml.so.1")
+            return None if library.nvmlInit_v2() else cls(library)
+        except (OSError, AttributeError):
+            return None
+
+    def handle(self, name: str) -> c_void_p | None:
+        """The GPU that *name* means: a UUID, or a number in the driver's own order."""
+        if name not in self._handles:
+            self._handles[name] = self._find(name)
+        return self._handles[name]
+
+    def _find(self, name: str) -> c_void_p | None:
+        found = c_void_p()
+        if name.isdecimal():
+            failed = self._library.nvmlDeviceGetHandleByIndex_v2(c_uint(int(name)), byref(found))
+        else:
+            failed = self._library.nvmlDeviceGetHandleByUUID(c_char_p(name.encode()), byref(found))
+        return None if failed else found
+
+    def count(self) -> int:
+        number = c_uint()
+        return 0 if self._library.nvmlDeviceGetCount_v2(byref(number)) else number.value
+
+    def free_and_total(self, handle: c_void_p) -> tuple[int, int] | None:
+        memory = _Memory(version=ctypes.sizeof(_Memory) | VERSION_2)
+        if self._library.nvmlDeviceGetMemoryInfo_v2(handle, byref(memory)):
+            return None
+        return int(memory.free), int(memory.total)
+
+    def charged_to(self, pid: int, handle: c_void_p) -> int | None:
+        """Bytes that the driver charges to *pid*; None where it does not list it or does not tell.
+
+        Drivers before about 560 list the host's pids inside a container: ours is then not found.
+        """
+        mine = [each.nbytes for each in self._processes(handle) if each.pid == pid]
+        known = [int(nbytes) for nbytes in mine if nbytes != NOT_AVAILABLE]
+        return sum(known) if mine and len(known) == len(mine) else None
+
+    def _processes(self, handle: c_void_p) -> list[_Process]:
+        room = FIRST_GUESS
+        while room <= 2**16:
+            count, found = c_uint(room), (_ROOM if room == FIRST_GUESS else _Process * room)()
+            answer = self._library.nvmlDeviceGetComputeRunningProcesses_v3(handle, byref(count), found)
+            if answer != INSUFFICIENT_SIZE:
+                return [] if answer else found[: count.value]
+            room = count.value + FIRST_GUESS
+        return []
+
+
+_started: Nvml | None = None
+
+
+def nvml() -> Nvml | None:
+    """The library, started by the first call of this process that needs it."""
+    global _started
+    if _started is None or _started.pid != os.getpid():
+        _started = Nvml.start()
+    return _started
+
+
+def visible_names(count: int) -> list[str]:
+    """What NVML calls the GPUs that CUDA will number 0, 1, …, as far as the environment tells."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None:
+        return [str(number) for number in range(count)]
+    names: list[str] = []
+    for word in chosen.split(","):
+        name = word.strip()
+        # CUDA stops at the first word that it cannot read, and so do we.
+        if not (name.isdecimal() and int(name) < count) and not name.startswith(("GPU-", "MIG-")):
+            break
+        names.append(name)
+    return names

@@ -1,0 +1,106 @@
+"""The classes that frameworks raise when the GPU is out of memory, watched from birth.
+
+Only classes of loaded frameworks are touched; one that is imported later is met on its way in.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import wraps
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+# module: its class
+CLASSES = {
+    "torch": "OutOfMemoryError",
+    "torch.cuda": "OutOfMemoryError",
+    "cupy.cuda.memory": "OutOfMemoryError",
+    "jaxlib.xla_extension": "XlaRuntimeError",
+    "jaxlib._jax": "JaxRuntimeError",
+    "numba.cuda.cudadrv.driver": "CudaAPIError",
+    "cuda.core._utils.cuda_utils": "CUDAError",
+    "pycuda._driver": "MemoryError",
+    "vram.errors": "OutOfMemory",
+}
+
+
+class Classes:
+    """Every class of the table that is there or comes: *born* is called with each new instance."""
+
+    def __init__(self, born: Callable[[BaseException], None]) -> None:
+        self._born = born
+        self._changed: dict[type, Any] = {}
+        self._finder = _Awaiting(self._watch_module)
+
+    def attach(self) -> None:
+        for name in CLASSES:
+            if name in sys.modules:
+                self._watch_module(sys.modules[name])
+        sys.meta_path.insert(0, self._finder)
+
+    def detach(self) -> None:
+        with suppress(ValueError):
+            sys.meta_path.remove(self._finder)
+        for kind, original in self._changed.items():
+            if original is None:
+                del kind.__init__  # type: ignore[misc]
+            else:
+                kind.__init__ = original  # type: ignore[misc]
+        self._changed.clear()
+
+    def _watch_module(self, module: ModuleType) -> None:
+        kind = getattr(module, CLASSES[module.__name__], None)
+        if not isinstance(kind, type) or kind in self._changed:
+            return
+        original, born = kind.__init__, self._born  # type: ignore[misc]
+
+        @wraps(original)
+        def announced(self: BaseException, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            born(self)
+
+        own = vars(kind).get("__init__")
+        # A class that cannot be changed is recorded where it is uncaught, as all others are.
+        with suppress(TypeError, AttributeError):
+            kind.__init__ = announced  # type: ignore[misc]
+            self._changed[kind] = own
+
+
+class _Awaiting(MetaPathFinder):
+    """Finds nothing itself: it looks at modules of the table once they have been run."""
+
+    def __init__(self, arrived: Callable[[ModuleType], None]) -> None:
+        self._arrived = arrived
+        # While one thread asks the other finders, imports of its own kind must pass.
+        self._asking = threading.local()
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname not in CLASSES or getattr(self._asking, "now", False):
+            return None
+        self._asking.now = True
+        try:
+            from importlib.util import find_spec
+
+            spec = find_spec(fullname)
+        finally:
+            self._asking.now = False
+        loader = getattr(spec, "loader", None)
+        if loader is None or not hasattr(loader, "exec_module"):
+            return None
+        run = loader.exec_module
+
+        def run_and_look(module: ModuleType) -> None:
+            run(module)
+            self._arrived(module)
+
+        with suppress(AttributeError):
+            loader.exec_module = run_and_look
+            return spec
+        return None

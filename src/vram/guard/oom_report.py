@@ -1,0 +1,159 @@
+"""One file about one out-of-memory: the GPU's whole ledger, this process's own split, and who keeps what."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+from vram import __version__
+from vram.guard import footprint
+from vram.guard.oom_sentence import Situation, sentence
+from vram.units import parse_size, size
+
+SCHEMA = 1
+SURVEY_S = 5.0
+LARGEST = 12
+_numbers = count(1)
+
+_ASKED = re.compile(r"(?:allocate|allocating|allocation of)\s+([\d.,]+)\s*([KMGT]i?B|bytes)", re.IGNORECASE)
+
+# By path, because the program may have found vram in a folder that a new interpreter does not search.
+_SURVEY = (
+    "import sys; sys.path.insert(0, sys.argv[1]); from vram.cli.app import main; "
+    "sys.exit(main(['why', '--json', '--deadline', sys.argv[2]]))"
+)
+
+
+def gather(error: BaseException) -> dict[str, Any]:
+    """Everything that bears on *error*, measured now; what could not be is in "notes"."""
+    notes: list[str] = []
+    taken = footprint.take(thorough=True)
+    lines = footprint.framework_lines(thorough=True) if footprint.driver_is_loaded() else []
+    ledger = _ledger(notes)
+    largest = _largest(notes)
+    asked = requested(error)
+    situation = Situation(os.getpid(), asked, taken, tuple(lines), ledger, tuple(largest))
+    report = {
+        "schema": SCHEMA,
+        "program": f"vram {__version__}",
+        "taken_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "pid": os.getpid(),
+        "sentence": sentence(situation),
+        "text": [],
+        "error": {"type": _full_name(type(error)), "message": str(error)},
+        "requested_bytes": asked,
+        "process": {
+            "charged": {str(device): nbytes for device, nbytes in taken.charged.items()},
+            "in_use": taken.in_use,
+            "cached": taken.cached,
+            "fragmented": taken.fragmented,
+            "outside": taken.outside,
+        },
+        "frameworks": lines,
+        "largest": [{"what": each.what, "nbytes": each.nbytes, "keeper": each.keeper} for each in largest],
+        "stack": list(_stack()),
+        "ledger": ledger,
+        "notes": notes,
+    }
+    report["text"] = list(_told(report))
+    return report
+
+
+def write(report: dict[str, Any], folder: str) -> str:
+    """Write *report* into a new file of *folder*, readable by this user alone; return its path."""
+    while True:
+        stamp = report["taken_at"].replace(":", "").replace("-", "")
+        path = os.path.abspath(os.path.join(folder, f"vram-oom-{stamp}-{os.getpid()}-{next(_numbers)}.json"))
+        try:
+            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except FileExistsError:
+            continue
+        with os.fdopen(file, "w", encoding="utf-8", errors="backslashreplace") as stream:
+            json.dump(report, stream, indent=1)
+            stream.write("\n")
+        return path
+
+
+def requested(error: BaseException) -> int | None:
+    """How much was asked for, where the message tells."""
+    found = _ASKED.search(str(error))
+    if found is None:
+        return None
+    number, unit = found.group(1).replace(",", "").rstrip("."), found.group(2)
+    return parse_size(number if unit.lower() == "bytes" else f"{number}{unit}")
+
+
+def _ledger(notes: list[str]) -> dict[str, Any] | None:
+    """The whole machine's account, taken by a process of its own: this one is in trouble."""
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    environment = {name: value for name, value in os.environ.items() if name != "VRAM_AGENT"}
+    if not sys.executable:
+        notes.append("the machine's ledger was not taken: this program is no plain Python interpreter")
+        return None
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", _SURVEY, root, str(SURVEY_S)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=3 * SURVEY_S,
+            env=environment,
+        )
+        ledger: dict[str, Any] = json.loads(done.stdout)
+    except (OSError, ValueError, subprocess.SubprocessError) as trouble:
+        notes.append(f"the machine's ledger was not taken: {type(trouble).__name__}")
+        return None
+    return ledger
+
+
+def _largest(notes: list[str]) -> list[Any]:
+    from vram.guard.suspects import largest
+
+    try:
+        return largest(LARGEST)
+    except Exception as trouble:
+        notes.append(f"live arrays could not be listed: {type(trouble).__name__}: {trouble}")
+        return []
+
+
+def _stack() -> Iterator[str]:
+    """Where the program was, innermost first, without our own steps."""
+    frame = sys._getframe()
+    here = os.path.dirname(os.path.abspath(__file__))
+    at: Any = frame
+    while at is not None:
+        code = at.f_code
+        if os.path.dirname(code.co_filename) != here:
+            yield f"{code.co_filename}:{at.f_lineno} {code.co_qualname}"
+        at = at.f_back
+
+
+def _told(report: dict[str, Any]) -> Iterator[str]:
+    """The same for a person who opens the file."""
+    process, error = report["process"], report["error"]
+    yield f"{error['type']}: {error['message'].splitlines()[0] if error['message'] else ''}"
+    yield report["sentence"]
+    total = sum(process["charged"].values())
+    yield f"this process: {size(total)} in all, {size(process['outside'])} of it outside every framework"
+    for name, nbytes in process["in_use"].items():
+        yield f"  {name}: {size(nbytes)} in use"
+    yield f"  cached: {size(process['cached'])}, fragmented: {size(process['fragmented'])}"
+    for each in report["largest"]:
+        yield f"  {size(each['nbytes'])} {each['what']}: {each['keeper']}"
+    for gpu in (report["ledger"] or {}).get("gpus", ()):
+        yield f"GPU {gpu['index']} {gpu['name']}"
+        for entry in gpu["entries"]:
+            holder = entry.get("holder") or {}
+            who = f"pid {holder['pid']} {holder.get('command') or ''}" if holder else ""
+            yield f"  {size(entry['nbytes'])} {entry['kind']} {who}".rstrip()
+
+
+def _full_name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"

@@ -1,0 +1,377 @@
+"""A piece of work with a bound and a promise: what it gains on the GPU it gives back.
+
+    with vram.scope("epoch", leak="raise", limit="8GiB") as s:
+        ...
+
+What counts is device memory of this process, also what no framework knows. Where no driver
+is loaded, a scope costs a microsecond or two and does nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import wraps
+from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+
+from vram.errors import LeakDetected, LeakWarning, LimitExceeded, UsageError
+from vram.guard import footprint
+from vram.guard.footprint import NOTHING, Footprint, driver_is_loaded
+from vram.guard.registry import Place
+from vram.units import parse_size, size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from vram.guard.limits import Undo
+    from vram.guard.suspects import Baseline
+    from vram.guard.watcher import Watcher
+    from vram.model.leak import Leak
+
+OnLeak = Literal["raise", "warn", "report"]
+MODES = ("raise", "warn", "report")
+
+T = TypeVar("T")
+F = TypeVar("F", bound="Callable[..., Any]")
+
+
+class Scope:
+    """Made by :func:`scope`. After its end ``leak`` is the account of what it kept, or None."""
+
+    place: Place | None = None
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        leak: OnLeak = "warn",
+        limit: str | int | None = None,
+        tolerance: str | int | None = None,
+        zero_on_exit: bool = False,
+        thread: bool = False,
+        every_s: float | None = None,
+        track: bool | None = None,
+    ) -> None:
+        if leak not in MODES:
+            raise UsageError(f"leak={leak!r} is none of {', '.join(MODES)}", hint='write leak="raise"')
+        if every_s is not None and not every_s > 0:
+            raise UsageError(f"every_s={every_s!r} is no time to wait", hint="write every_s=0.05")
+        self.name = name
+        self.limit = None if limit is None else nbytes_of(limit, "limit")
+        self.leak: Leak | None = None
+        self.notes: list[str] = []
+        self.peak: int | None = None
+        self._mode = leak
+        self._tolerance = None if tolerance is None else nbytes_of(tolerance, "tolerance")
+        self._zero_on_exit, self._thread, self._every_s, self._track = zero_on_exit, thread, every_s, track
+        self._before: Footprint = NOTHING
+        self._baseline: Baseline | None = None
+        self._kept_bytes = 0
+        self._caps: list[Undo] = []
+        self._watcher: Watcher | None = None
+
+    def __repr__(self) -> str:
+        state = "open" if self.place is not None else "closed" if self.notes or self.leak else "new"
+        return f"<vram.scope {self.name!r}, {state}>"
+
+    # ---- while it is open ----
+
+    def gained(self) -> int:
+        """Device memory of this process beyond what it had at the beginning, caches included."""
+        return sum(footprint.charges()[0].values()) - self._before.total if driver_is_loaded() else 0
+
+    def keep(self, value: T) -> T:
+        """Say that the GPU arrays in *value* are meant to outlive the scope; returns *value*."""
+        if driver_is_loaded():
+            from vram.guard.suspects import nbytes_in
+
+            # What was there before the scope began was not gained by it.
+            self._kept_bytes += nbytes_in(value, self._known() or frozenset())
+        return value
+
+    def __del__(self) -> None:
+        # Left without its exit: a watcher's interruption can hit the very call of __exit__.
+        if self.place is not None:
+            self._stop_watching()
+            self.place.leave()
+            self._uncap()
+
+    # ---- as a context manager ----
+
+    def __enter__(self) -> Scope:
+        return self._begin(interrupts=True)
+
+    async def __aenter__(self) -> Scope:
+        # An interruption from outside would hit whichever task runs in the thread just then.
+        return self._begin(interrupts=False)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._finish(error)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._finish(error)
+
+    def _begin(self, *, interrupts: bool) -> Scope:
+        if self.place is not None:
+            raise UsageError(f"scope {self.name!r} is open already", hint="make one scope for each use")
+        _warn_without_driver()
+        self.leak, self.notes, self.peak, self._kept_bytes = None, [], None, 0
+        self.place = Place(self.name)
+        self._before = self.place.before
+        if self._before is not NOTHING:
+            self._look_at_what_lives()
+        if self.limit is not None:
+            self._bound(self.limit, interrupts)
+        return self
+
+    def _look_at_what_lives(self) -> None:
+        from vram.guard.suspects import Baseline
+
+        self._baseline = Baseline.take(self.name, wanted=self._track)
+
+    def _bound(self, limit: int, interrupts: bool) -> None:
+        if driver_is_loaded():
+            from vram.guard.limits import cap
+
+            self._caps = cap(limit)
+        if self._every_s is not None:
+            from vram.guard.watcher import Watcher
+
+            self._watcher = Watcher(self.gained, limit, self._every_s, interrupts=interrupts)
+            self._watcher.start()
+
+    # ---- its end ----
+
+    def _finish(self, error: BaseException | None) -> None:
+        peak = self._stop_watching()
+        place, self.place = self.place, None
+        if place is None:
+            raise UsageError(f"scope {self.name!r} is not open", hint="use it by `with`")
+        settled = place.leave()
+        self._uncap()
+        exceeded = self._exceeded(peak, error)
+        if not driver_is_loaded():
+            return
+        if error is not None:
+            self._relieve(error)
+        if settled is None:
+            self.notes.append("other scopes ran at the same time: the last of them to end is settled for all")
+        elif error is None or isinstance(error, Exception):
+            self._settle(*settled)
+        if self._baseline is not None:
+            self._baseline.close()
+            self._baseline = None
+        if self._zero_on_exit:
+            from vram.guard.erase import erase_caches
+
+            self.notes += erase_caches()
+        if self._thread:
+            from vram.guard.settle import let_caches_go
+
+            let_caches_go()
+        self._tell(error, exceeded)
+
+    def _stop_watching(self) -> int:
+        """No interruption comes after this; returns the most that was seen."""
+        watcher = self._watcher
+        if watcher is None:
+            return 0
+        from vram.guard.watcher import StoppedByWatcher
+
+        try:
+            watcher.stop()
+        except StoppedByWatcher:  # it struck while we were on our way to stop it
+            watcher.stop()
+        self._watcher = None
+        return watcher.peak
+
+    def _uncap(self) -> None:
+        while self._caps:
+            self._caps.pop()()
+
+    def _exceeded(self, peak: int, error: BaseException | None) -> int | None:
+        """How much was gained, where that is more than the limit."""
+        if self.limit is None:
+            return None
+        self.peak = max(self.gained(), peak)
+        if isinstance(error, LimitExceeded) and error.gained is None:
+            error.args, error.gained = (self._over(self.peak),), self.peak
+        return self.peak if self.peak > self.limit else None
+
+    def _relieve(self, error: BaseException) -> None:
+        """Let the frames of *error* go of the GPU's memory, so that a next try finds room."""
+        from vram.guard.frames import let_go, let_go_of_arrays
+        from vram.guard.oom import noticed
+        from vram.guard.out_of_memory import is_out_of_memory
+
+        if not isinstance(error, Exception):
+            return
+        if self._thread or is_out_of_memory(error):
+            noticed(error)
+            let_go(error)
+        else:
+            let_go_of_arrays(error)
+
+    def _settle(self, names: tuple[str, ...], before: Footprint) -> None:
+        from vram.guard.settle import leak_of
+
+        leak, notes = leak_of(names, before, tolerance=self._tolerance, kept_on_purpose=self._kept_bytes)
+        self.notes += notes
+        if leak is not None:
+            from vram.guard.suspects import named
+
+            # Before there was a context there were no arrays.
+            self.leak = named(leak, frozenset() if before is NOTHING else self._known())
+
+    def _known(self) -> frozenset[int] | None:
+        return self._baseline.known if self._baseline else None
+
+    def _tell(self, error: BaseException | None, exceeded: int | None) -> None:
+        text = describe(self.leak) if self.leak is not None else None
+        if error is not None:
+            # The body's own error comes first: ours is only a remark on it.
+            if text is not None:
+                error.add_note(f"vram: {text}")
+            return
+        if exceeded is not None:
+            raise LimitExceeded(
+                self._over(exceeded) + (f"\n{text}" if text else ""),
+                hint="shrink the work, or raise the limit",
+                gained=exceeded,
+            )
+        if self.leak is None or text is None:
+            return
+        if self._mode == "raise":
+            raise LeakDetected(text, hint=HINT, leak=self.leak)
+        if self._mode == "warn":
+            import warnings
+
+            warnings.warn(text, LeakWarning, stacklevel=4)
+
+    def _over(self, gained: int) -> str:
+        limit = size(self.limit or 0)
+        return f"scope {self.name!r} gained {size(gained)} of device memory; its limit is {limit}"
+
+
+HINT = "let go of what is named above, or s.keep(...) what is meant to stay"
+
+
+def describe(leak: Leak) -> str:
+    """The account in words: how much, where, which objects and who keeps them."""
+    who = " or ".join(map(repr, leak.names[:4])) + (" or others" if len(leak.names) > 4 else "")
+    lines = [f"scope {who} kept {size(leak.nbytes)} of device memory"]
+    lines += [f"  {gain.where}: {size(gain.nbytes)} more in use than at the beginning" for gain in leak.gains]
+    lines += [f"  {kept.what}, {size(kept.nbytes)}: {kept.keeper}" for kept in leak.kept]
+    lines += [f"  note: {note}" for note in leak.notes]
+    return "\n".join(lines)
+
+
+def nbytes_of(value: str | int, what: str) -> int:
+    """Read a size given as text or as a number of bytes; anything else is a usage error."""
+    if isinstance(value, str):
+        return parse_size(value)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise UsageError(
+            f"{what}={value!r} is not a size", hint='write it like "8GiB", or as a number of bytes'
+        )
+    return value
+
+
+def scope(
+    name: str = "scope",
+    *,
+    leak: OnLeak = "warn",
+    limit: str | int | None = None,
+    tolerance: str | int | None = None,
+    zero_on_exit: bool = False,
+    thread: bool = False,
+    every_s: float | None = None,
+    track: bool | None = None,
+) -> Scope:
+    """Hold a piece of work to giving back what it gains on the GPU; for ``with`` and ``async with``.
+
+    *leak*: what to do about device memory that is kept: "raise" LeakDetected, "warn", or only
+    "report" it in ``.leak``. *limit*: what may be gained at most. PyTorch and CuPy are bound to it
+    and refuse what would pass it; for all other memory it is checked at the end, and with
+    *every_s* also every so many seconds by a thread that interrupts the scope. *tolerance*: what
+    may be kept; left out, code that loads at first use is forgiven once. *thread*: caches go back
+    to the driver too, as when a thread ends. *zero_on_exit*: what lies in caches is overwritten
+    with zeros. *track*: whether to look at the beginning which arrays live, so that new ones can be
+    told at the end; left out, as long as that costs less than 1 % of the scope's time.
+    """
+    if not isinstance(name, str):
+        raise UsageError(f"{name!r} is no name for a scope", hint='write scope("epoch")')
+    return Scope(
+        name,
+        leak=leak,
+        limit=limit,
+        tolerance=tolerance,
+        zero_on_exit=zero_on_exit,
+        thread=thread,
+        every_s=every_s,
+        track=track,
+    )
+
+
+@overload
+def scoped(function: F, /) -> F: ...
+@overload
+def scoped(name: str | None = None, /, **options: Any) -> Callable[[F], F]: ...
+def scoped(name: Any = None, /, **options: Any) -> Any:
+    """Run a function, a coroutine or a generator in a scope of its own, named after it.
+
+    What it returns is meant to stay.
+    """
+    if callable(name):
+        return _wrapped(name, name.__qualname__, {})
+    scope(name or "scope", **options)  # what is wrong with them is said here, not at the first call
+    return lambda function: _wrapped(function, name or function.__qualname__, options)
+
+
+def _wrapped(function: Any, name: str, options: dict[str, Any]) -> Any:
+    if iscoroutinefunction(function):
+
+        @wraps(function)
+        async def awaited(*args: Any, **kwargs: Any) -> Any:
+            async with scope(name, **options) as opened:
+                return opened.keep(await function(*args, **kwargs))
+
+        return awaited
+    if isgeneratorfunction(function):
+
+        @wraps(function)
+        def generated(*args: Any, **kwargs: Any) -> Any:
+            with scope(name, **options) as opened:
+                return opened.keep((yield from function(*args, **kwargs)))
+
+        return generated
+    if isasyncgenfunction(function):
+        raise UsageError(f"{name} is an async generator", hint="use `async with vram.scope(...)` inside it")
+
+    @wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        with scope(name, **options) as opened:
+            return opened.keep(function(*args, **kwargs))
+
+    return called
+
+
+_looked_for_driver = False
+
+
+def _warn_without_driver() -> None:
+    """Say once that there is nothing to measure, told without loading anything."""
+    global _looked_for_driver
+    if _looked_for_driver:
+        return
+    _looked_for_driver = True
+    signs = ("/dev/nvidiactl", "/dev/dxg", "/dev/nvhost-gpu", "/dev/nvgpu")
+    if not (driver_is_loaded() or "VRAM_VIRTUAL_GPU" in os.environ or any(map(os.path.exists, signs))):
+        from vram.guard.memory import say_no_driver
+
+        say_no_driver("vram.scope")

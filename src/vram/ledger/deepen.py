@@ -1,0 +1,79 @@
+"""Splits what a process is charged with by its own frameworks' account; the sum stays the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from vram.model.ledger import Entry, GpuLedger, Kind, Ledger
+from vram.model.trimming import CacheLine, Trimmed, Via
+from vram.units import size
+
+
+class Inside(Struct, frozen=True):
+    """What a process told about itself, and through which door it was asked."""
+
+    via: Via
+    answer: Trimmed
+
+
+class _Share(Struct):
+    kind: Kind
+    nbytes: int
+    words: list[str]
+
+
+def deepen(ledger: Ledger, insides: Mapping[int, Inside]) -> Ledger:
+    """Return *ledger* with the entries of the processes in *insides* split, to the byte."""
+    return replace(ledger, gpus=tuple(_gpu(gpu, insides, len(ledger.gpus) == 1) for gpu in ledger.gpus))
+
+
+def _gpu(gpu: GpuLedger, insides: Mapping[int, Inside], is_only: bool) -> GpuLedger:
+    entries: list[Entry] = []
+    for entry in gpu.entries:
+        inside = insides.get(entry.holder.pid) if entry.kind == "process" and entry.holder else None
+        entries += [entry] if inside is None else _split(entry, inside, gpu, is_only)
+    return replace(gpu, entries=tuple(entries))
+
+
+def _split(entry: Entry, inside: Inside, gpu: GpuLedger, is_only: bool) -> Iterator[Entry]:
+    left = entry.nbytes
+    for share in _shares(_lines(inside.answer, gpu.uuid, is_only)):
+        # Read a moment after the driver's figure: what does not fit was allocated in between.
+        nbytes = min(share.nbytes, left)
+        left -= nbytes
+        if nbytes:
+            evidence = f"by its own account ({inside.via}): {', '.join(share.words)}"
+            yield replace(
+                entry, kind=share.kind, nbytes=nbytes, evidence=(evidence,), claimed=None, confidence="fact"
+            )
+    word = "what its frameworks do not account for: its context, code, and allocations outside them"
+    yield replace(entry, kind="context", nbytes=left, evidence=(*entry.evidence, word), confidence="likely")
+
+
+def _lines(answer: Trimmed, uuid: str | None, is_only: bool) -> list[CacheLine]:
+    """The lines about one GPU: the process may number its GPUs in its own way."""
+    numbers = {int(number) for number, name in answer.devices.items() if name == uuid}
+    if not numbers and is_only and len(answer.devices) == 1:
+        numbers = set(map(int, answer.devices))  # a MIG slice has a name of its own
+    on_device = [line for line in answer.lines if line.memory == "device"]
+    # Pools of the program's own do not say where they are; with one GPU there is no question.
+    return [
+        line for line in on_device if line.device in numbers or (line.device is None and len(numbers) == 1)
+    ]
+
+
+def _shares(lines: list[CacheLine]) -> list[_Share]:
+    live, cached, fragmented = (_Share(kind, 0, []) for kind in ("live", "cached", "fragmented"))
+    for line in lines:
+        # Where unused bytes are not told, they lie in the driver's pool, which tells them.
+        if line.held is None or line.reclaimable is None or line.used is None:
+            continue
+        lost = max(0, line.held - line.reclaimable - line.used)
+        for share, nbytes in ((live, line.used), (cached, line.reclaimable), (fragmented, lost)):
+            if nbytes:
+                share.nbytes += nbytes
+                share.words.append(f"{line.name} {size(nbytes)}")
+    return [live, cached, fragmented]

@@ -1,0 +1,151 @@
+"""``%load_ext vram``: what the GPU holds, and what a cell gained and kept, in the notebook itself.
+
+%vram            this process's GPU memory, and the largest arrays with who keeps them
+%vram flush      let go of caches and kept tracebacks, and say what came back
+%vram why        the whole machine, as `vram why` tells
+%%vram           run the cell, then say what it gained, what it kept, and why
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from vram.errors import UsageError
+from vram.guard.frames import let_go_of_arrays
+from vram.guard.scope import scope
+from vram.units import size
+
+if TYPE_CHECKING:
+    from vram.guard.footprint import Footprint
+    from vram.model.leak import Kept, Leak
+
+LARGEST = 15
+WORDS = ("flush", "why")
+
+
+class Table:
+    """Rows for a person: text in a terminal, HTML in a notebook. Every cell is made inert."""
+
+    def __init__(self, title: str, rows: Sequence[tuple[str, ...]], notes: list[str] | None = None) -> None:
+        self.title, self.rows, self.notes = title, rows, notes or []
+
+    def __repr__(self) -> str:
+        from vram.report.escape import inert
+
+        widths = [max(map(len, column)) for column in zip(*self.rows, strict=True)] if self.rows else []
+        lines = [
+            "  ".join(inert(cell).ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in self.rows
+        ]
+        return "\n".join(
+            [self.title, *(f"  {line}" for line in lines), *(f"  note: {n}" for n in self.notes)]
+        )
+
+    def _repr_html_(self) -> str:
+        cells = "".join(
+            "<tr>" + "".join(f'<td style="text-align:left">{escape(cell)}</td>' for cell in row) + "</tr>"
+            for row in self.rows
+        )
+        notes = "".join(f"<p><em>{escape(note)}</em></p>" for note in self.notes)
+        return f"<div><strong>{escape(self.title)}</strong><table>{cells}</table>{notes}</div>"
+
+
+def here() -> Table:
+    """What this process holds now."""
+    from vram.guard import footprint, suspects
+
+    now = footprint.take(thorough=True)
+    if not now.charged:
+        return Table("this process holds no GPU memory", [])
+    rows = [*_split(now), *_arrays(suspects.largest(LARGEST))]
+    return Table(f"this process holds {size(now.total)} of GPU memory", rows)
+
+
+def _split(now: Footprint) -> list[tuple[str, str, str]]:
+    rows = [(size(nbytes), "in use", name) for name, nbytes in now.in_use.items()]
+    rows.append((size(now.cached), "cached", "unused, given back by %vram flush"))
+    if now.fragmented:
+        rows.append((size(now.fragmented), "fragmented", "unused, but in pieces between live arrays"))
+    rows.append((size(now.outside), "outside", "contexts, code, and allocations that no framework knows"))
+    return rows
+
+
+def _arrays(kept: Sequence[Kept]) -> list[tuple[str, str, str]]:
+    return [(size(each.nbytes), each.what, each.keeper) for each in kept]
+
+
+def about(gained: int, leak: Leak | None, notes: list[str]) -> Table:
+    """What a cell did to the GPU's memory."""
+    if leak is None:
+        change = f"device memory changed by {size(gained)}, caches included"
+        return Table(f"the cell kept nothing ({change})", [], notes)
+    rows = [(size(gain.nbytes), "more in use", gain.where) for gain in leak.gains] + _arrays(leak.kept)
+    return Table(f"the cell kept {size(leak.nbytes)} of device memory", rows, [*notes, *leak.notes])
+
+
+def line_magic(line: str) -> Any:
+    """``%vram [flush|why]``."""
+    word = line.strip()
+    if not word:
+        return here()
+    if word == "flush":
+        from vram.guard.flush import flush
+
+        return flush()
+    if word == "why":
+        return _why()
+    raise UsageError(f"%vram does not know {word!r}", hint=f"it takes nothing, or one of {', '.join(WORDS)}")
+
+
+def _why() -> None:
+    """Print what `vram why` does; the driver is read by a process of its own."""
+    from rich.console import Console
+
+    from vram.diagnosis.engine import diagnose
+    from vram.host.local import LocalHost
+    from vram.ledger.build import build_ledger
+    from vram.probes.survey import survey
+    from vram.report import text
+    from vram.report.look import Look
+
+    ledger, console = build_ledger(survey(LocalHost())), Console()
+    console.print(text.why(ledger, diagnose(ledger), Look(console.width)))
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Called by ``%load_ext vram``."""
+
+    def cell_magic(line: str, cell: str) -> None:
+        """Run *cell* as if it stood there alone, in a scope; its error, if it has one, is its own."""
+        with scope(line.strip() or "cell", leak="report", track=True) as opened:
+            error = _run(shell, cell)
+            gained = opened.gained()
+        _display(about(gained, opened.leak, opened.notes))
+        if error is not None:
+            raise error
+
+    shell.register_magic_function(line_magic, "line", "vram")
+    shell.register_magic_function(cell_magic, "cell", "vram")
+
+
+def _run(shell: Any, cell: str) -> BaseException | None:
+    """Run the cell's text; return what it raised, its frames empty of arrays as every scope leaves them."""
+    result = shell.run_cell(cell, store_history=False)
+    error: BaseException | None = result.error_in_exec or result.error_before_exec
+    if error is not None:
+        let_go_of_arrays(error)
+    return error
+
+
+def _display(shown: Table) -> None:
+    from IPython.display import display
+
+    display(shown)  # type: ignore[no-untyped-call]
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """Called by ``%unload_ext vram``."""
+    for kind in ("line", "cell"):
+        shell.magics_manager.magics[kind].pop("vram", None)

@@ -1,0 +1,68 @@
+"""`vram why --deep`: processes that let us in say what of theirs is live and what is only cached."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.cli.conftest import PROGRAM, Run
+from tests.guard.scoping import RAW, ROOT, environment
+from vram.units import MIB
+from vram.virtualgpu import VirtualGpu
+
+HOLDER = (
+    RAW
+    + """
+import ctypes
+pool = raw.out(ctypes.c_uint64, "cuDeviceGetDefaultMemPool", 0)
+raw.call("cuMemPoolSetAttribute", pool, 4, ctypes.byref(ctypes.c_uint64(GIB)))
+live, cached = (raw.out(ctypes.c_uint64, "cuMemAllocAsync", n * MIB, 0) for n in (64, 128))
+raw.call("cuMemFreeAsync", cached, 0)
+raw.call("cuCtxSynchronize")
+raw.alloc(32 * MIB)
+if sys.argv[1] == "willing":
+    vram.agent()
+tell(os.getpid())
+sys.stdin.readline()
+"""
+)
+
+
+def asked(gpu: VirtualGpu, folder: Path, word: str) -> tuple[dict[str, int], list[str]]:
+    """The entries of one process by kind, and the notes beside them."""
+    folder.chmod(0o700)
+    variables = environment(gpu) | {"XDG_RUNTIME_DIR": str(folder)}
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, word], stdin=-1, stdout=-1, text=True, env=variables, cwd=ROOT
+    )
+    assert holder.stdout is not None
+    pid = int(holder.stdout.readline())
+    done = subprocess.run(
+        [*PROGRAM, "why", "--deep", "--json"], env=variables, capture_output=True, text=True, timeout=60
+    )
+    holder.communicate("\n")
+    assert done.returncode == 0, done.stderr
+    (seen,) = json.loads(done.stdout)["gpus"]
+    assert sum(entry["nbytes"] for entry in seen["entries"]) == seen["total_bytes"]
+    mine = {e["kind"]: e["nbytes"] for e in seen["entries"] if e["holder"] and e["holder"]["pid"] == pid}
+    return mine, seen["notes"]
+
+
+def test_an_agent_tells_what_is_live_and_what_is_cached(virtual_gpu: VirtualGpu, tmp_path: Path) -> None:
+    kinds, notes = asked(virtual_gpu, tmp_path, "willing")
+    assert kinds == {"live": 64 * MIB, "cached": 128 * MIB, "context": (518 + 32) * MIB}
+    assert not notes
+
+
+def test_who_did_not_offer_is_not_asked_and_that_is_said(virtual_gpu: VirtualGpu, tmp_path: Path) -> None:
+    kinds, notes = asked(virtual_gpu, tmp_path, "unwilling")
+    assert kinds == {"process": (518 + 32 + 64 + 128) * MIB}
+    assert "vram.agent()" in notes[-1]
+
+
+def test_a_snapshot_cannot_be_asked(vram: Run, busy: str) -> None:
+    answer = vram("why", "--deep", "--from", busy)
+    assert answer.code == 2
+    assert "--deep asks living processes" in answer.err

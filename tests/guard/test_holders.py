@@ -1,0 +1,258 @@
+"""Who keeps an object: every kind of keeper has its words, and looking changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import vram
+from vram.guard.heap.chains import shortest
+
+
+class Thing:
+    """Stands for an array: what keeps one keeps the other."""
+
+
+class Hostile:
+    """Does harm whenever any of its code is run."""
+
+    def __init__(self, kept: object) -> None:
+        object.__getattribute__(self, "__dict__")["kept"] = kept
+
+    def _harm(self, *words: object) -> Any:
+        raise SystemExit("code of an object that was only met")
+
+    __getattr__ = __getattribute__ = __repr__ = __str__ = __len__ = __iter__ = __eq__ = __bool__ = _harm
+    __class__ = property(_harm)  # type: ignore[assignment]
+    __hash__ = object.__hash__
+
+
+@pytest.fixture
+def module() -> Iterator[Any]:
+    """A module that the program has imported."""
+    made = ModuleType("somebodys_module")
+    sys.modules["somebodys_module"] = made
+    yield made
+    del sys.modules["somebodys_module"]
+
+
+def names(thing: object) -> list[str]:
+    return [str(holder) for holder in vram.holders(thing)]
+
+
+def lines_here() -> str:
+    return f"test_holders.py:{sys._getframe(1).f_lineno}"
+
+
+@pytest.mark.parametrize(
+    ("keep", "words"),
+    [
+        (lambda thing: {"x": thing}, "['x']"),
+        (lambda thing: {("a", 3): [None, thing]}, "[('a', 3)][1]"),
+        (lambda thing: deque([1, thing]), "[1]"),
+        (lambda thing: (thing,), "[0]"),
+        (lambda thing: {thing}, " (a member of the set)"),
+        (lambda thing: {thing: 1}, " as a key"),
+        (lambda thing: {"\x1b[2J": thing}, "['\\x1b[2J']"),
+        (lambda thing: {"k" * 500: thing}, f"['{'k' * 37}…']"),
+        (lambda thing: Hostile(thing), ".kept"),
+        (lambda thing: {Hostile(None): thing}, "[<Hostile>]"),
+        (lambda thing: type("Slotted", (), {"__slots__": ("held",)}), None),
+    ],
+)
+def test_containers_and_attributes(module: Any, keep: Any, words: str | None) -> None:
+    thing = Thing()
+    module.kept = keep(thing)
+    if words is None:
+        module.kept = module.kept()
+        module.kept.held = thing
+        words = ".held"
+    assert f"module somebodys_module: kept{words}" in names(thing)
+
+
+def test_an_attribute_of_a_class(module: Any) -> None:
+    class Model:
+        cache: list[Thing] = [Thing()]  # noqa: RUF012
+
+    module.Model = Model
+    del Model
+    assert "module somebodys_module: Model.cache[0]" in names(module.Model.cache[0])
+
+
+def test_a_local_variable_of_the_caller() -> None:
+    thing = Thing()
+    found, here = names(thing), lines_here()
+    assert f"{here} local 'thing' in test_a_local_variable_of_the_caller()" in found
+
+
+def test_an_exception_somebody_kept(module: Any) -> None:
+    def fail(out: Thing) -> None:
+        raise ValueError
+
+    thing = Thing()
+    line = fail.__code__.co_firstlineno + 1
+    try:
+        fail(thing)
+    except ValueError as error:
+        module.errors = [error]
+    expected = (
+        f"test_holders.py:{line} local 'out' in frame of kept exception (module somebodys_module: errors[0])"
+    )
+    assert expected in names(thing)
+
+
+def test_a_closure_and_a_hook(module: Any) -> None:
+    def closing_over(kept: Thing) -> Any:
+        return lambda: kept
+
+    class Layer:
+        def __init__(self, hook: Any) -> None:
+            self._forward_hooks = {0: hook}
+
+    one, other = Thing(), Thing()
+    module.callback = closing_over(one)
+    module.layers = [None, Layer(closing_over(other))]
+    name = "test_a_closure_and_a_hook.<locals>.closing_over.<locals>.<lambda>"
+    assert f"closure of {name}: kept (module somebodys_module: callback)" in names(one)
+    assert "closure of hook on layers[1]: kept" in names(other)
+
+
+def test_generators_and_coroutines(module: Any) -> None:
+    def batches(batch: Thing) -> Iterator[int]:
+        yield 1
+        print(batch)
+
+    async def fetch(reply: Thing) -> None:
+        await asyncio.sleep(0)
+        print(reply)
+
+    one, other = Thing(), Thing()
+    module.pending, module.job = batches(one), fetch(other)
+    next(module.pending)
+    module.job.send(None)
+    assert any("local 'batch' in suspended generator batches() (module some" in name for name in names(one))
+    assert any("local 'reply' in suspended coroutine fetch() (module some" in name for name in names(other))
+    module.job.close()
+
+
+def test_a_thread_and_its_own_storage(module: Any) -> None:
+    ready, end = threading.Event(), threading.Event()
+    one, other = Thing(), Thing()
+    module.storage = threading.local()
+
+    def work(mine: Thing) -> None:
+        module.storage.cache = other
+        ready.set()
+        end.wait()
+
+    thread = threading.Thread(target=work, args=(one,), name="worker \x1b7")
+    thread.start()
+    ready.wait()
+    try:
+        assert any(name.endswith("local 'mine' in work() of thread 'worker \\\\x1b7'") for name in names(one))
+        assert "module somebodys_module: storage.cache in one thread" in names(other)
+    finally:
+        end.set()
+        thread.join()
+
+
+def test_the_shortest_way_is_told(module: Any) -> None:
+    thing = Thing()
+    module.far = {"a": {"b": {"c": [thing]}}}
+    module.near = [thing]
+    del thing
+    found = shortest(module.near, gc.get_objects())
+    assert [str(each) for each in found.by_id.values()] == ["module somebodys_module: near[0]"]
+
+
+def test_looking_leaves_no_reference_behind(module: Any) -> None:
+    def batches(batch: Thing) -> Iterator[int]:
+        yield 1
+        print(batch)
+
+    thing = Thing()
+    module.kept = [thing, batches(thing)]
+    next(module.kept[1])
+    gc.disable()
+    try:
+        vram.holders(thing)
+        before = sys.getrefcount(thing)
+        for _ in range(5):
+            vram.holders(thing)
+        assert sys.getrefcount(thing) == before
+    finally:
+        gc.enable()
+
+
+def test_a_variable_that_is_deleted_after_the_look_is_gone() -> None:
+    import weakref
+
+    thing = Thing()
+    gone = weakref.ref(thing)
+    vram.holders(thing)
+    del thing
+    assert gone() is None
+
+
+def test_the_variables_of_a_function_under_a_debugger_are_left_alone() -> None:
+    def traced() -> tuple[str, Thing]:
+        word, thing = "still here", Thing()
+        frame = sys._getframe()
+        frame.f_trace = tracer
+        sys.settrace(tracer)
+        vram.holders(thing)
+        sys.settrace(previous)
+        return word, thing
+
+    def tracer(frame: Any, event: str, argument: object) -> Any:
+        if frame.f_code is not traced.__code__:
+            return None
+        vram.holders(frame)
+        return tracer
+
+    previous = sys.gettrace()
+    word, thing = traced()
+    assert (word, type(thing)) == ("still here", Thing)
+
+
+def test_a_snapshot_of_locals_that_a_program_holds_stays_as_it_is() -> None:
+    def snapshot() -> dict[str, object]:
+        word, thing = "here", Thing()
+        taken = locals()
+        vram.holders(thing)
+        return {**taken, "word": word}
+
+    assert {"word", "thing"} <= set(snapshot())
+
+
+def test_a_search_without_time_says_so(module: Any) -> None:
+    thing = Thing()
+    module.near = [thing]
+    found = vram.holders(thing, budget_s=0)
+    assert found.was_cut
+    assert "cut short" in repr(found)
+
+
+def test_a_heap_of_a_million_objects_is_bounded(module: Any) -> None:
+    module.much = [[number] for number in range(1_000_000)]
+    thing = Thing()
+    module.deep = [thing]
+    began = time.thread_time()
+    vram.holders(thing, budget_s=0.5)
+    assert time.thread_time() - began < 3
+
+
+def test_html_is_inert(module: Any) -> None:
+    thing = Thing()
+    module.kept = {"<script>": thing}
+    assert "&lt;script&gt;" in vram.holders(thing)._repr_html_()
+    assert "<script>" not in vram.holders(thing)._repr_html_()

@@ -1,0 +1,124 @@
+"""The notebook extension, in a real IPython kernel on a virtual GPU."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.guard.scoping import ROOT, environment, needs
+from vram.virtualgpu import VirtualGpu
+
+pytestmark = [needs("ipykernel"), needs("jupyter_client")]
+
+BEGIN = """\
+from tests.virtualgpu import libcuda as raw
+from vram.units import MIB
+raw.start()
+%load_ext vram
+"""
+
+NUMBA = "import numpy\nfrom numba import cuda\ndef array(n): return cuda.device_array(n, numpy.uint8)\n"
+
+Cell = Callable[[str], "Ran"]
+
+
+class Ran:
+    """What one cell showed: streams and displays as text and as HTML, and how it ended."""
+
+    def __init__(self, client: Any, code: str) -> None:
+        self.text, self.html = "", ""
+        self.reply = client.execute_interactive(code, timeout=60, output_hook=self._hear)["content"]
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        content = message["content"]
+        self.text += content.get("text", "")
+        data = content.get("data", {})
+        self.text += data.get("text/plain", "")
+        self.html += data.get("text/html", "")
+
+
+@pytest.fixture
+def cell(virtual_gpu: VirtualGpu, tmp_path: Path) -> Iterator[Cell]:
+    """Run cells in one kernel, after the extension was loaded."""
+    from jupyter_client.manager import KernelManager
+
+    manager = KernelManager(connection_file=str(tmp_path / "connection.json"))
+    manager.kernel_spec.argv[0] = sys.executable
+    manager.start_kernel(env=environment(virtual_gpu), cwd=ROOT)
+    client = manager.blocking_client()
+    client.start_channels()
+    try:
+        client.wait_for_ready(timeout=60)
+        begun = Ran(client, BEGIN)
+        assert begun.reply["status"] == "ok", begun.reply
+        yield lambda code: Ran(client, code)
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+
+
+def test_a_cell_says_what_it_kept(cell: Cell) -> None:
+    ran = cell("%%vram\nraw.alloc(64 * MIB)\nanswer = 42")
+    assert "the cell kept 64.0 MiB of device memory" in ran.text
+    assert "<table>" in ran.html
+    assert cell("print(answer)").text == "42\n"
+
+
+def test_a_cell_that_kept_nothing_says_so(cell: Cell) -> None:
+    ran = cell('%%vram tidy\nraw.call("cuMemFree_v2", raw.alloc(64 * MIB))')
+    assert "the cell kept nothing" in ran.text
+
+
+def test_a_cell_that_fails_still_fails_and_is_told(cell: Cell) -> None:
+    ran = cell("%%vram\nraw.alloc(8 * MIB)\n1 / 0")
+    assert ran.reply["status"] == "error"
+    assert ran.reply["ename"] == "ZeroDivisionError"
+    assert "the cell kept 8.0 MiB" in ran.text
+
+
+@needs("numba")
+def test_the_line_shows_arrays_by_the_cell_that_keeps_them(cell: Cell) -> None:
+    cell(NUMBA)
+    cell("history = [array(64 * MIB)]")
+    ran = cell("%vram")
+    assert "64.0 MiB" in ran.text
+    assert "history[0]" in ran.text
+    assert "outside" in ran.text
+    assert "<table>" in ran.html
+
+
+@needs("numba")
+def test_names_in_html_are_inert(cell: Cell) -> None:
+    cell(NUMBA)
+    cell("hoard = {'<script>alert(1)</script>': array(64 * MIB)}")
+    ran = cell("%vram")
+    assert "<script>" not in ran.html
+    assert "&lt;script&gt;" in ran.html
+
+
+@needs("numba")
+def test_flush_drops_a_kept_traceback(cell: Cell) -> None:
+    cell(NUMBA)
+    cell("def fails():\n    big = array(64 * MIB)\n    raise ValueError\nfails()")
+    assert "64.0 MiB" in cell("%vram").text
+    ran = cell("%vram flush")
+    assert ran.reply["status"] == "ok"
+    assert "64.0 MiB" not in cell("%vram").text
+
+
+def test_why_shows_the_machine(cell: Cell) -> None:
+    assert "GPU 0  NVIDIA H200 (virtual)" in cell("%vram why").text
+
+
+def test_an_unknown_word_is_refused(cell: Cell) -> None:
+    ran = cell("%vram flsh")
+    assert ran.reply["ename"] == "UsageError"
+
+
+def test_it_can_be_unloaded(cell: Cell) -> None:
+    cell("%unload_ext vram")
+    assert "not found" in cell("%vram").text

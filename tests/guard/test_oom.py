@@ -1,0 +1,195 @@
+"""on_oom: one file and one sentence for every out-of-memory, caught or not; nothing before that."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+
+from tests.guard.scoping import NUMBA, PREAMBLE, needs, result, run
+from vram import on_oom
+from vram.errors import OutOfMemory, UsageError
+from vram.guard.footprint import Footprint
+from vram.guard.oom_report import requested
+from vram.guard.oom_sentence import Situation, sentence
+from vram.model.leak import Kept
+from vram.units import GIB, MIB
+from vram.virtualgpu import VirtualGpu
+
+
+@needs("numba")
+def test_an_error_that_is_caught_is_recorded_with_the_whole_situation(
+    virtual_gpu: VirtualGpu, tmp_path: Path
+) -> None:
+    program = f"""
+        vram.on_oom({str(tmp_path)!r})
+        history = [array(60 * GIB)]
+
+        def train():
+            return array(100 * GIB)
+
+        try:
+            train()
+        except Exception as error:
+            tell(error.__notes__)
+    """
+    (note,) = result(virtual_gpu, program, NUMBA)
+    (path,) = tmp_path.iterdir()
+    report = json.loads(path.read_text())
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert note == f"vram: {report['sentence']}. The whole account is in {path}"
+    assert "the GPU is out of memory" in note
+    assert "history[0]" in note
+    assert report["error"]["type"].endswith("CudaAPIError")
+    assert report["largest"][0]["nbytes"] == 60 * GIB
+    assert report["process"]["charged"]["0"] == 60 * GIB + 518 * MIB
+    assert any(" train" in step for step in report["stack"])
+    (gpu,) = report["ledger"]["gpus"]
+    assert sum(entry["nbytes"] for entry in gpu["entries"]) == gpu["total_bytes"]
+    assert any("60.0 GiB" in line for line in report["text"])
+
+
+@needs("numba")
+def test_other_holders_are_blamed_where_they_hold_most(virtual_gpu: VirtualGpu, tmp_path: Path) -> None:
+    program = f"""
+        other = held(120)
+        vram.on_oom({str(tmp_path)!r})
+        try:
+            array(40 * GIB)
+        except Exception as error:
+            tell([error.__notes__[0], other.pid])
+        other.communicate(b"\\n")
+    """
+    note, pid = result(virtual_gpu, program, NUMBA)
+    assert f"pid {pid} alone 120.5 GiB" in note
+    assert "`vram why`" in note
+
+
+@needs("numba")
+def test_an_uncaught_error_shows_the_sentence_in_its_traceback(
+    virtual_gpu: VirtualGpu, tmp_path: Path
+) -> None:
+    done = run(virtual_gpu, f"vram.on_oom({str(tmp_path)!r})\narray(900 * GIB)\n", NUMBA)
+    assert done.returncode == 1
+    assert "vram: the GPU is out of memory" in done.stderr
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_errors_of_a_class_that_all_share_are_recorded_where_they_are_uncaught(
+    virtual_gpu: VirtualGpu, tmp_path: Path
+) -> None:
+    program = f"""
+        recorder = vram.on_oom({str(tmp_path)!r})
+
+        def fails(): raise RuntimeError("CUDA error: out of memory")
+
+        thread = threading.Thread(target=fails)
+        thread.start()
+        thread.join()
+        tell(len(recorder.files))
+    """
+    assert result(virtual_gpu, program) == 1
+
+
+@needs("numba")
+def test_a_framework_that_is_imported_later_is_watched_too(virtual_gpu: VirtualGpu, tmp_path: Path) -> None:
+    program = f"""
+        recorder = vram.on_oom({str(tmp_path)!r})
+        import numpy
+        from numba import cuda
+        try:
+            cuda.device_array(900 * GIB, numpy.uint8)
+        except Exception as error:
+            tell([len(recorder.files), len(error.__notes__)])
+    """
+    assert result(virtual_gpu, program, PREAMBLE) == [1, 1]
+
+
+@needs("cuda")
+def test_cuda_core_and_buffers_are_watched(virtual_gpu: VirtualGpu, tmp_path: Path) -> None:
+    program = f"""
+        from cuda.core import Device
+        device = Device()
+        device.set_current()
+        stream = device.create_stream()
+        vram.on_oom({str(tmp_path)!r})
+        notes = []
+        for allocate in (lambda n: device.allocate(n, stream=stream), vram.Buffer):
+            try:
+                allocate(900 * GIB)
+            except Exception as error:
+                notes.append(any("vram: the GPU is out of memory" in note for note in error.__notes__))
+        tell(notes)
+    """
+    assert result(virtual_gpu, program, PREAMBLE) == [True, True]
+
+
+@needs("numba")
+def test_a_retry_loop_writes_one_file_for_one_event_and_never_too_many(
+    virtual_gpu: VirtualGpu, tmp_path: Path
+) -> None:
+    program = f"""
+        recorder = vram.on_oom({str(tmp_path)!r}, most_files=1)
+        vram.retry_on_oom(lambda gib: array(gib * GIB), shrink="gib")(gib=4000)
+        recorder._last = float("-inf")
+        try:
+            array(900 * GIB)
+        except Exception as error:
+            tell([len(recorder.files), "whole account" in error.__notes__[0]])
+    """
+    assert result(virtual_gpu, program, NUMBA) == [1, False]
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_closed_it_is_gone_without_a_trace(tmp_path: Path) -> None:
+    import sys
+    import threading
+
+    before = (sys.excepthook, threading.excepthook, list(sys.meta_path), OutOfMemory.__dict__.get("__init__"))
+    recorder = on_oom(tmp_path)
+    assert on_oom(tmp_path) is recorder
+    assert sys.excepthook is not before[0]
+    recorder.close()
+    after = (sys.excepthook, threading.excepthook, list(sys.meta_path), OutOfMemory.__dict__.get("__init__"))
+    assert after == before
+    error = OutOfMemory("nobody listens")
+    assert not hasattr(error, "__notes__")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_used_is_said_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError):
+        on_oom(tmp_path / "file" / "inside")
+    with pytest.raises(UsageError, match="number of files"):
+        on_oom(tmp_path, most_files=-1)
+
+
+@pytest.mark.parametrize(
+    ("message", "nbytes"),
+    [
+        ("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total", 20 * GIB),
+        ("Out of memory allocating 1,073,741,824 bytes (allocated so far: 0 bytes).", GIB),
+        ("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 512.00MiB.", 512 * MIB),
+        ("Call to cuMemAlloc results in CUDA_ERROR_OUT_OF_MEMORY", None),
+    ],
+)
+def test_what_was_asked_for_is_read_from_the_message(message: str, nbytes: int | None) -> None:
+    assert requested(RuntimeError(message)) == nbytes
+
+
+def situation(
+    cached: int = 0, fragmented: int = 0, live: int = 10 * GIB, largest: tuple[Kept, ...] = ()
+) -> Situation:
+    charged = {0: live + cached + fragmented + 518 * MIB}
+    return Situation(1, 4 * GIB, Footprint(charged, {"PyTorch": live}, cached, fragmented), (), None, largest)
+
+
+def test_each_cause_has_its_own_remedy() -> None:
+    assert "vram.flush()" in sentence(situation(cached=8 * GIB))
+    assert "expandable_segments" in sentence(situation(fragmented=8 * GIB))
+    kept = Kept(what="PyTorch float32 4×4", nbytes=9 * GIB, keeper="train.py: history[3]")
+    assert "kept by train.py: history[3]" in sentence(situation(largest=(kept,)))
+    assert "retry_on_oom" in sentence(situation())

@@ -1,0 +1,136 @@
+"""Threads: what they leave behind is told when they end, also when they fail."""
+
+from __future__ import annotations
+
+from tests.guard.scoping import NUMBA, needs, result, run
+from vram.units import MIB
+from vram.virtualgpu import VirtualGpu
+
+
+def test_raw_pointers_of_threads_that_ended_are_told(virtual_gpu: VirtualGpu) -> None:
+    """Five threads of seed 002's first program: all at once, so they are settled as one."""
+    program = """
+        import ctypes
+        context = raw.out(ctypes.c_uint64, "cuCtxGetCurrent")
+        together = threading.Barrier(5)
+
+        def worker():
+            together.wait()
+            raw.call("cuCtxSetCurrent", context)
+            raw.alloc(4 * MIB)
+
+        threads = [vram.Thread(target=worker, leak="report") for _ in range(5)]
+        for thread in threads: thread.start()
+        for thread in threads: thread.join()
+        leaks = [thread.leak for thread in threads if thread.leak]
+        tell([[leak.nbytes, len(leak.names)] for leak in leaks])
+    """
+    assert result(virtual_gpu, program) == [[20 * MIB, 5]]
+
+
+@needs("numba")
+def test_a_thread_that_fails_lets_go_of_everything_though_its_error_is_kept(virtual_gpu: VirtualGpu) -> None:
+    program = """
+        kept = []
+        threading.excepthook = lambda args: kept.append(args.exc_value)
+
+        def worker():
+            big = array(64 * MIB)
+            raise ValueError("in the thread")
+
+        thread = vram.Thread(target=worker, name="fails", leak="report")
+        thread.start()
+        thread.join()
+        from vram.guard import footprint
+        now = footprint.take(thorough=True)
+        tell([thread.leak, str(kept[0]), now.outside // MIB, now.cached])
+    """
+    leak, error, outside, cached = result(virtual_gpu, program, NUMBA)
+    assert (leak, error, cached) == (None, "in the thread", 0)
+    assert outside == 518  # the context alone
+
+
+@needs("numba")
+def test_an_executor_keeps_results_and_nothing_else(virtual_gpu: VirtualGpu) -> None:
+    program = """
+        hoard = []
+
+        def makes(): return array(32 * MIB)
+        def hoards(): hoard.append(array(64 * MIB))
+        def fails():
+            big = array(128 * MIB)
+            raise ValueError("gone")
+
+        from vram.guard import footprint
+        with vram.ThreadPoolExecutor(1, leak="raise") as pool:
+            made = pool.submit(makes).result()
+            failed = pool.submit(fails)
+            failed.exception()
+            after_failure = footprint.take(thorough=True).outside // MIB
+            leak = pool.submit(hoards).exception().leak
+        tell([made.nbytes // MIB, str(failed.exception()), after_failure, leak.names, leak.nbytes // MIB])
+    """
+    assert result(virtual_gpu, program, NUMBA) == [32, "gone", 518 + 32, ["hoards"], 64]
+
+
+def test_a_subclass_with_a_run_of_its_own_is_settled_too(virtual_gpu: VirtualGpu) -> None:
+    program = """
+        class Worker(vram.Thread):
+            def run(self):
+                raw.start()
+                raw.alloc(8 * MIB)
+
+        worker = Worker(name="own", leak="report")
+        worker.start()
+        worker.join()
+        tell([worker.leak.names, worker.leak.nbytes // MIB])
+    """
+    assert result(virtual_gpu, program) == [["own"], 8]
+
+
+def test_a_thread_may_be_bounded(virtual_gpu: VirtualGpu) -> None:
+    program = """
+        seen = []
+        threading.excepthook = lambda args: seen.append(type(args.exc_value).__name__)
+
+        def worker():
+            raw.start()
+            raw.alloc(64 * MIB)
+
+        thread = vram.Thread(target=worker, limit="32MiB", leak="report")
+        thread.start()
+        thread.join()
+        tell(seen)
+    """
+    assert result(virtual_gpu, program) == ["LimitExceeded"]
+
+
+def test_without_a_driver_a_thread_is_a_thread(virtual_gpu: VirtualGpu) -> None:
+    program = """
+        import vram
+        thread = vram.Thread(target=lambda: print("ran"))
+        thread.start()
+        thread.join()
+        print(thread.leak)
+    """
+    assert run(virtual_gpu, program, "").stdout == "ran\nNone\n"
+
+
+def test_a_run_that_calls_the_first_one_is_settled_once(virtual_gpu: VirtualGpu) -> None:
+    program = """
+        class Worker(vram.Thread):
+            def run(self):
+                super().run()
+                raw.start()
+                raw.alloc(8 * MIB)
+
+        worker = Worker(target=lambda: (raw.start(), raw.alloc(4 * MIB)), leak="report")
+        worker.start()
+        worker.join()
+        alive = weakref.ref(worker)
+        leak = worker.leak.nbytes // MIB
+        gc.disable()
+        del worker
+        tell([leak, alive() is None])
+    """
+    assert result(virtual_gpu, program) == [12, True]

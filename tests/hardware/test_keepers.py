@@ -1,0 +1,137 @@
+"""PyTorch, CuPy, JAX and Numba leaking in ten ways on real hardware: found, named, given back.
+
+python -m pytest --real-gpu -s tests/hardware/test_keepers.py
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+
+from tests.guard.acting import ROOT, act_out, check
+from tests.hardware.conftest import Record
+from vram.units import GIB, MIB
+
+pytestmark = pytest.mark.gpu
+
+# JAX takes most of the GPU at its start and gives none of it back, unless it is told otherwise.
+ENVIRONMENT = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "XLA_PYTHON_CLIENT_ALLOCATOR": "platform"}
+
+MANY = """
+import json, time, torch, vram
+whole = torch.empty(100_000, 64, device="cuda")
+rows = [whole[number].clone() for number in range(100_000)]
+vram.live()
+began = time.perf_counter()
+found = vram.live()
+took_s = time.perf_counter() - began
+print(json.dumps([len(found), took_s, found.was_cut, found[1].holder.text, found[1].holder.kind]))
+"""
+
+TRAINING = """
+import json, sys, torch, vram
+model = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(6)]).cuda()
+optimizer = torch.optim.Adam(model.parameters())
+history = []
+def step():
+    out = model(torch.randn(65536, 1024, device="cuda"))
+    loss = out.square().mean()
+    loss.backward(retain_graph=True)
+    optimizer.step()
+    history.append(loss)
+step()
+report = vram.flush()
+before = report.after[0].used
+names = {each.holder.text: each.note for each in report.stayed}
+history.clear()
+after = vram.flush().after[0].used
+print(json.dumps([names, before, after, repr(report)]))
+"""
+
+CAPTURE = """
+import json, torch, vram
+still = torch.ones(1024, device="cuda")
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    doubled = still * 2
+    said = vram.flush().refused
+graph.replay()
+torch.cuda.synchronize()
+print(json.dumps([said, float(doubled.sum())]))
+"""
+
+NOTHING = """
+import json, time, torch, vram
+torch.zeros(1, device="cuda")
+vram.flush()
+took = []
+for _ in range(20):
+    began = time.perf_counter()
+    vram.flush()
+    took.append(time.perf_counter() - began)
+print(json.dumps(sorted(took)))
+"""
+
+
+def told(program: str) -> object:
+    import json
+
+    variables = dict(os.environ, PYTHONPATH=str(ROOT / "src"))
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=variables, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def needs(package: str) -> None:
+    if find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+
+
+@pytest.mark.parametrize("framework", ["torch", "cupy", "jax", "numba"])
+def test_ten_ways_to_leak(framework: str, record: Record) -> None:
+    needs(framework)
+    seen = act_out(framework, GIB, {**os.environ, **ENVIRONMENT})
+    for way, figures in seen.items():
+        mib = {key: round(figures[key] / MIB, 1) for key in ("leaked", "flushed", "released")}
+        record(framework=framework, way=way, names=figures["names"], took_s=figures["took_s"], **mib)
+    check(seen, GIB, slack=96 * MIB)
+
+
+def test_a_hundred_thousand_tensors_within_a_second(record: Record) -> None:
+    needs("torch")
+    count, took_s, was_cut, name, kind = told(MANY)  # type: ignore[misc]
+    record(arrays=count, took_s=took_s, was_cut=was_cut)
+    assert (count, was_cut, kind) == (100_001, False, "module")
+    assert name.startswith("__main__: rows[")
+    assert took_s < 1
+
+
+def test_a_list_of_losses_is_named_with_the_graph_that_it_keeps(record: Record) -> None:
+    """The loss is four bytes; what it keeps has no Python object at all."""
+    needs("torch")
+    names, before, after, report = told(TRAINING)  # type: ignore[misc]
+    record(names=names, held_mib=round(before / MIB), after_mib=round(after / MIB), report=report)
+    assert "autograd graph" in names["__main__: history[0]"]
+    assert any(name.startswith("__main__: model[0].weight") for name in names)
+    assert before - after > GIB
+
+
+def test_a_capture_goes_on_while_flush_refuses(record: Record) -> None:
+    needs("torch")
+    said, total = told(CAPTURE)  # type: ignore[misc]
+    record(said=said)
+    assert "captured" in said
+    assert total == 2048
+
+
+def test_flush_with_nothing_to_do(record: Record) -> None:
+    """With PyTorch loaded, most of it is the collection of PyTorch's own objects."""
+    needs("torch")
+    took = told(NOTHING)
+    record(median_ms=round(took[10] * 1e3, 2), fastest_ms=round(took[0] * 1e3, 2))  # type: ignore[index]

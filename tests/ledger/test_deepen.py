@@ -1,0 +1,64 @@
+"""A process's own account splits its entry; whatever it says, the sum stays."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.ledger.world import CONTEXT, OVERHEAD, World
+from vram.ledger.build import build_ledger
+from vram.ledger.deepen import Inside, deepen
+from vram.model.ledger import Ledger
+from vram.model.trimming import CacheLine, Trimmed
+from vram.units import GIB
+
+
+def ledger() -> Ledger:
+    world = World().gpu(0, used=10 * GIB + CONTEXT + OVERHEAD).gpu(1)
+    return build_ledger(world.cuda(100, 10 * GIB + CONTEXT).survey())
+
+
+def line(held: int, reclaimable: int | None, used: int | None, device: int | None = 3) -> CacheLine:
+    return CacheLine(
+        name="PyTorch",
+        memory="device",
+        device=device,
+        held=held,
+        reclaimable=reclaimable,
+        held_after=held,
+        used=used,
+    )
+
+
+def told(*lines: CacheLine) -> dict[int, Inside]:
+    uuid = ledger().gpus[0].uuid
+    return {100: Inside("agent", Trimmed(status="done", devices={"3": uuid, "0": "GPU-other"}, lines=lines))}
+
+
+def split(*lines: CacheLine) -> dict[str, int]:
+    gpu = deepen(ledger(), told(*lines)).gpus[0]
+    return {entry.kind: entry.nbytes for entry in gpu.entries if entry.holder and entry.holder.pid == 100}
+
+
+def test_live_cached_and_fragmented_are_told_apart_and_the_rest_is_the_context() -> None:
+    found = split(line(10 * GIB, 6 * GIB, 3 * GIB))
+    assert found == {"live": 3 * GIB, "cached": 6 * GIB, "fragmented": GIB, "context": CONTEXT}
+
+
+def test_lines_about_other_gpus_do_not_count() -> None:
+    assert split(line(4 * GIB, 4 * GIB, 0, device=0)) == {"context": 10 * GIB + CONTEXT}
+
+
+def test_what_is_not_told_stays_with_the_rest() -> None:
+    assert split(line(4 * GIB, None, None)) == {"context": 10 * GIB + CONTEXT}
+
+
+def test_other_processes_stay_as_they_are() -> None:
+    assert deepen(ledger(), {}) == ledger()
+
+
+@given(st.lists(st.tuples(*[st.integers(0, 20 * GIB)] * 3), max_size=4))
+def test_the_sum_holds_whatever_a_process_says(figures: list[tuple[int, int, int]]) -> None:
+    for gpu in deepen(ledger(), told(*(line(*each) for each in figures))).gpus:
+        assert sum(entry.nbytes for entry in gpu.entries) == gpu.total_bytes
+        assert all(entry.nbytes >= 0 for entry in gpu.entries)

@@ -1,0 +1,187 @@
+"""The pytest plugin, in suites of its own that run on a virtual GPU."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+from tests.guard.scoping import ROOT, environment, needs
+from vram.virtualgpu import VirtualGpu
+
+PREAMBLE = """\
+import pytest
+from tests.virtualgpu import libcuda as raw
+from vram.units import MIB
+
+@pytest.fixture(scope="session", autouse=True)
+def context():
+    raw.start()
+"""
+
+Suite = Callable[..., Any]
+
+
+@pytest.fixture
+def suite(virtual_gpu: VirtualGpu, tmp_path: Path) -> Suite:
+    """Run a file of tests; its output, and how many passed and failed."""
+
+    def run(text: str, *options: str, preamble: str = PREAMBLE) -> Any:
+        (tmp_path / "test_it.py").write_text(preamble + dedent(text))
+        argv = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-p",
+            "no:cacheprovider",
+            "--rootdir",
+            str(tmp_path),
+            *options,
+        ]
+        return virtual_gpu.run(
+            [*argv, str(tmp_path)],
+            cwd=ROOT,
+            env=environment(virtual_gpu),
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+
+    return run
+
+
+def outcome(done: Any) -> dict[str, int]:
+    """The figures of pytest's last line."""
+    return {word: int(number) for number, word in re.findall(r"(\d+) (passed|failed|error)", done.stdout)}
+
+
+LEAKY = """
+    def test_clean():
+        raw.call("cuMemFree_v2", raw.alloc(8 * MIB))
+
+    def test_leaky():
+        raw.alloc(64 * MIB)
+"""
+
+
+def test_a_whole_suite_is_watched_by_an_option(suite: Suite) -> None:
+    done = suite(LEAKY, "--vram")
+    assert outcome(done) == {"passed": 1, "failed": 1}
+    assert "test_it.py::test_leaky' kept 64.0 MiB of device memory" in done.stdout
+    assert "outside every framework: 64.0 MiB" in done.stdout
+    assert "vram: 2 tests watched, 1 kept device memory" in done.stdout
+
+
+def test_unasked_it_watches_nothing_and_says_nothing(suite: Suite) -> None:
+    done = suite(LEAKY)
+    assert outcome(done) == {"passed": 2}
+    assert "vram:" not in done.stdout
+
+
+def test_a_marker_allows_so_much_and_no_more(suite: Suite) -> None:
+    done = suite("""
+        @pytest.mark.vram(leaks="64MiB")
+        def test_allowed(): raw.alloc(64 * MIB)
+
+        @pytest.mark.vram(leaks="32MiB")
+        def test_too_much(): raw.alloc(64 * MIB)
+
+        @pytest.mark.vram(leaks=0, limit="16MiB")
+        def test_over_the_limit(): raw.alloc(64 * MIB)
+
+        @pytest.mark.vram
+        def test_plain(): raw.alloc(2 * MIB)
+    """)
+    assert outcome(done) == {"passed": 1, "failed": 3}
+    assert "gained 64.0 MiB of device memory; its limit is 16.0 MiB" in done.stdout
+
+
+@needs("numba")
+def test_what_leaked_is_named(suite: Suite) -> None:
+    done = suite(
+        """
+        import numpy
+        from numba import cuda
+        HISTORY = []
+
+        def test_hoards():
+            HISTORY.append(cuda.device_array(32 * MIB, numpy.uint8))
+        """,
+        "--vram",
+    )
+    assert outcome(done) == {"failed": 1}
+    assert "HISTORY[0]" in done.stdout
+
+
+def test_fixtures_may_hold_memory(suite: Suite) -> None:
+    done = suite(
+        """
+        @pytest.fixture(scope="module")
+        def model(): return raw.alloc(64 * MIB)
+
+        def test_uses_it(model): pass
+        def test_uses_it_again(model): pass
+        """,
+        "--vram",
+    )
+    assert outcome(done) == {"passed": 2}
+
+
+def test_a_fixture_gives_the_test_its_own_scope(suite: Suite) -> None:
+    done = suite("""
+        def test_asks(vram):
+            pointer = raw.alloc(8 * MIB)
+            assert vram.gained() == 8 * MIB
+            raw.call("cuMemFree_v2", pointer)
+            assert vram.gained() == 0
+
+        def test_leaks(vram):
+            raw.alloc(8 * MIB)
+    """)
+    assert outcome(done) == {"passed": 1, "failed": 1}
+
+
+def test_a_test_that_fails_by_itself_fails_for_its_own_reason(suite: Suite) -> None:
+    done = suite(
+        """
+        def test_both():
+            raw.alloc(64 * MIB)
+            assert 1 == 2, "its own reason"
+        """,
+        "--vram",
+    )
+    assert "AssertionError: its own reason" in done.stdout
+    assert outcome(done) == {"failed": 1}
+
+
+@pytest.mark.parametrize("words", ['leaks="some"', "limit=-1", "leek=0", "0"])
+def test_a_marker_that_means_nothing_fails_the_test_with_a_word(suite: Suite, words: str) -> None:
+    done = suite(f"@pytest.mark.vram({words})\ndef test_it(): pass\n")
+    assert outcome(done) == {"failed": 1}
+    assert "@pytest.mark.vram" in done.stdout
+
+
+def test_a_suite_without_a_gpu_says_so_once(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text("def test_a(): pass\ndef test_b(): pass\n")
+    argv = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "--vram"]
+    done = subprocess.run([*argv, str(tmp_path)], capture_output=True, text=True, timeout=120)
+    assert outcome(done) == {"passed": 2}
+    if not Path("/dev/nvidiactl").exists():
+        assert done.stdout.count("no GPU here") == 1
+
+
+def test_async_and_parallel_suites_work(suite: Suite) -> None:
+    done = suite(LEAKY, "--vram", "-n", "2")
+    assert outcome(done) == {"passed": 1, "failed": 1}
+
+
+def test_the_plugin_imports_nothing_of_the_guard_until_it_is_asked() -> None:
+    program = "import sys, vram.pytest_plugin; print([m for m in sys.modules if m.startswith('vram.')])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "['vram.pytest_plugin']"
