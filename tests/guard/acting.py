@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.search_path import search_path
+
 ROOT = Path(__file__).parents[2]
 
 # What a person reads about each way. Where it is empty, no Python object keeps the memory.
@@ -31,7 +33,7 @@ FLUSHED_AWAY = {"a_cycle", "a_traceback", "a_native_cache"}
 def act_out(framework: str, nbytes: int, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Every way with what was told about it."""
     variables = dict(os.environ if environment is None else environment)
-    variables["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    variables["PYTHONPATH"] = search_path(ROOT)
     done = subprocess.run(
         [sys.executable, "-m", "tests.guard.leaks", framework, str(nbytes)],
         cwd=ROOT,

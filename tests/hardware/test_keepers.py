@@ -12,8 +12,9 @@ from importlib.util import find_spec
 
 import pytest
 
-from tests.guard.acting import ROOT, act_out, check
+from tests.guard.acting import act_out, check
 from tests.hardware.conftest import Record
+from tests.search_path import search_path
 from vram.units import GIB, MIB
 
 pytestmark = pytest.mark.gpu
@@ -80,7 +81,7 @@ print(json.dumps(sorted(took)))
 def told(program: str) -> object:
     import json
 
-    variables = dict(os.environ, PYTHONPATH=str(ROOT / "src"))
+    variables = dict(os.environ, PYTHONPATH=search_path())
     done = subprocess.run(
         [sys.executable, "-c", program], env=variables, capture_output=True, text=True, timeout=120
     )

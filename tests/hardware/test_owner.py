@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 
-from tests.guard.owner import PREAMBLE, SOURCE
+from tests.guard.owner import PREAMBLE
 from tests.hardware.conftest import Record
+from tests.search_path import search_path
 from vram.units import MIB
 
 pytestmark = pytest.mark.gpu
@@ -39,7 +40,7 @@ def needs(package: str) -> pytest.MarkDecorator:
 def told(program: str) -> Any:
     """Run *program* in a process of its own; the last value that it told."""
     argv = [sys.executable, "-X", "faulthandler", "-c", PREAMBLE + dedent(program)]
-    environment = os.environ | {"PYTHONPATH": str(SOURCE), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    environment = os.environ | {"PYTHONPATH": search_path(), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])

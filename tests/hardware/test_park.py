@@ -19,13 +19,12 @@ from typing import Any
 
 import pytest
 
-import vram
 from tests.hardware.conftest import Record
+from tests.search_path import search_path
 from vram.units import GIB, MIB
 
 pytestmark = pytest.mark.gpu
 
-SOURCES = Path(vram.__file__).parents[1]
 MOST_ADDED_S, MOST_ADDED_SHARE = 0.1, 0.05
 LEFT_BYTES = 4 * MIB  # of others: NVML's readers come and go
 
@@ -147,8 +146,7 @@ class Machine:
     """This machine, with a state folder of the test's own."""
 
     def __init__(self, state: Path) -> None:
-        sources = os.pathsep.join(filter(None, (str(SOURCES), os.environ.get("PYTHONPATH"))))
-        self.environment = {**os.environ, "PYTHONPATH": sources, "XDG_STATE_HOME": str(state)}
+        self.environment = {**os.environ, "PYTHONPATH": search_path(), "XDG_STATE_HOME": str(state)}
 
     def vram(self, *words: object) -> subprocess.CompletedProcess[str]:
         argv = [sys.executable, "-m", "vram", *map(str, words)]

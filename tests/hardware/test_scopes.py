@@ -16,13 +16,12 @@ from typing import Any
 
 import pytest
 
-import vram
 from tests.hardware.conftest import Record
+from tests.search_path import search_path
 from vram.units import GIB, MIB
 
 pytestmark = pytest.mark.gpu
 
-SOURCES = Path(vram.__file__).parents[1]
 
 PREAMBLE = """\
 import gc, json, os, sys, threading, time, warnings, weakref
@@ -87,7 +86,7 @@ def needs(package: str) -> pytest.MarkDecorator:
 
 
 def result(program: str, name: str = "torch", **variables: str) -> Any:
-    environment = os.environ | {"PYTHONPATH": str(SOURCES)} | JAX_TAKES_WHAT_IT_NEEDS | variables
+    environment = os.environ | {"PYTHONPATH": search_path()} | JAX_TAKES_WHAT_IT_NEEDS | variables
     done = subprocess.run(
         [sys.executable, "-c", PREAMBLE + FRAMEWORKS[name] + BEHIND_ALL + dedent(program)],
         env=environment,
@@ -365,7 +364,7 @@ def test_what_a_scope_costs(record: Record) -> None:
         "    return (time.perf_counter() - begin) / count\n"
         "timed(); print(min(timed() for _ in range(5)))\n"
     )
-    environment = os.environ | {"PYTHONPATH": str(SOURCES)}
+    environment = os.environ | {"PYTHONPATH": search_path()}
     done = subprocess.run(
         [sys.executable, "-c", bare], env=environment, capture_output=True, text=True, timeout=60
     )

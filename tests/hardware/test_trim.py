@@ -19,13 +19,12 @@ from typing import Any
 
 import pytest
 
-import vram
 from tests.hardware.conftest import Record
+from tests.search_path import search_path
 from vram.units import GIB, MIB
 
 pytestmark = pytest.mark.gpu
 
-SOURCES = Path(vram.__file__).parents[1]
 PREAMBLE = "import sys\ndef ready(): print('ready', flush=True)\ndef wait(): sys.stdin.readline()\n"
 
 PYTORCH = f"""
@@ -55,7 +54,7 @@ class Program:
     def __init__(self, code: str, folder: Path, *, agent: bool) -> None:
         self.environment = {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join(filter(None, (str(SOURCES), os.environ.get("PYTHONPATH")))),
+            "PYTHONPATH": search_path(),
             "XDG_RUNTIME_DIR": str(folder / "runtime"),
             "XDG_STATE_HOME": str(folder / "state"),
         }
