@@ -57,8 +57,8 @@ class Debugger(Protocol):
 
 
 def without_python_settings() -> dict[str, str]:
-    """Our environment for a debugger: it has a Python of its own inside, and settings that are meant
-    for another one can end it as soon as it starts (seen with cuda-gdb 13.0)."""
+    """Our environment for a debugger: it has a Python of its own inside, and settings for another one
+    are not meant for it. Visits by cuda-gdb 13.0 failed until they were kept from it."""
     return {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
 
 
