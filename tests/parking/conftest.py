@@ -196,6 +196,15 @@ def kill(pidfd: int) -> None:
     os.close(pidfd)
 
 
+def kill_both(vram: subprocess.Popen[str]) -> None:
+    """End vram and its keeper, neither having the time to put right what the other's death leaves."""
+    keeper = keeper_of(vram)
+    signal.pidfd_send_signal(keeper, signal.SIGSTOP)
+    vram.kill()
+    vram.wait()
+    kill(keeper)
+
+
 def _end(process: subprocess.Popen[str]) -> None:
     process.kill()
     process.wait()

@@ -12,7 +12,7 @@ import termios
 
 import pytest
 
-from tests.parking.conftest import CHECKPOINTED, RUNNING, Machine, keeper_of, kill, runs_on
+from tests.parking.conftest import CHECKPOINTED, RUNNING, Machine, keeper_of, kill, kill_both, runs_on
 from vram.units import GIB, MIB
 from vram.virtualgpu import VirtualGpu
 
@@ -172,10 +172,7 @@ def test_vram_and_its_keeper_killed_while_the_command_runs(machine: Machine) -> 
     vram = machine.start("borrow", TIGHT, "--", "sh", "-c", "echo up; read word", stdin=subprocess.PIPE)
     assert vram.stdout is not None
     vram.stdout.readline()
-    keeper = keeper_of(vram)
-    vram.kill()
-    vram.wait()
-    kill(keeper)
+    kill_both(vram)
     assert machine.state(worker.pid) == CHECKPOINTED
     done = machine.vram("parked")
     assert (done.stdout, "borrow" in done.stderr) == ("Nothing is parked.\n", True)

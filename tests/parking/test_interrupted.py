@@ -13,7 +13,7 @@ import time
 
 import pytest
 
-from tests.parking.conftest import CHECKPOINTED, LOCKED, RUNNING, Machine, keeper_of, kill, runs_on
+from tests.parking.conftest import CHECKPOINTED, LOCKED, RUNNING, Machine, keeper_of, kill, kill_both, runs_on
 
 KILLS = int(os.environ.get("VRAM_KILLS", "40"))
 SLOW_S = 0.3
@@ -63,14 +63,6 @@ def test_vram_and_its_keeper_killed_while_the_target_is_locked(machine: Machine)
     done = machine.vram("parked")
     assert (done.stdout, "left locked" in done.stderr) == ("Nothing is parked.\n", True)
     assert runs_on(worker)
-
-
-def kill_both(vram: subprocess.Popen[str]) -> None:
-    """End vram first, so that it cannot put right what its keeper's death leaves."""
-    keeper = keeper_of(vram)
-    vram.kill()
-    vram.wait()
-    kill(keeper)
 
 
 def test_vram_and_its_keeper_killed_after_the_restore(machine: Machine) -> None:
