@@ -9,6 +9,7 @@ from msgspec import Struct
 from vram.model.files import DmabufFacts, ExportFacts, FilesFacts, UnreadableFacts
 from vram.model.gpu import ChargeFacts, DriverFacts, GpuFacts, MemoryFacts
 from vram.model.process import ProcessFacts, ProcessRef
+from vram.model.wsl import WslFacts
 
 SURVEY_SCHEMA = 1
 
@@ -59,6 +60,7 @@ class HostFacts(Struct, frozen=True):
     pid_namespace: int | None = None
     wsl: bool = False
     virtual: bool = False
+    wsl_facts: WslFacts | None = None
 
 
 class Survey(Struct, frozen=True, kw_only=True):

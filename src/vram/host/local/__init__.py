@@ -55,7 +55,7 @@ class LocalHost:
         if read_ahead_s is not None:
             self.files.look_ahead(read_ahead_s)
         self._proc_root = proc_root
-        self._virtual = virtual is not None
+        self._virtual = virtual
 
     # What most commands never ask for is imported by those that do: starting fast is a promise.
 

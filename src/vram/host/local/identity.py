@@ -31,8 +31,12 @@ def namespace_inode(proc: str) -> int | None:
         return None
 
 
-def host_facts(proc_root: str, *, virtual: bool) -> HostFacts:
+def host_facts(proc_root: str, *, virtual: str | None) -> HostFacts:
+    """This host; *virtual* is the folder of the virtual GPU that we run under, if any."""
+    from vram.host.local.wsl import virtual_wsl_facts, wsl_facts
+
     system = os.uname()
+    wsl = virtual_wsl_facts(virtual) if virtual else wsl_facts(system.release, proc_root)
     namespace = namespace_inode(f"{proc_root}/self")
     return HostFacts(
         name=system.nodename,
@@ -41,10 +45,7 @@ def host_facts(proc_root: str, *, virtual: bool) -> HostFacts:
         uid=os.geteuid(),
         initial_pid_namespace=namespace in (None, INITIAL_PID_NAMESPACE),
         pid_namespace=namespace,
-        wsl=_is_wsl(system.release),
-        virtual=virtual,
+        wsl=wsl is not None,
+        virtual=virtual is not None,
+        wsl_facts=wsl,
     )
-
-
-def _is_wsl(release: str) -> bool:
-    return "microsoft" in release.lower() or os.path.exists("/dev/dxg")

@@ -22,6 +22,7 @@ _SENTINEL = 1 << 63  # the driver writes 2^64-1 for "not available"; no size com
 _NO_INSTANCE = 0xFFFFFFFF
 _TRIES = 3
 _UNCORRECTED_SINCE_BOOT = (1, 0)
+_LIBRARY_NOT_FOUND = 12
 
 Figures = dict[tuple[int, int | None], tuple[int | None, tuple[str, ...]]]
 
@@ -68,7 +69,7 @@ class Reader:
 
     def _init(self) -> bool:
         try:
-            self.call("nvmlInit")
+            self._start_library()
         except Exception as error:
             self.say(**statement_of(error, self._nvml))
             self._probe = "nvml.driver"
@@ -78,6 +79,14 @@ class Reader:
         self._probe = "nvml.driver"
         self.say(facts=driver_facts(self))
         return True
+
+    def _start_library(self) -> None:
+        try:
+            self.call("nvmlInit")
+        except Exception as error:
+            if getattr(error, "value", None) != _LIBRARY_NOT_FOUND or not lend_library(self._nvml):
+                raise
+            self.call("nvmlInit")
 
     def _read_gpu(self, index: int) -> None:
         try:
@@ -266,6 +275,19 @@ def _binding() -> ModuleType:
     import pynvml
 
     return cast("ModuleType", pynvml)
+
+
+def lend_library(pynvml: ModuleType, folder: str | None = None) -> bool:
+    """Give the binding, which looks by name alone, the library that WSL2 keeps in its own folder."""
+    from vram.payloads.driver_library import WSL_FOLDER, load
+
+    if not hasattr(pynvml, "nvmlLib"):  # a binding that keeps it elsewhere
+        return False
+    try:
+        vars(pynvml)["nvmlLib"] = load("libnvidia-ml.so.1", folder or WSL_FOLDER)
+    except OSError:
+        return False
+    return True
 
 
 class _NoSearch(ModuleType):
