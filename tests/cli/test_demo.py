@@ -147,6 +147,7 @@ def marked(mark: Path) -> Iterator[tuple[int, dict[str, str]]]:
 
 
 def has_ended(pidfd: int) -> bool:
-    ended = bool(select.select([pidfd], [], [], 0)[0])
+    """Wait for it: what an interrupted `vram why` had started ends of itself, a moment after it."""
+    ended = bool(select.select([pidfd], [], [], 30)[0])
     os.close(pidfd)
     return ended
