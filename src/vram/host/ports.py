@@ -5,12 +5,14 @@ No port raises for what the world does: a denial, a hang, an absence is part of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from msgspec import Struct
 
+from vram.model.drm import ClientFacts
 from vram.model.files import DeviceFile
+from vram.model.gpu import GpuFacts
 from vram.model.observation import HostFacts, Observation, Status
 from vram.model.process import ProcessFacts, ProcessRef
 
@@ -29,14 +31,23 @@ class Dmabuf(Struct, frozen=True):
     exporter: str | None
 
 
+class DrmClient(Struct, frozen=True):
+    """An open file on a GPU of AMD or Intel, and what was wrong with its figures, if anything was."""
+
+    facts: ClientFacts
+    status: Status = "ok"
+    message: str | None = None
+
+
 class Holding(Struct, frozen=True):
-    """One process and the device files that it has open."""
+    """One process and the device files that it has open; ``files`` are NVIDIA's."""
 
     process: ProcessRef
     files: tuple[DeviceFile, ...]
     dmabufs: tuple[Dmabuf, ...] = ()
     mappings: int | None = None
     managed_bytes: int | None = None
+    clients: tuple[DrmClient, ...] = ()
 
 
 class FileScan(Struct, frozen=True):
@@ -82,6 +93,48 @@ class OpenFiles(Protocol):
     """Device files that processes hold open: of *pids*, or of everybody."""
 
     def scan(self, deadline_s: float, pids: Sequence[int] | None = None) -> FileScan: ...
+
+
+class Card(Struct, frozen=True):
+    """A GPU that the kernel's DRM drives, as sysfs tells. Unknown is None, with a status.
+
+    ``total`` and ``used`` are its own memory, ``system_total`` and ``system_used`` the machine's
+    memory that it may use and does.
+    """
+
+    address: str
+    facts: GpuFacts
+    total: int | None = None
+    used: int | None = None
+    system_total: int | None = None
+    system_used: int | None = None
+    status: Status = "ok"
+    message: str | None = None
+
+
+class ComputeCharge(Struct, frozen=True):
+    """What the kernel's ROCm driver charges a process with on one GPU."""
+
+    pid: int
+    address: str
+    nbytes: int | None
+    status: Status = "ok"
+    message: str | None = None
+
+
+class Drm(Protocol):
+    """GPUs of AMD and Intel, and ROCm's list of processes. Their open files are with all others'.
+
+    ``drivers`` are the kernel's drivers that have such GPUs: with none, there is none.
+    ``nvidia_gpus`` is how many GPUs the machine has that NVIDIA's own driver drives; None where
+    that cannot be told.
+    """
+
+    @property
+    def drivers(self) -> Collection[str]: ...
+    def cards(self) -> Sequence[Card]: ...
+    def compute(self) -> Sequence[ComputeCharge]: ...
+    def nvidia_gpus(self) -> int | None: ...
 
 
 class Exports(Protocol):
@@ -205,6 +258,8 @@ class Host(Protocol):
     def nvml(self) -> Nvml: ...
     @property
     def files(self) -> OpenFiles: ...
+    @property
+    def drm(self) -> Drm: ...
     @property
     def exports(self) -> Exports: ...
     @property

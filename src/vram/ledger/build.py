@@ -32,7 +32,9 @@ def build_ledger(survey: Survey) -> Ledger:
     """Return a ledger in which every GPU's entries sum to its total, to the byte."""
     seen = collect(survey)
     pages = {
-        index: _open_page(seen, gpu, gpu.memory) for index, gpu in sorted(seen.gpus.items()) if gpu.memory
+        index: _open_page(seen, gpu, gpu.memory)
+        for index, gpu in sorted(seen.gpus.items())
+        if gpu.memory and gpu.driver == "nvidia"
     }
     # What CUDA costs beyond all charges is no room for exported memory.
     rooms = {index: max(0, page.rest - expected(seen, page.gpu)) for index, page in pages.items()}
@@ -43,7 +45,7 @@ def build_ledger(survey: Survey) -> Ledger:
         taken_at=survey.taken_at,
         host=survey.host,
         gpus=tuple(
-            _close_page(seen, pages[index], shared[index]) if index in pages else _unread(gpu)
+            _close_page(seen, pages[index], shared[index]) if index in pages else _elsewhere(seen, gpu)
             for index, gpu in sorted(seen.gpus.items())
         ),
         driver=seen.driver,
@@ -51,6 +53,14 @@ def build_ledger(survey: Survey) -> Ledger:
         unreadable_users=seen.unreadable.users,
         probes=survey.probes,
     )
+
+
+def _elsewhere(seen: Sightings, gpu: GpuSighting) -> GpuLedger:
+    if gpu.driver == "nvidia":
+        return _unread(gpu)
+    from vram.ledger.drm_page import drm_ledger
+
+    return drm_ledger(seen, gpu)
 
 
 def _open_page(seen: Sightings, gpu: GpuSighting, memory: MemoryFacts) -> _Page:

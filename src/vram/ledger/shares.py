@@ -30,7 +30,7 @@ def settle(seen: Sightings, rooms: dict[int, int]) -> dict[int, Settled]:
     there is no room for it: then its keeper is a bystander, who will keep it one day.
     """
     settled = {gpu: Settled(room=room) for gpu, room in rooms.items()}
-    for shares in by_identity(seen.shares):
+    for shares in by_identity(share for share in seen.shares if _may_be_nvidias(share)):
         gpu, certain = _gpu_of(shares, settled)
         if gpu is None:
             continue
@@ -41,6 +41,10 @@ def settle(seen: Sightings, rooms: dict[int, int]) -> dict[int, Settled]:
         else:
             settled[gpu].bystanders += [_bystander(seen, share) for share in shares]
     return settled
+
+
+def _may_be_nvidias(share: Share) -> bool:
+    return share.exporter is None or share.exporter.startswith("nv")
 
 
 def _gpu_of(shares: list[Share], settled: dict[int, Settled]) -> tuple[int | None, bool]:

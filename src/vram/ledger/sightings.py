@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
+from vram.model.drm import CapacityFacts, ClientFacts, ComputeFacts, SystemMemoryFacts
 from vram.model.files import DmabufFacts, ExportFacts, FilesFacts, UnreadableFacts
 from vram.model.gpu import ChargeFacts, DriverFacts, GpuFacts, MemoryFacts
 from vram.model.ledger import Medium
@@ -21,8 +22,18 @@ class Charge(Struct, frozen=True):
     lists: tuple[str, ...]
 
 
+class ClientSighting(Struct, frozen=True):
+    """One descriptor of *process* on a GPU of AMD or Intel."""
+
+    process: ProcessRef
+    facts: ClientFacts
+
+
 class Share(Struct, frozen=True):
-    """One open descriptor that keeps an exported allocation or a dma-buf alive."""
+    """One open descriptor that keeps an exported allocation or a dma-buf alive.
+
+    ``exporter`` is the driver that a dma-buf says it comes from.
+    """
 
     process: ProcessRef
     nbytes: int
@@ -30,6 +41,7 @@ class Share(Struct, frozen=True):
     fd: int
     medium: Medium
     gpu: int | None = None
+    exporter: str | None = None
 
 
 class GpuSighting(Struct):
@@ -41,6 +53,14 @@ class GpuSighting(Struct):
     status: Status = "ok"
     message: str | None = None
     charges: list[Charge] = []
+    capacity: int | None = None
+    system: SystemMemoryFacts | None = None
+    clients: list[ClientSighting] = []
+    compute: list[Charge] = []
+
+    @property
+    def driver(self) -> str:
+        return self.facts.driver if self.facts else "nvidia"
 
 
 class Sightings(Struct):
@@ -53,6 +73,8 @@ class Sightings(Struct):
     shares: list[Share] = []
     driver: DriverFacts | None = None
     unreadable: UnreadableFacts = UnreadableFacts(processes=0)
+    clients: list[ClientSighting] = []
+    compute: list[tuple[str, Charge]] = []
 
     def alive(self, pid: int) -> bool:
         """Whether *pid* is a process that can still hold files: there, and no zombie."""
@@ -73,7 +95,24 @@ def collect(survey: Survey) -> Sightings:
     seen = Sightings(host=survey.host)
     for observation in survey.observations:
         _place(seen, observation)
+    if seen.clients or seen.compute:
+        _join(seen)
     return seen
+
+
+def _join(seen: Sightings) -> None:
+    """Give clients to their GPUs: by PCI address, or by the number of the device file."""
+    gpus = [gpu for gpu in seen.gpus.values() if gpu.facts and gpu.driver != "nvidia"]
+    by_address = {gpu.facts.bus_id: gpu for gpu in gpus if gpu.facts}
+    by_node = {node: gpu for gpu in gpus if gpu.facts for node in gpu.facts.nodes}
+    for client in seen.clients:
+        facts = client.facts
+        gpu = by_address.get(facts.address) if facts.address else by_node.get(facts.node or 0)
+        if gpu is not None:
+            gpu.clients.append(client)
+    for address, charge in seen.compute:
+        if address in by_address:
+            by_address[address].compute.append(charge)
 
 
 def _place(seen: Sightings, observation: Observation) -> None:
@@ -88,13 +127,18 @@ def _place(seen: Sightings, observation: Observation) -> None:
             seen.unreadable = facts
         case (DmabufFacts() | ExportFacts()) as facts if observation.process and observation.nbytes:
             seen.shares.append(_share(observation.process, observation.nbytes, facts, observation.gpu))
+        case ClientFacts() as facts if observation.process:
+            seen.clients.append(ClientSighting(observation.process, facts))
+        case ComputeFacts() as facts if observation.process:
+            charge = Charge(observation.process, _known(observation.nbytes), ("compute",))
+            seen.compute.append((facts.address, charge))
     if observation.gpu is not None:
         _place_on_gpu(seen.gpus.setdefault(observation.gpu, GpuSighting(observation.gpu)), observation)
 
 
 def _share(process: ProcessRef, nbytes: int, facts: DmabufFacts | ExportFacts, gpu: int | None) -> Share:
     if isinstance(facts, DmabufFacts):
-        return Share(process, nbytes, facts.inode, facts.fd, "dmabuf", gpu)
+        return Share(process, nbytes, facts.inode, facts.fd, "dmabuf", gpu, facts.exporter)
     # Where the kernel does not tell descriptions apart, every descriptor is its own.
     identity = facts.description if facts.description is not None else (process.pid, facts.fd)
     return Share(process, nbytes, identity, facts.fd, "handle", gpu)
@@ -108,6 +152,10 @@ def _place_on_gpu(gpu: GpuSighting, observation: Observation) -> None:
             gpu.memory = facts
         case ChargeFacts() as facts if observation.process:
             gpu.charges.append(Charge(observation.process, _known(observation.nbytes), facts.lists))
+        case CapacityFacts() as facts:
+            gpu.capacity = facts.total
+        case SystemMemoryFacts() as facts:
+            gpu.system = facts
     # Something unsupported is a gap in the picture; a GPU that failed is a gap in the answer.
     if observation.status not in ("ok", "unsupported") and gpu.status == "ok":
         gpu.status = observation.status

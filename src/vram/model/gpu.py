@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from msgspec import Struct
+
+Vendor = Literal["nvidia", "amd", "intel"]
 
 
 class DriverFacts(Struct, frozen=True, tag="driver"):
@@ -16,7 +20,11 @@ class DriverFacts(Struct, frozen=True, tag="driver"):
 
 
 class GpuFacts(Struct, frozen=True, tag="gpu"):
-    """One GPU's name and the settings and faults that explain its memory."""
+    """One GPU's name and the settings and faults that explain its memory.
+
+    ``uuid`` is the driver's own name for it, or, where that gives none, ``PCI-`` and its
+    address. ``nodes`` are the numbers of its DRM device files.
+    """
 
     uuid: str
     name: str
@@ -36,6 +44,11 @@ class GpuFacts(Struct, frozen=True, tag="gpu"):
     remap_failed: bool | None = None
     retired_pending: bool | None = None
     utilization: int | None = None
+    vendor: Vendor = "nvidia"
+    driver: str = "nvidia"
+    driver_version: str | None = None
+    integrated: bool = False
+    nodes: tuple[int, ...] = ()
 
 
 class MemoryFacts(Struct, frozen=True, tag="memory"):

@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from vram.model.gpu import DriverFacts, GpuFacts, MemoryFacts
+from vram.model.gpu import DriverFacts, GpuFacts, MemoryFacts, Vendor
 from vram.model.observation import HostFacts, ProbeRun, Status
 from vram.model.process import Workload
 
@@ -23,9 +23,10 @@ Kind = Literal[
     "hidden",
     "overhead",
     "unattributed",
+    "untold",
 ]
 Confidence = Literal["fact", "likely", "unknown"]
-Medium = Literal["handle", "dmabuf", "managed"]
+Medium = Literal["handle", "dmabuf", "managed", "shared"]
 
 
 class Holder(Struct, frozen=True, kw_only=True):
@@ -55,7 +56,7 @@ class Entry(Struct, frozen=True, kw_only=True):
     driver's own figure where figures overlap and not all of it could be counted here.
     ``charged_state`` is the kernel's state of the charged pid while /proc still knows it
     ("Z": a zombie). ``medium`` says what keeps an exported entry, or that bytes of a
-    process are managed memory; ``hidden_by`` what keeps us from naming the holder of a
+    process are managed memory, or shared by several clients of a GPU; ``hidden_by`` what keeps us from naming the holder of a
     hidden one.
     """
 
@@ -86,8 +87,22 @@ class Bystander(Struct, frozen=True, kw_only=True):
     exported_bytes: int | None = None
 
 
+class SystemMemory(Struct, frozen=True, kw_only=True):
+    """The machine's own memory that a GPU uses: beside the GPU's total, never a part of it.
+
+    Its entries sum to ``used_bytes``, where the driver tells that.
+    """
+
+    total_bytes: int | None
+    used_bytes: int | None
+    entries: tuple[Entry, ...]
+
+
 class GpuLedger(Struct, frozen=True, kw_only=True):
-    """One GPU. Its entries sum to ``total_bytes``; where that is None, ``status`` says why."""
+    """One GPU. Its entries sum to ``total_bytes``; where that is None, ``status`` says why.
+
+    A GPU without memory of its own has a total of zero; what it uses is in ``system``.
+    """
 
     index: int
     uuid: str | None
@@ -100,6 +115,13 @@ class GpuLedger(Struct, frozen=True, kw_only=True):
     bystanders: tuple[Bystander, ...] = ()
     facts: GpuFacts | None = None
     memory: MemoryFacts | None = None
+    vendor: Vendor = "nvidia"
+    system: SystemMemory | None = None
+
+    @property
+    def driver(self) -> str:
+        """The kernel's driver; what only NVIDIA's can do asks this first."""
+        return self.facts.driver if self.facts else "nvidia"
 
 
 class Ledger(Struct, frozen=True, kw_only=True):

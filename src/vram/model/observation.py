@@ -6,6 +6,7 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
+from vram.model.drm import CapacityFacts, ClientFacts, ComputeFacts, SystemMemoryFacts
 from vram.model.files import DmabufFacts, ExportFacts, FilesFacts, UnreadableFacts
 from vram.model.gpu import ChargeFacts, DriverFacts, GpuFacts, MemoryFacts
 from vram.model.process import ProcessFacts, ProcessRef
@@ -25,6 +26,10 @@ Facts: TypeAlias = (
     | DmabufFacts
     | ExportFacts
     | UnreadableFacts
+    | ClientFacts
+    | ComputeFacts
+    | CapacityFacts
+    | SystemMemoryFacts
 )
 
 

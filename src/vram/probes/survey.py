@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from vram import __version__
 from vram.host.ports import Clock, Host
 from vram.model.observation import Observation, ProbeRun, Status, Survey
-from vram.probes.sources import exports, files, nvml, processes
+from vram.probes.sources import drm, exports, files, nvml, processes
 
 # A call that hangs takes all the time it gets: the sources after it must still have some.
 _DRIVER_SHARE = 0.8
@@ -62,6 +62,8 @@ def survey(host: Host, *, deadline_s: float = 5.0) -> Survey:
         notes.take(nvml.NAME, _started(host, notes.left_s() * _DRIVER_SHARE), began)
     notes.take(files.LATE_NAME, files.observe_latecomers(host, notes.seen, notes.left_s()))
     notes.take(exports.NAME, exports.observe(host, notes.seen, notes.left_s()))
+    if host.drm.drivers:
+        notes.take(drm.NAME, drm.observe(host, notes.seen))
     notes.take(processes.NAME, processes.observe(host, notes.seen))
     return Survey(
         program=f"vram {__version__}",

@@ -16,6 +16,7 @@ from vram.units import size
 # hides the one that matters. JSON and `vram who` list them all.
 FOLD_AFTER = 32
 _FOLDABLE = frozenset(("process", "live", "cached", "fragmented", "context"))
+_LAST = ("overhead", "reserved", "untold", "free")
 _NARROW_COLUMNS = 36
 
 
@@ -24,7 +25,7 @@ def entries_table(entries: Sequence[Entry], total_bytes: int, look: Look) -> Tab
     shown, folded = fold(in_order(entries))
     table = _grid(look)
     for entry in shown:
-        if folded and entry.kind in ("overhead", "reserved", "free"):
+        if folded and entry.kind in _LAST:
             _folded_row(table, folded, total_bytes, look)
             folded = []
         table.add_row(*_figures(entry.kind, entry.nbytes, total_bytes, look), *_explanation(entry, look))
@@ -36,8 +37,7 @@ def entries_table(entries: Sequence[Entry], total_bytes: int, look: Look) -> Tab
 
 def in_order(entries: Sequence[Entry]) -> list[Entry]:
     """Return what somebody holds, by size, then overhead, the driver's reserve and what is free."""
-    last = ("overhead", "reserved", "free")
-    return sorted(entries, key=lambda e: (last.index(e.kind) + 1 if e.kind in last else 0, -e.nbytes))
+    return sorted(entries, key=lambda e: (_LAST.index(e.kind) + 1 if e.kind in _LAST else 0, -e.nbytes))
 
 
 def fold(entries: list[Entry]) -> tuple[list[Entry], list[Entry]]:

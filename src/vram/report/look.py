@@ -29,6 +29,7 @@ KINDS: dict[Kind, Ink] = {
     "context": Ink("▒", "+", "blue"),
     "overhead": Ink("░", "~", "bright_black"),
     "reserved": Ink("▒", "R", "bright_black"),
+    "untold": Ink("?", "u", "bright_black"),
     "free": Ink("·", ".", "green"),
 }
 
@@ -39,6 +40,7 @@ MEANINGS: dict[Kind, str] = {
     "overhead": "contexts, beyond what the driver's list counts",
     "hidden": "a process that cannot be seen from here",
     "unattributed": "nobody could be named",
+    "untold": "free, or held by somebody who cannot be seen: the driver does not tell",
     "orphaned": "whoever keeps it could not be named",
     "exported": "whoever keeps it could not be named",
 }

@@ -63,21 +63,11 @@ class ProcessFolder:
         except OSError:
             return None
         try:
-            return self._drain(file, limit)
+            return drain(file, limit)
         except OSError:
             return None
         finally:
             os.close(file)
-
-    @staticmethod
-    def _drain(file: int, limit: int) -> bytes:
-        # /proc hands out a page or so at a time, whatever is asked for.
-        parts = [os.read(file, min(limit, 65536))]
-        left = limit - len(parts[0])
-        while parts[-1] and left > 0:
-            parts.append(os.read(file, min(left, 65536)))
-            left -= len(parts[-1])
-        return b"".join(parts)
 
     def link(self, name: str) -> bytes | None:
         try:
@@ -97,6 +87,16 @@ class ProcessFolder:
             return Stat(raw) if raw else None
         except (ValueError, IndexError):
             return None
+
+
+def drain(file: int, limit: int) -> bytes:
+    """Read *file* to its end, or to *limit*: /proc hands out a page or so at a time."""
+    parts = [os.read(file, min(limit, 65536))]
+    left = limit - len(parts[0])
+    while parts[-1] and left > 0:
+        parts.append(os.read(file, min(left, 65536)))
+        left -= len(parts[-1])
+    return b"".join(parts)
 
 
 class LocalProc:
