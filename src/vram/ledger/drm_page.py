@@ -200,9 +200,8 @@ def _outside(gpu: GpuSighting, told: int) -> list[Entry]:
     nbytes = sum(charge.nbytes or 0 for charge in gpu.compute) - told
     if nbytes <= 0:
         return []
-    words = (
-        f"ROCm's list has {counted(len(gpu.compute), 'process')} by the host's pids, which mean others here"
-    )
+    listed = counted(len(gpu.compute), "process")
+    words = f"ROCm lists {listed} by the host's pids, which mean others here"
     return [
         Entry(kind="hidden", nbytes=nbytes, evidence=(words,), hidden_by="namespace", confidence="likely")
     ]

@@ -56,8 +56,8 @@ class Entry(Struct, frozen=True, kw_only=True):
     driver's own figure where figures overlap and not all of it could be counted here.
     ``charged_state`` is the kernel's state of the charged pid while /proc still knows it
     ("Z": a zombie). ``medium`` says what keeps an exported entry, or that bytes of a
-    process are managed memory, or shared by several clients of a GPU; ``hidden_by`` what keeps us from naming the holder of a
-    hidden one.
+    process are managed memory, or shared by several clients of a GPU; ``hidden_by`` what keeps
+    us from naming the holder of a hidden one.
     """
 
     kind: Kind
