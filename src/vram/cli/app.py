@@ -18,6 +18,7 @@ COMMANDS = (
     *("why", "who", "check"),
     *("free", "trim", "park", "unpark", "parked", "borrow", "kill", "reset"),
     *("snapshot", "explain", "lab", "demo", "virtual"),
+    *("help", "completion"),
 )
 
 # These only look: nothing is left to tidy up, so their process may end without ceremony.

@@ -41,6 +41,13 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_terminal_arguments(parser)
 
 
+def known_names() -> tuple[tuple[str, str], ...]:
+    """The scenes, each with its question."""
+    from vram.virtualgpu.stories import STORIES
+
+    return tuple((story.name, story.question) for story in STORIES)
+
+
 def run(args: Namespace) -> int:
     from vram.cli.leaving import signals_lead_out
     from vram.virtualgpu.stories import STORIES

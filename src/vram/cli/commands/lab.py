@@ -53,6 +53,13 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_terminal_arguments(parser)
 
 
+def known_names() -> tuple[tuple[str, str], ...]:
+    """The experiments, each with its claim."""
+    from vram.lab.catalogue import chosen, describe
+
+    return tuple((each.name, each.claim) for each in map(describe, chosen(())))
+
+
 def run(args: Namespace) -> int:
     if args.evidence and args.verb != "run":
         raise UsageError("--evidence keeps what `vram lab run` found out", hint="add `run`")
