@@ -57,7 +57,7 @@ def known_names() -> tuple[tuple[str, str], ...]:
     """The experiments, each with its claim."""
     from vram.lab.catalogue import chosen, describe
 
-    return tuple((each.name, each.claim) for each in map(describe, chosen(())))
+    return tuple((each.name, each.claim) for each in map(describe, chosen([])))
 
 
 def run(args: Namespace) -> int:
