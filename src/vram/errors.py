@@ -43,6 +43,8 @@ class ExitCode(IntEnum):
     NO_DRIVER = 4
     BAD_INPUT = 5
     VIRTUAL_GPU = 6
+    LIMITED = 7
+    BROKEN = 8
     NO_SUCH_PROCESS = 10
     NOT_ON_GPU = 11
     NOT_PERMITTED = 12

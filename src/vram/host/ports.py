@@ -18,6 +18,7 @@ from vram.model.process import ProcessFacts, ProcessRef
 
 if TYPE_CHECKING:  # most commands park nothing
     from vram.model.parking import CheckpointAnswer, Share, Vitals
+    from vram.model.surroundings import DriverTrial, KernelTrial, Premises, Tracing
 
 Sent = Literal["sent", "gone", "denied"]
 
@@ -243,6 +244,21 @@ class Vendor(Protocol):
     def run(self, command: Sequence[str], deadline_s: float) -> VendorAnswer: ...
 
 
+class Trials(Protocol):
+    """Calls that may hang or be forbidden, made by processes of their own from the start on."""
+
+    def driver(self, deadline_s: float) -> DriverTrial: ...
+    def kernel(self, deadline_s: float) -> KernelTrial: ...
+
+
+class Surroundings(Protocol):
+    """The machine around the GPUs, and what we may do on it. Nobody else's process is touched."""
+
+    def premises(self) -> Premises: ...
+    def tracing(self, pids: Iterable[int]) -> tuple[Tracing, ...]: ...
+    def start_trials(self, debugger: str | None, libraries: Sequence[str]) -> Trials: ...
+
+
 class Clock(Protocol):
     """Time, so that tests can hold it still."""
 
@@ -272,6 +288,8 @@ class Host(Protocol):
     def vitals(self) -> VitalSigns: ...
     @property
     def vendor(self) -> Vendor: ...
+    @property
+    def surroundings(self) -> Surroundings: ...
     @property
     def clock(self) -> Clock: ...
 

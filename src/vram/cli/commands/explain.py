@@ -1,4 +1,4 @@
-"""``vram explain``: the manual page of a finding, by its code."""
+"""``vram explain``: the manual page of a finding, by its code, or of a check of the doctor."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ HELP = "the manual page of a finding: what it means, how to confirm it, what to 
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "code", nargs="?", metavar="CODE", help="a finding's code, like VR101; without it, all are listed"
+        "code",
+        nargs="?",
+        metavar="CODE",
+        help="a finding's code, like VR101, or a check, like driver.versions; without it, all are listed",
     )
 
 
@@ -22,6 +25,18 @@ def run(args: Namespace) -> int:
 
     if args.code is None:
         emit("".join(f"{code}  {manual.summary(code)}\n" for code in manual.codes()))
+        emit("\nChecks of `vram doctor`:\n" + _checks())
+    elif "." in args.code:
+        from vram.doctor import manual as checks
+
+        emit(checks.page(args.code).rstrip() + "\n")
     else:
         emit(manual.page(args.code).rstrip() + "\n")
     return ExitCode.OK
+
+
+def _checks() -> str:
+    from vram.doctor import manual
+
+    width = max(map(len, manual.ids()))
+    return "".join(f"{check:<{width}}  {manual.summary(check)}\n" for check in manual.ids())

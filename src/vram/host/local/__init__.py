@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from vram.host.local.exports import LocalExports
     from vram.host.local.keeper_start import Started
     from vram.host.local.signals import LocalSignals
+    from vram.host.local.surroundings import LocalSurroundings
     from vram.host.local.vendor import LocalVendor
     from vram.host.local.vitals import LocalVitalSigns
     from vram.host.ports import Card, ComputeCharge
@@ -119,6 +120,12 @@ class LocalHost:
         from vram.host.local.vendor import LocalVendor
 
         return LocalVendor()
+
+    @cached_property
+    def surroundings(self) -> LocalSurroundings:
+        from vram.host.local.surroundings import LocalSurroundings
+
+        return LocalSurroundings()
 
     def facts(self) -> HostFacts:
         from vram.host.local.identity import host_facts
