@@ -13,6 +13,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from tests.doctor.conftest import Clinic, Told, told
+from tests.virtualgpu.conftest import HOLDER
 from vram.report import schema
 from vram.units import GIB
 from vram.virtualgpu import VirtualGpu
@@ -140,7 +141,7 @@ class TestPythonProcesses:
     def test_one_with_an_agent(self, clinic: Clinic) -> None:
         code = (
             "import ctypes, sys; sys.argv[1:] = ['0', '0']; import runpy, vram; vram.agent(); "
-            f"runpy.run_path({str(Path(__file__).parents[1] / 'virtualgpu' / 'holder.py')!r}, run_name='__main__')"
+            f"runpy.run_path({str(HOLDER)!r}, run_name='__main__')"
         )
         holder = clinic.start([sys.executable, "-c", code])
         answer = clinic.ask()
@@ -149,11 +150,11 @@ class TestPythonProcesses:
         assert "by agent" in answer.checks["reaching.python"]["details"][0]
 
     def test_host_memory_is_compared_with_the_largest(self, clinic: Clinic) -> None:
-        clinic.gpu.set(total_bytes=50 << 40)
-        holder = clinic.holder(40 << 40)
+        clinic.gpu.set(total_bytes=8 << 40)
+        holder = clinic.holder(7 << 40)
         answer = clinic.ask()
         assert answer.state("parking.room") == "limited"
-        assert answer.seen("parking.room").startswith(f"pid {holder.pid} has 40.0 TiB")
+        assert answer.seen("parking.room").startswith(f"pid {holder.pid} has 7.0 TiB")
 
     def test_a_tool_for_tracing_is_named(self, clinic: Clinic) -> None:
         holder = clinic.holder(CUDA_INJECTION64_PATH="/opt/tool.so")

@@ -24,8 +24,7 @@ def run(args: Namespace) -> int:
     from vram.diagnosis import manual
 
     if args.code is None:
-        emit("".join(f"{code}  {manual.summary(code)}\n" for code in manual.codes()))
-        emit("\nChecks of `vram doctor`:\n" + _checks())
+        emit("".join(f"{code}  {manual.summary(code)}\n" for code in manual.codes()) + _checks())
     elif "." in args.code:
         from vram.doctor import manual as checks
 
