@@ -44,9 +44,14 @@ static result target_find(int pid, struct target *target) {
     return target_admit(target);
 }
 
+/* Checkpointing is the Linux kernel driver's; in WSL2 the kernel driver is Windows'. */
+static result target_reach(int pid, struct target *target) {
+    return store_config()->wddm ? NOT_SUPPORTED : target_find(pid, target);
+}
+
 #define TARGET(pid) \
     struct target target __attribute__((cleanup(target_release))) = {0}; \
-    result failed = target_find(pid, &target); \
+    result failed = target_reach(pid, &target); \
     if (failed) return failed
 
 static bool in_state(const struct target *target, uint32_t state) {

@@ -67,7 +67,8 @@ static int list(int gpu, struct listing *listing) {
 }
 
 static unsigned long long used_by(const struct store_process *process, const struct nvml_call *call) {
-    return call->sentinel ? NOT_AVAILABLE_64 : process->charged_bytes;
+    /* Windows' driver model manages memory itself: the library lists who, and knows no sizes. */
+    return call->sentinel || store_config()->wddm ? NOT_AVAILABLE_64 : process->charged_bytes;
 }
 
 /* Tells how many there are; whether the caller brought room for them decides what is returned. */

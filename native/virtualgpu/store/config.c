@@ -1,13 +1,13 @@
 /* The folder's config: which GPUs this machine pretends to have.
  *
  * Lines of "key = value", applied in order; "#" begins a comment line. `gpus`,
- * `driver_version` and `cuda_version` speak of the machine. Every other key speaks of all
- * GPUs, or of one when it is written "gpu1.key":
+ * `driver_version`, `cuda_version` and `wddm` speak of the machine. Every other key speaks of
+ * all GPUs, or of one when it is written "gpu1.key":
  *
  *   name uuid total_bytes reserved_bytes init_bytes context_bytes context_overhead_bytes
  *   bar1_bytes bar1_base_bytes ecc_enabled persistence mig_enabled remap_pending remap_failure
  *   compute_mode remapped_correctable remapped_uncorrectable retires_pages retired_pending
- *   retired_pages ecc_uncorrected utilization
+ *   retired_pages ecc_uncorrected utilization windows_bytes
  *
  * Numbers are plain bytes, booleans 0 or 1. Unknown keys are left alone, so that an older
  * library reads a newer folder. What is not said is as measured on an H200, driver 580.
@@ -82,6 +82,7 @@ static void set_gpu(struct store_gpu *gpu, const char *key, const char *value) {
     NUMBER(retired_pages);
     NUMBER(ecc_uncorrected);
     NUMBER(utilization);
+    NUMBER(windows_bytes);
 }
 
 static void set_gpus(int count) {
@@ -96,6 +97,8 @@ static void set(const char *key, const char *value) {
         copy_text(config.driver_version, sizeof config.driver_version, value);
     } else if (strcmp(key, "cuda_version") == 0) {
         config.cuda_version = atoi(value);
+    } else if (strcmp(key, "wddm") == 0) {
+        config.wddm = atoi(value) != 0;
     } else if (sscanf(key, "gpu%d.%n", &index, &used) == 1 && used > 0) {
         if (index >= 0 && index < STORE_MAX_GPUS) set_gpu(&config.gpu[index], key + used, value);
     } else {

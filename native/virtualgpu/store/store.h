@@ -38,12 +38,14 @@ struct store_gpu {
     unsigned retired_pages;
     uint64_t ecc_uncorrected; /* errors in device memory since the driver was loaded */
     unsigned utilization;
+    uint64_t windows_bytes; /* under Windows: used by its own programs, which no list names */
 };
 
 struct store_config {
     int gpus;
     char driver_version[32]; /* "580.159.04" */
     int cuda_version;        /* 13000 */
+    bool wddm;               /* as in WSL2: Windows' driver, reached through dev/dxg alone */
     struct store_gpu gpu[STORE_MAX_GPUS];
 };
 

@@ -192,6 +192,7 @@ static void complete(const struct picture *picture, struct store_usage *usage) {
         const struct store_gpu *gpu = &config->gpu[index];
         uint64_t usable = gpu->total_bytes - gpu->reserved_bytes;
         if (picture->initialised[index]) usage[index].used_bytes += gpu->init_bytes;
+        usage[index].used_bytes += gpu->windows_bytes;
         usage[index].free_bytes = usable - at_most(usage[index].used_bytes, usable);
         /* All memory in use is seen through the window, as far as the window reaches. */
         usage[index].bar1_used += gpu->bar1_base_bytes + usage[index].used_bytes;

@@ -11,7 +11,9 @@ from vram.diagnosis.rules import (
     dmabuf,
     exported_handle,
     figures_disagree,
+    figures_withheld,
     gpu_lost,
+    guest_unseen,
     in_use,
     inherited_files,
     managed_memory,
@@ -24,10 +26,12 @@ from vram.diagnosis.rules import (
     other_namespace,
     reserved,
     row_remap,
+    spilled,
     stopped,
     unexplained,
     uninterruptible,
     version_mismatch,
+    windows_processes,
     zombie_parent,
 )
 from vram.model.finding import Finding
@@ -66,6 +70,10 @@ RULES: tuple[Rule, ...] = (
     gpu_lost,
     no_answer,
     version_mismatch,
+    spilled,
+    windows_processes,
+    figures_withheld,
+    guest_unseen,
 )
 
 _GRAVEST_FIRST = ("problem", "warning", "info")

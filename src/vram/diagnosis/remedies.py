@@ -82,12 +82,18 @@ def spare(host: HostFacts, holder: Holder, *, certain: bool = True) -> tuple[Rem
     if not yours or not known or role(holder.pid, holder.parent, holder.executable):
         return ()
     target = f"pid {holder.pid}"
-    trim = "If it is a Python program: let it give back what it only caches; it goes on working."
+    if host.wsl_facts is not None:  # parking is the Linux kernel driver's, and here it is Windows'
+        return (_trim(target, holder.pid),)
     park = "Move all of it into host memory; the process stands still until `vram unpark`."
     return (
-        Remedy(step="trim", target=target, text=trim, command=f"vram trim {holder.pid}"),
+        _trim(target, holder.pid),
         Remedy(step="park", target=target, text=park, command=f"vram park {holder.pid}", harm="interrupts"),
     )
+
+
+def _trim(target: str, pid: int) -> Remedy:
+    text = "If it is a Python program: let it give back what it only caches; it goes on working."
+    return Remedy(step="trim", target=target, text=text, command=f"vram trim {pid}")
 
 
 def reset(gpu: GpuLedger, why: str) -> Remedy:

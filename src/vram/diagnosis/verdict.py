@@ -20,6 +20,8 @@ from vram.model.ledger import Entry, GpuLedger, Ledger
 Verdict = Literal["clean", "held", "unknown"]
 
 _NOBODYS = frozenset(("free", "reserved"))
+# Whether their holders are healthy cannot be told: they are named together, or not at all.
+_UNSEEN = frozenset(("hidden", "guest"))
 _WITHOUT_PROCESS = frozenset(("orphaned", "exported", "unattributed"))
 
 
@@ -77,7 +79,7 @@ def _is_held(entry: Entry) -> bool:
 
 
 def _is_leftover(entry: Entry) -> bool:
-    if entry.kind == "hidden":
+    if entry.kind in _UNSEEN or entry.kind == "windows":
         return False
     if entry.kind in _WITHOUT_PROCESS or entry.holder is None:
         return True
@@ -89,7 +91,7 @@ def _doubt(gpu: GpuLedger, leftovers: bool, allow: int) -> str | None:
     """Say why a GPU that looks clean may not be."""
     if gpu.total_bytes is None or gpu.status in ("failed", "timeout", "lost"):
         return gpu.message or f"the driver's answer: {gpu.status}"
-    hidden = sum(entry.nbytes for entry in gpu.entries if entry.kind == "hidden")
+    hidden = sum(entry.nbytes for entry in gpu.entries if entry.kind in _UNSEEN)
     if leftovers and hidden > allow:
         return "a process that cannot be seen from here holds memory; whether it is healthy cannot be told"
     return None

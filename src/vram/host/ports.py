@@ -259,6 +259,27 @@ class Surroundings(Protocol):
     def start_trials(self, debugger: str | None, libraries: Sequence[str]) -> Trials: ...
 
 
+class WindowsAnswer(Struct, frozen=True):
+    """What Windows' own shell printed, or why it printed nothing."""
+
+    status: Status
+    output: bytes = b""
+    message: str | None = None
+
+
+class Inquiry(Protocol):
+    """A question to Windows that is under way; ``close`` ends it unheard."""
+
+    def answer(self) -> WindowsAnswer: ...
+    def close(self) -> None: ...
+
+
+class Windows(Protocol):
+    """Windows, where this is Linux inside of it. Asking starts at once, beside us."""
+
+    def ask(self, script: str, deadline_s: float) -> Inquiry: ...
+
+
 class Clock(Protocol):
     """Time, so that tests can hold it still."""
 
@@ -290,6 +311,8 @@ class Host(Protocol):
     def vendor(self) -> Vendor: ...
     @property
     def surroundings(self) -> Surroundings: ...
+    @property
+    def windows(self) -> Windows: ...
     @property
     def clock(self) -> Clock: ...
 

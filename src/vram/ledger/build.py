@@ -14,6 +14,7 @@ from vram.ledger.sightings import GpuSighting, Sightings, collect
 from vram.model.gpu import MemoryFacts
 from vram.model.ledger import Bystander, Entry, GpuLedger, Ledger
 from vram.model.observation import Survey
+from vram.model.windows import WindowsSide
 from vram.units import size
 
 
@@ -31,6 +32,19 @@ class _Page(Struct):
 def build_ledger(survey: Survey) -> Ledger:
     """Return a ledger in which every GPU's entries sum to its total, to the byte."""
     seen = collect(survey)
+    under_windows = seen.host.wsl_facts is not None and seen.host.wsl_facts.version == 2
+    return Ledger(
+        taken_at=survey.taken_at,
+        host=survey.host,
+        gpus=_under_windows(seen) if under_windows else _gpus(seen),
+        driver=seen.driver,
+        unreadable_processes=seen.unreadable.processes,
+        unreadable_users=seen.unreadable.users,
+        probes=survey.probes,
+    )
+
+
+def _gpus(seen: Sightings) -> tuple[GpuLedger, ...]:
     pages = {
         index: _open_page(seen, gpu, gpu.memory)
         for index, gpu in sorted(seen.gpus.items())
@@ -41,17 +55,9 @@ def build_ledger(survey: Survey) -> Ledger:
     # Nor is there any where managed memory accounts for all of it: then makers are charged for theirs.
     taken = [index for index, page in pages.items() if explains(seen, page.gpu, rooms[index])]
     shared = settle(seen, rooms | dict.fromkeys(taken, 0))
-    return Ledger(
-        taken_at=survey.taken_at,
-        host=survey.host,
-        gpus=tuple(
-            _close_page(seen, pages[index], shared[index]) if index in pages else _elsewhere(seen, gpu)
-            for index, gpu in sorted(seen.gpus.items())
-        ),
-        driver=seen.driver,
-        unreadable_processes=seen.unreadable.processes,
-        unreadable_users=seen.unreadable.users,
-        probes=survey.probes,
+    return tuple(
+        _close_page(seen, pages[index], shared[index]) if index in pages else _elsewhere(seen, gpu)
+        for index, gpu in sorted(seen.gpus.items())
     )
 
 
@@ -61,6 +67,22 @@ def _elsewhere(seen: Sightings, gpu: GpuSighting) -> GpuLedger:
     from vram.ledger.drm_page import drm_ledger
 
     return drm_ledger(seen, gpu)
+
+
+def _under_windows(seen: Sightings) -> tuple[GpuLedger, ...]:
+    """In WSL2 the driver tells totals, and Windows the rest."""
+    from vram.ledger.adapters import join
+    from vram.ledger.wddm import account
+
+    joined, pages = join(seen), []
+    for index, gpu in sorted(seen.gpus.items()):
+        if gpu.memory is None or gpu.driver != "nvidia":
+            pages.append(_elsewhere(seen, gpu))
+            continue
+        told = account(seen, gpu, joined[index], split(gpu.memory)[2])
+        notes = (*_moved(gpu.memory), *told.notes, *_apart(gpu.memory))
+        pages.append(_page(gpu, gpu.memory, told.entries, notes, windows=told.side))
+    return tuple(pages)
 
 
 def _open_page(seen: Sightings, gpu: GpuSighting, memory: MemoryFacts) -> _Page:
@@ -75,49 +97,67 @@ def _close_page(seen: Sightings, page: _Page, shared: Settled) -> GpuLedger:
     rest = page.rest - sum(entry.nbytes for entry in exported)
     managed = managed_entries(seen, page.gpu, rest - expected(seen, page.gpu))
     rest -= sum(entry.nbytes for entry in managed)
-    free, reserved, _ = split(page.memory)
+    held = (*page.charged, *exported, *managed, *remainder_entries(seen, page.gpu, rest))
+    return _page(page.gpu, page.memory, held, _notes(page), (*page.bystanders, *shared.bystanders))
+
+
+def _page(
+    gpu: GpuSighting,
+    memory: MemoryFacts,
+    held: tuple[Entry, ...],
+    notes: tuple[str, ...],
+    bystanders: tuple[Bystander, ...] = (),
+    windows: WindowsSide | None = None,
+) -> GpuLedger:
+    """One GPU's page; *held* sums to what is in use."""
+    free, reserved, _ = split(memory)
     frame = (
         [Entry(kind="reserved", nbytes=reserved, evidence=("the driver's own figure",))] if reserved else []
     )
-    held = (*page.charged, *exported, *managed, *remainder_entries(seen, page.gpu, rest))
     return GpuLedger(
-        index=page.gpu.index,
-        uuid=page.gpu.facts.uuid if page.gpu.facts else None,
-        name=page.gpu.facts.name if page.gpu.facts else "unknown GPU",
-        total_bytes=page.memory.total,
+        index=gpu.index,
+        uuid=gpu.facts.uuid if gpu.facts else None,
+        name=gpu.facts.name if gpu.facts else "unknown GPU",
+        total_bytes=memory.total,
         entries=(
             *sorted(held, key=lambda entry: -entry.nbytes),
             *frame,
             Entry(kind="free", nbytes=free, evidence=("the driver's own figure",)),
         ),
-        status=page.gpu.status,
-        message=page.gpu.message,
-        notes=_notes(page),
-        bystanders=(*page.bystanders, *shared.bystanders),
-        facts=page.gpu.facts,
-        memory=page.memory,
+        status=gpu.status,
+        message=gpu.message,
+        notes=notes,
+        bystanders=bystanders,
+        facts=gpu.facts,
+        memory=memory,
+        windows=windows,
     )
 
 
 def _notes(page: _Page) -> tuple[str, ...]:
     """Where the driver's figures do not agree with themselves, and what was done about it."""
-    notes = []
-    if page.memory.moved_bytes:
-        notes.append(
-            f"used memory moved by {size(page.memory.moved_bytes)} while the process lists were read;"
-            " the last reading is shown"
-        )
+    notes = [*_moved(page.memory)]
     overlap = sum((entry.claimed or entry.nbytes) - entry.nbytes for entry in page.charged)
     if overlap:
         notes.append(
             f"the process lists claim {size(overlap)} more than is in use: bytes shared by processes are"
             " counted once here"
         )
-    memory = page.memory
+    return (*notes, *_apart(page.memory))
+
+
+def _moved(memory: MemoryFacts) -> tuple[str, ...]:
+    if not memory.moved_bytes:
+        return ()
+    moved = f"used memory moved by {size(memory.moved_bytes)} while the process lists were read"
+    return (f"{moved}; the last reading is shown",)
+
+
+def _apart(memory: MemoryFacts) -> tuple[str, ...]:
     gap = memory.total - memory.free - memory.used - (memory.reserved or 0)
-    if gap:
-        notes.append(f"the driver's totals are {size(abs(gap))} apart; used is taken as what is not free")
-    return tuple(notes)
+    if not gap:
+        return ()
+    return (f"the driver's totals are {size(abs(gap))} apart; used is taken as what is not free",)
 
 
 def _unread(gpu: GpuSighting) -> GpuLedger:

@@ -12,6 +12,7 @@ from vram.model.gpu import ChargeFacts, DriverFacts, GpuFacts, MemoryFacts
 from vram.model.ledger import Medium
 from vram.model.observation import HostFacts, Observation, Status, Survey
 from vram.model.process import ProcessFacts, ProcessRef
+from vram.model.windows import AdapterFacts, WindowsMemoryFacts
 
 
 class Charge(Struct, frozen=True):
@@ -75,6 +76,10 @@ class Sightings(Struct):
     unreadable: UnreadableFacts = UnreadableFacts(processes=0)
     clients: list[ClientSighting] = []
     compute: list[tuple[str, Charge]] = []
+    adapters: list[AdapterFacts] = []
+    windows: list[WindowsMemoryFacts] = []
+    windows_message: str | None = None
+    """Why Windows said nothing."""
 
     def alive(self, pid: int) -> bool:
         """Whether *pid* is a process that can still hold files: there, and no zombie."""
@@ -125,6 +130,12 @@ def _place(seen: Sightings, observation: Observation) -> None:
             seen.driver = facts
         case UnreadableFacts() as facts:
             seen.unreadable = facts
+        case AdapterFacts() as facts:
+            seen.adapters.append(facts)
+        case WindowsMemoryFacts() as facts:
+            seen.windows.append(facts)
+        case None if observation.probe == "windows.ask":
+            seen.windows_message = observation.message
         case (DmabufFacts() | ExportFacts()) as facts if observation.process and observation.nbytes:
             seen.shares.append(_share(observation.process, observation.nbytes, facts, observation.gpu))
         case ClientFacts() as facts if observation.process:

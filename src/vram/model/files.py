@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-FileKind = Literal["gpu", "control", "uvm", "dmabuf", "drm", "other"]
+FileKind = Literal["gpu", "control", "uvm", "dmabuf", "drm", "dxg", "other"]
 
 
 class DeviceFile(Struct, frozen=True, omit_defaults=True):

@@ -9,6 +9,7 @@ from msgspec import Struct
 from vram.model.gpu import DriverFacts, GpuFacts, MemoryFacts, Vendor
 from vram.model.observation import HostFacts, ProbeRun, Status
 from vram.model.process import Workload
+from vram.model.windows import WindowsProcess, WindowsSide
 
 Kind = Literal[
     "free",
@@ -21,6 +22,8 @@ Kind = Literal[
     "orphaned",
     "exported",
     "hidden",
+    "windows",
+    "guest",
     "overhead",
     "unattributed",
     "untold",
@@ -57,7 +60,8 @@ class Entry(Struct, frozen=True, kw_only=True):
     ``charged_state`` is the kernel's state of the charged pid while /proc still knows it
     ("Z": a zombie). ``medium`` says what keeps an exported entry, or that bytes of a
     process are managed memory, or shared by several clients of a GPU; ``hidden_by`` what keeps
-    us from naming the holder of a hidden one.
+    us from naming the holder of a hidden one. ``windows`` is the Windows process that keeps the
+    bytes, or that Windows counts a guest's under: no holder, for its pid is not one of this side.
     """
 
     kind: Kind
@@ -70,7 +74,8 @@ class Entry(Struct, frozen=True, kw_only=True):
     claimed: int | None = None
     charged_state: str | None = None
     medium: Medium | None = None
-    hidden_by: Literal["namespace", "permission"] | None = None
+    hidden_by: Literal["namespace", "permission", "windows"] | None = None
+    windows: WindowsProcess | None = None
 
 
 class Bystander(Struct, frozen=True, kw_only=True):
@@ -117,6 +122,8 @@ class GpuLedger(Struct, frozen=True, kw_only=True):
     memory: MemoryFacts | None = None
     vendor: Vendor = "nvidia"
     system: SystemMemory | None = None
+    windows: WindowsSide | None = None
+    """Under WSL2, what the other side says."""
 
     @property
     def driver(self) -> str:

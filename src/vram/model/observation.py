@@ -10,6 +10,7 @@ from vram.model.drm import CapacityFacts, ClientFacts, ComputeFacts, SystemMemor
 from vram.model.files import DmabufFacts, ExportFacts, FilesFacts, UnreadableFacts
 from vram.model.gpu import ChargeFacts, DriverFacts, GpuFacts, MemoryFacts
 from vram.model.process import ProcessFacts, ProcessRef
+from vram.model.windows import AdapterFacts, WindowsMemoryFacts
 from vram.model.wsl import WslFacts
 
 SURVEY_SCHEMA = 1
@@ -30,6 +31,8 @@ Facts: TypeAlias = (
     | ComputeFacts
     | CapacityFacts
     | SystemMemoryFacts
+    | AdapterFacts
+    | WindowsMemoryFacts
 )
 
 

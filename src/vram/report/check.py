@@ -12,7 +12,7 @@ from vram.model.observation import HostFacts
 from vram.report.escape import inert
 from vram.report.json import encode
 from vram.report.look import MEANINGS
-from vram.report.phrases import command, identity
+from vram.report.phrases import command, identity, windows_process
 from vram.units import size
 
 
@@ -48,6 +48,8 @@ def _lines(gpu: GpuVerdict) -> list[str]:
 
 
 def _held(entry: Entry) -> str:
+    if entry.kind == "windows" and entry.windows is not None:
+        return f"{size(entry.nbytes)} by {', '.join(windows_process(entry.windows))}"
     if entry.holder is None:
         return f"{size(entry.nbytes)} {entry.kind}: {MEANINGS.get(entry.kind, entry.kind)}"
     who = ", ".join([*identity(entry.holder), command(entry.holder)]).rstrip(", ")

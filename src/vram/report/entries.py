@@ -9,7 +9,7 @@ from rich.text import Text
 
 from vram.model.ledger import Entry, Kind
 from vram.report.look import KINDS, MEANINGS, Look
-from vram.report.phrases import command, identity, percent, sharing
+from vram.report.phrases import command, identity, percent, sharing, windows_process
 from vram.units import size
 
 # Past this many lines the smallest plain ones share a line: a page of 500 equal workers
@@ -85,7 +85,8 @@ def _explanation(entry: Entry, look: Look) -> tuple[Text, ...]:
 
 def _who(entry: Entry, look: Look) -> Text:
     if entry.holder is None:
-        return Text(MEANINGS.get(entry.kind, ""))
+        named = windows_process(entry.windows) if entry.kind == "windows" and entry.windows else []
+        return Text(look.clean(" · ".join(named)) or MEANINGS.get(entry.kind, ""))
     room = look.width - _NARROW_COLUMNS
     if look.is_wide:
         room = room // 2 - 1
@@ -103,7 +104,8 @@ def _how(entry: Entry, look: Look) -> Text:
     """How we know; a plain fact that needs no word, like what is free, gets none."""
     reasons = list(entry.evidence)
     if entry.claimed is not None and entry.claimed != entry.nbytes:
-        reasons.append(f"the driver's own figure is {size(entry.claimed)}")
+        whose = "Windows'" if entry.windows else "the driver's"
+        reasons.append(f"{whose} own figure is {size(entry.claimed)}")
     words = "" if look.brief else "; ".join(reasons)
     if not words and entry.confidence == "fact":
         return Text()

@@ -22,6 +22,8 @@ KINDS: dict[Kind, Ink] = {
     "exported": Ink("▞", "E", "magenta"),
     "hidden": Ink("▓", "H", "yellow"),
     "unattributed": Ink("?", "?", "yellow"),
+    "windows": Ink("▞", "W", "blue"),
+    "guest": Ink("▓", "G", "cyan"),
     "process": Ink("█", "#", "cyan"),
     "live": Ink("█", "#", "cyan"),
     "cached": Ink("▓", "=", "blue"),
@@ -41,6 +43,7 @@ MEANINGS: dict[Kind, str] = {
     "hidden": "a process that cannot be seen from here",
     "unattributed": "nobody could be named",
     "untold": "free, or held by somebody who cannot be seen: the driver does not tell",
+    "guest": "Linux processes together, as Windows counts them",
     "orphaned": "whoever keeps it could not be named",
     "exported": "whoever keeps it could not be named",
 }

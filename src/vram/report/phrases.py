@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from vram.model.ledger import Entry, Holder
 from vram.model.process import Workload
+from vram.model.windows import WindowsProcess
 from vram.units import duration
 
 _STATES = {"T": "stopped", "t": "being traced", "Z": "zombie", "X": "dead", "D": "uninterruptible"}
@@ -47,6 +48,11 @@ def workload(origin: Workload, *, full: bool = False) -> str:
         name = origin.container if full else origin.container[:12]
         return f"{origin.runtime or 'container'} {name}"
     return origin.unit or ""
+
+
+def windows_process(process: WindowsProcess) -> list[str]:
+    """Return who a Windows process is, in parts."""
+    return [f"Windows pid {process.pid}", process.name or "name not told"]
 
 
 def command(holder: Holder) -> str:

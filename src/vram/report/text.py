@@ -45,6 +45,8 @@ def masthead(ledger: Ledger, look: Look) -> Text:
     parts = [ledger.host.name, ledger.taken_at]
     if ledger.driver and ledger.driver.driver_version:
         parts.append(f"driver {ledger.driver.driver_version}")
+    if ledger.host.wsl_facts is not None:
+        parts.append(f"WSL{ledger.host.wsl_facts.version}")
     if ledger.host.virtual:
         parts.append("virtual GPUs, no real hardware")
     line = look.clean(" · ".join(parts))

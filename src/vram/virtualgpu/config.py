@@ -22,6 +22,7 @@ SIZES = (
     "context_overhead_bytes",
     "bar1_bytes",
     "bar1_base_bytes",
+    "windows_bytes",
 )
 SWITCHES = (
     "ecc_enabled",
@@ -31,6 +32,7 @@ SWITCHES = (
     "remap_failure",
     "retires_pages",
     "retired_pending",
+    "wddm",
 )
 NUMBERS = (
     "remapped_correctable",
@@ -41,7 +43,7 @@ NUMBERS = (
     "compute_mode",
 )
 TEXTS = ("name", "uuid")
-OF_THE_MACHINE = ("driver_version", "cuda_version")
+OF_THE_MACHINE = ("driver_version", "cuda_version", "wddm")
 COMPUTE_MODES = {"default": 0, "prohibited": 2, "exclusive_process": 3}
 
 Setting = str | int | bool

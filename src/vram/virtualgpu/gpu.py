@@ -17,6 +17,10 @@ from vram.virtualgpu.config import Setting
 
 Command = Sequence[str | os.PathLike[str]]
 
+DEVICES = ("nvidiactl", "nvidia-uvm")
+WINDOWS_DEVICES = ("dxg",)
+"""Under Windows' driver, as in WSL2, there is one device for every GPU."""
+
 
 class VirtualGpu:
     """One or several virtual GPUs in one private folder.
@@ -46,10 +50,11 @@ class VirtualGpu:
         named = {"total_bytes": memory_bytes, "name": name}
         said = {key: value for key, value in named.items() if value is not None}
         lines = config.first_lines(gpus, said | settings)
+        devices = WINDOWS_DEVICES if settings.get("wddm") else DEVICES
         place = private.make(folder)
         made = cls(place, leftovers.claim(place))
         try:
-            made._furnish(lines)
+            made._furnish(lines, devices)
         except BaseException:
             made.close()
             raise
@@ -150,12 +155,11 @@ class VirtualGpu:
         fresh.write_text("".join(f"{line}\n" for line in lines))
         fresh.replace(self.folder / "faults")
 
-    def _furnish(self, lines: Sequence[str]) -> None:
+    def _furnish(self, lines: Sequence[str], devices: Sequence[str]) -> None:
         libraries.link_into(self.folder / "lib")
-        devices = self.folder / "dev"
-        devices.mkdir()
-        for name in ("nvidiactl", "nvidia-uvm"):
-            (devices / name).touch()
+        (self.folder / "dev").mkdir()
+        for name in devices:
+            (self.folder / "dev" / name).touch()
         (self.folder / "admission.lock").touch()
         (self.folder / "faults").touch()
         # Last, because a folder with a config is one that can be entered.

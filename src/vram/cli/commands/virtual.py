@@ -18,6 +18,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from vram.errors import ExitCode, UsageError
 from vram.units import parse_size
@@ -37,6 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("--memory", type=parse_size, metavar="SIZE", help="of each (default: 140.4GiB)")
     option("--name", help='"(virtual)" is added to it (default: NVIDIA H200)')
     option("--context", type=parse_size, metavar="SIZE", help="what a context costs (default: 518MiB)")
+    option(
+        "--wsl",
+        action="store_true",
+        help="under Windows' driver, as in WSL2: one device, no figures per process",
+    )
     option("--fault", action="append", default=[], metavar="LINE", help="let calls fail; repeatable")
     option("--keep", action="store_true", help="leave the folder behind and say where it is")
     option("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -63,7 +69,9 @@ def _command(words: Sequence[str]) -> list[str]:
 
 
 def _made(args: argparse.Namespace, lines: Sequence[str]) -> VirtualGpu:
-    settings = {} if args.context is None else {"context_bytes": args.context}
+    settings: dict[str, Any] = {} if args.context is None else {"context_bytes": args.context}
+    if args.wsl:
+        settings["wddm"] = True
     gpu = VirtualGpu.create(args.gpus, args.memory, args.name, **settings)
     for line in lines:
         gpu.add_fault(line)

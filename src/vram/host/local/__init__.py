@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from vram.host.local.surroundings import LocalSurroundings
     from vram.host.local.vendor import LocalVendor
     from vram.host.local.vitals import LocalVitalSigns
+    from vram.host.local.windows import LocalWindows
     from vram.host.ports import Card, ComputeCharge
     from vram.model.observation import HostFacts
 
@@ -126,6 +127,12 @@ class LocalHost:
         from vram.host.local.surroundings import LocalSurroundings
 
         return LocalSurroundings()
+
+    @cached_property
+    def windows(self) -> LocalWindows:
+        from vram.host.local.windows import LocalWindows
+
+        return LocalWindows(virtual=self._virtual is not None, proc_root=self._proc_root)
 
     def facts(self) -> HostFacts:
         from vram.host.local.identity import host_facts

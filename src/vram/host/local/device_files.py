@@ -16,7 +16,7 @@ _DELETED = b" (deleted)"
 
 _REAL = re.compile(
     rb"/dev/nvidia(?:(?P<gpu>\d{1,4})|(?P<control>ctl)|(?P<uvm>-uvm(?:-tools)?)|(?P<other>-[\w/-]+))"
-    rb"|(?P<dmabuf>/dmabuf:.*)",
+    rb"|(?P<dmabuf>/dmabuf:.*)|(?P<dxg>/dev/dxg)",
     re.DOTALL,
 )
 _DRM = re.compile(rb"/dev/dri/(?:card|renderD)(\d{1,4})")
@@ -25,6 +25,9 @@ DRM_PREFIX = b"/dev/dri/"
 _VIRTUAL = re.compile(
     rb"nvidia(?:(?P<gpu>\d{1,4})(?:\.\d+)?|(?P<control>ctl(?:\.\d+)?)|(?P<uvm>-uvm))|(?P<dmabuf>dmabuf\.\d+)"
 )
+
+# Under Windows' driver all is reached through one device; a client's own file stands for it too.
+_VIRTUAL_WINDOWS = re.compile(rb"(?P<dxg>dxg|nvidia\d{1,4}\.\d+)")
 
 
 class RawFile(NamedTuple):
@@ -64,7 +67,8 @@ class DeviceNames:
     def __init__(self, virtual_folder: str | None = None, drm: Collection[str] = ()) -> None:
         self.virtual = virtual_folder is not None
         self._dev = os.fsencode(os.path.realpath(virtual_folder)) + b"/dev/" if virtual_folder else b""
-        self.mapped = (self._dev,) if self.virtual else (b"/dev/nvidia", b"/dmabuf:")
+        self._windows = self.virtual and os.path.exists(self._dev + b"dxg")
+        self.mapped = (self._dev,) if self.virtual else (b"/dev/nvidia", b"/dmabuf:", b"/dev/dxg")
         self.prefixes = self.mapped
         self.informed = (DRM_PREFIX,) if drm else ()
         if drm:
@@ -100,10 +104,13 @@ class DeviceNames:
         return Naming(kind, path, int(found["gpu"]) if kind == "gpu" else None)
 
     def _virtual(self, path: bytes, file: RawFile) -> Naming | None:
-        found = _VIRTUAL.fullmatch(path.removeprefix(self._dev)) if path.startswith(self._dev) else None
+        pattern = _VIRTUAL_WINDOWS if self._windows else _VIRTUAL
+        found = pattern.fullmatch(path.removeprefix(self._dev)) if path.startswith(self._dev) else None
         if found is None or not found.lastgroup or (file.mode and not stat.S_ISREG(file.mode)):
             return None
         kind: FileKind = found.lastgroup  # type: ignore[assignment]
+        if kind == "dxg":
+            return Naming(kind, self._dev + b"dxg")
         return Naming(kind, path, int(found["gpu"]) if kind == "gpu" else None)
 
 

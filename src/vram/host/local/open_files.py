@@ -145,12 +145,12 @@ class LocalOpenFiles:
 def _descriptions(
     scan: Scan, named: list[tuple[RawFile, Naming]], deadline: float
 ) -> dict[tuple[int, int], int | None]:
-    """Number the open files behind descriptors on GPUs and on the control device."""
+    """Number the open files behind descriptors on GPUs, on the control device and on Windows' one."""
     groups: dict[bytes, int] = {}
     wanted = [
         (file.pid, file.fd, groups.setdefault(naming.path, len(groups)))
         for file, naming in named
-        if naming.kind in ("gpu", "control") or (naming.kind == "drm" and _is_unnumbered(file.info))
+        if naming.kind in ("gpu", "control", "dxg") or (naming.kind == "drm" and _is_unnumbered(file.info))
     ]
     if not wanted:
         return {}
