@@ -22,7 +22,7 @@ help: ## this list
 # ---- set-up: a stamp per purpose, so that only the first run waits ----
 
 groups-run =
-groups-test = test clients
+groups-test = test clients docs
 groups-lint = lint test
 groups-docs = docs
 groups-bench = bench
@@ -41,7 +41,7 @@ demo: $(VENV)/ready-run native ## the five questions, acted out by real processe
 	@$(RUN)/vram demo $(ARGS)
 
 test: $(VENV)/ready-test native ## the whole suite; no GPU needed
-	@tools/get-gdb
+	@tools/get-test-tools
 	@$(RUN)/python -m pytest -q -n $(WORKERS) $(ARGS)
 
 lint: $(VENV)/ready-lint ## ruff, import contracts, C warnings, generated pages up to date

@@ -46,7 +46,7 @@ function __vram_live --argument-names kind
     set -l words (commandline -opc)
     set -l head (string match -r '^.*,' -- (commandline -ct))
     for line in ($words[1] completion --list $kind 2>/dev/null </dev/null)
-        string match -qr '^[0-9]+\\t' -- $line; and echo $head$line
+        string match -qr '^[0-9]+\\t' -- $line; and echo "$head$line"
     end
 end
 

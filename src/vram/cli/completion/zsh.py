@@ -19,7 +19,7 @@ _vram_live() {
         [[ ${line%%$'\\t'*} == <-> ]] && found+=("${line%%$'\\t'*}:${line#*$'\\t'}")
     done
     compset -P '*,'
-    (( $#found )) && _describe -V -t "$1" "$1" found
+    (( $#found )) && _describe -t "$1" "$1" found
 }
 
 _vram_words() {
@@ -34,7 +34,7 @@ def script(commands: Sequence[Command]) -> str:
     lines = [_HEAD]
     for command in commands:
         for each in command.everything():
-            lines += [*_function(each), ""]
+            lines += [*_word_lists(each), *_function(each), ""]
     lines += [*_front(commands), "", "if [[ $funcstack[1] == _vram ]]; then"]
     return "\n".join([*lines, '    _vram "$@"', "else", "    compdef _vram vram", "fi", ""])
 
@@ -46,7 +46,7 @@ def _front(commands: Sequence[Command]) -> Iterator[str]:
     yield "    _arguments -C '(- *)'{-h,--help}'[tell what there is]' '(- *)--version[tell the version]' \\"
     yield "        ': :->command' '*:: :->rest' && ret=0"
     yield "    case $state in"
-    yield f"        command) _vram_words command {_described(_named(commands))} && ret=0 ;;"
+    yield f"        command) _vram_words command {' '.join(_described(_named(commands)))} && ret=0 ;;"
     yield "        rest)"
     yield from _dispatch("vram", commands, "            ")
     yield "            ;;"
@@ -55,24 +55,38 @@ def _front(commands: Sequence[Command]) -> Iterator[str]:
     yield "}"
 
 
+def _word_lists(command: Command) -> Iterator[str]:
+    """Functions for the words that have meanings: inside a spec, quotes and colons would be read twice."""
+    for argument in (*command.positionals, *command.options):
+        if _is_described(argument):
+            yield f"{_list_name(command, argument)}() {{"
+            yield f"    _vram_words {_tag(argument)} \\"
+            yield from (f"        {word} \\" for word in _described(argument.words[:-1]))
+            yield from (f"        {word}" for word in _described(argument.words[-1:]))
+            yield "}"
+            yield ""
+
+
 def _function(command: Command) -> Iterator[str]:
     yield f"_{'_'.join(('vram', *command.words))}() {{"
     if command.commands:
         yield "    local curcontext=$curcontext ret=1"
         yield "    local -a line state"
-    specs = [_option(each) for each in command.options]
+    specs = [_option(command, each) for each in command.options]
+    places = [_positional(command, each) for each in command.positionals]
     if command.commands:
         specs += ["': :->command'", "'*:: :->rest'"]
     elif command.runs_another:
-        specs += [*map(_positional, command.positionals), "'*:::command:_normal'"]
+        specs += [*places, "'*:::command:_normal'"]
     else:
-        specs += map(_positional, command.positionals)
+        specs += places
     yield f"    _arguments -s -S {'-C ' if command.commands else ''}\\"
     yield from (f"        {spec} \\" for spec in specs[:-1])
     yield f"        {specs[-1]}" + (" && ret=0" if command.commands else "")
     if command.commands:
         yield "    case $state in"
-        yield f"        command) _vram_words command {_described(_named(command.commands))} && ret=0 ;;"
+        names = " ".join(_described(_named(command.commands)))
+        yield f"        command) _vram_words command {names} && ret=0 ;;"
         yield "        rest)"
         yield from _dispatch("_".join(("vram", *command.words)), command.commands, "            ")
         yield "            ;;"
@@ -89,9 +103,9 @@ def _dispatch(prefix: str, commands: Sequence[Command], margin: str) -> Iterator
     yield f"{margin}esac"
 
 
-def _option(argument: Argument) -> str:
+def _option(command: Command, argument: Argument) -> str:
     meaning = _bracketed(argument.help)
-    value = _value(argument) if argument.takes_value else ""
+    value = _value(command, argument) if argument.takes_value else ""
     specs = [_flag(flag, argument) for flag in argument.flags]
     alone = "*" if argument.repeats else f"({' '.join(argument.flags)})" if len(argument.flags) > 1 else ""
     if len(specs) == 1:
@@ -106,20 +120,20 @@ def _flag(flag: str, argument: Argument) -> str:
     return f"{flag}=" if flag.startswith("--") else f"{flag}+"
 
 
-def _positional(argument: Argument) -> str:
+def _positional(command: Command, argument: Argument) -> str:
     head = "*" if argument.repeats else ":" if argument.optional else ""
-    return quoted(f"{head}{_value(argument)}")
+    return quoted(f"{head}{_value(command, argument)}")
 
 
-def _value(argument: Argument) -> str:
+def _value(command: Command, argument: Argument) -> str:
     message = _message(argument.value)
-    return f"{'::' if argument.flags and argument.optional else ':'}{message}:{_action(argument)}"
+    return f"{'::' if argument.flags and argument.optional else ':'}{message}:{_action(command, argument)}"
 
 
-def _action(argument: Argument) -> str:
+def _action(command: Command, argument: Argument) -> str:
     match argument.kind:
-        case "words" if any(meaning for _, meaning in argument.words):
-            return f"_vram_words {_tag(argument)} {_described(argument.words)}"
+        case "words" if _is_described(argument):
+            return _list_name(command, argument)
         case "words":
             return "(" + " ".join(word for word, _ in argument.words) + ")"
         case "file":
@@ -129,15 +143,25 @@ def _action(argument: Argument) -> str:
         case "none":
             return " "
         case live:
-            return f"_vram_live {live}"
+            # Without the blank, _arguments would put words of its own before ours.
+            return f" _vram_live {live}"
 
 
 def _named(commands: Sequence[Command]) -> Sequence[tuple[str, str]]:
     return [(command.words[-1], command.summary.rstrip(".")) for command in commands]
 
 
-def _described(words: Sequence[tuple[str, str]]) -> str:
-    return " ".join(quoted(f"{word}:{meaning}" if meaning else word) for word, meaning in words)
+def _described(words: Sequence[tuple[str, str]]) -> Iterator[str]:
+    for word, meaning in words:
+        yield quoted(f"{word}:{meaning}" if meaning else word)
+
+
+def _is_described(argument: Argument) -> bool:
+    return any(meaning for _, meaning in argument.words)
+
+
+def _list_name(command: Command, argument: Argument) -> str:
+    return "_".join(("_vram_words", *command.words, _tag(argument)))
 
 
 def _tag(argument: Argument) -> str:
