@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 COMMANDS = (
     *("why", "who", "check"),
     *("free", "trim", "park", "unpark", "parked", "borrow", "kill", "reset"),
-    *("doctor",),
+    *("doctor", "oom"),
     *("snapshot", "explain", "lab", "demo", "virtual"),
     *("help", "completion"),
 )
 
 # These only look: nothing is left to tidy up, so their process may end without ceremony.
-READ_ONLY = frozenset(("why", "who", "check", "doctor", "explain"))
+READ_ONLY = frozenset(("why", "who", "check", "doctor", "explain", "oom"))
 # These have waited for all that they began, so the same holds.
 FINISHED = frozenset(("park", "unpark", "parked", "borrow"))
 

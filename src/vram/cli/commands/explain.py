@@ -1,4 +1,4 @@
-"""``vram explain``: the manual page of a finding, by its code, or of a check of the doctor."""
+"""``vram explain``: the manual page of a finding, of a check of the doctor, or of a kind of out-of-memory."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ def add_arguments(parser: ArgumentParser) -> None:
         "code",
         nargs="?",
         metavar="CODE",
-        help="a finding's code, like VR101, or a check, like driver.versions; without it, all are listed",
+        help="a finding's code, like VR101, a check, like driver.versions, or a kind of `vram oom`; without it,"
+        " findings and checks are listed",
     )
 
 
 def run(args: Namespace) -> int:
     from vram.diagnosis import manual
+    from vram.oom.manual import page as kind_page
 
     if args.code is None:
         emit("".join(f"{code}  {manual.summary(code)}\n" for code in manual.codes()) + _checks())
@@ -29,6 +31,8 @@ def run(args: Namespace) -> int:
         from vram.doctor import manual as checks
 
         emit(checks.page(args.code).rstrip() + "\n")
+    elif kind := kind_page(args.code):
+        emit(kind.rstrip() + "\n")
     else:
         emit(manual.page(args.code).rstrip() + "\n")
     return ExitCode.OK
