@@ -12,7 +12,7 @@ function __vram_at --argument-names wanted place
             continue
         end
         switch "$path:$word"
-            case 'why:--gpu' 'why:--from' 'why:--deadline' 'why:--svg' 'who:--gpu' 'who:--from' 'who:--deadline' 'check:--gpu' 'check:--from' 'check:--deadline' 'check:--allow' 'free:--gpu' 'free:--up-to' 'free:--finding' 'free:--pid' 'free:--save' 'free:--plan' 'free:--digest' 'free:--grace' 'free:--deadline' 'trim:--via' 'trim:--deadline' 'park:--lock-timeout' 'unpark:--wait' 'borrow:--gpu' 'borrow:--from' 'kill:--digest' 'kill:--grace' 'kill:--deadline' 'reset:--deadline' 'doctor:--for' 'doctor:--deadline' 'snapshot:-o' 'snapshot:--output' 'snapshot:--deadline' 'lab:--gpu' 'lab:--deadline' 'lab:--evidence' 'demo:--svg' 'virtual:--gpus' 'virtual:--memory' 'virtual:--name' 'virtual:--context' 'virtual:--fault'
+            case 'why:--gpu' 'why:--from' 'why:--deadline' 'why:--svg' 'who:--gpu' 'who:--from' 'who:--deadline' 'check:--gpu' 'check:--from' 'check:--deadline' 'check:--allow' 'free:--gpu' 'free:--up-to' 'free:--finding' 'free:--pid' 'free:--save' 'free:--plan' 'free:--digest' 'free:--grace' 'free:--deadline' 'trim:--via' 'trim:--deadline' 'park:--lock-timeout' 'unpark:--wait' 'borrow:--gpu' 'borrow:--from' 'kill:--digest' 'kill:--grace' 'kill:--deadline' 'reset:--deadline' 'doctor:--for' 'doctor:--deadline' 'oom:--from' 'oom:--gpu' 'oom:--deadline' 'snapshot:-o' 'snapshot:--output' 'snapshot:--deadline' 'lab:--gpu' 'lab:--deadline' 'lab:--evidence' 'demo:--svg' 'virtual:--gpus' 'virtual:--memory' 'virtual:--name' 'virtual:--context' 'virtual:--fault'
                 set skip 1
             case '*:-*'
             case '*'
@@ -57,6 +57,7 @@ complete -c vram -n __vram_needs_command -a borrow -d 'Make room by parking idle
 complete -c vram -n __vram_needs_command -a kill -d 'End processes that hold GPU memory: SIGTERM, grace, SIGKILL, measured'
 complete -c vram -n __vram_needs_command -a reset -d 'What keeps a GPU from being reset, by name; with --yes, as root, the reset'
 complete -c vram -n __vram_needs_command -a doctor -d 'What this host can and cannot do for vram, why, and what would change it'
+complete -c vram -n __vram_needs_command -a oom -d 'Which kind of out-of-memory a message or a log shows, by its own arithmetic, and what to do'
 complete -c vram -n __vram_needs_command -a snapshot -d 'Write all observations to a file, for a bug report or for `vram why --from`'
 complete -c vram -n __vram_needs_command -a explain -d 'The manual page of a finding: what it means, how to confirm it, what to do'
 complete -c vram -n __vram_needs_command -a lab -d 'What is said about GPU memory, put to the test on this machine'
@@ -167,6 +168,17 @@ complete -c vram -n '__vram_at \'doctor\'' -l verbose -s v -d 'every check, with
 complete -c vram -n '__vram_at \'doctor\'' -l deadline -x -d 'give up on a driver that does not answer within S seconds (default: 5)'
 complete -c vram -n '__vram_at \'doctor\'' -l ascii -d 'bars and lines without Unicode'
 complete -c vram -n '__vram_at \'doctor\'' -l no-color -d 'no colour, also on a terminal'
+
+complete -c vram -n '__vram_at \'oom\' 0' -F
+complete -c vram -n '__vram_at \'oom\'' -s h -l help -d 'show this help message and exit'
+complete -c vram -n '__vram_at \'oom\'' -l live -d 'join it with this machine\'s ledger: who holds that memory now'
+complete -c vram -n '__vram_at \'oom\'' -l from -r -F -d 'join it with a snapshot of its machine instead'
+complete -c vram -n '__vram_at \'oom\'' -l gpu -x -k -a '(__vram_live gpu)' -d 'which GPU the message means; with --live or --from'
+complete -c vram -n '__vram_at \'oom\'' -l json -d 'one JSON object instead of text'
+complete -c vram -n '__vram_at \'oom\'' -l kinds -d 'list the kinds; `vram explain KIND` tells more'
+complete -c vram -n '__vram_at \'oom\'' -l deadline -x -d 'give up on a driver that does not answer within S seconds (default: 5)'
+complete -c vram -n '__vram_at \'oom\'' -l ascii -d 'bars and lines without Unicode'
+complete -c vram -n '__vram_at \'oom\'' -l no-color -d 'no colour, also on a terminal'
 
 complete -c vram -n '__vram_at \'snapshot\'' -s h -l help -d 'show this help message and exit'
 complete -c vram -n '__vram_at \'snapshot\'' -s o -l output -r -F -d 'where to; - is standard output'
@@ -318,6 +330,7 @@ complete -c vram -n '__vram_at \'help\' 0' -a 'borrow'
 complete -c vram -n '__vram_at \'help\' 0' -a 'kill'
 complete -c vram -n '__vram_at \'help\' 0' -a 'reset'
 complete -c vram -n '__vram_at \'help\' 0' -a 'doctor'
+complete -c vram -n '__vram_at \'help\' 0' -a 'oom'
 complete -c vram -n '__vram_at \'help\' 0' -a 'snapshot'
 complete -c vram -n '__vram_at \'help\' 0' -a 'explain'
 complete -c vram -n '__vram_at \'help\' 0' -a 'lab'

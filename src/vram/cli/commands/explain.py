@@ -16,8 +16,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         "code",
         nargs="?",
         metavar="CODE",
-        help="a finding's code, like VR101, a check, like driver.versions, or a kind of `vram oom`; without it,"
-        " findings and checks are listed",
+        help="a finding's code, like VR101, a check, like driver.versions, or a kind, like fragmented;"
+        " without it, findings and checks are listed",
     )
 
 
