@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from vram.lab.answer import CannotTell, Takes, mostly, weighed
-from vram.lab.bench import Bench, open_bench
+from vram.lab.bench import Bench
 from vram.lab.calls import Budget
 from vram.lab.device import Device
-from vram.lab.engine import conduct
+from vram.lab.engine import Session
+from vram.lab.nursery import Nursery
 from vram.model.gpu import ChargeFacts, DriverFacts, GpuFacts, MemoryFacts
 from vram.model.observation import Observation
 from vram.model.process import ProcessRef
@@ -43,8 +44,12 @@ class Readings:
         """Time does not matter here."""
 
 
+def session(host: Readings) -> Session:
+    return Session(host, DEVICE)  # type: ignore[arg-type]
+
+
 def bench_on(*steps: tuple[int, Mapping[int, int]], takes: Takes | None = None) -> Bench:
-    return Bench(Readings(*steps), DEVICE, takes or Takes(), 20.0)  # type: ignore[arg-type]
+    return Bench(Readings(*steps), DEVICE, Nursery("GPU-0"), takes or Takes(), 20.0)  # type: ignore[arg-type]
 
 
 def test_memory_of_others_that_moves_disturbs() -> None:
@@ -69,14 +74,14 @@ def test_a_disturbed_experiment_is_tried_again() -> None:
     """The first attempt sees a neighbour move; the second one is quiet, and counts."""
     quiet = (2 * GIB, {7: 2 * GIB})
     host = Readings((GIB, {7: GIB}), *[quiet] * 8)
-    result = conduct("used_includes_reserved", host, DEVICE)  # type: ignore[arg-type]
+    result = session(host).conduct("used_includes_reserved")
     assert result.verdict == "true here"
 
 
 def test_an_experiment_that_is_disturbed_again_cannot_tell() -> None:
     steps = [(step * GIB, {7: step * GIB}) for step in (1, 2, 3, 4)]
     host = Readings(*steps, (4 * GIB, {7: 4 * GIB}), (5 * GIB, {7: 5 * GIB}))
-    result = conduct("used_includes_reserved", host, DEVICE)  # type: ignore[arg-type]
+    result = session(host).conduct("used_includes_reserved")
     assert result.verdict == "cannot tell"
     assert "moved" in result.because
 
@@ -85,7 +90,7 @@ def test_memory_that_moves_without_a_name_cannot_tell(monkeypatch: pytest.Monkey
     """Nobody is listed, and yet the device is not where it was when the experiment began."""
     monkeypatch.setattr("vram.lab.bench.SETTLE_S", 0.0)
     host = Readings((0, {}), (0, {}), (GIB, {}), (GIB, {}), (GIB, {}), (2 * GIB, {}))
-    result = conduct("used_includes_reserved", host, DEVICE)  # type: ignore[arg-type]
+    result = session(host).conduct("used_includes_reserved")
     assert result.because == "the device did not come back to where it was: other memory moved meanwhile"
 
 
@@ -106,7 +111,7 @@ def test_asking_for_more_than_is_named_is_refused() -> None:
 
 def test_nothing_begins_without_room() -> None:
     with pytest.raises(CannotTell, match=r"it needs 1\.8 GiB of free memory"):
-        open_bench(Readings((7 * GIB, {})), DEVICE, Takes(GIB), 20.0)  # type: ignore[arg-type]
+        bench_on((7 * GIB, {}), takes=Takes(GIB))
 
 
 def test_what_the_device_did_not_show_decides_nothing() -> None:

@@ -56,12 +56,15 @@ class Counter:
         self._live = sys.stderr is not None and sys.stderr.isatty()
         self._whole, self._at = whole, 0
 
+    def __enter__(self) -> Counter:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._write("\r\x1b[K")
+
     def next(self, name: str) -> None:
         self._at += 1
         self._write(f"\r\x1b[K[{self._at}/{self._whole}] {name}")
-
-    def end(self) -> None:
-        self._write("\r\x1b[K")
 
     def _write(self, text: str) -> None:
         if self._live:

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -64,7 +65,7 @@ class Process:
 class Puppet(Process):
     """The started program. ``ask`` sends one verb and waits for its answer."""
 
-    def __init__(self, environment: Mapping[str, str], left_s: Callable[[], float]) -> None:
+    def __init__(self, environment: Mapping[str, str]) -> None:
         self._popen = subprocess.Popen(
             [sys.executable, str(PROGRAMS / "puppet.py")],
             env=environment,
@@ -75,11 +76,22 @@ class Puppet(Process):
             start_new_session=True,
         )
         super().__init__(self._popen.pid)
-        self._left_s = left_s
+        self.left_s: Callable[[], float] = lambda: END_S
         self._unread = b""
+        self._begun: deque[str] = deque()
+
+    def begin(self, verb: str, *arguments: Any) -> None:
+        """Send a verb and do not wait: its answer comes before the next one's."""
+        self._say([verb, *arguments])
+        self._begun.append(verb)
 
     def ask(self, verb: str, *arguments: Any) -> Any:
+        while self._begun:
+            self._hear(self._begun.popleft())
         self._say([verb, *arguments])
+        return self._hear(verb)
+
+    def _hear(self, verb: str) -> Any:
         answer = json.loads(self._line(verb))
         if "failed" in answer:
             raise _refusal(answer)
@@ -88,7 +100,7 @@ class Puppet(Process):
     def tell(self, verb: str) -> None:
         """Send a verb that has no answer: the process ends by it. Wait until it has."""
         self._say([verb])
-        if not self.gone(self._left_s()):
+        if not self.gone(self.left_s()):
             raise CannotTell(f"a process did not end by {verb!r}")
 
     def close(self) -> None:
@@ -121,7 +133,7 @@ class Puppet(Process):
         poll.register(self._popen.stdout, select.POLLIN)
         # A forked heir may keep the pipe open after the process itself is gone.
         poll.register(self.pidfd, select.POLLIN)
-        ready = poll.poll(max(0.0, self._left_s()) * 1000)
+        ready = poll.poll(max(0.0, self.left_s()) * 1000)
         if not ready:
             raise CannotTell(f"not done by the deadline: {verb!r} did not return")
         chunk = b""

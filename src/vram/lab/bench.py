@@ -5,15 +5,15 @@ Whatever happens on it, closing the bench leaves no process behind.
 
 from __future__ import annotations
 
-import os
 import time
 from types import TracebackType
 
 from vram.host.ports import Host
-from vram.lab.actor import Process
+from vram.lab.actor import Process, Puppet
 from vram.lab.answer import NEAR, CannotTell, Takes
 from vram.lab.calls import Actor, Budget
 from vram.lab.device import Device, Look
+from vram.lab.nursery import Nursery
 from vram.model.lab import Reading
 from vram.units import size
 
@@ -22,16 +22,19 @@ PAUSE_S = 0.05
 
 
 class Bench:
-    """One attempt at one experiment."""
+    """One attempt at one experiment; CannotTell where less is free than it names."""
 
-    def __init__(self, host: Host, device: Device, takes: Takes, deadline_s: float) -> None:
-        self._host, self.device, self._takes = host, device, takes
+    def __init__(self, host: Host, device: Device, nursery: Nursery, takes: Takes, deadline_s: float) -> None:
+        self._host, self._device, self._nursery, self._takes = host, device, nursery, takes
         self._deadline = time.monotonic() + deadline_s
         self._budget = Budget(takes.nbytes)
         self._processes: list[Process] = []
         self.readings: list[Reading] = []
         self.disturbance: str | None = None
         self.before = self._read()
+        free = self.before.memory.free
+        if free < takes.total:
+            raise CannotTell(f"it needs {size(takes.total)} of free memory, and {size(free)} are free")
 
     def __enter__(self) -> Bench:
         return self
@@ -43,10 +46,18 @@ class Bench:
 
     # ---- for experiments ----
 
-    def actor(self, **environment: str) -> Actor:
-        """Start a process that sees the experiment's GPU as its first and only one."""
-        chosen = {"CUDA_VISIBLE_DEVICES": self.device.facts.uuid, **environment}
-        return Actor({**os.environ, **chosen}, self.left_s, self._budget, self._processes.append)
+    def actor(self, library: str = "", **environment: str) -> Actor:
+        """A process that sees the experiment's GPU as its first and only one.
+
+        With *library* it has imported that; settings of its *environment* are for it alone.
+        """
+        if environment:
+            puppet = Puppet({**self._nursery.environment, **environment})
+            puppet.left_s = self.left_s
+        else:
+            puppet = self._nursery.take(library, self.left_s)
+        self._processes.append(puppet)
+        return Actor(puppet, self._budget, self._processes.append)
 
     def holding(self, nbytes: int) -> tuple[Actor, int]:
         """A process with a context and *nbytes* that the device was seen to take; and all that it holds."""
@@ -109,19 +120,10 @@ class Bench:
         return True
 
     def _read(self) -> Look:
-        return self.device.look(self._host)
+        return self._device.look(self._host)
 
     def _mind_others(self, seen: Look, ours: set[int]) -> None:
         for pid in (seen.charges.keys() | self.before.charges.keys()) - ours:
             moved = seen.charges.get(pid, 0) - self.before.charges.get(pid, 0)
             if abs(moved) > NEAR:
                 self.disturbance = f"memory of pid {pid}, not ours, moved by {size(abs(moved))} meanwhile"
-
-
-def open_bench(host: Host, device: Device, takes: Takes, deadline_s: float) -> Bench:
-    """A bench, if the GPU has as much free as the experiment names."""
-    bench = Bench(host, device, takes, deadline_s)
-    free = bench.before.memory.free
-    if free < takes.total:
-        raise CannotTell(f"it needs {size(takes.total)} of free memory, and {size(free)} are free")
-    return bench

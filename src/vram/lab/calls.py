@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from vram.lab.actor import Process, Puppet
 from vram.lab.answer import CannotTell
@@ -29,19 +29,10 @@ class Budget:
 class Actor:
     """A process that can be told what to do with the GPU. Pointers are numbers, as in C."""
 
-    def __init__(
-        self,
-        environment: Mapping[str, str],
-        left_s: Callable[[], float],
-        budget: Budget,
-        adopt: Callable[[Process], None],
-    ) -> None:
-        self._puppet = Puppet(environment, left_s)
-        adopt(self._puppet)
-        self._adopt = adopt
-        self._budget = budget
+    def __init__(self, puppet: Puppet, budget: Budget, adopt: Callable[[Process], None]) -> None:
+        self._puppet, self._budget, self._adopt = puppet, budget, adopt
         self._sizes: dict[int, int] = {}
-        self.pid = self._puppet.pid
+        self.pid = puppet.pid
 
     # ---- its life ----
 

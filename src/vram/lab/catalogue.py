@@ -137,7 +137,8 @@ def describe(name: str) -> Experiment:
     return Experiment(
         name=shown(wanted),
         topic=next(topic for topic, names in TOPICS.items() if wanted in names),
-        claim=page.partition("\n")[0],
+        # Python -OO strips docstrings, and with them the pages.
+        claim=page.partition("\n")[0] or shown(wanted),
         source=sections.get("Source", ""),
         method=sections.get("Method", ""),
         reading=sections.get("Reading", ""),
@@ -149,6 +150,11 @@ def describe(name: str) -> Experiment:
 
 def deadline_of(module: Module) -> float:
     return float(getattr(module, "DEADLINE_S", DEADLINE_S))
+
+
+def library_of(module: Module) -> str:
+    """What its first process imports; "" is nothing."""
+    return str(getattr(module, "LIBRARY", ""))
 
 
 def shown(name: str) -> str:

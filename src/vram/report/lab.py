@@ -34,7 +34,7 @@ def results(report: LabReport, look: Look) -> RenderableType:
     """Every claim with its verdict and the figures that decided, and how many of each there were."""
     blocks: list[RenderableType] = [Text(look.clean(_masthead(report)), style="dim", overflow="fold")]
     if report.virtual:
-        blocks.append(paragraph("", Text(MODEL_ONLY, style="bold yellow"), look))
+        blocks.append(Text(MODEL_ONLY, style="bold yellow"))
     for topic in dict.fromkeys(result.topic for result in report.results):
         blocks += [Text(), Text(topic, style="bold")]
         for result in report.results:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from vram.cli.source import seconds
@@ -102,6 +103,7 @@ def _run(args: Namespace) -> int:
 
     names = chosen(args.names)
     host = LocalHost()
+    host.nvml.prepare()
     device = find_device(host, args.gpu)
     if args.evidence:
         _refuse_model(device)
@@ -122,16 +124,14 @@ def _conducted(
     names: tuple[str, ...], host: LocalHost, device: Device, deadline_s: float | None
 ) -> tuple[Result, ...]:
     from vram.cli.progress import Counter
-    from vram.lab.engine import conduct
+    from vram.lab.engine import Session
 
     counter = Counter(len(names))
     results = []
-    try:
-        for name in names:
+    with Session(host, device, deadline_s) as session, counter:
+        for name, then in zip_longest(names, names[1:]):
             counter.next(name.replace("_", "-"))
-            results.append(conduct(name, host, device, deadline_s))
-    finally:
-        counter.end()
+            results.append(session.conduct(name, then))
     return tuple(results)
 
 

@@ -16,7 +16,7 @@ hundred times as much: see context-free-of-charge.
 
 from __future__ import annotations
 
-from vram.lab.answer import Answer, Takes, figure
+from vram.lab.answer import Answer, CannotTell, Takes, figure
 from vram.lab.bench import Bench
 from vram.units import size
 
@@ -24,6 +24,8 @@ TAKES = Takes()
 
 
 def measure(bench: Bench) -> Answer:
+    if bench.before.charges:
+        raise CannotTell("others use CUDA already: what it costs once was paid by them")
     bench.actor().init()
     seen = bench.look("cuInit")
     cost = bench.grown(seen)

@@ -12,7 +12,7 @@ as much is allocated again. Bytes of the pattern are counted.
 Reading
 -------
 True means that between libraries, or between users of one server process, secrets must be
-overwritten before they are freed into a pool. `vram.Buffer(zero=True)` does.
+overwritten before they are freed into a pool. `vram.Buffer` with zero_on_free does.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from vram.units import MIB, size
 NBYTES = 128 * MIB
 TAKES = Takes(NBYTES + 256 * MIB)
 DEADLINE_S = 60.0
+LIBRARY = "torch"
 
 START = """
 import gc, torch
@@ -39,7 +40,7 @@ model.weights = torch.empty({NBYTES}, dtype=torch.uint8, device='cuda')
 
 
 def measure(bench: Bench) -> Answer:
-    program = bench.actor()
+    program = bench.actor(LIBRARY)
     program.python(START)
     empty = bench.look("first tensor")
     program.python(MAKE)

@@ -24,13 +24,14 @@ from vram.units import MIB
 NBYTES = 256 * MIB
 TAKES = Takes(NBYTES + 256 * MIB)
 DEADLINE_S = 60.0
+LIBRARY = "torch"
 
 START = "import gc, torch; first = torch.empty(1, device='cuda')"
 MAKE = f"x = torch.empty({NBYTES}, dtype=torch.uint8, device='cuda')"
 
 
 def measure(bench: Bench) -> Answer:
-    program = bench.actor()
+    program = bench.actor(LIBRARY)
     program.python(START)
     empty = bench.look("first tensor")
     program.python(MAKE)

@@ -24,6 +24,7 @@ from vram.units import MIB, size
 NBYTES = 128 * MIB
 TAKES = Takes(2 * NBYTES + 256 * MIB)
 DEADLINE_S = 60.0
+LIBRARY = "torch"
 
 MAKE = f"""
 import gc, torch
@@ -33,7 +34,7 @@ gone = torch.empty({NBYTES}, dtype=torch.uint8, device='cuda')
 
 
 def measure(bench: Bench) -> Answer:
-    program = bench.actor()
+    program = bench.actor(LIBRARY)
     program.python(MAKE)
     held = bench.look("two tensors")
     bench.must_show(held, 2 * NBYTES)

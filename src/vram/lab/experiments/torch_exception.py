@@ -24,6 +24,7 @@ from vram.units import MIB, size
 NBYTES = 128 * MIB
 TAKES = Takes(NBYTES + 256 * MIB)
 DEADLINE_S = 60.0
+LIBRARY = "torch"
 
 START = f"""
 import gc, sys, torch
@@ -43,7 +44,7 @@ torch.cuda.empty_cache()
 
 
 def measure(bench: Bench) -> Answer:
-    program = bench.actor()
+    program = bench.actor(LIBRARY)
     program.python(START)
     empty = bench.look("first tensor")
     program.python(FAIL)

@@ -24,6 +24,7 @@ from vram.units import MIB
 NBYTES = 64 * MIB
 TAKES = Takes(3 * NBYTES + 512 * MIB)
 DEADLINE_S = 60.0
+LIBRARY = "torch"
 
 WORK = f"""
 import torch
@@ -36,7 +37,7 @@ answer = int((y == 0xA5).sum())
 
 
 def measure(bench: Bench) -> Answer:
-    program = bench.actor()
+    program = bench.actor(LIBRARY)
     seen = int(str(program.python(WORK)))
     bench.look("read")
     because = f"{seen} of {NBYTES} old bytes were handed over"

@@ -23,6 +23,7 @@ from vram.units import MIB, size
 
 TAKES = Takes(768 * MIB)
 DEADLINE_S = 60.0
+LIBRARY = "torch"
 
 START = "import gc, torch; first = torch.empty(1, device='cuda'); torch.cuda.empty_cache()"
 WORK = """
@@ -36,7 +37,7 @@ torch.cuda.empty_cache()
 
 
 def measure(bench: Bench) -> Answer:
-    program = bench.actor()
+    program = bench.actor(LIBRARY)
     program.python(START)
     empty = bench.look("first tensor")
     program.python(WORK)
