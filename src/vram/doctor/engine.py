@@ -16,6 +16,7 @@ from vram.doctor.checks import (
     gpu_memory_health,
     gpu_mig,
     gpu_mps,
+    gpu_others,
     gpu_persistence,
     libcuda,
     nvml,
@@ -50,6 +51,7 @@ CHECKS: tuple[Check, ...] = (
     gpu_persistence,
     gpu_compute_mode,
     gpu_bar1,
+    gpu_others,
     permission_processes,
     permission_pidfd,
     permission_ptrace,
@@ -101,7 +103,7 @@ def _answer(check: Check, sight: Sight) -> Answer:
 
 def _verdict(readings: Iterable[Reading], sight: Sight) -> Verdict:
     states = {reading.state for reading in readings if not reading.optional}
-    if sight.no_driver is not None and not sight.gpus:
+    if sight.no_driver is not None and not sight.gpus and not sight.other_gpus:
         return "no-driver"
     if "broken" in states:
         return "broken"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cached_property
 
 from msgspec import Struct
@@ -59,11 +60,17 @@ class Sight(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def gpus(self) -> dict[int, GpuFacts]:
-        return {
-            each.gpu: each.facts
-            for each in self.survey.observations
-            if isinstance(each.facts, GpuFacts) and each.gpu is not None
-        }
+        """NVIDIA's, by their number."""
+        return {index: gpu for index, gpu in self._all_gpus() if gpu.vendor == "nvidia"}
+
+    @cached_property
+    def other_gpus(self) -> dict[int, GpuFacts]:
+        return {index: gpu for index, gpu in self._all_gpus() if gpu.vendor != "nvidia"}
+
+    def _all_gpus(self) -> Iterator[tuple[int, GpuFacts]]:
+        for each in self.survey.observations:
+            if isinstance(each.facts, GpuFacts) and each.gpu is not None:
+                yield each.gpu, each.facts
 
     @cached_property
     def driver(self) -> DriverFacts:
@@ -78,11 +85,6 @@ class Sight(Struct, frozen=True, kw_only=True, dict=True):
     @property
     def virtual(self) -> bool:
         return self.survey.host.virtual
-
-    @property
-    def has_driver(self) -> bool:
-        """Something of it answers, be it only to complain."""
-        return bool(self.gpus) or self.driver.driver_version is not None or not self.no_driver
 
     @cached_property
     def no_driver(self) -> str | None:

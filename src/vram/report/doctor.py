@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import groupby
-from typing import Literal
 
-from msgspec import Struct
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from vram.model.doctor import Examination, Reading, State, Verdict
+from vram.model.doctor import Examination, Reading, State
 from vram.model.observation import HostFacts
-from vram.report.json import encode
 from vram.report.look import Look
 from vram.report.paragraph import paragraph
 from vram.units import counted
@@ -29,32 +26,6 @@ _MARKS: dict[State, tuple[str, str, str]] = {
 _WELL = ("ok", "not-applicable")
 _TOPICS = {"gpu": "GPU", "place": "place", "reaching": "reaching in"}
 _TOPIC_WIDTH = 13
-
-
-class DoctorReport(Struct, frozen=True, kw_only=True):
-    """What ``vram doctor --json`` prints. The exit code says the same as ``verdict``.
-
-    ``schema`` changes when a field changes its meaning or goes away; new fields and new checks
-    may come without that.
-    """
-
-    schema: Literal[1]
-    taken_at: str
-    host: HostFacts
-    verdict: Verdict
-    checks: tuple[Reading, ...]
-
-
-def json(examination: Examination, host: HostFacts, taken_at: str) -> bytes:
-    return encode(
-        DoctorReport(
-            schema=1,
-            taken_at=taken_at,
-            host=host,
-            verdict=examination.verdict,
-            checks=examination.readings,
-        )
-    )
 
 
 def text(
@@ -93,7 +64,7 @@ def _sentence(examination: Examination, look: Look) -> RenderableType:
     }[examination.verdict]
     optional = sum(each.optional and each.state not in _WELL for each in examination.readings)
     if optional:
-        words += f" {counted(optional, 'thing')} it can do without."
+        words += f" {counted(optional, 'optional thing')} {'is' if optional == 1 else 'are'} not well."
     style = {"ready": "bold green", "limited": "bold yellow"}.get(examination.verdict, "bold red")
     return paragraph("", Text(look.clean(words), style=style), look)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from vram.report.doctor import DoctorReport
+from vram.report.doctor_json import DoctorReport
 from vram.report.json import WhyReport
 
 SHIPPED = Path(__file__).with_name("why.schema.json")

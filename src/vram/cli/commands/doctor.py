@@ -45,14 +45,17 @@ def run(args: Namespace) -> int:
     assert host is not None  # there is no --from here
     from vram.doctor.engine import examine
     from vram.doctor.look import look
-    from vram.report import doctor
 
     sight = look(host, args.deadline)
     found = examine(sight, args.verb)
     facts, taken_at = sight.survey.host, sight.survey.taken_at
     if args.json:
-        emit(doctor.json(found, facts, taken_at))
+        from vram.report import doctor_json
+
+        emit(doctor_json.report(found, facts, taken_at))
     else:
+        from vram.report import doctor
+
         surface = look_for(args)
         show(doctor.text(found, facts, taken_at, surface, verbose=args.verbose), args, surface)
     return {

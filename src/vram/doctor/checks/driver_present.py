@@ -18,7 +18,7 @@ What to do
 
 from __future__ import annotations
 
-from vram.doctor.answers import Answer, ok
+from vram.doctor.answers import Answer, not_applicable, ok
 from vram.doctor.sight import Sight
 from vram.model.doctor import Topic, Verb
 from vram.units import counted
@@ -41,6 +41,8 @@ def judge(sight: Sight) -> Answer:
             means="Commands can tell nothing of any GPU until it does.",
             fix="driver.nvml says which call failed.",
         )
+    if sight.other_gpus and not sight.premises.driver.nvidia_devices:
+        return not_applicable("no NVIDIA GPU: see gpu.others")
     seen, fix, command = _absence(sight)
     return Answer(
         state="missing", seen=seen, details=(sight.no_driver,), means=_NOTHING, fix=fix, command=command

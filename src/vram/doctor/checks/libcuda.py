@@ -22,7 +22,7 @@ What to do
 
 from __future__ import annotations
 
-from vram.doctor.answers import NO_DRIVER, Answer, not_applicable, ok
+from vram.doctor.answers import NO_DRIVER, Answer, ok
 from vram.doctor.sight import Sight
 from vram.model.doctor import Topic, Verb
 from vram.model.surroundings import DriverTrial
@@ -71,8 +71,6 @@ def judge(sight: Sight) -> Answer:
 def _no_library(sight: Sight, error: str) -> Answer:
     if sight.no_driver is not None and not sight.gpus:
         return NO_DRIVER
-    if not sight.gpus and not sight.has_driver:
-        return not_applicable("no driver answers")
     contained = sight.premises.container is not None
     return Answer(
         state="missing",
