@@ -50,7 +50,7 @@ def _masthead(host: HostFacts, taken_at: str, look: Look) -> Text:
     return Text(look.clean(" · ".join(parts)), style="dim", overflow="fold")
 
 
-def _sentence(examination: Examination, look: Look) -> RenderableType:
+def _sentence(examination: Examination, look: Look) -> Text:
     counts = {
         state: sum(each.state == state and not each.optional for each in examination.readings)
         for state in ("broken", "missing", "limited", "unknown")
@@ -66,7 +66,7 @@ def _sentence(examination: Examination, look: Look) -> RenderableType:
     if optional:
         words += f" {counted(optional, 'optional thing')} {'is' if optional == 1 else 'are'} not well."
     style = {"ready": "bold green", "limited": "bold yellow"}.get(examination.verdict, "bold red")
-    return paragraph("", Text(look.clean(words), style=style), look)
+    return Text(look.clean(words), style=style)
 
 
 def _trouble(reading: Reading, look: Look, *, verbose: bool) -> Iterator[RenderableType]:
