@@ -27,6 +27,7 @@ from bench.cases import (  # noqa: E402
     imports,
     injection,
     keepers,
+    lab,
     ladder,
     park,
     scan,
@@ -48,6 +49,7 @@ CASES = {
     "ladder": ladder,
     "trim": trim,
     "park": park,
+    "lab": lab,
     "injection": injection,
 }
 ONLY_WHEN_NAMED = ("injection",)

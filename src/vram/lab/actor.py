@@ -23,6 +23,7 @@ from vram.virtualgpu.scene import PROGRAMS
 
 END_S = 10.0
 NOT_SUPPORTED = 801
+LINE = 160
 
 LIBRARIES = {"torch": "PyTorch", "cupy": "CuPy", "jax": "JAX", "numba": "Numba", "pycuda": "PyCUDA"}
 
@@ -144,8 +145,14 @@ class Puppet(Process):
         return chunk
 
 
+def _brief(words: str) -> str:
+    """The first line: frameworks tell stories in their errors."""
+    line = words.strip().partition("\n")[0]
+    return line if len(line) <= LINE else line[: LINE - 1] + "…"
+
+
 def _refusal(answer: Mapping[str, Any]) -> CannotTell:
-    words = str(answer["failed"])
+    words = _brief(str(answer["failed"]))
     if "missing" in answer:
         library = str(answer["missing"]).partition(".")[0]
         return CannotTell(f"{LIBRARIES.get(library, library)} is not installed")

@@ -107,10 +107,9 @@ class Actor:
         self._sizes[pointer] = nbytes
         return pointer
 
-    def _freed(self, verb: str, pointer: int) -> object:
-        answer: object = self._puppet.ask(verb, pointer)
+    def _freed(self, verb: str, pointer: int) -> None:
+        self._puppet.ask(verb, pointer)
         self._budget.give(self._sizes.pop(pointer, 0))
-        return answer
 
     def alloc(self, nbytes: int) -> int:
         return self._allocated("alloc", nbytes)
@@ -118,8 +117,11 @@ class Actor:
     def free(self, pointer: int) -> None:
         self._freed("free", pointer)
 
-    def timed_free(self, pointer: int) -> float:
-        return float(str(self._freed("timed_free", pointer)))
+    def free_behind_work(self, pointer: int, seconds: float) -> tuple[float, float, float]:
+        """Free while a stream works: when the free began, when it returned, when the work was done."""
+        moments: dict[str, float] = self._puppet.ask("free_behind_work", pointer, seconds)
+        self._budget.give(self._sizes.pop(pointer, 0))
+        return moments["began"], moments["freed"], moments["worked"]
 
     def free_code(self, pointer: int) -> int:
         """The driver's answer to a free, whatever it is."""
@@ -184,6 +186,11 @@ class Actor:
     def thread_free(self, pointer: int) -> None:
         self._freed("thread_free", pointer)
 
+    def thread_use(self, nbytes: int) -> None:
+        """Allocate and free in a thread that has ended when this returns."""
+        self._budget.take(nbytes)
+        self._puppet.ask("thread_use", nbytes)
+
     def thread_own(self, nbytes: int) -> None:
         """An owner object is made in a thread, and both are gone when this returns."""
         self._allocated("thread_own", nbytes)
@@ -232,10 +239,6 @@ class Actor:
         return int(self._puppet.ask("dmabuf", pointer, nbytes))
 
     # ---- work ----
-
-    def queue_work(self, seconds: float) -> float:
-        """Queue work that takes so long; return how long the queueing took."""
-        return float(self._puppet.ask("queue_work", seconds))
 
     def load_kernels(self) -> None:
         self._puppet.ask("load_kernels")

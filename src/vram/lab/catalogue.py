@@ -71,6 +71,7 @@ TOPICS: dict[str, tuple[str, ...]] = {
     ),
     "Threads and objects": (
         "thread_end_frees",
+        "thread_frees",
         "owner_object",
         "free_in_other_thread",
         "exception_in_process",
@@ -78,6 +79,7 @@ TOPICS: dict[str, tuple[str, ...]] = {
     "Old data": (
         "old_data_plain",
         "old_data_pool",
+        "zero_before_free",
         "old_data_across",
     ),
     "Host and managed memory": (

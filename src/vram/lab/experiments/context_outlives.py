@@ -31,4 +31,4 @@ def measure(bench: Bench) -> Answer:
         raise CannotTell("a context takes too little here to be seen")
     program.leave()
     left = bench.grown(bench.look("ended"))
-    return weighed(left, cost, "of the context still used after its process ended")
+    return weighed(left, cost, "still used by the context after its process ended")

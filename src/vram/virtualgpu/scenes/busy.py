@@ -45,7 +45,6 @@ PTX = f"""
 }}
 """
 
-kept: list[Any] = []
 functions: dict[str, c_void_p] = {}
 graphs: dict[str, c_void_p] = {}
 
@@ -56,14 +55,25 @@ def new_stream() -> c_void_p:
     return stream
 
 
-def queue_work(seconds: float) -> float:
-    """Queue a host function that takes its time; return how long the queueing took."""
-    work = HOST_FUNCTION(lambda _: time.sleep(seconds))
-    kept.append(work)
+def free_behind_work(pointer: int, seconds: float) -> dict[str, float]:
+    """Free while a stream still works; return when the free began and ended, and when the work did.
+
+    The work is a host function that takes its time, so that no kernel is needed.
+    """
+    moments: dict[str, float] = {}
+
+    def take_time(_: object) -> None:
+        time.sleep(seconds)
+        moments["worked"] = time.monotonic()
+
+    work = HOST_FUNCTION(take_time)
     stream = new_stream()
-    began = time.monotonic()
     driver.call("cuLaunchHostFunc", stream, work, None)
-    return time.monotonic() - began
+    moments["began"] = time.monotonic()
+    driver.free(pointer)
+    moments["freed"] = time.monotonic()
+    driver.call("cuStreamSynchronize", stream)
+    return moments
 
 
 # ---- kernels ----
@@ -122,6 +132,6 @@ def trim_graph_memory() -> None:
 
 
 VERBS = (
-    *(queue_work, load_kernels, launch_nothing, launch_deep),
+    *(free_behind_work, load_kernels, launch_nothing, launch_deep),
     *(run_graph, destroy_graph, trim_graph_memory),
 )

@@ -6,7 +6,6 @@ import ctypes
 import gc
 import sys
 import threading
-import time
 from collections.abc import Callable
 from ctypes import byref, c_size_t, c_uint, c_uint64, c_void_p
 from typing import Any
@@ -57,12 +56,6 @@ def synchronize() -> None:
 def start_fill(pointer: int, nbytes: int) -> None:
     """Have the device write, and do not wait for it."""
     driver.call("cuMemsetD8_v2", c_uint64(pointer), ctypes.c_ubyte(0xA5), c_size_t(nbytes))
-
-
-def timed_free(pointer: int) -> float:
-    began = time.monotonic()
-    driver.free(pointer)
-    return time.monotonic() - began
 
 
 # ---- pools ----
@@ -128,6 +121,11 @@ def thread_alloc(nbytes: int) -> int:
 
 def thread_free(pointer: int) -> None:
     in_thread(lambda: driver.free(pointer))
+
+
+def thread_use(nbytes: int) -> None:
+    """Allocate in a thread, and free there before it ends."""
+    in_thread(lambda: driver.free(driver.alloc(nbytes)))
 
 
 def thread_own(nbytes: int) -> int:
@@ -197,10 +195,10 @@ def count_byte(pointer: int, byte: int, nbytes: int) -> int:
 
 VERBS = (
     *(context, new_context, destroy_context, synchronize),
-    *(alloc_code, free_code, read_code, start_fill, timed_free),
+    *(alloc_code, free_code, read_code, start_fill),
     *(pool_keeps, pool_trim, pool_figures, free_async),
     *(pin, unpin, host_fill),
-    *(thread_alloc, thread_free, thread_own, lose, own, disown),
+    *(thread_alloc, thread_free, thread_use, thread_own, lose, own, disown),
     *(fail_with_raw_pointer, fail_and_keep, drop_exception),
     *(count_nonzero, count_byte),
 )
