@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ def add_source_arguments(parser: ArgumentParser) -> None:
         "--gpu",
         action="append",
         metavar="N[,N...]",
-        help="only these GPUs, by their number (may be repeated)",
+        help="only these GPUs, by their number or PCI address (may be repeated)",
     )
     parser.add_argument(
         "--from", dest="snapshot", metavar="FILE", help="judge a snapshot instead of this host"
@@ -50,7 +51,9 @@ def open_host(args: Namespace) -> LocalHost | None:
         return None
     from vram.host.local import LocalHost
 
-    return LocalHost(reader=early.take(), read_ahead_s=args.deadline)
+    # In a container that has the host's trees mounted elsewhere; looking alone heeds this.
+    proc, sys = os.environ.get("VRAM_PROC_ROOT"), os.environ.get("VRAM_SYS_ROOT")
+    return LocalHost(proc or "/proc", sys_root=sys or None, reader=early.take(), read_ahead_s=args.deadline)
 
 
 def take_survey(args: Namespace, host: LocalHost | None) -> Survey:
@@ -73,7 +76,7 @@ def take_ledger(args: Namespace, host: LocalHost | None) -> Ledger:
 
 def narrowed(ledger: Ledger, words: list[str] | None) -> Ledger:
     """Return *ledger* with only the GPUs that *words* name; without words, all of it."""
-    wanted = gpu_numbers(words or [])
+    wanted = gpu_numbers([_by_address(word, ledger) for word in words or []])
     if not wanted or not ledger.gpus:
         return ledger
     existing = {gpu.index for gpu in ledger.gpus}
@@ -86,6 +89,21 @@ def narrowed(ledger: Ledger, words: list[str] | None) -> Ledger:
     from msgspec.structs import replace
 
     return replace(ledger, gpus=tuple(gpu for gpu in ledger.gpus if gpu.index in wanted))
+
+
+def _by_address(words: str, ledger: Ledger) -> str:
+    """*words* of ``--gpu`` with numbers in the place of PCI addresses, which never change."""
+    if ":" not in words:
+        return words
+    known = {gpu.facts.bus_id: str(gpu.index) for gpu in ledger.gpus if gpu.facts and gpu.facts.bus_id}
+    indices = {_address(address): index for address, index in known.items()}
+    return ",".join(indices.get(_address(word), word) for word in words.split(","))
+
+
+def _address(word: str) -> str:
+    """A PCI address in one spelling: NVML writes eight digits of domain, the kernel four."""
+    parts = word.strip().lower().split(":")
+    return ":".join(["0", *parts] if len(parts) == 2 else [parts[0].lstrip("0") or "0", *parts[1:]])
 
 
 def completeness(ledger: Ledger) -> ExitCode:
@@ -108,7 +126,8 @@ def require_driver(ledger: Ledger) -> None:
     for probe in ledger.probes:
         if probe.name == "nvml" and probe.status == "unsupported":
             raise DriverMissing(
-                f"no NVIDIA driver answers on {ledger.host.name}: {probe.message or 'it is not there'}",
+                f"no NVIDIA driver answers on {ledger.host.name}: {probe.message or 'it is not there'};"
+                " no GPU of AMD or Intel was found either",
                 hint="`vram demo` shows what vram does, without a GPU",
             )
 

@@ -7,7 +7,7 @@ pids, GPU numbers, and container and job ids that pass a strict pattern.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from vram.diagnosis import words
 from vram.diagnosis.health import is_stuck
@@ -75,8 +75,14 @@ def end(host: HostFacts, holders: Sequence[Holder], *, certain: bool = True) -> 
     return (*_ask(host, holders), _terminate(host, holders), *_stop_workloads(holders))
 
 
-def spare(host: HostFacts, holder: Holder, *, certain: bool = True) -> tuple[Remedy, ...]:
-    """Give memory back and let the process live: what it caches, or all of it for a while."""
+def spare(
+    host: HostFacts, holder: Holder, *, certain: bool = True, drivers: Collection[str] = ("nvidia",)
+) -> tuple[Remedy, ...]:
+    """Give memory back and let the process live: what it caches, or all of it for a while.
+
+    *drivers* are those of the GPUs that it uses: only NVIDIA's can park, and of the others only
+    AMD's has a framework that answers to the same calls.
+    """
     yours = host.uid == 0 or holder.user == host.user
     known = holder.executable is not None and (certain or host.initial_pid_namespace)
     if not yours or not known or role(holder.pid, holder.parent, holder.executable):
@@ -84,6 +90,10 @@ def spare(host: HostFacts, holder: Holder, *, certain: bool = True) -> tuple[Rem
     target = f"pid {holder.pid}"
     if host.wsl_facts is not None:  # parking is the Linux kernel driver's, and here it is Windows'
         return (_trim(target, holder.pid),)
+    if "nvidia" not in drivers:
+        text = "If it is a Python program with PyTorch for ROCm: let it give back what it only caches."
+        rocm = Remedy(step="trim", target=target, text=text, command=f"vram trim {holder.pid}")
+        return (rocm,) if "amdgpu" in drivers else ()
     park = "Move all of it into host memory; the process stands still until `vram unpark`."
     return (
         _trim(target, holder.pid),

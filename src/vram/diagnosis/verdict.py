@@ -19,7 +19,7 @@ from vram.model.ledger import Entry, GpuLedger, Ledger
 
 Verdict = Literal["clean", "held", "unknown"]
 
-_NOBODYS = frozenset(("free", "reserved"))
+_NOBODYS = frozenset(("free", "reserved", "untold"))
 # Whether their holders are healthy cannot be told: they are named together, or not at all.
 _UNSEEN = frozenset(("hidden", "guest"))
 _WITHOUT_PROCESS = frozenset(("orphaned", "exported", "unattributed"))
@@ -51,7 +51,7 @@ def overall(verdicts: tuple[GpuVerdict, ...]) -> Verdict:
 
 
 def _judge(gpu: GpuLedger, leftovers: bool, allow: int) -> GpuVerdict:
-    counted = tuple(entry for entry in gpu.entries if _is_held(entry))
+    counted = tuple(entry for entry in gpu.accounted if _is_held(entry))
     if leftovers:
         counted = tuple(entry for entry in counted if _is_leftover(entry))
     nbytes = sum(entry.nbytes for entry in counted)
@@ -65,7 +65,7 @@ def _judge(gpu: GpuLedger, leftovers: bool, allow: int) -> GpuVerdict:
         uuid=gpu.uuid,
         name=gpu.name,
         verdict=verdict,
-        held_bytes=None if gpu.total_bytes is None else nbytes,
+        held_bytes=None if gpu.total_bytes is None and not counted else nbytes,
         entries=counted,
         reason=reason,
     )
@@ -91,6 +91,9 @@ def _doubt(gpu: GpuLedger, leftovers: bool, allow: int) -> str | None:
     """Say why a GPU that looks clean may not be."""
     if gpu.total_bytes is None or gpu.status in ("failed", "timeout", "lost"):
         return gpu.message or f"the driver's answer: {gpu.status}"
+    untold = sum(entry.nbytes for entry in gpu.entries if entry.kind == "untold")
+    if untold > allow:
+        return "nobody who can be seen holds memory, and the driver does not tell how much is in use"
     hidden = sum(entry.nbytes for entry in gpu.entries if entry.kind in _UNSEEN)
     if leftovers and hidden > allow:
         return "a process that cannot be seen from here holds memory; whether it is healthy cannot be told"

@@ -43,7 +43,7 @@ def drm_ledger(seen: Sightings, gpu: GpuSighting) -> GpuLedger:
         total_bytes=total,
         entries=balanced,
         status=gpu.status if total is not None or gpu.status != "ok" else "unsupported",
-        message=gpu.message or (None if total is not None else "the driver does not tell its memory's size"),
+        message=gpu.message or (None if total is not None else _untold(gpu)),
         notes=notes,
         bystanders=_bystanders(seen, found, kept),
         facts=facts,
@@ -51,6 +51,10 @@ def drm_ledger(seen: Sightings, gpu: GpuSighting) -> GpuLedger:
         vendor=facts.vendor if facts else "nvidia",
         system=system_memory(seen, gpu, found, kept),
     )
+
+
+def _untold(gpu: GpuSighting) -> str:
+    return f"{gpu.driver} does not tell how much memory this card has; what its clients use is known"
 
 
 def _balanced(
@@ -237,7 +241,10 @@ def _shared(seen: Sightings, found: list[Claim], kept: dict[tuple[int, ...], Kee
 def _remainder(seen: Sightings, gpu: GpuSighting, found: list[Claim], rest: int) -> list[Entry]:
     if not rest:
         return []
+    told = "in use by the device's own figures, and in no client that can be read"
     entry = unexplained(seen, rest)
+    why = entry.evidence[-1] if entry.kind == "hidden" else "the driver's own part of it is not told"
+    entry = replace(entry, evidence=(told, why))
     if not found and not gpu.compute and entry.kind != "hidden":
         word = "no process has the GPU open: this is the driver's own"
         return [Entry(kind="reserved", nbytes=rest, evidence=(word,), confidence="likely")]
@@ -248,7 +255,7 @@ def _remainder(seen: Sightings, gpu: GpuSighting, found: list[Claim], rest: int)
     if untold:
         pids = ", ".join(map(str, untold))
         word = f"pid {pids} has the GPU open, and {gpu.driver} does not say how much that uses"
-        return [replace(entry, evidence=(entry.evidence[0], word))]
+        return [replace(entry, evidence=(told, word))]
     return [entry]
 
 

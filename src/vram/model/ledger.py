@@ -126,6 +126,11 @@ class GpuLedger(Struct, frozen=True, kw_only=True):
     """Under WSL2, what the other side says."""
 
     @property
+    def accounted(self) -> tuple[Entry, ...]:
+        """Who has what: of its own memory, or of the machine's where it has none of its own."""
+        return self.system.entries if self.total_bytes == 0 and self.system else self.entries
+
+    @property
     def driver(self) -> str:
         """The kernel's driver; what only NVIDIA's can do asks this first."""
         return self.facts.driver if self.facts else "nvidia"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from vram.diagnosis.health import is_healthy
-from vram.errors import NotOnGpu
+from vram.errors import CannotPark, NotOnGpu
 from vram.model.finding import Finding
 from vram.model.ledger import Ledger
 from vram.model.plan import StepKind, Wish
@@ -84,9 +84,21 @@ def _parks(scene: Scene) -> Iterator[Candidate]:
     for account in scene.chosen():
         if not account.own or not is_healthy(account.holder):
             continue
+        if not _on_nvidia(scene, account):
+            if named:
+                raise CannotPark(
+                    f"pid {account.holder.pid} has its memory on a GPU that is not NVIDIA's, and no other"
+                    " driver can park processes",
+                    hint=f"`vram kill {account.holder.pid}` ends it",
+                )
+            continue
         if named or (account.idle and scene.wish.goal_bytes is not None):
             reason = "you named it" if named else "it waits, and its GPU does nothing"
             yield Candidate(kind="park", accounts=(account,), predicted=(account.own_bytes,), reason=reason)
+
+
+def _on_nvidia(scene: Scene, account: Account) -> bool:
+    return any(gpu.driver == "nvidia" for gpu in scene.ledger.gpus if gpu.index in account.gpus)
 
 
 def _kills(scene: Scene) -> Iterator[Candidate]:

@@ -97,6 +97,8 @@ def admit(
     seen = host.proc.facts(pid)
     if seen is None:
         raise NoSuchProcess(f"process {pid} has ended")
+    if pid not in devices.listed:
+        _require_nvidias(host, pid)
     shares = may_park(
         devices,
         target,
@@ -107,6 +109,16 @@ def admit(
         despite_signs=despite_signs,
     )
     return target, shares
+
+
+def _require_nvidias(host: Host, pid: int) -> None:
+    """Say so where the process is on a GPU, but on none whose driver can park."""
+    clients = [each for holding in host.files.scan(_FILES_S, [pid]).holdings for each in holding.clients]
+    if clients:
+        raise CannotPark(
+            f"pid {pid} has its memory on a GPU that is not NVIDIA's, and no other driver can park processes",
+            hint=f"`vram kill {pid}` ends it",
+        )
 
 
 def managed_bytes(host: Host, pid: int) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from vram.errors import UsageError
 from vram.host.ports import Host
 from vram.model.blocker import Blocker
 from vram.model.plan import Plan, Step
@@ -24,6 +25,12 @@ class Readiness(Struct, frozen=True, kw_only=True):
 def readiness(host: Host, gpu: int, deadline_s: float) -> Readiness:
     """Look at *gpu*; nothing is touched by that."""
     ledger, _ = look(host, (gpu,), deadline_s)
+    if ledger.gpus[0].driver != "nvidia":
+        # Its number means another GPU, or none, to the vendor's tool.
+        raise UsageError(
+            f"GPU {gpu} is driven by {ledger.gpus[0].driver}: vram resets NVIDIA's GPUs only",
+            hint="the kernel's driver resets it by itself when it hangs",
+        )
     step = Step(
         kind="reset",
         target=None,

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from vram.host.ports import Host
-from vram.model.gpu import MemoryFacts
+from vram.model.gpu import GpuFacts, MemoryFacts
 
 READ_S = 5.0
 # The driver gives memory back as files close, which is over when a process has ended; where it
@@ -17,12 +17,20 @@ _PAUSE_S = 0.05
 
 def used_bytes(host: Host, gpus: tuple[int, ...]) -> int | None:
     """What is in use on *gpus* together; None where one of them did not answer."""
+    seen = list(host.nvml.read(READ_S))
+    if host.drm.drivers:
+        from vram.probes.sources import drm
+
+        seen += drm.observe(host, list(seen))
     found = {
-        seen.gpu: seen.facts.used
-        for seen in host.nvml.read(READ_S)
-        if isinstance(seen.facts, MemoryFacts) and seen.gpu in gpus
+        each.gpu: each.facts.used
+        for each in seen
+        if isinstance(each.facts, MemoryFacts) and each.facts.total and each.gpu in gpus
     }
-    return sum(found.values()) if len(found) == len(set(gpus)) else None
+    # Some drivers never tell what is in use; they must not keep the others from being measured.
+    mute = {each.gpu for each in seen if isinstance(each.facts, GpuFacts) and each.facts.driver != "nvidia"}
+    wanted = set(gpus) - (mute - found.keys())
+    return sum(found.values()) if found and len(found) == len(wanted) else None
 
 
 def settled_bytes(

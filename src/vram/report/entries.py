@@ -20,8 +20,8 @@ _LAST = ("overhead", "reserved", "untold", "free")
 _NARROW_COLUMNS = 36
 
 
-def entries_table(entries: Sequence[Entry], total_bytes: int, look: Look) -> Table:
-    """Return a line per entry, largest holder first, and the sum."""
+def entries_table(entries: Sequence[Entry], total_bytes: int | None, look: Look) -> Table:
+    """Return a line per entry, largest holder first, and the sum; None: what it should be is not told."""
     shown, folded = fold(in_order(entries))
     table = _grid(look)
     for entry in shown:
@@ -69,9 +69,10 @@ def _grid(look: Look) -> Table:
     return table
 
 
-def _figures(kind: Kind, nbytes: int, total_bytes: int, look: Look) -> tuple[Text, Text, Text]:
+def _figures(kind: Kind, nbytes: int, total_bytes: int | None, look: Look) -> tuple[Text, Text, Text]:
     what = Text.assemble(look.swatch(kind), " ", (kind, KINDS[kind].style))
-    return Text(size(nbytes)), Text(percent(nbytes, total_bytes), style="dim"), what
+    share = "" if total_bytes is None else percent(nbytes, total_bytes)
+    return Text(size(nbytes)), Text(share, style="dim"), what
 
 
 def _explanation(entry: Entry, look: Look) -> tuple[Text, ...]:
@@ -112,7 +113,7 @@ def _how(entry: Entry, look: Look) -> Text:
     return Text(look.clean(f"{entry.confidence}: {words}" if words else entry.confidence), style="dim")
 
 
-def _folded_row(table: Table, folded: list[Entry], total_bytes: int, look: Look) -> None:
+def _folded_row(table: Table, folded: list[Entry], total_bytes: int | None, look: Look) -> None:
     nbytes = sum(entry.nbytes for entry in folded)
     pids = {entry.holder.pid for entry in folded if entry.holder}
     largest = size(max(entry.nbytes for entry in folded))
@@ -121,9 +122,17 @@ def _folded_row(table: Table, folded: list[Entry], total_bytes: int, look: Look)
     table.add_row(*_figures("process", nbytes, total_bytes, look), Text(words), *blank)
 
 
-def _sum_rows(table: Table, entries: Sequence[Entry], total_bytes: int, look: Look) -> None:
+def _sum_rows(table: Table, entries: Sequence[Entry], total_bytes: int | None, look: Look) -> None:
     nbytes = sum(entry.nbytes for entry in entries)
     table.add_row(Text(look.clean("─" * 10), style="dim"), Text(look.clean("─" * 6), style="dim"))
+    if total_bytes is None:
+        table.add_row(
+            Text(size(nbytes), style="bold"),
+            Text(),
+            Text("known"),
+            Text(f"{nbytes:,} bytes; the driver does not tell the total", style="dim"),
+        )
+        return
     if nbytes == total_bytes:
         verdict = Text(f"{nbytes:,} bytes: the lines above sum to the total exactly", style="dim")
     else:

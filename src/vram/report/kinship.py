@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from vram.model.ledger import Entry, Holder, Ledger
 from vram.model.observation import HostFacts
@@ -16,12 +17,17 @@ _DEEPEST = 16
 
 
 class Keep(Struct, frozen=True, kw_only=True):
-    """Bytes that a process keeps. ``shared_with`` names who is counted for the same bytes."""
+    """Bytes that a process keeps. ``shared_with`` names who is counted for the same bytes.
+
+    Of memory whose ``medium`` is "shared", that is as much as the other one shares with anybody.
+    The kind "system" is memory of the machine beside the GPU's own; it is in no sum.
+    """
 
     gpu: int
     kind: str
     nbytes: int
     shared_with: int | None = None
+    medium: str | None = None
 
 
 class Kin(Struct, frozen=True, kw_only=True):
@@ -75,7 +81,7 @@ class _Person:
 
     @property
     def own_bytes(self) -> int:
-        return sum(keep.nbytes for keep in self.keeps if keep.shared_with is None)
+        return sum(keep.nbytes for keep in self.keeps if keep.shared_with is None and keep.kind != "system")
 
     @property
     def nbytes(self) -> int:
@@ -96,8 +102,11 @@ def who(ledger: Ledger) -> WhoReport:
     """Return everyone who keeps bytes or has a GPU's files open, by what started them."""
     census = _Census()
     for gpu in ledger.gpus:
-        for entry in gpu.entries:
+        for entry in gpu.accounted:
             census.count(gpu.index, entry)
+        for entry in gpu.system.entries if gpu.system and gpu.total_bytes != 0 else ():
+            if entry.holder is not None:
+                census.count(gpu.index, entry, "system")
     for gpu in ledger.gpus:
         for bystander in gpu.bystanders:
             person = census.person(bystander.holder)
@@ -121,18 +130,17 @@ class _Census:
     def person(self, holder: Holder) -> _Person:
         return self.people.setdefault((holder.pid, holder.started_at), _Person(holder))
 
-    def count(self, gpu: int, entry: Entry) -> None:
-        if entry.kind in ("free", "reserved") or entry.nbytes == 0:
+    def count(self, gpu: int, entry: Entry, kind: str | None = None) -> None:
+        if entry.kind in ("free", "reserved", "untold") or entry.nbytes == 0:
             return
-        keep = Keep(gpu=gpu, kind=entry.kind, nbytes=entry.nbytes)
+        keep = Keep(gpu=gpu, kind=kind or entry.kind, nbytes=entry.nbytes, medium=entry.medium)
         if entry.holder is None:
             self.unnamed.append(keep)
             return
         keeper = self.person(entry.holder)
         keeper.keeps.append(keep)
         for sharer in entry.sharers:
-            shared = Keep(gpu=gpu, kind=entry.kind, nbytes=entry.nbytes, shared_with=entry.holder.pid)
-            self.person(sharer).keeps.append(shared)
+            self.person(sharer).keeps.append(replace(keep, shared_with=entry.holder.pid))
         if entry.kind == "orphaned" and entry.charged_pid is not None:
             self._remember_the_dead(entry, entry.charged_pid)
 

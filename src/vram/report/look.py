@@ -31,7 +31,7 @@ KINDS: dict[Kind, Ink] = {
     "context": Ink("▒", "+", "blue"),
     "overhead": Ink("░", "~", "bright_black"),
     "reserved": Ink("▒", "R", "bright_black"),
-    "untold": Ink("?", "u", "bright_black"),
+    "untold": Ink("╌", "u", "bright_black"),
     "free": Ink("·", ".", "green"),
 }
 
@@ -39,7 +39,7 @@ KINDS: dict[Kind, Ink] = {
 MEANINGS: dict[Kind, str] = {
     "free": "nobody's",
     "reserved": "the driver, its firmware and ECC",
-    "overhead": "contexts, beyond what the driver's list counts",
+    "overhead": "the driver itself, beyond what it charges to anybody",
     "hidden": "a process that cannot be seen from here",
     "unattributed": "nobody could be named",
     "untold": "free, or held by somebody who cannot be seen: the driver does not tell",

@@ -67,6 +67,8 @@ def sharing(entry: Entry) -> str:
     pids = ", ".join(str(sharer.pid) for sharer in entry.sharers[:6])
     more = f" and {len(entry.sharers) - 6} more" if len(entry.sharers) > 6 else ""
     noun = "pid" if len(entry.sharers) == 1 else "pids"
+    if entry.medium == "shared":
+        return f"shared with {noun} {pids}{more}, each of which keeps a part"
     return f"also kept by {noun} {pids}{more}: all must let go"
 
 

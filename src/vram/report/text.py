@@ -47,10 +47,19 @@ def masthead(ledger: Ledger, look: Look) -> Text:
         parts.append(f"driver {ledger.driver.driver_version}")
     if ledger.host.wsl_facts is not None:
         parts.append(f"WSL{ledger.host.wsl_facts.version}")
+    parts += _kernel_drivers(ledger)
     if ledger.host.virtual:
         parts.append("virtual GPUs, no real hardware")
     line = look.clean(" · ".join(parts))
     return Text(line, style="dim", overflow="fold")
+
+
+def _kernel_drivers(ledger: Ledger) -> list[str]:
+    """The drivers of other vendors: with a version where they have one, else with the kernel's."""
+    found = {gpu.driver: gpu.facts for gpu in ledger.gpus if gpu.facts and gpu.driver != "nvidia"}
+    own = [f"{name} {facts.driver_version}" for name, facts in found.items() if facts.driver_version]
+    plain = ", ".join(name for name, facts in found.items() if not facts.driver_version)
+    return own + ([f"{plain} of Linux {ledger.host.kernel}"] if plain else [])
 
 
 def _gpu(gpu: GpuLedger, look: Look) -> Iterator[RenderableType]:
@@ -58,13 +67,29 @@ def _gpu(gpu: GpuLedger, look: Look) -> Iterator[RenderableType]:
     if gpu.status != "ok":
         reason = look.clean(gpu.message or "the driver did not answer for this GPU")
         yield paragraph("  ", Text(f"{gpu.status}: {reason}", style="bold red"), look)
-    if gpu.total_bytes is not None:
+    if gpu.total_bytes:
         yield _bar(gpu, look)
         yield Text()
+    if gpu.total_bytes or gpu.entries:
         yield entries_table(gpu.entries, gpu.total_bytes, look)
     for note in gpu.notes:
         yield paragraph("note: ", Text(look.clean(note)), look, indent=2)
+    yield from _system(gpu, look)
     yield from _bystanders(gpu.bystanders, look)
+
+
+def _system(gpu: GpuLedger, look: Look) -> Iterator[RenderableType]:
+    """The machine's own memory: all that an integrated GPU has, and beside the total of others."""
+    system = gpu.system
+    if system is None:
+        return
+    used = sum(entry.nbytes for entry in system.entries)
+    words = f"{size(used)} of the machine's memory" + (", beside its own" if gpu.total_bytes else "")
+    if system.total_bytes is not None:
+        words += f" (up to {size(system.total_bytes)})"
+    yield Text()
+    yield Text(f"  {look.clean(words)}:")
+    yield entries_table(system.entries, system.used_bytes, look)
 
 
 def _heading(gpu: GpuLedger, look: Look) -> Iterator[Text]:
@@ -85,7 +110,13 @@ def _heading(gpu: GpuLedger, look: Look) -> Iterator[Text]:
 def _figures(gpu: GpuLedger) -> str:
     if gpu.total_bytes is None:
         return ""
+    if gpu.total_bytes == 0:
+        return "no memory of its own"
     free = sum(entry.nbytes for entry in gpu.entries if entry.kind == "free")
+    untold = sum(entry.nbytes for entry in gpu.entries if entry.kind == "untold")
+    if untold:
+        known = size(gpu.total_bytes - free - untold)
+        return f"{known} known to be used · {size(gpu.total_bytes)} total"
     return f"{size(gpu.total_bytes - free)} used · {size(free)} free · {size(gpu.total_bytes)} total"
 
 

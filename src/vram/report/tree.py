@@ -42,7 +42,7 @@ def _household(household: Household, look: Look) -> Iterator[Text]:
 def _kin(kin: Kin, prefix: str, is_last: bool, look: Look) -> Iterator[Text]:
     below = prefix + ("   " if is_last else look.clean("│  "))
     fork = look.clean("└─ " if is_last else "├─ ")
-    own = sum(keep.nbytes for keep in kin.keeps if keep.shared_with is None)
+    own = sum(keep.nbytes for keep in kin.keeps if keep.shared_with is None and keep.kind != "system")
     room = look.width - _SIZE_COLUMNS - len(below)
     yield _line(size(own) if own else "", prefix + fork, _who(kin, room, look))
     stem = below + look.clean("│  " if kin.children else "   ")
@@ -80,8 +80,13 @@ def _facts(kin: Kin) -> Iterator[str]:
 
 
 def _kept(keep: Keep) -> str:
+    if keep.medium == "shared" and keep.shared_with is not None:
+        return f"GPU {keep.gpu}: shares part of the {size(keep.nbytes)} of pid {keep.shared_with}"
     shared = f", the same bytes as pid {keep.shared_with}" if keep.shared_with is not None else ""
-    return f"GPU {keep.gpu}: {size(keep.nbytes)} {keep.kind}{shared}"
+    kind = "of the machine's memory" if keep.kind == "system" else keep.kind
+    if keep.medium == "shared":
+        kind += ", shared with other clients"
+    return f"GPU {keep.gpu}: {size(keep.nbytes)} {kind}{shared}"
 
 
 def _line(nbytes: str, stem: str, body: Text) -> Text:
