@@ -33,6 +33,7 @@ from bench.cases import (  # noqa: E402
     scan,
     scopes,
     trim,
+    vendors,
 )
 from bench.company import CompanyRefused  # noqa: E402
 from bench.row import Row  # noqa: E402
@@ -41,6 +42,7 @@ from bench.timing import CommandFailed, program  # noqa: E402
 CASES = {
     "answer": answer,
     "scan": scan,
+    "vendors": vendors,
     "imports": imports,
     "driver": driver,
     "buffer": buffer,

@@ -24,15 +24,14 @@ _UNITS = {b"": 1, b"kB": 1 << 10, b"KiB": 1 << 10, b"MiB": 1 << 20, b"GiB": 1 <<
 _FIGURE = re.compile(rb"(\d{1,20})(?:[ \t]+([A-Za-z]{1,8}))?")
 _NUMBER = re.compile(rb"\d{1,19}")
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
-# drm-total-cycles-<engine> is xe's clock, not a kind of memory.
-_MEMORY = re.compile(rb"drm-(resident|memory|total|shared)-(?!cycles-)([A-Za-z0-9_-]{1,32})")
-_BEFORE_5_19 = {
-    b"pdev": b"drm-pdev",
-    b"pasid": b"drm-client-id",
-    b"vram mem": b"drm-memory-vram",
-    b"gtt mem": b"drm-memory-gtt",
-    b"cpu mem": b"drm-memory-cpu",
-}
+# One line that matters. drm-total-cycles-<engine> is xe's clock, not a kind of memory.
+_LINE = re.compile(
+    rb"^(drm-(?:driver|pdev|client-id|(resident|memory|total|shared)-(?!cycles-)([A-Za-z0-9_-]{1,32}))"
+    rb"|pdev|pasid|(?:vram|gtt|cpu) mem)[ \t]*:([^\n]*)",
+    re.MULTILINE,
+)
+_BEFORE_5_19 = {b"pdev": b"drm-pdev", b"pasid": b"drm-client-id"}
+_MEMORY_BEFORE_5_19 = {b"vram mem": b"vram", b"gtt mem": b"gtt", b"cpu mem": b"cpu"}
 # What lies there now, then what older kernels call it, then what was asked for.
 _BEST_FIRST = (b"resident", b"memory", b"total")
 # Registers and small memories inside amdgpu's chips, which hold nobody's data.
@@ -43,7 +42,7 @@ def read_client(fd: int, node: int | None, raw: bytes, description: int | None =
     """What *raw* says of descriptor *fd*; what is wrong with it is part of the answer."""
     cut = len(raw) >= MOST_NBYTES
     # The last line of a text that was cut off may be half a figure.
-    fields, wrong = _fields(raw[: raw.rfind(b"\n") + 1] if cut else raw)
+    fields, figures, wrong = _fields(raw[: raw.rfind(b"\n") + 1] if cut else raw)
     if cut:
         wrong.append("it is longer than any driver writes")
     address = text(fields.get(b"drm-pdev", b"")).lower()
@@ -51,7 +50,7 @@ def read_client(fd: int, node: int | None, raw: bytes, description: int | None =
         address = ""
         wrong.append("drm-pdev is no PCI address")
     client = _NUMBER.fullmatch(fields.get(b"drm-client-id", b""))
-    regions = _regions(fields, wrong)
+    regions = _regions(figures, wrong)
     driver = text(fields.get(b"drm-driver", b""))[:64] or ("amdgpu" if b"vram mem" in fields else None)
     facts = ClientFacts(
         fd=fd,
@@ -76,40 +75,40 @@ def unread_client(fd: int, node: int | None, error: int) -> DrmClient:
     return DrmClient(ClientFacts(fd=fd, node=node), status, message)
 
 
-def _fields(raw: bytes) -> tuple[dict[bytes, bytes], list[str]]:
+Figures = dict[bytes, dict[bytes, bytes]]
+
+
+def _fields(raw: bytes) -> tuple[dict[bytes, bytes], Figures, list[str]]:
+    """What is told of the client, what of each kind of memory, and what contradicts itself."""
     fields: dict[bytes, bytes] = {}
+    figures: Figures = {}
     wrong: list[str] = []
-    for line in raw.split(b"\n"):
-        key, colon, value = line.partition(b":")
-        key = key.strip()
-        if not colon or not (key.startswith(b"drm-") or key in _BEFORE_5_19):
+    for key, word, region, told in _LINE.findall(raw):
+        value = told.strip()
+        place, name = (figures.setdefault(region, {}), word) if word else (fields, key)
+        if place.setdefault(name, value) != value:
+            wrong.append(f"{text(key)} is there twice, with different values")
+    # amdgpu goes on writing its old pasid beside the number that took its place.
+    if b"drm-driver" not in fields:
+        for old, new in _BEFORE_5_19.items():
+            if old in fields:
+                fields.setdefault(new, fields[old])
+        for old, region in _MEMORY_BEFORE_5_19.items():
+            if old in fields:
+                figures.setdefault(region, {}).setdefault(b"memory", fields[old])
+    return fields, figures, wrong
+
+
+def _regions(figures: Figures, wrong: list[str]) -> tuple[Region, ...]:
+    found = []
+    for name, told in figures.items():
+        if name in _NO_MEMORY:
             continue
-        # amdgpu goes on writing its old pasid beside the number that took its place.
-        if key in _BEFORE_5_19:
-            fields.setdefault(key, value.strip())
-        elif key in fields and fields[key] != value.strip():
-            wrong.append(f"{text(key)[:40]} is there twice, with different values")
-        else:
-            fields[key] = value.strip()
-    for old, new in _BEFORE_5_19.items():
-        if old in fields and b"drm-driver" not in fields:
-            fields.setdefault(new, fields[old])
-    return fields, wrong
-
-
-def _regions(fields: dict[bytes, bytes], wrong: list[str]) -> tuple[Region, ...]:
-    told: dict[bytes, dict[bytes, int | None]] = {}
-    for key, value in fields.items():
-        found = _MEMORY.fullmatch(key)
-        if found and found[2] not in _NO_MEMORY:
-            told.setdefault(found[2], {})[found[1]] = nbytes = _nbytes(value)
-            if nbytes is None:
-                wrong.append(f"{text(key)[:40]} is no size")
-    return tuple(
-        _region(name, figures, told)
-        for name, figures in told.items()
-        if not figures.keys().isdisjoint(_BEST_FIRST)
-    )
+        sizes = {word: _nbytes(value) for word, value in told.items()}
+        wrong += [f"drm-{text(word)}-{text(name)} is no size" for word in sizes if sizes[word] is None]
+        if not told.keys().isdisjoint(_BEST_FIRST):
+            found.append(_region(name, sizes, figures))
+    return tuple(found)
 
 
 def _region(name: bytes, figures: dict[bytes, int | None], told: Collection[bytes]) -> Region:
