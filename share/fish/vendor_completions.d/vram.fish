@@ -67,7 +67,7 @@ complete -c vram -n __vram_needs_command -a help -d 'The manual page of a comman
 complete -c vram -n __vram_needs_command -a completion -d 'Print shell completion for bash, zsh or fish'
 
 complete -c vram -n '__vram_at \'why\'' -s h -l help -d 'show this help message and exit'
-complete -c vram -n '__vram_at \'why\'' -l gpu -x -k -a '(__vram_live gpu)' -d 'only these GPUs, by their number (may be repeated)'
+complete -c vram -n '__vram_at \'why\'' -l gpu -x -k -a '(__vram_live gpu)' -d 'only these GPUs, by their number or PCI address (may be repeated)'
 complete -c vram -n '__vram_at \'why\'' -l from -r -F -d 'judge a snapshot instead of this host'
 complete -c vram -n '__vram_at \'why\'' -l deadline -x -d 'give up on a driver that does not answer within S seconds (default: 5)'
 complete -c vram -n '__vram_at \'why\'' -l json -d 'one JSON object instead of text'
@@ -78,7 +78,7 @@ complete -c vram -n '__vram_at \'why\'' -l ascii -d 'bars and lines without Unic
 complete -c vram -n '__vram_at \'why\'' -l no-color -d 'no colour, also on a terminal'
 
 complete -c vram -n '__vram_at \'who\'' -s h -l help -d 'show this help message and exit'
-complete -c vram -n '__vram_at \'who\'' -l gpu -x -k -a '(__vram_live gpu)' -d 'only these GPUs, by their number (may be repeated)'
+complete -c vram -n '__vram_at \'who\'' -l gpu -x -k -a '(__vram_live gpu)' -d 'only these GPUs, by their number or PCI address (may be repeated)'
 complete -c vram -n '__vram_at \'who\'' -l from -r -F -d 'judge a snapshot instead of this host'
 complete -c vram -n '__vram_at \'who\'' -l deadline -x -d 'give up on a driver that does not answer within S seconds (default: 5)'
 complete -c vram -n '__vram_at \'who\'' -l json -d 'one JSON object instead of text'
@@ -86,7 +86,7 @@ complete -c vram -n '__vram_at \'who\'' -l ascii -d 'bars and lines without Unic
 complete -c vram -n '__vram_at \'who\'' -l no-color -d 'no colour, also on a terminal'
 
 complete -c vram -n '__vram_at \'check\'' -s h -l help -d 'show this help message and exit'
-complete -c vram -n '__vram_at \'check\'' -l gpu -x -k -a '(__vram_live gpu)' -d 'only these GPUs, by their number (may be repeated)'
+complete -c vram -n '__vram_at \'check\'' -l gpu -x -k -a '(__vram_live gpu)' -d 'only these GPUs, by their number or PCI address (may be repeated)'
 complete -c vram -n '__vram_at \'check\'' -l from -r -F -d 'judge a snapshot instead of this host'
 complete -c vram -n '__vram_at \'check\'' -l deadline -x -d 'give up on a driver that does not answer within S seconds (default: 5)'
 complete -c vram -n '__vram_at \'check\'' -l leftovers -d 'count only what no healthy process accounts for'
