@@ -37,7 +37,10 @@ class Process:
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        self.pidfd = os.pidfd_open(pid)
+        try:
+            self.pidfd = os.pidfd_open(pid)
+        except ProcessLookupError as error:
+            raise Ended(f"a process of the experiment ended at once (pid {pid})") from error
 
     def signal(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):

@@ -49,7 +49,8 @@ class Actor:
 
     def stop(self) -> None:
         self._puppet.signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, self.pid, os.WSTOPPED)
+        # One that ended instead must not be waited for; it stays to be reaped.
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def fork(self) -> Process:
         """Fork a child that sleeps on when this one is gone."""

@@ -36,7 +36,6 @@ WORK = f"""
 def worker():
     context.push()
     memory = cuda.mem_alloc({NBYTES})
-    del memory
     context.pop()
 context.pop()
 thread = threading.Thread(target=worker)
