@@ -93,7 +93,6 @@ SOUND = Sight(
         ),
         nodes=NODES,
         confinement=Confinement(capabilities=ALL_CAPABILITIES, seccomp=0),
-        cupti=("/usr/local/cuda/lib64/libcupti.so.13",),
         machine="x86_64",
     ),
     driver_trial=DriverTrial(
@@ -112,6 +111,7 @@ SOUND = Sight(
         natives={"/lib/libvramscan.so": None},
         debugger="GNU gdb 15",
     ),
+    cupti=("/usr/local/cuda/lib64/libcupti.so.13",),
     debugger="/usr/bin/gdb",
     records=Records(path="/root/.local/state/vram", exists=True, free_bytes=GIB),
     program=Program(

@@ -7,7 +7,7 @@ import re
 import pytest
 from msgspec.structs import replace
 
-from tests.doctor.sights import SOUND, absent, confined, sight, with_gpu, with_premises
+from tests.doctor.sights import SOUND, absent, confined, sight, with_gpu
 from vram.doctor import manual
 from vram.doctor.engine import CHECKS, examine
 from vram.doctor.sight import Sight
@@ -22,7 +22,7 @@ SECTIONS = ["What is looked at", "What it means", "What to do"]
     [
         (SOUND, "ready"),
         (sight(debugger=None), "ready"),
-        (with_premises(cupti=()), "ready"),
+        (sight(cupti=()), "ready"),
         (with_gpu(mig_enabled=True), "limited"),
         (confined(unreadable=3), "limited"),
         (sight(driver_trial=DriverTrial(init_code=802)), "broken"),

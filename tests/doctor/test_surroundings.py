@@ -169,14 +169,9 @@ def test_cupti_is_found_where_programs_would_load_it(tree: Tree) -> None:
     link = tree.root / "usr/local/cuda/extras/CUPTI/lib64/libcupti.so.13"
     link.symlink_to("libcupti.so.2025.3.1")
     tree.write("opt/lib/libcupti.so.12")
-    seen = tree.premises(LD_LIBRARY_PATH=f"{tree.root}/opt/lib::").cupti
+    seen = LocalSurroundings(str(tree.root), {"LD_LIBRARY_PATH": f"{tree.root}/opt/lib::"}).cupti()
     names = [os.path.basename(path) for path in seen if path.startswith(str(tree.root))]
     assert names == ["libcupti.so.12", "libcupti.so.2025.3.1"], "a link is the same library once more"
-
-
-def test_powershell_is_found_at_its_usual_place(tree: Tree) -> None:
-    tree.write("mnt/c/Windows/System32/WindowsPowerShell/v1.0/powershell.exe")
-    assert tree.premises().powershell == "/mnt/c/Windows/System32/WindowsPowerShell/v1.0/powershell.exe"
 
 
 class TestTracing:

@@ -22,7 +22,8 @@ AILING = sight(
         confined(unreadable=213).survey,
         host=replace(USER, initial_pid_namespace=False),
     ),
-    premises=replace(confined(yama=1, hidepid="2").premises, nodes=(), cupti=()),
+    premises=replace(confined(yama=1, hidepid="2").premises, nodes=()),
+    cupti=(),
     driver_trial=DriverTrial(hung_in="cuInit"),
     kernel_trial=KernelTrial(pidfd_open=1, pidfd_getfd=1, kcmp=1, ptrace=1, natives={"libvramscan.so": "no"}),
     debugger=None,
@@ -68,7 +69,7 @@ def test_problems_come_before_what_is_well_and_the_gravest_first() -> None:
 
 def test_every_problem_has_its_fix_beside_it() -> None:
     shown = lines(AILING, 200)
-    heads = [at for at, line in enumerate(shown) if line.startswith(("●", "▲"))]
+    heads = [at for at, line in enumerate(shown) if line.startswith(("●", "▲", "○"))]
     assert len(heads) >= 10
     for at, after in zip(heads, [*heads[1:], len(shown)], strict=True):
         assert any(line.startswith("  → ") for line in shown[at:after]), shown[at]

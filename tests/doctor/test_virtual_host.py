@@ -27,7 +27,7 @@ def test_every_check_answers_and_fits_the_schema(clinic: Clinic) -> None:
     Draft202012Validator(shipped).validate(answer.raw)
     assert not [name for name, check in answer.checks.items() if check["state"] == "unknown"]
     assert answer.state("driver.cuda") == "ok"
-    assert answer.seen("driver.nvml").startswith("answers for 1 GPU")
+    assert answer.seen("driver.nvml").startswith("NVML answers for 1 GPU")
 
 
 def test_the_exit_code_is_the_verdict(clinic: Clinic) -> None:
@@ -176,6 +176,16 @@ def test_mps_is_known_by_its_living_daemon(clinic: Clinic, tmp_path: Path) -> No
     gone.wait()
     (folder / "nvidia-cuda-mps-control.pid").write_text(f"{gone.pid}\n")
     assert clinic.ask(CUDA_MPS_PIPE_DIRECTORY=str(folder)).state("gpu.mps") == "ok"
+
+
+def test_under_windows_driver(native_libraries: Path, tmp_path: Path) -> None:
+    """As in WSL2: what cannot be had there is said, and nothing else is held against the host."""
+    with VirtualGpu.create(wddm=True) as gpu:
+        answer = Clinic(gpu, tmp_path).ask(PATH="/usr/bin:/bin")
+    assert answer.state("place.wsl") == "limited"
+    assert answer.state("parking.calls") == "missing"
+    assert answer.state("driver.nvml") == "ok"
+    assert answer.code == LIMITED
 
 
 class TestRecords:

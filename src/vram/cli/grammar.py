@@ -159,8 +159,11 @@ class _Reader:
             return tuple((str(choice), "") for choice in action.choices)
         if value == "CODE":
             from vram.diagnosis import manual
+            from vram.doctor import manual as checks
 
-            return tuple((code, manual.summary(code)) for code in manual.codes())
+            codes = tuple((code, manual.summary(code)) for code in manual.codes())
+            pages = tuple((check, checks.summary(check)) for check in checks.ids())
+            return codes if action.option_strings else (*codes, *pages)
         return self._names if value in _NAMED else ()
 
 

@@ -7,6 +7,7 @@ import platform
 from collections.abc import Iterable
 
 from vram import __version__
+from vram.doctor.patience import Beside
 from vram.doctor.sight import Program, PythonTarget, Records, Sight
 from vram.errors import DebuggerUnavailable, Refused
 from vram.host.ports import Host
@@ -35,21 +36,23 @@ def look(host: Host, deadline_s: float = 5.0) -> Sight:
     until = host.clock.monotonic() + deadline_s
     program = _debugger()
     trials = host.surroundings.start_trials(program, libraries())
+    records, cupti = Beside(_records), Beside(host.surroundings.cupti)
     seen = survey(host, deadline_s=deadline_s)
     charged = _charged(seen)
-    premises = host.surroundings.premises()
-    targets = tuple(_targets(host, seen, charged, until))
+    targets = Beside(lambda: tuple(_targets(host, seen, charged, until)))
+    tracing = Beside(lambda: host.surroundings.tracing(charged))
     return Sight(
         survey=seen,
-        premises=premises,
-        tracing=host.surroundings.tracing(charged),
-        targets=targets,
+        premises=host.surroundings.premises(),
         debugger=program,
-        records=_records(),
         program=_program(),
         room=host.vitals.read(next(iter(charged), os.getpid())),
         driver_trial=trials.driver(_left_s(host, until)),
         kernel_trial=trials.kernel(_left_s(host, until)),
+        targets=targets.result(_left_s(host, until)),
+        tracing=tracing.result(_left_s(host, until)) or (),
+        cupti=cupti.result(_left_s(host, until)),
+        records=records.result(_left_s(host, until)) or _unanswered(),
     )
 
 
@@ -144,6 +147,16 @@ def _records() -> Records:
         free_bytes=state.free_bytes(),
         error=str(error) if error else None,
         hint=error.hint if error else "",
+    )
+
+
+def _unanswered() -> Records:
+    path = state.folder_path()
+    return Records(
+        path=path,
+        exists=False,
+        error=f"the disk of {path} does not answer",
+        hint="set XDG_STATE_HOME to a folder on a disk of this machine",
     )
 
 

@@ -50,7 +50,10 @@ class Sight(Struct, frozen=True, kw_only=True, dict=True):
     driver_trial: DriverTrial = DriverTrial()
     kernel_trial: KernelTrial = KernelTrial()
     tracing: tuple[Tracing, ...] = ()
-    targets: tuple[PythonTarget, ...] = ()
+    targets: tuple[PythonTarget, ...] | None = ()
+    """None: looking took too long."""
+    cupti: tuple[str, ...] | None = ()
+    """Where a libcupti lies. None: looking took too long."""
     debugger: str | None = None
     """Where the debugger lies that `vram trim --via debugger` would use."""
     records: Records

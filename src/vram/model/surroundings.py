@@ -70,11 +70,8 @@ class Premises(Struct, frozen=True, kw_only=True):
     runtimes: tuple[str, ...] = ()
     """Container runtimes whose sockets are here."""
     mps: Mps = Mps("/tmp/nvidia-mps")
-    cupti: tuple[str, ...] = ()
-    """Where a libcupti lies."""
     injection: str | None = None
     """CUDA_INJECTION64_PATH of our own environment."""
-    powershell: str | None = None
     machine: str = ""
     """The processor's architecture."""
 

@@ -23,9 +23,11 @@ _MARKS: dict[State, tuple[str, str, str]] = {
     "ok": ("·", ".", "green"),
     "not-applicable": ("·", "-", "dim"),
 }
+_OPTIONAL = ("○", "o", "cyan")
 _WELL = ("ok", "not-applicable")
 _TOPICS = {"gpu": "GPU", "place": "place", "reaching": "reaching in"}
 _TOPIC_WIDTH = 13
+_MARGIN = 4
 
 
 def text(
@@ -35,8 +37,12 @@ def text(
     blocks: list[RenderableType] = [_masthead(host, taken_at, look), _sentence(examination, look)]
     troubles = [reading for reading in examination.readings if reading.state not in _WELL]
     ranks = list(_MARKS)
+    after_optional = False
     for reading in sorted(troubles, key=lambda each: (each.optional, ranks.index(each.state))):
-        blocks += [Text(), *_trouble(reading, look, verbose=verbose)]
+        # What vram can do without stands close together, in fewer words.
+        blocks += [] if after_optional and not verbose else [Text()]
+        blocks += _trouble(reading, look, verbose=verbose)
+        after_optional = reading.optional
     blocks.append(Text())
     well = [reading for reading in examination.readings if reading.state in _WELL]
     blocks += _each(well, look) if verbose else _by_topic(well, look)
@@ -70,25 +76,26 @@ def _sentence(examination: Examination, look: Look) -> Text:
 
 
 def _trouble(reading: Reading, look: Look, *, verbose: bool) -> Iterator[RenderableType]:
-    glyph, ascii_glyph, style = _MARKS[reading.state]
-    style = "cyan" if reading.optional else style
+    glyph, ascii_glyph, style = _OPTIONAL if reading.optional else _MARKS[reading.state]
     state = f"{reading.state}, optional" if reading.optional else reading.state
     title = Text.assemble((reading.check, style), f" {state}: ", (look.clean(reading.seen), "bold"))
     yield paragraph(f"{ascii_glyph if look.ascii else glyph} ", title, look, style=style)
-    if reading.means:
+    if reading.means and (verbose or not reading.optional):
         yield paragraph("  ", Text(look.clean(reading.means)), look)
     for detail in reading.details if verbose else ():
         yield paragraph("  - ", Text(look.clean(detail), style="dim"), look)
-    if reading.fix or reading.command:
-        yield paragraph("  → " if not look.ascii else "  > ", _way_out(reading, look), look)
+    if reading.fix:
+        yield paragraph("  > " if look.ascii else "  → ", _way_out(reading, look), look)
 
 
 def _way_out(reading: Reading, look: Look) -> Text:
-    fix = Text(look.clean(reading.fix))
-    if reading.command:
-        fix.append(" " if reading.fix else "")
-        fix.append(look.clean(reading.command), style="bold")
-    return fix
+    """The sentence, and the command beside it, or below it where it would be broken in two."""
+    fix, command = look.clean(reading.fix), look.clean(reading.command)
+    if not command:
+        return Text(fix)
+    fix = f"{fix.removesuffix('.')}:"
+    fits = len(fix) + 1 + len(command) <= look.measure - _MARGIN
+    return Text.assemble(fix, " " if fits else "\n", (command, "bold"))
 
 
 def _by_topic(readings: Iterable[Reading], look: Look) -> Iterator[RenderableType]:

@@ -32,7 +32,7 @@ OPTIONAL = True
 
 
 def judge(sight: Sight) -> Answer:
-    places = tuple(f"found: {path}" for path in sight.premises.cupti)
+    places = tuple(f"found: {path}" for path in sight.cupti or ())
     injected = [each for each in sight.tracing if each.injection]
     if sight.premises.injection:
         return Answer(
@@ -51,6 +51,9 @@ def judge(sight: Sight) -> Answer:
             means="Another profiler in the same process would record nothing.",
             fix="Let that tool finish before another one is started.",
         )
+    if sight.cupti is None:
+        fix = "Take folders that are not there any more out of LD_LIBRARY_PATH."
+        return Answer(state="unknown", seen="a folder of libraries does not answer", fix=fix)
     if not places:
         return Answer(
             state="missing",

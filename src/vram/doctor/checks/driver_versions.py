@@ -67,5 +67,4 @@ def _differ(sight: Sight, versions: dict[str, str], said: list[str]) -> Answer:
         fix="Let the container use the host's libraries."
         if contained
         else "Restart the machine when its work allows, so that the module on disk is loaded.",
-        command="" if contained else "sudo reboot",
     )

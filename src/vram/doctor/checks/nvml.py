@@ -43,7 +43,7 @@ def judge(sight: Sight) -> Answer:
         return _trouble(sight, troubles)
     run = next((run for run in sight.survey.probes if run.name == "nvml"), None)
     took = f" in {run.duration_s * 1000:.0f} ms" if run else ""
-    return ok(f"answers for {counted(len(sight.gpus), 'GPU')}{took}")
+    return ok(f"NVML answers for {counted(len(sight.gpus), 'GPU')}{took}")
 
 
 def _trouble(sight: Sight, troubles: list[Observation]) -> Answer:

@@ -35,6 +35,13 @@ def judge(sight: Sight) -> Answer:
     version = sight.driver.driver_version
     if version is None:
         return NO_DRIVER
+    if sight.survey.host.wsl:
+        return Answer(
+            state="missing",
+            seen="not under WSL: there the driver in the kernel is the one of Windows",
+            means=_MEANS,
+            fix="Trim or end processes instead; nothing here can change it.",
+        )
     since = ON_ARM_SINCE if sight.premises.machine == "aarch64" else CHECKPOINT_SINCE
     major = int(version.split(".")[0]) if version.split(".")[0].isdigit() else 0
     trial = sight.driver_trial

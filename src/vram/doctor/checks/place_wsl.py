@@ -2,14 +2,14 @@
 
 What is looked at
 -----------------
-The kernel's name, /dev/dxg, the folder of the Windows driver's Linux libraries, whether Windows programs
-can be started, and powershell.exe.
+The kernel's name, /dev/dxg, the folder of the Windows driver's Linux libraries, and whether Windows could
+be asked for its counters.
 
 What it means
 -------------
-Under WSL2 the driver is the one of Windows: totals are told, what each process has is not, and
-Windows' own programs take memory that no list shows here. Its performance counters tell of them, if
-Windows programs can be started from here.
+Under WSL2 the driver is the one of Windows: totals are told, what each Linux process has is not, and
+Windows' own programs take memory that no list shows here. Its counters tell of them, if Windows programs
+can be started from here.
 
 What to do
 ----------
@@ -23,13 +23,14 @@ from __future__ import annotations
 from vram.doctor.answers import Answer, not_applicable
 from vram.doctor.sight import Sight
 from vram.model.doctor import Topic, Verb
+from vram.model.observation import ProbeRun
 
 ID = "place.wsl"
 TOPIC: Topic = "place"
 VERBS: tuple[Verb, ...] = ("why", "who", "check", "free", "park", "borrow")
 OPTIONAL = False
 
-_TOTALS = "Totals are told, what each process has is not."
+_TOTALS = "Totals are told, what each Linux process has is not."
 
 
 def judge(sight: Sight) -> Answer:
@@ -50,19 +51,23 @@ def judge(sight: Sight) -> Answer:
             "Give the container that folder." if facts.container else "Install the NVIDIA driver on Windows.",
             "docker run --gpus all …" if facts.container else "",
         )
-    if not facts.interop or not sight.premises.powershell:
+    return _with_gpu(next((run for run in sight.survey.probes if run.name == "windows"), None))
+
+
+def _with_gpu(windows: ProbeRun | None) -> Answer:
+    if windows is None or windows.status != "ok":
         return Answer(
             state="limited",
-            seen="WSL2; Windows programs cannot be started from here",
+            seen="WSL2; Windows does not tell of its own programs",
+            details=(windows.message,) if windows and windows.message else (),
             means=f"{_TOTALS} What Windows itself keeps on the GPU cannot be asked for.",
             fix="Set enabled=true under [interop] in /etc/wsl.conf, then restart WSL.",
         )
     return Answer(
         state="limited",
-        seen="WSL2 with GPU and interop",
-        details=(f"PowerShell is {sight.premises.powershell}",),
-        means=f"{_TOTALS} The processes of Windows are told by its own counters.",
-        fix="Nothing is to be put right; for figures of each process look in Windows' Task Manager.",
+        seen=f"WSL2; Windows told its counters in {windows.duration_s:.1f} s",
+        means=f"{_TOTALS} Windows' own programs are told by its counters.",
+        fix="Nothing is to be put right; vram why --deep asks programs for their own figures.",
     )
 
 

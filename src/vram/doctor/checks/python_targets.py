@@ -32,6 +32,13 @@ _ASKED_FOR = "debugger"
 
 
 def judge(sight: Sight) -> Answer:
+    if sight.targets is None:
+        return Answer(
+            state="unknown",
+            seen="the files of a process on the GPUs do not answer",
+            means="vram trim would wait for them as well.",
+            fix="See whether its program lies on a server that is gone.",
+        )
     if not sight.targets:
         return not_applicable("no Python process is on a GPU")
     willing = [target for target in sight.targets if set(target.open) - {_ASKED_FOR}]

@@ -22,7 +22,6 @@ import os
 from vram.doctor.answers import Answer, ok
 from vram.doctor.sight import Sight
 from vram.model.doctor import Topic, Verb
-from vram.units import counted
 
 ID = "vram.native"
 TOPIC: Topic = "vram"
@@ -43,7 +42,7 @@ def judge(sight: Sight) -> Answer:
         return Answer(state="unknown", seen="the trial did not end", fix="Run it again.")
     broken = {os.path.basename(path): error for path, error in natives.items() if error}
     if not broken:
-        return ok(f"{counted(len(natives), 'native part')} load")
+        return ok("all native parts load", *(f"loads: {path}" for path in natives))
     costs = dict.fromkeys(_COSTS.get(name, "") for name in broken)
     sentence = "; ".join(cost for cost in costs if cost)
     return Answer(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 
 from vram.host.local.confinement import confinement, container, runtimes
@@ -14,7 +13,6 @@ from vram.host.local.trials import LocalTrials
 from vram.model.surroundings import Mps, Premises, Tracing
 
 _MPS_FOLDER = "/tmp/nvidia-mps"
-_POWERSHELL = "/mnt/c/Windows/System32/WindowsPowerShell/v1.0/powershell.exe"
 
 
 class LocalSurroundings:
@@ -33,11 +31,12 @@ class LocalSurroundings:
             container=container(root, environment),
             runtimes=runtimes(root),
             mps=self._mps(),
-            cupti=cupti_places(root, environment),
             injection=environment.get("CUDA_INJECTION64_PATH") or None,
-            powershell=self._powershell(),
             machine=platform.machine(),
         )
+
+    def cupti(self) -> tuple[str, ...]:
+        return cupti_places(self._root, self._environment)
 
     def tracing(self, pids: Iterable[int]) -> tuple[Tracing, ...]:
         return tracing(f"{self._root}/proc", pids)
@@ -52,7 +51,3 @@ class LocalSurroundings:
         number = read(f"{place}/nvidia-cuda-mps-control.pid", 32).strip()
         alive = number.isdigit() and os.path.isdir(f"{self._root}/proc/{number}")
         return Mps(folder, int(number) if alive else None, os.path.exists(f"{place}/control"))
-
-    def _powershell(self) -> str | None:
-        usual = _POWERSHELL if os.path.exists(self._root + _POWERSHELL) else None
-        return usual or shutil.which("powershell.exe", path=self._environment.get("PATH"))
