@@ -121,7 +121,7 @@ COMPLAINTS: list[tuple[str, Sight, str, str, str]] = [
     ),
     ("driver.nvml", nvml("lost", "the GPU is lost"), "broken", "GPU 0: lost", "vram reset 0 --dry-run"),
     ("driver.nvml", nvml("timeout", "x did not answer"), "broken", "timeout", "dmesg"),
-    ("driver.nvml", nvml("denied", "no permission"), "limited", "denied", "sudo vram doctor"),
+    ("driver.nvml", nvml("denied", "no permission"), "limited", "denied", 'sudo "$(command -v vram)" doctor'),
     (
         "driver.nvml",
         sight(
@@ -201,7 +201,7 @@ COMPLAINTS: list[tuple[str, Sight, str, str, str]] = [
         confined(unreadable=213),
         "limited",
         "ana may not read the files of 213 processes",
-        "sudo vram doctor",
+        'sudo "$(command -v vram)" doctor',
     ),
     ("permissions.processes", confined(hidepid="2"), "limited", "hidepid=2 hides others", "sudo"),
     (
@@ -228,8 +228,8 @@ COMPLAINTS: list[tuple[str, Sight, str, str, str]] = [
         "pidfd_open (EPERM)",
         "seccomp",
     ),
-    ("permissions.ptrace", confined(yama=1), "limited", "only a parent may attach", "sudo vram trim PID"),
-    ("permissions.ptrace", confined(yama=2), "limited", "only root may attach", "sudo vram trim PID"),
+    ("permissions.ptrace", confined(yama=1), "limited", "only a parent may attach", 'vram)" trim PID'),
+    ("permissions.ptrace", confined(yama=2), "limited", "only root may attach", 'vram)" trim PID'),
     (
         "permissions.ptrace",
         confined(host=HOST, yama=3, capabilities=(1 << 41) - 1),

@@ -91,7 +91,7 @@ class TestTwoUsers:
             pytest.skip("others cannot read this checkout")
         answer = told(done)
         assert answer.state("permissions.processes") == "limited"
-        assert answer.checks["permissions.processes"]["command"] == "sudo vram doctor"
+        assert answer.checks["permissions.processes"]["command"] == 'sudo "$(command -v vram)" doctor'
 
     def test_a_folder_of_somebody_else_is_no_place_for_records(self, clinic: Clinic) -> None:
         (clinic.state / "vram").mkdir(mode=0o700)

@@ -22,6 +22,7 @@ What to do
 
 from __future__ import annotations
 
+from vram.diagnosis.remedies import KERNEL_LOG
 from vram.doctor.answers import NO_DRIVER, Answer, ok
 from vram.doctor.sight import Sight
 from vram.model.doctor import Topic, Verb
@@ -60,7 +61,7 @@ def judge(sight: Sight) -> Answer:
             seen=f"{stuck} {word}",
             means=_MEANS,
             fix="Read what the kernel's log says of the driver.",
-            command="sudo dmesg --ctime | grep -iE 'xid|nvrm'",
+            command=KERNEL_LOG,
         )
     if trial.init_code:
         return _no_start(trial, trial.init_code)

@@ -19,6 +19,7 @@ What to do
 from __future__ import annotations
 
 from vram.diagnosis.driver_words import tell_mismatch
+from vram.diagnosis.remedies import KERNEL_LOG, SUDO_VRAM
 from vram.doctor.answers import NO_DRIVER, Answer, ok
 from vram.doctor.sight import Sight
 from vram.model.doctor import State, Topic, Verb
@@ -31,7 +32,6 @@ VERBS: tuple[Verb, ...] = ("why", "who", "check", "free", "trim", "park", "borro
 OPTIONAL = False
 
 _GRAVE = ("timeout", "lost", "failed")
-_LOOK = "sudo dmesg --ctime | grep -iE 'xid|nvrm'"
 
 
 def judge(sight: Sight) -> Answer:
@@ -76,5 +76,5 @@ def _way_out(worst: Observation) -> tuple[str, str]:
     if worst.status == "lost":
         return "See what keeps the GPU from being reset.", f"vram reset {worst.gpu} --dry-run"
     if worst.status == "denied":
-        return "Let somebody run it who may ask the driver.", "sudo vram doctor"
-    return "Read what the kernel's log says of the driver; as a rule the machine has to restart.", _LOOK
+        return "Let somebody run it who may ask the driver.", f"{SUDO_VRAM} doctor"
+    return "Read what the kernel's log says of the driver; as a rule the machine has to restart.", KERNEL_LOG

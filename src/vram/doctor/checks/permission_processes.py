@@ -18,6 +18,7 @@ Run vram with sudo. Where hidepid hides whole processes, the group that /proc's 
 
 from __future__ import annotations
 
+from vram.diagnosis.remedies import SUDO_VRAM
 from vram.doctor.answers import Answer, ok
 from vram.doctor.sight import Sight
 from vram.model.doctor import Topic, Verb
@@ -50,7 +51,7 @@ def judge(sight: Sight) -> Answer:
         details=(f"their users: {_some(users)}",) if users else (),
         means="Memory that others keep by inherited or exported files cannot be told to whom it belongs.",
         fix="Look as root." if host.uid else "Give this container CAP_SYS_PTRACE, or look from the host.",
-        command="sudo vram doctor" if host.uid else "docker run --cap-add SYS_PTRACE …",
+        command=f"{SUDO_VRAM} doctor" if host.uid else "docker run --cap-add SYS_PTRACE …",
     )
 
 

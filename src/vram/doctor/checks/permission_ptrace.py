@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import errno
 
+from vram.diagnosis.remedies import SUDO_VRAM
 from vram.doctor.answers import Answer, ok
 from vram.doctor.sight import Sight
 from vram.model.doctor import Topic, Verb
@@ -57,7 +58,7 @@ def judge(sight: Sight) -> Answer:
             seen=_SCOPES[yama],
             means=_MEANS,
             fix=f"{_AGENT}." if yama == 3 else f"{_AGENT}; or run that one trim with sudo.",
-            command="" if yama == 3 else "sudo vram trim PID",
+            command="" if yama == 3 else f"{SUDO_VRAM} trim PID",
         )
     if refused is None:
         return Answer(state="unknown", seen="the trial did not end", fix="Run it again.")
