@@ -66,7 +66,8 @@ def _numbers(source: str) -> set[str]:
 def _in_short(name: str, reports: list[LabReport]) -> str:
     found = [(report, result) for report in reports for result in report.results if result.experiment == name]
     return (
-        "; ".join(f"{result.verdict} ({cell(report.gpu)})" for report, result in found) or "not yet measured"
+        "; ".join(f"{_verdict(result)} ({cell(report.gpu)})" for report, result in found)
+        or "not yet measured"
     )
 
 
@@ -90,7 +91,12 @@ def _experiment(told: Experiment, topic: str, reports: list[LabReport]) -> Itera
 
 def _measured(report: LabReport, result: Result) -> str:
     where = f"{cell(report.gpu)}, driver {cell(report.driver or 'unknown')}, {report.taken_at[:10]}"
-    return f"*Measured:* **{result.verdict}** ({where}): {cell(result.because)}."
+    return f"*Measured:* **{_verdict(result)}** ({where}): {cell(result.because)}."
+
+
+def _verdict(result: Result) -> str:
+    """What is "here" on the machine is, on a page, where the GPU's name says."""
+    return result.verdict.removesuffix(" here")
 
 
 def _prose(text: str, topic: str) -> str:

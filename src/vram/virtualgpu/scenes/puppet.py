@@ -27,6 +27,7 @@ from fork_child_closes import device_descriptors
 
 heirs: dict[int, TextIO] = {}
 lines_to: dict[int, socket.socket] = {}
+kept: list[int] = []
 names: dict[str, Any] = {"driver": driver}
 
 
@@ -38,9 +39,12 @@ def fork() -> int:
     ours, theirs = socket.socketpair()
     pid = os.fork()
     if pid == 0:
-        ours.close()
-        answers.close()
-        inherit(theirs)
+        try:
+            ours.close()
+            answers.close()
+            inherit(theirs)
+        finally:
+            os._exit(0)
     theirs.close()
     heirs[pid], lines_to[pid] = ours.makefile("rw"), ours
     return pid
@@ -52,16 +56,21 @@ def inherit(line: socket.socket) -> None:
     poll.register(0, 0)
     poll.register(line, select.POLLIN)
     while not any(descriptor == 0 for descriptor, _ in poll.poll()):
-        word, descriptors, _, _ = socket.recv_fds(line, 4096, 1)
+        word, descriptors = next_word(line)
         if not word:
             poll.unregister(line)
             continue
         line.sendall(json.dumps(answer_to(json.loads(word), HEIR_VERBS)).encode() + b"\n")
         kept.extend(descriptors)
-    os._exit(0)
 
 
-kept: list[int] = []
+def next_word(line: socket.socket) -> tuple[bytes, list[int]]:
+    """What our maker says, and descriptors with it; nothing once it is gone."""
+    try:
+        word, descriptors, _, _ = socket.recv_fds(line, 4096, 1)
+    except ConnectionResetError:  # killed before it had read our last answer
+        return b"", []
+    return word, descriptors
 
 
 def tell_heir(pid: int, *words: Any) -> Any:
