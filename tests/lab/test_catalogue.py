@@ -8,7 +8,7 @@ import pytest
 
 from vram.errors import UsageError
 from vram.lab import experiments
-from vram.lab.catalogue import EXPERIMENTS, chosen, describe
+from vram.lab.catalogue import EXPERIMENTS, chosen, describe, load
 from vram.units import GIB
 
 FOLDER = Path(experiments.__file__).parent
@@ -35,6 +35,14 @@ def test_a_page_has_claim_source_method_and_reading(name: str) -> None:
     assert len(told.reading) > 20
     assert told.takes_bytes <= 3 * GIB
     assert told.deadline_s <= 60
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_lines_for_a_framework_are_python(name: str) -> None:
+    """Most machines lack the framework, and would never run them."""
+    constants = {key: value for key, value in vars(load(name)).items() if key.isupper()}
+    for key in ("START", "MAKE", "WORK", "FAIL", "FREE"):
+        compile(constants.get(key, ""), f"{name}.{key}", "exec")
 
 
 def test_names_may_be_written_with_dashes_and_come_in_order() -> None:
