@@ -107,6 +107,15 @@ CASES: dict[str, Case] = {
         ledger(silent_gpu("failed", "unknown error")),
     ),
     "VR405": Case(ledger(silent_gpu("timeout")), ledger(silent_gpu("unsupported"))),
+    # Seven instances of one slice leave an eighth to nobody; that is no finding.
+    "VR406": Case(
+        ledger(gpu(entry("unassigned", 15 * GIB), facts=facts(mig_enabled=True))),
+        ledger(gpu(entry("unassigned", 10 * GIB), facts=facts(mig_enabled=True))),
+    ),
+    "VR407": Case(
+        ledger(gpu(facts=facts(mig_enabled=False, mig_pending=True))),
+        ledger(gpu(facts=facts(mig_enabled=True, mig_pending=True))),
+    ),
     # The management library puts the CUDA release in front of the driver's version.
     "VR501": Case(
         _driver(module_version="580.159.04", library_version="13.590.10"),

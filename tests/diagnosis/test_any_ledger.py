@@ -152,6 +152,7 @@ SAFE = re.compile(
     r"|sudo dmesg --ctime \| grep -iE 'xid\|nvrm'"
     r'|echo "get_(server_list|client_list \d+)" \| nvidia-cuda-mps-control'
     r'|sudo "\$\(command -v vram\)" reset \d+ --yes'
+    r"|nvidia-smi mig -lgip -i \d+|sudo nvidia-smi -i \d+ -mig [01]"
     r"|nvidia-smi -q -d ROW_REMAPPER,PAGE_RETIREMENT -i \d+"
     r"|cat /proc/driver/nvidia/version; ldconfig -p \| grep libnvidia-ml"
     r"|scancel [0-9]+|(docker|podman) stop [0-9a-f]{12,64}"

@@ -22,8 +22,8 @@ def add_source_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--gpu",
         action="append",
-        metavar="N[,N...]",
-        help="only these GPUs, by their number or PCI address (may be repeated)",
+        metavar="GPU[,GPU...]",
+        help="only these GPUs, by number, UUID or PCI address; 0:1 is MIG device 1 of GPU 0 (may be repeated)",
     )
     parser.add_argument(
         "--from", dest="snapshot", metavar="FILE", help="judge a snapshot instead of this host"
@@ -76,34 +76,11 @@ def take_ledger(args: Namespace, host: LocalHost | None) -> Ledger:
 
 def narrowed(ledger: Ledger, words: list[str] | None) -> Ledger:
     """Return *ledger* with only the GPUs that *words* name; without words, all of it."""
-    wanted = gpu_numbers([_by_address(word, ledger) for word in words or []])
-    if not wanted or not ledger.gpus:
+    if not words or not ledger.gpus:
         return ledger
-    existing = {gpu.index for gpu in ledger.gpus}
-    unknown = sorted(wanted - existing)
-    if unknown:
-        raise UsageError(
-            f"there is no GPU {', '.join(map(str, unknown))}",
-            hint="these exist: " + ", ".join(f"{gpu.index} ({gpu.name})" for gpu in ledger.gpus),
-        )
-    from msgspec.structs import replace
+    from vram.cli.gpu_words import select
 
-    return replace(ledger, gpus=tuple(gpu for gpu in ledger.gpus if gpu.index in wanted))
-
-
-def _by_address(words: str, ledger: Ledger) -> str:
-    """*words* of ``--gpu`` with numbers in the place of PCI addresses, which never change."""
-    if ":" not in words:
-        return words
-    known = {gpu.facts.bus_id: str(gpu.index) for gpu in ledger.gpus if gpu.facts and gpu.facts.bus_id}
-    indices = {_address(address): index for address, index in known.items()}
-    return ",".join(indices.get(_address(word), word) for word in words.split(","))
-
-
-def _address(word: str) -> str:
-    """A PCI address in one spelling: NVML writes eight digits of domain, the kernel four."""
-    parts = word.strip().lower().split(":")
-    return ":".join(["0", *parts] if len(parts) == 2 else [parts[0].lstrip("0") or "0", *parts[1:]])
+    return select(ledger, [part.strip() for word in words for part in word.split(",")])
 
 
 def completeness(ledger: Ledger) -> ExitCode:
@@ -133,13 +110,21 @@ def require_driver(ledger: Ledger) -> None:
 
 
 def _is_missing(gpu: GpuLedger) -> bool:
-    return gpu.total_bytes is None or gpu.status in ("failed", "timeout", "lost")
+    # Under MIG the whole GPU may be withheld from us while all its instances are told.
+    told = [instance.total_bytes for instance in gpu.instances]
+    unread = gpu.total_bytes is None and (not told or None in told)
+    return unread or gpu.status in ("failed", "timeout", "lost")
 
 
 def gpu_numbers(words: list[str]) -> set[int]:
-    """Read the words of ``--gpu``."""
+    """Read the words of ``--gpu`` for commands that act: on whole GPUs."""
     parts = [part.strip() for word in words for part in word.split(",")]
     for part in parts:
+        if ":" in part or part.upper().startswith("MIG-"):
+            raise UsageError(
+                f"{part!r} names a MIG device, and memory is given back by whole GPUs or by processes",
+                hint="give the GPU's number, or the process with --pid; `vram who` names them",
+            )
         if not (part.isascii() and part.isdigit()):
             raise UsageError(
                 f"{part!r} is not the number of a GPU", hint="write it like --gpu 0 or --gpu 0,1"

@@ -76,12 +76,18 @@ def end(host: HostFacts, holders: Sequence[Holder], *, certain: bool = True) -> 
 
 
 def spare(
-    host: HostFacts, holder: Holder, *, certain: bool = True, drivers: Collection[str] = ("nvidia",)
+    host: HostFacts,
+    holder: Holder,
+    *,
+    certain: bool = True,
+    drivers: Collection[str] = ("nvidia",),
+    parks: bool = True,
 ) -> tuple[Remedy, ...]:
     """Give memory back and let the process live: what it caches, or all of it for a while.
 
     *drivers* are those of the GPUs that it uses: only NVIDIA's can park, and of the others only
-    AMD's has a framework that answers to the same calls.
+    AMD's has a framework that answers to the same calls. *parks* False: not even NVIDIA's can, as
+    under MIG and MPS.
     """
     yours = host.uid == 0 or holder.user == host.user
     known = holder.executable is not None and (certain or host.initial_pid_namespace)
@@ -95,10 +101,11 @@ def spare(
         rocm = Remedy(step="trim", target=target, text=text, command=f"vram trim {holder.pid}")
         return (rocm,) if "amdgpu" in drivers else ()
     park = "Move all of it into host memory; the process stands still until `vram unpark`."
-    return (
+    ways = (
         _trim(target, holder.pid),
         Remedy(step="park", target=target, text=park, command=f"vram park {holder.pid}", harm="interrupts"),
     )
+    return ways if parks else ways[:1]
 
 
 def _trim(target: str, pid: int) -> Remedy:
@@ -110,7 +117,7 @@ def reset(gpu: GpuLedger, why: str) -> Remedy:
     """Reset a GPU that nobody uses; one that is in use, or might be, has to be emptied first."""
     target = f"gpu {gpu.index}"
     idle = gpu.status == "ok" and gpu.total_bytes is not None and not gpu.bystanders
-    if idle and all(entry.kind in ("free", "reserved") for entry in gpu.entries):
+    if idle and all(entry.kind in ("free", "reserved", "unassigned") for entry in gpu.entries):
         text = f"{why} Nobody uses this GPU now; a reset ends whatever starts on it meanwhile."
         command = f"{SUDO_VRAM} reset {gpu.index} --yes"
         return Remedy(step="reset", target=target, text=text, command=command, harm="affects-others")

@@ -19,7 +19,7 @@ from vram.model.ledger import Entry, GpuLedger, Ledger
 
 Verdict = Literal["clean", "held", "unknown"]
 
-_NOBODYS = frozenset(("free", "reserved", "untold"))
+_NOBODYS = frozenset(("free", "reserved", "untold", "unassigned"))
 # Whether their holders are healthy cannot be told: they are named together, or not at all.
 _UNSEEN = frozenset(("hidden", "guest"))
 _WITHOUT_PROCESS = frozenset(("orphaned", "exported", "unattributed"))
@@ -35,6 +35,8 @@ class GpuVerdict(Struct, frozen=True, kw_only=True):
     held_bytes: int | None
     entries: tuple[Entry, ...] = ()
     reason: str | None = None
+    mig: str | None = None
+    """Set where this is the answer for one MIG instance: its first device, as "0:1"."""
 
 
 def judge(ledger: Ledger, *, leftovers: bool = False, allow: int = 0) -> tuple[GpuVerdict, ...]:
@@ -68,6 +70,7 @@ def _judge(gpu: GpuLedger, leftovers: bool, allow: int) -> GpuVerdict:
         held_bytes=None if gpu.total_bytes is None and not counted else nbytes,
         entries=counted,
         reason=reason,
+        mig=gpu.mig,
     )
 
 
@@ -89,6 +92,8 @@ def _is_leftover(entry: Entry) -> bool:
 
 def _doubt(gpu: GpuLedger, leftovers: bool, allow: int) -> str | None:
     """Say why a GPU that looks clean may not be."""
+    if gpu.total_bytes is None and gpu.instances:
+        return "its MIG instances look clean, and the whole GPU may not be read"
     if gpu.total_bytes is None or gpu.status in ("failed", "timeout", "lost"):
         return gpu.message or f"the driver's answer: {gpu.status}"
     untold = sum(entry.nbytes for entry in gpu.entries if entry.kind == "untold")

@@ -139,9 +139,15 @@ class Drm(Protocol):
 
 
 class Exports(Protocol):
-    """Tells exported allocations from ordinary control descriptors."""
+    """Tells exported allocations from ordinary control descriptors.
 
-    def prove(self, candidates: Sequence[Candidate], deadline_s: float) -> Iterable[Proof]: ...
+    A process sees one MIG device at most: where GPUs are divided, *views* are what each try may
+    see, as the driver's own variable names it. Without, one try sees all GPUs.
+    """
+
+    def prove(
+        self, candidates: Sequence[Candidate], deadline_s: float, views: Sequence[str] = ()
+    ) -> Iterable[Proof]: ...
 
 
 class Proc(Protocol):

@@ -50,6 +50,8 @@ def _living(seen: Sightings, charge: Charge, sources: dict[int, int | None]) -> 
         holder=holder(seen, charge.process, charge.lists),
         evidence=tuple(evidence),
         sharers=sharers,
+        gpu_instance=charge.gpu_instance,
+        compute_instance=charge.compute_instance,
     )
 
 
@@ -70,6 +72,8 @@ def _dead(seen: Sightings, charge: Charge, found: list[Family], certain: bool) -
         charged_state=_state(seen, pid),
         evidence=tuple(evidence),
         confidence="fact" if certain else "likely",
+        gpu_instance=charge.gpu_instance,
+        compute_instance=charge.compute_instance,
     )
 
 
@@ -90,6 +94,8 @@ def _unkept(seen: Sightings, charge: Charge, evidence: list[str]) -> Entry:
         hidden_by="namespace" if outside else None,
         evidence=tuple(evidence),
         confidence="likely" if outside else "unknown",
+        gpu_instance=charge.gpu_instance,
+        compute_instance=charge.compute_instance,
     )
 
 

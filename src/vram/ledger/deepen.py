@@ -40,7 +40,7 @@ def _gpu(gpu: GpuLedger, insides: Mapping[int, Inside], is_only: bool) -> GpuLed
 
 def _split(entry: Entry, inside: Inside, gpu: GpuLedger, is_only: bool) -> Iterator[Entry]:
     left = entry.nbytes
-    for share in _shares(_lines(inside.answer, gpu.uuid, is_only)):
+    for share in _shares(_lines(inside.answer, _uuids(gpu, entry), is_only)):
         # Read a moment after the driver's figure: what does not fit was allocated in between.
         nbytes = min(share.nbytes, left)
         left -= nbytes
@@ -53,11 +53,17 @@ def _split(entry: Entry, inside: Inside, gpu: GpuLedger, is_only: bool) -> Itera
     yield replace(entry, kind="context", nbytes=left, evidence=(*entry.evidence, word), confidence="likely")
 
 
-def _lines(answer: Trimmed, uuid: str | None, is_only: bool) -> list[CacheLine]:
+def _uuids(gpu: GpuLedger, entry: Entry) -> set[str]:
+    """By which names the process may know where it runs; only the digits of them are alike everywhere."""
+    inside = [each.devices for each in gpu.instances if each.gpu_instance == entry.gpu_instance]
+    return {(gpu.uuid or "")[4:], *(device.uuid[4:] for devices in inside for device in devices)}
+
+
+def _lines(answer: Trimmed, uuids: set[str], is_only: bool) -> list[CacheLine]:
     """The lines about one GPU: the process may number its GPUs in its own way."""
-    numbers = {int(number) for number, name in answer.devices.items() if name == uuid}
+    numbers = {int(number) for number, name in answer.devices.items() if name and name[4:] in uuids}
     if not numbers and is_only and len(answer.devices) == 1:
-        numbers = set(map(int, answer.devices))  # a MIG slice has a name of its own
+        numbers = set(map(int, answer.devices))
     on_device = [line for line in answer.lines if line.memory == "device"]
     # Pools of the program's own do not say where they are; with one GPU there is no question.
     return [

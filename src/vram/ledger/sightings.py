@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from vram.model.drm import CapacityFacts, ClientFacts, ComputeFacts, SystemMemoryFacts
 from vram.model.files import DmabufFacts, ExportFacts, FilesFacts, UnreadableFacts
-from vram.model.gpu import ChargeFacts, DriverFacts, GpuFacts, MemoryFacts
+from vram.model.gpu import ChargeFacts, DriverFacts, GpuFacts, MemoryFacts, MigFacts
 from vram.model.ledger import Medium
 from vram.model.observation import HostFacts, Observation, Status, Survey
 from vram.model.process import ProcessFacts, ProcessRef
@@ -21,6 +21,8 @@ class Charge(Struct, frozen=True):
     process: ProcessRef
     nbytes: int | None
     lists: tuple[str, ...]
+    gpu_instance: int | None = None
+    compute_instance: int | None = None
 
 
 class ClientSighting(Struct, frozen=True):
@@ -43,6 +45,7 @@ class Share(Struct, frozen=True):
     medium: Medium
     gpu: int | None = None
     exporter: str | None = None
+    gpu_instance: int | None = None
 
 
 class GpuSighting(Struct):
@@ -54,6 +57,7 @@ class GpuSighting(Struct):
     status: Status = "ok"
     message: str | None = None
     charges: list[Charge] = []
+    mig: list[MigFacts] = []
     capacity: int | None = None
     system: SystemMemoryFacts | None = None
     clients: list[ClientSighting] = []
@@ -152,7 +156,7 @@ def _share(process: ProcessRef, nbytes: int, facts: DmabufFacts | ExportFacts, g
         return Share(process, nbytes, facts.inode, facts.fd, "dmabuf", gpu, facts.exporter)
     # Where the kernel does not tell descriptions apart, every descriptor is its own.
     identity = facts.description if facts.description is not None else (process.pid, facts.fd)
-    return Share(process, nbytes, identity, facts.fd, "handle", gpu)
+    return Share(process, nbytes, identity, facts.fd, "handle", gpu, None, facts.gpu_instance)
 
 
 def _place_on_gpu(gpu: GpuSighting, observation: Observation) -> None:
@@ -162,7 +166,10 @@ def _place_on_gpu(gpu: GpuSighting, observation: Observation) -> None:
         case MemoryFacts() as facts:
             gpu.memory = facts
         case ChargeFacts() as facts if observation.process:
-            gpu.charges.append(Charge(observation.process, _known(observation.nbytes), facts.lists))
+            where = (facts.gpu_instance, facts.compute_instance)
+            gpu.charges.append(Charge(observation.process, _known(observation.nbytes), facts.lists, *where))
+        case MigFacts() as facts:
+            gpu.mig.append(facts)
         case CapacityFacts() as facts:
             gpu.capacity = facts.total
         case SystemMemoryFacts() as facts:

@@ -34,6 +34,10 @@ class GpuFacts(Struct, frozen=True, tag="gpu"):
     persistence: bool | None = None
     compute_mode: str | None = None
     mig_enabled: bool | None = None
+    mig_pending: bool | None = None
+    """The mode that MIG will be in after the next reset."""
+    mig_devices: int | None = None
+    """How many MIG devices were found; None where nobody could tell."""
     ecc_enabled: bool | None = None
     ecc_uncorrected: int | None = None
     bar1_total: int | None = None
@@ -73,3 +77,19 @@ class ChargeFacts(Struct, frozen=True, omit_defaults=True, tag="charge"):
     lists: tuple[str, ...]
     """Which lists name it: "compute", "graphics", "mps"."""
     gpu_instance: int | None = None
+    compute_instance: int | None = None
+
+
+class MigFacts(Struct, frozen=True, omit_defaults=True, tag="mig"):
+    """One MIG device: a compute instance, in a GPU instance of a divided GPU.
+
+    ``memory`` is the GPU instance's. Compute instances of the same one share it, and each
+    of them is told the same figures.
+    """
+
+    index: int
+    uuid: str
+    name: str
+    gpu_instance: int
+    compute_instance: int
+    memory: MemoryFacts | None = None

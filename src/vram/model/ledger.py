@@ -27,6 +27,7 @@ Kind = Literal[
     "overhead",
     "unattributed",
     "untold",
+    "unassigned",
 ]
 Confidence = Literal["fact", "likely", "unknown"]
 Medium = Literal["handle", "dmabuf", "managed", "shared"]
@@ -62,6 +63,9 @@ class Entry(Struct, frozen=True, kw_only=True):
     process are managed memory, or shared by several clients of a GPU; ``hidden_by`` what keeps
     us from naming the holder of a hidden one. ``windows`` is the Windows process that keeps the
     bytes, or that Windows counts a guest's under: no holder, for its pid is not one of this side.
+    ``gpu_instance`` is the part of a GPU divided by MIG that the bytes lie in, and
+    ``compute_instance`` the one that their process runs on. ``mps_server`` is the pid of the MPS
+    server that opened the GPU for the holder.
     """
 
     kind: Kind
@@ -76,6 +80,9 @@ class Entry(Struct, frozen=True, kw_only=True):
     medium: Medium | None = None
     hidden_by: Literal["namespace", "permission", "windows"] | None = None
     windows: WindowsProcess | None = None
+    gpu_instance: int | None = None
+    compute_instance: int | None = None
+    mps_server: int | None = None
 
 
 class Bystander(Struct, frozen=True, kw_only=True):
@@ -103,10 +110,37 @@ class SystemMemory(Struct, frozen=True, kw_only=True):
     entries: tuple[Entry, ...]
 
 
+class MigDevice(Struct, frozen=True, kw_only=True):
+    """What programs run on: a compute instance. ``index`` is its number on the GPU."""
+
+    index: int
+    uuid: str
+    name: str
+    compute_instance: int
+
+
+class Instance(Struct, frozen=True, kw_only=True):
+    """One GPU instance of a divided GPU, and the MIG devices that share its memory.
+
+    The GPU's entries with this ``gpu_instance`` sum to ``total_bytes``; where that is None
+    they could not be balanced, and ``message`` says why.
+    """
+
+    gpu_instance: int
+    devices: tuple[MigDevice, ...]
+    total_bytes: int | None
+    memory: MemoryFacts | None = None
+    message: str | None = None
+    notes: tuple[str, ...] = ()
+
+
 class GpuLedger(Struct, frozen=True, kw_only=True):
     """One GPU. Its entries sum to ``total_bytes``; where that is None, ``status`` says why.
 
     A GPU without memory of its own has a total of zero; what it uses is in ``system``.
+    A GPU divided by MIG has ``instances``, each with a balance of its own, and entries of no
+    instance: what the driver reserves, and memory that no instance was given ("unassigned").
+    ``mig`` is set where this is the ledger of one instance alone: its first device, as "0:1".
     """
 
     index: int
@@ -124,6 +158,8 @@ class GpuLedger(Struct, frozen=True, kw_only=True):
     system: SystemMemory | None = None
     windows: WindowsSide | None = None
     """Under WSL2, what the other side says."""
+    instances: tuple[Instance, ...] = ()
+    mig: str | None = None
 
     @property
     def accounted(self) -> tuple[Entry, ...]:

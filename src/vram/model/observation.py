@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from vram.model.drm import CapacityFacts, ClientFacts, ComputeFacts, SystemMemoryFacts
 from vram.model.files import DmabufFacts, ExportFacts, FilesFacts, UnreadableFacts
-from vram.model.gpu import ChargeFacts, DriverFacts, GpuFacts, MemoryFacts
+from vram.model.gpu import ChargeFacts, DriverFacts, GpuFacts, MemoryFacts, MigFacts
 from vram.model.process import ProcessFacts, ProcessRef
 from vram.model.windows import AdapterFacts, WindowsMemoryFacts
 from vram.model.wsl import WslFacts
@@ -21,6 +21,7 @@ Facts: TypeAlias = (
     DriverFacts
     | GpuFacts
     | MemoryFacts
+    | MigFacts
     | ChargeFacts
     | ProcessFacts
     | FilesFacts

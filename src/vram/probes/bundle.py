@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from vram.errors import BadSnapshot, UsageError
-from vram.model.gpu import MemoryFacts
+from vram.model.gpu import MemoryFacts, MigFacts
 from vram.model.observation import SURVEY_SCHEMA, Survey
 from vram.probes.redact import redact
 
@@ -87,8 +87,9 @@ def _check(survey: Survey, origin: str) -> None:
     """Refuse sizes that no survey takes: whoever judges it may trust them."""
     for observation in survey.observations:
         sizes: dict[str, Any] = {"nbytes": observation.nbytes}
-        if isinstance(observation.facts, MemoryFacts):
-            sizes |= msgspec.structs.asdict(observation.facts)
+        memory = observation.facts.memory if isinstance(observation.facts, MigFacts) else observation.facts
+        if isinstance(memory, MemoryFacts):
+            sizes |= msgspec.structs.asdict(memory)
         for name, nbytes in sizes.items():
             if nbytes is not None and not 0 <= nbytes < _MOST_BYTES:
                 raise BadSnapshot(f"{origin} gives {nbytes} as a size ({name})", hint=_TAKE_AGAIN)

@@ -43,7 +43,11 @@ def plan(host: Host, ledger: Ledger, findings: tuple[Finding, ...], wish: Wish) 
     choice = _Choice(host, scene)
     steps = choice.steps()
     # A GPU that does not answer cannot be measured, and must not keep the others from it.
-    gpus = tuple(gpu.index for gpu in ledger.gpus if gpu.total_bytes is not None or gpu.driver != "nvidia")
+    gpus = tuple(
+        gpu.index
+        for gpu in ledger.gpus
+        if gpu.total_bytes is not None or gpu.instances or gpu.driver != "nvidia"
+    )
     sealed = seal(ledger.taken_at, host.vitals.boot_id(), wish.goal_bytes, gpus, steps)
     return Draft(plan=sealed, spared=spared(scene, sealed, choice.refusals))
 

@@ -39,12 +39,13 @@ def text(verdicts: tuple[GpuVerdict, ...]) -> str:
 
 
 def _lines(gpu: GpuVerdict) -> list[str]:
+    name = f"GPU {gpu.index}" if gpu.mig is None else f"MIG {gpu.mig}"
     if gpu.verdict == "unknown":
-        return [f"GPU {gpu.index}: could not tell: {gpu.reason}"]
+        return [f"{name}: could not tell: {gpu.reason}"]
     if gpu.verdict == "clean":
         passed = f", {size(gpu.held_bytes)} allowed" if gpu.held_bytes else ""
-        return [f"GPU {gpu.index}: clean{passed}"]
-    return [f"GPU {gpu.index}: {_held(entry)}" for entry in sorted(gpu.entries, key=lambda e: -e.nbytes)]
+        return [f"{name}: clean{passed}"]
+    return [f"{name}: {_held(entry)}" for entry in sorted(gpu.entries, key=lambda e: -e.nbytes)]
 
 
 def _held(entry: Entry) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from rich.table import Table
 from rich.text import Text
@@ -16,8 +17,31 @@ from vram.units import size
 # hides the one that matters. JSON and `vram who` list them all.
 FOLD_AFTER = 32
 _FOLDABLE = frozenset(("process", "live", "cached", "fragmented", "context"))
-_LAST = ("overhead", "reserved", "untold", "free")
+_LAST = ("overhead", "reserved", "untold", "unassigned", "free")
 _NARROW_COLUMNS = 36
+
+
+class Line(NamedTuple):
+    """A line of the table that stands for a whole part of the GPU."""
+
+    nbytes: int
+    what: str
+    who: str
+
+
+def lines_table(lines: Sequence[Line], entries: Sequence[Entry], total_bytes: int, look: Look) -> Table:
+    """Return a table of *lines*, then of *entries*, and the sum of both."""
+    table = _grid(look)
+    blank = [Text()] if look.is_wide else []
+    for line in lines:
+        share = Text(percent(line.nbytes, total_bytes), style="dim")
+        what = Text(look.clean(line.what), style="bold")
+        table.add_row(Text(size(line.nbytes)), share, what, Text(look.clean(line.who)), *blank)
+    for entry in in_order(entries):
+        table.add_row(*_figures(entry.kind, entry.nbytes, total_bytes, look), *_explanation(entry, look))
+    nbytes = sum(line.nbytes for line in lines) + sum(entry.nbytes for entry in entries)
+    _sum_rows(table, nbytes, total_bytes, look)
+    return table
 
 
 def entries_table(entries: Sequence[Entry], total_bytes: int | None, look: Look) -> Table:
@@ -31,7 +55,7 @@ def entries_table(entries: Sequence[Entry], total_bytes: int | None, look: Look)
         table.add_row(*_figures(entry.kind, entry.nbytes, total_bytes, look), *_explanation(entry, look))
     if folded:
         _folded_row(table, folded, total_bytes, look)
-    _sum_rows(table, entries, total_bytes, look)
+    _sum_rows(table, sum(entry.nbytes for entry in entries), total_bytes, look)
     return table
 
 
@@ -122,8 +146,7 @@ def _folded_row(table: Table, folded: list[Entry], total_bytes: int | None, look
     table.add_row(*_figures("process", nbytes, total_bytes, look), Text(words), *blank)
 
 
-def _sum_rows(table: Table, entries: Sequence[Entry], total_bytes: int | None, look: Look) -> None:
-    nbytes = sum(entry.nbytes for entry in entries)
+def _sum_rows(table: Table, nbytes: int, total_bytes: int | None, look: Look) -> None:
     table.add_row(Text(look.clean("─" * 10), style="dim"), Text(look.clean("─" * 6), style="dim"))
     if total_bytes is None:
         table.add_row(

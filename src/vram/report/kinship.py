@@ -8,9 +8,9 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from vram.model.ledger import Entry, Holder, Ledger
+from vram.model.ledger import Entry, GpuLedger, Holder, Ledger
 from vram.model.observation import HostFacts
-from vram.report.phrases import workload
+from vram.report.phrases import mig_device, workload
 
 # A snapshot may claim any ancestry; a real one is this deep only by accident.
 _DEEPEST = 16
@@ -21,6 +21,7 @@ class Keep(Struct, frozen=True, kw_only=True):
 
     Of memory whose ``medium`` is "shared", that is as much as the other one shares with anybody.
     The kind "system" is memory of the machine beside the GPU's own; it is in no sum.
+    ``mig`` names the MIG device where the GPU is divided: "0:1".
     """
 
     gpu: int
@@ -28,6 +29,7 @@ class Keep(Struct, frozen=True, kw_only=True):
     nbytes: int
     shared_with: int | None = None
     medium: str | None = None
+    mig: str | None = None
 
 
 class Kin(Struct, frozen=True, kw_only=True):
@@ -103,10 +105,10 @@ def who(ledger: Ledger) -> WhoReport:
     census = _Census()
     for gpu in ledger.gpus:
         for entry in gpu.accounted:
-            census.count(gpu.index, entry)
+            census.count(gpu, entry)
         for entry in gpu.system.entries if gpu.system and gpu.total_bytes != 0 else ():
             if entry.holder is not None:
-                census.count(gpu.index, entry, "system")
+                census.count(gpu, entry, "system")
     for gpu in ledger.gpus:
         for bystander in gpu.bystanders:
             person = census.person(bystander.holder)
@@ -130,10 +132,16 @@ class _Census:
     def person(self, holder: Holder) -> _Person:
         return self.people.setdefault((holder.pid, holder.started_at), _Person(holder))
 
-    def count(self, gpu: int, entry: Entry, kind: str | None = None) -> None:
-        if entry.kind in ("free", "reserved", "untold") or entry.nbytes == 0:
+    def count(self, gpu: GpuLedger, entry: Entry, kind: str | None = None) -> None:
+        if entry.kind in ("free", "reserved", "untold", "unassigned") or entry.nbytes == 0:
             return
-        keep = Keep(gpu=gpu, kind=kind or entry.kind, nbytes=entry.nbytes, medium=entry.medium)
+        keep = Keep(
+            gpu=gpu.index,
+            kind=kind or entry.kind,
+            nbytes=entry.nbytes,
+            medium=entry.medium,
+            mig=mig_device(gpu, entry),
+        )
         if entry.holder is None:
             self.unnamed.append(keep)
             return

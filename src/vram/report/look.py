@@ -32,6 +32,7 @@ KINDS: dict[Kind, Ink] = {
     "overhead": Ink("░", "~", "bright_black"),
     "reserved": Ink("▒", "R", "bright_black"),
     "untold": Ink("╌", "u", "bright_black"),
+    "unassigned": Ink("╍", "-", "bright_black"),
     "free": Ink("·", ".", "green"),
 }
 
@@ -39,6 +40,7 @@ KINDS: dict[Kind, Ink] = {
 MEANINGS: dict[Kind, str] = {
     "free": "nobody's",
     "reserved": "the driver, its firmware and ECC",
+    "unassigned": "given to no MIG instance: nobody can use it",
     "overhead": "the driver itself, beyond what it charges to anybody",
     "hidden": "a process that cannot be seen from here",
     "unattributed": "nobody could be named",

@@ -2,12 +2,44 @@
 
 from __future__ import annotations
 
-from vram.model.ledger import Entry, Holder
+from collections.abc import Sequence
+
+from vram.model.ledger import Entry, GpuLedger, Holder
 from vram.model.process import Workload
 from vram.model.windows import WindowsProcess
-from vram.units import duration
+from vram.units import duration, size
 
 _STATES = {"T": "stopped", "t": "being traced", "Z": "zombie", "X": "dead", "D": "uninterruptible"}
+
+
+def gpu_label(gpu: GpuLedger) -> str:
+    """Return how a GPU, or one MIG instance of it, is called in front of its name."""
+    return f"GPU {gpu.index}" if gpu.mig is None else f"MIG {gpu.mig}"
+
+
+def mig_device(gpu: GpuLedger, entry: Entry) -> str | None:
+    """Return the MIG device that an entry's bytes are on, as --gpu takes it; None on a whole GPU."""
+    for instance in gpu.instances:
+        if instance.gpu_instance == entry.gpu_instance:
+            own = [each for each in instance.devices if each.compute_instance == entry.compute_instance]
+            return f"{gpu.index}:{(own or instance.devices)[0].index}"
+    return None
+
+
+def memory_figures(entries: Sequence[Entry], total: int | None) -> str:
+    """Return used, free and total; memory that no MIG instance was given is neither of both."""
+    if total is None:
+        return ""
+    if total == 0:
+        return "no memory of its own"
+    sums = {
+        kind: sum(e.nbytes for e in entries if e.kind == kind) for kind in ("free", "untold", "unassigned")
+    }
+    used = size(total - sum(sums.values()))
+    if sums["untold"]:
+        return f"{used} known to be used · {size(total)} total"
+    spare = f" · {size(sums['unassigned'])} unassigned" if sums["unassigned"] else ""
+    return f"{used} used · {size(sums['free'])} free{spare} · {size(total)} total"
 
 
 def identity(holder: Holder, *, origin: bool = True) -> list[str]:

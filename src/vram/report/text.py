@@ -15,7 +15,7 @@ from vram.report.bar import apportion
 from vram.report.entries import entries_table
 from vram.report.look import KINDS, SEVERITIES, Look
 from vram.report.paragraph import paragraph
-from vram.report.phrases import command, identity
+from vram.report.phrases import command, gpu_label, identity, memory_figures
 from vram.report.selection import select
 from vram.units import size
 
@@ -70,7 +70,11 @@ def _gpu(gpu: GpuLedger, look: Look) -> Iterator[RenderableType]:
     if gpu.total_bytes:
         yield _bar(gpu, look)
         yield Text()
-    if gpu.total_bytes or gpu.entries:
+    if gpu.instances and gpu.mig is None:
+        from vram.report.mig import divided
+
+        yield from divided(gpu, look)
+    elif gpu.total_bytes or gpu.entries:
         yield entries_table(gpu.entries, gpu.total_bytes, look)
     for note in gpu.notes:
         yield paragraph("note: ", Text(look.clean(note)), look, indent=2)
@@ -94,10 +98,10 @@ def _system(gpu: GpuLedger, look: Look) -> Iterator[RenderableType]:
 
 def _heading(gpu: GpuLedger, look: Look) -> Iterator[Text]:
     is_virtual = gpu.facts is not None and gpu.facts.virtual
-    label = f"GPU {gpu.index}  {look.clean(gpu.name)}"
+    label = f"{gpu_label(gpu)}  {look.clean(gpu.name)}"
     if is_virtual and "virtual" not in gpu.name.lower():
         label += " (virtual)"
-    figures = look.clean(_figures(gpu))
+    figures = look.clean(memory_figures(gpu.entries, gpu.total_bytes))
     gap = look.width - len(label) - len(figures)
     if figures and gap >= 2:
         yield Text.assemble((label, "bold"), " " * gap, figures)
@@ -105,19 +109,6 @@ def _heading(gpu: GpuLedger, look: Look) -> Iterator[Text]:
     yield Text(label, style="bold", overflow="fold")
     if figures:
         yield Text(f"       {figures}")
-
-
-def _figures(gpu: GpuLedger) -> str:
-    if gpu.total_bytes is None:
-        return ""
-    if gpu.total_bytes == 0:
-        return "no memory of its own"
-    free = sum(entry.nbytes for entry in gpu.entries if entry.kind == "free")
-    untold = sum(entry.nbytes for entry in gpu.entries if entry.kind == "untold")
-    if untold:
-        known = size(gpu.total_bytes - free - untold)
-        return f"{known} known to be used · {size(gpu.total_bytes)} total"
-    return f"{size(gpu.total_bytes - free)} used · {size(free)} free · {size(gpu.total_bytes)} total"
 
 
 def _bar(gpu: GpuLedger, look: Look) -> Text:

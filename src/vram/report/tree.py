@@ -86,7 +86,8 @@ def _kept(keep: Keep) -> str:
     kind = "of the machine's memory" if keep.kind == "system" else keep.kind
     if keep.medium == "shared":
         kind += ", shared with other clients"
-    return f"GPU {keep.gpu}: {size(keep.nbytes)} {kind}{shared}"
+    place = f"GPU {keep.gpu}" if keep.mig is None else f"MIG {keep.mig}"
+    return f"{place}: {size(keep.nbytes)} {kind}{shared}"
 
 
 def _line(nbytes: str, stem: str, body: Text) -> Text:

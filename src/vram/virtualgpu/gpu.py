@@ -44,7 +44,8 @@ class VirtualGpu:
     ) -> VirtualGpu:
         """Make *gpus* GPUs alike; what is not said is as measured on an H200.
 
-        *settings* are those of :mod:`vram.virtualgpu.config`. *folder* names a place that is
+        *settings* are those of :mod:`vram.virtualgpu.config`; ``mig="3g.71gb,2g.35gb"`` divides every
+        GPU (:mod:`vram.virtualgpu.mig`). *folder* names a place that is
         empty or does not exist yet; left out, it is a new one in shared memory or $TMPDIR.
         """
         named = {"total_bytes": memory_bytes, "name": name}
@@ -116,8 +117,10 @@ class VirtualGpu:
 
     def set(self, gpu: int | None = None, **settings: Setting) -> None:
         """Change settings, of one GPU or of all, for every process that starts from now on."""
-        with (self.folder / "config").open("a") as file:
-            file.writelines(f"{line}\n" for line in config.lines(settings, gpu))
+        path = self.folder / "config"
+        lines = config.lines(settings, gpu, path.read_text())
+        with path.open("a") as file:
+            file.writelines(f"{line}\n" for line in lines)
 
     def fail(
         self,

@@ -57,6 +57,11 @@ def _used_plainly(entry: Entry) -> bool:
     return in_use(entry) and entry.holder is not None and is_healthy(entry.holder)
 
 
+def _can_be_parked(holding: Holding, holder: Holder) -> bool:
+    """The driver checkpoints nothing that runs under MIG or through MPS."""
+    return "mps" not in holder.lists and all(entry.gpu_instance is None for entry in holding.entries)
+
+
 def _known(holding: Holding) -> int | None:
     """The bytes, or None where the driver lists the process and does not say how much."""
     untold = holding.nbytes == 0 and any(entry.confidence == "unknown" for entry in holding.entries)
@@ -79,7 +84,13 @@ def _finding(ledger: Ledger, holding: Holding, holder: Holder) -> Finding:
         evidence=words.evidence(holding.evidence),
         remedies=remedies.ordered(
             (
-                *remedies.spare(ledger.host, holder, certain=holding.certain, drivers=drivers),
+                *remedies.spare(
+                    ledger.host,
+                    holder,
+                    certain=holding.certain,
+                    drivers=drivers,
+                    parks=_can_be_parked(holding, holder),
+                ),
                 *remedies.end(ledger.host, holding.keepers, certain=holding.certain),
             )
         ),
