@@ -153,8 +153,12 @@ def _ask(host: HostFacts, holders: Sequence[Holder]) -> tuple[Remedy, ...]:
 def _terminate(host: HostFacts, holders: Sequence[Holder]) -> Remedy:
     whom = "it" if len(holders) == 1 else f"all {len(holders)} of them (one alone frees nothing)"
     text = f"Ask {whom} to end; what is not saved is lost. The memory is back when the last one is gone."
+    harm: Harm = "loses-work"
+    if any("mps" in holder.lists for holder in holders):
+        text += " It uses MPS: killed with work on the GPU, it can take the server's other clients along."
+        harm = "affects-others"
     command = f"{_vram(host, holders)} kill {_pids(holders, ' ')}"
-    return Remedy(step="end", target=_target(holders), text=text, command=command, harm="loses-work")
+    return Remedy(step="end", target=_target(holders), text=text, command=command, harm=harm)
 
 
 def _vram(host: HostFacts, holders: Sequence[Holder]) -> str:

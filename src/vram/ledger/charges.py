@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from vram.ledger.families import Family, families, keepers, match, source_of
 from vram.ledger.holders import departed, holder, holders
+from vram.ledger.mps import with_servers
 from vram.ledger.sightings import Charge, GpuSighting, Sightings
 from vram.model.ledger import Bystander, Entry, Holder
 from vram.units import counted, size
@@ -22,7 +23,7 @@ def charged_entries(seen: Sightings, gpu: GpuSighting) -> tuple[list[Entry], lis
     entries += [
         _dead(seen, charge, *matched[charge.process.pid]) for charge in dead if charge.nbytes is not None
     ]
-    return entries, _bystanders(seen, sources, matched)
+    return with_servers(seen, gpu, entries, _bystanders(seen, sources, matched))
 
 
 def _still_there(seen: Sightings, charge: Charge) -> bool:

@@ -52,6 +52,12 @@ def plan(host: Host, ledger: Ledger, findings: tuple[Finding, ...], wish: Wish) 
     return Draft(plan=sealed, spared=spared(scene, sealed, choice.refusals))
 
 
+def _loses(kind: StepKind, account: Account) -> str:
+    if kind == "kill" and "mps" in account.holder.lists:
+        return f"{LOSES[kind]}; it uses MPS, and other clients of the same server may fail with it"
+    return LOSES[kind]
+
+
 class _Choice:
     """Picks candidates, rung by rung, and looks at whom it picked."""
 
@@ -97,7 +103,7 @@ class _Choice:
                 target=self._target(account),
                 gpus=account.gpus,
                 predicted_bytes=predicted,
-                loses=LOSES[candidate.kind],
+                loses=_loses(candidate.kind, account),
                 reversible=candidate.kind != "kill",
                 reason=candidate.reason,
                 finding=candidate.finding,

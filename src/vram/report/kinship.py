@@ -35,7 +35,8 @@ class Keep(Struct, frozen=True, kw_only=True):
 class Kin(Struct, frozen=True, kw_only=True):
     """A process, what it keeps, whose files it inherited, and its children that hold something.
 
-    ``exported_bytes`` is what it has a handle on while the maker is charged for it.
+    ``exported_bytes`` is what it has a handle on while the maker is charged for it. An MPS
+    server has its clients as children; ``mps_server`` is the server of a client.
     """
 
     holder: Holder
@@ -43,6 +44,7 @@ class Kin(Struct, frozen=True, kw_only=True):
     inherited_from: int | None
     exported_bytes: int | None
     children: tuple[Kin, ...]
+    mps_server: int | None = None
 
 
 class Household(Struct, frozen=True, kw_only=True):
@@ -71,6 +73,7 @@ class _Person:
         self.keeps: list[Keep] = []
         self.inherited_from: int | None = None
         self.exported_bytes: int | None = None
+        self.mps_server: int | None = None
         self.parent: _Person | None = None
         self.children: list[_Person] = []
         self.height = 1
@@ -97,6 +100,7 @@ class _Person:
             inherited_from=self.inherited_from,
             exported_bytes=self.exported_bytes,
             children=tuple(child.settled() for child in children),
+            mps_server=self.mps_server,
         )
 
 
@@ -147,6 +151,7 @@ class _Census:
             return
         keeper = self.person(entry.holder)
         keeper.keeps.append(keep)
+        keeper.mps_server = entry.mps_server or keeper.mps_server
         for sharer in entry.sharers:
             self.person(sharer).keeps.append(replace(keep, shared_with=entry.holder.pid))
         if entry.kind == "orphaned" and entry.charged_pid is not None:
@@ -167,7 +172,7 @@ class _Census:
     def join_families(self) -> None:
         by_pid = {person.holder.pid: person for person in self.people.values()}
         for person in list(self.people.values()):
-            parent_pid = person.inherited_from or person.holder.parent
+            parent_pid = person.inherited_from or person.mps_server or person.holder.parent
             parent = by_pid.get(parent_pid) if parent_pid is not None else None
             if person.parent is None and parent is not None:
                 _adopt(parent, person)

@@ -93,9 +93,9 @@ def command(holder: Holder) -> str:
 
 
 def sharing(entry: Entry) -> str:
-    """Say that others keep the same bytes, so that all of them must let go."""
+    """Say that others keep the same bytes, so that all of them must let go; or who opened the GPU."""
     if not entry.sharers:
-        return ""
+        return f"client of MPS server pid {entry.mps_server}" if entry.mps_server is not None else ""
     pids = ", ".join(str(sharer.pid) for sharer in entry.sharers[:6])
     more = f" and {len(entry.sharers) - 6} more" if len(entry.sharers) > 6 else ""
     noun = "pid" if len(entry.sharers) == 1 else "pids"

@@ -71,6 +71,10 @@ def _facts(kin: Kin) -> Iterator[str]:
         yield f"holds the files of pid {kin.inherited_from}, inherited when that one forked"
     elif kin.inherited_from is not None:
         yield f"inherited the files of pid {kin.inherited_from}: ending that one alone gives nothing back"
+    elif any(child.mps_server == kin.holder.pid for child in kin.children):
+        yield "MPS server: opens the GPU for those below, and all of them fail if it is ended"
+    elif kin.mps_server is not None:
+        yield f"client of MPS server pid {kin.mps_server}"
     elif not kin.keeps and kin.exported_bytes is None:
         yield "has GPU files open and is charged nothing"
     if kin.exported_bytes is not None:
