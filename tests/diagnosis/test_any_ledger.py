@@ -150,7 +150,8 @@ SAFE = re.compile(
     r'|sudo "\$\(command -v vram\)" why'
     r"|sudo cat /proc/\d+/stack|grep TracerPid /proc/\d+/status"
     r"|sudo dmesg --ctime \| grep -iE 'xid\|nvrm'"
-    r'|echo "get_(server_list|client_list \d+)" \| nvidia-cuda-mps-control|echo quit \| nvidia-cuda-mps-control'
+    r'|echo "get_(server_list|client_list \d+)" \| nvidia-cuda-mps-control'
+    r"|echo quit \| nvidia-cuda-mps-control"
     r'|sudo "\$\(command -v vram\)" reset \d+ --yes'
     r"|nvidia-smi mig -lgip -i \d+|sudo nvidia-smi -i \d+ -mig [01]"
     r"|nvidia-smi -q -d ROW_REMAPPER,PAGE_RETIREMENT -i \d+"

@@ -12,7 +12,7 @@ function __vram_at --argument-names wanted place
             continue
         end
         switch "$path:$word"
-            case 'why:--gpu' 'why:--from' 'why:--deadline' 'why:--svg' 'who:--gpu' 'who:--from' 'who:--deadline' 'check:--gpu' 'check:--from' 'check:--deadline' 'check:--allow' 'free:--gpu' 'free:--up-to' 'free:--finding' 'free:--pid' 'free:--save' 'free:--plan' 'free:--digest' 'free:--grace' 'free:--deadline' 'trim:--via' 'trim:--deadline' 'park:--lock-timeout' 'unpark:--wait' 'borrow:--gpu' 'borrow:--from' 'kill:--digest' 'kill:--grace' 'kill:--deadline' 'reset:--deadline' 'doctor:--for' 'doctor:--deadline' 'oom:--from' 'oom:--gpu' 'oom:--deadline' 'snapshot:-o' 'snapshot:--output' 'snapshot:--deadline' 'lab:--gpu' 'lab:--deadline' 'lab:--evidence' 'demo:--svg' 'virtual:--gpus' 'virtual:--memory' 'virtual:--name' 'virtual:--context' 'virtual:--fault'
+            case 'why:--gpu' 'why:--from' 'why:--deadline' 'why:--svg' 'who:--gpu' 'who:--from' 'who:--deadline' 'check:--gpu' 'check:--from' 'check:--deadline' 'check:--allow' 'free:--gpu' 'free:--up-to' 'free:--finding' 'free:--pid' 'free:--save' 'free:--plan' 'free:--digest' 'free:--grace' 'free:--deadline' 'trim:--via' 'trim:--deadline' 'park:--lock-timeout' 'unpark:--wait' 'borrow:--gpu' 'borrow:--from' 'kill:--digest' 'kill:--grace' 'kill:--deadline' 'reset:--deadline' 'doctor:--for' 'doctor:--deadline' 'oom:--from' 'oom:--gpu' 'oom:--deadline' 'snapshot:-o' 'snapshot:--output' 'snapshot:--deadline' 'lab:--gpu' 'lab:--deadline' 'lab:--evidence' 'demo:--svg' 'virtual:--gpus' 'virtual:--memory' 'virtual:--name' 'virtual:--context' 'virtual:--mig' 'virtual:--fault'
                 set skip 1
             case '*:-*'
             case '*'
@@ -67,7 +67,7 @@ complete -c vram -n __vram_needs_command -a help -d 'The manual page of a comman
 complete -c vram -n __vram_needs_command -a completion -d 'Print shell completion for bash, zsh or fish'
 
 complete -c vram -n '__vram_at \'why\'' -s h -l help -d 'show this help message and exit'
-complete -c vram -n '__vram_at \'why\'' -l gpu -x -k -a '(__vram_live gpu)' -d 'only these GPUs, by their number or PCI address (may be repeated)'
+complete -c vram -n '__vram_at \'why\'' -l gpu -x -k -a '(__vram_live gpu)' -d 'only these GPUs, by number or UUID; 0:1 is MIG device 1 of GPU 0 (may be repeated)'
 complete -c vram -n '__vram_at \'why\'' -l from -r -F -d 'judge a snapshot instead of this host'
 complete -c vram -n '__vram_at \'why\'' -l deadline -x -d 'give up on a driver that does not answer within S seconds (default: 5)'
 complete -c vram -n '__vram_at \'why\'' -l json -d 'one JSON object instead of text'
@@ -78,7 +78,7 @@ complete -c vram -n '__vram_at \'why\'' -l ascii -d 'bars and lines without Unic
 complete -c vram -n '__vram_at \'why\'' -l no-color -d 'no colour, also on a terminal'
 
 complete -c vram -n '__vram_at \'who\'' -s h -l help -d 'show this help message and exit'
-complete -c vram -n '__vram_at \'who\'' -l gpu -x -k -a '(__vram_live gpu)' -d 'only these GPUs, by their number or PCI address (may be repeated)'
+complete -c vram -n '__vram_at \'who\'' -l gpu -x -k -a '(__vram_live gpu)' -d 'only these GPUs, by number or UUID; 0:1 is MIG device 1 of GPU 0 (may be repeated)'
 complete -c vram -n '__vram_at \'who\'' -l from -r -F -d 'judge a snapshot instead of this host'
 complete -c vram -n '__vram_at \'who\'' -l deadline -x -d 'give up on a driver that does not answer within S seconds (default: 5)'
 complete -c vram -n '__vram_at \'who\'' -l json -d 'one JSON object instead of text'
@@ -86,7 +86,7 @@ complete -c vram -n '__vram_at \'who\'' -l ascii -d 'bars and lines without Unic
 complete -c vram -n '__vram_at \'who\'' -l no-color -d 'no colour, also on a terminal'
 
 complete -c vram -n '__vram_at \'check\'' -s h -l help -d 'show this help message and exit'
-complete -c vram -n '__vram_at \'check\'' -l gpu -x -k -a '(__vram_live gpu)' -d 'only these GPUs, by their number or PCI address (may be repeated)'
+complete -c vram -n '__vram_at \'check\'' -l gpu -x -k -a '(__vram_live gpu)' -d 'only these GPUs, by number or UUID; 0:1 is MIG device 1 of GPU 0 (may be repeated)'
 complete -c vram -n '__vram_at \'check\'' -l from -r -F -d 'judge a snapshot instead of this host'
 complete -c vram -n '__vram_at \'check\'' -l deadline -x -d 'give up on a driver that does not answer within S seconds (default: 5)'
 complete -c vram -n '__vram_at \'check\'' -l leftovers -d 'count only what no healthy process accounts for'
@@ -97,7 +97,7 @@ complete -c vram -n '__vram_at \'check\'' -l quiet -s q -d 'print nothing: the e
 complete -c vram -n '__vram_at \'free\'' -s h -l help -d 'show this help message and exit'
 complete -c vram -n '__vram_at \'free\'' -l gpu -x -k -a '(__vram_live gpu)' -d 'only on these GPUs (may be repeated)'
 complete -c vram -n '__vram_at \'free\'' -l up-to -x -a 'trim park kill' -d 'the highest rung to use'
-complete -c vram -n '__vram_at \'free\'' -l finding -x -a 'VR101 VR102 VR103 VR104 VR105 VR106 VR107 VR201 VR202 VR203 VR204 VR205 VR206 VR207 VR301 VR302 VR303 VR401 VR402 VR403 VR404 VR405 VR501 VR601 VR602 VR603 VR604' -d 'only what this finding of `vram why` names'
+complete -c vram -n '__vram_at \'free\'' -l finding -x -a 'VR101 VR102 VR103 VR104 VR105 VR106 VR107 VR201 VR202 VR203 VR204 VR205 VR206 VR207 VR301 VR302 VR303 VR401 VR402 VR403 VR404 VR405 VR406 VR407 VR501 VR601 VR602 VR603 VR604' -d 'only what this finding of `vram why` names'
 complete -c vram -n '__vram_at \'free\'' -l pid -x -k -a '(__vram_live pid)' -d 'only this process'
 complete -c vram -n '__vram_at \'free\'' -l save -r -F -d 'also save the plan, for --plan'
 complete -c vram -n '__vram_at \'free\'' -l plan -r -F -d 'run a saved plan; refused where the world has changed since'
@@ -207,6 +207,8 @@ complete -c vram -n '__vram_at \'explain\' 0' -a 'VR402' -d 'BAR1 exhausted: the
 complete -c vram -n '__vram_at \'explain\' 0' -a 'VR403' -d 'Row remap pending: the GPU wants to replace faulty memory, and could not yet.'
 complete -c vram -n '__vram_at \'explain\' 0' -a 'VR404' -d 'GPU lost: it fell off the bus, or waits for a reset.'
 complete -c vram -n '__vram_at \'explain\' 0' -a 'VR405' -d 'No answer: a driver call failed, or did not return in time.'
+complete -c vram -n '__vram_at \'explain\' 0' -a 'VR406' -d 'MIG keeps memory back: a part of the GPU was given to no instance.'
+complete -c vram -n '__vram_at \'explain\' 0' -a 'VR407' -d 'MIG is about to change: its mode will be another after the GPU\'s next reset.'
 complete -c vram -n '__vram_at \'explain\' 0' -a 'VR501' -d 'Versions differ: the driver in the kernel and its libraries do not match.'
 complete -c vram -n '__vram_at \'explain\' 0' -a 'VR601' -d 'Spilled into host memory: what found no room on the GPU goes on, more slowly.'
 complete -c vram -n '__vram_at \'explain\' 0' -a 'VR602' -d 'Held by Windows: programs outside WSL2 keep memory of the GPU.'
@@ -288,13 +290,11 @@ complete -c vram -n '__vram_at \'lab\' 1+' -a 'reset-reaches-others' -d 'cudaDev
 complete -c vram -n '__vram_at \'lab\' 1+' -a 'context-close-frees' -d 'Destroying a context frees the allocations that were made in it'
 complete -c vram -n '__vram_at \'lab\' 1+' -a 'parked-leaves-nothing' -d 'A parked (checkpointed) process leaves nothing on the GPU'
 complete -c vram -n '__vram_at \'lab\' 1+' -a 'thread-end-frees' -d 'The end of a thread frees what the thread allocated'
-complete -c vram -n '__vram_at \'lab\' 1+' -a 'thread-frees' -d 'A free inside the thread gives its memory back before the thread ends'
 complete -c vram -n '__vram_at \'lab\' 1+' -a 'owner-object' -d 'An object that frees in its destructor gives a thread\'s memory back'
 complete -c vram -n '__vram_at \'lab\' 1+' -a 'free-in-other-thread' -d 'Only the thread that allocated memory can free it'
 complete -c vram -n '__vram_at \'lab\' 1+' -a 'exception-in-process' -d 'An exception that somebody keeps holds GPU memory'
 complete -c vram -n '__vram_at \'lab\' 1+' -a 'old-data-plain' -d 'A fresh allocation shows the old bytes of one that was freed'
 complete -c vram -n '__vram_at \'lab\' 1+' -a 'old-data-pool' -d 'A pool hands the old bytes of one owner to the next'
-complete -c vram -n '__vram_at \'lab\' 1+' -a 'zero-before-free' -d 'Memory that is zeroed before it is freed shows the next owner nothing'
 complete -c vram -n '__vram_at \'lab\' 1+' -a 'old-data-across' -d 'A process can read what another one left in GPU memory'
 complete -c vram -n '__vram_at \'lab\' 1+' -a 'pinned-counts' -d 'Pinned host memory uses up device memory'
 complete -c vram -n '__vram_at \'lab\' 1+' -a 'managed-on-allocation' -d 'Managed memory takes device memory as soon as it is allocated'
@@ -344,6 +344,7 @@ complete -c vram -n '__vram_at \'virtual\'' -l memory -x -d 'of each (default: 1
 complete -c vram -n '__vram_at \'virtual\'' -l name -x -d '"(virtual)" is added to it (default: NVIDIA H200)'
 complete -c vram -n '__vram_at \'virtual\'' -l context -x -d 'what a context costs (default: 518MiB)'
 complete -c vram -n '__vram_at \'virtual\'' -l wsl -d 'under Windows\' driver, as in WSL2: one device, no figures per process'
+complete -c vram -n '__vram_at \'virtual\'' -l mig -x -d 'divide each: 3g.71gb,2g.35gb, or none for no instance yet'
 complete -c vram -n '__vram_at \'virtual\'' -l fault -x -d 'let calls fail; repeatable'
 complete -c vram -n '__vram_at \'virtual\'' -l keep -d 'leave the folder behind and say where it is'
 complete -c vram -n '__vram_at \'virtual\'; and contains -- -- (commandline -opc)' -a '(complete -C (string replace -r \'^.*? -- \' \'\' -- (commandline -cp)))'
