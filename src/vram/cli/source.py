@@ -23,7 +23,7 @@ def add_source_arguments(parser: ArgumentParser) -> None:
         "--gpu",
         action="append",
         metavar="GPU[,GPU...]",
-        help="only these GPUs, by number, UUID or PCI address; 0:1 is MIG device 1 of GPU 0 (may be repeated)",
+        help="only these GPUs, by number, UUID or PCI address; 0:1 is MIG device 1 of GPU 0 (repeatable)",
     )
     parser.add_argument(
         "--from", dest="snapshot", metavar="FILE", help="judge a snapshot instead of this host"
