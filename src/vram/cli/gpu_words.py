@@ -40,7 +40,7 @@ def _narrowed(ledger: Ledger, chosen: set[Chosen]) -> Iterator[GpuLedger]:
 
 def _find(ledger: Ledger, word: str) -> Chosen:
     word = _address(word)
-    named = [place for place, names in _names(ledger) if word in names]
+    named = [place for place, names in _names(ledger) if word and word in names]
     if not named and _UUID.fullmatch(word):
         # CUDA takes the beginning of a UUID too, as long as it is enough to tell.
         start = word.lower()
