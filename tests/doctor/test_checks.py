@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.doctor.sights import (
+    ALL_CAPABILITIES,
     GPU,
     HOST,
     NODES,
@@ -210,6 +211,13 @@ COMPLAINTS: list[tuple[str, Sight, str, str, str]] = [
         "limited",
         "root may not read the files of 9 processes",
         "CAP_SYS_PTRACE",
+    ),
+    (
+        "permissions.processes",
+        confined(host=HOST, unreadable=63, capabilities=ALL_CAPABILITIES, first_user_namespace=False),
+        "limited",
+        "root may not read the files of 63 processes",
+        "a user namespace only",
     ),
     (
         "permissions.pidfd",

@@ -38,6 +38,19 @@ def test_from_inside_a_pid_namespace(clinic: Clinic, new_namespaces: tuple[str, 
     assert clinic.ask().state("place.namespace") == ("ok" if in_the_first_namespace() else "limited")
 
 
+def test_from_inside_a_user_namespace(clinic: Clinic) -> None:
+    """There everybody is root, with every capability, over nobody but themselves."""
+    enter = ("unshare", "--user", "--map-root-user")
+    if not shutil.which("unshare") or subprocess.run([*enter, "true"], capture_output=True).returncode:
+        pytest.skip("no new user namespace may be made here")
+    neighbour = clinic.holder()
+    answer = clinic.ask(before=enter)
+    assert neighbour.poll() is None
+    assert answer.state("permissions.processes") == "limited"
+    assert "user namespace" in answer.checks["permissions.processes"]["fix"]
+    assert answer.seen("permissions.ptrace") == "may attach to processes of ours"
+
+
 def in_the_first_namespace() -> bool:
     return os.stat("/proc/self/ns/pid").st_ino == 0xEFFFFFFC
 

@@ -91,6 +91,13 @@ class TestConfinement:
         assert (seen.capabilities, seen.seccomp, seen.yama) == (0xA80425FB, 2, 1)
 
     @pytest.mark.parametrize(
+        ("users", "first"),
+        [("         0          0 4294967295\n", True), ("0 1000 1\n", False), ("0 100000 65536\n", False)],
+    )
+    def test_user_namespace(self, tree: Tree, users: str, first: bool) -> None:
+        assert tree.write("proc/self/uid_map", users).premises().confinement.first_user_namespace is first
+
+    @pytest.mark.parametrize(
         ("mounts", "hidden"),
         [
             (MOUNT.format(place="/proc", options="hidepid=2,gid=4"), "2"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -207,6 +208,12 @@ class TestRecords:
 
 
 class TestDebugger:
+    @pytest.mark.skipif(shutil.which("gdb") is None, reason="there is no gdb here")
+    def test_one_that_works(self, clinic: Clinic) -> None:
+        answer = clinic.ask("--for", "trim", VRAM_DEBUGGER="gdb")
+        assert answer.seen("permissions.debugger") == "gdb works"
+        assert "gdb" in answer.checks["permissions.debugger"]["details"][0].lower()
+
     def test_none(self, clinic: Clinic) -> None:
         answer = clinic.ask(VRAM_DEBUGGER="no-such-debugger")
         assert answer.state("permissions.debugger") == "missing"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+_SYS_PTRACE = 19
+
 
 class DriverFiles(Struct, frozen=True, kw_only=True):
     """What the kernel says of the driver, and of the devices that want one."""
@@ -40,6 +42,16 @@ class Confinement(Struct, frozen=True, kw_only=True):
     yama: int | None = None
     hidepid: str | None = None
     """The option that /proc is mounted with: "1", "2", "4", "invisible"…"""
+    first_user_namespace: bool = True
+    """In another one, root is root over its own processes only."""
+
+    @property
+    def may_trace(self) -> bool:
+        return bool((self.capabilities or 0) >> _SYS_PTRACE & 1)
+
+    @property
+    def sees_everybody(self) -> bool:
+        return self.may_trace and self.first_user_namespace
 
 
 class Container(Struct, frozen=True, kw_only=True):

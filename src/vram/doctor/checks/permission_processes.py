@@ -2,8 +2,8 @@
 
 What is looked at
 -----------------
-Whether we are root or have CAP_SYS_PTRACE, how /proc is mounted (hidepid), and how many processes'
-open files could not be read.
+Whether we have CAP_SYS_PTRACE, as root has outside of containers and user namespaces, how /proc is mounted
+(hidepid), and how many processes' open files could not be read.
 
 What it means
 -------------
@@ -23,6 +23,7 @@ from vram.doctor.answers import Answer, ok
 from vram.doctor.sight import Sight
 from vram.model.doctor import Topic, Verb
 from vram.model.files import UnreadableFacts
+from vram.model.surroundings import Confinement
 from vram.units import counted
 
 ID = "permissions.processes"
@@ -30,7 +31,6 @@ TOPIC: Topic = "permissions"
 VERBS: tuple[Verb, ...] = ("why", "who", "check", "free", "kill", "reset")
 OPTIONAL = False
 
-_SYS_PTRACE = 19
 _MOST_USERS = 4
 
 
@@ -38,9 +38,8 @@ def judge(sight: Sight) -> Answer:
     confinement, host = sight.premises.confinement, sight.survey.host
     unreadable = [each.facts for each in sight.survey.observations if isinstance(each.facts, UnreadableFacts)]
     count = sum(facts.processes for facts in unreadable)
-    powerful = bool((confinement.capabilities or 0) >> _SYS_PTRACE & 1)
     hidden = confinement.hidepid is not None
-    if powerful or (not count and not hidden):
+    if confinement.sees_everybody or (not count and not hidden):
         # Some are always about to end, or closed to everybody by a security module.
         rest = (f"but for {counted(count, 'process')} that not even this may read",) if count else ()
         return ok(f"{host.user} sees everybody's files", *rest)
@@ -50,9 +49,17 @@ def judge(sight: Sight) -> Answer:
         seen=_seen(host.user, count, confinement.hidepid),
         details=(f"their users: {_some(users)}",) if users else (),
         means="Memory that others keep by inherited or exported files cannot be told to whom it belongs.",
-        fix="Look as root." if host.uid else "Give this container CAP_SYS_PTRACE, or look from the host.",
-        command=f"{SUDO_VRAM} doctor" if host.uid else "docker run --cap-add SYS_PTRACE …",
+        fix=_fix(host.uid, confinement),
+        command=f"{SUDO_VRAM} doctor" if host.uid else "",
     )
+
+
+def _fix(uid: int, confinement: Confinement) -> str:
+    if uid:
+        return "Look as root."
+    if not confinement.first_user_namespace:
+        return "Look from the host: this root is one of a user namespace only."
+    return "Give this container CAP_SYS_PTRACE, or look from the host."
 
 
 def _seen(user: str, count: int, hidepid: str | None) -> str:

@@ -31,7 +31,6 @@ TOPIC: Topic = "permissions"
 VERBS: tuple[Verb, ...] = ("trim",)
 OPTIONAL = True
 
-_SYS_PTRACE = 19
 _SCOPES = {
     1: "only a parent may attach (ptrace_scope is 1)",
     2: "only root may attach (ptrace_scope is 2)",
@@ -51,8 +50,8 @@ def judge(sight: Sight) -> Answer:
             fix=f"{_AGENT}; a container needs CAP_SYS_PTRACE for it.",
             command="docker run --cap-add SYS_PTRACE …" if sight.premises.container else "",
         )
-    powerful = bool((sight.premises.confinement.capabilities or 0) >> _SYS_PTRACE & 1)
-    if yama == 3 or (yama in _SCOPES and not powerful):
+    confinement = sight.premises.confinement
+    if yama == 3 or (yama in _SCOPES and not confinement.may_trace):
         return Answer(
             state="limited",
             seen=_SCOPES[yama],
@@ -62,4 +61,4 @@ def judge(sight: Sight) -> Answer:
         )
     if refused is None:
         return Answer(state="unknown", seen="the trial did not end", fix="Run it again.")
-    return ok("may attach to processes of ours" if not powerful else "may attach to any process")
+    return ok(f"may attach to {'any process' if confinement.sees_everybody else 'processes of ours'}")

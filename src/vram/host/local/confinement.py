@@ -26,6 +26,8 @@ _SOCKETS = (
     ("crio", "run/crio/crio.sock"),
     ("kubelet", "var/lib/kubelet/device-plugins/kubelet.sock"),
 )
+# The first user namespace maps every number to itself; the kernel shows that as one line.
+_ALL_USERS = ["0", "0", "4294967295"]
 
 
 def confinement(root: str) -> Confinement:
@@ -35,6 +37,7 @@ def confinement(root: str) -> Confinement:
         seccomp=_number(status.get("Seccomp"), 10),
         yama=_number(read(f"{root}/proc/sys/kernel/yama/ptrace_scope"), 10),
         hidepid=_hidepid(read(f"{root}/proc/self/mountinfo")),
+        first_user_namespace=read(f"{root}/proc/self/uid_map").split() in ([], _ALL_USERS),
     )
 
 
