@@ -344,7 +344,7 @@ COMPLAINTS: list[tuple[str, Sight, str, str, str]] = [
             targets=(PythonTarget(pid=5, user="ana", nbytes=GIB, open=("debugger",), closed={"agent": "no"}),)
         ),
         "limited",
-        "1 of 1 Python process cannot be asked to trim, but by a debugger",
+        "Python pid 5 cannot be asked to trim, but by a debugger",
         "vram.agent()",
     ),
     (
@@ -358,7 +358,7 @@ COMPLAINTS: list[tuple[str, Sight, str, str, str]] = [
             )
         ),
         "limited",
-        "1 of 2 Python processes cannot be asked",
+        "Python pid 6 cannot be asked",
         "pip install 'vram[jupyter]'",
     ),
     ("reaching.cupti", sight(cupti=None), "unknown", "does not answer", "LD_LIBRARY_PATH"),

@@ -82,6 +82,15 @@ class TestTwoUsers:
         assert "CAP_SYS_PTRACE" in answer.checks["permissions.processes"]["fix"]
         assert answer.code == LIMITED
 
+    def test_where_proc_hides_the_neighbour(self, clinic: Clinic, new_namespaces: tuple[str, ...]) -> None:
+        """In the words that this very kernel shows the option with."""
+        hide = ("sh", "-c", 'mount -t proc -o hidepid=2 proc /proc && exec "$@"', "sh")
+        drop = (sys.executable, "-c", WITHOUT_CAPABILITIES)
+        done = clinic.run("--json", before=(*new_namespaces, *hide, *drop))
+        if "mount" in done.stderr:
+            pytest.skip("nothing may be mounted here")
+        assert "hides others' processes" in told(done).seen("permissions.processes")
+
     def test_as_somebody_who_is_not_root(self, clinic: Clinic, tmp_path: Path) -> None:
         state = tmp_path / "theirs"
         state.mkdir(mode=0o700)

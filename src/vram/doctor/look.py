@@ -7,6 +7,7 @@ import platform
 from collections.abc import Iterable
 
 from vram import __version__
+from vram.doctor.packages import version
 from vram.doctor.patience import Beside
 from vram.doctor.sight import Program, PythonTarget, Records, Sight
 from vram.errors import DebuggerUnavailable, Refused
@@ -151,11 +152,11 @@ def _records() -> Records:
 
 
 def _unanswered() -> Records:
-    path = state.folder_path()
+    # Asking where the folder lies would look at the same disk again.
     return Records(
-        path=path,
+        path="",
         exists=False,
-        error=f"the disk of {path} does not answer",
+        error="the disk of the folder for vram's records does not answer",
         hint="set XDG_STATE_HOME to a folder on a disk of this machine",
     )
 
@@ -165,18 +166,5 @@ def _program() -> Program:
     return Program(
         vram=__version__,
         python=python,
-        packages={name: _version(name, module) for name, module in _PACKAGES.items()},
+        packages={name: version(name, module) for name, module in _PACKAGES.items()},
     )
-
-
-def _version(distribution: str, module: str) -> str | None:
-    """The version as installed; a module without metadata is there all the same."""
-    from importlib.metadata import PackageNotFoundError, version
-    from importlib.util import find_spec
-
-    if find_spec(module) is None:
-        return None
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return "of unknown version"

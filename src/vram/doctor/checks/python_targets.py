@@ -29,6 +29,7 @@ VERBS: tuple[Verb, ...] = ("trim", "deep", "free")
 OPTIONAL = False
 
 _ASKED_FOR = "debugger"
+_MOST_NAMED = 4
 
 
 def judge(sight: Sight) -> Answer:
@@ -50,8 +51,7 @@ def judge(sight: Sight) -> Answer:
     by_debugger = all(_ASKED_FOR in target.open for target in stuck)
     return Answer(
         state="limited",
-        seen=f"{len(stuck)} of {whole} cannot be asked to trim"
-        + (", but by a debugger" if by_debugger else ""),
+        seen=f"{_named(stuck, whole)} cannot be asked to trim" + (", but by a debugger" * by_debugger),
         details=details,
         means="vram trim refuses them, and vram why --deep does not see inside."
         if not by_debugger
@@ -59,6 +59,12 @@ def judge(sight: Sight) -> Answer:
         fix=_fix(stuck),
         command="pip install 'vram[jupyter]'" if _wants_zmq(stuck) else "",
     )
+
+
+def _named(stuck: list[PythonTarget], whole: str) -> str:
+    if len(stuck) > _MOST_NAMED:
+        return f"{len(stuck)} of {whole}"
+    return f"Python pid{'s' * (len(stuck) > 1)} {', '.join(str(target.pid) for target in stuck)}"
 
 
 def _fix(stuck: list[PythonTarget]) -> str:
