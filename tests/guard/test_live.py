@@ -7,7 +7,8 @@ import pytest
 import vram
 from tests.guard.scoping import NUMBA, needs, result
 from vram.errors import NoSuchDevice
-from vram.guard.heap.chains import Holder
+from vram.guard.frameworks.array import Description
+from vram.guard.heap.trails import Holder, Trails
 from vram.guard.live import Live, LiveArray
 from vram.units import MIB
 from vram.virtualgpu import VirtualGpu
@@ -125,8 +126,11 @@ def test_a_device_that_cannot_be(device: object) -> None:
 
 
 def test_a_table_groups_neighbours_and_is_inert() -> None:
+    trails = Trails()
+
     def array(nbytes: int, keeper: str) -> LiveArray:
-        return LiveArray("PyTorch", nbytes, 0, "float32", (2, 3), nbytes, Holder(keeper, "module"))
+        trails.told[key := len(trails.told)] = Holder(keeper, "module")
+        return LiveArray("PyTorch", Description(nbytes, 0, nbytes, "float32", (2, 3)), False, trails, key)
 
     many = tuple(array(MIB + number, f"module m: history[{number}]") for number in range(5))
     found = Live((*many, array(MIB, "module m: x['<b>']")), was_cut=True)

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from vram.guard.heap import chains
-from vram.guard.heap.chains import BUDGET_S, Holder
+from vram.guard.heap.chains import BUDGET_S
+from vram.guard.heap.trails import Holder
 
 
 class Holders(Struct, frozen=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -41,15 +41,15 @@ def find(heap: Sequence[object], device: int | None = None) -> list[Found]:
 
 def _told(
     leaf: Leaf, objects: list[object], seen: set[tuple[int | None, int]], device: int | None
-) -> Iterator[Found]:
-    if not objects:
-        return
-    for each, description in zip(objects, leaf.describe(objects), strict=True):
-        if description is None or device not in (None, description.device):
+) -> list[Found]:
+    found: list[Found] = []
+    for each, description in zip(objects, leaf.describe(objects) if objects else (), strict=True):
+        if description is None or (device is not None and description.device != device):
             continue
         place = (description.device, description.pointer)
-        yield Found(leaf, each, description, place in seen)
+        found.append(Found(leaf, each, description, place in seen))
         seen.add(place)
+    return found
 
 
 def _of(by_kind: dict[type, list[object]], kinds: tuple[type, ...]) -> list[object]:

@@ -135,9 +135,9 @@ def _told(is_wanted: Callable[[Found], bool], count: int) -> list[Kept]:
     found = [each for each in find(heap) if not each.is_shared and is_wanted(each)]
     chosen = sorted(found, key=lambda each: -each.description.nbytes)[:count]
     del found
-    keepers = shortest([each.array for each in chosen], heap).by_id
+    trails = shortest([each.array for each in chosen], heap)
     return [
-        Kept(what=_words(each), nbytes=each.description.nbytes, keeper=keepers[id(each.array)].text)
+        Kept(what=_words(each), nbytes=each.description.nbytes, keeper=trails.holder(id(each.array)).text)
         for each in chosen
     ]
 
