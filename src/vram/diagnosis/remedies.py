@@ -70,9 +70,14 @@ def end(host: HostFacts, holders: Sequence[Holder], *, certain: bool = True) -> 
         return tuple(kept)
     if any(is_stuck(holder) for holder in holders):
         return (_wait(holders),)
-    if any(holder.executable is None for holder in holders) or not (certain or host.initial_pid_namespace):
+    if any(holder.executable is None for holder in holders) or not (certain or _is_here(host)):
         return (_find_out(host, holders),)
     return (*_ask(host, holders), _terminate(host, holders), *_stop_workloads(holders))
+
+
+def _is_here(host: HostFacts) -> bool:
+    """Whether pids mean what they seem to; under WSL2 they are read from this side's open files."""
+    return host.initial_pid_namespace or host.wsl_facts is not None
 
 
 def spare(
@@ -90,7 +95,7 @@ def spare(
     under MIG and MPS.
     """
     yours = host.uid == 0 or holder.user == host.user
-    known = holder.executable is not None and (certain or host.initial_pid_namespace)
+    known = holder.executable is not None and (certain or _is_here(host))
     if not yours or not known or role(holder.pid, holder.parent, holder.executable):
         return ()
     target = f"pid {holder.pid}"

@@ -31,11 +31,41 @@ def deepen(ledger: Ledger, insides: Mapping[int, Inside]) -> Ledger:
 
 
 def _gpu(gpu: GpuLedger, insides: Mapping[int, Inside], is_only: bool) -> GpuLedger:
+    if any(_is_pool(entry) for entry in gpu.entries):
+        return _shared_out(gpu, insides, is_only)
     entries: list[Entry] = []
     for entry in gpu.entries:
         inside = insides.get(entry.holder.pid) if entry.kind == "process" and entry.holder else None
         entries += [entry] if inside is None else _split(entry, inside, gpu, is_only)
     return replace(gpu, entries=tuple(entries))
+
+
+def _is_pool(entry: Entry) -> bool:
+    """Bytes of several processes together, as WSL2 shows them: what each one tells comes out of these."""
+    return entry.kind == "guest" or entry.hidden_by == "windows"
+
+
+def _shared_out(gpu: GpuLedger, insides: Mapping[int, Inside], is_only: bool) -> GpuLedger:
+    pool = next(entry for entry in gpu.entries if _is_pool(entry))
+    left, entries = pool.nbytes, []
+    for entry in gpu.entries:
+        inside = insides.get(entry.holder.pid) if entry.kind == "process" and entry.holder else None
+        if inside is not None and entry.confidence == "unknown":
+            for share in _shares(_lines(inside.answer, gpu.uuid, is_only)):
+                nbytes = min(share.nbytes, left)
+                left -= nbytes
+                if nbytes:
+                    entries.append(_own_account(entry, inside, share, nbytes))
+        entries.append(entry)
+    entries[entries.index(pool)] = replace(pool, nbytes=left)
+    return replace(gpu, entries=tuple(entries))
+
+
+def _own_account(entry: Entry, inside: Inside, share: _Share, nbytes: int) -> Entry:
+    evidence = f"by its own account ({inside.via}): {', '.join(share.words)}"
+    return replace(
+        entry, kind=share.kind, nbytes=nbytes, evidence=(evidence,), claimed=None, confidence="fact"
+    )
 
 
 def _split(entry: Entry, inside: Inside, gpu: GpuLedger, is_only: bool) -> Iterator[Entry]:
@@ -45,10 +75,7 @@ def _split(entry: Entry, inside: Inside, gpu: GpuLedger, is_only: bool) -> Itera
         nbytes = min(share.nbytes, left)
         left -= nbytes
         if nbytes:
-            evidence = f"by its own account ({inside.via}): {', '.join(share.words)}"
-            yield replace(
-                entry, kind=share.kind, nbytes=nbytes, evidence=(evidence,), claimed=None, confidence="fact"
-            )
+            yield _own_account(entry, inside, share, nbytes)
     word = "what its frameworks do not account for: its context, code, and allocations outside them"
     yield replace(entry, kind="context", nbytes=left, evidence=(*entry.evidence, word), confidence="likely")
 

@@ -28,7 +28,8 @@ class Linux(Struct, frozen=True):
 
 def linux_entries(seen: Sightings, gpu: GpuSighting, linux: Linux) -> list[Entry]:
     """Entries for Linux processes that sum to the room, or to what the driver tells of them."""
-    told = [charge for charge in gpu.charges if charge.nbytes is not None and seen.alive(charge.process.pid)]
+    # Another distribution numbers its processes anew: only who has the device open here is meant.
+    told = [each for each in gpu.charges if each.nbytes is not None and _has_device(seen, each.process.pid)]
     entries = [_told(seen, charge) for charge in told]
     families = [family for family in _families(seen, gpu) if not {c.process.pid for c in told} & set(family)]
     if linux.room is None:
@@ -44,7 +45,7 @@ def linux_entries(seen: Sightings, gpu: GpuSighting, linux: Linux) -> list[Entry
 def _strangers(seen: Sightings, gpu: GpuSighting) -> list[int]:
     """Pids that the driver lists and that nobody has here: another distribution's processes."""
     listed = (charge.process.pid for charge in gpu.charges)
-    return [pid for pid in listed if not (pid in seen.files and _has_device(seen, pid))]
+    return [pid for pid in listed if not _has_device(seen, pid)]
 
 
 def _bound(linux: Linux, families: int) -> str:
@@ -147,7 +148,8 @@ def _grouped(opened: dict[int, frozenset[int]]) -> Iterator[tuple[int, ...]]:
 
 
 def _has_device(seen: Sightings, pid: int) -> bool:
-    return seen.alive(pid) and any(file.kind == "dxg" for file in seen.files[pid].files)
+    files = seen.files[pid].files if pid in seen.files else ()
+    return seen.alive(pid) and any(file.kind == "dxg" for file in files)
 
 
 def _descriptions(seen: Sightings, pid: int) -> frozenset[int]:

@@ -11,6 +11,7 @@ import msgspec
 from vram.errors import BadSnapshot, UsageError
 from vram.model.gpu import MemoryFacts, MigFacts
 from vram.model.observation import SURVEY_SCHEMA, Survey
+from vram.model.windows import AdapterFacts, WindowsMemoryFacts
 from vram.probes.redact import redact
 
 __all__ = ["dumps", "loads", "read", "redact", "write"]
@@ -90,6 +91,9 @@ def _check(survey: Survey, origin: str) -> None:
         memory = observation.facts.memory if isinstance(observation.facts, MigFacts) else observation.facts
         if isinstance(memory, MemoryFacts):
             sizes |= msgspec.structs.asdict(memory)
+        if isinstance(observation.facts, WindowsMemoryFacts | AdapterFacts):
+            names = ("local", "non_local", "dedicated", "shared", "total")
+            sizes |= {name: getattr(observation.facts, name, None) for name in names}
         for name, nbytes in sizes.items():
             if nbytes is not None and not 0 <= nbytes < _MOST_BYTES:
                 raise BadSnapshot(f"{origin} gives {nbytes} as a size ({name})", hint=_TAKE_AGAIN)

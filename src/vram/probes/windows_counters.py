@@ -66,7 +66,7 @@ def _text(output: bytes) -> str:
         return output.decode("utf-16", "replace")
     if output[:64].count(0) * 3 > len(output[:64]):
         return output.decode("utf-16-le" if output[:1] != b"\0" else "utf-16-be", "replace")
-    return output.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "backslashreplace")
+    return output.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace")
 
 
 def _object(text: str) -> dict[str, Any]:

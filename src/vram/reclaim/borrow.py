@@ -11,7 +11,7 @@ from vram.host.ports import Host
 from vram.model.parking import Parked, Share
 from vram.model.plan import Target
 from vram.reclaim.parking import Moved, Parking
-from vram.reclaim.preflight import Devices, admit
+from vram.reclaim.preflight import Devices, admit, require_checkpoints
 from vram.units import MIB, counted, size
 
 # The keeper of the loans has the driver open while the command runs: 3.25 MiB on an H200.
@@ -83,6 +83,7 @@ def _arrange_on(host: Host, devices: Devices, gpu: int, nbytes: int, pids: Seque
     several = len(devices.gpus) > 1
     if missing <= 0:
         return Loan(gpu, devices.gpus[gpu].uuid, free, (), several)
+    require_checkpoints(host)
     candidates, reasons = _candidates(host, devices, gpu, pids)
     chosen = enough(candidates, missing + KEEPER_BYTES)
     if chosen is None:

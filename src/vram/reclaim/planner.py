@@ -115,7 +115,9 @@ class _Choice:
 
     def _target(self, account: Account) -> Target:
         host, wish, pid = self._scene.ledger.host, self._scene.wish, account.holder.pid
-        if not account.certain and not host.initial_pid_namespace:
+        # Under WSL2 the bytes are in doubt, and never the pids: those are read here, from open files.
+        here = host.initial_pid_namespace or host.wsl_facts is not None
+        if not account.certain and not here:
             raise NotPermitted(
                 f"seen from inside this PID namespace, pid {pid} may be somebody else's",
                 hint="run vram on the host",
@@ -149,9 +151,15 @@ class _Choice:
     def _out_of_reach(self, found: list[Step]) -> GoalImpossible:
         possible = sum(step.predicted_bytes or 0 for step in found)
         most = f"at most {size(possible)} would come back" if possible else "nothing would come back"
+        hint = "`vram who` shows who holds the rest; --pid PID allows to park or end a healthy process"
+        if self._scene.ledger.host.wsl_facts is not None:
+            hint = (
+                "`vram who` shows who holds the rest; --pid PID allows to end a healthy process, and"
+                " Windows programs are closed in Windows"
+            )
         return GoalImpossible(
             f"{size(self._scene.wish.goal_bytes or 0)} cannot be given back by what is allowed: {most}",
-            hint="`vram who` shows who holds the rest; --pid PID allows to park or end a healthy process",
+            hint=hint,
         )
 
 

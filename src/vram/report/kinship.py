@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from vram.model.ledger import Entry, GpuLedger, Holder, Ledger
 from vram.model.observation import HostFacts
+from vram.model.windows import WindowsProcess
 from vram.report.phrases import mig_device, workload
 
 # A snapshot may claim any ancestry; a real one is this deep only by accident.
@@ -22,6 +23,8 @@ class Keep(Struct, frozen=True, kw_only=True):
     Of memory whose ``medium`` is "shared", that is as much as the other one shares with anybody.
     The kind "system" is memory of the machine beside the GPU's own; it is in no sum.
     ``mig`` names the MIG device where the GPU is divided: "0:1".
+    ``untold`` says that how many they are is not known. ``windows`` is the Windows process that
+    keeps them.
     """
 
     gpu: int
@@ -30,6 +33,8 @@ class Keep(Struct, frozen=True, kw_only=True):
     shared_with: int | None = None
     medium: str | None = None
     mig: str | None = None
+    untold: bool = False
+    windows: WindowsProcess | None = None
 
 
 class Kin(Struct, frozen=True, kw_only=True):
@@ -137,7 +142,9 @@ class _Census:
         return self.people.setdefault((holder.pid, holder.started_at), _Person(holder))
 
     def count(self, gpu: GpuLedger, entry: Entry, kind: str | None = None) -> None:
-        if entry.kind in ("free", "reserved", "untold", "unassigned") or entry.nbytes == 0:
+        untold = entry.nbytes == 0 and entry.holder is not None and entry.confidence == "unknown"
+        nobodys = entry.kind in ("free", "reserved", "untold", "unassigned")
+        if nobodys or (entry.nbytes == 0 and not untold):
             return
         keep = Keep(
             gpu=gpu.index,
@@ -145,6 +152,8 @@ class _Census:
             nbytes=entry.nbytes,
             medium=entry.medium,
             mig=mig_device(gpu, entry),
+            untold=untold,
+            windows=entry.windows if entry.kind == "windows" else None,
         )
         if entry.holder is None:
             self.unnamed.append(keep)

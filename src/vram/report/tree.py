@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from textwrap import wrap
 
 from rich.cells import cell_len
@@ -11,7 +11,7 @@ from rich.text import Text
 
 from vram.report.kinship import Household, Keep, Kin, WhoReport
 from vram.report.look import Look
-from vram.report.phrases import command, identity
+from vram.report.phrases import command, identity, windows_process
 from vram.units import size
 
 _SIZE_COLUMNS = 12
@@ -22,14 +22,21 @@ def who(report: WhoReport, look: Look) -> RenderableType:
     lines: list[Text] = []
     for household in report.households:
         lines += [*_household(household, look), Text()]
-    if report.unnamed:
-        nbytes = sum(keep.nbytes for keep in report.unnamed)
-        lines.append(_line(size(nbytes), "", Text("charged to nobody", style="bold")))
-        lines += [_line("", "   ", Text(look.clean(_kept(keep)), style="dim")) for keep in report.unnamed]
-        lines.append(Text())
+    windows = [keep for keep in report.unnamed if keep.windows]
+    lines += _unnamed("programs of Windows", windows, look)
+    lines += _unnamed("charged to nobody", [keep for keep in report.unnamed if not keep.windows], look)
     if not lines:
         return Text("Nobody holds GPU memory, and nobody has a GPU's files open.")
     return Group(*lines[:-1])
+
+
+def _unnamed(heading: str, keeps: Sequence[Keep], look: Look) -> Iterator[Text]:
+    if keeps:
+        yield _line(size(sum(keep.nbytes for keep in keeps)), "", Text(heading, style="bold"))
+        for keep in keeps:
+            words = look.short(_kept(keep), look.width - _SIZE_COLUMNS - 3)
+            yield _line("", "   ", Text(words, style="dim"))
+        yield Text()
 
 
 def _household(household: Household, look: Look) -> Iterator[Text]:
@@ -87,6 +94,10 @@ def _kept(keep: Keep) -> str:
     if keep.medium == "shared" and keep.shared_with is not None:
         return f"GPU {keep.gpu}: shares part of the {size(keep.nbytes)} of pid {keep.shared_with}"
     shared = f", the same bytes as pid {keep.shared_with}" if keep.shared_with is not None else ""
+    if keep.untold:
+        return f"GPU {keep.gpu}: how much is not told{shared}"
+    if keep.windows:
+        return f"GPU {keep.gpu}: {size(keep.nbytes)} {' · '.join(windows_process(keep.windows))}"
     kind = "of the machine's memory" if keep.kind == "system" else keep.kind
     if keep.medium == "shared":
         kind += ", shared with other clients"
