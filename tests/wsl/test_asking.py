@@ -122,8 +122,9 @@ def test_drive_c_is_looked_at_before_the_search_path(tmp_path: Path, folder: Pat
     place = drive / "Windows/System32/WindowsPowerShell/v1.0"
     place.mkdir(parents=True)
     (tmp_path / "proc/self").mkdir(parents=True)
-    line = f"C:\\134 {str(drive).replace(' ', chr(92) + '040')} 9p rw,noatime,aname=drvfs;path=C:\\;uid=1000 0 0\n"
-    (tmp_path / "proc/self/mounts").write_text("none /mnt/wsl tmpfs rw 0 0\n" + line)
+    spelled = str(drive).replace(" ", r"\040")
+    line = rf"C:\134 {spelled} 9p rw,noatime,aname=drvfs;path=C:\;uid=1000 0 0"
+    (tmp_path / "proc/self/mounts").write_text(f"none /mnt/wsl tmpfs rw 0 0\n{line}\n")
     install(folder, b"from the PATH")
     install(place, b"from drive C")
     windows = LocalWindows(proc_root=str(tmp_path / "proc"), run=str(tmp_path / "run"))

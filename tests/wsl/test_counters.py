@@ -214,8 +214,7 @@ def _finite(said: object) -> bool:
 def _understood_or_refused(said: bytes) -> None:
     try:
         found = read(said)
-    except Damaged as damage:
-        assert str(damage).isprintable()
+    except Damaged:
         return
     for facts in found.facts:
         assert msgspec.json.decode(msgspec.json.encode(facts), type=type(facts)) == facts

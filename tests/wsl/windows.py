@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -118,7 +117,3 @@ def asked(folder: Path) -> dict[str, Any]:
 def search_path(folder: Path) -> str:
     """A PATH that finds the stand-in first."""
     return os.pathsep.join((str(folder), os.environ["PATH"]))
-
-
-def shell_words(*words: str) -> str:
-    return " ".join(map(shlex.quote, words))

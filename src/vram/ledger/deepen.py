@@ -51,7 +51,7 @@ def _shared_out(gpu: GpuLedger, insides: Mapping[int, Inside], is_only: bool) ->
     for entry in gpu.entries:
         inside = insides.get(entry.holder.pid) if entry.kind == "process" and entry.holder else None
         if inside is not None and entry.confidence == "unknown":
-            for share in _shares(_lines(inside.answer, gpu.uuid, is_only)):
+            for share in _shares(_lines(inside.answer, _uuids(gpu, entry), is_only)):
                 nbytes = min(share.nbytes, left)
                 left -= nbytes
                 if nbytes:
