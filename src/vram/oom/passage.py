@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from functools import cached_property
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\-_]")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]+")
@@ -21,23 +21,34 @@ _PREFIX = re.compile(
     )"""
 )
 _MOST_PREFIXES = 5
+# How far the beginning of a message may reach beyond its first line: terminals wrap.
+WRAPPED = 400
 _JSON_LINE = re.compile(r'"(?:log|message|msg|text|error|MESSAGE)"\s*:\s*"')
 _ESCAPED = re.compile(r'\\(?:["\\/]|[bfnrt]|u[0-9a-fA-F]{4})')
 
 
-class Passage(NamedTuple):
-    """``text`` begins with the line of the hit; ``line_ends`` is where that line ends in it."""
+class Passage:
+    """``text`` begins with the line of the hit; ``line_ends`` is where that line ends in it.
 
-    before: str
-    text: str
-    line_ends: int
+    A line stays one line when it is cleaned, so that lines can be counted on both sides. Only the
+    ``head``, that line and a little more, is cleaned at once: most hits turn out to be nothing.
+    """
 
+    def __init__(self, before: bytes, after: bytes) -> None:
+        self._before, self._after = before, after
+        ends = [at for at in (after.find(b"\n"), after.find(b"\r")) if at >= 0]
+        self.raw_head = after[: (min(ends) if ends else len(after)) + WRAPPED]
+        self.head = cleaned(self.raw_head)
+        end = self.head.find("\n")
+        self.line_ends = len(self.head) if end < 0 else end
 
-def passage(before: bytes, after: bytes) -> Passage:
-    """Clean both sides. A line stays one line, so that lines can be counted on both sides."""
-    text = cleaned(after)
-    end = text.find("\n")
-    return Passage(cleaned(before), text, len(text) if end < 0 else end)
+    @cached_property
+    def text(self) -> str:
+        return cleaned(self._after)
+
+    @cached_property
+    def before(self) -> str:
+        return cleaned(self._before)
 
 
 def cleaned(raw: bytes) -> str:
@@ -47,7 +58,9 @@ def cleaned(raw: bytes) -> str:
 
 
 def _line(raw: bytes) -> str:
-    text = _CONTROL.sub("", _ANSI.sub("", raw.decode("utf-8", "replace")))
+    text = raw.decode("utf-8", "replace")
+    if not text.isprintable():
+        text = _CONTROL.sub("", _ANSI.sub("", text))
     found = _JSON_LINE.search(text) if "\\" in text or text.startswith("{") else None
     if found:
         text = text[found.end() :]

@@ -1,7 +1,7 @@
 """A log of any size, read once from front to back in constant memory.
 
 Nearly all of a log says nothing of memory. So each portion is first searched for a few short byte
-strings, one of which every known message contains; only where one is found is text made of it.
+strings; where one is found, for the words that messages contain; and only there text is made of it.
 """
 
 from __future__ import annotations
@@ -10,26 +10,16 @@ from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
 from vram.model.oom import Reading
-from vram.oom.passage import passage
-from vram.oom.recognise import recognise
+from vram.oom.passage import Passage
+from vram.oom.recognise import DIALECTS, recognise
 
-# Chosen to be few and rare: every message that a dialect knows has one of them in its first line.
-NEEDLES = (
-    b"lloc",
-    b"f memory",
-    b"ALLOC",
-    b"OF_MEMORY",
-    b"OfMemory",
-    b"utilization",
-    b"illed",
-    b"buffer object",
-    b"f resource",
-    b"system memory",
-    b"KV cache",
-)
-PORTION = 1 << 20
+NEEDLES = tuple(dict.fromkeys(needle for dialect in DIALECTS for needle in dialect.NEEDLES))
+# Every line with a message has one of these. Most of a log has none of them anywhere, and is done with.
+STRAWS = (b"lloc", b"emory", b"ALLOC", b"OF_MEMORY", b"illed", b"buffer object")
+LONGEST_NEEDLE = max(map(len, NEEDLES))
+PORTION = 256 << 10
 BEHIND = 8 << 10
-AHEAD = 16 << 10
+AHEAD = 8 << 10
 LONGEST_LINE = 4 << 10
 
 
@@ -60,29 +50,32 @@ class _Window:
 
     def __init__(self) -> None:
         self._bytes = b""
-        self._seen = 0  # everything before this offset has been dealt with
+        self._seen = 0  # no message that begins before this offset is left
+        self._searched = 0  # nor is a needle that ends before this one
         self._line = 1  # the number of the line at offset 0
 
     def add(self, portion: bytes) -> None:
-        keep = max(0, self._seen - BEHIND)
+        keep = max(0, min(self._seen, self._searched) - BEHIND)
         self._line += self._bytes.count(b"\n", 0, keep)
         self._bytes = self._bytes[keep:] + portion
         self._seen -= keep
+        self._searched -= keep
 
     def search(self, *, final: bool) -> Iterator[Sighting]:
         """Deal with all that is certain to have the whole of its message at hand."""
-        end = len(self._bytes) if final else max(self._seen, len(self._bytes) - AHEAD)
-        for hit in _hits(self._bytes, self._seen, end):
+        end = len(self._bytes) if final else len(self._bytes) - AHEAD
+        begin = max(self._seen, self._searched - LONGEST_NEEDLE)
+        for hit in _hits(self._bytes, begin, end) if begin < end else ():
             if hit >= self._seen:
                 yield from self._examine(hit)
-        self._seen = max(self._seen, end)
+        self._searched = max(self._searched, end)
 
     def _examine(self, hit: int) -> Iterator[Sighting]:
         begin = max(self._line_start(hit), hit - LONGEST_LINE, self._seen if hit > self._seen else 0)
         if begin > hit:
             return
         before = self._bytes[max(0, begin - BEHIND) : begin]
-        found = passage(before, self._bytes[begin : hit + AHEAD])
+        found = Passage(before, self._bytes[begin : hit + AHEAD])
         known = list(recognise(found))
         for reading, _ in known:
             yield Sighting(reading, self._line + self._bytes.count(b"\n", 0, begin))
@@ -111,6 +104,8 @@ class _Window:
 
 def _hits(log: bytes, begin: int, end: int) -> list[int]:
     """Where the needles lie, in order."""
+    if not any(log.find(straw, max(0, begin - LONGEST_LINE), end + LONGEST_LINE) >= 0 for straw in STRAWS):
+        return []
     found = []
     for needle in NEEDLES:
         at = log.find(needle, begin, end)

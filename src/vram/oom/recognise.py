@@ -38,11 +38,14 @@ LEAD = 160
 class Dialect(Protocol):
     """A module of ``dialects``: how a message begins, and what can be read from there on.
 
+    One of ``NEEDLES`` stands in the first line of every message that ``START`` matches.
+
     ``read`` returns the reading and where in *text* the message ends, or None where it only looked
     like one. *before* is what stood in the log above.
     """
 
     NAME: str
+    NEEDLES: tuple[bytes, ...]
     START: re.Pattern[str]
 
     def read(self, found: re.Match[str], text: str, before: str) -> tuple[Reading, int] | None: ...
@@ -87,6 +90,10 @@ def recognise(passage: Passage) -> Iterator[tuple[Reading, int]]:
 
 def _first(passage: Passage, at: int) -> tuple[Reading, int, int] | None:
     for dialect in DIALECTS:
+        if not any(needle in passage.raw_head for needle in dialect.NEEDLES):
+            continue
+        if not dialect.START.search(passage.head, at):
+            continue
         found = dialect.START.search(passage.text, at)
         while found and found.start() <= passage.line_ends:
             known = dialect.read(found, passage.text, passage.before)

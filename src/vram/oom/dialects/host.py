@@ -8,13 +8,26 @@ from vram.model.oom import Reading
 from vram.oom.sizes import SIZE, amount
 
 NAME = "host"
+NEEDLES = (
+    b"Killed",
+    b"killed by",
+    b"Kill process",
+    b"oom-kill",
+    b"oom_kill",
+    b"o allocate",
+    b"t allocate",
+    b"HostAlloc",
+    b"MallocHost",
+    b"HostRegister",
+    b"AllocHost",
+)
 START = re.compile(
     r"(?P<killer>Out\s+of\s+memory:\s+Kill(?:ed)?\s+process|Memory\s+cgroup\s+out\s+of\s+memory:?\s+Kill(?:ed)?\s+process"
     r"|Killed\s+process\s+\d+\s+\()(?P<victim>[^\n]*)"
     r"|(?P<slurm>slurmstepd:[^\n]*oom[-_]kill|oom[-_]kill\s+event)[^\n]*"
     r"|(?P<kube>OOMKilled)\b"
-    r"|(?P<worker>DataLoader\s+worker\s+\(pid(?:\(s\))?\s+[\d,\s]+\)\s+(?:is\s+killed\s+by\s+signal:\s+"
-    r"(?P<signal>Killed|Bus\s+error)|exited\s+unexpectedly))"
+    r"|(?P<worker>DataLoader\s+worker\s+\(pid(?:\(s\))?\s+[\d,\s]+\)\s+is\s+killed\s+by\s+signal:\s+"
+    r"(?P<signal>Killed|Bus\s+error))"
     rf"|DefaultCPUAllocator:[^\n]*?(?:can't|not\s+enough)\s+[^\n]*?(?:allocate\s+(?P<cpu>[\d,]+)\s+bytes|memory:\s+you\s+tried\s+to\s+allocate\s+(?P<cpu2>[\d,]+)\s+bytes)"
     rf"|Unable\s+to\s+allocate\s+(?P<numpy>{SIZE})\s+for\s+an\s+array"
     r"|(?P<shell>(?:line\s+\d+:|^)\s*\d+\s+Killed\s[^\n]*|^Killed\s*$)"

@@ -7,9 +7,8 @@ import re
 from vram.model.oom import Reading, Where
 
 NAME = "numba"
-START = re.compile(
-    r"Call\s+to\s+(?P<call>cu\w+)\s+results\s+in\s+(?:CUDA_ERROR_OUT_OF_MEMORY|UNKNOWN_CUDA_ERROR_2\b)"
-)
+NEEDLES = (b"OF_MEMORY",)
+START = re.compile(r"Call\s+to\s+(?P<call>cu\w+)\s+results\s+in\s+CUDA_ERROR_OUT_OF_MEMORY")
 
 
 def read(found: re.Match[str], text: str, before: str) -> tuple[Reading, int] | None:

@@ -15,11 +15,13 @@ from vram.model.oom import Amount, Reading, Share
 from vram.oom.sizes import SIZE, amount
 
 NAME = "pytorch"
+NEEDLES = (b"o allocate", b"total capac", b"already allocated;", b"by PyTorch")
 START = re.compile(
     rf"Tried\s+to\s+allocate\s+(?:{SIZE}|more\s+than\s+1EB)(?!\s+on\s+(?:private|shared)\s+pool)"
     r"|total\s+capaci?ty[;\s]|already\s+allocated;|(?:reserved|allocated)\s+(?:in\s+total\s+)?by\s+PyTorch"
 )
 MOST = 3000
+LEAD = 600
 
 _OTHERS = re.compile(rf"Process\s+(\d+)\s+has\s+({SIZE})\s+memory\s+in\s+use")
 _END = re.compile(
@@ -47,7 +49,7 @@ _GPU = re.compile(r"GPU\s+(\d+)(?:;|\s+has\s)")
 
 def read(found: re.Match[str], text: str, before: str) -> tuple[Reading, int] | None:
     # A message that is cut at its front is met at its first figure: its line has the rest.
-    begin = text.rfind("\n", 0, found.start()) + 1
+    begin = max(text.rfind("\n", 0, found.start()) + 1, found.start() - LEAD)
     body = text[begin : begin + MOST]
     cut = START.search(body, found.end() - begin + 1)
     while cut and not body[cut.start() :].startswith("Tried"):
