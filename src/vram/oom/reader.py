@@ -55,7 +55,7 @@ class _Window:
         self._line = 1  # the number of the line at offset 0
 
     def add(self, portion: bytes) -> None:
-        keep = max(0, min(self._seen, self._searched) - BEHIND)
+        keep = max(0, max(self._seen, self._searched - LONGEST_NEEDLE) - BEHIND)
         self._line += self._bytes.count(b"\n", 0, keep)
         self._bytes = self._bytes[keep:] + portion
         self._seen -= keep
@@ -64,16 +64,14 @@ class _Window:
     def search(self, *, final: bool) -> Iterator[Sighting]:
         """Deal with all that is certain to have the whole of its message at hand."""
         end = len(self._bytes) if final else len(self._bytes) - AHEAD
-        begin = max(self._seen, self._searched - LONGEST_NEEDLE)
+        begin = max(0, self._seen, self._searched - LONGEST_NEEDLE)
         for hit in _hits(self._bytes, begin, end) if begin < end else ():
             if hit >= self._seen:
                 yield from self._examine(hit)
         self._searched = max(self._searched, end)
 
     def _examine(self, hit: int) -> Iterator[Sighting]:
-        begin = max(self._line_start(hit), hit - LONGEST_LINE, self._seen if hit > self._seen else 0)
-        if begin > hit:
-            return
+        begin = max(self._line_start(hit), hit - LONGEST_LINE, self._seen)
         before = self._bytes[max(0, begin - BEHIND) : begin]
         found = Passage(before, self._bytes[begin : hit + AHEAD])
         known = list(recognise(found))

@@ -7,7 +7,7 @@ import re
 from vram.model.oom import Reading
 
 NAME = "bar1"
-NEEDLES = (b"buffer object failed", b"VA space", b"t allocate memory", b"BAR1")
+NEEDLES: tuple[bytes, ...] = (b"buffer object failed", b"VA space", b"t allocate memory", b"BAR1")
 START = re.compile(
     r"mapping\s+of\s+buffer\s+object\s+failed"
     r"|can't\s+alloc\s+VA\s+space\s+for\s+mapping"

@@ -8,7 +8,7 @@ from vram.model.oom import Amount, Reading
 from vram.oom.sizes import SIZE, amount
 
 NAME = "bfc"
-NEEDLES = (b"in-use chunks", b"] Stats:")
+NEEDLES: tuple[bytes, ...] = (b"in-use chunks", b"] Stats:")
 START = re.compile(
     r"Sum\s+Total\s+of\s+in-use\s+chunks:|Stats:\s*\n\s*Limit:\s+\d[\d.]*\s*(?:[KMGT]i?B|B)?\s*\n\s*InUse:"
     r"|(?:total_region_allocated_bytes_|Total\s+bytes\s+in\s+pool|Total\s+size\s+in\s+pool):"

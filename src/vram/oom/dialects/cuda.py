@@ -11,7 +11,7 @@ from vram.model.oom import Reading, Where
 from vram.oom.sizes import SIZE, amount
 
 NAME = "cuda"
-NEEDLES = (b"ut of memory", b"OF_MEMORY", b"MemoryAllocation", b"OutOfMemory")
+NEEDLES: tuple[bytes, ...] = (b"ut of memory", b"OF_MEMORY", b"MemoryAllocation", b"OutOfMemory")
 START = re.compile(
     r"(?:parallel_for|get_temporary_buffer)\s+failed[:\s]+(?:cudaErrorMemoryAllocation:\s+)?out\s+of\s+memory"
     r"|CUDA(?:_|\s)(?:runtime\s+)?[Ee]rror(?:\s*\(2\))?\s*:?\s+out\s+of\s+memory"

@@ -8,7 +8,7 @@ from vram.model.oom import Amount, Reading
 from vram.oom.sizes import amount
 
 NAME = "cupy"
-NEEDLES = (b"memory allocating", b"memory to allocate")
+NEEDLES: tuple[bytes, ...] = (b"memory allocating", b"memory to allocate")
 _BYTES = r"[\d,]+\s+bytes"
 START = re.compile(
     rf"Out\s+of\s+memory\s+allocating\s+(?P<asked>{_BYTES})"

@@ -8,7 +8,7 @@ from vram.model.oom import Reading
 from vram.oom.sizes import SIZE, amount
 
 NAME = "host"
-NEEDLES = (
+NEEDLES: tuple[bytes, ...] = (
     b"Killed",
     b"killed by",
     b"Kill process",

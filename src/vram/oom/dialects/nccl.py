@@ -8,7 +8,7 @@ from vram.model.oom import Reading
 from vram.oom.sizes import amount
 
 NAME = "nccl"
-NEEDLES = (b"NCCL WARN",)
+NEEDLES: tuple[bytes, ...] = (b"NCCL WARN",)
 START = re.compile(
     r"(?:\[(?P<gpu>\d+)\]\s+[\w/.]+:\d+\s+(?:\(\w+\)\s+)?)?NCCL\s+WARN\s+"
     r"(?:Cuda\s+failure\s+(?:\d+\s+)?'out\s+of\s+memory'"

@@ -7,7 +7,7 @@ import re
 from vram.model.oom import Reading, Where
 
 NAME = "numba"
-NEEDLES = (b"OF_MEMORY",)
+NEEDLES: tuple[bytes, ...] = (b"OF_MEMORY",)
 START = re.compile(r"Call\s+to\s+(?P<call>cu\w+)\s+results\s+in\s+CUDA_ERROR_OUT_OF_MEMORY")
 
 

@@ -7,7 +7,7 @@ import re
 from vram.model.oom import Reading, Where
 
 NAME = "pycuda"
-NEEDLES = (b"failed: out of memory",)
+NEEDLES: tuple[bytes, ...] = (b"failed: out of memory",)
 START = re.compile(r"(?P<call>cu[A-Z]\w+)\s+failed:\s+out\s+of\s+memory")
 
 

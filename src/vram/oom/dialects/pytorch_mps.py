@@ -8,7 +8,7 @@ from vram.model.oom import Amount, Reading
 from vram.oom.sizes import SIZE, amount
 
 NAME = "pytorch-mps"
-NEEDLES = (b"MPS backend out",)
+NEEDLES: tuple[bytes, ...] = (b"MPS backend out",)
 START = re.compile(
     rf"MPS\s+backend\s+out\s+of\s+memory\s+\(MPS\s+allocated:\s+(?P<live>{SIZE}),\s+other\s+allocations:\s+"
     rf"(?P<other>{SIZE}),\s+max\s+allowed:\s+(?P<limit>{SIZE})\)\.\s+Tried\s+to\s+allocate\s+(?P<asked>{SIZE})"

@@ -8,7 +8,7 @@ from vram.model.oom import Reading
 from vram.oom.sizes import SIZE, amount
 
 NAME = "rmm"
-NEEDLES = (b"bad_alloc",)
+NEEDLES: tuple[bytes, ...] = (b"bad_alloc",)
 START = re.compile(
     r"std::bad_alloc:\s+(?:out_of_memory:\s+)?(?:RMM\s+failure|CUDA\s+error)"
     r"(?:\s+\(failed\s+to\s+allocate\s+(?P<early>[\d,]+)\s+bytes\))?\s+at:?"

@@ -8,7 +8,12 @@ from vram.model.oom import Reading
 from vram.oom.sizes import amount
 
 NAME = "tensorrt"
-NEEDLES = (b"be allocated", b"OutOfMemory (", b"o allocate memory for", b"requested bytes of")
+NEEDLES: tuple[bytes, ...] = (
+    b"be allocated",
+    b"OutOfMemory (",
+    b"o allocate memory for",
+    b"requested bytes of",
+)
 START = re.compile(
     r"Requested\s+amount\s+of\s+GPU\s+memory\s+\((?P<asked>\d+)\s+bytes\)\s+could\s+not\s+be\s+allocated"
     r"|Error\s+Code\s+2:\s+OutOfMemory\s+\((?:Requested\s+size\s+was\s+(?P<size>\d+)\s+bytes)?"

@@ -8,7 +8,7 @@ from vram.model.oom import Reading
 from vram.oom.sizes import amount
 
 NAME = "triton"
-NEEDLES = (b"f resource",)
+NEEDLES: tuple[bytes, ...] = (b"f resource",)
 START = re.compile(
     r"out\s+of\s+resource:\s+(?P<what>shared\s+memory|tensor\s+memory|registers),?\s+Required:\s+(?P<asked>\d+),\s+"
     r"Hardware\s+limit:\s+(?P<limit>\d+)"

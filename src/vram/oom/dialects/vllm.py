@@ -8,7 +8,7 @@ from vram.model.oom import Amount, Reading
 from vram.oom.sizes import SIZE, amount
 
 NAME = "vllm"
-NEEDLES = (b"desired GPU", b"cache blocks", b"KV cache is needed", b"in KV cache")
+NEEDLES: tuple[bytes, ...] = (b"desired GPU", b"cache blocks", b"KV cache is needed", b"in KV cache")
 START = re.compile(
     r"Free\s+memory\s+on\s+device\s+(?:\S+\s+)?\((?P<free>[\d.]+)/(?P<total>[\d.]+)\s+GiB\)\s+on\s+startup\s+is\s+"
     r"less\s+than\s+desired\s+GPU\s+memory\s+utilization\s+\((?P<share>[\d.]+),\s+(?P<desired>[\d.]+)\s+GiB\)"

@@ -8,7 +8,7 @@ from vram.model.oom import Reading
 from vram.oom.sizes import SIZE, amount
 
 NAME = "xla"
-NEEDLES = (b"o allocate", b"memory space hbm", b"Attempting to")
+NEEDLES: tuple[bytes, ...] = (b"o allocate", b"memory space hbm", b"Attempting to")
 _EXHAUSTED = r"(?:RESOURCE_EXHAUSTED|Resource\s+exhausted):"
 START = re.compile(
     rf"(?:{_EXHAUSTED}\s+)?Out\s+of\s+memory\s+while\s+trying\s+to\s+allocate\s+(?P<asked>{SIZE}|\d+)"
