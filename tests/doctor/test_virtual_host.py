@@ -20,6 +20,8 @@ from vram.units import GIB
 from vram.virtualgpu import VirtualGpu
 
 READY, NO_DRIVER, LIMITED, BROKEN = 0, 4, 7, 8
+# Calls that hang take all of it; the others must have said their word by then, also on a busy machine.
+LONG = "5"
 
 
 def test_every_check_answers_and_fits_the_schema(clinic: Clinic) -> None:
@@ -85,7 +87,7 @@ class TestTheDriverIsInTrouble:
     def test_a_call_that_never_returns(self, clinic: Clinic) -> None:
         """The answer comes all the same, and names the call; what needs no driver is still told."""
         clinic.gpu.fail("nvmlInit*", hang=True)
-        answer = clinic.ask("--deadline", "1")
+        answer = clinic.ask("--deadline", LONG)
         assert (answer.verdict, answer.code) == ("broken", BROKEN)
         assert answer.state("driver.nvml") == "broken"
         assert "nvmlInit did not answer" in answer.seen("driver.nvml")
@@ -93,7 +95,7 @@ class TestTheDriverIsInTrouble:
 
     def test_one_gpu_hangs(self, two_virtual_gpus: VirtualGpu, tmp_path: Path) -> None:
         two_virtual_gpus.fail("nvmlDeviceGetMemoryInfo*", gpu=1, hang=True)
-        answer = Clinic(two_virtual_gpus, tmp_path).ask("--deadline", "2")
+        answer = Clinic(two_virtual_gpus, tmp_path).ask("--deadline", LONG)
         assert answer.state("driver.nvml") == "broken"
         assert answer.seen("driver.nvml").startswith("GPU 1: timeout")
 
@@ -123,7 +125,7 @@ class TestTheDriverIsInTrouble:
 
     def test_cuda_hangs(self, clinic: Clinic) -> None:
         clinic.gpu.fail("cuInit", hang=True)
-        answer = clinic.ask("--deadline", "1")
+        answer = clinic.ask("--deadline", LONG)
         assert answer.code == BROKEN
         assert answer.seen("driver.cuda") == "cuInit did not answer in time"
 
@@ -211,8 +213,9 @@ class TestDebugger:
     @pytest.mark.skipif(shutil.which("gdb") is None, reason="there is no gdb here")
     def test_one_that_works(self, clinic: Clinic) -> None:
         answer = clinic.ask("--for", "trim", VRAM_DEBUGGER="gdb")
-        assert answer.seen("permissions.debugger") == "gdb works"
-        assert "gdb" in answer.checks["permissions.debugger"]["details"][0].lower()
+        assert answer.state("permissions.debugger") == "ok"
+        # On a busy machine it may not have told its version in time.
+        assert answer.seen("permissions.debugger").startswith(("gdb works", "gdb is here"))
 
     def test_none(self, clinic: Clinic) -> None:
         answer = clinic.ask(VRAM_DEBUGGER="no-such-debugger")
@@ -231,7 +234,7 @@ class TestDebugger:
         os.mkfifo(fifo)
         stuck.write_text(f"#!/bin/sh\nread line < {fifo}\n")
         stuck.chmod(0o755)
-        answer = clinic.ask("--deadline", "1", VRAM_DEBUGGER=str(stuck))
+        answer = clinic.ask(VRAM_DEBUGGER=str(stuck))
         assert "not told its version" in answer.seen("permissions.debugger")
         assert answer.state("permissions.pidfd") == "ok"
         assert answer.state("vram.native") == "ok"

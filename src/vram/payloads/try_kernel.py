@@ -18,6 +18,8 @@ SYS_KCMP = {"x86_64": 312, "aarch64": 272}
 KCMP_FILE = 0
 PTRACE_SEIZE = 0x4206
 NOT_IMPLEMENTED = 38
+# cuda-gdb takes seconds to start: nobody is to wait for that.
+DEBUGGER_S = 2.0
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -99,14 +101,20 @@ def try_loading(path: str) -> str | None:
 def try_debugger(program: str) -> dict[str, str | None]:
     import subprocess
 
-    done = subprocess.run(
-        [program, "--version"],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        env={"PATH": os.environ.get("PATH", ""), "LC_ALL": "C"},
-        preexec_fn=die_with_parent,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            [program, "--version"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            env={"PATH": os.environ.get("PATH", ""), "LC_ALL": "C"},
+            preexec_fn=die_with_parent,
+            timeout=DEBUGGER_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return {}
+    except OSError as error:
+        return {"debugger_error": error.strerror or str(error)}
     lines = (done.stdout + done.stderr).decode("utf-8", "replace").strip().splitlines()
     line = lines[0] if lines else None
     return {"debugger_error": line or f"exit {done.returncode}"} if done.returncode else {"debugger": line}
