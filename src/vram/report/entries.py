@@ -38,7 +38,7 @@ def lines_table(lines: Sequence[Line], entries: Sequence[Entry], total_bytes: in
         what = Text(look.clean(line.what), style="bold")
         table.add_row(Text(size(line.nbytes)), share, what, Text(look.clean(line.who)), *blank)
     for entry in in_order(entries):
-        table.add_row(*_figures(entry.kind, entry.nbytes, total_bytes, look), *_explanation(entry, look))
+        table.add_row(*_entry_figures(entry, total_bytes, look), *_explanation(entry, look))
     nbytes = sum(line.nbytes for line in lines) + sum(entry.nbytes for entry in entries)
     _sum_rows(table, nbytes, total_bytes, look)
     return table
@@ -52,7 +52,7 @@ def entries_table(entries: Sequence[Entry], total_bytes: int | None, look: Look)
         if folded and entry.kind in _LAST:
             _folded_row(table, folded, total_bytes, look)
             folded = []
-        table.add_row(*_figures(entry.kind, entry.nbytes, total_bytes, look), *_explanation(entry, look))
+        table.add_row(*_entry_figures(entry, total_bytes, look), *_explanation(entry, look))
     if folded:
         _folded_row(table, folded, total_bytes, look)
     _sum_rows(table, sum(entry.nbytes for entry in entries), total_bytes, look)
@@ -97,6 +97,13 @@ def _figures(kind: Kind, nbytes: int, total_bytes: int | None, look: Look) -> tu
     what = Text.assemble(look.swatch(kind), " ", (kind, KINDS[kind].style))
     share = "" if total_bytes is None else percent(nbytes, total_bytes)
     return Text(size(nbytes)), Text(share, style="dim"), what
+
+
+def _entry_figures(entry: Entry, total_bytes: int | None, look: Look) -> tuple[Text, Text, Text]:
+    """Whose bytes are not told has none to show: zero would be a figure."""
+    nbytes, share, what = _figures(entry.kind, entry.nbytes, total_bytes, look)
+    untold = entry.nbytes == 0 and entry.holder is not None and entry.confidence == "unknown"
+    return (Text("untold", style="dim"), Text(), what) if untold else (nbytes, share, what)
 
 
 def _explanation(entry: Entry, look: Look) -> tuple[Text, ...]:
