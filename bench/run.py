@@ -29,6 +29,7 @@ from bench.cases import (  # noqa: E402
     keepers,
     lab,
     ladder,
+    oom,
     park,
     scan,
     scopes,
@@ -52,6 +53,7 @@ CASES = {
     "trim": trim,
     "park": park,
     "lab": lab,
+    "oom": oom,
     "injection": injection,
 }
 ONLY_WHEN_NAMED = ("injection",)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import PROGRAM, Run, vram  # noqa: F401
+from tests.cli.conftest import PROGRAM, Run
 from tests.oom.test_corpus import CORPUS
 
 OTHERS = CORPUS / "pytorch-2.5-one-other.txt"
@@ -21,7 +21,7 @@ BARE = CORPUS / "pycuda-alloc.txt"
 
 @pytest.mark.parametrize("columns", ["40", "80", "200"])
 def test_the_answer_names_the_kind_shows_the_sum_and_advises(
-    vram: Run,  # noqa: F811
+    vram: Run,
     monkeypatch: pytest.MonkeyPatch,
     columns: str,
 ) -> None:
@@ -34,18 +34,18 @@ def test_the_answer_names_the_kind_shows_the_sum_and_advises(
     assert max(map(len, answer.out.splitlines())) <= int(columns)
 
 
-def test_the_balance_sums_in_the_digits_that_are_shown(vram: Run) -> None:  # noqa: F811
+def test_the_balance_sums_in_the_digits_that_are_shown(vram: Run) -> None:
     lines = vram("oom", str(OTHERS)).out.splitlines()
     rows = [line.split() for line in lines if "GiB" in line and "%" in line]
     shown = sum(float(row[0]) for row in rows)
     assert shown == pytest.approx(14.57, abs=0.03)
 
 
-def test_ascii_is_ascii(vram: Run) -> None:  # noqa: F811
+def test_ascii_is_ascii(vram: Run) -> None:
     assert vram("oom", "--ascii", str(OTHERS)).out.isascii()
 
 
-def test_json_has_the_figures_in_bytes(vram: Run) -> None:  # noqa: F811
+def test_json_has_the_figures_in_bytes(vram: Run) -> None:
     answer = vram("oom", "--json", str(OTHERS))
     report = json.loads(answer.out)
     (case,) = report["cases"]
@@ -61,14 +61,14 @@ def test_json_has_the_figures_in_bytes(vram: Run) -> None:  # noqa: F811
     )
 
 
-def test_a_message_without_figures_says_what_is_missing(vram: Run) -> None:  # noqa: F811
+def test_a_message_without_figures_says_what_is_missing(vram: Run) -> None:
     answer = vram("oom", str(BARE))
     assert answer.code == 3
     assert "how much of it was free" in " ".join(answer.out.split())
     assert "vram oom --live" in answer.out
 
 
-def test_several_errors_are_told_apart_and_counted(vram: Run, tmp_path: Path) -> None:  # noqa: F811
+def test_several_errors_are_told_apart_and_counted(vram: Run, tmp_path: Path) -> None:
     log = tmp_path / "log"
     noise = b"step 1 loss 2.0\n" * 50
     log.write_bytes(
@@ -87,7 +87,7 @@ def test_several_errors_are_told_apart_and_counted(vram: Run, tmp_path: Path) ->
     assert "3 times" in answer.out
 
 
-def test_nothing_found_has_a_status_of_its_own(vram: Run, tmp_path: Path) -> None:  # noqa: F811
+def test_nothing_found_has_a_status_of_its_own(vram: Run, tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("all memory is well\n" * 100)
     answer = vram("oom", str(log))
@@ -95,7 +95,7 @@ def test_nothing_found_has_a_status_of_its_own(vram: Run, tmp_path: Path) -> Non
     assert "no out-of-memory message" in answer.err
 
 
-def test_json_is_an_object_where_nothing_is_found(vram: Run, tmp_path: Path) -> None:  # noqa: F811
+def test_json_is_an_object_where_nothing_is_found(vram: Run, tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.touch()
     answer = vram("oom", "--json", str(log))
@@ -105,7 +105,7 @@ def test_json_is_an_object_where_nothing_is_found(vram: Run, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", ["missing", "folder"])
-def test_what_is_no_file_is_refused(vram: Run, tmp_path: Path, name: str) -> None:  # noqa: F811
+def test_what_is_no_file_is_refused(vram: Run, tmp_path: Path, name: str) -> None:
     (tmp_path / "folder").mkdir()
     answer = vram("oom", str(tmp_path / name))
     assert (answer.code, answer.out) == (2, "")
@@ -114,7 +114,7 @@ def test_what_is_no_file_is_refused(vram: Run, tmp_path: Path, name: str) -> Non
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_file_that_may_not_be_read_is_refused(vram: Run, tmp_path: Path) -> None:  # noqa: F811
+def test_a_file_that_may_not_be_read_is_refused(vram: Run, tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.touch(mode=0)
     answer = vram("oom", str(log))
@@ -122,13 +122,13 @@ def test_a_file_that_may_not_be_read_is_refused(vram: Run, tmp_path: Path) -> No
     assert "Permission denied" in answer.err
 
 
-def test_a_compressed_log_is_read_as_it_is(vram: Run, tmp_path: Path) -> None:  # noqa: F811
+def test_a_compressed_log_is_read_as_it_is(vram: Run, tmp_path: Path) -> None:
     log = tmp_path / "log.gz"
     log.write_bytes(gzip.compress(b"noise\n" * 1000 + GRAPHS.read_bytes()))
     assert "kept by this program's own pools" in vram("oom", str(log)).out
 
 
-def test_a_damaged_compressed_log_is_bad_input(vram: Run, tmp_path: Path) -> None:  # noqa: F811
+def test_a_damaged_compressed_log_is_bad_input(vram: Run, tmp_path: Path) -> None:
     log = tmp_path / "log.gz"
     log.write_bytes(gzip.compress(os.urandom(100_000))[:50_000])
     answer = vram("oom", str(log))
@@ -161,7 +161,7 @@ def test_a_terminal_is_told_what_to_paste() -> None:
     assert b"PyCUDA" in out
 
 
-def test_kinds_are_listed_and_explained(vram: Run) -> None:  # noqa: F811
+def test_kinds_are_listed_and_explained(vram: Run) -> None:
     listed = vram("oom", "--kinds")
     assert listed.code == 0
     for line in listed.out.splitlines():
@@ -172,13 +172,13 @@ def test_kinds_are_listed_and_explained(vram: Run) -> None:  # noqa: F811
         assert "How it is told" in page.out
 
 
-def test_a_gpu_is_chosen_only_to_join_with(vram: Run) -> None:  # noqa: F811
+def test_a_gpu_is_chosen_only_to_join_with(vram: Run) -> None:
     answer = vram("oom", "--gpu", "0", str(OTHERS))
     assert answer.code == 2
     assert "--live" in answer.err
 
 
-def test_a_log_cannot_steer_the_terminal(vram: Run, tmp_path: Path) -> None:  # noqa: F811
+def test_a_log_cannot_steer_the_terminal(vram: Run, tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_bytes(
         "\u202e\x1b]0;owned\x07\x9b31m CUDA out of memory. Tried to allocate 2 GiB \x1b[2J\u202e\n".encode()

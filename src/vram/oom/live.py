@@ -18,7 +18,7 @@ from vram.oom.blame import LEAST
 from vram.oom.sums import CONTEXT, said
 from vram.units import size
 
-GHOSTS = ("VR101", "VR102", "VR103", "VR104", "VR105", "VR106")
+GHOSTS = ("VR101", "VR102", "VR103", "VR104", "VR105", "VR106", "VR203")
 MOST_HOLDINGS = 8
 _NOBODYS = ("free", "reserved", "overhead")
 # The driver's total contains what it reserves, CUDA's does not: up to a few per cent apart.
@@ -124,7 +124,7 @@ def _again(case: Case, joined: Joined, findings: Sequence[Finding]) -> Judgement
         return before
     ghosts = tuple(finding for finding in findings if finding.code in GHOSTS and finding.nbytes)
     kept = sum(finding.nbytes or 0 for finding in ghosts)
-    needed = _needed(case.reading)
+    needed = _needed(case.reading, joined)
     if ghosts and kept >= needed:
         return _ghost(before, ghosts, kept)
     others = sum(holding.nbytes for holding in joined.holdings)
@@ -136,9 +136,9 @@ def _again(case: Case, joined: Joined, findings: Sequence[Finding]) -> Judgement
     return before
 
 
-def _needed(reading: Reading) -> int:
-    if reading.asked is None:
-        return CONTEXT
+def _needed(reading: Reading, joined: Joined) -> int:
+    if reading.asked is None:  # whoever fails with more than this free was asking for a lot
+        return max(CONTEXT, (joined.total or 0) // 50)
     missing = reading.asked.nbytes - (reading.free.nbytes if reading.free else 0)
     return max(LEAST, missing)
 
@@ -192,7 +192,7 @@ def _held(before: Judgement, joined: Joined, others: int, reading: Reading) -> J
         f" {size(largest.nbytes)},"
         f" has {largest.who}. If the program that failed has ended, these are the others.",
         missing=(),
-        remedies=remedies.ordered((remedies.look(here), remedies.make_room(here, _needed(reading)))),
+        remedies=remedies.ordered((remedies.look(here), remedies.make_room(here, _needed(reading, joined)))),
     )
 
 
