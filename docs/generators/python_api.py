@@ -31,8 +31,9 @@ class Module(NamedTuple):
     tree: ast.Module
 
     def definition(self, name: str) -> Definition | None:
-        found = (node for node in self.tree.body if isinstance(node, Definition) and node.name == name)
-        return next(found, None)
+        """The last one: overloads stand before what is run."""
+        found = [node for node in self.tree.body if isinstance(node, Definition) and node.name == name]
+        return found[-1] if found else None
 
     def origin(self, name: str) -> tuple[str, str] | None:
         """The module and the name that *name* was imported from."""
@@ -171,7 +172,12 @@ def _parameters(node: ast.FunctionDef | ast.AsyncFunctionDef, skip: int) -> str:
     static = any(ast.unparse(each) == "staticmethod" for each in node.decorator_list)
     if skip and not static:
         del (arguments.posonlyargs or arguments.args)[0]
-    return ast.unparse(arguments)
+    return ", ".join(_spaced(each) for each in _split(ast.unparse(arguments)))
+
+
+def _spaced(parameter: str) -> str:
+    """A default behind an annotation, as people write it."""
+    return re.sub(r"^(\w+: [^=]+)=(.+)$", r"\1 = \2", parameter)
 
 
 def _split(parameters: str) -> Iterator[str]:

@@ -66,6 +66,8 @@ def test_values_come_from_where_the_program_takes_them(ask: Ask) -> None:
     offers = ask(
         "vram trim --via a",
         "vram explain VR2",
+        "vram explain driver.v",
+        "vram explain frag",
         "vram free --finding VR10",
         "vram demo ex",
         "vram lab ru",
@@ -75,6 +77,8 @@ def test_values_come_from_where_the_program_takes_them(ask: Ask) -> None:
     assert sorted(offers["vram trim --via a"]) == ["agent", "auto"]
     assert offers["vram explain VR2"] == [code for code in manual.codes() if code.startswith("VR2")]
     assert offers["vram free --finding VR10"] == [code for code in manual.codes() if code.startswith("VR10")]
+    assert offers["vram explain driver.v"] == ["driver.versions"]
+    assert offers["vram explain frag"] == ["fragmented"]
     assert offers["vram demo ex"] == ["export"]
     assert offers["vram lab ru"] == ["run"]
     assert "kill-nine" in offers["vram lab run kill"]

@@ -26,7 +26,7 @@ _KINDS: dict[str, Kind] = {
     "DIR": "folder",
 }
 # Here stands what the command's own ``known_names`` lists.
-_NAMED = ("NAME", "COMMAND")
+_NAMED = ("NAME", "COMMAND", "CODE")
 # Processes that are parked hold nothing on a GPU, so no list of holders has them.
 _OF_THE_PARKED = frozenset(("unpark",))
 
@@ -157,7 +157,7 @@ class _Reader:
     def _words(self, action: argparse.Action, value: str) -> Words:
         if action.choices:
             return tuple((str(choice), "") for choice in action.choices)
-        if value == "CODE":
+        if value == "CODE" and not self._names:
             from vram.diagnosis import manual
             from vram.doctor import manual as checks
 

@@ -21,6 +21,19 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
 
 
+def known_names() -> tuple[tuple[str, str], ...]:
+    """Everything that has a page: findings, checks and kinds."""
+    from vram.diagnosis import manual
+    from vram.doctor import manual as checks
+    from vram.oom import manual as kinds
+
+    return (
+        *((code, manual.summary(code)) for code in manual.codes()),
+        *((check, checks.summary(check)) for check in checks.ids()),
+        *((kind, kinds.summary(kind)) for kind in kinds.ids()),
+    )
+
+
 def run(args: Namespace) -> int:
     from vram.diagnosis import manual
     from vram.oom.manual import page as kind_page
