@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -109,9 +109,11 @@ def live(device: int | None = None, *, holders: bool = True, budget_s: float = B
     return survey(heap, device, budget_s if holders else None)
 
 
-def survey(heap: list[object], device: int | None, budget_s: float | None) -> Live:
+def survey(
+    heap: list[object], device: int | None, budget_s: float | None, types: Iterable[type] | None = None
+) -> Live:
     """As :func:`live`, on a heap that was taken before; it comes back empty."""
-    found = find(heap, device)
+    found = find(heap, device, types)
     if not found or budget_s is None:
         heap.clear()
         return Live(_listed(found, Trails()))
