@@ -10,6 +10,7 @@ from typing import Any
 from msgspec import Struct
 
 from vram.errors import NoSuchDevice
+from vram.guard.frameworks import bystanders
 from vram.guard.frameworks.array import Description
 from vram.guard.heap import chains
 from vram.guard.heap.chains import BUDGET_S
@@ -117,7 +118,7 @@ def survey(
     if not found or budget_s is None:
         heap.clear()
         return Live(_listed(found, Trails()))
-    trails = chains.shortest([each.array for each in found], heap, budget_s)
+    trails = chains.shortest([each.array for each in found], heap, budget_s, bystanders())
     trails.told.update(_gradients(found, trails))
     return Live(_listed(found, trails), trails.was_cut)
 

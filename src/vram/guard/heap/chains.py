@@ -12,7 +12,7 @@ from types import GeneratorType
 
 from vram.guard.heap.links import children
 from vram.guard.heap.naming import Naming
-from vram.guard.heap.peek import inert, type_name
+from vram.guard.heap.peek import inert, lineage, type_name
 from vram.guard.heap.roots import Roots
 from vram.guard.heap.trails import UNKNOWN, Holder, Trails
 from vram.guard.heap.walk import Walk, first_parents
@@ -25,13 +25,19 @@ BUDGET_S = 2.0
 NATIVE = Holder("no Python object: a running expression, or native code", "native")
 
 
-def shortest(targets: Sequence[object], heap: list[object], budget_s: float = BUDGET_S) -> Trails:
+def shortest(
+    targets: Sequence[object],
+    heap: list[object],
+    budget_s: float = BUDGET_S,
+    bystanders: Sequence[type] = (),
+) -> Trails:
     """One way to each of *targets*, by its ``id``.
 
     *heap* is ``gc.get_objects()`` from before anything was looked at. It comes back empty: as
-    long as it holds everything, nobody can tell who else does.
+    long as it holds everything, nobody can tell who else does. A way through an instance of a
+    class of *bystanders* is told only where there is no other.
     """
-    with _Search(targets, heap, budget_s) as search:
+    with _Search(targets, heap, budget_s, bystanders) as search:
         search.walk.run(also_untracked=search.hides)
         search.name(map(id, targets))
         trails = search.naming.trails
@@ -55,12 +61,20 @@ def every(
 
 
 class _Search:
-    def __init__(self, targets: Sequence[object], heap: list[object], budget_s: float) -> None:
+    def __init__(
+        self,
+        targets: Sequence[object],
+        heap: list[object],
+        budget_s: float,
+        bystanders: Sequence[type] = (),
+    ) -> None:
         self._heap = heap
         self.roots = Roots()
         # What the collector does not know is met only by looking into what it ignores as well.
         self.hides = not all(map(gc.is_tracked, targets))
-        self.walk = Walk(self.roots.namespaces, map(id, targets), budget_s)
+        types = set(map(type, heap)) if bystanders else ()
+        aside = {kind for kind in types if any(each in lineage(kind) for each in bystanders)}
+        self.walk = Walk(self.roots.namespaces, map(id, targets), budget_s, frozenset(aside))
         self.naming = Naming(self.roots)
 
     def __enter__(self) -> _Search:

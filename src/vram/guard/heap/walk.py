@@ -22,17 +22,27 @@ HAS_GC = 1 << 14  # Py_TPFLAGS_HAVE_GC
 class Walk:
     """Everything that was reached, by the number of the portion that led to it.
 
+    *bystanders* are types whose objects refer to much that is not theirs, such as optimizers: a
+    way through one counts only where there is no other.
+
     It holds every object that it has seen, so that no ``id`` is taken over by another one
     meanwhile: let go of it before handing back what was found.
     """
 
-    def __init__(self, roots: Sequence[object], targets: Iterable[int], budget_s: float) -> None:
+    def __init__(
+        self,
+        roots: Sequence[object],
+        targets: Iterable[int],
+        budget_s: float,
+        bystanders: frozenset[type] = frozenset(),
+    ) -> None:
         self.origin: dict[int, int] = {}
         self.portions: list[Sequence[object]] = []
         self.sightings: dict[int, list[int]] = {}
         self.was_cut = False
         self._roots = roots
         self._targets = set(targets)
+        self._bystanders = bystanders
         self._every_keeper = self._also_untracked = False
         # Of this thread's own processor time: a busy machine makes it slower, not shorter-sighted.
         self._deadline = time.thread_time() + budget_s
@@ -51,15 +61,17 @@ class Walk:
         self.origin.update((id(root), -1) for root in self._roots)
         left = len(self._targets.difference(self.origin))
         frontier: list[object] = list(self._roots)
-        # What leads through another target is its way too: those wait until nothing else does.
+        # What leads through another target is its way too: those wait until nothing else does, and so
+        # do bystanders.
         waiting: list[object] = []
         while frontier and (left or every_keeper):
             reached: list[object] = []
             for start in range(0, len(frontier), PORTION):
                 met, fresh = self._take(frontier[start : start + PORTION])
-                waiting += met
                 left -= len(met)
-                reached += fresh
+                others, aside = self._split(fresh)
+                waiting += met + aside
+                reached += others
                 if not left and not every_keeper:
                     return self
                 if time.thread_time() > self._deadline:
@@ -92,6 +104,13 @@ class Walk:
         if self._also_untracked:
             others = list(filter(_is_followed, others))
         return list(map(found.__getitem__, met)), others
+
+    def _split(self, found: list[object]) -> tuple[list[object], list[object]]:
+        """What is followed at once, and the bystanders."""
+        if self._bystanders.isdisjoint(map(type, found)):
+            return found, []
+        aside = [each for each in found if type(each) in self._bystanders]
+        return [each for each in found if type(each) not in self._bystanders], aside
 
     def ways(self, wanted: Iterable[int]) -> list[dict[int, object]]:
         """The ways to all wanted objects: each object on one by its ``id``, with its parent.
