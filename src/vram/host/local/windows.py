@@ -55,7 +55,7 @@ class LocalWindows:
             open(f"{self._proc_root}/self/mounts", encoding="utf-8", errors="replace") as file,
         ):
             for line in file:
-                if re.match(r"C:\\134? ", line, re.I):
+                if re.match(r"C:(\\134)? ", line, re.I):  # "C:\", with its backslash spelled
                     yield line.split()[1].replace("\\040", " ")
         yield "/mnt/c"
 
