@@ -10,9 +10,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from jsonschema import validate
 
 from tests.cli.conftest import PROGRAM, Run
-from tests.oom.test_corpus import CORPUS
+from tests.oom.test_corpus import CORPUS, MESSAGES
+from vram.report import schema
 
 OTHERS = CORPUS / "pytorch-2.5-one-other.txt"
 GRAPHS = CORPUS / "pytorch-2.4-graphs.txt"
@@ -61,6 +63,16 @@ def test_json_has_the_figures_in_bytes(vram: Run) -> None:
     )
 
 
+@pytest.mark.parametrize("name", MESSAGES)
+def test_json_is_what_its_schema_says(vram: Run, name: str) -> None:
+    report = json.loads(vram("oom", "--json", str(CORPUS / f"{name}.txt")).out)
+    validate(report, json.loads(schema.shipped("oom").read_bytes()))
+
+
+def test_the_shipped_schema_is_current() -> None:
+    assert schema.shipped("oom").read_bytes() == schema.rendered("oom")
+
+
 def test_a_message_without_figures_says_what_is_missing(vram: Run) -> None:
     answer = vram("oom", str(BARE))
     assert answer.code == 3
@@ -102,6 +114,22 @@ def test_json_is_an_object_where_nothing_is_found(vram: Run, tmp_path: Path) -> 
     assert answer.code == 9
     assert json.loads(answer.out)["cases"] == []
     assert "nothing in it" in answer.err
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "To avoid CUDA running out of memory, lower the batch size",
+        "max memory allocated 12.3 GiB of 79.2 GiB, cached 3 GiB",
+        "INFO KV cache usage: 12.3%, gpu_memory_utilization=0.9",
+        "caching allocator initialised; will try to allocate lazily",
+        "killed 3 stale sessions; 12 fish were Killed in the game",
+    ],
+)
+def test_lines_that_only_sound_like_it_are_left_alone(vram: Run, tmp_path: Path, line: str) -> None:
+    log = tmp_path / "log"
+    log.write_text(f"{line}\n" * 3)
+    assert vram("oom", str(log)).code == 9
 
 
 @pytest.mark.parametrize("name", ["missing", "folder"])

@@ -1,11 +1,9 @@
-"""``vram oom`` for people and for programs: each error, its kind, the arithmetic, and what to do."""
+"""``vram oom`` for people: each error, its kind, the arithmetic, and what to do."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
 
-from msgspec import Struct
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -13,7 +11,6 @@ from rich.text import Text
 from vram.model.finding import Finding
 from vram.model.oom import Balance, Case, Joined, Judgement, Working
 from vram.report.advice import advice
-from vram.report.json import encode
 from vram.report.look import Look
 from vram.report.paragraph import paragraph
 from vram.report.phrases import percent
@@ -42,19 +39,6 @@ FRAMEWORKS = {
     "cuda": "CUDA",
 }
 CERTAINTIES = {"fact": "certain", "likely": "likely", "unknown": "not certain"}
-
-
-class OomReport(Struct, frozen=True, kw_only=True):
-    """``vram oom --json``. ``unkept`` messages are beyond the most that are told apart."""
-
-    schema: Literal[1] = 1
-    nbytes: int
-    cases: tuple[Case, ...]
-    unkept: int
-
-
-def json(cases: tuple[Case, ...], unkept: int, nbytes: int) -> bytes:
-    return encode(OomReport(nbytes=nbytes, cases=cases, unkept=unkept))
 
 
 def text(cases: tuple[Case, ...], unkept: int, nbytes: int, look: Look) -> RenderableType:

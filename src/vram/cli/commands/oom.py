@@ -82,15 +82,17 @@ def _joined(found: tuple[Case, ...], ledger: Ledger, gpu: int | None) -> tuple[C
 
 
 def _tell(found: tuple[Case, ...], unkept: int, nbytes: int, args: Namespace) -> None:
-    from vram.report import oom
-
     if args.json:
-        emit(oom.json(found, unkept, nbytes))
+        from vram.report.oom_json import report
+
+        emit(report(found, unkept, nbytes))
     if not found:
         raise NothingFound(
             "there is no out-of-memory message in it" if nbytes else "there is nothing in it",
             hint="paste the lines from the first error to the end, figures and all",
         )
     if not args.json:
+        from vram.report import oom
+
         look = look_for(args)
         show(oom.text(found, unkept, nbytes, look), args, look)

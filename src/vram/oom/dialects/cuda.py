@@ -21,7 +21,7 @@ START = re.compile(
     r"|hipErrorOutOfMemory|HIP\s+error:\s+out\s+of\s+memory|(?:CUDA|HIP|XPU)\s+out\s+of\s+memory"
     r"|Error\s+out\s+of\s+memory\s+at\s+line\s+\d+\s+in\s+file"
     r"|GPUassert:\s+out\s+of\s+memory"
-    r"|(?:CUDA|Cuda|cuda)[^\n]{0,60}?'?out\s+of\s+memory'?"
+    r"|(?:CUDA|Cuda|cuda)[^\n]{0,60}?(?:[Ee]rror|[Ff]ail\w*|:)[^\n]{0,20}?'?out\s+of\s+memory'?"
     r"|cudaMalloc\w*\s*(?:\(\))?\s*(?:failed|returned)[^\n]{0,40}?out\s+of\s+memory"
 )
 _MORE = re.compile(r"\W{0,8}Tried\s+to\s+allocate")
