@@ -42,6 +42,12 @@ def test_a_page_has_every_option_and_the_usual_sections(name: str) -> None:
             assert all(roff.bold(flag) in text for flag in option.flags), option.flags
 
 
+def test_examples_keep_their_columns() -> None:
+    """What is indented in a docstring stays as it is, also where the docstring begins with it."""
+    text = (FOLDER / "vram-completion.1").read_text()
+    assert ".nf\nsource <(vram completion bash)      " in text
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_a_page_uses_only_what_every_man_knows(page: Path) -> None:
     """Known requests, known escapes, ASCII: what holds where neither groff nor mandoc is at hand."""

@@ -96,7 +96,7 @@ def command(name: str) -> Command:
     module = import_module(f"vram.cli.commands.{name}")
     parser = Parser(prog=f"vram {name}")
     module.add_arguments(parser)
-    story = cleandoc(module.__doc__ or "").partition("\n")[2].strip()
+    story = cleandoc(module.__doc__ or "").partition("\n")[2].strip("\n")
     names: Words = module.known_names() if hasattr(module, "known_names") else ()
     return _Reader(names).read((name,), module.HELP, story, parser, runner=name in RUNNERS)
 
