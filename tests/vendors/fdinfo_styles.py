@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 KIB, MIB = 1 << 10, 1 << 20
 HEAD = "pos:\t0\nflags:\t02100002\nmnt_id:\t26\nino:\t1186\n"
-AMDGPU_KERNELS = ("5.15", "5.19", "6.1", "6.5", "6.8", "6.12", "6.18")
+AMDGPU_KERNELS = ("5.15", "5.19", "6.1", "6.5", "6.8", "6.12", "6.13", "6.18")
 I915_KERNELS = ("5.15", "5.19", "6.1", "6.8", "6.12")
 XE_KERNELS = ("6.8", "6.12")
 
@@ -38,9 +38,9 @@ def amdgpu(kernel: str, address: str, client: int, use: Use) -> str:
     engines = "drm-engine-gfx:\t107322799 ns\ndrm-engine-compute:\t9 ns\n"
     if not at_least(kernel, "6.5"):
         return f"{HEAD}pasid:\t{32768 + client}\n{who}{legacy}{engines}"
-    if not at_least(kernel, "6.12"):
+    if not at_least(kernel, "6.13"):
         more = f"amd-evicted-vram:\t0 KiB\namd-requested-vram:\t{use.vram // KIB} KiB\n"
-        shared = f"drm-shared-vram:\t{use.shared // KIB} KiB\n" if at_least(kernel, "6.8") else ""
+        shared = f"drm-shared-vram:\t{use.shared // KIB} KiB\n" if at_least(kernel, "6.9") else ""
         return f"{HEAD}{who}pasid:\t{32768 + client}\n{legacy}{more}{shared}{engines}"
     regions = _region("vram", use.vram, use.shared) + _region("gtt", use.system) + _region("cpu", 0)
     chips = "".join(_region(name, 4096) for name in ("gds", "gws", "oa", "doorbell"))

@@ -378,3 +378,23 @@ def test_a_snapshot_tells_the_same(machine: Machine, tmp_path: Path) -> None:
     assert [[(e.kind, e.nbytes) for e in gpu.entries] for gpu in redacted.gpus] == [
         [(e.kind, e.nbytes) for e in gpu.entries] for gpu in build_ledger(survey).gpus
     ]
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        CapacityFacts(-1),
+        SystemMemoryFacts(None, 1 << 63),
+        ClientFacts(fd=3, address=AMD, regions=(Region("vram", True, -5),)),
+        ClientFacts(fd=3, address=AMD, regions=(Region("vram", True, 5, 1 << 62),)),
+    ],
+)
+def test_a_snapshot_with_impossible_sizes_is_refused(facts) -> None:
+    from vram.errors import BadSnapshot
+    from vram.probes import bundle
+
+    host = HostFacts(name="h", kernel="k", user="u", uid=0)
+    seen = (Observation(probe="drm", gpu=0, process=ProcessRef(5), facts=facts),)
+    survey = Survey(program="p", taken_at="t", host=host, observations=seen, probes=())
+    with pytest.raises(BadSnapshot, match="as a size"):
+        bundle.loads(bundle.dumps(survey))

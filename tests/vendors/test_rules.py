@@ -124,3 +124,19 @@ def test_a_card_that_may_not_be_read_or_answers_nonsense(machine: Machine) -> No
     assert "VR405" in findings(machine)
     (gpu,) = ledger_of(machine).gpus
     assert (gpu.total_bytes, gpu.status) == (None, "failed")
+
+
+def test_a_card_that_was_pulled_out(machine: Machine) -> None:
+    """A process still has it open; sysfs fails, or shows it no more."""
+    failing = amd(machine, 0)
+    (failing.folder / "mem_info_vram_used").unlink()
+    (failing.folder / "mem_info_vram_used").symlink_to("/proc/self/mem")  # reads as EIO
+    machine.client(machine.process(5), failing, Use(vram=GIB))
+    missing = failing._replace(address="0000:99:00.0")
+    machine.client(machine.process(6), missing, Use(vram=2 * GIB))
+    first, second = ledger_of(machine).gpus
+    assert (first.status, first.total_bytes) == ("lost", 24 * GIB)
+    assert (second.status, second.total_bytes, second.uuid) == ("lost", None, "PCI-0000:99:00.0")
+    assert [entry.nbytes for entry in second.entries] == [2 * GIB]
+    lost = [finding.gpus for finding in diagnose(ledger_of(machine)) if finding.code == "VR404"]
+    assert lost == [(0,), (1,)]

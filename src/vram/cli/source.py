@@ -51,9 +51,16 @@ def open_host(args: Namespace) -> LocalHost | None:
         return None
     from vram.host.local import LocalHost
 
-    # In a container that has the host's trees mounted elsewhere; looking alone heeds this.
-    proc, sys = os.environ.get("VRAM_PROC_ROOT"), os.environ.get("VRAM_SYS_ROOT")
-    return LocalHost(proc or "/proc", sys_root=sys or None, reader=early.take(), read_ahead_s=args.deadline)
+    proc, sys = roots()
+    return LocalHost(proc, sys_root=sys, reader=early.take(), read_ahead_s=args.deadline)
+
+
+def roots() -> tuple[str, str | None]:
+    """Where /proc and /sys are: elsewhere in a container that has the host's mounted.
+
+    Commands that act do not ask this: there a pid must mean the process that it names here.
+    """
+    return os.environ.get("VRAM_PROC_ROOT") or "/proc", os.environ.get("VRAM_SYS_ROOT") or None
 
 
 def take_survey(args: Namespace, host: LocalHost | None) -> Survey:

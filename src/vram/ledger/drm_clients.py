@@ -94,7 +94,7 @@ def _identity(facts: ClientFacts, pid: int) -> tuple[object, bool]:
 def _read(facts: ClientFacts, pid: int, certain: bool) -> Client:
     dedicated = [region for region in facts.regions if region.dedicated]
     system = [region for region in facts.regions if not region.dedicated]
-    shared = sum(region.shared or 0 for region in dedicated if region.nbytes is not None)
+    shared = sum(min(region.shared or 0, region.nbytes or 0) for region in dedicated)
     return Client([pid], 1, _sum(dedicated), shared, _sum(system), certain)
 
 

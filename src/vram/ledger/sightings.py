@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from vram.model.drm import CapacityFacts, ClientFacts, ComputeFacts, SystemMemoryFacts
 from vram.model.files import DmabufFacts, ExportFacts, FilesFacts, UnreadableFacts
-from vram.model.gpu import ChargeFacts, DriverFacts, GpuFacts, MemoryFacts, MigFacts
+from vram.model.gpu import ChargeFacts, DriverFacts, GpuFacts, MemoryFacts, MigFacts, Vendor
 from vram.model.ledger import Medium
 from vram.model.observation import HostFacts, Observation, Status, Survey
 from vram.model.process import ProcessFacts, ProcessRef
@@ -95,6 +95,8 @@ class Sightings(Struct):
         return known is not None and self.host.uid in (0, known[1].uid)
 
 
+_VENDORS: dict[str, Vendor] = {"amdgpu": "amd", "xe": "intel", "i915": "intel"}
+
 # The driver writes 2^64-1 where it has no figure; no GPU is near that size.
 _SENTINEL = 1 << 62
 
@@ -117,11 +119,24 @@ def _join(seen: Sightings) -> None:
     for client in seen.clients:
         facts = client.facts
         gpu = by_address.get(facts.address) if facts.address else by_node.get(facts.node or 0)
+        if gpu is None and facts.address and facts.driver in _VENDORS:
+            gpu = by_address[facts.address] = _unplugged(seen, facts.address, facts.driver)
         if gpu is not None:
             gpu.clients.append(client)
     for address, charge in seen.compute:
         if address in by_address:
             by_address[address].compute.append(charge)
+
+
+def _unplugged(seen: Sightings, address: str, driver: str) -> GpuSighting:
+    """A GPU that somebody has open still, and that the kernel does not show any more."""
+    index = max(seen.gpus, default=-1) + 1
+    facts = GpuFacts(
+        uuid=f"PCI-{address}", name="unknown GPU", bus_id=address, vendor=_VENDORS[driver], driver=driver
+    )
+    message = f"processes have the GPU at {address} open, and sysfs does not show it any more"
+    seen.gpus[index] = GpuSighting(index, facts, status="lost", message=message)
+    return seen.gpus[index]
 
 
 def _place(seen: Sightings, observation: Observation) -> None:

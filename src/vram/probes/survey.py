@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from vram import __version__
 from vram.host.ports import Clock, Host, Inquiry
 from vram.model.observation import HostFacts, Observation, ProbeRun, Status, Survey
-from vram.probes.sources import drm, exports, files, nvml, processes
+from vram.probes.sources import exports, files, nvml, processes
 
 # A call that hangs takes all the time it gets: the sources after it must still have some.
 _DRIVER_SHARE = 0.8
@@ -83,6 +83,8 @@ def _look(host: Host, notes: _Notes, driver: Iterable[Observation], began: float
     notes.take(files.LATE_NAME, files.observe_latecomers(host, notes.seen, notes.left_s()))
     notes.take(exports.NAME, exports.observe(host, notes.seen, notes.left_s()))
     if host.drm.drivers:
+        from vram.probes.sources import drm  # most machines have no such GPU
+
         notes.take(drm.NAME, drm.observe(host, notes.seen))
     notes.take(processes.NAME, processes.observe(host, notes.seen))
 
