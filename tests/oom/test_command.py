@@ -213,3 +213,26 @@ def test_a_log_cannot_steer_the_terminal(vram: Run, tmp_path: Path) -> None:
     )
     out = vram("oom", str(log)).out
     assert not [char for char in out if not (char.isprintable() or char == "\n")]
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("vllm-startup", "--gpu-memory-utilization 0.38"),
+        ("vllm-kv-needed", "--max-model-len 36864"),
+        ("vllm-kv-needed-new", "--max-model-len 802320"),
+        ("pytorch-2.4-fragmented", "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"),
+        ("pytorch-2.9-alloc-conf", "export PYTORCH_ALLOC_CONF=expandable_segments:True"),
+        ("pytorch-hip-old", "export PYTORCH_HIP_ALLOC_CONF=expandable_segments:True"),
+        ("pytorch-1.10-fragmented", "max_split_size_mb:128"),
+        ("jax-pool-limit", "export XLA_PYTHON_CLIENT_MEM_FRACTION=0.83"),
+        ("jax-cudnn", "export XLA_PYTHON_CLIENT_PREALLOCATE=false"),
+        ("pytorch-1.13-others-large", "vram free 702MiB --gpu 3"),
+        ("tf2-pool-too-large", "89% of the batch"),
+    ],
+)
+def test_remedies_are_worked_out_from_the_figures(vram: Run, name: str, advice: str) -> None:
+    answer = vram("oom", "--json", str(CORPUS / f"{name}.txt"))
+    (case,) = json.loads(answer.out)["cases"]
+    ways = [f"{remedy['text']} {remedy['command']}" for remedy in case["judgement"]["remedies"]]
+    assert any(advice in way for way in ways), ways

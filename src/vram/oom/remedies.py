@@ -49,7 +49,7 @@ def record() -> Remedy:
 def join_live() -> Remedy:
     """Ask again with the ledger of the machine where it happened."""
     text = "Run this on the machine where it happened, while it is still full: it fills in what is missing."
-    return Remedy(step="look", target="host", text=text, command="vram oom --live FILE")
+    return Remedy(step="look", target="host", text=text, command="vram oom --live")
 
 
 def smaller(reading: Reading, room: int | None) -> Remedy:
@@ -128,10 +128,10 @@ def utilization(reading: Reading) -> tuple[Remedy, ...]:
     if share <= 0.05:
         return ()
     text = (
-        f"Or make do with what was free: {size(reading.free.nbytes)} are {share:.2f} of the GPU,"
-        " rounded down."
+        f"Or make do with the {size(reading.free.nbytes)} that were free: start vLLM with"
+        f" --gpu-memory-utilization {share:.2f}."
     )
-    return (change(text, f"vllm serve MODEL --gpu-memory-utilization {share:.2f}"),)
+    return (change(text),)
 
 
 def end(pids: Sequence[int]) -> tuple[Remedy, ...]:

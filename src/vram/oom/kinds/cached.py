@@ -36,11 +36,13 @@ def judge(reading: Reading, worked: Sums) -> Judgement | None:
     needed = reading.asked.nbytes - reading.free.nbytes - (reading.idle.nbytes if reading.idle else 0)
     if not 0 < needed <= reading.pooled.nbytes:
         return None
-    left = Working(
-        (Term("pools of CUDA graphs", reading.pooled.nbytes), Term("missing", -needed)),
-        "would be left over",
-        reading.pooled.nbytes - needed,
+    missing = reading.asked.nbytes - reading.free.nbytes
+    terms = (
+        Term("pools of CUDA graphs", reading.pooled.nbytes),
+        *((Term("kept unused", reading.idle.nbytes),) if reading.idle else ()),
+        Term("missing", -missing),
     )
+    left = Working(terms, "would be left over", sum(term.nbytes for term in terms))
     return Judgement(
         kind=ID,
         certainty="fact",

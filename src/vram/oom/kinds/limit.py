@@ -113,11 +113,10 @@ def _cache_cause(reading: Reading) -> str:
 def _cache_ways(reading: Reading) -> tuple[Remedy, ...]:
     fitting = reading.tokens_fitting
     if fitting is None and reading.asked and reading.limit and reading.tokens_wanted and reading.asked.nbytes:
-        fitting = int(reading.tokens_wanted * reading.limit.nbytes / reading.asked.nbytes)
-    shorter = change(
-        "Serve shorter requests: this length fits." if fitting else "Serve shorter requests.",
-        f"vllm serve MODEL --max-model-len {fitting}" if fitting else "",
-    )
+        # A little less than it seems, since both figures are rounded; whole blocks of 16 tokens.
+        fitting = int(0.99 * reading.tokens_wanted * reading.limit.nbytes / reading.asked.nbytes) // 16 * 16
+    length = f"--max-model-len {fitting} fits" if fitting else "--max-model-len"
+    shorter = change(f"Serve shorter requests: {length}.")
     return (shorter, *_room_ways(reading, reading.utilization or 0.9))
 
 
@@ -125,8 +124,8 @@ def _room_ways(reading: Reading, share: float) -> tuple[Remedy, ...]:
     more = min(0.97, round(share + 0.05, 2))
     ways = [look(reading)]
     if more > share:
-        text = "Give vLLM more of the GPU, if nobody else is on it."
-        ways.append(change(text, f"vllm serve MODEL --gpu-memory-utilization {more:.2f}"))
+        text = f"Give vLLM more of the GPU, if nobody else is on it: --gpu-memory-utilization {more:.2f}."
+        ways.append(change(text))
     ways.append(
         change(
             "Or need less: --kv-cache-dtype fp8, --enforce-eager, --max-num-seqs, a quantized model,"
