@@ -71,10 +71,24 @@ class World:
         return self._see("nvml.processes", gpu=gpu, process=ProcessRef(pid), nbytes=nbytes, facts=facts)
 
     def process(
-        self, pid: int, *, parent: int = 1, session: int = 0, state: str = "S", uid: int = 0
+        self,
+        pid: int,
+        *,
+        parent: int = 1,
+        session: int = 0,
+        state: str = "S",
+        uid: int = 0,
+        executable: str | None = None,
     ) -> World:
         facts = ProcessFacts(
-            command="python", user="root", uid=uid, state=state, parent=parent, group=session, session=session
+            command="python",
+            user="root",
+            uid=uid,
+            state=state,
+            parent=parent,
+            group=session,
+            session=session,
+            executable=executable,
         )
         return self._see("proc.processes", process=ProcessRef(pid, started_at=pid * 10), facts=facts)
 

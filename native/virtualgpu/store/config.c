@@ -7,7 +7,7 @@
  *   name uuid total_bytes reserved_bytes init_bytes context_bytes context_overhead_bytes
  *   bar1_bytes bar1_base_bytes ecc_enabled persistence mig_enabled remap_pending remap_failure
  *   compute_mode remapped_correctable remapped_uncorrectable retires_pages retired_pending
- *   retired_pages ecc_uncorrected utilization windows_bytes mig_pending mig_restricted
+ *   retired_pages ecc_uncorrected utilization windows_bytes mig_pending mig_restricted host_pids
  *   mig_device, once for each: GPU-INSTANCE COMPUTE-INSTANCE SLICES COMPUTE-SLICES BYTES PROFILE
  *
  * Numbers are plain bytes, booleans 0 or 1. Unknown keys are left alone, so that an older
@@ -101,6 +101,7 @@ static void set_gpu(struct store_gpu *gpu, const char *key, const char *value) {
     NUMBER(windows_bytes);
     NUMBER(mig_pending);
     NUMBER(mig_restricted);
+    NUMBER(host_pids);
     if (strcmp(key, "mig_device") == 0) add_mig(gpu, value);
 }
 

@@ -54,6 +54,7 @@ struct store_gpu {
     uint64_t windows_bytes; /* under Windows: used by its own programs, which no list names */
     int mig_pending; /* the mode after the next reset; -1: as it is now */
     bool mig_restricted; /* the caller may ask for MIG devices, not for the GPU as a whole */
+    bool host_pids; /* an older driver: other PID namespaces see the creator's own pid */
     int mig_devices;
     struct store_mig mig[STORE_MAX_MIG_DEVICES];
 };

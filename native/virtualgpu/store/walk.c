@@ -266,6 +266,8 @@ static void hand_out(const struct picture *picture, struct store_process *proces
         processes[i] = picture->processes[i];
         processes[i].pid = process_visible_pid(processes[i].creator_pid, processes[i].pid_namespace,
                                                processes[i].started_at);
+        if (!processes[i].pid && store_config()->gpu[processes[i].gpu].host_pids)
+            processes[i].pid = processes[i].creator_pid;
     }
     if (count) *count = (int)picture->process_count;
 }

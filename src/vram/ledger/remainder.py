@@ -63,6 +63,8 @@ def unexplained(seen: Sightings, rest: int) -> Entry:
 def _reason(seen: Sightings) -> tuple[Literal["namespace", "permission"] | None, str]:
     if not seen.host.initial_pid_namespace:
         return "namespace", "processes outside this PID namespace cannot be seen from here"
+    if seen.host.hides_processes:
+        return "permission", "/proc shows us no processes of other users (hidepid)"
     if seen.unreadable.processes:
         users = ", ".join(seen.unreadable.users) or "other users"
         whose = f"{counted(seen.unreadable.processes, 'process')} of {users}"

@@ -90,12 +90,26 @@ class Sightings(Struct):
         known = self.processes.get(pid)
         return known is not None and not known[1].is_dead
 
+    @property
+    def lists_other_pids(self) -> bool:
+        """Whether the driver's lists may name pids of another namespace than ours.
+
+        Older drivers show the host's pids inside of containers, where they name nobody, or somebody
+        else. Drivers from about 560 on translate them; those before 570 are not taken at their word.
+        """
+        if self.host.initial_pid_namespace:
+            return False
+        version = (self.driver.driver_version if self.driver else None) or ""
+        major = version.split(".")[0]
+        return not major.isdigit() or int(major) < _PIDS_TRANSLATED_SINCE
+
     def may_read_files_of(self, pid: int) -> bool:
         known = self.processes.get(pid)
         return known is not None and self.host.uid in (0, known[1].uid)
 
 
 _VENDORS: dict[str, Vendor] = {"amdgpu": "amd", "xe": "intel", "i915": "intel"}
+_PIDS_TRANSLATED_SINCE = 570
 
 # The driver writes 2^64-1 where it has no figure; no GPU is near that size.
 _SENTINEL = 1 << 62

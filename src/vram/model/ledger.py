@@ -50,6 +50,8 @@ class Holder(Struct, frozen=True, kw_only=True):
     descriptors: int | None = None
     lists: tuple[str, ...] = ()
     workload: Workload = Workload()
+    inner_pid: int | None = None
+    """Its pid as its own PID namespace counts, where that is not ours: what a container calls it."""
 
 
 class Entry(Struct, frozen=True, kw_only=True):

@@ -67,6 +67,8 @@ class HostFacts(Struct, frozen=True):
     uid: int
     initial_pid_namespace: bool = True
     pid_namespace: int | None = None
+    hides_processes: bool = False
+    """Whether /proc was mounted so that we see no processes of other users (hidepid)."""
     wsl: bool = False
     virtual: bool = False
     wsl_facts: WslFacts | None = None

@@ -112,6 +112,11 @@ def _workload(workload: Workload, word: Callable[[str, str | None], str | None])
         slurm_job=word("job", workload.slurm_job),
         slurm_step=word("step", workload.slurm_step),
         unit=word("unit", workload.unit),
+        container_name=word("container-name", workload.container_name),
+        pod_name=word("pod-name", workload.pod_name),
+        claimed_job=word("job", workload.claimed_job),
+        job_name=word("job-name", workload.job_name),
+        notebook=word("notebook", workload.notebook),
     )
 
 

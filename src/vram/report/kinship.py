@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from vram.model.ledger import Entry, GpuLedger, Holder, Ledger
 from vram.model.observation import HostFacts
 from vram.model.windows import WindowsProcess
-from vram.report.phrases import mig_device, workload
+from vram.report.phrases import container, job, mig_device, pod, workload
 
 # A snapshot may claim any ancestry; a real one is this deep only by accident.
 _DEEPEST = 16
@@ -68,6 +68,7 @@ class WhoReport(Struct, frozen=True, kw_only=True):
     host: HostFacts
     households: tuple[Household, ...]
     unnamed: tuple[Keep, ...]
+    by: str | None = None
 
 
 class _Person:
@@ -109,9 +110,13 @@ class _Person:
         )
 
 
-def who(ledger: Ledger) -> WhoReport:
-    """Return everyone who keeps bytes or has a GPU's files open, by what started them."""
-    census = _Census()
+def who(ledger: Ledger, by: str | None = None) -> WhoReport:
+    """Return everyone who keeps bytes or has a GPU's files open, by what started them.
+
+    *by* chooses one kind of group: everybody is then counted where it belongs itself, and stands
+    below its parent or server only where both belong there.
+    """
+    census = _Census(by)
     for gpu in ledger.gpus:
         for entry in gpu.accounted:
             census.count(gpu, entry)
@@ -128,13 +133,15 @@ def who(ledger: Ledger) -> WhoReport:
         schema=1,
         taken_at=ledger.taken_at,
         host=ledger.host,
+        by=by,
         households=census.households(),
         unnamed=tuple(census.unnamed),
     )
 
 
 class _Census:
-    def __init__(self) -> None:
+    def __init__(self, by: str | None = None) -> None:
+        self._by = by
         self.people: dict[tuple[int, int | None], _Person] = {}
         self.unnamed: list[Keep] = []
 
@@ -183,14 +190,17 @@ class _Census:
         for person in list(self.people.values()):
             parent_pid = person.inherited_from or person.mps_server or person.holder.parent
             parent = by_pid.get(parent_pid) if parent_pid is not None else None
-            if person.parent is None and parent is not None:
+            if person.parent is None and parent is not None and self._belong_together(parent, person):
                 _adopt(parent, person)
+
+    def _belong_together(self, parent: _Person, child: _Person) -> bool:
+        return self._by is None or _home(parent, self._by) == _home(child, self._by)
 
     def households(self) -> tuple[Household, ...]:
         homes: dict[str, list[_Person]] = {}
         for person in self.people.values():
             if person.parent is None:
-                homes.setdefault(_home(person), []).append(person)
+                homes.setdefault(_home(person, self._by), []).append(person)
         built = [_household(name, people) for name, people in homes.items()]
         return tuple(sorted(built, key=lambda home: (home.name is None, -home.nbytes)))
 
@@ -205,12 +215,30 @@ def _adopt(parent: _Person, child: _Person) -> None:
         ancestor.height = max(ancestor.height, child.height + above)
 
 
-def _home(person: _Person) -> str:
+def _home(person: _Person, by: str | None) -> str:
     """What started a process; of the dead nothing is known, so their children speak for them."""
-    own = workload(person.holder.workload, full=True)
+    own = _group(person.holder, by)
     if own or person.holder.alive or not person.children:
         return own
-    return workload(person.children[0].holder.workload, full=True)
+    return _group(person.children[0].holder, by)
+
+
+def _group(holder: Holder, by: str | None) -> str:
+    origin = holder.workload
+    match by:
+        case "job":
+            return job(origin)
+        case "pod":
+            return pod(origin, full=True)
+        case "container":
+            return container(origin, full=True)
+        case "notebook":
+            return f"notebook {origin.notebook}" if origin.notebook else ""
+        case "unit":
+            return origin.unit or ""
+        case "user":
+            return holder.user or ""
+    return workload(origin, full=True)
 
 
 def _household(name: str, people: list[_Person]) -> Household:

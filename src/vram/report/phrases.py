@@ -44,7 +44,8 @@ def memory_figures(entries: Sequence[Entry], total: int | None) -> str:
 
 def identity(holder: Holder, *, origin: bool = True) -> list[str]:
     """Return who a holder is, in parts: pid, user, age, what started it, and what is odd about it."""
-    parts = [f"pid {holder.pid}"]
+    inside = f" ({holder.inner_pid} inside)" if holder.inner_pid is not None else ""
+    parts = [f"pid {holder.pid}{inside}"]
     if holder.user:
         parts.append(holder.user)
     if not holder.alive:
@@ -54,6 +55,9 @@ def identity(holder: Holder, *, origin: bool = True) -> list[str]:
     started_by = workload(holder.workload) if origin else ""
     if started_by:
         parts.append(started_by)
+    notebook = holder.workload.notebook
+    if notebook and started_by != f"notebook {notebook}":
+        parts.append(f"notebook {notebook}")
     return parts + oddities(holder)
 
 
@@ -70,16 +74,38 @@ def oddities(holder: Holder) -> list[str]:
 
 
 def workload(origin: Workload, *, full: bool = False) -> str:
-    """Name what started a process: the most telling of job, pod, container and unit."""
-    if origin.slurm_job:
-        step = f".{origin.slurm_step}" if origin.slurm_step else ""
-        return f"slurm {origin.slurm_job}{step}"
-    if origin.pod:
-        return f"pod {origin.pod}"
-    if origin.container:
-        name = origin.container if full else origin.container[:12]
-        return f"{origin.runtime or 'container'} {name}"
-    return origin.unit or ""
+    """Name what started a process: the most telling of job, pod, container, notebook and unit."""
+    for told in (job(origin), pod(origin, full=full), container(origin, full=full)):
+        if told:
+            return told
+    return f"notebook {origin.notebook}" if origin.notebook else origin.unit or ""
+
+
+def job(origin: Workload) -> str:
+    """Name the Slurm job, as the kernel knows it or as the process itself says."""
+    number = origin.slurm_job or origin.claimed_job
+    if not number:
+        return ""
+    step = f".{origin.slurm_step}" if origin.slurm_step else ""
+    name = f" ({origin.job_name})" if origin.job_name else ""
+    return f"slurm {number}{step}{name}"
+
+
+def pod(origin: Workload, *, full: bool = False) -> str:
+    """Name the pod, by its name where that is known."""
+    if not (origin.pod or origin.pod_name):
+        return ""
+    number = f" ({origin.pod})" if full and origin.pod and origin.pod_name else ""
+    return f"pod {origin.pod_name or origin.pod}{number}"
+
+
+def container(origin: Workload, *, full: bool = False) -> str:
+    """Name the container, by its name where that is known."""
+    if not origin.container:
+        return ""
+    number = origin.container if full else origin.container[:12]
+    named = f"{origin.container_name} ({number})" if origin.container_name and full else origin.container_name
+    return f"{origin.runtime or 'container'} {named or number}"
 
 
 def windows_process(process: WindowsProcess) -> list[str]:

@@ -21,7 +21,7 @@ def who(report: WhoReport, look: Look) -> RenderableType:
     """Return a block for every household, the named ones first."""
     lines: list[Text] = []
     for household in report.households:
-        lines += [*_household(household, look), Text()]
+        lines += [*_household(household, report.by, look), Text()]
     windows = [keep for keep in report.unnamed if keep.windows]
     lines += _unnamed("programs of Windows", windows, look)
     lines += _unnamed("charged to nobody", [keep for keep in report.unnamed if not keep.windows], look)
@@ -39,8 +39,8 @@ def _unnamed(heading: str, keeps: Sequence[Keep], look: Look) -> Iterator[Text]:
         yield Text()
 
 
-def _household(household: Household, look: Look) -> Iterator[Text]:
-    name = household.name or "outside of containers and jobs"
+def _household(household: Household, by: str | None, look: Look) -> Iterator[Text]:
+    name = household.name or (f"no {by} known" if by else "outside of containers and jobs")
     yield _line(size(household.nbytes), "", Text(look.short(name, look.width - _SIZE_COLUMNS), style="bold"))
     for at, kin in enumerate(household.processes, 1):
         yield from _kin(kin, "", at == len(household.processes), look)

@@ -32,6 +32,7 @@ SWITCHES = (
     "mig_enabled",
     "mig_pending",
     "mig_restricted",
+    "host_pids",
     "remap_pending",
     "remap_failure",
     "retires_pages",

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import os
 import time
+from functools import cached_property
 from types import TracebackType
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from vram.host.local.cgroup import membership, workload
 from vram.host.local.identity import user_name
 from vram.model.process import ProcessFacts, ProcessRef
+
+if TYPE_CHECKING:
+    from vram.host.local.workload_names import ContainerNames
 
 TICKS_PER_S: int = os.sysconf("SC_CLK_TCK")
 _EXITING = 0x4  # PF_EXITING of the kernel's task flags, field 9 of stat
 # Command lines reach megabytes; nobody reads more, and a snapshot carries every one.
 _LONGEST_COMMAND = 16 * 1024
 _DELETED = " (deleted)"
+# Environments reach megabytes too; what names a job or a notebook is set early on.
+_MOST_ENVIRONMENT = 256 * 1024
+_TELLING = (b"SLURM_JOB_ID=", b"KUBERNETES_SERVICE_HOST=", b"JPY_SESSION_NAME=")
 
 
 def text(raw: bytes) -> str:
@@ -102,16 +112,33 @@ def drain(file: int, limit: int) -> bytes:
 class LocalProc:
     """Reads identities from a tree like /proc."""
 
-    def __init__(self, root: str = "/proc") -> None:
+    def __init__(self, root: str = "/proc", files_root: str = "/") -> None:
         self._root = root
+        self._files_root = files_root
 
     def facts(self, pid: int) -> tuple[ProcessRef, ProcessFacts] | None:
         try:
             with ProcessFolder(self._root, pid) as folder:
                 stat = folder.stat()
-                return (_ref(folder, stat), _facts(folder, stat)) if stat else None
+                return (_ref(folder, stat), self._facts(folder, stat)) if stat else None
         except OSError:
             return None
+
+    def _facts(self, folder: ProcessFolder, stat: Stat) -> ProcessFacts:
+        facts = _facts(folder, stat)
+        environ = b"" if stat.state == "D" else folder.read("environ", _MOST_ENVIRONMENT) or b""
+        nameless = not facts.workload.container and not any("ipykernel" in word for word in facts.argv[:4])
+        if nameless and not any(word in environ for word in _TELLING):
+            return facts
+        from vram.host.local.workload_names import named
+
+        return replace(facts, workload=named(facts.workload, environ, facts.argv, self._names))
+
+    @cached_property
+    def _names(self) -> ContainerNames:
+        from vram.host.local.workload_names import ContainerNames
+
+        return ContainerNames(self._files_root)
 
     def image(self, pid: int) -> str | None:
         try:
