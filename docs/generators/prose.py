@@ -29,7 +29,8 @@ def blocks(text: str) -> Iterator[Block]:
             if current is not None and current.kind == "verbatim":
                 current.lines.append("")
                 continue
-            current = yield from _closed(current)
+            yield from _closed(current)
+            current = None
         elif current is not None and _continues(current, line):
             current.lines.append(line)
         else:

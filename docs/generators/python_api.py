@@ -68,7 +68,8 @@ def _page() -> Iterator[str]:
 def _groups() -> Iterator[tuple[str, list[str]]]:
     """The names of ``_PUBLIC``, under the comments that stand above them."""
     table = (SOURCE / "__init__.py").read_text().partition("_PUBLIC = {")[2].partition("\n}")[0]
-    heading, names = "", []
+    heading = ""
+    names: list[str] = []
     for line in table.splitlines():
         if match := re.match(r"\s*# (.+)", line):
             if names:

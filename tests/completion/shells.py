@@ -15,7 +15,7 @@ from pathlib import Path
 
 Offers = dict[str, list[str]]
 MARK = "--- "
-PATIENCE_S = 15
+PATIENCE_S = 60
 
 BASH = """
 source {script}
@@ -91,6 +91,26 @@ def zsh(script: Path, lines: Sequence[str], env: Mapping[str, str], cwd: Path) -
         os.waitpid(pid, 0)
         os.close(terminal)
         os.close(reading)
+
+
+def at_a_terminal(command: list[str], typed: str, wanted: bytes, env: Mapping[str, str], cwd: Path) -> bytes:
+    """Type into a shell that has a terminal until it shows what is *wanted*; returns all it showed."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(cwd)
+        os.execvpe(command[0], command, {**env, "TERM": "dumb", "HOME": str(cwd)})
+    shown = b""
+    try:
+        os.write(terminal, typed.encode())
+        while wanted not in shown:
+            if not select.select([terminal], [], [], PATIENCE_S)[0]:
+                raise AssertionError(f"{command[0]} shows no {wanted!r}: {shown!r}")
+            shown += os.read(terminal, 65536)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(terminal)
+    return shown
 
 
 def _typed(terminal: int, told: int, line: str) -> list[str]:

@@ -134,6 +134,26 @@ def test_an_equals_sign_parts_words_in_bash(tmp_path: Path) -> None:
     assert "debugger" in offers["vram trim --via ="]
 
 
+@pytest.mark.parametrize(
+    ("command", "before"),
+    [
+        (["bash", "--norc", "--noprofile", "-i"], ""),
+        (["zsh", "-f", "-i"], "autoload -Uz compinit; compinit -u -D; "),
+    ],
+    ids=["bash", "zsh"],
+)
+def test_a_key_completes_after_the_script_was_sourced(
+    command: list[str], before: str, tmp_path: Path
+) -> None:
+    """As the guide says to: source <(vram completion SHELL), then TAB; the line is run to be seen."""
+    if shutil.which(command[0]) is None:
+        pytest.skip(f"there is no {command[0]} here")
+    env = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}"}
+    typed = f"{before}source <(vram completion {command[0]})\nvram expl\tVR10\t\x15vram compl\tz\t | wc -l\n"
+    lines = str(len(script("zsh").splitlines())).encode()
+    shells.at_a_terminal(command, typed, b"\n" + lines, env, tmp_path)
+
+
 def test_lists_are_lines_of_a_word_and_a_harmless_meaning(virtual_gpu: VirtualGpu) -> None:
     command = [sys.executable, "-m", "vram", "completion", "--list", "pid"]
     with holding(virtual_gpu, ("evil\x1b[31m\tname\\n",)) as (pid,):
