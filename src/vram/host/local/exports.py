@@ -15,13 +15,11 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from vram.host.local.child import Child, spawn
+from vram.host.local.driver_environment import VISIBLE, driver_environment
 from vram.host.ports import Candidate, Proof
 from vram.model.observation import Status
 
 _PAYLOAD = os.path.join(os.path.dirname(__file__), "..", "..", "payloads", "exports.py")
-# These hide GPUs from the driver, or load somebody's code into the process that uses it.
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
-_UNWANTED = (_VISIBLE, "CUDA_INJECTION64_PATH", "LD_PRELOAD")
 _GRACE_S = 0.2
 
 
@@ -95,8 +93,8 @@ def _command(candidates: Sequence[Candidate]) -> list[str]:
 
 
 def _environment(view: str | None) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if name not in _UNWANTED}
-    return kept if view is None else {**kept, _VISIBLE: view}
+    kept = driver_environment()
+    return kept if view is None else {**kept, VISIBLE: view}
 
 
 def _lines(child: Child, deadline: float) -> Iterator[_Line]:

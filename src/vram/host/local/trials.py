@@ -13,13 +13,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from vram.host.local.child import Child, spawn
+from vram.host.local.driver_environment import driver_environment
 from vram.model.surroundings import DriverTrial, KernelTrial
 
 _GRACE_S = 0.2
-# Somebody's code is not to be loaded into ours, nor GPUs hidden from it; and the driver's first
-# call would have the MPS daemon start a server for us: at /dev/null it finds none.
-_UNWANTED = ("CUDA_VISIBLE_DEVICES", "CUDA_INJECTION64_PATH", "LD_PRELOAD")
-_INSTEAD = {"CUDA_MPS_PIPE_DIRECTORY": "/dev/null"}
 
 Told = TypeVar("Told", DriverTrial, KernelTrial)
 
@@ -41,9 +38,8 @@ class LocalTrials:
 def _start(module: str, *arguments: str) -> Child | None:
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
     code = f"import sys; sys.path.append({root!r}); from {module} import main; main()"
-    environment = {name: value for name, value in os.environ.items() if name not in _UNWANTED}
     try:
-        return spawn([sys.executable, "-I", "-S", "-c", code, *arguments], environment | _INSTEAD)
+        return spawn([sys.executable, "-I", "-S", "-c", code, *arguments], driver_environment())
     except OSError:  # no processes or no memory left: nothing is known then
         return None
 
