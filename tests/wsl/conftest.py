@@ -50,8 +50,10 @@ class Wsl:
         assert code is None or done.returncode == code, (done.returncode, done.stdout, done.stderr)
         return done
 
-    def why(self, *words: str, code: int | None = 0) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.vram("why", "--json", *words, code=code).stdout)
+    def why(self, *words: str, code: int | None = 0, deadline_s: int = 60) -> dict[str, Any]:
+        """What it tells a program; with patience, for the machine may be busy with other tests."""
+        done = self.vram("why", "--json", "--deadline", str(deadline_s), *words, code=code)
+        found: dict[str, Any] = json.loads(done.stdout)
         return found
 
 
