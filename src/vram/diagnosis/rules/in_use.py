@@ -23,7 +23,8 @@ Remedies and their risk
 - Ask the owner, or let it finish. No risk.
 - vram trim PID: a Python process gives back what its frameworks only cache. Later allocations
   are slower. In the program itself: drop references, then torch.cuda.empty_cache() and its like.
-- vram park PID: all its GPU memory moves into host memory; it stands still until vram unpark.
+- vram park PID: all its GPU memory moves into host memory; it stands still until vram unpark. Only
+  NVIDIA's driver can do that.
 - End it with vram kill PID: unsaved work is lost. If children hold its files, all must end (VR102).
 
 Source

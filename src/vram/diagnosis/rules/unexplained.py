@@ -10,7 +10,8 @@ Why it happens
 --------------
 The keeper is out of sight (another user, another PID namespace, a virtual machine, the Windows
 side of WSL2), a kernel module holds the memory (display, RDMA peer memory), or the driver does
-not tell figures per process on this system.
+not tell figures per process on this system. On GPUs of AMD and Intel the driver's own part (page
+tables, firmware, screen buffers) is told nowhere; up to 512 MiB is taken for that.
 
 How to confirm
 --------------
