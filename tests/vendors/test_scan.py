@@ -88,10 +88,10 @@ def test_a_read_that_never_ends_does_not_keep_the_answer(machine: Machine) -> No
     (machine.proc / "9/fdinfo/3").unlink()
     os.mkfifo(machine.proc / "9/fdinfo/3")  # opening it waits for a writer that never comes
     began = time.monotonic()
-    found = look(machine, NativeScan(), deadline_s=1.0)
+    found = look(machine, NativeScan(), deadline_s=3.0)
     assert not found.complete
     assert {each.process.pid for each in found.holdings} == set(range(5, 25)) - {9}
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 30
     # Whoever hangs still is let go; nothing that it holds is in anybody's way.
     os.close(os.open(machine.proc / "9/fdinfo/3", os.O_WRONLY | os.O_NONBLOCK))
 
