@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -15,6 +16,7 @@ import vram
 from tests.docs.conftest import ROOT, sphinx
 from vram.cli.app import COMMANDS
 from vram.diagnosis import manual
+from vram.model.ledger import Kind
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
@@ -49,6 +51,13 @@ def test_an_index_names_every_page_of_its_folder(folder: str) -> None:
     index = (ROOT / "docs" / folder / "index.md").read_text()
     pages = {path.name for path in (ROOT / "docs" / folder).glob("*.md")} - {"index.md"}
     assert not {name for name in pages if f"]({name})" not in index}
+
+
+def test_every_line_of_a_ledger_is_explained() -> None:
+    """A kind that is added later needs its row on the page about bytes."""
+    page = (ROOT / "docs" / "concepts" / "where-do-my-bytes-go.md").read_text()
+    told = {kind for row in re.findall(r"^\| ([a-z, ]+) \|", page, re.MULTILINE) for kind in row.split(", ")}
+    assert set(get_args(Kind)) == told - {"line"}
 
 
 def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
