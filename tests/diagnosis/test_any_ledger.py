@@ -13,7 +13,16 @@ from msgspec.structs import replace
 from vram.diagnosis.engine import diagnose
 from vram.diagnosis.manual import codes
 from vram.model.gpu import DriverFacts, GpuFacts, MemoryFacts
-from vram.model.ledger import Bystander, Entry, GpuLedger, Holder, Ledger
+from vram.model.ledger import (
+    Bystander,
+    Entry,
+    GpuLedger,
+    Holder,
+    Instance,
+    Ledger,
+    MigDevice,
+    SystemMemory,
+)
 from vram.model.observation import HostFacts, ProbeRun
 from vram.model.process import Workload
 from vram.model.windows import WindowsProcess, WindowsSide
@@ -66,6 +75,13 @@ sides = any_of(
     guest_host_bytes=st.none() | SIZES,
     host_bytes=st.none() | SIZES,
 )
+instances = any_of(
+    Instance,
+    devices=few(any_of(MigDevice, name=TEXTS, uuid=TEXTS), 2),
+    memory=st.none() | any_of(MemoryFacts),
+    message=st.none() | TEXTS,
+    notes=few(TEXTS, 2),
+)
 gpus = any_of(
     GpuLedger,
     index=st.integers(0, 3),
@@ -76,6 +92,9 @@ gpus = any_of(
     message=st.none() | TEXTS | st.sampled_from(["reset (NVML error 16)", "versions (NVML error 18)"]),
     notes=few(TEXTS, 2),
     windows=st.none() | sides,
+    system=st.none() | any_of(SystemMemory, used_bytes=st.none() | SIZES, entries=few(entries, 2)),
+    instances=few(instances, 2),
+    mig=st.none() | st.just("0:1"),
 )
 ledgers = any_of(
     Ledger,

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.ledger.world import CONTEXT, OVERHEAD, RESERVED, World
+from vram.diagnosis.engine import diagnose
 from vram.ledger.build import build_ledger
 from vram.ledger.instances import alone
 from vram.model.ledger import Entry, GpuLedger
@@ -102,6 +103,12 @@ def test_where_the_whole_gpu_is_withheld_its_instances_still_balance() -> None:
     assert (gpu.total_bytes, gpu.status) == (None, "denied")
     assert sums(gpu) == {1: 50 * GIB}
     assert kinds(gpu, 1)["hidden"] == 4 * GIB
+
+
+def test_that_the_whole_is_withheld_is_no_trouble() -> None:
+    world = World(uid=1000).divided(devices=1, used=None).mig(0, 1, total=50 * GIB)
+    (finding,) = (each for each in diagnose(build_ledger(world.survey())) if each.code == "VR302")
+    assert (finding.severity, "instances may" in finding.title) == ("info", True)
 
 
 def test_instances_larger_than_their_gpu_were_changed_meanwhile() -> None:

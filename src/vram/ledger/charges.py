@@ -6,7 +6,6 @@ from typing import Literal
 
 from vram.ledger.families import Family, families, keepers, match, source_of
 from vram.ledger.holders import departed, holder, holders
-from vram.ledger.mps import with_servers
 from vram.ledger.sightings import Charge, GpuSighting, Sightings
 from vram.model.ledger import Bystander, Entry, Holder
 from vram.units import counted, size
@@ -25,7 +24,12 @@ def charged_entries(seen: Sightings, gpu: GpuSighting) -> tuple[list[Entry], lis
     entries += [
         _dead(seen, charge, *matched[charge.process.pid]) for charge in dead if charge.nbytes is not None
     ]
-    return with_servers(seen, gpu, entries, _bystanders(seen, sources, matched))
+    bystanders = _bystanders(seen, sources, matched)
+    if not any("mps" in charge.lists for charge in gpu.charges):
+        return entries, bystanders
+    from vram.ledger.mps import with_servers
+
+    return with_servers(seen, gpu, entries, bystanders)
 
 
 def _still_there(seen: Sightings, charge: Charge) -> bool:

@@ -24,8 +24,6 @@ def with_servers(
     seen: Sightings, gpu: GpuSighting, entries: list[Entry], bystanders: list[Bystander]
 ) -> tuple[list[Entry], list[Bystander]]:
     """Name the server of every MPS client; one that is charged nothing stands by."""
-    if not any("mps" in charge.lists for charge in gpu.charges):
-        return entries, bystanders
     servers = _servers(seen, gpu)
     placed = [replace(entry, mps_server=_server_of(seen, entry, servers)) for entry in entries]
     named = {entry.holder.pid for entry in entries if entry.holder}

@@ -136,10 +136,12 @@ def _bystanders(bystanders: tuple[Bystander, ...], look: Look) -> Iterator[Rende
 
 def _gaps(ledger: Ledger, look: Look) -> Iterator[RenderableType]:
     """Say what could not be seen, so that a short answer is not taken for a whole one."""
+    shown = {gpu.message for gpu in ledger.gpus}
     gaps = [
         f"probe {probe.name}: {probe.status}" + (f", {probe.message}" if probe.message else "")
         for probe in ledger.probes
-        if probe.status in ("failed", "timeout", "lost") or (probe.status == "denied" and probe.message)
+        if probe.status in ("failed", "timeout", "lost")
+        or (probe.status == "denied" and probe.message and probe.message not in shown)
     ]
     if ledger.unreadable_processes:
         owners = ", ".join(ledger.unreadable_users)
