@@ -79,6 +79,19 @@ class ProcessFolder:
         finally:
             os.close(file)
 
+    def names(self, name: str) -> list[str]:
+        """What a folder in it has, or nothing where it is denied or gone."""
+        try:
+            folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._folder)
+        except OSError:
+            return []
+        try:
+            return os.listdir(folder)
+        except OSError:
+            return []
+        finally:
+            os.close(folder)
+
     def link(self, name: str) -> bytes | None:
         try:
             return os.readlink(name.encode(), dir_fd=self._folder)
