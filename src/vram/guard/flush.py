@@ -15,7 +15,7 @@ from vram.guard.heap import cells
 from vram.guard.heap.chains import BUDGET_S
 from vram.guard.heap.peek import lineage
 from vram.guard.inventory import of_types
-from vram.guard.live import Live, check_device, survey
+from vram.guard.live import Live, check_budget, check_device, survey
 from vram.guard.memory import DeviceMemory, awake_devices, cuda, device_memory, has_driver, say_no_driver
 from vram.payloads import trim
 from vram.payloads.trim import tracebacks as kept_exceptions
@@ -57,6 +57,7 @@ def flush(
     """
     if device is not None:
         check_device(device)
+    check_budget(budget_s)
     if not has_driver():
         say_no_driver("vram.flush()")
         return Flushed(refused=NO_DRIVER)

@@ -9,15 +9,16 @@ from typing import Any
 
 from msgspec import Struct
 
-from vram.errors import NoSuchDevice
+from vram.errors import NoSuchDevice, UsageError
 from vram.guard.frameworks import bystanders
 from vram.guard.frameworks.array import Description
 from vram.guard.heap import chains
 from vram.guard.heap.chains import BUDGET_S
 from vram.guard.heap.trails import Holder, Trails
 from vram.guard.inventory import Found, find
+from vram.guard.memory import visible_devices
 from vram.guard.table import live_html, live_text, what
-from vram.units import size
+from vram.units import counted, size
 
 
 class LiveArray(Struct, frozen=True, gc=False):
@@ -106,6 +107,7 @@ def live(device: int | None = None, *, holders: bool = True, budget_s: float = B
     """
     if device is not None:
         check_device(device)
+    check_budget(budget_s)
     heap: list[object] = gc.get_objects()
     return survey(heap, device, budget_s if holders else None)
 
@@ -127,6 +129,17 @@ def check_device(device: object) -> None:
     """Raise unless *device* is the number of a GPU, as far as that can be told without waking any."""
     if isinstance(device, bool) or not isinstance(device, int) or device < 0:
         raise NoSuchDevice(f"{device!r} is not the number of a GPU", hint="give it as 0, 1, …")
+    count = visible_devices()
+    if count is not None and device >= count:
+        raise NoSuchDevice(
+            f"there is no GPU {device} here",
+            hint=f"CUDA sees {counted(count, 'GPU')}, from 0 on; CUDA_VISIBLE_DEVICES may hide others",
+        )
+
+
+def check_budget(budget_s: object) -> None:
+    if isinstance(budget_s, bool) or not isinstance(budget_s, int | float) or not budget_s >= 0:
+        raise UsageError(f"budget_s={budget_s!r} is no number of seconds", hint="write budget_s=5")
 
 
 def _listed(found: Sequence[Found], trails: Trails) -> tuple[LiveArray, ...]:

@@ -56,7 +56,7 @@ class Scope:
     ) -> None:
         if leak not in MODES:
             raise UsageError(f"leak={leak!r} is none of {', '.join(MODES)}", hint='write leak="raise"')
-        if every_s is not None and not every_s > 0:
+        if every_s is not None and not (isinstance(every_s, int | float) and every_s > 0):
             raise UsageError(f"every_s={every_s!r} is no time to wait", hint="write every_s=0.05")
         self.name = name
         self.limit = None if limit is None else nbytes_of(limit, "limit")
