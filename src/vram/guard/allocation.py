@@ -14,6 +14,7 @@ from ctypes import byref, c_int, c_uint64, c_void_p
 from threading import RLock
 
 from vram.errors import BufferClosed, BufferLost, OutOfMemory, VramError
+from vram.guard.capture import is_capturing_here
 from vram.guard.driver import (
     DEINITIALIZED,
     INVALID_CONTEXT,
@@ -129,8 +130,6 @@ class Allocation(Holding):
                 self.cuda.cuThreadExchangeStreamCaptureMode(byref(mode))
 
     def _release_unless_captured(self) -> None:
-        from vram.guard.capture import is_capturing_here
-
         if is_capturing_here():
             _waiting.append(self)
         else:
