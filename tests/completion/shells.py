@@ -19,7 +19,7 @@ PATIENCE_S = 60
 
 BASH = """
 source {script}
-while IFS= read -r line; do
+for line; do
     read -ra COMP_WORDS <<< "$line"
     [[ $line == *" " ]] && COMP_WORDS+=("")
     COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)) COMPREPLY=()
@@ -30,10 +30,11 @@ done
 
 FISH = """
 source {script}
-while read -l line
+for line in $argv
     echo "{mark}$line"
     complete -C $line
 end
+true
 """
 
 # Matches are written down where zsh's own functions add them; one key says that a line is done.
@@ -59,7 +60,7 @@ LISTMAX=10000
 
 def bash(script: Path, lines: Sequence[str], env: Mapping[str, str], cwd: Path) -> Offers:
     program = BASH.format(script=shlex.quote(str(script)), mark=MARK)
-    return _parted(_answer(["bash", "--norc", "-c", program], lines, env, cwd))
+    return _parted(_answer(["bash", "--norc", "-c", program, "bash"], lines, env, cwd))
 
 
 def fish(script: Path, lines: Sequence[str], env: Mapping[str, str], cwd: Path) -> Offers:
@@ -131,9 +132,17 @@ def _drain(terminal: int) -> None:
 
 
 def _answer(command: list[str], lines: Sequence[str], env: Mapping[str, str], cwd: Path) -> str:
-    text = "".join(f"{line}\n" for line in lines)
-    done = subprocess.run(command, input=text, env=env, cwd=cwd, capture_output=True, text=True, timeout=120)
-    assert not done.stderr, done.stderr
+    """The lines are arguments, and the shell has a home of its own: nothing else can get between."""
+    done = subprocess.run(
+        [*command, *lines],
+        env={**env, "HOME": str(cwd), "XDG_CONFIG_HOME": str(cwd), "XDG_DATA_HOME": str(cwd)},
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (0, ""), (done.returncode, done.stdout, done.stderr)
     return done.stdout
 
 
