@@ -54,7 +54,7 @@ def test_asking_makes_no_context_and_no_file(clinic: Clinic) -> None:
 @pytest.mark.parametrize(
     ("settings", "check", "state", "says"),
     [
-        ({"mig_enabled": True}, "gpu.mig", "limited", "MIG divides GPU 0"),
+        ({"mig": "3g.71gb"}, "gpu.mig", "limited", "MIG divides GPU 0"),
         ({"persistence": False}, "gpu.persistence", "limited", "persistence off on GPU 0"),
         ({"compute_mode": "exclusive_process"}, "gpu.compute-mode", "limited", "exclusive-process"),
         ({"compute_mode": "prohibited"}, "gpu.compute-mode", "limited", "prohibited"),
@@ -78,8 +78,17 @@ def test_a_setting_of_the_gpu_is_told(
         assert answer.code == (BROKEN if state == "broken" else LIMITED)
 
 
+def test_mig_without_an_instance_leaves_cuda_nothing(clinic: Clinic) -> None:
+    clinic.gpu.set(mig="none")
+    answer = clinic.ask()
+    assert answer.state("driver.cuda") == "broken"
+    assert "gpu.mig" in answer.checks["driver.cuda"]["fix"]
+    assert "without an instance" in answer.seen("gpu.mig")
+    assert answer.code == BROKEN
+
+
 def test_one_of_several_gpus_is_named(two_virtual_gpus: VirtualGpu, tmp_path: Path) -> None:
-    two_virtual_gpus.set(gpu=1, mig_enabled=True)
+    two_virtual_gpus.set(gpu=1, mig="3g.71gb")
     assert Clinic(two_virtual_gpus, tmp_path).ask().seen("gpu.mig") == "MIG divides GPU 1 of 2"
 
 
@@ -269,7 +278,7 @@ def test_only_what_bears_on_one_command(clinic: Clinic) -> None:
     answer = clinic.ask("--for", "park")
     assert "parking.room" in answer.checks
     assert "driver.tool" not in answer.checks
-    clinic.gpu.set(mig_enabled=True)
+    clinic.gpu.set(mig="3g.71gb")
     assert clinic.ask("--for", "park").code == LIMITED
     assert "gpu.mig" not in clinic.ask("--for", "kill").checks
 

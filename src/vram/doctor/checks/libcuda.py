@@ -37,7 +37,7 @@ _MEANS = "vram park, unpark and borrow do not work; vram why cannot prove export
 _UVM = "sudo nvidia-modprobe -u -c=0"
 _ERRORS = {
     34: ("this is a stub, for linking only", "Take the folder `stubs` out of LD_LIBRARY_PATH.", ""),
-    100: ("no GPU is to be had", "Look at driver.nodes and gpu.compute-mode.", ""),
+    100: ("no GPU is to be had", "Look at driver.nodes, gpu.mig and gpu.compute-mode.", ""),
     304: ("the operating system refused", "Look at driver.nodes; load nvidia_uvm.", _UVM),
     802: (
         "the system is not ready",
