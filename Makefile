@@ -14,7 +14,7 @@ SCENES := src/vram/virtualgpu/scenes
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help native demo test lint types bench bench-here docs matrix gpu readme-picture clean
+.PHONY: help native demo test lint types bench bench-here docs reference pictures matrix gpu clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -22,8 +22,9 @@ help: ## this list
 # ---- set-up: a stamp per purpose, so that only the first run waits ----
 
 groups-run =
-groups-test = test clients
+groups-test = test clients docs
 groups-lint = lint test
+groups-docs = docs
 groups-bench = bench
 
 $(VENV)/ready-%: pyproject.toml native/build.py tools/environment.py
@@ -40,10 +41,10 @@ demo: $(VENV)/ready-run native ## the five questions, acted out by real processe
 	@$(RUN)/vram demo $(ARGS)
 
 test: $(VENV)/ready-test native ## the whole suite; no GPU needed
-	@tools/get-gdb
+	@tools/get-test-tools
 	@$(RUN)/python -m pytest -q -n $(WORKERS) $(ARGS)
 
-lint: $(VENV)/ready-lint ## ruff, import contracts, C warnings, generated docs up to date
+lint: $(VENV)/ready-lint ## ruff, import contracts, C warnings, generated pages up to date
 	@$(RUN)/ruff check --quiet $(PYTHON_FOLDERS)
 	@$(RUN)/ruff format --check --quiet $(PYTHON_FOLDERS)
 	@$(RUN)/lint-imports >$(VENV)/lint-imports.txt || { cat $(VENV)/lint-imports.txt; exit 1; }
@@ -62,11 +63,18 @@ bench: ## speed against gpustat, nvitop, fuser and lsof, as ratios
 bench-here: $(VENV)/ready-bench native
 	@$(RUN)/python bench/run.py $(ARGS)
 
-docs: $(VENV)/ready-run ## write the generated pages of docs/reference again
+# The cache knows what has not changed; whatever Sphinx warns of fails the build.
+docs: $(VENV)/ready-docs reference ## the documentation as a site in site/: strict, searched offline
+	@$(RUN)/python docs/sphinx/stage.py .build/site-source
+	@$(RUN)/python -m sphinx -W --keep-going -q -d .build/site-cache .build/site-source site
+	@echo "site/index.html is ready: it needs no server and no network"
+
+reference: $(VENV)/ready-run ## what the program writes itself: reference and manual pages, completion
 	@$(RUN)/python docs/generate.py
 
-readme-picture: $(VENV)/ready-run native ## take docs/why.svg again, from a scene on the virtual GPU
+pictures: $(VENV)/ready-run native ## take the pictures of docs/ again, from scenes on the virtual GPU
 	@$(RUN)/python tools/picture.py docs/why.svg
+	@$(RUN)/python tools/bytes_picture.py docs/bytes.svg
 
 matrix: ## the suite on every supported Python that is found
 	@python=$$(tools/find-python $(PYTHON)) && "$$python" tools/matrix.py $(ARGS)
@@ -90,5 +98,5 @@ gpu: $(VENV)/ready-test native
 endif
 
 clean: ## remove everything that was built or installed here
-	@rm -rf $(VENV) .build build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache
+	@rm -rf $(VENV) .build build dist site .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache
 	@find $(PYTHON_FOLDERS) -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -27,11 +27,14 @@ from bench.cases import (  # noqa: E402
     imports,
     injection,
     keepers,
+    lab,
     ladder,
+    oom,
     park,
     scan,
     scopes,
     trim,
+    vendors,
 )
 from bench.company import CompanyRefused  # noqa: E402
 from bench.row import Row  # noqa: E402
@@ -40,6 +43,7 @@ from bench.timing import CommandFailed, program  # noqa: E402
 CASES = {
     "answer": answer,
     "scan": scan,
+    "vendors": vendors,
     "imports": imports,
     "driver": driver,
     "buffer": buffer,
@@ -48,6 +52,8 @@ CASES = {
     "ladder": ladder,
     "trim": trim,
     "park": park,
+    "lab": lab,
+    "oom": oom,
     "injection": injection,
 }
 ONLY_WHEN_NAMED = ("injection",)

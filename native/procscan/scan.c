@@ -19,28 +19,34 @@
 /* Descriptor numbers tried one by one beyond the count, before the folder is listed. */
 #define SPARSE_ALLOWANCE 16
 #define PROCESSES_PER_TURN 32
+#define MOST_INFO (64 * 1024) /* fifty times what a kernel writes */
 
 struct buffer {
     uint8_t *bytes;
     size_t used, room;
 };
 
+struct worker {
+    struct walk *walk;
+    struct buffer files, denied; /* changed under the walk's lock */
+    bool exhausted;              /* of memory */
+};
+
+/* It lives until the last thread has left it: one that hangs in a driver may outlive the call. */
 struct walk {
     int proc;
     bool counted; /* the kernel tells how many descriptors a process has */
-    const char *prefixes;
-    const int32_t *pids;
+    char *prefixes, *informed;
+    int32_t *pids;
     size_t count;
     uint64_t deadline_ns;
     atomic_size_t next;
     atomic_bool late;
-};
-
-struct worker {
-    pthread_t thread;
-    struct walk *walk;
-    struct buffer files, denied;
-    bool exhausted; /* of memory */
+    pthread_mutex_t lock;
+    pthread_cond_t left; /* a worker has left */
+    unsigned busy, users;
+    unsigned threads;
+    struct worker workers[MOST_THREADS];
 };
 
 /* What is known of the process that is being looked at. */
@@ -118,6 +124,37 @@ static void identify(struct subject *subject)
     close(file);
 }
 
+static size_t padded(size_t length)
+{
+    return (length + 7) & ~(size_t)7;
+}
+
+/* Reads the fdinfo of *fd* into *info*: its length, or -errno. */
+static ssize_t inform(const struct subject *subject, const char *fd, uint8_t *info)
+{
+    char name[32] = "../fdinfo/";
+    memcpy(name + strlen(name), fd, strlen(fd) + 1);
+    int file = openat(subject->folder, name, O_RDONLY | O_CLOEXEC);
+    if (file < 0)
+        return -errno;
+    ssize_t used = 0, got;
+    while (used < MOST_INFO && (got = read(file, info + used, (size_t)(MOST_INFO - used))) != 0) {
+        if (got < 0) {
+            used = -errno;
+            break;
+        }
+        used += got;
+    }
+    close(file);
+    return used;
+}
+
+static bool wants_info(const struct walk *walk, const char *link, size_t length, const struct stat *about)
+{
+    /* A plain file that bears a device's name has nothing to tell. */
+    return walk->informed && matches(walk->informed, link, length) && (!about || S_ISCHR(about->st_mode));
+}
+
 static void record(struct worker *worker, struct subject *subject, unsigned fd, const char *name,
                    const char *link, size_t length)
 {
@@ -125,10 +162,15 @@ static void record(struct worker *worker, struct subject *subject, unsigned fd, 
     bool asked = fstatat(subject->folder, name, &about, 0) == 0;
     if (!subject->identified)
         identify(subject);
-    size_t padded = (length + 7) & ~(size_t)7;
-    struct vramscan_file *file = grow(&worker->files, sizeof *file + padded);
+    uint8_t info[MOST_INFO];
+    bool wanted = wants_info(worker->walk, link, length, asked ? &about : NULL);
+    ssize_t told = wanted ? inform(subject, name, info) : -1;
+    size_t nbytes = padded(length) + (told > 0 ? padded((size_t)told) : 0);
+    pthread_mutex_lock(&worker->walk->lock);
+    struct vramscan_file *file = grow(&worker->files, sizeof *file + nbytes);
     if (!file) {
         worker->exhausted = true;
+        pthread_mutex_unlock(&worker->walk->lock);
         return;
     }
     *file = (struct vramscan_file){
@@ -140,9 +182,14 @@ static void record(struct worker *worker, struct subject *subject, unsigned fd, 
         .size = asked ? about.st_size : 0,
         .mode = asked ? about.st_mode : 0,
         .length = (uint32_t)length,
+        .told = told < 0 ? VRAMSCAN_NO_INFO : (uint32_t)told,
+        .error = wanted && told < 0 ? (uint32_t)-told : 0,
     };
-    memset(file + 1, 0, padded);
+    memset(file + 1, 0, nbytes);
     memcpy(file + 1, link, length);
+    if (told > 0)
+        memcpy((uint8_t *)(file + 1) + padded(length), info, (size_t)told);
+    pthread_mutex_unlock(&worker->walk->lock);
 }
 
 /* Returns whether descriptor *fd* was there. */
@@ -208,11 +255,13 @@ static void deny(struct worker *worker, int32_t pid)
     const char *name = write_number(number + sizeof number, (unsigned)pid);
     if (fstatat(worker->walk->proc, name, &about, 0) != 0)
         return; /* it has ended meanwhile */
+    pthread_mutex_lock(&worker->walk->lock);
     uint32_t *uid = grow(&worker->denied, sizeof *uid);
     if (uid)
         *uid = about.st_uid;
     else
         worker->exhausted = true;
+    pthread_mutex_unlock(&worker->walk->lock);
 }
 
 static void visit(struct worker *worker, int32_t pid)
@@ -238,21 +287,56 @@ static void visit(struct worker *worker, int32_t pid)
     close(subject.folder);
 }
 
+static void go_over(struct worker *worker)
+{
+    struct walk *walk = worker->walk;
+    /* Whoever hangs takes its turn's other processes along. */
+    size_t turn = walk->informed ? 1 : PROCESSES_PER_TURN;
+    for (;;) {
+        size_t first = atomic_fetch_add(&walk->next, turn);
+        if (first >= walk->count || worker->exhausted)
+            return;
+        for (size_t at = first; at < walk->count && at < first + turn; at++) {
+            if (now_ns() >= walk->deadline_ns) {
+                walk->late = true;
+                return;
+            }
+            visit(worker, walk->pids[at]);
+        }
+    }
+}
+
+static void leave(struct walk *walk)
+{
+    pthread_mutex_lock(&walk->lock);
+    bool last = --walk->users == 0;
+    pthread_mutex_unlock(&walk->lock);
+    if (!last)
+        return;
+    for (unsigned at = 0; at < walk->threads; at++) {
+        free(walk->workers[at].files.bytes);
+        free(walk->workers[at].denied.bytes);
+    }
+    close(walk->proc);
+    free(walk->prefixes);
+    free(walk->informed);
+    free(walk->pids);
+    pthread_mutex_destroy(&walk->lock);
+    pthread_cond_destroy(&walk->left);
+    free(walk);
+}
+
 static void *work(void *argument)
 {
     struct worker *worker = argument;
     struct walk *walk = worker->walk;
-    for (;;) {
-        size_t first = atomic_fetch_add(&walk->next, PROCESSES_PER_TURN);
-        if (first >= walk->count || worker->exhausted)
-            return NULL;
-        if (now_ns() >= walk->deadline_ns) {
-            walk->late = true;
-            return NULL;
-        }
-        for (size_t at = first; at < walk->count && at < first + PROCESSES_PER_TURN; at++)
-            visit(worker, walk->pids[at]);
-    }
+    go_over(worker);
+    pthread_mutex_lock(&walk->lock);
+    walk->busy--;
+    pthread_cond_signal(&walk->left);
+    pthread_mutex_unlock(&walk->lock);
+    leave(walk);
+    return NULL;
 }
 
 static int list_processes(const char *proc, struct buffer *pids)
@@ -302,57 +386,151 @@ static int append(struct buffer *to, const struct buffer *from)
     return 0;
 }
 
-static int run(struct walk *walk, struct vramscan_result *result)
+static bool start(struct walk *walk, struct worker *worker)
 {
-    struct worker workers[MOST_THREADS] = {0};
-    struct buffer files = {0}, denied = {0};
-    unsigned threads = threads_for(walk->count), started = 1;
-    int error = 0;
-    for (unsigned at = 0; at < threads; at++)
-        workers[at].walk = walk;
-    while (started < threads && pthread_create(&workers[started].thread, NULL, work, &workers[started]) == 0)
-        started++;
-    work(&workers[0]);
-    for (unsigned at = 0; at < started; at++) {
-        if (at > 0)
-            pthread_join(workers[at].thread, NULL);
-        if (workers[at].exhausted || append(&files, &workers[at].files) || append(&denied, &workers[at].denied))
-            error = -ENOMEM;
-        free(workers[at].files.bytes);
-        free(workers[at].denied.bytes);
+    pthread_t thread;
+    pthread_mutex_lock(&walk->lock);
+    walk->busy++;
+    walk->users++;
+    pthread_mutex_unlock(&walk->lock);
+    bool started = pthread_create(&thread, NULL, work, worker) == 0;
+    if (started) {
+        pthread_detach(thread);
+    } else {
+        pthread_mutex_lock(&walk->lock);
+        walk->busy--;
+        walk->users--;
+        pthread_mutex_unlock(&walk->lock);
     }
+    return started;
+}
+
+/* Waits for the workers; where one of them may hang, until a little after the deadline. */
+static void wait_for_workers(struct walk *walk)
+{
+    uint64_t end = walk->deadline_ns + 50 * 1000000u;
+    struct timespec until = {(time_t)(end / 1000000000u), (long)(end % 1000000000u)};
+    pthread_mutex_lock(&walk->lock);
+    while (walk->busy) {
+        if (!walk->informed)
+            pthread_cond_wait(&walk->left, &walk->lock);
+        else if (pthread_cond_timedwait(&walk->left, &walk->lock, &until) == ETIMEDOUT)
+            break;
+    }
+    if (walk->busy)
+        walk->late = true;
+    pthread_mutex_unlock(&walk->lock);
+}
+
+static int collect(struct walk *walk, struct vramscan_result *result)
+{
+    struct buffer files = {0}, denied = {0};
+    int error = 0;
+    pthread_mutex_lock(&walk->lock);
+    for (unsigned at = 0; at < walk->threads; at++) {
+        struct worker *worker = &walk->workers[at];
+        if (worker->exhausted || append(&files, &worker->files) || append(&denied, &worker->denied))
+            error = -ENOMEM;
+    }
+    pthread_mutex_unlock(&walk->lock);
     result->files = files.bytes;
     result->files_nbytes = files.used;
     result->denied_uids = (uint32_t *)denied.bytes;
     result->denied = denied.used / sizeof(uint32_t);
     result->processes = walk->count;
     result->late = walk->late;
-    result->threads = started;
+    result->threads = walk->threads;
     return error;
 }
 
-int vramscan_scan(const char *proc, const char *prefixes, const int32_t *pids, uint64_t count,
-                  uint64_t deadline_ns, struct vramscan_result *result)
+static int run(struct walk *walk, struct vramscan_result *result)
 {
-    struct buffer listed = {0};
+    unsigned wanted = threads_for(walk->count);
+    /* Of threads that may hang a second one is needed even for few processes: it does the rest. */
+    if (walk->informed && wanted < 2)
+        wanted = 2;
+    unsigned first = walk->informed ? 0 : 1;
+    walk->threads = first;
+    walk->workers[0].walk = walk;
+    while (walk->threads < wanted) {
+        walk->workers[walk->threads].walk = walk;
+        if (!start(walk, &walk->workers[walk->threads]))
+            break;
+        walk->threads++;
+    }
+    if (first || !walk->threads) {
+        go_over(&walk->workers[0]);
+        walk->threads += !walk->threads;
+    }
+    wait_for_workers(walk);
+    return collect(walk, result);
+}
+
+/* A list of texts, each ended by NUL, the list by an empty one. */
+static char *copied(const char *texts)
+{
+    const char *end = texts;
+    while (*end)
+        end += strlen(end) + 1;
+    size_t nbytes = (size_t)(end - texts) + 1;
+    char *copy = malloc(nbytes);
+    return copy ? memcpy(copy, texts, nbytes) : NULL;
+}
+
+static struct walk *prepared(int folder, const char *prefixes, const char *informed, uint64_t deadline_ns)
+{
+    struct walk *walk = calloc(1, sizeof *walk);
+    if (!walk) {
+        close(folder);
+        return NULL;
+    }
+    pthread_condattr_t clock;
+    pthread_condattr_init(&clock);
+    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+    pthread_cond_init(&walk->left, &clock);
+    pthread_condattr_destroy(&clock);
+    pthread_mutex_init(&walk->lock, NULL);
+    walk->proc = folder;
+    walk->counted = kernel_counts_descriptors(folder);
+    walk->deadline_ns = deadline_ns;
+    walk->users = 1;
+    walk->prefixes = copied(prefixes);
+    walk->informed = informed ? copied(informed) : NULL;
+    if (walk->prefixes && (!informed || walk->informed))
+        return walk;
+    leave(walk);
+    return NULL;
+}
+
+static int choose(struct walk *walk, const char *proc, const int32_t *pids, uint64_t count)
+{
+    struct buffer chosen = {0};
+    int error = 0;
+    if (count == 0) {
+        error = list_processes(proc, &chosen);
+    } else {
+        const struct buffer given = {(uint8_t *)(uintptr_t)pids, count * sizeof *pids, 0};
+        error = append(&chosen, &given);
+    }
+    walk->pids = (int32_t *)chosen.bytes;
+    walk->count = chosen.used / sizeof(int32_t);
+    return error;
+}
+
+int vramscan_scan(const char *proc, const char *prefixes, const char *informed, const int32_t *pids,
+                  uint64_t count, uint64_t deadline_ns, struct vramscan_result *result)
+{
     memset(result, 0, sizeof *result);
     int folder = open(proc, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (folder < 0)
         return -errno;
-    int error = count == 0 ? list_processes(proc, &listed) : 0;
-    if (!error) {
-        struct walk walk = {
-            .proc = folder,
-            .counted = kernel_counts_descriptors(folder),
-            .prefixes = prefixes,
-            .pids = count ? pids : (const int32_t *)listed.bytes,
-            .count = count ? count : listed.used / sizeof(int32_t),
-            .deadline_ns = deadline_ns,
-        };
-        error = run(&walk, result);
-    }
-    free(listed.bytes);
-    close(folder);
+    struct walk *walk = prepared(folder, prefixes, informed, deadline_ns);
+    if (!walk)
+        return -ENOMEM;
+    int error = choose(walk, proc, pids, count);
+    if (!error)
+        error = run(walk, result);
+    leave(walk);
     return error;
 }
 

@@ -12,14 +12,19 @@
 
 #define VRAMSCAN_API __attribute__((visibility("default")))
 
+#define VRAMSCAN_NO_INFO UINT32_MAX
+
 /* One matching descriptor; `length` bytes of link text follow, then zeros up to a multiple
- * of eight. `mode` is 0 where the file behind the descriptor could not be asked. */
+ * of eight. `mode` is 0 where the file behind the descriptor could not be asked. Unless `told`
+ * is VRAMSCAN_NO_INFO, so many bytes of fdinfo follow the link, then zeros likewise; where
+ * they were wanted and could not be read, `error` says why. */
 struct vramscan_file {
     int32_t pid, fd;
     uint64_t started_at; /* field 22 of stat; UINT64_MAX where it could not be read */
     uint64_t device, inode;
     int64_t size;
     uint32_t mode, length;
+    uint32_t told, error;
 };
 
 struct vramscan_result {
@@ -33,11 +38,16 @@ struct vramscan_result {
 };
 
 /* Looks at *pids*, or at every process under *proc* where count is 0. A link matches when
- * it begins with one of *prefixes*, each ended by NUL, the list by an empty one. The
- * deadline is CLOCK_MONOTONIC in nanoseconds. Returns 0 or -errno; a process that ends
- * while it is looked at is simply not there. */
-VRAMSCAN_API int vramscan_scan(const char *proc, const char *prefixes, const int32_t *pids, uint64_t count,
-                               uint64_t deadline_ns, struct vramscan_result *result);
+ * it begins with one of *prefixes*, each ended by NUL, the list by an empty one; one that
+ * begins with one of *informed* comes with its fdinfo (NULL: none does). The deadline is
+ * CLOCK_MONOTONIC in nanoseconds. Returns 0 or -errno; a process that ends while it is looked
+ * at is simply not there.
+ *
+ * A driver in trouble may never finish a read of fdinfo. Where any is wanted, threads do the
+ * looking; one that hangs is left behind at the deadline, and what it had found is told. */
+VRAMSCAN_API int vramscan_scan(const char *proc, const char *prefixes, const char *informed,
+                               const int32_t *pids, uint64_t count, uint64_t deadline_ns,
+                               struct vramscan_result *result);
 VRAMSCAN_API void vramscan_release(struct vramscan_result *result);
 
 struct vramscan_descriptor {

@@ -7,6 +7,8 @@ VramError
 ├── DeviceError         the driver answered with an error          exit 3
 │   └── OutOfMemory          it has not that much memory free
 ├── BadSnapshot         a snapshot file cannot be read or judged   exit 5
+├── BadInput            another input is damaged or cut short      exit 5
+├── NothingFound        what was looked for is not in the input    exit 9
 ├── VirtualGpuError     the virtual GPU cannot be made or entered  exit 6
 ├── LeakDetected        a scope gained device memory and kept it
 ├── LimitExceeded       a scope gained more than it was allowed
@@ -43,6 +45,9 @@ class ExitCode(IntEnum):
     NO_DRIVER = 4
     BAD_INPUT = 5
     VIRTUAL_GPU = 6
+    LIMITED = 7
+    BROKEN = 8
+    NOTHING_FOUND = 9
     NO_SUCH_PROCESS = 10
     NOT_ON_GPU = 11
     NOT_PERMITTED = 12
@@ -112,6 +117,18 @@ class BadSnapshot(VramError):
     """A snapshot file is broken, foreign or newer than this program."""
 
     exit_code = ExitCode.BAD_INPUT
+
+
+class BadInput(VramError):
+    """An input is damaged, or ends where it may not."""
+
+    exit_code = ExitCode.BAD_INPUT
+
+
+class NothingFound(VramError):
+    """The input was read to its end, and what was looked for is not in it."""
+
+    exit_code = ExitCode.NOTHING_FOUND
 
 
 class VirtualGpuError(VramError):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from tests.cli.conftest import Run
 from vram.diagnosis import manual
+from vram.doctor import manual as checks
 
 
 def test_all_codes_are_listed(vram: Run) -> None:
     answer = vram("explain")
     assert answer.code == 0
-    assert [line.split()[0] for line in answer.out.splitlines()] == list(manual.codes())
+    assert [line.split()[0] for line in answer.out.splitlines()] == [*manual.codes(), *checks.ids()]
 
 
 def test_a_page_is_shown_whatever_the_case(vram: Run) -> None:

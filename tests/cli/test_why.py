@@ -59,11 +59,11 @@ def test_an_unknown_gpu_is_refused_with_those_that_exist(vram: Run, busy: str) -
     assert "0 (NVIDIA Test), 1 (NVIDIA Test)" in answer.err
 
 
-@pytest.mark.parametrize("word", ["x", "", "-1", "0,,1", "²"])
-def test_a_gpu_is_a_number(vram: Run, busy: str, word: str) -> None:
+@pytest.mark.parametrize("word", ["x", "", "-1", "0,,1", "²", "0:", "0:1:2", "MIG-", "GPU-x"])
+def test_a_gpu_has_a_number_or_a_uuid(vram: Run, busy: str, word: str) -> None:
     answer = vram("why", "--from", busy, f"--gpu={word}")
     assert answer.code == 2
-    assert "is not the number of a GPU" in answer.err
+    assert "is not the name of a GPU" in answer.err
 
 
 @pytest.mark.parametrize("format", [[], ["--json"]])

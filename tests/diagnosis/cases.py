@@ -21,6 +21,8 @@ from tests.diagnosis.ledgers import (
 from vram.model.gpu import DriverFacts
 from vram.model.ledger import Bystander, Ledger
 from vram.model.observation import ProbeRun
+from vram.model.windows import WindowsProcess, WindowsSide
+from vram.model.wsl import WslFacts
 from vram.units import GIB, MIB
 
 
@@ -43,6 +45,10 @@ def _driver(**versions: str | bool) -> Ledger:
 
 def _contexts(count: int, nbytes: int = CONTEXT) -> Ledger:
     return ledger(gpu(*(process(pid, nbytes) for pid in range(200, 200 + count))))
+
+
+def _spill(nbytes: int, **about: object) -> Ledger:
+    return ledger(gpu(windows=WindowsSide(read=True, host_bytes=nbytes), **about))
 
 
 CASES: dict[str, Case] = {
@@ -101,10 +107,33 @@ CASES: dict[str, Case] = {
         ledger(silent_gpu("failed", "unknown error")),
     ),
     "VR405": Case(ledger(silent_gpu("timeout")), ledger(silent_gpu("unsupported"))),
+    # Seven instances of one slice leave an eighth to nobody; that is no finding.
+    "VR406": Case(
+        ledger(gpu(entry("unassigned", 15 * GIB), facts=facts(mig_enabled=True))),
+        ledger(gpu(entry("unassigned", 10 * GIB), facts=facts(mig_enabled=True))),
+    ),
+    "VR407": Case(
+        ledger(gpu(facts=facts(mig_enabled=False, mig_pending=True))),
+        ledger(gpu(facts=facts(mig_enabled=True, mig_pending=True))),
+    ),
     # The management library puts the CUDA release in front of the driver's version.
     "VR501": Case(
         _driver(module_version="580.159.04", library_version="13.590.10"),
         _driver(module_version="580.159.04", library_version="13.580.159.04"),
+    ),
+    "VR601": Case(_spill(256 * MIB), _spill(256 * MIB - 1)),
+    "VR602": Case(
+        ledger(gpu(entry("windows", 64 * MIB, windows=WindowsProcess(7, "game.exe")))),
+        ledger(gpu(entry("windows", 64 * MIB - 1, windows=WindowsProcess(7, "game.exe")))),
+    ),
+    # Hidden by a container's namespace is another matter.
+    "VR603": Case(
+        ledger(gpu(entry("hidden", hidden_by="windows")), host=host(wsl=True, wsl_facts=WslFacts(2))),
+        ledger(gpu(entry("hidden", hidden_by="namespace")), host=host(wsl=True, wsl_facts=WslFacts(2))),
+    ),
+    "VR604": Case(
+        ledger(gpu(entry("guest"))),
+        ledger(gpu(entry("guest"), entry(nbytes=0, holder=holder(), confidence="unknown"))),
     ),
 }
 

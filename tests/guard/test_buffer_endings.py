@@ -287,3 +287,20 @@ def test_a_crowd_of_threads_leaves_nothing(virtual_gpu: VirtualGpu) -> None:
         tell(failures, len(living), used() - before)
         """,
     ) == [[], 0, 0]
+
+
+def test_a_finalizer_waits_while_a_graph_is_captured(virtual_gpu: VirtualGpu) -> None:
+    """The virtual driver captures nothing; it answers once as the real one does while one captures."""
+    virtual_gpu.fail("cuStreamIsCapturing", nth=1, error=906)
+    answer = told(
+        virtual_gpu,
+        """
+        before = used()
+        dropped = Buffer(64 * MIB, zero_on_free=True)
+        del dropped
+        waiting = used() - before
+        Buffer(1).close()
+        tell(waiting, used() - before)
+        """,
+    )
+    assert answer == [64 * MIB, 0]

@@ -171,7 +171,32 @@ def test_the_shortest_way_is_told(module: Any) -> None:
     module.near = [thing]
     del thing
     found = shortest(module.near, gc.get_objects())
-    assert [str(each) for each in found.by_id.values()] == ["module somebodys_module: near[0]"]
+    assert str(found.holder(id(module.near[0]))) == "module somebodys_module: near[0]"
+
+
+class Optimizer:
+    """Refers to what belongs to a model, on a shorter way than the model itself."""
+
+    def __init__(self, *things: Thing) -> None:
+        self.state = {thing: Thing() for thing in things}
+
+
+def test_a_bystander_is_named_only_where_nobody_else_is(module: Any) -> None:
+    class Adam(Optimizer):
+        pass
+
+    module.optimizer = Adam(Thing())
+    module.model = {"layers": [{"weight": next(iter(module.optimizer.state))}]}
+    state = module.optimizer.state
+    keys = [*map(id, state), *map(id, state.values())]
+    del state
+    found = shortest(
+        [*module.optimizer.state, *module.optimizer.state.values()], gc.get_objects(), bystanders=[Optimizer]
+    )
+    assert [str(found.holder(key)) for key in keys] == [
+        "module somebodys_module: model['layers'][0]['weight']",
+        "module somebodys_module: optimizer.state[<Thing>]",
+    ]
 
 
 def test_looking_leaves_no_reference_behind(module: Any) -> None:

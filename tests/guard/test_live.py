@@ -7,7 +7,8 @@ import pytest
 import vram
 from tests.guard.scoping import NUMBA, needs, result
 from vram.errors import NoSuchDevice
-from vram.guard.heap.chains import Holder
+from vram.guard.frameworks.array import Description
+from vram.guard.heap.trails import Holder, Trails
 from vram.guard.live import Live, LiveArray
 from vram.units import MIB
 from vram.virtualgpu import VirtualGpu
@@ -23,13 +24,13 @@ def test_size_device_dtype_shape_and_keeper(two_virtual_gpus: VirtualGpu) -> Non
             second = cuda.device_array((3, 5, 7), numpy.int16)
         def fields(found):
             return [[a.framework, a.nbytes, a.device, a.dtype, a.shape, a.holder.text, a.note] for a in found]
-        tell([fields(vram.live()), fields(vram.live(1)), vram.live(2).nbytes, vram.live().nbytes])
+        tell([fields(vram.live()), fields(vram.live(1)), vram.live().nbytes])
         """,
         NUMBA,
     )
     one = ["Numba", MIB, 0, "float32", [256, 1024], "__main__: first", ""]
     other = ["Numba", 210, 1, "int16", [3, 5, 7], "__main__: second", ""]
-    assert told == [[one, other], [other], 0, MIB + 210]
+    assert told == [[one, other], [other], MIB + 210]
 
 
 @needs("numba")
@@ -125,8 +126,11 @@ def test_a_device_that_cannot_be(device: object) -> None:
 
 
 def test_a_table_groups_neighbours_and_is_inert() -> None:
+    trails = Trails()
+
     def array(nbytes: int, keeper: str) -> LiveArray:
-        return LiveArray("PyTorch", nbytes, 0, "float32", (2, 3), nbytes, Holder(keeper, "module"))
+        trails.told[key := len(trails.told)] = Holder(keeper, "module")
+        return LiveArray("PyTorch", Description(nbytes, 0, nbytes, "float32", (2, 3)), False, trails, key)
 
     many = tuple(array(MIB + number, f"module m: history[{number}]") for number in range(5))
     found = Live((*many, array(MIB, "module m: x['<b>']")), was_cut=True)

@@ -6,7 +6,8 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,24 @@ Record = Callable[..., None]
 def _hardware(real_gpu: bool) -> None:
     if not real_gpu:
         pytest.skip("needs a real GPU: --real-gpu")
+
+
+# What `import vram` does, in three files that share a budget: a hanging one must not eat the others' time.
+GUARD_FILES = ("test_owner.py", "test_keepers.py", "test_scopes.py")
+GUARD_S = 180.0
+_guard_spent_s = [0.0]
+
+
+@pytest.fixture(autouse=True)
+def _within_the_budget(request: pytest.FixtureRequest, _hardware: None) -> Iterator[None]:
+    if request.path.name not in GUARD_FILES:
+        yield
+        return
+    if _guard_spent_s[0] > GUARD_S:
+        pytest.fail(f"the tests of {', '.join(GUARD_FILES)} have taken {_guard_spent_s[0]:.0f} s together")
+    began = time.monotonic()
+    yield
+    _guard_spent_s[0] += time.monotonic() - began
 
 
 @pytest.fixture(scope="session")

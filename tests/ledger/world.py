@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vram.model.files import DeviceFile, DmabufFacts, ExportFacts, FilesFacts, UnreadableFacts
-from vram.model.gpu import ChargeFacts, GpuFacts, MemoryFacts
+from vram.model.gpu import ChargeFacts, GpuFacts, MemoryFacts, MigFacts
 from vram.model.observation import HostFacts, Observation, Survey
 from vram.model.process import ProcessFacts, ProcessRef
 from vram.units import GIB, KIB, MIB
@@ -29,17 +29,66 @@ class World:
         memory = MemoryFacts(total=total, free=total - used - reserved, used=used, reserved=reserved)
         return self._see("nvml.memory", gpu=index, facts=memory)
 
-    def charge(
-        self, pid: int, nbytes: int | None, *, gpu: int = 0, lists: tuple[str, ...] = ("compute",)
+    def divided(
+        self, *, devices: int | None, index: int = 0, total: int = 100 * GIB, used: int | None = 0
     ) -> World:
-        ref = ProcessRef(pid)
-        return self._see("nvml.processes", gpu=gpu, process=ref, nbytes=nbytes, facts=ChargeFacts(lists))
+        """A GPU under MIG; *used* None: the whole of it is withheld from us."""
+        facts = GpuFacts(
+            uuid=f"GPU-{index}", name="NVIDIA Test", minor=index, mig_enabled=True, mig_devices=devices
+        )
+        self._see("nvml.gpu", gpu=index, facts=facts)
+        if used is None:
+            return self._see("nvml.memory", gpu=index, status="denied", message="withheld")
+        memory = MemoryFacts(total=total, free=total - used - RESERVED, used=used, reserved=RESERVED)
+        return self._see("nvml.memory", gpu=index, facts=memory)
+
+    def mig(
+        self, device: int, instance: int, *, compute: int = 0, total: int = 0, used: int = 0, gpu: int = 0
+    ) -> World:
+        """One MIG device; without a *total* it does not tell its memory."""
+        memory = MemoryFacts(total=total, free=max(0, total - used), used=used, reserved=0) if total else None
+        facts = MigFacts(
+            index=device,
+            uuid=f"MIG-{gpu}-{instance}-{compute}",
+            name=f"NVIDIA Test MIG {instance}g",
+            gpu_instance=instance,
+            compute_instance=compute,
+            memory=memory,
+        )
+        return self._see("nvml.memory", gpu=gpu, facts=facts)
+
+    def charge(
+        self,
+        pid: int,
+        nbytes: int | None,
+        *,
+        gpu: int = 0,
+        lists: tuple[str, ...] = ("compute",),
+        instance: int | None = None,
+        compute: int | None = None,
+    ) -> World:
+        facts = ChargeFacts(lists, instance, compute)
+        return self._see("nvml.processes", gpu=gpu, process=ProcessRef(pid), nbytes=nbytes, facts=facts)
 
     def process(
-        self, pid: int, *, parent: int = 1, session: int = 0, state: str = "S", uid: int = 0
+        self,
+        pid: int,
+        *,
+        parent: int = 1,
+        session: int = 0,
+        state: str = "S",
+        uid: int = 0,
+        executable: str | None = None,
     ) -> World:
         facts = ProcessFacts(
-            command="python", user="root", uid=uid, state=state, parent=parent, group=session, session=session
+            command="python",
+            user="root",
+            uid=uid,
+            state=state,
+            parent=parent,
+            group=session,
+            session=session,
+            executable=executable,
         )
         return self._see("proc.processes", process=ProcessRef(pid, started_at=pid * 10), facts=facts)
 
@@ -68,8 +117,16 @@ class World:
         self.process(pid, **who)  # type: ignore[arg-type]
         return self.charge(pid, nbytes, gpu=gpu).files(pid, minors=(gpu,), family=family if family else pid)
 
-    def export(self, pid: int, nbytes: int, *, gpu: int = 0, description: int | None = None) -> World:
-        facts = ExportFacts(fd=7, description=description)
+    def export(
+        self,
+        pid: int,
+        nbytes: int,
+        *,
+        gpu: int = 0,
+        description: int | None = None,
+        instance: int | None = None,
+    ) -> World:
+        facts = ExportFacts(fd=7, description=description, gpu_instance=instance)
         return self._see("driver.exports", gpu=gpu, process=ProcessRef(pid), nbytes=nbytes, facts=facts)
 
     def dmabuf(self, pid: int, nbytes: int, *, inode: int = 99) -> World:

@@ -83,8 +83,8 @@ def test_memory_shared_by_ipc_is_unlocked_and_runs_on(machine: Machine) -> None:
 
 
 def test_mig_is_refused_untouched(machine: Machine) -> None:
+    machine.gpu.set(mig="1g.18gb")
     program = machine.worker()
-    machine.gpu.set(mig_enabled=True)
     refused(machine, program, 20, "MIG")
     assert never_begun(machine)
 

@@ -39,8 +39,8 @@ print(json.dumps([*said, rung.undo(host, step, 60.0), rung.verify(host, step)]))
 
 
 def test_check_refuses_what_apply_could_not_do_and_touches_nothing(machine: Machine) -> None:
+    machine.gpu.set(mig="1g.18gb")
     worker = machine.worker()
-    machine.gpu.set(mig_enabled=True)
     told = machine.api(
         STEP.format(pid=worker.pid)
         + """

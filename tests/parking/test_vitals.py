@@ -42,6 +42,14 @@ def test_without_a_limit_the_machine_decides(proc: Path) -> None:
     assert vitals.cpu_s == 200 / os.sysconf("SC_CLK_TCK")
 
 
+@pytest.mark.parametrize(("states", "runnable"), [("S", False), ("SR", True), ("SD", False), ("", False)])
+def test_one_thread_that_could_run_is_enough(proc: Path, states: str, runnable: bool) -> None:
+    for thread, state in enumerate(states, 7):
+        (proc / "7" / "task" / str(thread)).mkdir(parents=True)
+        (proc / "7" / "task" / str(thread) / "stat").write_text(f"{thread} (a) R (b)) {state} 1 7 7 0")
+    assert signs(proc).read(7).runnable is runnable
+
+
 def test_the_tightest_level_of_the_group_decides(proc: Path, tmp_path: Path) -> None:
     groups = tmp_path / "cgroup"
     group(groups, "user.slice", memory_max=6 * GIB, memory_current=4 * GIB)

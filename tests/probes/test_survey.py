@@ -11,7 +11,7 @@ import pytest
 
 from tests.probes.conftest import facts, take
 from vram.host.local import LocalHost
-from vram.host.ports import Candidate, FileScan, Host, Proof
+from vram.host.ports import Candidate, Card, FileScan, Host, Proof
 from vram.model.files import DmabufFacts, FilesFacts
 from vram.model.gpu import ChargeFacts, MemoryFacts
 from vram.model.observation import HostFacts, Observation
@@ -23,6 +23,8 @@ from vram.virtualgpu.scene import Scene
 
 class Quiet:
     """Ports of a machine on which nothing is to be seen."""
+
+    drivers: tuple[str, ...] = ()
 
     def read(self, deadline_s: float) -> Iterator[Observation]:
         return iter(())
@@ -42,6 +44,11 @@ class Quiet:
 
 class Broken(Quiet):
     """Ports with a defect that nobody foresaw."""
+
+    drivers = ("amdgpu",)
+
+    def cards(self) -> Sequence[Card]:
+        raise RuntimeError("cards")
 
     def read(self, deadline_s: float) -> Iterator[Observation]:
         raise RuntimeError("read")
@@ -75,7 +82,7 @@ class Ending(Charging):
 
 def host(**ports: object) -> Host:
     quiet = Quiet()
-    whole = {"nvml": quiet, "files": quiet, "exports": quiet, "proc": quiet, **ports}
+    whole = {"nvml": quiet, "files": quiet, "exports": quiet, "proc": quiet, "drm": quiet, **ports}
     who = HostFacts(name="h", kernel="k", user="u", uid=1)
     return SimpleNamespace(**whole, clock=LocalHost().clock, facts=lambda: who)
 
@@ -86,7 +93,7 @@ def test_nothing_to_see() -> None:
     assert {run.status for run in taken.probes} == {"ok"}
 
 
-@pytest.mark.parametrize("port", ["nvml", "files", "proc"])
+@pytest.mark.parametrize("port", ["nvml", "files", "proc", "drm"])
 def test_an_unforeseen_error_is_a_statement(port: str) -> None:
     taken = survey(host(**{"nvml": Charging(), port: Broken()}))
     failed = [each for each in taken.observations if each.status == "failed"]

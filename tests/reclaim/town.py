@@ -52,7 +52,8 @@ class Town:
         self.me = ledger.host
         self._returns = returns or {}
         self._now_s = 0.0
-        self.nvml = self.proc = self.signals = self.clock = self.vitals = self.vendor = self
+        self.nvml = self.proc = self.signals = self.clock = self.vitals = self.vendor = self.drm = self
+        self.drivers: tuple[str, ...] = ()  # no GPU of AMD or Intel
 
     # ---- ports: proc, signals, clock, vitals, vendor, nvml ----
 

@@ -98,3 +98,41 @@ def test_hostile_names_are_inert_in_the_tree() -> None:
 
 def test_nobody_is_said_in_words() -> None:
     assert "Nobody holds GPU memory" in printed(tree.who(who(make_ledger(make_gpu())), Look(80)), 80)
+
+
+def _grouped(by: str) -> dict[str | None, int]:
+    pod = Workload(
+        container="a" * 64, runtime="containerd", pod="b" * 32, pod_name="ml/trainer-0", unit="x.scope"
+    )
+    kernel = Workload(unit="session-3.scope", notebook="/home/alice/train.ipynb")
+    entries = (
+        Entry(kind="process", nbytes=4, holder=make_holder(1, workload=pod)),
+        Entry(kind="process", nbytes=2, holder=make_holder(2, user="bob", workload=Workload(slurm_job="42"))),
+        # A child stands apart from its parent where it belongs elsewhere.
+        Entry(kind="process", nbytes=1, holder=make_holder(3, parent=1, workload=kernel)),
+    )
+    return {home.name: home.nbytes for home in who(make_ledger(make_gpu(*entries)), by).households}
+
+
+@pytest.mark.parametrize(
+    ("by", "sums"),
+    [
+        ("user", {"alice": 5, "bob": 2}),
+        ("job", {"slurm 42": 2, None: 5}),
+        ("pod", {f"pod ml/trainer-0 ({'b' * 32})": 4, None: 3}),
+        ("container", {f"containerd {'a' * 64}": 4, None: 3}),
+        ("unit", {"x.scope": 4, "session-3.scope": 1, None: 2}),
+        ("notebook", {"notebook /home/alice/train.ipynb": 1, None: 6}),
+    ],
+)
+def test_groups_sum_to_everything_whatever_they_are_by(by: str, sums: dict[str | None, int]) -> None:
+    assert _grouped(by) == sums
+
+
+def test_hostile_names_of_pods_and_notebooks_are_inert() -> None:
+    bad = "\x1b[2Jfree\u202e"
+    origin = Workload(pod_name=bad, notebook=bad, container="a" * 64, container_name=bad, job_name=bad)
+    entry = Entry(kind="process", nbytes=GIB, holder=make_holder(1, workload=origin))
+    shown = printed(tree.who(who(make_ledger(make_gpu(entry))), Look(width=100)), 100)
+    assert "\x1b" not in shown
+    assert "\u202e" not in shown

@@ -7,7 +7,7 @@ import os
 import select
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -84,9 +84,17 @@ def hold() -> Iterator[Hold]:
     """Start a process that holds memory; each one is ended and waited for after the test."""
     with ExitStack() as holders:
 
-        def start(gpu: VirtualGpu, nbytes: int = 0, index: int = 0, *words: str) -> Holder:
-            argv = [sys.executable, str(HOLDER), str(nbytes), str(index), *words]
-            process = gpu.popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        def start(
+            gpu: VirtualGpu,
+            nbytes: int = 0,
+            index: int = 0,
+            *words: str,
+            env: dict[str, str] | None = None,
+            under: Sequence[str] = (),
+        ) -> Holder:
+            argv = [*under, sys.executable, str(HOLDER), str(nbytes), str(index), *words]
+            options: dict[str, Any] = {"env": {**os.environ, **(env or {})}}
+            process = gpu.popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **options)
             holder = Holder(process)
             holders.callback(holder.close)
             return holder

@@ -72,7 +72,6 @@ def test_settings_are_what_nvml_tells(virtual_gpu: VirtualGpu) -> None:
     virtual_gpu.set(
         ecc_enabled=False,
         persistence=False,
-        mig_enabled=True,
         compute_mode="exclusive_process",
         remapped_correctable=1,
         remapped_uncorrectable=2,
@@ -86,7 +85,7 @@ def test_settings_are_what_nvml_tells(virtual_gpu: VirtualGpu) -> None:
         " n.nvmlDeviceGetUtilizationRates(h).gpu]",
         "h = handle(0)",
     )
-    assert told == [[0, 0], 0, [1, 1], 3, [1, 2, 1, 0], 37]
+    assert told == [[0, 0], 0, [0, 0], 3, [1, 2, 1, 0], 37]
 
 
 @pytest.mark.parametrize(

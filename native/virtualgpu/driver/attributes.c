@@ -24,7 +24,10 @@ static const int fixed[148] = {
     [126] = 4, [131] = -1, [134] = 0, [142] = 1, [144] = 1,
 };
 
-enum { COMPUTE_MODE = 20, ECC_ENABLED = 32, PCI_BUS = 33 };
+/* Multiprocessors of one to seven slices of an H200, by the MIG guide's table of its profiles. */
+static const int multiprocessors[8] = {0, 16, 32, 60, 64, 64, 64, 132};
+
+enum { MULTIPROCESSORS = 16, COMPUTE_MODE = 20, ECC_ENABLED = 32, PCI_BUS = 33 };
 
 API result cuDeviceGetAttribute(int *value, int attribute, int device) {
     GATE_ON(device);
@@ -34,6 +37,9 @@ API result cuDeviceGetAttribute(int *value, int attribute, int device) {
     switch (attribute) {
     case COMPUTE_MODE: *value = (int)gpu->compute_mode; break;
     case ECC_ENABLED: *value = gpu->ecc_enabled; break;
+    case MULTIPROCESSORS:
+        *value = device_mig(device) ? multiprocessors[device_mig(device)->compute_slices & 7] : fixed[attribute];
+        break;
     case PCI_BUS: *value = device_gpu(device) + 1; break;
     default: *value = fixed[attribute];
     }

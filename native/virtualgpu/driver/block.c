@@ -132,6 +132,7 @@ result block_import(const struct store_export *from, int device, struct block **
 
 int export_block(struct block *block, bool dmabuf, uint64_t file_nbytes) {
     struct store_export header = {.gpu = (uint32_t)device_gpu(block->device), .dmabuf = dmabuf,
+                                  .gpu_instance = device_instance(block->device),
                                   .object = block->object, .nbytes = block->nbytes,
                                   .data_offset = block->offset};
     memcpy(header.data_file, block->data_file, sizeof header.data_file);

@@ -44,9 +44,14 @@ static result target_find(int pid, struct target *target) {
     return target_admit(target);
 }
 
+/* Checkpointing is the Linux kernel driver's; in WSL2 the kernel driver is Windows'. */
+static result target_reach(int pid, struct target *target) {
+    return store_config()->wddm ? NOT_SUPPORTED : target_find(pid, target);
+}
+
 #define TARGET(pid) \
     struct target target __attribute__((cleanup(target_release))) = {0}; \
-    result failed = target_find(pid, &target); \
+    result failed = target_reach(pid, &target); \
     if (failed) return failed
 
 static bool in_state(const struct target *target, uint32_t state) {
@@ -119,10 +124,14 @@ API result cuCheckpointProcessUnlock(int pid, const void *args) {
 
 /* ---- checkpoint and restore, inside admission: usage changes in one step ---- */
 
-static bool can_checkpoint(const struct target *target) {
-    for (int i = 0; i < target->count; i++)
-        if (target->clients[i]->managed || target->clients[i]->shared_slots) return false;
-    return true;
+static result can_checkpoint(const struct target *target) {
+    for (int i = 0; i < target->count; i++) {
+        const struct store_client *client = target->clients[i];
+        if (client->managed || client->shared_slots) return NOT_SUPPORTED;
+        /* MIG is not supported, and shows as this in cuda-checkpoint's list of known issues. */
+        if (client->gpu_instance != STORE_NO_INSTANCE) return OUT_OF_MEMORY;
+    }
+    return OK;
 }
 
 static result change_state(struct target *target, uint32_t state) {
@@ -142,7 +151,8 @@ API result cuCheckpointProcessCheckpoint(int pid, const void *args) {
     (void)args;
     TARGET(pid);
     if (!in_state(&target, STORE_LOCKED)) return ILLEGAL_STATE;
-    if (!can_checkpoint(&target)) return NOT_SUPPORTED;
+    failed = can_checkpoint(&target);
+    if (failed) return failed;
     if (gate.fault.kind == FAULT_HALFWAY) return break_halfway(&target, gate.fault.code);
     return change_state(&target, STORE_CHECKPOINTED);
 }

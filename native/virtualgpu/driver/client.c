@@ -21,9 +21,9 @@ result result_from_errno(int negative_errno) {
 /* Beside the client file itself: 4 descriptors and 2 mappings of the GPU's file in all. */
 enum { FDS_OF_CLIENT = 3, MAPPINGS_OF_CLIENT = 1 };
 
-static int open_client(struct client *client, uint32_t gpu) {
+static int open_client(struct client *client, uint32_t gpu, const struct store_mig *mig) {
     int error = store_footprint_add_gpu(&client->footprint, gpu, FDS_OF_CLIENT, MAPPINGS_OF_CLIENT);
-    if (!error) error = store_client_open(&client->holding, gpu);
+    if (!error) error = store_client_open(&client->holding, gpu, mig);
     if (error) store_footprint_drop(&client->footprint);
     client->open = !error;
     return error;
@@ -33,7 +33,8 @@ result clients_open(void) {
     int error = store_enter();
     if (error) return OPERATING_SYSTEM;
     for (int device = 0; device < device_count() && !error; device++)
-        if (!clients[device].open) error = open_client(&clients[device], (uint32_t)device_gpu(device));
+        if (!clients[device].open)
+            error = open_client(&clients[device], (uint32_t)device_gpu(device), device_mig(device));
     store_leave();
     /* Calls that run now were counted before a client could show it. */
     gate_count_work(0);
@@ -41,7 +42,7 @@ result clients_open(void) {
 }
 
 result client_free_nbytes(int device, uint64_t *nbytes) {
-    return result_from_errno(store_free((uint32_t)device_gpu(device), nbytes));
+    return result_from_errno(store_free((uint32_t)device_gpu(device), device_instance(device), nbytes));
 }
 
 static result check_room(int device, uint64_t wanted) {
@@ -60,7 +61,8 @@ static result check_mode(int device) {
     if (mode == 2) return DEVICE_UNAVAILABLE;
     if (mode != 3 || store_walk(usage, others, &count) != 0) return OK;
     for (int i = 0; i < count && i < 64; i++)
-        if ((int)others[i].gpu == device_gpu(device)) return DEVICE_UNAVAILABLE;
+        if ((int)others[i].gpu == device_gpu(device) && others[i].gpu_instance == device_instance(device))
+            return DEVICE_UNAVAILABLE;
     return OK;
 }
 

@@ -6,7 +6,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int visible[STORE_MAX_GPUS], visible_count;
+/* A GPU, or one MIG device of it. */
+struct seen {
+    int gpu;
+    const struct store_mig *mig;
+};
+
+static struct seen visible[STORE_MAX_GPUS];
+static int visible_count;
 static pthread_once_t chosen = PTHREAD_ONCE_INIT;
 
 static int gpu_named(const char *name) {
@@ -19,25 +26,65 @@ static int gpu_named(const char *name) {
     return -1;
 }
 
+/* "MIG-<uuid>", or as drivers before 470 wrote it: "MIG-GPU-<uuid>/<gpu instance>/<compute instance>". */
+static bool is_called(const char *name, const struct store_gpu *gpu, const struct store_mig *mig) {
+    char older[96];
+    snprintf(older, sizeof older, "MIG-%s/%u/%u", gpu->uuid, mig->gpu_instance, mig->compute_instance);
+    return strncmp(mig->uuid, name, strlen(name)) == 0 || strcmp(older, name) == 0;
+}
+
+static const struct store_mig *mig_named(const char *name, int *gpu) {
+    const struct store_config *config = store_config();
+    if (strncmp(name, "MIG-", 4) != 0) return NULL;
+    for (*gpu = 0; *gpu < config->gpus; ++*gpu)
+        for (int at = 0; config->gpu[*gpu].mig_enabled && at < config->gpu[*gpu].mig_devices; at++)
+            if (is_called(name, &config->gpu[*gpu], &config->gpu[*gpu].mig[at])) return &config->gpu[*gpu].mig[at];
+    return NULL;
+}
+
+/* A divided GPU stands for its first MIG device; without one there is nothing to see. */
+static bool add_gpu(int gpu) {
+    const struct store_gpu *config = &store_config()->gpu[gpu];
+    if (config->mig_enabled && !config->mig_devices) return false;
+    if (visible_count == STORE_MAX_GPUS) return false;
+    visible[visible_count++] = (struct seen){gpu, config->mig_enabled ? &config->mig[0] : NULL};
+    return true;
+}
+
+static bool add_named(const char *name) {
+    int gpu = -1;
+    const struct store_mig *mig = mig_named(name, &gpu);
+    if (!mig) {
+        gpu = gpu_named(name);
+        return gpu >= 0 && add_gpu(gpu);
+    }
+    visible[visible_count++] = (struct seen){gpu, mig};
+    return visible_count < STORE_MAX_GPUS;
+}
+
 /* The list ends at the first name that is unknown, as the driver documents. */
 static void choose_listed(const char *list) {
     char names[4096], *rest;
     snprintf(names, sizeof names, "%s", list);
-    for (char *name = strtok_r(names, ", ", &rest); name; name = strtok_r(NULL, ", ", &rest)) {
-        int gpu = gpu_named(name);
-        if (gpu < 0 || visible_count == STORE_MAX_GPUS) return;
-        visible[visible_count++] = gpu;
-    }
+    for (char *name = strtok_r(names, ", ", &rest); name; name = strtok_r(NULL, ", ", &rest))
+        if (!add_named(name)) return;
+}
+
+/* A process sees one MIG device at most, and no whole GPU beside it, as the MIG guide documents. */
+static void keep_first_mig_device(void) {
+    for (int at = 0; at < visible_count; at++)
+        if (visible[at].mig) {
+            visible[0] = visible[at];
+            visible_count = 1;
+        }
 }
 
 static void choose(void) {
     const char *list = getenv("CUDA_VISIBLE_DEVICES");
     if (!store_config()) return;
-    if (list) {
-        choose_listed(list);
-        return;
-    }
-    for (int gpu = 0; gpu < store_config()->gpus; gpu++) visible[visible_count++] = gpu;
+    if (list) choose_listed(list);
+    for (int gpu = 0; !list && gpu < store_config()->gpus; gpu++) add_gpu(gpu);
+    keep_first_mig_device();
 }
 
 int device_count(void) {
@@ -46,11 +93,31 @@ int device_count(void) {
 }
 
 int device_gpu(int device) {
-    return device >= 0 && device < device_count() ? visible[device] : -1;
+    return device >= 0 && device < device_count() ? visible[device].gpu : -1;
+}
+
+const struct store_mig *device_mig(int device) {
+    return device_gpu(device) >= 0 ? visible[device].mig : NULL;
+}
+
+uint32_t device_instance(int device) {
+    const struct store_mig *mig = device_mig(device);
+    return mig ? mig->gpu_instance : STORE_NO_INSTANCE;
+}
+
+int device_of(uint32_t gpu, uint32_t gpu_instance) {
+    for (int device = 0; device < device_count(); device++)
+        if (device_gpu(device) == (int)gpu && device_instance(device) == gpu_instance) return device;
+    return -1;
+}
+
+uint64_t device_usable_bytes(int device) {
+    const struct store_gpu *gpu = device_config(device);
+    return device_mig(device) ? device_mig(device)->total_bytes : gpu->total_bytes - gpu->reserved_bytes;
 }
 
 const struct store_gpu *device_config(int device) {
-    return &store_config()->gpu[visible[device]];
+    return &store_config()->gpu[visible[device].gpu];
 }
 
 API result cuDeviceGetCount(int *count) {
@@ -72,14 +139,15 @@ API result cuDeviceGetName(char *name, int size, int device) {
     GATE_ON(device);
     if (!name || size <= 0) return INVALID_VALUE;
     if (device_gpu(device) < 0) return INVALID_DEVICE;
-    snprintf(name, (size_t)size, "%s", device_config(device)->name);
+    const struct store_mig *mig = device_mig(device);
+    snprintf(name, (size_t)size, "%s%s%s", device_config(device)->name, mig ? " MIG " : "", mig ? mig->profile : "");
     return OK;
 }
 
 static void parse_uuid(const char *text, struct uuid *uuid) {
     size_t at = 0;
     memset(uuid, 0, sizeof *uuid);
-    if (strncmp(text, "GPU-", 4) == 0) text += 4;
+    if (strncmp(text, "GPU-", 4) == 0 || strncmp(text, "MIG-", 4) == 0) text += 4;
     for (; *text && at < sizeof uuid->bytes; text++) {
         unsigned byte;
         if (*text == '-' || sscanf(text, "%2x", &byte) != 1) continue;
@@ -96,15 +164,20 @@ API result cuDeviceGetUuid(struct uuid *uuid, int device) {
     return OK;
 }
 
+/* Version 1 names the GPU, version 2 the MIG device where there is one. */
 API result cuDeviceGetUuid_v2(struct uuid *uuid, int device) {
-    return cuDeviceGetUuid(uuid, device);
+    GATE_ON(device);
+    if (!uuid) return INVALID_VALUE;
+    if (device_gpu(device) < 0) return INVALID_DEVICE;
+    parse_uuid(device_mig(device) ? device_mig(device)->uuid : device_config(device)->uuid, uuid);
+    return OK;
 }
 
 API result cuDeviceTotalMem_v2(size_t *nbytes, int device) {
     GATE_ON(device);
     if (!nbytes) return INVALID_VALUE;
     if (device_gpu(device) < 0) return INVALID_DEVICE;
-    *nbytes = device_config(device)->total_bytes - device_config(device)->reserved_bytes;
+    *nbytes = device_usable_bytes(device);
     return OK;
 }
 

@@ -85,6 +85,10 @@ void *handle_next(void *handle);
 int device_count(void);
 int device_gpu(int device); /* the folder's number of a visible device, or -1 */
 const struct store_gpu *device_config(int device); /* of a device that device_gpu knows */
+const struct store_mig *device_mig(int device);    /* NULL for a whole GPU */
+uint32_t device_instance(int device);              /* its GPU instance, or STORE_NO_INSTANCE */
+uint64_t device_usable_bytes(int device);          /* what a program can have at most */
+int device_of(uint32_t gpu, uint32_t gpu_instance); /* the visible device that is it, or -1 */
 
 /* ---- client.c: this process on one GPU ---- */
 

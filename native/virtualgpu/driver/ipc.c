@@ -9,7 +9,7 @@
 /* What lies in the 64 opaque bytes. */
 struct ipc_handle {
     char magic[8];
-    uint32_t gpu, pid;
+    uint32_t place, pid; /* which GPU and which GPU instance of it */
     uint64_t object, data_offset;
     uint32_t pages;        /* of the block, in 2 MiB */
     uint32_t begin;        /* of the allocation inside the block, in 512 bytes */
@@ -18,8 +18,14 @@ struct ipc_handle {
 
 _Static_assert(sizeof(struct ipc_handle) == sizeof(struct opaque64), "an IPC handle has 64 bytes");
 
+/* Memory is shared inside a GPU instance only: handles of another one name another place. */
+static uint32_t place_of(int device) {
+    uint32_t instance = device_instance(device) == STORE_NO_INSTANCE ? 0 : device_instance(device) + 1;
+    return (uint32_t)device_gpu(device) | instance << 16;
+}
+
 static result write_handle(const struct range *range, struct block *block, struct opaque64 *handle) {
-    struct ipc_handle written = {.gpu = (uint32_t)device_gpu(block->device), .pid = (uint32_t)getpid(),
+    struct ipc_handle written = {.place = place_of(block->device), .pid = (uint32_t)getpid(),
                                  .object = block->object, .data_offset = block->offset,
                                  .pages = (uint32_t)(block->nbytes / PAGE),
                                  .begin = (uint32_t)((range->begin - block->address) / 512)};
@@ -47,7 +53,7 @@ static struct range *already_open(uint64_t object) {
 }
 
 static result open_block(const struct ipc_handle *handle, struct context *context, struct range **opened) {
-    struct store_export from = {.gpu = handle->gpu, .object = handle->object, .nbytes = handle->pages * PAGE,
+    struct store_export from = {.gpu = handle->place & 0xffff, .object = handle->object, .nbytes = handle->pages * PAGE,
                                 .data_offset = handle->data_offset};
     struct block *block;
     memcpy(from.data_file, handle->data_file, sizeof handle->data_file);
@@ -72,7 +78,7 @@ API result cuIpcOpenMemHandle_v2(deviceptr *address, struct opaque64 opaque, uns
     if (failed) return failed;
     if (!address || memcmp(handle.magic, IPC_MAGIC, sizeof handle.magic) != 0) return INVALID_VALUE;
     if (handle.pid == (uint32_t)getpid()) return INVALID_CONTEXT; /* not in the process that made it */
-    if (device_gpu(context->device) != (int)handle.gpu) return INVALID_DEVICE;
+    if (place_of(context->device) != handle.place) return INVALID_DEVICE;
     handle.data_file[sizeof handle.data_file - 1] = '\0';
     struct range *range = already_open(handle.object);
     if (!range) failed = open_block(&handle, context, &range);

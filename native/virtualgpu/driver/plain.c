@@ -136,9 +136,8 @@ API result cuMemGetInfo_v2(size_t *free_nbytes, size_t *total) {
     result failed = context_need(&context);
     if (!failed) failed = client_free_nbytes(context->device, &nbytes);
     if (failed) return failed;
-    const struct store_gpu *gpu = device_config(context->device);
     if (free_nbytes) *free_nbytes = nbytes;
-    if (total) *total = gpu->total_bytes - gpu->reserved_bytes;
+    if (total) *total = device_usable_bytes(context->device);
     return OK;
 }
 

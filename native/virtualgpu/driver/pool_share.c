@@ -35,9 +35,8 @@ API result cuMemPoolImportFromShareableHandle(struct pool **pool, void *shareabl
     if (!pool || type != HANDLE_POSIX_FD || flags) return INVALID_VALUE;
     if (store_export_read((int)(intptr_t)shareable, &header) != 0 || header.object) return INVALID_VALUE;
     struct pool_props props = {.type = ALLOCATION_PINNED, .handle_types = HANDLE_POSIX_FD,
-                               .location = {LOCATION_DEVICE, 0}};
-    while (props.location.id < device_count() && device_gpu(props.location.id) != (int)header.gpu) props.location.id++;
-    if (props.location.id == device_count()) return INVALID_DEVICE;
+                               .location = {LOCATION_DEVICE, device_of(header.gpu, header.gpu_instance)}};
+    if (props.location.id < 0) return INVALID_DEVICE;
     result failed = pool_create(&props, pool);
     if (!failed) (*pool)->imported = true;
     return failed;

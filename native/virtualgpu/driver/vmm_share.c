@@ -16,16 +16,10 @@ API result cuMemExportToShareableHandle(void *shareable, uint64_t handle, int ty
     return OK;
 }
 
-static int device_of_gpu(uint32_t gpu) {
-    for (int device = 0; device < device_count(); device++)
-        if (device_gpu(device) == (int)gpu) return device;
-    return -1;
-}
-
 /* The importer keeps the memory by itself: closing the passed descriptor does no harm. */
 static result import(const struct store_export *header, uint64_t *handle) {
     struct allocation_prop prop = {.type = ALLOCATION_PINNED, .handle_types = HANDLE_POSIX_FD,
-                                   .location = {LOCATION_DEVICE, device_of_gpu(header->gpu)}};
+                                   .location = {LOCATION_DEVICE, device_of(header->gpu, header->gpu_instance)}};
     struct block *block;
     if (prop.location.id < 0) return INVALID_DEVICE;
     result failed = block_import(header, prop.location.id, &block);

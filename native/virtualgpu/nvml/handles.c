@@ -50,9 +50,25 @@ static int gpu_with_uuid(const char *uuid) {
     return -1;
 }
 
+static struct nvml_device *mig_with_uuid(const char *uuid) {
+    for (int i = 0; i < store_config()->gpus; i++)
+        for (int mig = 0; mig < store_config()->gpu[i].mig_devices; mig++)
+            if (strcasecmp(uuid, store_config()->gpu[i].mig[mig].uuid) == 0)
+                return nvml_mig_device_at(i, mig);
+    return NULL;
+}
+
+static int by_uuid(const char *function, const char *uuid, struct nvml_device **device) {
+    int gpu = gpu_with_uuid(uuid);
+    if (gpu >= 0)
+        return handle_at(function, gpu, device, NVML_NOT_FOUND);
+    *device = mig_with_uuid(uuid);
+    return *device ? nvml_enter_any_device(function, *device, device).status : NVML_NOT_FOUND;
+}
+
 EXPORT int nvmlDeviceGetHandleByUUID(const char *uuid, struct nvml_device **device) {
     int status = ready(uuid, device);
-    return status == NVML_SUCCESS ? handle_at(__func__, gpu_with_uuid(uuid), device, NVML_NOT_FOUND) : status;
+    return status == NVML_SUCCESS ? by_uuid(__func__, uuid, device) : status;
 }
 
 enum { UUID_TEXT = 1, UUID_BYTES = 2 };
@@ -85,7 +101,7 @@ EXPORT int nvmlDeviceGetHandleByUUIDV(const struct uuid *uuid, struct nvml_devic
         snprintf(text, sizeof text, "%.*s", (int)sizeof text - 1, uuid->text);
     else
         return NVML_INVALID_ARGUMENT;
-    return handle_at(__func__, gpu_with_uuid(text), device, NVML_NOT_FOUND);
+    return by_uuid(__func__, text, device);
 }
 
 EXPORT int nvmlDeviceGetHandleBySerial(const char *serial, struct nvml_device **device) {

@@ -13,13 +13,17 @@ void identity_serial(int index, char text[SERIAL_SIZE]) {
 }
 
 EXPORT int nvmlDeviceGetName(struct nvml_device *device, char *name, unsigned length) {
-    ENTER(device, name);
-    return nvml_copy(name, length, call.gpu->name);
+    ENTER_ANY(device, name);
+    char text[sizeof call.gpu->name + sizeof call.mig->profile + 8];
+    if (!call.mig)
+        return nvml_copy(name, length, call.gpu->name);
+    snprintf(text, sizeof text, "%s MIG %s", call.gpu->name, call.mig->profile);
+    return nvml_copy(name, length, text);
 }
 
 EXPORT int nvmlDeviceGetUUID(struct nvml_device *device, char *uuid, unsigned length) {
-    ENTER(device, uuid);
-    return nvml_copy(uuid, length, call.gpu->uuid);
+    ENTER_ANY(device, uuid);
+    return nvml_copy(uuid, length, call.mig ? call.mig->uuid : call.gpu->uuid);
 }
 
 EXPORT int nvmlDeviceGetSerial(struct nvml_device *device, char *serial, unsigned length) {

@@ -6,7 +6,7 @@
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static unsigned users;
-static struct nvml_device devices[STORE_MAX_GPUS];
+static struct nvml_device devices[STORE_MAX_GPUS], mig_devices[STORE_MAX_GPUS][STORE_MAX_MIG_DEVICES];
 static struct store_footprint control_files, gpu_files[STORE_MAX_GPUS];
 
 static int failure(struct store_fault fault) {
@@ -31,12 +31,19 @@ static int appear(void) {
     return error ? NVML_UNKNOWN : NVML_SUCCESS;
 }
 
+static void name_devices(void) {
+    for (int index = 0; index < STORE_MAX_GPUS; index++) {
+        devices[index] = (struct nvml_device){index, -1};
+        for (int mig = 0; mig < STORE_MAX_MIG_DEVICES; mig++)
+            mig_devices[index][mig] = (struct nvml_device){index, mig};
+    }
+}
+
 static int add_user(void) {
     pthread_mutex_lock(&lock);
     int status = users ? NVML_SUCCESS : appear();
     users += status == NVML_SUCCESS;
-    for (int index = 0; index < STORE_MAX_GPUS; index++)
-        devices[index].index = index;
+    name_devices();
     pthread_mutex_unlock(&lock);
     return status;
 }
@@ -93,6 +100,15 @@ static struct nvml_call enter(const char *function, int index) {
     };
 }
 
+/* Whether a pointer is a MIG device's handle, and one that exists. */
+static const struct nvml_device *mig_handle(const void *device) {
+    const char *first = (const char *)mig_devices, *at = device;
+    if (at < first || at >= first + sizeof mig_devices || (at - first) % sizeof(struct nvml_device))
+        return NULL;
+    const struct nvml_device *handle = device;
+    return nvml_mig_device_at(handle->index, handle->mig) == handle ? handle : NULL;
+}
+
 struct nvml_call nvml_enter_system(const char *function, const void *output) {
     if (!nvml_is_initialized())
         return (struct nvml_call){.status = NVML_UNINITIALIZED};
@@ -106,9 +122,26 @@ struct nvml_call nvml_enter_device(const char *function, const struct nvml_devic
     if (!nvml_is_initialized())
         return (struct nvml_call){.status = NVML_UNINITIALIZED};
     int index = nvml_index_of(device);
+    if (index < 0 && mig_handle(device))
+        return (struct nvml_call){.status = NVML_NOT_SUPPORTED};
     if (index < 0 || !output)
         return (struct nvml_call){.status = NVML_INVALID_ARGUMENT};
     return enter(function, index);
+}
+
+struct nvml_call nvml_enter_any_device(const char *function, const struct nvml_device *device,
+                                       const void *output) {
+    const struct nvml_device *handle = nvml_is_initialized() ? mig_handle(device) : NULL;
+    if (!handle || !output)
+        return nvml_enter_device(function, device, output);
+    struct nvml_call call = enter(function, handle->index);
+    call.mig = &call.gpu->mig[handle->mig];
+    return call;
+}
+
+struct nvml_device *nvml_mig_device_at(int index, int mig) {
+    const struct store_gpu *gpu = nvml_device_at(index) ? &store_config()->gpu[index] : NULL;
+    return gpu && gpu->mig_enabled && mig >= 0 && mig < gpu->mig_devices ? &mig_devices[index][mig] : NULL;
 }
 
 struct nvml_device *nvml_device_at(int index) {

@@ -23,30 +23,46 @@ static int usage_of(int index, struct store_usage *usage) {
     return NVML_SUCCESS;
 }
 
-EXPORT int nvmlDeviceGetMemoryInfo(struct nvml_device *device, struct memory *memory) {
-    ENTER(device, memory);
+/* Of the GPU, or of the GPU instance that a MIG device is in: nothing of that is reserved. */
+static int read_memory(const struct nvml_call *call, struct memory_v2 *memory) {
     struct store_usage usage;
-    int status = usage_of(call.index, &usage);
+    int status = usage_of(call->index, &usage);
     if (status != NVML_SUCCESS)
         return status;
-    *memory = (struct memory){call.gpu->total_bytes, usage.free_bytes,
-                              usage.used_bytes + call.gpu->reserved_bytes};
+    *memory = (struct memory_v2){0, call->gpu->total_bytes, call->gpu->reserved_bytes, usage.free_bytes,
+                                 usage.used_bytes};
+    if (call->mig) {
+        unsigned long long total = call->mig->total_bytes;
+        unsigned long long used = usage.instance_used[call->mig->gpu_instance];
+        used = used < total ? used : total;
+        *memory = (struct memory_v2){0, total, 0, total - used, used};
+    }
+    return NVML_SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetMemoryInfo(struct nvml_device *device, struct memory *memory) {
+    ENTER_ANY(device, memory);
+    REFUSE_RESTRICTED();
+    struct memory_v2 read;
+    int status = read_memory(&call, &read);
+    if (status != NVML_SUCCESS)
+        return status;
+    *memory = (struct memory){read.total, read.free, read.used + read.reserved};
     if (call.sentinel)
         *memory = (struct memory){NOT_AVAILABLE_64, NOT_AVAILABLE_64, NOT_AVAILABLE_64};
     return NVML_SUCCESS;
 }
 
 EXPORT int nvmlDeviceGetMemoryInfo_v2(struct nvml_device *device, struct memory_v2 *memory) {
-    ENTER(device, memory);
+    ENTER_ANY(device, memory);
     const unsigned version = VERSIONED(struct memory_v2, 2);
     if (memory->version != version)
         return NVML_VERSION_MISMATCH;
-    struct store_usage usage;
-    int status = usage_of(call.index, &usage);
+    REFUSE_RESTRICTED();
+    int status = read_memory(&call, memory);
     if (status != NVML_SUCCESS)
         return status;
-    *memory = (struct memory_v2){version, call.gpu->total_bytes, call.gpu->reserved_bytes,
-                                 usage.free_bytes, usage.used_bytes};
+    memory->version = version;
     if (call.sentinel)
         *memory = (struct memory_v2){version, NOT_AVAILABLE_64, NOT_AVAILABLE_64, NOT_AVAILABLE_64,
                                      NOT_AVAILABLE_64};

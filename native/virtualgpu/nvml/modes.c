@@ -1,7 +1,7 @@
 /* How the GPU is set up: persistence, compute mode, MIG, accounting, display, firmware. */
 #include "nvml.h"
 
-enum { MOST_MIG_DEVICES = 7, ACCOUNTING_ROOM = 4000 };
+enum { ACCOUNTING_ROOM = 4000 };
 
 #define ANSWER(function, expression)                                                           \
     EXPORT int function(struct nvml_device *device, unsigned *value) {                         \
@@ -19,26 +19,9 @@ ANSWER(nvmlDeviceGetPowerManagementMode, 1)
 
 EXPORT int nvmlDeviceGetMigMode(struct nvml_device *device, unsigned *current, unsigned *pending) {
     ENTER(device, current && pending ? current : NULL);
-    *current = *pending = call.gpu->mig_enabled;
+    *current = call.gpu->mig_enabled;
+    *pending = call.gpu->mig_pending < 0 ? *current : (unsigned)call.gpu->mig_pending;
     return NVML_SUCCESS;
-}
-
-/* MIG may be switched on, but nobody has made an instance: there is none to be found. */
-ANSWER(nvmlDeviceGetMaxMigDeviceCount, call.gpu->mig_enabled ? MOST_MIG_DEVICES : 0)
-ANSWER(nvmlDeviceIsMigDeviceHandle, 0)
-
-EXPORT int nvmlDeviceGetMigDeviceHandleByIndex(struct nvml_device *device, unsigned index,
-                                               struct nvml_device **mig) {
-    ENTER(device, mig);
-    if (!call.gpu->mig_enabled)
-        return NVML_NOT_SUPPORTED;
-    return index < MOST_MIG_DEVICES ? NVML_NOT_FOUND : NVML_INVALID_ARGUMENT;
-}
-
-EXPORT int nvmlDeviceGetDeviceHandleFromMigDeviceHandle(struct nvml_device *mig,
-                                                        struct nvml_device **device) {
-    ENTER(mig, device);
-    return NVML_INVALID_ARGUMENT;
 }
 
 ANSWER(nvmlDeviceGetAccountingMode, 0)

@@ -14,6 +14,7 @@ enum {
     NVML_UNINITIALIZED = 1,
     NVML_INVALID_ARGUMENT = 2,
     NVML_NOT_SUPPORTED = 3,
+    NVML_NO_PERMISSION = 4,
     NVML_NOT_FOUND = 6,
     NVML_INSUFFICIENT_SIZE = 7,
     NVML_DRIVER_NOT_LOADED = 9,
@@ -29,8 +30,9 @@ enum {
 /* Versioned structures begin with this number: the version, and the size it stands for. */
 #define VERSIONED(type, version) ((unsigned)(sizeof(type) | ((unsigned)(version) << 24)))
 
+/* A GPU, or a MIG device of it: then *mig* is its number there, else -1. */
 struct nvml_device {
-    int index;
+    int index, mig;
 };
 
 /* One call on its way in. Unless status is NVML_SUCCESS, the call returns it and is over. */
@@ -39,14 +41,21 @@ struct nvml_call {
     bool sentinel; /* a fault asks for "not available" where a number would be */
     int index;
     const struct store_gpu *gpu;
+    const struct store_mig *mig; /* NULL for a GPU as a whole */
 };
 
 struct nvml_call nvml_enter_system(const char *function, const void *output);
 struct nvml_call nvml_enter_device(const char *function, const struct nvml_device *device,
                                    const void *output);
 
-/* The handle of a GPU, and back: -1 where a pointer is no handle of ours. */
+/* The same, for the few questions that a MIG device answers too. Others are not supported on it. */
+struct nvml_call nvml_enter_any_device(const char *function, const struct nvml_device *device,
+                                       const void *output);
+
+/* The handle of a GPU, and back: -1 where a pointer is no handle of a GPU of ours. */
 struct nvml_device *nvml_device_at(int index);
+/* The handle of a GPU's MIG device; NULL where there is none of that number. */
+struct nvml_device *nvml_mig_device_at(int index, int mig);
 int nvml_index_of(const void *device);
 
 bool nvml_is_initialized(void);
@@ -63,5 +72,15 @@ int nvml_copy(char *buffer, unsigned length, const char *text);
     struct nvml_call call = nvml_enter_device(__func__, (device), (output));                   \
     if (call.status != NVML_SUCCESS)                                                           \
     return call.status
+
+#define ENTER_ANY(device, output)                                                              \
+    struct nvml_call call = nvml_enter_any_device(__func__, (device), (output));               \
+    if (call.status != NVML_SUCCESS)                                                           \
+    return call.status
+
+/* Under MIG the GPU as a whole answers for its memory and processes only to the privileged. */
+#define REFUSE_RESTRICTED()                                                                    \
+    if (!call.mig && call.gpu->mig_enabled && call.gpu->mig_restricted)                        \
+    return NVML_NO_PERMISSION
 
 #endif

@@ -55,19 +55,30 @@ static int walk(struct store_process **processes, int *count) {
     }
 }
 
-/* The processes of one GPU that the reader may see. The caller frees entries, always. */
-static int list(int gpu, struct listing *listing) {
+static bool is_meant(const struct store_process *process, const struct nvml_call *call, int mode) {
+    if ((int)process->gpu != call->index || process->pid == 0)
+        return false;
+    if (mode == MODE_GRAPHICS || (mode == MODE_MPS && !process->mps))
+        return false;
+    return !call->mig || (process->gpu_instance == call->mig->gpu_instance &&
+                          process->compute_instance == call->mig->compute_instance);
+}
+
+/* The processes of one device that the reader may see. The caller frees entries, always. A
+ * client of MPS is in two lists, as nvidia-smi's "M+C" tells. */
+static int list(const struct nvml_call *call, int mode, struct listing *listing) {
     int count;
     *listing = (struct listing){0};
     int status = walk(&listing->entries, &count);
     for (int i = 0; status == NVML_SUCCESS && i < count; i++)
-        if ((int)listing->entries[i].gpu == gpu && listing->entries[i].pid != 0)
+        if (is_meant(&listing->entries[i], call, mode))
             listing->entries[listing->count++] = listing->entries[i];
     return status;
 }
 
 static unsigned long long used_by(const struct store_process *process, const struct nvml_call *call) {
-    return call->sentinel ? NOT_AVAILABLE_64 : process->charged_bytes;
+    /* Windows' driver model manages memory itself: the library lists who, and knows no sizes. */
+    return call->sentinel || store_config()->wddm ? NOT_AVAILABLE_64 : process->charged_bytes;
 }
 
 /* Tells how many there are; whether the caller brought room for them decides what is returned. */
@@ -77,25 +88,26 @@ static int fits(const struct listing *listing, unsigned *count, const void *room
     return enough ? NVML_SUCCESS : NVML_INSUFFICIENT_SIZE;
 }
 
-static int fill(const struct nvml_call *call, unsigned *count, struct process_info *infos) {
+static int fill(const struct nvml_call *call, int mode, unsigned *count, struct process_info *infos) {
     struct listing listing;
-    int status = list(call->index, &listing);
+    int status = list(call, mode, &listing);
     if (status == NVML_SUCCESS)
         status = fits(&listing, count, infos);
     for (unsigned i = 0; status == NVML_SUCCESS && i < listing.count; i++)
         infos[i] = (struct process_info){
             .pid = listing.entries[i].pid,
             .used = used_by(&listing.entries[i], call),
-            .gpu_instance = NOT_AVAILABLE_32, /* outside MIG there are no instances */
-            .compute_instance = NOT_AVAILABLE_32,
+            /* Outside MIG there are no instances, and their numbers read "not available". */
+            .gpu_instance = listing.entries[i].gpu_instance,
+            .compute_instance = listing.entries[i].compute_instance,
         };
     free(listing.entries);
     return status;
 }
 
-static int fill_v1(const struct nvml_call *call, unsigned *count, struct process_info_v1 *infos) {
+static int fill_v1(const struct nvml_call *call, int mode, unsigned *count, struct process_info_v1 *infos) {
     struct listing listing;
-    int status = list(call->index, &listing);
+    int status = list(call, mode, &listing);
     if (status == NVML_SUCCESS)
         status = fits(&listing, count, infos);
     for (unsigned i = 0; status == NVML_SUCCESS && i < listing.count; i++)
@@ -104,53 +116,35 @@ static int fill_v1(const struct nvml_call *call, unsigned *count, struct process
     return status;
 }
 
-EXPORT int nvmlDeviceGetComputeRunningProcesses(struct nvml_device *device, unsigned *count,
-                                                struct process_info_v1 *infos) {
-    ENTER(device, count);
-    return fill_v1(&call, count, infos);
-}
-
-EXPORT int nvmlDeviceGetComputeRunningProcesses_v2(struct nvml_device *device, unsigned *count,
-                                                   struct process_info *infos) {
-    ENTER(device, count);
-    return fill(&call, count, infos);
-}
-
-EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(struct nvml_device *device, unsigned *count,
-                                                   struct process_info *infos) {
-    ENTER(device, count);
-    return fill(&call, count, infos);
-}
-
-/* The virtual GPU draws nothing and runs no MPS server: these lists exist and are empty. */
-#define EMPTY_LIST(name)                                                                       \
-    EXPORT int name(struct nvml_device *device, unsigned *count, void *infos) {                \
-        (void)infos;                                                                           \
-        ENTER(device, count);                                                                  \
-        *count = 0;                                                                            \
-        return NVML_SUCCESS;                                                                   \
+#define LIST(name, info, fill, mode)                                                           \
+    EXPORT int name(struct nvml_device *device, unsigned *count, struct info *infos) {         \
+        ENTER_ANY(device, count);                                                              \
+        REFUSE_RESTRICTED();                                                                   \
+        return fill(&call, mode, count, infos);                                                \
     }
 
-EMPTY_LIST(nvmlDeviceGetGraphicsRunningProcesses)
-EMPTY_LIST(nvmlDeviceGetGraphicsRunningProcesses_v2)
-EMPTY_LIST(nvmlDeviceGetGraphicsRunningProcesses_v3)
-EMPTY_LIST(nvmlDeviceGetMPSComputeRunningProcesses)
-EMPTY_LIST(nvmlDeviceGetMPSComputeRunningProcesses_v2)
-EMPTY_LIST(nvmlDeviceGetMPSComputeRunningProcesses_v3)
+/* The virtual GPU draws nothing: its graphics lists exist and are empty. */
+LIST(nvmlDeviceGetComputeRunningProcesses, process_info_v1, fill_v1, MODE_COMPUTE)
+LIST(nvmlDeviceGetComputeRunningProcesses_v2, process_info, fill, MODE_COMPUTE)
+LIST(nvmlDeviceGetComputeRunningProcesses_v3, process_info, fill, MODE_COMPUTE)
+LIST(nvmlDeviceGetGraphicsRunningProcesses, process_info_v1, fill_v1, MODE_GRAPHICS)
+LIST(nvmlDeviceGetGraphicsRunningProcesses_v2, process_info, fill, MODE_GRAPHICS)
+LIST(nvmlDeviceGetGraphicsRunningProcesses_v3, process_info, fill, MODE_GRAPHICS)
+LIST(nvmlDeviceGetMPSComputeRunningProcesses, process_info_v1, fill_v1, MODE_MPS)
+LIST(nvmlDeviceGetMPSComputeRunningProcesses_v2, process_info, fill, MODE_MPS)
+LIST(nvmlDeviceGetMPSComputeRunningProcesses_v3, process_info, fill, MODE_MPS)
 
 static int fill_details(const struct nvml_call *call, struct process_detail_list *details) {
     struct listing listing;
-    int status = list(call->index, &listing);
-    if (details->mode != MODE_COMPUTE)
-        listing.count = 0;
+    int status = list(call, (int)details->mode, &listing);
     if (status == NVML_SUCCESS)
         status = fits(&listing, &details->count, details->entries);
     for (unsigned i = 0; status == NVML_SUCCESS && i < listing.count; i++)
         details->entries[i] = (struct process_detail){
             .pid = listing.entries[i].pid,
             .used = used_by(&listing.entries[i], call),
-            .gpu_instance = NOT_AVAILABLE_32,
-            .compute_instance = NOT_AVAILABLE_32,
+            .gpu_instance = listing.entries[i].gpu_instance,
+            .compute_instance = listing.entries[i].compute_instance,
             .protected_used = 0,
         };
     free(listing.entries);
@@ -159,7 +153,8 @@ static int fill_details(const struct nvml_call *call, struct process_detail_list
 
 EXPORT int nvmlDeviceGetRunningProcessDetailList(struct nvml_device *device,
                                                  struct process_detail_list *details) {
-    ENTER(device, details);
+    ENTER_ANY(device, details);
+    REFUSE_RESTRICTED();
     if (details->version != VERSIONED(struct process_detail_list, 1))
         return NVML_VERSION_MISMATCH;
     return details->mode > MODE_MPS ? NVML_INVALID_ARGUMENT : fill_details(&call, details);
@@ -170,6 +165,8 @@ EXPORT int nvmlDeviceGetProcessUtilization(struct nvml_device *device, void *sam
                                            unsigned long long last_seen) {
     (void)samples, (void)last_seen;
     ENTER(device, count);
+    if (call.gpu->mig_enabled)
+        return NVML_NOT_SUPPORTED;
     *count = 0;
     return NVML_NOT_FOUND;
 }

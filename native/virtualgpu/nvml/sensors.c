@@ -31,6 +31,8 @@ struct utilization {
 
 EXPORT int nvmlDeviceGetUtilizationRates(struct nvml_device *device, struct utilization *rates) {
     ENTER(device, rates);
+    if (call.gpu->mig_enabled) /* nor on its MIG devices, as the interface documents */
+        return NVML_NOT_SUPPORTED;
     *rates = (struct utilization){call.gpu->utilization, 0};
     if (call.sentinel)
         *rates = (struct utilization){NOT_AVAILABLE_32, NOT_AVAILABLE_32};

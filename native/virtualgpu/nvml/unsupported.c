@@ -222,15 +222,11 @@ UNSUPPORTED(nvmlDeviceGetNvlinkBwMode)
 UNSUPPORTED(nvmlDeviceGetNvlinkSupportedBwModes)
 UNSUPPORTED(nvmlSystemGetNvlinkBwMode)
 
-/* MIG instances: there are none. */
+/* MIG instances are made by the configuration, and MIG devices alone are asked (mig.c). */
 UNSUPPORTED(nvmlComputeInstanceDestroy)
 UNSUPPORTED(nvmlComputeInstanceGetInfo)
 UNSUPPORTED(nvmlComputeInstanceGetInfo_v2)
-UNSUPPORTED(nvmlDeviceGetAttributes)
-UNSUPPORTED(nvmlDeviceGetAttributes_v2)
-UNSUPPORTED(nvmlDeviceGetComputeInstanceId)
 UNSUPPORTED(nvmlDeviceGetGpuInstanceById)
-UNSUPPORTED(nvmlDeviceGetGpuInstanceId)
 UNSUPPORTED(nvmlDeviceGetGpuInstancePossiblePlacements)
 UNSUPPORTED(nvmlDeviceGetGpuInstancePossiblePlacements_v2)
 UNSUPPORTED(nvmlDeviceGetGpuInstanceProfileInfo)

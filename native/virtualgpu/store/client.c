@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -18,10 +19,19 @@ static struct store_client *map_header(int fd) {
     return header == MAP_FAILED ? NULL : header;
 }
 
-static void introduce(struct store_client *header, uint32_t gpu, uint32_t serial) {
+/* There is no MPS service here: a process says by its environment that it plays a client. */
+static bool is_mps_client(void) {
+    const char *part = getenv("VRAM_VIRTUAL_MPS");
+    return part && strcmp(part, "client") == 0;
+}
+
+static void introduce(struct store_client *header, uint32_t gpu, uint32_t serial, const struct store_mig *mig) {
     memcpy(header->magic, CLIENT_MAGIC, sizeof header->magic);
     header->gpu = gpu;
     header->serial = serial;
+    header->gpu_instance = mig ? mig->gpu_instance : STORE_NO_INSTANCE;
+    header->compute_instance = mig ? mig->compute_instance : STORE_NO_INSTANCE;
+    header->mps = is_mps_client();
     header->pid = (uint32_t)getpid();
     header->uid = (uint32_t)geteuid();
     header->started_at = process_started_at();
@@ -55,7 +65,7 @@ static void forget(struct store_holding *holding) {
     *holding = (struct store_holding){.lock_fd = -1, .data_fd = -1};
 }
 
-int store_client_open(struct store_holding *holding, uint32_t gpu) {
+int store_client_open(struct store_holding *holding, uint32_t gpu, const struct store_mig *mig) {
     uint64_t serial = store_next_number();
     if (!serial) return -EROFS;
     *holding = (struct store_holding){.lock_fd = -1, .data_fd = -1};
@@ -65,7 +75,7 @@ int store_client_open(struct store_holding *holding, uint32_t gpu) {
     if (error)
         forget(holding);
     else
-        introduce(holding->header, gpu, (uint32_t)serial);
+        introduce(holding->header, gpu, (uint32_t)serial, mig);
     return error;
 }
 

@@ -1,13 +1,14 @@
 /* The folder's config: which GPUs this machine pretends to have.
  *
  * Lines of "key = value", applied in order; "#" begins a comment line. `gpus`,
- * `driver_version` and `cuda_version` speak of the machine. Every other key speaks of all
- * GPUs, or of one when it is written "gpu1.key":
+ * `driver_version`, `cuda_version` and `wddm` speak of the machine. Every other key speaks of
+ * all GPUs, or of one when it is written "gpu1.key":
  *
  *   name uuid total_bytes reserved_bytes init_bytes context_bytes context_overhead_bytes
  *   bar1_bytes bar1_base_bytes ecc_enabled persistence mig_enabled remap_pending remap_failure
  *   compute_mode remapped_correctable remapped_uncorrectable retires_pages retired_pending
- *   retired_pages ecc_uncorrected utilization
+ *   retired_pages ecc_uncorrected utilization windows_bytes mig_pending mig_restricted host_pids
+ *   mig_device, once for each: GPU-INSTANCE COMPUTE-INSTANCE SLICES COMPUTE-SLICES BYTES PROFILE
  *
  * Numbers are plain bytes, booleans 0 or 1. Unknown keys are left alone, so that an older
  * library reads a newer folder. What is not said is as measured on an H200, driver 580.
@@ -42,6 +43,7 @@ static void set_defaults(void) {
             .bar1_base_bytes = 1 * MIB + 640 * KIB,
             .ecc_enabled = true,
             .persistence = true,
+            .mig_pending = -1,
         };
         snprintf(config.gpu[index].uuid, sizeof config.gpu[index].uuid,
                  "GPU-76697274-7561-6c00-8000-%012x", (unsigned)index);
@@ -52,6 +54,20 @@ static void copy_text(char *field, size_t size, const char *value) {
     size_t length = strnlen(value, size - 1);
     memcpy(field, value, length);
     field[length] = '\0';
+}
+
+/* Devices are appended in the order in which they are said; "none" takes them all back. */
+static void add_mig(struct store_gpu *gpu, const char *value) {
+    struct store_mig *mig = &gpu->mig[gpu->mig_devices];
+    unsigned long long nbytes;
+    if (strcmp(value, "none") == 0) gpu->mig_devices = 0;
+    if (gpu->mig_devices == STORE_MAX_MIG_DEVICES) return;
+    *mig = (struct store_mig){0};
+    int found = sscanf(value, "%u %u %u %u %llu %31s", &mig->gpu_instance, &mig->compute_instance, &mig->slices,
+                       &mig->compute_slices, &nbytes, mig->profile);
+    if (found != 6 || mig->gpu_instance >= STORE_INSTANCE_IDS) return;
+    mig->total_bytes = nbytes;
+    gpu->mig_devices++;
 }
 
 #define TEXT(field) \
@@ -82,6 +98,11 @@ static void set_gpu(struct store_gpu *gpu, const char *key, const char *value) {
     NUMBER(retired_pages);
     NUMBER(ecc_uncorrected);
     NUMBER(utilization);
+    NUMBER(windows_bytes);
+    NUMBER(mig_pending);
+    NUMBER(mig_restricted);
+    NUMBER(host_pids);
+    if (strcmp(key, "mig_device") == 0) add_mig(gpu, value);
 }
 
 static void set_gpus(int count) {
@@ -96,6 +117,8 @@ static void set(const char *key, const char *value) {
         copy_text(config.driver_version, sizeof config.driver_version, value);
     } else if (strcmp(key, "cuda_version") == 0) {
         config.cuda_version = atoi(value);
+    } else if (strcmp(key, "wddm") == 0) {
+        config.wddm = atoi(value) != 0;
     } else if (sscanf(key, "gpu%d.%n", &index, &used) == 1 && used > 0) {
         if (index >= 0 && index < STORE_MAX_GPUS) set_gpu(&config.gpu[index], key + used, value);
     } else {
@@ -108,6 +131,16 @@ static void read_line(char *line) {
     if (line[0] != '#' && sscanf(line, " %63[^= \t] = %127[^\n]", key, value) == 2) set(key, value);
 }
 
+/* Made of the numbers of GPU and instance: the same in every process, and no two alike. */
+static void name_mig_devices(void) {
+    for (int index = 0; index < config.gpus; index++)
+        for (int at = 0; at < config.gpu[index].mig_devices; at++) {
+            struct store_mig *mig = &config.gpu[index].mig[at];
+            snprintf(mig->uuid, sizeof mig->uuid, "MIG-76697274-7561-6c00-9%x%02x-%012x", mig->gpu_instance & 0xf,
+                     mig->compute_instance & 0xff, (unsigned)index);
+        }
+}
+
 static bool load(void) {
     const char *named = getenv(STORE_FOLDER_VARIABLE);
     char path[PATH_MAX], line[512];
@@ -118,6 +151,7 @@ static bool load(void) {
     set_defaults();
     while (fgets(line, sizeof line, file)) read_line(line);
     fclose(file);
+    name_mig_devices();
     strcpy(folder, named);
     return true;
 }
@@ -132,4 +166,10 @@ const struct store_config *store_config(void) {
 
 const char *store_folder(void) {
     return store_config() ? folder : NULL;
+}
+
+const struct store_mig *store_instance(const struct store_gpu *gpu, uint32_t gpu_instance) {
+    for (int at = 0; at < gpu->mig_devices; at++)
+        if (gpu->mig[at].gpu_instance == gpu_instance) return &gpu->mig[at];
+    return NULL;
 }

@@ -40,8 +40,14 @@ static int map_times(struct store_footprint *footprint, const char *name, int ti
     return error;
 }
 
+/* In WSL2 there is one device for everything, and it is opened, never mapped. */
+static int add_under_windows(struct store_footprint *footprint, int fds) {
+    return fds && !footprint->fd_count ? open_once(footprint, "dxg") : 0;
+}
+
 int store_footprint_add(struct store_footprint *footprint, const char *name, int fds, int mappings) {
     int error = 0;
+    if (store_config() && store_config()->wddm) return add_under_windows(footprint, fds);
     for (int i = 0; i < fds && !error; i++) error = open_once(footprint, name);
     return error || !mappings ? error : map_times(footprint, name, mappings);
 }

@@ -22,7 +22,7 @@ struct store_holding {
 uint64_t store_next_number(void);
 
 /* Lives until the last process that has its descriptor ends. */
-int store_client_open(struct store_holding *holding, uint32_t gpu);
+int store_client_open(struct store_holding *holding, uint32_t gpu, const struct store_mig *mig);
 
 /* Another process's header, mapped for reading and for its checkpoint state. */
 struct store_client *store_client_map(uint32_t gpu, uint32_t serial);

@@ -18,8 +18,21 @@
 #define STORE_FOLDER_VARIABLE "VRAM_VIRTUAL_GPU"
 #define STORE_MAX_GPUS 64
 #define STORE_MAX_SHARED 4096
+#define STORE_MAX_MIG_DEVICES 7
+#define STORE_INSTANCE_IDS 16         /* the driver numbers GPU instances below this */
+#define STORE_NO_INSTANCE UINT32_MAX /* of a GPU that is not divided */
 
 /* ---- config: read once per process from <folder>/config, lines of "key = value" ---- */
+
+/* A MIG device: one compute instance in a GPU instance. All compute instances of a GPU
+ * instance share its memory. */
+struct store_mig {
+    uint32_t gpu_instance, compute_instance; /* the driver's numbers */
+    uint32_t slices, compute_slices;         /* of seven, the instance's and this device's own */
+    uint64_t total_bytes;                    /* of the GPU instance */
+    char profile[32];                        /* "3g.71gb", or "1c.3g.71gb" where it has but a part */
+    char uuid[48];                           /* "MIG-xxxxxxxx-xxxx-..." */
+};
 
 struct store_gpu {
     char name[96];
@@ -38,18 +51,27 @@ struct store_gpu {
     unsigned retired_pages;
     uint64_t ecc_uncorrected; /* errors in device memory since the driver was loaded */
     unsigned utilization;
+    uint64_t windows_bytes; /* under Windows: used by its own programs, which no list names */
+    int mig_pending; /* the mode after the next reset; -1: as it is now */
+    bool mig_restricted; /* the caller may ask for MIG devices, not for the GPU as a whole */
+    bool host_pids; /* an older driver: other PID namespaces see the creator's own pid */
+    int mig_devices;
+    struct store_mig mig[STORE_MAX_MIG_DEVICES];
 };
 
 struct store_config {
     int gpus;
     char driver_version[32]; /* "580.159.04" */
     int cuda_version;        /* 13000 */
+    bool wddm;               /* as in WSL2: Windows' driver, reached through dev/dxg alone */
     struct store_gpu gpu[STORE_MAX_GPUS];
 };
 
 /* The folder's config, or NULL where the variable is unset or the folder unusable. */
 const struct store_config *store_config(void);
 const char *store_folder(void);
+/* The first MIG device of a GPU instance, or NULL. */
+const struct store_mig *store_instance(const struct store_gpu *gpu, uint32_t gpu_instance);
 
 /* ---- client files: dev/nvidia<gpu>.<serial>, one per GPU and process that called cuInit ---- */
 
@@ -70,6 +92,9 @@ struct store_client {
     uint32_t pid; /* the creator's, in its own namespace: stays listed while a fork lives */
     uint32_t uid;
     uint32_t serial;
+    uint32_t gpu_instance, compute_instance; /* STORE_NO_INSTANCE on a GPU that is not divided */
+    uint32_t mps;                            /* 1: it shares the GPU through MPS */
+    uint32_t unused;
     uint64_t started_at; /* clock ticks since boot, field 22 of /proc/self/stat */
     uint64_t pid_namespace;
     _Atomic uint32_t state;        /* enum store_state; written by checkpointing processes */
@@ -93,6 +118,7 @@ struct store_export {
     char magic[8]; /* "VRAMEXP1" */
     uint32_t gpu;
     uint32_t dmabuf;
+    uint32_t gpu_instance, unused;
     uint64_t object;
     uint64_t nbytes;
     uint64_t data_offset; /* where the bytes lie in data_file */
@@ -105,6 +131,7 @@ struct store_process {
     uint32_t pid; /* as the reader's namespace sees it; 0 where it cannot be seen from there */
     uint32_t creator_pid;
     uint32_t gpu, serial, uid, state;
+    uint32_t gpu_instance, compute_instance, mps;
     uint64_t pid_namespace, started_at;
     uint64_t charged_bytes; /* what the process list shows */
 };
@@ -113,6 +140,7 @@ struct store_usage {
     uint64_t used_bytes; /* without reserved: driver, contexts, overhead, private, every object once */
     uint64_t free_bytes; /* total - reserved - used */
     uint64_t bar1_used;
+    uint64_t instance_used[STORE_INSTANCE_IDS]; /* of used_bytes, by GPU instance */
 };
 
 /* Fills usage[gpu] for every GPU and up to *count processes; *count becomes how many there
@@ -121,8 +149,9 @@ struct store_usage {
  * (used, but in no list); else for its first importer. Returns 0 or -errno. */
 int store_walk(struct store_usage usage[STORE_MAX_GPUS], struct store_process *processes, int *count);
 
-/* What one GPU has left, without a look at the clients of the others. Returns 0 or -errno. */
-int store_free(uint32_t gpu, uint64_t *nbytes);
+/* What one GPU, or one GPU instance of it, has left, without a look at the clients of the
+ * others. Returns 0 or -errno. */
+int store_free(uint32_t gpu, uint32_t gpu_instance, uint64_t *nbytes);
 
 /* ---- footprint: what /proc shows of a process that uses the driver ---- */
 

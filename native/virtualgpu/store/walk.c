@@ -26,7 +26,7 @@ enum claim { CLAIM_MAKER, CLAIM_DESCRIPTOR, CLAIM_IMPORT };
 struct keeper {
     uint64_t object, nbytes;
     enum claim claim;
-    uint32_t gpu, serial, process; /* index into processes, or NOBODY */
+    uint32_t gpu, instance, serial, process; /* index into processes, or NOBODY */
 };
 
 struct dead {
@@ -41,6 +41,7 @@ struct picture {
     struct dead *pointed_at; /* clients whose bytes a live export or import needs */
     size_t process_count, keeper_count, dead_count, pointed_count;
     bool initialised[STORE_MAX_GPUS]; /* by any process */
+    bool instance_initialised[STORE_MAX_GPUS][STORE_INSTANCE_IDS];
     int only; /* this GPU's clients, or EVERY_GPU */
     bool failed;
 };
@@ -74,6 +75,9 @@ static uint32_t add_process(struct picture *picture, const struct store_client *
         .serial = client->serial,
         .uid = client->uid,
         .state = client->state,
+        .gpu_instance = client->gpu_instance,
+        .compute_instance = client->compute_instance,
+        .mps = client->mps,
         .pid_namespace = client->pid_namespace,
         .started_at = client->started_at,
         .charged_bytes = client->context_bytes + client->private_bytes,
@@ -85,20 +89,28 @@ static void add_slot(struct picture *picture, const struct store_client *client,
                      const struct store_shared *slot) {
     char maker[32];
     enum claim claim = slot->imported ? CLAIM_IMPORT : CLAIM_MAKER;
-    add_keeper(picture, (struct keeper){slot->object, slot->nbytes, claim, client->gpu, client->serial, process});
+    add_keeper(picture, (struct keeper){slot->object, slot->nbytes, claim, client->gpu, client->gpu_instance,
+                                        client->serial, process});
     if (!slot->imported) return;
     snprintf(maker, sizeof maker, "nvidia%u.%u", client->gpu, slot->maker);
     add_name(&picture->pointed_at, &picture->pointed_count, maker, &picture->failed);
+}
+
+static void use(struct store_usage *usage, uint32_t instance, uint64_t nbytes) {
+    usage->used_bytes += nbytes;
+    if (instance < STORE_INSTANCE_IDS) usage->instance_used[instance] += nbytes;
 }
 
 static void add_client(struct picture *picture, const struct store_client *client) {
     if (client->state == STORE_CHECKPOINTED) return;
     uint32_t process = add_process(picture, client);
     struct store_usage *usage = &picture->usage[client->gpu];
-    usage->used_bytes +=
-        client->context_bytes + client->overhead_bytes + client->private_bytes + client->managed_bytes;
+    use(usage, client->gpu_instance,
+        client->context_bytes + client->overhead_bytes + client->private_bytes + client->managed_bytes);
     usage->bar1_used += client->bar1_bytes;
     picture->initialised[client->gpu] = true;
+    if (client->gpu_instance < STORE_INSTANCE_IDS)
+        picture->instance_initialised[client->gpu][client->gpu_instance] = true;
     for (uint32_t i = 0; i < client->shared_slots; i++)
         if (client->shared[i].object) add_slot(picture, client, process, &client->shared[i]);
 }
@@ -124,7 +136,8 @@ static void read_live_client(struct picture *picture, int fd, uint32_t gpu) {
 static void read_live_export(struct picture *picture, int fd, uint32_t serial) {
     struct store_export header;
     if (store_export_read(fd, &header) != 0 || header.gpu >= STORE_MAX_GPUS) return;
-    add_keeper(picture, (struct keeper){header.object, header.nbytes, CLAIM_DESCRIPTOR, header.gpu, serial, NOBODY});
+    add_keeper(picture, (struct keeper){header.object, header.nbytes, CLAIM_DESCRIPTOR, header.gpu,
+                                        header.gpu_instance, serial, NOBODY});
     add_name(&picture->pointed_at, &picture->pointed_count, header.data_file, &picture->failed);
 }
 
@@ -175,7 +188,7 @@ static void charge_objects(struct picture *picture) {
     for (size_t i = 0; i < picture->keeper_count; i++) {
         const struct keeper *keeper = &picture->keepers[i];
         if (i > 0 && keeper[-1].object == keeper->object) continue;
-        picture->usage[keeper->gpu].used_bytes += keeper->nbytes;
+        use(&picture->usage[keeper->gpu], keeper->instance, keeper->nbytes);
         if (keeper->process != NOBODY)
             picture->processes[keeper->process].charged_bytes += keeper->nbytes;
     }
@@ -185,13 +198,26 @@ static uint64_t at_most(uint64_t nbytes, uint64_t most) {
     return nbytes < most ? nbytes : most;
 }
 
-/* The first process on a GPU pays for all: with two, an H200 uses no more than with one. */
+/* The first process on a GPU pays for all: with two, an H200 uses no more than with one.
+ * Instances are taken to be GPUs in this, which nobody has measured. */
+static void use_for_init(const struct picture *picture, int index, struct store_usage *usage) {
+    const struct store_gpu *gpu = &store_config()->gpu[index];
+    bool divided = false;
+    for (uint32_t id = 0; id < STORE_INSTANCE_IDS; id++) {
+        if (!picture->instance_initialised[index][id]) continue;
+        use(usage, id, gpu->init_bytes);
+        divided = true;
+    }
+    if (picture->initialised[index] && !divided) use(usage, STORE_NO_INSTANCE, gpu->init_bytes);
+}
+
 static void complete(const struct picture *picture, struct store_usage *usage) {
     const struct store_config *config = store_config();
     for (int index = 0; index < config->gpus; index++) {
         const struct store_gpu *gpu = &config->gpu[index];
         uint64_t usable = gpu->total_bytes - gpu->reserved_bytes;
-        if (picture->initialised[index]) usage[index].used_bytes += gpu->init_bytes;
+        use_for_init(picture, index, &usage[index]);
+        usage[index].used_bytes += gpu->windows_bytes;
         usage[index].free_bytes = usable - at_most(usage[index].used_bytes, usable);
         /* All memory in use is seen through the window, as far as the window reaches. */
         usage[index].bar1_used += gpu->bar1_base_bytes + usage[index].used_bytes;
@@ -240,6 +266,8 @@ static void hand_out(const struct picture *picture, struct store_process *proces
         processes[i] = picture->processes[i];
         processes[i].pid = process_visible_pid(processes[i].creator_pid, processes[i].pid_namespace,
                                                processes[i].started_at);
+        if (!processes[i].pid && store_config()->gpu[processes[i].gpu].host_pids)
+            processes[i].pid = processes[i].creator_pid;
     }
     if (count) *count = (int)picture->process_count;
 }
@@ -261,11 +289,17 @@ int store_walk(struct store_usage usage[STORE_MAX_GPUS], struct store_process *p
     return error;
 }
 
-int store_free(uint32_t gpu, uint64_t *nbytes) {
+static uint64_t free_of(const struct store_usage *usage, uint32_t gpu, uint32_t gpu_instance) {
+    const struct store_mig *mig = store_instance(&store_config()->gpu[gpu], gpu_instance);
+    if (!mig) return usage->free_bytes;
+    return mig->total_bytes - at_most(usage->instance_used[gpu_instance], mig->total_bytes);
+}
+
+int store_free(uint32_t gpu, uint32_t gpu_instance, uint64_t *nbytes) {
     struct store_usage usage[STORE_MAX_GPUS];
     struct picture picture = {.usage = usage, .only = (int)gpu};
     int error = walk(&picture);
-    if (!error) *nbytes = usage[gpu].free_bytes;
+    if (!error) *nbytes = free_of(&usage[gpu], gpu, gpu_instance);
     forget(&picture);
     return error;
 }

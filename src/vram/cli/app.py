@@ -17,11 +17,13 @@ if TYPE_CHECKING:
 COMMANDS = (
     *("why", "who", "check"),
     *("free", "trim", "park", "unpark", "parked", "borrow", "kill", "reset"),
-    *("snapshot", "explain", "demo", "virtual"),
+    *("doctor", "oom"),
+    *("snapshot", "explain", "lab", "demo", "virtual"),
+    *("help", "completion"),
 )
 
 # These only look: nothing is left to tidy up, so their process may end without ceremony.
-READ_ONLY = frozenset(("why", "who", "check", "explain"))
+READ_ONLY = frozenset(("why", "who", "check", "doctor", "explain", "oom"))
 # These have waited for all that they began, so the same holds.
 FINISHED = frozenset(("park", "unpark", "parked", "borrow"))
 
@@ -38,6 +40,8 @@ class Command(Protocol):
     def run(self, args: Namespace) -> int: ...
 
 
+# Names and options of these may stand in any order: `vram lab run --json kill-nine`.
+MIXED = frozenset(("lab",))
 # What follows the first -- of these is a command to run, and none of our own words.
 RUNNERS = frozenset(("borrow",))
 
@@ -93,7 +97,8 @@ def _dispatch(argv: list[str]) -> int:
     command.add_arguments(parser)
     words, rest = _split(argv[1:]) if name in RUNNERS else (argv[1:], [])
     try:
-        args = parser.parse_args(words, Namespace(command=rest))
+        parse = parser.parse_intermixed_args if name in MIXED else parser.parse_args
+        args = parse(words, Namespace(command=rest))
     except SystemExit:
         return ExitCode.OK
     return command.run(args)

@@ -13,7 +13,19 @@ if TYPE_CHECKING:
     from vram.host.local.child import Child
     from vram.host.local.keeper_start import Started
 
-_LOOK_AT_THE_DRIVER = ("why", "who", "check", "snapshot", "free", "kill", "reset", "trim", "park", "borrow")
+_LOOK_AT_THE_DRIVER = (
+    "why",
+    "who",
+    "check",
+    "doctor",
+    "snapshot",
+    "free",
+    "kill",
+    "reset",
+    "trim",
+    "park",
+    "borrow",
+)
 _ASK_IT_TO_MOVE = ("park", "unpark", "borrow")
 _LOOK_ELSEWHERE = ("--from", "--help", "-h", "--watch")
 

@@ -17,6 +17,17 @@ def write_file(path: str, contents: bytes) -> None:
         raise UsageError(f"{path} cannot be written: {error.strerror}", hint=hint) from error
 
 
+def write_files(folder: str, contents: dict[str, bytes]) -> None:
+    """Write files by their names into *folder*, which is made where it is missing."""
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        hint = "name a folder that you may write to"
+        raise UsageError(f"{folder} cannot be made: {error.strerror}", hint=hint) from error
+    for name, data in contents.items():
+        write_file(os.path.join(folder, name), data)
+
+
 def _write(path: str, contents: bytes) -> None:
     if os.path.exists(path) and not os.path.isfile(path):
         # A device or a pipe cannot be replaced, only written to.

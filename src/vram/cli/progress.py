@@ -47,3 +47,26 @@ class Progress:
         if self._live:
             sys.stderr.write(text)
             sys.stderr.flush()
+
+
+class Counter:
+    """Says which of several things is under way, on standard error if that is a terminal."""
+
+    def __init__(self, whole: int) -> None:
+        self._live = sys.stderr is not None and sys.stderr.isatty()
+        self._whole, self._at = whole, 0
+
+    def __enter__(self) -> Counter:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._write("\r\x1b[K")
+
+    def next(self, name: str) -> None:
+        self._at += 1
+        self._write(f"\r\x1b[K[{self._at}/{self._whole}] {name}")
+
+    def _write(self, text: str) -> None:
+        if self._live:
+            sys.stderr.write(text)
+            sys.stderr.flush()

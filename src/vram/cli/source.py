@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
@@ -21,8 +22,8 @@ def add_source_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--gpu",
         action="append",
-        metavar="N[,N...]",
-        help="only these GPUs, by their number (may be repeated)",
+        metavar="GPU[,GPU...]",
+        help="only these GPUs, by number, UUID or PCI address; 0:1 is MIG device 1 of GPU 0 (repeatable)",
     )
     parser.add_argument(
         "--from", dest="snapshot", metavar="FILE", help="judge a snapshot instead of this host"
@@ -50,7 +51,16 @@ def open_host(args: Namespace) -> LocalHost | None:
         return None
     from vram.host.local import LocalHost
 
-    return LocalHost(reader=early.take(), read_ahead_s=args.deadline)
+    proc, sys = roots()
+    return LocalHost(proc, sys_root=sys, reader=early.take(), read_ahead_s=args.deadline)
+
+
+def roots() -> tuple[str, str | None]:
+    """Where /proc and /sys are: elsewhere in a container that has the host's mounted.
+
+    Commands that act do not ask this: there a pid must mean the process that it names here.
+    """
+    return os.environ.get("VRAM_PROC_ROOT") or "/proc", os.environ.get("VRAM_SYS_ROOT") or None
 
 
 def take_survey(args: Namespace, host: LocalHost | None) -> Survey:
@@ -73,19 +83,11 @@ def take_ledger(args: Namespace, host: LocalHost | None) -> Ledger:
 
 def narrowed(ledger: Ledger, words: list[str] | None) -> Ledger:
     """Return *ledger* with only the GPUs that *words* name; without words, all of it."""
-    wanted = gpu_numbers(words or [])
-    if not wanted or not ledger.gpus:
+    if not words or not ledger.gpus:
         return ledger
-    existing = {gpu.index for gpu in ledger.gpus}
-    unknown = sorted(wanted - existing)
-    if unknown:
-        raise UsageError(
-            f"there is no GPU {', '.join(map(str, unknown))}",
-            hint="these exist: " + ", ".join(f"{gpu.index} ({gpu.name})" for gpu in ledger.gpus),
-        )
-    from msgspec.structs import replace
+    from vram.cli.gpu_words import select
 
-    return replace(ledger, gpus=tuple(gpu for gpu in ledger.gpus if gpu.index in wanted))
+    return select(ledger, [part.strip() for word in words for part in word.split(",")])
 
 
 def completeness(ledger: Ledger) -> ExitCode:
@@ -108,19 +110,28 @@ def require_driver(ledger: Ledger) -> None:
     for probe in ledger.probes:
         if probe.name == "nvml" and probe.status == "unsupported":
             raise DriverMissing(
-                f"no NVIDIA driver answers on {ledger.host.name}: {probe.message or 'it is not there'}",
+                f"no NVIDIA driver answers on {ledger.host.name}: {probe.message or 'it is not there'};"
+                " no GPU of AMD or Intel was found either",
                 hint="`vram demo` shows what vram does, without a GPU",
             )
 
 
 def _is_missing(gpu: GpuLedger) -> bool:
-    return gpu.total_bytes is None or gpu.status in ("failed", "timeout", "lost")
+    # Under MIG the whole GPU may be withheld from us while all its instances are told.
+    told = [instance.total_bytes for instance in gpu.instances]
+    unread = gpu.total_bytes is None and (not told or None in told)
+    return unread or gpu.status in ("failed", "timeout", "lost")
 
 
 def gpu_numbers(words: list[str]) -> set[int]:
-    """Read the words of ``--gpu``."""
+    """Read the words of ``--gpu`` for commands that act: on whole GPUs."""
     parts = [part.strip() for word in words for part in word.split(",")]
     for part in parts:
+        if ":" in part or part.upper().startswith("MIG-"):
+            raise UsageError(
+                f"{part!r} names a MIG device, and memory is given back by whole GPUs or by processes",
+                hint="give the GPU's number, or the process with --pid; `vram who` names them",
+            )
         if not (part.isascii() and part.isdigit()):
             raise UsageError(
                 f"{part!r} is not the number of a GPU", hint="write it like --gpu 0 or --gpu 0,1"

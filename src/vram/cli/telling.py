@@ -21,7 +21,7 @@ DEADLINE_S = "60"
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
 # Nobody's, or the driver's own: everything else is held by somebody.
-NOT_HELD = ("free", "reserved")
+NOT_HELD = ("free", "reserved", "unassigned")
 
 
 class Telling:

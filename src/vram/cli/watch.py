@@ -7,7 +7,7 @@ import time
 from argparse import Namespace
 from typing import NoReturn
 
-from vram.cli.source import require_driver, take_ledger
+from vram.cli.source import require_driver, roots, take_ledger
 from vram.cli.terminal import console_for, emit, is_terminal, look_for, show
 from vram.diagnosis.engine import diagnose
 from vram.errors import UsageError
@@ -21,7 +21,8 @@ def watch(args: Namespace) -> NoReturn:
     # The program starts with the collector off, which suits a single answer only.
     gc.enable()
     # One host throughout: it remembers which GPU hung, so that hung readers do not pile up.
-    host = LocalHost()
+    proc, sys = roots()
+    host = LocalHost(proc, sys_root=sys)
     if args.json:
         _lines(args, host)
     if is_terminal():

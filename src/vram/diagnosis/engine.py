@@ -11,11 +11,15 @@ from vram.diagnosis.rules import (
     dmabuf,
     exported_handle,
     figures_disagree,
+    figures_withheld,
     gpu_lost,
+    guest_unseen,
     in_use,
     inherited_files,
     managed_memory,
     many_contexts,
+    mig_pending,
+    mig_unassigned,
     mps_clients,
     no_answer,
     no_permission,
@@ -24,10 +28,12 @@ from vram.diagnosis.rules import (
     other_namespace,
     reserved,
     row_remap,
+    spilled,
     stopped,
     unexplained,
     uninterruptible,
     version_mismatch,
+    windows_processes,
     zombie_parent,
 )
 from vram.model.finding import Finding
@@ -65,7 +71,13 @@ RULES: tuple[Rule, ...] = (
     row_remap,
     gpu_lost,
     no_answer,
+    mig_unassigned,
+    mig_pending,
     version_mismatch,
+    spilled,
+    windows_processes,
+    figures_withheld,
+    guest_unseen,
 )
 
 _GRAVEST_FIRST = ("problem", "warning", "info")

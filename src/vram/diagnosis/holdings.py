@@ -59,7 +59,7 @@ def gather(
     """Gather the *wanted* entries of at least *least* bytes by keeper, the largest holding first."""
     found: dict[object, list[tuple[int, Entry]]] = {}
     for gpu in gpus:
-        for entry in gpu.entries:
+        for entry in gpu.accounted:
             if entry.nbytes >= least and wanted(entry):
                 found.setdefault((identity(entry.holder), entry.charged_pid), []).append((gpu.index, entry))
     holdings = (_holding(placed) for placed in found.values())

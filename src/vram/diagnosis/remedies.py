@@ -7,7 +7,7 @@ pids, GPU numbers, and container and job ids that pass a strict pattern.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from vram.diagnosis import words
 from vram.diagnosis.health import is_stuck
@@ -70,31 +70,59 @@ def end(host: HostFacts, holders: Sequence[Holder], *, certain: bool = True) -> 
         return tuple(kept)
     if any(is_stuck(holder) for holder in holders):
         return (_wait(holders),)
-    if any(holder.executable is None for holder in holders) or not (certain or host.initial_pid_namespace):
+    if any(holder.executable is None for holder in holders) or not (certain or _is_here(host)):
         return (_find_out(host, holders),)
     return (*_ask(host, holders), _terminate(host, holders), *_stop_workloads(holders))
 
 
-def spare(host: HostFacts, holder: Holder, *, certain: bool = True) -> tuple[Remedy, ...]:
-    """Give memory back and let the process live: what it caches, or all of it for a while."""
+def _is_here(host: HostFacts) -> bool:
+    """Whether pids mean what they seem to; under WSL2 they are read from this side's open files."""
+    return host.initial_pid_namespace or host.wsl_facts is not None
+
+
+def spare(
+    host: HostFacts,
+    holder: Holder,
+    *,
+    certain: bool = True,
+    drivers: Collection[str] = ("nvidia",),
+    parks: bool = True,
+) -> tuple[Remedy, ...]:
+    """Give memory back and let the process live: what it caches, or all of it for a while.
+
+    *drivers* are those of the GPUs that it uses: only NVIDIA's can park, and of the others only
+    AMD's has a framework that answers to the same calls. *parks* False: not even NVIDIA's can, as
+    under MIG and MPS.
+    """
     yours = host.uid == 0 or holder.user == host.user
-    known = holder.executable is not None and (certain or host.initial_pid_namespace)
+    known = holder.executable is not None and (certain or _is_here(host))
     if not yours or not known or role(holder.pid, holder.parent, holder.executable):
         return ()
     target = f"pid {holder.pid}"
-    trim = "If it is a Python program: let it give back what it only caches; it goes on working."
+    if host.wsl_facts is not None:  # parking is the Linux kernel driver's, and here it is Windows'
+        return (_trim(target, holder.pid),)
+    if "nvidia" not in drivers:
+        text = "If it is a Python program with PyTorch for ROCm: let it give back what it only caches."
+        rocm = Remedy(step="trim", target=target, text=text, command=f"vram trim {holder.pid}")
+        return (rocm,) if "amdgpu" in drivers else ()
     park = "Move all of it into host memory; the process stands still until `vram unpark`."
-    return (
-        Remedy(step="trim", target=target, text=trim, command=f"vram trim {holder.pid}"),
+    ways = (
+        _trim(target, holder.pid),
         Remedy(step="park", target=target, text=park, command=f"vram park {holder.pid}", harm="interrupts"),
     )
+    return ways if parks else ways[:1]
+
+
+def _trim(target: str, pid: int) -> Remedy:
+    text = "If it is a Python program: let it give back what it only caches; it goes on working."
+    return Remedy(step="trim", target=target, text=text, command=f"vram trim {pid}")
 
 
 def reset(gpu: GpuLedger, why: str) -> Remedy:
     """Reset a GPU that nobody uses; one that is in use, or might be, has to be emptied first."""
     target = f"gpu {gpu.index}"
     idle = gpu.status == "ok" and gpu.total_bytes is not None and not gpu.bystanders
-    if idle and all(entry.kind in ("free", "reserved") for entry in gpu.entries):
+    if idle and all(entry.kind in ("free", "reserved", "unassigned") for entry in gpu.entries):
         text = f"{why} Nobody uses this GPU now; a reset ends whatever starts on it meanwhile."
         command = f"{SUDO_VRAM} reset {gpu.index} --yes"
         return Remedy(step="reset", target=target, text=text, command=command, harm="affects-others")
@@ -130,8 +158,12 @@ def _ask(host: HostFacts, holders: Sequence[Holder]) -> tuple[Remedy, ...]:
 def _terminate(host: HostFacts, holders: Sequence[Holder]) -> Remedy:
     whom = "it" if len(holders) == 1 else f"all {len(holders)} of them (one alone frees nothing)"
     text = f"Ask {whom} to end; what is not saved is lost. The memory is back when the last one is gone."
+    harm: Harm = "loses-work"
+    if any("mps" in holder.lists for holder in holders):
+        text += " It uses MPS: killed with work on the GPU, it can take the server's other clients along."
+        harm = "affects-others"
     command = f"{_vram(host, holders)} kill {_pids(holders, ' ')}"
-    return Remedy(step="end", target=_target(holders), text=text, command=command, harm="loses-work")
+    return Remedy(step="end", target=_target(holders), text=text, command=command, harm=harm)
 
 
 def _vram(host: HostFacts, holders: Sequence[Holder]) -> str:

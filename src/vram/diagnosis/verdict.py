@@ -19,7 +19,9 @@ from vram.model.ledger import Entry, GpuLedger, Ledger
 
 Verdict = Literal["clean", "held", "unknown"]
 
-_NOBODYS = frozenset(("free", "reserved"))
+_NOBODYS = frozenset(("free", "reserved", "untold", "unassigned"))
+# Whether their holders are healthy cannot be told: they are named together, or not at all.
+_UNSEEN = frozenset(("hidden", "guest"))
 _WITHOUT_PROCESS = frozenset(("orphaned", "exported", "unattributed"))
 
 
@@ -33,6 +35,8 @@ class GpuVerdict(Struct, frozen=True, kw_only=True):
     held_bytes: int | None
     entries: tuple[Entry, ...] = ()
     reason: str | None = None
+    mig: str | None = None
+    """Set where this is the answer for one MIG instance: its first device, as "0:1"."""
 
 
 def judge(ledger: Ledger, *, leftovers: bool = False, allow: int = 0) -> tuple[GpuVerdict, ...]:
@@ -49,7 +53,7 @@ def overall(verdicts: tuple[GpuVerdict, ...]) -> Verdict:
 
 
 def _judge(gpu: GpuLedger, leftovers: bool, allow: int) -> GpuVerdict:
-    counted = tuple(entry for entry in gpu.entries if _is_held(entry))
+    counted = tuple(entry for entry in gpu.accounted if _is_held(entry))
     if leftovers:
         counted = tuple(entry for entry in counted if _is_leftover(entry))
     nbytes = sum(entry.nbytes for entry in counted)
@@ -63,9 +67,10 @@ def _judge(gpu: GpuLedger, leftovers: bool, allow: int) -> GpuVerdict:
         uuid=gpu.uuid,
         name=gpu.name,
         verdict=verdict,
-        held_bytes=None if gpu.total_bytes is None else nbytes,
+        held_bytes=None if gpu.total_bytes is None and not counted else nbytes,
         entries=counted,
         reason=reason,
+        mig=gpu.mig,
     )
 
 
@@ -77,7 +82,7 @@ def _is_held(entry: Entry) -> bool:
 
 
 def _is_leftover(entry: Entry) -> bool:
-    if entry.kind == "hidden":
+    if entry.kind in _UNSEEN or entry.kind == "windows":
         return False
     if entry.kind in _WITHOUT_PROCESS or entry.holder is None:
         return True
@@ -87,9 +92,14 @@ def _is_leftover(entry: Entry) -> bool:
 
 def _doubt(gpu: GpuLedger, leftovers: bool, allow: int) -> str | None:
     """Say why a GPU that looks clean may not be."""
+    if gpu.total_bytes is None and gpu.instances:
+        return "its MIG instances look clean, and the whole GPU may not be read"
     if gpu.total_bytes is None or gpu.status in ("failed", "timeout", "lost"):
         return gpu.message or f"the driver's answer: {gpu.status}"
-    hidden = sum(entry.nbytes for entry in gpu.entries if entry.kind == "hidden")
+    untold = sum(entry.nbytes for entry in gpu.entries if entry.kind == "untold")
+    if untold > allow:
+        return "nobody who can be seen holds memory, and the driver does not tell how much is in use"
+    hidden = sum(entry.nbytes for entry in gpu.entries if entry.kind in _UNSEEN)
     if leftovers and hidden > allow:
         return "a process that cannot be seen from here holds memory; whether it is healthy cannot be told"
     return None

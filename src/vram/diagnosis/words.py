@@ -37,12 +37,15 @@ def processes(holders: Sequence[Holder]) -> str:
 
 def belonging(workload: Workload) -> str:
     """The container, pod, job or service that a process is part of; empty where there is none."""
-    if workload.slurm_job:
-        return f"Slurm job {shown(workload.slurm_job)}"
-    if workload.pod:
-        return f"Kubernetes pod {shown(workload.pod)}"
+    if job := workload.slurm_job or workload.claimed_job:
+        return f"Slurm job {shown(job)}"
+    if pod := workload.pod_name or workload.pod:
+        return f"Kubernetes pod {shown(pod)}"
     if workload.container:
-        return f"{shown(workload.runtime or 'container')} container {shown(workload.container[:12])}"
+        name = workload.container_name or workload.container[:12]
+        return f"{shown(workload.runtime or 'container')} container {shown(name)}"
+    if workload.notebook:
+        return f"notebook {shown(workload.notebook)}"
     return f"unit {shown(workload.unit)}" if workload.unit else ""
 
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import atexit
 import os
+from collections import deque
 from contextlib import suppress
 from ctypes import byref, c_int, c_uint64, c_void_p
 from threading import RLock
 
 from vram.errors import BufferClosed, BufferLost, OutOfMemory, VramError
+from vram.guard.capture import is_capturing_here
 from vram.guard.driver import (
     DEINITIALIZED,
     INVALID_CONTEXT,
@@ -28,6 +30,8 @@ from vram.units import size
 LARGEST = 2**63 - 1
 
 living: set[Allocation] = set()
+# Their owners are gone, and a graph was captured at that moment.
+_waiting: deque[Allocation] = deque()
 
 
 class Allocation(Holding):
@@ -37,6 +41,8 @@ class Allocation(Holding):
 
     def __init__(self, nbytes: int, device: int | None, zero_on_free: bool) -> None:
         cuda = driver()
+        if _waiting:
+            _drop_waiting()
         if device is not None:
             cuda.check_device(device)
         if nbytes > LARGEST:
@@ -103,8 +109,8 @@ class Allocation(Holding):
     def drop(self) -> None:
         """What a finalizer does: give back what is still there and ours, and be silent about the rest.
 
-        It may run while its thread captures a graph, which a free would spoil: the relaxed mode
-        lets it pass.
+        It may run while a graph is captured, which a free could spoil: then it waits for the next
+        buffer that is made or dropped, or for the end of the interpreter.
         """
         if self.is_closed:
             return
@@ -112,7 +118,7 @@ class Allocation(Holding):
         with suppress(VramError):
             self.cuda.cuThreadExchangeStreamCaptureMode(byref(mode))
         try:
-            self.release()
+            self._release_unless_captured()
         except (BufferClosed, BufferLost):
             pass
         except VramError:
@@ -122,6 +128,19 @@ class Allocation(Holding):
         finally:
             with suppress(VramError):
                 self.cuda.cuThreadExchangeStreamCaptureMode(byref(mode))
+
+    def _release_unless_captured(self) -> None:
+        if is_capturing_here():
+            _waiting.append(self)
+        else:
+            self.release()
+
+
+def _drop_waiting() -> None:
+    """Try again once for each: what still has to wait is put back behind."""
+    for _ in range(len(_waiting)):
+        with suppress(IndexError):  # another thread was faster
+            _waiting.popleft().drop()
 
 
 @atexit.register
@@ -140,3 +159,4 @@ def _release_all() -> None:
 
 # A forked child has no right to its parent's memory, and would only meet errors in trying.
 os.register_at_fork(after_in_child=living.clear)
+os.register_at_fork(after_in_child=_waiting.clear)

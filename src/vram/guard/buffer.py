@@ -142,7 +142,7 @@ class Buffer:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self._layout.shape
+        return (self._memory.nbytes,) if self._shape is None else self._shape.shape
 
     @property
     def pitch(self) -> int:

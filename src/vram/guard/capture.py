@@ -25,6 +25,13 @@ def is_capturing() -> bool:
     return False
 
 
+def is_capturing_here() -> bool:
+    """The same, PyTorch's capture in this thread included, which is on a stream that nobody else sees."""
+    torch = loaded("torch.cuda")
+    by_torch = torch is not None and torch.is_initialized() and torch.is_current_stream_capturing()
+    return by_torch or is_capturing()
+
+
 def _is_captured(stream: int) -> bool:
     library, status = cuda(), c_int()
     if library is None:

@@ -14,6 +14,7 @@ from ctypes import byref, c_char_p, c_int, c_size_t, c_ubyte, c_uint, c_uint64, 
 from typing import Any
 
 from vram.errors import DeviceError, DriverMissing, NoSuchDevice, OutOfMemory, VramError
+from vram.payloads.driver_library import load
 
 INVALID_VALUE, OUT_OF_MEMORY, NOT_INITIALIZED, DEINITIALIZED = 1, 2, 3, 4
 NO_DEVICE, INVALID_DEVICE, INVALID_CONTEXT, CONTEXT_IS_DESTROYED = 100, 101, 201, 709
@@ -257,7 +258,7 @@ def driver() -> Driver:
 
 def _opened() -> Driver:
     try:
-        found = Driver(ctypes.CDLL("libcuda.so.1"))
+        found = Driver(load("libcuda.so.1"))
     except OSError as error:
         hint = "install the NVIDIA driver, or try it on a virtual GPU: vram virtual -- python …"
         raise DriverMissing("no NVIDIA driver here: libcuda.so.1 cannot be loaded", hint=hint) from error

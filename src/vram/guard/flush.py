@@ -14,7 +14,8 @@ from vram.guard.flushed import CacheChange, Flushed
 from vram.guard.heap import cells
 from vram.guard.heap.chains import BUDGET_S
 from vram.guard.heap.peek import lineage
-from vram.guard.live import Live, check_device, survey
+from vram.guard.inventory import of_types
+from vram.guard.live import Live, check_budget, check_device, survey
 from vram.guard.memory import DeviceMemory, awake_devices, cuda, device_memory, has_driver, say_no_driver
 from vram.payloads import trim
 from vram.payloads.trim import tracebacks as kept_exceptions
@@ -56,6 +57,7 @@ def flush(
     """
     if device is not None:
         check_device(device)
+    check_budget(budget_s)
     if not has_driver():
         say_no_driver("vram.flush()")
         return Flushed(refused=NO_DRIVER)
@@ -88,14 +90,15 @@ def _flush(device: int | None, tracebacks: bool, gc: bool, outputs: bool, budget
         notes += trim.guarded(notes, each.name, each.release)
     after, lines_after = _read(devices), trim.measured(frameworks, notes)
     heap: list[object] = collector.get_objects()
+    types = set(map(type, heap))
     return Flushed(
         before=before,
         after=after,
         frameworks=_changes(lines, lines_after),
         dropped=tuple(dropped),
         collected=collected,
-        exceptions_kept=_exceptions_kept(heap),
-        stayed=survey(heap, device, budget_s) if cuda() is not None else Live(()),
+        exceptions_kept=_exceptions_kept(heap, types),
+        stayed=survey(heap, device, budget_s, types) if cuda() is not None else Live(()),
         notes=tuple(dict.fromkeys(notes)),
         took_s=time.perf_counter() - began,
     )
@@ -136,10 +139,9 @@ def _changes(before: dict[Any, Any], after: dict[Any, Any]) -> tuple[CacheChange
     )
 
 
-def _exceptions_kept(heap: list[object]) -> int:
+def _exceptions_kept(heap: list[object], types: set[type]) -> int:
     """How many exceptions, beyond those in flight, still keep the frames that they passed through."""
-    kinds = {kind for kind in set(map(type, heap)) if BaseException in lineage(kind)}
-    found = [each for each in heap if type(each) in kinds] if kinds else []
+    found = of_types(heap, {kind for kind in types if BaseException in lineage(kind)})
     raised: dict[int, Any] = getattr(sys, "_current_exceptions", dict)()
     flying = {id(each[1] if type(each) is tuple else each) for each in raised.values()}
     traceback = BaseException.__dict__["__traceback__"].__get__

@@ -83,6 +83,8 @@ def _asked(thing: Any, stream: int | None) -> object:
         return thing.__dlpack__(stream=stream, max_version=dlpack.VERSION)
     except TypeError:  # a producer from before version 1
         return thing.__dlpack__(stream=stream)
+    except BufferError as error:  # PyTorch lends nothing of another device than the current one
+        raise UsageError(f"{_described(thing)} does not lend its memory: {error}", hint=HINT) from error
 
 
 def _described(thing: object) -> str:

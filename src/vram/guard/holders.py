@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from vram.guard.heap import chains
-from vram.guard.heap.chains import BUDGET_S, Holder
+from vram.guard.heap.chains import BUDGET_S
+from vram.guard.heap.trails import Holder
+from vram.guard.live import check_budget
 
 
 class Holders(Struct, frozen=True):
@@ -44,4 +46,5 @@ def holders(obj: object, *, budget_s: float = BUDGET_S) -> Holders:
     Looks at the heap for *budget_s* seconds of processor time at most, runs no code of any object
     that it meets, and leaves no reference behind.
     """
+    check_budget(budget_s)
     return Holders(*chains.every(obj, gc.get_objects(), budget_s))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Sequence
+from itertools import compress
 from typing import Any
 
 from msgspec import Struct
@@ -23,13 +24,15 @@ class Found(Struct, frozen=True, gc=False):
     is_shared: bool
 
 
-def find(heap: Sequence[object], device: int | None = None) -> list[Found]:
-    """Arrays first, then memory that no array has told."""
+def find(
+    heap: Sequence[object], device: int | None = None, types: Iterable[type] | None = None
+) -> list[Found]:
+    """Arrays first, then memory that no array has told. *types* are those in the heap, where known."""
     leaves = [(leaf, leaf.arrays(), leaf.blocks()) for leaf in LEAVES]
     wanted = [kind for _, arrays, blocks in leaves for kind in (*arrays, *blocks)]
     if not wanted:
         return []
-    by_kind = _by_kind(heap, wanted)
+    by_kind = _by_kind(heap, set(map(type, heap)) if types is None else types, wanted)
     seen: set[tuple[int | None, int]] = set()
     found: list[Found] = []
     for leaf, arrays, _ in leaves:
@@ -41,26 +44,28 @@ def find(heap: Sequence[object], device: int | None = None) -> list[Found]:
 
 def _told(
     leaf: Leaf, objects: list[object], seen: set[tuple[int | None, int]], device: int | None
-) -> Iterator[Found]:
-    if not objects:
-        return
-    for each, description in zip(objects, leaf.describe(objects), strict=True):
-        if description is None or device not in (None, description.device):
+) -> list[Found]:
+    found: list[Found] = []
+    for each, description in zip(objects, leaf.describe(objects) if objects else (), strict=True):
+        if description is None or (device is not None and description.device != device):
             continue
         place = (description.device, description.pointer)
-        yield Found(leaf, each, description, place in seen)
+        found.append(Found(leaf, each, description, place in seen))
         seen.add(place)
+    return found
 
 
 def _of(by_kind: dict[type, list[object]], kinds: tuple[type, ...]) -> list[object]:
     return [each for kind in kinds for each in by_kind[kind]]
 
 
-def _by_kind(heap: Sequence[object], wanted: Sequence[type]) -> dict[type, list[object]]:
+def _by_kind(
+    heap: Sequence[object], types: Iterable[type], wanted: Sequence[type]
+) -> dict[type, list[object]]:
     """The objects of each wanted class, told by their real type alone."""
     found: dict[type, list[object]] = {kind: [] for kind in wanted}
-    exact = {real: kind for real in set(map(type, heap)) if (kind := _wanted(real, wanted))}
-    for each in [each for each in heap if type(each) in exact] if exact else ():
+    exact = {real: kind for real in types if (kind := _wanted(real, wanted))}
+    for each in of_types(heap, exact):
         found[exact[type(each)]].append(each)
     hidden = [kind for kind in wanted if is_hidden_from_collector(kind)]
     for each in _beside(heap, hidden) if hidden else ():
@@ -68,6 +73,11 @@ def _by_kind(heap: Sequence[object], wanted: Sequence[type]) -> dict[type, list[
         if kind is not None:
             found[kind].append(each)
     return found
+
+
+def of_types(heap: Sequence[object], types: Container[type]) -> Iterable[object]:
+    """The objects whose real type is among *types*."""
+    return compress(heap, map(types.__contains__, map(type, heap))) if types else ()
 
 
 def _wanted(real: type, wanted: Sequence[type]) -> type | None:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
 from typing import Any
 
 from msgspec import Struct
 
-from vram.errors import NoSuchDevice
+from vram.errors import NoSuchDevice, UsageError
+from vram.guard.frameworks import bystanders
+from vram.guard.frameworks.array import Description
 from vram.guard.heap import chains
-from vram.guard.heap.chains import BUDGET_S, UNKNOWN, Holder
+from vram.guard.heap.chains import BUDGET_S
+from vram.guard.heap.trails import Holder, Trails
 from vram.guard.inventory import Found, find
-from vram.guard.table import live_html, live_text
+from vram.guard.memory import visible_devices
+from vram.guard.table import live_html, live_text, what
+from vram.units import counted, size
 
 
 class LiveArray(Struct, frozen=True, gc=False):
@@ -20,14 +26,43 @@ class LiveArray(Struct, frozen=True, gc=False):
     array before it keeps the same memory. ``pointer`` is where that memory begins."""
 
     framework: str
-    nbytes: int
-    device: int | None
-    dtype: str
-    shape: tuple[int, ...]
-    pointer: int
-    holder: Holder
-    note: str = ""
-    is_shared: bool = False
+    description: Description
+    is_shared: bool
+    trails: Trails
+    key: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.description.nbytes
+
+    @property
+    def device(self) -> int | None:
+        return self.description.device
+
+    @property
+    def dtype(self) -> str:
+        return self.description.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.description.shape
+
+    @property
+    def pointer(self) -> int:
+        return self.description.pointer
+
+    @property
+    def note(self) -> str:
+        return self.description.note
+
+    @property
+    def holder(self) -> Holder:
+        """The shortest chain of references that keeps it."""
+        return self.trails.holder(self.key)
+
+    def __repr__(self) -> str:
+        where = "" if self.device is None else f" on GPU {self.device}"
+        return f"<{self.framework} {what(self)}, {size(self.nbytes)}{where}: {self.holder}>"
 
 
 class Live(Struct, frozen=True):
@@ -72,56 +107,58 @@ def live(device: int | None = None, *, holders: bool = True, budget_s: float = B
     """
     if device is not None:
         check_device(device)
+    check_budget(budget_s)
     heap: list[object] = gc.get_objects()
     return survey(heap, device, budget_s if holders else None)
 
 
-def survey(heap: list[object], device: int | None, budget_s: float | None) -> Live:
+def survey(
+    heap: list[object], device: int | None, budget_s: float | None, types: Iterable[type] | None = None
+) -> Live:
     """As :func:`live`, on a heap that was taken before; it comes back empty."""
-    found = find(heap, device)
+    found = find(heap, device, types)
     if not found or budget_s is None:
         heap.clear()
-        return Live(_listed(found, {}))
-    kept = chains.shortest([each.array for each in found], heap, budget_s)
-    kept.by_id.update(_gradients(found, kept.by_id))
-    return Live(_listed(found, kept.by_id), kept.was_cut)
+        return Live(_listed(found, Trails()))
+    trails = chains.shortest([each.array for each in found], heap, budget_s, bystanders())
+    trails.told.update(_gradients(found, trails))
+    return Live(_listed(found, trails), trails.was_cut)
 
 
 def check_device(device: object) -> None:
     """Raise unless *device* is the number of a GPU, as far as that can be told without waking any."""
     if isinstance(device, bool) or not isinstance(device, int) or device < 0:
         raise NoSuchDevice(f"{device!r} is not the number of a GPU", hint="give it as 0, 1, …")
+    count = visible_devices()
+    if count is not None and device >= count:
+        raise NoSuchDevice(
+            f"there is no GPU {device} here",
+            hint=f"CUDA sees {counted(count, 'GPU')}, from 0 on; CUDA_VISIBLE_DEVICES may hide others",
+        )
 
 
-def _listed(found: Sequence[Found], holders: dict[int, Holder]) -> tuple[LiveArray, ...]:
-    listed = [_array(each, holders.get(id(each.array), UNKNOWN)) for each in found]
-    listed.sort(key=lambda each: (each.is_shared, -each.nbytes))
-    return tuple(listed)
+def check_budget(budget_s: object) -> None:
+    if isinstance(budget_s, bool) or not isinstance(budget_s, int | float) or not budget_s >= 0:
+        raise UsageError(f"budget_s={budget_s!r} is no number of seconds", hint="write budget_s=5")
 
 
-def _array(found: Found, holder: Holder) -> LiveArray:
-    said = found.description
-    return LiveArray(
-        found.leaf.NAME,
-        said.nbytes,
-        said.device,
-        said.dtype,
-        said.shape,
-        said.pointer,
-        holder,
-        said.note,
-        found.is_shared,
+def _listed(found: Sequence[Found], trails: Trails) -> tuple[LiveArray, ...]:
+    """Largest first, those that share their memory with one before them behind."""
+    ordered = sorted(found, key=attrgetter("description.nbytes"), reverse=True)
+    return tuple(
+        LiveArray(each.leaf.NAME, each.description, each.is_shared, trails, id(each.array))
+        for each in sorted(ordered, key=attrgetter("is_shared"))
     )
 
 
-def _gradients(found: Sequence[Found], holders: dict[int, Holder]) -> dict[int, Holder]:
+def _gradients(found: Sequence[Found], trails: Trails) -> dict[int, Holder]:
     """A gradient is held by its parameter, where only its framework can see it."""
     named: dict[int, Holder] = {}
     for leaf in {id(each.leaf): each.leaf for each in found}.values():
         gradients: Any = getattr(leaf, "gradients", None)
         if gradients is not None:
             for gradient, owner in gradients(each.array for each in found if each.leaf is leaf):
-                keeper, known = holders.get(id(owner)), holders.get(id(gradient))
-                if keeper is not None and known is not None and known.kind == "native":
+                if id(gradient) in trails.told and trails.told[id(gradient)].kind == "native":
+                    keeper = trails.holder(id(owner))
                     named[id(gradient)] = Holder(f"{keeper.text}.grad", keeper.kind)
     return named

@@ -59,6 +59,15 @@ def current_device() -> int:
     return device.value if library and library.cuCtxGetDevice(byref(device)) == 0 else 0
 
 
+def visible_devices() -> int | None:
+    """How many GPUs CUDA sees or would see in this process; None where nobody can tell."""
+    library, count = cuda(), c_int()
+    if library is not None and library.cuDeviceGetCount(byref(count)) == 0:
+        return count.value
+    management = nvml()
+    return len(visible_names(management.count())) if management is not None else None
+
+
 def awake_devices() -> list[int]:
     """Devices on which this process has a live primary context."""
     library, count = cuda(), c_int()

@@ -6,6 +6,8 @@ import ctypes
 import os
 from ctypes import byref, c_char_p, c_uint, c_ulonglong, c_void_p
 
+from vram.payloads.driver_library import load
+
 VERSION_2 = 0x02000000
 NOT_AVAILABLE = 2**64 - 1
 INSUFFICIENT_SIZE = 7
@@ -42,7 +44,7 @@ class Nvml:
     def start(cls) -> Nvml | None:
         """None where no driver answers."""
         try:
-            library = ctypes.CDLL("libnvidia-ml.so.1")
+            library = load("libnvidia-ml.so.1")
             return None if library.nvmlInit_v2() else cls(library)
         except (OSError, AttributeError):
             return None

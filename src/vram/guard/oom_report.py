@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from io import BytesIO
 from itertools import count
 from typing import Any
 
 from vram import __version__
 from vram.guard import footprint
 from vram.guard.oom_sentence import Situation, sentence
-from vram.units import parse_size, size
+from vram.units import size
 
 SCHEMA = 1
 SURVEY_S = 5.0
 LARGEST = 12
 _numbers = count(1)
-
-_ASKED = re.compile(r"(?:allocate|allocating|allocation of)\s+([\d.,]+)\s*([KMGT]i?B|bytes)", re.IGNORECASE)
 
 # By path, because the program may have found vram in a folder that a new interpreter does not search.
 _SURVEY = (
@@ -83,11 +81,12 @@ def write(report: dict[str, Any], folder: str) -> str:
 
 def requested(error: BaseException) -> int | None:
     """How much was asked for, where the message tells."""
-    found = _ASKED.search(str(error))
-    if found is None:
-        return None
-    number, unit = found.group(1).replace(",", "").rstrip("."), found.group(2)
-    return parse_size(number if unit.lower() == "bytes" else f"{number}{unit}")
+    from vram.oom.reader import sightings
+
+    for seen in sightings(BytesIO(str(error).encode("utf-8", "replace"))):
+        if seen.reading.asked is not None:
+            return seen.reading.asked.nbytes
+    return None
 
 
 def _ledger(notes: list[str]) -> dict[str, Any] | None:

@@ -10,10 +10,13 @@ is loaded, a scope costs a microsecond or two and does nothing.
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Callable
 from functools import wraps
 from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from weakref import WeakMethod
 
 from vram.errors import LeakDetected, LeakWarning, LimitExceeded, UsageError
 from vram.guard import footprint
@@ -22,8 +25,6 @@ from vram.guard.registry import Place
 from vram.units import parse_size, size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from vram.guard.limits import Undo
     from vram.guard.suspects import Baseline
     from vram.guard.watcher import Watcher
@@ -55,7 +56,7 @@ class Scope:
     ) -> None:
         if leak not in MODES:
             raise UsageError(f"leak={leak!r} is none of {', '.join(MODES)}", hint='write leak="raise"')
-        if every_s is not None and not every_s > 0:
+        if every_s is not None and not (isinstance(every_s, int | float) and every_s > 0):
             raise UsageError(f"every_s={every_s!r} is no time to wait", hint="write every_s=0.05")
         self.name = name
         self.limit = None if limit is None else nbytes_of(limit, "limit")
@@ -90,11 +91,10 @@ class Scope:
             self._kept_bytes += nbytes_in(value, self._known() or frozenset())
         return value
 
-    def __del__(self) -> None:
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         # Left without its exit: a watcher's interruption can hit the very call of __exit__.
-        if self.place is not None:
-            self._stop_watching()
-            self.place.leave()
+        if self.place is not None and not is_finalizing():
+            self.place.abandon()
             self._uncap()
 
     # ---- as a context manager ----
@@ -107,14 +107,20 @@ class Scope:
         return self._begin(interrupts=False)
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+        is_finalizing: Callable[[], bool] = sys.is_finalizing,
     ) -> None:
-        self._finish(error)
+        # While Python is taken apart, generators are closed: there is nobody left to tell, or to ask.
+        if not is_finalizing():
+            self._finish(error)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._finish(error)
+        self.__exit__(kind, error, trace)
 
     def _begin(self, *, interrupts: bool) -> Scope:
         if self.place is not None:
@@ -142,7 +148,7 @@ class Scope:
         if self._every_s is not None:
             from vram.guard.watcher import Watcher
 
-            self._watcher = Watcher(self.gained, limit, self._every_s, interrupts=interrupts)
+            self._watcher = Watcher(WeakMethod(self.gained), limit, self._every_s, interrupts=interrupts)
             self._watcher.start()
 
     # ---- its end ----

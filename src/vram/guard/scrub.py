@@ -6,13 +6,12 @@ went back to them is not there to be handed over.
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 from vram.errors import Refused
 from vram.guard import foreign
 from vram.guard.buffer import Buffer
-from vram.guard.capture import is_capturing
+from vram.guard.capture import is_capturing_here
 from vram.guard.driver import driver
 from vram.guard.zeroing import erase
 
@@ -35,7 +34,5 @@ def scrub(thing: Any) -> int:
 
 def _refuse_in_capture() -> None:
     """Waiting for the device while a graph is captured would end the capture with an error."""
-    cuda = getattr(sys.modules.get("torch"), "cuda", None)
-    by_torch = cuda is not None and cuda.is_initialized() and cuda.is_current_stream_capturing()
-    if by_torch or is_capturing():
+    if is_capturing_here():
         raise Refused("a CUDA graph is being captured: nothing was erased", hint="scrub before or after it")

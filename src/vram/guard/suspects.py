@@ -15,7 +15,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from vram.guard.footprint import OUTSIDE
-from vram.guard.frameworks import LEAVES
+from vram.guard.frameworks import LEAVES, bystanders
 from vram.guard.heap.chains import shortest
 from vram.guard.inventory import Found, find
 from vram.model.leak import Kept, Leak
@@ -135,9 +135,9 @@ def _told(is_wanted: Callable[[Found], bool], count: int) -> list[Kept]:
     found = [each for each in find(heap) if not each.is_shared and is_wanted(each)]
     chosen = sorted(found, key=lambda each: -each.description.nbytes)[:count]
     del found
-    keepers = shortest([each.array for each in chosen], heap).by_id
+    trails = shortest([each.array for each in chosen], heap, bystanders=bystanders())
     return [
-        Kept(what=_words(each), nbytes=each.description.nbytes, keeper=keepers[id(each.array)].text)
+        Kept(what=_words(each), nbytes=each.description.nbytes, keeper=trails.holder(id(each.array)).text)
         for each in chosen
     ]
 

@@ -48,10 +48,11 @@ def _row(stem: str, members: Sequence[LiveArray]) -> Row:
     nbytes = sum(each.nbytes for each in members if not each.is_shared)
     kept_by = first.holder.text if alone else stem
     shared = first.is_shared and "shares memory told above"
-    return Row(nbytes, len(members), first.framework, _what(first), kept_by, first.note or shared or "")
+    return Row(nbytes, len(members), first.framework, what(first), kept_by, first.note or shared or "")
 
 
-def _what(array: LiveArray) -> str:
+def what(array: LiveArray) -> str:
+    """Its dtype and shape, as one writes them."""
     return f"{array.dtype} {_shape(array.shape)}".strip()
 
 

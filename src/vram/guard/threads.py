@@ -56,6 +56,7 @@ class ThreadPoolExecutor(futures.ThreadPoolExecutor):
     def __init__(
         self, *args: Any, leak: OnLeak = "warn", limit: str | int | None = None, **options: Any
     ) -> None:
+        scope(leak=leak, limit=limit)  # what is wrong with them is said here, not in a thread
         super().__init__(*args, **options)
         self._leak, self._limit = leak, limit
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable
+from weakref import WeakMethod
 
 from vram.errors import LimitExceeded
 
@@ -23,7 +24,9 @@ class StoppedByWatcher(LimitExceeded):
 class Watcher:
     """Runs beside one scope. ``interrupts`` False: it only notes, for code that shares its thread."""
 
-    def __init__(self, gained: Callable[[], int], limit: int, every_s: float, *, interrupts: bool) -> None:
+    def __init__(
+        self, gained: WeakMethod[Callable[[], int]], limit: int, every_s: float, *, interrupts: bool
+    ) -> None:
         self.peak = 0
         self._gained, self._limit, self._every_s = gained, limit, every_s
         self._victim = threading.get_ident() if interrupts else None
@@ -45,10 +48,17 @@ class Watcher:
 
     def _run(self) -> None:
         while not self._ended.wait(self._every_s):
-            gained = self._gained()
+            gained = self._look()
+            if gained is None:
+                return
             self.peak = max(self.peak, gained)
             if gained > self._limit and self._strike():
                 return
+
+    def _look(self) -> int | None:
+        """None where the scope was left without its end: a strike would hit somebody else's work."""
+        measure = self._gained()
+        return None if measure is None else measure()
 
     def _strike(self) -> bool:
         if self._victim is None:

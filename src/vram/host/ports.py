@@ -5,17 +5,20 @@ No port raises for what the world does: a denial, a hang, an absence is part of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from msgspec import Struct
 
+from vram.model.drm import ClientFacts
 from vram.model.files import DeviceFile
+from vram.model.gpu import GpuFacts
 from vram.model.observation import HostFacts, Observation, Status
 from vram.model.process import ProcessFacts, ProcessRef
 
 if TYPE_CHECKING:  # most commands park nothing
     from vram.model.parking import CheckpointAnswer, Share, Vitals
+    from vram.model.surroundings import DriverTrial, KernelTrial, Premises, Tracing
 
 Sent = Literal["sent", "gone", "denied"]
 
@@ -29,14 +32,23 @@ class Dmabuf(Struct, frozen=True):
     exporter: str | None
 
 
+class DrmClient(Struct, frozen=True):
+    """An open file on a GPU of AMD or Intel, and what was wrong with its figures, if anything was."""
+
+    facts: ClientFacts
+    status: Status = "ok"
+    message: str | None = None
+
+
 class Holding(Struct, frozen=True):
-    """One process and the device files that it has open."""
+    """One process and the device files that it has open; ``files`` are NVIDIA's."""
 
     process: ProcessRef
     files: tuple[DeviceFile, ...]
     dmabufs: tuple[Dmabuf, ...] = ()
     mappings: int | None = None
     managed_bytes: int | None = None
+    clients: tuple[DrmClient, ...] = ()
 
 
 class FileScan(Struct, frozen=True):
@@ -84,10 +96,58 @@ class OpenFiles(Protocol):
     def scan(self, deadline_s: float, pids: Sequence[int] | None = None) -> FileScan: ...
 
 
-class Exports(Protocol):
-    """Tells exported allocations from ordinary control descriptors."""
+class Card(Struct, frozen=True):
+    """A GPU that the kernel's DRM drives, as sysfs tells. Unknown is None, with a status.
 
-    def prove(self, candidates: Sequence[Candidate], deadline_s: float) -> Iterable[Proof]: ...
+    ``total`` and ``used`` are its own memory, ``system_total`` and ``system_used`` the machine's
+    memory that it may use and does.
+    """
+
+    address: str
+    facts: GpuFacts
+    total: int | None = None
+    used: int | None = None
+    system_total: int | None = None
+    system_used: int | None = None
+    status: Status = "ok"
+    message: str | None = None
+
+
+class ComputeCharge(Struct, frozen=True):
+    """What the kernel's ROCm driver charges a process with on one GPU."""
+
+    pid: int
+    address: str
+    nbytes: int | None
+    status: Status = "ok"
+    message: str | None = None
+
+
+class Drm(Protocol):
+    """GPUs of AMD and Intel, and ROCm's list of processes. Their open files are with all others'.
+
+    ``drivers`` are the kernel's drivers that have such GPUs: with none, there is none.
+    ``nvidia_gpus`` is how many GPUs the machine has that NVIDIA's own driver drives; None where
+    that cannot be told.
+    """
+
+    @property
+    def drivers(self) -> Collection[str]: ...
+    def cards(self) -> Sequence[Card]: ...
+    def compute(self) -> Sequence[ComputeCharge]: ...
+    def nvidia_gpus(self) -> int | None: ...
+
+
+class Exports(Protocol):
+    """Tells exported allocations from ordinary control descriptors.
+
+    A process sees one MIG device at most: where GPUs are divided, *views* are what each try may
+    see, as the driver's own variable names it. Without, one try sees all GPUs.
+    """
+
+    def prove(
+        self, candidates: Sequence[Candidate], deadline_s: float, views: Sequence[str] = ()
+    ) -> Iterable[Proof]: ...
 
 
 class Proc(Protocol):
@@ -190,6 +250,43 @@ class Vendor(Protocol):
     def run(self, command: Sequence[str], deadline_s: float) -> VendorAnswer: ...
 
 
+class Trials(Protocol):
+    """Calls that may hang or be forbidden, made by processes of their own from the start on."""
+
+    def driver(self, deadline_s: float) -> DriverTrial: ...
+    def kernel(self, deadline_s: float) -> KernelTrial: ...
+
+
+class Surroundings(Protocol):
+    """The machine around the GPUs, and what we may do on it. Nobody else's process is touched."""
+
+    def premises(self) -> Premises: ...
+    def cupti(self) -> tuple[str, ...]: ...
+    def tracing(self, pids: Iterable[int]) -> tuple[Tracing, ...]: ...
+    def start_trials(self, debugger: str | None, libraries: Sequence[str]) -> Trials: ...
+
+
+class WindowsAnswer(Struct, frozen=True):
+    """What Windows' own shell printed, or why it printed nothing."""
+
+    status: Status
+    output: bytes = b""
+    message: str | None = None
+
+
+class Inquiry(Protocol):
+    """A question to Windows that is under way; ``close`` ends it unheard."""
+
+    def answer(self) -> WindowsAnswer: ...
+    def close(self) -> None: ...
+
+
+class Windows(Protocol):
+    """Windows, where this is Linux inside of it. Asking starts at once, beside us."""
+
+    def ask(self, script: str, deadline_s: float) -> Inquiry: ...
+
+
 class Clock(Protocol):
     """Time, so that tests can hold it still."""
 
@@ -206,6 +303,8 @@ class Host(Protocol):
     @property
     def files(self) -> OpenFiles: ...
     @property
+    def drm(self) -> Drm: ...
+    @property
     def exports(self) -> Exports: ...
     @property
     def proc(self) -> Proc: ...
@@ -217,6 +316,10 @@ class Host(Protocol):
     def vitals(self) -> VitalSigns: ...
     @property
     def vendor(self) -> Vendor: ...
+    @property
+    def surroundings(self) -> Surroundings: ...
+    @property
+    def windows(self) -> Windows: ...
     @property
     def clock(self) -> Clock: ...
 

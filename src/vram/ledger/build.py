@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
+from collections.abc import Iterator, Sequence
 
+from msgspec import Struct
+from msgspec.structs import replace
+
+from vram.ledger import instances
 from vram.ledger.charges import charged_entries
+from vram.ledger.instances import Part
 from vram.ledger.managed import explains, managed_entries
 from vram.ledger.overhead import expected
 from vram.ledger.reconcile import fit, split
 from vram.ledger.remainder import remainder_entries
-from vram.ledger.shares import Settled, settle
+from vram.ledger.shares import Place, Settled, settle
 from vram.ledger.sightings import GpuSighting, Sightings, collect
 from vram.model.gpu import MemoryFacts
 from vram.model.ledger import Bystander, Entry, GpuLedger, Ledger
 from vram.model.observation import Survey
+from vram.model.windows import WindowsSide
 from vram.units import size
+
+Claims = tuple[list[Entry], list[Bystander]]
 
 
 class _Page(Struct):
-    """One GPU's account while it is being written."""
+    """The account of one GPU, or of one instance of it, while it is being written."""
 
     gpu: GpuSighting
     memory: MemoryFacts
     charged: tuple[Entry, ...]
-    bystanders: list[Bystander]
     rest: int
     """Used bytes that no charge covers."""
 
@@ -31,21 +38,11 @@ class _Page(Struct):
 def build_ledger(survey: Survey) -> Ledger:
     """Return a ledger in which every GPU's entries sum to its total, to the byte."""
     seen = collect(survey)
-    pages = {
-        index: _open_page(seen, gpu, gpu.memory) for index, gpu in sorted(seen.gpus.items()) if gpu.memory
-    }
-    # What CUDA costs beyond all charges is no room for exported memory.
-    rooms = {index: max(0, page.rest - expected(seen, page.gpu)) for index, page in pages.items()}
-    # Nor is there any where managed memory accounts for all of it: then makers are charged for theirs.
-    taken = [index for index, page in pages.items() if explains(seen, page.gpu, rooms[index])]
-    shared = settle(seen, rooms | dict.fromkeys(taken, 0))
+    under_windows = seen.host.wsl_facts is not None and seen.host.wsl_facts.version == 2
     return Ledger(
         taken_at=survey.taken_at,
         host=survey.host,
-        gpus=tuple(
-            _close_page(seen, pages[index], shared[index]) if index in pages else _unread(gpu)
-            for index, gpu in sorted(seen.gpus.items())
-        ),
+        gpus=_under_windows(seen) if under_windows else _gpus(seen),
         driver=seen.driver,
         unreadable_processes=seen.unreadable.processes,
         unreadable_users=seen.unreadable.users,
@@ -53,61 +50,187 @@ def build_ledger(survey: Survey) -> Ledger:
     )
 
 
-def _open_page(seen: Sightings, gpu: GpuSighting, memory: MemoryFacts) -> _Page:
+def _gpus(seen: Sightings) -> tuple[GpuLedger, ...]:
+    divided = instances.known(seen)
+    claims = {
+        index: charged_entries(seen, gpu)
+        for index, gpu in seen.gpus.items()
+        if gpu.driver == "nvidia" and (gpu.memory or index in divided)
+    }
+    pages = {
+        place: page for index in claims for place, page in _pages(seen, index, divided, claims[index][0])
+    }
+    # What CUDA costs beyond all charges is no room for exported memory.
+    rooms = {place: max(0, page.rest - expected(seen, page.gpu)) for place, page in pages.items()}
+    # Nor is there any where managed memory accounts for all of it: then makers are charged for theirs.
+    taken = [place for place, page in pages.items() if explains(seen, page.gpu, rooms[place])]
+    book = _Book(seen, pages, settle(seen, rooms | dict.fromkeys(taken, 0)), claims)
+    return tuple(book.gpu(gpu, divided.get(index)) for index, gpu in sorted(seen.gpus.items()))
+
+
+def _elsewhere(seen: Sightings, gpu: GpuSighting) -> GpuLedger:
+    if gpu.driver == "nvidia":
+        return _unread(gpu)
+    from vram.ledger.drm_page import drm_ledger
+
+    return drm_ledger(seen, gpu)
+
+
+def _under_windows(seen: Sightings) -> tuple[GpuLedger, ...]:
+    """In WSL2 the driver tells totals, and Windows the rest."""
+    from vram.ledger.adapters import join
+    from vram.ledger.wddm import account
+
+    joined, pages = join(seen), []
+    for index, gpu in sorted(seen.gpus.items()):
+        if gpu.memory is None or gpu.driver != "nvidia":
+            pages.append(_elsewhere(seen, gpu))
+            continue
+        told = account(seen, gpu, joined[index], split(gpu.memory)[2])
+        notes = (*_moved(gpu.memory), *told.notes, *_apart(gpu.memory))
+        pages.append(_page(gpu, gpu.memory, told.entries, notes, windows=told.side))
+    return tuple(pages)
+
+
+def _pages(
+    seen: Sightings, index: int, divided: dict[int, tuple[Part, ...]], claims: Sequence[Entry]
+) -> Iterator[tuple[Place, _Page]]:
+    """One page for a whole GPU, or one for each instance of a divided one."""
+    gpu = seen.gpus[index]
+    if index not in divided:
+        if gpu.memory:
+            yield (index, None), _open_page(gpu, gpu.memory, claims)
+        return
+    for part in divided[index]:
+        if part.memory:
+            inside = [claim for claim in claims if claim.gpu_instance == part.number]
+            sighting = instances.sighting(gpu, part.number, part.memory)
+            yield (index, part.number), _open_page(sighting, part.memory, inside)
+
+
+def _open_page(gpu: GpuSighting, memory: MemoryFacts, claims: Sequence[Entry]) -> _Page:
     used = split(memory)[2]
-    claims, bystanders = charged_entries(seen, gpu)
     charged = fit(claims, used)
-    return _Page(gpu, memory, charged, bystanders, used - sum(entry.nbytes for entry in charged))
+    return _Page(gpu, memory, charged, used - sum(entry.nbytes for entry in charged))
 
 
-def _close_page(seen: Sightings, page: _Page, shared: Settled) -> GpuLedger:
-    exported = fit(shared.entries, page.rest)
-    rest = page.rest - sum(entry.nbytes for entry in exported)
-    managed = managed_entries(seen, page.gpu, rest - expected(seen, page.gpu))
-    rest -= sum(entry.nbytes for entry in managed)
-    free, reserved, _ = split(page.memory)
-    frame = (
-        [Entry(kind="reserved", nbytes=reserved, evidence=("the driver's own figure",))] if reserved else []
+class _Book:
+    """All pages, and what closing them needs."""
+
+    def __init__(
+        self,
+        seen: Sightings,
+        pages: dict[Place, _Page],
+        shared: dict[Place, Settled],
+        claims: dict[int, Claims],
+    ) -> None:
+        self._seen = seen
+        self._pages = pages
+        self._shared = shared
+        self._claims = claims
+
+    def gpu(self, gpu: GpuSighting, parts: Sequence[Part] | None) -> GpuLedger:
+        if parts is not None:
+            return self._divided(gpu, parts)
+        page = self._pages.get((gpu.index, None))
+        if page is None or gpu.memory is None:
+            return _elsewhere(self._seen, gpu)
+        notes = (*_notes(page), *instances.note(gpu, instances.parts(gpu)))
+        held = self._held((gpu.index, None))
+        return _page(gpu, gpu.memory, held, notes, self._bystanders(gpu.index))
+
+    def _divided(self, gpu: GpuSighting, parts: Sequence[Part]) -> GpuLedger:
+        numbers = {part.number for part in parts if part.memory}
+        loose = [claim for claim in self._claims[gpu.index][0] if claim.gpu_instance not in numbers]
+        inside = [
+            replace(entry, gpu_instance=part.number)
+            for part in parts
+            if part.memory
+            for entry in _framed(self._held((gpu.index, part.number)), part.memory)
+        ]
+        notes = {number: _notes(self._pages[gpu.index, number]) for number in numbers}
+        return replace(
+            _unread(gpu),
+            total_bytes=gpu.memory.total if gpu.memory else None,
+            entries=(*inside, *instances.outside(gpu, parts, loose)),
+            status=gpu.status,
+            message=gpu.message,
+            bystanders=self._bystanders(gpu.index),
+            memory=gpu.memory,
+            instances=tuple(instances.instance(part, notes.get(part.number, ())) for part in parts),
+        )
+
+    def _held(self, place: Place) -> tuple[Entry, ...]:
+        """Close one page: entries that sum to what is in use there."""
+        seen, page = self._seen, self._pages[place]
+        exported = fit(self._shared[place].entries, page.rest)
+        rest = page.rest - sum(entry.nbytes for entry in exported)
+        managed = managed_entries(seen, page.gpu, rest - expected(seen, page.gpu))
+        rest -= sum(entry.nbytes for entry in managed)
+        return (*page.charged, *exported, *managed, *remainder_entries(seen, page.gpu, rest))
+
+    def _bystanders(self, index: int) -> tuple[Bystander, ...]:
+        shared = [each for place, each in self._shared.items() if place[0] == index]
+        return (*self._claims[index][1], *(person for each in shared for person in each.bystanders))
+
+
+def _page(
+    gpu: GpuSighting,
+    memory: MemoryFacts,
+    held: tuple[Entry, ...],
+    notes: tuple[str, ...],
+    bystanders: tuple[Bystander, ...] = (),
+    windows: WindowsSide | None = None,
+) -> GpuLedger:
+    """One GPU's page; *held* sums to what is in use."""
+    return replace(
+        _unread(gpu),
+        total_bytes=memory.total,
+        entries=_framed(held, memory),
+        status=gpu.status,
+        message=gpu.message,
+        notes=notes,
+        bystanders=bystanders,
+        memory=memory,
+        windows=windows,
     )
-    held = (*page.charged, *exported, *managed, *remainder_entries(seen, page.gpu, rest))
-    return GpuLedger(
-        index=page.gpu.index,
-        uuid=page.gpu.facts.uuid if page.gpu.facts else None,
-        name=page.gpu.facts.name if page.gpu.facts else "unknown GPU",
-        total_bytes=page.memory.total,
-        entries=(
-            *sorted(held, key=lambda entry: -entry.nbytes),
-            *frame,
-            Entry(kind="free", nbytes=free, evidence=("the driver's own figure",)),
-        ),
-        status=page.gpu.status,
-        message=page.gpu.message,
-        notes=_notes(page),
-        bystanders=(*page.bystanders, *shared.bystanders),
-        facts=page.gpu.facts,
-        memory=page.memory,
-    )
+
+
+def _framed(held: Sequence[Entry], memory: MemoryFacts) -> tuple[Entry, ...]:
+    """*held* and what nobody holds: together all there is."""
+    free, reserved, _ = split(memory)
+    frame = [Entry(kind="reserved", nbytes=reserved, evidence=(_OWN_FIGURE,))] if reserved else []
+    spare = Entry(kind="free", nbytes=free, evidence=(_OWN_FIGURE,))
+    return (*sorted(held, key=lambda entry: -entry.nbytes), *frame, spare)
+
+
+_OWN_FIGURE = "the driver's own figure"
 
 
 def _notes(page: _Page) -> tuple[str, ...]:
     """Where the driver's figures do not agree with themselves, and what was done about it."""
-    notes = []
-    if page.memory.moved_bytes:
-        notes.append(
-            f"used memory moved by {size(page.memory.moved_bytes)} while the process lists were read;"
-            " the last reading is shown"
-        )
+    notes = [*_moved(page.memory)]
     overlap = sum((entry.claimed or entry.nbytes) - entry.nbytes for entry in page.charged)
     if overlap:
         notes.append(
             f"the process lists claim {size(overlap)} more than is in use: bytes shared by processes are"
             " counted once here"
         )
-    memory = page.memory
+    return (*notes, *_apart(page.memory))
+
+
+def _moved(memory: MemoryFacts) -> tuple[str, ...]:
+    if not memory.moved_bytes:
+        return ()
+    moved = f"used memory moved by {size(memory.moved_bytes)} while the process lists were read"
+    return (f"{moved}; the last reading is shown",)
+
+
+def _apart(memory: MemoryFacts) -> tuple[str, ...]:
     gap = memory.total - memory.free - memory.used - (memory.reserved or 0)
-    if gap:
-        notes.append(f"the driver's totals are {size(abs(gap))} apart; used is taken as what is not free")
-    return tuple(notes)
+    if not gap:
+        return ()
+    return (f"the driver's totals are {size(abs(gap))} apart; used is taken as what is not free",)
 
 
 def _unread(gpu: GpuSighting) -> GpuLedger:

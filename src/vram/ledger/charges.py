@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from vram.ledger.families import Family, families, keepers, match, source_of
 from vram.ledger.holders import departed, holder, holders
 from vram.ledger.sightings import Charge, GpuSighting, Sightings
@@ -22,7 +24,12 @@ def charged_entries(seen: Sightings, gpu: GpuSighting) -> tuple[list[Entry], lis
     entries += [
         _dead(seen, charge, *matched[charge.process.pid]) for charge in dead if charge.nbytes is not None
     ]
-    return entries, _bystanders(seen, sources, matched)
+    bystanders = _bystanders(seen, sources, matched)
+    if not any("mps" in charge.lists for charge in gpu.charges):
+        return entries, bystanders
+    from vram.ledger.mps import with_servers
+
+    return with_servers(seen, gpu, entries, bystanders)
 
 
 def _still_there(seen: Sightings, charge: Charge) -> bool:
@@ -44,12 +51,17 @@ def _living(seen: Sightings, charge: Charge, sources: dict[int, int | None]) -> 
     evidence = [f"{_lists(charge)} names pid {pid} with {size(charge.nbytes or 0)}", *_open_files(seen, pid)]
     if sharers:
         evidence.append(f"pid {_pids(sharers)} inherited its open device files")
+    if seen.lists_other_pids:
+        evidence.append("inside of containers this driver may list pids of the host: it could be another one")
     return Entry(
         kind="process",
         nbytes=charge.nbytes or 0,
         holder=holder(seen, charge.process, charge.lists),
         evidence=tuple(evidence),
         sharers=sharers,
+        confidence="likely" if seen.lists_other_pids else "fact",
+        gpu_instance=charge.gpu_instance,
+        compute_instance=charge.compute_instance,
     )
 
 
@@ -70,27 +82,36 @@ def _dead(seen: Sightings, charge: Charge, found: list[Family], certain: bool) -
         charged_state=_state(seen, pid),
         evidence=tuple(evidence),
         confidence="fact" if certain else "likely",
+        gpu_instance=charge.gpu_instance,
+        compute_instance=charge.compute_instance,
     )
 
 
 def _unkept(seen: Sightings, charge: Charge, evidence: list[str]) -> Entry:
     """Nobody in sight keeps a listed, dead pid's memory: it is out of our sight, or lost."""
-    outside = not seen.host.initial_pid_namespace
-    evidence.append(
-        "this is a PID namespace of its own: the process may live outside it"
-        if outside
-        else "no readable process has the GPU's files open without a charge of its own"
-    )
+    reason, why = _out_of_sight(seen, charge.process.pid)
+    evidence.append(why)
     return Entry(
-        kind="hidden" if outside else "orphaned",
+        kind="hidden" if reason else "orphaned",
         nbytes=charge.nbytes or 0,
         holder=departed(charge.process.pid, charge.lists),
         charged_pid=charge.process.pid,
         charged_state=_state(seen, charge.process.pid),
-        hidden_by="namespace" if outside else None,
+        hidden_by=reason,
         evidence=tuple(evidence),
-        confidence="likely" if outside else "unknown",
+        confidence="likely" if reason else "unknown",
+        gpu_instance=charge.gpu_instance,
+        compute_instance=charge.compute_instance,
     )
+
+
+def _out_of_sight(seen: Sightings, pid: int) -> tuple[Literal["namespace", "permission"] | None, str]:
+    """Why a listed process may be alive although we see nothing of it."""
+    if not seen.host.initial_pid_namespace:
+        return "namespace", "this is a PID namespace of its own: the process may live outside it"
+    if seen.host.hides_processes and pid not in seen.processes:
+        return "permission", "/proc shows us no processes of other users (hidepid): it may be one of them"
+    return None, "no readable process has the GPU's files open without a charge of its own"
 
 
 def _state(seen: Sightings, pid: int) -> str | None:

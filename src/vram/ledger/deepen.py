@@ -31,6 +31,8 @@ def deepen(ledger: Ledger, insides: Mapping[int, Inside]) -> Ledger:
 
 
 def _gpu(gpu: GpuLedger, insides: Mapping[int, Inside], is_only: bool) -> GpuLedger:
+    if any(_is_pool(entry) for entry in gpu.entries):
+        return _shared_out(gpu, insides, is_only)
     entries: list[Entry] = []
     for entry in gpu.entries:
         inside = insides.get(entry.holder.pid) if entry.kind == "process" and entry.holder else None
@@ -38,26 +40,57 @@ def _gpu(gpu: GpuLedger, insides: Mapping[int, Inside], is_only: bool) -> GpuLed
     return replace(gpu, entries=tuple(entries))
 
 
+def _is_pool(entry: Entry) -> bool:
+    """Bytes of several processes together, as WSL2 shows them: what each one tells comes out of these."""
+    return entry.kind == "guest" or entry.hidden_by == "windows"
+
+
+def _shared_out(gpu: GpuLedger, insides: Mapping[int, Inside], is_only: bool) -> GpuLedger:
+    pool = next(entry for entry in gpu.entries if _is_pool(entry))
+    left, entries = pool.nbytes, []
+    for entry in gpu.entries:
+        inside = insides.get(entry.holder.pid) if entry.kind == "process" and entry.holder else None
+        if inside is not None and entry.confidence == "unknown":
+            for share in _shares(_lines(inside.answer, _uuids(gpu, entry), is_only)):
+                nbytes = min(share.nbytes, left)
+                left -= nbytes
+                if nbytes:
+                    entries.append(_own_account(entry, inside, share, nbytes))
+        entries.append(entry)
+    entries[entries.index(pool)] = replace(pool, nbytes=left)
+    return replace(gpu, entries=tuple(entries))
+
+
+def _own_account(entry: Entry, inside: Inside, share: _Share, nbytes: int) -> Entry:
+    evidence = f"by its own account ({inside.via}): {', '.join(share.words)}"
+    return replace(
+        entry, kind=share.kind, nbytes=nbytes, evidence=(evidence,), claimed=None, confidence="fact"
+    )
+
+
 def _split(entry: Entry, inside: Inside, gpu: GpuLedger, is_only: bool) -> Iterator[Entry]:
     left = entry.nbytes
-    for share in _shares(_lines(inside.answer, gpu.uuid, is_only)):
+    for share in _shares(_lines(inside.answer, _uuids(gpu, entry), is_only)):
         # Read a moment after the driver's figure: what does not fit was allocated in between.
         nbytes = min(share.nbytes, left)
         left -= nbytes
         if nbytes:
-            evidence = f"by its own account ({inside.via}): {', '.join(share.words)}"
-            yield replace(
-                entry, kind=share.kind, nbytes=nbytes, evidence=(evidence,), claimed=None, confidence="fact"
-            )
+            yield _own_account(entry, inside, share, nbytes)
     word = "what its frameworks do not account for: its context, code, and allocations outside them"
     yield replace(entry, kind="context", nbytes=left, evidence=(*entry.evidence, word), confidence="likely")
 
 
-def _lines(answer: Trimmed, uuid: str | None, is_only: bool) -> list[CacheLine]:
+def _uuids(gpu: GpuLedger, entry: Entry) -> set[str]:
+    """By which names the process may know where it runs; only the digits of them are alike everywhere."""
+    inside = [each.devices for each in gpu.instances if each.gpu_instance == entry.gpu_instance]
+    return {(gpu.uuid or "")[4:], *(device.uuid[4:] for devices in inside for device in devices)}
+
+
+def _lines(answer: Trimmed, uuids: set[str], is_only: bool) -> list[CacheLine]:
     """The lines about one GPU: the process may number its GPUs in its own way."""
-    numbers = {int(number) for number, name in answer.devices.items() if name == uuid}
+    numbers = {int(number) for number, name in answer.devices.items() if name and name[4:] in uuids}
     if not numbers and is_only and len(answer.devices) == 1:
-        numbers = set(map(int, answer.devices))  # a MIG slice has a name of its own
+        numbers = set(map(int, answer.devices))
     on_device = [line for line in answer.lines if line.memory == "device"]
     # Pools of the program's own do not say where they are; with one GPU there is no question.
     return [

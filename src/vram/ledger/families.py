@@ -73,12 +73,13 @@ def source_of(seen: Sightings, pid: int, minor: int | None, charged: Iterable[in
         if own & theirs:
             return other
         # Where the kernel does not tell descriptions apart, a charged parent is the likely source.
-        if not (own and theirs) and other in _ancestors(seen, pid):
+        if not (own and theirs) and other in ancestors(seen, pid):
             return other
     return None
 
 
-def _ancestors(seen: Sightings, pid: int) -> list[int]:
+def ancestors(seen: Sightings, pid: int) -> list[int]:
+    """The pids above *pid*, nearest first, as far as /proc told."""
     chain: list[int] = []
     while (known := seen.processes.get(pid)) and known[1].parent and known[1].parent not in chain:
         pid = known[1].parent

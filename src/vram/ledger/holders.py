@@ -31,6 +31,7 @@ def holder(seen: Sightings, process: ProcessRef, lists: tuple[str, ...] = ()) ->
         descriptors=len(files.files) if files else None,
         lists=lists,
         workload=facts.workload,
+        inner_pid=facts.namespace_pids[-1] if len(facts.namespace_pids) > 1 else None,
     )
 
 

@@ -19,7 +19,7 @@ def remainder_entries(seen: Sightings, gpu: GpuSighting, rest: int) -> list[Entr
     rest -= sum(entry.nbytes for entry in entries)
     if unknown:
         return entries + _without_figures(seen, unknown, rest)
-    return entries + ([_unexplained(seen, rest)] if rest else [])
+    return entries + ([unexplained(seen, rest)] if rest else [])
 
 
 def _without_figures(seen: Sightings, unknown: list[Charge], rest: int) -> list[Entry]:
@@ -47,7 +47,8 @@ def _without_figures(seen: Sightings, unknown: list[Charge], rest: int) -> list[
     return entries
 
 
-def _unexplained(seen: Sightings, rest: int) -> Entry:
+def unexplained(seen: Sightings, rest: int) -> Entry:
+    """The entry for *rest* bytes in use that nothing accounts for."""
     statement = "in use by the device's own figures, and charged to no process"
     reason, why = _reason(seen)
     return Entry(
@@ -62,6 +63,8 @@ def _unexplained(seen: Sightings, rest: int) -> Entry:
 def _reason(seen: Sightings) -> tuple[Literal["namespace", "permission"] | None, str]:
     if not seen.host.initial_pid_namespace:
         return "namespace", "processes outside this PID namespace cannot be seen from here"
+    if seen.host.hides_processes:
+        return "permission", "/proc shows us no processes of other users (hidepid)"
     if seen.unreadable.processes:
         users = ", ".join(seen.unreadable.users) or "other users"
         whose = f"{counted(seen.unreadable.processes, 'process')} of {users}"

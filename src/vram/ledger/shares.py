@@ -9,9 +9,12 @@ from vram.ledger.sightings import Share, Sightings, by_identity
 from vram.model.ledger import Bystander, Entry
 from vram.units import size
 
+# A GPU, and its GPU instance where MIG divides it.
+Place = tuple[int, int | None]
+
 
 class Settled(Struct):
-    """What exported memory adds to one GPU, and the room that is left after it."""
+    """What exported memory adds to one place, and the room that is left after it."""
 
     room: int
     entries: list[Entry] = []
@@ -23,33 +26,38 @@ class Settled(Struct):
 _SLACK = 16
 
 
-def settle(seen: Sightings, rooms: dict[int, int]) -> dict[int, Settled]:
-    """Place every exported allocation on its GPU; *rooms* are bytes that nobody is charged for.
+def settle(seen: Sightings, rooms: dict[Place, int]) -> dict[Place, Settled]:
+    """Place every exported allocation; *rooms* are bytes there that nobody is charged for.
 
     While its maker lives, an exported allocation is part of the maker's own charge, and
     there is no room for it: then its keeper is a bystander, who will keep it one day.
     """
-    settled = {gpu: Settled(room=room) for gpu, room in rooms.items()}
-    for shares in by_identity(seen.shares):
-        gpu, certain = _gpu_of(shares, settled)
-        if gpu is None:
+    settled = {place: Settled(room=room) for place, room in rooms.items()}
+    for shares in by_identity(share for share in seen.shares if _may_be_nvidias(share)):
+        place, certain = _place_of(shares, settled)
+        if place is None:
             continue
-        if _fits(shares[0].nbytes, settled[gpu].room):
+        if _fits(shares[0].nbytes, settled[place].room):
             entry = _entry(seen, shares, certain)
-            settled[gpu].entries.append(entry)
-            settled[gpu].room = max(0, settled[gpu].room - entry.nbytes)
+            settled[place].entries.append(entry)
+            settled[place].room = max(0, settled[place].room - entry.nbytes)
         else:
-            settled[gpu].bystanders += [_bystander(seen, share) for share in shares]
+            settled[place].bystanders += [_bystander(seen, share) for share in shares]
     return settled
 
 
-def _gpu_of(shares: list[Share], settled: dict[int, Settled]) -> tuple[int | None, bool]:
-    """The GPU of an allocation: an import tells it; a dma-buf does not, so room decides."""
-    told = next((share.gpu for share in shares if share.gpu is not None), None)
-    if told is not None:
-        return (told if told in settled else None), True
-    roomiest = max(settled, key=lambda gpu: settled[gpu].room, default=None)
-    return roomiest, len(settled) == 1
+def _may_be_nvidias(share: Share) -> bool:
+    return share.exporter is None or share.exporter.startswith("nv")
+
+
+def _place_of(shares: list[Share], settled: dict[Place, Settled]) -> tuple[Place | None, bool]:
+    """Where an allocation lies: an import tells it; a dma-buf does not, so room decides."""
+    told = next((share for share in shares if share.gpu is not None), None)
+    possible = [place for place in settled if told is None or place[0] == told.gpu]
+    if told is not None and told.gpu_instance is not None:
+        possible = [place for place in possible if place[1] == told.gpu_instance]
+    roomiest = max(possible, key=lambda place: settled[place].room, default=None)
+    return roomiest, len(possible) == 1
 
 
 def _fits(nbytes: int, room: int) -> bool:

@@ -6,11 +6,13 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
+from vram.model.drm import CapacityFacts, ClientFacts, ComputeFacts, SystemMemoryFacts
 from vram.model.files import DmabufFacts, ExportFacts, FilesFacts, UnreadableFacts
-from vram.model.gpu import ChargeFacts, DriverFacts, GpuFacts, MemoryFacts
+from vram.model.gpu import ChargeFacts, DriverFacts, GpuFacts, MemoryFacts, MigFacts, Vendor
 from vram.model.ledger import Medium
 from vram.model.observation import HostFacts, Observation, Status, Survey
 from vram.model.process import ProcessFacts, ProcessRef
+from vram.model.windows import AdapterFacts, WindowsMemoryFacts
 
 
 class Charge(Struct, frozen=True):
@@ -19,10 +21,22 @@ class Charge(Struct, frozen=True):
     process: ProcessRef
     nbytes: int | None
     lists: tuple[str, ...]
+    gpu_instance: int | None = None
+    compute_instance: int | None = None
+
+
+class ClientSighting(Struct, frozen=True):
+    """One descriptor of *process* on a GPU of AMD or Intel."""
+
+    process: ProcessRef
+    facts: ClientFacts
 
 
 class Share(Struct, frozen=True):
-    """One open descriptor that keeps an exported allocation or a dma-buf alive."""
+    """One open descriptor that keeps an exported allocation or a dma-buf alive.
+
+    ``exporter`` is the driver that a dma-buf says it comes from.
+    """
 
     process: ProcessRef
     nbytes: int
@@ -30,6 +44,8 @@ class Share(Struct, frozen=True):
     fd: int
     medium: Medium
     gpu: int | None = None
+    exporter: str | None = None
+    gpu_instance: int | None = None
 
 
 class GpuSighting(Struct):
@@ -41,6 +57,15 @@ class GpuSighting(Struct):
     status: Status = "ok"
     message: str | None = None
     charges: list[Charge] = []
+    mig: list[MigFacts] = []
+    capacity: int | None = None
+    system: SystemMemoryFacts | None = None
+    clients: list[ClientSighting] = []
+    compute: list[Charge] = []
+
+    @property
+    def driver(self) -> str:
+        return self.facts.driver if self.facts else "nvidia"
 
 
 class Sightings(Struct):
@@ -53,16 +78,38 @@ class Sightings(Struct):
     shares: list[Share] = []
     driver: DriverFacts | None = None
     unreadable: UnreadableFacts = UnreadableFacts(processes=0)
+    clients: list[ClientSighting] = []
+    compute: list[tuple[str, Charge]] = []
+    adapters: list[AdapterFacts] = []
+    windows: list[WindowsMemoryFacts] = []
+    windows_message: str | None = None
+    """Why Windows said nothing."""
 
     def alive(self, pid: int) -> bool:
         """Whether *pid* is a process that can still hold files: there, and no zombie."""
         known = self.processes.get(pid)
         return known is not None and not known[1].is_dead
 
+    @property
+    def lists_other_pids(self) -> bool:
+        """Whether the driver's lists may name pids of another namespace than ours.
+
+        Older drivers show the host's pids inside of containers, where they name nobody, or somebody
+        else. Drivers from about 560 on translate them; those before 570 are not taken at their word.
+        """
+        if self.host.initial_pid_namespace:
+            return False
+        version = (self.driver.driver_version if self.driver else None) or ""
+        major = version.split(".")[0]
+        return not major.isdigit() or int(major) < _PIDS_TRANSLATED_SINCE
+
     def may_read_files_of(self, pid: int) -> bool:
         known = self.processes.get(pid)
         return known is not None and self.host.uid in (0, known[1].uid)
 
+
+_VENDORS: dict[str, Vendor] = {"amdgpu": "amd", "xe": "intel", "i915": "intel"}
+_PIDS_TRANSLATED_SINCE = 570
 
 # The driver writes 2^64-1 where it has no figure; no GPU is near that size.
 _SENTINEL = 1 << 62
@@ -73,7 +120,37 @@ def collect(survey: Survey) -> Sightings:
     seen = Sightings(host=survey.host)
     for observation in survey.observations:
         _place(seen, observation)
+    if seen.clients or seen.compute:
+        _join(seen)
     return seen
+
+
+def _join(seen: Sightings) -> None:
+    """Give clients to their GPUs: by PCI address, or by the number of the device file."""
+    gpus = [gpu for gpu in seen.gpus.values() if gpu.facts and gpu.driver != "nvidia"]
+    by_address = {gpu.facts.bus_id: gpu for gpu in gpus if gpu.facts}
+    by_node = {node: gpu for gpu in gpus if gpu.facts for node in gpu.facts.nodes}
+    for client in seen.clients:
+        facts = client.facts
+        gpu = by_address.get(facts.address) if facts.address else by_node.get(facts.node or 0)
+        if gpu is None and facts.address and facts.driver in _VENDORS:
+            gpu = by_address[facts.address] = _unplugged(seen, facts.address, facts.driver)
+        if gpu is not None:
+            gpu.clients.append(client)
+    for address, charge in seen.compute:
+        if address in by_address:
+            by_address[address].compute.append(charge)
+
+
+def _unplugged(seen: Sightings, address: str, driver: str) -> GpuSighting:
+    """A GPU that somebody has open still, and that the kernel does not show any more."""
+    index = max(seen.gpus, default=-1) + 1
+    facts = GpuFacts(
+        uuid=f"PCI-{address}", name="unknown GPU", bus_id=address, vendor=_VENDORS[driver], driver=driver
+    )
+    message = f"processes have the GPU at {address} open, and sysfs does not show it any more"
+    seen.gpus[index] = GpuSighting(index, facts, status="lost", message=message)
+    return seen.gpus[index]
 
 
 def _place(seen: Sightings, observation: Observation) -> None:
@@ -86,18 +163,29 @@ def _place(seen: Sightings, observation: Observation) -> None:
             seen.driver = facts
         case UnreadableFacts() as facts:
             seen.unreadable = facts
+        case AdapterFacts() as facts:
+            seen.adapters.append(facts)
+        case WindowsMemoryFacts() as facts:
+            seen.windows.append(facts)
+        case None if observation.probe == "windows.ask":
+            seen.windows_message = observation.message
         case (DmabufFacts() | ExportFacts()) as facts if observation.process and observation.nbytes:
             seen.shares.append(_share(observation.process, observation.nbytes, facts, observation.gpu))
+        case ClientFacts() as facts if observation.process:
+            seen.clients.append(ClientSighting(observation.process, facts))
+        case ComputeFacts() as facts if observation.process:
+            charge = Charge(observation.process, _known(observation.nbytes), ("compute",))
+            seen.compute.append((facts.address, charge))
     if observation.gpu is not None:
         _place_on_gpu(seen.gpus.setdefault(observation.gpu, GpuSighting(observation.gpu)), observation)
 
 
 def _share(process: ProcessRef, nbytes: int, facts: DmabufFacts | ExportFacts, gpu: int | None) -> Share:
     if isinstance(facts, DmabufFacts):
-        return Share(process, nbytes, facts.inode, facts.fd, "dmabuf", gpu)
+        return Share(process, nbytes, facts.inode, facts.fd, "dmabuf", gpu, facts.exporter)
     # Where the kernel does not tell descriptions apart, every descriptor is its own.
     identity = facts.description if facts.description is not None else (process.pid, facts.fd)
-    return Share(process, nbytes, identity, facts.fd, "handle", gpu)
+    return Share(process, nbytes, identity, facts.fd, "handle", gpu, None, facts.gpu_instance)
 
 
 def _place_on_gpu(gpu: GpuSighting, observation: Observation) -> None:
@@ -107,7 +195,14 @@ def _place_on_gpu(gpu: GpuSighting, observation: Observation) -> None:
         case MemoryFacts() as facts:
             gpu.memory = facts
         case ChargeFacts() as facts if observation.process:
-            gpu.charges.append(Charge(observation.process, _known(observation.nbytes), facts.lists))
+            where = (facts.gpu_instance, facts.compute_instance)
+            gpu.charges.append(Charge(observation.process, _known(observation.nbytes), facts.lists, *where))
+        case MigFacts() as facts:
+            gpu.mig.append(facts)
+        case CapacityFacts() as facts:
+            gpu.capacity = facts.total
+        case SystemMemoryFacts() as facts:
+            gpu.system = facts
     # Something unsupported is a gap in the picture; a GPU that failed is a gap in the answer.
     if observation.status not in ("ok", "unsupported") and gpu.status == "ok":
         gpu.status = observation.status

@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-FileKind = Literal["gpu", "control", "uvm", "dmabuf", "other"]
+FileKind = Literal["gpu", "control", "uvm", "dmabuf", "drm", "dxg", "other"]
 
 
 class DeviceFile(Struct, frozen=True, omit_defaults=True):
@@ -50,6 +50,8 @@ class ExportFacts(Struct, frozen=True, omit_defaults=True, tag="export"):
 
     fd: int
     description: int | None = None
+    gpu_instance: int | None = None
+    """The GPU instance that it lies in, where the GPU is divided by MIG."""
 
 
 class UnreadableFacts(Struct, frozen=True, omit_defaults=True, tag="unreadable"):

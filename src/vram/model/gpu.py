@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from msgspec import Struct
+
+Vendor = Literal["nvidia", "amd", "intel"]
 
 
 class DriverFacts(Struct, frozen=True, tag="driver"):
@@ -16,7 +20,11 @@ class DriverFacts(Struct, frozen=True, tag="driver"):
 
 
 class GpuFacts(Struct, frozen=True, tag="gpu"):
-    """One GPU's name and the settings and faults that explain its memory."""
+    """One GPU's name and the settings and faults that explain its memory.
+
+    ``uuid`` is the driver's own name for it, or, where that gives none, ``PCI-`` and its
+    address. ``nodes`` are the numbers of its DRM device files.
+    """
 
     uuid: str
     name: str
@@ -26,6 +34,10 @@ class GpuFacts(Struct, frozen=True, tag="gpu"):
     persistence: bool | None = None
     compute_mode: str | None = None
     mig_enabled: bool | None = None
+    mig_pending: bool | None = None
+    """The mode that MIG will be in after the next reset."""
+    mig_devices: int | None = None
+    """How many MIG devices were found; None where nobody could tell."""
     ecc_enabled: bool | None = None
     ecc_uncorrected: int | None = None
     bar1_total: int | None = None
@@ -36,6 +48,11 @@ class GpuFacts(Struct, frozen=True, tag="gpu"):
     remap_failed: bool | None = None
     retired_pending: bool | None = None
     utilization: int | None = None
+    vendor: Vendor = "nvidia"
+    driver: str = "nvidia"
+    driver_version: str | None = None
+    integrated: bool = False
+    nodes: tuple[int, ...] = ()
 
 
 class MemoryFacts(Struct, frozen=True, tag="memory"):
@@ -60,3 +77,19 @@ class ChargeFacts(Struct, frozen=True, omit_defaults=True, tag="charge"):
     lists: tuple[str, ...]
     """Which lists name it: "compute", "graphics", "mps"."""
     gpu_instance: int | None = None
+    compute_instance: int | None = None
+
+
+class MigFacts(Struct, frozen=True, omit_defaults=True, tag="mig"):
+    """One MIG device: a compute instance, in a GPU instance of a divided GPU.
+
+    ``memory`` is the GPU instance's. Compute instances of the same one share it, and each
+    of them is told the same figures.
+    """
+
+    index: int
+    uuid: str
+    name: str
+    gpu_instance: int
+    compute_instance: int
+    memory: MemoryFacts | None = None

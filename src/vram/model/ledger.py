@@ -6,9 +6,10 @@ from typing import Literal
 
 from msgspec import Struct
 
-from vram.model.gpu import DriverFacts, GpuFacts, MemoryFacts
+from vram.model.gpu import DriverFacts, GpuFacts, MemoryFacts, Vendor
 from vram.model.observation import HostFacts, ProbeRun, Status
 from vram.model.process import Workload
+from vram.model.windows import WindowsProcess, WindowsSide
 
 Kind = Literal[
     "free",
@@ -21,11 +22,15 @@ Kind = Literal[
     "orphaned",
     "exported",
     "hidden",
+    "windows",
+    "guest",
     "overhead",
     "unattributed",
+    "untold",
+    "unassigned",
 ]
 Confidence = Literal["fact", "likely", "unknown"]
-Medium = Literal["handle", "dmabuf", "managed"]
+Medium = Literal["handle", "dmabuf", "managed", "shared"]
 
 
 class Holder(Struct, frozen=True, kw_only=True):
@@ -45,6 +50,8 @@ class Holder(Struct, frozen=True, kw_only=True):
     descriptors: int | None = None
     lists: tuple[str, ...] = ()
     workload: Workload = Workload()
+    inner_pid: int | None = None
+    """Its pid as its own PID namespace counts, where that is not ours: what a container calls it."""
 
 
 class Entry(Struct, frozen=True, kw_only=True):
@@ -55,8 +62,12 @@ class Entry(Struct, frozen=True, kw_only=True):
     driver's own figure where figures overlap and not all of it could be counted here.
     ``charged_state`` is the kernel's state of the charged pid while /proc still knows it
     ("Z": a zombie). ``medium`` says what keeps an exported entry, or that bytes of a
-    process are managed memory; ``hidden_by`` what keeps us from naming the holder of a
-    hidden one.
+    process are managed memory, or shared by several clients of a GPU; ``hidden_by`` what keeps
+    us from naming the holder of a hidden one. ``windows`` is the Windows process that keeps the
+    bytes, or that Windows counts a guest's under: no holder, for its pid is not one of this side.
+    ``gpu_instance`` is the part of a GPU divided by MIG that the bytes lie in, and
+    ``compute_instance`` the one that their process runs on. ``mps_server`` is the pid of the MPS
+    server that opened the GPU for the holder.
     """
 
     kind: Kind
@@ -69,7 +80,11 @@ class Entry(Struct, frozen=True, kw_only=True):
     claimed: int | None = None
     charged_state: str | None = None
     medium: Medium | None = None
-    hidden_by: Literal["namespace", "permission"] | None = None
+    hidden_by: Literal["namespace", "permission", "windows"] | None = None
+    windows: WindowsProcess | None = None
+    gpu_instance: int | None = None
+    compute_instance: int | None = None
+    mps_server: int | None = None
 
 
 class Bystander(Struct, frozen=True, kw_only=True):
@@ -86,8 +101,49 @@ class Bystander(Struct, frozen=True, kw_only=True):
     exported_bytes: int | None = None
 
 
+class SystemMemory(Struct, frozen=True, kw_only=True):
+    """The machine's own memory that a GPU uses: beside the GPU's total, never a part of it.
+
+    Its entries sum to ``used_bytes``, where the driver tells that.
+    """
+
+    total_bytes: int | None
+    used_bytes: int | None
+    entries: tuple[Entry, ...]
+
+
+class MigDevice(Struct, frozen=True, kw_only=True):
+    """What programs run on: a compute instance. ``index`` is its number on the GPU."""
+
+    index: int
+    uuid: str
+    name: str
+    compute_instance: int
+
+
+class Instance(Struct, frozen=True, kw_only=True):
+    """One GPU instance of a divided GPU, and the MIG devices that share its memory.
+
+    The GPU's entries with this ``gpu_instance`` sum to ``total_bytes``; where that is None
+    they could not be balanced, and ``message`` says why.
+    """
+
+    gpu_instance: int
+    devices: tuple[MigDevice, ...]
+    total_bytes: int | None
+    memory: MemoryFacts | None = None
+    message: str | None = None
+    notes: tuple[str, ...] = ()
+
+
 class GpuLedger(Struct, frozen=True, kw_only=True):
-    """One GPU. Its entries sum to ``total_bytes``; where that is None, ``status`` says why."""
+    """One GPU. Its entries sum to ``total_bytes``; where that is None, ``status`` says why.
+
+    A GPU without memory of its own has a total of zero; what it uses is in ``system``.
+    A GPU divided by MIG has ``instances``, each with a balance of its own, and entries of no
+    instance: what the driver reserves, and memory that no instance was given ("unassigned").
+    ``mig`` is set where this is the ledger of one instance alone: its first device, as "0:1".
+    """
 
     index: int
     uuid: str | None
@@ -100,6 +156,22 @@ class GpuLedger(Struct, frozen=True, kw_only=True):
     bystanders: tuple[Bystander, ...] = ()
     facts: GpuFacts | None = None
     memory: MemoryFacts | None = None
+    vendor: Vendor = "nvidia"
+    system: SystemMemory | None = None
+    windows: WindowsSide | None = None
+    """Under WSL2, what the other side says."""
+    instances: tuple[Instance, ...] = ()
+    mig: str | None = None
+
+    @property
+    def accounted(self) -> tuple[Entry, ...]:
+        """Who has what: of its own memory, or of the machine's where it has none of its own."""
+        return self.system.entries if self.total_bytes == 0 and self.system else self.entries
+
+    @property
+    def driver(self) -> str:
+        """The kernel's driver; what only NVIDIA's can do asks this first."""
+        return self.facts.driver if self.facts else "nvidia"
 
 
 class Ledger(Struct, frozen=True, kw_only=True):

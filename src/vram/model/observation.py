@@ -6,9 +6,12 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
+from vram.model.drm import CapacityFacts, ClientFacts, ComputeFacts, SystemMemoryFacts
 from vram.model.files import DmabufFacts, ExportFacts, FilesFacts, UnreadableFacts
-from vram.model.gpu import ChargeFacts, DriverFacts, GpuFacts, MemoryFacts
+from vram.model.gpu import ChargeFacts, DriverFacts, GpuFacts, MemoryFacts, MigFacts
 from vram.model.process import ProcessFacts, ProcessRef
+from vram.model.windows import AdapterFacts, WindowsMemoryFacts
+from vram.model.wsl import WslFacts
 
 SURVEY_SCHEMA = 1
 
@@ -18,12 +21,19 @@ Facts: TypeAlias = (
     DriverFacts
     | GpuFacts
     | MemoryFacts
+    | MigFacts
     | ChargeFacts
     | ProcessFacts
     | FilesFacts
     | DmabufFacts
     | ExportFacts
     | UnreadableFacts
+    | ClientFacts
+    | ComputeFacts
+    | CapacityFacts
+    | SystemMemoryFacts
+    | AdapterFacts
+    | WindowsMemoryFacts
 )
 
 
@@ -57,8 +67,11 @@ class HostFacts(Struct, frozen=True):
     uid: int
     initial_pid_namespace: bool = True
     pid_namespace: int | None = None
+    hides_processes: bool = False
+    """Whether /proc was mounted so that we see no processes of other users (hidepid)."""
     wsl: bool = False
     virtual: bool = False
+    wsl_facts: WslFacts | None = None
 
 
 class Survey(Struct, frozen=True, kw_only=True):

@@ -58,6 +58,8 @@ class Vitals(Struct, frozen=True, kw_only=True):
     """How we know that it is one of several ranks of an NCCL job."""
     cpu_s: float | None = None
     """Processor time that it has used up to now."""
+    runnable: bool = False
+    """Whether one of its threads runs, or would if a processor were free."""
 
 
 class CheckpointAnswer(Struct, frozen=True, kw_only=True):

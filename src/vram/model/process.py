@@ -19,7 +19,12 @@ class ProcessRef(Struct, frozen=True, omit_defaults=True):
 
 
 class Workload(Struct, frozen=True):
-    """What started a process, as its cgroup tells: container, pod, job or service."""
+    """What started a process, as its cgroup tells: container, pod, job or service.
+
+    Names are other people's words: ``container_name`` is the runtime's, ``pod_name`` the
+    runtime's or the process's own; ``claimed_job`` (a Slurm job that only the environment
+    speaks of), ``job_name`` and ``notebook`` (of a Jupyter kernel) are the process's own.
+    """
 
     container: str | None = None
     runtime: str | None = None
@@ -27,6 +32,11 @@ class Workload(Struct, frozen=True):
     slurm_job: str | None = None
     slurm_step: str | None = None
     unit: str | None = None
+    container_name: str | None = None
+    pod_name: str | None = None
+    claimed_job: str | None = None
+    job_name: str | None = None
+    notebook: str | None = None
 
 
 class ProcessFacts(Struct, frozen=True, omit_defaults=True, tag="process"):

@@ -61,7 +61,11 @@ class Trimmed(Struct, frozen=True, kw_only=True):
 
 
 class TrimReceipt(Struct, frozen=True, kw_only=True):
-    """One process trimmed: its own account, and the driver's word before and after."""
+    """One process trimmed: its own account, and the driver's word before and after.
+
+    Where the driver tells no figures per process (WSL2), ``whole_gpu`` says that its word is
+    about everybody on those GPUs together.
+    """
 
     target: Target
     gpus: tuple[int, ...]
@@ -70,6 +74,7 @@ class TrimReceipt(Struct, frozen=True, kw_only=True):
     charged_before: int
     charged_after: int | None
     took_s: float
+    whole_gpu: bool = False
 
     @property
     def returned_bytes(self) -> int | None:

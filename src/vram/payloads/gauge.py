@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterable
 
+from vram.payloads.driver_library import load
+
 VERSION_2 = 0x02000000
 
 
@@ -26,7 +28,7 @@ class Gauge:
     def __init__(self) -> None:
         self._handles: dict[str, ctypes.c_void_p] = {}
         try:
-            self._nvml: ctypes.CDLL | None = ctypes.CDLL("libnvidia-ml.so.1")
+            self._nvml: ctypes.CDLL | None = load("libnvidia-ml.so.1")
             if self._nvml.nvmlInit_v2():
                 self._nvml = None
         except (OSError, AttributeError):

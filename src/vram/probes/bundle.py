@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import msgspec
 
 from vram.errors import BadSnapshot, UsageError
-from vram.model.gpu import MemoryFacts
-from vram.model.observation import SURVEY_SCHEMA, Survey
+from vram.model.drm import CapacityFacts, ClientFacts, SystemMemoryFacts
+from vram.model.gpu import MemoryFacts, MigFacts
+from vram.model.observation import SURVEY_SCHEMA, Facts, Survey
+from vram.model.windows import AdapterFacts, WindowsMemoryFacts
 from vram.probes.redact import redact
 
 __all__ = ["dumps", "loads", "read", "redact", "write"]
@@ -86,12 +89,21 @@ def _decode(data: bytes, kind: type[Shape], complaint: str) -> Shape:
 def _check(survey: Survey, origin: str) -> None:
     """Refuse sizes that no survey takes: whoever judges it may trust them."""
     for observation in survey.observations:
-        sizes: dict[str, Any] = {"nbytes": observation.nbytes}
-        if isinstance(observation.facts, MemoryFacts):
-            sizes |= msgspec.structs.asdict(observation.facts)
-        for name, nbytes in sizes.items():
+        for name, nbytes in (("nbytes", observation.nbytes), *_sizes(observation.facts)):
             if nbytes is not None and not 0 <= nbytes < _MOST_BYTES:
                 raise BadSnapshot(f"{origin} gives {nbytes} as a size ({name})", hint=_TAKE_AGAIN)
+
+
+def _sizes(facts: Facts | None) -> Iterator[tuple[str, Any]]:
+    facts = facts.memory if isinstance(facts, MigFacts) else facts
+    if isinstance(facts, MemoryFacts | CapacityFacts | SystemMemoryFacts):
+        yield from msgspec.structs.asdict(facts).items()
+    elif isinstance(facts, WindowsMemoryFacts | AdapterFacts):
+        names = ("local", "non_local", "dedicated", "shared", "total")
+        yield from ((name, getattr(facts, name, None)) for name in names)
+    elif isinstance(facts, ClientFacts):
+        for region in facts.regions:
+            yield from ((region.name, region.nbytes), (region.name, region.shared))
 
 
 def _is_special(path: str) -> bool:

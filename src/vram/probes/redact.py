@@ -15,10 +15,14 @@ from msgspec.structs import replace
 from vram.model.files import DeviceFile, FilesFacts, UnreadableFacts
 from vram.model.observation import Facts, HostFacts, Observation, Survey
 from vram.model.process import ProcessFacts, Workload
+from vram.model.windows import WindowsMemoryFacts
 
 # The rules tell these from users' programs by name (as the kernel cuts it, at 15 letters).
 _PUBLIC_COMMANDS = frozenset(
     ("nvidia-cuda-mps", "nvidia-persiste", "nv-fabricmanage", "nv-hostengine", "dcgm-exporter", "systemd")
+)
+_PUBLIC_WINDOWS = frozenset(
+    ("vmmem", "vmmemwsl", "system", "dwm.exe", "csrss.exe", "explorer.exe", "searchhost.exe")
 )
 _FIRST_STAND_IN_UID = 100_000
 
@@ -58,7 +62,8 @@ def redact(survey: Survey) -> Survey:
 
 def _host(host: HostFacts, stand_ins: _StandIns) -> HostFacts:
     uid = stand_ins.uid(host.uid) or 0
-    return replace(host, name="host1", user=stand_ins.user(host.user) or "", uid=uid)
+    wsl = replace(host.wsl_facts, libraries=None) if host.wsl_facts else None
+    return replace(host, name="host1", user=stand_ins.user(host.user) or "", uid=uid, wsl_facts=wsl)
 
 
 def _observation(observation: Observation, stand_ins: _StandIns) -> Observation:
@@ -77,6 +82,9 @@ def _facts(facts: Facts | None, stand_ins: _StandIns) -> Facts | None:
             return _process(facts, stand_ins)
         case FilesFacts():
             return replace(facts, files=tuple(map(_file, facts.files)))
+        case WindowsMemoryFacts():
+            public = (facts.name or "").lower() in _PUBLIC_WINDOWS
+            return replace(facts, name=facts.name if public else "redacted")
         case UnreadableFacts():
             return replace(facts, users=tuple(stand_ins.user(user) or "" for user in facts.users))
     return facts
@@ -104,11 +112,16 @@ def _workload(workload: Workload, word: Callable[[str, str | None], str | None])
         slurm_job=word("job", workload.slurm_job),
         slurm_step=word("step", workload.slurm_step),
         unit=word("unit", workload.unit),
+        container_name=word("container-name", workload.container_name),
+        pod_name=word("pod-name", workload.pod_name),
+        claimed_job=word("job", workload.claimed_job),
+        job_name=word("job-name", workload.job_name),
+        notebook=word("notebook", workload.notebook),
     )
 
 
 def _file(file: DeviceFile) -> DeviceFile:
     """Real device files have public names; a virtual GPU's folder lies where its user put it."""
-    if file.path.startswith(("/dev/nvidia", "/dmabuf:")):
+    if file.path.startswith(("/dev/nvidia", "/dev/dxg", "/dmabuf:")):
         return file
     return replace(file, path="/virtual/dev/" + file.path.rpartition("/")[2])

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from vram import __version__
-from vram.host.ports import Clock, Host
-from vram.model.observation import Observation, ProbeRun, Status, Survey
+from vram.host.ports import Clock, Host, Inquiry
+from vram.model.observation import HostFacts, Observation, ProbeRun, Status, Survey
 from vram.probes.sources import exports, files, nvml, processes
 
 # A call that hangs takes all the time it gets: the sources after it must still have some.
@@ -53,6 +53,26 @@ def survey(host: Host, *, deadline_s: float = 5.0) -> Survey:
     taken_at, began = host.clock.now(), host.clock.monotonic()
     # The driver is read by a process of its own, beside our walk over everybody's files.
     driver = _started(host, notes.left_s() * _DRIVER_SHARE)
+    me = host.facts()
+    # And so is Windows, where this is Linux inside of it.
+    inquiry = _asked(host, me, notes.left_s() * _DRIVER_SHARE) if me.wsl else None
+    try:
+        _look(host, notes, driver, began)
+        if inquiry is not None:
+            notes.take("windows", _answers(inquiry, me), began)
+    finally:
+        if inquiry is not None:
+            inquiry.close()
+    return Survey(
+        program=f"vram {__version__}",
+        taken_at=taken_at,
+        host=me,
+        observations=tuple(notes.seen),
+        probes=tuple(notes.runs),
+    )
+
+
+def _look(host: Host, notes: _Notes, driver: Iterable[Observation], began: float) -> None:
     notes.take(files.NAME, files.observe(host, notes.left_s()))
     notes.take(nvml.NAME, driver, began)
     for _ in range(_TRIES):
@@ -62,14 +82,11 @@ def survey(host: Host, *, deadline_s: float = 5.0) -> Survey:
         notes.take(nvml.NAME, _started(host, notes.left_s() * _DRIVER_SHARE), began)
     notes.take(files.LATE_NAME, files.observe_latecomers(host, notes.seen, notes.left_s()))
     notes.take(exports.NAME, exports.observe(host, notes.seen, notes.left_s()))
+    if host.drm.drivers:
+        from vram.probes.sources import drm  # most machines have no such GPU
+
+        notes.take(drm.NAME, drm.observe(host, notes.seen))
     notes.take(processes.NAME, processes.observe(host, notes.seen))
-    return Survey(
-        program=f"vram {__version__}",
-        taken_at=taken_at,
-        host=host.facts(),
-        observations=tuple(notes.seen),
-        probes=tuple(notes.runs),
-    )
 
 
 def _is_stale(host: Host, seen: Iterable[Observation]) -> bool:
@@ -85,6 +102,18 @@ def _started(host: Host, deadline_s: float) -> Iterable[Observation]:
     except Exception as error:
         message = f"{type(error).__name__}: {error}"
         return [Observation(probe="nvml.init", status="failed", message=message)]
+
+
+def _asked(host: Host, me: HostFacts, deadline_s: float) -> Inquiry | None:
+    from vram.probes.sources import windows
+
+    return windows.begin(host, me, deadline_s)
+
+
+def _answers(inquiry: Inquiry, me: HostFacts) -> Iterable[Observation]:
+    from vram.probes.sources import windows
+
+    return windows.observe(inquiry, me)
 
 
 def _run(name: str, said: list[Observation], duration_s: float) -> ProbeRun:

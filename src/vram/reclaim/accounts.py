@@ -58,7 +58,7 @@ def returns(ledger: Ledger, pids: Sequence[int]) -> tuple[int, ...]:
     """
     given = dict.fromkeys(pids, 0)
     for gpu in ledger.gpus:
-        for entry in gpu.entries:
+        for entry in gpu.accounted:
             everybody = {holder.pid for holder in keepers(entry)}
             if everybody and everybody <= given.keys():
                 given[max(everybody, key=pids.index)] += entry.nbytes
@@ -72,12 +72,15 @@ def keepers(entry: Entry) -> tuple[Holder, ...]:
 
 
 def _parts(gpu: GpuLedger) -> Iterable[tuple[Holder, Entry | None]]:
-    for entry in gpu.entries:
+    for entry in gpu.accounted:
         for holder in keepers(entry):
             yield holder, entry
     for bystander in gpu.bystanders:
         if bystander.holder.alive:
             yield bystander.holder, None
+    for entry in gpu.system.entries if gpu.system and gpu.total_bytes != 0 else ():
+        for holder in keepers(entry):
+            yield holder, None
 
 
 def _account(draft: _Draft) -> Account:

@@ -44,6 +44,17 @@ def refused(record: Mapping[str, Any]) -> None:
         _append({"event": "refused", **_header(), **record})
 
 
+def why_unusable() -> AuditUnavailable | None:
+    """Why nothing could be written down; None where it could. Asking makes and writes nothing."""
+    error = state.why_unusable()
+    if error is None and os.path.lexists(path()):
+        try:
+            os.close(state.open_file(FILE, os.O_RDWR | os.O_APPEND))
+        except AuditUnavailable as refusal:
+            return refusal
+    return error
+
+
 def path() -> str:
     return os.path.join(state.folder_path(), FILE)
 

@@ -69,7 +69,7 @@ def _nobody(gpu: GpuLedger) -> Iterator[Blocker]:
 
 
 def _is_unnamed(entry: Entry) -> bool:
-    if entry.kind in ("free", "reserved") or not entry.nbytes:
+    if entry.kind in ("free", "reserved", "unassigned") or not entry.nbytes:
         return False
     # What contexts cost beyond their charge goes with the contexts.
     if entry.kind == "overhead":

@@ -8,10 +8,10 @@ from msgspec import Struct
 
 from vram.errors import DeviceError, GoalImpossible, NotOnGpu, NotPermitted, Refused, UsageError, VramError
 from vram.host.ports import Host
-from vram.model.parking import Parked, Share
+from vram.model.parking import Parked, Share, Vitals
 from vram.model.plan import Target
 from vram.reclaim.parking import Moved, Parking
-from vram.reclaim.preflight import Devices, admit
+from vram.reclaim.preflight import Devices, admit, require_checkpoints
 from vram.units import MIB, counted, size
 
 # The keeper of the loans has the driver open while the command runs: 3.25 MiB on an H200.
@@ -83,6 +83,7 @@ def _arrange_on(host: Host, devices: Devices, gpu: int, nbytes: int, pids: Seque
     several = len(devices.gpus) > 1
     if missing <= 0:
         return Loan(gpu, devices.gpus[gpu].uuid, free, (), several)
+    require_checkpoints(host)
     candidates, reasons = _candidates(host, devices, gpu, pids)
     chosen = enough(candidates, missing + KEEPER_BYTES)
     if chosen is None:
@@ -136,13 +137,19 @@ def idlers(host: Host, devices: Devices, gpu: int, pids: Sequence[int]) -> froze
     """Those of *pids* that use neither the GPU nor, over a quarter of a second, a processor."""
     if devices.gpus[gpu].utilization == 0 or not pids:
         return frozenset(pids)
-    before = {pid: host.vitals.read(pid).cpu_s for pid in pids}
+    before = {pid: host.vitals.read(pid) for pid in pids}
     began = host.clock.monotonic()
     host.clock.sleep(IDLE_WINDOW_S)
-    after = {pid: host.vitals.read(pid).cpu_s for pid in pids}
+    after = {pid: host.vitals.read(pid) for pid in pids}
     window_s = host.clock.monotonic() - began
-    used = {pid: (after[pid] or 0.0) - (before[pid] or 0.0) for pid in pids}
-    return frozenset(pid for pid in pids if used[pid] < IDLE_SHARE * window_s)
+    return frozenset(pid for pid in pids if _idled(before[pid], after[pid], window_s))
+
+
+def _idled(before: Vitals, after: Vitals, window_s: float) -> bool:
+    """On a crowded machine a busy process gets little time: it is then seen waiting for it, twice."""
+    if before.runnable and after.runnable:
+        return False
+    return (after.cpu_s or 0.0) - (before.cpu_s or 0.0) < IDLE_SHARE * window_s
 
 
 def enough(candidates: Sequence[Candidate], missing: int) -> tuple[Candidate, ...] | None:

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from vram.diagnosis.health import is_healthy
-from vram.errors import NotOnGpu
+from vram.errors import CannotPark, NotOnGpu
 from vram.model.finding import Finding
-from vram.model.ledger import Ledger
+from vram.model.ledger import Entry, Ledger
 from vram.model.plan import StepKind, Wish
 from vram.reclaim.accounts import Account, accounts, keepers, returns
 from vram.reclaim.leftovers import Leftover, doubt, leftovers
@@ -84,9 +84,21 @@ def _parks(scene: Scene) -> Iterator[Candidate]:
     for account in scene.chosen():
         if not account.own or not is_healthy(account.holder):
             continue
+        if not _on_nvidia(scene, account):
+            if named:
+                raise CannotPark(
+                    f"pid {account.holder.pid} has its memory on a GPU that is not NVIDIA's, and no other"
+                    " driver can park processes",
+                    hint=f"`vram kill {account.holder.pid}` ends it",
+                )
+            continue
         if named or (account.idle and scene.wish.goal_bytes is not None):
             reason = "you named it" if named else "it waits, and its GPU does nothing"
             yield Candidate(kind="park", accounts=(account,), predicted=(account.own_bytes,), reason=reason)
+
+
+def _on_nvidia(scene: Scene, account: Account) -> bool:
+    return any(gpu.driver == "nvidia" for gpu in scene.ledger.gpus if gpu.index in account.gpus)
 
 
 def _kills(scene: Scene) -> Iterator[Candidate]:
@@ -112,8 +124,17 @@ def _named_kills(scene: Scene) -> Iterator[Candidate]:
     reason = "you named it"
     if shared:
         reason += f"; what it shares stays until pid {', '.join(map(str, shared))} let go too"
-    predicted = returns(scene.ledger, pids)
+    returned = returns(scene.ledger, pids)
+    untold = [any(_is_untold(entry) for entry in account.own) for account in named]
+    predicted = tuple(
+        None if no and not nbytes else nbytes for no, nbytes in zip(untold, returned, strict=True)
+    )
     yield Candidate(kind="kill", accounts=named, predicted=predicted, reason=reason)
+
+
+def _is_untold(entry: Entry) -> bool:
+    """The driver does not say how much this is: nothing is not what is meant by 0."""
+    return entry.confidence == "unknown" and entry.nbytes == 0
 
 
 def _others(account: Account) -> Iterator[int]:

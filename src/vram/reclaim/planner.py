@@ -43,9 +43,19 @@ def plan(host: Host, ledger: Ledger, findings: tuple[Finding, ...], wish: Wish) 
     choice = _Choice(host, scene)
     steps = choice.steps()
     # A GPU that does not answer cannot be measured, and must not keep the others from it.
-    gpus = tuple(gpu.index for gpu in ledger.gpus if gpu.total_bytes is not None)
+    gpus = tuple(
+        gpu.index
+        for gpu in ledger.gpus
+        if gpu.total_bytes is not None or gpu.instances or gpu.driver != "nvidia"
+    )
     sealed = seal(ledger.taken_at, host.vitals.boot_id(), wish.goal_bytes, gpus, steps)
     return Draft(plan=sealed, spared=spared(scene, sealed, choice.refusals))
+
+
+def _loses(kind: StepKind, account: Account) -> str:
+    if kind == "kill" and "mps" in account.holder.lists:
+        return f"{LOSES[kind]}; it uses MPS, and other clients of the same server may fail with it"
+    return LOSES[kind]
 
 
 class _Choice:
@@ -93,7 +103,7 @@ class _Choice:
                 target=self._target(account),
                 gpus=account.gpus,
                 predicted_bytes=predicted,
-                loses=LOSES[candidate.kind],
+                loses=_loses(candidate.kind, account),
                 reversible=candidate.kind != "kill",
                 reason=candidate.reason,
                 finding=candidate.finding,
@@ -105,7 +115,9 @@ class _Choice:
 
     def _target(self, account: Account) -> Target:
         host, wish, pid = self._scene.ledger.host, self._scene.wish, account.holder.pid
-        if not account.certain and not host.initial_pid_namespace:
+        # Under WSL2 the bytes are in doubt, and never the pids: those are read here, from open files.
+        here = host.initial_pid_namespace or host.wsl_facts is not None
+        if not account.certain and not here:
             raise NotPermitted(
                 f"seen from inside this PID namespace, pid {pid} may be somebody else's",
                 hint="run vram on the host",
@@ -139,9 +151,15 @@ class _Choice:
     def _out_of_reach(self, found: list[Step]) -> GoalImpossible:
         possible = sum(step.predicted_bytes or 0 for step in found)
         most = f"at most {size(possible)} would come back" if possible else "nothing would come back"
+        hint = "`vram who` shows who holds the rest; --pid PID allows to park or end a healthy process"
+        if self._scene.ledger.host.wsl_facts is not None:
+            hint = (
+                "`vram who` shows who holds the rest; --pid PID allows to end a healthy process, and"
+                " Windows programs are closed in Windows"
+            )
         return GoalImpossible(
             f"{size(self._scene.wish.goal_bytes or 0)} cannot be given back by what is allowed: {most}",
-            hint="`vram who` shows who holds the rest; --pid PID allows to park or end a healthy process",
+            hint=hint,
         )
 
 

@@ -68,6 +68,16 @@ def look(host: Host, deadline_s: float = 5.0) -> Devices:
     return Devices(next(iter(versions), None), gpus, memory, _listed(seen, gpus))
 
 
+def require_checkpoints(host: Host) -> None:
+    """Raise where nothing can be parked, whoever it is."""
+    if host.facts().wsl_facts is not None:
+        raise CannotPark(
+            "processes cannot be parked under WSL2: that is done by NVIDIA's kernel driver for Linux,"
+            " and here the kernel driver is Windows'",
+            hint="`vram trim PID` gives back what a process only caches, `vram kill PID` ends it",
+        )
+
+
 def _no_devices(seen: Iterable[Observation]) -> DriverMissing | DeviceError:
     worst = next((each for each in seen if each.status != "ok"), None)
     if worst is None or worst.status == "unsupported":
@@ -93,10 +103,13 @@ def admit(
     host: Host, devices: Devices, pid: int, *, taken_before: int = 0, despite_signs: bool = False
 ) -> tuple[Target, tuple[Share, ...]]:
     """Say who has *pid* and what it would take along, or raise why it must not be parked."""
+    require_checkpoints(host)
     target = identity.capture(host, pid)
     seen = host.proc.facts(pid)
     if seen is None:
         raise NoSuchProcess(f"process {pid} has ended")
+    if pid not in devices.listed:
+        _require_nvidias(host, pid)
     shares = may_park(
         devices,
         target,
@@ -107,6 +120,16 @@ def admit(
         despite_signs=despite_signs,
     )
     return target, shares
+
+
+def _require_nvidias(host: Host, pid: int) -> None:
+    """Say so where the process is on a GPU, but on none whose driver can park."""
+    clients = [each for holding in host.files.scan(_FILES_S, [pid]).holdings for each in holding.clients]
+    if clients:
+        raise CannotPark(
+            f"pid {pid} has its memory on a GPU that is not NVIDIA's, and no other driver can park processes",
+            hint=f"`vram kill {pid}` ends it",
+        )
 
 
 def managed_bytes(host: Host, pid: int) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from vram.diagnosis.health import is_stuck
-from vram.errors import NotReachable, Refused
+from vram.errors import CannotPark, NotReachable, Refused
 from vram.model.plan import Plan, Spared
 from vram.protected import role
 from vram.reclaim.accounts import Account
@@ -31,7 +31,9 @@ def _described(scene: Scene, planned: set[int], refusals: Mapping[int, Refused])
         nbytes = account.own_bytes + sum(entry.nbytes for entry in account.kept)
         if pid in planned or not nbytes:
             continue
-        why, command = _reason(account, refusals.get(pid), named=bool(scene.wish.pids))
+        under_windows = scene.ledger.host.wsl_facts is not None
+        verb = "kill" if under_windows else "park"
+        why, command = _reason(account, refusals.get(pid), verb, named=bool(scene.wish.pids))
         if pid in kept and pid not in refusals:
             unsure = doubt(kept[pid])
             code = kept[pid].finding.code
@@ -41,18 +43,20 @@ def _described(scene: Scene, planned: set[int], refusals: Mapping[int, Refused])
         yield Spared(pid=pid, nbytes=nbytes, user=holder.user, name=holder.command, why=why, command=command)
 
 
-def _reason(account: Account, refusal: Refused | None, *, named: bool) -> tuple[str, str]:
+def _reason(account: Account, refusal: Refused | None, verb: str, *, named: bool) -> tuple[str, str]:
     holder = account.holder
     part = role(holder.pid, holder.parent, holder.executable)
     if part:
         return f"it is {part}", ""
     if is_stuck(holder):
         return "no signal reaches it now: it waits inside the kernel, or is exiting", ""
-    # That nothing leads into a process to trim it is the rule; the other refusals are news.
-    if refusal is not None and not isinstance(refusal, NotReachable):
+    # That nothing leads into a process to trim it is the rule, and under Windows' driver that
+    # nothing is parked; the other refusals are news.
+    expected = (NotReachable, CannotPark) if verb == "kill" else NotReachable
+    if refusal is not None and not isinstance(refusal, expected):
         return "; ".join(filter(None, (str(refusal), refusal.hint))), ""
     if not account.own:
         return "it has the GPU's files open", f"vram kill {holder.pid}"
     if named:
-        return "it gives nothing back without harm", f"vram park {holder.pid}"
-    return "it is in use; vram parks or ends it only where you name it", f"vram park {holder.pid}"
+        return "it gives nothing back without harm", f"vram {verb} {holder.pid}"
+    return "it is in use; vram parks or ends it only where you name it", f"vram {verb} {holder.pid}"

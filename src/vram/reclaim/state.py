@@ -46,6 +46,41 @@ def open_folder() -> int:
     return folder
 
 
+def why_unusable() -> AuditUnavailable | None:
+    """Why nothing could be written there; None where it could. Nothing is made by asking."""
+    path = folder_path()
+    if os.path.lexists(path):
+        try:
+            os.close(open_folder())
+        except AuditUnavailable as error:
+            return error
+        return None if os.access(path, os.W_OK | os.X_OK) else _unwritable(path)
+    above = _nearest_existing(path)
+    return None if os.access(above, os.W_OK | os.X_OK) else _unwritable(above)
+
+
+def free_bytes() -> int | None:
+    """Room on the disk that the folder lies on, or would lie on, for us."""
+    try:
+        disk = os.statvfs(_nearest_existing(folder_path()))
+    except OSError:
+        return None
+    return disk.f_bavail * disk.f_frsize
+
+
+def _nearest_existing(path: str) -> str:
+    while not os.path.exists(path) and path != os.path.dirname(path):
+        path = os.path.dirname(path)
+    return path
+
+
+def _unwritable(path: str) -> AuditUnavailable:
+    return AuditUnavailable(
+        f"the folder for vram's records cannot be written: {path}",
+        hint="set XDG_STATE_HOME to a folder of your own, with mode 0700",
+    )
+
+
 def open_file(name: str, flags: int) -> int:
     """Open *name* in the folder: a plain file of ours, with one name and closed to others."""
     folder = open_folder()

@@ -15,6 +15,7 @@ from vram.reclaim import audit
 from vram.reclaim.accounts import Account, accounts
 from vram.reclaim.identity import capture, hold
 from vram.reclaim.looking import look
+from vram.reclaim.verify import used_bytes
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -24,6 +25,7 @@ class Order(msgspec.Struct, frozen=True):
     gpus: tuple[int, ...]
     charged: int
     via: str
+    whole_gpu: bool = False
 
 
 def admit(host: Host, pids: Sequence[int], via: str | None, deadline_s: float) -> tuple[Order, ...]:
@@ -31,7 +33,8 @@ def admit(host: Host, pids: Sequence[int], via: str | None, deadline_s: float) -
     try:
         targets = [capture(host, pid) for pid in dict.fromkeys(pids)]
         known = accounts(look(host, (), deadline_s)[0])
-        return tuple(_order(target, known.get(target.process.pid), via) for target in targets)
+        orders = [_order(target, known.get(target.process.pid), via) for target in targets]
+        return tuple(_measured_whole(host, order) for order in orders)
     except (NotPermitted, Protected) as error:
         audit.refused({"action": "trim", "message": str(error), "pids": list(pids)})
         raise
@@ -43,6 +46,12 @@ def _order(target: Target, account: Account | None, via: str | None) -> Order:
         raise NotOnGpu(f"pid {pid} holds no GPU memory of its own", hint="`vram who` lists those that do")
     _, way = choose(target, via)
     return Order(target, account.gpus, account.own_bytes, way.NAME)
+
+
+def _measured_whole(host: Host, order: Order) -> Order:
+    """Under WSL2 only a GPU's total tells whether anything came back."""
+    used = used_bytes(host, order.gpus) if host.facts().wsl_facts is not None else None
+    return order if used is None else msgspec.structs.replace(order, charged=used, whole_gpu=True)
 
 
 def trim(host: Host, order: Order, deadline_s: float, *, tracebacks: bool = False) -> TrimReceipt:
@@ -70,6 +79,7 @@ def trim(host: Host, order: Order, deadline_s: float, *, tracebacks: bool = Fals
         charged_before=order.charged,
         charged_after=after,
         took_s=took_s,
+        whole_gpu=order.whole_gpu,
     )
 
 
@@ -84,6 +94,8 @@ def visited(
 
 def _charged(host: Host, order: Order, deadline_s: float) -> int | None:
     """What the driver charges it with now; None where that can no longer be told."""
+    if order.whole_gpu:
+        return used_bytes(host, order.gpus)
     try:
         account = accounts(look(host, order.gpus, deadline_s)[0]).get(order.target.process.pid)
     except VramError:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from vram.host.ports import Host
-from vram.model.gpu import MemoryFacts
+from vram.model.gpu import GpuFacts, MemoryFacts, MigFacts
+from vram.model.observation import Observation
 
 READ_S = 5.0
 # The driver gives memory back as files close, which is over when a process has ended; where it
@@ -17,12 +18,34 @@ _PAUSE_S = 0.05
 
 def used_bytes(host: Host, gpus: tuple[int, ...]) -> int | None:
     """What is in use on *gpus* together; None where one of them did not answer."""
-    found = {
-        seen.gpu: seen.facts.used
-        for seen in host.nvml.read(READ_S)
-        if isinstance(seen.facts, MemoryFacts) and seen.gpu in gpus
+    seen = list(host.nvml.read(READ_S))
+    if host.drm.drivers:
+        from vram.probes.sources import drm
+
+        seen += drm.observe(host, list(seen))
+    # Under MIG the whole GPU may be withheld from us; its instances are then what can be read.
+    found = _in_instances(each for each in seen if each.gpu in gpus) | {
+        each.gpu: each.facts.used
+        for each in seen
+        if isinstance(each.facts, MemoryFacts) and each.facts.total and each.gpu in gpus
     }
-    return sum(found.values()) if len(found) == len(set(gpus)) else None
+    # Some drivers never tell what is in use; they must not keep the others from being measured.
+    mute = {each.gpu for each in seen if isinstance(each.facts, GpuFacts) and each.facts.driver != "nvidia"}
+    wanted = set(gpus) - (mute - found.keys())
+    return sum(found.values()) if found and len(found) == len(wanted) else None
+
+
+def _in_instances(seen: Iterable[Observation]) -> dict[int | None, int]:
+    """What all GPU instances of a GPU use; devices of the same one tell the same memory."""
+    instances = {
+        (each.gpu, each.facts.gpu_instance): each.facts.memory.used
+        for each in seen
+        if isinstance(each.facts, MigFacts) and each.facts.memory is not None
+    }
+    sums: dict[int | None, int] = {}
+    for (gpu, _), used in instances.items():
+        sums[gpu] = sums.get(gpu, 0) + used
+    return sums
 
 
 def settled_bytes(

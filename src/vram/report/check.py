@@ -12,7 +12,7 @@ from vram.model.observation import HostFacts
 from vram.report.escape import inert
 from vram.report.json import encode
 from vram.report.look import MEANINGS
-from vram.report.phrases import command, identity
+from vram.report.phrases import command, identity, windows_process
 from vram.units import size
 
 
@@ -39,15 +39,18 @@ def text(verdicts: tuple[GpuVerdict, ...]) -> str:
 
 
 def _lines(gpu: GpuVerdict) -> list[str]:
+    name = f"GPU {gpu.index}" if gpu.mig is None else f"MIG {gpu.mig}"
     if gpu.verdict == "unknown":
-        return [f"GPU {gpu.index}: could not tell: {gpu.reason}"]
+        return [f"{name}: could not tell: {gpu.reason}"]
     if gpu.verdict == "clean":
         passed = f", {size(gpu.held_bytes)} allowed" if gpu.held_bytes else ""
-        return [f"GPU {gpu.index}: clean{passed}"]
-    return [f"GPU {gpu.index}: {_held(entry)}" for entry in sorted(gpu.entries, key=lambda e: -e.nbytes)]
+        return [f"{name}: clean{passed}"]
+    return [f"{name}: {_held(entry)}" for entry in sorted(gpu.entries, key=lambda e: -e.nbytes)]
 
 
 def _held(entry: Entry) -> str:
+    if entry.kind == "windows" and entry.windows is not None:
+        return f"{size(entry.nbytes)} by {', '.join(windows_process(entry.windows))}"
     if entry.holder is None:
         return f"{size(entry.nbytes)} {entry.kind}: {MEANINGS.get(entry.kind, entry.kind)}"
     who = ", ".join([*identity(entry.holder), command(entry.holder)]).rstrip(", ")

@@ -3,41 +3,65 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from rich.table import Table
 from rich.text import Text
 
 from vram.model.ledger import Entry, Kind
 from vram.report.look import KINDS, MEANINGS, Look
-from vram.report.phrases import command, identity, percent, sharing
+from vram.report.phrases import command, identity, percent, sharing, windows_process
 from vram.units import size
 
 # Past this many lines the smallest plain ones share a line: a page of 500 equal workers
 # hides the one that matters. JSON and `vram who` list them all.
 FOLD_AFTER = 32
 _FOLDABLE = frozenset(("process", "live", "cached", "fragmented", "context"))
+_LAST = ("overhead", "reserved", "untold", "unassigned", "free")
 _NARROW_COLUMNS = 36
 
 
-def entries_table(entries: Sequence[Entry], total_bytes: int, look: Look) -> Table:
-    """Return a line per entry, largest holder first, and the sum."""
+class Line(NamedTuple):
+    """A line of the table that stands for a whole part of the GPU."""
+
+    nbytes: int
+    what: str
+    who: str
+
+
+def lines_table(lines: Sequence[Line], entries: Sequence[Entry], total_bytes: int, look: Look) -> Table:
+    """Return a table of *lines*, then of *entries*, and the sum of both."""
+    table = _grid(look)
+    blank = [Text()] if look.is_wide else []
+    for line in lines:
+        share = Text(percent(line.nbytes, total_bytes), style="dim")
+        what = Text(look.clean(line.what), style="bold")
+        table.add_row(Text(size(line.nbytes)), share, what, Text(look.clean(line.who)), *blank)
+    for entry in in_order(entries):
+        table.add_row(*_entry_figures(entry, total_bytes, look), *_explanation(entry, look))
+    nbytes = sum(line.nbytes for line in lines) + sum(entry.nbytes for entry in entries)
+    _sum_rows(table, nbytes, total_bytes, look)
+    return table
+
+
+def entries_table(entries: Sequence[Entry], total_bytes: int | None, look: Look) -> Table:
+    """Return a line per entry, largest holder first, and the sum; None: what it should be is not told."""
     shown, folded = fold(in_order(entries))
     table = _grid(look)
     for entry in shown:
-        if folded and entry.kind in ("overhead", "reserved", "free"):
+        if folded and entry.kind in _LAST:
             _folded_row(table, folded, total_bytes, look)
             folded = []
-        table.add_row(*_figures(entry.kind, entry.nbytes, total_bytes, look), *_explanation(entry, look))
+        table.add_row(*_entry_figures(entry, total_bytes, look), *_explanation(entry, look))
     if folded:
         _folded_row(table, folded, total_bytes, look)
-    _sum_rows(table, entries, total_bytes, look)
+    _sum_rows(table, sum(entry.nbytes for entry in entries), total_bytes, look)
     return table
 
 
 def in_order(entries: Sequence[Entry]) -> list[Entry]:
     """Return what somebody holds, by size, then overhead, the driver's reserve and what is free."""
-    last = ("overhead", "reserved", "free")
-    return sorted(entries, key=lambda e: (last.index(e.kind) + 1 if e.kind in last else 0, -e.nbytes))
+    return sorted(entries, key=lambda e: (_LAST.index(e.kind) + 1 if e.kind in _LAST else 0, -e.nbytes))
 
 
 def fold(entries: list[Entry]) -> tuple[list[Entry], list[Entry]]:
@@ -69,9 +93,17 @@ def _grid(look: Look) -> Table:
     return table
 
 
-def _figures(kind: Kind, nbytes: int, total_bytes: int, look: Look) -> tuple[Text, Text, Text]:
+def _figures(kind: Kind, nbytes: int, total_bytes: int | None, look: Look) -> tuple[Text, Text, Text]:
     what = Text.assemble(look.swatch(kind), " ", (kind, KINDS[kind].style))
-    return Text(size(nbytes)), Text(percent(nbytes, total_bytes), style="dim"), what
+    share = "" if total_bytes is None else percent(nbytes, total_bytes)
+    return Text(size(nbytes)), Text(share, style="dim"), what
+
+
+def _entry_figures(entry: Entry, total_bytes: int | None, look: Look) -> tuple[Text, Text, Text]:
+    """Whose bytes are not told has none to show: zero would be a figure."""
+    nbytes, share, what = _figures(entry.kind, entry.nbytes, total_bytes, look)
+    untold = entry.nbytes == 0 and entry.holder is not None and entry.confidence == "unknown"
+    return (Text("untold", style="dim"), Text(), what) if untold else (nbytes, share, what)
 
 
 def _explanation(entry: Entry, look: Look) -> tuple[Text, ...]:
@@ -85,7 +117,8 @@ def _explanation(entry: Entry, look: Look) -> tuple[Text, ...]:
 
 def _who(entry: Entry, look: Look) -> Text:
     if entry.holder is None:
-        return Text(MEANINGS.get(entry.kind, ""))
+        named = windows_process(entry.windows) if entry.kind == "windows" and entry.windows else []
+        return Text(look.clean(" · ".join(named)) or MEANINGS.get(entry.kind, ""))
     room = look.width - _NARROW_COLUMNS
     if look.is_wide:
         room = room // 2 - 1
@@ -103,14 +136,15 @@ def _how(entry: Entry, look: Look) -> Text:
     """How we know; a plain fact that needs no word, like what is free, gets none."""
     reasons = list(entry.evidence)
     if entry.claimed is not None and entry.claimed != entry.nbytes:
-        reasons.append(f"the driver's own figure is {size(entry.claimed)}")
+        whose = "Windows'" if entry.windows else "the driver's"
+        reasons.append(f"{whose} own figure is {size(entry.claimed)}")
     words = "" if look.brief else "; ".join(reasons)
     if not words and entry.confidence == "fact":
         return Text()
     return Text(look.clean(f"{entry.confidence}: {words}" if words else entry.confidence), style="dim")
 
 
-def _folded_row(table: Table, folded: list[Entry], total_bytes: int, look: Look) -> None:
+def _folded_row(table: Table, folded: list[Entry], total_bytes: int | None, look: Look) -> None:
     nbytes = sum(entry.nbytes for entry in folded)
     pids = {entry.holder.pid for entry in folded if entry.holder}
     largest = size(max(entry.nbytes for entry in folded))
@@ -119,9 +153,16 @@ def _folded_row(table: Table, folded: list[Entry], total_bytes: int, look: Look)
     table.add_row(*_figures("process", nbytes, total_bytes, look), Text(words), *blank)
 
 
-def _sum_rows(table: Table, entries: Sequence[Entry], total_bytes: int, look: Look) -> None:
-    nbytes = sum(entry.nbytes for entry in entries)
+def _sum_rows(table: Table, nbytes: int, total_bytes: int | None, look: Look) -> None:
     table.add_row(Text(look.clean("─" * 10), style="dim"), Text(look.clean("─" * 6), style="dim"))
+    if total_bytes is None:
+        table.add_row(
+            Text(size(nbytes), style="bold"),
+            Text(),
+            Text("known"),
+            Text(f"{nbytes:,} bytes; the driver does not tell the total", style="dim"),
+        )
+        return
     if nbytes == total_bytes:
         verdict = Text(f"{nbytes:,} bytes: the lines above sum to the total exactly", style="dim")
     else:

@@ -6,28 +6,42 @@ from collections.abc import Iterator
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from vram.model.ledger import Entry, Holder, Ledger
+from vram.model.ledger import Entry, GpuLedger, Holder, Ledger
 from vram.model.observation import HostFacts
-from vram.report.phrases import workload
+from vram.model.windows import WindowsProcess
+from vram.report.phrases import container, job, mig_device, pod, workload
 
 # A snapshot may claim any ancestry; a real one is this deep only by accident.
 _DEEPEST = 16
 
 
 class Keep(Struct, frozen=True, kw_only=True):
-    """Bytes that a process keeps. ``shared_with`` names who is counted for the same bytes."""
+    """Bytes that a process keeps. ``shared_with`` names who is counted for the same bytes.
+
+    Of memory whose ``medium`` is "shared", that is as much as the other one shares with anybody.
+    The kind "system" is memory of the machine beside the GPU's own; it is in no sum.
+    ``mig`` names the MIG device where the GPU is divided: "0:1".
+    ``untold`` says that how many they are is not known. ``windows`` is the Windows process that
+    keeps them.
+    """
 
     gpu: int
     kind: str
     nbytes: int
     shared_with: int | None = None
+    medium: str | None = None
+    mig: str | None = None
+    untold: bool = False
+    windows: WindowsProcess | None = None
 
 
 class Kin(Struct, frozen=True, kw_only=True):
     """A process, what it keeps, whose files it inherited, and its children that hold something.
 
-    ``exported_bytes`` is what it has a handle on while the maker is charged for it.
+    ``exported_bytes`` is what it has a handle on while the maker is charged for it. An MPS
+    server has its clients as children; ``mps_server`` is the server of a client.
     """
 
     holder: Holder
@@ -35,6 +49,7 @@ class Kin(Struct, frozen=True, kw_only=True):
     inherited_from: int | None
     exported_bytes: int | None
     children: tuple[Kin, ...]
+    mps_server: int | None = None
 
 
 class Household(Struct, frozen=True, kw_only=True):
@@ -53,6 +68,7 @@ class WhoReport(Struct, frozen=True, kw_only=True):
     host: HostFacts
     households: tuple[Household, ...]
     unnamed: tuple[Keep, ...]
+    by: str | None = None
 
 
 class _Person:
@@ -63,6 +79,7 @@ class _Person:
         self.keeps: list[Keep] = []
         self.inherited_from: int | None = None
         self.exported_bytes: int | None = None
+        self.mps_server: int | None = None
         self.parent: _Person | None = None
         self.children: list[_Person] = []
         self.height = 1
@@ -75,7 +92,7 @@ class _Person:
 
     @property
     def own_bytes(self) -> int:
-        return sum(keep.nbytes for keep in self.keeps if keep.shared_with is None)
+        return sum(keep.nbytes for keep in self.keeps if keep.shared_with is None and keep.kind != "system")
 
     @property
     def nbytes(self) -> int:
@@ -89,15 +106,23 @@ class _Person:
             inherited_from=self.inherited_from,
             exported_bytes=self.exported_bytes,
             children=tuple(child.settled() for child in children),
+            mps_server=self.mps_server,
         )
 
 
-def who(ledger: Ledger) -> WhoReport:
-    """Return everyone who keeps bytes or has a GPU's files open, by what started them."""
-    census = _Census()
+def who(ledger: Ledger, by: str | None = None) -> WhoReport:
+    """Return everyone who keeps bytes or has a GPU's files open, by what started them.
+
+    *by* chooses one kind of group: everybody is then counted where it belongs itself, and stands
+    below its parent or server only where both belong there.
+    """
+    census = _Census(by)
     for gpu in ledger.gpus:
-        for entry in gpu.entries:
-            census.count(gpu.index, entry)
+        for entry in gpu.accounted:
+            census.count(gpu, entry)
+        for entry in gpu.system.entries if gpu.system and gpu.total_bytes != 0 else ():
+            if entry.holder is not None:
+                census.count(gpu, entry, "system")
     for gpu in ledger.gpus:
         for bystander in gpu.bystanders:
             person = census.person(bystander.holder)
@@ -108,31 +133,43 @@ def who(ledger: Ledger) -> WhoReport:
         schema=1,
         taken_at=ledger.taken_at,
         host=ledger.host,
+        by=by,
         households=census.households(),
         unnamed=tuple(census.unnamed),
     )
 
 
 class _Census:
-    def __init__(self) -> None:
+    def __init__(self, by: str | None = None) -> None:
+        self._by = by
         self.people: dict[tuple[int, int | None], _Person] = {}
         self.unnamed: list[Keep] = []
 
     def person(self, holder: Holder) -> _Person:
         return self.people.setdefault((holder.pid, holder.started_at), _Person(holder))
 
-    def count(self, gpu: int, entry: Entry) -> None:
-        if entry.kind in ("free", "reserved") or entry.nbytes == 0:
+    def count(self, gpu: GpuLedger, entry: Entry, kind: str | None = None) -> None:
+        untold = entry.nbytes == 0 and entry.holder is not None and entry.confidence == "unknown"
+        nobodys = entry.kind in ("free", "reserved", "untold", "unassigned")
+        if nobodys or (entry.nbytes == 0 and not untold):
             return
-        keep = Keep(gpu=gpu, kind=entry.kind, nbytes=entry.nbytes)
+        keep = Keep(
+            gpu=gpu.index,
+            kind=kind or entry.kind,
+            nbytes=entry.nbytes,
+            medium=entry.medium,
+            mig=mig_device(gpu, entry),
+            untold=untold,
+            windows=entry.windows if entry.kind == "windows" else None,
+        )
         if entry.holder is None:
             self.unnamed.append(keep)
             return
         keeper = self.person(entry.holder)
         keeper.keeps.append(keep)
+        keeper.mps_server = entry.mps_server or keeper.mps_server
         for sharer in entry.sharers:
-            shared = Keep(gpu=gpu, kind=entry.kind, nbytes=entry.nbytes, shared_with=entry.holder.pid)
-            self.person(sharer).keeps.append(shared)
+            self.person(sharer).keeps.append(replace(keep, shared_with=entry.holder.pid))
         if entry.kind == "orphaned" and entry.charged_pid is not None:
             self._remember_the_dead(entry, entry.charged_pid)
 
@@ -151,16 +188,19 @@ class _Census:
     def join_families(self) -> None:
         by_pid = {person.holder.pid: person for person in self.people.values()}
         for person in list(self.people.values()):
-            parent_pid = person.inherited_from or person.holder.parent
+            parent_pid = person.inherited_from or person.mps_server or person.holder.parent
             parent = by_pid.get(parent_pid) if parent_pid is not None else None
-            if person.parent is None and parent is not None:
+            if person.parent is None and parent is not None and self._belong_together(parent, person):
                 _adopt(parent, person)
+
+    def _belong_together(self, parent: _Person, child: _Person) -> bool:
+        return self._by is None or _home(parent, self._by) == _home(child, self._by)
 
     def households(self) -> tuple[Household, ...]:
         homes: dict[str, list[_Person]] = {}
         for person in self.people.values():
             if person.parent is None:
-                homes.setdefault(_home(person), []).append(person)
+                homes.setdefault(_home(person, self._by), []).append(person)
         built = [_household(name, people) for name, people in homes.items()]
         return tuple(sorted(built, key=lambda home: (home.name is None, -home.nbytes)))
 
@@ -175,12 +215,30 @@ def _adopt(parent: _Person, child: _Person) -> None:
         ancestor.height = max(ancestor.height, child.height + above)
 
 
-def _home(person: _Person) -> str:
+def _home(person: _Person, by: str | None) -> str:
     """What started a process; of the dead nothing is known, so their children speak for them."""
-    own = workload(person.holder.workload, full=True)
+    own = _group(person.holder, by)
     if own or person.holder.alive or not person.children:
         return own
-    return workload(person.children[0].holder.workload, full=True)
+    return _group(person.children[0].holder, by)
+
+
+def _group(holder: Holder, by: str | None) -> str:
+    origin = holder.workload
+    match by:
+        case "job":
+            return job(origin)
+        case "pod":
+            return pod(origin, full=True)
+        case "container":
+            return container(origin, full=True)
+        case "notebook":
+            return f"notebook {origin.notebook}" if origin.notebook else ""
+        case "unit":
+            return origin.unit or ""
+        case "user":
+            return holder.user or ""
+    return workload(origin, full=True)
 
 
 def _household(name: str, people: list[_Person]) -> Household:

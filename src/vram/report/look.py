@@ -22,6 +22,8 @@ KINDS: dict[Kind, Ink] = {
     "exported": Ink("▞", "E", "magenta"),
     "hidden": Ink("▓", "H", "yellow"),
     "unattributed": Ink("?", "?", "yellow"),
+    "windows": Ink("▞", "W", "blue"),
+    "guest": Ink("▓", "G", "cyan"),
     "process": Ink("█", "#", "cyan"),
     "live": Ink("█", "#", "cyan"),
     "cached": Ink("▓", "=", "blue"),
@@ -29,6 +31,8 @@ KINDS: dict[Kind, Ink] = {
     "context": Ink("▒", "+", "blue"),
     "overhead": Ink("░", "~", "bright_black"),
     "reserved": Ink("▒", "R", "bright_black"),
+    "untold": Ink("╌", "u", "bright_black"),
+    "unassigned": Ink("╍", "-", "bright_black"),
     "free": Ink("·", ".", "green"),
 }
 
@@ -36,9 +40,12 @@ KINDS: dict[Kind, Ink] = {
 MEANINGS: dict[Kind, str] = {
     "free": "nobody's",
     "reserved": "the driver, its firmware and ECC",
-    "overhead": "contexts, beyond what the driver's list counts",
+    "unassigned": "given to no MIG instance: nobody can use it",
+    "overhead": "the driver itself, beyond what it charges to anybody",
     "hidden": "a process that cannot be seen from here",
     "unattributed": "nobody could be named",
+    "untold": "free, or held by somebody who cannot be seen: the driver does not tell",
+    "guest": "Linux processes together, as Windows counts them",
     "orphaned": "whoever keeps it could not be named",
     "exported": "whoever keeps it could not be named",
 }

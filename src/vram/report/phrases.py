@@ -2,16 +2,50 @@
 
 from __future__ import annotations
 
-from vram.model.ledger import Entry, Holder
+from collections.abc import Sequence
+
+from vram.model.ledger import Entry, GpuLedger, Holder
 from vram.model.process import Workload
-from vram.units import duration
+from vram.model.windows import WindowsProcess
+from vram.units import duration, size
 
 _STATES = {"T": "stopped", "t": "being traced", "Z": "zombie", "X": "dead", "D": "uninterruptible"}
 
 
+def gpu_label(gpu: GpuLedger) -> str:
+    """Return how a GPU, or one MIG instance of it, is called in front of its name."""
+    return f"GPU {gpu.index}" if gpu.mig is None else f"MIG {gpu.mig}"
+
+
+def mig_device(gpu: GpuLedger, entry: Entry) -> str | None:
+    """Return the MIG device that an entry's bytes are on, as --gpu takes it; None on a whole GPU."""
+    for instance in gpu.instances:
+        if instance.gpu_instance == entry.gpu_instance:
+            own = [each for each in instance.devices if each.compute_instance == entry.compute_instance]
+            return f"{gpu.index}:{(own or instance.devices)[0].index}"
+    return None
+
+
+def memory_figures(entries: Sequence[Entry], total: int | None) -> str:
+    """Return used, free and total; memory that no MIG instance was given is neither of both."""
+    if total is None:
+        return ""
+    if total == 0:
+        return "no memory of its own"
+    sums = {
+        kind: sum(e.nbytes for e in entries if e.kind == kind) for kind in ("free", "untold", "unassigned")
+    }
+    used = size(total - sum(sums.values()))
+    if sums["untold"]:
+        return f"{used} known to be used · {size(total)} total"
+    spare = f" · {size(sums['unassigned'])} unassigned" if sums["unassigned"] else ""
+    return f"{used} used · {size(sums['free'])} free{spare} · {size(total)} total"
+
+
 def identity(holder: Holder, *, origin: bool = True) -> list[str]:
     """Return who a holder is, in parts: pid, user, age, what started it, and what is odd about it."""
-    parts = [f"pid {holder.pid}"]
+    inside = f" ({holder.inner_pid} inside)" if holder.inner_pid is not None else ""
+    parts = [f"pid {holder.pid}{inside}"]
     if holder.user:
         parts.append(holder.user)
     if not holder.alive:
@@ -21,6 +55,9 @@ def identity(holder: Holder, *, origin: bool = True) -> list[str]:
     started_by = workload(holder.workload) if origin else ""
     if started_by:
         parts.append(started_by)
+    notebook = holder.workload.notebook
+    if notebook and started_by != f"notebook {notebook}":
+        parts.append(f"notebook {notebook}")
     return parts + oddities(holder)
 
 
@@ -37,16 +74,43 @@ def oddities(holder: Holder) -> list[str]:
 
 
 def workload(origin: Workload, *, full: bool = False) -> str:
-    """Name what started a process: the most telling of job, pod, container and unit."""
-    if origin.slurm_job:
-        step = f".{origin.slurm_step}" if origin.slurm_step else ""
-        return f"slurm {origin.slurm_job}{step}"
-    if origin.pod:
-        return f"pod {origin.pod}"
-    if origin.container:
-        name = origin.container if full else origin.container[:12]
-        return f"{origin.runtime or 'container'} {name}"
-    return origin.unit or ""
+    """Name what started a process: the most telling of job, pod, container, notebook and unit."""
+    for told in (job(origin), pod(origin, full=full), container(origin, full=full)):
+        if told:
+            return told
+    return f"notebook {origin.notebook}" if origin.notebook else origin.unit or ""
+
+
+def job(origin: Workload) -> str:
+    """Name the Slurm job, as the kernel knows it or as the process itself says."""
+    number = origin.slurm_job or origin.claimed_job
+    if not number:
+        return ""
+    step = f".{origin.slurm_step}" if origin.slurm_step else ""
+    name = f" ({origin.job_name})" if origin.job_name else ""
+    return f"slurm {number}{step}{name}"
+
+
+def pod(origin: Workload, *, full: bool = False) -> str:
+    """Name the pod, by its name where that is known."""
+    if not (origin.pod or origin.pod_name):
+        return ""
+    number = f" ({origin.pod})" if full and origin.pod and origin.pod_name else ""
+    return f"pod {origin.pod_name or origin.pod}{number}"
+
+
+def container(origin: Workload, *, full: bool = False) -> str:
+    """Name the container, by its name where that is known."""
+    if not origin.container:
+        return ""
+    number = origin.container if full else origin.container[:12]
+    named = f"{origin.container_name} ({number})" if origin.container_name and full else origin.container_name
+    return f"{origin.runtime or 'container'} {named or number}"
+
+
+def windows_process(process: WindowsProcess) -> list[str]:
+    """Return who a Windows process is, in parts."""
+    return [f"Windows pid {process.pid}", process.name or "name not told"]
 
 
 def command(holder: Holder) -> str:
@@ -55,12 +119,14 @@ def command(holder: Holder) -> str:
 
 
 def sharing(entry: Entry) -> str:
-    """Say that others keep the same bytes, so that all of them must let go."""
+    """Say that others keep the same bytes, so that all of them must let go; or who opened the GPU."""
     if not entry.sharers:
-        return ""
+        return f"client of MPS server pid {entry.mps_server}" if entry.mps_server is not None else ""
     pids = ", ".join(str(sharer.pid) for sharer in entry.sharers[:6])
     more = f" and {len(entry.sharers) - 6} more" if len(entry.sharers) > 6 else ""
     noun = "pid" if len(entry.sharers) == 1 else "pids"
+    if entry.medium == "shared":
+        return f"shared with {noun} {pids}{more}, each of which keeps a part"
     return f"also kept by {noun} {pids}{more}: all must let go"
 
 

@@ -1,6 +1,6 @@
-"""The JSON Schema of ``vram why --json``, generated from the model.
+"""The JSON Schemas of what programs rely on, generated from the model.
 
-``python -m vram.report.schema`` rewrites the copy that is shipped beside this file.
+``python -m vram.report.schema`` rewrites the copies that are shipped beside this file.
 """
 
 from __future__ import annotations
@@ -11,18 +11,26 @@ from typing import Any
 
 import msgspec
 
+from vram.report.doctor_json import DoctorReport
 from vram.report.json import WhyReport
+from vram.report.oom_json import OomReport
 
 SHIPPED = Path(__file__).with_name("why.schema.json")
+REPORTS: dict[str, type[msgspec.Struct]] = {"why": WhyReport, "doctor": DoctorReport, "oom": OomReport}
 
 
-def generate() -> dict[str, Any]:
+def shipped(command: str) -> Path:
+    """Where the schema of a command's report lies."""
+    return Path(__file__).with_name(f"{command}.schema.json")
+
+
+def generate(command: str = "why") -> dict[str, Any]:
     """Describe what the program prints.
 
     msgspec describes what it would accept, where a field with a default may be missing;
     the program prints every field, so here all are required.
     """
-    (root,), definitions = msgspec.json.schema_components([WhyReport], ref_template="#/$defs/{name}")
+    (root,), definitions = msgspec.json.schema_components([REPORTS[command]], ref_template="#/$defs/{name}")
     for definition in definitions.values():
         if "properties" in definition:
             definition["required"] = list(definition["properties"])
@@ -31,16 +39,17 @@ def generate() -> dict[str, Any]:
             definition["description"] = cleandoc(definition["description"])
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "vram why --json",
+        "title": f"vram {command} --json",
         **root,
         "$defs": definitions,
     }
 
 
-def rendered() -> bytes:
+def rendered(command: str = "why") -> bytes:
     """Return the shipped file's exact contents."""
-    return msgspec.json.format(msgspec.json.encode(generate()), indent=2) + b"\n"
+    return msgspec.json.format(msgspec.json.encode(generate(command)), indent=2) + b"\n"
 
 
 if __name__ == "__main__":
-    SHIPPED.write_bytes(rendered())
+    for name in REPORTS:
+        shipped(name).write_bytes(rendered(name))

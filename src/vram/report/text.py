@@ -15,7 +15,7 @@ from vram.report.bar import apportion
 from vram.report.entries import entries_table
 from vram.report.look import KINDS, SEVERITIES, Look
 from vram.report.paragraph import paragraph
-from vram.report.phrases import command, identity
+from vram.report.phrases import command, gpu_label, identity, memory_figures
 from vram.report.selection import select
 from vram.units import size
 
@@ -45,10 +45,21 @@ def masthead(ledger: Ledger, look: Look) -> Text:
     parts = [ledger.host.name, ledger.taken_at]
     if ledger.driver and ledger.driver.driver_version:
         parts.append(f"driver {ledger.driver.driver_version}")
+    if ledger.host.wsl_facts is not None:
+        parts.append(f"WSL{ledger.host.wsl_facts.version}")
+    parts += _kernel_drivers(ledger)
     if ledger.host.virtual:
         parts.append("virtual GPUs, no real hardware")
     line = look.clean(" · ".join(parts))
     return Text(line, style="dim", overflow="fold")
+
+
+def _kernel_drivers(ledger: Ledger) -> list[str]:
+    """The drivers of other vendors: with a version where they have one, else with the kernel's."""
+    found = {gpu.driver: gpu.facts for gpu in ledger.gpus if gpu.facts and gpu.driver != "nvidia"}
+    own = [f"{name} {facts.driver_version}" for name, facts in found.items() if facts.driver_version]
+    plain = ", ".join(name for name, facts in found.items() if not facts.driver_version)
+    return own + ([f"{plain} of Linux {ledger.host.kernel}"] if plain else [])
 
 
 def _gpu(gpu: GpuLedger, look: Look) -> Iterator[RenderableType]:
@@ -56,21 +67,41 @@ def _gpu(gpu: GpuLedger, look: Look) -> Iterator[RenderableType]:
     if gpu.status != "ok":
         reason = look.clean(gpu.message or "the driver did not answer for this GPU")
         yield paragraph("  ", Text(f"{gpu.status}: {reason}", style="bold red"), look)
-    if gpu.total_bytes is not None:
+    if gpu.total_bytes:
         yield _bar(gpu, look)
         yield Text()
+    if gpu.instances and gpu.mig is None:
+        from vram.report.mig import divided
+
+        yield from divided(gpu, look)
+    elif gpu.total_bytes or gpu.entries:
         yield entries_table(gpu.entries, gpu.total_bytes, look)
     for note in gpu.notes:
         yield paragraph("note: ", Text(look.clean(note)), look, indent=2)
+    yield from _system(gpu, look)
     yield from _bystanders(gpu.bystanders, look)
+
+
+def _system(gpu: GpuLedger, look: Look) -> Iterator[RenderableType]:
+    """The machine's own memory: all that an integrated GPU has, and beside the total of others."""
+    system = gpu.system
+    if system is None:
+        return
+    used = sum(entry.nbytes for entry in system.entries)
+    words = f"{size(used)} of the machine's memory" + (", beside its own" if gpu.total_bytes else "")
+    if system.total_bytes is not None:
+        words += f" (up to {size(system.total_bytes)})"
+    yield Text()
+    yield Text(f"  {look.clean(words)}:")
+    yield entries_table(system.entries, system.used_bytes, look)
 
 
 def _heading(gpu: GpuLedger, look: Look) -> Iterator[Text]:
     is_virtual = gpu.facts is not None and gpu.facts.virtual
-    label = f"GPU {gpu.index}  {look.clean(gpu.name)}"
+    label = f"{gpu_label(gpu)}  {look.clean(gpu.name)}"
     if is_virtual and "virtual" not in gpu.name.lower():
         label += " (virtual)"
-    figures = look.clean(_figures(gpu))
+    figures = look.clean(memory_figures(gpu.entries, gpu.total_bytes))
     gap = look.width - len(label) - len(figures)
     if figures and gap >= 2:
         yield Text.assemble((label, "bold"), " " * gap, figures)
@@ -78,13 +109,6 @@ def _heading(gpu: GpuLedger, look: Look) -> Iterator[Text]:
     yield Text(label, style="bold", overflow="fold")
     if figures:
         yield Text(f"       {figures}")
-
-
-def _figures(gpu: GpuLedger) -> str:
-    if gpu.total_bytes is None:
-        return ""
-    free = sum(entry.nbytes for entry in gpu.entries if entry.kind == "free")
-    return f"{size(gpu.total_bytes - free)} used · {size(free)} free · {size(gpu.total_bytes)} total"
 
 
 def _bar(gpu: GpuLedger, look: Look) -> Text:
@@ -112,10 +136,12 @@ def _bystanders(bystanders: tuple[Bystander, ...], look: Look) -> Iterator[Rende
 
 def _gaps(ledger: Ledger, look: Look) -> Iterator[RenderableType]:
     """Say what could not be seen, so that a short answer is not taken for a whole one."""
+    shown = {gpu.message for gpu in ledger.gpus}
     gaps = [
         f"probe {probe.name}: {probe.status}" + (f", {probe.message}" if probe.message else "")
         for probe in ledger.probes
-        if probe.status in ("failed", "timeout", "lost") or (probe.status == "denied" and probe.message)
+        if probe.status in ("failed", "timeout", "lost")
+        or (probe.status == "denied" and probe.message and probe.message not in shown)
     ]
     if ledger.unreadable_processes:
         owners = ", ".join(ledger.unreadable_users)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from textwrap import wrap
 
 from rich.cells import cell_len
@@ -11,7 +11,7 @@ from rich.text import Text
 
 from vram.report.kinship import Household, Keep, Kin, WhoReport
 from vram.report.look import Look
-from vram.report.phrases import command, identity
+from vram.report.phrases import command, identity, windows_process
 from vram.units import size
 
 _SIZE_COLUMNS = 12
@@ -21,19 +21,26 @@ def who(report: WhoReport, look: Look) -> RenderableType:
     """Return a block for every household, the named ones first."""
     lines: list[Text] = []
     for household in report.households:
-        lines += [*_household(household, look), Text()]
-    if report.unnamed:
-        nbytes = sum(keep.nbytes for keep in report.unnamed)
-        lines.append(_line(size(nbytes), "", Text("charged to nobody", style="bold")))
-        lines += [_line("", "   ", Text(look.clean(_kept(keep)), style="dim")) for keep in report.unnamed]
-        lines.append(Text())
+        lines += [*_household(household, report.by, look), Text()]
+    windows = [keep for keep in report.unnamed if keep.windows]
+    lines += _unnamed("programs of Windows", windows, look)
+    lines += _unnamed("charged to nobody", [keep for keep in report.unnamed if not keep.windows], look)
     if not lines:
         return Text("Nobody holds GPU memory, and nobody has a GPU's files open.")
     return Group(*lines[:-1])
 
 
-def _household(household: Household, look: Look) -> Iterator[Text]:
-    name = household.name or "outside of containers and jobs"
+def _unnamed(heading: str, keeps: Sequence[Keep], look: Look) -> Iterator[Text]:
+    if keeps:
+        yield _line(size(sum(keep.nbytes for keep in keeps)), "", Text(heading, style="bold"))
+        for keep in keeps:
+            words = look.short(_kept(keep), look.width - _SIZE_COLUMNS - 3)
+            yield _line("", "   ", Text(words, style="dim"))
+        yield Text()
+
+
+def _household(household: Household, by: str | None, look: Look) -> Iterator[Text]:
+    name = household.name or (f"no {by} known" if by else "outside of containers and jobs")
     yield _line(size(household.nbytes), "", Text(look.short(name, look.width - _SIZE_COLUMNS), style="bold"))
     for at, kin in enumerate(household.processes, 1):
         yield from _kin(kin, "", at == len(household.processes), look)
@@ -42,7 +49,7 @@ def _household(household: Household, look: Look) -> Iterator[Text]:
 def _kin(kin: Kin, prefix: str, is_last: bool, look: Look) -> Iterator[Text]:
     below = prefix + ("   " if is_last else look.clean("│  "))
     fork = look.clean("└─ " if is_last else "├─ ")
-    own = sum(keep.nbytes for keep in kin.keeps if keep.shared_with is None)
+    own = sum(keep.nbytes for keep in kin.keeps if keep.shared_with is None and keep.kind != "system")
     room = look.width - _SIZE_COLUMNS - len(below)
     yield _line(size(own) if own else "", prefix + fork, _who(kin, room, look))
     stem = below + look.clean("│  " if kin.children else "   ")
@@ -71,6 +78,10 @@ def _facts(kin: Kin) -> Iterator[str]:
         yield f"holds the files of pid {kin.inherited_from}, inherited when that one forked"
     elif kin.inherited_from is not None:
         yield f"inherited the files of pid {kin.inherited_from}: ending that one alone gives nothing back"
+    elif any(child.mps_server == kin.holder.pid for child in kin.children):
+        yield "MPS server: opens the GPU for those below, and all of them fail if it is ended"
+    elif kin.mps_server is not None:
+        yield f"client of MPS server pid {kin.mps_server}"
     elif not kin.keeps and kin.exported_bytes is None:
         yield "has GPU files open and is charged nothing"
     if kin.exported_bytes is not None:
@@ -80,8 +91,18 @@ def _facts(kin: Kin) -> Iterator[str]:
 
 
 def _kept(keep: Keep) -> str:
+    if keep.medium == "shared" and keep.shared_with is not None:
+        return f"GPU {keep.gpu}: shares part of the {size(keep.nbytes)} of pid {keep.shared_with}"
     shared = f", the same bytes as pid {keep.shared_with}" if keep.shared_with is not None else ""
-    return f"GPU {keep.gpu}: {size(keep.nbytes)} {keep.kind}{shared}"
+    if keep.untold:
+        return f"GPU {keep.gpu}: how much is not told{shared}"
+    if keep.windows:
+        return f"GPU {keep.gpu}: {size(keep.nbytes)} {' · '.join(windows_process(keep.windows))}"
+    kind = "of the machine's memory" if keep.kind == "system" else keep.kind
+    if keep.medium == "shared":
+        kind += ", shared with other clients"
+    place = f"GPU {keep.gpu}" if keep.mig is None else f"MIG {keep.mig}"
+    return f"{place}: {size(keep.nbytes)} {kind}{shared}"
 
 
 def _line(nbytes: str, stem: str, body: Text) -> Text:

@@ -78,9 +78,8 @@ def _verdict(receipt: TrimReceipt) -> Text:
     how = f"{WAYS[receipt.via]}, in {receipt.took_s:.2f} s"
     if receipt.charged_after is None or receipt.returned_bytes is None:
         return Text(f"The driver could not be read again ({how}).")
-    figures = (
-        f": the driver charged it with {size(receipt.charged_before)}, now {size(receipt.charged_after)}"
-    )
+    said = "the GPU's total in use was" if receipt.whole_gpu else "the driver charged it with"
+    figures = f": {said} {size(receipt.charged_before)}, now {size(receipt.charged_after)}"
     gave = receipt.returned_bytes > 0
     told = f"{size(receipt.returned_bytes)} came back" if gave else "nothing came back"
     return Text.assemble((told, "bold green" if gave else "bold"), f" {how}", figures)

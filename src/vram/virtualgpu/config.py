@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from vram.errors import UsageError
 from vram.units import MIB, size
+from vram.virtualgpu import mig
 
 MOST_GPUS = 64
+TOTAL_BYTES = 143771 * MIB
 RESERVED_BYTES = 615 * MIB + 64 * 1024
 # NVML's older calls bring a buffer of 64 bytes for the name.
 LONGEST_NAME = 63
@@ -22,15 +24,20 @@ SIZES = (
     "context_overhead_bytes",
     "bar1_bytes",
     "bar1_base_bytes",
+    "windows_bytes",
 )
 SWITCHES = (
     "ecc_enabled",
     "persistence",
     "mig_enabled",
+    "mig_pending",
+    "mig_restricted",
+    "host_pids",
     "remap_pending",
     "remap_failure",
     "retires_pages",
     "retired_pending",
+    "wddm",
 )
 NUMBERS = (
     "remapped_correctable",
@@ -41,7 +48,8 @@ NUMBERS = (
     "compute_mode",
 )
 TEXTS = ("name", "uuid")
-OF_THE_MACHINE = ("driver_version", "cuda_version")
+MIG = "mig"
+OF_THE_MACHINE = ("driver_version", "cuda_version", "wddm")
 COMPUTE_MODES = {"default": 0, "prohibited": 2, "exclusive_process": 3}
 
 Setting = str | int | bool
@@ -55,9 +63,32 @@ def first_lines(gpus: int, settings: dict[str, Setting]) -> list[str]:
     return [f"gpus = {gpus}", *lines(settings)]
 
 
-def lines(settings: dict[str, Setting], gpu: int | None = None) -> list[str]:
-    """One line for each setting, of one GPU or of all."""
-    return [line(key, value, gpu) for key, value in settings.items()]
+def lines(settings: dict[str, Setting], gpu: int | None = None, said: str = "") -> list[str]:
+    """One line for each setting, of one GPU or of all; *said* is what the file holds already."""
+    plain = {key: value for key, value in settings.items() if key != MIG}
+    written = [line(key, value, gpu) for key, value in plain.items()]
+    if MIG not in settings:
+        return written
+    sizes = sizes_in("\n".join((said, *written)), gpu)
+    return written + _divided(str(settings[MIG]), *sizes, "" if gpu is None else f"gpu{gpu}.")
+
+
+def sizes_in(said: str, gpu: int | None) -> tuple[int, int]:
+    """Total and reserved bytes of a GPU, as the lines of a config file leave them."""
+    values = {"total_bytes": TOTAL_BYTES, "reserved_bytes": RESERVED_BYTES}
+    for each in said.splitlines():
+        key, _, value = (part.strip() for part in each.partition("="))
+        key = key.removeprefix(f"gpu{gpu}.")
+        if key in values and value.isdigit():
+            values[key] = int(value)
+    return values["total_bytes"], values["reserved_bytes"]
+
+
+def _divided(division: str, total: int, reserved: int, prefix: str) -> list[str]:
+    """The lines that switch MIG on and make its instances."""
+    made = mig.devices(division, total, reserved)
+    devices = [mig.NONE, *(each.setting() for each in made)]
+    return [f"{prefix}mig_enabled = 1", *(f"{prefix}mig_device = {each}" for each in devices)]
 
 
 def line(key: str, value: Setting, gpu: int | None = None) -> str:
@@ -88,7 +119,7 @@ def _written(key: str, value: Setting) -> str:
         return _number(key, value)
     if key in (*TEXTS, "driver_version"):
         return _text(key, virtual_name(_text(key, str(value))) if key == "name" else str(value))
-    known = ", ".join((*OF_THE_MACHINE, *TEXTS, *SIZES, *SWITCHES, *NUMBERS))
+    known = ", ".join((*OF_THE_MACHINE, *TEXTS, MIG, *SIZES, *SWITCHES, *NUMBERS))
     raise UsageError(f"a virtual GPU has no setting {key!r}", hint=f"it has {known}")
 
 

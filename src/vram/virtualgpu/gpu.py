@@ -17,6 +17,10 @@ from vram.virtualgpu.config import Setting
 
 Command = Sequence[str | os.PathLike[str]]
 
+DEVICES = ("nvidiactl", "nvidia-uvm")
+WINDOWS_DEVICES = ("dxg",)
+"""Under Windows' driver, as in WSL2, there is one device for every GPU."""
+
 
 class VirtualGpu:
     """One or several virtual GPUs in one private folder.
@@ -40,16 +44,18 @@ class VirtualGpu:
     ) -> VirtualGpu:
         """Make *gpus* GPUs alike; what is not said is as measured on an H200.
 
-        *settings* are those of :mod:`vram.virtualgpu.config`. *folder* names a place that is
+        *settings* are those of :mod:`vram.virtualgpu.config`; ``mig="3g.71gb,2g.35gb"`` divides every
+        GPU (:mod:`vram.virtualgpu.mig`). *folder* names a place that is
         empty or does not exist yet; left out, it is a new one in shared memory or $TMPDIR.
         """
         named = {"total_bytes": memory_bytes, "name": name}
         said = {key: value for key, value in named.items() if value is not None}
         lines = config.first_lines(gpus, said | settings)
+        devices = WINDOWS_DEVICES if settings.get("wddm") else DEVICES
         place = private.make(folder)
         made = cls(place, leftovers.claim(place))
         try:
-            made._furnish(lines)
+            made._furnish(lines, devices)
         except BaseException:
             made.close()
             raise
@@ -111,8 +117,10 @@ class VirtualGpu:
 
     def set(self, gpu: int | None = None, **settings: Setting) -> None:
         """Change settings, of one GPU or of all, for every process that starts from now on."""
-        with (self.folder / "config").open("a") as file:
-            file.writelines(f"{line}\n" for line in config.lines(settings, gpu))
+        path = self.folder / "config"
+        lines = config.lines(settings, gpu, path.read_text())
+        with path.open("a") as file:
+            file.writelines(f"{line}\n" for line in lines)
 
     def fail(
         self,
@@ -150,12 +158,11 @@ class VirtualGpu:
         fresh.write_text("".join(f"{line}\n" for line in lines))
         fresh.replace(self.folder / "faults")
 
-    def _furnish(self, lines: Sequence[str]) -> None:
+    def _furnish(self, lines: Sequence[str], devices: Sequence[str]) -> None:
         libraries.link_into(self.folder / "lib")
-        devices = self.folder / "dev"
-        devices.mkdir()
-        for name in ("nvidiactl", "nvidia-uvm"):
-            (devices / name).touch()
+        (self.folder / "dev").mkdir()
+        for name in devices:
+            (self.folder / "dev" / name).touch()
         (self.folder / "admission.lock").touch()
         (self.folder / "faults").touch()
         # Last, because a folder with a config is one that can be entered.

@@ -9,9 +9,8 @@ from __future__ import annotations
 import os
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
 
 from vram.cli.terminal import add_terminal_arguments, emit
 from vram.errors import ExitCode, UsageError
@@ -42,14 +41,22 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_terminal_arguments(parser)
 
 
+def known_names() -> tuple[tuple[str, str], ...]:
+    """The scenes, each with its question."""
+    from vram.virtualgpu.stories import STORIES
+
+    return tuple((story.name, story.question) for story in STORIES)
+
+
 def run(args: Namespace) -> int:
+    from vram.cli.leaving import signals_lead_out
     from vram.virtualgpu.stories import STORIES
 
     stories = _chosen(args.names, STORIES)
     if args.list:
         emit("".join(f"{story.name:9}{story.question}\n" for story in stories))
         return ExitCode.OK
-    with _signals_lead_out():
+    with signals_lead_out():
         return _draw(args.svg) if args.svg else _play_all(stories, args)
 
 
@@ -117,19 +124,3 @@ def _draw(path: str) -> int:
             story.raise_it(cleanup.enter_context(Scene(gpu, story.scene, story.size)))
         run_why(gpu, ["--svg", path], {})
     return ExitCode.OK
-
-
-@contextmanager
-def _signals_lead_out() -> Iterator[None]:
-    """Let the signals that end a program end this one by its way out, past every clean-up."""
-    import signal
-
-    def leave(number: int, _: object) -> NoReturn:
-        raise SystemExit(128 + number)
-
-    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -2,6 +2,7 @@
 
     vram virtual -- bash                     a shell with one virtual H200; gone when it ends
     vram virtual --gpus 2 --memory 24GiB -- python train.py
+    vram virtual --mig 3g.71gb,2g.35gb -- nvitop -1
     vram virtual --fault 'nvmlDeviceGet* gpu=1 after=9 error=GPU_IS_LOST' -- gpustat
 
     vram virtual fault 'cuMemAlloc* nth=3 error=OUT_OF_MEMORY'     inside: from now on
@@ -18,6 +19,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from vram.errors import ExitCode, UsageError
 from vram.units import parse_size
@@ -37,6 +39,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("--memory", type=parse_size, metavar="SIZE", help="of each (default: 140.4GiB)")
     option("--name", help='"(virtual)" is added to it (default: NVIDIA H200)')
     option("--context", type=parse_size, metavar="SIZE", help="what a context costs (default: 518MiB)")
+    option(
+        "--wsl",
+        action="store_true",
+        help="under Windows' driver, as in WSL2: one device, no figures per process",
+    )
+    option("--mig", metavar="PROFILES", help="divide each: 3g.71gb,2g.35gb, or none for no instance yet")
     option("--fault", action="append", default=[], metavar="LINE", help="let calls fail; repeatable")
     option("--keep", action="store_true", help="leave the folder behind and say where it is")
     option("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -63,7 +71,8 @@ def _command(words: Sequence[str]) -> list[str]:
 
 
 def _made(args: argparse.Namespace, lines: Sequence[str]) -> VirtualGpu:
-    settings = {} if args.context is None else {"context_bytes": args.context}
+    said: dict[str, Any] = {"context_bytes": args.context, "mig": args.mig, "wddm": args.wsl or None}
+    settings = {key: value for key, value in said.items() if value is not None}
     gpu = VirtualGpu.create(args.gpus, args.memory, args.name, **settings)
     for line in lines:
         gpu.add_fault(line)

@@ -9,10 +9,16 @@ from vram.cli.terminal import add_terminal_arguments, emit, look_for, show
 
 NAME = "who"
 HELP = "holders as a tree: container or job, process, forked children, what each keeps"
+GROUPS = ("job", "pod", "container", "notebook", "unit", "user")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     add_source_arguments(parser)
+    parser.add_argument(
+        "--by",
+        choices=GROUPS,
+        help="sum by this instead of by whatever tells most about each process",
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     add_terminal_arguments(parser)
 
@@ -22,7 +28,7 @@ def run(args: Namespace) -> int:
     from vram.report.kinship import who
 
     ledger = take_ledger(args, host)
-    report = who(ledger)
+    report = who(ledger, args.by)
     if args.json:
         from vram.report.json import encode
 

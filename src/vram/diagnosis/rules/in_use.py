@@ -23,7 +23,8 @@ Remedies and their risk
 - Ask the owner, or let it finish. No risk.
 - vram trim PID: a Python process gives back what its frameworks only cache. Later allocations
   are slower. In the program itself: drop references, then torch.cuda.empty_cache() and its like.
-- vram park PID: all its GPU memory moves into host memory; it stands still until vram unpark.
+- vram park PID: all its GPU memory moves into host memory; it stands still until vram unpark. Only
+  NVIDIA's driver can do that.
 - End it with vram kill PID: unsaved work is lost. If children hold its files, all must end (VR102).
 
 Source
@@ -57,6 +58,11 @@ def _used_plainly(entry: Entry) -> bool:
     return in_use(entry) and entry.holder is not None and is_healthy(entry.holder)
 
 
+def _can_be_parked(holding: Holding, holder: Holder) -> bool:
+    """The driver checkpoints nothing that runs under MIG or through MPS."""
+    return "mps" not in holder.lists and all(entry.gpu_instance is None for entry in holding.entries)
+
+
 def _known(holding: Holding) -> int | None:
     """The bytes, or None where the driver lists the process and does not say how much."""
     untold = holding.nbytes == 0 and any(entry.confidence == "unknown" for entry in holding.entries)
@@ -68,6 +74,7 @@ def _finding(ledger: Ledger, holding: Holding, holder: Holder) -> Finding:
     amount = "an untold amount" if nbytes is None else size(nbytes)
     known = (words.belonging(holder.workload), words.age(holder))
     about = "".join(f", {word}" for word in known if word)
+    drivers = {gpu.driver for gpu in ledger.gpus if gpu.index in holding.gpus}
     return Finding(
         code=CODE,
         title=f"{amount[:1].upper()}{amount[1:]} in use by pid {holder.pid}",
@@ -78,7 +85,13 @@ def _finding(ledger: Ledger, holding: Holding, holder: Holder) -> Finding:
         evidence=words.evidence(holding.evidence),
         remedies=remedies.ordered(
             (
-                *remedies.spare(ledger.host, holder, certain=holding.certain),
+                *remedies.spare(
+                    ledger.host,
+                    holder,
+                    certain=holding.certain,
+                    drivers=drivers,
+                    parks=_can_be_parked(holding, holder),
+                ),
                 *remedies.end(ledger.host, holding.keepers, certain=holding.certain),
             )
         ),

@@ -8,7 +8,8 @@ Why it happens
 --------------
 MPS lets many processes share one scheduling resource. Clients talk to the server, which opens the
 GPU in their name, so a part of what clients use is charged to the server, and a client need not
-have device files of its own. A client that dies badly can leave the server to clean up.
+have device files of its own. The server stays when its last client has gone, with a context of its
+own, until MPS is told to quit.
 
 How to confirm
 --------------
@@ -19,10 +20,14 @@ Ask the control daemon for its servers and their clients:
 
 Remedies and their risk
 -----------------------
-- Find the client that holds the memory, and ask its owner or let it finish. No risk.
-- Do not end the server: every client on the GPU fails with it.
-- A server that does not come free although it has no clients can be told to quit through the
-  control daemon, by whoever runs the machine.
+- Find the client that holds the memory, and ask its owner or let it finish; `vram trim` lets it
+  give back what it only caches. No risk.
+- Do not end the server: every client on the GPU fails with it. vram never does.
+- A client that is killed while it has work on the GPU can leave the server and the other clients
+  in an undefined state. Where one must go, let the control daemon end its work first
+  (terminate_client). Parking is not possible under MPS.
+- A server without clients can be told to quit through the control daemon, by whoever runs the
+  machine. New clients start another one.
 
 Source
 ------
@@ -36,9 +41,9 @@ from collections.abc import Iterator
 from vram.diagnosis import words
 from vram.diagnosis.holdings import Holding, gather, in_use
 from vram.model.finding import Finding, Remedy
-from vram.model.ledger import Entry, Ledger
+from vram.model.ledger import Entry, Holder, Ledger
 from vram.protected import is_mps_server
-from vram.units import size
+from vram.units import counted, size
 
 CODE = "VR303"
 
@@ -62,21 +67,43 @@ def _finding(holdings: tuple[Holding, ...]) -> Finding:
     nbytes = sum(holding.nbytes for holding in holdings)
     return Finding(
         code=CODE,
-        title=f"{size(nbytes)} in use through MPS by {len(clients)} listed clients",
+        title=f"{size(nbytes)} in use through MPS by {counted(len(clients), 'listed client')}"
+        if clients
+        else f"{size(nbytes)} kept by an MPS server without listed clients",
         nbytes=nbytes,
-        cause=(
-            "Processes share this GPU through the MPS server, which opens it in their name: what the server"
-            f" is charged with belongs to its clients. Listed as clients: {words.processes(clients)}."
-        ),
+        cause=_cause(clients),
         gpus=tuple(sorted({gpu for holding in holdings for gpu in holding.gpus})),
         pids=tuple(holder.pid for holder in (*servers, *clients)),
         evidence=words.evidence(line for holding in holdings for line in holding.evidence),
-        remedies=_ways_out([server.pid for server in servers]),
+        remedies=_ways_out([server.pid for server in servers], bool(clients)),
         severity="info",
     )
 
 
-def _ways_out(servers: list[int]) -> tuple[Remedy, ...]:
+def _cause(clients: list[Holder]) -> str:
+    if not clients:
+        return (
+            "The MPS server has the GPU open and no client is listed: what it holds is its own context,"
+            " which stays until MPS is told to quit."
+        )
+    return (
+        "Processes share this GPU through the MPS server, which opens it in their name: what the server"
+        f" is charged with belongs to its clients. Listed as clients: {words.processes(clients)}."
+    )
+
+
+def _ways_out(servers: list[int], has_clients: bool) -> tuple[Remedy, ...]:
+    if servers and not has_clients:
+        text = "Tell MPS to quit, if nobody will need it: the server ends, and its context with it."
+        return (
+            Remedy(
+                step="end",
+                target="mps",
+                text=text,
+                command="echo quit | nvidia-cuda-mps-control",
+                harm="affects-others",
+            ),
+        )
     ask = f"get_client_list {servers[0]}" if servers else "get_server_list"
     return (
         Remedy(

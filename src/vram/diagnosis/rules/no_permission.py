@@ -59,6 +59,8 @@ def _is_unreadable(ledger: Ledger, entry: Entry) -> bool:
 
 
 def _denied(ledger: Ledger, gpu: GpuLedger) -> Finding:
+    if gpu.instances:
+        return _withheld(ledger, gpu)
     return Finding(
         code=CODE,
         title=f"GPU {gpu.index} may not be read",
@@ -68,6 +70,22 @@ def _denied(ledger: Ledger, gpu: GpuLedger) -> Finding:
         evidence=words.evidence((gpu.message,) if gpu.message else ()),
         remedies=(remedies.see_more(ledger.host),),
         severity="problem",
+    )
+
+
+def _withheld(ledger: Ledger, gpu: GpuLedger) -> Finding:
+    """Under MIG that is how it is meant to be: an instance is all that its users are to see."""
+    return Finding(
+        code=CODE,
+        title=f"GPU {gpu.index} as a whole may not be read, its MIG instances may",
+        nbytes=None,
+        cause=(
+            "MIG divides the GPU, and the driver tells the whole of it to the privileged only. The instances"
+            " that can be seen from here are accounted for; what else the GPU holds cannot be told."
+        ),
+        gpus=(gpu.index,),
+        remedies=(remedies.see_more(ledger.host),),
+        severity="info",
     )
 
 

@@ -11,6 +11,8 @@ GPU memory belongs to open files, not to processes. A fork copies the parent's d
 the memory comes back only when the last copy closes. If the parent dies first, the driver goes
 on charging the parent's pid: nvidia-smi shows a pid that nobody can find, or no process at all,
 while the child, which may never have used the GPU, keeps every byte and the context too.
+On GPUs of AMD and Intel no list names who opened a file. Where several processes share one and none
+comes from another, whoever opened it is gone; that is judged as likely.
 Usual children: data-loader workers, job launchers, log shippers, anything started with the
 "fork" method after CUDA was initialised.
 

@@ -10,7 +10,8 @@ Why it happens
 --------------
 The keeper is out of sight (another user, another PID namespace, a virtual machine, the Windows
 side of WSL2), a kernel module holds the memory (display, RDMA peer memory), or the driver does
-not tell figures per process on this system.
+not tell figures per process on this system. On GPUs of AMD and Intel the driver's own part (page
+tables, firmware, screen buffers) is told nowhere; up to 512 MiB is taken for that.
 
 How to confirm
 --------------
@@ -60,7 +61,7 @@ def _finding(ledger: Ledger, gpu: GpuLedger, nbytes: int) -> Finding:
         code=CODE,
         title=f"{size(nbytes)} in use that nothing explains",
         nbytes=nbytes,
-        cause=_cause(ledger, nbytes),
+        cause=_cause(ledger, gpu, nbytes),
         gpus=(gpu.index,),
         evidence=words.evidence(lines),
         remedies=_ways_out(ledger, gpu),
@@ -68,7 +69,12 @@ def _finding(ledger: Ledger, gpu: GpuLedger, nbytes: int) -> Finding:
     )
 
 
-def _cause(ledger: Ledger, nbytes: int) -> str:
+def _cause(ledger: Ledger, gpu: GpuLedger, nbytes: int) -> str:
+    if gpu.windows is not None and gpu.windows.read:
+        return (
+            f"{size(nbytes)} are in use, and in the counters of no Windows process: the display, Windows"
+            " itself and memory that is just being given back are in none."
+        )
     if ledger.host.wsl:
         return (
             f"{size(nbytes)} are in use, and under WSL2 the driver does not say by whom: Windows programs"

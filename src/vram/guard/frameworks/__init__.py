@@ -8,3 +8,8 @@ from vram.guard.frameworks import buffer, cuda_core, cupy, jax, numba, pycuda, t
 
 # A buffer may be borrowed from any of the others: whoever owns the memory tells it first.
 LEAVES: tuple[Any, ...] = (torch, cupy, jax, numba, pycuda, cuda_core, buffer)
+
+
+def bystanders() -> tuple[type, ...]:
+    """Classes whose instances refer to arrays that belong to others, as optimizers do."""
+    return tuple(kind for leaf in LEAVES for kind in getattr(leaf, "bystanders", tuple)())

@@ -22,12 +22,12 @@ def blocks() -> tuple[type, ...]:
 def describe(found: Iterable[Any]) -> Iterator[Description | None]:
     for each in found:
         memory = getattr(each, "_memory", None)
-        if memory is None or memory.kind in ON_HOST or not _is_held(memory):
+        if memory is None or memory.is_closed or memory.kind in ON_HOST or _is_lost(memory):
             yield None
         else:
-            yield Description(memory.nbytes, memory.device, memory.pointer, memory.kind, each._layout.shape)
+            yield Description(memory.nbytes, memory.device, memory.pointer, memory.kind, each.shape)
 
 
-def _is_held(memory: Any) -> bool:
-    """An owner knows by a driver call whether its context was reset; a borrower leaves that to its owner."""
-    return not memory.is_closed if memory.kind == "borrowed" else bool(memory.is_there)
+def _is_lost(memory: Any) -> bool:
+    """An owner asks the driver whether its context was reset; a borrower leaves that to its owner."""
+    return memory.kind != "borrowed" and not memory.is_there

@@ -21,6 +21,11 @@ def blocks() -> tuple[type, ...]:
     return kinds(loaded("torch"), "UntypedStorage") if arrays() else ()
 
 
+def bystanders() -> tuple[type, ...]:
+    """An optimizer has every parameter as a key, nearer than the model that it belongs to."""
+    return kinds(loaded("torch.optim.optimizer"), "Optimizer")
+
+
 def describe(found: Iterable[Any]) -> Iterator[Description | None]:
     native, kind, names, storages = loaded("torch")._C, arrays()[0], Spelled(), blocks()
     # A subclass may answer even for an attribute through its own __torch_function__.

@@ -10,57 +10,42 @@ import gc
 from collections.abc import Iterable, Iterator, Sequence
 from types import GeneratorType
 
-from msgspec import Struct
-
-from vram.guard.heap.links import Words, children
-from vram.guard.heap.peek import inert, type_name
+from vram.guard.heap.links import children
+from vram.guard.heap.naming import Naming
+from vram.guard.heap.peek import inert, lineage, type_name
 from vram.guard.heap.roots import Roots
-from vram.guard.heap.walk import Walk, is_hidden_from_collector
+from vram.guard.heap.trails import UNKNOWN, Holder, Trails
+from vram.guard.heap.walk import Walk, first_parents
+from vram.guard.heap.words import Words, extended
 
 LONGEST_CLIMB = 64
 BUDGET_S = 2.0
 
 
-class Holder(Struct, frozen=True, gc=False):
-    """One way in which an object is kept, as a person would say it.
-
-    ``kind`` is what keeps it in the end: cell, output, module, frame, exception, thread,
-    closure, generator; cycle (nothing but itself: the collector frees it), native (nothing that
-    Python can see) or unknown (the search was cut short).
-    """
-
-    text: str
-    kind: str
-
-    def __str__(self) -> str:
-        return self.text
-
-
-class Chains(Struct, frozen=True):
-    """Each object's holder by its ``id``; ``was_cut`` when time ran out before all were found."""
-
-    by_id: dict[int, Holder]
-    was_cut: bool
-
-
-UNKNOWN = Holder("not found in the time given", "unknown")
 NATIVE = Holder("no Python object: a running expression, or native code", "native")
 
 
-def shortest(targets: Sequence[object], heap: list[object], budget_s: float = BUDGET_S) -> Chains:
-    """One holder for each of *targets*.
+def shortest(
+    targets: Sequence[object],
+    heap: list[object],
+    budget_s: float = BUDGET_S,
+    bystanders: Sequence[type] = (),
+) -> Trails:
+    """One way to each of *targets*, by its ``id``.
 
     *heap* is ``gc.get_objects()`` from before anything was looked at. It comes back empty: as
-    long as it holds everything, nobody can tell who else does.
+    long as it holds everything, nobody can tell who else does. A way through an instance of a
+    class of *bystanders* is told only where there is no other.
     """
-    with _Search(targets, heap, budget_s) as search:
+    with _Search(targets, heap, budget_s, bystanders) as search:
         search.walk.run(also_untracked=search.hides)
-        named = search.words(id(target) for target in targets)
-        found = {key: Holder(words.text(), words.kind) for key, words in named.items()}
+        search.name(map(id, targets))
+        trails = search.naming.trails
         missing = search.walk.missing
         if missing:
-            found.update(search.without_names(missing))
-        return Chains(found, search.walk.was_cut)
+            trails.told.update(search.without_names(missing))
+        trails.was_cut = search.walk.was_cut
+        return trails
 
 
 def every(
@@ -76,11 +61,21 @@ def every(
 
 
 class _Search:
-    def __init__(self, targets: Sequence[object], heap: list[object], budget_s: float) -> None:
+    def __init__(
+        self,
+        targets: Sequence[object],
+        heap: list[object],
+        budget_s: float,
+        bystanders: Sequence[type] = (),
+    ) -> None:
         self._heap = heap
         self.roots = Roots()
-        self.hides = any(is_hidden_from_collector(kind) for kind in set(map(type, targets)))
-        self.walk = Walk(self.roots.namespaces, map(id, targets), budget_s)
+        # What the collector does not know is met only by looking into what it ignores as well.
+        self.hides = not all(map(gc.is_tracked, targets))
+        types = set(map(type, heap)) if bystanders else ()
+        aside = {kind for kind in types if any(each in lineage(kind) for each in bystanders)}
+        self.walk = Walk(self.roots.namespaces, map(id, targets), budget_s, frozenset(aside))
+        self.naming = Naming(self.roots)
 
     def __enter__(self) -> _Search:
         return self
@@ -88,24 +83,22 @@ class _Search:
     def __exit__(self, *raised: object) -> None:
         self._heap.clear()
         self.walk.let_go()
+        self.naming.let_go()
         self.roots.let_go()
+
+    def name(self, wanted: Iterable[int]) -> None:
+        """Tell the way to all that is wanted and was reached, from its beginning on."""
+        for kept in self.walk.ways(wanted):
+            self.naming.tell(kept)
 
     def direct(self, target: object, most: int) -> Iterator[Holder]:
         """A holder for each object that refers to *target* itself."""
         keepers = self.walk.every_parent(id(target))[:most]
-        named = self.words(id(keeper) for keeper in keepers)
+        self.name(map(id, keepers))
         for keeper in keepers:
-            if id(keeper) in named:
-                words = children(keeper, named[id(keeper)], {id(target)}, self.roots)[id(target)]
+            words = self.naming.words(keeper, id(target))
+            if words is not None:
                 yield Holder(words.text(), words.kind)
-
-    def words(self, wanted: Iterable[int]) -> dict[int, Words]:
-        """The words for everything that the walk reached, from its beginning on."""
-        keys = list(wanted)
-        named = {key: Words(root.kind, "", root.before, root.after) for key, root in self.roots.by_id.items()}
-        for parent, kept in self.walk.edges(keys):
-            named.update(children(parent, named[id(parent)], kept, self.roots))
-        return {key: named[key] for key in keys if key in named}
 
     def without_names(self, missing: set[int]) -> dict[int, Holder]:
         """What can be said of objects that no namespace leads to."""
@@ -113,10 +106,7 @@ class _Search:
             return dict.fromkeys(missing, UNKNOWN)
         reached, own = self.walk.origin, {id(self.roots.namespaces), id(self.walk.portions)}
         apart = [each for each in self._heap if id(each) not in reached and id(each) not in own]
-        index: dict[int, object] = {}
-        for parent in apart:
-            for child in gc.get_referents(parent):
-                index.setdefault(id(child), parent)
+        index = first_parents(apart)
         return {key: self._climbed(key, index) for key in missing}
 
     def _climbed(self, key: int, index: dict[int, object]) -> Holder:
@@ -136,8 +126,10 @@ class _Search:
         path.reverse()
         top = path[0]
         words = Words("native", f"a {_type(top)} that no Python name leads to")
+        role = None
         for parent, child in zip(path, [*map(id, path[1:]), key], strict=True):
-            words = children(parent, words, {child}, self.roots)[child]
+            [(_, link, role)] = children(parent, role, {child}, self.roots)
+            words = extended(words, link)
         kind = "generator" if type(top) is GeneratorType else words.kind
         return Holder(words.text(), kind)
 

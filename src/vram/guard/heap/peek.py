@@ -49,15 +49,21 @@ def defines(kind: type, *names: str) -> bool:
     return any(name in _namespace(each) for each in lineage(kind) for name in names)
 
 
-def slots(obj: object) -> Iterator[tuple[str, object]]:
-    """What lies in slots that C or ``__slots__`` defined, by name."""
-    for kind in lineage(type(obj)):
-        for name, member in _namespace(kind).items():
+def members(kind: type) -> Iterator[tuple[str, MemberDescriptorType]]:
+    """The slots that C or ``__slots__`` defined for objects of *kind*, by name."""
+    for each in lineage(kind):
+        for name, member in _namespace(each).items():
             if type(member) is MemberDescriptorType:
-                try:
-                    yield name, member.__get__(obj)
-                except AttributeError:
-                    continue  # never set
+                yield name, member
+
+
+def slots(obj: object) -> Iterator[tuple[str, object]]:
+    """What lies in an object's slots, by name."""
+    for name, member in members(type(obj)):
+        try:
+            yield name, member.__get__(obj)
+        except AttributeError:
+            continue  # never set
 
 
 def items(obj: object) -> Iterator[tuple[object, object]]:

@@ -4,39 +4,52 @@ Going back from an object by ``gc.get_referrers`` looks through the whole heap f
 This goes forward instead, breadth first and in large portions: each portion's referents are
 fetched, told from known ones and remembered by calls that loop in C, so a heap of a million
 objects takes well under a second. Only the portion in which an object was found is
-remembered; which of its members refers to it is found out later, for the few that matter.
+remembered; which of its members refers to it is found out later, for those that matter.
 """
 
 from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, compress, repeat
 
-PORTION = 512
+PORTION = 256
 HAS_GC = 1 << 14  # Py_TPFLAGS_HAVE_GC
 
 
 class Walk:
     """Everything that was reached, by the number of the portion that led to it.
 
+    *bystanders* are types whose objects refer to much that is not theirs, such as optimizers: a
+    way through one counts only where there is no other.
+
     It holds every object that it has seen, so that no ``id`` is taken over by another one
     meanwhile: let go of it before handing back what was found.
     """
 
-    def __init__(self, roots: Sequence[object], targets: Iterable[int], budget_s: float) -> None:
+    def __init__(
+        self,
+        roots: Sequence[object],
+        targets: Iterable[int],
+        budget_s: float,
+        bystanders: frozenset[type] = frozenset(),
+    ) -> None:
         self.origin: dict[int, int] = {}
         self.portions: list[Sequence[object]] = []
         self.sightings: dict[int, list[int]] = {}
         self.was_cut = False
         self._roots = roots
         self._targets = set(targets)
+        self._bystanders = bystanders
+        self._every_keeper = self._also_untracked = False
         # Of this thread's own processor time: a busy machine makes it slower, not shorter-sighted.
         self._deadline = time.thread_time() + budget_s
 
     @property
     def missing(self) -> set[int]:
-        return {target for target in self._targets if target not in self.origin}
+        return self._targets.difference(self.origin)
 
     def run(self, *, every_keeper: bool = False, also_untracked: bool = False) -> Walk:
         """Walk until every target is reached; with *every_keeper* on to the end of the heap.
@@ -44,19 +57,21 @@ class Walk:
         *also_untracked* follows tuples and dicts that the collector ignores since they hold
         nothing it knows: objects of types without collector support hide in them.
         """
+        self._every_keeper, self._also_untracked = every_keeper, also_untracked
         self.origin.update((id(root), -1) for root in self._roots)
         left = len(self._targets.difference(self.origin))
         frontier: list[object] = list(self._roots)
-        # What leads through another target is its way too: those wait until nothing else does.
+        # What leads through another target is its way too: those wait until nothing else does, and so
+        # do bystanders.
         waiting: list[object] = []
         while frontier and (left or every_keeper):
             reached: list[object] = []
             for start in range(0, len(frontier), PORTION):
-                fresh = self._take(frontier[start : start + PORTION])
-                met = self._targets.intersection(fresh) if fresh else ()
-                waiting += [fresh.pop(key) for key in met]
+                met, fresh = self._take(frontier[start : start + PORTION])
                 left -= len(met)
-                reached += _worth_following(fresh.values(), also_untracked)
+                others, aside = self._split(fresh)
+                waiting += met + aside
+                reached += others
                 if not left and not every_keeper:
                     return self
                 if time.thread_time() > self._deadline:
@@ -67,47 +82,58 @@ class Walk:
                 frontier, waiting = waiting, []
         return self
 
-    def _take(self, portion: Sequence[object]) -> dict[int, object]:
+    def _take(self, portion: Sequence[object]) -> tuple[list[object], list[object]]:
+        """Go one step on from *portion*: the targets and the others that are worth following, if new."""
         number = len(self.portions)
         self.portions.append(portion)
         referents = gc.get_referents(*portion)
+        if not self._also_untracked:
+            referents = list(filter(gc.is_tracked, referents))
         found = dict(zip(map(id, referents), referents, strict=True))
-        if not self._targets.isdisjoint(found):
-            for target in self._targets.intersection(found):
+        seen = self._targets.intersection(found)
+        if seen and self._every_keeper:
+            for target in seen:
                 self.sightings.setdefault(target, []).append(number)
-        # Asking in this direction costs by the portion, not by all that is known already.
-        fresh = set(found).difference(self.origin)
-        self.origin.update(dict.fromkeys(fresh, number))
         # In the order of the referents, so that what comes first stays first.
-        return {key: value for key, value in found.items() if key in fresh}
+        fresh = [key for key in found if key not in self.origin]
+        self.origin.update(dict.fromkeys(fresh, number))
+        met = seen.intersection(fresh) if seen else seen
+        if met:
+            fresh = [key for key in fresh if key not in met]
+        others = list(map(found.__getitem__, fresh))
+        if self._also_untracked:
+            others = list(filter(_is_followed, others))
+        return list(map(found.__getitem__, met)), others
 
-    def edges(self, wanted: Iterable[int]) -> list[tuple[object, set[int]]]:
-        """The ways to all wanted objects: parents and which of their children are on such a way.
+    def _split(self, found: list[object]) -> tuple[list[object], list[object]]:
+        """What is followed at once, and the bystanders."""
+        if self._bystanders.isdisjoint(map(type, found)):
+            return found, []
+        aside = [each for each in found if type(each) in self._bystanders]
+        return [each for each in found if type(each) not in self._bystanders], aside
 
-        A parent always comes before its children, because portions are numbered as they were
-        walked: one pass back over them finds everything.
+    def ways(self, wanted: Iterable[int]) -> list[dict[int, object]]:
+        """The ways to all wanted objects: each object on one by its ``id``, with its parent.
+
+        Every portion's objects are a dict of their own. A parent always comes in an earlier one
+        than its children, because portions are numbered as they were walked: one pass back over
+        them finds everything.
         """
-        found: list[tuple[object, set[int]]] = []
-        by_portion: dict[int, set[int]] = {}
-        for key in wanted:
-            by_portion.setdefault(self.origin.get(key, -1), set()).add(key)
+        found: list[dict[int, object]] = []
+        by_portion: defaultdict[int, set[int]] = defaultdict(set)
+        self._sort(list(wanted), by_portion)
         for number in range(len(self.portions) - 1, -1, -1):
             children = by_portion.pop(number, None)
-            for parent, kept in self._keepers_in(number, children) if children else ():
-                found.append((parent, kept))
-                by_portion.setdefault(self.origin[id(parent)], set()).add(id(parent))
+            if children:
+                kept = _keepers(self.portions[number], children)
+                found.append(kept)
+                self._sort(list(set(map(id, kept.values()))), by_portion)
         found.reverse()
         return found
 
-    def _keepers_in(self, number: int, children: set[int]) -> Iterable[tuple[object, set[int]]]:
-        left = set(children)
-        for parent in self.portions[number]:
-            kept = left.intersection(map(id, gc.get_referents(parent)))
-            if kept:
-                yield parent, kept
-                left -= kept
-                if not left:
-                    return
+    def _sort(self, keys: list[int], by_portion: defaultdict[int, set[int]]) -> None:
+        for key, number in zip(keys, map(self.origin.get, keys, repeat(-1)), strict=True):
+            by_portion[number].add(key)
 
     def let_go(self) -> None:
         self.portions.clear()
@@ -123,10 +149,35 @@ class Walk:
         return found
 
 
-def _worth_following(found: Iterable[object], also_untracked: bool) -> list[object]:
-    if not also_untracked:
-        return list(filter(gc.is_tracked, found))
-    return [each for each in found if gc.is_tracked(each) or type(each) is dict or type(each) is tuple]
+def _is_followed(found: object) -> bool:
+    return gc.is_tracked(found) or type(found) is dict or type(found) is tuple
+
+
+def _keepers(parents: Sequence[object], children: set[int]) -> dict[int, object]:
+    """Of each child the first of *parents* that refers to it."""
+    if len(parents) == 1:
+        return dict.fromkeys(children, parents[0])
+    referents = list(map(gc.get_referents, parents))
+    keys = list(map(id, chain.from_iterable(referents)))
+    is_wanted = list(map(children.__contains__, keys))
+    owners = list(compress(_owners(parents, referents), is_wanted))
+    return _first(list(compress(keys, is_wanted)), owners)
+
+
+def first_parents(parents: Sequence[object]) -> dict[int, object]:
+    """Of everything that *parents* refer to, the first of them that does."""
+    referents = list(map(gc.get_referents, parents))
+    return _first(list(map(id, chain.from_iterable(referents))), list(_owners(parents, referents)))
+
+
+def _owners(parents: Sequence[object], referents: list[list[object]]) -> Iterator[object]:
+    """Each parent as often as it has referents."""
+    return chain.from_iterable(map(repeat, parents, map(len, referents)))
+
+
+def _first(keys: list[int], values: list[object]) -> dict[int, object]:
+    # A dict keeps the last of equal keys.
+    return dict(zip(reversed(keys), reversed(values), strict=True))
 
 
 def is_hidden_from_collector(kind: type) -> bool:

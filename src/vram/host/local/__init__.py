@@ -12,16 +12,46 @@ from vram.host.local.nvml_start import start_reader
 if TYPE_CHECKING:
     from vram.host.local.checkpoint import LocalCheckpoint
     from vram.host.local.child import Child
+    from vram.host.local.drm import LocalDrm
     from vram.host.local.exports import LocalExports
     from vram.host.local.keeper_start import Started
     from vram.host.local.signals import LocalSignals
+    from vram.host.local.surroundings import LocalSurroundings
     from vram.host.local.vendor import LocalVendor
     from vram.host.local.vitals import LocalVitalSigns
+    from vram.host.local.windows import LocalWindows
+    from vram.host.ports import Card, ComputeCharge
     from vram.model.observation import HostFacts
+
+
+class _NoCards:
+    """A machine that has no GPU of AMD or Intel: that needs no looking, and no importing."""
+
+    drivers: frozenset[str] = frozenset()
+
+    def cards(self) -> tuple[Card, ...]:
+        return ()
+
+    def compute(self) -> tuple[ComputeCharge, ...]:
+        return ()
+
+    def nvidia_gpus(self) -> int | None:
+        return None
+
+
+def _drm(root: str) -> LocalDrm | _NoCards:
+    if not root or not os.path.isdir(f"{root}/class/drm"):
+        return _NoCards()
+    from vram.host.local.drm import LocalDrm
+
+    return LocalDrm(root)
 
 
 class LocalHost:
     """This machine, or the virtual GPU where the environment names one.
+
+    *sys_root* is where GPUs of AMD and Intel are looked for: /sys, or nowhere where the GPU is
+    virtual, since real cards have no part in its account.
 
     With *read_ahead_s* the driver and everybody's files are read from the first moment on,
     beside the imports that are needed: for a command that makes a survey within so many
@@ -33,6 +63,7 @@ class LocalHost:
         self,
         proc_root: str = "/proc",
         *,
+        sys_root: str | None = None,
         reader: Child | None = None,
         read_ahead_s: float | None = None,
         keeper: Started | None = None,
@@ -51,11 +82,13 @@ class LocalHost:
         self.clock = LocalClock()
         self.proc = LocalProc(proc_root)
         self.nvml = LocalNvml(reader)
-        self.files = LocalOpenFiles(DeviceNames(virtual), proc_root, ignore=self.nvml.own_pids)
+        self.drm = _drm(sys_root or ("" if virtual else "/sys"))
+        names = DeviceNames(virtual, self.drm.drivers)
+        self.files = LocalOpenFiles(names, proc_root, ignore=self.nvml.own_pids)
         if read_ahead_s is not None:
             self.files.look_ahead(read_ahead_s)
         self._proc_root = proc_root
-        self._virtual = virtual is not None
+        self._virtual = virtual
 
     # What most commands never ask for is imported by those that do: starting fast is a promise.
 
@@ -88,6 +121,18 @@ class LocalHost:
         from vram.host.local.vendor import LocalVendor
 
         return LocalVendor()
+
+    @cached_property
+    def surroundings(self) -> LocalSurroundings:
+        from vram.host.local.surroundings import LocalSurroundings
+
+        return LocalSurroundings()
+
+    @cached_property
+    def windows(self) -> LocalWindows:
+        from vram.host.local.windows import LocalWindows
+
+        return LocalWindows(virtual=self._virtual is not None, proc_root=self._proc_root)
 
     def facts(self) -> HostFacts:
         from vram.host.local.identity import host_facts

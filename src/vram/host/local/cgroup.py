@@ -19,15 +19,24 @@ _ID = r"[0-9a-f]{12,64}"
 _CONTAINERS = (
     ("docker", "docker", rf"(?:/docker-({_ID})\.scope|/docker/({_ID}))(?=/|$)"),
     ("containerd", "cri-containerd", rf"(?:/cri-containerd-({_ID})\.scope|:cri-containerd:({_ID}))(?=/|$)"),
+    ("containerd", "nerdctl", rf"/nerdctl-({_ID})\.scope(?=/|$)"),
+    # Without systemd, containerd puts a container below the name of its own namespace.
+    ("containerd", "/default/", rf"^/default/({_ID})(?=/|$)"),
     ("podman", "libpod", rf"/libpod-(?:conmon-)?({_ID})(?:\.scope)?(?=/|$)"),
     ("crio", "crio", rf"/crio-(?:conmon-)?({_ID})(?:\.scope)?(?=/|$)"),
     ("lxc", "lxc", r"/lxc(?:\.payload[./]|/)([^/]+)"),
+    (
+        "nspawn",
+        "machine.slice",
+        r"/machine\.slice/(?:systemd-nspawn@([^/]+)\.service|machine-([^/]+)\.scope)",
+    ),
+    ("ecs", "/ecs", rf"/ecs/[^/]+/({_ID})(?=/|$)"),
     # Under the cgroupfs driver Kubernetes names no runtime: the container follows its pod.
     (None, "kubepods", rf"/kubepods(?:/[a-z]+)?/pod[^/]+/({_ID})(?=/|$)"),
 )
 # A static pod is named by 32 digits, any other by a UUID; systemd wants its dashes as underscores.
 _POD = r"[/-]pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})"
-_JOB = r"/(?:slurm[^/]*|uid_\d+)/job_(\d+)(?:/step_([^/]+))?"
+_JOB = r"/(?:[^/]*slurm[^/]*|uid_\d+)/job_(\d+)(?:/step_([^/]+))?"
 _UNITS = (".service", ".scope")
 
 
@@ -46,12 +55,12 @@ def workload(path: str | None) -> Workload:
     if not path:
         return Workload()
     runtime, container = _container(path)
-    pod = re.search(_POD, path) if "pod" in path else None
+    pods = re.findall(_POD, path) if "pod" in path else []
     job = re.search(_JOB, path) if "/job_" in path else None
     return Workload(
         container=container,
         runtime=runtime,
-        pod=pod[1].replace("_", "-") if pod else None,
+        pod=pods[-1].replace("_", "-") if pods else None,
         slurm_job=job[1] if job else None,
         slurm_step=job[2] if job else None,
         unit=_unit(path),
@@ -59,11 +68,13 @@ def workload(path: str | None) -> Workload:
 
 
 def _container(path: str) -> tuple[str | None, str | None]:
+    """The innermost: a cluster can live inside a container itself (kind, Docker in Docker)."""
+    best: tuple[int, str | None, str | None] = (-1, None, None)
     for runtime, word, pattern in _CONTAINERS:
-        found = re.search(pattern, path) if word in path else None
-        if found:
-            return runtime, next(group for group in found.groups() if group)
-    return None, None
+        for found in re.finditer(pattern, path) if word in path else ():
+            if found.start() > best[0]:
+                best = (found.start(), runtime, next(group for group in found.groups() if group))
+    return best[1], best[2]
 
 
 def _unit(path: str) -> str | None:

@@ -12,6 +12,7 @@ import select
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import Any
 
 _NULL = os.devnull
 _PIPE_NBYTES = 1 << 20  # a full pipe would hold the child up while its parent looks elsewhere
@@ -36,6 +37,15 @@ class Child:
 
             pidfd_send_signal(self._pidfd, SIGKILL)
         return self.wait(grace_s)
+
+    def end_group(self, grace_s: float) -> bool:
+        """Kill it and all that it started; it must have been started apart."""
+        if not self._reaped:
+            from signal import SIGKILL
+
+            with suppress(ProcessLookupError):  # its number is its own until it is reaped
+                os.killpg(self.pid, SIGKILL)
+        return self.end(grace_s)
 
     def wait(self, timeout_s: float) -> bool:
         """Whether it has ended within *timeout_s*."""
@@ -89,25 +99,33 @@ def _fork(job: Callable[[int], None]) -> Child:
     return Child(pid, ours)
 
 
-def spawn(command: Sequence[str], environment: dict[str, str] | None = None) -> Child:
-    """Start a program with nothing but a pipe as descriptor 3."""
+def spawn(
+    command: Sequence[str],
+    environment: dict[str, str] | None = None,
+    *,
+    number: int = 3,
+    apart: bool = False,
+) -> Child:
+    """Start a program with nothing but a pipe as descriptor *number*; *apart*, in a group of its own."""
     ours, theirs = _pipe()
-    actions = [(os.POSIX_SPAWN_OPEN, number, _NULL, os.O_RDWR, 0) for number in (0, 1, 2)]
+    actions = [(os.POSIX_SPAWN_OPEN, standard, _NULL, os.O_RDWR, 0) for standard in (0, 1, 2)]
+    group: dict[str, Any] = {"setpgroup": 0} if apart else {}
     try:
-        # Descriptor 3 may be `theirs` itself; dup2 onto itself would leave close-on-exec set.
-        spare = os.dup(theirs) if theirs == 3 else theirs
+        # It may be `theirs` itself; dup2 onto itself would leave close-on-exec set.
+        spare = os.dup(theirs) if theirs == number else theirs
         pid = os.posix_spawn(
             command[0],
             list(command),
             os.environ if environment is None else environment,
-            file_actions=[*actions, (os.POSIX_SPAWN_DUP2, spare, 3)],
+            file_actions=[*actions, (os.POSIX_SPAWN_DUP2, spare, number)],
+            **group,
         )
     except OSError:
         os.close(ours)
         raise
     finally:
-        for number in {theirs, spare}:
-            os.close(number)
+        for end in {theirs, spare}:
+            os.close(end)
     return Child(pid, ours)
 
 

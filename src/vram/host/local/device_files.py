@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+from collections.abc import Collection
 from typing import NamedTuple
 
 from vram.model.files import FileKind
@@ -15,16 +16,26 @@ _DELETED = b" (deleted)"
 
 _REAL = re.compile(
     rb"/dev/nvidia(?:(?P<gpu>\d{1,4})|(?P<control>ctl)|(?P<uvm>-uvm(?:-tools)?)|(?P<other>-[\w/-]+))"
-    rb"|(?P<dmabuf>/dmabuf:.*)",
+    rb"|(?P<dmabuf>/dmabuf:.*)|(?P<dxg>/dev/dxg)",
     re.DOTALL,
 )
+_DRM = re.compile(rb"/dev/dri/(?:card|renderD)(\d{1,4})")
+_DRM_MAJOR = 226
+DRM_PREFIX = b"/dev/dri/"
 _VIRTUAL = re.compile(
     rb"nvidia(?:(?P<gpu>\d{1,4})(?:\.\d+)?|(?P<control>ctl(?:\.\d+)?)|(?P<uvm>-uvm))|(?P<dmabuf>dmabuf\.\d+)"
 )
 
+# Under Windows' driver all is reached through one device; a client's own file stands for it too.
+_VIRTUAL_WINDOWS = re.compile(rb"(?P<dxg>dxg|nvidia\d{1,4}\.\d+)")
+
 
 class RawFile(NamedTuple):
-    """A descriptor as /proc shows it. ``mode`` is 0 where the file could not be asked."""
+    """A descriptor as /proc shows it. ``mode`` is 0 where the file could not be asked.
+
+    ``info`` is the fdinfo of a DRM file; None where it could not be read, for the reason that
+    ``error`` gives.
+    """
 
     pid: int
     started_at: int | None
@@ -34,6 +45,8 @@ class RawFile(NamedTuple):
     inode: int
     size: int
     mode: int
+    info: bytes | None = None
+    error: int = 0
 
 
 class Naming(NamedTuple):
@@ -47,19 +60,37 @@ class Naming(NamedTuple):
 class DeviceNames:
     """The names of device files: the real driver's, or those in a virtual GPU's folder.
 
-    Never both: what holds a real GPU has no part in the virtual one's account.
+    Never both: what holds a real GPU has no part in the virtual one's account. *drm* are the
+    drivers of AMD's and Intel's GPUs that are looked at too, if any.
     """
 
-    def __init__(self, virtual_folder: str | None = None) -> None:
+    def __init__(self, virtual_folder: str | None = None, drm: Collection[str] = ()) -> None:
         self.virtual = virtual_folder is not None
         self._dev = os.fsencode(os.path.realpath(virtual_folder)) + b"/dev/" if virtual_folder else b""
-        self.prefixes = (self._dev,) if self.virtual else (b"/dev/nvidia", b"/dmabuf:")
+        self._windows = self.virtual and os.path.exists(self._dev + b"dxg")
+        self.mapped = (self._dev,) if self.virtual else (b"/dev/nvidia", b"/dmabuf:", b"/dev/dxg")
+        self.prefixes = self.mapped
+        self.informed = (DRM_PREFIX,) if drm else ()
+        if drm:
+            self.prefixes = tuple(dict.fromkeys((*self.mapped, b"/dmabuf:", DRM_PREFIX)))
+        # A virtual GPU has dma-bufs of its own kind; the kernel's then belong to the others only.
+        self._exporters = tuple(drm)
         self.uvm = (self._dev or b"/dev/") + b"nvidia-uvm"
 
     def name(self, file: RawFile) -> Naming | None:
         """What *file* is to us, or None where its name merely looks alike."""
         path = file.link.removesuffix(_DELETED)
-        return self._virtual(path, file) if self.virtual else self._real(path, file)
+        if path.startswith(DRM_PREFIX):
+            return _drm_node(path, file) if self.informed else None
+        if self.virtual and not (self.informed and path.startswith(b"/dmabuf:")):
+            return self._virtual(path, file)
+        return self._real(path, file)
+
+    def may_be_gpu_memory(self, exporter: str | None) -> bool:
+        """Cameras and compositors export dma-bufs too: theirs are no GPU's memory."""
+        if exporter is None or exporter in self._exporters:
+            return True
+        return not self.virtual and exporter.startswith("nv")
 
     def _real(self, path: bytes, file: RawFile) -> Naming | None:
         found = _REAL.fullmatch(path)
@@ -73,11 +104,26 @@ class DeviceNames:
         return Naming(kind, path, int(found["gpu"]) if kind == "gpu" else None)
 
     def _virtual(self, path: bytes, file: RawFile) -> Naming | None:
-        found = _VIRTUAL.fullmatch(path.removeprefix(self._dev)) if path.startswith(self._dev) else None
+        pattern = _VIRTUAL_WINDOWS if self._windows else _VIRTUAL
+        found = pattern.fullmatch(path.removeprefix(self._dev)) if path.startswith(self._dev) else None
         if found is None or not found.lastgroup or (file.mode and not stat.S_ISREG(file.mode)):
             return None
         kind: FileKind = found.lastgroup  # type: ignore[assignment]
+        if kind == "dxg":
+            return Naming(kind, self._dev + b"dxg")
         return Naming(kind, path, int(found["gpu"]) if kind == "gpu" else None)
+
+
+def _drm_node(path: bytes, file: RawFile) -> Naming | None:
+    found = _DRM.fullmatch(path)
+    if found is None:
+        return None
+    if not file.mode:
+        return Naming("drm", path, int(found[1]))
+    # A container can give its device files any name; the kernel's number is the device.
+    if not stat.S_ISCHR(file.mode) or os.major(file.device) != _DRM_MAJOR:
+        return None
+    return Naming("drm", path, os.minor(file.device))
 
 
 def _is_nvidia_device(kind: FileKind, file: RawFile) -> bool:

@@ -15,12 +15,11 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from vram.host.local.child import Child, spawn
+from vram.host.local.driver_environment import VISIBLE, driver_environment
 from vram.host.ports import Candidate, Proof
 from vram.model.observation import Status
 
 _PAYLOAD = os.path.join(os.path.dirname(__file__), "..", "..", "payloads", "exports.py")
-# These hide GPUs from the driver, or load somebody's code into the process that uses it.
-_UNWANTED = ("CUDA_VISIBLE_DEVICES", "CUDA_INJECTION64_PATH", "LD_PRELOAD")
 _GRACE_S = 0.2
 
 
@@ -41,17 +40,33 @@ class LocalExports:
     def __init__(self) -> None:
         self._stuck: list[Child] = []
 
-    def prove(self, candidates: Sequence[Candidate], deadline_s: float) -> Iterator[Proof]:
+    def prove(
+        self, candidates: Sequence[Candidate], deadline_s: float, views: Sequence[str] = ()
+    ) -> Iterator[Proof]:
         """One proof per candidate, in no particular order."""
+        deadline = time.monotonic() + deadline_s
+        left: dict[Candidate, Proof | None] = dict.fromkeys(candidates)
+        for view in views or (None,):
+            if not left:
+                return
+            for proof in self._try(list(left), view, deadline):
+                if proof.exported:
+                    del left[proof.candidate]
+                    yield proof
+                elif left[proof.candidate] is None or proof.exported is False:
+                    left[proof.candidate] = proof
+        yield from (proof for proof in left.values() if proof is not None)
+
+    def _try(self, candidates: Sequence[Candidate], view: str | None, deadline: float) -> Iterator[Proof]:
         self._stuck = [child for child in self._stuck if not child.wait(0.0)]
         if self._stuck:
             yield from _unproved(candidates, "timeout", "an earlier import still hangs in the driver")
         elif candidates:
-            yield from self._ask(candidates, time.monotonic() + deadline_s)
+            yield from self._ask(candidates, view, deadline)
 
-    def _ask(self, candidates: Sequence[Candidate], deadline: float) -> Iterator[Proof]:
+    def _ask(self, candidates: Sequence[Candidate], view: str | None, deadline: float) -> Iterator[Proof]:
         try:
-            child = spawn(_command(candidates), _environment())
+            child = spawn(_command(candidates), _environment(view))
         except OSError as error:
             yield from _unproved(candidates, "failed", f"no process could be started: {error.strerror}")
             return
@@ -77,8 +92,9 @@ def _command(candidates: Sequence[Candidate]) -> list[str]:
     return [sys.executable, "-I", "-S", _PAYLOAD, *words]
 
 
-def _environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name not in _UNWANTED}
+def _environment(view: str | None) -> dict[str, str]:
+    kept = driver_environment()
+    return kept if view is None else {**kept, VISIBLE: view}
 
 
 def _lines(child: Child, deadline: float) -> Iterator[_Line]:

@@ -10,6 +10,8 @@ from vram.model.observation import HostFacts
 # The kernel numbers its first PID namespace so in every boot (PROC_PID_INIT_INO).
 INITIAL_PID_NAMESPACE = 0xEFFFFFFC
 
+_HIDING = (b"hidepid=2", b"hidepid=4", b"hidepid=invisible", b"hidepid=ptraceable")
+
 _names: dict[int, str] = {}
 
 
@@ -31,8 +33,25 @@ def namespace_inode(proc: str) -> int | None:
         return None
 
 
-def host_facts(proc_root: str, *, virtual: bool) -> HostFacts:
+def hides_processes(proc_root: str = "/proc") -> bool:
+    """Whether *proc_root* was mounted with hidepid: what others run is then not there at all."""
+    try:
+        with open(f"{proc_root}/self/mounts", "rb") as file:
+            mounts = [line.split(b" ") for line in file.read().split(b"\n")]
+    except OSError:
+        return False
+    here = [each for each in mounts if len(each) > 3 and each[1] == os.fsencode(proc_root)]
+    options = here[-1][3].split(b",") if here else []
+    # 1 shows that they are there, and nothing about them; 4 shows what we may trace.
+    return any(each in _HIDING for each in options)
+
+
+def host_facts(proc_root: str, *, virtual: str | None) -> HostFacts:
+    """This host; *virtual* is the folder of the virtual GPU that we run under, if any."""
+    from vram.host.local.wsl import virtual_wsl_facts, wsl_facts
+
     system = os.uname()
+    wsl = virtual_wsl_facts(virtual) if virtual else wsl_facts(system.release, proc_root)
     namespace = namespace_inode(f"{proc_root}/self")
     return HostFacts(
         name=system.nodename,
@@ -41,10 +60,8 @@ def host_facts(proc_root: str, *, virtual: bool) -> HostFacts:
         uid=os.geteuid(),
         initial_pid_namespace=namespace in (None, INITIAL_PID_NAMESPACE),
         pid_namespace=namespace,
-        wsl=_is_wsl(system.release),
-        virtual=virtual,
+        hides_processes=os.geteuid() != 0 and hides_processes(proc_root),
+        wsl=wsl is not None,
+        virtual=virtual is not None,
+        wsl_facts=wsl,
     )
-
-
-def _is_wsl(release: str) -> bool:
-    return "microsoft" in release.lower() or os.path.exists("/dev/dxg")

@@ -7,10 +7,9 @@ import os
 import sys
 from socket import AF_UNIX, SOCK_SEQPACKET, socket, socketpair
 
-_LINE = 3
-# These hide GPUs from the driver, or load somebody's code into the process that uses it.
-_UNWANTED = ("CUDA_VISIBLE_DEVICES", "CUDA_INJECTION64_PATH", "LD_PRELOAD")
+from vram.host.local.driver_environment import driver_environment
 
+_LINE = 3
 
 Started = tuple[int, socket]
 
@@ -33,7 +32,7 @@ def _spawn(line: int) -> int:
         return os.posix_spawn(
             sys.executable,
             [sys.executable, "-I", "-S", "-c", code, "vram-keeper"],
-            {name: value for name, value in os.environ.items() if name not in _UNWANTED},
+            driver_environment(),
             file_actions=[*quiet, (os.POSIX_SPAWN_DUP2, spare, _LINE)],
             setsid=True,
         )

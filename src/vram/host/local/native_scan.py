@@ -9,7 +9,8 @@ from functools import cache
 
 from vram.host.local.device_files import RawFile
 
-_FILE = struct.Struct("=iiQQQqII")
+_FILE = struct.Struct("=iiQQQqIIII")
+_NO_INFO = (1 << 32) - 1
 _UNKNOWN_START = (1 << 64) - 1
 _LIBRARY = os.path.join(os.path.dirname(__file__), "lib", "libvramscan.so")
 
@@ -25,14 +26,23 @@ class NativeScan:
         self._result = _result_type()
 
     def files(
-        self, root: str, prefixes: Sequence[bytes], pids: Sequence[int] | None, deadline: float
+        self,
+        root: str,
+        prefixes: Sequence[bytes],
+        pids: Sequence[int] | None,
+        deadline: float,
+        informed: Sequence[bytes] = (),
     ) -> tuple[list[RawFile], list[int], bool]:
-        """Matching descriptors, owners of processes that may not be read, and whether all was seen."""
+        """Matching descriptors, owners of processes that may not be read, and whether all was seen.
+
+        Those that begin with one of *informed* come with their fdinfo.
+        """
         c, result = self._c, self._result()
         chosen = (c.c_int32 * len(pids))(*pids) if pids else None
         error = self._library.vramscan_scan(
             os.fsencode(root),
             b"\0".join(prefixes) + b"\0\0",
+            b"\0".join(informed) + b"\0\0" if informed else None,
             chosen,
             c.c_uint64(len(pids) if pids else 0),
             c.c_uint64(int(deadline * 1e9)),
@@ -79,10 +89,14 @@ def _result_type() -> type:
 def _unpack(raw: bytes) -> list[RawFile]:
     files, at = [], 0
     while at < len(raw):
-        pid, fd, started_at, device, inode, size, mode, length = _FILE.unpack_from(raw, at)
+        pid, fd, started_at, device, inode, size, mode, length, told, error = _FILE.unpack_from(raw, at)
         at += _FILE.size
         link = raw[at : at + length]
         at += (length + 7) & ~7
+        info = None
+        if told != _NO_INFO:
+            info = raw[at : at + told]
+            at += (told + 7) & ~7
         start = None if started_at == _UNKNOWN_START else started_at
-        files.append(RawFile(pid, start, fd, link, device, inode, size, mode))
+        files.append(RawFile(pid, start, fd, link, device, inode, size, mode, info, error))
     return files

@@ -12,6 +12,7 @@ import os
 import select
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 import msgspec
 
@@ -68,6 +69,11 @@ class LocalNvml:
         self._started = started  # a reader of everything that has begun already
         self._stuck: list[_Reader] = []
         self._own: set[int] = set()
+
+    def prepare(self) -> None:
+        """Many readings will come: what each reader would import is imported here, once."""
+        with suppress(ImportError):  # the reading itself will say so
+            import pynvml  # noqa: F401
 
     def own_pids(self) -> set[int]:
         """The processes that have the driver open on our behalf."""

@@ -10,20 +10,23 @@ import os
 import sys
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from vram.host.local.nvml_errors import GpuGone, is_loss, message_of, statement_of
+from vram.host.local.nvml_values import Figures, Memory, count, first, flag, merge, moved, plausible, text
 from vram.host.local.nvml_versions import driver_facts
 from vram.host.local.nvml_wire import send
 
+if TYPE_CHECKING:
+    from vram.host.local.nvml_mig import MigDevice
+
 _LISTS = (("compute", "Compute"), ("graphics", "Graphics"), ("mps", "MPSCompute"))
 _COMPUTE_MODES = ("default", "exclusive-thread", "prohibited", "exclusive-process")
-_SENTINEL = 1 << 63  # the driver writes 2^64-1 for "not available"; no size comes near it
-_NO_INSTANCE = 0xFFFFFFFF
 _TRIES = 3
 _UNCORRECTED_SINCE_BOOT = (1, 0)
-
-Figures = dict[tuple[int, int | None], tuple[int | None, tuple[str, ...]]]
+_LIBRARY_NOT_FOUND = 12
+_WITHHELD = (3, 4, 6)  # not supported, no permission, not found (any more)
+_UNDER_MIG = "under MIG the whole GPU is told to the privileged only; its instances are read one by one"
 
 
 class Reader:
@@ -59,16 +62,16 @@ class Reader:
     def read(self, skip: set[int]) -> None:
         if not self._init():
             return
-        count = int(self.call("nvmlDeviceGetCount"))
-        send(self._pipe, "found", count)
-        for index in range(count):
+        gpus = int(self.call("nvmlDeviceGetCount"))
+        send(self._pipe, "found", gpus)
+        for index in range(gpus):
             if index not in skip:
                 self._gpu = index
                 self._read_gpu(index)
 
     def _init(self) -> bool:
         try:
-            self.call("nvmlInit")
+            self._start_library()
         except Exception as error:
             self.say(**statement_of(error, self._nvml))
             self._probe = "nvml.driver"
@@ -79,13 +82,22 @@ class Reader:
         self.say(facts=driver_facts(self))
         return True
 
+    def _start_library(self) -> None:
+        try:
+            self.call("nvmlInit")
+        except Exception as error:
+            if getattr(error, "value", None) != _LIBRARY_NOT_FOUND or not lend_library(self._nvml):
+                raise
+            self.call("nvmlInit")
+
     def _read_gpu(self, index: int) -> None:
         try:
             self._probe = "nvml.gpu"
             handle = self.call("nvmlDeviceGetHandleByIndex", index)
             facts = self._facts(handle)
-            self.say(facts=facts)
-            self._read_memory(handle, bool(facts["mig_enabled"]))
+            devices = self._mig_devices(handle) if facts["mig_enabled"] else None
+            self.say(facts={**facts, "mig_devices": None if devices is None else len(devices)})
+            self._read_memory(handle, devices)
         except Exception as error:
             cause = error.__cause__ if isinstance(error, GpuGone) and error.__cause__ else error
             self.say(**statement_of(cause, self._nvml))
@@ -94,81 +106,117 @@ class Reader:
         bar1 = self.ask("nvmlDeviceGetBAR1MemoryInfo", handle)
         rows = self.ask("nvmlDeviceGetRemappedRows", handle) or (None,) * 4
         mode = self.ask("nvmlDeviceGetComputeMode", handle)
+        mig_mode = self.ask("nvmlDeviceGetMigMode", handle) or (None, None)
         pci = self.ask("nvmlDeviceGetPciInfo", handle)
         rates = self.ask("nvmlDeviceGetUtilizationRates", handle)
-        name = _text(self.ask("nvmlDeviceGetName", handle)) or "unknown GPU"
+        name = text(self.ask("nvmlDeviceGetName", handle)) or "unknown GPU"
         return {
             "type": "gpu",
-            "uuid": _text(self.call("nvmlDeviceGetUUID", handle)) or "",
+            "uuid": text(self.call("nvmlDeviceGetUUID", handle)) or "",
             "name": name,
-            "minor": _count(self.ask("nvmlDeviceGetMinorNumber", handle)),
-            "bus_id": _text(pci.busId) if pci else None,
+            "minor": count(self.ask("nvmlDeviceGetMinorNumber", handle)),
+            "bus_id": text(pci.busId) if pci else None,
             "virtual": bool(os.environ.get("VRAM_VIRTUAL_GPU")),
-            "persistence": _flag(self.ask("nvmlDeviceGetPersistenceMode", handle)),
+            "persistence": flag(self.ask("nvmlDeviceGetPersistenceMode", handle)),
             "compute_mode": _COMPUTE_MODES[mode] if mode in range(len(_COMPUTE_MODES)) else None,
-            "mig_enabled": _flag(_first(self.ask("nvmlDeviceGetMigMode", handle))),
-            "ecc_enabled": _flag(_first(self.ask("nvmlDeviceGetEccMode", handle))),
-            "ecc_uncorrected": _count(
+            "mig_enabled": flag(mig_mode[0]),
+            "mig_pending": flag(mig_mode[1]),
+            "ecc_enabled": flag(first(self.ask("nvmlDeviceGetEccMode", handle))),
+            "ecc_uncorrected": count(
                 self.ask("nvmlDeviceGetTotalEccErrors", handle, *_UNCORRECTED_SINCE_BOOT)
             ),
-            "bar1_total": _count(bar1.bar1Total) if bar1 else None,
-            "bar1_used": _count(bar1.bar1Used) if bar1 else None,
-            "remapped_correctable": _count(rows[0]),
-            "remapped_uncorrectable": _count(rows[1]),
-            "remap_pending": _flag(rows[2]),
-            "remap_failed": _flag(rows[3]),
-            "retired_pending": _flag(self.ask("nvmlDeviceGetRetiredPagesPendingStatus", handle)),
-            "utilization": _count(rates.gpu) if rates else None,
+            "bar1_total": count(bar1.bar1Total) if bar1 else None,
+            "bar1_used": count(bar1.bar1Used) if bar1 else None,
+            "remapped_correctable": count(rows[0]),
+            "remapped_uncorrectable": count(rows[1]),
+            "remap_pending": flag(rows[2]),
+            "remap_failed": flag(rows[3]),
+            "retired_pending": flag(self.ask("nvmlDeviceGetRetiredPagesPendingStatus", handle)),
+            "utilization": count(rates.gpu) if rates else None,
         }
 
-    def _read_memory(self, handle: Any, mig: bool) -> None:
+    def _mig_devices(self, handle: Any) -> list[MigDevice] | None:
+        """The devices of a divided GPU, or None where they could not be asked for."""
+        from vram.host.local.nvml_mig import find
+
+        return find(self.ask, handle)
+
+    def _read_memory(self, handle: Any, devices: list[MigDevice] | None) -> None:
         """Memory, lists, memory again: the account is only exact when nothing moved between."""
         self._probe = "nvml.memory"
-        before = self._memory(handle)
+        before = self._memories(handle, devices)
         # If a list hangs, this reading is what remains known of the GPU.
-        send(self._pipe, "meanwhile", self._statement({"facts": {"type": "memory", **before}}))
+        if before[0]:
+            send(self._pipe, "meanwhile", self._statement({"facts": {"type": "memory", **before[0]}}))
         for _ in range(_TRIES):
-            figures, failure = self._figures(handle, mig)
+            figures, failure = self._figures(handle, devices)
             self._probe = "nvml.memory"
-            after = self._memory(handle)
-            moved = abs(after["used"] - before["used"])
-            if not moved:
+            after = self._memories(handle, devices)
+            by = [moved(one, other) for one, other in zip(before, after, strict=True)]
+            if not any(by):
                 break
             before = after
-        self.say(facts={"type": "memory", **after, "moved_bytes": moved})
+        self._say_memories(devices, after, by)
         self._probe = "nvml.processes"
         if failure is not None:
-            self.say(**statement_of(failure, self._nvml))
-        for (pid, instance), (nbytes, lists) in figures.items():
-            facts = {"type": "charge", "lists": lists, "gpu_instance": instance}
+            self.say(**(_without_lists() or statement_of(failure, self._nvml)))
+        for (pid, instance, compute), (nbytes, lists) in figures.items():
+            facts = {"type": "charge", "lists": lists, "gpu_instance": instance, "compute_instance": compute}
             self.say(process={"pid": pid, "started_at": _started_at(pid)}, nbytes=nbytes, facts=facts)
 
-    def _memory(self, handle: Any) -> dict[str, Any]:
-        first = self.call("nvmlDeviceGetMemoryInfo", handle)
+    def _say_memories(self, devices: list[MigDevice] | None, memories: list[Memory], by: list[int]) -> None:
+        whole = memories[0]
+        if whole:
+            self.say(facts={"type": "memory", **whole, "moved_bytes": by[0]})
+        else:
+            self.say(status="denied", message=_UNDER_MIG)
+        for device, memory, bytes_moved in zip(devices or (), memories[1:], by[1:], strict=True):
+            read = {"type": "memory", **memory, "moved_bytes": bytes_moved} if memory else None
+            self.say(facts={"type": "mig", **device.names, "memory": read})
+
+    def _memories(self, handle: Any, devices: list[MigDevice] | None) -> list[Memory]:
+        """Of the whole GPU, and of each MIG device; None where it may not be read."""
+        if devices is None:
+            return [self._memory(handle)]
+        return [self._memory_or_none(device) for device in (handle, *(each.handle for each in devices))]
+
+    def _memory_or_none(self, device: Any) -> Memory:
+        """Under MIG the whole GPU answers only to the privileged, and a device can go meanwhile."""
         try:
-            second = self.call(
+            return self._memory(device)
+        except Exception as error:
+            if is_loss(error) or getattr(error, "value", None) not in _WITHHELD:
+                raise
+            return None
+
+    def _memory(self, handle: Any) -> dict[str, Any]:
+        one = self.call("nvmlDeviceGetMemoryInfo", handle)
+        try:
+            two = self.call(
                 "nvmlDeviceGetMemoryInfo", handle, version=getattr(self._nvml, "nvmlMemory_v2", 0x02000028)
             )
         except Exception as error:
             if is_loss(error):
                 raise
-            return _plausible(total=first.total, free=first.free, used=first.used, v1_used=first.used)
-        return _plausible(
-            total=second.total,
-            free=second.free,
-            used=second.used,
-            reserved=second.reserved,
-            v1_used=first.used,
+            return plausible(total=one.total, free=one.free, used=one.used, v1_used=one.used)
+        return plausible(
+            total=two.total,
+            free=two.free,
+            used=two.used,
+            reserved=two.reserved,
+            v1_used=one.used,
         )
 
-    def _figures(self, handle: Any, mig: bool) -> tuple[Figures, Exception | None]:
+    def _figures(self, handle: Any, devices: list[MigDevice] | None) -> tuple[Figures, Exception | None]:
         """Every listed pid with its bytes; a failure only where no list could be read at all."""
         self._probe = "nvml.processes"
         figures, failures = self._lists(handle)
-        # Without root the whole GPU lists nobody under MIG; its instances do.
-        for instance in self._instances(handle) if mig and not figures else ():
-            more, failures = self._lists(instance)
-            figures |= more
+        if devices:
+            from vram.host.local.nvml_mig import placed
+
+            parts = [(device, *self._lists(device.handle)) for device in devices]
+            figures = placed(figures, [(device, found) for device, found, _ in parts])
+            failures = min((failures, *(failed for _, _, failed in parts)), key=len)
         return figures, failures[0] if len(failures) == len(_LISTS) else None
 
     def _lists(self, device: Any) -> tuple[Figures, list[Exception]]:
@@ -176,17 +224,12 @@ class Reader:
         failures: list[Exception] = []
         for name, word in _LISTS:
             try:
-                _merge(figures, name, self._list(word, device))
+                merge(figures, name, self._list(word, device))
             except Exception as error:
                 if is_loss(error):
                     raise
                 failures.append(error)
         return figures, failures
-
-    def _instances(self, handle: Any) -> list[Any]:
-        most = self.ask("nvmlDeviceGetMaxMigDeviceCount", handle) or 0
-        found = (self.ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, at) for at in range(most))
-        return [instance for instance in found if instance is not None]
 
     def _list(self, word: str, device: Any) -> Any:
         """The newest version of the list that driver and binding both know."""
@@ -208,39 +251,12 @@ class Reader:
         raise failure or AttributeError(word)
 
 
-def _merge(figures: Figures, name: str, listed: Any) -> None:
-    for each in listed:
-        instance = getattr(each, "gpuInstanceId", None)
-        key = (int(each.pid), None if instance in (None, _NO_INSTANCE) else int(instance))
-        nbytes, lists = figures.get(key, (None, ()))
-        said = _count(each.usedGpuMemory)
-        most = said if nbytes is None else nbytes if said is None else max(said, nbytes)
-        figures[key] = (most, lists if name in lists else (*lists, name))
-
-
-def _plausible(**sizes: int) -> dict[str, int]:
-    """Refuse a reading that no GPU can give, rather than hand a sentinel on as bytes."""
-    wrong = [name for name, nbytes in sizes.items() if not 0 <= nbytes <= sizes["total"] < _SENTINEL]
-    if wrong:
-        raise ValueError(f"the driver gave memory figures that no GPU can have: {', '.join(wrong)}")
-    return sizes
-
-
-def _count(value: Any) -> int | None:
-    return int(value) if value is not None and 0 <= int(value) < _SENTINEL else None
-
-
-def _flag(value: Any) -> bool | None:
-    return None if value is None else bool(value)
-
-
-def _first(pair: Any) -> Any:
-    return pair[0] if pair else None
-
-
-def _text(value: Any) -> str | None:
-    # Bindings before 11.5 answer bytes.
-    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value
+def _without_lists() -> dict[str, Any] | None:
+    """Under Windows' driver the lists are no failure where they are missing: some versions answer 999."""
+    folder = os.environ.get("VRAM_VIRTUAL_GPU")
+    if not os.path.exists(f"{folder}/dev/dxg" if folder else "/dev/dxg"):
+        return None
+    return {"status": "unsupported", "message": "Windows' driver gives no lists of processes here"}
 
 
 def read_into(pipe: int, skip: set[int]) -> None:
@@ -266,6 +282,19 @@ def _binding() -> ModuleType:
     import pynvml
 
     return cast("ModuleType", pynvml)
+
+
+def lend_library(pynvml: ModuleType, folder: str | None = None) -> bool:
+    """Give the binding, which looks by name alone, the library that WSL2 keeps in its own folder."""
+    from vram.payloads.driver_library import WSL_FOLDER, load
+
+    if not hasattr(pynvml, "nvmlLib"):  # a binding that keeps it elsewhere
+        return False
+    try:
+        vars(pynvml)["nvmlLib"] = load("libnvidia-ml.so.1", folder or WSL_FOLDER)
+    except OSError:
+        return False
+    return True
 
 
 class _NoSearch(ModuleType):

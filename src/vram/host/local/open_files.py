@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import groupby
@@ -13,7 +14,7 @@ from vram.host.local.identity import user_name
 from vram.host.local.mappings import Mappings, mappings_in
 from vram.host.local.native_scan import NativeScan
 from vram.host.local.procfs import ProcessFolder, text
-from vram.host.ports import Dmabuf, FileScan, Holding
+from vram.host.ports import Dmabuf, DrmClient, FileScan, Holding
 from vram.model.files import DeviceFile
 from vram.model.process import ProcessRef
 
@@ -27,7 +28,12 @@ class Scan(Protocol):
     """A walk over /proc: native, or Python where that is missing. One contract for both."""
 
     def files(
-        self, root: str, prefixes: Sequence[bytes], pids: Sequence[int] | None, deadline: float
+        self,
+        root: str,
+        prefixes: Sequence[bytes],
+        pids: Sequence[int] | None,
+        deadline: float,
+        informed: Sequence[bytes] = (),
     ) -> Walked: ...
 
     def describe(self, descriptors: Sequence[tuple[int, int, int]], deadline: float) -> list[int | None]: ...
@@ -66,7 +72,7 @@ class LocalOpenFiles:
         self._ahead = Ahead(lambda: self._walk(None, deadline))
 
     def _walk(self, pids: Sequence[int] | None, deadline: float) -> Walked:
-        return self._scan.files(self._root, self._names.prefixes, pids, deadline)
+        return self._scan.files(self._root, self._names.prefixes, pids, deadline, self._names.informed)
 
     def scan(self, deadline_s: float, pids: Sequence[int] | None = None) -> FileScan:
         deadline = time.monotonic() + deadline_s
@@ -92,19 +98,22 @@ class LocalOpenFiles:
     ) -> Iterable[Holding]:
         named.sort(key=lambda pair: (pair[0].pid, pair[0].fd))
         for pid, group in groupby(named, key=lambda pair: pair[0].pid):
-            held = list(group)
-            process = ProcessRef(pid, held[0][0].started_at)
-            dmabufs, mappings = self._details(process, held, deadline)
-            foreign = {buffer.fd for buffer in dmabufs if not _may_be_gpu_memory(buffer)}
+            everything = list(group)
+            process = ProcessRef(pid, everything[0][0].started_at)
+            nodes = [pair for pair in everything if pair[1].kind == "drm"]
+            held = [pair for pair in everything if pair[1].kind != "drm"]
+            dmabufs, mappings = self._details(process, held, deadline) if held else ((), None)
+            foreign = {buffer.fd for buffer in dmabufs if not self._names.may_be_gpu_memory(buffer.exporter)}
             files = tuple(
                 DeviceFile(file.fd, naming.kind, text(naming.path), naming.minor, numbers.get((pid, file.fd)))
                 for file, naming in held
                 if file.fd not in foreign
             )
-            if files:
+            clients = tuple(_clients(nodes, numbers)) if nodes else ()
+            if files or clients:
                 kept = tuple(buffer for buffer in dmabufs if buffer.fd not in foreign)
                 number, managed = mappings or (None, None)
-                yield Holding(process, files, kept, number, managed)
+                yield Holding(process, files, kept, number, managed, clients)
 
     def _details(
         self, process: ProcessRef, held: list[tuple[RawFile, Naming]], deadline: float
@@ -119,7 +128,10 @@ class LocalOpenFiles:
                 stat = folder.stat()
                 if stat is None or stat.started_at != process.started_at:
                     return plain, None
-                dmabufs = plain if self._names.virtual else tuple(_dmabuf(folder, file) for file in buffers)
+                dmabufs = tuple(
+                    _dmabuf(folder, file) if file.link.startswith(b"/dmabuf:") else own
+                    for file, own in zip(buffers, plain, strict=True)
+                )
                 return dmabufs, self._mappings(folder, stat.state)
         except OSError:
             return plain, None
@@ -127,18 +139,18 @@ class LocalOpenFiles:
     def _mappings(self, folder: ProcessFolder, state: str) -> Mappings | None:
         # As with command lines: a process stuck in the driver may hold its memory lock for good.
         maps = folder.read("maps", _MOST_MAPS_NBYTES) if state != "D" else None
-        return mappings_in(maps, self._names.prefixes, self._names.uvm) if maps is not None else None
+        return mappings_in(maps, self._names.mapped, self._names.uvm) if maps is not None else None
 
 
 def _descriptions(
     scan: Scan, named: list[tuple[RawFile, Naming]], deadline: float
 ) -> dict[tuple[int, int], int | None]:
-    """Number the open files behind descriptors on GPUs and on the control device."""
+    """Number the open files behind descriptors on GPUs, on the control device and on Windows' one."""
     groups: dict[bytes, int] = {}
     wanted = [
         (file.pid, file.fd, groups.setdefault(naming.path, len(groups)))
         for file, naming in named
-        if naming.kind in ("gpu", "control")
+        if naming.kind in ("gpu", "control", "dxg") or (naming.kind == "drm" and _is_unnumbered(file.info))
     ]
     if not wanted:
         return {}
@@ -154,6 +166,22 @@ def _dmabuf(folder: ProcessFolder, file: RawFile) -> Dmabuf:
     return Dmabuf(file.fd, file.inode, int(size) if size.isdigit() else file.size or None, exporter or None)
 
 
-def _may_be_gpu_memory(buffer: Dmabuf) -> bool:
-    """Cameras, other GPUs and compositors export dma-bufs too: theirs are not this driver's."""
-    return buffer.exporter is None or buffer.exporter.startswith("nv")
+def _is_unnumbered(info: bytes | None) -> bool:
+    """Whether a DRM driver leaves it to the kernel to tell its open files apart."""
+    return info is not None and b"drm-client-id:" not in info and b"pasid:" not in info
+
+
+def _clients(
+    nodes: list[tuple[RawFile, Naming]], numbers: dict[tuple[int, int], int | None]
+) -> Iterable[DrmClient]:
+    from vram.host.local.fdinfo import read_client, unread_client
+
+    for file, naming in nodes:
+        if file.info is not None:
+            yield read_client(file.fd, naming.minor, file.info, numbers.get((file.pid, file.fd)))
+        elif not _is_closed(file.error):
+            yield unread_client(file.fd, naming.minor, file.error)
+
+
+def _is_closed(error: int) -> bool:
+    return error in (errno.ENOENT, errno.ESRCH, errno.EBADF)

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import os
 import time
+from functools import cached_property
 from types import TracebackType
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from vram.host.local.cgroup import membership, workload
 from vram.host.local.identity import user_name
 from vram.model.process import ProcessFacts, ProcessRef
+
+if TYPE_CHECKING:
+    from vram.host.local.workload_names import ContainerNames
 
 TICKS_PER_S: int = os.sysconf("SC_CLK_TCK")
 _EXITING = 0x4  # PF_EXITING of the kernel's task flags, field 9 of stat
 # Command lines reach megabytes; nobody reads more, and a snapshot carries every one.
 _LONGEST_COMMAND = 16 * 1024
 _DELETED = " (deleted)"
+# Environments reach megabytes too; what names a job or a notebook is set early on.
+_MOST_ENVIRONMENT = 256 * 1024
+_TELLING = (b"SLURM_JOB_ID=", b"KUBERNETES_SERVICE_HOST=", b"JPY_SESSION_NAME=")
 
 
 def text(raw: bytes) -> str:
@@ -63,21 +73,24 @@ class ProcessFolder:
         except OSError:
             return None
         try:
-            return self._drain(file, limit)
+            return drain(file, limit)
         except OSError:
             return None
         finally:
             os.close(file)
 
-    @staticmethod
-    def _drain(file: int, limit: int) -> bytes:
-        # /proc hands out a page or so at a time, whatever is asked for.
-        parts = [os.read(file, min(limit, 65536))]
-        left = limit - len(parts[0])
-        while parts[-1] and left > 0:
-            parts.append(os.read(file, min(left, 65536)))
-            left -= len(parts[-1])
-        return b"".join(parts)
+    def names(self, name: str) -> list[str]:
+        """What a folder in it has, or nothing where it is denied or gone."""
+        try:
+            folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._folder)
+        except OSError:
+            return []
+        try:
+            return os.listdir(folder)
+        except OSError:
+            return []
+        finally:
+            os.close(folder)
 
     def link(self, name: str) -> bytes | None:
         try:
@@ -99,19 +112,46 @@ class ProcessFolder:
             return None
 
 
+def drain(file: int, limit: int) -> bytes:
+    """Read *file* to its end, or to *limit*: /proc hands out a page or so at a time."""
+    parts = [os.read(file, min(limit, 65536))]
+    left = limit - len(parts[0])
+    while parts[-1] and left > 0:
+        parts.append(os.read(file, min(left, 65536)))
+        left -= len(parts[-1])
+    return b"".join(parts)
+
+
 class LocalProc:
     """Reads identities from a tree like /proc."""
 
-    def __init__(self, root: str = "/proc") -> None:
+    def __init__(self, root: str = "/proc", files_root: str = "/") -> None:
         self._root = root
+        self._files_root = files_root
 
     def facts(self, pid: int) -> tuple[ProcessRef, ProcessFacts] | None:
         try:
             with ProcessFolder(self._root, pid) as folder:
                 stat = folder.stat()
-                return (_ref(folder, stat), _facts(folder, stat)) if stat else None
+                return (_ref(folder, stat), self._facts(folder, stat)) if stat else None
         except OSError:
             return None
+
+    def _facts(self, folder: ProcessFolder, stat: Stat) -> ProcessFacts:
+        facts = _facts(folder, stat)
+        environ = b"" if stat.state == "D" else folder.read("environ", _MOST_ENVIRONMENT) or b""
+        nameless = not facts.workload.container and not any("ipykernel" in word for word in facts.argv[:4])
+        if nameless and not any(word in environ for word in _TELLING):
+            return facts
+        from vram.host.local.workload_names import named
+
+        return replace(facts, workload=named(facts.workload, environ, facts.argv, self._names))
+
+    @cached_property
+    def _names(self) -> ContainerNames:
+        from vram.host.local.workload_names import ContainerNames
+
+        return ContainerNames(self._files_root)
 
     def image(self, pid: int) -> str | None:
         try:

@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from functools import cmp_to_key, partial
 
 from vram.host.local.device_files import RawFile
-from vram.host.local.procfs import ProcessFolder
+from vram.host.local.procfs import ProcessFolder, drain
 
 _KCMP = {"x86_64": 312, "aarch64": 272}
 _KCMP_FILE = 0
+_MOST_INFO_NBYTES = 64 * 1024
 
 Descriptor = tuple[int, int, int]
 Compare = Callable[[Descriptor, Descriptor], int]
@@ -21,16 +22,25 @@ class PythonScan:
     """Scans and compares with nothing but the standard library."""
 
     def files(
-        self, root: str, prefixes: Sequence[bytes], pids: Sequence[int] | None, deadline: float
+        self,
+        root: str,
+        prefixes: Sequence[bytes],
+        pids: Sequence[int] | None,
+        deadline: float,
+        informed: Sequence[bytes] = (),
     ) -> tuple[list[RawFile], list[int], bool]:
-        """Matching descriptors, owners of processes that may not be read, and whether all was seen."""
+        """Matching descriptors, owners of processes that may not be read, and whether all was seen.
+
+        Those that begin with one of *informed* come with their fdinfo.
+        """
         files: list[RawFile] = []
         denied: list[int] = []
         for pid in pids or [int(name) for name in os.listdir(root) if name.isdigit()]:
             if time.monotonic() >= deadline:
                 return files, denied, False
             try:
-                files += _of_process(root, pid, tuple(prefixes))
+                found = _of_process(root, pid, tuple(prefixes))
+                files += [_informed(root, file, tuple(informed)) for file in found]
             except PermissionError:
                 denied += _owner(root, pid)
             except OSError:
@@ -76,6 +86,23 @@ def _raw(pid: int, started_at: int | None, folder: int, fd: str, link: bytes) ->
     except OSError:
         return RawFile(pid, started_at, int(fd), link, 0, 0, 0, 0)
     return RawFile(pid, started_at, int(fd), link, about.st_rdev, about.st_ino, about.st_size, about.st_mode)
+
+
+def _informed(root: str, file: RawFile, prefixes: tuple[bytes, ...]) -> RawFile:
+    if not file.link.startswith(prefixes or (b"\0",)):
+        return file
+    path = f"{root}/{file.pid}/fdinfo/{file.fd}"
+    try:
+        # Not to wait is meant for what is no fdinfo: the kernel's own are always ready.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        return file._replace(error=error.errno or 0)
+    try:
+        return file._replace(info=drain(descriptor, _MOST_INFO_NBYTES))
+    except OSError as error:
+        return file._replace(error=error.errno or 0)
+    finally:
+        os.close(descriptor)
 
 
 def _started_at(root: str, pid: int) -> int | None:

@@ -27,7 +27,7 @@ class LocalVitalSigns:
         try:
             with ProcessFolder(self._proc, pid) as folder:
                 group, left = self._group_memory(folder.read("cgroup") or b"")
-                cpu_s, peers = _cpu_s(folder), _nccl_peers(folder)
+                cpu_s, runnable, peers = _cpu_s(folder), _is_runnable(folder), _nccl_peers(folder)
         except OSError:
             return Vitals(memory_left=available, memory_total=total)
         limited = left is not None and (available is None or left < available)
@@ -37,6 +37,7 @@ class LocalVitalSigns:
             memory_total=total,
             nccl_peers=peers,
             cpu_s=cpu_s,
+            runnable=runnable,
         )
 
     def boot_id(self) -> str:
@@ -82,6 +83,11 @@ def _cpu_s(folder: ProcessFolder) -> float | None:
     raw = folder.read("stat") or b""
     fields = raw[raw.rfind(b")") + 2 :].split()
     return (int(fields[11]) + int(fields[12])) / TICKS_PER_S if len(fields) > 12 else None
+
+
+def _is_runnable(folder: ProcessFolder) -> bool:
+    stats = (folder.read(f"task/{thread}/stat") or b"" for thread in folder.names("task"))
+    return any(raw[raw.rfind(b")") + 2 :].startswith(b"R") for raw in stats)
 
 
 def _nccl_peers(folder: ProcessFolder) -> str | None:

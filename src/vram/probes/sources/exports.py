@@ -6,11 +6,11 @@ GPU uses more than its lists account for, and somebody has a descriptor that may
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from vram.host.ports import Candidate, Host, Proof
 from vram.model.files import ExportFacts, FilesFacts
-from vram.model.gpu import ChargeFacts, GpuFacts, MemoryFacts
+from vram.model.gpu import ChargeFacts, GpuFacts, MemoryFacts, MigFacts
 from vram.model.observation import Observation
 from vram.units import MIB
 
@@ -22,11 +22,15 @@ _CONTEXT_OVERHEAD = 16 * MIB
 # An import takes the driver about a millisecond; a context alone has ten control descriptors.
 _MOST_CANDIDATES = 1024
 
+# A GPU, and its GPU instance where MIG divides it.
+Place = tuple[int | None, int | None]
+
 
 def observe(host: Host, seen: Iterable[Observation], deadline_s: float) -> Iterator[Observation]:
     """Prove candidates of processes that hold no GPU; then, if bytes are still missing, the rest."""
     seen = list(seen)
-    indices = {each.facts.uuid: each.gpu for each in seen if isinstance(each.facts, GpuFacts)}
+    places = _places(seen)
+    views = _views(seen)
     unexplained, contexts = residual(seen)
     deadline = host.clock.monotonic() + deadline_s
     for candidates, ordinary in zip(candidates_of(seen), (0, contexts * _CONTEXT_OVERHEAD), strict=True):
@@ -34,25 +38,32 @@ def observe(host: Host, seen: Iterable[Observation], deadline_s: float) -> Itera
             continue
         sizes: dict[object, int] = {}
         untold: set[tuple[int, str | None]] = set()
-        for proof in _prove(host, candidates, deadline - host.clock.monotonic()):
+        for proof in _prove(host, candidates, deadline - host.clock.monotonic(), views):
             sizes[_identity(proof.candidate)] = proof.nbytes or 0
-            yield from _statement(proof, indices, untold)
+            yield from _statement(proof, places, untold)
         unexplained -= sum(sizes.values())
 
 
-def residual(seen: Iterable[Observation]) -> tuple[int, int]:
+def residual(seen: Sequence[Observation]) -> tuple[int, int]:
     """Bytes in use that no list accounts for, over all GPUs, and how many contexts there are.
 
     Where the driver does not say how much a process has, nothing is known to be missing.
     """
     used: dict[int | None, int] = {}
+    instances: dict[Place, int] = {}
     contexts = 0
     for each in seen:
         if isinstance(each.facts, MemoryFacts):
             used[each.gpu] = used.get(each.gpu, 0) + each.facts.used
+        elif isinstance(each.facts, MigFacts) and each.facts.memory:
+            instances[each.gpu, each.facts.gpu_instance] = each.facts.memory.used
         elif isinstance(each.facts, ChargeFacts):
             used[each.gpu] = used.get(each.gpu, 0) - (each.nbytes or 0)
             contexts += 1
+    told = {each.gpu for each in seen if isinstance(each.facts, MemoryFacts)}
+    for (gpu, _), nbytes in instances.items():
+        if gpu not in told:  # the whole GPU is withheld from us: its instances speak for it
+            used[gpu] = used.get(gpu, 0) + nbytes
     return sum(max(0, nbytes) for nbytes in used.values()), contexts
 
 
@@ -70,13 +81,38 @@ def candidates_of(seen: Iterable[Observation]) -> tuple[list[Candidate], list[Ca
     return idle, busy
 
 
-def _prove(host: Host, candidates: list[Candidate], deadline_s: float) -> Iterator[Proof]:
+def _places(seen: Iterable[Observation]) -> dict[str, Place]:
+    """Every GPU and MIG device by the digits of its UUID, which are all that an import tells."""
+    places: dict[str, Place] = {}
+    for each in seen:
+        if isinstance(each.facts, GpuFacts):
+            places[each.facts.uuid[4:]] = (each.gpu, None)
+        elif isinstance(each.facts, MigFacts):
+            places[each.facts.uuid[4:]] = (each.gpu, each.facts.gpu_instance)
+    return places
+
+
+def _views(seen: Iterable[Observation]) -> list[str]:
+    """What each try may see: one device of every GPU instance, then all GPUs that are whole."""
+    instances: dict[Place, str] = {}
+    whole: list[str] = []
+    for each in seen:
+        if isinstance(each.facts, MigFacts):
+            instances.setdefault((each.gpu, each.facts.gpu_instance), each.facts.uuid)
+        elif isinstance(each.facts, GpuFacts) and not each.facts.mig_enabled:
+            whole.append(each.facts.uuid)
+    if not instances:
+        return []
+    return [*instances.values(), *([",".join(whole)] if whole else [])]
+
+
+def _prove(host: Host, candidates: list[Candidate], deadline_s: float, views: list[str]) -> Iterator[Proof]:
     """Try one descriptor of each open file; what it shows holds for all that share it."""
     sharers: dict[object, list[Candidate]] = {}
     for each in candidates:
         sharers.setdefault(_identity(each), []).append(each)
     first = {members[0]: members for members in sharers.values()}
-    for proof in host.exports.prove(list(first)[:_MOST_CANDIDATES], deadline_s):
+    for proof in host.exports.prove(list(first)[:_MOST_CANDIDATES], deadline_s, views):
         for member in first[proof.candidate]:
             yield Proof(member, proof.exported, proof.nbytes, proof.gpu_uuid, proof.status, proof.message)
 
@@ -89,19 +125,21 @@ def _identity(candidate: Candidate) -> object:
 
 
 def _statement(
-    proof: Proof, indices: dict[str, int | None], untold: set[tuple[int, str | None]]
+    proof: Proof, places: dict[str, Place], untold: set[tuple[int, str | None]]
 ) -> Iterator[Observation]:
     """What a proof says; that something could not be tried is said once for a process."""
     failure = (proof.candidate.process.pid, proof.message)
     if proof.exported is False or (proof.exported is None and failure in untold):
         return
     untold.add(failure)
+    gpu, instance = places.get((proof.gpu_uuid or "")[4:], (None, None))
+    candidate = proof.candidate
     yield Observation(
         probe="driver.exports",
         status=proof.status,
-        gpu=indices.get(proof.gpu_uuid or ""),
-        process=proof.candidate.process,
+        gpu=gpu,
+        process=candidate.process,
         nbytes=proof.nbytes,
-        facts=ExportFacts(proof.candidate.fd, proof.candidate.description) if proof.exported else None,
+        facts=ExportFacts(candidate.fd, candidate.description, instance) if proof.exported else None,
         message=proof.message,
     )

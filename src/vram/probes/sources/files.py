@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from vram.host.ports import FileScan, Holding, Host
+from vram.model.drm import ClientFacts
 from vram.model.files import DmabufFacts, FilesFacts, UnreadableFacts
 from vram.model.gpu import ChargeFacts
 from vram.model.observation import Observation
@@ -39,8 +40,18 @@ def observe_latecomers(host: Host, seen: Iterable[Observation], deadline_s: floa
 
 def _holdings(holdings: Iterable[Holding]) -> Iterator[Observation]:
     for holding in holdings:
-        facts = FilesFacts(holding.files, holding.mappings, holding.managed_bytes)
-        yield Observation(probe="proc.files", process=holding.process, facts=facts)
+        if holding.files:
+            facts = FilesFacts(holding.files, holding.mappings, holding.managed_bytes)
+            yield Observation(probe="proc.files", process=holding.process, facts=facts)
+        for client in holding.clients:
+            yield Observation(
+                probe="drm.clients",
+                status=client.status,
+                process=holding.process,
+                nbytes=_dedicated(client.facts),
+                facts=client.facts,
+                message=client.message,
+            )
         for buffer in holding.dmabufs:
             yield Observation(
                 probe="proc.dmabuf",
@@ -48,3 +59,9 @@ def _holdings(holdings: Iterable[Holding]) -> Iterator[Observation]:
                 nbytes=buffer.nbytes,
                 facts=DmabufFacts(buffer.fd, buffer.inode, buffer.exporter),
             )
+
+
+def _dedicated(client: ClientFacts) -> int | None:
+    """What a client has of the GPU's own memory; None where that is not told."""
+    told = [region.nbytes for region in client.regions if region.dedicated]
+    return sum(nbytes or 0 for nbytes in told) if told and None not in told else None

@@ -8,7 +8,7 @@ from vram.model.parking import Share
 from vram.model.plan import Step, StepKind, Target
 from vram.reclaim import identity
 from vram.reclaim.parking import PROMPT_S, Parking
-from vram.reclaim.preflight import look, managed_bytes, may_park
+from vram.reclaim.preflight import look, managed_bytes, may_park, require_checkpoints
 from vram.units import size
 
 
@@ -51,6 +51,7 @@ class Park:
 
 def _shares(host: Host, target: Target) -> tuple[Share, ...]:
     """What the process has on each GPU; raises where it must not be parked, or is another one now."""
+    require_checkpoints(host)
     with identity.hold(host, target) as held:
         pid = target.process.pid
         managed = managed_bytes(host, pid)

@@ -15,6 +15,8 @@ class Reset:
     def check(self, host: Host, step: Step) -> None:
         _gpu(step)
         me = host.facts()
+        if me.wsl_facts is not None:
+            raise unreachable()
         if me.virtual:
             raise NotPermitted(
                 "a virtual GPU has nothing to reset", hint="its processes end, and it is as new"
@@ -38,6 +40,14 @@ class Reset:
     def verify(self, host: Host, step: Step) -> bool:
         """The tool's own word counts: it answers only once the GPU is initialised again."""
         return True
+
+
+def unreachable() -> NotPermitted:
+    """Why no GPU is reset from inside WSL2."""
+    return NotPermitted(
+        "a GPU cannot be reset from inside WSL2: it is Windows', and Linux is a guest on it",
+        hint="in Windows, Win+Ctrl+Shift+B restarts the graphics driver; a restart of Windows resets the GPU",
+    )
 
 
 def _gpu(step: Step) -> int:

@@ -1,0 +1,127 @@
+"""docs/reference/lab.md and a page per topic: every experiment, and what it showed on real hardware."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from vram.lab.catalogue import EXPERIMENTS, TOPICS, describe, shown
+from vram.model.lab import Experiment, LabReport, Result
+from vram.report.lab_evidence import cell, read
+from vram.units import size
+
+FOLDER = "docs/reference/lab"
+EVIDENCE = Path(__file__).resolve().parents[1] / "evidence"
+UNMEASURED = "No run of it on real hardware is kept yet."
+QUESTIONS = ("after-exit", "no-process", "threads", "out-of-memory", "flush")
+NUMBERED = re.compile(r"[Qq]uestions? \d(?:(?:, | and )\d)*")
+KNOWN = {shown(name): topic for topic, names in TOPICS.items() for name in names}
+
+
+def pages() -> Iterator[tuple[str, str]]:
+    reports = sorted(map(_read, EVIDENCE.glob("*-lab.json")), key=lambda report: report.taken_at)
+    yield "docs/reference/lab.md", "\n".join(_index(reports)) + "\n"
+    for topic in TOPICS:
+        yield f"{FOLDER}/{_slug(topic)}.md", "\n".join(_page(topic, reports)) + "\n"
+
+
+def _read(path: Path) -> LabReport:
+    return read(path.read_bytes())
+
+
+def _index(reports: list[LabReport]) -> Iterator[str]:
+    yield "# The lab's experiments\n"
+    yield f"{len(EXPERIMENTS)} claims about GPU memory. `vram lab run NAME` puts one to the test on your"
+    yield "machine; [the guide](../guides/lab.md) says how to read the answer. What real hardware showed is"
+    yield "taken from the runs in [evidence](../evidence/README.md), and holds for that GPU and driver."
+    if not reports:
+        yield "No run of the lab on real hardware is kept there yet."
+    yield "\n## By question\n"
+    yield from _by_question()
+    for topic, names in TOPICS.items():
+        yield f"\n## {topic}\n"
+        yield "| claim | on hardware |"
+        yield "|---|---|"
+        for name in names:
+            told = describe(name)
+            link = f"[{cell(told.claim)}](lab/{_slug(topic)}.md#{told.name})"
+            yield f"| {link} | {_in_short(told.name, reports)} |"
+
+
+def _by_question() -> Iterator[str]:
+    """Which experiments test what is said in answer to each of the five questions."""
+    yield "| question | its claims |"
+    yield "|---|---|"
+    for number, page in enumerate(QUESTIONS, 1):
+        told = [each for each in map(describe, EXPERIMENTS) if str(number) in _numbers(each.source)]
+        links = ", ".join(f"[{each.name}](lab/{_slug(each.topic)}.md#{each.name})" for each in told)
+        yield f"| [{number}](../questions/{page}.md) | {links} |"
+
+
+def _numbers(source: str) -> set[str]:
+    return {digit for words in NUMBERED.findall(source) for digit in re.findall(r"\d", words)}
+
+
+def _in_short(name: str, reports: list[LabReport]) -> str:
+    found = [(report, result) for report in reports for result in report.results if result.experiment == name]
+    return (
+        "; ".join(f"{_verdict(result)} ({cell(report.gpu)})" for report, result in found)
+        or "not yet measured"
+    )
+
+
+def _page(topic: str, reports: list[LabReport]) -> Iterator[str]:
+    yield f"# {topic}\n"
+    yield "Experiments of `vram lab`. [All of them](../lab.md)"
+    for name in TOPICS[topic]:
+        yield from _experiment(describe(name), topic, reports)
+
+
+def _experiment(told: Experiment, topic: str, reports: list[LabReport]) -> Iterator[str]:
+    yield f"\n## {told.name}\n"
+    yield f"**{_prose(told.claim, topic)}.**\n"
+    yield f"*Said by:* {_questions(_prose(told.source, topic))}\n"
+    yield f"*Method:* {_prose(told.method, topic)} It takes up to {size(told.takes_bytes)}.\n"
+    yield f"*Reading:* {_prose(told.reading, topic)}\n"
+    found = [(report, result) for report in reports for result in report.results]
+    lines = [_measured(report, result) for report, result in found if result.experiment == told.name]
+    yield "\n".join(lines) if lines else f"*Measured:* {UNMEASURED}"
+
+
+def _measured(report: LabReport, result: Result) -> str:
+    where = f"{cell(report.gpu)}, driver {cell(report.driver or 'unknown')}, {report.taken_at[:10]}"
+    return f"*Measured:* **{_verdict(result)}** ({where}): {cell(result.because)}."
+
+
+def _verdict(result: Result) -> str:
+    """What is "here" on the machine is, on a page, where the GPU's name says."""
+    return result.verdict.removesuffix(" here")
+
+
+def _prose(text: str, topic: str) -> str:
+    """Text of ours, with the names of other experiments as links."""
+
+    def link(match: re.Match[str]) -> str:
+        other = KNOWN.get(match[0])
+        place = "" if other == topic else f"{_slug(other)}.md" if other else None
+        return match[0] if place is None else f"[{match[0]}]({place}#{match[0]})"
+
+    parts = re.split(r"(`[^`]*`)", text)
+    parts[::2] = [
+        re.sub(r"[a-z]+(?:-[a-z]+)+", link, part.replace("__del__", "`__del__`")) for part in parts[::2]
+    ]
+    return "".join(parts)
+
+
+def _questions(text: str) -> str:
+    """The numbers of questions as links to their pages."""
+
+    def link(words: re.Match[str]) -> str:
+        return re.sub(r"\d", lambda n: f"[{n[0]}](../../questions/{QUESTIONS[int(n[0]) - 1]}.md)", words[0])
+
+    return NUMBERED.sub(link, text)
+
+
+def _slug(topic: str) -> str:
+    return re.sub(r"[^a-z]+", "-", topic.lower()).strip("-")

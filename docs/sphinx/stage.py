@@ -1,0 +1,165 @@
+"""Puts together what Sphinx reads: docs/, the few pages from outside it, and where each stands.
+
+python docs/sphinx/stage.py FOLDER
+
+Links are written as files of the repository, so that they work on a forge too. Here each is
+resolved there and then led to where its target lies on the site. A linked source file becomes
+a page of its own under source/. A link to what does not exist stays as it is, and Sphinx
+refuses it; so it does with a page that no folder's index leads to.
+"""
+
+from __future__ import annotations
+
+import os.path
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+OUTSIDE = {
+    "CHANGELOG.md": "project/changelog.md",
+    "CONTRIBUTING.md": "project/contributing.md",
+    "docs/architecture.md": "project/architecture.md",
+    "native/virtualgpu/DESIGN.md": "project/virtual-gpu.md",
+}
+# The menu: a page for each part, whose folder it leads.
+PARTS = ("questions", "guides", "concepts", "reference", "evidence", "decisions", "project")
+
+FENCED = re.compile(r"(^```.*?^```|`[^`\n]+`)", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
+FOREIGN = re.compile(r"[a-z][a-z+.-]*:")
+LANGUAGES = {".py": "python", ".c": "c", ".h": "c", ".json": "json", ".sh": "sh"}
+
+
+def main(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(DOCS / "sphinx", folder, ignore=shutil.ignore_patterns("stage.py", "__pycache__"))
+    pages = dict(_pages())
+    sources = sorted({path for path in pages for path in _sources(path)})
+    for path, name in pages.items():
+        _write(folder / name, _led(path, name) + _menu(name, pages))
+    for path in sources:
+        _write(folder / _source_page(path), _source(path))
+    for path in DOCS.rglob("*"):
+        if path.suffix in (".svg", ".png"):
+            _copy(path, folder / path.relative_to(DOCS))
+
+
+def _pages() -> Iterator[tuple[Path, str]]:
+    """Every page of the repository that the site shows, with its name there."""
+    for name, place in OUTSIDE.items():
+        yield ROOT / name, place
+    for path in sorted(DOCS.rglob("*.md")):
+        name = path.relative_to(DOCS).as_posix()
+        if f"docs/{name}" not in OUTSIDE:
+            yield path, re.sub(r"README\.md$", "index.md", name)
+
+
+# ---- the menu ----
+
+
+def _menu(name: str, pages: dict[Path, str]) -> str:
+    """What a page leads to in the menu: nothing, unless it is the index of a folder."""
+    if name == "index.md":
+        return _toctree([f"{part}/index" for part in PARTS])
+    folder = os.path.dirname(name) if name.endswith("/index.md") else name.removesuffix(".md")
+    below = [each for each in pages.values() if _parent(each, pages) == name]
+    path = next(path for path, each in pages.items() if each == name)
+    linked = [_on_site(target) for target in _targets(path)]
+    order = dict.fromkeys([*(each for each in linked if each in below), *sorted(below)])
+    return _toctree([os.path.relpath(each, os.path.dirname(name) or ".") for each in order]) if folder else ""
+
+
+def _parent(name: str, pages: dict[Path, str]) -> str | None:
+    """The page that leads the folder in which *name* lies."""
+    folder = os.path.dirname(os.path.dirname(name) if name.endswith("/index.md") else name)
+    if name.endswith("/index.md"):
+        return f"{folder}/index.md" if folder else None
+    leaders = (f"{folder}.md", f"{folder}/index.md")
+    return next((leader for leader in leaders if leader in pages.values() and leader != name), None)
+
+
+def _toctree(names: list[str]) -> str:
+    if not names:
+        return ""
+    return (
+        "\n\n```{toctree}\n:hidden:\n\n" + "\n".join(name.removesuffix(".md") for name in names) + "\n```\n"
+    )
+
+
+# ---- links ----
+
+
+def _led(path: Path, name: str) -> str:
+    """The text of a page, with links that fit the place where it stands."""
+
+    def lead(link: re.Match[str]) -> str:
+        target = None if FOREIGN.match(link[2]) else _on_site((path.parent / link[2]).resolve())
+        if target is None:
+            return link[0]
+        return f"{link[1]}{os.path.relpath(target, os.path.dirname(name) or '.')}{link[3] or ''}{link[4]}"
+
+    parts = FENCED.split(path.read_text())
+    parts[::2] = [LINK.sub(lead, part) for part in parts[::2]]
+    return "".join(parts)
+
+
+def _on_site(path: Path) -> str | None:
+    """The name on the site of a file or folder of the repository."""
+    if path.is_dir() and (index := next(filter(Path.exists, (path / "index.md", path / "README.md")), None)):
+        path = index
+    if not path.exists() or not path.is_relative_to(ROOT):
+        return None
+    name = path.relative_to(ROOT).as_posix()
+    if name in OUTSIDE:
+        return OUTSIDE[name]
+    if path.is_relative_to(DOCS) and path.suffix in (".md", ".svg", ".png"):
+        return re.sub(r"README\.md$", "index.md", path.relative_to(DOCS).as_posix())
+    return _source_page(path)
+
+
+def _targets(page: Path) -> Iterator[Path]:
+    for part in FENCED.split(page.read_text())[::2]:
+        yield from (
+            (page.parent / link[2]).resolve() for link in LINK.finditer(part) if not FOREIGN.match(link[2])
+        )
+
+
+# ---- linked sources ----
+
+
+def _sources(page: Path) -> Iterator[Path]:
+    yield from (path for path in _targets(page) if (_on_site(path) or "").startswith("source/"))
+
+
+def _source_page(path: Path) -> str:
+    return f"source/{path.relative_to(ROOT).as_posix()}.md"
+
+
+def _source(path: Path) -> str:
+    """A page with the text of a file, or of all files of a folder. It stands in no menu."""
+    files = sorted(each for each in path.glob("*.*") if each.is_file()) if path.is_dir() else [path]
+    blocks = "\n\n".join(_block(each, titled=path.is_dir()) for each in files)
+    return f"---\norphan: true\nnosearch: true\n---\n\n# {path.relative_to(ROOT).as_posix()}\n\n{blocks}\n"
+
+
+def _block(path: Path, *, titled: bool) -> str:
+    title = f"## {path.name}\n\n" if titled else ""
+    return f"{title}````{LANGUAGES.get(path.suffix, 'text')}\n{path.read_text().rstrip()}\n````"
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def _copy(path: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(path, target)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

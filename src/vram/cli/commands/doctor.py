@@ -1,0 +1,66 @@
+"""``vram doctor``: what this host can and cannot do for vram, and the sentence that changes it."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+
+from vram.cli.source import add_deadline_argument, open_host
+from vram.cli.terminal import add_terminal_arguments, emit, look_for, show
+from vram.errors import ExitCode
+
+NAME = "doctor"
+HELP = "what this host can and cannot do for vram, why, and what would change it"
+
+_VERBS = ("why", "who", "check", "free", "trim", "park", "borrow", "kill", "reset", "deep")
+
+_EPILOG = """\
+exit codes:
+  0  everything that vram needs is here
+  2  the call was wrong
+  4  no NVIDIA driver answers
+  7  vram works here, but not all of it
+  8  something that vram needs is broken
+
+Things marked "optional" never change the exit code. `vram explain CHECK` is the
+manual page of a check."""
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.epilog = _EPILOG
+    parser.add_argument(
+        "--for",
+        dest="verb",
+        choices=_VERBS,
+        metavar="COMMAND",
+        help=f"only what bears on one command: {', '.join(_VERBS)} (deep is `why --deep`)",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    parser.add_argument("--verbose", "-v", action="store_true", help="every check, with all its details")
+    add_deadline_argument(parser)
+    add_terminal_arguments(parser)
+
+
+def run(args: Namespace) -> int:
+    host = open_host(args)
+    assert host is not None  # there is no --from here
+    from vram.doctor.engine import examine
+    from vram.doctor.look import look
+
+    sight = look(host, args.deadline)
+    found = examine(sight, args.verb)
+    facts, taken_at = sight.survey.host, sight.survey.taken_at
+    if args.json:
+        from vram.report import doctor_json
+
+        emit(doctor_json.report(found, facts, taken_at))
+    else:
+        from vram.report import doctor
+
+        surface = look_for(args)
+        show(doctor.text(found, facts, taken_at, surface, verbose=args.verbose), args, surface)
+    return {
+        "ready": ExitCode.OK,
+        "limited": ExitCode.LIMITED,
+        "broken": ExitCode.BROKEN,
+        "no-driver": ExitCode.NO_DRIVER,
+    }[found.verdict]

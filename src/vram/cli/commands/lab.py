@@ -1,0 +1,172 @@
+"""``vram lab``: what people say about GPU memory, put to the test on this machine."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from itertools import zip_longest
+from typing import TYPE_CHECKING
+
+from vram.cli.source import seconds
+from vram.cli.terminal import add_terminal_arguments, emit, look_for, show
+from vram.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from vram.host.local import LocalHost
+    from vram.lab.device import Device
+    from vram.model.lab import LabReport, Result
+
+NAME = "lab"
+HELP = "what is said about GPU memory, put to the test on this machine"
+
+_EPILOG = """\
+An experiment starts processes of its own, takes no more memory than its page
+names, and leaves nothing behind. None resets a GPU or changes a setting.
+
+exit codes of `vram lab run`:
+  0  every claim was told to be true or false here
+  2  the call was wrong
+  3  some could not be told; a line for each says why
+  4  no GPU answers"""
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.epilog = _EPILOG
+    parser.add_argument(
+        "verb",
+        nargs="?",
+        choices=("list", "run", "show"),
+        default="list",
+        metavar="list|run|show",
+        help="list the claims (default), test them, or show an experiment's page",
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="only these experiments")
+    parser.add_argument("--gpu", type=int, default=0, metavar="N", help="test on this GPU (default: 0)")
+    parser.add_argument(
+        "--deadline",
+        type=seconds,
+        metavar="S",
+        help="end an experiment after S seconds (default: what its page says)",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    parser.add_argument(
+        "--evidence", metavar="FOLDER", help="keep the results there, named by date, GPU and driver"
+    )
+    add_terminal_arguments(parser)
+
+
+def known_names() -> tuple[tuple[str, str], ...]:
+    """The experiments, each with its claim."""
+    from vram.lab.catalogue import chosen, describe
+
+    return tuple((each.name, each.claim) for each in map(describe, chosen([])))
+
+
+def run(args: Namespace) -> int:
+    if args.evidence and args.verb != "run":
+        raise UsageError("--evidence keeps what `vram lab run` found out", hint="add `run`")
+    return {"list": _list, "show": _show, "run": _run}[args.verb](args)
+
+
+def _list(args: Namespace) -> int:
+    from vram.lab.catalogue import chosen, describe
+    from vram.report import lab
+    from vram.report.json import encode
+
+    experiments = tuple(map(describe, chosen(args.names)))
+    if args.json:
+        from vram.model.lab import LabCatalogue
+
+        emit(encode(LabCatalogue(experiments=experiments)))
+        return ExitCode.OK
+    look = look_for(args)
+    show(lab.listing(experiments, look), args, look)
+    return ExitCode.OK
+
+
+def _show(args: Namespace) -> int:
+    if not args.names:
+        raise UsageError("show which experiment?", hint="`vram lab list` names them all")
+    if args.json:
+        return _list(args)
+    from vram.lab.catalogue import chosen, describe
+    from vram.report import lab
+
+    emit("\n".join(lab.page(describe(name)) for name in chosen(args.names)))
+    return ExitCode.OK
+
+
+def _run(args: Namespace) -> int:
+    from vram.cli.leaving import signals_lead_out
+    from vram.host.local import LocalHost
+    from vram.lab.catalogue import chosen
+    from vram.lab.device import find_device
+
+    names = chosen(args.names)
+    host = LocalHost()
+    host.nvml.prepare()
+    device = find_device(host, args.gpu)
+    if args.evidence:
+        _refuse_model(device)
+    with signals_lead_out():
+        report = _report(host, device, _conducted(names, host, device, args.deadline))
+    _tell(report, args)
+    told = all(result.verdict != "cannot tell" for result in report.results)
+    return ExitCode.OK if told else ExitCode.PARTIAL
+
+
+def _refuse_model(device: Device) -> None:
+    if device.facts.virtual:
+        hint = "its verdicts show the model alone; leave out --evidence"
+        raise UsageError("a virtual GPU gives no evidence", hint=hint)
+
+
+def _conducted(
+    names: tuple[str, ...], host: LocalHost, device: Device, deadline_s: float | None
+) -> tuple[Result, ...]:
+    from vram.cli.progress import Counter
+    from vram.lab.engine import Session
+
+    counter = Counter(len(names))
+    results = []
+    with Session(host, device, deadline_s) as session, counter:
+        for name, then in zip_longest(names, names[1:]):
+            counter.next(name.replace("_", "-"))
+            results.append(session.conduct(name, then))
+    return tuple(results)
+
+
+def _report(host: LocalHost, device: Device, results: tuple[Result, ...]) -> LabReport:
+    import platform
+
+    from vram import __version__
+    from vram.model.lab import LabReport
+
+    return LabReport(
+        taken_at=host.clock.now(),
+        program=f"vram {__version__}",
+        gpu=device.facts.name,
+        index=device.index,
+        driver=device.driver.driver_version,
+        cuda=device.driver.cuda_version,
+        # Without what its builder added: that would name the machine.
+        kernel=platform.release().partition("-")[0],
+        python=platform.python_version(),
+        virtual=device.facts.virtual,
+        results=results,
+    )
+
+
+def _tell(report: LabReport, args: Namespace) -> None:
+    from vram.report import lab
+    from vram.report.json import encode
+
+    if args.evidence:
+        from vram.cli.files import write_files
+        from vram.report.lab_evidence import files
+
+        write_files(args.evidence, files(report))
+    if args.json:
+        emit(encode(report))
+        return
+    look = look_for(args)
+    show(lab.results(report, look), args, look)

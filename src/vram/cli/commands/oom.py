@@ -1,0 +1,98 @@
+"""``vram oom``: an out-of-memory message, or a whole log: which kind it is, and what to do."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from typing import TYPE_CHECKING
+
+from vram.cli.source import add_deadline_argument, open_host, require_driver, take_survey
+from vram.cli.terminal import add_terminal_arguments, emit, look_for, show
+from vram.errors import ExitCode, NothingFound, UsageError
+
+if TYPE_CHECKING:
+    from vram.model.ledger import Ledger
+    from vram.model.oom import Case
+
+NAME = "oom"
+HELP = "which kind of out-of-memory a message or a log shows, by its own arithmetic, and what to do"
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "file", nargs="?", default="-", metavar="FILE", help="a log, gzip too; - or nothing: standard input"
+    )
+    parser.add_argument(
+        "--live", action="store_true", help="join it with this machine's ledger: who holds that memory now"
+    )
+    parser.add_argument(
+        "--from", dest="snapshot", metavar="FILE", help="join it with a snapshot of its machine instead"
+    )
+    parser.add_argument(
+        "--gpu", type=int, metavar="N", help="which GPU the message means; with --live or --from"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    parser.add_argument("--kinds", action="store_true", help="list the kinds; `vram explain KIND` tells more")
+    add_deadline_argument(parser)
+    add_terminal_arguments(parser)
+
+
+def run(args: Namespace) -> int:
+    if args.kinds:
+        return _kinds()
+    joins = args.live or args.snapshot
+    if args.gpu is not None and not joins:
+        raise UsageError("--gpu chooses a GPU to join with", hint="add --live, or --from FILE")
+    from vram.cli.logs import open_log
+    from vram.oom.cases import cases
+    from vram.oom.reader import sightings
+
+    with open_log(args.file) as log:
+        found, unkept = cases(sightings(log))
+        nbytes = log.nbytes
+    ledger = _ledger(args) if joins and found else None
+    if ledger is not None:
+        found = _joined(found, ledger, args.gpu)
+    _tell(found, unkept, nbytes, args)
+    if ledger is not None:
+        require_driver(ledger)
+    return ExitCode.PARTIAL if any(case.judgement.kind == "unknown" for case in found) else ExitCode.OK
+
+
+def _kinds() -> int:
+    from vram.oom import manual
+
+    width = max(map(len, manual.ids()))
+    emit("".join(f"{kind:<{width}}  {manual.summary(kind)}\n" for kind in manual.ids()))
+    return ExitCode.OK
+
+
+def _ledger(args: Namespace) -> Ledger:
+    host = open_host(args)
+    from vram.ledger.build import build_ledger
+
+    return build_ledger(take_survey(args, host))
+
+
+def _joined(found: tuple[Case, ...], ledger: Ledger, gpu: int | None) -> tuple[Case, ...]:
+    from vram.diagnosis.engine import diagnose
+    from vram.oom.live import join
+
+    findings = diagnose(ledger)
+    return tuple(join(case, ledger, findings, gpu) for case in found)
+
+
+def _tell(found: tuple[Case, ...], unkept: int, nbytes: int, args: Namespace) -> None:
+    if args.json:
+        from vram.report.oom_json import report
+
+        emit(report(found, unkept, nbytes))
+    if not found:
+        raise NothingFound(
+            "there is no out-of-memory message in it" if nbytes else "there is nothing in it",
+            hint="paste the lines from the first error to the end, figures and all",
+        )
+    if not args.json:
+        from vram.report import oom
+
+        look = look_for(args)
+        show(oom.text(found, unkept, nbytes, look), args, look)

@@ -1,0 +1,99 @@
+"""VR603 No figures per process: under Windows' driver NVML tells totals only.
+
+What it detects
+---------------
+This is WSL2, and memory of the GPU cannot be split among its holders: either Windows could not be
+asked, or it counts Linux processes together and several of them have the GPU open.
+
+Why it happens
+--------------
+Under WDDM, Windows' driver model, Windows manages device memory and not NVIDIA's driver: per
+process NVML answers "not available". Windows' own counters know every Windows process, but all of
+WSL2 is one virtual machine to them (vmmemWSL, or vmmem). They are read through powershell.exe,
+which needs WSL's interop: off in some settings, and absent inside containers.
+
+How to confirm
+--------------
+NVML's own answer, and who has the device open here:
+
+    nvidia-smi --query-compute-apps=pid,used_memory --format=csv
+    sudo fuser -v /dev/dxg
+
+Remedies and their risk
+-----------------------
+- Ask the programs themselves: vram why --deep asks those that let us in (vram.agent(), Jupyter).
+  No risk.
+- Let vram ask Windows: [interop] enabled=true in /etc/wsl.conf, and run it in the distribution
+  rather than in a container. No risk; it counts from the next start of WSL on.
+- End programs one after the other and see what comes back: vram kill PID measures it. Unsaved
+  work is lost.
+
+Source
+------
+nvitop's issue 55 and NVIDIA's header for NVML: usedGpuMemory is not available under WDDM. Tested
+with recorded answers and on a virtual GPU in that mode, not yet on WSL2 hardware.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vram.diagnosis import words
+from vram.model.finding import Finding, Remedy
+from vram.model.ledger import Entry, GpuLedger, Ledger
+from vram.model.wsl import WslFacts
+from vram.units import size
+
+CODE = "VR603"
+
+
+def judge(ledger: Ledger) -> Iterator[Finding]:
+    facts = ledger.host.wsl_facts
+    for gpu in ledger.gpus if facts else ():
+        unsplit = [entry for entry in gpu.entries if _is_unsplit(entry)]
+        if unsplit and facts:
+            yield _finding(facts, gpu, unsplit)
+
+
+def _is_unsplit(entry: Entry) -> bool:
+    return entry.nbytes > 0 and (entry.kind == "guest" or entry.hidden_by == "windows")
+
+
+def _finding(facts: WslFacts, gpu: GpuLedger, unsplit: list[Entry]) -> Finding:
+    nbytes = sum(entry.nbytes for entry in unsplit)
+    read = gpu.windows is not None and gpu.windows.read
+    whose = "Linux processes together" if read else "Windows programs and Linux processes together"
+    why = "" if read or gpu.windows is None else f" Windows' own counters are missing: {gpu.windows.message}."
+    return Finding(
+        code=CODE,
+        title=f"{size(nbytes)} of GPU {gpu.index} not split by process under WSL2",
+        nbytes=nbytes,
+        cause=(
+            f"{size(nbytes)} of GPU {gpu.index} are held by {whose}; Windows' driver gives no figures for"
+            f" each.{words.shown(why)}"
+        ),
+        gpus=(gpu.index,),
+        pids=tuple(
+            entry.holder.pid for entry in gpu.entries if entry.confidence == "unknown" and entry.holder
+        ),
+        evidence=words.evidence(line for entry in unsplit for line in entry.evidence),
+        remedies=tuple(_ways_out(facts, gpu, read)),
+        severity="info",
+    )
+
+
+def _ways_out(facts: WslFacts, gpu: GpuLedger, read: bool) -> Iterator[Remedy]:
+    target = f"gpu {gpu.index}"
+    ask = "Ask the programs that let us in (vram.agent(), Jupyter) what they hold."
+    yield Remedy(step="look", target=target, text=ask, command="vram why --deep")
+    if read:
+        return
+    if facts.container:
+        text = "Run vram in the distribution itself: from a container Windows cannot be asked."
+    elif not facts.interop:
+        text = "Let vram ask Windows: enabled=true under [interop] in /etc/wsl.conf, then start WSL anew."
+    else:
+        text = "Look again, with more patience for Windows."
+        yield Remedy(step="look", target=target, text=text, command="vram why --deadline 20")
+        return
+    yield Remedy(step="set", target=target, text=text)

@@ -1,0 +1,81 @@
+"""VR406 MIG keeps memory back: a part of the GPU was given to no instance.
+
+What it detects
+---------------
+The GPU is divided by MIG, and more than the usual remainder of its memory lies in no instance; or
+MIG is on and no instance exists at all, so that no program can use the GPU.
+
+Why it happens
+--------------
+Under MIG a program runs inside an instance and gets that instance's memory, never the GPU's. What
+no instance was given cannot be allocated by anybody, though the GPU's own figures call it free.
+Profiles come in eighths of the memory and sevenths of the compute, so a small remainder is normal.
+
+How to confirm
+--------------
+List the instances, and what could still be made:
+
+    nvidia-smi mig -lgi
+    nvidia-smi mig -lgip
+
+Remedies and their risk
+-----------------------
+- Make another instance in the room that is left. No risk to those that run.
+- Where the compute slices are used up, larger profiles would use the memory; that means
+  destroying instances, and with them everything that runs there.
+- Turn MIG off where nobody needs it. Everything on the GPU has to end first.
+
+Source
+------
+Described in NVIDIA's guide to Multi-Instance GPU; not measured here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vram.diagnosis import words
+from vram.model.finding import Finding, Remedy
+from vram.model.ledger import GpuLedger, Ledger
+from vram.units import counted, size
+
+CODE = "VR406"
+
+# Seven instances of one slice leave an eighth: that is the hardware's, and nobody's doing.
+_USUAL_SIXTEENTHS = 3
+
+
+def judge(ledger: Ledger) -> Iterator[Finding]:
+    for gpu in ledger.gpus:
+        nbytes = sum(entry.nbytes for entry in gpu.entries if entry.kind == "unassigned")
+        if gpu.total_bytes and nbytes * 16 >= gpu.total_bytes * _USUAL_SIXTEENTHS:
+            yield _finding(gpu, nbytes)
+
+
+def _finding(gpu: GpuLedger, nbytes: int) -> Finding:
+    target = f"gpu {gpu.index}"
+    made = (
+        f"Its {counted(len(gpu.instances), 'instance')} were given the rest"
+        if gpu.instances
+        else "No instance was made, so no program can use this GPU at all"
+    )
+    return Finding(
+        code=CODE,
+        title=f"{size(nbytes)} of GPU {gpu.index} belong to no MIG instance",
+        nbytes=nbytes,
+        cause=f"MIG is on, and {size(nbytes)} were given to no instance: nobody can allocate them. {made}.",
+        gpus=(gpu.index,),
+        evidence=words.evidence(
+            line for entry in gpu.entries if entry.kind == "unassigned" for line in entry.evidence
+        ),
+        remedies=(
+            Remedy(
+                step="look",
+                target=target,
+                text="See which instances there are, and what still fits.",
+                command=f"nvidia-smi mig -lgip -i {gpu.index}",
+            ),
+            Remedy(step="ask", target=target, text="Ask whoever runs the machine to make another instance."),
+        ),
+        severity="info" if gpu.instances else "warning",
+    )

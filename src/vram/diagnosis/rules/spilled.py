@@ -1,0 +1,107 @@
+"""VR601 Spilled into host memory: what found no room on the GPU goes on, more slowly.
+
+What it detects
+---------------
+Under WSL2, Windows counts host memory that processes use on behalf of the GPU: 256 MiB or more.
+When the GPU is nearly full this is memory that found no room in it. When it is not, most of it is
+pinned memory and buffers for copies, and the finding is information only.
+
+Why it happens
+--------------
+From version 536.40 on NVIDIA's Windows driver does not fail an allocation that the GPU has no
+room for: it takes host memory instead, which the GPU reaches over PCIe. Programs that used to end
+with an out-of-memory error become many times slower, and neither nvidia-smi nor the program's own
+framework tells. Linux programs in WSL2 use the same driver.
+
+How to confirm
+--------------
+In Windows' Task Manager, "Shared GPU memory" of the GPU grows with the program. The same from here:
+
+    vram why --json
+
+Remedies and their risk
+-----------------------
+- Let caches go first: vram trim PID for each Python process. Spilled memory does not move back by
+  itself everywhere; a fresh start of the program brings it back to the GPU.
+- Ask for less: a smaller batch or model. No risk.
+- Turn the fallback off for the program: NVIDIA Control Panel, Manage 3D settings, "CUDA - Sysmem
+  Fallback Policy", "Prefer No Sysmem Fallback" (from driver 546.01 on). Then it fails instead.
+- Close Windows programs that hold device memory (VR602): they keep running more slowly otherwise.
+
+Source
+------
+NVIDIA's support answer 5490 names both versions and the setting. That non-local usage is what is
+resident in host memory: System Informer, pull request 2971. Not measured on hardware by vram.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vram.diagnosis import remedies, words
+from vram.diagnosis.holdings import in_use
+from vram.model.finding import Finding, Remedy
+from vram.model.ledger import GpuLedger, Ledger
+from vram.model.observation import HostFacts
+from vram.units import MIB, size
+
+CODE = "VR601"
+
+_LEAST = 256 * MIB
+_NEARLY_FULL = 0.9
+
+
+def judge(ledger: Ledger) -> Iterator[Finding]:
+    for gpu in ledger.gpus:
+        nbytes = gpu.windows.host_bytes if gpu.windows else None
+        if nbytes is not None and nbytes >= _LEAST and gpu.total_bytes:
+            yield _finding(ledger.host, gpu, nbytes, _used(gpu) >= _NEARLY_FULL * gpu.total_bytes)
+
+
+def _used(gpu: GpuLedger) -> int:
+    return sum(entry.nbytes for entry in gpu.entries if entry.kind != "free")
+
+
+def _finding(host: HostFacts, gpu: GpuLedger, nbytes: int, full: bool) -> Finding:
+    cause = (
+        f"GPU {gpu.index} is full, and Windows keeps {size(nbytes)} for it in host memory: programs run on,"
+        " many times slower."
+        if full
+        else f"Windows keeps {size(nbytes)} in host memory for GPU {gpu.index}, which still has room: pinned"
+        " memory and buffers for copies, as a rule."
+    )
+    return Finding(
+        code=CODE,
+        title=f"{size(nbytes)} of GPU {gpu.index} {'spilled into' if full else 'lie in'} host memory",
+        nbytes=nbytes,
+        cause=cause,
+        gpus=(gpu.index,),
+        pids=tuple(entry.holder.pid for entry in gpu.entries if in_use(entry) and entry.holder),
+        evidence=words.evidence(_shares(gpu)),
+        remedies=remedies.ordered(_ways_out(host, gpu)) if full else (),
+        severity="warning" if full else "info",
+    )
+
+
+def _shares(gpu: GpuLedger) -> Iterator[str]:
+    side = gpu.windows
+    if side is not None and side.guest_host_bytes:
+        yield f"Windows counts {size(side.guest_host_bytes)} of it for the virtual machine of WSL2"
+    for entry in gpu.entries:
+        if entry.kind == "windows" and entry.windows and (entry.windows.host_bytes or 0) >= _LEAST:
+            name = words.shown(entry.windows.name or "name not told")
+            yield f"and {size(entry.windows.host_bytes or 0)} for its pid {entry.windows.pid} ({name})"
+
+
+def _ways_out(host: HostFacts, gpu: GpuLedger) -> Iterator[Remedy]:
+    target = f"gpu {gpu.index}"
+    for entry in gpu.entries:
+        if in_use(entry) and entry.holder:
+            yield from remedies.spare(host, entry.holder, certain=entry.confidence == "fact")
+    less = "Ask for less: a smaller batch, a smaller model, or fewer programs at once."
+    yield Remedy(step="ask", target=target, text=less)
+    policy = (
+        "Let programs fail instead of slowing down: in Windows, NVIDIA Control Panel, Manage 3D settings,"
+        " CUDA - Sysmem Fallback Policy, Prefer No Sysmem Fallback."
+    )
+    yield Remedy(step="set", target=target, text=policy, harm="interrupts")

@@ -1,0 +1,89 @@
+r"""VR602 Held by Windows: programs outside WSL2 keep memory of the GPU.
+
+What it detects
+---------------
+Under WSL2, Windows' counters name Windows processes that have device memory on the GPU: 64 MiB or
+more together. From a quarter of the GPU on this is a warning.
+
+Why it happens
+--------------
+The GPU is Windows', and Linux is a guest on it. The desktop itself (dwm.exe), browsers, editors
+built on a browser, games and other machine-learning programs all draw or compute on it. What they
+hold is not free for Linux, and no tool inside Linux lists them.
+
+How to confirm
+--------------
+Task Manager, Details, column "Dedicated GPU memory"; or from here:
+
+    powershell.exe -NoProfile -Command \
+      Get-CimInstance Win32_PerfRawData_GPUPerformanceCounters_GPUProcessMemory
+
+Remedies and their risk
+-----------------------
+- Close what is not needed, in Windows and by its own means. vram never signals a Windows process.
+- Turn hardware acceleration off in browsers and editors, or let Windows draw on another GPU:
+  Settings, System, Display, Graphics. Programs look and work the same, some more slowly.
+- The desktop's own share stays while a monitor is connected to the GPU.
+
+Source
+------
+The counters are documented with Windows' GPU performance counters; their resident figures are
+Local Usage, as System Informer uses them (pull request 2971). Tested with recorded answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vram.diagnosis import words
+from vram.model.finding import Finding, Remedy
+from vram.model.ledger import Entry, GpuLedger, Ledger
+from vram.units import MIB, counted, size
+
+CODE = "VR602"
+
+_LEAST = 64 * MIB
+_NAMED = 5
+
+
+def judge(ledger: Ledger) -> Iterator[Finding]:
+    for gpu in ledger.gpus:
+        held = sorted((e for e in gpu.entries if e.kind == "windows"), key=lambda e: -e.nbytes)
+        if sum(entry.nbytes for entry in held) >= _LEAST:
+            yield _finding(gpu, held)
+
+
+def _finding(gpu: GpuLedger, held: list[Entry]) -> Finding:
+    nbytes = sum(entry.nbytes for entry in held)
+    much = gpu.total_bytes is not None and nbytes * 4 >= gpu.total_bytes
+    return Finding(
+        code=CODE,
+        title=f"{size(nbytes)} held by Windows programs",
+        nbytes=nbytes,
+        cause=(
+            f"{counted(len(held), 'Windows process')} outside WSL2 hold {size(nbytes)} of GPU {gpu.index};"
+            f" the largest: {', '.join(map(_named, held[:_NAMED]))}."
+        ),
+        gpus=(gpu.index,),
+        evidence=words.evidence(line for entry in held for line in entry.evidence),
+        remedies=_ways_out(gpu),
+        severity="warning" if much else "info",
+    )
+
+
+def _named(entry: Entry) -> str:
+    name = entry.windows.name if entry.windows else None
+    return f"{words.shown(name or 'name not told')} ({size(entry.nbytes)})"
+
+
+def _ways_out(gpu: GpuLedger) -> tuple[Remedy, ...]:
+    target = f"gpu {gpu.index}"
+    close = "Close what you do not need, in Windows: Task Manager, Details, Dedicated GPU memory."
+    draw = (
+        "Let browsers and editors draw without this GPU: hardware acceleration off, or another GPU in"
+        " Windows' Settings, Display, Graphics."
+    )
+    return (
+        Remedy(step="ask", target=target, text=draw),
+        Remedy(step="ask", target=target, text=close, harm="interrupts"),
+    )

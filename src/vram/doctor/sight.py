@@ -1,0 +1,106 @@
+"""Everything that the checks judge by, seen once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+
+from msgspec import Struct
+
+from vram.model.gpu import ChargeFacts, DriverFacts, GpuFacts
+from vram.model.observation import Observation, Survey
+from vram.model.parking import Vitals
+from vram.model.surroundings import DriverTrial, KernelTrial, Premises, Tracing
+
+
+class PythonTarget(Struct, frozen=True, kw_only=True):
+    """A Python process with GPU memory: ways into it, and why the others are closed."""
+
+    pid: int
+    user: str | None
+    nbytes: int | None
+    open: tuple[str, ...] = ()
+    closed: dict[str, str] = {}
+
+
+class Records(Struct, frozen=True, kw_only=True):
+    """The folder for what must survive us; ``error`` says why it cannot be used."""
+
+    path: str
+    exists: bool
+    free_bytes: int | None = None
+    error: str | None = None
+    hint: str = ""
+
+
+class Program(Struct, frozen=True, kw_only=True):
+    """This very program: its version, its Python, what is installed beside it."""
+
+    vram: str
+    python: str
+    packages: dict[str, str | None] = {}
+    """Versions of what vram imports; None: not installed."""
+
+
+class Sight(Struct, frozen=True, kw_only=True, dict=True):
+    """One host, at one moment. A check reads from it, and never looks again."""
+
+    survey: Survey
+    premises: Premises = Premises()
+    driver_trial: DriverTrial = DriverTrial()
+    kernel_trial: KernelTrial = KernelTrial()
+    tracing: tuple[Tracing, ...] = ()
+    targets: tuple[PythonTarget, ...] | None = ()
+    """None: looking took too long."""
+    cupti: tuple[str, ...] | None = ()
+    """Where a libcupti lies. None: looking took too long."""
+    debugger: str | None = None
+    """Where the debugger lies that `vram trim --via debugger` would use."""
+    records: Records
+    program: Program
+    room: Vitals = Vitals()
+    """Host memory that the largest process on the GPUs, or we, could still take."""
+
+    @cached_property
+    def gpus(self) -> dict[int, GpuFacts]:
+        """NVIDIA's, by their number."""
+        return {index: gpu for index, gpu in self._all_gpus() if gpu.vendor == "nvidia"}
+
+    @cached_property
+    def other_gpus(self) -> dict[int, GpuFacts]:
+        return {index: gpu for index, gpu in self._all_gpus() if gpu.vendor != "nvidia"}
+
+    def _all_gpus(self) -> Iterator[tuple[int, GpuFacts]]:
+        for each in self.survey.observations:
+            if isinstance(each.facts, GpuFacts) and each.gpu is not None:
+                yield each.gpu, each.facts
+
+    @cached_property
+    def driver(self) -> DriverFacts:
+        found = (each.facts for each in self.survey.observations if isinstance(each.facts, DriverFacts))
+        return next(found, DriverFacts())
+
+    @cached_property
+    def charges(self) -> tuple[Observation, ...]:
+        """Lines of the driver's process lists."""
+        return tuple(each for each in self.survey.observations if isinstance(each.facts, ChargeFacts))
+
+    @property
+    def virtual(self) -> bool:
+        return self.survey.host.virtual
+
+    @cached_property
+    def no_driver(self) -> str | None:
+        """Why nobody answers for any GPU at all; None where somebody does, well or badly."""
+        for each in self.survey.observations:
+            if each.probe == "nvml.init" and each.status == "unsupported":
+                return each.message or "it is not there"
+        return None
+
+
+def gpu_names(numbers: list[int]) -> str:
+    """ "GPU 0", "GPUs 0, 3 and 5"; many are only counted."""
+    if len(numbers) > 6:
+        return f"{len(numbers)} GPUs"
+    *first, last = map(str, numbers)
+    return f"GPUs {', '.join(first)} and {last}" if first else f"GPU {last}"

@@ -1,0 +1,70 @@
+"""Calls that may hang or be forbidden, tried by processes of their own, under a deadline."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from vram.host.local.child import Child, spawn
+from vram.host.local.driver_environment import driver_environment
+from vram.model.surroundings import DriverTrial, KernelTrial
+
+_GRACE_S = 0.2
+
+Told = TypeVar("Told", DriverTrial, KernelTrial)
+
+
+class LocalTrials:
+    """Both trials, running from now on beside whatever else is done."""
+
+    def __init__(self, debugger: str | None, libraries: Sequence[str]) -> None:
+        self._driver = _start("vram.payloads.try_cuda")
+        self._kernel = _start("vram.payloads.try_kernel", debugger or "", *libraries)
+
+    def driver(self, deadline_s: float) -> DriverTrial:
+        return _collected(self._driver, deadline_s, DriverTrial)
+
+    def kernel(self, deadline_s: float) -> KernelTrial:
+        return _collected(self._kernel, deadline_s, KernelTrial)
+
+
+def _start(module: str, *arguments: str) -> Child | None:
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+    code = f"import sys; sys.path.append({root!r}); from {module} import main; main()"
+    try:
+        return spawn([sys.executable, "-I", "-S", "-c", code, *arguments], driver_environment())
+    except OSError:  # no processes or no memory left: nothing is known then
+        return None
+
+
+def _collected(child: Child | None, deadline_s: float, kind: type[Told]) -> Told:
+    if child is None:
+        return kind(died_in="its start: no process could be made")
+    try:
+        lines, ended = _heard(child, time.monotonic() + deadline_s)
+    finally:
+        child.hang_up()
+        child.end(_GRACE_S)
+    fields: dict[str, Any] = {}
+    for line in lines:
+        fields |= line
+    last = fields.pop("calling", "its start")
+    return msgspec.convert(fields | {"died_in" if ended else "hung_in": last}, kind)
+
+
+def _heard(child: Child, deadline: float) -> tuple[list[dict[str, Any]], bool]:
+    """Every whole line until it has ended or time is up, and which of the two it was."""
+    poll = select.poll()
+    poll.register(child.pipe, select.POLLIN)
+    heard, ended = b"", False
+    while not ended and poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+        part = os.read(child.pipe, 1 << 16)
+        heard, ended = heard + part, not part
+    return [json.loads(line) for line in heard.split(b"\n")[:-1]], ended

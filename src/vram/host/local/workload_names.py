@@ -1,0 +1,161 @@
+"""Names for what started a process where its control group knows but a number: pod, job, notebook.
+
+They come from the process's own environment and from files that container runtimes leave on
+the disk. Runtimes themselves are never asked: a daemon's socket is as good as root, and one
+that hangs would hang us. What a process says of itself is shown as its word, and never enters
+a command.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterator
+from typing import TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from vram.model.process import Workload
+
+_MOST_FILE = 4 << 20
+_LONGEST = 200
+_WANTED = frozenset(
+    (b"HOSTNAME", b"KUBERNETES_SERVICE_HOST", b"SLURM_JOB_ID", b"SLURM_JOB_NAME", b"JPY_SESSION_NAME")
+)
+_KERNEL_FILE = re.compile(r"kernel-([0-9a-f]{8})[0-9a-f-]*\.json")
+_CONTAINER_ID = re.compile(r"[0-9a-f]{12,64}", re.ASCII)
+_CONTAINERD = ("run/containerd", "run/k3s/containerd")
+_NAMESPACES = ("k8s.io", "moby", "default")
+
+Shape = TypeVar("Shape")
+
+
+def variables(environ: bytes) -> dict[bytes, str]:
+    """The few variables that name something, of all that a process was started with."""
+    found = {}
+    for line in environ.split(b"\0"):
+        key, _, value = line.partition(b"=")
+        if key in _WANTED and value:
+            found[key] = value.decode("utf-8", "backslashreplace")[:_LONGEST]
+    return found
+
+
+def named(origin: Workload, environ: bytes, argv: tuple[str, ...], names: ContainerNames) -> Workload:
+    """*origin* with every name that can be found for it."""
+    said = variables(environ)
+    container, pod = names.of(origin) if origin.container else (None, None)
+    in_pod = origin.pod is not None or b"KUBERNETES_SERVICE_HOST" in said
+    return replace(
+        origin,
+        container_name=container,
+        pod_name=pod or (said.get(b"HOSTNAME") if in_pod else None),
+        claimed_job=None if origin.slurm_job else _digits(said.get(b"SLURM_JOB_ID")),
+        job_name=said.get(b"SLURM_JOB_NAME"),
+        notebook=_notebook(said, argv),
+    )
+
+
+def _digits(text: str | None) -> str | None:
+    return text if text and text.isascii() and text.isdigit() and len(text) <= 10 else None
+
+
+def _notebook(said: dict[bytes, str], argv: tuple[str, ...]) -> str | None:
+    """The notebook of a Jupyter kernel; of an older server's, the number of its connection file."""
+    if not any("ipykernel" in word for word in argv[:4]):
+        return None
+    if b"JPY_SESSION_NAME" in said:
+        return said[b"JPY_SESSION_NAME"]
+    found = next((match for word in argv if (match := _KERNEL_FILE.search(word))), None)
+    return f"kernel {found[1]}" if found else None
+
+
+class _Config(msgspec.Struct):
+    """What Docker writes about a container of its own."""
+
+    Name: str = ""
+
+
+class _Runtime(msgspec.Struct):
+    """What a runtime is told about a container: the annotations name its pod."""
+
+    annotations: dict[str, str] = {}
+
+
+class _Stored(msgspec.Struct):
+    """One line of Podman's list."""
+
+    id: str
+    names: list[str] = []
+
+
+class ContainerNames:
+    """Looks names up in what runtimes keep below *root*; what may not be read is not known."""
+
+    def __init__(self, root: str = "/") -> None:
+        self._root = root
+        self._known: dict[tuple[str | None, str], tuple[str | None, str | None]] = {}
+
+    def of(self, origin: Workload) -> tuple[str | None, str | None]:
+        """The names of a container and of its pod."""
+        number = origin.container or ""
+        if not _CONTAINER_ID.fullmatch(number):
+            return None, None
+        key = (origin.runtime, number)
+        if key not in self._known:
+            self._known[key] = self._look(origin.runtime, number)
+        return self._known[key]
+
+    def _look(self, runtime: str | None, number: str) -> tuple[str | None, str | None]:
+        if runtime == "docker":
+            found = self._read(f"var/lib/docker/containers/{number}/config.v2.json", _Config)
+            return (_short(found.Name.lstrip("/")) if found else None), None
+        if runtime == "podman":
+            return self._podman(number), None
+        for path in _runtime_files(number):
+            if told := self._read(path, _Runtime):
+                return _from_annotations(told.annotations)
+        return None, None
+
+    def _podman(self, number: str) -> str | None:
+        kept = "containers/storage/overlay-containers/containers.json"
+        home = os.path.expanduser("~").lstrip("/")
+        for path in (f"var/lib/{kept}", f"{home}/.local/share/{kept}"):
+            for each in self._read(path, list[_Stored]) or []:
+                if each.id == number and each.names:
+                    return _short(each.names[0])
+        return None
+
+    def _read(self, path: str, kind: type[Shape]) -> Shape | None:
+        try:
+            file = os.open(os.path.join(self._root, path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError:
+            return None
+        try:
+            if not stat.S_ISREG(os.fstat(file).st_mode):
+                return None
+            with open(file, "rb", closefd=False) as opened:
+                return msgspec.json.decode(opened.read(_MOST_FILE), type=kind)
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return None
+        finally:
+            os.close(file)
+
+
+def _runtime_files(number: str) -> Iterator[str]:
+    for place in _CONTAINERD:
+        for namespace in _NAMESPACES:
+            yield f"{place}/io.containerd.runtime.v2.task/{namespace}/{number}/config.json"
+    yield f"run/containers/storage/overlay-containers/{number}/userdata/config.json"  # CRI-O
+
+
+def _from_annotations(told: dict[str, str]) -> tuple[str | None, str | None]:
+    container = told.get("io.kubernetes.cri.container-name") or told.get("io.kubernetes.container.name")
+    pod = told.get("io.kubernetes.cri.sandbox-name") or told.get("io.kubernetes.pod.name")
+    space = told.get("io.kubernetes.cri.sandbox-namespace") or told.get("io.kubernetes.pod.namespace")
+    return _short(container), _short(f"{space}/{pod}" if pod and space else pod)
+
+
+def _short(text: str | None) -> str | None:
+    return text[:_LONGEST] if text else None

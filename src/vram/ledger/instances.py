@@ -1,0 +1,146 @@
+"""A GPU that MIG divides: which instances there are, and what of the GPU lies in none of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from vram.ledger.reconcile import fit, split
+from vram.ledger.sightings import GpuSighting, Sightings
+from vram.model.gpu import MemoryFacts, MigFacts
+from vram.model.ledger import Entry, GpuLedger, Instance, MigDevice
+from vram.units import size
+
+
+class Part(Struct, frozen=True):
+    """One GPU instance, its memory, and the MIG devices that share it."""
+
+    number: int
+    devices: tuple[MigFacts, ...]
+    memory: MemoryFacts | None
+
+
+def is_divided(gpu: GpuSighting) -> bool:
+    """Whether MIG is on, and its devices are known: then no program uses the GPU as a whole."""
+    return gpu.facts is not None and bool(gpu.facts.mig_enabled) and gpu.facts.mig_devices is not None
+
+
+def parts(gpu: GpuSighting) -> tuple[Part, ...]:
+    """The GPU instances in the order of their devices.
+
+    Every device of an instance tells the same memory, read a moment apart: the last word counts.
+    """
+    found: dict[int, list[MigFacts]] = {}
+    for device in sorted(gpu.mig, key=lambda each: each.index):
+        found.setdefault(device.gpu_instance, []).append(device)
+    return tuple(Part(number, tuple(devices), _memory(devices)) for number, devices in found.items())
+
+
+def _memory(devices: Sequence[MigFacts]) -> MemoryFacts | None:
+    return next((each.memory for each in reversed(devices) if each.memory is not None), None)
+
+
+def disagree(gpu: GpuSighting, found: Sequence[Part]) -> bool:
+    """Whether the instances have more than their GPU: MIG was changed between the readings."""
+    inside = sum(part.memory.total for part in found if part.memory)
+    return gpu.memory is not None and inside > gpu.memory.total
+
+
+def sighting(gpu: GpuSighting, number: int, memory: MemoryFacts | None) -> GpuSighting:
+    """What was seen of one instance, as if it were a GPU of its own."""
+    charges = [charge for charge in gpu.charges if charge.gpu_instance == number]
+    return GpuSighting(gpu.index, gpu.facts, memory, charges=charges)
+
+
+def outside(gpu: GpuSighting, found: Sequence[Part], claims: Sequence[Entry]) -> list[Entry]:
+    """Entries for what lies in no instance; with the instances' they sum to the GPU's total.
+
+    *claims* are charges that name no instance we know.
+    """
+    if gpu.memory is None:
+        return list(claims)
+    inside = [split(part.memory) for part in found if part.memory]
+    room = gpu.memory.total - sum(map(sum, inside))
+    _, whole_reserved, whole_used = split(gpu.memory)
+    reserved = min(room, max(0, whole_reserved - sum(each[1] for each in inside)))
+    used = min(room - reserved, max(0, whole_used - sum(each[2] for each in inside)))
+    claimed = fit(claims, used)
+    rest = used - sum(entry.nbytes for entry in claimed)
+    unread = [part for part in found if part.memory is None]
+    return [*claimed, *_frame(rest, reserved, room - reserved - used, unread)]
+
+
+def _frame(rest: int, reserved: int, unassigned: int, unread: Sequence[Part]) -> list[Entry]:
+    entries = [
+        Entry(kind="overhead", nbytes=rest, evidence=(_DRIVERS_OWN,), confidence="likely"),
+        Entry(kind="reserved", nbytes=reserved, evidence=("the driver's own figure",)),
+        _unassigned(unassigned, unread),
+    ]
+    return [entry for entry in entries if entry.nbytes]
+
+
+_DRIVERS_OWN = "in use on the whole GPU and in none of its instances, where no program can be under MIG"
+
+
+def _unassigned(nbytes: int, unread: Sequence[Part]) -> Entry:
+    if not unread:
+        reason = "what the GPU has, less its instances and what is reserved"
+        return Entry(kind="unassigned", nbytes=nbytes, evidence=(reason,))
+    numbers = ", ".join(str(part.number) for part in unread)
+    reason = f"GPU instance {numbers} did not tell its size: a part of this may be its own"
+    return Entry(kind="unassigned", nbytes=nbytes, evidence=(reason,), confidence="unknown")
+
+
+def instance(part: Part, notes: tuple[str, ...]) -> Instance:
+    """What the ledger says of an instance beside its entries."""
+    return Instance(
+        gpu_instance=part.number,
+        devices=tuple(
+            MigDevice(
+                index=each.index, uuid=each.uuid, name=each.name, compute_instance=each.compute_instance
+            )
+            for each in part.devices
+        ),
+        total_bytes=part.memory.total if part.memory else None,
+        memory=part.memory,
+        message=None if part.memory else "the driver gives no memory figures for this instance",
+        notes=notes,
+    )
+
+
+def alone(gpu: GpuLedger, number: int) -> GpuLedger:
+    """The ledger of one instance of *gpu*: its entries, which sum to its own total."""
+    found = next(each for each in gpu.instances if each.gpu_instance == number)
+    device = found.devices[0]
+    return replace(
+        gpu,
+        uuid=device.uuid,
+        name=device.name,
+        total_bytes=found.total_bytes,
+        entries=tuple(entry for entry in gpu.entries if entry.gpu_instance == number),
+        status="ok" if found.total_bytes is not None else "unsupported",
+        message=found.message,
+        notes=found.notes,
+        memory=found.memory,
+        instances=(found,),
+        mig=f"{gpu.index}:{device.index}",
+    )
+
+
+def note(gpu: GpuSighting, found: Sequence[Part]) -> tuple[str, ...]:
+    """What to say where the instances cannot be counted one by one."""
+    if not disagree(gpu, found) or gpu.memory is None:
+        return ()
+    inside = sum(part.memory.total for part in found if part.memory)
+    return (
+        f"the MIG instances have {size(inside)} together, more than the GPU: MIG was changed while it was"
+        " read, so the GPU is shown as a whole",
+    )
+
+
+def known(seen: Sightings) -> dict[int, tuple[Part, ...]]:
+    """The instances of every divided GPU whose figures agree, by the GPU's number."""
+    found = {index: parts(gpu) for index, gpu in seen.gpus.items() if is_divided(gpu)}
+    return {index: each for index, each in found.items() if not disagree(seen.gpus[index], each)}

@@ -1,0 +1,84 @@
+"""What the lab says: a claim about GPU memory, and what measuring it here showed."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+Verdict = Literal["true here", "false here", "cannot tell"]
+Unit = Literal["bytes", "seconds", "count", "code"]
+
+
+class Experiment(Struct, frozen=True, kw_only=True):
+    """One claim, where it comes from, and how it is put to the test. ``page`` is the whole of it."""
+
+    name: str
+    topic: str
+    claim: str
+    source: str
+    method: str
+    reading: str
+    takes_bytes: int
+    """The most device memory that it may have in use at once, contexts included."""
+    deadline_s: float
+    page: str
+
+
+class LabCatalogue(Struct, frozen=True, kw_only=True):
+    """``vram lab list --json``."""
+
+    schema: Literal[1] = 1
+    experiments: tuple[Experiment, ...]
+
+
+class Figure(Struct, frozen=True):
+    """One figure that decided. Its name says what was measured, and when."""
+
+    name: str
+    value: float
+    unit: Unit
+
+
+class Reading(Struct, frozen=True):
+    """One look at the device: what it had in use since the experiment began, and what lists charged.
+
+    ``listed_bytes`` are the charges of the experiment's own processes.
+    """
+
+    stage: str
+    used_bytes: int
+    listed_bytes: int
+
+
+class Result(Struct, frozen=True, kw_only=True):
+    """What one experiment showed. ``because`` is the sentence with the deciding figures in it."""
+
+    experiment: str
+    topic: str
+    claim: str
+    source: str
+    verdict: Verdict
+    because: str
+    figures: tuple[Figure, ...] = ()
+    readings: tuple[Reading, ...] = ()
+    took_s: float = 0.0
+
+
+class LabReport(Struct, frozen=True, kw_only=True):
+    """``vram lab run --json``: every verdict holds for this GPU, this driver and this day alone.
+
+    On a virtual GPU ``virtual`` is true, and the verdicts show its model: they are no evidence.
+    """
+
+    schema: Literal[1] = 1
+    taken_at: str
+    program: str
+    gpu: str
+    index: int
+    driver: str | None
+    cuda: str | None
+    kernel: str
+    python: str
+    virtual: bool
+    results: tuple[Result, ...]

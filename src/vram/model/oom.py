@@ -1,0 +1,140 @@
+"""An out-of-memory message as data: what it says, which kind it is, and the arithmetic that shows it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from vram.model.finding import Remedy
+
+OomKind = Literal[
+    "too-large",
+    "fragmented",
+    "cached",
+    "other-process",
+    "ghost",
+    "context",
+    "host",
+    "limit",
+    "bar1",
+    "on-chip",
+    "unknown",
+]
+Where = Literal["device", "host", "pinned", "bar1", "on-chip"]
+Certainty = Literal["fact", "likely", "unknown"]
+
+
+class Amount(Struct, frozen=True):
+    """A printed size: ``slack`` is how far the true one may be off, since messages round."""
+
+    nbytes: int
+    slack: int = 0
+
+
+class Share(Struct, frozen=True):
+    """A process that the message names, and what it held. ``nbytes`` is None where it says nonsense."""
+
+    pid: int
+    nbytes: Amount | None
+
+
+class Reading(Struct, frozen=True, kw_only=True):
+    """What one message says, and nothing that it does not say.
+
+    ``live`` is what the program's own allocator has handed out, ``idle`` what it keeps beside
+    that, ``pooled`` what it keeps for captured graphs, ``process`` all that the driver charges the
+    process for. ``limit`` is a bound below the GPU's total. ``signs`` are short words for what
+    else the message or the lines before it tell ("cublas", "context", ...).
+    """
+
+    dialect: str
+    wording: str
+    where: Where = "device"
+    gpu: int | None = None
+    asked: Amount | None = None
+    total: Amount | None = None
+    free: Amount | None = None
+    live: Amount | None = None
+    idle: Amount | None = None
+    pooled: Amount | None = None
+    process: Amount | None = None
+    limit: Amount | None = None
+    largest_free: Amount | None = None
+    others: tuple[Share, ...] | None = None
+    utilization: float | None = None
+    tokens_wanted: int | None = None
+    tokens_fitting: int | None = None
+    signs: tuple[str, ...] = ()
+    excerpt: str = ""
+
+
+class Term(Struct, frozen=True):
+    """One line of a balance. ``sure`` False: what is left over, not what was printed."""
+
+    name: str
+    nbytes: int
+    sure: bool = True
+
+
+class Balance(Struct, frozen=True):
+    """Terms that sum to ``total``; ``slack`` is how much of it is rounding."""
+
+    terms: tuple[Term, ...]
+    total: int
+    slack: int = 0
+
+
+class Working(Struct, frozen=True):
+    """One calculation: terms with their signs, and what comes out."""
+
+    terms: tuple[Term, ...]
+    name: str
+    nbytes: int
+
+
+class Judgement(Struct, frozen=True, kw_only=True):
+    """Which kind it is, and why."""
+
+    kind: OomKind
+    certainty: Certainty
+    title: str
+    cause: str
+    workings: tuple[Working, ...] = ()
+    balance: Balance | None = None
+    missing: tuple[str, ...] = ()
+    remedies: tuple[Remedy, ...] = ()
+
+
+class Holding(Struct, frozen=True, kw_only=True):
+    """Who holds memory on the joined GPU now. ``named`` says that the message names this pid too."""
+
+    pid: int | None
+    nbytes: int
+    what: str
+    who: str
+    named: bool = False
+    finding: str | None = None
+
+
+class Joined(Struct, frozen=True, kw_only=True):
+    """The message beside this machine's ledger. ``gpu`` is None where they do not belong together."""
+
+    gpu: int | None
+    reason: str
+    taken_at: str = ""
+    total: int | None = None
+    free: int | None = None
+    holdings: tuple[Holding, ...] = ()
+    gone: tuple[int, ...] = ()
+
+
+class Case(Struct, frozen=True, kw_only=True):
+    """One error of a log: seen ``count`` times, first and last in these lines."""
+
+    reading: Reading
+    judgement: Judgement
+    count: int = 1
+    first_line: int = 1
+    last_line: int = 1
+    live: Joined | None = None

@@ -1,0 +1,149 @@
+"""Sightings into cases: parts of one failure come together, and the same failure is told once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from msgspec.structs import asdict, replace
+
+from vram.model.oom import Case, Reading
+from vram.oom.judge import judge
+from vram.oom.reader import Sighting
+
+# A program that retries for days writes thousands of them. What is beyond is counted, not kept.
+MOST_CASES = 200
+# How far apart the lines of one failure may lie. A pool's dump lists every chunk.
+ONE_FAILURE = 40
+ONE_DUMP = 200_000
+_POOLED = ("tensorflow", "xla", "bfc")
+_FIGURES = ("asked", "total", "free", "live", "idle", "limit", "largest_free", "gpu")
+
+
+class Log(NamedTuple):
+    """All that a log says. ``unkept`` messages are beyond the most that are told apart."""
+
+    cases: tuple[Case, ...]
+    unkept: int
+
+
+def cases(seen: Iterable[Sighting]) -> Log:
+    """Judge every distinct message of *seen*, and count how often each was there."""
+    kept: dict[tuple[object, ...], Case] = {}
+    unkept = 0
+    for sighting in together(seen):
+        key = _key(sighting.reading)
+        known = kept.get(key)
+        if known:
+            kept[key] = replace(known, count=known.count + 1, last_line=sighting.line)
+        elif len(kept) < MOST_CASES:
+            kept[key] = _case(sighting)
+        else:
+            unkept += 1
+    return Log(tuple(kept.values()), unkept)
+
+
+def together(seen: Iterable[Sighting]) -> Iterator[Sighting]:
+    """Join what belongs to one failure: a pool's dump and the error after it, a cause and its echo."""
+    held: Sighting | None = None
+    for sighting in seen:
+        if held is not None:
+            joined = _joined(held, sighting)
+            if joined is not None:
+                held = joined
+                continue
+            yield held
+        held = sighting
+    if held is not None:
+        yield held
+
+
+def _case(sighting: Sighting) -> Case:
+    reading, line = sighting
+    return Case(reading=reading, judgement=judge(reading), first_line=line, last_line=line)
+
+
+def _key(reading: Reading) -> tuple[object, ...]:
+    """Everything that was said, whatever the words around it."""
+    said = asdict(reading)
+    said.pop("excerpt")
+    return tuple(said.values())
+
+
+def _joined(first: Sighting, second: Sighting) -> Sighting | None:
+    one, two = first.reading, second.reading
+    apart = second.line - first.line
+    if one.where != two.where or apart > ONE_DUMP:
+        return None
+    if one.dialect in _POOLED and two.dialect in _POOLED and (_agree(one, two) or _is_smaller_try(one, two)):
+        return Sighting(_merged(one, two), first.line)
+    if apart <= ONE_FAILURE and _is_echo(one, two):
+        return Sighting(_merged(one, two), first.line)
+    return None
+
+
+def _agree(one: Reading, two: Reading) -> bool:
+    """Not two failures in a row: nothing that both say differs, beyond rounding."""
+    if one.wording == two.wording and one.dialect == two.dialect != "bfc":
+        return False
+    for name in ("asked", "live", "limit"):
+        a, b = getattr(one, name), getattr(two, name)
+        if a and b and abs(a.nbytes - b.nbytes) > max(a.slack + b.slack, a.nbytes // 50):
+            return False
+    return True
+
+
+def _is_smaller_try(one: Reading, two: Reading) -> bool:
+    """A pool that cannot grow by as much as it likes asks the driver for less and less."""
+    asked = one.asked is not None and two.asked is not None and two.asked.nbytes < one.asked.nbytes
+    return asked and one.wording == two.wording == "driver"
+
+
+def _is_echo(one: Reading, two: Reading) -> bool:
+    """CUDA's bare words beside a message that says more of the same failure."""
+    bare = one if one.dialect == "cuda" else two
+    other = two if bare is one else one
+    if bare.dialect != "cuda" or bare.asked or other.dialect == "cuda":
+        return False
+    return other.dialect in (
+        "nccl",
+        "rmm",
+        "tensorrt",
+        "onnxruntime",
+        "tensorflow",
+        "xla",
+        "llama.cpp",
+        "numba",
+    )
+
+
+def _merged(one: Reading, two: Reading) -> Reading:
+    """The one that names its framework best, with every figure that either of them has."""
+    ranks = (
+        "cuda",
+        "bfc",
+        "nccl",
+        "tensorflow",
+        "rmm",
+        "tensorrt",
+        "onnxruntime",
+        "llama.cpp",
+        "numba",
+        "xla",
+    )
+    main, side = sorted(
+        (one, two), key=lambda each: -ranks.index(each.dialect) if each.dialect in ranks else 0
+    )
+    filled = {name: _better(getattr(main, name), getattr(side, name)) for name in _FIGURES}
+    signs = tuple(dict.fromkeys((*main.signs, *side.signs)))
+    if _is_smaller_try(one, two):
+        filled["asked"] = one.asked
+    return replace(main, **filled, signs=signs)
+
+
+def _better(main: object, side: object) -> object:
+    """An exact figure before a rounded one, any figure before none."""
+    if main is None:
+        return side
+    exact = getattr(side, "slack", None) == 0 and getattr(main, "slack", 0) > 0
+    return side if exact else main

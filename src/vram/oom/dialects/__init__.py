@@ -1,0 +1,1 @@
+"""One file per framework: how it words running out of memory, across its versions."""

@@ -1,0 +1,56 @@
+"""CUDA's own words, from whichever program passes them on: they carry no figures.
+
+The lines before them often tell what was being made: a context, pinned memory, a library's handle.
+"""
+
+from __future__ import annotations
+
+import re
+
+from vram.model.oom import Reading, Where
+from vram.oom.sizes import SIZE, amount
+
+NAME = "cuda"
+NEEDLES: tuple[bytes, ...] = (b"ut of memory", b"OF_MEMORY", b"MemoryAllocation", b"OutOfMemory")
+START = re.compile(
+    r"(?:parallel_for|get_temporary_buffer)\s+failed[:\s]+(?:cudaErrorMemoryAllocation:\s+)?out\s+of\s+memory"
+    r"|CUDA(?:_|\s)(?:runtime\s+)?[Ee]rror(?:\s*\(2\))?\s*:?\s+out\s+of\s+memory"
+    r"|cuda\s+runtime\s+error\s+\(2\)\s*:\s+out\s+of\s+memory"
+    r"|CUDA_ERROR_OUT_OF_MEMORY(?:\s*\(?2\)?)?(?::\s+out\s+of\s+memory)?"
+    r"|cudaErrorMemoryAllocation(?:\s+\(error\s+2\))?(?:[:\s]+out\s+of\s+memory)?"
+    r"|hipErrorOutOfMemory|HIP\s+error:\s+out\s+of\s+memory|(?:CUDA|HIP|XPU)\s+out\s+of\s+memory"
+    r"|Error\s+out\s+of\s+memory\s+at\s+line\s+\d+\s+in\s+file"
+    r"|GPUassert:\s+out\s+of\s+memory"
+    r"|(?:CUDA|Cuda|cuda)[^\n]{0,60}?(?:[Ee]rror|[Ff]ail\w*|:)[^\n]{0,20}?'?out\s+of\s+memory'?"
+    r"|cudaMalloc\w*\s*(?:\(\))?\s*(?:failed|returned)[^\n]{0,40}?out\s+of\s+memory"
+)
+_MORE = re.compile(r"\W{0,8}Tried\s+to\s+allocate")
+_PINNED = re.compile(
+    r"pin_memory|pin memory thread|HostAlloc|MallocHost|CachingHostAllocator|MemHostRegister"
+)
+_CONTEXT = re.compile(
+    r"_cuda_init|_lazy_init|cuCtxCreate|PrimaryCtxRetain|cuInit|cudaSetDevice|make_context|cublasCreate|cudnnCreate"
+    r"|set_device|ncclCommInit"
+)
+_POOL = re.compile(r"MemPool|cudaMallocAsync|cuMemAllocAsync|MallocFromPoolAsync")
+_FREE = re.compile(rf"[Ff]ree\s+memory:?\s+({SIZE}|\d+)")
+_WANTED = re.compile(rf"(?:[Rr]equested(?:\s+memory)?:?|tried to allocate|allocating)\s+({SIZE}|\d{{5,}})")
+
+
+def read(found: re.Match[str], text: str, before: str) -> tuple[Reading, int] | None:
+    if _MORE.match(text, found.end()):
+        return None  # a wrapped message of PyTorch, which goes on in the next line
+    line = text[text.rfind("\n", 0, found.start()) + 1 : found.end() + 300]
+    near = before[-1500:] + "\n" + line
+    where: Where = "pinned" if _PINNED.search(near) else "device"
+    signs = [sign for sign, pattern in (("context", _CONTEXT), ("pool", _POOL)) if pattern.search(near)]
+    free, wanted = _FREE.search(line), _WANTED.search(line)
+    reading = Reading(
+        dialect="bitsandbytes" if "bitsandbytes" in near else NAME,
+        wording=" ".join(found.group().split())[:60],
+        where=where,
+        asked=amount(wanted.group(1)) if wanted else None,
+        free=amount(free.group(1)) if free else None,
+        signs=tuple(signs),
+    )
+    return reading, found.end()

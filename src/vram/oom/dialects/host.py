@@ -1,0 +1,71 @@
+"""Host memory: the kernel's killer, job schedulers, and allocators of the CPU side."""
+
+from __future__ import annotations
+
+import re
+
+from vram.model.oom import Reading
+from vram.oom.sizes import SIZE, amount
+
+NAME = "host"
+NEEDLES: tuple[bytes, ...] = (
+    b"Killed",
+    b"killed by",
+    b"Kill process",
+    b"oom-kill",
+    b"oom_kill",
+    b"o allocate",
+    b"t allocate",
+    b"HostAlloc",
+    b"MallocHost",
+    b"HostRegister",
+    b"AllocHost",
+)
+START = re.compile(
+    r"(?P<killer>Out\s+of\s+memory:\s+Kill(?:ed)?\s+process|Memory\s+cgroup\s+out\s+of\s+memory:?\s+Kill(?:ed)?\s+process"
+    r"|Killed\s+process\s+\d+\s+\()(?P<victim>[^\n]*)"
+    r"|(?P<slurm>slurmstepd:[^\n]*oom[-_]kill|oom[-_]kill\s+event)[^\n]*"
+    r"|(?P<kube>OOMKilled)\b"
+    r"|(?P<worker>DataLoader\s+worker\s+\(pid(?:\(s\))?\s+[\d,\s]+\)\s+is\s+killed\s+by\s+signal:\s+"
+    r"(?P<signal>Killed|Bus\s+error))"
+    rf"|DefaultCPUAllocator:[^\n]*?(?:can't|not\s+enough)\s+[^\n]*?(?:allocate\s+(?P<cpu>[\d,]+)\s+bytes|memory:\s+you\s+tried\s+to\s+allocate\s+(?P<cpu2>[\d,]+)\s+bytes)"
+    rf"|Unable\s+to\s+allocate\s+(?P<numpy>{SIZE})\s+for\s+an\s+array"
+    r"|(?P<shell>(?:line\s+\d+:|^)\s*\d+\s+Killed\s[^\n]*|^Killed\s*$)"
+    r"|(?P<pin>cudaHostAlloc|cudaMallocHost|cuMemHostAlloc|cuMemAllocHost|cudaHostRegister|cuMemHostRegister)"
+    r"[^\n]{0,80}?(?:out\s+of\s+memory|OUT_OF_MEMORY|cudaErrorMemoryAllocation|failed)",
+    re.MULTILINE,
+)
+_RSS = re.compile(r"anon-rss:(\d+)kB")
+
+
+def read(found: re.Match[str], text: str, before: str) -> tuple[Reading, int] | None:
+    wording = next(name for name, value in _names(found) if value)
+    rss = _RSS.search(text[found.start() : found.end() + 400])
+    asked = amount(found["cpu"] or found["cpu2"]) or amount(found["numpy"])
+    bus = found["signal"] and found["signal"].startswith("Bus")
+    reading = Reading(
+        dialect=NAME,
+        wording=wording,
+        where="pinned" if found["pin"] else "host",
+        asked=asked,
+        live=amount(f"{rss.group(1)} KiB") if rss and wording == "kernel" else None,
+        signs=("shared-memory",) if bus else ("killed",) if wording in _KILLED else (),
+    )
+    return reading, found.end()
+
+
+_KILLED = ("kernel", "slurm", "kubernetes", "worker", "shell")
+
+
+def _names(found: re.Match[str]) -> tuple[tuple[str, str | None], ...]:
+    return (
+        ("kernel", found["killer"]),
+        ("slurm", found["slurm"]),
+        ("kubernetes", found["kube"]),
+        ("worker", found["worker"]),
+        ("cpu allocator", found["cpu"] or found["cpu2"]),
+        ("numpy", found["numpy"]),
+        ("pinned", found["pin"]),
+        ("shell", found["shell"]),
+        ("host", "host"),
+    )

@@ -1,0 +1,200 @@
+"""A message beside the ledger of the machine it came from: who holds that memory now, and by what right.
+
+It is joined only where both speak of the same GPU: what another machine's processes hold explains nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from vram.diagnosis import words
+from vram.model.finding import Finding, Remedy
+from vram.model.ledger import Entry, GpuLedger, Ledger
+from vram.model.oom import Case, Holding, Joined, Judgement, Reading
+from vram.oom import remedies
+from vram.oom.blame import LEAST
+from vram.oom.sums import CONTEXT, said
+from vram.units import size
+
+GHOSTS = ("VR101", "VR102", "VR103", "VR104", "VR105", "VR106", "VR203")
+MOST_HOLDINGS = 8
+_NOBODYS = ("free", "reserved", "overhead")
+# The driver's total contains what it reserves, CUDA's does not: up to a few per cent apart.
+_LEAST_SHARE, _MOST_SHARE = 0.95, 1.005
+
+
+def join(case: Case, ledger: Ledger, findings: Sequence[Finding], chosen: int | None = None) -> Case:
+    """Return *case* with what the ledger says of its GPU; *chosen* overrules the message's number."""
+    gpu, reason = _same(case.reading, ledger, chosen)
+    if gpu is None:
+        return replace(case, live=Joined(gpu=None, reason=reason))
+    about = tuple(finding for finding in findings if gpu.index in finding.gpus)
+    joined = _joined(case.reading, gpu, about, reason, ledger.taken_at)
+    return replace(case, live=joined, judgement=_again(case, joined, about))
+
+
+def _same(reading: Reading, ledger: Ledger, chosen: int | None) -> tuple[GpuLedger | None, str]:
+    """The GPU that the message speaks of, or why it is none of these."""
+    if reading.where not in ("device", "bar1"):
+        return None, "it is not about a GPU's memory"
+    known = [gpu for gpu in ledger.gpus if gpu.total_bytes is not None]
+    if not known:
+        return None, "no GPU answers on this machine"
+    if chosen is not None:
+        return _chosen(reading, known, chosen)
+    numbered = [gpu for gpu in known if reading.gpu in (None, gpu.index) and _matches(reading, gpu)]
+    if len(numbered) == 1:
+        return numbered[0], "" if reading.total else "the message does not say how large its GPU is"
+    if numbered:
+        return None, "it does not say which GPU, and several could be meant: choose with --gpu N"
+    alike = [gpu for gpu in known if reading.total and _matches(reading, gpu)]
+    if len(alike) == 1:
+        return alike[0], f"called GPU {reading.gpu} there (CUDA_VISIBLE_DEVICES renumbers)"
+    return None, _another_machine(reading, known)
+
+
+def _chosen(reading: Reading, known: list[GpuLedger], chosen: int) -> tuple[GpuLedger | None, str]:
+    gpu = next((each for each in known if each.index == chosen), None)
+    if gpu is None:
+        return None, f"there is no GPU {chosen} here"
+    if not _matches(reading, gpu):
+        return None, _another_machine(reading, [gpu])
+    return gpu, ""
+
+
+def _matches(reading: Reading, gpu: GpuLedger) -> bool:
+    if reading.total is None or gpu.total_bytes is None:
+        return True
+    share = reading.total.nbytes / gpu.total_bytes if gpu.total_bytes else 0
+    return _LEAST_SHARE <= share <= _MOST_SHARE
+
+
+def _another_machine(reading: Reading, known: list[GpuLedger]) -> str:
+    here = ", ".join(f"GPU {gpu.index} has {said(gpu.total_bytes)}" for gpu in known[:4])
+    if reading.total is None:
+        return f"there is no GPU {reading.gpu} here"
+    return f"its GPU has {said(reading.total)}, and here {here}: another machine"
+
+
+def _joined(
+    reading: Reading, gpu: GpuLedger, findings: Sequence[Finding], reason: str, taken_at: str
+) -> Joined:
+    pids = {share.pid for share in reading.others or ()}
+    held = sorted(
+        (entry for entry in gpu.entries if entry.kind not in _NOBODYS), key=lambda entry: -entry.nbytes
+    )
+    now = {pid for entry in held for pid in _pids(entry)}
+    return Joined(
+        gpu=gpu.index,
+        reason=reason,
+        taken_at=taken_at,
+        total=gpu.total_bytes,
+        free=sum(entry.nbytes for entry in gpu.entries if entry.kind == "free"),
+        holdings=tuple(_holding(entry, pids, findings) for entry in held[:MOST_HOLDINGS]),
+        gone=tuple(sorted(pids - now)),
+    )
+
+
+def _pids(entry: Entry) -> tuple[int, ...]:
+    holders = (entry.holder, *entry.sharers)
+    charged = (entry.charged_pid,) if entry.charged_pid is not None else ()
+    return (*(holder.pid for holder in holders if holder), *charged)
+
+
+def _holding(entry: Entry, named: set[int], findings: Sequence[Finding]) -> Holding:
+    pids = _pids(entry)
+    codes = [finding.code for finding in findings if finding.code in GHOSTS and set(finding.pids) & set(pids)]
+    holder = entry.holder
+    return Holding(
+        pid=holder.pid if holder else entry.charged_pid,
+        nbytes=entry.nbytes,
+        what=entry.kind,
+        who=words.process(holder) if holder else "nobody who could be named",
+        named=bool(named & set(pids)),
+        finding=codes[0] if codes else None,
+    )
+
+
+def _again(case: Case, joined: Joined, findings: Sequence[Finding]) -> Judgement:
+    """Judge once more, now that holders have names: only where others are, or may be, the cause."""
+    before = case.judgement
+    if before.kind not in ("unknown", "other-process", "ghost", "context"):
+        return before
+    ghosts = tuple(finding for finding in findings if finding.code in GHOSTS and finding.nbytes)
+    kept = sum(finding.nbytes or 0 for finding in ghosts)
+    needed = _needed(case.reading, joined)
+    if ghosts and kept >= needed:
+        return _ghost(before, ghosts, kept)
+    others = sum(holding.nbytes for holding in joined.holdings)
+    if before.kind == "unknown" and case.reading.asked and _too_much(case.reading, joined):
+        return _too_large(before, case.reading, joined)
+    full = joined.free is not None and joined.free < needed
+    if before.kind in ("unknown", "context") and full and others >= needed:
+        return _held(before, joined, others, case.reading)
+    return before
+
+
+def _needed(reading: Reading, joined: Joined) -> int:
+    if reading.asked is None:  # whoever fails with more than this free was asking for a lot
+        return max(CONTEXT, (joined.total or 0) // 50)
+    missing = reading.asked.nbytes - (reading.free.nbytes if reading.free else 0)
+    return max(LEAST, missing)
+
+
+def _too_much(reading: Reading, joined: Joined) -> bool:
+    asked = reading.asked.nbytes if reading.asked else 0
+    return joined.total is not None and asked + (reading.live.nbytes if reading.live else 0) > joined.total
+
+
+def _ghost(before: Judgement, ghosts: tuple[Finding, ...], kept: int) -> Judgement:
+    largest = max(ghosts, key=lambda finding: finding.nbytes or 0)
+    ways = tuple(remedy for finding in ghosts for remedy in finding.remedies)
+    return replace(
+        before,
+        kind="ghost",
+        certainty="fact" if before.kind != "unknown" else "likely",
+        title="held by a ghost",
+        cause=f"{size(kept)} on this GPU are kept by what no process list shows: {largest.title}"
+        f" ({largest.code}). {largest.cause}",
+        missing=(),
+        remedies=remedies.ordered((*ways, *_without_joining(before))),
+    )
+
+
+def _too_large(before: Judgement, reading: Reading, joined: Joined) -> Judgement:
+    cause = (
+        f"It asked for {said(reading.asked)} beside {said(reading.live or 0)} in use; this GPU"
+        f" has {said(joined.total)}."
+    )
+    ways = (remedies.smaller(reading, joined.total), remedies.retry(), remedies.bigger())
+    return replace(
+        before,
+        kind="too-large",
+        certainty="likely",
+        title="simply too large",
+        cause=cause,
+        missing=(),
+        remedies=ways,
+    )
+
+
+def _held(before: Judgement, joined: Joined, others: int, reading: Reading) -> Judgement:
+    largest = joined.holdings[0]
+    here = replace(reading, gpu=joined.gpu)
+    return replace(
+        before,
+        kind="other-process",
+        certainty="likely",
+        title="held by another process",
+        cause=f"Now {size(others)} of this GPU are held and {said(joined.free)} are free. The most,"
+        f" {size(largest.nbytes)},"
+        f" has {largest.who}. If the program that failed has ended, these are the others.",
+        missing=(),
+        remedies=remedies.ordered((remedies.look(here), remedies.make_room(here, _needed(reading, joined)))),
+    )
+
+
+def _without_joining(before: Judgement) -> tuple[Remedy, ...]:
+    return tuple(remedy for remedy in before.remedies if "--live" not in remedy.command)

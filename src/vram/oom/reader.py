@@ -1,0 +1,113 @@
+"""A log of any size, read once from front to back in constant memory.
+
+Nearly all of a log says nothing of memory. So each portion is first searched for a few short byte
+strings; where one is found, for the words that messages contain; and only there text is made of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
+from vram.model.oom import Reading
+from vram.oom.passage import Passage
+from vram.oom.recognise import DIALECTS, recognise
+
+NEEDLES = tuple(dict.fromkeys(needle for dialect in DIALECTS for needle in dialect.NEEDLES))
+# Every line with a message has one of these. Most of a log has none of them anywhere, and is done with.
+STRAWS = (b"lloc", b"emory", b"ALLOC", b"OF_MEMORY", b"illed", b"buffer object")
+LONGEST_NEEDLE = max(map(len, NEEDLES))
+PORTION = 256 << 10
+BEHIND = 8 << 10
+AHEAD = 8 << 10
+LONGEST_LINE = 4 << 10
+
+
+class Sighting(NamedTuple):
+    """One message, and the number of the line that it begins in."""
+
+    reading: Reading
+    line: int
+
+
+class Readable(Protocol):
+    """All that is asked of a log."""
+
+    def read(self, most: int, /) -> bytes: ...
+
+
+def sightings(stream: Readable) -> Iterator[Sighting]:
+    """Find every message in *stream*, in the order of the log."""
+    window = _Window()
+    while portion := stream.read(PORTION):
+        window.add(portion)
+        yield from window.search(final=False)
+    yield from window.search(final=True)
+
+
+class _Window:
+    """The part of the log at hand: what was just read, and as much before it as a message may need."""
+
+    def __init__(self) -> None:
+        self._bytes = b""
+        self._seen = 0  # no message that begins before this offset is left
+        self._searched = 0  # nor is a needle that ends before this one
+        self._line = 1  # the number of the line at offset 0
+
+    def add(self, portion: bytes) -> None:
+        keep = max(0, max(self._seen, self._searched - LONGEST_NEEDLE) - BEHIND)
+        self._line += self._bytes.count(b"\n", 0, keep)
+        self._bytes = self._bytes[keep:] + portion
+        self._seen -= keep
+        self._searched -= keep
+
+    def search(self, *, final: bool) -> Iterator[Sighting]:
+        """Deal with all that is certain to have the whole of its message at hand."""
+        end = len(self._bytes) if final else len(self._bytes) - AHEAD
+        begin = max(0, self._seen, self._searched - LONGEST_NEEDLE)
+        for hit in _hits(self._bytes, begin, end) if begin < end else ():
+            if hit >= self._seen:
+                yield from self._examine(hit)
+        self._searched = max(self._searched, end)
+
+    def _examine(self, hit: int) -> Iterator[Sighting]:
+        begin = max(self._line_start(hit), hit - LONGEST_LINE, self._seen)
+        before = self._bytes[max(0, begin - BEHIND) : begin]
+        found = Passage(before, self._bytes[begin : hit + AHEAD])
+        known = list(recognise(found))
+        for reading, _ in known:
+            yield Sighting(reading, self._line + self._bytes.count(b"\n", 0, begin))
+        ends = known[-1][1] if known else 0
+        self._seen = max(self._seen, self._after(begin, found.text.count("\n", 0, ends) + 1, hit))
+
+    def _line_start(self, at: int) -> int:
+        return max(self._bytes.rfind(b"\n", 0, at), self._bytes.rfind(b"\r", 0, at)) + 1
+
+    def _after(self, begin: int, lines: int, hit: int) -> int:
+        """Return where the line after the next *lines* begins; a line without end is left in steps."""
+        at, furthest = begin, hit + AHEAD
+        for _ in range(lines):
+            ends = [
+                found
+                for found in (self._bytes.find(mark, at, furthest) for mark in (b"\n", b"\r"))
+                if found >= 0
+            ]
+            if not ends:
+                return min(furthest, len(self._bytes))
+            at = min(ends) + 1
+            if self._bytes[at - 1 : at + 1] == b"\r\n":
+                at += 1
+        return at
+
+
+def _hits(log: bytes, begin: int, end: int) -> list[int]:
+    """Where the needles lie, in order."""
+    if not any(log.find(straw, max(0, begin - LONGEST_LINE), end + LONGEST_LINE) >= 0 for straw in STRAWS):
+        return []
+    found = []
+    for needle in NEEDLES:
+        at = log.find(needle, begin, end)
+        while at >= 0:
+            found.append(at)
+            at = log.find(needle, at + len(needle), end)
+    return sorted(found)

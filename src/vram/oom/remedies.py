@@ -1,0 +1,165 @@
+"""Ways out of an out-of-memory, as text and as commands that can be pasted, worked out from its figures.
+
+Nothing of the message but numbers enters a command.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vram.diagnosis.remedies import ordered
+from vram.model.finding import Harm, Remedy
+from vram.model.oom import Reading
+from vram.oom.sums import CONTEXT, Sums
+from vram.units import MIB, size
+
+__all__ = ["ordered"]
+
+# Left for contexts and rounding when a fraction of the GPU is worked out.
+MARGIN = 0.01
+
+
+def change(text: str, command: str = "", *, target: str = "program", harm: Harm = "none") -> Remedy:
+    """Something to change in the program that failed, or in how it is started."""
+    return Remedy(step="change", target=target, text=text, command=command, harm=harm)
+
+
+def look(reading: Reading, text: str = "See who holds this GPU's memory now, and why.") -> Remedy:
+    """Look at the ledger: harmless."""
+    return Remedy(step="look", target=_gpu(reading), text=text, command="vram why" + _option(reading))
+
+
+def make_room(reading: Reading, nbytes: int | None) -> Remedy:
+    """Let vram give memory back: it shows its plan before it does anything."""
+    need = _command_size(nbytes) if nbytes else ""
+    text = "Get it back: vram shows a plan, least harm first, and asks."
+    command = " ".join(filter(None, ("vram free", need))) + _option(reading)
+    return Remedy(step="free", target=_gpu(reading), text=text, command=command, harm="interrupts")
+
+
+def record() -> Remedy:
+    """Have the next one tell more."""
+    text = (
+        "Have the next one explained where it happens: call vram.on_oom() in the program. It writes this"
+        " process's own split and the GPU's whole ledger into a file."
+    )
+    return change(text)
+
+
+def join_live() -> Remedy:
+    """Ask again with the ledger of the machine where it happened."""
+    text = "Run this on the machine where it happened, while it is still full: it fills in what is missing."
+    return Remedy(step="look", target="host", text=text, command="vram oom --live")
+
+
+def smaller(reading: Reading, room: int | None) -> Remedy:
+    """Ask for less: by how much follows from the figures, where they tell."""
+    text = "Ask for less: a smaller batch, shorter sequences, lower precision, activation checkpointing."
+    if room and reading.live and reading.asked:
+        wanted = reading.live.nbytes + reading.asked.nbytes
+        factor = room / wanted
+        if 0 < factor < 1:
+            text = (
+                f"Ask for less: {size(wanted)} are needed and {size(room)} can be had. Where memory"
+                " grows with"
+                f" the batch, {factor:.0%} of the batch fits at most (32 becomes {max(1, int(32 * factor))})."
+            )
+    elif room and reading.asked and reading.asked.nbytes > room:
+        text = f"Ask for less: {size(reading.asked.nbytes)} at once, where {size(room)} can be had."
+    return change(text)
+
+
+def retry() -> Remedy:
+    """Let the program find the size itself."""
+    return change(
+        "Let it find the size that fits: decorate the step with @vram.retry_on_oom(shrink='batch_size')."
+    )
+
+
+def bigger() -> Remedy:
+    """Spread it, or take it elsewhere."""
+    return change("Spread it over more GPUs, keep part of it in host memory, or take a GPU that has more.")
+
+
+def defragment(reading: Reading) -> tuple[Remedy, ...]:
+    """Let the allocator join its pieces."""
+    if reading.dialect in ("xla", "tensorflow", "bfc"):
+        text = "Let the pool use the driver's own, which maps pieces together."
+        command = "export TF_GPU_ALLOCATOR=cuda_malloc_async"
+        if reading.dialect == "xla":
+            command = "export XLA_PYTHON_CLIENT_ALLOCATOR=cuda_async"
+        return (change(text, command),)
+    if "expandable" in reading.signs:
+        return (change("expandable_segments is on already: free and allocate in the same order and sizes."),)
+    name = "PYTORCH_ALLOC_CONF" if "alloc-conf" in reading.signs else "PYTORCH_CUDA_ALLOC_CONF"
+    if "hip" in reading.signs and name != "PYTORCH_ALLOC_CONF":
+        name = "PYTORCH_HIP_ALLOC_CONF"
+    text = "Let segments grow instead of lying beside each other (PyTorch 2.1 and later), and start it again."
+    older = "Before 2.1: keep large blocks from being split."
+    return (
+        change(text, f"export {name}=expandable_segments:True"),
+        *(
+            (change(older, f"export {name}=max_split_size_mb:128"),)
+            if reading.wording in ("0.4-1.3", "1.4-2.0")
+            else ()
+        ),
+    )
+
+
+def let_go(reading: Reading) -> tuple[Remedy, ...]:
+    """Give back what only lies in caches of the program itself."""
+    if reading.dialect in ("tensorflow", "xla", "bfc") or "pool-took-all" in reading.signs:
+        return (
+            change("JAX: do not take the GPU beforehand.", "export XLA_PYTHON_CLIENT_PREALLOCATE=false"),
+            change("TensorFlow: let its pool grow as needed.", "export TF_FORCE_GPU_ALLOW_GROWTH=true"),
+        )
+    text = (
+        "Give back what the framework only caches before this point: vram.flush(), or"
+        " torch.cuda.empty_cache() and cupy.get_default_memory_pool().free_all_blocks()."
+    )
+    return (change(text),)
+
+
+def utilization(reading: Reading) -> tuple[Remedy, ...]:
+    """vLLM's share of the GPU that fits what was free."""
+    if reading.free is None or reading.total is None or reading.total.nbytes == 0:
+        return ()
+    share = int(100 * (reading.free.nbytes / reading.total.nbytes - MARGIN)) / 100
+    if share <= 0.05:
+        return ()
+    text = (
+        f"Or make do with the {size(reading.free.nbytes)} that were free: start vLLM with"
+        f" --gpu-memory-utilization {share:.2f}."
+    )
+    return (change(text),)
+
+
+def end(pids: Sequence[int]) -> tuple[Remedy, ...]:
+    """End processes that the message names: only after looking, and by vram's own careful hand."""
+    if not pids:
+        return ()
+    words = " ".join(map(str, pids))
+    text = "If they are leftovers of yours: end them. Unsaved work is lost."
+    return (
+        Remedy(step="end", target=f"pid {words}", text=text, command=f"vram kill {words}", harm="loses-work"),
+    )
+
+
+def room_alone(reading: Reading, worked: Sums) -> int | None:
+    """What this program could have if nobody else were there."""
+    if reading.total is None:
+        return reading.limit.nbytes if reading.limit else None
+    context = CONTEXT if worked.outside is None else worked.outside
+    return max(0, reading.total.nbytes - min(context, reading.total.nbytes // 8))
+
+
+def _command_size(nbytes: int) -> str:
+    return f"{-(-nbytes // MIB)}MiB"
+
+
+def _option(reading: Reading) -> str:
+    return "" if reading.gpu is None else f" --gpu {reading.gpu}"
+
+
+def _gpu(reading: Reading) -> str:
+    return "gpu" if reading.gpu is None else f"gpu {reading.gpu}"

@@ -1,0 +1,157 @@
+"""The arithmetic behind every judgement: whose the bytes were, from the figures that were printed.
+
+What nobody printed is worked out where the rest allows it, and never taken for zero.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from vram.model.oom import Amount, Balance, Reading, Share, Term, Working
+from vram.units import GIB, MIB, size
+
+# A CUDA context with its loaded code: 518 to 527 MiB measured on an H200; smaller GPUs take less.
+CONTEXT = 640 * MIB
+# What the driver keeps for itself shows as used on some GPUs (615 MiB on an H200).
+DRIVER = 640 * MIB
+# Less than this share of a pool is rounding of blocks, not fragmentation.
+WASTE = 0.05
+# No GPU has this much; whoever asks for it computed a shape wrong.
+ANY_GPU = 512 * GIB
+_SELF_MARGIN = 3 * GIB
+
+
+class Sums(NamedTuple):
+    """``outside`` is our own memory that our allocator does not know; ``named`` what listed processes
+    held, ``unnamed`` what is left when all that was printed is taken away. None means: not known."""
+
+    short: int | None
+    reserved: int | None
+    outside: int | None
+    named: int | None
+    unnamed: int | None
+    slack: int
+    fits_alone: bool | None
+    listed: tuple[Share, ...]
+
+
+def work_out(reading: Reading) -> Sums:
+    """Work out every sum that the figures of *reading* allow."""
+    asked, total, free, live = reading.asked, reading.total, reading.free, reading.live
+    process, listed = _ourselves(reading)
+    reserved = _sum(live, reading.idle, reading.pooled) if live else None
+    outside = max(0, process.nbytes - reserved) if process and reserved is not None else None
+    named = (
+        sum(share.nbytes.nbytes for share in listed if share.nbytes) if reading.others is not None else None
+    )
+    unnamed = None
+    if total and free and reserved is not None:
+        ours = max(process.nbytes if process else 0, reserved)
+        unnamed = total.nbytes - free.nbytes - ours - (named or 0)
+        if process is None:  # our context is somewhere in it
+            unnamed -= min(CONTEXT, max(0, unnamed))
+        unnamed = max(0, unnamed)
+    return Sums(
+        short=max(0, asked.nbytes - free.nbytes) if asked and free else None,
+        reserved=reserved,
+        outside=outside,
+        named=named,
+        unnamed=unnamed,
+        slack=slack(reading),
+        fits_alone=_fits_alone(reading, outside),
+        listed=listed,
+    )
+
+
+def slack(reading: Reading) -> int:
+    """How far a sum over all printed figures may be off."""
+    printed = (reading.asked, reading.total, reading.free, reading.live, reading.idle, reading.process)
+    return sum(each.slack for each in printed if each)
+
+
+def balance(reading: Reading, sums: Sums) -> Balance | None:
+    """Terms that sum to the GPU's total; None where the message does not say enough for one."""
+    total, free, live = reading.total, reading.free, reading.live
+    if total is None or free is None:
+        return None
+    terms = [] if live is None else [Term("in use by this program", live.nbytes)]
+    for name, part in (
+        ("kept by its allocator, unused", reading.idle),
+        ("pools of its CUDA graphs", reading.pooled),
+    ):
+        terms += [Term(name, part.nbytes)] if part else []
+    if sums.outside is not None:
+        terms.append(Term("of this process, outside its allocator", sums.outside))
+    for share in sums.listed:
+        if share.nbytes:
+            terms.append(Term(f"process {share.pid}", share.nbytes.nbytes))
+    terms.append(Term("free", free.nbytes))
+    rest = total.nbytes - sum(term.nbytes for term in terms)
+    return _closed(terms, rest, total, sums, known=live is not None)
+
+
+def _closed(terms: list[Term], rest: int, total: Amount, sums: Sums, *, known: bool) -> Balance | None:
+    if rest < -max(sums.slack, total.nbytes // 200):
+        return None  # more than there is: the figures contradict each other
+    if rest > sums.slack:
+        name = "everything else: not in this message" if known else "in use, by whom the message does not say"
+        terms.insert(-1, Term(name, rest, sure=False))
+    return Balance(tuple(terms), total.nbytes, max(sums.slack, abs(min(0, rest))))
+
+
+def shortfall(reading: Reading) -> tuple[Working, ...]:
+    """asked - free = missing."""
+    if reading.asked is None or reading.free is None:
+        return ()
+    missing = reading.asked.nbytes - reading.free.nbytes
+    terms = (Term("asked", reading.asked.nbytes), Term("free", -reading.free.nbytes))
+    return (Working(terms, "missing" if missing > 0 else "to spare", abs(missing)),)
+
+
+def said(amount: Amount | int | None) -> str:
+    """A size in a sentence; "an unknown size" where there is none."""
+    if amount is None:
+        return "an unknown size"
+    return size(amount if isinstance(amount, int) else amount.nbytes)
+
+
+def _ourselves(reading: Reading) -> tuple[Amount | None, tuple[Share, ...]]:
+    """What the driver charges us for, and everybody else.
+
+    Inside a container a process is listed under a pid that it does not know: it then names itself
+    as somebody else. Whoever holds just what our allocator holds, and a context, is ourselves.
+    """
+    listed = reading.others or ()
+    ours = _sum(reading.live, reading.idle, reading.pooled)
+    if reading.process is not None or not listed or reading.live is None:
+        return reading.process, listed
+    alike = [
+        share
+        for share in listed
+        if share.nbytes
+        and ours <= share.nbytes.nbytes + share.nbytes.slack
+        and share.nbytes.nbytes < ours + _SELF_MARGIN
+        and ours > CONTEXT
+    ]
+    if not alike:
+        return None, listed
+    me = min(alike, key=lambda share: share.nbytes.nbytes if share.nbytes else 0)
+    return me.nbytes, tuple(share for share in listed if share is not me)
+
+
+def _fits_alone(reading: Reading, outside: int | None) -> bool | None:
+    """Would it fit if the GPU were empty but for what this program really uses?"""
+    if reading.asked is None or reading.total is None:
+        return None
+    if reading.asked.nbytes > reading.total.nbytes:
+        return False
+    if reading.live is None:
+        return None
+    context = CONTEXT if outside is None else min(outside, CONTEXT)
+    context = min(context, reading.total.nbytes // 8)
+    needed = reading.live.nbytes + reading.asked.nbytes + context
+    return needed <= reading.total.nbytes + slack(reading)
+
+
+def _sum(*parts: Amount | None) -> int:
+    return sum(part.nbytes for part in parts if part)

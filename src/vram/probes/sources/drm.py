@@ -1,0 +1,59 @@
+"""GPUs of AMD and Intel: what sysfs tells of each, and ROCm's list of processes.
+
+Who uses them is told by their open files, which are looked at with everybody else's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from vram.host.ports import Card, Host
+from vram.model.drm import CapacityFacts, ComputeFacts, SystemMemoryFacts
+from vram.model.gpu import MemoryFacts
+from vram.model.observation import Observation
+from vram.model.process import ProcessRef
+
+NAME = "drm"
+
+
+def observe(host: Host, seen: Iterable[Observation]) -> Iterator[Observation]:
+    """Number the GPUs after NVIDIA's, which keep the numbers that CUDA and nvidia-smi give them.
+
+    Where NVIDIA's driver does not answer, its GPUs still keep their numbers free: sysfs counts them.
+    """
+    cards = host.drm.cards()
+    if not cards:
+        return
+    told = max((each.gpu + 1 for each in seen if each.gpu is not None), default=0)
+    for index, card in enumerate(cards, told or host.drm.nvidia_gpus() or 0):
+        yield from _card(card, index)
+    for charge in host.drm.compute():
+        yield Observation(
+            probe="drm.compute",
+            status=charge.status,
+            process=ProcessRef(charge.pid, host.proc.started_at(charge.pid)),
+            nbytes=charge.nbytes,
+            facts=ComputeFacts(charge.address),
+            message=charge.message,
+        )
+
+
+def _card(card: Card, gpu: int) -> Iterator[Observation]:
+    yield Observation(probe="drm.gpu", gpu=gpu, facts=card.facts)
+    if card.total is None:
+        yield Observation(probe="drm.memory", gpu=gpu, status=card.status, message=card.message)
+    elif card.used is None and card.total:
+        yield Observation(
+            probe="drm.memory",
+            gpu=gpu,
+            status=card.status if card.status != "unsupported" else "ok",
+            facts=CapacityFacts(card.total),
+            message=card.message,
+        )
+    else:
+        used = card.used or 0
+        facts = MemoryFacts(total=card.total, free=max(0, card.total - used), used=used)
+        yield Observation(probe="drm.memory", gpu=gpu, facts=facts)
+    if card.system_total is not None or card.system_used is not None:
+        system = SystemMemoryFacts(card.system_total, card.system_used)
+        yield Observation(probe="drm.system", gpu=gpu, facts=system)

@@ -1,0 +1,86 @@
+"""The Windows side of WSL2: which of its processes hold GPU memory, and how much is the guest's.
+
+Counters are asked for by their WMI classes and properties. Those are named in English on every
+Windows, as the names in ``Get-Counter`` and ``typeperf`` are not. The raw classes are used: these
+counters are plain readings, and the formatted ones would be sampled twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import ceil
+
+from vram.host.ports import Host, Inquiry
+from vram.model.observation import HostFacts, Observation
+from vram.model.windows import WindowsMemoryFacts
+from vram.probes.windows_counters import Damaged, read
+
+NAME = "windows"
+
+# No double quote may stand in it: it goes through Windows' rules for command lines.
+_SCRIPT = r"""
+$ErrorActionPreference='Stop';$ProgressPreference='SilentlyContinue';
+try{[Console]::OutputEncoding=New-Object Text.UTF8Encoding $false}catch{};
+$answer=@{vram=1;errors=@()};
+function ask($name,$block){try{$answer[$name]=@(& $block)}catch{
+$answer.errors+=@{source=$name;id=[string]$_.FullyQualifiedErrorId;text=[string]$_.Exception.Message}}};
+ask 'memory' {Get-CimInstance -ClassName Win32_PerfRawData_GPUPerformanceCounters_GPUProcessMemory
+-OperationTimeoutSec SECONDS | Select-Object Name,LocalUsage,NonLocalUsage,DedicatedUsage,SharedUsage};
+ask 'adapters' {Get-CimInstance -ClassName Win32_PerfRawData_GPUPerformanceCounters_GPUAdapterMemory
+-OperationTimeoutSec SECONDS | Select-Object Name,DedicatedUsage,SharedUsage};
+ask 'processes' {Get-CimInstance -ClassName Win32_Process -Property ProcessId,Name
+-OperationTimeoutSec SECONDS | Select-Object ProcessId,Name};
+ask 'cards' {$places=@{};
+Get-CimInstance -ClassName Win32_VideoController -Property PNPDeviceID -OperationTimeoutSec SECONDS |
+ForEach-Object {$key='HKLM:\SYSTEM\CurrentControlSet\Enum\'+$_.PNPDeviceID;
+$video=(Get-ItemProperty -LiteralPath ($key+'\Device Parameters') -ErrorAction SilentlyContinue).VideoID;
+$place=(Get-ItemProperty -LiteralPath $key -ErrorAction SilentlyContinue).LocationInformation;
+if($video){$places[$video]=$place}};
+Get-ChildItem -LiteralPath 'HKLM:\SOFTWARE\Microsoft\DirectX' | ForEach-Object {
+$card=Get-ItemProperty -LiteralPath $_.PSPath;
+@{luid=$card.AdapterLuid;name=$card.Description;vendor=$card.VendorId;total=$card.DedicatedVideoMemory;
+place=[string]$places[$_.PSChildName]}}};
+$answer | ConvertTo-Json -Compress -Depth 4
+"""
+
+
+def begin(host: Host, me: HostFacts, deadline_s: float) -> Inquiry | None:
+    """Start asking, where there is a Windows and it has the GPUs; None where there is nothing to ask."""
+    if me.wsl_facts is None or not me.wsl_facts.gpu_device:
+        return None
+    # Windows gives up by itself a little before we do, so that nothing of ours goes on over there.
+    return host.windows.ask(script(max(1, ceil(deadline_s) - 1)), deadline_s)
+
+
+def script(timeout_s: int) -> str:
+    """The question, on one line."""
+    return " ".join(_SCRIPT.split("\n")).replace("SECONDS", str(timeout_s)).strip()
+
+
+def observe(inquiry: Inquiry, me: HostFacts) -> Iterator[Observation]:
+    """Collect the answer; whatever came of it is an observation."""
+    answer = inquiry.answer()
+    if answer.status != "ok":
+        yield Observation(probe="windows.ask", status=answer.status, message=_why(answer.message, me))
+        return
+    try:
+        counters = read(answer.output)
+    except Damaged as damage:
+        yield Observation(probe="windows.ask", status="failed", message=str(damage))
+        return
+    if not any(isinstance(facts, WindowsMemoryFacts) for facts in counters.facts):
+        said = "; ".join(counters.refusals) or "Windows' counters name no process"
+        yield Observation(probe="windows.ask", status="unsupported", message=said)
+    for facts in counters.facts:
+        yield Observation(probe="windows.counters", facts=facts)
+    for refusal in counters.refusals:
+        yield Observation(probe="windows.counters", status="unsupported", message=refusal)
+    if counters.damaged_rows:
+        said = f"{counters.damaged_rows} of Windows' counters could not be read and are left out"
+        yield Observation(probe="windows.counters", status="unsupported", message=said)
+
+
+def _why(message: str | None, me: HostFacts) -> str | None:
+    if me.wsl_facts is not None and me.wsl_facts.container:
+        return "a container inside WSL2 cannot ask Windows: run vram in the distribution itself"
+    return message

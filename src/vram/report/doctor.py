@@ -1,0 +1,121 @@
+"""``vram doctor``: problems first, each with the sentence that fixes it; then what is well, in brief."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from vram.model.doctor import Examination, Reading, State
+from vram.model.observation import HostFacts
+from vram.report.look import Look
+from vram.report.paragraph import paragraph
+from vram.units import counted
+
+# The gravest first: glyph, its form in ASCII, colour.
+_MARKS: dict[State, tuple[str, str, str]] = {
+    "broken": ("●", "!", "red"),
+    "missing": ("▲", "^", "yellow"),
+    "limited": ("▲", "^", "yellow"),
+    "unknown": ("?", "?", "yellow"),
+    "ok": ("·", ".", "green"),
+    "not-applicable": ("·", "-", "dim"),
+}
+_OPTIONAL = ("○", "o", "cyan")
+_WELL = ("ok", "not-applicable")
+_TOPICS = {"gpu": "GPU", "place": "place", "reaching": "reaching in"}
+_TOPIC_WIDTH = 13
+_MARGIN = 4
+
+
+def text(
+    examination: Examination, host: HostFacts, taken_at: str, look: Look, *, verbose: bool = False
+) -> RenderableType:
+    """One screen; *verbose* gives every check lines of its own, with all its details."""
+    blocks: list[RenderableType] = [_masthead(host, taken_at, look), _sentence(examination, look)]
+    troubles = [reading for reading in examination.readings if reading.state not in _WELL]
+    ranks = list(_MARKS)
+    after_optional = False
+    for reading in sorted(troubles, key=lambda each: (each.optional, ranks.index(each.state))):
+        # What vram can do without stands close together, in fewer words.
+        blocks += [] if after_optional and not verbose else [Text()]
+        blocks += _trouble(reading, look, verbose=verbose)
+        after_optional = reading.optional
+    blocks.append(Text())
+    well = [reading for reading in examination.readings if reading.state in _WELL]
+    blocks += _each(well, look) if verbose else _by_topic(well, look)
+    return Group(*blocks)
+
+
+def _masthead(host: HostFacts, taken_at: str, look: Look) -> Text:
+    parts = [host.name, taken_at, f"Linux {host.kernel}", f"as {host.user}"]
+    if host.virtual:
+        parts.append("virtual GPUs, no real hardware")
+    return Text(look.clean(" · ".join(parts)), style="dim", overflow="fold")
+
+
+def _sentence(examination: Examination, look: Look) -> Text:
+    counts = {
+        state: sum(each.state == state and not each.optional for each in examination.readings)
+        for state in ("broken", "missing", "limited", "unknown")
+    }
+    told = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+    words = {
+        "ready": "Everything that vram needs is here.",
+        "limited": f"vram works here, but not all of it: {told}.",
+        "broken": f"Something that vram needs is broken here: {told}.",
+        "no-driver": "No NVIDIA driver answers here: vram has no GPU to look at.",
+    }[examination.verdict]
+    optional = sum(each.optional and each.state not in _WELL for each in examination.readings)
+    if optional:
+        words += f" {counted(optional, 'optional thing')} {'is' if optional == 1 else 'are'} not well."
+    style = {"ready": "bold green", "limited": "bold yellow"}.get(examination.verdict, "bold red")
+    return Text(look.clean(words), style=style)
+
+
+def _trouble(reading: Reading, look: Look, *, verbose: bool) -> Iterator[RenderableType]:
+    glyph, ascii_glyph, style = _OPTIONAL if reading.optional else _MARKS[reading.state]
+    state = f"{reading.state}, optional" if reading.optional else reading.state
+    title = Text.assemble((reading.check, style), f" {state}: ", (look.clean(reading.seen), "bold"))
+    yield paragraph(f"{ascii_glyph if look.ascii else glyph} ", title, look, style=style)
+    if reading.means and (verbose or not reading.optional):
+        yield paragraph("  ", Text(look.clean(reading.means)), look)
+    for detail in reading.details if verbose else ():
+        yield paragraph("  - ", Text(look.clean(detail), style="dim"), look)
+    if reading.fix:
+        yield paragraph("  > " if look.ascii else "  → ", _way_out(reading, look), look)
+
+
+def _way_out(reading: Reading, look: Look) -> Text:
+    """The sentence, and the command beside it, or below it where it would be broken in two."""
+    fix, command = look.clean(reading.fix), look.clean(reading.command)
+    if not command:
+        return Text(fix)
+    fix = f"{fix.removesuffix('.')}:"
+    fits = len(fix) + 1 + len(command) <= look.measure - _MARGIN
+    return Text.assemble(fix, " " if fits else "\n", (command, "bold"))
+
+
+def _by_topic(readings: Iterable[Reading], look: Look) -> Iterator[RenderableType]:
+    well = [reading for reading in readings if reading.state == "ok"]
+    for topic, group in groupby(well, key=lambda each: each.topic):
+        words = " · ".join(reading.seen for reading in group)
+        label = f"  {_TOPICS.get(topic, topic):<{_TOPIC_WIDTH}}"
+        yield paragraph(label, Text(look.clean(words)), look, style="green")
+    aside = [reading.check for reading in readings if reading.state == "not-applicable"]
+    if aside:
+        yield paragraph(
+            f"  {'not asked':<{_TOPIC_WIDTH}}", Text(look.clean(", ".join(aside)), style="dim"), look
+        )
+
+
+def _each(readings: Iterable[Reading], look: Look) -> Iterator[RenderableType]:
+    for reading in readings:
+        glyph, ascii_glyph, style = _MARKS[reading.state]
+        state = "" if reading.state == "ok" else " not applicable:"
+        title = Text.assemble((reading.check, style), f"{state} ", look.clean(reading.seen))
+        yield paragraph(f"{ascii_glyph if look.ascii else glyph} ", title, look, style=style)
+        for detail in reading.details:
+            yield paragraph("  - ", Text(look.clean(detail), style="dim"), look)

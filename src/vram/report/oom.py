@@ -1,0 +1,193 @@
+"""``vram oom`` for people: each error, its kind, the arithmetic, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from vram.model.finding import Finding
+from vram.model.oom import Balance, Case, Joined, Judgement, Working
+from vram.report.advice import advice
+from vram.report.look import Look
+from vram.report.paragraph import paragraph
+from vram.report.phrases import percent
+from vram.units import GIB, KIB, MIB, counted, size
+
+# Past so many, the others get a line each: --json has all of them.
+IN_FULL = 5
+FRAMEWORKS = {
+    "pytorch": "PyTorch",
+    "pytorch-mps": "PyTorch on MPS",
+    "cupy": "CuPy",
+    "xla": "JAX/XLA",
+    "tensorflow": "TensorFlow",
+    "bfc": "TensorFlow or XLA",
+    "numba": "Numba",
+    "pycuda": "PyCUDA",
+    "vllm": "vLLM",
+    "rmm": "RMM",
+    "nccl": "NCCL",
+    "cuda-library": "a CUDA library",
+    "triton": "Triton",
+    "tensorrt": "TensorRT",
+    "onnxruntime": "ONNX Runtime",
+    "bar1": "the driver",
+    "host": "the host",
+    "cuda": "CUDA",
+}
+CERTAINTIES = {"fact": "certain", "likely": "likely", "unknown": "not certain"}
+
+
+def text(cases: tuple[Case, ...], unkept: int, nbytes: int, look: Look) -> RenderableType:
+    """Return the whole answer, laid out for *look*."""
+    blocks: list[RenderableType] = []
+    if len(cases) > 1 or unkept:
+        blocks += [Text(_summary(cases, unkept, nbytes), style="dim"), Text()]
+    for case in cases[:IN_FULL]:
+        blocks += [*_case(case, look), Text()]
+    blocks += _rest(cases[IN_FULL:], unkept, look)
+    blocks += list(advice(_findings(cases[:IN_FULL]), look))[1:]
+    return Group(*blocks)
+
+
+def _summary(cases: Sequence[Case], unkept: int, nbytes: int) -> str:
+    total = sum(case.count for case in cases) + unkept
+    return f"{counted(total, 'out-of-memory error')}, {len(cases)} different, in {size(nbytes)}"
+
+
+def _case(case: Case, look: Look) -> Iterator[RenderableType]:
+    yield Text(look.clean(_heading(case)), style="bold", overflow="fold")
+    yield paragraph("", Text(_beginning(case.reading.excerpt, look), style="dim"), look, indent=2)
+    judgement = case.judgement
+    yield Text()
+    title = Text.assemble(
+        (look.clean(judgement.title), "bold"),
+        (look.clean(f"  {judgement.kind}, {CERTAINTIES[judgement.certainty]}"), "dim"),
+    )
+    yield paragraph(look.clean("● ") if not look.ascii else "! ", title, look, style="red")
+    yield paragraph("    ", Text(look.clean(judgement.cause)), look)
+    yield from _arithmetic(judgement, look)
+    if case.live:
+        yield from _live(case.live, look)
+
+
+def _beginning(words: str, look: Look) -> str:
+    most = 3 * (look.measure - 4)
+    return look.clean(words if len(words) <= most else words[: most - 1] + "…")
+
+
+def _heading(case: Case) -> str:
+    reading = case.reading
+    lines = f"line {case.first_line}" if case.count == 1 else f"lines {case.first_line} to {case.last_line}"
+    parts = [lines, FRAMEWORKS.get(reading.dialect, reading.dialect)]
+    if reading.gpu is not None:
+        parts.append(f"GPU {reading.gpu}")
+    if case.count > 1:
+        parts.append(f"{case.count} times")
+    return " · ".join(parts)
+
+
+def _arithmetic(judgement: Judgement, look: Look) -> Iterator[RenderableType]:
+    for working in judgement.workings:
+        yield paragraph("    ", Text(look.clean(_working(working))), look)
+    if judgement.balance:
+        yield Text()
+        yield _balance(judgement.balance, look)
+    if judgement.missing:
+        yield paragraph("    ", Text(f"missing: {'; '.join(judgement.missing)}", style="dim"), look)
+
+
+def _working(working: Working) -> str:
+    """One sum in one unit, so that its digits add up as they stand."""
+    scale, unit = _unit(max(abs(term.nbytes) for term in working.terms))
+    parts = []
+    for at, term in enumerate(working.terms):
+        sign = ("- " if at == 0 else "− ") if term.nbytes < 0 else ("" if at == 0 else "+ ")
+        about = "" if term.sure else " (usual)"
+        parts.append(f"{sign}{term.name}{about} {_in(abs(term.nbytes), scale)}")
+    return f"{' '.join(parts)} = {working.name} {_in(working.nbytes, scale)} {unit}"
+
+
+def _balance(balance: Balance, look: Look) -> RenderableType:
+    scale, unit = _unit(balance.total)
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(width=14, justify="right")
+    table.add_column(width=6, justify="right")
+    table.add_column(overflow="fold")
+    for term in balance.terms:
+        style = "green" if term.name == "free" else "" if term.sure else "yellow"
+        share = percent(term.nbytes, balance.total)
+        table.add_row(
+            Text(f"{_in(term.nbytes, scale)} {unit}"), Text(share, style="dim"), Text(term.name, style=style)
+        )
+    rule = look.clean("─" * 10)
+    table.add_row(Text(rule, style="dim"))
+    rounding = f", give or take {size(balance.slack)}: messages round" if balance.slack else ""
+    total = Text.assemble("total", (rounding, "dim"))
+    table.add_row(Text(f"{_in(balance.total, scale)} {unit}", style="bold"), Text(), total)
+    return table
+
+
+def _live(joined: Joined, look: Look) -> Iterator[RenderableType]:
+    yield Text()
+    if joined.gpu is None:
+        yield paragraph(
+            "    ", Text(look.clean(f"Not joined with this machine: {joined.reason}."), style="yellow"), look
+        )
+        return
+    note = f" ({joined.reason})" if joined.reason else ""
+    free = "unknown" if joined.free is None else size(joined.free)
+    yield paragraph(
+        "    ", Text(look.clean(f"Now on GPU {joined.gpu}{note}: {free} free."), style="bold"), look
+    )
+    for holding in joined.holdings:
+        marks = [
+            word for word in (holding.finding, "named in the message" if holding.named else None) if word
+        ]
+        words = f"{size(holding.nbytes)} {holding.what}: {holding.who}" + (
+            f" ({', '.join(marks)})" if marks else ""
+        )
+        yield paragraph("- ", Text(look.clean(words)), look, indent=4)
+    if joined.gone:
+        pids = ", ".join(map(str, joined.gone))
+        yield paragraph("- ", Text(f"no longer there: process {pids}", style="dim"), look, indent=4)
+
+
+def _rest(cases: Sequence[Case], unkept: int, look: Look) -> Iterator[RenderableType]:
+    for case in cases:
+        line = f"{_heading(case)}: {case.judgement.title} ({case.judgement.kind})"
+        yield paragraph("- ", Text(look.clean(line)), look)
+    if unkept:
+        yield paragraph("- ", Text(f"and {unkept} more that were not told apart", style="dim"), look)
+    if cases or unkept:
+        yield Text()
+
+
+def _findings(cases: Sequence[Case]) -> tuple[Finding, ...]:
+    """As the causes of `vram why`, whose advice this is; where all are one kind, it need not be said."""
+    several = len({case.judgement.kind for case in cases}) > 1
+    return tuple(
+        Finding(
+            code=case.judgement.kind if several else "",
+            title=case.judgement.title,
+            nbytes=None,
+            cause=case.judgement.cause,
+            gpus=(),
+            remedies=case.judgement.remedies,
+        )
+        for case in cases
+    )
+
+
+def _unit(nbytes: int) -> tuple[int, str]:
+    for scale, unit in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if nbytes >= scale:
+            return scale, unit
+    return 1, "B"
+
+
+def _in(nbytes: int, scale: int) -> str:
+    return f"{nbytes / scale:,.2f}" if scale > 1 else f"{nbytes:,}"

@@ -1,0 +1,155 @@
+"""The site is whole: strict, complete, searched offline, and it fetches nothing from anywhere."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+import vram
+from tests.docs.conftest import ROOT, sphinx
+from vram.cli.app import COMMANDS
+from vram.diagnosis import manual
+from vram.model.ledger import Kind
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
+FETCHED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "link": "href"}
+
+
+def test_what_describes_itself_has_a_page(site: Path) -> None:
+    """Every command and every rule, under an address that does not change."""
+    for name in COMMANDS:
+        assert f"vram {name}" in (site / f"reference/commands/{name}.html").read_text()
+    for code in manual.codes():
+        assert manual.summary(code).partition(":")[0] in (site / f"reference/rules/{code}.html").read_text()
+
+
+def test_everything_that_can_be_imported_is_described(site: Path) -> None:
+    page = (site / "reference/python.html").read_text()
+    for name in vram._PUBLIC:
+        assert f"vram.{name}" in page, name
+
+
+def test_the_menu_begins_with_the_questions_and_has_every_guide(site: Path) -> None:
+    menu = Menu()
+    menu.feed((site / "index.html").read_text())
+    assert menu.links[0] == "questions/index.html"
+    for path in (ROOT / "docs" / "guides").glob("*.md"):
+        assert f"guides/{path.stem}.html" in menu.links, path.name
+
+
+@pytest.mark.parametrize("folder", ["questions", "guides", "concepts", "reference"])
+def test_an_index_names_every_page_of_its_folder(folder: str) -> None:
+    """Whoever reads the index finds them all, on a forge too."""
+    index = (ROOT / "docs" / folder / "index.md").read_text()
+    pages = {path.name for path in (ROOT / "docs" / folder).glob("*.md")} - {"index.md"}
+    assert not {name for name in pages if f"]({name})" not in index}
+
+
+def test_every_line_of_a_ledger_is_explained() -> None:
+    """A kind that is added later needs its row on the page about bytes."""
+    page = (ROOT / "docs" / "concepts" / "where-do-my-bytes-go.md").read_text()
+    told = {kind for row in re.findall(r"^\| ([a-z, ]+) \|", page, re.MULTILINE) for kind in row.split(", ")}
+    assert set(get_args(Kind)) == told - {"line"}
+
+
+def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
+    """Scripts, styles, fonts and pictures all lie beside the page."""
+    for page in site.rglob("*.html"):
+        fetching = Fetching()
+        fetching.feed(page.read_text())
+        assert not fetching.foreign, page
+    for style in site.rglob("*.css"):
+        assert not re.search(r"(url\(|@import)\s*[\"']?(https?:)?//", style.read_text()), style
+
+
+@pytest.mark.usefixtures("needs_sphinx")
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("[nowhere](missing.md)", "missing.md"),
+        ("[no such heading](index.md#nowhere)", "nowhere"),
+        ("![no such picture](missing.svg)", "missing.svg"),
+    ],
+)
+def test_what_leads_nowhere_fails_the_build(
+    text: str, complaint: str, tmp_path: Path, needs_sphinx: None
+) -> None:
+    done = sphinx(small(tmp_path, index=f"# Start\n\n{text}\n"), tmp_path / "site")
+    assert done.returncode != 0
+    assert complaint in done.stderr
+
+
+@pytest.mark.usefixtures("needs_sphinx")
+def test_a_page_that_no_menu_has_fails_the_build(tmp_path: Path) -> None:
+    source = small(tmp_path, index="# Start\n")
+    (source / "forgotten.md").write_text("# Forgotten\n")
+    done = sphinx(source, tmp_path / "site")
+    assert done.returncode != 0
+    assert "forgotten" in done.stderr
+
+
+@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium here")
+@pytest.mark.parametrize(
+    ("word", "page"),
+    [("orphaned", "reference/rules/VR101.html"), ("fragmented", "concepts/where-do-my-bytes-go.html")],
+)
+def test_search_works_from_disk_in_a_browser(word: str, page: str, site: Path, tmp_path: Path) -> None:
+    """Opened as a file, with every name on the network unknown."""
+    command = [BROWSER, "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}"]
+    command += ["--host-resolver-rules=MAP * ~NOTFOUND", "--virtual-time-budget=15000", "--dump-dom"]
+    address = f"{(site / 'search.html').as_uri()}?q={word}"
+    done = subprocess.run([*command, address], capture_output=True, text=True, timeout=120)
+    found = done.stdout.partition('id="search-results"')[2]
+    assert f'href="{page}"' in found, done.stdout[-2000:] + done.stderr[-2000:]
+
+
+def test_the_index_of_the_search_is_a_script_of_its_own(site: Path) -> None:
+    """A page from disk may load scripts, and nothing else: where there is no browser, this much is told."""
+    text = (site / "searchindex.js").read_text()
+    index = json.loads(text.removeprefix("Search.setIndex(").removesuffix(")"))
+    assert "orphan" in index["terms"]
+    assert "reference/rules/VR101" in index["docnames"]
+
+
+class Fetching(HTMLParser):
+    """What a page makes a browser fetch from other places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.foreign: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        value = dict(attrs).get(FETCHED.get(tag, "")) or ""
+        if re.match(r"(https?:)?//", value):
+            self.foreign.append(value)
+
+
+class Menu(HTMLParser):
+    """The links of the site's menu, in their order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = dict(attrs)
+        if tag == "a" and "reference internal" in (values.get("class") or ""):
+            self.links.append((values.get("href") or "").removeprefix("../"))
+
+
+def small(folder: Path, index: str) -> Path:
+    """A site of one page, with the settings of the real one."""
+    source = folder / "source"
+    shutil.copytree(
+        ROOT / "docs" / "sphinx", source, ignore=shutil.ignore_patterns("stage.py", "__pycache__")
+    )
+    (source / "index.md").write_text(index)
+    return source

@@ -1,0 +1,468 @@
+"""Each check speaks where it should, and is silent on a host that differs only in the point."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+from msgspec.structs import replace
+
+from tests.doctor.sights import (
+    ALL_CAPABILITIES,
+    GPU,
+    HOST,
+    NODES,
+    SOUND,
+    USER,
+    VERSION,
+    absent,
+    charge,
+    confined,
+    observations,
+    sight,
+    survey,
+    with_gpu,
+    with_premises,
+)
+from vram.doctor.answers import Answer
+from vram.doctor.engine import CHECKS
+from vram.doctor.sight import PythonTarget, Sight
+from vram.model.gpu import DriverFacts
+from vram.model.observation import HostFacts, Observation, ProbeRun
+from vram.model.parking import Vitals
+from vram.model.surroundings import Container, DriverFiles, DriverTrial, Mps, Tracing
+from vram.model.wsl import WslFacts
+from vram.units import GIB
+
+DOCKER = Container(runtime="docker", identity="4f1c" * 16, evidence="/.dockerenv is there")
+COMPAT = replace(SOUND.driver_trial, path="/usr/local/cuda/compat/libcuda.so.590.1", library_version="590.1")
+MODESET = replace(NODES[0], path="/dev/nvidia-modeset", usable=False)
+NEW_PYTHON = PythonTarget(pid=5, user="ana", nbytes=1, open=("remote-exec",))
+RADEON = replace(GPU, vendor="amd", name="Radeon", driver="amdgpu", persistence=None, mig_enabled=None)
+INSIDE = replace(HOST, initial_pid_namespace=False, pid_namespace=4026532000)
+
+
+def judged(check: str, seen: Sight) -> Answer:
+    return next(each for each in CHECKS if check == each.ID).judge(seen)
+
+
+@pytest.mark.parametrize("check", [each.ID for each in CHECKS])
+def test_a_sound_host_gives_no_cause_for_complaint(check: str) -> None:
+    answer = judged(check, SOUND)
+    assert answer.state in ("ok", "not-applicable"), answer
+    assert not answer.fix
+
+
+def files(**changes: object) -> DriverFiles:
+    return replace(SOUND.premises.driver, module_version=None, modules=(), **changes)
+
+
+def on(host: HostFacts, *more: Observation) -> Sight:
+    return sight(survey=survey(*more, host=host))
+
+
+def wsl(**facts: object) -> Sight:
+    found = WslFacts(**{"version": 2, "gpu_device": True, "libraries": "/usr/lib/wsl/lib", **facts})  # type: ignore[arg-type]
+    return on(replace(HOST, wsl=True, wsl_facts=found))
+
+
+def nvml(status: str, message: str, gpu: int | None = 0) -> Sight:
+    return sight(survey=survey(Observation(probe="nvml.memory", gpu=gpu, status=status, message=message)))  # type: ignore[arg-type]
+
+
+COMPLAINTS: list[tuple[str, Sight, str, str, str]] = [
+    # the check, the host, its state, what it saw, how it is fixed (a part of each)
+    (
+        "driver.present",
+        sight(survey=absent(), premises=replace(SOUND.premises, driver=files(nvidia_devices=2))),
+        "missing",
+        "2 NVIDIA GPUs on the bus, no driver loaded",
+        "modprobe nvidia",
+    ),
+    (
+        "driver.present",
+        sight(
+            survey=absent(),
+            premises=replace(SOUND.premises, driver=replace(files(nvidia_devices=1), modules=("nouveau",))),
+        ),
+        "missing",
+        "nouveau drives",
+        "Blacklist nouveau",
+    ),
+    (
+        "driver.present",
+        sight(survey=absent(), premises=replace(SOUND.premises, container=DOCKER)),
+        "missing",
+        "its libraries are missing",
+        "docker run --gpus all",
+    ),
+    (
+        "driver.present",
+        sight(survey=absent(), premises=replace(SOUND.premises, driver=files(nvidia_devices=0))),
+        "missing",
+        "no NVIDIA GPU on the PCI bus",
+        "vram demo",
+    ),
+    (
+        "driver.versions",
+        with_premises(driver=replace(SOUND.premises.driver, module_version="575.51.02")),
+        "broken",
+        f"kernel module 575.51.02, NVML {VERSION}",
+        "Restart the machine",
+    ),
+    (
+        "driver.versions",
+        sight(
+            driver_trial=replace(SOUND.driver_trial, library_version="570.10.01"),
+            premises=replace(SOUND.premises, container=DOCKER),
+        ),
+        "broken",
+        "libcuda 570.10.01",
+        "Let the container use the host's libraries",
+    ),
+    ("driver.nvml", nvml("lost", "the GPU is lost"), "broken", "GPU 0: lost", "vram reset 0 --dry-run"),
+    ("driver.nvml", nvml("timeout", "x did not answer"), "broken", "timeout", "dmesg"),
+    ("driver.nvml", nvml("denied", "no permission"), "limited", "denied", 'sudo "$(command -v vram)" doctor'),
+    (
+        "driver.nvml",
+        sight(
+            survey=survey(
+                Observation(
+                    probe="nvml.init",
+                    status="failed",
+                    message="the Python package nvidia-ml-py is not installed",
+                ),
+                seen=(),
+            )
+        ),
+        "broken",
+        "nvidia-ml-py",
+        "pip install",
+    ),
+    (
+        "driver.cuda",
+        sight(
+            driver_trial=DriverTrial(error="cannot open"), premises=replace(SOUND.premises, container=DOCKER)
+        ),
+        "missing",
+        "libcuda.so.1 cannot be loaded",
+        "NVIDIA_DRIVER_CAPABILITIES=compute,utility",
+    ),
+    ("driver.cuda", sight(driver_trial=DriverTrial(died_in="cuInit")), "broken", "ended the process", "log"),
+    ("driver.cuda", sight(driver_trial=DriverTrial(init_code=34)), "broken", "stub", "stubs"),
+    (
+        "driver.nodes",
+        with_premises(nodes=(replace(NODES[0], usable=False, mode=0o660, group="video"), *NODES[1:])),
+        "broken",
+        "/dev/nvidia0 is closed to us (root:video, mode 660)",
+        "usermod -aG video",
+    ),
+    (
+        "driver.nodes",
+        with_premises(nodes=(replace(NODES[0], usable=False, mode=0o600), *NODES[1:])),
+        "broken",
+        "root:root, mode 600",
+        "whoever runs the machine",
+    ),
+    (
+        "driver.nodes",
+        with_premises(nodes=NODES[:2]),
+        "missing",
+        "/dev/nvidia-uvm is not there",
+        "modprobe -u",
+    ),
+    ("driver.nodes", with_premises(nodes=(), container=DOCKER), "missing", "are not there", "--gpus all"),
+    (
+        "driver.tool",
+        with_premises(driver=replace(SOUND.premises.driver, tool=None)),
+        "missing",
+        "nvidia-smi",
+        "nvidia-utils",
+    ),
+    ("gpu.mig", with_gpu(gpus=8, mig_enabled=True), "limited", "8 GPUs of 8", "-mig 0"),
+    ("gpu.mps", with_premises(mps=Mps("/mps", 77, True)), "limited", "MPS daemon 77", "echo quit"),
+    ("gpu.mps", on(HOST, charge(5, GIB, "mps")), "limited", "MPS serves 1 client", "clients are done"),
+    ("gpu.persistence", with_gpu(gpus=3, persistence=False), "limited", "GPUs 0, 1 and 2", "persistenced"),
+    ("gpu.compute-mode", with_gpu(compute_mode="prohibited"), "limited", "prohibited", "-c DEFAULT"),
+    ("gpu.memory-health", with_gpu(retired_pending=True), "limited", "waits for a reset", "vram reset 0"),
+    ("gpu.bar1", with_gpu(bar1_used=250 * GIB), "limited", "250.0 GiB of 256.0 GiB", "vram who --gpu 0"),
+    (
+        "gpu.others",
+        on(
+            HOST,
+            Observation(probe="drm.gpu", gpu=1, facts=RADEON),
+            Observation(probe="drm.memory", gpu=1, status="failed", message="mem_info_vram_total is absurd"),
+        ),
+        "limited",
+        "does not tell the memory of GPU 1",
+        "newer kernel",
+    ),
+    (
+        "permissions.processes",
+        confined(unreadable=213),
+        "limited",
+        "ana may not read the files of 213 processes",
+        'sudo "$(command -v vram)" doctor',
+    ),
+    ("permissions.processes", confined(hidepid="2"), "limited", "hidepid=2 hides others", "sudo"),
+    (
+        "permissions.processes",
+        confined(host=HOST, unreadable=9),
+        "limited",
+        "root may not read the files of 9 processes",
+        "CAP_SYS_PTRACE",
+    ),
+    (
+        "permissions.processes",
+        confined(host=HOST, unreadable=63, capabilities=ALL_CAPABILITIES, first_user_namespace=False),
+        "limited",
+        "root may not read the files of 63 processes",
+        "a user namespace only",
+    ),
+    (
+        "permissions.pidfd",
+        sight(kernel_trial=replace(SOUND.kernel_trial, pidfd_getfd=errno.ENOSYS)),
+        "limited",
+        "pidfd_getfd (ENOSYS)",
+        "It needs Linux 5.6; here it is 6.8.0",
+    ),
+    (
+        "permissions.pidfd",
+        sight(
+            kernel_trial=replace(SOUND.kernel_trial, pidfd_open=errno.EPERM),
+            premises=replace(SOUND.premises, confinement=replace(SOUND.premises.confinement, seccomp=2)),
+        ),
+        "broken",
+        "pidfd_open (EPERM)",
+        "seccomp",
+    ),
+    ("permissions.ptrace", confined(yama=1), "limited", "only a parent may attach", 'vram)" trim PID'),
+    ("permissions.ptrace", confined(yama=2), "limited", "only root may attach", 'vram)" trim PID'),
+    (
+        "permissions.ptrace",
+        confined(host=HOST, yama=3, capabilities=(1 << 41) - 1),
+        "limited",
+        "nobody may attach",
+        "vram.agent()",
+    ),
+    (
+        "permissions.ptrace",
+        sight(
+            kernel_trial=replace(SOUND.kernel_trial, ptrace=errno.EPERM),
+            premises=replace(SOUND.premises, container=DOCKER),
+        ),
+        "limited",
+        "even to a child of our own (EPERM)",
+        "--cap-add SYS_PTRACE",
+    ),
+    ("permissions.debugger", sight(debugger=None), "missing", "no gdb", "install gdb"),
+    (
+        "place.namespace",
+        sight(survey=survey(host=INSIDE), premises=replace(SOUND.premises, container=DOCKER)),
+        "limited",
+        "a PID namespace of its own (4026532000)",
+        "--pid=host",
+    ),
+    (
+        "place.namespace",
+        on(INSIDE, charge(99, GIB, alive=False)),
+        "limited",
+        "the driver lists 1 pid that nobody has here",
+        "Look from the host",
+    ),
+    (
+        "place.container",
+        sight(survey=absent(), premises=replace(SOUND.premises, container=DOCKER)),
+        "missing",
+        "in a docker container 4f1c4f1c4f1c, which was given no GPU",
+        "docker run --gpus all",
+    ),
+    (
+        "place.container",
+        sight(
+            survey=absent(),
+            premises=replace(SOUND.premises, container=Container(runtime="podman", evidence="mark")),
+        ),
+        "missing",
+        "in a podman container",
+        "podman run --device nvidia.com/gpu=all",
+    ),
+    ("place.wsl", wsl(version=1, gpu_device=False), "missing", "WSL 1", "--set-version"),
+    ("place.wsl", wsl(gpu_device=False), "missing", "without /dev/dxg", "wsl.exe --update"),
+    ("place.wsl", wsl(libraries=None, container=True), "missing", "libraries", "--gpus all"),
+    ("place.wsl", wsl(), "limited", "Windows does not tell", "[interop]"),
+    (
+        "place.wsl",
+        sight(
+            survey=replace(wsl(interop=True).survey, probes=(ProbeRun("windows", "timeout", 4.0, "late"),))
+        ),
+        "limited",
+        "Windows does not tell",
+        "[interop]",
+    ),
+    (
+        "place.wsl",
+        sight(survey=replace(wsl(interop=True).survey, probes=(ProbeRun("windows", "ok", 0.7),))),
+        "limited",
+        "Windows told its counters in 0.7 s",
+        "--deep",
+    ),
+    ("parking.calls", wsl(interop=True), "missing", "not under WSL", "Trim"),
+    ("reaching.python", sight(targets=None), "unknown", "do not answer", "server"),
+    (
+        "parking.calls",
+        sight(
+            survey=survey(seen=observations(driver=DriverFacts("565.57.01"))),
+            driver_trial=replace(SOUND.driver_trial, lacks=("cuCheckpointProcessLock",)),
+        ),
+        "missing",
+        "driver 565.57.01 cannot park: cuCheckpointProcessLock is missing",
+        "570 or later",
+    ),
+    ("parking.calls", with_premises(machine="aarch64"), "missing", "cannot park", "595 or later"),
+    (
+        "parking.room",
+        on(HOST, charge(5, 40 * GIB), charge(5, 30 * GIB), charge(6, 20 * GIB)),
+        "limited",
+        "pid 5 has 70.0 GiB on the GPU",
+        "vram trim 5",
+    ),
+    (
+        "parking.room",
+        sight(
+            survey=survey(charge(5, 3 * GIB)),
+            room=Vitals(memory_left=4 * GIB, memory_limited_by="/job_42", memory_total=128 * GIB),
+        ),
+        "limited",
+        "(limited by /job_42)",
+        "Raise the memory limit",
+    ),
+    ("parking.room", sight(room=Vitals()), "unknown", "does not tell", "Mount /proc"),
+    (
+        "reaching.python",
+        sight(
+            targets=(PythonTarget(pid=5, user="ana", nbytes=GIB, open=("debugger",), closed={"agent": "no"}),)
+        ),
+        "limited",
+        "Python pid 5 cannot be asked to trim, but by a debugger",
+        "vram.agent()",
+    ),
+    (
+        "reaching.python",
+        sight(
+            targets=(
+                PythonTarget(pid=5, user="ana", nbytes=None, open=("agent",)),
+                PythonTarget(
+                    pid=6, user="ana", nbytes=None, closed={"jupyter": "pyzmq is not installed here"}
+                ),
+            )
+        ),
+        "limited",
+        "Python pid 6 cannot be asked",
+        "pip install 'vram[jupyter]'",
+    ),
+    ("reaching.cupti", sight(cupti=None), "unknown", "does not answer", "LD_LIBRARY_PATH"),
+    ("reaching.cupti", sight(cupti=()), "missing", "no libcupti", "nvidia-cuda-cupti"),
+    ("reaching.cupti", with_premises(injection="/opt/x.so"), "limited", "/opt/x.so", "unset"),
+    (
+        "reaching.cupti",
+        sight(tracing=(Tracing(5, "/x/libcupti.so.13", "/opt/x.so"),)),
+        "limited",
+        "1 process on the GPUs",
+        "Let that tool finish",
+    ),
+    (
+        "vram.records",
+        sight(records=replace(SOUND.records, free_bytes=0)),
+        "broken",
+        "is full (0 B left)",
+        "Make room",
+    ),
+    (
+        "vram.native",
+        sight(kernel_trial=replace(SOUND.kernel_trial, natives={"/lib/libvramlend.so": "not found"})),
+        "missing",
+        "libvramlend.so",
+        "native/build.py",
+    ),
+    (
+        "vram.python",
+        sight(program=replace(SOUND.program, packages={"msgspec": "1", "rich": "1"})),
+        "broken",
+        "not installed: nvidia-ml-py",
+        "pip install nvidia-ml-py",
+    ),
+    (
+        "vram.jupyter",
+        sight(program=replace(SOUND.program, packages={})),
+        "missing",
+        "pyzmq",
+        "vram[jupyter]",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("check", "host", "state", "seen", "fix"),
+    COMPLAINTS,
+    ids=[f"{check}-{at}" for at, (check, *_) in enumerate(COMPLAINTS)],
+)
+def test_what_is_wrong_is_said_with_its_meaning_and_its_fix(
+    check: str, host: Sight, state: str, seen: str, fix: str
+) -> None:
+    answer = judged(check, host)
+    assert answer.state == state, answer
+    assert seen in answer.seen
+    assert fix in f"{answer.fix} {answer.command}"
+    assert answer.means.endswith(".") or answer.state == "unknown", "the meaning is a sentence"
+    assert answer.fix.endswith("."), "so is the fix"
+
+
+def test_every_check_that_can_complain_is_shown_complaining() -> None:
+    assert {each.ID for each in CHECKS} == {check for check, *_ in COMPLAINTS}
+
+
+@pytest.mark.parametrize(
+    ("check", "host"),
+    [
+        # Close cases, in which there is nothing to complain of.
+        ("driver.versions", sight(driver_trial=COMPAT)),
+        ("driver.versions", sight(driver_trial=replace(SOUND.driver_trial, library_version=None))),
+        ("driver.nodes", with_premises(nodes=(*NODES, MODESET))),
+        ("gpu.mps", with_premises(mps=Mps("/mps", None, True))),
+        ("gpu.bar1", with_gpu(bar1_total=None, bar1_used=None)),
+        ("gpu.persistence", with_gpu(persistence=None)),
+        ("permissions.processes", confined()),
+        ("permissions.processes", sight(survey=confined(unreadable=1).survey)),
+        ("permissions.ptrace", confined(host=HOST, yama=2, capabilities=1 << 19)),
+        ("permissions.ptrace", confined(yama=0)),
+        ("place.namespace", on(HOST, charge(99, GIB, alive=False))),
+        ("place.container", with_premises(container=DOCKER)),
+        ("place.container", with_premises(runtimes=("docker", "containerd"))),
+        ("parking.calls", sight(survey=survey(seen=observations(driver=DriverFacts("610.1"))))),
+        ("parking.room", on(HOST, charge(5, 50 * GIB))),
+        ("parking.room", on(HOST, charge(5, 500 * GIB, alive=False))),
+        ("reaching.cupti", sight(tracing=(Tracing(5, "/x/libcupti.so.13", None),))),
+        ("reaching.python", sight(targets=(NEW_PYTHON,))),
+    ],
+)
+def test_close_cases_are_well(check: str, host: Sight) -> None:
+    assert judged(check, host).state in ("ok", "not-applicable"), judged(check, host)
+
+
+def test_gpus_of_other_vendors_are_no_nvidia_gpus() -> None:
+    """Their settings are not judged as NVIDIA's; a host with only them is no host without a driver."""
+    found = Observation(probe="drm.gpu", gpu=0, facts=RADEON)
+    host = sight(
+        survey=replace(absent(), observations=(*absent().observations, found)),
+        premises=replace(SOUND.premises, driver=files(nvidia_devices=0)),
+    )
+    assert judged("gpu.others", host).seen == "GPU 0: AMD"
+    assert judged("gpu.persistence", host).state == "not-applicable"
+    assert judged("driver.present", host).state == "not-applicable"
+
+
+@pytest.mark.parametrize("check", [each.ID for each in CHECKS])
+@pytest.mark.parametrize("host", [sight(survey=absent(host=USER)), sight(survey=survey(seen=()))])
+def test_no_check_trips_over_a_host_of_which_little_is_known(check: str, host: Sight) -> None:
+    assert judged(check, host).seen

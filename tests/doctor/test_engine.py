@@ -1,0 +1,71 @@
+"""What the readings come to, and that no check can spoil the others' answers."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from msgspec.structs import replace
+
+from tests.doctor.sights import SOUND, absent, confined, sight, with_gpu
+from vram.doctor import manual
+from vram.doctor.engine import CHECKS, examine
+from vram.doctor.sight import Sight
+from vram.errors import UsageError
+from vram.model.surroundings import DriverTrial
+
+SECTIONS = ["What is looked at", "What it means", "What to do"]
+
+
+@pytest.mark.parametrize(
+    ("host", "verdict"),
+    [
+        (SOUND, "ready"),
+        (sight(debugger=None), "ready"),
+        (sight(cupti=()), "ready"),
+        (with_gpu(mig_enabled=True), "limited"),
+        (confined(unreadable=3), "limited"),
+        (sight(driver_trial=DriverTrial(init_code=802)), "broken"),
+        (sight(survey=absent()), "no-driver"),
+    ],
+)
+def test_the_gravest_reading_that_counts_is_the_verdict(host: Sight, verdict: str) -> None:
+    assert examine(host).verdict == verdict
+
+
+def test_one_command_is_judged_by_what_bears_on_it() -> None:
+    divided = with_gpu(mig_enabled=True)
+    assert examine(divided, "park").verdict == "limited"
+    assert examine(divided, "trim").verdict == "ready"
+
+
+def test_a_check_that_fails_costs_its_own_answer_only() -> None:
+    """A driver version that no driver has must not take the screen away."""
+    impossible = replace(
+        SOUND.premises, confinement=replace(SOUND.premises.confinement, yama=0, capabilities=-1)
+    )
+    broken = sight(premises=replace(impossible, container=object()))  # type: ignore[arg-type]
+    found = {reading.check: reading for reading in examine(broken).readings}
+    assert found["place.container"].state == "unknown"
+    assert "the check itself failed" in found["place.container"].seen
+    assert found["driver.nvml"].state == "ok"
+    assert examine(broken).verdict == "limited", "what is not known is not well"
+
+
+def test_ids_are_unique_and_name_their_topic() -> None:
+    ids = manual.ids()
+    assert len(set(ids)) == len(ids)
+    assert all(check.ID.startswith(f"{check.TOPIC}.") for check in CHECKS)
+
+
+@pytest.mark.parametrize("check", manual.ids())
+def test_every_check_has_a_page_with_the_same_sections(check: str) -> None:
+    page = manual.page(check.upper())
+    assert page.startswith(f"{check}  ")
+    assert re.findall(r"^(.+)\n-{3,}$", page, re.MULTILINE) == SECTIONS
+    assert manual.summary(check).endswith("?")
+
+
+def test_an_unknown_check_is_a_usage_error() -> None:
+    with pytest.raises(UsageError, match="no check"):
+        manual.page("gpu.colour")

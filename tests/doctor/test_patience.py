@@ -1,0 +1,26 @@
+"""A look that never comes back costs its own answer only."""
+
+from __future__ import annotations
+
+from threading import Event
+
+import pytest
+
+from vram.doctor.patience import Beside
+
+
+def test_what_comes_back_is_the_answer() -> None:
+    assert Beside(lambda: 42).result(60.0) == 42
+
+
+def test_what_fails_is_silent(capfd: pytest.CaptureFixture[str]) -> None:
+    assert Beside(lambda: 1 // 0).result(60.0) is None
+    assert capfd.readouterr().err == ""
+
+
+def test_what_hangs_is_left_alone() -> None:
+    never = Event()
+    try:
+        assert Beside(lambda: never.wait()).result(0.0) is None
+    finally:
+        never.set()

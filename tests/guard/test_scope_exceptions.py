@@ -1,0 +1,65 @@
+"""A scope whose body fails: the error passes unmasked, and lets go of what its frames kept."""
+
+from __future__ import annotations
+
+from tests.guard.scoping import NUMBA, needs, result
+from vram.units import MIB
+from vram.virtualgpu import VirtualGpu
+
+
+@needs("numba")
+def test_an_exception_passes_unmasked_and_its_frames_let_go_of_arrays(virtual_gpu: VirtualGpu) -> None:
+    program = """
+        def bystander(count):
+            work(count)
+
+        def work(count):
+            big = array(count * MIB)
+            alive.append(weakref.ref(big))
+            raise ValueError("the body's own")
+
+        caught, alive = None, []
+        try:
+            with vram.scope("fails", leak="raise") as s:
+                bystander(64)
+        except ValueError as error:
+            caught = error
+        steps = caught.__traceback__.tb_next
+        tell([str(caught), alive[0]() is None, steps.tb_frame.f_locals, steps.tb_next.tb_frame.f_locals])
+    """
+    assert result(virtual_gpu, program, NUMBA) == ["the body's own", True, {"count": 64}, {}]
+
+
+def test_a_leak_beside_an_exception_is_a_note_on_it(virtual_gpu: VirtualGpu) -> None:
+    program = """
+        try:
+            with vram.scope("both", leak="raise"):
+                raw.alloc(64 * MIB)
+                raise KeyError("mine")
+        except KeyError as error:
+            tell(error.__notes__)
+    """
+    (note,) = result(virtual_gpu, program)
+    assert "scope 'both' kept 64.0 MiB" in note
+
+
+def test_a_leak_in_a_task_group_comes_as_a_member_of_the_group(virtual_gpu: VirtualGpu) -> None:
+    program = """
+        import asyncio
+
+        async def leaky():
+            async with vram.scope("task", leak="raise"):
+                raw.alloc(64 * MIB)
+
+        async def main():
+            async with asyncio.TaskGroup() as group:
+                group.create_task(leaky())
+
+        try:
+            asyncio.run(main())
+        except* vram.LeakDetected as group:
+            import pickle
+            again = pickle.loads(pickle.dumps(group.exceptions[0]))
+            tell([len(group.exceptions), again.leak.nbytes, again.hint == group.exceptions[0].hint])
+    """
+    assert result(virtual_gpu, program) == [1, 64 * MIB, True]

@@ -1,0 +1,134 @@
+"""The bench, on a host whose readings are written by hand: others who move, and limits that hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from vram.lab.answer import CannotTell, Takes, mostly, weighed
+from vram.lab.bench import Bench
+from vram.lab.calls import Budget
+from vram.lab.device import Device
+from vram.lab.engine import Session
+from vram.lab.nursery import Nursery
+from vram.model.gpu import ChargeFacts, DriverFacts, GpuFacts, MemoryFacts
+from vram.model.observation import Observation
+from vram.model.process import ProcessRef
+from vram.units import GIB, MIB
+
+TOTAL, RESERVED = 8 * GIB, 600 * MIB
+DEVICE = Device(0, GpuFacts(uuid="GPU-0", name="NVIDIA Test"), DriverFacts())
+
+
+class Readings:
+    """A host whose GPU shows one reading after the other, then the last for ever."""
+
+    def __init__(self, *steps: tuple[int, Mapping[int, int]]) -> None:
+        self._steps = list(steps)
+        self.nvml: Any = self
+        self.clock: Any = self
+
+    def read(self, deadline_s: float) -> Iterator[Observation]:
+        used, charges = self._steps.pop(0) if len(self._steps) > 1 else self._steps[0]
+        memory = MemoryFacts(TOTAL, TOTAL - used - RESERVED, used, RESERVED, v1_used=used + RESERVED)
+        yield Observation(probe="nvml.memory", gpu=0, facts=memory)
+        for pid, nbytes in charges.items():
+            facts = ChargeFacts(("compute",))
+            yield Observation(
+                probe="nvml.processes", gpu=0, process=ProcessRef(pid), nbytes=nbytes, facts=facts
+            )
+
+    def sleep(self, seconds: float) -> None:
+        """Time does not matter here."""
+
+
+def session(host: Readings) -> Session:
+    return Session(host, DEVICE)  # type: ignore[arg-type]
+
+
+def bench_on(*steps: tuple[int, Mapping[int, int]], takes: Takes | None = None) -> Bench:
+    return Bench(Readings(*steps), DEVICE, Nursery("GPU-0"), takes or Takes(), 20.0)  # type: ignore[arg-type]
+
+
+def test_memory_of_others_that_moves_disturbs() -> None:
+    bench = bench_on((GIB, {7: GIB}), (2 * GIB, {7: 2 * GIB}))
+    bench.look("later")
+    assert bench.disturbance == "memory of pid 7, not ours, moved by 1.0 GiB meanwhile"
+
+
+def test_a_newcomer_disturbs_too() -> None:
+    bench = bench_on((0, {}), (0, {8: 64 * MIB}))
+    bench.look("later")
+    assert bench.disturbance is not None
+
+
+def test_others_who_keep_still_do_not_disturb() -> None:
+    bench = bench_on((GIB, {7: GIB}), (GIB + MIB, {7: GIB + MIB}))
+    bench.look("later")
+    assert bench.disturbance is None
+
+
+def test_a_disturbed_experiment_is_tried_again() -> None:
+    """The first attempt sees a neighbour move; the second one is quiet, and counts."""
+    quiet = (2 * GIB, {7: 2 * GIB})
+    host = Readings((GIB, {7: GIB}), *[quiet] * 8)
+    result = session(host).conduct("used_includes_reserved")
+    assert result.verdict == "true here"
+
+
+def test_an_experiment_that_is_disturbed_again_cannot_tell() -> None:
+    steps = [(step * GIB, {7: step * GIB}) for step in (1, 2, 3, 4)]
+    host = Readings(*steps, (4 * GIB, {7: 4 * GIB}), (5 * GIB, {7: 5 * GIB}))
+    result = session(host).conduct("used_includes_reserved")
+    assert result.verdict == "cannot tell"
+    assert "moved" in result.because
+
+
+def test_memory_that_moves_without_a_name_cannot_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is listed, and yet the device is not where it was when the experiment began."""
+    monkeypatch.setattr("vram.lab.bench.SETTLE_S", 0.0)
+    host = Readings((0, {}), (0, {}), (GIB, {}), (GIB, {}), (GIB, {}), (2 * GIB, {}))
+    result = session(host).conduct("used_includes_reserved")
+    assert result.because == "the device did not come back to where it was: other memory moved meanwhile"
+
+
+def test_more_than_an_experiment_names_ends_it() -> None:
+    bench = bench_on((0, {}), (3 * GIB, {}), takes=Takes(GIB, contexts=1))
+    with pytest.raises(CannotTell, match="more than it names"):
+        bench.look("later")
+
+
+def test_asking_for_more_than_is_named_is_refused() -> None:
+    budget = Budget(10)
+    budget.take(6)
+    with pytest.raises(CannotTell, match="more than it names"):
+        budget.take(5)
+    budget.give(6)
+    budget.take(10)
+
+
+def test_nothing_begins_without_room() -> None:
+    with pytest.raises(CannotTell, match=r"it needs 1\.8 GiB of free memory"):
+        bench_on((7 * GIB, {}), takes=Takes(GIB))
+
+
+def test_what_the_device_did_not_show_decides_nothing() -> None:
+    bench = bench_on((0, {}), (100 * MIB, {}))
+    with pytest.raises(CannotTell, match=r"showed 100\.0 MiB of the 256\.0 MiB"):
+        bench.must_show(bench.look("allocated"), 256 * MIB)
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "share"),
+    [(0, False), (25 * MIB, False), (128 * MIB, None), (240 * MIB, True), (256 * MIB, True), (-MIB, False)],
+)
+def test_a_share_is_most_or_hardly_any_or_neither(nbytes: int, share: bool | None) -> None:
+    assert mostly(nbytes, 256 * MIB) is share
+
+
+def test_a_claim_of_hardly_any_is_weighed_the_other_way() -> None:
+    assert weighed(0, GIB, "left").holds is False
+    assert weighed(0, GIB, "left", claimed=False).holds is True
+    assert weighed(GIB // 2, GIB, "left", claimed=False).holds is None

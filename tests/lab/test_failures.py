@@ -1,0 +1,97 @@
+"""Experiments that go wrong: each ends with a reason, and leaves no process and no memory behind."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+
+import pytest
+
+from tests.lab.conftest import (
+    PROGRAM,
+    Lab,
+    assert_clean,
+    only_result,
+    processes_on,
+    wait_gone,
+    wait_until,
+)
+from vram.units import GIB
+from vram.virtualgpu import VirtualGpu
+
+
+def test_one_that_fails_half_way_cleans_up(lab: Lab, virtual_gpu: VirtualGpu) -> None:
+    """The second context of two fails when memory and a forked keeper are there already."""
+    virtual_gpu.fail("cuMemCreate", error="OUT_OF_MEMORY")
+    result = only_result(lab("run", "--json", "reset-needed"))
+    assert result.verdict == "cannot tell"
+    assert "cuMemCreate answered 2" in result.because
+    virtual_gpu.clear_faults()
+    assert_clean(virtual_gpu)
+
+
+def test_one_that_hangs_is_ended_at_its_deadline(lab: Lab, virtual_gpu: VirtualGpu) -> None:
+    virtual_gpu.fail("cuMemFree", hang=True)
+    result = only_result(lab("run", "--json", "--deadline", "3", "free-keeps"))
+    assert result.verdict == "cannot tell"
+    assert "deadline" in result.because
+    virtual_gpu.clear_faults()
+    assert_clean(virtual_gpu)
+
+
+def test_the_next_experiment_is_none_the_worse(lab: Lab, virtual_gpu: VirtualGpu) -> None:
+    virtual_gpu.fail("cuIpcOpenMemHandle", error="INVALID_VALUE")
+    ended = lab("run", "--json", "ipc-survives", "kill-nine")
+    assert '"false here"' in ended.stdout
+    assert '"cannot tell"' in ended.stdout
+    assert ended.returncode == 3
+
+
+def test_a_gpu_that_does_not_answer_is_a_reason(lab: Lab, virtual_gpu: VirtualGpu) -> None:
+    virtual_gpu.fail("nvmlDeviceGetMemoryInfo*", error="GPU_IS_LOST", after=2)
+    ended = lab("run", "--json", "free-keeps")
+    assert only_result(ended).verdict == "cannot tell"
+    virtual_gpu.clear_faults()
+    assert_clean(virtual_gpu)
+
+
+def test_too_little_free_memory_is_a_reason(lab: Lab, native_libraries: object) -> None:
+    """Nothing is begun where there is less free than the experiment names."""
+    with VirtualGpu.create(memory_bytes=1 * GIB, reserved_bytes=GIB // 2) as small:
+        result = only_result(lab("run", "--json", "kill-nine", gpu=small))
+        assert result.verdict == "cannot tell"
+        assert result.because == "it needs 1.0 GiB of free memory, and 512.0 MiB are free"
+        assert result.readings == ()
+        assert_clean(small)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_cleans_up(virtual_gpu: VirtualGpu, number: signal.Signals, code: int) -> None:
+    running = hanging_run(virtual_gpu)
+    running.send_signal(number)
+    assert running.wait() == code
+    virtual_gpu.clear_faults()
+    assert_clean(virtual_gpu)
+
+
+def test_who_is_killed_leaves_nobody_behind(virtual_gpu: VirtualGpu) -> None:
+    """Nobody is left to clean up: the processes end by themselves, the forked child too."""
+    running = hanging_run(virtual_gpu)
+    others = processes_on(virtual_gpu) - {running.pid}
+    running.kill()
+    running.wait()
+    wait_gone(others)
+    virtual_gpu.clear_faults()
+    assert_clean(virtual_gpu)
+
+
+def hanging_run(gpu: VirtualGpu) -> subprocess.Popen[bytes]:
+    """A run whose keeper is forked and whose allocator hangs in the driver."""
+    gpu.fail("cuMemCreate", hang=True)
+    running = gpu.popen([*PROGRAM, "run", "exported-handle"], stdout=subprocess.DEVNULL)
+    wait_until(lambda: contexts_on(gpu) and len(processes_on(gpu)) >= 3, running)
+    return running
+
+
+def contexts_on(gpu: VirtualGpu) -> list[object]:
+    return list((gpu.folder / "memory").glob("nvidia0.*")) if (gpu.folder / "memory").exists() else []

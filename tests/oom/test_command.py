@@ -1,0 +1,238 @@
+"""`vram oom`: from files, pipes and terminals; what it finds, and how it says that there is nothing."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import pty
+import subprocess
+from pathlib import Path
+
+import pytest
+from jsonschema import validate
+
+from tests.cli.conftest import PROGRAM, Run
+from tests.oom.test_corpus import CORPUS, MESSAGES
+from vram.report import schema
+
+OTHERS = CORPUS / "pytorch-2.5-one-other.txt"
+GRAPHS = CORPUS / "pytorch-2.4-graphs.txt"
+BARE = CORPUS / "pycuda-alloc.txt"
+
+
+@pytest.mark.parametrize("columns", ["40", "80", "200"])
+def test_the_answer_names_the_kind_shows_the_sum_and_advises(
+    vram: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    columns: str,
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    answer = vram("oom", str(OTHERS))
+    assert answer.code == 0
+    assert "held by another process" in answer.out
+    assert "asked 1.95 − free 1.58 = missing 0.37 GiB" in " ".join(answer.out.split())
+    assert "vram kill 24930" in answer.out
+    assert max(map(len, answer.out.splitlines())) <= int(columns)
+
+
+def test_the_balance_sums_in_the_digits_that_are_shown(vram: Run) -> None:
+    lines = vram("oom", str(OTHERS)).out.splitlines()
+    rows = [line.split() for line in lines if "GiB" in line and "%" in line]
+    shown = sum(float(row[0]) for row in rows)
+    assert shown == pytest.approx(14.57, abs=0.03)
+
+
+def test_ascii_is_ascii(vram: Run) -> None:
+    assert vram("oom", "--ascii", str(OTHERS)).out.isascii()
+
+
+def test_json_has_the_figures_in_bytes(vram: Run) -> None:
+    answer = vram("oom", "--json", str(OTHERS))
+    report = json.loads(answer.out)
+    (case,) = report["cases"]
+    assert report["schema"] == 1
+    assert report["nbytes"] == OTHERS.stat().st_size
+    assert case["judgement"]["kind"] == "other-process"
+    assert case["reading"]["asked"]["nbytes"] == round(1.95 * 1024**3)
+    assert case["reading"]["others"] == [
+        {"pid": 24930, "nbytes": {"nbytes": round(12.02 * 1024**3), "slack": 5368710}}
+    ]
+    assert sum(term["nbytes"] for term in case["judgement"]["balance"]["terms"]) == pytest.approx(
+        case["judgement"]["balance"]["total"], abs=case["judgement"]["balance"]["slack"]
+    )
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_json_is_what_its_schema_says(vram: Run, name: str) -> None:
+    report = json.loads(vram("oom", "--json", str(CORPUS / f"{name}.txt")).out)
+    validate(report, json.loads(schema.shipped("oom").read_bytes()))
+
+
+def test_the_shipped_schema_is_current() -> None:
+    assert schema.shipped("oom").read_bytes() == schema.rendered("oom")
+
+
+def test_a_message_without_figures_says_what_is_missing(vram: Run) -> None:
+    answer = vram("oom", str(BARE))
+    assert answer.code == 3
+    assert "how much of it was free" in " ".join(answer.out.split())
+    assert "vram oom --live" in answer.out
+
+
+def test_several_errors_are_told_apart_and_counted(vram: Run, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    noise = b"step 1 loss 2.0\n" * 50
+    log.write_bytes(
+        (noise + OTHERS.read_bytes()) * 3 + noise + GRAPHS.read_bytes() + noise + BARE.read_bytes()
+    )
+    report = json.loads(vram("oom", "--json", str(log)).out)
+    assert [(case["judgement"]["kind"], case["count"]) for case in report["cases"]] == [
+        ("other-process", 3),
+        ("cached", 1),
+        ("unknown", 1),
+    ]
+    assert report["cases"][0]["first_line"] == 58
+    answer = vram("oom", str(log))
+    assert answer.code == 3
+    assert "5 out-of-memory errors, 3 different" in answer.out
+    assert "3 times" in answer.out
+
+
+def test_nothing_found_has_a_status_of_its_own(vram: Run, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("all memory is well\n" * 100)
+    answer = vram("oom", str(log))
+    assert (answer.code, answer.out) == (9, "")
+    assert "no out-of-memory message" in answer.err
+
+
+def test_json_is_an_object_where_nothing_is_found(vram: Run, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.touch()
+    answer = vram("oom", "--json", str(log))
+    assert answer.code == 9
+    assert json.loads(answer.out)["cases"] == []
+    assert "nothing in it" in answer.err
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "To avoid CUDA running out of memory, lower the batch size",
+        "max memory allocated 12.3 GiB of 79.2 GiB, cached 3 GiB",
+        "INFO KV cache usage: 12.3%, gpu_memory_utilization=0.9",
+        "caching allocator initialised; will try to allocate lazily",
+        "killed 3 stale sessions; 12 fish were Killed in the game",
+    ],
+)
+def test_lines_that_only_sound_like_it_are_left_alone(vram: Run, tmp_path: Path, line: str) -> None:
+    log = tmp_path / "log"
+    log.write_text(f"{line}\n" * 3)
+    assert vram("oom", str(log)).code == 9
+
+
+@pytest.mark.parametrize("name", ["missing", "folder"])
+def test_what_is_no_file_is_refused(vram: Run, tmp_path: Path, name: str) -> None:
+    (tmp_path / "folder").mkdir()
+    answer = vram("oom", str(tmp_path / name))
+    assert (answer.code, answer.out) == (2, "")
+    assert "cannot be read" in answer.err
+    assert "hint:" in answer.err
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_that_may_not_be_read_is_refused(vram: Run, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.touch(mode=0)
+    answer = vram("oom", str(log))
+    assert answer.code == 2
+    assert "Permission denied" in answer.err
+
+
+def test_a_compressed_log_is_read_as_it_is(vram: Run, tmp_path: Path) -> None:
+    log = tmp_path / "log.gz"
+    log.write_bytes(gzip.compress(b"noise\n" * 1000 + GRAPHS.read_bytes()))
+    assert "kept by this program's own pools" in vram("oom", str(log)).out
+
+
+def test_a_damaged_compressed_log_is_bad_input(vram: Run, tmp_path: Path) -> None:
+    log = tmp_path / "log.gz"
+    log.write_bytes(gzip.compress(os.urandom(100_000))[:50_000])
+    answer = vram("oom", str(log))
+    assert answer.code == 5
+    assert "cut short" in answer.err
+
+
+def test_a_pipe_is_read_to_its_end() -> None:
+    done = subprocess.run([*PROGRAM, "oom", "--json"], input=OTHERS.read_bytes(), capture_output=True)
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["cases"][0]["judgement"]["kind"] == "other-process"
+
+
+def test_a_terminal_is_told_what_to_paste() -> None:
+    """And Ctrl-D ends it."""
+    leader, follower = pty.openpty()
+    process = subprocess.Popen(
+        [*PROGRAM, "oom"], stdin=follower, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    os.close(follower)
+    assert process.stderr is not None
+    try:
+        assert b"Ctrl-D" in process.stderr.readline()
+        os.write(leader, BARE.read_bytes() + b"\x04")
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        os.close(leader)
+    assert process.returncode == 3, err
+    assert b"PyCUDA" in out
+
+
+def test_kinds_are_listed_and_explained(vram: Run) -> None:
+    listed = vram("oom", "--kinds")
+    assert listed.code == 0
+    for line in listed.out.splitlines():
+        kind = line.split()[0]
+        page = vram("explain", kind)
+        assert page.code == 0
+        assert page.out.startswith(f"{kind}: ")
+        assert "How it is told" in page.out
+
+
+def test_a_gpu_is_chosen_only_to_join_with(vram: Run) -> None:
+    answer = vram("oom", "--gpu", "0", str(OTHERS))
+    assert answer.code == 2
+    assert "--live" in answer.err
+
+
+def test_a_log_cannot_steer_the_terminal(vram: Run, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(
+        "\u202e\x1b]0;owned\x07\x9b31m CUDA out of memory. Tried to allocate 2 GiB \x1b[2J\u202e\n".encode()
+    )
+    out = vram("oom", str(log)).out
+    assert not [char for char in out if not (char.isprintable() or char == "\n")]
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("vllm-startup", "--gpu-memory-utilization 0.38"),
+        ("vllm-kv-needed", "--max-model-len 36864"),
+        ("vllm-kv-needed-new", "--max-model-len 802320"),
+        ("pytorch-2.4-fragmented", "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"),
+        ("pytorch-2.9-alloc-conf", "export PYTORCH_ALLOC_CONF=expandable_segments:True"),
+        ("pytorch-hip-old", "export PYTORCH_HIP_ALLOC_CONF=expandable_segments:True"),
+        ("pytorch-1.10-fragmented", "max_split_size_mb:128"),
+        ("jax-pool-limit", "export XLA_PYTHON_CLIENT_MEM_FRACTION=0.83"),
+        ("jax-cudnn", "export XLA_PYTHON_CLIENT_PREALLOCATE=false"),
+        ("pytorch-1.13-others-large", "vram free 702MiB --gpu 3"),
+        ("tf2-pool-too-large", "89% of the batch"),
+    ],
+)
+def test_remedies_are_worked_out_from_the_figures(vram: Run, name: str, advice: str) -> None:
+    answer = vram("oom", "--json", str(CORPUS / f"{name}.txt"))
+    (case,) = json.loads(answer.out)["cases"]
+    ways = [f"{remedy['text']} {remedy['command']}" for remedy in case["judgement"]["remedies"]]
+    assert any(advice in way for way in ways), ways

@@ -1,0 +1,85 @@
+"""Every message of the corpus is read in its dialect, with its figures, and judged as the kind it is."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vram.model.oom import Amount, Case
+from vram.oom.cases import cases
+from vram.oom.judge import KINDS
+from vram.oom.reader import sightings
+from vram.oom.recognise import DIALECTS
+from vram.units import parse_size
+
+CORPUS = Path(__file__).parent / "corpus"
+MESSAGES = sorted(path.stem for path in CORPUS.glob("*.txt"))
+SIZES = ("asked", "total", "free", "live", "idle", "pooled", "process", "limit", "largest_free")
+
+
+def read(name: str) -> tuple[Case, ...]:
+    with open(CORPUS / f"{name}.txt", "rb") as stream:
+        return cases(sightings(stream)).cases
+
+
+def expected(name: str) -> dict[str, Any]:
+    return tomllib.loads((CORPUS / f"{name}.toml").read_text())
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_a_message_is_judged_as_what_it_is(name: str) -> None:
+    found, wanted = read(name), expected(name)
+    assert len(found) == 1, [case.reading for case in found]
+    (case,) = found
+    assert (case.reading.dialect, case.judgement.kind) == (wanted["dialect"], wanted["kind"])
+    assert case.count == wanted.get("count", 1)
+    if "certainty" in wanted:
+        assert case.judgement.certainty == wanted["certainty"]
+    for field in ("gpu", "where"):
+        if field in wanted:
+            assert getattr(case.reading, field) == wanted[field]
+    if "others" in wanted:
+        assert [str(share.pid) for share in case.reading.others or ()] == wanted["others"].split()
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_its_figures_are_read_as_they_stand(name: str) -> None:
+    (case,), wanted = read(name), expected(name)
+    for field in SIZES:
+        if field in wanted:
+            figure = getattr(case.reading, field)
+            assert isinstance(figure, Amount), field
+            assert abs(figure.nbytes - parse_size(wanted[field])) <= 1 + figure.slack, field
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_what_is_shown_adds_up(name: str) -> None:
+    """Balances sum to the total within the rounding that is printed; workings to their results."""
+    for case in read(name):
+        balance = case.judgement.balance
+        if balance is not None:
+            off = balance.total - sum(term.nbytes for term in balance.terms)
+            assert abs(off) <= balance.slack
+        for working in case.judgement.workings:
+            assert abs(sum(term.nbytes for term in working.terms)) == working.nbytes
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_there_is_something_to_do_least_harm_first(name: str) -> None:
+    harms = ("none", "interrupts", "loses-work", "affects-others")
+    for case in read(name):
+        order = [harms.index(remedy.harm) for remedy in case.judgement.remedies]
+        assert order
+        assert order == sorted(order)
+        assert case.judgement.cause.endswith(".")
+
+
+def test_the_corpus_is_large_and_has_every_kind_and_dialect() -> None:
+    assert len(MESSAGES) >= 60
+    wanted = [expected(name) for name in MESSAGES]
+    assert {each["kind"] for each in wanted} == {kind.ID for kind in KINDS}
+    spoken = {each["dialect"] for each in wanted}
+    assert {dialect.NAME for dialect in DIALECTS} - spoken <= {"bfc"}

@@ -1,0 +1,135 @@
+"""Giving memory back under WSL2: what works is measured on the whole GPU, what does not is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tests.reach.conftest import CACHED, SOURCES, SUBJECT, Subject
+from tests.wsl.conftest import Hold, Wsl
+from tests.wsl.windows import speaking
+from vram.errors import ExitCode
+from vram.units import GIB
+from vram.virtualgpu.scene import PROGRAMS
+
+
+@pytest.fixture
+def caching(wsl: Wsl) -> Iterator[Subject]:
+    """A program with 2 GiB in a pool that it does not use, and an agent that lets us in."""
+    subject = Subject(
+        subprocess.Popen(
+            [sys.executable, str(SUBJECT), str(CACHED), "reading", "agent"],
+            env=wsl.environment() | {"PYTHONPATH": f"{SOURCES}:{PROGRAMS}"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+    )
+    yield subject
+    subject.close()
+
+
+@pytest.mark.parametrize("windows", [True, False], ids=["windows tells", "windows is silent"])
+def test_trim_works_and_is_measured_on_the_whole_gpu(wsl: Wsl, caching: Subject, windows: bool) -> None:
+    if windows:
+        wsl.says(speaking("en", guest=2 * GIB))  # a recorded answer: it does not change with the trim
+    (receipt,) = json.loads(wsl.vram("trim", str(caching.pid), "--json").stdout)["trimmed"]
+    assert receipt["whole_gpu"] is True
+    assert receipt["charged_before"] - receipt["charged_after"] == CACHED
+    assert caching.ask()["alive"] == 1
+
+
+def test_trim_says_in_words_what_was_measured(wsl: Wsl, caching: Subject) -> None:
+    shown = wsl.vram("trim", str(caching.pid)).stdout
+    assert "2.0 GiB came back" in shown
+    assert "the GPU's total in use was" in shown
+
+
+def test_free_trims_what_can_be_trimmed(wsl: Wsl, caching: Subject) -> None:
+    receipt = json.loads(wsl.vram("free", "1GiB", "--yes", "--json").stdout)
+    assert receipt["receipt"]["returned_bytes"] == CACHED
+    assert caching.ask()["alive"] == 1
+
+
+def test_a_linux_process_is_ended_and_the_bytes_are_read_again(wsl: Wsl, hold: Hold) -> None:
+    """Two of them, so that nobody knows beforehand how much the one holds."""
+    process, other = hold(4 * GIB), hold(GIB)
+    before = wsl.why()["gpus"][0]["memory"]["used"]
+    done = json.loads(wsl.vram("kill", str(process.pid), "--yes", "--json").stdout)
+    assert process.wait() == -signal.SIGTERM
+    after = wsl.why()["gpus"][0]["memory"]["used"]
+    assert done["plan"]["steps"][0]["predicted_bytes"] is None
+    assert done["receipt"]["returned_bytes"] == before - after > 4 * GIB
+    assert other.poll() is None
+
+
+@pytest.mark.parametrize("words", [("park",), ("free", "--pid"), ("borrow", "23GiB", "--from")])
+def test_nothing_is_parked(wsl: Wsl, hold: Hold, words: tuple[str, ...]) -> None:
+    process = hold(4 * GIB)
+    rest = {"park": (), "free": ("--up-to", "park", "--yes"), "borrow": ("--", "true")}[words[0]]
+    done = wsl.vram(*words, str(process.pid), *rest, code=ExitCode.CANNOT_PARK)
+    assert "cannot be parked under WSL2" in done.stderr
+    assert "vram trim" in done.stderr
+    assert process.poll() is None
+
+
+def test_a_loan_that_needs_nobody_parked_is_granted(wsl: Wsl, hold: Hold) -> None:
+    hold(4 * GIB)
+    assert wsl.vram("borrow", "2GiB", "--", "echo", "hello").stdout.endswith("hello\n")
+
+
+@pytest.mark.parametrize("words", [(), ("--yes",)])
+def test_no_gpu_is_reset(wsl: Wsl, words: tuple[str, ...]) -> None:
+    done = wsl.vram("reset", "0", *words, code=ExitCode.NOT_PERMITTED)
+    assert "cannot be reset from inside WSL2" in done.stderr
+    assert "Win+Ctrl+Shift+B" in done.stderr
+
+
+def test_a_windows_process_is_never_ended(wsl: Wsl) -> None:
+    """Its pid is no pid of ours, even where somebody here has the same one."""
+    wsl.gpu.set(windows_bytes=GIB)
+    bystander = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+    try:
+        said = speaking("en", guest=0, other=GIB)
+        said["memory"][0]["Name"] = said["memory"][0]["Name"].replace("1844", str(bystander.pid))
+        wsl.says(said)
+        wsl.vram("kill", str(bystander.pid), "--yes", code=ExitCode.NOT_ON_GPU)
+        wsl.vram("free", "512MiB", "--yes", code=ExitCode.GOAL_IMPOSSIBLE)
+        assert bystander.poll() is None
+    finally:
+        bystander.communicate()
+
+
+def test_free_names_the_ways_that_are_left(wsl: Wsl, hold: Hold) -> None:
+    process = hold(4 * GIB)
+    wsl.says(speaking("en", guest=4 * GIB))
+    done = wsl.vram("free", "2GiB", code=ExitCode.GOAL_IMPOSSIBLE)
+    assert "Windows programs are closed in Windows" in done.stderr
+    plan = json.loads(wsl.vram("free", "--json", code=None).stdout)
+    (spared,) = plan["spared"]
+    assert spared["command"] == f"vram kill {process.pid}"
+
+
+def test_nobody_is_told_to_park(wsl: Wsl, hold: Hold) -> None:
+    hold(4 * GIB)
+    wsl.says(speaking("en", guest=4 * GIB))
+    commands = [r["command"] for f in wsl.why()["findings"] for r in f["remedies"]]
+    assert not any("park" in command for command in commands)
+    assert any(command.startswith("vram kill") for command in commands)
+
+
+def test_checkpoints_are_refused_by_the_virtual_driver_too(wsl: Wsl, hold: Hold) -> None:
+    """So that a path around our own refusal would show."""
+    pid = hold(GIB).pid
+    code = (
+        "import ctypes; cuda = ctypes.CDLL('libcuda.so.1'); cuda.cuInit(0);"
+        f"print(cuda.cuCheckpointProcessLock({pid}, None))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=wsl.environment(), capture_output=True, text=True)
+    assert done.stdout == "801\n"
+    assert os.kill(pid, 0) is None
