@@ -60,7 +60,9 @@ types: $(VENV)/ready-lint ## mypy --strict
 bench: ## speed against gpustat, nvitop, fuser and lsof, as ratios
 	@$(MAKE) --no-print-directory VENV=.build/bench bench-here
 
+# Compiled beforehand, as pip does for the others: some environments forbid Python to do so itself.
 bench-here: $(VENV)/ready-bench native
+	@$(RUN)/python -m compileall -q src
 	@$(RUN)/python bench/run.py $(ARGS)
 
 # The cache knows what has not changed; whatever Sphinx warns of fails the build.
