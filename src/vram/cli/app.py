@@ -51,8 +51,11 @@ def entry() -> NoReturn:
     quick = len(sys.argv) > 1 and sys.argv[1] in READ_ONLY | FINISHED
     if quick:
         gc.disable()
-        _hide_typing_extensions()
     early.begin(sys.argv[1:])
+    if quick:
+        from vram.cli.light import import_lightly
+
+        import_lightly()
     code = main()
     if quick:
         # Measured 4 ms less than a full shutdown of the interpreter; and a driver call that
@@ -171,12 +174,3 @@ def _silence_stdout() -> None:
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     os.close(null)
-
-
-def _hide_typing_extensions() -> None:
-    """Let msgspec use typing alone.
-
-    msgspec imports typing_extensions wherever it is installed, and with it inspect and ast:
-    16 of 55 ms. From Python 3.11 on typing has all that msgspec asks it for.
-    """
-    sys.modules.setdefault("typing_extensions", None)  # type: ignore[arg-type]

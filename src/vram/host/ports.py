@@ -6,7 +6,7 @@ No port raises for what the world does: a denial, a hang, an absence is part of 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
@@ -17,8 +17,13 @@ from vram.model.observation import HostFacts, Observation, Status
 from vram.model.process import ProcessFacts, ProcessRef
 
 if TYPE_CHECKING:  # most commands park nothing
+    from typing import Protocol
+
     from vram.model.parking import CheckpointAnswer, Share, Vitals
     from vram.model.surroundings import DriverTrial, KernelTrial, Premises, Tracing
+else:
+    # Only type checkers read protocols, and making one costs 60 µs: there are many.
+    Protocol = object
 
 Sent = Literal["sent", "gone", "denied"]
 

@@ -14,20 +14,19 @@ VIRTUAL_GPU = "VRAM_VIRTUAL_GPU"
 _NVIDIA_MAJOR = 195  # of /dev/nvidia<minor> and /dev/nvidiactl; the others get a free number at boot
 _DELETED = b" (deleted)"
 
-_REAL = re.compile(
+# Compiled when they are used: no machine needs all of them.
+_REAL = (
     rb"/dev/nvidia(?:(?P<gpu>\d{1,4})|(?P<control>ctl)|(?P<uvm>-uvm(?:-tools)?)|(?P<other>-[\w/-]+))"
-    rb"|(?P<dmabuf>/dmabuf:.*)|(?P<dxg>/dev/dxg)",
-    re.DOTALL,
+    rb"|(?P<dmabuf>/dmabuf:(?s:.*))|(?P<dxg>/dev/dxg)"
 )
-_DRM = re.compile(rb"/dev/dri/(?:card|renderD)(\d{1,4})")
+_DRM = rb"/dev/dri/(?:card|renderD)(\d{1,4})"
 _DRM_MAJOR = 226
 DRM_PREFIX = b"/dev/dri/"
-_VIRTUAL = re.compile(
+_VIRTUAL = (
     rb"nvidia(?:(?P<gpu>\d{1,4})(?:\.\d+)?|(?P<control>ctl(?:\.\d+)?)|(?P<uvm>-uvm))|(?P<dmabuf>dmabuf\.\d+)"
 )
-
 # Under Windows' driver all is reached through one device; a client's own file stands for it too.
-_VIRTUAL_WINDOWS = re.compile(rb"(?P<dxg>dxg|nvidia\d{1,4}\.\d+)")
+_VIRTUAL_WINDOWS = rb"(?P<dxg>dxg|nvidia\d{1,4}\.\d+)"
 
 
 class RawFile(NamedTuple):
@@ -93,7 +92,7 @@ class DeviceNames:
         return not self.virtual and exporter.startswith("nv")
 
     def _real(self, path: bytes, file: RawFile) -> Naming | None:
-        found = _REAL.fullmatch(path)
+        found = re.fullmatch(_REAL, path)
         if found is None or not found.lastgroup:
             return None
         kind: FileKind = found.lastgroup  # type: ignore[assignment]
@@ -105,7 +104,8 @@ class DeviceNames:
 
     def _virtual(self, path: bytes, file: RawFile) -> Naming | None:
         pattern = _VIRTUAL_WINDOWS if self._windows else _VIRTUAL
-        found = pattern.fullmatch(path.removeprefix(self._dev)) if path.startswith(self._dev) else None
+        inside = path.startswith(self._dev)
+        found = re.fullmatch(pattern, path.removeprefix(self._dev)) if inside else None
         if found is None or not found.lastgroup or (file.mode and not stat.S_ISREG(file.mode)):
             return None
         kind: FileKind = found.lastgroup  # type: ignore[assignment]
@@ -115,7 +115,7 @@ class DeviceNames:
 
 
 def _drm_node(path: bytes, file: RawFile) -> Naming | None:
-    found = _DRM.fullmatch(path)
+    found = re.fullmatch(_DRM, path)
     if found is None:
         return None
     if not file.mode:
