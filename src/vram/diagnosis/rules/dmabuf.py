@@ -37,8 +37,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vram.diagnosis import remedies, words
+from vram.diagnosis import words
 from vram.diagnosis.holdings import Holding, gather
+from vram.diagnosis.kept import kept
 from vram.model.finding import Finding, Remedy
 from vram.model.ledger import Entry, Ledger
 from vram.units import size
@@ -48,18 +49,13 @@ CODE = "VR104"
 
 def judge(ledger: Ledger) -> Iterator[Finding]:
     for holding in gather(ledger.gpus, _by_dmabuf):
-        keepers = holding.keepers
-        yield Finding(
-            code=CODE,
+        yield kept(
+            CODE,
+            ledger.host,
+            holding,
             title=f"{size(holding.nbytes)} kept by a dma-buf, listed nowhere",
-            nbytes=holding.nbytes,
             cause=_cause(holding),
-            gpus=holding.gpus,
-            pids=tuple(keeper.pid for keeper in keepers),
-            evidence=words.evidence(holding.evidence),
-            remedies=remedies.ordered(
-                (_close(holding), *remedies.end(ledger.host, keepers, certain=holding.certain))
-            ),
+            gentler=(_close(holding),),
         )
 
 

@@ -42,10 +42,11 @@ Closing them in the child gave everything back while its 30 mappings remained.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from vram.diagnosis import remedies, words
 from vram.diagnosis.holdings import Holding, gather, keeper
+from vram.diagnosis.kept import kept
 from vram.model.finding import Finding, Remedy
 from vram.model.ledger import Entry, Ledger
 from vram.units import size
@@ -55,22 +56,13 @@ CODE = "VR101"
 
 def judge(ledger: Ledger) -> Iterator[Finding]:
     for holding in gather(ledger.gpus, _orphaned):
-        keepers = holding.keepers
-        yield Finding(
-            code=CODE,
+        yield kept(
+            CODE,
+            ledger.host,
+            holding,
             title=f"{size(holding.nbytes)} of dead pid {holding.charged_pid}, kept by a forked child",
-            nbytes=holding.nbytes,
             cause=_cause(holding),
-            gpus=holding.gpus,
-            pids=tuple(each.pid for each in keepers),
-            evidence=words.evidence(holding.evidence),
-            remedies=remedies.ordered(
-                (
-                    *remedies.look(keepers, "See what the keeper does; it may end by itself."),
-                    *remedies.end(ledger.host, keepers, certain=holding.certain),
-                    _prevent(),
-                )
-            ),
+            gentler=(*_look(holding), _prevent()),
         )
 
 
@@ -84,6 +76,10 @@ def _cause(holding: Holding) -> str:
         f"Process {holding.charged_pid} is gone, but {words.processes(holding.keepers)} {likely}inherited its"
         f" open device files by fork. The driver keeps {size(holding.nbytes)} until the last copy closes."
     )
+
+
+def _look(holding: Holding) -> Iterable[Remedy]:
+    return remedies.look(holding.keepers, "See what the keeper does; it may end by itself.")
 
 
 def _prevent() -> Remedy:

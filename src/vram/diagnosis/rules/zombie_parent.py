@@ -34,8 +34,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vram.diagnosis import remedies, words
+from vram.diagnosis import words
 from vram.diagnosis.holdings import Holding, gather, keeper
+from vram.diagnosis.kept import kept
 from vram.model.finding import Finding, Remedy
 from vram.model.ledger import Entry, Ledger
 from vram.units import size
@@ -45,18 +46,13 @@ CODE = "VR203"
 
 def judge(ledger: Ledger) -> Iterator[Finding]:
     for holding in gather(ledger.gpus, _left_by_zombie):
-        keepers = holding.keepers
-        yield Finding(
-            code=CODE,
+        yield kept(
+            CODE,
+            ledger.host,
+            holding,
             title=f"{size(holding.nbytes)} of zombie {holding.charged_pid}, kept by its children",
-            nbytes=holding.nbytes,
             cause=_cause(holding),
-            gpus=holding.gpus,
-            pids=tuple(each.pid for each in keepers),
-            evidence=words.evidence(holding.evidence),
-            remedies=remedies.ordered(
-                (_spare_zombie(holding), *remedies.end(ledger.host, keepers, certain=holding.certain))
-            ),
+            gentler=(_spare_zombie(holding),),
         )
 
 
