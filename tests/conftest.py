@@ -8,12 +8,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from vram.virtualgpu import VirtualGpu, libraries
 
 ROOT = Path(__file__).parents[1]
 BUILD = ROOT / "native" / "build.py"
 LEND = ROOT / "src" / "vram" / "guard" / "lib" / "libvramlend.so"
+
+# How soon examples are drawn and tried tells about the machine, and nothing about vram.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
