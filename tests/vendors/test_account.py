@@ -273,6 +273,16 @@ def test_cgroups_that_tell_less_than_the_clients(machine: Machine) -> None:
     assert balances(only_gpu(machine))
 
 
+def test_a_sleeping_card_says_why_its_size_is_unknown(machine: Machine) -> None:
+    card = machine.card("xe", "0000:0a:00.0", tiles=(8 * GIB,))
+    machine.sleep(card)
+    machine.client(machine.process(5), card, Use(vram=3 * GIB))
+    gpu = only_gpu(machine)
+    assert (gpu.total_bytes, gpu.status) == (None, "unsupported")
+    assert gpu.message is not None
+    assert gpu.message.startswith("the card sleeps, ")
+
+
 def test_an_intel_card_whose_size_is_not_told(machine: Machine) -> None:
     card = machine.card("i915", "0000:0b:00.0")
     machine.client(machine.process(5), card, Use(vram=3 * GIB))

@@ -49,7 +49,7 @@ class Share(Struct, frozen=True):
 
 
 class GpuSighting(Struct):
-    """All statements about one GPU."""
+    """All statements about one GPU; ``untold`` says why the size of its memory is unknown."""
 
     index: int
     facts: GpuFacts | None = None
@@ -59,6 +59,7 @@ class GpuSighting(Struct):
     charges: list[Charge] = []
     mig: list[MigFacts] = []
     capacity: int | None = None
+    untold: str | None = None
     system: SystemMemoryFacts | None = None
     clients: list[ClientSighting] = []
     compute: list[Charge] = []
@@ -203,6 +204,8 @@ def _place_on_gpu(gpu: GpuSighting, observation: Observation) -> None:
             gpu.capacity = facts.total
         case SystemMemoryFacts() as facts:
             gpu.system = facts
+        case None if observation.probe == "drm.memory":
+            gpu.untold = observation.message
     # Something unsupported is a gap in the picture; a GPU that failed is a gap in the answer.
     if observation.status not in ("ok", "unsupported") and gpu.status == "ok":
         gpu.status = observation.status
