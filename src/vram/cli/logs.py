@@ -46,6 +46,8 @@ def open_log(path: str) -> Iterator[Log]:
     if path == "-":
         yield Log(_unpacked(_standard_input()), "standard input")
         return
+    if not path:
+        raise UsageError("the name of the log is empty", hint=_hint(path))
     try:
         stream = open(path, "rb")  # noqa: SIM115
     except OSError as error:

@@ -85,6 +85,8 @@ class Sightings(Struct):
     windows: list[WindowsMemoryFacts] = []
     windows_message: str | None = None
     """Why Windows said nothing."""
+    windows_age: str | None = None
+    """How old its figures are, where they were not asked for just now."""
 
     def alive(self, pid: int) -> bool:
         """Whether *pid* is a process that can still hold files: there, and no zombie."""
@@ -170,6 +172,8 @@ def _place(seen: Sightings, observation: Observation) -> None:
             seen.windows.append(facts)
         case None if observation.probe == "windows.ask":
             seen.windows_message = observation.message
+        case None if observation.probe == "windows.age":
+            seen.windows_age = observation.message
         case (DmabufFacts() | ExportFacts()) as facts if observation.process and observation.nbytes:
             seen.shares.append(_share(observation.process, observation.nbytes, facts, observation.gpu))
         case ClientFacts() as facts if observation.process:
