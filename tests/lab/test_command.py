@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from tests.lab.conftest import PROGRAM, Lab, only_result
+from vram.cli.app import main
 from vram.lab.catalogue import EXPERIMENTS, shown
 from vram.model.lab import LabCatalogue, LabReport
 from vram.virtualgpu import VirtualGpu
@@ -95,3 +96,9 @@ def test_without_a_driver_there_is_a_way_to_see_it(tmp_path: Path) -> None:
     if ended.returncode != 4:
         pytest.skip("there is a driver here")
     assert "vram virtual -- vram lab run" in ended.stderr
+
+
+def test_a_folder_without_a_name_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """An unset variable in a script would otherwise run everything and keep nothing."""
+    assert main(["lab", "run", "--evidence", ""]) == 2
+    assert "needs the name of a folder" in capsys.readouterr().err

@@ -261,3 +261,22 @@ def test_an_empty_name_is_told(vram: Run) -> None:
 
 def test_the_list_of_kinds_is_not_json(vram: Run) -> None:
     assert vram("oom", "--kinds", "--json").code == 2
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_a_log_that_windows_powershell_wrote(vram: Run, tmp_path: Path, encoding: str) -> None:
+    """In UTF-16, longer than a portion, with the message behind many lines."""
+    log = tmp_path / "log"
+    log.write_bytes(("\ufeff" + "Schritt für Schritt 🙂\r\n" * 40_000 + PIECES + "\r\n").encode(encoding))
+    answer = vram("oom", str(log))
+    assert (answer.code, answer.out.splitlines()[0]) == (0, "line 40001 · PyTorch · GPU 0")
+    assert "fragmented" in answer.out
+
+
+@pytest.mark.parametrize("number", ["7", "-1"])
+def test_a_gpu_that_is_not_there_is_a_wrong_call(vram: Run, busy: str, tmp_path: Path, number: str) -> None:
+    log = tmp_path / "log"
+    log.write_text(PIECES)
+    answer = vram("oom", "--from", busy, "--gpu", number, str(log))
+    assert (answer.code, answer.out) == (2, "")
+    assert number in answer.err

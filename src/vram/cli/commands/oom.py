@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from vram.cli.source import (
     add_deadline_argument,
     add_windows_argument,
+    narrowed,
     open_host,
     require_driver,
     take_survey,
@@ -79,7 +80,8 @@ def _ledger(args: Namespace) -> Ledger:
     host = open_host(args)
     from vram.ledger.build import build_ledger
 
-    return build_ledger(take_survey(args, host))
+    # A GPU that was named and is not there is a wrong call, as it is for `vram why`.
+    return narrowed(build_ledger(take_survey(args, host)), None if args.gpu is None else [str(args.gpu)])
 
 
 def _joined(found: tuple[Case, ...], ledger: Ledger, gpu: int | None) -> tuple[Case, ...]:
