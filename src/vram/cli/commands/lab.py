@@ -93,7 +93,8 @@ def _show(args: Namespace) -> int:
     from vram.lab.catalogue import chosen, describe
     from vram.report import lab
 
-    emit("\n".join(lab.page(describe(name)) for name in chosen(args.names)))
+    look = look_for(args)
+    emit("\n".join(lab.page(describe(name), look) for name in chosen(args.names)))
     return ExitCode.OK
 
 
