@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from vram.errors import UsageError
 from vram.guard.frames import let_go_of_arrays
-from vram.guard.scope import scope
+from vram.guard.scope import scope, where_gained
 from vram.units import size
 
 if TYPE_CHECKING:
@@ -28,28 +28,35 @@ WORDS = ("flush", "why")
 class Table:
     """Rows for a person: text in a terminal, HTML in a notebook. Every cell is made inert."""
 
-    def __init__(self, title: str, rows: Sequence[tuple[str, ...]], notes: list[str] | None = None) -> None:
-        self.title, self.rows, self.notes = title, rows, notes or []
-
-    def __repr__(self) -> str:
+    def __init__(self, title: str, rows: Sequence[tuple[str, ...]], notes: Sequence[str] = ()) -> None:
         from vram.report.escape import inert
 
-        widths = [max(map(len, column)) for column in zip(*self.rows, strict=True)] if self.rows else []
-        lines = [
-            "  ".join(inert(cell).ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in self.rows
-        ]
-        return "\n".join(
-            [self.title, *(f"  {line}" for line in lines), *(f"  note: {n}" for n in self.notes)]
-        )
+        self.title, self.notes = title, [inert(note) for note in notes]
+        self.rows = [tuple(map(inert, row)) for row in rows]
+
+    def __repr__(self) -> str:
+        from vram.guard.columns import laid_out, terminal_width, wrapped
+
+        width = terminal_width()
+        lines = [line for row in laid_out(self.rows, width) for line in row] if self.rows else []
+        for note in self.notes:
+            lines += wrapped(f"  note: {note}", width)
+        return "\n".join([*wrapped(self.title, width), *lines])
 
     def _repr_html_(self) -> str:
-        cells = "".join(
-            "<tr>" + "".join(f'<td style="text-align:left">{escape(cell)}</td>' for cell in row) + "</tr>"
-            for row in self.rows
-        )
+        rows = "".join(map(_html_row, self.rows))
+        table = f"<table>{rows}</table>" if rows else ""
         notes = "".join(f"<p><em>{escape(note)}</em></p>" for note in self.notes)
-        return f"<div><strong>{escape(self.title)}</strong><table>{cells}</table>{notes}</div>"
+        return f"<div><strong>{escape(self.title)}</strong>{table}{notes}</div>"
+
+
+def _html_row(row: tuple[str, ...]) -> str:
+    """Sizes stand to the right, so that they can be compared."""
+    sides = ("right", *("left" for _ in row[1:]))
+    cells = (
+        f'<td style="text-align:{side}">{escape(cell)}</td>' for side, cell in zip(sides, row, strict=True)
+    )
+    return f"<tr>{''.join(cells)}</tr>"
 
 
 def here() -> Table:
@@ -64,12 +71,14 @@ def here() -> Table:
 
 
 def _split(now: Footprint) -> list[tuple[str, str, str]]:
-    rows = [(size(nbytes), "in use", name) for name, nbytes in now.in_use.items()]
-    rows.append((size(now.cached), "cached", "unused, given back by %vram flush"))
-    if now.fragmented:
-        rows.append((size(now.fragmented), "fragmented", "unused, but in pieces between live arrays"))
-    rows.append((size(now.outside), "outside", "contexts, code, and allocations that no framework knows"))
-    return rows
+    """What there is none of is not told."""
+    rows = [(nbytes, "in use", name) for name, nbytes in now.in_use.items()]
+    rows.append((now.cached, "cached", "unused, given back by %vram flush"))
+    rows.append((now.fragmented, "fragmented", "unused, but in pieces between live arrays"))
+    rows.append(
+        (now.outside, "not counted", "contexts, code, and arrays that their framework does not count")
+    )
+    return [(size(nbytes), state, what) for nbytes, state, what in rows if nbytes]
 
 
 def _arrays(kept: Sequence[Kept]) -> list[tuple[str, str, str]]:
@@ -79,9 +88,10 @@ def _arrays(kept: Sequence[Kept]) -> list[tuple[str, str, str]]:
 def about(gained: int, leak: Leak | None, notes: list[str]) -> Table:
     """What a cell did to the GPU's memory."""
     if leak is None:
-        change = f"device memory changed by {size(gained)}, caches included"
-        return Table(f"the cell kept nothing ({change})", [], notes)
-    rows = [(size(gain.nbytes), "more in use", gain.where) for gain in leak.gains] + _arrays(leak.kept)
+        change = f" (device memory changed by {size(gained)}, caches included)" if gained else ""
+        return Table(f"the cell kept nothing{change}", [], notes)
+    gains = [(size(gain.nbytes), "more in use", where_gained(gain, leak)) for gain in leak.gains]
+    rows = gains + _arrays(leak.kept)
     return Table(f"the cell kept {size(leak.nbytes)} of device memory", rows, [*notes, *leak.notes])
 
 

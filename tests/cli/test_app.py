@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -133,3 +134,37 @@ def test_a_closed_stdout_is_told(busy: str) -> None:
     )
     assert done.returncode == 3
     assert b"standard output is closed" in done.stderr
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_is_told_by_text_too(busy: str, unbuffered: str) -> None:
+    """Containers often set PYTHONUNBUFFERED, where even writing nothing reaches the disk."""
+    environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [*PROGRAM, "why", "--from", busy], env=environment, stdout=full, stderr=subprocess.PIPE
+        )
+    assert (done.returncode, done.stderr.count(b"\n")) == (3, 1)
+    assert b"cannot write to standard output: No space left on device" in done.stderr
+
+
+@pytest.mark.parametrize("words", [["why", "--nix"], ["lab", "--nix"]], ids=["leaves at once", "shuts down"])
+def test_a_complaint_that_nobody_can_read_keeps_its_exit_code(words: list[str]) -> None:
+    """Python's own code for it would be 1, which means "held", or 120."""
+    with open("/dev/full", "wb") as full:
+        assert subprocess.run([*PROGRAM, *words], stderr=full).returncode == 2
+
+
+def test_a_width_beyond_reason_is_bounded(vram: Run, busy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "99999999999")
+    assert vram("why", "--from", busy).code == 0
+
+
+@pytest.mark.parametrize("variable", ["VRAM_PROC_ROOT", "VRAM_SYS_ROOT"])
+def test_a_root_that_is_not_there_is_told(
+    vram: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    monkeypatch.setenv(variable, str(tmp_path / "missing"))
+    answer = vram("why")
+    assert answer.code == 2
+    assert f"{variable} is {tmp_path}/missing, and that is no folder" in answer.err

@@ -34,6 +34,7 @@ from vram.model.surroundings import Container, DriverFiles, DriverTrial, Mps, Tr
 from vram.model.wsl import WslFacts
 from vram.units import GIB
 
+NO_LIBRARY = "the NVIDIA management library (libnvidia-ml.so.1) is not installed (NVML error 12)"
 DOCKER = Container(runtime="docker", identity="4f1c" * 16, evidence="/.dockerenv is there")
 COMPAT = replace(SOUND.driver_trial, path="/usr/local/cuda/compat/libcuda.so.590.1", library_version="590.1")
 MODESET = replace(NODES[0], path="/dev/nvidia-modeset", usable=False)
@@ -91,10 +92,24 @@ COMPLAINTS: list[tuple[str, Sight, str, str, str]] = [
     ),
     (
         "driver.present",
-        sight(survey=absent(), premises=replace(SOUND.premises, container=DOCKER)),
+        sight(survey=absent(NO_LIBRARY), premises=replace(SOUND.premises, container=DOCKER)),
         "missing",
         "its libraries are missing",
         "docker run --gpus all",
+    ),
+    (
+        "driver.present",
+        sight(survey=absent(), premises=replace(SOUND.premises, container=DOCKER, nodes=())),
+        "missing",
+        "its device files are missing",
+        "docker run --gpus all",
+    ),
+    (
+        "driver.present",
+        sight(survey=absent()),
+        "missing",
+        "is loaded, and does not answer",
+        "kernel's log",
     ),
     (
         "driver.present",

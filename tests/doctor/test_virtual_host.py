@@ -30,6 +30,7 @@ def test_every_check_answers_and_fits_the_schema(clinic: Clinic) -> None:
     Draft202012Validator(shipped).validate(answer.raw)
     assert not [name for name, check in answer.checks.items() if check["state"] == "unknown"]
     assert answer.state("driver.cuda") == "ok"
+    assert "it counts 1 GPU" in answer.checks["driver.cuda"]["details"]
     assert answer.seen("driver.nvml").startswith("NVML answers for 1 GPU")
 
 

@@ -87,7 +87,8 @@ def test_the_line_shows_arrays_by_the_cell_that_keeps_them(cell: Cell) -> None:
     ran = cell("%vram")
     assert "64.0 MiB" in ran.text
     assert "history[0]" in ran.text
-    assert "outside" in ran.text
+    assert "not counted" in ran.text
+    assert "  0 B  " not in ran.text
     assert "<table>" in ran.html
 
 

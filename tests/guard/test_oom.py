@@ -190,6 +190,6 @@ def situation(
 def test_each_cause_has_its_own_remedy() -> None:
     assert "vram.flush()" in sentence(situation(cached=8 * GIB))
     assert "expandable_segments" in sentence(situation(fragmented=8 * GIB))
-    kept = Kept(what="PyTorch float32 4×4", nbytes=9 * GIB, keeper="train.py: history[3]")
+    kept = Kept(what="PyTorch float32 (4, 4)", nbytes=9 * GIB, keeper="train.py: history[3]")
     assert "kept by train.py: history[3]" in sentence(situation(largest=(kept,)))
     assert "retry_on_oom" in sentence(situation())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 
 import vram
 
+DOCS = Path(__file__).parents[2] / "docs"
 FRAMEWORKS = ("torch", "cupy", "jax", "numba", "numpy", "cuda", "pycuda", "rich", "msgspec", "ctypes")
 
 
@@ -41,6 +44,32 @@ def test_type_checkers_see_the_same_names() -> None:
 def test_a_name_that_does_not_exist_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'flsh'"):
         vram.flsh  # type: ignore[attr-defined]  # noqa: B018
+
+
+@pytest.mark.parametrize("name", sorted(vram._PUBLIC))
+def test_every_name_says_what_it_is_for(name: str) -> None:
+    said = inspect.cleandoc(getattr(vram, name).__doc__ or "")
+    inherited = [inspect.cleandoc(base.__doc__ or "") for base in _bases(getattr(vram, name))]
+    assert len(said.split()) >= 4
+    assert said not in inherited
+
+
+def _bases(value: object) -> tuple[type, ...]:
+    """A class without words of its own must not pass with those of the class above it."""
+    return value.__mro__[1:] if isinstance(value, type) else (type(value),)
+
+
+@pytest.mark.parametrize("name", sorted(vram._PUBLIC))
+def test_every_name_stands_in_the_reference_and_in_a_guide(name: str) -> None:
+    reference = (DOCS / "reference" / "python.md").read_text()
+    assert re.search(rf"^### vram\.{name}$", reference, re.MULTILINE)
+    guides = [path.read_text() for path in (DOCS / "guides").glob("*.md")]
+    assert any(re.search(rf"\b(?:vram\.)?{name}\b", code) for text in guides for code in _code(text))
+
+
+def _code(markdown: str) -> list[str]:
+    """What stands in backquotes or in a block of code: a word in prose explains no name."""
+    return re.findall(r"```.*?```|`[^`\n]+`", markdown, re.DOTALL)
 
 
 @pytest.mark.parametrize(("value", "threads"), [("1", 2), ("0", 1), ("", 1)])

@@ -73,7 +73,7 @@ def test_a_kept_array_is_named_with_who_keeps_it(virtual_gpu: VirtualGpu) -> Non
             tell([[each.what, each.nbytes, each.keeper] for each in error.leak.kept])
     """
     ((what, nbytes, keeper),) = result(virtual_gpu, program, NUMBA)
-    assert what == "Numba uint8 67108864 on GPU 0"
+    assert what == "Numba uint8 (67108864,) on GPU 0"
     assert nbytes == 64 * MIB
     assert "history[0]" in keeper
 

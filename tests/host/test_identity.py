@@ -27,5 +27,13 @@ def test_hidepid_is_read_from_the_mounts(tmp_path: Path, options: str, hides: bo
     assert hides_processes(str(tmp_path)) == hides
 
 
+def test_who_sees_the_first_process_is_shown_everybody(tmp_path: Path) -> None:
+    """As root does, and whoever is of the group that the mount names."""
+    for name in ("self", "1"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "self/mounts").write_text(f"proc {tmp_path} proc rw,gid=4,hidepid=2 0 0\n")
+    assert not hides_processes(str(tmp_path))
+
+
 def test_without_mounts_nothing_is_said_to_be_hidden(tmp_path: Path) -> None:
     assert not hides_processes(str(tmp_path))

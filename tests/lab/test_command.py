@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from tests.lab.conftest import PROGRAM, Lab, only_result
-from vram.lab.catalogue import EXPERIMENTS, shown
+from vram.cli.app import main
+from vram.lab.catalogue import EXPERIMENTS, describe, shown
 from vram.model.lab import LabCatalogue, LabReport
 from vram.virtualgpu import VirtualGpu
 
@@ -95,3 +96,23 @@ def test_without_a_driver_there_is_a_way_to_see_it(tmp_path: Path) -> None:
     if ended.returncode != 4:
         pytest.skip("there is a driver here")
     assert "vram virtual -- vram lab run" in ended.stderr
+
+
+def test_a_folder_without_a_name_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """An unset variable in a script would otherwise run everything and keep nothing."""
+    assert main(["lab", "run", "--evidence", ""]) == 2
+    assert "needs the name of a folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_pages_fit_the_terminal_and_lose_no_word(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    for name in EXPERIMENTS:
+        assert main(["lab", "show", name]) == 0
+        shown_page = capsys.readouterr().out
+        told, _, _ = shown_page.rpartition("(takes up to")
+        assert told.split()[1:] == describe(name).page.split()
+        loose = [line for line in shown_page.splitlines() if len(line.split()) > 1 and line[:1] not in " -"]
+        assert max(map(len, loose)) <= columns

@@ -19,6 +19,12 @@ from vram.report import schema
 OTHERS = CORPUS / "pytorch-2.5-one-other.txt"
 GRAPHS = CORPUS / "pytorch-2.4-graphs.txt"
 BARE = CORPUS / "pycuda-alloc.txt"
+PIECES = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total "
+    "capacity of 23.64 GiB of which 1.52 GiB is free. Including non-PyTorch memory, this process has"
+    " 22.11 GiB memory in use. Of the allocated memory 15.00 GiB is allocated by PyTorch, and 6.60 "
+    "GiB is reserved by PyTorch but unallocated."
+)
 
 
 @pytest.mark.parametrize("columns", ["40", "80", "200"])
@@ -236,3 +242,41 @@ def test_remedies_are_worked_out_from_the_figures(vram: Run, name: str, advice: 
     (case,) = json.loads(answer.out)["cases"]
     ways = [f"{remedy['text']} {remedy['command']}" for remedy in case["judgement"]["remedies"]]
     assert any(advice in way for way in ways), ways
+
+
+def test_a_command_to_paste_is_never_cut_off(
+    vram: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A word longer than the line runs over its edge."""
+    monkeypatch.setenv("COLUMNS", "40")
+    log = tmp_path / "log"
+    log.write_text(PIECES)
+    assert "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\n" in vram("oom", str(log)).out
+
+
+def test_an_empty_name_is_told(vram: Run) -> None:
+    answer = vram("oom", "")
+    assert (answer.code, answer.err.splitlines()[0]) == (2, "vram: the name of the log is empty")
+
+
+def test_the_list_of_kinds_is_not_json(vram: Run) -> None:
+    assert vram("oom", "--kinds", "--json").code == 2
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_a_log_that_windows_powershell_wrote(vram: Run, tmp_path: Path, encoding: str) -> None:
+    """In UTF-16, longer than a portion, with the message behind many lines."""
+    log = tmp_path / "log"
+    log.write_bytes(("\ufeff" + "Schritt für Schritt 🙂\r\n" * 40_000 + PIECES + "\r\n").encode(encoding))
+    answer = vram("oom", str(log))
+    assert (answer.code, answer.out.splitlines()[0]) == (0, "line 40001 · PyTorch · GPU 0")
+    assert "fragmented" in answer.out
+
+
+@pytest.mark.parametrize("number", ["7", "-1"])
+def test_a_gpu_that_is_not_there_is_a_wrong_call(vram: Run, busy: str, tmp_path: Path, number: str) -> None:
+    log = tmp_path / "log"
+    log.write_text(PIECES)
+    answer = vram("oom", "--from", busy, "--gpu", number, str(log))
+    assert (answer.code, answer.out) == (2, "")
+    assert number in answer.err

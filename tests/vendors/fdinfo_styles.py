@@ -1,4 +1,8 @@
-"""What each driver writes into fdinfo, kernel by kernel, after the kernel's own sources."""
+"""What each driver has written into fdinfo over time, after the kernel's own sources.
+
+The numbers order the forms and say about when each appeared: distributions carry some to older
+kernels, and no test depends on more than their order.
+"""
 
 from __future__ import annotations
 

@@ -141,6 +141,20 @@ class Machine:
         text = f"pos:\t0\nino:\t77\nsize:\t{nbytes}\ncount:\t2\nexp_name:\t{exporter}\n"
         (folder / "fdinfo" / str(fd)).write_text(text)
 
+    def dmem(self, card: Card, **regions: tuple[int, int]) -> None:
+        """The root of the cgroups tells size and use of *regions*, after those of other cards."""
+        folder = self.sys / "fs/cgroup"
+        folder.mkdir(parents=True, exist_ok=True)
+        for at, name in enumerate(("dmem.capacity", "dmem.current")):
+            with (folder / name).open("a") as file:
+                file.writelines(
+                    f"drm/{card.address}/{region} {sizes[at]}\n" for region, sizes in regions.items()
+                )
+
+    def sleep(self, card: Card) -> None:
+        (card.folder / "power").mkdir()
+        (card.folder / "power/runtime_status").write_text("suspended\n")
+
     def kfd(self, pid: int, card: Card, nbytes: object, *, gpu_id: int = 51234, context: str = "") -> None:
         """ROCm's list names *pid*; the topology tells which card its number means."""
         node = self.sys / "class/kfd/kfd/topology/nodes" / "1"

@@ -252,6 +252,37 @@ def test_an_intel_card_whose_use_is_not_told(machine: Machine) -> None:
     assert (gpu.total_bytes, gpu.status) == (16 * GIB, "ok")
 
 
+def test_an_intel_card_whose_use_the_cgroups_tell(machine: Machine) -> None:
+    card = machine.card("xe", "0000:0a:00.0")
+    machine.dmem(card, vram0=(12 * GIB, 3 * GIB + 90 * MIB))
+    machine.client(machine.process(5), card, Use(vram=3 * GIB))
+    gpu = only_gpu(machine)
+    assert balances(gpu)
+    assert [(entry.kind, entry.nbytes) for entry in gpu.entries] == [
+        ("process", 3 * GIB),
+        ("overhead", 90 * MIB),
+        ("free", 9 * GIB - 90 * MIB),
+    ]
+
+
+def test_cgroups_that_tell_less_than_the_clients(machine: Machine) -> None:
+    """Figures of different moments: nothing is made up, and the sum stays the total."""
+    card = machine.card("xe", "0000:0a:00.0")
+    machine.dmem(card, vram0=(4 * GIB, GIB))
+    machine.client(machine.process(5), card, Use(vram=3 * GIB))
+    assert balances(only_gpu(machine))
+
+
+def test_a_sleeping_card_says_why_its_size_is_unknown(machine: Machine) -> None:
+    card = machine.card("xe", "0000:0a:00.0", tiles=(8 * GIB,))
+    machine.sleep(card)
+    machine.client(machine.process(5), card, Use(vram=3 * GIB))
+    gpu = only_gpu(machine)
+    assert (gpu.total_bytes, gpu.status) == (None, "unsupported")
+    assert gpu.message is not None
+    assert gpu.message.startswith("the card sleeps, ")
+
+
 def test_an_intel_card_whose_size_is_not_told(machine: Machine) -> None:
     card = machine.card("i915", "0000:0b:00.0")
     machine.client(machine.process(5), card, Use(vram=3 * GIB))
@@ -283,7 +314,7 @@ def test_an_apu_has_both(machine: Machine) -> None:
 
 
 def test_a_driver_that_tells_nothing_of_its_clients(machine: Machine) -> None:
-    """Linux 5.15 and i915: who has the GPU open is known, and not what for."""
+    """An i915 before there were figures: who has the GPU open is known, and not what for."""
     card = machine.card("i915", "0000:0b:00.0")
     machine.client(machine.process(5), card, kernel="5.15")
     (entry,) = only_gpu(machine).entries

@@ -52,6 +52,47 @@ def test_tiles_add_up(machine: Machine) -> None:
     assert (card.total, card.used, card.status) == (32 * GIB, None, "ok")
 
 
+def test_the_cgroups_tell_size_and_use(machine: Machine) -> None:
+    """Of each region of this card; what others have, or is no memory of the card, is not counted."""
+    machine.dmem(machine.card("amdgpu", AMD, total=GIB, used=0), vram=(GIB, 7))
+    card = machine.card("xe", "0000:0a:00.0", tiles=(12 * GIB,))
+    machine.dmem(card, vram0=(11 * GIB, 3 * GIB), vram1=(GIB, MIB), stolen=(64 * MIB, MIB), odd=(5, 5))
+    xe = drm(machine).cards()[1]
+    assert (xe.total, xe.used, xe.status) == (12 * GIB, 3 * GIB + MIB, "ok")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "drm/0000:0a:00.0/vram0 max\n", "drm/0000:0a:00.0/vram0 -1\n", "\xff\n"]
+)
+def test_cgroups_that_tell_no_size(machine: Machine, text: str) -> None:
+    machine.card("xe", "0000:0a:00.0", tiles=(12 * GIB,))
+    (machine.sys / "fs/cgroup").mkdir(parents=True)
+    (machine.sys / "fs/cgroup/dmem.capacity").write_bytes(text.encode("latin-1"))
+    (card,) = drm(machine).cards()
+    assert (card.total, card.used, card.status) == (12 * GIB, None, "ok")
+
+
+def test_most_builds_of_xe_have_tiles_without_a_size(machine: Machine) -> None:
+    card = machine.card("xe", "0000:0a:00.0", tiles=(GIB,))
+    (card.folder / "tile0/physical_vram_size_bytes").unlink()
+    (found,) = drm(machine).cards()
+    assert (found.total, found.status) == (None, "unsupported")
+    assert found.message == "xe does not tell how much memory the card has"
+
+
+def test_a_sleeping_card_is_not_woken(machine: Machine) -> None:
+    """Its load and the size of its tiles are asked of the card itself; the rest is not."""
+    amd = machine.card("amdgpu", AMD, total=GIB, used=MIB)
+    machine.write(amd, gpu_busy_percent=40)
+    machine.sleep(machine.card("xe", "0000:0a:00.0", tiles=(GIB,)))
+    assert drm(machine).cards()[0].facts.utilization == 40
+    machine.sleep(amd)
+    first, second = drm(machine).cards()
+    assert (first.total, first.used, first.facts.utilization) == (GIB, MIB, None)
+    assert (second.total, second.status) == (None, "unsupported")
+    assert "would wake it" in (second.message or "")
+
+
 def test_an_integrated_gpu_has_no_memory_of_its_own(machine: Machine) -> None:
     machine.card("xe", "0000:00:02.0")
     (card,) = drm(machine).cards()
@@ -93,6 +134,14 @@ def test_a_size_that_is_none(machine: Machine, value: str) -> None:
     (card,) = drm(machine).cards()
     assert (card.total, card.status) == (None, "failed")
     assert "mem_info_vram_total" in (card.message or "")
+
+
+def test_an_amd_gpu_without_memory_of_its_own(machine: Machine) -> None:
+    """Its driver hides the files of what is not there (MI300A)."""
+    machine.card("amdgpu", AMD, gtt=(96 * GIB, GIB))
+    (card,) = drm(machine).cards()
+    assert (card.total, card.used, card.status) == (0, 0, "ok")
+    assert (card.system_total, card.system_used) == (96 * GIB, GIB)
 
 
 def test_files_that_are_missing(machine: Machine) -> None:

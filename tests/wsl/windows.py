@@ -98,6 +98,7 @@ def install(folder: Path, said: bytes | None = None, *, before: str = "", then: 
         "note = os.path.join(folder, 'asked')",
         "open(note + '.new', 'w').write(json.dumps({'pid': os.getpid(), 'argv': sys.argv[1:]}))",
         "os.replace(note + '.new', note)",
+        "open(os.path.join(folder, 'starts'), 'a').write('once\\n')",
         before,
         "sys.stdout.buffer.write(open(os.path.join(folder, 'answer'), 'rb').read())",
         "sys.stdout.flush()",
@@ -112,6 +113,12 @@ def asked(folder: Path) -> dict[str, Any]:
     """What the stand-in was asked, and by which pid it ran."""
     found: dict[str, Any] = json.loads((folder / "asked").read_text())
     return found
+
+
+def starts(folder: Path) -> int:
+    """How often the stand-in was started."""
+    noted = folder / "starts"
+    return len(noted.read_text().splitlines()) if noted.exists() else 0
 
 
 def search_path(folder: Path) -> str:

@@ -19,7 +19,7 @@ static struct store_client *map_header(int fd) {
     return header == MAP_FAILED ? NULL : header;
 }
 
-/* There is no MPS service here: a process says by its environment that it plays a client. */
+/* Nothing is asked of an MPS server here: a process says by its environment that it is a client. */
 static bool is_mps_client(void) {
     const char *part = getenv("VRAM_VIRTUAL_MPS");
     return part && strcmp(part, "client") == 0;

@@ -6,7 +6,7 @@ import gc
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NoReturn, Protocol, cast
+from typing import TYPE_CHECKING, NoReturn, Protocol, TextIO, cast
 
 from vram.cli import early
 from vram.errors import ExitCode, UsageError, VramError
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
-        _silence_stdout()
+        _silence(sys.stdout)
         return ExitCode.BROKEN_PIPE
     except Exception:
         # Python would exit 1, which `vram check` uses to say that a GPU is held.
@@ -161,7 +161,10 @@ def _complain(message: str, hint: str) -> None:
     lines = [f"vram: {inert(message)}"] + ([f"  hint: {inert(hint)}"] if hint else [])
     encoding = sys.stderr.encoding or "ascii"
     text = "\n".join(lines).encode(encoding, "backslashreplace").decode(encoding)
-    print(text, file=sys.stderr, flush=True)
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:  # nobody can be told; the exit code still says it
+        _silence(sys.stderr)
 
 
 def _flush() -> None:
@@ -169,8 +172,8 @@ def _flush() -> None:
         sys.stdout.flush()
 
 
-def _silence_stdout() -> None:
-    """Point stdout at nothing, or the interpreter complains when it flushes at exit."""
+def _silence(stream: TextIO) -> None:
+    """Point *stream* at nothing, or the interpreter complains when it flushes at exit."""
     null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, sys.stdout.fileno())
+    os.dup2(null, stream.fileno())
     os.close(null)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 import os
 import sys
@@ -12,6 +13,7 @@ from typing import BinaryIO, cast
 from vram.errors import BadInput, UsageError
 
 _GZIP = b"\x1f\x8b"
+_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 PASTE = "Paste the message or the log, then press Enter and Ctrl-D:"
 
 
@@ -40,12 +42,32 @@ class Log(io.RawIOBase):
         return portion
 
 
+class _Utf16(io.RawIOBase):
+    """A log in UTF-16, as Windows PowerShell writes one for ``>``, read as UTF-8."""
+
+    def __init__(self, stream: io.BufferedReader) -> None:
+        self._stream = stream
+        self._decoder = codecs.getincrementaldecoder("utf-16")("replace")
+        self._ready = b""
+
+    def read(self, most: int = -1) -> bytes:
+        """Exactly *most* bytes, fewer at the end only: whoever reads takes fewer for the end."""
+        raw = b"more"
+        while raw and len(self._ready) < most:
+            raw = self._stream.read(most)
+            self._ready += self._decoder.decode(raw, final=not raw).encode("utf-8", "replace")
+        portion, self._ready = self._ready[:most], self._ready[most:]
+        return portion
+
+
 @contextmanager
 def open_log(path: str) -> Iterator[Log]:
     """Open *path*; - is standard input."""
     if path == "-":
         yield Log(_unpacked(_standard_input()), "standard input")
         return
+    if not path:
+        raise UsageError("the name of the log is empty", hint=_hint(path))
     try:
         stream = open(path, "rb")  # noqa: SIM115
     except OSError as error:
@@ -64,10 +86,12 @@ def _standard_input() -> io.BufferedReader:
 
 def _unpacked(stream: io.BufferedReader) -> BinaryIO:
     try:
-        packed = not stream.isatty() and stream.peek(2)[:2] == _GZIP
+        first = b"" if stream.isatty() else stream.peek(2)[:2]
     except OSError:  # met again, and told, by whoever reads
-        packed = False
-    if not packed:
+        first = b""
+    if first in _UTF16:
+        return cast("BinaryIO", _Utf16(stream))
+    if first != _GZIP:
         return cast("BinaryIO", stream)
     import gzip
 

@@ -29,6 +29,13 @@ def add_source_arguments(parser: ArgumentParser) -> None:
         "--from", dest="snapshot", metavar="FILE", help="judge a snapshot instead of this host"
     )
     add_deadline_argument(parser)
+    add_windows_argument(parser)
+
+
+def add_windows_argument(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--no-windows", action="store_true", help="in WSL2, do not ask Windows: no PowerShell is started"
+    )
 
 
 def add_deadline_argument(parser: ArgumentParser) -> None:
@@ -52,7 +59,13 @@ def open_host(args: Namespace) -> LocalHost | None:
     from vram.host.local import LocalHost
 
     proc, sys = roots()
-    return LocalHost(proc, sys_root=sys, reader=early.take(), read_ahead_s=args.deadline)
+    return LocalHost(
+        proc,
+        sys_root=sys,
+        reader=early.take(),
+        read_ahead_s=args.deadline,
+        ask_windows=not getattr(args, "no_windows", False),
+    )
 
 
 def roots() -> tuple[str, str | None]:
@@ -60,7 +73,15 @@ def roots() -> tuple[str, str | None]:
 
     Commands that act do not ask this: there a pid must mean the process that it names here.
     """
-    return os.environ.get("VRAM_PROC_ROOT") or "/proc", os.environ.get("VRAM_SYS_ROOT") or None
+    return _root("VRAM_PROC_ROOT") or "/proc", _root("VRAM_SYS_ROOT")
+
+
+def _root(variable: str) -> str | None:
+    path = os.environ.get(variable) or None
+    if path and not os.path.isdir(path):
+        # Without this the answer would be that nobody is there.
+        raise UsageError(f"{variable} is {path}, and that is no folder", hint="mount it there, or unset it")
+    return path
 
 
 def take_survey(args: Namespace, host: LocalHost | None) -> Survey:
@@ -109,10 +130,12 @@ def require_driver(ledger: Ledger) -> None:
         return
     for probe in ledger.probes:
         if probe.name == "nvml" and probe.status == "unsupported":
+            from vram.diagnosis.driver_words import where_to_look
+
             raise DriverMissing(
                 f"no NVIDIA driver answers on {ledger.host.name}: {probe.message or 'it is not there'};"
                 " no GPU of AMD or Intel was found either",
-                hint="`vram demo` shows what vram does, without a GPU",
+                hint=where_to_look(ledger.driver),
             )
 
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from vram.report.look import Look
 
+# Nobody reads wider lines, and what pads them would fill the memory.
+_WIDEST = 2000
 _NEEDED = "─█▓▒░▚▞·…●▲○├└│"
 
 
@@ -38,10 +40,10 @@ def columns() -> int:
     """
     said = os.environ.get("COLUMNS", "")
     if said.isdecimal() and int(said) > 0:
-        return max(40, int(said))
+        return min(max(40, int(said)), _WIDEST)
     try:
         # A terminal that was never told its size says 0.
-        return max(40, os.get_terminal_size(1).columns or 80)
+        return min(max(40, os.get_terminal_size(1).columns or 80), _WIDEST)
     except OSError:
         return 80
 
@@ -88,9 +90,14 @@ def console_for(args: Namespace, look: Look) -> Console:
 
 def show(renderable: RenderableType, args: Namespace, look: Look) -> None:
     """Print *renderable* without the blanks that padding leaves at the ends of lines."""
+    from io import StringIO
+
     console = console_for(args, look)
+    # After a capture rich writes an empty string, which unbuffered streams hand on to the system.
+    console.file = StringIO()
     with console.capture() as captured:
-        console.print(renderable)
+        # What must not be broken, as a command to paste, runs over the edge: cut off it is useless.
+        console.print(renderable, crop=False)
     lines = (line.rstrip() for line in captured.get().splitlines())
     emit("".join(f"{line}\n" for line in lines))
 

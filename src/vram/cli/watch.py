@@ -13,6 +13,8 @@ from vram.diagnosis.engine import diagnose
 from vram.errors import UsageError
 from vram.host.local import LocalHost
 
+WINDOWS_EVERY_S = 15.0  # each question starts a PowerShell
+
 
 def watch(args: Namespace) -> NoReturn:
     """Look every ``args.watch`` seconds until interrupted."""
@@ -22,7 +24,7 @@ def watch(args: Namespace) -> NoReturn:
     gc.enable()
     # One host throughout: it remembers which GPU hung, so that hung readers do not pile up.
     proc, sys = roots()
-    host = LocalHost(proc, sys_root=sys)
+    host = LocalHost(proc, sys_root=sys, ask_windows=not args.no_windows, windows_every_s=WINDOWS_EVERY_S)
     if args.json:
         _lines(args, host)
     if is_terminal():

@@ -7,6 +7,7 @@ from functools import cached_property
 
 from msgspec import Struct
 
+from vram.diagnosis.driver_words import miss_library
 from vram.model.gpu import ChargeFacts, DriverFacts, GpuFacts
 from vram.model.observation import Observation, Survey
 from vram.model.parking import Vitals
@@ -96,6 +97,11 @@ class Sight(Struct, frozen=True, kw_only=True, dict=True):
             if each.probe == "nvml.init" and each.status == "unsupported":
                 return each.message or "it is not there"
         return None
+
+    @property
+    def lacks_library(self) -> bool:
+        """Whether nobody answers because the driver's libraries are not to be found."""
+        return miss_library(self.no_driver)
 
 
 def gpu_names(numbers: list[int]) -> str:

@@ -110,7 +110,7 @@ class Allocation(Holding):
         """What a finalizer does: give back what is still there and ours, and be silent about the rest.
 
         It may run while a graph is captured, which a free could spoil: then it waits for the next
-        buffer that is made or dropped, or for the end of the interpreter.
+        buffer that is made, or for the end of the interpreter.
         """
         if self.is_closed:
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from vram.guard.columns import terminal_width, wrapped
 from vram.guard.heap.peek import inert
 from vram.guard.live import Live
 from vram.guard.memory import DeviceMemory
@@ -64,7 +65,7 @@ class Flushed(Struct, frozen=True):
         return max(0, sum(nbytes for nbytes in held if nbytes is not None) - told)
 
     def __repr__(self) -> str:
-        return "\n".join(self._lines())
+        return "\n".join(self._lines(terminal_width()))
 
     def _repr_html_(self) -> str:
         from html import escape
@@ -73,17 +74,19 @@ class Flushed(Struct, frozen=True):
             return f"<p>{escape(self.refused)}</p>"
         changes = "".join(f"<li>{escape(line)}</li>" for line in self._changes())
         items = f"<ul>{changes}</ul>" if changes else ""
-        stayed = live_html(self.stayed) if self.stayed.arrays else ""
+        stayed = live_html(self.stayed, "still alive: ") if self.stayed.arrays else ""
         rest = "".join(f"<p>{escape(line)}</p>" for line in self._rest())
         return f"<p><b>{escape(self._summary())}</b></p>{items}{stayed}{rest}"
 
-    def _lines(self) -> list[str]:
+    def _lines(self, width: int | None) -> list[str]:
         if self.refused:
-            return [self.refused]
-        lines = [self._summary(), *(f"  {line}" for line in self._changes())]
+            return wrapped(self.refused, width)
+        above = [self._summary(), *(f"  {line}" for line in self._changes())]
         if self.stayed.arrays:
-            lines += [f"still alive: {headline(self.stayed)}", *live_lines(self.stayed)]
-        return [*lines, *self._rest()]
+            above.append(f"still alive: {headline(self.stayed)}")
+        lines = [piece for line in above for piece in wrapped(line, width)]
+        lines += live_lines(self.stayed, width=width)
+        return [*lines, *(piece for line in self._rest() for piece in wrapped(line, width))]
 
     def _summary(self) -> str:
         if not self.after:
@@ -107,9 +110,9 @@ class Flushed(Struct, frozen=True):
     def _rest(self) -> list[str]:
         lines = [inert(note) for note in self.notes]
         if self.exceptions_kept:
-            lines.append(
-                f"{counted(self.exceptions_kept, 'exception')} elsewhere still keep their frames' variables"
-            )
+            whose = "keeps its" if self.exceptions_kept == 1 else "keep their"
+            kept = counted(self.exceptions_kept, "exception")
+            lines.append(f"{kept} elsewhere still {whose} frames' variables")
         if self.elsewhere:
             lines.append(f"{size(self.elsewhere)} besides: the context, loaded code, what no framework knows")
         return lines

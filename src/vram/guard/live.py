@@ -10,6 +10,7 @@ from typing import Any
 from msgspec import Struct
 
 from vram.errors import NoSuchDevice, UsageError
+from vram.guard.columns import terminal_width
 from vram.guard.frameworks import bystanders
 from vram.guard.frameworks.array import Description
 from vram.guard.heap import chains
@@ -92,7 +93,7 @@ class Live(Struct, frozen=True):
         return self.arrays[position]
 
     def __repr__(self) -> str:
-        return live_text(self)
+        return live_text(self, terminal_width())
 
     def _repr_html_(self) -> str:
         return live_html(self)

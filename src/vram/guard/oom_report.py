@@ -139,19 +139,30 @@ def _told(report: dict[str, Any]) -> Iterator[str]:
     process, error = report["process"], report["error"]
     yield f"{error['type']}: {error['message'].splitlines()[0] if error['message'] else ''}"
     yield report["sentence"]
-    total = sum(process["charged"].values())
-    yield f"this process: {size(total)} in all, {size(process['outside'])} of it outside every framework"
-    for name, nbytes in process["in_use"].items():
-        yield f"  {name}: {size(nbytes)} in use"
-    yield f"  cached: {size(process['cached'])}, fragmented: {size(process['fragmented'])}"
+    yield from _own(process)
+    if report["largest"]:
+        yield "the largest arrays, and who keeps them"
     for each in report["largest"]:
-        yield f"  {size(each['nbytes'])} {each['what']}: {each['keeper']}"
+        yield _row(each["nbytes"], f"{each['what']}: {each['keeper']}")
     for gpu in (report["ledger"] or {}).get("gpus", ()):
         yield f"GPU {gpu['index']} {gpu['name']}"
         for entry in gpu["entries"]:
             holder = entry.get("holder") or {}
             who = f"pid {holder['pid']} {holder.get('command') or ''}" if holder else ""
-            yield f"  {size(entry['nbytes'])} {entry['kind']} {who}".rstrip()
+            yield _row(entry["nbytes"], f"{entry['kind']} {who}")
+
+
+def _own(process: dict[str, Any]) -> Iterator[str]:
+    """This process's split, without what there is none of."""
+    yield f"this process: {size(sum(process['charged'].values()))} in all"
+    parts = [(nbytes, f"in use by {name}") for name, nbytes in process["in_use"].items()]
+    parts += [(process[state], state) for state in ("cached", "fragmented")]
+    parts.append((process["outside"], "contexts, code, and arrays that their framework does not count"))
+    yield from (_row(nbytes, words) for nbytes, words in parts if nbytes)
+
+
+def _row(nbytes: int, words: str) -> str:
+    return f"  {size(nbytes):>10}  {words}".rstrip()
 
 
 def _full_name(kind: type) -> str:

@@ -20,7 +20,7 @@ from weakref import WeakMethod
 
 from vram.errors import LeakDetected, LeakWarning, LimitExceeded, UsageError
 from vram.guard import footprint
-from vram.guard.footprint import NOTHING, Footprint, driver_is_loaded
+from vram.guard.footprint import NOTHING, OUTSIDE, Footprint, driver_is_loaded
 from vram.guard.registry import Place
 from vram.units import parse_size, size
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from vram.guard.limits import Undo
     from vram.guard.suspects import Baseline
     from vram.guard.watcher import Watcher
-    from vram.model.leak import Leak
+    from vram.model.leak import Gain, Leak
 
 OnLeak = Literal["raise", "warn", "report"]
 MODES = ("raise", "warn", "report")
@@ -271,10 +271,18 @@ def describe(leak: Leak) -> str:
     """The account in words: how much, where, which objects and who keeps them."""
     who = " or ".join(map(repr, leak.names[:4])) + (" or others" if len(leak.names) > 4 else "")
     lines = [f"scope {who} kept {size(leak.nbytes)} of device memory"]
-    lines += [f"  {gain.where}: {size(gain.nbytes)} more in use than at the beginning" for gain in leak.gains]
+    lines += [
+        f"  {where_gained(gain, leak)}: {size(gain.nbytes)} more in use than at the beginning"
+        for gain in leak.gains
+    ]
     lines += [f"  {kept.what}, {size(kept.nbytes)}: {kept.keeper}" for kept in leak.kept]
     lines += [f"  note: {note}" for note in leak.notes]
     return "\n".join(lines)
+
+
+def where_gained(gain: Gain, leak: Leak) -> str:
+    """Where it was gained. Some frameworks keep no count of their arrays: theirs is the driver's."""
+    return "by the driver's count" if gain.where == OUTSIDE and leak.kept else gain.where
 
 
 def nbytes_of(value: str | int, what: str) -> int:

@@ -18,6 +18,7 @@ from vram.guard.footprint import OUTSIDE
 from vram.guard.frameworks import LEAVES, bystanders
 from vram.guard.heap.chains import shortest
 from vram.guard.inventory import Found, find
+from vram.guard.table import what
 from vram.model.leak import Kept, Leak
 
 SHARE = 0.01
@@ -146,5 +147,4 @@ def _words(found: Found) -> str:
     told = found.description
     where = "" if told.device is None else f" on GPU {told.device}"
     note = f" ({told.note})" if told.note else ""
-    parts = (found.leaf.NAME, told.dtype, "×".join(map(str, told.shape)))
-    return " ".join(part for part in parts if part) + where + note
+    return f"{found.leaf.NAME} {what(told)}".rstrip() + where + note

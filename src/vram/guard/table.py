@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from vram.guard.columns import laid_out, wrapped
 from vram.units import counted, size
 
 if TYPE_CHECKING:
+    from vram.guard.frameworks.array import Description
     from vram.guard.live import Live, LiveArray
 
 ROWS = 12
@@ -48,10 +50,18 @@ def _row(stem: str, members: Sequence[LiveArray]) -> Row:
     nbytes = sum(each.nbytes for each in members if not each.is_shared)
     kept_by = first.holder.text if alone else stem
     shared = first.is_shared and "shares memory told above"
-    return Row(nbytes, len(members), first.framework, what(first), kept_by, first.note or shared or "")
+    return Row(nbytes, len(members), first.framework, _alike(members), kept_by, first.note or shared or "")
 
 
-def what(array: LiveArray) -> str:
+def _alike(members: Sequence[LiveArray]) -> str:
+    """What the members have in common."""
+    dtypes, shapes = {each.dtype for each in members}, {each.shape for each in members}
+    if len(dtypes) > 1:
+        return "arrays of several dtypes"
+    return what(members[0]) if len(shapes) == 1 else f"{members[0].dtype} of several shapes".strip()
+
+
+def what(array: LiveArray | Description) -> str:
     """Its dtype and shape, as one writes them."""
     return f"{array.dtype} {_shape(array.shape)}".strip()
 
@@ -68,25 +78,23 @@ def headline(live: Live) -> str:
     return f"{size(live.nbytes)} in {counted(len(live.arrays), 'live array')} on GPUs: {parts}"
 
 
-def live_text(live: Live) -> str:
-    return "\n".join([headline(live), *live_lines(live)])
+def live_text(live: Live, width: int | None = None) -> str:
+    return "\n".join([*wrapped(headline(live), width), *live_lines(live, width=width)])
 
 
-def live_lines(live: Live, most: int = ROWS) -> list[str]:
-    """The table without its headline; nothing where nothing is alive."""
+def live_lines(live: Live, most: int = ROWS, width: int | None = None) -> list[str]:
+    """The table without its headline, *width* columns wide at most; nothing where nothing is alive."""
     found = rows(live.arrays)
     if not found:
         return []
     shown = found[:most]
     cells = [HEAD, *(row.cells() for row in shown)]
-    widths = [max(len(line[column]) for line in cells) for column in range(len(HEAD) - 1)]
+    below = " " * (max(len(line[0]) for line in cells) + 4)
     lines = []
-    for position, line in enumerate(cells):
-        first = line[0].rjust(widths[0])
-        middle = [cell.ljust(width) for cell, width in zip(line[1:-1], widths[1:], strict=True)]
-        lines.append("  " + "  ".join([first, *middle, line[-1]]))
-        if position and shown[position - 1].note:
-            lines.append(" " * (widths[0] + 4) + f"↳ {shown[position - 1].note}")
+    for note, told in zip(["", *(row.note for row in shown)], laid_out(cells, width), strict=True):
+        lines += told
+        if note:
+            lines += wrapped(f"{below}↳ {note}", width)
     return [*lines, *_rest(found[most:]), *_cut(live)]
 
 
@@ -100,7 +108,7 @@ def _cut(live: Live) -> list[str]:
     return ["  the search was cut short; budget_s= gives it more time"] if live.was_cut else []
 
 
-def live_html(live: Live, most: int = ROWS) -> str:
+def live_html(live: Live, before: str = "", most: int = ROWS) -> str:
     from html import escape
 
     found = rows(live.arrays)
@@ -108,15 +116,15 @@ def live_html(live: Live, most: int = ROWS) -> str:
     head = "".join(f"<th style='text-align:left'>{word}</th>" for word in HEAD)
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>" if found else ""
     after = "".join(f"<p>{escape(line.strip())}</p>" for line in (*_rest(found[most:]), *_cut(live)))
-    return f"<p>{escape(headline(live))}</p>{table}{after}"
+    return f"<p>{escape(before + headline(live))}</p>{table}{after}"
 
 
 def _html_row(row: Row) -> str:
     from html import escape
 
-    size_, framework, what, kept_by = map(escape, row.cells())
+    first, *middle, kept_by = map(escape, row.cells())
     note = f"<br><small>{escape(row.note)}</small>" if row.note else ""
-    return (
-        f"<tr><td style='text-align:right'>{size_}</td><td>{framework}</td><td>{what}</td>"
-        f"<td style='text-align:left'><code>{kept_by}</code>{note}</td></tr>"
+    left = "".join(
+        f"<td style='text-align:left'>{cell}</td>" for cell in (*middle, f"<code>{kept_by}</code>{note}")
     )
+    return f"<tr><td style='text-align:right'>{first}</td>{left}</tr>"

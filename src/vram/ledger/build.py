@@ -87,7 +87,8 @@ def _under_windows(seen: Sightings) -> tuple[GpuLedger, ...]:
             pages.append(_elsewhere(seen, gpu))
             continue
         told = account(seen, gpu, joined[index], split(gpu.memory)[2])
-        notes = (*_moved(gpu.memory), *told.notes, *_apart(gpu.memory))
+        aged = (seen.windows_age,) if seen.windows_age else ()
+        notes = (*_moved(gpu.memory), *aged, *told.notes, *_apart(gpu.memory))
         pages.append(_page(gpu, gpu.memory, told.entries, notes, windows=told.side))
     return tuple(pages)
 

@@ -94,7 +94,7 @@ def _unkept(seen: Sightings, charge: Charge, evidence: list[str]) -> Entry:
     return Entry(
         kind="hidden" if reason else "orphaned",
         nbytes=charge.nbytes or 0,
-        holder=departed(charge.process.pid, charge.lists),
+        holder=departed(charge.process.pid, charge.lists, in_sight=reason is None),
         charged_pid=charge.process.pid,
         charged_state=_state(seen, charge.process.pid),
         hidden_by=reason,
@@ -122,7 +122,8 @@ def _state(seen: Sightings, pid: int) -> str | None:
 def _gone(seen: Sightings, pid: int) -> str:
     known = seen.processes.get(pid)
     if known is None:
-        return f"pid {pid} does not exist any more"
+        shown = seen.host.initial_pid_namespace and not seen.host.hides_processes
+        return f"pid {pid} does not exist any more" if shown else f"/proc shows us no pid {pid}"
     if known[1].is_dead:
         return f"pid {pid} is a zombie: it has ended, and its parent {known[1].parent} has not collected it"
     return f"pid {pid} is another program now: it has no device file open"

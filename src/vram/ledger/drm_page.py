@@ -54,7 +54,8 @@ def drm_ledger(seen: Sightings, gpu: GpuSighting) -> GpuLedger:
 
 
 def _untold(gpu: GpuSighting) -> str:
-    return f"{gpu.driver} does not tell how much memory this card has; what its clients use is known"
+    why = gpu.untold or f"{gpu.driver} does not tell how much memory the card has"
+    return f"{why}; what its clients use is known"
 
 
 def _balanced(

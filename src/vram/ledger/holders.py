@@ -35,9 +35,11 @@ def holder(seen: Sightings, process: ProcessRef, lists: tuple[str, ...] = ()) ->
     )
 
 
-def departed(pid: int, lists: tuple[str, ...] = ()) -> Holder:
-    """A process that is gone. Whoever has its pid now is somebody else and goes unmentioned."""
-    return Holder(pid=pid, started_at=None, user=None, command=None, alive=False, lists=lists)
+def departed(pid: int, lists: tuple[str, ...] = (), *, in_sight: bool = True) -> Holder:
+    """A process that is gone, or out of sight. Whoever has its pid now is somebody else, and unmentioned."""
+    return Holder(
+        pid=pid, started_at=None, user=None, command=None, alive=False, lists=lists, in_sight=in_sight
+    )
 
 
 def holders(seen: Sightings, pids: Iterable[int]) -> tuple[Holder, ...]:

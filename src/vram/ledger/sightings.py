@@ -49,7 +49,7 @@ class Share(Struct, frozen=True):
 
 
 class GpuSighting(Struct):
-    """All statements about one GPU."""
+    """All statements about one GPU; ``untold`` says why the size of its memory is unknown."""
 
     index: int
     facts: GpuFacts | None = None
@@ -59,6 +59,7 @@ class GpuSighting(Struct):
     charges: list[Charge] = []
     mig: list[MigFacts] = []
     capacity: int | None = None
+    untold: str | None = None
     system: SystemMemoryFacts | None = None
     clients: list[ClientSighting] = []
     compute: list[Charge] = []
@@ -84,6 +85,8 @@ class Sightings(Struct):
     windows: list[WindowsMemoryFacts] = []
     windows_message: str | None = None
     """Why Windows said nothing."""
+    windows_age: str | None = None
+    """How old its figures are, where they were not asked for just now."""
 
     def alive(self, pid: int) -> bool:
         """Whether *pid* is a process that can still hold files: there, and no zombie."""
@@ -169,6 +172,8 @@ def _place(seen: Sightings, observation: Observation) -> None:
             seen.windows.append(facts)
         case None if observation.probe == "windows.ask":
             seen.windows_message = observation.message
+        case None if observation.probe == "windows.age":
+            seen.windows_age = observation.message
         case (DmabufFacts() | ExportFacts()) as facts if observation.process and observation.nbytes:
             seen.shares.append(_share(observation.process, observation.nbytes, facts, observation.gpu))
         case ClientFacts() as facts if observation.process:
@@ -203,6 +208,8 @@ def _place_on_gpu(gpu: GpuSighting, observation: Observation) -> None:
             gpu.capacity = facts.total
         case SystemMemoryFacts() as facts:
             gpu.system = facts
+        case None if observation.probe == "drm.memory":
+            gpu.untold = observation.message
     # Something unsupported is a gap in the picture; a GPU that failed is a gap in the answer.
     if observation.status not in ("ok", "unsupported") and gpu.status == "ok":
         gpu.status = observation.status

@@ -52,6 +52,8 @@ class Holder(Struct, frozen=True, kw_only=True):
     workload: Workload = Workload()
     inner_pid: int | None = None
     """Its pid as its own PID namespace counts, where that is not ours: what a container calls it."""
+    in_sight: bool = True
+    """False: it may live where we cannot look. ``alive`` then says only that we do not see it."""
 
 
 class Entry(Struct, frozen=True, kw_only=True):

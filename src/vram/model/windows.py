@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+LEFT_OUT = "Windows was left out, as --no-windows wants it"
+
 
 class AdapterFacts(Struct, frozen=True, omit_defaults=True, tag="windows-adapter"):
     """One graphics adapter. Windows names it by a LUID, which changes at every boot."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from vram.diagnosis.driver_words import where_to_look
 from vram.diagnosis.engine import diagnose
 from vram.errors import DeviceError, DriverMissing, UsageError
 from vram.host.ports import Host
@@ -35,6 +36,6 @@ def _no_gpu(ledger: Ledger) -> DriverMissing | DeviceError:
     if nvml is not None and nvml.status == "unsupported":
         return DriverMissing(
             f"no NVIDIA driver answers on {ledger.host.name}: {reason}",
-            hint="`vram demo` shows what vram does, without a GPU",
+            hint=where_to_look(ledger.driver),
         )
     return DeviceError(f"no GPU answers on {ledger.host.name}: {reason}", hint="see `vram why`")

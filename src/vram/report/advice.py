@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from textwrap import indent as indented
 from typing import NamedTuple
 
 from rich.console import RenderableType
-from rich.padding import Padding
 from rich.text import Text
 
 from vram.model.finding import Finding, Harm, Remedy
@@ -68,8 +68,9 @@ def _words(way: Way, look: Look) -> Text:
 
 
 def _command(command: str, indent: int, look: Look) -> RenderableType:
-    lines = pasteable(look.clean(command), look.width - indent)
-    return Padding(Text(lines, style="bold", no_wrap=True, overflow="ignore"), (0, 0, 0, indent))
+    lines = indented(pasteable(look.clean(command), look.width - indent), " " * indent)
+    # No padding: it would cut off a word that is longer than the line.
+    return Text(lines, style="bold", no_wrap=True, overflow="ignore")
 
 
 def _append_once(words: list[str], word: str) -> None:

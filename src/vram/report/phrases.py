@@ -49,7 +49,7 @@ def identity(holder: Holder, *, origin: bool = True) -> list[str]:
     if holder.user:
         parts.append(holder.user)
     if not holder.alive:
-        parts.append("gone")
+        parts.append("gone" if holder.in_sight else "not seen from here")
     elif holder.age_s is not None:
         parts.append(duration(holder.age_s))
     started_by = workload(holder.workload) if origin else ""

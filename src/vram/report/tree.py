@@ -63,7 +63,7 @@ def _kin(kin: Kin, prefix: str, is_last: bool, look: Look) -> Iterator[Text]:
 def _who(kin: Kin, room: int, look: Look) -> Text:
     dot = look.clean(" · ")
     words = look.clean(" · ".join(identity(kin.holder, origin=False)))
-    who = Text(look.short(words, room), style="" if kin.holder.alive else "red")
+    who = Text(look.short(words, room), style="red" if kin.holder.in_sight and not kin.holder.alive else "")
     line = command(kin.holder)
     rest = room - cell_len(words) - len(dot)
     if line and rest >= 8:
@@ -72,7 +72,9 @@ def _who(kin: Kin, room: int, look: Look) -> Text:
 
 
 def _facts(kin: Kin) -> Iterator[str]:
-    if not kin.holder.alive:
+    if not kin.holder.in_sight:
+        yield "cannot be seen from here, and may live"
+    elif not kin.holder.alive:
         yield "gone, but the driver still charges it: its files live on below"
     elif any(keep.kind == "orphaned" for keep in kin.keeps):
         yield f"holds the files of pid {kin.inherited_from}, inherited when that one forked"

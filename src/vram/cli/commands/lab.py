@@ -62,6 +62,8 @@ def known_names() -> tuple[tuple[str, str], ...]:
 
 
 def run(args: Namespace) -> int:
+    if args.evidence == "":
+        raise UsageError("--evidence needs the name of a folder")
     if args.evidence and args.verb != "run":
         raise UsageError("--evidence keeps what `vram lab run` found out", hint="add `run`")
     return {"list": _list, "show": _show, "run": _run}[args.verb](args)
@@ -91,7 +93,8 @@ def _show(args: Namespace) -> int:
     from vram.lab.catalogue import chosen, describe
     from vram.report import lab
 
-    emit("\n".join(lab.page(describe(name)) for name in chosen(args.names)))
+    look = look_for(args)
+    emit("\n".join(lab.page(describe(name), look) for name in chosen(args.names)))
     return ExitCode.OK
 
 

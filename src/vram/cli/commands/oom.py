@@ -5,7 +5,14 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
-from vram.cli.source import add_deadline_argument, open_host, require_driver, take_survey
+from vram.cli.source import (
+    add_deadline_argument,
+    add_windows_argument,
+    narrowed,
+    open_host,
+    require_driver,
+    take_survey,
+)
 from vram.cli.terminal import add_terminal_arguments, emit, look_for, show
 from vram.errors import ExitCode, NothingFound, UsageError
 
@@ -33,10 +40,13 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     parser.add_argument("--kinds", action="store_true", help="list the kinds; `vram explain KIND` tells more")
     add_deadline_argument(parser)
+    add_windows_argument(parser)
     add_terminal_arguments(parser)
 
 
 def run(args: Namespace) -> int:
+    if args.kinds and args.json:
+        raise UsageError("--kinds is a list for people", hint="leave out --json")
     if args.kinds:
         return _kinds()
     joins = args.live or args.snapshot
@@ -70,7 +80,8 @@ def _ledger(args: Namespace) -> Ledger:
     host = open_host(args)
     from vram.ledger.build import build_ledger
 
-    return build_ledger(take_survey(args, host))
+    # A GPU that was named and is not there is a wrong call, as it is for `vram why`.
+    return narrowed(build_ledger(take_survey(args, host)), None if args.gpu is None else [str(args.gpu)])
 
 
 def _joined(found: tuple[Case, ...], ledger: Ledger, gpu: int | None) -> tuple[Case, ...]:

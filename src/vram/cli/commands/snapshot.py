@@ -6,7 +6,7 @@ import shlex
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
-from vram.cli.source import add_deadline_argument, open_host, take_survey
+from vram.cli.source import add_deadline_argument, add_windows_argument, open_host, take_survey
 from vram.cli.terminal import emit
 from vram.errors import ExitCode
 from vram.report.escape import inert
@@ -26,6 +26,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--redact", action="store_true", help="leave out user names, command lines and host names"
     )
     add_deadline_argument(parser)
+    add_windows_argument(parser)
 
 
 def run(args: Namespace) -> int:

@@ -41,6 +41,7 @@ from collections.abc import Iterator
 from vram.diagnosis import words
 from vram.model.finding import Finding, Remedy
 from vram.model.ledger import Entry, GpuLedger, Ledger
+from vram.model.windows import LEFT_OUT
 from vram.model.wsl import WslFacts
 from vram.units import size
 
@@ -87,6 +88,10 @@ def _ways_out(facts: WslFacts, gpu: GpuLedger, read: bool) -> Iterator[Remedy]:
     ask = "Ask the programs that let us in (vram.agent(), Jupyter) what they hold."
     yield Remedy(step="look", target=target, text=ask, command="vram why --deep")
     if read:
+        return
+    if gpu.windows is not None and gpu.windows.message == LEFT_OUT:
+        text = "Look again, and let Windows be asked."
+        yield Remedy(step="look", target=target, text=text, command="vram why")
         return
     if facts.container:
         text = "Run vram in the distribution itself: from a container Windows cannot be asked."

@@ -14,10 +14,12 @@ What to do
 - nouveau is loaded: it keeps the NVIDIA driver out; blacklist it and restart.
 - The module is loaded and the library is missing: in a container the runtime has to bring it
   (`docker run --gpus all`), elsewhere the driver's library package is not installed.
+- The module is loaded and its device files are missing: driver.nodes says what brings them.
 """
 
 from __future__ import annotations
 
+from vram.diagnosis.remedies import KERNEL_LOG
 from vram.doctor.answers import Answer, not_applicable, ok
 from vram.doctor.sight import Sight
 from vram.model.doctor import Topic, Verb
@@ -63,11 +65,7 @@ def _absence(sight: Sight) -> tuple[str, str, str]:
     if wsl is not None:
         return "no driver under WSL", "See place.wsl: there the driver is the one of Windows.", ""
     if files.module_version:
-        return (
-            f"kernel module {files.module_version} is loaded, its libraries are missing",
-            "Let the container runtime bring the driver's libraries; outside of one, install them.",
-            "docker run --gpus all …" if sight.premises.container else "",
-        )
+        return _unreached(sight, f"kernel module {files.module_version} is loaded")
     if "nouveau" in files.modules:
         return (
             "nouveau drives the NVIDIA GPU",
@@ -78,3 +76,14 @@ def _absence(sight: Sight) -> tuple[str, str, str]:
         found = f"{counted(files.nvidia_devices, 'NVIDIA GPU')} on the bus, no driver loaded"
         return found, "Install the NVIDIA driver; if it is installed, load it.", "sudo modprobe nvidia"
     return "no NVIDIA GPU on the PCI bus, and no driver", "Try vram on a virtual GPU.", "vram demo"
+
+
+def _unreached(sight: Sight, loaded: str) -> tuple[str, str, str]:
+    """The driver runs, and what leads to it is not here: libraries, device files, or neither is told."""
+    start = "docker run --gpus all …" if sight.premises.container else ""
+    if sight.lacks_library:
+        fix = "Let the container runtime bring the driver's libraries; outside of one, install them."
+        return f"{loaded}, its libraries are missing", fix, start
+    if not sight.premises.nodes:
+        return f"{loaded}, its device files are missing", "See driver.nodes: it says what brings them.", start
+    return f"{loaded}, and does not answer", "Read what the kernel's log says of the driver.", KERNEL_LOG

@@ -43,7 +43,7 @@ def judge(sight: Sight) -> Answer:
         seen=f"the kernel does not tell the memory of {gpu_names([each.gpu or 0 for each in silent])}",
         details=(*details, *(each.message for each in silent if each.message)),
         means="vram why can name who uses it, and cannot balance its bytes.",
-        fix="A newer kernel tells more of it.",
+        fix="For xe, a newer kernel with the dmem controller (CONFIG_CGROUP_DMEM); i915 tells it in none.",
     )
 
 

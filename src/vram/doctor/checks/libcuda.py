@@ -27,6 +27,7 @@ from vram.doctor.answers import NO_DRIVER, Answer, ok
 from vram.doctor.sight import Sight
 from vram.model.doctor import Topic, Verb
 from vram.model.surroundings import DriverTrial
+from vram.units import counted
 
 ID = "driver.cuda"
 TOPIC: Topic = "driver"
@@ -101,6 +102,6 @@ def _about(trial: DriverTrial) -> tuple[str, ...]:
     told = (
         f"libcuda is {trial.path}" if trial.path else "",
         f"it speaks CUDA {trial.cuda_version}" if trial.cuda_version else "",
-        f"it counts {trial.gpus} GPUs" if trial.gpus is not None else "",
+        f"it counts {counted(trial.gpus, 'GPU')}" if trial.gpus is not None else "",
     )
     return tuple(each for each in told if each)

@@ -45,7 +45,7 @@ def judge(sight: Sight) -> Answer:
             state="missing",
             seen=f"{seen}, which was given no GPU",
             details=(inside.evidence, *others),
-            means="The host has a driver; this container was given neither its libraries nor its devices.",
+            means=f"The host has a driver; this container was given {_withheld(sight)}.",
             fix="Start the container with GPUs, by a runtime with the NVIDIA container toolkit.",
             command="" if inside.pod else _START.get(inside.runtime or "docker", ""),
         )
@@ -56,3 +56,11 @@ def _named(inside: Container) -> str:
     kind = f"a {inside.runtime} container" if inside.runtime else "a container"
     identity = f" {inside.identity[:12]}" if inside.identity else ""
     return kind + identity + (" of a Kubernetes pod" if inside.pod else "")
+
+
+def _withheld(sight: Sight) -> str:
+    if sight.premises.nodes:
+        return "not all that leads to it"
+    if sight.lacks_library:
+        return "neither its libraries nor its devices"
+    return "its libraries, and not its devices"

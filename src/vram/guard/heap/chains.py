@@ -14,6 +14,7 @@ from vram.guard.heap.links import children
 from vram.guard.heap.naming import Naming
 from vram.guard.heap.peek import inert, lineage, type_name
 from vram.guard.heap.roots import Roots
+from vram.guard.heap.survivors import survivors
 from vram.guard.heap.trails import UNKNOWN, Holder, Trails
 from vram.guard.heap.walk import Walk, first_parents
 from vram.guard.heap.words import Words, extended
@@ -69,6 +70,7 @@ class _Search:
         bystanders: Sequence[type] = (),
     ) -> None:
         self._heap = heap
+        self._targets = frozenset(map(id, targets))
         self.roots = Roots()
         # What the collector does not know is met only by looking into what it ignores as well.
         self.hides = not all(map(gc.is_tracked, targets))
@@ -106,10 +108,11 @@ class _Search:
             return dict.fromkeys(missing, UNKNOWN)
         reached, own = self.walk.origin, {id(self.roots.namespaces), id(self.walk.portions)}
         apart = [each for each in self._heap if id(each) not in reached and id(each) not in own]
+        alive = survivors(apart, but=self._targets, lists=2)
         index = first_parents(apart)
-        return {key: self._climbed(key, index) for key in missing}
+        return {key: self._climbed(key, index, is_held=key in alive) for key in missing}
 
-    def _climbed(self, key: int, index: dict[int, object]) -> Holder:
+    def _climbed(self, key: int, index: dict[int, object], *, is_held: bool) -> Holder:
         path: list[object] = []
         seen = {key}
         at = key
@@ -118,7 +121,7 @@ class _Search:
             path.append(parent)
             at = id(parent)
             if at in seen:
-                return Holder(f"a cycle through a {_type(parent)}: gc.collect() frees it", "cycle")
+                return _cycle(parent, is_held=is_held)
             seen.add(at)
         return self._from_top(path, key) if path else NATIVE
 
@@ -132,6 +135,13 @@ class _Search:
             words = extended(words, link)
         kind = "generator" if type(top) is GeneratorType else words.kind
         return Holder(words.text(), kind)
+
+
+def _cycle(member: object, *, is_held: bool) -> Holder:
+    words = f"a cycle through a {_type(member)}"
+    if is_held:
+        return Holder(f"{words}, and something outside Python's sight", "native")
+    return Holder(f"{words}: gc.collect() frees it", "cycle")
 
 
 def _type(obj: object) -> str:

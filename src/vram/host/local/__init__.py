@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from vram.host.local.surroundings import LocalSurroundings
     from vram.host.local.vendor import LocalVendor
     from vram.host.local.vitals import LocalVitalSigns
-    from vram.host.local.windows import LocalWindows
-    from vram.host.ports import Card, ComputeCharge
+    from vram.host.ports import Card, ComputeCharge, Windows
     from vram.model.observation import HostFacts
 
 
@@ -57,6 +56,9 @@ class LocalHost:
     beside the imports that are needed: for a command that makes a survey within so many
     seconds, as most do. *reader* is one that reads the driver already, *keeper* one that wakes
     it up already for parking.
+
+    Windows around WSL2 is asked whenever somebody wants to know; with *windows_every_s* not more
+    often than that, and without *ask_windows* never.
     """
 
     def __init__(
@@ -67,8 +69,12 @@ class LocalHost:
         reader: Child | None = None,
         read_ahead_s: float | None = None,
         keeper: Started | None = None,
+        ask_windows: bool = True,
+        windows_every_s: float = 0.0,
     ) -> None:
         self._keeper = keeper
+        self._ask_windows = ask_windows
+        self._windows_every_s = windows_every_s
         if reader is None and read_ahead_s is not None:
             with suppress(OSError):  # will be met again by the reading itself, and told
                 reader = start_reader(set())
@@ -129,10 +135,15 @@ class LocalHost:
         return LocalSurroundings()
 
     @cached_property
-    def windows(self) -> LocalWindows:
+    def windows(self) -> Windows:
         from vram.host.local.windows import LocalWindows
 
-        return LocalWindows(virtual=self._virtual is not None, proc_root=self._proc_root)
+        windows = LocalWindows(virtual=self._virtual is not None, proc_root=self._proc_root)
+        if self._ask_windows and not self._windows_every_s:
+            return windows
+        from vram.host.local.windows_seldom import SeldomWindows, UnaskedWindows
+
+        return SeldomWindows(windows, self._windows_every_s) if self._ask_windows else UnaskedWindows()
 
     def facts(self) -> HostFacts:
         from vram.host.local.identity import host_facts

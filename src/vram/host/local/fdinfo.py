@@ -1,7 +1,7 @@
 """The fdinfo of a DRM file: which GPU, which client, and how much of each kind of memory.
 
 Keys and units are the kernel's (Documentation/gpu/drm-usage-stats.rst); amdgpu had keys of its
-own before Linux 5.19. Whatever else the text holds, it is read without harm: a figure that
+own before there was a common format. Whatever else the text holds, it is read without harm: a figure that
 cannot be one is unknown, and said to be so.
 """
 
@@ -30,8 +30,8 @@ _LINE = re.compile(
     rb"|pdev|pasid|(?:vram|gtt|cpu) mem)[ \t]*:([^\n]*)",
     re.MULTILINE,
 )
-_BEFORE_5_19 = {b"pdev": b"drm-pdev", b"pasid": b"drm-client-id"}
-_MEMORY_BEFORE_5_19 = {b"vram mem": b"vram", b"gtt mem": b"gtt", b"cpu mem": b"cpu"}
+_FORMERLY = {b"pdev": b"drm-pdev", b"pasid": b"drm-client-id"}
+_MEMORY_FORMERLY = {b"vram mem": b"vram", b"gtt mem": b"gtt", b"cpu mem": b"cpu"}
 # What lies there now, then what older kernels call it, then what was asked for.
 _BEST_FIRST = (b"resident", b"memory", b"total")
 # Registers and small memories inside amdgpu's chips, which hold nobody's data.
@@ -90,10 +90,10 @@ def _fields(raw: bytes) -> tuple[dict[bytes, bytes], Figures, list[str]]:
             wrong.append(f"{text(key)} is there twice, with different values")
     # amdgpu goes on writing its old pasid beside the number that took its place.
     if b"drm-driver" not in fields:
-        for old, new in _BEFORE_5_19.items():
+        for old, new in _FORMERLY.items():
             if old in fields:
                 fields.setdefault(new, fields[old])
-        for old, region in _MEMORY_BEFORE_5_19.items():
+        for old, region in _MEMORY_FORMERLY.items():
             if old in fields:
                 figures.setdefault(region, {}).setdefault(b"memory", fields[old])
     return fields, figures, wrong

@@ -34,7 +34,12 @@ def namespace_inode(proc: str) -> int | None:
 
 
 def hides_processes(proc_root: str = "/proc") -> bool:
-    """Whether *proc_root* was mounted with hidepid: what others run is then not there at all."""
+    """Whether *proc_root* was mounted with hidepid, for us: what others run is then not there at all.
+
+    Who has the capability, or is of the mount's group, sees everybody, and so the first process.
+    """
+    if os.path.isdir(f"{proc_root}/1"):
+        return False
     try:
         with open(f"{proc_root}/self/mounts", "rb") as file:
             mounts = [line.split(b" ") for line in file.read().split(b"\n")]
@@ -60,7 +65,7 @@ def host_facts(proc_root: str, *, virtual: str | None) -> HostFacts:
         uid=os.geteuid(),
         initial_pid_namespace=namespace in (None, INITIAL_PID_NAMESPACE),
         pid_namespace=namespace,
-        hides_processes=os.geteuid() != 0 and hides_processes(proc_root),
+        hides_processes=hides_processes(proc_root),
         wsl=wsl is not None,
         virtual=virtual is not None,
         wsl_facts=wsl,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,9 @@ _WORDS = {
     15: "the GPU is lost: it has fallen off the bus or cannot be reached",
     16: "the GPU needs a reset before it can be used again",
 }
+_NOT_LOADED = 9
 _MISMATCH = 18
+_CONTROL_NODE = "/dev/nvidiactl"
 
 
 class GpuGone(Exception):
@@ -43,6 +46,8 @@ def message_of(error: BaseException) -> str:
     code = getattr(error, "value", None)
     if code == _MISMATCH:
         return _mismatch()
+    if code == _NOT_LOADED and (version := module_version()):
+        return f"{_unreached(version)} (NVML error {code})"
     said = _WORDS.get(code) if isinstance(code, int) else None
     return f"{said or error} (NVML error {code})" if code is not None else str(error)
 
@@ -58,3 +63,9 @@ def statement_of(error: BaseException, nvml: ModuleType) -> dict[str, Any]:
 def _mismatch() -> str:
     sides = f"kernel module {module_version() or 'unknown'}, library {library_version() or 'unknown'}"
     return f"the driver's kernel module and its libraries have different versions: {sides} (NVML error 18)"
+
+
+def _unreached(version: str) -> str:
+    """Why the library calls a driver "not loaded" whose module the kernel shows: it finds no way there."""
+    lack = "does not answer" if os.path.exists(_CONTROL_NODE) else f"{_CONTROL_NODE} is not there"
+    return f"the driver's kernel module {version} is loaded, and {lack}"

@@ -1,4 +1,4 @@
-"""One value of sysfs: read whole, or the reason why not."""
+"""One value or folder of sysfs: read whole, or the reason why not."""
 
 from __future__ import annotations
 
@@ -47,6 +47,19 @@ def read_word(path: str) -> bytes | None:
         return read_bytes(path).strip(b" \t\r\n\0") or None
     except OSError:
         return None
+
+
+def listing(folder: str) -> list[str] | None:
+    """The names in *folder*; None where it cannot be read."""
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return None
+
+
+def asleep(folder: str) -> bool:
+    """The device in *folder* is suspended: some of its files would wake it."""
+    return read_word(f"{folder}/power/runtime_status") == b"suspended"
 
 
 def read_nbytes(path: str) -> Reading:

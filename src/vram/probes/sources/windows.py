@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import ceil
 
-from vram.host.ports import Host, Inquiry
+from vram.host.ports import Host, Inquiry, WindowsAnswer
 from vram.model.observation import HostFacts, Observation
 from vram.model.windows import WindowsMemoryFacts
 from vram.probes.windows_counters import Damaged, read
@@ -61,7 +61,7 @@ def observe(inquiry: Inquiry, me: HostFacts) -> Iterator[Observation]:
     """Collect the answer; whatever came of it is an observation."""
     answer = inquiry.answer()
     if answer.status != "ok":
-        yield Observation(probe="windows.ask", status=answer.status, message=_why(answer.message, me))
+        yield Observation(probe="windows.ask", status=answer.status, message=_why(answer, me))
         return
     try:
         counters = read(answer.output)
@@ -78,9 +78,13 @@ def observe(inquiry: Inquiry, me: HostFacts) -> Iterator[Observation]:
     if counters.damaged_rows:
         said = f"{counters.damaged_rows} of Windows' counters could not be read and are left out"
         yield Observation(probe="windows.counters", status="unsupported", message=said)
+    if answer.age_s:
+        yield Observation(probe="windows.age", message=f"Windows' figures are {answer.age_s:.0f} s old")
 
 
-def _why(message: str | None, me: HostFacts) -> str | None:
+def _why(answer: WindowsAnswer, me: HostFacts) -> str | None:
     if me.wsl_facts is not None and me.wsl_facts.container:
         return "a container inside WSL2 cannot ask Windows: run vram in the distribution itself"
-    return message
+    if answer.age_s and answer.message:
+        return f"{answer.message} (asked {answer.age_s:.0f} s ago)"
+    return answer.message
