@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,9 @@ from vram.virtualgpu import VirtualGpu, libraries
 ROOT = Path(__file__).parents[1]
 BUILD = ROOT / "native" / "build.py"
 LEND = ROOT / "src" / "vram" / "guard" / "lib" / "libvramlend.so"
+
+# xdist tells its workers how wide its own terminal is; what tests start has none.
+os.environ.pop("COLUMNS", None)
 
 # How soon examples are drawn and tried tells about the machine, and nothing about vram.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
