@@ -113,7 +113,7 @@ SOUND = Sight(
     ),
     cupti=("/usr/local/cuda/lib64/libcupti.so.13",),
     debugger="/usr/bin/gdb",
-    records=Records(path="/root/.local/state/vram", exists=True, free_bytes=GIB),
+    records=Records(path="/home/user/.local/state/vram", exists=True, free_bytes=GIB),
     program=Program(
         vram="1",
         python="CPython 3.13.1",

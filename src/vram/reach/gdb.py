@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import select
 import subprocess
 import time
 
-from vram.reach.injection import Complaint, Silence, without_python_settings
+from vram.reach.debugger_pipe import DebuggerPipe
+from vram.reach.injection import Complaint
 
 # Everything that can be settled before the target is stopped, so that it is stopped briefly.
 SETTINGS = (
@@ -38,15 +37,8 @@ class Gdb:
     def __init__(self, program: str, until: float) -> None:
         self._until = until
         self._number = 0
-        self._rest = b""
-        self.process = subprocess.Popen(
-            [program, "--nx", "--quiet", "--interpreter=mi2"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            cwd="/",
-            env=without_python_settings(),
-        )
+        words = [program, "--nx", "--quiet", "--interpreter=mi2"]
+        self._pipe = DebuggerPipe(words, stderr=subprocess.DEVNULL)
         for setting in SETTINGS:
             try:
                 self.ask(setting)
@@ -107,25 +99,15 @@ class Gdb:
         self.ask("-target-detach", until=time.monotonic() + 10.0)
 
     def end(self) -> None:
-        """End the debugger. Attached or not: the kernel lets go of what it held."""
-        self.process.kill()
-        self.process.wait()
-        for stream in (self.process.stdin, self.process.stdout):
-            if stream is not None:
-                stream.close()
+        self._pipe.end()
 
     def ask(self, command: str, until: float | None = None) -> str:
         """The result of one command. Raises Complaint or Silence."""
-        assert self.process.stdin is not None
         self._number += 1
-        try:
-            self.process.stdin.write(f"{self._number}{command}\n".encode())
-            self.process.stdin.flush()
-        except BrokenPipeError:
-            raise Silence("the debugger has ended") from None
+        self._pipe.say(f"{self._number}{command}\n")
         answer = f"{self._number}^".encode()
         while True:
-            line = self._line(self._until if until is None else until)
+            line = self._pipe.hear(b"\n", self._until if until is None else until)
             if line.startswith(answer):
                 return self._judged(line[len(answer) :].decode("utf-8", "replace"))
 
@@ -140,19 +122,3 @@ class Gdb:
             self.ask(command)
         except Complaint:
             return
-
-    def _line(self, until: float) -> bytes:
-        assert self.process.stdout is not None
-        output = self.process.stdout.fileno()
-        poll = select.poll()
-        poll.register(output, select.POLLIN)
-        while b"\n" not in self._rest:
-            left = until - time.monotonic()
-            if left <= 0 or not poll.poll(None if left == float("inf") else left * 1000):
-                raise Silence("the debugger did not answer in time")
-            part = os.read(output, 1 << 16)
-            if not part:
-                raise Silence("the debugger has ended")
-            self._rest += part
-        line, _, self._rest = self._rest.partition(b"\n")
-        return line

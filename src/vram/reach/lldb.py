@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import select
 import subprocess
 import time
 
-from vram.reach.injection import Complaint, Silence, without_python_settings
+from vram.reach.debugger_pipe import DebuggerPipe
+from vram.reach.injection import Complaint
 
 SETTINGS = (
     "settings set auto-confirm true",
@@ -31,15 +30,8 @@ class Lldb:
         self._until = until
         self._number = 0
         self._others_run = True
-        self._rest = b""
-        self.process = subprocess.Popen(
-            [program, "--no-lldbinit", "--no-use-colors"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            cwd="/",
-            env=without_python_settings(),
-        )
+        words = [program, "--no-lldbinit", "--no-use-colors"]
+        self._pipe = DebuggerPipe(words, stderr=subprocess.STDOUT)
         for setting in SETTINGS:
             self.ask(setting)
 
@@ -95,40 +87,15 @@ class Lldb:
         self.ask("process detach", until=time.monotonic() + 10.0)
 
     def end(self) -> None:
-        """End the debugger. Attached or not: the kernel lets go of what it held."""
-        self.process.kill()
-        self.process.wait()
-        for stream in (self.process.stdin, self.process.stdout):
-            if stream is not None:
-                stream.close()
+        self._pipe.end()
 
     def ask(self, command: str, until: float | None = None) -> str:
         """What was printed for one command. It ends where a command that does not exist is refused."""
-        assert self.process.stdin is not None
         self._number += 1
         mark = f"vram-{self._number}"
-        try:
-            self.process.stdin.write(f"{command}\n{mark}\n".encode())
-            self.process.stdin.flush()
-        except BrokenPipeError:
-            raise Silence("the debugger has ended") from None
-        return self._until_mark(f"error: '{mark}' is not a valid command".encode(), until or self._until)
-
-    def _until_mark(self, mark: bytes, until: float) -> str:
-        assert self.process.stdout is not None
-        output = self.process.stdout.fileno()
-        poll = select.poll()
-        poll.register(output, select.POLLIN)
-        while mark not in self._rest:
-            left = until - time.monotonic()
-            if left <= 0 or not poll.poll(None if left == float("inf") else left * 1000):
-                raise Silence("the debugger did not answer in time")
-            part = os.read(output, 1 << 16)
-            if not part:
-                raise Silence("the debugger has ended")
-            self._rest += part
-        told, _, self._rest = self._rest.partition(mark)
-        return told.decode("utf-8", "replace")
+        self._pipe.say(f"{command}\n{mark}\n")
+        refusal = f"error: '{mark}' is not a valid command".encode()
+        return self._pipe.hear(refusal, until or self._until).decode("utf-8", "replace")
 
 
 def _complaint(told: str) -> str | None:
