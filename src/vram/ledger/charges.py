@@ -68,7 +68,7 @@ def _living(seen: Sightings, charge: Charge, sources: dict[int, int | None]) -> 
 def _dead(seen: Sightings, charge: Charge, found: list[Family], certain: bool) -> Entry:
     pid = charge.process.pid
     keeping = holders(seen, (member for family in found for member in family.pids))
-    evidence = [f"{_lists(charge)} names pid {pid} with {size(charge.nbytes or 0)}", _gone(seen, pid)]
+    evidence = [f"{_lists(charge)} names pid {pid} with {size(charge.nbytes or 0)}", gone(seen, pid)]
     if not keeping:
         return _unkept(seen, charge, evidence)
     evidence += [line for keeper in keeping for line in _open_files(seen, keeper.pid)]
@@ -89,7 +89,7 @@ def _dead(seen: Sightings, charge: Charge, found: list[Family], certain: bool) -
 
 def _unkept(seen: Sightings, charge: Charge, evidence: list[str]) -> Entry:
     """Nobody in sight keeps a listed, dead pid's memory: it is out of our sight, or lost."""
-    reason, why = _out_of_sight(seen, charge.process.pid)
+    reason, why = out_of_sight(seen, charge.process.pid)
     evidence.append(why)
     return Entry(
         kind="hidden" if reason else "orphaned",
@@ -105,7 +105,7 @@ def _unkept(seen: Sightings, charge: Charge, evidence: list[str]) -> Entry:
     )
 
 
-def _out_of_sight(seen: Sightings, pid: int) -> tuple[Literal["namespace", "permission"] | None, str]:
+def out_of_sight(seen: Sightings, pid: int) -> tuple[Literal["namespace", "permission"] | None, str]:
     """Why a listed process may be alive although we see nothing of it."""
     if not seen.host.initial_pid_namespace:
         return "namespace", "this is a PID namespace of its own: the process may live outside it"
@@ -119,7 +119,8 @@ def _state(seen: Sightings, pid: int) -> str | None:
     return known[1].state if known else None
 
 
-def _gone(seen: Sightings, pid: int) -> str:
+def gone(seen: Sightings, pid: int) -> str:
+    """What is known of a listed process that can hold no files any more, or is not shown to us."""
     known = seen.processes.get(pid)
     if known is None:
         shown = seen.host.initial_pid_namespace and not seen.host.hides_processes

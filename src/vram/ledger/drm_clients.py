@@ -139,6 +139,8 @@ def keeping(seen: Sightings, pids: tuple[int, ...]) -> Keeping:
 
 def _common_dead(seen: Sightings, heads: list[int]) -> int | None:
     """The dead process that all of *heads* come from, as their process groups and sessions tell."""
+    if seen.host.hides_processes:  # whoever is not shown to us may live
+        return None
     sources = [
         {facts.parent, facts.group, facts.session}
         for pid in heads

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from vram.ledger.charges import gone, out_of_sight
 from vram.ledger.drm_clients import Claim, Keeping, claims, keeping
 from vram.ledger.drm_kept import dmabuf_entries
 from vram.ledger.drm_system import system_memory
@@ -136,17 +137,17 @@ def _entry(
     if others:
         evidence.append(_sharing(keep))
     ref = seen.processes[keep.first][0] if keep.first in seen.processes else None
-    gone = keep.departed
+    opener = keep.departed
     told = claim.is_told or more
     return Entry(
-        kind="orphaned" if gone is not None else "process",
+        kind="orphaned" if opener is not None else "process",
         nbytes=claim.private + more,
         holder=holder(seen, ref, ("drm",)) if ref else departed(keep.first, ("drm",)),
         sharers=others,
-        charged_pid=gone,
-        charged_state=_state(seen, gone),
+        charged_pid=opener,
+        charged_state=_state(seen, opener),
         evidence=tuple(evidence),
-        confidence="unknown" if not told else "fact" if claim.certain and gone is None else "likely",
+        confidence="unknown" if not told else "fact" if claim.certain and opener is None else "likely",
     )
 
 
@@ -188,15 +189,17 @@ def _listed_only(seen: Sightings, charge: Charge, nbytes: int) -> Entry:
             evidence=tuple(evidence),
             confidence=confidence,  # type: ignore[arg-type]
         )
-    evidence.append(f"pid {pid} does not exist any more")
+    reason, why = out_of_sight(seen, pid)
+    evidence += [gone(seen, pid), why] if reason else [gone(seen, pid)]
     return Entry(
-        kind="orphaned",
+        kind="hidden" if reason else "orphaned",
         nbytes=nbytes,
-        holder=departed(pid, charge.lists),
+        holder=departed(pid, charge.lists, in_sight=reason is None),
         charged_pid=pid,
         charged_state=_state(seen, pid),
+        hidden_by=reason,
         evidence=tuple(evidence),
-        confidence="unknown",
+        confidence="likely" if reason else "unknown",
     )
 
 
