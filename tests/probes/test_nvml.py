@@ -177,8 +177,8 @@ def test_what_was_said_in_time_counts(virtual_gpu: VirtualGpu) -> None:
     """Whoever comes late to listen, because there were many files to look at, misses nothing."""
     code = (
         "import os, time; from vram.host.local.nvml import LocalNvml; nvml = LocalNvml();"
-        "reading = nvml.read(0.5); (pid,) = nvml.own_pids();"
-        "os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT); time.sleep(0.6);"
+        "reading = nvml.read(2.0); (pid,) = nvml.own_pids();"
+        "os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT); time.sleep(2.1);"
         "print(*(each.probe for each in reading))"
     )
     done = virtual_gpu.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True)

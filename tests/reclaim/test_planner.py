@@ -168,7 +168,7 @@ def test_whatever_the_ledger_says_the_healthy_and_the_system_are_spared(world, g
         assert not (works and is_healthy(holder))
 
 
-def test_ten_thousand_processes_on_sixteen_gpus_are_planned_within_a_second():
+def test_ten_thousand_processes_on_sixteen_gpus_are_planned_within_a_second_of_work():
     many = [
         gpu(
             *(process(10_000 + index * 1000 + each, GIB // 100) for each in range(625)),
@@ -179,9 +179,9 @@ def test_ten_thousand_processes_on_sixteen_gpus_are_planned_within_a_second():
     ]
     world = ledger(*many)
     findings, town = diagnose(world), Town(world)
-    began = time.perf_counter()
+    began = time.process_time()  # not by the clock on the wall: others may want the processor too
     draft = plan(town, world, findings, Wish(only="kill", goal_bytes=20 * GIB))
-    took_s = time.perf_counter() - began
+    took_s = time.process_time() - began
     assert len(draft.plan.steps) == 20
     assert len(draft.spared) == 10_000 + 64 - 20
     assert took_s < 1.0

@@ -1,0 +1,231 @@
+/* One process: which of its descriptors are wanted, and what the kernel tells of them. */
+#include "walk.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+/* Descriptor numbers tried one by one beyond the count, before the folder is listed. */
+#define SPARSE_ALLOWANCE 16
+#define MOST_INFO (64 * 1024) /* fifty times what a kernel writes */
+
+/* What is known of the process that is being looked at. */
+struct subject {
+    int32_t pid;
+    int folder; /* its fd folder: it stays this very process's, even if the pid is reused */
+    bool denied, identified;
+    uint64_t started_at;
+};
+
+static char *write_number(char *end, unsigned number)
+{
+    *--end = '\0';
+    do
+        *--end = (char)('0' + number % 10);
+    while (number /= 10);
+    return end;
+}
+
+static bool matches(const char *prefixes, const char *link, size_t length)
+{
+    if (length == 0 || link[0] != '/') /* sockets, pipes and anonymous inodes: most of them */
+        return false;
+    for (const char *prefix = prefixes; *prefix; prefix += strlen(prefix) + 1) {
+        size_t wanted = strlen(prefix);
+        if (length >= wanted && memcmp(link, prefix, wanted) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* The name in field 2 may hold spaces and brackets: the last bracket ends it. */
+static uint64_t parse_start(char *stat, ssize_t length)
+{
+    if (length <= 0)
+        return UINT64_MAX;
+    stat[length] = '\0';
+    char *at = strrchr(stat, ')');
+    for (int field = 2; at && field < 22; field++)
+        at = strchr(at + 1, ' ');
+    return at ? strtoull(at + 1, NULL, 10) : UINT64_MAX;
+}
+
+static void identify(struct subject *subject)
+{
+    char stat[1024];
+    int file = openat(subject->folder, "../stat", O_RDONLY | O_CLOEXEC);
+    subject->identified = true;
+    subject->started_at = UINT64_MAX;
+    if (file < 0)
+        return;
+    subject->started_at = parse_start(stat, read(file, stat, sizeof stat - 1));
+    close(file);
+}
+
+static size_t padded(size_t length)
+{
+    return (length + 7) & ~(size_t)7;
+}
+
+/* Reads the fdinfo of *fd* into *info*: its length, or -errno. */
+static ssize_t inform(const struct subject *subject, const char *fd, uint8_t *info)
+{
+    char name[32] = "../fdinfo/";
+    memcpy(name + strlen(name), fd, strlen(fd) + 1);
+    int file = openat(subject->folder, name, O_RDONLY | O_CLOEXEC);
+    if (file < 0)
+        return -errno;
+    ssize_t used = 0, got;
+    while (used < MOST_INFO && (got = read(file, info + used, (size_t)(MOST_INFO - used))) != 0) {
+        if (got < 0) {
+            used = -errno;
+            break;
+        }
+        used += got;
+    }
+    close(file);
+    return used;
+}
+
+static bool wants_info(const struct walk *walk, const char *link, size_t length, const struct stat *about)
+{
+    /* A plain file that bears a device's name has nothing to tell. */
+    return walk->informed && matches(walk->informed, link, length) && (!about || S_ISCHR(about->st_mode));
+}
+
+static void record(struct worker *worker, struct subject *subject, unsigned fd, const char *name,
+                   const char *link, size_t length)
+{
+    struct stat about;
+    bool asked = fstatat(subject->folder, name, &about, 0) == 0;
+    if (!subject->identified)
+        identify(subject);
+    uint8_t info[MOST_INFO];
+    bool wanted = wants_info(worker->walk, link, length, asked ? &about : NULL);
+    ssize_t told = wanted ? inform(subject, name, info) : -1;
+    size_t nbytes = padded(length) + (told > 0 ? padded((size_t)told) : 0);
+    pthread_mutex_lock(&worker->walk->lock);
+    struct vramscan_file *file = grow(&worker->files, sizeof *file + nbytes);
+    if (!file) {
+        worker->exhausted = true;
+        pthread_mutex_unlock(&worker->walk->lock);
+        return;
+    }
+    *file = (struct vramscan_file){
+        .pid = subject->pid,
+        .fd = (int32_t)fd,
+        .started_at = subject->started_at,
+        .device = asked ? about.st_rdev : 0,
+        .inode = asked ? about.st_ino : 0,
+        .size = asked ? about.st_size : 0,
+        .mode = asked ? about.st_mode : 0,
+        .length = (uint32_t)length,
+        .told = told < 0 ? VRAMSCAN_NO_INFO : (uint32_t)told,
+        .error = wanted && told < 0 ? (uint32_t)-told : 0,
+    };
+    memset(file + 1, 0, nbytes);
+    memcpy(file + 1, link, length);
+    if (told > 0)
+        memcpy((uint8_t *)(file + 1) + padded(length), info, (size_t)told);
+    pthread_mutex_unlock(&worker->walk->lock);
+}
+
+/* Returns whether descriptor *fd* was there. */
+static bool look(struct worker *worker, struct subject *subject, unsigned fd)
+{
+    char number[12], link[PATH_MAX];
+    const char *name = write_number(number + sizeof number, fd);
+    ssize_t length = readlinkat(subject->folder, name, link, sizeof link);
+    if (length < 0) {
+        subject->denied |= errno == EACCES || errno == EPERM;
+        return false;
+    }
+    if (matches(worker->walk->prefixes, link, (size_t)length))
+        record(worker, subject, fd, name, link, (size_t)length);
+    return true;
+}
+
+struct listed { /* what getdents64 writes */
+    uint64_t inode;
+    int64_t offset;
+    unsigned short length;
+    unsigned char type;
+    char name[];
+};
+
+/* Looks at the descriptors from *first* on, by the folder's own list. */
+static void look_by_list(struct worker *worker, struct subject *subject, unsigned first)
+{
+    char list[16384] __attribute__((aligned(8)));
+    long filled;
+    while ((filled = syscall(SYS_getdents64, subject->folder, list, sizeof list)) > 0)
+        for (long at = 0; at < filled && !subject->denied;) {
+            struct listed *entry = (struct listed *)(list + at);
+            at += entry->length;
+            if (entry->name[0] < '0' || entry->name[0] > '9')
+                continue;
+            unsigned fd = (unsigned)strtoul(entry->name, NULL, 10);
+            if (fd >= first)
+                look(worker, subject, fd);
+        }
+}
+
+/* Since Linux 6.2 the size of /proc/PID/fd is the number of descriptors, and they are
+ * mostly the lowest numbers: trying those spares the listing. Measured on two cores (Linux
+ * 6.18) over 10,000 processes with 31 descriptors each, entries already in the kernel's
+ * cache: 0.95 s so, of which reading the links is nearly all; listing costs 0.3 s more of
+ * one core; one thread instead of two takes 1.6 s; fuser took 3.0 s. The first scan after
+ * the processes were made takes about 1.6 times as long, for everybody who reads links.
+ */
+static void look_by_count(struct worker *worker, struct subject *subject, unsigned count)
+{
+    unsigned found = 0, fd = 0;
+    for (; found < count && fd < count + SPARSE_ALLOWANCE && !subject->denied; fd++)
+        found += look(worker, subject, fd);
+    if (found < count && !subject->denied)
+        look_by_list(worker, subject, fd);
+}
+
+static void deny(struct worker *worker, int32_t pid)
+{
+    char number[12];
+    struct stat about;
+    const char *name = write_number(number + sizeof number, (unsigned)pid);
+    if (fstatat(worker->walk->proc, name, &about, 0) != 0)
+        return; /* it has ended meanwhile */
+    pthread_mutex_lock(&worker->walk->lock);
+    uint32_t *uid = grow(&worker->denied, sizeof *uid);
+    if (uid)
+        *uid = about.st_uid;
+    else
+        worker->exhausted = true;
+    pthread_mutex_unlock(&worker->walk->lock);
+}
+
+void visit(struct worker *worker, int32_t pid)
+{
+    char text[16] = {0};
+    char *end = text + sizeof text - 3;
+    char *name = write_number(end, (unsigned)pid);
+    memcpy(end - 1, "/fd", 4);
+    struct subject subject = {.pid = pid};
+    subject.folder = openat(worker->walk->proc, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (subject.folder < 0) {
+        if (errno == EACCES || errno == EPERM)
+            deny(worker, pid);
+        return;
+    }
+    struct stat about;
+    if (!worker->walk->counted || fstat(subject.folder, &about) != 0)
+        look_by_list(worker, &subject, 0);
+    else if (about.st_size > 0) /* kernel threads and zombies have none */
+        look_by_count(worker, &subject, (unsigned)about.st_size);
+    if (subject.denied)
+        deny(worker, pid);
+    close(subject.folder);
+}

@@ -1,0 +1,48 @@
+/* What the files of this folder share: a walk over /proc, and those who walk it. */
+#ifndef VRAM_PROCSCAN_WALK_H
+#define VRAM_PROCSCAN_WALK_H
+
+#include "scan.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#define MOST_THREADS 8
+
+struct buffer {
+    uint8_t *bytes;
+    size_t used, room;
+};
+
+struct worker {
+    struct walk *walk;
+    struct buffer files, denied; /* changed under the walk's lock */
+    bool exhausted;              /* of memory */
+};
+
+/* It lives until the last thread has left it: one that hangs in a driver may outlive the call. */
+struct walk {
+    int proc;
+    bool counted; /* the kernel tells how many descriptors a process has */
+    char *prefixes, *informed;
+    int32_t *pids;
+    size_t count;
+    uint64_t deadline_ns;
+    atomic_size_t next;
+    atomic_bool late;
+    pthread_mutex_t lock;
+    pthread_cond_t left; /* a worker has left */
+    unsigned busy, users;
+    unsigned threads;
+    struct worker workers[MOST_THREADS];
+};
+
+/* Room for *nbytes* more at the end of *buffer*; NULL where there is no memory. */
+void *grow(struct buffer *buffer, size_t nbytes);
+int append(struct buffer *to, const struct buffer *from);
+
+/* Looks at every descriptor of one process; those that match go into *worker*. */
+void visit(struct worker *worker, int32_t pid);
+
+#endif
