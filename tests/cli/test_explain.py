@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
+import re
+
+import pytest
+
 from tests.cli.conftest import Run
 from vram.diagnosis import manual
 from vram.doctor import manual as checks
+from vram.oom import manual as kinds
 
 
-def test_all_codes_are_listed(vram: Run) -> None:
+def test_whatever_has_a_page_is_listed(vram: Run) -> None:
     answer = vram("explain")
     assert answer.code == 0
-    assert [line.split()[0] for line in answer.out.splitlines()] == [*manual.codes(), *checks.ids()]
+    named = re.findall(r"^  (\S+)", answer.out, re.MULTILINE)
+    assert named == [*manual.codes(), *checks.ids(), *kinds.ids()]
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_lines_fit_the_terminal_and_no_word_is_lost(
+    vram: Run, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    for page in (manual.page(code) for code in manual.codes()):
+        shown = vram("explain", page.split()[0]).out
+        assert shown.split() == page.split()
+        assert all(len(line) <= columns for line in shown.splitlines() if _can_be_folded(line))
+
+
+def _can_be_folded(line: str) -> bool:
+    """Code is pasted, and a word is not broken."""
+    return not line.startswith("    ") and len(line.removeprefix("- ").split()) > 1
 
 
 def test_a_page_is_shown_whatever_the_case(vram: Run) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from textwrap import wrap
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from vram.model.lab import Experiment, LabReport, Result, Verdict
 from vram.report.look import Look
+from vram.report.manual_page import manual_page
 from vram.report.paragraph import paragraph
 from vram.units import counted, duration, size
 
@@ -65,14 +65,4 @@ def page(experiment: Experiment, look: Look) -> str:
     """An experiment's page, with what it takes, in lines that fit *look*."""
     takes = f"takes up to {size(experiment.takes_bytes)} for at most {experiment.deadline_s:.0f} s"
     whole = f"{experiment.name}: {experiment.page.rstrip()}\n\n({takes})"
-    return "\n\n".join(_fitted(block, look) for block in whole.split("\n\n")) + "\n"
-
-
-def _fitted(block: str, look: Look) -> str:
-    """One paragraph in new lines; its heading, lists and code stay as they are."""
-    lines = [look.clean(line) for line in block.split("\n")]
-    head = 2 if len(lines) > 1 and set(lines[1]) == {"-"} else 0
-    body = lines[head:]
-    if not any(line.startswith((" ", "- ")) for line in body):
-        body = wrap(" ".join(body), look.measure, break_long_words=False, break_on_hyphens=False)
-    return "\n".join([*lines[:head], *body])
+    return manual_page(whole, look)

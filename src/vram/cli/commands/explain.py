@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from vram.cli.terminal import emit
+from vram.cli.terminal import carries_unicode, columns, emit
 from vram.errors import ExitCode
 
 NAME = "explain"
@@ -17,42 +17,47 @@ def add_arguments(parser: ArgumentParser) -> None:
         nargs="?",
         metavar="CODE",
         help="a finding's code, like VR101, a check, like driver.versions, or a kind, like fragmented;"
-        " without it, findings and checks are listed",
+        " without it, all of them are listed",
     )
 
 
-def known_names() -> tuple[tuple[str, str], ...]:
-    """Everything that has a page: findings, checks and kinds."""
+Names = tuple[tuple[str, str], ...]
+
+
+def known_names() -> Names:
+    """Everything that has a page, with its summary."""
+    return tuple(name for names in _groups().values() for name in names)
+
+
+def run(args: Namespace) -> int:
+    from vram.report.look import Look
+    from vram.report.manual_page import listing, manual_page
+
+    look = Look(width=columns(), ascii=not carries_unicode())
+    if args.code is None:
+        emit("\n".join(f"{title}\n{listing(names, look)}" for title, names in _groups().items()))
+    else:
+        emit(manual_page(_page(args.code), look))
+    return ExitCode.OK
+
+
+def _groups() -> dict[str, Names]:
     from vram.diagnosis import manual
     from vram.doctor import manual as checks
     from vram.oom import manual as kinds
 
-    return (
-        *((code, manual.summary(code)) for code in manual.codes()),
-        *((check, checks.summary(check)) for check in checks.ids()),
-        *((kind, kinds.summary(kind)) for kind in kinds.ids()),
-    )
+    return {
+        "findings of `vram why`": tuple((code, manual.summary(code)) for code in manual.codes()),
+        "checks of `vram doctor`": tuple((check, checks.summary(check)) for check in checks.ids()),
+        "kinds of `vram oom`": tuple((kind, kinds.summary(kind)) for kind in kinds.ids()),
+    }
 
 
-def run(args: Namespace) -> int:
+def _page(name: str) -> str:
     from vram.diagnosis import manual
-    from vram.oom.manual import page as kind_page
+    from vram.doctor import manual as checks
+    from vram.oom import manual as kinds
 
-    if args.code is None:
-        emit("".join(f"{code}  {manual.summary(code)}\n" for code in manual.codes()) + _checks())
-    elif "." in args.code:
-        from vram.doctor import manual as checks
-
-        emit(checks.page(args.code).rstrip() + "\n")
-    elif kind := kind_page(args.code):
-        emit(kind.rstrip() + "\n")
-    else:
-        emit(manual.page(args.code).rstrip() + "\n")
-    return ExitCode.OK
-
-
-def _checks() -> str:
-    from vram.doctor import manual
-
-    width = max(map(len, manual.ids()))
-    return "".join(f"{check:<{width}}  {manual.summary(check)}\n" for check in manual.ids())
+    if "." in name:
+        return checks.page(name)
+    return kinds.page(name) or manual.page(name)
