@@ -44,7 +44,7 @@ def look(holders: Sequence[Holder], text: str = "See what it is before you act."
 def see_more(host: HostFacts) -> Remedy:
     """Look again with eyes that see every process."""
     if host.uid == 0:
-        text = "Look from the host itself: inside a container even root may not read every process."
+        text = "Look from the host itself, with all rights: a container or a security module takes some from root."
         return Remedy(step="look", target="host", text=text)
     text = "Look with full rights: root sees every process's files."
     return Remedy(step="look", target="host", text=text, command=AS_ROOT)
