@@ -22,8 +22,8 @@ AS_ROOT = f"{SUDO_VRAM} why"
 KERNEL_LOG = "sudo dmesg --ctime | grep -iE 'xid|nvrm'"
 
 _HARMS: tuple[Harm, ...] = ("none", "interrupts", "loses-work", "affects-others")
-_CONTAINER_ID = re.compile(r"[0-9a-f]{12,64}", re.ASCII)
-_JOB_ID = re.compile(r"[0-9]{1,10}", re.ASCII)
+_CONTAINER_ID = r"[0-9a-f]{12,64}"  # few answers need these: compiled when they are used
+_JOB_ID = r"[0-9]{1,10}"
 _CONTAINER_STOP = {"docker": "docker stop", "podman": "podman stop"}
 
 
@@ -44,7 +44,7 @@ def look(holders: Sequence[Holder], text: str = "See what it is before you act."
 def see_more(host: HostFacts) -> Remedy:
     """Look again with eyes that see every process."""
     if host.uid == 0:
-        text = "Look from the host itself, with all rights: a container or a security module takes some from root."
+        text = "Look from the host, with all rights: a container or a security module takes some from root."
         return Remedy(step="look", target="host", text=text)
     text = "Look with full rights: root sees every process's files."
     return Remedy(step="look", target="host", text=text, command=AS_ROOT)
@@ -189,8 +189,8 @@ def _stop_workloads(holders: Sequence[Holder]) -> tuple[Remedy, ...]:
 def _stop_command(holder: Holder) -> str:
     work = holder.workload
     if work.slurm_job:
-        return f"scancel {work.slurm_job}" if _JOB_ID.fullmatch(work.slurm_job) else ""
-    if work.pod or not _CONTAINER_ID.fullmatch(work.container or ""):
+        return f"scancel {work.slurm_job}" if re.fullmatch(_JOB_ID, work.slurm_job) else ""
+    if work.pod or not re.fullmatch(_CONTAINER_ID, work.container or ""):
         return ""
     stop = _CONTAINER_STOP.get(work.runtime or "")
     return f"{stop} {work.container}" if stop else ""

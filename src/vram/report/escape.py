@@ -40,7 +40,8 @@ def json_inert(encoded: bytes) -> bytes:
     if encoded.isascii() and b"\x7f" not in encoded:
         return encoded
     text = encoded.decode()
-    return "".join(c if c == "\n" or c.isprintable() else _json_spelled(c) for c in text).encode()
+    steering = {ord(c): _json_spelled(c) for c in set(text) if c != "\n" and not c.isprintable()}
+    return text.translate(steering).encode() if steering else encoded
 
 
 def _spelled(char: str) -> str:

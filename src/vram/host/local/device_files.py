@@ -6,7 +6,8 @@ import os
 import re
 import stat
 from collections.abc import Collection
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from vram.model.files import FileKind
 
@@ -29,7 +30,7 @@ _VIRTUAL = (
 _VIRTUAL_WINDOWS = rb"(?P<dxg>dxg|nvidia\d{1,4}\.\d+)"
 
 
-class RawFile(NamedTuple):
+class RawFile(Struct, frozen=True):
     """A descriptor as /proc shows it. ``mode`` is 0 where the file could not be asked.
 
     ``info`` is the fdinfo of a DRM file; None where it could not be read, for the reason that
@@ -48,7 +49,7 @@ class RawFile(NamedTuple):
     error: int = 0
 
 
-class Naming(NamedTuple):
+class Naming(Struct, frozen=True):
     """What a link names."""
 
     kind: FileKind

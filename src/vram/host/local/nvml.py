@@ -17,6 +17,7 @@ from contextlib import suppress
 import msgspec
 
 from vram.host.local.child import Child
+from vram.host.local.nvml_heard import observation
 from vram.host.local.nvml_start import start_reader
 from vram.host.local.nvml_wire import Inbox, Message
 from vram.model.observation import Observation
@@ -171,13 +172,13 @@ class _Reading:
             case "found", gpus:
                 self._gpus = max(self._gpus, gpus)
             case "saw", fields:
-                observation = msgspec.convert(fields, Observation)
+                seen = observation(fields)
                 # Whoever relieves another repeats the driver's versions: once is enough.
-                if observation.gpu is not None or reader is self._first:
+                if seen.gpu is not None or reader is self._first:
                     reader.meanwhile = None
-                    yield observation
+                    yield seen
             case "meanwhile", fields:
-                reader.meanwhile = msgspec.convert(fields, Observation)
+                reader.meanwhile = observation(fields)
             case ("done",):
                 reader.done = True
 

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from functools import cmp_to_key, partial
 
+from msgspec.structs import replace
+
 from vram.host.local.device_files import RawFile
 from vram.host.local.procfs import ProcessFolder, drain
 
@@ -96,11 +98,11 @@ def _informed(root: str, file: RawFile, prefixes: tuple[bytes, ...]) -> RawFile:
         # Not to wait is meant for what is no fdinfo: the kernel's own are always ready.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
-        return file._replace(error=error.errno or 0)
+        return replace(file, error=error.errno or 0)
     try:
-        return file._replace(info=drain(descriptor, _MOST_INFO_NBYTES))
+        return replace(file, info=drain(descriptor, _MOST_INFO_NBYTES))
     except OSError as error:
-        return file._replace(error=error.errno or 0)
+        return replace(file, error=error.errno or 0)
     finally:
         os.close(descriptor)
 
