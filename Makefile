@@ -14,7 +14,7 @@ SCENES := src/vram/virtualgpu/scenes
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help native demo test lint types bench bench-here docs reference pictures matrix gpu clean
+.PHONY: help native demo test lint types bench bench-here docs reference pictures matrix explore gpu clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -80,6 +80,9 @@ pictures: $(VENV)/ready-run native ## take the pictures of docs/ again, from sce
 
 matrix: ## the suite on every supported Python that is found
 	@python=$$(tools/find-python $(PYTHON)) && "$$python" tools/matrix.py $(ARGS)
+
+explore: $(VENV)/ready-test native ## the property tests, on examples that nobody has tried yet
+	@$(RUN)/python -m pytest -q -n $(WORKERS) -m hypothesis --hypothesis-profile=explore $(ARGS)
 
 # With PYTHON= the hardware suite runs on that interpreter as it is: nothing is installed, and what
 # it lacks (msgspec, nvidia-ml-py) can lie in a folder that PYTHONPATH names. EVIDENCE=docs/evidence

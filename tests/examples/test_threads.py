@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from tests.guard.scoping import ROOT, environment, needs
+from tests.guard.scoping import ROOT, environment
+from tests.installed import needs
 from vram.virtualgpu import VirtualGpu
 
 

@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import json
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
-
-import pytest
 
 from vram.virtualgpu import VirtualGpu
 
@@ -50,10 +47,6 @@ def array(nbytes):
     return cuda.device_array(nbytes, numpy.uint8)
 """
 )
-
-
-def needs(package: str) -> pytest.MarkDecorator:
-    return pytest.mark.skipif(find_spec(package) is None, reason=f"{package} is not installed")
 
 
 def result(gpu: VirtualGpu, program: str, preamble: str = RAW, code: int = 0) -> Any:

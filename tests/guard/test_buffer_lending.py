@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 import pytest
 
 from tests.guard.owner import run, told
+from tests.installed import needs
 from vram.units import MIB
 from vram.virtualgpu import VirtualGpu
-
-
-def needs(package: str) -> pytest.MarkDecorator:
-    return pytest.mark.skipif(find_spec(package) is None, reason=f"{package} is not installed")
 
 
 @needs("numba")

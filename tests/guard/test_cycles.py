@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.guard.scoping import NUMBA, needs, result
+from tests.guard.scoping import NUMBA, result
+from tests.installed import needs
 from vram.virtualgpu import VirtualGpu
 
 pytestmark = needs("numba")

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 import vram
-from tests.guard.scoping import NUMBA, PREAMBLE, needs, result
+from tests.guard.scoping import NUMBA, PREAMBLE, result
+from tests.installed import needs
 from vram.errors import NoSuchDevice
 from vram.guard.flushed import CacheChange, Flushed
 from vram.guard.memory import DeviceMemory

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 import pytest
 
 from tests.guard.acting import act_out, check
+from tests.installed import is_installed
 from vram.units import MIB
 from vram.virtualgpu import VirtualGpu
 
 NEEDS = {"numba": "numba_cuda", "cuda_core": "cuda.core", "buffer": "vram", "pycuda": "pycuda"}
 
 
-def is_missing(package: str) -> bool:
-    try:
-        return find_spec(package) is None
-    except ModuleNotFoundError:
-        return True
-
-
 @pytest.mark.parametrize("framework", NEEDS)
 def test_ten_ways_to_leak_are_named_and_come_back(virtual_gpu: VirtualGpu, framework: str) -> None:
-    if is_missing(NEEDS[framework]):
+    if not is_installed(NEEDS[framework]):
         pytest.skip(f"{NEEDS[framework]} is not installed")
     check(act_out(framework, 64 * MIB, virtual_gpu.environment()), 64 * MIB)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 import vram
-from tests.guard.scoping import NUMBA, needs, result
+from tests.guard.scoping import NUMBA, result
+from tests.installed import needs
 from vram.errors import NoSuchDevice
 from vram.guard.frameworks.array import Description
 from vram.guard.heap.trails import Holder, Trails

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.guard.scoping import ROOT, environment, needs
+from tests.guard.scoping import ROOT, environment
+from tests.installed import needs
 from vram.virtualgpu import VirtualGpu
 
 pytestmark = [needs("ipykernel"), needs("jupyter_client")]

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.guard.scoping import NUMBA, PREAMBLE, needs, result, run
+from tests.guard.scoping import NUMBA, PREAMBLE, result, run
+from tests.installed import needs
 from vram import on_oom
 from vram.errors import OutOfMemory, UsageError
 from vram.guard.footprint import Footprint

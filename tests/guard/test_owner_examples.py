@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
-import pytest
-
 from tests.guard.owner import SOURCE
+from tests.installed import needs
 from vram.virtualgpu import VirtualGpu
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
-needs_bindings = pytest.mark.skipif(
-    find_spec("cuda.bindings") is None, reason="cuda.bindings is not installed"
-)
+needs_bindings = needs("cuda.bindings")
 
 
 def lines(gpu: VirtualGpu, name: str) -> list[str]:

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.guard.scoping import NUMBA, needs, result
+from tests.guard.scoping import NUMBA, result
+from tests.installed import needs
 from vram import retry_on_oom
 from vram.errors import OutOfMemory, UsageError
 from vram.guard.out_of_memory import is_out_of_memory

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tests.guard.scoping import NUMBA, PREAMBLE, needs, result
+from tests.guard.scoping import NUMBA, PREAMBLE, result
+from tests.installed import needs
 from vram.units import MIB
 from vram.virtualgpu import VirtualGpu
 

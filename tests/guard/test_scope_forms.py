@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from tests.guard.scoping import NUMBA, needs, result, run
+from tests.guard.scoping import NUMBA, result, run
+from tests.installed import needs
 from vram import LeakDetected, LimitExceeded, scope, scoped
 from vram.errors import UsageError
 from vram.units import MIB

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.guard.owner import told
+from tests.installed import needs
 from vram.guard.layout import BYTE, ElementType, Layout, dense
 from vram.guard.zeroing import pieces
 from vram.virtualgpu import VirtualGpu
@@ -63,7 +62,7 @@ def test_a_dense_array_is_one_piece(shape: list[int]) -> None:
     assert len(list(pieces(Layout(tuple(shape))))) == 1
 
 
-@pytest.mark.skipif(find_spec("numba") is None, reason="numba is not installed")
+@needs("numba")
 def test_a_view_is_erased_and_its_neighbours_are_not(virtual_gpu: VirtualGpu) -> None:
     assert told(
         virtual_gpu,
@@ -80,7 +79,7 @@ def test_a_view_is_erased_and_its_neighbours_are_not(virtual_gpu: VirtualGpu) ->
     ]
 
 
-@pytest.mark.skipif(find_spec("cuda.core") is None, reason="cuda.core is not installed")
+@needs("cuda.core")
 def test_memory_that_speaks_only_dlpack_is_erased(virtual_gpu: VirtualGpu) -> None:
     assert told(
         virtual_gpu,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tests.guard.scoping import NUMBA, needs, result, run
+from tests.guard.scoping import NUMBA, result, run
+from tests.installed import needs
 from vram.units import MIB
 from vram.virtualgpu import VirtualGpu
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from importlib.util import find_spec
 
 import pytest
 
 from tests.guard.acting import act_out, check
 from tests.hardware.conftest import Record
+from tests.installed import needs
 from tests.search_path import search_path
 from vram.units import GIB, MIB
 
@@ -89,14 +89,10 @@ def told(program: str) -> object:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def needs(package: str) -> None:
-    if find_spec(package) is None:
-        pytest.skip(f"{package} is not installed")
-
-
-@pytest.mark.parametrize("framework", ["torch", "cupy", "jax", "numba"])
+@pytest.mark.parametrize(
+    "framework", [pytest.param(each, marks=needs(each)) for each in ("torch", "cupy", "jax", "numba")]
+)
 def test_ten_ways_to_leak(framework: str, record: Record) -> None:
-    needs(framework)
     seen = act_out(framework, GIB, {**os.environ, **ENVIRONMENT})
     for way, figures in seen.items():
         mib = {key: round(figures[key] / MIB, 1) for key in ("leaked", "flushed", "released")}
@@ -104,8 +100,8 @@ def test_ten_ways_to_leak(framework: str, record: Record) -> None:
     check(seen, GIB, slack=96 * MIB)
 
 
+@needs("torch")
 def test_a_hundred_thousand_tensors_within_a_second(record: Record) -> None:
-    needs("torch")
     count, took_s, was_cut, name, kind = told(MANY)  # type: ignore[misc]
     record(arrays=count, took_s=took_s, was_cut=was_cut)
     assert (count, was_cut, kind) == (100_001, False, "module")
@@ -113,9 +109,9 @@ def test_a_hundred_thousand_tensors_within_a_second(record: Record) -> None:
     assert took_s < 1
 
 
+@needs("torch")
 def test_a_list_of_losses_is_named_with_the_graph_that_it_keeps(record: Record) -> None:
     """The loss is four bytes; what it keeps has no Python object at all."""
-    needs("torch")
     names, before, after, report = told(TRAINING)  # type: ignore[misc]
     record(names=names, held_mib=round(before / MIB), after_mib=round(after / MIB), report=report)
     assert "autograd graph" in names["__main__: history[0]"]
@@ -123,16 +119,16 @@ def test_a_list_of_losses_is_named_with_the_graph_that_it_keeps(record: Record) 
     assert before - after > GIB
 
 
+@needs("torch")
 def test_a_capture_goes_on_while_flush_refuses(record: Record) -> None:
-    needs("torch")
     said, total = told(CAPTURE)  # type: ignore[misc]
     record(said=said)
     assert "captured" in said
     assert total == 2048
 
 
+@needs("torch")
 def test_flush_with_nothing_to_do(record: Record) -> None:
     """With PyTorch loaded, most of it is the collection of PyTorch's own objects."""
-    needs("torch")
     took = told(NOTHING)
     record(median_ms=round(took[10] * 1e3, 2), fastest_ms=round(took[0] * 1e3, 2))  # type: ignore[index]

@@ -9,7 +9,6 @@ import json
 import os
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -18,6 +17,7 @@ import pytest
 
 from tests.guard.owner import PREAMBLE
 from tests.hardware.conftest import Record
+from tests.installed import needs
 from tests.search_path import search_path
 from vram.units import MIB
 
@@ -36,10 +36,6 @@ def _native(real_gpu: bool) -> None:
     """The library behind DLPack is there and current; without a compiler, the one that came along."""
     if real_gpu:
         subprocess.run([sys.executable, ROOT / "native" / "build.py"], check=False, stdout=subprocess.DEVNULL)
-
-
-def needs(package: str) -> pytest.MarkDecorator:
-    return pytest.mark.skipif(find_spec(package) is None, reason=f"{package} is not installed")
 
 
 def told(program: str) -> Any:

@@ -9,7 +9,6 @@ import json
 import os
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.hardware.conftest import Record
+from tests.installed import needs
 from tests.search_path import search_path
 from vram.units import GIB, MIB
 
@@ -66,12 +66,7 @@ def raw(nbytes):
 
 every_framework = pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(
-            each, marks=pytest.mark.skipif(find_spec(each) is None, reason=f"{each} is not installed")
-        )
-        for each in FRAMEWORKS
-    ],
+    [pytest.param(each, marks=needs(each)) for each in FRAMEWORKS],
 )
 
 
@@ -79,10 +74,6 @@ JAX_TAKES_WHAT_IT_NEEDS = {
     "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
     "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.95",
 }
-
-
-def needs(package: str) -> pytest.MarkDecorator:
-    return pytest.mark.skipif(find_spec(package) is None, reason=f"{package} is not installed")
 
 
 def result(program: str, name: str = "torch", **variables: str) -> Any:

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.guard.scoping import ROOT, environment, needs
+from tests.guard.scoping import ROOT, environment
+from tests.installed import needs
 from vram.virtualgpu import VirtualGpu
 
 PREAMBLE = """\

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from importlib.util import find_spec
 
-import pytest
-
+from tests.installed import needs
 from tests.virtualgpu.conftest import Hold
 from vram.units import GIB, MIB
 from vram.virtualgpu import VirtualGpu
 
 CONTEXT_MIB, OVERHEAD_BYTES = 518, 8 * MIB + 832 * 1024
-
-
-def needs(package: str) -> pytest.MarkDecorator:
-    return pytest.mark.skipif(find_spec(package) is None, reason=f"{package} is not installed")
 
 
 @needs("gpustat")

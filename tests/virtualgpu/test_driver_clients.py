@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
-import pytest
-
+from tests.installed import needs
 from tests.virtualgpu.programs import result
 from vram.units import MIB
 from vram.virtualgpu import VirtualGpu
@@ -13,16 +10,9 @@ from vram.virtualgpu import VirtualGpu
 SUCCESS = 0
 
 
-def has(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except ModuleNotFoundError:
-        return False
-
-
-bindings = pytest.mark.skipif(not has("cuda.bindings"), reason="cuda-bindings is not installed")
-core = pytest.mark.skipif(not has("cuda.core"), reason="cuda-core is not installed")
-numba = pytest.mark.skipif(not has("numba_cuda"), reason="numba-cuda is not installed")
+bindings = needs("cuda.bindings")
+core = needs("cuda.core")
+numba = needs("numba_cuda")
 
 
 @bindings
