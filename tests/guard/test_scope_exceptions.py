@@ -26,7 +26,8 @@ def test_an_exception_passes_unmasked_and_its_frames_let_go_of_arrays(virtual_gp
         except ValueError as error:
             caught = error
         steps = caught.__traceback__.tb_next
-        tell([str(caught), alive[0]() is None, steps.tb_frame.f_locals, steps.tb_next.tb_frame.f_locals])
+        frames = (steps.tb_frame, steps.tb_next.tb_frame)
+        tell([str(caught), alive[0]() is None, *(dict(frame.f_locals) for frame in frames)])
     """
     assert result(virtual_gpu, program, NUMBA) == ["the body's own", True, {"count": 64}, {}]
 

@@ -16,12 +16,14 @@ from hypothesis import strategies as st
 
 from vram.host.local.procfs import LocalProc, ProcessFolder, Stat, started_at
 
-SLEEP = [sys.executable, "-c", "import sys; sys.stdin.read()", "an argument", "\x1b[2J\n"]
+SLEEP = [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()", "an argument", "\x1b[2J\n"]
 
 
 @pytest.fixture
 def process() -> subprocess.Popen[bytes]:
-    with subprocess.Popen(SLEEP, stdin=subprocess.PIPE) as running:
+    with subprocess.Popen(SLEEP, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as running:
+        assert running.stdout is not None
+        running.stdout.readline()  # a program that only just starts has no arguments yet
         yield running
         running.kill()
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.reclaim.conftest import NO_DOOR
 from tests.wsl.windows import encoded, install, search_path
 from vram.units import GIB
 from vram.virtualgpu import VirtualGpu
@@ -37,7 +38,7 @@ class Wsl:
         private.mkdir(mode=0o700, exist_ok=True)
         folders = dict.fromkeys(("XDG_RUNTIME_DIR", "XDG_STATE_HOME"), str(private))
         plain = {"PATH": search_path(self.windows), "COLUMNS": "100", "NO_COLOR": "1"}
-        return self.gpu.environment() | folders | plain
+        return self.gpu.environment() | folders | plain | NO_DOOR
 
     def vram(self, *words: str, code: int | None = 0, **environment: str) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(

@@ -13,7 +13,20 @@ class Formatter(argparse.RawDescriptionHelpFormatter):
     """Help as wide as the terminal, measured without what argparse would import for it."""
 
     def __init__(self, prog: str) -> None:
+        self._color: tuple[object, ...] | None = None
         super().__init__(prog, width=min(columns(), 100) - 2)
+
+    def _set_color(self, *color: object) -> None:
+        """From Python 3.14 on argparse imports dataclasses here, at every start, to colour its help."""
+        self._color = color
+
+    def __getattr__(self, name: str) -> Any:
+        # Only help asks for what the real one would have set.
+        color = self.__dict__.pop("_color", None)
+        if color is None:
+            raise AttributeError(name)
+        super()._set_color(*color)  # type: ignore[misc]
+        return getattr(self, name)
 
 
 class Parser(argparse.ArgumentParser):

@@ -118,6 +118,15 @@ def tracer(pid: int) -> int:
     return int(_status(pid).get("TracerPid", "0"))
 
 
+def variables(pid: int) -> frozenset[str]:
+    """Names in the environment that *pid* was started with; none where they may not be read."""
+    return frozenset(
+        os.fsdecode(name)
+        for name, _, value in (line.partition(b"=") for line in _read(pid, "environ").split(b"\0"))
+        if value
+    )
+
+
 def _argv(pid: int) -> tuple[str, ...]:
     return tuple(os.fsdecode(word) for word in _read(pid, "cmdline").rstrip(b"\0").split(b"\0"))
 

@@ -15,10 +15,12 @@ from vram.errors import NotReachable
 from vram.model.trimming import Trimmed, Verb, Via
 from vram.reach.errand import Errand, request
 from vram.reach.permission import why_not_traced
-from vram.reach.python_process import PythonProcess, shares_our_world
+from vram.reach.python_process import PythonProcess, shares_our_world, variables
 
 NAME: Via = "remote-exec"
 FIRST_MINOR = 14
+
+_VARIABLE, _OPTION = "PYTHON_DISABLE_REMOTE_DEBUG", "disable-remote-debug"
 
 # Flags of its own, not ours: -I keeps our environment and folder out, -S starts faster.
 _ATTACHER = "import sys; sys.remote_exec(int(sys.argv[1]), sys.argv[2])"
@@ -31,6 +33,8 @@ def closed(process: PythonProcess) -> str | None:
         return "its program is not an interpreter of Python 3.14 or later"
     if not os.access(process.executable, os.X_OK):
         return f"its interpreter {process.executable} cannot be started again"
+    if _was_disabled(process):
+        return "it was started with remote debugging disabled"
     return shares_our_world(process.pid)
 
 
@@ -45,6 +49,19 @@ def visit(process: PythonProcess, verb: Verb, deadline_s: float, *, tracebacks: 
             return errand.answer(until, pidfd)
         finally:
             os.close(pidfd)
+
+
+def _was_disabled(process: PythonProcess) -> bool:
+    """As its start tells. Where that may not be read, its Python says so when it is asked."""
+    if _VARIABLE in variables(process.pid):
+        return True
+    words = iter(process.argv[1:])
+    for word in words:
+        if (next(words, "") if word == "-X" else word.removeprefix("-X")) == _OPTION:
+            return True
+        if not word.startswith("-") or word in ("-c", "-m", "-"):  # the program begins
+            return False
+    return False
 
 
 def _attach(process: PythonProcess, script: str, deadline_s: float) -> None:
@@ -70,7 +87,7 @@ def _refusal(process: PythonProcess, complaint: str) -> NotReachable:
     if "not enabled" in complaint:
         return NotReachable(
             f"pid {process.pid} was started with remote debugging disabled",
-            hint="unset PYTHON_DISABLE_REMOTE_DEBUG (or drop -X disable-remote-debug) before its next start",
+            hint=f"unset {_VARIABLE} (or drop -X {_OPTION}) before its next start",
         )
     if complaint.startswith("PermissionError"):
         return NotReachable(f"pid {process.pid} may not be attached to", hint=why_not_traced())
