@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,6 +46,14 @@ def native_libraries() -> Path:
     if not all(path.exists() for path in needed):
         subprocess.run([sys.executable, BUILD], check=True, stdout=subprocess.DEVNULL)
     return libraries.BUILT
+
+
+@pytest.fixture
+def no_more_threads() -> Iterator[None]:
+    """As for a user who has used up what the machine allows: no thread can be started."""
+    usual = threading.stack_size(1 << 47)  # there is no address space for a stack of that size
+    yield
+    threading.stack_size(usual)
 
 
 @pytest.fixture

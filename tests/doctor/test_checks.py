@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import shlex
+from importlib import import_module
 
 import pytest
 from msgspec.structs import replace
@@ -24,13 +26,14 @@ from tests.doctor.sights import (
     with_gpu,
     with_premises,
 )
+from vram.cli.parser import Parser
 from vram.doctor.answers import Answer
 from vram.doctor.engine import CHECKS
 from vram.doctor.sight import PythonTarget, Sight
 from vram.model.gpu import DriverFacts
 from vram.model.observation import HostFacts, Observation, ProbeRun
 from vram.model.parking import Vitals
-from vram.model.surroundings import Container, DriverFiles, DriverTrial, Mps, Tracing
+from vram.model.surroundings import Container, DriverFiles, DriverTrial, KernelTrial, Mps, Tracing
 from vram.model.wsl import WslFacts
 from vram.units import GIB
 
@@ -135,7 +138,7 @@ COMPLAINTS: list[tuple[str, Sight, str, str, str]] = [
         "libcuda 570.10.01",
         "Let the container use the host's libraries",
     ),
-    ("driver.nvml", nvml("lost", "the GPU is lost"), "broken", "GPU 0: lost", "vram reset 0 --dry-run"),
+    ("driver.nvml", nvml("lost", "the GPU is lost"), "broken", "GPU 0: lost", "vram reset 0"),
     ("driver.nvml", nvml("timeout", "x did not answer"), "broken", "timeout", "dmesg"),
     ("driver.nvml", nvml("denied", "no permission"), "limited", "denied", 'sudo "$(command -v vram)" doctor'),
     (
@@ -164,6 +167,14 @@ COMPLAINTS: list[tuple[str, Sight, str, str, str]] = [
         "NVIDIA_DRIVER_CAPABILITIES=compute,utility",
     ),
     ("driver.cuda", sight(driver_trial=DriverTrial(died_in="cuInit")), "broken", "ended the process", "log"),
+    ("driver.cuda", sight(driver_trial=DriverTrial(not_tried="no room")), "unknown", "no room", "ulimit -u"),
+    (
+        "permissions.pidfd",
+        sight(kernel_trial=KernelTrial(not_tried="no room")),
+        "unknown",
+        "no room",
+        "ulimit",
+    ),
     ("driver.cuda", sight(driver_trial=DriverTrial(init_code=34)), "broken", "stub", "stubs"),
     (
         "driver.nodes",
@@ -313,8 +324,16 @@ COMPLAINTS: list[tuple[str, Sight, str, str, str]] = [
         ),
         "limited",
         "Windows does not tell",
-        "[interop]",
+        "--deadline 20",
     ),
+    (
+        "place.wsl",
+        sight(survey=replace(wsl(interop=True).survey, probes=(ProbeRun("windows", "failed", 0.5, "?"),))),
+        "limited",
+        "Windows does not tell",
+        "winmgmt /resyncperf",
+    ),
+    ("place.wsl", wsl(interop=True, container=True), "limited", "Windows does not tell", "distribution"),
     (
         "place.wsl",
         sight(survey=replace(wsl(interop=True).survey, probes=(ProbeRun("windows", "ok", 0.7),))),
@@ -431,6 +450,17 @@ def test_what_is_wrong_is_said_with_its_meaning_and_its_fix(
     assert fix in f"{answer.fix} {answer.command}"
     assert answer.means.endswith(".") or answer.state == "unknown", "the meaning is a sentence"
     assert answer.fix.endswith("."), "so is the fix"
+
+
+def test_what_it_suggests_can_be_pasted() -> None:
+    """Of our own commands: their words are known, and parse."""
+    suggested = {judged(check, host).command for check, host, *_ in COMPLAINTS}
+    ours = [shlex.split(command) for command in suggested if command.startswith("vram ")]
+    assert ours
+    for _, name, *words in ours:
+        parser = Parser(prog=f"vram {name}")
+        import_module(f"vram.cli.commands.{name}").add_arguments(parser)
+        parser.parse_args(words)
 
 
 def test_every_check_that_can_complain_is_shown_complaining() -> None:

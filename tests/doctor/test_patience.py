@@ -18,6 +18,12 @@ def test_what_fails_is_silent(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr().err == ""
 
 
+def test_without_a_thread_it_is_not_begun(no_more_threads: None) -> None:
+    begun: list[int] = []
+    assert Beside(lambda: begun.append(1)).result(60.0) is None
+    assert not begun
+
+
 def test_what_hangs_is_left_alone() -> None:
     never = Event()
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 
+import msgspec
 import pytest
 
 from tests.lab.conftest import (
@@ -16,6 +17,8 @@ from tests.lab.conftest import (
     wait_gone,
     wait_until,
 )
+from vram.host.local.procfs import LocalProc
+from vram.model.lab import LabReport
 from vram.units import GIB
 from vram.virtualgpu import VirtualGpu
 
@@ -74,6 +77,16 @@ def test_a_signal_cleans_up(virtual_gpu: VirtualGpu, number: signal.Signals, cod
     assert_clean(virtual_gpu)
 
 
+def test_what_was_found_before_an_interruption_is_told(virtual_gpu: VirtualGpu) -> None:
+    running = hanging_run(virtual_gpu, "kill-nine", "exported-handle", "--json")
+    running.send_signal(signal.SIGINT)
+    told, _ = running.communicate()
+    assert running.returncode == 130
+    report = msgspec.json.decode(told, type=LabReport)
+    assert [result.experiment for result in report.results] == ["kill-nine"]
+    assert report.left_out == ("exported-handle",)
+
+
 def test_who_is_killed_leaves_nobody_behind(virtual_gpu: VirtualGpu) -> None:
     """Nobody is left to clean up: the processes end by themselves, the forked child too."""
     running = hanging_run(virtual_gpu)
@@ -85,12 +98,17 @@ def test_who_is_killed_leaves_nobody_behind(virtual_gpu: VirtualGpu) -> None:
     assert_clean(virtual_gpu)
 
 
-def hanging_run(gpu: VirtualGpu) -> subprocess.Popen[bytes]:
+def hanging_run(gpu: VirtualGpu, *words: str) -> subprocess.Popen[bytes]:
     """A run whose keeper is forked and whose allocator hangs in the driver."""
     gpu.fail("cuMemCreate", hang=True)
-    running = gpu.popen([*PROGRAM, "run", "exported-handle"], stdout=subprocess.DEVNULL)
-    wait_until(lambda: contexts_on(gpu) and len(processes_on(gpu)) >= 3, running)
+    running = gpu.popen([*PROGRAM, "run", *(words or ("exported-handle",))], stdout=subprocess.PIPE)
+    wait_until(lambda: contexts_on(gpu) and a_fork_among(processes_on(gpu) - {running.pid}), running)
     return running
+
+
+def a_fork_among(pids: set[int]) -> bool:
+    """Only this experiment's keeper is a child of another process of its own."""
+    return any(found and found[1].parent in pids for found in map(LocalProc().facts, pids))
 
 
 def contexts_on(gpu: VirtualGpu) -> list[object]:

@@ -43,4 +43,13 @@ def not_applicable(seen: str) -> Answer:
     return Answer(state="not-applicable", seen=seen)
 
 
+def not_tried(why: str) -> Answer:
+    return Answer(
+        state="unknown",
+        seen=f"not tried: {why}",
+        fix="Let this user have more processes: see its limit, and pids.max of its cgroup.",
+        command="ulimit -u",
+    )
+
+
 NO_DRIVER = not_applicable("no driver answers")

@@ -16,7 +16,8 @@ class Beside(Generic[T]):
     def __init__(self, job: Callable[[], T]) -> None:
         self._done: list[T] = []
         self._thread = Thread(target=self._run, args=(job,), daemon=True)
-        self._thread.start()
+        with suppress(RuntimeError):  # no more threads for this user: what cannot be left alone is not begun
+            self._thread.start()
 
     def _run(self, job: Callable[[], T]) -> None:
         with suppress(Exception):  # what fails is as unknown as what hangs, and must not print on its own
@@ -24,5 +25,6 @@ class Beside(Generic[T]):
 
     def result(self, patience_s: float) -> T | None:
         """What it came to; None where it has not, within *patience_s*."""
-        self._thread.join(patience_s)
+        if self._thread.ident is not None:
+            self._thread.join(patience_s)
         return self._done[0] if self._done else None

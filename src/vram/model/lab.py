@@ -82,3 +82,5 @@ class LabReport(Struct, frozen=True, kw_only=True):
     python: str
     virtual: bool
     results: tuple[Result, ...]
+    left_out: tuple[str, ...] = ()
+    """Experiments that were asked for and not finished, because the run was interrupted."""

@@ -116,6 +116,8 @@ class DriverTrial(Struct, frozen=True, kw_only=True):
     """The call that did not answer in time."""
     died_in: str | None = None
     """The call that ended the process."""
+    not_tried: str | None = None
+    """Why there was no process to try it."""
     took_s: float | None = None
 
 
@@ -133,3 +135,4 @@ class KernelTrial(Struct, frozen=True, kw_only=True):
     debugger_error: str | None = None
     hung_in: str | None = None
     died_in: str | None = None
+    not_tried: str | None = None

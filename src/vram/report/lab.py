@@ -41,7 +41,11 @@ def results(report: LabReport, look: Look) -> RenderableType:
         for result in report.results:
             if result.topic == topic:
                 blocks += _result(result, look)
-    return Group(*blocks, Text(), Text(_count(report), style="bold"))
+    blocks += [Text(), Text(_count(report), style="bold")]
+    if report.left_out:
+        count = counted(len(report.left_out), "experiment")
+        blocks.append(Text(f"Interrupted: {count} left out.", style="bold yellow"))
+    return Group(*blocks)
 
 
 def _masthead(report: LabReport) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
@@ -110,8 +111,14 @@ def _run(args: Namespace) -> int:
     device = find_device(host, args.gpu)
     if args.evidence:
         _refuse_model(device)
-    with signals_lead_out():
-        report = _report(host, device, _conducted(names, host, device, args.deadline))
+    results: list[Result] = []
+    try:
+        with signals_lead_out():
+            _conduct(names, host, device, args.deadline, results)
+    except (KeyboardInterrupt, SystemExit):
+        _tell(_report(host, device, results, names[len(results) :]), args)
+        raise
+    report = _report(host, device, results)
     _tell(report, args)
     told = all(result.verdict != "cannot tell" for result in report.results)
     return ExitCode.OK if told else ExitCode.PARTIAL
@@ -123,22 +130,27 @@ def _refuse_model(device: Device) -> None:
         raise UsageError("a virtual GPU gives no evidence", hint=hint)
 
 
-def _conducted(
-    names: tuple[str, ...], host: LocalHost, device: Device, deadline_s: float | None
-) -> tuple[Result, ...]:
+def _conduct(
+    names: tuple[str, ...],
+    host: LocalHost,
+    device: Device,
+    deadline_s: float | None,
+    results: list[Result],
+) -> None:
+    """Add a result for each of *names*; whoever is interrupted has those before it."""
     from vram.cli.progress import Counter
     from vram.lab.engine import Session
 
     counter = Counter(len(names))
-    results = []
     with Session(host, device, deadline_s) as session, counter:
         for name, then in zip_longest(names, names[1:]):
             counter.next(name.replace("_", "-"))
             results.append(session.conduct(name, then))
-    return tuple(results)
 
 
-def _report(host: LocalHost, device: Device, results: tuple[Result, ...]) -> LabReport:
+def _report(
+    host: LocalHost, device: Device, results: Sequence[Result], left_out: Sequence[str] = ()
+) -> LabReport:
     import platform
 
     from vram import __version__
@@ -155,7 +167,8 @@ def _report(host: LocalHost, device: Device, results: tuple[Result, ...]) -> Lab
         kernel=platform.release().partition("-")[0],
         python=platform.python_version(),
         virtual=device.facts.virtual,
-        results=results,
+        results=tuple(results),
+        left_out=tuple(name.replace("_", "-") for name in left_out),
     )
 
 
@@ -163,7 +176,7 @@ def _tell(report: LabReport, args: Namespace) -> None:
     from vram.report import lab
     from vram.report.json import encode
 
-    if args.evidence:
+    if args.evidence and not report.left_out:  # evidence is whole, or none
         from vram.cli.files import write_files
         from vram.report.lab_evidence import files
 

@@ -36,11 +36,13 @@ with recorded answers and on a virtual GPU in that mode, not yet on WSL2 hardwar
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from vram.diagnosis import words
+from vram.diagnosis.windows_words import way_to_ask
 from vram.model.finding import Finding, Remedy
 from vram.model.ledger import Entry, GpuLedger, Ledger
+from vram.model.observation import ProbeRun
 from vram.model.windows import LEFT_OUT
 from vram.model.wsl import WslFacts
 from vram.units import size
@@ -53,14 +55,14 @@ def judge(ledger: Ledger) -> Iterator[Finding]:
     for gpu in ledger.gpus if facts else ():
         unsplit = [entry for entry in gpu.entries if _is_unsplit(entry)]
         if unsplit and facts:
-            yield _finding(facts, gpu, unsplit)
+            yield _finding(ledger, facts, gpu, unsplit)
 
 
 def _is_unsplit(entry: Entry) -> bool:
     return entry.nbytes > 0 and (entry.kind == "guest" or entry.hidden_by == "windows")
 
 
-def _finding(facts: WslFacts, gpu: GpuLedger, unsplit: list[Entry]) -> Finding:
+def _finding(ledger: Ledger, facts: WslFacts, gpu: GpuLedger, unsplit: list[Entry]) -> Finding:
     nbytes = sum(entry.nbytes for entry in unsplit)
     read = gpu.windows is not None and gpu.windows.read
     whose = "Linux processes together" if read else "Windows programs and Linux processes together"
@@ -78,12 +80,12 @@ def _finding(facts: WslFacts, gpu: GpuLedger, unsplit: list[Entry]) -> Finding:
             entry.holder.pid for entry in gpu.entries if entry.confidence == "unknown" and entry.holder
         ),
         evidence=words.evidence(line for entry in unsplit for line in entry.evidence),
-        remedies=tuple(_ways_out(facts, gpu, read)),
+        remedies=tuple(_ways_out(facts, gpu, ledger.probes, read)),
         severity="info",
     )
 
 
-def _ways_out(facts: WslFacts, gpu: GpuLedger, read: bool) -> Iterator[Remedy]:
+def _ways_out(facts: WslFacts, gpu: GpuLedger, probes: Iterable[ProbeRun], read: bool) -> Iterator[Remedy]:
     target = f"gpu {gpu.index}"
     ask = "Ask the programs that let us in (vram.agent(), Jupyter) what they hold."
     yield Remedy(step="look", target=target, text=ask, command="vram why --deep")
@@ -93,12 +95,7 @@ def _ways_out(facts: WslFacts, gpu: GpuLedger, read: bool) -> Iterator[Remedy]:
         text = "Look again, and let Windows be asked."
         yield Remedy(step="look", target=target, text=text, command="vram why")
         return
-    if facts.container:
-        text = "Run vram in the distribution itself: from a container Windows cannot be asked."
-    elif not facts.interop:
-        text = "Let vram ask Windows: enabled=true under [interop] in /etc/wsl.conf, then start WSL anew."
-    else:
-        text = "Look again, with more patience for Windows."
-        yield Remedy(step="look", target=target, text=text, command="vram why --deadline 20")
-        return
-    yield Remedy(step="set", target=target, text=text)
+    status = next((run.status for run in probes if run.name == "windows"), None)
+    text, command = way_to_ask(facts, status)
+    step = "look" if command.startswith("vram ") else "set"
+    yield Remedy(step=step, target=target, text=text, command=command)

@@ -55,13 +55,14 @@ def judge(ledger: Ledger) -> Iterator[Finding]:
 
 def _finding(gpu: GpuLedger, held: list[Entry]) -> Finding:
     nbytes = sum(entry.nbytes for entry in held)
+    hold = "hold" if len(held) > 1 else "holds"
     much = gpu.total_bytes is not None and nbytes * 4 >= gpu.total_bytes
     return Finding(
         code=CODE,
         title=f"{size(nbytes)} held by Windows programs",
         nbytes=nbytes,
         cause=(
-            f"{counted(len(held), 'Windows process')} outside WSL2 hold {size(nbytes)} of GPU {gpu.index};"
+            f"{counted(len(held), 'Windows process')} outside WSL2 {hold} {size(nbytes)} of GPU {gpu.index};"
             f" the largest: {', '.join(map(_named, held[:_NAMED]))}."
         ),
         gpus=(gpu.index,),

@@ -63,7 +63,7 @@ def _waiting(sight: Sight, waiting: list[int], wrong: list[int], details: tuple[
         details=details,
         means="The memory works on; programs that met the fault were ended.",
         fix="Let the work there end, then reset the GPU." if waiting else "Watch it; a reset clears it.",
-        command=f"vram reset {which[0]} --dry-run",
+        command=f"vram reset {which[0]}",
     )
 
 

@@ -23,7 +23,7 @@ What to do
 from __future__ import annotations
 
 from vram.diagnosis.remedies import KERNEL_LOG
-from vram.doctor.answers import NO_DRIVER, Answer, ok
+from vram.doctor.answers import NO_DRIVER, Answer, not_tried, ok
 from vram.doctor.sight import Sight
 from vram.model.doctor import Topic, Verb
 from vram.model.surroundings import DriverTrial
@@ -53,6 +53,8 @@ _ERRORS = {
 
 def judge(sight: Sight) -> Answer:
     trial = sight.driver_trial
+    if trial.not_tried is not None:
+        return not_tried(trial.not_tried)
     if trial.error is not None:
         return _no_library(sight, trial.error)
     if stuck := trial.hung_in or trial.died_in:

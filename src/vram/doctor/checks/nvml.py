@@ -74,7 +74,7 @@ def _way_out(worst: Observation) -> tuple[str, str]:
     if tell_mismatch(message):
         return "Do what driver.versions says.", ""
     if worst.status == "lost":
-        return "See what keeps the GPU from being reset.", f"vram reset {worst.gpu} --dry-run"
+        return "See what keeps the GPU from being reset.", f"vram reset {worst.gpu}"
     if worst.status == "denied":
         return "Let somebody run it who may ask the driver.", f"{SUDO_VRAM} doctor"
     return "Read what the kernel's log says of the driver; as a rule the machine has to restart.", KERNEL_LOG

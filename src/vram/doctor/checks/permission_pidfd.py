@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import errno
 
-from vram.doctor.answers import Answer, ok
+from vram.doctor.answers import Answer, not_tried, ok
 from vram.doctor.sight import Sight
 from vram.model.doctor import Topic, Verb
 
@@ -39,6 +39,8 @@ _COSTS = {
 
 def judge(sight: Sight) -> Answer:
     trial = sight.kernel_trial
+    if trial.not_tried is not None:
+        return not_tried(trial.not_tried)
     codes = {"pidfd_open": trial.pidfd_open, "pidfd_getfd": trial.pidfd_getfd, "kcmp": trial.kcmp}
     failed = {name: code for name, code in codes.items() if code}
     if failed:

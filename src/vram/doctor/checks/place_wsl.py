@@ -15,15 +15,18 @@ What to do
 ----------
 - No /dev/dxg or no libraries: install the NVIDIA driver on Windows, then `wsl --update`.
 - No interop: set `enabled=true` under `[interop]` in /etc/wsl.conf.
+- Windows answers with an error: `winmgmt /resyncperf` in an administrator's shell of Windows.
 - WSL 1 has no GPU: `wsl --set-version DISTRIBUTION 2`.
 """
 
 from __future__ import annotations
 
+from vram.diagnosis.windows_words import way_to_ask
 from vram.doctor.answers import Answer, not_applicable
 from vram.doctor.sight import Sight
 from vram.model.doctor import Topic, Verb
 from vram.model.observation import ProbeRun
+from vram.model.wsl import WslFacts
 
 ID = "place.wsl"
 TOPIC: Topic = "place"
@@ -51,17 +54,19 @@ def judge(sight: Sight) -> Answer:
             "Give the container that folder." if facts.container else "Install the NVIDIA driver on Windows.",
             "docker run --gpus all …" if facts.container else "",
         )
-    return _with_gpu(next((run for run in sight.survey.probes if run.name == "windows"), None))
+    return _with_gpu(facts, next((run for run in sight.survey.probes if run.name == "windows"), None))
 
 
-def _with_gpu(windows: ProbeRun | None) -> Answer:
+def _with_gpu(facts: WslFacts, windows: ProbeRun | None) -> Answer:
     if windows is None or windows.status != "ok":
+        fix, command = way_to_ask(facts, windows.status if windows else None)
         return Answer(
             state="limited",
             seen="WSL2; Windows does not tell of its own programs",
             details=(windows.message,) if windows and windows.message else (),
             means=f"{_TOTALS} What Windows itself keeps on the GPU cannot be asked for.",
-            fix="Set enabled=true under [interop] in /etc/wsl.conf, then restart WSL.",
+            fix=fix,
+            command=command,
         )
     return Answer(
         state="limited",

@@ -38,7 +38,7 @@ def judge(sight: Sight) -> Answer:
             seen=records.error,
             means=_MEANS,
             fix=f"{records.hint[:1].upper()}{records.hint[1:]}.",
-            command="export XDG_STATE_HOME=$HOME/.local/state",
+            command="export XDG_STATE_HOME=$(mktemp -d)",
         )
     if records.free_bytes is not None and records.free_bytes < _LITTLE:
         return Answer(

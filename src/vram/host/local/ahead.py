@@ -18,7 +18,10 @@ class Ahead(Generic[T]):
         self._failed = False
         self._running = _thread.allocate_lock()
         self._running.acquire()
-        _thread.start_new_thread(self._run, (job,))
+        try:
+            _thread.start_new_thread(self._run, (job,))
+        except RuntimeError:  # this user may have no more threads: then it is done now
+            self._run(job)
 
     def _run(self, job: Callable[[], T]) -> None:
         try:

@@ -46,7 +46,7 @@ def _start(module: str, *arguments: str) -> Child | None:
 
 def _collected(child: Child | None, deadline_s: float, kind: type[Told]) -> Told:
     if child is None:
-        return kind(died_in="its start: no process could be made")
+        return kind(not_tried="no process could be made for it")
     try:
         lines, ended = _heard(child, time.monotonic() + deadline_s)
     finally:
