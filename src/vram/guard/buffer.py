@@ -153,8 +153,8 @@ class Buffer:
     def host(self) -> memoryview:
         """Managed, pinned or zero-copy memory as the host sees it; work under way is waited for.
 
-        The view ends with the buffer. What was made of it (a slice, a NumPy array) must be gone
-        before, or the close is refused.
+        Read-only where the memory was lent so. The view ends with the buffer. What was made of it
+        (a slice, a NumPy array) must be gone before, or the close is refused.
         """
         memory = self._memory
         if not memory.is_host_visible:
@@ -171,13 +171,16 @@ class Buffer:
                 array = (ctypes.c_ubyte * memory.nbytes).from_address(memory.pointer)
                 array.owner = self  # type: ignore[attr-defined]
             view = memoryview(array).cast("B")  # type: ignore[arg-type]
+            if memory.is_read_only:
+                view = view.toreadonly()
             memory.show(array, view)
             return view
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"at {self._memory.pointer:#x}"
         zeroed = ", zeroed on free" if self.zero_on_free else ""
-        return f"<vram.Buffer of {size(self.nbytes)}, {self.kind}, {state}{zeroed}>"
+        read_only = ", read-only" if self._memory.is_read_only else ""
+        return f"<vram.Buffer of {size(self.nbytes)}, {self.kind}, {state}{zeroed}{read_only}>"
 
     # ---- bytes in and out ----
 
@@ -190,6 +193,7 @@ class Buffer:
 
     def write(self, data: bytes | bytearray | memoryview, offset: int = 0) -> None:
         """Copy *data* into the buffer."""
+        self._memory.check_writable()
         octets = bytes(data)
         self._copy("cuMemcpyHtoD_v2", offset, len(octets), lambda at: (at, octets, len(octets)))
 
@@ -197,10 +201,16 @@ class Buffer:
         """Set every byte, and come back when that is done."""
         if not 0 <= byte <= 255:
             raise UsageError(f"{byte} is not a byte", hint="0 to 255")
+        self._memory.check_writable()
         self._copy("cuMemsetD8_v2", 0, self.nbytes, lambda at: (at, byte, self.nbytes))
 
     def erase(self) -> None:
         """Set every byte to zero, padding too, once all work on it has ended; wait for that."""
+        self._memory.check_writable()
+        self._erase()
+
+    def _erase(self) -> None:
+        """Also what its owner lends for reading only: scrub's promise."""
         memory = self._memory
         memory.check_process()
         with memory.lock:
@@ -291,12 +301,14 @@ class Buffer:
             raise BufferError("vram.Buffer lends its memory and makes no copies")
         if dl_device is not None and tuple(dl_device) != device:
             raise BufferError(f"this buffer lies on DLPack device {device}, not {tuple(dl_device)}")
+        versioned = max_version is not None and tuple(max_version) >= dlpack.VERSION
+        if memory.is_read_only and not versioned:
+            raise BufferError("this buffer's memory is read-only, which DLPack before 1.0 cannot say")
         with memory.lock:
             memory.check()
             if stream != -1:  # -1: the consumer sees to the order itself
                 with memory.inside():
                     memory.settle()
-            versioned = max_version is not None and tuple(max_version) >= dlpack.VERSION
             pointer = memory.device_pointer()
             return lending.lend(self, memory, pointer, device, self._layout, versioned=versioned)
 

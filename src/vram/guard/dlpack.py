@@ -13,6 +13,7 @@ CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13
 ON_GPU = (CUDA, CUDA_HOST, CUDA_MANAGED)
 PLAIN, VERSIONED = b"dltensor", b"dltensor_versioned"
 VERSION = (1, 0)
+READ_ONLY, IS_COPIED, IS_PADDED = 1, 2, 4  # a versioned tensor's flags
 LEGACY_STREAM = 1  # how a consumer names the legacy default stream to a CUDA producer
 
 _new = ctypes.pythonapi.PyCapsule_New
@@ -72,12 +73,13 @@ def capsule(structure: Managed | ManagedVersioned, destructor: int) -> object:
     return made
 
 
-def opened(found: object) -> Tensor:
-    """The tensor in a capsule that nobody has taken over yet. It lives as long as the capsule."""
-    for name, kind in ((VERSIONED, ManagedVersioned), (PLAIN, Managed)):
-        if _is_valid(found, name):
-            tensor: Tensor = kind.from_address(_pointer(found, name)).tensor
-            return tensor
+def opened(found: object) -> tuple[Tensor, int]:
+    """The tensor in a capsule that nobody has taken over yet, and its flags; as long as the capsule lives."""
+    if _is_valid(found, PLAIN):
+        return Managed.from_address(_pointer(found, PLAIN)).tensor, 0
+    if _is_valid(found, VERSIONED):
+        versioned = ManagedVersioned.from_address(_pointer(found, VERSIONED))
+        return versioned.tensor, versioned.flags
     raise UsageError(
         "this is not a fresh DLPack capsule", hint="a capsule can be used once: ask for a new one"
     )

@@ -73,16 +73,17 @@ def by_dlpack(thing: Any) -> View:
         raise UsageError(f"{_described(thing)} does not lie on a GPU (DLPack device type {kind})", hint=HINT)
     # The capsule stays unused: it keeps the producer's promise itself, until it is dropped.
     capsule = _asked(thing, None if kind == dlpack.CUDA_HOST else dlpack.LEGACY_STREAM)
-    tensor = dlpack.opened(capsule)
-    pointer = (tensor.data or 0) + tensor.byte_offset
-    return View(pointer, (kind, number), dlpack.layout_of(tensor), keeper=capsule)
+    tensor, flags = dlpack.opened(capsule)
+    pointer, is_read_only = (tensor.data or 0) + tensor.byte_offset, bool(flags & dlpack.READ_ONLY)
+    return View(pointer, (kind, number), dlpack.layout_of(tensor), keeper=capsule, is_read_only=is_read_only)
 
 
 def _asked(thing: Any, stream: int | None) -> object:
     try:
-        return thing.__dlpack__(stream=stream, max_version=dlpack.VERSION)
-    except TypeError:  # a producer from before version 1
-        return thing.__dlpack__(stream=stream)
+        try:
+            return thing.__dlpack__(stream=stream, max_version=dlpack.VERSION)
+        except TypeError:  # a producer from before version 1
+            return thing.__dlpack__(stream=stream)
     except BufferError as error:  # PyTorch lends nothing of another device than the current one
         raise UsageError(f"{_described(thing)} does not lend its memory: {error}", hint=HINT) from error
 

@@ -69,6 +69,7 @@ def lend(
     structure: Any = dlpack.ManagedVersioned() if versioned else dlpack.Managed()
     if versioned:
         structure.major, structure.minor = dlpack.VERSION
+        structure.flags = dlpack.READ_ONLY if memory.is_read_only else 0
     lease.parts = [structure, *dlpack.fill(structure.tensor, pointer, device, layout)]
     structure.deleter = native.returned
     structure.owner = id(lease)
