@@ -122,3 +122,29 @@ def test_read_only_memory_is_not_written_to(virtual_gpu: VirtualGpu) -> None:
 def test_numpy_cannot_write_to_read_only_memory(virtual_gpu: VirtualGpu) -> None:
     program = "import numpy; tell(numpy.from_dlpack(read_only(Buffer.pinned(8))).flags.writeable)"
     assert answer(virtual_gpu, program) is False
+
+
+# ---- strides ----
+
+
+def test_host_shows_no_array_with_gaps(virtual_gpu: VirtualGpu) -> None:
+    """Its bytes are not the first ones: two columns of four, as read() has it."""
+    assert answer(
+        virtual_gpu,
+        """
+        sliced = by_dlpack(dimensions=2, shape=numbers(4, 2), strides=numbers(4, 1))
+        tell(sliced.shape, error_of(lambda: sliced.host), error_of(sliced.read))
+        """,
+    ) == [[4, 2], "UsageError", "UsageError"]
+
+
+def test_a_stride_that_leads_nowhere_makes_no_gaps(virtual_gpu: VirtualGpu) -> None:
+    """PyTorch lends a contiguous (1, 4) with strides (1, 1)."""
+    assert answer(
+        virtual_gpu,
+        """
+        row = by_dlpack(dimensions=2, shape=numbers(1, 4), strides=numbers(1, 1))
+        row.write(b"four")
+        tell(row.read().decode(), bytes(row.host).decode())
+        """,
+    ) == ["four", "four"]

@@ -161,6 +161,7 @@ class Buffer:
             raise UsageError(
                 f"{memory.kind} memory cannot be read by the host", hint="use read() and write()"
             )
+        self._check_is_one_run()
         memory.check_process()
         with memory.lock:
             memory.check()
@@ -186,23 +187,27 @@ class Buffer:
 
     def read(self, nbytes: int | None = None, offset: int = 0) -> bytes:
         """Copy *nbytes* from *offset* on to the host; all that follows where not said."""
-        count = self.nbytes - offset if nbytes is None else nbytes
-        into = ctypes.create_string_buffer(max(count, 0))
-        self._copy("cuMemcpyDtoH_v2", offset, count, lambda at: (into, at, count))
+        offset = _whole(offset, "an offset")
+        count = self.nbytes - offset if nbytes is None else _whole(nbytes, "a number of bytes")
+        self._check_range(offset, count)
+        into = ctypes.create_string_buffer(count)
+        self._copy("cuMemcpyDtoH_v2", lambda at: (into, at + offset, count))
         return into.raw
 
     def write(self, data: bytes | bytearray | memoryview, offset: int = 0) -> None:
-        """Copy *data* into the buffer."""
+        """Copy *data* into the buffer: bytes, or what shows its own as a memoryview does."""
+        octets, offset = _octets(data), _whole(offset, "an offset")
+        self._check_range(offset, len(octets))
         self._memory.check_writable()
-        octets = bytes(data)
-        self._copy("cuMemcpyHtoD_v2", offset, len(octets), lambda at: (at, octets, len(octets)))
+        self._copy("cuMemcpyHtoD_v2", lambda at: (at + offset, octets, len(octets)))
 
     def fill(self, byte: int = 0) -> None:
         """Set every byte, and come back when that is done."""
+        byte = _whole(byte, "a byte")
         if not 0 <= byte <= 255:
             raise UsageError(f"{byte} is not a byte", hint="0 to 255")
         self._memory.check_writable()
-        self._copy("cuMemsetD8_v2", 0, self.nbytes, lambda at: (at, byte, self.nbytes))
+        self._copy("cuMemsetD8_v2", lambda at: (at, byte, self.nbytes))
 
     def erase(self) -> None:
         """Set every byte to zero, padding too, once all work on it has ended; wait for that."""
@@ -216,18 +221,23 @@ class Buffer:
         with memory.lock:
             memory.zero()
 
-    def _copy(self, call: str, offset: int, count: int, words: Any) -> None:
+    def _copy(self, call: str, words: Any) -> None:
         memory = self._memory
-        if not 0 <= offset <= offset + count <= memory.nbytes:
-            raise UsageError(f"bytes {offset} to {offset + count} of a buffer of {memory.nbytes}")
-        if self.kind == "borrowed" and not self._layout.is_dense:
-            raise UsageError("a borrowed array with strides is not one run of bytes")
+        self._check_is_one_run()
         memory.check_process()
         with memory.lock:
             memory.check()
             with memory.inside():
-                memory.cuda.must(call, *words(memory.device_pointer() + offset))
+                memory.cuda.must(call, *words(memory.device_pointer()))
                 memory.wait()
+
+    def _check_range(self, offset: int, count: int) -> None:
+        if not 0 <= offset <= offset + count <= self.nbytes:
+            raise UsageError(f"bytes {offset} to {offset + count} of a buffer of {self.nbytes}")
+
+    def _check_is_one_run(self) -> None:
+        if self.kind == "borrowed" and not self._layout.is_dense:
+            raise UsageError("a borrowed array with strides is not one run of bytes")
 
     # ---- giving it back ----
 
@@ -332,10 +342,25 @@ def _nbytes(value: SupportsIndex | str) -> int:
     """A size of at least one byte, as a number or in words."""
     if isinstance(value, str):
         count = parse_size(value)
-    elif isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise UsageError(f"{value!r} is not a size", hint="give bytes as a number, or write it like 8MiB")
     else:
-        count = operator.index(value)
+        count = _whole(value, "a size", hint="give bytes as a number, or write it like 8MiB")
     if count <= 0:
         raise UsageError(f"a buffer of {count} bytes", hint="the smallest has one byte")
     return count
+
+
+def _whole(value: Any, what: str, hint: str = "give a whole number") -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise UsageError(f"{value!r} is not {what}", hint=hint)
+    return operator.index(value)
+
+
+def _octets(data: Any) -> bytes:
+    """What *data* shows of its memory; ``bytes(5)`` would be five bytes that nobody wrote."""
+    try:
+        return data if type(data) is bytes else memoryview(data).tobytes()
+    except (TypeError, ValueError, BufferError) as error:
+        kind = type(data).__qualname__
+        raise UsageError(
+            f"an object of type {kind} has no bytes to write: {error}", hint="give bytes, or an array"
+        ) from error
