@@ -148,3 +148,105 @@ def test_a_stride_that_leads_nowhere_makes_no_gaps(virtual_gpu: VirtualGpu) -> N
         tell(row.read().decode(), bytes(row.host).decode())
         """,
     ) == ["four", "four"]
+
+
+# ---- words that cannot be true ----
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "shape=(-4,)",
+        "shape='16'",
+        "shape=None",
+        "strides=(1, 2)",
+        "typestr=None",
+        "typestr='|V0'",
+        "data=None",
+        "data=(64,)",
+        "data=('x', False)",
+        "stream='fast'",
+        "shape=(0,)",
+    ],
+)
+def test_a_broken_interface_is_a_typed_error(virtual_gpu: VirtualGpu, words: str) -> None:
+    assert answer(virtual_gpu, f"tell(error_of(by_interface, {words}))") == "UsageError"
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        ("shape=ctypes.POINTER(ctypes.c_int64)()", "UsageError"),
+        ("dimensions=-1", "UsageError"),
+        ("shape=numbers(-4)", "UsageError"),
+        ("shape=numbers(0)", "UsageError"),
+        ("lanes=0", "UsageError"),
+        ("bits=4", "UsageError"),  # packed: it would be half of what was counted
+        ("major=2", "UsageError"),
+        ("flags=dlpack.IS_COPIED", "UsageError"),
+        ("data=4096", "DeviceError"),
+    ],
+)
+def test_a_broken_capsule_is_a_typed_error_and_goes_back(
+    virtual_gpu: VirtualGpu, words: str, error: str
+) -> None:
+    assert answer(
+        virtual_gpu,
+        f"""
+        theirs = Buffer.pinned(64)
+        refused = error_of(Buffer.from_dlpack, ByDlpack(theirs, {words}))
+        gc.collect()
+        tell(refused, error_of(theirs.close))
+        """,
+    ) == [error, None]
+
+
+@pytest.mark.parametrize("words", ["typestr='<f8', shape=(3,), strides=(12,)", "typestr='|V300', shape=(2,)"])
+def test_what_dlpack_has_no_words_for_is_not_lent(virtual_gpu: VirtualGpu, words: str) -> None:
+    """Rounded strides or a cut element size would lead the consumer elsewhere."""
+    assert answer(
+        virtual_gpu,
+        f"""
+        ours = by_interface({words})
+        try:
+            ours.__dlpack__()
+        except BufferError:
+            tell("refused", error_of(ours.close))  # nothing is lent while the error is looked at
+        """,
+    ) == ["refused", None]
+
+
+# ---- one capsule, one consumer ----
+
+
+def test_a_capsule_in_use_is_not_taken_by_another(virtual_gpu: VirtualGpu) -> None:
+    """A second consumer would give the memory back under the first; afterwards it is free again."""
+    assert answer(
+        virtual_gpu,
+        """
+        class Same:
+            "Hands out one capsule to everybody."
+            def __init__(self, buffer): self.capsule = buffer.__dlpack__(max_version=(1, 0))
+            def __dlpack_device__(self): return 2, 0
+            def __dlpack__(self, **words): return self.capsule
+        theirs = Buffer(16)
+        same = Same(theirs)
+        first = Buffer.from_dlpack(same)
+        second = error_of(Buffer.from_dlpack, same)
+        first.close()
+        third = Buffer.from_dlpack(same)
+        del same
+        lent = error_of(theirs.close)
+        third.close()
+        tell(second, lent, error_of(theirs.close))
+        """,
+    ) == ["UsageError", "BufferLent", None]
+
+
+def test_an_old_producer_that_refuses_is_a_typed_error(virtual_gpu: VirtualGpu) -> None:
+    program = """
+        class Refusing(Old):
+            def __dlpack__(self, *, stream=None): raise BufferError("not now")
+        tell(error_of(Buffer.from_dlpack, Refusing(Buffer(16))))
+        """
+    assert answer(virtual_gpu, program) == "UsageError"

@@ -52,17 +52,14 @@ def by_interface(thing: object, interface: Any = None) -> View:
         raise UsageError(f"{_described(thing)} has no __cuda_array_interface__", hint=HINT)
     if found.get("mask") is not None:
         raise UsageError("masked arrays are not understood")
-    pointer = int(found["data"][0] or 0)
-    # Which device is not part of the protocol: the driver knows, unless there is no memory at all.
-    ordinal = driver().ordinal_of(pointer) if pointer else 0
-    return View(
-        pointer,
-        (dlpack.CUDA, ordinal),
-        from_interface(found),
-        keeper=thing,
-        stream=int(found.get("stream") or 0),
-        is_read_only=bool(found["data"][1]),
-    )
+    try:
+        (address, is_read_only), layout = found["data"], from_interface(found)
+        pointer, stream = int(address or 0), int(found.get("stream") or 0)
+    except (LookupError, TypeError, ValueError) as error:
+        raise UsageError(f"{_described(thing)} has a broken __cuda_array_interface__: {error!r}") from error
+    # Which device is not part of the protocol: the driver knows.
+    device = dlpack.CUDA, _ordinal(pointer, layout)
+    return View(pointer, device, layout, thing, stream, bool(is_read_only))
 
 
 def by_dlpack(thing: Any) -> View:
@@ -71,11 +68,14 @@ def by_dlpack(thing: Any) -> View:
     kind, number = (int(word) for word in thing.__dlpack_device__())
     if kind not in dlpack.ON_GPU:
         raise UsageError(f"{_described(thing)} does not lie on a GPU (DLPack device type {kind})", hint=HINT)
-    # The capsule stays unused: it keeps the producer's promise itself, until it is dropped.
-    capsule = _asked(thing, None if kind == dlpack.CUDA_HOST else dlpack.LEGACY_STREAM)
-    tensor, flags = dlpack.opened(capsule)
-    pointer, is_read_only = (tensor.data or 0) + tensor.byte_offset, bool(flags & dlpack.READ_ONLY)
-    return View(pointer, (kind, number), dlpack.layout_of(tensor), keeper=capsule, is_read_only=is_read_only)
+    stream = None if kind == dlpack.CUDA_HOST else dlpack.LEGACY_STREAM
+    taken = dlpack.Taken(_asked(thing, stream))
+    if taken.flags & dlpack.IS_COPIED:
+        raise UsageError(f"{_described(thing)} lends a copy, not its memory", hint=HINT)
+    tensor, layout = taken.tensor, dlpack.layout_of(taken.tensor, taken.flags)
+    pointer = (tensor.data or 0) + tensor.byte_offset
+    _ordinal(pointer, layout)  # only the producer knows the number by which it means this memory
+    return View(pointer, (kind, number), layout, taken, 0, bool(taken.flags & dlpack.READ_ONLY))
 
 
 def _asked(thing: Any, stream: int | None) -> object:
@@ -88,6 +88,11 @@ def _asked(thing: Any, stream: int | None) -> object:
         raise UsageError(f"{_described(thing)} does not lend its memory: {error}", hint=HINT) from error
 
 
+def _ordinal(pointer: int, layout: Layout) -> int:
+    """The GPU of memory that the driver knows, or DeviceError; 0 where there is no memory at all."""
+    return driver().ordinal_of(pointer) if pointer and layout.nbytes else 0
+
+
 def _described(thing: object) -> str:
     return f"an object of type {type(thing).__module__}.{type(thing).__qualname__}"
 
@@ -98,7 +103,7 @@ class Borrowed(Holding):
     kind = "borrowed"
 
     def __init__(self, seen: View) -> None:
-        if not seen.pointer:
+        if not (seen.pointer and seen.layout.nbytes):
             raise UsageError("an array without elements has no memory to borrow")
         self.cuda, self.lock, self.pid = driver(), RLock(), here[0]
         self._where = seen.device[1]

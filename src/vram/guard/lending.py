@@ -64,6 +64,7 @@ def lend(
     versioned: bool,
 ) -> object:
     """A capsule of the memory at *pointer*. Called with the memory's lock held."""
+    dlpack.check_can_say(layout)
     native = _natives()[versioned]
     lease = Lease(owner, memory)
     structure: Any = dlpack.ManagedVersioned() if versioned else dlpack.Managed()
@@ -72,10 +73,10 @@ def lend(
         structure.flags = dlpack.READ_ONLY if memory.is_read_only else 0
     lease.parts = [structure, *dlpack.fill(structure.tensor, pointer, device, layout)]
     structure.deleter = native.returned
-    structure.owner = id(lease)
-    made = dlpack.capsule(structure, native.unused)
+    # Before there is a capsule: one that an interrupt drops at once gives this reference back.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(lease))
-    return made
+    structure.owner = id(lease)
+    return dlpack.capsule(structure, native.unused)
 
 
 @cache
