@@ -250,3 +250,21 @@ def test_an_old_producer_that_refuses_is_a_typed_error(virtual_gpu: VirtualGpu) 
         tell(error_of(Buffer.from_dlpack, Refusing(Buffer(16))))
         """
     assert answer(virtual_gpu, program) == "UsageError"
+
+
+# ---- work of the owner's that is still under way ----
+
+
+def test_who_borrows_from_a_borrower_waits_for_the_first_owner(virtual_gpu: VirtualGpu) -> None:
+    """DLPack orders the owner's work before the legacy stream only. A wait shows by failing."""
+    assert answer(
+        virtual_gpu,
+        """
+        from vram.virtualgpu import VirtualGpu
+        ours, own = Buffer.from_dlpack(Buffer(16)), Buffer(16)
+        VirtualGpu.inside().fail("cuStreamSynchronize", error=999)
+        waits = [error_of(ours.__dlpack__), error_of(ours.__dlpack__, stream=-1), error_of(own.__dlpack__)]
+        VirtualGpu.inside().clear_faults()
+        tell(waits, ours.__cuda_array_interface__["stream"], own.__cuda_array_interface__["stream"])
+        """,
+    ) == [["DeviceError", None, None], 1, None]

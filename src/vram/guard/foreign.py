@@ -18,7 +18,10 @@ HINT = "a tensor or array on a GPU: PyTorch, CuPy, JAX, Numba, cuda.core, vram.B
 
 
 class View(NamedTuple):
-    """``keeper`` is what must be held on to for as long as the memory is used."""
+    """``keeper`` is what must be held on to for as long as the memory is used.
+
+    Work of its owner's that may still be under way is ordered before what comes next on ``stream``.
+    """
 
     pointer: int
     device: tuple[int, int]
@@ -75,7 +78,7 @@ def by_dlpack(thing: Any) -> View:
     tensor, layout = taken.tensor, dlpack.layout_of(taken.tensor, taken.flags)
     pointer = (tensor.data or 0) + tensor.byte_offset
     _ordinal(pointer, layout)  # only the producer knows the number by which it means this memory
-    return View(pointer, (kind, number), layout, taken, 0, bool(taken.flags & dlpack.READ_ONLY))
+    return View(pointer, (kind, number), layout, taken, stream or 0, bool(taken.flags & dlpack.READ_ONLY))
 
 
 def _asked(thing: Any, stream: int | None) -> object:
@@ -115,9 +118,15 @@ class Borrowed(Holding):
         self._layout = seen.layout
         self._keeper: object | None = seen.keeper
         self._identity = self.cuda.identity(self.word)
-        if seen.stream:
+        if seen.stream == dlpack.LEGACY_STREAM:  # it is always there: who comes next can wait for it
+            self.interface_stream = seen.stream
+        elif seen.stream:
             with self.inside():
                 self.cuda.must("cuStreamSynchronize", seen.stream)
+
+    def settle(self) -> None:
+        if self.interface_stream is not None:
+            self.cuda.must("cuStreamSynchronize", self.interface_stream)
 
     def _forget(self) -> None:
         self.is_released = True
