@@ -96,7 +96,20 @@ def test_pitched_rows_lie_a_pitch_apart(virtual_gpu: VirtualGpu) -> None:
         ("Buffer(16).write(b'x' * 17)", "UsageError"),
         ("Buffer(16).write(b'x', offset=-1)", "UsageError"),
         ("Buffer(16).read(4, offset=13)", "UsageError"),
+        ("Buffer(16).write(5)", "UsageError"),
+        ("Buffer(16).write('text')", "UsageError"),
+        ("Buffer(16).write([1, 2, 3])", "UsageError"),
+        ("Buffer(16).write(None)", "UsageError"),
+        ("Buffer(16).write(b'x', offset=1.5)", "UsageError"),
+        ("Buffer(16).read(-1)", "UsageError"),
+        ("Buffer(16).read(offset=17)", "UsageError"),
+        ("Buffer(16).read(2**50)", "UsageError"),
+        ("Buffer(16).read(2**70)", "UsageError"),
+        ("Buffer(16).read(1.5)", "UsageError"),
+        ("Buffer(16).read('all')", "UsageError"),
         ("Buffer(16).fill(256)", "UsageError"),
+        ("Buffer(16).fill(1.5)", "UsageError"),
+        ("Buffer(16).fill('x')", "UsageError"),
         ("Buffer(16).host", "UsageError"),
         ("__import__('pickle').dumps(Buffer(16))", "UsageError"),
         ("__import__('copy').copy(Buffer(16))", "UsageError"),
@@ -109,6 +122,22 @@ def test_bad_words_are_typed_errors_and_cost_nothing(virtual_gpu: VirtualGpu, ca
         tell(answer, used() - before)
         """
     assert told(virtual_gpu, program) == [error, 0]
+
+
+def test_what_shows_its_memory_is_written_as_it_lies_there(virtual_gpu: VirtualGpu) -> None:
+    """Whatever its elements are, and also where they do not lie side by side."""
+    assert told(
+        virtual_gpu,
+        """
+        import array
+        buffer = Buffer(16)
+        buffer.write(memoryview(b"0123456")[::2])
+        buffer.write(array.array("H", [0x4241, 0x4443]), offset=4)
+        buffer.write(bytearray(b"end"), offset=13)
+        buffer.write(b"", offset=16)
+        tell(buffer.read(8).decode(), buffer.read(offset=13).decode(), buffer.read(offset=16).decode())
+        """,
+    ) == ["0246ABCD", "end", ""]
 
 
 def test_out_of_memory_is_also_a_memory_error(virtual_gpu: VirtualGpu) -> None:

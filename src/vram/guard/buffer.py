@@ -153,14 +153,15 @@ class Buffer:
     def host(self) -> memoryview:
         """Managed, pinned or zero-copy memory as the host sees it; work under way is waited for.
 
-        The view ends with the buffer. What was made of it (a slice, a NumPy array) must be gone
-        before, or the close is refused.
+        Read-only where the memory was lent so. The view ends with the buffer. What was made of it
+        (a slice, a NumPy array) must be gone before, or the close is refused.
         """
         memory = self._memory
         if not memory.is_host_visible:
             raise UsageError(
                 f"{memory.kind} memory cannot be read by the host", hint="use read() and write()"
             )
+        self._check_is_one_run()
         memory.check_process()
         with memory.lock:
             memory.check()
@@ -171,53 +172,72 @@ class Buffer:
                 array = (ctypes.c_ubyte * memory.nbytes).from_address(memory.pointer)
                 array.owner = self  # type: ignore[attr-defined]
             view = memoryview(array).cast("B")  # type: ignore[arg-type]
+            if memory.is_read_only:
+                view = view.toreadonly()
             memory.show(array, view)
             return view
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"at {self._memory.pointer:#x}"
         zeroed = ", zeroed on free" if self.zero_on_free else ""
-        return f"<vram.Buffer of {size(self.nbytes)}, {self.kind}, {state}{zeroed}>"
+        read_only = ", read-only" if self._memory.is_read_only else ""
+        return f"<vram.Buffer of {size(self.nbytes)}, {self.kind}, {state}{zeroed}{read_only}>"
 
     # ---- bytes in and out ----
 
     def read(self, nbytes: int | None = None, offset: int = 0) -> bytes:
         """Copy *nbytes* from *offset* on to the host; all that follows where not said."""
-        count = self.nbytes - offset if nbytes is None else nbytes
-        into = ctypes.create_string_buffer(max(count, 0))
-        self._copy("cuMemcpyDtoH_v2", offset, count, lambda at: (into, at, count))
+        offset = _whole(offset, "an offset")
+        count = self.nbytes - offset if nbytes is None else _whole(nbytes, "a number of bytes")
+        self._check_range(offset, count)
+        into = ctypes.create_string_buffer(count)
+        self._copy("cuMemcpyDtoH_v2", lambda at: (into, at + offset, count))
         return into.raw
 
     def write(self, data: bytes | bytearray | memoryview, offset: int = 0) -> None:
-        """Copy *data* into the buffer."""
-        octets = bytes(data)
-        self._copy("cuMemcpyHtoD_v2", offset, len(octets), lambda at: (at, octets, len(octets)))
+        """Copy *data* into the buffer: bytes, or what shows its own as a memoryview does."""
+        octets, offset = _octets(data), _whole(offset, "an offset")
+        self._check_range(offset, len(octets))
+        self._memory.check_writable()
+        self._copy("cuMemcpyHtoD_v2", lambda at: (at + offset, octets, len(octets)))
 
     def fill(self, byte: int = 0) -> None:
         """Set every byte, and come back when that is done."""
+        byte = _whole(byte, "a byte")
         if not 0 <= byte <= 255:
             raise UsageError(f"{byte} is not a byte", hint="0 to 255")
-        self._copy("cuMemsetD8_v2", 0, self.nbytes, lambda at: (at, byte, self.nbytes))
+        self._memory.check_writable()
+        self._copy("cuMemsetD8_v2", lambda at: (at, byte, self.nbytes))
 
     def erase(self) -> None:
         """Set every byte to zero, padding too, once all work on it has ended; wait for that."""
+        self._memory.check_writable()
+        self._erase()
+
+    def _erase(self) -> None:
+        """Also what its owner lends for reading only: scrub's promise."""
         memory = self._memory
         memory.check_process()
         with memory.lock:
             memory.zero()
 
-    def _copy(self, call: str, offset: int, count: int, words: Any) -> None:
+    def _copy(self, call: str, words: Any) -> None:
         memory = self._memory
-        if not 0 <= offset <= offset + count <= memory.nbytes:
-            raise UsageError(f"bytes {offset} to {offset + count} of a buffer of {memory.nbytes}")
-        if self.kind == "borrowed" and not self._layout.is_dense:
-            raise UsageError("a borrowed array with strides is not one run of bytes")
+        self._check_is_one_run()
         memory.check_process()
         with memory.lock:
             memory.check()
             with memory.inside():
-                memory.cuda.must(call, *words(memory.device_pointer() + offset))
+                memory.cuda.must(call, *words(memory.device_pointer()))
                 memory.wait()
+
+    def _check_range(self, offset: int, count: int) -> None:
+        if not 0 <= offset <= offset + count <= self.nbytes:
+            raise UsageError(f"bytes {offset} to {offset + count} of a buffer of {self.nbytes}")
+
+    def _check_is_one_run(self) -> None:
+        if self.kind == "borrowed" and not self._layout.is_dense:
+            raise UsageError("a borrowed array with strides is not one run of bytes")
 
     # ---- giving it back ----
 
@@ -291,12 +311,14 @@ class Buffer:
             raise BufferError("vram.Buffer lends its memory and makes no copies")
         if dl_device is not None and tuple(dl_device) != device:
             raise BufferError(f"this buffer lies on DLPack device {device}, not {tuple(dl_device)}")
+        versioned = max_version is not None and tuple(max_version) >= dlpack.VERSION
+        if memory.is_read_only and not versioned:
+            raise BufferError("this buffer's memory is read-only, which DLPack before 1.0 cannot say")
         with memory.lock:
             memory.check()
             if stream != -1:  # -1: the consumer sees to the order itself
                 with memory.inside():
                     memory.settle()
-            versioned = max_version is not None and tuple(max_version) >= dlpack.VERSION
             pointer = memory.device_pointer()
             return lending.lend(self, memory, pointer, device, self._layout, versioned=versioned)
 
@@ -320,10 +342,25 @@ def _nbytes(value: SupportsIndex | str) -> int:
     """A size of at least one byte, as a number or in words."""
     if isinstance(value, str):
         count = parse_size(value)
-    elif isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise UsageError(f"{value!r} is not a size", hint="give bytes as a number, or write it like 8MiB")
     else:
-        count = operator.index(value)
+        count = _whole(value, "a size", hint="give bytes as a number, or write it like 8MiB")
     if count <= 0:
         raise UsageError(f"a buffer of {count} bytes", hint="the smallest has one byte")
     return count
+
+
+def _whole(value: Any, what: str, hint: str = "give a whole number") -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise UsageError(f"{value!r} is not {what}", hint=hint)
+    return operator.index(value)
+
+
+def _octets(data: Any) -> bytes:
+    """What *data* shows of its memory; ``bytes(5)`` would be five bytes that nobody wrote."""
+    try:
+        return data if type(data) is bytes else memoryview(data).tobytes()
+    except (TypeError, ValueError, BufferError) as error:
+        kind = type(data).__qualname__
+        raise UsageError(
+            f"an object of type {kind} has no bytes to write: {error}", hint="give bytes, or an array"
+        ) from error

@@ -18,7 +18,10 @@ HINT = "a tensor or array on a GPU: PyTorch, CuPy, JAX, Numba, cuda.core, vram.B
 
 
 class View(NamedTuple):
-    """``keeper`` is what must be held on to for as long as the memory is used."""
+    """``keeper`` is what must be held on to for as long as the memory is used.
+
+    Work of its owner's that may still be under way is ordered before what comes next on ``stream``.
+    """
 
     pointer: int
     device: tuple[int, int]
@@ -52,17 +55,14 @@ def by_interface(thing: object, interface: Any = None) -> View:
         raise UsageError(f"{_described(thing)} has no __cuda_array_interface__", hint=HINT)
     if found.get("mask") is not None:
         raise UsageError("masked arrays are not understood")
-    pointer = int(found["data"][0] or 0)
-    # Which device is not part of the protocol: the driver knows, unless there is no memory at all.
-    ordinal = driver().ordinal_of(pointer) if pointer else 0
-    return View(
-        pointer,
-        (dlpack.CUDA, ordinal),
-        from_interface(found),
-        keeper=thing,
-        stream=int(found.get("stream") or 0),
-        is_read_only=bool(found["data"][1]),
-    )
+    try:
+        (address, is_read_only), layout = found["data"], from_interface(found)
+        pointer, stream = int(address or 0), int(found.get("stream") or 0)
+    except (LookupError, TypeError, ValueError) as error:
+        raise UsageError(f"{_described(thing)} has a broken __cuda_array_interface__: {error!r}") from error
+    # Which device is not part of the protocol: the driver knows.
+    device = dlpack.CUDA, _ordinal(pointer, layout)
+    return View(pointer, device, layout, thing, stream, bool(is_read_only))
 
 
 def by_dlpack(thing: Any) -> View:
@@ -71,20 +71,29 @@ def by_dlpack(thing: Any) -> View:
     kind, number = (int(word) for word in thing.__dlpack_device__())
     if kind not in dlpack.ON_GPU:
         raise UsageError(f"{_described(thing)} does not lie on a GPU (DLPack device type {kind})", hint=HINT)
-    # The capsule stays unused: it keeps the producer's promise itself, until it is dropped.
-    capsule = _asked(thing, None if kind == dlpack.CUDA_HOST else dlpack.LEGACY_STREAM)
-    tensor = dlpack.opened(capsule)
+    stream = None if kind == dlpack.CUDA_HOST else dlpack.LEGACY_STREAM
+    taken = dlpack.Taken(_asked(thing, stream))
+    if taken.flags & dlpack.IS_COPIED:
+        raise UsageError(f"{_described(thing)} lends a copy, not its memory", hint=HINT)
+    tensor, layout = taken.tensor, dlpack.layout_of(taken.tensor, taken.flags)
     pointer = (tensor.data or 0) + tensor.byte_offset
-    return View(pointer, (kind, number), dlpack.layout_of(tensor), keeper=capsule)
+    _ordinal(pointer, layout)  # only the producer knows the number by which it means this memory
+    return View(pointer, (kind, number), layout, taken, stream or 0, bool(taken.flags & dlpack.READ_ONLY))
 
 
 def _asked(thing: Any, stream: int | None) -> object:
     try:
-        return thing.__dlpack__(stream=stream, max_version=dlpack.VERSION)
-    except TypeError:  # a producer from before version 1
-        return thing.__dlpack__(stream=stream)
+        try:
+            return thing.__dlpack__(stream=stream, max_version=dlpack.VERSION)
+        except TypeError:  # a producer from before version 1
+            return thing.__dlpack__(stream=stream)
     except BufferError as error:  # PyTorch lends nothing of another device than the current one
         raise UsageError(f"{_described(thing)} does not lend its memory: {error}", hint=HINT) from error
+
+
+def _ordinal(pointer: int, layout: Layout) -> int:
+    """The GPU of memory that the driver knows, or DeviceError; 0 where there is no memory at all."""
+    return driver().ordinal_of(pointer) if pointer and layout.nbytes else 0
 
 
 def _described(thing: object) -> str:
@@ -97,7 +106,7 @@ class Borrowed(Holding):
     kind = "borrowed"
 
     def __init__(self, seen: View) -> None:
-        if not seen.pointer:
+        if not (seen.pointer and seen.layout.nbytes):
             raise UsageError("an array without elements has no memory to borrow")
         self.cuda, self.lock, self.pid = driver(), RLock(), here[0]
         self._where = seen.device[1]
@@ -109,9 +118,15 @@ class Borrowed(Holding):
         self._layout = seen.layout
         self._keeper: object | None = seen.keeper
         self._identity = self.cuda.identity(self.word)
-        if seen.stream:
+        if seen.stream == dlpack.LEGACY_STREAM:  # it is always there: who comes next can wait for it
+            self.interface_stream = seen.stream
+        elif seen.stream:
             with self.inside():
                 self.cuda.must("cuStreamSynchronize", seen.stream)
+
+    def settle(self) -> None:
+        if self.interface_stream is not None:
+            self.cuda.must("cuStreamSynchronize", self.interface_stream)
 
     def _forget(self) -> None:
         self.is_released = True

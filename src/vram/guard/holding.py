@@ -12,7 +12,7 @@ from ctypes import c_uint64
 from typing import Any
 from weakref import ref
 
-from vram.errors import BufferClosed, BufferLent, BufferLost, VramError
+from vram.errors import BufferClosed, BufferLent, BufferLost, UsageError, VramError
 from vram.guard.driver import Driver
 from vram.units import counted
 
@@ -78,6 +78,12 @@ class Holding:
             self._forget()
             hint = "cuDevicePrimaryCtxReset, cudaDeviceReset or the like freed it; make a new one"
             raise BufferLost("this buffer's memory went with its CUDA context", hint=hint)
+
+    def check_writable(self) -> None:
+        """Raise where it may only be read. Of closed memory other checks tell that it is closed."""
+        if self.is_read_only and not self.is_closed:
+            hint = "its owner lends it for reading; vram.scrub erases it all the same"
+            raise UsageError("this buffer's memory is read-only", hint=hint)
 
     def _forget(self) -> None:
         """Have nothing to give back any more."""

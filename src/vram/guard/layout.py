@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import index
 from typing import Any, NamedTuple
 
 from vram.errors import UsageError
@@ -55,7 +56,10 @@ class Layout(NamedTuple):
 
     @property
     def is_dense(self) -> bool:
-        return self.byte_strides == dense(self.shape, self.element.nbytes)
+        """A stride that leads nowhere may be any: PyTorch lends (1, 4) with strides (1, 1)."""
+        wanted = dense(self.shape, self.element.nbytes)
+        steps = zip(self.shape, self.byte_strides, wanted, strict=True)
+        return all(extent == 1 or stride == want for extent, stride, want in steps)
 
     @property
     def nbytes(self) -> int:
@@ -99,10 +103,19 @@ def runs(layout: Layout) -> tuple[int, int, list[tuple[int, int]]]:
     return offset, width, joined
 
 
+def told(shape: tuple[int, ...], strides: tuple[int, ...] | None, element: ElementType) -> Layout:
+    """As another library tells it, whose word is not taken for what cannot be."""
+    is_paired = strides is None or len(strides) == len(shape)
+    if not is_paired or min(shape, default=0) < 0 or element.nbytes <= 0:
+        raise UsageError(f"no array has shape {shape}, strides {strides}, elements of {element.nbytes} bytes")
+    return Layout(shape, strides, element)
+
+
 def from_interface(interface: dict[str, Any]) -> Layout:
     """What a ``__cuda_array_interface__`` says."""
     strides = interface.get("strides")
-    shape = tuple(int(extent) for extent in interface["shape"])
-    return Layout(
-        shape, tuple(map(int, strides)) if strides else None, ElementType.read(interface["typestr"])
+    return told(
+        tuple(map(index, interface["shape"])),
+        tuple(map(index, strides)) if strides else None,
+        ElementType.read(interface["typestr"]),
     )

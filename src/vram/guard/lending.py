@@ -64,17 +64,19 @@ def lend(
     versioned: bool,
 ) -> object:
     """A capsule of the memory at *pointer*. Called with the memory's lock held."""
+    dlpack.check_can_say(layout)
     native = _natives()[versioned]
     lease = Lease(owner, memory)
     structure: Any = dlpack.ManagedVersioned() if versioned else dlpack.Managed()
     if versioned:
         structure.major, structure.minor = dlpack.VERSION
+        structure.flags = dlpack.READ_ONLY if memory.is_read_only else 0
     lease.parts = [structure, *dlpack.fill(structure.tensor, pointer, device, layout)]
     structure.deleter = native.returned
-    structure.owner = id(lease)
-    made = dlpack.capsule(structure, native.unused)
+    # Before there is a capsule: one that an interrupt drops at once gives this reference back.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(lease))
-    return made
+    structure.owner = id(lease)
+    return dlpack.capsule(structure, native.unused)
 
 
 @cache

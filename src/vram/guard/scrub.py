@@ -24,7 +24,7 @@ def scrub(thing: Any) -> int:
     """
     _refuse_in_capture()
     if isinstance(thing, Buffer):
-        thing.erase()
+        thing._erase()
         return thing.nbytes
     seen = foreign.view(thing)
     if seen.layout.nbytes and seen.pointer:
