@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,6 +14,32 @@ import pytest
 from tests.reach.conftest import CACHED, World, gave_back, target_of
 from vram.errors import NotReachable, TimedOut
 from vram.reach.ways import reach
+
+NOBODY = 65534
+# Tells as its complaint what it was given: standard input, folder, whose session, user, environment.
+CURIOUS_INTERPRETER = """\
+#!/bin/sh
+me=/proc/$$
+session=$(cut -d" " -f6 $me/stat)
+echo "$(readlink $me/fd/0)|$(readlink $me/cwd)|$((session == $$))|$(id -u)|$(tr "\\0" " " <$me/environ)" >&2
+exit 1
+"""
+VISITOR = """\
+import sys
+from msgspec.structs import replace
+from tests.reach.conftest import target_of
+from vram.errors import NotReachable
+from vram.reach.python_process import examine
+from vram.reach.remote_exec import visit
+
+pid, uid, interpreter = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+seen = examine(target_of(pid))
+process = replace(seen, target=replace(seen.target, uid=uid), gid=uid, executable=interpreter)
+try:
+    visit(process, "trim", 30.0, tracebacks=False)
+except NotReachable as error:
+    print(str(error).rpartition(": ")[2])
+"""
 
 
 @pytest.mark.parametrize("rest", ["computing"])
@@ -50,8 +81,6 @@ def test_who_disabled_it_is_left_alone(world: World, python314: str, how: str) -
 
 
 def test_older_pythons_have_no_such_door(world: World) -> None:
-    import sys
-
     if sys.version_info >= (3, 14):
         pytest.skip("this Python has it")
     subject = world.subject("reading")
@@ -59,3 +88,40 @@ def test_older_pythons_have_no_such_door(world: World) -> None:
     assert done.returncode == 14
     assert "has no sys.remote_exec" in done.stderr
     assert "--via debugger" in done.stderr
+
+
+@pytest.fixture
+def curious_interpreter() -> Iterator[str]:
+    """A program where every user may start it, unlike in a folder of the test's own."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        program = Path(folder) / "python3.14"
+        program.write_text(CURIOUS_INTERPRETER)
+        program.chmod(0o755)
+        yield str(program)
+
+
+def given_to(interpreter: str, world: World, uid: int) -> list[str]:
+    """What the interpreter of a target was given when it was asked to attach."""
+    subject = world.subject("reading")
+    environment = {**world.environment, "PYTHONPATH": os.pathsep.join(sys.path), "SECRET": "ours"}
+    argv = [sys.executable, "-c", VISITOR, str(subject.pid), str(uid), interpreter]
+    done = subprocess.run(
+        argv, env=environment, stdin=subprocess.PIPE, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.rstrip("\n").split("|")
+
+
+def test_the_targets_interpreter_gets_no_terminal_of_ours(world: World, curious_interpreter: str) -> None:
+    """Whatever file it is, it has a session of its own: nothing can be typed into ours from there."""
+    stdin, folder, leads_session, *_ = given_to(curious_interpreter, world, os.geteuid())
+    assert (stdin, folder, leads_session) == ("/dev/null", "/", "1")
+
+
+def test_another_users_interpreter_learns_nothing_of_roots(world: World, curious_interpreter: str) -> None:
+    if os.geteuid():
+        pytest.skip("only root visits others")
+    stdin, folder, leads_session, uid, variables = given_to(curious_interpreter, world, NOBODY)
+    assert (stdin, folder, leads_session, uid) == ("/dev/null", "/", "1", str(NOBODY))
+    assert sorted(variables.split()) == ["LC_ALL=C", f"PATH={os.defpath}"]

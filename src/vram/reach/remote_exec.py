@@ -68,7 +68,16 @@ def _attach(process: PythonProcess, script: str, deadline_s: float) -> None:
     command = [process.executable, "-I", "-S", "-c", _ATTACHER, str(process.pid), script]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=deadline_s, **_as_its_owner(process)
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            cwd="/",
+            start_new_session=True,  # our terminal would let it type into our shell
+            text=True,
+            errors="replace",
+            timeout=deadline_s,
+            **_as_its_owner(process),
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NotReachable(f"{process.executable} could not be asked to attach: {error}") from error
@@ -77,10 +86,15 @@ def _attach(process: PythonProcess, script: str, deadline_s: float) -> None:
 
 
 def _as_its_owner(process: PythonProcess) -> dict[str, Any]:
-    """The interpreter may be any file of the target's user: root never runs it as root."""
+    """The interpreter may be any file of the target's user: root never runs it as root.
+
+    Nor does it read what root's environment says. Our own interpreter keeps ours: it may need
+    LD_LIBRARY_PATH to find its libpython.
+    """
     if process.is_ours:
         return {}
-    return {"user": process.target.uid, "group": process.gid, "extra_groups": []}
+    environment = {"PATH": os.defpath, "LC_ALL": "C"}
+    return {"user": process.target.uid, "group": process.gid, "extra_groups": [], "env": environment}
 
 
 def _refusal(process: PythonProcess, complaint: str) -> NotReachable:
