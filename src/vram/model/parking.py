@@ -34,6 +34,8 @@ class Parked(Struct, frozen=True, kw_only=True):
     schema: int = PARKED_SCHEMA
     host: str
     boot_id: str
+    pid_namespace: int | None = None
+    """Where the pid means this process: the namespace of the vram that wrote it, not the target's own."""
     target: Target
     shares: tuple[Share, ...]
     since: str

@@ -15,6 +15,8 @@ import fcntl
 import os
 import re
 import struct
+import time
+from collections.abc import Iterable
 from contextlib import suppress
 from types import TracebackType
 
@@ -26,6 +28,9 @@ from vram.model.parking import PARKED_SCHEMA, Parked
 from vram.reclaim import state
 
 _ENTRY = re.compile(r"parked-.+-\d+-\d+\.json", re.ASCII)
+_UNFINISHED = re.compile(_ENTRY.pattern + r"\.\d+\.new", re.ASCII)
+# A write takes moments. Whether its vram lives cannot be asked: a home folder may be shared.
+_ABANDONED_S = 3600.0
 
 
 class Claim:
@@ -56,7 +61,9 @@ class Journal:
 
     def __init__(self, host: Host) -> None:
         self.boot_id = host.vitals.boot_id()
-        self.host_name = host.facts().name
+        facts = host.facts()
+        self.host_name = facts.name
+        self.pid_namespace = facts.pid_namespace
         self._proc = host.proc
 
     def claim(self, pid: int, *, wait: bool = False) -> Claim | None:
@@ -92,6 +99,8 @@ class Journal:
                 hint="vram parks only what it can find again after its own death",
             ) from error
         finally:
+            with suppress(OSError):
+                os.unlink(fresh, dir_fd=folder)
             os.close(folder)
 
     def remove(self, entry: Parked) -> None:
@@ -104,17 +113,34 @@ class Journal:
 
     def entries(self) -> tuple[Parked, ...]:
         """Everybody whom we moved in this boot and who still lives, oldest first."""
-        folder = state.open_folder()
-        try:
-            names = [name for name in os.listdir(folder) if _ENTRY.fullmatch(name)]
-            read = [entry for name in names if (entry := _read(folder, name)) is not None]
-        finally:
-            os.close(folder)
-        living = [entry for entry in read if entry.host == self.host_name and self._lives(entry)]
-        return tuple(sorted(living, key=lambda entry: (entry.since, entry.target.process.pid)))
+        return tuple(entry for entry in self._of_this_host() if self._is_ours(entry) and self._lives(entry))
+
+    def elsewhere(self) -> tuple[Parked, ...]:
+        """What a vram of another PID namespace moved in this boot: its pids may name others here, or
+        nobody, so it is neither judged nor touched."""
+        return tuple(
+            entry
+            for entry in self._of_this_host()
+            if not self._is_ours(entry) and entry.boot_id == self.boot_id
+        )
 
     def find(self, pid: int) -> Parked | None:
         return next((entry for entry in self.entries() if entry.target.process.pid == pid), None)
+
+    def _of_this_host(self) -> list[Parked]:
+        folder = state.open_folder()
+        try:
+            names = os.listdir(folder)
+            _sweep(folder, names)
+            read = [_read(folder, name) for name in names if _ENTRY.fullmatch(name)]
+        finally:
+            os.close(folder)
+        found = [entry for entry in read if entry is not None and entry.host == self.host_name]
+        return sorted(found, key=lambda entry: (entry.since, entry.target.process.pid))
+
+    def _is_ours(self, entry: Parked) -> bool:
+        """Whether its pid means the same process to us; entries of older vrams do not say."""
+        return entry.pid_namespace in (None, self.pid_namespace)
 
     def _lives(self, entry: Parked) -> bool:
         """A process that has ended, be it with the whole machine, left nothing to bring back."""
@@ -133,6 +159,15 @@ def _name(entry: Parked) -> str:
 
 def _plain(word: str) -> str:
     return re.sub(r"[^0-9A-Za-z.-]", "-", word)
+
+
+def _sweep(folder: int, names: Iterable[str]) -> None:
+    """Remove what vrams that died while they wrote left behind."""
+    for name in filter(_UNFINISHED.fullmatch, names):
+        with suppress(OSError):
+            written_at = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime
+            if time.time() - written_at > _ABANDONED_S:
+                os.unlink(name, dir_fd=folder)
 
 
 def _read(folder: int, name: str) -> Parked | None:

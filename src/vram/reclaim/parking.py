@@ -284,6 +284,7 @@ class Parking:
         return Parked(
             host=self.journal.host_name,
             boot_id=self.journal.boot_id,
+            pid_namespace=self.journal.pid_namespace,
             target=target,
             shares=tuple(shares),
             since=self._host.clock.now(),

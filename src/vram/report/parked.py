@@ -15,12 +15,14 @@ from vram.model.parking import Parked, Purpose, Share
 from vram.report.look import Look
 from vram.units import counted, duration, size
 
+ELSEWHERE = "elsewhere"
 STANDINGS = {
     "parked": "parked",
     "busy": "being moved",
     "no room": "owed back, no room",
     "failed": "failed: start it anew",
     "unknown": "the driver does not say",
+    ELSEWHERE: "other namespace",
 }
 
 
@@ -78,7 +80,14 @@ def text(told: ParkedReport, look: Look) -> RenderableType:
         table.add_row(*map(Text, _cells(line, told.taken_at, look)))
     nbytes = sum(line.nbytes for line in told.parked)
     whole = f"{counted(len(told.parked), 'process')}, {size(nbytes)} in host memory."
-    return Group(table, Text(), Text(f"{whole} `vram unpark PID` or `vram unpark --all` brings them back."))
+    return Group(table, Text(), Text(f"{whole} {_way_back(told.parked)}"))
+
+
+def _way_back(lines: Sequence[ParkedLine]) -> str:
+    words = "`vram unpark PID` or `vram unpark --all` brings them back."
+    if any(line.state == ELSEWHERE for line in lines):
+        words += " What was parked in another PID namespace is brought back from there."
+    return words
 
 
 def _cells(line: ParkedLine, now: str, look: Look) -> tuple[str, ...]:

@@ -26,9 +26,13 @@ def run(args: Namespace) -> int:
     with Parking(host) as parking:
         found = tidy(parking)
         left = {entry.target.process: entry for entry in parking.journal.entries()}
+        elsewhere = parking.journal.elsewhere()
     standings = [
-        (left[each.entry.target.process], each.done) for each in found if each.entry.target.process in left
+        (left[each.entry.target.process], str(each.done))
+        for each in found
+        if each.entry.target.process in left
     ]
+    standings += [(entry, parked.ELSEWHERE) for entry in elsewhere]
     told = parked.report(standings, host.clock.now())
     if args.json:
         from vram.report.json import encode

@@ -5,9 +5,10 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
-from vram.cli.parking import add_pids_argument, back, numbers, open_host, tidy
+from vram.cli.parking import add_pids_argument, back, numbers, open_host, say, tidy
 from vram.cli.terminal import emit
 from vram.errors import CannotPark, NoSuchProcess, UsageError
+from vram.units import counted
 
 if TYPE_CHECKING:
     from vram.model.parking import Parked
@@ -53,15 +54,23 @@ def run(args: Namespace) -> int:
 
 def _entries(parking: Parking, pids: list[int]) -> list[Parked]:
     known = {entry.target.process.pid: entry for entry in parking.journal.entries()}
+    elsewhere = {entry.target.process.pid for entry in parking.journal.elsewhere()}
     for pid in pids:
         if pid not in known:
-            raise _unknown(pid)
+            raise _unknown(pid, elsewhere)
+    if elsewhere and not pids:
+        say(f"parked in another PID namespace, and left alone: {counted(len(elsewhere), 'process')}")
     return [known[pid] for pid in pids] if pids else list(known.values())
 
 
-def _unknown(pid: int) -> CannotPark | NoSuchProcess:
+def _unknown(pid: int, elsewhere: set[int]) -> CannotPark | NoSuchProcess:
     import os
 
+    if pid in elsewhere:
+        return CannotPark(
+            f"pid {pid} was parked in another PID namespace, and only there does the number mean it",
+            hint=f"run `vram unpark {pid}` there",
+        )
     if not os.path.exists(f"/proc/{pid}"):
         return NoSuchProcess(f"there is no process {pid}", hint="`vram parked` lists those that are parked")
     return CannotPark(
