@@ -188,6 +188,14 @@ def keeper_of(process: subprocess.Popen[str]) -> int:
         assert process.poll() is None, "vram ended without a keeper"
 
 
+def until_it_has_a_claim(keeper: int) -> None:
+    """Come back when an order to move a process has reached the keeper."""
+    fields = dict(line.split(":\t") for line in Path(f"/proc/self/fdinfo/{keeper}").read_text().splitlines())
+    files = Path(f"/proc/{int(fields['Pid'])}/fd")
+    while not any(os.path.realpath(file).endswith(".lock") for file in files.iterdir()):
+        time.sleep(0.001)
+
+
 def kill(pidfd: int) -> None:
     """End a process of the test's own by SIGKILL, and wait until it is gone."""
     with suppress(ProcessLookupError):

@@ -7,16 +7,34 @@ from __future__ import annotations
 
 import os
 import random
+import select
 import signal
 import subprocess
 import time
 
 import pytest
 
-from tests.parking.conftest import CHECKPOINTED, LOCKED, RUNNING, Machine, keeper_of, kill, kill_both, runs_on
+from tests.parking.conftest import (
+    CHECKPOINTED,
+    LOCKED,
+    RUNNING,
+    Machine,
+    keeper_of,
+    kill,
+    kill_both,
+    runs_on,
+    until_it_has_a_claim,
+)
 
 KILLS = int(os.environ.get("VRAM_KILLS", "40"))
 SLOW_S = 0.3
+PATIENCE_S = 60.0
+HOG = """
+    cuda.start()
+    cuda.alloc(139 << 30)
+    cuda.tell("ready")
+    cuda.heard()
+"""
 
 
 def test_ctrl_c_brings_the_process_back(machine: Machine) -> None:
@@ -88,6 +106,26 @@ def test_a_keeper_that_is_killed_is_replaced_and_the_target_unlocked(machine: Ma
     assert vram.wait() == 3
     assert runs_on(worker)
     assert machine.parked() == []
+
+
+def test_ctrl_c_on_a_wait_for_room_calls_it_off(machine: Machine) -> None:
+    """Its keeper leaves with it: the claim is free, and room that comes later changes nothing."""
+    worker = machine.worker()
+    machine.vram("park", worker.pid)
+    hog = machine.program(HOG)
+    waiting = machine.start("unpark", "--wait", "900", worker.pid)
+    keeper = keeper_of(waiting)
+    until_it_has_a_claim(keeper)
+    waiting.send_signal(signal.SIGINT)
+    assert waiting.wait() == 130
+    left, _, _ = select.select([keeper], [], [], PATIENCE_S)
+    assert left, "the keeper waits on"
+    os.close(keeper)
+    hog.kill()
+    assert machine.state(worker.pid) == CHECKPOINTED
+    assert [line["state"] for line in machine.parked()] == ["parked"]
+    assert machine.vram("unpark", worker.pid).returncode == 0
+    assert runs_on(worker)
 
 
 def test_a_keeper_that_is_killed_while_it_brings_back_is_replaced(machine: Machine) -> None:

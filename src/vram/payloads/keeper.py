@@ -109,7 +109,7 @@ class Keeper:
     def _unpark(self, order: dict[str, Any], loan: Loan) -> None:
         pid = order["pid"]
         try:
-            short = self._wait_for_room(pid, loan, order["patience_s"])
+            short = self._wait_for_room(pid, loan, order["patience_s"], asked=True)
             if loan.has_ended():
                 return tell(self._line, ended=True)
             if short:
@@ -151,7 +151,7 @@ class Keeper:
         if self._loans and self._until >= 0:
             ended(self._until, None)
         for pid, loan in self._loans.items():
-            if not self._wait_for_room(pid, loan, ROOM_PATIENCE_S) and not loan.has_ended():
+            if not self._wait_for_room(pid, loan, ROOM_PATIENCE_S, asked=False) and not loan.has_ended():
                 Turn(self._driver, pid).unpark()
 
     def _shortage(self, pid: int, loan: Loan) -> dict[str, int]:
@@ -159,11 +159,14 @@ class Keeper:
         parked = self._driver.state(pid)[1] == CHECKPOINTED
         return self._gauge.shortage(loan.room) if parked else {}
 
-    def _wait_for_room(self, pid: int, loan: Loan, patience_s: float) -> dict[str, int]:
-        """What is still missing in the end: a restore that finds too little leaves the process stuck."""
+    def _wait_for_room(self, pid: int, loan: Loan, patience_s: float, *, asked: bool) -> dict[str, int]:
+        """What is still missing in the end: a restore that finds too little leaves the process stuck.
+
+        Who *asked* for it calls the wait off by hanging up; what is owed is waited for without anybody.
+        """
         deadline = time.monotonic() + patience_s
         while (short := self._shortage(pid, loan)) and time.monotonic() < deadline:
-            if loan.has_ended(ROOM_EVERY_S):
+            if loan.has_ended(ROOM_EVERY_S) or (asked and hung_up(self._line)):
                 break
         return short
 
@@ -173,6 +176,13 @@ def ended(pidfd: int, wait_s: float | None) -> bool:
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(None if wait_s is None else wait_s * 1000))
+
+
+def hung_up(line: socket.socket) -> bool:
+    """Whether nobody is at the other end any more."""
+    poll = select.poll()
+    poll.register(line, select.POLLRDHUP)
+    return bool(poll.poll(0))
 
 
 def tell(line: socket.socket, **fields: object) -> None:
