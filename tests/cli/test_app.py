@@ -13,6 +13,8 @@ import vram as package
 from tests.cli.conftest import PROGRAM, Run
 from vram.cli.app import COMMANDS
 
+NOBODY = str(2**22 - 1)
+
 # What `vram why --json` must not pay for. (typing_extensions and inspect come in through
 # msgspec wherever they are installed, if nobody keeps them out.)
 HEAVY = {"rich", "pathlib", "inspect", "dataclasses", "subprocess", "typing_extensions", "shutil", "asyncio"}
@@ -56,6 +58,30 @@ def test_complaints_about_hostile_words_are_inert(vram: Run) -> None:
     answer = vram("\x1b[2J\u202e")
     assert answer.code == 2
     assert answer.err.replace("\n", "").isprintable()
+
+
+@pytest.mark.parametrize("word", ["nan", "inf", "1e9", "-5", "1000001", "soon"])
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("kill", NOBODY, "--grace"),
+        ("free", "--pid", NOBODY, "--grace"),
+        ("free", "--pid", NOBODY, "--deadline"),
+        ("park", NOBODY, "--lock-timeout"),
+        ("unpark", NOBODY, "--wait"),
+        ("trim", NOBODY, "--deadline"),
+        ("why", "--watch"),
+        ("why", "--deadline"),
+        ("lab", "run", "--deadline"),
+    ],
+    ids=" ".join,
+)
+def test_what_is_no_number_of_seconds_is_told_before_anything_is_done(
+    vram: Run, argv: tuple[str, ...], word: str
+) -> None:
+    """Clocks and sockets count in numbers that end: what they cannot wait for is never begun."""
+    answer = vram(*argv[:-1], f"{argv[-1]}={word}")
+    assert (answer.code, f"{word!r} is not a number of seconds" in answer.err) == (2, True), answer.err
 
 
 def test_options_are_never_guessed(vram: Run) -> None:

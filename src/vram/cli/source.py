@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from vram.model.observation import Survey
 
 DEADLINE_S = 5.0
+# Eleven days. poll(2) counts milliseconds in 31 bits: twice as long would be too much for it.
+LONGEST_S = 1_000_000
 
 
 def add_source_arguments(parser: ArgumentParser) -> None:
@@ -173,12 +175,28 @@ def pid_number(text: str) -> int:
 
 def seconds(text: str) -> float:
     """Read a number of seconds above zero."""
+    number = _seconds(text)
+    if not 0 < number <= LONGEST_S:
+        raise _no_seconds(text, "above zero")
+    return number
+
+
+def seconds_or_none(text: str) -> float:
+    """Read a number of seconds for which one waits; zero means not at all."""
+    number = _seconds(text)
+    if not 0 <= number <= LONGEST_S:
+        raise _no_seconds(text, "from zero")
+    return number
+
+
+def _seconds(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return -1.0
+
+
+def _no_seconds(text: str, least: str) -> Exception:
     from argparse import ArgumentTypeError
 
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 < seconds < float("inf"):
-        raise ArgumentTypeError(f"{text!r} is not a number of seconds above zero")
-    return seconds
+    return ArgumentTypeError(f"{text!r} is not a number of seconds {least} up to {LONGEST_S:,}")

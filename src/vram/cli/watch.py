@@ -18,7 +18,7 @@ WINDOWS_EVERY_S = 15.0  # each question starts a PowerShell
 
 def watch(args: Namespace) -> NoReturn:
     """Look every ``args.watch`` seconds until interrupted."""
-    if not 0.1 <= args.watch < float("inf"):
+    if args.watch < 0.1:
         raise UsageError("--watch needs at least 0.1 seconds", hint="write it like --watch 2")
     # The program starts with the collector off, which suits a single answer only.
     gc.enable()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 
 from vram.cli.parking import add_pids_argument, away, numbers, open_host, tidy
+from vram.cli.source import seconds
 from vram.cli.terminal import emit
 
 NAME = "park"
@@ -23,7 +24,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_pids_argument(parser)
     parser.add_argument(
         "--lock-timeout",
-        type=float,
+        type=seconds,
         default=10.0,
         metavar="S",
         help="wait so long for the work that a process has on the GPU (default: %(default)g)",

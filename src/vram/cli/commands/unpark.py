@@ -6,6 +6,7 @@ from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
 from vram.cli.parking import add_pids_argument, back, numbers, open_host, say, tidy
+from vram.cli.source import seconds_or_none
 from vram.cli.terminal import emit
 from vram.errors import CannotPark, NoSuchProcess, UsageError
 from vram.units import counted
@@ -27,7 +28,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_pids_argument(parser, optional=True)
     parser.add_argument("--all", action="store_true", help="everybody whom you have parked")
     parser.add_argument(
-        "--wait", type=float, default=0.0, metavar="S", help="wait so long for a full GPU to have room"
+        "--wait",
+        type=seconds_or_none,
+        default=0.0,
+        metavar="S",
+        help="wait so long for a full GPU to have room",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
-from vram.cli.source import add_source_arguments, completeness, open_host, require_driver, take_ledger
+from vram.cli.source import (
+    add_source_arguments,
+    completeness,
+    open_host,
+    require_driver,
+    seconds,
+    take_ledger,
+)
 from vram.cli.terminal import add_terminal_arguments, emit, look_for, show
 from vram.errors import UsageError
 
@@ -25,7 +32,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--watch",
         nargs="?",
-        type=float,
+        type=seconds,
         const=2.0,
         metavar="SECONDS",
         help="look again and again until Ctrl-C (default: every 2 seconds); with --json, a line each time",
