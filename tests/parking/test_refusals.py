@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,13 @@ SHARING = """
 LARGE = """
     cuda.start()
     cuda.alloc(int(os.environ["NBYTES"]))
+    cuda.tell("ready")
+    cuda.heard()
+"""
+SOMEBODY_ELSES = """
+    cuda.start()
+    cuda.alloc(64 * MIB)
+    os.setresuid(65534, 65534, 65534)
     cuda.tell("ready")
     cuda.heard()
 """
@@ -127,20 +135,39 @@ def test_a_stopped_process_is_refused_untouched(machine: Machine) -> None:
     assert runs_on(program)
 
 
+@pytest.mark.parametrize("command", ["park", "borrow"])
 @pytest.mark.parametrize(
-    ("pid", "code", "words"),
+    ("pid", "code", "words", "written"),
     [
-        (lambda: 2**21, 10, "no process"),
-        (os.getpid, 13, "runs it"),
-        (lambda: 1, 13, "pid 1"),
+        (lambda: 2**21, 10, "no process", []),
+        (os.getpid, 13, "runs it", ["refused"]),
+        (lambda: 1, 13, "pid 1", ["refused"]),
     ],
     ids=["nobody", "ourselves", "init"],
 )
-def test_who_is_no_target(machine: Machine, pid: object, code: int, words: str) -> None:
-    done = machine.vram("park", pid())  # type: ignore[operator]
+def test_who_is_no_target(
+    machine: Machine, command: str, pid: Callable[[], int], code: int, words: str, written: list[str]
+) -> None:
+    """What was denied, and not only impossible, is written down; nothing is begun."""
+    machine.worker()
+    options = ("139.5GiB", "--from", pid(), "--", "true") if command == "borrow" else (pid(),)
+    done = machine.vram(command, *options)
     assert done.returncode == code, done.stderr
     assert words in done.stderr
-    assert never_begun(machine)
+    lines = machine.audit()
+    assert [line["event"] for line in lines] == written
+    assert [(line["action"], line["pids"]) for line in lines] == [(command, [pid()])] * len(written)
+
+
+def test_borrowing_from_somebody_else_is_denied_and_written_down(machine: Machine) -> None:
+    """One borrows only from oneself, whoever one is."""
+    if os.geteuid():
+        pytest.skip("only root can start a process of somebody else's")
+    program = machine.program(SOMEBODY_ELSES)
+    done = machine.vram("borrow", "139.5GiB", "--from", program.pid, "--", "true")
+    assert (done.returncode, "only from oneself" in done.stderr) == (12, True), done.stderr
+    (line,) = machine.audit()
+    assert (line["event"], line["action"], line["pids"]) == ("refused", "borrow", [program.pid])
 
 
 def test_a_process_without_gpu_memory_is_told_so(machine: Machine) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from vram.cli import early
-from vram.errors import UsageError
+from vram.errors import NotPermitted, Protected, UsageError
 from vram.report.escape import inert
 from vram.units import size
 
@@ -41,6 +42,18 @@ def say(text: str) -> None:
     """A sentence beside the answer, for people."""
     if sys.stderr is not None:
         print(f"vram: {inert(text)}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def denials_written_down(action: str, pids: Sequence[int]) -> Iterator[None]:
+    """Who asked for what is not theirs to touch leaves a line in the audit log, as who acts does."""
+    try:
+        yield
+    except (NotPermitted, Protected) as error:
+        from vram.reclaim import audit
+
+        audit.refused({"action": action, "message": str(error), "pids": list(pids)})
+        raise
 
 
 def tidy(parking: Parking) -> tuple[Found, ...]:

@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from vram.cli.parking import away, back, numbers, open_host, say, tidy
+from vram.cli.parking import away, back, denials_written_down, numbers, open_host, say, tidy
 from vram.errors import ExitCode, UsageError
 from vram.units import parse_size
 
@@ -64,7 +64,8 @@ def run(args: argparse.Namespace) -> int:
     progress = Progress()
     with Parking(host, progress.watch) as parking:
         tidy(parking)
-        loan = arrange(host, look(host), args.size, gpu=args.gpu, pids=pids)
+        with denials_written_down("borrow", pids):
+            loan = arrange(host, look(host), args.size, gpu=args.gpu, pids=pids)
         return _Borrow(host, parking, loan, progress, quiet=args.quiet).run(args.command)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from vram.cli.parking import add_pids_argument, away, numbers, open_host, tidy
+from vram.cli.parking import add_pids_argument, away, denials_written_down, numbers, open_host, tidy
 from vram.cli.source import seconds
 from vram.cli.terminal import emit
 
@@ -47,7 +47,8 @@ def run(args: Namespace) -> int:
     moves = Moves(args.json, away)
     with Parking(host, moves.progress.watch) as parking:
         tidy(parking)
-        orders = moves.admitted(host, parking, look(host), pids, despite_signs=args.anyway)
+        with denials_written_down("park", pids):
+            orders = moves.admitted(host, parking, look(host), pids, despite_signs=args.anyway)
         for target, shares in orders:
             nbytes = sum(share.nbytes for share in shares)
             with moves.attempt(f"parking pid {target.process.pid}", target.process.pid, nbytes):
