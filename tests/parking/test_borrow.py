@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import select
@@ -13,6 +14,7 @@ import termios
 import pytest
 
 from tests.parking.conftest import CHECKPOINTED, RUNNING, Machine, keeper_of, kill, kill_both, runs_on
+from vram.reclaim.borrow import seen_by_cuda
 from vram.units import GIB, MIB
 from vram.virtualgpu import VirtualGpu
 
@@ -218,7 +220,51 @@ def test_the_command_is_led_to_the_gpu_that_has_the_room(
     done = machine.vram("borrow", TIGHT, "--", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES")
     assert done.stderr == "", "GPU 1 is empty: nobody has to move"
     assert done.stdout.strip().endswith("1")
-    done = machine.vram(
-        "borrow", TIGHT, "--", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES", CUDA_VISIBLE_DEVICES="0"
-    )
-    assert done.stdout == "0\n"
+
+
+@pytest.mark.parametrize("by", ["number", "uuid"])
+def test_the_room_is_made_where_the_command_sees_it(
+    two_virtual_gpus: VirtualGpu, machine: Machine, by: str
+) -> None:
+    """GPU 0 is empty; but who may see only GPU 1 has nothing of that."""
+    machine.gpu = two_virtual_gpus
+    worker = machine.worker(GPU="1")
+    listed = json.loads(machine.vram("why", "--json").stdout)["gpus"]
+    seen = {"number": "1", "uuid": listed[1]["uuid"]}[by]
+    echo = ("sh", "-c", "echo $CUDA_VISIBLE_DEVICES")
+    done = machine.vram("borrow", TIGHT, "--", *echo, CUDA_VISIBLE_DEVICES=seen)
+    assert f"parked pid {worker.pid}" in done.stderr
+    assert (done.returncode, done.stdout) == (0, f"{seen}\n"), done.stderr
+    done = machine.vram("borrow", TIGHT, "--", *echo, CUDA_VISIBLE_DEVICES=f"0,{seen}")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"0,{seen}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("seen", "words"), [("0", ("--gpu", "1")), ("", ()), ("MIG-0,1", ())], ids=["another", "none", "mig"]
+)
+def test_a_gpu_that_the_command_would_not_see_is_a_usage_error(
+    two_virtual_gpus: VirtualGpu, machine: Machine, seen: str, words: tuple[str, ...]
+) -> None:
+    machine.gpu = two_virtual_gpus
+    done = machine.vram("borrow", "1GiB", *words, "--", "echo", "ran", CUDA_VISIBLE_DEVICES=seen)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"CUDA_VISIBLE_DEVICES is {seen!r}" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "seen"),
+    [
+        ("1,0", (1, 0)),
+        (" 0 , GPU-bc", (0, 1)),
+        ("GPU-a", (0,)),
+        ("GPU-b", ()),
+        ("0,7,1", (0,)),
+        ("-1", ()),
+        ("-1,0", ()),
+        ("", ()),
+        ("MIG-a,0", ()),
+    ],
+)
+def test_cuda_sees_gpus_up_to_the_first_word_that_names_none(words: str, seen: tuple[int, ...]) -> None:
+    """Numbers, and UUIDs as far as they are one GPU's alone."""
+    assert seen_by_cuda(words, {0: "GPU-a1", 1: "GPU-bc", 2: "GPU-bd"}) == seen

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -47,11 +47,21 @@ class Loan(Struct, frozen=True):
 
 
 def arrange(
-    host: Host, devices: Devices, nbytes: int, *, gpu: int | None = None, pids: Sequence[int] = ()
+    host: Host,
+    devices: Devices,
+    nbytes: int,
+    *,
+    gpu: int | None = None,
+    visible: str | None = None,
+    pids: Sequence[int] = (),
 ) -> Loan:
-    """Choose the GPU and the processes; raises where *nbytes* cannot be had, having touched nothing."""
+    """Choose the GPU and the processes; raises where *nbytes* cannot be had, having touched nothing.
+
+    *visible* is the command's CUDA_VISIBLE_DEVICES where it is set: room elsewhere is of no use to it.
+    """
     _known(devices, gpu)
-    indices = [gpu] if gpu is not None else list(devices.memory)
+    seen = list(devices.memory) if visible is None else _seen(devices, visible, gpu)
+    indices = seen if gpu is None else [gpu]
     largest = max((devices.memory[index].total for index in indices if index in devices.memory), default=0)
     if nbytes > largest:
         raise GoalImpossible(
@@ -73,6 +83,32 @@ def _known(devices: Devices, gpu: int | None) -> None:
         raise UsageError(
             f"there is no GPU {gpu}", hint="these exist: " + ", ".join(map(str, sorted(devices.gpus)))
         )
+
+
+def _seen(devices: Devices, visible: str, gpu: int | None) -> list[int]:
+    seen = seen_by_cuda(visible, {index: facts.uuid for index, facts in devices.gpus.items()})
+    if not seen or (gpu is not None and gpu not in seen):
+        unseen = "any GPU of this machine" if gpu is None else f"GPU {gpu}"
+        raise UsageError(
+            f"the command would not see {unseen}: CUDA_VISIBLE_DEVICES is {visible!r}",
+            hint="unset it, and the command is led to the GPU that has the room",
+        )
+    return list(seen)
+
+
+def seen_by_cuda(visible: str, uuids: Mapping[int, str]) -> tuple[int, ...]:
+    """The GPUs that a value of CUDA_VISIBLE_DEVICES leaves visible: up to the first word that names none."""
+    seen: list[int] = []
+    for word in map(str.strip, visible.split(",")):
+        named = [index for index, uuid in uuids.items() if str(index) == word or _begins(uuid, word)]
+        if len(named) != 1:
+            break
+        seen += named
+    return tuple(seen)
+
+
+def _begins(uuid: str, word: str) -> bool:
+    return word.startswith("GPU-") and uuid.startswith(word)
 
 
 def _arrange_on(host: Host, devices: Devices, gpu: int, nbytes: int, pids: Sequence[int]) -> Loan:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from vram.reclaim.borrow import Loan
     from vram.reclaim.parking import Parking
 
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
 NAME = "borrow"
 HELP = "make room by parking idle processes of yours, run a command in it, bring them back"
 
@@ -33,8 +35,8 @@ USAGE = "vram borrow SIZE [--gpu N] [--from PID[,PID...]] -- COMMAND..."
 EPILOG = """\
 Nobody is parked where the room is there already. Parked are only processes of yours,
 idle ones first, never a part of the system; --from says who alone may be. Where there
-are several GPUs, CUDA_VISIBLE_DEVICES is set to the one that has the room, unless you
-have set it."""
+are several GPUs, CUDA_VISIBLE_DEVICES is set to the one that has the room; where you
+have set it, it stays, and room is made on one of those GPUs."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,7 +67,8 @@ def run(args: argparse.Namespace) -> int:
     with Parking(host, progress.watch) as parking:
         tidy(parking)
         with denials_written_down("borrow", pids):
-            loan = arrange(host, look(host), args.size, gpu=args.gpu, pids=pids)
+            visible = os.environ.get(VISIBLE)
+            loan = arrange(host, look(host), args.size, gpu=args.gpu, visible=visible, pids=pids)
         return _Borrow(host, parking, loan, progress, quiet=args.quiet).run(args.command)
 
 
@@ -105,7 +108,7 @@ class _Borrow:
     def _environment(self) -> dict[str, str]:
         variables = dict(os.environ)
         if self._loan.is_one_of_several:
-            variables.setdefault("CUDA_VISIBLE_DEVICES", self._loan.uuid)
+            variables.setdefault(VISIBLE, self._loan.uuid)
         return variables
 
     def _return(self, lent: list[Parked]) -> bool:
