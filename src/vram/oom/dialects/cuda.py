@@ -1,6 +1,7 @@
 """CUDA's own words, from whichever program passes them on: they carry no figures.
 
-The lines before them often tell what was being made: a context, pinned memory, a library's handle.
+Their line, and less surely the frames of their traceback, often tell what was being made: a context,
+pinned memory, a library's handle.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import re
 
 from vram.model.oom import Reading, Where
+from vram.oom.frames import frames
 from vram.oom.sizes import SIZE, amount
 
 NAME = "cuda"
@@ -25,8 +27,11 @@ START = re.compile(
     r"|cudaMalloc\w*\s*(?:\(\))?\s*(?:failed|returned)[^\n]{0,40}?out\s+of\s+memory"
 )
 _MORE = re.compile(r"\W{0,8}Tried\s+to\s+allocate")
+# As a call or a frame: as an option of a data loader it tells nothing.
 _PINNED = re.compile(
-    r"pin_memory|pin memory thread|HostAlloc|MallocHost|CachingHostAllocator|MemHostRegister"
+    r"\bpin_memory(?:\(|\.py\b)|\bin pin_memory$|pin memory thread"
+    r"|HostAlloc|MallocHost|CachingHostAllocator|MemHostRegister",
+    re.MULTILINE,
 )
 _CONTEXT = re.compile(
     r"_cuda_init|_lazy_init|cuCtxCreate|PrimaryCtxRetain|cuInit|cudaSetDevice|make_context|cublasCreate|cudnnCreate"
@@ -40,10 +45,14 @@ _WANTED = re.compile(rf"(?:[Rr]equested(?:\s+memory)?:?|tried to allocate|alloca
 def read(found: re.Match[str], text: str, before: str) -> tuple[Reading, int] | None:
     if _MORE.match(text, found.end()):
         return None  # a wrapped message of PyTorch, which goes on in the next line
-    line = text[text.rfind("\n", 0, found.start()) + 1 : found.end() + 300]
-    near = before[-1500:] + "\n" + line
-    where: Where = "pinned" if _PINNED.search(near) else "device"
+    begin = text.rfind("\n", 0, found.start()) + 1
+    line = text[begin : found.end()] + text[found.end() : found.end() + 300].partition("\n")[0]
+    near = f"{frames(before)}\n{line}"
+    pinned = _PINNED.search(near) is not None
+    where: Where = "pinned" if pinned else "device"
     signs = [sign for sign, pattern in (("context", _CONTEXT), ("pool", _POOL)) if pattern.search(near)]
+    if pinned and not _PINNED.search(line):
+        signs.append("by-frames")
     free, wanted = _FREE.search(line), _WANTED.search(line)
     reading = Reading(
         dialect="bitsandbytes" if "bitsandbytes" in near else NAME,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from vram.model.oom import Reading
+from vram.oom.frames import frames
 
 NAME = "cuda-library"
 NEEDLES: tuple[bytes, ...] = (b"ALLOC_FAILED", b"ALLOCATION_FAILED")
@@ -20,7 +21,7 @@ def read(found: re.Match[str], text: str, before: str) -> tuple[Reading, int] | 
     line = text[text.rfind("\n", 0, found.start()) + 1 : found.end() + 400]
     library = (found["library"] or "CUDNN").lower()
     # TensorFlow and JAX take nearly the whole GPU before the first handle is made.
-    pooled = bool(_POOLED.search(before[-3000:] + line))
+    pooled = bool(_POOLED.search(f"{frames(before)}\n{line}"))
     made = "handle" if re.search(r"Create\b|create\w*\s+\w*\s*handle|Create\(", line) else "workspace"
     signs = ("workspace", library, *(("pool-took-all",) if pooled else ()))
     return Reading(dialect=NAME, wording=f"{library} {made}", signs=signs), found.end()
