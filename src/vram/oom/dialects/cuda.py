@@ -14,16 +14,20 @@ from vram.oom.sizes import SIZE, amount
 
 NAME = "cuda"
 NEEDLES: tuple[bytes, ...] = (b"ut of memory", b"OF_MEMORY", b"MemoryAllocation", b"OutOfMemory")
+_CALL = r"\s+failed[:\s]+(?:cudaErrorMemoryAllocation:\s+)?out\s+of\s+memory"
+_WORDS = r"[^\n]{0,60}?(?:[Ee]rror|[Ff]ail\w*|:)[^\n]{0,20}?'?out\s+of\s+memory'?"
+# Each alternative begins with a letter that is itself: so most of a text is passed over at once.
 START = re.compile(
-    r"(?:parallel_for|get_temporary_buffer)\s+failed[:\s]+(?:cudaErrorMemoryAllocation:\s+)?out\s+of\s+memory"
+    rf"parallel_for{_CALL}|get_temporary_buffer{_CALL}"
     r"|CUDA(?:_|\s)(?:runtime\s+)?[Ee]rror(?:\s*\(2\))?\s*:?\s+out\s+of\s+memory"
     r"|cuda\s+runtime\s+error\s+\(2\)\s*:\s+out\s+of\s+memory"
     r"|CUDA_ERROR_OUT_OF_MEMORY(?:\s*\(?2\)?)?(?::\s+out\s+of\s+memory)?"
     r"|cudaErrorMemoryAllocation(?:\s+\(error\s+2\))?(?:[:\s]+out\s+of\s+memory)?"
-    r"|hipErrorOutOfMemory|HIP\s+error:\s+out\s+of\s+memory|(?:CUDA|HIP|XPU)\s+out\s+of\s+memory"
+    r"|hipErrorOutOfMemory|HIP\s+error:\s+out\s+of\s+memory"
+    r"|CUDA\s+out\s+of\s+memory|HIP\s+out\s+of\s+memory|XPU\s+out\s+of\s+memory"
     r"|Error\s+out\s+of\s+memory\s+at\s+line\s+\d+\s+in\s+file"
     r"|GPUassert:\s+out\s+of\s+memory"
-    r"|(?:CUDA|Cuda|cuda)[^\n]{0,60}?(?:[Ee]rror|[Ff]ail\w*|:)[^\n]{0,20}?'?out\s+of\s+memory'?"
+    rf"|C(?:UDA|uda){_WORDS}|cuda{_WORDS}"
     r"|cudaMalloc\w*\s*(?:\(\))?\s*(?:failed|returned)[^\n]{0,40}?out\s+of\s+memory"
 )
 _MORE = re.compile(r"\W{0,8}Tried\s+to\s+allocate")

@@ -10,7 +10,12 @@ from vram.model.oom import Amount, Reading, Where
 from vram.oom.sizes import SIZE, amount
 
 NAME = "llama.cpp"
-NEEDLES: tuple[bytes, ...] = (b"Malloc failed", b"o allocate", b"more system memory")
+NEEDLES: tuple[bytes, ...] = (
+    b"Malloc failed",
+    b"failed to allocate",
+    b"unable to allocate",
+    b"more system memory",
+)
 START = re.compile(
     r"allocating\s+(?P<asked>[\d.,]+\s+MiB)\s+on\s+device\s+(?P<gpu>\d+):\s+(?:cuda|hip)Malloc\s+failed:\s+"
     r"out\s+of\s+memory"

@@ -11,7 +11,7 @@ NAME = "tensorrt"
 NEEDLES: tuple[bytes, ...] = (
     b"be allocated",
     b"OutOfMemory (",
-    b"o allocate memory for",
+    b"Failed to allocate memory for",
     b"requested bytes of",
 )
 START = re.compile(
