@@ -86,6 +86,20 @@ def test_a_message_without_figures_says_what_is_missing(vram: Run) -> None:
     assert "vram oom --live" in answer.out
 
 
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("torch-cublas-create", "A cuBLAS handle found no room. It is taken from the driver directly"),
+        ("torch-cudnn", "A cuDNN workspace found no room. It is taken from the driver directly"),
+        ("nccl-enqueue", "NCCL's buffers found no room. They are taken from the driver directly"),
+        ("jax-cublas", "cuBLAS could not make what it needs"),
+    ],
+)
+def test_a_library_is_told_in_whole_sentences(vram: Run, name: str, sentence: str) -> None:
+    (case,) = json.loads(vram("oom", "--json", str(CORPUS / f"{name}.txt")).out)["cases"]
+    assert sentence in case["judgement"]["cause"]
+
+
 def test_several_errors_are_told_apart_and_counted(vram: Run, tmp_path: Path) -> None:
     log = tmp_path / "log"
     noise = b"step 1 loss 2.0\n" * 50
