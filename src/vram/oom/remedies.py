@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from vram.diagnosis.remedies import ordered
 from vram.model.finding import Harm, Remedy
 from vram.model.oom import Reading
-from vram.oom.sums import CONTEXT, Sums
+from vram.oom.sums import Sums, usual_context
 from vram.units import MIB, size
 
 __all__ = ["ordered"]
@@ -149,7 +149,7 @@ def room_alone(reading: Reading, worked: Sums) -> int | None:
     """What this program could have if nobody else were there."""
     if reading.total is None:
         return reading.limit.nbytes if reading.limit else None
-    context = CONTEXT if worked.outside is None else worked.outside
+    context = usual_context(reading) if worked.outside is None else worked.outside
     return max(0, reading.total.nbytes - min(context, reading.total.nbytes // 8))
 
 

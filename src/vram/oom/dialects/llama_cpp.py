@@ -58,6 +58,7 @@ def read(found: re.Match[str], text: str, before: str) -> tuple[Reading, int] | 
         where=where,
         gpu=gpu if where == "device" else None,
         asked=asked,
+        signs=("hip",) if backend == "ROCm" or "hipMalloc" in found.group() else (),
     )
     if where == "device":
         live, free, total = _history(gpu, before)

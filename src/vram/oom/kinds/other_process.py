@@ -22,7 +22,7 @@ from vram.model.finding import Remedy
 from vram.model.oom import Judgement, OomKind, Reading, Term, Working
 from vram.oom.blame import blamed
 from vram.oom.remedies import change, end, let_go, look, make_room, utilization
-from vram.oom.sums import CONTEXT, Sums, said, shortfall
+from vram.oom.sums import CONTEXT, Sums, said, shortfall, usual_context
 
 ID: OomKind = "other-process"
 TITLE = "held by another process"
@@ -69,11 +69,12 @@ def _cause(worked: Sums) -> str:
 def _rest(reading: Reading, worked: Sums) -> tuple[Working, ...]:
     if worked.listed or reading.total is None or reading.free is None or worked.reserved is None:
         return ()
+    one = "one context" if usual_context(reading) else "one context, as on NVIDIA"
     terms = (
         Term("total", reading.total.nbytes),
         Term("free", -reading.free.nbytes),
         Term("this program's allocator", -worked.reserved),
-        Term("one context", -CONTEXT, sure=False),
+        Term(one, -CONTEXT, sure=False),
     )
     return (Working(terms, "held by others", sum(term.nbytes for term in terms)),)
 
