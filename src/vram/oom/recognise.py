@@ -21,6 +21,7 @@ from vram.oom.dialects import (
     numba,
     pycuda,
     pytorch,
+    pytorch_async,
     pytorch_mps,
     rmm,
     tensorflow,
@@ -55,6 +56,7 @@ class Dialect(Protocol):
 # The particular before the general: CUDA's own words stand inside many other messages.
 DIALECTS: tuple[Dialect, ...] = (
     pytorch_mps,
+    pytorch_async,
     pytorch,
     triton,
     vllm,

@@ -39,7 +39,7 @@ def judge(reading: Reading, worked: Sums) -> Judgement | None:
         kind=ID,
         certainty="fact" if worked.named else "likely",
         title=TITLE,
-        cause=_cause(worked),
+        cause=_cause(reading, worked),
         workings=(*shortfall(reading), *_rest(reading, worked)),
         remedies=(
             look(reading),
@@ -50,12 +50,13 @@ def judge(reading: Reading, worked: Sums) -> Judgement | None:
     )
 
 
-def _cause(worked: Sums) -> str:
+def _cause(reading: Reading, worked: Sums) -> str:
     if not worked.listed:
+        pool = ", or what this program's own pool keeps unused" if "driver-pool" in reading.signs else ""
         return (
             f"About {said(worked.unnamed)} are in use beyond what this program's allocator and its"
             " context hold."
-            " The message does not say whose; other processes, or ghosts of earlier ones."
+            f" The message does not say whose; other processes, or ghosts of earlier ones{pool}."
         )
     largest = max(worked.listed, key=lambda share: share.nbytes.nbytes if share.nbytes else 0)
     if len(worked.listed) == 1:
