@@ -83,7 +83,29 @@ def test_a_message_without_figures_says_what_is_missing(vram: Run) -> None:
     answer = vram("oom", str(BARE))
     assert answer.code == 3
     assert "how much of it was free" in " ".join(answer.out.split())
-    assert "vram oom --live" in answer.out
+    assert f"vram oom --live {BARE}\n" in answer.out
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("torch-cublas-create", "A cuBLAS handle found no room. It is taken from the driver directly"),
+        ("torch-cudnn", "A cuDNN workspace found no room. It is taken from the driver directly"),
+        ("nccl-enqueue", "NCCL's buffers found no room. They are taken from the driver directly"),
+        ("jax-cublas", "cuBLAS could not make what it needs"),
+    ],
+)
+def test_a_library_is_told_in_whole_sentences(vram: Run, name: str, sentence: str) -> None:
+    (case,) = json.loads(vram("oom", "--json", str(CORPUS / f"{name}.txt")).out)["cases"]
+    assert sentence in case["judgement"]["cause"]
+
+
+def test_a_log_whose_name_looks_like_an_option_can_be_pasted_all_the_same(
+    vram: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("-o").write_bytes(BARE.read_bytes())
+    assert "vram oom --live ./-o\n" in vram("oom", "--", "-o").out
 
 
 def test_several_errors_are_told_apart_and_counted(vram: Run, tmp_path: Path) -> None:

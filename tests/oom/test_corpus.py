@@ -77,6 +77,13 @@ def test_there_is_something_to_do_least_harm_first(name: str) -> None:
         assert case.judgement.cause.endswith(".")
 
 
+@pytest.mark.parametrize("name", ["pytorch-hip", "pytorch-xpu"])
+def test_what_a_context_takes_on_nvidia_is_not_assumed_of_other_gpus(name: str) -> None:
+    (case,) = read(name)
+    terms = [term.name for working in case.judgement.workings for term in working.terms]
+    assert terms == ["in use by this program", "asked", "total"]
+
+
 def test_the_corpus_is_large_and_has_every_kind_and_dialect() -> None:
     assert len(MESSAGES) >= 60
     wanted = [expected(name) for name in MESSAGES]

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.cli.conftest import PROGRAM, Run, Write
 from tests.ledger.world import CONTEXT, OVERHEAD, World
 from tests.oom.test_corpus import CORPUS
@@ -150,3 +152,93 @@ def test_a_real_ghost_is_told_apart_from_another_process(
     assert case["judgement"]["kind"] == "ghost"
     assert str(ghost.keeper_pid) in case["judgement"]["cause"]
     assert f"vram kill {ghost.keeper_pid}" in [remedy["command"] for remedy in case["judgement"]["remedies"]]
+
+
+@pytest.fixture
+def divided(snapshot: Write) -> str:
+    """A GPU under MIG: two instances of 40 GiB, one of 20, and 38 GiB that nobody was given."""
+    world = World().divided(devices=3, total=140 * GIB, used=30 * GIB)
+    world.mig(0, 1, total=40 * GIB, used=30 * GIB).mig(1, 2, total=20 * GIB).mig(2, 3, total=40 * GIB)
+    return snapshot(world.process(300).files(300).charge(300, 30 * GIB, instance=1, compute=0))
+
+
+def test_the_instance_that_the_message_speaks_of_is_joined(vram: Run, divided: str, tmp_path: Path) -> None:
+    """Programs see a MIG device as GPU 0 of its own size."""
+    _, live = joined(vram("oom", "--json", "--from", divided, message(tmp_path, total=19.9)))
+    assert (live["gpu"], live["mig"], live["total"], live["holdings"]) == (0, "0:1", 20 * GIB, [])
+    assert "Now on MIG 0:1" in vram("oom", "--from", divided, message(tmp_path, total=19.9)).out
+
+
+def test_of_instances_alike_one_is_chosen(vram: Run, divided: str, tmp_path: Path) -> None:
+    log = message(tmp_path, total=39.9, others="Process 300 has 30.00 GiB memory in use. ")
+    _, live = joined(vram("oom", "--json", "--from", divided, log))
+    assert (live["gpu"], live["mig"]) == (None, None)
+    assert "--gpu 0:0 or 0:2" in live["reason"]
+    _, live = joined(vram("oom", "--json", "--from", divided, "--gpu", "0:0", log))
+    assert (live["mig"], [each["pid"] for each in live["holdings"]]) == ("0:0", [300])
+    _, live = joined(vram("oom", "--json", "--from", divided, "--gpu", "MIG-0-3-0", log))
+    assert (live["mig"], live["holdings"], live["gone"]) == ("0:2", [], [300])
+
+
+def test_a_message_of_no_instance_s_size_is_another_machine_s(
+    vram: Run, divided: str, tmp_path: Path
+) -> None:
+    """Under MIG no program has the whole GPU."""
+    _, live = joined(vram("oom", "--json", "--from", divided, message(tmp_path, total=139.8)))
+    assert live["gpu"] is None
+    assert "MIG 0:1 has 20.0 GiB" in live["reason"]
+
+
+def test_what_no_instance_was_given_is_nobody_s(vram: Run, snapshot: Write) -> None:
+    world = World().divided(devices=0, total=140 * GIB)
+    _, live = joined(
+        vram("oom", "--json", "--from", snapshot(world), "--gpu", "0", str(CORPUS / "pycuda-alloc.txt"))
+    )
+    assert (live["total"], live["holdings"]) == (140 * GIB, [])
+
+
+def test_advice_names_the_gpu_that_it_was_joined_with(vram: Run, snapshot: Write, tmp_path: Path) -> None:
+    """The message calls it GPU 0, as CUDA_VISIBLE_DEVICES numbered it."""
+    world = World().gpu(0, total=24 * GIB).gpu(1, total=100 * GIB, used=60 * GIB + CONTEXT + OVERHEAD)
+    world.cuda(300, 60 * GIB + CONTEXT, gpu=1)
+    log = message(tmp_path, others="Process 300 has 94.00 GiB memory in use. ")
+    judgement, _ = joined(vram("oom", "--json", "--from", snapshot(world), log))
+    commands = [remedy["command"] for remedy in judgement["remedies"]]
+    assert "vram why --gpu 1" in commands
+    assert not [command for command in commands if "--gpu 0" in command]
+
+
+def test_a_ghost_on_a_gpu_with_room_explains_no_bare_message(vram: Run, busy: str) -> None:
+    judgement, live = joined(
+        vram("oom", "--json", "--from", busy, "--gpu", "0", str(CORPUS / "pycuda-alloc.txt"))
+    )
+    assert live["free"] > 90 * GIB
+    assert judgement["kind"] == "unknown"
+
+
+def test_a_ghost_on_a_full_gpu_explains_one(vram: Run, snapshot: Write) -> None:
+    world = World().gpu(0, used=98 * GIB + CONTEXT + OVERHEAD)
+    world.charge(200, 98 * GIB + CONTEXT).process(201).files(201, family=200)
+    judgement, _ = joined(
+        vram("oom", "--json", "--from", snapshot(world), str(CORPUS / "torch-no-context.txt"))
+    )
+    assert (judgement["kind"], judgement["certainty"]) == ("ghost", "likely")
+
+
+def test_what_was_looked_at_is_neither_missing_nor_advised_again(vram: Run, busy: str) -> None:
+    answer = vram("oom", "--json", "--from", busy, "--gpu", "0", str(CORPUS / "pycuda-alloc.txt"))
+    judgement, _ = joined(answer)
+    assert answer.code == 3
+    assert "how large the GPU is" not in judgement["missing"]
+    assert "how much of it was free" in judgement["missing"]
+    assert not [remedy for remedy in judgement["remedies"] if "--live" in remedy["command"]]
+
+
+def test_where_nothing_was_joined_the_right_machine_is_still_advised(
+    vram: Run, no_driver: str, tmp_path: Path
+) -> None:
+    log = tmp_path / "my log"
+    log.write_bytes((CORPUS / "pycuda-alloc.txt").read_bytes())
+    judgement, live = joined(vram("oom", "--json", "--from", no_driver, str(log)))
+    assert live["gpu"] is None
+    assert f"vram oom --live '{log}'" in [remedy["command"] for remedy in judgement["remedies"]]

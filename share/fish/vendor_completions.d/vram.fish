@@ -177,7 +177,7 @@ complete -c vram -n '__vram_at \'oom\' 0' -F
 complete -c vram -n '__vram_at \'oom\'' -s h -l help -d 'show this help message and exit'
 complete -c vram -n '__vram_at \'oom\'' -l live -d 'join it with this machine\'s ledger: who holds that memory now'
 complete -c vram -n '__vram_at \'oom\'' -l from -r -F -d 'join it with a snapshot of its machine instead'
-complete -c vram -n '__vram_at \'oom\'' -l gpu -x -k -a '(__vram_live gpu)' -d 'which GPU the message means; with --live or --from'
+complete -c vram -n '__vram_at \'oom\'' -l gpu -x -k -a '(__vram_live gpu)' -d 'which GPU the message means: its number, UUID or PCI address, or 0:1 for MIG device 1 of GPU 0; with --live or --from'
 complete -c vram -n '__vram_at \'oom\'' -l json -d 'one JSON object instead of text'
 complete -c vram -n '__vram_at \'oom\'' -l kinds -d 'list the kinds; `vram explain KIND` tells more'
 complete -c vram -n '__vram_at \'oom\'' -l deadline -x -d 'give up on a driver that does not answer within S seconds (default: 5)'

@@ -118,9 +118,13 @@ class Holding(Struct, frozen=True, kw_only=True):
 
 
 class Joined(Struct, frozen=True, kw_only=True):
-    """The message beside this machine's ledger. ``gpu`` is None where they do not belong together."""
+    """The message beside this machine's ledger. ``gpu`` is None where they do not belong together.
+
+    ``mig`` is the MIG device where the message speaks of one: "0:1".
+    """
 
     gpu: int | None
+    mig: str | None = None
     reason: str
     taken_at: str = ""
     total: int | None = None

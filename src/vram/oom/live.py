@@ -5,63 +5,66 @@ It is joined only where both speak of the same GPU: what another machine's proce
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
 from vram.diagnosis import words
-from vram.model.finding import Finding, Remedy
+from vram.diagnosis.engine import diagnose
+from vram.ledger.instances import alone
+from vram.model.finding import Finding
 from vram.model.ledger import Entry, GpuLedger, Ledger
 from vram.model.oom import Case, Holding, Joined, Judgement, Reading
 from vram.oom import remedies
 from vram.oom.blame import LEAST
+from vram.oom.judge import judge
+from vram.oom.kinds.unknown import NEEDED
 from vram.oom.sums import CONTEXT, said
 from vram.units import size
 
 GHOSTS = ("VR101", "VR102", "VR103", "VR104", "VR105", "VR106", "VR203")
 MOST_HOLDINGS = 8
-_NOBODYS = ("free", "reserved", "overhead")
+_NOBODYS = ("free", "reserved", "overhead", "unassigned")
 # The driver's total contains what it reserves, CUDA's does not: up to a few per cent apart.
 _LEAST_SHARE, _MOST_SHARE = 0.95, 1.005
 
 
-def join(case: Case, ledger: Ledger, findings: Sequence[Finding], chosen: int | None = None) -> Case:
-    """Return *case* with what the ledger says of its GPU; *chosen* overrules the message's number."""
-    gpu, reason = _same(case.reading, ledger, chosen)
+def join(case: Case, ledger: Ledger, findings: Sequence[Finding], *, chosen: bool = False) -> Case:
+    """Return *case* with what the ledger says of its GPU; where *chosen*, whatever number the message has."""
+    gpu, reason = _same(case.reading, ledger, chosen=chosen)
     if gpu is None:
         return replace(case, live=Joined(gpu=None, reason=reason))
-    about = tuple(finding for finding in findings if gpu.index in finding.gpus)
+    about = _about(gpu, ledger, findings)
     joined = _joined(case.reading, gpu, about, reason, ledger.taken_at)
-    return replace(case, live=joined, judgement=_again(case, joined, about))
+    # What to do is done here, where the GPU may have another number than the message gives it.
+    before = judge(replace(case.reading, gpu=gpu.index))
+    return replace(case, live=joined, judgement=_seen(_again(case.reading, before, joined, about)))
 
 
-def _same(reading: Reading, ledger: Ledger, chosen: int | None) -> tuple[GpuLedger | None, str]:
+def _same(reading: Reading, ledger: Ledger, *, chosen: bool) -> tuple[GpuLedger | None, str]:
     """The GPU that the message speaks of, or why it is none of these."""
     if reading.where not in ("device", "bar1"):
         return None, "it is not about a GPU's memory"
-    known = [gpu for gpu in ledger.gpus if gpu.total_bytes is not None]
+    known = [gpu for gpu in _places(ledger) if gpu.total_bytes is not None]
     if not known:
         return None, "no GPU answers on this machine"
-    if chosen is not None:
-        return _chosen(reading, known, chosen)
-    numbered = [gpu for gpu in known if reading.gpu in (None, gpu.index) and _matches(reading, gpu)]
+    alike = [gpu for gpu in known if _matches(reading, gpu)]
+    numbered = [gpu for gpu in alike if chosen or gpu.mig or reading.gpu in (None, gpu.index)]
     if len(numbered) == 1:
-        return numbered[0], "" if reading.total else "the message does not say how large its GPU is"
-    if numbered:
-        return None, "it does not say which GPU, and several could be meant: choose with --gpu N"
-    alike = [gpu for gpu in known if reading.total and _matches(reading, gpu)]
-    if len(alike) == 1:
+        return numbered[0], "" if reading.total or chosen else "the message does not say how large its GPU is"
+    if not numbered and reading.total and len(alike) == 1:
         return alike[0], f"called GPU {reading.gpu} there (CUDA_VISIBLE_DEVICES renumbers)"
-    return None, _another_machine(reading, known)
+    several = numbered or (alike if reading.total else [])
+    return None, _several(several) if several else _another_machine(reading, known)
 
 
-def _chosen(reading: Reading, known: list[GpuLedger], chosen: int) -> tuple[GpuLedger | None, str]:
-    gpu = next((each for each in known if each.index == chosen), None)
-    if gpu is None:
-        return None, f"there is no GPU {chosen} here"
-    if not _matches(reading, gpu):
-        return None, _another_machine(reading, [gpu])
-    return gpu, ""
+def _places(ledger: Ledger) -> Iterator[GpuLedger]:
+    """What a program can take for a GPU: under MIG an instance, with a memory of its own."""
+    for gpu in ledger.gpus:
+        if gpu.instances and gpu.mig is None:
+            yield from (alone(gpu, each.gpu_instance) for each in gpu.instances)
+        else:
+            yield gpu
 
 
 def _matches(reading: Reading, gpu: GpuLedger) -> bool:
@@ -71,11 +74,27 @@ def _matches(reading: Reading, gpu: GpuLedger) -> bool:
     return _LEAST_SHARE <= share <= _MOST_SHARE
 
 
+def _several(gpus: Sequence[GpuLedger]) -> str:
+    words = " or ".join(gpu.mig or str(gpu.index) for gpu in gpus)
+    return f"it does not say which GPU, and several could be meant: choose with --gpu {words}"
+
+
 def _another_machine(reading: Reading, known: list[GpuLedger]) -> str:
-    here = ", ".join(f"GPU {gpu.index} has {said(gpu.total_bytes)}" for gpu in known[:4])
     if reading.total is None:
         return f"there is no GPU {reading.gpu} here"
+    here = ", ".join(f"{_label(gpu)} has {said(gpu.total_bytes)}" for gpu in known[:4])
     return f"its GPU has {said(reading.total)}, and here {here}: another machine"
+
+
+def _label(gpu: GpuLedger) -> str:
+    return f"GPU {gpu.index}" if gpu.mig is None else f"MIG {gpu.mig}"
+
+
+def _about(gpu: GpuLedger, ledger: Ledger, findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """A finding names a GPU by its number: what is about one instance of it is found by looking at that."""
+    if gpu.mig is not None:
+        findings = diagnose(replace(ledger, gpus=(gpu,)))
+    return tuple(finding for finding in findings if gpu.index in finding.gpus)
 
 
 def _joined(
@@ -88,6 +107,7 @@ def _joined(
     now = {pid for entry in held for pid in _pids(entry)}
     return Joined(
         gpu=gpu.index,
+        mig=gpu.mig,
         reason=reason,
         taken_at=taken_at,
         total=gpu.total_bytes,
@@ -117,23 +137,30 @@ def _holding(entry: Entry, named: set[int], findings: Sequence[Finding]) -> Hold
     )
 
 
-def _again(case: Case, joined: Joined, findings: Sequence[Finding]) -> Judgement:
+def _again(reading: Reading, before: Judgement, joined: Joined, findings: Sequence[Finding]) -> Judgement:
     """Judge once more, now that holders have names: only where others are, or may be, the cause."""
-    before = case.judgement
     if before.kind not in ("unknown", "other-process", "ghost", "context"):
         return before
     ghosts = tuple(finding for finding in findings if finding.code in GHOSTS and finding.nbytes)
     kept = sum(finding.nbytes or 0 for finding in ghosts)
-    needed = _needed(case.reading, joined)
-    if ghosts and kept >= needed:
-        return _ghost(before, ghosts, kept)
-    others = sum(holding.nbytes for holding in joined.holdings)
-    if before.kind == "unknown" and case.reading.asked and _too_much(case.reading, joined):
-        return _too_large(before, case.reading, joined)
+    needed = _needed(reading, joined)
     full = joined.free is not None and joined.free < needed
+    # Where the message does not say that the GPU was full, it must be so now.
+    if ghosts and kept >= needed and (full or reading.free is not None):
+        return _ghost(before, ghosts, kept, told=reading.free is not None)
+    others = sum(holding.nbytes for holding in joined.holdings)
+    if before.kind == "unknown" and reading.asked and _too_much(reading, joined):
+        return _too_large(before, reading, joined)
     if before.kind in ("unknown", "context") and full and others >= needed:
-        return _held(before, joined, others, case.reading)
+        return _held(before, joined, others, reading)
     return before
+
+
+def _seen(judgement: Judgement) -> Judgement:
+    """Neither what was just read is missing, nor need anybody look again."""
+    missing = tuple(words for words in judgement.missing if words != NEEDED["total"])
+    ways = tuple(remedy for remedy in judgement.remedies if not remedy.command.startswith(remedies.JOIN))
+    return replace(judgement, missing=missing, remedies=ways)
 
 
 def _needed(reading: Reading, joined: Joined) -> int:
@@ -148,18 +175,18 @@ def _too_much(reading: Reading, joined: Joined) -> bool:
     return joined.total is not None and asked + (reading.live.nbytes if reading.live else 0) > joined.total
 
 
-def _ghost(before: Judgement, ghosts: tuple[Finding, ...], kept: int) -> Judgement:
+def _ghost(before: Judgement, ghosts: tuple[Finding, ...], kept: int, *, told: bool) -> Judgement:
     largest = max(ghosts, key=lambda finding: finding.nbytes or 0)
     ways = tuple(remedy for finding in ghosts for remedy in finding.remedies)
     return replace(
         before,
         kind="ghost",
-        certainty="fact" if before.kind != "unknown" else "likely",
+        certainty="fact" if told and before.kind != "unknown" else "likely",
         title="held by a ghost",
         cause=f"{size(kept)} on this GPU are kept by what no process list shows: {largest.title}"
         f" ({largest.code}). {largest.cause}",
         missing=(),
-        remedies=remedies.ordered((*ways, *_without_joining(before))),
+        remedies=remedies.ordered((*ways, *before.remedies)),
     )
 
 
@@ -194,7 +221,3 @@ def _held(before: Judgement, joined: Joined, others: int, reading: Reading) -> J
         missing=(),
         remedies=remedies.ordered((remedies.look(here), remedies.make_room(here, _needed(reading, joined)))),
     )
-
-
-def _without_joining(before: Judgement) -> tuple[Remedy, ...]:
-    return tuple(remedy for remedy in before.remedies if "--live" not in remedy.command)

@@ -31,14 +31,15 @@ class Passage:
     """``text`` begins with the line of the hit; ``line_ends`` is where that line ends in it.
 
     A line stays one line when it is cleaned, so that lines can be counted on both sides. Only the
-    ``head``, that line and a little more, is cleaned at once: most hits turn out to be nothing.
+    ``head``, that line and a little more, is cleaned at once: most hits turn out to be nothing. ``words``
+    are the same on one line.
     """
 
     def __init__(self, before: bytes, after: bytes) -> None:
         self._before, self._after = before, after
         ends = [at for at in (after.find(b"\n"), after.find(b"\r")) if at >= 0]
-        self.raw_head = after[: (min(ends) if ends else len(after)) + WRAPPED]
-        self.head = cleaned(self.raw_head)
+        self.head = cleaned(after[: (min(ends) if ends else len(after)) + WRAPPED])
+        self.words = " ".join(self.head.split())
         end = self.head.find("\n")
         self.line_ends = len(self.head) if end < 0 else end
 

@@ -77,8 +77,9 @@ class _Window:
         known = list(recognise(found))
         for reading, _ in known:
             yield Sighting(reading, self._line + self._bytes.count(b"\n", 0, begin))
-        ends = known[-1][1] if known else 0
-        self._seen = max(self._seen, self._after(begin, found.text.count("\n", 0, ends) + 1, hit))
+        # Making text of all that may follow is the costly part: most hits turn out to be nothing.
+        lines = found.text.count("\n", 0, known[-1][1]) + 1 if known else 1
+        self._seen = max(self._seen, self._after(begin, lines, hit))
 
     def _line_start(self, at: int) -> int:
         return max(self._bytes.rfind(b"\n", 0, at), self._bytes.rfind(b"\r", 0, at)) + 1

@@ -21,6 +21,7 @@ from vram.oom.dialects import (
     numba,
     pycuda,
     pytorch,
+    pytorch_async,
     pytorch_mps,
     rmm,
     tensorflow,
@@ -38,7 +39,8 @@ LEAD = 160
 class Dialect(Protocol):
     """A module of ``dialects``: how a message begins, and what can be read from there on.
 
-    One of ``NEEDLES`` stands in the first line of every message that ``START`` matches.
+    One of ``NEEDLES`` stands in every message that ``START`` matches, in its first line where nothing
+    wrapped it.
 
     ``read`` returns the reading and where in *text* the message ends, or None where it only looked
     like one. *before* is what stood in the log above.
@@ -54,6 +56,7 @@ class Dialect(Protocol):
 # The particular before the general: CUDA's own words stand inside many other messages.
 DIALECTS: tuple[Dialect, ...] = (
     pytorch_mps,
+    pytorch_async,
     pytorch,
     triton,
     vllm,
@@ -74,6 +77,9 @@ DIALECTS: tuple[Dialect, ...] = (
 )
 
 
+_SPOKEN = tuple((dialect, tuple(map(bytes.decode, dialect.NEEDLES))) for dialect in DIALECTS)
+
+
 def recognise(passage: Passage) -> Iterator[tuple[Reading, int]]:
     """Return what the first line of *passage* begins to say, and where in its text each one ends."""
     at = 0
@@ -89,8 +95,8 @@ def recognise(passage: Passage) -> Iterator[tuple[Reading, int]]:
 
 
 def _first(passage: Passage, at: int) -> tuple[Reading, int, int] | None:
-    for dialect in DIALECTS:
-        if not any(needle in passage.raw_head for needle in dialect.NEEDLES):
+    for dialect, needles in _SPOKEN:
+        if not any(needle in passage.words for needle in needles):
             continue
         if not dialect.START.search(passage.head, at):
             continue

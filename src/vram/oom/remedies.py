@@ -1,20 +1,24 @@
 """Ways out of an out-of-memory, as text and as commands that can be pasted, worked out from its figures.
 
-Nothing of the message but numbers enters a command.
+Nothing of the message but numbers enters a command, and of the call only the name of the log, quoted.
 """
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
+
+from msgspec.structs import replace
 
 from vram.diagnosis.remedies import ordered
 from vram.model.finding import Harm, Remedy
 from vram.model.oom import Reading
-from vram.oom.sums import CONTEXT, Sums
+from vram.oom.sums import Sums, usual_context
 from vram.units import MIB, size
 
 __all__ = ["ordered"]
 
+JOIN = "vram oom --live"
 # Left for contexts and rounding when a fraction of the GPU is worked out.
 MARGIN = 0.01
 
@@ -48,8 +52,17 @@ def record() -> Remedy:
 
 def join_live() -> Remedy:
     """Ask again with the ledger of the machine where it happened."""
-    text = "Run this on the machine where it happened, while it is still full: it fills in what is missing."
-    return Remedy(step="look", target="host", text=text, command="vram oom --live")
+    text = (
+        "Ask with the same message on the machine where it happened, while it is still full: that fills in"
+        " what is missing."
+    )
+    return Remedy(step="look", target="host", text=text, command=JOIN)
+
+
+def naming(file: str, ways: Sequence[Remedy]) -> tuple[Remedy, ...]:
+    """Return *ways* with the log's name in the command that reads it once more."""
+    word = shlex.quote(f"./{file}" if file.startswith("-") else file)
+    return tuple(replace(way, command=f"{JOIN} {word}") if way.command == JOIN else way for way in ways)
 
 
 def smaller(reading: Reading, room: int | None) -> Remedy:
@@ -149,7 +162,7 @@ def room_alone(reading: Reading, worked: Sums) -> int | None:
     """What this program could have if nobody else were there."""
     if reading.total is None:
         return reading.limit.nbytes if reading.limit else None
-    context = CONTEXT if worked.outside is None else worked.outside
+    context = usual_context(reading) if worked.outside is None else worked.outside
     return max(0, reading.total.nbytes - min(context, reading.total.nbytes // 8))
 
 

@@ -108,6 +108,17 @@ def shortfall(reading: Reading) -> tuple[Working, ...]:
     return (Working(terms, "missing" if missing > 0 else "to spare", abs(missing)),)
 
 
+def context(reading: Reading, outside: int | None) -> int:
+    """Of what lies *outside* the allocator, what a program cannot be without; where None, the usual."""
+    total = reading.total.nbytes if reading.total else 8 * CONTEXT
+    return min(usual_context(reading) if outside is None else outside, CONTEXT, total // 8)
+
+
+def usual_context(reading: Reading) -> int:
+    """What a context is taken to need where nobody printed it: measured on NVIDIA, unknown elsewhere."""
+    return 0 if {"hip", "xpu"} & set(reading.signs) else CONTEXT
+
+
 def said(amount: Amount | int | None) -> str:
     """A size in a sentence; "an unknown size" where there is none."""
     if amount is None:
@@ -147,9 +158,7 @@ def _fits_alone(reading: Reading, outside: int | None) -> bool | None:
         return False
     if reading.live is None:
         return None
-    context = CONTEXT if outside is None else min(outside, CONTEXT)
-    context = min(context, reading.total.nbytes // 8)
-    needed = reading.live.nbytes + reading.asked.nbytes + context
+    needed = reading.live.nbytes + reading.asked.nbytes + context(reading, outside)
     return needed <= reading.total.nbytes + slack(reading)
 
 

@@ -139,10 +139,9 @@ def _live(joined: Joined, look: Look) -> Iterator[RenderableType]:
         )
         return
     note = f" ({joined.reason})" if joined.reason else ""
+    place = f"GPU {joined.gpu}" if joined.mig is None else f"MIG {joined.mig}"
     free = "unknown" if joined.free is None else size(joined.free)
-    yield paragraph(
-        "    ", Text(look.clean(f"Now on GPU {joined.gpu}{note}: {free} free."), style="bold"), look
-    )
+    yield paragraph("    ", Text(look.clean(f"Now on {place}{note}: {free} free."), style="bold"), look)
     for holding in joined.holdings:
         marks = [
             word for word in (holding.finding, "named in the message" if holding.named else None) if word

@@ -35,7 +35,10 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--from", dest="snapshot", metavar="FILE", help="join it with a snapshot of its machine instead"
     )
     parser.add_argument(
-        "--gpu", type=int, metavar="N", help="which GPU the message means; with --live or --from"
+        "--gpu",
+        metavar="GPU",
+        help="which GPU the message means: its number, UUID or PCI address, or 0:1 for MIG device 1 of GPU 0;"
+        " with --live or --from",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     parser.add_argument("--kinds", action="store_true", help="list the kinds; `vram explain KIND` tells more")
@@ -61,8 +64,8 @@ def run(args: Namespace) -> int:
         nbytes = log.nbytes
     ledger = _ledger(args) if joins and found else None
     if ledger is not None:
-        found = _joined(found, ledger, args.gpu)
-    _tell(found, unkept, nbytes, args)
+        found = _joined(found, ledger, chosen=args.gpu is not None)
+    _tell(_to_paste(found, args.file), unkept, nbytes, args)
     if ledger is not None:
         require_driver(ledger)
     return ExitCode.PARTIAL if any(case.judgement.kind == "unknown" for case in found) else ExitCode.OK
@@ -81,15 +84,29 @@ def _ledger(args: Namespace) -> Ledger:
     from vram.ledger.build import build_ledger
 
     # A GPU that was named and is not there is a wrong call, as it is for `vram why`.
-    return narrowed(build_ledger(take_survey(args, host)), None if args.gpu is None else [str(args.gpu)])
+    return narrowed(build_ledger(take_survey(args, host)), None if args.gpu is None else [args.gpu])
 
 
-def _joined(found: tuple[Case, ...], ledger: Ledger, gpu: int | None) -> tuple[Case, ...]:
+def _joined(found: tuple[Case, ...], ledger: Ledger, *, chosen: bool) -> tuple[Case, ...]:
     from vram.diagnosis.engine import diagnose
     from vram.oom.live import join
 
     findings = diagnose(ledger)
-    return tuple(join(case, ledger, findings, gpu) for case in found)
+    return tuple(join(case, ledger, findings, chosen=chosen) for case in found)
+
+
+def _to_paste(found: tuple[Case, ...], file: str) -> tuple[Case, ...]:
+    """Name the log in what is advised; what came through a pipe has no name."""
+    from msgspec.structs import replace
+
+    from vram.oom.remedies import naming
+
+    if file == "-":
+        return found
+    return tuple(
+        replace(case, judgement=replace(case.judgement, remedies=naming(file, case.judgement.remedies)))
+        for case in found
+    )
 
 
 def _tell(found: tuple[Case, ...], unkept: int, nbytes: int, args: Namespace) -> None:

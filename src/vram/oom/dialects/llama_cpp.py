@@ -10,7 +10,12 @@ from vram.model.oom import Amount, Reading, Where
 from vram.oom.sizes import SIZE, amount
 
 NAME = "llama.cpp"
-NEEDLES: tuple[bytes, ...] = (b"Malloc failed", b"o allocate", b"more system memory")
+NEEDLES: tuple[bytes, ...] = (
+    b"Malloc failed",
+    b"failed to allocate",
+    b"unable to allocate",
+    b"more system memory",
+)
 START = re.compile(
     r"allocating\s+(?P<asked>[\d.,]+\s+MiB)\s+on\s+device\s+(?P<gpu>\d+):\s+(?:cuda|hip)Malloc\s+failed:\s+"
     r"out\s+of\s+memory"
@@ -53,6 +58,7 @@ def read(found: re.Match[str], text: str, before: str) -> tuple[Reading, int] | 
         where=where,
         gpu=gpu if where == "device" else None,
         asked=asked,
+        signs=("hip",) if backend == "ROCm" or "hipMalloc" in found.group() else (),
     )
     if where == "device":
         live, free, total = _history(gpu, before)

@@ -15,7 +15,7 @@ from vram.model.oom import Amount, Reading, Share
 from vram.oom.sizes import SIZE, amount
 
 NAME = "pytorch"
-NEEDLES: tuple[bytes, ...] = (b"o allocate", b"total capac", b"already allocated;", b"by PyTorch")
+NEEDLES: tuple[bytes, ...] = (b"Tried to allocate", b"total capac", b"already allocated;", b"by PyTorch")
 START = re.compile(
     rf"Tried\s+to\s+allocate\s+(?:{SIZE}|more\s+than\s+1EB)(?!\s+on\s+(?:private|shared)\s+pool)"
     r"|total\s+capaci?ty[;\s]|already\s+allocated;|(?:reserved|allocated)\s+(?:in\s+total\s+)?by\s+PyTorch"

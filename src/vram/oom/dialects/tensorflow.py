@@ -8,7 +8,13 @@ from vram.model.oom import Reading, Where
 from vram.oom.sizes import SIZE, amount
 
 NAME = "tensorflow"
-NEEDLES: tuple[bytes, ...] = (b"o allocate", b"OOM when", b"t allocate pinned", b"o alloc ")
+NEEDLES: tuple[bytes, ...] = (
+    b"trying to allocate",
+    b"failed to allocate",
+    b"OOM when",
+    b"t allocate pinned",
+    b"o alloc ",
+)
 START = re.compile(
     rf"Allocator\s+\((?P<pool>[\w]+)\)\s+ran\s+out\s+of\s+memory\s+trying\s+to\s+allocate\s+(?P<asked>{SIZE})"
     r"(?:\s+\(rounded\s+to\s+(?P<rounded>\d+)\))?"

@@ -1,4 +1,7 @@
-"""TensorRT and ONNX Runtime: one buffer that could not be had, with its size."""
+"""TensorRT and ONNX Runtime: one buffer that could not be had, with its size.
+
+TensorRT first passes on CUDA's own words, and tells the size in its next line, if at all.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,14 @@ NAME = "tensorrt"
 NEEDLES: tuple[bytes, ...] = (
     b"be allocated",
     b"OutOfMemory (",
-    b"o allocate memory for",
+    b"Failed to allocate memory for",
     b"requested bytes of",
+    b"Cuda Runtime (",
 )
 START = re.compile(
     r"Requested\s+amount\s+of\s+GPU\s+memory\s+\((?P<asked>\d+)\s+bytes\)\s+could\s+not\s+be\s+allocated"
     r"|Error\s+Code\s+2:\s+OutOfMemory\s+\((?:Requested\s+size\s+was\s+(?P<size>\d+)\s+bytes)?"
+    r"|Error\s+Code\s+1:\s+Cuda\s+Runtime\s+\((?P<bare>out\s+of\s+memory)\)"
     r"|Failed\s+to\s+allocate\s+memory\s+for\s+requested\s+buffer\s+of\s+size\s+(?P<buffer>\d+)"
     r"|Available\s+memory\s+of\s+(?P<left>\d+)\s+is\s+smaller\s+than\s+requested\s+bytes\s+of\s+(?P<wanted>\d+)"
 )
@@ -27,7 +32,7 @@ def read(found: re.Match[str], text: str, before: str) -> tuple[Reading, int] | 
     left = amount(found["left"])
     reading = Reading(
         dialect="onnxruntime" if found["buffer"] or found["wanted"] else NAME,
-        wording="arena" if found["wanted"] else "buffer",
+        wording="arena" if found["wanted"] else "runtime" if found["bare"] else "buffer",
         asked=amount(asked),
         idle=left,
         signs=("arena-limit",) if left else (),

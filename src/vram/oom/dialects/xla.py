@@ -8,11 +8,15 @@ from vram.model.oom import Reading
 from vram.oom.sizes import SIZE, amount
 
 NAME = "xla"
-NEEDLES: tuple[bytes, ...] = (b"o allocate", b"memory space hbm", b"Attempting to")
-_EXHAUSTED = r"(?:RESOURCE_EXHAUSTED|Resource\s+exhausted):"
+NEEDLES: tuple[bytes, ...] = (
+    b"trying to allocate",
+    b"Failed to allocate",
+    b"memory space hbm",
+    b"Attempting to",
+)
 START = re.compile(
-    rf"(?:{_EXHAUSTED}\s+)?Out\s+of\s+memory\s+while\s+trying\s+to\s+allocate\s+(?P<asked>{SIZE}|\d+)"
-    rf"|(?:{_EXHAUSTED}\s+)?Failed\s+to\s+allocate\s+request\s+for\s+(?P<request>{SIZE})"
+    rf"Out\s+of\s+memory\s+while\s+trying\s+to\s+allocate\s+(?P<asked>{SIZE}|\d+)"
+    rf"|Failed\s+to\s+allocate\s+request\s+for\s+(?P<request>{SIZE})"
     r"(?:\s+on\s+device\s+ordinal\s+(?P<gpu>\d+))?"
     r"|Ran\s+out\s+of\s+memory\s+in\s+memory\s+space\s+hbm\.\s+(?:Used\s+(?P<used>[\d.]+[KMGT])\s+of\s+"
     r"(?P<total>[\d.]+[KMGT])\s+hbm)?"

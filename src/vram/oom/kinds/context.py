@@ -54,15 +54,16 @@ def _making(reading: Reading) -> Judgement:
 
 
 def _workspace(reading: Reading) -> Judgement:
-    what = reading.wording if reading.dialect != "nccl" else "NCCL's buffers"
     amount = f" ({said(reading.asked)})" if reading.asked else ""
+    found, it_is, them = f"A {reading.wording}", "It is", "it"
+    if reading.dialect == "nccl":
+        found, it_is, them = "NCCL's buffers", "They are", "them"
     return Judgement(
         kind=ID,
         certainty="likely",
         title="no room for a library's workspace",
-        cause=f"{what}{amount} found no room. They are taken from the driver directly; what the"
-        " framework keeps"
-        " in its cache is of no use to them.",
+        cause=f"{found}{amount} found no room. {it_is} taken from the driver directly; what the"
+        f" framework keeps in its cache is of no use to {them}.",
         missing=("what was free", "how much the framework's cache held"),
         remedies=(*let_go(reading), *_bounds(reading), look(reading)),
     )

@@ -8,7 +8,8 @@ drivers report a failed pinned allocation as "out of memory" without saying of w
 
 How it is told
 --------------
-By who speaks: the kernel, a scheduler, an allocator of the CPU side, or a call that pins memory.
+By who speaks: the kernel, a scheduler, an allocator of the CPU side, or a call that pins memory. Where such
+a call stands only in the frames above the error it is likely, not certain: CUDA reports errors late.
 
 Remedies
 --------
@@ -32,7 +33,7 @@ def judge(reading: Reading, worked: Sums) -> Judgement | None:
         return None
     return Judgement(
         kind=ID,
-        certainty="likely" if reading.wording == "shell" else "fact",
+        certainty="likely" if reading.wording == "shell" or "by-frames" in reading.signs else "fact",
         title="pinned host memory" if reading.where == "pinned" else TITLE,
         cause=_cause(reading),
         remedies=(_look(), *_ways(reading)),
@@ -42,10 +43,10 @@ def judge(reading: Reading, worked: Sums) -> Judgement | None:
 def _cause(reading: Reading) -> str:
     if reading.where == "pinned":
         amount = f" of {said(reading.asked)}" if reading.asked else ""
+        failed = "failed, by the frames above the error" if "by-frames" in reading.signs else "failed"
         return (
-            f"A pinned allocation{amount} failed. It comes from host memory, is bounded by what the"
-            " kernel lets a"
-            " process lock, and has nothing to do with what is free on the GPU."
+            f"A pinned allocation{amount} {failed}. It comes from host memory, is bounded by what the"
+            " kernel lets a process lock, and has nothing to do with what is free on the GPU."
         )
     if "shared-memory" in reading.signs:
         return "A data loader's worker ran out of /dev/shm, the memory that processes share."

@@ -22,7 +22,7 @@ from vram.model.finding import Remedy
 from vram.model.oom import Judgement, OomKind, Reading, Term, Working
 from vram.oom.blame import blamed
 from vram.oom.remedies import change, end, let_go, look, make_room, utilization
-from vram.oom.sums import CONTEXT, Sums, said, shortfall
+from vram.oom.sums import CONTEXT, Sums, said, shortfall, usual_context
 
 ID: OomKind = "other-process"
 TITLE = "held by another process"
@@ -39,7 +39,7 @@ def judge(reading: Reading, worked: Sums) -> Judgement | None:
         kind=ID,
         certainty="fact" if worked.named else "likely",
         title=TITLE,
-        cause=_cause(worked),
+        cause=_cause(reading, worked),
         workings=(*shortfall(reading), *_rest(reading, worked)),
         remedies=(
             look(reading),
@@ -50,12 +50,13 @@ def judge(reading: Reading, worked: Sums) -> Judgement | None:
     )
 
 
-def _cause(worked: Sums) -> str:
+def _cause(reading: Reading, worked: Sums) -> str:
     if not worked.listed:
+        pool = ", or what this program's own pool keeps unused" if "driver-pool" in reading.signs else ""
         return (
             f"About {said(worked.unnamed)} are in use beyond what this program's allocator and its"
             " context hold."
-            " The message does not say whose; other processes, or ghosts of earlier ones."
+            f" The message does not say whose; other processes, or ghosts of earlier ones{pool}."
         )
     largest = max(worked.listed, key=lambda share: share.nbytes.nbytes if share.nbytes else 0)
     if len(worked.listed) == 1:
@@ -69,11 +70,12 @@ def _cause(worked: Sums) -> str:
 def _rest(reading: Reading, worked: Sums) -> tuple[Working, ...]:
     if worked.listed or reading.total is None or reading.free is None or worked.reserved is None:
         return ()
+    one = "one context" if usual_context(reading) else "one context, as on NVIDIA"
     terms = (
         Term("total", reading.total.nbytes),
         Term("free", -reading.free.nbytes),
         Term("this program's allocator", -worked.reserved),
-        Term("one context", -CONTEXT, sure=False),
+        Term(one, -CONTEXT, sure=False),
     )
     return (Working(terms, "held by others", sum(term.nbytes for term in terms)),)
 

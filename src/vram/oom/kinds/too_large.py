@@ -7,8 +7,9 @@ on it. Neither emptying caches nor ending other processes would have been enough
 
 How it is told
 --------------
-in use + asked + context > total. Where the message has no total: more than any GPU has, or more than the
-pool's own limit.
+in use + asked + context > total. It is certain where in use + asked alone are more, or where the message
+tells what lies outside the allocator; likely where a context's usual size decides. Where the message has
+no total: more than any GPU has, or more than the pool's own limit.
 
 Remedies
 --------
@@ -21,7 +22,7 @@ from vram.model.finding import Remedy
 from vram.model.oom import Certainty, Judgement, OomKind, Reading, Term, Working
 from vram.oom.blame import blamed
 from vram.oom.remedies import bigger, change, retry, room_alone, smaller
-from vram.oom.sums import ANY_GPU, CONTEXT, Sums, said, shortfall
+from vram.oom.sums import ANY_GPU, Sums, context, said, shortfall
 
 ID: OomKind = "too-large"
 TITLE = "simply too large"
@@ -62,12 +63,15 @@ def _whole(reading: Reading, worked: Sums) -> Judgement:
     assert reading.total is not None
     terms = [Term("in use by this program", reading.live.nbytes)] if reading.live else []
     terms += [Term("asked", reading.asked.nbytes)] if reading.asked else []
-    context = min(CONTEXT if worked.outside is None else worked.outside, CONTEXT, reading.total.nbytes // 8)
-    if reading.live:
-        terms.append(Term("one context", context, sure=worked.outside is not None))
+    needed = sum(term.nbytes for term in terms)
+    sure = worked.outside is not None or needed > reading.total.nbytes + worked.slack
+    beside = context(reading, worked.outside)
+    if reading.live and beside:
+        terms.append(Term("one context", beside, sure=worked.outside is not None))
     terms.append(Term("total", -reading.total.nbytes))
     over = sum(term.nbytes for term in terms)
-    cause = "Even on a GPU that nobody else uses, what this program holds and asks for would not fit."
+    fit = "not fit" if sure else "leave no room for a context of the usual size"
+    cause = f"Even on a GPU that nobody else uses, what this program holds and asks for would {fit}."
     if reading.live and reading.live.nbytes > reading.total.nbytes:
         cause += (
             " It already holds more than the GPU has: the driver moved part of it into host"
@@ -75,7 +79,8 @@ def _whole(reading: Reading, worked: Sums) -> Judgement:
             " Windows and WSL2."
         )
     ways = (smaller(reading, room_alone(reading, worked)), retry(), bigger())
-    return _judgement(reading, "fact", cause, (Working(tuple(terms), "too much", over),), ways)
+    working = Working(tuple(terms), "too much", over)
+    return _judgement(reading, "fact" if sure else "likely", cause, (working,), ways)
 
 
 def _full(reading: Reading, worked: Sums) -> Judgement | None:

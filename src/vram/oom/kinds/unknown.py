@@ -25,7 +25,7 @@ from vram.oom.sums import Sums, said, shortfall
 ID: OomKind = "unknown"
 TITLE = "cannot be told from this message"
 
-_NEEDED = {
+NEEDED = {
     "asked": "how much was asked for",
     "total": "how large the GPU is",
     "free": "how much of it was free",
@@ -34,7 +34,7 @@ _NEEDED = {
 
 
 def judge(reading: Reading, worked: Sums) -> Judgement:
-    missing = tuple(words for name, words in _NEEDED.items() if getattr(reading, name) is None)
+    missing = tuple(words for name, words in NEEDED.items() if getattr(reading, name) is None)
     return Judgement(
         kind=ID,
         certainty="unknown",
