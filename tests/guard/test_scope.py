@@ -46,6 +46,18 @@ def test_what_other_processes_take_meanwhile_does_not_count(virtual_gpu: Virtual
     assert result(virtual_gpu, program) == [None, True]
 
 
+def test_what_others_take_on_a_gpu_that_we_do_not_use_does_not_count(two_virtual_gpus: VirtualGpu) -> None:
+    program = """
+        with vram.scope("mine", leak="report", limit="1GiB") as s:
+            raw.alloc(64 * MIB)
+            other = held(2, device=1)
+            inside = s.gained()
+        other.communicate(b"\\n")
+        tell([inside, s.leak.nbytes, s.notes])
+    """
+    assert result(two_virtual_gpus, program) == [64 * MIB, 64 * MIB, []]
+
+
 def test_a_pool_that_only_caches_is_no_leak_and_one_that_is_in_use_is(virtual_gpu: VirtualGpu) -> None:
     program = """
         import ctypes

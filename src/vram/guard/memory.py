@@ -99,9 +99,14 @@ def _is_awake(library: ctypes.CDLL, device: int) -> bool:
     return not failed and bool(active.value)
 
 
-def _by_cuda(library: ctypes.CDLL, device: int) -> Reading | None:
+def _is_current(library: ctypes.CDLL, device: int) -> bool:
+    """Whether this thread's context is on *device*."""
     current = c_int()
-    if library.cuCtxGetDevice(byref(current)) == 0 and current.value == device:
+    return library.cuCtxGetDevice(byref(current)) == 0 and current.value == device
+
+
+def _by_cuda(library: ctypes.CDLL, device: int) -> Reading | None:
+    if _is_current(library, device):
         return _ask_cuda(library)
     if not _is_awake(library, device):
         return None
@@ -135,8 +140,11 @@ def _own_share(library: ctypes.CDLL | None, device: int) -> int | None:
     management = nvml()
     handle = _handle(management, library, device) if management else None
     charged = management.charged_to(os.getpid(), handle) if management and handle else None
-    asleep = not _is_awake(library, device) and library.cuCtxGetDevice(byref(c_int()))
-    return 0 if charged is None and asleep else charged
+    if charged is not None or _is_current(library, device) or _is_awake(library, device):
+        return charged
+    # A context of cuCtxCreate that is not current in this thread is seen by the driver's list alone: on
+    # a driver that tells no shares it goes unseen.
+    return 0
 
 
 def _handle(management: Nvml, library: ctypes.CDLL | None, device: int) -> c_void_p | None:
