@@ -21,7 +21,7 @@ from weakref import WeakMethod
 from vram.errors import LeakDetected, LeakWarning, LimitExceeded, UsageError
 from vram.guard import footprint
 from vram.guard.footprint import NOTHING, OUTSIDE, Footprint, driver_is_loaded
-from vram.guard.registry import Place
+from vram.guard.registry import Crowd, Place
 from vram.units import parse_size, size
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 OnLeak = Literal["raise", "warn", "report"]
 MODES = ("raise", "warn", "report")
+NOT_THE_LAST = "other scopes ran at the same time: the last of them to end is settled for all"
+NOT_ITS_OWN = "scopes outside the one around it ran at the same time: what it gained could not be judged here"
 
 T = TypeVar("T")
 F = TypeVar("F", bound="Callable[..., Any]")
@@ -68,7 +70,6 @@ class Scope:
         self._zero_on_exit, self._thread, self._every_s, self._track = zero_on_exit, thread, every_s, track
         self._before: Footprint = NOTHING
         self._baseline: Baseline | None = None
-        self._kept_bytes = 0
         self._caps: list[Undo] = []
         self._watcher: Watcher | None = None
 
@@ -84,11 +85,10 @@ class Scope:
 
     def keep(self, value: T) -> T:
         """Say that the GPU arrays in *value* are meant to outlive the scope; returns *value*."""
-        if driver_is_loaded():
-            from vram.guard.suspects import nbytes_in
-
-            # What was there before the scope began was not gained by it.
-            self._kept_bytes += nbytes_in(value, self._known() or frozenset())
+        if self.place is not None and driver_is_loaded():
+            crowd = self.place.crowd
+            # What was there before was not gained.
+            crowd.kept.add(value, crowd.known or frozenset())
         return value
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
@@ -126,19 +126,18 @@ class Scope:
         if self.place is not None:
             raise UsageError(f"scope {self.name!r} is open already", hint="make one scope for each use")
         _warn_without_driver()
-        self.leak, self.notes, self.peak, self._kept_bytes = None, [], None, 0
-        self.place = Place(self.name)
+        self.leak, self.notes, self.peak = None, [], None
+        self.place = Place(self.name, self._look_at_what_lives)
         self._before = self.place.before
-        if self._before is not NOTHING:
-            self._look_at_what_lives()
         if self.limit is not None:
             self._bound(self.limit, interrupts)
         return self
 
-    def _look_at_what_lives(self) -> None:
+    def _look_at_what_lives(self) -> frozenset[int] | None:
         from vram.guard.suspects import Baseline
 
         self._baseline = Baseline.take(self.name, wanted=self._track)
+        return self._baseline.known
 
     def _bound(self, limit: int, interrupts: bool) -> None:
         if driver_is_loaded():
@@ -158,17 +157,17 @@ class Scope:
         place, self.place = self.place, None
         if place is None:
             raise UsageError(f"scope {self.name!r} is not open", hint="use it by `with`")
-        settled = place.leave()
+        crowd = place.leave()
         self._uncap()
         exceeded = self._exceeded(peak, error)
         if not driver_is_loaded():
             return
         if error is not None:
             self._relieve(error)
-        if settled is None:
-            self.notes.append("other scopes ran at the same time: the last of them to end is settled for all")
+        if crowd is None:
+            self.notes.append(NOT_ITS_OWN if place.crowd.is_mixed else NOT_THE_LAST)
         elif error is None or isinstance(error, Exception):
-            self._settle(*settled)
+            self._settle(crowd)
         if self._baseline is not None:
             self._baseline.close()
             self._baseline = None
@@ -223,19 +222,17 @@ class Scope:
         else:
             let_go_of_arrays(error)
 
-    def _settle(self, names: tuple[str, ...], before: Footprint) -> None:
+    def _settle(self, crowd: Crowd) -> None:
         from vram.guard.settle import leak_of
 
-        leak, notes = leak_of(names, before, tolerance=self._tolerance, kept_on_purpose=self._kept_bytes)
+        leak, notes = leak_of(
+            tuple(crowd.names), crowd.before, tolerance=self._tolerance, kept_on_purpose=crowd.kept.nbytes
+        )
         self.notes += notes
         if leak is not None:
             from vram.guard.suspects import named
 
-            # Before there was a context there were no arrays.
-            self.leak = named(leak, frozenset() if before is NOTHING else self._known())
-
-    def _known(self) -> frozenset[int] | None:
-        return self._baseline.known if self._baseline else None
+            self.leak = named(leak, crowd.known)
 
     def _tell(self, error: BaseException | None, exceeded: int | None) -> None:
         text = describe(self.leak) if self.leak is not None else None

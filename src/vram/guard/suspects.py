@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from vram.guard.footprint import OUTSIDE
 from vram.guard.frameworks import LEAVES, bystanders
+from vram.guard.frameworks.array import Description, Leaf
 from vram.guard.heap.chains import shortest
 from vram.guard.inventory import Found, find
 from vram.guard.table import what
@@ -86,17 +87,15 @@ def largest(count: int) -> list[Kept]:
     return _told(lambda _: True, count)
 
 
-def nbytes_in(value: object, but: frozenset[int] = frozenset()) -> int:
-    """Device memory of the arrays inside *value*, those with an ``id`` in *but* left out."""
-    sizes: dict[int, int] = {}
-    inside = [each for each in _inside([value]) if id(each) not in but]
+def arrays_in(value: object) -> Iterator[tuple[Leaf, object, Description]]:
+    """The arrays on a GPU inside *value*, views of the same memory each for itself."""
+    inside = list(_inside([value]))
     for leaf in LEAVES:
         kinds = leaf.arrays()
         mine = [each for each in inside if kinds and isinstance(each, kinds)]
-        for told in leaf.describe(mine) if mine else ():
+        for array, told in zip(mine, leaf.describe(mine) if mine else (), strict=True):
             if told is not None:
-                sizes[told.pointer] = max(told.nbytes, sizes.get(told.pointer, 0))
-    return sum(sizes.values())
+                yield leaf, array, told
 
 
 def has_array(values: Iterable[object]) -> bool:

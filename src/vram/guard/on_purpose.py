@@ -1,0 +1,89 @@
+"""What is said to be meant to outlive a scope: each piece of memory once, and only while it is there."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from ctypes import byref, c_int, c_uint64
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from vram.guard.memory import cuda
+
+if TYPE_CHECKING:
+    from vram.guard.frameworks.array import Leaf
+
+FIRST_SWEEP = 1000
+BUFFER_ID = 7  # CU_POINTER_ATTRIBUTE_BUFFER_ID
+
+_Where = tuple[int | None, int]
+
+
+class _Piece(NamedTuple):
+    """An array's memory. The next owner may get the same address, but not the same ``allocation``."""
+
+    nbytes: int
+    allocation: int | None
+    leaf: Leaf
+    array: weakref.ref[Any] | None
+
+
+class OnPurpose:
+    """Holds no array: what is dropped is gone, and excuses nothing."""
+
+    def __init__(self) -> None:
+        self._pieces: dict[_Where, _Piece] = {}
+        self._sweep_at = FIRST_SWEEP
+
+    def add(self, value: object, but: frozenset[int]) -> None:
+        """The arrays inside *value*, those with an ``id`` in *but* left out."""
+        from vram.guard.suspects import arrays_in
+
+        for leaf, array, told in arrays_in(value):
+            if id(array) not in but:
+                piece = _Piece(told.nbytes, _allocation(told.pointer), leaf, _weak(array))
+                self._pieces[told.device, told.pointer] = piece
+        if len(self._pieces) >= self._sweep_at:
+            self._sweep()
+
+    def nbytes(self) -> int:
+        """Of those that are there at this moment."""
+        self._sweep()
+        return sum(piece.nbytes for piece in self._pieces.values())
+
+    def _sweep(self) -> None:
+        pieces = dict(self._pieces)
+        there = {where for where, piece in pieces.items() if _is_told(where, piece)}
+        if len(there) < len(pieces):
+            there |= _all_told()  # another array may share the memory of one that is gone
+        for where, piece in pieces.items():
+            if where not in there or _allocation(where[1]) != piece.allocation:
+                self._pieces.pop(where, None)
+        self._sweep_at = max(FIRST_SWEEP, 2 * len(self._pieces))
+
+
+def _is_told(where: _Where, piece: _Piece) -> bool:
+    """Whether the array itself still has that memory."""
+    array = piece.array() if piece.array is not None else None
+    told = next(piece.leaf.describe([array])) if array is not None else None
+    return told is not None and (told.device, told.pointer) == where
+
+
+def _all_told() -> set[_Where]:
+    from vram.guard.inventory import find
+
+    return {(each.description.device, each.description.pointer) for each in find(gc.get_objects())}
+
+
+def _allocation(pointer: int) -> int | None:
+    """A number that the driver gives to one allocation and never again; None where it does not tell."""
+    library, number = cuda(), c_uint64()
+    if library is None or library.cuPointerGetAttribute(byref(number), c_int(BUFFER_ID), c_uint64(pointer)):
+        return None
+    return number.value
+
+
+def _weak(array: object) -> weakref.ref[Any] | None:
+    try:
+        return weakref.ref(array)
+    except TypeError:
+        return None
