@@ -84,4 +84,8 @@ def _settle_after(thread: Thread, run: Callable[[], None]) -> None:
 
 def _in_scope(opened: Scope, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     with opened:
-        return opened.keep(function(*args, **kwargs))
+        try:
+            return opened.keep(function(*args, **kwargs))
+        finally:
+            # An error that is kept keeps this frame, and that all the work was given.
+            del function, args, kwargs
