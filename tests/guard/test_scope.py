@@ -140,13 +140,28 @@ def test_a_tolerance_lets_small_leaks_pass(virtual_gpu: VirtualGpu) -> None:
 
 def test_a_warning_names_the_line_of_the_scope(virtual_gpu: VirtualGpu) -> None:
     program = """
+        import asyncio
+
+        def leak(): raw.alloc(8 * MIB)
+
+        def plain():
+            with vram.scope("plain"): leak()
+
+        async def awaited():
+            async with vram.scope("awaited"): leak()
+
+        def decorated():
+            vram.scoped("decorated")(leak)()
+
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always")
-            with vram.scope("w"):
-                raw.alloc(8 * MIB)
-        tell([seen[0].category.__name__, seen[0].filename])
+            plain()
+            asyncio.run(awaited())
+            decorated()
+        lines = [function.__code__.co_firstlineno + 1 for function in (plain, awaited, decorated)]
+        tell([[each.category.__name__, each.filename, each.lineno - line] for each, line in zip(seen, lines)])
     """
-    assert result(virtual_gpu, program) == ["LeakWarning", "<string>"]
+    assert result(virtual_gpu, program) == [["LeakWarning", "<string>", 0]] * 3
 
 
 def test_what_lies_in_a_pool_is_erased_at_the_end(virtual_gpu: VirtualGpu) -> None:

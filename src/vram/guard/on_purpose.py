@@ -7,12 +7,12 @@ import weakref
 from ctypes import byref, c_int, c_uint64
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from vram.guard.known import Known, weak
 from vram.guard.memory import cuda
 
 if TYPE_CHECKING:
     from vram.guard.frameworks.array import Leaf
 
-FIRST_SWEEP = 1000
 BUFFER_ID = 7  # CU_POINTER_ATTRIBUTE_BUFFER_ID
 
 _Where = tuple[int | None, int]
@@ -31,34 +31,29 @@ class OnPurpose:
     """Holds no array: what is dropped is gone, and excuses nothing."""
 
     def __init__(self) -> None:
+        # Addresses come again, so that a crowd that never ends has no more of them than it ever used.
         self._pieces: dict[_Where, _Piece] = {}
-        self._sweep_at = FIRST_SWEEP
 
-    def add(self, value: object, but: frozenset[int]) -> None:
-        """The arrays inside *value*, those with an ``id`` in *but* left out."""
+    def add(self, value: object, but: Known | None) -> None:
+        """The arrays inside *value*, those of *but* left out."""
         from vram.guard.suspects import arrays_in
 
         for leaf, array, told in arrays_in(value):
-            if id(array) not in but:
-                piece = _Piece(told.nbytes, _allocation(told.pointer), leaf, _weak(array))
+            if but is None or array not in but:
+                piece = _Piece(told.nbytes, _allocation(told.pointer), leaf, weak(array))
                 self._pieces[told.device, told.pointer] = piece
-        if len(self._pieces) >= self._sweep_at:
-            self._sweep()
 
     def nbytes(self) -> int:
         """Of those that are there at this moment."""
-        self._sweep()
-        return sum(piece.nbytes for piece in self._pieces.values())
-
-    def _sweep(self) -> None:
         pieces = dict(self._pieces)
         there = {where for where, piece in pieces.items() if _is_told(where, piece)}
         if len(there) < len(pieces):
             there |= _all_told()  # another array may share the memory of one that is gone
-        for where, piece in pieces.items():
-            if where not in there or _allocation(where[1]) != piece.allocation:
-                self._pieces.pop(where, None)
-        self._sweep_at = max(FIRST_SWEEP, 2 * len(self._pieces))
+        return sum(
+            piece.nbytes
+            for where, piece in pieces.items()
+            if where in there and _allocation(where[1]) == piece.allocation
+        )
 
 
 def _is_told(where: _Where, piece: _Piece) -> bool:
@@ -80,10 +75,3 @@ def _allocation(pointer: int) -> int | None:
     if library is None or library.cuPointerGetAttribute(byref(number), c_int(BUFFER_ID), c_uint64(pointer)):
         return None
     return number.value
-
-
-def _weak(array: object) -> weakref.ref[Any] | None:
-    try:
-        return weakref.ref(array)
-    except TypeError:
-        return None

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 
 from vram.guard.footprint import NOTHING, Footprint, take
+from vram.guard.known import Known
 from vram.guard.on_purpose import OnPurpose
 
 _current: ContextVar[Place | None] = ContextVar("vram_scope", default=None)
@@ -22,6 +23,8 @@ _open: list[Place] = []
 # Left without an exit. A finalizer runs anywhere, also where the lock is held: it only leaves a note.
 _abandoned: deque[Place] = deque()
 
+# What there is before there is a context.
+NO_ARRAYS = Known()
 # A server whose requests always overlap has one crowd for all its life.
 MOST_NAMES = 100
 
@@ -33,13 +36,14 @@ class Crowd:
     that belong to none of its members ran too, and then no figure tells what the crowd gained.
     """
 
+    before: Footprint = NOTHING
+    known: Known | None = None
+    open = 0
+    is_mixed = False
+
     def __init__(self) -> None:
         self.names: dict[str, None] = {}
-        self.before: Footprint = NOTHING
-        self.known: frozenset[int] | None = None
         self.kept = OnPurpose()
-        self.open = 0
-        self.is_mixed = False
 
     def add(self, name: str) -> None:
         self.open += 1
@@ -62,7 +66,7 @@ class Place(Around):
     *look* tells which arrays live; it is asked where there is a context, and by the first of a crowd.
     """
 
-    def __init__(self, name: str, look: Callable[[], frozenset[int] | None]) -> None:
+    def __init__(self, name: str, look: Callable[[], Known | None]) -> None:
         self.name = name
         self.parent = _open_one(_current.get())
         self.is_over = False
@@ -73,8 +77,7 @@ class Place(Around):
                 self.before = take()
                 if is_first:
                     self.crowd.before = self.before
-                    # Before there is a context there are no arrays.
-                    self.crowd.known = frozenset() if self.before is NOTHING else look()
+                    self.crowd.known = NO_ARRAYS if self.before is NOTHING else look()
             except BaseException:  # a watcher's interruption among them
                 self._quit()
                 raise

@@ -12,10 +12,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from functools import wraps
-from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
+from threading import TIMEOUT_MAX
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Literal, TypeVar
 from weakref import WeakMethod
 
 from vram.errors import LeakDetected, LeakWarning, LimitExceeded, UsageError
@@ -25,6 +24,7 @@ from vram.guard.registry import Crowd, Place
 from vram.units import parse_size, size
 
 if TYPE_CHECKING:
+    from vram.guard.known import Known
     from vram.guard.limits import Undo
     from vram.guard.suspects import Baseline
     from vram.guard.watcher import Watcher
@@ -36,7 +36,6 @@ NOT_THE_LAST = "other scopes ran at the same time: the last of them to end is se
 NOT_ITS_OWN = "scopes outside the one around it ran at the same time: what it gained could not be judged here"
 
 T = TypeVar("T")
-F = TypeVar("F", bound="Callable[..., Any]")
 
 
 class Scope:
@@ -58,13 +57,14 @@ class Scope:
     ) -> None:
         if leak not in MODES:
             raise UsageError(f"leak={leak!r} is none of {', '.join(MODES)}", hint='write leak="raise"')
-        if every_s is not None and not (isinstance(every_s, int | float) and every_s > 0):
-            raise UsageError(f"every_s={every_s!r} is no time to wait", hint="write every_s=0.05")
+        if every_s is not None:
+            _check_watch(every_s, limit)
         self.name = name
         self.limit = None if limit is None else nbytes_of(limit, "limit")
         self.leak: Leak | None = None
         self.notes: list[str] = []
         self.peak: int | None = None
+        self.remark = ""  # goes with every leak
         self._mode = leak
         self._tolerance = None if tolerance is None else nbytes_of(tolerance, "tolerance")
         self._zero_on_exit, self._thread, self._every_s, self._track = zero_on_exit, thread, every_s, track
@@ -72,9 +72,10 @@ class Scope:
         self._baseline: Baseline | None = None
         self._caps: list[Undo] = []
         self._watcher: Watcher | None = None
+        self._has_ended = False
 
     def __repr__(self) -> str:
-        state = "open" if self.place is not None else "closed" if self.notes or self.leak else "new"
+        state = "open" if self.place is not None else "closed" if self._has_ended else "new"
         return f"<vram.scope {self.name!r}, {state}>"
 
     # ---- while it is open ----
@@ -88,7 +89,7 @@ class Scope:
         if self.place is not None and driver_is_loaded():
             crowd = self.place.crowd
             # What was there before was not gained.
-            crowd.kept.add(value, crowd.known or frozenset())
+            crowd.kept.add(value, but=crowd.known)
         return value
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
@@ -133,7 +134,7 @@ class Scope:
             self._bound(self.limit, interrupts)
         return self
 
-    def _look_at_what_lives(self) -> frozenset[int] | None:
+    def _look_at_what_lives(self) -> Known | None:
         from vram.guard.suspects import Baseline
 
         self._baseline = Baseline.take(self.name, wanted=self._track)
@@ -157,6 +158,7 @@ class Scope:
         place, self.place = self.place, None
         if place is None:
             raise UsageError(f"scope {self.name!r} is not open", hint="use it by `with`")
+        self._has_ended = True
         crowd = place.leave()
         self._uncap()
         exceeded = self._exceeded(peak, error)
@@ -230,8 +232,11 @@ class Scope:
         )
         self.notes += notes
         if leak is not None:
+            from msgspec.structs import replace
+
             from vram.guard.suspects import named
 
+            leak = replace(leak, notes=(*leak.notes, self.remark)) if self.remark else leak
             self.leak = named(leak, crowd.known)
 
     def _tell(self, error: BaseException | None, exceeded: int | None) -> None:
@@ -254,7 +259,7 @@ class Scope:
         if self._mode == "warn":
             import warnings
 
-            warnings.warn(text, LeakWarning, stacklevel=4)
+            warnings.warn(text, LeakWarning, stacklevel=_levels_to_caller())
 
     def _over(self, gained: int) -> str:
         limit = size(self.limit or 0)
@@ -262,6 +267,14 @@ class Scope:
 
 
 HINT = "let go of what is named above, or s.keep(...) what is meant to stay"
+
+
+def _levels_to_caller() -> int:
+    """How far above whoever calls this the first frame is that is not vram's own."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "vram":
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def describe(leak: Leak) -> str:
@@ -291,6 +304,14 @@ def nbytes_of(value: str | int, what: str) -> int:
             f"{what}={value!r} is not a size", hint='write it like "8GiB", or as a number of bytes'
         )
     return value
+
+
+def _check_watch(every_s: object, limit: object) -> None:
+    is_number = isinstance(every_s, int | float) and not isinstance(every_s, bool)
+    if not is_number or not 0 < every_s <= TIMEOUT_MAX:  # type: ignore[operator]
+        raise UsageError(f"every_s={every_s!r} is no time to wait", hint="write every_s=0.05")
+    if limit is None:
+        raise UsageError("every_s= without limit= has nothing to watch", hint='write limit="8GiB" too')
 
 
 def scope(
@@ -327,49 +348,6 @@ def scope(
         every_s=every_s,
         track=track,
     )
-
-
-@overload
-def scoped(function: F, /) -> F: ...
-@overload
-def scoped(name: str | None = None, /, **options: Any) -> Callable[[F], F]: ...
-def scoped(name: Any = None, /, **options: Any) -> Any:
-    """Run a function, a coroutine or a generator in a scope of its own, named after it.
-
-    What it returns is meant to stay.
-    """
-    if callable(name):
-        return _wrapped(name, name.__qualname__, {})
-    scope(name or "scope", **options)  # what is wrong with them is said here, not at the first call
-    return lambda function: _wrapped(function, name or function.__qualname__, options)
-
-
-def _wrapped(function: Any, name: str, options: dict[str, Any]) -> Any:
-    if iscoroutinefunction(function):
-
-        @wraps(function)
-        async def awaited(*args: Any, **kwargs: Any) -> Any:
-            async with scope(name, **options) as opened:
-                return opened.keep(await function(*args, **kwargs))
-
-        return awaited
-    if isgeneratorfunction(function):
-
-        @wraps(function)
-        def generated(*args: Any, **kwargs: Any) -> Any:
-            with scope(name, **options) as opened:
-                return opened.keep((yield from function(*args, **kwargs)))
-
-        return generated
-    if isasyncgenfunction(function):
-        raise UsageError(f"{name} is an async generator", hint="use `async with vram.scope(...)` inside it")
-
-    @wraps(function)
-    def called(*args: Any, **kwargs: Any) -> Any:
-        with scope(name, **options) as opened:
-            return opened.keep(function(*args, **kwargs))
-
-    return called
 
 
 _looked_for_driver = False

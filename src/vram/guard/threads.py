@@ -15,6 +15,7 @@ from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
 from vram.guard.scope import OnLeak, Scope, scope
+from vram.guard.scoped import name_of
 
 if TYPE_CHECKING:
     from vram.model.leak import Leak
@@ -61,8 +62,7 @@ class ThreadPoolExecutor(futures.ThreadPoolExecutor):
         self._leak, self._limit = leak, limit
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> futures.Future[Any]:
-        name = getattr(function, "__qualname__", repr(function))
-        opened = scope(name, leak=self._leak, limit=self._limit, thread=True)
+        opened = scope(name_of(function), leak=self._leak, limit=self._limit, thread=True)
         return super().submit(_in_scope, opened, function, *args, **kwargs)
 
 
