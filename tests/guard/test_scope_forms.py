@@ -143,7 +143,7 @@ def test_without_a_driver_scopes_do_nothing_and_say_so_once() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "None\n")
     said = [line for line in done.stderr.splitlines() if "RuntimeWarning" in line]
-    assert len(said) == (0 if has_driver_files() else 1)
+    assert [line.partition(":")[0] for line in said] == ([] if has_driver_files() else ["<string>"])
 
 
 def has_driver_files() -> bool:

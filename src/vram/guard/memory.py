@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 import warnings
 from ctypes import byref, c_char, c_int, c_size_t, c_uint, c_void_p
 from functools import cache
@@ -169,4 +170,13 @@ def say_no_driver(what: str) -> None:
     global _said
     if not _said:
         _said = True
-        warnings.warn(f"no NVIDIA driver answers here: {what} does nothing", RuntimeWarning, stacklevel=3)
+        text = f"no NVIDIA driver answers here: {what} does nothing"
+        warnings.warn(text, RuntimeWarning, stacklevel=levels_to_caller())
+
+
+def levels_to_caller() -> int:
+    """How far above whoever calls this the first frame is that is not vram's own."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "vram":
+        frame, level = frame.f_back, level + 1
+    return level

@@ -259,7 +259,9 @@ class Scope:
         if self._mode == "warn":
             import warnings
 
-            warnings.warn(text, LeakWarning, stacklevel=_levels_to_caller())
+            from vram.guard.memory import levels_to_caller
+
+            warnings.warn(text, LeakWarning, stacklevel=levels_to_caller())
 
     def _over(self, gained: int) -> str:
         limit = size(self.limit or 0)
@@ -267,14 +269,6 @@ class Scope:
 
 
 HINT = "let go of what is named above, or s.keep(...) what is meant to stay"
-
-
-def _levels_to_caller() -> int:
-    """How far above whoever calls this the first frame is that is not vram's own."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "vram":
-        frame, level = frame.f_back, level + 1
-    return level
 
 
 def describe(leak: Leak) -> str:
