@@ -15,7 +15,7 @@ __version__ = "0.1.0"
 _PUBLIC = {
     # scopes
     "scope": "vram.guard.scope",
-    "scoped": "vram.guard.scope",
+    "scoped": "vram.guard.scoped",
     "retry_on_oom": "vram.guard.retry",
     "on_oom": "vram.guard.oom",
     "Thread": "vram.guard.threads",
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from vram.guard.remanence import remanence_test as remanence_test
     from vram.guard.retry import retry_on_oom as retry_on_oom
     from vram.guard.scope import scope as scope
-    from vram.guard.scope import scoped as scoped
+    from vram.guard.scoped import scoped as scoped
     from vram.guard.scrub import scrub as scrub
     from vram.guard.threads import Thread as Thread
     from vram.guard.threads import ThreadPoolExecutor as ThreadPoolExecutor

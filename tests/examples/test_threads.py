@@ -39,6 +39,11 @@ def test_a_free_that_is_jumped_over_is_told_at_the_threads_end(virtual_gpu: Virt
     ]
 
 
+@needs("cuda")
+def test_a_second_gpu_changes_nothing_about_it(two_virtual_gpus: VirtualGpu) -> None:
+    assert "careless: 4 MiB stay in use" in shown(two_virtual_gpus, "leak_closed.py")
+
+
 def test_an_owner_object_leaves_nothing(virtual_gpu: VirtualGpu) -> None:
     assert shown(virtual_gpu, "owner_object.py")[-1] == "they have ended: 0 MiB stay in use"
 

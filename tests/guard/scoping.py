@@ -24,10 +24,10 @@ from vram.units import GIB, MIB
 def tell(value):
     print(json.dumps(value), flush=True)
 
-def held(gib):
+def held(gib, device=0):
     # Another process that holds so much; it ends by a line on its stdin.
     import subprocess
-    code = f"from tests.virtualgpu import libcuda as c; c.start(); c.alloc({gib} << 30)"
+    code = f"from tests.virtualgpu import libcuda as c; c.start({device}); c.alloc({gib} << 30)"
     code += "; print(flush=True); input()"
     other = subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1)
     other.stdout.readline()

@@ -44,8 +44,10 @@ WRONG = {
     "vram.on_oom(most_files=-1)": "UsageError",
     "vram.on_oom('/proc/no/such/place')": "UsageError",
     # times
-    "vram.scope('x', every_s=0)": "UsageError",
-    "vram.scope('x', every_s='soon')": "UsageError",
+    "vram.scope('x', limit='1GiB', every_s=0)": "UsageError",
+    "vram.scope('x', limit='1GiB', every_s='soon')": "UsageError",
+    "vram.scope('x', limit='1GiB', every_s=1e300)": "UsageError",
+    "vram.scope('x', every_s=1)": "UsageError",
     "vram.live(budget_s=-1)": "UsageError",
     "vram.live(budget_s='long')": "UsageError",
     "vram.flush(budget_s=None)": "UsageError",

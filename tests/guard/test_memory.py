@@ -52,3 +52,39 @@ def test_the_numbers_are_cudas_own(two_virtual_gpus: VirtualGpu) -> None:
         QUIET,
     )
     assert told == [64, None, 64, None]
+
+
+def test_a_gpu_where_we_have_nothing_is_not_ours_though_another_has_our_context(
+    two_virtual_gpus: VirtualGpu,
+) -> None:
+    program = """
+        raw.start(0)
+        other = held(2, device=1)
+        seen = [device_memory(device).used for device in (0, 1)]
+        other.communicate(b"\\n")
+        tell(seen)
+    """
+    preamble = PREAMBLE + "from vram.guard.memory import *\n"
+    assert result(two_virtual_gpus, program, preamble) == [518 * MIB, 0]
+
+
+def test_a_driver_that_tells_no_share_tells_none_where_we_are_and_nothing_where_we_are_not(
+    two_virtual_gpus: VirtualGpu,
+) -> None:
+    two_virtual_gpus.set(wddm=True)
+    program = "raw.start(0)\ntell([device_memory(device).used for device in (0, 1)])"
+    preamble = PREAMBLE + "from vram.guard.memory import *\n"
+    assert result(two_virtual_gpus, program, preamble) == [None, 0]
+
+
+def test_a_context_that_is_not_current_counts_all_the_same(two_virtual_gpus: VirtualGpu) -> None:
+    """One of cuCtxCreate is no primary context: only the driver's list knows that it is there."""
+    program = """
+        raw.start(0)
+        raw.out(ctypes.c_uint64, "cuCtxCreate_v2", 0, 1)
+        raw.alloc(64 * MIB)
+        raw.call("cuCtxPopCurrent_v2", byref(ctypes.c_void_p()))
+        tell([current_device(), awake_devices(), device_memory(1).used])
+    """
+    preamble = PREAMBLE + "import ctypes\nfrom ctypes import byref\nfrom vram.guard.memory import *\n"
+    assert result(two_virtual_gpus, program, preamble) == [0, [0], (518 + 64) * MIB]

@@ -46,6 +46,18 @@ def test_what_other_processes_take_meanwhile_does_not_count(virtual_gpu: Virtual
     assert result(virtual_gpu, program) == [None, True]
 
 
+def test_what_others_take_on_a_gpu_that_we_do_not_use_does_not_count(two_virtual_gpus: VirtualGpu) -> None:
+    program = """
+        with vram.scope("mine", leak="report", limit="1GiB") as s:
+            raw.alloc(64 * MIB)
+            other = held(2, device=1)
+            inside = s.gained()
+        other.communicate(b"\\n")
+        tell([inside, s.leak.nbytes, s.notes])
+    """
+    assert result(two_virtual_gpus, program) == [64 * MIB, 64 * MIB, []]
+
+
 def test_a_pool_that_only_caches_is_no_leak_and_one_that_is_in_use_is(virtual_gpu: VirtualGpu) -> None:
     program = """
         import ctypes
@@ -128,13 +140,28 @@ def test_a_tolerance_lets_small_leaks_pass(virtual_gpu: VirtualGpu) -> None:
 
 def test_a_warning_names_the_line_of_the_scope(virtual_gpu: VirtualGpu) -> None:
     program = """
+        import asyncio
+
+        def leak(): raw.alloc(8 * MIB)
+
+        def plain():
+            with vram.scope("plain"): leak()
+
+        async def awaited():
+            async with vram.scope("awaited"): leak()
+
+        def decorated():
+            vram.scoped("decorated")(leak)()
+
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always")
-            with vram.scope("w"):
-                raw.alloc(8 * MIB)
-        tell([seen[0].category.__name__, seen[0].filename])
+            plain()
+            asyncio.run(awaited())
+            decorated()
+        lines = [function.__code__.co_firstlineno + 1 for function in (plain, awaited, decorated)]
+        tell([[each.category.__name__, each.filename, each.lineno - line] for each, line in zip(seen, lines)])
     """
-    assert result(virtual_gpu, program) == ["LeakWarning", "<string>"]
+    assert result(virtual_gpu, program) == [["LeakWarning", "<string>", 0]] * 3
 
 
 def test_what_lies_in_a_pool_is_erased_at_the_end(virtual_gpu: VirtualGpu) -> None:

@@ -88,7 +88,7 @@ def test_a_finalizer_in_the_midst_of_the_registry_does_not_wait_for_itself(virtu
         registry.take = measure
         with vram.scope("alone", leak="report") as alone:
             raw.alloc(4 * MIB)
-        tell([len(registry._open), registry._crowd.open, alone.leak.nbytes])
+        tell([len(registry._open), registry._nothing.crowd_inside.open, alone.leak.nbytes])
     """
     assert result(virtual_gpu, program) == [0, 0, 4 * MIB]
 

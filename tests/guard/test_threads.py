@@ -135,3 +135,34 @@ def test_a_run_that_calls_the_first_one_is_settled_once(virtual_gpu: VirtualGpu)
         tell([leak, alive() is None])
     """
     assert result(virtual_gpu, program) == [12, True]
+
+
+def test_results_of_work_that_overlaps_are_the_callers(virtual_gpu: VirtualGpu) -> None:
+    program = """
+        first, together = vram.Buffer("1MiB"), threading.Barrier(3)
+
+        def work():
+            made = vram.Buffer("32MiB")
+            together.wait()
+            return made
+
+        with vram.ThreadPoolExecutor(3, leak="raise") as pool:
+            made = [pool.submit(work) for _ in range(3)]
+        tell([each.result().nbytes // MIB for each in made])
+    """
+    assert result(virtual_gpu, program) == [32] * 3
+
+
+def test_a_future_that_failed_keeps_nothing_that_its_work_was_given(virtual_gpu: VirtualGpu) -> None:
+    program = """
+        def fails(given, *, named):
+            raise ValueError("gone")
+
+        given, named = vram.Buffer("32MiB"), vram.Buffer("32MiB")
+        alive = [weakref.ref(given), weakref.ref(named)]
+        with vram.ThreadPoolExecutor(1, leak="raise") as pool:
+            failed = pool.submit(fails, given, named=named)
+            del given, named
+        tell([str(failed.exception()), [each() is None for each in alive]])
+    """
+    assert result(virtual_gpu, program) == ["gone", [True, True]]

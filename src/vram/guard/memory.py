@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 import warnings
 from ctypes import byref, c_char, c_int, c_size_t, c_uint, c_void_p
 from functools import cache
@@ -99,9 +100,14 @@ def _is_awake(library: ctypes.CDLL, device: int) -> bool:
     return not failed and bool(active.value)
 
 
-def _by_cuda(library: ctypes.CDLL, device: int) -> Reading | None:
+def _is_current(library: ctypes.CDLL, device: int) -> bool:
+    """Whether this thread's context is on *device*."""
     current = c_int()
-    if library.cuCtxGetDevice(byref(current)) == 0 and current.value == device:
+    return library.cuCtxGetDevice(byref(current)) == 0 and current.value == device
+
+
+def _by_cuda(library: ctypes.CDLL, device: int) -> Reading | None:
+    if _is_current(library, device):
         return _ask_cuda(library)
     if not _is_awake(library, device):
         return None
@@ -135,8 +141,11 @@ def _own_share(library: ctypes.CDLL | None, device: int) -> int | None:
     management = nvml()
     handle = _handle(management, library, device) if management else None
     charged = management.charged_to(os.getpid(), handle) if management and handle else None
-    asleep = not _is_awake(library, device) and library.cuCtxGetDevice(byref(c_int()))
-    return 0 if charged is None and asleep else charged
+    if charged is not None or _is_current(library, device) or _is_awake(library, device):
+        return charged
+    # A context of cuCtxCreate that is not current in this thread is seen by the driver's list alone: on
+    # a driver that tells no shares it goes unseen.
+    return 0
 
 
 def _handle(management: Nvml, library: ctypes.CDLL | None, device: int) -> c_void_p | None:
@@ -161,4 +170,13 @@ def say_no_driver(what: str) -> None:
     global _said
     if not _said:
         _said = True
-        warnings.warn(f"no NVIDIA driver answers here: {what} does nothing", RuntimeWarning, stacklevel=3)
+        text = f"no NVIDIA driver answers here: {what} does nothing"
+        warnings.warn(text, RuntimeWarning, stacklevel=levels_to_caller())
+
+
+def levels_to_caller() -> int:
+    """How far above whoever calls this the first frame is that is not vram's own."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "vram":
+        frame, level = frame.f_back, level + 1
+    return level

@@ -1,8 +1,8 @@
 """Which scopes are open at this moment, and which of them run into each other.
 
 Memory is charged to the process, not to a thread. Where scopes of several threads or tasks
-overlap, no figure can tell them apart: then they are settled together, by the last to end,
-against what was there before the first began.
+overlap, no figure can tell them apart: then those with the same parent are settled together, by
+the last to end, against what was there before the first began.
 """
 
 from __future__ import annotations
@@ -10,9 +10,12 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
+from collections.abc import Callable
 from contextvars import ContextVar
 
 from vram.guard.footprint import NOTHING, Footprint, take
+from vram.guard.known import Known
+from vram.guard.on_purpose import OnPurpose
 
 _current: ContextVar[Place | None] = ContextVar("vram_scope", default=None)
 _lock = threading.Lock()
@@ -20,64 +23,99 @@ _open: list[Place] = []
 # Left without an exit. A finalizer runs anywhere, also where the lock is held: it only leaves a note.
 _abandoned: deque[Place] = deque()
 
+# What there is before there is a context.
+NO_ARRAYS = Known()
+# A server whose requests always overlap has one crowd for all its life.
+MOST_NAMES = 100
+
 
 class Crowd:
-    """Scopes without a parent, from the first that opened to the last of those that overlap."""
+    """Scopes with the same parent, from the first that opened to the last of those that overlap.
+
+    ``known`` are the arrays that lived before the first, where that looked. ``is_mixed``: scopes
+    that belong to none of its members ran too, and then no figure tells what the crowd gained.
+    """
+
+    before: Footprint = NOTHING
+    known: Known | None = None
+    open = 0
+    is_mixed = False
 
     def __init__(self) -> None:
-        self.names: list[str] = []
-        self.before: Footprint = NOTHING
-        self.open = 0
+        self.names: dict[str, None] = {}
+        self.kept = OnPurpose()
+
+    def add(self, name: str) -> None:
+        self.open += 1
+        if len(self.names) < MOST_NAMES:
+            self.names[name] = None
 
 
-_crowd = Crowd()
+class Around:
+    """What scopes can be inside of: another scope, or nothing."""
+
+    crowd_inside: Crowd | None = None
 
 
-class Place:
-    """Where one scope stands among the others, from its entry to its exit. Made, it is measured."""
+_nothing = Around()
 
-    def __init__(self, name: str) -> None:
+
+class Place(Around):
+    """Where one scope stands among the others, from its entry to its exit. Made, it is measured.
+
+    *look* tells which arrays live; it is asked where there is a context, and by the first of a crowd.
+    """
+
+    def __init__(self, name: str, look: Callable[[], Known | None]) -> None:
         self.name = name
         self.parent = _open_one(_current.get())
-        self.is_disturbed = self.is_over = False
-        # Measured under the lock: nobody who joins may allocate before the first has looked.
+        self.is_over = False
+        # Under the lock: nobody who joins may allocate before the first has measured and looked.
         with _lock:
             is_first = self._join()
-            self.before = take()
-            if is_first:
-                self.crowd.before = self.before
+            try:
+                self.before = take()
+                if is_first:
+                    self.crowd.before = self.before
+                    self.crowd.known = NO_ARRAYS if self.before is NOTHING else look()
+            except BaseException:  # a watcher's interruption among them
+                self._quit()
+                raise
         _current.set(self)
 
     def _join(self) -> bool:
         """Whether a new crowd begins with it."""
-        global _crowd
         _forget_abandoned()
+        around = self.parent or _nothing
+        crowd = around.crowd_inside
+        is_first = crowd is None or not crowd.open
+        if crowd is None or is_first:
+            crowd = around.crowd_inside = Crowd()
+        self.crowd = crowd
+        self.crowd.add(self.name)
         if _open:
-            ancestors = self._ancestors()
-            for stranger in (place for place in _open if place not in ancestors):
-                self.is_disturbed = stranger.is_disturbed = True
-        is_first = self.parent is None and not _crowd.open
-        if is_first:
-            _crowd = Crowd()
-        self.crowd = _crowd
-        if self.parent is None:
-            self.crowd.open += 1
-            self.crowd.names.append(self.name)
+            self._mix()
         _open.append(self)
         return is_first
 
-    def leave(self) -> tuple[tuple[str, ...], Footprint] | None:
-        """Whom to settle and against what; None where that is another scope's to do, or nobody's."""
+    def _mix(self) -> None:
+        """Strangers of one crowd are settled together; crowds that only one of two is in cannot be."""
+        mine = self._line()
+        my_crowds = {place.crowd for place in mine}
+        for stranger in (place for place in _open if place not in mine):
+            for crowd in my_crowds ^ {place.crowd for place in stranger._line()}:
+                crowd.is_mixed = True
+
+    def leave(self) -> Crowd | None:
+        """Whom to settle; None where that is another scope's to do, or nobody's."""
         # A generator may end its scope while one that was opened after it goes on.
         if _current.get() is self:
             _current.set(_open_one(self.parent))
         with _lock:
             self._quit()
             _forget_abandoned()
-            is_last = self.parent is None and not self.crowd.open
-        if not self.is_disturbed:
-            return (self.name,), self.before
-        return (tuple(dict.fromkeys(self.crowd.names)), self.crowd.before) if is_last else None
+            is_last = not self.crowd.open
+        return self.crowd if is_last and not self.crowd.is_mixed else None
 
     def abandon(self) -> None:
         """Leave from a finalizer: in no particular thread or context, and with nothing to settle."""
@@ -87,16 +125,16 @@ class Place:
     def _quit(self) -> None:
         self.is_over = True
         _open.remove(self)
-        if self.parent is None:
-            self.crowd.open -= 1
+        self.crowd.open -= 1
 
-    def _ancestors(self) -> set[Place]:
-        found = set()
-        place = self.parent
+    def _line(self) -> list[Place]:
+        """Itself and all that it is inside of."""
+        line: list[Place] = []
+        place: Place | None = self
         while place is not None:
-            found.add(place)
+            line.append(place)
             place = place.parent
-        return found
+        return line
 
 
 def _open_one(place: Place | None) -> Place | None:

@@ -12,19 +12,19 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from functools import wraps
-from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
+from threading import TIMEOUT_MAX
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Literal, TypeVar
 from weakref import WeakMethod
 
 from vram.errors import LeakDetected, LeakWarning, LimitExceeded, UsageError
 from vram.guard import footprint
 from vram.guard.footprint import NOTHING, OUTSIDE, Footprint, driver_is_loaded
-from vram.guard.registry import Place
+from vram.guard.registry import Crowd, Place
 from vram.units import parse_size, size
 
 if TYPE_CHECKING:
+    from vram.guard.known import Known
     from vram.guard.limits import Undo
     from vram.guard.suspects import Baseline
     from vram.guard.watcher import Watcher
@@ -32,9 +32,10 @@ if TYPE_CHECKING:
 
 OnLeak = Literal["raise", "warn", "report"]
 MODES = ("raise", "warn", "report")
+NOT_THE_LAST = "other scopes ran at the same time: the last of them to end is settled for all"
+NOT_ITS_OWN = "scopes outside the one around it ran at the same time: what it gained could not be judged here"
 
 T = TypeVar("T")
-F = TypeVar("F", bound="Callable[..., Any]")
 
 
 class Scope:
@@ -56,24 +57,25 @@ class Scope:
     ) -> None:
         if leak not in MODES:
             raise UsageError(f"leak={leak!r} is none of {', '.join(MODES)}", hint='write leak="raise"')
-        if every_s is not None and not (isinstance(every_s, int | float) and every_s > 0):
-            raise UsageError(f"every_s={every_s!r} is no time to wait", hint="write every_s=0.05")
+        if every_s is not None:
+            _check_watch(every_s, limit)
         self.name = name
         self.limit = None if limit is None else nbytes_of(limit, "limit")
         self.leak: Leak | None = None
         self.notes: list[str] = []
         self.peak: int | None = None
+        self.remark = ""  # goes with every leak
         self._mode = leak
         self._tolerance = None if tolerance is None else nbytes_of(tolerance, "tolerance")
         self._zero_on_exit, self._thread, self._every_s, self._track = zero_on_exit, thread, every_s, track
         self._before: Footprint = NOTHING
         self._baseline: Baseline | None = None
-        self._kept_bytes = 0
         self._caps: list[Undo] = []
         self._watcher: Watcher | None = None
+        self._has_ended = False
 
     def __repr__(self) -> str:
-        state = "open" if self.place is not None else "closed" if self.notes or self.leak else "new"
+        state = "open" if self.place is not None else "closed" if self._has_ended else "new"
         return f"<vram.scope {self.name!r}, {state}>"
 
     # ---- while it is open ----
@@ -84,11 +86,10 @@ class Scope:
 
     def keep(self, value: T) -> T:
         """Say that the GPU arrays in *value* are meant to outlive the scope; returns *value*."""
-        if driver_is_loaded():
-            from vram.guard.suspects import nbytes_in
-
-            # What was there before the scope began was not gained by it.
-            self._kept_bytes += nbytes_in(value, self._known() or frozenset())
+        if self.place is not None and driver_is_loaded():
+            crowd = self.place.crowd
+            # What was there before was not gained.
+            crowd.kept.add(value, but=crowd.known)
         return value
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
@@ -126,19 +127,18 @@ class Scope:
         if self.place is not None:
             raise UsageError(f"scope {self.name!r} is open already", hint="make one scope for each use")
         _warn_without_driver()
-        self.leak, self.notes, self.peak, self._kept_bytes = None, [], None, 0
-        self.place = Place(self.name)
+        self.leak, self.notes, self.peak = None, [], None
+        self.place = Place(self.name, self._look_at_what_lives)
         self._before = self.place.before
-        if self._before is not NOTHING:
-            self._look_at_what_lives()
         if self.limit is not None:
             self._bound(self.limit, interrupts)
         return self
 
-    def _look_at_what_lives(self) -> None:
+    def _look_at_what_lives(self) -> Known | None:
         from vram.guard.suspects import Baseline
 
         self._baseline = Baseline.take(self.name, wanted=self._track)
+        return self._baseline.known
 
     def _bound(self, limit: int, interrupts: bool) -> None:
         if driver_is_loaded():
@@ -158,17 +158,18 @@ class Scope:
         place, self.place = self.place, None
         if place is None:
             raise UsageError(f"scope {self.name!r} is not open", hint="use it by `with`")
-        settled = place.leave()
+        self._has_ended = True
+        crowd = place.leave()
         self._uncap()
         exceeded = self._exceeded(peak, error)
         if not driver_is_loaded():
             return
         if error is not None:
             self._relieve(error)
-        if settled is None:
-            self.notes.append("other scopes ran at the same time: the last of them to end is settled for all")
+        if crowd is None:
+            self.notes.append(NOT_ITS_OWN if place.crowd.is_mixed else NOT_THE_LAST)
         elif error is None or isinstance(error, Exception):
-            self._settle(*settled)
+            self._settle(crowd)
         if self._baseline is not None:
             self._baseline.close()
             self._baseline = None
@@ -223,19 +224,20 @@ class Scope:
         else:
             let_go_of_arrays(error)
 
-    def _settle(self, names: tuple[str, ...], before: Footprint) -> None:
+    def _settle(self, crowd: Crowd) -> None:
         from vram.guard.settle import leak_of
 
-        leak, notes = leak_of(names, before, tolerance=self._tolerance, kept_on_purpose=self._kept_bytes)
+        leak, notes = leak_of(
+            tuple(crowd.names), crowd.before, tolerance=self._tolerance, kept_on_purpose=crowd.kept.nbytes
+        )
         self.notes += notes
         if leak is not None:
+            from msgspec.structs import replace
+
             from vram.guard.suspects import named
 
-            # Before there was a context there were no arrays.
-            self.leak = named(leak, frozenset() if before is NOTHING else self._known())
-
-    def _known(self) -> frozenset[int] | None:
-        return self._baseline.known if self._baseline else None
+            leak = replace(leak, notes=(*leak.notes, self.remark)) if self.remark else leak
+            self.leak = named(leak, crowd.known)
 
     def _tell(self, error: BaseException | None, exceeded: int | None) -> None:
         text = describe(self.leak) if self.leak is not None else None
@@ -257,7 +259,9 @@ class Scope:
         if self._mode == "warn":
             import warnings
 
-            warnings.warn(text, LeakWarning, stacklevel=4)
+            from vram.guard.memory import levels_to_caller
+
+            warnings.warn(text, LeakWarning, stacklevel=levels_to_caller())
 
     def _over(self, gained: int) -> str:
         limit = size(self.limit or 0)
@@ -296,6 +300,14 @@ def nbytes_of(value: str | int, what: str) -> int:
     return value
 
 
+def _check_watch(every_s: object, limit: object) -> None:
+    is_number = isinstance(every_s, int | float) and not isinstance(every_s, bool)
+    if not is_number or not 0 < every_s <= TIMEOUT_MAX:  # type: ignore[operator]
+        raise UsageError(f"every_s={every_s!r} is no time to wait", hint="write every_s=0.05")
+    if limit is None:
+        raise UsageError("every_s= without limit= has nothing to watch", hint='write limit="8GiB" too')
+
+
 def scope(
     name: str = "scope",
     *,
@@ -330,49 +342,6 @@ def scope(
         every_s=every_s,
         track=track,
     )
-
-
-@overload
-def scoped(function: F, /) -> F: ...
-@overload
-def scoped(name: str | None = None, /, **options: Any) -> Callable[[F], F]: ...
-def scoped(name: Any = None, /, **options: Any) -> Any:
-    """Run a function, a coroutine or a generator in a scope of its own, named after it.
-
-    What it returns is meant to stay.
-    """
-    if callable(name):
-        return _wrapped(name, name.__qualname__, {})
-    scope(name or "scope", **options)  # what is wrong with them is said here, not at the first call
-    return lambda function: _wrapped(function, name or function.__qualname__, options)
-
-
-def _wrapped(function: Any, name: str, options: dict[str, Any]) -> Any:
-    if iscoroutinefunction(function):
-
-        @wraps(function)
-        async def awaited(*args: Any, **kwargs: Any) -> Any:
-            async with scope(name, **options) as opened:
-                return opened.keep(await function(*args, **kwargs))
-
-        return awaited
-    if isgeneratorfunction(function):
-
-        @wraps(function)
-        def generated(*args: Any, **kwargs: Any) -> Any:
-            with scope(name, **options) as opened:
-                return opened.keep((yield from function(*args, **kwargs)))
-
-        return generated
-    if isasyncgenfunction(function):
-        raise UsageError(f"{name} is an async generator", hint="use `async with vram.scope(...)` inside it")
-
-    @wraps(function)
-    def called(*args: Any, **kwargs: Any) -> Any:
-        with scope(name, **options) as opened:
-            return opened.keep(function(*args, **kwargs))
-
-    return called
 
 
 _looked_for_driver = False

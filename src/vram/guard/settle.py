@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from vram.guard.footprint import OUTSIDE, Footprint, take
@@ -27,9 +28,12 @@ _passed_before: set[str] = set()
 
 
 def leak_of(
-    names: tuple[str, ...], before: Footprint, *, tolerance: int | None, kept_on_purpose: int = 0
+    names: tuple[str, ...], before: Footprint, *, tolerance: int | None, kept_on_purpose: Callable[[], int]
 ) -> tuple[Leak | None, list[str]]:
-    """What was gained since *before* and stays when garbage and caches are gone; and remarks on it."""
+    """What was gained since *before* and stays when garbage and caches are gone; and remarks on it.
+
+    *kept_on_purpose* is asked when they are gone.
+    """
     now = take()
     if not _gains(before, now, 0):
         return None, []
@@ -44,7 +48,7 @@ def leak_of(
     # and pools that nobody tells us about.
     let_caches_go()
     now = take(thorough=True)
-    return _judged(names, before, now, tolerance, kept_on_purpose)
+    return _judged(names, before, now, tolerance, kept_on_purpose())
 
 
 def _judged(

@@ -16,8 +16,10 @@ from msgspec.structs import replace
 
 from vram.guard.footprint import OUTSIDE
 from vram.guard.frameworks import LEAVES, bystanders
+from vram.guard.frameworks.array import Description, Leaf
 from vram.guard.heap.chains import shortest
 from vram.guard.inventory import Found, find
+from vram.guard.known import Known
 from vram.guard.table import what
 from vram.model.leak import Kept, Leak
 
@@ -43,7 +45,7 @@ class Baseline:
     def __init__(self, name: str) -> None:
         self._name = name
         self._began = time.perf_counter()
-        self.known: frozenset[int] | None = None
+        self.known: Known | None = None
         self._look_s = _spent[name].look_s if name in _spent else 0.0
 
     @classmethod
@@ -63,14 +65,14 @@ class Baseline:
         _spent[self._name] = _Spent(self._look_s, time.perf_counter() - self._began)
 
 
-def named(leak: Leak, known: frozenset[int] | None) -> Leak:
+def named(leak: Leak, known: Known | None) -> Leak:
     """*leak* with the arrays that are behind it and their keepers; *known* were there before."""
     notes = list(leak.notes)
     places = {gain.where for gain in leak.gains}
 
     def is_suspect(found: Found) -> bool:
         if known is not None:
-            return id(found.array) not in known
+            return found.array not in known
         return found.leaf.NAME in places or OUTSIDE in places
 
     kept = _told(is_suspect, NAMED)
@@ -86,17 +88,15 @@ def largest(count: int) -> list[Kept]:
     return _told(lambda _: True, count)
 
 
-def nbytes_in(value: object, but: frozenset[int] = frozenset()) -> int:
-    """Device memory of the arrays inside *value*, those with an ``id`` in *but* left out."""
-    sizes: dict[int, int] = {}
-    inside = [each for each in _inside([value]) if id(each) not in but]
+def arrays_in(value: object) -> Iterator[tuple[Leaf, object, Description]]:
+    """The arrays on a GPU inside *value*, views of the same memory each for itself."""
+    inside = list(_inside([value]))
     for leaf in LEAVES:
         kinds = leaf.arrays()
         mine = [each for each in inside if kinds and isinstance(each, kinds)]
-        for told in leaf.describe(mine) if mine else ():
+        for array, told in zip(mine, leaf.describe(mine) if mine else (), strict=True):
             if told is not None:
-                sizes[told.pointer] = max(told.nbytes, sizes.get(told.pointer, 0))
-    return sum(sizes.values())
+                yield leaf, array, told
 
 
 def has_array(values: Iterable[object]) -> bool:
@@ -120,14 +120,14 @@ def _inside(values: Iterable[object]) -> Iterator[object]:
                 waiting.append(child)
 
 
-def _known_arrays() -> frozenset[int]:
-    """The ``id`` of every array that the collector knows, told by types alone."""
+def _known_arrays() -> Known:
+    """Every array that the collector knows, told by types alone."""
     kinds = tuple(kind for leaf in LEAVES for kind in leaf.arrays())
     if not kinds:
-        return frozenset()
+        return Known()
     heap = gc.get_objects()
     wanted = {kind for kind in set(map(type, heap)) if issubclass(kind, kinds)}
-    return frozenset(id(each) for each in heap if type(each) in wanted)
+    return Known(each for each in heap if type(each) in wanted)
 
 
 def _told(is_wanted: Callable[[Found], bool], count: int) -> list[Kept]:

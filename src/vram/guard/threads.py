@@ -15,6 +15,7 @@ from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
 from vram.guard.scope import OnLeak, Scope, scope
+from vram.guard.scoped import name_of
 
 if TYPE_CHECKING:
     from vram.model.leak import Leak
@@ -61,8 +62,7 @@ class ThreadPoolExecutor(futures.ThreadPoolExecutor):
         self._leak, self._limit = leak, limit
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> futures.Future[Any]:
-        name = getattr(function, "__qualname__", repr(function))
-        opened = scope(name, leak=self._leak, limit=self._limit, thread=True)
+        opened = scope(name_of(function), leak=self._leak, limit=self._limit, thread=True)
         return super().submit(_in_scope, opened, function, *args, **kwargs)
 
 
@@ -84,4 +84,8 @@ def _settle_after(thread: Thread, run: Callable[[], None]) -> None:
 
 def _in_scope(opened: Scope, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     with opened:
-        return opened.keep(function(*args, **kwargs))
+        try:
+            return opened.keep(function(*args, **kwargs))
+        finally:
+            # An error that is kept keeps this frame, and that all the work was given.
+            del function, args, kwargs
