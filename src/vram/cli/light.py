@@ -38,7 +38,7 @@ def _stand_ins() -> dict[str, dict[str, object]]:
     }
     if sys.version_info < (3, 12):
         # There datetime defines in Python, and then forgets, all that this one has in C.
-        import _datetime
+        import _datetime  # type: ignore[import-not-found]
 
         offers["datetime"] = vars(_datetime)
     return offers
