@@ -25,9 +25,6 @@ raw.start()
 
 NUMBA = "import numpy\nfrom numba import cuda\ndef array(n): return cuda.device_array(n, numpy.uint8)\n"
 
-# Flushing looks through the whole heap of a kernel with Numba: on a crowded machine that takes its time.
-PATIENCE_S = 300
-
 Cell = Callable[[str], "Ran"]
 
 
@@ -37,7 +34,7 @@ class Ran:
     def __init__(self, client: Any, code: str) -> None:
         self.text, self.html = "", ""
         self.tracebacks: list[str] = []
-        self.reply = client.execute_interactive(code, timeout=PATIENCE_S, output_hook=self._hear)["content"]
+        self.reply = client.execute_interactive(code, timeout=60, output_hook=self._hear)["content"]
 
     def _hear(self, message: dict[str, Any]) -> None:
         content = message["content"]
@@ -60,7 +57,7 @@ def cell(virtual_gpu: VirtualGpu, tmp_path: Path) -> Iterator[Cell]:
     client = manager.blocking_client()
     client.start_channels()
     try:
-        client.wait_for_ready(timeout=PATIENCE_S)
+        client.wait_for_ready(timeout=60)
         begun = Ran(client, BEGIN)
         assert begun.reply["status"] == "ok", begun.reply
         yield lambda code: Ran(client, code)
