@@ -98,7 +98,11 @@ class NoSuchDevice(UsageError):
 
 
 class OutOfMemory(DeviceError, MemoryError):
-    """The device, or the host for pinned memory, has not that much free."""
+    """The device, or the host for pinned memory, has not that much free. ``nbytes`` were asked for."""
+
+    def __init__(self, message: str, *, hint: str = "", nbytes: int | None = None) -> None:
+        self.nbytes = nbytes
+        super().__init__(message, hint=hint)
 
 
 class BufferClosed(VramError):

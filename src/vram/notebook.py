@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from vram.errors import UsageError
 from vram.guard.frames import let_go_of_arrays
 from vram.guard.scope import scope, where_gained
 from vram.units import size
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 
 LARGEST = 15
 WORDS = ("flush", "why")
+AWAITS = "%%vram cannot watch a cell with await: use `async with vram.scope(...)` in it"
 
 
 class Table:
@@ -106,7 +106,7 @@ def line_magic(line: str) -> Any:
         return flush()
     if word == "why":
         return _why()
-    raise UsageError(f"%vram does not know {word!r}", hint=f"it takes nothing, or one of {', '.join(WORDS)}")
+    raise _usage_error(f"%vram does not know {word!r}: it takes nothing, or one of {', '.join(WORDS)}")
 
 
 def _why() -> None:
@@ -129,15 +129,44 @@ def load_ipython_extension(shell: Any) -> None:
 
     def cell_magic(line: str, cell: str) -> None:
         """Run *cell* as if it stood there alone, in a scope; its error, if it has one, is its own."""
+        if _must_wait(shell, cell):
+            raise _usage_error(AWAITS)
+        around = shell.displayhook.exec_result
         with scope(line.strip() or "cell", leak="report", track=True) as opened:
             error = _run(shell, cell)
             gained = opened.gained()
         _display(about(gained, opened.leak, opened.notes))
         if error is not None:
-            raise error
+            _fail(around, error)
 
     shell.register_magic_function(line_magic, "line", "vram")
     shell.register_magic_function(cell_magic, "cell", "vram")
+
+
+def _must_wait(shell: Any, cell: str) -> bool:
+    """Whether *cell* awaits while the loop that it needs runs us: a kernel's does, a terminal's does not."""
+    import asyncio
+
+    try:
+        asyncio.get_running_loop()
+        transformed = shell.transform_cell(cell)
+    except (RuntimeError, SyntaxError):  # what is wrong with the cell is said where it runs
+        return False
+    return bool(shell.should_run_async(cell, transformed_cell=transformed))
+
+
+def _fail(around: Any, error: BaseException) -> None:
+    """Let the cell *around* the magic end by *error*, which has been shown: raised, it would be again."""
+    if around is None:
+        raise error
+    around.error_in_exec = error
+
+
+def _usage_error(message: str) -> Exception:
+    """IPython shows its own without a traceback."""
+    from IPython.core.error import UsageError
+
+    return UsageError(message)
 
 
 def _run(shell: Any, cell: str) -> BaseException | None:

@@ -12,7 +12,10 @@ every environment that has vram: it imports nothing until a test is to be watche
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import inspect
+import sys
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,11 +25,11 @@ if TYPE_CHECKING:
 
 OPENED = pytest.StashKey["Scope"]()
 ASKED = pytest.StashKey[bool]()
-LEAKED = pytest.StashKey[list[str]]()
-CHECKED = pytest.StashKey[list[str]]()
 
 MARKER = "vram(leaks=0, limit=None): fail the test where it keeps more device memory than that, or gains more"
 WORDS = ("leaks", "limit")
+MAKE_IT_BEFORE = "make the context before the first test: vram.Buffer(1).close() in a session fixture"
+OF_THE_SCOPE = ("gained", "keep", "limit", "notes")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -36,7 +39,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", MARKER)
-    config.stash[LEAKED], config.stash[CHECKED] = [], []
+
+
+# ---- one test ----
 
 
 @pytest.hookimpl(wrapper=True)
@@ -45,22 +50,39 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     wanted = _wanted(item)
     if wanted is None:
         return (yield)
-    item.config.stash[CHECKED].append(item.nodeid)
-    leaks, limit = wanted
+    watched = _watched(item, *wanted)
+    if isinstance(item, pytest.Function) and _runs_its_own_set_up(item):
+        item.obj = watched(item.obj)
+        return (yield)
+    with watched:
+        return (yield)
+
+
+@contextmanager
+def _watched(item: pytest.Item, leaks: Any, limit: Any) -> Iterator[None]:
     opened = item.stash[OPENED] = _open(item, leaks, limit)
     from vram.errors import LimitExceeded
 
     try:
         with opened:
-            result = yield
+            yield
     except LimitExceeded as error:
-        pytest.fail(f"{error}\n{error.hint}", pytrace=False)
+        raise _failure(f"{error}\n{error.hint}") from None
     if opened.leak is not None:
         from vram.guard.scope import describe
 
-        item.config.stash[LEAKED].append(item.nodeid)
-        pytest.fail(describe(opened.leak), pytrace=False)
-    return result
+        raise _failure(describe(opened.leak))
+
+
+def _runs_its_own_set_up(item: pytest.Function) -> bool:
+    """Whether setUp and tearDown, which are fixtures, run within pytest's call of the test."""
+    unittest = sys.modules.get("unittest")
+    # pytest leaves coroutines to unittest, which looks for them by itself.
+    return (
+        unittest is not None
+        and isinstance(item.instance, unittest.TestCase)
+        and not inspect.iscoroutinefunction(item.obj)
+    )
 
 
 def _wanted(item: pytest.Item) -> tuple[Any, Any] | None:
@@ -71,7 +93,7 @@ def _wanted(item: pytest.Item) -> tuple[Any, Any] | None:
     unknown = [word for word in marker.kwargs if word not in WORDS]
     if marker.args or unknown:
         said = marker.args or unknown
-        pytest.fail(f"@pytest.mark.vram takes leaks= and limit= alone, not {said}", pytrace=False)
+        raise _failure(f"@pytest.mark.vram takes leaks= and limit= alone, not {said}")
     return marker.kwargs.get("leaks", 0), marker.kwargs.get("limit")
 
 
@@ -84,7 +106,11 @@ def _open(item: pytest.Item, leaks: Any, limit: Any) -> Scope:
         tolerance = nbytes_of(leaks, "leaks") or None
         return scope(item.nodeid, leak="report", tolerance=tolerance, limit=limit, track=True)
     except UsageError as error:
-        pytest.fail(f"@pytest.mark.vram: {error}; {error.hint}", pytrace=False)
+        raise _failure(f"@pytest.mark.vram: {error}; {error.hint}") from None
+
+
+def _failure(message: str) -> BaseException:
+    return pytest.fail.Exception(message, pytrace=False)
 
 
 @pytest.fixture
@@ -103,23 +129,68 @@ class Handle:
     def __getattr__(self, name: str) -> Any:
         import vram
 
+        if name not in OF_THE_SCOPE:
+            return getattr(vram, name)
         opened = self._item.stash.get(OPENED, None)
-        if name in ("gained", "keep", "limit", "notes") and opened is not None:
-            return getattr(opened, name)
-        return getattr(vram, name)
+        if opened is None:
+            from vram.errors import UsageError
+
+            raise UsageError(
+                f"vram.{name} was asked for before the test began",
+                hint="ask in the test itself: what its fixtures hold does not count",
+            )
+        return getattr(opened, name)
 
 
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    checked, leaked = config.stash[CHECKED], config.stash[LEAKED]
-    # Under xdist the tests run in the workers, whose failures come back as any other's.
-    if not checked:
+# ---- the whole suite ----
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Send along what became of the scope: under xdist the report is all that leaves a worker."""
+    report = yield
+    opened = item.stash.get(OPENED, None)
+    if call.when == "call" and opened is not None:
+        told = {"leaked": opened.leak is not None, "unjudged": _unjudged(opened)}
+        report.vram = told  # type: ignore[attr-defined]
+    return report
+
+
+def _unjudged(opened: Scope) -> list[str]:
+    from vram.guard.settle import UNJUDGED
+
+    return [note for note in opened.notes if UNJUDGED in note]
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    reports = [each for group in terminalreporter.stats.values() for each in group]
+    watched = {each.nodeid: each.vram for each in reports if hasattr(each, "vram")}
+    if not watched:
         return
     from vram.guard.memory import has_driver
+    from vram.units import counted
 
-    if not has_driver():
+    tests = counted(len(watched), "test")
+    if has_driver():
+        for line in _verdict(tests, watched):
+            terminalreporter.write_line(line)
+    else:
         terminalreporter.write_line(
-            f"vram: no GPU here: the device memory of {len(checked)} tests was not measured", yellow=True
+            f"vram: no GPU here: the device memory of {tests} was not measured", yellow=True
         )
-        return
-    verdict = f"{len(leaked)} kept device memory" if leaked else "none kept any device memory"
-    terminalreporter.write_line(f"vram: {len(checked)} tests watched, {verdict}")
+
+
+def _verdict(tests: str, watched: dict[str, dict[str, Any]]) -> Iterator[str]:
+    from vram.guard.settle import CONTEXT_INSIDE
+
+    leaked = sum(told["leaked"] for told in watched.values())
+    unjudged = {nodeid: "; ".join(told["unjudged"]) for nodeid, told in watched.items() if told["unjudged"]}
+    nobody = "none was seen to keep" if unjudged else "none kept any"
+    kept = f"{leaked} kept" if leaked else nobody
+    rest = f", {len(unjudged)} could not be judged" if unjudged else ""
+    yield f"vram: {tests} watched, {kept} device memory{rest}"
+    yield from (f"  {nodeid}: {why}" for nodeid, why in unjudged.items())
+    if any(CONTEXT_INSIDE in why for why in unjudged.values()):
+        yield f"  {MAKE_IT_BEFORE}"

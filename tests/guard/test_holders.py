@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import subprocess
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator
+from textwrap import dedent
 from types import ModuleType
 from typing import Any
 
@@ -274,6 +276,41 @@ def test_a_heap_of_a_million_objects_is_bounded(module: Any) -> None:
     began = time.thread_time()
     vram.holders(thing, budget_s=0.5)
     assert time.thread_time() - began < 3
+
+
+LOOKS = {
+    "holders": "vram.holders(kept)",
+    "of nobody": "vram.holders([])",
+    "unknown to the collector": "inventory._beside(gc.get_objects(), [int])",
+}
+
+
+@pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
+def test_a_program_that_used_asyncio_is_unharmed_by_a_look(look: str) -> None:
+    """The collector's next run never ended on Python 3.12.0 to 3.12.5."""
+    program = f"""
+        import asyncio, gc, vram
+        from vram.guard import inventory
+
+        async def wait(future): await future
+
+        async def main():
+            futures = [asyncio.get_running_loop().create_future() for _ in range(3)]
+            tasks = [asyncio.create_task(wait(future)) for future in futures]
+            await asyncio.sleep(0)
+            for future in futures: future.set_result(None)
+            await asyncio.gather(*tasks)
+
+        kept = []
+        asyncio.run(main())
+        for _ in range(2):
+            {look}
+            gc.collect()
+        asyncio.run(main())
+        print("unharmed")
+    """
+    argv = [sys.executable, "-c", dedent(program)]
+    assert subprocess.run(argv, capture_output=True, text=True, timeout=60).stdout == "unharmed\n"
 
 
 def test_html_is_inert(module: Any) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.guard.scoping import ROOT, environment
+from tests.guard.scoping import ROOT, environment, result
 from tests.installed import needs
+from vram.notebook import AWAITS
 from vram.virtualgpu import VirtualGpu
 
 pytestmark = [needs("ipykernel"), needs("jupyter_client")]
@@ -24,18 +25,16 @@ raw.start()
 
 NUMBA = "import numpy\nfrom numba import cuda\ndef array(n): return cuda.device_array(n, numpy.uint8)\n"
 
-# Flushing looks through the whole heap of a kernel with Numba: on a crowded machine that takes its time.
-PATIENCE_S = 300
-
 Cell = Callable[[str], "Ran"]
 
 
 class Ran:
-    """What one cell showed: streams and displays as text and as HTML, and how it ended."""
+    """What one cell showed: streams and displays as text and as HTML, tracebacks, and how it ended."""
 
     def __init__(self, client: Any, code: str) -> None:
         self.text, self.html = "", ""
-        self.reply = client.execute_interactive(code, timeout=PATIENCE_S, output_hook=self._hear)["content"]
+        self.tracebacks: list[str] = []
+        self.reply = client.execute_interactive(code, timeout=60, output_hook=self._hear)["content"]
 
     def _hear(self, message: dict[str, Any]) -> None:
         content = message["content"]
@@ -43,6 +42,8 @@ class Ran:
         data = content.get("data", {})
         self.text += data.get("text/plain", "")
         self.html += data.get("text/html", "")
+        if message["msg_type"] == "error":
+            self.tracebacks.append("\n".join(content["traceback"]))
 
 
 @pytest.fixture
@@ -56,7 +57,7 @@ def cell(virtual_gpu: VirtualGpu, tmp_path: Path) -> Iterator[Cell]:
     client = manager.blocking_client()
     client.start_channels()
     try:
-        client.wait_for_ready(timeout=PATIENCE_S)
+        client.wait_for_ready(timeout=60)
         begun = Ran(client, BEGIN)
         assert begun.reply["status"] == "ok", begun.reply
         yield lambda code: Ran(client, code)
@@ -82,6 +83,31 @@ def test_a_cell_that_fails_still_fails_and_is_told(cell: Cell) -> None:
     assert ran.reply["status"] == "error"
     assert ran.reply["ename"] == "ZeroDivisionError"
     assert "the cell kept 8.0 MiB" in ran.text
+    (traceback,) = ran.tracebacks
+    assert "notebook.py" not in traceback
+
+
+def test_a_cell_that_is_no_python_is_shown_once_and_without_our_steps(cell: Cell) -> None:
+    ran = cell("%%vram\nbroken = (")
+    assert ran.reply["ename"] == "SyntaxError"
+    (traceback,) = ran.tracebacks
+    assert "notebook.py" not in traceback
+    assert "interactiveshell.py" not in traceback
+
+
+def test_a_cell_with_await_is_refused_before_anything_runs(cell: Cell) -> None:
+    ran = cell("%%vram\nimport asyncio\nprint('begun')\nawait asyncio.sleep(0)")
+    assert ran.reply["ename"] == "UsageError"
+    assert ran.text == f"UsageError: {AWAITS}\n"
+    assert ran.tracebacks == []
+
+
+def test_a_name_that_such_a_cell_binds_is_told_by_its_number(cell: Cell) -> None:
+    cell("import vram")
+    ran = cell("%%vram\nhoard = [vram.Buffer(16 * MIB)]")
+    number = ran.reply["execution_count"]
+    assert f"cell {number}: hoard[0]" in ran.text
+    assert f"cell {number}: hoard[0]" in cell("%vram").text
 
 
 @needs("numba")
@@ -122,8 +148,36 @@ def test_why_shows_the_machine(cell: Cell) -> None:
 def test_an_unknown_word_is_refused(cell: Cell) -> None:
     ran = cell("%vram flsh")
     assert ran.reply["ename"] == "UsageError"
+    assert ran.text == "UsageError: %vram does not know 'flsh': it takes nothing, or one of flush, why\n"
+    assert ran.tracebacks == []
 
 
 def test_it_can_be_unloaded(cell: Cell) -> None:
     cell("%unload_ext vram")
     assert "not found" in cell("%vram").text
+
+
+def test_a_shell_without_a_running_loop_awaits_in_a_cell(virtual_gpu: VirtualGpu) -> None:
+    """In a terminal nothing stands in the way."""
+    program = """
+        from IPython.core.interactiveshell import InteractiveShell
+        shell = InteractiveShell.instance()
+        shell.run_cell("%load_ext vram")
+        shell.run_cell("%%vram\\nimport asyncio\\nawaited = await asyncio.sleep(0, 'yes')")
+        tell(shell.user_ns["awaited"])
+    """
+    assert result(virtual_gpu, program) == "yes"
+
+
+def test_an_error_that_no_cell_can_carry_is_raised(virtual_gpu: VirtualGpu) -> None:
+    """Where a program calls the magic itself, there is no cell around it that could fail."""
+    program = """
+        from IPython.core.interactiveshell import InteractiveShell
+        shell = InteractiveShell.instance()
+        shell.run_cell("%load_ext vram")
+        try:
+            shell.run_cell_magic("vram", "", "1 / 0")
+        except ZeroDivisionError:
+            tell("raised")
+    """
+    assert result(virtual_gpu, program) == "raised"

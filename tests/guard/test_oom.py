@@ -127,6 +127,30 @@ def test_cuda_core_and_buffers_are_watched(virtual_gpu: VirtualGpu, tmp_path: Pa
     assert result(virtual_gpu, program, PREAMBLE) == [True, True]
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "vram.Buffer(900 * GIB)",
+        "vram.Buffer.managed(900 * GIB)",
+        "vram.Buffer.pitched(900 * MIB, 1024)",
+        "vram.Buffer(900 * GIB, stream=0)",
+    ],
+)
+def test_what_a_buffer_asked_for_is_told(virtual_gpu: VirtualGpu, tmp_path: Path, asked: str) -> None:
+    program = f"""
+        vram.on_oom({str(tmp_path)!r})
+        try:
+            {asked}
+        except MemoryError as error:
+            tell(error.nbytes)
+    """
+    assert result(virtual_gpu, program) == 900 * GIB
+    (path,) = tmp_path.iterdir()
+    report = json.loads(path.read_text())
+    assert report["requested_bytes"] == 900 * GIB
+    assert report["sentence"].startswith("the GPU is out of memory (asked for 900.0 GiB): ")
+
+
 @needs("numba")
 def test_a_retry_loop_writes_one_file_for_one_event_and_never_too_many(
     virtual_gpu: VirtualGpu, tmp_path: Path

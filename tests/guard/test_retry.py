@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -57,7 +58,7 @@ def test_when_nothing_smaller_is_left_the_last_error_is_raised_with_a_note(virtu
     """
     name, (note,) = result(virtual_gpu, program, NUMBA)
     assert name == "CudaAPIError"
-    assert "n=2 ran out of memory too" in note
+    assert note == "vram: n=2 ran out of memory too, and no smaller one is left to try"
 
 
 @needs("cuda")
@@ -101,6 +102,103 @@ def test_the_size_that_worked_can_be_remembered() -> None:
     remembering = retry_on_oom(work, shrink="size", remember=True)
     assert [remembering(16), remembering(16), remembering(2)] == [4, 4, 2]
     assert seen == [16, 8, 4, 4, 2]
+
+
+def last_word(work: Any, *args: Any) -> str:
+    """The note on the out-of-memory that is raised in the end."""
+    with pytest.raises(OutOfMemory) as caught:
+        work(*args)
+    (note,) = caught.value.__notes__
+    return note
+
+
+def test_tries_that_are_used_up_are_said_to_be() -> None:
+    _, work = calls(until=0)
+    assert (
+        last_word(retry_on_oom(work, shrink="size", tries=2), 8)
+        == "vram: size=4 ran out of memory too, and tries=2 allows no more"
+    )
+    assert (
+        last_word(retry_on_oom(work, shrink="size", tries=2), 2)
+        == "vram: size=1 ran out of memory too, and no smaller one is left to try"
+    )
+    assert last_word(retry_on_oom(work), 8) == "vram: a second try ran out of memory too"
+    assert last_word(retry_on_oom(work, tries=1), 8) == "vram: tries=1 allows no second try"
+
+
+def test_a_fraction_is_halved_below_one() -> None:
+    seen: list[float] = []
+
+    @retry_on_oom(shrink="share")
+    def work(share: float) -> float:
+        seen.append(share)
+        if share > 0.3:
+            raise OutOfMemory("it is full")
+        return share
+
+    assert work(0.8) == 0.2
+    assert seen == [0.8, 0.4, 0.2]
+
+
+def test_a_fraction_as_the_least_is_kept_to() -> None:
+    seen, work = calls(until=0)
+    last_word(retry_on_oom(work, shrink="size", least=0.25), 0.8)
+    assert seen == [0.8, 0.4, 0.25]
+    seen.clear()
+    last_word(retry_on_oom(work, shrink="size", least=1.5), 7)
+    assert seen == [7, 3, 2]
+
+
+@needs("numpy")
+@pytest.mark.parametrize("kind", ["int64", "uint8", "float32"])
+def test_numbers_of_numpy_are_halved(kind: str) -> None:
+    import numpy
+
+    seen, work = calls(until=3)
+    assert retry_on_oom(work, shrink="size")(getattr(numpy, kind)(8)) == 2
+    assert seen == [8, 4, 2]
+
+
+@pytest.mark.parametrize("value", ["8", None, True, [8]])
+def test_what_cannot_be_halved_leaves_the_out_of_memory_as_it_is(value: Any) -> None:
+    def work(size: Any) -> None:
+        raise OutOfMemory("it is full")
+
+    assert last_word(retry_on_oom(work, shrink="size"), value) == (
+        f"vram: size is a {type(value).__name__}, which cannot be halved: name a number, or map the name "
+        "to a function"
+    )
+
+
+def test_the_last_word_prints_numbers_and_text_alone() -> None:
+    """Showing a GPU array would need memory just then."""
+
+    class Unprintable:
+        def __repr__(self) -> str:
+            raise RuntimeError
+
+    def work(batch: Any) -> None:
+        raise OutOfMemory("it is full")
+
+    word = last_word(retry_on_oom(work, shrink={"batch": lambda batch: None}), Unprintable())
+    assert word.startswith("vram: batch=<Unprintable> ran out of memory")
+
+
+def test_generators_and_coroutines_are_refused() -> None:
+    """They are not run by the call, so they would never be tried again."""
+
+    def generator(size: int) -> Any:
+        yield size
+
+    async def coroutine(size: int) -> int:
+        return size
+
+    async def both(size: int) -> Any:
+        yield size
+
+    for function in (generator, coroutine, both, partial(generator)):
+        with pytest.raises(UsageError, match="is a generator or a coroutine"):
+            retry_on_oom(function, shrink="size")
 
 
 def test_another_error_is_raised_at_once() -> None:
@@ -170,7 +268,9 @@ def test_every_frameworks_word_for_it_is_known(kind: Any, module: str, message: 
         {"shrink": 3},
         {"shrink": {"size": 2}},
         {"tries": 0},
+        {"tries": "3"},
         {"shrink": "size", "least": 0},
+        {"shrink": "size", "least": "1"},
     ],
 )
 def test_words_that_mean_nothing_are_usage_errors(options: dict[str, Any]) -> None:

@@ -59,7 +59,9 @@ def suite(virtual_gpu: VirtualGpu, tmp_path: Path) -> Suite:
 
 def outcome(done: Any) -> dict[str, int]:
     """The figures of pytest's last line."""
-    return {word: int(number) for number, word in re.findall(r"(\d+) (passed|failed|error)", done.stdout)}
+    last = done.stdout.splitlines()[-1]
+    words = r"(\d+) (passed|failed|error|skipped|xfailed)"
+    return {word: int(number) for number, word in re.findall(words, last)}
 
 
 LEAKY = """
@@ -120,6 +122,79 @@ def test_what_leaked_is_named(suite: Suite) -> None:
     assert "HISTORY[0]" in done.stdout
 
 
+@needs("numba")
+def test_a_test_that_makes_the_context_is_said_to_be_unjudged(suite: Suite) -> None:
+    """Numba does not count its arrays, so they cannot be told from the context that came with them."""
+    text = """
+        from numba import cuda
+        KEPT = []
+
+        def test_makes_the_context():
+            KEPT.append(cuda.device_array(64 * MIB, "uint8"))
+
+        def test_clean(): pass
+    """
+    for options in ((), ("-n", "1")):
+        done = suite(text, "--vram", *options, preamble=PREAMBLE.partition("@pytest")[0])
+        assert outcome(done) == {"passed": 2}
+        assert (
+            "vram: 2 tests watched, none was seen to keep device memory, 1 could not be judged" in done.stdout
+        )
+        assert "test_makes_the_context: the context was made inside the scope" in done.stdout
+        assert "vram.Buffer(1).close() in a session fixture" in done.stdout
+
+
+def test_the_context_made_in_a_session_fixture_lets_every_test_be_judged(suite: Suite) -> None:
+    preamble = PREAMBLE.replace("raw.start()", "vram.Buffer(1).close()") + "import vram\nKEPT = []\n"
+    done = suite("def test_leaky(): KEPT.append(vram.Buffer(64 * MIB))", "--vram", preamble=preamble)
+    assert outcome(done) == {"failed": 1}
+    assert "vram: 1 test watched, 1 kept device memory" in done.stdout
+    assert "judged" not in done.stdout
+
+
+def test_what_a_unittest_makes_in_its_setup_is_a_fixtures(suite: Suite) -> None:
+    """Nor does it excuse a leak of the test itself, though it is freed in between."""
+    done = suite(
+        """
+        import unittest, vram
+        KEPT = []
+
+        class WithoutTearDown(unittest.TestCase):
+            def setUp(self): self.buffer = vram.Buffer(8 * MIB)
+            def test_uses_it(self): self.assertEqual(self.buffer.nbytes, 8 * MIB)
+
+        class WithTearDown(WithoutTearDown):
+            def tearDown(self): self.buffer.close()
+            def test_leaks(self): KEPT.append(vram.Buffer(8 * MIB))
+
+        class Marked(unittest.TestCase):
+            @unittest.skip("its own reason")
+            def test_skipped(self): raw.alloc(8 * MIB)
+
+            @unittest.expectedFailure
+            def test_expected(self): self.fail()
+        """,
+        "--vram",
+    )
+    assert outcome(done) == {"passed": 2, "skipped": 1, "xfailed": 1, "failed": 1}
+    assert "WithTearDown::test_leaks' kept 8.0 MiB of device memory" in done.stdout
+    assert "KEPT[0]" in done.stdout
+
+
+def test_an_asynchronous_unittest_is_watched_with_its_setup(suite: Suite) -> None:
+    done = suite(
+        """
+        import unittest, vram
+
+        class Asynchronous(unittest.IsolatedAsyncioTestCase):
+            async def test_clean(self): vram.Buffer(8 * MIB).close()
+            async def test_leaks(self): raw.alloc(8 * MIB)
+        """,
+        "--vram",
+    )
+    assert outcome(done) == {"passed": 1, "failed": 1}
+
+
 def test_fixtures_may_hold_memory(suite: Suite) -> None:
     done = suite(
         """
@@ -148,6 +223,18 @@ def test_a_fixture_gives_the_test_its_own_scope(suite: Suite) -> None:
     assert outcome(done) == {"passed": 1, "failed": 1}
 
 
+@pytest.mark.parametrize("asked", ["gained()", "keep(1)"])
+def test_a_fixture_that_asks_before_the_test_began_is_told(suite: Suite, asked: str) -> None:
+    done = suite(f"""
+        @pytest.fixture
+        def early(vram): return vram.{asked}
+
+        def test_it(early): pass
+    """)
+    assert outcome(done) == {"error": 1}
+    assert f"UsageError: vram.{asked.partition('(')[0]} was asked for before the test began" in done.stdout
+
+
 def test_a_test_that_fails_by_itself_fails_for_its_own_reason(suite: Suite) -> None:
     done = suite(
         """
@@ -159,6 +246,7 @@ def test_a_test_that_fails_by_itself_fails_for_its_own_reason(suite: Suite) -> N
     )
     assert "AssertionError: its own reason" in done.stdout
     assert outcome(done) == {"failed": 1}
+    assert "vram: 1 test watched, 1 kept device memory" in done.stdout
 
 
 @pytest.mark.parametrize("words", ['leaks="some"', "limit=-1", "leek=0", "0"])
@@ -166,6 +254,16 @@ def test_a_marker_that_means_nothing_fails_the_test_with_a_word(suite: Suite, wo
     done = suite(f"@pytest.mark.vram({words})\ndef test_it(): pass\n")
     assert outcome(done) == {"failed": 1}
     assert "@pytest.mark.vram" in done.stdout
+    assert "During handling" not in done.stdout
+
+
+def test_a_limit_that_was_passed_is_said_once(suite: Suite) -> None:
+    done = suite("""
+        @pytest.mark.vram(limit="16MiB")
+        def test_over_the_limit(): raw.alloc(64 * MIB)
+    """)
+    assert outcome(done) == {"failed": 1}
+    assert "During handling" not in done.stdout
 
 
 def test_a_suite_without_a_gpu_says_so_once(tmp_path: Path) -> None:
@@ -174,12 +272,13 @@ def test_a_suite_without_a_gpu_says_so_once(tmp_path: Path) -> None:
     done = subprocess.run([*argv, str(tmp_path)], capture_output=True, text=True, timeout=120)
     assert outcome(done) == {"passed": 2}
     if not Path("/dev/nvidiactl").exists():
-        assert done.stdout.count("no GPU here") == 1
+        assert done.stdout.count("no GPU here: the device memory of 2 tests was not measured") == 1
 
 
 def test_async_and_parallel_suites_work(suite: Suite) -> None:
     done = suite(LEAKY, "--vram", "-n", "2")
     assert outcome(done) == {"passed": 1, "failed": 1}
+    assert "vram: 2 tests watched, 1 kept device memory" in done.stdout
 
 
 def test_the_plugin_imports_nothing_of_the_guard_until_it_is_asked() -> None:

@@ -46,7 +46,9 @@ class Allocation(Holding):
         if device is not None:
             cuda.check_device(device)
         if nbytes > LARGEST:
-            raise OutOfMemory(f"no device has {nbytes} bytes", hint="`vram why` tells what is free")
+            raise OutOfMemory(
+                f"no device has {nbytes} bytes", hint="`vram why` tells what is free", nbytes=nbytes
+            )
         self.cuda, self.lock, self.pid = cuda, RLock(), here[0]
         self.nbytes, self.zero_on_free, self._where = nbytes, zero_on_free, device
         word = self.word = c_uint64()
@@ -61,7 +63,7 @@ class Allocation(Holding):
         if code in NO_LIVE_CONTEXT:
             code = cuda.in_context(self._where, lambda: self._take(cuda, word))
         if code:
-            error = cuda.translated(code, self.call)
+            error = cuda.translated(code, self.call, self.nbytes)
             error.add_note(f"{size(self.nbytes)} of {self.kind} memory were asked for")
             raise error
 

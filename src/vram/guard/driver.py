@@ -222,14 +222,14 @@ class Driver:
         if code:
             raise self.translated(code, name)
 
-    def translated(self, code: int, name: str) -> VramError:
-        """The error that says what *code* means as the answer to *name*."""
+    def translated(self, code: int, name: str, nbytes: int | None = None) -> VramError:
+        """The error that says what *code* means as the answer to *name*, which asked for *nbytes*."""
         if code == NOT_INITIALIZED and self.pid != os.getpid():
             return after_fork()
         call = name.partition("_v")[0]
         message = f"{call} answered {self._name(code)} ({code})"
         if code == OUT_OF_MEMORY:
-            return OutOfMemory(message, hint="`vram why` tells who holds the rest")
+            return OutOfMemory(message, hint="`vram why` tells who holds the rest", nbytes=nbytes)
         if code in CAPTURE_CODES:
             return DeviceError(message, hint="a CUDA graph is being captured: do this before or after it")
         return DeviceError(message, hint=self._words(code))

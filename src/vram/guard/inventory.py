@@ -12,7 +12,7 @@ from msgspec import Struct
 from vram.guard.frameworks import LEAVES
 from vram.guard.frameworks.array import Description, Leaf
 from vram.guard.heap.peek import lineage
-from vram.guard.heap.walk import PORTION, is_hidden_from_collector
+from vram.guard.heap.walk import PORTION, is_hidden_from_collector, never_asked
 
 
 class Found(Struct, frozen=True, gc=False):
@@ -88,8 +88,10 @@ def _wanted(real: type, wanted: Sequence[type]) -> type | None:
 def _beside(heap: Sequence[object], kinds: Sequence[type]) -> Iterable[Any]:
     """Objects that the collector does not know, found by who refers to them."""
     met: dict[int, object] = {}
+    unasked = set(map(id, never_asked()))
     for start in range(0, len(heap), PORTION):
-        referents = gc.get_referents(*heap[start : start + PORTION])
+        portion = heap[start : start + PORTION]
+        referents = gc.get_referents(*(each for each in portion if id(each) not in unasked))
         # The collector does not know tuples and dicts either while they hold nothing it knows.
         inside = [each for each in referents if type(each) in (dict, tuple) and not gc.is_tracked(each)]
         met.update(

@@ -67,7 +67,7 @@ class Managed(Device):
             message = (
                 f"{size(self.nbytes)} of managed memory asked for, {size(free.value)} free on the device"
             )
-            raise OutOfMemory(message, hint="`vram why` tells who holds the rest")
+            raise OutOfMemory(message, hint="`vram why` tells who holds the rest", nbytes=self.nbytes)
         return code or int(cuda.cuMemAllocManaged(byref(pointer), self.nbytes, ATTACH_GLOBAL))
 
 

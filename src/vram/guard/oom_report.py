@@ -13,6 +13,7 @@ from itertools import count
 from typing import Any
 
 from vram import __version__
+from vram.errors import OutOfMemory
 from vram.guard import footprint
 from vram.guard.oom_sentence import Situation, sentence
 from vram.units import size
@@ -80,9 +81,11 @@ def write(report: dict[str, Any], folder: str) -> str:
 
 
 def requested(error: BaseException) -> int | None:
-    """How much was asked for, where the message tells."""
+    """How much was asked for, where the error or its message tells."""
     from vram.oom.reader import sightings
 
+    if isinstance(error, OutOfMemory) and error.nbytes is not None:
+        return error.nbytes
     for seen in sightings(BytesIO(str(error).encode("utf-8", "replace"))):
         if seen.reading.asked is not None:
             return seen.reading.asked.nbytes

@@ -14,6 +14,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import wraps
+from math import ceil
+from numbers import Integral, Real
 from typing import Any, TypeVar
 
 from vram.errors import UsageError
@@ -27,6 +29,7 @@ Smaller = Callable[[Any], Any]
 Shrink = str | Mapping[str, Smaller]
 
 TRIES = 16
+RUNS_LATER = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
 
 
 def retry_on_oom(
@@ -34,30 +37,33 @@ def retry_on_oom(
     /,
     *,
     shrink: Shrink | None = None,
-    least: int = 1,
+    least: float | None = None,
     tries: int = TRIES,
     remember: bool = False,
 ) -> Any:
     """Call *function* again while it runs out of GPU memory; use it as a decorator or directly.
 
-    *shrink* names the argument that is halved for each new try, down to *least*; or maps names
-    to functions from the last value to the next, which return None when there is no smaller one.
-    Without it, one more try is made with everything let go. With *remember*, later calls that
-    ask for more begin with the size that worked. What is not an out-of-memory is raised at once;
-    when nothing smaller is left, the last out-of-memory is.
+    *shrink* names the argument that is halved for each new try, down to *least* (left out, whole
+    numbers go down to 1); or maps names to functions from the last value to the next, which return
+    None when there is no smaller one. Without it, one more try is made with everything let go.
+    With *remember*, later calls that ask for more begin with the size that worked. What is not an
+    out-of-memory is raised at once; when nothing smaller or no try is left, the last
+    out-of-memory is, with a note that says which.
     """
-    if tries < 1 or least < 1:
-        raise UsageError(f"tries={tries!r} and least={least!r} must be at least 1", hint="write tries=8")
+    if not isinstance(tries, int) or tries < 1:
+        raise UsageError(f"tries={tries!r} is no number of tries", hint="write tries=8")
+    if least is not None and not (isinstance(least, Real) and least > 0):
+        raise UsageError(f"least={least!r} is no size to stop at", hint="write least=1")
     if function is None:
         return lambda decorated: _retrying(decorated, _steps(shrink, least), tries, remember)
     return _retrying(function, _steps(shrink, least), tries, remember)
 
 
-def _steps(shrink: Shrink | None, least: int) -> Mapping[str, Smaller]:
+def _steps(shrink: Shrink | None, least: float | None) -> Mapping[str, Smaller]:
     if shrink is None:
         return {}
     if isinstance(shrink, str):
-        return {shrink: lambda value: _halved(value, least)}
+        return {shrink: lambda value: _halved(shrink, value, least)}
     if isinstance(shrink, Mapping) and all(map(callable, shrink.values())):
         return shrink
     raise UsageError(
@@ -65,19 +71,23 @@ def _steps(shrink: Shrink | None, least: int) -> Mapping[str, Smaller]:
     )
 
 
-def _halved(value: Any, least: int) -> Any:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        kind = type(value).__name__
-        raise UsageError(f"a {kind} cannot be halved", hint="name a number, or map the name to a function")
-    smaller = value // 2 if isinstance(value, int) else value / 2
+def _halved(name: str, value: Any, least: float | None) -> Any:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise UsageError(
+            f"{name} is a {type(value).__name__}, which cannot be halved",
+            hint="name a number, or map the name to a function",
+        )
+    is_whole = isinstance(value, Integral)
+    half: Any = value // 2 if is_whole else value / 2
     # Not a jump from 3 to 1 with least=2: the least itself is worth a try.
-    smaller = max(smaller, least)
+    smaller = max(half, ceil(least or 1) if is_whole else least or 0)
     return smaller if smaller < value else None
 
 
 def _retrying(function: Callable[..., Any], steps: Mapping[str, Smaller], tries: int, remember: bool) -> Any:
-    if inspect.iscoroutinefunction(function):
-        raise UsageError(f"{function.__qualname__} is a coroutine", hint="retry the function that it calls")
+    if any(runs_later(function) for runs_later in RUNS_LATER):
+        name = getattr(function, "__qualname__", repr(function))
+        raise UsageError(f"{name} is a generator or a coroutine", hint="retry the function that it calls")
     signature = inspect.signature(function)
     _require(signature, steps)
     worked: dict[str, Any] = {}
@@ -91,9 +101,9 @@ def _retrying(function: Callable[..., Any], steps: Mapping[str, Smaller], tries:
             with suppress(TypeError):
                 value = min(value, _asked(bound, name))
             _ask(bound, name, value)
-        left = tries if steps else min(tries, 2)
+        made = 0
         while True:
-            left -= 1
+            made += 1
             try:
                 result = function(*bound.args, **bound.kwargs)
             except Exception as error:
@@ -101,8 +111,9 @@ def _retrying(function: Callable[..., Any], steps: Mapping[str, Smaller], tries:
                     raise
                 noticed(error)
                 let_go(error)
-                if not left or not _shrunk(bound, steps):
-                    error.add_note(_last_word(bound, steps))
+                end = _end(bound, steps, made, tries)
+                if end:
+                    error.add_note(f"vram: {end}")
                     raise
             else:
                 if remember:
@@ -148,9 +159,25 @@ def _table(bound: inspect.BoundArguments, name: str) -> dict[str, Any]:
     return table
 
 
-def _last_word(bound: inspect.BoundArguments, steps: Mapping[str, Smaller]) -> str:
-    asked = ", ".join(f"{name}={_asked(bound, name)!r}" for name in steps)
-    return f"vram: {asked or 'a second try'} ran out of memory too, and no smaller one is left to try"
+def _end(bound: inspect.BoundArguments, steps: Mapping[str, Smaller], made: int, tries: int) -> str:
+    """Ask for less in *bound*; or say why there is no next try, after so many were *made*."""
+    asked = ", ".join(f"{name}={_shown(_asked(bound, name))}" for name in steps)
+    try:
+        shrunk = _shrunk(bound, steps)
+    except UsageError as trouble:  # the out-of-memory is what has to be raised
+        return f"{trouble}: {trouble.hint}"
+    if not shrunk:
+        return f"{asked} ran out of memory too, and no smaller one is left to try"
+    if made == tries == 1:
+        return "tries=1 allows no second try"
+    if made == tries and steps:
+        return f"{asked} ran out of memory too, and tries={tries} allows no more"
+    return "a second try ran out of memory too" if made == 2 and not steps else ""
+
+
+def _shown(value: Any) -> str:
+    """Numbers and text alone: showing a GPU array would need memory just now."""
+    return str(value) if isinstance(value, Real | str) else f"<{type(value).__name__}>"
 
 
 def _make_room() -> None:

@@ -21,6 +21,10 @@ FIRST_USE_SLACK = 256 * MIB
 # The driver hands memory to a context in pages of this size.
 PAGE = 2 * MIB
 
+# Words of the notes on a scope about which no verdict was possible.
+UNJUDGED = "could not be judged"
+CONTEXT_INSIDE = "the context was made inside the scope"
+
 # Their pools cannot shrink, and JAX would compile everything again.
 _NOTHING_TO_WIN = ("JAX", "TensorFlow")
 
@@ -39,7 +43,7 @@ def leak_of(
         return None, []
     objections = _objections()
     if objections:
-        return None, [f"{each}; what was gained could not be judged" for each in objections]
+        return None, [f"{each}; what was gained {UNJUDGED}" for each in objections]
     gc.collect()
     now = take(thorough=True)
     if not _gains(before, now, 0):
@@ -62,8 +66,8 @@ def _judged(
         outside = next((gain.nbytes for gain in gains if gain.where == OUTSIDE), 0)
         gains = [gain for gain in gains if gain.where != OUTSIDE]
         notes.append(
-            f"the context was made inside the scope, so {size(outside)} outside every framework, the context "
-            "among them, could not be judged"
+            f"{CONTEXT_INSIDE}, so {size(outside)} outside every framework, the context "
+            f"among them, {UNJUDGED}"
         )
     gains = _without(gains, on_purpose, slack, notes)
     if now.device_wide:

@@ -6,10 +6,15 @@ import re
 import sys
 from collections.abc import Iterator
 from types import CodeType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import ast
 
 CELLS_LOOKED_AT = 400
 _TERMINAL_CELL = re.compile(r"<ipython-input-(\d+)-")
+# Cell magics whose text is Python that runs in the notebook's own namespace.
+_RUN_HERE = ("capture", "prun", "time", "vram")
 _OUTPUT = re.compile(r"_(\d+)$")
 LAST_OUTPUTS = {
     "_": "the last output (_)",
@@ -85,7 +90,7 @@ def _names_bound(source: str) -> set[str]:
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, MemoryError, RecursionError):
-        return set()  # a magic; what it binds is nobody's guess
+        return set()  # no Python; what it binds is nobody's guess
     found: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -94,4 +99,14 @@ def _names_bound(source: str) -> set[str]:
             found.add(node.name)
         elif isinstance(node, ast.alias):
             found.add((node.asname or node.name).partition(".")[0])
+        elif isinstance(node, ast.Call):
+            found |= _names_bound(_text_run_by_magic(node))
     return found
+
+
+def _text_run_by_magic(call: ast.Call) -> str:
+    """The cell under a magic: the history has it as ``get_ipython().run_cell_magic('time', '', text)``."""
+    if getattr(call.func, "attr", None) != "run_cell_magic":
+        return ""
+    name, _, text = (getattr(word, "value", None) for word in (*call.args, None, None, None)[:3])
+    return text if name in _RUN_HERE and type(text) is str else ""

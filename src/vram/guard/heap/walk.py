@@ -10,6 +10,7 @@ remembered; which of its members refers to it is found out later, for those that
 from __future__ import annotations
 
 import gc
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -58,7 +59,7 @@ class Walk:
         nothing it knows: objects of types without collector support hide in them.
         """
         self._every_keeper, self._also_untracked = every_keeper, also_untracked
-        self.origin.update((id(root), -1) for root in self._roots)
+        self.origin.update((id(each), -1) for each in (*self._roots, *never_asked()))
         left = len(self._targets.difference(self.origin))
         frontier: list[object] = list(self._roots)
         # What leads through another target is its way too: those wait until nothing else does, and so
@@ -178,6 +179,17 @@ def _owners(parents: Sequence[object], referents: list[list[object]]) -> Iterato
 def _first(keys: list[int], values: list[object]) -> dict[int, object]:
     # A dict keeps the last of equal keys.
     return dict(zip(reversed(keys), reversed(values), strict=True))
+
+
+def never_asked() -> tuple[object, ...]:
+    """Objects whose referents may not be asked for; what they refer to has names in namespaces, too.
+
+    Python 3.12.0 to 3.12.5: the module _asyncio counts freed objects that it will use again among its
+    referents. Handed out and dropped, they are freed a second time, and the collector's next
+    run never ends (CPython's issue 122695).
+    """
+    module = sys.modules.get("_asyncio")
+    return () if module is None else (module,)
 
 
 def is_hidden_from_collector(kind: type) -> bool:
