@@ -16,6 +16,7 @@ import pytest
 from tests.ghosts.conftest import is_charge
 from tests.reclaim.conftest import Bench
 from vram.units import GIB
+from vram.virtualgpu import VirtualGpu
 from vram.virtualgpu.scene import PROGRAMS
 
 STUCK = Path(__file__).with_name("stuck.py")
@@ -108,6 +109,53 @@ def test_state_d_is_unkillable_and_said_once(machine: Bench):
         assert spared["why"].startswith("no signal reaches it now")
     finally:
         stuck.communicate()
+
+
+def test_who_is_on_a_gpu_that_does_not_answer_can_be_ended_and_nothing_is_promised(machine: Bench):
+    scene = machine.scene("plain", 1 * GIB)
+    machine.fault("nvmlDeviceGet* gpu=0 error=GPU_IS_LOST")
+    answer = machine.ask("kill", str(scene.pids["self"]), "--yes")
+    (outcome,) = answer["receipt"]["outcomes"]
+    assert (outcome["status"], outcome["step"]["predicted_bytes"]) == ("done", None)
+    assert (answer["receipt"]["promised_bytes"], answer["receipt"]["returned_bytes"]) == (None, None)
+
+
+def test_who_is_only_on_a_gpu_that_does_not_answer_is_found_again_when_the_plan_runs(
+    two_virtual_gpus: VirtualGpu, tmp_path: Path
+):
+    """The plan measures the other GPU, on which the process has no file open."""
+    bench = Bench(two_virtual_gpus.environment(), tmp_path / "state", real=False)
+    actor = start(bench, HOLDER + WAITS, env={**os.environ, "CUDA_VISIBLE_DEVICES": "1"})
+    try:
+        two_virtual_gpus.add_fault("nvmlDeviceGet* gpu=1 error=GPU_IS_LOST")
+        answer = bench.ask("kill", str(actor.pid), "--yes")
+        assert (answer["plan"]["gpus"], answer["plan"]["steps"][0]["gpus"]) == ([0], [1])
+        assert answer["receipt"]["outcomes"][0]["status"] == "done"
+        assert actor.wait() == -15
+    finally:
+        end(actor)
+        bench.close()
+
+
+def test_nobody_is_ended_for_a_size_that_the_gpu_cannot_tell(machine: Bench):
+    scene = machine.scene("plain", 1 * GIB)
+    pid = scene.pids["self"]
+    machine.fault("nvmlDeviceGet* gpu=0 error=GPU_IS_LOST")
+    done = machine.vram("free", "1GiB", "--pid", str(pid), "--yes")
+    assert done.returncode == 3
+    assert f"GPU 0 does not answer: what pid {pid} would give back cannot be told" in done.stderr
+    assert not machine.audit()
+
+
+def test_a_stranger_to_a_gpu_that_does_not_answer_is_not_called_free_of_it(machine: Bench):
+    bystander = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    machine.fault("nvmlDeviceGet* gpu=0 error=GPU_IS_LOST")
+    try:
+        done = machine.vram("kill", str(bystander.pid), "--yes")
+        assert done.returncode == 3
+        assert f"whether pid {bystander.pid} holds memory there cannot be told" in done.stderr
+    finally:
+        bystander.communicate()
 
 
 def test_a_pid_that_does_not_exist(machine: Bench):

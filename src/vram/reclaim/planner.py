@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator
 from msgspec.structs import replace
 
 from vram.diagnosis.manual import page
-from vram.errors import GoalImpossible, NotPermitted, Refused, UsageError, WorldChanged
+from vram.errors import DeviceError, GoalImpossible, NotPermitted, Refused, UsageError, WorldChanged
 from vram.host.ports import Host
 from vram.model.finding import Finding
 from vram.model.ledger import Ledger
 from vram.model.plan import Draft, Step, StepKind, Target, Wish
 from vram.reclaim import ladder
-from vram.reclaim.accounts import Account
+from vram.reclaim.accounts import Account, is_silent
 from vram.reclaim.candidates import Candidate, Scene, candidates
 from vram.reclaim.identity import capture
 from vram.reclaim.plan_file import seal
@@ -46,7 +46,7 @@ def plan(host: Host, ledger: Ledger, findings: tuple[Finding, ...], wish: Wish) 
     gpus = tuple(
         gpu.index
         for gpu in ledger.gpus
-        if gpu.total_bytes is not None or gpu.instances or gpu.driver != "nvidia"
+        if not is_silent(gpu)
     )
     sealed = seal(ledger.taken_at, host.vitals.boot_id(), wish.goal_bytes, gpus, steps)
     return Draft(plan=sealed, spared=spared(scene, sealed, choice.refusals))
@@ -148,7 +148,14 @@ class _Choice:
             if pid in self.refusals and pid not in planned:
                 raise self.refusals[pid]
 
-    def _out_of_reach(self, found: list[Step]) -> GoalImpossible:
+    def _out_of_reach(self, found: list[Step]) -> GoalImpossible | DeviceError:
+        for account in self._scene.named():
+            if account.untold:
+                pid = account.holder.pid
+                return DeviceError(
+                    f"GPU {account.untold[0]} does not answer: what pid {pid} would give back cannot be told",
+                    hint=f"`vram kill {pid}` ends it all the same",
+                )
         possible = sum(step.predicted_bytes or 0 for step in found)
         most = f"at most {size(possible)} would come back" if possible else "nothing would come back"
         hint = "`vram who` shows who holds the rest; --pid PID allows to park or end a healthy process"
