@@ -72,6 +72,48 @@ def test_who_ignores_sigterm_gets_grace_and_then_sigkill(machine: Bench):
         end(deaf)
 
 
+EXECS = """
+import os
+def again(*_): os.execv(sys.executable, [sys.executable, '-c', 'print("anew", flush=True); input()'])
+"""
+LEADER_LEAVES = """
+import ctypes, os, threading
+def leave(*_): os.write(1, b'left\\n'); ctypes.CDLL(None).syscall(60, 0)
+threading.Thread(target=ctypes.CDLL(None).pause, daemon=True).start()
+"""
+AT_SIGTERM = "import signal; signal.signal(signal.SIGTERM, {})\n"
+
+
+def test_who_becomes_another_program_when_asked_to_end_is_left_alone_and_that_is_told(machine: Bench):
+    """It took SIGTERM: that is no refusal."""
+    actor = start(machine, HOLDER + EXECS + AT_SIGTERM.format("again") + WAITS)
+    try:
+        done = machine.vram("kill", str(actor.pid), "--yes", "--grace", "2", "--json")
+        assert done.returncode == 3
+        (outcome,) = json.loads(done.stdout)["receipt"]["outcomes"]
+        assert outcome["status"] == "failed"
+        assert outcome["message"].startswith(f"pid {actor.pid} was sent SIGTERM, and nothing more")
+        assert [each.get("status") for each in machine.audit()] == [None, "failed"]
+        assert actor.poll() is None
+    finally:
+        end(actor)
+
+
+def test_threads_that_live_on_without_their_leader_are_ended(machine: Bench):
+    actor = start(machine, HOLDER + LEADER_LEAVES + AT_SIGTERM.format("leave") + WAITS)
+    try:
+        answer = machine.ask("kill", str(actor.pid), "--yes", "--grace", "2")
+        (outcome,) = answer["receipt"]["outcomes"]
+        assert outcome["status"] == "done"
+        assert "seen off by SIGKILL" in outcome["message"]
+        assert actor.stdout is not None
+        assert actor.stdout.readline() == b"left\n"
+        assert actor.wait() == -9
+        assert is_charge(answer["receipt"]["returned_bytes"], 1 * GIB)
+    finally:
+        end(actor)
+
+
 def test_a_stopped_process_takes_sigterm_and_may_clean_up(machine: Bench):
     """It is let go on after the signal, so that its handlers run."""
     scene = machine.scene("stopped", 1 * GIB)

@@ -13,6 +13,10 @@ class Unkillable(VramError):
     """A process that no signal ends now: it is said once and not tried again."""
 
 
+class Unfinished(VramError):
+    """The target was touched, and not all was done: no refusal, for those touch nothing."""
+
+
 class Rung(Protocol):
     """One kind of step. It never chooses: what it does is written in the step.
 
