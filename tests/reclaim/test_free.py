@@ -97,6 +97,15 @@ def test_it_stops_when_the_device_says_that_the_goal_is_met(machine: Bench):
     assert is_charge(held_by(machine.why(), second), 1 * GIB)
 
 
+def test_of_several_that_are_named_no_more_are_touched_than_the_goal_needs(machine: Bench):
+    """That nothing leads into the other one, to trim it, is no reason to refuse what is enough."""
+    scenes = [machine.scene("plain", size) for size in (2 * GIB, 4 * GIB)]
+    small, large = (scene.pids["self"] for scene in scenes)
+    answer = machine.ask("free", "1GiB", "--pid", str(large), "--pid", str(small), "--dry-run")
+    assert kinds(answer) == [("park", small)]
+    assert [each["pid"] for each in answer["spared"]] == [large]
+
+
 def test_a_keeper_that_also_works_is_spared(machine: Bench):
     """It holds a dead process's memory, and its own: ending it would end work."""
     scene = machine.scene("fork_orphan", 1 * GIB)

@@ -72,7 +72,7 @@ class _Choice:
         found: list[Step] = []
         for kind in _rungs(self._scene.wish):
             found += self._climb(kind)
-        if self._scene.wish.pids:
+        if self._scene.wish.pids and self._is_wanting():
             self._require_something(found)
         if self._left is not None and self._left > 0 and not any(s.predicted_bytes is None for s in found):
             raise self._out_of_reach(found)
@@ -81,7 +81,7 @@ class _Choice:
     def _climb(self, kind: StepKind) -> Iterator[Step]:
         rung = ladder.rung(kind)
         pool = [each for each in candidates(self._scene, kind) if not self._is_settled(each)]
-        while pool and (self._left is None or self._left > 0):
+        while pool and self._is_wanting():
             candidate = _pick(pool, self._left)
             try:
                 steps = tuple(self._made(rung, candidate))
@@ -91,6 +91,10 @@ class _Choice:
             if kind == "trim" and all(step.predicted_bytes == 0 for step in steps):
                 continue  # it was asked, and caches nothing
             yield from self._counted(kind, steps)
+
+    def _is_wanting(self) -> bool:
+        """Whether more is to be found: the goal is not reached, or there is none."""
+        return self._left is None or self._left > 0
 
     def _is_settled(self, candidate: Candidate) -> bool:
         """Parked or ended already by this plan: nothing is left to give."""
