@@ -218,6 +218,15 @@ def test_a_process_without_gpu_memory(machine: Bench):
         bystander.communicate()
 
 
+def test_an_empty_digest_does_not_stand_for_any(machine: Bench):
+    """As an unset variable of a script gives it."""
+    scene = machine.scene("plain", 1 * GIB)
+    done = machine.vram("kill", str(scene.pids["self"]), "--yes", "--digest", "")
+    assert (done.returncode, done.stdout) == (2, "")
+    os.kill(scene.pids["self"], 0)
+    assert not machine.audit()
+
+
 @pytest.mark.parametrize("word", ["0", "-1", "abc", "99999999999", ""])
 def test_what_is_no_pid_is_a_usage_error(machine: Bench, word: str):
     assert machine.vram("kill", "--yes", "--", word).returncode == 2

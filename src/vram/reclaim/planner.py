@@ -43,11 +43,7 @@ def plan(host: Host, ledger: Ledger, findings: tuple[Finding, ...], wish: Wish) 
     choice = _Choice(host, scene)
     steps = choice.steps()
     # A GPU that does not answer cannot be measured, and must not keep the others from it.
-    gpus = tuple(
-        gpu.index
-        for gpu in ledger.gpus
-        if not is_silent(gpu)
-    )
+    gpus = tuple(gpu.index for gpu in ledger.gpus if not is_silent(gpu))
     sealed = seal(ledger.taken_at, host.vitals.boot_id(), wish.goal_bytes, gpus, steps)
     return Draft(plan=sealed, spared=spared(scene, sealed, choice.refusals))
 
