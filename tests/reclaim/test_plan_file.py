@@ -148,8 +148,8 @@ def test_a_full_disk_leaves_no_half_a_plan(saved: Saved, tmp_path: Path):
     disk = tmp_path / "disk"
     disk.mkdir()
     script = (
-        'mount -t tmpfs -o size=4k none "$0" && { head -c 4096 /dev/zero > "$0/full"; "$@"; code=$?; ls "$0"; '
-        "exit $code; }"
+        'mount -t tmpfs -o size=4k none "$0" && { head -c 4096 /dev/zero > "$0/full"; '
+        '"$@"; code=$?; ls "$0"; exit $code; }'
     )
     words = ("free", "--finding", "VR201", "--dry-run", "--save", str(disk / "plan.json"))
     prefix = ("unshare", "--mount", "sh", "-c", script, str(disk))

@@ -7,7 +7,15 @@ from collections.abc import Iterable, Iterator
 from msgspec.structs import replace
 
 from vram.diagnosis.manual import page
-from vram.errors import DeviceError, GoalImpossible, NotPermitted, Refused, UsageError, WorldChanged
+from vram.errors import (
+    DeviceError,
+    GoalImpossible,
+    NotPermitted,
+    NotReachable,
+    Refused,
+    UsageError,
+    WorldChanged,
+)
 from vram.host.ports import Host
 from vram.model.finding import Finding
 from vram.model.ledger import Ledger
@@ -61,20 +69,21 @@ class _Choice:
         self._host = host
         self._scene = scene
         self._left = scene.wish.goal_bytes
+        self._found: list[Step] = []
         self._settled: set[int] = set()
         self.refusals: dict[int, Refused] = {}
 
     def steps(self) -> tuple[Step, ...]:
-        found: list[Step] = []
         for kind in _rungs(self._scene.wish):
-            found += self._climb(kind)
+            self._climb(kind)
+        found = self._found
         if self._scene.wish.pids and self._is_wanting():
             self._require_something(found)
         if self._left is not None and self._left > 0 and not any(s.predicted_bytes is None for s in found):
             raise self._out_of_reach(found)
         return tuple(found)
 
-    def _climb(self, kind: StepKind) -> Iterator[Step]:
+    def _climb(self, kind: StepKind) -> None:
         rung = ladder.rung(kind)
         pool = [each for each in candidates(self._scene, kind) if not self._is_settled(each)]
         while pool and self._is_wanting():
@@ -86,7 +95,7 @@ class _Choice:
                 continue
             if kind == "trim" and all(step.predicted_bytes == 0 for step in steps):
                 continue  # it was asked, and caches nothing
-            yield from self._counted(kind, steps)
+            self._take(kind, steps)
 
     def _is_wanting(self) -> bool:
         """Whether more is to be found: the goal is not reached, or there is none."""
@@ -110,7 +119,7 @@ class _Choice:
             )
             if isinstance(rung, Preparing):
                 step = rung.prepare(self._host, step)
-            rung.check(self._host, step)
+            rung.check(self._host, step, self._found)
             yield step
 
     def _target(self, account: Account) -> Target:
@@ -131,15 +140,18 @@ class _Choice:
 
     def _refused(self, candidate: Candidate, error: Refused) -> None:
         for account in candidate.accounts:
-            self.refusals.setdefault(account.holder.pid, error)
+            known = self.refusals.get(account.holder.pid)
+            # That nothing leads into a process to trim it is the rule; a later refusal says more.
+            if known is None or isinstance(known, NotReachable):
+                self.refusals[account.holder.pid] = error
 
-    def _counted(self, kind: StepKind, steps: tuple[Step, ...]) -> Iterator[Step]:
+    def _take(self, kind: StepKind, steps: tuple[Step, ...]) -> None:
         for step in steps:
             if self._left is not None:
                 self._left -= step.predicted_bytes or 0
             if step.target is not None and kind != "trim":
                 self._settled.add(step.target.process.pid)
-            yield step
+            self._found.append(step)
 
     def _require_something(self, found: list[Step]) -> None:
         """Who was named and gets no step was refused: that is the answer."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from signal import SIGCONT, SIGKILL, SIGTERM
 
 from vram.errors import NoSuchProcess, Refused, UsageError
@@ -20,7 +21,7 @@ class Kill:
 
     kind: StepKind = "kill"
 
-    def check(self, host: Host, step: Step) -> None:
+    def check(self, host: Host, step: Step, before: Sequence[Step] = ()) -> None:
         with hold(host, _target(step)):
             pass
 
