@@ -171,6 +171,14 @@ def test_a_lost_gpu_has_no_total_and_does_not_hide_the_others():
     assert other.status == "ok"
 
 
+def test_who_has_the_files_of_a_lost_gpu_open_is_known_all_the_same():
+    """Even where the driver does not give the GPU's number: what belongs to no other GPU belongs to it."""
+    world = World().lost(0).gpu(1, used=2 * GIB).cuda(51, 2 * GIB, gpu=1)
+    world = world.process(50).files(50, minors=(0,)).process(52).files(52, minors=(0, 1), context=False)
+    lost, _ = build_ledger(world.process(53, state="Z").files(53).survey()).gpus
+    assert [each.holder.pid for each in lost.bystanders] == [50, 52]
+
+
 def test_a_process_that_only_initialised_cuda_explains_what_that_costs():
     gpu = only_gpu(World().gpu(used=3328 * KIB).process(70).files(70, context=False))
     assert [entry.nbytes for entry in entries(gpu, "overhead")] == [3328 * KIB]

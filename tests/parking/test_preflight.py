@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from vram.errors import CannotPark, NotOnGpu
+from vram.errors import CannotPark, DeviceError, NotOnGpu
 from vram.model.gpu import GpuFacts, MemoryFacts
 from vram.model.parking import Share, Vitals
 from vram.model.plan import Target
@@ -57,6 +57,11 @@ def test_who_stands_still_cannot_be_parked(state: str) -> None:
 def test_who_is_not_listed_is_not_on_a_gpu() -> None:
     with pytest.raises(NotOnGpu):
         may_park(replace(devices(), listed={}), TARGET, RUNNING, ROOMY)
+
+
+def test_who_is_not_listed_may_be_on_a_gpu_that_does_not_answer() -> None:
+    with pytest.raises(DeviceError, match="GPU 1 does not answer: whether pid 4711 holds memory there"):
+        may_park(replace(devices(), listed={}, silent=(1,)), TARGET, RUNNING, ROOMY)
 
 
 def test_host_memory_is_counted_beside_a_reserve_and_what_goes_before() -> None:

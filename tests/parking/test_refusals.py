@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from tests.parking.conftest import CHECKPOINTED, FAILED, RUNNING, Machine, runs_on
 from tests.virtualgpu.programs import Program
 from vram.units import GIB, MIB
+from vram.virtualgpu import VirtualGpu
 
 MANAGED = """
     cuda.start()
@@ -263,3 +265,17 @@ def test_who_is_not_parked_cannot_be_brought_back(machine: Machine) -> None:
 
 def host_memory() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.parametrize("fault", ["GetMemoryInfo* gpu=1 error=GPU_IS_LOST", "Get* gpu=1 error=GPU_IS_LOST"])
+def test_a_gpu_that_does_not_answer_is_not_taken_for_an_empty_one(
+    two_virtual_gpus: VirtualGpu, tmp_path: Path, fault: str
+) -> None:
+    with ExitStack() as stack:
+        machine = Machine(two_virtual_gpus, tmp_path, stack)
+        worker = machine.worker(GPU="1")
+        two_virtual_gpus.add_fault(f"nvmlDevice{fault}")
+        done = machine.vram("park", worker.pid)
+        assert done.returncode == 3
+        assert "GPU 1 does not answer" in done.stderr
+        assert machine.audit() == []

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
+
+import pytest
+
 from tests.parking.conftest import CHECKPOINTED, RUNNING, Machine, runs_on
+from tests.virtualgpu.programs import Program
+from vram.host.local.vitals import LocalVitalSigns
+from vram.reclaim.preflight import reserve
+from vram.units import GIB
 
 STEP = """
 import json
@@ -63,3 +72,62 @@ def test_free_parks_a_process_that_is_named(machine: Machine) -> None:
     assert [line["pid"] for line in machine.parked()] == [worker.pid]
     assert machine.vram("unpark", worker.pid).returncode == 0
     assert runs_on(worker)
+
+
+HALF = """
+    cuda.start()
+    cuda.alloc(int(os.environ["NBYTES"]))
+    cuda.tell("ready")
+    cuda.heard()
+"""
+
+
+@pytest.fixture
+def halves(machine: Machine) -> list[Program]:
+    """Two processes, each of which fits into the host's memory alone. Untouched bytes cost nothing."""
+    vitals = LocalVitalSigns().read(os.getpid())
+    assert vitals.memory_left is not None
+    nbytes = (vitals.memory_left - reserve(vitals.memory_total)) * 6 // 10
+    if 2 * nbytes > 130 * GIB:
+        pytest.skip("this machine could really park a whole H200")
+    return [machine.program(HALF, NBYTES=str(nbytes)) for _ in range(2)]
+
+
+def test_free_plans_no_parks_that_do_not_fit_together(machine: Machine, halves: list[Program]) -> None:
+    """The second is refused before the first is touched."""
+    named = [word for each in halves for word in ("--pid", each.pid)]
+    done = machine.vram("free", machine.used() - 1 * GIB, *named, "--up-to", "park", "--yes")
+    assert done.returncode == 20, done.stdout
+    assert "of host memory left" in done.stderr
+    assert [machine.state(each.pid) for each in halves] == [RUNNING, RUNNING]
+    assert machine.audit() == []
+
+
+def test_free_parks_one_of_two_where_that_is_enough(machine: Machine, halves: list[Program]) -> None:
+    named = [word for each in halves for word in ("--pid", each.pid)]
+    done = machine.vram("free", "1GiB", *named, "--dry-run", "--json")
+    assert [step["kind"] for step in json.loads(done.stdout)["plan"]["steps"]] == ["park"]
+
+
+def test_a_plan_whose_parks_no_longer_fit_together_is_refused_whole(
+    machine: Machine, halves: list[Program]
+) -> None:
+    first, second = (each.pid for each in halves)
+    told = machine.api(
+        f"""
+import json
+from msgspec.structs import replace
+from vram.errors import CannotPark
+from vram.host.local import LocalHost
+from vram.reclaim import executor, plan
+host = LocalHost()
+drafts = [plan(only="park", pids=(pid,), host=host).plan for pid in ({first}, {second})]
+both = replace(drafts[0], steps=(*drafts[0].steps, *drafts[1].steps))
+executor.check(host, drafts[1])
+try:
+    executor.check(host, both)
+except CannotPark as error:
+    print(json.dumps(str(error)))
+"""
+    )
+    assert told.startswith(f"pid {second} has ")

@@ -36,6 +36,13 @@ class Bench(Machine):
         answer: dict[str, Any] = json.loads(done.stdout)
         return answer
 
+    def fault(self, line: str) -> None:
+        """Make the virtual driver fail from here on."""
+        if self.real:
+            pytest.skip("a real driver does not fail on request")
+        done = self.vram("virtual", "fault", line)
+        assert done.returncode == 0, done.stderr
+
     def audit(self) -> list[dict[str, Any]]:
         path = self.state / "vram" / "audit.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

@@ -171,6 +171,78 @@ def test_a_stopped_process_is_asked_first_and_only_then_let_go_on(state: Path):
     assert town.signals_sent == [(51, SIGTERM), (51, SIGCONT)]
 
 
+class Changing(Town):
+    """SIGTERM changes the only process as *changes* say; SIGKILL ends it, unless it is *endless*."""
+
+    def __init__(self, *, endless: bool = False, image: str | None = "code-stack", **changes) -> None:
+        super().__init__(orphans(51), returns={51: 2 * GIB})
+        self.endless, self.changes, self.image_after = endless, changes, image
+
+    def die(self, pid: int) -> None:
+        if self.signals_sent[-1] == (pid, SIGTERM):
+            self.living[pid] = replace(self.living[pid], **self.changes)
+        elif not self.endless:
+            super().die(pid)
+
+    def image(self, pid: int) -> str | None:
+        return self.image_after if self.signals_sent else super().image(pid)
+
+
+LEAVING = {"executable": None, "image": None}
+
+
+@pytest.mark.parametrize("how", [{"state": "Z"}, {"exiting": True}], ids=["its leader left", "exiting"])
+def test_who_is_on_its_way_out_after_sigterm_is_the_one_that_was_asked(state: Path, how):
+    """Its program cannot be read any more; that is no reason to leave its threads alive."""
+    town = Changing(**LEAVING, **how)
+    receipt = ran(town, made(town))
+    assert statuses(receipt) == ["done"]
+    assert receipt.outcomes[0].message == "it was exiting 0 s after SIGTERM, and was seen off by SIGKILL"
+    assert town.signals_sent == [(51, SIGTERM), (51, SIGKILL)]
+
+
+def test_who_never_gets_through_with_exiting_is_told_where_it_hangs(state: Path):
+    town = Changing(**LEAVING, exiting=True, endless=True)
+    receipt = ran(town, made(town))
+    assert statuses(receipt) == ["unkillable"]
+    assert "it is exiting, and its memory comes back when that is over" in receipt.outcomes[0].message
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"image": "other"}, "is another program now"),
+        ({"executable": "/home/alice/other"}, "is another program now"),
+        ({"user": "bob"}, "its user changed"),
+        ({**LEAVING, "state": "Z", "user": "bob"}, "its user changed"),
+        ({**LEAVING, "state": "Z", "started_at": 101}, "it was started later"),
+        ({"state": "Z", "image": "other"}, "is another program now"),
+        ({"executable": "/usr/bin/Xorg"}, "is another program now"),
+    ],
+)
+def test_once_asked_nothing_is_called_a_refusal_and_who_changed_is_left_alone(state: Path, changes, says):
+    town = Changing(**changes)
+    receipt = ran(town, made(town))
+    assert statuses(receipt) == ["failed"]
+    message = receipt.outcomes[0].message
+    assert message.startswith("pid 51 was sent SIGTERM, and nothing more: ")
+    assert says in message
+    assert town.signals_sent == [(51, SIGTERM)]
+    before, after = records(state)
+    assert (after["token"], after["status"], after["message"]) == (before["token"], "failed", message)
+
+
+def test_who_ends_right_before_it_is_asked_was_not_ended_by_that(state: Path):
+    class Brief(Grip):
+        def send(self, number: int):
+            del self.town.living[self.pid]
+            return "gone"
+
+    town = Town(orphans(51))
+    town.hold = lambda pid: Brief(town, pid) if pid in town.living else None  # type: ignore[method-assign]
+    assert statuses(ran(town, made(town))) == ["not-needed"]
+
+
 def test_the_reset_runs_the_vendors_command_for_the_gpu_that_was_named(state: Path):
     town = Town(ledger(gpu(index=3)))
     town.me = replace(town.me, uid=0, user="root")

@@ -97,6 +97,15 @@ def test_it_stops_when_the_device_says_that_the_goal_is_met(machine: Bench):
     assert is_charge(held_by(machine.why(), second), 1 * GIB)
 
 
+def test_of_several_that_are_named_no_more_are_touched_than_the_goal_needs(machine: Bench):
+    """That nothing leads into the other one, to trim it, is no reason to refuse what is enough."""
+    scenes = [machine.scene("plain", size) for size in (2 * GIB, 4 * GIB)]
+    small, large = (scene.pids["self"] for scene in scenes)
+    answer = machine.ask("free", "1GiB", "--pid", str(large), "--pid", str(small), "--dry-run")
+    assert kinds(answer) == [("park", small)]
+    assert [each["pid"] for each in answer["spared"]] == [large]
+
+
 def test_a_keeper_that_also_works_is_spared(machine: Bench):
     """It holds a dead process's memory, and its own: ending it would end work."""
     scene = machine.scene("fork_orphan", 1 * GIB)
@@ -187,6 +196,10 @@ def test_a_digest_that_does_not_fit_is_refused(machine: Bench):
         (("free", "--gpu", "7"), 2, "there is no GPU 7"),
         (("free", "--up-to", "reset"), 2, "invalid choice"),
         (("free", "--plan", "x", "1GiB"), 2, "a saved plan says all by itself"),
+        (("free", "--plan", ""), 2, "a file needs a name"),
+        (("free", "--save", ""), 2, "a file needs a name"),
+        (("free", "--digest", ""), 2, "--digest needs 8 hexadecimal digits or more"),
+        (("free", "--digest", "0123456"), 2, "--digest needs 8 hexadecimal digits or more"),
     ],
 )
 def test_bad_words_have_a_sentence_and_a_code(machine: Bench, words, code: int, says: str):

@@ -16,6 +16,7 @@ import pytest
 from tests.ghosts.conftest import is_charge
 from tests.reclaim.conftest import Bench
 from vram.units import GIB
+from vram.virtualgpu import VirtualGpu
 from vram.virtualgpu.scene import PROGRAMS
 
 STUCK = Path(__file__).with_name("stuck.py")
@@ -71,6 +72,48 @@ def test_who_ignores_sigterm_gets_grace_and_then_sigkill(machine: Bench):
         end(deaf)
 
 
+EXECS = """
+import os
+def again(*_): os.execv(sys.executable, [sys.executable, '-c', 'print("anew", flush=True); input()'])
+"""
+LEADER_LEAVES = """
+import ctypes, os, threading
+def leave(*_): os.write(1, b'left\\n'); ctypes.CDLL(None).syscall(60, 0)
+threading.Thread(target=ctypes.CDLL(None).pause, daemon=True).start()
+"""
+AT_SIGTERM = "import signal; signal.signal(signal.SIGTERM, {})\n"
+
+
+def test_who_becomes_another_program_when_asked_to_end_is_left_alone_and_that_is_told(machine: Bench):
+    """It took SIGTERM: that is no refusal."""
+    actor = start(machine, HOLDER + EXECS + AT_SIGTERM.format("again") + WAITS)
+    try:
+        done = machine.vram("kill", str(actor.pid), "--yes", "--grace", "2", "--json")
+        assert done.returncode == 3
+        (outcome,) = json.loads(done.stdout)["receipt"]["outcomes"]
+        assert outcome["status"] == "failed"
+        assert outcome["message"].startswith(f"pid {actor.pid} was sent SIGTERM, and nothing more")
+        assert [each.get("status") for each in machine.audit()] == [None, "failed"]
+        assert actor.poll() is None
+    finally:
+        end(actor)
+
+
+def test_threads_that_live_on_without_their_leader_are_ended(machine: Bench):
+    actor = start(machine, HOLDER + LEADER_LEAVES + AT_SIGTERM.format("leave") + WAITS)
+    try:
+        answer = machine.ask("kill", str(actor.pid), "--yes", "--grace", "2")
+        (outcome,) = answer["receipt"]["outcomes"]
+        assert outcome["status"] == "done"
+        assert "seen off by SIGKILL" in outcome["message"]
+        assert actor.stdout is not None
+        assert actor.stdout.readline() == b"left\n"
+        assert actor.wait() == -9
+        assert is_charge(answer["receipt"]["returned_bytes"], 1 * GIB)
+    finally:
+        end(actor)
+
+
 def test_a_stopped_process_takes_sigterm_and_may_clean_up(machine: Bench):
     """It is let go on after the signal, so that its handlers run."""
     scene = machine.scene("stopped", 1 * GIB)
@@ -110,6 +153,53 @@ def test_state_d_is_unkillable_and_said_once(machine: Bench):
         stuck.communicate()
 
 
+def test_who_is_on_a_gpu_that_does_not_answer_can_be_ended_and_nothing_is_promised(machine: Bench):
+    scene = machine.scene("plain", 1 * GIB)
+    machine.fault("nvmlDeviceGet* gpu=0 error=GPU_IS_LOST")
+    answer = machine.ask("kill", str(scene.pids["self"]), "--yes")
+    (outcome,) = answer["receipt"]["outcomes"]
+    assert (outcome["status"], outcome["step"]["predicted_bytes"]) == ("done", None)
+    assert (answer["receipt"]["promised_bytes"], answer["receipt"]["returned_bytes"]) == (None, None)
+
+
+def test_who_is_only_on_a_gpu_that_does_not_answer_is_found_again_when_the_plan_runs(
+    two_virtual_gpus: VirtualGpu, tmp_path: Path
+):
+    """The plan measures the other GPU, on which the process has no file open."""
+    bench = Bench(two_virtual_gpus.environment(), tmp_path / "state", real=False)
+    actor = start(bench, HOLDER + WAITS, env={**os.environ, "CUDA_VISIBLE_DEVICES": "1"})
+    try:
+        two_virtual_gpus.add_fault("nvmlDeviceGet* gpu=1 error=GPU_IS_LOST")
+        answer = bench.ask("kill", str(actor.pid), "--yes")
+        assert (answer["plan"]["gpus"], answer["plan"]["steps"][0]["gpus"]) == ([0], [1])
+        assert answer["receipt"]["outcomes"][0]["status"] == "done"
+        assert actor.wait() == -15
+    finally:
+        end(actor)
+        bench.close()
+
+
+def test_nobody_is_ended_for_a_size_that_the_gpu_cannot_tell(machine: Bench):
+    scene = machine.scene("plain", 1 * GIB)
+    pid = scene.pids["self"]
+    machine.fault("nvmlDeviceGet* gpu=0 error=GPU_IS_LOST")
+    done = machine.vram("free", "1GiB", "--pid", str(pid), "--yes")
+    assert done.returncode == 3
+    assert f"GPU 0 does not answer: what pid {pid} would give back cannot be told" in done.stderr
+    assert not machine.audit()
+
+
+def test_a_stranger_to_a_gpu_that_does_not_answer_is_not_called_free_of_it(machine: Bench):
+    bystander = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    machine.fault("nvmlDeviceGet* gpu=0 error=GPU_IS_LOST")
+    try:
+        done = machine.vram("kill", str(bystander.pid), "--yes")
+        assert done.returncode == 3
+        assert f"whether pid {bystander.pid} holds memory there cannot be told" in done.stderr
+    finally:
+        bystander.communicate()
+
+
 def test_a_pid_that_does_not_exist(machine: Bench):
     done = machine.vram("kill", "2147483646", "--yes")
     assert (done.returncode, done.stdout) == (10, "")
@@ -126,6 +216,15 @@ def test_a_process_without_gpu_memory(machine: Bench):
         assert bystander.poll() is None
     finally:
         bystander.communicate()
+
+
+def test_an_empty_digest_does_not_stand_for_any(machine: Bench):
+    """As an unset variable of a script gives it."""
+    scene = machine.scene("plain", 1 * GIB)
+    done = machine.vram("kill", str(scene.pids["self"]), "--yes", "--digest", "")
+    assert (done.returncode, done.stdout) == (2, "")
+    os.kill(scene.pids["self"], 0)
+    assert not machine.audit()
 
 
 @pytest.mark.parametrize("word", ["0", "-1", "abc", "99999999999", ""])

@@ -142,6 +142,24 @@ def test_a_pipe_or_a_folder_is_no_plan(saved: Saved, tmp_path: Path):
         assert saved.machine.vram("free", "--plan", str(path), "--yes").returncode == 16
 
 
+@needs_root
+def test_a_full_disk_leaves_no_half_a_plan(saved: Saved, tmp_path: Path):
+    """An empty file would stand in the way of the next try, and be taken for a plan."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    script = (
+        'mount -t tmpfs -o size=4k none "$0" && { head -c 4096 /dev/zero > "$0/full"; '
+        '"$@"; code=$?; ls "$0"; exit $code; }'
+    )
+    words = ("free", "--finding", "VR201", "--dry-run", "--save", str(disk / "plan.json"))
+    prefix = ("unshare", "--mount", "sh", "-c", script, str(disk))
+    if saved.machine.run([*prefix, "true"]).stdout != "full\n":
+        pytest.skip("no small disk can be made here")
+    done = saved.machine.vram(*words, prefix=prefix)
+    assert (done.returncode, done.stdout) == (16, "full\n")
+    assert done.stderr.startswith(f"vram: {disk}/plan.json cannot be written: No space left on device")
+
+
 def test_no_file_is_overwritten_by_a_plan(saved: Saved):
     before = saved.path.read_bytes()
     done = saved.machine.vram("free", "--finding", "VR201", "--dry-run", "--save", str(saved.path))

@@ -68,6 +68,33 @@ def test_blockers_are_listed_and_nothing_is_reset(machine: Bench):
     assert not machine.audit()
 
 
+LOST = "nvmlDeviceGet* gpu=0 error=GPU_IS_LOST"
+HUNG = "nvmlDeviceGetMemoryInfo* gpu=0 hang"
+
+
+@pytest.mark.parametrize("fault", [LOST, HUNG])
+def test_a_gpu_that_does_not_answer_is_never_called_empty(machine: Bench, fault: str):
+    """Who has its files open is told all the same: that is the kernel's to know."""
+    scene = machine.scene("plain", 1 * GIB)
+    pid = scene.pids["self"]
+    machine.fault(fault)
+    done = machine.vram("reset", "0", "--yes", "--json", "--deadline", "1")
+    assert done.returncode == 1
+    silence, process = json.loads(done.stdout)["blockers"]
+    assert (silence["pid"], silence["nbytes"]) == (None, None)
+    assert silence["why"] == "the GPU does not answer: who uses it cannot be told"
+    assert (process["pid"], process["nbytes"], process["command"]) == (pid, None, f"vram kill {pid}")
+    assert "0 B" not in machine.vram("reset", "0", "--deadline", "1").stdout
+
+
+@pytest.mark.parametrize("fault", [LOST, HUNG])
+def test_a_gpu_that_does_not_answer_and_that_nobody_has_open_is_not_called_empty(machine: Bench, fault: str):
+    machine.fault(fault)
+    done = machine.vram("reset", "0", "--yes", "--deadline", "1")
+    assert (done.returncode, "cannot be reset: 1 blocker" in done.stdout) == (1, True)
+    assert not machine.audit()
+
+
 def test_without_yes_it_is_explained(machine: Bench):
     done = machine.vram("reset", "0")
     assert done.returncode == 0

@@ -108,6 +108,7 @@ class Town:
             user=holder.user,
             executable=holder.executable,
             state=holder.state or "?",
+            exiting=holder.exiting,
             parent=holder.parent,
             age_s=100.0,
         )

@@ -6,6 +6,9 @@ import sys
 from argparse import ArgumentParser, Namespace
 
 from vram.cli.terminal import emit, is_terminal
+from vram.errors import UsageError
+
+SHORTEST_DIGEST = 8
 
 
 def add_consent_arguments(parser: ArgumentParser) -> None:
@@ -19,10 +22,18 @@ def add_consent_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument(
         "--digest",
+        type=_digits,
         metavar="HEX",
         help="run only the plan with this digest (8 digits or more), as an earlier --dry-run showed it",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text; never asks")
+
+
+def _digits(text: str) -> str:
+    # An empty word too is no digest: it is what a script hands over whose variable is unset.
+    if len(text) < SHORTEST_DIGEST or set(text.lower()) - set("0123456789abcdef"):
+        raise UsageError("--digest needs 8 hexadecimal digits or more", hint="a --dry-run shows them")
+    return text.lower()
 
 
 def may_act(args: Namespace) -> bool:

@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING
 from vram.cli import consent
 from vram.cli.source import add_deadline_argument, seconds
 from vram.cli.terminal import add_terminal_arguments, emit, look_for, show
-from vram.errors import ExitCode, NotPermitted, Protected, UsageError, WorldChanged
+from vram.errors import ExitCode, NotPermitted, Protected, WorldChanged
 
 if TYPE_CHECKING:
     from vram.host.local import LocalHost
     from vram.model.plan import Draft, Outcome, Receipt
-
-SHORTEST_DIGEST = 8
 
 
 def add_reclaim_arguments(parser: ArgumentParser) -> None:
@@ -58,14 +56,10 @@ def _drafted(args: Namespace, make: Callable[[], Draft]) -> Draft:
 
 
 def _require_digest(args: Namespace, draft: Draft) -> None:
-    wanted = (args.digest or "").lower()
-    if not wanted:
-        return
-    if len(wanted) < SHORTEST_DIGEST or set(wanted) - set("0123456789abcdef"):
-        raise UsageError("--digest needs 8 hexadecimal digits or more", hint="a --dry-run shows them")
-    if not draft.plan.digest.startswith(wanted):
+    if args.digest is not None and not draft.plan.digest.startswith(args.digest):
         raise WorldChanged(
-            f"the plan of this moment is {draft.plan.digest[:12]}, not {wanted[:12]}: the world has changed",
+            f"the plan of this moment is {draft.plan.digest[:12]}, not {args.digest[:12]}:"
+            " the world has changed",
             hint="look at the new plan first: --dry-run",
         )
 

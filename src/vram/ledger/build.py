@@ -9,6 +9,8 @@ from msgspec.structs import replace
 
 from vram.ledger import instances
 from vram.ledger.charges import charged_entries
+from vram.ledger.families import openers
+from vram.ledger.holders import holders
 from vram.ledger.instances import Part
 from vram.ledger.managed import explains, managed_entries
 from vram.ledger.overhead import expected
@@ -70,7 +72,9 @@ def _gpus(seen: Sightings) -> tuple[GpuLedger, ...]:
 
 def _elsewhere(seen: Sightings, gpu: GpuSighting) -> GpuLedger:
     if gpu.driver == "nvidia":
-        return _unread(gpu)
+        # Open files are the kernel's to tell: they are known where the driver answers nothing.
+        present = holders(seen, openers(seen, gpu))
+        return replace(_unread(gpu), bystanders=tuple(Bystander(holder=each) for each in present))
     from vram.ledger.drm_page import drm_ledger
 
     return drm_ledger(seen, gpu)

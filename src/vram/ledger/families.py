@@ -7,11 +7,12 @@ charged nothing themselves.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from msgspec import Struct
 
-from vram.ledger.sightings import Sightings
+from vram.ledger.sightings import GpuSighting, Sightings
+from vram.model.files import DeviceFile
 
 
 class Family(Struct, frozen=True):
@@ -41,6 +42,22 @@ def keepers(seen: Sightings, minor: int | None, charged: Iterable[int]) -> list[
 def _descriptors(seen: Sightings, pid: int, minor: int | None) -> int:
     files = seen.files[pid].files
     return sum(1 for file in files if file.kind == "gpu" and (minor is None or file.minor == minor))
+
+
+def openers(seen: Sightings, gpu: GpuSighting) -> list[int]:
+    """Everybody alive who has the GPU's files open; where its number is unknown, files of no other GPU."""
+    numbers = {each.index: each.facts.minor for each in seen.gpus.values() if each.facts}
+    minor = numbers.pop(gpu.index, None)
+    others = set(numbers.values())
+    return sorted(
+        pid
+        for pid, facts in seen.files.items()
+        if seen.alive(pid) and any(_is_of(file, minor, others) for file in facts.files)
+    )
+
+
+def _is_of(file: DeviceFile, minor: int | None, others: Collection[int | None]) -> bool:
+    return file.kind == "gpu" and (file.minor not in others if minor is None else file.minor == minor)
 
 
 def descriptions(seen: Sightings, pid: int, minor: int | None) -> frozenset[int]:

@@ -6,11 +6,14 @@ from msgspec import Struct
 
 
 class Blocker(Struct, frozen=True, kw_only=True):
-    """One who must be gone first. ``command`` is empty where nobody can be named."""
+    """One who must be gone first. ``command`` is empty where nobody can be named.
+
+    ``nbytes`` is None where the GPU does not answer.
+    """
 
     pid: int | None
     name: str | None
     user: str | None
-    nbytes: int
+    nbytes: int | None
     why: str
     command: str = ""

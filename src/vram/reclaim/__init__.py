@@ -63,7 +63,9 @@ def execute(
     from vram.reclaim.looking import look
 
     host = host or _local()
-    grounds.require(plan, *look(host, plan.gpus, deadline_s))
+    # A plan measures only GPUs that answer; whom it names may be on one that does not.
+    gpus = {*plan.gpus, *(gpu for step in plan.steps for gpu in step.gpus)}
+    grounds.require(plan, *look(host, tuple(sorted(gpus)), deadline_s))
     return executor.execute(host, plan, patience_s={**ladder.PATIENCE_S, **(patience_s or {})}, told=told)
 
 

@@ -19,6 +19,8 @@ class Account(Struct, frozen=True, kw_only=True):
     gpus: tuple[int, ...] = ()
     idle: bool = False
     """Every GPU that it uses says that it does nothing, and it waits."""
+    untold: tuple[int, ...] = ()
+    """Those of ``gpus`` that do not tell who has what: it may have more than is known of."""
 
     @property
     def own_bytes(self) -> int:
@@ -71,6 +73,17 @@ def keepers(entry: Entry) -> tuple[Holder, ...]:
     return tuple(holder for holder in (first, *entry.sharers) if holder is not None and holder.alive)
 
 
+def is_silent(gpu: GpuLedger) -> bool:
+    """The driver says nothing of this GPU's memory, neither of the whole nor of its parts."""
+    return gpu.driver == "nvidia" and gpu.total_bytes is None and not gpu.instances
+
+
+def tells_who(gpu: GpuLedger) -> bool:
+    """Whether a process that is not named on the GPU surely has nothing there."""
+    broken = gpu.driver == "nvidia" and gpu.status in ("failed", "timeout", "lost")
+    return not (is_silent(gpu) or broken)
+
+
 def _parts(gpu: GpuLedger) -> Iterable[tuple[Holder, Entry | None]]:
     for entry in gpu.accounted:
         for holder in keepers(entry):
@@ -91,4 +104,5 @@ def _account(draft: _Draft) -> Account:
         kept=tuple(draft.kept),
         gpus=tuple(sorted(draft.gpus)),
         idle=resting and draft.holder.state == "S",
+        untold=tuple(sorted(index for index, gpu in draft.gpus.items() if not tells_who(gpu))),
     )

@@ -1,4 +1,8 @@
-"""What keeps a GPU from being reset: everybody on it, and the command that removes each."""
+"""What keeps a GPU from being reset: everybody on it, and the command that removes each.
+
+A GPU that does not answer is never free of blockers: who has its files open is known without the
+driver, who reaches it by another way is not.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from collections.abc import Iterator
 from vram.model.blocker import Blocker
 from vram.model.ledger import Entry, GpuLedger, Holder, Ledger
 from vram.protected import role
-from vram.reclaim.accounts import accounts
+from vram.reclaim.accounts import Account, accounts, is_silent
 
 # How the parts of the system let go of a GPU: each by its own means.
 _BY_ITS_OWN_MEANS = {
@@ -24,25 +28,27 @@ _DISPLAY = "sudo systemctl isolate multi-user.target"
 
 def blockers(ledger: Ledger, gpu: GpuLedger) -> tuple[Blocker, ...]:
     """Everybody and everything on *gpu*, the largest first."""
-    known = accounts(ledger)
-    found = [
-        _somebody(
-            account.holder, sum(entry.nbytes for entry in (*account.own, *account.kept)), bool(account.own)
-        )
-        for account in known.values()
-        if gpu.index in account.gpus
-    ]
-    return tuple(sorted((*found, *_nobody(gpu)), key=lambda each: -each.nbytes))
+    found = [_somebody(each, gpu) for each in accounts(ledger).values() if gpu.index in each.gpus]
+    sized = sorted((*found, *_nobody(gpu)), key=lambda each: -(each.nbytes or 0))
+    return (*_silence(gpu), *sized)
 
 
-def _somebody(holder: Holder, nbytes: int, working: bool) -> Blocker:
+def _silence(gpu: GpuLedger) -> Iterator[Blocker]:
+    if is_silent(gpu):
+        why = "the GPU does not answer: who uses it cannot be told"
+        yield Blocker(pid=None, name=None, user=None, nbytes=None, why=why)
+
+
+def _somebody(account: Account, gpu: GpuLedger) -> Blocker:
+    holder, working = account.holder, bool(account.own)
+    nbytes = sum(entry.nbytes for entry in (*account.own, *account.kept))
     part = role(holder.pid, holder.parent, holder.executable)
     why = f"it is {part}" if part else ("it uses the GPU" if working else "it has the GPU's files open")
     return Blocker(
         pid=holder.pid,
         name=holder.command,
         user=holder.user,
-        nbytes=nbytes,
+        nbytes=None if is_silent(gpu) else nbytes,
         why=why,
         command=_removal(holder, part),
     )

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from vram.diagnosis.health import is_healthy
-from vram.errors import CannotPark, NotOnGpu
+from vram.errors import CannotPark, DeviceError, NotOnGpu
 from vram.model.finding import Finding
-from vram.model.ledger import Entry, Ledger
+from vram.model.ledger import Ledger
 from vram.model.plan import StepKind, Wish
-from vram.reclaim.accounts import Account, accounts, keepers, returns
+from vram.reclaim.accounts import Account, accounts, keepers, returns, tells_who
 from vram.reclaim.leftovers import Leftover, doubt, leftovers
 
 
@@ -45,11 +45,20 @@ class Scene(Struct, frozen=True):
         """The processes that the user named, in that order. Raises where one is on no GPU."""
         missing = [pid for pid in self.wish.pids if pid not in self.known]
         if missing:
-            raise NotOnGpu(
-                f"pid {missing[0]} holds no memory of {'this GPU' if self.wish.gpus else 'any GPU'}",
-                hint="`vram who` lists those that do",
-            )
+            raise self._not_found(missing[0])
         return tuple(self.known[pid] for pid in dict.fromkeys(self.wish.pids))
+
+    def _not_found(self, pid: int) -> NotOnGpu | DeviceError:
+        silent = [gpu.index for gpu in self.ledger.gpus if not tells_who(gpu)]
+        if silent:
+            return DeviceError(
+                f"GPU {silent[0]} does not answer: whether pid {pid} holds memory there cannot be told",
+                hint="`vram why` tells more of the GPU",
+            )
+        return NotOnGpu(
+            f"pid {pid} holds no memory of {'this GPU' if self.wish.gpus else 'any GPU'}",
+            hint="`vram who` lists those that do",
+        )
 
     def chosen(self) -> tuple[Account, ...]:
         """Whom the user means: those named, those of the findings named, or everybody."""
@@ -125,16 +134,20 @@ def _named_kills(scene: Scene) -> Iterator[Candidate]:
     if shared:
         reason += f"; what it shares stays until pid {', '.join(map(str, shared))} let go too"
     returned = returns(scene.ledger, pids)
-    untold = [any(_is_untold(entry) for entry in account.own) for account in named]
+    untold = [_is_untold(account, scene.wish) for account in named]
     predicted = tuple(
         None if no and not nbytes else nbytes for no, nbytes in zip(untold, returned, strict=True)
     )
     yield Candidate(kind="kill", accounts=named, predicted=predicted, reason=reason)
 
 
-def _is_untold(entry: Entry) -> bool:
-    """The driver does not say how much this is: nothing is not what is meant by 0."""
-    return entry.confidence == "unknown" and entry.nbytes == 0
+def _is_untold(account: Account, wish: Wish) -> bool:
+    """The driver does not say how much this is: nothing is not what is meant by 0.
+
+    Where it says nothing of a whole GPU, nobody is ended for a size that was asked for.
+    """
+    silent = bool(account.untold) and wish.goal_bytes is None
+    return silent or any(entry.confidence == "unknown" and entry.nbytes == 0 for entry in account.own)
 
 
 def _others(account: Account) -> Iterator[int]:

@@ -19,9 +19,9 @@ OnOutcome = Callable[[Outcome], None]
 
 def check(host: Host, plan: Plan) -> None:
     """Refuse the whole plan, untouched, where one of its steps could not be begun now."""
-    for step in plan.steps:
+    for at, step in enumerate(plan.steps):
         try:
-            ladder.rung(step.kind).check(host, step)
+            ladder.rung(step.kind).check(host, step, plan.steps[:at])
         except NoSuchProcess as error:
             raise WorldChanged(f"the plan no longer fits: {error}", hint="make a new plan") from error
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from types import TracebackType
 
+from msgspec.structs import replace
+
 from vram.errors import NoSuchProcess, NotPermitted, Protected, TimedOut, WorldChanged
 from vram.host.ports import Grip, Host, Sent
 from vram.model.plan import Target
@@ -47,6 +49,24 @@ class Held:
     def send(self, number: int) -> Sent:
         """Signal this process and no other; "gone" where it has ended meanwhile."""
         self.recheck()
+        return self._sent(number)
+
+    def send_again(self, number: int) -> tuple[Sent, bool]:
+        """Signal who was signalled before, under this very hold; also, whether it is on its way out.
+
+        Such a process cannot be compared as others can: it has no memory any more, and where its
+        leader left before its threads, no program. What is left of it must still fit.
+        """
+        try:
+            return self.send(number), False
+        except (WorldChanged, Protected):
+            found, facts, image = _look(self._host, self.grip)
+            if not (facts.exiting or facts.is_dead):
+                raise
+            _compare(self.target, found, _with_what_it_lost(self.target, facts), image or self.target.image)
+            return self._sent(number), True
+
+    def _sent(self, number: int) -> Sent:
         sent = self.grip.send(number)
         if sent == "denied":
             raise NotPermitted(
@@ -117,6 +137,11 @@ def _look(host: Host, grip: Grip) -> tuple[ProcessRef, ProcessFacts, str | None]
     return *seen, image
 
 
+def _with_what_it_lost(target: Target, facts: ProcessFacts) -> ProcessFacts:
+    # The kernel shows an exiting process in the root of its control groups, or in none.
+    return replace(facts, executable=facts.executable or target.executable, cgroup=target.cgroup)
+
+
 def _compare(target: Target, found: ProcessRef, facts: ProcessFacts, image: str | None) -> None:
     pairs = {
         "start time": (target.process.started_at, found.started_at),
@@ -133,8 +158,10 @@ def _compare(target: Target, found: ProcessRef, facts: ProcessFacts, image: str 
             hint="make a new plan",
         )
     if changed:
+        executed = facts.executable is not None and {"program", "memory image"} & set(changed)
+        what = "another program now" if executed else "not what it was"
         raise WorldChanged(
-            f"pid {found.pid} is not what it was: its {' and '.join(changed)} changed", hint="make a new plan"
+            f"pid {found.pid} is {what}: its {' and '.join(changed)} changed", hint="make a new plan"
         )
 
 

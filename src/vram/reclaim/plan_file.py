@@ -6,6 +6,7 @@ import hashlib
 import os
 import stat
 from collections.abc import Iterable
+from contextlib import suppress
 
 import msgspec
 from msgspec.structs import replace
@@ -38,8 +39,14 @@ def save(plan: Plan, path: str) -> None:
         raise BadPlan(f"{path} exists already", hint="name a file that does not exist yet") from error
     except OSError as error:
         raise BadPlan(f"{path} cannot be written: {error.strerror}") from error
-    with open(file, "wb") as stream:
-        stream.write(content)
+    try:
+        with open(file, "wb") as stream:
+            stream.write(content)
+    except OSError as error:
+        # It is ours, made just now: half a plan would only stand in the way of the next try.
+        with suppress(OSError):
+            os.unlink(path)
+        raise BadPlan(f"{path} cannot be written: {error.strerror}") from error
 
 
 def load(path: str, boot_id: str) -> Plan:

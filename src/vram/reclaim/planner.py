@@ -7,13 +7,21 @@ from collections.abc import Iterable, Iterator
 from msgspec.structs import replace
 
 from vram.diagnosis.manual import page
-from vram.errors import GoalImpossible, NotPermitted, Refused, UsageError, WorldChanged
+from vram.errors import (
+    DeviceError,
+    GoalImpossible,
+    NotPermitted,
+    NotReachable,
+    Refused,
+    UsageError,
+    WorldChanged,
+)
 from vram.host.ports import Host
 from vram.model.finding import Finding
 from vram.model.ledger import Ledger
 from vram.model.plan import Draft, Step, StepKind, Target, Wish
 from vram.reclaim import ladder
-from vram.reclaim.accounts import Account
+from vram.reclaim.accounts import Account, is_silent
 from vram.reclaim.candidates import Candidate, Scene, candidates
 from vram.reclaim.identity import capture
 from vram.reclaim.plan_file import seal
@@ -43,11 +51,7 @@ def plan(host: Host, ledger: Ledger, findings: tuple[Finding, ...], wish: Wish) 
     choice = _Choice(host, scene)
     steps = choice.steps()
     # A GPU that does not answer cannot be measured, and must not keep the others from it.
-    gpus = tuple(
-        gpu.index
-        for gpu in ledger.gpus
-        if gpu.total_bytes is not None or gpu.instances or gpu.driver != "nvidia"
-    )
+    gpus = tuple(gpu.index for gpu in ledger.gpus if not is_silent(gpu))
     sealed = seal(ledger.taken_at, host.vitals.boot_id(), wish.goal_bytes, gpus, steps)
     return Draft(plan=sealed, spared=spared(scene, sealed, choice.refusals))
 
@@ -65,23 +69,24 @@ class _Choice:
         self._host = host
         self._scene = scene
         self._left = scene.wish.goal_bytes
+        self._found: list[Step] = []
         self._settled: set[int] = set()
         self.refusals: dict[int, Refused] = {}
 
     def steps(self) -> tuple[Step, ...]:
-        found: list[Step] = []
         for kind in _rungs(self._scene.wish):
-            found += self._climb(kind)
-        if self._scene.wish.pids:
+            self._climb(kind)
+        found = self._found
+        if self._scene.wish.pids and self._is_wanting():
             self._require_something(found)
         if self._left is not None and self._left > 0 and not any(s.predicted_bytes is None for s in found):
             raise self._out_of_reach(found)
         return tuple(found)
 
-    def _climb(self, kind: StepKind) -> Iterator[Step]:
+    def _climb(self, kind: StepKind) -> None:
         rung = ladder.rung(kind)
         pool = [each for each in candidates(self._scene, kind) if not self._is_settled(each)]
-        while pool and (self._left is None or self._left > 0):
+        while pool and self._is_wanting():
             candidate = _pick(pool, self._left)
             try:
                 steps = tuple(self._made(rung, candidate))
@@ -90,7 +95,11 @@ class _Choice:
                 continue
             if kind == "trim" and all(step.predicted_bytes == 0 for step in steps):
                 continue  # it was asked, and caches nothing
-            yield from self._counted(kind, steps)
+            self._take(kind, steps)
+
+    def _is_wanting(self) -> bool:
+        """Whether more is to be found: the goal is not reached, or there is none."""
+        return self._left is None or self._left > 0
 
     def _is_settled(self, candidate: Candidate) -> bool:
         """Parked or ended already by this plan: nothing is left to give."""
@@ -110,7 +119,7 @@ class _Choice:
             )
             if isinstance(rung, Preparing):
                 step = rung.prepare(self._host, step)
-            rung.check(self._host, step)
+            rung.check(self._host, step, self._found)
             yield step
 
     def _target(self, account: Account) -> Target:
@@ -131,15 +140,18 @@ class _Choice:
 
     def _refused(self, candidate: Candidate, error: Refused) -> None:
         for account in candidate.accounts:
-            self.refusals.setdefault(account.holder.pid, error)
+            known = self.refusals.get(account.holder.pid)
+            # That nothing leads into a process to trim it is the rule; a later refusal says more.
+            if known is None or isinstance(known, NotReachable):
+                self.refusals[account.holder.pid] = error
 
-    def _counted(self, kind: StepKind, steps: tuple[Step, ...]) -> Iterator[Step]:
+    def _take(self, kind: StepKind, steps: tuple[Step, ...]) -> None:
         for step in steps:
             if self._left is not None:
                 self._left -= step.predicted_bytes or 0
             if step.target is not None and kind != "trim":
                 self._settled.add(step.target.process.pid)
-            yield step
+            self._found.append(step)
 
     def _require_something(self, found: list[Step]) -> None:
         """Who was named and gets no step was refused: that is the answer."""
@@ -148,7 +160,14 @@ class _Choice:
             if pid in self.refusals and pid not in planned:
                 raise self.refusals[pid]
 
-    def _out_of_reach(self, found: list[Step]) -> GoalImpossible:
+    def _out_of_reach(self, found: list[Step]) -> GoalImpossible | DeviceError:
+        for account in self._scene.named():
+            if account.untold:
+                pid = account.holder.pid
+                return DeviceError(
+                    f"GPU {account.untold[0]} does not answer: what pid {pid} would give back cannot be told",
+                    hint=f"`vram kill {pid}` ends it all the same",
+                )
         possible = sum(step.predicted_bytes or 0 for step in found)
         most = f"at most {size(possible)} would come back" if possible else "nothing would come back"
         hint = "`vram who` shows who holds the rest; --pid PID allows to park or end a healthy process"

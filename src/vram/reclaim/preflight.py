@@ -31,6 +31,7 @@ _STANDING_STILL = {
     "Z": "has ended",
     "X": "has ended",
 }
+_BROKEN = ("failed", "timeout", "lost")
 
 
 class Listed(Struct, frozen=True):
@@ -48,6 +49,8 @@ class Devices(Struct, frozen=True):
     gpus: Mapping[int, GpuFacts]
     memory: Mapping[int, MemoryFacts]
     listed: Mapping[int, tuple[Listed, ...]]
+    silent: tuple[int, ...] = ()
+    """GPUs whose process lists could not be read: who is on no list may be on one of these."""
 
     def shares(self, pid: int) -> tuple[Share, ...]:
         return tuple(each.share for each in self.listed.get(pid, ()) if each.share is not None)
@@ -65,7 +68,7 @@ def look(host: Host, deadline_s: float = 5.0) -> Devices:
     memory = {
         each.gpu: each.facts for each in seen if isinstance(each.facts, MemoryFacts) and each.gpu is not None
     }
-    return Devices(next(iter(versions), None), gpus, memory, _listed(seen, gpus))
+    return Devices(next(iter(versions), None), gpus, memory, _listed(seen, gpus), _silent(seen))
 
 
 def require_checkpoints(host: Host) -> None:
@@ -86,6 +89,11 @@ def _no_devices(seen: Iterable[Observation]) -> DriverMissing | DeviceError:
             hint="`vram virtual -- bash` has one to try things on",
         )
     return DeviceError(f"the driver cannot be read: {worst.message}", hint="see `vram why`")
+
+
+def _silent(seen: Iterable[Observation]) -> tuple[int, ...]:
+    broken = {each.gpu for each in seen if each.gpu is not None and each.status in _BROKEN}
+    return tuple(sorted(broken))
 
 
 def _listed(seen: Iterable[Observation], gpus: Mapping[int, GpuFacts]) -> dict[int, tuple[Listed, ...]]:
@@ -161,9 +169,7 @@ def may_park(
     pid = target.process.pid
     lines = devices.listed.get(pid, ())
     if not lines:
-        raise NotOnGpu(
-            f"pid {pid} holds no GPU memory that the driver lists", hint="`vram who` lists who does"
-        )
+        raise _not_listed(devices, pid)
     _driver_can(devices.driver_version)
     _gpus_can(devices, lines)
     _process_can(pid, facts, lines)
@@ -171,6 +177,15 @@ def may_park(
         _signs_allow(pid, vitals, managed_bytes)
     _host_has_room(pid, sum(share.nbytes for share in devices.shares(pid)), vitals, taken_before)
     return devices.shares(pid)
+
+
+def _not_listed(devices: Devices, pid: int) -> NotOnGpu | DeviceError:
+    if devices.silent:
+        return DeviceError(
+            f"GPU {devices.silent[0]} does not answer: whether pid {pid} holds memory there cannot be told",
+            hint="`vram why` tells more of the GPU",
+        )
+    return NotOnGpu(f"pid {pid} holds no GPU memory that the driver lists", hint="`vram who` lists who does")
 
 
 def _signs_allow(pid: int, vitals: Vitals, managed_bytes: int | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 from vram.errors import VramError
@@ -13,10 +14,15 @@ class Unkillable(VramError):
     """A process that no signal ends now: it is said once and not tried again."""
 
 
+class Unfinished(VramError):
+    """The target was touched, and not all was done: no refusal, for those touch nothing."""
+
+
 class Rung(Protocol):
     """One kind of step. It never chooses: what it does is written in the step.
 
-    ``check`` raises the error that says why the step must not run, having touched nothing.
+    ``check`` raises the error that says why the step must not run, having touched nothing; *before*
+    are the steps of the same plan that will have been done when its turn comes.
     ``apply`` acts and returns a sentence; whatever it raises, the target is left running
     and unlocked, or dead on purpose. ``verify`` tells whether the target is in the state
     that the step promised; bytes are measured by the executor.
@@ -24,7 +30,7 @@ class Rung(Protocol):
 
     kind: StepKind
 
-    def check(self, host: Host, step: Step) -> None: ...
+    def check(self, host: Host, step: Step, before: Sequence[Step] = ()) -> None: ...
     def describe(self, step: Step) -> str: ...
     def apply(self, host: Host, step: Step, deadline_s: float) -> str: ...
     def verify(self, host: Host, step: Step) -> bool: ...

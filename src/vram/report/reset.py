@@ -53,7 +53,8 @@ def _blocked(gpu: int, blockers: tuple[Blocker, ...], look: Look) -> Iterator[Re
     yield Text(f"GPU {gpu} cannot be reset: {counted(len(blockers), 'blocker')}", style="bold")
     for number, each in enumerate(blockers, 1):
         who = "" if each.pid is None else f"pid {each.pid}" + (f" · {each.user}" if each.user else "")
-        words = Text(look.clean(" · ".join(part for part in (who, size(each.nbytes), each.why) if part)))
+        held = "" if each.nbytes is None else size(each.nbytes)
+        words = Text(look.clean(" · ".join(part for part in (who, held, each.why) if part)))
         if each.name:
             words.append("\n" + look.short(each.name, look.measure - 8), style="dim")
         if each.command:

@@ -43,9 +43,21 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="only what this finding of `vram why` names",
     )
     option("--pid", action="append", type=pid_number, default=[], metavar="PID", help="only this process")
-    option("--save", metavar="FILE", help="also save the plan, for --plan")
-    option("--plan", metavar="FILE", help="run a saved plan; refused where the world has changed since")
+    option("--save", type=_file, metavar="FILE", help="also save the plan, for --plan")
+    option(
+        "--plan",
+        type=_file,
+        metavar="FILE",
+        help="run a saved plan; refused where the world has changed since",
+    )
     add_reclaim_arguments(parser)
+
+
+def _file(text: str) -> str:
+    # An empty word is what a script hands over whose variable is unset: it must not mean "no file".
+    if not text:
+        raise UsageError("a file needs a name", hint="--plan FILE runs a plan that --save FILE has written")
+    return text
 
 
 def run(args: Namespace) -> int:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from signal import SIGCONT, SIGKILL, SIGTERM
 
-from vram.errors import NoSuchProcess, UsageError
-from vram.host.ports import Host
+from vram.errors import NoSuchProcess, Refused, UsageError
+from vram.host.ports import Host, Sent
 from vram.model.plan import Step, StepKind, Target
 from vram.reclaim.identity import Held, hold
-from vram.reclaim.rung import Unkillable
+from vram.reclaim.rung import Unfinished, Unkillable
 
 # SIGKILL needs no grace; this is for the kernel to take a large process down. Giving 4 GiB of
 # GPU memory back took 110 ms.
@@ -20,7 +21,7 @@ class Kill:
 
     kind: StepKind = "kill"
 
-    def check(self, host: Host, step: Step) -> None:
+    def check(self, host: Host, step: Step, before: Sequence[Step] = ()) -> None:
         with hold(host, _target(step)):
             pass
 
@@ -29,11 +30,17 @@ class Kill:
 
     def apply(self, host: Host, step: Step, deadline_s: float) -> str:
         with hold(host, _target(step)) as held:
-            if self._asked(held, deadline_s):
+            _ask(held)
+            if held.ended(deadline_s):
                 return "it ended when asked to (SIGTERM)"
-            if _sent(held, SIGKILL) and not held.ended(TEARDOWN_S):
+            sent, was_leaving = _insist(held)
+            if not held.ended(TEARDOWN_S):
                 raise Unkillable(_where_it_hangs(host, held.target), hint="wait, then look with `vram why`")
-            return f"it did not end within {deadline_s:g} s of SIGTERM and was killed (SIGKILL)"
+        if sent == "gone":
+            return "it ended when asked to (SIGTERM)"
+        if was_leaving:
+            return f"it was exiting {deadline_s:g} s after SIGTERM, and was seen off by SIGKILL"
+        return f"it did not end within {deadline_s:g} s of SIGTERM and was killed (SIGKILL)"
 
     def verify(self, host: Host, step: Step) -> bool:
         try:
@@ -42,23 +49,29 @@ class Kill:
         except NoSuchProcess:
             return True
 
-    def _asked(self, held: Held, grace_s: float) -> bool:
-        stopped = held.recheck().state == "T"
-        if not _sent(held, SIGTERM):
-            return True
-        if stopped:
-            # It takes the signal only once it runs again. In this order: were we killed between
-            # the two, it would still be as stopped as it was.
-            held.grip.send(SIGCONT)
-        return held.ended(grace_s)
+
+def _ask(held: Held) -> None:
+    """SIGTERM; raises where it must not be sent, or where nobody is left to take it."""
+    stopped = held.recheck().state == "T"
+    if held.send(SIGTERM) == "gone":
+        raise NoSuchProcess(f"process {held.target.process.pid} has ended")
+    if stopped:
+        # It takes the signal only once it runs again. In this order: were we killed between
+        # the two, it would still be as stopped as it was.
+        held.grip.send(SIGCONT)
 
 
-def _sent(held: Held, number: int) -> bool:
-    """Signal it; False where it has ended by itself."""
+def _insist(held: Held) -> tuple[Sent, bool]:
+    """SIGKILL; also, whether it was exiting. What forbids it is no refusal any more: it took SIGTERM."""
     try:
-        return held.send(number) == "sent"
+        return held.send_again(SIGKILL)
     except NoSuchProcess:
-        return False
+        return "gone", True
+    except Refused as error:
+        pid = held.target.process.pid
+        raise Unfinished(
+            f"pid {pid} was sent SIGTERM, and nothing more: {error}", hint="look with `vram why`"
+        ) from error
 
 
 def _where_it_hangs(host: Host, target: Target) -> str:

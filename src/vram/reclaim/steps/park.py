@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from vram.errors import CannotPark
 from vram.host.ports import Host
 from vram.model.parking import Share
@@ -18,8 +20,10 @@ class Park:
 
     kind: StepKind = "park"
 
-    def check(self, host: Host, step: Step) -> None:
-        _shares(host, _target(step))
+    def check(self, host: Host, step: Step, before: Sequence[Step] = ()) -> None:
+        # Their bytes are still on the GPU, and the host memory that they will take is still free.
+        taken = sum(each.predicted_bytes or 0 for each in before if each.kind == "park")
+        _shares(host, _target(step), taken)
 
     def describe(self, step: Step) -> str:
         target = _target(step)
@@ -49,13 +53,19 @@ class Park:
         return f"pid {pid} is back on its GPU"
 
 
-def _shares(host: Host, target: Target) -> tuple[Share, ...]:
+def _shares(host: Host, target: Target, taken_before: int = 0) -> tuple[Share, ...]:
     """What the process has on each GPU; raises where it must not be parked, or is another one now."""
     require_checkpoints(host)
     with identity.hold(host, target) as held:
         pid = target.process.pid
-        managed = managed_bytes(host, pid)
-        return may_park(look(host), target, held.recheck(), host.vitals.read(pid), managed_bytes=managed)
+        return may_park(
+            look(host),
+            target,
+            held.recheck(),
+            host.vitals.read(pid),
+            managed_bytes=managed_bytes(host, pid),
+            taken_before=taken_before,
+        )
 
 
 def _target(step: Step) -> Target:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from vram.errors import DeviceError, NotPermitted, UsageError
 from vram.host.ports import Host
 from vram.model.plan import Step, StepKind
@@ -12,7 +14,7 @@ class Reset:
 
     kind: StepKind = "reset"
 
-    def check(self, host: Host, step: Step) -> None:
+    def check(self, host: Host, step: Step, before: Sequence[Step] = ()) -> None:
         _gpu(step)
         me = host.facts()
         if me.wsl_facts is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec.structs import replace
 
 from vram.errors import Refused, UsageError, VramError
@@ -38,7 +40,7 @@ class Trim:
             return replace(step, via=way.NAME)
         return replace(step, via=way.NAME, predicted_bytes=answer.reclaimable_bytes)
 
-    def check(self, host: Host, step: Step) -> None:
+    def check(self, host: Host, step: Step, before: Sequence[Step] = ()) -> None:
         with hold(host, _target(step)):
             choose(_target(step), step.via)
 
