@@ -136,6 +136,10 @@ class World:
     def unreadable(self, processes: int) -> World:
         return self._see("proc.unreadable", facts=UnreadableFacts(processes, ("alice",)), status="denied")
 
+    def unlisted(self, status: str, gpu: int = 0) -> World:
+        """A process list that could not be read."""
+        return self._see("nvml.processes", gpu=gpu, status=status, message="no list")
+
     def lost(self, index: int) -> World:
         return self._see("nvml.memory", gpu=index, status="lost", message="GPU is lost")
 

@@ -74,6 +74,30 @@ def test_older_process_lists_serve_where_newer_are_unknown(virtual_gpu: VirtualG
         assert charge.nbytes == 518 * 1024**2
 
 
+@pytest.mark.parametrize(("code", "status"), [("UNKNOWN", "failed"), ("NO_PERMISSION", "denied")])
+@pytest.mark.parametrize("kind", ["Compute", "Graphics", "MPSCompute"])
+def test_one_list_that_fails_is_said(virtual_gpu: VirtualGpu, kind: str, code: str, status: str) -> None:
+    """Whoever is on it only would look as if nobody charged it with anything."""
+    virtual_gpu.fail(f"nvmlDeviceGet{kind}RunningProcesses*", error=code)
+    survey = take(virtual_gpu)
+    (lists,) = said(survey, "nvml.processes", gpu=0)
+    assert (lists.status, lists.facts) == (status, None)
+    assert kind.removesuffix("Compute").lower() in lists.message.lower()
+    assert {run.name: run.status for run in survey.probes}["nvml"] == status
+
+
+@pytest.mark.parametrize("code", ["NOT_SUPPORTED", "FUNCTION_NOT_FOUND"])
+def test_a_list_that_the_driver_does_not_have_is_no_gap(virtual_gpu: VirtualGpu, code: str) -> None:
+    for kind in ("Graphics", "MPSCompute"):
+        virtual_gpu.fail(f"nvmlDeviceGet{kind}RunningProcesses*", error=code)
+    assert said(take(virtual_gpu), "nvml.processes", gpu=0) == []
+
+
+def test_a_driver_without_any_list_says_so(virtual_gpu: VirtualGpu) -> None:
+    virtual_gpu.fail("nvmlDeviceGet*RunningProcesses*", error="NOT_SUPPORTED")
+    assert statuses(take(virtual_gpu), 0)["nvml.processes"] == "unsupported"
+
+
 def test_what_is_not_supported_is_unknown(virtual_gpu: VirtualGpu) -> None:
     virtual_gpu.fail("nvmlDeviceGetBAR1MemoryInfo", error="NOT_SUPPORTED")
     virtual_gpu.fail("nvmlDeviceGetEccMode", error="NO_PERMISSION")

@@ -61,11 +61,16 @@ def _gpus(seen: Sightings) -> tuple[GpuLedger, ...]:
         place: page for index in claims for place, page in _pages(seen, index, divided, claims[index][0])
     }
     # What CUDA costs beyond all charges is no room for exported memory.
-    rooms = {place: max(0, page.rest - expected(seen, page.gpu)) for place, page in pages.items()}
+    rooms = {place: _room(seen, page) for place, page in pages.items()}
     # Nor is there any where managed memory accounts for all of it: then makers are charged for theirs.
     taken = [place for place, page in pages.items() if explains(seen, page.gpu, rooms[place])]
     book = _Book(seen, pages, settle(seen, rooms | dict.fromkeys(taken, 0)), claims)
     return tuple(book.gpu(gpu, divided.get(index)) for index, gpu in sorted(seen.gpus.items()))
+
+
+def _room(seen: Sightings, page: _Page) -> int:
+    """Bytes that nobody is charged for, and that are no overhead: unknown without the lists, so none."""
+    return max(0, page.rest - expected(seen, page.gpu)) if page.gpu.lists == "ok" else 0
 
 
 def _elsewhere(seen: Sightings, gpu: GpuSighting) -> GpuLedger:

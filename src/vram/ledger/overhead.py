@@ -16,6 +16,8 @@ _MOST = 16 * MIB
 
 def expected(seen: Sightings, gpu: GpuSighting) -> int:
     """Bytes that the GPU's contexts and onlookers use without a charge."""
+    if gpu.lists != "ok":
+        return 0
     initialised = bool(gpu.charges or _onlookers(seen, gpu))
     return initialised * _INITIALISED + len(gpu.charges) * _CONTEXT
 
@@ -37,18 +39,27 @@ def _evidence(seen: Sightings, gpu: GpuSighting) -> tuple[str, ...]:
         contexts = counted(len(gpu.charges), "context")
         lines.append(f"{contexts}, each about {size(_CONTEXT)} more than its process is charged {measured}")
     elif onlookers := _onlookers(seen, gpu):
-        lines.append(f"pid {', '.join(map(str, onlookers))} initialised CUDA and has no context {measured}")
+        lines.append(f"CUDA is initialised, without a context, in {pids_of(onlookers)} {measured}")
     return tuple(lines)
+
+
+def pids_of(pids: list[int]) -> str:
+    """Name processes: "pid 7", "pids 7, 9"."""
+    return f"{'pid' if len(pids) == 1 else 'pids'} {', '.join(map(str, pids))}"
 
 
 def _onlookers(seen: Sightings, gpu: GpuSighting) -> list[int]:
     """Processes that CUDA runs in (it maps the GPU's files) and that are charged nothing."""
+    return [pid for pid in open_on(seen, gpu) if seen.files[pid].mappings]
+
+
+def open_on(seen: Sightings, gpu: GpuSighting) -> list[int]:
+    """Processes that have the GPU's own files open and are charged nothing."""
     minor = gpu.facts.minor if gpu.facts else None
     charged = {charge.process.pid for charge in gpu.charges}
     return sorted(
         pid
         for pid, facts in seen.files.items()
         if pid not in charged
-        and facts.mappings
         and any(file.kind == "gpu" and minor in (None, file.minor) for file in facts.files)
     )

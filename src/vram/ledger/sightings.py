@@ -57,6 +57,8 @@ class GpuSighting(Struct):
     status: Status = "ok"
     message: str | None = None
     charges: list[Charge] = []
+    lists: Status = "ok"
+    """How the process lists were read; unless well, nothing follows from who is not charged."""
     mig: list[MigFacts] = []
     capacity: int | None = None
     untold: str | None = None
@@ -210,10 +212,19 @@ def _place_on_gpu(gpu: GpuSighting, observation: Observation) -> None:
             gpu.system = facts
         case None if observation.probe == "drm.memory":
             gpu.untold = observation.message
+        case None if _cost_the_lists(observation):
+            gpu.lists = observation.status
     # Something unsupported is a gap in the picture; a GPU that failed is a gap in the answer.
     if observation.status not in ("ok", "unsupported") and gpu.status == "ok":
         gpu.status = observation.status
         gpu.message = observation.message
+
+
+def _cost_the_lists(observation: Observation) -> bool:
+    """Whether the driver's lists are missing; they are told after its last word on memory."""
+    if observation.probe == "nvml.processes":
+        return observation.status != "ok"
+    return observation.probe == "nvml.memory" and observation.status in ("failed", "timeout", "lost")
 
 
 def _known(nbytes: int | None) -> int | None:

@@ -80,6 +80,11 @@ def _cause(ledger: Ledger, gpu: GpuLedger, nbytes: int) -> str:
             f"{size(nbytes)} are in use, and under WSL2 the driver does not say by whom: Windows programs"
             " and other distributions count too."
         )
+    if gpu.status in ("failed", "timeout", "denied"):
+        return (
+            f"{size(nbytes)} are in use, and the driver's process lists, which would tell by whom, could not"
+            " be read. Some of it may be the processes' that have the GPU open."
+        )
     if ledger.unreadable_processes:
         return (
             f"{size(nbytes)} are in use by nobody we can see; the files of"

@@ -28,6 +28,8 @@ _LIBRARY_NOT_FOUND = 12
 _WITHHELD = (3, 4, 6)  # not supported, no permission, not found (any more)
 _UNDER_MIG = "under MIG the whole GPU is told to the privileged only; its instances are read one by one"
 
+Failure = tuple[str, Exception]  # of the list with that name
+
 
 class Reader:
     """One pass over the library, said into a pipe."""
@@ -159,7 +161,7 @@ class Reader:
         self._say_memories(devices, after, by)
         self._probe = "nvml.processes"
         if failure is not None:
-            self.say(**(_without_lists() or statement_of(failure, self._nvml)))
+            self.say(**(_without_lists() or self._unread(*failure)))
         for (pid, instance, compute), (nbytes, lists) in figures.items():
             facts = {"type": "charge", "lists": lists, "gpu_instance": instance, "compute_instance": compute}
             self.say(process={"pid": pid, "started_at": _started_at(pid)}, nbytes=nbytes, facts=facts)
@@ -207,29 +209,44 @@ class Reader:
             v1_used=one.used,
         )
 
-    def _figures(self, handle: Any, devices: list[MigDevice] | None) -> tuple[Figures, Exception | None]:
-        """Every listed pid with its bytes; a failure only where no list could be read at all."""
+    def _unread(self, name: str, error: Exception) -> dict[str, Any]:
+        told = statement_of(error, self._nvml)
+        return {**told, "message": f"the list of {name} processes could not be read: {told['message']}"}
+
+    def _figures(self, handle: Any, devices: list[MigDevice] | None) -> tuple[Figures, Failure | None]:
+        """Every listed pid with its bytes, and what kept a list from us.
+
+        Under MIG the whole GPU's lists name everybody, and so do those of all its devices together.
+        """
         self._probe = "nvml.processes"
-        figures, failures = self._lists(handle)
+        figures, failure = self._lists(handle)
         if devices:
             from vram.host.local.nvml_mig import placed
 
             parts = [(device, *self._lists(device.handle)) for device in devices]
             figures = placed(figures, [(device, found) for device, found, _ in parts])
-            failures = min((failures, *(failed for _, _, failed in parts)), key=len)
-        return figures, failures[0] if len(failures) == len(_LISTS) else None
+            failure = failure and next((failed for _, _, failed in parts if failed), None)
+        return figures, failure
 
-    def _lists(self, device: Any) -> tuple[Figures, list[Exception]]:
+    def _lists(self, device: Any) -> tuple[Figures, Failure | None]:
         figures: Figures = {}
-        failures: list[Exception] = []
+        failures: list[Failure] = []
         for name, word in _LISTS:
             try:
                 merge(figures, name, self._list(word, device))
             except Exception as error:
                 if is_loss(error):
                     raise
-                failures.append(error)
-        return figures, failures
+                failures.append((name, error))
+        return figures, self._gap(failures)
+
+    def _gap(self, failures: list[Failure]) -> Failure | None:
+        """The failure that matters: driver and binding need not have every list, but have to have one."""
+        gaps = [each for each in failures if not self._is_lacking(each[1])]
+        return next(iter(gaps or failures), None) if gaps or len(failures) == len(_LISTS) else None
+
+    def _is_lacking(self, error: Exception) -> bool:
+        return isinstance(error, AttributeError) or statement_of(error, self._nvml)["status"] == "unsupported"
 
     def _list(self, word: str, device: Any) -> Any:
         """The newest version of the list that driver and binding both know."""
