@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 
 from tests.probes.conftest import PROGRAM, facts, said, statuses, take
 from vram.host.local.nvml import LocalNvml
+from vram.host.local.nvml_child import Reader
+from vram.host.local.nvml_heard import observation
+from vram.host.local.nvml_wire import Inbox
 from vram.model.gpu import ChargeFacts, DriverFacts, GpuFacts, MemoryFacts
 from vram.model.observation import Observation, Survey
 from vram.virtualgpu import VirtualGpu
@@ -64,6 +68,40 @@ def test_version_1_serves_where_version_2_is_unknown(virtual_gpu: VirtualGpu) ->
     ((_, memory),) = facts(take(virtual_gpu), MemoryFacts)
     assert memory.reserved is None
     assert memory.used == memory.v1_used > 0
+
+
+class Listing:
+    """A driver with one GPU, whose compute list names other pids each time that it is read."""
+
+    def __init__(self, *lists: list[int]) -> None:
+        self._lists = iter(lists)
+        self.nvmlInit = self.nvmlDeviceGetGraphicsRunningProcesses = lambda *_: []
+        self.nvmlDeviceGetMPSComputeRunningProcesses = lambda *_: []
+        self.nvmlDeviceGetCount = lambda: 1
+        self.nvmlDeviceGetHandleByIndex = self.nvmlDeviceGetUUID = str
+        self.nvmlDeviceGetMemoryInfo = lambda *_: SimpleNamespace(total=9, free=4, used=5)
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[SimpleNamespace]:
+        return [SimpleNamespace(pid=pid, usedGpuMemory=1) for pid in next(self._lists)]
+
+
+def charges_told(*lists: list[int]) -> list[ChargeFacts]:
+    ours, theirs = os.pipe()
+    Reader(Listing(*lists), theirs).read(set())  # type: ignore[arg-type]
+    os.close(theirs)
+    with open(ours, "rb") as file:
+        messages = Inbox().add(file.read())
+    told = [observation(message[1]) for message in messages if message[0] == "saw"]
+    return [each.facts for each in told if isinstance(each.facts, ChargeFacts)]
+
+
+def test_a_dead_pid_that_is_listed_no_more_ended_while_it_was_read() -> None:
+    """One whose memory somebody keeps is listed again; the living are not asked about twice."""
+    with subprocess.Popen(["true"]) as gone:
+        gone.wait()
+    assert [each.ended for each in charges_told([gone.pid], [])] == [True]
+    assert [each.ended for each in charges_told([gone.pid], [gone.pid])] == [False]
+    assert [each.ended for each in charges_told([os.getpid()])] == [False]
 
 
 def test_older_process_lists_serve_where_newer_are_unknown(virtual_gpu: VirtualGpu) -> None:

@@ -5,7 +5,7 @@ charged to a process that is dead, stopped or exiting, and bytes that nobody cou
 for. A stopped process counts, because nobody works with its memory and no job ends that way;
 one that merely waits for a disk does not, and neither does one whose program file was
 replaced. Whether a hidden holder is healthy cannot be seen, so hidden bytes make the answer
-"unknown".
+"unknown"; those of a process that worked when it was listed and ended a moment later do not.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _doubt(gpu: GpuLedger, leftovers: bool, allow: int) -> str | None:
     untold = sum(entry.nbytes for entry in gpu.entries if entry.kind == "untold")
     if untold > allow:
         return "nobody who can be seen holds memory, and the driver does not tell how much is in use"
-    hidden = sum(entry.nbytes for entry in gpu.entries if entry.kind in _UNSEEN)
+    hidden = sum(entry.nbytes for entry in gpu.entries if entry.kind in _UNSEEN and entry.hidden_by != "end")
     if leftovers and hidden > allow:
         return "a process that cannot be seen from here holds memory; whether it is healthy cannot be told"
     return None

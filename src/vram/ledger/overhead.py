@@ -18,14 +18,17 @@ def expected(seen: Sightings, gpu: GpuSighting) -> int:
     """Bytes that the GPU's contexts and onlookers use without a charge."""
     if gpu.lists != "ok":
         return 0
-    initialised = bool(gpu.charges or _onlookers(seen, gpu))
-    return initialised * _INITIALISED + len(gpu.charges) * _CONTEXT
+    contexts = len(gpu.charges) + len(gpu.ended)
+    initialised = bool(contexts or _onlookers(seen, gpu))
+    return initialised * _INITIALISED + contexts * _CONTEXT
 
 
 def overhead_entry(seen: Sightings, gpu: GpuSighting, rest: int, *, whole: bool) -> Entry | None:
     """The part of *rest* that is overhead; all of it, if *whole* and it is little enough."""
     usual = expected(seen, gpu)
-    most = usual + len(gpu.charges) * (_MOST - _CONTEXT)
+    most = usual + (len(gpu.charges) + len(gpu.ended)) * (_MOST - _CONTEXT)
+    if not usual and rest <= _INITIALISED and _is_in_use(seen):
+        usual = rest
     nbytes = rest if whole and rest <= most else min(rest, usual)
     if not nbytes:
         return None
@@ -35,12 +38,19 @@ def overhead_entry(seen: Sightings, gpu: GpuSighting, rest: int, *, whole: bool)
 def _evidence(seen: Sightings, gpu: GpuSighting) -> tuple[str, ...]:
     measured = "(measured on an H200, driver 580.159)"
     lines = []
-    if gpu.charges:
-        contexts = counted(len(gpu.charges), "context")
+    if gpu.charges or gpu.ended:
+        contexts = counted(len(gpu.charges) + len(gpu.ended), "context")
         lines.append(f"{contexts}, each about {size(_CONTEXT)} more than its process is charged {measured}")
     elif onlookers := _onlookers(seen, gpu):
         lines.append(f"CUDA is initialised, without a context, in {pids_of(onlookers)} {measured}")
+    else:
+        lines.append(f"no more than CUDA takes here for a process on another GPU {measured}")
     return tuple(lines)
+
+
+def _is_in_use(seen: Sightings) -> bool:
+    """Whether CUDA runs on any GPU. It opens all of them, and who comes or goes is not seen to have."""
+    return any(gpu.lists == "ok" and (gpu.charges or gpu.ended) for gpu in seen.gpus.values())
 
 
 def pids_of(pids: list[int]) -> str:

@@ -23,6 +23,8 @@ class Charge(Struct, frozen=True):
     lists: tuple[str, ...]
     gpu_instance: int | None = None
     compute_instance: int | None = None
+    ended: bool = False
+    exiting: bool = False
 
 
 class ClientSighting(Struct, frozen=True):
@@ -57,6 +59,8 @@ class GpuSighting(Struct):
     status: Status = "ok"
     message: str | None = None
     charges: list[Charge] = []
+    ended: list[Charge] = []
+    """Charges of processes that ended while they were read (ledger/ended.py)."""
     lists: Status = "ok"
     """How the process lists were read; unless well, nothing follows from who is not charged."""
     mig: list[MigFacts] = []
@@ -203,7 +207,8 @@ def _place_on_gpu(gpu: GpuSighting, observation: Observation) -> None:
             gpu.memory = facts
         case ChargeFacts() as facts if observation.process:
             where = (facts.gpu_instance, facts.compute_instance)
-            gpu.charges.append(Charge(observation.process, _known(observation.nbytes), facts.lists, *where))
+            how = (facts.lists, *where, facts.ended, facts.exiting)
+            gpu.charges.append(Charge(observation.process, _known(observation.nbytes), *how))
         case MigFacts() as facts:
             gpu.mig.append(facts)
         case CapacityFacts() as facts:

@@ -26,6 +26,7 @@ _TRIES = 3
 _UNCORRECTED_SINCE_BOOT = (1, 0)
 _LIBRARY_NOT_FOUND = 12
 _WITHHELD = (3, 4, 6)  # not supported, no permission, not found (any more)
+_EXITING = 0x4  # PF_EXITING of the kernel's task flags
 _UNDER_MIG = "under MIG the whole GPU is told to the privileged only; its instances are read one by one"
 
 Failure = tuple[str, Exception]  # of the list with that name
@@ -162,9 +163,19 @@ class Reader:
         self._probe = "nvml.processes"
         if failure is not None:
             self.say(**(_without_lists() or self._unread(*failure)))
+        found = {pid: _found(pid) for pid, _, _ in figures}
+        dead = {pid for pid, (started_at, _) in found.items() if started_at is None}
+        ended = self._unlisted(handle, devices, dead) if dead else dead
         for (pid, instance, compute), (nbytes, lists) in figures.items():
             facts = {"type": "charge", "lists": lists, "gpu_instance": instance, "compute_instance": compute}
-            self.say(process={"pid": pid, "started_at": _started_at(pid)}, nbytes=nbytes, facts=facts)
+            started_at, facts["exiting"] = found[pid]
+            facts["ended"] = pid in ended
+            self.say(process={"pid": pid, "started_at": started_at}, nbytes=nbytes, facts=facts)
+
+    def _unlisted(self, handle: Any, devices: list[MigDevice] | None, dead: set[int]) -> set[int]:
+        """Those of the *dead* that are listed no more; memory that somebody keeps of them stays listed."""
+        again, failure = self._figures(handle, devices)
+        return set() if failure else dead - {pid for pid, _, _ in again}
 
     def _say_memories(self, devices: list[MigDevice] | None, memories: list[Memory], by: list[int]) -> None:
         whole = memories[0]
@@ -320,13 +331,15 @@ class _NoSearch(ModuleType):
         return None
 
 
-def _started_at(pid: int) -> int | None:
-    """When *pid* was started; None where nobody has that pid."""
+def _found(pid: int) -> tuple[int | None, bool]:
+    """When *pid* was started, and whether it is exiting; None where nobody has that pid, or it has ended."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[19])
+            fields = file.read().rpartition(b")")[2].split()
+        has_ended = fields[0] == b"Z" and int(fields[17]) < 2
+        return (None, False) if has_ended else (int(fields[19]), bool(int(fields[6]) & _EXITING))
     except (OSError, IndexError, ValueError):
-        return None
+        return None, False
 
 
 def _die_with_parent() -> None:
