@@ -20,6 +20,8 @@
  * they were wanted and could not be read, `error` says why. */
 struct vramscan_file {
     int32_t pid, fd;
+    int32_t thread; /* through whose folder it was seen: the first one, unless that has ended */
+    int32_t spare;
     uint64_t started_at; /* field 22 of stat; UINT64_MAX where it could not be read */
     uint64_t device, inode;
     int64_t size;

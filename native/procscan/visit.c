@@ -1,9 +1,11 @@
 /* One process: which of its descriptors are wanted, and what the kernel tells of them. */
 #include "walk.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -13,10 +15,12 @@
 /* Descriptor numbers tried one by one beyond the count, before the folder is listed. */
 #define SPARSE_ALLOWANCE 16
 #define MOST_INFO (64 * 1024) /* fifty times what a kernel writes */
+#define STAT_NBYTES 1024
 
 /* What is known of the process that is being looked at. */
 struct subject {
     int32_t pid;
+    int32_t thread; /* the one whose fd folder it is */
     int folder; /* its fd folder: it stays this very process's, even if the pid is reused */
     bool denied, identified;
     uint64_t started_at;
@@ -43,28 +47,45 @@ static bool matches(const char *prefixes, const char *link, size_t length)
     return false;
 }
 
-/* The name in field 2 may hold spaces and brackets: the last bracket ends it. */
-static uint64_t parse_start(char *stat, ssize_t length)
+/* Reads a stat file into *stat*, which has room for STAT_NBYTES; an empty text where that fails. */
+static void read_stat(int folder, const char *name, char *stat)
 {
-    if (length <= 0)
-        return UINT64_MAX;
-    stat[length] = '\0';
-    char *at = strrchr(stat, ')');
-    for (int field = 2; at && field < 22; field++)
+    stat[0] = '\0';
+    int file = openat(folder, name, O_RDONLY | O_CLOEXEC);
+    if (file < 0)
+        return;
+    ssize_t length = read(file, stat, STAT_NBYTES - 1);
+    stat[length > 0 ? length : 0] = '\0';
+    close(file);
+}
+
+/* The name in field 2 may hold spaces and brackets: the last bracket ends it. */
+static const char *field_of(const char *stat, int wanted)
+{
+    const char *at = strrchr(stat, ')');
+    for (int field = 2; at && field < wanted; field++)
         at = strchr(at + 1, ' ');
-    return at ? strtoull(at + 1, NULL, 10) : UINT64_MAX;
+    return at ? at + 1 : NULL;
+}
+
+static uint64_t number_of(const char *stat, int wanted)
+{
+    const char *field = field_of(stat, wanted);
+    return field ? strtoull(field, NULL, 10) : UINT64_MAX;
+}
+
+static bool tells_zombie(const char *stat)
+{
+    const char *state = field_of(stat, 3);
+    return state && *state == 'Z';
 }
 
 static void identify(struct subject *subject)
 {
-    char stat[1024];
-    int file = openat(subject->folder, "../stat", O_RDONLY | O_CLOEXEC);
+    char stat[STAT_NBYTES];
+    read_stat(subject->folder, "../stat", stat);
     subject->identified = true;
-    subject->started_at = UINT64_MAX;
-    if (file < 0)
-        return;
-    subject->started_at = parse_start(stat, read(file, stat, sizeof stat - 1));
-    close(file);
+    subject->started_at = number_of(stat, 22);
 }
 
 static size_t padded(size_t length)
@@ -119,6 +140,7 @@ static void record(struct worker *worker, struct subject *subject, unsigned fd, 
     *file = (struct vramscan_file){
         .pid = subject->pid,
         .fd = (int32_t)fd,
+        .thread = subject->thread,
         .started_at = subject->started_at,
         .device = asked ? about.st_rdev : 0,
         .inode = asked ? about.st_ino : 0,
@@ -158,10 +180,11 @@ struct listed { /* what getdents64 writes */
     char name[];
 };
 
-/* Looks at the descriptors from *first* on, by the folder's own list. */
-static void look_by_list(struct worker *worker, struct subject *subject, unsigned first)
+/* Looks at the descriptors from *first* on, by the folder's own list; returns how many there are. */
+static unsigned look_by_list(struct worker *worker, struct subject *subject, unsigned first)
 {
     char list[16384] __attribute__((aligned(8)));
+    unsigned found = 0;
     long filled;
     while ((filled = syscall(SYS_getdents64, subject->folder, list, sizeof list)) > 0)
         for (long at = 0; at < filled && !subject->denied;) {
@@ -172,7 +195,9 @@ static void look_by_list(struct worker *worker, struct subject *subject, unsigne
             unsigned fd = (unsigned)strtoul(entry->name, NULL, 10);
             if (fd >= first)
                 look(worker, subject, fd);
+            found++;
         }
+    return found;
 }
 
 /* Since Linux 6.2 the size of /proc/PID/fd is the number of descriptors, and they are
@@ -191,12 +216,10 @@ static void look_by_count(struct worker *worker, struct subject *subject, unsign
         look_by_list(worker, subject, fd);
 }
 
-static void deny(struct worker *worker, int32_t pid)
+static void deny(struct worker *worker, const char *pid)
 {
-    char number[12];
     struct stat about;
-    const char *name = write_number(number + sizeof number, (unsigned)pid);
-    if (fstatat(worker->walk->proc, name, &about, 0) != 0)
+    if (fstatat(worker->walk->proc, pid, &about, 0) != 0)
         return; /* it has ended meanwhile */
     pthread_mutex_lock(&worker->walk->lock);
     uint32_t *uid = grow(&worker->denied, sizeof *uid);
@@ -207,25 +230,88 @@ static void deny(struct worker *worker, int32_t pid)
     pthread_mutex_unlock(&worker->walk->lock);
 }
 
+enum sight { NOTHING, FOUND, DENIED };
+
+/* Looks at every descriptor in the folder *name*. */
+static enum sight look_into(struct worker *worker, struct subject *subject, int proc, const char *name)
+{
+    struct stat about;
+    subject->folder = openat(proc, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (subject->folder < 0)
+        return errno == EACCES || errno == EPERM ? DENIED : NOTHING;
+    bool counted = worker->walk->counted && fstat(subject->folder, &about) == 0;
+    bool empty = counted && about.st_size == 0; /* kernel threads and zombies have none */
+    if (!counted)
+        empty = look_by_list(worker, subject, 0) == 0;
+    else if (!empty)
+        look_by_count(worker, subject, (unsigned)about.st_size);
+    close(subject->folder);
+    return subject->denied ? DENIED : empty ? NOTHING : FOUND;
+}
+
+/* The other threads share one table of descriptors: the first that shows any shows all. */
+static enum sight look_into_threads(struct worker *worker, struct subject *subject, int process)
+{
+    int tasks = openat(process, "task", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *list = tasks < 0 ? NULL : fdopendir(tasks);
+    if (!list) {
+        if (tasks >= 0)
+            close(tasks);
+        return NOTHING;
+    }
+    enum sight sight = NOTHING;
+    struct dirent *entry;
+    while (sight != FOUND && (entry = readdir(list))) {
+        subject->thread = (int32_t)strtol(entry->d_name, NULL, 10);
+        if (subject->thread <= 0 || subject->thread == subject->pid)
+            continue;
+        char name[32];
+        snprintf(name, sizeof name, "%d/fd", subject->thread);
+        subject->denied = false;
+        enum sight here = look_into(worker, subject, tasks, name);
+        sight = here == NOTHING ? sight : here;
+    }
+    closedir(list);
+    return sight;
+}
+
+/* A process lives on after its first thread has ended. That one is a zombie with an empty fd folder,
+ * closed to all but root, and nothing but its stat tells it from a process that has ended. */
+static enum sight look_again(struct worker *worker, struct subject *subject, const char *pid,
+                             enum sight before)
+{
+    int process = openat(worker->walk->proc, pid, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (process < 0)
+        return NOTHING;
+    char stat[STAT_NBYTES];
+    read_stat(process, "stat", stat);
+    enum sight sight = before;
+    if (tells_zombie(stat)) {
+        subject->started_at = number_of(stat, 22);
+        subject->identified = true;
+        sight = number_of(stat, 20) > 1 ? look_into_threads(worker, subject, process) : NOTHING;
+    }
+    close(process);
+    return sight;
+}
+
+static bool is_ours(const struct worker *worker, const char *pid)
+{
+    struct stat about;
+    return fstatat(worker->walk->proc, pid, &about, 0) == 0 && about.st_uid == geteuid();
+}
+
 void visit(struct worker *worker, int32_t pid)
 {
     char text[16] = {0};
     char *end = text + sizeof text - 3;
     char *name = write_number(end, (unsigned)pid);
     memcpy(end - 1, "/fd", 4);
-    struct subject subject = {.pid = pid};
-    subject.folder = openat(worker->walk->proc, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (subject.folder < 0) {
-        if (errno == EACCES || errno == EPERM)
-            deny(worker, pid);
-        return;
-    }
-    struct stat about;
-    if (!worker->walk->counted || fstat(subject.folder, &about) != 0)
-        look_by_list(worker, &subject, 0);
-    else if (about.st_size > 0) /* kernel threads and zombies have none */
-        look_by_count(worker, &subject, (unsigned)about.st_size);
-    if (subject.denied)
-        deny(worker, pid);
-    close(subject.folder);
+    struct subject subject = {.pid = pid, .thread = pid};
+    enum sight sight = look_into(worker, &subject, worker->walk->proc, name);
+    end[-1] = '\0';
+    if (sight == NOTHING || (sight == DENIED && is_ours(worker, name)))
+        sight = look_again(worker, &subject, name, sight);
+    if (sight == DENIED)
+        deny(worker, name);
 }

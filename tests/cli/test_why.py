@@ -122,6 +122,12 @@ def test_what_cannot_be_watched_is_a_usage_error(vram: Run, argv: tuple[str, ...
     assert vram("why", *argv).code == 2
 
 
+def test_a_picture_and_json_at_once_are_a_usage_error(vram: Run, busy: str, tmp_path: Path) -> None:
+    answer = vram("why", "--from", busy, "--json", "--svg", str(tmp_path / "why.svg"))
+    assert (answer.code, answer.out) == (2, "")
+    assert os.listdir(tmp_path) == ["snapshot.json"]
+
+
 def test_an_svg_is_written_whole(vram: Run, busy: str, tmp_path: Path) -> None:
     target = tmp_path / "why.svg"
     answer = vram("why", "--from", busy, "--svg", str(target))

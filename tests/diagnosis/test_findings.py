@@ -114,6 +114,13 @@ def test_a_dead_pid_without_keeper_points_to_where_the_keeper_may_be():
         "PID namespace" in found("VR105", ledger(gpu(lost), host=host(initial_pid_namespace=False)))[0].cause
     )
     assert "7 processes" in found("VR105", ledger(gpu(lost), unreadable_processes=7))[0].cause
+    assert "among 1 process whose" in found("VR105", ledger(gpu(lost), unreadable_processes=1))[0].cause
+
+
+def test_unexplained_bytes_count_the_processes_that_may_not_be_read():
+    for number, words in ((1, "files of 1 process may"), (7, "files of 7 processes may")):
+        world = ledger(gpu(entry("unattributed", GIB)), unreadable_processes=number)
+        assert words in found("VR106", world)[0].cause
 
 
 def test_reserved_memory_is_told_once_for_all_gpus():

@@ -6,10 +6,14 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
+import vram.virtualgpu
 from tests.ghosts.conftest import Machine, entries, finding, held_by, is_charge
+from tests.host import leaderless
 from vram.units import GIB, MIB
 
 
@@ -100,6 +104,22 @@ def test_a_zombie_holds_nothing(machine: Machine):
     answer = machine.why()
     assert held_by(answer, scene.pids["worker"]) == 0
     assert machine.vram("check").returncode == 0
+
+
+def test_a_process_whose_first_thread_has_ended_holds_its_memory(machine: Machine):
+    """The kernel shows a zombie; its other thread works on, and nothing of this is left over."""
+    scenes = str(Path(vram.virtualgpu.__file__).with_name("scenes"))
+    code = f"sys.path.insert(0, {scenes!r}); import driver; driver.context(); driver.alloc({GIB})"
+    with machine.popen([sys.executable, leaderless.__file__, code]) as process:
+        leaderless.wait_for(process.pid)
+        answer = machine.why()
+        left_over = machine.vram("check", "--leftovers").returncode
+        process.kill()
+    (entry,) = entries(answer, "process")
+    assert (entry["holder"]["pid"], entry["holder"]["alive"]) == (process.pid, True)
+    assert is_charge(entry["nbytes"], GIB)
+    assert "VR105" not in [each["code"] for each in answer["findings"]]
+    assert left_over == 0
 
 
 def test_many_small_processes_spend_memory_on_contexts(machine: Machine):

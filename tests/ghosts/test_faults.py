@@ -10,6 +10,7 @@ import pytest
 
 from vram.errors import ExitCode
 from vram.virtualgpu import VirtualGpu
+from vram.virtualgpu.scene import Scene
 
 
 def why(gpu: VirtualGpu) -> tuple[int, dict[str, Any]]:
@@ -41,6 +42,38 @@ def test_one_gpu_in_trouble_does_not_hide_the_other(
     assert (healthy["status"], troubled["status"], troubled["total_bytes"]) == ("ok", status, None)
     assert sum(entry["nbytes"] for entry in healthy["entries"]) == healthy["total_bytes"]
     assert codes(answer)[code] == title
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [
+        ({"error": "UNKNOWN"}, "VR405"),
+        ({"hang": True}, "VR405"),
+        ({"error": "NO_PERMISSION"}, "VR302"),
+    ],
+)
+def test_without_the_compute_list_nobody_is_blamed(
+    virtual_gpu: VirtualGpu, fault: dict[str, Any], code: str
+) -> None:
+    """The answer is incomplete, and says so; whoever has the GPU open is named, for nothing more."""
+    virtual_gpu.fail("nvmlDeviceGetComputeRunningProcesses*", **fault)
+    with Scene(virtual_gpu, "plain") as one, Scene(virtual_gpu, "plain") as other:
+        exit_code, answer = why(virtual_gpu)
+        check = [sys.executable, "-m", "vram", "check", "--leftovers", "--deadline", "4"]
+        assert virtual_gpu.run(check, capture_output=True, timeout=60).returncode == ExitCode.PARTIAL
+    (gpu,) = answer["gpus"]
+    assert exit_code == ExitCode.PARTIAL
+    assert {"VR302", "VR405"} & set(codes(answer)) == {code}
+    assert "process lists" in next(
+        each["cause"] + each["title"] for each in answer["findings"] if each["code"] == code
+    )
+    assert sum(entry["nbytes"] for entry in gpu["entries"]) == gpu["total_bytes"]
+    (rest,) = [entry for entry in gpu["entries"] if entry["kind"] not in ("free", "reserved")]
+    pids = sorted((one.pids["self"], other.pids["self"]))
+    assert (rest["kind"], rest["evidence"][-1]) == (
+        "unattributed",
+        f"pids {pids[0]}, {pids[1]} have the GPU open",
+    )
 
 
 def test_libraries_that_do_not_match_the_module_are_named(virtual_gpu: VirtualGpu) -> None:

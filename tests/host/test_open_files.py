@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import mmap
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.host.leaderless import leaderless
 from vram.host.local.device_files import DeviceNames, RawFile
 from vram.host.local.native_scan import NativeScan
 from vram.host.local.open_files import LocalOpenFiles, Scan
+from vram.host.local.procfs import started_at
 from vram.host.local.python_scan import PythonScan
 from vram.host.ports import Holding
 
@@ -161,6 +166,44 @@ def test_shared_open_file_is_recognised(folder: Path, scan: Scan) -> None:
         os.close(descriptor)
 
 
+def test_a_process_whose_first_thread_has_ended_still_holds_its_files(folder: Path, scan: Scan) -> None:
+    """Its own fd folder shows none: those of its living threads do."""
+    control, buffer = (folder / "dev" / name for name in ("nvidiactl.23", "dmabuf.24"))
+
+    def live_on() -> object:
+        files = [os.open(path, os.O_RDWR) for path in (control, control, buffer)]
+        os.dup(files[0])
+        return mmap.mmap(files[2], 4096)
+
+    with leaderless(live_on) as pid:
+        holding = look(folder, scan)[pid]
+        first, second, again = (file.description for file in holding.files if file.kind == "control")
+        assert first == again != second
+        assert None not in (first, second)
+        assert {each.nbytes for each in holding.dmabufs} == {4096}
+        assert holding.mappings == 1
+        assert holding.process.started_at == started_at(pid)
+        assert look(folder, scan, [pid]) == {pid: holding}
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root to become somebody else")
+def test_a_users_own_processes_are_seen_without_their_first_thread(folder: Path, scan: Scan) -> None:
+    """To all but root an ended thread's folder is closed; that says nothing of the living ones."""
+    held = os.open(folder / "dev" / "nvidia0.17", os.O_RDWR)
+
+    def look_as_nobody() -> list[object]:
+        set_dumpable = 4  # whoever changes its user is closed to all but root, until it says otherwise
+        ctypes.CDLL(None).prctl(set_dumpable, 1)
+        zombie = os.fork() or os._exit(0)
+        os.waitid(os.P_PID, zombie, os.WEXITED | os.WNOWAIT)
+        with leaderless() as pid:
+            found = LocalOpenFiles(DeviceNames(str(folder)), scan=scan).scan(60.0, [pid, zombie])
+            return [[each.process.pid for each in found.holdings] == [pid], found.denied_processes]
+
+    assert _as_nobody(look_as_nobody) == [True, 0]
+    os.close(held)
+
+
 def test_only_the_pids_asked_for(folder: Path, holder: subprocess.Popen[bytes], scan: Scan) -> None:
     assert set(look(folder, scan, [holder.pid])) == {holder.pid}
     assert look(folder, scan, []) == {}
@@ -196,7 +239,7 @@ def test_what_may_not_be_read_is_counted(folder: Path, holder: subprocess.Popen[
     assert answer["complete"]
 
 
-def _as_nobody(job: object) -> dict[str, object]:
+def _as_nobody(job: Callable[[], object]) -> Any:
     import msgspec
 
     ours, theirs = os.pipe()

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.host.leaderless import leaderless
 from vram.host.local.procfs import LocalProc, ProcessFolder, Stat, started_at
 
 SLEEP = [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()", "an argument", "\x1b[2J\n"]
@@ -69,6 +70,17 @@ def test_zombie_is_told_apart() -> None:
         assert facts.state == "Z"
         assert facts.is_dead
         assert facts.exiting
+
+
+def test_a_process_whose_first_thread_has_ended_is_alive() -> None:
+    """The kernel shows it as a zombie without arguments; another thread shows what it runs."""
+    with leaderless() as pid:
+        ref, facts = LocalProc().facts(pid)
+        assert (facts.state in "RS", facts.exiting, facts.is_dead) == (True, False, False)
+        assert facts.argv == tuple(sys.orig_argv)
+        assert facts.executable == os.path.realpath(sys.executable)
+        assert facts.namespace_pids[-1] == pid or len(facts.namespace_pids) > 1
+        assert ref.started_at == started_at(pid)
 
 
 def test_stopped_process_is_told_apart(process: subprocess.Popen[bytes]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.ledger.world import CONTEXT, OVERHEAD, RESERVED, World
 from vram.ledger.build import build_ledger
 from vram.model.ledger import Entry, GpuLedger
@@ -142,6 +144,46 @@ def test_bytes_are_called_hidden_where_we_may_not_look():
 def test_bytes_are_called_hidden_inside_a_pid_namespace():
     (hidden,) = entries(only_gpu(World(initial_pid_namespace=False).gpu(used=3 * GIB)), "hidden")
     assert hidden.hidden_by == "namespace"
+
+
+@pytest.mark.parametrize("status", ["failed", "denied", "timeout"])
+def test_without_the_process_lists_nothing_is_concluded_from_who_is_not_on_them(status: str):
+    world = World(uid=1000).gpu(used=5 * GIB).unlisted(status).unreadable(12)
+    for pid in (50, 51, 52):
+        world.process(pid).files(pid, family=pid)
+    gpu = only_gpu(world.process(80).export(80, GIB))
+    assert [entry.nbytes for entry in entries(gpu, "unattributed")] == [5 * GIB]
+    assert not entries(gpu, "hidden") + entries(gpu, "overhead") + entries(gpu, "exported")
+    words = " ".join(entries(gpu, "unattributed")[0].evidence)
+    assert "pids 50, 51, 52 have the GPU open" in words
+    assert "context" not in words
+    assert {each.holder.pid for each in gpu.bystanders} == {50, 51, 52, 80}
+
+
+def test_without_the_process_lists_a_gpu_that_nobody_readable_has_open_is_kept_out_of_sight():
+    world = World(uid=1000).gpu(used=5 * GIB).unlisted("failed").unreadable(12)
+    (hidden,) = entries(only_gpu(world), "hidden")
+    assert (hidden.nbytes, hidden.hidden_by) == (5 * GIB, "permission")
+
+
+def test_lists_that_fail_on_one_gpu_take_nothing_from_another():
+    world = (
+        World()
+        .gpu(0, used=5 * GIB)
+        .gpu(1, used=CONTEXT + OVERHEAD)
+        .unlisted("failed")
+        .cuda(50, CONTEXT, gpu=1)
+    )
+    _, other = build_ledger(world.survey()).gpus
+    assert [entry.kind for entry in other.entries] == ["process", "overhead", "reserved", "free"]
+
+
+def test_processes_that_only_initialised_cuda_are_named_together():
+    world = World().gpu(used=3328 * KIB)
+    for pid in (70, 71):
+        world.process(pid).files(pid, context=False)
+    (overhead,) = entries(only_gpu(world), "overhead")
+    assert "CUDA is initialised, without a context, in pids 70, 71" in overhead.evidence[0]
 
 
 def test_figures_that_overlap_are_cut_to_what_is_in_use_and_say_so():

@@ -66,9 +66,14 @@ class World:
         lists: tuple[str, ...] = ("compute",),
         instance: int | None = None,
         compute: int | None = None,
+        started_at: int | None = None,
+        ended: bool = False,
+        exiting: bool = False,
     ) -> World:
-        facts = ChargeFacts(lists, instance, compute)
-        return self._see("nvml.processes", gpu=gpu, process=ProcessRef(pid), nbytes=nbytes, facts=facts)
+        """The driver's list names *pid*, which was alive then if it has a *started_at*."""
+        facts = ChargeFacts(lists, instance, compute, ended, exiting)
+        who = ProcessRef(pid, started_at)
+        return self._see("nvml.processes", gpu=gpu, process=who, nbytes=nbytes, facts=facts)
 
     def process(
         self,
@@ -79,12 +84,14 @@ class World:
         state: str = "S",
         uid: int = 0,
         executable: str | None = None,
+        exiting: bool = False,
     ) -> World:
         facts = ProcessFacts(
             command="python",
             user="root",
             uid=uid,
             state=state,
+            exiting=exiting,
             parent=parent,
             group=session,
             session=session,
@@ -135,6 +142,10 @@ class World:
 
     def unreadable(self, processes: int) -> World:
         return self._see("proc.unreadable", facts=UnreadableFacts(processes, ("alice",)), status="denied")
+
+    def unlisted(self, status: str, gpu: int = 0) -> World:
+        """A process list that could not be read."""
+        return self._see("nvml.processes", gpu=gpu, status=status, message="no list")
 
     def lost(self, index: int) -> World:
         return self._see("nvml.memory", gpu=index, status="lost", message="GPU is lost")

@@ -1,10 +1,11 @@
 """Takes surveys inside a virtual GPU and prints each as one line of JSON.
 
-    take_survey.py [--deadline S] [--thread] [--cuda] [--rounds N] [--unkillable]
+    take_survey.py [--deadline S] [--thread] [--cuda] [--rounds N] [--unkillable] [--end PID]
 
 Rounds after the first wait for a line of input. With --unkillable the first process that
 reads NVML cannot die, held in its last moment as a tracer can: what a driver in trouble
-does to its callers. A line "release" lets it go.
+does to its callers. A line "release" lets it go. With --end that process ends when all has
+been read but who it is.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ from __future__ import annotations
 import argparse
 import ctypes
 import os
+import signal
 import sys
 import threading
 
 import msgspec
 
 from vram.host.local import LocalHost
+from vram.host.local.procfs import LocalProc
+from vram.model.process import ProcessFacts, ProcessRef
 from vram.probes.survey import survey
 
 SEIZE, CONTINUE, STOP_AT_EXIT = 0x4206, 7, 0x40
@@ -59,9 +63,28 @@ class Gripping(LocalHost):
         self._files = files
 
 
+class Ending:
+    """The processes, one of which ends in the moment before it is looked at."""
+
+    def __init__(self, proc: LocalProc, pid: int) -> None:
+        self._proc = proc
+        self._pid = pid
+
+    def started_at(self, pid: int) -> int | None:
+        return self._proc.started_at(pid)
+
+    def facts(self, pid: int) -> tuple[ProcessRef, ProcessFacts] | None:
+        if pid == self._pid:
+            os.kill(pid, signal.SIGKILL)
+            while (found := self._proc.facts(pid)) and not found[1].is_dead:
+                os.sched_yield()
+        return self._proc.facts(pid)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--deadline", type=float, default=30.0)
+    parser.add_argument("--end", type=int)
     parser.add_argument("--rounds", type=int, default=1)
     for flag in ("--thread", "--cuda", "--unkillable"):
         parser.add_argument(flag, action="store_true")
@@ -71,6 +94,8 @@ def main() -> None:
     if args.cuda:
         ctypes.CDLL("libcuda.so.1")
     host = Gripping()
+    if args.end:
+        host.proc = Ending(host.proc, args.end)
     grip = Grip(host)
     host.grip = grip if args.unkillable else None
     for turn in range(args.rounds):

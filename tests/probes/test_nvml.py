@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 
 from tests.probes.conftest import PROGRAM, facts, said, statuses, take
 from vram.host.local.nvml import LocalNvml
+from vram.host.local.nvml_child import Reader
+from vram.host.local.nvml_heard import observation
+from vram.host.local.nvml_wire import Inbox
 from vram.model.gpu import ChargeFacts, DriverFacts, GpuFacts, MemoryFacts
 from vram.model.observation import Observation, Survey
 from vram.virtualgpu import VirtualGpu
@@ -66,12 +70,70 @@ def test_version_1_serves_where_version_2_is_unknown(virtual_gpu: VirtualGpu) ->
     assert memory.used == memory.v1_used > 0
 
 
+class Listing:
+    """A driver with one GPU, whose compute list names other pids each time that it is read."""
+
+    def __init__(self, *lists: list[int]) -> None:
+        self._lists = iter(lists)
+        self.nvmlInit = self.nvmlDeviceGetGraphicsRunningProcesses = lambda *_: []
+        self.nvmlDeviceGetMPSComputeRunningProcesses = lambda *_: []
+        self.nvmlDeviceGetCount = lambda: 1
+        self.nvmlDeviceGetHandleByIndex = self.nvmlDeviceGetUUID = str
+        self.nvmlDeviceGetMemoryInfo = lambda *_: SimpleNamespace(total=9, free=4, used=5)
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[SimpleNamespace]:
+        return [SimpleNamespace(pid=pid, usedGpuMemory=1) for pid in next(self._lists)]
+
+
+def charges_told(*lists: list[int]) -> list[ChargeFacts]:
+    ours, theirs = os.pipe()
+    Reader(Listing(*lists), theirs).read(set())  # type: ignore[arg-type]
+    os.close(theirs)
+    with open(ours, "rb") as file:
+        messages = Inbox().add(file.read())
+    told = [observation(message[1]) for message in messages if message[0] == "saw"]
+    return [each.facts for each in told if isinstance(each.facts, ChargeFacts)]
+
+
+def test_a_dead_pid_that_is_listed_no_more_ended_while_it_was_read() -> None:
+    """One whose memory somebody keeps is listed again; the living are not asked about twice."""
+    with subprocess.Popen(["true"]) as gone:
+        gone.wait()
+    assert [each.ended for each in charges_told([gone.pid], [])] == [True]
+    assert [each.ended for each in charges_told([gone.pid], [gone.pid])] == [False]
+    assert [each.ended for each in charges_told([os.getpid()])] == [False]
+
+
 def test_older_process_lists_serve_where_newer_are_unknown(virtual_gpu: VirtualGpu) -> None:
     virtual_gpu.fail("nvmlDeviceGet*RunningProcesses_v3", error="FUNCTION_NOT_FOUND")
     with Scene(virtual_gpu, "context_only") as scene:
         scene.go()
         ((charge, _),) = facts(take(virtual_gpu), ChargeFacts)
         assert charge.nbytes == 518 * 1024**2
+
+
+@pytest.mark.parametrize(("code", "status"), [("UNKNOWN", "failed"), ("NO_PERMISSION", "denied")])
+@pytest.mark.parametrize("kind", ["Compute", "Graphics", "MPSCompute"])
+def test_one_list_that_fails_is_said(virtual_gpu: VirtualGpu, kind: str, code: str, status: str) -> None:
+    """Whoever is on it only would look as if nobody charged it with anything."""
+    virtual_gpu.fail(f"nvmlDeviceGet{kind}RunningProcesses*", error=code)
+    survey = take(virtual_gpu)
+    (lists,) = said(survey, "nvml.processes", gpu=0)
+    assert (lists.status, lists.facts) == (status, None)
+    assert kind.removesuffix("Compute").lower() in lists.message.lower()
+    assert {run.name: run.status for run in survey.probes}["nvml"] == status
+
+
+@pytest.mark.parametrize("code", ["NOT_SUPPORTED", "FUNCTION_NOT_FOUND"])
+def test_a_list_that_the_driver_does_not_have_is_no_gap(virtual_gpu: VirtualGpu, code: str) -> None:
+    for kind in ("Graphics", "MPSCompute"):
+        virtual_gpu.fail(f"nvmlDeviceGet{kind}RunningProcesses*", error=code)
+    assert said(take(virtual_gpu), "nvml.processes", gpu=0) == []
+
+
+def test_a_driver_without_any_list_says_so(virtual_gpu: VirtualGpu) -> None:
+    virtual_gpu.fail("nvmlDeviceGet*RunningProcesses*", error="NOT_SUPPORTED")
+    assert statuses(take(virtual_gpu), 0)["nvml.processes"] == "unsupported"
 
 
 def test_what_is_not_supported_is_unknown(virtual_gpu: VirtualGpu) -> None:

@@ -10,8 +10,10 @@ from types import SimpleNamespace
 import pytest
 
 from tests.probes.conftest import facts, take
+from vram.diagnosis.verdict import judge, overall
 from vram.host.local import LocalHost
 from vram.host.ports import Candidate, Card, FileScan, Host, Proof
+from vram.ledger.build import build_ledger
 from vram.model.files import DmabufFacts, FilesFacts
 from vram.model.gpu import ChargeFacts, MemoryFacts
 from vram.model.observation import HostFacts, Observation
@@ -136,6 +138,25 @@ def test_a_working_process_is_told_whole(virtual_gpu: VirtualGpu) -> None:
         # Ancestors are there by name, without their arguments.
         assert processes[os.getpid()].argv == ()
         assert processes[os.getpid()].command
+
+
+def test_a_process_that_ends_before_it_is_looked_at_leaves_nothing_over(virtual_gpu: VirtualGpu) -> None:
+    with Scene(virtual_gpu, "plain") as scene:
+        ledger = build_ledger(take(virtual_gpu, "--end", str(scene.pids["self"])))
+    (gpu,) = ledger.gpus
+    assert sum(entry.nbytes for entry in gpu.entries) == gpu.total_bytes
+    assert [entry.hidden_by for entry in gpu.entries if entry.holder] == ["end"]
+    assert overall(judge(ledger, leftovers=True)) == "clean"
+
+
+def test_a_process_that_ends_before_it_is_looked_at_leaves_a_child_that_keeps_its_files(
+    virtual_gpu: VirtualGpu,
+) -> None:
+    with Scene(virtual_gpu, "fork_orphan") as scene:
+        ledger = build_ledger(take(virtual_gpu, "--end", str(scene.pids["parent"])))
+    (orphan,) = [entry for entry in ledger.gpus[0].entries if entry.holder]
+    assert (orphan.kind, orphan.holder.pid) == ("orphaned", scene.pids["child"])
+    assert overall(judge(ledger, leftovers=True)) == "held"
 
 
 def test_dmabufs_are_told_with_their_bytes(virtual_gpu: VirtualGpu) -> None:

@@ -117,7 +117,7 @@ def completeness(ledger: Ledger) -> ExitCode:
     """Return OK, or PARTIAL where some GPU or probe did not answer.
 
     A denied probe is no gap of this kind: the bytes are all there, and the answer says what
-    another user could name.
+    another user could name. Process lists that are denied are one: nobody is named.
     """
     if any(_is_missing(gpu) for gpu in ledger.gpus):
         return ExitCode.PARTIAL
@@ -145,7 +145,8 @@ def _is_missing(gpu: GpuLedger) -> bool:
     # Under MIG the whole GPU may be withheld from us while all its instances are told.
     told = [instance.total_bytes for instance in gpu.instances]
     unread = gpu.total_bytes is None and (not told or None in told)
-    return unread or gpu.status in ("failed", "timeout", "lost")
+    unlisted = gpu.status == "denied" and not gpu.instances
+    return unread or unlisted or gpu.status in ("failed", "timeout", "lost")
 
 
 def gpu_numbers(words: list[str]) -> set[int]:

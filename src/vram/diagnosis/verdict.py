@@ -5,7 +5,7 @@ charged to a process that is dead, stopped or exiting, and bytes that nobody cou
 for. A stopped process counts, because nobody works with its memory and no job ends that way;
 one that merely waits for a disk does not, and neither does one whose program file was
 replaced. Whether a hidden holder is healthy cannot be seen, so hidden bytes make the answer
-"unknown".
+"unknown"; those of a process that worked when it was listed and ended a moment later do not.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ Verdict = Literal["clean", "held", "unknown"]
 _NOBODYS = frozenset(("free", "reserved", "untold", "unassigned"))
 # Whether their holders are healthy cannot be told: they are named together, or not at all.
 _UNSEEN = frozenset(("hidden", "guest"))
+_UNREAD = ("failed", "timeout", "lost", "denied")
 _WITHOUT_PROCESS = frozenset(("orphaned", "exported", "unattributed"))
 
 
@@ -55,7 +56,7 @@ def overall(verdicts: tuple[GpuVerdict, ...]) -> Verdict:
 def _judge(gpu: GpuLedger, leftovers: bool, allow: int) -> GpuVerdict:
     counted = tuple(entry for entry in gpu.accounted if _is_held(entry))
     if leftovers:
-        counted = tuple(entry for entry in counted if _is_leftover(entry))
+        counted = tuple(entry for entry in counted if _is_leftover(entry) and not _is_unlisted(gpu, entry))
     nbytes = sum(entry.nbytes for entry in counted)
     verdict: Verdict = "held" if nbytes > allow else "clean"
     reason = None
@@ -90,16 +91,21 @@ def _is_leftover(entry: Entry) -> bool:
     return not holder.alive or holder.exiting or holder.state in ("Z", "X") or is_stopped(holder)
 
 
+def _is_unlisted(gpu: GpuLedger, entry: Entry) -> bool:
+    """Whether only the driver's process lists could have named somebody, and were not to be read."""
+    return entry.kind == "unattributed" and gpu.status in _UNREAD
+
+
 def _doubt(gpu: GpuLedger, leftovers: bool, allow: int) -> str | None:
     """Say why a GPU that looks clean may not be."""
     if gpu.total_bytes is None and gpu.instances:
         return "its MIG instances look clean, and the whole GPU may not be read"
-    if gpu.total_bytes is None or gpu.status in ("failed", "timeout", "lost"):
+    if gpu.total_bytes is None or gpu.status in _UNREAD:
         return gpu.message or f"the driver's answer: {gpu.status}"
     untold = sum(entry.nbytes for entry in gpu.entries if entry.kind == "untold")
     if untold > allow:
         return "nobody who can be seen holds memory, and the driver does not tell how much is in use"
-    hidden = sum(entry.nbytes for entry in gpu.entries if entry.kind in _UNSEEN)
+    hidden = sum(entry.nbytes for entry in gpu.entries if entry.kind in _UNSEEN and entry.hidden_by != "end")
     if leftovers and hidden > allow:
         return "a process that cannot be seen from here holds memory; whether it is healthy cannot be told"
     return None

@@ -9,6 +9,8 @@ from msgspec.structs import replace
 
 from vram.ledger import instances
 from vram.ledger.charges import charged_entries
+from vram.ledger.ended import ended_entries, set_apart
+from vram.ledger.ended import note as ended_note
 from vram.ledger.families import openers
 from vram.ledger.holders import holders
 from vram.ledger.instances import Part
@@ -40,6 +42,7 @@ class _Page(Struct):
 def build_ledger(survey: Survey) -> Ledger:
     """Return a ledger in which every GPU's entries sum to its total, to the byte."""
     seen = collect(survey)
+    set_apart(seen)
     under_windows = seen.host.wsl_facts is not None and seen.host.wsl_facts.version == 2
     return Ledger(
         taken_at=survey.taken_at,
@@ -55,7 +58,7 @@ def build_ledger(survey: Survey) -> Ledger:
 def _gpus(seen: Sightings) -> tuple[GpuLedger, ...]:
     divided = instances.known(seen)
     claims = {
-        index: charged_entries(seen, gpu)
+        index: _claims(seen, gpu)
         for index, gpu in seen.gpus.items()
         if gpu.driver == "nvidia" and (gpu.memory or index in divided)
     }
@@ -63,11 +66,21 @@ def _gpus(seen: Sightings) -> tuple[GpuLedger, ...]:
         place: page for index in claims for place, page in _pages(seen, index, divided, claims[index][0])
     }
     # What CUDA costs beyond all charges is no room for exported memory.
-    rooms = {place: max(0, page.rest - expected(seen, page.gpu)) for place, page in pages.items()}
+    rooms = {place: _room(seen, page) for place, page in pages.items()}
     # Nor is there any where managed memory accounts for all of it: then makers are charged for theirs.
     taken = [place for place, page in pages.items() if explains(seen, page.gpu, rooms[place])]
     book = _Book(seen, pages, settle(seen, rooms | dict.fromkeys(taken, 0)), claims)
     return tuple(book.gpu(gpu, divided.get(index)) for index, gpu in sorted(seen.gpus.items()))
+
+
+def _claims(seen: Sightings, gpu: GpuSighting) -> Claims:
+    entries, bystanders = charged_entries(seen, gpu)
+    return [*entries, *ended_entries(gpu)], bystanders
+
+
+def _room(seen: Sightings, page: _Page) -> int:
+    """Bytes that nobody is charged for, and that are no overhead: unknown without the lists, so none."""
+    return max(0, page.rest - expected(seen, page.gpu)) if page.gpu.lists == "ok" else 0
 
 
 def _elsewhere(seen: Sightings, gpu: GpuSighting) -> GpuLedger:
@@ -221,7 +234,7 @@ def _notes(page: _Page) -> tuple[str, ...]:
             f"the process lists claim {size(overlap)} more than is in use: bytes shared by processes are"
             " counted once here"
         )
-    return (*notes, *_apart(page.memory))
+    return (*notes, *ended_note(page.gpu.ended), *_apart(page.memory))
 
 
 def _moved(memory: MemoryFacts) -> tuple[str, ...]:

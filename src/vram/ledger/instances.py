@@ -51,7 +51,8 @@ def disagree(gpu: GpuSighting, found: Sequence[Part]) -> bool:
 def sighting(gpu: GpuSighting, number: int, memory: MemoryFacts | None) -> GpuSighting:
     """What was seen of one instance, as if it were a GPU of its own."""
     charges = [charge for charge in gpu.charges if charge.gpu_instance == number]
-    return GpuSighting(gpu.index, gpu.facts, memory, charges=charges)
+    ended = [charge for charge in gpu.ended if charge.gpu_instance == number]
+    return GpuSighting(gpu.index, gpu.facts, memory, charges=charges, ended=ended, lists=gpu.lists)
 
 
 def outside(gpu: GpuSighting, found: Sequence[Part], claims: Sequence[Entry]) -> list[Entry]:

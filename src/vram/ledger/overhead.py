@@ -16,14 +16,19 @@ _MOST = 16 * MIB
 
 def expected(seen: Sightings, gpu: GpuSighting) -> int:
     """Bytes that the GPU's contexts and onlookers use without a charge."""
-    initialised = bool(gpu.charges or _onlookers(seen, gpu))
-    return initialised * _INITIALISED + len(gpu.charges) * _CONTEXT
+    if gpu.lists != "ok":
+        return 0
+    contexts = len(gpu.charges) + len(gpu.ended)
+    initialised = bool(contexts or _onlookers(seen, gpu))
+    return initialised * _INITIALISED + contexts * _CONTEXT
 
 
 def overhead_entry(seen: Sightings, gpu: GpuSighting, rest: int, *, whole: bool) -> Entry | None:
     """The part of *rest* that is overhead; all of it, if *whole* and it is little enough."""
     usual = expected(seen, gpu)
-    most = usual + len(gpu.charges) * (_MOST - _CONTEXT)
+    most = usual + (len(gpu.charges) + len(gpu.ended)) * (_MOST - _CONTEXT)
+    if not usual and rest <= _INITIALISED and _is_in_use(seen):
+        usual = rest
     nbytes = rest if whole and rest <= most else min(rest, usual)
     if not nbytes:
         return None
@@ -33,22 +38,38 @@ def overhead_entry(seen: Sightings, gpu: GpuSighting, rest: int, *, whole: bool)
 def _evidence(seen: Sightings, gpu: GpuSighting) -> tuple[str, ...]:
     measured = "(measured on an H200, driver 580.159)"
     lines = []
-    if gpu.charges:
-        contexts = counted(len(gpu.charges), "context")
+    if gpu.charges or gpu.ended:
+        contexts = counted(len(gpu.charges) + len(gpu.ended), "context")
         lines.append(f"{contexts}, each about {size(_CONTEXT)} more than its process is charged {measured}")
     elif onlookers := _onlookers(seen, gpu):
-        lines.append(f"pid {', '.join(map(str, onlookers))} initialised CUDA and has no context {measured}")
+        lines.append(f"CUDA is initialised, without a context, in {pids_of(onlookers)} {measured}")
+    else:
+        lines.append(f"no more than CUDA takes here for a process on another GPU {measured}")
     return tuple(lines)
+
+
+def _is_in_use(seen: Sightings) -> bool:
+    """Whether CUDA runs on any GPU. It opens all of them, and who comes or goes is not seen to have."""
+    return any(gpu.lists == "ok" and (gpu.charges or gpu.ended) for gpu in seen.gpus.values())
+
+
+def pids_of(pids: list[int]) -> str:
+    """Name processes: "pid 7", "pids 7, 9"."""
+    return f"{'pid' if len(pids) == 1 else 'pids'} {', '.join(map(str, pids))}"
 
 
 def _onlookers(seen: Sightings, gpu: GpuSighting) -> list[int]:
     """Processes that CUDA runs in (it maps the GPU's files) and that are charged nothing."""
+    return [pid for pid in open_on(seen, gpu) if seen.files[pid].mappings]
+
+
+def open_on(seen: Sightings, gpu: GpuSighting) -> list[int]:
+    """Processes that have the GPU's own files open and are charged nothing."""
     minor = gpu.facts.minor if gpu.facts else None
     charged = {charge.process.pid for charge in gpu.charges}
     return sorted(
         pid
         for pid, facts in seen.files.items()
         if pid not in charged
-        and facts.mappings
         and any(file.kind == "gpu" and minor in (None, file.minor) for file in facts.files)
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from vram.ledger.holders import holder
-from vram.ledger.overhead import overhead_entry
+from vram.ledger.overhead import open_on, overhead_entry, pids_of
 from vram.ledger.sightings import Charge, GpuSighting, Sightings
 from vram.model.ledger import Entry
 from vram.units import counted, size
@@ -19,6 +19,9 @@ def remainder_entries(seen: Sightings, gpu: GpuSighting, rest: int) -> list[Entr
     rest -= sum(entry.nbytes for entry in entries)
     if unknown:
         return entries + _without_figures(seen, unknown, rest)
+    openers = open_on(seen, gpu) if gpu.lists not in ("ok", "unsupported") else []
+    if openers and rest:
+        return [*entries, _unlisted(openers, rest)]
     return entries + ([unexplained(seen, rest)] if rest else [])
 
 
@@ -45,6 +48,15 @@ def _without_figures(seen: Sightings, unknown: list[Charge], rest: int) -> list[
         shared = f"held by pids {pids} together: the driver gives no figure for any of them"
         entries.append(Entry(kind="unattributed", nbytes=rest, evidence=(shared,), confidence="unknown"))
     return entries
+
+
+def _unlisted(openers: list[int], rest: int) -> Entry:
+    """Bytes of which only the lists that could not be read would tell whose they are."""
+    evidence = (
+        "in use by the device's own figures; the driver's process lists could not be read",
+        f"{pids_of(openers)} {'has' if len(openers) == 1 else 'have'} the GPU open",
+    )
+    return Entry(kind="unattributed", nbytes=rest, evidence=evidence, confidence="unknown")
 
 
 def unexplained(seen: Sightings, rest: int) -> Entry:

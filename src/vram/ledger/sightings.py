@@ -23,6 +23,8 @@ class Charge(Struct, frozen=True):
     lists: tuple[str, ...]
     gpu_instance: int | None = None
     compute_instance: int | None = None
+    ended: bool = False
+    exiting: bool = False
 
 
 class ClientSighting(Struct, frozen=True):
@@ -57,6 +59,10 @@ class GpuSighting(Struct):
     status: Status = "ok"
     message: str | None = None
     charges: list[Charge] = []
+    ended: list[Charge] = []
+    """Charges of processes that ended while they were read (ledger/ended.py)."""
+    lists: Status = "ok"
+    """How the process lists were read; unless well, nothing follows from who is not charged."""
     mig: list[MigFacts] = []
     capacity: int | None = None
     untold: str | None = None
@@ -201,7 +207,8 @@ def _place_on_gpu(gpu: GpuSighting, observation: Observation) -> None:
             gpu.memory = facts
         case ChargeFacts() as facts if observation.process:
             where = (facts.gpu_instance, facts.compute_instance)
-            gpu.charges.append(Charge(observation.process, _known(observation.nbytes), facts.lists, *where))
+            how = (facts.lists, *where, facts.ended, facts.exiting)
+            gpu.charges.append(Charge(observation.process, _known(observation.nbytes), *how))
         case MigFacts() as facts:
             gpu.mig.append(facts)
         case CapacityFacts() as facts:
@@ -210,10 +217,19 @@ def _place_on_gpu(gpu: GpuSighting, observation: Observation) -> None:
             gpu.system = facts
         case None if observation.probe == "drm.memory":
             gpu.untold = observation.message
+        case None if _cost_the_lists(observation):
+            gpu.lists = observation.status
     # Something unsupported is a gap in the picture; a GPU that failed is a gap in the answer.
     if observation.status not in ("ok", "unsupported") and gpu.status == "ok":
         gpu.status = observation.status
         gpu.message = observation.message
+
+
+def _cost_the_lists(observation: Observation) -> bool:
+    """Whether the driver's lists are missing; they are told after its last word on memory."""
+    if observation.probe == "nvml.processes":
+        return observation.status != "ok"
+    return observation.probe == "nvml.memory" and observation.status in ("failed", "timeout", "lost")
 
 
 def _known(nbytes: int | None) -> int | None:

@@ -78,6 +78,10 @@ class ChargeFacts(Struct, frozen=True, omit_defaults=True, tag="charge"):
     """Which lists name it: "compute", "graphics", "mps"."""
     gpu_instance: int | None = None
     compute_instance: int | None = None
+    ended: bool = False
+    """Whether it ended while it was read: nobody has the pid any more, and a second look does not list it."""
+    exiting: bool = False
+    """Whether it was exiting already when it was listed."""
 
 
 class MigFacts(Struct, frozen=True, omit_defaults=True, tag="mig"):

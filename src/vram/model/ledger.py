@@ -65,8 +65,9 @@ class Entry(Struct, frozen=True, kw_only=True):
     ``charged_state`` is the kernel's state of the charged pid while /proc still knows it
     ("Z": a zombie). ``medium`` says what keeps an exported entry, or that bytes of a
     process are managed memory, or shared by several clients of a GPU; ``hidden_by`` what keeps
-    us from naming the holder of a hidden one. ``windows`` is the Windows process that keeps the
-    bytes, or that Windows counts a guest's under: no holder, for its pid is not one of this side.
+    us from naming the holder of a hidden one ("end": it ended while it was read). ``windows`` is
+    the Windows process that keeps the bytes, or that Windows counts a guest's under: no holder, for
+    its pid is not one of this side.
     ``gpu_instance`` is the part of a GPU divided by MIG that the bytes lie in, and
     ``compute_instance`` the one that their process runs on. ``mps_server`` is the pid of the MPS
     server that opened the GPU for the holder.
@@ -82,7 +83,7 @@ class Entry(Struct, frozen=True, kw_only=True):
     claimed: int | None = None
     charged_state: str | None = None
     medium: Medium | None = None
-    hidden_by: Literal["namespace", "permission", "windows"] | None = None
+    hidden_by: Literal["namespace", "permission", "windows", "end"] | None = None
     windows: WindowsProcess | None = None
     gpu_instance: int | None = None
     compute_instance: int | None = None

@@ -40,7 +40,11 @@ class Workload(Struct, frozen=True):
 
 
 class ProcessFacts(Struct, frozen=True, omit_defaults=True, tag="process"):
-    """What /proc says about one process. None means that it could not be read."""
+    """What /proc says about one process. None means that it could not be read.
+
+    ``state`` and ``exiting`` are its first thread's, or, where that has ended, those of a thread
+    that lives on.
+    """
 
     command: str
     argv: tuple[str, ...] = ()

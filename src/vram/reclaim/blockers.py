@@ -70,6 +70,8 @@ def _nobody(gpu: GpuLedger) -> Iterator[Blocker]:
                 "hidden": "a process that cannot be seen from here holds it",
                 "orphaned": "the driver charges it to a process that is gone",
             }.get(entry.kind, "nobody could be named for it")
+            if entry.hidden_by == "end":
+                why = "a process held it that ended while it was looked at: look again"
             command = "sudo vram why" if entry.hidden_by == "permission" else ""
             yield Blocker(pid=None, name=None, user=None, nbytes=entry.nbytes, why=why, command=command)
 

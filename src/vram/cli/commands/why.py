@@ -50,6 +50,8 @@ def run(args: Namespace) -> int:
         raise UsageError("--deep asks living processes, once", hint="leave out --from and --watch")
     if args.watch is not None:
         return _watch(args)
+    if args.json and args.svg:
+        raise UsageError("--svg draws the text, --json writes none", hint="leave out one of them")
     host = open_host(args)
     from vram.diagnosis.engine import diagnose
     from vram.report import json

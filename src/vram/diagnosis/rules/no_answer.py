@@ -65,7 +65,7 @@ def _finding(gpus: list[GpuLedger], probes: list[ProbeRun]) -> Finding:
         code=CODE,
         title=f"No answer from {what}: the report is incomplete",
         nbytes=None,
-        cause=f"{_who(indices, probes)} could not be read; what is held there is missing here.",
+        cause=_cause(gpus, probes),
         gpus=indices,
         evidence=words.evidence(map(_gpu_told, gpus), map(_probe_told, probes)),
         remedies=(
@@ -74,6 +74,13 @@ def _finding(gpus: list[GpuLedger], probes: list[ProbeRun]) -> Finding:
         ),
         severity="problem" if gpus else "warning",
     )
+
+
+def _cause(gpus: list[GpuLedger], probes: list[ProbeRun]) -> str:
+    who = _who(tuple(gpu.index for gpu in gpus), probes)
+    if gpus and all(gpu.total_bytes is not None for gpu in gpus):
+        return f"The process lists of {who} could not be read; who holds what there is missing here."
+    return f"{who} could not be read; what is held there is missing here."
 
 
 def _who(indices: tuple[int, ...], probes: list[ProbeRun]) -> str:

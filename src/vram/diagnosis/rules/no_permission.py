@@ -3,7 +3,7 @@
 What it detects
 ---------------
 Memory is in use that no readable process explains, and there are processes of other users whose
-open files we may not read. Or a whole GPU may not be read by this user.
+open files we may not read. Or a whole GPU, or its process lists, may not be read by this user.
 
 Why it happens
 --------------
@@ -61,11 +61,26 @@ def _is_unreadable(ledger: Ledger, entry: Entry) -> bool:
 def _denied(ledger: Ledger, gpu: GpuLedger) -> Finding:
     if gpu.instances:
         return _withheld(ledger, gpu)
+    if gpu.total_bytes is not None:
+        return _unlisted(ledger, gpu)
     return Finding(
         code=CODE,
         title=f"GPU {gpu.index} may not be read",
         nbytes=None,
         cause="The driver does not answer this user about the GPU, or its device file may not be opened.",
+        gpus=(gpu.index,),
+        evidence=words.evidence((gpu.message,) if gpu.message else ()),
+        remedies=(remedies.see_more(ledger.host),),
+        severity="problem",
+    )
+
+
+def _unlisted(ledger: Ledger, gpu: GpuLedger) -> Finding:
+    return Finding(
+        code=CODE,
+        title=f"The process lists of GPU {gpu.index} may not be read",
+        nbytes=None,
+        cause="The driver tells this user how much of the GPU is in use, and does not tell by whom.",
         gpus=(gpu.index,),
         evidence=words.evidence((gpu.message,) if gpu.message else ()),
         remedies=(remedies.see_more(ledger.host),),

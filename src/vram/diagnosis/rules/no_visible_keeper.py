@@ -8,16 +8,16 @@ whose files can be read none holds the files that would explain it.
 Why it happens
 --------------
 Memory always has a keeper. It may be out of sight: a process of another user whose files may not
-be read, a process outside this PID namespace, a process whose first thread ended while others run
-on (its /proc entry looks like a zombie), or the driver is still tearing the process down. A pid
-that was reused names a newcomer that has nothing to do with it.
+be read, a process outside this PID namespace, or the driver is still tearing the process down. A
+pid that was reused names a newcomer that has nothing to do with it. A process whose first thread
+ended while others run on looks like a zombie to `ps`; vram looks at its other threads and takes it
+for what it is, alive.
 
 How to confirm
 --------------
-Look with full rights, then ask for remaining threads and for the driver's own words:
+Look with full rights, then ask for the driver's own words:
 
     sudo vram why
-    ls /proc/CHARGED_PID/task
     sudo dmesg --ctime | grep -iE 'xid|nvrm'
 
 Remedies and their risk
@@ -42,7 +42,7 @@ from vram.diagnosis import remedies, words
 from vram.diagnosis.holdings import IN_USE, Holding, gather, keeper
 from vram.model.finding import Finding, Remedy
 from vram.model.ledger import Entry, Ledger
-from vram.units import size
+from vram.units import counted, size
 
 CODE = "VR105"
 
@@ -82,7 +82,8 @@ def _cause(ledger: Ledger, holding: Holding, pid: int | None) -> str:
     if not ledger.host.initial_pid_namespace:
         where = "its keeper may live outside this PID namespace"
     elif ledger.unreadable_processes:
-        where = f"its keeper may be among {ledger.unreadable_processes} processes whose files may not be read"
+        unread = counted(ledger.unreadable_processes, "process")
+        where = f"its keeper may be among {unread} whose files may not be read"
     return f"The driver charges {size(holding.nbytes)} to {_named(pid)}, and {where}."
 
 

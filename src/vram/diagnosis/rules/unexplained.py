@@ -40,7 +40,7 @@ from collections.abc import Iterator
 from vram.diagnosis import remedies, words
 from vram.model.finding import Finding, Remedy
 from vram.model.ledger import GpuLedger, Ledger
-from vram.units import MIB, size
+from vram.units import MIB, counted, size
 
 CODE = "VR106"
 
@@ -80,10 +80,15 @@ def _cause(ledger: Ledger, gpu: GpuLedger, nbytes: int) -> str:
             f"{size(nbytes)} are in use, and under WSL2 the driver does not say by whom: Windows programs"
             " and other distributions count too."
         )
+    if gpu.status in ("failed", "timeout", "denied"):
+        return (
+            f"{size(nbytes)} are in use, and the driver's process lists, which would tell by whom, could not"
+            " be read. Some of it may be the processes' that have the GPU open."
+        )
     if ledger.unreadable_processes:
         return (
             f"{size(nbytes)} are in use by nobody we can see; the files of"
-            f" {ledger.unreadable_processes} processes may not be read."
+            f" {counted(ledger.unreadable_processes, 'process')} may not be read."
         )
     return (
         f"{size(nbytes)} are in use, and no process, exported allocation or dma-buf that can be seen from"

@@ -34,7 +34,8 @@ class RawFile(Struct, frozen=True):
     """A descriptor as /proc shows it. ``mode`` is 0 where the file could not be asked.
 
     ``info`` is the fdinfo of a DRM file; None where it could not be read, for the reason that
-    ``error`` gives.
+    ``error`` gives. ``thread`` is the one through whose folder it was seen, where that is not the
+    process's first: a first thread that has ended shows none.
     """
 
     pid: int
@@ -47,6 +48,7 @@ class RawFile(Struct, frozen=True):
     mode: int
     info: bytes | None = None
     error: int = 0
+    thread: int | None = None
 
 
 class Naming(Struct, frozen=True):

@@ -9,7 +9,7 @@ from functools import cache
 
 from vram.host.local.device_files import RawFile
 
-_FILE = struct.Struct("=iiQQQqIIII")
+_FILE = struct.Struct("=iiiiQQQqIIII")
 _NO_INFO = (1 << 32) - 1
 _UNKNOWN_START = (1 << 64) - 1
 _LIBRARY = os.path.join(os.path.dirname(__file__), "lib", "libvramscan.so")
@@ -89,7 +89,8 @@ def _result_type() -> type:
 def _unpack(raw: bytes) -> list[RawFile]:
     files, at = [], 0
     while at < len(raw):
-        pid, fd, started_at, device, inode, size, mode, length, told, error = _FILE.unpack_from(raw, at)
+        fields: tuple[int, ...] = _FILE.unpack_from(raw, at)
+        pid, fd, thread, _, started_at, device, inode, size, mode, length, told, error = fields
         at += _FILE.size
         link = raw[at : at + length]
         at += (length + 7) & ~7
@@ -98,5 +99,6 @@ def _unpack(raw: bytes) -> list[RawFile]:
             info = raw[at : at + told]
             at += (told + 7) & ~7
         start = None if started_at == _UNKNOWN_START else started_at
-        files.append(RawFile(pid, start, fd, link, device, inode, size, mode, info, error))
+        other = thread if thread != pid else None
+        files.append(RawFile(pid, start, fd, link, device, inode, size, mode, info, error, other))
     return files

@@ -26,7 +26,10 @@ _TRIES = 3
 _UNCORRECTED_SINCE_BOOT = (1, 0)
 _LIBRARY_NOT_FOUND = 12
 _WITHHELD = (3, 4, 6)  # not supported, no permission, not found (any more)
+_EXITING = 0x4  # PF_EXITING of the kernel's task flags
 _UNDER_MIG = "under MIG the whole GPU is told to the privileged only; its instances are read one by one"
+
+Failure = tuple[str, Exception]  # of the list with that name
 
 
 class Reader:
@@ -159,10 +162,20 @@ class Reader:
         self._say_memories(devices, after, by)
         self._probe = "nvml.processes"
         if failure is not None:
-            self.say(**(_without_lists() or statement_of(failure, self._nvml)))
+            self.say(**(_without_lists() or self._unread(*failure)))
+        found = {pid: _found(pid) for pid, _, _ in figures}
+        dead = {pid for pid, (started_at, _) in found.items() if started_at is None}
+        ended = self._unlisted(handle, devices, dead) if dead else dead
         for (pid, instance, compute), (nbytes, lists) in figures.items():
             facts = {"type": "charge", "lists": lists, "gpu_instance": instance, "compute_instance": compute}
-            self.say(process={"pid": pid, "started_at": _started_at(pid)}, nbytes=nbytes, facts=facts)
+            started_at, facts["exiting"] = found[pid]
+            facts["ended"] = pid in ended
+            self.say(process={"pid": pid, "started_at": started_at}, nbytes=nbytes, facts=facts)
+
+    def _unlisted(self, handle: Any, devices: list[MigDevice] | None, dead: set[int]) -> set[int]:
+        """Those of the *dead* that are listed no more; memory that somebody keeps of them stays listed."""
+        again, failure = self._figures(handle, devices)
+        return set() if failure else dead - {pid for pid, _, _ in again}
 
     def _say_memories(self, devices: list[MigDevice] | None, memories: list[Memory], by: list[int]) -> None:
         whole = memories[0]
@@ -207,29 +220,44 @@ class Reader:
             v1_used=one.used,
         )
 
-    def _figures(self, handle: Any, devices: list[MigDevice] | None) -> tuple[Figures, Exception | None]:
-        """Every listed pid with its bytes; a failure only where no list could be read at all."""
+    def _unread(self, name: str, error: Exception) -> dict[str, Any]:
+        told = statement_of(error, self._nvml)
+        return {**told, "message": f"the list of {name} processes could not be read: {told['message']}"}
+
+    def _figures(self, handle: Any, devices: list[MigDevice] | None) -> tuple[Figures, Failure | None]:
+        """Every listed pid with its bytes, and what kept a list from us.
+
+        Under MIG the whole GPU's lists name everybody, and so do those of all its devices together.
+        """
         self._probe = "nvml.processes"
-        figures, failures = self._lists(handle)
+        figures, failure = self._lists(handle)
         if devices:
             from vram.host.local.nvml_mig import placed
 
             parts = [(device, *self._lists(device.handle)) for device in devices]
             figures = placed(figures, [(device, found) for device, found, _ in parts])
-            failures = min((failures, *(failed for _, _, failed in parts)), key=len)
-        return figures, failures[0] if len(failures) == len(_LISTS) else None
+            failure = failure and next((failed for _, _, failed in parts if failed), None)
+        return figures, failure
 
-    def _lists(self, device: Any) -> tuple[Figures, list[Exception]]:
+    def _lists(self, device: Any) -> tuple[Figures, Failure | None]:
         figures: Figures = {}
-        failures: list[Exception] = []
+        failures: list[Failure] = []
         for name, word in _LISTS:
             try:
                 merge(figures, name, self._list(word, device))
             except Exception as error:
                 if is_loss(error):
                     raise
-                failures.append(error)
-        return figures, failures
+                failures.append((name, error))
+        return figures, self._gap(failures)
+
+    def _gap(self, failures: list[Failure]) -> Failure | None:
+        """The failure that matters: driver and binding need not have every list, but have to have one."""
+        gaps = [each for each in failures if not self._is_lacking(each[1])]
+        return next(iter(gaps or failures), None) if gaps or len(failures) == len(_LISTS) else None
+
+    def _is_lacking(self, error: Exception) -> bool:
+        return isinstance(error, AttributeError) or statement_of(error, self._nvml)["status"] == "unsupported"
 
     def _list(self, word: str, device: Any) -> Any:
         """The newest version of the list that driver and binding both know."""
@@ -303,13 +331,15 @@ class _NoSearch(ModuleType):
         return None
 
 
-def _started_at(pid: int) -> int | None:
-    """When *pid* was started; None where nobody has that pid."""
+def _found(pid: int) -> tuple[int | None, bool]:
+    """When *pid* was started, and whether it is exiting; None where nobody has that pid, or it has ended."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[19])
+            fields = file.read().rpartition(b")")[2].split()
+        has_ended = fields[0] == b"Z" and int(fields[17]) < 2
+        return (None, False) if has_ended else (int(fields[19]), bool(int(fields[6]) & _EXITING))
     except (OSError, IndexError, ValueError):
-        return None
+        return None, False
 
 
 def _die_with_parent() -> None:

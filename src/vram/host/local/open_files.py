@@ -13,7 +13,7 @@ from vram.host.local.device_files import DeviceNames, Naming, RawFile
 from vram.host.local.identity import user_name
 from vram.host.local.mappings import Mappings, mappings_in
 from vram.host.local.native_scan import NativeScan
-from vram.host.local.procfs import ProcessFolder, text
+from vram.host.local.procfs import ProcessFolder, Stat, inside_of, living_thread, text
 from vram.host.ports import Dmabuf, DrmClient, FileScan, Holding
 from vram.model.files import DeviceFile
 from vram.model.process import ProcessRef
@@ -132,13 +132,15 @@ class LocalOpenFiles:
                     _dmabuf(folder, file) if file.link.startswith(b"/dmabuf:") else own
                     for file, own in zip(buffers, plain, strict=True)
                 )
-                return dmabufs, self._mappings(folder, stat.state)
+                return dmabufs, self._mappings(folder, stat)
         except OSError:
             return plain, None
 
-    def _mappings(self, folder: ProcessFolder, state: str) -> Mappings | None:
+    def _mappings(self, folder: ProcessFolder, stat: Stat) -> Mappings | None:
+        thread = living_thread(folder, stat)
+        alive = (folder.stat(thread) if thread else None) or stat
         # As with command lines: a process stuck in the driver may hold its memory lock for good.
-        maps = folder.read("maps", _MOST_MAPS_NBYTES) if state != "D" else None
+        maps = folder.read(f"{inside_of(thread)}maps", _MOST_MAPS_NBYTES) if alive.state != "D" else None
         return mappings_in(maps, self._names.mapped, self._names.uvm) if maps is not None else None
 
 
@@ -148,18 +150,18 @@ def _descriptions(
     """Number the open files behind descriptors on GPUs, on the control device and on Windows' one."""
     groups: dict[bytes, int] = {}
     wanted = [
-        (file.pid, file.fd, groups.setdefault(naming.path, len(groups)))
+        (file, groups.setdefault(naming.path, len(groups)))
         for file, naming in named
         if naming.kind in ("gpu", "control", "dxg") or (naming.kind == "drm" and _is_unnumbered(file.info))
     ]
     if not wanted:
         return {}
-    numbers = scan.describe(wanted, deadline)
-    return {(pid, fd): number for (pid, fd, _), number in zip(wanted, numbers, strict=True)}
+    numbers = scan.describe([(file.thread or file.pid, file.fd, group) for file, group in wanted], deadline)
+    return {(file.pid, file.fd): number for (file, _), number in zip(wanted, numbers, strict=True)}
 
 
 def _dmabuf(folder: ProcessFolder, file: RawFile) -> Dmabuf:
-    raw = folder.read(f"fdinfo/{file.fd}") or b""
+    raw = folder.read(f"{inside_of(file.thread)}fdinfo/{file.fd}") or b""
     fields = dict(line.split(b":", 1) for line in raw.splitlines() if b":" in line)
     size = fields.get(b"size", b"").strip()
     exporter = text(fields.get(b"exp_name", b"").strip())

@@ -35,7 +35,7 @@ def text(raw: bytes) -> str:
 class Stat:
     """The fields of /proc/PID/stat that say who a process is and what it is doing."""
 
-    __slots__ = ("exiting", "group", "name", "parent", "session", "started_at", "state")
+    __slots__ = ("exiting", "group", "name", "parent", "session", "started_at", "state", "threads")
 
     def __init__(self, raw: bytes) -> None:
         # The name may hold spaces, brackets and newlines: the last bracket ends it.
@@ -45,6 +45,7 @@ class Stat:
         self.state = text(fields[0])
         self.parent, self.group, self.session = (int(field) for field in fields[1:4])
         self.exiting = bool(int(fields[6]) & _EXITING)
+        self.threads = int(fields[17])
         self.started_at = int(fields[19])
 
 
@@ -104,8 +105,9 @@ class ProcessFolder:
         except OSError:
             return None
 
-    def stat(self) -> Stat | None:
-        raw = self.read("stat")
+    def stat(self, thread: int | None = None) -> Stat | None:
+        """Of its first thread, which stands for the process, or of another *thread*."""
+        raw = self.read("stat" if thread is None else f"task/{thread}/stat")
         try:
             return Stat(raw) if raw else None
         except (ValueError, IndexError):
@@ -120,6 +122,26 @@ def drain(file: int, limit: int) -> bytes:
         parts.append(os.read(file, min(left, 65536)))
         left -= len(parts[-1])
     return b"".join(parts)
+
+
+def living_thread(folder: ProcessFolder, stat: Stat) -> int | None:
+    """A thread that lives on where the first one has ended; None where that has not, or all have.
+
+    The kernel shows such a process as a zombie without files, arguments and memory: all of that
+    is to be read of a thread that still has it.
+    """
+    if stat.state != "Z" or stat.threads < 2:
+        return None
+    for name in folder.names("task"):
+        its = folder.stat(int(name))
+        if its and its.state not in ("Z", "X"):
+            return int(name)
+    return None
+
+
+def inside_of(thread: int | None) -> str:
+    """Where a process's folder has what *thread* runs and holds; None: the first one."""
+    return "" if thread is None else f"task/{thread}/"
 
 
 class LocalProc:
@@ -138,8 +160,11 @@ class LocalProc:
             return None
 
     def _facts(self, folder: ProcessFolder, stat: Stat) -> ProcessFacts:
-        facts = _facts(folder, stat)
-        environ = b"" if stat.state == "D" else folder.read("environ", _MOST_ENVIRONMENT) or b""
+        thread = living_thread(folder, stat)
+        inside = inside_of(thread)
+        alive = (folder.stat(thread) if thread else None) or stat
+        facts = _facts(folder, stat, alive, inside)
+        environ = b"" if alive.state == "D" else folder.read(f"{inside}environ", _MOST_ENVIRONMENT) or b""
         nameless = not facts.workload.container and not any("ipykernel" in word for word in facts.argv[:4])
         if nameless and not any(word in environ for word in _TELLING):
             return facts
@@ -189,20 +214,21 @@ def _ref(folder: ProcessFolder, stat: Stat) -> ProcessRef:
     return ProcessRef(folder.pid, stat.started_at, namespace.st_ino if namespace else None)
 
 
-def _facts(folder: ProcessFolder, stat: Stat) -> ProcessFacts:
+def _facts(folder: ProcessFolder, stat: Stat, alive: Stat, inside: str) -> ProcessFacts:
+    """Who it is, as its first thread tells, and what the thread *alive* runs, as *inside* has it."""
     status = _status(folder.read("status") or b"")
     uid = _first_number(status.get(b"Uid"))
-    executable, deleted = _executable(folder)
+    executable, deleted = _executable(folder, f"{inside}exe")
     group = membership(text(folder.read("cgroup") or b""))
     return ProcessFacts(
         command=stat.name,
-        argv=_argv(folder, stat.state),
+        argv=_argv(folder, alive.state, f"{inside}cmdline"),
         uid=uid,
         user=user_name(uid) if uid is not None else None,
         executable=executable,
         executable_deleted=deleted,
-        state=stat.state,
-        exiting=stat.exiting,
+        state=alive.state,
+        exiting=alive.exiting,
         parent=stat.parent or None,
         group=stat.group,
         session=stat.session,
@@ -227,17 +253,17 @@ def _first_number(field: bytes | None) -> int | None:
     return int(first) if first.isdigit() else None
 
 
-def _argv(folder: ProcessFolder, state: str) -> tuple[str, ...]:
+def _argv(folder: ProcessFolder, state: str, name: str) -> tuple[str, ...]:
     # The kernel takes the target's memory lock to read its arguments. A process stuck in the
     # driver can hold that lock for good, and `ps` is known to hang on such: leave it alone.
     if state == "D":
         return ()
-    raw = folder.read("cmdline", _LONGEST_COMMAND) or b""
+    raw = folder.read(name, _LONGEST_COMMAND) or b""
     return tuple(text(word) for word in raw.rstrip(b"\0").split(b"\0")) if raw.strip(b"\0") else ()
 
 
-def _executable(folder: ProcessFolder) -> tuple[str | None, bool]:
-    link = folder.link("exe")
+def _executable(folder: ProcessFolder, name: str) -> tuple[str | None, bool]:
+    link = folder.link(name)
     if link is None:
         return None, False
     path = text(link)
@@ -246,6 +272,6 @@ def _executable(folder: ProcessFolder) -> tuple[str | None, bool]:
     if path.startswith("/memfd:"):  # never had a name to lose
         return path.removesuffix(_DELETED), False
     # A file may really be called so; then it still has a name in its folder.
-    about = folder.about("exe")
+    about = folder.about(name)
     deleted = about is None or about.st_nlink == 0
     return (path.removesuffix(_DELETED), True) if deleted else (path, False)

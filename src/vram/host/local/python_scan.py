@@ -10,7 +10,7 @@ from functools import cmp_to_key, partial
 from msgspec.structs import replace
 
 from vram.host.local.device_files import RawFile
-from vram.host.local.procfs import ProcessFolder, drain
+from vram.host.local.procfs import ProcessFolder, drain, inside_of, living_thread
 
 _KCMP = {"x86_64": 312, "aarch64": 272}
 _KCMP_FILE = 0
@@ -64,13 +64,40 @@ class PythonScan:
 
 
 def _of_process(root: str, pid: int, prefixes: tuple[bytes, ...]) -> list[RawFile]:
-    folder = os.open(f"{root}/{pid}/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        found = _of_thread(root, pid, None, prefixes)
+    except PermissionError:
+        if os.geteuid() not in _owner(root, pid) or not _is_zombie(root, pid):
+            raise
+        found = None
+    # A first thread that has ended shows none, to root, and is closed to everybody else.
+    return (_of_other_threads(root, pid, prefixes) if found is None else found) or []
+
+
+def _of_other_threads(root: str, pid: int, prefixes: tuple[bytes, ...]) -> list[RawFile] | None:
+    """The descriptors of a process that lives on after the end of its first thread."""
+    with ProcessFolder(root, pid) as folder:
+        stat = folder.stat()
+        thread = living_thread(folder, stat) if stat else None
+    return _of_thread(root, pid, thread, prefixes) if thread else None
+
+
+def _of_thread(root: str, pid: int, thread: int | None, prefixes: tuple[bytes, ...]) -> list[RawFile] | None:
+    """Its matching descriptors; None where it has no descriptor at all."""
+    folder = os.open(f"{root}/{pid}/{inside_of(thread)}fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         links = [(fd, _link(folder, fd)) for fd in os.listdir(folder)]
         found = [(fd, link) for fd, link in links if link.startswith(prefixes)]
-        return [_raw(pid, _started_at(root, pid), folder, fd, link) for fd, link in found]
+        raw = [_raw(pid, _started_at(root, pid), folder, fd, link) for fd, link in found]
+        return [replace(file, thread=thread) for file in raw] if links else None
     finally:
         os.close(folder)
+
+
+def _is_zombie(root: str, pid: int) -> bool:
+    with ProcessFolder(root, pid) as folder:
+        stat = folder.stat()
+        return stat is not None and stat.state == "Z"
 
 
 def _link(folder: int, fd: str) -> bytes:
@@ -93,7 +120,7 @@ def _raw(pid: int, started_at: int | None, folder: int, fd: str, link: bytes) ->
 def _informed(root: str, file: RawFile, prefixes: tuple[bytes, ...]) -> RawFile:
     if not file.link.startswith(prefixes or (b"\0",)):
         return file
-    path = f"{root}/{file.pid}/fdinfo/{file.fd}"
+    path = f"{root}/{file.pid}/{inside_of(file.thread)}fdinfo/{file.fd}"
     try:
         # Not to wait is meant for what is no fdinfo: the kernel's own are always ready.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)

@@ -17,10 +17,18 @@ def begin(host: Host, deadline_s: float) -> Iterator[Observation]:
 
 
 def ended_meanwhile(host: Host, seen: Iterable[Observation]) -> bool:
-    """Whether a process ended between being listed and now.
+    """Whether a process ended between being listed and now, or was about to.
 
     It was alive when it was listed, so its pid is not one of those that the driver keeps
-    charging after their end; only another reading can tell them apart.
+    charging after their end: another reading shows the GPU without it. Where processes come and
+    go all the time no reading is the last word, and the ledger sets them apart.
     """
-    listed = [each.process for each in seen if isinstance(each.facts, ChargeFacts)]
-    return any(each and each.started_at not in (None, host.proc.started_at(each.pid)) for each in listed)
+    return any(_is_passing(host, each) for each in seen if isinstance(each.facts, ChargeFacts))
+
+
+def _is_passing(host: Host, listed: Observation) -> bool:
+    process, facts = listed.process, listed.facts
+    if process is None or not isinstance(facts, ChargeFacts):
+        return False
+    ended = process.started_at not in (None, host.proc.started_at(process.pid))
+    return ended or facts.ended or facts.exiting

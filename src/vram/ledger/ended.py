@@ -1,0 +1,85 @@
+"""Charges of processes that ended while the host was read: they worked, and left nothing behind.
+
+The driver's list, the open files and the processes are read one after the other. A process that was
+alive when it was listed and is gone when it is looked at had its memory then; that is no memory of
+a dead process, unless somebody living is seen to keep its files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vram.ledger.families import descriptions, keepers
+from vram.ledger.holders import departed
+from vram.ledger.sightings import Charge, GpuSighting, Sightings
+from vram.model.ledger import Entry
+from vram.units import counted, size
+
+
+def set_apart(seen: Sightings) -> None:
+    """Move the charges of processes that ended meanwhile from every GPU's charges to its ``ended``."""
+    for gpu in seen.gpus.values():
+        gpu.ended = [each for each in gpu.charges if _has_ended(seen, each) and not _is_kept(seen, gpu, each)]
+        gpu.charges = [charge for charge in gpu.charges if charge not in gpu.ended]
+
+
+def ended_entries(gpu: GpuSighting) -> list[Entry]:
+    """Entries for what they had when the list was read."""
+    return [_entry(charge) for charge in gpu.ended if charge.nbytes]
+
+
+def note(ended: Sequence[Charge]) -> tuple[str, ...]:
+    if not ended:
+        return ()
+    return (
+        f"{counted(len(ended), 'process')} ended while the GPU was read: look again to see what is there",
+    )
+
+
+def _has_ended(seen: Sightings, charge: Charge) -> bool:
+    if charge.ended:
+        return True
+    started_at = charge.process.started_at
+    if started_at is None or seen.lists_other_pids:
+        return False
+    known = seen.processes.get(charge.process.pid)
+    if known is None or known[0].started_at != started_at:
+        return True
+    # Who was exiting when it was listed may be stuck there; who began since is merely on its way.
+    return known[1].is_dead or (known[1].exiting and not charge.exiting)
+
+
+def _is_kept(seen: Sightings, gpu: GpuSighting, charge: Charge) -> bool:
+    minor = gpu.facts.minor if gpu.facts else None
+    others = keepers(seen, minor, [each.process.pid for each in gpu.charges])
+    return any(_keeps(seen, other, charge.process.pid, minor) for other in others)
+
+
+def _keeps(seen: Sightings, other: int, pid: int, minor: int | None) -> bool:
+    """Whether *other* has the files of *pid*: seen so, or, where they were not seen, as its child.
+
+    Merely to have the GPU open proves nothing here: who came after the list was read is on it as little.
+    """
+    own, theirs = descriptions(seen, pid, minor), descriptions(seen, other, minor)
+    if own and theirs:
+        return bool(own & theirs)
+    facts = seen.processes[other][1]
+    return pid in (facts.parent, facts.group, facts.session)
+
+
+def _entry(charge: Charge) -> Entry:
+    pid, nbytes = charge.process.pid, charge.nbytes or 0
+    return Entry(
+        kind="hidden",
+        nbytes=nbytes,
+        holder=departed(pid, charge.lists),
+        charged_pid=pid,
+        hidden_by="end",
+        evidence=(
+            f"the driver listed pid {pid} with {size(nbytes)}",
+            "it ended while it was looked at, and nobody is seen to keep its files",
+        ),
+        confidence="likely",
+        gpu_instance=charge.gpu_instance,
+        compute_instance=charge.compute_instance,
+    )
