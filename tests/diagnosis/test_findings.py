@@ -130,3 +130,31 @@ def test_reserved_memory_is_told_once_for_all_gpus():
     ]
     (finding,) = found("VR401", ledger(*both))
     assert (finding.nbytes, finding.gpus) == (1230 * MIB, (0, 1))
+
+
+def test_a_zombies_likely_heir_is_called_likely():
+    world = ledger(gpu(orphan(4 * GIB, charged_state="Z", confidence="likely")))
+    (finding,) = found("VR203", world)
+    assert "most likely inherited by pid 51" in finding.cause
+
+
+def test_of_several_possible_heirs_one_is_meant():
+    for code, state in (("VR101", None), ("VR203", "Z")):
+        about = {"charged_state": state, "sharers": (holder(52),), "confidence": "likely", "either": True}
+        (finding,) = found(code, ledger(gpu(orphan(4 * GIB, **about))))
+        assert "one of pid 51" in finding.cause
+
+
+def test_a_likely_keeper_of_exported_memory_is_called_likely():
+    for code, medium in (("VR103", "handle"), ("VR104", "dmabuf")):
+        about = {"holder": holder(51), "medium": medium}
+        (sure,) = found(code, ledger(gpu(entry("exported", **about))))
+        (doubted,) = found(code, ledger(gpu(entry("exported", **about, confidence="likely"))))
+        assert "Most likely" in doubted.cause
+        assert "Most likely" not in sure.cause
+
+
+def test_bytes_that_processes_have_together_are_explained():
+    together = entry("process", 4 * GIB, sharers=(holder(50), holder(51)), confidence="unknown")
+    each = [entry("process", 0, holder=holder(pid), confidence="unknown") for pid in (50, 51)]
+    assert [finding.code for finding in diagnose(ledger(gpu(together, *each)))] == ["VR206", "VR206"]

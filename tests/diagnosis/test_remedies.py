@@ -35,6 +35,11 @@ def test_ends_all_who_share_in_one_command():
     assert "vram kill 51 52" in commands("VR101", orphan(sharers=(holder(52),)))
 
 
+def test_nobody_is_ended_where_only_one_of_several_keeps_the_memory():
+    world = orphan(sharers=(holder(52),), confidence="likely", either=True)
+    assert not any("kill" in command for command in commands("VR101", world))
+
+
 def test_ends_parent_and_children_together():
     world = ledger(gpu(process(50), bystanders=(heir(51, of=50),)))
     assert "vram kill 50 51" in commands("VR102", world)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from vram.errors import ExitCode
+from vram.units import GIB
 from vram.virtualgpu import VirtualGpu
 from vram.virtualgpu.scene import Scene
 
@@ -82,3 +83,25 @@ def test_libraries_that_do_not_match_the_module_are_named(virtual_gpu: VirtualGp
     assert exit_code == ExitCode.PARTIAL
     assert "VR501" in codes(answer)
     assert "VR405" not in codes(answer)
+
+
+def test_without_figures_healthy_processes_are_no_leftovers(virtual_gpu: VirtualGpu) -> None:
+    with Scene(virtual_gpu, "plain", GIB) as one, Scene(virtual_gpu, "plain", 2 * GIB) as other:
+        virtual_gpu.fail("nvmlDeviceGetComputeRunningProcesses*", sentinel=True)
+        _, answer = why(virtual_gpu)
+        (together,) = [each for each in answer["gpus"][0]["entries"] if each["sharers"]]
+        assert {each["pid"] for each in together["sharers"]} == {one.pids["self"], other.pids["self"]}
+        assert "VR106" not in codes(answer)
+        check = virtual_gpu.run([sys.executable, "-m", "vram", "check", "--leftovers"], timeout=60)
+        assert check.returncode == ExitCode.OK
+
+
+def test_without_figures_the_keeper_of_a_dead_parents_memory_is_named(virtual_gpu: VirtualGpu) -> None:
+    with Scene(virtual_gpu, "fork_orphan", GIB) as scene:
+        scene.kill("parent")
+        virtual_gpu.fail("nvmlDeviceGetComputeRunningProcesses*", sentinel=True)
+        _, answer = why(virtual_gpu)
+        (orphan,) = [each for each in answer["gpus"][0]["entries"] if each["kind"] == "orphaned"]
+        assert (orphan["holder"]["pid"], orphan["confidence"]) == (scene.pids["child"], "likely")
+        assert "VR101" in codes(answer)
+        assert "VR105" not in codes(answer)

@@ -58,3 +58,14 @@ def test_the_sum_holds_while_processes_come_and_go(machine: Machine):
         others.join()
     assert not failures
     assert len(answers) == 12
+
+
+def test_the_keeper_of_a_living_makers_memory_is_left_in_peace(machine: Machine):
+    healthy = machine.scene("export_handle", 1 * GIB, stages=1)
+    ghost = machine.scene("export_handle", 1 * GIB, stages=2)
+    answer = machine.why()
+    (exported,) = entries(answer, "exported")
+    assert (exported["holder"]["pid"], exported["confidence"]) == (ghost.pids["keeper"], "likely")
+    assert finding(answer, "VR102", healthy.pids["keeper"])["nbytes"] == 1 * GIB
+    machine.vram("free", "--finding", "VR103", "--yes")
+    assert held_by(machine.why(), ghost.pids["keeper"]) == 1 * GIB

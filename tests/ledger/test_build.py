@@ -81,6 +81,40 @@ def test_a_process_that_only_looked_for_gpus_is_not_taken_for_the_keeper():
     assert (orphan.holder.pid, orphan.sharers) == (80, ())
 
 
+def test_a_process_that_only_looked_for_gpus_is_no_keeper_even_if_it_is_the_only_one():
+    world = World().gpu(used=4 * GIB).charge(40, 4 * GIB).process(70).files(70, context=False, family=7)
+    gpu = only_gpu(world)
+    (orphan,) = entries(gpu, "orphaned")
+    assert (orphan.holder.pid, orphan.holder.alive, orphan.confidence) == (40, False, "unknown")
+    assert [bystander.holder.pid for bystander in gpu.bystanders] == [70]
+
+
+@pytest.mark.parametrize("heirs", [(41, 43), (43,)], ids=str)
+def test_a_session_does_not_tell_which_of_its_dead_is_the_parent(heirs: tuple[int, ...]):
+    """A launcher and the program that it started both died; their forked children share its session."""
+    world = World().gpu(used=6 * GIB).charge(40, 4 * GIB).charge(42, 2 * GIB)
+    for pid in heirs:
+        world.process(pid, session=40).files(pid, family=pid)
+    orphans = entries(only_gpu(world), "orphaned")
+    assert {entry.charged_pid: entry.confidence for entry in orphans} == {40: "likely", 42: "likely"}
+    for orphan in orphans:
+        assert (orphan.holder.pid, *(sharer.pid for sharer in orphan.sharers)) == heirs
+        assert orphan.either == (len(heirs) > 1)
+
+
+def test_one_family_is_not_the_proved_heir_of_two():
+    world = World().gpu(used=6 * GIB).charge(40, 4 * GIB).charge(42, 2 * GIB)
+    world.process(43, session=40, parent=42).files(43, family=4)
+    assert [entry.confidence for entry in entries(only_gpu(world), "orphaned")] == ["likely", "likely"]
+
+
+def test_children_that_surely_share_the_files_are_no_alternatives():
+    world = World().gpu(used=4 * GIB).charge(40, 4 * GIB)
+    world.process(41, session=40).files(41, family=4).process(42, session=40).files(42, family=4)
+    (orphan,) = entries(only_gpu(world), "orphaned")
+    assert (orphan.confidence, orphan.either) == ("fact", False)
+
+
 def test_memory_of_a_dead_pid_without_a_keeper_in_sight_stays_charged_to_it():
     world = World().gpu(used=4 * GIB).charge(40, 4 * GIB)
     (orphan,) = entries(only_gpu(world), "orphaned")
@@ -112,6 +146,52 @@ def test_an_exported_allocation_of_a_living_maker_is_not_counted_twice():
     gpu = only_gpu(world.export(80, 4 * GIB))
     assert not entries(gpu, "exported")
     assert [(b.holder.pid, b.exported_bytes) for b in gpu.bystanders] == [(80, 4 * GIB)]
+
+
+def shared_while_one_lives(**keeper: int) -> World:
+    """Two allocations of a size: one maker lives and is charged, the other one is gone."""
+    world = World().gpu(used=2 * GIB + CONTEXT + OVERHEAD).cuda(50, GIB + CONTEXT, session=50)
+    world.process(51, **{"parent": 50, "session": 50, **keeper}).export(51, GIB, description=1)
+    return world.process(80, session=79).export(80, GIB, description=2)
+
+
+@pytest.mark.parametrize("near", [{"session": 7}, {"parent": 1}, {}], ids=str)
+def test_the_keeper_next_to_a_living_maker_is_not_taken_for_the_one_of_a_dead_one(near: dict[str, int]):
+    gpu = only_gpu(shared_while_one_lives(**near))
+    (exported,) = entries(gpu, "exported")
+    assert (exported.holder.pid, exported.nbytes, exported.confidence) == (80, GIB, "likely")
+    assert any("pid 50 may have made" in line for line in exported.evidence)
+    assert [(b.holder.pid, b.exported_bytes) for b in gpu.bystanders] == [(51, GIB)]
+
+
+def test_an_allocation_that_no_listed_process_is_charged_enough_for_is_surely_uncharged():
+    world = World().gpu(used=5 * GIB + CONTEXT + OVERHEAD).cuda(50, GIB + CONTEXT).unreadable(3)
+    world.process(51, parent=50).export(51, GIB, description=1).process(80).export(80, 4 * GIB, description=2)
+    gpu = only_gpu(world)
+    (exported,) = entries(gpu, "exported")
+    assert (exported.holder.pid, exported.confidence) == (80, "fact")
+    assert [b.holder.pid for b in gpu.bystanders] == [51]
+
+
+def test_an_export_is_doubted_where_a_process_out_of_sight_may_have_the_uncharged_bytes():
+    world = World().gpu(used=2 * GIB + CONTEXT + OVERHEAD).cuda(50, GIB + CONTEXT).process(80)
+    (sure,) = entries(only_gpu(world.export(80, GIB)), "exported")
+    (doubted,) = entries(only_gpu(world.unreadable(1)), "exported")
+    assert (sure.confidence, doubted.confidence) == ("fact", "likely")
+
+
+def test_several_handles_of_one_process_are_one_bystander_with_their_sum():
+    world = World().gpu(used=GIB + CONTEXT + OVERHEAD).cuda(50, GIB + CONTEXT).process(80)
+    gpu = only_gpu(
+        world.dmabuf(80, GIB // 2, inode=1).dmabuf(80, GIB // 2, inode=2).dmabuf(80, GIB // 2, inode=2)
+    )
+    assert [(b.holder.pid, b.exported_bytes) for b in gpu.bystanders] == [(80, GIB)]
+
+
+def test_a_maker_with_its_own_handle_open_is_not_warned_of():
+    """Its handle ends with it."""
+    world = World().gpu(used=GIB + CONTEXT + OVERHEAD).cuda(50, GIB + CONTEXT)
+    assert only_gpu(world.export(50, GIB)).bystanders == ()
 
 
 def test_one_allocation_kept_by_two_processes_is_counted_once_and_names_both():
@@ -200,11 +280,30 @@ def test_the_only_process_without_a_figure_gets_what_is_left():
     assert (process.nbytes, process.confidence) == (3 * GIB - OVERHEAD, "likely")
 
 
+def test_without_figures_the_keeper_of_a_dead_pid_is_still_named():
+    world = World().gpu(used=3 * GIB).charge(40, None).process(41, session=40).files(41)
+    (orphan,) = entries(only_gpu(world), "orphaned")
+    assert (orphan.holder.pid, orphan.charged_pid, orphan.confidence) == (41, 40, "likely")
+    assert orphan.nbytes == 3 * GIB - OVERHEAD
+    assert not entries(only_gpu(world), "process")
+
+
+def test_keepers_of_dead_pids_without_figures_are_named_among_those_who_share():
+    world = World().gpu(used=3 * GIB).charge(40, None).process(41, session=40).files(41, family=4)
+    gpu = only_gpu(world.process(50).files(50, family=5).charge(50, None))
+    (orphan,) = entries(gpu, "orphaned")
+    assert (orphan.holder.pid, orphan.nbytes) == (41, 0)
+    assert [sharer.pid for sharer in entries(gpu, "process")[0].sharers] == [41, 50]
+
+
 def test_several_processes_without_figures_share_a_line_that_names_them():
     world = World().gpu(used=3 * GIB).process(50).files(50).charge(50, None)
     gpu = only_gpu(world.process(51).files(51).charge(51, (1 << 64) - 1))
-    assert [(e.nbytes, e.confidence) for e in entries(gpu, "process")] == [(0, "unknown")] * 2
-    assert "50, 51" in entries(gpu, "unattributed")[0].evidence[0]
+    together, *each = entries(gpu, "process")
+    assert [(e.holder.pid, e.nbytes, e.confidence) for e in each] == [(50, 0, "unknown"), (51, 0, "unknown")]
+    assert (together.holder, [sharer.pid for sharer in together.sharers]) == (None, [50, 51])
+    assert "50, 51" in together.evidence[0]
+    assert not entries(gpu, "unattributed")
 
 
 def test_a_lost_gpu_has_no_total_and_does_not_hide_the_others():

@@ -6,15 +6,17 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 
 import pytest
 
 from tests.probes.conftest import facts, said, take
+from vram.host.ports import Candidate, Proof
 from vram.model.files import DeviceFile, ExportFacts, FilesFacts
 from vram.model.gpu import ChargeFacts, MemoryFacts
 from vram.model.observation import Observation
 from vram.model.process import ProcessRef
-from vram.probes.sources.exports import candidates_of, residual
+from vram.probes.sources.exports import candidates_of, observe, residual
 from vram.virtualgpu import VirtualGpu
 from vram.virtualgpu.scene import Scene
 
@@ -144,3 +146,40 @@ def test_who_holds_no_gpu_is_asked_first() -> None:
     idle, busy = candidates_of([holding(1, "gpu", "control"), holding(2, "control", "dmabuf")])
     assert [(each.process.pid, each.fd) for each in idle] == [(2, 3)]
     assert [(each.process.pid, each.fd) for each in busy] == [(1, 4)]
+
+
+class _Driver:
+    """Finds an allocation of a size behind every descriptor, and remembers whose it was asked about."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self.asked: list[int] = []
+        self.exports = self.clock = self
+
+    def monotonic(self) -> float:
+        return 0.0
+
+    def prove(
+        self, candidates: Sequence[Candidate], deadline_s: float, views: Sequence[str]
+    ) -> Iterator[Proof]:
+        self.asked += [each.process.pid for each in candidates]
+        yield from (Proof(each, exported=True, nbytes=self.nbytes) for each in candidates)
+
+
+@pytest.mark.parametrize(("charged", "asked"), [(200 * MIB, [8, 9]), (None, [8, 9]), (50 * MIB, [8])])
+def test_what_a_listed_process_may_be_charged_for_explains_no_missing_bytes(
+    charged: int | None, asked: list[int]
+) -> None:
+    """A busy keeper is asked too, unless what was found is surely what is missing."""
+    files = {8: ("control",), 9: ("control", "gpu")}
+    holding = [
+        Observation(
+            probe="proc.files",
+            process=ProcessRef(pid, 1),
+            facts=FilesFacts(tuple(DeviceFile(fd, kind, "x") for fd, kind in enumerate(kinds, 3))),
+        )
+        for pid, kinds in files.items()
+    ]
+    driver = _Driver(100 * MIB)
+    list(observe(driver, [*_seen(100 * MIB + (charged or 0), charged), *holding], 1.0))  # type: ignore[arg-type]
+    assert driver.asked == asked

@@ -87,3 +87,29 @@ def test_hostile_names_keep_to_their_line() -> None:
     gpu = make_gpu(held_by(command="x\nGPU 0: clean\x1b[A"))
     (line,) = check.text(judge(make_ledger(gpu))).splitlines()
     assert line.isprintable()
+
+
+def together(*people: dict[str, object]) -> list[Entry]:
+    """Processes without figures of their own, and the bytes that they have together."""
+    holders = [make_holder(pid, **fields) for pid, fields in enumerate(people, 7)]  # type: ignore[arg-type]
+    each = [Entry(kind="process", nbytes=0, holder=one, confidence="unknown") for one in holders]
+    return [Entry(kind="process", nbytes=MIB, sharers=tuple(holders), confidence="unknown"), *each]
+
+
+@pytest.mark.parametrize(
+    ("people", "answer"),
+    [
+        (({}, {}), "clean"),
+        (({}, {"state": "T"}), "unknown"),
+        (({"alive": False}, {"state": "T"}), "held"),
+    ],
+    ids=str,
+)
+def test_bytes_of_several_are_leftovers_where_none_of_them_is_healthy(people, answer: str) -> None:
+    assert verdict(*together(*people), leftovers=True) == answer
+    assert verdict(*together(*people)) == "held"
+
+
+def test_bytes_of_several_name_all_of_them() -> None:
+    verdicts = judge(make_ledger(make_gpu(*together({}, {}))))
+    assert check.text(verdicts) == "GPU 0: 1.0 MiB process by pids 7, 8 together\n"

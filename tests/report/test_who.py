@@ -7,7 +7,7 @@ from rich.cells import cell_len
 
 from tests.report.samples import EXPORT, LOOSE, ORPHAN, WORKER, make_gpu, make_holder, make_ledger
 from tests.report.test_text import printed
-from vram.model.ledger import Bystander, Entry, Ledger
+from vram.model.ledger import Bystander, Entry, GpuLedger, Ledger
 from vram.model.process import Workload
 from vram.report import tree
 from vram.report.json import encode
@@ -136,3 +136,62 @@ def test_hostile_names_of_pods_and_notebooks_are_inert() -> None:
     shown = printed(tree.who(who(make_ledger(make_gpu(entry))), Look(width=100)), 100)
     assert "\x1b" not in shown
     assert "\u202e" not in shown
+
+
+def tree_of(*gpus: GpuLedger) -> str:
+    return " ".join(printed(tree.who(who(make_ledger(*gpus)), Look(width=200)), 200).split())
+
+
+def test_handles_on_several_gpus_are_summed() -> None:
+    handles = (Bystander(holder=make_holder(9), exported_bytes=GIB),)
+    report = tree_of(make_gpu(bystanders=handles), make_gpu(index=1, bystanders=handles))
+    assert "has a handle on 2.0 GiB" in report
+
+
+def test_files_of_the_dead_live_on_below_only_where_somebody_is_below() -> None:
+    gone = make_holder(50, alive=False)
+    unkept = Entry(kind="orphaned", nbytes=GIB, holder=gone, charged_pid=50, confidence="unknown")
+    assert "nobody in sight has its files" in tree_of(make_gpu(unkept))
+    kept = Entry(kind="orphaned", nbytes=GIB, holder=make_holder(51), charged_pid=50)
+    assert "its files live on below" in tree_of(make_gpu(kept))
+
+
+def test_a_likely_heir_is_called_likely() -> None:
+    for confidence, word in (("fact", "└─ pid 51"), ("likely", "most likely holds the files of pid 50")):
+        heir = Entry(
+            kind="orphaned",
+            nbytes=GIB,
+            holder=make_holder(51),
+            charged_pid=50,
+            confidence=confidence,  # type: ignore[arg-type]
+        )
+        assert word in tree_of(make_gpu(heir))
+        assert ("most likely" in tree_of(make_gpu(heir))) == (confidence == "likely")
+
+
+def test_possible_heirs_stand_below_nobody_and_their_bytes_count_once() -> None:
+    people = (make_holder(51), make_holder(52))
+    for_40, for_42 = (
+        Entry(
+            kind="orphaned",
+            nbytes=GIB,
+            holder=people[0],
+            sharers=people[1:],
+            charged_pid=pid,
+            confidence="likely",
+            either=True,
+        )
+        for pid in (40, 42)
+    )
+    report = who(make_ledger(make_gpu(for_40, for_42)))
+    (home,) = report.households
+    assert [(kin.holder.pid, kin.inherited_from) for kin in home.processes] == [(51, None), (52, None)]
+    assert home.nbytes == 2 * GIB
+    assert "this one or pid 51" in tree_of(make_gpu(for_40))
+
+
+def test_bytes_that_processes_have_together_are_not_called_nobodys() -> None:
+    people = (make_holder(51), make_holder(52))
+    together = Entry(kind="process", nbytes=GIB, sharers=people, confidence="unknown")
+    assert "charged to nobody" not in tree_of(make_gpu(together))
+    assert "together GPU 0: 1.0 GiB process" in tree_of(make_gpu(together))

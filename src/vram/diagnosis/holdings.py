@@ -33,7 +33,7 @@ class Holding(Struct, frozen=True):
 
     @property
     def keepers(self) -> tuple[Holder, ...]:
-        """Everyone alive who must let go before these bytes come back."""
+        """Everyone alive who must let go before these bytes come back; of ``either``, who may have to."""
         named = chain.from_iterable((entry.holder, *entry.sharers) for entry in self.entries)
         living = {identity(holder): holder for holder in named if holder is not None and holder.alive}
         return tuple(living.values())
@@ -41,6 +41,11 @@ class Holding(Struct, frozen=True):
     @property
     def evidence(self) -> tuple[str, ...]:
         return tuple(chain.from_iterable(entry.evidence for entry in self.entries))
+
+    @property
+    def either(self) -> bool:
+        """True where not all of the keepers have these bytes: which of them does cannot be told."""
+        return any(entry.either for entry in self.entries)
 
     @property
     def certain(self) -> bool:

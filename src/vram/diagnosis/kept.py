@@ -14,7 +14,7 @@ def kept(
     code: str, host: HostFacts, holding: Holding, *, title: str, cause: str, gentler: Iterable[Remedy]
 ) -> Finding:
     """What *holding* keeps, with the remedies of its cause besides ending its keepers."""
-    ending = remedies.end(host, holding.keepers, certain=holding.certain)
+    ending = remedies.end(host, holding.keepers, certain=holding.certain, either=holding.either)
     return Finding(
         code=code,
         title=title,

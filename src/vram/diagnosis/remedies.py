@@ -56,12 +56,15 @@ def kernel_log(gpu: str) -> Remedy:
     return Remedy(step="look", target=gpu, text=text, command=KERNEL_LOG)
 
 
-def end(host: HostFacts, holders: Sequence[Holder], *, certain: bool = True) -> tuple[Remedy, ...]:
+def end(
+    host: HostFacts, holders: Sequence[Holder], *, certain: bool = True, either: bool = False
+) -> tuple[Remedy, ...]:
     """End every keeper, gently; where one of them must not or cannot be ended, say that instead.
 
     Keepers share the bytes: ending some of them gives nothing back, so no command is given
     unless all of them may end. *certain* False means that the pids are not beyond doubt; inside
-    a PID namespace they may then name somebody else.
+    a PID namespace they may then name somebody else. *either* means that not all of them have the
+    bytes: whom to end must be found out first.
     """
     if not holders:
         return ()
@@ -70,6 +73,8 @@ def end(host: HostFacts, holders: Sequence[Holder], *, certain: bool = True) -> 
         return tuple(kept)
     if any(is_stuck(holder) for holder in holders):
         return (_wait(holders),)
+    if either and len(holders) > 1:
+        return look(holders, "Find out which of them has to end: one of them keeps the memory, not all.")
     if any(holder.executable is None for holder in holders) or not (certain or _is_here(host)):
         return (_find_out(host, holders),)
     return (*_ask(host, holders), _terminate(host, holders), *_stop_workloads(holders))

@@ -4,8 +4,9 @@ A *leftover* is what no healthy process accounts for: bytes that are orphaned, e
 charged to a process that is dead, stopped or exiting, and bytes that nobody could be named
 for. A stopped process counts, because nobody works with its memory and no job ends that way;
 one that merely waits for a disk does not, and neither does one whose program file was
-replaced. Whether a hidden holder is healthy cannot be seen, so hidden bytes make the answer
-"unknown"; those of a process that worked when it was listed and ended a moment later do not.
+replaced. Where several processes have bytes together, and only some of them are healthy, the
+answer is "unknown". Whether a hidden holder is healthy cannot be seen, so hidden bytes make the
+answer "unknown"; those of a process that worked when it was listed and ended a moment later do not.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def overall(verdicts: tuple[GpuVerdict, ...]) -> Verdict:
 def _judge(gpu: GpuLedger, leftovers: bool, allow: int) -> GpuVerdict:
     counted = tuple(entry for entry in gpu.accounted if _is_held(entry))
     if leftovers:
-        counted = tuple(entry for entry in counted if _is_leftover(entry) and not _is_unlisted(gpu, entry))
+        counted = tuple(entry for entry in counted if _is_left(gpu, entry))
     nbytes = sum(entry.nbytes for entry in counted)
     verdict: Verdict = "held" if nbytes > allow else "clean"
     reason = None
@@ -83,7 +84,7 @@ def _is_held(entry: Entry) -> bool:
 
 
 def _is_leftover(entry: Entry) -> bool:
-    if entry.kind in _UNSEEN or entry.kind == "windows":
+    if entry.kind in _UNSEEN or entry.kind == "windows" or _is_together(entry):
         return False
     if entry.kind in _WITHOUT_PROCESS or entry.holder is None:
         return True
@@ -91,9 +92,27 @@ def _is_leftover(entry: Entry) -> bool:
     return not holder.alive or holder.exiting or holder.state in ("Z", "X") or is_stopped(holder)
 
 
+def _is_left(gpu: GpuLedger, entry: Entry) -> bool:
+    return (_is_leftover(entry) and not _is_unlisted(gpu, entry)) or _is_left_together(gpu, entry)
+
+
 def _is_unlisted(gpu: GpuLedger, entry: Entry) -> bool:
     """Whether only the driver's process lists could have named somebody, and were not to be read."""
     return entry.kind == "unattributed" and gpu.status in _UNREAD
+
+
+def _is_together(entry: Entry) -> bool:
+    """Bytes of several processes, of which the driver does not tell how much each has."""
+    return entry.kind == "process" and entry.holder is None
+
+
+def _is_left_together(gpu: GpuLedger, entry: Entry) -> bool:
+    return _is_together(entry) and all(map(_is_leftover, _untold(gpu)))
+
+
+def _untold(gpu: GpuLedger) -> list[Entry]:
+    """Everybody whose bytes are in an entry of several."""
+    return [each for each in gpu.entries if each.holder and not each.nbytes and each.confidence == "unknown"]
 
 
 def _doubt(gpu: GpuLedger, leftovers: bool, allow: int) -> str | None:
@@ -108,4 +127,7 @@ def _doubt(gpu: GpuLedger, leftovers: bool, allow: int) -> str | None:
     hidden = sum(entry.nbytes for entry in gpu.entries if entry.kind in _UNSEEN and entry.hidden_by != "end")
     if leftovers and hidden > allow:
         return "a process that cannot be seen from here holds memory; whether it is healthy cannot be told"
+    together = sum(entry.nbytes for entry in gpu.entries if _is_together(entry))
+    if leftovers and together > allow and any(map(_is_leftover, _untold(gpu))):
+        return "processes hold memory together, and not all of them are healthy; whose it is cannot be told"
     return None

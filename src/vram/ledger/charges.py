@@ -4,32 +4,64 @@ from __future__ import annotations
 
 from typing import Literal
 
-from vram.ledger.families import Family, families, keepers, match, source_of
+from msgspec import Struct
+
+from vram.ledger.families import Family, families, keepers, match, onlookers, source_of
 from vram.ledger.holders import departed, holder, holders
 from vram.ledger.sightings import Charge, GpuSighting, Sightings
 from vram.model.ledger import Bystander, Entry, Holder
 from vram.units import counted, size
 
 
+class _Kin(Struct, frozen=True):
+    """Who is behind one GPU's charges."""
+
+    living: list[Charge]
+    dead: list[Charge]
+    sources: dict[int, int | None]
+    """Everybody who may keep a context without a charge, and the living process whose files those are."""
+    matched: dict[int, tuple[list[Family], bool]]
+    onlookers: list[int]
+
+
 def charged_entries(seen: Sightings, gpu: GpuSighting) -> tuple[list[Entry], list[Bystander]]:
     """Entries for every charge with a figure, and who merely has the GPU open."""
-    minor = gpu.facts.minor if gpu.facts else None
-    living = [charge for charge in gpu.charges if _still_there(seen, charge)]
-    dead = [charge for charge in gpu.charges if charge not in living]
-    candidates = keepers(seen, minor, [charge.process.pid for charge in living])
-    sources = {pid: source_of(seen, pid, minor, [c.process.pid for c in living]) for pid in candidates}
-    loose = [pid for pid in candidates if sources[pid] is None]
-    matched = match(seen, [c.process.pid for c in dead], families(seen, loose, minor))
-    entries = [_living(seen, charge, sources) for charge in living if charge.nbytes is not None]
-    entries += [
-        _dead(seen, charge, *matched[charge.process.pid]) for charge in dead if charge.nbytes is not None
-    ]
-    bystanders = _bystanders(seen, sources, matched)
+    kin = _kin(seen, gpu)
+    told = [charge for charge in (*kin.living, *kin.dead) if charge.nbytes is not None]
+    entries = [_entry(seen, charge, kin) for charge in told]
+    bystanders = _bystanders(seen, kin)
     if not any("mps" in charge.lists for charge in gpu.charges):
         return entries, bystanders
     from vram.ledger.mps import with_servers
 
     return with_servers(seen, gpu, entries, bystanders)
+
+
+def untold_entries(seen: Sightings, gpu: GpuSighting) -> list[Entry]:
+    """Entries of no bytes yet for the charges without a figure of *gpu*, or of one instance of it."""
+    untold = [charge for charge in gpu.charges if charge.nbytes is None]
+    if not untold:
+        return []
+    kin = _kin(seen, seen.gpus[gpu.index])
+    return [_entry(seen, charge, kin) for charge in untold]
+
+
+def _kin(seen: Sightings, gpu: GpuSighting) -> _Kin:
+    minor = gpu.facts.minor if gpu.facts else None
+    living = [charge for charge in gpu.charges if _still_there(seen, charge)]
+    dead = [charge for charge in gpu.charges if charge not in living]
+    charged = [charge.process.pid for charge in living]
+    candidates = keepers(seen, minor, charged)
+    sources = {pid: source_of(seen, pid, minor, charged) for pid in candidates}
+    loose = [pid for pid in candidates if sources[pid] is None]
+    matched = match(seen, [charge.process.pid for charge in dead], families(seen, loose, minor))
+    return _Kin(living, dead, sources, matched, list(onlookers(seen, minor, charged)))
+
+
+def _entry(seen: Sightings, charge: Charge, kin: _Kin) -> Entry:
+    if charge in kin.living:
+        return _living(seen, charge, kin.sources)
+    return _dead(seen, charge, *kin.matched[charge.process.pid])
 
 
 def _still_there(seen: Sightings, charge: Charge) -> bool:
@@ -48,7 +80,7 @@ def _still_there(seen: Sightings, charge: Charge) -> bool:
 def _living(seen: Sightings, charge: Charge, sources: dict[int, int | None]) -> Entry:
     pid = charge.process.pid
     sharers = holders(seen, (child for child, source in sources.items() if source == pid))
-    evidence = [f"{_lists(charge)} names pid {pid} with {size(charge.nbytes or 0)}", *_open_files(seen, pid)]
+    evidence = [_statement(charge), *_open_files(seen, pid)]
     if sharers:
         evidence.append(f"pid {_pids(sharers)} inherited its open device files")
     if seen.lists_other_pids:
@@ -68,7 +100,7 @@ def _living(seen: Sightings, charge: Charge, sources: dict[int, int | None]) -> 
 def _dead(seen: Sightings, charge: Charge, found: list[Family], certain: bool) -> Entry:
     pid = charge.process.pid
     keeping = holders(seen, (member for family in found for member in family.pids))
-    evidence = [f"{_lists(charge)} names pid {pid} with {size(charge.nbytes or 0)}", gone(seen, pid)]
+    evidence = [_statement(charge), gone(seen, pid)]
     if not keeping:
         return _unkept(seen, charge, evidence)
     evidence += [line for keeper in keeping for line in _open_files(seen, keeper.pid)]
@@ -82,6 +114,7 @@ def _dead(seen: Sightings, charge: Charge, found: list[Family], certain: bool) -
         charged_state=_state(seen, pid),
         evidence=tuple(evidence),
         confidence="fact" if certain else "likely",
+        either=len(found) > 1 and not certain,
         gpu_instance=charge.gpu_instance,
         compute_instance=charge.compute_instance,
     )
@@ -111,7 +144,7 @@ def out_of_sight(seen: Sightings, pid: int) -> tuple[Literal["namespace", "permi
         return "namespace", "this is a PID namespace of its own: the process may live outside it"
     if seen.host.hides_processes and pid not in seen.processes:
         return "permission", "/proc shows us no processes of other users (hidepid): it may be one of them"
-    return None, "no readable process has the GPU's files open without a charge of its own"
+    return None, "no readable process without a charge of its own has a context's files open"
 
 
 def _state(seen: Sightings, pid: int) -> str | None:
@@ -131,26 +164,33 @@ def gone(seen: Sightings, pid: int) -> str:
 
 
 def _link(seen: Sightings, pid: int, found: list[Family], certain: bool) -> str:
-    members = [member for family in found for member in family.pids]
+    members = sorted(member for family in found for member in family.pids)
+    if not certain and len(found) > 1:
+        return f"which of pids {', '.join(map(str, members))} keeps it cannot be told"
+    doubt = "" if certain else "; another one that died may be the parent"
     facts = [seen.processes[member][1] for member in members if member in seen.processes]
     if any(each.parent == pid for each in facts):
-        return f"its parent is {pid}"
+        return f"its parent is {pid}{doubt}"
     if any(pid in (each.group, each.session) for each in facts):
-        return f"its process group or session is still {pid}'s"
+        return f"its process group or session is still {pid}'s{doubt}"
     if certain:
         return "nobody else has the GPU's files open without a charge of its own"
-    return "its pid follows the dead one's; other processes could be the keeper too"
+    return "it has a context's files and no charge of its own; other processes could be the keeper too"
 
 
-def _bystanders(
-    seen: Sightings, sources: dict[int, int | None], matched: dict[int, tuple[list[Family], bool]]
-) -> list[Bystander]:
-    keeping = {pid for found, _ in matched.values() for family in found for pid in family.pids}
+def _bystanders(seen: Sightings, kin: _Kin) -> list[Bystander]:
+    keeping = {pid for found, _ in kin.matched.values() for family in found for pid in family.pids}
     return [
-        Bystander(holder=holder(seen, seen.processes[pid][0]), inherited_from=source)
-        for pid, source in sorted(sources.items())
+        Bystander(holder=holder(seen, seen.processes[pid][0]), inherited_from=kin.sources.get(pid))
+        for pid in sorted(kin.onlookers)
         if pid not in keeping and pid in seen.processes
     ]
+
+
+def _statement(charge: Charge) -> str:
+    if charge.nbytes is None:
+        return f"the driver lists pid {charge.process.pid} and does not say how much it uses"
+    return f"{_lists(charge)} names pid {charge.process.pid} with {size(charge.nbytes)}"
 
 
 def _lists(charge: Charge) -> str:

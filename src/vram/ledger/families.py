@@ -14,6 +14,9 @@ from msgspec import Struct
 from vram.ledger.sightings import GpuSighting, Sightings
 from vram.model.files import DeviceFile
 
+# Descriptors on a GPU of a process that initialised CUDA and made no context (H200, driver 580.159).
+_ONLY_INITIALISED = 4
+
 
 class Family(Struct, frozen=True):
     """Processes that share open file descriptions on one GPU, by fork or by passing them."""
@@ -25,9 +28,19 @@ class Family(Struct, frozen=True):
 def keepers(seen: Sightings, minor: int | None, charged: Iterable[int]) -> list[int]:
     """Processes that could keep CUDA memory of the GPU and are not charged for any.
 
-    A context shows as many descriptors on the GPU (20 on driver 580.159). A monitoring
-    tool has 3 and maps none of them; a process that only looked for GPUs has 4. Who has
-    far fewer than the best candidate keeps no context.
+    A context shows as many descriptors on the GPU (20 on driver 580.159). A process that only
+    looked for GPUs has 4. Who has no more than that, or far fewer than the best candidate,
+    keeps no context.
+    """
+    counts = onlookers(seen, minor, charged)
+    most = max(counts.values(), default=0)
+    return [pid for pid, count in counts.items() if count > _ONLY_INITIALISED and count * 2 >= most]
+
+
+def onlookers(seen: Sightings, minor: int | None, charged: Iterable[int]) -> dict[int, int]:
+    """Processes that run CUDA on the GPU and are not charged for it, and how many descriptors each has.
+
+    A monitoring tool has descriptors too, and maps none of them.
     """
     spoken_for = set(charged)
     counts = {
@@ -35,8 +48,7 @@ def keepers(seen: Sightings, minor: int | None, charged: Iterable[int]) -> list[
         for pid, facts in seen.files.items()
         if pid not in spoken_for and seen.alive(pid) and facts.mappings != 0
     }
-    most = max(counts.values(), default=0)
-    return [pid for pid, count in counts.items() if count and count * 2 >= most]
+    return {pid: count for pid, count in counts.items() if count}
 
 
 def _descriptors(seen: Sightings, pid: int, minor: int | None) -> int:
@@ -109,23 +121,44 @@ def match(
 ) -> dict[int, tuple[list[Family], bool]]:
     """For every dead pid the families that may keep its memory, and whether that is certain.
 
-    A child keeps its dead parent's session and process group, which proves the link. With
-    one dead pid and one family left, nobody else can be it. Otherwise a child's pid
-    follows its parent's, so the nearest family above the dead pid is the likely one.
+    A child keeps its dead parent's session and process group, which proves the link, unless
+    another one that died may have been the parent in the same session. With one dead pid and
+    one family left, nobody else can be it. Otherwise a child's pid follows its parent's, so
+    the nearest family above the dead pid is the likely one.
     """
-    proved = {pid: [family for family in candidates if _descends(seen, family, pid)] for pid in dead}
-    taken = [family for chosen in proved.values() for family in chosen]
-    left = [family for family in candidates if family not in taken]
-    open_pids = [pid for pid in dead if not proved[pid]]
-    result = {pid: (chosen, True) for pid, chosen in proved.items() if chosen}
-    for pid in sorted(open_pids):
-        if len(open_pids) == 1:
-            result[pid] = (left, len(left) == 1 and not seen.unreadable.processes)
+    linked = {pid: [family for family in candidates if _descends(seen, family, pid)] for pid in dead}
+    left = [family for family in candidates if not any(family in chosen for chosen in linked.values())]
+    open_pids = sorted(pid for pid in linked if not linked[pid])
+    disputed = _disputed(list(linked.values()), everything=bool(open_pids) and not left)
+    result = {
+        pid: (chosen, not any(family in disputed for family in chosen))
+        for pid, chosen in linked.items()
+        if chosen
+    }
+    for pid in open_pids:
+        if len(open_pids) == 1 or disputed:
+            lone = len(left) == 1 and not disputed and not seen.unreadable.processes
+            result[pid] = ([*left, *disputed], lone)
         else:
             nearest = sorted(left, key=lambda family: (family.pids[0] < pid, abs(family.pids[0] - pid)))
             result[pid] = (nearest[:1], False)
             left = [family for family in left if family not in nearest[:1]] or left
     return result
+
+
+def _disputed(linked: Sequence[list[Family]], *, everything: bool) -> list[Family]:
+    """Families whose session or group names one dead pid, and that may be another one's.
+
+    The files of one process are one family where descriptions are told apart: who is linked
+    to several cannot be the parent of all, and a family has one parent. *everything*: some
+    dead pid has no family at all, so it may have any.
+    """
+    found: dict[Family, None] = {}
+    claims = [family for chosen in linked for family in chosen]
+    for chosen in linked:
+        crowded = sum(bool(family.descriptions) for family in chosen) > 1
+        found |= dict.fromkeys(f for f in chosen if everything or crowded or claims.count(f) > 1)
+    return list(found)
 
 
 def _descends(seen: Sightings, family: Family, pid: int) -> bool:

@@ -4,50 +4,51 @@ from __future__ import annotations
 
 from typing import Literal
 
-from vram.ledger.holders import holder
+from msgspec.structs import replace
+
+from vram.ledger.charges import untold_entries
 from vram.ledger.overhead import open_on, overhead_entry, pids_of
-from vram.ledger.sightings import Charge, GpuSighting, Sightings
-from vram.model.ledger import Entry
+from vram.ledger.sightings import GpuSighting, Sightings
+from vram.model.ledger import Confidence, Entry
 from vram.units import counted, size
 
 
 def remainder_entries(seen: Sightings, gpu: GpuSighting, rest: int) -> list[Entry]:
     """Entries that sum to exactly *rest*, bytes in use that nothing so far accounts for."""
-    unknown = [charge for charge in gpu.charges if charge.nbytes is None]
-    overhead = overhead_entry(seen, gpu, rest, whole=not unknown)
+    untold = untold_entries(seen, gpu)
+    overhead = overhead_entry(seen, gpu, rest, whole=not untold)
     entries = [overhead] if overhead else []
     rest -= sum(entry.nbytes for entry in entries)
-    if unknown:
-        return entries + _without_figures(seen, unknown, rest)
+    if untold:
+        return entries + _without_figures(untold, rest)
     openers = open_on(seen, gpu) if gpu.lists not in ("ok", "unsupported") else []
     if openers and rest:
         return [*entries, _unlisted(openers, rest)]
     return entries + ([unexplained(seen, rest)] if rest else [])
 
 
-def _without_figures(seen: Sightings, unknown: list[Charge], rest: int) -> list[Entry]:
+def _without_figures(untold: list[Entry], rest: int) -> list[Entry]:
     """Processes whose bytes the driver does not tell share what is left."""
-    lone = len(unknown) == 1
-    entries = [
-        Entry(
-            kind="process",
-            nbytes=rest if lone else 0,
-            holder=holder(seen, charge.process, charge.lists),
-            evidence=(
-                f"the driver lists pid {charge.process.pid} and does not say how much it uses",
-                f"it is the only one without a figure: the {size(rest)} left over are its"
-                if lone
-                else f"it holds a part of {size(rest)} that {len(unknown)} such processes share",
-            ),
-            confidence="likely" if lone else "unknown",
-        )
-        for charge in unknown
-    ]
-    if not lone and rest:
-        pids = ", ".join(str(charge.process.pid) for charge in unknown)
-        shared = f"held by pids {pids} together: the driver gives no figure for any of them"
-        entries.append(Entry(kind="unattributed", nbytes=rest, evidence=(shared,), confidence="unknown"))
-    return entries
+    if len(untold) == 1:
+        lone = f"it is the only one without a figure: the {size(rest)} left over are its"
+        return [_with(untold[0], rest, lone, "unknown" if untold[0].confidence == "unknown" else "likely")]
+    part = f"it holds a part of {size(rest)} that {len(untold)} such processes share"
+    entries = [_with(entry, 0, part, "unknown") for entry in untold]
+    return entries + ([_together(untold, rest)] if rest else [])
+
+
+def _with(entry: Entry, nbytes: int, words: str, confidence: Confidence) -> Entry:
+    return replace(entry, nbytes=nbytes, evidence=(*entry.evidence, words), confidence=confidence)
+
+
+def _together(untold: list[Entry], nbytes: int) -> Entry:
+    """The bytes of several processes; who keeps which of them is not told."""
+    named = [person for entry in untold for person in (entry.holder, *entry.sharers) if person]
+    people = {person.pid: person for person in named}
+    pids = ", ".join(map(str, sorted(people)))
+    shared = f"held by pids {pids} together: the driver gives no figure for any of them"
+    sharers = tuple(people[pid] for pid in sorted(people))
+    return Entry(kind="process", nbytes=nbytes, sharers=sharers, evidence=(shared,), confidence="unknown")
 
 
 def _unlisted(openers: list[int], rest: int) -> Entry:

@@ -91,6 +91,8 @@ class Sightings(Struct):
     windows: list[WindowsMemoryFacts] = []
     windows_message: str | None = None
     """Why Windows said nothing."""
+    unproved: bool = False
+    """Some descriptors could not be tried for exported memory."""
     windows_age: str | None = None
     """How old its figures are, where they were not asked for just now."""
 
@@ -111,6 +113,12 @@ class Sightings(Struct):
         version = (self.driver.driver_version if self.driver else None) or ""
         major = version.split(".")[0]
         return not major.isdigit() or int(major) < _PIDS_TRANSLATED_SINCE
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether somebody may keep memory whom we cannot see, or only in part."""
+        hidden = self.host.hides_processes or not self.host.initial_pid_namespace
+        return bool(hidden or self.unreadable.processes or self.unproved)
 
     def may_read_files_of(self, pid: int) -> bool:
         known = self.processes.get(pid)
@@ -176,6 +184,8 @@ def _place(seen: Sightings, observation: Observation) -> None:
             seen.adapters.append(facts)
         case WindowsMemoryFacts() as facts:
             seen.windows.append(facts)
+        case None if observation.probe == "driver.exports":
+            seen.unproved = True
         case None if observation.probe == "windows.ask":
             seen.windows_message = observation.message
         case None if observation.probe == "windows.age":

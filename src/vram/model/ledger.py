@@ -59,7 +59,9 @@ class Holder(Struct, frozen=True, kw_only=True):
 class Entry(Struct, frozen=True, kw_only=True):
     """Some bytes of a GPU, who keeps them, and how we know.
 
-    ``sharers`` keep the same bytes too: all of them must let go. ``charged_pid`` is the
+    ``sharers`` keep the same bytes too: all of them must let go. With ``either`` they may keep
+    them instead of the holder: which of them does cannot be told. Without a holder they have the
+    bytes together, and how much each has is not told. ``charged_pid`` is the
     pid that the driver's list names where that is not the holder. ``claimed`` is the
     driver's own figure where figures overlap and not all of it could be counted here.
     ``charged_state`` is the kernel's state of the charged pid while /proc still knows it
@@ -88,15 +90,16 @@ class Entry(Struct, frozen=True, kw_only=True):
     gpu_instance: int | None = None
     compute_instance: int | None = None
     mps_server: int | None = None
+    either: bool = False
 
 
 class Bystander(Struct, frozen=True, kw_only=True):
     """A process that has a GPU's files open and is charged nothing for it.
 
     ``inherited_from`` names the living process whose very files these are: ending that
-    process alone will not give its memory back. ``exported_bytes`` is the size of an
-    exported allocation that it has open while the maker lives and is charged for it: when
-    the maker ends, this process will keep it.
+    process alone will not give its memory back. ``exported_bytes`` is the size of
+    exported allocations that it has open while their maker lives and is charged for them: when
+    the maker ends, this process will keep them.
     """
 
     holder: Holder

@@ -12,7 +12,7 @@ from vram.model.observation import HostFacts
 from vram.report.escape import inert
 from vram.report.json import encode
 from vram.report.look import MEANINGS
-from vram.report.phrases import command, identity, windows_process
+from vram.report.phrases import command, identity, sharing, windows_process
 from vram.units import size
 
 
@@ -51,8 +51,11 @@ def _lines(gpu: GpuVerdict) -> list[str]:
 def _held(entry: Entry) -> str:
     if entry.kind == "windows" and entry.windows is not None:
         return f"{size(entry.nbytes)} by {', '.join(windows_process(entry.windows))}"
+    if entry.holder is None and entry.sharers:
+        return f"{size(entry.nbytes)} {entry.kind} by {sharing(entry)}"
     if entry.holder is None:
         return f"{size(entry.nbytes)} {entry.kind}: {MEANINGS.get(entry.kind, entry.kind)}"
     who = ", ".join([*identity(entry.holder), command(entry.holder)]).rstrip(", ")
     also = ", ".join(str(sharer.pid) for sharer in entry.sharers)
-    return f"{size(entry.nbytes)} {entry.kind} by {who}" + (f"; also by pid {also}" if also else "")
+    word = "or" if entry.either else "also"
+    return f"{size(entry.nbytes)} {entry.kind} by {who}" + (f"; {word} by pid {also}" if also else "")

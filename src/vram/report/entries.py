@@ -118,7 +118,7 @@ def _explanation(entry: Entry, look: Look) -> tuple[Text, ...]:
 def _who(entry: Entry, look: Look) -> Text:
     if entry.holder is None:
         named = windows_process(entry.windows) if entry.kind == "windows" and entry.windows else []
-        return Text(look.clean(" · ".join(named)) or MEANINGS.get(entry.kind, ""))
+        return Text(look.clean(" · ".join(named)) or sharing(entry) or MEANINGS.get(entry.kind, ""))
     room = look.width - _NARROW_COLUMNS
     if look.is_wide:
         room = room // 2 - 1

@@ -24,7 +24,8 @@ class Keep(Struct, frozen=True, kw_only=True):
     The kind "system" is memory of the machine beside the GPU's own; it is in no sum.
     ``mig`` names the MIG device where the GPU is divided: "0:1".
     ``untold`` says that how many they are is not known. ``windows`` is the Windows process that
-    keeps them.
+    keeps them. ``certain`` False: it is likely, and no fact, that it keeps them. ``either``: it,
+    or one of those that share them.
     """
 
     gpu: int
@@ -35,6 +36,8 @@ class Keep(Struct, frozen=True, kw_only=True):
     mig: str | None = None
     untold: bool = False
     windows: WindowsProcess | None = None
+    certain: bool = True
+    either: bool = False
 
 
 class Kin(Struct, frozen=True, kw_only=True):
@@ -127,7 +130,8 @@ def who(ledger: Ledger, by: str | None = None) -> WhoReport:
         for bystander in gpu.bystanders:
             person = census.person(bystander.holder)
             person.inherited_from = bystander.inherited_from or person.inherited_from
-            person.exported_bytes = bystander.exported_bytes or person.exported_bytes
+            if bystander.exported_bytes is not None:
+                person.exported_bytes = (person.exported_bytes or 0) + bystander.exported_bytes
     census.join_families()
     return WhoReport(
         schema=1,
@@ -161,6 +165,8 @@ class _Census:
             mig=mig_device(gpu, entry),
             untold=untold,
             windows=entry.windows if entry.kind == "windows" else None,
+            certain=entry.confidence == "fact",
+            either=entry.either,
         )
         if entry.holder is None:
             self.unnamed.append(keep)
@@ -170,7 +176,7 @@ class _Census:
         keeper.mps_server = entry.mps_server or keeper.mps_server
         for sharer in entry.sharers:
             self.person(sharer).keeps.append(replace(keep, shared_with=entry.holder.pid))
-        if entry.kind == "orphaned" and entry.charged_pid is not None:
+        if entry.kind == "orphaned" and entry.charged_pid is not None and not entry.either:
             self._remember_the_dead(entry, entry.charged_pid)
 
     def _remember_the_dead(self, entry: Entry, charged_pid: int) -> None:

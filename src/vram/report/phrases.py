@@ -119,12 +119,16 @@ def command(holder: Holder) -> str:
 
 
 def sharing(entry: Entry) -> str:
-    """Say that others keep the same bytes, so that all of them must let go; or who opened the GPU."""
+    """Say who else keeps the same bytes, or may, and whether all must let go; or who opened the GPU."""
     if not entry.sharers:
         return f"client of MPS server pid {entry.mps_server}" if entry.mps_server is not None else ""
     pids = ", ".join(str(sharer.pid) for sharer in entry.sharers[:6])
     more = f" and {len(entry.sharers) - 6} more" if len(entry.sharers) > 6 else ""
     noun = "pid" if len(entry.sharers) == 1 else "pids"
+    if entry.holder is None:
+        return f"{noun} {pids}{more} together"
+    if entry.either:
+        return f"or kept by {noun} {pids}{more}: which of them cannot be told"
     if entry.medium == "shared":
         return f"shared with {noun} {pids}{more}, each of which keeps a part"
     return f"also kept by {noun} {pids}{more}: all must let go"

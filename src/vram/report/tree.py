@@ -24,7 +24,10 @@ def who(report: WhoReport, look: Look) -> RenderableType:
         lines += [*_household(household, report.by, look), Text()]
     windows = [keep for keep in report.unnamed if keep.windows]
     lines += _unnamed("programs of Windows", windows, look)
-    lines += _unnamed("charged to nobody", [keep for keep in report.unnamed if not keep.windows], look)
+    together = [keep for keep in report.unnamed if keep.kind == "process"]
+    lines += _unnamed("of those above whose figures are not told, together", together, look)
+    nobodys = [keep for keep in report.unnamed if not keep.windows and keep not in together]
+    lines += _unnamed("charged to nobody", nobodys, look)
     if not lines:
         return Text("Nobody holds GPU memory, and nobody has a GPU's files open.")
     return Group(*lines[:-1])
@@ -75,9 +78,10 @@ def _facts(kin: Kin) -> Iterator[str]:
     if not kin.holder.in_sight:
         yield "cannot be seen from here, and may live"
     elif not kin.holder.alive:
-        yield "gone, but the driver still charges it: its files live on below"
-    elif any(keep.kind == "orphaned" for keep in kin.keeps):
-        yield f"holds the files of pid {kin.inherited_from}, inherited when that one forked"
+        below = ": its files live on below" if kin.children else ", and nobody in sight has its files"
+        yield f"gone, but the driver still charges it{below}"
+    elif orphaned := [keep for keep in kin.keeps if keep.kind == "orphaned"]:
+        yield _inherited(kin, orphaned)
     elif kin.inherited_from is not None:
         yield f"inherited the files of pid {kin.inherited_from}: ending that one alone gives nothing back"
     elif any(child.mps_server == kin.holder.pid for child in kin.children):
@@ -92,10 +96,19 @@ def _facts(kin: Kin) -> Iterator[str]:
         yield _kept(keep)
 
 
+def _inherited(kin: Kin, orphaned: list[Keep]) -> str:
+    if kin.inherited_from is None:
+        return "may hold the files of a process that is gone, inherited when that one forked"
+    likely = "" if all(keep.certain for keep in orphaned) else "most likely "
+    return f"{likely}holds the files of pid {kin.inherited_from}, inherited when that one forked"
+
+
 def _kept(keep: Keep) -> str:
     if keep.medium == "shared" and keep.shared_with is not None:
         return f"GPU {keep.gpu}: shares part of the {size(keep.nbytes)} of pid {keep.shared_with}"
     shared = f", the same bytes as pid {keep.shared_with}" if keep.shared_with is not None else ""
+    if keep.either:
+        shared = f", this one or pid {keep.shared_with}" if shared else ", this one or another"
     if keep.untold:
         return f"GPU {keep.gpu}: how much is not told{shared}"
     if keep.windows:

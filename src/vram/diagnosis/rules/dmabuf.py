@@ -64,6 +64,11 @@ def _by_dmabuf(entry: Entry) -> bool:
 
 
 def _cause(holding: Holding) -> str:
+    if not holding.certain:
+        return (
+            f"{size(holding.nbytes)} of GPU memory are charged to no process. Most likely they are kept by a"
+            f" dma-buf that is open in {words.processes(holding.keepers)}, for which no context is needed."
+        )
     return (
         f"A dma-buf on {size(holding.nbytes)} of GPU memory is open in {words.processes(holding.keepers)}."
         " That takes no context, so the driver's lists charge nobody."

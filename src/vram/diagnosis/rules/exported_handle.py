@@ -11,7 +11,8 @@ Why it happens
 An allocation made with cuMemCreate and exported with cuMemExportToShareableHandle lives as long
 as any descriptor on it: in the process that received it over a socket, in a forked child, or in
 a broker that forgot to close it. Such a descriptor looks like any other on /dev/nvidiactl; it
-proves to be an allocation when a copy of it can be imported.
+proves to be an allocation when a copy of it can be imported. It does not say who made it: where a
+process that still lives could have, and be charged for it, the keeper is called likely.
 
 How to confirm
 --------------
@@ -65,6 +66,11 @@ def _by_handle(entry: Entry) -> bool:
 
 
 def _cause(holding: Holding) -> str:
+    if not holding.certain:
+        return (
+            f"{size(holding.nbytes)} are charged to no process. Most likely they are kept by an exported"
+            f" handle that is open in {words.processes(holding.keepers)}; closing it then gives them back."
+        )
     return (
         f"No process is charged with this memory, but an exported handle on it is still open in"
         f" {words.processes(holding.keepers)}. {size(holding.nbytes)} come back when it is closed."

@@ -92,7 +92,7 @@ def _finding(ledger: Ledger, holding: Holding, parent: Holder, children: tuple[H
 
 
 def _exported(gpu: GpuLedger, keeper: Holder, exported: int) -> Finding:
-    # The size is what a mapping or fdinfo said; no allocation is larger than its GPU.
+    # The sizes are what a mapping or fdinfo said; no allocations are larger than their GPU.
     nbytes = exported if gpu.total_bytes is None else min(exported, gpu.total_bytes)
     text = "Let it close the handle before, or together with, the process that made the memory."
     return Finding(
@@ -100,12 +100,12 @@ def _exported(gpu: GpuLedger, keeper: Holder, exported: int) -> Finding:
         title=f"{size(nbytes)} will outlive their maker: pid {keeper.pid} has a handle",
         nbytes=nbytes,
         cause=(
-            f"{words.process(keeper)} holds an exported handle on {size(nbytes)} that a living process is"
+            f"{words.process(keeper)} has {size(nbytes)} of exported memory open that a living process is"
             " charged with. When that one ends, the memory stays."
         ),
         gpus=(gpu.index,),
         pids=(keeper.pid,),
-        evidence=words.evidence((f"pid {keeper.pid} has an exported allocation of {size(exported)} open",)),
+        evidence=words.evidence((f"pid {keeper.pid} has {size(exported)} of exported memory open",)),
         remedies=(Remedy(step="change", target=f"pid {keeper.pid}", text=text),),
         # Processes that share memory on purpose do this all the time.
         severity="info",

@@ -15,6 +15,8 @@ On GPUs of AMD and Intel no list names who opened a file. Where several processe
 comes from another, whoever opened it is gone; that is judged as likely.
 Usual children: data-loader workers, job launchers, log shippers, anything started with the
 "fork" method after CUDA was initialised.
+Where several processes of one session died, their session does not tell whose child is whose: then
+one of the children is the keeper, and which of them cannot be told.
 
 How to confirm
 --------------
@@ -72,8 +74,11 @@ def _orphaned(entry: Entry) -> bool:
 
 def _cause(holding: Holding) -> str:
     likely = "" if holding.certain else "most likely "
+    who = f"{words.processes(holding.keepers)} {likely}inherited"
+    if holding.either:
+        who = f"one of {words.processes(holding.keepers)} {likely}inherited"
     return (
-        f"Process {holding.charged_pid} is gone, but {words.processes(holding.keepers)} {likely}inherited its"
+        f"Process {holding.charged_pid} is gone, but {who} its"
         f" open device files by fork. The driver keeps {size(holding.nbytes)} until the last copy closes."
     )
 

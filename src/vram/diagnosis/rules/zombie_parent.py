@@ -61,9 +61,11 @@ def _left_by_zombie(entry: Entry) -> bool:
 
 
 def _cause(holding: Holding) -> str:
+    likely = "" if holding.certain else "most likely "
+    who = ("one of " if holding.either else "") + words.processes(holding.keepers)
     return (
         f"Process {holding.charged_pid} is a zombie and holds nothing itself. Its open device files, and"
-        f" {size(holding.nbytes)} with them, were inherited by {words.processes(holding.keepers)}."
+        f" {size(holding.nbytes)} with them, were {likely}inherited by {who}."
     )
 
 

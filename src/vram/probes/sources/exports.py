@@ -22,16 +22,22 @@ _CONTEXT_OVERHEAD = 16 * MIB
 # An import takes the driver about a millisecond; a context alone has ten control descriptors.
 _MOST_CANDIDATES = 1024
 
+_ANY = 1 << 64  # a charge without a figure may be of any size
+
 # A GPU, and its GPU instance where MIG divides it.
 Place = tuple[int | None, int | None]
 
 
 def observe(host: Host, seen: Iterable[Observation], deadline_s: float) -> Iterator[Observation]:
-    """Prove candidates of processes that hold no GPU; then, if bytes are still missing, the rest."""
+    """Prove candidates of processes that hold no GPU; then, if bytes are still missing, the rest.
+
+    What a listed process may be charged for explains nothing that is missing.
+    """
     seen = list(seen)
     places = _places(seen)
     views = _views(seen)
     unexplained, contexts = residual(seen)
+    chargeable = _largest_charge(seen)
     deadline = host.clock.monotonic() + deadline_s
     for candidates, ordinary in zip(candidates_of(seen), (0, contexts * _CONTEXT_OVERHEAD), strict=True):
         if not candidates or unexplained < ordinary + _SMALLEST:
@@ -41,7 +47,12 @@ def observe(host: Host, seen: Iterable[Observation], deadline_s: float) -> Itera
         for proof in _prove(host, candidates, deadline - host.clock.monotonic(), views):
             sizes[_identity(proof.candidate)] = proof.nbytes or 0
             yield from _statement(proof, places, untold)
-        unexplained -= sum(sizes.values())
+        unexplained -= sum(nbytes for nbytes in sizes.values() if nbytes > chargeable)
+
+
+def _largest_charge(seen: Iterable[Observation]) -> int:
+    charges = (each.nbytes for each in seen if isinstance(each.facts, ChargeFacts))
+    return max((_ANY if nbytes is None else nbytes for nbytes in charges), default=0)
 
 
 def residual(seen: Sequence[Observation]) -> tuple[int, int]:
