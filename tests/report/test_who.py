@@ -195,3 +195,13 @@ def test_bytes_that_processes_have_together_are_not_called_nobodys() -> None:
     together = Entry(kind="process", nbytes=GIB, sharers=people, confidence="unknown")
     assert "charged to nobody" not in tree_of(make_gpu(together))
     assert "together GPU 0: 1.0 GiB process" in tree_of(make_gpu(together))
+
+
+@pytest.mark.parametrize(("told", "shown"), [(0, "untold "), (GIB, "1.0 GiB+ ")])
+def test_an_amount_that_nobody_tells_is_never_shown_as_nothing(told: int, shown: str) -> None:
+    untold = Entry(kind="process", nbytes=0, holder=make_holder(7001), confidence="unknown")
+    known = Entry(kind="process", nbytes=told, holder=make_holder(7002), confidence="fact")
+    report = who(make_ledger(make_gpu(untold, known)))
+    (home,) = report.households
+    assert (home.nbytes, home.untold) == (told, True)
+    assert printed(tree.who(report, Look(80)), 80).lstrip().startswith(shown)

@@ -56,11 +56,15 @@ class Kin(Struct, frozen=True, kw_only=True):
 
 
 class Household(Struct, frozen=True, kw_only=True):
-    """One container, job or unit; name None gathers the processes that belong to none."""
+    """One container, job or unit; name None gathers the processes that belong to none.
+
+    ``untold``: of somebody in it how much is not known, so ``nbytes`` is the least that it can be.
+    """
 
     name: str | None
     nbytes: int
     processes: tuple[Kin, ...]
+    untold: bool = False
 
 
 class WhoReport(Struct, frozen=True, kw_only=True):
@@ -250,4 +254,10 @@ def _group(holder: Holder, by: str | None) -> str:
 def _household(name: str, people: list[_Person]) -> Household:
     people.sort(key=lambda person: (-person.nbytes, person.holder.pid))
     nbytes = sum(person.nbytes for person in people)
-    return Household(name=name or None, nbytes=nbytes, processes=tuple(person.settled() for person in people))
+    processes = tuple(person.settled() for person in people)
+    untold = any(map(_is_untold, processes))
+    return Household(name=name or None, nbytes=nbytes, processes=processes, untold=untold)
+
+
+def _is_untold(kin: Kin) -> bool:
+    return any(keep.untold for keep in kin.keeps) or any(map(_is_untold, kin.children))

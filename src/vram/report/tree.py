@@ -44,9 +44,16 @@ def _unnamed(heading: str, keeps: Sequence[Keep], look: Look) -> Iterator[Text]:
 
 def _household(household: Household, by: str | None, look: Look) -> Iterator[Text]:
     name = household.name or (f"no {by} known" if by else "outside of containers and jobs")
-    yield _line(size(household.nbytes), "", Text(look.short(name, look.width - _SIZE_COLUMNS), style="bold"))
+    heading = Text(look.short(name, look.width - _SIZE_COLUMNS), style="bold")
+    yield _line(_amount(household), "", heading)
     for at, kin in enumerate(household.processes, 1):
         yield from _kin(kin, "", at == len(household.processes), look)
+
+
+def _amount(household: Household) -> str:
+    if not household.untold:
+        return size(household.nbytes)
+    return f"{size(household.nbytes)}+" if household.nbytes else "untold"
 
 
 def _kin(kin: Kin, prefix: str, is_last: bool, look: Look) -> Iterator[Text]:
