@@ -105,10 +105,21 @@ def test_threads_that_live_on_without_their_leader_are_ended(machine: Bench):
         answer = machine.ask("kill", str(actor.pid), "--yes", "--grace", "2")
         (outcome,) = answer["receipt"]["outcomes"]
         assert outcome["status"] == "done"
-        assert "seen off by SIGKILL" in outcome["message"]
+        assert "killed (SIGKILL)" in outcome["message"]
         assert actor.stdout is not None
         assert actor.stdout.readline() == b"left\n"
         assert actor.wait() == -9
+        assert is_charge(answer["receipt"]["returned_bytes"], 1 * GIB)
+    finally:
+        end(actor)
+
+
+def test_who_lives_on_without_its_leader_is_known_and_asked_like_others(machine: Bench):
+    actor = start(machine, HOLDER + LEADER_LEAVES + "leave()\n")
+    try:
+        answer = machine.ask("kill", str(actor.pid), "--yes", "--grace", "30")
+        assert answer["receipt"]["outcomes"][0]["message"] == "it ended when asked to (SIGTERM)"
+        assert actor.wait() == -15
         assert is_charge(answer["receipt"]["returned_bytes"], 1 * GIB)
     finally:
         end(actor)

@@ -181,7 +181,9 @@ class LocalProc:
     def image(self, pid: int) -> str | None:
         try:
             with ProcessFolder(self._root, pid) as folder:
-                return _image(folder.read("stat") or b"")
+                stat = folder.stat()
+                thread = living_thread(folder, stat) if stat else None
+                return _image(folder.read(f"{inside_of(thread)}stat") or b"")
         except OSError:
             return None
 
@@ -219,7 +221,7 @@ def _facts(folder: ProcessFolder, stat: Stat, alive: Stat, inside: str) -> Proce
     status = _status(folder.read("status") or b"")
     uid = _first_number(status.get(b"Uid"))
     executable, deleted = _executable(folder, f"{inside}exe")
-    group = membership(text(folder.read("cgroup") or b""))
+    group = membership(text(folder.read(f"{inside}cgroup") or b""))
     return ProcessFacts(
         command=stat.name,
         argv=_argv(folder, alive.state, f"{inside}cmdline"),
