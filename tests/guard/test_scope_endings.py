@@ -143,3 +143,27 @@ def test_a_watcher_lets_an_abandoned_scope_go(virtual_gpu: VirtualGpu) -> None:
         tell(threading.active_count())
     """
     assert result(virtual_gpu, program) == 1
+
+
+def test_a_finalizer_may_open_a_scope_while_another_begins(virtual_gpu: VirtualGpu) -> None:
+    """The collector runs it in the midst of our own work, in the same thread."""
+    program = """
+        import gc
+        class Cleans:
+            def __init__(self):
+                self.me = self
+            def __del__(self):
+                with vram.scope("in a finalizer"):
+                    done.append(1)
+        done = []
+        for at in range(60):
+            gc.disable()
+            Cleans()
+            gc.set_threshold(1 + at % 20, 1, 1)
+            gc.enable()
+            with vram.scope("around"):
+                pass
+        gc.collect()
+        tell(len(done))
+    """
+    assert result(virtual_gpu, program) == 60

@@ -18,7 +18,8 @@ from vram.guard.known import Known
 from vram.guard.on_purpose import OnPurpose
 
 _current: ContextVar[Place | None] = ContextVar("vram_scope", default=None)
-_lock = threading.Lock()
+# A finalizer of the program's may run while it is held, in the same thread, and open a scope itself.
+_lock = threading.RLock()
 _open: list[Place] = []
 # Left without an exit. A finalizer runs anywhere, also where the lock is held: it only leaves a note.
 _abandoned: deque[Place] = deque()
@@ -153,7 +154,7 @@ def _forget_abandoned() -> None:
 def _renew_lock() -> None:
     """A thread that held it when the process forked does not exist in the child to let it go."""
     global _lock
-    _lock = threading.Lock()
+    _lock = threading.RLock()
 
 
 os.register_at_fork(after_in_child=_renew_lock)

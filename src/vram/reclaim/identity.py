@@ -54,8 +54,8 @@ class Held:
     def send_again(self, number: int) -> tuple[Sent, bool]:
         """Signal who was signalled before, under this very hold; also, whether it is on its way out.
 
-        Such a process cannot be compared as others can: it has no memory any more, and where its
-        leader left before its threads, no program. What is left of it must still fit.
+        Such a process cannot be compared as others can: it has no memory any more, and perhaps no
+        program. What is left of it must still fit.
         """
         try:
             return self.send(number), False
