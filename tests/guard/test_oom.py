@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.guard.scoping import NUMBA, PREAMBLE, result, run
+from tests.guard.scoping import NUMBA, PREAMBLE, RAW, result, run
 from tests.installed import needs
 from vram import on_oom
 from vram.errors import OutOfMemory, UsageError
@@ -125,6 +125,38 @@ def test_cuda_core_and_buffers_are_watched(virtual_gpu: VirtualGpu, tmp_path: Pa
         tell(notes)
     """
     assert result(virtual_gpu, program, PREAMBLE) == [True, True]
+
+
+@pytest.mark.parametrize("driver", [True, False])
+def test_a_class_like_jaxs_is_watched_where_there_is_a_gpu(
+    virtual_gpu: VirtualGpu, tmp_path: Path, driver: bool
+) -> None:
+    """Its ``__init__`` is native, callable, and has no qualified name; on the host it means host memory."""
+    program = f"""
+        import functools, types
+
+        class Initialises:
+            def __init__(self): self.__qualname__ = None
+            def __call__(self, error, *words): RuntimeError.__init__(error, *words)
+            def __get__(self, error, kind=None):
+                return self if error is None else functools.partial(self, error)
+
+        class JaxRuntimeError(RuntimeError):
+            __module__ = "jax.errors"
+            __init__ = Initialises()
+
+        module = sys.modules["jaxlib._jax"] = types.ModuleType("jaxlib._jax")
+        module.JaxRuntimeError = JaxRuntimeError
+        with vram.on_oom({str(tmp_path)!r}) as recorder:
+            try:
+                raise JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 70368744177664 bytes.")
+            except Exception as error:
+                told = [len(recorder.files), len(getattr(error, "__notes__", ()))]
+        tell(told + [type(vars(JaxRuntimeError)["__init__"]).__name__])
+    """
+    without = "import json, sys, vram\ndef tell(value): print(json.dumps(value))\n"
+    recorded = [1, 1] if driver else [0, 0]
+    assert result(virtual_gpu, program, RAW if driver else without) == [*recorded, "Initialises"]
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from vram.errors import LimitExceeded, UsageError
+from vram.guard.footprint import driver_is_loaded
 from vram.guard.oom_classes import Classes
 from vram.guard.oom_sentence import BEGINNING
 from vram.guard.out_of_memory import is_out_of_memory
@@ -93,7 +94,7 @@ class Recorder:
         """Record *error* once, and add the sentence to its notes. Never raises."""
         if getattr(self._busy, "now", False) or isinstance(error, LimitExceeded):
             return  # a scope's limit is no fact about the GPU
-        if not is_out_of_memory(error) or _is_noted(error):
+        if not is_out_of_memory(error) or _is_noted(error) or _is_of_the_host(error):
             return
         self._busy.now = True
         try:
@@ -129,6 +130,13 @@ class Recorder:
 
 
 MARK = "vram: "
+
+
+def _is_of_the_host(error: BaseException) -> bool:
+    """JAX says the same of the host's memory, where it runs on the processor."""
+    if type(error).__module__.partition(".")[0] not in ("jax", "jaxlib") or driver_is_loaded():
+        return False
+    return not any(name.startswith("jax") and "rocm" in name for name in tuple(sys.modules))
 
 
 def _is_noted(error: BaseException) -> bool:

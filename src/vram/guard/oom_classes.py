@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import wraps
+from functools import update_wrapper
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -59,11 +59,13 @@ class Classes:
             return
         original, born = kind.__init__, self._born  # type: ignore[misc]
 
-        @wraps(original)
         def announced(self: BaseException, *args: Any, **kwargs: Any) -> None:
             original(self, *args, **kwargs)
             born(self)
 
+        # JAX's has no qualified name, which a Python function cannot go without.
+        with suppress(TypeError, AttributeError):
+            update_wrapper(announced, original)
         own = vars(kind).get("__init__")
         # A class that cannot be changed is recorded where it is uncaught, as all others are.
         with suppress(TypeError, AttributeError):

@@ -54,10 +54,10 @@ def _cause(now: Situation) -> str:
 
 def _own(now: Situation) -> str:
     held = now.footprint
+    used = sum(held.in_use.values()) + max(0, held.outside)
     if now.largest:
         most = now.largest[0]
         keeper = f", kept by {most.keeper}" if most.keeper else ""
-        used = sum(held.in_use.values()) + max(0, held.outside)
         return (
             f"this process itself uses {size(used)}; the largest array is {most.what}, {size(most.nbytes)}"
             f"{keeper}; let go of it, or ask for less (vram.retry_on_oom)"
@@ -67,7 +67,8 @@ def _own(now: Situation) -> str:
             f"this process has {size(held.outside)} outside every framework, its context included; look for "
             "raw allocations that nobody frees (vram.scope finds them), or ask for less"
         )
-    return "this process itself uses what there is; ask for less (vram.retry_on_oom shrinks by itself)"
+    amount = size(used) if used else "what there is"
+    return f"this process itself uses {amount}; ask for less (vram.retry_on_oom shrinks by itself)"
 
 
 def _others(now: Situation) -> list[tuple[int, str]]:

@@ -24,9 +24,13 @@ def describe(found: Iterable[Any]) -> Iterator[Description | None]:
     for each in found:
         if issubclass(type(each), pointers):
             yield _of_memory(each, "memory", (), None)
-        else:
-            data, own = array.data.__get__(each), array.nbytes.__get__(each)
-            yield _of_memory(data, names[array.dtype.__get__(each)], tuple(array.shape.__get__(each)), own)
+            continue
+        data = array.data.__get__(each)
+        if data is None:  # it is only being made: that is when the GPU runs out of memory
+            yield None
+            continue
+        own = array.nbytes.__get__(each)
+        yield _of_memory(data, names[array.dtype.__get__(each)], tuple(array.shape.__get__(each)), own)
 
 
 def _of_memory(data: Any, dtype: str, shape: tuple[int, ...], own: int | None) -> Description | None:
