@@ -162,10 +162,11 @@ def test_erasing_waits_for_work_of_other_streams(record: Record) -> None:
         import torch
         buffer = Buffer(64 * MIB)
         tensor = torch.from_dlpack(buffer)
+        tensor.fill_(7)  # the first one loads its kernel, which would wait for everything
         stream = torch.cuda.Stream()
         with torch.cuda.stream(stream):
             torch.cuda._sleep(1_000_000_000)
-            tensor.fill_(7)
+            tensor.fill_(9)
         queued = not stream.query()
         erased = vram.scrub(buffer)
         tell(queued, erased, buffer.read().count(0))

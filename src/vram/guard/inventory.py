@@ -33,25 +33,33 @@ def find(
     if not wanted:
         return []
     by_kind = _by_kind(heap, set(map(type, heap)) if types is None else types, wanted)
-    seen: set[tuple[int | None, int]] = set()
+    # Addresses are never shared by two GPUs of one process.
+    seen: set[int] = set()
     found: list[Found] = []
     for leaf, arrays, _ in leaves:
-        found += _told(leaf, _of(by_kind, arrays), seen, device)
+        objects = _of(by_kind, arrays)
+        found += _told(leaf, objects, leaf.describe(objects) if objects else (), seen, device)
     for leaf, _, blocks in leaves:
-        found += (each for each in _told(leaf, _of(by_kind, blocks), seen, device) if not each.is_shared)
+        objects = _of(by_kind, blocks)
+        told = _told(leaf, objects, leaf.describe_blocks(objects, seen) if objects else (), seen, device)
+        found += (each for each in told if not each.is_shared)
     return found
 
 
 def _told(
-    leaf: Leaf, objects: list[object], seen: set[tuple[int | None, int]], device: int | None
+    leaf: Leaf,
+    objects: list[object],
+    descriptions: Iterable[Description | None],
+    seen: set[int],
+    device: int | None,
 ) -> list[Found]:
     found: list[Found] = []
-    for each, description in zip(objects, leaf.describe(objects) if objects else (), strict=True):
+    for each, description in zip(objects, descriptions, strict=True):
         if description is None or (device is not None and description.device != device):
             continue
-        place = (description.device, description.pointer)
-        found.append(Found(leaf, each, description, place in seen))
-        seen.add(place)
+        pointer = description.pointer
+        found.append(Found(leaf, each, description, pointer in seen))
+        seen.add(pointer)
     return found
 
 

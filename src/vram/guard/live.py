@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
-from typing import Any
 
 from msgspec import Struct
 
@@ -19,6 +18,7 @@ from vram.guard.heap.trails import Holder, Trails
 from vram.guard.inventory import Found, find
 from vram.guard.memory import visible_devices
 from vram.guard.table import live_html, live_text, what
+from vram.guard.unseen import keepers
 from vram.units import counted, size
 
 
@@ -122,7 +122,7 @@ def survey(
         heap.clear()
         return Live(_listed(found, Trails()))
     trails = chains.shortest([each.array for each in found], heap, budget_s, bystanders())
-    trails.told.update(_gradients(found, trails))
+    trails.told.update(keepers(found, trails))
     return Live(_listed(found, trails), trails.was_cut)
 
 
@@ -150,16 +150,3 @@ def _listed(found: Sequence[Found], trails: Trails) -> tuple[LiveArray, ...]:
         LiveArray(each.leaf.NAME, each.description, each.is_shared, trails, id(each.array))
         for each in sorted(ordered, key=attrgetter("is_shared"))
     )
-
-
-def _gradients(found: Sequence[Found], trails: Trails) -> dict[int, Holder]:
-    """A gradient is held by its parameter, where only its framework can see it."""
-    named: dict[int, Holder] = {}
-    for leaf in {id(each.leaf): each.leaf for each in found}.values():
-        gradients: Any = getattr(leaf, "gradients", None)
-        if gradients is not None:
-            for gradient, owner in gradients(each.array for each in found if each.leaf is leaf):
-                if id(gradient) in trails.told and trails.told[id(gradient)].kind == "native":
-                    keeper = trails.holder(id(owner))
-                    named[id(gradient)] = Holder(f"{keeper.text}.grad", keeper.kind)
-    return named

@@ -21,6 +21,7 @@ from vram.guard.heap.chains import shortest
 from vram.guard.inventory import Found, find
 from vram.guard.known import Known
 from vram.guard.table import what
+from vram.guard.unseen import keepers, relatives
 from vram.model.leak import Kept, Leak
 
 SHARE = 0.01
@@ -133,10 +134,14 @@ def _known_arrays() -> Known:
 def _told(is_wanted: Callable[[Found], bool], count: int) -> list[Kept]:
     """The largest of the arrays that are wanted, each memory once, with the shortest way to it."""
     heap = gc.get_objects()
-    found = [each for each in find(heap) if not each.is_shared and is_wanted(each)]
+    everything = find(heap)
+    found = [each for each in everything if not each.is_shared and is_wanted(each)]
     chosen = sorted(found, key=lambda each: -each.description.nbytes)[:count]
     del found
-    trails = shortest([each.array for each in chosen], heap, bystanders=bystanders())
+    involved = [*chosen, *relatives(chosen, everything)]
+    del everything
+    trails = shortest([each.array for each in involved], heap, bystanders=bystanders())
+    trails.told.update(keepers(involved, trails))
     return [
         Kept(what=_words(each), nbytes=each.description.nbytes, keeper=trails.holder(id(each.array)).text)
         for each in chosen

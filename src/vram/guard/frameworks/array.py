@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Any, Protocol
 
 from msgspec import Struct
@@ -34,7 +34,11 @@ class Leaf(Protocol):
     def blocks(self) -> tuple[type, ...]: ...
 
     def describe(self, found: Iterable[Any]) -> Iterator[Description | None]:
-        """One for each object found, in order; None for what is not on a GPU or already freed."""
+        """One for each array found, in order; None for what is not on a GPU or already freed."""
+        ...
+
+    def describe_blocks(self, found: Iterable[Any], told: Container[int]) -> Iterator[Description | None]:
+        """The same for blocks; None also for those at addresses that are *told*, where that saves work."""
         ...
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
 from vram.guard.frameworks.array import Description, Spelled, kinds, loaded, view_note
@@ -19,18 +19,19 @@ def blocks() -> tuple[type, ...]:
 
 
 def describe(found: Iterable[Any]) -> Iterator[Description | None]:
-    pointers, names = blocks(), Spelled()
+    names = Spelled()
     array: Any = arrays()[0]
     for each in found:
-        if issubclass(type(each), pointers):
-            yield _of_memory(each, "memory", (), None)
-            continue
         data = array.data.__get__(each)
         if data is None:  # it is only being made: that is when the GPU runs out of memory
             yield None
             continue
         own = array.nbytes.__get__(each)
         yield _of_memory(data, names[array.dtype.__get__(each)], tuple(array.shape.__get__(each)), own)
+
+
+def describe_blocks(found: Iterable[Any], _told: Container[int]) -> Iterator[Description | None]:
+    return (_of_memory(each, "memory", (), None) for each in found)
 
 
 def _of_memory(data: Any, dtype: str, shape: tuple[int, ...], own: int | None) -> Description | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any
 
 from vram.guard.frameworks.array import Description, Spelled, kinds, loaded, view_note
@@ -22,10 +22,17 @@ def blocks() -> tuple[type, ...]:
 
 
 def describe(found: Iterable[Any]) -> Iterator[Description | None]:
-    whole, read = blocks(), _Reader()
+    return _told(found, _Reader().array)
+
+
+def describe_blocks(found: Iterable[Any], _told_before: Container[int]) -> Iterator[Description | None]:
+    return _told(found, _Reader().memory)
+
+
+def _told(found: Iterable[Any], read: Callable[[Any], Description | None]) -> Iterator[Description | None]:
     for each in found:
         try:
-            yield read.memory(each) if issubclass(type(each), whole) else read.array(each)
+            yield read(each)
         except (ReferenceError, AttributeError):
             yield None  # its context is gone, and the memory with it
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
 from vram.guard.frameworks.array import Description, kinds, loaded
@@ -23,14 +23,14 @@ def blocks() -> tuple[type, ...]:
 
 
 def describe(found: Iterable[Any]) -> Iterator[Description | None]:
-    whole = blocks()
     for each in found:
-        if issubclass(type(each), whole):
-            yield _of_block(each, "memory", ())
-        else:
-            own: dict[str, Any] = attributes(each) or {}
-            data = own.get("gpudata")
-            yield None if data is None else _of_block(data, str(own.get("dtype", "")), own.get("shape") or ())
+        own: dict[str, Any] = attributes(each) or {}
+        data = own.get("gpudata")
+        yield None if data is None else _of_block(data, str(own.get("dtype", "")), own.get("shape") or ())
+
+
+def describe_blocks(found: Iterable[Any], _told: Container[int]) -> Iterator[Description | None]:
+    return (_of_block(each, "memory", ()) for each in found)
 
 
 def _of_block(block: Any, dtype: str, shape: tuple[int, ...]) -> Description | None:

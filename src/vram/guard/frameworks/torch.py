@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import operator
+from collections.abc import Callable, Container, Iterable, Iterator
+from itertools import compress, islice
 from typing import Any
 
 from vram.guard.frameworks.array import Description, Spelled, kinds, loaded, view_note
 
 NAME = "PyTorch"
 GRAPH = "keeps its autograd graph: detach() or item() lets go of it"
+PORTION = 1000
+# Fake, sparse or functional tensors have no storage.
+NOTHING_BEHIND = (RuntimeError, NotImplementedError, AttributeError)
 
 
 def arrays() -> tuple[type, ...]:
@@ -27,47 +32,91 @@ def bystanders() -> tuple[type, ...]:
 
 
 def describe(found: Iterable[Any]) -> Iterator[Description | None]:
-    native, kind, names, storages = loaded("torch")._C, arrays()[0], Spelled(), blocks()
-    # A subclass may answer even for an attribute through its own __torch_function__.
-    with native.DisableTorchFunctionSubclass():
-        for each in found:
-            try:
-                yield _of_storage(each) if issubclass(type(each), storages) else _of_tensor(each, kind, names)
-            except (RuntimeError, NotImplementedError, AttributeError):
-                yield None  # fake, sparse or functional: there is no storage behind it
+    kind, names, shapes = arrays()[0], Spelled(), _Plain()
+    yield from _safely(found, lambda portion: _of_tensors(portion, kind, names, shapes))
+
+
+def describe_blocks(found: Iterable[Any], told: Container[int]) -> Iterator[Description | None]:
+    yield from _safely(found, lambda portion: _of_storages(portion, told))
 
 
 def gradients(found: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
     """Each leaf tensor's gradient with its tensor: PyTorch holds it where Python cannot see it."""
     kind: Any = arrays()[0]
     storages = blocks()
+    tensors = [each for each in found if not issubclass(type(each), storages)]
     with loaded("torch")._C.DisableTorchFunctionSubclass():
-        for each in found:
-            if issubclass(type(each), storages) or not kind.requires_grad.__get__(each):
-                continue
+        for each in compress(tensors, map(kind.requires_grad.__get__, tensors)):
             gradient = kind.grad.__get__(each) if kind.is_leaf.__get__(each) else None
             if gradient is not None:
                 yield gradient, each
 
 
-def _of_tensor(tensor: Any, kind: Any, names: Spelled) -> Description | None:
-    if not kind.is_cuda.__get__(tensor):
-        return None
-    storage = kind.untyped_storage(tensor)
-    kept = storage.nbytes()
-    own = kind.numel(tensor) * kind.element_size(tensor)
-    in_graph = kind.requires_grad.__get__(tensor) and not kind.is_leaf.__get__(tensor)
-    return Description(
-        nbytes=kept,
-        device=storage.device.index,
-        pointer=storage.data_ptr(),
-        dtype=names[kind.dtype.__get__(tensor)],
-        shape=tuple(kind.shape.__get__(tensor)),
-        note=GRAPH if in_graph else view_note(own, kept),
+def _safely(
+    found: Iterable[Any], describe_all: Callable[[list[Any]], Iterator[Description | None]]
+) -> Iterator[Description | None]:
+    """Many at once, in loops that run in C; one by one where one of them has nothing behind it."""
+    waiting = iter(found)
+    # A subclass may answer even for an attribute through its own __torch_function__.
+    with loaded("torch")._C.DisableTorchFunctionSubclass():
+        while portion := list(islice(waiting, PORTION)):
+            try:
+                described = list(describe_all(portion))
+            except NOTHING_BEHIND:
+                described = [one for each in portion for one in _one(each, describe_all)]
+            yield from described
+
+
+def _one(
+    tensor: Any, describe_all: Callable[[list[Any]], Iterator[Description | None]]
+) -> list[Description | None]:
+    try:
+        return list(describe_all([tensor]))
+    except NOTHING_BEHIND:
+        return [None]
+
+
+def _of_tensors(
+    tensors: list[Any], kind: Any, names: Spelled, shapes: _Plain
+) -> Iterator[Description | None]:
+    are_on_gpu = list(map(kind.is_cuda.__get__, tensors))
+    on_gpu = list(compress(tensors, are_on_gpu))
+    storages = list(map(kind.untyped_storage, on_gpu))
+    storage: Any = loaded("torch")._C.StorageBase
+    columns = zip(
+        on_gpu,
+        map(storage.nbytes, storages),
+        map(kind.get_device, on_gpu),
+        map(storage.data_ptr, storages),
+        map(names.__getitem__, map(kind.dtype.__get__, on_gpu)),
+        map(shapes.__getitem__, map(kind.shape.__get__, on_gpu)),
+        map(operator.mul, map(kind.numel, on_gpu), map(kind.element_size, on_gpu)),
+        map(kind.requires_grad.__get__, on_gpu),
+        strict=True,
     )
+    told = (
+        Description(kept, device, pointer, dtype, shape, _note(tensor, kind, own, kept, with_gradient))
+        for tensor, kept, device, pointer, dtype, shape, own, with_gradient in columns
+    )
+    return (next(told) if is_on_gpu else None for is_on_gpu in are_on_gpu)
 
 
-def _of_storage(storage: Any) -> Description | None:
-    if storage.device.type != "cuda":
-        return None
-    return Description(storage.nbytes(), storage.device.index, storage.data_ptr(), "storage")
+def _note(tensor: Any, kind: Any, own: int, kept: int, with_gradient: bool) -> str:
+    return GRAPH if with_gradient and not kind.is_leaf.__get__(tensor) else view_note(own, kept)
+
+
+def _of_storages(storages: list[Any], told: Container[int]) -> Iterator[Description | None]:
+    storage: Any = loaded("torch")._C.StorageBase
+    for each, pointer in zip(storages, map(storage.data_ptr, storages), strict=True):
+        if pointer in told or each.device.type != "cuda":
+            yield None
+        else:
+            yield Description(each.nbytes(), each.device.index, pointer, "storage")
+
+
+class _Plain(dict[Any, tuple[int, ...]]):
+    """A tuple for each shape: PyTorch's own are of a class of its."""
+
+    def __missing__(self, shape: Any) -> tuple[int, ...]:
+        plain = self[shape] = tuple(shape)
+        return plain
