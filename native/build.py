@@ -5,7 +5,7 @@ The libraries go into the package folder, beside the Python that loads them:
     virtualgpu/lib/libcuda.so.1          from virtualgpu/store and virtualgpu/driver
     virtualgpu/lib/libnvidia-ml.so.1     from virtualgpu/store and virtualgpu/nvml
     host/local/lib/libvramscan.so        from procscan
-    guard/lib/libvramlend.so             from lend
+    guard/lib/libvrambuffer.so           from buffer
 
 The compiler is $CC, else cc, gcc or clang, else the one in PyPI's ``ziglang``. A library is
 built again only when its sources, the command line or this file changed. Standard library
@@ -55,7 +55,7 @@ LIBRARIES = (
     Library("virtualgpu/lib/libcuda.so.1", ("virtualgpu/store", "virtualgpu/driver")),
     Library("virtualgpu/lib/libnvidia-ml.so.1", ("virtualgpu/store", "virtualgpu/nvml")),
     Library("host/local/lib/libvramscan.so", ("procscan",)),
-    Library("guard/lib/libvramlend.so", ("lend",)),
+    Library("guard/lib/libvrambuffer.so", ("buffer",)),
 )
 
 FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra")

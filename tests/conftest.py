@@ -16,7 +16,7 @@ from vram.virtualgpu import VirtualGpu, libraries
 
 ROOT = Path(__file__).parents[1]
 BUILD = ROOT / "native" / "build.py"
-LEND = ROOT / "src" / "vram" / "guard" / "lib" / "libvramlend.so"
+LEND = ROOT / "src" / "vram" / "guard" / "lib" / "libvrambuffer.so"
 
 # xdist tells its workers how wide its own terminal is; what tests start has none.
 os.environ.pop("COLUMNS", None)

@@ -414,9 +414,9 @@ COMPLAINTS: list[tuple[str, Sight, str, str, str]] = [
     ),
     (
         "vram.native",
-        sight(kernel_trial=replace(SOUND.kernel_trial, natives={"/lib/libvramlend.so": "not found"})),
+        sight(kernel_trial=replace(SOUND.kernel_trial, natives={"/lib/libvrambuffer.so": "not found"})),
         "missing",
-        "libvramlend.so",
+        "libvrambuffer.so",
         "native/build.py",
     ),
     (

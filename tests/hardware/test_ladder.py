@@ -18,7 +18,7 @@ import pytest
 
 from tests.hardware.conftest import Record
 from tests.reclaim.conftest import Bench
-from tests.reclaim.test_free import GHOSTS, ghost
+from tests.reclaim.test_free import GHOSTS, all_ghosts_given_back, ghost
 from vram.units import GIB, MIB
 from vram.virtualgpu.scene import PROGRAMS
 
@@ -80,15 +80,8 @@ def test_a_zombies_children_are_ended(bench: Bench, record: Record):
 
 def test_all_ghosts_at_once_and_a_worker_among_them(bench: Bench, record: Record):
     """A goal is reached over several of them; who works is not touched."""
-    worker = bench.scene("plain", 2 * GIB).pids["self"]
-    for code in GHOSTS:
-        ghost(bench, code, 2 * GIB)
-    findings = [word for code in GHOSTS for word in ("--finding", code)]
-    answer, took_s = free(bench, "free", "7GiB", *findings, "--yes")
-    record(ghosts=len(GHOSTS), **figures(answer, took_s))
-    assert answer["receipt"]["returned_bytes"] >= 7 * GIB
-    assert worker not in [step["target"]["process"]["pid"] for step in answer["plan"]["steps"]]
-    os.kill(worker, 0)
+    for answer, took_s in all_ghosts_given_back(bench):
+        record(ghosts=len(GHOSTS), **figures(answer, took_s))
 
 
 def test_sigterm_ignored(bench: Bench, record: Record):

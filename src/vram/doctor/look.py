@@ -26,7 +26,7 @@ _PACKAGES = {"msgspec": "msgspec", "nvidia-ml-py": "pynvml", "rich": "rich", "py
 _MOST_TARGETS = 32
 _LIBRARIES = (
     "host/local/lib/libvramscan.so",
-    "guard/lib/libvramlend.so",
+    "guard/lib/libvrambuffer.so",
     "virtualgpu/lib/libcuda.so.1",
     "virtualgpu/lib/libnvidia-ml.so.1",
 )

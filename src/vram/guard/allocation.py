@@ -10,7 +10,7 @@ import atexit
 import os
 from collections import deque
 from contextlib import suppress
-from ctypes import byref, c_int, c_uint64, c_void_p
+from ctypes import byref, c_int, c_void_p
 from threading import RLock
 
 from vram.errors import BufferClosed, BufferLost, OutOfMemory, VramError
@@ -24,7 +24,8 @@ from vram.guard.driver import (
     Driver,
     driver,
 )
-from vram.guard.holding import Holding, here
+from vram.guard.holding import Holding, closed, here
+from vram.guard.owning import LOST, Piece
 from vram.units import size
 
 LARGEST = 2**63 - 1
@@ -51,17 +52,18 @@ class Allocation(Holding):
             )
         self.cuda, self.lock, self.pid = cuda, RLock(), here[0]
         self.nbytes, self.zero_on_free, self._where = nbytes, zero_on_free, device
-        word = self.word = c_uint64()
+        piece = self.piece = Piece()
         # Tried in the current context at once: asking first whether there is one costs as much.
-        code = self._take(cuda, word) if device is None else INVALID_CONTEXT
+        code = self._take(cuda, piece) if device is None else INVALID_CONTEXT
         if code:
-            self._take_elsewhere(cuda, word, code)
-        self._identity = cuda.identity(word)
+            self._take_elsewhere(cuda, piece, code)
+        if not piece.identity:
+            piece.identity = cuda.identity(piece.pointer)
         living.add(self)
 
-    def _take_elsewhere(self, cuda: Driver, word: c_uint64, code: int) -> None:
+    def _take_elsewhere(self, cuda: Driver, piece: Piece, code: int) -> None:
         if code in NO_LIVE_CONTEXT:
-            code = cuda.in_context(self._where, lambda: self._take(cuda, word))
+            code = cuda.in_context(self._where, lambda: self._take(cuda, piece))
         if code:
             error = cuda.translated(code, self.call, self.nbytes)
             error.add_note(f"{size(self.nbytes)} of {self.kind} memory were asked for")
@@ -69,10 +71,15 @@ class Allocation(Holding):
 
     # ---- what a kind says ----
 
-    def _take(self, cuda: Driver, pointer: c_uint64) -> int:
+    def _take(self, cuda: Driver, piece: Piece) -> int:
+        """Take it, and tell where it lies; its number may be left out."""
         raise NotImplementedError
 
     def _give(self, cuda: Driver) -> int:
+        """Give it back, or answer LOST where it is not there any more."""
+        return self._free(cuda) if self._is_the_same else LOST
+
+    def _free(self, cuda: Driver) -> int:
         raise NotImplementedError
 
     # ---- giving it back ----
@@ -83,25 +90,28 @@ class Allocation(Holding):
 
     def release(self) -> None:
         """Give it back now. A second time is BufferClosed; where zeroing fails nothing is given back."""
-        self.check()
+        if self.is_released:
+            raise closed()
         try:
             living.remove(self)  # one call decides who of several at once gives it back
         except KeyError:
             raise BufferClosed("this buffer is closed", hint="another thread closed it just now") from None
         try:
             if self.zero_on_free:
-                with self.inside():
-                    self._zero()
+                self.zero()
             code = self._give(self.cuda)
             if code:
                 self._give_inside(code)
             self.is_released = True
         except BaseException:
-            living.add(self)
+            if not self.is_released:
+                living.add(self)
             raise
 
     def _give_inside(self, code: int) -> None:
         """Where this thread's own context does not do: free in the memory's."""
+        if code == LOST:
+            raise self.lost()
         # It is there and ours, as was asked just now: an invalid value means a wrong context, too.
         if code in (INVALID_VALUE, *NO_LIVE_CONTEXT):
             with self.inside():

@@ -18,7 +18,7 @@ from typing import Any, NoReturn, SupportsIndex
 
 from vram.errors import UsageError, VramError
 from vram.guard import dlpack, foreign, kinds, lending
-from vram.guard.holding import Holding
+from vram.guard.holding import Holding, here
 from vram.guard.layout import Layout
 from vram.guard.streams import stream_of
 from vram.units import parse_size, size
@@ -250,7 +250,8 @@ class Buffer:
         not be used after this.
         """
         memory = self._memory
-        memory.check_process()
+        if memory.pid != here[0]:
+            memory.check_process()
         with memory.lock:
             if memory.leases or memory.host_views:
                 memory.recall()

@@ -14,6 +14,7 @@ from ctypes import byref, c_char_p, c_int, c_size_t, c_ubyte, c_uint, c_uint64, 
 from typing import Any
 
 from vram.errors import DeviceError, DriverMissing, NoSuchDevice, OutOfMemory, VramError
+from vram.guard.owning import identity, pair
 from vram.payloads.driver_library import load
 
 INVALID_VALUE, OUT_OF_MEMORY, NOT_INITIALIZED, DEINITIALIZED = 1, 2, 3, 4
@@ -21,7 +22,7 @@ NO_DEVICE, INVALID_DEVICE, INVALID_CONTEXT, CONTEXT_IS_DESTROYED = 100, 101, 201
 NO_LIVE_CONTEXT = (INVALID_CONTEXT, CONTEXT_IS_DESTROYED)
 CAPTURE_CODES = range(900, 910)
 
-POINTER_CONTEXT, POINTER_BUFFER_ID, POINTER_ORDINAL, POINTER_IS_MANAGED = 1, 7, 9, 8
+POINTER_CONTEXT, POINTER_ORDINAL, POINTER_IS_MANAGED = 1, 9, 8
 RELAXED_CAPTURE = 2
 
 POINTER, SIZE, HANDLE, OUT = c_uint64, c_size_t, c_void_p, c_void_p
@@ -78,10 +79,10 @@ class Driver:
             if function is not None:
                 function.argtypes = kinds
                 setattr(self, name, function)
-        # Arguments of declared types cost a third of a call more: these three take ready C values.
+        # Arguments of declared types cost a third of a call more: these take ready C values.
         untyped = ctypes.CDLL(library._name)
-        self.quick_alloc, self.quick_free = untyped.cuMemAlloc_v2, untyped.cuMemFree_v2
-        self.quick_ask = untyped.cuPointerGetAttribute
+        self.take, self.give = pair(untyped)
+        self._ask = untyped.cuPointerGetAttribute
 
     def __getattr__(self, name: str) -> Any:
         """What is asked for and was not found above: a driver older than the call."""
@@ -190,10 +191,9 @@ class Driver:
 
     # ---- pointers ----
 
-    def identity(self, pointer: c_uint64) -> int | None:
+    def identity(self, pointer: int) -> int:
         """A number that the driver gives to one allocation and never again in this process."""
-        number = c_uint64()
-        return None if self.quick_ask(byref(number), POINTER_BUFFER_ID, pointer) else number.value
+        return identity(self._ask, pointer)
 
     def context_of(self, pointer: int) -> int | None:
         """The context that an allocation ends with; a pool's memory belongs to none."""

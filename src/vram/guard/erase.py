@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from contextlib import ExitStack
 from typing import Any
 
 from vram.guard.driver import driver
@@ -20,6 +19,7 @@ from vram.payloads.trim.framework import loaded
 from vram.units import MIB, size
 
 SMALLEST = 2 * MIB  # what the driver takes for a pool at a time
+SMALL_POOL = 1 * MIB  # PyTorch serves what is larger from another pool
 
 
 def erase_caches() -> list[str]:
@@ -95,9 +95,9 @@ def _torch() -> Iterator[str]:
     cuda.synchronize()
     holes = [hole for segment in cuda.memory_snapshot() for hole in _holes(segment)]
     missed, fillings = 0, []
-    with ExitStack() as streams:
-        for nbytes, device, stream in sorted(holes, reverse=True):
-            streams.enter_context(cuda.stream(cuda.ExternalStream(stream, device=device)))
+    # The largest first: each finds the hole of its own size, and not a larger one to break up.
+    for nbytes, device, stream in sorted(holes, reverse=True):
+        with cuda.stream(_stream(cuda, stream, device)):
             before = cuda.memory_reserved(device)
             filling = torch.empty(nbytes, dtype=torch.uint8, device=f"cuda:{device}")
             if cuda.memory_reserved(device) > before:
@@ -111,10 +111,19 @@ def _torch() -> Iterator[str]:
         yield f"{size(missed)} of PyTorch's cache could not be reached to be erased"
 
 
+def _stream(cuda: Any, handle: int, device: int) -> Any:
+    """PyTorch takes the number 0 for the wish for a new stream."""
+    return cuda.ExternalStream(handle, device=device) if handle else cuda.default_stream(device)
+
+
 def _holes(segment: dict[str, Any]) -> Iterator[tuple[int, int, int]]:
+    is_small = segment.get("segment_type") == "small"
     for block in segment["blocks"]:
-        if block["state"] == "inactive":
-            yield block["size"], segment["device"], segment["stream"]
+        left = block["size"] if block["state"] == "inactive" else 0
+        while left:
+            piece = min(left, SMALL_POOL) if is_small else left
+            yield piece, segment["device"], segment["stream"]
+            left -= piece
 
 
 def _jax() -> Iterator[str]:

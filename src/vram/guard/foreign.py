@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from ctypes import c_uint64
 from threading import RLock
 from typing import Any, NamedTuple
 
@@ -12,6 +11,7 @@ from vram.guard import dlpack
 from vram.guard.driver import driver
 from vram.guard.holding import Holding, here
 from vram.guard.layout import Layout, from_interface
+from vram.guard.owning import Piece
 from vram.guard.zeroing import erase
 
 HINT = "a tensor or array on a GPU: PyTorch, CuPy, JAX, Numba, cuda.core, vram.Buffer, …"
@@ -110,14 +110,14 @@ class Borrowed(Holding):
             raise UsageError("an array without elements has no memory to borrow")
         self.cuda, self.lock, self.pid = driver(), RLock(), here[0]
         self._where = seen.device[1]
-        self.word = c_uint64(seen.pointer)
+        self.piece = Piece(seen.pointer)
         self.nbytes = seen.layout.nbytes
         self.is_host_visible = seen.device[0] in (dlpack.CUDA_HOST, dlpack.CUDA_MANAGED)
         self.is_read_only = seen.is_read_only
         self.device_kind = seen.device[0]
         self._layout = seen.layout
         self._keeper: object | None = seen.keeper
-        self._identity = self.cuda.identity(self.word)
+        self.piece.identity = self.cuda.identity(seen.pointer)
         if seen.stream == dlpack.LEGACY_STREAM:  # it is always there: who comes next can wait for it
             self.interface_stream = seen.stream
         elif seen.stream:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 from contextlib import AbstractContextManager
-from ctypes import c_uint64
 from typing import Any
 from weakref import ref
 
 from vram.errors import BufferClosed, BufferLent, BufferLost, UsageError, VramError
 from vram.guard.driver import Driver
+from vram.guard.owning import Piece
 from vram.units import counted
 
 # The process that this is; a forked child learns that it is another one.
@@ -44,10 +44,9 @@ class Holding:
     cuda: Driver
     lock: Any
     pid: int
-    word: c_uint64
+    piece: Piece
     nbytes: int
     _where: int | None
-    _identity: int | None
     host_views: list[ref[memoryview]] | None = None
     _host_array: ref[object] | None = None
 
@@ -61,7 +60,7 @@ class Holding:
     @property
     def is_there(self) -> bool:
         """Whether it can be used now. In a forked child nothing of its parent's can."""
-        return not self.is_closed and self.cuda.identity(self.word) == self._identity
+        return not self.is_closed and self._is_the_same
 
     def check_process(self) -> None:
         if self.pid != here[0]:
@@ -73,11 +72,19 @@ class Holding:
         if self.pid != here[0]:
             self.check_process()
         if self.is_released:
-            raise BufferClosed("this buffer is closed", hint="its memory was given back: make a new one")
-        if self.cuda.identity(self.word) != self._identity:
-            self._forget()
-            hint = "cuDevicePrimaryCtxReset, cudaDeviceReset or the like freed it; make a new one"
-            raise BufferLost("this buffer's memory went with its CUDA context", hint=hint)
+            raise closed()
+        if not self._is_the_same:
+            raise self.lost()
+
+    @property
+    def _is_the_same(self) -> bool:
+        return self.cuda.identity(self.piece.pointer) == self.piece.identity
+
+    def lost(self) -> BufferLost:
+        """Forget what is not there any more; the error that says so."""
+        self._forget()
+        hint = "cuDevicePrimaryCtxReset, cudaDeviceReset or the like freed it; make a new one"
+        return BufferLost("this buffer's memory went with its CUDA context", hint=hint)
 
     def check_writable(self) -> None:
         """Raise where it may only be read. Of closed memory other checks tell that it is closed."""
@@ -93,7 +100,8 @@ class Holding:
 
     @property
     def pointer(self) -> int:
-        return self.word.value
+        pointer: int = self.piece.pointer
+        return pointer
 
     @property
     def device(self) -> int:
@@ -167,6 +175,10 @@ class Holding:
 
     def drop(self) -> None:
         raise NotImplementedError
+
+
+def closed() -> VramError:
+    return BufferClosed("this buffer is closed", hint="its memory was given back: make a new one")
 
 
 def _lent(why: str) -> VramError:

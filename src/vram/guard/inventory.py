@@ -72,7 +72,8 @@ def _by_kind(
 ) -> dict[type, list[object]]:
     """The objects of each wanted class, told by their real type alone."""
     found: dict[type, list[object]] = {kind: [] for kind in wanted}
-    exact = {real: kind for real in types if (kind := _wanted(real, wanted))}
+    none_of = frozenset(wanted).isdisjoint
+    exact = {real: kind for real in types if not none_of(lineage(real)) and (kind := _wanted(real, wanted))}
     for each in of_types(heap, exact):
         found[exact[type(each)]].append(each)
     hidden = [kind for kind in wanted if is_hidden_from_collector(kind)]

@@ -9,6 +9,7 @@ from vram.errors import OutOfMemory
 from vram.guard.allocation import Allocation
 from vram.guard.dlpack import LEGACY_STREAM
 from vram.guard.driver import Driver
+from vram.guard.owning import Piece
 from vram.guard.streams import Stream
 from vram.units import size
 
@@ -21,13 +22,11 @@ class Device(Allocation):
 
     kind, call = "device", "cuMemAlloc"
 
-    def _take(self, cuda: Driver, pointer: c_uint64) -> int:
-        code: int = cuda.quick_alloc(byref(pointer), c_size_t(self.nbytes))
-        return code
+    def _take(self, cuda: Driver, piece: Piece) -> int:
+        return cuda.take(c_size_t(self.nbytes), byref(piece))
 
     def _give(self, cuda: Driver) -> int:
-        code: int = cuda.quick_free(self.word)
-        return code
+        return cuda.give(byref(self.piece))
 
 
 class Pitched(Device):
@@ -42,10 +41,10 @@ class Pitched(Device):
         # Padding is memory too: it counts, and zeroing erases it.
         self.nbytes = self.pitch * height
 
-    def _take(self, cuda: Driver, pointer: c_uint64) -> int:
+    def _take(self, cuda: Driver, piece: Piece) -> int:
         pitch = c_size_t()
         code: int = cuda.cuMemAllocPitch_v2(
-            byref(pointer), byref(pitch), self.width, self.height, self._element
+            byref(piece), byref(pitch), self.width, self.height, self._element
         )
         self.pitch = pitch.value
         return code
@@ -60,7 +59,7 @@ class Managed(Device):
     kind, call = "managed", "cuMemAllocManaged"
     is_host_visible = True
 
-    def _take(self, cuda: Driver, pointer: c_uint64) -> int:
+    def _take(self, cuda: Driver, piece: Piece) -> int:
         free, total = c_size_t(), c_size_t()
         code: int = cuda.cuMemGetInfo_v2(byref(free), byref(total))
         if code == 0 and self.nbytes > free.value:
@@ -68,7 +67,7 @@ class Managed(Device):
                 f"{size(self.nbytes)} of managed memory asked for, {size(free.value)} free on the device"
             )
             raise OutOfMemory(message, hint="`vram why` tells who holds the rest", nbytes=self.nbytes)
-        return code or int(cuda.cuMemAllocManaged(byref(pointer), self.nbytes, ATTACH_GLOBAL))
+        return code or int(cuda.cuMemAllocManaged(byref(piece), self.nbytes, ATTACH_GLOBAL))
 
 
 class Pinned(Allocation):
@@ -78,10 +77,10 @@ class Pinned(Allocation):
     is_host_visible = True
     flags = PORTABLE
 
-    def _take(self, cuda: Driver, pointer: c_uint64) -> int:
-        return int(cuda.cuMemHostAlloc(byref(pointer), self.nbytes, self.flags))
+    def _take(self, cuda: Driver, piece: Piece) -> int:
+        return int(cuda.cuMemHostAlloc(byref(piece), self.nbytes, self.flags))
 
-    def _give(self, cuda: Driver) -> int:
+    def _free(self, cuda: Driver) -> int:
         return int(cuda.cuMemFreeHost(self.pointer))
 
     def _zero(self) -> None:
@@ -116,10 +115,10 @@ class StreamOrdered(Allocation):
         self.interface_stream = stream.handle or LEGACY_STREAM
         super().__init__(nbytes, device, zero_on_free)
 
-    def _take(self, cuda: Driver, pointer: c_uint64) -> int:
-        return int(cuda.cuMemAllocAsync(byref(pointer), self.nbytes, self.stream.handle))
+    def _take(self, cuda: Driver, piece: Piece) -> int:
+        return int(cuda.cuMemAllocAsync(byref(piece), self.nbytes, self.stream.handle))
 
-    def _give(self, cuda: Driver) -> int:
+    def _free(self, cuda: Driver) -> int:
         return int(cuda.cuMemFreeAsync(self.pointer, self.stream.handle))
 
     def _zero(self) -> None:

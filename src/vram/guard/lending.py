@@ -1,27 +1,25 @@
 """Lends a buffer's memory to another library through DLPack, and hears when it comes back.
 
 A lease keeps the buffer alive and is itself kept by the structure that the consumer holds. The
-two C functions behind it (native/lend) let go of the lease, whatever the consumer's thread is
+two C functions behind it (native/buffer) let go of the lease, whatever the consumer's thread is
 doing at that moment.
 """
 
 from __future__ import annotations
 
 import ctypes
-import os
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vram.errors import VramError
 from vram.guard import dlpack
+from vram.guard.owning import LIBRARY
 
 if TYPE_CHECKING:
     from vram.guard.holding import Holding
     from vram.guard.layout import Layout
 
-_LIBRARY = os.path.join(os.path.dirname(__file__), "lib", "libvramlend.so")
-
-# In the order of the table in native/lend/lend.c.
+# In the order of the table in native/buffer/lend.c.
 _TABLE = (
     "Py_IsInitialized",
     "PyGILState_Ensure",
@@ -82,10 +80,12 @@ def lend(
 @cache
 def _natives() -> tuple[_Native, _Native]:
     try:
-        library = ctypes.PyDLL(_LIBRARY)
+        library = ctypes.PyDLL(LIBRARY)
     except OSError as error:
         hint = "install vram as a wheel, or run `python native/build.py` in a checkout"
-        raise VramError(f"DLPack needs libvramlend.so, which cannot be loaded: {error}", hint=hint) from error
+        raise VramError(
+            f"DLPack needs libvrambuffer.so, which cannot be loaded: {error}", hint=hint
+        ) from error
     table = (ctypes.c_void_p * len(_TABLE))(*(_address(ctypes.pythonapi, name) for name in _TABLE))
     library.vram_lend_prepare(table)
     return (

@@ -7,8 +7,8 @@ Each library is loaded once, in a process of its own.
 What it means
 -------------
 libvramscan: without it the walk over /proc is done in Python, slower, with the same answers.
-libvramlend: without it `vram.Buffer` cannot lend memory by DLPack. libcuda and libnvidia-ml of the
-virtual GPU: without them `vram demo` and `vram virtual` do not work.
+libvrambuffer: without it `vram.Buffer` cannot lend memory by DLPack, and asks the driver in Python, which
+takes longer. libcuda and libnvidia-ml of the virtual GPU: without them `vram demo` and `vram virtual` do not work.
 
 What to do
 ----------
@@ -30,7 +30,7 @@ OPTIONAL = True
 
 _COSTS = {
     "libvramscan.so": "looking takes longer",
-    "libvramlend.so": "vram.Buffer cannot lend by DLPack",
+    "libvrambuffer.so": "vram.Buffer cannot lend by DLPack",
     "libcuda.so.1": "vram demo and virtual do not work",
     "libnvidia-ml.so.1": "vram demo and virtual do not work",
 }
