@@ -88,3 +88,16 @@ def test_a_context_that_is_not_current_counts_all_the_same(two_virtual_gpus: Vir
     """
     preamble = PREAMBLE + "import ctypes\nfrom ctypes import byref\nfrom vram.guard.memory import *\n"
     assert result(two_virtual_gpus, program, preamble) == [0, [0], (518 + 64) * MIB]
+
+
+def test_addresses_are_told_from_those_that_are_no_gpus(two_virtual_gpus: VirtualGpu) -> None:
+    program = """
+        from vram.guard.memory import device_of, is_device_memory
+        somewhere = id(object)
+        unasked = [is_device_memory(somewhere), device_of(somewhere)]
+        buffer = vram.Buffer(1, device=1)
+        tell(unasked + [device_of(buffer.pointer), is_device_memory(buffer.pointer)]
+             + [device_of(somewhere), is_device_memory(somewhere)])
+    """
+    without = "import json, vram\ndef tell(value): print(json.dumps(value))\n"
+    assert result(two_virtual_gpus, program, without) == [True, None, 1, True, None, False]

@@ -41,9 +41,12 @@ def _within_the_budget(request: pytest.FixtureRequest, _hardware: None) -> Itera
     _guard_spent_s[0] += time.monotonic() - began
 
 
+HOST_FILES = ("test_doctor.py", "test_lab.py", "test_places.py")
+
+
 @pytest.fixture(scope="session")
-def evidence() -> Path | None:
-    """The file that figures are appended to, where $VRAM_EVIDENCE names a folder for it."""
+def evidence() -> str | None:
+    """How the files begin that figures are appended to, where $VRAM_EVIDENCE names a folder for them."""
     folder = os.environ.get("VRAM_EVIDENCE")
     if not folder:
         return None
@@ -54,19 +57,21 @@ def evidence() -> Path | None:
     driver = pynvml.nvmlSystemGetDriverVersion()
     pynvml.nvmlShutdown()
     slug = re.sub(r"[^a-z0-9.]+", "-", f"{gpu} {driver}".lower())
-    return Path(folder) / f"{datetime.now(UTC):%Y-%m-%d}-{slug}-giving-back.jsonl"
+    return f"{folder}/{datetime.now(UTC):%Y-%m-%d}-{slug}"
 
 
 @pytest.fixture
-def record(request: pytest.FixtureRequest, evidence: Path | None) -> Record:
+def record(request: pytest.FixtureRequest, evidence: str | None) -> Record:
     """Print what was measured, and keep it as a line of evidence."""
+    name = request.path.name
+    topic = "import-vram" if name in GUARD_FILES else "host" if name in HOST_FILES else "giving-back"
 
     def keep(**figures: Any) -> None:
         # Where this machine's Python lies is nobody's business.
         line = json.dumps({"test": request.node.name, **figures}).replace(sys.executable, "python")
         print(line)
         if evidence is not None:
-            with evidence.open("a") as file:
+            with Path(f"{evidence}-{topic}.jsonl").open("a") as file:
                 file.write(line + "\n")
 
     return keep

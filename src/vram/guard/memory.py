@@ -10,13 +10,14 @@ import ctypes
 import os
 import sys
 import warnings
-from ctypes import byref, c_char, c_int, c_size_t, c_uint, c_void_p
+from ctypes import byref, c_char, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from functools import cache
 from typing import NamedTuple
 
 from vram.guard.nvml import Nvml, nvml, visible_names
 
 _UUID = c_char * 16
+_POINTER_ORDINAL, _INVALID_VALUE = 9, 1
 
 
 class DeviceMemory(NamedTuple):
@@ -75,6 +76,24 @@ def awake_devices() -> list[int]:
     if library is None or library.cuDeviceGetCount(byref(count)):
         return []
     return [device for device in range(count.value) if _is_awake(library, device)]
+
+
+def device_of(address: int) -> int | None:
+    """The device on which the driver knows memory at *address*."""
+    code, device = _asked_where(address)
+    return device if code == 0 else None
+
+
+def is_device_memory(address: int) -> bool:
+    """Whether the driver does not deny that; a thread without a context may not get an answer."""
+    return _asked_where(address)[0] != _INVALID_VALUE
+
+
+def _asked_where(address: int) -> tuple[int | None, int]:
+    library, device = cuda(), c_int()
+    if library is None:
+        return None, 0
+    return library.cuPointerGetAttribute(byref(device), _POINTER_ORDINAL, c_uint64(address)), device.value
 
 
 def device_memory(device: int | None = None, *, process: bool = True) -> DeviceMemory | None:

@@ -7,8 +7,9 @@ Each library is loaded once, in a process of its own.
 What it means
 -------------
 libvramscan: without it the walk over /proc is done in Python, slower, with the same answers.
-libvrambuffer: without it `vram.Buffer` cannot lend memory by DLPack, and asks the driver in Python, which
-takes longer. libcuda and libnvidia-ml of the virtual GPU: without them `vram demo` and `vram virtual` do not work.
+libvrambuffer: without it `vram.Buffer` cannot lend memory by DLPack, and asks the driver in Python,
+which takes longer. libcuda and libnvidia-ml of the virtual GPU: without them `vram demo` and
+`vram virtual` do not work.
 
 What to do
 ----------

@@ -7,6 +7,7 @@ from math import prod
 from typing import Any
 
 from vram.guard.frameworks.array import Description, kinds, loaded
+from vram.guard.memory import is_device_memory
 
 NAME = "JAX"
 
@@ -35,12 +36,16 @@ def _of_array(array: Any) -> Description | None:
     local = [device for device in array.sharding.addressable_devices if device.platform in ("gpu", "cuda")]
     if not local:
         return None
+    # Shards lie in several places: such an array has no address of its own to share.
+    pointer = array.unsafe_buffer_pointer() if len(local) == 1 else id(array)
+    # An array that failed is there all the same, of full size, with an address that is no device's.
+    if len(local) == 1 and not is_device_memory(pointer):
+        return None
     shard = array.sharding.shard_shape(array.shape)
     return Description(
         nbytes=prod(shard) * array.dtype.itemsize * len(local),
         device=getattr(local[0], "local_hardware_id", None),
-        # Shards lie in several places: such an array has no address of its own to share.
-        pointer=array.unsafe_buffer_pointer() if len(local) == 1 else id(array),
+        pointer=pointer,
         dtype=str(array.dtype),
         shape=tuple(array.shape),
         note=f"on {len(local)} GPUs" if len(local) > 1 else "",

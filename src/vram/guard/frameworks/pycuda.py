@@ -8,10 +8,9 @@ from typing import Any
 
 from vram.guard.frameworks.array import Description, kinds, loaded
 from vram.guard.heap.peek import attributes
-from vram.guard.memory import cuda
+from vram.guard.memory import cuda, device_of
 
 NAME = "PyCUDA"
-POINTER_ORDINAL = 9
 
 
 def arrays() -> tuple[type, ...]:
@@ -39,7 +38,7 @@ def _of_block(block: Any, dtype: str, shape: tuple[int, ...]) -> Description | N
     except Exception:  # freed: PyCUDA raises an error class of its own
         return None
     base, nbytes = _range(address)
-    return Description(nbytes, _device(address), base, dtype, shape) if nbytes else None
+    return Description(nbytes, device_of(address), base, dtype, shape) if nbytes else None
 
 
 def _range(address: int) -> tuple[int, int]:
@@ -50,11 +49,3 @@ def _range(address: int) -> tuple[int, int]:
     place = ctypes.c_uint64(address)
     failed = library.cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), place)
     return (0, 0) if failed else (base.value, size.value)
-
-
-def _device(address: int) -> int | None:
-    library, ordinal = cuda(), ctypes.c_int()
-    if library is None:
-        return None
-    asked = library.cuPointerGetAttribute(ctypes.byref(ordinal), POINTER_ORDINAL, ctypes.c_uint64(address))
-    return None if asked else ordinal.value
