@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -60,6 +61,12 @@ def evidence() -> str | None:
     return f"{folder}/{datetime.now(UTC):%Y-%m-%d}-{slug}"
 
 
+def _without_names(line: str) -> str:
+    """Where this machine's files lie and which card it has is nobody's business."""
+    line = line.replace(sys.executable, "python").replace(f"{tempfile.gettempdir()}/", "")
+    return re.sub(r"GPU-[0-9a-f]{8}[0-9a-f-]{28}", "GPU-…", line)
+
+
 @pytest.fixture
 def record(request: pytest.FixtureRequest, evidence: str | None) -> Record:
     """Print what was measured, and keep it as a line of evidence."""
@@ -67,8 +74,7 @@ def record(request: pytest.FixtureRequest, evidence: str | None) -> Record:
     topic = "import-vram" if name in GUARD_FILES else "host" if name in HOST_FILES else "giving-back"
 
     def keep(**figures: Any) -> None:
-        # Where this machine's Python lies is nobody's business.
-        line = json.dumps({"test": request.node.name, **figures}).replace(sys.executable, "python")
+        line = _without_names(json.dumps({"test": request.node.name, **figures}))
         print(line)
         if evidence is not None:
             with Path(f"{evidence}-{topic}.jsonl").open("a") as file:

@@ -321,7 +321,7 @@ def test_a_buffer_costs_little_beside_the_raw_pair(record: Record) -> None:
         f"""
         sys.path.insert(0, {str(ROOT)!r})
         from bench.pair import pair_s
-        tell(pair_s(4 * MIB, turns=60, pairs=50))
+        tell(pair_s(4 * MIB, turns=500, pairs=10))
         """
     )
     record(raw_us=raw_s * 1e6, buffer_us=ours_s * 1e6, ratio=ours_s / raw_s)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Container, Iterable, Sequence
-from itertools import compress
+from itertools import compress, repeat
+from operator import is_
 from typing import Any
 
 from msgspec import Struct
@@ -74,8 +75,10 @@ def _by_kind(
     found: dict[type, list[object]] = {kind: [] for kind in wanted}
     none_of = frozenset(wanted).isdisjoint
     exact = {real: kind for real in types if not none_of(lineage(real)) and (kind := _wanted(real, wanted))}
-    for each in of_types(heap, exact):
-        found[exact[type(each)]].append(each)
+    objects = list(of_types(heap, exact))
+    theirs = list(map(exact.__getitem__, map(type, objects)))
+    for kind in set(theirs):
+        found[kind] += compress(objects, map(is_, theirs, repeat(kind)))
     hidden = [kind for kind in wanted if is_hidden_from_collector(kind)]
     for each in _beside(heap, hidden) if hidden else ():
         kind = _wanted(type(each), hidden)

@@ -27,6 +27,8 @@ def relatives(chosen: Sequence[Found], found: Sequence[Found]) -> list[Found]:
 def keepers(found: Sequence[Found], trails: Trails) -> dict[int, Holder]:
     """By ``id``: for arrays among *found* that no Python object refers to, the ones of which that is told."""
     named: dict[int, Holder] = {}
+    if NATIVE not in trails.told.values():
+        return named
     for gradient, owner in _gradients(found):
         if trails.told.get(id(gradient)) == NATIVE:
             keeper = trails.holder(id(owner))

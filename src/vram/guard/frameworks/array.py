@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 from msgspec import Struct
@@ -37,7 +37,7 @@ class Leaf(Protocol):
         """One for each array found, in order; None for what is not on a GPU or already freed."""
         ...
 
-    def describe_blocks(self, found: Iterable[Any], told: Container[int]) -> Iterator[Description | None]:
+    def describe_blocks(self, found: Iterable[Any], told: set[int]) -> Iterator[Description | None]:
         """The same for blocks; None also for those at addresses that are *told*, where that saves work."""
         ...
 

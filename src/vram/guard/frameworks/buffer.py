@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from vram.guard.frameworks.array import Description, kinds, loaded
@@ -19,7 +19,7 @@ def blocks() -> tuple[type, ...]:
     return ()
 
 
-def describe_blocks(_found: Iterable[Any], _told: Container[int]) -> Iterator[Description | None]:
+def describe_blocks(_found: Iterable[Any], _told: set[int]) -> Iterator[Description | None]:
     return iter(())
 
 

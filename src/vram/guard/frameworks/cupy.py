@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from vram.guard.frameworks.array import Description, Spelled, kinds, loaded, view_note
@@ -30,7 +30,7 @@ def describe(found: Iterable[Any]) -> Iterator[Description | None]:
         yield _of_memory(data, names[array.dtype.__get__(each)], tuple(array.shape.__get__(each)), own)
 
 
-def describe_blocks(found: Iterable[Any], _told: Container[int]) -> Iterator[Description | None]:
+def describe_blocks(found: Iterable[Any], _told: set[int]) -> Iterator[Description | None]:
     return (_of_memory(each, "memory", (), None) for each in found)
 
 

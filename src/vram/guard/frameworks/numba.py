@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from vram.guard.frameworks.array import Description, Spelled, kinds, loaded, view_note
@@ -25,7 +25,7 @@ def describe(found: Iterable[Any]) -> Iterator[Description | None]:
     return _told(found, _Reader().array)
 
 
-def describe_blocks(found: Iterable[Any], _told_before: Container[int]) -> Iterator[Description | None]:
+def describe_blocks(found: Iterable[Any], _told_before: set[int]) -> Iterator[Description | None]:
     return _told(found, _Reader().memory)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from vram.guard.frameworks.array import Description, kinds, loaded
@@ -28,7 +28,7 @@ def describe(found: Iterable[Any]) -> Iterator[Description | None]:
         yield None if data is None else _of_block(data, str(own.get("dtype", "")), own.get("shape") or ())
 
 
-def describe_blocks(found: Iterable[Any], _told: Container[int]) -> Iterator[Description | None]:
+def describe_blocks(found: Iterable[Any], _told: set[int]) -> Iterator[Description | None]:
     return (_of_block(each, "memory", ()) for each in found)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Container, Iterable, Iterator
-from itertools import compress, islice
+from collections.abc import Callable, Iterable, Iterator
+from itertools import compress, islice, repeat
 from typing import Any
+
+from msgspec.structs import replace
 
 from vram.guard.frameworks.array import Description, Spelled, kinds, loaded, view_note
 
@@ -36,7 +38,7 @@ def describe(found: Iterable[Any]) -> Iterator[Description | None]:
     yield from _safely(found, lambda portion: _of_tensors(portion, kind, names, shapes))
 
 
-def describe_blocks(found: Iterable[Any], told: Container[int]) -> Iterator[Description | None]:
+def describe_blocks(found: Iterable[Any], told: set[int]) -> Iterator[Description | None]:
     yield from _safely(found, lambda portion: _of_storages(portion, told))
 
 
@@ -44,7 +46,9 @@ def gradients(found: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
     """Each leaf tensor's gradient with its tensor: PyTorch holds it where Python cannot see it."""
     kind: Any = arrays()[0]
     storages = blocks()
-    tensors = [each for each in found if not issubclass(type(each), storages)]
+    everything = list(found)
+    wanted = {each for each in set(map(type, everything)) if not issubclass(each, storages)}
+    tensors = list(compress(everything, map(wanted.__contains__, map(type, everything))))
     with loaded("torch")._C.DisableTorchFunctionSubclass():
         for each in compress(tensors, map(kind.requires_grad.__get__, tensors)):
             gradient = kind.grad.__get__(each) if kind.is_leaf.__get__(each) else None
@@ -84,30 +88,37 @@ def _of_tensors(
     storages = list(map(kind.untyped_storage, on_gpu))
     storage: Any = loaded("torch")._C.StorageBase
     columns = zip(
-        on_gpu,
         map(storage.nbytes, storages),
         map(kind.get_device, on_gpu),
         map(storage.data_ptr, storages),
         map(names.__getitem__, map(kind.dtype.__get__, on_gpu)),
         map(shapes.__getitem__, map(kind.shape.__get__, on_gpu)),
         map(operator.mul, map(kind.numel, on_gpu), map(kind.element_size, on_gpu)),
-        map(kind.requires_grad.__get__, on_gpu),
         strict=True,
     )
-    told = (
-        Description(kept, device, pointer, dtype, shape, _note(tensor, kind, own, kept, with_gradient))
-        for tensor, kept, device, pointer, dtype, shape, own, with_gradient in columns
-    )
-    return (next(told) if is_on_gpu else None for is_on_gpu in are_on_gpu)
+    told = [
+        Description(kept, device, pointer, dtype, shape, view_note(own, kept) if own != kept else "")
+        for kept, device, pointer, dtype, shape, own in columns
+    ]
+    for at in compress(range(len(told)), map(kind.requires_grad.__get__, on_gpu)):
+        if not kind.is_leaf.__get__(on_gpu[at]):
+            told[at] = replace(told[at], note=GRAPH)
+    return iter(told) if len(told) == len(tensors) else _spread(told, are_on_gpu)
 
 
-def _note(tensor: Any, kind: Any, own: int, kept: int, with_gradient: bool) -> str:
-    return GRAPH if with_gradient and not kind.is_leaf.__get__(tensor) else view_note(own, kept)
+def _spread(told: Iterable[Description], are_on_gpu: list[bool]) -> Iterator[Description | None]:
+    """One for each tensor, None where it is not on a GPU."""
+    waiting = iter(told)
+    return (next(waiting) if is_on_gpu else None for is_on_gpu in are_on_gpu)
 
 
-def _of_storages(storages: list[Any], told: Container[int]) -> Iterator[Description | None]:
+def _of_storages(storages: list[Any], told: set[int]) -> Iterator[Description | None]:
     storage: Any = loaded("torch")._C.StorageBase
-    for each, pointer in zip(storages, map(storage.data_ptr, storages), strict=True):
+    pointers = list(map(storage.data_ptr, storages))
+    if told.issuperset(pointers):
+        yield from repeat(None, len(storages))
+        return
+    for each, pointer in zip(storages, pointers, strict=True):
         if pointer in told or each.device.type != "cuda":
             yield None
         else:

@@ -2,7 +2,7 @@
 
 Source
 ------
-Question 4: "ensure that the context is destroyed".
+Question 4, which advises to see to it that contexts are destroyed.
 
 Method
 ------

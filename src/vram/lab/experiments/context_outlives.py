@@ -2,7 +2,7 @@
 
 Source
 ------
-Question 4: "an improperly managed context can retain memory even after application termination".
+Question 4: a context that is badly looked after is said to keep memory when its program has ended.
 
 Method
 ------

@@ -2,9 +2,7 @@
 
 Source
 ------
-Question 4: "this leaves the allocated device memory unreleased, contributing to memory exhaustion
-over multiple runs"; question 3: "running this code repeatedly can lead to observable
-out-of-memory errors over time".
+Questions 3 and 4: a step that fails before its free is said to use the memory up from run to run.
 
 Method
 ------

@@ -2,8 +2,7 @@
 
 Source
 ------
-Questions 1, 2 and 4: "even after that process terminates, the memory might remain allocated",
-"allocations here persist until explicitly freed".
+Questions 1, 2 and 4: memory is said to stay allocated beyond its process until somebody frees it.
 
 Method
 ------

@@ -2,7 +2,7 @@
 
 Source
 ------
-Questions 2 and 4: "GPU memory allocated without a corresponding process".
+Questions 2 and 4, which ask about memory in use that belongs to no process.
 
 Method
 ------

@@ -2,8 +2,7 @@
 
 Source
 ------
-Question 1: "the driver might hold onto the memory block for efficient allocation to future
-tasks"; monitoring "will likely reveal residual memory consumption".
+Question 1: the driver is said to keep what was freed, for allocations to come, and tools to show it.
 
 Method
 ------

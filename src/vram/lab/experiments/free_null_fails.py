@@ -2,7 +2,7 @@
 
 Source
 ------
-Question 2: "even seemingly innocuous operations can return errors".
+Question 2: even calls that look harmless are said to fail.
 
 Method
 ------

@@ -2,7 +2,7 @@
 
 Source
 ------
-Question 4, which rightly doubts it: "this doesn't actually free anything".
+Question 4, which shows the call and rightly doubts that it frees anything.
 
 Method
 ------

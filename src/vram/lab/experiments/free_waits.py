@@ -2,7 +2,7 @@
 
 Source
 ------
-Question 5: "cudaFree() operates synchronously"; question 1: a release may be issued long before
+Question 5: cudaFree is called synchronous; question 1: a release may be issued long before
 it is carried out.
 
 Method

@@ -2,8 +2,8 @@
 
 Source
 ------
-Question 1: "it's held in a reserved state, unavailable for immediate re-allocation by other
-processes until the driver deems it necessary to reclaim".
+Question 1: freed memory is said to be reserved, and lost to other processes, until the driver
+chooses to reclaim it.
 
 Method
 ------

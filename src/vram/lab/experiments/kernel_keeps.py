@@ -2,8 +2,7 @@
 
 Source
 ------
-Question 1: "once memory is allocated to a kernel, it might remain allocated even after the kernel
-completes execution".
+Question 1: what a kernel was given is said to stay allocated when it has run.
 
 Method
 ------

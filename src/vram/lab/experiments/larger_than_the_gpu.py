@@ -2,7 +2,7 @@
 
 Source
 ------
-Question 2: the driver reclaims memory "through mechanisms such as memory paging".
+Question 2, in which the driver pages memory out to make room.
 
 Method
 ------

@@ -2,8 +2,7 @@
 
 Source
 ------
-Question 1: "repeated kernel launches without explicit memory management could lead to significant
-GPU memory consumption".
+Question 1: launching kernels over and over is said to eat memory up.
 
 Method
 ------

@@ -2,8 +2,8 @@
 
 Source
 ------
-Question 2: the driver reclaims memory "through mechanisms such as memory paging and garbage
-collection"; question 5 warns that "letting the memory go out of scope is insufficient".
+Question 2, in which the driver pages and collects garbage; question 5 warns that losing the
+pointer frees nothing.
 
 Method
 ------

@@ -2,8 +2,8 @@
 
 Source
 ------
-Question 1: "managed memory is automatically released when the application terminates"; question 2
-says that its life is decoupled from any process.
+Question 1: managed memory is said to go by itself with its program; question 2 says that its life
+is decoupled from any process.
 
 Method
 ------

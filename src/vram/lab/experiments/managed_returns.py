@@ -2,7 +2,7 @@
 
 Source
 ------
-Question 1: "the GPU driver handles the migration of data between CPU and GPU memory".
+Question 1: the driver is said to move managed data to and fro as it is needed.
 
 Method
 ------

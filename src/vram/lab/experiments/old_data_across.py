@@ -2,8 +2,8 @@
 
 Source
 ------
-Question 2: data persist "even if the initiating process has finished"; question 5 fears for
-sensitive data.
+Question 2: data are said to outlast the process that wrote them; question 5 fears for sensitive
+ones.
 
 Method
 ------

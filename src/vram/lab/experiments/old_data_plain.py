@@ -2,8 +2,7 @@
 
 Source
 ------
-Question 5: zeroing before a free is "useful if you want to ensure sensitive data is overwritten
-before release".
+Question 5, which zeroes sensitive data before the free.
 
 Method
 ------

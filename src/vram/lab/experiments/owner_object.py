@@ -2,8 +2,8 @@
 
 Source
 ------
-Question 3, which says both: garbage collection "does not explicitly instruct the CUDA driver",
-and a `__del__` that frees helps.
+Question 3, which says both: garbage collection alone tells the driver nothing, and a `__del__`
+that frees helps.
 
 Method
 ------

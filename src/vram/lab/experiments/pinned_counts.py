@@ -2,7 +2,7 @@
 
 Source
 ------
-Question 4: "improper management can indirectly contribute to memory exhaustion".
+Question 4: pinned memory that is badly looked after is said to help exhaust the device.
 
 Method
 ------

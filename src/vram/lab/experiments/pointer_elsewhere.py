@@ -2,8 +2,8 @@
 
 Source
 ------
-Question 2: allocations lie "in the GPU's global memory space, which is accessible by all CUDA
-kernels running on that GPU", from whatever process.
+Question 2: allocations are said to lie in one global memory that every kernel on the GPU reaches,
+from whatever process.
 
 Method
 ------

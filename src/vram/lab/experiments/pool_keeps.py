@@ -2,7 +2,7 @@
 
 Source
 ------
-Folklore; question 1 calls it "techniques such as memory pooling and caching".
+Folklore; question 1 blames pools and caches.
 
 Method
 ------

@@ -2,7 +2,7 @@
 
 Source
 ------
-Question 3: "the CUDA memory allocation remains" when a thread with a PyCUDA allocation ends.
+Question 3: what a thread allocated by PyCUDA is said to stay when the thread ends.
 
 Method
 ------

@@ -2,8 +2,8 @@
 
 Source
 ------
-Question 4: "as a last resort, a complete CUDA driver reset might be necessary to purge lingering
-resources"; and folklore (nvidia-smi --gpu-reset, reboot).
+Question 4, which calls a reset of the driver the last resort; and folklore (nvidia-smi --gpu-reset,
+reboot).
 
 Method
 ------

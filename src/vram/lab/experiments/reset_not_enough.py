@@ -2,7 +2,7 @@
 
 Source
 ------
-Question 4: "attempting to reset the context is not always enough".
+Question 4: resetting the context is said not to suffice every time.
 
 Method
 ------

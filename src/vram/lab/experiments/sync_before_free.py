@@ -2,7 +2,7 @@
 
 Source
 ------
-Question 1: "this approach is more effective in ensuring immediate reclamation".
+Question 1: waiting for the device first is said to bring memory back sooner.
 
 Method
 ------

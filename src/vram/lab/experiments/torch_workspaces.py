@@ -2,7 +2,7 @@
 
 Source
 ------
-Question 4: "memory leaks can easily occur within third-party libraries".
+Question 4: libraries of others are said to leak easily.
 
 Method
 ------

@@ -2,8 +2,7 @@
 
 Source
 ------
-Question 5: overwriting helps where "you require a predictable initial state for subsequent
-allocations from the same memory pool".
+Question 5: overwriting is said to give the next owner of pooled memory a known beginning.
 
 Method
 ------
