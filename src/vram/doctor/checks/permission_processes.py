@@ -41,8 +41,8 @@ def judge(sight: Sight) -> Answer:
     hidden = confinement.hidepid is not None
     if confinement.sees_everybody or (not count and not hidden):
         # Some are always about to end, or closed to everybody by a security module.
-        rest = (f"but for {counted(count, 'process')} that not even this may read",) if count else ()
-        return ok(f"{host.user} sees everybody's files", *rest)
+        rest = f" but those of {counted(count, 'process')}" if count else ""
+        return ok(f"{host.user} sees everybody's files{rest}")
     users = [user for facts in unreadable for user in facts.users]
     return Answer(
         state="limited",
