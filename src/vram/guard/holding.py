@@ -78,7 +78,8 @@ class Holding:
 
     @property
     def _is_the_same(self) -> bool:
-        return self.cuda.identity(self.piece.pointer) == self.piece.identity
+        same: bool = self.cuda.identity(self.piece.pointer) == self.piece.identity
+        return same
 
     def lost(self) -> BufferLost:
         """Forget what is not there any more; the error that says so."""
