@@ -21,7 +21,8 @@ def relatives(chosen: Sequence[Found], found: Sequence[Found]) -> list[Found]:
     wanted = {id(each.array) for each in chosen}
     parameters = {id(owner) for gradient, owner in _gradients(found) if id(gradient) in wanted}
     graphs = {id(each.array) for each in _with_graphs(found)}
-    return [each for each in found if id(each.array) in (parameters | graphs) - wanted]
+    others = (parameters | graphs) - wanted
+    return [each for each in found if id(each.array) in others]
 
 
 def keepers(found: Sequence[Found], trails: Trails) -> dict[int, Holder]:
