@@ -115,6 +115,13 @@ def test_where_a_pid_may_name_somebody_else_nothing_is_planned_even_by_name():
         planned(inside, pids=(51,))
 
 
+def test_a_likely_keeper_that_is_named_is_planned_for_inside_a_namespace_too():
+    """It was found by its open files, whose pids are those of this namespace."""
+    kept = entry("exported", holder=holder(51), confidence="likely")
+    inside = ledger(gpu(kept), host=host(initial_pid_namespace=False))
+    assert pids(planned(inside, pids=(51,))) == [51]
+
+
 def test_named_pids_are_refused_by_name():
     world = ledger(gpu(process(51, executable="/usr/sbin/sshd"), process(52, user="bob")))
     with pytest.raises(Protected):

@@ -28,8 +28,16 @@ class Account(Struct, frozen=True, kw_only=True):
 
     @property
     def certain(self) -> bool:
-        """Whether its pid surely names the process that is meant."""
+        """Whether all that it is said to hold surely is its to hold."""
         return all(entry.confidence == "fact" for entry in (*self.own, *self.kept))
+
+    @property
+    def surely_named(self) -> bool:
+        """Whether its pid names the process that is meant: a driver's list may speak of the host's pids.
+
+        Who keeps memory of others was found by open files, which are looked at here.
+        """
+        return all(entry.confidence == "fact" for entry in self.own)
 
 
 class _Draft:

@@ -126,7 +126,7 @@ class _Choice:
         host, wish, pid = self._scene.ledger.host, self._scene.wish, account.holder.pid
         # Under WSL2 the bytes are in doubt, and never the pids: those are read here, from open files.
         here = host.initial_pid_namespace or host.wsl_facts is not None
-        if not account.certain and not here:
+        if not account.surely_named and not here:
             raise NotPermitted(
                 f"seen from inside this PID namespace, pid {pid} may be somebody else's",
                 hint="run vram on the host",
