@@ -1,0 +1,36 @@
+"""The program has ended, and its memory is not free: its worker has inherited its open files.
+
+    vram virtual -- python examples/ghosts/fork_before.py
+
+The trainer starts its worker by fork, after it has used the GPU, and is killed. The worker never
+called CUDA. The driver's list names the dead trainer; `vram why` names the worker.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from account import kept
+
+TRAINER = Path(__file__).with_name("trainer.py")
+
+
+def trained_and_killed(start_method: str) -> None:
+    trainer = subprocess.Popen([sys.executable, TRAINER, start_method], stdout=subprocess.PIPE, text=True)
+    assert trainer.stdout is not None
+    worker = os.pidfd_open(int(trainer.stdout.readline()))
+    try:
+        trainer.kill()
+        trainer.wait()
+        print("the trainer is gone:", *kept())
+    finally:
+        signal.pidfd_send_signal(worker, signal.SIGKILL)
+        os.close(worker)
+
+
+if __name__ == "__main__":
+    trained_and_killed("fork")
