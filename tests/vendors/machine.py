@@ -155,8 +155,17 @@ class Machine:
         (card.folder / "power").mkdir()
         (card.folder / "power/runtime_status").write_text("suspended\n")
 
-    def kfd(self, pid: int, card: Card, nbytes: object, *, gpu_id: int = 51234, context: str = "") -> None:
-        """ROCm's list names *pid*; the topology tells which card its number means."""
+    def kfd(
+        self,
+        pid: int,
+        card: Card,
+        nbytes: object,
+        *,
+        gpu_id: int = 51234,
+        context: str = "",
+        bank: int | None = None,
+    ) -> None:
+        """ROCm's list names *pid*; the topology tells which card its number means, and its memory."""
         node = self.sys / "class/kfd/kfd/topology/nodes" / "1"
         if not node.exists():
             (self.sys / "class/kfd/kfd/topology/nodes/0").mkdir(parents=True)
@@ -169,6 +178,9 @@ class Machine:
             (node / "properties").write_text(
                 f"cpu_cores_count 0\nsimd_count 384\nlocation_id {location}\ndomain {int(domain, 16)}\n"
             )
+        if bank is not None:
+            (node / "mem_banks/0").mkdir(parents=True, exist_ok=True)
+            (node / "mem_banks/0/properties").write_text(f"heap_type 1\nsize_in_bytes {bank}\nflags 0\n")
         folder = self.sys / "class/kfd/kfd/proc" / str(pid) / context
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"vram_{gpu_id}").write_text(f"{nbytes}\n")

@@ -329,6 +329,37 @@ def test_numbers_follow_nvidias(machine: Machine) -> None:
     assert [gpu.index for gpu in ledger_of(machine).gpus] == [2]
 
 
+def test_an_apu_whose_rocm_memory_is_the_machines(machine: Machine) -> None:
+    """amdgpu puts ROCm's memory into GTT there, and its list goes on calling it vram."""
+    card = amd(machine, 400 * MIB, total=512 * MIB, gtt=(62 * GIB, 45 * GIB))
+    machine.client(machine.process(5), card, Use(vram=20 * MIB, system=40 * GIB))
+    machine.kfd(5, card, 41 * GIB, bank=62 * GIB)
+    machine.process(6)  # somebody whose open files may not be read
+    machine.kfd(6, card, 3 * GIB)
+    gpu = only_gpu(machine)
+    assert balances(gpu)
+    assert [entry.nbytes for entry in held_by(gpu, 5)] == [20 * MIB]
+    assert held_by(gpu, 6) == []
+    assert not gpu.notes
+    assert gpu.system is not None
+    assert [(entry.holder and entry.holder.pid, entry.nbytes) for entry in gpu.system.entries] == [
+        (5, 41 * GIB),
+        (6, 3 * GIB),
+        (None, GIB),
+    ]
+
+
+def test_a_card_whose_rocm_memory_is_its_own(machine: Machine) -> None:
+    """However much of the machine's memory it may use beside it."""
+    card = amd(machine, 9 * GIB, gtt=(62 * GIB, GIB))
+    machine.client(machine.process(5), card, Use(vram=8 * GIB, system=GIB))
+    machine.kfd(5, card, 9 * GIB, bank=24 * GIB)
+    gpu = only_gpu(machine)
+    assert [entry.nbytes for entry in held_by(gpu, 5)] == [9 * GIB]
+    assert gpu.system is not None
+    assert [entry.nbytes for entry in gpu.system.entries] == [GIB]
+
+
 SIZES = st.one_of(st.none(), st.integers(0, 40 * GIB), st.just(0))
 CLIENTS = st.lists(
     st.tuples(
@@ -355,9 +386,10 @@ PROCESSES = st.lists(
     st.integers(0, 60 * GIB),
     st.tuples(SIZES, SIZES),
     st.booleans(),
+    st.booleans(),
 )
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_every_survey_balances(clients, processes, compute, told, total, used, system, namespace):
+def test_every_survey_balances(clients, processes, compute, told, total, used, system, namespace, apu):
     """Whatever drivers say and however they contradict themselves: to the byte, and never negative."""
     observations = [
         Observation(
@@ -379,7 +411,7 @@ def test_every_survey_balances(clients, processes, compute, told, total, used, s
         observations.append(Observation(probe="drm.clients", process=ProcessRef(pid), facts=facts))
     for pid, nbytes in compute:
         listed = Observation(
-            probe="drm.compute", process=ProcessRef(pid), nbytes=nbytes, facts=ComputeFacts(AMD)
+            probe="drm.compute", process=ProcessRef(pid), nbytes=nbytes, facts=ComputeFacts(AMD, system=apu)
         )
         observations.append(listed)
     for pid, parent, group, state in processes:

@@ -119,13 +119,17 @@ class Card(Struct, frozen=True):
 
 
 class ComputeCharge(Struct, frozen=True):
-    """What the kernel's ROCm driver charges a process with on one GPU."""
+    """What the kernel's ROCm driver charges a process with on one GPU.
+
+    ``system``: it takes that memory from the machine, as on most processors with a GPU.
+    """
 
     pid: int
     address: str
     nbytes: int | None
     status: Status = "ok"
     message: str | None = None
+    system: bool = False
 
 
 class Drm(Protocol):

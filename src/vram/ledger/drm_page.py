@@ -249,7 +249,7 @@ def _remainder(seen: Sightings, gpu: GpuSighting, found: list[Claim], rest: int)
     entry = unexplained(seen, rest)
     why = entry.evidence[-1] if entry.kind == "hidden" else "the driver's own part of it is not told"
     entry = replace(entry, evidence=(told, why))
-    if not found and not gpu.compute and entry.kind != "hidden":
+    if not (found or gpu.compute or gpu.compute_system) and entry.kind != "hidden":
         word = "no process has the GPU open: this is the driver's own"
         return [Entry(kind="reserved", nbytes=rest, evidence=(word,), confidence="likely")]
     if rest <= (_SURELY_OWN if entry.kind == "hidden" else _DRIVERS_OWN):

@@ -69,6 +69,8 @@ class GpuSighting(Struct):
     system: SystemMemoryFacts | None = None
     clients: list[ClientSighting] = []
     compute: list[Charge] = []
+    """ROCm's figures of the GPU's own memory, and of the machine's that it uses instead."""
+    compute_system: list[Charge] = []
 
     @property
     def driver(self) -> str:
@@ -86,7 +88,7 @@ class Sightings(Struct):
     driver: DriverFacts | None = None
     unreadable: UnreadableFacts = UnreadableFacts(processes=0)
     clients: list[ClientSighting] = []
-    compute: list[tuple[str, Charge]] = []
+    compute: list[tuple[ComputeFacts, Charge]] = []
     adapters: list[AdapterFacts] = []
     windows: list[WindowsMemoryFacts] = []
     windows_message: str | None = None
@@ -154,9 +156,9 @@ def _join(seen: Sightings) -> None:
             gpu = by_address[facts.address] = _unplugged(seen, facts.address, facts.driver)
         if gpu is not None:
             gpu.clients.append(client)
-    for address, charge in seen.compute:
-        if address in by_address:
-            by_address[address].compute.append(charge)
+    for where, charge in seen.compute:
+        if gpu := by_address.get(where.address):
+            (gpu.compute_system if where.system else gpu.compute).append(charge)
 
 
 def _unplugged(seen: Sightings, address: str, driver: str) -> GpuSighting:
@@ -196,7 +198,7 @@ def _place(seen: Sightings, observation: Observation) -> None:
             seen.clients.append(ClientSighting(observation.process, facts))
         case ComputeFacts() as facts if observation.process:
             charge = Charge(observation.process, _known(observation.nbytes), ("compute",))
-            seen.compute.append((facts.address, charge))
+            seen.compute.append((facts, charge))
     if observation.gpu is not None:
         _place_on_gpu(seen.gpus.setdefault(observation.gpu, GpuSighting(observation.gpu)), observation)
 

@@ -37,9 +37,13 @@ class ClientFacts(Struct, frozen=True, omit_defaults=True, tag="client"):
 
 
 class ComputeFacts(Struct, frozen=True, tag="compute"):
-    """The kernel's list of ROCm processes names a pid. The bytes are the observation's own."""
+    """The kernel's list of ROCm processes names a pid. The bytes are the observation's own.
+
+    ``system``: they lie in the machine's memory, not in the GPU's.
+    """
 
     address: str
+    system: bool = False
 
 
 class CapacityFacts(Struct, frozen=True, tag="capacity"):

@@ -49,7 +49,8 @@ class LocalDrm:
             return []
         from vram.host.local.kfd import charges
 
-        return charges(self._root, [device.address for device in self._devices()])
+        own = {device.address: _own_memory(device) for device in self._devices()}
+        return charges(self._root, own)
 
     def nvidia_gpus(self) -> int | None:
         names = listing(f"{self._root}/bus/pci/drivers/nvidia")
@@ -123,6 +124,12 @@ def _amd_card(device: Device, facts: GpuFacts) -> Card:
         worst.status,
         worst.message,
     )
+
+
+def _own_memory(device: Device) -> int | None:
+    """The size of the GPU's own memory; amdgpu hides the file where there is none."""
+    size = read_nbytes(f"{device.folder}/mem_info_vram_total")
+    return 0 if size.status == "unsupported" else size.nbytes
 
 
 def _is_integrated(device: Device) -> bool:

@@ -33,7 +33,7 @@ def observe(host: Host, seen: Iterable[Observation]) -> Iterator[Observation]:
             status=charge.status,
             process=ProcessRef(charge.pid, host.proc.started_at(charge.pid)),
             nbytes=charge.nbytes,
-            facts=ComputeFacts(charge.address),
+            facts=ComputeFacts(charge.address, charge.system),
             message=charge.message,
         )
 
