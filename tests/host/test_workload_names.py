@@ -136,6 +136,19 @@ def test_an_older_server_s_kernel_is_named_by_its_connection_file(tmp_path: Path
     assert workload_of(tmp_path, argv=KERNEL).notebook == f"kernel {UID[:8]}"
 
 
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("kernel-v2-28141kSC9njpUbH1b.json", "kernel v2-28141kSC9njpUbH1b"),  # VS Code's
+        ("kernel-v35f3c1e1d9c0b8a7766554433221100ffeeddccb.json", "kernel v35f3c1e1d9c0b8a77665544"),
+        ("kernel-4711.json", "kernel 4711"),  # of jupyter console, by its pid
+    ],
+)
+def test_a_kernel_that_no_server_started_has_a_name_too(tmp_path: Path, file: str, name: str) -> None:
+    argv = ("/usr/bin/python3", "-m", "ipykernel_launcher", f"--f=/run/user/1000/jupyter/{file}")
+    assert workload_of(tmp_path, argv=argv).notebook == name
+
+
 def test_a_program_that_a_notebook_started_is_no_kernel(tmp_path: Path) -> None:
     assert workload_of(tmp_path, JPY_SESSION_NAME="/home/alice/train.ipynb").notebook is None
 

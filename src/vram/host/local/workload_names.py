@@ -24,7 +24,8 @@ _LONGEST = 200
 _WANTED = frozenset(
     (b"HOSTNAME", b"KUBERNETES_SERVICE_HOST", b"SLURM_JOB_ID", b"SLURM_JOB_NAME", b"JPY_SESSION_NAME")
 )
-_KERNEL_FILE = re.compile(r"kernel-([0-9a-f]{8})[0-9a-f-]*\.json")
+# A server gives its kernels a UUID, whose beginning is enough; VS Code and jupyter console do not.
+_KERNEL_FILE = re.compile(r"kernel-(?:([0-9a-f]{8})-[0-9a-f-]{27}|([\w-]{1,24})[\w-]*)\.json", re.ASCII)
 _CONTAINER_ID = re.compile(r"[0-9a-f]{12,64}", re.ASCII)
 _CONTAINERD = ("run/containerd", "run/k3s/containerd")
 _NAMESPACES = ("k8s.io", "moby", "default")
@@ -62,13 +63,13 @@ def _digits(text: str | None) -> str | None:
 
 
 def _notebook(said: dict[bytes, str], argv: tuple[str, ...]) -> str | None:
-    """The notebook of a Jupyter kernel; of an older server's, the number of its connection file."""
+    """The notebook of a Jupyter kernel; where nobody says it, the name of its connection file."""
     if not any("ipykernel" in word for word in argv[:4]):
         return None
     if b"JPY_SESSION_NAME" in said:
         return said[b"JPY_SESSION_NAME"]
     found = next((match for word in argv if (match := _KERNEL_FILE.search(word))), None)
-    return f"kernel {found[1]}" if found else None
+    return f"kernel {found[1] or found[2]}" if found else None
 
 
 class _Config(msgspec.Struct):
