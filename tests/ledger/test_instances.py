@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.ledger.world import CONTEXT, OVERHEAD, RESERVED, World
+from vram.cli.gpu_words import select
 from vram.diagnosis.engine import diagnose
 from vram.ledger.build import build_ledger
 from vram.ledger.instances import alone
@@ -67,6 +69,20 @@ def test_an_instance_alone_is_a_ledger_of_its_own() -> None:
     one = alone(ledger(two_instances()), 3)
     assert (one.mig, one.name, one.uuid) == ("0:1", "NVIDIA Test MIG 3g", "MIG-0-3-0")
     assert sum(entry.nbytes for entry in one.entries) == one.total_bytes == 24 * GIB
+
+
+@pytest.mark.parametrize(
+    ("words", "mig", "uuid"),
+    [
+        (["0:2"], "0:2", "MIG-0-3-1"),
+        (["MIG-0-3-1"], "0:2", "MIG-0-3-1"),
+        (["0:2", "0:1"], "0:1", "MIG-0-3-0"),
+    ],
+)
+def test_whoever_names_a_device_is_answered_in_its_name(words: list[str], mig: str, uuid: str) -> None:
+    """Those that share an instance have one ledger; it is not another device's."""
+    (one,) = select(build_ledger(two_instances().survey()), words).gpus
+    assert (one.mig, one.uuid, one.total_bytes) == (mig, uuid, 24 * GIB)
 
 
 def test_a_gpu_without_instances_has_nothing_free() -> None:

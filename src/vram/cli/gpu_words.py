@@ -18,8 +18,8 @@ _UUID = re.compile(r"(?:GPU|MIG)-[0-9a-f-]{1,40}", re.ASCII | re.IGNORECASE)
 
 _ADDRESS = re.compile(r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{1,2}:[0-9a-f]{1,2}\.[0-7])", re.ASCII | re.IGNORECASE)
 
-# A GPU, and its GPU instance where only that is meant.
-Chosen = tuple[int, int | None]
+# A GPU; and its GPU instance and MIG device, where only those are meant.
+Chosen = tuple[int, int | None, int | None]
 
 
 def select(ledger: Ledger, words: Sequence[str]) -> Ledger:
@@ -30,12 +30,14 @@ def select(ledger: Ledger, words: Sequence[str]) -> Ledger:
 
 def _narrowed(ledger: Ledger, chosen: set[Chosen]) -> Iterator[GpuLedger]:
     for gpu in ledger.gpus:
-        if (gpu.index, None) in chosen:
+        if (gpu.index, None, None) in chosen:
             yield gpu
             continue
         for instance in gpu.instances:
-            if (gpu.index, instance.gpu_instance) in chosen:
-                yield alone(gpu, instance.gpu_instance)
+            place = (gpu.index, instance.gpu_instance)
+            named = [each.index for each in instance.devices if (*place, each.index) in chosen]
+            if named:  # once, however many of its devices were named: their memory is the same
+                yield alone(gpu, instance.gpu_instance, named[0])
 
 
 def _find(ledger: Ledger, word: str) -> Chosen:
@@ -55,10 +57,11 @@ def _find(ledger: Ledger, word: str) -> Chosen:
 def _names(ledger: Ledger) -> Iterator[tuple[Chosen, tuple[str, ...]]]:
     for gpu in ledger.gpus:
         address = gpu.facts.bus_id if gpu.facts else None
-        yield (gpu.index, None), (str(gpu.index), gpu.uuid or "", _address(address or ""))
+        yield (gpu.index, None, None), (str(gpu.index), gpu.uuid or "", _address(address or ""))
         for instance in gpu.instances:
             for device in instance.devices:
-                yield (gpu.index, instance.gpu_instance), (f"{gpu.index}:{device.index}", device.uuid)
+                place = (gpu.index, instance.gpu_instance, device.index)
+                yield place, (f"{gpu.index}:{device.index}", device.uuid)
 
 
 def _address(word: str) -> str:
@@ -76,4 +79,4 @@ def _unknown(ledger: Ledger, word: str) -> UsageError:
 
 def _label(ledger: Ledger, place: Chosen) -> str:
     gpu = next(each for each in ledger.gpus if each.index == place[0])
-    return gpu.name if place[1] is None else alone(gpu, place[1]).name
+    return gpu.name if place[1] is None else alone(gpu, place[1], place[2]).name

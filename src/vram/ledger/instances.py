@@ -111,10 +111,13 @@ def instance(part: Part, notes: tuple[str, ...]) -> Instance:
     )
 
 
-def alone(gpu: GpuLedger, number: int) -> GpuLedger:
-    """The ledger of one instance of *gpu*: its entries, which sum to its own total."""
+def alone(gpu: GpuLedger, number: int, index: int | None = None) -> GpuLedger:
+    """The ledger of one instance of *gpu*: its entries, which sum to its own total.
+
+    Where several MIG devices share it, it bears the name of device *index*, else of the first.
+    """
     found = next(each for each in gpu.instances if each.gpu_instance == number)
-    device = found.devices[0]
+    device = next((each for each in found.devices if each.index == index), found.devices[0])
     return replace(
         gpu,
         uuid=device.uuid,
