@@ -53,6 +53,27 @@ def test_causes_that_need_no_nvidia(machine: Machine) -> None:
     assert told["VR106"].nbytes == 3 * GIB
 
 
+def test_the_kernel_log_is_searched_for_the_gpus_own_driver(machine: Machine) -> None:
+    """Xid lines are NVIDIA's."""
+    card = amd(machine, 2 * GIB)
+    machine.client(machine.process(9, state="D"), card, Use(vram=GIB))
+    machine.kfd(10, card, GIB)  # it is gone
+    arc = machine.card("xe", "0000:0a:00.0", tiles=(GIB,))
+    machine.client(machine.process(11, state="D"), arc, Use(vram=MIB))
+    told = [
+        (finding.code, finding.gpus, remedy.command, "Xid" in remedy.text)
+        for finding in diagnose(ledger_of(machine))
+        for remedy in finding.remedies
+        if "dmesg" in remedy.command
+    ]
+    log = "sudo dmesg --ctime | grep -iE"
+    assert sorted(told) == [
+        ("VR105", (0,), f"{log} 'amdgpu|kfd'", False),
+        ("VR202", (0,), f"{log} 'amdgpu|kfd'", False),
+        ("VR202", (1,), rf"{log} '\bxe\b'", False),
+    ]
+
+
 def test_a_zombies_workers(machine: Machine) -> None:
     card = amd(machine, GIB)
     machine.process(5, state="Z")

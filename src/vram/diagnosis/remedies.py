@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from vram.diagnosis import words
 from vram.diagnosis.health import is_stuck
 from vram.model.finding import Harm, Remedy
-from vram.model.ledger import GpuLedger, Holder
+from vram.model.ledger import GpuLedger, Holder, Ledger
 from vram.model.observation import HostFacts
 from vram.protected import role
 
@@ -20,6 +20,10 @@ from vram.protected import role
 SUDO_VRAM = 'sudo "$(command -v vram)"'
 AS_ROOT = f"{SUDO_VRAM} why"
 KERNEL_LOG = "sudo dmesg --ctime | grep -iE 'xid|nvrm'"
+_OTHERS_LOG = {
+    driver: f"sudo dmesg --ctime | grep -iE '{words}'"
+    for driver, words in {"amdgpu": "amdgpu|kfd", "i915": "i915", "xe": r"\bxe\b"}.items()
+}
 
 _HARMS: tuple[Harm, ...] = ("none", "interrupts", "loses-work", "affects-others")
 _CONTAINER_ID = r"[0-9a-f]{12,64}"  # few answers need these: compiled when they are used
@@ -50,10 +54,19 @@ def see_more(host: HostFacts) -> Remedy:
     return Remedy(step="look", target="host", text=text, command=AS_ROOT)
 
 
-def kernel_log(gpu: str) -> Remedy:
-    """Read what the driver wrote when it got into trouble."""
-    text = "Read what the driver wrote to the kernel log; an Xid line names the fault."
-    return Remedy(step="look", target=gpu, text=text, command=KERNEL_LOG)
+def kernel_log(target: str, drivers: Collection[str] = ("nvidia",)) -> Remedy:
+    """Read what the driver wrote when it got into trouble; *drivers* are those of the GPUs meant."""
+    text = "Read what the driver wrote to the kernel log"
+    other = next((_OTHERS_LOG[each] for each in sorted(drivers) if each in _OTHERS_LOG), None)
+    if other and "nvidia" not in drivers:
+        return Remedy(step="look", target=target, text=f"{text}.", command=other)
+    text += "; an Xid line names the fault."
+    return Remedy(step="look", target=target, text=text, command=KERNEL_LOG)
+
+
+def drivers(ledger: Ledger, gpus: Collection[int]) -> set[str]:
+    """The kernel's drivers of those GPUs."""
+    return {gpu.driver for gpu in ledger.gpus if gpu.index in gpus}
 
 
 def end(

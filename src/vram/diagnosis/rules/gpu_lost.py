@@ -63,7 +63,7 @@ def _finding(gpu: GpuLedger) -> Finding:
         else "The driver can no longer reach this GPU; what its memory held is gone.",
         gpus=(gpu.index,),
         evidence=words.evidence((gpu.message,) if gpu.message else ()),
-        remedies=(remedies.kernel_log(f"gpu {gpu.index}"), _service(gpu)),
+        remedies=(remedies.kernel_log(f"gpu {gpu.index}", (gpu.driver,)), _service(gpu)),
     )
 
 

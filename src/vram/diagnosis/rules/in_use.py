@@ -74,7 +74,6 @@ def _finding(ledger: Ledger, holding: Holding, holder: Holder) -> Finding:
     amount = "an untold amount" if nbytes is None else size(nbytes)
     known = (words.belonging(holder.workload), words.age(holder))
     about = "".join(f", {word}" for word in known if word)
-    drivers = {gpu.driver for gpu in ledger.gpus if gpu.index in holding.gpus}
     return Finding(
         code=CODE,
         title=f"{amount[:1].upper()}{amount[1:]} in use by pid {holder.pid}",
@@ -89,7 +88,7 @@ def _finding(ledger: Ledger, holding: Holding, holder: Holder) -> Finding:
                     ledger.host,
                     holder,
                     certain=holding.certain,
-                    drivers=drivers,
+                    drivers=remedies.drivers(ledger, holding.gpus),
                     parks=_can_be_parked(holding, holder),
                 ),
                 *remedies.end(ledger.host, holding.keepers, certain=holding.certain),

@@ -70,7 +70,7 @@ def _finding(gpus: list[GpuLedger], probes: list[ProbeRun]) -> Finding:
         evidence=words.evidence(map(_gpu_told, gpus), map(_probe_told, probes)),
         remedies=(
             Remedy(step="wait", target="host", text="Look again; a busy moment passes.", command="vram why"),
-            remedies.kernel_log("host"),
+            remedies.kernel_log("host", {gpu.driver for gpu in gpus} or ("nvidia",)),
         ),
         severity="problem" if gpus else "warning",
     )

@@ -58,7 +58,7 @@ def judge(ledger: Ledger) -> Iterator[Finding]:
             gpus=holding.gpus,
             pids=() if pid is None else (pid,),
             evidence=words.evidence(holding.evidence),
-            remedies=_ways_out(ledger),
+            remedies=_ways_out(ledger, holding),
         )
 
 
@@ -87,7 +87,7 @@ def _cause(ledger: Ledger, holding: Holding, pid: int | None) -> str:
     return f"The driver charges {size(holding.nbytes)} to {_named(pid)}, and {where}."
 
 
-def _ways_out(ledger: Ledger) -> tuple[Remedy, ...]:
+def _ways_out(ledger: Ledger, holding: Holding) -> tuple[Remedy, ...]:
     wait = Remedy(
         step="wait",
         target="host",
@@ -96,4 +96,4 @@ def _ways_out(ledger: Ledger) -> tuple[Remedy, ...]:
     )
     if ledger.host.uid != 0:
         return (remedies.see_more(ledger.host), wait)
-    return (wait, remedies.kernel_log("host"))
+    return (wait, remedies.kernel_log("host", remedies.drivers(ledger, holding.gpus)))

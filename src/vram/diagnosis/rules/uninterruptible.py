@@ -49,7 +49,7 @@ CODE = "VR202"
 def judge(ledger: Ledger) -> Iterator[Finding]:
     for holding in gather(ledger.gpus, _held_by_stuck):
         if holding.holder is not None:
-            yield _finding(holding, holding.holder)
+            yield _finding(ledger, holding, holding.holder)
 
 
 def _held_by_stuck(entry: Entry) -> bool:
@@ -57,7 +57,7 @@ def _held_by_stuck(entry: Entry) -> bool:
     return holder is not None and is_stuck(holder)
 
 
-def _finding(holding: Holding, holder: Holder) -> Finding:
+def _finding(ledger: Ledger, holding: Holding, holder: Holder) -> Finding:
     doing = "is exiting" if holder.exiting else "waits inside the kernel"
     told = "has begun to exit" if holder.exiting else "is in state D"
     return Finding(
@@ -71,16 +71,16 @@ def _finding(holding: Holding, holder: Holder) -> Finding:
         gpus=holding.gpus,
         pids=(holder.pid,),
         evidence=words.evidence((f"pid {holder.pid} {told}",), holding.evidence),
-        remedies=_ways_out(holder),
+        remedies=_ways_out(holder, remedies.drivers(ledger, holding.gpus)),
         severity="warning",
     )
 
 
-def _ways_out(holder: Holder) -> tuple[Remedy, ...]:
+def _ways_out(holder: Holder, drivers: set[str]) -> tuple[Remedy, ...]:
     target = f"pid {holder.pid}"
     stack = f"sudo cat /proc/{holder.pid}/stack"
     return (
         Remedy(step="wait", target=target, text="Wait a moment and look again.", command="vram why"),
         Remedy(step="look", target=target, text="See where in the kernel it waits.", command=stack),
-        remedies.kernel_log(target),
+        remedies.kernel_log(target, drivers),
     )
