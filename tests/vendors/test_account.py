@@ -360,6 +360,26 @@ def test_a_card_whose_rocm_memory_is_its_own(machine: Machine) -> None:
     assert [entry.nbytes for entry in gpu.system.entries] == [GIB]
 
 
+def test_what_left_the_gpus_reach_is_no_part_of_its_gtt(machine: Machine) -> None:
+    """amdgpu's own figure of GTT leaves out what clients call cpu, so they take nobody's part of it."""
+    card = amd(machine, 4 * GIB, gtt=(32 * GIB, 2 * GIB))
+    moved = (
+        f"drm-memory-vram:\t{GIB >> 10} KiB\ndrm-memory-gtt:\t0 KiB\ndrm-memory-cpu:\t{3 * GIB >> 10} KiB\n"
+    )
+    who = f"drm-driver:\tamdgpu\ndrm-client-id:\t1\ndrm-pdev:\t{AMD}\n"
+    machine.fdinfo(machine.process(5), card, who + moved)
+    machine.client(machine.process(6), card, Use(vram=3 * GIB, system=GIB))
+    gpu = only_gpu(machine)
+    assert balances(gpu)
+    assert gpu.system is not None
+    assert [
+        (entry.kind, entry.holder and entry.holder.pid, entry.nbytes) for entry in gpu.system.entries
+    ] == [
+        ("process", 6, GIB),
+        ("unattributed", None, GIB),
+    ]
+
+
 SIZES = st.one_of(st.none(), st.integers(0, 40 * GIB), st.just(0))
 CLIENTS = st.lists(
     st.tuples(

@@ -17,6 +17,10 @@ from vram.model.drm import ClientFacts, Region
 # They open device files for the session's programs and keep a copy; the memory is not theirs.
 _SESSION_SERVICES = ("systemd", "systemd-logind", "elogind", "seatd")
 
+# What amdgpu moved to where the GPU does not reach it, or has not placed yet; its figure of GTT in use
+# leaves it out.
+_OUT_OF_REACH = "cpu"
+
 
 class Client(Struct):
     """One open file: the processes that have it, and its figures. ``certain`` False: it may be two."""
@@ -93,7 +97,7 @@ def _identity(facts: ClientFacts, pid: int) -> tuple[object, bool]:
 
 def _read(facts: ClientFacts, pid: int, certain: bool) -> Client:
     dedicated = [region for region in facts.regions if region.dedicated]
-    system = [region for region in facts.regions if not region.dedicated]
+    system = [each for each in facts.regions if not each.dedicated and each.name != _OUT_OF_REACH]
     shared = sum(min(region.shared or 0, region.nbytes or 0) for region in dedicated)
     return Client([pid], 1, _sum(dedicated), shared, _sum(system), certain)
 
