@@ -172,6 +172,17 @@ def test_twins_without_places_stay_apart_from_both() -> None:
     assert all({a.luid for a in each.candidates} == {"A", "B"} for each in joined.values())
 
 
+def test_an_adapter_that_is_only_remembered_is_in_nobodys_way() -> None:
+    """After a new driver the registry has the card twice; only the one that is there has counters."""
+    made = WslWorld()
+    made.gpu(used=GIB)
+    facts = GpuFacts(uuid="GPU-0", name=NAME, minor=None)
+    made.observations.append(Observation(probe="nvml.gpu", gpu=0, facts=facts))
+    made.adapter("OLD").adapter("NEW", local=0).windows(7, GIB, luid="NEW")
+    entry = only(page(made), "windows")
+    assert (entry.nbytes, entry.confidence) == (GIB, "fact")
+
+
 def test_the_only_adapter_is_the_likely_one_whatever_it_is_called() -> None:
     made = WslWorld()
     made.gpu(used=GIB)

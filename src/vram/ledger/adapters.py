@@ -25,7 +25,7 @@ class Joined(Struct, frozen=True):
 def join(seen: Sightings) -> dict[int, Joined]:
     """For every GPU its adapter; none is given to two."""
     gpus = {index: gpu for index, gpu in seen.gpus.items() if gpu.driver == "nvidia"}
-    adapters = [each for each in seen.adapters if each.vendor in (None, _NVIDIA)]
+    adapters = _present([each for each in seen.adapters if each.vendor in (None, _NVIDIA)])
     joined: dict[int, Joined] = {}
     for fits in (_same_place, _same_card):
         for index, gpu in list(gpus.items()):
@@ -38,6 +38,14 @@ def join(seen: Sightings) -> dict[int, Joined]:
         lone = len(gpus) == 1 and len(adapters) == 1
         joined[index] = Joined(adapters[0]) if lone else Joined(candidates=tuple(adapters))
     return joined
+
+
+def _present(adapters: list[AdapterFacts]) -> list[AdapterFacts]:
+    """Without those that are only remembered: the registry keeps a card's entries of earlier drivers.
+
+    Windows has a counter for every adapter that is there, used or not, and tells places of no others.
+    """
+    return [each for each in adapters if (each.local, each.bus) != (None, None)] or adapters
 
 
 def _is_only(
