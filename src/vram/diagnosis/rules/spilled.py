@@ -3,8 +3,9 @@
 What it detects
 ---------------
 Under WSL2, Windows counts host memory that processes use on behalf of the GPU: 256 MiB or more.
-When the GPU is nearly full this is memory that found no room in it. When it is not, most of it is
-pinned memory and buffers for copies, and the finding is information only.
+When the GPU is nearly full (nine tenths) this most likely is memory that found no room in it;
+pinned memory and buffers for copies are counted there too, and Windows does not tell them apart.
+When the GPU has room, most of it is those, and the finding is information only.
 
 Why it happens
 --------------
@@ -64,15 +65,15 @@ def _used(gpu: GpuLedger) -> int:
 
 def _finding(host: HostFacts, gpu: GpuLedger, nbytes: int, full: bool) -> Finding:
     cause = (
-        f"GPU {gpu.index} is full, and Windows keeps {size(nbytes)} for it in host memory: programs run on,"
-        " many times slower."
+        f"GPU {gpu.index} is nearly full, and Windows keeps {size(nbytes)} for it in host memory. What of"
+        " that found no room on the GPU makes its programs many times slower; pinned memory does not."
         if full
         else f"Windows keeps {size(nbytes)} in host memory for GPU {gpu.index}, which still has room: pinned"
         " memory and buffers for copies, as a rule."
     )
     return Finding(
         code=CODE,
-        title=f"{size(nbytes)} of GPU {gpu.index} {'spilled into' if full else 'lie in'} host memory",
+        title=f"{size(nbytes)} of GPU {gpu.index} {'likely spilled into' if full else 'lie in'} host memory",
         nbytes=nbytes,
         cause=cause,
         gpus=(gpu.index,),
