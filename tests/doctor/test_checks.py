@@ -34,6 +34,7 @@ from vram.model.gpu import DriverFacts
 from vram.model.observation import HostFacts, Observation, ProbeRun
 from vram.model.parking import Vitals
 from vram.model.surroundings import Container, DriverFiles, DriverTrial, KernelTrial, Mps, Tracing
+from vram.model.windows import NO_INTEROP, NO_POWERSHELL
 from vram.model.wsl import WslFacts
 from vram.units import GIB
 
@@ -332,6 +333,21 @@ COMPLAINTS: list[tuple[str, Sight, str, str, str]] = [
         "limited",
         "Windows does not tell",
         "winmgmt /resyncperf",
+    ),
+    *(
+        (
+            "place.wsl",
+            sight(survey=replace(wsl(interop=True).survey, probes=(ProbeRun("windows", status, 0.1, why),))),
+            "limited",
+            "Windows does not tell",
+            fix,
+        )
+        for status, why, fix in (
+            ("unsupported", NO_POWERSHELL, "[automount]"),
+            ("unsupported", NO_INTEROP, "[interop]"),
+            ("unsupported", f"{NO_INTEROP} (asked 3 s ago)", "[interop]"),
+            ("denied", "powershell.exe may not be started by this user", "may start powershell.exe"),
+        )
     ),
     ("place.wsl", wsl(interop=True, container=True), "limited", "Windows does not tell", "distribution"),
     (

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+# Why Windows was not asked: each of these has a remedy of its own.
 LEFT_OUT = "Windows was left out, as --no-windows wants it"
+NO_POWERSHELL = "powershell.exe is nowhere to be found from here"
+NO_INTEROP = "Windows programs cannot be started from here: WSL's interop is off"
 
 
 class AdapterFacts(Struct, frozen=True, omit_defaults=True, tag="windows-adapter"):

@@ -95,7 +95,6 @@ def _ways_out(facts: WslFacts, gpu: GpuLedger, probes: Iterable[ProbeRun], read:
         text = "Look again, and let Windows be asked."
         yield Remedy(step="look", target=target, text=text, command="vram why")
         return
-    status = next((run.status for run in probes if run.name == "windows"), None)
-    text, command = way_to_ask(facts, status)
+    text, command = way_to_ask(facts, next((run for run in probes if run.name == "windows"), None))
     step = "look" if command.startswith("vram ") else "set"
     yield Remedy(step=step, target=target, text=text, command=command)

@@ -15,6 +15,7 @@ What to do
 ----------
 - No /dev/dxg or no libraries: install the NVIDIA driver on Windows, then `wsl --update`.
 - No interop: set `enabled=true` under `[interop]` in /etc/wsl.conf.
+- powershell.exe is not found: set `enabled=true` under `[automount]` there, or put its folder on PATH.
 - Windows answers with an error: `winmgmt /resyncperf` in an administrator's shell of Windows.
 - WSL 1 has no GPU: `wsl --set-version DISTRIBUTION 2`.
 """
@@ -59,7 +60,7 @@ def judge(sight: Sight) -> Answer:
 
 def _with_gpu(facts: WslFacts, windows: ProbeRun | None) -> Answer:
     if windows is None or windows.status != "ok":
-        fix, command = way_to_ask(facts, windows.status if windows else None)
+        fix, command = way_to_ask(facts, windows)
         return Answer(
             state="limited",
             seen="WSL2; Windows does not tell of its own programs",

@@ -13,6 +13,7 @@ from contextlib import suppress
 from vram.host.local.child import Child, spawn
 from vram.host.ports import WindowsAnswer
 from vram.model.observation import Status
+from vram.model.windows import NO_INTEROP, NO_POWERSHELL
 
 _PROGRAM = "powershell.exe"
 _FOLDER = "Windows/System32/WindowsPowerShell/v1.0"
@@ -33,7 +34,7 @@ class LocalWindows:
         """Start at once; the inquiry's ``answer`` waits for the end of it."""
         program = self._program()
         if program is None:
-            return Inquiry.settled("unsupported", f"{_PROGRAM} is nowhere to be found from here")
+            return Inquiry.settled("unsupported", NO_POWERSHELL)
         try:
             child = spawn([program, *_OPTIONS, script], self._environment(), number=1, apart=True)
         except OSError as error:
@@ -126,4 +127,4 @@ def _refusal(error: OSError) -> tuple[Status, str]:
     if isinstance(error, PermissionError):
         return "denied", f"{_PROGRAM} may not be started by this user"
     # "Exec format error": the kernel was not told, or told not, to hand such programs to Windows.
-    return "unsupported", "Windows programs cannot be started from here: WSL's interop is off"
+    return "unsupported", NO_INTEROP
