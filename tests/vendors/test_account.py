@@ -57,6 +57,15 @@ def test_descriptors_of_one_client_count_once(machine: Machine) -> None:
     assert balances(gpu)
 
 
+def test_several_that_share_a_client_have_it(machine: Machine) -> None:
+    card = amd(machine, GIB)
+    number = machine.client(machine.process(5), card, Use(vram=GIB))
+    for child in (6, 7):
+        machine.client(machine.process(child, parent=5), card, Use(vram=GIB), number=number)
+    (entry,) = held_by(only_gpu(machine), 5)
+    assert entry.evidence[-1] == "pid 6, 7 have the same client open, inherited by fork"
+
+
 def test_the_same_number_on_another_card_is_another_client(machine: Machine) -> None:
     cards = [machine.card("amdgpu", f"0000:0{at}:00.0", total=8 * GIB, used=GIB) for at in (3, 4)]
     machine.process(5)

@@ -160,13 +160,17 @@ def _figure(gpu: GpuSighting, claim: Claim, keep: Keeping) -> str:
 
 
 def _sharing(keep: Keeping) -> str:
-    pids = ", ".join(map(str, keep.others))
+    others = _have(keep.others)
     if keep.departed is not None:
         return (
-            f"pid {pids} has the same client, and none of them comes from another: whoever opened it,"
+            f"{others} the same client, and none of them comes from another: whoever opened it,"
             f" {keep.departed} by their process group or session, is gone"
         )
-    return f"pid {pids} has the same client open" + (", inherited by fork" if keep.inherited else "")
+    return f"{others} the same client open" + (", inherited by fork" if keep.inherited else "")
+
+
+def _have(pids: Sequence[int]) -> str:
+    return f"pid {', '.join(map(str, pids))} {'has' if len(pids) == 1 else 'have'}"
 
 
 def _state(seen: Sightings, pid: int | None) -> str | None:
@@ -257,8 +261,7 @@ def _remainder(seen: Sightings, gpu: GpuSighting, found: list[Claim], rest: int)
         return [Entry(kind="overhead", nbytes=rest, evidence=(word,), confidence="likely")]
     untold = sorted({pid for claim in found if not claim.is_told for pid in claim.pids})
     if untold:
-        pids = ", ".join(map(str, untold))
-        word = f"pid {pids} has the GPU open, and {gpu.driver} does not say how much that uses"
+        word = f"{_have(untold)} the GPU open, and {gpu.driver} does not say how much that uses"
         return [replace(entry, evidence=(told, word))]
     return [entry]
 
