@@ -48,6 +48,16 @@ def test_processes_of_the_message_are_named(vram: Run, busy: str, tmp_path: Path
     assert live["gone"] == [99]
 
 
+def test_nobody_is_told_to_end_a_pid_that_holds_nothing_now(vram: Run, busy: str, tmp_path: Path) -> None:
+    """Another program may have that number by now."""
+    others = "Process 100 has 90.00 GiB memory in use. Process 99 has 5.00 GiB memory in use. "
+    log = message(tmp_path, asked=60.0, live=2.4, others=others)
+    judgement, live = joined(vram("oom", "--json", "--from", busy, log))
+    assert (judgement["kind"], live["gone"]) == ("other-process", [99])
+    ends = [each["command"] for each in judgement["remedies"] if each["step"] == "end"]
+    assert ends == ["vram kill 100"]
+
+
 def test_the_answer_for_people_names_them_too(vram: Run, busy: str, tmp_path: Path) -> None:
     answer = vram("oom", "--from", busy, message(tmp_path, free=2.5))
     assert answer.code == 0

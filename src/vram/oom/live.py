@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from vram.diagnosis import words
 from vram.diagnosis.engine import diagnose
 from vram.ledger.instances import alone
-from vram.model.finding import Finding
+from vram.model.finding import Finding, Remedy
 from vram.model.ledger import Entry, GpuLedger, Ledger
 from vram.model.oom import Case, Holding, Joined, Judgement, Reading
 from vram.oom import remedies
@@ -38,6 +38,7 @@ def join(case: Case, ledger: Ledger, findings: Sequence[Finding], *, chosen: boo
     joined = _joined(case.reading, gpu, about, reason, ledger.taken_at)
     # What to do is done here, where the GPU may have another number than the message gives it.
     before = judge(replace(case.reading, gpu=gpu.index))
+    before = replace(before, remedies=tuple(_of_the_living(before.remedies, joined.gone)))
     return replace(case, live=joined, judgement=_seen(_again(case.reading, before, joined, about)))
 
 
@@ -154,6 +155,16 @@ def _again(reading: Reading, before: Judgement, joined: Joined, findings: Sequen
     if before.kind in ("unknown", "context") and full and others >= needed:
         return _held(before, joined, others, reading)
     return before
+
+
+def _of_the_living(ways: Sequence[Remedy], gone: Sequence[int]) -> Iterator[Remedy]:
+    """Nobody is to end a pid that holds nothing here now: it may be another program's since."""
+    for way in ways:
+        if way.step == "end":
+            named = [int(word) for word in way.command.split() if word.isdecimal()]
+            yield from remedies.end([pid for pid in named if pid not in gone])
+        else:
+            yield way
 
 
 def _seen(judgement: Judgement) -> Judgement:
