@@ -11,7 +11,8 @@ NAME = "cupy"
 NEEDLES: tuple[bytes, ...] = (b"memory allocating", b"memory to allocate")
 _BYTES = r"[\d,]+\s+bytes"
 START = re.compile(
-    rf"Out\s+of\s+memory\s+allocating\s+(?P<asked>{_BYTES})"
+    # XLA says the same of the host's memory, behind its own code.
+    rf"(?<!EXHAUSTED: )Out\s+of\s+memory\s+allocating\s+(?P<asked>{_BYTES})"
     rf"(?:\s+\(allocated\s+so\s+far:\s+(?P<live>{_BYTES})(?:,\s+limit\s+set\s+to:\s+(?P<limit>{_BYTES}))?)?"
     rf"|out\s+of\s+memory\s+to\s+allocate\s+(?P<asked_once>{_BYTES})"
     rf"(?:\s+\(total\s+(?P<sum>{_BYTES})(?:,\s+limit\s+set\s+to\s+(?P<limit_once>{_BYTES}))?)?"
