@@ -22,8 +22,9 @@ START = re.compile(
     r"|CUDA(?:_|\s)(?:runtime\s+)?[Ee]rror(?:\s*\(2\))?\s*:?\s+out\s+of\s+memory"
     r"|cuda\s+runtime\s+error\s+\(2\)\s*:\s+out\s+of\s+memory"
     r"|CUDA_ERROR_OUT_OF_MEMORY(?:\s*\(?2\)?)?(?::\s+out\s+of\s+memory)?"
-    r"|cudaErrorMemoryAllocation(?:\s+\(error\s+2\))?(?:[:\s]+out\s+of\s+memory)?"
-    r"|hipErrorOutOfMemory|HIP\s+error:\s+out\s+of\s+memory"
+    # PyTorch 2.9 and later tell where to look the error's name up: that is no second error.
+    r"|(?<!Search for `)cudaErrorMemoryAllocation(?:\s+\(error\s+2\))?(?:[:\s]+out\s+of\s+memory)?"
+    r"|(?<!Search for `)hipErrorOutOfMemory|HIP\s+error:\s+out\s+of\s+memory"
     r"|CUDA\s+out\s+of\s+memory|HIP\s+out\s+of\s+memory|XPU\s+out\s+of\s+memory"
     r"|Error\s+out\s+of\s+memory\s+at\s+line\s+\d+\s+in\s+file"
     r"|GPUassert:\s+out\s+of\s+memory"
