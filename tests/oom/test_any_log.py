@@ -163,3 +163,15 @@ def test_the_docs_name_no_machine() -> None:
     """Paths in the corpus are invented ones."""
     for path in Path(CORPUS).glob("*.txt"):
         assert not re.search(rb"/(?:home|Users)/", path.read_bytes())
+
+
+def test_a_message_that_a_terminal_broke_ends_where_it_ends() -> None:
+    """The next one begins in the line after it, whatever the width."""
+    words = (CORPUS / "pytorch-2.5-one-other.txt").read_text().splitlines()[-1]
+    for width in range(30, 200, 7):
+        broken = "\n".join(words[at : at + width] for at in range(0, len(words), width))
+        if "Tried to allocate 1.95 GiB" not in broken:
+            continue  # broken inside its first words, by which it is found
+        found = cases(sightings(io.BytesIO(f"{broken}\nKilled\n".encode()))).cases
+        assert [case.judgement.kind for case in found] == ["other-process", "host"], width
+        assert found[1].first_line == broken.count("\n") + 2

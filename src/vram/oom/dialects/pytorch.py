@@ -22,6 +22,8 @@ START = re.compile(
 )
 MOST = 3000
 LEAD = 600
+# No terminal is narrower: shorter lines were not broken at its edge.
+NARROWEST = 20
 
 _OTHERS = re.compile(rf"Process\s+(\d+)\s+has\s+({SIZE})\s+memory\s+in\s+use")
 _END = re.compile(
@@ -54,7 +56,9 @@ def read(found: re.Match[str], text: str, before: str) -> tuple[Reading, int] | 
     cut = START.search(body, found.end() - begin + 1)
     while cut and not body[cut.start() :].startswith("Tried"):
         cut = START.search(body, cut.end())
-    body = body[: cut.start()] if cut else body
+    as_it_stands = body[: cut.start()] if cut else body
+    mended, width, breaks = _mended(as_it_stands)
+    body = max(as_it_stands, mended, key=_told)
     if (
         "PyTorch" not in body
         and not body[found.start() - begin :].startswith("Tried")
@@ -72,7 +76,23 @@ def read(found: re.Match[str], text: str, before: str) -> tuple[Reading, int] | 
         signs=_signs(body, before),
     )
     reading = replace(reading, **_settled(figures, "more than 1EB" in " ".join(body.split())))
-    return reading, begin + max(ends, default=found.end() - begin)
+    end = max(ends, default=found.end() - begin)
+    return reading, begin + end + (min(breaks, end // width) if body is mended and breaks else 0)
+
+
+def _mended(body: str) -> tuple[str, int, int]:
+    """Join lines that the edge of a terminal broke, words and all; how long they are, and how many breaks."""
+    lines = body.split("\n")
+    width = len(lines[0])
+    breaks = next((at for at, line in enumerate(lines) if len(line) != width), len(lines) - 1)
+    if breaks == 0 or width < NARROWEST or len(lines[breaks]) > width:
+        return body, width, 0
+    whole = "".join(lines[: breaks + 1])
+    return "\n".join((whole, *lines[breaks + 1 :])), width, breaks
+
+
+def _told(body: str) -> int:
+    return sum(len(pattern.findall(body)) for pattern in (*_PATTERNS.values(), _OTHERS))
 
 
 def _figure(name: str, body: str) -> Amount | None:
