@@ -90,3 +90,28 @@ def test_the_corpus_is_large_and_has_every_kind_and_dialect() -> None:
     assert {each["kind"] for each in wanted} == {kind.ID for kind in KINDS}
     spoken = {each["dialect"] for each in wanted}
     assert {dialect.NAME for dialect in DIALECTS} - spoken <= {"bfc"}
+
+
+@pytest.mark.parametrize("name", ["kernel-cgroup", "kubernetes", "slurm-new", "slurm-srun"])
+def test_the_bound_of_a_job_or_a_container_is_not_taken_for_the_whole_machine(name: str) -> None:
+    (case,) = read(name)
+    assert "its job or container" in case.judgement.cause
+
+
+def test_host_memory_that_is_missing_is_worked_out() -> None:
+    (case,) = read("ollama-system")
+    (working,) = case.judgement.workings
+    assert [term.name for term in working.terms] == ["asked", "free"]
+    assert (working.name, working.nbytes) == ("missing", sum(term.nbytes for term in working.terms))
+
+
+def test_llama_cpp_is_not_told_of_a_data_loader() -> None:
+    (case,) = read("llama-pinned")
+    assert "DataLoader" not in " ".join(way.text for way in case.judgement.remedies)
+    assert "export GGML_CUDA_NO_PINNED=1" in [way.command for way in case.judgement.remedies]
+
+
+def test_a_size_that_cannot_be_is_said_and_not_missing() -> None:
+    (case,) = read("ort-absurd")
+    assert case.judgement.cause.startswith("It asked for more than an exabyte at once: no GPU has that.")
+    assert not case.judgement.missing

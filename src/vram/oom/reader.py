@@ -15,7 +15,7 @@ from vram.oom.recognise import DIALECTS, recognise
 
 NEEDLES = tuple(dict.fromkeys(needle for dialect in DIALECTS for needle in dialect.NEEDLES))
 # Every line with a message has one of these. Most of a log has none of them anywhere, and is done with.
-STRAWS = (b"lloc", b"emory", b"ALLOC", b"OF_MEMORY", b"illed", b"buffer object")
+STRAWS = (b"lloc", b"emory", b"ALLOC", b"OF_MEMORY", b"illed", b"buffer object", b"Dst tensor")
 LONGEST_NEEDLE = max(map(len, NEEDLES))
 PORTION = 256 << 10
 BEHIND = 8 << 10

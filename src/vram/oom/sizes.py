@@ -9,15 +9,15 @@ from vram.units import GIB, KIB, MIB
 
 # A size inside a pattern. Where bytes follow in parentheses, they are the exact figure.
 NUMBER = r"\d[\d,]*(?:\.\d+)?"
-UNIT = r"(?:[KMGTP]i?B|[KMGT]|bytes?|B)\b"
+UNIT = r"(?:[KMGTPE]i?B|[KMGT]|bytes?|B)\b"
 SIZE = rf"{NUMBER}\s*{UNIT}(?:\s*\(\s*[\d,]+\s*(?:bytes|B)\s*\))?"
 
 _EXACT = re.compile(r"\(\s*([\d,]+)\s*(?:bytes|B)\s*\)")
 _PRINTED = re.compile(rf"({NUMBER})\s*({UNIT})?")
 # XLA and TensorFlow write G for GiB; PyTorch's MPS backend writes GB and means GiB as well.
-_SCALES = {"k": KIB, "m": MIB, "g": GIB, "t": 1024**4, "p": 1024**5}
+_SCALES = {"k": KIB, "m": MIB, "g": GIB, "t": 1024**4, "p": 1024**5, "e": 1024**6}
 # NVML's "not available" read as a size is 16 EiB: no figure at all.
-_ABSURD = 1 << 50
+_ABSURD = 1 << 63
 
 
 def amount(text: str | None, unit: str = "") -> Amount | None:

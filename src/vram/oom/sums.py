@@ -120,10 +120,11 @@ def usual_context(reading: Reading) -> int:
 
 
 def said(amount: Amount | int | None) -> str:
-    """A size in a sentence; "an unknown size" where there is none."""
+    """A size in a sentence; "an unknown size" where there is none. PyTorch tells no more beyond an exabyte."""
     if amount is None:
         return "an unknown size"
-    return size(amount if isinstance(amount, int) else amount.nbytes)
+    nbytes = amount if isinstance(amount, int) else amount.nbytes
+    return "more than an exabyte" if nbytes >= 1 << 60 else size(nbytes)
 
 
 def _ourselves(reading: Reading) -> tuple[Amount | None, tuple[Share, ...]]:

@@ -40,7 +40,7 @@ _PINNED = re.compile(
 )
 _CONTEXT = re.compile(
     r"_cuda_init|_lazy_init|cuCtxCreate|PrimaryCtxRetain|cuInit|cudaSetDevice|make_context|cublasCreate|cudnnCreate"
-    r"|set_device|ncclCommInit"
+    r"|set_device|ncclCommInit|runtime implicit initialization"
 )
 _POOL = re.compile(r"MemPool|cudaMallocAsync|cuMemAllocAsync|MallocFromPoolAsync")
 _FREE = re.compile(rf"[Ff]ree\s+memory:?\s+({SIZE}|\d+)")

@@ -14,6 +14,9 @@ NEEDLES: tuple[bytes, ...] = (
     b"Kill process",
     b"oom-kill",
     b"oom_kill",
+    b"emory limit",
+    b"Out Of Memory",
+    b"low on memory",
     b"CPUAllocator",
     b"Unable to allocate",
     b"HostAlloc",
@@ -24,7 +27,11 @@ NEEDLES: tuple[bytes, ...] = (
 START = re.compile(
     r"(?P<killer>Out\s+of\s+memory:\s+Kill(?:ed)?\s+process|Memory\s+cgroup\s+out\s+of\s+memory:?\s+Kill(?:ed)?\s+process"
     r"|Killed\s+process\s+\d+\s+\()(?P<victim>[^\n]*)"
-    r"|(?P<slurm>slurmstepd:[^\n]*oom[-_]kill|oom[-_]kill\s+event)[^\n]*"
+    r"|(?P<slurm>slurmstepd:[^\n]*oom[-_]kill|oom[-_]kill\s+event"
+    r"|slurmstepd:[^\n]{0,80}?xceeded\s+(?:job\s+|step\s+)?memory\s+limit)[^\n]*"
+    r"|(?P<srun>srun:\s+error:[^\n]{0,80}?Out\s+Of\s+Memory)"
+    r"|(?P<systemd>of\s+this\s+unit\s+has\s+been\s+killed\s+by\s+the\s+OOM\s+killer)"
+    r"|(?P<ray>killed\s+due\s+to\s+the\s+node\s+running\s+low\s+on\s+memory)"
     r"|(?P<kube>OOMKilled)\b"
     r"|(?P<worker>DataLoader\s+worker\s+\(pid(?:\(s\))?\s+[\d,\s]+\)\s+is\s+killed\s+by\s+signal:\s+"
     r"(?P<signal>Killed|Bus\s+error))"
@@ -49,18 +56,30 @@ def read(found: re.Match[str], text: str, before: str) -> tuple[Reading, int] | 
         where="pinned" if found["pin"] else "host",
         asked=asked,
         live=amount(f"{rss.group(1)} KiB") if rss and wording == "kernel" else None,
-        signs=("shared-memory",) if bus else ("killed",) if wording in _KILLED else (),
+        signs=("shared-memory",) if bus else _killed(wording, found),
     )
     return reading, found.end()
 
 
-_KILLED = ("kernel", "slurm", "kubernetes", "worker", "shell")
+_KILLED = ("kernel", "slurm", "srun", "systemd", "ray", "kubernetes", "worker", "shell")
+_BOUNDED = ("slurm", "srun", "kubernetes")
+
+
+def _killed(wording: str, found: re.Match[str]) -> tuple[str, ...]:
+    """A container's or a job's own bound can be reached while the machine has plenty."""
+    if wording not in _KILLED:
+        return ()
+    bounded = wording in _BOUNDED or (found["killer"] or "").startswith("Memory")
+    return ("killed", "bounded") if bounded else ("killed",)
 
 
 def _names(found: re.Match[str]) -> tuple[tuple[str, str | None], ...]:
     return (
         ("kernel", found["killer"]),
         ("slurm", found["slurm"]),
+        ("srun", found["srun"]),
+        ("systemd", found["systemd"]),
+        ("ray", found["ray"]),
         ("kubernetes", found["kube"]),
         ("worker", found["worker"]),
         ("cpu allocator", found["cpu"] or found["cpu2"]),

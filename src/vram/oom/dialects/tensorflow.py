@@ -1,4 +1,7 @@
-"""TensorFlow: a pool that ran out, a tensor that did not fit, a driver that had nothing left."""
+"""TensorFlow: a pool that ran out, a tensor that did not fit, a driver that had nothing left.
+
+What Python sees of it may have no figures: an operation's name, or that a copy has nowhere to go.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,16 @@ NEEDLES: tuple[bytes, ...] = (
     b"OOM when",
     b"t allocate pinned",
     b"o alloc ",
+    b"Dst tensor",
 )
 START = re.compile(
     rf"Allocator\s+\((?P<pool>[\w]+)\)\s+ran\s+out\s+of\s+memory\s+trying\s+to\s+allocate\s+(?P<asked>{SIZE})"
     r"(?:\s+\(rounded\s+to\s+(?P<rounded>\d+)\))?"
     r"|OOM\s+when\s+allocating\s+tensor\s+(?:with|of)\s+shape\s*(?P<shape>\[[\d,\s]*\])"
     r"(?:\s+and\s+type\s+(?P<type>\w+)\s+on\s+(?P<device>\S+)\s+by\s+allocator\s+(?P<by>\w+))?"
-    rf"|failed\s+to\s+allocate\s+(?P<refused>{SIZE})\s+from\s+device:\s+CUDA_ERROR_OUT_OF_MEMORY(?::\s+out\s+of\s+memory)?"
+    rf"|failed\s+to\s+allocate\s+(?P<refused>{SIZE})\s+from\s+device:\s+(?:RESOURCE_EXHAUSTED:[\s:]+)?CUDA_ERROR_OUT_OF_MEMORY(?::\s+out\s+of\s+memory)?"
+    r"|ResourceExhaustedError:(?P<operation>[^\n]{0,400}?)\s+failed\s+to\s+allocate\s+memory\s+\[Op:"
+    r"|(?:\s+to\s+(?P<onto>\S+)[^\n]{0,200}?)?Dst\s+tensor\s+is\s+not\s+initialized"
     rf"|(?:could\s+not\s+allocate\s+pinned\s+host\s+memory\s+of\s+size:|failed\s+to\s+alloc)\s+(?P<pinned>\d+)"
     r"(?P<driver>\s+bytes\s+on\s+host(?::\s+CUDA_ERROR_OUT_OF_MEMORY)?(?::\s+out\s+of\s+memory)?)?"
 )
@@ -34,7 +40,8 @@ def read(found: re.Match[str], text: str, before: str) -> tuple[Reading, int] | 
         asked = amount(found["rounded"])
     if found["shape"] and found["type"]:
         asked = amount(_nbytes(found["shape"], found["type"]))
-    pool, device = found["pool"] or found["by"] or "", found["device"] or ""
+    pool = found["pool"] or found["by"] or ""
+    device = found["device"] or found["operation"] or found["onto"] or ""
     gpu = _GPU.search(device) or _GPU.search(pool)
     where: Where = "host" if pool.startswith("cpu") or "device:CPU" in device else "device"
     if found["pinned"] or "host" in pool:
@@ -53,7 +60,9 @@ def read(found: re.Match[str], text: str, before: str) -> tuple[Reading, int] | 
 def _wording(found: re.Match[str]) -> str:
     if found["pinned"]:
         return "pinned by the driver" if found["driver"] else "pinned"
-    return "pool" if found["asked"] else "tensor" if found["shape"] else "driver"
+    if found["asked"] or found["shape"]:
+        return "pool" if found["asked"] else "tensor"
+    return "driver" if found["refused"] else "operation"
 
 
 def _nbytes(shape: str, kind: str) -> str | None:

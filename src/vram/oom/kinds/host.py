@@ -22,7 +22,7 @@ from __future__ import annotations
 from vram.model.finding import Remedy
 from vram.model.oom import Judgement, OomKind, Reading
 from vram.oom.remedies import change
-from vram.oom.sums import Sums, said
+from vram.oom.sums import Sums, said, shortfall
 
 ID: OomKind = "host"
 TITLE = "host memory, not the GPU's"
@@ -36,6 +36,7 @@ def judge(reading: Reading, worked: Sums) -> Judgement | None:
         certainty="likely" if reading.wording == "shell" or "by-frames" in reading.signs else "fact",
         title="pinned host memory" if reading.where == "pinned" else TITLE,
         cause=_cause(reading),
+        workings=shortfall(reading),
         remedies=(_look(), *_ways(reading)),
     )
 
@@ -51,9 +52,12 @@ def _cause(reading: Reading) -> str:
     if "shared-memory" in reading.signs:
         return "A data loader's worker ran out of /dev/shm, the memory that processes share."
     if "killed" in reading.signs:
+        why = "because host memory ran out"
+        if "bounded" in reading.signs:
+            why = "at the bound on host memory that its job or container has; the machine may have more"
         held = f" It held {said(reading.live)}." if reading.live else ""
         unsure = " or somebody sent SIGKILL." if reading.wording == "shell" else "."
-        return f"The process was ended because host memory ran out{unsure if held == '' else '.'}{held}"
+        return f"The process was ended {why}{unsure if held == '' else '.'}{held}"
     return f"An allocation of {said(reading.asked)} in host memory failed."
 
 
@@ -64,8 +68,12 @@ def _look() -> Remedy:
 
 def _ways(reading: Reading) -> tuple[Remedy, ...]:
     if reading.where == "pinned":
+        less = change("Pin less: pin_memory=False in the DataLoader, smaller staging buffers.")
+        if reading.dialect == "llama.cpp":
+            text = "llama.cpp goes on without pinning, only slower. Spare it the try:"
+            less = change(text, "export GGML_CUDA_NO_PINNED=1")
         return (
-            change("Pin less: pin_memory=False in the DataLoader, smaller staging buffers."),
+            less,
             Remedy(step="look", target="host", text="See how much may be locked.", command="ulimit -l"),
         )
     if "shared-memory" in reading.signs:
@@ -78,8 +86,10 @@ def _ways(reading: Reading) -> tuple[Remedy, ...]:
     ways = [
         change("Need less on the host: fewer workers, smaller prefetch, memory-mapped or sharded loading.")
     ]
-    if reading.wording == "slurm":
+    if reading.wording in ("slurm", "srun"):
         ways.append(change("Ask the scheduler for more host memory: sbatch --mem=SIZE.", target="job"))
     if reading.wording == "kubernetes":
         ways.append(change("Raise resources.limits.memory of the pod.", target="pod"))
+    if reading.wording == "kernel" and "bounded" in reading.signs:
+        ways.append(change("Give the container more: docker run --memory=SIZE.", target="container"))
     return tuple(ways)

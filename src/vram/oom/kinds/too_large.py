@@ -50,9 +50,9 @@ def judge(reading: Reading, worked: Sums) -> Judgement | None:
 
 
 def _absurd(reading: Reading) -> Judgement:
-    asked = reading.asked.nbytes if reading.asked else 0
-    amount = "more than an exabyte" if asked >= 1 << 60 else said(asked)
-    cause = f"{amount} were asked for at once: no GPU has that. A size or a shape was computed wrong."
+    cause = (
+        f"It asked for {said(reading.asked)} at once: no GPU has that. A size or a shape was computed wrong."
+    )
     way = change(
         "Look at the shapes where it was raised: a negative or huge dimension, or an unmasked index."
     )
@@ -110,7 +110,7 @@ def _pool(reading: Reading) -> Judgement | None:
         Term("asked", asked.nbytes),
         Term("limit of the pool", -limit.nbytes),
     )
-    cause = f"The pool may have {said(limit)}, nearly the whole GPU, and that is not enough."
+    cause = f"The pool may have {said(limit)}, by default nearly the whole GPU, and that is not enough."
     working = Working(terms, "too much", sum(term.nbytes for term in terms))
     return _judgement(reading, "fact", cause, (working,), (smaller(reading, limit.nbytes), retry(), bigger()))
 
