@@ -132,3 +132,9 @@ def test_a_claim_of_hardly_any_is_weighed_the_other_way() -> None:
     assert weighed(0, GIB, "left").holds is False
     assert weighed(0, GIB, "left", claimed=False).holds is True
     assert weighed(GIB // 2, GIB, "left", claimed=False).holds is None
+
+
+@pytest.mark.parametrize(("nbytes", "words"), [(0, "0 B"), (3407872, "3.2 MiB"), (-MIB, "0 B")])
+def test_a_sentence_says_what_was_read(nbytes: int, words: str) -> None:
+    """CUDA's 3 MiB, which a reset leaves, are too few to decide, and not nothing."""
+    assert weighed(nbytes, 256 * MIB, "left").because == f"{words} of 256.0 MiB left"

@@ -116,3 +116,8 @@ def test_a_library_that_is_missing_is_a_reason(lab: Lab) -> None:
 def test_a_call_that_the_driver_lacks_is_a_reason(lab: Lab) -> None:
     results = results_of(lab("run", "--json", "graph-memory"))
     assert "does not support" in results["graph-memory"].because
+
+
+def test_a_parked_process_that_came_back_is_told_in_words(lab: Lab) -> None:
+    results = results_of(lab("run", "--json", "parked-leaves-nothing"))
+    assert results["parked-leaves-nothing"].because.endswith(" MiB when it was back")

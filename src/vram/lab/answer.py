@@ -59,5 +59,5 @@ def weighed(nbytes: int, whole: int, words: str, *, claimed: bool = True) -> Ans
 
 
 def of(nbytes: int, whole: int) -> str:
-    """The two sizes in words; what is within the noise is nothing."""
-    return f"{size(0 if abs(nbytes) < NEAR else nbytes)} of {size(whole)}"
+    """The two sizes in words, as they were read; a little less than nothing is nothing."""
+    return f"{size(0 if -NEAR < nbytes < 0 else nbytes)} of {size(whole)}"

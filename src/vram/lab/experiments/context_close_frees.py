@@ -11,8 +11,8 @@ without freeing them.
 
 Reading
 -------
-True means that a library which destroys its context leaves nothing behind. Pointers into it are
-dead from then on.
+True means that a library which destroys its context leaves nothing behind but the few MiB of a CUDA
+that is initialised: see init-costs. Pointers into it are dead from then on.
 """
 
 from __future__ import annotations

@@ -11,8 +11,9 @@ process is restored and unlocked.
 
 Reading
 -------
-True means that even the context is gone; the contents wait in host memory. Drivers before 570
-cannot do it, and managed memory, MIG and MPS refuse.
+True means that even the context is gone; the contents wait in host memory. The few MiB that are
+left are there as long as any process has CUDA initialised: see init-costs. Drivers before 570 cannot
+do it, and managed memory, MIG and MPS refuse.
 """
 
 from __future__ import annotations
@@ -38,5 +39,6 @@ def measure(bench: Bench) -> Answer:
     codes = [other.checkpoint_code(verb, program.pid) for verb in ("Restore", "Unlock")]
     back = bench.grown(bench.look("brought back"))
     answer = weighed(left, held, "used while it is parked", claimed=False)
-    because = f"{answer.because}, {size(back)} when it was back (answers {codes})"
+    refused = "" if codes == [OK, OK] else f"; restoring and unlocking it answered {codes}"
+    because = f"{answer.because}, {size(back)} when it was back{refused}"
     return Answer(answer.holds, because, (figure("parked", left), figure("brought back", back)))

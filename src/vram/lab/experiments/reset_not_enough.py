@@ -11,8 +11,9 @@ cudaDeviceReset does. It lives on while the device is read.
 
 Reading
 -------
-False means that a reset returns all that this very process holds, its context included. It cannot
-return what another process holds: see reset-reaches-others.
+False means that a reset returns all that this very process holds, its context included, but for
+the few MiB of a CUDA that is initialised: see init-costs. It cannot return what another process
+holds: see reset-reaches-others.
 """
 
 from __future__ import annotations
