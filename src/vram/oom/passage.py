@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\-_]")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]+")
@@ -58,6 +58,8 @@ def cleaned(raw: bytes) -> str:
     return "\n".join(map(_line, lines))
 
 
+# Passages of neighbouring hits overlap: where messages stand close, a line is wanted a hundred times.
+@lru_cache(maxsize=512)
 def _line(raw: bytes) -> str:
     text = raw.decode("utf-8", "replace")
     if not text.isprintable():

@@ -120,7 +120,7 @@ def usual_context(reading: Reading) -> int:
 
 
 def said(amount: Amount | int | None) -> str:
-    """A size in a sentence; "an unknown size" where there is none. PyTorch tells no more beyond an exabyte."""
+    """A size in a sentence; "an unknown size" where there is none. Beyond an exabyte none is told."""
     if amount is None:
         return "an unknown size"
     nbytes = amount if isinstance(amount, int) else amount.nbytes

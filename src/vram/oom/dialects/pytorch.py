@@ -22,8 +22,10 @@ START = re.compile(
 )
 MOST = 3000
 LEAD = 600
-# No terminal is narrower: shorter lines were not broken at its edge.
-NARROWEST = 20
+# No terminal is narrower or wider: other lines were not broken at its edge.
+NARROWEST, WIDEST = 20, 400
+# What the last figure of each generation is called: a line that has it was not broken before.
+LAST = ("unallocated", "reserved in total", "cached)")
 
 _OTHERS = re.compile(rf"Process\s+(\d+)\s+has\s+({SIZE})\s+memory\s+in\s+use")
 _END = re.compile(
@@ -58,16 +60,17 @@ def read(found: re.Match[str], text: str, before: str) -> tuple[Reading, int] | 
         cut = START.search(body, cut.end())
     as_it_stands = body[: cut.start()] if cut else body
     mended, width, breaks = _mended(as_it_stands)
-    body = max(as_it_stands, mended, key=_told)
+    body = max(as_it_stands, mended, key=_told) if breaks else as_it_stands
     if (
         "PyTorch" not in body
         and not body[found.start() - begin :].startswith("Tried")
         and "capac" not in body
     ):
         return None
-    figures = {name: _figure(name, body) for name in _FIELDS}
+    matches = {name: pattern.search(body) for name, pattern in _PATTERNS.items()}
+    figures = {name: _figure(match) for name, match in matches.items()}
     gpu = _GPU.search(body)
-    ends = [match.end() for match in (p.search(body) for p in (*_PATTERNS.values(), _END)) if match]
+    ends = [match.end() for match in (*matches.values(), _END.search(body)) if match]
     reading = Reading(
         dialect=NAME,
         wording=_wording(body),
@@ -77,15 +80,17 @@ def read(found: re.Match[str], text: str, before: str) -> tuple[Reading, int] | 
     )
     reading = replace(reading, **_settled(figures, "more than 1EB" in " ".join(body.split())))
     end = max(ends, default=found.end() - begin)
-    return reading, begin + end + (min(breaks, end // width) if body is mended and breaks else 0)
+    return reading, begin + end + (min(breaks, end // width) if breaks and body is mended else 0)
 
 
 def _mended(body: str) -> tuple[str, int, int]:
     """Join lines that the edge of a terminal broke, words and all; how long they are, and how many breaks."""
     lines = body.split("\n")
     width = len(lines[0])
+    if not NARROWEST <= width <= WIDEST or any(word in lines[0] for word in LAST):
+        return body, width, 0
     breaks = next((at for at, line in enumerate(lines) if len(line) != width), len(lines) - 1)
-    if breaks == 0 or width < NARROWEST or len(lines[breaks]) > width:
+    if breaks == 0 or len(lines[breaks]) > width:
         return body, width, 0
     whole = "".join(lines[: breaks + 1])
     return "\n".join((whole, *lines[breaks + 1 :])), width, breaks
@@ -95,8 +100,7 @@ def _told(body: str) -> int:
     return sum(len(pattern.findall(body)) for pattern in (*_PATTERNS.values(), _OTHERS))
 
 
-def _figure(name: str, body: str) -> Amount | None:
-    found = _PATTERNS[name].search(body)
+def _figure(found: re.Match[str] | None) -> Amount | None:
     return amount(next(filter(None, found.groups()))) if found else None
 
 
@@ -133,4 +137,4 @@ def _signs(body: str, before: str) -> tuple[str, ...]:
     signs = [sign for sign, words in names.items() if words in near]
     if "PYTORCH_ALLOC_CONF" in body:
         signs.append("alloc-conf")
-    return (*signs, *(("expandable",) if _EXPANDABLE.search(before) else ()))
+    return (*signs, *(("expandable",) if "ALLOC_CONF" in before and _EXPANDABLE.search(before) else ()))

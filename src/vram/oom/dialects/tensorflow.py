@@ -26,7 +26,7 @@ START = re.compile(
     r"(?:\s+and\s+type\s+(?P<type>\w+)\s+on\s+(?P<device>\S+)\s+by\s+allocator\s+(?P<by>\w+))?"
     rf"|failed\s+to\s+allocate\s+(?P<refused>{SIZE})\s+from\s+device:\s+(?:RESOURCE_EXHAUSTED:[\s:]+)?CUDA_ERROR_OUT_OF_MEMORY(?::\s+out\s+of\s+memory)?"
     r"|ResourceExhaustedError:(?P<operation>[^\n]{0,400}?)\s+failed\s+to\s+allocate\s+memory\s+\[Op:"
-    r"|(?:\s+to\s+(?P<onto>\S+)[^\n]{0,200}?)?Dst\s+tensor\s+is\s+not\s+initialized"
+    r"|Dst\s+tensor\s+is\s+not\s+initialized"
     rf"|(?:could\s+not\s+allocate\s+pinned\s+host\s+memory\s+of\s+size:|failed\s+to\s+alloc)\s+(?P<pinned>\d+)"
     r"(?P<driver>\s+bytes\s+on\s+host(?::\s+CUDA_ERROR_OUT_OF_MEMORY)?(?::\s+out\s+of\s+memory)?)?"
 )
@@ -41,7 +41,7 @@ def read(found: re.Match[str], text: str, before: str) -> tuple[Reading, int] | 
     if found["shape"] and found["type"]:
         asked = amount(_nbytes(found["shape"], found["type"]))
     pool = found["pool"] or found["by"] or ""
-    device = found["device"] or found["operation"] or found["onto"] or ""
+    device = found["device"] or found["operation"] or _destination(found, text)
     gpu = _GPU.search(device) or _GPU.search(pool)
     where: Where = "host" if pool.startswith("cpu") or "device:CPU" in device else "device"
     if found["pinned"] or "host" in pool:
@@ -55,6 +55,14 @@ def read(found: re.Match[str], text: str, before: str) -> tuple[Reading, int] | 
         signs=("xla",) if "external/xla" in text[: found.start()] else (),
     )
     return reading, found.end()
+
+
+def _destination(found: re.Match[str], text: str) -> str:
+    """Where a copy was to go, which stands before the words that it failed with."""
+    if not found.group().startswith("Dst"):
+        return ""
+    copied = re.findall(r"\sto\s+(\S+device:\S+)", text[max(0, found.start() - 300) : found.start()])
+    return copied[-1] if copied else ""
 
 
 def _wording(found: re.Match[str]) -> str:
