@@ -115,3 +115,12 @@ def test_a_size_that_cannot_be_is_said_and_not_missing() -> None:
     (case,) = read("ort-absurd")
     assert case.judgement.cause.startswith("It asked for more than an exabyte at once: no GPU has that.")
     assert not case.judgement.missing
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("pytorch-2.5-one-other", "it is"), ("pytorch-2.5-three-others", "they are")]
+)
+def test_one_process_is_not_spoken_of_as_several(name: str, words: str) -> None:
+    (case,) = read(name)
+    (end,) = (way for way in case.judgement.remedies if way.step == "end")
+    assert end.text.startswith(f"If {words} ")

@@ -103,6 +103,8 @@ def _is_echo(one: Reading, two: Reading) -> bool:
     """CUDA's bare words beside a message that says more of the same failure."""
     if one.dialect == two.dialect == "tensorrt":
         return one.wording == "runtime" and two.wording == "buffer"
+    if one.dialect == two.dialect == "nccl":  # its own warning, then what its caller raised
+        return two.wording == "last error"
     if one.dialect == two.dialect == "host":  # the step's own word, then that of the launcher
         return one.wording == "slurm" and two.wording == "srun"
     bare = one if one.dialect == "cuda" else two

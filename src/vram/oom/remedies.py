@@ -153,6 +153,8 @@ def end(pids: Sequence[int]) -> tuple[Remedy, ...]:
         return ()
     words = " ".join(map(str, pids))
     text = "If they are leftovers of yours: end them. Unsaved work is lost."
+    if len(pids) == 1:
+        text = "If it is a leftover of yours: end it. Unsaved work is lost."
     return (
         Remedy(step="end", target=f"pid {words}", text=text, command=f"vram kill {words}", harm="loses-work"),
     )

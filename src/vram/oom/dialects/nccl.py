@@ -1,4 +1,7 @@
-"""NCCL: its buffers lie outside every framework's pool, and are asked for late."""
+"""NCCL: its buffers lie outside every framework's pool, and are asked for late.
+
+Unless NCCL_DEBUG is set, only its last error is told, by whoever called it.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,10 @@ from vram.model.oom import Reading
 from vram.oom.sizes import amount
 
 NAME = "nccl"
-NEEDLES: tuple[bytes, ...] = (b"NCCL WARN",)
+NEEDLES: tuple[bytes, ...] = (b"NCCL WARN", b"Last error:")
 START = re.compile(
-    r"(?:\[(?P<gpu>\d+)\]\s+[\w/.]+:\d+\s+(?:\(\w+\)\s+)?)?NCCL\s+WARN\s+"
+    r"(?P<last>Last\s+error:)\s+Cuda\s+failure\s+(?:\d+\s+)?'out\s+of\s+memory'"
+    r"|(?:\[(?P<gpu>\d+)\]\s+[\w/.]+:\d+\s+(?:\(\w+\)\s+)?)?NCCL\s+WARN\s+"
     r"(?:Cuda\s+failure\s+(?:\d+\s+)?'out\s+of\s+memory'"
     r"|Failed\s+to\s+(?:CUDA|Cuda)\s+(?P<host>host\s+)?(?:calloc|alloc)(?:\s+async)?\s+(?P<asked>\d+)\s+bytes)"
 )
@@ -25,7 +29,7 @@ def read(found: re.Match[str], text: str, before: str) -> tuple[Reading, int] | 
     told = more or found
     reading = Reading(
         dialect=NAME,
-        wording="calloc" if told["asked"] else "failure",
+        wording="calloc" if told["asked"] else "last error" if found["last"] else "failure",
         where="pinned" if told["host"] else "device",
         gpu=int(found["gpu"]) if found["gpu"] else None,
         asked=amount(told["asked"]),

@@ -8,10 +8,17 @@ from vram.model.oom import Amount, Reading
 from vram.oom.sizes import SIZE, amount
 
 NAME = "vllm"
-NEEDLES: tuple[bytes, ...] = (b"desired GPU", b"cache blocks", b"KV cache is needed", b"in KV cache")
+NEEDLES: tuple[bytes, ...] = (
+    b"desired GPU",
+    b"cache blocks",
+    b"KV cache is needed",
+    b"in KV cache",
+    b"when warming up",
+)
 START = re.compile(
     r"Free\s+memory\s+on\s+device\s+(?:\S+\s+)?\((?P<free>[\d.]+)/(?P<total>[\d.]+)\s+GiB\)\s+on\s+startup\s+is\s+"
     r"less\s+than\s+desired\s+GPU\s+memory\s+utilization\s+\((?P<share>[\d.]+),\s+(?P<desired>[\d.]+)\s+GiB\)"
+    r"|CUDA\s+out\s+of\s+memory\s+(?P<warming>occurred\s+when\s+warming\s+up)[^\n]{0,80}?\bdummy\s+requests"
     r"|No\s+available\s+memory\s+for\s+the\s+cache\s+blocks"
     r"|To\s+serve\s+at\s+least\s+one\s+request\s+with\s+the\s+models?(?:'s)?\s+max\s+seq\s+len\s+\((?P<wanted>\d+)\),"
     r"\s+\(?(?P<needed>[\d.]+)\s+GiB\s+KV\s+cache\s+is\s+needed,\s+which\s+is\s+larger\s+than\s+the\s+available\s+"
@@ -47,6 +54,8 @@ def read(found: re.Match[str], text: str, before: str) -> tuple[Reading, int] | 
 def _wording(found: re.Match[str]) -> str:
     if found["desired"]:
         return "startup"
+    if found["warming"]:
+        return "warm up"
     return "kv cache" if found["wanted"] or found["length"] else "no cache blocks"
 
 

@@ -72,6 +72,8 @@ def _jax(reading: Reading, held: int) -> Judgement | None:
 def _vllm(reading: Reading) -> Judgement | None:
     if reading.wording == "startup":
         return _vllm_startup(reading)
+    if reading.wording == "warm up":
+        return _warm_up(reading)
     if reading.wording == "kv cache":
         return _judgement(reading, "fact", _cache_cause(reading), (*_cache_ways(reading),))
     share = reading.utilization or 0.9
@@ -84,6 +86,21 @@ def _vllm(reading: Reading) -> Judgement | None:
     if short:
         cause += f" They overrun it by {size(short)}."
     return _judgement(reading, "likely", cause, _room_ways(reading, share))
+
+
+def _warm_up(reading: Reading) -> Judgement:
+    """Weights and cache are in place by then: what is tried out is beside them."""
+    share = reading.utilization or 0.9
+    cause = (
+        f"vLLM had taken the share of the GPU that it may use ({share:.2f} of it), and its warm-up, with as"
+        " many requests as it may serve at once, found no room beside it."
+    )
+    ways = (
+        look(reading),
+        change(f"Leave more beside it: --gpu-memory-utilization {share - 0.05:.2f}."),
+        change("Or serve fewer requests at once: --max-num-seqs."),
+    )
+    return _judgement(reading, "likely", cause, ways)
 
 
 def _vllm_startup(reading: Reading) -> Judgement | None:
