@@ -50,7 +50,7 @@ def defines(kind: type, *names: str) -> bool:
 
 
 def read_in_c(obj: object, name: str) -> object:
-    """An attribute that C computes, such as a NumPy array's shape; None where Python code is in front of it."""
+    """An attribute that C computes, such as a NumPy array's shape; None where Python code would."""
     for kind in lineage(type(obj)):
         getter = _namespace(kind).get(name)
         if getter is not None:
