@@ -94,7 +94,7 @@ def arrays_in(value: object) -> Iterator[tuple[Leaf, object, Description]]:
     inside = list(_inside([value]))
     for leaf in LEAVES:
         kinds = leaf.arrays()
-        mine = with_gradients(leaf, [each for each in inside if kinds and isinstance(each, kinds)])
+        mine = with_gradients(leaf, [each for each in inside if kinds and issubclass(type(each), kinds)])
         for array, told in zip(mine, leaf.describe(mine) if mine else (), strict=True):
             if told is not None:
                 yield leaf, array, told
@@ -108,7 +108,7 @@ def has_array(values: Iterable[object]) -> bool:
 
 def _inside(values: Iterable[object]) -> Iterator[object]:
     """*values* and what they consist of; not what they merely use, such as classes and modules."""
-    waiting = [each for each in values if not isinstance(each, _NOT_INSIDE)]
+    waiting = [each for each in values if not issubclass(type(each), _NOT_INSIDE)]
     seen = set(map(id, waiting))
     for _ in range(FARTHEST):
         if not waiting:
@@ -116,7 +116,7 @@ def _inside(values: Iterable[object]) -> Iterator[object]:
         each = waiting.pop()
         yield each
         for child in gc.get_referents(each) if gc.is_tracked(each) else ():
-            if id(child) not in seen and not isinstance(child, _NOT_INSIDE):
+            if id(child) not in seen and not issubclass(type(child), _NOT_INSIDE):
                 seen.add(id(child))
                 waiting.append(child)
 
