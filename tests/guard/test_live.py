@@ -72,6 +72,21 @@ def test_memory_of_a_framework_without_an_array(virtual_gpu: VirtualGpu) -> None
 
 
 @needs("numba")
+def test_managed_arrays_count_and_mapped_ones_lie_on_the_host(virtual_gpu: VirtualGpu) -> None:
+    told = result(
+        virtual_gpu,
+        """
+        managed = cuda.managed_array((32, MIB), numpy.uint8)
+        mapped = cuda.mapped_array((8, MIB), numpy.uint8)
+        found = vram.flush().stayed
+        tell([[a.framework, a.nbytes, a.device, a.dtype, a.shape, a.holder.text, a.note] for a in found])
+        """,
+        NUMBA,
+    )
+    assert told == [["Numba", 32 * MIB, 0, "uint8", [32, MIB], "__main__: managed", ""]]
+
+
+@needs("numba")
 def test_a_subclass_with_code_of_its_own_is_not_run(virtual_gpu: VirtualGpu) -> None:
     told = result(
         virtual_gpu,

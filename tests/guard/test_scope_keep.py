@@ -20,6 +20,44 @@ def test_what_is_kept_several_times_counts_once(virtual_gpu: VirtualGpu) -> None
     assert result(virtual_gpu, program) == 8 * MIB
 
 
+LAZY = """
+        class Lazy:
+            # As web frameworks have them: to be asked for its class wakes it, at the wrong time it fails.
+            @property
+            def __class__(self):
+                raise LookupError("woken")
+"""
+
+
+def test_lazy_objects_in_what_is_kept_are_not_woken(virtual_gpu: VirtualGpu) -> None:
+    program = f"""
+{LAZY}
+        @vram.scoped(leak="report")
+        def load():
+            return [Lazy(), vram.Buffer("8MiB")]
+        tell(len(load()))
+    """
+    assert result(virtual_gpu, program) == 2
+
+
+def test_lazy_objects_among_a_failed_frames_variables_are_not_woken(virtual_gpu: VirtualGpu) -> None:
+    """The body's own error comes out, and lets go of the array beside the lazy object."""
+    program = f"""
+{LAZY}
+        def load():
+            lazy, big = Lazy(), vram.Buffer("8MiB")
+            alive.append(weakref.ref(big))
+            raise ValueError("mine")
+        alive = []
+        try:
+            with vram.scope("fails"):
+                load()
+        except Exception as error:
+            tell([repr(error), alive[0]() is None])
+    """
+    assert result(virtual_gpu, program) == ["ValueError('mine')", True]
+
+
 def test_what_was_kept_and_then_freed_excuses_nothing(virtual_gpu: VirtualGpu) -> None:
     """The driver gives the same address to the next one."""
     program = """

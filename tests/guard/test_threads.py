@@ -166,3 +166,16 @@ def test_a_future_that_failed_keeps_nothing_that_its_work_was_given(virtual_gpu:
         tell([str(failed.exception()), [each() is None for each in alive]])
     """
     assert result(virtual_gpu, program) == ["gone", [True, True]]
+
+
+def test_results_of_an_executor_count_in_the_scope_that_had_the_work_done(virtual_gpu: VirtualGpu) -> None:
+    """They are excused in the work's own scope alone; and what comes after that scope is none of its work."""
+    program = """
+        with vram.ThreadPoolExecutor(2, leak="report") as pool:
+            with vram.scope("epoch", leak="report") as epoch:
+                results = [pool.submit(vram.Buffer, "8MiB").result() for _ in range(3)]
+            with vram.scope("next", leak="report") as after:
+                pool.submit(int).result()
+        tell([epoch.leak and [epoch.leak.names, epoch.leak.nbytes], epoch.notes, after.leak])
+    """
+    assert result(virtual_gpu, program) == [[["epoch"], 24 * MIB], [], None]

@@ -54,6 +54,45 @@ after = vram.flush().after[0].used
 print(json.dumps([names, before, after, repr(report)]))
 """
 
+# Tensors of every make: those with memory of their own, in others, or none at all.
+MAKES = """
+import json, torch, vram, warnings
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+class Wrapper(torch.Tensor):
+    @staticmethod
+    def __new__(cls, inner):
+        shape, dtype, device = inner.shape, inner.dtype, inner.device
+        make = torch.Tensor._make_wrapper_subclass
+        return make(cls, shape, dtype=dtype, device=device, dispatch_device=True)
+    def __init__(self, inner):
+        self.inner = inner
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        raise SystemError("the class's own code was run")
+    __torch_function__ = __torch_dispatch__
+
+def whole():
+    return torch.ones(8, 1024, device="cuda")
+
+kept = {"view": whole()[0], "wrapper": Wrapper(whole()), "weight": whole().requires_grad_()}
+kept["weight"].sum().backward()
+kept["sparse"] = whole().to_sparse()
+kept["rows"] = torch.sparse_csr_tensor([0, 1, 2], [0, 1], [1.0, 2.0], device="cuda", check_invariants=False)
+with FakeTensorMode():
+    kept["fake"] = torch.empty(1024, 1024, device="cuda")
+
+class Mode(torch.overrides.TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        raise SystemError("the mode's own code was run")
+
+warnings.simplefilter("error", UserWarning)
+vram.live()
+with Mode():
+    found = vram.live()
+print(json.dumps({each.holder.text.removeprefix("__main__: "): each.nbytes for each in found}))
+"""
+
 CAPTURE = """
 import json, torch, vram
 still = torch.ones(1024, device="cuda")
@@ -122,6 +161,23 @@ def test_a_list_of_losses_is_named_with_the_graph_that_it_keeps(record: Record) 
     assert "no Python object: likely the autograd graph of __main__: history[0]" in names
     assert any(name.startswith("__main__: model[0].weight") for name in names)
     assert before - after > GIB
+
+
+@needs("torch")
+def test_tensors_of_every_make_are_counted_by_the_memory_that_they_keep(record: Record) -> None:
+    """Sparse ones with their indices, gradients before anybody looked; fake ones and wrappers not at all."""
+    told_of = told(MAKES)
+    record(told=told_of)
+    dense, sparse = 4 * 8 * 1024, (4 + 2 * 8) * 8 * 1024
+    assert told_of == {
+        "kept['view']": dense,
+        "kept['view']._base": dense,
+        "kept['wrapper'].inner": dense,
+        "kept['weight']": dense,
+        "kept['weight'].grad": dense,
+        "kept['sparse']": sparse,
+        "kept['rows']": 2 * 4 + (3 + 2) * 8,
+    }
 
 
 @needs("torch")

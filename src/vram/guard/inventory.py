@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import compress, repeat
 from operator import is_
 from typing import Any
@@ -38,13 +38,29 @@ def find(
     seen: set[int] = set()
     found: list[Found] = []
     for leaf, arrays, _ in leaves:
-        objects = _of(by_kind, arrays)
+        objects = with_gradients(leaf, _of(by_kind, arrays))
         found += _told(leaf, objects, leaf.describe(objects) if objects else (), seen, device)
     for leaf, _, blocks in leaves:
         objects = _of(by_kind, blocks)
         told = _told(leaf, objects, leaf.describe_blocks(objects, seen) if objects else (), seen, device)
         found += (each for each in told if not each.is_shared)
     return found
+
+
+def with_gradients(leaf: Leaf, arrays: list[object]) -> list[object]:
+    """*arrays* and those of their gradients that nobody has looked at yet: they have no Python object."""
+    gradients: Any = getattr(leaf, "gradients", None)
+    found = [gradient for _, gradient in gradients(arrays)] if gradients is not None and arrays else []
+    there = set(map(id, arrays)) if found else ()
+    return [*arrays, *(each for each in found if id(each) not in there)]
+
+
+def kept_unseen(leaf: Leaf, arrays: list[object]) -> Iterator[tuple[object, str, object]]:
+    """Each of *arrays* that keeps another one where Python cannot see it, as what, and that other one."""
+    for name, kept_by in ((".grad", "gradients"), ("._base", "bases")):
+        pairs: Any = getattr(leaf, kept_by, None)
+        for owner, kept in pairs(arrays) if pairs is not None else ():
+            yield owner, name, kept
 
 
 def _told(

@@ -18,7 +18,7 @@ from vram.guard.heap.trails import Holder, Trails
 from vram.guard.inventory import Found, find
 from vram.guard.memory import visible_devices
 from vram.guard.table import live_html, live_text, what
-from vram.guard.unseen import keepers
+from vram.guard.unseen import name_keepers
 from vram.units import counted, size
 
 
@@ -122,7 +122,7 @@ def survey(
         heap.clear()
         return Live(_listed(found, Trails()))
     trails = chains.shortest([each.array for each in found], heap, budget_s, bystanders())
-    trails.told.update(keepers(found, trails))
+    name_keepers(found, trails)
     return Live(_listed(found, trails), trails.was_cut)
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 
 from vram.guard.footprint import NOTHING, Footprint, take
@@ -136,6 +137,21 @@ class Place(Around):
             line.append(place)
             place = place.parent
         return line
+
+
+def current() -> Place | None:
+    """The scope that this thread or task is in."""
+    return _current.get()
+
+
+@contextmanager
+def inside(place: Place | None) -> Iterator[None]:
+    """Let what is opened here be inside *place*, which another thread is in: it had the work done."""
+    before = _current.set(place)
+    try:
+        yield
+    finally:
+        _current.reset(before)
 
 
 def _open_one(place: Place | None) -> Place | None:

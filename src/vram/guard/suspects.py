@@ -18,10 +18,10 @@ from vram.guard.footprint import OUTSIDE
 from vram.guard.frameworks import LEAVES, bystanders
 from vram.guard.frameworks.array import Description, Leaf
 from vram.guard.heap.chains import shortest
-from vram.guard.inventory import Found, find
+from vram.guard.inventory import Found, find, of_types, with_gradients
 from vram.guard.known import Known
 from vram.guard.table import what
-from vram.guard.unseen import keepers, relatives
+from vram.guard.unseen import name_keepers, relatives
 from vram.model.leak import Kept, Leak
 
 SHARE = 0.01
@@ -94,7 +94,7 @@ def arrays_in(value: object) -> Iterator[tuple[Leaf, object, Description]]:
     inside = list(_inside([value]))
     for leaf in LEAVES:
         kinds = leaf.arrays()
-        mine = [each for each in inside if kinds and isinstance(each, kinds)]
+        mine = with_gradients(leaf, [each for each in inside if kinds and issubclass(type(each), kinds)])
         for array, told in zip(mine, leaf.describe(mine) if mine else (), strict=True):
             if told is not None:
                 yield leaf, array, told
@@ -108,7 +108,7 @@ def has_array(values: Iterable[object]) -> bool:
 
 def _inside(values: Iterable[object]) -> Iterator[object]:
     """*values* and what they consist of; not what they merely use, such as classes and modules."""
-    waiting = [each for each in values if not isinstance(each, _NOT_INSIDE)]
+    waiting = [each for each in values if not issubclass(type(each), _NOT_INSIDE)]
     seen = set(map(id, waiting))
     for _ in range(FARTHEST):
         if not waiting:
@@ -116,19 +116,23 @@ def _inside(values: Iterable[object]) -> Iterator[object]:
         each = waiting.pop()
         yield each
         for child in gc.get_referents(each) if gc.is_tracked(each) else ():
-            if id(child) not in seen and not isinstance(child, _NOT_INSIDE):
+            if id(child) not in seen and not issubclass(type(child), _NOT_INSIDE):
                 seen.add(id(child))
                 waiting.append(child)
 
 
 def _known_arrays() -> Known:
-    """Every array that the collector knows, told by types alone."""
-    kinds = tuple(kind for leaf in LEAVES for kind in leaf.arrays())
-    if not kinds:
+    """Every array that the collector knows, told by types alone, and their gradients."""
+    of_leaves = [(leaf, kinds) for leaf in LEAVES if (kinds := leaf.arrays())]
+    if not of_leaves:
         return Known()
     heap = gc.get_objects()
-    wanted = {kind for kind in set(map(type, heap)) if issubclass(kind, kinds)}
-    return Known(each for each in heap if type(each) in wanted)
+    types = set(map(type, heap))
+    known: list[object] = []
+    for leaf, kinds in of_leaves:
+        wanted = {kind for kind in types if issubclass(kind, kinds)}
+        known += with_gradients(leaf, list(of_types(heap, wanted)))
+    return Known(known)
 
 
 def _told(is_wanted: Callable[[Found], bool], count: int) -> list[Kept]:
@@ -141,7 +145,7 @@ def _told(is_wanted: Callable[[Found], bool], count: int) -> list[Kept]:
     involved = [*chosen, *relatives(chosen, everything)]
     del everything
     trails = shortest([each.array for each in involved], heap, bystanders=bystanders())
-    trails.told.update(keepers(involved, trails))
+    name_keepers(involved, trails)
     return [
         Kept(what=_words(each), nbytes=each.description.nbytes, keeper=trails.holder(id(each.array)).text)
         for each in chosen

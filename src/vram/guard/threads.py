@@ -14,6 +14,7 @@ from concurrent import futures
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
+from vram.guard.registry import Place, current, inside
 from vram.guard.scope import OnLeak, Scope, scope
 from vram.guard.scoped import name_of
 
@@ -51,7 +52,8 @@ class ThreadPoolExecutor(futures.ThreadPoolExecutor):
     """An executor that settles GPU memory after every piece of work.
 
     A future that failed keeps its exception, and that would keep every variable of the work:
-    they are let go of here. Results are the caller's, and do not count as kept.
+    they are let go of here. Results are the caller's, and do not count as kept; in a scope around
+    the caller they do.
     """
 
     def __init__(
@@ -63,7 +65,7 @@ class ThreadPoolExecutor(futures.ThreadPoolExecutor):
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> futures.Future[Any]:
         opened = scope(name_of(function), leak=self._leak, limit=self._limit, thread=True)
-        return super().submit(_in_scope, opened, function, *args, **kwargs)
+        return super().submit(_on_behalf_of, current(), opened, function, *args, **kwargs)
 
 
 def _settling(run: Callable[[Any], None]) -> Callable[[Any], None]:
@@ -80,6 +82,14 @@ def _settle_after(thread: Thread, run: Callable[[], None]) -> None:
         run()
         return
     _in_scope(thread._settled, run)
+
+
+def _on_behalf_of(place: Place | None, *work: Any, **kwargs: Any) -> Any:
+    with inside(place):
+        try:
+            return _in_scope(*work, **kwargs)
+        finally:
+            del work, kwargs
 
 
 def _in_scope(opened: Scope, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

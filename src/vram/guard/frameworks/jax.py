@@ -10,6 +10,8 @@ from vram.guard.frameworks.array import Description, kinds, loaded
 from vram.guard.memory import is_device_memory
 
 NAME = "JAX"
+# Arrays may be kept in the host's memory and still be a GPU's: offloaded activations are.
+ON_HOST = ("pinned_host", "unpinned_host")
 
 
 def arrays() -> tuple[type, ...]:
@@ -34,7 +36,7 @@ def describe(found: Iterable[Any]) -> Iterator[Description | None]:
 
 def _of_array(array: Any) -> Description | None:
     local = [device for device in array.sharding.addressable_devices if device.platform in ("gpu", "cuda")]
-    if not local:
+    if not local or getattr(array.sharding, "memory_kind", None) in ON_HOST:
         return None
     # Shards lie in several places: such an array has no address of its own to share.
     pointer = array.unsafe_buffer_pointer() if len(local) == 1 else id(array)

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from vram.guard.frameworks.array import Description, Spelled, kinds, loaded, view_note
-from vram.guard.heap.peek import attributes, defines
+from vram.guard.heap.peek import attributes, defines, is_a, read_in_c
 
 NAME = "Numba"
+DRIVER = "numba.cuda.cudadrv.driver"
 FIELDS = ("gpu_data", "alloc_size", "dtype", "shape")
 _get = object.__getattribute__
 
@@ -18,7 +19,7 @@ def arrays() -> tuple[type, ...]:
 
 
 def blocks() -> tuple[type, ...]:
-    return kinds(loaded("numba.cuda.cudadrv.driver"), "OwnedPointer", "AutoFreePointer")
+    return kinds(loaded(DRIVER), "OwnedPointer", "AutoFreePointer")
 
 
 def describe(found: Iterable[Any]) -> Iterator[Description | None]:
@@ -44,13 +45,16 @@ class _Reader:
         self._names = Spelled()
         self._places: dict[int, tuple[int, int, int]] = {}
         self._plain: dict[type, bool] = {}
+        # Host memory that a GPU reads in place.
+        self._on_host = kinds(loaded(DRIVER), "MappedMemory", "MappedOwnedPointer")
 
     def array(self, array: Any) -> Description | None:
         data, nbytes, dtype, shape = self._fields(array)
-        if data is None:
+        if data is None or is_a(data, *self._on_host):
             return None
         size, device, address = self._place(getattr(data, "_mem", data))
-        return Description(size, device, address, self._names[dtype], shape, view_note(nbytes, size))
+        note = "" if nbytes is None else view_note(nbytes, size)
+        return Description(size, device, address, self._names[dtype], shape, note)
 
     def _fields(self, array: Any) -> tuple[Any, ...]:
         kind = type(array)
@@ -58,11 +62,14 @@ class _Reader:
             self._plain[kind] = not defines(kind, *FIELDS)
         if self._plain[kind]:
             return tuple([_get(array, name) for name in FIELDS])
-        # A subclass has put something of its own in front: past it, into the instance.
+        # A subclass has put something of its own in front: past it, into the instance. Managed arrays
+        # are NumPy's as well, which knows their dtype and shape; it has no size of the allocation.
         own = attributes(array) or {}
-        return tuple([own.get(name) for name in FIELDS])
+        return tuple([own[name] if name in own else read_in_c(array, name) for name in FIELDS])
 
     def memory(self, block: Any) -> Description | None:
+        if is_a(block, *self._on_host):
+            return None
         memory = getattr(block, "_mem", block)
         # What nothing refers to any more waits to be freed: the framework's own figures tell it.
         return Description(*self._place(memory), "memory") if memory.refct else None

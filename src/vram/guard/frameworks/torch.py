@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Iterator
-from itertools import compress, islice, repeat
+from contextlib import suppress
+from itertools import compress, islice
 from typing import Any
 
 from msgspec.structs import replace
@@ -14,7 +15,13 @@ from vram.guard.frameworks.array import Description, Spelled, kinds, loaded, vie
 NAME = "PyTorch"
 GRAPH = "keeps its autograd graph: detach() or item() lets go of it"
 PORTION = 1000
-# Fake, sparse or functional tensors have no storage.
+# By layout, values first.
+PARTS = {
+    "sparse_coo": ("_values", "_indices"),
+    **dict.fromkeys(("sparse_csr", "sparse_bsr"), ("values", "crow_indices", "col_indices")),
+    **dict.fromkeys(("sparse_csc", "sparse_bsc"), ("values", "ccol_indices", "row_indices")),
+}
+# Functional and opaque tensors have no storage, sparse ones none of their own.
 NOTHING_BEHIND = (RuntimeError, NotImplementedError, AttributeError)
 
 
@@ -35,55 +42,96 @@ def bystanders() -> tuple[type, ...]:
 
 def describe(found: Iterable[Any]) -> Iterator[Description | None]:
     kind, names, shapes = arrays()[0], Spelled(), _Plain()
-    yield from _safely(found, lambda portion: _of_tensors(portion, kind, names, shapes))
+    yield from _safely(
+        found, lambda portion: _of_tensors(portion, kind, names, shapes), lambda each: _of_parts(each, names)
+    )
 
 
 def describe_blocks(found: Iterable[Any], told: set[int]) -> Iterator[Description | None]:
-    yield from _safely(found, lambda portion: _of_storages(portion, told))
+    yield from _safely(found, lambda portion: _of_storages(portion, told), lambda _: None)
 
 
 def gradients(found: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
-    """Each leaf tensor's gradient with its tensor: PyTorch holds it where Python cannot see it."""
+    """Each leaf tensor with its gradient: PyTorch holds it where Python cannot see it."""
     kind: Any = arrays()[0]
-    storages = blocks()
-    everything = list(found)
-    wanted = {each for each in set(map(type, everything)) if not issubclass(each, storages)}
-    tensors = list(compress(everything, map(wanted.__contains__, map(type, everything))))
-    with loaded("torch")._C.DisableTorchFunctionSubclass():
+    tensors = _tensors(found)
+    with loaded("torch")._C.DisableTorchFunction():
         for each in compress(tensors, map(kind.requires_grad.__get__, tensors)):
             gradient = kind.grad.__get__(each) if kind.is_leaf.__get__(each) else None
             if gradient is not None:
-                yield gradient, each
+                yield each, gradient
+
+
+def bases(found: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+    """Each view with the tensor that it is a view of: PyTorch holds that in the same way."""
+    kind: Any = arrays()[0]
+    tensors = _tensors(found)
+    with loaded("torch")._C.DisableTorchFunction():
+        for each, base in zip(tensors, map(kind._base.__get__, tensors), strict=True):
+            if base is not None:
+                yield each, base
+
+
+def _tensors(found: Iterable[Any]) -> list[Any]:
+    """Those that are no storages."""
+    everything, storages = list(found), blocks()
+    wanted = {each for each in set(map(type, everything)) if not issubclass(each, storages)}
+    return list(compress(everything, map(wanted.__contains__, map(type, everything))))
 
 
 def _safely(
-    found: Iterable[Any], describe_all: Callable[[list[Any]], Iterator[Description | None]]
+    found: Iterable[Any],
+    describe_all: Callable[[list[Any]], Iterator[Description | None]],
+    otherwise: Callable[[Any], Description | None],
 ) -> Iterator[Description | None]:
-    """Many at once, in loops that run in C; one by one where one of them has nothing behind it."""
+    """Many at once, in loops that run in C; one by one where one of them is not like the others."""
     waiting = iter(found)
-    # A subclass may answer even for an attribute through its own __torch_function__.
-    with loaded("torch")._C.DisableTorchFunctionSubclass():
+    # Subclasses and modes, torch.set_default_device among them, may answer even for an attribute.
+    with loaded("torch")._C.DisableTorchFunction():
         while portion := list(islice(waiting, PORTION)):
             try:
                 described = list(describe_all(portion))
             except NOTHING_BEHIND:
-                described = [one for each in portion for one in _one(each, describe_all)]
+                described = [one for each in portion for one in _one(each, describe_all, otherwise)]
             yield from described
 
 
 def _one(
-    tensor: Any, describe_all: Callable[[list[Any]], Iterator[Description | None]]
+    tensor: Any,
+    describe_all: Callable[[list[Any]], Iterator[Description | None]],
+    otherwise: Callable[[Any], Description | None],
 ) -> list[Description | None]:
-    try:
+    with suppress(*NOTHING_BEHIND):
         return list(describe_all([tensor]))
-    except NOTHING_BEHIND:
-        return [None]
+    with suppress(*NOTHING_BEHIND):
+        return [otherwise(tensor)]
+    return [None]
+
+
+def _of_parts(tensor: Any, names: Spelled) -> Description | None:
+    """A sparse tensor has its memory in others, a nested one has no one shape."""
+    kind: Any = arrays()[0]
+    layout = str(kind.layout.__get__(tensor)).removeprefix("torch.")
+    if not kind.is_cuda.__get__(tensor) or not (layout in PARTS or kind.is_nested.__get__(tensor)):
+        return None
+    # Its parts are asked for by operators, for which a mode of the program's would answer.
+    with loaded("torch")._C._DisableTorchDispatch():
+        parts = [getattr(kind, name)(tensor) for name in PARTS.get(layout, ())] or [tensor]
+    # Their storages are left alone: once looked at, those would be told as memory without an array.
+    return Description(
+        nbytes=sum(kind.numel(each) * kind.element_size(each) for each in parts),
+        device=kind.get_device(tensor),
+        pointer=kind.data_ptr(parts[0]),
+        dtype=names[kind.dtype.__get__(tensor)],
+        shape=tuple(kind.shape.__get__(tensor)) if layout in PARTS else (),
+        note=f"{layout}: its values and their indices" if layout in PARTS else "nested",
+    )
 
 
 def _of_tensors(
     tensors: list[Any], kind: Any, names: Spelled, shapes: _Plain
 ) -> Iterator[Description | None]:
-    are_on_gpu = list(map(kind.is_cuda.__get__, tensors))
+    are_on_gpu = _are_on_gpu(tensors, kind)
     on_gpu = list(compress(tensors, are_on_gpu))
     storages = list(map(kind.untyped_storage, on_gpu))
     storage: Any = loaded("torch")._C.StorageBase
@@ -106,7 +154,32 @@ def _of_tensors(
     return iter(told) if len(told) == len(tensors) else _spread(told, are_on_gpu)
 
 
-def _spread(told: Iterable[Description], are_on_gpu: list[bool]) -> Iterator[Description | None]:
+def _are_on_gpu(tensors: list[Any], kind: Any) -> list[bool]:
+    """A class with a __torch_dispatch__ may run it even to say where a tensor is: there the memory tells."""
+    answering = {each for each in set(map(type, tensors)) if _answers_itself(each)}
+    if not answering:
+        return list(map(kind.is_cuda.__get__, tensors))
+    return [
+        _has_memory(each, kind) if type(each) in answering else kind.is_cuda.__get__(each) for each in tensors
+    ]
+
+
+def _answers_itself(kind: type) -> bool:
+    torch = loaded("torch")
+    default = getattr(torch._C, "_disabled_torch_dispatch_impl", None)
+    return getattr(kind, "__torch_dispatch__", default) is not default
+
+
+def _has_memory(tensor: Any, kind: Any) -> bool:
+    """Fake tensors, and wrappers around others, say that they are on a GPU and have nothing there."""
+    try:
+        storage = kind.untyped_storage(tensor)
+        return bool(storage.device.type == "cuda" and storage.data_ptr())
+    except NOTHING_BEHIND:
+        return False
+
+
+def _spread(told: Iterable[Description | None], are_on_gpu: list[bool]) -> Iterator[Description | None]:
     """One for each tensor, None where it is not on a GPU."""
     waiting = iter(told)
     return (next(waiting) if is_on_gpu else None for is_on_gpu in are_on_gpu)
@@ -114,15 +187,15 @@ def _spread(told: Iterable[Description], are_on_gpu: list[bool]) -> Iterator[Des
 
 def _of_storages(storages: list[Any], told: set[int]) -> Iterator[Description | None]:
     storage: Any = loaded("torch")._C.StorageBase
-    pointers = list(map(storage.data_ptr, storages))
-    if told.issuperset(pointers):
-        yield from repeat(None, len(storages))
-        return
-    for each, pointer in zip(storages, pointers, strict=True):
-        if pointer in told or each.device.type != "cuda":
-            yield None
-        else:
-            yield Description(each.nbytes(), each.device.index, pointer, "storage")
+    devices = list(map(storage.device.__get__, storages))
+    gpus = {each for each in set(devices) if each.type == "cuda"}
+    are_on_gpu = list(map(gpus.__contains__, devices))
+    on_gpu = list(compress(storages, are_on_gpu))
+    described = [
+        None if pointer in told else Description(each.nbytes(), each.device.index, pointer, "storage")
+        for each, pointer in zip(on_gpu, map(storage.data_ptr, on_gpu), strict=True)
+    ]
+    return _spread(described, are_on_gpu)
 
 
 class _Plain(dict[Any, tuple[int, ...]]):

@@ -49,6 +49,15 @@ def defines(kind: type, *names: str) -> bool:
     return any(name in _namespace(each) for each in lineage(kind) for name in names)
 
 
+def read_in_c(obj: object, name: str) -> object:
+    """An attribute that C computes, such as a NumPy array's shape; None where Python code would."""
+    for kind in lineage(type(obj)):
+        getter = _namespace(kind).get(name)
+        if getter is not None:
+            return getter.__get__(obj) if type(getter) in DEFINED_IN_C else None
+    return None
+
+
 def members(kind: type) -> Iterator[tuple[str, MemberDescriptorType]]:
     """The slots that C or ``__slots__`` defined for objects of *kind*, by name."""
     for each in lineage(kind):
