@@ -70,13 +70,20 @@ def _told(
     seen: set[int],
     device: int | None,
 ) -> list[Found]:
+    told = [
+        (each, description)
+        for each, description in zip(objects, descriptions, strict=True)
+        if description is not None and (device is None or description.device == device)
+    ]
+    pointers = [description.pointer for _, description in told]
+    there = set(pointers)
+    if len(there) == len(pointers) and there.isdisjoint(seen):  # as nearly always: nothing is shared
+        seen |= there
+        return [Found(leaf, each, description, False) for each, description in told]
     found: list[Found] = []
-    for each, description in zip(objects, descriptions, strict=True):
-        if description is None or (device is not None and description.device != device):
-            continue
-        pointer = description.pointer
-        found.append(Found(leaf, each, description, pointer in seen))
-        seen.add(pointer)
+    for each, description in told:
+        found.append(Found(leaf, each, description, description.pointer in seen))
+        seen.add(description.pointer)
     return found
 
 

@@ -42,13 +42,13 @@ def bystanders() -> tuple[type, ...]:
 
 def describe(found: Iterable[Any]) -> Iterator[Description | None]:
     kind, names, shapes = arrays()[0], Spelled(), _Plain()
-    yield from _safely(
+    return _safely(
         found, lambda portion: _of_tensors(portion, kind, names, shapes), lambda each: _of_parts(each, names)
     )
 
 
 def describe_blocks(found: Iterable[Any], told: set[int]) -> Iterator[Description | None]:
-    yield from _safely(found, lambda portion: _of_storages(portion, told), lambda _: None)
+    return _safely(found, lambda portion: _of_storages(portion, told), lambda _: None)
 
 
 def gradients(found: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
