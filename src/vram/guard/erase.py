@@ -68,7 +68,7 @@ def _fill(cuda: Any, pool: int) -> Iterator[tuple[int, int]]:
     step = reserved - used
     while step >= SMALLEST:
         pointer = ctypes.c_uint64()
-        if cuda.cuMemAllocAsync(ctypes.byref(pointer), step, None):
+        if cuda.cuMemAllocFromPoolAsync(ctypes.byref(pointer), step, pool, None):
             step //= 2
             continue
         grown = (pools.pool_bytes(pool) or (0, 0))[0]
