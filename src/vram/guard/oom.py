@@ -38,7 +38,7 @@ def on_oom(folder: str | os.PathLike[str] | None = None, *, most_files: int = MO
     takes it out again.
     """
     global _recorder
-    place = _usable(os.fspath(folder) if folder is not None else os.environ.get("VRAM_OOM_FOLDER"))
+    place = _usable(folder if folder is not None else os.environ.get("VRAM_OOM_FOLDER"))
     if isinstance(most_files, bool) or not isinstance(most_files, int) or most_files < 0:
         raise UsageError(f"most_files={most_files!r} is no number of files", hint="write most_files=20")
     with _lock:
@@ -143,14 +143,16 @@ def _is_noted(error: BaseException) -> bool:
     return any(str(note).startswith(f"{MARK}{BEGINNING}") for note in getattr(error, "__notes__", ()))
 
 
-def _usable(folder: str | None) -> str | None:
-    if folder is None:
+def _usable(named: str | os.PathLike[str] | None) -> str | None:
+    if named is None:
         return None
     try:
+        folder = os.fsdecode(named)
         os.makedirs(folder, mode=0o700, exist_ok=True)
-    except OSError as error:
+    except (OSError, TypeError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
         raise UsageError(
-            f"{folder} is no folder to write into: {error.strerror}", hint="name one that can be made"
+            f"{str(named)!r} is no folder to write into: {reason}", hint="name one that can be made"
         ) from error
     if not os.access(folder, os.W_OK | os.X_OK):
         raise UsageError(f"{folder} may not be written into", hint="name another folder")
