@@ -200,6 +200,25 @@ def test_a_retry_loop_writes_one_file_for_one_event_and_never_too_many(
     assert len(list(tmp_path.iterdir())) == 1
 
 
+def test_each_error_of_one_event_is_told_what_it_asked_for_itself(
+    virtual_gpu: VirtualGpu, tmp_path: Path
+) -> None:
+    program = f"""
+        recorder = vram.on_oom({str(tmp_path)!r})
+        notes = []
+        for asked in ("900GiB", "700GiB"):
+            try:
+                vram.Buffer(asked)
+            except vram.VramError as error:
+                notes += [note for note in error.__notes__ if note.startswith("vram:")]
+        tell([len(recorder.files), notes])
+    """
+    files, (first, second) = result(virtual_gpu, program)
+    assert files == 1
+    assert "(asked for 900.0 GiB)" in first
+    assert second == first.replace("900.0 GiB", "700.0 GiB")
+
+
 def test_closed_it_is_gone_without_a_trace(tmp_path: Path) -> None:
     import sys
     import threading

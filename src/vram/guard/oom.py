@@ -18,7 +18,7 @@ from typing import Any
 from vram.errors import LimitExceeded, UsageError
 from vram.guard.footprint import driver_is_loaded
 from vram.guard.oom_classes import Classes
-from vram.guard.oom_sentence import BEGINNING
+from vram.guard.oom_sentence import BEGINNING, Situation, sentence
 from vram.guard.out_of_memory import is_out_of_memory
 
 MOST_FILES = 20
@@ -61,7 +61,8 @@ class Recorder:
         self.folder: str | None = None
         self.most_files = MOST_FILES
         self.files: list[str] = []
-        self._sentence = ""
+        self._situation: Situation | None = None
+        self._where = ""
         self._last = float("-inf")
         self._busy = threading.local()
         self._hooks = (sys.excepthook, threading.excepthook)
@@ -102,7 +103,8 @@ class Recorder:
                 if time.monotonic() - self._last > SAME_EVENT_S:
                     self._record(error)
                     self._last = time.monotonic()
-            error.add_note(self._sentence)
+                note = self._note(error)
+            error.add_note(note)
         except Exception as trouble:  # whoever runs out of memory must learn that, and not of our trouble
             error.add_note(f"{MARK}this could not be recorded: {type(trouble).__name__}: {trouble}")
         finally:
@@ -111,12 +113,19 @@ class Recorder:
     def _record(self, error: BaseException) -> None:
         from vram.guard.oom_report import gather, write
 
-        report = gather(error)
-        self._sentence = f"{MARK}{report['sentence']}"
+        self._situation, report = gather(error)
+        self._where = ""
         if len(self.files) < self.most_files:
             path = write(report, self.folder or ".")
             self.files.append(path)
-            self._sentence += f". The whole account is in {path}"
+            self._where = f". The whole account is in {path}"
+
+    def _note(self, error: BaseException) -> str:
+        """What was measured last, judged by what *error* asked for."""
+        from vram.guard.oom_report import requested
+
+        assert self._situation is not None
+        return f"{MARK}{sentence(self._situation._replace(requested=requested(error)))}{self._where}"
 
     def _uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if _recorder is self:
