@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.guard.scoping import NUMBA, PREAMBLE, result
 from tests.installed import needs
 from vram.units import MIB
@@ -192,6 +194,33 @@ def test_what_lies_in_a_pool_is_erased_at_the_end(virtual_gpu: VirtualGpu) -> No
         tell([secrets_seen(), secrets_seen(zero_on_exit=True)])
     """
     assert result(virtual_gpu, program) == [8 * MIB, 0]
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "note"),
+    [
+        ("cuMemsetD8Async", 700, "the driver's pools could not all be erased: cuMemsetD8Async answered"),
+        ("cuStreamIsCapturing", 906, "a CUDA graph is being captured: nothing was erased"),
+    ],
+)
+def test_where_nothing_can_be_erased_the_bodys_own_error_stays(
+    virtual_gpu: VirtualGpu, call: str, error: int, note: str
+) -> None:
+    """A device that fails is often what that error is about; and erasing would spoil a capture."""
+    virtual_gpu.fail(call, error=error)
+    program = f"""{POOL}
+        raw.call("cuMemFreeAsync", taken(), 0)
+        raw.call("cuCtxSynchronize")
+        try:
+            with vram.scope("secret", zero_on_exit=True) as s:
+                raise ValueError("its own")
+        except Exception as error:
+            tell([repr(error), s.notes, raw.pool_number(pool, 7)])
+    """
+    error_told, (told,), used = result(virtual_gpu, program)
+    assert error_told == "ValueError('its own')"
+    assert told.startswith(note)
+    assert used == 0
 
 
 def test_the_default_pool_is_erased_also_where_another_is_in_use(virtual_gpu: VirtualGpu) -> None:
