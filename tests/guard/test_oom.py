@@ -277,6 +277,15 @@ def test_a_folder_that_cannot_be_used_is_said_at_once(tmp_path: Path) -> None:
         on_oom(tmp_path, most_files=-1)
 
 
+@pytest.mark.parametrize(("said", "folder"), [("", None), ("/tmp", "/tmp")])
+def test_the_environment_may_name_the_folder(
+    monkeypatch: pytest.MonkeyPatch, said: str, folder: str | None
+) -> None:
+    monkeypatch.setenv("VRAM_OOM_FOLDER", said)
+    with on_oom() as recorder:
+        assert recorder.folder == folder
+
+
 def test_a_folder_may_be_named_in_bytes(tmp_path: Path) -> None:
     with on_oom(bytes(tmp_path)) as recorder:  # type: ignore[arg-type]
         assert recorder.folder == str(tmp_path)

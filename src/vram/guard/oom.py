@@ -38,7 +38,7 @@ def on_oom(folder: str | os.PathLike[str] | None = None, *, most_files: int = MO
     takes it out again.
     """
     global _recorder
-    place = _usable(folder if folder is not None else os.environ.get("VRAM_OOM_FOLDER"))
+    place = _usable(folder if folder is not None else os.environ.get("VRAM_OOM_FOLDER") or None)
     if isinstance(most_files, bool) or not isinstance(most_files, int) or most_files < 0:
         raise UsageError(f"most_files={most_files!r} is no number of files", hint="write most_files=20")
     with _lock:
