@@ -280,6 +280,23 @@ def test_an_interface_that_fails_leaves_dlpack(virtual_gpu: VirtualGpu) -> None:
     assert answer(virtual_gpu, program) == [16, 16, "UsageError"]
 
 
+def test_memory_that_its_owner_freed_is_said_to_be_so(virtual_gpu: VirtualGpu) -> None:
+    """The CUDA array interface does not keep it; nothing happened to the context."""
+    program = """
+        theirs = Buffer(16)
+        ours = Buffer.from_cuda_array_interface(theirs)
+        theirs.close()
+        try:
+            ours.read()
+        except BufferLost as error:
+            tell(str(error), error.hint, error_of(ours.close))
+        """
+    message, hint, second = answer(virtual_gpu, program)
+    assert message == "the memory that this buffer borrowed is gone"
+    assert hint.startswith("its owner freed it")
+    assert second == "BufferClosed"
+
+
 # ---- work of the owner's that is still under way ----
 
 

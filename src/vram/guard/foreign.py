@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from threading import RLock
 from typing import Any, NamedTuple
 
-from vram.errors import UsageError, VramError
+from vram.errors import BufferLost, UsageError, VramError
 from vram.guard import dlpack
 from vram.guard.driver import driver
 from vram.guard.holding import Holding, here
@@ -149,6 +149,11 @@ class Borrowed(Holding):
     def settle(self) -> None:
         if self.interface_stream is not None:
             self.cuda.must("cuStreamSynchronize", self.interface_stream)
+
+    def lost(self) -> BufferLost:
+        self._forget()
+        hint = "its owner freed it, or it went with its CUDA context; borrow from an array that lives"
+        return BufferLost("the memory that this buffer borrowed is gone", hint=hint)
 
     def _forget(self) -> None:
         self.is_released = True
