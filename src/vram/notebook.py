@@ -8,7 +8,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -133,7 +134,7 @@ def load_ipython_extension(shell: Any) -> None:
             raise _usage_error(AWAITS)
         around = shell.displayhook.exec_result
         with scope(line.strip() or "cell", leak="report", track=True) as opened:
-            error = _run(shell, cell)
+            error = _run(shell, cell, around)
             gained = opened.gained()
         _display(about(gained, opened.leak, opened.notes))
         if error is not None:
@@ -169,13 +170,34 @@ def _usage_error(message: str) -> Exception:
     return UsageError(message)
 
 
-def _run(shell: Any, cell: str) -> BaseException | None:
+def _run(shell: Any, cell: str, around: Any) -> BaseException | None:
     """Run the cell's text; return what it raised, its frames empty of arrays as every scope leaves them."""
-    result = shell.run_cell(cell, store_history=False)
+    with _numbered_as(around, shell):
+        result = shell.run_cell(cell, store_history=False)
     error: BaseException | None = result.error_in_exec or result.error_before_exec
     if error is not None:
         let_go_of_arrays(error)
     return error
+
+
+@contextmanager
+def _numbered_as(around: Any, shell: Any) -> Iterator[None]:
+    """Let code that begins to run have the number of the cell *around*, which tracebacks name it by.
+
+    IPython 9 counts on before a cell runs; what the cell shows has the number before that count.
+    """
+    count = shell.execution_count
+
+    def count_on(*_: object) -> None:
+        shell.execution_count = count
+
+    shell.events.register("pre_run_cell", count_on)
+    shell.execution_count = getattr(around, "execution_count", None) or count
+    try:
+        yield
+    finally:
+        shell.events.unregister("pre_run_cell", count_on)
+        count_on()
 
 
 def _display(shown: Table) -> None:

@@ -62,16 +62,42 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
 def _watched(item: pytest.Item, leaks: Any, limit: Any) -> Iterator[None]:
     opened = item.stash[OPENED] = _open(item, leaks, limit)
     from vram.errors import LimitExceeded
+    from vram.guard.frames import let_go_of_arrays
+    from vram.guard.scope import describe
 
+    ended: BaseException | None = None
+    message = ""
     try:
         with opened:
-            yield
+            try:
+                yield
+            except (pytest.fail.Exception, *_skips()) as outcome:
+                # A scope would take these for an interruption, after which it judges nothing.
+                ended = outcome
+                let_go_of_arrays(outcome)
+        message = describe(opened.leak) if opened.leak is not None else ""
     except LimitExceeded as error:
-        raise _failure(f"{error}\n{error.hint}") from None
-    if opened.leak is not None:
-        from vram.guard.scope import describe
+        message = f"{error}\n{error.hint}"
+    try:
+        if message:
+            raise _ending(ended, message)
+        if ended is not None:
+            raise ended
+    finally:
+        del ended  # its traceback leads to this frame
 
-        raise _failure(describe(opened.leak))
+
+def _ending(ended: BaseException | None, message: str) -> BaseException:
+    """A test that failed by its own word fails by that, and has *message* as a note."""
+    if not isinstance(ended, pytest.fail.Exception):
+        return _failure(message)
+    ended.add_note(f"vram: {message}")
+    return ended
+
+
+def _skips() -> tuple[type[BaseException], ...]:
+    unittest = sys.modules.get("unittest")
+    return (pytest.skip.Exception,) if unittest is None else (pytest.skip.Exception, unittest.SkipTest)
 
 
 def _runs_its_own_set_up(item: pytest.Function) -> bool:
@@ -110,7 +136,10 @@ def _open(item: pytest.Item, leaks: Any, limit: Any) -> Scope:
 
 
 def _failure(message: str) -> BaseException:
-    return pytest.fail.Exception(message, pytrace=False)
+    """It stands alone, also where a test that was skipped ends by it."""
+    failure = pytest.fail.Exception(message, pytrace=False)
+    failure.__suppress_context__ = True
+    return failure
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
+from tests.search_path import search_path
 from vram.virtualgpu import VirtualGpu
 
 ROOT = Path(__file__).parents[2]
@@ -69,4 +70,4 @@ def run(gpu: VirtualGpu, program: str, preamble: str = RAW, **options: Any) -> A
 
 
 def environment(gpu: VirtualGpu) -> dict[str, str]:
-    return gpu.environment() | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "default"}
+    return gpu.environment() | {"PYTHONPATH": search_path(ROOT), "PYTHONWARNINGS": "default"}

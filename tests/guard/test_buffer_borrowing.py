@@ -252,6 +252,51 @@ def test_an_old_producer_that_refuses_is_a_typed_error(virtual_gpu: VirtualGpu) 
     assert answer(virtual_gpu, program) == "UsageError"
 
 
+@pytest.mark.parametrize("error", ["BufferError", "ValueError", "RuntimeError", "TypeError"])
+@pytest.mark.parametrize("call", ["__dlpack__", "__dlpack_device__"])
+def test_whatever_a_producer_raises_is_a_typed_error(virtual_gpu: VirtualGpu, call: str, error: str) -> None:
+    """PyTorch's meta tensors raise a ValueError, its nested ones a RuntimeError."""
+    program = f"""
+        class Refusing(ByDlpack):
+            def {call}(self, **words): raise {error}("not this one")
+        refusing = Refusing(Buffer(16))
+        tell(error_of(Buffer.from_dlpack, refusing), error_of(vram.scrub, refusing))
+        """
+    assert answer(virtual_gpu, program) == ["UsageError", "UsageError"]
+
+
+def test_an_interface_that_fails_leaves_dlpack(virtual_gpu: VirtualGpu) -> None:
+    """PyTorch's raises a KeyError for floats of 8 bits."""
+    program = """
+        class Float8(ByDlpack):
+            @property
+            def __cuda_array_interface__(self): return {}["float8"]
+        buffer = Buffer(16)
+        buffer.fill(7)
+        erased = vram.scrub(Float8(buffer, code=10))
+        refused = error_of(Buffer.from_cuda_array_interface, Float8(buffer))
+        tell(erased, buffer.read().count(0), refused)
+        """
+    assert answer(virtual_gpu, program) == [16, 16, "UsageError"]
+
+
+def test_memory_that_its_owner_freed_is_said_to_be_so(virtual_gpu: VirtualGpu) -> None:
+    """The CUDA array interface does not keep it; nothing happened to the context."""
+    program = """
+        theirs = Buffer(16)
+        ours = Buffer.from_cuda_array_interface(theirs)
+        theirs.close()
+        try:
+            ours.read()
+        except BufferLost as error:
+            tell(str(error), error.hint, error_of(ours.close))
+        """
+    message, hint, second = answer(virtual_gpu, program)
+    assert message == "the memory that this buffer borrowed is gone"
+    assert hint.startswith("its owner freed it")
+    assert second == "BufferClosed"
+
+
 # ---- work of the owner's that is still under way ----
 
 

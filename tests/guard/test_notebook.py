@@ -87,6 +87,22 @@ def test_a_cell_that_fails_still_fails_and_is_told(cell: Cell) -> None:
     assert "notebook.py" not in traceback
 
 
+def test_tracebacks_name_such_a_cell_by_its_own_number(cell: Cell) -> None:
+    """Also later, where a function that it defined fails."""
+    ran = cell("%%vram\ndef fails(): return 1 / 0\nfails()")
+    number = ran.reply["execution_count"]
+    assert ran.tracebacks[0].count(f"In[{number}]") == 2
+    later = cell("fails()")
+    assert later.reply["execution_count"] == number + 1
+    assert [later.tracebacks[0].count(f"In[{each}]") for each in (number, number + 1)] == [1, 1]
+
+
+def test_what_such_a_cell_shows_is_kept_under_its_own_number(cell: Cell) -> None:
+    ran = cell("%%vram\n'shown'")
+    assert "shown" in ran.text
+    assert cell(f"Out[{ran.reply['execution_count']}]").text == "'shown'"
+
+
 def test_a_cell_that_is_no_python_is_shown_once_and_without_our_steps(cell: Cell) -> None:
     ran = cell("%%vram\nbroken = (")
     assert ran.reply["ename"] == "SyntaxError"

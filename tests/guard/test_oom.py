@@ -200,6 +200,25 @@ def test_a_retry_loop_writes_one_file_for_one_event_and_never_too_many(
     assert len(list(tmp_path.iterdir())) == 1
 
 
+def test_each_error_of_one_event_is_told_what_it_asked_for_itself(
+    virtual_gpu: VirtualGpu, tmp_path: Path
+) -> None:
+    program = f"""
+        recorder = vram.on_oom({str(tmp_path)!r})
+        notes = []
+        for asked in ("900GiB", "700GiB"):
+            try:
+                vram.Buffer(asked)
+            except vram.VramError as error:
+                notes += [note for note in error.__notes__ if note.startswith("vram:")]
+        tell([len(recorder.files), notes])
+    """
+    files, (first, second) = result(virtual_gpu, program)
+    assert files == 1
+    assert "(asked for 900.0 GiB)" in first
+    assert second == first.replace("900.0 GiB", "700.0 GiB")
+
+
 def test_closed_it_is_gone_without_a_trace(tmp_path: Path) -> None:
     import sys
     import threading
@@ -216,12 +235,60 @@ def test_closed_it_is_gone_without_a_trace(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("name", ["None", "'a word'", "types.ModuleType('another')"])
+def test_what_stands_in_for_a_framework_is_left_alone(
+    virtual_gpu: VirtualGpu, tmp_path: Path, name: str
+) -> None:
+    """Programs put None there, so that nobody imports the framework."""
+    program = f"""
+        import types
+        sys.modules["torch"] = {name}
+        with vram.on_oom({str(tmp_path)!r}) as recorder:
+            try:
+                vram.Buffer("1TiB")
+            except vram.VramError as error:
+                tell(len(recorder.files))
+    """
+    assert result(virtual_gpu, program, PREAMBLE) == 1
+
+
+def test_a_loader_of_many_modules_goes_on_loading_the_others(virtual_gpu: VirtualGpu, tmp_path: Path) -> None:
+    """As that of a zip file does."""
+    program = f"""
+        import zipfile
+        with zipfile.ZipFile({str(tmp_path / "all.zip")!r}, "w") as archive:
+            archive.writestr("torch.py", "class OutOfMemoryError(RuntimeError): pass")
+            archive.writestr("beside.py", "word = 'there'")
+        sys.path.insert(0, {str(tmp_path / "all.zip")!r})
+        with vram.on_oom({str(tmp_path)!r}) as recorder:
+            import torch, beside
+            torch.OutOfMemoryError()
+            tell([beside.word, len(recorder.files)])
+    """
+    assert result(virtual_gpu, program) == ["there", 1]
+
+
 def test_a_folder_that_cannot_be_used_is_said_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(UsageError):
-        on_oom(tmp_path / "file" / "inside")
+    for bad in (tmp_path / "file" / "inside", 5, "", "\0"):
+        with pytest.raises(UsageError, match="is no folder to write into"):
+            on_oom(bad)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="number of files"):
         on_oom(tmp_path, most_files=-1)
+
+
+@pytest.mark.parametrize(("said", "folder"), [("", None), ("/tmp", "/tmp")])
+def test_the_environment_may_name_the_folder(
+    monkeypatch: pytest.MonkeyPatch, said: str, folder: str | None
+) -> None:
+    monkeypatch.setenv("VRAM_OOM_FOLDER", said)
+    with on_oom() as recorder:
+        assert recorder.folder == folder
+
+
+def test_a_folder_may_be_named_in_bytes(tmp_path: Path) -> None:
+    with on_oom(bytes(tmp_path)) as recorder:  # type: ignore[arg-type]
+        assert recorder.folder == str(tmp_path)
 
 
 @pytest.mark.parametrize(

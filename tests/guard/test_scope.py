@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.guard.scoping import NUMBA, PREAMBLE, result
 from tests.installed import needs
 from vram.units import MIB
@@ -164,25 +166,67 @@ def test_a_warning_names_the_line_of_the_scope(virtual_gpu: VirtualGpu) -> None:
     assert result(virtual_gpu, program) == [["LeakWarning", "<string>", 0]] * 3
 
 
-def test_what_lies_in_a_pool_is_erased_at_the_end(virtual_gpu: VirtualGpu) -> None:
-    """The control first: without it, the pool hands every old byte to the next owner."""
-    program = """
+POOL = """
         import ctypes
         pool = raw.out(ctypes.c_uint64, "cuDeviceGetDefaultMemPool", 0)
         raw.call("cuMemPoolSetAttribute", pool, 4, ctypes.byref(ctypes.c_uint64(GIB)))
 
+        def taken():
+            return raw.out(ctypes.c_uint64, "cuMemAllocFromPoolAsync", 8 * MIB, pool, 0)
+
         def secrets_seen(**options):
-            with vram.scope("secret", leak="raise", **options) as s:
-                pointer = raw.out(ctypes.c_uint64, "cuMemAllocAsync", 8 * MIB, 0)
+            with vram.scope("secret", leak="report", **options) as s:
+                pointer = taken()
                 raw.call("cuMemsetD8_v2", pointer, 0x5A, 8 * MIB)
                 raw.call("cuMemFreeAsync", pointer, 0)
                 raw.call("cuCtxSynchronize")
-            again = raw.out(ctypes.c_uint64, "cuMemAllocAsync", 8 * MIB, 0)
+            again = taken()
             seen = raw.read(again, 8 * MIB).count(0x5A)
             raw.call("cuMemFreeAsync", again, 0)
             raw.call("cuCtxSynchronize")
             return seen
+"""
 
+
+def test_what_lies_in_a_pool_is_erased_at_the_end(virtual_gpu: VirtualGpu) -> None:
+    """The control first: without it, the pool hands every old byte to the next owner."""
+    program = f"""{POOL}
+        tell([secrets_seen(), secrets_seen(zero_on_exit=True)])
+    """
+    assert result(virtual_gpu, program) == [8 * MIB, 0]
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "note"),
+    [
+        ("cuMemsetD8Async", 700, "the driver's pools could not all be erased: cuMemsetD8Async answered"),
+        ("cuStreamIsCapturing", 906, "a CUDA graph is being captured: nothing was erased"),
+    ],
+)
+def test_where_nothing_can_be_erased_the_bodys_own_error_stays(
+    virtual_gpu: VirtualGpu, call: str, error: int, note: str
+) -> None:
+    """A device that fails is often what that error is about; and erasing would spoil a capture."""
+    virtual_gpu.fail(call, error=error)
+    program = f"""{POOL}
+        raw.call("cuMemFreeAsync", taken(), 0)
+        raw.call("cuCtxSynchronize")
+        try:
+            with vram.scope("secret", zero_on_exit=True) as s:
+                raise ValueError("its own")
+        except Exception as error:
+            tell([repr(error), s.notes, raw.pool_number(pool, 7)])
+    """
+    error_told, (told,), used = result(virtual_gpu, program)
+    assert error_told == "ValueError('its own')"
+    assert told.startswith(note)
+    assert used == 0
+
+
+def test_the_default_pool_is_erased_also_where_another_is_in_use(virtual_gpu: VirtualGpu) -> None:
+    program = f"""{POOL}
+        own = raw.out(ctypes.c_uint64, "cuMemPoolCreate", ctypes.byref(raw.PoolProps(1, 0, 1, 0)))
+        raw.call("cuDeviceSetMemPool", 0, own)
         tell([secrets_seen(), secrets_seen(zero_on_exit=True)])
     """
     assert result(virtual_gpu, program) == [8 * MIB, 0]

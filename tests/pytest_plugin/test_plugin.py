@@ -249,6 +249,54 @@ def test_a_test_that_fails_by_itself_fails_for_its_own_reason(suite: Suite) -> N
     assert "vram: 1 test watched, 1 kept device memory" in done.stdout
 
 
+def test_what_a_test_that_fails_by_its_own_word_kept_is_a_note_on_that(suite: Suite) -> None:
+    done = suite(
+        """
+        import vram
+        KEPT = []
+        def test_keeps():
+            KEPT.append(vram.Buffer(8 * MIB))
+            pytest.fail("its own word")
+        def test_keeps_as_expected():
+            KEPT.append(vram.Buffer(8 * MIB))
+            pytest.xfail("known")
+        def test_gives_back():
+            local = vram.Buffer(8 * MIB)
+            pytest.fail("its own word")
+        """,
+        "--vram",
+    )
+    assert outcome(done) == {"failed": 2, "xfailed": 1}
+    assert done.stdout.count("E       Failed: its own word") == 2
+    assert "KEPT[0]" in done.stdout
+    assert "vram: 3 tests watched, 2 kept device memory" in done.stdout
+
+
+def test_a_skipped_test_that_keeps_memory_fails(suite: Suite) -> None:
+    done = suite(
+        """
+        import unittest, vram
+        KEPT = []
+        def test_keeps():
+            KEPT.append(vram.Buffer(8 * MIB))
+            pytest.skip("too small")
+        def test_gives_back():
+            local = vram.Buffer(8 * MIB)
+            pytest.skip("too small")
+        class Test(unittest.TestCase):
+            def test_keeps(self):
+                KEPT.append(vram.Buffer(8 * MIB))
+                self.skipTest("too small")
+        """,
+        "--vram",
+    )
+    assert outcome(done) == {"failed": 2, "skipped": 1}
+    assert "KEPT[0]" in done.stdout
+    assert "KEPT[1]" in done.stdout
+    assert "During handling" not in done.stdout
+    assert "vram: 3 tests watched, 2 kept device memory" in done.stdout
+
+
 @pytest.mark.parametrize("words", ['leaks="some"', "limit=-1", "leek=0", "0"])
 def test_a_marker_that_means_nothing_fails_the_test_with_a_word(suite: Suite, words: str) -> None:
     done = suite(f"@pytest.mark.vram({words})\ndef test_it(): pass\n")

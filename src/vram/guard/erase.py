@@ -9,40 +9,60 @@ an H200, driver 580). What neither covers is said.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from vram.guard.capture import is_capturing_here
 from vram.guard.driver import driver
 from vram.guard.memory import awake_devices
 from vram.payloads.trim.driver import driver as pools
 from vram.payloads.trim.framework import loaded
 from vram.units import MIB, size
 
+CAPTURING = "a CUDA graph is being captured: nothing was erased"
 SMALLEST = 2 * MIB  # what the driver takes for a pool at a time
 SMALL_POOL = 1 * MIB  # PyTorch serves what is larger from another pool
 
 
 def erase_caches() -> list[str]:
-    """Erase what is unused now; return what could not be, in words."""
+    """Erase what is unused now; return what could not be, in words. Never raises."""
+    if is_capturing_here():
+        return [CAPTURING]
     gc.collect()
-    notes = [*_torch(), *_jax()]
-    _give_back_others()
-    for device in awake_devices():
-        for pool in pools.pools(device):
-            notes += _pool(device, pool)
-    return notes
+    parts = {
+        "PyTorch's cache": _torch,
+        "JAX's pool": _jax,
+        "other frameworks' caches": _give_back_others,
+        "the driver's pools": _pools,
+    }
+    return [note for name, part in parts.items() for note in _attempted(name, part)]
 
 
-def _give_back_others() -> None:
+def _attempted(name: str, part: Callable[[], Iterator[str]]) -> Iterator[str]:
+    """A device that fails may be what the scope's own error is about: that error must not be replaced."""
+    try:
+        yield from part()
+    except Exception as error:
+        yield f"{name} could not all be erased: {str(error).partition(chr(10))[0] or type(error).__name__}"
+
+
+def _give_back_others() -> Iterator[str]:
     from vram.payloads.trim.frameworks import FRAMEWORKS
 
     ours = ("PyTorch", "JAX", "driver pools")
     for each in (found for kind in FRAMEWORKS if kind.name not in ours for found in kind.find()):
         for _ in each.release():
             pass
+    yield from ()
 
 
 # ---- the driver's pools ----
+
+
+def _pools() -> Iterator[str]:
+    for device in awake_devices():
+        for pool in pools.pools(device):
+            yield from _pool(device, pool)
 
 
 def _pool(device: int, pool: int) -> Iterator[str]:
@@ -51,9 +71,12 @@ def _pool(device: int, pool: int) -> Iterator[str]:
     with cuda.on_device(device):
         cuda.must("cuCtxSynchronize")
         taken = list(_fill(cuda, pool))
-        for pointer, nbytes in taken:
-            cuda.must("cuMemsetD8Async", pointer, 0, nbytes, None)
-            cuda.must("cuMemFreeAsync", pointer, None)
+        try:
+            for pointer, nbytes in taken:
+                cuda.must("cuMemsetD8Async", pointer, 0, nbytes, None)
+        finally:
+            for pointer, _ in taken:
+                cuda.must("cuMemFreeAsync", pointer, None)
         cuda.must("cuCtxSynchronize")
     reserved, used = pools.pool_bytes(pool) or (0, 0)
     left = reserved - used - sum(nbytes for _, nbytes in taken)
@@ -68,7 +91,7 @@ def _fill(cuda: Any, pool: int) -> Iterator[tuple[int, int]]:
     step = reserved - used
     while step >= SMALLEST:
         pointer = ctypes.c_uint64()
-        if cuda.cuMemAllocAsync(ctypes.byref(pointer), step, None):
+        if cuda.cuMemAllocFromPoolAsync(ctypes.byref(pointer), step, pool, None):
             step //= 2
             continue
         grown = (pools.pool_bytes(pool) or (0, 0))[0]

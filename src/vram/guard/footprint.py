@@ -8,10 +8,12 @@ microsecond for the answer that it holds nothing.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from ctypes import byref, c_int
 from typing import Any, NamedTuple
 
 from vram.guard.memory import cuda, device_memory
+from vram.guard.owning import LIBRARY
 
 OUTSIDE = "outside every framework"
 
@@ -43,29 +45,20 @@ class Footprint(NamedTuple):
 NOTHING = Footprint({}, {})
 
 
-class _Library(ctypes.Structure):
-    """What dl_iterate_phdr tells of one loaded library; ``adds`` counts all that ever were."""
+def _counter(path: str = LIBRARY) -> Callable[[], int] | None:
+    """The loader's count of libraries; None where the native part is not installed."""
+    try:
+        count = ctypes.CDLL(path).vram_loads
+    except (OSError, AttributeError):
+        return None
+    count.restype = ctypes.c_ulonglong
+    answer: Callable[[], int] = count
+    return answer
 
-    _fields_ = (
-        ("address", ctypes.c_void_p),
-        ("name", ctypes.c_char_p),
-        ("headers", ctypes.c_void_p),
-        ("number", ctypes.c_uint16),
-        ("adds", ctypes.c_ulonglong),
-    )
 
-
-_adds = [-1]
+_count_loads = _counter()
+_seen = [-1]
 _is_loaded = [False]
-
-
-def _note_first(library: Any, _size: int, _data: object) -> int:
-    _adds[0] = library.contents.adds
-    return 1  # one library tells the count of all
-
-
-_note_adds = ctypes.CFUNCTYPE(c_int, ctypes.POINTER(_Library), ctypes.c_size_t, ctypes.c_void_p)(_note_first)
-_iterate = ctypes.CDLL(None).dl_iterate_phdr
 
 
 def driver_is_loaded() -> bool:
@@ -73,10 +66,10 @@ def driver_is_loaded() -> bool:
 
     A dlopen that finds nothing costs 60 µs, the loader's own count of libraries less than one.
     """
-    before = _adds[0]
-    _iterate(_note_adds, None)
-    if _adds[0] != before:
+    count = -1 if _count_loads is None else _count_loads()
+    if count != _seen[0] or count < 0:
         _is_loaded[0] = cuda() is not None
+        _seen[0] = count
     return _is_loaded[0]
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from threading import RLock
 from typing import Any, NamedTuple
 
-from vram.errors import UsageError
+from vram.errors import BufferLost, UsageError, VramError
 from vram.guard import dlpack
 from vram.guard.driver import driver
 from vram.guard.holding import Holding, here
@@ -34,7 +36,7 @@ class View(NamedTuple):
 def view(thing: Any) -> View:
     """Look at *thing* through whichever of the two protocols it speaks."""
     thing = without_gradient(thing)
-    interface = getattr(thing, "__cuda_array_interface__", None)
+    interface = _interface_of(thing)
     if interface is not None:
         return by_interface(thing, interface)
     if hasattr(thing, "__dlpack__"):
@@ -49,8 +51,18 @@ def without_gradient(thing: Any) -> Any:
     return thing.detach() if tensor is not None and isinstance(thing, tensor) else thing
 
 
+def _interface_of(thing: object) -> Any:
+    """None also where it cannot be told: PyTorch raises KeyError for 8-bit floats, which DLPack can lend."""
+    try:
+        return getattr(thing, "__cuda_array_interface__", None)
+    except VramError:
+        raise
+    except Exception:
+        return None
+
+
 def by_interface(thing: object, interface: Any = None) -> View:
-    found = getattr(thing, "__cuda_array_interface__", None) if interface is None else interface
+    found = _interface_of(thing) if interface is None else interface
     if not isinstance(found, dict):
         raise UsageError(f"{_described(thing)} has no __cuda_array_interface__", hint=HINT)
     if found.get("mask") is not None:
@@ -68,7 +80,8 @@ def by_interface(thing: object, interface: Any = None) -> View:
 def by_dlpack(thing: Any) -> View:
     if not hasattr(thing, "__dlpack__") or not hasattr(thing, "__dlpack_device__"):
         raise UsageError(f"{_described(thing)} does not speak DLPack", hint=HINT)
-    kind, number = (int(word) for word in thing.__dlpack_device__())
+    with _lending(thing):
+        kind, number = (int(word) for word in thing.__dlpack_device__())
     if kind not in dlpack.ON_GPU:
         raise UsageError(f"{_described(thing)} does not lie on a GPU (DLPack device type {kind})", hint=HINT)
     stream = None if kind == dlpack.CUDA_HOST else dlpack.LEGACY_STREAM
@@ -82,12 +95,21 @@ def by_dlpack(thing: Any) -> View:
 
 
 def _asked(thing: Any, stream: int | None) -> object:
-    try:
+    with _lending(thing):
         try:
             return thing.__dlpack__(stream=stream, max_version=dlpack.VERSION)
         except TypeError:  # a producer from before version 1
             return thing.__dlpack__(stream=stream)
-    except BufferError as error:  # PyTorch lends nothing of another device than the current one
+
+
+@contextmanager
+def _lending(thing: object) -> Iterator[None]:
+    """Whatever a library raises instead of lending: PyTorch a BufferError, a ValueError or a RuntimeError."""
+    try:
+        yield
+    except VramError:
+        raise
+    except Exception as error:
         raise UsageError(f"{_described(thing)} does not lend its memory: {error}", hint=HINT) from error
 
 
@@ -127,6 +149,11 @@ class Borrowed(Holding):
     def settle(self) -> None:
         if self.interface_stream is not None:
             self.cuda.must("cuStreamSynchronize", self.interface_stream)
+
+    def lost(self) -> BufferLost:
+        self._forget()
+        hint = "its owner freed it, or it went with its CUDA context; borrow from an array that lives"
+        return BufferLost("the memory that this buffer borrowed is gone", hint=hint)
 
     def _forget(self) -> None:
         self.is_released = True

@@ -108,6 +108,7 @@ class StreamOrdered(Allocation):
     """
 
     kind, call = "stream-ordered", "cuMemAllocAsync"
+    _has_lost_its_stream = False
 
     def __init__(self, nbytes: int, stream: Stream, device: int | None, zero_on_free: bool) -> None:
         self.stream = stream
@@ -119,9 +120,19 @@ class StreamOrdered(Allocation):
         return int(cuda.cuMemAllocAsync(byref(piece), self.nbytes, self.stream.handle))
 
     def _free(self, cuda: Driver) -> int:
+        if not self.stream.is_a_default:
+            return self._free_in_order(cuda)
+        with self.inside():  # each context has default streams of its own
+            if self._has_lost_its_stream:
+                cuda.must("cuCtxSynchronize")
+            return self._free_in_order(cuda)
+
+    def _free_in_order(self, cuda: Driver) -> int:
         return int(cuda.cuMemFreeAsync(self.pointer, self.stream.handle))
 
     def _zero(self) -> None:
+        # Work of other streams may still write: it ends first, or it would undo the erasing.
+        self.cuda.must("cuCtxSynchronize")
         self.cuda.must("cuMemsetD8Async", self.pointer, 0, self.nbytes, self.stream.handle)
         self.cuda.must("cuStreamSynchronize", self.stream.handle)
 
@@ -129,7 +140,10 @@ class StreamOrdered(Allocation):
         self.cuda.must("cuStreamSynchronize", self.stream.handle)
 
     def drop(self) -> None:
-        """A stream given as a bare number may be gone by now, and using a dead handle crashes."""
+        """A stream given as a bare number may be gone by now, and using a dead handle crashes.
+
+        Its order is lost with it: what it may still be doing is waited for.
+        """
         if not self.stream.is_kept_alive:
-            self.stream = Stream(0, None)
+            self.stream, self._has_lost_its_stream = Stream(0, None), True
         super().drop()

@@ -18,7 +18,7 @@ from typing import Any
 from vram.errors import LimitExceeded, UsageError
 from vram.guard.footprint import driver_is_loaded
 from vram.guard.oom_classes import Classes
-from vram.guard.oom_sentence import BEGINNING
+from vram.guard.oom_sentence import BEGINNING, Situation, sentence
 from vram.guard.out_of_memory import is_out_of_memory
 
 MOST_FILES = 20
@@ -38,7 +38,7 @@ def on_oom(folder: str | os.PathLike[str] | None = None, *, most_files: int = MO
     takes it out again.
     """
     global _recorder
-    place = _usable(os.fspath(folder) if folder is not None else os.environ.get("VRAM_OOM_FOLDER"))
+    place = _usable(folder if folder is not None else os.environ.get("VRAM_OOM_FOLDER") or None)
     if isinstance(most_files, bool) or not isinstance(most_files, int) or most_files < 0:
         raise UsageError(f"most_files={most_files!r} is no number of files", hint="write most_files=20")
     with _lock:
@@ -61,7 +61,8 @@ class Recorder:
         self.folder: str | None = None
         self.most_files = MOST_FILES
         self.files: list[str] = []
-        self._sentence = ""
+        self._situation: Situation | None = None
+        self._where = ""
         self._last = float("-inf")
         self._busy = threading.local()
         self._hooks = (sys.excepthook, threading.excepthook)
@@ -102,7 +103,8 @@ class Recorder:
                 if time.monotonic() - self._last > SAME_EVENT_S:
                     self._record(error)
                     self._last = time.monotonic()
-            error.add_note(self._sentence)
+                note = self._note(error)
+            error.add_note(note)
         except Exception as trouble:  # whoever runs out of memory must learn that, and not of our trouble
             error.add_note(f"{MARK}this could not be recorded: {type(trouble).__name__}: {trouble}")
         finally:
@@ -111,12 +113,19 @@ class Recorder:
     def _record(self, error: BaseException) -> None:
         from vram.guard.oom_report import gather, write
 
-        report = gather(error)
-        self._sentence = f"{MARK}{report['sentence']}"
+        self._situation, report = gather(error)
+        self._where = ""
         if len(self.files) < self.most_files:
             path = write(report, self.folder or ".")
             self.files.append(path)
-            self._sentence += f". The whole account is in {path}"
+            self._where = f". The whole account is in {path}"
+
+    def _note(self, error: BaseException) -> str:
+        """What was measured last, judged by what *error* asked for."""
+        from vram.guard.oom_report import requested
+
+        assert self._situation is not None
+        return f"{MARK}{sentence(self._situation._replace(requested=requested(error)))}{self._where}"
 
     def _uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if _recorder is self:
@@ -143,14 +152,16 @@ def _is_noted(error: BaseException) -> bool:
     return any(str(note).startswith(f"{MARK}{BEGINNING}") for note in getattr(error, "__notes__", ()))
 
 
-def _usable(folder: str | None) -> str | None:
-    if folder is None:
+def _usable(named: str | os.PathLike[str] | None) -> str | None:
+    if named is None:
         return None
     try:
+        folder = os.fsdecode(named)
         os.makedirs(folder, mode=0o700, exist_ok=True)
-    except OSError as error:
+    except (OSError, TypeError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
         raise UsageError(
-            f"{folder} is no folder to write into: {error.strerror}", hint="name one that can be made"
+            f"{str(named)!r} is no folder to write into: {reason}", hint="name one that can be made"
         ) from error
     if not os.access(folder, os.W_OK | os.X_OK):
         raise UsageError(f"{folder} may not be written into", hint="name another folder")

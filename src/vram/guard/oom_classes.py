@@ -35,12 +35,11 @@ class Classes:
     def __init__(self, born: Callable[[BaseException], None]) -> None:
         self._born = born
         self._changed: dict[type, Any] = {}
-        self._finder = _Awaiting(self._watch_module)
+        self._finder = _Awaiting(self._watch_class)
 
     def attach(self) -> None:
         for name in CLASSES:
-            if name in sys.modules:
-                self._watch_module(sys.modules[name])
+            self._watch_class(name, sys.modules.get(name))
         sys.meta_path.insert(0, self._finder)
 
     def detach(self) -> None:
@@ -53,8 +52,9 @@ class Classes:
                 kind.__init__ = original  # type: ignore[misc]
         self._changed.clear()
 
-    def _watch_module(self, module: ModuleType) -> None:
-        kind = getattr(module, CLASSES[module.__name__], None)
+    def _watch_class(self, name: str, module: ModuleType | None) -> None:
+        """Under *name* may be anything: programs put None or a stand-in there to do without a framework."""
+        kind = getattr(module, CLASSES[name], None)
         if not isinstance(kind, type) or kind in self._changed:
             return
         original, born = kind.__init__, self._born  # type: ignore[misc]
@@ -76,7 +76,7 @@ class Classes:
 class _Awaiting(MetaPathFinder):
     """Finds nothing itself: it looks at modules of the table once they have been run."""
 
-    def __init__(self, arrived: Callable[[ModuleType], None]) -> None:
+    def __init__(self, arrived: Callable[[str, ModuleType], None]) -> None:
         self._arrived = arrived
         # While one thread asks the other finders, imports of its own kind must pass.
         self._asking = threading.local()
@@ -100,7 +100,9 @@ class _Awaiting(MetaPathFinder):
 
         def run_and_look(module: ModuleType) -> None:
             run(module)
-            self._arrived(module)
+            # A loader may be one for many modules, as that of a zip file is.
+            if module.__name__ == fullname:
+                self._arrived(fullname, module)
 
         with suppress(AttributeError):
             loader.exec_module = run_and_look

@@ -30,8 +30,8 @@ _SURVEY = (
 )
 
 
-def gather(error: BaseException) -> dict[str, Any]:
-    """Everything that bears on *error*, measured now; what could not be is in "notes"."""
+def gather(error: BaseException) -> tuple[Situation, dict[str, Any]]:
+    """Everything that bears on *error*, measured now, and the report; what could not be is in its "notes"."""
     notes: list[str] = []
     taken = footprint.take(thorough=True)
     lines = footprint.framework_lines(thorough=True) if footprint.driver_is_loaded() else []
@@ -62,7 +62,7 @@ def gather(error: BaseException) -> dict[str, Any]:
         "notes": notes,
     }
     report["text"] = list(_told(report))
-    return report
+    return situation, report
 
 
 def write(report: dict[str, Any], folder: str) -> str:

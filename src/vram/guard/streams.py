@@ -17,8 +17,12 @@ class Stream(NamedTuple):
     owner: object
 
     @property
+    def is_a_default(self) -> bool:
+        return self.handle <= 2
+
+    @property
     def is_kept_alive(self) -> bool:
-        return self.owner is not None or self.handle <= 2
+        return self.owner is not None or self.is_a_default
 
 
 def stream_of(named: Any) -> Stream:
