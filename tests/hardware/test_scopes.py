@@ -306,6 +306,26 @@ def test_pytorchs_cache_is_erased_at_the_end(record: Record) -> None:
     assert erased == 0
 
 
+@needs("numba")
+def test_the_drivers_pool_is_erased_at_the_end(record: Record) -> None:
+    program = """
+        pool, most = ctypes.c_void_p(), ctypes.c_uint64(2**63)
+        assert driver.cuDeviceGetDefaultMemPool(ctypes.byref(pool), 0) == 0
+        assert driver.cuMemPoolSetAttribute(pool, 4, ctypes.byref(most)) == 0  # it keeps what is freed
+        def seen(**options):
+            with vram.scope("secret", leak="report", **options) as s:
+                with vram.Buffer(256 * MIB, stream=0) as secret:
+                    secret.fill(0x5A)
+            with vram.Buffer(256 * MIB, stream=0) as found:
+                return found.read().count(0x5A), s.notes
+        tell([seen(), seen(zero_on_exit=True)])
+    """
+    (control, _), (erased, notes) = result(program, "numba")
+    record(control=control, erased=erased, notes=notes)
+    assert control == 256 * MIB
+    assert erased == 0
+
+
 @needs("torch")
 def test_the_inside_of_a_willing_process_is_told(tmp_path: Path, record: Record) -> None:
     program = """
