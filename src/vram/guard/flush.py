@@ -11,6 +11,7 @@ from typing import Any
 
 from vram.guard.capture import is_capturing
 from vram.guard.flushed import CacheChange, Flushed
+from vram.guard.frameworks import may_have_arrays
 from vram.guard.heap import cells
 from vram.guard.heap.chains import BUDGET_S
 from vram.guard.heap.peek import lineage
@@ -89,7 +90,7 @@ def _flush(device: int | None, tracebacks: bool, gc: bool, outputs: bool, budget
     for each in frameworks:
         notes += trim.guarded(notes, each.name, each.release)
     after, lines_after = _read(devices), trim.measured(frameworks, notes)
-    heap: list[object] = collector.get_objects()
+    heap: list[object] = collector.get_objects() if may_have_arrays() else []
     types = set(map(type, heap))
     return Flushed(
         before=before,

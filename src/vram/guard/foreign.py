@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import RLock
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 from vram.errors import BufferLost, UsageError, VramError
 from vram.guard import dlpack
@@ -122,6 +123,10 @@ def _described(thing: object) -> str:
     return f"an object of type {type(thing).__module__}.{type(thing).__qualname__}"
 
 
+# Those that hold on to memory of other libraries now.
+borrowing: WeakSet[Borrowed] = WeakSet()
+
+
 class Borrowed(Holding):
     """Memory of another library, kept alive by holding on to its owner, never freed by us."""
 
@@ -145,6 +150,7 @@ class Borrowed(Holding):
         elif seen.stream:
             with self.inside():
                 self.cuda.must("cuStreamSynchronize", seen.stream)
+        borrowing.add(self)
 
     def settle(self) -> None:
         if self.interface_stream is not None:
@@ -158,6 +164,7 @@ class Borrowed(Holding):
     def _forget(self) -> None:
         self.is_released = True
         self._keeper = None
+        borrowing.discard(self)
 
     def _zero(self) -> None:
         erase(self.cuda, self.pointer, self.device, self._layout)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import compress, repeat
-from operator import is_
+from operator import is_, not_
 from typing import Any
 
 from msgspec import Struct
@@ -37,11 +37,13 @@ def find(
     # Addresses are never shared by two GPUs of one process.
     seen: set[int] = set()
     found: list[Found] = []
+    behind: set[int] = set()
     for leaf, arrays, _ in leaves:
         objects = with_gradients(leaf, _of(by_kind, arrays))
-        found += _told(leaf, objects, leaf.describe(objects) if objects else (), seen, device)
+        found += _told(leaf, objects, leaf.describe(objects, behind) if objects else (), seen, device)
     for leaf, _, blocks in leaves:
         objects = _of(by_kind, blocks)
+        objects = list(compress(objects, map(not_, map(behind.__contains__, map(id, objects)))))
         told = _told(leaf, objects, leaf.describe_blocks(objects, seen) if objects else (), seen, device)
         found += (each for each in told if not each.is_shared)
     return found
@@ -70,20 +72,19 @@ def _told(
     seen: set[int],
     device: int | None,
 ) -> list[Found]:
-    told = [
-        (each, description)
-        for each, description in zip(objects, descriptions, strict=True)
-        if description is not None and (device is None or description.device == device)
-    ]
-    pointers = [description.pointer for _, description in told]
+    described = list(descriptions)
+    are_wanted = [each is not None and (device is None or each.device == device) for each in described]
+    arrays = list(compress(objects, are_wanted))
+    told: list[Any] = list(compress(described, are_wanted))
+    pointers = [each.pointer for each in told]
     there = set(pointers)
     if len(there) == len(pointers) and there.isdisjoint(seen):  # as nearly always: nothing is shared
         seen |= there
-        return [Found(leaf, each, description, False) for each, description in told]
+        return [Found(leaf, array, each, False) for array, each in zip(arrays, told, strict=True)]
     found: list[Found] = []
-    for each, description in told:
-        found.append(Found(leaf, each, description, description.pointer in seen))
-        seen.add(description.pointer)
+    for array, each in zip(arrays, told, strict=True):
+        found.append(Found(leaf, array, each, each.pointer in seen))
+        seen.add(each.pointer)
     return found
 
 

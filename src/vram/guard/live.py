@@ -117,11 +117,12 @@ def survey(
     heap: list[object], device: int | None, budget_s: float | None, types: Iterable[type] | None = None
 ) -> Live:
     """As :func:`live`, on a heap that was taken before; it comes back empty."""
+    types = set(map(type, heap)) if types is None else types
     found = find(heap, device, types)
     if not found or budget_s is None:
         heap.clear()
         return Live(_listed(found, Trails()))
-    trails = chains.shortest([each.array for each in found], heap, budget_s, bystanders())
+    trails = chains.shortest([each.array for each in found], heap, budget_s, bystanders(), types)
     name_keepers(found, trails)
     return Live(_listed(found, trails), trails.was_cut)
 

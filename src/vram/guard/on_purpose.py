@@ -59,7 +59,7 @@ class OnPurpose:
 def _is_told(where: _Where, piece: _Piece) -> bool:
     """Whether the array itself still has that memory."""
     array = piece.array() if piece.array is not None else None
-    told = next(piece.leaf.describe([array])) if array is not None else None
+    told = next(piece.leaf.describe([array], set())) if array is not None else None
     return told is not None and (told.device, told.pointer) == where
 
 

@@ -95,7 +95,7 @@ def arrays_in(value: object) -> Iterator[tuple[Leaf, object, Description]]:
     for leaf in LEAVES:
         kinds = leaf.arrays()
         mine = with_gradients(leaf, [each for each in inside if kinds and issubclass(type(each), kinds)])
-        for array, told in zip(mine, leaf.describe(mine) if mine else (), strict=True):
+        for array, told in zip(mine, leaf.describe(mine, set()) if mine else (), strict=True):
             if told is not None:
                 yield leaf, array, told
 

@@ -10,6 +10,11 @@ from vram.guard.frameworks import buffer, cuda_core, cupy, jax, numba, pycuda, t
 LEAVES: tuple[Any, ...] = (torch, cupy, jax, numba, pycuda, cuda_core, buffer)
 
 
+def may_have_arrays() -> bool:
+    """Whether anything is loaded that can have arrays: if not, a look at every object is spared."""
+    return any(leaf.arrays() or leaf.blocks() for leaf in LEAVES)
+
+
 def bystanders() -> tuple[type, ...]:
     """Classes whose instances refer to arrays that belong to others, as optimizers do."""
     return tuple(kind for leaf in LEAVES for kind in getattr(leaf, "bystanders", tuple)())

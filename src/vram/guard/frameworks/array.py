@@ -33,8 +33,11 @@ class Leaf(Protocol):
 
     def blocks(self) -> tuple[type, ...]: ...
 
-    def describe(self, found: Iterable[Any]) -> Iterator[Description | None]:
-        """One for each array found, in order; None for what is not on a GPU or already freed."""
+    def describe(self, found: Iterable[Any], behind: set[int]) -> Iterator[Description | None]:
+        """One for each array found, in order; None for what is not on a GPU or already freed.
+
+        Blocks that are told with an array may be put into *behind*, by their ``id``.
+        """
         ...
 
     def describe_blocks(self, found: Iterable[Any], told: set[int]) -> Iterator[Description | None]:

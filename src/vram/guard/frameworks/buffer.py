@@ -12,7 +12,10 @@ ON_HOST = ("pinned", "zero-copy")
 
 
 def arrays() -> tuple[type, ...]:
-    return kinds(loaded("vram.guard.buffer"), "Buffer")
+    """None as long as no buffer has memory, which they know themselves."""
+    living = getattr(loaded("vram.guard.allocation"), "living", ())
+    borrowing = getattr(loaded("vram.guard.foreign"), "borrowing", ())
+    return kinds(loaded("vram.guard.buffer"), "Buffer") if living or borrowing else ()
 
 
 def blocks() -> tuple[type, ...]:
@@ -23,7 +26,7 @@ def describe_blocks(_found: Iterable[Any], _told: set[int]) -> Iterator[Descript
     return iter(())
 
 
-def describe(found: Iterable[Any]) -> Iterator[Description | None]:
+def describe(found: Iterable[Any], _behind: set[int]) -> Iterator[Description | None]:
     for each in found:
         memory = getattr(each, "_memory", None)
         if memory is None or memory.is_closed or memory.kind in ON_HOST or _is_lost(memory):

@@ -22,7 +22,7 @@ def describe_blocks(_found: Iterable[Any], _told: set[int]) -> Iterator[Descript
     return iter(())
 
 
-def describe(found: Iterable[Any]) -> Iterator[Description | None]:
+def describe(found: Iterable[Any], _behind: set[int]) -> Iterator[Description | None]:
     kind: Any = arrays()[0]
     for each in found:
         address = int(kind.handle.__get__(each) or 0)

@@ -18,7 +18,7 @@ def blocks() -> tuple[type, ...]:
     return kinds(loaded("cupy.cuda.memory"), "MemoryPointer")
 
 
-def describe(found: Iterable[Any]) -> Iterator[Description | None]:
+def describe(found: Iterable[Any], _behind: set[int]) -> Iterator[Description | None]:
     names = Spelled()
     array: Any = arrays()[0]
     for each in found:

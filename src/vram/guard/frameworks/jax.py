@@ -26,7 +26,7 @@ def describe_blocks(_found: Iterable[Any], _told: set[int]) -> Iterator[Descript
     return iter(())
 
 
-def describe(found: Iterable[Any]) -> Iterator[Description | None]:
+def describe(found: Iterable[Any], _behind: set[int]) -> Iterator[Description | None]:
     for each in found:
         try:
             yield None if each.is_deleted() else _of_array(each)

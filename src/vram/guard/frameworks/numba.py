@@ -22,7 +22,7 @@ def blocks() -> tuple[type, ...]:
     return kinds(loaded(DRIVER), "OwnedPointer", "AutoFreePointer")
 
 
-def describe(found: Iterable[Any]) -> Iterator[Description | None]:
+def describe(found: Iterable[Any], _behind: set[int]) -> Iterator[Description | None]:
     return _told(found, _Reader().array)
 
 

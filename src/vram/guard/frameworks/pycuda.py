@@ -21,7 +21,7 @@ def blocks() -> tuple[type, ...]:
     return kinds(loaded("pycuda._driver"), "DeviceAllocation", "PooledDeviceAllocation")
 
 
-def describe(found: Iterable[Any]) -> Iterator[Description | None]:
+def describe(found: Iterable[Any], _behind: set[int]) -> Iterator[Description | None]:
     for each in found:
         own: dict[str, Any] = attributes(each) or {}
         data = own.get("gpudata")

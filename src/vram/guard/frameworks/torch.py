@@ -40,11 +40,9 @@ def bystanders() -> tuple[type, ...]:
     return kinds(loaded("torch.optim.optimizer"), "Optimizer")
 
 
-def describe(found: Iterable[Any]) -> Iterator[Description | None]:
-    kind, names, shapes = arrays()[0], Spelled(), _Plain()
-    return _safely(
-        found, lambda portion: _of_tensors(portion, kind, names, shapes), lambda each: _of_parts(each, names)
-    )
+def describe(found: Iterable[Any], behind: set[int]) -> Iterator[Description | None]:
+    read = _Reader(behind)
+    return _safely(found, read.tensors, read.parts)
 
 
 def describe_blocks(found: Iterable[Any], told: set[int]) -> Iterator[Description | None]:
@@ -108,50 +106,58 @@ def _one(
     return [None]
 
 
-def _of_parts(tensor: Any, names: Spelled) -> Description | None:
-    """A sparse tensor has its memory in others, a nested one has no one shape."""
-    kind: Any = arrays()[0]
-    layout = str(kind.layout.__get__(tensor)).removeprefix("torch.")
-    if not kind.is_cuda.__get__(tensor) or not (layout in PARTS or kind.is_nested.__get__(tensor)):
-        return None
-    # Its parts are asked for by operators, for which a mode of the program's would answer.
-    with loaded("torch")._C._DisableTorchDispatch():
-        parts = [getattr(kind, name)(tensor) for name in PARTS.get(layout, ())] or [tensor]
-    # Their storages are left alone: once looked at, those would be told as memory without an array.
-    return Description(
-        nbytes=sum(kind.numel(each) * kind.element_size(each) for each in parts),
-        device=kind.get_device(tensor),
-        pointer=kind.data_ptr(parts[0]),
-        dtype=names[kind.dtype.__get__(tensor)],
-        shape=tuple(kind.shape.__get__(tensor)) if layout in PARTS else (),
-        note=f"{layout}: its values and their indices" if layout in PARTS else "nested",
-    )
+class _Reader:
+    """Tensors share few types and shapes: each is spelled out once."""
 
+    def __init__(self, behind: set[int]) -> None:
+        self._behind = behind
+        self._kind: Any = arrays()[0]
+        self._names = Spelled()
+        self._shapes = _Plain()
 
-def _of_tensors(
-    tensors: list[Any], kind: Any, names: Spelled, shapes: _Plain
-) -> Iterator[Description | None]:
-    are_on_gpu = _are_on_gpu(tensors, kind)
-    on_gpu = list(compress(tensors, are_on_gpu))
-    storages = list(map(kind.untyped_storage, on_gpu))
-    storage: Any = loaded("torch")._C.StorageBase
-    columns = zip(
-        map(storage.nbytes, storages),
-        map(kind.get_device, on_gpu),
-        map(storage.data_ptr, storages),
-        map(names.__getitem__, map(kind.dtype.__get__, on_gpu)),
-        map(shapes.__getitem__, map(kind.shape.__get__, on_gpu)),
-        map(operator.mul, map(kind.numel, on_gpu), map(kind.element_size, on_gpu)),
-        strict=True,
-    )
-    told = [
-        Description(kept, device, pointer, dtype, shape, view_note(own, kept) if own != kept else "")
-        for kept, device, pointer, dtype, shape, own in columns
-    ]
-    for at in compress(range(len(told)), map(kind.requires_grad.__get__, on_gpu)):
-        if not kind.is_leaf.__get__(on_gpu[at]):
-            told[at] = replace(told[at], note=GRAPH)
-    return iter(told) if len(told) == len(tensors) else _spread(told, are_on_gpu)
+    def parts(self, tensor: Any) -> Description | None:
+        """A sparse tensor has its memory in others, a nested one has no one shape."""
+        kind = self._kind
+        layout = str(kind.layout.__get__(tensor)).removeprefix("torch.")
+        if not kind.is_cuda.__get__(tensor) or not (layout in PARTS or kind.is_nested.__get__(tensor)):
+            return None
+        # Its parts are asked for by operators, for which a mode of the program's would answer.
+        with loaded("torch")._C._DisableTorchDispatch():
+            parts = [getattr(kind, name)(tensor) for name in PARTS.get(layout, ())] or [tensor]
+        # Their storages are left alone: once looked at, those would be told as memory without an array.
+        return Description(
+            nbytes=sum(kind.numel(each) * kind.element_size(each) for each in parts),
+            device=kind.get_device(tensor),
+            pointer=kind.data_ptr(parts[0]),
+            dtype=self._names[kind.dtype.__get__(tensor)],
+            shape=tuple(kind.shape.__get__(tensor)) if layout in PARTS else (),
+            note=f"{layout}: its values and their indices" if layout in PARTS else "nested",
+        )
+
+    def tensors(self, tensors: list[Any]) -> Iterator[Description | None]:
+        kind = self._kind
+        are_on_gpu = _are_on_gpu(tensors, kind)
+        on_gpu = list(compress(tensors, are_on_gpu))
+        storages = list(map(kind.untyped_storage, on_gpu))
+        storage: Any = loaded("torch")._C.StorageBase
+        columns = zip(
+            map(storage.nbytes, storages),
+            map(kind.get_device, on_gpu),
+            map(storage.data_ptr, storages),
+            map(self._names.__getitem__, map(kind.dtype.__get__, on_gpu)),
+            map(self._shapes.__getitem__, map(kind.shape.__get__, on_gpu)),
+            map(operator.mul, map(kind.numel, on_gpu), map(kind.element_size, on_gpu)),
+            strict=True,
+        )
+        told = [
+            Description(kept, device, pointer, dtype, shape, view_note(own, kept) if own != kept else "")
+            for kept, device, pointer, dtype, shape, own in columns
+        ]
+        for at in compress(range(len(told)), map(kind.requires_grad.__get__, on_gpu)):
+            if not kind.is_leaf.__get__(on_gpu[at]):
+                told[at] = replace(told[at], note=GRAPH)
+        self._behind.update(map(id, storages))
+        return iter(told) if len(told) == len(tensors) else _spread(told, are_on_gpu)
 
 
 def _are_on_gpu(tensors: list[Any], kind: Any) -> list[bool]:

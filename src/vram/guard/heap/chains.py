@@ -31,14 +31,15 @@ def shortest(
     heap: list[object],
     budget_s: float = BUDGET_S,
     bystanders: Sequence[type] = (),
+    types: Iterable[type] | None = None,
 ) -> Trails:
     """One way to each of *targets*, by its ``id``.
 
     *heap* is ``gc.get_objects()`` from before anything was looked at. It comes back empty: as
     long as it holds everything, nobody can tell who else does. A way through an instance of a
-    class of *bystanders* is told only where there is no other.
+    class of *bystanders* is told only where there is no other. *types* are those in the heap, where known.
     """
-    with _Search(targets, heap, budget_s, bystanders) as search:
+    with _Search(targets, heap, budget_s, bystanders, types) as search:
         search.walk.run(also_untracked=search.hides)
         search.name(map(id, targets))
         trails = search.naming.trails
@@ -68,14 +69,15 @@ class _Search:
         heap: list[object],
         budget_s: float,
         bystanders: Sequence[type] = (),
+        types: Iterable[type] | None = None,
     ) -> None:
         self._heap = heap
         self._targets = frozenset(map(id, targets))
         self.roots = Roots()
         # What the collector does not know is met only by looking into what it ignores as well.
         self.hides = not all(map(gc.is_tracked, targets))
-        types = set(map(type, heap)) if bystanders else ()
-        aside = {kind for kind in types if any(each in lineage(kind) for each in bystanders)}
+        met = (set(map(type, heap)) if types is None else types) if bystanders else ()
+        aside = {kind for kind in met if any(each in lineage(kind) for each in bystanders)}
         self.walk = Walk(self.roots.namespaces, map(id, targets), budget_s, frozenset(aside))
         self.naming = Naming(self.roots)
 

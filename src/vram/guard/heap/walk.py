@@ -15,8 +15,10 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, compress, repeat
+from operator import eq
 
 PORTION = 256
+FEW = 8
 HAS_GC = 1 << 14  # Py_TPFLAGS_HAVE_GC
 
 
@@ -133,7 +135,13 @@ class Walk:
         return found
 
     def _sort(self, keys: list[int], by_portion: defaultdict[int, set[int]]) -> None:
-        for key, number in zip(keys, map(self.origin.get, keys, repeat(-1)), strict=True):
+        numbers = list(map(self.origin.get, keys, repeat(-1)))
+        distinct = set(numbers)
+        if len(distinct) <= FEW:  # as for a hundred thousand in one list: loops that run in C
+            for number in distinct:
+                by_portion[number].update(compress(keys, map(eq, numbers, repeat(number))))
+            return
+        for key, number in zip(keys, numbers, strict=True):
             by_portion[number].add(key)
 
     def let_go(self) -> None:
