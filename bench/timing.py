@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,24 +31,17 @@ def interleaved(
     """Time every command *turns* times, a different one going first in every round."""
     names = list(commands)
     seconds: dict[str, list[float]] = {name: [] for name in names}
-    peak = dict.fromkeys(names, 0)
-    for name in names:  # files cached, bytecode written: nobody pays for being first
-        once(commands[name], accepted)
+    # The first run caches files and writes bytecode, so that nobody pays for being first; it is weighed.
+    peak = {name: _weighed(commands[name], accepted) for name in names}
     for turn in range(turns):
         shift = turn % len(names)
         for name in names[shift:] + names[:shift]:
-            elapsed_s, rss = once(commands[name], accepted)
-            seconds[name].append(elapsed_s)
-            peak[name] = max(peak[name], rss)
+            seconds[name].append(once(commands[name], accepted))
     return {name: _sample(seconds[name], peak[name]) for name in names}
 
 
-def once(command: Sequence[str], accepted: Iterable[int] = (0,)) -> tuple[float, int]:
-    """Run *command* to its end. Returns its seconds and the bytes of its largest process.
-
-    The kernel starts a child's high-water mark at its parent's size, so the figure is never
-    below this process's own: keep its imports few.
-    """
+def once(command: Sequence[str], accepted: Iterable[int] = (0,)) -> float:
+    """Run *command* to its end. Returns its seconds."""
     silence = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
         (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
@@ -55,12 +49,31 @@ def once(command: Sequence[str], accepted: Iterable[int] = (0,)) -> tuple[float,
     ]
     begin = time.perf_counter()
     pid = os.posix_spawn(command[0], list(command), os.environ, file_actions=silence)
-    _, status, usage = os.wait4(pid, 0)
+    _, status = os.waitpid(pid, 0)
     elapsed_s = time.perf_counter() - begin
-    code = os.waitstatus_to_exitcode(status)
+    _check(command, os.waitstatus_to_exitcode(status), accepted)
+    return elapsed_s
+
+
+# The kernel starts a child's high-water mark at its parent's size: a small parent weighs better than this.
+_SCALE = """
+import resource, subprocess, sys
+done = subprocess.run(sys.argv[1:], stdin=-3, stdout=-3, stderr=-3)
+print(done.returncode, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)
+"""
+
+
+def _weighed(command: Sequence[str], accepted: Iterable[int]) -> int:
+    """Run *command* to its end. Returns the bytes of its largest process."""
+    argv = [sys.executable, "-I", "-S", "-c", _SCALE, *command]
+    code, nbytes = map(int, subprocess.run(argv, stdout=subprocess.PIPE, check=True).stdout.split())
+    _check(command, code, accepted)
+    return nbytes
+
+
+def _check(command: Sequence[str], code: int, accepted: Iterable[int]) -> None:
     if code not in accepted:
         raise CommandFailed(f"{os.path.basename(command[0])} {' '.join(command[1:])}: exit status {code}")
-    return elapsed_s, usage.ru_maxrss * 1024
 
 
 def program(name: str) -> str | None:

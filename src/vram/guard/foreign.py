@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import RLock
 from typing import Any, NamedTuple
-from weakref import WeakSet
 
 from vram.errors import BufferLost, UsageError, VramError
 from vram.guard import dlpack
@@ -123,8 +122,8 @@ def _described(thing: object) -> str:
     return f"an object of type {type(thing).__module__}.{type(thing).__qualname__}"
 
 
-# Those that hold on to memory of other libraries now.
-borrowing: WeakSet[Borrowed] = WeakSet()
+# Whether memory was ever borrowed; a list of who does would be as many objects more to go through.
+has_borrowed = [False]
 
 
 class Borrowed(Holding):
@@ -150,7 +149,7 @@ class Borrowed(Holding):
         elif seen.stream:
             with self.inside():
                 self.cuda.must("cuStreamSynchronize", seen.stream)
-        borrowing.add(self)
+        has_borrowed[0] = True
 
     def settle(self) -> None:
         if self.interface_stream is not None:
@@ -164,7 +163,6 @@ class Borrowed(Holding):
     def _forget(self) -> None:
         self.is_released = True
         self._keeper = None
-        borrowing.discard(self)
 
     def _zero(self) -> None:
         erase(self.cuda, self.pointer, self.device, self._layout)

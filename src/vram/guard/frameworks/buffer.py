@@ -12,10 +12,10 @@ ON_HOST = ("pinned", "zero-copy")
 
 
 def arrays() -> tuple[type, ...]:
-    """None as long as no buffer has memory, which they know themselves."""
-    living = getattr(loaded("vram.guard.allocation"), "living", ())
-    borrowing = getattr(loaded("vram.guard.foreign"), "borrowing", ())
-    return kinds(loaded("vram.guard.buffer"), "Buffer") if living or borrowing else ()
+    """None as long as no buffer can have memory, which is known without looking for them."""
+    owning = getattr(loaded("vram.guard.allocation"), "living", ())
+    has_borrowed = getattr(loaded("vram.guard.foreign"), "has_borrowed", (False,))[0]
+    return kinds(loaded("vram.guard.buffer"), "Buffer") if owning or has_borrowed else ()
 
 
 def blocks() -> tuple[type, ...]:
