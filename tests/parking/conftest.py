@@ -192,8 +192,16 @@ def until_it_has_a_claim(keeper: int) -> None:
     """Come back when an order to move a process has reached the keeper."""
     fields = dict(line.split(":\t") for line in Path(f"/proc/self/fdinfo/{keeper}").read_text().splitlines())
     files = Path(f"/proc/{int(fields['Pid'])}/fd")
-    while not any(os.path.realpath(file).endswith(".lock") for file in files.iterdir()):
+    while not any(_opened(file).endswith(".lock") for file in files.iterdir()):
         time.sleep(0.001)
+
+
+def _opened(descriptor: Path) -> str:
+    """What it leads to; nothing where it was closed since the folder was listed."""
+    try:
+        return os.readlink(descriptor)
+    except FileNotFoundError:
+        return ""
 
 
 def kill(pidfd: int) -> None:
