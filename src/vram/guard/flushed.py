@@ -35,7 +35,11 @@ class CacheChange(Struct, frozen=True):
 
 
 class Flushed(Struct, frozen=True):
-    """What :func:`vram.flush` did. ``refused`` says why it did nothing, where that is so."""
+    """What :func:`vram.flush` did. ``refused`` says why it did nothing, where that is so.
+
+    ``exceptions_kept`` still keep the variables of their frames; they are counted where anything is
+    loaded that can have arrays.
+    """
 
     before: tuple[DeviceMemory, ...] = ()
     after: tuple[DeviceMemory, ...] = ()
