@@ -179,3 +179,12 @@ def test_results_of_an_executor_count_in_the_scope_that_had_the_work_done(virtua
         tell([epoch.leak and [epoch.leak.names, epoch.leak.nbytes], epoch.notes, after.leak])
     """
     assert result(virtual_gpu, program) == [[["epoch"], 24 * MIB], [], None]
+
+
+def test_a_pieces_arguments_may_have_any_name(virtual_gpu: VirtualGpu) -> None:
+    program = """
+        def work(**named): return sorted(named)
+        with vram.ThreadPoolExecutor(1) as pool:
+            tell(pool.submit(work, place=1, opened=2, function=3, work=4).result())
+    """
+    assert result(virtual_gpu, program) == ["function", "opened", "place", "work"]

@@ -84,7 +84,7 @@ def _settle_after(thread: Thread, run: Callable[[], None]) -> None:
     _in_scope(thread._settled, run)
 
 
-def _on_behalf_of(place: Place | None, *work: Any, **kwargs: Any) -> Any:
+def _on_behalf_of(place: Place | None, /, *work: Any, **kwargs: Any) -> Any:
     with inside(place):
         try:
             return _in_scope(*work, **kwargs)
@@ -92,7 +92,7 @@ def _on_behalf_of(place: Place | None, *work: Any, **kwargs: Any) -> Any:
             del work, kwargs
 
 
-def _in_scope(opened: Scope, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _in_scope(opened: Scope, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     with opened:
         try:
             return opened.keep(function(*args, **kwargs))
