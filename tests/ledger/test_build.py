@@ -89,23 +89,123 @@ def test_a_process_that_only_looked_for_gpus_is_no_keeper_even_if_it_is_the_only
     assert [bystander.holder.pid for bystander in gpu.bystanders] == [70]
 
 
-@pytest.mark.parametrize("heirs", [(41, 43), (43,)], ids=str)
-def test_a_session_does_not_tell_which_of_its_dead_is_the_parent(heirs: tuple[int, ...]):
-    """A launcher and the program that it started both died; their forked children share its session."""
+@pytest.mark.parametrize("children", [(41, 43), (43,)], ids=str)
+def test_a_session_does_not_tell_which_of_its_dead_is_the_parent(children: tuple[int, ...]):
+    """A launcher and the program that it started both died; their forked children share its session.
+
+    That each child holds the memory of one of them is a fact all the same."""
     world = World().gpu(used=6 * GIB).charge(40, 4 * GIB).charge(42, 2 * GIB)
-    for pid in heirs:
+    for pid in children:
         world.process(pid, session=40).files(pid, family=pid)
     orphans = entries(only_gpu(world), "orphaned")
-    assert {entry.charged_pid: entry.confidence for entry in orphans} == {40: "likely", 42: "likely"}
+    assert {entry.charged_pid: entry.confidence for entry in orphans} == {40: "fact", 42: "fact"}
     for orphan in orphans:
-        assert (orphan.holder.pid, *(sharer.pid for sharer in orphan.sharers)) == heirs
-        assert orphan.either == (len(heirs) > 1)
+        assert (orphan.holder.pid, *(sharer.pid for sharer in orphan.sharers)) == children
+        assert orphan.either
+        assert orphan.held_elsewhere == 2 - len(children)
 
 
-def test_one_family_is_not_the_proved_heir_of_two():
+def test_one_family_holds_the_memory_of_one_of_two_dead_pids():
     world = World().gpu(used=6 * GIB).charge(40, 4 * GIB).charge(42, 2 * GIB)
     world.process(43, session=40, parent=42).files(43, family=4)
-    assert [entry.confidence for entry in entries(only_gpu(world), "orphaned")] == ["likely", "likely"]
+    orphans = entries(only_gpu(world), "orphaned")
+    assert [(each.confidence, each.either, each.held_elsewhere) for each in orphans] == [
+        ("fact", True, 1)
+    ] * 2
+
+
+def test_more_families_than_dead_pids_prove_nothing():
+    """The children of one process share its open files: one of these has its files from somewhere else."""
+    world = World().gpu(used=4 * GIB).charge(40, 4 * GIB)
+    world.process(41).files(41, family=1).process(42).files(42, family=2)
+    (orphan,) = entries(only_gpu(world), "orphaned")
+    assert (orphan.confidence, orphan.either) == ("likely", True)
+
+
+def test_processes_that_may_not_be_read_take_nothing_from_a_proven_holder():
+    world = World(uid=1000).gpu(used=4 * GIB).charge(40, 4 * GIB).unreadable(300)
+    (orphan,) = entries(only_gpu(world.process(41, uid=1000).files(41, family=1)), "orphaned")
+    assert (orphan.holder.pid, orphan.confidence) == (41, "fact")
+    assert any("300 processes may not be read" in line for line in orphan.evidence)
+
+
+NOT_LEFT_BEHIND = {
+    "it executed its program, so its files are its own": {"forked": False},
+    "its parent lives, and is of its session": {"parent": 30, "session": 20},
+}
+
+
+@pytest.mark.parametrize("facts", NOT_LEFT_BEHIND.values(), ids=NOT_LEFT_BEHIND)
+def test_a_program_that_is_just_making_its_context_is_not_proven_to_hold_a_dead_pids_memory(facts: dict):
+    """It has a context's files and no charge yet, while the real holder may not be read."""
+    world = World(uid=1000).gpu(used=4 * GIB).charge(40, 4 * GIB).unreadable(1).process(30, session=20)
+    (orphan,) = entries(only_gpu(world.process(41, uid=1000, **facts).files(41, family=1)), "orphaned")
+    assert orphan.confidence == "likely"
+
+
+def test_it_does_not_stand_beside_the_proven_holder_either():
+    world = World().gpu(used=4 * GIB).charge(40, 4 * GIB).process(30, session=20)
+    world.process(41, forked=True).files(41, family=1).process(42, forked=False).files(42, family=2)
+    gpu = only_gpu(world.process(43, parent=30, session=20, forked=True).files(43, family=3))
+    (orphan,) = entries(gpu, "orphaned")
+    assert (orphan.holder.pid, orphan.sharers, orphan.confidence) == (41, (), "fact")
+    assert [each.holder.pid for each in gpu.bystanders] == [42, 43]
+
+
+ADOPTED = {"init": {"parent": 1}, "of another session": {"parent": 30, "session": 25}}
+
+
+@pytest.mark.parametrize("facts", ADOPTED.values(), ids=ADOPTED)
+def test_a_child_that_lost_its_parent_is_proven_in_a_batch_script_too(facts: dict):
+    """There nobody has a session or group of its own: only the kernel's adoption tells."""
+    world = World().gpu(used=4 * GIB).charge(40, 4 * GIB).process(30, session=30)
+    (orphan,) = entries(only_gpu(world.process(41, forked=True, **facts).files(41, family=1)), "orphaned")
+    assert (orphan.holder.pid, orphan.confidence) == (41, "fact")
+
+
+def beside_an_unreadable_server(**server: int) -> Entry:
+    world = World(uid=1000).gpu(used=8 * GIB).charge(40, 4 * GIB).charge(35, 4 * GIB)
+    world.process(35, **{"uid": 1000, "session": 20, **server})
+    world.process(41, uid=1000, session=20, forked=True).files(41, family=1)
+    (orphan,) = entries(only_gpu(world.process(20, session=20)), "orphaned")
+    return orphan
+
+
+def test_a_living_charged_process_that_may_not_be_read_may_be_the_source():
+    assert beside_an_unreadable_server(uid=0).confidence == "likely"
+
+
+NOT_THE_SOURCE = {"another user's": {"uid": 1001}, "of another session": {"uid": 0, "session": 21}}
+
+
+@pytest.mark.parametrize("server", NOT_THE_SOURCE.values(), ids=NOT_THE_SOURCE)
+def test_unless_it_cannot_have_forked_the_holder(server: dict):
+    orphan = beside_an_unreadable_server(**server)
+    assert (orphan.holder.pid, orphan.confidence) == (41, "fact")
+
+
+def test_nor_can_one_that_started_later():
+    world = World(uid=1000).gpu(used=8 * GIB).charge(40, 4 * GIB).charge(50, 4 * GIB)
+    world.process(50, uid=0).process(41, uid=1000, forked=True).files(41, family=1)
+    (orphan,) = entries(only_gpu(world), "orphaned")
+    assert (orphan.holder.pid, orphan.confidence) == (41, "fact")
+
+
+def test_another_users_child_is_named_by_its_session_where_its_files_may_not_be_read():
+    world = World(uid=1000).gpu(used=4 * GIB).charge(40, 4 * GIB).unreadable(1)
+    (orphan,) = entries(only_gpu(world.process(41, uid=0, session=40, forked=True)), "orphaned")
+    assert (orphan.holder.pid, orphan.holder.alive, orphan.confidence) == (41, True, "likely")
+
+
+def test_two_dead_pids_of_two_users_are_told_apart_although_one_child_may_not_be_read():
+    world = World(uid=1000).gpu(used=6 * GIB).charge(40, 4 * GIB).charge(60, 2 * GIB).unreadable(1)
+    world.process(41, uid=1000, session=40, forked=True).files(41, family=1)
+    world.process(61, uid=0, session=60, forked=True)
+    held = {
+        each.charged_pid: (each.holder.pid, each.confidence, each.either)
+        for each in entries(only_gpu(world), "orphaned")
+    }
+    assert held == {40: (41, "fact", False), 60: (61, "likely", False)}
 
 
 def test_children_that_surely_share_the_files_are_no_alternatives():
@@ -178,6 +278,20 @@ def test_an_export_is_doubted_where_a_process_out_of_sight_may_have_the_uncharge
     (sure,) = entries(only_gpu(world.export(80, GIB)), "exported")
     (doubted,) = entries(only_gpu(world.unreadable(1)), "exported")
     assert (sure.confidence, doubted.confidence) == ("fact", "likely")
+
+
+def test_the_first_process_of_the_machine_has_no_uncharged_bytes():
+    """Some machines do not let even root read its files."""
+    world = World().gpu(used=2 * GIB + CONTEXT + OVERHEAD).cuda(50, GIB + CONTEXT).process(80)
+    (sure,) = entries(only_gpu(world.export(80, GIB).unreadable(1, init=True)), "exported")
+    assert sure.confidence == "fact"
+
+
+def test_a_dead_maker_that_is_still_charged_is_no_reason_to_doubt_a_handle():
+    """Its forked child holds its context; whoever made the handle, nobody living uses it."""
+    world = World().gpu(used=6 * GIB + OVERHEAD).charge(40, 5 * GIB).process(41, session=40).files(41)
+    (exported,) = entries(only_gpu(world.process(80).export(80, GIB).unreadable(3)), "exported")
+    assert (exported.holder.pid, exported.confidence) == (80, "fact")
 
 
 def test_several_handles_of_one_process_are_one_bystander_with_their_sum():

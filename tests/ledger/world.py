@@ -85,6 +85,7 @@ class World:
         uid: int = 0,
         executable: str | None = None,
         exiting: bool = False,
+        forked: bool | None = None,
     ) -> World:
         facts = ProcessFacts(
             command="python",
@@ -92,6 +93,7 @@ class World:
             uid=uid,
             state=state,
             exiting=exiting,
+            forked=forked,
             parent=parent,
             group=session,
             session=session,
@@ -140,8 +142,9 @@ class World:
         facts = DmabufFacts(fd=8, inode=inode, exporter="nv_dmabuf")
         return self._see("proc.dmabuf", process=ProcessRef(pid), nbytes=nbytes, facts=facts)
 
-    def unreadable(self, processes: int) -> World:
-        return self._see("proc.unreadable", facts=UnreadableFacts(processes, ("alice",)), status="denied")
+    def unreadable(self, processes: int, *, init: bool = False) -> World:
+        facts = UnreadableFacts(processes, ("alice",), init)
+        return self._see("proc.unreadable", facts=facts, status="denied")
 
     def unlisted(self, status: str, gpu: int = 0) -> World:
         """A process list that could not be read."""

@@ -63,6 +63,8 @@ class FileScan(Struct, frozen=True):
     denied_users: tuple[str, ...] = ()
     denied_processes: int = 0
     complete: bool = True
+    denied_init: bool = False
+    """Whether the machine's first process is one of the denied."""
 
 
 class Candidate(Struct, frozen=True):
@@ -163,10 +165,14 @@ class Proc(Protocol):
     """What /proc knows of one process, or None where it is gone.
 
     ``image`` names the program that was loaded last: exec changes it, even into the same file.
-    None where we may not look, or where the process is gone.
+    None where we may not look, or where the process is gone. ``relatives`` are the pids whose parent,
+    process group or session is one of those given, whoever they belong to; ``descendants`` are the
+    living children of a process, their children, and so on, each after its parent.
     """
 
     def facts(self, pid: int) -> tuple[ProcessRef, ProcessFacts] | None: ...
+    def relatives(self, pids: Collection[int]) -> list[int]: ...
+    def descendants(self, pid: int) -> list[int]: ...
     def started_at(self, pid: int) -> int | None: ...
     def image(self, pid: int) -> str | None: ...
 

@@ -6,7 +6,8 @@ from typing import Literal
 
 from msgspec import Struct
 
-from vram.ledger.families import Family, families, keepers, match, onlookers, source_of
+from vram.ledger.dead_owners import Match, match, unreadable_relatives
+from vram.ledger.families import families, keepers, onlookers, source_of
 from vram.ledger.holders import departed, holder, holders
 from vram.ledger.sightings import Charge, GpuSighting, Sightings
 from vram.model.ledger import Bystander, Entry, Holder
@@ -20,7 +21,7 @@ class _Kin(Struct, frozen=True):
     dead: list[Charge]
     sources: dict[int, int | None]
     """Everybody who may keep a context without a charge, and the living process whose files those are."""
-    matched: dict[int, tuple[list[Family], bool]]
+    matched: dict[int, Match]
     onlookers: list[int]
 
 
@@ -54,14 +55,14 @@ def _kin(seen: Sightings, gpu: GpuSighting) -> _Kin:
     candidates = keepers(seen, minor, charged)
     sources = {pid: source_of(seen, pid, minor, charged) for pid in candidates}
     loose = [pid for pid in candidates if sources[pid] is None]
-    matched = match(seen, [charge.process.pid for charge in dead], families(seen, loose, minor))
+    matched = match(seen, [charge.process.pid for charge in dead], families(seen, loose, minor), charged)
     return _Kin(living, dead, sources, matched, list(onlookers(seen, minor, charged)))
 
 
 def _entry(seen: Sightings, charge: Charge, kin: _Kin) -> Entry:
     if charge in kin.living:
         return _living(seen, charge, kin.sources)
-    return _dead(seen, charge, *kin.matched[charge.process.pid])
+    return _dead(seen, charge, kin.matched[charge.process.pid])
 
 
 def _still_there(seen: Sightings, charge: Charge) -> bool:
@@ -97,14 +98,15 @@ def _living(seen: Sightings, charge: Charge, sources: dict[int, int | None]) -> 
     )
 
 
-def _dead(seen: Sightings, charge: Charge, found: list[Family], certain: bool) -> Entry:
+def _dead(seen: Sightings, charge: Charge, found: Match) -> Entry:
     pid = charge.process.pid
-    keeping = holders(seen, (member for family in found for member in family.pids))
+    keeping = holders(seen, (member for family in found.families for member in family.pids))
     evidence = [_statement(charge), gone(seen, pid)]
     if not keeping:
         return _unkept(seen, charge, evidence)
     evidence += [line for keeper in keeping for line in _open_files(seen, keeper.pid)]
-    evidence.append(_link(seen, pid, found, certain))
+    evidence.append(_link(seen, pid, found))
+    evidence += _may_be_more(seen)
     return Entry(
         kind="orphaned",
         nbytes=charge.nbytes or 0,
@@ -113,15 +115,26 @@ def _dead(seen: Sightings, charge: Charge, found: list[Family], certain: bool) -
         charged_pid=pid,
         charged_state=_state(seen, pid),
         evidence=tuple(evidence),
-        confidence="fact" if certain else "likely",
-        either=len(found) > 1 and not certain,
+        confidence="fact" if found.certain else "likely",
+        either=found.either,
+        held_elsewhere=found.held_elsewhere,
         gpu_instance=charge.gpu_instance,
         compute_instance=charge.compute_instance,
     )
 
 
+def _may_be_more(seen: Sightings) -> list[str]:
+    """Processes that may not be read can be holders too; that takes nothing from those who are."""
+    if not seen.unreadable.processes:
+        return []
+    return [f"{counted(seen.unreadable.processes, 'process')} may not be read, and could hold it as well"]
+
+
 def _unkept(seen: Sightings, charge: Charge, evidence: list[str]) -> Entry:
     """Nobody in sight keeps a listed, dead pid's memory: it is out of our sight, or lost."""
+    relatives = unreadable_relatives(seen, charge.process.pid)
+    if relatives:
+        return _unreadable(seen, charge, evidence, relatives)
     reason, why = out_of_sight(seen, charge.process.pid)
     evidence.append(why)
     return Entry(
@@ -133,6 +146,28 @@ def _unkept(seen: Sightings, charge: Charge, evidence: list[str]) -> Entry:
         hidden_by=reason,
         evidence=tuple(evidence),
         confidence="likely" if reason else "unknown",
+        gpu_instance=charge.gpu_instance,
+        compute_instance=charge.compute_instance,
+    )
+
+
+def _unreadable(seen: Sightings, charge: Charge, evidence: list[str], relatives: list[int]) -> Entry:
+    """Processes of another user whose open files are closed to us, and whose session names the dead pid."""
+    pid = charge.process.pid
+    keeping = holders(seen, relatives)
+    evidence.append(
+        f"{_pids(keeping)} {'is' if len(keeping) == 1 else 'are'} of its session, group or children, and the"
+        " open files may not be read"
+    )
+    return Entry(
+        kind="orphaned",
+        nbytes=charge.nbytes or 0,
+        holder=keeping[0],
+        sharers=keeping[1:],
+        charged_pid=pid,
+        charged_state=_state(seen, pid),
+        evidence=tuple(evidence),
+        confidence="likely",
         gpu_instance=charge.gpu_instance,
         compute_instance=charge.compute_instance,
     )
@@ -163,23 +198,29 @@ def gone(seen: Sightings, pid: int) -> str:
     return f"pid {pid} is another program now: it has no device file open"
 
 
-def _link(seen: Sightings, pid: int, found: list[Family], certain: bool) -> str:
-    members = sorted(member for family in found for member in family.pids)
-    if not certain and len(found) > 1:
-        return f"which of pids {', '.join(map(str, members))} keeps it cannot be told"
-    doubt = "" if certain else "; another one that died may be the parent"
+def _link(seen: Sightings, pid: int, found: Match) -> str:
+    members = sorted(member for family in found.families for member in family.pids)
+    who = ", ".join(map(str, members))
     facts = [seen.processes[member][1] for member in members if member in seen.processes]
+    if found.either:
+        return (
+            f"each of pids {who} holds memory of a dead pid; which of them holds this is unknown"
+            if found.certain
+            else f"which of pids {who} holds it is unknown"
+        )
     if any(each.parent == pid for each in facts):
-        return f"its parent is {pid}{doubt}"
-    if any(pid in (each.group, each.session) for each in facts):
-        return f"its process group or session is still {pid}'s{doubt}"
-    if certain:
-        return "nobody else has the GPU's files open without a charge of its own"
-    return "it has a context's files and no charge of its own; other processes could be the keeper too"
+        link = f"its parent is {pid}"
+    elif any(pid in (each.group, each.session) for each in facts):
+        link = f"its process group or session is still {pid}'s"
+    else:
+        link = "it was forked, its parent is gone, and no living process has the same open files"
+    if found.certain:
+        return link
+    return f"{link}; that it holds this memory is not proven: it may have the files from somebody else"
 
 
 def _bystanders(seen: Sightings, kin: _Kin) -> list[Bystander]:
-    keeping = {pid for found, _ in kin.matched.values() for family in found for pid in family.pids}
+    keeping = {pid for found in kin.matched.values() for family in found.families for pid in family.pids}
     return [
         Bystander(holder=holder(seen, seen.processes[pid][0]), inherited_from=kin.sources.get(pid))
         for pid in sorted(kin.onlookers)

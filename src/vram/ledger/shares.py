@@ -63,10 +63,15 @@ def settle(seen: Sightings, rooms: dict[Place, int]) -> dict[Place, Settled]:
 def _settled(seen: Sightings, draft: _Draft) -> Settled:
     doubtful = bool(draft.charged) or seen.is_partial
     entries = [
-        _entry(seen, shares, certain, _makers(seen, shares) if doubtful else [])
+        _entry(seen, shares, certain, _living_makers(seen, shares) if doubtful else [])
         for shares, certain in draft.kept
     ]
     return Settled(entries, _bystanders(seen, draft.charged))
+
+
+def _living_makers(seen: Sightings, shares: list[Share]) -> list[int]:
+    """Listed processes that may have made an allocation and live: then it is in use."""
+    return [pid for pid in _makers(seen, shares) if seen.alive(pid)]
 
 
 def _makers(seen: Sightings, shares: list[Share]) -> list[int]:

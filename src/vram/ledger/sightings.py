@@ -118,9 +118,12 @@ class Sightings(Struct):
 
     @property
     def is_partial(self) -> bool:
-        """Whether somebody may keep memory whom we cannot see, or only in part."""
+        """Whether somebody may keep exported memory whom we cannot see, or only in part.
+
+        The machine's first process does not count: it runs no CUDA, and nobody hands it a handle.
+        """
         hidden = self.host.hides_processes or not self.host.initial_pid_namespace
-        return bool(hidden or self.unreadable.processes or self.unproved)
+        return bool(hidden or self.unreadable.processes > self.unreadable.init or self.unproved)
 
     def may_read_files_of(self, pid: int) -> bool:
         known = self.processes.get(pid)

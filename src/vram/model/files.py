@@ -55,7 +55,8 @@ class ExportFacts(Struct, frozen=True, omit_defaults=True, tag="export"):
 
 
 class UnreadableFacts(Struct, frozen=True, omit_defaults=True, tag="unreadable"):
-    """Processes whose open files we may not read, by owner."""
+    """Processes whose open files we may not read, by owner; ``init``: the machine's first is one of them."""
 
     processes: int
     users: tuple[str, ...] = ()
+    init: bool = False

@@ -59,8 +59,10 @@ class Holder(Struct, frozen=True, kw_only=True):
 class Entry(Struct, frozen=True, kw_only=True):
     """Some bytes of a GPU, who keeps them, and how we know.
 
-    ``sharers`` keep the same bytes too: all of them must let go. With ``either`` they may keep
-    them instead of the holder: which of them does cannot be told. Without a holder they have the
+    ``sharers`` keep the same bytes too: all of them must let go. With ``either`` one of the holder and
+    the sharers holds these bytes, and which of them is unknown; where that is a fact, each of them
+    surely holds the bytes of one of the entries with the same holders, and ``held_elsewhere`` of those
+    entries are held by nobody among them. Without a holder they have the
     bytes together, and how much each has is not told. ``charged_pid`` is the
     pid that the driver's list names where that is not the holder. ``claimed`` is the
     driver's own figure where figures overlap and not all of it could be counted here.
@@ -91,6 +93,7 @@ class Entry(Struct, frozen=True, kw_only=True):
     compute_instance: int | None = None
     mps_server: int | None = None
     either: bool = False
+    held_elsewhere: int = 0
 
 
 class Bystander(Struct, frozen=True, kw_only=True):
@@ -180,6 +183,18 @@ class GpuLedger(Struct, frozen=True, kw_only=True):
         return self.facts.driver if self.facts else "nvidia"
 
 
+class ParkedProcess(Struct, frozen=True, kw_only=True):
+    """A process of ours whose GPU memory lies in host memory; ``lent_to`` is the pid of a vram borrow."""
+
+    pid: int
+    user: str | None
+    command: str | None
+    nbytes: int
+    gpus: tuple[int, ...]
+    since: str
+    lent_to: int | None = None
+
+
 class Ledger(Struct, frozen=True, kw_only=True):
     """All GPUs of a host at one moment, and what the judgement needs beside them."""
 
@@ -190,3 +205,4 @@ class Ledger(Struct, frozen=True, kw_only=True):
     unreadable_processes: int = 0
     unreadable_users: tuple[str, ...] = ()
     probes: tuple[ProbeRun, ...] = ()
+    parked: tuple[ParkedProcess, ...] = ()

@@ -43,7 +43,8 @@ class ProcessFacts(Struct, frozen=True, omit_defaults=True, tag="process"):
     """What /proc says about one process. None means that it could not be read.
 
     ``state`` and ``exiting`` are its first thread's, or, where that has ended, those of a thread
-    that lives on.
+    that lives on. ``forked`` says that it never executed a program since it was forked: only such a
+    process can have a parent's driver files, which close on exec.
     """
 
     command: str
@@ -54,6 +55,7 @@ class ProcessFacts(Struct, frozen=True, omit_defaults=True, tag="process"):
     executable_deleted: bool = False
     state: str = "?"
     exiting: bool = False
+    forked: bool | None = None
     parent: int | None = None
     group: int | None = None
     session: int | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import groupby
@@ -91,6 +92,7 @@ class LocalOpenFiles:
             denied_users=tuple(sorted({user_name(uid) for uid in denied})),
             denied_processes=len(denied),
             complete=complete,
+            denied_init=bool(denied) and _is_denied(f"{self._root}/1/fd"),
         )
 
     def _holdings(
@@ -187,3 +189,16 @@ def _clients(
 
 def _is_closed(error: int) -> bool:
     return error in (errno.ENOENT, errno.ESRCH, errno.EBADF)
+
+
+def _is_denied(folder: str) -> bool:
+    """Whether the descriptors of a process may not be read; some kernels let them be listed all the same."""
+    try:
+        for name in os.listdir(folder):
+            os.readlink(f"{folder}/{name}")
+            return False
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return False

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Collection, Iterator
+from contextlib import suppress
 from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -18,7 +20,8 @@ if TYPE_CHECKING:
     from vram.host.local.workload_names import ContainerNames
 
 TICKS_PER_S: int = os.sysconf("SC_CLK_TCK")
-_EXITING = 0x4  # PF_EXITING of the kernel's task flags, field 9 of stat
+# Of the kernel's task flags, field 9 of stat: PF_EXITING, and PF_FORKNOEXEC.
+_EXITING, _FORKED = 0x4, 0x40
 # Command lines reach megabytes; nobody reads more, and a snapshot carries every one.
 _LONGEST_COMMAND = 16 * 1024
 _DELETED = " (deleted)"
@@ -35,7 +38,17 @@ def text(raw: bytes) -> str:
 class Stat:
     """The fields of /proc/PID/stat that say who a process is and what it is doing."""
 
-    __slots__ = ("exiting", "group", "name", "parent", "session", "started_at", "state", "threads")
+    __slots__ = (
+        "exiting",
+        "forked",
+        "group",
+        "name",
+        "parent",
+        "session",
+        "started_at",
+        "state",
+        "threads",
+    )
 
     def __init__(self, raw: bytes) -> None:
         # The name may hold spaces, brackets and newlines: the last bracket ends it.
@@ -44,7 +57,8 @@ class Stat:
         self.name = text(raw[opened + 1 : closed])
         self.state = text(fields[0])
         self.parent, self.group, self.session = (int(field) for field in fields[1:4])
-        self.exiting = bool(int(fields[6]) & _EXITING)
+        flags = int(fields[6])
+        self.exiting, self.forked = bool(flags & _EXITING), bool(flags & _FORKED)
         self.threads = int(fields[17])
         self.started_at = int(fields[19])
 
@@ -178,6 +192,32 @@ class LocalProc:
 
         return ContainerNames(self._files_root)
 
+    def relatives(self, pids: Collection[int]) -> list[int]:
+        return sorted(
+            pid
+            for pid, stat in self._stats()
+            if any(each in pids for each in (stat.parent, stat.group, stat.session))
+        )
+
+    def descendants(self, pid: int) -> list[int]:
+        children: dict[int, list[int]] = {}
+        for child, stat in self._stats():
+            children.setdefault(stat.parent, []).append(child)
+        found, waiting = [], sorted(children.get(pid, ()), reverse=True)
+        while waiting:
+            found.append(waiting.pop())
+            waiting += sorted(children.get(found[-1], ()), reverse=True)
+        return found
+
+    def _stats(self) -> Iterator[tuple[int, Stat]]:
+        """Every process there is, and what is everybody's to read of it."""
+        for name in os.listdir(self._root):
+            if name.isdigit():
+                with suppress(OSError), ProcessFolder(self._root, int(name)) as folder:
+                    stat = folder.stat()
+                    if stat:
+                        yield int(name), stat
+
     def image(self, pid: int) -> str | None:
         try:
             with ProcessFolder(self._root, pid) as folder:
@@ -231,6 +271,7 @@ def _facts(folder: ProcessFolder, stat: Stat, alive: Stat, inside: str) -> Proce
         executable_deleted=deleted,
         state=alive.state,
         exiting=alive.exiting,
+        forked=stat.forked,
         parent=stat.parent or None,
         group=stat.group,
         session=stat.session,

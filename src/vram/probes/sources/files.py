@@ -19,7 +19,7 @@ def observe(host: Host, deadline_s: float) -> Iterator[Observation]:
     scan = host.files.scan(deadline_s)
     yield from _holdings(scan.holdings)
     if scan.denied_processes:
-        facts = UnreadableFacts(scan.denied_processes, scan.denied_users)
+        facts = UnreadableFacts(scan.denied_processes, scan.denied_users, scan.denied_init)
         yield Observation(probe="proc.unreadable", status="denied", facts=facts)
     if not scan.complete:
         message = f"the scan of all processes was cut off after {deadline_s:.1f} s: holders may be missing"
