@@ -27,12 +27,26 @@ def orphan(**about) -> Ledger:
     return ledger(gpu(entry("orphaned", charged_pid=50, **({"holder": holder(51)} | about))))
 
 
-def test_ends_gently_and_only_the_keeper():
-    assert "vram kill 51" in commands("VR101", orphan())
+def test_memory_of_a_dead_owner_comes_back_by_one_command():
+    assert commands("VR101", orphan())[-1] == "vram free"
+    assert commands("VR101", orphan(sharers=(holder(52),)))[-1] == "vram free"
 
 
-def test_ends_all_who_share_in_one_command():
-    assert "vram kill 51 52" in commands("VR101", orphan(sharers=(holder(52),)))
+def test_where_free_would_leave_it_the_holders_are_named():
+    likely = orphan(sharers=(holder(52),), confidence="likely")
+    assert "vram kill 51 52" in commands("VR101", likely)
+    foreign = orphan(holder=holder(51, user="bob"))
+    assert 'sudo "$(command -v vram)" kill 51' in commands("VR101", foreign)
+
+
+def test_a_stopped_holder_is_let_go_on_rather_than_ended():
+    assert commands("VR101", orphan(holder=holder(51, state="T")))[-1] == "kill -CONT 51"
+
+
+def test_a_holder_with_work_of_its_own_is_ended_only_by_name():
+    world = ledger(gpu(entry("orphaned", charged_pid=50, holder=holder(51)), process(51)))
+    assert "vram free" not in commands("VR101", world)
+    assert "vram kill 51" in commands("VR101", world)
 
 
 def test_nobody_is_ended_where_only_one_of_several_keeps_the_memory():

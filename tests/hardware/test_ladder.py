@@ -19,6 +19,7 @@ import pytest
 from tests.hardware.conftest import Record
 from tests.reclaim.conftest import Bench
 from tests.reclaim.test_free import GHOSTS, all_ghosts_given_back, ghost
+from tests.reclaim.test_shared_machine import EVERYBODY, play, require_only_leftovers_gone
 from vram.units import GIB, MIB
 from vram.virtualgpu.scene import PROGRAMS
 
@@ -76,6 +77,24 @@ def test_a_zombies_children_are_ended(bench: Bench, record: Record):
     answer, took_s = free(bench, "free", "--finding", "VR203", "--yes")
     record(finding="VR203", **figures(answer, took_s))
     assert answer["receipt"]["returned_bytes"] >= 4 * GIB
+
+
+def test_a_ghost_is_given_back_by_free_alone_within_a_second(bench: Bench, record: Record):
+    keeper = ghost(bench, "VR101", 4 * GIB)
+    answer, took_s = free(bench, "free", "--yes")
+    record(**figures(answer, took_s))
+    assert [step["target"]["process"]["pid"] for step in answer["plan"]["steps"]] == [keeper]
+    assert answer["receipt"]["returned_bytes"] >= 4 * GIB
+    assert took_s < 1.0
+
+
+@pytest.mark.parametrize("who", EVERYBODY)
+@pytest.mark.parametrize("style", ["batch", "jobs"])
+def test_a_shared_machine(who: str, style: str, tmp_path: Path, record: Record):
+    """Dead trainers, a zombie, a server and a stopped job: only what the dead left is given back."""
+    told = play(who, style, 1, tmp_path, "free", "--yes", "--up-to", "kill", real=True)
+    record(who=who, style=style, **{key: told[key] for key in ("held_by_the_dead", "left_of_that", "took_s")})
+    require_only_leftovers_gone(told, slack=64 * MIB)
 
 
 def test_all_ghosts_at_once_and_a_worker_among_them(bench: Bench, record: Record):

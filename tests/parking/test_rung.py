@@ -96,7 +96,7 @@ def halves(machine: Machine) -> list[Program]:
 def test_free_plans_no_parks_that_do_not_fit_together(machine: Machine, halves: list[Program]) -> None:
     """The second is refused before the first is touched."""
     named = [word for each in halves for word in ("--pid", each.pid)]
-    done = machine.vram("free", machine.used() - 1 * GIB, *named, "--up-to", "park", "--yes")
+    done = machine.vram("free", f"{machine.used() - 1 * GIB}B", *named, "--up-to", "park", "--yes")
     assert done.returncode == 20, done.stdout
     assert "of host memory left" in done.stderr
     assert [machine.state(each.pid) for each in halves] == [RUNNING, RUNNING]

@@ -167,7 +167,7 @@ def test_a_stopped_process_is_asked_first_and_only_then_let_go_on(state: Path):
 
     town = Stopped(ledger(gpu(process(51, state="T"))))
     town.hold = lambda pid: Deaf(town, pid) if pid in town.living else None  # type: ignore[method-assign]
-    assert statuses(ran(town, made(town))) == ["done"]
+    assert statuses(ran(town, made(town, pids=(51,)))) == ["done"]
     assert town.signals_sent == [(51, SIGTERM), (51, SIGCONT)]
 
 

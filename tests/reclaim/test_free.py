@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import select
@@ -94,12 +95,32 @@ def test_a_healthy_process_is_never_ended_however_much_is_asked_for(machine: Ben
     assert not machine.audit()
 
 
-def test_without_size_or_name_only_what_costs_nothing_is_planned(machine: Bench):
-    keeper = ghost(machine, "VR101", 1 * GIB)
+def test_without_size_or_name_all_leftovers_are_given_back(machine: Bench):
+    holders = {ghost(machine, code, 1 * GIB) for code in ("VR101", "VR103", "VR104")}
     answer = machine.ask("free", "--yes")
-    assert "kill" not in [kind for kind, _ in kinds(answer)]
-    (spared,) = [each for each in answer["spared"] if each["pid"] == keeper]
-    assert spared["command"] == "vram free --finding VR101"
+    assert {pid for kind, pid in kinds(answer) if kind == "kill"} == holders
+    assert machine.vram("check", "--leftovers").returncode == 0
+
+
+def test_up_to_trim_leaves_leftovers_and_says_how_to_give_them_back(machine: Bench):
+    holder = ghost(machine, "VR101", 1 * GIB)
+    done = machine.vram("free", "--up-to", "trim", "--yes", "--json")
+    (left,) = [each for each in json.loads(done.stdout)["spared"] if each["pid"] == holder]
+    assert (done.returncode, left["command"], left["leftover"]) == (1, "vram free", True)
+
+
+def test_a_stopped_job_is_left_alone_and_the_way_to_let_it_go_on_is_told(machine: Bench):
+    stopped = ghost(machine, "VR201", 1 * GIB)
+    done = machine.vram("free", "--yes", "--json")
+    answer = json.loads(done.stdout)
+    assert (done.returncode, answer["plan"]["steps"]) == (0, [])
+    assert [each["command"] for each in answer["spared"]] == [f"kill -CONT {stopped}"]
+
+
+def test_idle_processes_are_parked_only_where_that_is_asked_for(machine: Bench):
+    idle = machine.scene("plain", 4 * GIB).pids["self"]
+    assert machine.vram("free", "2GiB", "--dry-run").returncode == 19
+    assert kinds(machine.ask("free", "2GiB", "--park-idle", "--dry-run")) == [("park", idle)]
 
 
 def test_no_more_is_ended_than_the_goal_needs(machine: Bench):
@@ -112,12 +133,12 @@ def test_no_more_is_ended_than_the_goal_needs(machine: Bench):
 def test_it_stops_when_the_device_says_that_the_goal_is_met(machine: Bench):
     """The first of two gives back more than promised: what a context costs beyond its charge."""
     first, second = (ghost(machine, "VR201", 1 * GIB) for _ in range(2))
-    goal = str(held_by(machine.why(), first) + 1)
+    goal = f"{held_by(machine.why(), first) + 1}B"
     answer = machine.ask("free", goal, "--finding", "VR201", "--yes")
     assert kinds(answer) == [("kill", first), ("kill", second)]
     receipt = answer["receipt"]
     assert [each["status"] for each in receipt["outcomes"]] == ["done", "not-needed"]
-    assert receipt["returned_bytes"] >= int(goal)
+    assert receipt["returned_bytes"] >= int(goal.removesuffix("B"))
     assert is_charge(held_by(machine.why(), second), 1 * GIB)
 
 
@@ -141,7 +162,7 @@ def test_a_keeper_that_also_works_is_spared(machine: Bench):
 def test_without_a_terminal_and_without_yes_it_only_plans(machine: Bench):
     keeper = ghost(machine, "VR101", 1 * GIB)
     done = machine.vram("free", "--finding", "VR101")
-    assert done.returncode == 0
+    assert done.returncode == 1
     assert "Nothing was touched. --yes runs this plan." in done.stdout
     assert is_charge(held_by(machine.why(), keeper), 1 * GIB)
     assert not machine.audit()
@@ -151,8 +172,8 @@ def test_without_a_terminal_and_without_yes_it_only_plans(machine: Bench):
 def test_a_person_at_a_terminal_is_asked(machine: Bench, answer: str, ends: bool):
     keeper = ghost(machine, "VR101", 1 * GIB)
     shown, code = at_a_terminal(machine, ["free", "--finding", "VR101"], answer)
-    assert code == 0
-    assert "Do exactly this? [y/N]" in shown
+    assert code == (0 if ends else 1)
+    assert "Proceed? [y/N]" in shown
     assert f"pid {keeper}" in shown
     assert ("returned" in shown) is ends
     assert bool(machine.audit()) is ends
@@ -216,6 +237,7 @@ def test_a_digest_that_does_not_fit_is_refused(machine: Bench):
     [
         (("free", "1000TiB"), 19, "more than the GPU has"),
         (("free", "lots"), 2, "is not a size"),
+        (("free", "20"), 2, "'20' has no unit"),
         (("free", "--finding", "VR999"), 2, "there is no code"),
         (("free", "--gpu", "7"), 2, "there is no GPU 7"),
         (("free", "--up-to", "reset"), 2, "invalid choice"),

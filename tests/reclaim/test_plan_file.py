@@ -57,7 +57,7 @@ def test_a_saved_plan_runs_as_it_was_shown(saved: Saved):
 
 def test_it_is_only_shown_without_yes(saved: Saved):
     done = saved.machine.vram("free", "--plan", str(saved.path))
-    assert done.returncode == 0
+    assert done.returncode == 1
     assert f"pid {saved.keeper}" in done.stdout
     assert saved.is_untouched()
 

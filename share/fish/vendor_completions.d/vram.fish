@@ -12,7 +12,7 @@ function __vram_at --argument-names wanted place
             continue
         end
         switch "$path:$word"
-            case 'why:--gpu' 'why:--from' 'why:--deadline' 'why:--svg' 'who:--gpu' 'who:--from' 'who:--deadline' 'who:--by' 'check:--gpu' 'check:--from' 'check:--deadline' 'check:--allow' 'free:--gpu' 'free:--up-to' 'free:--finding' 'free:--pid' 'free:--save' 'free:--plan' 'free:--digest' 'free:--grace' 'free:--deadline' 'trim:--via' 'trim:--deadline' 'park:--lock-timeout' 'unpark:--wait' 'borrow:--gpu' 'borrow:--from' 'kill:--digest' 'kill:--grace' 'kill:--deadline' 'reset:--deadline' 'doctor:--for' 'doctor:--deadline' 'oom:--from' 'oom:--gpu' 'oom:--deadline' 'snapshot:-o' 'snapshot:--output' 'snapshot:--deadline' 'lab:--gpu' 'lab:--deadline' 'lab:--evidence' 'demo:--svg' 'virtual:--gpus' 'virtual:--memory' 'virtual:--name' 'virtual:--context' 'virtual:--mig' 'virtual:--fault'
+            case 'why:--gpu' 'why:--from' 'why:--deadline' 'why:--svg' 'who:--gpu' 'who:--from' 'who:--deadline' 'who:--by' 'check:--gpu' 'check:--from' 'check:--deadline' 'check:--allow' 'free:--gpu' 'free:--up-to' 'free:--finding' 'free:--pid' 'free:--from' 'free:--save' 'free:--plan' 'free:--digest' 'free:--grace' 'free:--deadline' 'trim:--via' 'trim:--deadline' 'park:--lock-timeout' 'unpark:--wait' 'borrow:--gpu' 'borrow:--from' 'kill:--digest' 'kill:--grace' 'kill:--deadline' 'reset:--deadline' 'doctor:--for' 'doctor:--deadline' 'oom:--from' 'oom:--gpu' 'oom:--deadline' 'snapshot:-o' 'snapshot:--output' 'snapshot:--deadline' 'lab:--gpu' 'lab:--deadline' 'lab:--evidence' 'demo:--svg' 'virtual:--gpus' 'virtual:--memory' 'virtual:--name' 'virtual:--context' 'virtual:--mig' 'virtual:--fault'
                 set skip 1
             case '*:-*'
             case '*'
@@ -100,9 +100,10 @@ complete -c vram -n '__vram_at \'check\'' -l quiet -s q -d 'print nothing: the e
 
 complete -c vram -n '__vram_at \'free\'' -s h -l help -d 'show this help message and exit'
 complete -c vram -n '__vram_at \'free\'' -l gpu -x -k -a '(__vram_live gpu)' -d 'only on these GPUs (may be repeated)'
-complete -c vram -n '__vram_at \'free\'' -l up-to -x -a 'trim park kill' -d 'the highest rung to use'
+complete -c vram -n '__vram_at \'free\'' -l up-to -x -a 'trim park kill' -d 'the most harmful action allowed'
+complete -c vram -n '__vram_at \'free\'' -l park-idle -d 'idle processes of yours may be parked, too'
 complete -c vram -n '__vram_at \'free\'' -l finding -x -a 'VR101 VR102 VR103 VR104 VR105 VR106 VR107 VR201 VR202 VR203 VR204 VR205 VR206 VR207 VR301 VR302 VR303 VR401 VR402 VR403 VR404 VR405 VR406 VR407 VR501 VR601 VR602 VR603 VR604' -d 'only what this finding of `vram why` names'
-complete -c vram -n '__vram_at \'free\'' -l pid -x -k -a '(__vram_live pid)' -d 'only this process'
+complete -c vram -n '__vram_at \'free\'' -l pid -l from -x -k -a '(__vram_live pid)' -d 'only this process, also where it works (may be repeated)'
 complete -c vram -n '__vram_at \'free\'' -l save -r -F -d 'also save the plan, for --plan'
 complete -c vram -n '__vram_at \'free\'' -l plan -r -F -d 'run a saved plan; refused where the world has changed since'
 complete -c vram -n '__vram_at \'free\'' -l dry-run -d 'only show the plan; nothing is touched'
@@ -148,6 +149,7 @@ complete -c vram -n '__vram_at \'borrow\'; and contains -- -- (commandline -opc)
 
 complete -c vram -n '__vram_at \'kill\' 0+' -k -a '(__vram_live pid)'
 complete -c vram -n '__vram_at \'kill\'' -s h -l help -d 'show this help message and exit'
+complete -c vram -n '__vram_at \'kill\'' -l tree -d 'its children too, and theirs, as far as they are on a GPU'
 complete -c vram -n '__vram_at \'kill\'' -l dry-run -d 'only show the plan; nothing is touched'
 complete -c vram -n '__vram_at \'kill\'' -l yes -s y -d 'run the plan without asking; without it and without a terminal the plan is only shown'
 complete -c vram -n '__vram_at \'kill\'' -l digest -x -d 'run only the plan with this digest (8 digits or more), as an earlier --dry-run showed it'

@@ -39,9 +39,9 @@ def reclaim(args: Namespace, host: LocalHost, make: Callable[[], Draft]) -> int:
         look = look_for(args)
         show(shown(draft, look), args, look)
     receipt = None
-    if draft.plan.steps and consent.given(args, "Do exactly this?"):
+    if draft.plan.steps and consent.given(args, "Proceed?"):
         receipt = _executed(args, host, draft)
-    return _ended(args, draft, receipt)
+    return _ended(args, host, draft, receipt)
 
 
 def _drafted(args: Namespace, make: Callable[[], Draft]) -> Draft:
@@ -86,7 +86,7 @@ def _executed(args: Namespace, host: LocalHost, draft: Draft) -> Receipt:
     )
 
 
-def _ended(args: Namespace, draft: Draft, receipt: Receipt | None) -> int:
+def _ended(args: Namespace, host: LocalHost, draft: Draft, receipt: Receipt | None) -> int:
     if args.json:
         from vram.report.reclaim_json import report
 
@@ -103,15 +103,36 @@ def _ended(args: Namespace, draft: Draft, receipt: Receipt | None) -> int:
             if not args.dry_run
             else "\nNothing was touched.\n"
         )
-    return exit_code(receipt)
+    return exit_code(args, host, draft, receipt)
 
 
-def exit_code(receipt: Receipt | None) -> int:
-    """PARTIAL where a step went wrong, HELD where the goal was missed, else OK."""
+def exit_code(args: Namespace, host: LocalHost, draft: Draft, receipt: Receipt | None) -> int:
+    """OK only where the goal was measured to be met, or nothing was asked and no leftover is left.
+
+    So that ``vram free 20GiB && train`` is safe: a plan that was only shown, or declined, has given
+    nothing back.
+    """
     if receipt is None:
+        left = not args.pid and any(each.leftover for each in draft.spared)
+        return ExitCode.HELD if draft.plan.steps or left else ExitCode.OK
+    goal, returned = receipt.goal_bytes, receipt.returned_bytes
+    if goal is not None and returned is not None and returned >= goal:
         return ExitCode.OK
     if any(each.status in ("refused", "failed", "unkillable") for each in receipt.outcomes):
         return ExitCode.PARTIAL
-    goal, returned = receipt.goal_bytes, receipt.returned_bytes
-    missed = goal is not None and (returned is None or returned < goal)
-    return ExitCode.HELD if missed else ExitCode.OK
+    if goal is not None:
+        return ExitCode.HELD
+    return ExitCode.OK if args.pid or not _leftovers_remain(args, host, draft) else ExitCode.HELD
+
+
+def _leftovers_remain(args: Namespace, host: LocalHost, draft: Draft) -> bool:
+    """Read again; say who still holds memory whose owner is dead."""
+    from vram.reclaim import remaining
+
+    left = remaining(draft.plan, tuple(getattr(args, "finding", ())), host=host, deadline_s=args.deadline)
+    if left and not args.json:
+        from vram.report.plan import still_held
+
+        look = look_for(args)
+        show(still_held(left, look), args, look)
+    return bool(left)

@@ -101,7 +101,21 @@ def take_ledger(args: Namespace, host: LocalHost | None) -> Ledger:
     """Return the balanced ledger of what *args* point at, narrowed to the GPUs they name."""
     from vram.ledger.build import build_ledger
 
-    return narrowed(build_ledger(take_survey(args, host)), args.gpu)
+    ledger = build_ledger(take_survey(args, host))
+    return narrowed(ledger if host is None else _with_parked(ledger, host), args.gpu)
+
+
+def _with_parked(ledger: Ledger, host: LocalHost) -> Ledger:
+    """*ledger* with the processes that this user parked: they hold nothing on a GPU now."""
+    from vram.reclaim.state import has_parked
+
+    if not has_parked():  # as nearly always, and then nothing more is loaded
+        return ledger
+    from msgspec.structs import replace
+
+    from vram.reclaim.journal import parked_now
+
+    return replace(ledger, parked=parked_now(host))
 
 
 def narrowed(ledger: Ledger, words: list[str] | None) -> Ledger:
@@ -201,3 +215,15 @@ def _no_seconds(text: str, least: str) -> Exception:
     from argparse import ArgumentTypeError
 
     return ArgumentTypeError(f"{text!r} is not a number of seconds {least} up to {LONGEST_S:,}")
+
+
+def memory_size(text: str) -> int:
+    """A size that says its unit: of a bare number nobody can tell whether bytes or GiB are meant."""
+    from vram.units import parse_size
+
+    nbytes = parse_size(text)
+    if text.strip()[-1:].isdigit():
+        raise UsageError(
+            f"{text!r} has no unit", hint=f"write {text.strip()}GiB, or {text.strip()}B for bytes"
+        )
+    return nbytes

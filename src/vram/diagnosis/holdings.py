@@ -81,6 +81,12 @@ def keeper(entry: Entry) -> Holder | None:
     return None if newcomer else holder
 
 
+def keepers(entry: Entry) -> tuple[Holder, ...]:
+    """Everyone alive who must release *entry* before its bytes come back."""
+    first = keeper(entry)
+    return tuple(holder for holder in (first, *entry.sharers) if holder is not None and holder.alive)
+
+
 def in_use(entry: Entry) -> bool:
     """A living process is charged with this entry."""
     return entry.kind in IN_USE and entry.holder is not None and entry.holder.alive

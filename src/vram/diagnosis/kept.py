@@ -6,15 +6,18 @@ from collections.abc import Iterable
 
 from vram.diagnosis import remedies, words
 from vram.diagnosis.holdings import Holding
+from vram.diagnosis.leftover import doubt, working
 from vram.model.finding import Finding, Remedy
+from vram.model.ledger import Ledger
 from vram.model.observation import HostFacts
 
 
 def kept(
-    code: str, host: HostFacts, holding: Holding, *, title: str, cause: str, gentler: Iterable[Remedy]
+    code: str, ledger: Ledger, holding: Holding, *, title: str, cause: str, gentler: Iterable[Remedy]
 ) -> Finding:
-    """What *holding* keeps, with the remedies of its cause besides ending its keepers."""
-    ending = remedies.end(host, holding.keepers, certain=holding.certain, either=holding.either)
+    """What *holding* keeps, with the remedies of its cause besides ending its holders."""
+    works = working(ledger)
+    unsure = [reason for entry in holding.entries if (reason := doubt(entry, works))]
     return Finding(
         code=code,
         title=title,
@@ -23,5 +26,18 @@ def kept(
         gpus=holding.gpus,
         pids=tuple(keeper.pid for keeper in holding.keepers),
         evidence=words.evidence(holding.evidence),
-        remedies=remedies.ordered((*gentler, *ending)),
+        remedies=remedies.ordered((*gentler, *_ending(ledger.host, holding, unsure))),
     )
+
+
+def _ending(host: HostFacts, holding: Holding, unsure: list[str]) -> tuple[Remedy, ...]:
+    """``vram free`` where it would end these holders by itself; else how to end them by name."""
+    people = holding.keepers
+    ours = host.uid == 0 or all(each.user == host.user for each in people)
+    known = all(each.executable is not None for each in people)
+    if ours and known and not unsure and people:
+        return (remedies.give_back(people),)
+    stopped = [each for each in people if each.state == "T"]
+    if stopped:
+        return (remedies.resume(host, stopped[0]),)
+    return remedies.end(host, people, certain=holding.certain, either=holding.either and not holding.certain)

@@ -93,6 +93,21 @@ def end(
     return (*_ask(host, holders), _terminate(host, holders), *_stop_workloads(holders))
 
 
+def give_back(holders: Sequence[Holder]) -> Remedy:
+    """Memory whose owner is dead: one command returns it, and nobody's work is lost."""
+    whom = "its holder" if len(holders) == 1 else f"all {len(holders)} holders"
+    text = f"Give it back: terminates {whom}. The owner of this memory is dead, so nothing in use is lost."
+    return Remedy(step="end", target=_target(holders), text=text, command="vram free")
+
+
+def resume(host: HostFacts, holder: Holder) -> Remedy:
+    """Let a stopped process go on."""
+    text = "Let it go on: it is stopped (Ctrl-Z), and vram never ends a stopped process by itself."
+    sudo = "sudo " if host.uid != 0 and holder.user != host.user else ""
+    command = f"{sudo}kill -CONT {holder.pid}"
+    return Remedy(step="resume", target=f"pid {holder.pid}", text=text, command=command)
+
+
 def _is_here(host: HostFacts) -> bool:
     """Whether pids mean what they seem to; under WSL2 they are read from this side's open files."""
     return host.initial_pid_namespace or host.wsl_facts is not None
@@ -105,12 +120,13 @@ def spare(
     certain: bool = True,
     drivers: Collection[str] = ("nvidia",),
     parks: bool = True,
+    trims: bool = True,
 ) -> tuple[Remedy, ...]:
     """Give memory back and let the process live: what it caches, or all of it for a while.
 
     *drivers* are those of the GPUs that it uses: only NVIDIA's can park, and of the others only
     AMD's has a framework that answers to the same calls. *parks* False: not even NVIDIA's can, as
-    under MIG and MPS.
+    under MIG and MPS. *trims* False: there is nothing to trim, as where all of it is a context.
     """
     yours = host.uid == 0 or holder.user == host.user
     known = holder.executable is not None and (certain or _is_here(host))
@@ -128,7 +144,7 @@ def spare(
         _trim(target, holder.pid),
         Remedy(step="park", target=target, text=park, command=f"vram park {holder.pid}", harm="interrupts"),
     )
-    return ways if parks else ways[:1]
+    return tuple(way for way in ways if (parks or way.step != "park") and (trims or way.step != "trim"))
 
 
 def _trim(target: str, pid: int) -> Remedy:
@@ -174,8 +190,13 @@ def _ask(host: HostFacts, holders: Sequence[Holder]) -> tuple[Remedy, ...]:
 
 
 def _terminate(host: HostFacts, holders: Sequence[Holder]) -> Remedy:
-    whom = "it" if len(holders) == 1 else f"all {len(holders)} of them (one alone frees nothing)"
-    text = f"Ask {whom} to end; what is not saved is lost. The memory is back when the last one is gone."
+    if len(holders) == 1:
+        text = "Terminate it: what it has not saved is lost, and the memory returns."
+    else:
+        whom = "both" if len(holders) == 2 else f"all {len(holders)}"
+        text = (
+            f"Terminate {whom}: what they have not saved is lost. The memory returns when the last one exits."
+        )
     harm: Harm = "loses-work"
     if any("mps" in holder.lists for holder in holders):
         text += " It uses MPS: killed with work on the GPU, it can take the server's other clients along."

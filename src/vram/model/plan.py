@@ -19,9 +19,10 @@ OutcomeStatus = Literal["done", "refused", "failed", "not-needed", "unkillable"]
 class Wish(Struct, frozen=True, kw_only=True):
     """What is asked for. ``pids`` and ``findings`` narrow it down; only ``pids`` name the healthy.
 
-    ``goal_bytes`` are to be given back, over all of ``gpus`` together (empty: all GPUs). Without
-    it, everything is planned that costs nothing, and what ``pids`` or ``findings`` name.
-    ``up_to`` is the highest rung; ``only`` is the one rung to use.
+    ``goal_bytes`` are to come back on one GPU: one of ``gpus`` (empty: any). Without a goal, all
+    caches and leftovers are planned. ``park_idle`` allows to park idle processes that nobody named.
+    ``up_to`` is the most harmful action allowed; ``only`` is the one action to use. ``tree`` means
+    the descendants of ``pids`` too, as far as they are on a GPU.
     """
 
     goal_bytes: int | None = None
@@ -30,17 +31,26 @@ class Wish(Struct, frozen=True, kw_only=True):
     only: StepKind | None = None
     findings: tuple[str, ...] = ()
     pids: tuple[int, ...] = ()
+    park_idle: bool = False
+    tree: bool = False
 
 
 class Spared(Struct, frozen=True, kw_only=True):
-    """A process that holds memory and is left alone, and why; ``command`` would change that."""
+    """A piece of memory that is left alone, who holds it, and why; ``command`` would change that.
 
-    pid: int
+    ``pid`` is None where nobody can be named. ``others`` hold the same bytes, or only have its files
+    open. ``leftover``: its owner is dead, so it is not in use, and still it was not given back.
+    """
+
+    pid: int | None
     nbytes: int
     user: str | None
     name: str | None
     why: str
     command: str = ""
+    others: tuple[int, ...] = ()
+    gpus: tuple[int, ...] = ()
+    leftover: bool = False
 
 
 class Target(Struct, frozen=True, kw_only=True):

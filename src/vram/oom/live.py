@@ -230,5 +230,5 @@ def _held(before: Judgement, joined: Joined, others: int, reading: Reading) -> J
         f" {size(largest.nbytes)},"
         f" has {largest.who}. If the program that failed has ended, these are the others.",
         missing=(),
-        remedies=remedies.ordered((remedies.look(here), remedies.make_room(here, _needed(reading, joined)))),
+        remedies=remedies.ordered((remedies.look(here), remedies.make_room(here))),
     )

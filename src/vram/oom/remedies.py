@@ -14,7 +14,7 @@ from vram.diagnosis.remedies import ordered
 from vram.model.finding import Harm, Remedy
 from vram.model.oom import Reading
 from vram.oom.sums import Sums, usual_context
-from vram.units import MIB, size
+from vram.units import size
 
 __all__ = ["ordered"]
 
@@ -33,12 +33,13 @@ def look(reading: Reading, text: str = "See who holds this GPU's memory now, and
     return Remedy(step="look", target=_gpu(reading), text=text, command="vram why" + _option(reading))
 
 
-def make_room(reading: Reading, nbytes: int | None) -> Remedy:
-    """Let vram give memory back: it shows its plan before it does anything."""
-    need = _command_size(nbytes) if nbytes else ""
-    text = "Get it back: vram shows a plan, least harm first, and asks."
-    command = " ".join(filter(None, ("vram free", need))) + _option(reading)
-    return Remedy(step="free", target=_gpu(reading), text=text, command=command, harm="interrupts")
+def make_room(reading: Reading) -> Remedy:
+    """Let vram give memory back: it shows its plan before it does anything.
+
+    Without a size: whether that much can be given back, only the machine where it happened can tell.
+    """
+    text = "Give back what dead processes left and what live ones only cache: vram shows a plan and asks."
+    return Remedy(step="free", target=_gpu(reading), text=text, command=f"vram free{_option(reading)}")
 
 
 def record() -> Remedy:
@@ -166,10 +167,6 @@ def room_alone(reading: Reading, worked: Sums) -> int | None:
         return reading.limit.nbytes if reading.limit else None
     context = usual_context(reading) if worked.outside is None else worked.outside
     return max(0, reading.total.nbytes - min(context, reading.total.nbytes // 8))
-
-
-def _command_size(nbytes: int) -> str:
-    return f"{-(-nbytes // MIB)}MiB"
 
 
 def _option(reading: Reading) -> str:

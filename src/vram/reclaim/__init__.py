@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from vram.host.ports import Host
-    from vram.model.plan import Draft, Outcome, Plan, Receipt, StepKind
+    from vram.model.plan import Draft, Outcome, Plan, Receipt, Spared, StepKind
 
-__all__ = ["execute", "plan"]
+__all__ = ["execute", "plan", "remaining"]
 
 DEADLINE_S = 5.0
 
@@ -29,22 +29,34 @@ def plan(
     only: StepKind | None = None,
     findings: tuple[str, ...] = (),
     pids: tuple[int, ...] = (),
+    park_idle: bool = False,
+    tree: bool = False,
     host: Host | None = None,
     deadline_s: float = DEADLINE_S,
 ) -> Draft:
     """Look at the machine and return what would be done; nothing is touched.
 
-    *goal* is what should come back, in bytes or like "20GiB". See :class:`vram.model.plan.Wish`.
+    *goal* is what should come back on one GPU, in bytes or like "20GiB"; without it all caches and
+    leftovers are planned. See :class:`vram.model.plan.Wish`.
     """
     from vram.model.plan import Wish
-    from vram.reclaim.looking import look
+    from vram.reclaim.looking import look_at_all
     from vram.reclaim.planner import plan as make
     from vram.units import parse_size
 
     host = host or _local()
     nbytes = parse_size(goal) if isinstance(goal, str) else goal
-    wish = Wish(goal_bytes=nbytes, gpus=gpus, up_to=up_to, only=only, findings=findings, pids=pids)
-    return make(host, *look(host, gpus, deadline_s), wish)
+    wish = Wish(
+        goal_bytes=nbytes,
+        gpus=gpus,
+        up_to=up_to,
+        only=only,
+        findings=findings,
+        pids=pids,
+        park_idle=park_idle,
+        tree=tree,
+    )
+    return make(host, *look_at_all(host, gpus, deadline_s), wish)
 
 
 def execute(
@@ -60,13 +72,28 @@ def execute(
     *patience_s* says how long a step of each kind may take, *told* hears of every outcome.
     """
     from vram.reclaim import executor, grounds, ladder
-    from vram.reclaim.looking import look
+    from vram.reclaim.looking import look_at_all
+    from vram.reclaim.planner import parked
 
     host = host or _local()
-    # A plan measures only GPUs that answer; whom it names may be on one that does not.
-    gpus = {*plan.gpus, *(gpu for step in plan.steps for gpu in step.gpus)}
-    grounds.require(plan, *look(host, tuple(sorted(gpus)), deadline_s))
+    paused = {each.pid for each in parked(host)}
+    grounds.require(plan, *look_at_all(host, plan.gpus, deadline_s), paused)
     return executor.execute(host, plan, patience_s={**ladder.PATIENCE_S, **(patience_s or {})}, told=told)
+
+
+def remaining(
+    plan: Plan, findings: tuple[str, ...] = (), *, host: Host | None = None, deadline_s: float = DEADLINE_S
+) -> tuple[Spared, ...]:
+    """Look again after *plan* was run: the leftovers that are still there on its GPUs."""
+    from vram.model.plan import Wish
+    from vram.reclaim.candidates import PlanContext
+    from vram.reclaim.looking import look_at_all
+    from vram.reclaim.spared import leftovers_left
+
+    host = host or _local()
+    ledger, found = look_at_all(host, plan.gpus, deadline_s)
+    codes = tuple(code.strip().upper() for code in findings)
+    return leftovers_left(PlanContext.of(ledger, found, Wish(gpus=plan.gpus, findings=codes)))
 
 
 def _local() -> Host:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
-from vram.diagnosis.holdings import in_use, keeper
+from vram.diagnosis.holdings import in_use, keepers
 from vram.model.ledger import Entry, GpuLedger, Holder, Ledger
 
 
@@ -21,6 +21,7 @@ class Account(Struct, frozen=True, kw_only=True):
     """Every GPU that it uses says that it does nothing, and it waits."""
     untold: tuple[int, ...] = ()
     """Those of ``gpus`` that do not tell who has what: it may have more than is known of."""
+    own_by_gpu: dict[int, int] = {}
 
     @property
     def own_bytes(self) -> int:
@@ -46,6 +47,7 @@ class _Draft:
         self.own: list[Entry] = []
         self.kept: list[Entry] = []
         self.gpus: dict[int, GpuLedger] = {}
+        self.own_by_gpu: dict[int, int] = {}
 
 
 def accounts(ledger: Ledger) -> dict[int, Account]:
@@ -58,27 +60,23 @@ def accounts(ledger: Ledger) -> dict[int, Account]:
             if entry is not None:
                 mine = in_use(entry) and entry.holder is not None and entry.holder.pid == holder.pid
                 (draft.own if mine else draft.kept).append(entry)
+                if mine:
+                    draft.own_by_gpu[gpu.index] = draft.own_by_gpu.get(gpu.index, 0) + entry.nbytes
     return {pid: _account(draft) for pid, draft in drafts.items()}
 
 
-def returns(ledger: Ledger, pids: Sequence[int]) -> tuple[int, ...]:
-    """For each of *pids*, ended in that order, the bytes that come back at that moment.
+def returns(ledger: Ledger, pids: Sequence[int], gpus: Sequence[int] = ()) -> tuple[int, ...]:
+    """For each of *pids*, ended in that order, the bytes that come back on *gpus* (empty: all) then.
 
-    Bytes that several keep come back with the last of them, and never where one is left out.
+    Bytes that several hold come back with the last of them, and never where one is left out.
     """
     given = dict.fromkeys(pids, 0)
     for gpu in ledger.gpus:
-        for entry in gpu.accounted:
+        for entry in gpu.accounted if not gpus or gpu.index in gpus else ():
             everybody = {holder.pid for holder in keepers(entry)}
             if everybody and everybody <= given.keys():
                 given[max(everybody, key=pids.index)] += entry.nbytes
     return tuple(given[pid] for pid in pids)
-
-
-def keepers(entry: Entry) -> tuple[Holder, ...]:
-    """Everyone alive who must let go of *entry*."""
-    first = keeper(entry)
-    return tuple(holder for holder in (first, *entry.sharers) if holder is not None and holder.alive)
 
 
 def is_silent(gpu: GpuLedger) -> bool:
@@ -109,6 +107,7 @@ def _account(draft: _Draft) -> Account:
     return Account(
         holder=draft.holder,
         own=tuple(draft.own),
+        own_by_gpu=draft.own_by_gpu,
         kept=tuple(draft.kept),
         gpus=tuple(sorted(draft.gpus)),
         idle=resting and draft.holder.state == "S",

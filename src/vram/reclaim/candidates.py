@@ -1,18 +1,23 @@
-"""Who might give memory back, rung by rung; judged by the ledger alone, before anybody is looked at."""
+"""Who might give memory back, action by action; judged by the ledger alone, before anybody is visited."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
-from vram.diagnosis.health import is_healthy
+from vram.diagnosis.health import is_healthy, is_stopped
+from vram.diagnosis.holdings import keepers
+from vram.diagnosis.leftover import code_of, working
 from vram.errors import CannotPark, DeviceError, NotOnGpu
 from vram.model.finding import Finding
-from vram.model.ledger import Ledger
+from vram.model.ledger import Entry, Holder, Ledger, ParkedProcess
 from vram.model.plan import StepKind, Wish
-from vram.reclaim.accounts import Account, accounts, keepers, returns, tells_who
-from vram.reclaim.leftovers import Leftover, doubt, leftovers
+from vram.reclaim.accounts import Account, accounts, returns, tells_who
+from vram.reclaim.leftovers import Leftover, leftovers
+from vram.units import size
+
+STOPPED = "VR201"
 
 
 class Candidate(Struct, frozen=True, kw_only=True):
@@ -28,31 +33,60 @@ class Candidate(Struct, frozen=True, kw_only=True):
     def nbytes(self) -> int:
         return sum(each or 0 for each in self.predicted)
 
+    @property
+    def pids(self) -> tuple[int, ...]:
+        return tuple(account.holder.pid for account in self.accounts)
 
-class Scene(Struct, frozen=True):
-    """Everything that the choice is made from."""
+
+class PlanContext(Struct, frozen=True):
+    """Everything that the choice is made from.
+
+    Harm is judged by the whole ledger: who has leftovers on one GPU may work on another. Bytes are
+    counted on ``gpus`` alone.
+    """
 
     ledger: Ledger
     findings: tuple[Finding, ...]
     wish: Wish
     known: dict[int, Account]
+    gpus: tuple[int, ...]
+    all_leftovers: tuple[Leftover, ...] = ()
+    parked: dict[int, ParkedProcess] = {}
+    instead_of: dict[int, int] = {}
+    """Holders that a dead pid on the command line stands for, and that pid."""
+    works: frozenset[int] = frozenset()
+    """Healthy processes with GPU memory of their own."""
 
     @classmethod
-    def of(cls, ledger: Ledger, findings: tuple[Finding, ...], wish: Wish) -> Scene:
-        return cls(ledger, findings, wish, accounts(ledger))
+    def of(
+        cls,
+        ledger: Ledger,
+        findings: tuple[Finding, ...],
+        wish: Wish,
+        parked: Iterable[ParkedProcess] = (),
+        instead_of: dict[int, int] | None = None,
+    ) -> PlanContext:
+        every = tuple(gpu.index for gpu in ledger.gpus)
+        known = accounts(ledger)
+        found = tuple(leftovers(ledger, known, wish.findings))
+        paused = {each.pid: each for each in parked}
+        gpus = wish.gpus or every
+        return cls(ledger, findings, wish, known, gpus, found, paused, instead_of or {}, working(ledger))
 
     def named(self) -> tuple[Account, ...]:
-        """The processes that the user named, in that order. Raises where one is on no GPU."""
-        missing = [pid for pid in self.wish.pids if pid not in self.known]
+        """The processes that the user named, in that order. Raises where one is on none of the GPUs."""
+        there = {pid: each for pid, each in self.known.items() if set(each.gpus) & set(self.gpus)}
+        there |= {pid: _paused(each) for pid, each in self.parked.items() if pid not in there}
+        missing = [pid for pid in self.wish.pids if pid not in there]
         if missing:
             raise self._not_found(missing[0])
-        return tuple(self.known[pid] for pid in dict.fromkeys(self.wish.pids))
+        return tuple(there[pid] for pid in dict.fromkeys(self.wish.pids))
 
     def _not_found(self, pid: int) -> NotOnGpu | DeviceError:
-        silent = [gpu.index for gpu in self.ledger.gpus if not tells_who(gpu)]
+        silent = [gpu.index for gpu in self.ledger.gpus if gpu.index in self.gpus and not tells_who(gpu)]
         if silent:
             return DeviceError(
-                f"GPU {silent[0]} does not answer: whether pid {pid} holds memory there cannot be told",
+                f"GPU {silent[0]} does not answer: whether pid {pid} holds memory there is unknown",
                 hint="`vram why` tells more of the GPU",
             )
         return NotOnGpu(
@@ -61,39 +95,53 @@ class Scene(Struct, frozen=True):
         )
 
     def chosen(self) -> tuple[Account, ...]:
-        """Whom the user means: those named, those of the findings named, or everybody."""
+        """Whom the user means: those named, those of the findings named, or everybody on the GPUs."""
         if self.wish.pids:
             return self.named()
+        here = {pid: each for pid, each in self.known.items() if set(each.gpus) & set(self.gpus)}
         if self.wish.findings:
             pids = {pid for each in self.findings if each.code in self.wish.findings for pid in each.pids}
-            return tuple(self.known[pid] for pid in sorted(pids) if pid in self.known)
-        return tuple(self.known.values())
+            return tuple(here[pid] for pid in sorted(pids) if pid in here)
+        return tuple(here.values())
 
-    def leftovers(self) -> tuple[Leftover, ...]:
-        wanted = self.wish.findings
-        return tuple(
-            each for each in leftovers(self.findings, self.known) if not wanted or each.finding.code in wanted
-        )
+    def leftovers(self) -> list[Leftover]:
+        """Those with bytes on the GPUs, narrowed by ``--finding``."""
+        return [each for each in self.all_leftovers if set(each.gpus) & set(self.gpus)]
 
-
-def candidates(scene: Scene, kind: StepKind) -> Iterator[Candidate]:
-    """All candidates for one rung."""
-    yield from {"trim": _trims, "park": _parks, "kill": _kills}[kind](scene)
+    def own_bytes(self, account: Account) -> int:
+        """What it is charged with on the GPUs that count."""
+        return sum(account.own_by_gpu.get(gpu, 0) for gpu in self.gpus)
 
 
-def _trims(scene: Scene) -> Iterator[Candidate]:
-    for account in scene.chosen():
+def _paused(process: ParkedProcess) -> Account:
+    """A parked process has nothing on a GPU, and may be named all the same."""
+    holder = Holder(
+        pid=process.pid, started_at=None, user=process.user, command=process.command, alive=True, state="S"
+    )
+    return Account(holder=holder, gpus=process.gpus)
+
+
+def candidates(context: PlanContext, kind: StepKind) -> Iterator[Candidate]:
+    """All candidates for one action."""
+    yield from {"trim": _trims, "park": _parks, "kill": _kills}[kind](context)
+
+
+def _trims(context: PlanContext) -> Iterator[Candidate]:
+    for account in context.chosen():
         if account.own and is_healthy(account.holder):
-            reason = "it may keep memory that it only caches"
+            reason = "it may hold memory that it only caches"
             yield Candidate(kind="trim", accounts=(account,), predicted=(None,), reason=reason)
 
 
-def _parks(scene: Scene) -> Iterator[Candidate]:
-    named = bool(scene.wish.pids)
-    for account in scene.chosen():
+def _parks(context: PlanContext) -> Iterator[Candidate]:
+    """Only who was named, or, where idle processes were asked for, those."""
+    named = bool(context.wish.pids)
+    if not named and not context.wish.park_idle:
+        return
+    for account in context.chosen():
         if not account.own or not is_healthy(account.holder):
             continue
-        if not _on_nvidia(scene, account):
+        if not _on_nvidia(context, account):
             if named:
                 raise CannotPark(
                     f"pid {account.holder.pid} has its memory on a GPU that is not NVIDIA's, and no other"
@@ -101,47 +149,74 @@ def _parks(scene: Scene) -> Iterator[Candidate]:
                     hint=f"`vram kill {account.holder.pid}` ends it",
                 )
             continue
-        if named or (account.idle and scene.wish.goal_bytes is not None):
-            reason = "you named it" if named else "it waits, and its GPU does nothing"
-            yield Candidate(kind="park", accounts=(account,), predicted=(account.own_bytes,), reason=reason)
+        if named or account.idle:
+            reason = "you named it" if named else "it waits, its GPU does nothing, and --park-idle allows it"
+            nbytes = context.own_bytes(account)
+            yield Candidate(kind="park", accounts=(account,), predicted=(nbytes,), reason=reason)
 
 
-def _on_nvidia(scene: Scene, account: Account) -> bool:
-    return any(gpu.driver == "nvidia" for gpu in scene.ledger.gpus if gpu.index in account.gpus)
+def _on_nvidia(context: PlanContext, account: Account) -> bool:
+    return any(gpu.driver == "nvidia" for gpu in context.ledger.gpus if gpu.index in account.gpus)
 
 
-def _kills(scene: Scene) -> Iterator[Candidate]:
-    if scene.wish.pids:
-        yield from _named_kills(scene)
+def _kills(context: PlanContext) -> Iterator[Candidate]:
+    if context.wish.pids:
+        yield from _named_kills(context)
         return
-    for leftover in scene.leftovers():
-        if doubt(leftover) is None:
-            yield Candidate(
-                kind="kill",
-                accounts=leftover.accounts,
-                predicted=_with_the_last(leftover.nbytes, len(leftover.accounts)),
-                reason=leftover.finding.title,
-                finding=leftover.finding.code,
-            )
+    for leftover in context.leftovers():
+        yield Candidate(
+            kind="kill",
+            accounts=leftover.accounts,
+            predicted=_with_the_last(leftover.nbytes(context.gpus), len(leftover.accounts)),
+            reason=_leftover_reason(leftover),
+            finding=leftover.code,
+        )
+    if STOPPED in context.wish.findings:
+        for account in context.chosen():
+            if account.own and account.holder.state == "T" and is_stopped(account.holder):
+                yield _named_kill(context, (account,), "it is stopped, and --finding VR201 names it", STOPPED)
 
 
-def _named_kills(scene: Scene) -> Iterator[Candidate]:
-    """One candidate for all: bytes that they keep together come back with the last of them."""
-    named = scene.named()
+def _leftover_reason(leftover: Leftover) -> str:
+    entry = max(leftover.entries, key=lambda each: each[1].nbytes)[1]
+    nbytes = size(sum(each.nbytes for _, each in leftover.entries))
+    if code_of(entry) == "VR103":
+        return f"{nbytes} held by an exported handle whose maker is gone"
+    if code_of(entry) == "VR104":
+        return f"{nbytes} held by a dma-buf whose maker is gone"
+    dead = dict.fromkeys(each.charged_pid for _, each in leftover.entries if each.charged_pid is not None)
+    return f"{nbytes} of dead pid {', '.join(map(str, dead))}, held by forked children"
+
+
+def _named_kills(context: PlanContext) -> Iterator[Candidate]:
+    """One candidate for all: bytes that they hold together come back with the last of them."""
+    yield _named_kill(context, context.named(), "you named it")
+
+
+def _named_kill(
+    context: PlanContext, named: tuple[Account, ...], reason: str, finding: str | None = None
+) -> Candidate:
     pids = [account.holder.pid for account in named]
+    dead = dict.fromkeys(context.instead_of[pid] for pid in pids if pid in context.instead_of)
+    if dead:
+        reason = f"pid {', '.join(map(str, dead))} is dead, and its memory is held here"
     shared = sorted({pid for account in named for pid in _others(account)} - set(pids))
-    reason = "you named it"
     if shared:
-        reason += f"; what it shares stays until pid {', '.join(map(str, shared))} let go too"
-    returned = returns(scene.ledger, pids)
-    untold = [_is_untold(account, scene.wish) for account in named]
+        reason += f"; what it shares stays until pid {', '.join(map(str, shared))} ends too"
+    returned = returns(context.ledger, pids, context.gpus)
+    paused = [context.parked[pid] for pid in pids if pid in context.parked]
+    if paused:
+        reason += "; " + ", ".join(
+            f"pid {each.pid} is parked, {size(each.nbytes)} in host memory" for each in paused
+        )
+    unknown = [_is_unknown(account, context.wish) for account in named]
     predicted = tuple(
-        None if no and not nbytes else nbytes for no, nbytes in zip(untold, returned, strict=True)
+        None if no and not nbytes else nbytes for no, nbytes in zip(unknown, returned, strict=True)
     )
-    yield Candidate(kind="kill", accounts=named, predicted=predicted, reason=reason)
+    return Candidate(kind="kill", accounts=named, predicted=predicted, reason=reason, finding=finding)
 
 
-def _is_untold(account: Account, wish: Wish) -> bool:
+def _is_unknown(account: Account, wish: Wish) -> bool:
     """The driver does not say how much this is: nothing is not what is meant by 0.
 
     Where it says nothing of a whole GPU, nobody is ended for a size that was asked for.
@@ -151,7 +226,8 @@ def _is_untold(account: Account, wish: Wish) -> bool:
 
 
 def _others(account: Account) -> Iterator[int]:
-    for entry in (*account.own, *account.kept):
+    entries: tuple[Entry, ...] = (*account.own, *account.kept)
+    for entry in entries:
         yield from (holder.pid for holder in keepers(entry))
 
 

@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
+from vram.diagnosis.leftover import CODES
 from vram.errors import WorldChanged
 from vram.model.finding import Finding
 from vram.model.ledger import Ledger
 from vram.model.plan import Plan, Step
 from vram.reclaim.accounts import accounts
 from vram.reclaim.blockers import blockers
-from vram.reclaim.leftovers import doubt, leftovers
+from vram.reclaim.leftovers import leftovers
 
 _HINT = "make a new plan"
 
 
-def require(plan: Plan, ledger: Ledger, findings: tuple[Finding, ...]) -> None:
-    """Raise WorldChanged where a target lets go by itself, or is no leftover any more."""
+def require(plan: Plan, ledger: Ledger, findings: tuple[Finding, ...], parked: Collection[int] = ()) -> None:
+    """Raise WorldChanged where a target has released its memory, or holds no leftover any more.
+
+    Who is *parked* holds nothing on a GPU, and is still meant.
+    """
     known = accounts(ledger)
-    named = {
-        (each.finding.code, account.holder.pid)
-        for each in leftovers(findings, known)
-        if doubt(each) is None
-        for account in each.accounts
-    }
+    named = {(code, pid) for each in leftovers(ledger, known) for pid in each.pids for code in CODES}
+    named |= {(each.code, pid) for each in findings if each.code not in CODES for pid in each.pids}
     for step in plan.steps:
         if step.target is None:
             _require_empty(ledger, step)
             continue
         process = step.target.process
         account = known.get(process.pid)
+        if account is None and process.pid in parked:
+            continue
         if account is None or account.holder.started_at != process.started_at:
             raise WorldChanged(f"pid {process.pid} holds nothing here any more", hint=_HINT)
         if step.finding is not None and (step.finding, process.pid) not in named:

@@ -166,6 +166,9 @@ def _compare(target: Target, found: ProcessRef, facts: ProcessFacts, image: str 
 
 
 def _may_be_touched(host: Host, pid: int, facts: ProcessFacts) -> None:
+    part = role(pid, facts.parent, facts.executable)
+    if part:
+        raise Protected(f"pid {pid} is {part}; vram never touches it", hint=_instead(pid, facts))
     if pid in host.signals.ourselves():
         raise Protected(
             f"pid {pid} is vram itself or runs it", hint="run vram from a shell that holds no GPU memory"
@@ -176,17 +179,21 @@ def _may_be_touched(host: Host, pid: int, facts: ProcessFacts) -> None:
             f"pid {pid} belongs to {facts.user or 'somebody else'}",
             hint="ask its owner; root may act on it by naming the pid",
         )
-    part = role(pid, facts.parent, facts.executable)
-    if part:
-        raise Protected(
-            f"pid {pid} is {part}; vram never touches it", hint="restart that service by its own means"
-        )
     if facts.executable is None:
         # Without its program nobody can tell whether it is a part of the system.
         raise Protected(
             f"the program of pid {pid} cannot be read, so what it is cannot be told",
             hint="run vram as its owner or as root, on the host",
         )
+
+
+def _instead(pid: int, facts: ProcessFacts) -> str:
+    """What to do about a process that must be left alone."""
+    if pid <= 1:
+        return "ending it would end the whole machine or container; `vram who` lists who holds memory"
+    if facts.executable is None:
+        return "no signal ends it; `vram who` lists who holds memory"
+    return "restart that service by its own means"
 
 
 def _target(found: ProcessRef, facts: ProcessFacts, image: str | None) -> Target:

@@ -24,6 +24,7 @@ import msgspec
 
 from vram.errors import AuditUnavailable
 from vram.host.ports import Host
+from vram.model.ledger import ParkedProcess
 from vram.model.parking import PARKED_SCHEMA, Parked
 from vram.reclaim import state
 
@@ -150,6 +151,46 @@ class Journal:
             return True
         self.remove(entry)
         return False
+
+
+def parked_now(host: Host) -> tuple[ParkedProcess, ...]:
+    """Who is parked by this user, for showing: nothing is made, swept or put right by asking."""
+    path = state.folder_path()
+    try:
+        names = [name for name in os.listdir(path) if _ENTRY.fullmatch(name)]
+        if not names:
+            return ()
+        folder = state.open_folder()
+    except (OSError, AuditUnavailable):
+        return ()
+    try:
+        read = [_read(folder, name) for name in names]
+    finally:
+        os.close(folder)
+    me, boot_id = host.facts(), host.vitals.boot_id()
+    found = [
+        entry
+        for entry in read
+        if entry is not None
+        and (entry.host, entry.boot_id) == (me.name, boot_id)
+        and entry.pid_namespace in (None, me.pid_namespace)
+        and host.proc.started_at(entry.target.process.pid) == entry.target.process.started_at
+    ]
+    return tuple(
+        _shown(entry) for entry in sorted(found, key=lambda each: (each.since, each.target.process.pid))
+    )
+
+
+def _shown(entry: Parked) -> ParkedProcess:
+    return ParkedProcess(
+        pid=entry.target.process.pid,
+        user=entry.target.user,
+        command=entry.target.command,
+        nbytes=entry.nbytes,
+        gpus=tuple(share.gpu for share in entry.shares),
+        since=entry.since,
+        lent_to=entry.by_pid if entry.purpose == "borrow" else None,
+    )
 
 
 def _name(entry: Parked) -> str:

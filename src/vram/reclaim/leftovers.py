@@ -1,64 +1,90 @@
-"""Which findings speak of leftovers: memory that nobody works with, and whose keeper may be ended."""
+"""Which processes end together so that leftovers come back, and how many bytes that surely gives back."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 
 from msgspec import Struct
 
-from vram.diagnosis.health import is_healthy, is_stuck
-from vram.model.finding import Finding
-from vram.reclaim.accounts import Account, keepers
-
-KEPT_FOR_NOBODY = ("VR101", "VR103", "VR104", "VR203")
-"""A dead process's memory, an exported handle, a dma-buf, a zombie's memory: kept by somebody else."""
-
-STOPPED = "VR201"
-
-CODES = (*KEPT_FOR_NOBODY, STOPPED)
+from vram.diagnosis.holdings import keepers
+from vram.diagnosis.leftover import ORPHANED, code_of, doubt, working
+from vram.model.ledger import Entry, Ledger
+from vram.reclaim.accounts import Account
 
 
 class Leftover(Struct, frozen=True):
-    """Everybody who must end before a finding's bytes come back."""
+    """Processes that must all end before these bytes come back: ``entries`` by GPU."""
 
-    finding: Finding
     accounts: tuple[Account, ...]
+    entries: tuple[tuple[int, Entry], ...]
 
     @property
-    def nbytes(self) -> int:
-        return self.finding.nbytes or 0
+    def pids(self) -> tuple[int, ...]:
+        return tuple(account.holder.pid for account in self.accounts)
+
+    @property
+    def code(self) -> str:
+        """The finding that speaks of most of it."""
+        return code_of(max(self.entries, key=lambda each: each[1].nbytes)[1]) or ORPHANED
+
+    @property
+    def gpus(self) -> tuple[int, ...]:
+        return tuple(sorted({gpu for gpu, _ in self.entries}))
+
+    def nbytes(self, gpus: tuple[int, ...] = ()) -> int:
+        """What surely comes back on *gpus* (empty: all) when all of them have ended."""
+        return sum(surely_returned(entry for at, entry in self.entries if not gpus or at in gpus))
 
 
-def leftovers(findings: Iterable[Finding], known: dict[int, Account]) -> Iterator[Leftover]:
-    """The leftovers among *findings*, with all their keepers."""
-    for finding in findings:
-        if finding.code in CODES and finding.pids and all(pid in known for pid in finding.pids):
-            yield Leftover(finding, _everybody(finding, known))
+def surely_returned(entries: Iterator[Entry]) -> Iterator[int]:
+    """The bytes of *entries*, less the largest of those that nobody among their holders may have."""
+    alternatives: dict[tuple[int, ...], list[Entry]] = {}
+    for entry in entries:
+        if entry.either and entry.held_elsewhere:
+            alternatives.setdefault(tuple(each.pid for each in keepers(entry)), []).append(entry)
+        else:
+            yield entry.nbytes
+    for found in alternatives.values():
+        sizes = sorted(entry.nbytes for entry in found)
+        yield sum(sizes[: max(0, len(sizes) - found[0].held_elsewhere)])
 
 
-def doubt(leftover: Leftover) -> str | None:
-    """Why this may be no leftover after all; then only its pid, given by name, counts."""
-    for account in leftover.accounts:
-        pid = account.holder.pid
-        if is_stuck(account.holder):
-            return f"pid {pid} waits inside the kernel or is exiting: no signal reaches it now"
-        if not account.certain:
-            return f"pid {pid} is only likely to be the keeper"
-        if leftover.finding.code == STOPPED:
-            if account.holder.state == "t":
-                return f"pid {pid} is held by a debugger"
-            if account.holder.state != "T":
-                return f"pid {pid} shares these bytes, and is not stopped"
-        elif account.own and is_healthy(account.holder):
-            return f"pid {pid} also works with GPU memory of its own"
-    return None
+def leftovers(ledger: Ledger, known: Mapping[int, Account], codes: tuple[str, ...] = ()) -> list[Leftover]:
+    """What can be given back by ending holders and harms nobody, the largest first.
+
+    Entries that share a holder are one leftover. *codes* narrows it down to those findings.
+    """
+    group_of: dict[int, _Group] = {}
+    works = working(ledger)
+    for gpu, entry in _entries(ledger):
+        if doubt(entry, works) is not None or (codes and code_of(entry) not in codes):
+            continue
+        people = [holder.pid for holder in keepers(entry)]
+        joined = {id(group_of[pid]): group_of[pid] for pid in people if pid in group_of}
+        # The smaller groups move into the largest: each pid moves a few times at most.
+        group = max(joined.values(), key=lambda each: len(each.pids), default=_Group([], []))
+        for other in joined.values():
+            if other is not group:
+                group.pids += other.pids
+                group.entries += other.entries
+                group_of.update(dict.fromkeys(other.pids, group))
+        group.pids += [pid for pid in people if group_of.get(pid) is not group]
+        group.entries.append((gpu, entry))
+        group_of.update(dict.fromkeys(people, group))
+    distinct = {id(group): group for group in group_of.values()}.values()
+    found = [
+        Leftover(tuple(known[pid] for pid in sorted(group.pids)), tuple(group.entries)) for group in distinct
+    ]
+    return sorted(found, key=lambda each: (-each.nbytes(), each.pids))
 
 
-def _everybody(finding: Finding, known: dict[int, Account]) -> tuple[Account, ...]:
-    entries = (
-        entry
-        for pid in finding.pids
-        for entry in (known[pid].own if finding.code == STOPPED else known[pid].kept)
-    )
-    pids = dict.fromkeys((*finding.pids, *(holder.pid for entry in entries for holder in keepers(entry))))
-    return tuple(known[pid] for pid in pids if pid in known)
+class _Group(Struct):
+    pids: list[int]
+    entries: list[tuple[int, Entry]]
+
+
+def _entries(ledger: Ledger) -> Iterator[tuple[int, Entry]]:
+    for gpu in ledger.gpus:
+        for entry in gpu.accounted:
+            if code_of(entry) is not None:
+                yield gpu.index, entry

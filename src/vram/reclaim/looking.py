@@ -16,6 +16,22 @@ from vram.probes.survey import survey
 
 def look(host: Host, gpus: tuple[int, ...], deadline_s: float) -> tuple[Ledger, tuple[Finding, ...]]:
     """Return the ledger, narrowed to *gpus* (empty: all), and its findings."""
+    ledger = _read(host, gpus, deadline_s)
+    if gpus:
+        ledger = replace(ledger, gpus=tuple(gpu for gpu in ledger.gpus if gpu.index in gpus))
+    return ledger, diagnose(ledger)
+
+
+def look_at_all(host: Host, gpus: tuple[int, ...], deadline_s: float) -> tuple[Ledger, tuple[Finding, ...]]:
+    """Return the whole ledger and its findings, having made sure that *gpus* exist.
+
+    What ending a process would do is judged by all of it: it may work on a GPU that nobody asked about.
+    """
+    ledger = _read(host, gpus, deadline_s)
+    return ledger, diagnose(ledger)
+
+
+def _read(host: Host, gpus: tuple[int, ...], deadline_s: float) -> Ledger:
     ledger = build_ledger(survey(host, deadline_s=deadline_s))
     if not ledger.gpus:
         raise _no_gpu(ledger)
@@ -25,9 +41,7 @@ def look(host: Host, gpus: tuple[int, ...], deadline_s: float) -> tuple[Ledger, 
             f"there is no GPU {min(missing)}",
             hint="these exist: " + ", ".join(f"{gpu.index} ({gpu.name})" for gpu in ledger.gpus),
         )
-    if gpus:
-        ledger = replace(ledger, gpus=tuple(gpu for gpu in ledger.gpus if gpu.index in gpus))
-    return ledger, diagnose(ledger)
+    return ledger
 
 
 def _no_gpu(ledger: Ledger) -> DriverMissing | DeviceError:

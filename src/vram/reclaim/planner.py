@@ -1,11 +1,12 @@
-"""From the ledger to a plan: enough of the ladder to reach the goal, least harm first."""
+"""From the ledger to a plan: caches and leftovers first, a healthy process only where it is named."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from msgspec.structs import replace
 
+from vram.diagnosis.leftover import code_of
 from vram.diagnosis.manual import page
 from vram.errors import (
     DeviceError,
@@ -18,23 +19,26 @@ from vram.errors import (
 )
 from vram.host.ports import Host
 from vram.model.finding import Finding
-from vram.model.ledger import Ledger
+from vram.model.ledger import Ledger, ParkedProcess
 from vram.model.plan import Draft, Step, StepKind, Target, Wish
 from vram.reclaim import ladder
 from vram.reclaim.accounts import Account, is_silent
-from vram.reclaim.candidates import Candidate, Scene, candidates
+from vram.reclaim.candidates import Candidate, PlanContext, candidates
 from vram.reclaim.identity import capture
+from vram.reclaim.naming import with_holders
 from vram.reclaim.plan_file import seal
 from vram.reclaim.rung import Preparing, Rung
+from vram.reclaim.selection import Option, Selection, smallest
 from vram.reclaim.spared import spared
 from vram.units import size
 
 LOSES: dict[StepKind, str] = {
     "trim": "nothing; later allocations are slower at first",
-    "park": "no work: it stands still until unparked, and its memory lies in host RAM",
+    "park": "no work: it is paused until unparked, and its memory lies in host RAM",
     "kill": "whatever it has not saved",
     "reset": "nothing, once nobody uses the GPU",
 }
+LEFTOVER_LOSES = "nothing in use: the owner of this memory is dead"
 
 
 def plan(host: Host, ledger: Ledger, findings: tuple[Finding, ...], wish: Wish) -> Draft:
@@ -43,87 +47,124 @@ def plan(host: Host, ledger: Ledger, findings: tuple[Finding, ...], wish: Wish) 
     Raises the refusal where a process that was named must be left alone, and GoalImpossible
     where everything allowed together would not reach the goal.
     """
-    scene = Scene.of(ledger, findings, _understood(wish))
+    wish, instead_of = with_holders(host, ledger, _understood(wish))
+    context = PlanContext.of(ledger, findings, wish, parked(host) if wish.pids else (), instead_of)
     for pid in wish.pids:
         # Whether it may be touched at all comes before whether it has anything to give.
         capture(host, pid)
-    _require_possible(scene)
-    choice = _Choice(host, scene)
-    steps = choice.steps()
-    # A GPU that does not answer cannot be measured, and must not keep the others from it.
-    gpus = tuple(gpu.index for gpu in ledger.gpus if not is_silent(gpu))
+    context.named()
+    choice = _Choice(host, context)
+    if wish.goal_bytes is None:
+        steps = choice.everything()
+        # A GPU that does not answer cannot be measured, and must not keep the others from it.
+        silent = {gpu.index for gpu in ledger.gpus if is_silent(gpu)}
+        gpus = tuple(gpu for gpu in context.gpus if gpu not in silent)
+    else:
+        chosen = choice.enough(wish.goal_bytes)
+        steps = tuple(step for option in chosen.options for step in option.steps)
+        gpus = (chosen.gpu,)
     sealed = seal(ledger.taken_at, host.vitals.boot_id(), wish.goal_bytes, gpus, steps)
-    return Draft(plan=sealed, spared=spared(scene, sealed, choice.refusals))
+    return Draft(plan=sealed, spared=spared(host, context, sealed, choice.refusals))
 
 
-def _loses(kind: StepKind, account: Account) -> str:
-    if kind == "kill" and "mps" in account.holder.lists:
-        return f"{LOSES[kind]}; it uses MPS, and other clients of the same server may fail with it"
-    return LOSES[kind]
+def parked(host: Host) -> tuple[ParkedProcess, ...]:
+    """Who is parked by this user."""
+    from vram.reclaim.state import has_parked
+
+    if not has_parked():
+        return ()
+    from vram.reclaim.journal import parked_now
+
+    return parked_now(host)
 
 
 class _Choice:
-    """Picks candidates, rung by rung, and looks at whom it picked."""
+    """Looks at the candidates of every allowed action, and picks."""
 
-    def __init__(self, host: Host, scene: Scene) -> None:
+    def __init__(self, host: Host, context: PlanContext) -> None:
         self._host = host
-        self._scene = scene
-        self._left = scene.wish.goal_bytes
-        self._found: list[Step] = []
-        self._settled: set[int] = set()
+        self._context = context
+        self._trims: dict[int, Step] = {}
         self.refusals: dict[int, Refused] = {}
 
-    def steps(self) -> tuple[Step, ...]:
-        for kind in _rungs(self._scene.wish):
-            self._climb(kind)
-        found = self._found
-        if self._scene.wish.pids and self._is_wanting():
-            self._require_something(found)
-        if self._left is not None and self._left > 0 and not any(s.predicted_bytes is None for s in found):
-            raise self._out_of_reach(found)
-        return tuple(found)
+    def everything(self) -> tuple[Step, ...]:
+        """All caches and leftovers, or all that was named."""
+        found: list[Option] = []
+        for kind in _actions(self._context):
+            for option in self._options(self._context, kind, found):
+                if kind == "trim" or not any(
+                    option.pids & each.pids for each in found if each.kind != "trim"
+                ):
+                    found.append(option)
+        steps = tuple(step for option in found for step in option.steps)
+        self._require_named(steps)
+        return steps
 
-    def _climb(self, kind: StepKind) -> None:
+    def enough(self, goal: int) -> Selection:
+        """The smallest plan for *goal* on the GPU where it does the least harm."""
+        wanted = self._context.gpus
+        if self._context.wish.pids:
+            held = {gpu for account in self._context.named() for gpu in account.gpus}
+            wanted = tuple(gpu for gpu in wanted if gpu in held)
+        self._require_possible(goal, wanted)
+        found = [self._on(gpu, goal) for gpu in wanted]
+        best = min(found, key=Selection.cost, default=Selection(0, (), reaches=False))
+        unsure = not best.reaches and any(option.nbytes is None for option in best.options)
+        if not best.reaches and not unsure:
+            self._require_named(tuple(step for option in best.options for step in option.steps))
+            raise self._out_of_reach(goal, best)
+        return best
+
+    def _on(self, gpu: int, goal: int) -> Selection:
+        narrowed = replace_gpus(self._context, gpu)
+        options: list[Option] = []
+        for kind in _actions(narrowed):
+            options += self._options(narrowed, kind, options)
+        return smallest(gpu, options, goal)
+
+    def _options(self, context: PlanContext, kind: StepKind, before: list[Option]) -> Iterator[Option]:
         rung = ladder.rung(kind)
-        pool = [each for each in candidates(self._scene, kind) if not self._is_settled(each)]
-        while pool and self._is_wanting():
-            candidate = _pick(pool, self._left)
+        for candidate in candidates(context, kind):
             try:
-                steps = tuple(self._made(rung, candidate))
+                earlier = [step for option in before for step in option.steps]
+                steps = tuple(self._made(rung, candidate, earlier))
             except Refused as error:
                 self._refused(candidate, error)
                 continue
             if kind == "trim" and all(step.predicted_bytes == 0 for step in steps):
                 continue  # it was asked, and caches nothing
-            self._take(kind, steps)
+            named = bool(context.wish.pids) and not self._is_leftover(candidate)
+            yield Option(kind, _on_one_gpu(steps, context), named=named)
 
-    def _is_wanting(self) -> bool:
-        """Whether more is to be found: the goal is not reached, or there is none."""
-        return self._left is None or self._left > 0
+    def _is_leftover(self, candidate: Candidate) -> bool:
+        """Whether nobody in it works with memory of its own."""
+        return all(not account.own for account in candidate.accounts)
 
-    def _is_settled(self, candidate: Candidate) -> bool:
-        """Parked or ended already by this plan: nothing is left to give."""
-        return any(account.holder.pid in self._settled for account in candidate.accounts)
-
-    def _made(self, rung: Rung, candidate: Candidate) -> Iterator[Step]:
+    def _made(self, rung: Rung, candidate: Candidate, before: list[Step]) -> Iterator[Step]:
         for account, predicted in zip(candidate.accounts, candidate.predicted, strict=True):
+            pid = account.holder.pid
+            if candidate.kind == "trim" and pid in self._trims:
+                yield self._trims[pid]  # asked once, for whichever GPU
+                continue
             step = Step(
                 kind=candidate.kind,
-                target=self._target(account),
+                target=self._target(candidate, account),
                 gpus=account.gpus,
                 predicted_bytes=predicted,
-                loses=_loses(candidate.kind, account),
+                loses=_loses(candidate, account),
                 reversible=candidate.kind != "kill",
                 reason=candidate.reason,
                 finding=candidate.finding,
             )
             if isinstance(rung, Preparing):
                 step = rung.prepare(self._host, step)
-            rung.check(self._host, step, self._found)
+            rung.check(self._host, step, before)
+            if candidate.kind == "trim":
+                self._trims[pid] = step
             yield step
 
-    def _target(self, account: Account) -> Target:
-        host, wish, pid = self._scene.ledger.host, self._scene.wish, account.holder.pid
+    def _target(self, candidate: Candidate, account: Account) -> Target:
+        host, wish, pid = self._context.ledger.host, self._context.wish, account.holder.pid
         # Under WSL2 the bytes are in doubt, and never the pids: those are read here, from open files.
         here = host.initial_pid_namespace or host.wsl_facts is not None
         if not account.surely_named and not here:
@@ -132,97 +173,107 @@ class _Choice:
                 hint="run vram on the host",
             )
         target = capture(self._host, pid)
-        if target.process.started_at != account.holder.started_at:
+        paused = pid in self._context.parked
+        if target.process.started_at != account.holder.started_at and not paused:
             raise WorldChanged(f"pid {pid} is another process now", hint="try again")
-        if target.uid != host.uid and not (wish.pids or wish.findings):
+        # Root gives everybody's leftovers back; into other people's live processes it goes only by name.
+        named = bool(wish.pids or wish.findings) or candidate.finding is not None
+        if target.uid != host.uid and not named:
             raise NotPermitted(f"pid {pid} belongs to {target.user}", hint=f"name it: --pid {pid}")
         return target
 
     def _refused(self, candidate: Candidate, error: Refused) -> None:
         for account in candidate.accounts:
             known = self.refusals.get(account.holder.pid)
-            # That nothing leads into a process to trim it is the rule; a later refusal says more.
+            # That a process cannot be attached to for a trim is usual; a later refusal says more.
             if known is None or isinstance(known, NotReachable):
                 self.refusals[account.holder.pid] = error
 
-    def _take(self, kind: StepKind, steps: tuple[Step, ...]) -> None:
-        for step in steps:
-            if self._left is not None:
-                self._left -= step.predicted_bytes or 0
-            if step.target is not None and kind != "trim":
-                self._settled.add(step.target.process.pid)
-            self._found.append(step)
-
-    def _require_something(self, found: list[Step]) -> None:
+    def _require_named(self, steps: tuple[Step, ...]) -> None:
         """Who was named and gets no step was refused: that is the answer."""
-        planned = {step.target.process.pid for step in found if step.target}
-        for pid in self._scene.wish.pids:
+        planned = {step.target.process.pid for step in steps if step.target}
+        for pid in self._context.wish.pids:
             if pid in self.refusals and pid not in planned:
                 raise self.refusals[pid]
 
-    def _out_of_reach(self, found: list[Step]) -> GoalImpossible | DeviceError:
-        for account in self._scene.named():
+    def _require_possible(self, goal: int, gpus: tuple[int, ...]) -> None:
+        totals = [gpu.total_bytes for gpu in self._context.ledger.gpus if gpu.index in gpus]
+        if totals and None not in totals and goal > max(total or 0 for total in totals):
+            largest = size(max(total or 0 for total in totals))
+            raise GoalImpossible(f"{size(goal)} are more than the GPU has ({largest})", hint="ask for less")
+
+    def _out_of_reach(self, goal: int, best: Selection) -> GoalImpossible | DeviceError:
+        for account in self._context.named():
             if account.untold:
                 pid = account.holder.pid
                 return DeviceError(
-                    f"GPU {account.untold[0]} does not answer: what pid {pid} would give back cannot be told",
+                    f"GPU {account.untold[0]} does not answer: what pid {pid} would give back is unknown",
                     hint=f"`vram kill {pid}` ends it all the same",
                 )
-        possible = sum(step.predicted_bytes or 0 for step in found)
-        most = f"at most {size(possible)} would come back" if possible else "nothing would come back"
-        hint = "`vram who` shows who holds the rest; --pid PID allows to park or end a healthy process"
-        if self._scene.ledger.host.wsl_facts is not None:
+        most = f"at most {size(best.nbytes)} would come back" if best.nbytes else "nothing would come back"
+        where = f" on GPU {best.gpu}" if len(self._context.ledger.gpus) > 1 else ""
+        hint = "`vram who` lists who holds the rest; --park-idle allows to park idle processes, --pid PID one"
+        if self._context.ledger.host.wsl_facts is not None:
             hint = (
-                "`vram who` shows who holds the rest; --pid PID allows to end a healthy process, and"
+                "`vram who` lists who holds the rest; --pid PID allows to end a healthy process, and"
                 " Windows programs are closed in Windows"
             )
         return GoalImpossible(
-            f"{size(self._scene.wish.goal_bytes or 0)} cannot be given back by what is allowed: {most}",
+            f"{size(goal)} cannot be given back without harming a process that works: {most}{where}",
             hint=hint,
         )
 
 
-def _pick(pool: list[Candidate], left: int | None) -> Candidate:
-    """Take the smallest that is enough, else the largest: as few as possible are harmed."""
-    enough = [each for each in pool if left is not None and each.nbytes >= left]
-    best = min(enough, key=_order) if enough else max(pool, key=lambda each: each.nbytes)
-    pool.remove(best)
-    return best
+def replace_gpus(context: PlanContext, gpu: int) -> PlanContext:
+    """The same, with bytes counted on one GPU."""
+    return replace(context, gpus=(gpu,))
 
 
-def _order(candidate: Candidate) -> tuple[int, int]:
-    return candidate.nbytes, candidate.accounts[0].holder.pid
+def _on_one_gpu(steps: tuple[Step, ...], context: PlanContext) -> tuple[Step, ...]:
+    """A framework's caches are told for all GPUs of its process: of one among several they tell nothing."""
+    if context.wish.goal_bytes is None:
+        return steps
+    return tuple(
+        replace(step, predicted_bytes=None) if step.kind == "trim" and len(step.gpus) > 1 else step
+        for step in steps
+    )
 
 
-def _rungs(wish: Wish) -> tuple[StepKind, ...]:
+def _loses(candidate: Candidate, account: Account) -> str:
+    if candidate.kind == "kill" and "mps" in account.holder.lists:
+        return f"{LOSES['kill']}; it uses MPS, and other clients of the same server may fail with it"
+    if candidate.kind == "kill" and not account.own and any(map(code_of, account.kept)):
+        return LEFTOVER_LOSES
+    return LOSES[candidate.kind]
+
+
+def _actions(context: PlanContext) -> tuple[StepKind, ...]:
+    """The actions that are allowed, least harm first: caches, leftovers, then what interrupts."""
+    wish = context.wish
     if wish.only is not None:
         return (wish.only,)
-    rungs = ladder.below(wish.up_to or "trim")
-    if wish.goal_bytes is None and wish.pids and wish.up_to:
-        return rungs[-1:]
-    return rungs
+    allowed = ladder.below(wish.up_to or "kill")
+    if not wish.pids:
+        return tuple(kind for kind in ("trim", "kill", "park") if kind in allowed or _asked(kind, wish))
+    if wish.goal_bytes is not None:
+        return allowed
+    if wish.up_to:
+        return allowed[-1:]
+    # Who only holds memory of the dead is ended by being named; who works is only trimmed.
+    leftover = all(
+        any(code_of(entry) for entry in account.kept) and not account.own for account in context.named()
+    )
+    return ("kill",) if leftover else ("trim",)
+
+
+def _asked(kind: StepKind, wish: Wish) -> bool:
+    return kind == "park" and wish.park_idle
 
 
 def _understood(wish: Wish) -> Wish:
-    """Fill in what a wish means where it does not say it."""
+    """Check the words, and write codes as they are written."""
     for code in wish.findings:
         page(code)
-    codes = tuple(code.strip().upper() for code in wish.findings)
-    harm_is_meant = wish.goal_bytes is not None or bool(codes)
     if wish.up_to == "reset":
         raise UsageError("a reset is never part of a plan", hint="see `vram reset --help`")
-    return replace(wish, findings=codes, up_to=wish.up_to or ("kill" if harm_is_meant else "trim"))
-
-
-def _require_possible(scene: Scene) -> None:
-    scene.named()
-    goal = scene.wish.goal_bytes
-    total = _sum(gpu.total_bytes for gpu in scene.ledger.gpus)
-    if goal is not None and total is not None and goal > total:
-        whole = "the GPU has" if len(scene.ledger.gpus) == 1 else f"all {len(scene.ledger.gpus)} GPUs have"
-        raise GoalImpossible(f"{size(goal)} are more than {whole} ({size(total)})", hint="ask for less")
-
-
-def _sum(sizes: Iterable[int | None]) -> int | None:
-    known = list(sizes)
-    return None if None in known else sum(each or 0 for each in known)
+    return replace(wish, findings=tuple(code.strip().upper() for code in wish.findings))

@@ -20,6 +20,14 @@ def folder_path() -> str:
     return os.path.join(base, "vram")
 
 
+def has_parked() -> bool:
+    """Whether the journal of parked processes may have entries; nothing is made by asking."""
+    try:
+        return any(name.startswith("parked-") for name in os.listdir(folder_path()))
+    except OSError:
+        return False
+
+
 def open_folder() -> int:
     """Return a descriptor of the folder, made where it is missing.
 

@@ -33,9 +33,12 @@ def json(ledger: Ledger, verdict: Verdict, verdicts: tuple[GpuVerdict, ...]) -> 
     )
 
 
-def text(verdicts: tuple[GpuVerdict, ...]) -> str:
-    """Return one line per clean or unknown GPU, and one per holder of the others."""
-    return "".join(f"{inert(line)}\n" for verdict in verdicts for line in _lines(verdict))
+def text(verdicts: tuple[GpuVerdict, ...], way_back: str | None = None) -> str:
+    """Return one line per clean or unknown GPU, one per holder of the others, and the command that helps."""
+    lines = [line for verdict in verdicts for line in _lines(verdict)]
+    if way_back:
+        lines.append(f"Give it back: {way_back}")
+    return "".join(f"{inert(line)}\n" for line in lines)
 
 
 def _lines(gpu: GpuVerdict) -> list[str]:

@@ -8,7 +8,7 @@ import msgspec
 
 from vram.model.finding import Finding
 from vram.model.gpu import DriverFacts
-from vram.model.ledger import GpuLedger, Ledger
+from vram.model.ledger import GpuLedger, Ledger, ParkedProcess
 from vram.model.observation import HostFacts, ProbeRun
 from vram.report.escape import inert, json_inert
 
@@ -27,6 +27,7 @@ class WhyReport(msgspec.Struct, frozen=True, kw_only=True):
     gpus: tuple[GpuLedger, ...]
     findings: tuple[Finding, ...]
     probes: tuple[ProbeRun, ...]
+    parked: tuple[ParkedProcess, ...] = ()
 
 
 def why(ledger: Ledger, findings: tuple[Finding, ...], *, compact: bool = False) -> bytes:
@@ -40,6 +41,7 @@ def why(ledger: Ledger, findings: tuple[Finding, ...], *, compact: bool = False)
             gpus=ledger.gpus,
             findings=findings,
             probes=ledger.probes,
+            parked=ledger.parked,
         ),
         compact=compact,
     )

@@ -8,7 +8,8 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from vram.model.ledger import Entry, GpuLedger, Holder, Ledger
+from vram.diagnosis.leftover import way_back
+from vram.model.ledger import Entry, GpuLedger, Holder, Ledger, ParkedProcess
 from vram.model.observation import HostFacts
 from vram.model.windows import WindowsProcess
 from vram.report.phrases import container, job, mig_device, pod, workload
@@ -76,6 +77,9 @@ class WhoReport(Struct, frozen=True, kw_only=True):
     households: tuple[Household, ...]
     unnamed: tuple[Keep, ...]
     by: str | None = None
+    parked: tuple[ParkedProcess, ...] = ()
+    way_back: str | None = None
+    """The one command that gives the memory of dead owners back, where there is any."""
 
 
 class _Person:
@@ -144,6 +148,8 @@ def who(ledger: Ledger, by: str | None = None) -> WhoReport:
         by=by,
         households=census.households(),
         unnamed=tuple(census.unnamed),
+        parked=ledger.parked,
+        way_back=way_back(ledger),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vram.model.ledger import Entry, GpuLedger, Holder
+from vram.model.ledger import Entry, GpuLedger, Holder, ParkedProcess
 from vram.model.process import Workload
 from vram.model.windows import WindowsProcess
 from vram.units import duration, size
@@ -142,3 +142,14 @@ def percent(nbytes: int, total: int) -> str:
     if 99.95 <= share < 100:
         return ">99.9%"
     return f"{share:.1f}%"
+
+
+def parked_process(process: ParkedProcess) -> str:
+    """Return who is parked, how much of it lies in host memory, and how it gets back."""
+    user = f" · {process.user}" if process.user else ""
+    state = (
+        f"lent to pid {process.lent_to} (vram borrow), comes back by itself"
+        if process.lent_to is not None
+        else f"`vram unpark {process.pid}` brings it back"
+    )
+    return f"pid {process.pid}{user} · {size(process.nbytes)} in host memory · {state}"

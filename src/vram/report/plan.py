@@ -8,13 +8,14 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from vram.model.plan import Draft, Outcome, OutcomeStatus, Plan, Receipt, Spared, Step
+from vram.model.plan import Draft, Outcome, OutcomeStatus, Receipt, Spared, Step
 from vram.report.look import Look
 from vram.report.paragraph import paragraph
 from vram.units import counted, size
 
 SHORT_DIGEST = 12
-MOST_SPARED = 8
+MOST_LISTED = 5
+MOST_PIDS = 6
 
 STYLES: dict[OutcomeStatus, str] = {
     "done": "green",
@@ -26,15 +27,20 @@ STYLES: dict[OutcomeStatus, str] = {
 
 
 def draft(found: Draft, look: Look) -> RenderableType:
-    """Return the plan as a table, who is left alone, and the digest that stands for all of it."""
+    """Return the steps, what is left alone, and the digest that stands for all of it."""
     plan = found.plan
-    blocks: list[RenderableType] = [Text(_heading(plan), style="bold")]
-    if plan.steps:
-        blocks += [_table(plan, look), Text(), *_reasons(plan, look)]
-    blocks += _spared(found.spared, look)
+    blocks: list[RenderableType] = [paragraph("", Text(_heading(found), style="bold"), look, style="bold")]
+    blocks += [_action(steps, look) for steps in _together(plan.steps)]
+    blocks += _left_alone(found.spared, look)
     if plan.steps:
         blocks += [Text(), Text(f"plan {plan.digest[:SHORT_DIGEST]}  (digest)", style="dim")]
     return Group(*blocks)
+
+
+def still_held(left: tuple[Spared, ...], look: Look) -> RenderableType:
+    """Return what a plan was to give back and did not: who holds it now."""
+    nbytes = size(sum(each.nbytes for each in left))
+    return Group(Text(f"{nbytes} of dead owners are still held", style="bold"), *_pieces(left, look))
 
 
 def outcome(done: Outcome, look: Look) -> RenderableType:
@@ -62,81 +68,99 @@ def receipt(done: Receipt, look: Look) -> RenderableType:
     return line
 
 
-def _heading(plan: Plan) -> str:
-    asked = "" if plan.goal_bytes is None else f" to give back {size(plan.goal_bytes)}"
+def _heading(found: Draft) -> str:
+    plan = found.plan
+    if plan.goal_bytes is not None and len(plan.gpus) == 1:
+        asked = f" to give back {size(plan.goal_bytes)} on GPU {plan.gpus[0]}"
+    else:
+        asked = "" if plan.goal_bytes is None else f" to give back {size(plan.goal_bytes)}"
     if not plan.steps:
-        return f"There is nothing to do{asked}."
+        return (
+            f"There is nothing to do{asked}."
+            if not found.spared
+            else f"There is nothing to give back{asked}."
+        )
     known = [step.predicted_bytes for step in plan.steps if step.predicted_bytes is not None]
     promise = f"; {size(sum(known))} promised" if known else ""
     return f"Plan{asked}: {counted(len(plan.steps), 'step')}{promise}"
 
 
-def _table(plan: Plan, look: Look) -> Table:
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(width=2, justify="right")
-    table.add_column(width=5)
-    rest = min(look.width, 120) - 2 - 5 - 10 - 4 - 10
-    table.add_column(width=rest // 2, overflow="fold")
-    table.add_column(width=10, justify="right")
-    table.add_column(width=rest - rest // 2, overflow="fold")
-    table.add_column(width=4)
-    heads = ("", "step", "target", "gives back", "what is lost", "undo")
-    table.add_row(*(Text(word, style="dim") for word in heads))
-    for number, step in enumerate(plan.steps, 1):
-        table.add_row(*_cells(number, step, rest // 2, look))
-    return table
+def _together(steps: tuple[Step, ...]) -> Iterator[list[Step]]:
+    """Steps that are one action to a reader: same kind, same reason, one after the other."""
+    group: list[Step] = []
+    for step in steps:
+        if group and (step.kind, step.reason, step.via) != (group[0].kind, group[0].reason, group[0].via):
+            yield group
+            group = []
+        group.append(step)
+    if group:
+        yield group
 
 
-def _cells(number: int, step: Step, width: int, look: Look) -> tuple[Text, ...]:
-    predicted = "untold" if step.predicted_bytes is None else size(step.predicted_bytes)
-    return (
-        Text(str(number), style="dim"),
-        Text(step.kind, style="bold red" if step.kind in ("kill", "reset") else "bold"),
-        _target(step, width, look),
-        Text(predicted),
-        Text(look.clean(step.loses)),
-        Text("yes" if step.reversible else "no", style="" if step.reversible else "red"),
-    )
+def _action(steps: list[Step], look: Look) -> RenderableType:
+    first = steps[0]
+    known = [step.predicted_bytes for step in steps if step.predicted_bytes is not None]
+    style = "bold red" if first.kind in ("kill", "reset") else "bold"
+    amount = size(sum(known)) if known else "unknown"
+    words = Text.assemble(_targets(steps, look))
+    why = f"{first.reason} ({first.finding})" if first.finding else first.reason
+    why += f", through {first.via}" if first.via else ""
+    words.append(f"\n{look.clean(why)}", style="dim")
+    undo = "" if not first.reversible or first.kind == "trim" else "; `vram unpark` undoes it"
+    words.append(f"\nlost: {look.clean(first.loses)}{undo}", style="dim")
+    mark = Text.assemble((f"{first.kind:<5}", style), f" {amount:>9}  ")
+    grid = Table.grid(padding=0)
+    grid.add_column(width=2 + len(mark), no_wrap=True)
+    grid.add_column(width=max(10, look.measure - 2 - len(mark)), overflow="fold")
+    grid.add_row(Text.assemble("  ", mark), words)
+    return grid
 
 
-def _target(step: Step, width: int, look: Look) -> Text:
-    if step.target is None:
-        return Text(f"GPU {', '.join(map(str, step.gpus))}")
-    who = f"pid {step.target.process.pid}" + (f" · {step.target.user}" if step.target.user else "")
-    return Text.assemble(look.clean(who), "\n", (look.short(step.target.command, width), "bold"))
+def _targets(steps: list[Step], look: Look) -> Text:
+    people = [step.target for step in steps if step.target]
+    if not people:
+        return Text(f"GPU {', '.join(map(str, steps[0].gpus))}")
+    pids = _pids([target.process.pid for target in people])
+    users = ", ".join(dict.fromkeys(target.user for target in people if target.user))
+    who = pids + (f" · {users}" if users else "")
+    room = max(20, look.measure - len(who) - 22)
+    return Text.assemble(look.clean(f"{who} · "), (look.short(people[0].command, room), "bold"))
 
 
-def _reasons(plan: Plan, look: Look) -> Iterator[RenderableType]:
-    """Why each step: once where several have the same reason."""
-    reasons: dict[str, list[int]] = {}
-    for number, step in enumerate(plan.steps, 1):
-        why = f"{step.finding}: {step.reason}" if step.finding else step.reason
-        via = f" (through {step.via})" if step.via else ""
-        reasons.setdefault(f"{why}{via}", []).append(number)
-    for why, numbers in reasons.items():
-        mark = _numbers(numbers)
-        yield paragraph(f"{mark} ", Text(look.clean(why), style="dim"), look, indent=2)
+def _pids(pids: list[int]) -> str:
+    if len(pids) == 1:
+        return f"pid {pids[0]}"
+    more = f" and {len(pids) - MOST_PIDS} more" if len(pids) > MOST_PIDS else ""
+    return f"pids {', '.join(map(str, pids[:MOST_PIDS]))}{more}"
 
 
-def _numbers(numbers: list[int]) -> str:
-    if len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1:
-        return f"{numbers[0]}-{numbers[-1]}:"
-    return f"{', '.join(map(str, numbers[:6]))}{', ...' if len(numbers) > 6 else ''}:"
+def _left_alone(spared: tuple[Spared, ...], look: Look) -> Iterator[RenderableType]:
+    if spared:
+        yield Text()
+        yield Text("Left alone", style="bold")
+        yield from _pieces(spared, look)
 
 
-def _spared(spared: tuple[Spared, ...], look: Look) -> Iterator[RenderableType]:
-    if not spared:
-        return
-    yield Text()
-    yield Text("Left alone", style="bold")
-    for each in spared[:MOST_SPARED]:
-        who = f"pid {each.pid}" + (f" · {each.user}" if each.user else "") + f" · {size(each.nbytes)}: "
-        words = Text.assemble(look.clean(who), look.clean(each.why))
+def _pieces(spared: tuple[Spared, ...], look: Look) -> Iterator[RenderableType]:
+    for each in spared[:MOST_LISTED]:
+        words = Text(look.clean(_piece(each)))
+        if each.name:
+            words.append(look.clean(" · ")).append(look.short(each.name, 40))
+        words.append(look.clean(f": {each.why}"))
         if each.command:
             words.append(f"\n{look.clean(each.command)}", style="dim")
         yield paragraph("- ", words, look, indent=2)
-    if len(spared) > MOST_SPARED:
-        yield Text(f"    and {len(spared) - MOST_SPARED} more: `vram who` lists them all", style="dim")
+    if len(spared) > MOST_LISTED:
+        yield Text(f"    and {len(spared) - MOST_LISTED} more: `vram who` lists them all", style="dim")
+
+
+def _piece(each: Spared) -> str:
+    where = f" on GPU {', '.join(map(str, each.gpus))}" if each.gpus else ""
+    if each.pid is None:
+        return f"{size(each.nbytes)}{where}"
+    shared = f" and {counted(len(each.others), 'process')} with the same files" if each.others else ""
+    who = f"pid {each.pid}" + (f" · {each.user}" if each.user else "")
+    return f"{size(each.nbytes)}{where} · {who}{shared}"
 
 
 def _whom(step: Step, look: Look) -> str:

@@ -15,7 +15,7 @@ from vram.report.bar import apportion
 from vram.report.entries import entries_table
 from vram.report.look import KINDS, SEVERITIES, Look
 from vram.report.paragraph import paragraph
-from vram.report.phrases import command, gpu_label, identity, memory_figures
+from vram.report.phrases import command, gpu_label, identity, memory_figures, parked_process
 from vram.report.selection import select
 from vram.units import size
 
@@ -27,6 +27,7 @@ def why(ledger: Ledger, findings: tuple[Finding, ...], look: Look) -> Renderable
         blocks += [Text(), *_gpu(gpu, look)]
     if not ledger.gpus:
         blocks += [Text(), Text("No GPU was found.")]
+    blocks += _parked(ledger, look)
     blocks += _gaps(ledger, look)
     shown, left_out = select(findings)
     blocks += _causes(shown, _told(ledger), look)
@@ -132,6 +133,16 @@ def _bystanders(bystanders: tuple[Bystander, ...], look: Look) -> Iterator[Rende
         words = look.clean(" · ".join(parts))
         line = look.short(command(bystander.holder), look.measure - 4)
         yield paragraph("  ", Text.assemble(words, "\n", (line, "dim")), look, indent=2)
+
+
+def _parked(ledger: Ledger, look: Look) -> Iterator[RenderableType]:
+    if ledger.parked:
+        yield Text()
+        yield Text("Parked: paused, and on no GPU now", style="bold")
+    for process in ledger.parked:
+        line = look.short(process.command or "", look.measure - 4)
+        words = Text.assemble(look.clean(parked_process(process)), "\n", (line, "dim"))
+        yield paragraph("- ", words, look, indent=2)
 
 
 def _gaps(ledger: Ledger, look: Look) -> Iterator[RenderableType]:

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from vram.report.kinship import Household, Keep, Kin, WhoReport
 from vram.report.look import Look
-from vram.report.phrases import command, identity, windows_process
+from vram.report.phrases import command, identity, parked_process, windows_process
 from vram.units import size
 
 _SIZE_COLUMNS = 12
@@ -28,9 +28,21 @@ def who(report: WhoReport, look: Look) -> RenderableType:
     lines += _unnamed("of those above whose figures are not told, together", together, look)
     nobodys = [keep for keep in report.unnamed if not keep.windows and keep not in together]
     lines += _unnamed("charged to nobody", nobodys, look)
+    lines += _parked(report, look)
+    if report.way_back:
+        lines += [Text(look.clean(f"Give back what dead owners left: {report.way_back}")), Text()]
     if not lines:
         return Text("Nobody holds GPU memory, and nobody has a GPU's files open.")
     return Group(*lines[:-1])
+
+
+def _parked(report: WhoReport, look: Look) -> Iterator[Text]:
+    if report.parked:
+        yield _line("", "", Text("parked: paused, and on no GPU now", style="bold"))
+        for process in report.parked:
+            words = look.short(parked_process(process), look.width - _SIZE_COLUMNS - 3)
+            yield _line("", "   ", Text(words))
+        yield Text()
 
 
 def _unnamed(heading: str, keeps: Sequence[Keep], look: Look) -> Iterator[Text]:

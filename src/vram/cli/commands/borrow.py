@@ -16,8 +16,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from vram.cli.parking import away, back, denials_written_down, numbers, open_host, say, tidy
+from vram.cli.source import memory_size
 from vram.errors import ExitCode, UsageError
-from vram.units import parse_size
 
 if TYPE_CHECKING:
     from vram.cli.progress import Progress
@@ -41,7 +41,7 @@ have set it, it stays, and room is made on one of those GPUs."""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage, parser.epilog = USAGE, EPILOG
-    parser.add_argument("size", type=parse_size, metavar="SIZE", help="room for the command, e.g. 20GiB")
+    parser.add_argument("size", type=memory_size, metavar="SIZE", help="room for the command, e.g. 20GiB")
     parser.add_argument(
         "--gpu", type=int, metavar="N", help="on this GPU (default: where the least must move)"
     )

@@ -53,7 +53,9 @@ def run(args: Namespace) -> int:
     if args.json and not args.quiet:
         emit(check.json(ledger, verdict, verdicts))
     elif not args.quiet:
-        emit(check.text(verdicts))
+        from vram.diagnosis.leftover import way_back
+
+        emit(check.text(verdicts, way_back(ledger) if verdict == "held" else None))
     try:
         require_driver(ledger)
     except DriverMissing as error:

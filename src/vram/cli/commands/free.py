@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 from vram.cli import early
 from vram.cli.reclaiming import add_reclaim_arguments, reclaim
-from vram.cli.source import gpu_numbers, pid_number
+from vram.cli.source import gpu_numbers, memory_size, pid_number
 from vram.errors import UsageError
-from vram.units import parse_size
 
 if TYPE_CHECKING:
     from vram.host.local import LocalHost
@@ -19,22 +18,24 @@ NAME = "free"
 HELP = "give memory back, least harm first: plans, asks, does exactly that, measures"
 
 _EPILOG = """\
-The ladder, least harm first:
-  trim   a live process lets go of what it only caches, and goes on working
-  park   an idle process of yours moves into host memory, until `vram unpark`
-  kill   SIGTERM, grace, SIGKILL, for holders that a finding calls leftovers:
-         VR101, VR103, VR104, VR201, VR203
-With SIZE: enough of it to give SIZE back. Without: all that costs nothing, and the
-leftovers that --finding names. A healthy process is parked or ended only where
---pid names it. Every step is written to the audit log before and after."""
+What it does, least harm first:
+  trim   a live Python process releases what its frameworks only cache, and goes on
+  kill   ends holders of memory whose owner is dead (leftovers): SIGTERM, grace, SIGKILL
+  park   pauses a process and moves its GPU memory to host memory, until `vram unpark`
+Without SIZE: all caches and leftovers. With SIZE: the smallest plan that gives SIZE back
+on one GPU. A process that works is parked or ended only where --pid names it, an idle
+one of yours is parked only with --park-idle, and a stopped one (Ctrl-Z) never is.
+Exit code 0: the goal was measured to be met, or nothing was asked and nothing is left.
+1: memory is still held (missed, declined, not asked, only shown). See `vram help` for the rest."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.epilog = _EPILOG
     option = parser.add_argument
-    option("size", nargs="?", type=parse_size, metavar="SIZE", help="how much should come back, e.g. 20GiB")
+    option("size", nargs="?", type=memory_size, metavar="SIZE", help="how much should come back, e.g. 20GiB")
     option("--gpu", action="append", metavar="N[,N...]", help="only on these GPUs (may be repeated)")
-    option("--up-to", choices=("trim", "park", "kill"), help="the highest rung to use")
+    option("--up-to", choices=("trim", "park", "kill"), help="the most harmful action allowed")
+    option("--park-idle", action="store_true", help="idle processes of yours may be parked, too")
     option(
         "--finding",
         action="append",
@@ -42,7 +43,15 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="CODE",
         help="only what this finding of `vram why` names",
     )
-    option("--pid", action="append", type=pid_number, default=[], metavar="PID", help="only this process")
+    option(
+        "--pid",
+        "--from",
+        action="append",
+        type=pid_number,
+        default=[],
+        metavar="PID",
+        help="only this process, also where it works (may be repeated)",
+    )
     option("--save", type=_file, metavar="FILE", help="also save the plan, for --plan")
     option(
         "--plan",
@@ -64,7 +73,13 @@ def run(args: Namespace) -> int:
     from vram.host.local import LocalHost
 
     if args.plan and (
-        args.size is not None or args.gpu or args.up_to or args.finding or args.pid or args.save
+        args.size is not None
+        or args.gpu
+        or args.up_to
+        or args.park_idle
+        or args.finding
+        or args.pid
+        or args.save
     ):
         raise UsageError("a saved plan says all by itself", hint="give --plan FILE alone, or with --yes")
     host = LocalHost(reader=early.take(), read_ahead_s=args.deadline)
@@ -87,6 +102,7 @@ def _made(args: Namespace, host: LocalHost) -> Draft:
         up_to=args.up_to,
         findings=tuple(args.finding),
         pids=tuple(args.pid),
+        park_idle=args.park_idle,
         host=host,
         deadline_s=args.deadline,
     )

@@ -14,12 +14,16 @@ HELP = "end processes that hold GPU memory: SIGTERM, grace, SIGKILL, measured"
 _EPILOG = """\
 A pid is only a number: the process is held by pidfd, and compared with what it was when
 the plan was made, before every signal. Never touched: parts of the system (display
-servers, driver services, container runtimes, sshd ...), vram itself and what started it."""
+servers, driver services, container runtimes, sshd ...), vram itself and what started it.
+A dead pid that the driver still lists means whoever holds its memory now."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.epilog = _EPILOG
     parser.add_argument("pid", nargs="+", type=pid_number, metavar="PID", help="who is to end")
+    parser.add_argument(
+        "--tree", action="store_true", help="its children too, and theirs, as far as they are on a GPU"
+    )
     add_reclaim_arguments(parser)
 
 
@@ -29,4 +33,8 @@ def run(args: Namespace) -> int:
 
     host = LocalHost(reader=early.take(), read_ahead_s=args.deadline)
     pids = tuple(dict.fromkeys(args.pid))
-    return reclaim(args, host, lambda: plan(only="kill", pids=pids, host=host, deadline_s=args.deadline))
+    return reclaim(
+        args,
+        host,
+        lambda: plan(only="kill", pids=pids, tree=args.tree, host=host, deadline_s=args.deadline),
+    )

@@ -22,8 +22,8 @@ Remedies and their risk
 -----------------------
 - Make the keeper deregister the buffer and close the descriptor: the memory is back at once.
   No risk, provided that no transfer is under way.
-- End the keeper with vram kill PID: unsaved work and open transfers are lost. All holders of
-  the dma-buf must let go.
+- vram free terminates who surely holds memory whose maker is gone; vram kill PID who is only likely to.
+  Unsaved work and open transfers are lost. All holders of the dma-buf must release it.
 - To prevent it, close dma-buf descriptors after registering them, and deregister on every path
   out of the program.
 
@@ -51,7 +51,7 @@ def judge(ledger: Ledger) -> Iterator[Finding]:
     for holding in gather(ledger.gpus, _by_dmabuf):
         yield kept(
             CODE,
-            ledger.host,
+            ledger,
             holding,
             title=f"{size(holding.nbytes)} kept by a dma-buf, listed nowhere",
             cause=_cause(holding),

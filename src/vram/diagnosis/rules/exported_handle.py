@@ -23,8 +23,8 @@ The keeper has /dev/nvidiactl open, and no /dev/nvidia0 beside it:
 Remedies and their risk
 -----------------------
 - Make the keeper close the descriptor: the memory is back at once. No risk.
-- End the keeper with vram kill PID: unsaved work is lost. If several hold the descriptor, all of
-  them must close it or end.
+- vram free terminates who surely holds memory whose maker is gone; vram kill PID who is only likely to.
+  Unsaved work is lost. If several hold the descriptor, all of them must close it or end.
 - To prevent it, close the exported descriptor on both sides as soon as it was imported, and open
   it close-on-exec.
 
@@ -53,7 +53,7 @@ def judge(ledger: Ledger) -> Iterator[Finding]:
     for holding in gather(ledger.gpus, _by_handle):
         yield kept(
             CODE,
-            ledger.host,
+            ledger,
             holding,
             title=f"{size(holding.nbytes)} kept by an exported handle, listed nowhere",
             cause=_cause(holding),

@@ -39,6 +39,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vram.diagnosis import remedies, words
+from vram.diagnosis.contexts import ONLY_THE_CONTEXT, is_bare_context
 from vram.diagnosis.health import is_healthy
 from vram.diagnosis.holdings import Holding, gather, in_use
 from vram.model.finding import Finding
@@ -74,11 +75,14 @@ def _finding(ledger: Ledger, holding: Holding, holder: Holder) -> Finding:
     amount = "an untold amount" if nbytes is None else size(nbytes)
     known = (words.belonging(holder.workload), words.age(holder))
     about = "".join(f", {word}" for word in known if word)
+    bare = is_bare_context(holding.entries) and remedies.drivers(ledger, holding.gpus) == {"nvidia"}
     return Finding(
         code=CODE,
-        title=f"{amount[:1].upper()}{amount[1:]} in use by pid {holder.pid}",
+        title=f"{amount[:1].upper()}{amount[1:]} in use by pid {holder.pid}"
+        + (": its context" if bare else ""),
         nbytes=nbytes,
-        cause=f"{words.process(holder)} uses {amount} of {words.gpus(holding.gpus)}{about}.",
+        cause=f"{words.process(holder)} uses {amount} of {words.gpus(holding.gpus)}{about}."
+        + (f" That is {ONLY_THE_CONTEXT}." if bare else ""),
         gpus=holding.gpus,
         pids=(holder.pid,),
         evidence=words.evidence(holding.evidence),
@@ -90,6 +94,7 @@ def _finding(ledger: Ledger, holding: Holding, holder: Holder) -> Finding:
                     certain=holding.certain,
                     drivers=remedies.drivers(ledger, holding.gpus),
                     parks=_can_be_parked(holding, holder),
+                    trims=not bare,
                 ),
                 *remedies.end(ledger.host, holding.keepers, certain=holding.certain),
             )

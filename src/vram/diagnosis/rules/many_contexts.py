@@ -38,25 +38,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vram.diagnosis import remedies, words
+from vram.diagnosis.contexts import is_bare
 from vram.diagnosis.holdings import Holding, gather, in_use
 from vram.model.finding import Finding, Remedy
 from vram.model.ledger import GpuLedger, Holder, Ledger
-from vram.units import MIB, size
+from vram.units import size
 
 CODE = "VR205"
 
 _MANY = 3
-# A bare context is 518 MiB on an H200, with a first PyTorch tensor 612; desktop programs that
-# merely draw stay far below.
-_SMALLEST = 100 * MIB
-_LARGEST = 640 * MIB
 
 
 def judge(ledger: Ledger) -> Iterator[Finding]:
     for gpu in ledger.gpus:
         if gpu.driver != "nvidia":  # what a context costs elsewhere was never measured
             continue
-        small = [holding for holding in gather((gpu,), in_use) if _SMALLEST <= holding.nbytes <= _LARGEST]
+        small = [holding for holding in gather((gpu,), in_use) if is_bare(holding.nbytes)]
         if len(small) >= _MANY:
             yield _finding(gpu, small)
 

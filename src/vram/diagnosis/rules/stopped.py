@@ -88,6 +88,4 @@ def _let_go_on(host: HostFacts, holder: Holder) -> Remedy:
         return Remedy(
             step="look", target=target, text=text, command=f"grep TracerPid /proc/{holder.pid}/status"
         )
-    text = "Let it go on; it uses the GPU again and frees what it has done with."
-    sudo = "sudo " if host.uid != 0 and holder.user != host.user else ""
-    return Remedy(step="resume", target=target, text=text, command=f"{sudo}kill -CONT {holder.pid}")
+    return remedies.resume(host, holder)

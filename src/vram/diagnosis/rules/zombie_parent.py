@@ -21,7 +21,8 @@ The charged pid shows state Z; the children have the device files open:
 Remedies and their risk
 -----------------------
 - Let the children finish, or make them close the inherited descriptors. No risk.
-- End the children with vram kill PID PID: their unsaved work is lost. All of them must end.
+- vram free terminates the children that are proven to hold it, all of them. Their parent has ended, so
+  nothing that is in use is lost.
 - Do not end the zombie's own parent in order to collect it: that frees no GPU memory.
 
 Source
@@ -48,7 +49,7 @@ def judge(ledger: Ledger) -> Iterator[Finding]:
     for holding in gather(ledger.gpus, _left_by_zombie):
         yield kept(
             CODE,
-            ledger.host,
+            ledger,
             holding,
             title=f"{size(holding.nbytes)} of zombie {holding.charged_pid}, kept by its children",
             cause=_cause(holding),

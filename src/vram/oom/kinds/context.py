@@ -49,7 +49,7 @@ def _making(reading: Reading) -> Judgement:
         " than the half"
         " gigabyte that a context takes. Others hold the rest.",
         missing=("what was free", "who held the rest"),
-        remedies=(look(reading), make_room(reading, CONTEXT), _elsewhere()),
+        remedies=(look(reading), make_room(reading), _elsewhere()),
     )
 
 

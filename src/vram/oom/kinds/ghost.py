@@ -46,7 +46,7 @@ def judge(reading: Reading, worked: Sums) -> Judgement | None:
         remedies=(
             join_live(),
             look(reading, "Name who keeps it: vram looks at open files, not at the list."),
-            make_room(reading, worked.short),
+            make_room(reading),
         ),
     )
 

@@ -43,7 +43,7 @@ def judge(reading: Reading, worked: Sums) -> Judgement | None:
         workings=(*shortfall(reading), *_rest(reading, worked)),
         remedies=(
             look(reading),
-            make_room(reading, worked.short),
+            make_room(reading),
             *end([share.pid for share in worked.listed]),
             change("Or start on another GPU: CUDA_VISIBLE_DEVICES=N."),
         ),
@@ -94,7 +94,7 @@ def _startup(reading: Reading, worked: Sums) -> Judgement:
         cause=f"{said(held)} were in use before vLLM took anything, so its share of the GPU"
         f" ({reading.utilization}) could not be had.",
         workings=workings,
-        remedies=(look(reading), make_room(reading, worked.short), *utilization(reading)),
+        remedies=(look(reading), make_room(reading), *utilization(reading)),
     )
 
 
@@ -118,7 +118,7 @@ def _ungrown(reading: Reading) -> Judgement | None:
         " only: the driver"
         " had no more to give, so others hold it.",
         workings=(Working(terms, "below the limit", room),),
-        remedies=(look(reading), make_room(reading, asked.nbytes), *_start_small(reading)),
+        remedies=(look(reading), make_room(reading), *_start_small(reading)),
     )
 
 

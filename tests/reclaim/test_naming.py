@@ -1,0 +1,86 @@
+"""Whom a pid on the command line means: a dead one its holders, and with --tree a family."""
+
+from __future__ import annotations
+
+import json
+
+from tests.ghosts.conftest import held_by, is_charge
+from tests.reclaim.conftest import Bench
+from vram.units import GIB
+
+
+def test_a_dead_pid_that_the_driver_lists_means_who_holds_its_memory(machine: Bench):
+    scene = machine.scene("fork_orphan", 1 * GIB)
+    dead, child = scene.pids["parent"], scene.pids["child"]
+    scene.kill("parent")
+    answer = machine.ask("kill", str(dead), "--yes")
+    (step,) = answer["plan"]["steps"]
+    assert (step["target"]["process"]["pid"], step["reason"]) == (
+        child,
+        f"pid {dead} is dead, and its memory is held here",
+    )
+    assert answer["receipt"]["returned_bytes"] >= GIB
+
+
+def test_free_takes_a_dead_pid_too_and_a_holder_that_is_named(machine: Bench):
+    scenes = [machine.scene("fork_orphan", 1 * GIB) for _ in range(2)]
+    for scene in scenes:
+        scene.kill("parent")
+    by_dead = machine.ask("free", "--pid", str(scenes[0].pids["parent"]), "--yes")
+    by_holder = machine.ask("free", "--from", str(scenes[1].pids["child"]), "--yes")
+    for answer in (by_dead, by_holder):
+        assert [step["kind"] for step in answer["plan"]["steps"]] == ["kill"]
+        assert answer["receipt"]["returned_bytes"] >= GIB
+
+
+def test_a_dead_pid_that_nobody_lists_is_no_process(machine: Bench):
+    scene = machine.scene("plain", 1 * GIB)
+    pid = scene.pids["self"]
+    scene.kill("self")
+    assert machine.vram("kill", str(pid), "--yes").returncode == 10
+
+
+def test_tree_takes_the_children_along_and_the_memory_comes_back(machine: Bench):
+    scene = machine.scene("fork_orphan", 1 * GIB)
+    parent, child = scene.pids["parent"], scene.pids["child"]
+    answer = machine.ask("kill", str(parent), "--tree", "--yes")
+    assert [step["target"]["process"]["pid"] for step in answer["plan"]["steps"]] == [parent, child]
+    assert answer["receipt"]["returned_bytes"] >= GIB
+
+
+def test_the_first_process_is_refused_in_true_words(machine: Bench):
+    done = machine.vram("kill", "1", "--yes")
+    assert done.returncode == 13
+    assert "pid 1 is the first process of the system" in done.stderr
+    assert "whole machine or container" in done.stderr
+    assert not [each for each in machine.audit() if each["event"] != "refused"]
+
+
+def test_who_and_check_name_the_command_that_gives_leftovers_back(machine: Bench):
+    scene = machine.scene("fork_orphan", 1 * GIB)
+    assert "vram free" not in machine.vram("who").stdout
+    scene.kill("parent")
+    assert machine.vram("who").stdout.endswith("Give back what dead owners left: vram free\n")
+    assert machine.vram("check").stdout.endswith("Give it back: vram free\n")
+    assert json.loads(machine.vram("who", "--json").stdout)["way_back"] == "vram free"
+    assert machine.vram("free", "--yes").returncode == 0
+    assert machine.vram("check").returncode == 0
+
+
+def test_a_parked_process_is_shown_as_parked(machine: Bench):
+    scene = machine.scene("plain", 1 * GIB)
+    pid = scene.pids["self"]
+    assert machine.vram("park", str(pid)).returncode == 0
+    try:
+        for words in (("who",), ("why",)):
+            shown = " ".join(machine.vram(*words).stdout.split())
+            assert f"pid {pid}" in shown.partition("arked: paused")[2], words
+        (parked,) = machine.why()["parked"]
+        assert (parked["pid"], parked["lent_to"]) == (pid, None)
+        assert is_charge(parked["nbytes"], 1 * GIB)
+        (step,) = machine.ask("kill", str(pid), "--dry-run")["plan"]["steps"]
+        assert "is parked" in step["reason"]
+    finally:
+        assert machine.vram("unpark", str(pid)).returncode == 0
+    assert is_charge(held_by(machine.why(), pid), 1 * GIB)
+    assert machine.why()["parked"] == []

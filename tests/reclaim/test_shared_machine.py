@@ -1,0 +1,116 @@
+"""``vram free --yes`` on a shared machine: every leftover byte comes back, and nobody else is touched."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import vram
+from vram.units import GIB, MIB
+from vram.virtualgpu.scene import PROGRAMS
+
+HERE = Path(__file__).parent
+SOURCES = Path(vram.__file__).parents[1]
+NOBODY = 65534
+BUILT = ("msgspec", "pynvml", "rich", "markdown_it", "mdurl", "pygments")
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+
+
+def as_ourselves(folder: Path, gpus: int, *words: str, real: bool) -> list[str]:
+    path = f"PYTHONPATH={SOURCES}:{PROGRAMS}:{os.environ.get('PYTHONPATH', '')}"
+    machine = [] if real else [sys.executable, "-m", "vram", "virtual", "--gpus", str(gpus), "--"]
+    return [
+        *("env", path, f"XDG_STATE_HOME={folder}", *machine),
+        *(sys.executable, str(HERE / "shared_machine.py"), *words),
+    ]
+
+
+def as_nobody(folder: Path, gpus: int, *words: str, real: bool) -> list[str]:
+    """As an ordinary user, who may not enter the folders of the interpreter and of these sources."""
+    if not shutil.which("unshare") or not shutil.which("setpriv"):
+        pytest.skip("no mount namespace can be made here for another user")
+    specs = {name: importlib.util.find_spec(name) for name in BUILT}
+    libraries = {
+        Path(spec.origin).parents[0 if name == "pynvml" else 1]
+        for name, spec in specs.items()
+        if spec and spec.origin
+    }
+    places = {"python": Path(sys.base_prefix), "src": SOURCES, "programs": PROGRAMS, "tests": HERE}
+    places |= {f"site{at}": path for at, path in enumerate(sorted(libraries))}
+    mounts = "".join(
+        f"mkdir /mnt/{name} && mount --bind {path} /mnt/{name} && " for name, path in places.items()
+    )
+    python = f"/mnt/python/bin/python{sys.version_info.major}.{sys.version_info.minor}"
+    path = ":".join(f"/mnt/{name}" for name in places if name not in ("python", "tests"))
+    machine = "" if real else f"{python} -m vram virtual --gpus {gpus} -- "
+    # Who becomes another user is not to be read by that user until it executes a program.
+    prepare = (
+        f"mount -t tmpfs -o mode=755 none /mnt && {mounts}"
+        "mkdir /mnt/home && chown 65534:65534 /mnt/home && cd / && "
+        f"exec setpriv --reuid {NOBODY} --regid {NOBODY} --clear-groups env -i PATH=/usr/bin:/bin"
+        f" HOME=/mnt/home LD_LIBRARY_PATH={os.environ.get('LD_LIBRARY_PATH', '')}"
+        f" PYTHONDONTWRITEBYTECODE=1 PYTHONHOME=/mnt/python PYTHONPATH={path} TMPDIR=/tmp"
+        f" {machine}{python} /mnt/tests/shared_machine.py {' '.join(words)}"
+    )
+    return ["unshare", "--mount", "sh", "-c", prepare]
+
+
+PEOPLE = {"ourselves": as_ourselves, "an ordinary user": as_nobody}
+EVERYBODY = [pytest.param(who, marks=needs_root if who != "ourselves" else ()) for who in PEOPLE]
+
+
+def play(who: str, style: str, gpus: int, folder: Path, *words: str, real: bool = False) -> dict[str, Any]:
+    """Act it out; return what ``vram WORDS`` did to everybody."""
+    argv = PEOPLE[who](folder, gpus, style, str(gpus), *words, real=real)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told
+
+
+def require_only_leftovers_gone(told: dict[str, Any], slack: int = 16 * MIB) -> None:
+    assert sum(told["held_by_the_dead"]) > 18 * GIB
+    assert (told["ghosts_alive"], told["stopped_alive"]) == (0, True), told["stdout"]
+    assert all(left < slack for left in told["left_of_that"]), told
+    assert all(told["servers_answer"])
+    assert told["server_workers_alive"] == 2 * len(told["servers_answer"])
+    assert (told["code"], told["stderr"]) == (0, ""), told["stdout"]
+
+
+@pytest.mark.parametrize("who", EVERYBODY)
+@pytest.mark.parametrize("style", ["batch", "jobs"])
+@pytest.mark.parametrize("gpus", [1, 8])
+def test_every_leftover_byte_comes_back_and_nobody_else_is_touched(
+    who: str, style: str, gpus: int, tmp_path: Path
+):
+    require_only_leftovers_gone(play(who, style, gpus, tmp_path, "free", "--yes"))
+
+
+@pytest.mark.parametrize("style", ["batch", "jobs"])
+def test_a_size_is_reached_by_the_smallest_plan_on_one_gpu(style: str, tmp_path: Path):
+    told = play("ourselves", style, 8, tmp_path, "free", "6GiB", "--gpu", "0", "--yes", "--json")
+    answer = json.loads(told["stdout"])
+    assert told["code"] == 0
+    assert answer["plan"]["gpus"] == [0]
+    assert {step["kind"] for step in answer["plan"]["steps"]} == {"kill"}
+    assert all(told["servers_answer"])
+    assert told["stopped_alive"]
+    # Of 6.5 and 7.5 GiB on GPU 0 the holders of one are ended; the last GPU's are not needed.
+    assert told["ghosts_alive"] > 4
+
+
+@pytest.mark.parametrize("style", ["batch", "jobs"])
+def test_more_than_the_leftovers_parks_nobody_and_touches_nobody(style: str, tmp_path: Path):
+    told = play("ourselves", style, 1, tmp_path, "free", "60GiB", "--yes")
+    assert told["code"] == 19
+    assert "without harming" in told["stderr"]
+    assert told["ghosts_alive"] == 7
