@@ -2,6 +2,7 @@
 
     jobs.py trainer MIB WORKERS   uses a GPU, forks workers that keep its files, says who they are
     jobs.py server MIB WORKERS    the same, and answers every line
+    jobs.py prefork MIB WORKERS   forks first; its workers then make contexts of their own, the first answers
     jobs.py export MIB            hands an allocation to a process that never uses CUDA
 
 All of them end when their standard input does.
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import sys
 from typing import Any
@@ -40,8 +42,33 @@ def train(nbytes: int, workers: int) -> None:
     say(pid=os.getpid(), workers=forked)
 
 
+def prefork(nbytes: int, workers: int) -> None:
+    """As a web server does: the parent never uses CUDA."""
+    forked = []
+    for at in range(workers):
+        told, tell = os.pipe()
+        child = os.fork()
+        if child == 0:
+            driver.context()
+            driver.alloc(nbytes)
+            os.write(tell, b".")
+            if at == 0:
+                answer()
+            stage.outlive()
+            os._exit(0)
+        os.read(told, 1)
+        forked.append(child)
+    say(pid=os.getpid(), workers=forked)
+    signal.pause()
+
+
 def serve(nbytes: int, workers: int) -> None:
     train(nbytes, workers)
+    answer()
+
+
+def answer() -> None:
+    """One line for each line: what the memory holds."""
     pointer = driver.alloc(MIB)
     driver.fill(pointer, 0x5A, MIB)
     for _ in sys.stdin:
@@ -71,6 +98,7 @@ if __name__ == "__main__":
     {
         "trainer": lambda: train(nbytes, int(sys.argv[3])),
         "server": lambda: serve(nbytes, int(sys.argv[3])),
+        "prefork": lambda: prefork(nbytes, int(sys.argv[3])),
         "export": lambda: hand_over(nbytes),
     }[role]()
     stage.outlive()

@@ -114,3 +114,21 @@ def test_more_than_the_leftovers_parks_nobody_and_touches_nobody(style: str, tmp
     assert told["code"] == 19
     assert "without harming" in told["stderr"]
     assert told["ghosts_alive"] == 7
+
+
+ROUNDS = int(os.environ.get("VRAM_SOAK_ROUNDS", "15"))
+"""How often vram is run among jobs that come and die; a soak sets it to thousands."""
+
+
+def test_who_begins_to_work_while_vram_looks_is_never_ended(tmp_path: Path):
+    path = f"PYTHONPATH={SOURCES}:{PROGRAMS}"
+    command = ["env", path, f"XDG_STATE_HOME={tmp_path}", sys.executable, "-m", "vram", "virtual", "--"]
+    seed = os.environ.get("VRAM_SOAK_SEED", "1")
+    argv = [*command, sys.executable, str(HERE / "churn.py"), str(ROUNDS), seed]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60 + 30 * ROUNDS)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["rounds"], told["healthy_died"]) == (ROUNDS, 0)
+    assert told["ghosts"] > ROUNDS // 3
+    assert told["given_back"] == told["ghosts"]
+    assert told["healthy_started"] > ROUNDS // 3

@@ -26,7 +26,7 @@ def kept(
         gpus=holding.gpus,
         pids=tuple(keeper.pid for keeper in holding.keepers),
         evidence=words.evidence(holding.evidence),
-        remedies=remedies.ordered((*gentler, *_ending(ledger.host, holding, unsure))),
+        remedies=remedies.ordered((*_ending(ledger.host, holding, unsure), *gentler)),
     )
 
 

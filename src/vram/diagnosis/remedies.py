@@ -96,8 +96,8 @@ def end(
 def give_back(holders: Sequence[Holder]) -> Remedy:
     """Memory whose owner is dead: one command returns it, and nobody's work is lost."""
     whom = "its holder" if len(holders) == 1 else f"all {len(holders)} holders"
-    text = f"Give it back: terminates {whom}. The owner of this memory is dead, so nothing in use is lost."
-    return Remedy(step="end", target=_target(holders), text=text, command="vram free")
+    text = f"Give it back: terminates {whom}. The owner of this memory is dead, and nobody works with it."
+    return Remedy(step="free", target=_target(holders), text=text, command="vram free")
 
 
 def resume(host: HostFacts, holder: Holder) -> Remedy:

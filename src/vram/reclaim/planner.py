@@ -38,7 +38,7 @@ LOSES: dict[StepKind, str] = {
     "kill": "whatever it has not saved",
     "reset": "nothing, once nobody uses the GPU",
 }
-LEFTOVER_LOSES = "nothing in use: the owner of this memory is dead"
+LEFTOVER_LOSES = "no GPU memory in use: the owner is dead"
 
 
 def plan(host: Host, ledger: Ledger, findings: tuple[Finding, ...], wish: Wish) -> Draft:
