@@ -22,7 +22,7 @@ Remedies and their risk
 -----------------------
 - Make the keeper deregister the buffer and close the descriptor: the memory is back at once.
   No risk, provided that no transfer is under way.
-- vram free terminates who surely holds memory whose maker is gone; vram kill PID who is only likely to.
+- vram free terminates who surely holds memory whose maker is gone, vram kill PID who likely does.
   Unsaved work and open transfers are lost. All holders of the dma-buf must release it.
 - To prevent it, close dma-buf descriptors after registering them, and deregister on every path
   out of the program.

@@ -23,7 +23,7 @@ The keeper has /dev/nvidiactl open, and no /dev/nvidia0 beside it:
 Remedies and their risk
 -----------------------
 - Make the keeper close the descriptor: the memory is back at once. No risk.
-- vram free terminates who surely holds memory whose maker is gone; vram kill PID who is only likely to.
+- vram free terminates who surely holds memory whose maker is gone, vram kill PID who likely does.
   Unsaved work is lost. If several hold the descriptor, all of them must close it or end.
 - To prevent it, close the exported descriptor on both sides as soon as it was imported, and open
   it close-on-exec.

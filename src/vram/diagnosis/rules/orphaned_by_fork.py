@@ -15,8 +15,8 @@ On GPUs of AMD and Intel no list names who opened a file. Where several processe
 comes from another, whoever opened it is gone; that is judged as likely.
 Usual children: data-loader workers, job launchers, log shippers, anything started with the
 "fork" method after CUDA was initialised.
-Where several processes died, session, group and parent tell whose child is whose; where they do not,
-each child holds the memory of one of them, and which is unknown.
+Where several processes died, session, group and parent tell whose child is whose; where they do
+not, each child holds the memory of one of them, and which is unknown.
 
 How to confirm
 --------------
@@ -29,8 +29,8 @@ Remedies and their risk
 -----------------------
 - Let the child finish, or make it close the inherited descriptors: the memory returns at once,
   even though mappings remain. No risk.
-- vram free terminates the children that are proven to hold it, all of them, since one alone frees nothing.
-  Their parent is dead, so nothing that is in use is lost. vram kill PID ends those that are only likely.
+- vram free terminates the children that are proven to hold it: all of them, since one alone frees
+  nothing. Nobody works with this memory. vram kill PID ends those that are only likely to hold it.
 - To prevent it, start workers with "spawn" or "forkserver", or before CUDA is first used, and
   let workers end with their parent (prctl PR_SET_PDEATHSIG, or a pipe that closes).
 - Resetting the GPU is no remedy while the child lives.

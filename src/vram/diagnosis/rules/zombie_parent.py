@@ -21,8 +21,8 @@ The charged pid shows state Z; the children have the device files open:
 Remedies and their risk
 -----------------------
 - Let the children finish, or make them close the inherited descriptors. No risk.
-- vram free terminates the children that are proven to hold it, all of them. Their parent has ended, so
-  nothing that is in use is lost.
+- vram free terminates the children that are proven to hold it, all of them. Their parent has ended,
+  and nobody works with this memory.
 - Do not end the zombie's own parent in order to collect it: that frees no GPU memory.
 
 Source
