@@ -15,7 +15,8 @@ import pytest
 
 import vram
 from vram.units import GIB, MIB
-from vram.virtualgpu.scene import PROGRAMS
+from vram.virtualgpu import VirtualGpu
+from vram.virtualgpu.scene import PROGRAMS, Scene
 
 HERE = Path(__file__).parent
 SOURCES = Path(vram.__file__).parents[1]
@@ -36,6 +37,12 @@ def as_ourselves(folder: Path, gpus: int, *words: str, real: bool) -> list[str]:
 
 def as_nobody(folder: Path, gpus: int, *words: str, real: bool) -> list[str]:
     """As an ordinary user, who may not enter the folders of the interpreter and of these sources."""
+    machine = "" if real else f"$PYTHON -m vram virtual --gpus {gpus} -- "
+    return as_another_user(f"{machine}$PYTHON /mnt/tests/shared_machine.py {' '.join(words)}")
+
+
+def as_another_user(command: str, **environment: str) -> list[str]:
+    """Words that run *command* as nobody: what it needs is mounted where that user may go."""
     if not shutil.which("unshare") or not shutil.which("setpriv"):
         pytest.skip("no mount namespace can be made here for another user")
     specs = {name: importlib.util.find_spec(name) for name in BUILT}
@@ -49,19 +56,25 @@ def as_nobody(folder: Path, gpus: int, *words: str, real: bool) -> list[str]:
     mounts = "".join(
         f"mkdir /mnt/{name} && mount --bind {path} /mnt/{name} && " for name, path in places.items()
     )
-    python = f"/mnt/python/bin/python{sys.version_info.major}.{sys.version_info.minor}"
     path = ":".join(f"/mnt/{name}" for name in places if name not in ("python", "tests"))
-    machine = "" if real else f"{python} -m vram virtual --gpus {gpus} -- "
-    # Who becomes another user is not to be read by that user until it executes a program.
+    settings = {
+        "PATH": "/usr/bin:/bin",
+        "HOME": "/mnt/home",
+        "TMPDIR": "/tmp",
+        "LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", ""),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONHOME": "/mnt/python",
+        "PYTHONPATH": path,
+        "PYTHON": f"/mnt/python/bin/python{sys.version_info.major}.{sys.version_info.minor}",
+        **environment,
+    }
+    given = " ".join(f"{name}={value}" for name, value in settings.items())
     prepare = (
         f"mount -t tmpfs -o mode=755 none /mnt && {mounts}"
         "mkdir /mnt/home && chown 65534:65534 /mnt/home && cd / && "
-        f"exec setpriv --reuid {NOBODY} --regid {NOBODY} --clear-groups env -i PATH=/usr/bin:/bin"
-        f" HOME=/mnt/home LD_LIBRARY_PATH={os.environ.get('LD_LIBRARY_PATH', '')}"
-        f" PYTHONDONTWRITEBYTECODE=1 PYTHONHOME=/mnt/python PYTHONPATH={path} TMPDIR=/tmp"
-        f" {machine}{python} /mnt/tests/shared_machine.py {' '.join(words)}"
+        f'exec setpriv --reuid {NOBODY} --regid {NOBODY} --clear-groups env -i {given} sh -c "$1"'
     )
-    return ["unshare", "--mount", "sh", "-c", prepare]
+    return ["unshare", "--mount", "sh", "-c", prepare, "sh", command]
 
 
 PEOPLE = {"ourselves": as_ourselves, "an ordinary user": as_nobody}
@@ -114,6 +127,30 @@ def test_more_than_the_leftovers_parks_nobody_and_touches_nobody(style: str, tmp
     assert told["code"] == 19
     assert "without harming" in told["stderr"]
     assert told["ghosts_alive"] == 7
+
+
+@needs_root
+def test_another_users_leftovers_are_named_with_the_command_that_root_would_use(virtual_gpu: VirtualGpu):
+    """Its files may not be read; its session may."""
+    scene = Scene(virtual_gpu, "fork_orphan", GIB)
+    try:
+        child = scene.pids["child"]
+        scene.kill("parent")
+        environment = virtual_gpu.environment()
+        opened = Path(environment["VRAM_VIRTUAL_GPU"])
+        for path in (opened, *opened.rglob("*")):
+            path.chmod(0o777 if path.is_dir() else 0o666)
+        named = {name: value for name, value in environment.items() if name.startswith("VRAM_")}
+        libraries = environment["LD_LIBRARY_PATH"].replace(str(SOURCES), "/mnt/src")
+        argv = as_another_user("$PYTHON -m vram free --yes --json", LD_LIBRARY_PATH=libraries, **named)
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
+        answer = json.loads(done.stdout)
+        assert (done.returncode, answer["plan"]["steps"]) == (1, []), done.stderr
+        (left,) = answer["spared"]
+        assert (left["pid"], left["leftover"]) == (child, True)
+        assert left["command"] == f'sudo "$(command -v vram)" kill {child}'
+    finally:
+        scene.close()
 
 
 ROUNDS = int(os.environ.get("VRAM_SOAK_ROUNDS", "15"))
