@@ -13,7 +13,7 @@ from vram.errors import ExitCode, NotPermitted, Protected, WorldChanged
 
 if TYPE_CHECKING:
     from vram.host.local import LocalHost
-    from vram.model.plan import Draft, Outcome, Receipt
+    from vram.model.plan import Draft, Outcome, Receipt, Spared
 
 
 def add_reclaim_arguments(parser: ArgumentParser) -> None:
@@ -87,52 +87,54 @@ def _executed(args: Namespace, host: LocalHost, draft: Draft) -> Receipt:
 
 
 def _ended(args: Namespace, host: LocalHost, draft: Draft, receipt: Receipt | None) -> int:
+    left = _left(args, host, draft) if receipt is not None and _asks_for_everything(args, draft) else ()
     if args.json:
         from vram.report.reclaim_json import report
 
-        emit(report(draft, receipt))
+        emit(report(draft, receipt, left))
     elif receipt is not None:
         from vram.report.plan import receipt as shown
+        from vram.report.plan import still_held
 
         look = look_for(args)
         emit("\n")
         show(shown(receipt, look), args, look)
+        if left:
+            show(still_held(left, look), args, look)
     elif draft.plan.steps:
         emit(
             "\nNothing was touched. --yes runs this plan.\n"
             if not args.dry_run
             else "\nNothing was touched.\n"
         )
-    return exit_code(args, host, draft, receipt)
+    return exit_code(args, draft, receipt, left)
 
 
-def exit_code(args: Namespace, host: LocalHost, draft: Draft, receipt: Receipt | None) -> int:
+def _asks_for_everything(args: Namespace, draft: Draft) -> bool:
+    """Whether neither a size nor a process was named: then all leftovers are meant."""
+    return draft.plan.goal_bytes is None and not args.pid
+
+
+def _left(args: Namespace, host: LocalHost, draft: Draft) -> tuple[Spared, ...]:
+    """Read again: who still holds memory whose owner is dead."""
+    from vram.reclaim import remaining
+
+    findings = tuple(getattr(args, "finding", ()))
+    return remaining(draft.plan, findings, host=host, deadline_s=args.deadline)
+
+
+def exit_code(args: Namespace, draft: Draft, receipt: Receipt | None, left: tuple[Spared, ...]) -> int:
     """OK only where the goal was measured to be met, or nothing was asked and no leftover is left.
 
     So that ``vram free 20GiB && train`` is safe: a plan that was only shown, or declined, has given
     nothing back.
     """
     if receipt is None:
-        left = not args.pid and any(each.leftover for each in draft.spared)
-        return ExitCode.HELD if draft.plan.steps or left else ExitCode.OK
+        waits = not args.pid and any(each.leftover for each in draft.spared)
+        return ExitCode.HELD if draft.plan.steps or waits else ExitCode.OK
     goal, returned = receipt.goal_bytes, receipt.returned_bytes
     if goal is not None and returned is not None and returned >= goal:
         return ExitCode.OK
     if any(each.status in ("refused", "failed", "unkillable") for each in receipt.outcomes):
         return ExitCode.PARTIAL
-    if goal is not None:
-        return ExitCode.HELD
-    return ExitCode.OK if args.pid or not _leftovers_remain(args, host, draft) else ExitCode.HELD
-
-
-def _leftovers_remain(args: Namespace, host: LocalHost, draft: Draft) -> bool:
-    """Read again; say who still holds memory whose owner is dead."""
-    from vram.reclaim import remaining
-
-    left = remaining(draft.plan, tuple(getattr(args, "finding", ())), host=host, deadline_s=args.deadline)
-    if left and not args.json:
-        from vram.report.plan import still_held
-
-        look = look_for(args)
-        show(still_held(left, look), args, look)
-    return bool(left)
+    return ExitCode.HELD if goal is not None or left else ExitCode.OK
