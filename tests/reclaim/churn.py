@@ -56,13 +56,18 @@ def main() -> None:
         told["rounds"] += 1
         told["healthy_died"] += sum(job.gone(pid) for job in healthy for pid in job.pidfds)
         healthy = [job for job in healthy if not any(job.gone(pid) for pid in job.pidfds)]
+        gone = [job for job in dead if all(job.gone(pid) for pid in job.workers)]
+        told["given_back"] += len(gone)
+        for job in gone:
+            finish(job)
+        dead = [job for job in dead if job not in gone]
         if len(healthy) >= 6:
             assert all(job.answers() for job in healthy)
             for job in healthy[:3]:
                 finish(job)
             healthy = healthy[3:]
     subprocess.run(VRAM, stdout=subprocess.DEVNULL, check=True)
-    told["given_back"] = sum(all(job.gone(pid) for pid in job.workers) for job in dead)
+    told["given_back"] += sum(all(job.gone(pid) for pid in job.workers) for job in dead)
     for job in (*healthy, *dead):
         finish(job)
     told["used_at_the_end"] = sum(used_bytes())
