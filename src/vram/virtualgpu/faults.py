@@ -79,7 +79,8 @@ def read_line(text: str) -> str:
     read = [_read_word(function, word) for word in words]
     if not any(word.partition("=")[0] in EFFECTS for word in read):
         raise UsageError(
-            f"the fault {text.strip()!r} does nothing", hint="add error=CODE, sticky=CODE, hang, slow=SECONDS or sentinel"
+            f"the fault {text.strip()!r} does nothing",
+            hint="add error=CODE, sticky=CODE, hang, slow=SECONDS or sentinel",
         )
     return " ".join([function, *read])
 
@@ -96,7 +97,8 @@ def _read_word(function: str, word: str) -> str:
         return f"{key}={code(function, value)}"
     raise UsageError(
         f"{word!r} says nothing in a fault",
-        hint="the words are gpu=N after=N nth=N error=CODE sticky=CODE hang slow=SECONDS sentinel halfway=CODE",
+        hint="the words are gpu=N after=N nth=N error=CODE sticky=CODE hang slow=SECONDS sentinel"
+        " halfway=CODE",
     )
 
 

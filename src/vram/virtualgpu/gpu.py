@@ -138,8 +138,13 @@ class VirtualGpu:
     ) -> None:
         """Let calls that match *function* misbehave from now on, in running processes too."""
         words = {
-            **{"gpu": gpu, "after": after, "nth": nth, "error": error, "sticky": sticky},
-            **{"slow": slow_s, "halfway": halfway},
+            "gpu": gpu,
+            "after": after,
+            "nth": nth,
+            "error": error,
+            "sticky": sticky,
+            "slow": slow_s,
+            "halfway": halfway,
         }
         said = [f"{key}={value}" for key, value in words.items() if value is not None]
         self.add_fault(" ".join([function, *said, *["hang"] * hang, *["sentinel"] * sentinel]))
