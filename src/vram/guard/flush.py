@@ -101,8 +101,9 @@ def _flush(device: int | None, tracebacks: bool, gc: bool, outputs: bool, budget
     if broken:  # by work that had not been waited for
         return _given_up(broken, devices)
     before, lines = _read(devices), trim.measured(frameworks, notes)
-    dropped = _drop(notes, tracebacks, outputs)
-    collected = collector.collect() if gc else 0
+    may_free = all(each.may_collect() for each in frameworks)
+    dropped = _drop(notes, tracebacks, outputs) if may_free else []
+    collected = collector.collect() if gc and may_free else 0
     for each in frameworks:
         notes += trim.guarded(notes, each.name, each.release)
     after, lines_after = _read(devices), trim.measured(frameworks, notes)

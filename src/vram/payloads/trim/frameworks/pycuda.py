@@ -11,22 +11,26 @@ if TYPE_CHECKING:
     from ..framework import Line
 
 KINDS = ("DeviceMemoryPool", "PageLockedMemoryPool")
-
-
 ELSEWHERE = (
-    "PyCUDA's pools were left as they are: they can be emptied only in the thread of their one context "
-    "(pool.free_held() there)"
+    "PyCUDA frees in the thread of its context alone, and anywhere else it loses the memory: its pools were "
+    "left as they are, and no garbage was collected. vram.flush() in that thread does both"
 )
 
 
 class PyCuda(Framework):
-    """Pools are found among the live objects."""
+    """Pools are found among the live objects.
+
+    Asked to free in another thread than its context's, PyCUDA warns, frees nothing and forgets what it was
+    to free, so that the memory is lost until the process ends (seen with 2026.1). That holds for pools and
+    for arrays whose last reference goes.
+    """
 
     name = "PyCUDA"
 
     def __init__(self, module: Any) -> None:
-        self._contexts = module.Context
-        self._pools = alive(tuple(getattr(module, kind) for kind in KINDS if hasattr(module, kind)))
+        found = alive((module.Context, *(getattr(module, kind) for kind in KINDS if hasattr(module, kind))))
+        self._pools = [each for each in found if not isinstance(each, module.Context)]
+        self._is_elsewhere = _is_elsewhere(module.Context, found)
 
     @classmethod
     def find(cls) -> Iterator[PyCuda]:
@@ -34,25 +38,18 @@ class PyCuda(Framework):
         if module is not None:
             yield cls(module)
 
+    def may_collect(self) -> bool:
+        return not self._is_elsewhere
+
     def measure(self) -> Iterator[Line]:
         for pool in self._pools:
             held, used = getattr(pool, "managed_bytes", None), getattr(pool, "active_bytes", None)
             memory = PINNED if "PageLocked" in type(pool).__name__ else DEVICE
             yield self.line(memory, None, held, None if held is None or used is None else held - used)
 
-    def _is_in_its_thread(self) -> bool:
-        """Whether this thread has PyCUDA's context, and there is no other that a pool may belong to.
-
-        PyCUDA frees in the thread of the context alone. Asked elsewhere it warns, frees nothing and forgets
-        what it was to free, so that the memory is lost (seen with 2026.1).
-        """
-        current = self._contexts.get_current()
-        return current is not None and all(each.handle == current.handle for each in alive((self._contexts,)))
-
     def release(self) -> Iterator[str]:
-        if not self._is_in_its_thread():
-            if any(pool.held_blocks for pool in self._pools):
-                yield ELSEWHERE
+        if self._is_elsewhere:
+            yield ELSEWHERE
             return
         for pool in self._pools:
             pool.free_held()
@@ -60,3 +57,11 @@ class PyCuda(Framework):
         if tools is not None:
             tools.clear_context_caches()
         yield from ()
+
+
+def _is_elsewhere(kind: Any, found: list[Any]) -> bool:
+    """Whether some of *found* may belong to a context that this thread is not in."""
+    current = kind.get_current()
+    if current is None:
+        return bool(found)
+    return any(each.handle != current.handle for each in found if isinstance(each, kind))
