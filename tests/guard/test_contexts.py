@@ -441,3 +441,34 @@ def test_what_a_person_reads_fits_a_terminal(monkeypatch: pytest.MonkeyPatch) ->
         assert max(map(len, lines)) <= 80
         assert len(lines) <= 5
     assert "<p>the CUDA context on GPU 0 is broken" in reports[1]._repr_html_()
+
+
+def test_a_visit_from_outside_says_the_same(faulty: VirtualGpu) -> None:
+    """A trim runs in a thread of its own, where a context of the program's own is not current."""
+    told = result(
+        faulty,
+        """
+        from vram.payloads import trim
+
+        def visited():
+            until = time.monotonic() + 60
+            request = {"verb": "trim", "pid": os.getpid(), "until": until, "tracebacks": False}
+            answers.append(trim.answer(request)["notes"])
+
+        answers = []
+        own_context()
+        pointer = raw.alloc(64 * MIB)
+        visited()
+        thread = threading.Thread(target=visited)
+        thread.start()
+        thread.join()
+        raw.code("cuMemsetD8_v2", pointer, 0, 16)
+        visited()
+        tell(answers)
+        """,
+        OWN,
+    )
+    here, elsewhere, broken = told
+    assert here == []
+    assert "no primary context" in elsewhere[0]
+    assert broken == [BrokenContext(0, 700).sentence()]

@@ -48,6 +48,15 @@ def broken_contexts(error: BaseException | None = None) -> tuple[BrokenContext, 
     return () if code is None else (BrokenContext(None, code),)
 
 
+def seen_broken() -> tuple[BrokenContext, ...]:
+    """Those that the last readings of this process's memory met: nobody is asked for it."""
+    if not driver_is_loaded():
+        return ()
+    from vram.payloads.trim.driver import driver
+
+    return tuple(BrokenContext(device, code) for device, code in driver.seen_broken.items())
+
+
 def note(error: BaseException, broken: Iterable[BrokenContext]) -> None:
     """Add to *error*'s notes what that means, once for each error code."""
     for each in broken:

@@ -164,7 +164,8 @@ class Scope:
         exceeded = self._exceeded(peak, error)
         if not driver_is_loaded():
             return
-        if self._is_broken(error):
+        if error is not None and self._is_broken(error):
+            self._forget_baseline()
             self._tell(error, exceeded)
             return
         if error is not None:
@@ -173,9 +174,10 @@ class Scope:
             self.notes.append(NOT_ITS_OWN if place.crowd.is_mixed else NOT_THE_LAST)
         elif error is None or isinstance(error, Exception):
             self._settle(crowd)
-        if self._baseline is not None:
-            self._baseline.close()
-            self._baseline = None
+        self._forget_baseline()
+        if self._saw_broken():
+            self._tell(error, exceeded)
+            return
         if self._zero_on_exit:
             from vram.guard.erase import erase_caches
 
@@ -213,20 +215,29 @@ class Scope:
             error.args, error.gained = (self._over(self.peak),), self.peak
         return self.peak if self.peak > self.limit else None
 
-    def _is_broken(self, error: BaseException | None) -> bool:
-        """Say where an error broke the context: nothing can be freed, erased or judged in it any more."""
+    def _forget_baseline(self) -> None:
+        if self._baseline is not None:
+            self._baseline.close()
+            self._baseline = None
+
+    def _is_broken(self, error: BaseException) -> bool:
+        """Say on *error* where it left a broken context: nothing can be freed, erased or judged in it."""
         from vram.guard.broken import broken_contexts, note
 
         broken = broken_contexts(error)
         self.notes += [each.sentence() for each in broken]
-        if broken and self._baseline is not None:
-            self._baseline.close()
-            self._baseline = None
-        if error is not None:
-            note(error, broken)
-        elif broken:
-            _warn(f"scope {self.name!r}: {'; '.join(self.notes)}", RuntimeWarning)
+        note(error, broken)
         return bool(broken)
+
+    def _saw_broken(self) -> bool:
+        """Warn where the readings at the end met a broken context, whose error somebody swallowed."""
+        from vram.guard.broken import seen_broken
+
+        texts = [each.sentence() for each in seen_broken()]
+        if texts:
+            self.notes += texts
+            _warn(f"scope {self.name!r}: {'; '.join(texts)}", RuntimeWarning)
+        return bool(texts)
 
     def _relieve(self, error: BaseException) -> None:
         """Let the frames of *error* go of the GPU's memory, so that a next try finds room."""

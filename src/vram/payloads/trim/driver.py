@@ -22,6 +22,9 @@ class Driver:
 
     def __init__(self) -> None:
         self._cuda: Any = None
+        self._counted = (0, 0)
+        self.seen_broken: dict[int, int] = {}
+        """Devices whose last reading of free memory was answered with a sticky error, and that error."""
 
     def library(self) -> Any:
         """libcuda, or None as long as this process has not loaded it."""
@@ -41,8 +44,14 @@ class Driver:
 
     def count(self) -> int:
         """How many devices this process sees; none before it has started CUDA."""
+        pid, known = self._counted
+        if pid == os.getpid():  # it does not change, but a forked child may not use CUDA
+            return known
         count = c_int()
-        return count.value if self.call("cuDeviceGetCount", byref(count)) else 0
+        if not self.call("cuDeviceGetCount", byref(count)):
+            return 0
+        self._counted = os.getpid(), count.value
+        return count.value
 
     # ---- contexts ----
     #
@@ -138,14 +147,18 @@ class Driver:
 
     def free_and_total(self, ordinal: int) -> tuple[int, int] | None:
         """What the whole device has free, and in all; None where no context of it can be entered."""
+        self.seen_broken.pop(ordinal, None)
         if self.current() == ordinal:
-            return self._memory()
+            return self._memory(ordinal)
         with self.inside(ordinal) as entered:
-            return self._memory() if entered else None
+            return self._memory(ordinal) if entered else None
 
-    def _memory(self) -> tuple[int, int] | None:
+    def _memory(self, ordinal: int) -> tuple[int, int] | None:
         free, total = c_size_t(), c_size_t()
-        return (free.value, total.value) if self.call("cuMemGetInfo_v2", byref(free), byref(total)) else None
+        code = self.code("cuMemGetInfo_v2", byref(free), byref(total))
+        if code in STICKY:
+            self.seen_broken[ordinal] = code
+        return None if code else (free.value, total.value)
 
     # ---- what it keeps ----
 
