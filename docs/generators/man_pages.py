@@ -24,7 +24,7 @@ class Place(NamedTuple):
     commands: tuple[str, ...]
 
 
-ACTING = ("free", "trim", "park", "unpark", "parked", "borrow", "kill", "reset")
+ACTING = ("free", "flush", "trim", "park", "unpark", "parked", "borrow", "kill", "reset")
 STATE = "~/.local/state/vram"
 FILES = (
     Place(
@@ -49,7 +49,7 @@ VARIABLES = (
     Place("COLUMNS", "How wide a line may be.", ("all",)),
     Place("XDG_STATE_HOME", f"Where records lie, instead of {STATE.rpartition('/')[0]}.", ACTING),
     Place("VRAM_DEBUGGER", "The debugger that `--via debugger` uses.", ("trim",)),
-    Place("VRAM_AGENT", "Set to 1, programs that import vram let `vram trim` in.", ("trim", "why")),
+    Place("VRAM_AGENT", "Set to 1, programs that import vram let `vram trim` in.", ("flush", "trim", "why")),
 )
 
 

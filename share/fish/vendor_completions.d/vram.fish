@@ -12,7 +12,7 @@ function __vram_at --argument-names wanted place
             continue
         end
         switch "$path:$word"
-            case 'why:--gpu' 'why:--from' 'why:--deadline' 'why:--svg' 'who:--gpu' 'who:--from' 'who:--deadline' 'who:--by' 'check:--gpu' 'check:--from' 'check:--deadline' 'check:--allow' 'free:--gpu' 'free:--up-to' 'free:--finding' 'free:--pid' 'free:--from' 'free:--save' 'free:--plan' 'free:--digest' 'free:--grace' 'free:--deadline' 'trim:--via' 'trim:--deadline' 'park:--lock-timeout' 'unpark:--wait' 'borrow:--gpu' 'borrow:--from' 'kill:--digest' 'kill:--grace' 'kill:--deadline' 'reset:--deadline' 'doctor:--for' 'doctor:--deadline' 'oom:--from' 'oom:--gpu' 'oom:--deadline' 'snapshot:-o' 'snapshot:--output' 'snapshot:--deadline' 'lab:--gpu' 'lab:--deadline' 'lab:--evidence' 'demo:--svg' 'virtual:--gpus' 'virtual:--memory' 'virtual:--name' 'virtual:--context' 'virtual:--mig' 'virtual:--fault'
+            case 'why:--gpu' 'why:--from' 'why:--deadline' 'why:--svg' 'who:--gpu' 'who:--from' 'who:--deadline' 'who:--by' 'check:--gpu' 'check:--from' 'check:--deadline' 'check:--allow' 'free:--gpu' 'free:--up-to' 'free:--finding' 'free:--pid' 'free:--from' 'free:--save' 'free:--plan' 'free:--digest' 'free:--grace' 'free:--deadline' 'flush:--via' 'flush:--deadline' 'trim:--via' 'trim:--deadline' 'park:--lock-timeout' 'unpark:--wait' 'borrow:--gpu' 'borrow:--from' 'kill:--digest' 'kill:--grace' 'kill:--deadline' 'reset:--deadline' 'doctor:--for' 'doctor:--deadline' 'oom:--from' 'oom:--gpu' 'oom:--deadline' 'snapshot:-o' 'snapshot:--output' 'snapshot:--deadline' 'lab:--gpu' 'lab:--deadline' 'lab:--evidence' 'demo:--svg' 'virtual:--gpus' 'virtual:--memory' 'virtual:--name' 'virtual:--context' 'virtual:--mig' 'virtual:--fault'
                 set skip 1
             case '*:-*'
             case '*'
@@ -49,6 +49,7 @@ complete -c vram -n __vram_needs_command -a why -d 'Where each byte of GPU memor
 complete -c vram -n __vram_needs_command -a who -d 'Holders as a tree: container or job, process, forked children, what each keeps'
 complete -c vram -n __vram_needs_command -a check -d 'Is this GPU clean? for scripts: exit 0 clean, 1 held, 3 could not tell'
 complete -c vram -n __vram_needs_command -a free -d 'Give memory back, least harm first: plans, asks, does exactly that, measures'
+complete -c vram -n __vram_needs_command -a flush -d 'Empty the caches of a live Python process; without a pid, say whose could be'
 complete -c vram -n __vram_needs_command -a trim -d 'A live Python process gives back what it only caches, and goes on working'
 complete -c vram -n __vram_needs_command -a park -d 'Move a process\'s GPU memory into host memory, context included; it waits until `vram unpark`'
 complete -c vram -n __vram_needs_command -a unpark -d 'Bring parked processes back to their GPU, with everything they had there'
@@ -114,6 +115,15 @@ complete -c vram -n '__vram_at \'free\'' -l grace -x -d 'a process has S seconds
 complete -c vram -n '__vram_at \'free\'' -l deadline -x -d 'give up on a driver that does not answer within S seconds (default: 5)'
 complete -c vram -n '__vram_at \'free\'' -l ascii -d 'bars and lines without Unicode'
 complete -c vram -n '__vram_at \'free\'' -l no-color -d 'no colour, also on a terminal'
+
+complete -c vram -n '__vram_at \'flush\' 0+' -k -a '(__vram_live pid)'
+complete -c vram -n '__vram_at \'flush\'' -s h -l help -d 'show this help message and exit'
+complete -c vram -n '__vram_at \'flush\'' -l tracebacks -d 'also forget the last exception: its frames keep their variables alive'
+complete -c vram -n '__vram_at \'flush\'' -l via -x -a 'auto agent jupyter remote-exec debugger' -d 'the way in (default: the safest that is open, and never a debugger)'
+complete -c vram -n '__vram_at \'flush\'' -l deadline -x -d 'give up after S seconds (default: 5, with a debugger 60)'
+complete -c vram -n '__vram_at \'flush\'' -l json -d 'one JSON object instead of text'
+complete -c vram -n '__vram_at \'flush\'' -l ascii -d 'bars and lines without Unicode'
+complete -c vram -n '__vram_at \'flush\'' -l no-color -d 'no colour, also on a terminal'
 
 complete -c vram -n '__vram_at \'trim\' 0+' -k -a '(__vram_live pid)'
 complete -c vram -n '__vram_at \'trim\'' -s h -l help -d 'show this help message and exit'
@@ -250,6 +260,7 @@ complete -c vram -n '__vram_at \'explain\' 0' -a 'vram.records' -d 'Can vram wri
 complete -c vram -n '__vram_at \'explain\' 0' -a 'vram.native' -d 'Do vram\'s own native parts load?'
 complete -c vram -n '__vram_at \'explain\' 0' -a 'vram.python' -d 'Which vram is this, on which Python, beside what?'
 complete -c vram -n '__vram_at \'explain\' 0' -a 'vram.jupyter' -d 'Is the extra installed that speaks to Jupyter kernels?'
+complete -c vram -n '__vram_at \'explain\' 0' -a 'broken-context' -d 'an earlier error broke the CUDA context, and nothing in it can be freed'
 complete -c vram -n '__vram_at \'explain\' 0' -a 'on-chip' -d 'a kernel wants more of the chip\'s own memory than a block can have'
 complete -c vram -n '__vram_at \'explain\' 0' -a 'bar1' -d 'the window onto the GPU\'s memory is full, not the memory'
 complete -c vram -n '__vram_at \'explain\' 0' -a 'host' -d 'the computer\'s own memory ran out, not the GPU\'s'
@@ -374,6 +385,7 @@ complete -c vram -n '__vram_at \'help\' 0' -a 'why'
 complete -c vram -n '__vram_at \'help\' 0' -a 'who'
 complete -c vram -n '__vram_at \'help\' 0' -a 'check'
 complete -c vram -n '__vram_at \'help\' 0' -a 'free'
+complete -c vram -n '__vram_at \'help\' 0' -a 'flush'
 complete -c vram -n '__vram_at \'help\' 0' -a 'trim'
 complete -c vram -n '__vram_at \'help\' 0' -a 'park'
 complete -c vram -n '__vram_at \'help\' 0' -a 'unpark'

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 COMMANDS = (
     *("why", "who", "check"),
-    *("free", "trim", "park", "unpark", "parked", "borrow", "kill", "reset"),
+    *("free", "flush", "trim", "park", "unpark", "parked", "borrow", "kill", "reset"),
     *("doctor", "oom"),
     *("snapshot", "explain", "lab", "demo", "virtual"),
     *("help", "completion"),

@@ -20,6 +20,7 @@ _LOOK_AT_THE_DRIVER = (
     "doctor",
     "snapshot",
     "free",
+    "flush",
     "kill",
     "reset",
     "trim",

@@ -164,15 +164,20 @@ class Scope:
         exceeded = self._exceeded(peak, error)
         if not driver_is_loaded():
             return
+        if error is not None and self._is_broken(error):
+            self._forget_baseline()
+            self._tell(error, exceeded)
+            return
         if error is not None:
             self._relieve(error)
         if crowd is None:
             self.notes.append(NOT_ITS_OWN if place.crowd.is_mixed else NOT_THE_LAST)
         elif error is None or isinstance(error, Exception):
             self._settle(crowd)
-        if self._baseline is not None:
-            self._baseline.close()
-            self._baseline = None
+        self._forget_baseline()
+        if self._saw_broken():
+            self._tell(error, exceeded)
+            return
         if self._zero_on_exit:
             from vram.guard.erase import erase_caches
 
@@ -209,6 +214,30 @@ class Scope:
         if isinstance(error, LimitExceeded) and error.gained is None:
             error.args, error.gained = (self._over(self.peak),), self.peak
         return self.peak if self.peak > self.limit else None
+
+    def _forget_baseline(self) -> None:
+        if self._baseline is not None:
+            self._baseline.close()
+            self._baseline = None
+
+    def _is_broken(self, error: BaseException) -> bool:
+        """Say on *error* where it left a broken context: nothing can be freed, erased or judged in it."""
+        from vram.guard.broken import broken_contexts, note
+
+        broken = broken_contexts(error)
+        self.notes += [each.sentence() for each in broken]
+        note(error, broken)
+        return bool(broken)
+
+    def _saw_broken(self) -> bool:
+        """Warn where the readings at the end met a broken context, whose error somebody swallowed."""
+        from vram.guard.broken import seen_broken
+
+        texts = [each.sentence() for each in seen_broken()]
+        if texts:
+            self.notes += texts
+            _warn(f"scope {self.name!r}: {'; '.join(texts)}", RuntimeWarning)
+        return bool(texts)
 
     def _relieve(self, error: BaseException) -> None:
         """Let the frames of *error* go of the GPU's memory, so that a next try finds room."""
@@ -257,15 +286,19 @@ class Scope:
         if self._mode == "raise":
             raise LeakDetected(text, hint=HINT, leak=self.leak)
         if self._mode == "warn":
-            import warnings
-
-            from vram.guard.memory import levels_to_caller
-
-            warnings.warn(text, LeakWarning, stacklevel=levels_to_caller())
+            _warn(text, LeakWarning)
 
     def _over(self, gained: int) -> str:
         limit = size(self.limit or 0)
         return f"scope {self.name!r} gained {size(gained)} of device memory; its limit is {limit}"
+
+
+def _warn(text: str, kind: type[Warning]) -> None:
+    import warnings
+
+    from vram.guard.memory import levels_to_caller
+
+    warnings.warn(text, kind, stacklevel=levels_to_caller())
 
 
 HINT = "let go of what is named above, or s.keep(...) what is meant to stay"

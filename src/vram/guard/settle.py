@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from vram.guard.broken import seen_broken
 from vram.guard.footprint import OUTSIDE, Footprint, take
 from vram.model.leak import Gain, Leak
 from vram.units import MIB, size
@@ -39,8 +40,8 @@ def leak_of(
     *kept_on_purpose* is asked when they are gone.
     """
     now = take()
-    if not _gains(before, now, 0):
-        return None, []
+    if seen_broken() or not _gains(before, now, 0):
+        return None, []  # in a broken context nothing can be freed, and so nothing be judged
     objections = _objections()
     if objections:
         return None, [f"{each}; what was gained {UNJUDGED}" for each in objections]

@@ -80,3 +80,18 @@ class TrimReceipt(Struct, frozen=True, kw_only=True):
     def returned_bytes(self) -> int | None:
         """Measured by the driver; None where it could not be read again."""
         return None if self.charged_after is None else self.charged_before - self.charged_after
+
+
+class Trimmable(Struct, frozen=True, kw_only=True):
+    """One process with memory of its own. ``via`` is None where it cannot be visited; ``reason`` says why.
+
+    ``nbytes`` is all that the driver charges it with: how much of that is cache, only a visit tells.
+    """
+
+    pid: int
+    gpus: tuple[int, ...]
+    nbytes: int
+    user: str | None
+    command: str
+    via: Via | None
+    reason: str = ""

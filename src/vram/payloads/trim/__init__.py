@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from .framework import Framework, Line
 
 LONGEST_NOTE = 300
+NO_CONTEXT = (
+    "the driver's pools were left as they are: this process has no primary context, and one that the program "
+    "made itself (cuCtxCreate, PyCUDA) can be entered only where it is current. vram.flush() there does it"
+)
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
@@ -53,6 +57,8 @@ def visit(request: dict[str, Any], began: float) -> dict[str, Any]:
     dropped: list[str] = []
     collected = 0
     if request["verb"] == "trim":
+        if driver.count() and not driver.devices():
+            notes.append(NO_CONTEXT)
         dropped, collected = let_go(frameworks, notes, forget=bool(request.get("tracebacks")))
         after = measured(frameworks, notes)
     return {
@@ -133,8 +139,9 @@ def let_go(frameworks: list[Framework], notes: list[str], *, forget: bool) -> tu
     notes += objections
     if objections:
         return [], 0
-    dropped = guarded(notes, "kept exceptions", tracebacks.drop) if forget else []
-    collected = gc.collect()
+    may_free = all(each.may_collect() for each in frameworks)
+    dropped = guarded(notes, "kept exceptions", tracebacks.drop) if forget and may_free else []
+    collected = gc.collect() if may_free else 0
     for each in frameworks:
         notes += guarded(notes, each.name, each.release)
     return dropped, collected

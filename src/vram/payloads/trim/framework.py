@@ -31,6 +31,10 @@ class Framework:
         """Yield why nothing may be let go of just now."""
         yield from ()
 
+    def may_collect(self) -> bool:
+        """Whether this thread may free the arrays that a garbage collection finds."""
+        return True
+
     def release(self) -> Iterator[str]:
         """Let go; yield what could not be, in words."""
         yield from ()

@@ -1,0 +1,51 @@
+"""``vram flush``: for a pid it is ``vram trim``; without one it says whose caches could be emptied."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+
+from vram.cli import early
+from vram.cli.terminal import emit, look_for, show
+from vram.cli.trimming import DEADLINE_S, add_trim_arguments, trim_named
+from vram.errors import ExitCode
+
+NAME = "flush"
+HELP = "empty the caches of a live Python process; without a pid, say whose could be"
+
+_EPILOG = """\
+With PID it is `vram trim PID`. Without one nothing is touched: it lists the processes on this
+machine's GPUs that can be asked, with the line to type, and why the others cannot.
+
+exit codes without PID:
+  0  somebody can be asked, or nobody holds anything
+  9  memory is held, and nobody's caches can be emptied from here
+
+In a program of your own, `vram.flush()` does it from inside, and says who keeps the rest."""
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.epilog = _EPILOG
+    add_trim_arguments(parser, pids="*")
+
+
+def run(args: Namespace) -> int:
+    return trim_named(args) if args.pid else _listed(args)
+
+
+def _listed(args: Namespace) -> int:
+    from vram.host.local import LocalHost
+
+    host = LocalHost(reader=early.reader())
+    from vram.reclaim.trimmable import trimmable
+    from vram.report import trimmable as shown
+
+    via = None if args.via == "auto" else args.via
+    told = shown.report(trimmable(host, via, args.deadline or DEADLINE_S))
+    if args.json:
+        from vram.report.json import encode
+
+        emit(encode(told))
+    else:
+        look = look_for(args)
+        show(shown.text(told, look), args, look)
+    return ExitCode.NOTHING_FOUND if told.refused and not told.trimmable else ExitCode.OK

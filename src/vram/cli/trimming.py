@@ -1,0 +1,102 @@
+"""What ``trim`` and ``flush`` share: whom to ask, the visits one after the other, and what came back."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from typing import TYPE_CHECKING, Any, Literal
+
+from vram.cli import early
+from vram.cli.source import pid_number, seconds
+from vram.cli.terminal import add_terminal_arguments, emit, look_for, show
+from vram.errors import ExitCode, Refused
+
+if TYPE_CHECKING:
+    from vram.host.local import LocalHost
+    from vram.model.trimming import TrimReceipt
+    from vram.reclaim.trimming import Order
+
+DEADLINE_S = 5.0
+DEBUGGER_DEADLINE_S = 60.0  # cuda-gdb alone needs 10 s to start on a PyTorch process
+
+EPILOG = """\
+Ways in, safest first: an agent that the process started itself (vram.agent()), its Jupyter
+connection file, sys.remote_exec (Python 3.14). A debugger (gdb, lldb or cuda-gdb) stops the
+process for a moment and is used only with --via debugger. It collects garbage and empties the
+caches of PyTorch, CuPy, JAX, Numba, PyCUDA, cuda.core, RMM and the driver's pools, as far
+as they are loaded there. What comes back is read from the driver afterwards."""
+
+
+def add_trim_arguments(parser: ArgumentParser, *, pids: Literal["+", "*"]) -> None:
+    parser.add_argument("pid", nargs=pids, type=pid_number, metavar="PID", help="who is asked to let go")
+    parser.add_argument(
+        "--tracebacks",
+        action="store_true",
+        help="also forget the last exception: its frames keep their variables alive",
+    )
+    parser.add_argument(
+        "--via",
+        choices=("auto", "agent", "jupyter", "remote-exec", "debugger"),
+        default="auto",
+        help="the way in (default: the safest that is open, and never a debugger)",
+    )
+    parser.add_argument(
+        "--deadline",
+        type=seconds,
+        metavar="S",
+        help=f"give up after S seconds (default: {DEADLINE_S:g}, with a debugger {DEBUGGER_DEADLINE_S:g})",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    add_terminal_arguments(parser)
+
+
+def trim_named(args: Namespace) -> int:
+    """Trim the processes of *args*, and say what came back. Returns the exit code."""
+    from vram.host.local import LocalHost
+
+    host = LocalHost(reader=early.reader())
+    from vram.reclaim.trimming import admit
+
+    via = None if args.via == "auto" else args.via
+    deadline_s = args.deadline or (DEBUGGER_DEADLINE_S if via == "debugger" else DEADLINE_S)
+    orders = admit(host, args.pid, via, deadline_s)
+    receipts, refusals = _each(args, host, orders, deadline_s)
+    if args.json:
+        from vram.report.json import encode
+        from vram.report.trimmed import TrimReport
+
+        refused = tuple({"pid": pid, "message": str(error)} for pid, error in refusals)
+        emit(encode(TrimReport(trimmed=tuple(receipts), refused=refused)))
+    return ExitCode.PARTIAL if refusals else ExitCode.OK
+
+
+def _each(
+    args: Namespace, host: LocalHost, orders: tuple[Order, ...], deadline_s: float
+) -> tuple[list[TrimReceipt], list[tuple[int, Refused]]]:
+    """One after the other; where there are several, one that does not answer keeps nobody from the next."""
+    from vram.reclaim.trimming import trim
+
+    receipts: list[TrimReceipt] = []
+    refusals: list[tuple[int, Refused]] = []
+    for order in orders:
+        try:
+            receipts.append(trim(host, order, deadline_s, tracebacks=args.tracebacks))
+        except Refused as error:
+            if len(orders) == 1:
+                raise
+            refusals.append((order.target.process.pid, error))
+            _say(args, f"{error}\n")
+        else:
+            _say(args, receipts[-1])
+    return receipts, refusals
+
+
+def _say(args: Namespace, what: Any) -> None:
+    if args.json:
+        return
+    look = look_for(args)
+    if isinstance(what, str):
+        show(look.clean(what), args, look)
+        return
+    from vram.report.trimmed import trimmed
+
+    show(trimmed(what, look), args, look)
