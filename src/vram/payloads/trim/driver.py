@@ -22,8 +22,12 @@ class Driver:
 
     def call(self, name: str, *arguments: object) -> bool:
         """Whether the call exists and succeeded."""
+        return self.code(name, *arguments) == 0
+
+    def code(self, name: str, *arguments: object) -> int | None:
+        """What the call returns; None where there is no such call."""
         function = getattr(self._library(), name, None)
-        return function is not None and function(*arguments) == 0
+        return None if function is None else int(function(*arguments))
 
     def _library(self) -> Any:
         if self._cuda is None:  # an agent may be older than the program's first use of CUDA

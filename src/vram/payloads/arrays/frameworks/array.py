@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
-from msgspec import Struct
+from ..record import Struct
 
 
 class Description(Struct, frozen=True, gc=False):

@@ -18,11 +18,11 @@ from types import (
 )
 from typing import Any
 
-from vram.guard.heap import machinery, ordinary
-from vram.guard.heap.peek import inert, type_name
-from vram.guard.heap.role import Found, Role
-from vram.guard.heap.roots import Root, Roots
-from vram.guard.heap.words import Link, Words
+from . import machinery, ordinary
+from .peek import inert, type_name
+from .role import Found, Role
+from .roots import Root, Roots
+from .words import Link, Words
 
 Teller = Callable[[Any, Any, set[int], Roots], Found]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from vram.guard.frameworks.array import Description, Spelled, kinds, loaded, view_note
-from vram.guard.heap.peek import attributes, defines, is_a, read_in_c
+from ..heap.peek import attributes, defines, is_a, read_in_c
+from .array import Description, Spelled, kinds, loaded, view_note
 
 NAME = "Numba"
 DRIVER = "numba.cuda.cudadrv.driver"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from vram.guard.frameworks.array import Description, Spelled, kinds, loaded, view_note
+from .array import Description, Spelled, kinds, loaded, view_note
 
 NAME = "CuPy"
 

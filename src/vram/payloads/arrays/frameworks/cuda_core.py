@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from vram.guard.frameworks.array import Description, kinds, loaded
+from .array import Description, kinds, loaded
 
 NAME = "cuda.core"
 

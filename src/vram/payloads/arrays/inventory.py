@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Container, Iterable, Iterator, Sequence
-from itertools import compress, repeat
+from itertools import chain, compress, islice, repeat
 from operator import is_, not_
 from typing import Any
 
-from msgspec import Struct
+from .frameworks import LEAVES
+from .frameworks.array import Description, Leaf
+from .heap.peek import lineage
+from .heap.walk import PORTION, is_hidden_from_collector, never_asked
+from .pace import Pause, no_rest
+from .record import Struct
 
-from vram.guard.frameworks import LEAVES
-from vram.guard.frameworks.array import Description, Leaf
-from vram.guard.heap.peek import lineage
-from vram.guard.heap.walk import PORTION, is_hidden_from_collector, never_asked
+DESCRIBED_AT_ONCE = 1000
+SLICE = 20_000
 
 
 class Found(Struct, frozen=True, gc=False):
@@ -24,27 +27,37 @@ class Found(Struct, frozen=True, gc=False):
     description: Description
     is_shared: bool
 
+    @property
+    def key(self) -> int:
+        """What it is known by where it must not be held."""
+        return id(self.array)
+
 
 def find(
-    heap: Sequence[object], device: int | None = None, types: Iterable[type] | None = None
+    heap: Sequence[object],
+    device: int | None = None,
+    types: Iterable[type] | None = None,
+    pause: Pause = no_rest,
 ) -> list[Found]:
     """Arrays first, then memory that no array has told. *types* are those in the heap, where known."""
     leaves = [(leaf, leaf.arrays(), leaf.blocks()) for leaf in LEAVES]
     wanted = [kind for _, arrays, blocks in leaves for kind in (*arrays, *blocks)]
     if not wanted:
         return []
-    by_kind = _by_kind(heap, set(map(type, heap)) if types is None else types, wanted)
+    by_kind = _by_kind(heap, types_of(heap, pause) if types is None else types, wanted, pause)
     # Addresses are never shared by two GPUs of one process.
     seen: set[int] = set()
     found: list[Found] = []
     behind: set[int] = set()
     for leaf, arrays, _ in leaves:
         objects = with_gradients(leaf, _of(by_kind, arrays))
-        found += _told(leaf, objects, leaf.describe(objects, behind) if objects else (), seen, device)
+        found += _told(leaf, objects, leaf.describe(objects, behind) if objects else (), seen, device, pause)
     for leaf, _, blocks in leaves:
         objects = _of(by_kind, blocks)
         objects = list(compress(objects, map(not_, map(behind.__contains__, map(id, objects)))))
-        told = _told(leaf, objects, leaf.describe_blocks(objects, seen) if objects else (), seen, device)
+        told = _told(
+            leaf, objects, leaf.describe_blocks(objects, seen) if objects else (), seen, device, pause
+        )
         found += (each for each in told if not each.is_shared)
     return found
 
@@ -71,8 +84,13 @@ def _told(
     descriptions: Iterable[Description | None],
     seen: set[int],
     device: int | None,
+    pause: Pause,
 ) -> list[Found]:
-    described = list(descriptions)
+    described: list[Description | None] = []
+    waiting = iter(descriptions)
+    while some := list(islice(waiting, DESCRIBED_AT_ONCE)):
+        described += some
+        pause()
     are_wanted = [each is not None and (device is None or each.device == device) for each in described]
     arrays = list(compress(objects, are_wanted))
     told: list[Any] = list(compress(described, are_wanted))
@@ -80,9 +98,9 @@ def _told(
     there = set(pointers)
     if len(there) == len(pointers) and there.isdisjoint(seen):  # as nearly always: nothing is shared
         seen |= there
-        return [Found(leaf, array, each, False) for array, each in zip(arrays, told, strict=True)]
+        return [Found(leaf, array, each, False) for array, each in zip(arrays, told)]
     found: list[Found] = []
-    for array, each in zip(arrays, told, strict=True):
+    for array, each in zip(arrays, told):
         found.append(Found(leaf, array, each, each.pointer in seen))
         seen.add(each.pointer)
     return found
@@ -93,22 +111,39 @@ def _of(by_kind: dict[type, list[object]], kinds: tuple[type, ...]) -> list[obje
 
 
 def _by_kind(
-    heap: Sequence[object], types: Iterable[type], wanted: Sequence[type]
+    heap: Sequence[object], types: Iterable[type], wanted: Sequence[type], pause: Pause
 ) -> dict[type, list[object]]:
     """The objects of each wanted class, told by their real type alone."""
     found: dict[type, list[object]] = {kind: [] for kind in wanted}
     none_of = frozenset(wanted).isdisjoint
     exact = {real: kind for real in types if not none_of(lineage(real)) and (kind := _wanted(real, wanted))}
-    objects = list(of_types(heap, exact))
+    objects = list(chain.from_iterable(of_types(part, exact) for part in parts(heap, pause)))
     theirs = list(map(exact.__getitem__, map(type, objects)))
     for kind in set(theirs):
         found[kind] += compress(objects, map(is_, theirs, repeat(kind)))
     hidden = [kind for kind in wanted if is_hidden_from_collector(kind)]
-    for each in _beside(heap, hidden) if hidden else ():
+    for each in _beside(heap, hidden, pause) if hidden else ():
         kind = _wanted(type(each), hidden)
         if kind is not None:
             found[kind].append(each)
     return found
+
+
+def types_of(heap: Sequence[object], pause: Pause = no_rest) -> set[type]:
+    found: set[type] = set()
+    for part in parts(heap, pause):
+        found.update(map(type, part))
+    return found
+
+
+def parts(heap: Sequence[object], pause: Pause) -> Iterator[Sequence[object]]:
+    """The heap in pieces that take a millisecond each; whole where nobody is kept waiting."""
+    if pause is no_rest:
+        yield heap
+        return
+    for start in range(0, len(heap), SLICE):
+        yield heap[start : start + SLICE]
+        pause()
 
 
 def of_types(heap: Sequence[object], types: Container[type]) -> Iterable[object]:
@@ -121,7 +156,7 @@ def _wanted(real: type, wanted: Sequence[type]) -> type | None:
     return next((kind for kind in wanted if kind in line), None)
 
 
-def _beside(heap: Sequence[object], kinds: Sequence[type]) -> Iterable[Any]:
+def _beside(heap: Sequence[object], kinds: Sequence[type], pause: Pause = no_rest) -> Iterable[Any]:
     """Objects that the collector does not know, found by who refers to them."""
     met: dict[int, object] = {}
     unasked = set(map(id, never_asked()))
@@ -135,4 +170,5 @@ def _beside(heap: Sequence[object], kinds: Sequence[type]) -> Iterable[Any]:
             for each in (*referents, *gc.get_referents(*inside))
             if _wanted(type(each), kinds)
         )
+        pause()
     return met.values()

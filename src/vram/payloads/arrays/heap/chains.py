@@ -7,23 +7,25 @@ is let go of when it returns.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from types import GeneratorType
 
-from vram.guard.heap.links import children
-from vram.guard.heap.naming import Naming
-from vram.guard.heap.peek import inert, lineage, type_name
-from vram.guard.heap.roots import Roots
-from vram.guard.heap.survivors import survivors
-from vram.guard.heap.trails import UNKNOWN, Holder, Trails
-from vram.guard.heap.walk import Walk, first_parents
-from vram.guard.heap.words import Words, extended
+from ..pace import Pause, no_rest
+from .links import children
+from .naming import Naming
+from .peek import inert, lineage, type_name
+from .roots import Roots
+from .survivors import survivors
+from .trails import UNKNOWN, Holder, Trails
+from .walk import Walk, first_parents, is_hidden_from_collector
+from .words import Words, extended
 
 LONGEST_CLIMB = 64
 BUDGET_S = 2.0
 
 
 NATIVE = Holder("no Python object: a running expression, or native code", "native")
+GONE = Holder("freed while this was looked for", "gone")
 
 
 def shortest(
@@ -39,23 +41,42 @@ def shortest(
     long as it holds everything, nobody can tell who else does. A way through an instance of a
     class of *bystanders* is told only where there is no other. *types* are those in the heap, where known.
     """
-    with _Search(targets, heap, budget_s, bystanders, types) as search:
-        search.walk.run(also_untracked=search.hides)
-        search.name(map(id, targets))
-        trails = search.naming.trails
-        missing = search.walk.missing
-        if missing:
-            trails.told.update(search.without_names(missing))
-        trails.was_cut = search.walk.was_cut
-        return trails
+    types = (set(map(type, heap)) if types is None else types) if bystanders else ()
+    # What the collector does not know is met only by looking into what it ignores as well.
+    hides = not all(map(gc.is_tracked, targets))
+    with _Search(set(map(id, targets)), heap, budget_s, derived(types, bystanders)) as search:
+        return search.found(hides=hides)
+
+
+def shortest_unheld(
+    kind_of: dict[int, type],
+    is_same: Callable[[int, object], bool],
+    unheld: Iterable[type],
+    budget_s: float,
+    aside: frozenset[type],
+    pause: Pause,
+) -> Trails:
+    """As :func:`shortest`, for objects given by ``id`` that nobody holds meanwhile: they may end at any time.
+
+    *is_same* says whether an object still is the one that had its ``id``. Nothing of the types
+    *unheld* is held for longer than one step takes: memory that a program frees must come free.
+    *aside* are the types of bystanders.
+    """
+    with _Search(kind_of, [], budget_s, aside, is_same, frozenset(unheld), pause) as search:
+        return search.found(hides=any(map(is_hidden_from_collector, set(kind_of.values()))))
+
+
+def derived(types: Iterable[type], bases: Sequence[type]) -> frozenset[type]:
+    """Those of *types* that are, or derive from, one of *bases*."""
+    return frozenset(kind for kind in set(types) if any(each in lineage(kind) for each in bases))
 
 
 def every(
     target: object, heap: list[object], budget_s: float = BUDGET_S, most: int = 20
 ) -> tuple[tuple[Holder, ...], bool]:
     """A holder for each object that refers to *target* itself, and whether the search was cut short."""
-    with _Search([target], heap, budget_s) as search:
-        search.walk.run(every_keeper=True, also_untracked=search.hides)
+    with _Search({id(target)}, heap, budget_s) as search:
+        search.walk.run(every_keeper=True, also_untracked=not gc.is_tracked(target))
         holders = list(search.direct(target, most))
         if not holders:
             holders += search.without_names({id(target)}).values()
@@ -65,20 +86,20 @@ def every(
 class _Search:
     def __init__(
         self,
-        targets: Sequence[object],
+        targets: Collection[int],
         heap: list[object],
         budget_s: float,
-        bystanders: Sequence[type] = (),
-        types: Iterable[type] | None = None,
+        aside: frozenset[type] = frozenset(),
+        is_same: Callable[[int, object], bool] | None = None,
+        unheld: frozenset[type] = frozenset(),
+        pause: Pause = no_rest,
     ) -> None:
         self._heap = heap
-        self._targets = frozenset(map(id, targets))
+        self._targets = targets
+        self._is_same = is_same
+        self._pause = pause
         self.roots = Roots()
-        # What the collector does not know is met only by looking into what it ignores as well.
-        self.hides = not all(map(gc.is_tracked, targets))
-        met = (set(map(type, heap)) if types is None else types) if bystanders else ()
-        aside = {kind for kind in met if any(each in lineage(kind) for each in bystanders)}
-        self.walk = Walk(self.roots.namespaces, map(id, targets), budget_s, frozenset(aside))
+        self.walk = Walk(self.roots.namespaces, targets, budget_s, aside, is_same, unheld, pause)
         self.naming = Naming(self.roots)
 
     def __enter__(self) -> _Search:
@@ -90,10 +111,33 @@ class _Search:
         self.naming.let_go()
         self.roots.let_go()
 
+    def found(self, *, hides: bool) -> Trails:
+        """Walk, and tell the ways to all targets."""
+        self.walk.run(also_untracked=hides)
+        self.name(self._targets)
+        trails = self.naming.trails
+        missing = self.walk.missing
+        if missing and self._is_same is not None and not self.walk.was_cut:
+            self._heap = gc.get_objects()
+            if not hides:
+                missing, gone = self._still_there(missing, self._is_same)
+                trails.told.update(dict.fromkeys(gone, GONE))
+        if missing:
+            trails.told.update(self.without_names(missing))
+        trails.was_cut = self.walk.was_cut
+        return trails
+
+    def _still_there(
+        self, keys: set[int], is_same: Callable[[int, object], bool]
+    ) -> tuple[set[int], set[int]]:
+        there = {id(each) for each in self._heap if id(each) in keys and is_same(id(each), each)}
+        return there, keys - there
+
     def name(self, wanted: Iterable[int]) -> None:
         """Tell the way to all that is wanted and was reached, from its beginning on."""
         for kept in self.walk.ways(wanted):
             self.naming.tell(kept)
+            self._pause()
 
     def direct(self, target: object, most: int) -> Iterator[Holder]:
         """A holder for each object that refers to *target* itself."""
@@ -132,7 +176,7 @@ class _Search:
         top = path[0]
         words = Words("native", f"a {_type(top)} that no Python name leads to")
         role = None
-        for parent, child in zip(path, [*map(id, path[1:]), key], strict=True):
+        for parent, child in zip(path, [*map(id, path[1:]), key]):
             [(_, link, role)] = children(parent, role, {child}, self.roots)
             words = extended(words, link)
         kind = "generator" if type(top) is GeneratorType else words.kind

@@ -11,14 +11,15 @@ from collections.abc import Iterator
 from itertools import compress, repeat
 from operator import eq, not_
 
-from vram.guard.heap.links import children, is_plain
-from vram.guard.heap.peek import inert, members
-from vram.guard.heap.role import Role
-from vram.guard.heap.roots import Roots
-from vram.guard.heap.trails import Trails
-from vram.guard.heap.words import Words, extended
+from .links import children, is_plain
+from .peek import inert, members
+from .role import Role
+from .roots import Roots
+from .trails import Trails
+from .words import Words, extended
 
 FEW = 4
+SLICE = 50_000
 _get = object.__getattribute__
 
 
@@ -33,7 +34,7 @@ class Naming:
     def tell(self, kept: dict[int, object]) -> None:
         """Name objects, given by their ``id`` with the parent that leads to each."""
         parents = list(map(id, kept.values()))
-        self.trails.up.update(zip(kept, parents, strict=True))
+        self.trails.up.update(zip(kept, parents))
         distinct = len(set(parents))
         if distinct == 1:
             self._each(next(iter(kept.values())), set(kept))
@@ -78,9 +79,12 @@ class Naming:
 
     def _positions(self, parent: list[object], keys: set[int]) -> set[int]:
         """Name what lies in a list; returns what another thread has taken out of it meanwhile."""
-        position_of = dict(zip(map(id, reversed(parent)), range(len(parent) - 1, -1, -1), strict=False))
+        position_of: dict[int, int] = {}
+        for start in range((len(parent) - 1) // SLICE * SLICE, -1, -SLICE):  # from the end: first ones stay
+            part = parent[start : start + SLICE]
+            position_of.update(zip(map(id, reversed(part)), range(start + len(part) - 1, -1, -1)))
         there = keys.intersection(position_of)
-        self.trails.links.update(zip(there, map(position_of.__getitem__, there), strict=True))
+        self.trails.links.update(zip(there, map(position_of.__getitem__, there)))
         return keys - there
 
     def _alike(self, kind: type, pairs: dict[int, object]) -> None:

@@ -13,12 +13,15 @@ import gc
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, compress, repeat
 from operator import eq
 
+from ..pace import Pause, no_rest
+
 PORTION = 256
 FEW = 8
+LARGE = 50_000
 HAS_GC = 1 << 14  # Py_TPFLAGS_HAVE_GC
 
 
@@ -29,7 +32,9 @@ class Walk:
     way through one counts only where there is no other.
 
     It holds every object that it has seen, so that no ``id`` is taken over by another one
-    meanwhile: let go of it before handing back what was found.
+    meanwhile: let go of it before handing back what was found. With *is_same* it holds no target, nor
+    anything else of the types *unheld*, and goes no further from one: *is_same* says whether an object
+    with a target's ``id`` still is that target. *pause* is called between portions, and says when to stop.
     """
 
     def __init__(
@@ -38,6 +43,9 @@ class Walk:
         targets: Iterable[int],
         budget_s: float,
         bystanders: frozenset[type] = frozenset(),
+        is_same: Callable[[int, object], bool] | None = None,
+        unheld: frozenset[type] = frozenset(),
+        pause: Pause = no_rest,
     ) -> None:
         self.origin: dict[int, int] = {}
         self.portions: list[Sequence[object]] = []
@@ -46,6 +54,7 @@ class Walk:
         self._roots = roots
         self._targets = set(targets)
         self._bystanders = bystanders
+        self._is_same, self._unheld, self._pause = is_same, unheld, pause
         self._every_keeper = self._also_untracked = False
         # Of this thread's own processor time: a busy machine makes it slower, not shorter-sighted.
         self._deadline = time.thread_time() + budget_s
@@ -73,11 +82,11 @@ class Walk:
                 met, fresh = self._take(frontier[start : start + PORTION])
                 left -= len(met)
                 others, aside = self._split(fresh)
-                waiting += met + aside
+                waiting += aside if self._is_same is not None else met + aside
                 reached += others
                 if not left and not every_keeper:
                     return self
-                if time.thread_time() > self._deadline:
+                if self._pause() or time.thread_time() > self._deadline:
                     self.was_cut = True
                     return self
             frontier = reached
@@ -90,10 +99,24 @@ class Walk:
         number = len(self.portions)
         self.portions.append(portion)
         referents = gc.get_referents(*portion)
+        if len(referents) <= LARGE:
+            return self._new(referents, number)
+        met: list[object] = []
+        others: list[object] = []
+        for start in range(0, len(referents), LARGE):
+            self._pause()
+            some, more = self._new(referents[start : start + LARGE], number)
+            met += some
+            others += more
+        return met, others
+
+    def _new(self, referents: list[object], number: int) -> tuple[list[object], list[object]]:
         if not self._also_untracked:
             referents = list(filter(gc.is_tracked, referents))
-        found = dict(zip(map(id, referents), referents, strict=True))
+        found = dict(zip(map(id, referents), referents))
         seen = self._targets.intersection(found)
+        if seen and self._is_same is not None:
+            seen = {key for key in seen if self._is_same(key, found[key])}
         if seen and self._every_keeper:
             for target in seen:
                 self.sightings.setdefault(target, []).append(number)
@@ -110,6 +133,8 @@ class Walk:
 
     def _split(self, found: list[object]) -> tuple[list[object], list[object]]:
         """What is followed at once, and the bystanders."""
+        if not self._unheld.isdisjoint(map(type, found)):
+            found = [each for each in found if type(each) not in self._unheld]
         if self._bystanders.isdisjoint(map(type, found)):
             return found, []
         aside = [each for each in found if type(each) in self._bystanders]
@@ -141,7 +166,7 @@ class Walk:
             for number in distinct:
                 by_portion[number].update(compress(keys, map(eq, numbers, repeat(number))))
             return
-        for key, number in zip(keys, numbers, strict=True):
+        for key, number in zip(keys, numbers):
             by_portion[number].add(key)
 
     def let_go(self) -> None:
@@ -186,7 +211,7 @@ def _owners(parents: Sequence[object], referents: list[list[object]]) -> Iterato
 
 def _first(keys: list[int], values: list[object]) -> dict[int, object]:
     # A dict keeps the last of equal keys.
-    return dict(zip(reversed(keys), reversed(values), strict=True))
+    return dict(zip(reversed(keys), reversed(values)))
 
 
 def never_asked() -> tuple[object, ...]:

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from math import prod
 from typing import Any
 
-from vram.guard.frameworks.array import Description, kinds, loaded
-from vram.guard.memory import is_device_memory
+from ..pointers import is_device_memory
+from .array import Description, kinds, loaded
 
 NAME = "JAX"
 # Arrays may be kept in the host's memory and still be a GPU's: offloaded activations are.

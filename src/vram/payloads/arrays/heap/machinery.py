@@ -14,12 +14,12 @@ from types import (
 )
 from typing import Any
 
-from vram.guard.heap.ordinary import instance
-from vram.guard.heap.peek import attributes, inert, items
-from vram.guard.heap.role import ATTRIBUTES, CELL, LOCALS, THREADS, TRACEBACK, Found, Role
-from vram.guard.heap.roots import Roots
-from vram.guard.heap.variables import KEEPS_A_COPY
-from vram.guard.heap.words import IntoClosure, IntoFrame, IntoThread
+from .ordinary import instance
+from .peek import attributes, inert, items
+from .role import ATTRIBUTES, CELL, LOCALS, THREADS, TRACEBACK, Found, Role
+from .roots import Roots
+from .variables import KEEPS_A_COPY
+from .words import IntoClosure, IntoFrame, IntoThread
 
 SUSPENDED: dict[type, tuple[str, str]] = {
     GeneratorType: ("gi_frame", "generator"),
@@ -37,7 +37,7 @@ def function(parent: FunctionType, _: object, wanted: set[int], roots: Roots) ->
 
 def closure(parent: Any, function: FunctionType, wanted: set[int], roots: Roots) -> Found:
     name = inert(function.__qualname__)
-    for variable, kept in zip(function.__code__.co_freevars, parent, strict=False):
+    for variable, kept in zip(function.__code__.co_freevars, parent):
         yield kept, IntoClosure(name, inert(variable)), CELL
 
 

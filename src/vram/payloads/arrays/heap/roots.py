@@ -8,9 +8,9 @@ import threading
 from types import CodeType, ModuleType
 from typing import Any, NamedTuple
 
-from vram.guard.heap import cells
-from vram.guard.heap.peek import attributes, inert
-from vram.guard.heap.variables import Variables, running_frames
+from . import cells
+from .peek import attributes, inert
+from .variables import Variables, running_frames
 
 KEPT = ("last_exc", "last_value", "last_traceback")
 

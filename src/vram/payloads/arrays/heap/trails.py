@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
-
-from vram.guard.heap.words import Link, Words, extended
+from ..record import Struct
+from .words import Link, Words, extended
 
 
 class Holder(Struct, frozen=True, gc=False):

@@ -8,9 +8,7 @@ from contextlib import suppress
 from itertools import compress, islice
 from typing import Any
 
-from msgspec.structs import replace
-
-from vram.guard.frameworks.array import Description, Spelled, kinds, loaded, view_note
+from .array import Description, Spelled, kinds, loaded, view_note
 
 NAME = "PyTorch"
 GRAPH = "keeps its autograd graph: detach() or item() lets go of it"
@@ -65,7 +63,7 @@ def bases(found: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
     kind: Any = arrays()[0]
     tensors = _tensors(found)
     with loaded("torch")._C.DisableTorchFunction():
-        for each, base in zip(tensors, map(kind._base.__get__, tensors), strict=True):
+        for each, base in zip(tensors, map(kind._base.__get__, tensors)):
             if base is not None:
                 yield each, base
 
@@ -147,7 +145,6 @@ class _Reader:
             map(self._names.__getitem__, map(kind.dtype.__get__, on_gpu)),
             map(self._shapes.__getitem__, map(kind.shape.__get__, on_gpu)),
             map(operator.mul, map(kind.numel, on_gpu), map(kind.element_size, on_gpu)),
-            strict=True,
         )
         told = [
             Description(kept, device, pointer, dtype, shape, view_note(own, kept) if own != kept else "")
@@ -155,7 +152,8 @@ class _Reader:
         ]
         for at in compress(range(len(told)), map(kind.requires_grad.__get__, on_gpu)):
             if not kind.is_leaf.__get__(on_gpu[at]):
-                told[at] = replace(told[at], note=GRAPH)
+                kept = told[at]
+                told[at] = Description(kept.nbytes, kept.device, kept.pointer, kept.dtype, kept.shape, GRAPH)
         self._behind.update(map(id, storages))
         return iter(told) if len(told) == len(tensors) else _spread(told, are_on_gpu)
 
@@ -199,7 +197,7 @@ def _of_storages(storages: list[Any], told: set[int]) -> Iterator[Description | 
     on_gpu = list(compress(storages, are_on_gpu))
     described = [
         None if pointer in told else Description(each.nbytes(), each.device.index, pointer, "storage")
-        for each, pointer in zip(on_gpu, map(storage.data_ptr, on_gpu), strict=True)
+        for each, pointer in zip(on_gpu, map(storage.data_ptr, on_gpu))
     ]
     return _spread(described, are_on_gpu)
 

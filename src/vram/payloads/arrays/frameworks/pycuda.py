@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from vram.guard.frameworks.array import Description, kinds, loaded
-from vram.guard.heap.peek import attributes
-from vram.guard.memory import cuda, device_of
+from ..heap.peek import attributes
+from ..pointers import device_of, extent
+from .array import Description, kinds, loaded
 
 NAME = "PyCUDA"
 
@@ -37,15 +36,5 @@ def _of_block(block: Any, dtype: str, shape: tuple[int, ...]) -> Description | N
         address = int(block)
     except Exception:  # freed: PyCUDA raises an error class of its own
         return None
-    base, nbytes = _range(address)
+    base, nbytes = extent(address)  # PyCUDA does not keep the size
     return Description(nbytes, device_of(address), base, dtype, shape) if nbytes else None
-
-
-def _range(address: int) -> tuple[int, int]:
-    """PyCUDA does not keep the size, the driver does."""
-    library, base, size = cuda(), ctypes.c_uint64(), ctypes.c_size_t()
-    if library is None:
-        return 0, 0
-    place = ctypes.c_uint64(address)
-    failed = library.cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), place)
-    return (0, 0) if failed else (base.value, size.value)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
-from vram.guard.heap.words import Link
+from .words import Link
 
 
 class Role(NamedTuple):
@@ -16,7 +16,7 @@ class Role(NamedTuple):
 
 
 # A child, the link to it, and the role that it plays, if any.
-Found = Iterator[tuple[object, Link, Role | None]]
+Found = Iterator[tuple[object, Link, Optional[Role]]]
 
 ATTRIBUTES = Role("attributes")
 CELL = Role("cell")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import gc
 from typing import Any
 
-from vram.guard.heap.peek import attributes, defines, inert, is_a, items, slots, spelled_key
-from vram.guard.heap.role import ATTRIBUTES, TRACEBACK, Found
-from vram.guard.heap.roots import Roots
+from .peek import attributes, defines, inert, is_a, items, slots, spelled_key
+from .role import ATTRIBUTES, TRACEBACK, Found
+from .roots import Roots
 
 MOST_NAMES = 50
 

@@ -7,8 +7,9 @@ the words before it. Whole sentences are made of steps when somebody reads them.
 from __future__ import annotations
 
 import re
+from typing import Union
 
-from msgspec import Struct
+from ..record import Struct
 
 LONGEST = 140
 _HOOK = re.compile(r"(?P<on>.+)\._\w*hooks\w*\[[^\]]*\]$")
@@ -68,7 +69,7 @@ class IntoThread(Struct, frozen=True, gc=False):
 
 
 # A position, text to append, a beginning, or a turn that the words take.
-Link = int | str | Words | IntoClosure | IntoFrame | IntoThread
+Link = Union[int, str, Words, IntoClosure, IntoFrame, IntoThread]
 
 
 def extended(words: Words, link: Link) -> Words:

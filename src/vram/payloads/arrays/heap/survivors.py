@@ -27,7 +27,7 @@ def survivors(apart: list[object], but: Iterable[int], lists: int) -> set[int]:
     exempt = set(but)
     held = [
         each
-        for each, count in zip(apart, counts, strict=True)
+        for each, count in zip(apart, counts)
         if count - alone - (lists - 1) > inside[id(each)] and id(each) not in exempt
     ]
     return _reached(held, set(map(id, apart)))

@@ -12,6 +12,8 @@ import threading
 from types import CodeType, FrameType
 from typing import Any
 
+# Modules of ours, in vram itself and where they were carried into another program.
+OURS = ("vram.", "_vram_")
 KEEPS_A_COPY = sys.version_info < (3, 13)
 OPTIMIZED = 0x1  # a function's code: its variables live in slots, not in a dict
 NOBODY_ELSE = 3  # the frame, our variable, and getrefcount's argument
@@ -49,7 +51,8 @@ def _empty(frame: FrameType) -> None:
 def _is_traced(frame: FrameType) -> bool:
     # A tracer writes that dict back into the variables when its callback returns, so under a
     # debugger an emptied dict would unset them.
-    return frame.f_trace is not None or sys.gettrace() is not None or threading.gettrace() is not None
+    of_threads = getattr(threading, "gettrace", lambda: None)  # Python 3.9 does not tell
+    return frame.f_trace is not None or sys.gettrace() is not None or of_threads() is not None
 
 
 def _slots(code: CodeType) -> tuple[str, ...]:
@@ -72,4 +75,4 @@ def running_frames() -> list[tuple[int, FrameType]]:
 
 def is_our_own(frame: FrameType) -> bool:
     name = frame.f_globals.get("__name__")
-    return type(name) is str and name.startswith("vram.")
+    return type(name) is str and name.startswith(OURS)
