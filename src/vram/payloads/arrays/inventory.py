@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Container, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain, compress, islice, repeat
 from operator import is_, not_
 from typing import Any
@@ -17,6 +18,7 @@ from .record import Struct
 
 DESCRIBED_AT_ONCE = 1000
 SLICE = 20_000
+LONGEST_NOTE = 300
 
 
 class Found(Struct, frozen=True, gc=False):
@@ -38,9 +40,16 @@ def find(
     device: int | None = None,
     types: Iterable[type] | None = None,
     pause: Pause = no_rest,
+    notes: list[str] | None = None,
 ) -> list[Found]:
-    """Arrays first, then memory that no array has told. *types* are those in the heap, where known."""
-    leaves = [(leaf, leaf.arrays(), leaf.blocks()) for leaf in LEAVES]
+    """Arrays first, then memory that no array has told. *types* are those in the heap, where known.
+
+    A framework that fails raises; where there are *notes*, it becomes one.
+    """
+    leaves = []
+    for leaf in LEAVES:
+        with _noted(leaf, notes):
+            leaves.append((leaf, leaf.arrays(), leaf.blocks()))
     wanted = [kind for _, arrays, blocks in leaves for kind in (*arrays, *blocks)]
     if not wanted:
         return []
@@ -50,16 +59,27 @@ def find(
     found: list[Found] = []
     behind: set[int] = set()
     for leaf, arrays, _ in leaves:
-        objects = with_gradients(leaf, _of(by_kind, arrays))
-        found += _told(leaf, objects, leaf.describe(objects, behind) if objects else (), seen, device, pause)
+        with _noted(leaf, notes):
+            objects = with_gradients(leaf, _of(by_kind, arrays))
+            told = leaf.describe(objects, behind) if objects else ()
+            found += _told(leaf, objects, told, seen, device, pause)
     for leaf, _, blocks in leaves:
-        objects = _of(by_kind, blocks)
-        objects = list(compress(objects, map(not_, map(behind.__contains__, map(id, objects)))))
-        told = _told(
-            leaf, objects, leaf.describe_blocks(objects, seen) if objects else (), seen, device, pause
-        )
-        found += (each for each in told if not each.is_shared)
+        with _noted(leaf, notes):
+            objects = _of(by_kind, blocks)
+            objects = list(compress(objects, map(not_, map(behind.__contains__, map(id, objects)))))
+            told = leaf.describe_blocks(objects, seen) if objects else ()
+            found += (each for each in _told(leaf, objects, told, seen, device, pause) if not each.is_shared)
     return found
+
+
+@contextmanager
+def _noted(leaf: Leaf, notes: list[str] | None) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        if notes is None:
+            raise
+        notes.append(f"{leaf.NAME}: {type(error).__name__}: {error}"[:LONGEST_NOTE])
 
 
 def with_gradients(leaf: Leaf, arrays: list[object]) -> list[object]:

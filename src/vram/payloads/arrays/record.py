@@ -16,7 +16,7 @@ else:
         """The little of ``msgspec.Struct`` that is used here."""
 
         def __init_subclass__(cls, **_options: bool) -> None:
-            fields = cls._fields = tuple(cls.__annotations__)
+            fields = cls._fields = tuple(getattr(cls, "__annotations__", ()))
             defaults = {name: cls.__dict__[name] for name in fields if name in cls.__dict__}
             taken = ", ".join(f"{name}=_{name}" if name in defaults else name for name in fields)
             body = "\n    ".join([f"self.{name} = {name}" for name in fields] or ["pass"])

@@ -21,7 +21,8 @@ from ..pace import Pause, no_rest
 
 PORTION = 256
 FEW = 8
-LARGE = 50_000
+# Above this, other threads would wait too long for one call: such work is done in pieces.
+LARGE = 5_000
 HAS_GC = 1 << 14  # Py_TPFLAGS_HAVE_GC
 
 
@@ -153,7 +154,7 @@ class Walk:
         for number in range(len(self.portions) - 1, -1, -1):
             children = by_portion.pop(number, None)
             if children:
-                kept = _keepers(self.portions[number], children)
+                kept = _keepers(self.portions[number], children, self._pause)
                 found.append(kept)
                 self._sort(list(set(map(id, kept.values()))), by_portion)
         found.reverse()
@@ -187,15 +188,31 @@ def _is_followed(found: object) -> bool:
     return gc.is_tracked(found) or type(found) is dict or type(found) is tuple
 
 
-def _keepers(parents: Sequence[object], children: set[int]) -> dict[int, object]:
+def _keepers(parents: Sequence[object], children: set[int], pause: Pause) -> dict[int, object]:
     """Of each child the first of *parents* that refers to it."""
     if len(parents) == 1:
         return dict.fromkeys(children, parents[0])
     referents = list(map(gc.get_referents, parents))
+    if sum(map(len, referents)) > LARGE:
+        return _one_by_one(parents, referents, children, pause)
     keys = list(map(id, chain.from_iterable(referents)))
     is_wanted = list(map(children.__contains__, keys))
     owners = list(compress(_owners(parents, referents), is_wanted))
     return _first(list(compress(keys, is_wanted)), owners)
+
+
+def _one_by_one(
+    parents: Sequence[object], referents: list[list[object]], children: set[int], pause: Pause
+) -> dict[int, object]:
+    """The same where one of them refers to very many."""
+    kept: dict[int, object] = {}
+    left = set(children)
+    for parent, theirs in zip(parents, referents):
+        here = left.intersection(map(id, theirs))
+        left -= here
+        kept.update(dict.fromkeys(here, parent))
+        pause()
+    return kept
 
 
 def first_parents(parents: Sequence[object]) -> dict[int, object]:
