@@ -1,0 +1,85 @@
+"""Ask one process what arrays it has on GPUs and who refers to them; it goes on meanwhile."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec.structs import replace
+
+from vram.errors import NotOnGpu, VramError
+from vram.host.ports import Host
+from vram.ledger.split import gpus_of, splits
+from vram.model.inside import Inside, InsideReceipt
+from vram.model.ledger import Ledger
+from vram.model.plan import Target
+from vram.reach.request import unreadable
+from vram.reach.ways import Answer, ask, choose
+from vram.reclaim import audit
+from vram.reclaim.accounts import accounts
+from vram.reclaim.identity import capture, hold
+
+MOST_GROUPS = 500
+# Of the time given, for the way in and back.
+SHARE = 0.9
+
+
+def look_inside(
+    host: Host, ledger: Ledger, pid: int, via: str | None, deadline_s: float, min_nbytes: int = 0
+) -> InsideReceipt:
+    """What *pid* answers; raises why it could not be asked, and then it was left alone."""
+    target = capture(host, pid)
+    if pid not in accounts(ledger):
+        raise NotOnGpu(f"pid {pid} holds no GPU memory", hint="`vram who` lists those that do")
+    began = host.clock.monotonic()
+    _, way = choose(target, via)
+    told = _asked(host, target, way.NAME, deadline_s, min_nbytes)
+    answer = decoded(pid, told.body)
+    gpu_of = gpus_of(ledger, pid, answer)
+    return InsideReceipt(
+        target=target,
+        via=told.via,
+        stopped_s=told.stopped_s,
+        took_s=host.clock.monotonic() - began,
+        answer=answer,
+        gpu_of=gpu_of,
+        splits=tuple(splits(ledger, pid, answer, gpu_of)),
+    )
+
+
+def decoded(pid: int, body: bytes) -> Inside:
+    try:
+        return msgspec.json.decode(body, type=Inside)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise unreadable(pid) from error
+
+
+def _asked(host: Host, target: Target, via: str, deadline_s: float, min_nbytes: int) -> Answer:
+    fields = {"limit_s": deadline_s * SHARE, "most": MOST_GROUPS, "min_nbytes": min_nbytes}
+    foreign = target.uid != host.facts().uid
+    # Nothing is changed by asking. Where root asks somebody else's process, that is written down.
+    record = {"action": "inside", "target": msgspec.to_builtins(target), "via": via}
+    token = audit.intend(record) if foreign else None
+    try:
+        with hold(host, target) as held:
+            held.recheck()
+            answer = ask(target, "inside", fields, deadline_s, via=via)
+    except BaseException as error:
+        if token is not None:
+            status = "refused" if isinstance(error, VramError) else "failed"
+            audit.outcome(token, {"status": status, "message": f"{type(error).__name__}: {error}"})
+        raise
+    if token is not None:
+        audit.outcome(token, {"status": "done"})
+    return answer
+
+
+def narrowed(receipt: InsideReceipt, gpus: set[int] | None, min_nbytes: int) -> InsideReceipt:
+    """Return *receipt* with only the arrays on *gpus* (None: on all) that are large enough."""
+    answer = receipt.answer
+    kept = tuple(
+        group
+        for group in answer.groups
+        if group.each_nbytes >= min_nbytes
+        and (gpus is None or group.device is None or receipt.gpu_of.get(group.device) in gpus)
+    )
+    splits = tuple(split for split in receipt.splits if gpus is None or split.gpu in gpus)
+    return replace(receipt, answer=replace(answer, groups=kept), splits=splits)
