@@ -68,9 +68,7 @@ def _split(index: int, charged: int, answer: Inside, numbers: set[int]) -> Split
     theirs = [line for line in answer.lines if _is_here(line, numbers)]
     by_framework = _arrays(answer, numbers)
     arrays = part(sum(by_framework.values()))
-    unseen = part(
-        sum(max(0, _total(theirs, name, "used") - by_framework.get(name, 0)) for name in _OWN_POOL)
-    )
+    unseen = part(sum(max(0, _total(theirs, name, "used") - by_framework.get(name, 0)) for name in _OWN_POOL))
     cached = part(sum(line.reclaimable or 0 for line in theirs))
     pooled = part(sum(_lost(line) for line in theirs))
     return Split(

@@ -19,11 +19,11 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from vram.payloads import delivery, trim
+from vram.payloads import delivery, inside, trim
 
 LONGEST_REQUEST = 4096
 PATIENCE_S = 5.0
-PAYLOADS: dict[str, delivery.Answer] = {"trim": trim.answer}
+PAYLOADS: dict[str, delivery.Answer] = {"trim": trim.answer, "inside": inside.answer}
 
 _lock = threading.Lock()
 _serving: dict[str, Any] = {}

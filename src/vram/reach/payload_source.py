@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import os
+from collections.abc import Iterator
+from functools import cache
 from typing import Any, Literal
 
 _FOLDER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "payloads")
@@ -11,7 +14,7 @@ _DELIVERY = os.path.join(_FOLDER, "delivery.py")
 # Modules are known to the interpreter only while they import each other, under a name that
 # nobody else has. Emptied afterwards, they do not wait for a collection that may never come.
 _CARRIER = """\
-def carry(package, sources, delivery, call, request):
+def carry(package, sources, entry, delivery, call, request):
     import sys, types
     modules = {}
     for name, _ in sources:
@@ -26,11 +29,14 @@ def carry(package, sources, delivery, call, request):
         try:
             for name, text in sources:
                 exec(compile(text, "<vram payload" + name + ">", "exec"), modules[name].__dict__)
+                above, dot, last = name.rpartition(".")
+                if dot:
+                    setattr(modules[above], last, modules[name])
         finally:
             for name in modules:
                 sys.modules.pop(package + name, None)
         exec(compile(delivery, "<vram delivery>", "exec"), carrier)
-        return carrier[call](modules[""].answer, request)
+        return carrier[call](modules[entry].answer, request)
     finally:
         carrier.clear()
         for module in modules.values():
@@ -41,24 +47,47 @@ def carry(package, sources, delivery, call, request):
 def expression(payload: str, call: Literal["answered", "deliver"], request: dict[str, Any]) -> str:
     """A Python expression that unpacks *payload* and has :mod:`vram.payloads.delivery` call it."""
     package = f"_vram_{payload}_{os.urandom(8).hex()}"
-    arguments = f"{package!r}, {sources(payload)!r}, {_read(_DELIVERY)!r}, {call!r}, {request!r}"
-    return f"(lambda n: (exec({_CARRIER!r}, n), n['carry']({arguments}), n.clear())[1])({{}})"
+    carried = f"{package!r}, {list(sources(payload))!r}, {'.' + payload!r}"
+    arguments = f"{carried}, {_read(_DELIVERY)!r}, {call!r}, {request!r}"
+    names = {"__name__": package}
+    return f"(lambda n: (exec({_CARRIER!r}, n), n['carry']({arguments}), n.clear())[1])({names!r})"
 
 
-def sources(payload: str) -> list[tuple[str, str]]:
-    """The payload's modules, each after those that it imports: leaves first, packages last."""
-    root = os.path.join(_FOLDER, payload)
-    found = []
-    for folder, folders, files in os.walk(root):
-        folders[:] = sorted(each for each in folders if each != "__pycache__")
-        package = folder[len(root) :].replace(os.sep, ".")
-        for file in sorted(files):
-            if file.endswith(".py"):
-                name = package if file == "__init__.py" else f"{package}.{file.removesuffix('.py')}"
-                found.append((file == "__init__.py", name, os.path.join(folder, file)))
-    leaves = [(name, path) for is_package, name, path in found if not is_package]
-    packages = [(name, path) for is_package, name, path in reversed(found) if is_package]
-    return [(name, _read(path)) for name, path in (*leaves, *packages)]
+@cache
+def sources(payload: str) -> tuple[tuple[str, str], ...]:
+    """The modules that *payload* needs, each after those that it imports.
+
+    They lie as in ``vram/payloads``, below a package without text, and may import from each other's
+    packages, relatively.
+    """
+    found: dict[str, str] = {"": ""}
+    _collect(f".{payload}", found, {""})
+    return tuple(found.items())
+
+
+def _collect(name: str, found: dict[str, str], begun: set[str]) -> None:
+    if name in begun:
+        return
+    begun.add(name)
+    path = os.path.join(_FOLDER, *name[1:].split("."))
+    is_package = os.path.isdir(path)
+    text = _read(os.path.join(path, "__init__.py") if is_package else f"{path}.py")
+    above = name.rpartition(".")[0]
+    _collect(above, found, begun)
+    for needed in _imported(text, name if is_package else above):
+        _collect(needed, found, begun)
+    found[name] = text
+
+
+def _imported(text: str, package: str) -> Iterator[str]:
+    """The payload modules that *text*, a module in *package*, imports as it is loaded."""
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.ImportFrom) and node.level:
+            above = package
+            for _ in range(node.level - 1):
+                above = above.rpartition(".")[0]
+            names = [node.module] if node.module else [each.name for each in node.names]
+            yield from (f"{above}.{each}" for each in names)
 
 
 def _read(path: str) -> str:

@@ -11,8 +11,8 @@ from vram.ledger.split import gpus_of, splits
 from vram.model.inside import Inside, InsideReceipt
 from vram.model.ledger import Ledger
 from vram.model.plan import Target
-from vram.reach.request import unreadable
-from vram.reach.ways import Answer, ask, choose
+from vram.reach.request import Answer, unreadable
+from vram.reach.ways import ask, choose
 from vram.reclaim import audit
 from vram.reclaim.accounts import accounts
 from vram.reclaim.identity import capture, hold
@@ -72,7 +72,7 @@ def _asked(host: Host, target: Target, via: str, deadline_s: float, min_nbytes: 
     return answer
 
 
-def narrowed(receipt: InsideReceipt, gpus: set[int] | None, min_nbytes: int) -> InsideReceipt:
+def only(receipt: InsideReceipt, gpus: set[int] | None, min_nbytes: int) -> InsideReceipt:
     """Return *receipt* with only the arrays on *gpus* (None: on all) that are large enough."""
     answer = receipt.answer
     kept = tuple(

@@ -21,7 +21,10 @@ _SIZE, _GPU, _WHAT = 10, 4, 26
 def inside(receipt: InsideReceipt, look: Look, *, everything: bool = False) -> RenderableType:
     """Return one process's account; *everything*: all rows of it."""
     answer = receipt.answer
-    blocks: list[RenderableType] = [_head(receipt, look), paragraph("", _summary(receipt), look, indent=2)]
+    blocks: list[RenderableType] = [
+        _head(receipt, look),
+        paragraph("", _summary(receipt, look), look, indent=2),
+    ]
     shown = answer.groups if everything else answer.groups[:ROWS]
     if shown:
         blocks += [Text(), _table(shown, receipt, look)]
@@ -40,10 +43,10 @@ def _head(receipt: InsideReceipt, look: Look) -> Text:
     return Text.assemble(head, "  ", (command, "bold"))
 
 
-def _summary(receipt: InsideReceipt) -> Text:
+def _summary(receipt: InsideReceipt, look: Look) -> Text:
     answer = receipt.answer
     live = (
-        f"{size(answer.nbytes)} in {answer.arrays:,} {'array' if answer.arrays == 1 else 'arrays'}"
+        f"{size(answer.nbytes)} in {answer.arrays:,} {'array' if answer.arrays == 1 else 'arrays'}{_of(receipt)}"
         if answer.arrays
         else "no array on a GPU"
     )
@@ -52,7 +55,16 @@ def _summary(receipt: InsideReceipt) -> Text:
     )
     how = f"asked {WAYS[receipt.via]}, {receipt.took_s:.2f} s; {stopped}"
     held = f", its threads waited {answer.longest_s * 1e3:.0f} ms at most"
-    return Text.assemble((live, "bold"), f" · {how}{held}")
+    return Text.assemble((look.clean(live), "bold"), look.clean(f" · {how}{held}"))
+
+
+def _of(receipt: InsideReceipt) -> str:
+    """Of which frameworks, and how much of each where there are several."""
+    totals = {name: nbytes for name, nbytes in receipt.answer.frameworks.items() if nbytes}
+    if len(totals) == 1:
+        return f" of {next(iter(totals))}"
+    largest = sorted(totals.items(), key=lambda each: -each[1])
+    return f" ({', '.join(f'{name} {size(nbytes)}' for name, nbytes in largest)})"
 
 
 def _table(groups: Sequence[ArrayGroup], receipt: InsideReceipt, look: Look) -> Table:

@@ -179,7 +179,9 @@ class Optimizer:
 
 
 def torch():
-    native = types.SimpleNamespace(TensorBase=TensorBase, StorageBase=StorageBase, DisableTorchFunction=Nothing)
+    native = types.SimpleNamespace(
+        TensorBase=TensorBase, StorageBase=StorageBase, DisableTorchFunction=Nothing
+    )
     cuda = module("torch.cuda", is_initialized=lambda: True)
     module("torch.optim.optimizer", Optimizer=Optimizer)
     return module("torch", _C=native, cuda=cuda, UntypedStorage=UntypedStorage)

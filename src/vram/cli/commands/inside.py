@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from vram.cli.source import open_host, pid_number, seconds, take_ledger
+from vram.cli.source import narrowed, open_host, pid_number, require_driver, seconds, take_ledger
 from vram.cli.terminal import add_terminal_arguments, emit, look_for, show
 from vram.units import parse_size
 
@@ -58,12 +58,14 @@ def run(args: Namespace) -> int:
     host = open_host(args)
     assert host is not None
     from vram.errors import ExitCode
-    from vram.reclaim.look_inside import look_inside, narrowed
+    from vram.reclaim.look_inside import look_inside, only
 
-    ledger = take_ledger(args, host)
+    ledger = take_ledger(Namespace(**{**vars(args), "gpu": None}), host)
+    chosen = narrowed(ledger, args.gpu)
+    require_driver(ledger)
     via = None if args.via == "auto" else args.via
     receipt = look_inside(host, ledger, args.pid, via, args.deadline, args.min_size)
-    receipt = narrowed(receipt, {gpu.index for gpu in ledger.gpus} if args.gpu else None, args.min_size)
+    receipt = only(receipt, {gpu.index for gpu in chosen.gpus} if args.gpu else None, args.min_size)
     if args.json:
         from vram.report.inside_json import report
 

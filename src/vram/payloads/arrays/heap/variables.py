@@ -13,7 +13,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 # Modules of ours, in vram itself and where they were carried into another program.
-OURS = ("vram.", "_vram_")
+OURS = ("vram.", "_vram_", "vram_visit")
 KEEPS_A_COPY = sys.version_info < (3, 13)
 OPTIMIZED = 0x1  # a function's code: its variables live in slots, not in a dict
 NOBODY_ELSE = 3  # the frame, our variable, and getrefcount's argument
