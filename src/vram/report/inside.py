@@ -45,11 +45,10 @@ def _head(receipt: InsideReceipt, look: Look) -> Text:
 
 def _summary(receipt: InsideReceipt, look: Look) -> Text:
     answer = receipt.answer
-    live = (
-        f"{size(answer.nbytes)} in {answer.arrays:,} {'array' if answer.arrays == 1 else 'arrays'}{_of(receipt)}"
-        if answer.arrays
-        else "no array on a GPU"
-    )
+    live = "no array on a GPU"
+    if answer.arrays:
+        count = f"{answer.arrays:,} {'array' if answer.arrays == 1 else 'arrays'}"
+        live = f"{size(answer.nbytes)} in {count}{_of(receipt)}"
     stopped = (
         "it was not stopped" if receipt.stopped_s is None else f"stopped for {receipt.stopped_s * 1e3:.1f} ms"
     )

@@ -15,11 +15,13 @@ from vram.report.doctor_json import DoctorReport
 from vram.report.inside_json import InsideReport
 from vram.report.json import WhyReport
 from vram.report.oom_json import OomReport
+from vram.report.process_json import ProcessReport
 
 SHIPPED = Path(__file__).with_name("why.schema.json")
 REPORTS: dict[str, type[msgspec.Struct]] = {
     "why": WhyReport,
     "inside": InsideReport,
+    "process": ProcessReport,
     "doctor": DoctorReport,
     "oom": OomReport,
 }

@@ -58,7 +58,7 @@ def run(args: Namespace) -> int:
     host = open_host(args)
     assert host is not None
     from vram.errors import ExitCode
-    from vram.reclaim.look_inside import look_inside, only
+    from vram.reclaim.inside import look_inside, only
 
     ledger = take_ledger(Namespace(**{**vars(args), "gpu": None}), host)
     chosen = narrowed(ledger, args.gpu)

@@ -8,7 +8,7 @@ it plays, since that decides what its own children are called.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import (
     CellType,
     FrameType,
@@ -16,15 +16,21 @@ from types import (
     MethodType,
     TracebackType,
 )
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import machinery, ordinary
 from .peek import inert, type_name
-from .role import Found, Role
+from .role import Role
 from .roots import Root, Roots
-from .words import Link, Words
+from .words import Words
 
-Teller = Callable[[Any, Any, set[int], Roots], Found]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .role import Found
+    from .words import Link
+
+    Teller = Callable[[Any, Any, set[int], Roots], Found]
 
 
 def children(
@@ -87,6 +93,7 @@ _ROLES: dict[str, Teller] = {
     "traceback": machinery.traceback,
     "frame": machinery.frame,
     "locals": machinery.variables,
+    "suspended": machinery.suspended_frame,
 }
 _BY_TYPE: dict[type, Teller] = {
     dict: ordinary.mapping,

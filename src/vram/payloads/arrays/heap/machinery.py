@@ -12,14 +12,17 @@ from types import (
     MethodType,
     TracebackType,
 )
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .ordinary import instance
 from .peek import attributes, inert, items
-from .role import ATTRIBUTES, CELL, LOCALS, THREADS, TRACEBACK, Found, Role
+from .role import ATTRIBUTES, CELL, LOCALS, THREADS, TRACEBACK, Role
 from .roots import Roots
 from .variables import KEEPS_A_COPY
 from .words import IntoClosure, IntoFrame, IntoThread
+
+if TYPE_CHECKING:
+    from .role import Found
 
 SUSPENDED: dict[type, tuple[str, str]] = {
     GeneratorType: ("gi_frame", "generator"),
@@ -70,6 +73,12 @@ def suspended(parent: Any, _: object, wanted: set[int], roots: Roots) -> Found:
     held: FrameType | None = getattr(parent, attribute)
     if held is None:
         return
+    yield from suspended_frame(held, noun, wanted, roots)
+    # Up to Python 3.10 its frame is an object of its own, between it and its variables.
+    yield held, "", Role("suspended", noun)
+
+
+def suspended_frame(held: FrameType, noun: str, wanted: set[int], roots: Roots) -> Found:
     before = f"{roots.place(held.f_code, held.f_lineno)} local "
     after = f" in suspended {noun} {inert(held.f_code.co_name)}()"
     words = IntoFrame("generator", before, after)

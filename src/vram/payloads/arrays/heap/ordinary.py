@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gc
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .peek import attributes, defines, inert, is_a, items, slots, spelled_key
-from .role import ATTRIBUTES, TRACEBACK, Found
+from .role import ATTRIBUTES, TRACEBACK
 from .roots import Roots
+
+if TYPE_CHECKING:
+    from .role import Found
 
 MOST_NAMES = 50
 

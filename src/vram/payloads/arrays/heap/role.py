@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .words import Link
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .words import Link
 
 
 class Role(NamedTuple):
@@ -15,8 +17,9 @@ class Role(NamedTuple):
     detail: Any = None
 
 
-# A child, the link to it, and the role that it plays, if any.
-Found = Iterator[tuple[object, Link, Optional[Role]]]
+if TYPE_CHECKING:
+    # A child, the link to it, and the role that it plays, if any.
+    Found = Iterator[tuple[object, Link, Role | None]]
 
 ATTRIBUTES = Role("attributes")
 CELL = Role("cell")

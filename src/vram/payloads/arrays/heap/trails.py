@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ..record import Struct
-from .words import Link, Words, extended
+from .words import Words, extended
+
+if TYPE_CHECKING:
+    from .words import Link
 
 
 class Holder(Struct, frozen=True, gc=False):

@@ -7,7 +7,7 @@ the words before it. Whole sentences are made of steps when somebody reads them.
 from __future__ import annotations
 
 import re
-from typing import Union
+from typing import TYPE_CHECKING
 
 from ..record import Struct
 
@@ -68,8 +68,9 @@ class IntoThread(Struct, frozen=True, gc=False):
         return Words(words.kind, words.expression, words.before, " in one thread", words.kept_by)
 
 
-# A position, text to append, a beginning, or a turn that the words take.
-Link = Union[int, str, Words, IntoClosure, IntoFrame, IntoThread]
+if TYPE_CHECKING:  # typing remembers every union that it ever made, and with it our classes
+    # A position, text to append, a beginning, or a turn that the words take.
+    Link = int | str | Words | IntoClosure | IntoFrame | IntoThread
 
 
 def extended(words: Words, link: Link) -> Words:
