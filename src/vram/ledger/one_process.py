@@ -16,8 +16,11 @@ def concerning(ledger: Ledger, pid: int) -> Ledger:
     return replace(ledger, gpus=tuple(gpu for gpu in gpus if _is_there(gpu)))
 
 
-def findings_about(findings: Iterable[Finding], pid: int) -> tuple[Finding, ...]:
-    return tuple(each for each in findings if pid in each.pids)
+def findings_about(findings: Iterable[Finding], ledger: Ledger, pid: int) -> tuple[Finding, ...]:
+    """The findings that name *pid*, or who keeps what it is charged with: a dead one is named by nobody."""
+    charged = (entry for gpu in ledger.gpus for entry in gpu.accounted if entry.charged_pid == pid)
+    wanted = {pid}.union(*map(pids_of, charged))
+    return tuple(each for each in findings if not wanted.isdisjoint(each.pids))
 
 
 def pids_of(entry: Entry) -> set[int]:

@@ -109,7 +109,7 @@ def _one_process(
 
         answers, notes = measure_one(host, args.pid, args.deadline) if charged_pids(theirs) else ({}, ())
         theirs = concerning(deepen(ledger, answers), args.pid)
-    about = findings_about(findings, args.pid)
+    about = findings_about(findings, ledger, args.pid)
     if args.json:
         from vram.report.process_json import report
 
