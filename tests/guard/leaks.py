@@ -56,7 +56,18 @@ def pycuda() -> Make:
     import pycuda.autoprimaryctx  # noqa: F401
     from pycuda import driver
 
-    return driver.mem_alloc
+    def make(nbytes: int) -> Any:
+        if driver.Context.get_current() is not None:
+            return driver.mem_alloc(nbytes)
+        # In another thread. PyCUDA aborts a thread that ends with a context, and frees in it all the same.
+        context = driver.Device(0).retain_primary_context()
+        context.push()
+        try:
+            return driver.mem_alloc(nbytes)
+        finally:
+            context.pop()
+
+    return make
 
 
 def torch() -> Make:

@@ -84,10 +84,10 @@ def test_a_context_that_is_not_current_counts_all_the_same(two_virtual_gpus: Vir
         raw.out(ctypes.c_uint64, "cuCtxCreate_v2", 0, 1)
         raw.alloc(64 * MIB)
         raw.call("cuCtxPopCurrent_v2", byref(ctypes.c_void_p()))
-        tell([current_device(), awake_devices(), device_memory(1).used])
+        tell([current_device(), awake_devices(), unentered_devices(), device_memory(1).used])
     """
     preamble = PREAMBLE + "import ctypes\nfrom ctypes import byref\nfrom vram.guard.memory import *\n"
-    assert result(two_virtual_gpus, program, preamble) == [0, [0], (518 + 64) * MIB]
+    assert result(two_virtual_gpus, program, preamble) == [0, [0, 1], [1], (518 + 64) * MIB]
 
 
 def test_addresses_are_told_from_those_that_are_no_gpus(two_virtual_gpus: VirtualGpu) -> None:

@@ -24,8 +24,8 @@ def _hardware(real_gpu: bool) -> None:
         pytest.skip("needs a real GPU: --real-gpu")
 
 
-# What `import vram` does, in three files that share a budget: a hanging one must not eat the others' time.
-GUARD_FILES = ("test_owner.py", "test_keepers.py", "test_scopes.py")
+# What `import vram` does, in four files that share a budget: a hanging one must not eat the others' time.
+GUARD_FILES = ("test_owner.py", "test_keepers.py", "test_scopes.py", "test_contexts.py")
 GUARD_S = 300.0
 _guard_spent_s = [0.0]
 

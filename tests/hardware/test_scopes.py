@@ -128,7 +128,7 @@ def test_ways_to_leak_are_found_and_named(name: str, record: Record) -> None:
             thread = threading.Thread(target=waits, daemon=True)
             thread.start()
             ready.wait()
-            locals_of_threads.append(stop)
+            locals_of_threads.append((stop, thread))
         def outside_all(): history.append(raw(512 * MIB))
 
         gc.disable()
@@ -140,8 +140,10 @@ def test_ways_to_leak_are_found_and_named(name: str, record: Record) -> None:
             leak = s.leak
             kept = leak.kept[0].keeper if leak and leak.kept else None
             found[way.__name__] = [leak.nbytes if leak else 0, kept]
-        for stop in locals_of_threads:
+        # Python must not end while a thread is inside the framework: JAX aborts the process then.
+        for stop, thread in locals_of_threads:
             stop.set()
+            thread.join()
         tell(found)
     """
     found = result(program, name)

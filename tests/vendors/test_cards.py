@@ -157,9 +157,10 @@ def test_what_may_not_be_read_is_denied(machine: Machine) -> None:
         if os.stat(place).st_uid == os.getuid() and str(place).startswith("/tmp/"):
             os.chmod(place, 0o755)
     os.chmod(card.folder / "mem_info_vram_used", 0)
+    # Read once before, as root: somebody else may not be able to import from where this checkout lies.
     code = (
-        "import os, sys; from vram.host.local.drm import LocalDrm; os.setuid(65534);"
-        "card, = LocalDrm(sys.argv[1]).cards(); print(card.total, card.used, card.status)"
+        "import os, sys; from vram.host.local.drm import LocalDrm; LocalDrm(sys.argv[1]).cards();"
+        "os.setuid(65534); card, = LocalDrm(sys.argv[1]).cards(); print(card.total, card.used, card.status)"
     )
     told = subprocess.run(
         [sys.executable, "-c", code, str(machine.sys)], capture_output=True, text=True, check=True

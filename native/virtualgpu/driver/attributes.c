@@ -29,6 +29,10 @@ static const int multiprocessors[8] = {0, 16, 32, 60, 64, 64, 64, 132};
 
 enum { MULTIPROCESSORS = 16, COMPUTE_MODE = 20, ECC_ENABLED = 32, PCI_BUS = 33 };
 
+int device_multiprocessors(int device) {
+    return device_mig(device) ? multiprocessors[device_mig(device)->compute_slices & 7] : fixed[MULTIPROCESSORS];
+}
+
 API result cuDeviceGetAttribute(int *value, int attribute, int device) {
     GATE_ON(device);
     if (!value || attribute < 1 || attribute >= (int)(sizeof fixed / sizeof *fixed)) return INVALID_VALUE;
@@ -37,9 +41,7 @@ API result cuDeviceGetAttribute(int *value, int attribute, int device) {
     switch (attribute) {
     case COMPUTE_MODE: *value = (int)gpu->compute_mode; break;
     case ECC_ENABLED: *value = gpu->ecc_enabled; break;
-    case MULTIPROCESSORS:
-        *value = device_mig(device) ? multiprocessors[device_mig(device)->compute_slices & 7] : fixed[attribute];
-        break;
+    case MULTIPROCESSORS: *value = device_multiprocessors(device); break;
     case PCI_BUS: *value = device_gpu(device) + 1; break;
     default: *value = fixed[attribute];
     }

@@ -2,6 +2,7 @@
 #include "driver.h"
 
 #include <stdatomic.h>
+#include <string.h>
 
 #define STACK_DEPTH 64
 
@@ -20,6 +21,23 @@ struct context *context_current(void) {
     return depth ? stack[depth - 1] : NULL;
 }
 
+/* What asks about devices, or only chooses among contexts, does no work in the broken one. That the rest
+ * fails is the documentation's word ("any further CUDA work will return the same error"). */
+static const char *const no_work[] = {
+    "cuCheckpoint", "cuCtxDestroy", "cuCtxDetach", "cuCtxGetApiVersion", "cuCtxGetCurrent", "cuCtxGetDevice",
+    "cuCtxGetId", "cuCtxPopCurrent", "cuCtxPushCurrent", "cuCtxSetCurrent", "cuDeviceGet",
+    "cuDevicePrimaryCtxGetState", "cuDevicePrimaryCtxRelease", "cuDevicePrimaryCtxRetain", "cuDeviceTotalMem",
+    "cuGetProcAddress",
+};
+
+result context_broken(const char *function) {
+    struct context *context = context_current();
+    if (!context || !context->broken) return OK;
+    for (size_t i = 0; i < sizeof no_work / sizeof *no_work; i++)
+        if (strncmp(function, no_work[i], strlen(no_work[i])) == 0) return OK;
+    return (result)context->broken;
+}
+
 result context_check(struct context *context) {
     if (!handle_is(context, HANDLE_CONTEXT)) return INVALID_CONTEXT;
     return context->alive ? OK : CONTEXT_IS_DESTROYED;
@@ -36,6 +54,7 @@ static result bring_to_life(struct context *context) {
     context->legacy = stream_create(context, 0, 0);
     context->legacy->is_legacy = true;
     context->alive = true;
+    context->broken = 0;
     context->id = next_id();
     context->slabs = NULL;
     context->peers = 0;
@@ -83,8 +102,7 @@ static result ensure_primary(int device) {
     return OK;
 }
 
-API result cuDevicePrimaryCtxRetain(struct context **context, int device) {
-    GATE_ON(device);
+result primary_retain(struct context **context, int device) {
     LOCKED();
     if (!context) return INVALID_VALUE;
     result failed = ensure_primary(device);
@@ -95,13 +113,18 @@ API result cuDevicePrimaryCtxRetain(struct context **context, int device) {
     return OK;
 }
 
+API result cuDevicePrimaryCtxRetain(struct context **context, int device) {
+    GATE_ON(device);
+    return primary_retain(context, device);
+}
+
 static void end_primary(int device) {
     contexts_wait_idle(primary[device]);
     LOCKED();
     if (primary[device]->alive) take_life(primary[device]);
 }
 
-static result release_primary(int device, bool *last) {
+static result drop_one(int device, bool *last) {
     LOCKED();
     result failed = ensure_primary(device);
     if (failed) return failed;
@@ -110,18 +133,23 @@ static result release_primary(int device, bool *last) {
     return OK;
 }
 
-API result cuDevicePrimaryCtxRelease_v2(int device) {
-    GATE_ON(device);
+result primary_release(int device) {
     bool last = false;
-    result failed = release_primary(device, &last);
+    result failed = drop_one(device, &last);
     if (last) end_primary(device);
     return failed;
+}
+
+API result cuDevicePrimaryCtxRelease_v2(int device) {
+    GATE_ON(device);
+    return primary_release(device);
 }
 
 API result cuDevicePrimaryCtxReset_v2(int device) {
     GATE_ON(device);
     state_lock();
     result failed = ensure_primary(device);
+    if (!failed && primary[device]->alive) failed = (result)primary[device]->broken;
     state_unlock();
     /* The count of retains outlives the reset; the context comes back when next retained. */
     if (!failed) end_primary(device);

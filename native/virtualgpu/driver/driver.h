@@ -60,6 +60,8 @@ enum handle_kind {
     HANDLE_EVENT,
     HANDLE_POOL,
     HANDLE_ALLOCATION,
+    HANDLE_RESOURCES,
+    HANDLE_GREEN,
     HANDLE_KINDS
 };
 
@@ -88,6 +90,7 @@ const struct store_gpu *device_config(int device); /* of a device that device_gp
 const struct store_mig *device_mig(int device);    /* NULL for a whole GPU */
 uint32_t device_instance(int device);              /* its GPU instance, or STORE_NO_INSTANCE */
 uint64_t device_usable_bytes(int device);          /* what a program can have at most */
+int device_multiprocessors(int device);             /* of a device that device_gpu knows */
 int device_of(uint32_t gpu, uint32_t gpu_instance); /* the visible device that is it, or -1 */
 
 /* ---- client.c: this process on one GPU ---- */
@@ -181,6 +184,7 @@ struct context {
     struct handle handle;
     int device;
     bool primary, alive;
+    _Atomic int broken; /* the sticky error that every call in it returns from now on, or 0 */
     unsigned retained, flags, api_version;
     int cache_config, shared_config;
     uint64_t id, peers;
@@ -191,6 +195,11 @@ struct context {
 };
 
 struct context *context_current(void);
+/* The sticky error that keeps this thread from calling *function*, or OK. */
+result context_broken(const char *function);
+/* What cuDevicePrimaryCtxRetain and Release do, for whoever keeps a primary context alive. Not locked. */
+result primary_retain(struct context **context, int device);
+result primary_release(int device);
 /* The thread's live context, or the error to return. Locked. */
 result context_need(struct context **context);
 result context_check(struct context *context);

@@ -33,6 +33,7 @@ extern const size_t function_count;
     X(cuCtxDetach, 2000, cuCtxDetach) \
     X(cuCtxDisablePeerAccess, 4000, cuCtxDisablePeerAccess) \
     X(cuCtxEnablePeerAccess, 4000, cuCtxEnablePeerAccess) \
+    X(cuCtxFromGreenCtx, 12040, cuCtxFromGreenCtx) \
     X(cuCtxGetApiVersion, 3020, cuCtxGetApiVersion) \
     X(cuCtxGetCacheConfig, 3020, cuCtxGetCacheConfig) \
     X(cuCtxGetCurrent, 4000, cuCtxGetCurrent) \
@@ -55,6 +56,8 @@ extern const size_t function_count;
     X(cuCtxSetSharedMemConfig, 4020, cuCtxSetSharedMemConfig) \
     X(cuCtxSynchronize, 2000, cuCtxSynchronize) \
     X(cuCtxSynchronize, 13000, cuCtxSynchronize_v2) \
+    X(cuDevResourceGenerateDesc, 12040, cuDevResourceGenerateDesc) \
+    X(cuDevSmResourceSplitByCount, 12040, cuDevSmResourceSplitByCount) \
     X(cuDeviceCanAccessPeer, 4000, cuDeviceCanAccessPeer) \
     X(cuDeviceComputeCapability, 2000, cuDeviceComputeCapability) \
     X(cuDeviceGet, 2000, cuDeviceGet) \
@@ -62,6 +65,7 @@ extern const size_t function_count;
     X(cuDeviceGetByPCIBusId, 4010, cuDeviceGetByPCIBusId) \
     X(cuDeviceGetCount, 2000, cuDeviceGetCount) \
     X(cuDeviceGetDefaultMemPool, 11020, cuDeviceGetDefaultMemPool) \
+    X(cuDeviceGetDevResource, 12040, cuDeviceGetDevResource) \
     X(cuDeviceGetExecAffinitySupport, 11040, cuDeviceGetExecAffinitySupport) \
     X(cuDeviceGetGraphMemAttribute, 11040, cuDeviceGetGraphMemAttribute) \
     X(cuDeviceGetLuid, 10000, cuDeviceGetLuid) \
@@ -99,6 +103,10 @@ extern const size_t function_count;
     X(cuGetExportTable, 3000, cuGetExportTable) \
     X(cuGetProcAddress, 11030, cuGetProcAddress) \
     X(cuGetProcAddress, 12000, cuGetProcAddress_v2) \
+    X(cuGreenCtxCreate, 12040, cuGreenCtxCreate) \
+    X(cuGreenCtxDestroy, 12040, cuGreenCtxDestroy) \
+    X(cuGreenCtxGetDevResource, 12040, cuGreenCtxGetDevResource) \
+    X(cuGreenCtxStreamCreate, 12050, cuGreenCtxStreamCreate) \
     X(cuInit, 2000, cuInit) \
     X(cuIpcCloseMemHandle, 4010, cuIpcCloseMemHandle) \
     X(cuIpcGetEventHandle, 4010, cuIpcGetEventHandle) \

@@ -103,10 +103,15 @@ struct gate gate_enter(const char *function, int device, int counted) {
     if (gate.refused) return gate;
     gate.counted = counted;
     plain_name(plain, sizeof plain, function);
-    gate.fault = store_fault(plain, gpu_for_faults(device));
-    if (gate.fault.kind != FAULT_ERROR) return gate;
+    result refused = context_broken(plain);
+    if (!refused) {
+        gate.fault = store_fault(plain, gpu_for_faults(device));
+        if (gate.fault.kind == FAULT_ERROR || gate.fault.kind == FAULT_STICKY) refused = (result)gate.fault.code;
+        if (gate.fault.kind == FAULT_STICKY && context_current()) context_current()->broken = gate.fault.code;
+    }
+    if (!refused) return gate;
     gate_leave(&gate);
-    return (struct gate){.refused = (result)gate.fault.code};
+    return (struct gate){.refused = refused};
 }
 
 void gate_leave(struct gate *gate) {

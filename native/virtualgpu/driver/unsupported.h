@@ -22,16 +22,12 @@
     X(cuCoredumpGetAttributeGlobal, 12010, cuCoredumpGetAttributeGlobal) \
     X(cuCoredumpSetAttribute, 12010, cuCoredumpSetAttribute) \
     X(cuCoredumpSetAttributeGlobal, 12010, cuCoredumpSetAttributeGlobal) \
-    X(cuCtxFromGreenCtx, 12040, cuCtxFromGreenCtx) \
     X(cuCtxGetDevResource, 12040, cuCtxGetDevResource) \
     X(cuCtxGetExecAffinity, 11040, cuCtxGetExecAffinity) \
     X(cuCtxRecordEvent, 12050, cuCtxRecordEvent) \
     X(cuCtxWaitEvent, 12050, cuCtxWaitEvent) \
     X(cuDestroyExternalMemory, 10000, cuDestroyExternalMemory) \
     X(cuDestroyExternalSemaphore, 10000, cuDestroyExternalSemaphore) \
-    X(cuDevResourceGenerateDesc, 12040, cuDevResourceGenerateDesc) \
-    X(cuDevSmResourceSplitByCount, 12040, cuDevSmResourceSplitByCount) \
-    X(cuDeviceGetDevResource, 12040, cuDeviceGetDevResource) \
     X(cuDeviceGetHostAtomicCapabilities, 13000, cuDeviceGetHostAtomicCapabilities) \
     X(cuDeviceGetNvSciSyncAttributes, 10020, cuDeviceGetNvSciSyncAttributes) \
     X(cuDeviceGetP2PAtomicCapabilities, 13000, cuDeviceGetP2PAtomicCapabilities) \
@@ -149,12 +145,8 @@
     X(cuGraphicsSubResourceGetMappedArray, 3000, cuGraphicsSubResourceGetMappedArray) \
     X(cuGraphicsUnmapResources, 3000, cuGraphicsUnmapResources) \
     X(cuGraphicsUnregisterResource, 3000, cuGraphicsUnregisterResource) \
-    X(cuGreenCtxCreate, 12040, cuGreenCtxCreate) \
-    X(cuGreenCtxDestroy, 12040, cuGreenCtxDestroy) \
-    X(cuGreenCtxGetDevResource, 12040, cuGreenCtxGetDevResource) \
     X(cuGreenCtxGetId, 12090, cuGreenCtxGetId) \
     X(cuGreenCtxRecordEvent, 12040, cuGreenCtxRecordEvent) \
-    X(cuGreenCtxStreamCreate, 12050, cuGreenCtxStreamCreate) \
     X(cuGreenCtxWaitEvent, 12040, cuGreenCtxWaitEvent) \
     X(cuImportExternalMemory, 10000, cuImportExternalMemory) \
     X(cuImportExternalSemaphore, 10000, cuImportExternalSemaphore) \
@@ -251,6 +243,7 @@
     X(cuParamSetf, 2000, cuParamSetf) \
     X(cuParamSeti, 2000, cuParamSeti) \
     X(cuParamSetv, 2000, cuParamSetv) \
+    X(cuProfilerInitialize, 4000, cuProfilerInitialize) \
     X(cuSignalExternalSemaphoresAsync, 10000, cuSignalExternalSemaphoresAsync) \
     X(cuStreamBatchMemOp, 8000, cuStreamBatchMemOp) \
     X(cuStreamBatchMemOp, 11070, cuStreamBatchMemOp_v2) \

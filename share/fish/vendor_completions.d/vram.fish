@@ -261,6 +261,7 @@ complete -c vram -n '__vram_at \'explain\' 0' -a 'vram.records' -d 'Can vram wri
 complete -c vram -n '__vram_at \'explain\' 0' -a 'vram.native' -d 'Do vram\'s own native parts load?'
 complete -c vram -n '__vram_at \'explain\' 0' -a 'vram.python' -d 'Which vram is this, on which Python, beside what?'
 complete -c vram -n '__vram_at \'explain\' 0' -a 'vram.jupyter' -d 'Is the extra installed that speaks to Jupyter kernels?'
+complete -c vram -n '__vram_at \'explain\' 0' -a 'broken-context' -d 'an earlier error broke the CUDA context, and nothing in it can be freed'
 complete -c vram -n '__vram_at \'explain\' 0' -a 'on-chip' -d 'a kernel wants more of the chip\'s own memory than a block can have'
 complete -c vram -n '__vram_at \'explain\' 0' -a 'bar1' -d 'the window onto the GPU\'s memory is full, not the memory'
 complete -c vram -n '__vram_at \'explain\' 0' -a 'host' -d 'the computer\'s own memory ran out, not the GPU\'s'

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from ctypes import byref, c_int, c_void_p
 
-from vram.guard.memory import awake_devices, cuda
 from vram.payloads.arrays.frameworks.array import loaded
 from vram.payloads.trim.driver import driver
 
@@ -16,13 +15,13 @@ CAPTURE_CODES = range(900, 910)
 
 
 def is_capturing() -> bool:
-    """Whether this thread, or an ordinary stream of any context here, is recording a graph."""
+    """Whether this thread, or an ordinary stream of any context that it can enter, is recording a graph."""
     streams = (LEGACY, PER_THREAD, *_current_streams())
-    for device in awake_devices():
-        with driver.inside(device) as entered:
-            if entered and any(map(_is_captured, streams)):
-                return True
-    return False
+
+    def ask() -> int:
+        return next((code for code in map(_code, streams) if code in CAPTURE_CODES), 0)
+
+    return any(code in CAPTURE_CODES for _, code in driver.everywhere(ask))
 
 
 def is_capturing_here() -> bool:
@@ -32,12 +31,11 @@ def is_capturing_here() -> bool:
     return by_torch or is_capturing()
 
 
-def _is_captured(stream: int) -> bool:
-    library, status = cuda(), c_int()
-    if library is None:
-        return False
-    answer = library.cuStreamIsCapturing(c_void_p(stream), byref(status))
-    return answer in CAPTURE_CODES or (answer == 0 and status.value != 0)
+def _code(stream: int) -> int:
+    """One of CAPTURE_CODES while *stream* is captured."""
+    status = c_int()
+    code = driver.code("cuStreamIsCapturing", c_void_p(stream), byref(status))
+    return CAPTURE_CODES[0] if code == 0 and status.value != 0 else code
 
 
 def _current_streams() -> Iterator[int]:

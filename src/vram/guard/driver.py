@@ -16,6 +16,7 @@ from typing import Any
 from vram.errors import DeviceError, DriverMissing, NoSuchDevice, OutOfMemory, VramError
 from vram.guard.owning import identity, pair
 from vram.payloads.driver_library import load
+from vram.payloads.trim.broken import STICKY, sentence
 
 INVALID_VALUE, OUT_OF_MEMORY, NOT_INITIALIZED, DEINITIALIZED = 1, 2, 3, 4
 NO_DEVICE, INVALID_DEVICE, INVALID_CONTEXT, CONTEXT_IS_DESTROYED = 100, 101, 201, 709
@@ -232,6 +233,8 @@ class Driver:
             return OutOfMemory(message, hint="`vram why` tells who holds the rest", nbytes=nbytes)
         if code in CAPTURE_CODES:
             return DeviceError(message, hint="a CUDA graph is being captured: do this before or after it")
+        if code in STICKY:
+            return DeviceError(message, hint=sentence(code, self.current_device()))
         return DeviceError(message, hint=self._words(code))
 
     def _name(self, code: int) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 from vram.guard.capture import is_capturing_here
 from vram.guard.driver import driver
-from vram.guard.memory import awake_devices
+from vram.guard.memory import unentered_devices
 from vram.payloads.trim.driver import driver as pools
 from vram.payloads.trim.framework import loaded
 from vram.units import MIB, size
@@ -60,15 +60,19 @@ def _give_back_others() -> Iterator[str]:
 
 
 def _pools() -> Iterator[str]:
-    for device in awake_devices():
+    for device in pools.devices():
         for pool in pools.pools(device):
             yield from _pool(device, pool)
+    for device in unentered_devices():
+        yield f"GPU {device}: its pools were not erased, as its context is not current in this thread"
 
 
 def _pool(device: int, pool: int) -> Iterator[str]:
     """Fill the pool's unused part with allocations, as large as fit without making it grow."""
     cuda = driver()
-    with cuda.on_device(device):
+    with pools.inside(device) as entered:
+        if not entered:
+            return
         cuda.must("cuCtxSynchronize")
         taken = list(_fill(cuda, pool))
         try:

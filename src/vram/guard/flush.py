@@ -9,10 +9,19 @@ import threading
 import time
 from typing import Any
 
+from vram.guard.broken import BrokenContext
 from vram.guard.capture import is_capturing
 from vram.guard.flushed import CacheChange, Flushed
 from vram.guard.live import Live, check_budget, check_device, survey
-from vram.guard.memory import DeviceMemory, awake_devices, cuda, device_memory, has_driver, say_no_driver
+from vram.guard.memory import (
+    DeviceMemory,
+    awake_devices,
+    cuda,
+    device_memory,
+    has_driver,
+    say_no_driver,
+    unentered_devices,
+)
 from vram.payloads import trim
 from vram.payloads.arrays.frameworks import may_have_arrays
 from vram.payloads.arrays.heap import cells
@@ -22,6 +31,7 @@ from vram.payloads.arrays.inventory import of_types
 from vram.payloads.trim import tracebacks as kept_exceptions
 from vram.payloads.trim.driver import driver
 from vram.payloads.trim.frameworks import FRAMEWORKS
+from vram.units import size
 
 CAPTURING = "a CUDA graph is being captured: nothing was touched"
 NESTED = "a flush is already under way in this thread: nothing was touched"
@@ -54,7 +64,8 @@ def flush(
     Waits for the GPU, forgets the last exception (with *tracebacks*) and the notebook's outputs
     (with *outputs*), collects garbage (with *gc*), and lets every loaded framework and the
     driver's pools let go. Frameworks cannot do that for one GPU alone; *device* only chooses
-    which one is waited for and told about. Nothing is touched while a CUDA graph is captured.
+    which one is waited for and told about. Nothing is touched while a CUDA graph is captured, or
+    where an earlier error broke the context: then only ending the process returns its memory.
     """
     if device is not None:
         check_device(device)
@@ -79,11 +90,16 @@ def _flush(device: int | None, tracebacks: bool, gc: bool, outputs: bool, budget
     began = time.perf_counter()
     notes: list[str] = []
     devices = awake_devices() if device is None else [device]
+    broken = driver.broken()
+    if broken:
+        return _given_up(broken, devices)
     frameworks = [each for kind in FRAMEWORKS for each in trim.guarded(notes, kind.name, kind.find)]
     refused = _refusal(frameworks)
     if refused:
         return Flushed(refused=refused)
-    _synchronise(devices)
+    broken = driver.broken(wait=True, only=device)
+    if broken:  # by work that had not been waited for
+        return _given_up(broken, devices)
     before, lines = _read(devices), trim.measured(frameworks, notes)
     dropped = _drop(notes, tracebacks, outputs)
     collected = collector.collect() if gc else 0
@@ -101,6 +117,7 @@ def _flush(device: int | None, tracebacks: bool, gc: bool, outputs: bool, budget
         exceptions_kept=_exceptions_kept(heap, types),
         stayed=survey(heap, device, budget_s, types) if cuda() is not None else Live(()),
         notes=tuple(dict.fromkeys(notes)),
+        unentered=tuple(each for each in unentered_devices() if each in devices),
         took_s=time.perf_counter() - began,
     )
 
@@ -115,11 +132,17 @@ def _refusal(frameworks: list[Any]) -> str:
     return "; ".join(objections)
 
 
-def _synchronise(devices: list[int]) -> None:
-    for device in devices:
-        with driver.inside(device) as entered:
-            if entered:
-                driver.call("cuCtxSynchronize")
+def _given_up(broken: dict[int | None, int], devices: list[int]) -> Flushed:
+    """Nothing can be freed there, and some libraries abort the program when they are made to try."""
+    held = _read(devices)
+    used = {each.device: each.used for each in held}
+    contexts = tuple(BrokenContext(device, code) for device, code in broken.items())
+    words = [each.sentence(_its(used.get(-1 if each.device is None else each.device))) for each in contexts]
+    return Flushed(before=held, after=held, broken=contexts, refused="; ".join(words))
+
+
+def _its(nbytes: int | None) -> str:
+    return f"its {size(nbytes)}" if nbytes else "its memory"
 
 
 def _read(devices: list[int]) -> tuple[DeviceMemory, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from vram.guard.broken import BrokenContext
 from vram.guard.columns import terminal_width, wrapped
 from vram.guard.live import Live
 from vram.guard.memory import DeviceMemory
@@ -13,6 +14,12 @@ from vram.units import counted, size
 
 # Their own figures are of what they have not handed back yet: what their arrays hold comes on top.
 _TELL_ONLY_CACHES = ("Numba", "PyCUDA", "vram.Buffer")
+
+
+UNENTERED = (
+    "nothing could be trimmed from this thread, which can enter no context there. If the program made one "
+    "itself (cuCtxCreate, PyCUDA), call vram.flush() in the thread that uses it"
+)
 
 
 class CacheChange(Struct, frozen=True):
@@ -37,8 +44,9 @@ class CacheChange(Struct, frozen=True):
 class Flushed(Struct, frozen=True):
     """What :func:`vram.flush` did. ``refused`` says why it did nothing, where that is so.
 
-    ``exceptions_kept`` still keep the variables of their frames; they are counted where anything is
-    loaded that can have arrays.
+    ``broken`` contexts cannot be freed from. ``unentered`` are GPUs where this process holds memory in no
+    context that this thread can enter. ``exceptions_kept`` still keep the variables of their frames; they
+    are counted where anything is loaded that can have arrays.
     """
 
     before: tuple[DeviceMemory, ...] = ()
@@ -49,6 +57,8 @@ class Flushed(Struct, frozen=True):
     exceptions_kept: int = 0
     stayed: Live = Live(())
     notes: tuple[str, ...] = ()
+    broken: tuple[BrokenContext, ...] = ()
+    unentered: tuple[int, ...] = ()
     refused: str = ""
     took_s: float = 0.0
 
@@ -112,7 +122,8 @@ class Flushed(Struct, frozen=True):
         return changed
 
     def _rest(self) -> list[str]:
-        lines = [inert(note) for note in self.notes]
+        lines = [f"GPU {device}: {UNENTERED}" for device in self.unentered]
+        lines += [inert(note) for note in self.notes]
         if self.exceptions_kept:
             whose = "keeps its" if self.exceptions_kept == 1 else "keep their"
             kept = counted(self.exceptions_kept, "exception")

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from ctypes import byref, c_int
 from typing import Any, NamedTuple
 
-from vram.guard.memory import cuda, device_memory
+from vram.guard.memory import cuda, device_memory, started
 from vram.guard.owning import LIBRARY
 
 OUTSIDE = "outside every framework"
@@ -104,11 +103,9 @@ def _taken(thorough: bool) -> Footprint:
 
 def charges() -> tuple[dict[int, int], bool]:
     """What the driver charges this process on each device; True where it is the whole device's."""
-    library, count = cuda(), c_int()
-    if library is None or library.cuDeviceGetCount(byref(count)):
-        return {}, False
+    driver = started()
     charged, device_wide = {}, False
-    for device in range(count.value):
+    for device in range(driver.count() if driver else 0):
         memory = device_memory(device)
         if memory is None or memory.used == 0:
             continue

@@ -12,8 +12,9 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from vram.guard.memory import awake_devices
+from vram.payloads.trim.driver import driver
 from vram.payloads.trim.framework import loaded
+from vram.payloads.trim.frameworks.cupy import each_device
 
 Undo = Callable[[], None]
 
@@ -32,7 +33,7 @@ def _cap_torch(limit: int) -> Iterator[Undo]:
     cuda = loaded("torch.cuda")
     if cuda is None or not cuda.is_initialized() or cuda._is_in_bad_fork():
         return
-    for device in awake_devices():
+    for device in driver.primaries():
         total = cuda.get_device_properties(device).total_memory
         before = getattr(cuda, "get_per_process_memory_fraction", lambda _: 1.0)(device)
         wanted = (cuda.memory_allocated(device) + limit) / total
@@ -46,13 +47,14 @@ def _cap_cupy(limit: int) -> Iterator[Undo]:
     if cupy is None:
         return
     pool = cupy.get_default_memory_pool()
-    for device in awake_devices():
-        with cupy.cuda.Device(device):
-            before, wanted = pool.get_limit(), pool.used_bytes() + limit
-            pool.set_limit(size=min(before, wanted) if before else wanted)
-        yield partial(_restore, cupy, pool, device, before)
+    before: dict[int, int] = {}
+    yield partial(_restore, cupy, pool, before)
+    for device in each_device(cupy):
+        before[device], wanted = pool.get_limit(), pool.used_bytes() + limit
+        pool.set_limit(size=min(before[device], wanted) if before[device] else wanted)
 
 
-def _restore(cupy: Any, pool: Any, device: int, size: int) -> None:
-    with cupy.cuda.Device(device):
-        pool.set_limit(size=size)
+def _restore(cupy: Any, pool: Any, before: dict[int, int]) -> None:
+    for device in each_device(cupy):
+        if device in before:
+            pool.set_limit(size=before[device])

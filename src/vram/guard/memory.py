@@ -10,13 +10,15 @@ import ctypes
 import os
 import sys
 import warnings
-from ctypes import byref, c_char, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from ctypes import byref, c_int, c_uint64, c_void_p
 from functools import cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from vram.guard.nvml import Nvml, nvml, visible_names
 
-_UUID = c_char * 16
+if TYPE_CHECKING:
+    from vram.payloads.trim.driver import Driver
+
 _POINTER_ORDINAL, _INVALID_VALUE = 9, 1
 
 
@@ -26,11 +28,6 @@ class DeviceMemory(NamedTuple):
 
     device: int
     used: int | None
-    free: int
-    total: int
-
-
-class Reading(NamedTuple):
     free: int
     total: int
 
@@ -50,6 +47,16 @@ def cuda() -> ctypes.CDLL | None:
         return None
 
 
+def started() -> Driver | None:
+    """The calls that make no context; None as long as this process has not started CUDA."""
+    if cuda() is None:
+        return None
+    # Not before: a program that uses no GPU does without the rest of that package.
+    from vram.payloads.trim.driver import driver
+
+    return driver if driver.count() else None
+
+
 def has_driver() -> bool:
     """Whether any NVIDIA driver answers."""
     return cuda() is not None or nvml() is not None
@@ -57,25 +64,37 @@ def has_driver() -> bool:
 
 def current_device() -> int:
     """The device whose context is current in this thread; else the first."""
-    library, device = cuda(), c_int()
-    return device.value if library and library.cuCtxGetDevice(byref(device)) == 0 else 0
+    driver = started()
+    return (driver.current() or 0) if driver else 0
 
 
 def visible_devices() -> int | None:
     """How many GPUs CUDA sees or would see in this process; None where nobody can tell."""
-    library, count = cuda(), c_int()
-    if library is not None and library.cuDeviceGetCount(byref(count)) == 0:
-        return count.value
+    driver = started()
+    if driver is not None:
+        return driver.count()
     management = nvml()
     return len(visible_names(management.count())) if management is not None else None
 
 
 def awake_devices() -> list[int]:
-    """Devices on which this process has a live primary context."""
-    library, count = cuda(), c_int()
-    if library is None or library.cuDeviceGetCount(byref(count)):
+    """Devices on which this process has a context: one that is known here, or one that it is charged for.
+
+    A context of the program's own (cuCtxCreate, PyCUDA) that is current in another thread is seen by the
+    charge alone: where the driver tells no shares (WSL2), it goes unseen.
+    """
+    driver = started()
+    if driver is None:
         return []
-    return [device for device in range(count.value) if _is_awake(library, device)]
+    known = driver.devices()
+    return [device for device in range(driver.count()) if device in known or _charge(driver, device)]
+
+
+def unentered_devices() -> list[int]:
+    """Those whose context this thread cannot enter: it is the program's own, and not current here."""
+    driver = started()
+    known = driver.devices() if driver else []
+    return [device for device in awake_devices() if device not in known]
 
 
 def device_of(address: int) -> int | None:
@@ -104,81 +123,40 @@ def device_memory(device: int | None = None, *, process: bool = True) -> DeviceM
     number = current_device() if device is None else device
     if number < 0:
         return None
-    library = cuda()
-    reading = _by_cuda(library, number) if library is not None else None
-    reading = reading or _by_nvml(library, number)
+    driver = started()
+    reading = driver.free_and_total(number) if driver else None
+    reading = reading or _by_nvml(driver, number)
     if reading is None:
         return None
-    used = _own_share(library, number) if process else None
-    return DeviceMemory(number, used, reading.free, reading.total)
+    return DeviceMemory(number, _own_share(driver, number) if process else None, *reading)
 
 
-def _is_awake(library: ctypes.CDLL, device: int) -> bool:
-    flags, active = c_uint(), c_int()
-    failed = library.cuDevicePrimaryCtxGetState(c_int(device), byref(flags), byref(active))
-    return not failed and bool(active.value)
-
-
-def _is_current(library: ctypes.CDLL, device: int) -> bool:
-    """Whether this thread's context is on *device*."""
-    current = c_int()
-    return library.cuCtxGetDevice(byref(current)) == 0 and current.value == device
-
-
-def _by_cuda(library: ctypes.CDLL, device: int) -> Reading | None:
-    if _is_current(library, device):
-        return _ask_cuda(library)
-    if not _is_awake(library, device):
-        return None
-    context, previous = c_void_p(), c_void_p()
-    if library.cuDevicePrimaryCtxRetain(byref(context), c_int(device)):
-        return None
-    pushed = library.cuCtxPushCurrent_v2(context) == 0
-    try:
-        return _ask_cuda(library) if pushed else None
-    finally:
-        if pushed:
-            library.cuCtxPopCurrent_v2(byref(previous))
-        library.cuDevicePrimaryCtxRelease_v2(c_int(device))
-
-
-def _ask_cuda(library: ctypes.CDLL) -> Reading | None:
-    free, total = c_size_t(), c_size_t()
-    return None if library.cuMemGetInfo_v2(byref(free), byref(total)) else Reading(free.value, total.value)
-
-
-def _by_nvml(library: ctypes.CDLL | None, device: int) -> Reading | None:
+def _by_nvml(driver: Driver | None, device: int) -> tuple[int, int] | None:
     management = nvml()
-    handle = _handle(management, library, device) if management else None
-    read = management.free_and_total(handle) if management and handle else None
-    return Reading(*read) if read else None
+    handle = _handle(management, driver, device) if management else None
+    return management.free_and_total(handle) if management and handle else None
 
 
-def _own_share(library: ctypes.CDLL | None, device: int) -> int | None:
-    if library is None or library.cuDeviceGetCount(byref(c_int())):
+def _own_share(driver: Driver | None, device: int) -> int | None:
+    if driver is None:
         return 0  # whoever has not started CUDA holds nothing
+    charged = _charge(driver, device)
+    return 0 if charged is None and device not in driver.devices() else charged
+
+
+def _charge(driver: Driver, device: int) -> int | None:
+    """What the driver charges this process on *device*; None where it does not list it or does not tell."""
     management = nvml()
-    handle = _handle(management, library, device) if management else None
-    charged = management.charged_to(os.getpid(), handle) if management and handle else None
-    if charged is not None or _is_current(library, device) or _is_awake(library, device):
-        return charged
-    # A context of cuCtxCreate that is not current in this thread is seen by the driver's list alone: on
-    # a driver that tells no shares it goes unseen.
-    return 0
+    handle = _handle(management, driver, device) if management else None
+    return management.charged_to(os.getpid(), handle) if management and handle else None
 
 
-def _handle(management: Nvml, library: ctypes.CDLL | None, device: int) -> c_void_p | None:
-    uuid = _UUID()
-    if library is not None and library.cuDeviceGetUuid_v2(byref(uuid), c_int(device)) == 0:
-        text = _spelled(bytes(uuid))
-        return management.handle(f"GPU-{text}") or management.handle(f"MIG-{text}")
+def _handle(management: Nvml, driver: Driver | None, device: int) -> c_void_p | None:
+    uuid = driver.uuid(device) if driver else None
+    if uuid is not None:
+        return management.handle(uuid) or management.handle(uuid.replace("GPU-", "MIG-"))
     names = visible_names(management.count())
     return management.handle(names[device]) if device < len(names) else None
-
-
-def _spelled(uuid: bytes) -> str:
-    digits = uuid.hex()
-    return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
 
 
 _said = False

@@ -16,6 +16,8 @@ from types import TracebackType
 from typing import Any
 
 from vram.errors import LimitExceeded, UsageError
+from vram.guard.broken import broken_contexts, is_sticky
+from vram.guard.broken import note as note_broken
 from vram.guard.footprint import driver_is_loaded
 from vram.guard.oom_classes import Classes
 from vram.guard.oom_sentence import BEGINNING, Situation, sentence
@@ -34,8 +36,8 @@ def on_oom(folder: str | os.PathLike[str] | None = None, *, most_files: int = MO
 
     *folder* is made where it is missing; left out, it is $VRAM_OOM_FOLDER or the folder in which
     the program runs at that moment. After *most_files* files, errors get their sentence and no
-    more are written. Called again, it moves to the new folder. Returns the recorder: ``close()``
-    takes it out again.
+    more are written. An error that broke the context gets a sentence that says so, and no file.
+    Called again, it moves to the new folder. Returns the recorder: ``close()`` takes it out again.
     """
     global _recorder
     place = _usable(folder if folder is not None else os.environ.get("VRAM_OOM_FOLDER") or None)
@@ -95,10 +97,14 @@ class Recorder:
         """Record *error* once, and add the sentence to its notes. Never raises."""
         if getattr(self._busy, "now", False) or isinstance(error, LimitExceeded):
             return  # a scope's limit is no fact about the GPU
-        if not is_out_of_memory(error) or _is_noted(error) or _is_of_the_host(error):
+        if not (is_out_of_memory(error) or is_sticky(error)) or _is_noted(error) or _is_of_the_host(error):
             return
         self._busy.now = True
         try:
+            broken = broken_contexts(error)
+            if broken:  # what is missing is no memory, and a file about memory would mislead
+                note_broken(error, broken)
+                return
             with _lock:
                 if time.monotonic() - self._last > SAME_EVENT_S:
                     self._record(error)

@@ -1,4 +1,4 @@
-"""The classes that frameworks raise when the GPU is out of memory, watched from birth.
+"""The classes that frameworks raise when the GPU is out of memory or its context broke, watched from birth.
 
 Only classes of loaded frameworks are touched; one that is imported later is met on its way in.
 """
@@ -15,17 +15,18 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-# module: its class
+# module: its classes
 CLASSES = {
-    "torch": "OutOfMemoryError",
-    "torch.cuda": "OutOfMemoryError",
-    "cupy.cuda.memory": "OutOfMemoryError",
-    "jaxlib.xla_extension": "XlaRuntimeError",
-    "jaxlib._jax": "JaxRuntimeError",
-    "numba.cuda.cudadrv.driver": "CudaAPIError",
-    "cuda.core._utils.cuda_utils": "CUDAError",
-    "pycuda._driver": "MemoryError",
-    "vram.errors": "OutOfMemory",
+    "torch": ("OutOfMemoryError", "AcceleratorError"),
+    "torch.cuda": ("OutOfMemoryError",),
+    "cupy.cuda.memory": ("OutOfMemoryError",),
+    "cupy_backends.cuda.api.runtime": ("CUDARuntimeError",),
+    "jaxlib.xla_extension": ("XlaRuntimeError",),
+    "jaxlib._jax": ("JaxRuntimeError",),
+    "numba.cuda.cudadrv.driver": ("CudaAPIError",),
+    "cuda.core._utils.cuda_utils": ("CUDAError",),
+    "pycuda._driver": ("MemoryError", "LaunchError", "LogicError"),
+    "vram.errors": ("OutOfMemory",),
 }
 
 
@@ -35,11 +36,11 @@ class Classes:
     def __init__(self, born: Callable[[BaseException], None]) -> None:
         self._born = born
         self._changed: dict[type, Any] = {}
-        self._finder = _Awaiting(self._watch_class)
+        self._finder = _Awaiting(self._watch_classes)
 
     def attach(self) -> None:
         for name in CLASSES:
-            self._watch_class(name, sys.modules.get(name))
+            self._watch_classes(name, sys.modules.get(name))
         sys.meta_path.insert(0, self._finder)
 
     def detach(self) -> None:
@@ -52,9 +53,12 @@ class Classes:
                 kind.__init__ = original  # type: ignore[misc]
         self._changed.clear()
 
-    def _watch_class(self, name: str, module: ModuleType | None) -> None:
+    def _watch_classes(self, name: str, module: ModuleType | None) -> None:
         """Under *name* may be anything: programs put None or a stand-in there to do without a framework."""
-        kind = getattr(module, CLASSES[name], None)
+        for each in CLASSES[name]:
+            self._watch_class(getattr(module, each, None))
+
+    def _watch_class(self, kind: Any) -> None:
         if not isinstance(kind, type) or kind in self._changed:
             return
         original, born = kind.__init__, self._born  # type: ignore[misc]

@@ -58,17 +58,20 @@ def is_out_of_memory(error: BaseException) -> bool:
 
     An error that merely happened while an out-of-memory was handled is another matter.
     """
-    return any(_is_sign(each) for each in _itself_and_causes(error, set()))
+    return any(map(_is_sign, itself_and_causes(error)))
 
 
-def _itself_and_causes(error: BaseException | None, seen: set[int]) -> Iterator[BaseException]:
-    if error is None or id(error) in seen:
-        return
-    seen.add(id(error))
-    yield error
-    yield from _itself_and_causes(error.__cause__, seen)
-    for each in error.exceptions if isinstance(error, BaseExceptionGroup) else ():
-        yield from _itself_and_causes(each, seen)
+def itself_and_causes(error: BaseException) -> Iterator[BaseException]:
+    """*error*, what it was raised from, and what it groups, each once."""
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        each = waiting.pop(0)
+        if each is None or id(each) in seen:
+            continue
+        seen.add(id(each))
+        yield each
+        waiting += [each.__cause__, *(each.exceptions if isinstance(each, BaseExceptionGroup) else ())]
 
 
 def _is_sign(error: BaseException) -> bool:

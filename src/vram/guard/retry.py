@@ -19,6 +19,7 @@ from numbers import Integral, Real
 from typing import Any, TypeVar
 
 from vram.errors import UsageError
+from vram.guard.broken import broken_contexts, note
 from vram.guard.footprint import driver_is_loaded
 from vram.guard.frames import let_go
 from vram.guard.oom import noticed
@@ -46,6 +47,7 @@ def retry_on_oom(
     *shrink* names the argument that is halved for each new try, down to *least* (left out, whole
     numbers go down to 1); or maps names to functions from the last value to the next, which return
     None when there is no smaller one. Without it, one more try is made with everything let go.
+    A context that an earlier error broke is not tried again.
     With *remember*, later calls that ask for more begin with the size that worked. What is not an
     out-of-memory is raised at once; when nothing smaller or no try is left, the last
     out-of-memory is, with a note that says which.
@@ -107,7 +109,7 @@ def _retrying(function: Callable[..., Any], steps: Mapping[str, Smaller], tries:
             try:
                 result = function(*bound.args, **bound.kwargs)
             except Exception as error:
-                if not is_out_of_memory(error):
+                if _is_hopeless(error) or not is_out_of_memory(error):
                     raise
                 noticed(error)
                 let_go(error)
@@ -123,6 +125,13 @@ def _retrying(function: Callable[..., Any], steps: Mapping[str, Smaller], tries:
             _make_room()
 
     return call
+
+
+def _is_hopeless(error: Exception) -> bool:
+    """Whether the context is broken, which some libraries report as an out-of-memory; *error* is told so."""
+    broken = broken_contexts(error)
+    note(error, broken)
+    return bool(broken)
 
 
 def _require(signature: inspect.Signature, steps: Mapping[str, Smaller]) -> None:

@@ -164,6 +164,9 @@ class Scope:
         exceeded = self._exceeded(peak, error)
         if not driver_is_loaded():
             return
+        if self._is_broken(error):
+            self._tell(error, exceeded)
+            return
         if error is not None:
             self._relieve(error)
         if crowd is None:
@@ -209,6 +212,21 @@ class Scope:
         if isinstance(error, LimitExceeded) and error.gained is None:
             error.args, error.gained = (self._over(self.peak),), self.peak
         return self.peak if self.peak > self.limit else None
+
+    def _is_broken(self, error: BaseException | None) -> bool:
+        """Say where an error broke the context: nothing can be freed, erased or judged in it any more."""
+        from vram.guard.broken import broken_contexts, note
+
+        broken = broken_contexts(error)
+        self.notes += [each.sentence() for each in broken]
+        if broken and self._baseline is not None:
+            self._baseline.close()
+            self._baseline = None
+        if error is not None:
+            note(error, broken)
+        elif broken:
+            _warn(f"scope {self.name!r}: {'; '.join(self.notes)}", RuntimeWarning)
+        return bool(broken)
 
     def _relieve(self, error: BaseException) -> None:
         """Let the frames of *error* go of the GPU's memory, so that a next try finds room."""
@@ -257,15 +275,19 @@ class Scope:
         if self._mode == "raise":
             raise LeakDetected(text, hint=HINT, leak=self.leak)
         if self._mode == "warn":
-            import warnings
-
-            from vram.guard.memory import levels_to_caller
-
-            warnings.warn(text, LeakWarning, stacklevel=levels_to_caller())
+            _warn(text, LeakWarning)
 
     def _over(self, gained: int) -> str:
         limit = size(self.limit or 0)
         return f"scope {self.name!r} gained {size(gained)} of device memory; its limit is {limit}"
+
+
+def _warn(text: str, kind: type[Warning]) -> None:
+    import warnings
+
+    from vram.guard.memory import levels_to_caller
+
+    warnings.warn(text, kind, stacklevel=levels_to_caller())
 
 
 HINT = "let go of what is named above, or s.keep(...) what is meant to stay"

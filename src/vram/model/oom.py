@@ -19,6 +19,7 @@ OomKind = Literal[
     "limit",
     "bar1",
     "on-chip",
+    "broken-context",
     "unknown",
 ]
 Where = Literal["device", "host", "pinned", "bar1", "on-chip"]

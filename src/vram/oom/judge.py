@@ -10,6 +10,7 @@ from vram.model.oom import Judgement, OomKind, Reading
 from vram.oom import remedies, sums
 from vram.oom.kinds import (
     bar1,
+    broken,
     cached,
     context,
     fragmented,
@@ -34,6 +35,7 @@ class Kind(Protocol):
 
 
 KINDS: tuple[Kind, ...] = (
+    broken,
     on_chip,
     bar1,
     host,

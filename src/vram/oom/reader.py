@@ -15,7 +15,11 @@ from vram.oom.recognise import DIALECTS, recognise
 
 NEEDLES = tuple(dict.fromkeys(needle for dialect in DIALECTS for needle in dialect.NEEDLES))
 # Every line with a message has one of these. Most of a log has none of them anywhere, and is done with.
-STRAWS = (b"lloc", b"emory", b"ALLOC", b"OF_MEMORY", b"illed", b"buffer object", b"Dst tensor")
+# A search is the faster the longer the straw is.
+STRAWS = (
+    *(b"lloc", b"emory", b"ALLOC", b"UDA_ERROR", b"illed", b"buffer object", b"Dst tensor"),
+    *(b"-side assert trig", b"unspecified launch", b"CUDA_LAUNCH_BLOCKING"),
+)
 LONGEST_NEEDLE = max(map(len, NEEDLES))
 PORTION = 256 << 10
 BEHIND = 8 << 10

@@ -12,6 +12,7 @@ from vram.model.oom import Reading
 from vram.oom.dialects import (
     bar1,
     bfc,
+    broken,
     cuda,
     cupy,
     host,
@@ -74,6 +75,7 @@ DIALECTS: tuple[Dialect, ...] = (
     bar1,
     host,
     cuda,
+    broken,
 )
 
 

@@ -1,6 +1,7 @@
 """Failures on request: the lines of a virtual GPU's ``faults`` file.
 
-    <function> [gpu=N] [after=N | nth=N] [error=CODE] [hang] [slow=SECONDS] [sentinel] [halfway=CODE]
+    <function> [gpu=N] [after=N | nth=N] [error=CODE] [sticky=CODE] [hang] [slow=SECONDS] [sentinel]
+        [halfway=CODE]
 
 <function> is a shell pattern on an exported name: ``nvmlDeviceGet*``, ``cuMemAlloc*``. CODE is
 the library's number or its name, with or without the prefix: 15, GPU_IS_LOST,
@@ -48,6 +49,13 @@ CUDA_CODES = {
     "ILLEGAL_STATE": 401,
     "NOT_READY": 600,
     "ILLEGAL_ADDRESS": 700,
+    "LAUNCH_TIMEOUT": 702,
+    "ASSERT": 710,
+    "HARDWARE_STACK_ERROR": 714,
+    "ILLEGAL_INSTRUCTION": 715,
+    "MISALIGNED_ADDRESS": 716,
+    "INVALID_ADDRESS_SPACE": 717,
+    "INVALID_PC": 718,
     "LAUNCH_FAILED": 719,
     "NOT_PERMITTED": 800,
     "NOT_SUPPORTED": 801,
@@ -56,7 +64,7 @@ CUDA_CODES = {
 }
 FLAGS = ("hang", "sentinel")
 COUNTS = ("gpu", "after", "nth")
-CODES = ("error", "halfway")
+CODES = ("error", "sticky", "halfway")
 EFFECTS = (*FLAGS, *CODES, "slow")
 
 
@@ -71,7 +79,8 @@ def read_line(text: str) -> str:
     read = [_read_word(function, word) for word in words]
     if not any(word.partition("=")[0] in EFFECTS for word in read):
         raise UsageError(
-            f"the fault {text.strip()!r} does nothing", hint="add error=CODE, hang, slow=SECONDS or sentinel"
+            f"the fault {text.strip()!r} does nothing",
+            hint="add error=CODE, sticky=CODE, hang, slow=SECONDS or sentinel",
         )
     return " ".join([function, *read])
 
@@ -88,7 +97,8 @@ def _read_word(function: str, word: str) -> str:
         return f"{key}={code(function, value)}"
     raise UsageError(
         f"{word!r} says nothing in a fault",
-        hint="the words are gpu=N after=N nth=N error=CODE hang slow=SECONDS sentinel halfway=CODE",
+        hint="the words are gpu=N after=N nth=N error=CODE sticky=CODE hang slow=SECONDS sentinel"
+        " halfway=CODE",
     )
 
 

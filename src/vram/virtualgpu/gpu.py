@@ -128,6 +128,7 @@ class VirtualGpu:
         *,
         gpu: int | None = None,
         error: str | int | None = None,
+        sticky: str | int | None = None,
         after: int | None = None,
         nth: int | None = None,
         hang: bool = False,
@@ -136,7 +137,15 @@ class VirtualGpu:
         halfway: str | int | None = None,
     ) -> None:
         """Let calls that match *function* misbehave from now on, in running processes too."""
-        words = {"gpu": gpu, "after": after, "nth": nth, "error": error, "slow": slow_s, "halfway": halfway}
+        words = {
+            "gpu": gpu,
+            "after": after,
+            "nth": nth,
+            "error": error,
+            "sticky": sticky,
+            "slow": slow_s,
+            "halfway": halfway,
+        }
         said = [f"{key}={value}" for key, value in words.items() if value is not None]
         self.add_fault(" ".join([function, *said, *["hang"] * hang, *["sentinel"] * sentinel]))
 

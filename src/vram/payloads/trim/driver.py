@@ -1,17 +1,20 @@
-"""libcuda as this process has loaded it, or nothing: looking never loads it and makes no context."""
+"""libcuda as this process has loaded it, or nothing: asking never loads it and makes no context."""
 
 from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from ctypes import byref, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from typing import Any
 
+from .broken import STICKY
+
 RESERVED_CURRENT, USED_CURRENT = 5, 7
 GRAPH_USED, GRAPH_RESERVED = 0, 2
 RELAXED_CAPTURE = 2
+NOT_FOUND = 500
 
 
 class Driver:
@@ -20,32 +23,131 @@ class Driver:
     def __init__(self) -> None:
         self._cuda: Any = None
 
-    def call(self, name: str, *arguments: object) -> bool:
-        """Whether the call exists and succeeded."""
-        return self.code(name, *arguments) == 0
-
-    def code(self, name: str, *arguments: object) -> int | None:
-        """What the call returns; None where there is no such call."""
-        function = getattr(self._library(), name, None)
-        return None if function is None else int(function(*arguments))
-
-    def _library(self) -> Any:
+    def library(self) -> Any:
+        """libcuda, or None as long as this process has not loaded it."""
         if self._cuda is None:  # an agent may be older than the program's first use of CUDA
             with suppress(OSError):
                 self._cuda = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
         return self._cuda
 
-    def devices(self) -> list[int]:
-        """Ordinals of the devices that have a live primary context already."""
-        count = c_int()
-        if not self.call("cuDeviceGetCount", byref(count)):
-            return []
-        return [ordinal for ordinal in range(count.value) if self._is_awake(ordinal)]
+    def code(self, name: str, *arguments: object) -> int:
+        """The driver's answer; NOT_FOUND where it has no such call."""
+        function = getattr(self.library(), name, None)
+        return NOT_FOUND if function is None else int(function(*arguments))
 
-    def _is_awake(self, ordinal: int) -> bool:
+    def call(self, name: str, *arguments: object) -> bool:
+        """Whether the call exists and succeeded."""
+        return self.code(name, *arguments) == 0
+
+    def count(self) -> int:
+        """How many devices this process sees; none before it has started CUDA."""
+        count = c_int()
+        return count.value if self.call("cuDeviceGetCount", byref(count)) else 0
+
+    # ---- contexts ----
+    #
+    # No call lists a process's contexts. Primary ones can be asked for; one that the program made itself
+    # (cuCtxCreate, PyCUDA) is known where it is current. Handles that are found elsewhere may be dead.
+
+    def primaries(self) -> list[int]:
+        """Devices whose primary context is active. A green context keeps it so."""
+        return [ordinal for ordinal in range(self.count()) if self._is_active(ordinal)]
+
+    def current(self) -> int | None:
+        """The device of this thread's context, whichever kind that is."""
+        ordinal = c_int()
+        return ordinal.value if self.call("cuCtxGetDevice", byref(ordinal)) else None
+
+    def is_in_own_context(self) -> bool:
+        """Whether this thread is in a context that the program made itself, beside the primary one."""
+        ordinal = self.current()
+        if ordinal is None:
+            return False
+        current, primary = c_void_p(), c_void_p()
+        if not self._is_active(ordinal):
+            return True
+        if not self.call("cuDevicePrimaryCtxRetain", byref(primary), c_int(ordinal)):
+            return False
+        self.call("cuDevicePrimaryCtxRelease_v2", c_int(ordinal))
+        return self.call("cuCtxGetCurrent", byref(current)) and current.value != primary.value
+
+    def devices(self) -> list[int]:
+        """Devices on which this thread can work without making a context."""
+        current = self.current()
+        return sorted({*self.primaries(), *([] if current is None else [current])})
+
+    def _is_active(self, ordinal: int) -> bool:
         flags, active = c_uint(), c_int()
         asked = self.call("cuDevicePrimaryCtxGetState", c_int(ordinal), byref(flags), byref(active))
         return asked and bool(active.value)
+
+    @contextmanager
+    def inside(self, ordinal: int) -> Iterator[bool]:
+        """This thread in a context of the device: its primary one, else the current one; False without."""
+        if not self._is_active(ordinal):
+            yield self.current() == ordinal
+            return
+        with self._in_primary(ordinal) as code:
+            yield code == 0
+
+    @contextmanager
+    def _in_primary(self, ordinal: int) -> Iterator[int]:
+        """Yields the driver's code: a broken context may refuse already here."""
+        context, previous = c_void_p(), c_void_p()
+        code = self.code("cuDevicePrimaryCtxRetain", byref(context), c_int(ordinal))
+        if code:
+            yield code
+            return
+        code = self.code("cuCtxPushCurrent_v2", context)
+        try:
+            yield code
+        finally:
+            if code == 0:
+                self.call("cuCtxPopCurrent_v2", byref(previous))
+            self.call("cuDevicePrimaryCtxRelease_v2", c_int(ordinal))
+
+    def everywhere(
+        self, question: Callable[[], int], only: int | None = None
+    ) -> Iterator[tuple[int | None, int]]:
+        """Ask in every context that this thread can enter; yield the device and the driver's code.
+
+        The current one is asked where it is; where that is a primary one it is asked twice. *only* names
+        the one device to ask on.
+        """
+        ordinal = c_int()
+        code = self.code("cuCtxGetDevice", byref(ordinal))
+        if code == 0 and only in (None, ordinal.value):
+            yield ordinal.value, question()
+        elif code in STICKY:
+            yield None, code
+        for primary in self.primaries() if only is None else [only] if self._is_active(only) else []:
+            with self._in_primary(primary) as refused:
+                code = refused or question()
+            yield primary, code
+
+    def broken(self, *, wait: bool = False, only: int | None = None) -> dict[int | None, int]:
+        """Sticky errors of this process's contexts, by device. With *wait*, after all work is done there."""
+        question = self._synchronize if wait else self._ask_memory
+        return {device: code for device, code in self.everywhere(question, only) if code in STICKY}
+
+    def _synchronize(self) -> int:
+        return self.code("cuCtxSynchronize")
+
+    def _ask_memory(self) -> int:
+        return self.code("cuMemGetInfo_v2", byref(c_size_t()), byref(c_size_t()))
+
+    def free_and_total(self, ordinal: int) -> tuple[int, int] | None:
+        """What the whole device has free, and in all; None where no context of it can be entered."""
+        if self.current() == ordinal:
+            return self._memory()
+        with self.inside(ordinal) as entered:
+            return self._memory() if entered else None
+
+    def _memory(self) -> tuple[int, int] | None:
+        free, total = c_size_t(), c_size_t()
+        return (free.value, total.value) if self.call("cuMemGetInfo_v2", byref(free), byref(total)) else None
+
+    # ---- what it keeps ----
 
     def uuid(self, ordinal: int) -> str | None:
         """What the whole machine calls the device: each process may number its GPUs differently."""
@@ -54,22 +156,6 @@ class Driver:
             return None
         digits = bytes(raw).hex()
         return f"GPU-{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
-
-    @contextmanager
-    def inside(self, ordinal: int) -> Iterator[bool]:
-        """This thread in the primary context of a device that is awake; False where it cannot be."""
-        context, previous = c_void_p(), c_void_p()
-        awake = self._is_awake(ordinal)
-        if not (awake and self.call("cuDevicePrimaryCtxRetain", byref(context), c_int(ordinal))):
-            yield False
-            return
-        pushed = self.call("cuCtxPushCurrent_v2", context)
-        try:
-            yield pushed
-        finally:
-            if pushed:
-                self.call("cuCtxPopCurrent_v2", byref(previous))
-            self.call("cuDevicePrimaryCtxRelease_v2", c_int(ordinal))
 
     def is_capturing(self, stream: int) -> bool:
         status = c_int()

@@ -12,6 +12,20 @@ if TYPE_CHECKING:
     from ..framework import Line
 
 
+def each_device(cupy: Any) -> Iterator[int]:
+    """Every device that CuPy can work on, each the current one while it is yielded.
+
+    Its Device sets the primary context when it is left. In a context of the program's own that would
+    take the thread out of it, and make a primary one: there only that context's device is told.
+    """
+    if driver.is_in_own_context():
+        yield from (each for each in [driver.current()] if each is not None)
+        return
+    for device in driver.primaries():
+        with cupy.cuda.Device(device):
+            yield device
+
+
 class CuPy(Framework):
     """Its default pool, and one that the program put in its place."""
 
@@ -34,19 +48,17 @@ class CuPy(Framework):
 
     def measure(self) -> Iterator[Line]:
         counted = [pool for pool in self._pools if hasattr(pool, "free_bytes")]
-        for device in driver.devices():
-            with self._cupy.cuda.Device(device):
-                held = sum(pool.total_bytes() for pool in counted)
-                yield self.line(DEVICE, device, held, sum(pool.free_bytes() for pool in counted))
+        for device in each_device(self._cupy):
+            held = sum(pool.total_bytes() for pool in counted)
+            yield self.line(DEVICE, device, held, sum(pool.free_bytes() for pool in counted))
 
     def release(self) -> Iterator[str]:
         plans = loaded("cupy.fft._cache")
-        for device in driver.devices():
-            with self._cupy.cuda.Device(device):
-                if plans is not None:
-                    plans.clear_plan_cache()
-                for pool in self._pools:
-                    pool.free_all_blocks()
+        for _ in each_device(self._cupy):
+            if plans is not None:
+                plans.clear_plan_cache()
+            for pool in self._pools:
+                pool.free_all_blocks()
         self._cupy.get_default_pinned_memory_pool().free_all_blocks()
         if self._is_foreign:
             yield "CuPy allocates through a function of the program's own, which cannot be emptied"

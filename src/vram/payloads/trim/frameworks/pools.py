@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from ..broken import sentence
 from ..driver import driver
 from ..framework import DEVICE, Framework
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Pools(Framework):
-    """On every device that has a live primary context; none is woken for it."""
+    """On every device where this thread has a context to work in; none is made for it."""
 
     name = "driver pools"
 
@@ -30,6 +31,11 @@ class Pools(Framework):
             graphs = driver.graph_bytes(device)
             if graphs is not None and graphs[0]:
                 yield {**self.line(DEVICE, device, graphs[0], graphs[0] - graphs[1]), "name": "CUDA graphs"}
+
+    def objections(self) -> Iterator[str]:
+        """After a sticky error nothing can be freed, and some libraries abort when they are made to try."""
+        for device, code in driver.broken().items():
+            yield sentence(code, device)
 
     def release(self) -> Iterator[str]:
         for device in driver.devices():
