@@ -17,6 +17,10 @@ Count = Annotated[int, Meta(ge=0, le=1 << 40)]
 Seconds = Annotated[float, Meta(ge=0, le=1e6)]
 Text = Annotated[str, Meta(max_length=400)]
 Ordinal = Annotated[int, Meta(ge=0, le=4096)]
+Shape = Annotated[tuple[Bytes, ...], Meta(max_length=32)]
+
+# What a process is asked for at most; more is no answer to that.
+MOST_GROUPS = 500
 
 HeldBy = Literal[
     "cell",
@@ -46,7 +50,7 @@ class ArrayGroup(Struct, frozen=True, kw_only=True):
     framework: Text
     device: Ordinal | None
     dtype: Text
-    shape: tuple[Bytes, ...]
+    shape: Shape
     count: Count
     each_nbytes: Bytes
     nbytes: Bytes
@@ -73,19 +77,19 @@ class Inside(Struct, frozen=True, kw_only=True):
 
     status: Literal["done"]
     python: Text
-    devices: dict[str, Text | None]
-    lines: tuple[CacheLine, ...]
+    devices: Annotated[dict[str, Text | None], Meta(max_length=4096)]
+    lines: Annotated[tuple[CacheLine, ...], Meta(max_length=10_000)]
     objects: Count
     arrays: Count
     nbytes: Bytes
-    frameworks: dict[str, Bytes]
-    groups: tuple[ArrayGroup, ...]
+    frameworks: Annotated[dict[Text, Bytes], Meta(max_length=100)]
+    groups: Annotated[tuple[ArrayGroup, ...], Meta(max_length=MOST_GROUPS)]
     left_out: LeftOut
     was_cut: bool
     took_s: Seconds
     worked_s: Seconds
     longest_s: Seconds
-    notes: tuple[Text, ...] = ()
+    notes: Annotated[tuple[Text, ...], Meta(max_length=50)] = ()
 
 
 class Split(Struct, frozen=True, kw_only=True):

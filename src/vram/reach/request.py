@@ -48,7 +48,7 @@ def require_done(pid: int, body: bytes) -> None:
     """Raise why the payload did not do what it was asked for."""
     try:
         told = msgspec.json.decode(body, type=_Status)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise unreadable(pid) from error
     reasons = "; ".join(told.notes) or "it gave no reason"
     if told.status == "cancelled":

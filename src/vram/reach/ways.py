@@ -80,5 +80,5 @@ def reach(
     told = ask(target, "trim", {"verb": verb, "tracebacks": tracebacks}, deadline_s, via=via)
     try:
         return Visit(told.via, msgspec.json.decode(told.body, type=Trimmed), told.stopped_s)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise unreadable(target.process.pid) from error

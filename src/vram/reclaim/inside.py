@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from vram.errors import NotOnGpu, VramError
 from vram.host.ports import Host
 from vram.ledger.split import gpus_of, splits
-from vram.model.inside import Inside, InsideReceipt
+from vram.model.inside import MOST_GROUPS, Inside, InsideReceipt
 from vram.model.ledger import Ledger
 from vram.model.plan import Target
 from vram.reach.request import Answer, unreadable
@@ -17,7 +17,6 @@ from vram.reclaim import audit
 from vram.reclaim.accounts import accounts
 from vram.reclaim.identity import capture, hold
 
-MOST_GROUPS = 500
 # Of the time given, for the way in and back.
 SHARE = 0.9
 
@@ -48,7 +47,7 @@ def look_inside(
 def decoded(pid: int, body: bytes) -> Inside:
     try:
         return msgspec.json.decode(body, type=Inside)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise unreadable(pid) from error
 
 
