@@ -13,7 +13,7 @@ from typing import Any
 
 from ..arrays.frameworks import bystanders
 from ..arrays.frameworks.array import Description
-from ..arrays.heap.chains import derived, shortest_unheld
+from ..arrays.heap.chains import GONE, NATIVE, derived, shortest_unheld
 from ..arrays.heap.trails import Holder, Trails
 from ..arrays.inventory import SLICE, Found, find, types_of
 from ..arrays.pace import Pause
@@ -84,6 +84,8 @@ def _names(
     aside = derived(types, bystanders())
     unheld = {each.kind for each in seen}
     trails = shortest_unheld(kind_of, is_same, unheld, budget_s, aside, pause)
+    # A training step frees its gradients all the time: whose they were when they were seen is known.
+    trails.told.update((key, NATIVE) for key in owners if trails.told.get(key) == GONE)
     name_by_owners(theirs, trails, owners)
     return trails
 

@@ -117,7 +117,10 @@ class Walk:
         found = dict(zip(map(id, referents), referents))
         seen = self._targets.intersection(found)
         if seen and self._is_same is not None:
-            seen = {key for key in seen if self._is_same(key, found[key])}
+            same = {key for key in seen if self._is_same(key, found[key])}
+            for key in seen - same:
+                del found[key]  # what has the id now is nobody's answer
+            seen = same
         if seen and self._every_keeper:
             for target in seen:
                 self.sightings.setdefault(target, []).append(number)
