@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Container, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain, compress, islice, repeat
 from operator import is_, not_
 from typing import Any
@@ -147,6 +147,29 @@ def _by_kind(
         if kind is not None:
             found[kind].append(each)
     return found
+
+
+def sifted(heap: list[object], pause: Pause = no_rest) -> tuple[list[object], set[type]]:
+    """Those objects of *heap* that can be arrays, and all types in it; it comes back empty.
+
+    Where a framework's arrays are hidden from the collector, everything can lead to one.
+    """
+    kinds: list[type] = []
+    for leaf in LEAVES:
+        with suppress(Exception):  # told where its arrays are looked for
+            kinds += (*leaf.arrays(), *leaf.blocks())
+    everything = any(map(is_hidden_from_collector, kinds))
+    none_of = frozenset(kinds).isdisjoint
+    is_one: dict[type, bool] = {}
+    found: list[object] = []
+    while heap:
+        part = heap[-SLICE:]
+        del heap[-SLICE:]
+        for kind in set(map(type, part)).difference(is_one):
+            is_one[kind] = everything or not none_of(lineage(kind))
+        found += compress(part, map(is_one.__getitem__, map(type, part)))
+        pause()
+    return found, set(is_one)
 
 
 def types_of(heap: Sequence[object], pause: Pause = no_rest) -> set[type]:

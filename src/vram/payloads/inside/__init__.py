@@ -53,7 +53,7 @@ def _told(
         stack.enter_context(driver.inside(devices[0]))
     pace()
     budget_s = min(float(request.get("budget_s", BUDGET_S)), left_s)
-    found = look(budget_s, int(request.get("min_nbytes", 0)), pace, notes)
+    found = look(budget_s, int(request.get("min_nbytes", 0)), pace, pace.on, notes)
     by_framework: dict[str, int] = {}
     for each in found.seen:
         if not each.is_shared:

@@ -15,7 +15,7 @@ from ..arrays.frameworks import bystanders
 from ..arrays.frameworks.array import Description
 from ..arrays.heap.chains import GONE, NATIVE, derived, shortest_unheld
 from ..arrays.heap.trails import Holder, Trails
-from ..arrays.inventory import SLICE, Found, find, types_of
+from ..arrays.inventory import Found, find, sifted
 from ..arrays.pace import Pause
 from ..arrays.record import Struct
 from ..arrays.unseen import Owners, name_by_owners, owners_of, related
@@ -47,16 +47,18 @@ class Look(Struct):
         return self.trails.holder(each.key) if each.key in self.sought else NOT_SOUGHT
 
 
-def look(budget_s: float, min_nbytes: int, pause: Pause, notes: list[str]) -> Look:
-    """Look at the heap; names are sought for *budget_s* seconds of processor time at most."""
+def look(budget_s: float, min_nbytes: int, pause: Pause, on: Pause, notes: list[str]) -> Look:
+    """Look at the heap; names are sought for *budget_s* seconds of processor time at most.
+
+    *pause* rests between two pieces of work, *on* only marks where one ends.
+    """
+    # As long as the list of all objects is there, nothing in it is freed: no rest before it is gone.
     heap: list[object] = gc.get_objects()
-    pause()
+    on()
     objects = len(heap)
-    types = types_of(heap, pause)
-    found = find(heap, None, types, pause, notes)
-    while heap:
-        del heap[-SLICE:]
-        pause()
+    candidates, types = sifted(heap, on)
+    found = find(candidates, None, types, on, notes)
+    candidates.clear()
     owners = owners_of(found)
     seen = sorted(map(_unheld, found), key=lambda each: (each.is_shared, -each.description.nbytes))
     del found

@@ -98,9 +98,11 @@ class _Search:
         self._targets = targets
         self._is_same = is_same
         self._pause = pause
-        self.roots = Roots()
-        self.walk = Walk(self.roots.namespaces, targets, budget_s, aside, is_same, unheld, pause)
+        self.roots = Roots() if is_same is None else Roots(unheld, _wanted(targets, is_same))
+        left = set(targets).difference(self.roots.direct)
+        self.walk = Walk(self.roots.namespaces, left, budget_s, aside, is_same, unheld, pause)
         self.naming = Naming(self.roots)
+        self.naming.trails.links.update(self.roots.direct)
 
     def __enter__(self) -> _Search:
         return self
@@ -114,7 +116,7 @@ class _Search:
     def found(self, *, hides: bool) -> Trails:
         """Walk, and tell the ways to all targets."""
         self.walk.run(also_untracked=hides)
-        self.name(self._targets)
+        self.name(key for key in self._targets if key not in self.roots.direct)
         trails = self.naming.trails
         missing = self.walk.missing
         if missing and self._is_same is not None and not self.walk.was_cut:
@@ -181,6 +183,10 @@ class _Search:
             words = extended(words, link)
         kind = "generator" if type(top) is GeneratorType else words.kind
         return Holder(words.text(), kind)
+
+
+def _wanted(targets: Collection[int], is_same: Callable[[int, object], bool]) -> Callable[[object], bool]:
+    return lambda met: id(met) in targets and is_same(id(met), met)
 
 
 def _cycle(member: object, *, is_held: bool) -> Holder:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections.abc import Callable
 from types import CodeType, ModuleType
 from typing import Any, NamedTuple
 
 from . import cells
 from .peek import attributes, inert
 from .variables import Variables, running_frames
+from .words import Words
 
 KEPT = ("last_exc", "last_value", "last_traceback")
 
@@ -25,16 +27,30 @@ class Root(NamedTuple):
 
 
 class Roots:
-    """All namespaces, those that a user looks into first in front."""
+    """All namespaces, those that a user looks into first in front.
 
-    def __init__(self) -> None:
+    Of *unheld* types no local variable of a running function is kept: those that *is_wanted* are in
+    ``direct``, by their ``id``, with the words for them.
+    """
+
+    def __init__(
+        self,
+        unheld: frozenset[type] = frozenset(),
+        is_wanted: Callable[[object], bool] | None = None,
+    ) -> None:
         self.variables = Variables()
+        self.direct: dict[int, Words] = {}
+        self._unheld, self._is_wanted = unheld, is_wanted
         self.attribute_names: dict[type, list[str]] = {}
         self._shell = cells.shell()
         self._notebook = cells.namespace(self._shell)
         self.cells = cells.Cells(self._notebook) if self._notebook is not None else None
         self._threads = _thread_names()
-        found = [*self._main(), *self._frames(), *self._exceptions(), *self._running(), *self._modules()]
+        main = self._main()
+        found = [*main, *self._frames(), *self._exceptions(), *self._running(), *self._modules()]
+        for root in main if self.direct else ():
+            for key in map(id, root.names.values()):
+                self.direct.pop(key, None)  # a variable of the program itself comes before a function's
         self.by_id = {id(root.names): root for root in reversed(found)}
         self.namespaces: list[object] = list({id(root.names): root.names for root in found}.values())
 
@@ -69,8 +85,20 @@ class Roots:
                 where = self.place(frame.f_code, frame.f_lineno)
                 name = inert(frame.f_code.co_name)
                 after = f" in {name}(){self._thread_words(thread)}"
-                found.append(Root(variables, "frame", f"{where} local ", after))
+                root = Root(variables, "frame", f"{where} local ", after)
+                if self._is_wanted is not None:
+                    self._take_out(root, self._is_wanted)
+                found.append(root)
+        if self._is_wanted is not None:
+            self.variables.let_go()
         return found
+
+    def _take_out(self, root: Root, is_wanted: Callable[[object], bool]) -> None:
+        """A step of a training would wait for the memory of its last one while these were held."""
+        for name in [name for name, value in root.names.items() if type(value) in self._unheld]:
+            value = root.names.pop(name)
+            if id(value) not in self.direct and is_wanted(value):
+                self.direct[id(value)] = Words("frame", repr(inert(name)), root.before, root.after)
 
     def _thread_words(self, thread: int) -> str:
         if thread == threading.main_thread().ident:
