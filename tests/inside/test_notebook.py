@@ -54,3 +54,17 @@ def test_a_cell_that_runs_is_no_obstacle(world: World, notebook: Notebook) -> No
         said += notebook.client.get_iopub_msg(timeout=PATIENCE_S)["content"].get("text", "")
     (group,) = told(world, notebook.pid)["answer"]["groups"]
     assert "local 'batch' in work()" in group["held_by"]
+
+
+def test_a_notebook_may_ask_about_itself(notebook: Notebook) -> None:
+    """Whoever runs vram is never acted on; what a kernel offers itself may be used."""
+    notebook.run(IMPORTS)
+    notebook.run(ARRAYS)
+    asked = notebook.client.execute(
+        "import subprocess, sys, os, json\n"
+        "words = [sys.executable, '-m', 'vram', 'inside', str(os.getpid()), '--json']\n"
+        "done = subprocess.run(words, capture_output=True, text=True)",
+        user_expressions={"said": "done.stdout if done.returncode == 0 else done.stderr"},
+    )
+    said = notebook.heard(asked)["user_expressions"]["said"]["data"]["text/plain"]
+    assert "xs[0…11]" in said

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import msgspec
 from msgspec.structs import replace
 
-from vram.errors import NotOnGpu, VramError
+from vram.errors import NotOnGpu, Protected, VramError
 from vram.host.ports import Host
 from vram.ledger.split import gpus_of, splits
 from vram.model.inside import MOST_GROUPS, Inside, InsideReceipt
@@ -16,6 +18,7 @@ from vram.reach.ways import ask, choose
 from vram.reclaim import audit
 from vram.reclaim.accounts import accounts
 from vram.reclaim.identity import capture, hold
+from vram.reclaim.measuring import offered
 
 # Of the time given, for the way in and back.
 SHARE = 0.9
@@ -25,12 +28,17 @@ def look_inside(
     host: Host, ledger: Ledger, pid: int, via: str | None, deadline_s: float, min_nbytes: int = 0
 ) -> InsideReceipt:
     """What *pid* answers; raises why it could not be asked, and then it was left alone."""
-    target = capture(host, pid)
+    runs_us = pid in host.signals.ourselves()
+    target, offer = offered(host, pid) if runs_us else (capture(host, pid), None)
     if pid not in accounts(ledger):
         raise NotOnGpu(f"pid {pid} holds no GPU memory", hint="`vram who` lists those that do")
     began = host.clock.monotonic()
-    _, way = choose(target, via)
-    told = _asked(host, target, way.NAME, deadline_s, min_nbytes)
+    if runs_us and via not in (None, offer):
+        raise Protected(
+            f"pid {pid} runs this very command: it is asked by {offer} alone", hint="leave out --via"
+        )
+    _, way = choose(target, offer if runs_us else via)
+    told = _asked(host, target, way.NAME, deadline_s, min_nbytes, runs_us=runs_us)
     answer = decoded(pid, told.body)
     gpu_of = gpus_of(ledger, pid, answer)
     return InsideReceipt(
@@ -51,15 +59,16 @@ def decoded(pid: int, body: bytes) -> Inside:
         raise unreadable(pid) from error
 
 
-def _asked(host: Host, target: Target, via: str, deadline_s: float, min_nbytes: int) -> Answer:
+def _asked(
+    host: Host, target: Target, via: str, deadline_s: float, min_nbytes: int, *, runs_us: bool
+) -> Answer:
     fields = {"limit_s": deadline_s * SHARE, "most": MOST_GROUPS, "min_nbytes": min_nbytes}
     foreign = target.uid != host.facts().uid
     # Nothing is changed by asking. Where root asks somebody else's process, that is written down.
     record = {"action": "inside", "target": msgspec.to_builtins(target), "via": via}
     token = audit.intend(record) if foreign else None
     try:
-        with hold(host, target) as held:
-            held.recheck()
+        with nullcontext() if runs_us else hold(host, target):
             answer = ask(target, "inside", fields, deadline_s, via=via)
     except BaseException as error:
         if token is not None:

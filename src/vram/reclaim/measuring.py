@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -18,7 +19,7 @@ from vram.host.ports import Host
 from vram.ledger.deepen import Measured
 from vram.model.ledger import GpuLedger, Ledger
 from vram.model.plan import Target
-from vram.reach.ways import reach
+from vram.reach.ways import choose, reach
 from vram.reclaim.identity import capture
 from vram.reclaim.trimming import visited
 from vram.units import counted
@@ -110,25 +111,34 @@ def _measured(host: Host, pid: int, deadline_s: float) -> Measured:
 
 
 def _offered(host: Host, pid: int, deadline_s: float) -> Measured:
+    target, via = offered(host, pid)
+    visit = reach(target, "measure", deadline_s, via=via)
+    return Measured(visit.via, visit.answer)
+
+
+def offered(host: Host, pid: int) -> tuple[Target, str]:
+    """A process that runs us, and the way that it offers itself; raises where there is none.
+
+    Both ways are bound to pid and start time.
+    """
     seen = host.proc.facts(pid)
-    if seen is None or seen[1].uid != host.facts().uid:
-        raise Protected(f"pid {pid} runs vram")
-    process, facts = seen
-    target = Target(
-        process=process,
-        uid=host.facts().uid,
-        user=facts.user,
-        command=facts.command,
-        executable=facts.executable,
+    if seen is not None and seen[1].uid == host.facts().uid:
+        process, facts = seen
+        target = Target(
+            process=process,
+            uid=host.facts().uid,
+            user=facts.user,
+            command=" ".join(facts.argv) or facts.command,
+            executable=facts.executable,
+        )
+        for via in OFFERED:
+            with suppress(VramError):
+                choose(target, via)
+                return target, via
+    raise Protected(
+        f"pid {pid} runs this very command, and offers no way to ask it",
+        hint="a Jupyter kernel, or a program that called vram.agent(), can be asked",
     )
-    for via in OFFERED:
-        try:
-            # Both are bound to pid and start time.
-            visit = reach(target, "measure", deadline_s, via=via)
-        except VramError:
-            continue
-        return Measured(visit.via, visit.answer)
-    raise Protected(f"pid {pid} runs vram")
 
 
 def _reason(error: VramError) -> str:
