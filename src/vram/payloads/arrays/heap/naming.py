@@ -19,7 +19,7 @@ from .trails import Trails
 from .words import Words, extended
 
 FEW = 4
-SLICE = 20_000
+SLICE = 50_000
 _get = object.__getattribute__
 
 

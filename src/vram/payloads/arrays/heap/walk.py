@@ -100,7 +100,7 @@ class Walk:
         number = len(self.portions)
         self.portions.append(portion)
         referents = gc.get_referents(*portion)
-        if len(referents) <= LARGE:
+        if len(referents) <= LARGE or self._pause is no_rest:
             return self._new(referents, number)
         met: list[object] = []
         others: list[object] = []
@@ -196,7 +196,7 @@ def _keepers(parents: Sequence[object], children: set[int], pause: Pause) -> dic
     if len(parents) == 1:
         return dict.fromkeys(children, parents[0])
     referents = list(map(gc.get_referents, parents))
-    if sum(map(len, referents)) > LARGE:
+    if pause is not no_rest and sum(map(len, referents)) > LARGE:
         return _one_by_one(parents, referents, children, pause)
     keys = list(map(id, chain.from_iterable(referents)))
     is_wanted = list(map(children.__contains__, keys))
