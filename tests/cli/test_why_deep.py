@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -39,9 +41,13 @@ def asked(gpu: VirtualGpu, folder: Path, word: str) -> tuple[dict[str, int], lis
     )
     assert holder.stdout is not None
     pid = int(holder.stdout.readline())
+    if word == "stopped":
+        holder.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
     done = subprocess.run(
         [*PROGRAM, "why", "--deep", "--json"], env=variables, capture_output=True, text=True, timeout=60
     )
+    holder.send_signal(signal.SIGCONT)
     holder.communicate("\n")
     assert done.returncode == 0, done.stderr
     (seen,) = json.loads(done.stdout)["gpus"]
@@ -56,10 +62,36 @@ def test_an_agent_tells_what_is_live_and_what_is_cached(virtual_gpu: VirtualGpu,
     assert not notes
 
 
-def test_who_did_not_offer_is_not_asked_and_that_is_said(virtual_gpu: VirtualGpu, tmp_path: Path) -> None:
-    kinds, notes = asked(virtual_gpu, tmp_path, "unwilling")
+def test_many_are_asked_at_once(virtual_gpu: VirtualGpu, tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    variables = environment(virtual_gpu) | {"XDG_RUNTIME_DIR": str(tmp_path)}
+    holders = [
+        subprocess.Popen(
+            [sys.executable, "-c", HOLDER, "willing"], stdin=-1, stdout=-1, text=True, env=variables, cwd=ROOT
+        )
+        for _ in range(6)
+    ]
+    pids = [int(holder.stdout.readline()) for holder in holders if holder.stdout is not None]
+    done = subprocess.run(
+        [*PROGRAM, "why", "--deep", "--json", "--deadline", "60"],
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    for holder in holders:
+        holder.communicate("\n")
+    (seen,) = json.loads(done.stdout)["gpus"]
+    cached = {e["holder"]["pid"]: e["nbytes"] for e in seen["entries"] if e["kind"] == "cached"}
+    assert cached == dict.fromkeys(pids, 128 * MIB)
+    assert not seen["notes"]
+
+
+def test_who_cannot_be_asked_is_counted_and_the_reason_said(virtual_gpu: VirtualGpu, tmp_path: Path) -> None:
+    kinds, notes = asked(virtual_gpu, tmp_path, "stopped")
     assert kinds == {"process": (518 + 32 + 64 + 128) * MIB}
-    assert "vram.agent()" in notes[-1]
+    (note,) = notes
+    assert note.startswith("1 process not divided into live and cached: 1 cannot be reached")
 
 
 def test_a_snapshot_cannot_be_asked(vram: Run, busy: str) -> None:

@@ -10,11 +10,11 @@ import pytest
 
 from vram.guard.columns import laid_out, wrapped
 from vram.guard.flushed import Flushed
-from vram.guard.frameworks.array import Description
-from vram.guard.heap.trails import Holder, Trails
 from vram.guard.live import Live, LiveArray
 from vram.guard.memory import DeviceMemory
 from vram.notebook import Table, about
+from vram.payloads.arrays.frameworks.array import Description
+from vram.payloads.arrays.heap.trails import Holder, Trails
 from vram.units import GIB, MIB
 
 LONG = "train.py:15 local 'activations' in frame of kept exception (train.py: errors['the first one'][0])"

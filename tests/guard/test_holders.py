@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import vram
-from vram.guard.heap.chains import shortest
+from vram.payloads.arrays.heap.chains import shortest
 
 
 class Thing:
@@ -290,7 +290,7 @@ def test_a_program_that_used_asyncio_is_unharmed_by_a_look(look: str) -> None:
     """The collector's next run never ended on Python 3.12.0 to 3.12.5."""
     program = f"""
         import asyncio, gc, vram
-        from vram.guard import inventory
+        from vram.payloads.arrays import inventory
 
         async def wait(future): await future
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from vram.guard.frameworks import jax
-from vram.guard.frameworks.array import Description
+from vram.payloads.arrays.frameworks import jax
+from vram.payloads.arrays.frameworks.array import Description
 
 
 def an_array(**sharding: str) -> Any:

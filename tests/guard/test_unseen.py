@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from vram.guard.frameworks.array import Description
-from vram.guard.frameworks.torch import GRAPH
-from vram.guard.heap.chains import NATIVE, shortest
-from vram.guard.heap.trails import Holder
-from vram.guard.inventory import Found, with_gradients
-from vram.guard.unseen import name_keepers, relatives
+from vram.payloads.arrays.frameworks.array import Description
+from vram.payloads.arrays.frameworks.torch import GRAPH
+from vram.payloads.arrays.heap.chains import NATIVE, shortest
+from vram.payloads.arrays.heap.trails import Holder
+from vram.payloads.arrays.inventory import Found, with_gradients
+from vram.payloads.arrays.unseen import name_keepers, relatives
 
 
 class Tensor:

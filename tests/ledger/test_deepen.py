@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.ledger.world import CONTEXT, OVERHEAD, World
 from vram.ledger.build import build_ledger
-from vram.ledger.deepen import Inside, deepen
+from vram.ledger.deepen import Measured, deepen
 from vram.model.ledger import Ledger
 from vram.model.trimming import CacheLine, Trimmed
 from vram.units import GIB
@@ -30,9 +30,11 @@ def line(held: int, reclaimable: int | None, used: int | None, device: int | Non
     )
 
 
-def told(*lines: CacheLine) -> dict[int, Inside]:
+def told(*lines: CacheLine) -> dict[int, Measured]:
     uuid = ledger().gpus[0].uuid
-    return {100: Inside("agent", Trimmed(status="done", devices={"3": uuid, "0": "GPU-other"}, lines=lines))}
+    return {
+        100: Measured("agent", Trimmed(status="done", devices={"3": uuid, "0": "GPU-other"}, lines=lines))
+    }
 
 
 def split(*lines: CacheLine) -> dict[str, int]:

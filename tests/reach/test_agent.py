@@ -92,7 +92,14 @@ def test_it_keeps_nobody_from_ending_and_leaves_no_socket(world: World) -> None:
 
 @pytest.mark.parametrize(
     "request_line",
-    [b'{"verb": "exec", "code": "import os; os._exit(1)"}\n', b"[]\n", b"nonsense\n", b"x" * 9000 + b"\n"],
+    [
+        b'{"payload": "os", "request": {"code": "import os; os._exit(1)"}}\n',
+        b'{"payload": ["trim"], "request": {}}\n',
+        b'{"payload": "trim", "request": []}\n',
+        b"[]\n",
+        b"nonsense\n",
+        b"x" * 9000 + b"\n",
+    ],
 )
 def test_what_comes_over_the_socket_is_never_run(world: World, request_line: bytes) -> None:
     subject = world.subject("reading", "agent")
@@ -114,7 +121,7 @@ def test_whoever_gave_up_gets_nothing_done(world: World) -> None:
     os.waitid(os.P_PID, subject.pid, os.WSTOPPED)
     with socket.socket(socket.AF_UNIX) as connection, address(path) as place:
         connection.connect(place)
-        connection.sendall(b'{"verb": "trim"}\n')
+        connection.sendall(b'{"payload": "trim", "request": {"verb": "trim"}}\n')
     subject.process.send_signal(signal.SIGCONT)
     assert reach(target_of(subject.pid), "measure", 30.0).answer.reclaimable_bytes >= CACHED
 

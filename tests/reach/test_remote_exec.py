@@ -31,12 +31,13 @@ from tests.reach.conftest import target_of
 from vram.errors import NotReachable
 from vram.reach.python_process import examine
 from vram.reach.remote_exec import visit
+from vram.reach.request import Request
 
 pid, uid, interpreter = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 seen = examine(target_of(pid))
 process = replace(seen, target=replace(seen.target, uid=uid), gid=uid, executable=interpreter)
 try:
-    visit(process, "trim", 30.0, tracebacks=False)
+    visit(process, Request("trim", {"verb": "trim"}), 30.0)
 except NotReachable as error:
     print(str(error).rpartition(": ")[2])
 """

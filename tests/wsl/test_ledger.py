@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from tests.ledger.world import RESERVED, World
 from vram.ledger.adapters import join
 from vram.ledger.build import build_ledger
-from vram.ledger.deepen import Inside, deepen
+from vram.ledger.deepen import Measured, deepen
 from vram.ledger.sightings import collect
 from vram.model.files import DeviceFile, FilesFacts
 from vram.model.gpu import GpuFacts
@@ -212,7 +212,7 @@ def test_asked_inside_processes_take_their_share_out_of_what_all_hold() -> None:
         held_after=3 * GIB,
         used=2 * GIB,
     )
-    inside = Inside("agent", Trimmed(status="done", devices={"0": "GPU-0"}, lines=(line,)))
+    inside = Measured("agent", Trimmed(status="done", devices={"0": "GPU-0"}, lines=(line,)))
     (found,) = deepen(ledger, {100: inside}).gpus
     assert sum(entry.nbytes for entry in found.entries) == found.total_bytes
     assert kinds(found) == {"live": 2 * GIB, "cached": GIB, "guest": 5 * GIB, "process": 0}

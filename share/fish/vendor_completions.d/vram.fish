@@ -12,7 +12,7 @@ function __vram_at --argument-names wanted place
             continue
         end
         switch "$path:$word"
-            case 'why:--gpu' 'why:--from' 'why:--deadline' 'why:--svg' 'who:--gpu' 'who:--from' 'who:--deadline' 'who:--by' 'check:--gpu' 'check:--from' 'check:--deadline' 'check:--allow' 'free:--gpu' 'free:--up-to' 'free:--finding' 'free:--pid' 'free:--from' 'free:--save' 'free:--plan' 'free:--digest' 'free:--grace' 'free:--deadline' 'flush:--via' 'flush:--deadline' 'trim:--via' 'trim:--deadline' 'park:--lock-timeout' 'unpark:--wait' 'borrow:--gpu' 'borrow:--from' 'kill:--digest' 'kill:--grace' 'kill:--deadline' 'reset:--deadline' 'doctor:--for' 'doctor:--deadline' 'oom:--from' 'oom:--gpu' 'oom:--deadline' 'snapshot:-o' 'snapshot:--output' 'snapshot:--deadline' 'lab:--gpu' 'lab:--deadline' 'lab:--evidence' 'demo:--svg' 'virtual:--gpus' 'virtual:--memory' 'virtual:--name' 'virtual:--context' 'virtual:--mig' 'virtual:--fault'
+            case 'why:--gpu' 'why:--from' 'why:--deadline' 'why:--svg' 'who:--gpu' 'who:--from' 'who:--deadline' 'who:--by' 'inside:--gpu' 'inside:--min-size' 'inside:--via' 'inside:--deadline' 'check:--gpu' 'check:--from' 'check:--deadline' 'check:--allow' 'free:--gpu' 'free:--up-to' 'free:--finding' 'free:--pid' 'free:--from' 'free:--save' 'free:--plan' 'free:--digest' 'free:--grace' 'free:--deadline' 'flush:--via' 'flush:--deadline' 'trim:--via' 'trim:--deadline' 'park:--lock-timeout' 'unpark:--wait' 'borrow:--gpu' 'borrow:--from' 'kill:--digest' 'kill:--grace' 'kill:--deadline' 'reset:--deadline' 'doctor:--for' 'doctor:--deadline' 'oom:--from' 'oom:--gpu' 'oom:--deadline' 'snapshot:-o' 'snapshot:--output' 'snapshot:--deadline' 'lab:--gpu' 'lab:--deadline' 'lab:--evidence' 'demo:--svg' 'virtual:--gpus' 'virtual:--memory' 'virtual:--name' 'virtual:--context' 'virtual:--mig' 'virtual:--fault'
                 set skip 1
             case '*:-*'
             case '*'
@@ -47,6 +47,7 @@ complete -c vram -n __vram_needs_command -l version -d 'tell the version'
 
 complete -c vram -n __vram_needs_command -a why -d 'Where each byte of GPU memory is, who keeps it there, how we know, and what to do'
 complete -c vram -n __vram_needs_command -a who -d 'Holders as a tree: container or job, process, forked children, what each keeps'
+complete -c vram -n __vram_needs_command -a inside -d 'The arrays that a running Python process has on GPUs, and who refers to them'
 complete -c vram -n __vram_needs_command -a check -d 'Is this GPU clean? for scripts: exit 0 clean, 1 held, 3 could not tell'
 complete -c vram -n __vram_needs_command -a free -d 'Give memory back, least harm first: plans, asks, does exactly that, measures'
 complete -c vram -n __vram_needs_command -a flush -d 'Empty the caches of a live Python process; without a pid, say whose could be'
@@ -67,6 +68,7 @@ complete -c vram -n __vram_needs_command -a virtual -d 'Run a command on a virtu
 complete -c vram -n __vram_needs_command -a help -d 'The manual page of a command'
 complete -c vram -n __vram_needs_command -a completion -d 'Print shell completion for bash, zsh or fish'
 
+complete -c vram -n '__vram_at \'why\' 0' -k -a '(__vram_live pid)'
 complete -c vram -n '__vram_at \'why\'' -s h -l help -d 'show this help message and exit'
 complete -c vram -n '__vram_at \'why\'' -l gpu -x -k -a '(__vram_live gpu)' -d 'only these GPUs, by number, UUID or PCI address; 0:1 is MIG device 1 of GPU 0 (repeatable)'
 complete -c vram -n '__vram_at \'why\'' -l from -r -F -d 'judge a snapshot instead of this host'
@@ -75,7 +77,7 @@ complete -c vram -n '__vram_at \'why\'' -l no-windows -d 'in WSL2, do not ask Wi
 complete -c vram -n '__vram_at \'why\'' -l json -d 'one JSON object instead of text'
 complete -c vram -n '__vram_at \'why\'' -l svg -r -F -d 'draw the text into an SVG picture instead'
 complete -c vram -n '__vram_at \'why\'' -l watch -d 'look again and again until Ctrl-C (default: every 2 seconds); with --json, a line each time'
-complete -c vram -n '__vram_at \'why\'' -l deep -d 'ask processes that let us in (vram.agent(), Jupyter) what is live, cached or fragmented'
+complete -c vram -n '__vram_at \'why\'' -l deep -d 'ask every Python process that can be reached what is live, cached or fragmented'
 complete -c vram -n '__vram_at \'why\'' -l ascii -d 'bars and lines without Unicode'
 complete -c vram -n '__vram_at \'why\'' -l no-color -d 'no colour, also on a terminal'
 
@@ -88,6 +90,17 @@ complete -c vram -n '__vram_at \'who\'' -l by -x -a 'job pod container notebook 
 complete -c vram -n '__vram_at \'who\'' -l json -d 'one JSON object instead of text'
 complete -c vram -n '__vram_at \'who\'' -l ascii -d 'bars and lines without Unicode'
 complete -c vram -n '__vram_at \'who\'' -l no-color -d 'no colour, also on a terminal'
+
+complete -c vram -n '__vram_at \'inside\' 0' -k -a '(__vram_live pid)'
+complete -c vram -n '__vram_at \'inside\'' -s h -l help -d 'show this help message and exit'
+complete -c vram -n '__vram_at \'inside\'' -l gpu -x -k -a '(__vram_live gpu)' -d 'only arrays on these GPUs, by number, UUID or PCI address (repeatable)'
+complete -c vram -n '__vram_at \'inside\'' -l min-size -x -d 'only arrays from this size on, e.g. 10MiB: fewer names are looked for, so it is faster'
+complete -c vram -n '__vram_at \'inside\'' -s v -l all -d 'every row, not only the largest'
+complete -c vram -n '__vram_at \'inside\'' -l via -x -a 'auto agent jupyter remote-exec' -d 'the way in (default: the safest that is open)'
+complete -c vram -n '__vram_at \'inside\'' -l deadline -x -d 'give up after S seconds (default: 15)'
+complete -c vram -n '__vram_at \'inside\'' -l json -d 'one JSON object instead of text'
+complete -c vram -n '__vram_at \'inside\'' -l ascii -d 'bars and lines without Unicode'
+complete -c vram -n '__vram_at \'inside\'' -l no-color -d 'no colour, also on a terminal'
 
 complete -c vram -n '__vram_at \'check\'' -s h -l help -d 'show this help message and exit'
 complete -c vram -n '__vram_at \'check\'' -l gpu -x -k -a '(__vram_live gpu)' -d 'only these GPUs, by number, UUID or PCI address; 0:1 is MIG device 1 of GPU 0 (repeatable)'
@@ -383,6 +396,7 @@ complete -c vram -n '__vram_at \'virtual\'; and contains -- -- (commandline -opc
 
 complete -c vram -n '__vram_at \'help\' 0' -a 'why'
 complete -c vram -n '__vram_at \'help\' 0' -a 'who'
+complete -c vram -n '__vram_at \'help\' 0' -a 'inside'
 complete -c vram -n '__vram_at \'help\' 0' -a 'check'
 complete -c vram -n '__vram_at \'help\' 0' -a 'free'
 complete -c vram -n '__vram_at \'help\' 0' -a 'flush'

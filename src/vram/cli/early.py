@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 _LOOK_AT_THE_DRIVER = (
     "why",
     "who",
+    "inside",
     "check",
     "doctor",
     "snapshot",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from ctypes import byref, c_int, c_void_p
 
-from vram.guard.frameworks.array import loaded
+from vram.payloads.arrays.frameworks.array import loaded
 from vram.payloads.trim.driver import driver
 
 LEGACY, PER_THREAD = 0, 2

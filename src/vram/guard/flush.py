@@ -12,11 +12,6 @@ from typing import Any
 from vram.guard.broken import BrokenContext
 from vram.guard.capture import is_capturing
 from vram.guard.flushed import CacheChange, Flushed
-from vram.guard.frameworks import may_have_arrays
-from vram.guard.heap import cells
-from vram.guard.heap.chains import BUDGET_S
-from vram.guard.heap.peek import lineage
-from vram.guard.inventory import of_types
 from vram.guard.live import Live, check_budget, check_device, survey
 from vram.guard.memory import (
     DeviceMemory,
@@ -28,6 +23,11 @@ from vram.guard.memory import (
     unentered_devices,
 )
 from vram.payloads import trim
+from vram.payloads.arrays.frameworks import may_have_arrays
+from vram.payloads.arrays.heap import cells
+from vram.payloads.arrays.heap.chains import BUDGET_S
+from vram.payloads.arrays.heap.peek import lineage
+from vram.payloads.arrays.inventory import of_types
 from vram.payloads.trim import tracebacks as kept_exceptions
 from vram.payloads.trim.driver import driver
 from vram.payloads.trim.frameworks import FRAMEWORKS

@@ -6,10 +6,10 @@ from msgspec import Struct
 
 from vram.guard.broken import BrokenContext
 from vram.guard.columns import terminal_width, wrapped
-from vram.guard.heap.peek import inert
 from vram.guard.live import Live
 from vram.guard.memory import DeviceMemory
 from vram.guard.table import headline, live_html, live_lines
+from vram.payloads.arrays.heap.peek import inert
 from vram.units import counted, size
 
 # Their own figures are of what they have not handed back yet: what their arrays hold comes on top.

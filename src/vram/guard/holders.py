@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from vram.guard.heap import chains
-from vram.guard.heap.chains import BUDGET_S
-from vram.guard.heap.trails import Holder
 from vram.guard.live import check_budget
+from vram.payloads.arrays.heap import chains
+from vram.payloads.arrays.heap.chains import BUDGET_S
+from vram.payloads.arrays.heap.trails import Holder
 
 
 class Holders(Struct, frozen=True):

@@ -10,15 +10,15 @@ from msgspec import Struct
 
 from vram.errors import NoSuchDevice, UsageError
 from vram.guard.columns import terminal_width
-from vram.guard.frameworks import bystanders
-from vram.guard.frameworks.array import Description
-from vram.guard.heap import chains
-from vram.guard.heap.chains import BUDGET_S
-from vram.guard.heap.trails import Holder, Trails
-from vram.guard.inventory import Found, find
 from vram.guard.memory import visible_devices
 from vram.guard.table import live_html, live_text, what
-from vram.guard.unseen import name_keepers
+from vram.payloads.arrays.frameworks import bystanders
+from vram.payloads.arrays.frameworks.array import Description
+from vram.payloads.arrays.heap import chains
+from vram.payloads.arrays.heap.chains import BUDGET_S
+from vram.payloads.arrays.heap.trails import Holder, Trails
+from vram.payloads.arrays.inventory import Found, find
+from vram.payloads.arrays.unseen import name_keepers
 from vram.units import counted, size
 
 

@@ -10,7 +10,7 @@ import ctypes
 import os
 import sys
 import warnings
-from ctypes import byref, c_int, c_uint64, c_void_p
+from ctypes import c_void_p
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,8 +18,6 @@ from vram.guard.nvml import Nvml, nvml, visible_names
 
 if TYPE_CHECKING:
     from vram.payloads.trim.driver import Driver
-
-_POINTER_ORDINAL, _INVALID_VALUE = 9, 1
 
 
 class DeviceMemory(NamedTuple):
@@ -95,24 +93,6 @@ def unentered_devices() -> list[int]:
     driver = started()
     known = driver.devices() if driver else []
     return [device for device in awake_devices() if device not in known]
-
-
-def device_of(address: int) -> int | None:
-    """The device on which the driver knows memory at *address*."""
-    code, device = _asked_where(address)
-    return device if code == 0 else None
-
-
-def is_device_memory(address: int) -> bool:
-    """Whether the driver does not deny that; a thread without a context may not get an answer."""
-    return _asked_where(address)[0] != _INVALID_VALUE
-
-
-def _asked_where(address: int) -> tuple[int | None, int]:
-    library, device = cuda(), c_int()
-    if library is None:
-        return None, 0
-    return library.cuPointerGetAttribute(byref(device), _POINTER_ORDINAL, c_uint64(address)), device.value
 
 
 def device_memory(device: int | None = None, *, process: bool = True) -> DeviceMemory | None:

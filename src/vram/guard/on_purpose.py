@@ -11,7 +11,7 @@ from vram.guard.known import Known, weak
 from vram.guard.memory import cuda
 
 if TYPE_CHECKING:
-    from vram.guard.frameworks.array import Leaf
+    from vram.payloads.arrays.frameworks.array import Leaf
 
 BUFFER_ID = 7  # CU_POINTER_ATTRIBUTE_BUFFER_ID
 
@@ -64,7 +64,7 @@ def _is_told(where: _Where, piece: _Piece) -> bool:
 
 
 def _all_told() -> set[_Where]:
-    from vram.guard.inventory import find
+    from vram.payloads.arrays.inventory import find
 
     return {(each.description.device, each.description.pointer) for each in find(gc.get_objects())}
 

@@ -15,14 +15,14 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from vram.guard.footprint import OUTSIDE
-from vram.guard.frameworks import LEAVES, bystanders
-from vram.guard.frameworks.array import Description, Leaf
-from vram.guard.heap.chains import shortest
-from vram.guard.inventory import Found, find, of_types, with_gradients
 from vram.guard.known import Known
 from vram.guard.table import what
-from vram.guard.unseen import name_keepers, relatives
 from vram.model.leak import Kept, Leak
+from vram.payloads.arrays.frameworks import LEAVES, bystanders
+from vram.payloads.arrays.frameworks.array import Description, Leaf
+from vram.payloads.arrays.heap.chains import shortest
+from vram.payloads.arrays.inventory import Found, find, of_types, with_gradients
+from vram.payloads.arrays.unseen import name_keepers, relatives
 
 SHARE = 0.01
 MOST_NAMES = 1000

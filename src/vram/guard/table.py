@@ -12,8 +12,8 @@ from vram.guard.columns import laid_out, wrapped
 from vram.units import counted, size
 
 if TYPE_CHECKING:
-    from vram.guard.frameworks.array import Description
     from vram.guard.live import Live, LiveArray
+    from vram.payloads.arrays.frameworks.array import Description
 
 ROWS = 12
 _POSITION = re.compile(r"\[\d+\]")

@@ -1,7 +1,7 @@
 """A thread that lets ``vram trim`` in: started by the program itself, answers on a private socket.
 
-It runs nothing that comes over the socket. A request may name one of two verbs; what they
-do is shipped with vram and loaded when the agent starts. The socket lies in a folder of this
+It runs nothing that comes over the socket. A request may name one of a few payloads; they are
+shipped with vram. The socket lies in a folder of this
 user alone, and whoever connects must be this user too.
 """
 
@@ -19,11 +19,11 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from vram.payloads import trim
+from vram.payloads import delivery, inside, trim
 
 LONGEST_REQUEST = 4096
 PATIENCE_S = 5.0
-VERBS = ("measure", "trim")
+PAYLOADS: dict[str, delivery.Answer] = {"trim": trim.answer, "inside": inside.answer}
 
 _lock = threading.Lock()
 _serving: dict[str, Any] = {}
@@ -144,15 +144,15 @@ def _converse(connection: socket.socket) -> None:
         return
     connection.settimeout(PATIENCE_S)
     request = _read(connection)
-    if request.get("verb") not in VERBS or _hung_up(connection):
+    payload = PAYLOADS.get(str(request.get("payload")))
+    wanted = request.get("request")
+    if payload is None or not isinstance(wanted, dict) or _hung_up(connection):
         return
-    wanted = {
-        "verb": request["verb"],
-        "tracebacks": request.get("tracebacks") is True,
-        "pid": os.getpid(),
-        "until": float("inf"),
-    }
-    connection.sendall(json.dumps(trim.answer(wanted)).encode() + b"\n")
+    wanted.update(pid=os.getpid(), until=float("inf"))
+    connection.settimeout(None)  # whoever reads slowly keeps this thread, and nobody else
+    told = delivery.answered(payload, wanted)
+    for portion in delivery.portions(delivery.encoded(told)):
+        connection.sendall(portion)
 
 
 def _read(connection: socket.socket) -> dict[str, Any]:

@@ -10,9 +10,10 @@ from contextlib import suppress
 import msgspec
 
 from vram.errors import NotReachable, TimedOut
-from vram.model.trimming import Trimmed, Verb, Via
+from vram.model.trimming import Via
 from vram.payloads import agent
 from vram.reach.python_process import PythonProcess
+from vram.reach.request import LONGEST_ANSWER, Raw, Request
 
 NAME: Via = "agent"
 
@@ -24,7 +25,7 @@ def closed(process: PythonProcess) -> str | None:
     return None if _find(process) else "it has not called vram.agent()"
 
 
-def visit(process: PythonProcess, verb: Verb, deadline_s: float, *, tracebacks: bool) -> Trimmed:
+def visit(process: PythonProcess, request: Request, deadline_s: float) -> Raw:
     found = _find(process)
     if found is None:
         raise NotReachable(f"pid {process.pid} runs no vram agent", hint="it would have to call vram.agent()")
@@ -33,8 +34,9 @@ def visit(process: PythonProcess, verb: Verb, deadline_s: float, *, tracebacks: 
     connection.settimeout(deadline_s)
     with connection:
         _connect(connection, process, *found)
-        connection.sendall(msgspec.json.encode({"verb": verb, "tracebacks": tracebacks}) + b"\n")
-        return _answer(connection, process, until)
+        wanted = {"payload": request.payload, "request": request.fields}
+        connection.sendall(msgspec.json.encode(wanted) + b"\n")
+        return Raw(_answer(connection, process, until))
 
 
 def _find(process: PythonProcess) -> tuple[str, str] | None:
@@ -69,18 +71,20 @@ def _connect(connection: socket.socket, process: PythonProcess, path: str, name:
         )
 
 
-def _answer(connection: socket.socket, process: PythonProcess, until: float) -> Trimmed:
-    heard = b""
+def _answer(connection: socket.socket, process: PythonProcess, until: float) -> bytes:
+    heard = bytearray()
     try:
         while not heard.endswith(b"\n"):
             connection.settimeout(max(0.001, until - time.monotonic()))
-            part = connection.recv(1 << 16)
+            part = connection.recv(1 << 20)
             if not part:
                 raise NotReachable(f"the agent of pid {process.pid} hung up without an answer")
             heard += part
+            if len(heard) > LONGEST_ANSWER:
+                raise NotReachable(f"the agent of pid {process.pid} answers without end")
     except TimeoutError:
         raise TimedOut(
             f"the agent of pid {process.pid} did not answer in time",
             hint="the process is busy inside one long call; give it longer with --deadline",
         ) from None
-    return msgspec.json.decode(heard, type=Trimmed)
+    return bytes(heard)

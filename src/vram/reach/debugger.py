@@ -17,22 +17,17 @@ from typing import Any
 
 from vram.errors import DebuggerUnavailable, NoSuchProcess, NotReachable, Refused, TimedOut
 from vram.host.local.child import interpreter
-from vram.model.trimming import Trimmed, Verb, Via
-from vram.reach.errand import Errand, request
+from vram.model.trimming import Via
 from vram.reach.injection import GONE
 from vram.reach.permission import ptrace_scope, why_not_traced
 from vram.reach.python_process import PythonProcess, shares_our_world, tracer
+from vram.reach.request import Raw, Request
+from vram.reach.script_drop import ScriptDrop
 
 NAME: Via = "debugger"
 PROGRAMS = ("gdb", "lldb", "cuda-gdb")
 CHOICE = "VRAM_DEBUGGER"
 GRACE_S = 15.0
-
-# Runs in the target's __main__: it leaves no name behind there, and raises nothing.
-_CODE = """\
-try: __import__("_thread").start_new_thread(exec, (open({script!r}).read(), {{"__name__": "vram_trim"}}))
-except BaseException: pass
-"""
 
 
 def closed(process: PythonProcess) -> str | None:
@@ -64,26 +59,25 @@ def _of_the_toolkit(name: str) -> str | None:
     return shutil.which(name, path=os.path.join(folder, "bin"))
 
 
-def visit(process: PythonProcess, verb: Verb, deadline_s: float, *, tracebacks: bool) -> Trimmed:
+def visit(process: PythonProcess, request: Request, deadline_s: float) -> Raw:
     until = time.monotonic() + deadline_s
-    wanted = request(verb, process.pid_inside, until, tracebacks=tracebacks)
-    with Errand(wanted, process) as errand:
+    with ScriptDrop(request, process, until) as drop:
         pidfd = os.pidfd_open(process.pid)
         try:
-            _send_guardian(process, errand, until)
-            return errand.answer(until, pidfd)
+            _send_guardian(process, drop, until)
+            return Raw(drop.answer(pidfd))
         finally:
             os.close(pidfd)
 
 
-def _send_guardian(process: PythonProcess, errand: Errand, until: float) -> None:
+def _send_guardian(process: PythonProcess, drop: ScriptDrop, until: float) -> None:
     """Wait until the target has been visited and let go of; raises why it was left alone."""
     orders = {
         "pid": process.pid,
         "started_at": process.target.process.started_at,
         "minor": process.minor,
-        "code": _CODE.format(script=errand.script),
-        "folder": errand.folder,
+        "code": drop.starter(),
+        "folder": drop.path,
         "debugger": program(),
         "until": until,
     }

@@ -17,14 +17,14 @@ from typing import Any
 import msgspec
 
 from vram.errors import NotReachable
-from vram.model.trimming import Trimmed, Verb, Via
-from vram.reach.errand import request
+from vram.model.trimming import Via
 from vram.reach.jupyter_wire import Wire
-from vram.reach.luggage import expression
+from vram.reach.payload_source import expression
 from vram.reach.python_process import PythonProcess, shares_our_world
+from vram.reach.request import Raw, Request
 
 NAME: Via = "jupyter"
-MIME = "application/vnd.vram.trim+json"
+MIME = "application/vnd.vram.answer+json"
 SUBSHELLS = "kernel subshells"
 SCHEMES = ("hmac-sha256", "hmac-sha512", "hmac-sha384", "hmac-sha1", "hmac-md5")
 _LONGEST_FILE = 1 << 16
@@ -111,17 +111,15 @@ def _is_loopback(ip: str) -> bool:
         return False
 
 
-def visit(process: PythonProcess, verb: Verb, deadline_s: float, *, tracebacks: bool) -> Trimmed:
+def visit(process: PythonProcess, request: Request, deadline_s: float) -> Raw:
     until = time.monotonic() + deadline_s
     try:
         connection = read_connection(connection_file(process.argv) or "", process.pid)
     except Unsafe as error:
         raise NotReachable(f"pid {process.pid}: {error}") from error
     with Conversation(connection, until) as kernel:
-        wanted = request(verb, process.pid_inside, until, tracebacks=tracebacks)
-        return kernel.evaluate(
-            _EXPRESSION.format(expression=expression("answer", wanted), mime=MIME), process.pid
-        )
+        told = expression(request.payload, "answered", request.whole(process.pid_inside, until))
+        return Raw(kernel.evaluate(_EXPRESSION.format(expression=told, mime=MIME), process.pid))
 
 
 class Conversation:
@@ -144,7 +142,7 @@ class Conversation:
         for wire in self._wires.values():
             wire.close()
 
-    def evaluate(self, expression: str, pid: int) -> Trimmed:
+    def evaluate(self, expression: str, pid: int) -> bytes:
         info = self._wires["control"].ask("kernel_info_request", {})
         if info.get("language_info", {}).get("name") != "python":
             raise NotReachable(f"pid {pid} is a kernel of another language than Python")
@@ -160,12 +158,13 @@ class Conversation:
         }
         header = {"subshell_id": self._subshell} if self._subshell is not None else {}
         answer = self._wires["shell"].ask("execute_request", asked, **header)
-        return _decoded(answer.get("user_expressions", {}).get("vram", {}))
+        return _encoded(answer.get("user_expressions", {}).get("vram", {}))
 
 
-def _decoded(told: dict[str, Any]) -> Trimmed:
+def _encoded(told: dict[str, Any]) -> bytes:
     try:
-        return msgspec.convert(told["data"][MIME], type=Trimmed)
-    except (KeyError, msgspec.ValidationError):
-        reason = told.get("evalue") or "it gave no reason"
+        return msgspec.json.encode(told["data"][MIME])
+    except (KeyError, TypeError, AttributeError):
+        reason = told.get("evalue") if isinstance(told, dict) else None
+        reason = reason or "it gave no reason"
         raise NotReachable(f"the kernel did not run what it was sent: {reason}") from None

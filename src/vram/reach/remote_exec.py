@@ -1,7 +1,7 @@
 """Through ``sys.remote_exec`` (PEP 768): Python 3.14 and later run a file at a safe point of their own.
 
 Attacher and target must be of the same minor version, so the target's own interpreter is
-asked to attach. It tells nobody when the file has run: see :mod:`vram.reach.errand`.
+asked to attach. It tells nobody when the file has run: see :mod:`vram.reach.script_drop`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import time
 from typing import Any
 
 from vram.errors import NotReachable
-from vram.model.trimming import Trimmed, Verb, Via
-from vram.reach.errand import Errand, request
+from vram.model.trimming import Via
 from vram.reach.permission import why_not_traced
 from vram.reach.python_process import PythonProcess, shares_our_world, variables
+from vram.reach.request import Raw, Request
+from vram.reach.script_drop import ScriptDrop
 
 NAME: Via = "remote-exec"
 FIRST_MINOR = 14
@@ -38,15 +39,13 @@ def closed(process: PythonProcess) -> str | None:
     return shares_our_world(process.pid)
 
 
-def visit(process: PythonProcess, verb: Verb, deadline_s: float, *, tracebacks: bool) -> Trimmed:
+def visit(process: PythonProcess, request: Request, deadline_s: float) -> Raw:
     until = time.monotonic() + deadline_s
-    wanted = request(verb, process.pid_inside, until, tracebacks=tracebacks)
-    with Errand(wanted, process) as errand:
+    with ScriptDrop(request, process, until) as drop:
         pidfd = os.pidfd_open(process.pid)
         try:
-            _attach(process, errand.script, deadline_s)
-            errand.expect()
-            return errand.answer(until, pidfd)
+            _attach(process, drop.script(), deadline_s)
+            return Raw(drop.answer(pidfd))
         finally:
             os.close(pidfd)
 

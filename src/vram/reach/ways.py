@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
+import msgspec
 from msgspec import Struct
 
 from vram.errors import NotReachable
@@ -11,6 +12,7 @@ from vram.model.plan import Target
 from vram.model.trimming import Trimmed, Verb, Via
 from vram.reach import agent, debugger, jupyter, remote_exec
 from vram.reach.python_process import PythonProcess, examine
+from vram.reach.request import Answer, Raw, Request, require_done, unreadable
 
 
 class Way(Protocol):
@@ -22,9 +24,7 @@ class Way(Protocol):
     NAME: Via
 
     def closed(self, process: PythonProcess) -> str | None: ...
-    def visit(
-        self, process: PythonProcess, verb: Verb, deadline_s: float, *, tracebacks: bool
-    ) -> Trimmed: ...
+    def visit(self, process: PythonProcess, request: Request, deadline_s: float) -> Raw: ...
 
 
 WAYS: tuple[Way, ...] = (agent, jupyter, remote_exec)
@@ -34,10 +34,11 @@ ALL: dict[str, Way] = {way.NAME: way for way in (*WAYS, debugger)}
 
 
 class Visit(Struct, frozen=True):
-    """What a process answered, and which way the question went."""
+    """What a process answered, which way the question went, and for how long it was stopped."""
 
     via: Via
     answer: Trimmed
+    stopped_s: float | None = None
 
 
 def choose(target: Target, via: str | None = None) -> tuple[PythonProcess, Way]:
@@ -59,12 +60,25 @@ def choose(target: Target, via: str | None = None) -> tuple[PythonProcess, Way]:
     )
 
 
+def ask(
+    target: Target, payload: str, fields: dict[str, Any], deadline_s: float, *, via: str | None = None
+) -> Answer:
+    """Have *payload* answer inside *target*; raises a Refused where that cannot be, target unharmed.
+
+    *payload* is a folder of ``vram/payloads`` with ``answer(request)``; *fields* are plain JSON data.
+    """
+    process, way = choose(target, via)
+    raw = way.visit(process, Request(payload, fields), deadline_s)
+    require_done(process.pid, raw.body)
+    return Answer(way.NAME, raw.body, raw.stopped_s)
+
+
 def reach(
     target: Target, verb: Verb, deadline_s: float, *, tracebacks: bool = False, via: str | None = None
 ) -> Visit:
     """Go into *target* and have it *verb*; raises a Refused where that cannot be, target unharmed."""
-    process, way = choose(target, via)
-    answer = way.visit(process, verb, deadline_s, tracebacks=tracebacks)
-    if answer.status == "cancelled":
-        raise NotReachable(f"pid {process.pid} declined: {'; '.join(answer.notes)}")
-    return Visit(way.NAME, answer)
+    told = ask(target, "trim", {"verb": verb, "tracebacks": tracebacks}, deadline_s, via=via)
+    try:
+        return Visit(told.via, msgspec.json.decode(told.body, type=Trimmed), told.stopped_s)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise unreadable(target.process.pid) from error

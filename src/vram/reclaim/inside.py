@@ -1,59 +1,93 @@
-"""Asks willing processes what they hold inside: an agent or a Jupyter kernel, nobody else."""
+"""Ask one process what arrays it has on GPUs and who refers to them; it goes on meanwhile."""
 
 from __future__ import annotations
 
-from vram.errors import VramError
+from contextlib import nullcontext
+
+import msgspec
+from msgspec.structs import replace
+
+from vram.errors import NotOnGpu, Protected, VramError
 from vram.host.ports import Host
-from vram.ledger.deepen import Inside
+from vram.ledger.split import gpus_of, splits
+from vram.model.inside import MOST_GROUPS, Inside, InsideReceipt
 from vram.model.ledger import Ledger
 from vram.model.plan import Target
-from vram.reach.ways import reach
+from vram.reach.request import Answer, unreadable
+from vram.reach.ways import ask, choose
+from vram.reclaim import audit
+from vram.reclaim.accounts import accounts
+from vram.reclaim.identity import capture, hold
+from vram.reclaim.measuring import offered
 
-# They answer without being stopped or changed. Other ways run code in a process that did not offer it.
-WILLING = ("agent", "jupyter")
-EACH_S = 2.0
+# Of the time given, for the way in and back.
+SHARE = 0.9
 
 
-def ask_inside(host: Host, ledger: Ledger, deadline_s: float) -> dict[int, Inside]:
-    """What every process of *ledger* that can be asked answers, as far as the time goes."""
-    until = host.clock.monotonic() + deadline_s
-    pids = dict.fromkeys(
-        entry.holder.pid
-        for gpu in ledger.gpus
-        for entry in gpu.entries
-        if entry.kind == "process" and entry.holder is not None
+def look_inside(
+    host: Host, ledger: Ledger, pid: int, via: str | None, deadline_s: float, min_nbytes: int = 0
+) -> InsideReceipt:
+    """What *pid* answers; raises why it could not be asked, and then it was left alone."""
+    runs_us = pid in host.signals.ourselves()
+    target, offer = offered(host, pid) if runs_us else (capture(host, pid), None)
+    if pid not in accounts(ledger):
+        raise NotOnGpu(f"pid {pid} holds no GPU memory", hint="`vram who` lists those that do")
+    began = host.clock.monotonic()
+    if runs_us and via not in (None, offer):
+        raise Protected(
+            f"pid {pid} runs this very command: it is asked by {offer} alone", hint="leave out --via"
+        )
+    _, way = choose(target, offer if runs_us else via)
+    told = _asked(host, target, way.NAME, deadline_s, min_nbytes, runs_us=runs_us)
+    answer = decoded(pid, told.body)
+    gpu_of = gpus_of(ledger, pid, answer)
+    return InsideReceipt(
+        target=target,
+        via=told.via,
+        stopped_s=told.stopped_s,
+        took_s=host.clock.monotonic() - began,
+        answer=answer,
+        gpu_of=gpu_of,
+        splits=tuple(splits(ledger, pid, answer, gpu_of)),
     )
-    answers = {}
-    for pid in pids:
-        left_s = until - host.clock.monotonic()
-        if left_s <= 0:
-            break
-        inside = _ask(host, pid, min(EACH_S, left_s))
-        if inside is not None:
-            answers[pid] = inside
-    return answers
 
 
-def _ask(host: Host, pid: int, deadline_s: float) -> Inside | None:
-    """Also of our own ancestors: whoever types this in a notebook wants to see that notebook."""
-    seen = host.proc.facts(pid)
-    if seen is None or seen[1].uid != host.facts().uid:
-        return None
-    process, facts = seen
-    target = Target(
-        process=process,
-        uid=host.facts().uid,
-        user=facts.user,
-        command=facts.command,
-        executable=facts.executable,
-    )
-    return next(filter(None, (_by(target, via, deadline_s) for via in WILLING)), None)
-
-
-def _by(target: Target, via: str, deadline_s: float) -> Inside | None:
+def decoded(pid: int, body: bytes) -> Inside:
     try:
-        # Both doors are bound to pid and start time; nothing is changed by asking.
-        visit = reach(target, "measure", deadline_s, via=via)
-    except VramError:
-        return None
-    return Inside(visit.via, visit.answer)
+        return msgspec.json.decode(body, type=Inside)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise unreadable(pid) from error
+
+
+def _asked(
+    host: Host, target: Target, via: str, deadline_s: float, min_nbytes: int, *, runs_us: bool
+) -> Answer:
+    fields = {"limit_s": deadline_s * SHARE, "most": MOST_GROUPS, "min_nbytes": min_nbytes}
+    foreign = target.uid != host.facts().uid
+    # Nothing is changed by asking. Where root asks somebody else's process, that is written down.
+    record = {"action": "inside", "target": msgspec.to_builtins(target), "via": via}
+    token = audit.intend(record) if foreign else None
+    try:
+        with nullcontext() if runs_us else hold(host, target):
+            answer = ask(target, "inside", fields, deadline_s, via=via)
+    except BaseException as error:
+        if token is not None:
+            status = "refused" if isinstance(error, VramError) else "failed"
+            audit.outcome(token, {"status": status, "message": f"{type(error).__name__}: {error}"})
+        raise
+    if token is not None:
+        audit.outcome(token, {"status": "done"})
+    return answer
+
+
+def only(receipt: InsideReceipt, gpus: set[int] | None, min_nbytes: int) -> InsideReceipt:
+    """Return *receipt* with only the arrays on *gpus* (None: on all) that are large enough."""
+    answer = receipt.answer
+    kept = tuple(
+        group
+        for group in answer.groups
+        if group.each_nbytes >= min_nbytes
+        and (gpus is None or group.device is None or receipt.gpu_of.get(group.device) in gpus)
+    )
+    splits = tuple(split for split in receipt.splits if gpus is None or split.gpu in gpus)
+    return replace(receipt, answer=replace(answer, groups=kept), splits=splits)

@@ -59,6 +59,14 @@ def entries_table(entries: Sequence[Entry], total_bytes: int | None, look: Look)
     return table
 
 
+def part_table(entries: Sequence[Entry], total_bytes: int | None, look: Look) -> Table:
+    """Return a line for each of some entries of a GPU: they are not meant to sum to its total."""
+    table = _grid(look)
+    for entry in in_order(entries):
+        table.add_row(*_entry_figures(entry, total_bytes, look), *_explanation(entry, look))
+    return table
+
+
 def in_order(entries: Sequence[Entry]) -> list[Entry]:
     """Return what somebody holds, by size, then overhead, the driver's reserve and what is free."""
     return sorted(entries, key=lambda e: (_LAST.index(e.kind) + 1 if e.kind in _LAST else 0, -e.nbytes))

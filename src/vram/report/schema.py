@@ -12,11 +12,19 @@ from typing import Any
 import msgspec
 
 from vram.report.doctor_json import DoctorReport
+from vram.report.inside_json import InsideReport
 from vram.report.json import WhyReport
 from vram.report.oom_json import OomReport
+from vram.report.process_json import ProcessReport
 
 SHIPPED = Path(__file__).with_name("why.schema.json")
-REPORTS: dict[str, type[msgspec.Struct]] = {"why": WhyReport, "doctor": DoctorReport, "oom": OomReport}
+REPORTS: dict[str, type[msgspec.Struct]] = {
+    "why": WhyReport,
+    "inside": InsideReport,
+    "process": ProcessReport,
+    "doctor": DoctorReport,
+    "oom": OomReport,
+}
 
 
 def shipped(command: str) -> Path:

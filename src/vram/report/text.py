@@ -12,7 +12,7 @@ from vram.model.finding import Finding
 from vram.model.ledger import Bystander, GpuLedger, Ledger
 from vram.report.advice import advice
 from vram.report.bar import apportion
-from vram.report.entries import entries_table
+from vram.report.entries import entries_table, part_table
 from vram.report.look import KINDS, SEVERITIES, Look
 from vram.report.paragraph import paragraph
 from vram.report.phrases import command, gpu_label, identity, memory_figures, parked_process
@@ -33,6 +33,23 @@ def why(ledger: Ledger, findings: tuple[Finding, ...], look: Look) -> Renderable
     blocks += _causes(shown, _told(ledger), look)
     blocks += _left_out(left_out, look)
     blocks += advice(shown, look)
+    return Group(*blocks)
+
+
+def process(
+    ledger: Ledger, findings: tuple[Finding, ...], notes: tuple[str, ...], look: Look
+) -> RenderableType:
+    """Return what concerns one process, of a ledger that was narrowed to it."""
+    blocks: list[RenderableType] = [masthead(ledger, look)]
+    for gpu in ledger.gpus:
+        entries = (*gpu.entries, *(gpu.system.entries if gpu.system else ()))
+        blocks += [Text(), Text(f"{gpu_label(gpu)}  {look.clean(gpu.name)}", style="bold")]
+        if entries:
+            blocks.append(part_table(entries, gpu.total_bytes, look))
+        blocks += _bystanders(gpu.bystanders, look)
+    blocks += [paragraph("note: ", Text(look.clean(note)), look, indent=2) for note in notes]
+    blocks += _causes(findings, _told(ledger), look)
+    blocks += advice(findings, look)
     return Group(*blocks)
 
 

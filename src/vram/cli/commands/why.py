@@ -9,6 +9,7 @@ from vram.cli.source import (
     add_source_arguments,
     completeness,
     open_host,
+    pid_number,
     require_driver,
     seconds,
     take_ledger,
@@ -26,6 +27,13 @@ HELP = "where each byte of GPU memory is, who keeps it there, how we know, and w
 
 
 def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "pid",
+        nargs="?",
+        type=pid_number,
+        metavar="PID",
+        help="only what concerns this process, dead or alive; what it says of itself comes with it",
+    )
     add_source_arguments(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     parser.add_argument("--svg", metavar="FILE", help="draw the text into an SVG picture instead")
@@ -40,7 +48,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--deep",
         action="store_true",
-        help="ask processes that let us in (vram.agent(), Jupyter) what is live, cached or fragmented",
+        help="ask every Python process that can be reached what is live, cached or fragmented",
     )
     add_terminal_arguments(parser)
 
@@ -48,6 +56,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     if args.deep and (args.snapshot or args.watch is not None):
         raise UsageError("--deep asks living processes, once", hint="leave out --from and --watch")
+    if args.pid is not None and args.watch is not None:
+        raise UsageError("--watch looks at all processes", hint="leave out the pid, or --watch")
     if args.watch is not None:
         return _watch(args)
     if args.json and args.svg:
@@ -58,6 +68,8 @@ def run(args: Namespace) -> int:
 
     ledger = take_ledger(args, host)
     findings = diagnose(ledger)
+    if args.pid is not None:
+        return _one_process(args, host, ledger, findings)
     if args.deep:
         ledger = _deepened(ledger, host, args)
     if args.json:
@@ -71,17 +83,52 @@ def run(args: Namespace) -> int:
 
 
 def _deepened(ledger: Ledger, host: LocalHost | None, args: Namespace) -> Ledger:
-    from msgspec.structs import replace
-
     from vram.ledger.deepen import deepen
-    from vram.reclaim.inside import ask_inside
+    from vram.reclaim.measuring import charged_pids, measure_all, noted
 
     assert host is not None
-    insides = ask_inside(host, ledger, args.deadline)
-    if insides or not ledger.gpus:
-        return deepen(ledger, insides)
-    note = "no process lets us ask for its inside: it would have to call vram.agent(), or be a Jupyter kernel"
-    return replace(ledger, gpus=tuple(replace(gpu, notes=(*gpu.notes, note)) for gpu in ledger.gpus))
+    measured = measure_all(host, charged_pids(ledger), args.deadline)
+    return deepen(noted(ledger, measured), measured.answers)
+
+
+def _one_process(
+    args: Namespace, host: LocalHost | None, ledger: Ledger, findings: tuple[Finding, ...]
+) -> int:
+    from vram.ledger.deepen import deepen
+    from vram.ledger.one_process import concerning, findings_about
+
+    if args.svg:
+        raise UsageError("--svg draws all processes", hint="leave out the pid, or --svg")
+    require_driver(ledger)
+    notes: tuple[str, ...] = ()
+    theirs = concerning(ledger, args.pid)
+    if not theirs.gpus:
+        raise _not_there(args, host)
+    if host is not None:
+        from vram.reclaim.measuring import charged_pids, measure_one
+
+        answers, notes = measure_one(host, args.pid, args.deadline) if charged_pids(theirs) else ({}, ())
+        theirs = concerning(deepen(ledger, answers), args.pid)
+    about = findings_about(findings, ledger, args.pid)
+    if args.json:
+        from vram.report.process_json import report
+
+        emit(report(theirs, args.pid, about, notes))
+    else:
+        from vram.report import text
+
+        look = look_for(args)
+        show(text.process(theirs, about, notes, look), args, look)
+    return completeness(ledger)
+
+
+def _not_there(args: Namespace, host: LocalHost | None) -> Exception:
+    from vram.errors import NoSuchProcess, NotOnGpu
+
+    hint = "`vram who` lists those that hold GPU memory"
+    if host is not None and host.proc.facts(args.pid) is None:
+        return NoSuchProcess(f"there is no process {args.pid}, and no driver lists one", hint=hint)
+    return NotOnGpu(f"pid {args.pid} holds no GPU memory and has no GPU open", hint=hint)
 
 
 def _show(ledger: Ledger, findings: tuple[Finding, ...], args: Namespace) -> None:

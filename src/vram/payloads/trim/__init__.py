@@ -1,11 +1,10 @@
 """Let go of what this process only caches, and say how much there was, framework by framework.
 
-    answer({"verb": "trim", "pid": 4711, "until": 1234.5, "tracebacks": False})
+    answer({"verb": "trim", "tracebacks": False})
 
 Runs inside other people's programs: standard library only. It touches nothing but what is
-imported there already, makes no CUDA context, prints nothing and raises nothing. Before it
-does anything it checks that it still is wanted: the right process, not too late, and its
-claim (a file that whoever asked takes away to call it off) still there.
+imported there already, makes no CUDA context, prints nothing and raises nothing. Whether it
+is still wanted is checked before, in :mod:`vram.payloads.delivery`.
 
 Sizes that a framework does not tell are None; "reclaimable" is what the framework itself
 calls unused. Modules here import each other relatively, and only ones that come before them
@@ -15,12 +14,9 @@ calls unused. Modules here import each other relatively, and only ones that come
 from __future__ import annotations
 
 import gc
-import json
-import os
 import sys
 import time
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from . import tracebacks
@@ -40,9 +36,6 @@ NO_CONTEXT = (
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     """Do what *request* asks for and tell it all. Never raises."""
     began = time.monotonic()
-    reason = call_off(request)
-    if reason:
-        return {"status": "cancelled", "notes": [reason]}
     # A graph that another thread captures is invalidated by most driver calls of any thread that
     # has not said that it is harmless, even by mere questions (seen with PyTorch 2.11 on an H200).
     with driver.harmless_to_captures():
@@ -72,32 +65,6 @@ def visit(request: dict[str, Any], began: float) -> dict[str, Any]:
         "notes": list(dict.fromkeys(notes)),
         "took_s": time.monotonic() - began,
     }
-
-
-def deliver(request: dict[str, Any]) -> None:
-    """Answer into the named pipe that *request* names; nobody listening is no matter."""
-    with suppress(Exception):
-        result = json.dumps(answer(request)).encode() + b"\n"
-        pipe = os.open(request["answers"], os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            os.write(pipe, result)
-        finally:
-            os.close(pipe)
-
-
-def call_off(request: dict[str, Any]) -> str | None:
-    """Why this must not run any more; taking the claim away is what decides, once."""
-    if os.getpid() != request["pid"]:
-        return "this is not the process that was meant"
-    if time.monotonic() > request["until"]:
-        return "it came too late"
-    claim = request.get("claim")
-    if claim:
-        try:
-            os.unlink(claim)
-        except OSError:
-            return "it was called off"
-    return None
 
 
 def guarded(notes: list[str], what: str, action: Callable[[], Iterable[Any]]) -> list[Any]:

@@ -1,0 +1,78 @@
+"""``vram inside``: the arrays of a running Python process, and who refers to them."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+
+from vram.cli.source import narrowed, open_host, pid_number, require_driver, seconds, take_ledger
+from vram.cli.terminal import add_terminal_arguments, emit, look_for, show
+from vram.units import parse_size
+
+NAME = "inside"
+HELP = "the arrays that a running Python process has on GPUs, and who refers to them"
+
+DEADLINE_S = 15.0
+
+_EPILOG = """\
+The process needs no preparation and no vram. It goes on meanwhile: the search works in short
+stretches and rests between them, runs no code of any object that it meets, and leaves nothing
+behind. PyTorch, CuPy, JAX, Numba, PyCUDA, cuda.core and vram.Buffer are known. Inside a program,
+vram.live() and vram.holders() tell the same."""
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.epilog = _EPILOG
+    parser.add_argument("pid", type=pid_number, metavar="PID", help="whom to ask")
+    parser.add_argument(
+        "--gpu",
+        action="append",
+        metavar="GPU[,GPU...]",
+        help="only arrays on these GPUs, by number, UUID or PCI address (repeatable)",
+    )
+    parser.add_argument(
+        "--min-size",
+        type=parse_size,
+        default=0,
+        metavar="SIZE",
+        help="only arrays from this size on, e.g. 10MiB: fewer names are looked for, so it is faster",
+    )
+    parser.add_argument("-v", "--all", action="store_true", help="every row, not only the largest")
+    parser.add_argument(
+        "--via",
+        choices=("auto", "agent", "jupyter", "remote-exec"),
+        default="auto",
+        help="the way in (default: the safest that is open)",
+    )
+    parser.add_argument(
+        "--deadline",
+        type=seconds,
+        default=DEADLINE_S,
+        metavar="S",
+        help="give up after S seconds (default: %(default)g)",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    add_terminal_arguments(parser)
+
+
+def run(args: Namespace) -> int:
+    host = open_host(args)
+    assert host is not None
+    from vram.errors import ExitCode
+    from vram.reclaim.inside import look_inside, only
+
+    ledger = take_ledger(Namespace(**{**vars(args), "gpu": None}), host)
+    chosen = narrowed(ledger, args.gpu)
+    require_driver(ledger)
+    via = None if args.via == "auto" else args.via
+    receipt = look_inside(host, ledger, args.pid, via, args.deadline, args.min_size)
+    receipt = only(receipt, {gpu.index for gpu in chosen.gpus} if args.gpu else None, args.min_size)
+    if args.json:
+        from vram.report.inside_json import report
+
+        emit(report(receipt))
+        return ExitCode.OK
+    from vram.report.inside import inside
+
+    look = look_for(args)
+    show(inside(receipt, look, everything=args.all), args, look)
+    return ExitCode.OK

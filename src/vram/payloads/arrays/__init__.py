@@ -1,0 +1,1 @@
+"""Arrays on GPUs and who refers to them, in this process."""

@@ -1,0 +1,38 @@
+"""Frozen records: msgspec's where vram itself runs, plain classes where this was carried into a program.
+
+There may be a hundred thousand of them. msgspec makes them in C, out of the collector's sight; a
+program that is only visited may not have it, and is not made to import it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING or __name__.startswith("vram."):
+    from msgspec import Struct
+else:
+
+    class Struct:
+        """The little of ``msgspec.Struct`` that is used here."""
+
+        def __init_subclass__(cls, **_options: bool) -> None:
+            fields = cls._fields = tuple(getattr(cls, "__annotations__", ()))
+            defaults = {name: cls.__dict__[name] for name in fields if name in cls.__dict__}
+            taken = ", ".join(f"{name}=_{name}" if name in defaults else name for name in fields)
+            body = "\n    ".join([f"self.{name} = {name}" for name in fields] or ["pass"])
+            made: dict[str, Any] = {f"_{name}": value for name, value in defaults.items()}
+            # Written out once for each class: a loop over the fields would take three times as long.
+            exec(f"def __init__(self, {taken}):\n    {body}", made)
+            cls.__init__ = made["__init__"]
+
+        def __eq__(self, other: object) -> bool:
+            return type(self) is type(other) and self._values() == other._values()
+
+        def __hash__(self) -> int:
+            return hash(self._values())
+
+        def _values(self) -> tuple[Any, ...]:
+            return tuple([getattr(self, name) for name in self._fields])
+
+
+__all__ = ["Struct"]

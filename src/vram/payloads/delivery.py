@@ -1,0 +1,130 @@
+"""What every payload shares inside another process: is it still wanted, and how its answer travels.
+
+Runs inside other people's programs, in a thread of its own: standard library only, nothing
+printed, nothing raised. It connects to the visitor's socket and waits there for the word to
+go: a visitor that has given up, or has died, has closed it, and then nothing is done.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+Answer = Callable[["dict[str, Any]"], "dict[str, Any]"]
+
+GO = b"go\n"
+PORTION_NBYTES = 1 << 18
+LONGEST_NOTE = 300
+
+
+def answered(answer: Answer, request: dict[str, Any]) -> dict[str, Any]:
+    """What the payload answers; where it must not run, or fails, an answer that says why."""
+    reason = unwanted(request)
+    if reason:
+        return {"status": "cancelled", "notes": [reason]}
+    try:
+        return answer(request)
+    except Exception as error:
+        return {"status": "failed", "notes": [f"{type(error).__name__}: {error}"[:LONGEST_NOTE]]}
+
+
+def unwanted(request: dict[str, Any]) -> str | None:
+    """Why this must not run any more. A forked child has its parent's memory, and with it the request."""
+    if os.getpid() != request["pid"]:
+        return "this is not the process that was meant"
+    if time.monotonic() > request["until"]:
+        return "it came too late"
+    return None
+
+
+def deliver(answer: Answer, request: dict[str, Any]) -> None:
+    """Ask for the word to go in the folder that *request* names, and answer there."""
+    if unwanted(request):
+        return
+    connection = connected(request["folder"], request["until"])
+    try:
+        if received(connection, len(GO)) != GO:
+            return
+        for portion in portions(encoded(answered(answer, request))):
+            send(connection, portion, request["until"])
+    finally:
+        connection.close()
+        forget_this_thread()
+
+
+def connected(path: str, until: float) -> Any:
+    import _socket  # socket would import three more modules into the program
+
+    close_on_exec = 0o2000000
+    connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | close_on_exec)
+    connection.settimeout(max(0.001, until - time.monotonic()))
+    # Addresses of sockets end at 108 bytes; folders of users may be deeper.
+    folder = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        connection.connect(f"/proc/self/fd/{folder}/answers")
+    except BaseException:
+        connection.close()
+        raise
+    finally:
+        os.close(folder)
+    return connection
+
+
+def received(connection: Any, nbytes: int) -> bytes:
+    """As many bytes, or fewer where the other side hangs up."""
+    heard = b""
+    while len(heard) < nbytes:
+        part = connection.recv(nbytes - len(heard))
+        if not part:
+            break
+        heard += part
+    return heard
+
+
+def send(connection: Any, portion: bytes, until: float) -> None:
+    rest = memoryview(portion)
+    while rest:
+        connection.settimeout(max(0.001, until - time.monotonic()))
+        rest = rest[connection.send(rest) :]
+
+
+def encoded(told: dict[str, Any]) -> Iterator[str]:
+    """JSON in pieces: one call for everything would keep other threads from running meanwhile."""
+    separator = "{"
+    for key, value in told.items():
+        yield f"{separator}{json.dumps(key)}:"
+        separator = ","
+        if isinstance(value, (list, tuple)) and value:
+            for number, each in enumerate(value):
+                yield ("," if number else "[") + json.dumps(each)
+            yield "]"
+        else:
+            yield json.dumps(value)
+    yield "}\n" if told else "{}\n"
+
+
+def portions(pieces: Iterator[str]) -> Iterator[bytes]:
+    gathered: list[bytes] = []
+    nbytes = 0
+    for piece in pieces:
+        gathered.append(piece.encode())
+        nbytes += len(gathered[-1])
+        if nbytes >= PORTION_NBYTES:
+            yield b"".join(gathered)
+            gathered, nbytes = [], 0
+    yield b"".join(gathered)
+
+
+def forget_this_thread() -> None:
+    """Whatever asked for the current thread made ``threading`` note one that it never forgets."""
+    threading: Any = sys.modules.get("threading")
+    if threading is None:
+        return
+    number = threading.get_ident()
+    with threading._active_limbo_lock:
+        if isinstance(threading._active.get(number), threading._DummyThread):
+            del threading._active[number]

@@ -1,0 +1,64 @@
+"""What travels into a process, and what comes back: the same for every way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from vram.errors import NotReachable
+from vram.model.trimming import Via
+
+LONGEST_ANSWER = 64 << 20
+
+
+class Request(Struct, frozen=True):
+    """Which payload answers (a folder of ``vram/payloads``), and what it is asked: plain JSON data."""
+
+    payload: str
+    fields: dict[str, Any]
+
+    def whole(self, pid: int, until: float, **more: Any) -> dict[str, Any]:
+        """With what the payload checks before it does anything."""
+        return {**self.fields, **more, "pid": pid, "until": until}
+
+
+class Raw(Struct, frozen=True):
+    """An answer as it came, one JSON object; for how long the process was stopped, where it was."""
+
+    body: bytes
+    stopped_s: float | None = None
+
+
+class Answer(Struct, frozen=True):
+    """An answer whose payload says that it ran, and which way the question went."""
+
+    via: Via
+    body: bytes
+    stopped_s: float | None = None
+
+
+class _Status(Struct):
+    status: str
+    notes: tuple[str, ...] = ()
+
+
+def require_done(pid: int, body: bytes) -> None:
+    """Raise why the payload did not do what it was asked for."""
+    try:
+        told = msgspec.json.decode(body, type=_Status)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise unreadable(pid) from error
+    reasons = "; ".join(told.notes) or "it gave no reason"
+    if told.status == "cancelled":
+        raise NotReachable(f"pid {pid} declined: {reasons}")
+    if told.status != "done":
+        raise NotReachable(f"pid {pid} could not answer: {reasons}")
+
+
+def unreadable(pid: int) -> NotReachable:
+    return NotReachable(
+        f"pid {pid} gave an answer that cannot be read",
+        hint="something in that process changes what is sent to it, or it ended in the middle",
+    )

@@ -1,0 +1,141 @@
+"""``vram inside`` for people: the arrays of a process, largest first, and who refers to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from vram.model.inside import ArrayGroup, InsideReceipt, Split
+from vram.report.look import Look
+from vram.report.paragraph import paragraph
+from vram.report.trimmed import WAYS
+from vram.units import counted, size
+
+ROWS = 12
+_SIZE, _GPU, _WHAT = 10, 4, 26
+
+
+def inside(receipt: InsideReceipt, look: Look, *, everything: bool = False) -> RenderableType:
+    """Return one process's account; *everything*: all rows of it."""
+    answer = receipt.answer
+    blocks: list[RenderableType] = [
+        _head(receipt, look),
+        paragraph("", _summary(receipt, look), look, indent=2),
+    ]
+    shown = answer.groups if everything else answer.groups[:ROWS]
+    if shown:
+        blocks += [Text(), _table(shown, receipt, look)]
+    blocks += _rest(receipt, len(shown), look)
+    blocks.append(Text())
+    blocks += [paragraph("", _sum(split), look, indent=2) for split in receipt.splits]
+    blocks += [paragraph("- ", Text(look.clean(note)), look, indent=2) for note in _notes(receipt)]
+    return Group(*blocks)
+
+
+def _head(receipt: InsideReceipt, look: Look) -> Text:
+    target = receipt.target
+    parts = [f"pid {target.process.pid}", *([target.user] if target.user else [])]
+    head = look.clean(" · ".join([*parts, f"Python {receipt.answer.python}"]))
+    command = look.short(target.command, max(20, look.measure - len(head) - 2))
+    return Text.assemble(head, "  ", (command, "bold"))
+
+
+def _summary(receipt: InsideReceipt, look: Look) -> Text:
+    answer = receipt.answer
+    live = "no array on a GPU"
+    if answer.arrays:
+        count = f"{answer.arrays:,} {'array' if answer.arrays == 1 else 'arrays'}"
+        live = f"{size(answer.nbytes)} in {count}{_of(receipt)}"
+    stopped = (
+        "it was not stopped" if receipt.stopped_s is None else f"stopped for {receipt.stopped_s * 1e3:.1f} ms"
+    )
+    how = f"asked {WAYS[receipt.via]}, {receipt.took_s:.2f} s; {stopped}"
+    held = f", its threads waited {answer.longest_s * 1e3:.0f} ms at most"
+    return Text.assemble((look.clean(live), "bold"), look.clean(f" · {how}{held}"))
+
+
+def _of(receipt: InsideReceipt) -> str:
+    """Of which frameworks, and how much of each where there are several."""
+    totals = {name: nbytes for name, nbytes in receipt.answer.frameworks.items() if nbytes}
+    if len(totals) == 1:
+        return f" of {next(iter(totals))}"
+    largest = sorted(totals.items(), key=lambda each: -each[1])
+    return f" ({', '.join(f'{name} {size(nbytes)}' for name, nbytes in largest)})"
+
+
+def _table(groups: Sequence[ArrayGroup], receipt: InsideReceipt, look: Look) -> Table:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(width=_SIZE, justify="right")
+    table.add_column(width=_GPU)
+    table.add_column(width=_WHAT, overflow="fold")
+    table.add_column(width=max(20, look.width - _SIZE - _GPU - _WHAT - 8), overflow="fold")
+    table.add_row(*(Text(head, style="dim") for head in ("size", "GPU", "what", "held by")))
+    for group in groups:
+        table.add_row(*_cells(group, receipt, look))
+    return table
+
+
+def _cells(group: ArrayGroup, receipt: InsideReceipt, look: Look) -> tuple[Text, ...]:
+    index = None if group.device is None else receipt.gpu_of.get(group.device)
+    where = "" if group.device is None else f"c:{group.device}" if index is None else str(index)
+    held_by = Text(look.clean(group.held_by))
+    note = "shares memory told above" if group.is_shared and not group.note else group.note
+    if note:
+        held_by = Text.assemble(held_by, "\n", (look.clean(note), "dim"))
+    shown = Text(size(group.nbytes), style="dim" if group.is_shared else "")
+    return shown, Text(where), Text(look.clean(what(group))), held_by
+
+
+def what(group: ArrayGroup) -> str:
+    """Its dtype and shape, as one writes them, and how many there are."""
+    inner = ", ".join(map(str, group.shape)) + "," * (len(group.shape) == 1)
+    told = f"{group.dtype} ({inner})" if group.shape else group.dtype
+    return told if group.count == 1 else f"{group.count:,} × {told}"
+
+
+def _rest(receipt: InsideReceipt, shown: int, look: Look) -> Iterator[RenderableType]:
+    answer = receipt.answer
+    hidden, left = answer.groups[shown:], answer.left_out
+    nbytes = sum(group.nbytes for group in hidden) + left.nbytes
+    count = len(hidden) + left.groups
+    if count:
+        more = "; --all shows them" if hidden and not left.groups else ""
+        more = "; --all shows more of them" if hidden and left.groups else more
+        words = f"… and {counted(count, 'smaller row')}, {size(nbytes)} together{more}"
+        yield paragraph("", Text(look.clean(words), style="dim"), look, indent=2)
+
+
+def _sum(split: Split) -> Text:
+    parts = [
+        (split.arrays, "in arrays"),
+        (split.unseen, "in use without an array that Python can see"),
+        (split.cached, "cached"),
+        (split.pooled, "in pools that do not shrink"),
+        (split.rest, "context and other"),
+    ]
+    words = ", ".join(f"{size(nbytes)} {name}" for nbytes, name in parts if nbytes)
+    return Text.assemble((f"GPU {split.gpu}: {size(split.charged)}", "bold"), f" = {words}")
+
+
+def _notes(receipt: InsideReceipt) -> Iterator[str]:
+    answer = receipt.answer
+    if answer.was_cut:
+        yield "the search for names was cut short: --deadline gives it more time"
+    if any(split.cached for split in receipt.splits):
+        yield f"`vram trim {receipt.target.process.pid}` gives back what is cached"
+    cycles = sum(group.nbytes for group in answer.groups if group.kind == "cycle")
+    if cycles:
+        yield f"{size(cycles)} are kept by cycles of references alone: a trim collects them first"
+    if not answer.arrays:
+        yield from _without_arrays(receipt)
+    yield from answer.notes
+
+
+def _without_arrays(receipt: InsideReceipt) -> Iterator[str]:
+    if any(split.unseen for split in receipt.splits):
+        yield "what is in use belongs to native code: a compiled model, an engine, a workspace"
+    elif receipt.splits:
+        yield "no framework here has arrays: the rest is the context itself, or allocated by native code"

@@ -1,0 +1,65 @@
+"""Programs on every Python that is here, visited with the very text that travels."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vram.reach import payload_source
+
+PROGRAMS = Path(__file__).with_name("programs")
+MINORS = (9, 10, 11, 12, 13, 14)
+
+
+def interpreter(minor: int) -> str | None:
+    """A Python 3.*minor*: pyenv's, or one on PATH."""
+    for found in sorted(Path.home().glob(f".pyenv/versions/3.{minor}.*/bin/python3.{minor}")):
+        return str(found)
+    return shutil.which(f"python3.{minor}")
+
+
+class Subject:
+    """One running subject; it is told a line, and answers one."""
+
+    def __init__(self, python: str, payload: Path) -> None:
+        self._process = subprocess.Popen(
+            [python, str(PROGRAMS / "subject.py"), str(payload)], stdin=-1, stdout=-1, text=True
+        )
+        self.hear()
+
+    def hear(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, f"it has ended: {self._process.wait()}"
+        heard: dict[str, Any] = json.loads(line)
+        return heard
+
+    def tell(self, word: str, **fields: Any) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{word} {json.dumps(fields)}\n")
+        self._process.stdin.flush()
+        return self.hear()
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+@pytest.fixture(params=MINORS, ids=lambda minor: f"3.{minor}")
+def subject(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Subject]:
+    python = interpreter(request.param)
+    if python is None:
+        pytest.skip(f"no Python 3.{request.param} here")
+    payload = tmp_path / "payload"
+    payload.write_text(
+        payload_source.expression("inside", "answered", {"HERE": 1}).replace("{'HERE': 1}", "'REQUEST'")
+    )
+    started = Subject(python, payload)
+    yield started
+    started.close()
