@@ -85,7 +85,7 @@ VERDICTS = {
     "jax_preallocates": UNKNOWN,
     "numba_del": FALSE if find_spec("numba") else UNKNOWN,
     "numba_close": TRUE if find_spec("numba") else UNKNOWN,
-    "pycuda_thread": FALSE if find_spec("pycuda") else UNKNOWN,
+    "pycuda_thread": TRUE if find_spec("pycuda") else UNKNOWN,
 }
 
 

@@ -90,11 +90,13 @@ def _flush(device: int | None, tracebacks: bool, gc: bool, outputs: bool, budget
     began = time.perf_counter()
     notes: list[str] = []
     devices = awake_devices() if device is None else [device]
+    if is_capturing():
+        return Flushed(refused=CAPTURING)
     broken = driver.broken()
     if broken:
         return _given_up(broken, devices)
     frameworks = [each for kind in FRAMEWORKS for each in trim.guarded(notes, kind.name, kind.find)]
-    refused = _refusal(frameworks)
+    refused = _objections(frameworks)
     if refused:
         return Flushed(refused=refused)
     broken = driver.broken(wait=True, only=device)
@@ -123,10 +125,8 @@ def _flush(device: int | None, tracebacks: bool, gc: bool, outputs: bool, budget
     )
 
 
-def _refusal(frameworks: list[Any]) -> str:
+def _objections(frameworks: list[Any]) -> str:
     """Why nothing may be touched. Who cannot tell whether it objects is taken to object."""
-    if is_capturing():
-        return CAPTURING
     objections: list[str] = []
     for each in frameworks:
         objections += trim.guarded(objections, each.name, each.objections)
