@@ -87,7 +87,7 @@ def _executed(args: Namespace, host: LocalHost, draft: Draft) -> Receipt:
 
 
 def _ended(args: Namespace, host: LocalHost, draft: Draft, receipt: Receipt | None) -> int:
-    left = _left(args, host, draft) if receipt is not None and _asks_for_everything(args, draft) else ()
+    left = _left(args, host, draft, receipt) if receipt and _asks_for_everything(args, draft) else ()
     if args.json:
         from vram.report.reclaim_json import report
 
@@ -115,8 +115,12 @@ def _asks_for_everything(args: Namespace, draft: Draft) -> bool:
     return draft.plan.goal_bytes is None and not args.pid
 
 
-def _left(args: Namespace, host: LocalHost, draft: Draft) -> tuple[Spared, ...]:
-    """Read again: who still holds memory whose owner is dead."""
+def _left(args: Namespace, host: LocalHost, draft: Draft, receipt: Receipt) -> tuple[Spared, ...]:
+    """Who still holds memory whose owner is dead; read again where not all came back that was promised."""
+    known = tuple(each for each in draft.spared if each.leftover)
+    returned, promised = receipt.returned_bytes, receipt.promised_bytes
+    if not known and returned is not None and promised is not None and returned >= promised:
+        return ()
     from vram.reclaim import remaining
 
     findings = tuple(getattr(args, "finding", ()))

@@ -19,14 +19,21 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from vram.payloads import delivery, inside, trim
+from vram.payloads import delivery
 
 LONGEST_REQUEST = 4096
 PATIENCE_S = 5.0
-PAYLOADS: dict[str, delivery.Answer] = {"trim": trim.answer, "inside": inside.answer}
 
 _lock = threading.Lock()
 _serving: dict[str, Any] = {}
+_payloads: dict[str, delivery.Answer] = {}
+
+
+def _loaded() -> dict[str, delivery.Answer]:
+    """What may be asked for. Loaded when the agent starts: who only looks for sockets needs none of it."""
+    from vram.payloads import inside, trim
+
+    return {"trim": trim.answer, "inside": inside.answer}
 
 
 def folders() -> list[str]:
@@ -83,6 +90,7 @@ def start() -> str:
     """
     with _lock:
         if _serving.get("pid") != os.getpid():
+            _payloads.update(_loaded())
             _serve(folders()[0])
         return str(_serving["path"])
 
@@ -144,7 +152,7 @@ def _converse(connection: socket.socket) -> None:
         return
     connection.settimeout(PATIENCE_S)
     request = _read(connection)
-    payload = PAYLOADS.get(str(request.get("payload")))
+    payload = _payloads.get(str(request.get("payload")))
     wanted = request.get("request")
     if payload is None or not isinstance(wanted, dict) or _hung_up(connection):
         return

@@ -8,7 +8,6 @@ else writes, and the main thread is made to run them by one of three routes (see
 from __future__ import annotations
 
 import os
-import platform
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -111,10 +110,9 @@ def _converse(entry: Entry, drop: ScriptDrop, pidfd: int, until: float) -> Raw:
 @contextmanager
 def opened(process: PythonProcess) -> Iterator[Entry]:
     """A process made ready to be visited, not yet touched. Raises Unsafe."""
-    if platform.machine() != "x86_64":
-        raise Unsafe(
-            f"this machine is {platform.machine()}", "only x86-64 is known; have it call vram.agent()"
-        )
+    machine = os.uname().machine
+    if machine != "x86_64":
+        raise Unsafe(f"this machine is {machine}", "only x86-64 is known; have it call vram.agent()")
     memory = Memory(process.pid)
     try:
         yield Entry(process, memory)

@@ -6,7 +6,6 @@ Nothing shows in the notebook: no history, no execution count, no output.
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import os
 import stat
@@ -106,6 +105,8 @@ def _checked(text: bytes) -> dict[str, Any]:
 
 def _is_loopback(ip: str) -> bool:
     try:
+        import ipaddress
+
         return ip == "localhost" or ipaddress.ip_address(ip).is_loopback
     except ValueError:
         return False

@@ -12,7 +12,6 @@ import os
 import select
 import socket
 import stat
-import tempfile
 import time
 from contextlib import suppress
 from types import TracebackType
@@ -197,6 +196,8 @@ def _make_folder(process: PythonProcess) -> str:
             os.close(agent.open_folder(path, make=True))
         _sweep(path, prefix)
         named = f"{prefix}{process.pid}-{process.target.process.started_at}-"
+        import tempfile
+
         return tempfile.mkdtemp(prefix=named, dir=path)
     except OSError as error:
         raise NotReachable(

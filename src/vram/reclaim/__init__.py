@@ -74,11 +74,19 @@ def execute(
     from vram.reclaim import executor, grounds, ladder
     from vram.reclaim.looking import look_at_all
     from vram.reclaim.planner import parked
+    from vram.reclaim.verify import used_in
 
     host = host or _local()
     paused = {each.pid for each in parked(host)}
-    grounds.require(plan, *look_at_all(host, plan.gpus, deadline_s), paused)
-    return executor.execute(host, plan, patience_s={**ladder.PATIENCE_S, **(patience_s or {})}, told=told)
+    ledger, findings = look_at_all(host, plan.gpus, deadline_s)
+    grounds.require(plan, ledger, findings, paused)
+    return executor.execute(
+        host,
+        plan,
+        patience_s={**ladder.PATIENCE_S, **(patience_s or {})},
+        told=told,
+        used_now=used_in(ledger, plan.gpus),
+    )
 
 
 def remaining(

@@ -32,13 +32,15 @@ def execute(
     *,
     patience_s: Mapping[StepKind, float] = ladder.PATIENCE_S,
     told: OnOutcome | None = None,
+    used_now: int | None = None,
 ) -> Receipt:
     """Do the steps in order until the goal is met; return asked, promised and returned.
 
-    Raises only while nothing was touched: from then on, what goes wrong is an outcome.
+    *used_now* is what the plan's GPUs had in use a moment ago, where that was read. Raises only while
+    nothing was touched: from then on, what goes wrong is an outcome.
     """
     check(host, plan)
-    run = _Run(host, plan, patience_s)
+    run = _Run(host, plan, patience_s, used_now)
     outcomes = []
     for outcome in run.outcomes():
         outcomes.append(outcome)
@@ -62,11 +64,13 @@ def promised(steps: tuple[Step, ...]) -> int | None:
 class _Run:
     """One walk over a plan, and what the device said at its start and last."""
 
-    def __init__(self, host: Host, plan: Plan, patience_s: Mapping[StepKind, float]) -> None:
+    def __init__(
+        self, host: Host, plan: Plan, patience_s: Mapping[StepKind, float], used_now: int | None
+    ) -> None:
         self._host = host
         self._plan = plan
         self._patience_s = patience_s
-        self._first = self._last = used_bytes(host, plan.gpus)
+        self._first = self._last = used_bytes(host, plan.gpus) if used_now is None else used_now
         self._stop: str | None = None
         self._touched = False
         self._kept_promises = 0

@@ -109,8 +109,9 @@ class _Choice:
         self._require_possible(goal, wanted)
         found = [self._on(gpu, goal) for gpu in wanted]
         best = min(found, key=Selection.cost, default=Selection(0, (), reaches=False))
-        unsure = not best.reaches and any(option.nbytes is None for option in best.options)
-        if not best.reaches and not unsure:
+        if not best.reaches:
+            self._require_unrefused()
+        if not (best.reaches or best.may_reach):
             self._require_named(tuple(step for option in best.options for step in option.steps))
             raise self._out_of_reach(goal, best)
         return best
@@ -134,7 +135,8 @@ class _Choice:
             if kind == "trim" and all(step.predicted_bytes == 0 for step in steps):
                 continue  # it was asked, and caches nothing
             named = bool(context.wish.pids) and not self._is_leftover(candidate)
-            yield Option(kind, _on_one_gpu(steps, context), named=named)
+            most = sum(context.own_bytes(account) for account in candidate.accounts)
+            yield Option(kind, _on_one_gpu(steps, context), most, named)
 
     def _is_leftover(self, candidate: Candidate) -> bool:
         """Whether nobody in it works with memory of its own."""
@@ -196,6 +198,13 @@ class _Choice:
             if pid in self.refusals and pid not in planned:
                 raise self.refusals[pid]
 
+    def _require_unrefused(self) -> None:
+        """Where what is left is not surely enough, the refusal of one that was named is the answer."""
+        for pid in self._context.wish.pids:
+            refusal = self.refusals.get(pid)
+            if refusal is not None and not isinstance(refusal, NotReachable):
+                raise refusal
+
     def _require_possible(self, goal: int, gpus: tuple[int, ...]) -> None:
         totals = [gpu.total_bytes for gpu in self._context.ledger.gpus if gpu.index in gpus]
         if totals and None not in totals and goal > max(total or 0 for total in totals):
@@ -210,7 +219,8 @@ class _Choice:
                     f"GPU {account.untold[0]} does not answer: what pid {pid} would give back is unknown",
                     hint=f"`vram kill {pid}` ends it all the same",
                 )
-        most = f"at most {size(best.nbytes)} would come back" if best.nbytes else "nothing would come back"
+        possible = best.nbytes + sum(option.most for option in best.options if option.nbytes is None)
+        most = f"at most {size(possible)} would come back" if possible else "nothing would come back"
         where = f" on GPU {best.gpu}" if len(self._context.ledger.gpus) > 1 else ""
         hint = "`vram who` lists who holds the rest; --park-idle allows to park idle processes, --pid PID one"
         if self._context.ledger.host.wsl_facts is not None:

@@ -10,10 +10,14 @@ from vram.model.plan import Step, StepKind
 
 
 class Option(Struct, frozen=True):
-    """Steps that only make sense together, and what they surely give back; None where that is unknown."""
+    """Steps that only make sense together, and what they surely give back; None where that is unknown.
+
+    ``most`` is what they can give back at most.
+    """
 
     kind: StepKind
     steps: tuple[Step, ...]
+    most: int = 0
     named: bool = False
 
     @property
@@ -32,11 +36,13 @@ class Option(Struct, frozen=True):
 
 
 class Selection(Struct, frozen=True):
-    """What was chosen for one GPU. ``reaches``: what is known of it adds up to the goal."""
+    """What was chosen for one GPU. ``reaches``: what is known of it adds up to the goal; ``may_reach``:
+    with what cannot be known beforehand it could."""
 
     gpu: int
     options: tuple[Option, ...]
     reaches: bool
+    may_reach: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -45,23 +51,30 @@ class Selection(Struct, frozen=True):
     def cost(self) -> tuple[int, ...]:
         """Least harm to people first, then fewest processes, then fewest bytes more than needed."""
         harmed = sum(len(each.steps) for each in self.options if each.harms)
-        unsure = 0 if self.reaches else 1
+        unsure = 0 if self.reaches else 1 if self.may_reach else 2
         steps = sum(len(each.steps) for each in self.options)
         # Where no plan surely reaches the goal, the one that comes nearest is taken.
         return (unsure, harmed, steps, self.nbytes if self.reaches else -self.nbytes, self.gpu)
 
 
 def smallest(gpu: int, options: Sequence[Option], goal: int) -> Selection:
-    """Choose from *options*, which are in the order of their harm."""
+    """Choose from *options* what reaches *goal* with the least harm."""
     known = [each for each in options if each.nbytes]
-    for last in range(1, len(known) + 1):
-        # Only as many kinds of action as are needed: parks are not looked at where leftovers do.
-        allowed = [each for each in known if _rank(each) <= _rank(known[last - 1])]
-        if sum(each.nbytes or 0 for each in allowed) >= goal:
-            return Selection(gpu, _fewest(allowed, goal), reaches=True)
-    unknown = [each for each in options if each.nbytes is None]
-    # Those that cannot say what they have go first: the rest is only done if it is still needed.
-    return Selection(gpu, (*unknown, *known), reaches=False)
+    harmless = [each for each in known if not each.harms]
+    if _sum(harmless) >= goal:
+        return Selection(gpu, _fewest(harmless, goal), reaches=True)
+    # Who cannot say what it only caches is asked before anybody who works is harmed: the rest is done only
+    # where it is still needed.
+    unknown = tuple(each for each in options if each.nbytes is None)
+    if _sum(known) >= goal:
+        return Selection(gpu, (*unknown, *_fewest(known, goal)), reaches=True)
+    counted = frozenset(pid for each in known for pid in each.pids)
+    most = _sum(known) + sum(each.most for each in unknown if not each.pids & counted)
+    return Selection(gpu, (*unknown, *known), reaches=False, may_reach=bool(unknown) and most >= goal)
+
+
+def _sum(options: Sequence[Option]) -> int:
+    return sum(each.nbytes or 0 for each in options)
 
 
 def _rank(option: Option) -> tuple[bool, int]:

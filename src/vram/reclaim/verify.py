@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 
 from vram.host.ports import Host
 from vram.model.gpu import GpuFacts, MemoryFacts, MigFacts
+from vram.model.ledger import Ledger
 from vram.model.observation import Observation
 
 READ_S = 5.0
@@ -14,6 +15,22 @@ READ_S = 5.0
 # tears down later, we look again for this long before we say that nothing came.
 SETTLE_S = 1.0
 _PAUSE_S = 0.05
+
+
+def used_in(ledger: Ledger, gpus: tuple[int, ...]) -> int | None:
+    """What a ledger that was just read says is in use on *gpus*, as :func:`used_bytes` counts it.
+
+    None where that is not one plain figure for each of them: then it has to be read.
+    """
+    found = {gpu.index: gpu for gpu in ledger.gpus}
+    plain = [
+        found[each].memory
+        for each in gpus
+        if each in found and found[each].driver == "nvidia" and not found[each].instances
+    ]
+    if len(plain) != len(gpus) or not gpus:
+        return None
+    return None if None in plain else sum(memory.used for memory in plain if memory is not None)
 
 
 def used_bytes(host: Host, gpus: tuple[int, ...]) -> int | None:
