@@ -1,62 +1,39 @@
-"""Visits by debugger to a program that is always inside malloc: none may harm it.
+"""Visits by ptrace: for how long a program with twenty threads is stopped, and whether any visit harms it.
 
-Long, so it runs only when it is named. VRAM_TRIES says how many (1,000).
+VRAM_TRIES says how many visits (200), half of them at work, half at rest.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
-import subprocess
 import sys
-import time
 
-from bench.cases.trim import ROOT, SUBJECT, _private_folders
-from bench.company import CompanyRefused
+from bench.cases.trim import ROOT, _private_folders
 from bench.row import Row
-from bench.timing import CommandFailed, program
+from bench.timing import CommandFailed
 
-TRIES = int(os.environ.get("VRAM_TRIES", "1000"))
-MIB = 1024**2
+TRIES = int(os.environ.get("VRAM_TRIES", "200"))
+THREADS = 20
+MEDIAN_S, LONGEST_S = 0.002, 0.005
 
 
 def run(turns: int) -> list[Row]:
-    if shutil.which("gdb") is None:
-        raise CompanyRefused("gdb is not installed")
-    command = [sys.executable, str(ROOT / "tests" / "reach" / "subject.py"), str(64 * MIB), "computing"]
-    environment = {**os.environ, "PYTHONPATH": SUBJECT, "PYTHONMALLOC": "malloc"}
-    with (
-        _private_folders(),
-        subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as subject,
-    ):
-        try:
-            _answer(subject)
-            seconds = sorted(_visited(subject) for _ in range(TRIES))
-        finally:
-            subject.kill()
-    note = f"{TRIES} visits, 0 harmed"
-    return [Row("vram trim --via debugger, inside malloc", seconds[len(seconds) // 2], "s", note=note)]
+    sys.path[:0] = [str(ROOT), str(ROOT / "src")]
+    from tests.reach.soak import Visited, visit_often
 
-
-def _visited(subject: subprocess.Popen[bytes]) -> float:
-    """Seconds of one visit; raises where it failed, or where the program does not go on."""
-    began = time.perf_counter()
-    words = ["trim", str(subject.pid), "--via", "debugger", "--json"]
-    done = subprocess.run([program("vram") or "vram", *words], stdout=subprocess.PIPE)
-    elapsed_s = time.perf_counter() - began
-    if done.returncode:
-        raise CommandFailed(f"vram trim --via debugger: exit status {done.returncode}")
-    assert subject.stdin is not None
-    subject.stdin.write(b"\n")
-    subject.stdin.flush()
-    _answer(subject)
-    return elapsed_s
-
-
-def _answer(subject: subprocess.Popen[bytes]) -> None:
-    assert subject.stdout is not None
-    line = subject.stdout.readline()
-    if not line:
-        raise CommandFailed(f"the program was harmed: exit status {subject.wait()}")
-    json.loads(line)
+    stopped: list[float] = []
+    with _private_folders():
+        for state in ("busy", "read"):
+            program = Visited(sys.executable, state, THREADS)
+            try:
+                stopped += visit_often(program, TRIES // 2)
+            except AssertionError as error:
+                raise CommandFailed(f"the program was harmed: {error}") from error
+            finally:
+                program.close()
+    stopped.sort()
+    note = f"{len(stopped)} visits, {THREADS} threads, 0 harmed"
+    return [
+        Row("stopped by a visit, median", stopped[len(stopped) // 2], "s", target=MEDIAN_S, note=note),
+        Row("stopped by a visit, longest", stopped[-1], "s", target=LONGEST_S, note=note),
+    ]

@@ -48,7 +48,6 @@ VARIABLES = (
     Place("NO_COLOR, FORCE_COLOR", "No colour anywhere, or colour everywhere.", ("all",)),
     Place("COLUMNS", "How wide a line may be.", ("all",)),
     Place("XDG_STATE_HOME", f"Where records lie, instead of {STATE.rpartition('/')[0]}.", ACTING),
-    Place("VRAM_DEBUGGER", "The debugger that `--via debugger` uses.", ("trim",)),
     Place("VRAM_AGENT", "Set to 1, programs that import vram let `vram trim` in.", ("trim", "why")),
 )
 

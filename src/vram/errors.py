@@ -24,7 +24,7 @@ VramError
     ├── WorldChanged         it is not what the plan was made for  exit 15
     ├── BadPlan              the plan file is foreign or edited    exit 16
     ├── AuditUnavailable     no log, no action                     exit 17
-    ├── DebuggerUnavailable  missing, or forbidden by yama         exit 18
+    ├── AttachDenied         the kernel forbids attaching to it    exit 18
     ├── GoalImpossible       more than the GPU has, or can give    exit 19
     ├── CannotPark           preflight says it would not come back exit 20
     └── TimedOut             the deadline passed, target unharmed  exit 21
@@ -56,7 +56,7 @@ class ExitCode(IntEnum):
     WORLD_CHANGED = 15
     BAD_PLAN = 16
     NO_AUDIT = 17
-    NO_DEBUGGER = 18
+    CANNOT_ATTACH = 18
     GOAL_IMPOSSIBLE = 19
     CANNOT_PARK = 20
     TIMED_OUT = 21
@@ -216,10 +216,10 @@ class AuditUnavailable(Refused):
     exit_code = ExitCode.NO_AUDIT
 
 
-class DebuggerUnavailable(Refused):
-    """There is no debugger, or it may not attach."""
+class AttachDenied(Refused):
+    """The kernel does not let us attach to the process: yama, a container, or somebody traces it already."""
 
-    exit_code = ExitCode.NO_DEBUGGER
+    exit_code = ExitCode.CANNOT_ATTACH
 
 
 class GoalImpossible(Refused):

@@ -84,7 +84,7 @@ def test_no_python(world: World, tmp_path: Path) -> None:
     try:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"ready\n"
-        for words in ([], ["--via", "debugger"]):
+        for words in ([], ["--via", "ptrace"]):
             code, said = refusal(world, holder.pid, *words)
             assert code == 14
             assert "is no Python process (holder)" in said

@@ -50,8 +50,7 @@ class Clinic:
 
     def environment(self, **more: str) -> dict[str, str]:
         folders = {"XDG_STATE_HOME": str(self.state), "XDG_RUNTIME_DIR": str(self.runtime), "COLUMNS": "80"}
-        # A debugger that is quick to tell its version: gdb takes longer than all the rest.
-        return self.gpu.environment() | folders | {"VRAM_DEBUGGER": "true"} | more
+        return self.gpu.environment() | folders | more
 
     def run(self, *words: str, before: Sequence[str] = (), **more: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

@@ -13,6 +13,7 @@ from vram.model.observation import HostFacts, Observation, ProbeRun, Survey
 from vram.model.parking import Vitals
 from vram.model.process import ProcessRef
 from vram.model.surroundings import (
+    AttachTrial,
     Confinement,
     DeviceNode,
     DriverFiles,
@@ -109,10 +110,11 @@ SOUND = Sight(
         kcmp=0,
         ptrace=0,
         natives={"/lib/libvramscan.so": None},
-        debugger="GNU gdb 15",
     ),
     cupti=("/usr/local/cuda/lib64/libcupti.so.13",),
-    debugger="/usr/bin/gdb",
+    attach_trial=AttachTrial(
+        version="3.13", routes={"at work": 0.3, "at rest": 0.4, "waiting for a lock": 0.3}
+    ),
     records=Records(path="/home/user/.local/state/vram", exists=True, free_bytes=GIB),
     program=Program(
         vram="1",

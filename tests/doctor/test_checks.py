@@ -33,7 +33,15 @@ from vram.doctor.sight import PythonTarget, Sight
 from vram.model.gpu import DriverFacts
 from vram.model.observation import HostFacts, Observation, ProbeRun
 from vram.model.parking import Vitals
-from vram.model.surroundings import Container, DriverFiles, DriverTrial, KernelTrial, Mps, Tracing
+from vram.model.surroundings import (
+    AttachTrial,
+    Container,
+    DriverFiles,
+    DriverTrial,
+    KernelTrial,
+    Mps,
+    Tracing,
+)
 from vram.model.windows import NO_INTEROP, NO_POWERSHELL
 from vram.model.wsl import WslFacts
 from vram.units import GIB
@@ -282,7 +290,14 @@ COMPLAINTS: list[tuple[str, Sight, str, str, str]] = [
         "even to a child of our own (EPERM)",
         "--cap-add SYS_PTRACE",
     ),
-    ("permissions.debugger", sight(debugger=None), "missing", "no gdb", "install gdb"),
+    ("reaching.routes", sight(attach_trial=None), "unknown", "did not end", "again"),
+    (
+        "reaching.routes",
+        sight(attach_trial=AttachTrial(version="3.12", routes={"at work": 1.0}, errors={"at rest": "no"})),
+        "limited",
+        "a Python at rest cannot be visited",
+        "vram.agent()",
+    ),
     (
         "place.namespace",
         sight(survey=survey(host=INSIDE), premises=replace(SOUND.premises, container=DOCKER)),
@@ -391,10 +406,10 @@ COMPLAINTS: list[tuple[str, Sight, str, str, str]] = [
     (
         "reaching.python",
         sight(
-            targets=(PythonTarget(pid=5, user="ana", nbytes=GIB, open=("debugger",), closed={"agent": "no"}),)
+            targets=(PythonTarget(pid=5, user="ana", nbytes=GIB, closed={"agent": "no", "ptrace": "yama"}),)
         ),
         "limited",
-        "Python pid 5 cannot be asked to trim, but by a debugger",
+        "Python pid 5 cannot be asked to trim",
         "vram.agent()",
     ),
     (

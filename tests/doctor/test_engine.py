@@ -21,7 +21,7 @@ SECTIONS = ["What is looked at", "What it means", "What to do"]
     ("host", "verdict"),
     [
         (SOUND, "ready"),
-        (sight(debugger=None), "ready"),
+        (sight(attach_trial=None), "ready"),
         (sight(cupti=()), "ready"),
         (with_gpu(mig_enabled=True), "limited"),
         (confined(unreadable=3), "limited"),

@@ -10,7 +10,7 @@ from rich.console import Console
 from tests.doctor.sights import SOUND, USER, absent, confined, sight, survey, with_premises
 from vram.doctor.engine import examine
 from vram.doctor.sight import Sight
-from vram.model.surroundings import DriverTrial, KernelTrial, Premises
+from vram.model.surroundings import AttachTrial, DriverTrial, KernelTrial, Premises
 from vram.report.doctor import text
 from vram.report.look import Look
 
@@ -26,7 +26,7 @@ AILING = sight(
     cupti=(),
     driver_trial=DriverTrial(hung_in="cuInit"),
     kernel_trial=KernelTrial(pidfd_open=1, pidfd_getfd=1, kcmp=1, ptrace=1, natives={"libvramscan.so": "no"}),
-    debugger=None,
+    attach_trial=AttachTrial(version="3.12", errors={"at work": "EPERM"}),
     records=replace(SOUND.records, error="the folder is somebody else's", hint="set XDG_STATE_HOME"),
     program=replace(SOUND.program, packages={"msgspec": "1", "rich": "1", "nvidia-ml-py": "1"}),
 )
@@ -48,7 +48,7 @@ def test_a_sound_host_needs_half_a_screen() -> None:
 
 
 def test_a_host_with_some_trouble_fits_on_one_screen() -> None:
-    host = replace(confined(unreadable=213, yama=1), debugger=None)
+    host = replace(confined(unreadable=213, yama=1), attach_trial=None)
     assert len(lines(host)) <= SCREEN
 
 
@@ -61,10 +61,8 @@ def test_problems_come_before_what_is_well_and_the_gravest_first() -> None:
     shown = "\n".join(lines(AILING, 200))
     broken, missing = shown.index("driver.cuda broken"), shown.index("driver.nodes missing")
     assert broken < missing < shown.index("permissions.processes limited")
-    assert shown.index("permissions.processes limited") < shown.index(
-        "permissions.debugger missing, optional"
-    )
-    assert shown.index("permissions.debugger") < shown.index("\n  driver  ")
+    assert shown.index("permissions.processes limited") < shown.index("reaching.cupti missing, optional")
+    assert shown.index("reaching.cupti") < shown.index("\n  driver  ")
 
 
 def test_every_problem_has_its_fix_beside_it() -> None:

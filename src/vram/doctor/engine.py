@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from vram.doctor.answers import Answer, Check
 from vram.doctor.checks import (
+    attach_routes,
     cupti,
-    debugger,
     device_nodes,
     driver_present,
     driver_versions,
@@ -55,12 +55,12 @@ CHECKS: tuple[Check, ...] = (
     permission_processes,
     permission_pidfd,
     permission_ptrace,
-    debugger,
     place_namespace,
     place_container,
     place_wsl,
     parking_calls,
     parking_room,
+    attach_routes,
     python_targets,
     cupti,
     vram_records,

@@ -10,14 +10,14 @@ from vram import __version__
 from vram.doctor.packages import version
 from vram.doctor.patience import Beside
 from vram.doctor.sight import Program, PythonTarget, Records, Sight
-from vram.errors import DebuggerUnavailable, Refused
+from vram.errors import Refused
 from vram.host.ports import Host
 from vram.model.gpu import ChargeFacts
 from vram.model.observation import Observation, Survey
 from vram.model.plan import Target
 from vram.model.process import ProcessFacts, ProcessRef
 from vram.probes.survey import survey
-from vram.reach import debugger
+from vram.reach import trial
 from vram.reach.python_process import PythonProcess, examine
 from vram.reach.ways import ALL
 from vram.reclaim import audit, state
@@ -35,8 +35,8 @@ _LIBRARIES = (
 def look(host: Host, deadline_s: float = 5.0) -> Sight:
     """See everything within about *deadline_s*, whatever hangs."""
     until = host.clock.monotonic() + deadline_s
-    program = _debugger()
-    trials = host.surroundings.start_trials(program, libraries())
+    trials = host.surroundings.start_trials(libraries())
+    attach = Beside(trial.attach)
     records, cupti = Beside(_records), Beside(host.surroundings.cupti)
     seen = survey(host, deadline_s=deadline_s)
     charged = _charged(seen)
@@ -45,12 +45,12 @@ def look(host: Host, deadline_s: float = 5.0) -> Sight:
     return Sight(
         survey=seen,
         premises=host.surroundings.premises(),
-        debugger=program,
         program=_program(),
         room=host.vitals.read(next(iter(charged), os.getpid())),
         driver_trial=trials.driver(_left_s(host, until)),
         kernel_trial=trials.kernel(_left_s(host, until)),
         targets=targets.result(_left_s(host, until)),
+        attach_trial=attach.result(_left_s(host, until)),
         tracing=tracing.result(_left_s(host, until)) or (),
         cupti=cupti.result(_left_s(host, until)),
         records=records.result(_left_s(host, until)) or _unanswered(),
@@ -130,13 +130,6 @@ def _closed(way: str, process: PythonProcess) -> str | None:
         return ALL[way].closed(process)
     except (Refused, OSError) as error:
         return str(error)
-
-
-def _debugger() -> str | None:
-    try:
-        return debugger.program()
-    except DebuggerUnavailable:
-        return None
 
 
 def _records() -> Records:

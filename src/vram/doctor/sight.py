@@ -11,7 +11,7 @@ from vram.diagnosis.driver_words import miss_library
 from vram.model.gpu import ChargeFacts, DriverFacts, GpuFacts
 from vram.model.observation import Observation, Survey
 from vram.model.parking import Vitals
-from vram.model.surroundings import DriverTrial, KernelTrial, Premises, Tracing
+from vram.model.surroundings import AttachTrial, DriverTrial, KernelTrial, Premises, Tracing
 
 
 class PythonTarget(Struct, frozen=True, kw_only=True):
@@ -55,8 +55,8 @@ class Sight(Struct, frozen=True, kw_only=True, dict=True):
     """None: looking took too long."""
     cupti: tuple[str, ...] | None = ()
     """Where a libcupti lies. None: looking took too long."""
-    debugger: str | None = None
-    """Where the debugger lies that `vram trim --via debugger` would use."""
+    attach_trial: AttachTrial | None = None
+    """By which routes a Python that the doctor started itself was visited. None: it took too long."""
     records: Records
     program: Program
     room: Vitals = Vitals()

@@ -121,6 +121,15 @@ class DriverTrial(Struct, frozen=True, kw_only=True):
     took_s: float | None = None
 
 
+class AttachTrial(Struct, frozen=True, kw_only=True):
+    """A Python of our own, visited by ptrace. ``routes`` are those that worked, with the milliseconds
+    for which it was stopped; ``errors`` why others did not."""
+
+    version: str
+    routes: dict[str, float] = {}
+    errors: dict[str, str] = {}
+
+
 class KernelTrial(Struct, frozen=True, kw_only=True):
     """System calls that vram makes, tried on processes of its own. 0 is well, else the kernel's error."""
 
@@ -130,9 +139,6 @@ class KernelTrial(Struct, frozen=True, kw_only=True):
     ptrace: int | None = None
     natives: dict[str, str | None] = {}
     """Libraries of ours, and why each cannot be loaded; None: it can."""
-    debugger: str | None = None
-    """The first line of what the debugger says of itself."""
-    debugger_error: str | None = None
     hung_in: str | None = None
     died_in: str | None = None
     not_tried: str | None = None

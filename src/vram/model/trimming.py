@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from vram.model.plan import Target
 
-Via = Literal["agent", "jupyter", "remote-exec", "debugger"]
+Via = Literal["agent", "jupyter", "remote-exec", "ptrace"]
 """The ways into a process, safest first."""
 
 Verb = Literal["measure", "trim"]
@@ -64,7 +64,7 @@ class TrimReceipt(Struct, frozen=True, kw_only=True):
     """One process trimmed: its own account, and the driver's word before and after.
 
     Where the driver tells no figures per process (WSL2), ``whole_gpu`` says that its word is
-    about everybody on those GPUs together.
+    about everybody on those GPUs together. ``stopped_s`` is for how long it stood still.
     """
 
     target: Target
@@ -74,6 +74,7 @@ class TrimReceipt(Struct, frozen=True, kw_only=True):
     charged_before: int
     charged_after: int | None
     took_s: float
+    stopped_s: float | None = None
     whole_gpu: bool = False
 
     @property

@@ -1,7 +1,7 @@
 """Makes the system calls that vram needs, on itself and on a child of its own, and tells how they went.
 
-Arguments: the debugger to ask for its version (empty: none), then libraries to load. Every step is
-announced on descriptor 3, so that one that hangs is known by its name.
+Arguments: libraries to load. Every step is announced on descriptor 3, so that one that hangs is
+known by its name.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ SYS_KCMP = {"x86_64": 312, "aarch64": 272}
 KCMP_FILE = 0
 PTRACE_SEIZE = 0x4206
 NOT_IMPLEMENTED = 38
-# cuda-gdb takes seconds to start: nobody is to wait for that.
-DEBUGGER_S = 2.0
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -30,7 +28,7 @@ def say(**fields: object) -> None:
 
 def main() -> None:
     die_with_parent()
-    debugger, *libraries = sys.argv[1:]
+    libraries = sys.argv[1:]
     for name, attempt in (
         ("pidfd_open", try_pidfd_open),
         ("pidfd_getfd", try_pidfd_getfd),
@@ -40,9 +38,6 @@ def main() -> None:
         say(calling=name)
         say(**{name: attempt()})
     say(natives={path: try_loading(path) for path in libraries})
-    if debugger:
-        say(calling=debugger)
-        say(**try_debugger(debugger))
     say(calling=None)
 
 
@@ -96,28 +91,6 @@ def try_loading(path: str) -> str | None:
     except OSError as error:
         return str(error)
     return None
-
-
-def try_debugger(program: str) -> dict[str, str | None]:
-    import subprocess
-
-    try:
-        done = subprocess.run(
-            [program, "--version"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            env={"PATH": os.environ.get("PATH", ""), "LC_ALL": "C"},
-            preexec_fn=die_with_parent,
-            timeout=DEBUGGER_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return {}
-    except OSError as error:
-        return {"debugger_error": error.strerror or str(error)}
-    lines = (done.stdout + done.stderr).decode("utf-8", "replace").strip().splitlines()
-    line = lines[0] if lines else None
-    return {"debugger_error": line or f"exit {done.returncode}"} if done.returncode else {"debugger": line}
 
 
 def call(number: int, *arguments: int) -> tuple[int, int]:

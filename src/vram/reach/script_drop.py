@@ -101,7 +101,10 @@ class ScriptDrop:
 
     def answer(self, pidfd: int) -> bytes:
         """Wait for the answer; raises why there is none, and then there never will be one."""
-        self._connection = connection = self._accept(pidfd)
+        if not self.wait(pidfd, self._until):
+            raise self.silence()
+        assert self._connection is not None
+        connection = self._connection
         connection.setblocking(False)
         parts: list[bytes] = []
         nbytes = 0
@@ -109,7 +112,7 @@ class ScriptDrop:
             try:
                 part = connection.recv(1 << 20)
             except BlockingIOError:
-                if not self._wait(connection.fileno(), pidfd):
+                if not self._ready(connection.fileno(), pidfd, self._until):
                     raise self._unfinished() from None
                 continue
             except OSError as error:
@@ -125,11 +128,13 @@ class ScriptDrop:
             if part.endswith(b"\n"):
                 return b"".join(parts)
 
-    def _accept(self, pidfd: int) -> socket.socket:
-        """The connection of the very process that was meant, which has been told to go."""
-        while True:
-            if not self._wait(self._listener.fileno(), pidfd):
-                raise self._silence(pidfd)
+    def wait(self, pidfd: int, until: float) -> bool:
+        """Whether the very process that was meant has asked, and was told to go. Raises where it ended."""
+        while self._connection is None:
+            if not self._ready(self._listener.fileno(), pidfd, until):
+                if _has_ended(pidfd):
+                    raise NoSuchProcess(f"process {self._pid} has ended meanwhile")
+                return False
             connection, _ = self._listener.accept()
             if agent.peer(connection)[0] != self._pid:
                 connection.close()
@@ -139,18 +144,22 @@ class ScriptDrop:
             except OSError:  # it gave up at the same moment
                 connection.close()
                 continue
-            return connection
+            self._connection = connection
+            self._listener.close()  # whoever asks now comes a second time
+        return True
 
-    def _wait(self, descriptor: int, pidfd: int) -> bool:
+    def call_off(self) -> None:
+        """From now on nobody is told to go."""
+        self._listener.close()
+
+    def _ready(self, descriptor: int, pidfd: int, until: float) -> bool:
         """Whether there is something to read before time is up, or the process has ended."""
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)
         poll.register(pidfd, select.POLLIN)
-        return descriptor in dict(poll.poll(max(0.0, self._until - time.monotonic()) * 1000))
+        return descriptor in dict(poll.poll(max(0.0, until - time.monotonic()) * 1000))
 
-    def _silence(self, pidfd: int) -> Refused:
-        if _has_ended(pidfd):
-            return NoSuchProcess(f"process {self._pid} has ended meanwhile")
+    def silence(self) -> Refused:
         return TimedOut(
             f"pid {self._pid} did not come to a safe point in time; nothing was done",
             hint="its main thread is blocked or busy outside Python; give it longer with --deadline",

@@ -7,16 +7,17 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import Struct
 
-from vram.errors import NotReachable
+from vram.errors import AttachDenied, NotReachable
 from vram.model.plan import Target
 from vram.model.trimming import Trimmed, Verb, Via
-from vram.reach import agent, debugger, jupyter, remote_exec
+from vram.reach import agent, direct, jupyter, remote_exec
 from vram.reach.python_process import PythonProcess, examine
 from vram.reach.request import Answer, Raw, Request, require_done, unreadable
 
 
 class Way(Protocol):
-    """``closed`` tells why it does not lead in, having touched nothing; ``visit`` goes in.
+    """``closed`` tells why it does not lead in, or raises that the kernel forbids it, having touched
+    nothing; ``visit`` goes in.
 
     Whatever ``visit`` raises, the target runs on.
     """
@@ -27,10 +28,10 @@ class Way(Protocol):
     def visit(self, process: PythonProcess, request: Request, deadline_s: float) -> Raw: ...
 
 
-WAYS: tuple[Way, ...] = (agent, jupyter, remote_exec)
-"""Taken without being asked for. A debugger stops the target: that is for its user to decide."""
+WAYS: tuple[Way, ...] = (agent, jupyter, remote_exec, direct)
+"""Safest first. The last stops the process for about a millisecond; the others do not stop it."""
 
-ALL: dict[str, Way] = {way.NAME: way for way in (*WAYS, debugger)}
+ALL: dict[str, Way] = {way.NAME: way for way in WAYS}
 
 
 class Visit(Struct, frozen=True):
@@ -46,15 +47,22 @@ def choose(target: Target, via: str | None = None) -> tuple[PythonProcess, Way]:
     process = examine(target)
     wanted = WAYS if via is None else (ALL[via],)
     reasons = {}
+    denied: AttachDenied | None = None
     for way in wanted:
-        reason = way.closed(process)
+        try:
+            reason = way.closed(process)
+        except AttachDenied as error:
+            denied, reason = error, str(error)
         if reason is None:
             return process, way
         reasons[way.NAME] = reason
     told = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+    message = f"cannot attach to pid {process.pid} ({told})"
+    if denied is not None:
+        raise AttachDenied(message, hint=denied.hint) from denied
     raise NotReachable(
-        f"no way leads into pid {process.pid} ({told})",
-        hint=f"`vram trim {process.pid} --via debugger` can, by stopping it for a moment"
+        message,
+        hint="it can let vram in itself: vram.agent()"
         if via is None
         else "without --via the safest way that is open is taken",
     )

@@ -70,7 +70,10 @@ def trim(host: Host, order: Order, deadline_s: float, *, tracebacks: bool = Fals
         raise
     took_s = host.clock.monotonic() - began
     after = _charged(host, order, deadline_s)
-    audit.outcome(token, {"status": "done", "charged_after": after, "took_s": round(took_s, 6)})
+    audit.outcome(
+        token,
+        {"status": "done", "charged_after": after, "took_s": round(took_s, 6), "stopped_s": visit.stopped_s},
+    )
     return TrimReceipt(
         target=order.target,
         gpus=order.gpus,
@@ -79,6 +82,7 @@ def trim(host: Host, order: Order, deadline_s: float, *, tracebacks: bool = Fals
         charged_before=order.charged,
         charged_after=after,
         took_s=took_s,
+        stopped_s=visit.stopped_s,
         whole_gpu=order.whole_gpu,
     )
 

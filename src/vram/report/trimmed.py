@@ -19,7 +19,7 @@ WAYS = {
     "agent": "through its vram agent",
     "jupyter": "through its Jupyter connection",
     "remote-exec": "by sys.remote_exec",
-    "debugger": "by a debugger",
+    "ptrace": "by ptrace",
 }
 
 
@@ -75,7 +75,8 @@ def _size(nbytes: int | None) -> str:
 
 
 def _verdict(receipt: TrimReceipt) -> Text:
-    how = f"{WAYS[receipt.via]}, in {receipt.took_s:.2f} s"
+    stopped = f", stopped for {receipt.stopped_s * 1000:.1f} ms" if receipt.stopped_s is not None else ""
+    how = f"{WAYS[receipt.via]}, in {receipt.took_s:.2f} s{stopped}"
     if receipt.charged_after is None or receipt.returned_bytes is None:
         return Text(f"The driver could not be read again ({how}).")
     said = "the GPU's total in use was" if receipt.whole_gpu else "the driver charged it with"

@@ -19,14 +19,13 @@ NAME = "trim"
 HELP = "a live Python process gives back what it only caches, and goes on working"
 
 DEADLINE_S = 5.0
-DEBUGGER_DEADLINE_S = 60.0  # cuda-gdb alone needs 10 s to start on a PyTorch process
 
 _EPILOG = """\
 Ways in, safest first: an agent that the process started itself (vram.agent()), its Jupyter
-connection file, sys.remote_exec (Python 3.14). A debugger (gdb, lldb or cuda-gdb) stops the
-process for a moment and is used only with --via debugger. It collects garbage and empties the
-caches of PyTorch, CuPy, JAX, Numba, PyCUDA, cuda.core, RMM and the driver's pools, as far
-as they are loaded there. What comes back is read from the driver afterwards."""
+connection file, sys.remote_exec (Python 3.14), and for CPython 3.9 to 3.13 ptrace, which stops
+the process for about a millisecond; no debugger is needed. The process collects garbage and
+empties the caches of PyTorch, CuPy, JAX, Numba, PyCUDA, cuda.core, RMM and the driver's pools,
+as far as they are loaded there. What comes back is read from the driver afterwards."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -39,15 +38,16 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument(
         "--via",
-        choices=("auto", "agent", "jupyter", "remote-exec", "debugger"),
+        choices=("auto", "agent", "jupyter", "remote-exec", "ptrace"),
         default="auto",
-        help="the way in (default: the safest that is open, and never a debugger)",
+        help="the way in (default: the safest that is open)",
     )
     parser.add_argument(
         "--deadline",
         type=seconds,
+        default=DEADLINE_S,
         metavar="S",
-        help=f"give up after S seconds (default: {DEADLINE_S:g}, with a debugger {DEBUGGER_DEADLINE_S:g})",
+        help="give up after S seconds (default: %(default)g)",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     add_terminal_arguments(parser)
@@ -60,9 +60,8 @@ def run(args: Namespace) -> int:
     from vram.reclaim.trimming import admit
 
     via = None if args.via == "auto" else args.via
-    deadline_s = args.deadline or (DEBUGGER_DEADLINE_S if via == "debugger" else DEADLINE_S)
-    orders = admit(host, args.pid, via, deadline_s)
-    receipts, refusals = _each(args, host, orders, deadline_s)
+    orders = admit(host, args.pid, via, args.deadline)
+    receipts, refusals = _each(args, host, orders, args.deadline)
     if args.json:
         from vram.report.json import encode
         from vram.report.trimmed import TrimReport

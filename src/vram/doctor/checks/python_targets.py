@@ -2,18 +2,17 @@
 
 What is looked at
 -----------------
-Every Python process with GPU memory: an agent's socket, a Jupyter connection file, `sys.remote_exec`, a
-debugger. Nobody is asked anything.
+Every Python process with GPU memory: an agent's socket, a Jupyter connection file, `sys.remote_exec`,
+ptrace. Nobody is asked anything, and nobody is stopped.
 
 What it means
 -------------
-`vram trim PID` takes the safest way that is open; `vram why --deep` asks agents and Jupyter kernels only.
-Where no way is open but a debugger's, that has to be asked for by `--via debugger`.
+`vram trim PID` takes the safest way that is open.
 
 What to do
 ----------
-Have programs call `vram.agent()`, or start them with VRAM_AGENT=1. For notebooks install
-`vram[jupyter]`. Python 3.14 needs nothing.
+CPython from 3.9 on needs nothing but the permission to attach. Other programs can call `vram.agent()`,
+or be started with VRAM_AGENT=1; notebooks are also reached with `vram[jupyter]`.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ TOPIC: Topic = "reaching"
 VERBS: tuple[Verb, ...] = ("trim", "deep", "free")
 OPTIONAL = False
 
-_ASKED_FOR = "debugger"
 _MOST_NAMED = 4
 
 
@@ -42,20 +40,17 @@ def judge(sight: Sight) -> Answer:
         )
     if not sight.targets:
         return not_applicable("no Python process is on a GPU")
-    willing = [target for target in sight.targets if set(target.open) - {_ASKED_FOR}]
+    willing = [target for target in sight.targets if target.open]
     details = tuple(_told(target) for target in sight.targets)
     whole = counted(len(sight.targets), "Python process")
     if len(willing) == len(sight.targets):
         return ok(f"{whole} on the GPUs can be asked to trim", *details)
     stuck = [target for target in sight.targets if target not in willing]
-    by_debugger = all(_ASKED_FOR in target.open for target in stuck)
     return Answer(
         state="limited",
-        seen=f"{_named(stuck, whole)} cannot be asked to trim" + (", but by a debugger" * by_debugger),
+        seen=f"{_named(stuck, whole)} cannot be asked to trim",
         details=details,
-        means="vram trim refuses them, and vram why --deep does not see inside."
-        if not by_debugger
-        else "vram trim needs --via debugger for them, and vram why --deep does not see inside.",
+        means="vram trim refuses them, and vram why --deep does not see inside.",
         fix=_fix(stuck),
         command="pip install 'vram[jupyter]'" if _wants_zmq(stuck) else "",
     )

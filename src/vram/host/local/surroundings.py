@@ -41,8 +41,8 @@ class LocalSurroundings:
     def tracing(self, pids: Iterable[int]) -> tuple[Tracing, ...]:
         return tracing(f"{self._root}/proc", pids)
 
-    def start_trials(self, debugger: str | None, libraries: Sequence[str]) -> LocalTrials:
-        return LocalTrials(debugger, libraries)
+    def start_trials(self, libraries: Sequence[str]) -> LocalTrials:
+        return LocalTrials(libraries)
 
     def _mps(self) -> Mps:
         said = self._environment.get("CUDA_MPS_PIPE_DIRECTORY")

@@ -24,9 +24,9 @@ Told = TypeVar("Told", DriverTrial, KernelTrial)
 class LocalTrials:
     """Both trials, running from now on beside whatever else is done."""
 
-    def __init__(self, debugger: str | None, libraries: Sequence[str]) -> None:
+    def __init__(self, libraries: Sequence[str]) -> None:
         self._driver = _start("vram.payloads.try_cuda")
-        self._kernel = _start("vram.payloads.try_kernel", debugger or "", *libraries)
+        self._kernel = _start("vram.payloads.try_kernel", *libraries)
 
     def driver(self, deadline_s: float) -> DriverTrial:
         return _collected(self._driver, deadline_s, DriverTrial)

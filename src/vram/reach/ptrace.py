@@ -1,0 +1,301 @@
+"""Another process's threads and memory, through the kernel: all held still for a moment, then let go.
+
+Seizing sends no signal. What is seized belongs to the thread that did it, and the kernel
+lets it run when that thread ends, however it ends: so each stop has a thread of its own, and
+not even our death leaves anybody stopped.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import gc
+import os
+import struct
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+
+from msgspec import Struct
+
+_SEIZE, _INTERRUPT, _DETACH = 0x4206, 0x4207, 17
+_GETREGS, _SETREGS, _GETFPREGS, _GETSIGMASK = 12, 13, 14, 0x420A
+_WALL = 0x40000000
+_LOOK = os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT | _WALL
+_EVENT_STOP = 128 << 8
+_SIGTRAP = 5
+# Threads that hang in the kernel do not stop; nobody else shall wait for them any longer.
+PATIENCE_S = 0.1
+_TURN_S = 0.00002
+_ROUNDS = 64
+
+_REGISTERS = [
+    "r15",
+    "r14",
+    "r13",
+    "r12",
+    "rbp",
+    "rbx",
+    "r11",
+    "r10",
+    "r9",
+    "r8",
+    "rax",
+    "rcx",
+    "rdx",
+    "rsi",
+    "rdi",
+    "orig_rax",
+    "rip",
+    "cs",
+    "eflags",
+    "rsp",
+    "ss",
+    "fs_base",
+    "gs_base",
+    "ds",
+    "es",
+    "fs",
+    "gs",
+]
+_FORMAT = struct.Struct(f"<{len(_REGISTERS)}Q")
+
+Result = TypeVar("Result")
+
+
+class Unsafe(Exception):
+    """The process is in a state in which nothing may be done to it; nothing was.
+
+    ``hint`` says what would change it; ``passing`` that trying again soon may.
+    """
+
+    def __init__(self, reason: str, hint: str = "", *, passing: bool = False) -> None:
+        super().__init__(reason)
+        self.hint, self.passing = hint, passing
+
+
+class Denied(Unsafe):
+    """The kernel does not let us."""
+
+
+class Ended(Unsafe):
+    """The process has ended, or runs another program now."""
+
+
+class Memory:
+    """The memory of one program, by address. Opened once: after an exec it reads and writes nothing."""
+
+    def __init__(self, pid: int) -> None:
+        try:
+            self._file = os.open(f"/proc/{pid}/mem", os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError as error:
+            raise Ended("it has ended") from error
+        except OSError as error:
+            raise Denied(f"its memory may not be opened ({error.strerror})") from error
+
+    def close(self) -> None:
+        os.close(self._file)
+
+    def read(self, address: int, nbytes: int) -> bytes:
+        try:
+            data = os.pread(self._file, nbytes, address)
+        except (OSError, OverflowError) as error:
+            raise Unsafe(f"its memory at {address:#x} cannot be read") from error
+        if len(data) != nbytes:
+            raise (
+                Ended("it ended, or began another program, meanwhile")
+                if not data
+                else Unsafe(f"its memory at {address:#x} cannot be read")
+            )
+        return data
+
+    def number(self, address: int) -> int:
+        return int.from_bytes(self.read(address, 8), "little")
+
+    def small(self, address: int) -> int:
+        return int.from_bytes(self.read(address, 4), "little", signed=True)
+
+    def write(self, address: int, data: bytes) -> None:
+        try:
+            written = os.pwrite(self._file, data, address)
+        except OSError as error:
+            raise Unsafe(f"its memory at {address:#x} cannot be written") from error
+        if written != len(data):
+            raise Unsafe(f"its memory at {address:#x} cannot be written")
+
+
+class Thread(Struct):
+    """One stopped thread. ``signal`` is one that was just being delivered: it is handed on."""
+
+    tid: int
+    signal: int = 0
+
+
+class Threads:
+    """Every thread of one process, held still."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._library = ctypes.PyDLL(None, use_errno=True)
+        self._ptrace = self._library.ptrace
+        self._ptrace.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)
+        self._ptrace.restype = ctypes.c_long
+        self._buffer = ctypes.create_string_buffer(512)
+        self._threads: dict[int, Thread] = {}
+        self._stopped: set[int] = set()
+        self.began = 0.0
+
+    def stop(self) -> None:
+        """Hold all of them; raises where one cannot be. New threads are made by running ones only."""
+        until = time.monotonic() + PATIENCE_S
+        for _ in range(_ROUNDS):
+            fresh = [tid for tid in self._tids() if tid not in self._threads and self._seize(tid)]
+            if not fresh:
+                return
+            self.began = self.began or time.monotonic()
+            for tid in fresh:
+                with suppress(ProcessLookupError):
+                    self._call(_INTERRUPT, tid)
+            self._settle(fresh, until)
+        raise Unsafe("it starts threads faster than they can be stopped", passing=True)
+
+    def registers(self, tid: int) -> dict[str, int]:
+        self._call(_GETREGS, tid, 0, self._buffer)
+        return dict(zip(_REGISTERS, _FORMAT.unpack_from(self._buffer), strict=True))
+
+    def set_registers(self, tid: int, values: dict[str, int]) -> None:
+        _FORMAT.pack_into(self._buffer, 0, *(values[name] & (1 << 64) - 1 for name in _REGISTERS))
+        self._call(_SETREGS, tid, 0, self._buffer)
+
+    def floating_point(self, tid: int) -> bytes:
+        self._call(_GETFPREGS, tid, 0, self._buffer)
+        return self._buffer.raw
+
+    def signal_mask(self, tid: int) -> int:
+        self._call(_GETSIGMASK, tid, 8, self._buffer)
+        return int.from_bytes(self._buffer.raw[:8], "little")
+
+    def ids(self) -> list[int]:
+        return list(self._threads)
+
+    def signal(self, tid: int) -> int:
+        return self._threads[tid].signal
+
+    def release(self) -> None:
+        for tid in self._stopped:
+            with suppress(OSError):
+                self._call(_DETACH, tid, 0, self._threads[tid].signal)
+
+    def _tids(self) -> list[int]:
+        try:
+            return [int(name) for name in os.listdir(f"/proc/{self._pid}/task")]
+        except OSError as error:
+            raise Ended("it has ended") from error
+
+    def _seize(self, tid: int) -> bool:
+        """Whether it is ours now; False where that thread has ended."""
+        try:
+            self._call(_SEIZE, tid)
+        except ProcessLookupError:
+            if tid == self._pid:
+                raise Ended("it has ended") from None
+            return False
+        except PermissionError as error:
+            state = _state(self._pid, tid)
+            if state in ("", "Z", "X"):
+                if tid == self._pid:
+                    raise Unsafe("its main thread has ended") from error
+                return False
+            raise Denied("it may not be traced", passing=True) from error
+        self._threads[tid] = Thread(tid)
+        return True
+
+    def _settle(self, tids: list[int], until: float) -> None:
+        waiting = list(tids)
+        while waiting:
+            waiting = [tid for tid in waiting if not self._has_stopped(tid)]
+            if not waiting:
+                return
+            # They need a processor to come to a stop: on a busy machine it may be the one that we have.
+            time.sleep(_TURN_S)
+            if time.monotonic() > until:
+                raise Unsafe(
+                    "one of its threads hangs in the kernel",
+                    "try again when that call has returned",
+                    passing=True,
+                )
+
+    def _has_stopped(self, tid: int) -> bool:
+        try:
+            seen = os.waitid(os.P_PID, tid, _LOOK)
+        except ChildProcessError:
+            seen, gone = None, True
+        else:
+            gone = seen is not None and seen.si_code in (os.CLD_EXITED, os.CLD_KILLED, os.CLD_DUMPED)
+        if gone:
+            if tid == self._pid:
+                raise Ended("it has ended")
+            del self._threads[tid]
+            return True
+        if seen is None:
+            return False
+        self._stopped.add(tid)
+        if seen.si_status & ~0xFF == _EVENT_STOP:
+            if seen.si_status & 0xFF != _SIGTRAP:
+                raise Unsafe("it is stopped", f"let it run first: kill -CONT {self._pid}")
+        else:
+            self._threads[tid].signal = seen.si_status & 0x7F
+        return True
+
+    def _call(self, request: int, tid: int, address: int = 0, data: object = 0) -> None:
+        pointer = data if isinstance(data, int) else ctypes.addressof(data)  # type: ignore[arg-type]
+        if self._ptrace(request, tid, address, pointer) < 0:
+            number = ctypes.get_errno()
+            if number == errno.ESRCH:
+                raise ProcessLookupError(number, "no such thread")
+            if number == errno.EPERM:
+                raise PermissionError(number, "may not be traced")
+            raise OSError(number, os.strerror(number))
+
+
+def while_stopped(pid: int, action: Callable[[Threads], Result]) -> tuple[Result, float]:
+    """Do *action* while every thread of *pid* stands still; return its result, and for how long they did."""
+    told: list[Result | BaseException] = []
+    stopped_s = 0.0
+
+    def hold() -> None:
+        nonlocal stopped_s
+        threads = Threads(pid)
+        collects = gc.isenabled()
+        gc.disable()  # a collection of ours would be their standstill
+        try:
+            threads.stop()
+            told.append(action(threads))
+        except BaseException as error:
+            told.append(error)
+        finally:
+            threads.release()
+            if threads.began:
+                stopped_s = time.monotonic() - threads.began
+            if collects:
+                gc.enable()
+
+    visitor = threading.Thread(target=hold, name="vram-visit")
+    visitor.start()
+    visitor.join()
+    (result,) = told
+    if isinstance(result, OSError):
+        raise Unsafe(f"it cannot be traced: {result.strerror}") from result
+    if isinstance(result, BaseException):
+        raise result
+    return result, stopped_s
+
+
+def _state(pid: int, tid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/task/{tid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0].decode()
+    except OSError:
+        return ""

@@ -1,0 +1,256 @@
+"""Three routes by which a stopped CPython is made to run a few lines, without harm: told apart by its state.
+
+**At work**, or anywhere that is not known to be safe: a note in the list of pending calls,
+which Python's main thread makes at its next safe point. No register is written.
+
+**At rest**: the main thread waits in a plain system call that Python itself made, without
+Python's lock. On its stack is built what the kernel would build for a signal, and above it a
+chain of return addresses: take the lock, run the lines, give the lock back, return from the
+signal. From there on the thread does everything by itself. The system call is seen to be
+interrupted, and Python makes it again (PEP 475).
+
+**Waiting for a lock** of Python's own: the note, and the wait is interrupted in the same way;
+Python makes its pending calls before it waits again.
+
+No function is ever called in a thread that was interrupted at work.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from typing import Literal
+
+from msgspec import Struct
+
+from vram.reach.cpython import Python
+from vram.reach.image import Image, Mapping
+from vram.reach.ptrace import Memory, Threads, Unsafe
+from vram.reach.unwind import Unwinder
+
+Route = Literal["at-work", "at-rest", "waiting"]
+
+# Numbers of system calls on x86-64 in which nothing is held but what the call itself waits for.
+PLAIN_WAITS = frozenset(
+    {
+        0,  # read
+        7,  # poll
+        23,  # select
+        35,  # nanosleep
+        43,  # accept
+        45,  # recvfrom
+        47,  # recvmsg
+        61,  # wait4
+        230,  # clock_nanosleep
+        232,  # epoll_wait
+        247,  # waitid
+        270,  # pselect6
+        271,  # ppoll
+        281,  # epoll_pwait
+        288,  # accept4
+        441,  # epoll_pwait2
+    }
+)
+FUTEX, RESTART = 202, 219
+_EINTR = -4
+# What the kernel has in the register for the result while a system call is interrupted.
+_INTERRUPTED = (_EINTR, -512, -513, -514, -516)
+
+_RED_ZONE = 128
+_STACK_NEEDED = 256 << 10
+_EXTENSION = re.compile(r"/lib-dynload/|\.(cpython-3\d+[^/]*|abi3)\.so$")
+_LIBC = re.compile(r"/(libc|libpthread)[.-][^/]*so[^/]*$")
+_MUSL = re.compile(r"/ld-musl-|/libc\.musl-")
+_POP_RDI_RET = b"\x5f\xc3"
+_SIGNAL_RETURN = b"\x48\xc7\xc0\x0f\x00\x00\x00\x0f\x05"
+_MOVE_NUMBER, _SYSCALL = b"\xb8", b"\x0f\x05"
+_LOCK_WAS_NOT_HELD = 1
+# Behind that the kernel would look for a description of what else it saved: nothing.
+_FLOATING_NBYTES = 464
+
+# struct ucontext of the kernel: flags (the stack segment is meant as it stands here), link,
+# stack, registers in the order of struct sigcontext, segments, and four words that do not matter.
+_STRICT_STACK_SEGMENT = 6
+_NO_SUCH_STACK = 0xFF  # invalid on purpose: the thread's own alternate stack stays as it is
+_CONTEXT = struct.Struct("<QQQiiQ18Q4H4QQ8QQ")
+_SAVED = [
+    "r8",
+    "r9",
+    "r10",
+    "r11",
+    "r12",
+    "r13",
+    "r14",
+    "r15",
+    "rdi",
+    "rsi",
+    "rbp",
+    "rbx",
+    "rdx",
+    "rax",
+    "rcx",
+    "rsp",
+    "rip",
+    "eflags",
+]
+
+
+class Stack(Struct, frozen=True):
+    """Where the main thread's stack may lie, and how far down it may grow."""
+
+    lowest: int
+    end: int
+
+
+class Routes:
+    """All that can be known of a process before it is stopped, and what is done while it is."""
+
+    def __init__(
+        self,
+        memory: Memory,
+        python: Python,
+        program: Image,
+        found: list[Image],
+        lines: tuple[Mapping, ...],
+    ) -> None:
+        self._memory, self._python, self._lines = memory, python, lines
+        if any(_MUSL.search(each.path) for each in found):
+            raise Unsafe(
+                "it runs with musl, whose waits are not known",
+                "run it with glibc, or have it call vram.agent()",
+            )
+        libc = [each for each in found if _LIBC.search(each.path)]
+        self._unwinder = Unwinder(memory, libc)
+        self._callers = [
+            each for each in found if each in (program, python.image) or _EXTENSION.search(each.path)
+        ]
+        self._pop_rdi = _first(libc, _POP_RDI_RET)
+        self._signal_return = _first(libc, _SIGNAL_RETURN)
+
+    def prepare(self, pid: int) -> None:
+        """Learn beforehand what the stop would have to wait for; where it fails, the stop does it."""
+        self._has_shadow_stack = _has_shadow_stack(pid)
+        self._stack = _stack(pid, self._lines)
+        try:
+            with open(f"/proc/{pid}/syscall", encoding="ascii") as file:
+                words = file.read().split()
+            rsp, rip = (int(word, 16) for word in words[-2:])
+            self._unwinder.caller({"rip": rip, "rsp": rsp, "rbp": 0})
+        except (OSError, ValueError, Unsafe):
+            pass
+
+    def choose(self, threads: Threads, tid: int, registers: dict[str, int]) -> Route:
+        number, result = _signed(registers["orig_rax"]), _signed(registers["rax"])
+        if number < 0 or result not in _INTERRUPTED or threads.signal(tid):
+            return "at-work"
+        if number == RESTART:
+            number = self._number_at(registers["rip"])
+        if number not in PLAIN_WAITS and number != FUTEX:
+            return "at-work"
+        if not self._called_by_python(registers):
+            return "at-work"
+        if number == FUTEX:
+            return "waiting"
+        return "at-rest" if self._is_at_rest(registers) and not _signal_waits(tid) else "at-work"
+
+    def _is_at_rest(self, registers: dict[str, int]) -> bool:
+        return (
+            not self._has_shadow_stack
+            and self._pop_rdi is not None
+            and self._signal_return is not None
+            and self._stack is not None
+            and self._stack.lowest + _STACK_NEEDED < registers["rsp"] < self._stack.end
+            and not self._python.main_thread_holds_lock()
+            and not self._python.has_signals()
+        )
+
+    def _called_by_python(self, registers: dict[str, int]) -> bool:
+        """Whether the interpreter or one of its extensions called the C library, and nobody in between."""
+        try:
+            caller = self._unwinder.caller(registers)
+        except Unsafe:
+            return False
+        return caller is not None and any(caller in each for each in self._callers)
+
+    def _number_at(self, rip: int) -> int:
+        """Which system call stands before *rip*: one that the kernel goes on with has another number."""
+        code = self._memory.read(rip - 7, 7)
+        known = code[:1] == _MOVE_NUMBER and code[5:] == _SYSCALL
+        return int.from_bytes(code[1:5], "little") if known else -1
+
+    def interrupt(self, threads: Threads, tid: int, registers: dict[str, int]) -> None:
+        """Let the wait return as a signal would have it return."""
+        threads.set_registers(tid, {**registers, "rax": _EINTR, "orig_rax": -1})
+
+    def run_at_rest(self, threads: Threads, tid: int, registers: dict[str, int], text: int) -> None:
+        """The main thread runs the text at *text* as soon as it is let go. Setting registers decides."""
+        assert self._pop_rdi is not None
+        assert self._signal_return is not None
+        ret = self._pop_rdi + 1
+        python = self._python
+        # Functions are entered with the stack eight off a multiple of sixteen: bare returns fill up.
+        chain = [self._pop_rdi, text, ret, python.run_text, self._pop_rdi, _LOCK_WAS_NOT_HELD, ret]
+        chain += [python.give_lock, self._signal_return]
+        floating = threads.floating_point(tid)[:_FLOATING_NBYTES].ljust(512, b"\0")
+        at_floating = (registers["rsp"] - _RED_ZONE - len(floating)) & ~63
+        begins = (at_floating - _CONTEXT.size - 8 * len(chain)) & ~15
+        begins -= 8
+        context = self._context(registers, at_floating, threads.signal_mask(tid))
+        frame = struct.pack(f"<{len(chain)}Q", *chain) + context
+        self._memory.write(begins, frame.ljust(at_floating - begins, b"\0") + floating)
+        changed = {"rip": python.take_lock, "rsp": begins, "orig_rax": -1}
+        threads.set_registers(tid, {**registers, **changed})
+
+    def _context(self, registers: dict[str, int], at_floating: int, mask: int) -> bytes:
+        saved = {**registers, "rax": _EINTR & (1 << 64) - 1}
+        stack = (0, _NO_SUCH_STACK, 0, 0)
+        segments = (registers["cs"] & 0xFFFF, 0, 0, registers["ss"] & 0xFFFF)
+        words = (saved[name] for name in _SAVED)
+        return _CONTEXT.pack(
+            _STRICT_STACK_SEGMENT, 0, *stack, *words, *segments, 0, 0, 0, 0, at_floating, *([0] * 8), mask
+        )
+
+
+def _first(libraries: list[Image], code: bytes) -> int | None:
+    return next(filter(None, (each.find_code(code) for each in libraries)), None)
+
+
+def _signal_waits(tid: int) -> bool:
+    """Whether one is about to be delivered. Its handler may raise, and must not do so in lines of ours."""
+    try:
+        with open(f"/proc/{tid}/status", "rb") as file:
+            lines = dict(line.split(b":", 1) for line in file.read().splitlines())
+        own, shared, blocked = (int(lines[name], 16) for name in (b"SigPnd", b"ShdPnd", b"SigBlk"))
+    except (OSError, KeyError, ValueError):
+        return True
+    return bool((own | shared) & ~blocked)
+
+
+def _has_shadow_stack(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
+            return any(line.startswith("x86_Thread_features:") and "shstk" in line for line in file)
+    except OSError:
+        return True
+
+
+def _stack(pid: int, lines: tuple[Mapping, ...]) -> Stack | None:
+    found = [line for line in lines if line.path == "[stack]"]
+    if not found:
+        return None
+    soft = _stack_limit(pid)
+    return Stack(max(0, found[0].end - soft), found[0].end) if soft is not None else Stack(0, found[0].end)
+
+
+def _stack_limit(pid: int) -> int | None:
+    try:
+        with open(f"/proc/{pid}/limits", encoding="ascii") as file:
+            line = next(each for each in file if each.startswith("Max stack size"))
+    except (OSError, StopIteration):
+        return 8 << 20
+    word = line.split()[3]
+    return int(word) if word.isdigit() else None
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >> 63 else value

@@ -1,0 +1,186 @@
+"""Visits by the thousand, some with the visitor killed at a random moment; counts whatever goes wrong.
+
+    VRAM_SOAK=10000 python -m tests.reach.soak [PYTHON...]
+
+shares so many visits, and a tenth as many kills, among the versions and states. Prints one JSON
+line for each, and the sum.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from vram.errors import Refused
+from vram.host.local import LocalHost
+from vram.reach import direct
+from vram.reach.python_process import PythonProcess, examine
+from vram.reach.request import Raw, Request, require_done
+from vram.reclaim.identity import capture
+
+VISITED = Path(__file__).with_name("visited.py")
+VERSIONS = ("3.9", "3.10", "3.11", "3.12", "3.13")
+WORKING = ("busy", "importing", "collecting", "in-c", "deep", "forking", "ringing")
+RESTING = ("read", "select", "poll", "asyncio", "sleep", "child")
+LOCKED = ("event", "timed", "short", "queue", "join")
+STATES = (*WORKING, *RESTING, *LOCKED)
+DEADLINE_S = 60.0
+PATIENCE_S = 60.0
+MEASURE = Request("trim", {"verb": "measure", "tracebacks": False})
+
+
+def interpreters() -> dict[str, str]:
+    """CPython by version, from pyenv or PATH; and the system's own."""
+    found = {}
+    for version in VERSIONS:
+        pattern = f".pyenv/versions/{version}.*/bin/python{version}"
+        installed = sorted(str(path) for path in Path.home().glob(pattern))
+        path = installed[-1] if installed else shutil.which(f"python{version}")
+        if path:
+            found[version] = path
+    if os.path.exists("/usr/bin/python3"):
+        found["system"] = "/usr/bin/python3"
+    return found
+
+
+class Visited:
+    """A program that is visited, and asked now and then whether all is well."""
+
+    def __init__(self, python: str, state: str, threads: int = 1, **environment: str) -> None:
+        self.process = subprocess.Popen(
+            [python, str(VISITED), state, str(threads)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={
+                **{name: value for name, value in os.environ.items() if "PYTHON" not in name},
+                **environment,
+            },
+        )
+        self.pid = self.process.pid
+        self.asked = 0
+        self.hear()
+
+    def python(self) -> PythonProcess:
+        return examine(capture(LocalHost(), self.pid))
+
+    def hear(self, patience_s: float = PATIENCE_S) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        poll = select.poll()
+        poll.register(self.process.stdout, select.POLLIN)
+        if not poll.poll(patience_s * 1000):
+            raise AssertionError(f"pid {self.pid} does not answer: it is stopped, or hangs")
+        line = self.process.stdout.readline()
+        if not line:
+            raise AssertionError(f"pid {self.pid} has ended: {self.process.wait()}")
+        heard: dict[str, Any] = json.loads(line)
+        return heard
+
+    def ask(self) -> dict[str, Any]:
+        """Show that it goes on as if nobody had been there."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(b"\n")
+        self.process.stdin.flush()
+        self.asked += 1
+        heard = self.hear()
+        assert heard["alive"] == self.asked, heard
+        return heard
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+def visit(process: PythonProcess, deadline_s: float = DEADLINE_S) -> Raw:
+    raw = direct.visit(process, MEASURE, deadline_s)
+    require_done(process.pid, raw.body)
+    return raw
+
+
+def visit_often(visited: Visited, visits: int, asking_every: int = 10) -> list[float]:
+    """For how long it was stopped each time."""
+    process = visited.python()
+    stopped = []
+    for number in range(visits):
+        stopped.append(visit(process).stopped_s or 0.0)
+        if number % asking_every == 0:
+            visited.ask()
+    visited.ask()
+    return stopped
+
+
+def kill_visitors(visited: Visited, kills: int, chance: random.Random, longest_s: float = 0.03) -> int:
+    """Visitors are killed at random moments of their visits; return how many visits they had finished."""
+    process = visited.python()
+    finished = 0
+    for _ in range(kills):
+        read, write = os.pipe()
+        child = os.fork()
+        if not child:
+            while True:
+                try:
+                    visit(process)
+                    os.write(write, b"v")
+                except Refused:
+                    os.write(write, b"r")
+        os.close(write)
+        with os.fdopen(read, "rb") as pipe:
+            assert pipe.read(1) == b"v"  # it is in the middle of things
+            time.sleep(chance.uniform(0, longest_s))
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            told = pipe.read()
+        assert b"r" not in told, "a visit was refused"
+        finished += 1 + len(told)
+        visited.ask()
+    return finished
+
+
+def soak(python: str, state: str, threads: int, visits: int, kills: int, seed: int) -> dict[str, Any]:
+    """One version in one state. What went wrong is told, and the next one is tried."""
+    result: dict[str, Any] = {"python": python, "state": state, "threads": threads, "visits": 0, "kills": 0}
+    visited = Visited(python, state, threads)
+    try:
+        stopped = sorted(visit_often(visited, visits))
+        result["visits"] = len(stopped)
+        result["stopped_ms"] = [round(stopped[at] * 1000, 3) for at in (len(stopped) // 2, -1)]
+        result["finished_before_a_kill"] = kill_visitors(visited, kills, random.Random(seed))
+        result["kills"] = kills
+        status = visited.process.poll()
+        assert status is None, f"it has ended: {status}"
+    except (AssertionError, Refused) as error:
+        result["wrong"] = f"{type(error).__name__}: {error}"
+    finally:
+        visited.close()
+    return result
+
+
+def main() -> None:
+    visits = int(os.environ.get("VRAM_SOAK", "1000"))
+    os.environ["XDG_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="vram-soak-")
+    pythons = sys.argv[1:] or list(interpreters().values())
+    cases = [(python, state, threads) for python in pythons for state in STATES for threads in (1, 100)]
+    each, kills = -(-visits // len(cases)), -(-visits // 10 // len(cases))
+    total = {"visits": 0, "kills": 0, "wrong": 0}
+    for seed, (python, state, threads) in enumerate(cases):
+        result = soak(python, state, threads, each, kills, seed)
+        print(json.dumps(result), flush=True)
+        total["visits"] += result["visits"] + result.get("finished_before_a_kill", 0)
+        total["kills"] += result["kills"]
+        total["wrong"] += "wrong" in result
+        shutil.rmtree(os.path.join(os.environ["XDG_RUNTIME_DIR"], "vram"), ignore_errors=True)
+    print(json.dumps({"sum": total}), flush=True)
+    sys.exit(bool(total["wrong"]))
+
+
+if __name__ == "__main__":
+    main()

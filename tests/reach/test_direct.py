@@ -1,0 +1,457 @@
+"""Straight into CPython 3.9 to 3.13: every state in which it can be found, and everybody who is left alone.
+
+A few hundred visits. VRAM_SOAK says how many more `python -m tests.reach.soak` makes.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from tests.reach import soak
+from tests.reach.conftest import CACHED, World, gave_back, target_of
+from tests.reach.soak import LOCKED, RESTING, STATES, Visited, kill_visitors, visit, visit_often
+from vram.errors import AttachDenied, NoSuchProcess, NotReachable, Refused, TimedOut
+from vram.reach import cpython, direct, ptrace
+from vram.reach.python_process import examine
+from vram.reach.ways import reach
+
+PYTHONS = soak.interpreters()
+VISITS = 2
+PATIENCE_S = 60.0
+
+
+@pytest.fixture(autouse=True)
+def private_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "visits"
+    folder.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    return folder / "vram"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def permitted() -> None:
+    """Where nobody may attach, nothing of this can be shown."""
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        ptrace.Memory(process.pid).close()
+        ptrace.while_stopped(process.pid, lambda threads: None)
+    except ptrace.Denied as error:
+        pytest.skip(f"no process may be attached to here: {error}")
+    finally:
+        process.communicate()
+
+
+@pytest.fixture
+def visited(request: pytest.FixtureRequest) -> Iterator[Callable[..., Visited]]:
+    made: list[Visited] = []
+
+    def start(state: str, threads: int = 1, python: str = sys.executable, **environment: str) -> Visited:
+        made.append(Visited(python, state, threads, **environment))
+        return made[-1]
+
+    yield start
+    for each in made:
+        each.close()
+
+
+def until(reached: Callable[[], bool]) -> None:
+    """Wait for what must come, whenever it does."""
+    end = time.monotonic() + PATIENCE_S
+    while not reached():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.002)
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("version", [*soak.VERSIONS, "system"])
+def test_it_answers_and_goes_on(visited: Callable[..., Visited], version: str, state: str) -> None:
+    if version not in PYTHONS:
+        pytest.skip(f"no Python {version} here")
+    program = visited(state, python=PYTHONS[version])
+    before = program.ask()
+    visit_often(program, VISITS, asking_every=VISITS)
+    after = program.ask()
+    assert (after["names"], after["threads"]) == (before["names"], before["threads"])
+
+
+@pytest.mark.parametrize("version", ["3.9", "3.12", "3.13"])
+@pytest.mark.parametrize("state", ["busy", "read", "event", "importing"])
+def test_a_visitor_killed_at_any_moment_does_no_harm(
+    visited: Callable[..., Visited], version: str, state: str
+) -> None:
+    if version not in PYTHONS:
+        pytest.skip(f"no Python {version} here")
+    program = visited(state, python=PYTHONS[version])
+    kill_visitors(program, 3, random.Random(state + version))
+    visit_often(program, 1)
+
+
+@pytest.mark.parametrize("state", ["busy", "read", "event"])
+def test_a_hundred_threads(visited: Callable[..., Visited], state: str) -> None:
+    visit_often(visited(state, threads=100), VISITS)
+
+
+def test_a_main_thread_that_sleeps_while_many_others_want_the_lock(
+    visited: Callable[..., Visited],
+) -> None:
+    """It takes the lock in its turn, as after any sleep."""
+    program = visited("crowd", threads=20)
+    visit(program.python())
+    program.ask()
+
+
+def test_every_object_from_malloc(visited: Callable[..., Visited]) -> None:
+    visit_often(visited("busy", PYTHONMALLOC="malloc"), 10)
+
+
+def test_nothing_is_left_behind(visited: Callable[..., Visited], private_folder: Path) -> None:
+    """No thread, no open file, no text in its memory, no file of ours."""
+    program = visited("read")
+    place = Path(f"/proc/{program.pid}")
+    before = [sorted(path.name for path in (place / part).iterdir()) for part in ("task", "fd")]
+    process = program.python()
+    for _ in range(VISITS):
+        visit(process)
+    until(lambda: _texts(process) == 0)
+    until(
+        lambda: [sorted(path.name for path in (place / part).iterdir()) for part in ("task", "fd")] == before
+    )
+    assert not list(private_folder.iterdir())
+    assert "TracerPid:\t0" in (place / "status").read_text()
+
+
+def _tails(process: direct.PythonProcess) -> list[bytes]:
+    with direct.opened(process) as entry:
+        return [entry._memory.read(begins, ends - begins) for begins, ends in entry._tails]
+
+
+def test_visits_at_the_same_time_queue(visited: Callable[..., Visited]) -> None:
+    program = visited("read")
+    process = program.python()
+    answers: list[bytes] = []
+    visitors = [threading.Thread(target=lambda: answers.append(visit(process).body)) for _ in range(6)]
+    for visitor in visitors:
+        visitor.start()
+    for visitor in visitors:
+        visitor.join(PATIENCE_S)
+    assert len(answers) == 6
+    program.ask()
+
+
+class TestCalledOff:
+    """The main thread waits in a system call with Python's lock: it never comes to a safe point."""
+
+    def test_nothing_is_done_and_nothing_stays(self, visited: Callable[..., Visited]) -> None:
+        program = visited("holding")
+        process = program.python()
+        tails = _tails(process)
+        for _ in range(3):
+            with pytest.raises(TimedOut, match="nothing was done"):
+                visit(process, deadline_s=0.3)
+        assert _tails(process) == tails
+        program.ask()
+
+    def test_several_notes_lie_side_by_side(self, visited: Callable[..., Visited]) -> None:
+        """Each has its own place, and each runs, in the end, once its main thread has returned."""
+        program = visited("holding")
+        process = program.python()
+        answers: list[bytes] = []
+        visitors = [threading.Thread(target=lambda: answers.append(visit(process).body)) for _ in range(3)]
+        for visitor in visitors:
+            visitor.start()
+        until(lambda: sum(any(text) for text in _tails(process)) >= 1 and _texts(process) == 3)
+        program.ask()
+        for visitor in visitors:
+            visitor.join(PATIENCE_S)
+        assert len(answers) == 3
+
+    def test_killed_visitors_leave_texts_that_do_nothing(
+        self, visited: Callable[..., Visited], private_folder: Path
+    ) -> None:
+        program = visited("holding")
+        process = program.python()
+        child = os.fork()
+        if not child:
+            visit(process)
+            os._exit(0)
+        until(lambda: _texts(process) == 1)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        program.ask()
+        until(lambda: _texts(process) == 0)  # it ran, found nobody, and cleared up after itself
+        program.ask()
+
+
+def _texts(process: direct.PythonProcess) -> int:
+    return sum(text.count(b"start_new_thread") for text in _tails(process))
+
+
+class TestLeftAlone:
+    """Refused in a sentence, before anything was touched."""
+
+    def refused(self, program: Visited, **changes: object) -> str:
+        process = replace(program.python(), **changes)
+        reason = direct.closed(process)
+        assert reason is not None
+        with pytest.raises(NotReachable, match="was left alone"):
+            visit(process)
+        program.ask()
+        return reason
+
+    def test_an_older_python(self) -> None:
+        found = sorted(Path.home().glob(".pyenv/versions/3.8.*/bin/python3.8"))
+        if not found:
+            pytest.skip("no Python 3.8 here")
+        process = subprocess.Popen([str(found[0]), "-c", "input()"], stdin=subprocess.PIPE)
+        try:
+            until(lambda: b"libm" in Path(f"/proc/{process.pid}/maps").read_bytes())
+            reason = direct.closed(examine(target_of(process.pid)))
+            assert reason is not None
+            assert "its Python is 3.8" in reason
+            assert "3.9 to 3.13" in reason
+        finally:
+            process.communicate(b"\n")
+
+    def test_a_layout_that_is_not_plausible(
+        self, visited: Callable[..., Visited], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Every field moved a little: each time something does not fit, and nothing is written."""
+        program = visited("busy")
+        minor = sys.version_info[1]
+        if minor not in cpython.LAYOUTS:
+            pytest.skip("this Python is not one of those")
+        sound = cpython.LAYOUTS[minor]
+        for field in ("runtime", "main", "threads", "thread_id", "main_thread", "initialized"):
+            changed = {**cpython.LAYOUTS, minor: replace(sound, **{field: getattr(sound, field) + 8})}
+            monkeypatch.setattr(cpython, "LAYOUTS", changed)
+            with pytest.raises(NotReachable):
+                visit(program.python(), deadline_s=5.0)
+        monkeypatch.setattr(cpython, "LAYOUTS", {**cpython.LAYOUTS, minor: sound})
+        program.ask()
+        visit(program.python())
+
+    def test_a_list_of_pending_calls_that_is_not_plausible(
+        self, visited: Callable[..., Visited], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        program = visited("busy")
+        minor = sys.version_info[1]
+        if minor not in cpython.RINGS:
+            pytest.skip("this Python is not one of those")
+        wrong = replace(cpython.RINGS[minor], lock=cpython.RINGS[minor].calls + 8)
+        monkeypatch.setattr(cpython, "RINGS", {**cpython.RINGS, minor: wrong})
+        with pytest.raises(NotReachable, match="left alone"):
+            visit(program.python(), deadline_s=5.0)
+        program.ask()
+
+    def test_no_free_place(self, visited: Callable[..., Visited], monkeypatch: pytest.MonkeyPatch) -> None:
+        program = visited("busy")
+        monkeypatch.setattr(direct, "_tails", lambda *_: iter(()))
+        with pytest.raises(NotReachable, match="no free place"):
+            visit(program.python())
+        program.ask()
+
+    def test_sub_interpreters(self, tmp_path: Path) -> None:
+        code = (
+            "try: import _xxsubinterpreters as i\nexcept ImportError: import _interpreters as i\n"
+            "kept = i.create(); print(1, flush=True); input()"
+        )
+        self.left_alone([sys.executable, "-c", code], "sub-interpreters")
+
+    def test_a_python_that_is_ending(self) -> None:
+        code = (
+            "import os\n"
+            "class Last:\n"
+            "    def __del__(self, write=os.write, read=os.read): write(1, b'1\\n'); read(0, 1)\n"
+            "last = Last()"
+        )
+        self.left_alone([sys.executable, "-c", code], "starting or ending")
+
+    def left_alone(self, argv: list[str], reason: str) -> None:
+        process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            assert reason in (direct.closed(examine(target_of(process.pid))) or "")
+            with pytest.raises(NotReachable, match=reason):
+                visit(examine(target_of(process.pid)), deadline_s=5.0)
+        finally:
+            process.communicate(b"\n", timeout=PATIENCE_S)
+        assert process.returncode == 0
+
+    def test_one_that_is_traced_already(self, visited: Callable[..., Visited]) -> None:
+        """Seized by a tracer that lets it run, as strace and profilers do."""
+        program = visited("read")
+        code = (
+            "import ctypes, sys; seize = 0x4206\n"
+            "assert ctypes.CDLL(None).ptrace(seize, int(sys.argv[1]), None, None) == 0\n"
+            "print(1, flush=True); sys.stdin.read()"
+        )
+        tracer = subprocess.Popen(
+            [sys.executable, "-c", code, str(program.pid)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert tracer.stdout is not None
+        assert tracer.stdout.readline() == b"1\n"
+        with pytest.raises(AttachDenied, match=f"traced by pid {tracer.pid}"):
+            reach(target_of(program.pid), "measure", 5.0, via="ptrace")
+        with pytest.raises(AttachDenied, match=f"traced by pid {tracer.pid}"):
+            visit(program.python(), deadline_s=5.0)
+        tracer.communicate()
+        program.ask()
+        visit(program.python())
+
+    def test_one_that_is_stopped(self, visited: Callable[..., Visited]) -> None:
+        program = visited("read")
+        process = program.python()
+        program.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, program.pid, os.WSTOPPED)
+        with pytest.raises(NotReachable, match="is stopped"):
+            program.python()
+        with pytest.raises(NotReachable, match="it is stopped"):
+            visit(process, deadline_s=5.0)
+        until(lambda: Path(f"/proc/{program.pid}/stat").read_text().split(")")[1].split()[0] == "T")
+        program.process.send_signal(signal.SIGCONT)
+        program.ask()
+
+    def test_one_that_has_ended(self, visited: Callable[..., Visited]) -> None:
+        program = visited("read")
+        process = program.python()
+        program.close()
+        with pytest.raises(NoSuchProcess):
+            visit(process)
+
+    def test_another_process_with_its_pid(self, visited: Callable[..., Visited]) -> None:
+        program = visited("read")
+        target = program.python().target
+        other = replace(target, process=replace(target.process, started_at=1))
+        with pytest.raises(NoSuchProcess):
+            visit(replace(program.python(), target=other))
+        program.ask()
+
+    def test_one_that_began_another_program_meanwhile(self, tmp_path: Path) -> None:
+        """What was learnt of the old program is not applied to the new one, though pid and name stay."""
+        code = "import os, sys; print(1, flush=True); input(); os.execv(sys.executable, sys.argv[1:])"
+        argv = [sys.executable, "-c", "print(2, flush=True); print(input())"]
+        process = subprocess.Popen(
+            [sys.executable, "-uc", code, *argv], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        try:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdout.readline()
+            with direct.opened(examine(target_of(process.pid))) as entry:
+                process.stdin.write(b"\n")
+                process.stdin.flush()
+                assert process.stdout.readline() == b"2\n"
+                with pytest.raises(ptrace.Ended):
+                    entry._stopped(entry._put_in)
+        finally:
+            told, _ = process.communicate(b"well\n", timeout=PATIENCE_S)
+        assert (told, process.returncode) == (b"well\n", 0)
+
+    def test_one_that_begins_other_programs_all_the_time(self, tmp_path: Path) -> None:
+        count = tmp_path / "count"
+        code = (
+            "import os, sys\n"
+            "n = int(sys.argv[1]) + 1\n"
+            f"open({str(count)!r}, 'a').write('.')\n"
+            "os.execv(sys.executable, [sys.executable, '-S', '-c', sys.argv[2], str(n), sys.argv[2]])"
+        )
+        process = subprocess.Popen([sys.executable, "-S", "-c", code, "0", code])
+        try:
+            until(count.exists)
+            for _ in range(20):
+                with suppress(Refused):
+                    visit(examine(target_of(process.pid)), deadline_s=0.2)
+            size = count.stat().st_size
+            until(lambda: count.stat().st_size > size + 3)
+            assert process.poll() is None
+        finally:
+            process.kill()
+            process.wait()
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes another mount namespace here")
+    def test_one_that_sees_other_files(self, visited: Callable[..., Visited]) -> None:
+        unshare = shutil.which("unshare")
+        if unshare is None:
+            pytest.skip("there is no unshare here")
+        process = subprocess.Popen(
+            [unshare, "--mount", sys.executable, "-c", "print(1, flush=True); input()"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        try:
+            assert process.stdout is not None
+            if not process.stdout.readline():
+                pytest.skip("no namespace can be made here")
+            assert "sees other files" in (direct.closed(examine(target_of(process.pid))) or "")
+        finally:
+            process.communicate(b"\n")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root visits others")
+def test_root_visits_somebody_elses(tmp_path: Path) -> None:
+    if "system" not in PYTHONS:
+        pytest.skip("no Python here whose library others may read")
+    code = "import os; os.setgid(65534); os.setuid(65534); print(1, flush=True); print(input())"
+    process = subprocess.Popen([PYTHONS["system"], "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()
+        python = examine(target_of(process.pid))
+        assert not python.is_ours
+        visit(python)
+        assert not list(Path("/run").glob(f"vram-visit-{process.pid}-*"))
+    finally:
+        told, _ = process.communicate(b"well\n", timeout=PATIENCE_S)
+    assert told == b"well\n"
+
+
+@pytest.mark.parametrize("rest", ["reading", "computing"])
+def test_trim_gives_back_and_says_for_how_long_it_was_stopped(world: World, rest: str) -> None:
+    if sys.version_info >= (3, 14):
+        pytest.skip("this Python is reached by sys.remote_exec")
+    subject = world.subject(rest)
+    receipt = world.trim(subject.pid)
+    assert receipt["via"] == "ptrace"
+    assert gave_back(receipt) >= CACHED
+    assert 0 < receipt["stopped_s"] < PATIENCE_S
+    assert subject.ask() == {"alive": 1, "modules": []}
+    assert subject.tracer == 0
+    assert "stopped for" in world.vram("trim", subject.pid).stdout
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        *((each, "at-rest") for each in RESTING if each != "sleep"),
+        *((each, "waiting") for each in LOCKED if each != "short"),
+        ("holding", "at-work"),
+    ],
+)
+def test_states_are_told_apart(visited: Callable[..., Visited], state: str, expected: str) -> None:
+    """Which route a visit takes once the program has settled."""
+    process = visited(state).python()
+
+    def chosen() -> str:
+        with direct.opened(process) as entry:
+            entry._prepare()
+
+            def choose(threads: ptrace.Threads) -> str:
+                return entry._routes.choose(threads, *entry._main_thread(threads))
+
+            return ptrace.while_stopped(process.pid, choose)[0]
+
+    until(lambda: chosen() == expected)
