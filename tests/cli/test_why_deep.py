@@ -1,4 +1,4 @@
-"""`vram why --deep`: processes that let us in say what of theirs is live and what is only cached."""
+"""`vram why --deep`: processes that can be reached say what of theirs is live and what is only cached."""
 
 from __future__ import annotations
 
@@ -45,7 +45,11 @@ def asked(gpu: VirtualGpu, folder: Path, word: str) -> tuple[dict[str, int], lis
         holder.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
     done = subprocess.run(
-        [*PROGRAM, "why", "--deep", "--json"], env=variables, capture_output=True, text=True, timeout=60
+        [*PROGRAM, "why", "--deep", "--json", "--deadline", "60"],
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     holder.send_signal(signal.SIGCONT)
     holder.communicate("\n")
@@ -58,6 +62,12 @@ def asked(gpu: VirtualGpu, folder: Path, word: str) -> tuple[dict[str, int], lis
 
 def test_an_agent_tells_what_is_live_and_what_is_cached(virtual_gpu: VirtualGpu, tmp_path: Path) -> None:
     kinds, notes = asked(virtual_gpu, tmp_path, "willing")
+    assert kinds == {"live": 64 * MIB, "cached": 128 * MIB, "context": (518 + 32) * MIB}
+    assert not notes
+
+
+def test_one_that_nobody_prepared_is_asked_too(virtual_gpu: VirtualGpu, tmp_path: Path) -> None:
+    kinds, notes = asked(virtual_gpu, tmp_path, "unprepared")
     assert kinds == {"live": 64 * MIB, "cached": 128 * MIB, "context": (518 + 32) * MIB}
     assert not notes
 

@@ -27,11 +27,11 @@ def interpreter(minor: int) -> str | None:
 class Subject:
     """One running subject; it is told a line, and answers one."""
 
-    def __init__(self, python: str, payload: Path) -> None:
+    def __init__(self, python: str, *words: str, environment: dict[str, str] | None = None) -> None:
         self._process = subprocess.Popen(
-            [python, str(PROGRAMS / "subject.py"), str(payload)], stdin=-1, stdout=-1, text=True
+            [python, str(PROGRAMS / "subject.py"), *words], stdin=-1, stdout=-1, text=True, env=environment
         )
-        self.hear()
+        self.pid: int = self.hear()["pid"]
 
     def hear(self) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -60,6 +60,6 @@ def subject(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Subject]
     payload.write_text(
         payload_source.expression("inside", "answered", {"HERE": 1}).replace("{'HERE': 1}", "'REQUEST'")
     )
-    started = Subject(python, payload)
+    started = Subject(python, str(payload))
     yield started
     started.close()

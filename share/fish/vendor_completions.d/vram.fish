@@ -96,7 +96,7 @@ complete -c vram -n '__vram_at \'inside\'' -s h -l help -d 'show this help messa
 complete -c vram -n '__vram_at \'inside\'' -l gpu -x -k -a '(__vram_live gpu)' -d 'only arrays on these GPUs, by number, UUID or PCI address (repeatable)'
 complete -c vram -n '__vram_at \'inside\'' -l min-size -x -d 'only arrays from this size on, e.g. 10MiB: fewer names are looked for, so it is faster'
 complete -c vram -n '__vram_at \'inside\'' -s v -l all -d 'every row, not only the largest'
-complete -c vram -n '__vram_at \'inside\'' -l via -x -a 'auto agent jupyter remote-exec' -d 'the way in (default: the safest that is open)'
+complete -c vram -n '__vram_at \'inside\'' -l via -x -a 'auto agent jupyter remote-exec ptrace' -d 'the way in (default: the safest that is open)'
 complete -c vram -n '__vram_at \'inside\'' -l deadline -x -d 'give up after S seconds (default: 15)'
 complete -c vram -n '__vram_at \'inside\'' -l json -d 'one JSON object instead of text'
 complete -c vram -n '__vram_at \'inside\'' -l ascii -d 'bars and lines without Unicode'

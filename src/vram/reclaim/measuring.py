@@ -60,7 +60,7 @@ def measure_all(host: Host, pids: Iterable[int], deadline_s: float) -> Measureme
             unasked[pid] = NO_TIME
             return
         try:
-            answers[pid] = _measured(host, pid, min(EACH_S, left_s))
+            answers[pid] = _measured(host, pid, min(max(EACH_S, deadline_s / AT_ONCE), left_s))
         except VramError as error:
             unasked[pid] = _reason(error)
 

@@ -2,7 +2,7 @@
 
 Told "visit" it runs the text in the file named by its first argument, as one who comes through the door
 would, in a thread of its own, and prints what it answers. Told "census", it prints what there is in
-this process. Told "free", it lets go of its history.
+this process. Told "spin", it works until it is told more.
 """
 
 # What a visit uses of the standard library, and would otherwise be imported by the first one.
@@ -13,6 +13,7 @@ import ctypes  # noqa: F401
 import gc
 import json
 import os
+import select
 import sys
 import threading
 import time
@@ -20,6 +21,12 @@ import typing  # noqa: F401
 from collections import Counter
 
 import stand_ins
+
+if len(sys.argv) > 2:  # a GPU, with some memory that no array has
+    import driver
+
+    driver.context()
+    driver.alloc(int(sys.argv[2]))
 
 torch, cupy = stand_ins.torch(), stand_ins.cupy()
 
@@ -159,6 +166,14 @@ def census():
     }
 
 
+def spin():
+    """Work in Python until the next word comes."""
+    total = 0
+    while not select.select([0], [], [], 0)[0]:
+        total += sum(number * number for number in range(1000))
+    return total
+
+
 def main():
     print(json.dumps({"pid": os.getpid()}), flush=True)
     for line in sys.stdin:
@@ -166,6 +181,9 @@ def main():
         if word == "visit":
             request = {"pid": os.getpid(), "until": time.monotonic() + 60, **json.loads(line[len(word) :])}
             print(json.dumps(visit(sys.argv[1], request)), flush=True)
+        elif word == "spin":
+            print(json.dumps({"spinning": True}), flush=True)
+            spin()
         elif word == "census":
             print(json.dumps(census()), flush=True)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from typing import get_args
 
 from vram.cli.source import narrowed, open_host, pid_number, require_driver, seconds, take_ledger
 from vram.cli.terminal import add_terminal_arguments, emit, look_for, show
+from vram.model.trimming import Via
 from vram.units import parse_size
 
 NAME = "inside"
@@ -39,7 +41,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("-v", "--all", action="store_true", help="every row, not only the largest")
     parser.add_argument(
         "--via",
-        choices=("auto", "agent", "jupyter", "remote-exec"),
+        choices=("auto", *get_args(Via)),
         default="auto",
         help="the way in (default: the safest that is open)",
     )
