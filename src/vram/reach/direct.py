@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from vram.errors import AttachDenied, NoSuchProcess, NotReachable, Refused
+from vram.errors import AttachDenied, NoSuchProcess, NotReachable
 from vram.model.trimming import Via
 from vram.reach import image
 from vram.reach.cpython import FIRST_MINOR, LAST_MINOR, Python
@@ -100,7 +100,7 @@ def _converse(entry: Entry, drop: ScriptDrop, pidfd: int, until: float) -> Raw:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             with suppress(Unsafe):
                 entry.look_again()
-    except Refused:
+    except BaseException:
         drop.call_off()
         with suppress(Unsafe):
             entry.take_back()

@@ -283,8 +283,17 @@ def while_stopped(pid: int, action: Callable[[Threads], Result]) -> tuple[Result
                 gc.enable()
 
     visitor = threading.Thread(target=hold, name="vram-visit")
-    visitor.start()
-    visitor.join()
+    try:
+        visitor.start()
+    except RuntimeError as error:
+        raise Unsafe(f"we cannot start a thread to stop it with: {error}") from error
+    try:
+        visitor.join()
+    finally:
+        # Interrupted or not: whoever called may close what the visitor still works with.
+        while visitor.is_alive():
+            with suppress(KeyboardInterrupt):
+                visitor.join()
     (result,) = told
     if isinstance(result, OSError):
         raise Unsafe(f"it cannot be traced: {result.strerror}") from result
