@@ -30,6 +30,7 @@ _SIGTRAP = 5
 PATIENCE_S = 0.1
 _TURN_S = 0.00002
 _ROUNDS = 64
+_FIRST_OF_ALL = -20  # for this one thread, where we may: root does
 
 _REGISTERS = [
     "r15",
@@ -269,7 +270,9 @@ def while_stopped(pid: int, action: Callable[[Threads], Result]) -> tuple[Result
         nonlocal stopped_s
         threads = Threads(pid)
         collects = gc.isenabled()
-        gc.disable()  # a collection of ours would be their standstill
+        gc.disable()  # a collection of ours would be their standstill, and so would a wait for a processor
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _FIRST_OF_ALL)
         try:
             threads.stop()
             told.append(action(threads))
