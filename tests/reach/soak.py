@@ -170,7 +170,11 @@ def main() -> None:
     os.environ["XDG_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="vram-soak-")
     versions = sys.argv[1:] or list(interpreters())
     cases = [(version, state, threads) for version in versions for state in STATES for threads in (1, 100)]
-    machine = {"machine": platform.machine(), "kernel": platform.release(), "libc": platform.libc_ver()[1]}
+    machine = {
+        "machine": platform.machine(),
+        "kernel": platform.release().partition("-")[0],
+        "libc": platform.libc_ver()[1],
+    }
     print(json.dumps({"taken": time.strftime("%Y-%m-%d"), **machine}), flush=True)
     each, kills = -(-visits // len(cases)), -(-visits // 10 // len(cases))
     total = {"visits": 0, "kills": 0, "wrong": 0}
