@@ -1,15 +1,16 @@
 """Visits by the thousand, some with the visitor killed at a random moment; counts whatever goes wrong.
 
-    VRAM_SOAK=10000 python -m tests.reach.soak [PYTHON...]
+    VRAM_SOAK=10000 python -m tests.reach.soak [VERSION...] >docs/evidence/DATE-visits.jsonl
 
-shares so many visits, and a tenth as many kills, among the versions and states. Prints one JSON
-line for each, and the sum.
+shares so many visits, and a tenth as many kills, among the versions and states. Prints the machine,
+one JSON line for each case, and the sum.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import platform
 import random
 import select
 import shutil
@@ -145,10 +146,10 @@ def kill_visitors(visited: Visited, kills: int, chance: random.Random, longest_s
     return finished
 
 
-def soak(python: str, state: str, threads: int, visits: int, kills: int, seed: int) -> dict[str, Any]:
+def soak(version: str, state: str, threads: int, visits: int, kills: int, seed: int) -> dict[str, Any]:
     """One version in one state. What went wrong is told, and the next one is tried."""
-    result: dict[str, Any] = {"python": python, "state": state, "threads": threads, "visits": 0, "kills": 0}
-    visited = Visited(python, state, threads)
+    result: dict[str, Any] = {"python": version, "state": state, "threads": threads, "visits": 0, "kills": 0}
+    visited = Visited(interpreters()[version], state, threads)
     try:
         stopped = sorted(visit_often(visited, visits))
         result["visits"] = len(stopped)
@@ -167,12 +168,18 @@ def soak(python: str, state: str, threads: int, visits: int, kills: int, seed: i
 def main() -> None:
     visits = int(os.environ.get("VRAM_SOAK", "1000"))
     os.environ["XDG_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="vram-soak-")
-    pythons = sys.argv[1:] or list(interpreters().values())
-    cases = [(python, state, threads) for python in pythons for state in STATES for threads in (1, 100)]
+    versions = sys.argv[1:] or list(interpreters())
+    cases = [(version, state, threads) for version in versions for state in STATES for threads in (1, 100)]
+    machine = {
+        "machine": platform.machine(),
+        "kernel": platform.release().partition("-")[0],
+        "libc": platform.libc_ver()[1],
+    }
+    print(json.dumps({"taken": time.strftime("%Y-%m-%d"), **machine}), flush=True)
     each, kills = -(-visits // len(cases)), -(-visits // 10 // len(cases))
     total = {"visits": 0, "kills": 0, "wrong": 0}
-    for seed, (python, state, threads) in enumerate(cases):
-        result = soak(python, state, threads, each, kills, seed)
+    for seed, (version, state, threads) in enumerate(cases):
+        result = soak(version, state, threads, each, kills, seed)
         print(json.dumps(result), flush=True)
         total["visits"] += result["visits"] + result.get("finished_before_a_kill", 0)
         total["kills"] += result["kills"]

@@ -286,7 +286,7 @@ class TestLeftAlone:
             process.stdout.readline()
             assert reason in (direct.closed(examine(target_of(process.pid))) or "")
             with pytest.raises(NotReachable, match=reason):
-                visit(examine(target_of(process.pid)), deadline_s=5.0)
+                visit(examine(target_of(process.pid)), deadline_s=0.5)
         finally:
             process.communicate(b"\n", timeout=PATIENCE_S)
         assert process.returncode == 0
@@ -307,7 +307,7 @@ class TestLeftAlone:
         with pytest.raises(AttachDenied, match=f"traced by pid {tracer.pid}"):
             reach(target_of(program.pid), "measure", 5.0, via="ptrace")
         with pytest.raises(AttachDenied, match=f"traced by pid {tracer.pid}"):
-            visit(program.python(), deadline_s=5.0)
+            visit(program.python(), deadline_s=0.5)
         tracer.communicate()
         program.ask()
         visit(program.python())

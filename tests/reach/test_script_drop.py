@@ -230,3 +230,20 @@ def _as_nobody(code: str, fails: str = "") -> None:
         [sys.executable, "-c", f"{BE_NOBODY}; {code}"], capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert fails in done.stderr if fails else not done.returncode, done.stderr
+
+
+def test_what_killed_visitors_left_is_swept(world: World, program: Obedient) -> None:
+    """While the program lives on; whoever still listens is not disturbed."""
+    process = examine(target_of(program.pid))
+    child = os.fork()
+    if not child:
+        ScriptDrop(MEASURE, process, time.monotonic() + PATIENCE_S)
+        os._exit(0)
+    os.waitpid(child, 0)
+    (abandoned,) = left(world)
+    os.utime(abandoned, (0, 0))
+    with visit(program) as (drop, _):
+        os.utime(drop.path, (0, 0))
+        with visit(program):
+            assert abandoned not in left(world)
+            assert Path(drop.path) in left(world)

@@ -23,6 +23,7 @@ from vram.payloads import delivery
 
 LONGEST_REQUEST = 4096
 PATIENCE_S = 5.0
+ANSWERING_S = 60.0
 
 _lock = threading.Lock()
 _serving: dict[str, Any] = {}
@@ -157,10 +158,10 @@ def _converse(connection: socket.socket) -> None:
     if payload is None or not isinstance(wanted, dict) or _hung_up(connection):
         return
     wanted.update(pid=os.getpid(), until=float("inf"))
-    connection.settimeout(None)  # whoever reads slowly keeps this thread, and nobody else
     told = delivery.answered(payload, wanted)
+    until = time.monotonic() + ANSWERING_S
     for portion in delivery.portions(delivery.encoded(told)):
-        connection.sendall(portion)
+        delivery.send(connection, portion, until)
 
 
 def _read(connection: socket.socket) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from vram.errors import AttachDenied, NoSuchProcess, NotReachable, Refused
+from vram.errors import AttachDenied, NoSuchProcess, NotReachable
 from vram.model.trimming import Via
 from vram.reach import image
 from vram.reach.cpython import FIRST_MINOR, LAST_MINOR, Python
@@ -46,7 +46,6 @@ _SMALL_LIBRARIES = (
     "libcrypt",
 )
 _ALIGNMENT = 64
-_PASSING_S = 2.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 
 
@@ -99,7 +98,7 @@ def _converse(entry: Entry, drop: ScriptDrop, pidfd: int, until: float) -> Raw:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             with suppress(Unsafe):
                 entry.look_again()
-    except Refused:
+    except BaseException:
         drop.call_off()
         with suppress(Unsafe):
             entry.take_back()
@@ -146,8 +145,7 @@ class Entry:
 
     def go_in(self, drop: ScriptDrop, until: float) -> None:
         """Stop the process, have it run the drop's lines soon, let it go."""
-        # What passes is waited for, but no longer than the visit has time.
-        patient = min(until, time.monotonic() + _PASSING_S)
+        pause_s = _FIRST_PAUSE_S / 10
         nbytes = len(self._text(drop, 0)) + _ALIGNMENT
         while True:
             try:
@@ -155,9 +153,11 @@ class Entry:
                 self._prepare()
                 self.route = self._stopped(self._put_in)
             except Unsafe as error:
-                if not error.passing or time.monotonic() > patient:
+                # What passes is waited for, as long as the visit has time.
+                if not error.passing or time.monotonic() + pause_s > until:
                     raise
-                time.sleep(0.005)
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             else:
                 return
 

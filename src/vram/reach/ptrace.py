@@ -28,8 +28,10 @@ _EVENT_STOP = 128 << 8
 _SIGTRAP = 5
 # Threads that hang in the kernel do not stop; nobody else shall wait for them any longer.
 PATIENCE_S = 0.1
+CROWDED_S = 2.0
 _TURN_S = 0.00002
 _ROUNDS = 64
+_FIRST_OF_ALL = -20  # for this one thread, where we may: root does
 
 _REGISTERS = [
     "r15",
@@ -149,7 +151,6 @@ class Threads:
 
     def stop(self) -> None:
         """Hold all of them; raises where one cannot be. New threads are made by running ones only."""
-        until = time.monotonic() + PATIENCE_S
         for _ in range(_ROUNDS):
             fresh = [tid for tid in self._tids() if tid not in self._threads and self._seize(tid)]
             if not fresh:
@@ -158,7 +159,7 @@ class Threads:
             for tid in fresh:
                 with suppress(ProcessLookupError):
                     self._call(_INTERRUPT, tid)
-            self._settle(fresh, until)
+            self._settle(fresh)
         raise Unsafe("it starts threads faster than they can be stopped", passing=True)
 
     def registers(self, tid: int) -> dict[str, int]:
@@ -212,20 +213,26 @@ class Threads:
         self._threads[tid] = Thread(tid)
         return True
 
-    def _settle(self, tids: list[int], until: float) -> None:
+    def _settle(self, tids: list[int]) -> None:
         waiting = list(tids)
+        began = time.monotonic()
         while waiting:
             waiting = [tid for tid in waiting if not self._has_stopped(tid)]
             if not waiting:
                 return
             # They need a processor to come to a stop: on a busy machine it may be the one that we have.
             time.sleep(_TURN_S)
-            if time.monotonic() > until:
+            waited_s = time.monotonic() - began
+            if waited_s > CROWDED_S or (waited_s > PATIENCE_S and self._hang(waiting)):
                 raise Unsafe(
                     "one of its threads hangs in the kernel",
                     "try again when that call has returned",
                     passing=True,
                 )
+
+    def _hang(self, tids: list[int]) -> bool:
+        """Whether one of them cannot stop; others only wait for a processor."""
+        return any(_state(self._pid, tid) == "D" for tid in tids)
 
     def _has_stopped(self, tid: int) -> bool:
         try:
@@ -269,7 +276,9 @@ def while_stopped(pid: int, action: Callable[[Threads], Result]) -> tuple[Result
         nonlocal stopped_s
         threads = Threads(pid)
         collects = gc.isenabled()
-        gc.disable()  # a collection of ours would be their standstill
+        gc.disable()  # a collection of ours would be their standstill, and so would a wait for a processor
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _FIRST_OF_ALL)
         try:
             threads.stop()
             told.append(action(threads))
@@ -283,8 +292,17 @@ def while_stopped(pid: int, action: Callable[[Threads], Result]) -> tuple[Result
                 gc.enable()
 
     visitor = threading.Thread(target=hold, name="vram-visit")
-    visitor.start()
-    visitor.join()
+    try:
+        visitor.start()
+    except RuntimeError as error:
+        raise Unsafe(f"we cannot start a thread to stop it with: {error}") from error
+    try:
+        visitor.join()
+    finally:
+        # Interrupted or not: whoever called may close what the visitor still works with.
+        while visitor.is_alive():
+            with suppress(KeyboardInterrupt):
+                visitor.join()
     (result,) = told
     if isinstance(result, OSError):
         raise Unsafe(f"it cannot be traced: {result.strerror}") from result

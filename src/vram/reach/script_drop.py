@@ -26,6 +26,7 @@ from vram.reach.request import LONGEST_ANSWER, Request
 _PAYLOAD, _SOCKET, _SCRIPT = "payload.py", "answers", "script.py"
 _NAMES = (_PAYLOAD, _SOCKET, _SCRIPT)
 _ENDING_S = 0.5
+_ABANDONED_S = 60.0
 
 # Runs in the main thread, in __main__: it leaves no name there, takes no time, and raises nothing of
 # its own. What a signal's handler raises just then is the program's: it goes where it would have gone.
@@ -207,17 +208,34 @@ def _make_folder(process: PythonProcess) -> str:
 
 
 def _sweep(path: str, prefix: str) -> None:
-    """Remove what was left for processes that have ended since."""
+    """Remove what was left for processes that have ended since, and what killed visitors left."""
     for name in os.listdir(path):
         pid, _, rest = name.removeprefix(prefix).partition("-")
-        if name.startswith(prefix) and pid.isdigit() and started_at(int(pid)) != _number(rest):
-            with suppress(OSError):
-                whole = os.path.join(path, name)
-                folder = _open_folder(whole)
-                try:
+        if not name.startswith(prefix) or not pid.isdigit():
+            continue
+        with suppress(OSError):
+            whole = os.path.join(path, name)
+            folder = _open_folder(whole)
+            try:
+                if started_at(int(pid)) != _number(rest) or _is_abandoned(folder):
                     _remove(whole, folder)
-                finally:
-                    os.close(folder)
+            finally:
+                os.close(folder)
+
+
+def _is_abandoned(folder: int) -> bool:
+    """Whether nobody listens there any more. A script that a process means to run stays."""
+    if time.time() - os.fstat(folder).st_mtime < _ABANDONED_S or _SCRIPT in os.listdir(folder):
+        return False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as question:
+        question.setblocking(False)
+        try:
+            question.connect(agent.address(folder, _SOCKET))
+        except (ConnectionRefusedError, FileNotFoundError):
+            return True
+        except OSError:
+            return False
+    return False
 
 
 def _open_folder(path: str) -> int:

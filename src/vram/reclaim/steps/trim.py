@@ -18,6 +18,7 @@ from vram.units import size
 # Ways that can ask without stopping or changing anything; others are asked only to act.
 ASKED_BEFOREHAND = ("agent", "jupyter")
 ASKING_S = 2.0
+_THROUGH = {"agent": "through its agent", "jupyter": "through its jupyter"}
 
 
 class Trim:
@@ -45,7 +46,7 @@ class Trim:
             choose(_target(step), step.via)
 
     def describe(self, step: Step) -> str:
-        through = f" through its {step.via}" if step.via else ""
+        through = f" {_THROUGH.get(step.via, f'by {step.via}')}" if step.via else ""
         return f"pid {_target(step).process.pid} empties its caches{through} and goes on"
 
     def apply(self, host: Host, step: Step, deadline_s: float) -> str:
