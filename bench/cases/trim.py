@@ -1,4 +1,4 @@
-"""Trim of an idle notebook: from the command's start to the driver's word that the bytes are back."""
+"""Trim of an idle notebook, and of a program that nobody prepared: from the command to the bytes back."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # What the cells import: a program of the test suite, and the driver calls of the scenes.
 SUBJECT = f"{ROOT / 'tests' / 'reach'}:{ROOT / 'src' / 'vram' / 'virtualgpu' / 'scenes'}"
 ONE_SECOND = 1.0
+HALF_A_SECOND = 0.5
 ONE_PERCENT = 0.01
 PATIENCE_S = 60
 
@@ -44,7 +45,34 @@ def run(turns: int) -> list[Row]:
     return [
         Row("vram trim, idle notebook", middle, "s", target=ONE_SECOND, note="command to bytes"),
         Row("vram trim, what stays", stays, "bytes", "reclaimable", reclaimable, ONE_PERCENT),
+        _unprepared(turns),
     ]
+
+
+def _unprepared(turns: int) -> Row:
+    """An ordinary program at rest, without agent or kernel: by ptrace, or by sys.remote_exec since 3.14."""
+    command = [sys.executable, str(ROOT / "tests" / "reach" / "subject.py"), str(4 * GIB), "reading"]
+    seconds: list[float] = []
+    via = ""
+    with _private_folders():
+        for _ in range(turns):
+            program = subprocess.Popen(
+                command,
+                env={**os.environ, "PYTHONPATH": SUBJECT},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+            try:
+                assert program.stdout is not None
+                program.stdout.readline()
+                elapsed_s, receipt = _trim(program.pid)
+                via = receipt["via"]
+                seconds.append(elapsed_s)
+            finally:
+                program.kill()
+                program.communicate()
+    middle = sorted(seconds)[len(seconds) // 2]
+    return Row("vram trim, idle program", middle, "s", target=HALF_A_SECOND, note=f"command to bytes, {via}")
 
 
 def _trim(pid: int) -> tuple[float, dict[str, Any]]:

@@ -113,6 +113,33 @@ def test_a_main_thread_that_sleeps_while_many_others_want_the_lock(
     program.ask()
 
 
+def test_a_service_that_waits_in_zeromq() -> None:
+    """The library was made for signals, and pyzmq asks again: the message arrives all the same."""
+    zmq = pytest.importorskip("zmq", reason="pyzmq is not installed")
+    code = (
+        "import zmq; socket = zmq.Context().socket(zmq.REP)\n"
+        "print(socket.bind_to_random_port('tcp://127.0.0.1'), flush=True)\n"
+        "socket.send(socket.recv())"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    context = zmq.Context()
+    try:
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+        for _ in range(VISITS):
+            visit(examine(target_of(process.pid)))
+        with context.socket(zmq.REQ) as client:
+            client.connect(f"tcp://127.0.0.1:{port}")
+            client.send(b"well")
+            assert client.poll(PATIENCE_S * 1000)
+            assert client.recv() == b"well"
+        assert process.wait(PATIENCE_S) == 0
+    finally:
+        process.kill()
+        process.communicate()
+        context.destroy(linger=0)
+
+
 def test_every_object_from_malloc(visited: Callable[..., Visited]) -> None:
     visit_often(visited("busy", PYTHONMALLOC="malloc"), 10)
 

@@ -280,9 +280,19 @@ class Python:
             memory.write(pending + ring.count, _int(memory.small(pending + ring.count) - 1))
         return True
 
-    def _place_of(self, text: int) -> int | None:
+    def seems_to_have_note(self, text: int) -> bool:
+        """A guess while it runs, which changes nothing: whether stopping it again is worth while."""
         ring = self._ring
-        at, after = self._require_sound_ring()
+        first, after = (self._memory.small(self._pending + at) for at in (ring.first, ring.next))
+        if not (0 <= first < ring.places and 0 <= after < ring.places):
+            return True
+        return self._find(text, first, after) is not None
+
+    def _place_of(self, text: int) -> int | None:
+        return self._find(text, *self._require_sound_ring())
+
+    def _find(self, text: int, at: int, after: int) -> int | None:
+        ring = self._ring
         while at != after:
             entry = self._memory.read(self._pending + ring.calls + at * ring.call_nbytes, 16)
             if entry == self.run_text.to_bytes(8, "little") + text.to_bytes(8, "little"):

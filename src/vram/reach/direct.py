@@ -163,9 +163,13 @@ class Entry:
 
     def look_again(self) -> None:
         """It has not answered yet. Where its note still waits, take the route that is open now."""
-        if self.route != "at-rest":
-            self._prepare()
-            self.route = self._stopped(self._renew)
+        if self.route == "at-rest" or self._place is None:
+            return
+        if not self.python.seems_to_have_note(self._place):
+            self.route = "at-rest"  # it was taken from the list: it runs
+            return
+        self._prepare()
+        self.route = self._stopped(self._renew)
 
     def take_back(self) -> None:
         """The visit is called off: neither note nor text stays, where they are still there."""

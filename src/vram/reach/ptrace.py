@@ -28,7 +28,7 @@ _EVENT_STOP = 128 << 8
 _SIGTRAP = 5
 # Threads that hang in the kernel do not stop; nobody else shall wait for them any longer.
 PATIENCE_S = 0.1
-CROWDED_S = 2.0
+CROWDED_S = 0.3
 _TURN_S = 0.00002
 _ROUNDS = 64
 _FIRST_OF_ALL = -20  # for this one thread, where we may: root does

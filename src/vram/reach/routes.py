@@ -58,7 +58,8 @@ _INTERRUPTED = (_EINTR, -512, -513, -514, -516)
 
 _RED_ZONE = 128
 _STACK_NEEDED = 256 << 10
-_EXTENSION = re.compile(r"/lib-dynload/|\.(cpython-3\d+[^/]*|abi3)\.so$")
+# Who may have made the call: Python's extensions, and libraries for waiting that are made for signals.
+_EXTENSION = re.compile(r"/lib-dynload/|\.(cpython-3\d+[^/]*|abi3)\.so$|/lib(zmq|uv|ev|event)[-.][^/]*$")
 _LIBC = re.compile(r"/(libc|libpthread)[.-][^/]*so[^/]*$")
 _MUSL = re.compile(r"/ld-musl-|/libc\.musl-")
 _POP_RDI_RET = b"\x5f\xc3"
