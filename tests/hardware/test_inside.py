@@ -103,6 +103,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         if find_spec(module) is None:
             pytest.skip(f"{module} is not installed")
         started.append(Program(code, tmp_path, agent=agent))
+        started[-1].require_ready()
         return started[-1]
 
     yield begin
@@ -145,9 +146,9 @@ def test_a_resting_pytorch(start: Start, record: Record, agent: bool) -> None:
 
 
 def test_a_pytorch_that_trains(start: Start, record: Record) -> None:
-    """Ten looks while it trains: it goes on, its names are told, its peak does not grow by its gradients."""
+    """Four looks while it trains: it goes on, its names are told, its peak does not grow by its gradients."""
     program = start(TRAINING, module="torch")
-    looks = [inside(program) for _ in range(10)]
+    looks = [inside(program) for _ in range(4)]
     for told, _ in looks:
         found = names(told)
         assert found.get("__main__: model.layers[0…5].weight") == (6, 96 * MIB), found
