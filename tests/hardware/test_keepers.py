@@ -22,8 +22,11 @@ pytestmark = pytest.mark.gpu
 # JAX takes most of the GPU at its start and gives none of it back, unless it is told otherwise.
 ENVIRONMENT = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "XLA_PYTHON_CLIENT_ALLOCATOR": "platform"}
 
+# As many calls of gc.get_referrers take longer than vram.live() of 100,000 arrays: 50 to 80 calls did here.
+SINGLE_SEARCHES = 150
+
 MANY = """
-import json, time, torch, vram
+import gc, json, time, torch, vram
 whole = torch.empty(100_000, 64, device="cuda")
 rows = [whole[number].clone() for number in range(100_000)]
 took = []
@@ -31,7 +34,13 @@ for _ in range(4):
     began = time.perf_counter()
     found = vram.live()
     took.append(time.perf_counter() - began)
-print(json.dumps([len(found), min(took), found.was_cut, found[1].holder.text, found[1].holder.kind]))
+one = []
+for number in range(0, 100_000, 5_000):
+    began = time.perf_counter()
+    gc.get_referrers(rows[number])
+    one.append(time.perf_counter() - began)
+last = found[1].holder
+print(json.dumps([len(found), min(took), min(one), found.was_cut, last.text, last.kind]))
 """
 
 TRAINING = """
@@ -144,12 +153,13 @@ def test_ten_ways_to_leak(framework: str, record: Record) -> None:
 
 
 @needs("torch")
-def test_a_hundred_thousand_tensors_within_a_second(record: Record) -> None:
-    count, took_s, was_cut, name, kind = told(MANY)  # type: ignore[misc]
-    record(arrays=count, took_s=took_s, was_cut=was_cut)
+def test_a_hundred_thousand_tensors_are_named_in_the_time_of_a_few_single_searches(record: Record) -> None:
+    """Machines of one kind differ by a third: the measure is Python's own search for one array's referrers."""
+    count, took_s, one_s, was_cut, name, kind = told(MANY)  # type: ignore[misc]
+    record(arrays=count, took_s=took_s, one_search_s=one_s, was_cut=was_cut)
     assert (count, was_cut, kind) == (100_001, False, "module")
     assert name.startswith("__main__: rows[")
-    assert took_s < 1
+    assert took_s < SINGLE_SEARCHES * one_s
 
 
 @needs("torch")
