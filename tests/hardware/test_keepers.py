@@ -154,7 +154,7 @@ def test_ten_ways_to_leak(framework: str, record: Record) -> None:
 
 @needs("torch")
 def test_a_hundred_thousand_tensors_are_named_in_the_time_of_a_few_single_searches(record: Record) -> None:
-    """Machines of one kind differ by a third: the measure is Python's own search for one array's referrers."""
+    """Machines of one kind differ by a third: the measure is Python's own search for one array's holders."""
     count, took_s, one_s, was_cut, name, kind = told(MANY)  # type: ignore[misc]
     record(arrays=count, took_s=took_s, one_search_s=one_s, was_cut=was_cut)
     assert (count, was_cut, kind) == (100_001, False, "module")
