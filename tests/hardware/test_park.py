@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
@@ -228,7 +229,8 @@ def test_training_through_a_cuda_graph_goes_on_as_if_nothing_had_been(
     """Two trainings alike; one is parked in the middle. Their weights stay the same."""
     if find_spec("torch") is None:
         pytest.skip("PyTorch is not installed")
-    undisturbed, parked = start(GRAPH_TRAINING), start(GRAPH_TRAINING)
+    with ThreadPoolExecutor() as pool:  # PyTorch takes long to be imported
+        undisturbed, parked = pool.map(start, [GRAPH_TRAINING] * 2)
     assert undisturbed.asked("20") == parked.asked("20")
     there = machine.moved("park", parked.pid)
     parked.send("20")
