@@ -156,7 +156,7 @@ def test_a_pytorch_that_trains(start: Start, record: Record) -> None:
         weights = [
             about
             for name, about in found.items()
-            if re.search(r"(layers\[.*|layer|self)\.weight\b(?!\.)", name)
+            if re.search(r"(layers\[.*|'layer'|'self')\.weight\b(?!\.)", name)
         ]
         assert (sum(count for count, _ in weights), sum(size for _, size in weights)) == (6, 96 * MIB), found
         assert any(name.startswith("__main__: model.layers[") for name in found), found
