@@ -147,9 +147,9 @@ def test_a_resting_pytorch(start: Start, record: Record, agent: bool) -> None:
 
 
 def test_a_pytorch_that_trains(start: Start, record: Record) -> None:
-    """Four looks while it trains: it goes on, its names are told, its peak does not grow by its gradients."""
+    """Three looks while it trains: it goes on, its names are told, its peak stays."""
     program = start(TRAINING, module="torch")
-    looks = [inside(program) for _ in range(4)]
+    looks = [inside(program) for _ in range(3)]
     for told, _ in looks:
         found = names(told)
         # One of them may just be a local variable of forward(): that name is nearer than the model's.
