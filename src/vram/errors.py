@@ -20,7 +20,7 @@ VramError
     ├── NotOnGpu             the process holds no GPU memory       exit 11
     ├── NotPermitted         it is somebody else's                 exit 12
     ├── Protected            the system needs it                   exit 13
-    ├── NotReachable         cannot be attached to (no Python, …) exit 14
+    ├── NotReachable         cannot be attached to (no Python …)  exit 14
     ├── WorldChanged         it is not what the plan was made for  exit 15
     ├── BadPlan              the plan file is foreign or edited    exit 16
     ├── AuditUnavailable     no log, no action                     exit 17
