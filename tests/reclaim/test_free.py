@@ -273,3 +273,30 @@ def test_hostile_names_do_not_steer_the_terminal(machine: Bench):
     actor.communicate()
     assert "[y/N]\\r\\n" in shown
     assert all(line.isprintable() for line in shown.splitlines())
+
+
+SEIZES = """\
+import ctypes, sys
+PTRACE_SEIZE = 0x4206
+assert ctypes.CDLL(None).ptrace(PTRACE_SEIZE, int(sys.argv[1]), None, None) == 0
+print("seized", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_who_cannot_be_attached_to_is_in_use_like_others(machine: Bench):
+    """As where the kernel lets only a parent attach: that is usual, and not what keeps the memory."""
+    pid = machine.scene("plain", 1 * GIB).pids["self"]
+    argv = [sys.executable, "-c", SEIZES, str(pid)]
+    tracer = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert tracer.stdout is not None
+        if tracer.stdout.readline() != "seized\n":
+            pytest.skip("nobody may be traced here")
+        answer = machine.ask("free", "--dry-run")
+        assert answer["plan"]["steps"] == []
+        assert [(each["why"], each["command"]) for each in answer["spared"]] == [
+            ("in use", f"vram park {pid}")
+        ]
+    finally:
+        tracer.communicate()

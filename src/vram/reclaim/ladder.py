@@ -19,7 +19,7 @@ ORDER: tuple[StepKind, ...] = get_args(StepKind)
 
 # Seconds that one step may take. A kill waits this long after SIGTERM before it insists; a park
 # copies the whole GPU memory of a process (measured: 32 GiB in 17 s).
-PATIENCE_S: dict[StepKind, float] = {"trim": 30.0, "park": 600.0, "kill": 10.0, "reset": 120.0}
+PATIENCE_S: dict[StepKind, float] = {"trim": 10.0, "park": 600.0, "kill": 10.0, "reset": 120.0}
 
 
 def rung(kind: StepKind) -> Rung:

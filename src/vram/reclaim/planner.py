@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from vram.diagnosis.leftover import code_of
 from vram.diagnosis.manual import page
 from vram.errors import (
+    AttachDenied,
     DeviceError,
     GoalImpossible,
     NotPermitted,
@@ -38,6 +39,9 @@ LOSES: dict[StepKind, str] = {
     "kill": "whatever it has not saved",
     "reset": "nothing, once nobody uses the GPU",
 }
+NOT_ATTACHED = (NotReachable, AttachDenied)
+"""Why a process cannot be trimmed: usual, and no news where something else is planned."""
+
 LEFTOVER_LOSES = "no GPU memory in use: the owner is dead"
 
 
@@ -188,7 +192,7 @@ class _Choice:
         for account in candidate.accounts:
             known = self.refusals.get(account.holder.pid)
             # That a process cannot be attached to for a trim is usual; a later refusal says more.
-            if known is None or isinstance(known, NotReachable):
+            if known is None or isinstance(known, NOT_ATTACHED):
                 self.refusals[account.holder.pid] = error
 
     def _require_named(self, steps: tuple[Step, ...]) -> None:
@@ -202,7 +206,7 @@ class _Choice:
         """Where what is left is not surely enough, the refusal of one that was named is the answer."""
         for pid in self._context.wish.pids:
             refusal = self.refusals.get(pid)
-            if refusal is not None and not isinstance(refusal, NotReachable):
+            if refusal is not None and not isinstance(refusal, NOT_ATTACHED):
                 raise refusal
 
     def _require_possible(self, goal: int, gpus: tuple[int, ...]) -> None:

@@ -9,7 +9,7 @@ from vram.diagnosis.health import is_stopped, is_stuck
 from vram.diagnosis.holdings import keepers
 from vram.diagnosis.leftover import code_of, doubt
 from vram.diagnosis.remedies import AS_ROOT, SUDO_VRAM
-from vram.errors import CannotPark, NotPermitted, NotReachable, Protected, Refused
+from vram.errors import AttachDenied, CannotPark, NotPermitted, NotReachable, Protected, Refused
 from vram.host.ports import Host
 from vram.model.ledger import Entry, Holder
 from vram.model.plan import Plan, Spared, Step
@@ -80,7 +80,7 @@ def _why_left(context: PlanContext, entry: Entry, refusals: Mapping[int, Refused
         others = ", ".join(dict.fromkeys(holder.user or "somebody else" for holder in people))
         return f"{what}; held by a process of {others}", f"{SUDO_VRAM} {kill}"
     refused = [refusals[holder.pid] for holder in people if holder.pid in refusals]
-    if refused and not isinstance(refused[0], NotReachable):
+    if refused and not isinstance(refused[0], NotReachable | AttachDenied):
         return f"{what}; {refused[0]}", ""
     if unsure is None:
         return f"{what}; this plan does not need it", "vram free"
@@ -145,7 +145,8 @@ def _why_used(
     if isinstance(refusal, Protected):
         return str(refusal), ""
     # That it cannot be attached to, or that its driver cannot park, is usual: it is in use all the same.
-    if refusal is not None and not isinstance(refusal, NotReachable | CannotPark | NotPermitted):
+    usual = NotReachable | AttachDenied | CannotPark | NotPermitted
+    if refusal is not None and not isinstance(refusal, usual):
         return "; ".join(filter(None, (str(refusal), refusal.hint))), ""
     what = f"in use: {ONLY_THE_CONTEXT}" if is_bare_context(account.own) else "in use"
     return what, f"vram {kill}"
