@@ -119,10 +119,23 @@ def visit_often(visited: Visited, visits: int, asking_every: int = 10) -> list[f
     return stopped
 
 
-def kill_visitors(visited: Visited, kills: int, chance: random.Random, longest_s: float = 0.03) -> int:
-    """Visitors are killed at random moments of their visits; return how many visits they had finished."""
+# A visit stops the process early on, within a third of its time; the rest is waiting for the answer.
+UNTIL_IT_RUNS_AGAIN = 0.4
+
+
+def kill_visitors(visited: Visited, kills: int, chance: random.Random) -> int:
+    """Visitors are killed at random moments, up to a little after the process runs again.
+
+    Returns how many visits they had finished.
+    """
     process = visited.python()
-    finished = 0
+    took = []
+    for _ in range(5):
+        began = time.monotonic()
+        visit(process)
+        took.append(time.monotonic() - began)
+    longest_s = UNTIL_IT_RUNS_AGAIN * sorted(took)[2]
+    finished = len(took)
     for _ in range(kills):
         read, write = os.pipe()
         child = os.fork()
