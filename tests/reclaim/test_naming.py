@@ -6,6 +6,8 @@ import json
 
 from tests.ghosts.conftest import held_by, is_charge
 from tests.reclaim.conftest import Bench
+from vram.model.ledger import ParkedProcess
+from vram.report.phrases import parked_process
 from vram.units import GIB
 
 
@@ -84,3 +86,8 @@ def test_a_parked_process_is_shown_as_parked(machine: Bench):
         assert machine.vram("unpark", str(pid)).returncode == 0
     assert is_charge(held_by(machine.why(), pid), 1 * GIB)
     assert machine.why()["parked"] == []
+
+
+def test_a_process_that_was_lent_says_to_whom():
+    lent = ParkedProcess(pid=7, user="alice", command="serve", nbytes=GIB, gpus=(0,), since="", lent_to=9)
+    assert parked_process(lent) == "pid 7 · alice · 1.0 GiB · lent to pid 9"

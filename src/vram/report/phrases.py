@@ -148,8 +148,8 @@ def parked_process(process: ParkedProcess) -> str:
     """Return who is parked, how much of it lies in host memory, and how it gets back."""
     user = f" · {process.user}" if process.user else ""
     state = (
-        f"lent to pid {process.lent_to} (vram borrow), comes back by itself"
+        f"lent to pid {process.lent_to}"
         if process.lent_to is not None
         else f"`vram unpark {process.pid}` brings it back"
     )
-    return f"pid {process.pid}{user} · {size(process.nbytes)} in host memory · {state}"
+    return f"pid {process.pid}{user} · {size(process.nbytes)} · {state}"

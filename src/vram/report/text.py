@@ -155,7 +155,7 @@ def _bystanders(bystanders: tuple[Bystander, ...], look: Look) -> Iterator[Rende
 def _parked(ledger: Ledger, look: Look) -> Iterator[RenderableType]:
     if ledger.parked:
         yield Text()
-        yield Text("Parked: paused, and on no GPU now", style="bold")
+        yield Text("Parked: paused, in host memory", style="bold")
     for process in ledger.parked:
         line = look.short(process.command or "", look.measure - 4)
         words = Text.assemble(look.clean(parked_process(process)), "\n", (line, "dim"))

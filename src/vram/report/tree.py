@@ -38,7 +38,7 @@ def who(report: WhoReport, look: Look) -> RenderableType:
 
 def _parked(report: WhoReport, look: Look) -> Iterator[Text]:
     if report.parked:
-        yield _line("", "", Text("parked: paused, and on no GPU now", style="bold"))
+        yield _line("", "", Text("parked: paused, in host memory", style="bold"))
         for process in report.parked:
             words = look.short(parked_process(process), look.width - _SIZE_COLUMNS - 3)
             yield _line("", "   ", Text(words))
