@@ -88,6 +88,15 @@ def test_root_gives_everybodys_leftovers_back():
     assert pids(planned(world, only=None)) == [51]
 
 
+def test_root_ends_nobody_for_a_handle_that_anybody_could_have_handed_over():
+    """A hostile user passes an exported handle to another one's service, and ends."""
+    handed = entry("exported", holder=holder(51, user="bob"), medium="handle")
+    draft = planned(ledger(gpu(handed), host=host("root", 0)))
+    assert not draft.plan.steps
+    assert [(each.pid, each.command) for each in draft.spared] == [(51, "vram kill 51")]
+    assert pids(planned(ledger(gpu(handed), host=host("root", 0)), pids=(51,))) == [51]
+
+
 def test_root_goes_into_other_peoples_live_processes_only_by_name():
     world = ledger(gpu(process(51, user="bob")), host=host("root", 0))
     assert pids(planned(world, only=None, park_idle=True)) == []

@@ -17,7 +17,7 @@ def kept(
 ) -> Finding:
     """What *holding* keeps, with the remedies of its cause besides ending its holders."""
     works = working(ledger)
-    unsure = [reason for entry in holding.entries if (reason := doubt(entry, works))]
+    unsure = [reason for entry in holding.entries if (reason := doubt(entry, works, ledger.host))]
     return Finding(
         code=code,
         title=title,

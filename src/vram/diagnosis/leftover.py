@@ -8,6 +8,7 @@ from vram.diagnosis.health import is_healthy, is_stopped, is_stuck
 from vram.diagnosis.holdings import in_use, keepers
 from vram.diagnosis.remedies import SUDO_VRAM
 from vram.model.ledger import Entry, Ledger
+from vram.model.observation import HostFacts
 from vram.protected import role
 
 ORPHANED, EXPORTED, DMABUF, ZOMBIE = "VR101", "VR103", "VR104", "VR203"
@@ -34,9 +35,16 @@ def working(ledger: Ledger) -> frozenset[int]:
     )
 
 
-def doubt(entry: Entry, works: Collection[int]) -> str | None:
-    """Why the holders of a leftover are not ended unless they are named; None where they may be."""
+def doubt(entry: Entry, works: Collection[int], host: HostFacts) -> str | None:
+    """Why the holders of a leftover are not ended unless they are named; None where they may be.
+
+    Only a fork gives a context's files to a process; a handle or a dma-buf anybody can hand to a service
+    that takes descriptors. So root ends other users' processes for those only by name.
+    """
     people = keepers(entry)
+    handed = [each for each in people if each.user != host.user] if entry.kind == "exported" else []
+    if handed and host.uid == 0:
+        return f"pid {handed[0].pid} of {handed[0].user or 'another user'} may have been handed it by anybody"
     for holder in people:
         if is_stuck(holder):
             return f"pid {holder.pid} waits inside the kernel or is exiting: no signal reaches it now"
@@ -57,7 +65,7 @@ def way_back(ledger: Ledger) -> str | None:
     """The one command that gives leftovers back here; None where there are none, or none would help."""
     works, host = working(ledger), ledger.host
     entries = [entry for gpu in ledger.gpus for entry in gpu.accounted if code_of(entry)]
-    certain = [entry for entry in entries if doubt(entry, works) is None]
+    certain = [entry for entry in entries if doubt(entry, works, host) is None]
     if any(host.uid == 0 or all(each.user == host.user for each in keepers(entry)) for entry in certain):
         return "vram free"
     pids = dict.fromkeys(str(holder.pid) for entry in certain or entries for holder in keepers(entry))

@@ -74,7 +74,7 @@ def _why_left(context: PlanContext, entry: Entry, refusals: Mapping[int, Refused
     stopped = [holder for holder in people if is_stopped(holder)]
     if stopped and stopped[0].state == "T":
         return f"{what}; pid {stopped[0].pid} is stopped (Ctrl-Z)", f"kill -CONT {stopped[0].pid}"
-    unsure = doubt(entry, context.works)
+    unsure = doubt(entry, context.works, context.ledger.host)
     kill = "kill " + " ".join(str(holder.pid) for holder in people)
     if any(_is_foreign(context, holder) for holder in people):
         others = ", ".join(dict.fromkeys(holder.user or "somebody else" for holder in people))
@@ -84,7 +84,7 @@ def _why_left(context: PlanContext, entry: Entry, refusals: Mapping[int, Refused
         return f"{what}; {refused[0]}", ""
     if unsure is None:
         return f"{what}; this plan does not need it", "vram free"
-    if "only likely" in unsure or "memory of its own" in unsure:
+    if any(word in unsure for word in ("only likely", "memory of its own", "handed it")):
         return f"{what}; {unsure}", f"vram {kill}"
     return f"{what}; {unsure}", ""
 
