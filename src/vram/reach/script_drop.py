@@ -348,4 +348,4 @@ def _remove(path: str, folder: int, left: str | None = None) -> None:
 
 def _number(text: str) -> int | None:
     digits = text.partition("-")[0]
-    return int(digits) if digits.isdigit() else None
+    return int(digits) if digits.isdecimal() else None
