@@ -120,7 +120,12 @@ def is_ours_alone(folder: int) -> bool:
 
 def is_trusted_owner(uid: int) -> bool:
     """Whether *uid* is ours or root's."""
-    return uid in (os.geteuid(), 0) or (uid == _overflow_uid() and not _is_mapped(uid))
+    return uid == os.geteuid() or is_root(uid)
+
+
+def is_root(uid: int) -> bool:
+    """Whether *uid* is root, as far as our user namespace shows that."""
+    return uid == 0 or (uid == _overflow_uid() and not _is_mapped(uid))
 
 
 def others_may_write(folder: int, about: os.stat_result) -> bool:
