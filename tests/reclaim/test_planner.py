@@ -232,7 +232,7 @@ def test_whatever_the_ledger_says_the_healthy_and_the_system_are_spared(world, g
         return
     for pid in pids(draft):
         holder = people[pid]
-        assert role(pid, holder.parent, holder.executable) is None
+        assert role(pid, holder) is None
         works = [e for g in world.gpus for e in g.entries if e.holder == holder and e.kind == "process"]
         assert not (works and is_healthy(holder))
 
