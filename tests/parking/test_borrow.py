@@ -14,7 +14,7 @@ import termios
 import pytest
 
 from tests.parking.conftest import CHECKPOINTED, RUNNING, Machine, keeper_of, kill, kill_both, runs_on
-from vram.reclaim.borrow import seen_by_cuda
+from vram.reclaim.preflight import seen_by_cuda
 from vram.units import GIB, MIB
 from vram.virtualgpu import VirtualGpu
 

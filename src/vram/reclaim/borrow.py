@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import Struct
 
@@ -11,7 +11,7 @@ from vram.host.ports import Host
 from vram.model.parking import Parked, Share, Vitals
 from vram.model.plan import Target
 from vram.reclaim.parking import Moved, Parking
-from vram.reclaim.preflight import Devices, admit, require_checkpoints
+from vram.reclaim.preflight import Devices, admit, require_checkpoints, seen_by_cuda
 from vram.units import MIB, counted, size
 
 # The keeper of the loans has the driver open while the command runs: 3.25 MiB on an H200.
@@ -94,21 +94,6 @@ def _seen(devices: Devices, visible: str, gpu: int | None) -> list[int]:
             hint="unset it, and the command is led to the GPU that has the room",
         )
     return list(seen)
-
-
-def seen_by_cuda(visible: str, uuids: Mapping[int, str]) -> tuple[int, ...]:
-    """The GPUs that a value of CUDA_VISIBLE_DEVICES leaves visible: up to the first word that names none."""
-    seen: list[int] = []
-    for word in map(str.strip, visible.split(",")):
-        named = [index for index, uuid in uuids.items() if str(index) == word or _begins(uuid, word)]
-        if len(named) != 1:
-            break
-        seen += named
-    return tuple(seen)
-
-
-def _begins(uuid: str, word: str) -> bool:
-    return word.startswith("GPU-") and uuid.startswith(word)
 
 
 def _arrange_on(host: Host, devices: Devices, gpu: int, nbytes: int, pids: Sequence[int]) -> Loan:
