@@ -19,7 +19,7 @@ from tests.parking.conftest import (
     LOCKED,
     RUNNING,
     Machine,
-    keeper_of,
+    checkpoint_worker_of,
     kill,
     kill_both,
     runs_on,
@@ -56,7 +56,7 @@ def test_ctrl_c_brings_the_process_back(machine: Machine) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGHUP])
 def test_a_vram_that_is_ended_while_its_target_is_locked(machine: Machine, number: signal.Signals) -> None:
-    """Its keeper undoes what was begun, without it."""
+    """Its checkpoint worker undoes what was begun, without it."""
     worker = machine.worker()
     machine.gpu.fail("cuCheckpointProcessCheckpoint", slow_s=SLOW_S)
     vram = machine.start("park", worker.pid)
@@ -69,7 +69,7 @@ def test_a_vram_that_is_ended_while_its_target_is_locked(machine: Machine, numbe
     assert machine.parked() == []
 
 
-def test_vram_and_its_keeper_killed_while_the_target_is_locked(machine: Machine) -> None:
+def test_vram_and_its_checkpoint_worker_killed_while_the_target_is_locked(machine: Machine) -> None:
     """Nobody is left to undo it; the next vram does, and says so."""
     worker = machine.worker()
     machine.gpu.fail("cuCheckpointProcessCheckpoint", slow_s=60)
@@ -83,7 +83,7 @@ def test_vram_and_its_keeper_killed_while_the_target_is_locked(machine: Machine)
     assert runs_on(worker)
 
 
-def test_vram_and_its_keeper_killed_after_the_restore(machine: Machine) -> None:
+def test_vram_and_its_checkpoint_worker_killed_after_the_restore(machine: Machine) -> None:
     """Between restore and unlock the target has its memory and stands still."""
     worker = machine.worker()
     machine.vram("park", worker.pid)
@@ -96,31 +96,31 @@ def test_vram_and_its_keeper_killed_after_the_restore(machine: Machine) -> None:
     assert runs_on(worker)
 
 
-def test_a_keeper_that_is_killed_is_replaced_and_the_target_unlocked(machine: Machine) -> None:
+def test_a_checkpoint_worker_that_is_killed_is_replaced_and_the_target_unlocked(machine: Machine) -> None:
     worker = machine.worker()
     machine.gpu.fail("cuCheckpointProcessCheckpoint", slow_s=60)
     vram = machine.start("park", worker.pid)
     machine.wait_for(worker.pid, LOCKED)
     machine.gpu.clear_faults()
-    kill(keeper_of(vram))
+    kill(checkpoint_worker_of(vram))
     assert vram.wait() == 3
     assert runs_on(worker)
     assert machine.parked() == []
 
 
 def test_ctrl_c_on_a_wait_for_room_calls_it_off(machine: Machine) -> None:
-    """Its keeper leaves with it: the claim is free, and room that comes later changes nothing."""
+    """Its checkpoint worker leaves with it: the claim is free, and room that comes later changes nothing."""
     worker = machine.worker()
     machine.vram("park", worker.pid)
     hog = machine.program(HOG)
     waiting = machine.start("unpark", "--wait", "900", worker.pid)
-    keeper = keeper_of(waiting)
-    until_it_has_a_claim(keeper)
+    checkpoint_worker = checkpoint_worker_of(waiting)
+    until_it_has_a_claim(checkpoint_worker)
     waiting.send_signal(signal.SIGINT)
     assert waiting.wait() == 130
-    left, _, _ = select.select([keeper], [], [], PATIENCE_S)
-    assert left, "the keeper waits on"
-    os.close(keeper)
+    left, _, _ = select.select([checkpoint_worker], [], [], PATIENCE_S)
+    assert left, "the checkpoint worker waits on"
+    os.close(checkpoint_worker)
     hog.kill()
     assert machine.state(worker.pid) == CHECKPOINTED
     assert [line["state"] for line in machine.parked()] == ["parked"]
@@ -128,27 +128,37 @@ def test_ctrl_c_on_a_wait_for_room_calls_it_off(machine: Machine) -> None:
     assert runs_on(worker)
 
 
-def test_a_keeper_that_is_killed_while_it_brings_back_is_replaced(machine: Machine) -> None:
+def test_a_checkpoint_worker_that_is_killed_while_it_brings_back_is_replaced(machine: Machine) -> None:
     worker = machine.worker()
     machine.vram("park", worker.pid)
     machine.gpu.fail("cuCheckpointProcessUnlock", slow_s=60)
     vram = machine.start("unpark", worker.pid)
     machine.wait_for(worker.pid, LOCKED)
     machine.gpu.clear_faults()
-    kill(keeper_of(vram))
+    kill(checkpoint_worker_of(vram))
     assert vram.wait() == 0
     assert runs_on(worker)
 
 
 def test_two_at_once_do_not_get_in_each_others_way(machine: Machine) -> None:
+    """Who comes second waits up to a deadline, and is told who moves the process."""
     worker = machine.worker()
-    machine.gpu.fail("cuCheckpointProcessCheckpoint", slow_s=4)
+    machine.gpu.fail("cuCheckpointProcessCheckpoint", slow_s=SLOW_S)
     first = machine.start("park", worker.pid)
     machine.wait_for(worker.pid, LOCKED)
+    checkpoint_worker = checkpoint_worker_of(first)
+    signal.pidfd_send_signal(checkpoint_worker, signal.SIGSTOP)
     (line,) = machine.parked()
     assert line["state"] == "busy"
-    second = machine.vram("park", worker.pid)
-    assert second.returncode == 20, second.stderr
+    for words in (("park", worker.pid), ("unpark", worker.pid)):
+        began = time.monotonic()
+        second = machine.vram(*words)
+        assert second.returncode == 21, second.stderr
+        assert f"is being moved by pid {first.pid} (" in second.stderr
+        assert "(vram-checkpoint-worker), which is stopped" in second.stderr
+        assert time.monotonic() - began < 20
+    signal.pidfd_send_signal(checkpoint_worker, signal.SIGCONT)
+    os.close(checkpoint_worker)
     assert first.wait() == 0
     assert machine.state(worker.pid) == CHECKPOINTED
 
@@ -157,7 +167,7 @@ def test_a_driver_that_never_returns_is_given_up_in_time(machine: Machine) -> No
     worker = machine.worker()
     machine.gpu.fail("cuCheckpointProcessCheckpoint", hang=True)
     began = time.monotonic()
-    told, keeper = machine.api(f"""
+    told, checkpoint_worker = machine.api(f"""
 import json
 from vram.errors import TimedOut
 from vram.host.local import LocalHost
@@ -166,17 +176,17 @@ from vram.reclaim.preflight import admit, look
 host = LocalHost()
 target, shares = admit(host, look(host), {worker.pid})
 with Parking(host) as parking:
-    keeper = parking.keeper._child.pid
+    checkpoint_worker = parking.worker._child.pid
     try:
         parking.park(target, shares, lock_timeout_s=0.1, deadline_s=0.4)
     except TimedOut as error:
-        print(json.dumps([str(error), keeper]))
+        print(json.dumps([str(error), checkpoint_worker]))
 """)
     assert "has not finished" in told
     assert time.monotonic() - began < 20
-    pidfd = os.pidfd_open(keeper)
+    pidfd = os.pidfd_open(checkpoint_worker)
     (line,) = machine.parked()
-    assert line["state"] == "busy", "the keeper waits for the driver, and will undo what it began"
+    assert line["state"] == "busy", "the checkpoint worker waits for the driver, and will undo what it began"
     kill(pidfd)
     machine.gpu.clear_faults()
     assert machine.parked() == []
@@ -184,7 +194,7 @@ with Parking(host) as parking:
 
 
 def test_random_kills_leave_nobody_locked(machine: Machine) -> None:
-    """Park, unpark and borrow in turn, each killed at a random moment, half of them with their keeper."""
+    """Park, unpark and borrow in turn, each killed at a random moment."""
     worker = machine.worker()
     for call in ("Checkpoint", "Restore", "Unlock"):
         machine.gpu.fail(f"cuCheckpointProcess{call}", slow_s=0.02)
@@ -213,19 +223,19 @@ def one_kill(machine: Machine, pid: int, chance: random.Random, whole_s: float) 
     if words[0] == "park" and chance.random() < 0.3:
         words = ("borrow", "139.5GiB", "--", "true")
     vram = machine.start(*words)
-    keeper = keeper_of(vram)
+    checkpoint_worker = checkpoint_worker_of(vram)
     try:
         vram.wait(chance.uniform(0.0, whole_s))
-        os.close(keeper)
+        os.close(checkpoint_worker)
         return "in time"
     except subprocess.TimeoutExpired:
         vram.kill()
         vram.wait()
     if chance.random() < 0.5:
-        kill(keeper)
+        kill(checkpoint_worker)
         locked = machine.state(pid) == LOCKED
         machine.parked()
         return "locked" if locked else "killed"
-    os.close(keeper)
+    os.close(checkpoint_worker)
     machine.until_nobody_moves(pid)
     return "killed"

@@ -23,7 +23,9 @@ def open_host(*, read_ahead: bool = True) -> LocalHost:
     """This machine, its driver being woken up from now on: that takes as long as all of our imports."""
     from vram.host.local import LocalHost
 
-    return LocalHost(reader=early.reader() if read_ahead else None, keeper=early.keeper())
+    return LocalHost(
+        reader=early.reader() if read_ahead else None, checkpoint_worker=early.checkpoint_worker()
+    )
 
 
 def add_pids_argument(parser: ArgumentParser, *, optional: bool = False) -> None:

@@ -201,7 +201,7 @@ class Claim(Protocol):
     def fileno(self) -> int: ...
 
 
-class Keeper(Protocol):
+class CheckpointWorker(Protocol):
     """A process of ours that makes the driver's checkpoint calls, and outlives us if it must.
 
     What it has parked it brings back when we hang up or die, unless that was settled; after
@@ -241,7 +241,7 @@ Watch = Callable[[dict[str, int]], None]
 class Checkpoint(Protocol):
     """Opens the way to the driver's checkpoint calls; started early, it is ready when needed."""
 
-    def open(self) -> Keeper: ...
+    def open(self) -> CheckpointWorker: ...
 
 
 class CudaProcesses(Struct, frozen=True):

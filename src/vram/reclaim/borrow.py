@@ -14,8 +14,8 @@ from vram.reclaim.parking import Moved, Parking
 from vram.reclaim.preflight import Devices, admit, require_checkpoints, seen_by_cuda
 from vram.units import MIB, counted, size
 
-# The keeper of the loans has the driver open while the command runs: 3.25 MiB on an H200.
-KEEPER_BYTES = 8 * MIB
+# The checkpoint worker of the loans has the driver open while the command runs: 3.25 MiB on an H200.
+WORKER_BYTES = 8 * MIB
 IDLE_WINDOW_S = 0.25
 # Of one processor, over the window: a training loop or a busy kernel's waiting thread uses all of one.
 IDLE_SHARE = 0.2
@@ -106,7 +106,7 @@ def _arrange_on(host: Host, devices: Devices, gpu: int, nbytes: int, pids: Seque
         return Loan(gpu, devices.gpus[gpu].uuid, free, (), several)
     require_checkpoints(host)
     candidates, reasons = _candidates(host, devices, gpu, pids)
-    chosen = enough(candidates, missing + KEEPER_BYTES)
+    chosen = enough(candidates, missing + WORKER_BYTES)
     if chosen is None:
         raise _impossible(gpu, nbytes, free, candidates, reasons)
     return Loan(gpu, devices.gpus[gpu].uuid, free, chosen, several)

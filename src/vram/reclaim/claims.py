@@ -24,6 +24,7 @@ from vram.reclaim import state
 # Longer than a vram takes to tidy up after another; a move itself is not waited for.
 WAIT_S = 2.0
 _PAUSE_S = 0.01
+WORKER = "vram-checkpoint-worker"
 _SEARCH_S = 1.0
 _STANDING = {"T": ", which is stopped", "t": ", which a debugger has stopped", "D": ", stuck in the kernel"}
 
@@ -97,7 +98,9 @@ def _described(host: Host, pid: int) -> str:
     if seen is None:
         return f"pid {pid}"
     facts = seen[1]
-    return f"pid {pid} ({' '.join(facts.argv) or facts.command}){_STANDING.get(facts.state, '')}"
+    # A worker's own command line is a line of Python that says nothing to people.
+    command = facts.argv[-1] if facts.argv[-1:] == (WORKER,) else " ".join(facts.argv) or facts.command
+    return f"pid {pid} ({command}){_STANDING.get(facts.state, '')}"
 
 
 def _holders(host_name: str, pid: int) -> list[int]:

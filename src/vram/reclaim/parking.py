@@ -3,9 +3,9 @@
 The journal is a help, the driver is the truth: how a process stands is asked from the driver, and
 one that the journal does not know is found by asking too.
 
-There is one way of cleaning up. Whether a move is interrupted by Ctrl-C, an error or our
-death, the line to the keeper breaks, and the keeper brings back what was not settled. What
-it cannot finish, because it was killed too, is found in the journal by the next vram.
+There is one way of cleaning up. Whether a move is interrupted by Ctrl-C, an error or our death,
+the line to the checkpoint worker breaks, and the worker brings back what was not settled. What it
+cannot finish, because it was killed too, is found in the journal by the next vram.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 from msgspec.structs import replace
 
 from vram.errors import AuditUnavailable, CannotPark, NoSuchProcess, TimedOut, VramError
-from vram.host.ports import Host, Keeper, Watch
+from vram.host.ports import CheckpointWorker, Host, Watch
 from vram.model.parking import CheckpointAnswer, CheckpointState, Parked, Purpose, Share, Unrecorded
 from vram.model.plan import Target
 from vram.reclaim import audit, identity
@@ -33,7 +33,7 @@ LOCK_TIMEOUT_S = 10.0
 PROMPT_S = 10.0
 # For looking at every process of the user's, and for asking the driver about those that use CUDA.
 SEARCH_S = 5.0
-# A keeper without loans ends at once, and with it the 3 MiB that it has on the GPU.
+# A checkpoint worker without loans ends at once, and with it the 3 MiB that it has on the GPU.
 LEAVE_S = 1.0
 # What a context takes beside the bytes that the driver lists for it: 8.8 MiB on an H200.
 ROOM_MARGIN = 64 * MIB
@@ -77,7 +77,7 @@ class Parking:
     def __init__(self, host: Host, watch: Watch | None = None) -> None:
         self._host = host
         self._watch = watch
-        self._keeper: Keeper | None = None
+        self._worker: CheckpointWorker | None = None
         self._loans: dict[int, tuple[Parked, Claim]] = {}
         self.journal = Journal(host)
 
@@ -90,10 +90,10 @@ class Parking:
         self.close()
 
     @property
-    def keeper(self) -> Keeper:
-        if self._keeper is None:
-            self._keeper = self._host.checkpoint.open()
-        return self._keeper
+    def worker(self) -> CheckpointWorker:
+        if self._worker is None:
+            self._worker = self._host.checkpoint.open()
+        return self._worker
 
     def park(
         self,
@@ -135,7 +135,7 @@ class Parking:
         return claim
 
     def _ask_state(self, pid: int) -> CheckpointAnswer:
-        answer = self.keeper.state(pid, PROMPT_S)
+        answer = self.worker.state(pid, PROMPT_S)
         if answer.status == "timeout":
             raise TimedOut(f"pid {pid} was not touched: {answer.message}", hint="see `vram why`")
         return answer
@@ -161,7 +161,7 @@ class Parking:
         try:
             self.journal.write(entry)
             held.recheck()
-            return self.keeper.park(
+            return self.worker.park(
                 held.grip,
                 claim,
                 _with_margin(entry.shares),
@@ -174,16 +174,16 @@ class Parking:
             raise
 
     def _give_up(self, entry: Parked, claim: Claim, answer: CheckpointAnswer) -> None:
-        """Nothing was moved; where that is not certain, a new keeper looks after the process."""
+        """Nothing was moved; where that is not certain, a new worker looks after the process."""
         if answer.state == "running" or answer.status in ("ended", "unavailable"):
             self.journal.remove(entry)
         elif answer.status == "timeout":
-            self._hang_up(0.0)  # the keeper waits for the driver and then undoes it, without us
+            self._hang_up(0.0)  # the worker waits for the driver and then undoes it, without us
         else:
             self._undo(entry, claim)
 
     def _undo(self, entry: Parked, claim: Claim) -> None:
-        """Hang up, so that the keeper brings the process back; a second Ctrl-C ends only the waiting."""
+        """Hang up, so that the worker brings the process back; a second Ctrl-C ends only the waiting."""
         self._hang_up(patience_s(entry.nbytes))
         with suppress(VramError):
             self._put_right(replace(entry, purpose="borrow"), claim)
@@ -192,7 +192,7 @@ class Parking:
         if entry.purpose == "borrow":
             self._loans[entry.target.process.pid] = (entry, claim)
         else:
-            self.keeper.settle(entry.target.process.pid)
+            self.worker.settle(entry.target.process.pid)
             claim.close()
 
     def unpark(
@@ -235,15 +235,15 @@ class Parking:
         shares = () if despite_room or answer.state != "parked" else room_at_most(self._host, pid)
         return self._unrecorded(target, answer.state, shares)
 
-    def beside_the_journal(self, known: Collection[int]) -> Beside:
+    def beside_the_journal(self, known: Collection[int], deadline_s: float = SEARCH_S) -> Beside:
         """Ask the driver about everybody who uses CUDA, but for *known*: a deleted or damaged entry must
         not hide a process that stands still."""
-        deadline = self._host.clock.monotonic() + SEARCH_S
-        seen = self._host.vitals.cuda_processes(SEARCH_S)
+        deadline = self._host.clock.monotonic() + deadline_s
+        seen = self._host.vitals.cuda_processes(deadline_s)
         found: list[Unrecorded] = []
         strange: str | None = None
         for pid in set(seen.pids).difference(known, self._host.signals.ourselves()):
-            answer = self.keeper.state(pid, max(0.1, deadline - self._host.clock.monotonic()))
+            answer = self.worker.state(pid, max(0.1, deadline - self._host.clock.monotonic()))
             if answer.status in ("timeout", "died", "unavailable"):
                 return Beside(tuple(found), False, strange)
             if answer.status == "unknown":
@@ -265,7 +265,7 @@ class Parking:
         with self._held(entry) as held, self._audited(action, entry, claim) as outcome:
             deadline_s = (deadline_s or patience_s(entry.nbytes)) + room_patience_s
             for _ in range(2):
-                answer = self.keeper.unpark(
+                answer = self.worker.unpark(
                     held.grip,
                     claim,
                     _with_margin(entry.shares),
@@ -275,7 +275,7 @@ class Parking:
                 )
                 if answer.status != "died":
                     break
-                self._hang_up(0.0)  # whoever killed the keeper did not mean the process: a new one goes on
+                self._hang_up(0.0)  # whoever killed the worker did not mean the process: a new one goes on
             outcome.update(_told(answer))
             if answer.status in ("ok", "ended"):
                 self.journal.remove(entry)
@@ -293,7 +293,7 @@ class Parking:
             return self._put_right(entry, claim)
 
     def _put_right(self, entry: Parked, claim: Claim) -> Found:
-        answer = self.keeper.state(entry.target.process.pid, PROMPT_S)
+        answer = self.worker.state(entry.target.process.pid, PROMPT_S)
         if answer.state == "running" or (answer.status == "refused" and answer.code in KNOWS_NOTHING):
             self.journal.remove(entry)
             return Found(entry, "running")
@@ -310,13 +310,13 @@ class Parking:
         return results.get(answer.status, "unknown")
 
     def dismiss(self) -> None:
-        """Let a keeper go that was started ahead and is not needed: it would take GPU memory."""
+        """Let a worker go that was started ahead and is not needed: it would take GPU memory."""
         assert not self._loans, "somebody has to bring them back"
-        self.keeper.hang_up(LEAVE_S)
-        self._keeper = None
+        self.worker.hang_up(LEAVE_S)
+        self._worker = None
 
     def close(self) -> None:
-        """Hang up; the keeper returns what is on loan, and is waited for."""
+        """Hang up; the worker returns what is on loan, and is waited for."""
         loans, self._loans = self._loans, {}
         owed = sum(entry.nbytes for entry, _ in loans.values())
         self._hang_up(patience_s(owed) if loans else LEAVE_S)
@@ -326,9 +326,9 @@ class Parking:
         self._hang_up(LEAVE_S)
 
     def _hang_up(self, wait_s: float) -> None:
-        keeper, self._keeper = self._keeper, None
-        if keeper is not None:
-            keeper.hang_up(wait_s)
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.hang_up(wait_s)
 
     def _held(self, entry: Parked) -> identity.Held:
         """The parked process as it is now: its group or program's file may have changed meanwhile."""

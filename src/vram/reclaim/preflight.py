@@ -2,7 +2,7 @@
 
 Memory shared with other processes, and small managed memory, cannot be seen from outside: there
 the driver itself refuses, and the process is unlocked. Room for coming back is checked by
-the keeper, right before the driver is asked.
+the checkpoint worker, right before the driver is asked.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The driver's checkpoint calls, made by a keeper: a process that outlives us to put things right."""
+"""The driver's checkpoint calls, made by a process of ours that outlives us to put things right."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from typing import Any
 from msgspec import Struct
 
 from vram import untrusted
+from vram.errors import DeviceError
+from vram.host.local.checkpoint_start import Started, start_worker
 from vram.host.local.child import Child
-from vram.host.local.keeper_start import Started, start_keeper
 from vram.host.local.signals import LocalGrip
 from vram.host.ports import Claim, Grip, Watch
 from vram.model.parking import CheckpointAnswer, CheckpointState, Share
@@ -28,7 +29,7 @@ _DIED = CheckpointAnswer(status="died", message="the process that talks to the d
 
 
 class _Packet(Struct):
-    """One message of the keeper. What it passes on is the driver's, so nothing is taken for granted."""
+    """One message of the worker. What it passes on is the driver's, so nothing is taken for granted."""
 
     used: dict[str, int] | None = None
     unavailable: str | None = None
@@ -41,17 +42,23 @@ class _Packet(Struct):
 
 
 class LocalCheckpoint:
-    """Opens keepers; *started* is one that has been started ahead."""
+    """Opens checkpoint workers; *started* is one that has been started ahead."""
 
     def __init__(self, started: Started | None = None) -> None:
         self._started = started
 
-    def open(self) -> LocalKeeper:
+    def open(self) -> LocalCheckpointWorker:
         started, self._started = self._started, None
-        return LocalKeeper(*(started or start_keeper()))
+        try:
+            return LocalCheckpointWorker(*(started or start_worker()))
+        except OSError as error:
+            raise DeviceError(
+                f"the process that talks to the driver cannot be started: {error.strerror}",
+                hint="see `ulimit -u` and `ulimit -n`",
+            ) from error
 
 
-class LocalKeeper:
+class LocalCheckpointWorker:
     """Our end of the line."""
 
     def __init__(self, pid: int, line: socket.socket) -> None:
@@ -98,7 +105,7 @@ class LocalKeeper:
         return self._ask({"do": "until"}, (_pidfd(grip),), _PROMPT_S)
 
     def hang_up(self, wait_s: float) -> bool:
-        """End the conversation; whether the keeper has brought back what it owed within *wait_s*."""
+        """End the conversation; whether the worker has brought back what it owed within *wait_s*."""
         if not self._hung_up:
             self._hung_up = True
             self._line.close()
@@ -144,7 +151,7 @@ class LocalKeeper:
         return CheckpointAnswer(status="timeout", message=f"{silence} in time{self._stuck()}")
 
     def _stuck(self) -> str:
-        """What keeps the keeper from ending, where that is out of anybody's hands."""
+        """What keeps the worker from ending, where that is out of anybody's hands."""
         try:
             with open(f"/proc/{self._child.pid}/stat", "rb") as file:
                 state = file.read().rpartition(b")")[2].split()[0]

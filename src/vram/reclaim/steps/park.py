@@ -39,7 +39,7 @@ class Park:
 
     def verify(self, host: Host, step: Step) -> bool:
         with Parking(host) as parking:
-            return parking.keeper.state(_target(step).process.pid, PROMPT_S).state == "parked"
+            return parking.worker.state(_target(step).process.pid, PROMPT_S).state == "parked"
 
     def undo(self, host: Host, step: Step, deadline_s: float) -> str:
         """Bring the process back: the way out of everything that ``apply`` did."""

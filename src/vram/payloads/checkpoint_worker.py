@@ -112,7 +112,7 @@ class Duty:
                     os._exit(0)
 
 
-class Keeper:
+class Worker:
     """The driver, the line to who asked, and what was lent."""
 
     def __init__(self, line: socket.socket, driver: Driver, duty: Duty) -> None:
@@ -257,13 +257,13 @@ def main() -> None:
     duty = Duty()
     try:
         duty.watch(line)
-        keeper = Keeper(line, Driver(), duty)
+        worker = Worker(line, Driver(), duty)
     except (Unavailable, RuntimeError) as error:
         tell(line, unavailable=str(error), code=getattr(error, "code", None))
         return
     tell(line, ready=True)
     try:
-        keeper.serve()
+        worker.serve()
     finally:
-        keeper.put_back()
+        worker.put_back()
         os._exit(0)  # the driver's library, and threads that hang in it, are not asked
