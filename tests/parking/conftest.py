@@ -132,11 +132,13 @@ class Machine:
         finally:
             os.close(file)
 
-    def until_somebody_moves(self, pid: int) -> None:
-        """Come back when a vram has taken the claim on *pid*."""
+    def until_somebody_moves(self, pid: int, vram: subprocess.Popen[str] | None = None) -> None:
+        """Come back when a vram has taken the claim on *pid*, or when *vram* has ended without."""
         file = self._claims()
         try:
             while struct.unpack(_FLOCK, fcntl(file, F_OFD_GETLK, _lock(pid)))[0] == F_UNLCK:
+                if vram is not None and vram.poll() is not None:
+                    break
                 time.sleep(0.001)
         finally:
             os.close(file)
