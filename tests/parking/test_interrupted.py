@@ -170,9 +170,10 @@ def test_two_at_once_do_not_get_in_each_others_way(machine: Machine) -> None:
     assert machine.state(worker.pid) == CHECKPOINTED
 
 
-def test_a_driver_that_never_returns_is_given_up_in_time(machine: Machine) -> None:
+@pytest.mark.parametrize("call", ["Lock", "Checkpoint"])
+def test_a_driver_that_never_returns_is_given_up_in_time(machine: Machine, call: str) -> None:
     worker = machine.worker()
-    machine.gpu.fail("cuCheckpointProcessCheckpoint", hang=True)
+    machine.gpu.fail(f"cuCheckpointProcess{call}", hang=True)
     began = time.monotonic()
     told, checkpoint_worker = machine.api(f"""
 import json
@@ -194,6 +195,9 @@ with Parking(host) as parking:
     pidfd = os.pidfd_open(checkpoint_worker)
     (line,) = machine.parked()
     assert line["state"] == "busy", "the checkpoint worker waits for the driver, and will undo what it began"
+    again = machine.vram("park", worker.pid)
+    assert again.returncode == 21, again.stderr
+    assert f"is being moved by pid {checkpoint_worker} (" in again.stderr, "not parked already"
     kill(pidfd)
     machine.gpu.clear_faults()
     assert machine.parked() == []

@@ -57,14 +57,24 @@ class LocalVitalSigns:
             return ParkedMemory(None, None)
 
     def cuda_processes(self, deadline_s: float) -> CudaProcesses:
+        from threading import Thread
+
         deadline = time.monotonic() + deadline_s
         found: list[int] = []
-        for pid in self._own_processes():
-            if time.monotonic() >= deadline:
-                return CudaProcesses(tuple(found), complete=False)
-            if self.uses_cuda(pid):
-                found.append(pid)
-        return CudaProcesses(tuple(found), complete=True)
+        missed: list[int] = []
+
+        def search() -> None:
+            for pid in self._own_processes():
+                if time.monotonic() >= deadline:
+                    missed.append(pid)
+                elif self.uses_cuda(pid):
+                    found.append(pid)
+
+        # The kernel may keep us waiting for one process's maps, for as long as that holds its memory lock.
+        searching = Thread(target=search, daemon=True)
+        searching.start()
+        searching.join(deadline_s)
+        return CudaProcesses(tuple(found), complete=not (missed or searching.is_alive()))
 
     def uses_cuda(self, pid: int) -> bool:
         try:
