@@ -1,13 +1,19 @@
-"""How much of a GPU is used and free, by ctypes on NVML: cheap enough to be read ten times a second."""
+"""How much of a GPU is used and free, by ctypes on NVML: cheap enough to be read ten times a second.
+
+NVML may never answer. It is called in threads that nobody waits for longer than ``ANSWER_S``; while
+one of them hangs, no GPU answers.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Iterable
 
 from vram.payloads.driver_library import load
 
 VERSION_2 = 0x02000000
+ANSWER_S = 5.0
 
 
 class Memory(ctypes.Structure):
@@ -23,37 +29,53 @@ class Memory(ctypes.Structure):
 
 
 class Gauge:
-    """Readings by UUID; a GPU that does not answer is left out."""
+    """Readings by UUID; a GPU that does not answer is left out. The library is loaded at once."""
 
     def __init__(self) -> None:
+        self._nvml: ctypes.CDLL | None = None
         self._handles: dict[str, ctypes.c_void_p] = {}
+        self._latest = threading.Thread(target=self._load, daemon=True)
+        self._latest.start()
+
+    def _load(self) -> None:
         try:
-            self._nvml: ctypes.CDLL | None = load("libnvidia-ml.so.1")
-            if self._nvml.nvmlInit_v2():
-                self._nvml = None
+            nvml = load("libnvidia-ml.so.1")
+            if not nvml.nvmlInit_v2():
+                self._nvml = nvml
         except (OSError, AttributeError):
-            self._nvml = None
+            return  # no GPU answers
 
     def used(self, uuids: Iterable[str]) -> dict[str, int]:
-        read = {uuid: self._read(uuid) for uuid in uuids}
-        return {uuid: int(memory.used) for uuid, memory in read.items() if memory is not None}
+        return {uuid: int(memory.used) for uuid, memory in self._read(uuids).items()}
 
     def shortage(self, room: Iterable[tuple[str, int]]) -> dict[str, int]:
         """How many bytes each GPU has too few for *room*; one that does not answer has none."""
-        short = {}
-        for uuid, wanted in room:
-            memory = self._read(uuid)
-            free = 0 if memory is None else int(memory.free)
-            if free < wanted:
-                short[uuid] = wanted - free
-        return short
+        wanted: dict[str, int] = {}
+        for uuid, nbytes in room:
+            wanted[uuid] = wanted.get(uuid, 0) + nbytes
+        read = self._read(wanted)
+        free = {uuid: int(read[uuid].free) if uuid in read else 0 for uuid in wanted}
+        return {uuid: wanted[uuid] - free[uuid] for uuid in wanted if free[uuid] < wanted[uuid]}
 
-    def _read(self, uuid: str) -> Memory | None:
-        handle = self._handle(uuid)
-        if self._nvml is None or handle is None:
-            return None
-        memory = Memory(version=ctypes.sizeof(Memory) | VERSION_2)
-        return None if self._nvml.nvmlDeviceGetMemoryInfo_v2(handle, ctypes.byref(memory)) else memory
+    def _read(self, uuids: Iterable[str]) -> dict[str, Memory]:
+        self._latest.join(ANSWER_S)
+        if self._latest.is_alive():
+            return {}
+        read: dict[str, Memory] = {}
+        reading = threading.Thread(target=self._read_into, args=(read, list(uuids)), daemon=True)
+        self._latest = reading
+        reading.start()
+        reading.join(ANSWER_S)
+        return {} if reading.is_alive() else read
+
+    def _read_into(self, read: dict[str, Memory], uuids: list[str]) -> None:
+        for uuid in uuids:
+            handle = self._handle(uuid)
+            if self._nvml is None or handle is None:
+                continue
+            memory = Memory(version=ctypes.sizeof(Memory) | VERSION_2)
+            if not self._nvml.nvmlDeviceGetMemoryInfo_v2(handle, ctypes.byref(memory)):
+                read[uuid] = memory
 
     def _handle(self, uuid: str) -> ctypes.c_void_p | None:
         if uuid not in self._handles and self._nvml is not None:

@@ -6,9 +6,12 @@ while the process that asked is still importing those.
 
 from __future__ import annotations
 
+import _thread
 import os
+import select
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -290,7 +293,7 @@ def _without_lists() -> dict[str, Any] | None:
 def read_into(pipe: int, skip: set[int]) -> None:
     """Say everything that NVML knows of the GPUs not in *skip* into *pipe*."""
     send(pipe, "calling", "nvml.init", None, "nvmlInit")
-    _die_with_parent()
+    _end_when_unheard(pipe)
     try:
         pynvml = _binding()
     except ImportError as error:
@@ -342,12 +345,21 @@ def _found(pid: int) -> tuple[int | None, bool]:
         return None, False
 
 
-def _die_with_parent() -> None:
-    """A reader that hangs must not outlive the command that asked."""
-    import ctypes
+def _end_when_unheard(pipe: int) -> None:
+    """A reader that hangs must not outlive the command that asked: end when *pipe* has no reader left.
 
-    set_parent_death_signal, sigkill = 1, 9
-    ctypes.CDLL(None).prctl(set_parent_death_signal, sigkill)
+    Not by PR_SET_PDEATHSIG, which comes when the thread ends that started us, and never when its
+    process has ended already.
+    """
+
+    def watch() -> None:
+        poll = select.poll()
+        poll.register(pipe, 0)  # an error is told unasked, and a pipe without readers is one
+        poll.poll()
+        os._exit(0)
+
+    with suppress(RuntimeError):  # this user may have no more threads
+        _thread.start_new_thread(watch, ())
 
 
 def main() -> None:
