@@ -119,8 +119,9 @@ def _told(found: list[Claim]) -> dict[int, int]:
     """What clients tell of each process, shared memory included."""
     told: dict[int, int] = {}
     for claim in found:
+        nbytes = claim.private + claim.shared
         for pid in claim.pids:
-            told[pid] = told.get(pid, 0) + claim.private + claim.shared
+            told[pid] = told.get(pid, 0) + nbytes
     return told
 
 

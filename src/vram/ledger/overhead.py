@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from vram.ledger.sightings import GpuSighting, Sightings
 from vram.model.ledger import Entry
 from vram.units import KIB, MIB, counted, size
@@ -19,7 +21,7 @@ def expected(seen: Sightings, gpu: GpuSighting) -> int:
     if gpu.lists != "ok":
         return 0
     contexts = len(gpu.charges) + len(gpu.ended)
-    initialised = bool(contexts or _onlookers(seen, gpu))
+    initialised = bool(contexts) or any(seen.files[pid].mappings for pid in _uncharged(seen, gpu))
     return initialised * _INITIALISED + contexts * _CONTEXT
 
 
@@ -65,11 +67,9 @@ def _onlookers(seen: Sightings, gpu: GpuSighting) -> list[int]:
 
 def open_on(seen: Sightings, gpu: GpuSighting) -> list[int]:
     """Processes that have the GPU's own files open and are charged nothing."""
-    minor = gpu.facts.minor if gpu.facts else None
+    return sorted(_uncharged(seen, gpu))
+
+
+def _uncharged(seen: Sightings, gpu: GpuSighting) -> Iterator[int]:
     charged = {charge.process.pid for charge in gpu.charges}
-    return sorted(
-        pid
-        for pid, facts in seen.files.items()
-        if pid not in charged
-        and any(file.kind == "gpu" and minor in (None, file.minor) for file in facts.files)
-    )
+    return (pid for pid in seen.opened(gpu.facts.minor if gpu.facts else None) if pid not in charged)

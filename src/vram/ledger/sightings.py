@@ -6,10 +6,11 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
+from vram.ledger.ancestry import Ancestry
 from vram.model.drm import CapacityFacts, ClientFacts, ComputeFacts, SystemMemoryFacts
 from vram.model.files import DmabufFacts, ExportFacts, FilesFacts, UnreadableFacts
 from vram.model.gpu import ChargeFacts, DriverFacts, GpuFacts, MemoryFacts, MigFacts, Vendor
-from vram.model.ledger import Medium
+from vram.model.ledger import Holder, Medium
 from vram.model.observation import HostFacts, Observation, Status, Survey
 from vram.model.process import ProcessFacts, ProcessRef
 from vram.model.windows import AdapterFacts, WindowsMemoryFacts
@@ -48,6 +49,13 @@ class Share(Struct, frozen=True):
     gpu: int | None = None
     exporter: str | None = None
     gpu_instance: int | None = None
+
+
+class Opened(Struct, frozen=True):
+    """What one process has open on one GPU; ``descriptions`` as far as the kernel told them apart."""
+
+    descriptors: int
+    descriptions: tuple[int, ...]
 
 
 class GpuSighting(Struct):
@@ -97,6 +105,26 @@ class Sightings(Struct):
     """Some descriptors could not be tried for exported memory."""
     windows_age: str | None = None
     """How old its figures are, where they were not asked for just now."""
+    made_opened: dict[int, dict[int, Opened]] | None = None
+    made_ancestry: Ancestry | None = None
+    made_relatives: dict[int, list[int]] | None = None
+    made_holders: dict[tuple[int, tuple[str, ...]], Holder] = {}
+    """Made from the rest when they are first asked for: each is needed for every GPU."""
+
+    def opened(self, minor: int | None) -> dict[int, Opened]:
+        """Who has files of the GPU open, dead or alive; *minor* None: of any GPU."""
+        if self.made_opened is None:
+            self.made_opened = _opened_by_gpu(self.files)
+        if minor is None and _ANY_GPU not in self.made_opened:
+            self.made_opened[_ANY_GPU] = _opened_anywhere(self.files)
+        return self.made_opened.get(_ANY_GPU if minor is None else minor, {})
+
+    @property
+    def ancestry(self) -> Ancestry:
+        if self.made_ancestry is None:
+            parents = {pid: facts.parent for pid, (_, facts) in self.processes.items() if facts.parent}
+            self.made_ancestry = Ancestry(parents)
+        return self.made_ancestry
 
     def alive(self, pid: int) -> bool:
         """Whether *pid* is a process that can still hold files: there, and no zombie."""
@@ -133,6 +161,8 @@ class Sightings(Struct):
 _VENDORS: dict[str, Vendor] = {"amdgpu": "amd", "xe": "intel", "i915": "intel"}
 _PIDS_TRANSLATED_SINCE = 570
 
+_ANY_GPU = -1
+
 # The driver writes 2^64-1 where it has no figure; no GPU is near that size.
 _SENTINEL = 1 << 62
 
@@ -145,6 +175,30 @@ def collect(survey: Survey) -> Sightings:
     if seen.clients or seen.compute:
         _join(seen)
     return seen
+
+
+def _opened_by_gpu(files: dict[int, FilesFacts]) -> dict[int, dict[int, Opened]]:
+    found: dict[int, dict[int, Opened]] = {}
+    for pid, facts in files.items():
+        numbers: dict[int, list[int | None]] = {}
+        for file in facts.files:
+            if file.kind == "gpu" and (minor := file.minor) is not None:
+                if minor in numbers:
+                    numbers[minor].append(file.description)
+                else:
+                    numbers[minor] = [file.description]
+        for minor, told in numbers.items():
+            found.setdefault(minor, {})[pid] = _opened(told)
+    return found
+
+
+def _opened_anywhere(files: dict[int, FilesFacts]) -> dict[int, Opened]:
+    numbers = {pid: [file.description for file in facts.files if file.kind == "gpu"] for pid, facts in files.items()}
+    return {pid: _opened(told) for pid, told in numbers.items() if told}
+
+
+def _opened(descriptions: list[int | None]) -> Opened:
+    return Opened(len(descriptions), tuple(each for each in descriptions if each is not None))
 
 
 def _join(seen: Sightings) -> None:
