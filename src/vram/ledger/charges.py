@@ -17,7 +17,7 @@ from vram.units import counted, size
 
 # How often holders are named for dead pids that may be any of theirs: beyond it the smallest share an
 # entry, since naming every process for every pid grows with the square of them.
-_MOST_MENTIONS = 1 << 16
+_MOST_MENTIONS = 1 << 14
 
 
 class _Kin(Struct, frozen=True):

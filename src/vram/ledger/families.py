@@ -8,6 +8,7 @@ charged nothing themselves.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import chain
 
 from msgspec import Struct
@@ -130,11 +131,17 @@ def sources(
     any_above = seen.ancestry.least_above(ranks)
     unnumbered_above = seen.ancestry.least_above(unnumbered)
 
+    @cache
+    def same_files(own: tuple[int, ...]) -> int:
+        return min((first_with[each] for each in own if each in first_with), default=NOBODY)
+
     def source(pid: int) -> int | None:
         own = opened[pid].descriptions if pid in opened else ()
-        above = unnumbered_above if own else any_above
-        rank = min((first_with.get(each, NOBODY) for each in own), default=NOBODY)
-        rank = min(rank, above(pid)) if (unnumbered if own else ranks) else rank
+        rank = same_files(own)
+        if own and unnumbered:
+            rank = min(rank, unnumbered_above(pid))
+        elif not own and ranks:
+            rank = min(rank, any_above(pid))
         return charged[rank] if rank != NOBODY else None
 
     return {pid: source(pid) for pid in pids}

@@ -198,7 +198,8 @@ def _opened_anywhere(files: dict[int, FilesFacts]) -> dict[int, Opened]:
 
 
 def _opened(descriptions: list[int | None]) -> Opened:
-    return Opened(len(descriptions), tuple(each for each in descriptions if each is not None))
+    told = descriptions if None not in descriptions else [each for each in descriptions if each is not None]
+    return Opened(len(descriptions), tuple(told))  # type: ignore[arg-type]  # None is left out
 
 
 def _join(seen: Sightings) -> None:
@@ -230,11 +231,16 @@ def _unplugged(seen: Sightings, address: str, driver: str) -> GpuSighting:
 
 
 def _place(seen: Sightings, observation: Observation) -> None:
+    # Those of which there are thousands come first.
     match observation.facts:
         case ProcessFacts() as facts if observation.process:
             seen.processes[observation.process.pid] = (observation.process, facts)
         case FilesFacts() as facts if observation.process:
             seen.files[observation.process.pid] = facts
+        case ClientFacts() as facts if observation.process:
+            seen.clients.append(ClientSighting(observation.process, facts))
+        case ChargeFacts():
+            pass  # it is about a GPU, as below
         case DriverFacts() as facts:
             seen.driver = facts
         case UnreadableFacts() as facts:
@@ -251,8 +257,6 @@ def _place(seen: Sightings, observation: Observation) -> None:
             seen.windows_age = observation.message
         case (DmabufFacts() | ExportFacts()) as facts if observation.process and observation.nbytes:
             seen.shares.append(_share(observation.process, observation.nbytes, facts, observation.gpu))
-        case ClientFacts() as facts if observation.process:
-            seen.clients.append(ClientSighting(observation.process, facts))
         case ComputeFacts() as facts if observation.process:
             charge = Charge(observation.process, _known(observation.nbytes), ("compute",))
             seen.compute.append((facts, charge))
