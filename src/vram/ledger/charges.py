@@ -91,7 +91,7 @@ def _kin(seen: Sightings, gpu: GpuSighting) -> _Kin:
     for charge in gpu.charges:
         (living if _still_there(seen, charge) else dead).append(charge)
     charged = [charge.process.pid for charge in living]
-    present = onlookers(seen, minor, charged)
+    present = onlookers(seen, minor, (*charged, *(charge.process.pid for charge in gpu.unnamed)))
     candidates = likely_keepers(present)
     found = sources(seen, candidates, minor, charged)
     heirs: dict[int, list[int]] = {}

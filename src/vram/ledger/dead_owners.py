@@ -166,7 +166,7 @@ def _was_adopted(seen: Sightings, pid: int, facts: ProcessFacts) -> bool:
 
 
 class _PossibleSources:
-    """Living charged processes whose files we may not read, and that may have given them to somebody.
+    """Living charged processes whose files we have not all read, and that may have given them to somebody.
 
     One whose files can be read shares no open file description with a family, or it would be its source.
     The earliest start of each user's, and of each session of theirs, decides.
@@ -177,7 +177,7 @@ class _PossibleSources:
         self._by_user: dict[int | None, int] = {}
         self._by_session: dict[tuple[int | None, int | None], int] = {}
         for pid in charged:
-            if pid in seen.files or pid not in seen.processes:
+            if (pid in seen.files and pid not in seen.cut) or pid not in seen.processes:
                 continue
             ref, facts = seen.processes[pid]
             start = _ALWAYS if ref.started_at is None else ref.started_at

@@ -69,7 +69,7 @@ class _Kept:
         self._descriptions: set[int] = set()
         self._related: set[int | None] = set()
         self._related_unnumbered: set[int | None] = set()
-        for pid in keepers(seen, minor, [each.process.pid for each in gpu.charges]):
+        for pid in keepers(seen, minor, gpu.listed):
             facts = seen.processes[pid][1]
             related = (facts.parent, facts.group, facts.session)
             self._related.update(related)

@@ -36,7 +36,7 @@ def with_servers(
 def _servers(seen: Sightings, gpu: GpuSighting) -> dict[int, int | None]:
     """Living servers on the GPU, by pid, and the user that each runs as."""
     minor = gpu.facts.minor if gpu.facts else None
-    here = {charge.process.pid for charge in gpu.charges} | seen.opened(minor).keys()
+    here = gpu.listed | seen.opened(minor).keys()
     return {
         pid: facts.uid
         for pid, (_, facts) in seen.processes.items()

@@ -69,6 +69,10 @@ class GpuSighting(Struct):
     charges: list[Charge] = []
     ended: list[Charge] = []
     """Charges of processes that ended while they were read (ledger/ended.py)."""
+    unnamed: list[Charge] = []
+    """Charges that are too many to be named one by one (ledger/lists.py), and how often others were repeated
+    on each GPU instance."""
+    repeated: dict[int | None, int] = {}
     lists: Status = "ok"
     """How the process lists were read; unless well, nothing follows from who is not charged."""
     mig: list[MigFacts] = []
@@ -84,6 +88,11 @@ class GpuSighting(Struct):
     def driver(self) -> str:
         return self.facts.driver if self.facts else "nvidia"
 
+    @property
+    def listed(self) -> set[int]:
+        """Everybody whom the driver charges, named one by one or not."""
+        return {charge.process.pid for charge in (*self.charges, *self.unnamed)}
+
 
 class Sightings(Struct):
     """All statements of a survey, found by what they are about."""
@@ -92,6 +101,8 @@ class Sightings(Struct):
     gpus: dict[int, GpuSighting] = {}
     processes: dict[int, tuple[ProcessRef, ProcessFacts]] = {}
     files: dict[int, FilesFacts] = {}
+    cut: set[int] = set()
+    """Who has more files open than were read."""
     shares: list[Share] = []
     driver: DriverFacts | None = None
     unreadable: UnreadableFacts = UnreadableFacts(processes=0)
@@ -151,7 +162,8 @@ class Sightings(Struct):
         The machine's first process does not count: it runs no CUDA, and nobody hands it a handle.
         """
         hidden = self.host.hides_processes or not self.host.initial_pid_namespace
-        return bool(hidden or self.unreadable.processes > self.unreadable.init or self.unproved)
+        unnamed = any(gpu.unnamed for gpu in self.gpus.values())
+        return bool(hidden or unnamed or self.unreadable.processes > self.unreadable.init or self.unproved)
 
     def may_read_files_of(self, pid: int) -> bool:
         known = self.processes.get(pid)
@@ -251,6 +263,8 @@ def _place(seen: Sightings, observation: Observation) -> None:
             seen.windows.append(facts)
         case None if observation.probe == "driver.exports":
             seen.unproved = True
+        case None if observation.probe == "proc.files" and observation.process:
+            seen.cut.add(observation.process.pid)
         case None if observation.probe == "windows.ask":
             seen.windows_message = observation.message
         case None if observation.probe == "windows.age":
