@@ -167,5 +167,7 @@ def note(gpu: GpuSighting, found: Sequence[Part]) -> tuple[str, ...]:
 
 def known(seen: Sightings) -> dict[int, tuple[Part, ...]]:
     """The instances of every divided GPU whose figures agree, by the GPU's number."""
-    found = {index: parts(gpu) for index, gpu in seen.gpus.items() if is_divided(gpu)}
+    found = {
+        index: parts(gpu) for index, gpu in seen.gpus.items() if gpu.driver == "nvidia" and is_divided(gpu)
+    }
     return {index: each for index, each in found.items() if not disagree(seen.gpus[index], each)}
