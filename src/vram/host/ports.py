@@ -57,7 +57,10 @@ class Holding(Struct, frozen=True):
 
 
 class FileScan(Struct, frozen=True):
-    """Who has device files open, and how far we could look."""
+    """Who has device files open, and how far we could look.
+
+    ``full``: there were too many to look at all. ``cut`` have more than are told of them.
+    """
 
     holdings: tuple[Holding, ...]
     denied_users: tuple[str, ...] = ()
@@ -65,6 +68,8 @@ class FileScan(Struct, frozen=True):
     complete: bool = True
     denied_init: bool = False
     """Whether the machine's first process is one of the denied."""
+    full: bool = False
+    cut: tuple[ProcessRef, ...] = ()
 
 
 class Candidate(Struct, frozen=True):
