@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable
+from typing import Any
 
 from vram.payloads.driver_library import load
 
 VERSION_2 = 0x02000000
+# Uninitialized, driver not loaded, another version: it has to be opened anew.
+GONE = (1, 9, 18)
 
 
 class Memory(ctypes.Structure):
@@ -23,16 +26,20 @@ class Memory(ctypes.Structure):
 
 
 class Gauge:
-    """Readings by UUID; a GPU that does not answer is left out."""
+    """Readings by UUID; a GPU that does not answer is left out. A driver that left is opened anew."""
 
     def __init__(self) -> None:
+        self._open()
+
+    def _open(self) -> None:
         self._handles: dict[str, ctypes.c_void_p] = {}
+        self._nvml: ctypes.CDLL | None = None
         try:
-            self._nvml: ctypes.CDLL | None = load("libnvidia-ml.so.1")
-            if self._nvml.nvmlInit_v2():
-                self._nvml = None
+            library = load("libnvidia-ml.so.1")
+            if not library.nvmlInit_v2():
+                self._nvml = library
         except (OSError, AttributeError):
-            self._nvml = None
+            return
 
     def used(self, uuids: Iterable[str]) -> dict[str, int]:
         read = {uuid: self._read(uuid) for uuid in uuids}
@@ -49,16 +56,28 @@ class Gauge:
         return short
 
     def _read(self, uuid: str) -> Memory | None:
+        if self._nvml is None:
+            self._open()
         handle = self._handle(uuid)
-        if self._nvml is None or handle is None:
-            return None
         memory = Memory(version=ctypes.sizeof(Memory) | VERSION_2)
-        return None if self._nvml.nvmlDeviceGetMemoryInfo_v2(handle, ctypes.byref(memory)) else memory
+        if handle is None or self._ask("nvmlDeviceGetMemoryInfo_v2", handle, ctypes.byref(memory)):
+            return None
+        return memory
 
     def _handle(self, uuid: str) -> ctypes.c_void_p | None:
-        if uuid not in self._handles and self._nvml is not None:
+        if uuid not in self._handles:
             handle = ctypes.c_void_p()
-            if self._nvml.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(handle)):
+            if self._ask("nvmlDeviceGetHandleByUUID", uuid.encode(), ctypes.byref(handle)):
                 return None
             self._handles[uuid] = handle
-        return self._handles.get(uuid)
+        return self._handles[uuid]
+
+    def _ask(self, function: str, *arguments: Any) -> int:
+        """Make a call; zero is its only good answer. One that says that the driver left closes it here."""
+        if self._nvml is None:
+            return GONE[0]
+        answer: int = getattr(self._nvml, function)(*arguments)
+        if answer in GONE:
+            self._nvml.nvmlShutdown()
+            self._nvml = None
+        return answer
