@@ -23,7 +23,9 @@ _TRACER = "tracing"
 
 ROWS = (
     Row(
-        1, "GPU lost in the middle of a scan", "the others are reported, that one is `lost`, exit code partial"
+        1,
+        "GPU lost in the middle of a scan",
+        "the others are reported, that one is `lost`, exit code partial",
     ),
     Row(2, "reset required", "shown, never done by itself"),
     Row(

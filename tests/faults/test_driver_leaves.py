@@ -179,7 +179,9 @@ def test_a_mig_device_destroyed_at_any_call_is_counted_once_or_not_at_all(
         # 52 calls: as many as a whole scan makes of such a GPU.
         answer = sweep(virtual_gpu, scene, f"nvmlDevice* gpu=0 nth={{n}} error={NOT_FOUND}", 52)
     assert answer["whole"]["held"] > GIB
-    changed = [seen for seen in answer["rounds"] if seen["probes"]["nvml"] != answer["whole"]["probes"]["nvml"]]
+    changed = [
+        seen for seen in answer["rounds"] if seen["probes"]["nvml"] != answer["whole"]["probes"]["nvml"]
+    ]
     tally.count(len(answer["rounds"]), landed=len(changed), wrong=len(wrongs(answer)))
     assert not wrongs(answer)
 
@@ -213,5 +215,3 @@ def wait_for_reader_in_a_hang(pid: int) -> None:
             except OSError:
                 continue
         os.sched_yield()
-
-

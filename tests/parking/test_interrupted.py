@@ -37,6 +37,7 @@ HOG = """
 """
 
 
+@pytest.mark.fault(10)
 def test_ctrl_c_brings_the_process_back(machine: Machine) -> None:
     worker = machine.worker()
     machine.gpu.fail("cuCheckpointProcessCheckpoint", slow_s=SLOW_S)
@@ -54,6 +55,7 @@ def test_ctrl_c_brings_the_process_back(machine: Machine) -> None:
     )
 
 
+@pytest.mark.fault(10)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGHUP])
 def test_a_vram_that_is_ended_while_its_target_is_locked(machine: Machine, number: signal.Signals) -> None:
     """Its keeper undoes what was begun, without it."""
@@ -69,6 +71,7 @@ def test_a_vram_that_is_ended_while_its_target_is_locked(machine: Machine, numbe
     assert machine.parked() == []
 
 
+@pytest.mark.fault(10)
 def test_vram_and_its_keeper_killed_while_the_target_is_locked(machine: Machine) -> None:
     """Nobody is left to undo it; the next vram does, and says so."""
     worker = machine.worker()
@@ -83,6 +86,7 @@ def test_vram_and_its_keeper_killed_while_the_target_is_locked(machine: Machine)
     assert runs_on(worker)
 
 
+@pytest.mark.fault(10)
 def test_vram_and_its_keeper_killed_after_the_restore(machine: Machine) -> None:
     """Between restore and unlock the target has its memory and stands still."""
     worker = machine.worker()
@@ -96,6 +100,7 @@ def test_vram_and_its_keeper_killed_after_the_restore(machine: Machine) -> None:
     assert runs_on(worker)
 
 
+@pytest.mark.fault(10)
 def test_a_keeper_that_is_killed_is_replaced_and_the_target_unlocked(machine: Machine) -> None:
     worker = machine.worker()
     machine.gpu.fail("cuCheckpointProcessCheckpoint", slow_s=60)
@@ -128,6 +133,7 @@ def test_ctrl_c_on_a_wait_for_room_calls_it_off(machine: Machine) -> None:
     assert runs_on(worker)
 
 
+@pytest.mark.fault(10)
 def test_a_keeper_that_is_killed_while_it_brings_back_is_replaced(machine: Machine) -> None:
     worker = machine.worker()
     machine.vram("park", worker.pid)
@@ -140,6 +146,7 @@ def test_a_keeper_that_is_killed_while_it_brings_back_is_replaced(machine: Machi
     assert runs_on(worker)
 
 
+@pytest.mark.fault(31)
 def test_two_at_once_do_not_get_in_each_others_way(machine: Machine) -> None:
     worker = machine.worker()
     machine.gpu.fail("cuCheckpointProcessCheckpoint", slow_s=4)
@@ -183,6 +190,7 @@ with Parking(host) as parking:
     assert runs_on(worker)
 
 
+@pytest.mark.fault(10)
 def test_random_kills_leave_nobody_locked(machine: Machine) -> None:
     """Park, unpark and borrow in turn, each killed at a random moment, half of them with their keeper."""
     worker = machine.worker()

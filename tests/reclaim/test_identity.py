@@ -107,6 +107,7 @@ def test_a_zombie_has_ended(start: Start, host: LocalHost):
         hold(host, target)
 
 
+@pytest.mark.fault(13)
 @pytest.mark.parametrize(
     ("deed", "what"),
     [
@@ -137,6 +138,7 @@ def _wait_for_exec(host: LocalHost, pid: int, image: str | None) -> None:
         os.sched_yield()
 
 
+@pytest.mark.fault(13)
 @needs_root
 def test_another_user_is_refused(start: Start, host: LocalHost):
     actor = start("os.setuid(65534)")
@@ -148,6 +150,7 @@ def test_another_user_is_refused(start: Start, host: LocalHost):
     assert actor.poll() is None
 
 
+@pytest.mark.fault(15)
 @needs_root
 def test_someone_elses_process_is_denied_to_an_ordinary_user(start: Start):
     actor = start()
@@ -165,12 +168,14 @@ def test_someone_elses_process_is_denied_to_an_ordinary_user(start: Start):
     assert done.stdout == f"NotPermitted pid {actor.pid} belongs to root\n", done.stderr
 
 
+@pytest.mark.fault(16)
 def test_ourselves_and_our_ancestors_are_never_touched(host: LocalHost):
     for pid in (os.getpid(), os.getppid()):
         with pytest.raises(Protected, match="vram itself"):
             capture(host, pid)
 
 
+@pytest.mark.fault(16)
 def test_kernel_threads_and_init_are_never_touched(host: LocalHost):
     for pid in (1, 2):
         if os.path.exists(f"/proc/{pid}/stat"):
@@ -192,6 +197,7 @@ class Reading:
         return self._proc.image(pid)
 
 
+@pytest.mark.fault(16)
 @pytest.mark.parametrize(
     "executable",
     [

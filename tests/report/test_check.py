@@ -64,6 +64,7 @@ def lost() -> GpuLedger:
     )
 
 
+@pytest.mark.fault(1)
 def test_a_gpu_that_does_not_answer_is_not_clean() -> None:
     assert overall(judge(make_ledger(make_gpu(), lost()))) == "unknown"
 
