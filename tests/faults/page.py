@@ -84,7 +84,7 @@ def _section(row: Row, tests: dict[str, Figures]) -> str:
     return text
 
 
-def tests_named(text: str) -> dict[int, set[str]]:
+def named_on(text: str) -> dict[int, set[str]]:
     """Which tests a written page names, by row."""
     named = {}
     for section in re.split(r"^## Row ", text, flags=re.MULTILINE)[1:]:

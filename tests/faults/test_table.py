@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.page import tests_named, wrongs
+from tests.faults.page import named_on, wrongs
 from tests.faults.table import BUILT, ROWS
 
 ROOT = Path(__file__).parents[2]
@@ -56,7 +56,7 @@ def test_a_row_has_a_test(tests: dict[int, set[str]], row) -> None:
 
 
 def test_the_page_names_the_tests_that_exist_and_no_others(tests: dict[int, set[str]]) -> None:
-    assert tests_named(PAGE.read_text()) == tests, "run `make faults`"
+    assert named_on(PAGE.read_text()) == tests, "run `make faults`"
 
 
 def test_the_page_tells_of_nothing_wrong() -> None:
