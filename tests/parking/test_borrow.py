@@ -156,6 +156,7 @@ def test_a_signal_to_vram_reaches_the_command(machine: Machine) -> None:
     assert runs_on(worker)
 
 
+@pytest.mark.fault(10)
 def test_vram_killed_while_the_command_runs(machine: Machine) -> None:
     """The worker waits for the command, which goes on in its room, and then brings everybody back."""
     worker = machine.worker()
@@ -176,6 +177,7 @@ def test_vram_killed_while_the_command_runs(machine: Machine) -> None:
     assert machine.parked() == []
 
 
+@pytest.mark.fault(10)
 def test_vram_and_its_checkpoint_worker_killed_while_the_command_runs(machine: Machine) -> None:
     """Nobody is left to bring the lender back; the next vram does."""
     worker = machine.worker()

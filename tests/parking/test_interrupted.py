@@ -44,6 +44,7 @@ HOG = """
 """
 
 
+@pytest.mark.fault(10)
 def test_ctrl_c_brings_the_process_back(machine: Machine) -> None:
     worker = machine.worker()
     machine.gpu.fail("cuCheckpointProcessCheckpoint", slow_s=SLOW_S)
@@ -61,6 +62,7 @@ def test_ctrl_c_brings_the_process_back(machine: Machine) -> None:
     )
 
 
+@pytest.mark.fault(10)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGHUP])
 def test_a_vram_that_is_ended_while_its_target_is_locked(machine: Machine, number: signal.Signals) -> None:
     """Its checkpoint worker undoes what was begun, without it."""
@@ -76,6 +78,7 @@ def test_a_vram_that_is_ended_while_its_target_is_locked(machine: Machine, numbe
     assert machine.parked() == []
 
 
+@pytest.mark.fault(10)
 def test_vram_and_its_checkpoint_worker_killed_while_the_target_is_locked(machine: Machine) -> None:
     """Nobody is left to undo it; the next vram does, and says so."""
     worker = machine.worker()
@@ -90,6 +93,7 @@ def test_vram_and_its_checkpoint_worker_killed_while_the_target_is_locked(machin
     assert runs_on(worker)
 
 
+@pytest.mark.fault(10)
 def test_vram_and_its_checkpoint_worker_killed_after_the_restore(machine: Machine) -> None:
     """Between restore and unlock the target has its memory and stands still."""
     worker = machine.worker()
@@ -103,6 +107,7 @@ def test_vram_and_its_checkpoint_worker_killed_after_the_restore(machine: Machin
     assert runs_on(worker)
 
 
+@pytest.mark.fault(10)
 def test_a_checkpoint_worker_that_is_killed_is_replaced_and_the_target_unlocked(machine: Machine) -> None:
     worker = machine.worker()
     machine.gpu.fail("cuCheckpointProcessCheckpoint", slow_s=60)
@@ -135,6 +140,7 @@ def test_ctrl_c_on_a_wait_for_room_calls_it_off(machine: Machine) -> None:
     assert runs_on(worker)
 
 
+@pytest.mark.fault(10)
 def test_a_checkpoint_worker_that_is_killed_while_it_brings_back_is_replaced(machine: Machine) -> None:
     worker = machine.worker()
     machine.vram("park", worker.pid)
@@ -147,6 +153,7 @@ def test_a_checkpoint_worker_that_is_killed_while_it_brings_back_is_replaced(mac
     assert runs_on(worker)
 
 
+@pytest.mark.fault(31)
 def test_two_at_once_do_not_get_in_each_others_way(machine: Machine) -> None:
     """Who comes second waits up to a deadline, and is told who moves the process."""
     worker = machine.worker()
@@ -204,6 +211,7 @@ with Parking(host) as parking:
     assert runs_on(worker)
 
 
+@pytest.mark.fault(10)
 def test_random_kills_lose_nobody(machine: Machine, record_property: Callable[[str, object], None]) -> None:
     """Park, unpark and borrow in turn; vram, its worker or both killed at a random moment; in one of four
     rounds the journal is damaged after that. The target runs then, or is listed and comes back by name."""

@@ -52,6 +52,7 @@ def test_a_working_program_gives_back_and_goes_on(world: World, python314: str, 
     assert subject.ask() == {"alive": 1, "modules": []}
 
 
+@pytest.mark.fault(20)
 def test_blocked_in_c_it_is_called_off(world: World, python314: str, tmp_path: Path) -> None:
     """The file was promised to run; when the program wakes up at last, it is empty, and nobody complains."""
     complaints = tmp_path / "complaints"

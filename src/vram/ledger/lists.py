@@ -52,7 +52,9 @@ def _together(instance: int | None, charges: list[Charge]) -> Entry:
     nbytes = sum(charge.nbytes or 0 for charge in charges)
     told = f"the driver's lists name {counted(len(charges), 'more process')} with {size(nbytes)} together"
     evidence = (told, f"of so many only the {MOST_CHARGES:,} largest are named one by one")
-    return Entry(kind="process", nbytes=nbytes, evidence=evidence, confidence="unknown", gpu_instance=instance)
+    return Entry(
+        kind="process", nbytes=nbytes, evidence=evidence, confidence="unknown", gpu_instance=instance
+    )
 
 
 def notes(gpu: GpuSighting) -> tuple[str, ...]:

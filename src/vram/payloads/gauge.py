@@ -9,11 +9,14 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Iterable
+from typing import Any
 
 from vram.payloads.driver_library import load
 
 VERSION_2 = 0x02000000
 ANSWER_S = 5.0
+# Uninitialized, driver not loaded, another version: it has to be opened anew.
+GONE = (1, 9, 18)
 
 
 class Memory(ctypes.Structure):
@@ -29,19 +32,21 @@ class Memory(ctypes.Structure):
 
 
 class Gauge:
-    """Readings by UUID; a GPU that does not answer is left out. The library is loaded at once."""
+    """Readings by UUID; a GPU that does not answer is left out. The library is loaded at once, and anew
+    where its driver left meanwhile."""
 
     def __init__(self) -> None:
         self._nvml: ctypes.CDLL | None = None
         self._handles: dict[str, ctypes.c_void_p] = {}
-        self._latest = threading.Thread(target=self._load, daemon=True)
+        self._latest = threading.Thread(target=self._open, daemon=True)
         self._latest.start()
 
-    def _load(self) -> None:
+    def _open(self) -> None:
+        self._handles = {}
         try:
-            nvml = load("libnvidia-ml.so.1")
-            if not nvml.nvmlInit_v2():
-                self._nvml = nvml
+            library = load("libnvidia-ml.so.1")
+            if not library.nvmlInit_v2():
+                self._nvml = library
         except (OSError, AttributeError):
             return  # no GPU answers
 
@@ -69,18 +74,28 @@ class Gauge:
         return {} if reading.is_alive() else read
 
     def _read_into(self, read: dict[str, Memory], uuids: list[str]) -> None:
+        if self._nvml is None:
+            self._open()
         for uuid in uuids:
             handle = self._handle(uuid)
-            if self._nvml is None or handle is None:
-                continue
             memory = Memory(version=ctypes.sizeof(Memory) | VERSION_2)
-            if not self._nvml.nvmlDeviceGetMemoryInfo_v2(handle, ctypes.byref(memory)):
+            if handle and not self._ask("nvmlDeviceGetMemoryInfo_v2", handle, ctypes.byref(memory)):
                 read[uuid] = memory
 
     def _handle(self, uuid: str) -> ctypes.c_void_p | None:
-        if uuid not in self._handles and self._nvml is not None:
+        if uuid not in self._handles:
             handle = ctypes.c_void_p()
-            if self._nvml.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(handle)):
+            if self._ask("nvmlDeviceGetHandleByUUID", uuid.encode(), ctypes.byref(handle)):
                 return None
             self._handles[uuid] = handle
-        return self._handles.get(uuid)
+        return self._handles[uuid]
+
+    def _ask(self, function: str, *arguments: Any) -> int:
+        """Make a call; zero is its only good answer. One that says that the driver left closes it here."""
+        if self._nvml is None:
+            return GONE[0]
+        answer: int = getattr(self._nvml, function)(*arguments)
+        if answer in GONE:
+            self._nvml.nvmlShutdown()
+            self._nvml = None
+        return answer

@@ -86,9 +86,7 @@ def _of_process(root: str, pid: int, prefixes: tuple[bytes, ...], most: int) -> 
     return (_of_other_threads(root, pid, prefixes, most) if found is None else found) or []
 
 
-def _of_other_threads(
-    root: str, pid: int, prefixes: tuple[bytes, ...], most: int
-) -> list[RawFile] | None:
+def _of_other_threads(root: str, pid: int, prefixes: tuple[bytes, ...], most: int) -> list[RawFile] | None:
     """The descriptors of a process that lives on after the end of its first thread."""
     with ProcessFolder(root, pid) as folder:
         stat = folder.stat()
