@@ -87,6 +87,7 @@ def test_a_visitor_killed_at_any_moment_does_no_harm(visited: Callable[..., Visi
     visit_often(program, 1, way=remote_exec)
 
 
+@pytest.mark.fault(20)
 def test_blocked_in_c_it_is_called_off(world: World, python314: str, tmp_path: Path) -> None:
     """The request is taken back: the program wakes up at last, finds nothing, and nobody complains."""
     complaints = tmp_path / "complaints"

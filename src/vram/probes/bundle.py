@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import stat
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import msgspec
 
-from vram.errors import BadSnapshot, UsageError
+from vram import untrusted
+from vram.errors import BadSnapshot
+from vram.files import write_file
 from vram.model.drm import CapacityFacts, ClientFacts, SystemMemoryFacts
 from vram.model.gpu import MemoryFacts, MigFacts
 from vram.model.observation import SURVEY_SCHEMA, Facts, Survey
@@ -19,6 +19,8 @@ from vram.probes.redact import redact
 __all__ = ["dumps", "loads", "read", "redact", "write"]
 
 _LARGEST_NBYTES = 256 << 20
+# A machine with 10,000 processes that share 16 GPUs has about half of that.
+_MOST_ITEMS = 16_000_000
 _MOST_BYTES = 1 << 62  # beyond it lies no GPU, only the driver's "not available"
 _TAKE_AGAIN = "take it again with `vram snapshot -o FILE`"
 
@@ -53,37 +55,26 @@ def loads(data: bytes, origin: str = "the snapshot") -> Survey:
 
 def write(survey: Survey, path: str) -> None:
     """Write to *path*; a file that was there stays whole until the new one is."""
-    data = dumps(survey)
-    try:
-        if _is_special(path):
-            _fill(os.open(path, os.O_WRONLY | os.O_CLOEXEC), data)
-        else:
-            _replace(path, data)
-    except OSError as error:
-        hint = "name a file in a folder that you may write to"
-        raise UsageError(f"{path} cannot be written: {error.strerror}", hint=hint) from error
+    # Command lines carry secrets: nobody else reads it unless its owner says so.
+    write_file(path, dumps(survey), secret=True)
 
 
 def read(path: str) -> Survey:
     """Read the snapshot at *path*."""
     try:
-        with open(path, "rb") as file:
-            data = file.read(_LARGEST_NBYTES + 1)
-    except OSError as error:
-        hint = "check the path, and that you may read it"
-        raise BadSnapshot(f"{path} cannot be read: {error.strerror}", hint=hint) from error
-    if len(data) > _LARGEST_NBYTES:
-        raise BadSnapshot(f"{path} is larger than any snapshot", hint=_TAKE_AGAIN)
+        data = untrusted.read_file(path, nbytes=_LARGEST_NBYTES, follow=True, pipes=True)
+    except untrusted.Rejected as error:
+        hint = _TAKE_AGAIN if error.code == "too-large" else "check the path, and that you may read it"
+        raise BadSnapshot(f"{path} cannot be read: {error}", hint=hint) from error
     return loads(data, path)
 
 
 def _decode(data: bytes, kind: type[Shape], complaint: str) -> Shape:
     try:
-        return msgspec.json.decode(data, type=kind)
-    except msgspec.ValidationError as error:
-        raise BadSnapshot(f"{complaint}: {error}", hint=_TAKE_AGAIN) from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadSnapshot(f"{complaint}, it is broken or cut off: {error}", hint=_TAKE_AGAIN) from error
+        return untrusted.decode(data, kind, most_items=_MOST_ITEMS)
+    except untrusted.Rejected as error:
+        broken = "" if error.code == "wrong-shape" else ", it is broken or cut off"
+        raise BadSnapshot(f"{complaint}{broken}: {error}", hint=_TAKE_AGAIN) from error
 
 
 def _check(survey: Survey, origin: str) -> None:
@@ -104,29 +95,3 @@ def _sizes(facts: Facts | None) -> Iterator[tuple[str, Any]]:
     elif isinstance(facts, ClientFacts):
         for region in facts.regions:
             yield from ((region.name, region.nbytes), (region.name, region.shared))
-
-
-def _is_special(path: str) -> bool:
-    """A terminal, pipe or /dev/stdout is written to; replacing it would do harm."""
-    try:
-        return not stat.S_ISREG(os.stat(path).st_mode)
-    except FileNotFoundError:
-        return False
-
-
-def _replace(path: str, data: bytes) -> None:
-    target = os.path.realpath(path)  # through a link, so that the link stays one
-    fresh = f"{target}.{os.getpid()}.new"
-    # Command lines carry secrets: nobody else reads it unless its owner says so.
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        _fill(descriptor, data)
-        os.replace(fresh, target)
-    except BaseException:
-        os.unlink(fresh)
-        raise
-
-
-def _fill(descriptor: int, data: bytes) -> None:
-    with open(descriptor, "wb") as file:
-        file.write(data)
