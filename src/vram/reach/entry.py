@@ -46,6 +46,12 @@ _ALIGNMENT = 64
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 
 
+def require_known_machine() -> None:
+    machine = os.uname().machine
+    if machine != "x86_64":
+        raise Unsafe(f"this machine is {machine}", "only x86-64 is known; have it call vram.agent()")
+
+
 def why_closed(process: PythonProcess, require: Callable[[], None]) -> str | None:
     """Why no way through memory leads in, *require* being what this one asks for; None where it does.
 
@@ -105,9 +111,7 @@ def converse(entry: Entry, drop: ScriptDrop, pidfd: int, until: float) -> Raw:
 @contextmanager
 def opened(process: PythonProcess) -> Iterator[Entry]:
     """A process made ready to be visited, not yet touched. Raises Unsafe."""
-    machine = os.uname().machine
-    if machine != "x86_64":
-        raise Unsafe(f"this machine is {machine}", "only x86-64 is known; have it call vram.agent()")
+    require_known_machine()
     memory = Memory(process.pid)
     try:
         yield Entry(process, memory)

@@ -21,7 +21,7 @@ from functools import partial
 from vram.model.trimming import Via
 from vram.reach import debug_offsets, image
 from vram.reach.debug_offsets import FIRST_MINOR, MainThread
-from vram.reach.entry import Entry, converse, opened, refusals, why_closed
+from vram.reach.entry import Entry, converse, opened, refusals, require_known_machine, why_closed
 from vram.reach.ptrace import Ended, Memory, Threads, Unsafe, identity, while_stopped
 from vram.reach.python_process import PythonProcess, pidfd_of
 from vram.reach.request import Raw, Request
@@ -107,6 +107,7 @@ def _other_routes(process: PythonProcess, stack: ExitStack) -> Entry | None:
 
 @contextmanager
 def _opened(process: PythonProcess) -> Iterator[Interface]:
+    require_known_machine()
     memory = Memory(process.pid)
     try:
         yield Interface(process, memory)
