@@ -230,7 +230,7 @@ def remove_left_behind(script: str, pid: int) -> None:
 
 
 def _bases() -> tuple[str, str]:
-    return _ROOTS_FOLDER, os.path.realpath(agent.folders()[0])
+    return _ROOTS_FOLDER, agent.folders()[0]
 
 
 def _make_folder(process: PythonProcess) -> str:
@@ -252,19 +252,22 @@ def _make_folder(process: PythonProcess) -> str:
 def _own_base(path: str) -> str:
     try:
         os.close(agent.open_folder(path, make=True))
-    except PermissionError:
-        if os.geteuid() == 0:  # as with sudo, in another user's home
-            return _roots_base()
-        raise
-    return os.path.realpath(path)
+    except OSError:
+        if os.geteuid():
+            raise
+        return _roots_base()  # as with sudo, where it is another user's
+    return path
 
 
 def _roots_base() -> str:
-    with suppress(FileExistsError):
-        os.mkdir(_ROOTS_FOLDER, 0o711)
-        os.chmod(_ROOTS_FOLDER, 0o711)
-    folder, _ = folders.nearest(_ROOTS_FOLDER)  # refuses a way there that others can change
-    os.close(folder)
+    above, missing = folders.nearest(_ROOTS_FOLDER)
+    try:
+        if missing:
+            with suppress(FileExistsError):
+                os.mkdir(missing[0], 0o711, dir_fd=above)
+                os.chmod(missing[0], 0o711, dir_fd=above)
+    finally:
+        os.close(above)
     os.close(_open_folder(_ROOTS_FOLDER))
     return _ROOTS_FOLDER
 
