@@ -26,7 +26,7 @@ static void go_over(struct worker *worker)
     size_t turn = walk->informed ? 1 : PROCESSES_PER_TURN;
     for (;;) {
         size_t first = atomic_fetch_add(&walk->next, turn);
-        if (first >= walk->count || worker->exhausted)
+        if (first >= walk->count || worker->exhausted || walk->full)
             return;
         for (size_t at = first; at < walk->count && at < first + turn; at++) {
             if (now_ns() >= walk->deadline_ns) {
@@ -164,7 +164,7 @@ static int collect(struct walk *walk, struct vramscan_result *result)
     result->denied = denied.used / sizeof(uint32_t);
     result->processes = walk->count;
     result->late = walk->late;
-    result->threads = walk->threads;
+    result->full = walk->full;
     return error;
 }
 
@@ -243,7 +243,8 @@ static int choose(struct walk *walk, const char *proc, const int32_t *pids, uint
 }
 
 int vramscan_scan(const char *proc, const char *prefixes, const char *informed, const int32_t *pids,
-                  uint64_t count, uint64_t deadline_ns, struct vramscan_result *result)
+                  uint64_t count, uint64_t deadline_ns, const struct vramscan_limits *limits,
+                  struct vramscan_result *result)
 {
     memset(result, 0, sizeof *result);
     int folder = open(proc, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -252,6 +253,7 @@ int vramscan_scan(const char *proc, const char *prefixes, const char *informed, 
     struct walk *walk = prepared(folder, prefixes, informed, deadline_ns);
     if (!walk)
         return -ENOMEM;
+    walk->limits = *limits;
     int error = choose(walk, proc, pids, count);
     if (!error)
         error = run(walk, result);

@@ -21,7 +21,7 @@
 struct vramscan_file {
     int32_t pid, fd;
     int32_t thread; /* through whose folder it was seen: the first one, unless that has ended */
-    int32_t spare;
+    uint32_t cut;   /* 1 in the last one of a process that has more, which are left out */
     uint64_t started_at; /* field 22 of stat; UINT64_MAX where it could not be read */
     uint64_t device, inode;
     int64_t size;
@@ -36,7 +36,13 @@ struct vramscan_result {
     uint64_t denied;
     uint64_t processes; /* how many were looked at */
     uint32_t late;      /* 1: the deadline came first, and the answer is a part */
-    uint32_t threads;
+    uint32_t full;      /* 1: there are more than were wanted, and the answer is a part */
+};
+
+/* How many descriptors may match: of one process, and in all. Anybody can open thousands of files whose
+ * links match, and whoever looks must not run out of memory for it. */
+struct vramscan_limits {
+    uint32_t of_process, in_all;
 };
 
 /* Looks at *pids*, or at every process under *proc* where count is 0. A link matches when
@@ -49,7 +55,7 @@ struct vramscan_result {
  * looking; one that hangs is left behind at the deadline, and what it had found is told. */
 VRAMSCAN_API int vramscan_scan(const char *proc, const char *prefixes, const char *informed,
                                const int32_t *pids, uint64_t count, uint64_t deadline_ns,
-                               struct vramscan_result *result);
+                               const struct vramscan_limits *limits, struct vramscan_result *result);
 VRAMSCAN_API void vramscan_release(struct vramscan_result *result);
 
 struct vramscan_descriptor {

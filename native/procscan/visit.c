@@ -24,6 +24,8 @@ struct subject {
     int folder; /* its fd folder: it stays this very process's, even if the pid is reused */
     bool denied, identified;
     uint64_t started_at;
+    uint32_t files; /* how many of its descriptors were recorded */
+    size_t last;    /* where the last of them lies */
 };
 
 static char *write_number(char *end, unsigned number)
@@ -119,9 +121,30 @@ static bool wants_info(const struct walk *walk, const char *link, size_t length,
     return walk->informed && matches(walk->informed, link, length) && (!about || S_ISCHR(about->st_mode));
 }
 
+/* Whether one more may be recorded; if not, that is noted. */
+static bool has_room(struct worker *worker, struct subject *subject)
+{
+    struct walk *walk = worker->walk;
+    if (subject->files == walk->limits.of_process) {
+        if (subject->files) {
+            pthread_mutex_lock(&walk->lock);
+            ((struct vramscan_file *)(void *)(worker->files.bytes + subject->last))->cut = 1;
+            pthread_mutex_unlock(&walk->lock);
+        }
+        return false;
+    }
+    if (atomic_fetch_add(&walk->found, 1) >= walk->limits.in_all) {
+        walk->full = true;
+        return false;
+    }
+    return true;
+}
+
 static void record(struct worker *worker, struct subject *subject, unsigned fd, const char *name,
                    const char *link, size_t length)
 {
+    if (!has_room(worker, subject))
+        return;
     struct stat about;
     bool asked = fstatat(subject->folder, name, &about, 0) == 0;
     if (!subject->identified)
@@ -137,6 +160,8 @@ static void record(struct worker *worker, struct subject *subject, unsigned fd, 
         pthread_mutex_unlock(&worker->walk->lock);
         return;
     }
+    subject->files++;
+    subject->last = (size_t)((uint8_t *)file - worker->files.bytes);
     *file = (struct vramscan_file){
         .pid = subject->pid,
         .fd = (int32_t)fd,

@@ -29,8 +29,9 @@ struct walk {
     int32_t *pids;
     size_t count;
     uint64_t deadline_ns;
-    atomic_size_t next;
-    atomic_bool late;
+    struct vramscan_limits limits;
+    atomic_size_t next, found;
+    atomic_bool late, full;
     pthread_mutex_t lock;
     pthread_cond_t left; /* a worker has left */
     unsigned busy, users;

@@ -90,9 +90,9 @@ def read_file(
 ) -> bytes:
     """The whole of a plain file of at most *nbytes*.
 
-    With *owner* it must be that user's, changeable by nobody else and without a second name. A link
-    is followed only where *follow* says so. *pipes* also takes pipes, if they are ours, and devices;
-    otherwise opening and reading never wait for anybody.
+    With *owner* it must be that user's, and nobody else may change it. A link is followed only where
+    *follow* says so. *pipes* also takes pipes, if they are ours, and devices; otherwise opening and
+    reading never wait for anybody.
     """
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | (0 if follow else os.O_NOFOLLOW)
     try:
@@ -187,7 +187,7 @@ def _require_kind(about: os.stat_result, owner: int | None, pipes: bool) -> None
             raise Rejected("not-a-file", "it is not a plain file")
         if not ours:
             raise Rejected("not-ours", "it is a pipe of another user")
-    if owner is not None and (about.st_uid != owner or about.st_mode & 0o022 or about.st_nlink != 1):
+    if owner is not None and (about.st_uid != owner or about.st_mode & 0o022):
         raise Rejected("not-ours", "another user owns it or could have changed it")
 
 

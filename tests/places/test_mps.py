@@ -137,6 +137,7 @@ def test_the_server_is_neither_offered_nor_ended_while_clients_live(
     assert (server.process.poll(), client.process.poll()) == (None, None)
 
 
+@pytest.mark.fault(19)
 def test_a_client_cannot_be_parked_and_its_end_is_said_to_touch_others(
     virtual_gpu: VirtualGpu, hold: Hold, serve: Serve
 ) -> None:

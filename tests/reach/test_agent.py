@@ -126,6 +126,7 @@ def test_whoever_gave_up_gets_nothing_done(world: World) -> None:
     assert reach(target_of(subject.pid), "measure", 30.0).answer.reclaimable_bytes >= CACHED
 
 
+@pytest.mark.fault(28)
 def test_an_impostor_on_the_socket_is_not_believed(world: World) -> None:
     subject = world.subject("reading", "agent")
     path = socket_of(world, subject.pid)
@@ -156,6 +157,7 @@ def test_a_dead_programs_socket_leads_nowhere(world: World) -> None:
         process.communicate()
 
 
+@pytest.mark.fault(28)
 class TestFolder:
     """Made by somebody else, a link, or open to others: refused, and there is no other place."""
 

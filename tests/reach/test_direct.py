@@ -75,6 +75,7 @@ def until(reached: Callable[[], bool]) -> None:
         time.sleep(0.002)
 
 
+@pytest.mark.fault(20)
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("version", [*soak.VERSIONS, "system"])
 def test_it_answers_and_goes_on(visited: Callable[..., Visited], version: str, state: str) -> None:
@@ -87,6 +88,7 @@ def test_it_answers_and_goes_on(visited: Callable[..., Visited], version: str, s
     assert (after["names"], after["threads"]) == (before["names"], before["threads"])
 
 
+@pytest.mark.fault(10, 20)
 @pytest.mark.parametrize("version", ["3.9", "3.12", "3.13"])
 @pytest.mark.parametrize("state", ["busy", "read", "event", "importing"])
 def test_a_visitor_killed_at_any_moment_does_no_harm(
@@ -99,6 +101,7 @@ def test_a_visitor_killed_at_any_moment_does_no_harm(
     visit_often(program, 1)
 
 
+@pytest.mark.fault(20)
 @pytest.mark.parametrize("state", ["busy", "read", "event"])
 def test_a_hundred_threads(visited: Callable[..., Visited], state: str) -> None:
     visit_often(visited(state, threads=100), VISITS)
@@ -140,6 +143,7 @@ def test_a_service_that_waits_in_zeromq() -> None:
         context.destroy(linger=0)
 
 
+@pytest.mark.fault(20)
 def test_every_object_from_malloc(visited: Callable[..., Visited]) -> None:
     visit_often(visited("busy", PYTHONMALLOC="malloc"), 10)
 
@@ -178,6 +182,7 @@ def test_visits_at_the_same_time_queue(visited: Callable[..., Visited]) -> None:
     program.ask()
 
 
+@pytest.mark.fault(20)
 class TestCalledOff:
     """The main thread waits in a system call with Python's lock: it never comes to a safe point."""
 
@@ -226,6 +231,7 @@ def _texts(process: direct.PythonProcess) -> int:
     return sum(text.count(b"start_new_thread") for text in _tails(process))
 
 
+@pytest.mark.fault(20)
 class TestLeftAlone:
     """Refused in a sentence, before anything was touched."""
 

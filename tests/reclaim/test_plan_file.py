@@ -108,7 +108,7 @@ def test_a_plan_whose_target_works_again_is_refused(saved: Saved):
 def test_somebody_elses_plan_is_refused(saved: Saved):
     os.chown(saved.path, 65534, 65534)
     code, says = saved.run()
-    assert (code, "belongs to somebody else" in says) == (16, True)
+    assert (code, "another user owns it" in says) == (16, True)
     assert saved.is_untouched()
 
 
@@ -120,8 +120,17 @@ def test_a_plan_that_others_may_change_is_refused(saved: Saved):
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"{}", b"\xff\xfe", b"[1, 2]", b'{"schema": 99}', b"{" * 100_000, b" " * (5 << 20)],
-    ids=["empty", "no plan", "no text", "a list", "half", "deep", "huge"],
+    [
+        b"",
+        b"{}",
+        b"\xff\xfe",
+        b'{"schema": 1, "digest": "\xff"}',
+        b"[1, 2]",
+        b'{"schema": 99}',
+        b"{" * 100_000,
+        b" " * (5 << 20),
+    ],
+    ids=["empty", "no plan", "no text", "bad UTF-8 in a string", "a list", "half", "deep", "huge"],
 )
 def test_what_is_no_plan_is_refused(saved: Saved, content: bytes):
     saved.path.write_bytes(content)

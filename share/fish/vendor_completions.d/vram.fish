@@ -157,6 +157,7 @@ complete -c vram -n '__vram_at \'unpark\' 0+' -k -a '(__vram_live parked)'
 complete -c vram -n '__vram_at \'unpark\'' -s h -l help -d 'show this help message and exit'
 complete -c vram -n '__vram_at \'unpark\'' -l all -d 'everybody whom you have parked'
 complete -c vram -n '__vram_at \'unpark\'' -l wait -x -d 'wait so long for a full GPU to have room'
+complete -c vram -n '__vram_at \'unpark\'' -l anyway -d 'leave it to the driver whether there is room, where no journal entry tells what is needed'
 complete -c vram -n '__vram_at \'unpark\'' -l json -d 'one JSON object instead of text'
 
 complete -c vram -n '__vram_at \'parked\'' -s h -l help -d 'show this help message and exit'

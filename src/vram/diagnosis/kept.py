@@ -2,32 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from vram.diagnosis import remedies, words
-from vram.diagnosis.holdings import Holding
+from vram.diagnosis.holdings import Holding, gather
 from vram.diagnosis.leftover import doubt, working
 from vram.model.finding import Finding, Remedy
-from vram.model.ledger import Ledger
+from vram.model.ledger import Entry, Ledger
 from vram.model.observation import HostFacts
 
 
 def kept(
-    code: str, ledger: Ledger, holding: Holding, *, title: str, cause: str, gentler: Iterable[Remedy]
-) -> Finding:
-    """What *holding* keeps, with the remedies of its cause besides ending its holders."""
-    works = working(ledger)
-    unsure = [reason for entry in holding.entries if (reason := doubt(entry, works, ledger.host))]
-    return Finding(
-        code=code,
-        title=title,
-        nbytes=holding.nbytes,
-        cause=cause,
-        gpus=holding.gpus,
-        pids=tuple(keeper.pid for keeper in holding.keepers),
-        evidence=words.evidence(holding.evidence),
-        remedies=remedies.ordered((*_ending(ledger.host, holding, unsure), *gentler)),
-    )
+    code: str,
+    ledger: Ledger,
+    wanted: Callable[[Entry], bool],
+    *,
+    title: Callable[[Holding], str],
+    cause: Callable[[Holding], str],
+    gentler: Callable[[Holding], Iterable[Remedy]],
+) -> Iterator[Finding]:
+    """A finding for all that each holder keeps of the *wanted* entries.
+
+    It has the remedies of its cause besides ending the holders.
+    """
+    holdings = gather(ledger.gpus, wanted)
+    works = working(ledger) if holdings else frozenset()
+    for holding in holdings:
+        unsure = [reason for entry in holding.entries if (reason := doubt(entry, works, ledger.host))]
+        yield Finding(
+            code=code,
+            title=title(holding),
+            nbytes=holding.nbytes,
+            cause=cause(holding),
+            gpus=holding.gpus,
+            pids=tuple(keeper.pid for keeper in holding.keepers),
+            evidence=words.evidence(holding.evidence),
+            remedies=remedies.ordered((*_ending(ledger.host, holding, unsure), *gentler(holding))),
+        )
 
 
 def _ending(host: HostFacts, holding: Holding, unsure: list[str]) -> tuple[Remedy, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from vram.ledger import instances
+from vram.ledger import instances, lists
 from vram.ledger.charges import charged_entries
 from vram.ledger.ended import ended_entries, set_apart
 from vram.ledger.ended import note as ended_note
@@ -42,6 +42,8 @@ class _Page(Struct):
 def build_ledger(survey: Survey) -> Ledger:
     """Return a ledger in which every GPU's entries sum to its total, to the byte."""
     seen = collect(survey)
+    for gpu in seen.gpus.values():
+        lists.tidy(gpu)
     set_apart(seen)
     under_windows = seen.host.wsl_facts is not None and seen.host.wsl_facts.version == 2
     return Ledger(
@@ -75,7 +77,7 @@ def _gpus(seen: Sightings) -> tuple[GpuLedger, ...]:
 
 def _claims(seen: Sightings, gpu: GpuSighting) -> Claims:
     entries, bystanders = charged_entries(seen, gpu)
-    return [*entries, *ended_entries(gpu)], bystanders
+    return [*entries, *ended_entries(gpu), *lists.unnamed_entries(gpu)], bystanders
 
 
 def _room(seen: Sightings, page: _Page) -> int:
@@ -105,7 +107,7 @@ def _under_windows(seen: Sightings) -> tuple[GpuLedger, ...]:
             continue
         told = account(seen, gpu, joined[index], split(gpu.memory)[2])
         aged = (seen.windows_age,) if seen.windows_age else ()
-        notes = (*_moved(gpu.memory), *aged, *told.notes, *_apart(gpu.memory))
+        notes = (*_moved(gpu.memory), *aged, *told.notes, *lists.notes(gpu), *_apart(gpu.memory))
         pages.append(_page(gpu, gpu.memory, told.entries, notes, windows=told.side))
     return tuple(pages)
 
@@ -119,11 +121,13 @@ def _pages(
         if gpu.memory:
             yield (index, None), _open_page(gpu, gpu.memory, claims)
         return
-    for part in divided[index]:
+    inside: dict[int | None, list[Entry]] = {}
+    for claim in claims:
+        inside.setdefault(claim.gpu_instance, []).append(claim)
+    for part, sighting in instances.sightings(gpu, divided[index]):
         if part.memory:
-            inside = [claim for claim in claims if claim.gpu_instance == part.number]
-            sighting = instances.sighting(gpu, part.number, part.memory)
-            yield (index, part.number), _open_page(sighting, part.memory, inside)
+            page = _open_page(sighting, part.memory, inside.get(part.number, []))
+            yield (index, part.number), page
 
 
 def _open_page(gpu: GpuSighting, memory: MemoryFacts, claims: Sequence[Entry]) -> _Page:
@@ -234,7 +238,7 @@ def _notes(page: _Page) -> tuple[str, ...]:
             f"the process lists claim {size(overlap)} more than is in use: bytes shared by processes are"
             " counted once here"
         )
-    return (*notes, *ended_note(page.gpu.ended), *_apart(page.memory))
+    return (*notes, *lists.notes(page.gpu), *ended_note(page.gpu.ended), *_apart(page.memory))
 
 
 def _moved(memory: MemoryFacts) -> tuple[str, ...]:

@@ -5,13 +5,19 @@ from __future__ import annotations
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from vram.ledger.dead_owners import Match, match, unreadable_relatives
-from vram.ledger.families import families, keepers, onlookers, source_of
+from vram.ledger.families import families, likely_keepers, onlookers, sources
 from vram.ledger.holders import departed, holder, holders
 from vram.ledger.sightings import Charge, GpuSighting, Sightings
 from vram.model.ledger import Bystander, Entry, Holder
 from vram.units import counted, size
+
+
+# How often holders are named for dead pids that may be any of theirs: beyond it the smallest share an
+# entry, since naming every process for every pid grows with the square of them.
+_MOST_MENTIONS = 1 << 14
 
 
 class _Kin(Struct, frozen=True):
@@ -21,6 +27,8 @@ class _Kin(Struct, frozen=True):
     dead: list[Charge]
     sources: dict[int, int | None]
     """Everybody who may keep a context without a charge, and the living process whose files those are."""
+    heirs: dict[int, list[int]]
+    """The same, found by that process."""
     matched: dict[int, Match]
     onlookers: list[int]
 
@@ -29,8 +37,7 @@ def charged_entries(seen: Sightings, gpu: GpuSighting) -> tuple[list[Entry], lis
     """Entries for every charge with a figure, and who merely has the GPU open."""
     kin = _kin(seen, gpu)
     told = [charge for charge in (*kin.living, *kin.dead) if charge.nbytes is not None]
-    entries = [_entry(seen, charge, kin) for charge in told]
-    bystanders = _bystanders(seen, kin)
+    entries, bystanders = _entries(seen, told, kin), _bystanders(seen, kin)
     if not any("mps" in charge.lists for charge in gpu.charges):
         return entries, bystanders
     from vram.ledger.mps import with_servers
@@ -43,26 +50,57 @@ def untold_entries(seen: Sightings, gpu: GpuSighting) -> list[Entry]:
     untold = [charge for charge in gpu.charges if charge.nbytes is None]
     if not untold:
         return []
-    kin = _kin(seen, seen.gpus[gpu.index])
-    return [_entry(seen, charge, kin) for charge in untold]
+    return _entries(seen, untold, _kin(seen, seen.gpus[gpu.index]))
+
+
+def _entries(seen: Sightings, charges: list[Charge], kin: _Kin) -> list[Entry]:
+    """An entry for each of *charges*; of dead pids that share very many holders, one for the smallest."""
+    together: dict[int, list[Charge]] = {}
+    held: dict[int, _Held] = {}
+    for charge in charges:
+        if not _still_there(seen, charge):
+            found = kin.matched[charge.process.pid]
+            together.setdefault(id(found), []).append(charge)
+            if id(found) not in held:
+                held[id(found)] = _Held(seen, found)
+    rest = {key: _too_many(same, len(held[key].holders)) for key, same in together.items()}
+    left_out = {id(charge) for same in rest.values() for charge in same}
+    entries = []
+    for charge in charges:
+        if id(charge) in left_out:
+            continue
+        pid = charge.process.pid
+        if _still_there(seen, charge):
+            entries.append(_living(seen, charge, kin.heirs.get(pid, [])))
+        else:
+            entries.append(_dead(seen, charge, held[id(kin.matched[pid])]))
+    return entries + [_joined(seen, same, held[key]) for key, same in rest.items() if same]
+
+
+def _too_many(charges: list[Charge], holders: int) -> list[Charge]:
+    """The smallest of the dead pids' *charges*, as many as would make each holder be named too often."""
+    most = max(1, _MOST_MENTIONS // max(1, holders))
+    if len(charges) <= most:
+        return []
+    return sorted(charges, key=lambda charge: -(charge.nbytes or 0))[most - 1 :]
 
 
 def _kin(seen: Sightings, gpu: GpuSighting) -> _Kin:
     minor = gpu.facts.minor if gpu.facts else None
-    living = [charge for charge in gpu.charges if _still_there(seen, charge)]
-    dead = [charge for charge in gpu.charges if charge not in living]
+    living, dead = [], []
+    for charge in gpu.charges:
+        (living if _still_there(seen, charge) else dead).append(charge)
     charged = [charge.process.pid for charge in living]
-    candidates = keepers(seen, minor, charged)
-    sources = {pid: source_of(seen, pid, minor, charged) for pid in candidates}
-    loose = [pid for pid in candidates if sources[pid] is None]
+    present = onlookers(seen, minor, (*charged, *(charge.process.pid for charge in gpu.unnamed)))
+    candidates = likely_keepers(present)
+    found = sources(seen, candidates, minor, charged)
+    heirs: dict[int, list[int]] = {}
+    for pid, source in found.items():
+        if source is not None:
+            heirs.setdefault(source, []).append(pid)
+    loose = [pid for pid in candidates if found[pid] is None]
     matched = match(seen, [charge.process.pid for charge in dead], families(seen, loose, minor), charged)
-    return _Kin(living, dead, sources, matched, list(onlookers(seen, minor, charged)))
-
-
-def _entry(seen: Sightings, charge: Charge, kin: _Kin) -> Entry:
-    if charge in kin.living:
-        return _living(seen, charge, kin.sources)
-    return _dead(seen, charge, kin.matched[charge.process.pid])
+    return _Kin(living, dead, found, heirs, matched, list(present))
 
 
 def _still_there(seen: Sightings, charge: Charge) -> bool:
@@ -78,9 +116,9 @@ def _still_there(seen: Sightings, charge: Charge) -> bool:
     return pid in seen.files or "mps" in charge.lists or not seen.may_read_files_of(pid)
 
 
-def _living(seen: Sightings, charge: Charge, sources: dict[int, int | None]) -> Entry:
+def _living(seen: Sightings, charge: Charge, heirs: list[int]) -> Entry:
     pid = charge.process.pid
-    sharers = holders(seen, (child for child, source in sources.items() if source == pid))
+    sharers = holders(seen, heirs)
     evidence = [_statement(charge), *_open_files(seen, pid)]
     if sharers:
         evidence.append(f"pid {_pids(sharers)} inherited its open device files")
@@ -98,29 +136,50 @@ def _living(seen: Sightings, charge: Charge, sources: dict[int, int | None]) -> 
     )
 
 
-def _dead(seen: Sightings, charge: Charge, found: Match) -> Entry:
-    pid = charge.process.pid
-    keeping = holders(seen, (member for family in found.families for member in family.pids))
+class _Held:
+    """Who holds the memory of one dead pid, or of several alike, put into words once for all of them."""
+
+    def __init__(self, seen: Sightings, found: Match) -> None:
+        self.found = found
+        self.holders = holders(seen, (member for family in found.families for member in family.pids))
+        self.sharers = self.holders[1:]
+        self.files = [line for each in self.holders for line in _open_files(seen, each.pid)]
+        self.members = sorted(member for family in found.families for member in family.pids)
+        known = [seen.processes[member][1] for member in self.members if member in seen.processes]
+        self.parents = {each.parent for each in known}
+        self.leaders = {pid for each in known for pid in (each.group, each.session)}
+
+
+def _dead(seen: Sightings, charge: Charge, held: _Held) -> Entry:
+    pid, found = charge.process.pid, held.found
     evidence = [_statement(charge), gone(seen, pid)]
-    if not keeping:
+    if not held.holders:
         return _unkept(seen, charge, evidence)
-    evidence += [line for keeper in keeping for line in _open_files(seen, keeper.pid)]
-    evidence.append(_link(seen, pid, found))
-    evidence += _may_be_more(seen)
     return Entry(
         kind="orphaned",
         nbytes=charge.nbytes or 0,
-        holder=keeping[0],
-        sharers=keeping[1:],
+        holder=held.holders[0],
+        sharers=held.sharers,
         charged_pid=pid,
         charged_state=_state(seen, pid),
-        evidence=tuple(evidence),
+        evidence=(*evidence, *held.files, _link(pid, held), *_may_be_more(seen)),
         confidence="fact" if found.certain else "likely",
         either=found.either,
         held_elsewhere=found.held_elsewhere,
         gpu_instance=charge.gpu_instance,
         compute_instance=charge.compute_instance,
     )
+
+
+def _joined(seen: Sightings, charges: list[Charge], held: _Held) -> Entry:
+    """One entry for many dead pids with the same holders, in the name of the first of them."""
+    nbytes = sum(charge.nbytes or 0 for charge in charges)
+    first = _dead(seen, charges[0], held)
+    told = (
+        f"it stands for {counted(len(charges), 'dead pid')} that the driver's lists name with {size(nbytes)}"
+        f" together: {counted(len(held.holders), 'process')} may hold the memory of any of them"
+    )
+    return replace(first, nbytes=nbytes, evidence=(told, *first.evidence), confidence="likely")
 
 
 def _may_be_more(seen: Sightings) -> list[str]:
@@ -198,19 +257,18 @@ def gone(seen: Sightings, pid: int) -> str:
     return f"pid {pid} is another program now: it has no device file open"
 
 
-def _link(seen: Sightings, pid: int, found: Match) -> str:
-    members = sorted(member for family in found.families for member in family.pids)
-    who = ", ".join(map(str, members))
-    facts = [seen.processes[member][1] for member in members if member in seen.processes]
+def _link(pid: int, held: _Held) -> str:
+    found = held.found
     if found.either:
+        who = ", ".join(map(str, held.members))
         return (
             f"each of pids {who} holds memory of a dead pid; which of them holds this is unknown"
             if found.certain
             else f"which of pids {who} holds it is unknown"
         )
-    if any(each.parent == pid for each in facts):
+    if pid in held.parents:
         link = f"its parent is {pid}"
-    elif any(pid in (each.group, each.session) for each in facts):
+    elif pid in held.leaders:
         link = f"its process group or session is still {pid}'s"
     else:
         link = "it was forked, its parent is gone, and no living process has the same open files"

@@ -12,13 +12,17 @@ holders.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 
 from msgspec import Struct
 
 from vram.ledger.families import Family
 from vram.ledger.sightings import Sightings
 from vram.model.process import ProcessFacts
+
+
+_ALWAYS = -1  # when somebody started whose start is not known: it may have been there before anybody
 
 
 class Match(Struct, frozen=True):
@@ -39,46 +43,62 @@ def match(
     seen: Sightings, dead: Sequence[int], families: Sequence[Family], charged: Sequence[int]
 ) -> dict[int, Match]:
     """For every dead pid, who holds its memory. *charged* are the living processes that the list names."""
-    proven = [family for family in families if _is_left_behind(seen, family, dead, charged)]
-    linked = {pid: [family for family in families if is_linked(seen, family.pids, pid)] for pid in dead}
-    elsewhere = {pid for pid in dead if not linked[pid] and unreadable_relatives(seen, pid)}
-    paired = _pairs(linked, proven, elsewhere)
-    open_pids = [pid for pid in dead if pid not in paired]
-    taken = [family for found in paired.values() for family in found]
-    left = [family for family in proven if family not in taken]
-    likely = [family for family in families if family not in taken]
-    result = {pid: Match(tuple(found), bool(found)) for pid, found in paired.items()}
-    return result | _shared_out(open_pids, left, likely)
+    possible = _PossibleSources(seen, charged)
+    gone = frozenset(dead)
+    proven = [at for at, family in enumerate(families) if _is_left_behind(seen, family, gone, possible)]
+    linked = _links(seen, dead, families)
+    elsewhere = {pid for pid in linked if not linked[pid] and unreadable_relatives(seen, pid)}
+    paired = _pairs(linked, proven, elsewhere, families)
+    taken = {at for found in paired.values() for at in found}
+    result = {pid: Match(tuple(families[at] for at in found), bool(found)) for pid, found in paired.items()}
+    left = [families[at] for at in proven if at not in taken]
+    likely = [family for at, family in enumerate(families) if at not in taken]
+    return result | _shared_out([pid for pid in dead if pid not in paired], left, likely)
+
+
+def _links(seen: Sightings, dead: Iterable[int], families: Sequence[Family]) -> dict[int, list[int]]:
+    """For every dead pid the places of those families of which it is a parent, group or session."""
+    linked: dict[int, list[int]] = {pid: [] for pid in dead}
+    for at, family in enumerate(families):
+        known = (seen.processes[pid][1] for pid in family.pids if pid in seen.processes)
+        named = {pid for facts in known for pid in (facts.parent, facts.group, facts.session)}
+        for pid in named & linked.keys():
+            linked[pid].append(at)  # type: ignore[index]  # None is no key
+    return linked
 
 
 def _pairs(
-    linked: dict[int, list[Family]], proven: Sequence[Family], elsewhere: Iterable[int]
-) -> dict[int, list[Family]]:
+    linked: dict[int, list[int]],
+    proven: Sequence[int],
+    elsewhere: Collection[int],
+    families: Sequence[Family],
+) -> dict[int, list[int]]:
     """Dead pids whose holders nobody else can claim: by session, group or parent, each for each.
 
     A session or group names its leader, and another one that died in it may be the owner instead. So
     these links count only where every dead pid has one of its own (*elsewhere*: to processes that may
     not be read), or where it is the only dead pid.
     """
+    surely = set(proven)
     if len(linked) == 1:
         ((pid, found),) = linked.items()
-        own = [family for family in found if family in proven] or list(proven)
-        return {pid: own} if own and _may_be_one_owners(own) else {}
-    claims = [family for found in linked.values() for family in found]
+        own = [at for at in found if at in surely] or list(proven)
+        return {pid: own} if own and _may_be_one_owners(families[at] for at in own) else {}
+    claims = Counter(at for found in linked.values() for at in found)
     clear = {
         pid: found
         for pid, found in linked.items()
         if found
-        and all(family in proven and claims.count(family) == 1 for family in found)
-        and _may_be_one_owners(found)
+        and all(at in surely and claims[at] == 1 for at in found)
+        and _may_be_one_owners(families[at] for at in found)
     }
-    everybody_has_one = len(clear) + len(set(elsewhere)) == len(linked)
-    if not everybody_has_one or any(family not in claims for family in proven):
+    everybody_has_one = len(clear) + len(elsewhere) == len(linked)
+    if not everybody_has_one or any(at not in claims for at in proven):
         return {}
     return clear | {pid: [] for pid in elsewhere}
 
 
-def _may_be_one_owners(families: Sequence[Family]) -> bool:
+def _may_be_one_owners(families: Iterable[Family]) -> bool:
     """Whether one dead process may have been the source of all these files.
 
     Its children share its open file descriptions, so where the kernel tells those apart one owner has
@@ -96,10 +116,12 @@ def _shared_out(open_pids: Sequence[int], proven: list[Family], likely: list[Fam
     either = bool(families) and (len(families) > 1 or len(open_pids) > 1)
     # Where descriptions are not told apart, each process is a family, and how many owners there were is open.
     alone = len(open_pids) - told_apart if certain and told_apart == len(families) else 0
-    return {pid: Match(families, certain, either, alone) for pid in open_pids}
+    return dict.fromkeys(open_pids, Match(families, certain, either, alone))
 
 
-def _is_left_behind(seen: Sightings, family: Family, dead: Sequence[int], charged: Sequence[int]) -> bool:
+def _is_left_behind(
+    seen: Sightings, family: Family, dead: Collection[int], possible: _PossibleSources
+) -> bool:
     """Whether the family's files surely come from a process that is gone.
 
     Its eldest were forked and never executed a program, which would have closed the files, and have
@@ -108,17 +130,18 @@ def _is_left_behind(seen: Sightings, family: Family, dead: Sequence[int], charge
     """
     if not dead or seen.lists_other_pids:
         return False
+    members = frozenset(family.pids)
     for pid in family.pids:
         if pid not in seen.processes:
             return False
         ref, facts = seen.processes[pid]
         if facts.forked is False:
             return False
-        if facts.parent in family.pids:
+        if facts.parent in members:
             continue
         if not (_is_of(facts, dead) or _was_adopted(seen, pid, facts)):
             return False
-        if any(_may_be_source(seen, other, ref.started_at, facts) for other in charged):
+        if possible.may_be_source_of(ref.started_at, facts):
             return False
     return True
 
@@ -140,41 +163,53 @@ def _was_adopted(seen: Sightings, pid: int, facts: ProcessFacts) -> bool:
     return bool(facts.session) and facts.session != pid and parent.session != facts.session
 
 
-def _may_be_source(seen: Sightings, other: int, started_at: int | None, facts: ProcessFacts) -> bool:
-    """Whether a living charged process, whose files we may not read, may have given its files to this one.
+class _PossibleSources:
+    """Living charged processes whose files we have not all read, and that may have given them to somebody.
 
-    One whose files can be read shares no open file description with it, or it would be its source.
+    One whose files can be read shares no open file description with a family, or it would be its source.
+    The earliest start of each user's, and of each session of theirs, decides.
     """
-    known = seen.processes.get(other)
-    if other in seen.files or known is None:
-        return False
-    ref, its = known
-    if ref.started_at is not None and started_at is not None and ref.started_at > started_at:
-        return False
-    if its.uid not in (0, facts.uid):
-        return False
-    leader = seen.processes.get(facts.session or 0)
-    return its.session == facts.session or leader is None or leader[1].is_dead
+
+    def __init__(self, seen: Sightings, charged: Iterable[int]) -> None:
+        self._seen = seen
+        self._by_user: dict[int | None, int] = {}
+        self._by_session: dict[tuple[int | None, int | None], int] = {}
+        for pid in charged:
+            if (pid in seen.files and pid not in seen.cut) or pid not in seen.processes:
+                continue
+            ref, facts = seen.processes[pid]
+            start = _ALWAYS if ref.started_at is None else ref.started_at
+            session = (facts.uid, facts.session)
+            self._by_user[facts.uid] = min(start, self._by_user.get(facts.uid, start))
+            self._by_session[session] = min(start, self._by_session.get(session, start))
+
+    def may_be_source_of(self, started_at: int | None, facts: ProcessFacts) -> bool:
+        """Whether one of them started before this process, as root or its user, and may be of its session."""
+        leader = self._seen.processes.get(facts.session or 0)
+        anywhere = leader is None or leader[1].is_dead
+        starts = (
+            self._by_user.get(uid) if anywhere else self._by_session.get((uid, facts.session))
+            for uid in (0, facts.uid)
+        )
+        return any(start is not None and (started_at is None or start <= started_at) for start in starts)
 
 
-def is_linked(seen: Sightings, pids: Iterable[int], dead: int) -> bool:
-    """Whether one of *pids* has *dead* for its parent, or is of its process group or session."""
-    return any(_is_of(seen.processes[pid][1], (dead,)) for pid in pids if pid in seen.processes)
-
-
-def _is_of(facts: ProcessFacts, dead: Sequence[int]) -> bool:
+def _is_of(facts: ProcessFacts, dead: Collection[int]) -> bool:
     return any(pid in dead for pid in (facts.parent, facts.group, facts.session))
 
 
 def unreadable_relatives(seen: Sightings, dead: int) -> list[int]:
     """Living processes of a dead pid's session, group or children whose files we may not read."""
-    return sorted(
-        pid
-        for pid, (_, facts) in seen.processes.items()
-        if pid != dead
-        and not facts.is_dead
-        and facts.forked is not False
-        and pid not in seen.files
-        and not seen.may_read_files_of(pid)
-        and _is_of(facts, (dead,))
-    )
+    if seen.made_relatives is None:
+        seen.made_relatives = _relatives(seen)
+    return [pid for pid in seen.made_relatives.get(dead, ()) if pid != dead]
+
+
+def _relatives(seen: Sightings) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for pid, (_, facts) in sorted(seen.processes.items()):
+        if facts.is_dead or facts.forked is False or pid in seen.files or seen.may_read_files_of(pid):
+            continue
+        for other in {facts.parent, facts.group, facts.session} - {None}:
+            found.setdefault(other, []).append(pid)  # type: ignore[arg-type]  # None is left out
+    return found

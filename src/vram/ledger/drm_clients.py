@@ -10,7 +10,6 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from vram.ledger.families import ancestors
 from vram.ledger.sightings import ClientSighting, Sightings
 from vram.model.drm import ClientFacts, Region
 
@@ -25,7 +24,7 @@ _OUT_OF_REACH = "cpu"
 class Client(Struct):
     """One open file: the processes that have it, and its figures. ``certain`` False: it may be two."""
 
-    pids: list[int]
+    pids: dict[int, None]
     descriptors: int
     dedicated: int | None
     shared: int
@@ -99,7 +98,7 @@ def _read(facts: ClientFacts, pid: int, certain: bool) -> Client:
     dedicated = [region for region in facts.regions if region.dedicated]
     system = [each for each in facts.regions if not each.dedicated and each.name != _OUT_OF_REACH]
     shared = sum(min(region.shared or 0, region.nbytes or 0) for region in dedicated)
-    return Client([pid], 1, _sum(dedicated), shared, _sum(system), certain)
+    return Client({pid: None}, 1, _sum(dedicated), shared, _sum(system), certain)
 
 
 def _sum(regions: list[Region]) -> int | None:
@@ -110,8 +109,7 @@ def _sum(regions: list[Region]) -> int | None:
 def _add(known: Client, seen: Client) -> None:
     """Another descriptor of the same client; read a moment later, it may tell more or less."""
     known.descriptors += 1
-    if seen.pids[0] not in known.pids:
-        known.pids += seen.pids
+    known.pids |= seen.pids
     if (seen.dedicated or 0) > (known.dedicated or 0):
         known.dedicated, known.shared = seen.dedicated, seen.shared
     known.system = max((each for each in (known.system, seen.system) if each is not None), default=None)
@@ -133,7 +131,8 @@ class Keeping(Struct, frozen=True):
 def keeping(seen: Sightings, pids: tuple[int, ...]) -> Keeping:
     """Choose among *pids*, which have the same client open."""
     ordinary = [pid for pid in pids if not _is_session_service(seen, pid)] or list(pids)
-    heads = [pid for pid in ordinary if not set(ancestors(seen, pid)) & (set(ordinary) - {pid})]
+    below = seen.ancestry.below_others(ordinary)
+    heads = [pid for pid in ordinary if pid not in below]
     first = min(heads or ordinary, key=lambda pid: (_started(seen, pid), pid))
     others = tuple(pid for pid in pids if pid != first)
     if len(heads) == 1:

@@ -21,7 +21,7 @@ from vram.ledger.reconcile import fit, split
 from vram.ledger.remainder import unexplained
 from vram.ledger.sightings import Charge, GpuSighting, Sightings
 from vram.model.gpu import MemoryFacts
-from vram.model.ledger import Bystander, Entry, GpuLedger
+from vram.model.ledger import Bystander, Entry, GpuLedger, Kind
 from vram.units import MIB, counted, size
 
 # What the kernel's drivers use themselves is charged to no client: page tables, firmware, screen
@@ -63,14 +63,13 @@ def _balanced(
     seen: Sightings, gpu: GpuSighting, found: list[Claim], entries: list[Entry]
 ) -> tuple[int | None, tuple[Entry, ...], tuple[str, ...]]:
     if gpu.memory is not None:
-        free, _, used = split(gpu.memory)
+        free, reserved, used = split(gpu.memory)
         fitted = fit(entries, used)
         rest = used - sum(entry.nbytes for entry in fitted)
         buffers = fit(dmabuf_entries(seen, gpu, found, rest), rest)
         rest -= sum(entry.nbytes for entry in buffers)
         held = (*fitted, *buffers, *_remainder(seen, gpu, found, rest))
-        frame = [Entry(kind="free", nbytes=free, evidence=("the driver's own figure",))] if free else []
-        return gpu.memory.total, (*_by_size(held), *frame), _notes(gpu.memory, fitted)
+        return gpu.memory.total, (*_by_size(held), *_frame(reserved, free)), _notes(gpu.memory, fitted)
     fitted = fit(entries, gpu.capacity) if gpu.capacity is not None else tuple(entries)
     if gpu.capacity is None:
         return None, _by_size(fitted), ()
@@ -78,6 +77,16 @@ def _balanced(
     word = f"{gpu.driver} tells how much memory the card has, and not how much of it is in use"
     untold = [Entry(kind="untold", nbytes=rest, evidence=(word,), confidence="unknown")] if rest else []
     return gpu.capacity, (*_by_size(fitted), *untold), ()
+
+
+def _frame(reserved: int, free: int) -> list[Entry]:
+    """What nobody holds, by the driver's own figures."""
+    kinds: tuple[tuple[Kind, int], ...] = (("reserved", reserved), ("free", free))
+    return [
+        Entry(kind=kind, nbytes=nbytes, evidence=("the driver's own figure",))
+        for kind, nbytes in kinds
+        if nbytes
+    ]
 
 
 def _by_size(entries: Sequence[Entry]) -> tuple[Entry, ...]:
@@ -119,8 +128,9 @@ def _told(found: list[Claim]) -> dict[int, int]:
     """What clients tell of each process, shared memory included."""
     told: dict[int, int] = {}
     for claim in found:
+        nbytes = claim.private + claim.shared
         for pid in claim.pids:
-            told[pid] = told.get(pid, 0) + claim.private + claim.shared
+            told[pid] = told.get(pid, 0) + nbytes
     return told
 
 

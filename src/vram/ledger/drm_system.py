@@ -41,8 +41,9 @@ def _entries(
     listed = {c.process.pid: c for c in gpu.compute_system} if seen.host.initial_pid_namespace else {}
     told: dict[int, int] = {}
     for claim in found:
+        nbytes = claim.system
         for pid in claim.pids:
-            told[pid] = told.get(pid, 0) + claim.system
+            told[pid] = told.get(pid, 0) + nbytes
     for claim in found:
         rocm = listed.pop(claim.pids[0], None) if len(claim.pids) == 1 else None
         more = max(0, (rocm.nbytes or 0) - told[claim.pids[0]]) if rocm else 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vram.ledger.families import descriptions, keepers
+from vram.ledger.families import keepers
 from vram.ledger.holders import departed
 from vram.ledger.sightings import Charge, GpuSighting, Sightings
 from vram.model.ledger import Entry
@@ -19,8 +19,16 @@ from vram.units import counted, size
 def set_apart(seen: Sightings) -> None:
     """Move the charges of processes that ended meanwhile from every GPU's charges to its ``ended``."""
     for gpu in seen.gpus.values():
-        gpu.ended = [each for each in gpu.charges if _has_ended(seen, each) and not _is_kept(seen, gpu, each)]
-        gpu.charges = [charge for charge in gpu.charges if charge not in gpu.ended]
+        kept = None
+        charges = []
+        for charge in gpu.charges:
+            if _has_ended(seen, charge):
+                kept = kept or _Kept(seen, gpu)
+                if not kept.by_somebody(charge.process.pid):
+                    gpu.ended.append(charge)
+                    continue
+            charges.append(charge)
+        gpu.charges = charges
 
 
 def ended_entries(gpu: GpuSighting) -> list[Entry]:
@@ -49,22 +57,32 @@ def _has_ended(seen: Sightings, charge: Charge) -> bool:
     return known[1].is_dead or (known[1].exiting and not charge.exiting)
 
 
-def _is_kept(seen: Sightings, gpu: GpuSighting, charge: Charge) -> bool:
-    minor = gpu.facts.minor if gpu.facts else None
-    others = keepers(seen, minor, [each.process.pid for each in gpu.charges])
-    return any(_keeps(seen, other, charge.process.pid, minor) for other in others)
-
-
-def _keeps(seen: Sightings, other: int, pid: int, minor: int | None) -> bool:
-    """Whether *other* has the files of *pid*: seen so, or, where they were not seen, as its child.
+class _Kept:
+    """What those keep who have the GPU open and are not charged: files by their descriptions, or as children.
 
     Merely to have the GPU open proves nothing here: who came after the list was read is on it as little.
     """
-    own, theirs = descriptions(seen, pid, minor), descriptions(seen, other, minor)
-    if own and theirs:
-        return bool(own & theirs)
-    facts = seen.processes[other][1]
-    return pid in (facts.parent, facts.group, facts.session)
+
+    def __init__(self, seen: Sightings, gpu: GpuSighting) -> None:
+        minor = gpu.facts.minor if gpu.facts else None
+        self._opened = seen.opened(minor)
+        self._descriptions: set[int] = set()
+        self._related: set[int | None] = set()
+        self._related_unnumbered: set[int | None] = set()
+        for pid in keepers(seen, minor, gpu.listed):
+            facts = seen.processes[pid][1]
+            related = (facts.parent, facts.group, facts.session)
+            self._related.update(related)
+            self._descriptions.update(self._opened[pid].descriptions)
+            if not self._opened[pid].descriptions:
+                self._related_unnumbered.update(related)
+
+    def by_somebody(self, pid: int) -> bool:
+        """Whether one of them has the files of *pid*: seen so, or, where they were not seen, as its child."""
+        own = self._opened[pid].descriptions if pid in self._opened else ()
+        if own:
+            return pid in self._related_unnumbered or not self._descriptions.isdisjoint(own)
+        return pid in self._related
 
 
 def _entry(charge: Charge) -> Entry:

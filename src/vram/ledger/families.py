@@ -7,12 +7,14 @@ charged nothing themselves.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from itertools import chain
 
 from msgspec import Struct
 
+from vram.ledger.ancestry import NOBODY
 from vram.ledger.sightings import GpuSighting, Sightings
-from vram.model.files import DeviceFile
 
 # Descriptors on a GPU of a process that initialised CUDA and made no context (H200, driver 580.159).
 _ONLY_INITIALISED = 4
@@ -32,9 +34,13 @@ def keepers(seen: Sightings, minor: int | None, charged: Iterable[int]) -> list[
     looked for GPUs has 4. Who has no more than that, or far fewer than the best candidate,
     keeps no context.
     """
-    counts = onlookers(seen, minor, charged)
-    most = max(counts.values(), default=0)
-    return [pid for pid, count in counts.items() if count > _ONLY_INITIALISED and count * 2 >= most]
+    return likely_keepers(onlookers(seen, minor, charged))
+
+
+def likely_keepers(onlookers: Mapping[int, int]) -> list[int]:
+    """Those *onlookers* that have enough descriptors for a context."""
+    most = max(onlookers.values(), default=0)
+    return [pid for pid, count in onlookers.items() if count > _ONLY_INITIALISED and count * 2 >= most]
 
 
 def onlookers(seen: Sightings, minor: int | None, charged: Iterable[int]) -> dict[int, int]:
@@ -43,17 +49,11 @@ def onlookers(seen: Sightings, minor: int | None, charged: Iterable[int]) -> dic
     A monitoring tool has descriptors too, and maps none of them.
     """
     spoken_for = set(charged)
-    counts = {
-        pid: _descriptors(seen, pid, minor)
-        for pid, facts in seen.files.items()
-        if pid not in spoken_for and seen.alive(pid) and facts.mappings != 0
+    return {
+        pid: opened.descriptors
+        for pid, opened in seen.opened(minor).items()
+        if pid not in spoken_for and seen.alive(pid) and seen.files[pid].mappings != 0
     }
-    return {pid: count for pid, count in counts.items() if count}
-
-
-def _descriptors(seen: Sightings, pid: int, minor: int | None) -> int:
-    files = seen.files[pid].files
-    return sum(1 for file in files if file.kind == "gpu" and (minor is None or file.minor == minor))
 
 
 def openers(seen: Sightings, gpu: GpuSighting) -> list[int]:
@@ -61,56 +61,87 @@ def openers(seen: Sightings, gpu: GpuSighting) -> list[int]:
     numbers = {each.index: each.facts.minor for each in seen.gpus.values() if each.facts}
     minor = numbers.pop(gpu.index, None)
     others = set(numbers.values())
-    return sorted(
-        pid
-        for pid, facts in seen.files.items()
-        if seen.alive(pid) and any(_is_of(file, minor, others) for file in facts.files)
-    )
+    found = seen.opened(minor) if minor is not None else _on_no_other(seen, others)
+    return sorted(filter(seen.alive, found))
 
 
-def _is_of(file: DeviceFile, minor: int | None, others: Collection[int | None]) -> bool:
-    return file.kind == "gpu" and (file.minor not in others if minor is None else file.minor == minor)
-
-
-def descriptions(seen: Sightings, pid: int, minor: int | None) -> frozenset[int]:
-    """The open file descriptions of *pid* on one GPU, as far as the kernel told them apart."""
-    files = seen.files[pid].files if pid in seen.files else ()
-    return frozenset(
-        file.description
-        for file in files
-        if file.kind == "gpu" and file.description is not None and (minor is None or file.minor == minor)
-    )
+def _on_no_other(seen: Sightings, others: Collection[int | None]) -> Iterator[int]:
+    for pid, facts in seen.files.items():
+        if any(file.kind == "gpu" and file.minor not in others for file in facts.files):
+            yield pid
 
 
 def families(seen: Sightings, pids: Sequence[int], minor: int | None) -> list[Family]:
     """Group *pids* by the descriptions that they share; oldest pid first in each."""
-    groups: list[tuple[set[int], set[int]]] = []
-    for pid in pids:
-        own = set(descriptions(seen, pid, minor))
-        touching = [group for group in groups if group[1] & own]
-        groups = [group for group in groups if group not in touching]
-        members = {pid}.union(*(group[0] for group in touching))
-        groups.append((members, own.union(*(group[1] for group in touching))))
-    return [Family(tuple(sorted(members)), frozenset(shared)) for members, shared in groups]
+    opened = seen.opened(minor)
+    told = [opened[pid].descriptions if pid in opened else () for pid in pids]
+    return [
+        Family(
+            tuple(sorted({pids[at] for at in group})),
+            frozenset(chain.from_iterable(told[at] for at in group)),
+        )
+        for group in joined(told)
+    ]
 
 
-def source_of(seen: Sightings, pid: int, minor: int | None, charged: Iterable[int]) -> int | None:
-    """The living, charged process whose very files *pid* holds, if there is one."""
-    own = descriptions(seen, pid, minor)
-    for other in charged:
-        theirs = descriptions(seen, other, minor)
-        if own & theirs:
-            return other
-        # Where the kernel does not tell descriptions apart, a charged parent is the likely source.
-        if not (own and theirs) and other in ancestors(seen, pid):
-            return other
-    return None
+def joined(descriptions: Sequence[Iterable[int]]) -> list[list[int]]:
+    """Join the places of all sets that have a description in common, directly or through others.
+
+    A group stands where its last member does.
+    """
+    last_with: dict[int, int] = {}
+    head = list(range(len(descriptions)))
+
+    def head_of(at: int) -> int:
+        while head[at] != at:
+            head[at] = at = head[head[at]]
+        return at
+
+    for at, own in enumerate(descriptions):
+        for description in own:
+            other = last_with.get(description)
+            last_with[description] = at
+            if other is not None:
+                head[head_of(other)] = at
+    groups: dict[int, list[int]] = {}
+    for at in range(len(descriptions)):
+        groups.setdefault(head_of(at), []).append(at)
+    return [groups[at] for at in sorted(groups)]
 
 
-def ancestors(seen: Sightings, pid: int) -> list[int]:
-    """The pids above *pid*, nearest first, as far as /proc told."""
-    chain: list[int] = []
-    while (known := seen.processes.get(pid)) and known[1].parent and known[1].parent not in chain:
-        pid = known[1].parent
-        chain.append(pid)
-    return chain
+def sources(
+    seen: Sightings, pids: Sequence[int], minor: int | None, charged: Sequence[int]
+) -> dict[int, int | None]:
+    """For each of *pids* the living, charged process whose very files it holds, if there is one.
+
+    Of several it is the one that the list names first.
+    """
+    opened = seen.opened(minor)
+    ranks: dict[int, int] = {}
+    unnumbered: dict[int, int] = {}
+    first_with: dict[int, int] = {}
+    for rank, other in enumerate(charged):
+        theirs = opened[other].descriptions if other in opened else ()
+        ranks.setdefault(other, rank)
+        if not theirs:
+            unnumbered.setdefault(other, rank)
+        for description in theirs:
+            first_with.setdefault(description, rank)
+    # Where the kernel does not tell descriptions apart, a charged parent is the likely source.
+    any_above = seen.ancestry.least_above(ranks)
+    unnumbered_above = seen.ancestry.least_above(unnumbered)
+
+    @cache
+    def same_files(own: tuple[int, ...]) -> int:
+        return min((first_with[each] for each in own if each in first_with), default=NOBODY)
+
+    def source(pid: int) -> int | None:
+        own = opened[pid].descriptions if pid in opened else ()
+        rank = same_files(own)
+        if own and unnumbered:
+            rank = min(rank, unnumbered_above(pid))
+        elif not own and ranks:
+            rank = min(rank, any_above(pid))
+        return charged[rank] if rank != NOBODY else None
+
+    return {pid: source(pid) for pid in pids}

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from msgspec import Struct
 
+from vram.ledger.families import joined
 from vram.ledger.holders import holder, holders
 from vram.ledger.sightings import Charge, GpuSighting, Sightings
 from vram.model.ledger import Entry
@@ -31,7 +30,8 @@ def linux_entries(seen: Sightings, gpu: GpuSighting, linux: Linux) -> list[Entry
     # Another distribution numbers its processes anew: only who has the device open here is meant.
     told = [each for each in gpu.charges if each.nbytes is not None and _has_device(seen, each.process.pid)]
     entries = [_told(seen, charge) for charge in told]
-    families = [family for family in _families(seen, gpu) if not {c.process.pid for c in told} & set(family)]
+    figured = {charge.process.pid for charge in told}
+    families = [family for family in _families(seen, gpu) if figured.isdisjoint(family)]
     if linux.room is None:
         return entries + [_unknown(seen, family, _bound(linux, len(families))) for family in families]
     rest = max(0, linux.room - sum(entry.nbytes for entry in entries))
@@ -134,17 +134,8 @@ def _families(seen: Sightings, gpu: GpuSighting) -> list[tuple[int, ...]]:
     listed = {other.index: {charge.process.pid for charge in other.charges} for other in seen.gpus.values()}
     if len(listed) > 1 and any(pids & opened.keys() for pids in listed.values()):
         opened = {pid: files for pid, files in opened.items() if pid in listed[gpu.index]}
-    return list(_grouped(opened))
-
-
-def _grouped(opened: dict[int, frozenset[int]]) -> Iterator[tuple[int, ...]]:
-    groups: list[tuple[set[int], set[int]]] = []
-    for pid, files in opened.items():
-        touching = [group for group in groups if group[1] & files]
-        groups = [group for group in groups if group not in touching]
-        members = {pid}.union(*(group[0] for group in touching))
-        groups.append((members, set(files).union(*(group[1] for group in touching))))
-    yield from (tuple(sorted(members)) for members, _ in groups)
+    pids = list(opened)
+    return [tuple(sorted(pids[at] for at in group)) for group in joined(list(opened.values()))]
 
 
 def _has_device(seen: Sightings, pid: int) -> bool:

@@ -11,6 +11,14 @@ from vram.model.process import ProcessRef
 
 def holder(seen: Sightings, process: ProcessRef, lists: tuple[str, ...] = ()) -> Holder:
     """Describe *process* as far as /proc let us see it."""
+    key = (process.pid, lists)
+    made = seen.made_holders.get(key)
+    if made is None:
+        made = seen.made_holders[key] = _described(seen, process, lists)
+    return made
+
+
+def _described(seen: Sightings, process: ProcessRef, lists: tuple[str, ...]) -> Holder:
     known = seen.processes.get(process.pid)
     if known is None:
         return departed(process.pid, lists)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from vram.ledger.reconcile import fit, split
-from vram.ledger.sightings import GpuSighting, Sightings
+from vram.ledger.sightings import Charge, GpuSighting, Sightings
 from vram.model.gpu import MemoryFacts, MigFacts
 from vram.model.ledger import Entry, GpuLedger, Instance, MigDevice
 from vram.units import size
@@ -24,7 +24,9 @@ class Part(Struct, frozen=True):
 
 def is_divided(gpu: GpuSighting) -> bool:
     """Whether MIG is on, and its devices are known: then no program uses the GPU as a whole."""
-    return gpu.facts is not None and bool(gpu.facts.mig_enabled) and gpu.facts.mig_devices is not None
+    if gpu.facts is None or gpu.driver != "nvidia":
+        return False
+    return bool(gpu.facts.mig_enabled) and gpu.facts.mig_devices is not None
 
 
 def parts(gpu: GpuSighting) -> tuple[Part, ...]:
@@ -48,11 +50,30 @@ def disagree(gpu: GpuSighting, found: Sequence[Part]) -> bool:
     return gpu.memory is not None and inside > gpu.memory.total
 
 
-def sighting(gpu: GpuSighting, number: int, memory: MemoryFacts | None) -> GpuSighting:
-    """What was seen of one instance, as if it were a GPU of its own."""
-    charges = [charge for charge in gpu.charges if charge.gpu_instance == number]
-    ended = [charge for charge in gpu.ended if charge.gpu_instance == number]
-    return GpuSighting(gpu.index, gpu.facts, memory, charges=charges, ended=ended, lists=gpu.lists)
+def sightings(gpu: GpuSighting, found: Sequence[Part]) -> Iterator[tuple[Part, GpuSighting]]:
+    """What was seen of each instance, as if it were a GPU of its own."""
+    charges, ended, unnamed = (_by_instance(each) for each in (gpu.charges, gpu.ended, gpu.unnamed))
+    for part in found:
+        yield (
+            part,
+            GpuSighting(
+                gpu.index,
+                gpu.facts,
+                part.memory,
+                charges=charges.get(part.number, []),
+                ended=ended.get(part.number, []),
+                unnamed=unnamed.get(part.number, []),
+                repeated={part.number: gpu.repeated.get(part.number, 0)},
+                lists=gpu.lists,
+            ),
+        )
+
+
+def _by_instance(charges: Iterable[Charge]) -> dict[int | None, list[Charge]]:
+    found: dict[int | None, list[Charge]] = {}
+    for charge in charges:
+        found.setdefault(charge.gpu_instance, []).append(charge)
+    return found
 
 
 def outside(gpu: GpuSighting, found: Sequence[Part], claims: Sequence[Entry]) -> list[Entry]:
@@ -146,5 +167,7 @@ def note(gpu: GpuSighting, found: Sequence[Part]) -> tuple[str, ...]:
 
 def known(seen: Sightings) -> dict[int, tuple[Part, ...]]:
     """The instances of every divided GPU whose figures agree, by the GPU's number."""
-    found = {index: parts(gpu) for index, gpu in seen.gpus.items() if is_divided(gpu)}
+    found = {
+        index: parts(gpu) for index, gpu in seen.gpus.items() if gpu.driver == "nvidia" and is_divided(gpu)
+    }
     return {index: each for index, each in found.items() if not disagree(seen.gpus[index], each)}

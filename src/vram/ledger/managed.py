@@ -8,7 +8,7 @@ and charged to nobody, up to what it has mapped.
 from __future__ import annotations
 
 from vram.ledger.holders import holder
-from vram.ledger.sightings import GpuSighting, Sightings
+from vram.ledger.sightings import Charge, GpuSighting, Sightings
 from vram.model.ledger import Entry
 from vram.units import size
 
@@ -25,11 +25,12 @@ def explains(seen: Sightings, gpu: GpuSighting, room: int) -> bool:
 def managed_entries(seen: Sightings, gpu: GpuSighting, room: int) -> list[Entry]:
     """Entries for managed memory, largest first, as far as *room* goes."""
     entries = []
+    charges = {charge.process.pid: charge for charge in reversed(gpu.charges)}
     for pid, mapped in sorted(_managed(seen, gpu).items(), key=lambda each: (-each[1], each[0])):
         nbytes = min(mapped, room)
         if nbytes > 0:
             room -= nbytes
-            entries.append(_entry(seen, gpu, pid, nbytes, mapped))
+            entries.append(_entry(seen, charges[pid], nbytes, mapped))
     return entries
 
 
@@ -40,14 +41,13 @@ def _managed(seen: Sightings, gpu: GpuSighting) -> dict[int, int]:
     return {pid: nbytes for pid, nbytes in found.items() if nbytes}
 
 
-def _entry(seen: Sightings, gpu: GpuSighting, pid: int, nbytes: int, mapped: int) -> Entry:
-    charge = next(each for each in gpu.charges if each.process.pid == pid)
+def _entry(seen: Sightings, charge: Charge, nbytes: int, mapped: int) -> Entry:
     return Entry(
         kind="process",
         nbytes=nbytes,
         holder=holder(seen, charge.process, charge.lists),
         evidence=(
-            f"pid {pid} has {size(mapped)} of managed memory mapped; no process list counts managed memory",
+            f"pid {charge.process.pid} has {size(mapped)} of managed memory mapped; no process list counts managed memory",
             "these bytes are in use and charged to nobody",
         ),
         confidence="likely",

@@ -7,8 +7,6 @@ taken, and where there is but one, that one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from msgspec.structs import replace
 
 from vram.ledger.holders import holder
@@ -25,7 +23,10 @@ def with_servers(
 ) -> tuple[list[Entry], list[Bystander]]:
     """Name the server of every MPS client; one that is charged nothing stands by."""
     servers = _servers(seen, gpu)
-    placed = [replace(entry, mps_server=_server_of(seen, entry, servers)) for entry in entries]
+    by_user: dict[int | None, list[int]] = {}
+    for pid, uid in servers.items():
+        by_user.setdefault(uid, []).append(pid)
+    placed = [replace(entry, mps_server=_server_of(seen, entry, servers, by_user)) for entry in entries]
     named = {entry.holder.pid for entry in entries if entry.holder}
     named |= {bystander.holder.pid for bystander in bystanders}
     used = sorted({entry.mps_server for entry in placed if entry.mps_server is not None} - named)
@@ -35,18 +36,12 @@ def with_servers(
 def _servers(seen: Sightings, gpu: GpuSighting) -> dict[int, int | None]:
     """Living servers on the GPU, by pid, and the user that each runs as."""
     minor = gpu.facts.minor if gpu.facts else None
-    here = {charge.process.pid for charge in gpu.charges} | set(_openers(seen, minor))
+    here = gpu.listed | seen.opened(minor).keys()
     return {
         pid: facts.uid
         for pid, (_, facts) in seen.processes.items()
         if pid in here and not facts.is_dead and _is_server(facts)
     }
-
-
-def _openers(seen: Sightings, minor: int | None) -> Iterable[int]:
-    for pid, facts in seen.files.items():
-        if any(file.kind == "gpu" and minor in (None, file.minor) for file in facts.files):
-            yield pid
 
 
 def _is_server(facts: ProcessFacts) -> bool:
@@ -56,11 +51,13 @@ def _is_server(facts: ProcessFacts) -> bool:
     return is_mps_server(facts)
 
 
-def _server_of(seen: Sightings, entry: Entry, servers: dict[int, int | None]) -> int | None:
+def _server_of(
+    seen: Sightings, entry: Entry, servers: dict[int, int | None], by_user: dict[int | None, list[int]]
+) -> int | None:
     client = entry.holder
     if client is None or "mps" not in client.lists or client.pid in servers:
         return None
     known = seen.processes.get(client.pid)
-    same_user = [pid for pid, uid in servers.items() if known and uid == known[1].uid]
-    fitting = same_user or list(servers)
-    return fitting[0] if len(fitting) == 1 else None
+    same_user = by_user.get(known[1].uid) if known else None
+    fitting = same_user or servers
+    return next(iter(fitting)) if len(fitting) == 1 else None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from vram.ledger.sightings import GpuSighting, Sightings
 from vram.model.ledger import Entry
 from vram.units import KIB, MIB, counted, size
@@ -18,15 +20,19 @@ def expected(seen: Sightings, gpu: GpuSighting) -> int:
     """Bytes that the GPU's contexts and onlookers use without a charge."""
     if gpu.lists != "ok":
         return 0
-    contexts = len(gpu.charges) + len(gpu.ended)
-    initialised = bool(contexts or _onlookers(seen, gpu))
+    contexts = _contexts(gpu)
+    initialised = bool(contexts) or any(seen.files[pid].mappings for pid in _uncharged(seen, gpu))
     return initialised * _INITIALISED + contexts * _CONTEXT
+
+
+def _contexts(gpu: GpuSighting) -> int:
+    return len(gpu.charges) + len(gpu.unnamed) + len(gpu.ended)
 
 
 def overhead_entry(seen: Sightings, gpu: GpuSighting, rest: int, *, whole: bool) -> Entry | None:
     """The part of *rest* that is overhead; all of it, if *whole* and it is little enough."""
     usual = expected(seen, gpu)
-    most = usual + (len(gpu.charges) + len(gpu.ended)) * (_MOST - _CONTEXT)
+    most = usual + _contexts(gpu) * (_MOST - _CONTEXT)
     if not usual and rest <= _INITIALISED and _is_in_use(seen):
         usual = rest
     nbytes = rest if whole and rest <= most else min(rest, usual)
@@ -39,7 +45,7 @@ def _evidence(seen: Sightings, gpu: GpuSighting) -> tuple[str, ...]:
     measured = "(measured on an H200, driver 580.159)"
     lines = []
     if gpu.charges or gpu.ended:
-        contexts = counted(len(gpu.charges) + len(gpu.ended), "context")
+        contexts = counted(_contexts(gpu), "context")
         lines.append(f"{contexts}, each about {size(_CONTEXT)} more than its process is charged {measured}")
     elif onlookers := _onlookers(seen, gpu):
         lines.append(f"CUDA is initialised, without a context, in {pids_of(onlookers)} {measured}")
@@ -65,11 +71,9 @@ def _onlookers(seen: Sightings, gpu: GpuSighting) -> list[int]:
 
 def open_on(seen: Sightings, gpu: GpuSighting) -> list[int]:
     """Processes that have the GPU's own files open and are charged nothing."""
-    minor = gpu.facts.minor if gpu.facts else None
-    charged = {charge.process.pid for charge in gpu.charges}
-    return sorted(
-        pid
-        for pid, facts in seen.files.items()
-        if pid not in charged
-        and any(file.kind == "gpu" and minor in (None, file.minor) for file in facts.files)
-    )
+    return sorted(_uncharged(seen, gpu))
+
+
+def _uncharged(seen: Sightings, gpu: GpuSighting) -> Iterator[int]:
+    charged = gpu.listed
+    return (pid for pid in seen.opened(gpu.facts.minor if gpu.facts else None) if pid not in charged)

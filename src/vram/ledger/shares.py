@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
+
 from msgspec import Struct
 
-from vram.ledger.families import ancestors
 from vram.ledger.holders import holder, holders
 from vram.ledger.sightings import Share, Sightings, by_identity
 from vram.model.ledger import Bystander, Entry
@@ -15,6 +17,9 @@ from vram.units import size
 Place = tuple[int, int | None]
 
 _PIDS_SHOWN = 4
+
+_ANY = 1 << 63  # a charge without a figure may be of any size
+_NONE = -1
 
 
 class Settled(Struct, frozen=True):
@@ -46,8 +51,9 @@ def settle(seen: Sightings, rooms: dict[Place, int]) -> dict[Place, Settled]:
     for come first, and those whose keeper is close to a possible maker last.
     """
     drafts = {place: _Draft(room=room) for place, room in rooms.items()}
+    makers = _AllMakers(seen)
     groups = by_identity(share for share in seen.shares if _may_be_nvidias(share))
-    for shares in sorted(groups, key=lambda group: _closeness(seen, group)):
+    for shares in sorted(groups, key=lambda group: makers.of(group).closeness(group)):
         place, certain = _place_of(shares, drafts)
         if place is None:
             continue
@@ -57,45 +63,85 @@ def settle(seen: Sightings, rooms: dict[Place, int]) -> dict[Place, Settled]:
             draft.room = max(0, draft.room - shares[0].nbytes)
         else:
             draft.charged.append(shares)
-    return {place: _settled(seen, draft) for place, draft in drafts.items()}
+    return {place: _settled(seen, draft, makers) for place, draft in drafts.items()}
 
 
-def _settled(seen: Sightings, draft: _Draft) -> Settled:
+def _settled(seen: Sightings, draft: _Draft, makers: _AllMakers) -> Settled:
     doubtful = bool(draft.charged) or seen.is_partial
     entries = [
-        _entry(seen, shares, certain, _living_makers(seen, shares) if doubtful else [])
+        _entry(seen, shares, certain, makers.of(shares).living(shares[0].nbytes) if doubtful else ())
         for shares, certain in draft.kept
     ]
-    return Settled(entries, _bystanders(seen, draft.charged))
+    return Settled(entries, _bystanders(seen, draft.charged, makers))
 
 
-def _living_makers(seen: Sightings, shares: list[Share]) -> list[int]:
-    """Listed processes that may have made an allocation and live: then it is in use."""
-    return [pid for pid in _makers(seen, shares) if seen.alive(pid)]
+class _AllMakers:
+    """Who may have made allocations of one GPU, or, where it is not told which, of any."""
+
+    def __init__(self, seen: Sightings) -> None:
+        self._seen = seen
+        self._found: dict[int | None, _Makers] = {}
+
+    def of(self, shares: list[Share]) -> _Makers:
+        told = next((share.gpu for share in shares if share.gpu is not None), None)
+        if told not in self._found:
+            self._found[told] = _Makers(self._seen, told)
+        return self._found[told]
 
 
-def _makers(seen: Sightings, shares: list[Share]) -> list[int]:
-    """Listed processes that are charged enough to have made an allocation."""
-    told = next((share.gpu for share in shares if share.gpu is not None), None)
-    charges = [each for gpu in seen.gpus.values() if told in (None, gpu.index) for each in gpu.charges]
-    nbytes = shares[0].nbytes
-    return sorted({each.process.pid for each in charges if each.nbytes is None or each.nbytes >= nbytes})
+class _Makers:
+    """Listed processes and the most that each is charged: enough for an allocation, or not."""
 
+    def __init__(self, seen: Sightings, told: int | None) -> None:
+        self._seen = seen
+        self._most: dict[int, int] = {}
+        self._of_session: dict[int, int] = {}
+        for gpu in seen.gpus.values():
+            for charge in gpu.charges if told in (None, gpu.index) else ():
+                pid, nbytes = charge.process.pid, _ANY if charge.nbytes is None else charge.nbytes
+                self._most[pid] = max(nbytes, self._most.get(pid, nbytes))
+        for pid, nbytes in self._most.items():
+            if session := self._session(pid):
+                self._of_session[session] = max(nbytes, self._of_session.get(session, nbytes))
+        self._above = seen.ancestry.least_above({pid: -nbytes for pid, nbytes in self._most.items()})
+        self._largest = max(self._most.values(), default=_NONE)
+        self._ranked: list[int] | None = None
+        self._first_living: list[tuple[int, ...]] = [()]
 
-def _closeness(seen: Sightings, shares: list[Share]) -> int:
-    """0: no listed process can have made it; 2: one that can is its keeper, or of its family or session."""
-    makers = _makers(seen, shares)
-    keeping = {share.process.pid for share in shares}
-    if any(_are_close(seen, pid, maker) for pid in keeping for maker in makers):
-        return 2
-    return 1 if makers else 0
+    def _session(self, pid: int) -> int | None:
+        known = self._seen.processes.get(pid)
+        return known[1].session if known else None
 
+    def can_be(self, pid: int, nbytes: int) -> bool:
+        """Whether *pid* is charged enough to have made an allocation of *nbytes*."""
+        return self._most.get(pid, _NONE) >= nbytes
 
-def _are_close(seen: Sightings, pid: int, maker: int) -> bool:
-    if maker == pid or maker in ancestors(seen, pid):
-        return True
-    sessions = [seen.processes[each][1].session for each in (pid, maker) if each in seen.processes]
-    return len(sessions) == 2 and bool(sessions[0]) and sessions[0] == sessions[1]
+    def closeness(self, shares: list[Share]) -> int:
+        """0: no listed process can have made it; 2: one that can is its keeper, or of its family or session."""
+        nbytes = shares[0].nbytes
+        if self._largest < nbytes:
+            return 0
+        return 2 if any(self._close_to(pid) >= nbytes for pid in {each.process.pid for each in shares}) else 1
+
+    def _close_to(self, pid: int) -> int:
+        """The most that this process, one above it, or one of its session is charged."""
+        session = self._of_session.get(self._session(pid) or 0, _NONE)
+        return max(self._most.get(pid, _NONE), -self._above(pid), session)
+
+    def living(self, nbytes: int) -> tuple[int, ...]:
+        """The first few of those that may have made an allocation and live: then it is in use."""
+        if self._ranked is None:
+            self._ranked = self._rank()
+        return self._first_living[bisect_right(self._ranked, -nbytes)]
+
+    def _rank(self) -> list[int]:
+        alive = sorted((-nbytes, pid) for pid, nbytes in self._most.items() if self._seen.alive(pid))
+        first: tuple[int, ...] = ()
+        for _, pid in alive:
+            if len(first) <= _PIDS_SHOWN or pid < first[-1]:
+                first = tuple(sorted((*first, pid))[: _PIDS_SHOWN + 1])
+            self._first_living.append(first)
+        return [rank for rank, _ in alive]
 
 
 def _may_be_nvidias(share: Share) -> bool:
@@ -116,7 +162,7 @@ def _fits(nbytes: int, room: int) -> bool:
     return nbytes - nbytes // _SLACK <= room
 
 
-def _entry(seen: Sightings, shares: list[Share], certain: bool, makers: list[int]) -> Entry:
+def _entry(seen: Sightings, shares: list[Share], certain: bool, makers: Sequence[int]) -> Entry:
     """*makers* may be charged for it after all; *certain* says that it lies on this GPU."""
     pids = sorted({share.process.pid for share in shares})
     keeping = holders(seen, pids) or (holder(seen, shares[0].process),)
@@ -138,7 +184,7 @@ def _entry(seen: Sightings, shares: list[Share], certain: bool, makers: list[int
     )
 
 
-def _doubt(nbytes: int, makers: list[int]) -> str:
+def _doubt(nbytes: int, makers: Sequence[int]) -> str:
     pids = ", ".join(map(str, makers[:_PIDS_SHOWN])) + (" and others" if len(makers) > _PIDS_SHOWN else "")
     return (
         f"{size(nbytes)} are charged to nobody; whether they are these cannot be told, for pid {pids} may"
@@ -155,12 +201,12 @@ def _statement(share: Share) -> str:
     )
 
 
-def _bystanders(seen: Sightings, charged: list[list[Share]]) -> list[Bystander]:
+def _bystanders(seen: Sightings, charged: list[list[Share]], makers: _AllMakers) -> list[Bystander]:
     """Whoever has allocations of others open, once, with the bytes of all of them."""
     held: dict[ProcessRef, int] = {}
     for shares in charged:
-        makers = _makers(seen, shares)
-        for process in {share.process for share in shares if share.process.pid not in makers}:
-            held[process] = held.get(process, 0) + shares[0].nbytes
+        possible, nbytes = makers.of(shares), shares[0].nbytes
+        for process in {share.process for share in shares if not possible.can_be(share.process.pid, nbytes)}:
+            held[process] = held.get(process, 0) + nbytes
     people = sorted(held.items(), key=lambda each: each[0].pid)
     return [Bystander(holder=holder(seen, process), exported_bytes=nbytes) for process, nbytes in people]

@@ -6,10 +6,11 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
+from vram.ledger.ancestry import Ancestry
 from vram.model.drm import CapacityFacts, ClientFacts, ComputeFacts, SystemMemoryFacts
 from vram.model.files import DmabufFacts, ExportFacts, FilesFacts, UnreadableFacts
 from vram.model.gpu import ChargeFacts, DriverFacts, GpuFacts, MemoryFacts, MigFacts, Vendor
-from vram.model.ledger import Medium
+from vram.model.ledger import Holder, Medium
 from vram.model.observation import HostFacts, Observation, Status, Survey
 from vram.model.process import ProcessFacts, ProcessRef
 from vram.model.windows import AdapterFacts, WindowsMemoryFacts
@@ -50,6 +51,13 @@ class Share(Struct, frozen=True):
     gpu_instance: int | None = None
 
 
+class Opened(Struct, frozen=True):
+    """What one process has open on one GPU; ``descriptions`` as far as the kernel told them apart."""
+
+    descriptors: int
+    descriptions: tuple[int, ...]
+
+
 class GpuSighting(Struct):
     """All statements about one GPU; ``untold`` says why the size of its memory is unknown."""
 
@@ -61,6 +69,10 @@ class GpuSighting(Struct):
     charges: list[Charge] = []
     ended: list[Charge] = []
     """Charges of processes that ended while they were read (ledger/ended.py)."""
+    unnamed: list[Charge] = []
+    """Charges that are too many to be named one by one (ledger/lists.py), and how often others were repeated
+    on each GPU instance."""
+    repeated: dict[int | None, int] = {}
     lists: Status = "ok"
     """How the process lists were read; unless well, nothing follows from who is not charged."""
     mig: list[MigFacts] = []
@@ -76,6 +88,11 @@ class GpuSighting(Struct):
     def driver(self) -> str:
         return self.facts.driver if self.facts else "nvidia"
 
+    @property
+    def listed(self) -> set[int]:
+        """Everybody whom the driver charges, named one by one or not."""
+        return {charge.process.pid for charge in (*self.charges, *self.unnamed)}
+
 
 class Sightings(Struct):
     """All statements of a survey, found by what they are about."""
@@ -84,6 +101,8 @@ class Sightings(Struct):
     gpus: dict[int, GpuSighting] = {}
     processes: dict[int, tuple[ProcessRef, ProcessFacts]] = {}
     files: dict[int, FilesFacts] = {}
+    cut: set[int] = set()
+    """Who has more files open than were read."""
     shares: list[Share] = []
     driver: DriverFacts | None = None
     unreadable: UnreadableFacts = UnreadableFacts(processes=0)
@@ -97,6 +116,26 @@ class Sightings(Struct):
     """Some descriptors could not be tried for exported memory."""
     windows_age: str | None = None
     """How old its figures are, where they were not asked for just now."""
+    made_opened: dict[int, dict[int, Opened]] | None = None
+    made_ancestry: Ancestry | None = None
+    made_relatives: dict[int, list[int]] | None = None
+    made_holders: dict[tuple[int, tuple[str, ...]], Holder] = {}
+    """Made from the rest when they are first asked for: each is needed for every GPU."""
+
+    def opened(self, minor: int | None) -> dict[int, Opened]:
+        """Who has files of the GPU open, dead or alive; *minor* None: of any GPU."""
+        if self.made_opened is None:
+            self.made_opened = _opened_by_gpu(self.files)
+        if minor is None and _ANY_GPU not in self.made_opened:
+            self.made_opened[_ANY_GPU] = _opened_anywhere(self.files)
+        return self.made_opened.get(_ANY_GPU if minor is None else minor, {})
+
+    @property
+    def ancestry(self) -> Ancestry:
+        if self.made_ancestry is None:
+            parents = {pid: facts.parent for pid, (_, facts) in self.processes.items() if facts.parent}
+            self.made_ancestry = Ancestry(parents)
+        return self.made_ancestry
 
     def alive(self, pid: int) -> bool:
         """Whether *pid* is a process that can still hold files: there, and no zombie."""
@@ -123,7 +162,8 @@ class Sightings(Struct):
         The machine's first process does not count: it runs no CUDA, and nobody hands it a handle.
         """
         hidden = self.host.hides_processes or not self.host.initial_pid_namespace
-        return bool(hidden or self.unreadable.processes > self.unreadable.init or self.unproved)
+        unnamed = any(gpu.unnamed for gpu in self.gpus.values())
+        return bool(hidden or unnamed or self.unreadable.processes > self.unreadable.init or self.unproved)
 
     def may_read_files_of(self, pid: int) -> bool:
         known = self.processes.get(pid)
@@ -132,6 +172,8 @@ class Sightings(Struct):
 
 _VENDORS: dict[str, Vendor] = {"amdgpu": "amd", "xe": "intel", "i915": "intel"}
 _PIDS_TRANSLATED_SINCE = 570
+
+_ANY_GPU = -1
 
 # The driver writes 2^64-1 where it has no figure; no GPU is near that size.
 _SENTINEL = 1 << 62
@@ -145,6 +187,33 @@ def collect(survey: Survey) -> Sightings:
     if seen.clients or seen.compute:
         _join(seen)
     return seen
+
+
+def _opened_by_gpu(files: dict[int, FilesFacts]) -> dict[int, dict[int, Opened]]:
+    found: dict[int, dict[int, Opened]] = {}
+    for pid, facts in files.items():
+        numbers: dict[int, list[int | None]] = {}
+        for file in facts.files:
+            if file.kind == "gpu" and (minor := file.minor) is not None:
+                if minor in numbers:
+                    numbers[minor].append(file.description)
+                else:
+                    numbers[minor] = [file.description]
+        for minor, told in numbers.items():
+            found.setdefault(minor, {})[pid] = _opened(told)
+    return found
+
+
+def _opened_anywhere(files: dict[int, FilesFacts]) -> dict[int, Opened]:
+    numbers = {
+        pid: [file.description for file in facts.files if file.kind == "gpu"] for pid, facts in files.items()
+    }
+    return {pid: _opened(told) for pid, told in numbers.items() if told}
+
+
+def _opened(descriptions: list[int | None]) -> Opened:
+    told = descriptions if None not in descriptions else [each for each in descriptions if each is not None]
+    return Opened(len(descriptions), tuple(told))  # type: ignore[arg-type]  # None is left out
 
 
 def _join(seen: Sightings) -> None:
@@ -176,11 +245,16 @@ def _unplugged(seen: Sightings, address: str, driver: str) -> GpuSighting:
 
 
 def _place(seen: Sightings, observation: Observation) -> None:
+    # Those of which there are thousands come first.
     match observation.facts:
         case ProcessFacts() as facts if observation.process:
             seen.processes[observation.process.pid] = (observation.process, facts)
         case FilesFacts() as facts if observation.process:
             seen.files[observation.process.pid] = facts
+        case ClientFacts() as facts if observation.process:
+            seen.clients.append(ClientSighting(observation.process, facts))
+        case ChargeFacts():
+            pass  # it is about a GPU, as below
         case DriverFacts() as facts:
             seen.driver = facts
         case UnreadableFacts() as facts:
@@ -191,14 +265,14 @@ def _place(seen: Sightings, observation: Observation) -> None:
             seen.windows.append(facts)
         case None if observation.probe == "driver.exports":
             seen.unproved = True
+        case None if observation.probe == "proc.files" and observation.process:
+            seen.cut.add(observation.process.pid)
         case None if observation.probe == "windows.ask":
             seen.windows_message = observation.message
         case None if observation.probe == "windows.age":
             seen.windows_age = observation.message
         case (DmabufFacts() | ExportFacts()) as facts if observation.process and observation.nbytes:
             seen.shares.append(_share(observation.process, observation.nbytes, facts, observation.gpu))
-        case ClientFacts() as facts if observation.process:
-            seen.clients.append(ClientSighting(observation.process, facts))
         case ComputeFacts() as facts if observation.process:
             charge = Charge(observation.process, _known(observation.nbytes), ("compute",))
             seen.compute.append((facts, charge))

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from vram import untrusted
 from vram.errors import BadSnapshot
 from vram.files import write_file
 from vram.model.drm import CapacityFacts, ClientFacts, SystemMemoryFacts
@@ -18,6 +19,8 @@ from vram.probes.redact import redact
 __all__ = ["dumps", "loads", "read", "redact", "write"]
 
 _LARGEST_NBYTES = 256 << 20
+# A machine with 10,000 processes that share 16 GPUs has about half of that.
+_MOST_ITEMS = 16_000_000
 _MOST_BYTES = 1 << 62  # beyond it lies no GPU, only the driver's "not available"
 _TAKE_AGAIN = "take it again with `vram snapshot -o FILE`"
 
@@ -59,23 +62,19 @@ def write(survey: Survey, path: str) -> None:
 def read(path: str) -> Survey:
     """Read the snapshot at *path*."""
     try:
-        with open(path, "rb") as file:
-            data = file.read(_LARGEST_NBYTES + 1)
-    except OSError as error:
-        hint = "check the path, and that you may read it"
-        raise BadSnapshot(f"{path} cannot be read: {error.strerror}", hint=hint) from error
-    if len(data) > _LARGEST_NBYTES:
-        raise BadSnapshot(f"{path} is larger than any snapshot", hint=_TAKE_AGAIN)
+        data = untrusted.read_file(path, nbytes=_LARGEST_NBYTES, follow=True, pipes=True)
+    except untrusted.Rejected as error:
+        hint = _TAKE_AGAIN if error.code == "too-large" else "check the path, and that you may read it"
+        raise BadSnapshot(f"{path} cannot be read: {error}", hint=hint) from error
     return loads(data, path)
 
 
 def _decode(data: bytes, kind: type[Shape], complaint: str) -> Shape:
     try:
-        return msgspec.json.decode(data, type=kind)
-    except msgspec.ValidationError as error:
-        raise BadSnapshot(f"{complaint}: {error}", hint=_TAKE_AGAIN) from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadSnapshot(f"{complaint}, it is broken or cut off: {error}", hint=_TAKE_AGAIN) from error
+        return untrusted.decode(data, kind, most_items=_MOST_ITEMS)
+    except untrusted.Rejected as error:
+        broken = "" if error.code == "wrong-shape" else ", it is broken or cut off"
+        raise BadSnapshot(f"{complaint}{broken}: {error}", hint=_TAKE_AGAIN) from error
 
 
 def _check(survey: Survey, origin: str) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
 from collections.abc import Iterable
 
 import msgspec
 from msgspec.structs import replace
 
+from vram import untrusted
 from vram.errors import BadPlan, WorldChanged
 from vram.files import write_new
 from vram.model.plan import PLAN_SCHEMA, Plan, Step
@@ -55,32 +55,16 @@ def load(path: str, boot_id: str) -> Plan:
 
 
 def _read(path: str) -> bytes:
-    try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError as error:
-        raise BadPlan(f"{path} cannot be read: {error.strerror}", hint=_HINT) from error
-    try:
-        about = os.fstat(file)
-        _require_ours(path, about)
-        if about.st_size > LARGEST:
-            raise BadPlan(f"{path} is too large to be a plan", hint=_HINT)
-        return os.read(file, LARGEST)
-    finally:
-        os.close(file)
-
-
-def _require_ours(path: str, about: os.stat_result) -> None:
     # The digest shows an accident; that nobody else wrote the file is shown by its owner and mode.
-    if not stat.S_ISREG(about.st_mode):
-        raise BadPlan(f"{path} is not a plain file")
-    if about.st_uid != os.geteuid() or about.st_mode & 0o022:
-        raise BadPlan(
-            f"{path} belongs to somebody else, or others may change it", hint="make a plan of your own"
-        )
+    try:
+        return untrusted.read_file(path, nbytes=LARGEST, owner=os.geteuid(), follow=True)
+    except untrusted.Rejected as error:
+        hint = "make a plan of your own" if error.code == "not-ours" else _HINT
+        raise BadPlan(f"{path} cannot be used: {error}", hint=hint) from error
 
 
 def _decode(path: str, content: bytes) -> Plan:
     try:
-        return msgspec.json.decode(content, type=Plan)
-    except msgspec.MsgspecError as error:
+        return untrusted.decode(content, Plan)
+    except untrusted.Rejected as error:
         raise BadPlan(f"{path} is not a plan: {error}", hint=_HINT) from error

@@ -17,6 +17,10 @@ from vram.units import size
 # hides the one that matters. JSON and `vram who` list them all.
 FOLD_AFTER = 32
 _FOLDABLE = frozenset(("process", "live", "cached", "fragmented", "context"))
+# Entries that are no plain use of memory matter one by one, and yet nobody reads thousands of them.
+MOST_OF_A_KIND = 64
+_MOST_REASONS = 32
+_LONGEST_REASON = 600
 _LAST = ("overhead", "reserved", "untold", "unassigned", "free")
 _NARROW_COLUMNS = 36
 
@@ -37,8 +41,7 @@ def lines_table(lines: Sequence[Line], entries: Sequence[Entry], total_bytes: in
         share = Text(percent(line.nbytes, total_bytes), style="dim")
         what = Text(look.clean(line.what), style="bold")
         table.add_row(Text(size(line.nbytes)), share, what, Text(look.clean(line.who)), *blank)
-    for entry in in_order(entries):
-        table.add_row(*_entry_figures(entry, total_bytes, look), *_explanation(entry, look))
+    _entry_rows(table, entries, total_bytes, look)
     nbytes = sum(line.nbytes for line in lines) + sum(entry.nbytes for entry in entries)
     _sum_rows(table, nbytes, total_bytes, look)
     return table
@@ -46,15 +49,8 @@ def lines_table(lines: Sequence[Line], entries: Sequence[Entry], total_bytes: in
 
 def entries_table(entries: Sequence[Entry], total_bytes: int | None, look: Look) -> Table:
     """Return a line per entry, largest holder first, and the sum; None: what it should be is not told."""
-    shown, folded = fold(in_order(entries))
     table = _grid(look)
-    for entry in shown:
-        if folded and entry.kind in _LAST:
-            _folded_row(table, folded, total_bytes, look)
-            folded = []
-        table.add_row(*_entry_figures(entry, total_bytes, look), *_explanation(entry, look))
-    if folded:
-        _folded_row(table, folded, total_bytes, look)
+    _entry_rows(table, entries, total_bytes, look)
     _sum_rows(table, sum(entry.nbytes for entry in entries), total_bytes, look)
     return table
 
@@ -72,13 +68,31 @@ def in_order(entries: Sequence[Entry]) -> list[Entry]:
     return sorted(entries, key=lambda e: (_LAST.index(e.kind) + 1 if e.kind in _LAST else 0, -e.nbytes))
 
 
-def fold(entries: list[Entry]) -> tuple[list[Entry], list[Entry]]:
-    """Split into entries with a line of their own, and small plain ones that share one."""
+def fold(entries: Sequence[Entry]) -> tuple[list[Entry], list[list[Entry]]]:
+    """Split into entries with a line of their own, and groups of small ones that share one.
+
+    The first group are plain ones, past FOLD_AFTER lines; then those past MOST_OF_A_KIND of other kinds.
+    """
     plain = [entry for entry in entries if entry.kind in _FOLDABLE]
     surplus = len(entries) - FOLD_AFTER
-    folded = plain[-surplus:] if surplus > 1 else []
-    hidden = set(map(id, folded))
+    folded = [plain[-surplus:]] if surplus > 1 and plain else []
+    alike: dict[Kind, list[Entry]] = {}
+    for entry in entries:
+        if entry.kind not in _FOLDABLE:
+            alike.setdefault(entry.kind, []).append(entry)
+    folded += [each[MOST_OF_A_KIND:] for each in alike.values() if len(each) > MOST_OF_A_KIND + 1]
+    hidden = {id(entry) for group in folded for entry in group}
     return [entry for entry in entries if id(entry) not in hidden], folded
+
+
+def _entry_rows(table: Table, entries: Sequence[Entry], total_bytes: int | None, look: Look) -> None:
+    shown, folded = fold(in_order(entries))
+    for entry in shown:
+        if folded and entry.kind in _LAST:
+            _folded_rows(table, folded, total_bytes, look)
+            folded = []
+        table.add_row(*_entry_figures(entry, total_bytes, look), *_explanation(entry, look))
+    _folded_rows(table, folded, total_bytes, look)
 
 
 def _grid(look: Look) -> Table:
@@ -146,19 +160,36 @@ def _how(entry: Entry, look: Look) -> Text:
     if entry.claimed is not None and entry.claimed != entry.nbytes:
         whose = "Windows'" if entry.windows else "the driver's"
         reasons.append(f"{whose} own figure is {size(entry.claimed)}")
-    words = "" if look.brief else "; ".join(reasons)
+    if len(reasons) > _MOST_REASONS:
+        reasons[_MOST_REASONS - 1 :] = [f"and {len(reasons) - _MOST_REASONS + 1} more such reasons"]
+    words = "" if look.brief else "; ".join(map(_bounded, reasons))
     if not words and entry.confidence == "fact":
         return Text()
     return Text(look.clean(f"{entry.confidence}: {words}" if words else entry.confidence), style="dim")
 
 
-def _folded_row(table: Table, folded: list[Entry], total_bytes: int | None, look: Look) -> None:
-    nbytes = sum(entry.nbytes for entry in folded)
-    pids = {entry.holder.pid for entry in folded if entry.holder}
-    largest = size(max(entry.nbytes for entry in folded))
-    words = f"{len(pids)} more processes, {largest} at most each: `vram who` lists them all"
+def _bounded(reason: str) -> str:
+    """*reason*, cut where it names hundreds of processes."""
+    if len(reason) <= _LONGEST_REASON:
+        return reason
+    half = _LONGEST_REASON // 2
+    return f"{reason[:half]}… {reason[-half:]}"
+
+
+def _folded_rows(table: Table, folded: list[list[Entry]], total_bytes: int | None, look: Look) -> None:
     blank = [Text()] if look.is_wide else []
-    table.add_row(*_figures("process", nbytes, total_bytes, look), Text(words), *blank)
+    for group in folded:
+        kind = "process" if group[0].kind in _FOLDABLE else group[0].kind
+        figures = _figures(kind, sum(entry.nbytes for entry in group), total_bytes, look)
+        table.add_row(*figures, Text(_folded_words(group)), *blank)
+
+
+def _folded_words(group: list[Entry]) -> str:
+    most = f"{size(max(entry.nbytes for entry in group))} at most each"
+    if group[0].kind in _FOLDABLE:
+        pids = {entry.holder.pid for entry in group if entry.holder}
+        return f"{len(pids)} more processes, {most}: `vram who` lists them all"
+    return f"{len(group)} more like it, {most}: `vram why --json` has them all"
 
 
 def _sum_rows(table: Table, nbytes: int, total_bytes: int | None, look: Look) -> None:

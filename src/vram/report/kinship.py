@@ -157,10 +157,15 @@ class _Census:
     def __init__(self, by: str | None = None) -> None:
         self._by = by
         self.people: dict[tuple[int, int | None], _Person] = {}
+        self._first_with: dict[int, _Person] = {}
         self.unnamed: list[Keep] = []
 
     def person(self, holder: Holder) -> _Person:
-        return self.people.setdefault((holder.pid, holder.started_at), _Person(holder))
+        identity = (holder.pid, holder.started_at)
+        if identity not in self.people:
+            self.people[identity] = _Person(holder)
+            self._first_with.setdefault(holder.pid, self.people[identity])
+        return self.people[identity]
 
     def count(self, gpu: GpuLedger, entry: Entry, kind: str | None = None) -> None:
         untold = entry.nbytes == 0 and entry.holder is not None and entry.confidence == "unknown"
@@ -191,7 +196,7 @@ class _Census:
 
     def _remember_the_dead(self, entry: Entry, charged_pid: int) -> None:
         """The dead parent heads its family: it is the pid that people see in other tools."""
-        parent = next((p for p in self.people.values() if p.holder.pid == charged_pid), None)
+        parent = self._first_with.get(charged_pid)
         if parent is None:
             gone = Holder(pid=charged_pid, started_at=None, user=None, command=None, alive=False)
             parent = self.person(gone)

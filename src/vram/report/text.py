@@ -19,6 +19,10 @@ from vram.report.phrases import command, gpu_label, identity, memory_figures, pa
 from vram.report.selection import select
 from vram.units import size
 
+# Nobody reads thousands of lines that are alike; JSON and `vram who` have them all.
+_MOST_BYSTANDERS = 32
+_MOST_EVIDENCE = 32
+
 
 def why(ledger: Ledger, findings: tuple[Finding, ...], look: Look) -> RenderableType:
     """Return the whole answer, laid out for *look*."""
@@ -141,7 +145,7 @@ def _bar(gpu: GpuLedger, look: Look) -> Text:
 def _bystanders(bystanders: tuple[Bystander, ...], look: Look) -> Iterator[RenderableType]:
     if bystanders:
         yield Text("  others that have its files open:", style="dim")
-    for bystander in bystanders:
+    for bystander in bystanders[:_MOST_BYSTANDERS]:
         parts = identity(bystander.holder)
         if bystander.inherited_from is not None:
             parts.append(f"inherited from pid {bystander.inherited_from}")
@@ -150,6 +154,9 @@ def _bystanders(bystanders: tuple[Bystander, ...], look: Look) -> Iterator[Rende
         words = look.clean(" · ".join(parts))
         line = look.short(command(bystander.holder), look.measure - 4)
         yield paragraph("  ", Text.assemble(words, "\n", (line, "dim")), look, indent=2)
+    if len(bystanders) > _MOST_BYSTANDERS:
+        more = f"{len(bystanders) - _MOST_BYSTANDERS} more: `vram who` lists them all"
+        yield paragraph("  ", Text(more, style="dim"), look, indent=2)
 
 
 def _parked(ledger: Ledger, look: Look) -> Iterator[RenderableType]:
@@ -207,9 +214,12 @@ def _cause(finding: Finding, told: set[str], look: Look) -> Iterator[RenderableT
     if look.brief:
         return
     yield paragraph("    ", Text(look.clean(finding.cause)), look)
-    for evidence in finding.evidence:
-        if evidence not in told:
-            yield paragraph("    - ", Text(look.clean(evidence), style="dim"), look)
+    fresh = [evidence for evidence in finding.evidence if evidence not in told]
+    for evidence in fresh[:_MOST_EVIDENCE]:
+        yield paragraph("    - ", Text(look.clean(evidence), style="dim"), look)
+    if len(fresh) > _MOST_EVIDENCE:
+        more = f"{len(fresh) - _MOST_EVIDENCE} more: `vram why --json` has them all"
+        yield paragraph("    - ", Text(more, style="dim"), look)
 
 
 def _left_out(counts: Counter[str], look: Look) -> Iterator[RenderableType]:

@@ -35,10 +35,10 @@ were empty; fdinfo of the keeper's descriptor said size: 2147483648 and exp_name
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from vram.diagnosis import words
-from vram.diagnosis.holdings import Holding, gather
+from vram.diagnosis.holdings import Holding
 from vram.diagnosis.kept import kept
 from vram.model.finding import Finding, Remedy
 from vram.model.ledger import Entry, Ledger
@@ -48,19 +48,15 @@ CODE = "VR104"
 
 
 def judge(ledger: Ledger) -> Iterator[Finding]:
-    for holding in gather(ledger.gpus, _by_dmabuf):
-        yield kept(
-            CODE,
-            ledger,
-            holding,
-            title=f"{size(holding.nbytes)} kept by a dma-buf, listed nowhere",
-            cause=_cause(holding),
-            gentler=(_close(holding),),
-        )
+    return kept(CODE, ledger, _by_dmabuf, title=_title, cause=_cause, gentler=_gentler)
 
 
 def _by_dmabuf(entry: Entry) -> bool:
     return entry.kind == "exported" and entry.medium == "dmabuf"
+
+
+def _title(holding: Holding) -> str:
+    return f"{size(holding.nbytes)} kept by a dma-buf, listed nowhere"
 
 
 def _cause(holding: Holding) -> str:
@@ -73,6 +69,10 @@ def _cause(holding: Holding) -> str:
         f"A dma-buf on {size(holding.nbytes)} of GPU memory is open in {words.processes(holding.keepers)}."
         " That takes no context, so the driver's lists charge nobody."
     )
+
+
+def _gentler(holding: Holding) -> Iterable[Remedy]:
+    return (_close(holding),)
 
 
 def _close(holding: Holding) -> Remedy:

@@ -37,10 +37,10 @@ with pidfd_getfd, could be imported.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from vram.diagnosis import words
-from vram.diagnosis.holdings import Holding, gather
+from vram.diagnosis.holdings import Holding
 from vram.diagnosis.kept import kept
 from vram.model.finding import Finding, Remedy
 from vram.model.ledger import Entry, Ledger
@@ -50,19 +50,15 @@ CODE = "VR103"
 
 
 def judge(ledger: Ledger) -> Iterator[Finding]:
-    for holding in gather(ledger.gpus, _by_handle):
-        yield kept(
-            CODE,
-            ledger,
-            holding,
-            title=f"{size(holding.nbytes)} kept by an exported handle, listed nowhere",
-            cause=_cause(holding),
-            gentler=(_close(holding),),
-        )
+    return kept(CODE, ledger, _by_handle, title=_title, cause=_cause, gentler=_gentler)
 
 
 def _by_handle(entry: Entry) -> bool:
     return entry.kind == "exported" and entry.medium != "dmabuf"
+
+
+def _title(holding: Holding) -> str:
+    return f"{size(holding.nbytes)} kept by an exported handle, listed nowhere"
 
 
 def _cause(holding: Holding) -> str:
@@ -75,6 +71,10 @@ def _cause(holding: Holding) -> str:
         f"No process is charged with this memory, but an exported handle on it is still open in"
         f" {words.processes(holding.keepers)}. {size(holding.nbytes)} come back when it is closed."
     )
+
+
+def _gentler(holding: Holding) -> Iterable[Remedy]:
+    return (_close(holding),)
 
 
 def _close(holding: Holding) -> Remedy:

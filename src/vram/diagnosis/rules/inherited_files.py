@@ -45,8 +45,9 @@ CODE = "VR102"
 
 
 def judge(ledger: Ledger) -> Iterator[Finding]:
+    heirs = _heirs(ledger)
     for holding in gather(ledger.gpus, in_use):
-        children = _children(ledger, holding)
+        children = _children(heirs, holding)
         if holding.holder is not None and children:
             yield _finding(ledger, holding, holding.holder, children)
     for gpu in ledger.gpus:
@@ -55,17 +56,23 @@ def judge(ledger: Ledger) -> Iterator[Finding]:
                 yield _exported(gpu, bystander.holder, bystander.exported_bytes)
 
 
-def _children(ledger: Ledger, holding: Holding) -> tuple[Holder, ...]:
+def _heirs(ledger: Ledger) -> dict[tuple[int, int], list[Holder]]:
+    """Living processes that hold the files of another one, by their GPU and by that one's pid."""
+    found: dict[tuple[int, int], list[Holder]] = {}
+    for gpu in ledger.gpus:
+        for bystander in gpu.bystanders:
+            if bystander.inherited_from is not None and bystander.holder.alive:
+                found.setdefault((gpu.index, bystander.inherited_from), []).append(bystander.holder)
+    return found
+
+
+def _children(heirs: dict[tuple[int, int], list[Holder]], holding: Holding) -> tuple[Holder, ...]:
     """Living processes that hold the files of the holding's own process."""
     parent = holding.holder
-    found = {
-        identity(bystander.holder): bystander.holder
-        for gpu in ledger.gpus
-        if gpu.index in holding.gpus
-        for bystander in gpu.bystanders
-        if parent is not None and bystander.inherited_from == parent.pid and bystander.holder.alive
-    }
-    return tuple(found.values())
+    if parent is None:
+        return ()
+    theirs = (each for gpu in holding.gpus for each in heirs.get((gpu, parent.pid), ()))
+    return tuple({identity(each): each for each in theirs}.values())
 
 
 def _finding(ledger: Ledger, holding: Holding, parent: Holder, children: tuple[Holder, ...]) -> Finding:

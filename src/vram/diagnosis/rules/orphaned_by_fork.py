@@ -47,7 +47,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from vram.diagnosis import remedies, words
-from vram.diagnosis.holdings import Holding, gather, keeper
+from vram.diagnosis.holdings import Holding, keeper
 from vram.diagnosis.kept import kept
 from vram.model.finding import Finding, Remedy
 from vram.model.ledger import Entry, Ledger
@@ -57,19 +57,15 @@ CODE = "VR101"
 
 
 def judge(ledger: Ledger) -> Iterator[Finding]:
-    for holding in gather(ledger.gpus, _orphaned):
-        yield kept(
-            CODE,
-            ledger,
-            holding,
-            title=f"{size(holding.nbytes)} of dead pid {holding.charged_pid}, kept by a forked child",
-            cause=_cause(holding),
-            gentler=(*_look(holding), _prevent()),
-        )
+    return kept(CODE, ledger, _orphaned, title=_title, cause=_cause, gentler=_gentler)
 
 
 def _orphaned(entry: Entry) -> bool:
     return entry.kind == "orphaned" and entry.charged_state != "Z" and keeper(entry) is not None
+
+
+def _title(holding: Holding) -> str:
+    return f"{size(holding.nbytes)} of dead pid {holding.charged_pid}, kept by a forked child"
 
 
 def _cause(holding: Holding) -> str:
@@ -81,6 +77,10 @@ def _cause(holding: Holding) -> str:
         f"Process {holding.charged_pid} is gone, but {who} its"
         f" open device files by fork. The driver keeps {size(holding.nbytes)} until the last copy closes."
     )
+
+
+def _gentler(holding: Holding) -> Iterable[Remedy]:
+    return (*_look(holding), _prevent())
 
 
 def _look(holding: Holding) -> Iterable[Remedy]:

@@ -33,10 +33,10 @@ forked child kept a dead parent's 4 GiB and context, charged to the parent's pid
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from vram.diagnosis import words
-from vram.diagnosis.holdings import Holding, gather, keeper
+from vram.diagnosis.holdings import Holding, keeper
 from vram.diagnosis.kept import kept
 from vram.model.finding import Finding, Remedy
 from vram.model.ledger import Entry, Ledger
@@ -46,19 +46,15 @@ CODE = "VR203"
 
 
 def judge(ledger: Ledger) -> Iterator[Finding]:
-    for holding in gather(ledger.gpus, _left_by_zombie):
-        yield kept(
-            CODE,
-            ledger,
-            holding,
-            title=f"{size(holding.nbytes)} of zombie {holding.charged_pid}, kept by its children",
-            cause=_cause(holding),
-            gentler=(_spare_zombie(holding),),
-        )
+    return kept(CODE, ledger, _left_by_zombie, title=_title, cause=_cause, gentler=_gentler)
 
 
 def _left_by_zombie(entry: Entry) -> bool:
     return entry.kind == "orphaned" and entry.charged_state == "Z" and keeper(entry) is not None
+
+
+def _title(holding: Holding) -> str:
+    return f"{size(holding.nbytes)} of zombie {holding.charged_pid}, kept by its children"
 
 
 def _cause(holding: Holding) -> str:
@@ -68,6 +64,10 @@ def _cause(holding: Holding) -> str:
         f"Process {holding.charged_pid} is a zombie and holds nothing itself. Its open device files, and"
         f" {size(holding.nbytes)} with them, were {likely}inherited by {who}."
     )
+
+
+def _gentler(holding: Holding) -> Iterable[Remedy]:
+    return (_spare_zombie(holding),)
 
 
 def _spare_zombie(holding: Holding) -> Remedy:

@@ -51,6 +51,31 @@ class RawFile(Struct, frozen=True):
     thread: int | None = None
 
 
+class Limits(Struct, frozen=True):
+    """How many descriptors a walk may find: of one process, and in all.
+
+    Anybody can open files without end whose links look like a device's. A process with a context on each of
+    16 GPUs has about 400; one for each allocation that it shares comes to that.
+    """
+
+    of_process: int = 1 << 12
+    in_all: int = 1 << 20
+
+
+class Walked(Struct, frozen=True):
+    """What a walk over /proc found: matching descriptors, and owners of processes that may not be read.
+
+    ``late``: the deadline came first. ``full``: there were more than the limit. ``cut`` are the pids that
+    have more than a process's limit.
+    """
+
+    files: list[RawFile]
+    denied: list[int]
+    late: bool = False
+    full: bool = False
+    cut: tuple[int, ...] = ()
+
+
 class Naming(Struct, frozen=True):
     """What a link names."""
 

@@ -7,9 +7,10 @@ import struct
 from collections.abc import Sequence
 from functools import cache
 
-from vram.host.local.device_files import RawFile
+from vram.host.local.device_files import Limits, RawFile, Walked
 
-_FILE = struct.Struct("=iiiiQQQqIIII")
+_FILE = struct.Struct("=iiiIQQQqIIII")
+_DESCRIPTOR = struct.Struct("=iiII")
 _NO_INFO = (1 << 32) - 1
 _UNKNOWN_START = (1 << 64) - 1
 _LIBRARY = os.path.join(os.path.dirname(__file__), "lib", "libvramscan.so")
@@ -18,8 +19,10 @@ _LIBRARY = os.path.join(os.path.dirname(__file__), "lib", "libvramscan.so")
 class NativeScan:
     """Scans and compares by the native library; raises OSError where it is missing."""
 
-    def __init__(self, path: str = _LIBRARY) -> None:
+    def __init__(self, path: str = _LIBRARY, limits: Limits = Limits()) -> None:
         import ctypes
+
+        self._limits = limits
 
         self._c = ctypes
         self._library = ctypes.CDLL(path)
@@ -32,11 +35,8 @@ class NativeScan:
         pids: Sequence[int] | None,
         deadline: float,
         informed: Sequence[bytes] = (),
-    ) -> tuple[list[RawFile], list[int], bool]:
-        """Matching descriptors, owners of processes that may not be read, and whether all was seen.
-
-        Those that begin with one of *informed* come with their fdinfo.
-        """
+    ) -> Walked:
+        """Look at *pids* or everybody; links that begin with one of *informed* come with their fdinfo."""
         c, result = self._c, self._result()
         chosen = (c.c_int32 * len(pids))(*pids) if pids else None
         error = self._library.vramscan_scan(
@@ -46,25 +46,27 @@ class NativeScan:
             chosen,
             c.c_uint64(len(pids) if pids else 0),
             c.c_uint64(int(deadline * 1e9)),
+            (c.c_uint32 * 2)(self._limits.of_process, self._limits.in_all),
             c.byref(result),
         )
         try:
             if error:
                 raise OSError(-error, os.strerror(-error))
-            files = _unpack(c.string_at(result.files, result.files_nbytes) if result.files_nbytes else b"")
+            raw = c.string_at(result.files, result.files_nbytes) if result.files_nbytes else b""
+            files, cut = _unpack(raw)
             denied = c.string_at(result.denied_uids, 4 * result.denied) if result.denied else b""
-            return files, list(memoryview(denied).cast("I")), not result.late
+            owners = list(memoryview(denied).cast("I"))
+            return Walked(files, owners, bool(result.late), bool(result.full), cut)
         finally:
             self._library.vramscan_release(c.byref(result))
 
     def describe(self, descriptors: Sequence[tuple[int, int, int]], deadline: float) -> list[int | None]:
         """A number for the open file behind each (pid, fd, group); equal numbers, same file."""
         c = self._c
-        packed = (c.c_int32 * (4 * len(descriptors)))()
-        for at, (pid, fd, group) in enumerate(descriptors):
-            packed[4 * at : 4 * at + 3] = [pid, fd, group]
+        packed = c.create_string_buffer(b"".join(_DESCRIPTOR.pack(*each, 0) for each in descriptors))
         self._library.vramscan_describe(packed, c.c_uint64(len(descriptors)), c.c_uint64(int(deadline * 1e9)))
-        numbers = {(packed[at], packed[at + 1]): packed[at + 3] for at in range(0, len(packed), 4)}
+        told = _DESCRIPTOR.iter_unpack(packed.raw[: _DESCRIPTOR.size * len(descriptors)])
+        numbers = {(pid, fd): number for pid, fd, _, number in told}
         return [numbers[pid, fd] or None for pid, fd, _ in descriptors]
 
 
@@ -80,17 +82,20 @@ def _result_type() -> type:
             ("denied", ctypes.c_uint64),
             ("processes", ctypes.c_uint64),
             ("late", ctypes.c_uint32),
-            ("threads", ctypes.c_uint32),
+            ("full", ctypes.c_uint32),
         )
 
     return Result
 
 
-def _unpack(raw: bytes) -> list[RawFile]:
-    files, at = [], 0
+def _unpack(raw: bytes) -> tuple[list[RawFile], tuple[int, ...]]:
+    """The descriptors, and the pids that have more of them."""
+    files: list[RawFile] = []
+    cut: list[int] = []
+    at = 0
     while at < len(raw):
         fields: tuple[int, ...] = _FILE.unpack_from(raw, at)
-        pid, fd, thread, _, started_at, device, inode, size, mode, length, told, error = fields
+        pid, fd, thread, more, started_at, device, inode, size, mode, length, told, error = fields
         at += _FILE.size
         link = raw[at : at + length]
         at += (length + 7) & ~7
@@ -101,4 +106,6 @@ def _unpack(raw: bytes) -> list[RawFile]:
         start = None if started_at == _UNKNOWN_START else started_at
         other = thread if thread != pid else None
         files.append(RawFile(pid, start, fd, link, device, inode, size, mode, info, error, other))
-    return files
+        if more:
+            cut.append(pid)
+    return files, tuple(cut)

@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import Protocol
 
 from vram.host.local.ahead import Ahead
-from vram.host.local.device_files import DeviceNames, Naming, RawFile
+from vram.host.local.device_files import DeviceNames, Naming, RawFile, Walked
 from vram.host.local.identity import user_name
 from vram.host.local.mappings import Mappings, mappings_in
 from vram.host.local.native_scan import NativeScan
@@ -20,9 +20,6 @@ from vram.model.files import DeviceFile
 from vram.model.process import ProcessRef
 
 _MOST_MAPS_NBYTES = 64 << 20
-
-Walked = tuple[list[RawFile], list[int], bool]
-"""Matching descriptors, owners of processes that may not be read, and whether all was seen."""
 
 
 class Scan(Protocol):
@@ -82,16 +79,18 @@ class LocalOpenFiles:
         begun = None
         if pids is None:
             begun, self._ahead = self._ahead, None
-        raw, denied, complete = begun.result() if begun else self._walk(pids, deadline)
-        ours = set(self._ignore())
-        pairs = ((file, self._names.name(file)) for file in raw if file.pid not in ours)
+        walked = begun.result() if begun else self._walk(pids, deadline)
+        denied, ours = walked.denied, set(self._ignore())
+        pairs = ((file, self._names.name(file)) for file in walked.files if file.pid not in ours)
         named = [(file, naming) for file, naming in pairs if naming]
         numbers = _descriptions(self._scan, named, deadline)
         return FileScan(
             tuple(self._holdings(named, numbers, deadline)),
             denied_users=tuple(sorted({user_name(uid) for uid in denied})),
             denied_processes=len(denied),
-            complete=complete,
+            complete=not walked.late,
+            full=walked.full,
+            cut=tuple(ProcessRef(pid) for pid in sorted(set(walked.cut) - ours)),
             denied_init=bool(denied) and _is_denied(f"{self._root}/1/fd"),
         )
 

@@ -6,10 +6,11 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from functools import cmp_to_key, partial
+from itertools import islice
 
 from msgspec.structs import replace
 
-from vram.host.local.device_files import RawFile
+from vram.host.local.device_files import Limits, RawFile, Walked
 from vram.host.local.procfs import ProcessFolder, drain, inside_of, living_thread
 
 _KCMP = {"x86_64": 312, "aarch64": 272}
@@ -23,6 +24,9 @@ Compare = Callable[[Descriptor, Descriptor], int]
 class PythonScan:
     """Scans and compares with nothing but the standard library."""
 
+    def __init__(self, limits: Limits = Limits()) -> None:
+        self._limits = limits
+
     def files(
         self,
         root: str,
@@ -30,24 +34,30 @@ class PythonScan:
         pids: Sequence[int] | None,
         deadline: float,
         informed: Sequence[bytes] = (),
-    ) -> tuple[list[RawFile], list[int], bool]:
-        """Matching descriptors, owners of processes that may not be read, and whether all was seen.
-
-        Those that begin with one of *informed* come with their fdinfo.
-        """
+    ) -> Walked:
+        """Look at *pids* or everybody; links that begin with one of *informed* come with their fdinfo."""
         files: list[RawFile] = []
         denied: list[int] = []
+        cut: list[int] = []
+        late = full = False
         for pid in pids or [int(name) for name in os.listdir(root) if name.isdigit()]:
-            if time.monotonic() >= deadline:
-                return files, denied, False
+            late = time.monotonic() >= deadline
+            if late or full:
+                break
             try:
-                found = _of_process(root, pid, tuple(prefixes))
-                files += [_informed(root, file, tuple(informed)) for file in found]
+                found = _of_process(root, pid, tuple(prefixes), self._limits.of_process + 1)
             except PermissionError:
                 denied += _owner(root, pid)
+                continue
             except OSError:
                 continue  # it has ended meanwhile
-        return files, denied, True
+            if len(found) > self._limits.of_process:
+                cut.append(pid)
+            room = self._limits.in_all - len(files)
+            wanted = found[: self._limits.of_process]
+            full = len(wanted) > room
+            files += [_informed(root, file, tuple(informed)) for file in wanted[:room]]
+        return Walked(files, denied, late, full, tuple(cut))
 
     def describe(self, descriptors: Sequence[Descriptor], deadline: float) -> list[int | None]:
         """A number for the open file behind each (pid, fd, group); equal numbers, same file."""
@@ -57,39 +67,45 @@ class PythonScan:
         known = [each for each in descriptors if time.monotonic() < deadline and compare(each, each) == 0]
         known.sort(key=cmp_to_key(partial(_order, compare)))
         numbers: dict[Descriptor, int] = {}
+        number = 0
         for before, each in zip([None, *known], known, strict=False):
             same = before is not None and before[2] == each[2] and compare(before, each) == 0
-            numbers[each] = numbers[before] if before is not None and same else len(set(numbers.values())) + 1
+            number += not same
+            numbers[each] = number
         return [numbers.get(each) for each in descriptors]
 
 
-def _of_process(root: str, pid: int, prefixes: tuple[bytes, ...]) -> list[RawFile]:
+def _of_process(root: str, pid: int, prefixes: tuple[bytes, ...], most: int) -> list[RawFile]:
     try:
-        found = _of_thread(root, pid, None, prefixes)
+        found = _of_thread(root, pid, None, prefixes, most)
     except PermissionError:
         if os.geteuid() not in _owner(root, pid) or not _is_zombie(root, pid):
             raise
         found = None
     # A first thread that has ended shows none, to root, and is closed to everybody else.
-    return (_of_other_threads(root, pid, prefixes) if found is None else found) or []
+    return (_of_other_threads(root, pid, prefixes, most) if found is None else found) or []
 
 
-def _of_other_threads(root: str, pid: int, prefixes: tuple[bytes, ...]) -> list[RawFile] | None:
+def _of_other_threads(root: str, pid: int, prefixes: tuple[bytes, ...], most: int) -> list[RawFile] | None:
     """The descriptors of a process that lives on after the end of its first thread."""
     with ProcessFolder(root, pid) as folder:
         stat = folder.stat()
         thread = living_thread(folder, stat) if stat else None
-    return _of_thread(root, pid, thread, prefixes) if thread else None
+    return _of_thread(root, pid, thread, prefixes, most) if thread else None
 
 
-def _of_thread(root: str, pid: int, thread: int | None, prefixes: tuple[bytes, ...]) -> list[RawFile] | None:
-    """Its matching descriptors; None where it has no descriptor at all."""
+def _of_thread(
+    root: str, pid: int, thread: int | None, prefixes: tuple[bytes, ...], most: int
+) -> list[RawFile] | None:
+    """Its matching descriptors, the *most* lowest; None where it has no descriptor at all."""
     folder = os.open(f"{root}/{pid}/{inside_of(thread)}fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        links = [(fd, _link(folder, fd)) for fd in os.listdir(folder)]
-        found = [(fd, link) for fd, link in links if link.startswith(prefixes)]
-        raw = [_raw(pid, _started_at(root, pid), folder, fd, link) for fd, link in found]
-        return [replace(file, thread=thread) for file in raw] if links else None
+        listed = sorted((name for name in os.listdir(folder) if name.isdecimal()), key=int)
+        links = ((fd, _link(folder, fd)) for fd in listed)
+        found = list(islice(((fd, link) for fd, link in links if link.startswith(prefixes)), most))
+        started_at = _started_at(root, pid) if found else None
+        raw = [_raw(pid, started_at, folder, fd, link) for fd, link in found]
+        return [replace(file, thread=thread) for file in raw] if listed else None
     finally:
         os.close(folder)
 

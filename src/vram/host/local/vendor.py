@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from collections.abc import Sequence
 
 from vram.host.ports import VendorAnswer
+from vram.untrusted import Rejected, receive
 
 # This runs as root: a PATH that somebody else prepared must not choose the program.
 FOLDERS = ("/usr/bin", "/usr/local/bin", "/bin", "/usr/sbin", "/opt/bin", "/usr/lib/wsl/lib")
+_LONGEST_OUTPUT = 1 << 20
 _SAFE = {"PATH": ":".join(FOLDERS), "LC_ALL": "C"}
 
 
@@ -22,19 +25,20 @@ class LocalVendor:
         return (tool, "--gpu-reset", "-i", str(gpu))
 
     def run(self, command: Sequence[str], deadline_s: float) -> VendorAnswer:
+        until = time.monotonic() + deadline_s
+        quiet, pipe, both = subprocess.DEVNULL, subprocess.PIPE, subprocess.STDOUT
         try:
-            done = subprocess.run(
-                command,
-                env=_SAFE,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=deadline_s,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return VendorAnswer(None, f"it did not end within {deadline_s:g} s")
+            tool = subprocess.Popen(command, env=_SAFE, stdin=quiet, stdout=pipe, stderr=both)
         except OSError as error:
             return VendorAnswer(None, f"{command[0]} cannot be run: {error.strerror}")
-        return VendorAnswer(
-            done.returncode, (done.stdout + done.stderr).decode(errors="backslashreplace").strip()
-        )
+        assert tool.stdout is not None
+        with tool:
+            try:
+                said = receive(tool.stdout.fileno(), nbytes=_LONGEST_OUTPUT, until=until, end=None)
+                tool.wait(max(0.0, until - time.monotonic()))
+            except (Rejected, subprocess.TimeoutExpired) as error:
+                tool.kill()
+                if isinstance(error, Rejected) and error.code != "late":
+                    return VendorAnswer(None, f"its output cannot be used: {error}")
+                return VendorAnswer(None, f"it did not end within {deadline_s:g} s")
+        return VendorAnswer(tool.returncode, said.decode(errors="backslashreplace").strip())

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from collections.abc import Iterator
 from typing import TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
+from vram import untrusted
 from vram.model.process import Workload
 
 _MOST_FILE = 4 << 20
@@ -130,18 +130,11 @@ class ContainerNames:
 
     def _read(self, path: str, kind: type[Shape]) -> Shape | None:
         try:
-            file = os.open(os.path.join(self._root, path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        except OSError:
+            return untrusted.decode(
+                untrusted.read_file(os.path.join(self._root, path), nbytes=_MOST_FILE, follow=True), kind
+            )
+        except untrusted.Rejected:
             return None
-        try:
-            if not stat.S_ISREG(os.fstat(file).st_mode):
-                return None
-            with open(file, "rb", closefd=False) as opened:
-                return msgspec.json.decode(opened.read(_MOST_FILE), type=kind)
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return None
-        finally:
-            os.close(file)
 
 
 def _runtime_files(number: str) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from vram.host.ports import FileScan, Holding, Host
+from vram.host.ports import FileScan, Host
 from vram.model.drm import ClientFacts
 from vram.model.files import DmabufFacts, FilesFacts, UnreadableFacts
 from vram.model.gpu import ChargeFacts
@@ -17,13 +17,16 @@ LATE_NAME = "files.late"
 def observe(host: Host, deadline_s: float) -> Iterator[Observation]:
     """Everybody's device files."""
     scan = host.files.scan(deadline_s)
-    yield from _holdings(scan.holdings)
+    yield from _holdings(scan)
     if scan.denied_processes:
         facts = UnreadableFacts(scan.denied_processes, scan.denied_users, scan.denied_init)
         yield Observation(probe="proc.unreadable", status="denied", facts=facts)
     if not scan.complete:
         message = f"the scan of all processes was cut off after {deadline_s:.1f} s: holders may be missing"
         yield Observation(probe="proc.files", status="timeout", message=message)
+    if scan.full:
+        message = "processes have more device files open than can be read: holders may be missing"
+        yield Observation(probe="proc.files", status="failed", message=message)
 
 
 def observe_latecomers(host: Host, seen: Iterable[Observation], deadline_s: float) -> Iterator[Observation]:
@@ -35,11 +38,11 @@ def observe_latecomers(host: Host, seen: Iterable[Observation], deadline_s: floa
     charged = {each.process.pid for each in seen if each.process and isinstance(each.facts, ChargeFacts)}
     known = {each.process.pid for each in seen if each.process and isinstance(each.facts, FilesFacts)}
     late: FileScan = host.files.scan(deadline_s, sorted(charged - known))
-    yield from _holdings(late.holdings)
+    yield from _holdings(late)
 
 
-def _holdings(holdings: Iterable[Holding]) -> Iterator[Observation]:
-    for holding in holdings:
+def _holdings(scan: FileScan) -> Iterator[Observation]:
+    for holding in scan.holdings:
         if holding.files:
             facts = FilesFacts(holding.files, holding.mappings, holding.managed_bytes)
             yield Observation(probe="proc.files", process=holding.process, facts=facts)
@@ -59,6 +62,9 @@ def _holdings(holdings: Iterable[Holding]) -> Iterator[Observation]:
                 nbytes=buffer.nbytes,
                 facts=DmabufFacts(buffer.fd, buffer.inode, buffer.exporter),
             )
+    for process in scan.cut:
+        message = f"pid {process.pid} has thousands of device files open: only the first of them were read"
+        yield Observation(probe="proc.files", status="failed", process=process, message=message)
 
 
 def _dedicated(client: ClientFacts) -> int | None:
