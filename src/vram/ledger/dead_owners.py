@@ -21,7 +21,6 @@ from vram.ledger.families import Family
 from vram.ledger.sightings import Sightings
 from vram.model.process import ProcessFacts
 
-
 _ALWAYS = -1  # when somebody started whose start is not known: it may have been there before anybody
 
 
@@ -50,9 +49,7 @@ def match(
     elsewhere = {pid for pid in linked if not linked[pid] and unreadable_relatives(seen, pid)}
     paired = _pairs(linked, proven, elsewhere, families)
     taken = {at for found in paired.values() for at in found}
-    result = {
-        pid: Match(tuple(families[at] for at in found), bool(found)) for pid, found in paired.items()
-    }
+    result = {pid: Match(tuple(families[at] for at in found), bool(found)) for pid, found in paired.items()}
     left = [families[at] for at in proven if at not in taken]
     likely = [family for at, family in enumerate(families) if at not in taken]
     return result | _shared_out([pid for pid in dead if pid not in paired], left, likely)

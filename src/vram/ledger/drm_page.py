@@ -83,7 +83,9 @@ def _frame(reserved: int, free: int) -> list[Entry]:
     """What nobody holds, by the driver's own figures."""
     kinds: tuple[tuple[Kind, int], ...] = (("reserved", reserved), ("free", free))
     return [
-        Entry(kind=kind, nbytes=nbytes, evidence=("the driver's own figure",)) for kind, nbytes in kinds if nbytes
+        Entry(kind=kind, nbytes=nbytes, evidence=("the driver's own figure",))
+        for kind, nbytes in kinds
+        if nbytes
     ]
 
 

@@ -52,7 +52,9 @@ def _together(instance: int | None, charges: list[Charge]) -> Entry:
     nbytes = sum(charge.nbytes or 0 for charge in charges)
     told = f"the driver's lists name {counted(len(charges), 'more process')} with {size(nbytes)} together"
     evidence = (told, f"of so many only the {MOST_CHARGES:,} largest are named one by one")
-    return Entry(kind="process", nbytes=nbytes, evidence=evidence, confidence="unknown", gpu_instance=instance)
+    return Entry(
+        kind="process", nbytes=nbytes, evidence=evidence, confidence="unknown", gpu_instance=instance
+    )
 
 
 def notes(gpu: GpuSighting) -> tuple[str, ...]:
@@ -68,6 +70,6 @@ def _notes(repeated: int, unnamed: list[Charge]) -> Iterable[str]:
         )
     if unnamed:
         yield (
-            f"the driver's lists name {len(unnamed):,} more processes than the {MOST_CHARGES:,} that are named"
-            " here: the others share one line"
+            f"the driver's lists name {len(unnamed):,} more processes than the {MOST_CHARGES:,} that are"
+            " named here: the others share one line"
         )

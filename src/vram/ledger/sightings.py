@@ -205,7 +205,9 @@ def _opened_by_gpu(files: dict[int, FilesFacts]) -> dict[int, dict[int, Opened]]
 
 
 def _opened_anywhere(files: dict[int, FilesFacts]) -> dict[int, Opened]:
-    numbers = {pid: [file.description for file in facts.files if file.kind == "gpu"] for pid, facts in files.items()}
+    numbers = {
+        pid: [file.description for file in facts.files if file.kind == "gpu"] for pid, facts in files.items()
+    }
     return {pid: _opened(told) for pid, told in numbers.items() if told}
 
 
