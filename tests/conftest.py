@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.faults.record import TALLY, Recorder, Tally
 from vram.virtualgpu import VirtualGpu, libraries
 
 ROOT = Path(__file__).parents[1]
@@ -31,6 +32,17 @@ settings.load_profile("steady")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--real-gpu", action="store_true", help="play on this machine's own GPU")
+    parser.addoption("--faults-page", metavar="FILE", help="write what the tests of the fault table did")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Recorder(config))
+
+
+@pytest.fixture
+def tally(request: pytest.FixtureRequest) -> Tally:
+    """Where a test of the fault table says how often it tried, how often that landed and went wrong."""
+    return request.node.stash.setdefault(TALLY, Tally())
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,6 @@
 """What vram adds to the driver's own checkpoint calls, there and back.
 
-The first rows are about the move itself: checks, journal, audit log and the keeper's line.
+The first rows are about the move itself: checks, journal, audit log and the checkpoint worker's line.
 The others are for information: whole commands, less what the driver's calls took, beside the
 smallest program that makes the same calls. On a real GPU most of that difference hides behind
 the driver's own start.

@@ -1,10 +1,17 @@
-"""Processes that are never ended, parked or entered, told by their executable's path.
+"""Processes that are never ended, parked or entered, told by the program that root installed.
 
-A process chooses its own short name, so "Xorg" proves nothing; the path of its executable
-is the kernel's word. A path counts only below a folder that packages install into.
+A process chooses its own short name, so "Xorg" proves nothing. The path of its executable is the kernel's
+word, and counts below a folder that packages install into; that root installed the file there, and nobody
+else mounted it over another, was read together with the path.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vram.model.ledger import Holder
+    from vram.model.process import ProcessFacts
 
 _INSTALLED = ("/usr/", "/bin/", "/sbin/", "/lib/", "/opt/", "/snap/", "/nix/store/", "/var/lib/rancher/")
 
@@ -26,30 +33,43 @@ _NAMES = {
         *("runc", "crun", "conmon", "crio", "podman", "nvidia-container-runtime", "nvidia-device-plugin"),
     ),
     "a cluster service": ("kubelet", "k3s", "slurmd", "slurmstepd", "slurmctld"),
-    "a login service": ("sshd", "sshd-session", "login", "systemd-logind"),
+    "a login service": ("sshd", "sshd-session", "login", "systemd-logind", "elogind", "seatd"),
     "the system's own service manager": ("systemd", "init", "dbus-daemon", "dbus-broker"),
 }
 
 _ROLES = {name: role for role, names in _NAMES.items() for name in names}
 
 
-def role(pid: int, parent: int | None, executable: str | None) -> str | None:
-    """What part of the system a process is, or None where nothing says that it is one."""
+def role(pid: int, process: ProcessFacts | Holder) -> str | None:
+    """What part of the system *process* is, or None where nothing says that it is one."""
     if pid <= 1:
         return "the first process of the system"
-    # Inside a container an ordinary process may be number 2; the kernel's have no executable.
-    if _KERNEL_THREADS_PARENT in (pid, parent) and executable is None:
+    if _is_kernel_thread(pid, process):
         return "a thread of the kernel"
-    return _ROLES.get(_installed_name(executable) or "")
+    return None if process.executable_trusted is False else _ROLES.get(_installed_name(process.executable))
 
 
-def is_mps_server(executable: str | None) -> bool:
+def is_mps_server(process: ProcessFacts | Holder) -> bool:
     """The process that opens the GPU in the name of every MPS client."""
-    return _installed_name(executable) == "nvidia-cuda-mps-server"
+    is_named_so = _installed_name(process.executable) == "nvidia-cuda-mps-server"
+    return is_named_so and process.executable_trusted is not False
 
 
-def _installed_name(executable: str | None) -> str | None:
+def has_a_role(executable: str | None) -> bool:
+    """Whether a program of that path would be a part of the system, if root installed it."""
+    return _installed_name(executable) in _ROLES
+
+
+def _is_kernel_thread(pid: int, process: ProcessFacts | Holder) -> bool:
+    if process.kernel_thread is not None:
+        return process.kernel_thread
+    # An older snapshot does not tell. In a container an ordinary process may be number 2; the kernel's
+    # have no executable.
+    return _KERNEL_THREADS_PARENT in (pid, process.parent) and process.executable is None
+
+
+def _installed_name(executable: str | None) -> str:
     """The name of the program's file where it lies in a folder that packages install into."""
     # An upgrade replaces the file under a running service, and the kernel then marks the path.
     path = (executable or "").removesuffix(" (deleted)")
-    return path.rpartition("/")[2] if path.startswith(_INSTALLED) else None
+    return path.rpartition("/")[2] if path.startswith(_INSTALLED) else ""

@@ -54,6 +54,7 @@ def test_wrong_words_exit_with_2_and_point_to_the_help(vram: Run, argv: tuple[st
     assert "--help`" in answer.err
 
 
+@pytest.mark.fault(26)
 def test_complaints_about_hostile_words_are_inert(vram: Run) -> None:
     answer = vram("\x1b[2J\u202e")
     assert answer.code == 2

@@ -42,12 +42,14 @@ def test_some_may_be_allowed(vram: Run, snapshot: Write) -> None:
     assert vram("check", "--from", world, "--allow", "1GiB").code == 1
 
 
+@pytest.mark.fault(1)
 def test_a_lost_gpu_cannot_be_told(vram: Run, half_lost: str) -> None:
     answer = vram("check", "--from", half_lost)
     assert answer.code == 3
     assert "GPU 1: could not tell" in answer.out
 
 
+@pytest.mark.fault(8)
 def test_no_driver_cannot_be_told(vram: Run, no_driver: str) -> None:
     answer = vram("check", "--from", no_driver)
     assert answer.code == 3

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.diagnosis.ledgers import (
     CONTEXT,
     entry,
@@ -95,6 +97,7 @@ def test_plain_use_tells_user_age_and_container():
         assert word in finding.cause
 
 
+@pytest.mark.fault(7)
 def test_an_amount_that_the_driver_does_not_tell_is_unknown_not_zero():
     world = ledger(gpu(entry(nbytes=0, holder=holder(), confidence="unknown")))
     (finding,) = found("VR206", world)

@@ -138,6 +138,7 @@ def test_nobody_signals_what_cannot_hear(state):
         assert not [remedy for remedy in every_remedy(world) if "kill" in remedy.command]
 
 
+@pytest.mark.fault(2)
 def test_a_reset_is_suggested_for_an_empty_gpu_alone():
     pending = facts(remap_pending=True)
     reset = 'sudo "$(command -v vram)" reset 0 --yes'

@@ -17,6 +17,7 @@ from tests.host import leaderless
 from vram.units import GIB, MIB
 
 
+@pytest.mark.fault(5)
 def test_a_fork_that_outlives_its_parent(machine: Machine):
     scene = machine.scene("fork_orphan", 4 * GIB)
     child, parent = scene.pids["child"], scene.pids["parent"]
@@ -39,6 +40,7 @@ def test_a_child_that_will_outlive_its_parent_is_told_while_the_parent_lives(mac
     assert finding(answer, "VR102", scene.pids["child"])
 
 
+@pytest.mark.fault(5)
 def test_a_zombie_parent_whose_child_keeps_the_memory(machine: Machine):
     scene = machine.scene("fork_orphan", 4 * GIB)
     pidfd = os.pidfd_open(scene.pids["parent"])
@@ -59,6 +61,7 @@ def test_a_child_that_closed_the_inherited_files_keeps_nothing(machine: Machine)
     assert machine.vram("check", "--leftovers").returncode == 0
 
 
+@pytest.mark.fault(6)
 def test_an_exported_allocation_that_no_list_names(machine: Machine):
     scene = machine.scene("export_handle", 3 * GIB + 6 * MIB, stages=2)
     answer = machine.why()
@@ -75,6 +78,7 @@ def test_an_exported_allocation_is_not_counted_twice_while_its_maker_lives(machi
     assert is_charge(held_by(answer, scene.pids["allocator"]), 3 * GIB)
 
 
+@pytest.mark.fault(6)
 def test_a_dmabuf_that_no_list_names(machine: Machine):
     scene = machine.scene("dmabuf", 2 * GIB, stages=2)
     answer = machine.why()
@@ -131,6 +135,7 @@ def test_many_small_processes_spend_memory_on_contexts(machine: Machine):
     assert found["nbytes"] == sum(held_by(answer, pid) for pid in workers)
 
 
+@pytest.mark.fault(6)
 def test_managed_memory_is_in_no_list_and_named_all_the_same(machine: Machine):
     scene = machine.scene("managed", 256 * MIB, stages=1)
     answer = machine.why()
@@ -141,6 +146,7 @@ def test_managed_memory_is_in_no_list_and_named_all_the_same(machine: Machine):
     assert not entries(answer, "unattributed")
 
 
+@pytest.mark.fault(30)
 def test_a_plain_process_is_named_with_its_user_and_age(machine: Machine):
     scene = machine.scene("plain", 1 * GIB)
     answer = machine.why()

@@ -24,6 +24,7 @@ def codes(answer: dict[str, Any]) -> dict[str, str]:
     return {finding["code"]: finding["title"] for finding in answer["findings"]}
 
 
+@pytest.mark.fault(1, 2, 3)
 @pytest.mark.parametrize(
     ("fault", "status", "code", "title"),
     [
@@ -45,6 +46,7 @@ def test_one_gpu_in_trouble_does_not_hide_the_other(
     assert codes(answer)[code] == title
 
 
+@pytest.mark.fault(3, 7)
 @pytest.mark.parametrize(
     ("fault", "code"),
     [
@@ -77,6 +79,7 @@ def test_without_the_compute_list_nobody_is_blamed(
     )
 
 
+@pytest.mark.fault(8)
 def test_libraries_that_do_not_match_the_module_are_named(virtual_gpu: VirtualGpu) -> None:
     virtual_gpu.fail("nvmlInit*", error="LIB_RM_VERSION_MISMATCH")
     exit_code, answer = why(virtual_gpu)
@@ -85,6 +88,7 @@ def test_libraries_that_do_not_match_the_module_are_named(virtual_gpu: VirtualGp
     assert "VR405" not in codes(answer)
 
 
+@pytest.mark.fault(7)
 def test_without_figures_healthy_processes_are_no_leftovers(virtual_gpu: VirtualGpu) -> None:
     with Scene(virtual_gpu, "plain", GIB) as one, Scene(virtual_gpu, "plain", 2 * GIB) as other:
         virtual_gpu.fail("nvmlDeviceGetComputeRunningProcesses*", sentinel=True)
@@ -96,6 +100,7 @@ def test_without_figures_healthy_processes_are_no_leftovers(virtual_gpu: Virtual
         assert check.returncode == ExitCode.OK
 
 
+@pytest.mark.fault(5, 7)
 def test_without_figures_the_keeper_of_a_dead_parents_memory_is_named(virtual_gpu: VirtualGpu) -> None:
     with Scene(virtual_gpu, "fork_orphan", GIB) as scene:
         scene.kill("parent")

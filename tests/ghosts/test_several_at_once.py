@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
 from tests.ghosts.conftest import Machine, entries, finding, held_by, is_charge
 from vram.units import GIB, MIB
 
 
+@pytest.mark.fault(6)
 def test_all_ghosts_at_once(machine: Machine):
     orphan = machine.scene("fork_orphan", 4 * GIB)
     orphan.kill("parent")
@@ -35,6 +38,7 @@ def test_two_exported_allocations_are_told_apart_by_their_sizes(machine: Machine
     assert held_by(answer, small.pids["keeper"]) == 64 * MIB
 
 
+@pytest.mark.fault(11)
 def test_the_sum_holds_while_processes_come_and_go(machine: Machine):
     """One thread starts and ends GPU processes all the while that others are asked about them."""
     done = threading.Event()

@@ -12,6 +12,7 @@ from vram.virtualgpu import VirtualGpu
 PLACES = ["plain allocations", "stream-ordered pool", "stream-ordered pool, erased before the free"]
 
 
+@pytest.mark.fault(32)
 def test_it_finds_in_a_pool_what_plain_memory_does_not_show(virtual_gpu: VirtualGpu) -> None:
     trials, left = told(
         virtual_gpu,
@@ -34,6 +35,7 @@ def test_it_finds_in_a_pool_what_plain_memory_does_not_show(virtual_gpu: Virtual
     assert left == 0
 
 
+@pytest.mark.fault(32)
 def test_it_states_its_scope(virtual_gpu: VirtualGpu) -> None:
     text, total = told(virtual_gpu, "r = vram.remanence_test('2MiB'); tell(str(r), r.total)")
     lines = text.splitlines()
@@ -71,6 +73,7 @@ def test_another_process_that_fails_is_said(virtual_gpu: VirtualGpu) -> None:
     assert skipped == "the other process did not answer: it gave no reason"
 
 
+@pytest.mark.fault(32)
 def test_a_control_that_fails_proves_nothing() -> None:
     trial = Trial(place="plain allocations", sampled=100, control=99)
     report = Remanence(gpu="G", driver="1", mode="m", total=1000, trials=(trial,))

@@ -256,7 +256,7 @@ def test_managed_memory_is_refused_and_the_process_runs_on(
 def test_vram_killed_in_the_middle_leaves_the_process_running(
     machine: Machine, start: Start, record: Record
 ) -> None:
-    """The keeper lets the driver finish, brings the process back and leaves."""
+    """The checkpoint worker lets the driver finish, brings the process back and leaves."""
     subject = start(PLAIN, 2 * GIB)
     argv = [sys.executable, "-m", "vram", "park", str(subject.pid)]
     vram = subprocess.Popen(

@@ -284,6 +284,7 @@ def test_deadline_cuts_the_scan_off(folder: Path, scan: Scan) -> None:
     assert not found.complete
 
 
+@pytest.mark.fault(11)
 def test_processes_that_come_and_go(folder: Path, holder: subprocess.Popen[bytes], scan: Scan) -> None:
     """Whoever ends while being looked at is simply not there; who stays is always found."""
     with started(CHURN) as churn:

@@ -56,6 +56,7 @@ def test_own_process_is_described(process: subprocess.Popen[bytes]) -> None:
     assert not facts.exiting
 
 
+@pytest.mark.fault(30)
 def test_age_is_the_time_since_its_start(process: subprocess.Popen[bytes]) -> None:
     """Measured on the boot clock, so that a suspended machine does not make it younger."""
     _, facts = LocalProc().facts(process.pid)

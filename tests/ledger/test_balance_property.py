@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -45,6 +46,7 @@ def tell(world: World, statement: tuple) -> None:
             world.lost(gpu)
 
 
+@pytest.mark.fault(6)
 @given(
     STATEMENTS,
     st.integers(0, 100 * GIB),
@@ -64,6 +66,7 @@ def test_every_survey_balances(statements, used, free, namespace, uid):
         assert all(entry.nbytes >= 0 for entry in gpu.entries)
 
 
+@pytest.mark.fault(6)
 @given(STATEMENTS)
 def test_the_order_of_pids_in_the_lists_does_not_change_the_sum(statements):
     world, mirrored = World().gpu(used=50 * GIB), World().gpu(used=50 * GIB)

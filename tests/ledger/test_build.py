@@ -324,6 +324,7 @@ def test_a_dmabuf_is_placed_on_the_gpu_that_has_room_for_it():
     ]
 
 
+@pytest.mark.fault(6)
 def test_bytes_that_nobody_explains_are_a_line_of_their_own():
     (rest,) = entries(only_gpu(World().gpu(used=3 * GIB)), "unattributed")
     assert (rest.nbytes, rest.confidence) == (3 * GIB, "unknown")

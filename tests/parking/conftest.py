@@ -125,18 +125,20 @@ class Machine:
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
     def until_nobody_moves(self, pid: int) -> None:
-        """Come back when the claim on *pid* is free: no vram and no keeper is at work on it."""
+        """Come back when the claim on *pid* is free: no vram and no checkpoint worker is at work on it."""
         file = self._claims()
         try:
             fcntl(file, F_OFD_SETLKW, _lock(pid))
         finally:
             os.close(file)
 
-    def until_somebody_moves(self, pid: int) -> None:
-        """Come back when a vram has taken the claim on *pid*."""
+    def until_somebody_moves(self, pid: int, vram: subprocess.Popen[str] | None = None) -> None:
+        """Come back when a vram has taken the claim on *pid*, or when *vram* has ended without."""
         file = self._claims()
         try:
             while struct.unpack(_FLOCK, fcntl(file, F_OFD_GETLK, _lock(pid)))[0] == F_UNLCK:
+                if vram is not None and vram.poll() is not None:
+                    break
                 time.sleep(0.001)
         finally:
             os.close(file)
@@ -176,21 +178,21 @@ def runs_on(worker: Program) -> bool:
     return [worker.told(), worker.told()] == ["asked", "before"]
 
 
-def keeper_of(process: subprocess.Popen[str]) -> int:
-    """The keeper that a running vram has started, as a pidfd."""
+def checkpoint_worker_of(process: subprocess.Popen[str]) -> int:
+    """The checkpoint worker that a running vram has started, as a pidfd."""
     while True:
         for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
             try:
-                if b"vram-keeper" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                if b"vram-checkpoint-worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
                     return os.pidfd_open(int(pid))
             except (OSError, ProcessLookupError):
                 continue
-        assert process.poll() is None, "vram ended without a keeper"
+        assert process.poll() is None, "vram ended without a checkpoint worker"
 
 
-def until_it_has_a_claim(keeper: int) -> None:
-    """Come back when an order to move a process has reached the keeper."""
-    fields = dict(line.split(":\t") for line in Path(f"/proc/self/fdinfo/{keeper}").read_text().splitlines())
+def until_it_has_a_claim(pidfd: int) -> None:
+    """Come back when an order to move a process has reached the checkpoint worker."""
+    fields = dict(line.split(":\t") for line in Path(f"/proc/self/fdinfo/{pidfd}").read_text().splitlines())
     files = Path(f"/proc/{int(fields['Pid'])}/fd")
     while not any(_opened(file).endswith(".lock") for file in files.iterdir()):
         time.sleep(0.001)
@@ -213,12 +215,12 @@ def kill(pidfd: int) -> None:
 
 
 def kill_both(vram: subprocess.Popen[str]) -> None:
-    """End vram and its keeper, neither having the time to put right what the other's death leaves."""
-    keeper = keeper_of(vram)
-    signal.pidfd_send_signal(keeper, signal.SIGSTOP)
+    """End vram and its worker, neither having the time to put right what the other's death leaves."""
+    checkpoint_worker = checkpoint_worker_of(vram)
+    signal.pidfd_send_signal(checkpoint_worker, signal.SIGSTOP)
     vram.kill()
     vram.wait()
-    kill(keeper)
+    kill(checkpoint_worker)
 
 
 def _end(process: subprocess.Popen[str]) -> None:

@@ -13,8 +13,16 @@ import termios
 
 import pytest
 
-from tests.parking.conftest import CHECKPOINTED, RUNNING, Machine, keeper_of, kill, kill_both, runs_on
-from vram.reclaim.borrow import seen_by_cuda
+from tests.parking.conftest import (
+    CHECKPOINTED,
+    RUNNING,
+    Machine,
+    checkpoint_worker_of,
+    kill,
+    kill_both,
+    runs_on,
+)
+from vram.reclaim.preflight import seen_by_cuda
 from vram.units import GIB, MIB
 from vram.virtualgpu import VirtualGpu
 
@@ -53,7 +61,7 @@ def test_nobody_is_parked_where_there_is_room(machine: Machine) -> None:
     done = machine.vram("borrow", "1GiB", "--", "sh", "-c", children)
     assert (done.returncode, done.stderr) == (0, "")
     ours, command = done.stdout.split()
-    assert ours == command, "no keeper is left beside the command"
+    assert ours == command, "no checkpoint worker is left beside the command"
     assert (machine.used(), machine.audit()) == (used, [])
 
 
@@ -148,8 +156,9 @@ def test_a_signal_to_vram_reaches_the_command(machine: Machine) -> None:
     assert runs_on(worker)
 
 
+@pytest.mark.fault(10)
 def test_vram_killed_while_the_command_runs(machine: Machine) -> None:
-    """The keeper waits for the command, which goes on in its room, and then brings everybody back."""
+    """The worker waits for the command, which goes on in its room, and then brings everybody back."""
     worker = machine.worker()
     argv = [sys.executable, "-c", BORROWER, str(139 * GIB)]
     vram = machine.start("borrow", TIGHT, "--", *argv, stdin=subprocess.PIPE)
@@ -168,7 +177,8 @@ def test_vram_killed_while_the_command_runs(machine: Machine) -> None:
     assert machine.parked() == []
 
 
-def test_vram_and_its_keeper_killed_while_the_command_runs(machine: Machine) -> None:
+@pytest.mark.fault(10)
+def test_vram_and_its_checkpoint_worker_killed_while_the_command_runs(machine: Machine) -> None:
     """Nobody is left to bring the lender back; the next vram does."""
     worker = machine.worker()
     vram = machine.start("borrow", TIGHT, "--", "sh", "-c", "echo up; read word", stdin=subprocess.PIPE)
@@ -186,7 +196,7 @@ def test_a_keeper_killed_while_the_command_runs_is_replaced(machine: Machine) ->
     vram = machine.start("borrow", TIGHT, "--", "sh", "-c", "echo up; read word", stdin=subprocess.PIPE)
     assert vram.stdout is not None
     vram.stdout.readline()
-    kill(keeper_of(vram))
+    kill(checkpoint_worker_of(vram))
     vram.communicate("go\n")
     assert vram.returncode == 0
     assert runs_on(worker)

@@ -33,6 +33,7 @@ def test_a_healthy_process_may_be_parked_with_all_it_has() -> None:
     assert may_park(devices(), TARGET, RUNNING, ROOMY) == (SHARE,)
 
 
+@pytest.mark.fault(19)
 @pytest.mark.parametrize(
     ("seen", "words"),
     [
@@ -64,6 +65,7 @@ def test_who_is_not_listed_may_be_on_a_gpu_that_does_not_answer() -> None:
         may_park(replace(devices(), listed={}, silent=(1,)), TARGET, RUNNING, ROOMY)
 
 
+@pytest.mark.fault(19)
 def test_host_memory_is_counted_beside_a_reserve_and_what_goes_before() -> None:
     just = 8 * GIB + reserve(ROOMY.memory_total)
     assert may_park(devices(), TARGET, RUNNING, replace(ROOMY, memory_left=just))

@@ -70,6 +70,7 @@ def never_begun(machine: Machine) -> bool:
     return machine.audit() == []
 
 
+@pytest.mark.fault(19)
 def test_managed_memory_that_is_seen_is_refused_untouched(machine: Machine) -> None:
     program = machine.program(MANAGED, NBYTES=str(64 * MIB))
     refused(machine, program, 20, "64.0 MiB of managed memory")
@@ -77,6 +78,7 @@ def test_managed_memory_that_is_seen_is_refused_untouched(machine: Machine) -> N
     refused(machine, program, 20, "the driver cannot park", "--anyway")
 
 
+@pytest.mark.fault(19)
 def test_managed_memory_that_only_the_driver_sees_is_unlocked_and_runs_on(machine: Machine) -> None:
     program = machine.program(MANAGED, NBYTES=str(1 * MIB))
     refused(machine, program, 20, "managed memory, or shares")
@@ -85,6 +87,7 @@ def test_managed_memory_that_only_the_driver_sees_is_unlocked_and_runs_on(machin
     assert machine.vram("park", program.pid).returncode == 0
 
 
+@pytest.mark.fault(19)
 def test_memory_shared_by_ipc_is_unlocked_and_runs_on(machine: Machine) -> None:
     program = machine.program(SHARING)
     refused(machine, program, 20, "shares memory with others")
@@ -92,6 +95,7 @@ def test_memory_shared_by_ipc_is_unlocked_and_runs_on(machine: Machine) -> None:
     assert program.told() == "freed"
 
 
+@pytest.mark.fault(19)
 def test_mig_is_refused_untouched(machine: Machine) -> None:
     machine.gpu.set(mig="1g.18gb")
     program = machine.worker()
@@ -106,6 +110,7 @@ def test_an_old_driver_is_refused_untouched(machine: Machine) -> None:
     assert never_begun(machine)
 
 
+@pytest.mark.fault(19)
 def test_too_little_host_memory_is_refused_untouched(machine: Machine) -> None:
     """The virtual GPU's bytes cost nothing until they are touched: this is more than the host has."""
     program = machine.program(LARGE, NBYTES=str(139 * GIB))
@@ -161,6 +166,7 @@ def test_who_is_no_target(
     assert [(line["action"], line["pids"]) for line in lines] == [(command, [pid()])] * len(written)
 
 
+@pytest.mark.fault(15)
 def test_borrowing_from_somebody_else_is_denied_and_written_down(machine: Machine) -> None:
     """One borrows only from oneself, whoever one is."""
     if os.geteuid():
@@ -201,6 +207,7 @@ def wait_until_inside(program: Program) -> None:
         assert program.process.poll() is None
 
 
+@pytest.mark.fault(19)
 def test_a_checkpoint_that_fails_is_unlocked(machine: Machine) -> None:
     program = machine.worker()
     machine.gpu.fail("cuCheckpointProcessCheckpoint", error="UNKNOWN")
@@ -220,6 +227,7 @@ def test_a_checkpoint_that_breaks_half_way_says_that_the_process_is_lost(machine
     assert line["state"] == "failed"
 
 
+@pytest.mark.fault(19)
 def test_unpark_without_room_is_refused_and_works_later(machine: Machine) -> None:
     program = machine.worker()
     machine.vram("park", program.pid)
@@ -243,6 +251,7 @@ def test_unpark_can_wait_for_room(machine: Machine) -> None:
     assert runs_on(program)
 
 
+@pytest.mark.fault(19)
 def test_a_restore_that_finds_no_room_after_all_leaves_it_parked(machine: Machine) -> None:
     """Somebody took the memory between our look and the driver's."""
     program = machine.worker()

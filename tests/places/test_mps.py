@@ -26,7 +26,7 @@ __all__ = ["hold"]
 
 NAME = "nvidia-cuda-mps-server"
 INSTALLED = Path("/usr/local/sbin")
-OWN_MOUNTS = ("unshare", *(() if os.geteuid() == 0 else ("--user", "--map-root-user")), "--mount")
+OWN_MOUNTS = ("unshare", "--mount")
 # What comes last on the line is the interpreter's own path and what it is given: the copy takes its place.
 INSTALL = f'mount --bind "$1" {INSTALLED} && shift 2 && exec {INSTALLED}/{NAME} "$@"'
 ELSEWHERE = 'program="$1" && shift 2 && exec "$program" "$@"'
@@ -51,6 +51,8 @@ def program(tmp_path: Path) -> Path:
 @pytest.fixture
 def serve(virtual_gpu: VirtualGpu, hold: Hold, program: Path) -> Serve:
     """Start a server that lies where packages install it."""
+    if os.geteuid():
+        pytest.skip("only what root installed is taken for a part of the system")
     trial = [*OWN_MOUNTS, "mount", "--bind", program.parent, INSTALLED]
     if not shutil.which("unshare") or subprocess.run(trial, capture_output=True).returncode:
         pytest.skip("nothing may be mounted here")
@@ -135,6 +137,7 @@ def test_the_server_is_neither_offered_nor_ended_while_clients_live(
     assert (server.process.poll(), client.process.poll()) == (None, None)
 
 
+@pytest.mark.fault(19)
 def test_a_client_cannot_be_parked_and_its_end_is_said_to_touch_others(
     virtual_gpu: VirtualGpu, hold: Hold, serve: Serve
 ) -> None:

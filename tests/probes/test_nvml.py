@@ -48,6 +48,7 @@ def test_charges_name_processes_for_good(virtual_gpu: VirtualGpu) -> None:
         assert charge.process.started_at is not None
 
 
+@pytest.mark.fault(5)
 def test_a_dead_pid_has_no_start(virtual_gpu: VirtualGpu) -> None:
     with Scene(virtual_gpu, "fork_orphan") as scene:
         scene.kill("parent")
@@ -95,6 +96,7 @@ def charges_told(*lists: list[int]) -> list[ChargeFacts]:
     return [each.facts for each in told if isinstance(each.facts, ChargeFacts)]
 
 
+@pytest.mark.fault(11)
 def test_a_dead_pid_that_is_listed_no_more_ended_while_it_was_read() -> None:
     """One whose memory somebody keeps is listed again; the living are not asked about twice."""
     with subprocess.Popen(["true"]) as gone:
@@ -112,6 +114,7 @@ def test_older_process_lists_serve_where_newer_are_unknown(virtual_gpu: VirtualG
         assert charge.nbytes == 518 * 1024**2
 
 
+@pytest.mark.fault(7)
 @pytest.mark.parametrize(("code", "status"), [("UNKNOWN", "failed"), ("NO_PERMISSION", "denied")])
 @pytest.mark.parametrize("kind", ["Compute", "Graphics", "MPSCompute"])
 def test_one_list_that_fails_is_said(virtual_gpu: VirtualGpu, kind: str, code: str, status: str) -> None:
@@ -136,6 +139,7 @@ def test_a_driver_without_any_list_says_so(virtual_gpu: VirtualGpu) -> None:
     assert statuses(take(virtual_gpu), 0)["nvml.processes"] == "unsupported"
 
 
+@pytest.mark.fault(7)
 def test_what_is_not_supported_is_unknown(virtual_gpu: VirtualGpu) -> None:
     virtual_gpu.fail("nvmlDeviceGetBAR1MemoryInfo", error="NOT_SUPPORTED")
     virtual_gpu.fail("nvmlDeviceGetEccMode", error="NO_PERMISSION")
@@ -143,6 +147,7 @@ def test_what_is_not_supported_is_unknown(virtual_gpu: VirtualGpu) -> None:
     assert (gpu.bar1_total, gpu.bar1_used, gpu.ecc_enabled) == (None, None, None)
 
 
+@pytest.mark.fault(7)
 def test_a_sentinel_is_unknown_bytes(virtual_gpu: VirtualGpu) -> None:
     virtual_gpu.fail("nvmlDeviceGetComputeRunningProcesses*", sentinel=True)
     with Scene(virtual_gpu, "context_only") as scene:
@@ -151,6 +156,7 @@ def test_a_sentinel_is_unknown_bytes(virtual_gpu: VirtualGpu) -> None:
         assert charge.nbytes is None
 
 
+@pytest.mark.fault(7)
 def test_impossible_memory_is_refused(two_virtual_gpus: VirtualGpu) -> None:
     two_virtual_gpus.fail("nvmlDeviceGetMemoryInfo*", gpu=0, sentinel=True)
     survey = take(two_virtual_gpus)
@@ -158,6 +164,7 @@ def test_impossible_memory_is_refused(two_virtual_gpus: VirtualGpu) -> None:
     assert [observation.gpu for observation, _ in facts(survey, MemoryFacts)] == [1]
 
 
+@pytest.mark.fault(1, 2)
 @pytest.mark.parametrize("code", ["GPU_IS_LOST", "RESET_REQUIRED"])
 @pytest.mark.parametrize("call", ["nvmlDeviceGetName", "nvmlDeviceGetMemoryInfo*", "nvmlDeviceGetGraphics*"])
 def test_a_gpu_lost_in_the_middle_costs_only_itself(
@@ -170,6 +177,7 @@ def test_a_gpu_lost_in_the_middle_costs_only_itself(
     assert {run.name: run.status for run in survey.probes}["nvml"] == "lost"
 
 
+@pytest.mark.fault(8)
 @pytest.mark.parametrize(
     ("code", "status", "words"),
     [
@@ -198,6 +206,7 @@ def test_without_a_driver_the_library_is_named(monkeypatch: pytest.MonkeyPatch) 
     assert (init.status, "libnvidia-ml.so.1" in init.message) == ("unsupported", True)
 
 
+@pytest.mark.fault(3)
 def test_a_call_that_hangs_costs_only_its_gpu(two_virtual_gpus: VirtualGpu) -> None:
     two_virtual_gpus.fail("nvmlDeviceGetUUID", gpu=0, hang=True)
     survey = take(two_virtual_gpus, "--deadline", HUNG_S)
@@ -207,12 +216,14 @@ def test_a_call_that_hangs_costs_only_its_gpu(two_virtual_gpus: VirtualGpu) -> N
     assert set(statuses(survey, 1).values()) == {"ok"}
 
 
+@pytest.mark.fault(3)
 def test_memory_is_known_where_only_the_lists_hang(virtual_gpu: VirtualGpu) -> None:
     virtual_gpu.fail("nvmlDeviceGetComputeRunningProcesses*", hang=True)
     survey = take(virtual_gpu, "--deadline", HUNG_S)
     assert statuses(survey, 0) == {"nvml.gpu": "ok", "nvml.memory": "ok", "nvml.processes": "timeout"}
 
 
+@pytest.mark.fault(3)
 def test_init_that_hangs_is_one_statement(virtual_gpu: VirtualGpu) -> None:
     virtual_gpu.fail("nvmlInit*", hang=True)
     survey = take(virtual_gpu, "--deadline", HUNG_S)
@@ -228,6 +239,7 @@ def test_slow_is_not_hung(two_virtual_gpus: VirtualGpu) -> None:
     assert [observation.gpu for observation, _ in facts(survey, MemoryFacts)] == [1, 0]
 
 
+@pytest.mark.fault(3)
 def test_many_gpus_that_hang_end_by_the_deadline(native_libraries: object) -> None:
     with VirtualGpu.create(gpus=6) as gpu:
         gpu.fail("nvmlDeviceGetName", hang=True)
@@ -247,6 +259,7 @@ def test_what_was_said_in_time_counts(virtual_gpu: VirtualGpu) -> None:
     assert done.stdout.split() == [b"nvml.init", b"nvml.driver", b"nvml.gpu", b"nvml.memory"]
 
 
+@pytest.mark.fault(3)
 def test_no_reader_outlives_its_survey(two_virtual_gpus: VirtualGpu) -> None:
     two_virtual_gpus.fail("nvmlDeviceGetName", gpu=0, hang=True)
     with _rounds(two_virtual_gpus, "--deadline", HUNG_S, "--rounds", "2") as program:
@@ -257,6 +270,7 @@ def test_no_reader_outlives_its_survey(two_virtual_gpus: VirtualGpu) -> None:
         program.kill()
 
 
+@pytest.mark.fault(3)
 def test_a_reader_that_cannot_die_is_not_joined_by_others(two_virtual_gpus: VirtualGpu) -> None:
     """Nothing piles up on a GPU that swallows its readers; when it lets go, it is read again."""
     two_virtual_gpus.fail("nvmlDeviceGetUUID", gpu=0, hang=True)

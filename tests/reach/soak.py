@@ -24,13 +24,14 @@ from typing import Any
 
 from vram.errors import Refused
 from vram.host.local import LocalHost
-from vram.reach import direct
+from vram.reach import direct, remote_exec
 from vram.reach.python_process import PythonProcess, examine
 from vram.reach.request import Raw, Request, require_done
+from vram.reach.ways import Way
 from vram.reclaim.identity import capture
 
 VISITED = Path(__file__).with_name("visited.py")
-VERSIONS = ("3.9", "3.10", "3.11", "3.12", "3.13")
+VERSIONS = ("3.9", "3.10", "3.11", "3.12", "3.13", "3.14")
 WORKING = ("busy", "importing", "collecting", "in-c", "deep", "forking", "ringing")
 RESTING = ("read", "select", "poll", "asyncio", "sleep", "child")
 LOCKED = ("event", "timed", "short", "queue", "join")
@@ -101,18 +102,22 @@ class Visited:
         self.process.communicate()
 
 
-def visit(process: PythonProcess, deadline_s: float = DEADLINE_S) -> Raw:
-    raw = direct.visit(process, MEASURE, deadline_s)
+def ways_into(version: str) -> tuple[Way, ...]:
+    return (remote_exec, direct) if version == "3.14" else (direct,)
+
+
+def visit(process: PythonProcess, deadline_s: float = DEADLINE_S, way: Way = direct) -> Raw:
+    raw = way.visit(process, MEASURE, deadline_s)
     require_done(process.pid, raw.body)
     return raw
 
 
-def visit_often(visited: Visited, visits: int, asking_every: int = 10) -> list[float]:
+def visit_often(visited: Visited, visits: int, asking_every: int = 10, way: Way = direct) -> list[float]:
     """For how long it was stopped each time."""
     process = visited.python()
     stopped = []
     for number in range(visits):
-        stopped.append(visit(process).stopped_s or 0.0)
+        stopped.append(visit(process, way=way).stopped_s or 0.0)
         if number % asking_every == 0:
             visited.ask()
     visited.ask()
@@ -123,7 +128,7 @@ def visit_often(visited: Visited, visits: int, asking_every: int = 10) -> list[f
 UNTIL_IT_RUNS_AGAIN = 0.4
 
 
-def kill_visitors(visited: Visited, kills: int, chance: random.Random) -> int:
+def kill_visitors(visited: Visited, kills: int, chance: random.Random, way: Way = direct) -> int:
     """Visitors are killed at random moments, up to a little after the process runs again.
 
     Returns how many visits they had finished.
@@ -132,7 +137,7 @@ def kill_visitors(visited: Visited, kills: int, chance: random.Random) -> int:
     took = []
     for _ in range(5):
         began = time.monotonic()
-        visit(process)
+        visit(process, way=way)
         took.append(time.monotonic() - began)
     longest_s = UNTIL_IT_RUNS_AGAIN * sorted(took)[2]
     finished = len(took)
@@ -142,32 +147,37 @@ def kill_visitors(visited: Visited, kills: int, chance: random.Random) -> int:
         if not child:
             while True:
                 try:
-                    visit(process)
+                    visit(process, way=way)
                     os.write(write, b"v")
-                except Refused:
-                    os.write(write, b"r")
+                except Refused as error:
+                    os.write(write, f"refused: {error}".encode())
         os.close(write)
-        with os.fdopen(read, "rb") as pipe:
-            assert pipe.read(1) == b"v"  # it is in the middle of things
-            time.sleep(chance.uniform(0, longest_s))
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            told = pipe.read()
-        assert b"r" not in told, "a visit was refused"
-        finished += 1 + len(told)
+        with os.fdopen(read, "rb", buffering=0) as pipe:
+            try:
+                first = pipe.read(1)  # it is in the middle of things
+                time.sleep(chance.uniform(0, longest_s))
+            finally:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+            told = first + pipe.readall()
+        assert b"r" not in told, told
+        finished += len(told)
         visited.ask()
     return finished
 
 
-def soak(version: str, state: str, threads: int, visits: int, kills: int, seed: int) -> dict[str, Any]:
+def soak(
+    version: str, way: Way, state: str, threads: int, visits: int, kills: int, seed: int
+) -> dict[str, Any]:
     """One version in one state. What went wrong is told, and the next one is tried."""
-    result: dict[str, Any] = {"python": version, "state": state, "threads": threads, "visits": 0, "kills": 0}
+    case = {"python": version, "via": way.NAME, "state": state, "threads": threads}
+    result: dict[str, Any] = {**case, "visits": 0, "kills": 0}
     visited = Visited(interpreters()[version], state, threads)
     try:
-        stopped = sorted(visit_often(visited, visits))
+        stopped = sorted(visit_often(visited, visits, way=way))
         result["visits"] = len(stopped)
         result["stopped_ms"] = [round(stopped[at] * 1000, 3) for at in (len(stopped) // 2, -1)]
-        result["finished_before_a_kill"] = kill_visitors(visited, kills, random.Random(seed))
+        result["finished_before_a_kill"] = kill_visitors(visited, kills, random.Random(seed), way)
         result["kills"] = kills
         status = visited.process.poll()
         assert status is None, f"it has ended: {status}"
@@ -182,7 +192,13 @@ def main() -> None:
     visits = int(os.environ.get("VRAM_SOAK", "1000"))
     os.environ["XDG_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="vram-soak-")
     versions = sys.argv[1:] or list(interpreters())
-    cases = [(version, state, threads) for version in versions for state in STATES for threads in (1, 100)]
+    cases = [
+        (version, way, state, threads)
+        for version in versions
+        for way in ways_into(version)
+        for state in STATES
+        for threads in (1, 100)
+    ]
     machine = {
         "machine": platform.machine(),
         "kernel": platform.release().partition("-")[0],
@@ -191,8 +207,8 @@ def main() -> None:
     print(json.dumps({"taken": time.strftime("%Y-%m-%d"), **machine}), flush=True)
     each, kills = -(-visits // len(cases)), -(-visits // 10 // len(cases))
     total = {"visits": 0, "kills": 0, "wrong": 0}
-    for seed, (version, state, threads) in enumerate(cases):
-        result = soak(version, state, threads, each, kills, seed)
+    for seed, (version, way, state, threads) in enumerate(cases):
+        result = soak(version, way, state, threads, each, kills, seed)
         print(json.dumps(result), flush=True)
         total["visits"] += result["visits"] + result.get("finished_before_a_kill", 0)
         total["kills"] += result["kills"]

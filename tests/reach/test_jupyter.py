@@ -158,6 +158,7 @@ def test_a_kept_exception_is_forgotten_only_when_asked(world: World, notebook: N
     assert notebook.run("1 + 1")["status"] == "ok"
 
 
+@pytest.mark.fault(29)
 class TestConnectionFile:
     """Owner, mode and loopback are checked before a word is sent."""
 

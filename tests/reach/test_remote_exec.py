@@ -1,83 +1,155 @@
-"""Through sys.remote_exec: Python runs the file at a safe point, or never."""
+"""Through Python 3.14's interface for debuggers: a file runs at a safe point, or never; nobody is started."""
 
 from __future__ import annotations
 
 import os
+import random
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.reach.conftest import CACHED, World, gave_back, target_of
+from tests.reach.soak import Visited, kill_visitors, visit, visit_often
 from vram.errors import NotReachable, TimedOut
+from vram.reach import remote_exec
+from vram.reach.python_process import PythonProcess, examine
 from vram.reach.ways import reach
 
 NOBODY = 65534
-# Tells as its complaint what it was given: standard input, folder, whose session, user, environment.
-CURIOUS_INTERPRETER = """\
-#!/bin/sh
-me=/proc/$$
-session=$(cut -d" " -f6 $me/stat)
-echo "$(readlink $me/fd/0)|$(readlink $me/cwd)|$((session == $$))|$(id -u)|$(tr "\\0" " " <$me/environ)" >&2
-exit 1
-"""
-VISITOR = """\
-import sys
-from msgspec.structs import replace
-from tests.reach.conftest import target_of
-from vram.errors import NotReachable
-from vram.reach.python_process import examine
-from vram.reach.remote_exec import visit
-from vram.reach.request import Request
-
-pid, uid, interpreter = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-seen = examine(target_of(pid))
-process = replace(seen, target=replace(seen.target, uid=uid), gid=uid, executable=interpreter)
-try:
-    visit(process, Request("trim", {"verb": "trim"}), 30.0)
-except NotReachable as error:
-    print(str(error).rpartition(": ")[2])
-"""
+PATIENCE_S = 60.0
 
 
-@pytest.mark.parametrize("rest", ["computing"])
-def test_a_working_program_gives_back_and_goes_on(world: World, python314: str, rest: str) -> None:
+@pytest.fixture
+def visited(world: World, python314: str) -> Iterator[Callable[..., Visited]]:
+    made: list[Visited] = []
+
+    def start(state: str, **environment: str) -> Visited:
+        made.append(Visited(python314, state, **environment))
+        return made[-1]
+
+    yield start
+    for each in made:
+        each.close()
+
+
+def until(reached: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not reached():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.002)
+
+
+def waiting(process: PythonProcess) -> bytes | None:
+    """The request that lies in the process and has not been seen by its main thread."""
+    with remote_exec._opened(process) as interface:
+        return interface._waiting(interface.find_main_thread().state + interface._offsets.support)
+
+
+def left(world: World) -> list[Path]:
+    return list((world.runtime / "vram").iterdir())
+
+
+@pytest.mark.parametrize("rest", ["computing", "reading"])
+def test_it_gives_back_and_goes_on(world: World, python314: str, rest: str) -> None:
     subject = world.subject(rest, python=python314)
     receipt = world.trim(subject.pid)
     assert receipt["via"] == "remote-exec"
     assert gave_back(receipt) >= CACHED
+    assert 0 < receipt["stopped_s"] < PATIENCE_S
     assert subject.ask() == {"alive": 1, "modules": []}
+    assert not left(world)
 
 
+@pytest.mark.parametrize("state", ["busy", "forking", "ringing", "poll", "sleep", "timed", "join"])
+def test_at_work_at_rest_or_waiting_for_a_lock(
+    world: World, visited: Callable[..., Visited], state: str
+) -> None:
+    program = visited(state)
+    before = program.ask()
+    visit_often(program, 2, asking_every=2, way=remote_exec)
+    after = program.ask()
+    assert (after["names"], after["threads"]) == (before["names"], before["threads"])
+    assert not left(world)
+
+
+@pytest.mark.parametrize("state", ["busy", "timed"])
+def test_a_visitor_killed_at_any_moment_does_no_harm(visited: Callable[..., Visited], state: str) -> None:
+    program = visited(state)
+    kill_visitors(program, 3, random.Random(state), remote_exec)
+    visit_often(program, 1, way=remote_exec)
+
+
+@pytest.mark.fault(20)
 def test_blocked_in_c_it_is_called_off(world: World, python314: str, tmp_path: Path) -> None:
-    """The file was promised to run; when the program wakes up at last, it is empty, and nobody complains."""
+    """The request is taken back: the program wakes up at last, finds nothing, and nobody complains."""
     complaints = tmp_path / "complaints"
     with complaints.open("wb") as stream:
-        subject = world.subject("reading", python=python314, stderr=stream)
-    with pytest.raises(TimedOut, match="nothing was done"):
-        reach(target_of(subject.pid), "trim", 0.5)
+        subject = world.subject("holding-the-lock", python=python314, stderr=stream)
+    for _ in range(2):
+        with pytest.raises(TimedOut, match="nothing was done"):
+            reach(target_of(subject.pid), "trim", 0.3)
+        assert not left(world)
+    assert waiting(examine(target_of(subject.pid))) is None
+    assert subject.ask()["alive"] == 0
     assert subject.ask()["alive"] == 1
-    assert subject.ask()["alive"] == 2
     assert complaints.read_text() == ""
-    subject.close()
-    (left,) = (world.runtime / "vram").iterdir()
-    assert [file.name for file in left.iterdir() if file.stat().st_size] == []
-    # Whoever is visited next clears up after those that have ended.
-    other = world.subject("computing", python=python314)
-    assert gave_back(world.trim(other.pid)) >= CACHED
-    assert not list((world.runtime / "vram").iterdir())
 
 
+def test_what_a_killed_visitor_left_does_nothing_and_is_replaced(
+    world: World, visited: Callable[..., Visited], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = visited("holding")
+    process = program.python()
+    at_work_s = remote_exec._AT_WORK_S
+    monkeypatch.setattr(remote_exec, "_AT_WORK_S", PATIENCE_S)
+    child = os.fork()
+    if not child:
+        visit(process, way=remote_exec)
+        os._exit(0)
+    until(lambda: waiting(process) is not None)
+    (abandoned,) = left(world)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    with pytest.raises(TimedOut):
+        visit(process, 0.3, remote_exec)
+    assert waiting(process) is None
+    assert not left(world), f"{abandoned} is nobody's any more"
+    monkeypatch.setattr(remote_exec, "_AT_WORK_S", at_work_s)
+    program.ask()
+    visit(process, way=remote_exec)
+
+
+def test_another_debuggers_request_is_left_alone(
+    visited: Callable[..., Visited], python314: str, tmp_path: Path
+) -> None:
+    program = visited("holding")
+    mark, script = tmp_path / "mark", tmp_path / "script.py"
+    script.write_text(f"open({str(mark)!r}, 'w').close()")
+    asking = f"import sys; sys.remote_exec({program.pid}, {str(script)!r})"
+    subprocess.run([python314, "-c", asking], check=True, timeout=PATIENCE_S)
+    with pytest.raises(NotReachable, match="another debugger's request"):
+        visit(program.python(), 0.3, remote_exec)
+    program.ask()
+    until(mark.exists)
+    visit(program.python(), way=remote_exec)
+
+
+@pytest.mark.parametrize("via", ["remote-exec", "ptrace"])
 @pytest.mark.parametrize("how", ["variable", "option"])
-def test_who_disabled_it_is_left_alone(world: World, python314: str, how: str) -> None:
+def test_who_disabled_it_is_left_alone(world: World, python314: str, how: str, via: str) -> None:
     environment = {"PYTHON_DISABLE_REMOTE_DEBUG": "1"} if how == "variable" else {}
     options = ["-X", "disable-remote-debug"] if how == "option" else []
     subject = world.subject("computing", python=python314, options=options, **environment)
     with pytest.raises(NotReachable, match="disabled"):
-        reach(target_of(subject.pid), "trim", 30.0, via="remote-exec")
+        reach(target_of(subject.pid), "trim", 30.0, via=via)
     assert subject.ask()["alive"] == 1
 
 
@@ -90,38 +162,82 @@ def test_older_pythons_have_no_such_door(world: World) -> None:
     assert "has no sys.remote_exec" in done.stderr
 
 
-@pytest.fixture
-def curious_interpreter() -> Iterator[str]:
-    """A program where every user may start it, unlike in a folder of the test's own."""
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder).chmod(0o755)
-        program = Path(folder) / "python3.14"
-        program.write_text(CURIOUS_INTERPRETER)
-        program.chmod(0o755)
-        yield str(program)
-
-
-def given_to(interpreter: str, world: World, uid: int) -> list[str]:
-    """What the interpreter of a target was given when it was asked to attach."""
+def test_its_version_is_what_its_memory_says(world: World, visited: Callable[..., Visited]) -> None:
+    """Not what its file is called."""
+    if sys.version_info >= (3, 14):
+        pytest.skip("this Python has it")
     subject = world.subject("reading")
-    environment = {**world.environment, "PYTHONPATH": os.pathsep.join(sys.path), "SECRET": "ours"}
-    argv = [sys.executable, "-c", VISITOR, str(subject.pid), str(uid), interpreter]
-    done = subprocess.run(
-        argv, env=environment, stdin=subprocess.PIPE, capture_output=True, text=True, timeout=60
+    found = examine(target_of(subject.pid))
+    assert "has no sys.remote_exec" in (remote_exec.closed(replace(found, minor=14)) or "")
+    assert remote_exec.closed(replace(visited("read").python(), minor=None)) is None
+
+
+def test_a_path_that_does_not_fit(
+    world: World, visited: Callable[..., Visited], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = world.runtime / ("d" * 250) / ("e" * 250)
+    deep.mkdir(parents=True, mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(deep))
+    program = visited("read")
+    with pytest.raises(NotReachable, match="too long"):
+        visit(program.python(), way=remote_exec)
+    program.ask()
+
+
+def test_one_that_begins_another_program_meanwhile(python314: str) -> None:
+    """Pid, start and name stay; what was learnt of the old program is not written into the new one."""
+    code = "import os, sys; print(1, flush=True); input(); os.execv(sys.executable, sys.argv[1:])"
+    argv = [python314, "-c", "print(2, flush=True); print(input())"]
+    process = subprocess.Popen([python314, "-uc", code, *argv], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdout.readline()
+        with remote_exec._opened(examine(target_of(process.pid))) as interface:
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == b"2\n"
+            with pytest.raises(remote_exec.Ended):
+                interface.request("/nowhere", time.monotonic() + 1)
+    finally:
+        told, _ = process.communicate(b"well\n", timeout=PATIENCE_S)
+    assert (told, process.returncode) == (b"well\n", 0)
+
+
+@pytest.fixture
+def planted(python314: str) -> Iterator[Path]:
+    """A folder of everybody's with an interpreter that will be replaced while it runs."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o777)
+        shutil.copy(os.path.realpath(python314), folder / "python3.14")
+        yield folder
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root visits others")
+def test_no_program_of_the_targets_is_run(world: World, planted: Path, python314: str) -> None:
+    """Its interpreter has become another file since: whoever started that would have been seen."""
+    mark, interpreter = planted / "mark", planted / "python3.14"
+    code = "import os; os.setgid(65534); os.setuid(65534); print(1, flush=True); print(input())"
+    home = str(Path(os.path.realpath(python314)).parents[1])
+    process = subprocess.Popen(
+        [str(interpreter), "-c", code],
+        env={**os.environ, "PYTHONHOME": home},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.rstrip("\n").split("|")
-
-
-def test_the_targets_interpreter_gets_no_terminal_of_ours(world: World, curious_interpreter: str) -> None:
-    """Whatever file it is, it has a session of its own: nothing can be typed into ours from there."""
-    stdin, folder, leads_session, *_ = given_to(curious_interpreter, world, os.geteuid())
-    assert (stdin, folder, leads_session) == ("/dev/null", "/", "1")
-
-
-def test_another_users_interpreter_learns_nothing_of_roots(world: World, curious_interpreter: str) -> None:
-    if os.geteuid():
-        pytest.skip("only root visits others")
-    stdin, folder, leads_session, uid, variables = given_to(curious_interpreter, world, NOBODY)
-    assert (stdin, folder, leads_session, uid) == ("/dev/null", "/", "1", str(NOBODY))
-    assert sorted(variables.split()) == ["LC_ALL=C", f"PATH={os.defpath}"]
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()
+        fake = planted / "fake"
+        fake.write_text(f"#!/bin/sh\nid >{mark}\nsleep 30\n")
+        fake.chmod(0o755)
+        fake.rename(interpreter)
+        found = examine(target_of(process.pid))
+        assert not found.is_ours
+        for _ in range(2):
+            visit(found, PATIENCE_S, remote_exec)
+        assert not mark.exists()
+    finally:
+        told, _ = process.communicate(b"well\n", timeout=PATIENCE_S)
+    assert told == b"well\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import select
 import shutil
 import socket
@@ -15,17 +16,20 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.reach.conftest import SOURCES, World, target_of
 from vram.errors import NoSuchProcess, NotReachable, TimedOut
 from vram.reach import request as requests
-from vram.reach.python_process import examine
+from vram.reach import script_drop
+from vram.reach.python_process import examine, pidfd_of
 from vram.reach.request import Request, require_done
 from vram.reach.script_drop import ScriptDrop
 
 MEASURE = Request("trim", {"verb": "measure", "tracebacks": False})
 PATIENCE_S = 60.0
 BE_NOBODY = "import os; os.setgid(65534); os.setuid(65534)"
+ONLY_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root visits others")
 
 # Does what it is told, line by line, in its main thread.
 OBEDIENT = """
@@ -48,8 +52,8 @@ connection.recv(3)
 
 
 class Obedient:
-    def __init__(self, world: World) -> None:
-        self.process = world.popen([sys.executable, "-c", OBEDIENT])
+    def __init__(self, world: World, first: str = "") -> None:
+        self.process = world.popen([sys.executable, "-c", f"{first}\n{OBEDIENT}"])
         self.pid = self.process.pid
         self.hear()
 
@@ -73,6 +77,15 @@ class Obedient:
 @pytest.fixture
 def program(world: World) -> Iterator[Obedient]:
     made = Obedient(world)
+    yield made
+    made.process.kill()
+    made.process.communicate()
+
+
+@pytest.fixture
+def nobodys(world: World) -> Iterator[Obedient]:
+    """Another user's program, with everything imported that it might need."""
+    made = Obedient(world, f"import array, json, socket, time\n{BE_NOBODY}")
     yield made
     made.process.kill()
     made.process.communicate()
@@ -201,7 +214,7 @@ def test_a_large_answer_arrives_whole(world: World, program: Obedient) -> None:
         assert len(drop.answer(pidfd)) == (8 << 20) + 3
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root visits others")
+@ONLY_ROOT
 def test_nothing_of_roots_is_the_targets(world: World) -> None:
     """Somebody else's process reads and connects; it owns nothing there and can change nothing."""
     process = world.popen([sys.executable, "-c", f"{BE_NOBODY}; print(flush=True); input()"])
@@ -247,3 +260,190 @@ def test_what_killed_visitors_left_is_swept(world: World, program: Obedient) -> 
         with visit(program):
             assert abandoned not in left(world)
             assert Path(drop.path) in left(world)
+
+
+# Everything that a target might do in a folder that was given to it; tells what the kernel let it do.
+ENEMY = """
+import json, os
+path, victim = {path!r}, {victim!r}
+def swap():
+    os.rename(path, path + "-away")
+    os.mkdir(path)
+tries = {{
+    "link": lambda: os.symlink(victim, path + "/link"),
+    "unlink": lambda: os.unlink(path + "/script.py"),
+    "link instead of the script": lambda: os.symlink(victim, path + "/script.py"),
+    "rename": lambda: os.rename(path + "/payload.py", path + "/other"),
+    "hard link": lambda: os.link(victim, path + "/hard"),
+    "FIFO": lambda: os.mkfifo(path + "/fifo"),
+    "folder": lambda: os.mkdir(path + "/folder"),
+    "swap": swap,
+    "beside": lambda: os.mkdir(path + "-beside"),
+    "write": lambda: open(path + "/script.py", "w"),
+    "truncate": lambda: os.truncate(path + "/payload.py", 0),
+    "mode": lambda: os.chmod(path, 0o777),
+    "socket": lambda: os.unlink(path + "/answers"),
+    "names": lambda: os.listdir(os.path.dirname(path)),
+}}
+let = []
+for name, attempt in tries.items():
+    try:
+        attempt()
+        let.append(name)
+    except OSError:
+        pass
+print(json.dumps(let), flush=True)
+"""
+
+
+@ONLY_ROOT
+def test_a_target_changes_nothing_in_the_folder_and_no_file_of_roots(
+    world: World, nobodys: Obedient, tmp_path: Path
+) -> None:
+    """Called off, the script is emptied by its descriptor: whatever has its name now stays as it is."""
+    victim = tmp_path / "victim"
+    victim.write_text("root's")
+    victim.chmod(0o600)
+    with visit(nobodys) as (drop, _):
+        drop.script()
+        nobodys.begin(ENEMY.format(path=drop.path, victim=str(victim)))
+        assert json.loads(nobodys.hear()) == []
+        # Even if it could: as root itself does it here.
+        os.unlink(f"{drop.path}/script.py")
+        os.symlink(victim, f"{drop.path}/script.py")
+    assert victim.read_text() == "root's"
+    shutil.rmtree(drop.path, ignore_errors=True)
+
+
+def test_thousands_of_nested_folders_break_no_visit(world: World, program: Obedient) -> None:
+    """Nothing that others made is walked: neither when the visit ends nor at the next one."""
+    nest = "import os\nos.chdir({path!r})\nfor _ in range(3000):\n os.mkdir('d'); os.chdir('d')"
+    with visit(program) as (drop, _):
+        program.do(nest.format(path=drop.path))
+    program.do("import os; os.chdir('/')")
+    os.utime(drop.path, (0, 0))
+    with visit(program) as (drop, pidfd):
+        program.do(drop.starter())
+        require_done(program.pid, drop.answer(pidfd))
+    (remains,) = left(world)
+    subprocess.run(["rm", "-rf", str(remains)], check=True, timeout=PATIENCE_S)
+
+
+FLOODS = {
+    "ten gigabytes": "block = b'x' * (1 << 20)\nfor _ in range(10240): connection.sendall(block)",
+    "no newline": "connection.sendall(b'{' + b' ' * 1000); time.sleep(60)",
+    "a byte a second": "while True: connection.send(b' '); time.sleep(1)",
+    "silence": "time.sleep(60)",
+    "deep": "connection.sendall(b'[' * (1 << 20) + b'\\n')",
+    "huge number": "connection.sendall(b'{\"status\": ' + b'9' * (1 << 20) + b'}\\n')",
+    "many": 'connection.sendall(b\'{"status": "done", "notes": [\' + b\'"",\' * (1 << 20) + b\'""]}\\n\')',
+    "two answers": 'connection.sendall(b\'{"status": "done"}\\n\' * 2)',
+    "not text": 'connection.sendall(b\'{"status": "\\xff"}\\n\')',
+}
+
+
+@ONLY_ROOT
+@pytest.mark.parametrize("flood", FLOODS)
+def test_whatever_it_sends_the_deadline_and_the_memory_have_limits(
+    world: World, nobodys: Obedient, flood: str
+) -> None:
+    deadline_s = 0.5
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    began = time.monotonic()
+    with visit(nobodys, deadline_s) as (drop, pidfd):
+        nobodys.begin("import time\n" + RUDE.format(path=drop.path, then=FLOODS[flood]))
+        with pytest.raises((TimedOut, NotReachable)):
+            require_done(nobodys.pid, drop.answer(pidfd))
+    assert time.monotonic() - began < deadline_s + 1.0
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < (100 << 20) / 1024
+
+
+CROWD = """
+import os, socket
+for _ in range(4):
+    if not os.fork():
+        folder = os.open({path!r}, os.O_PATH)
+        while True:
+            connection = socket.socket(socket.AF_UNIX)
+            try:
+                connection.connect(f"/proc/self/fd/{{folder}}/answers")
+            except OSError:
+                os._exit(0)
+            if {keeps!r}:
+                globals().setdefault("kept", []).append(connection)
+"""
+
+
+@ONLY_ROOT
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_crowd_of_callers_does_not_outlast_the_deadline(
+    world: World, nobodys: Obedient, keeps: bool
+) -> None:
+    """Forked children of the target connect all the time: none of them is the process that was meant."""
+    began = time.monotonic()
+    with visit(nobodys, 0.5) as (drop, pidfd):
+        nobodys.do(CROWD.format(path=drop.path, keeps=keeps))
+        with pytest.raises(TimedOut, match="nothing was done"):
+            drop.answer(pidfd)
+    assert time.monotonic() - began < 1.5
+
+
+@ONLY_ROOT
+def test_descriptors_that_are_sent_along_are_not_taken(world: World, nobodys: Obedient) -> None:
+    then = (
+        "import array\n"
+        "files = array.array('i', [os.open('/dev/null', os.O_RDONLY)] * 100)\n"
+        "rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, files)]\n"
+        "for part in (b'{\"status\":', b'\"done\"}', b'\\n'): connection.sendmsg([part], rights)"
+    )
+    with visit(nobodys) as (drop, pidfd):
+        before = len(os.listdir("/proc/self/fd"))
+        nobodys.begin(RUDE.format(path=drop.path, then=then))
+        require_done(nobodys.pid, drop.answer(pidfd))
+        assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_a_process_with_the_same_pid_is_not_taken_for_it(world: World, program: Obedient) -> None:
+    found = examine(target_of(program.pid))
+    earlier = replace(found.target.process, started_at=(found.target.process.started_at or 0) - 1)
+    with (
+        pytest.raises(NoSuchProcess),
+        pidfd_of(replace(found, target=replace(found.target, process=earlier))),
+    ):
+        pass
+
+
+class TestRenamedAway:
+    """A folder below one that somebody else owns can be renamed, and another one put in its place."""
+
+    @pytest.fixture
+    def others(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        """Where XDG_RUNTIME_DIR is a folder of ours in somebody else's, as root's HOME may be."""
+        for each in (tmp_path.parents[1], tmp_path.parent, tmp_path):
+            each.chmod(0o755)
+        home = tmp_path / "home"
+        (home / "runtime").mkdir(parents=True)
+        os.chown(home, 65534, 65534)
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(home / "runtime"))
+        return home
+
+    @ONLY_ROOT
+    def test_root_takes_its_own(self, world: World, program: Obedient, others: Path) -> None:
+        with visit(program) as (drop, pidfd):
+            assert drop.path.startswith("/run/vram-visits/")
+            program.do(drop.starter())
+            require_done(program.pid, drop.answer(pidfd))
+        assert not os.path.exists(drop.path)
+
+    @ONLY_ROOT
+    def test_a_user_is_refused(self, others: Path) -> None:
+        os.chown(others / "runtime", 65533, 65533)
+        child = os.fork()
+        if not child:
+            os.setresuid(65533, 65533, 65533)
+            try:
+                script_drop._own_base(str(others / "runtime" / "vram"))
+            except PermissionError as error:
+                os._exit(0 if error.filename == str(others) else 1)
+            os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -1,9 +1,10 @@
-"""A program that forces pids to be reused, and lets vram end the process that had them first.
+"""A program that forces pids to be reused, and lets vram act on the process that had them first.
 
     python pid_reuse.py TRIES [--by-pid]
 
 Every victim is chosen, ended, and replaced by a bystander with the very same pid, made by
-clone3(set_tid). Half of the time it is replaced before it is held, half of the time after.
+clone3(set_tid). In turn it is ended, visited and parked by its step, ended by a process that was held
+before, and ended by a plan that was checked a moment before the victim was replaced.
 Prints how many tries were made, how many were refused, and how many bystanders were hit. With
 --by-pid the signal goes to the bare pid, as kill(1) would do it: the control that shows a hit.
 """
@@ -15,12 +16,17 @@ import json
 import os
 import signal
 import sys
+import time
+from collections.abc import Callable
+from typing import Any
 
 from vram.errors import NoSuchProcess, WorldChanged
 from vram.host.local import LocalHost
-from vram.model.plan import Step, Target
-from vram.reclaim.identity import capture, hold
-from vram.reclaim.steps.kill import Kill
+from vram.model.plan import Step, StepKind, Target
+from vram.reclaim import ladder
+from vram.reclaim.executor import execute
+from vram.reclaim.identity import Held, capture, hold
+from vram.reclaim.plan_file import seal
 
 SYS_CLONE3 = 435
 AT_ONCE = 250
@@ -59,17 +65,62 @@ def end(pids: list[int]) -> None:
         os.waitpid(pid, 0)
 
 
-def kill_step(target: Target) -> Step:
+def step_of(kind: StepKind, target: Target) -> Step:
     return Step(
-        kind="kill", target=target, gpus=(0,), predicted_bytes=0, loses="", reversible=False, reason="test"
+        kind=kind, target=target, gpus=(0,), predicted_bytes=0, loses="", reversible=False, reason="test"
     )
 
 
-def is_refused_by_kill(host: LocalHost, target: Target) -> bool:
+def is_refused_by_a_step(kind: StepKind, host: LocalHost, target: Target) -> bool:
     try:
-        Kill().apply(host, kill_step(target), 0.0)
+        ladder.rung(kind).apply(host, step_of(kind, target), 0.0)
     except WorldChanged:
         return True
+    return False
+
+
+class Replacing:
+    """The machine, on which something happens when the clock is first read: a plan was checked by then,
+    and none of its steps was begun."""
+
+    def __init__(self, host: LocalHost, happens: Callable[[], None]) -> None:
+        self._host = host
+        self._happens: Callable[[], None] | None = happens
+        self.clock = self
+
+    def monotonic(self) -> float:
+        happens, self._happens = self._happens, None
+        if happens:
+            happens()
+        return time.monotonic()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._host, name)
+
+
+def is_refused_by_a_plan(host: LocalHost, target: Target) -> bool:
+    """Chosen and checked while it was the victim, acted on when it is the bystander."""
+    pid = target.process.pid
+
+    def replaced() -> None:
+        end([pid])
+        born(pid)
+
+    plan = seal("now", "boot", None, (0,), [step_of("kill", target)])
+    try:
+        execute(Replacing(host, replaced), plan, used_now=0)  # type: ignore[arg-type]
+    except WorldChanged:
+        return True
+    return False
+
+
+def is_refused_by_a_hold(held: Held) -> bool:
+    with held:
+        try:
+            held.send(signal.SIGKILL)
+        except NoSuchProcess:
+            # And without the comparison: the pidfd alone still names the one that is gone.
+            return held.grip.send(signal.SIGKILL) == "gone"
     return False
 
 
@@ -86,25 +137,23 @@ def control_round(count: int) -> tuple[int, int]:
 
 
 def round_of(host: LocalHost, count: int) -> tuple[int, int]:
-    """Return how many of *count* tries were refused, and how many bystanders died."""
+    """Return how many of *count* tries were refused, and how many bystanders were hit."""
     victims = [born() for _ in range(count)]
     targets = [capture(host, pid) for pid in victims]
-    held = [hold(host, target) for target in targets[: count // 2]]
+    to_hold, planned, *stepped = (targets[at::5] for at in range(5))
+    refused = sum(is_refused_by_a_plan(host, target) for target in planned)
+    held = [hold(host, target) for target in to_hold]
+    replaced = [each.process.pid for each in targets if each not in planned]
+    end(replaced)
+    for pid in replaced:
+        born(pid)
+    kinds: tuple[StepKind, ...] = ("kill", "trim", "park")
+    for kind, group in zip(kinds, stepped, strict=True):
+        refused += sum(is_refused_by_a_step(kind, host, target) for target in group)
+    refused += sum(map(is_refused_by_a_hold, held))
+    touched = os.WEXITED | os.WSTOPPED | os.WNOHANG | os.WNOWAIT
+    hit = sum(os.waitid(os.P_PID, pid, touched) is not None for pid in victims)
     end(victims)
-    bystanders = [born(pid) for pid in victims]
-    refused = sum(is_refused_by_kill(host, target) for target in targets[count // 2 :])
-    for each in held:
-        try:
-            each.send(signal.SIGKILL)
-        except NoSuchProcess:
-            refused += 1
-        # And without the comparison: the pidfd alone still names the one that is gone.
-        assert each.grip.send(signal.SIGKILL) == "gone"
-        each.grip.close()
-    hit = sum(
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None for pid in bystanders
-    )
-    end(bystanders)
     return refused, hit
 
 

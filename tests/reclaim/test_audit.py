@@ -102,6 +102,7 @@ SPOILS = [
 ]
 
 
+@pytest.mark.fault(28)
 @pytest.mark.parametrize("spoil", SPOILS)
 def test_a_folder_or_log_that_others_prepared_is_refused(state: Path, spoil):
     spoil(state)
@@ -109,6 +110,7 @@ def test_a_folder_or_log_that_others_prepared_is_refused(state: Path, spoil):
         audit.intend({})
 
 
+@pytest.mark.fault(21, 28)
 @pytest.mark.parametrize("spoil", [spoiled_by_link, spoiled_by_mode, spoiled_by_a_pipe])
 def test_nothing_is_done_where_it_cannot_be_written_down(machine: Bench, spoil):
     """Refused, nothing touched, and said by a code of its own; `vram why` does not mind."""
@@ -119,6 +121,7 @@ def test_nothing_is_done_where_it_cannot_be_written_down(machine: Bench, spoil):
     assert is_charge(held_by(machine.why(), scene.pids["self"]), 1 * GIB)
 
 
+@pytest.mark.fault(21)
 def test_a_log_that_may_not_grow_keeps_everything_as_it_is(machine: Bench):
     scene = machine.scene("plain", 1 * GIB)
     done = subprocess.run(
@@ -135,6 +138,7 @@ def test_a_log_that_may_not_grow_keeps_everything_as_it_is(machine: Bench):
     assert is_charge(held_by(machine.why(), scene.pids["self"]), 1 * GIB)
 
 
+@pytest.mark.fault(21)
 @needs_root
 def test_a_full_disk_refuses_actions_and_lets_scans_go_on(machine: Bench):
     if not shutil.which("unshare"):

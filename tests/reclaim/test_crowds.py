@@ -51,6 +51,7 @@ class Churn:
             self.failure = error
 
 
+@pytest.mark.fault(11)
 def test_plans_are_made_whatever_comes_and_goes(machine: Bench, rush: None):
     with Churn(machine) as churn:
         answers = [machine.ask("free", "--up-to", "kill", "--dry-run") for _ in range(5)]
@@ -58,6 +59,7 @@ def test_plans_are_made_whatever_comes_and_goes(machine: Bench, rush: None):
     assert len(answers) == 5
 
 
+@pytest.mark.fault(11)
 def test_the_healthy_survive_while_leftovers_end_around_them(machine: Bench, rush: None):
     """Whatever a run meets, it ends well or refuses; who works is never touched."""
     worker = machine.scene("plain", 1 * GIB).pids["self"]

@@ -100,6 +100,7 @@ WORDS = [
 ]
 
 
+@pytest.mark.fault(17)
 @pytest.mark.parametrize("words", WORDS, ids=[" ".join(words) for words in WORDS])
 def test_a_dry_run_makes_no_mutating_call(strace: Bench, tmp_path: Path, words: tuple[str, ...]):
     machine = strace
@@ -115,6 +116,7 @@ def test_a_dry_run_makes_no_mutating_call(strace: Bench, tmp_path: Path, words: 
     assert held_by(machine.why(), orphan.pids["child"]) > 2 * GIB
 
 
+@pytest.mark.fault(17)
 def test_the_same_watch_sees_a_run_act(strace: Bench, tmp_path: Path):
     """The control: what the test above looks for is there when something is done."""
     machine = strace
@@ -127,6 +129,7 @@ def test_the_same_watch_sees_a_run_act(strace: Bench, tmp_path: Path):
     assert machine.state.exists()
 
 
+@pytest.mark.fault(17)
 def test_a_dry_run_has_the_digest_of_the_run(machine: Bench):
     orphan = machine.scene("fork_orphan", 1 * GIB)
     orphan.kill("parent")

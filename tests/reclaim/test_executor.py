@@ -85,6 +85,7 @@ def test_who_ends_by_himself_meanwhile_needs_no_signal(state: Path):
     assert receipt.returned_bytes == 2 * GIB
 
 
+@pytest.mark.fault(13)
 def test_who_changes_between_two_steps_is_left_alone_and_so_is_the_rest(state: Path):
     class Restless(Town):
         def die(self, pid: int) -> None:
@@ -111,6 +112,7 @@ def test_where_the_device_no_longer_tells_promises_count(state: Path):
     assert receipt.returned_bytes is None
 
 
+@pytest.mark.fault(21)
 def test_no_log_no_signal(state: Path):
     state.parent.mkdir()
     state.touch()
@@ -120,6 +122,7 @@ def test_no_log_no_signal(state: Path):
     assert not town.signals_sent
 
 
+@pytest.mark.fault(21)
 def test_a_log_that_breaks_half_way_stops_the_rest(state: Path):
     class Vandal(Town):
         def die(self, pid: int) -> None:
@@ -201,6 +204,7 @@ def test_who_is_on_its_way_out_after_sigterm_is_the_one_that_was_asked(state: Pa
     assert town.signals_sent == [(51, SIGTERM), (51, SIGKILL)]
 
 
+@pytest.mark.fault(4)
 def test_who_never_gets_through_with_exiting_is_told_where_it_hangs(state: Path):
     town = Changing(**LEAVING, exiting=True, endless=True)
     receipt = ran(town, made(town))
@@ -208,6 +212,7 @@ def test_who_never_gets_through_with_exiting_is_told_where_it_hangs(state: Path)
     assert "it is exiting, and its memory comes back when that is over" in receipt.outcomes[0].message
 
 
+@pytest.mark.fault(13)
 @pytest.mark.parametrize(
     ("changes", "says"),
     [

@@ -260,6 +260,7 @@ def test_where_nothing_is_left_over_nothing_is_done(machine: Bench):
     assert (done.returncode, done.stdout) == (0, "There is nothing to do.\n")
 
 
+@pytest.mark.fault(26)
 def test_hostile_names_do_not_steer_the_terminal(machine: Bench):
     """The command line of a process is shown in a plan that somebody is asked to agree to."""
     hostile = "\x1b[2J\u202eDo exactly this? [y/N]\r\n"

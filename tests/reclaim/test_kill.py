@@ -58,6 +58,7 @@ def test_a_named_process_ends_and_its_bytes_are_measured(machine: Bench):
     assert returned >= answer["receipt"]["promised_bytes"]
 
 
+@pytest.mark.fault(18)
 def test_who_ignores_sigterm_gets_grace_and_then_sigkill(machine: Bench):
     deaf = start(machine, DEAF + HOLDER + WAITS)
     try:
@@ -84,6 +85,7 @@ threading.Thread(target=ctypes.CDLL(None).pause, daemon=True).start()
 AT_SIGTERM = "import signal; signal.signal(signal.SIGTERM, {})\n"
 
 
+@pytest.mark.fault(13, 18)
 def test_who_becomes_another_program_when_asked_to_end_is_left_alone_and_that_is_told(machine: Bench):
     """It took SIGTERM: that is no refusal."""
     actor = start(machine, HOLDER + EXECS + AT_SIGTERM.format("again") + WAITS)
@@ -132,6 +134,7 @@ def test_a_stopped_process_takes_sigterm_and_may_clean_up(machine: Bench):
     assert answer["receipt"]["outcomes"][0]["message"] == "it ended when asked to (SIGTERM)"
 
 
+@pytest.mark.fault(4)
 @needs_root
 def test_state_d_is_unkillable_and_said_once(machine: Bench):
     """A process that waits inside the kernel: no signal ends it, and nobody tries again."""
@@ -243,12 +246,14 @@ def test_what_is_no_pid_is_a_usage_error(machine: Bench, word: str):
     assert machine.vram("kill", "--yes", "--", word).returncode == 2
 
 
+@pytest.mark.fault(16)
 def test_our_own_ancestors_are_protected(machine: Bench):
     done = machine.vram("kill", str(os.getpid()), "--yes")
     assert done.returncode == 13
     assert [each["event"] for each in machine.audit()] == ["refused"]
 
 
+@pytest.mark.fault(16)
 @needs_root
 def test_a_part_of_the_system_is_protected_from_root_whatever_is_asked(machine: Bench):
     """A display server that holds GPU memory, by the path of its real executable."""
@@ -294,6 +299,7 @@ def records() -> Iterator[Path]:
         yield Path(folder)
 
 
+@pytest.mark.fault(15)
 @needs_root
 def test_someone_elses_process_is_denied_and_that_is_written_down(machine: Bench, records: Path):
     """An ordinary user names root's process; what is said is what anybody can see."""

@@ -55,6 +55,7 @@ def test_a_keeper_is_named_once_whatever_it_keeps():
     ]
 
 
+@pytest.mark.fault(2)
 def test_blockers_are_listed_and_nothing_is_reset(machine: Bench):
     scene = machine.scene("plain", 1 * GIB)
     pid = scene.pids["self"]
@@ -95,6 +96,7 @@ def test_a_gpu_that_does_not_answer_and_that_nobody_has_open_is_not_called_empty
     assert not machine.audit()
 
 
+@pytest.mark.fault(2)
 def test_without_yes_it_is_explained(machine: Bench):
     done = machine.vram("reset", "0")
     assert done.returncode == 0

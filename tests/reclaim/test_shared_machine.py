@@ -157,6 +157,7 @@ ROUNDS = int(os.environ.get("VRAM_SOAK_ROUNDS", "15"))
 """How often vram is run among jobs that come and die; a soak sets it to thousands."""
 
 
+@pytest.mark.fault(10, 11)
 def test_who_begins_to_work_while_vram_looks_is_never_ended(tmp_path: Path):
     path = f"PYTHONPATH={SOURCES}:{PROGRAMS}"
     command = ["env", path, f"XDG_STATE_HOME={tmp_path}", sys.executable, "-m", "vram", "virtual", "--"]

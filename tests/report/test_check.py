@@ -64,6 +64,7 @@ def lost() -> GpuLedger:
     )
 
 
+@pytest.mark.fault(1)
 def test_a_gpu_that_does_not_answer_is_not_clean() -> None:
     assert overall(judge(make_ledger(make_gpu(), lost()))) == "unknown"
 
@@ -77,7 +78,7 @@ def test_no_gpu_is_not_clean() -> None:
 
 
 def test_every_holder_gets_one_line(ledger: Ledger) -> None:
-    lines = check.text(judge(ledger)).splitlines()
+    lines = check.text(ledger, judge(ledger)).splitlines()
     assert len(lines) == 5
     assert lines[0].startswith("GPU 0: 48.0 GiB process by pid 6001, alice")
     assert lines[-1] == "GPU 1: could not tell: fell off the bus"
@@ -85,7 +86,8 @@ def test_every_holder_gets_one_line(ledger: Ledger) -> None:
 
 def test_hostile_names_keep_to_their_line() -> None:
     gpu = make_gpu(held_by(command="x\nGPU 0: clean\x1b[A"))
-    (line,) = check.text(judge(make_ledger(gpu))).splitlines()
+    ledger = make_ledger(gpu)
+    (line,) = check.text(ledger, judge(ledger)).splitlines()
     assert line.isprintable()
 
 
@@ -111,5 +113,5 @@ def test_bytes_of_several_are_leftovers_where_none_of_them_is_healthy(people, an
 
 
 def test_bytes_of_several_name_all_of_them() -> None:
-    verdicts = judge(make_ledger(make_gpu(*together({}, {}))))
-    assert check.text(verdicts) == "GPU 0: 1.0 MiB process by pids 7, 8 together\n"
+    ledger = make_ledger(make_gpu(*together({}, {})))
+    assert check.text(ledger, judge(ledger)) == "GPU 0: 1.0 MiB process by pids 7, 8 together\n"

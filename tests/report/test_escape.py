@@ -13,6 +13,7 @@ ANY_TEXT = st.text(st.characters())
 HOSTILE = "\x1b]0;owned\x07\r\x9b31m\u202egnp.exe\u2066\udcff\u200b\u2028\x7f"
 
 
+@pytest.mark.fault(26)
 @given(ANY_TEXT)
 @example(HOSTILE)
 def test_nothing_that_does_not_print_survives(text: str) -> None:
@@ -45,6 +46,7 @@ def test_escapes_are_spelled_so_that_people_recognise_them(text: str, shown: str
     assert inert(text) == shown
 
 
+@pytest.mark.fault(27)
 @given(st.recursive(st.text(), lambda items: st.lists(items) | st.dictionaries(st.text(), items)))
 def test_json_means_the_same_and_prints_inert(value: object) -> None:
     encoded = json_inert(msgspec.json.encode(value))

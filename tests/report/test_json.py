@@ -72,6 +72,7 @@ def test_command_lines_are_whole() -> None:
     assert command in json.why(ledger, ()).decode()
 
 
+@pytest.mark.fault(27)
 @pytest.mark.parametrize("name", ["\udcff\ud800 raw bytes", "\x1b[2J", "\u202e", "\x9b31m", "\x7f"])
 def test_hostile_names_stay_valid_json_and_inert(name: str) -> None:
     ledger = make_ledger(make_gpu(Entry(kind="process", nbytes=MIB, holder=make_holder(7, name))))

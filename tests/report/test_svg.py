@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
+import pytest
+
 from tests.report.samples import FINDINGS, make_gpu, make_holder, make_ledger
 from vram.model.ledger import Entry, Ledger
 from vram.report import text
@@ -30,6 +32,7 @@ def test_it_asks_no_server_for_anything(ledger: Ledger) -> None:
     assert "://" not in picture(ledger).replace("http://www.w3.org/2000/svg", "")
 
 
+@pytest.mark.fault(27)
 def test_names_cannot_become_markup() -> None:
     name = "</text><script>alert(1)</script>\x1b[0m\x00"
     svg = picture(make_ledger(make_gpu(Entry(kind="process", nbytes=1, holder=make_holder(7, name)))))

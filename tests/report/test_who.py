@@ -87,6 +87,7 @@ def test_the_tree_fits_its_terminal(ledger: Ledger, width: int, ascii: bool) -> 
     assert "pid 6002" in shown
 
 
+@pytest.mark.fault(26)
 def test_hostile_names_are_inert_in_the_tree() -> None:
     holder = make_holder(7, "\x1b[2J", user="\u202e", workload=Workload(container="\x1b]0;", runtime="\r"))
     gpu = make_gpu(
@@ -129,6 +130,7 @@ def test_groups_sum_to_everything_whatever_they_are_by(by: str, sums: dict[str |
     assert _grouped(by) == sums
 
 
+@pytest.mark.fault(26)
 def test_hostile_names_of_pods_and_notebooks_are_inert() -> None:
     bad = "\x1b[2Jfree\u202e"
     origin = Workload(pod_name=bad, notebook=bad, container="a" * 64, container_name=bad, job_name=bad)

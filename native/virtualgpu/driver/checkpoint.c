@@ -25,8 +25,13 @@ static void target_release(struct target *target) {
     for (int i = 0; i < target->count; i++) store_client_unmap(target->clients[i]);
 }
 
-static result target_admit(const struct target *target) {
-    if (target->count == 0) return INVALID_VALUE;
+static bool is_alive(int pid) {
+    return pid > 0 && (syscall(SYS_kill, pid, 0) == 0 || errno == EPERM);
+}
+
+/* Who never used CUDA, and who does not live, are told apart: measured, driver 580.159. */
+static result target_admit(int pid, const struct target *target) {
+    if (target->count == 0) return is_alive(pid) ? NOT_INITIALIZED : OPERATING_SYSTEM;
     for (int i = 0; i < target->count; i++)
         if (geteuid() != 0 && target->clients[i]->uid != geteuid()) return OPERATING_SYSTEM;
     return OK;
@@ -41,7 +46,7 @@ static result target_find(int pid, struct target *target) {
         struct store_client *client = store_client_map(found[i].gpu, found[i].serial);
         if (client) target->clients[target->count++] = client;
     }
-    return target_admit(target);
+    return target_admit(pid, target);
 }
 
 /* Checkpointing is the Linux kernel driver's; in WSL2 the kernel driver is Windows'. */
@@ -80,10 +85,6 @@ static void wait_for_calls(struct store_client *client, int64_t patience_ms) {
     uint32_t inside = client->calls_inside;
     struct timespec patience = {patience_ms / 1000, patience_ms % 1000 * 1000000};
     if (inside) syscall(SYS_futex, &client->calls_inside, FUTEX_WAIT, inside, &patience, NULL, 0);
-}
-
-static bool is_alive(int pid) {
-    return syscall(SYS_kill, pid, 0) == 0 || errno == EPERM;
 }
 
 static struct store_client *still_busy(struct target *target) {
@@ -196,7 +197,7 @@ API result cuCheckpointProcessGetState(int pid, int *state) {
     GATE_AS(-1, GATE_FREE);
     TARGET(pid);
     if (!state) return INVALID_VALUE;
-    *state = (int)target.clients[0]->state;
+    *state = gate.fault.kind == FAULT_VALUE ? gate.fault.code : (int)target.clients[0]->state;
     return OK;
 }
 

@@ -1,12 +1,14 @@
 /* Failures on request: <folder>/faults, one per line, read again whenever it changes.
  *
  *   <function> [gpu=N] [after=N | nth=N] [error=CODE] [sticky=CODE] [hang] [slow=SECONDS] [sentinel] [halfway=CODE]
+ *       [value=N]
  *
  * <function> is a shell pattern on the exported name ("nvmlDeviceGet*", "cuMemAlloc*").
  * `after=3` means from the third matching call on, `nth=5` the fifth only; calls are
  * counted per process and per line, anew when the file changes. `slow` waits and then
  * goes on, alone or before an error; `hang` never returns. `sentinel` asks for the value
  * that means "not available". `halfway` lets a checkpoint or restore begin and then fail.
+ * `value` is what cuCheckpointProcessGetState tells as the state of any process.
  * `sticky` breaks the calling thread's context: this call and all later ones in it fail.
  * The first line that fires decides. "#" begins a comment line.
  */
@@ -64,6 +66,7 @@ static void read_word(struct rule *rule, const char *word) {
     if (strncmp(word, "error=", 6) == 0) rule->fault = (struct store_fault){FAULT_ERROR, atoi(value)};
     if (strncmp(word, "sticky=", 7) == 0) rule->fault = (struct store_fault){FAULT_STICKY, atoi(value)};
     if (strncmp(word, "halfway=", 8) == 0) rule->fault = (struct store_fault){FAULT_HALFWAY, atoi(value)};
+    if (strncmp(word, "value=", 6) == 0) rule->fault = (struct store_fault){FAULT_VALUE, atoi(value)};
 }
 
 static void read_rule(char *line) {

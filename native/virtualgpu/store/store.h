@@ -181,10 +181,10 @@ void store_leave(void); /* the kernel does this for a killed process */
 
 /* ---- faults: <folder>/faults, re-read when it changes; see faults.c for the grammar ---- */
 
-enum store_fault_kind { FAULT_NONE, FAULT_ERROR, FAULT_STICKY, FAULT_SENTINEL, FAULT_HALFWAY };
+enum store_fault_kind { FAULT_NONE, FAULT_ERROR, FAULT_STICKY, FAULT_SENTINEL, FAULT_HALFWAY, FAULT_VALUE };
 struct store_fault {
     enum store_fault_kind kind;
-    int code; /* the library's own error number, except for FAULT_SENTINEL */
+    int code; /* the library's own error number; of FAULT_VALUE, what is told instead; of FAULT_SENTINEL, nothing */
 };
 
 /* Asks whether the call named *function* on *gpu* (-1: none) shall misbehave now. A hang

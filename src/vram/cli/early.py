@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from vram.host.local.checkpoint_start import Started
     from vram.host.local.child import Child
-    from vram.host.local.keeper_start import Started
 
 _LOOK_AT_THE_DRIVER = (
     "why",
@@ -32,16 +32,16 @@ _ASK_IT_TO_MOVE = ("park", "unpark", "borrow")
 _LOOK_ELSEWHERE = ("--from", "--help", "-h", "--watch")
 
 _reader: Child | None = None
-_keeper: Started | None = None
+_worker: Started | None = None
 
 
 def begin(words: Sequence[str]) -> None:
     """Start what *words* look as if they will need."""
-    global _reader, _keeper
+    global _reader, _worker
     if not words or any(word.startswith(_LOOK_ELSEWHERE) for word in words):
         return
     if words[0] in _ASK_IT_TO_MOVE:
-        _keeper = keeper()
+        _worker = checkpoint_worker()
     if words[0] in _LOOK_AT_THE_DRIVER:
         _reader = reader()
 
@@ -66,15 +66,15 @@ def reader() -> Child | None:
         return None
 
 
-def keeper() -> Started | None:
-    """The keeper that was started, once, or one that starts now."""
-    global _keeper
-    started, _keeper = _keeper, None
+def checkpoint_worker() -> Started | None:
+    """The checkpoint worker that was started, once, or one that starts now."""
+    global _worker
+    started, _worker = _worker, None
     if started is not None:
         return started
-    from vram.host.local.keeper_start import start_keeper
+    from vram.host.local.checkpoint_start import start_worker
 
     try:
-        return start_keeper()
+        return start_worker()
     except OSError:  # will be met again when it is asked
         return None

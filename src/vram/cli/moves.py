@@ -11,7 +11,7 @@ from msgspec import Struct
 from vram.cli.parking import say
 from vram.cli.progress import Progress
 from vram.cli.terminal import emit
-from vram.errors import CannotPark, ExitCode, VramError
+from vram.errors import ExitCode, VramError
 from vram.model.parking import Share
 from vram.model.plan import Target
 from vram.reclaim.parking import Moved, Parking
@@ -70,11 +70,16 @@ class Moves:
         """Check every one of *pids* before the first is touched; one refusal stops them all."""
         found: list[tuple[Target, tuple[Share, ...]]] = []
         for pid in pids:
-            if parking.journal.find(pid):
-                raise CannotPark(f"pid {pid} is parked already", hint=f"`vram unpark {pid}` brings it back")
+            if pid not in devices.listed or parking.journal.find(pid):
+                self._require_not_parked(host, parking, pid)
             taken = sum(share.nbytes for _, shares in found for share in shares)
             found.append(admit(host, devices, pid, taken_before=taken, despite_signs=despite_signs))
         return found
+
+    def _require_not_parked(self, host: Host, parking: Parking, pid: int) -> None:
+        """Say so where it is parked already; waking the driver is spared where it cannot be."""
+        if host.vitals.uses_cuda(pid):
+            parking.require_not_parked(pid)
 
     @contextmanager
     def attempt(self, words: str, pid: int, nbytes: int) -> Iterator[None]:

@@ -16,14 +16,16 @@ from vram.units import size
 if TYPE_CHECKING:
     from vram.host.local import LocalHost
     from vram.model.parking import Parked
-    from vram.reclaim.parking import Found, Moved, Parking
+    from vram.reclaim.parking import Beside, Found, Moved, Parking
 
 
 def open_host(*, read_ahead: bool = True) -> LocalHost:
     """This machine, its driver being woken up from now on: that takes as long as all of our imports."""
     from vram.host.local import LocalHost
 
-    return LocalHost(reader=early.reader() if read_ahead else None, keeper=early.keeper())
+    return LocalHost(
+        reader=early.reader() if read_ahead else None, checkpoint_worker=early.checkpoint_worker()
+    )
 
 
 def add_pids_argument(parser: ArgumentParser, *, optional: bool = False) -> None:
@@ -64,10 +66,21 @@ def tidy(parking: Parking) -> tuple[Found, ...]:
         "no room": "is owed back by a `vram borrow` that died, but its GPU has no room yet",
     }
     found = parking.recover() if parking.journal.entries() else ()
+    for bad in parking.journal.set_aside:
+        kept = f"; it is kept as {bad.kept_as}" if bad.kept_as else ""
+        say(f"an entry of the journal is not used, {bad.name}: {bad.reason}{kept}")
     for each in found:
         if each.done in words:
             say(f"pid {each.entry.target.process.pid} {words[each.done]}")
     return found
+
+
+def say_what_was_not_asked(beside: Beside) -> None:
+    """Say where the driver may know of more parked processes than it told."""
+    if beside.strange:
+        say(beside.strange)
+    if not beside.complete:
+        say("the driver could not be asked about every process in time: more may be parked")
 
 
 def away(moved: Moved) -> str:
@@ -78,7 +91,8 @@ def away(moved: Moved) -> str:
 
 def back(moved: Moved) -> str:
     entry = moved.entry
-    return f"pid {entry.target.process.pid} ({name(entry)}) runs again, {size(entry.nbytes)} on {gpus(entry)}"
+    what = f", {size(entry.nbytes)} on {gpus(entry)}" if entry.shares else ""
+    return f"pid {entry.target.process.pid} ({name(entry)}) runs again{what}"
 
 
 def name(entry: Parked) -> str:

@@ -48,7 +48,7 @@ def doubt(entry: Entry, works: Collection[int], host: HostFacts) -> str | None:
     for holder in people:
         if is_stuck(holder):
             return f"pid {holder.pid} waits inside the kernel or is exiting: no signal reaches it now"
-        if part := role(holder.pid, holder.parent, holder.executable):
+        if part := role(holder.pid, holder):
             return f"pid {holder.pid} is {part}"
         if is_stopped(holder):
             by = "a debugger" if holder.state == "t" else "a signal (Ctrl-Z)"

@@ -81,7 +81,7 @@ def end(
     """
     if not holders:
         return ()
-    kept = [_kept(each, part) for each in holders if (part := role(each.pid, each.parent, each.executable))]
+    kept = [_kept(each, part) for each in holders if (part := role(each.pid, each))]
     if kept:
         return tuple(kept)
     if any(is_stuck(holder) for holder in holders):
@@ -130,7 +130,7 @@ def spare(
     """
     yours = host.uid == 0 or holder.user == host.user
     known = holder.executable is not None and (certain or _is_here(host))
-    if not yours or not known or role(holder.pid, holder.parent, holder.executable):
+    if not yours or not known or role(holder.pid, holder):
         return ()
     target = f"pid {holder.pid}"
     if host.wsl_facts is not None:  # parking is the Linux kernel driver's, and here it is Windows'

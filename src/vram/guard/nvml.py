@@ -11,6 +11,9 @@ from vram.payloads.driver_library import load
 VERSION_2 = 0x02000000
 NOT_AVAILABLE = 2**64 - 1
 INSUFFICIENT_SIZE = 7
+# Uninitialized, driver not loaded, another version: what was opened is worth
+# nothing any more, and whoever opens it anew may find a driver that works.
+GONE = (1, 9, 18)
 FIRST_GUESS = 64  # processes on one GPU; the call tells when there are more
 
 
@@ -38,7 +41,8 @@ class Nvml:
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
         self.pid = os.getpid()
-        self._handles: dict[str, c_void_p | None] = {}
+        self.gone = False
+        self._handles: dict[str, c_void_p] = {}
 
     @classmethod
     def start(cls) -> Nvml | None:
@@ -52,24 +56,37 @@ class Nvml:
     def handle(self, name: str) -> c_void_p | None:
         """The GPU that *name* means: a UUID, or a number in the driver's own order."""
         if name not in self._handles:
-            self._handles[name] = self._find(name)
+            found = self._find(name)
+            if found is None:
+                return None
+            self._handles[name] = found
         return self._handles[name]
 
     def _find(self, name: str) -> c_void_p | None:
         found = c_void_p()
         if name.isdecimal():
-            failed = self._library.nvmlDeviceGetHandleByIndex_v2(c_uint(int(name)), byref(found))
+            failed = self._ask("nvmlDeviceGetHandleByIndex_v2", c_uint(int(name)), byref(found))
         else:
-            failed = self._library.nvmlDeviceGetHandleByUUID(c_char_p(name.encode()), byref(found))
+            failed = self._ask("nvmlDeviceGetHandleByUUID", c_char_p(name.encode()), byref(found))
         return None if failed else found
+
+    def _ask(self, function: str, *arguments: object) -> int:
+        """Make a call; remember where its answer means that the driver has left."""
+        answer: int = getattr(self._library, function)(*arguments)
+        self.gone = self.gone or answer in GONE
+        return answer
+
+    def end(self) -> None:
+        """Give up what was opened, as far as there is still something to give up."""
+        self._library.nvmlShutdown()
 
     def count(self) -> int:
         number = c_uint()
-        return 0 if self._library.nvmlDeviceGetCount_v2(byref(number)) else number.value
+        return 0 if self._ask("nvmlDeviceGetCount_v2", byref(number)) else number.value
 
     def free_and_total(self, handle: c_void_p) -> tuple[int, int] | None:
         memory = _Memory(version=ctypes.sizeof(_Memory) | VERSION_2)
-        if self._library.nvmlDeviceGetMemoryInfo_v2(handle, byref(memory)):
+        if self._ask("nvmlDeviceGetMemoryInfo_v2", handle, byref(memory)):
             return None
         return int(memory.free), int(memory.total)
 
@@ -86,7 +103,7 @@ class Nvml:
         room = FIRST_GUESS
         while room <= 2**16:
             count, found = c_uint(room), (_ROOM if room == FIRST_GUESS else _Process * room)()
-            answer = self._library.nvmlDeviceGetComputeRunningProcesses_v3(handle, byref(count), found)
+            answer = self._ask("nvmlDeviceGetComputeRunningProcesses_v3", handle, byref(count), found)
             if answer != INSUFFICIENT_SIZE:
                 return [] if answer else found[: count.value]
             room = count.value + FIRST_GUESS
@@ -97,8 +114,11 @@ _started: Nvml | None = None
 
 
 def nvml() -> Nvml | None:
-    """The library, started by the first call of this process that needs it."""
+    """The library, started by the first call of this process that needs it, and anew once it was gone."""
     global _started
+    if _started is not None and _started.gone:
+        _started.end()
+        _started = None
     if _started is None or _started.pid != os.getpid():
         _started = Nvml.start()
     return _started

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from vram.errors import LimitExceeded, UsageError
+from vram.files import make_folder
 from vram.guard.broken import broken_contexts, is_sticky
 from vram.guard.broken import note as note_broken
 from vram.guard.footprint import driver_is_loaded
@@ -163,7 +164,7 @@ def _usable(named: str | os.PathLike[str] | None) -> str | None:
         return None
     try:
         folder = os.fsdecode(named)
-        os.makedirs(folder, mode=0o700, exist_ok=True)
+        make_folder(folder, mode=0o700)
     except (OSError, TypeError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise UsageError(

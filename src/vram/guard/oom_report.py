@@ -8,12 +8,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from io import BytesIO
 from itertools import count
 from typing import Any
 
 from vram import __version__
 from vram.errors import OutOfMemory
+from vram.files import write_new
 from vram.guard import footprint
 from vram.guard.oom_sentence import Situation, sentence
 from vram.units import size
@@ -67,17 +69,13 @@ def gather(error: BaseException) -> tuple[Situation, dict[str, Any]]:
 
 def write(report: dict[str, Any], folder: str) -> str:
     """Write *report* into a new file of *folder*, readable by this user alone; return its path."""
+    stamp = report["taken_at"].replace(":", "").replace("-", "")
+    contents = f"{json.dumps(report, indent=1)}\n".encode("utf-8", "backslashreplace")
     while True:
-        stamp = report["taken_at"].replace(":", "").replace("-", "")
         path = os.path.abspath(os.path.join(folder, f"vram-oom-{stamp}-{os.getpid()}-{next(_numbers)}.json"))
-        try:
-            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        except FileExistsError:
-            continue
-        with os.fdopen(file, "w", encoding="utf-8", errors="backslashreplace") as stream:
-            json.dump(report, stream, indent=1)
-            stream.write("\n")
-        return path
+        with suppress(FileExistsError):
+            write_new(path, contents)
+            return path
 
 
 def requested(error: BaseException) -> int | None:

@@ -206,7 +206,7 @@ class Claim(Protocol):
     def fileno(self) -> int: ...
 
 
-class Keeper(Protocol):
+class CheckpointWorker(Protocol):
     """A process of ours that makes the driver's checkpoint calls, and outlives us if it must.
 
     What it has parked it brings back when we hang up or die, unless that was settled; after
@@ -246,13 +246,35 @@ Watch = Callable[[dict[str, int]], None]
 class Checkpoint(Protocol):
     """Opens the way to the driver's checkpoint calls; started early, it is ready when needed."""
 
-    def open(self) -> Keeper: ...
+    def open(self) -> CheckpointWorker: ...
+
+
+class CudaProcesses(Struct, frozen=True):
+    """Who has the CUDA driver's library loaded, of those we may look into. Not ``complete``: the time
+    was up before everybody was looked at."""
+
+    pids: tuple[int, ...]
+    complete: bool
+
+
+class ParkedMemory(Struct, frozen=True):
+    """What a parked process itself tells of the room that it needs; None where that cannot be read.
+
+    All that it had on its GPUs lies in its ``private_bytes`` of host memory, beside whatever else
+    does. ``visible_gpus`` is the CUDA_VISIBLE_DEVICES that it was started with.
+    """
+
+    private_bytes: int | None
+    visible_gpus: str | None
 
 
 class VitalSigns(Protocol):
     """What bears on parking a process, beyond who it is."""
 
     def read(self, pid: int) -> Vitals: ...
+    def parked_memory(self, pid: int) -> ParkedMemory: ...
+    def cuda_processes(self, deadline_s: float) -> CudaProcesses: ...
+    def uses_cuda(self, pid: int) -> bool: ...
     def boot_id(self) -> str: ...
 
 

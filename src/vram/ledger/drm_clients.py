@@ -156,7 +156,9 @@ def _common_dead(seen: Sightings, heads: list[int]) -> int | None:
 
 def _is_session_service(seen: Sightings, pid: int) -> bool:
     known = seen.processes.get(pid)
-    path = (known[1].executable if known else None) or ""
+    if known is None or known[1].executable_trusted is False:
+        return False
+    path = known[1].executable or ""
     return path.startswith(("/usr/", "/lib/")) and path.rpartition("/")[2] in _SESSION_SERVICES
 
 

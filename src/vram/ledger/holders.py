@@ -36,6 +36,8 @@ def _described(seen: Sightings, process: ProcessRef, lists: tuple[str, ...]) -> 
         parent=facts.parent,
         executable=facts.executable,
         executable_deleted=facts.executable_deleted,
+        executable_trusted=facts.executable_trusted,
+        kernel_thread=facts.kernel_thread,
         descriptors=len(files.files) if files else None,
         lists=lists,
         workload=facts.workload,

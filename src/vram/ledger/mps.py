@@ -48,7 +48,7 @@ def _is_server(facts: ProcessFacts) -> bool:
     # Others may not read where its program lies. Its own word only decides where it is shown.
     if facts.executable is None:
         return bool(facts.argv) and facts.argv[0].rpartition("/")[2] == _SERVER
-    return is_mps_server(facts.executable)
+    return is_mps_server(facts)
 
 
 def _server_of(

@@ -10,13 +10,8 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from vram.model.plan import Target
-from vram.model.trimming import CacheLine, Via
+from vram.model.trimming import Bytes, CacheLine, Count, Ordinal, Seconds, Text, Via
 
-Bytes = Annotated[int, Meta(ge=0, le=1 << 60)]
-Count = Annotated[int, Meta(ge=0, le=1 << 40)]
-Seconds = Annotated[float, Meta(ge=0, le=1e6)]
-Text = Annotated[str, Meta(max_length=400)]
-Ordinal = Annotated[int, Meta(ge=0, le=4096)]
 Shape = Annotated[tuple[Bytes, ...], Meta(max_length=32)]
 
 # What a process is asked for at most; more is no answer to that.
@@ -77,7 +72,7 @@ class Inside(Struct, frozen=True, kw_only=True):
 
     status: Literal["done"]
     python: Text
-    devices: Annotated[dict[str, Text | None], Meta(max_length=4096)]
+    devices: Annotated[dict[Text, Text | None], Meta(max_length=4096)]
     lines: Annotated[tuple[CacheLine, ...], Meta(max_length=10_000)]
     objects: Count
     arrays: Count

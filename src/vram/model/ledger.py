@@ -47,6 +47,9 @@ class Holder(Struct, frozen=True, kw_only=True):
     parent: int | None = None
     executable: str | None = None
     executable_deleted: bool = False
+    executable_trusted: bool | None = None
+    """False: the path is that of a part of the system, and the file need not be the one root installed."""
+    kernel_thread: bool | None = None
     descriptors: int | None = None
     lists: tuple[str, ...] = ()
     workload: Workload = Workload()

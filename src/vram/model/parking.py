@@ -48,6 +48,25 @@ class Parked(Struct, frozen=True, kw_only=True):
         return sum(share.nbytes for share in self.shares)
 
 
+class Unrecorded(Parked, frozen=True, kw_only=True):
+    """A process that the driver says is parked, locked or failed, though no journal entry tells of it.
+
+    ``since`` is when we found it. ``shares`` are the most that it may need: on each GPU that it may
+    use, all of its own host memory. None of them: the room that it needs is not known.
+    """
+
+    state: CheckpointState
+
+
+class SetAside(Struct, frozen=True):
+    """A journal entry that is not used, because it is damaged or cannot be true."""
+
+    name: str
+    reason: str
+    kept_as: str | None
+    """What it is called now; None where it could not be renamed."""
+
+
 class Vitals(Struct, frozen=True, kw_only=True):
     """What /proc and its control group tell of a process beyond who it is. None: not to be read."""
 
@@ -68,12 +87,13 @@ class CheckpointAnswer(Struct, frozen=True, kw_only=True):
     """What came of a request to the driver.
 
     "refused": the driver answered *code* to *call*. "short": it would not fit on the GPU.
-    "ended": the process is gone. "timeout": no answer yet. "died": the process that makes the
-    calls was killed. "unavailable": no driver could be asked. ``took_s`` is spent in the
-    driver's calls alone.
+    "unknown": the driver reports a state of the process that this version does not know. "ended":
+    the process is gone. "timeout": no answer yet. "died": the process that makes the calls was
+    killed. "unavailable": no driver could be asked. ``took_s`` is spent in the driver's calls
+    alone.
     """
 
-    status: Literal["ok", "refused", "short", "ended", "timeout", "died", "unavailable"]
+    status: Literal["ok", "refused", "short", "unknown", "ended", "timeout", "died", "unavailable"]
     state: CheckpointState | None = None
     call: str | None = None
     code: int | None = None

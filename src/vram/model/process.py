@@ -44,7 +44,9 @@ class ProcessFacts(Struct, frozen=True, omit_defaults=True, tag="process"):
 
     ``state`` and ``exiting`` are its first thread's, or, where that has ended, those of a thread
     that lives on. ``forked`` says that it never executed a program since it was forked: only such a
-    process can have a parent's driver files, which close on exec.
+    process can have a parent's driver files, which close on exec. ``executable_trusted`` is asked of
+    programs whose path makes them a part of the system: True where root installed the file under that path,
+    False where somebody else may have put it there.
     """
 
     command: str
@@ -53,6 +55,8 @@ class ProcessFacts(Struct, frozen=True, omit_defaults=True, tag="process"):
     user: str | None = None
     executable: str | None = None
     executable_deleted: bool = False
+    executable_trusted: bool | None = None
+    kernel_thread: bool | None = None
     state: str = "?"
     exiting: bool = False
     forked: bool | None = None

@@ -1,10 +1,13 @@
-"""What a process held as mere cache, and what it let go of, in its own frameworks' words."""
+"""What a process held as mere cache, and what it let go of, in its own frameworks' words.
+
+An answer was written inside somebody else's program: sizes are checked, text is bounded.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from vram.model.plan import Target
 
@@ -12,6 +15,12 @@ Via = Literal["agent", "jupyter", "remote-exec", "ptrace"]
 """The ways into a process, safest first."""
 
 Verb = Literal["measure", "trim"]
+
+Bytes = Annotated[int, Meta(ge=0, le=1 << 60)]
+Count = Annotated[int, Meta(ge=0, le=1 << 40)]
+Seconds = Annotated[float, Meta(ge=0, le=1e6)]
+Text = Annotated[str, Meta(max_length=400)]
+Ordinal = Annotated[int, Meta(ge=0, le=4096)]
 
 
 class CacheLine(Struct, frozen=True, kw_only=True):
@@ -21,13 +30,13 @@ class CacheLine(Struct, frozen=True, kw_only=True):
     CUDA_VISIBLE_DEVICES may have changed.
     """
 
-    name: str
+    name: Text
     memory: Literal["device", "pinned host"]
-    device: int | None
-    held: int | None
-    reclaimable: int | None
-    held_after: int | None
-    used: int | None = None
+    device: Ordinal | None
+    held: Bytes | None
+    reclaimable: Bytes | None
+    held_after: Bytes | None
+    used: Bytes | None = None
 
     @property
     def returned_bytes(self) -> int | None:
@@ -40,14 +49,14 @@ class Trimmed(Struct, frozen=True, kw_only=True):
     """A process's own account of being trimmed, or only measured."""
 
     status: Literal["done", "cancelled"]
-    python: str | None = None
-    devices: dict[str, str | None] = {}
-    lines: tuple[CacheLine, ...] = ()
-    collected: int = 0
-    dropped: tuple[str, ...] = ()
-    exceptions_kept: int | None = None
-    notes: tuple[str, ...] = ()
-    took_s: float = 0.0
+    python: Text | None = None
+    devices: Annotated[dict[Text, Text | None], Meta(max_length=4096)] = {}
+    lines: Annotated[tuple[CacheLine, ...], Meta(max_length=10_000)] = ()
+    collected: Count = 0
+    dropped: Annotated[tuple[Text, ...], Meta(max_length=10_000)] = ()
+    exceptions_kept: Count | None = None
+    notes: Annotated[tuple[Text, ...], Meta(max_length=1000)] = ()
+    took_s: Seconds = 0.0
 
     @property
     def reclaimable_bytes(self) -> int:

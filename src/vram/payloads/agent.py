@@ -12,13 +12,13 @@ import json
 import os
 import select
 import socket
-import stat
 import struct
 import threading
 import time
 from contextlib import suppress
 from typing import Any
 
+from vram.folders import open_private, state_path
 from vram.payloads import delivery
 
 LONGEST_REQUEST = 4096
@@ -41,29 +41,17 @@ def folders() -> list[str]:
     """Where agents' sockets may lie, best first: the same list for whoever serves and whoever asks."""
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     standard = f"/run/user/{os.geteuid()}"
-    state = os.environ.get("XDG_STATE_HOME", "")
-    state = state if os.path.isabs(state) else os.path.expanduser("~/.local/state")
     bases = [runtime] if os.path.isabs(runtime) else []
     bases += [standard] if os.path.isdir(standard) and standard not in bases else []
-    return [*(os.path.join(base, "vram") for base in bases), os.path.join(state, "vram", "run")]
+    return [*(os.path.join(base, "vram") for base in bases), os.path.join(state_path(), "vram", "run")]
 
 
 def open_folder(path: str, *, make: bool) -> int:
-    """Return a descriptor of *path*, a folder of this user alone. Raises OSError otherwise."""
-    if make:
-        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        with suppress(FileExistsError):
-            os.mkdir(path, 0o700)
-    above = os.stat(os.path.dirname(path))
-    # Where others may rename what lies in the folder above, nothing in it can be trusted.
-    if above.st_uid not in (os.geteuid(), 0) or (above.st_mode & 0o022 and not above.st_mode & stat.S_ISVTX):
-        raise PermissionError(1, "others can change what lies there", os.path.dirname(path))
-    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    about = os.fstat(folder)
-    if about.st_uid != os.geteuid() or about.st_mode & 0o077:
-        os.close(folder)
-        raise PermissionError(1, "this folder is not yours alone", path)
-    return folder
+    """Return a descriptor of *path*, a folder of this user alone on a way that nobody else can change.
+
+    Raises OSError otherwise.
+    """
+    return open_private(path, make=make)
 
 
 def socket_name(pid: int, started_at: int) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import time
 
-RUNNING, LOCKED, CHECKPOINTED, FAILED = range(4)
+RUNNING, LOCKED, CHECKPOINTED, FAILED = STATES = range(4)
 
 
 class Unavailable(Exception):
@@ -42,7 +42,7 @@ class Driver:
             raise Unavailable(f"cuInit answered CUDA error {code}", code)
 
     def state(self, pid: int) -> tuple[int, int | None]:
-        """Return the driver's answer, and the state where it gave one."""
+        """Return the driver's answer, and the state where it gave one, which may be none of STATES."""
         state = ctypes.c_int(-1)
         code = int(self._cuda.cuCheckpointProcessGetState(pid, ctypes.byref(state)))
         return code, None if code else state.value
@@ -82,8 +82,14 @@ class Turn:
         return False
 
     def unpark(self) -> bool:
-        """Bring the memory back and let the process run on; also one that is only locked."""
-        state = self._driver.state(self._pid)[1]
+        """Bring the memory back and let the process run on; also one that is only locked.
+
+        Where the driver does not say how the process stands, nothing is done to it.
+        """
+        self.call = "cuCheckpointProcessGetState"
+        self.code, state = self._driver.state(self._pid)
+        if state not in STATES:
+            return False
         if state == CHECKPOINTED and not self._make("restore"):
             return False
         return state == RUNNING or self._make("unlock")

@@ -19,6 +19,7 @@ Answer = Callable[["dict[str, Any]"], "dict[str, Any]"]
 GO = b"go\n"
 PORTION_NBYTES = 1 << 18
 LONGEST_NOTE = 300
+MSG_NOSIGNAL = 0x4000
 
 
 def answered(answer: Answer, request: dict[str, Any]) -> dict[str, Any]:
@@ -89,7 +90,8 @@ def send(connection: Any, portion: bytes, until: float) -> None:
     rest = memoryview(portion)
     while rest:
         connection.settimeout(max(0.001, until - time.monotonic()))
-        rest = rest[connection.send(rest) :]
+        # A visitor may die while it is told: a program that gave SIGPIPE its deadly default must not.
+        rest = rest[connection.send(rest, MSG_NOSIGNAL) :]
 
 
 def encoded(told: dict[str, Any]) -> Iterator[str]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import stat
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import msgspec
 
 from vram import untrusted
-from vram.errors import BadSnapshot, UsageError
+from vram.errors import BadSnapshot
+from vram.files import write_file
 from vram.model.drm import CapacityFacts, ClientFacts, SystemMemoryFacts
 from vram.model.gpu import MemoryFacts, MigFacts
 from vram.model.observation import SURVEY_SCHEMA, Facts, Survey
@@ -56,15 +55,8 @@ def loads(data: bytes, origin: str = "the snapshot") -> Survey:
 
 def write(survey: Survey, path: str) -> None:
     """Write to *path*; a file that was there stays whole until the new one is."""
-    data = dumps(survey)
-    try:
-        if _is_special(path):
-            _fill(os.open(path, os.O_WRONLY | os.O_CLOEXEC), data)
-        else:
-            _replace(path, data)
-    except OSError as error:
-        hint = "name a file in a folder that you may write to"
-        raise UsageError(f"{path} cannot be written: {error.strerror}", hint=hint) from error
+    # Command lines carry secrets: nobody else reads it unless its owner says so.
+    write_file(path, dumps(survey), secret=True)
 
 
 def read(path: str) -> Survey:
@@ -103,29 +95,3 @@ def _sizes(facts: Facts | None) -> Iterator[tuple[str, Any]]:
     elif isinstance(facts, ClientFacts):
         for region in facts.regions:
             yield from ((region.name, region.nbytes), (region.name, region.shared))
-
-
-def _is_special(path: str) -> bool:
-    """A terminal, pipe or /dev/stdout is written to; replacing it would do harm."""
-    try:
-        return not stat.S_ISREG(os.stat(path).st_mode)
-    except FileNotFoundError:
-        return False
-
-
-def _replace(path: str, data: bytes) -> None:
-    target = os.path.realpath(path)  # through a link, so that the link stays one
-    fresh = f"{target}.{os.getpid()}.new"
-    # Command lines carry secrets: nobody else reads it unless its owner says so.
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        _fill(descriptor, data)
-        os.replace(fresh, target)
-    except BaseException:
-        os.unlink(fresh)
-        raise
-
-
-def _fill(descriptor: int, data: bytes) -> None:
-    with open(descriptor, "wb") as file:
-        file.write(data)

@@ -9,6 +9,7 @@ from contextlib import suppress
 
 import msgspec
 
+from vram import untrusted
 from vram.errors import NotReachable, TimedOut
 from vram.model.trimming import Via
 from vram.payloads import agent
@@ -35,7 +36,12 @@ def visit(process: PythonProcess, request: Request, deadline_s: float) -> Raw:
     with connection:
         _connect(connection, process, *found)
         wanted = {"payload": request.payload, "request": request.fields}
-        connection.sendall(msgspec.json.encode(wanted) + b"\n")
+        try:
+            connection.sendall(msgspec.json.encode(wanted) + b"\n")
+        except TimeoutError:
+            raise _silence(process) from None
+        except OSError as error:
+            raise _hung_up(process) from error
         return Raw(_answer(connection, process, until))
 
 
@@ -62,7 +68,9 @@ def _connect(connection: socket.socket, process: PythonProcess, path: str, name:
         finally:
             os.close(folder)
     except OSError as error:
-        raise NotReachable(f"the agent of pid {process.pid} does not answer: {error.strerror}") from error
+        raise NotReachable(
+            f"the agent of pid {process.pid} does not answer: {error.strerror or error}"
+        ) from error
     pid, uid = agent.peer(connection)
     if uid != os.geteuid() or pid != process.pid:
         raise NotReachable(
@@ -72,19 +80,22 @@ def _connect(connection: socket.socket, process: PythonProcess, path: str, name:
 
 
 def _answer(connection: socket.socket, process: PythonProcess, until: float) -> bytes:
-    heard = bytearray()
     try:
-        while not heard.endswith(b"\n"):
-            connection.settimeout(max(0.001, until - time.monotonic()))
-            part = connection.recv(1 << 20)
-            if not part:
-                raise NotReachable(f"the agent of pid {process.pid} hung up without an answer")
-            heard += part
-            if len(heard) > LONGEST_ANSWER:
-                raise NotReachable(f"the agent of pid {process.pid} answers without end")
-    except TimeoutError:
-        raise TimedOut(
-            f"the agent of pid {process.pid} did not answer in time",
-            hint="the process is busy inside one long call; give it longer with --deadline",
-        ) from None
-    return bytes(heard)
+        return untrusted.receive(connection, nbytes=LONGEST_ANSWER, until=until)
+    except untrusted.Rejected as error:
+        if error.code == "late":
+            raise _silence(process) from error
+        if error.code == "too-large":
+            raise NotReachable(f"the agent of pid {process.pid} answers without end") from error
+        raise _hung_up(process) from error
+
+
+def _silence(process: PythonProcess) -> TimedOut:
+    return TimedOut(
+        f"the agent of pid {process.pid} did not answer in time",
+        hint="the process is busy inside one long call; give it longer with --deadline",
+    )
+
+
+def _hung_up(process: PythonProcess) -> NotReachable:
+    return NotReachable(f"the agent of pid {process.pid} hung up without an answer")

@@ -1,4 +1,4 @@
-"""What CPython 3.9 to 3.13 keep in memory: where its lists and locks lie, and whether they are believed.
+"""What CPython 3.9 to 3.14 keep in memory: where its lists and locks lie, and whether they are believed.
 
 The offsets come from each version's own internal headers (x86-64 Linux). Nothing is believed
 because of a version alone: pointers must lead back to where they came from, locks and
@@ -12,15 +12,16 @@ import re
 
 from msgspec import Struct
 
-from vram.reach.image import Image, Mapping
+from vram.reach import debug_offsets
+from vram.reach.image import Image, Mapping, writable
 from vram.reach.ptrace import Memory, Unsafe
 
-FIRST_MINOR, LAST_MINOR = 9, 13
+FIRST_MINOR, LAST_MINOR = 9, 14
 _FINAL_RELEASE = 0xF
 _LOCKED, _LAST_HOLDER = 16, 8
 _THREAD_NEXT, _THREAD_INTERPRETER = 8, 16
 _CALLS_TO_DO_BIT, _SIGNALS_PENDING_BIT = 1 << 2, 1 << 1
-_MOST_THREADS = 100_000
+_MOST_THREADS = 1 << 15
 _FREE_THREADED = "_Py_DecRefShared"
 _FREE_THREADED_NAME = re.compile(r"python3\.\d+t")
 
@@ -97,6 +98,22 @@ LAYOUTS = {
         lock_of_interpreter=16,
         pending_in_runtime=2640,
     ),
+    14: Layout(
+        core_initialized=772,
+        initialized=776,
+        finalizing=784,
+        head=808,
+        main=816,
+        main_thread=832,
+        next=7272,
+        runtime=7384,
+        threads=7344,
+        thread_id=152,
+        signals_pending=0,
+        eval_breaker=24,
+        lock_of_interpreter=16,
+        pending_in_runtime=2848,
+    ),
 }
 
 
@@ -120,7 +137,7 @@ RINGS = {
     12: Ring(8, True, 24, 16, 32, 536, 540, request=16),
     13: Ring(8, False, 24, 24, 300, 7224, 7228, count=12, most=16),
 }
-RINGS |= {10: RINGS[9], 11: RINGS[9]}
+RINGS |= {10: RINGS[9], 11: RINGS[9], 14: RINGS[13]}
 
 
 class Python:
@@ -129,7 +146,7 @@ class Python:
     def __init__(self, memory: Memory, image: Image, minor: int | None, lines: tuple[Mapping, ...]) -> None:
         self._memory = memory
         self.image = image
-        self._writable = [line for line in lines if line.permissions.startswith("rw")]
+        self._writable = writable(lines)
         self.runtime = self._symbol("_PyRuntime")
         self.run_text = self._symbol("PyRun_SimpleString")
         self.take_lock = self._symbol("PyGILState_Ensure")
@@ -141,6 +158,9 @@ class Python:
                 "start it with an ordinary build, or have it call vram.agent()",
             )
         self._layout, self._ring = LAYOUTS[self.minor], RINGS[self.minor]
+        self._offsets = (
+            debug_offsets.read(memory, self.runtime) if self.minor >= debug_offsets.FIRST_MINOR else None
+        )
         self._thread = 0
 
     def _symbol(self, name: str) -> int:
@@ -159,7 +179,10 @@ class Python:
             version = self._memory.number(at)
             major, named, level = version >> 24, version >> 16 & 0xFF, version >> 4 & 0xF
             if major != 3 or level != _FINAL_RELEASE:
-                raise Unsafe("its Python is no final release", "releases of Python 3.9 to 3.13 are known")
+                raise Unsafe(
+                    "its Python is no final release",
+                    f"releases of Python 3.{FIRST_MINOR} to 3.{LAST_MINOR} are known",
+                )
         if named is None or not FIRST_MINOR <= named <= LAST_MINOR:
             which = "of an unknown version" if named is None else f"3.{named}"
             raise Unsafe(
@@ -185,6 +208,11 @@ class Python:
         )
         if others:
             raise Unsafe("it runs sub-interpreters", "end those first, or have it call vram.agent()")
+        if self._offsets is not None and memory.small(interpreter + self._offsets.enabled) != 1:
+            raise Unsafe(
+                "it was started with remote debugging disabled",
+                "unset PYTHON_DISABLE_REMOTE_DEBUG (or drop -X disable-remote-debug) before its next start",
+            )
         self._interpreter = interpreter
         self._pending = (
             interpreter + layout.pending_in_interpreter

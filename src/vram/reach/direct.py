@@ -1,4 +1,4 @@
-"""Straight in, through the kernel: CPython 3.9 to 3.13, without a debugger and without harm.
+"""Straight in, through the kernel: CPython 3.9 to 3.14, without a debugger and without harm.
 
 Every thread is held still for about a millisecond, while a few lines are put where nobody
 else writes, and the main thread is made to run them by one of three routes (see
@@ -15,11 +15,11 @@ from contextlib import contextmanager, suppress
 from vram.errors import AttachDenied, NoSuchProcess, NotReachable
 from vram.model.trimming import Via
 from vram.reach import image
-from vram.reach.cpython import FIRST_MINOR, LAST_MINOR, Python
+from vram.reach.cpython import Python
 from vram.reach.image import Image
 from vram.reach.permission import why_not_traced
-from vram.reach.ptrace import Denied, Ended, Memory, Threads, Unsafe, while_stopped
-from vram.reach.python_process import PythonProcess, shares_our_world, tracer
+from vram.reach.ptrace import Denied, Ended, Memory, Threads, Unsafe, identity, while_stopped
+from vram.reach.python_process import PythonProcess, pidfd_of, shares_our_world, tracer
 from vram.reach.request import Raw, Request
 from vram.reach.routes import Route, Routes
 from vram.reach.script_drop import ScriptDrop
@@ -63,7 +63,7 @@ def closed(process: PythonProcess) -> str | None:
         with opened(process) as entry:
             entry.python.require_usable()
     except Denied as error:
-        raise _denied(process, error) from error
+        raise denied(process, error) from error
     except Ended as error:
         raise NoSuchProcess(f"process {process.pid} has ended meanwhile") from error
     except Unsafe as error:
@@ -74,21 +74,22 @@ def closed(process: PythonProcess) -> str | None:
 def visit(process: PythonProcess, request: Request, deadline_s: float) -> Raw:
     until = time.monotonic() + deadline_s
     try:
-        with opened(process) as entry, ScriptDrop(request, process, until) as drop:
-            pidfd = os.pidfd_open(process.pid)
-            try:
-                return _converse(entry, drop, pidfd, until)
-            finally:
-                os.close(pidfd)
+        with (
+            opened(process) as entry,
+            pidfd_of(process) as pidfd,
+            ScriptDrop(request, process, until) as drop,
+        ):
+            return converse(entry, drop, pidfd, until)
     except Denied as error:
-        raise _denied(process, error) from error
-    except (Ended, ProcessLookupError) as error:
+        raise denied(process, error) from error
+    except Ended as error:
         raise NoSuchProcess(f"process {process.pid} has ended meanwhile") from error
     except Unsafe as error:
         raise NotReachable(f"pid {process.pid} was left alone: {error}", hint=error.hint) from error
 
 
-def _converse(entry: Entry, drop: ScriptDrop, pidfd: int, until: float) -> Raw:
+def converse(entry: Entry, drop: ScriptDrop, pidfd: int, until: float) -> Raw:
+    """Go in, wait for the answer; called off, neither note nor text stays. Raises Unsafe."""
     entry.go_in(drop, until)
     pause_s = _FIRST_PAUSE_S
     try:
@@ -124,7 +125,7 @@ class Entry:
 
     def __init__(self, process: PythonProcess, memory: Memory) -> None:
         self._process, self._pid, self._memory = process, process.pid, memory
-        self._about = _identity(self._pid)
+        self._about = identity(self._pid)
         if self._about[0] != process.target.process.started_at or self._about[2] != process.target.uid:
             raise Ended("it is another process than the one that was meant")
         lines = image.mappings(self._pid)
@@ -135,7 +136,7 @@ class Entry:
                 "it is no program for x86-64",
                 "only x86-64 is known; a program for another machine can call vram.agent()",
             )
-        self.python = Python(memory, _holder(program, found), process.minor, lines)
+        self.python = Python(memory, image.holder(program, found), process.minor, lines)
         self._routes = Routes(memory, self.python, program, found, lines)
         self._tails = list(_tails(program, found, lines))
         self._texts: dict[int, bytes] = {}
@@ -240,7 +241,7 @@ class Entry:
 
     def _main_thread(self, threads: Threads) -> tuple[int, dict[str, int]]:
         """Python's main thread; raises where this is not the process that was meant, or not as expected."""
-        if _identity(self._pid) != self._about:
+        if identity(self._pid) != self._about:
             raise Ended("it began another program, or became somebody else's, meanwhile")
         self.python.require_usable()
         self.python.find_main_thread()
@@ -272,17 +273,6 @@ class Entry:
         return not any(self._memory.read(place - 1, len(self._texts[place]) + 1))
 
 
-def _holder(program: Image, found: list[Image]) -> Image:
-    """The program or the library in which Python lies."""
-    for each in (*(one for one in found if "/libpython3" in one.path), program):
-        if each.symbol("_PyRuntime") is not None:
-            return each
-    raise Unsafe(
-        "its Python cannot be found in its memory: linked statically, without symbols, or no CPython",
-        f"an ordinary CPython 3.{FIRST_MINOR} to 3.{LAST_MINOR} can; others can call vram.agent()",
-    )
-
-
 def _tails(program: Image, found: list[Image], lines: tuple[image.Mapping, ...]) -> Iterator[tuple[int, int]]:
     """Unused ends of small libraries, in pages that are written to anyway.
 
@@ -301,18 +291,7 @@ def _tails(program: Image, found: list[Image], lines: tuple[image.Mapping, ...])
             yield tail
 
 
-def _identity(pid: int) -> tuple[int, str, int]:
-    """When it was started, which program it runs, whose it is."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            started = int(file.read().rpartition(b")")[2].split()[19])
-        program = os.readlink(f"/proc/{pid}/exe").removesuffix(" (deleted)")
-        return started, program, os.stat(f"/proc/{pid}").st_uid
-    except (OSError, IndexError) as error:
-        raise Ended("it has ended") from error
-
-
-def _denied(process: PythonProcess, error: Denied) -> AttachDenied:
+def denied(process: PythonProcess, error: Denied) -> AttachDenied:
     other = tracer(process.pid)
     if other:
         return AttachDenied(f"pid {process.pid} is being traced by pid {other}", hint="end that first")

@@ -1,6 +1,7 @@
 """Programs and libraries as they lie in another process's memory: their symbols, code, and unused ends.
 
-Files may have been replaced since they were mapped, or lie where we cannot look: memory cannot.
+Files may have been replaced since they were mapped, or lie where we cannot look: memory cannot. What
+lies there may be forged: every size that is read from it has a limit.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import struct
 from collections.abc import Iterator
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from vram.reach.ptrace import Denied, Ended, Memory, Unsafe
 
@@ -17,7 +19,12 @@ PAGE_NBYTES = 4096
 _MACHINE_X86_64 = 62
 _LOAD, _DYNAMIC, _EH_FRAME = 1, 2, 0x6474E550
 _STRTAB, _SYMTAB, _GNU_HASH = 5, 6, 0x6FFFFEF5
-_LONGEST_NAME = 64
+_LIBPYTHON = "/libpython3"
+_HEADER_NBYTES, _MOST_HEADERS = 56, 256
+_MOST_MAPS_NBYTES = 64 << 20
+_MOST_DYNAMIC_NBYTES = 1 << 16
+_LONGEST_CHAIN = 10_000
+_MOST_CODE_NBYTES = 16 << 20
 
 
 class Mapping(Struct, frozen=True):
@@ -36,12 +43,27 @@ class Mapping(Struct, frozen=True):
 def mappings(pid: int) -> tuple[Mapping, ...]:
     try:
         with open(f"/proc/{pid}/maps", "rb") as file:
-            lines = file.read().splitlines()
+            text = file.read(_MOST_MAPS_NBYTES + 1)
     except FileNotFoundError as error:
         raise Ended("it has ended") from error
     except OSError as error:
         raise Denied(f"its memory map may not be read ({error.strerror})") from error
-    return tuple(_mapping(line) for line in lines)
+    if len(text) > _MOST_MAPS_NBYTES:
+        raise Unsafe("its memory map has no end", "it can call vram.agent()")
+    return tuple(_mapping(line) for line in text.splitlines())
+
+
+def writable(lines: tuple[Mapping, ...]) -> list[Mapping]:
+    """Memory that the process may write; what adjoins is one: a structure may lie across."""
+    found: list[Mapping] = []
+    for line in lines:
+        if not line.permissions.startswith("rw"):
+            continue
+        if found and found[-1].end == line.start:
+            found[-1] = replace(found[-1], end=line.end)
+        else:
+            found.append(line)
+    return found
 
 
 def _mapping(line: bytes) -> Mapping:
@@ -64,6 +86,8 @@ class Image:
             raise Unsafe(f"{os.path.basename(self.path)} is no program for x86-64")
         (offset,) = struct.unpack_from("<Q", header, 32)
         size, count = struct.unpack_from("<HH", header, 54)
+        if size != _HEADER_NBYTES or count > _MOST_HEADERS:
+            raise Unsafe(f"{os.path.basename(self.path)} is no program for x86-64")
         table = memory.read(base + offset, size * count)
         self._headers = [struct.unpack_from("<IIQQQQQQ", table, size * each) for each in range(count)]
         lowest = min((each[3] for each in self._headers if each[0] == _LOAD), default=0)
@@ -85,7 +109,9 @@ class Image:
         buckets = table + 16 + 8 * nblooms
         wanted = _hash(name)
         index = int.from_bytes(memory.read(buckets + 4 * (wanted % nbuckets), 4), "little")
-        while index >= first:
+        for _ in range(_LONGEST_CHAIN):
+            if index < first:
+                return None
             chained = int.from_bytes(memory.read(buckets + 4 * (nbuckets + index - first), 4), "little")
             if chained | 1 == wanted | 1 and (value := self._value(tables, index, name)) is not None:
                 return value
@@ -104,7 +130,7 @@ class Image:
         if self._tables is None:
             self._tables = {}
             for kind, _, _, address, _, _, nbytes, _ in self._headers:
-                if kind == _DYNAMIC:
+                if kind == _DYNAMIC and nbytes <= _MOST_DYNAMIC_NBYTES:
                     words = struct.iter_unpack("<QQ", self._memory.read(self.bias + address, nbytes & ~15))
                     # The loader turns them into addresses in place; where it does not, they count from us.
                     self._tables = {
@@ -132,7 +158,8 @@ class Image:
         """The first place in its own code where these bytes are."""
         for part in self.parts:
             if "x" in part.permissions and "r" in part.permissions:
-                at = self._memory.read(part.start, part.end - part.start).find(code)
+                nbytes = min(part.end - part.start, _MOST_CODE_NBYTES)
+                at = self._memory.read(part.start, nbytes).find(code)
                 if at >= 0:
                     return part.start + at
         return None
@@ -152,6 +179,26 @@ def images(memory: Memory, lines: tuple[Mapping, ...]) -> Iterator[Image]:
                 raise
             except Unsafe:
                 continue
+
+
+def find_python(memory: Memory, lines: tuple[Mapping, ...], program_path: str) -> Image:
+    """The program or the library in which Python lies, where only those need be looked at."""
+    likely = tuple(line for line in lines if line.path == program_path or _LIBPYTHON in line.path)
+    found = list(images(memory, likely))
+    program = next((each for each in found if each.path == program_path), None)
+    return holder(program, found)
+
+
+def holder(program: Image | None, found: list[Image]) -> Image:
+    """The program or the library in which Python lies."""
+    libraries = [each for each in found if _LIBPYTHON in each.path]
+    for each in (*libraries, *([program] if program else [])):
+        if each.symbol("_PyRuntime") is not None:
+            return each
+    raise Unsafe(
+        "its Python cannot be found in its memory: linked statically, without symbols, or no CPython",
+        "an ordinary CPython can; others can call vram.agent()",
+    )
 
 
 def _hash(name: str) -> int:

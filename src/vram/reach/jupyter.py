@@ -11,9 +11,10 @@ import os
 import stat
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
+from msgspec import Struct
 
 from vram.errors import NotReachable
 from vram.model.trimming import Via
@@ -27,6 +28,9 @@ MIME = "application/vnd.vram.answer+json"
 SUBSHELLS = "kernel subshells"
 SCHEMES = ("hmac-sha256", "hmac-sha512", "hmac-sha384", "hmac-sha1", "hmac-md5")
 _LONGEST_FILE = 1 << 16
+_LONGEST_REASON = 300
+
+Shape = TypeVar("Shape")
 
 # An expression, so that the user's namespace gains no name; a type of its own, so that no
 # formatter the user has installed can change the answer.
@@ -70,9 +74,9 @@ def connection_file(argv: Sequence[str]) -> str | None:
 
 def read_connection(path: str, pid: int) -> dict[str, Any]:
     """The file's contents, believed only where it is our own, private, and leads to this machine."""
-    if not os.path.isabs(path):
-        path = os.path.join(os.readlink(f"/proc/{pid}/cwd"), path)
     try:
+        if not os.path.isabs(path):
+            path = os.path.join(os.readlink(f"/proc/{pid}/cwd"), path)
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise Unsafe(f"its connection file cannot be opened: {error.strerror}") from error
@@ -144,11 +148,12 @@ class Conversation:
             wire.close()
 
     def evaluate(self, expression: str, pid: int) -> bytes:
-        info = self._wires["control"].ask("kernel_info_request", {})
-        if info.get("language_info", {}).get("name") != "python":
+        info = _shaped(self._wires["control"].ask("kernel_info_request", {}), _KernelInfo)
+        if info.language_info.name != "python":
             raise NotReachable(f"pid {pid} is a kernel of another language than Python")
-        if SUBSHELLS in info.get("supported_features", ()):
-            self._subshell = self._wires["control"].ask("create_subshell_request", {}).get("subshell_id")
+        if SUBSHELLS in info.supported_features:
+            made = self._wires["control"].ask("create_subshell_request", {})
+            self._subshell = _shaped(made, _Subshell).subshell_id
         asked = {
             "code": "",
             "silent": True,
@@ -159,13 +164,40 @@ class Conversation:
         }
         header = {"subshell_id": self._subshell} if self._subshell is not None else {}
         answer = self._wires["shell"].ask("execute_request", asked, **header)
-        return _encoded(answer.get("user_expressions", {}).get("vram", {}))
+        return _encoded(_shaped(answer, _Executed).user_expressions.get("vram", _Evaluated()))
 
 
-def _encoded(told: dict[str, Any]) -> bytes:
+class _Language(Struct):
+    name: str = ""
+
+
+class _KernelInfo(Struct):
+    language_info: _Language = msgspec.field(default_factory=_Language)
+    supported_features: tuple[str, ...] = ()
+
+
+class _Subshell(Struct):
+    subshell_id: str | None = None
+
+
+class _Evaluated(Struct):
+    data: dict[str, Any] = {}
+    evalue: str = ""
+
+
+class _Executed(Struct):
+    user_expressions: dict[str, _Evaluated] = {}
+
+
+def _shaped(told: dict[str, Any], kind: type[Shape]) -> Shape:
     try:
-        return msgspec.json.encode(told["data"][MIME])
-    except (KeyError, TypeError, AttributeError):
-        reason = told.get("evalue") if isinstance(told, dict) else None
-        reason = reason or "it gave no reason"
-        raise NotReachable(f"the kernel did not run what it was sent: {reason}") from None
+        return msgspec.convert(told, kind)
+    except msgspec.ValidationError as error:
+        raise NotReachable(f"the kernel gave an answer that cannot be read: {error}") from error
+
+
+def _encoded(told: _Evaluated) -> bytes:
+    if MIME not in told.data:
+        reason = told.evalue[:_LONGEST_REASON] or "it gave no reason"
+        raise NotReachable(f"the kernel did not run what it was sent: {reason}")
+    return msgspec.json.encode(told.data[MIME])

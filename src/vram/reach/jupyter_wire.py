@@ -14,7 +14,9 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
+from vram import untrusted
 from vram.errors import TimedOut
+from vram.reach.request import LONGEST_ANSWER, MOST_ITEMS
 
 _DELIMITER = b"<IDS|MSG>"
 _PROTOCOL = "5.3"
@@ -35,6 +37,7 @@ class Wire:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, _LINGER_MS)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, LONGEST_ANSWER)
         ip = str(connection["ip"])
         if ":" in ip:
             self._socket.setsockopt(zmq.IPV6, 1)
@@ -73,12 +76,18 @@ class Wire:
         return number
 
     def _received(self, frames: list[bytes]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Parent header and content; empty where somebody answers who does not know the key."""
+        """Parent header and content; empty where somebody answers who does not know the key, or nonsense."""
         at = frames.index(_DELIMITER) if _DELIMITER in frames else len(frames)
         signature, parts = frames[at + 1 : at + 2], frames[at + 2 : at + 6]
         if len(parts) < 4 or not hmac.compare_digest(signature[0], self._signature(parts)):
             return {}, {}
-        return json.loads(parts[1]), json.loads(parts[3])
+        try:
+            parent, content = (
+                untrusted.decode(parts[at], dict[str, Any], most_items=MOST_ITEMS) for at in (1, 3)
+            )
+        except untrusted.Rejected:
+            return {}, {}
+        return parent, content
 
     def _signature(self, parts: list[bytes]) -> bytes:
         signer = hmac.new(self._key, digestmod=getattr(hashlib, self._digest))

@@ -31,6 +31,10 @@ PATIENCE_S = 0.1
 CROWDED_S = 0.3
 _TURN_S = 0.00002
 _ROUNDS = 64
+# A process that starts threads all the time is not chased for longer.
+_LONGEST_STOPPING_S = 1.0
+# More than anything that is read at once; who asks for more has been led astray.
+MOST_NBYTES = 16 << 20
 _FIRST_OF_ALL = -20  # for this one thread, where we may: root does
 
 _REGISTERS = [
@@ -101,6 +105,8 @@ class Memory:
         os.close(self._file)
 
     def read(self, address: int, nbytes: int) -> bytes:
+        if not 0 <= nbytes <= MOST_NBYTES:
+            raise Unsafe(f"its memory at {address:#x} is not what it should be")
         try:
             data = os.pread(self._file, nbytes, address)
         except (OSError, OverflowError) as error:
@@ -122,7 +128,7 @@ class Memory:
     def write(self, address: int, data: bytes) -> None:
         try:
             written = os.pwrite(self._file, data, address)
-        except OSError as error:
+        except (OSError, OverflowError) as error:
             raise Unsafe(f"its memory at {address:#x} cannot be written") from error
         if written != len(data):
             raise Unsafe(f"its memory at {address:#x} cannot be written")
@@ -151,6 +157,7 @@ class Threads:
 
     def stop(self) -> None:
         """Hold all of them; raises where one cannot be. New threads are made by running ones only."""
+        until = time.monotonic() + _LONGEST_STOPPING_S
         for _ in range(_ROUNDS):
             fresh = [tid for tid in self._tids() if tid not in self._threads and self._seize(tid)]
             if not fresh:
@@ -160,6 +167,8 @@ class Threads:
                 with suppress(ProcessLookupError):
                     self._call(_INTERRUPT, tid)
             self._settle(fresh)
+            if time.monotonic() > until:
+                break
         raise Unsafe("it starts threads faster than they can be stopped", passing=True)
 
     def registers(self, tid: int) -> dict[str, int]:
@@ -309,6 +318,17 @@ def while_stopped(pid: int, action: Callable[[Threads], Result]) -> tuple[Result
     if isinstance(result, BaseException):
         raise result
     return result, stopped_s
+
+
+def identity(pid: int) -> tuple[int, str, int]:
+    """When it was started, which program it runs, whose it is."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            started = int(file.read().rpartition(b")")[2].split()[19])
+        program = os.readlink(f"/proc/{pid}/exe").removesuffix(" (deleted)")
+        return started, program, os.stat(f"/proc/{pid}").st_uid
+    except (OSError, IndexError) as error:
+        raise Ended("it has ended") from error
 
 
 def _state(pid: int, tid: int) -> str:

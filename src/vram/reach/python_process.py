@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from msgspec import Struct
 
 from vram.errors import NoSuchProcess, NotPermitted, NotReachable
+from vram.host.local.procfs import started_at
 from vram.model.plan import Target
 
 _INTERPRETER = re.compile(r"python(?:3(?:\.(\d+))?)?[td]?$")
@@ -17,6 +21,10 @@ _STOPPED = {"T": "is stopped", "t": "is held by a debugger", "D": "hangs in the 
 # Everybody waits for a disk now and then: that passes.
 _PASSING_S = 0.5
 _NEEDED_SYMBOL = b"\0Py_AddPendingCall\0"
+_MOST_PROGRAM_NBYTES = 512 << 20
+_PORTION_NBYTES = 1 << 20
+# Of a file of /proc: its process may have made its command line or environment as long as it likes.
+_MOST_FILE_NBYTES = 64 << 20
 
 
 class PythonProcess(Struct, frozen=True):
@@ -25,10 +33,8 @@ class PythonProcess(Struct, frozen=True):
     target: Target
     argv: tuple[str, ...]
     executable: str
-    is_interpreter: bool
     minor: int | None
     pid_inside: int
-    gid: int
 
     @property
     def is_ours(self) -> bool:
@@ -60,11 +66,24 @@ def examine(target: Target) -> PythonProcess:
         target=target,
         argv=_argv(pid),
         executable=executable,
-        is_interpreter=name is not None,
         minor=int(minor) if minor else None,
         pid_inside=int(status.get("NSpid", str(pid)).split()[-1]),
-        gid=int(status["Gid"].split()[0]),
     )
+
+
+@contextmanager
+def pidfd_of(process: PythonProcess) -> Iterator[int]:
+    """A descriptor of the very process that was meant: while it has not ended, its pid is nobody else's."""
+    try:
+        pidfd = os.pidfd_open(process.pid)
+    except ProcessLookupError as error:
+        raise NoSuchProcess(f"process {process.pid} has ended meanwhile") from error
+    try:
+        if started_at(process.pid) != process.target.process.started_at:
+            raise NoSuchProcess(f"process {process.pid} has ended, and another one has its pid")
+        yield pidfd
+    finally:
+        os.close(pidfd)
 
 
 def shares_our_world(pid: int) -> str | None:
@@ -93,17 +112,30 @@ def _require_awake(pid: int) -> None:
 def _is_python(pid: int) -> bool:
     """Whether the program carries Python in itself, as most distributions' interpreters do."""
     try:
-        with open(f"/proc/{pid}/exe", "rb") as file:
-            return _contains(file.fileno())
-    except (OSError, ValueError):
+        with open(f"/proc/{pid}/exe", "rb", buffering=0) as file:
+            return _contains(file)
+    except OSError:
         return False
 
 
-def _contains(file: int) -> bool:
-    import mmap
-
-    with mmap.mmap(file, 0, prot=mmap.PROT_READ) as program:
-        return program.find(_NEEDED_SYMBOL) >= 0
+def _contains(file: io.FileIO) -> bool:
+    """Read, not mapped: who cuts a mapped file short ends its reader. Holes of sparse files are skipped."""
+    at, before = 0, b""
+    while at < _MOST_PROGRAM_NBYTES:
+        try:
+            data_at = os.lseek(file.fileno(), at, os.SEEK_DATA)
+        except OSError:  # nothing but a hole is left
+            return False
+        if data_at >= _MOST_PROGRAM_NBYTES:
+            return False
+        before = before if data_at == at else b""
+        part = os.pread(file.fileno(), _PORTION_NBYTES, data_at)
+        if not part:
+            return False
+        if _NEEDED_SYMBOL in before + part:
+            return True
+        at, before = data_at + len(part), part[-len(_NEEDED_SYMBOL) :]
+    return False
 
 
 def _status(pid: int) -> dict[str, str]:
@@ -118,15 +150,6 @@ def tracer(pid: int) -> int:
     return int(_status(pid).get("TracerPid", "0"))
 
 
-def variables(pid: int) -> frozenset[str]:
-    """Names in the environment that *pid* was started with; none where they may not be read."""
-    return frozenset(
-        os.fsdecode(name)
-        for name, _, value in (line.partition(b"=") for line in _read(pid, "environ").split(b"\0"))
-        if value
-    )
-
-
 def _argv(pid: int) -> tuple[str, ...]:
     return tuple(os.fsdecode(word) for word in _read(pid, "cmdline").rstrip(b"\0").split(b"\0"))
 
@@ -134,6 +157,6 @@ def _argv(pid: int) -> tuple[str, ...]:
 def _read(pid: int, name: str) -> bytes:
     try:
         with open(f"/proc/{pid}/{name}", "rb") as file:
-            return file.read()
+            return file.read(_MOST_FILE_NBYTES)
     except OSError:
         return b""

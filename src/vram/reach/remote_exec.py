@@ -1,107 +1,233 @@
-"""Through ``sys.remote_exec`` (PEP 768): Python 3.14 and later run a file at a safe point of their own.
+"""Python 3.14's interface for debuggers (PEP 768), used from outside: memory writes, no program is run.
 
-Attacher and target must be of the same minor version, so the target's own interpreter is
-asked to attach. It tells nobody when the file has run: see :mod:`vram.reach.script_drop`.
+``sys.remote_exec`` would need a Python of the same version. The only one at hand is the target's own
+interpreter, a file of its user's, which nobody else should run. So its protocol is spoken here: the
+path of a script, a flag, and a bit that the main thread looks at.
+
+They are written while every thread is held still: nobody changes the bits meanwhile, frees the
+thread's state, or begins another program. Killed between any two writes, the path means nothing
+without the flag; the flag without the bit is seen at the next safe point. Where the main thread waits
+and comes to no safe point, the request is taken back and :mod:`vram.reach.direct` goes on.
 """
 
 from __future__ import annotations
 
 import os
-import subprocess
 import time
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 
-from vram.errors import NotReachable
+from vram.errors import NoSuchProcess, NotReachable
 from vram.model.trimming import Via
-from vram.reach.permission import why_not_traced
-from vram.reach.python_process import PythonProcess, shares_our_world, variables
+from vram.reach import debug_offsets, direct, image
+from vram.reach.debug_offsets import FIRST_MINOR, MainThread
+from vram.reach.ptrace import Denied, Ended, Memory, Threads, Unsafe, identity, while_stopped
+from vram.reach.python_process import PythonProcess, pidfd_of, shares_our_world
 from vram.reach.request import Raw, Request
-from vram.reach.script_drop import ScriptDrop
+from vram.reach.script_drop import ScriptDrop, is_left_behind, remove_left_behind
 
 NAME: Via = "remote-exec"
-FIRST_MINOR = 14
 
-_VARIABLE, _OPTION = "PYTHON_DISABLE_REMOTE_DEBUG", "disable-remote-debug"
-
-# Flags of its own, not ours: -I keeps our environment and folder out, -S starts faster.
-_ATTACHER = "import sys; sys.remote_exec(int(sys.argv[1]), sys.argv[2])"
+_PLEASE_STOP = 1 << 5  # of the eval breaker: the main thread looks for requests
+# A main thread that is at work comes to a safe point within that time, or is not expected soon.
+_AT_WORK_S = 0.05
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.5
 
 
 def closed(process: PythonProcess) -> str | None:
+    """Why this way does not lead in; nothing is stopped or changed to find out."""
     if process.minor is not None and process.minor < FIRST_MINOR:
         return f"its Python 3.{process.minor} has no sys.remote_exec (3.{FIRST_MINOR} has)"
-    if not process.is_interpreter or process.minor is None:
-        return "its program is not an interpreter of Python 3.14 or later"
-    if not os.access(process.executable, os.X_OK):
-        return f"its interpreter {process.executable} cannot be started again"
-    if _was_disabled(process):
-        return "it was started with remote debugging disabled"
-    return shares_our_world(process.pid)
+    other_world = shares_our_world(process.pid)
+    if other_world is not None:
+        return other_world
+    try:
+        with _opened(process) as interface:
+            interface.find_main_thread()
+    except Denied as error:
+        raise direct.denied(process, error) from error
+    except Ended as error:
+        raise NoSuchProcess(f"process {process.pid} has ended meanwhile") from error
+    except Unsafe as error:
+        return f"{error}; {error.hint}" if error.hint else str(error)
+    return None
 
 
 def visit(process: PythonProcess, request: Request, deadline_s: float) -> Raw:
     until = time.monotonic() + deadline_s
-    with ScriptDrop(request, process, until) as drop:
-        pidfd = os.pidfd_open(process.pid)
-        try:
-            _attach(process, drop.script(), deadline_s)
-            return Raw(drop.answer(pidfd))
-        finally:
-            os.close(pidfd)
-
-
-def _was_disabled(process: PythonProcess) -> bool:
-    """As its start tells. Where that may not be read, its Python says so when it is asked."""
-    if _VARIABLE in variables(process.pid):
-        return True
-    words = iter(process.argv[1:])
-    for word in words:
-        if (next(words, "") if word == "-X" else word.removeprefix("-X")) == _OPTION:
-            return True
-        if not word.startswith("-") or word in ("-c", "-m", "-"):  # the program begins
-            return False
-    return False
-
-
-def _attach(process: PythonProcess, script: str, deadline_s: float) -> None:
-    command = [process.executable, "-I", "-S", "-c", _ATTACHER, str(process.pid), script]
     try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            cwd="/",
-            start_new_session=True,  # our terminal would let it type into our shell
-            text=True,
-            errors="replace",
-            timeout=deadline_s,
-            **_as_its_owner(process),
+        with (
+            _opened(process) as interface,
+            pidfd_of(process) as pidfd,
+            ScriptDrop(request, process, until) as drop,
+        ):
+            return _converse(process, interface, drop, pidfd, until)
+    except Denied as error:
+        raise direct.denied(process, error) from error
+    except Ended as error:
+        raise NoSuchProcess(f"process {process.pid} has ended meanwhile") from error
+    except Unsafe as error:
+        raise NotReachable(f"pid {process.pid} was left alone: {error}", hint=error.hint) from error
+
+
+def _converse(
+    process: PythonProcess, interface: Interface, drop: ScriptDrop, pidfd: int, until: float
+) -> Raw:
+    try:
+        interface.request(drop.script(), until)
+        with ExitStack() as stack:
+            entry, pause_s = None, _AT_WORK_S
+            while not drop.wait(pidfd, min(until, time.monotonic() + pause_s)):
+                if time.monotonic() >= until:
+                    raise drop.silence()
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                entry = entry or _other_routes(process, stack)
+                if entry is not None and _was_taken_back(interface):
+                    drop.forget_script()
+                    raw = direct.converse(entry, drop, pidfd, until)
+                    return Raw(raw.body, interface.stopped_s + (raw.stopped_s or 0.0))
+            return Raw(drop.answer(pidfd), interface.stopped_s)
+    except BaseException:
+        drop.call_off()
+        with suppress(Unsafe):
+            if interface.take_back():
+                drop.forget_script()
+        raise
+
+
+def _was_taken_back(interface: Interface) -> bool:
+    """False where it has been seen meanwhile, or where the process cannot be stopped just now."""
+    try:
+        return interface.take_back()
+    except Unsafe as error:
+        if not error.passing:
+            raise
+        return False
+
+
+def _other_routes(process: PythonProcess, stack: ExitStack) -> direct.Entry | None:
+    """The process made ready for the routes that wake it up; None where they do not lead in."""
+    try:
+        entry = stack.enter_context(direct.opened(process))
+        entry.python.require_usable()
+    except Ended:
+        raise
+    except Unsafe:
+        return None
+    return entry
+
+
+@contextmanager
+def _opened(process: PythonProcess) -> Iterator[Interface]:
+    memory = Memory(process.pid)
+    try:
+        yield Interface(process, memory)
+    finally:
+        memory.close()
+
+
+class Interface:
+    """The interface of one process, and at most one request of ours in it."""
+
+    def __init__(self, process: PythonProcess, memory: Memory) -> None:
+        self._pid, self._tid, self._memory = process.pid, process.pid_inside, memory
+        self._about = identity(self._pid)
+        if self._about[0] != process.target.process.started_at or self._about[2] != process.target.uid:
+            raise Ended("it is another process than the one that was meant")
+        lines = image.mappings(self._pid)
+        found = image.find_python(memory, lines, self._about[1])
+        runtime = found.symbol("_PyRuntime")
+        assert runtime is not None
+        self._runtime = runtime
+        self._writable = image.writable(lines)
+        self._offsets = debug_offsets.read(memory, runtime)
+        self._path = b""
+        self.stopped_s = 0.0
+
+    def find_main_thread(self) -> MainThread:
+        """Raise where a request cannot be left now; certain only while nobody runs."""
+        thread = debug_offsets.find_main_thread(
+            self._memory, self._runtime, self._offsets, self._writable, self._tid
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise NotReachable(f"{process.executable} could not be asked to attach: {error}") from error
-    if done.returncode:
-        raise _refusal(process, done.stderr.strip().rpartition("\n")[2])
+        if not thread.remote_debugging:
+            raise Unsafe(
+                "it was started with remote debugging disabled",
+                "unset PYTHON_DISABLE_REMOTE_DEBUG (or drop -X disable-remote-debug) before its next start",
+            )
+        return thread
 
+    def request(self, script: str, until: float) -> None:
+        """Have the main thread run *script* at its next safe point. What passes is waited for."""
+        path = os.fsencode(script)
+        if len(path) >= self._offsets.script_path_nbytes:
+            raise Unsafe(
+                f"the path of the script is too long for it ({len(path)} bytes)", "set XDG_RUNTIME_DIR"
+            )
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            try:
+                abandoned = self._abandoned_path()
+                self._stopped(partial(self._write, path, abandoned))
+            except Unsafe as error:
+                if not error.passing or time.monotonic() + pause_s > until:
+                    raise
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            else:
+                if abandoned is not None:
+                    remove_left_behind(os.fsdecode(abandoned), self._pid)
+                return
 
-def _as_its_owner(process: PythonProcess) -> dict[str, Any]:
-    """The interpreter may be any file of the target's user: root never runs it as root.
+    def take_back(self) -> bool:
+        """Whether the request was still there; it is not any more."""
+        return bool(self._path) and self._stopped(self._erase)
 
-    Nor does it read what root's environment says. Our own interpreter keeps ours: it may need
-    LD_LIBRARY_PATH to find its libpython.
-    """
-    if process.is_ours:
-        return {}
-    environment = {"PATH": os.defpath, "LC_ALL": "C"}
-    return {"user": process.target.uid, "group": process.gid, "extra_groups": [], "env": environment}
+    def _stopped(self, action: Callable[[], bool]) -> bool:
+        def checked(_: Threads) -> bool:
+            if identity(self._pid) != self._about:
+                raise Ended("it began another program, or became somebody else's, meanwhile")
+            return action()
 
+        done, stopped_s = while_stopped(self._pid, checked)
+        self.stopped_s += stopped_s
+        return done
 
-def _refusal(process: PythonProcess, complaint: str) -> NotReachable:
-    if "not enabled" in complaint:
-        return NotReachable(
-            f"pid {process.pid} was started with remote debugging disabled",
-            hint=f"unset {_VARIABLE} (or drop -X {_OPTION}) before its next start",
-        )
-    if complaint.startswith("PermissionError"):
-        return NotReachable(f"pid {process.pid} may not be attached to", hint=why_not_traced())
-    return NotReachable(f"Python refused to attach to pid {process.pid}: {complaint or 'no reason given'}")
+    def _write(self, path: bytes, abandoned: bytes | None) -> bool:
+        memory, offsets = self._memory, self._offsets
+        state = self.find_main_thread().state
+        support = state + offsets.support
+        waiting = self._waiting(support)
+        if waiting is not None and waiting != abandoned:
+            raise Unsafe("another debugger's request waits in it", "try again in a moment", passing=True)
+        if waiting is not None:
+            memory.write(support + offsets.pending_call, bytes(4))
+        memory.write(support + offsets.script_path, path + b"\0")
+        self._path = path
+        memory.write(support + offsets.pending_call, (1).to_bytes(4, "little"))
+        (low,) = memory.read(state + offsets.eval_breaker, 1)
+        memory.write(state + offsets.eval_breaker, bytes([low | _PLEASE_STOP]))
+        return True
+
+    def _erase(self) -> bool:
+        """The bit stays: the main thread looks, finds nothing, and goes on."""
+        support = self.find_main_thread().state + self._offsets.support
+        if self._waiting(support) != self._path:
+            return False
+        self._memory.write(support + self._offsets.pending_call, bytes(4))
+        self._memory.write(support + self._offsets.script_path, bytes(len(self._path)))
+        return True
+
+    def _abandoned_path(self) -> bytes | None:
+        """A request that waits there, left by a visit of ours that was killed."""
+        support = self.find_main_thread().state + self._offsets.support
+        waiting = self._waiting(support)
+        return waiting if waiting is not None and is_left_behind(os.fsdecode(waiting), self._pid) else None
+
+    def _waiting(self, support: int) -> bytes | None:
+        """The path of the request that the main thread has not seen yet."""
+        offsets = self._offsets
+        if self._memory.small(support + offsets.pending_call) != 1:
+            return None
+        path = self._memory.read(support + offsets.script_path, offsets.script_path_nbytes)
+        return path.partition(b"\0")[0]

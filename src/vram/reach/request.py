@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
-import msgspec
 from msgspec import Struct
 
+from vram import untrusted
 from vram.errors import NotReachable
 from vram.model.trimming import Via
 
-LONGEST_ANSWER = 64 << 20
+LONGEST_ANSWER = 16 << 20
+MOST_ITEMS = 200_000  # of an answer: objects, lists and members together
+# Of the reasons that a process gives.
+_MOST_REASONS, _LONGEST_REASON = 5, 300
+
+Shape = TypeVar("Shape")
 
 
 class Request(Struct, frozen=True):
@@ -46,19 +51,20 @@ class _Status(Struct):
 
 def require_done(pid: int, body: bytes) -> None:
     """Raise why the payload did not do what it was asked for."""
-    try:
-        told = msgspec.json.decode(body, type=_Status)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise unreadable(pid) from error
-    reasons = "; ".join(told.notes) or "it gave no reason"
+    told = decoded(pid, body, _Status)
+    reasons = "; ".join(note[:_LONGEST_REASON] for note in told.notes[:_MOST_REASONS]) or "it gave no reason"
     if told.status == "cancelled":
         raise NotReachable(f"pid {pid} declined: {reasons}")
     if told.status != "done":
         raise NotReachable(f"pid {pid} could not answer: {reasons}")
 
 
-def unreadable(pid: int) -> NotReachable:
-    return NotReachable(
-        f"pid {pid} gave an answer that cannot be read",
-        hint="something in that process changes what is sent to it, or it ended in the middle",
-    )
+def decoded(pid: int, body: bytes, kind: type[Shape]) -> Shape:
+    """What *pid* answered, as *kind*; raises where it is anything else."""
+    try:
+        return untrusted.decode(body, kind, most_items=MOST_ITEMS)
+    except untrusted.Rejected as error:
+        raise NotReachable(
+            f"pid {pid} gave an answer that cannot be read: {str(error)[:_LONGEST_REASON]}",
+            hint="something in that process changes what is sent to it, or it ended in the middle",
+        ) from error

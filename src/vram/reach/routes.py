@@ -52,6 +52,7 @@ PLAIN_WAITS = frozenset(
     }
 )
 FUTEX, RESTART = 202, 219
+_RESTARTABLE = {"poll": 7, "nanosleep": 35, "clock_nanosleep": 230}
 _EINTR = -4
 # What the kernel has in the register for the result while a system call is interrupted.
 _INTERRUPTED = (_EINTR, -512, -513, -514, -516)
@@ -60,6 +61,7 @@ _RED_ZONE = 128
 _STACK_NEEDED = 256 << 10
 # Who may have made the call: Python's extensions, and libraries for waiting that are made for signals.
 _EXTENSION = re.compile(r"/lib-dynload/|\.(cpython-3\d+[^/]*|abi3)\.so$|/lib(zmq|uv|ev|event)[-.][^/]*$")
+_MOST_LIBRARIES = 4  # that may be the C library; whoever has more has made them up
 _LIBC = re.compile(r"/(libc|libpthread)[.-][^/]*so[^/]*$")
 _MUSL = re.compile(r"/ld-musl-|/libc\.musl-")
 _POP_RDI_RET = b"\x5f\xc3"
@@ -120,8 +122,9 @@ class Routes:
                 "it runs with musl, whose waits are not known",
                 "run it with glibc, or have it call vram.agent()",
             )
-        libc = [each for each in found if _LIBC.search(each.path)]
+        libc = [each for each in found if _LIBC.search(each.path)][:_MOST_LIBRARIES]
         self._unwinder = Unwinder(memory, libc)
+        self._restartable = {each.symbol(name): call for name, call in _RESTARTABLE.items() for each in libc}
         self._callers = [
             each for each in found if each in (program, python.image) or _EXTENSION.search(each.path)
         ]
@@ -145,7 +148,7 @@ class Routes:
         if number < 0 or result not in _INTERRUPTED or threads.signal(tid):
             return "at-work"
         if number == RESTART:
-            number = self._number_at(registers["rip"])
+            number = self._restarted(registers)
         if number not in PLAIN_WAITS and number != FUTEX:
             return "at-work"
         if not self._called_by_python(registers):
@@ -173,11 +176,22 @@ class Routes:
             return False
         return caller is not None and any(caller in each for each in self._callers)
 
-    def _number_at(self, rip: int) -> int:
-        """Which system call stands before *rip*: one that the kernel goes on with has another number."""
-        code = self._memory.read(rip - 7, 7)
-        known = code[:1] == _MOVE_NUMBER and code[5:] == _SYSCALL
-        return int.from_bytes(code[1:5], "little") if known else -1
+    def _restarted(self, registers: dict[str, int]) -> int:
+        """Which system call the kernel goes on with: after an interruption it has another number.
+
+        Before glibc 2.41 the number stands before the call. Since then one place makes all the calls,
+        and the function that was called tells: the kernel goes on so with these and a futex only.
+        """
+        code = self._memory.read(registers["rip"] - 7, 7)
+        if code[5:] != _SYSCALL:
+            return -1
+        if code[:1] == _MOVE_NUMBER:
+            return int.from_bytes(code[1:5], "little")
+        try:
+            function = self._unwinder.function(registers)
+        except Unsafe:
+            return -1
+        return -1 if function is None else self._restartable.get(function, FUTEX)
 
     def interrupt(self, threads: Threads, tid: int, registers: dict[str, int]) -> None:
         """Let the wait return as a signal would have it return."""

@@ -4,6 +4,9 @@ Ways that only make a process run some code cannot tell what becomes of it. So t
 connects first, and does nothing before it has heard "go" there. Whether it was told so is
 decided once, by us: called off, it never runs, and nor does it when we have died meanwhile.
 The kernel says which process is at the other end; nothing in the folder belongs to the target.
+
+The target runs what it finds under the folder's name. So nobody else may be able to rename
+anything on the way there; and of what it sends back, nothing is believed, and little is kept.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import time
 from contextlib import suppress
 from types import TracebackType
 
+from vram import untrusted
 from vram.errors import NoSuchProcess, NotReachable, Refused, TimedOut
 from vram.host.local.procfs import started_at
 from vram.payloads import agent, delivery
@@ -25,6 +29,10 @@ from vram.reach.request import LONGEST_ANSWER, Request
 
 _PAYLOAD, _SOCKET, _SCRIPT = "payload.py", "answers", "script.py"
 _NAMES = (_PAYLOAD, _SOCKET, _SCRIPT)
+_PREFIX = "visit-"
+# Root's own folders are closed to others. What lies in /run only root can rename, and without
+# listing this one nobody learns the names in it.
+_ROOTS_FOLDER = "/run/vram-visits"
 _ENDING_S = 0.5
 _ABANDONED_S = 60.0
 
@@ -64,6 +72,7 @@ class ScriptDrop:
             self._listener.bind(agent.address(self._folder, _SOCKET))
             os.chmod(_SOCKET, 0o600 if process.is_ours else 0o666, dir_fd=self._folder)
             self._listener.listen(8)
+            self._listener.setblocking(False)
         except BaseException:
             self.close()
             raise
@@ -99,65 +108,61 @@ class ScriptDrop:
         _remove(self.path, self._folder, left)
         os.close(self._folder)
 
+    def forget_script(self) -> None:
+        """Nobody will look for it any more."""
+        if self._script is not None:
+            os.close(self._script)
+            self._script = None
+
     def answer(self, pidfd: int) -> bytes:
         """Wait for the answer; raises why there is none, and then there never will be one."""
         if not self.wait(pidfd, self._until):
             raise self.silence()
         assert self._connection is not None
-        connection = self._connection
-        connection.setblocking(False)
-        parts: list[bytes] = []
-        nbytes = 0
-        while True:
-            try:
-                part = connection.recv(1 << 20)
-            except BlockingIOError:
-                if not self._ready(connection.fileno(), pidfd, self._until):
-                    raise self._unfinished() from None
-                continue
-            except OSError as error:
-                raise self._cut_short(pidfd) from error
-            nbytes += len(part)
-            if not part:
-                raise self._cut_short(pidfd)
-            if nbytes > LONGEST_ANSWER:
-                raise NotReachable(f"pid {self._pid} answers more than {LONGEST_ANSWER >> 20} MiB")
-            if time.monotonic() > self._until:
-                raise self._unfinished()
-            parts.append(part)
-            if part.endswith(b"\n"):
-                return b"".join(parts)
+        try:
+            return untrusted.receive(self._connection, nbytes=LONGEST_ANSWER, until=self._until, pidfd=pidfd)
+        except untrusted.Rejected as error:
+            if error.code == "late":
+                raise self._unfinished() from error
+            if error.code == "too-large":
+                message = f"pid {self._pid} answers more than {LONGEST_ANSWER >> 20} MiB"
+                raise NotReachable(message) from error
+            raise self._cut_short(pidfd) from error
 
     def wait(self, pidfd: int, until: float) -> bool:
         """Whether the very process that was meant has asked, and was told to go. Raises where it ended."""
         while self._connection is None:
-            if not self._ready(self._listener.fileno(), pidfd, until):
-                if _has_ended(pidfd):
-                    raise NoSuchProcess(f"process {self._pid} has ended meanwhile")
+            if not self._has_caller(pidfd, until):
                 return False
-            connection, _ = self._listener.accept()
-            if agent.peer(connection)[0] != self._pid:
-                connection.close()
-                continue
             try:
-                connection.sendall(delivery.GO)
+                connection, _ = self._listener.accept()
             except OSError:  # it gave up at the same moment
-                connection.close()
                 continue
-            self._connection = connection
-            self._listener.close()  # whoever asks now comes a second time
+            # While the process has not ended, its pid is nobody else's.
+            if agent.peer(connection)[0] == self._pid and not _has_ended(pidfd):
+                with suppress(OSError):
+                    connection.setblocking(False)
+                    connection.sendall(delivery.GO)
+                    self._connection = connection
+                    self._listener.close()  # whoever asks now comes a second time
+            if self._connection is None:
+                connection.close()
         return True
 
     def call_off(self) -> None:
         """From now on nobody is told to go."""
         self._listener.close()
 
-    def _ready(self, descriptor: int, pidfd: int, until: float) -> bool:
-        """Whether there is something to read before time is up, or the process has ended."""
+    def _has_caller(self, pidfd: int, until: float) -> bool:
+        """Whether somebody connects before time is up, however many others did. Raises where it ended."""
+        left_s = until - time.monotonic()
         poll = select.poll()
-        poll.register(descriptor, select.POLLIN)
+        poll.register(self._listener.fileno(), select.POLLIN)
         poll.register(pidfd, select.POLLIN)
-        return descriptor in dict(poll.poll(max(0.0, until - time.monotonic()) * 1000))
+        ready = dict(poll.poll(max(0.0, left_s) * 1000))
+        if pidfd in ready:
+            raise NoSuchProcess(f"process {self._pid} has ended meanwhile")
+        return left_s > 0 and bool(ready)
 
     def silence(self) -> Refused:
         return TimedOut(
@@ -188,30 +193,108 @@ def _has_ended(pidfd: int, patience_s: float = 0.0) -> bool:
     return bool(poll.poll(patience_s * 1000))
 
 
-def _make_folder(process: PythonProcess) -> str:
-    # Root's own folders are closed to the target. What lies in /run only root can rename.
-    path = agent.folders()[0] if process.is_ours else "/run"
-    prefix = "visit-" if process.is_ours else "vram-visit-"
+def is_left_behind(script: str, pid: int) -> bool:
+    """Whether *script* was made for a visit to *pid* by somebody of ours who has been killed since.
+
+    The path was read from the memory of *pid*, which may have written anything there.
+    """
+    path, name = os.path.split(script)
+    above, folder_name = os.path.split(path)
+    if name != _SCRIPT or not folder_name.startswith(f"{_PREFIX}{pid}-") or above not in _bases():
+        return False
     try:
-        if process.is_ours:
-            os.close(agent.open_folder(path, make=True))
-        _sweep(path, prefix)
-        named = f"{prefix}{process.pid}-{process.target.process.started_at}-"
+        folder = _open_folder(path)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    try:
+        return not _is_listened_to(folder)
+    finally:
+        os.close(folder)
+
+
+def remove_left_behind(script: str, pid: int) -> None:
+    """Remove what :func:`is_left_behind` found, once nobody will run it any more."""
+    if is_left_behind(script, pid):
+        path = os.path.dirname(script)
+        with suppress(OSError):
+            folder = _open_folder(path)
+            _remove(path, folder)
+            os.close(folder)
+
+
+def _bases() -> tuple[str, str]:
+    return _ROOTS_FOLDER, os.path.realpath(agent.folders()[0])
+
+
+def _make_folder(process: PythonProcess) -> str:
+    path = agent.folders()[0]
+    try:
+        path = _own_base(path) if process.is_ours else _roots_base()
+        _sweep(path)
+        named = f"{_PREFIX}{process.pid}-{process.target.process.started_at}-"
         import tempfile
 
         return tempfile.mkdtemp(prefix=named, dir=path)
     except OSError as error:
         raise NotReachable(
-            f"there is no private folder to leave a script in: {path}: {error.strerror}",
+            f"there is no private folder to leave a script in: {error.filename or path}: {error.strerror}",
             hint="make it a folder of yours alone (mode 0700), or set XDG_RUNTIME_DIR",
         ) from error
 
 
-def _sweep(path: str, prefix: str) -> None:
+def _own_base(path: str) -> str:
+    os.close(agent.open_folder(path, make=True))
+    path = os.path.realpath(path)
+    above = _changeable_by_others(os.path.dirname(path))
+    if above is None:
+        return path
+    if os.geteuid() == 0:  # as with sudo, in another user's home
+        return _roots_base()
+    raise PermissionError(1, "others can change what lies there", above)
+
+
+def _roots_base() -> str:
+    with suppress(FileExistsError):
+        os.mkdir(_ROOTS_FOLDER, 0o711)
+        os.chmod(_ROOTS_FOLDER, 0o711)
+    above = _changeable_by_others(os.path.dirname(_ROOTS_FOLDER))
+    if above is not None:
+        raise PermissionError(1, "others can change what lies there", above)
+    os.close(_open_folder(_ROOTS_FOLDER))
+    return _ROOTS_FOLDER
+
+
+def _changeable_by_others(path: str) -> str | None:
+    """The first folder on the way to *path*, a real one, in which others could rename what lies there."""
+    trusted = {0, os.geteuid(), *_unmapped_users()}
+    while True:
+        about = os.stat(path)
+        if about.st_uid not in trusted or (about.st_mode & 0o022 and not about.st_mode & stat.S_ISVTX):
+            return path
+        if path == "/":
+            return None
+        path = os.path.dirname(path)
+
+
+def _unmapped_users() -> set[int]:
+    """As whom the machine's root appears in a user namespace that does not know it."""
+    try:
+        with open("/proc/self/uid_map", encoding="ascii") as file:
+            if file.read().split() == ["0", "0", str((1 << 32) - 1)]:
+                return set()
+        with open("/proc/sys/kernel/overflowuid", encoding="ascii") as file:
+            return {int(file.read())}
+    except (OSError, ValueError):
+        return set()
+
+
+def _sweep(path: str) -> None:
     """Remove what was left for processes that have ended since, and what killed visitors left."""
     for name in os.listdir(path):
-        pid, _, rest = name.removeprefix(prefix).partition("-")
-        if not name.startswith(prefix) or not pid.isdigit():
+        pid, _, rest = name.removeprefix(_PREFIX).partition("-")
+        if not name.startswith(_PREFIX) or not pid.isdecimal():
             continue
         with suppress(OSError):
             whole = os.path.join(path, name)
@@ -227,15 +310,19 @@ def _is_abandoned(folder: int) -> bool:
     """Whether nobody listens there any more. A script that a process means to run stays."""
     if time.time() - os.fstat(folder).st_mtime < _ABANDONED_S or _SCRIPT in os.listdir(folder):
         return False
+    return not _is_listened_to(folder)
+
+
+def _is_listened_to(folder: int) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as question:
         question.setblocking(False)
         try:
             question.connect(agent.address(folder, _SOCKET))
         except (ConnectionRefusedError, FileNotFoundError):
-            return True
-        except OSError:
             return False
-    return False
+        except OSError:
+            return True
+    return True
 
 
 def _open_folder(path: str) -> int:
@@ -261,4 +348,4 @@ def _remove(path: str, folder: int, left: str | None = None) -> None:
 
 def _number(text: str) -> int | None:
     digits = text.partition("-")[0]
-    return int(digits) if digits.isdigit() else None
+    return int(digits) if digits.isdecimal() else None

@@ -17,14 +17,20 @@ _RBP, _RSP = 6, 7
 _DATA_RELATIVE_SIGNED_4 = 0x3B
 _PC_RELATIVE_SIGNED_4 = 0x1B
 _MOST_FRAMES = 6
+_MOST_FUNCTIONS = 200_000  # of one library
+_LONGEST_ENTRY = 1 << 16
 
 
 class Rule(Struct, frozen=True):
-    """How a function's frame is left: the frame's end is *register* + *offset*; where rbp was saved."""
+    """How a function's frame is left: the frame's end is *register* + *offset*; where rbp was saved.
+
+    *begins* is where the function does.
+    """
 
     register: int
     offset: int
     rbp_at: int | None
+    begins: int
 
 
 class Unwinder:
@@ -37,20 +43,27 @@ class Unwinder:
 
     def caller(self, registers: dict[str, int]) -> int | None:
         """The address outside the libraries to which the wait returns at last; None where unknown."""
+        return self._way_out(registers)[0]
+
+    def function(self, registers: dict[str, int]) -> int | None:
+        """Where the library's function begins that was called from outside; None where unknown."""
+        return self._way_out(registers)[1]
+
+    def _way_out(self, registers: dict[str, int]) -> tuple[int | None, int | None]:
         rip, rsp, rbp = (registers[name] for name in ("rip", "rsp", "rbp"))
         if self._library(rip) is None:
-            return None
+            return None, None
         for _ in range(_MOST_FRAMES):
             rule = self._rule(rip)
             if rule is None:
-                return None
+                return None, None
             frame_end = (rsp if rule.register == _RSP else rbp) + rule.offset
             if rule.rbp_at is not None:
                 rbp = self._memory.number(frame_end + rule.rbp_at)
             rip, rsp = self._memory.number(frame_end - 8), frame_end
             if self._library(rip) is None:
-                return rip
-        return None
+                return rip, rule.begins
+        return None, None
 
     def _library(self, address: int) -> Image | None:
         return next((each for each in self._libraries if address in each), None)
@@ -84,10 +97,14 @@ class Unwinder:
         if version != 1 or count_kind != 3 or table_kind != _DATA_RELATIVE_SIGNED_4:
             return []
         count = self._memory.small(header + 8)
+        if not 0 <= count <= _MOST_FUNCTIONS:
+            return []
         return list(struct.iter_unpack("<ii", self._memory.read(header + 12, 8 * count)))
 
     def _read_entry(self, at: int, place: int) -> Rule | None:
         nbytes, back = struct.unpack("<Ii", self._memory.read(at, 8))
+        if nbytes > _LONGEST_ENTRY:
+            return None
         body = self._memory.read(at + 8, nbytes - 4)
         common = self._read_common(at + 4 - back)
         if common is None:
@@ -102,10 +119,12 @@ class Unwinder:
         frame.run(first, begins, 1 << 63)
         frame.initial_rbp = frame.rbp_at
         frame.run(body[position + skipped :], begins, place)
-        return frame.rule()
+        return frame.rule(begins)
 
     def _read_common(self, at: int) -> tuple[int, int, bytes] | None:
         nbytes, mark = struct.unpack("<II", self._memory.read(at, 8))
+        if nbytes > _LONGEST_ENTRY:
+            return None
         body = self._memory.read(at + 8, nbytes - 4)
         name, _, rest = body[1:].partition(b"\0")
         if mark or name not in (b"zR", b"zRS"):
@@ -130,9 +149,9 @@ class _Frame:
         self.known = True
         self._kept: list[tuple[int, int, int | None]] = []
 
-    def rule(self) -> Rule | None:
+    def rule(self, begins: int) -> Rule | None:
         usable = self.known and self.register in (_RSP, _RBP)
-        return Rule(self.register, self.offset, self.rbp_at) if usable else None
+        return Rule(self.register, self.offset, self.rbp_at, begins) if usable else None
 
     def run(self, code: bytes, place: int, until: int) -> None:
         at = 0

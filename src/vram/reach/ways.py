@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-import msgspec
 from msgspec import Struct
 
 from vram.errors import AttachDenied, NotReachable
@@ -12,7 +11,7 @@ from vram.model.plan import Target
 from vram.model.trimming import Trimmed, Verb, Via
 from vram.reach import agent, direct, jupyter, remote_exec
 from vram.reach.python_process import PythonProcess, examine
-from vram.reach.request import Answer, Raw, Request, require_done, unreadable
+from vram.reach.request import Answer, Raw, Request, decoded, require_done
 
 
 class Way(Protocol):
@@ -29,7 +28,7 @@ class Way(Protocol):
 
 
 WAYS: tuple[Way, ...] = (agent, jupyter, remote_exec, direct)
-"""Safest first. The last stops the process for about a millisecond; the others do not stop it."""
+"""Safest first. The last two stop the process for about a millisecond; the others do not stop it."""
 
 ALL: dict[str, Way] = {way.NAME: way for way in WAYS}
 
@@ -86,7 +85,4 @@ def reach(
 ) -> Visit:
     """Go into *target* and have it *verb*; raises a Refused where that cannot be, target unharmed."""
     told = ask(target, "trim", {"verb": verb, "tracebacks": tracebacks}, deadline_s, via=via)
-    try:
-        return Visit(told.via, msgspec.json.decode(told.body, type=Trimmed), told.stopped_s)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise unreadable(target.process.pid) from error
+    return Visit(told.via, decoded(target.process.pid, told.body, Trimmed), told.stopped_s)

@@ -42,7 +42,7 @@ def _silence(gpu: GpuLedger) -> Iterator[Blocker]:
 def _somebody(account: Account, gpu: GpuLedger) -> Blocker:
     holder, working = account.holder, bool(account.own)
     nbytes = sum(entry.nbytes for entry in (*account.own, *account.kept))
-    part = role(holder.pid, holder.parent, holder.executable)
+    part = role(holder.pid, holder)
     why = f"it is {part}" if part else ("it uses the GPU" if working else "it has the GPU's files open")
     return Blocker(
         pid=holder.pid,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import Struct
 
@@ -11,11 +11,11 @@ from vram.host.ports import Host
 from vram.model.parking import Parked, Share, Vitals
 from vram.model.plan import Target
 from vram.reclaim.parking import Moved, Parking
-from vram.reclaim.preflight import Devices, admit, require_checkpoints
+from vram.reclaim.preflight import Devices, admit, require_checkpoints, seen_by_cuda
 from vram.units import MIB, counted, size
 
-# The keeper of the loans has the driver open while the command runs: 3.25 MiB on an H200.
-KEEPER_BYTES = 8 * MIB
+# The checkpoint worker of the loans has the driver open while the command runs: 3.25 MiB on an H200.
+WORKER_BYTES = 8 * MIB
 IDLE_WINDOW_S = 0.25
 # Of one processor, over the window: a training loop or a busy kernel's waiting thread uses all of one.
 IDLE_SHARE = 0.2
@@ -96,21 +96,6 @@ def _seen(devices: Devices, visible: str, gpu: int | None) -> list[int]:
     return list(seen)
 
 
-def seen_by_cuda(visible: str, uuids: Mapping[int, str]) -> tuple[int, ...]:
-    """The GPUs that a value of CUDA_VISIBLE_DEVICES leaves visible: up to the first word that names none."""
-    seen: list[int] = []
-    for word in map(str.strip, visible.split(",")):
-        named = [index for index, uuid in uuids.items() if str(index) == word or _begins(uuid, word)]
-        if len(named) != 1:
-            break
-        seen += named
-    return tuple(seen)
-
-
-def _begins(uuid: str, word: str) -> bool:
-    return word.startswith("GPU-") and uuid.startswith(word)
-
-
 def _arrange_on(host: Host, devices: Devices, gpu: int, nbytes: int, pids: Sequence[int]) -> Loan:
     if gpu not in devices.memory:
         raise DeviceError(f"GPU {gpu} does not tell its memory", hint="see `vram why`")
@@ -121,7 +106,7 @@ def _arrange_on(host: Host, devices: Devices, gpu: int, nbytes: int, pids: Seque
         return Loan(gpu, devices.gpus[gpu].uuid, free, (), several)
     require_checkpoints(host)
     candidates, reasons = _candidates(host, devices, gpu, pids)
-    chosen = enough(candidates, missing + KEEPER_BYTES)
+    chosen = enough(candidates, missing + WORKER_BYTES)
     if chosen is None:
         raise _impossible(gpu, nbytes, free, candidates, reasons)
     return Loan(gpu, devices.gpus[gpu].uuid, free, chosen, several)

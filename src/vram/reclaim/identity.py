@@ -166,7 +166,7 @@ def _compare(target: Target, found: ProcessRef, facts: ProcessFacts, image: str 
 
 
 def _may_be_touched(host: Host, pid: int, facts: ProcessFacts) -> None:
-    part = role(pid, facts.parent, facts.executable)
+    part = role(pid, facts)
     if part:
         raise Protected(f"pid {pid} is {part}; vram never touches it", hint=_instead(pid, facts))
     if pid in host.signals.ourselves():

@@ -13,7 +13,8 @@ from vram.ledger.split import gpus_of, splits
 from vram.model.inside import MOST_GROUPS, Inside, InsideReceipt
 from vram.model.ledger import Ledger
 from vram.model.plan import Target
-from vram.reach.request import Answer, unreadable
+from vram.reach import request
+from vram.reach.request import Answer
 from vram.reach.ways import ask, choose
 from vram.reclaim import audit
 from vram.reclaim.accounts import accounts
@@ -53,10 +54,7 @@ def look_inside(
 
 
 def decoded(pid: int, body: bytes) -> Inside:
-    try:
-        return msgspec.json.decode(body, type=Inside)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise unreadable(pid) from error
+    return request.decoded(pid, body, Inside)
 
 
 def _asked(

@@ -4,82 +4,70 @@ One file for each process in the private state folder, on the disk before the dr
 asked and taken away when the process runs again. What really became of a process is the
 driver's to say; the journal says whom to ask about.
 
-A claim is a lock on the byte number PID of one more file. It belongs to the open file and
-travels with its descriptor, so it lasts while the vram or the keeper that moves the process
-lives, and not a moment longer.
+An entry that cannot be read, or that cannot be true, is not used: it is renamed to
+``set-aside-…`` and reported, and the others count as before.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
-import struct
+import stat
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from types import TracebackType
 
 import msgspec
 
+from vram import untrusted
 from vram.errors import AuditUnavailable
 from vram.host.ports import Host
 from vram.model.ledger import ParkedProcess
-from vram.model.parking import PARKED_SCHEMA, Parked
-from vram.reclaim import state
+from vram.model.parking import PARKED_SCHEMA, Parked, SetAside
+from vram.reclaim import audit, claims, state
+from vram.reclaim.claims import Claim, plain
+from vram.untrusted import Rejected
 
 _ENTRY = re.compile(r"parked-.+-\d+-\d+\.json", re.ASCII)
 _UNFINISHED = re.compile(_ENTRY.pattern + r"\.\d+\.new", re.ASCII)
 # A write takes moments. Whether its vram lives cannot be asked: a home folder may be shared.
 _ABANDONED_S = 3600.0
 
+_LARGEST_ENTRY = 1 << 20
+_MOST_ITEMS = 4096
+_MOST_SHARES = 256
+_MOST_BYTES = 1 << 50
+_LONGEST_UUID = 128
+_LARGEST_PID = 1 << 22
+_LONGEST_KEPT_NAME = 200
+TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 
-class Claim:
-    """The right to move one process."""
 
-    def __init__(self, file: int) -> None:
-        self._file = file
-
-    def __enter__(self) -> Claim:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
-
-    def fileno(self) -> int:
-        return self._file
+class _Version(msgspec.Struct):
+    schema: int = 0
 
 
 class Journal:
-    """The entries of this boot of this machine; a home folder may be shared by several."""
+    """The entries of this boot of this machine; a home folder may be shared by several.
+
+    ``set_aside`` are the bad ones that were met by this object.
+    """
 
     def __init__(self, host: Host) -> None:
         self.boot_id = host.vitals.boot_id()
         facts = host.facts()
         self.host_name = facts.name
         self.pid_namespace = facts.pid_namespace
-        self._proc = host.proc
+        self.set_aside: list[SetAside] = []
+        self._host = host
 
-    def claim(self, pid: int, *, wait: bool = False) -> Claim | None:
+    def try_claim(self, pid: int) -> Claim | None:
         """Take the claim on *pid*; None where somebody is moving that process right now."""
-        file = state.open_file(f"parking-{_plain(self.host_name)}.lock", os.O_RDWR | os.O_CREAT)
-        whole = struct.pack("@hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, pid, 1, 0)
-        try:
-            fcntl.fcntl(file, fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK, whole)
-        except BlockingIOError:
-            os.close(file)
-            return None
-        except BaseException:
-            os.close(file)
-            raise
-        return Claim(file)
+        return claims.try_claim(self.host_name, pid)
+
+    def claim(self, pid: int) -> Claim:
+        """The same, waiting for it a little; raises TimedOut and says who has it."""
+        return claims.claim(self._host, self.host_name, pid)
 
     def write(self, entry: Parked) -> None:
         """Put *entry* on the disk, in place of an older one of the same process."""
@@ -107,7 +95,7 @@ class Journal:
     def remove(self, entry: Parked) -> None:
         folder = state.open_folder()
         try:
-            with suppress(FileNotFoundError):
+            with suppress(OSError):  # gone, or not to be removed: the driver is asked again next time
                 os.unlink(_name(entry), dir_fd=folder)
         finally:
             os.close(folder)
@@ -133,11 +121,29 @@ class Journal:
         try:
             names = os.listdir(folder)
             _sweep(folder, names)
-            read = [_read(folder, name) for name in names if _ENTRY.fullmatch(name)]
+            read = [self._read(folder, name) for name in names if _ENTRY.fullmatch(name)]
         finally:
             os.close(folder)
-        found = [entry for entry in read if entry is not None and entry.host == self.host_name]
-        return sorted(found, key=lambda entry: (entry.since, entry.target.process.pid))
+        return _sorted(entry for entry in read if entry is not None and entry.host == self.host_name)
+
+    def _read(self, folder: int, name: str) -> Parked | None:
+        """An entry; None where it vanished meanwhile, or was set aside now."""
+        try:
+            about = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            return _entry(folder, name, about)
+        except OSError:
+            return None
+        except Rejected as error:
+            self._set_aside(folder, name, about, str(error))
+            return None
+
+    def _set_aside(self, folder: int, name: str, about: os.stat_result, reason: str) -> None:
+        kept_as = _renamed(folder, name, about)
+        bad = SetAside(_text(name), reason, None if kept_as is None else _text(kept_as))
+        self.set_aside.append(bad)
+        audit.refused(
+            {"action": "read journal", "entry": bad.name, "message": reason, "kept_as": bad.kept_as}
+        )
 
     def _is_ours(self, entry: Parked) -> bool:
         """Whether its pid means the same process to us; entries of older vrams do not say."""
@@ -145,7 +151,7 @@ class Journal:
 
     def _lives(self, entry: Parked) -> bool:
         """A process that has ended, be it with the whole machine, left nothing to bring back."""
-        seen = self._proc.facts(entry.target.process.pid)
+        seen = self._host.proc.facts(entry.target.process.pid)
         same = seen is not None and seen[0].started_at == entry.target.process.started_at
         if seen is not None and same and entry.boot_id == self.boot_id and not seen[1].is_dead:
             return True
@@ -163,22 +169,31 @@ def parked_now(host: Host) -> tuple[ParkedProcess, ...]:
         folder = state.open_folder()
     except (OSError, AuditUnavailable):
         return ()
+    read = []
     try:
-        read = [_read(folder, name) for name in names]
+        for name in names:
+            with suppress(OSError, Rejected):
+                read.append(_entry(folder, name, os.stat(name, dir_fd=folder, follow_symlinks=False)))
     finally:
         os.close(folder)
     me, boot_id = host.facts(), host.vitals.boot_id()
     found = [
         entry
         for entry in read
-        if entry is not None
-        and (entry.host, entry.boot_id) == (me.name, boot_id)
+        if (entry.host, entry.boot_id) == (me.name, boot_id)
         and entry.pid_namespace in (None, me.pid_namespace)
         and host.proc.started_at(entry.target.process.pid) == entry.target.process.started_at
     ]
-    return tuple(
-        _shown(entry) for entry in sorted(found, key=lambda each: (each.since, each.target.process.pid))
-    )
+    return tuple(_shown(entry) for entry in _sorted(found))
+
+
+def _text(name: str) -> str:
+    r"""A file's name for people; what is not UTF-8 becomes a visible \xNN."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
+
+
+def _sorted(entries: Iterable[Parked]) -> list[Parked]:
+    return sorted(entries, key=lambda entry: (entry.since, entry.target.process.pid))
 
 
 def _shown(entry: Parked) -> ParkedProcess:
@@ -195,11 +210,7 @@ def _shown(entry: Parked) -> ParkedProcess:
 
 def _name(entry: Parked) -> str:
     process = entry.target.process
-    return f"parked-{_plain(entry.boot_id)}-{process.pid}-{process.started_at}.json"
-
-
-def _plain(word: str) -> str:
-    return re.sub(r"[^0-9A-Za-z.-]", "-", word)
+    return f"parked-{plain(entry.boot_id)}-{process.pid}-{process.started_at}.json"
 
 
 def _sweep(folder: int, names: Iterable[str]) -> None:
@@ -211,12 +222,60 @@ def _sweep(folder: int, names: Iterable[str]) -> None:
                 os.unlink(name, dir_fd=folder)
 
 
-def _read(folder: int, name: str) -> Parked | None:
-    """An entry, or None where it vanished meanwhile or is not one of this program's."""
+def _entry(folder: int, name: str, about: os.stat_result) -> Parked:
+    """Read the entry *name*. Raises Rejected where it must not be used, OSError where it is gone."""
+    if stat.S_ISLNK(about.st_mode):
+        raise Rejected("not-a-file", "it is a link")
+    if about.st_nlink > 1 and stat.S_ISREG(about.st_mode):
+        raise Rejected("not-ours", "it has a second name (a hard link)")
     try:
-        file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
-        with open(file, "rb") as stream:
-            entry = msgspec.json.decode(stream.read(1 << 20), type=Parked)
-    except (OSError, msgspec.MsgspecError):
+        data = untrusted.read_file(name, nbytes=_LARGEST_ENTRY, dir_fd=folder, owner=os.geteuid())
+    except Rejected:
+        os.stat(name, dir_fd=folder, follow_symlinks=False)
+        raise
+    if not data:
+        raise Rejected("cut-short", "it is empty")
+    version = untrusted.decode(data, _Version, most_items=_MOST_ITEMS).schema
+    if version != PARKED_SCHEMA:
+        raise Rejected("wrong-shape", f"it is of version {version}, and this vram knows {PARKED_SCHEMA} only")
+    entry = untrusted.decode(data, Parked, most_items=_MOST_ITEMS)
+    wrong = _wrong_in(entry, name)
+    if wrong:
+        raise Rejected("wrong-shape", wrong)
+    return entry
+
+
+def _wrong_in(entry: Parked, name: str) -> str | None:
+    """What cannot be true of *entry*."""
+    process = entry.target.process
+    if not 0 < process.pid < _LARGEST_PID:
+        return f"{process.pid} is no pid"
+    if name != _name(entry):
+        return f"its name does not fit what it says: that would be {_name(entry)}"
+    if len(entry.shares) > _MOST_SHARES:
+        return f"it names {len(entry.shares)} GPUs"
+    for share in entry.shares:
+        if not (0 <= share.gpu < _MOST_ITEMS and 0 <= share.nbytes < _MOST_BYTES):
+            return f"it tells of {share.nbytes} bytes on GPU {share.gpu}"
+        if len(share.uuid) > _LONGEST_UUID or not share.uuid.isprintable():
+            return "the UUID of a GPU in it is none"
+    try:
+        time.strptime(entry.since, TIME_FORMAT)
+    except ValueError:
+        return "its time is none"
+    return None
+
+
+def _renamed(folder: int, name: str, about: os.stat_result) -> str | None:
+    """Give the file *name* that *about* tells of another name, or none where that cannot be."""
+    kept_as = f"set-aside-{time.time_ns()}-{os.fsdecode(os.fsencode(name)[:_LONGEST_KEPT_NAME])}"
+    try:
+        os.rename(name, kept_as, src_dir_fd=folder, dst_dir_fd=folder)
+        moved = os.stat(kept_as, dir_fd=folder, follow_symlinks=False)
+        if (moved.st_dev, moved.st_ino) != (about.st_dev, about.st_ino):
+            # Another vram has just replaced it by a good one.
+            os.rename(kept_as, name, src_dir_fd=folder, dst_dir_fd=folder)
+            return None
+    except OSError:
         return None
-    return entry if entry.schema == PARKED_SCHEMA else None
+    return kept_as

@@ -1,14 +1,17 @@
 """Moves processes between GPU and host memory: written down first, undone where it fails.
 
-There is one way of cleaning up. Whether a move is interrupted by Ctrl-C, an error or our
-death, the line to the keeper breaks, and the keeper brings back what was not settled. What
-it cannot finish, because it was killed too, is found in the journal by the next vram.
+The journal is a help, the driver is the truth: how a process stands is asked from the driver, and
+one that the journal does not know is found by asking too.
+
+There is one way of cleaning up. Whether a move is interrupted by Ctrl-C, an error or our death,
+the line to the checkpoint worker breaks, and the worker brings back what was not settled. What it
+cannot finish, because it was killed too, is found in the journal by the next vram.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, Literal, NamedTuple
@@ -16,17 +19,21 @@ from typing import Any, Literal, NamedTuple
 from msgspec.structs import replace
 
 from vram.errors import AuditUnavailable, CannotPark, NoSuchProcess, TimedOut, VramError
-from vram.host.ports import Host, Keeper, Watch
-from vram.model.parking import CheckpointAnswer, Parked, Purpose, Share
+from vram.host.ports import CheckpointWorker, Host, Watch
+from vram.model.parking import CheckpointAnswer, CheckpointState, Parked, Purpose, Share, Unrecorded
 from vram.model.plan import Target
 from vram.reclaim import audit, identity
-from vram.reclaim.journal import Claim, Journal
-from vram.reclaim.refusals import explain
+from vram.reclaim.claims import Claim
+from vram.reclaim.journal import Journal
+from vram.reclaim.preflight import look, room_at_most
+from vram.reclaim.refusals import KNOWS_NOTHING, explain, not_parked
 from vram.units import MIB
 
 LOCK_TIMEOUT_S = 10.0
 PROMPT_S = 10.0
-# A keeper without loans ends at once, and with it the 3 MiB that it has on the GPU.
+# For looking at every process of the user's, and for asking the driver about those that use CUDA.
+SEARCH_S = 5.0
+# A checkpoint worker without loans ends at once, and with it the 3 MiB that it has on the GPU.
 LEAVE_S = 1.0
 # What a context takes beside the bytes that the driver lists for it: 8.8 MiB on an H200.
 ROOM_MARGIN = 64 * MIB
@@ -49,6 +56,18 @@ class Found(NamedTuple):
 
     entry: Parked
     done: Done
+    detail: str | None = None
+    """What the driver said, where that is more than *done* tells."""
+
+
+class Beside(NamedTuple):
+    """Whom the driver says is parked or locked, though no journal entry tells of it."""
+
+    processes: tuple[Unrecorded, ...]
+    complete: bool
+    """Whether everybody could be asked about in time."""
+    strange: str | None = None
+    """What the driver said of a process in a state that this version does not know."""
 
 
 class Parking:
@@ -58,7 +77,7 @@ class Parking:
     def __init__(self, host: Host, watch: Watch | None = None) -> None:
         self._host = host
         self._watch = watch
-        self._keeper: Keeper | None = None
+        self._worker: CheckpointWorker | None = None
         self._loans: dict[int, tuple[Parked, Claim]] = {}
         self.journal = Journal(host)
 
@@ -71,10 +90,10 @@ class Parking:
         self.close()
 
     @property
-    def keeper(self) -> Keeper:
-        if self._keeper is None:
-            self._keeper = self._host.checkpoint.open()
-        return self._keeper
+    def worker(self) -> CheckpointWorker:
+        if self._worker is None:
+            self._worker = self._host.checkpoint.open()
+        return self._worker
 
     def park(
         self,
@@ -90,10 +109,9 @@ class Parking:
         Raises what kept it on the GPU; the process runs on then, unless the message says more.
         """
         entry = self._entry(target, shares, purpose)
-        self._require_running(entry)
         began = self._host.clock.monotonic()
         with identity.hold(self._host, target) as held:
-            claim = self._claim(target.process.pid)
+            claim = self._claim_running(entry)
             with self._audited("park", entry, claim) as outcome:
                 answer = self._move_away(held, claim, entry, lock_timeout_s, deadline_s)
                 outcome.update(_told(answer))
@@ -103,14 +121,34 @@ class Parking:
             self._parked(entry, claim)
         return Moved(entry, self._host.clock.monotonic() - began, answer.took_s)
 
-    def _require_running(self, entry: Parked) -> None:
+    def _claim_running(self, entry: Parked) -> Claim:
         """Ask before touching anything: somebody else may have locked or parked the process."""
         pid = entry.target.process.pid
-        answer = self.keeper.state(pid, PROMPT_S)
+        claim = self.journal.claim(pid)
+        try:
+            answer = self._ask_state(pid)
+            if answer.status != "ok" or answer.state != "running":
+                raise explain(answer, entry, "park")
+        except BaseException:
+            claim.close()
+            raise
+        return claim
+
+    def _ask_state(self, pid: int) -> CheckpointAnswer:
+        answer = self.worker.state(pid, PROMPT_S)
         if answer.status == "timeout":
-            raise TimedOut(f"the driver does not answer about pid {pid}", hint="see `vram why`")
-        if answer.status != "ok" or answer.state != "running":
-            raise explain(answer, entry, "park")
+            raise TimedOut(f"pid {pid} was not touched: {answer.message}", hint="see `vram why`")
+        return answer
+
+    def require_not_parked(self, pid: int) -> None:
+        """Raise where *pid* is parked already, by the driver's word; an entry that says so does not count."""
+        with self.journal.claim(pid):
+            answer = self._ask_state(pid)
+            if answer.state == "parked":
+                raise CannotPark(f"pid {pid} is parked already", hint=f"`vram unpark {pid}` brings it back")
+            entry = self.journal.find(pid)
+            if answer.state == "running" and entry is not None:
+                self.journal.remove(entry)
 
     def _move_away(
         self,
@@ -123,7 +161,7 @@ class Parking:
         try:
             self.journal.write(entry)
             held.recheck()
-            return self.keeper.park(
+            return self.worker.park(
                 held.grip,
                 claim,
                 _with_margin(entry.shares),
@@ -136,16 +174,16 @@ class Parking:
             raise
 
     def _give_up(self, entry: Parked, claim: Claim, answer: CheckpointAnswer) -> None:
-        """Nothing was moved; where that is not certain, a new keeper looks after the process."""
+        """Nothing was moved; where that is not certain, a new worker looks after the process."""
         if answer.state == "running" or answer.status in ("ended", "unavailable"):
             self.journal.remove(entry)
         elif answer.status == "timeout":
-            self._hang_up(0.0)  # the keeper waits for the driver and then undoes it, without us
+            self._hang_up(0.0)  # the worker waits for the driver and then undoes it, without us
         else:
             self._undo(entry, claim)
 
     def _undo(self, entry: Parked, claim: Claim) -> None:
-        """Hang up, so that the keeper brings the process back; a second Ctrl-C ends only the waiting."""
+        """Hang up, so that the worker brings the process back; a second Ctrl-C ends only the waiting."""
         self._hang_up(patience_s(entry.nbytes))
         with suppress(VramError):
             self._put_right(replace(entry, purpose="borrow"), claim)
@@ -154,7 +192,7 @@ class Parking:
         if entry.purpose == "borrow":
             self._loans[entry.target.process.pid] = (entry, claim)
         else:
-            self.keeper.settle(entry.target.process.pid)
+            self.worker.settle(entry.target.process.pid)
             claim.close()
 
     def unpark(
@@ -167,11 +205,54 @@ class Parking:
         pid = entry.target.process.pid
         began = self._host.clock.monotonic()
         _, claim = self._loans.pop(pid, (entry, None))
-        with claim or self._claim(pid) as claim:
+        with claim or self.journal.claim(pid) as claim:
             answer = self._bring_back("unpark", entry, claim, room_patience_s, deadline_s)
         if answer.status != "ok":
             raise explain(answer, entry, "unpark")
-        return Moved(entry, self._host.clock.monotonic() - began, answer.took_s)
+        took_s = self._host.clock.monotonic() - began
+        return Moved(self._measured(entry) if isinstance(entry, Unrecorded) else entry, took_s, answer.took_s)
+
+    def _measured(self, entry: Unrecorded) -> Unrecorded:
+        """*entry* with what the process has on its GPUs now that it is back."""
+        shares: tuple[Share, ...] = ()
+        with suppress(VramError):
+            shares = look(self._host).shares(entry.target.process.pid)
+        return replace(entry, shares=shares)
+
+    def entry_of(self, pid: int, *, despite_room: bool = False) -> Parked:
+        """How *pid* is to be brought back: as the journal says, or as the driver does where it is silent.
+
+        Raises where the process is not parked. *despite_room* leaves it to the driver whether there
+        is room for one of which nobody knows how much it needs.
+        """
+        entry = self.journal.find(pid)
+        if entry is not None:
+            return entry
+        target = identity.capture(self._host, pid)
+        answer = self._ask_state(pid)
+        if answer.state is None or answer.state == "running":
+            raise not_parked(answer, pid)
+        shares = () if despite_room or answer.state != "parked" else room_at_most(self._host, pid)
+        return self._unrecorded(target, answer.state, shares)
+
+    def beside_the_journal(self, known: Collection[int], deadline_s: float = SEARCH_S) -> Beside:
+        """Ask the driver about everybody who uses CUDA, but for *known*: a deleted or damaged entry must
+        not hide a process that stands still."""
+        deadline = self._host.clock.monotonic() + deadline_s
+        seen = self._host.vitals.cuda_processes(deadline_s)
+        found: list[Unrecorded] = []
+        strange: str | None = None
+        for pid in set(seen.pids).difference(known, self._host.signals.ourselves()):
+            answer = self.worker.state(pid, max(0.1, deadline - self._host.clock.monotonic()))
+            if answer.status in ("timeout", "died", "unavailable"):
+                return Beside(tuple(found), False, strange)
+            if answer.status == "unknown":
+                strange = f"pid {pid}: {answer.message}"
+            if answer.state in (None, "running") or self.journal.find(pid):
+                continue
+            with suppress(VramError):  # it has ended meanwhile, or is nobody's to touch
+                found.append(self._unrecorded(identity.capture(self._host, pid), answer.state, ()))
+        return Beside(tuple(found), seen.complete, strange)
 
     def _bring_back(
         self,
@@ -184,7 +265,7 @@ class Parking:
         with self._held(entry) as held, self._audited(action, entry, claim) as outcome:
             deadline_s = (deadline_s or patience_s(entry.nbytes)) + room_patience_s
             for _ in range(2):
-                answer = self.keeper.unpark(
+                answer = self.worker.unpark(
                     held.grip,
                     claim,
                     _with_margin(entry.shares),
@@ -194,7 +275,7 @@ class Parking:
                 )
                 if answer.status != "died":
                     break
-                self._hang_up(0.0)  # whoever killed the keeper did not mean the process: a new one goes on
+                self._hang_up(0.0)  # whoever killed the worker did not mean the process: a new one goes on
             outcome.update(_told(answer))
             if answer.status in ("ok", "ended"):
                 self.journal.remove(entry)
@@ -205,22 +286,23 @@ class Parking:
         return tuple(self._look_after(entry) for entry in self.journal.entries())
 
     def _look_after(self, entry: Parked) -> Found:
-        claim = self.journal.claim(entry.target.process.pid)
+        claim = self.journal.try_claim(entry.target.process.pid)
         if claim is None:
             return Found(entry, "busy")
         with claim:
-            return Found(entry, self._put_right(entry, claim))
+            return self._put_right(entry, claim)
 
-    def _put_right(self, entry: Parked, claim: Claim) -> Done:
-        answer = self.keeper.state(entry.target.process.pid, PROMPT_S)
-        if answer.state == "running" or (answer.status == "refused" and answer.code == 1):
+    def _put_right(self, entry: Parked, claim: Claim) -> Found:
+        answer = self.worker.state(entry.target.process.pid, PROMPT_S)
+        if answer.state == "running" or (answer.status == "refused" and answer.code in KNOWS_NOTHING):
             self.journal.remove(entry)
-            return "running"
+            return Found(entry, "running")
         if answer.state == "parked" and entry.purpose == "park":
-            return "parked"
+            return Found(entry, "parked")
         if answer.state in ("locked", "parked"):
-            return self._return(entry, claim, "unlocked" if answer.state == "locked" else "brought back")
-        return "failed" if answer.state == "failed" else "unknown"
+            done: Done = "unlocked" if answer.state == "locked" else "brought back"
+            return Found(entry, self._return(entry, claim, done))
+        return Found(entry, "failed" if answer.state == "failed" else "unknown", answer.message)
 
     def _return(self, entry: Parked, claim: Claim, done: Done) -> Done:
         answer = self._bring_back("recover", entry, claim)
@@ -228,13 +310,13 @@ class Parking:
         return results.get(answer.status, "unknown")
 
     def dismiss(self) -> None:
-        """Let a keeper go that was started ahead and is not needed: it would take GPU memory."""
+        """Let a worker go that was started ahead and is not needed: it would take GPU memory."""
         assert not self._loans, "somebody has to bring them back"
-        self.keeper.hang_up(LEAVE_S)
-        self._keeper = None
+        self.worker.hang_up(LEAVE_S)
+        self._worker = None
 
     def close(self) -> None:
-        """Hang up; the keeper returns what is on loan, and is waited for."""
+        """Hang up; the worker returns what is on loan, and is waited for."""
         loans, self._loans = self._loans, {}
         owed = sum(entry.nbytes for entry, _ in loans.values())
         self._hang_up(patience_s(owed) if loans else LEAVE_S)
@@ -244,17 +326,9 @@ class Parking:
         self._hang_up(LEAVE_S)
 
     def _hang_up(self, wait_s: float) -> None:
-        keeper, self._keeper = self._keeper, None
-        if keeper is not None:
-            keeper.hang_up(wait_s)
-
-    def _claim(self, pid: int) -> Claim:
-        claim = self.journal.claim(pid)
-        if claim is None:
-            raise CannotPark(
-                f"another vram is moving pid {pid} right now", hint="wait until it is done; see `vram parked`"
-            )
-        return claim
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.hang_up(wait_s)
 
     def _held(self, entry: Parked) -> identity.Held:
         """The parked process as it is now: its group or program's file may have changed meanwhile."""
@@ -268,6 +342,8 @@ class Parking:
     def _audited(self, action: str, entry: Parked, claim: Claim) -> Iterator[dict[str, Any]]:
         """Write down what is intended and what came of it; an error also gives the claim up."""
         record = {"action": action, "target": entry.target, "nbytes": entry.nbytes, "purpose": entry.purpose}
+        if isinstance(entry, Unrecorded):
+            record["found_by"] = "asking the driver"
         told: dict[str, Any] = {}
         try:
             token = audit.intend(record)
@@ -281,17 +357,22 @@ class Parking:
         audit.outcome(token, {"status": "done", **told})
 
     def _entry(self, target: Target, shares: Sequence[Share], purpose: Purpose) -> Parked:
-        return Parked(
-            host=self.journal.host_name,
-            boot_id=self.journal.boot_id,
-            pid_namespace=self.journal.pid_namespace,
-            target=target,
-            shares=tuple(shares),
-            since=self._host.clock.now(),
-            by_user=self._host.facts().user,
-            by_pid=os.getpid(),
-            purpose=purpose,
-        )
+        return Parked(**self._about(target, shares), purpose=purpose)
+
+    def _unrecorded(self, target: Target, state: CheckpointState, shares: Sequence[Share]) -> Unrecorded:
+        return Unrecorded(**self._about(target, shares), purpose="park", state=state)
+
+    def _about(self, target: Target, shares: Sequence[Share]) -> dict[str, Any]:
+        return {
+            "host": self.journal.host_name,
+            "boot_id": self.journal.boot_id,
+            "pid_namespace": self.journal.pid_namespace,
+            "target": target,
+            "shares": tuple(shares),
+            "since": self._host.clock.now(),
+            "by_user": self._host.facts().user,
+            "by_pid": os.getpid(),
+        }
 
 
 def patience_s(nbytes: int) -> float:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable
-from contextlib import suppress
 
 import msgspec
 from msgspec.structs import replace
 
 from vram import untrusted
 from vram.errors import BadPlan, WorldChanged
+from vram.files import write_new
 from vram.model.plan import PLAN_SCHEMA, Plan, Step
 
 LARGEST = 4 << 20
@@ -34,19 +34,12 @@ def save(plan: Plan, path: str) -> None:
     """Write *plan* to a new file that only we can read and change."""
     content = msgspec.json.format(msgspec.json.encode(plan), indent=2) + b"\n"
     try:
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        write_new(path, content)
     except FileExistsError as error:
         raise BadPlan(f"{path} exists already", hint="name a file that does not exist yet") from error
     except OSError as error:
-        raise BadPlan(f"{path} cannot be written: {error.strerror}") from error
-    try:
-        with open(file, "wb") as stream:
-            stream.write(content)
-    except OSError as error:
-        # It is ours, made just now: half a plan would only stand in the way of the next try.
-        with suppress(OSError):
-            os.unlink(path)
-        raise BadPlan(f"{path} cannot be written: {error.strerror}") from error
+        hint = "name a file in a folder of yours, which nobody else may write to"
+        raise BadPlan(f"{path} cannot be written: {error.strerror}", hint=hint) from error
 
 
 def load(path: str, boot_id: str) -> Plan:

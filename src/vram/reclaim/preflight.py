@@ -2,7 +2,7 @@
 
 Memory shared with other processes, and small managed memory, cannot be seen from outside: there
 the driver itself refuses, and the process is unlocked. Room for coming back is checked by
-the keeper, right before the driver is asked.
+the checkpoint worker, right before the driver is asked.
 """
 
 from __future__ import annotations
@@ -79,6 +79,38 @@ def require_checkpoints(host: Host) -> None:
             " and here the kernel driver is Windows'",
             hint="`vram trim PID` gives back what a process only caches, `vram kill PID` ends it",
         )
+
+
+def room_at_most(host: Host, pid: int) -> tuple[Share, ...]:
+    """The most that a parked process can need on each GPU that it may use, where no entry says more.
+
+    What it had there lies in its own host memory; which GPU it was on cannot be seen. Raises where
+    that memory or the GPUs cannot be read.
+    """
+    memory = host.vitals.parked_memory(pid)
+    if memory.private_bytes is None:
+        raise CannotPark(
+            f"how much host memory pid {pid} has cannot be read, so nobody knows whether it would fit",
+            hint=f"`vram unpark --anyway {pid}` leaves it to the driver",
+        )
+    uuids = {index: facts.uuid for index, facts in look(host).gpus.items()}
+    seen = None if memory.visible_gpus is None else seen_by_cuda(memory.visible_gpus, uuids)
+    return tuple(Share(index, uuids[index], memory.private_bytes) for index in seen or sorted(uuids))
+
+
+def seen_by_cuda(visible: str, uuids: Mapping[int, str]) -> tuple[int, ...]:
+    """The GPUs that a value of CUDA_VISIBLE_DEVICES leaves visible: up to the first word that names none."""
+    seen: list[int] = []
+    for word in map(str.strip, visible.split(",")):
+        named = [index for index, uuid in uuids.items() if str(index) == word or _begins(uuid, word)]
+        if len(named) != 1:
+            break
+        seen += named
+    return tuple(seen)
+
+
+def _begins(uuid: str, word: str) -> bool:
+    return word.startswith("GPU-") and uuid.startswith(word)
 
 
 def _no_devices(seen: Iterable[Observation]) -> DriverMissing | DeviceError:

@@ -14,10 +14,14 @@ from vram.errors import (
     TimedOut,
     VramError,
 )
-from vram.model.parking import CheckpointAnswer, Parked
+from vram.model.parking import CheckpointAnswer, Parked, Unrecorded
 from vram.units import size
 
 NO_MEMORY = 2
+# INVALID_VALUE by the documentation, NOT_INITIALIZED on an H200: the process does not use CUDA.
+KNOWS_NOTHING = (1, 3)
+
+_LISTED = "`vram parked` lists those that are"
 
 Verb = Literal["park", "unpark"]
 
@@ -40,10 +44,12 @@ def explain(answer: CheckpointAnswer, entry: Parked, verb: Verb) -> VramError:
             return DriverMissing(f"the driver cannot be asked: {answer.message}", hint="see `vram why`")
         case "died":
             return DeviceError(f"{answer.message}; pid {pid} was put right", hint="try again")
+        case "unknown":
+            return _unknown_state(answer, pid)
     if answer.status == "ok":
         return CannotPark(
             f"pid {pid} is {answer.state} already, by something else than vram; it was not touched",
-            hint="`cuda-checkpoint --get-state` tells more",
+            hint=f"`vram unpark {pid}` lets it run again, if nobody else is about to",
         )
     if answer.state == "failed":
         return DeviceError(
@@ -54,10 +60,39 @@ def explain(answer: CheckpointAnswer, entry: Parked, verb: Verb) -> VramError:
     return _refused(answer, pid) if verb == "park" else _still_parked(answer, pid)
 
 
+def not_parked(answer: CheckpointAnswer, pid: int) -> VramError:
+    """Why *pid*, of which no journal entry tells, is not brought back."""
+    if answer.status == "ok":
+        return CannotPark(f"pid {pid} is not parked: the driver says that it runs", hint=_LISTED)
+    if answer.status == "unknown":
+        return _unknown_state(answer, pid)
+    if answer.status == "refused" and answer.code in KNOWS_NOTHING:
+        return NotOnGpu(f"pid {pid} is not parked: the driver knows nothing of it", hint=_LISTED)
+    if answer.status == "refused" and answer.code == 304:
+        return NotPermitted(f"the driver tells us nothing of pid {pid}", hint="ask its owner")
+    if answer.status == "unavailable":
+        return DriverMissing(f"the driver cannot be asked: {answer.message}", hint="see `vram why`")
+    message = answer.message or f"{answer.call} answered CUDA error {answer.code}"
+    return DeviceError(f"how pid {pid} stands cannot be asked: {message}", hint="see `vram why`")
+
+
+def _unknown_state(answer: CheckpointAnswer, pid: int) -> VramError:
+    return DeviceError(
+        f"{answer.message}; pid {pid} was left as it is", hint="a newer vram may know it; see `vram doctor`"
+    )
+
+
 def _no_room(answer: CheckpointAnswer, entry: Parked) -> VramError:
     pid = entry.target.process.pid
     share = next((each for each in entry.shares if each.uuid in answer.short), entry.shares[0])
     missing = answer.short.get(share.uuid, 0)
+    if isinstance(entry, Unrecorded):
+        return CannotPark(
+            f"pid {pid} may need up to {size(share.nbytes)} on GPU {share.gpu}, "
+            f"and {size(missing)} of that are not free",
+            hint="no journal entry tells what it needs, so that is all of its host memory; "
+            f"`vram unpark --anyway {pid}` leaves it to the driver",
+        )
     return CannotPark(
         f"pid {pid} needs {size(share.nbytes)} on GPU {share.gpu}, and {size(missing)} of that are not free",
         hint="it stays parked, unharmed; `vram who` tells who holds the memory",
@@ -67,7 +102,7 @@ def _no_room(answer: CheckpointAnswer, entry: Parked) -> VramError:
 def _refused(answer: CheckpointAnswer, pid: int) -> VramError:
     unharmed = "it was unlocked and runs on"
     match answer.code:
-        case 1:  # INVALID_VALUE: no process of that pid has a context
+        case code if code in KNOWS_NOTHING:
             return NotOnGpu(f"the driver knows nothing of pid {pid}", hint="`vram who` lists who is on a GPU")
         case 2:  # OUT_OF_MEMORY
             return CannotPark(f"the driver found too little memory to park pid {pid}; {unharmed}")
@@ -76,7 +111,7 @@ def _refused(answer: CheckpointAnswer, pid: int) -> VramError:
         case 401:  # ILLEGAL_STATE
             return CannotPark(
                 f"pid {pid} is locked or parked already, by something else than vram",
-                hint="`cuda-checkpoint --get-state` tells more",
+                hint=f"`vram unpark {pid}` lets it run again, if nobody else is about to",
             )
         case 600:  # NOT_READY: the lock's own timeout
             return TimedOut(

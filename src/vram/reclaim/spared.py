@@ -129,7 +129,7 @@ def _why_used(
     context: PlanContext, account: Account, others: tuple[int, ...], refusal: Refused | None
 ) -> tuple[str, str]:
     holder = account.holder
-    part = role(holder.pid, holder.parent, holder.executable)
+    part = role(holder.pid, holder)
     if part:
         return f"it is {part}", ""
     if is_stuck(holder):

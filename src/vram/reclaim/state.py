@@ -4,89 +4,74 @@ from __future__ import annotations
 
 import os
 import stat
-from contextlib import suppress
 
+from vram import folders
 from vram.errors import AuditUnavailable
 
-PRIVATE = 0o700
-_WRITABLE_BY_OTHERS = 0o022
+_HINT = "make it a folder of yours alone, with mode 0700, or set XDG_STATE_HOME to one"
 
 
 def folder_path() -> str:
     """Where it lies: $XDG_STATE_HOME/vram, or ~/.local/state/vram."""
-    said = os.environ.get("XDG_STATE_HOME", "")
-    # A relative path would depend on where vram is started from; the standard says to ignore it.
-    base = said if os.path.isabs(said) else os.path.join(_home(), ".local", "state")
-    return os.path.join(base, "vram")
+    return os.path.join(folders.state_path(), "vram")
 
 
 def has_parked() -> bool:
-    """Whether the journal of parked processes may have entries; nothing is made by asking."""
+    """Whether the journal of parked processes has entries; nothing is made by asking."""
     try:
-        return any(name.startswith("parked-") for name in os.listdir(folder_path()))
+        folder = folders.open_private(folder_path(), make=False)
     except OSError:
         return False
+    try:
+        return any(name.startswith("parked-") for name in os.listdir(folder))
+    finally:
+        os.close(folder)
 
 
 def open_folder() -> int:
     """Return a descriptor of the folder, made where it is missing.
 
-    Raises AuditUnavailable where it is a link, somebody else's, open to others, or cannot be made.
+    Raises AuditUnavailable where it, or a folder on the way to it, is somebody else's or open to others,
+    and where it cannot be made.
     """
-    path = folder_path()
     try:
-        with suppress(FileExistsError):
-            os.makedirs(os.path.dirname(path), mode=PRIVATE)
-        _require_ours(os.stat(os.path.dirname(path)), os.path.dirname(path), owners=(os.geteuid(), 0))
-        with suppress(FileExistsError):
-            os.mkdir(path, PRIVATE)
-        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        return folders.open_private(folder_path(), make=True)
     except OSError as error:
-        raise AuditUnavailable(
-            f"the folder for vram's records cannot be used: {path}: {error.strerror}",
-            hint="make it a folder of yours alone, or set XDG_STATE_HOME",
-        ) from error
-    try:
-        _require_ours(os.fstat(folder), path, owners=(os.geteuid(),), open_to_others=0o077)
-    except BaseException:
-        os.close(folder)
-        raise
-    return folder
+        raise _unusable(error) from error
 
 
 def why_unusable() -> AuditUnavailable | None:
     """Why nothing could be written there; None where it could. Nothing is made by asking."""
     path = folder_path()
-    if os.path.lexists(path):
-        try:
-            os.close(open_folder())
-        except AuditUnavailable as error:
-            return error
-        return None if os.access(path, os.W_OK | os.X_OK) else _unwritable(path)
-    above = _nearest_existing(path)
-    return None if os.access(above, os.W_OK | os.X_OK) else _unwritable(above)
+    try:
+        folder, missing = folders.nearest(path)
+        if not missing:
+            os.close(folder)
+            folder = folders.open_private(path, make=False)
+    except OSError as error:
+        return _unusable(error)
+    try:
+        if os.access(f"/proc/self/fd/{folder}", os.W_OK | os.X_OK):
+            return None
+        return AuditUnavailable(
+            f"the folder for vram's records cannot be written: {os.readlink(f'/proc/self/fd/{folder}')}",
+            hint=_HINT,
+        )
+    finally:
+        os.close(folder)
 
 
 def free_bytes() -> int | None:
     """Room on the disk that the folder lies on, or would lie on, for us."""
     try:
-        disk = os.statvfs(_nearest_existing(folder_path()))
+        folder, _ = folders.nearest(folder_path())
     except OSError:
         return None
+    try:
+        disk = os.statvfs(f"/proc/self/fd/{folder}")
+    finally:
+        os.close(folder)
     return disk.f_bavail * disk.f_frsize
-
-
-def _nearest_existing(path: str) -> str:
-    while not os.path.exists(path) and path != os.path.dirname(path):
-        path = os.path.dirname(path)
-    return path
-
-
-def _unwritable(path: str) -> AuditUnavailable:
-    return AuditUnavailable(
-        f"the folder for vram's records cannot be written: {path}",
-        hint="set XDG_STATE_HOME to a folder of your own, with mode 0700",
-    )
 
 
 def open_file(name: str, flags: int) -> int:
@@ -108,26 +93,6 @@ def open_file(name: str, flags: int) -> int:
     raise AuditUnavailable(f"{path} is not a plain file of yours alone", hint="move it away")
 
 
-def _require_ours(
-    about: os.stat_result, path: str, *, owners: tuple[int, ...], open_to_others: int = _WRITABLE_BY_OTHERS
-) -> None:
-    shared = about.st_mode & open_to_others and not about.st_mode & stat.S_ISVTX
-    if about.st_uid not in owners or shared:
-        raise AuditUnavailable(
-            f"{path} is not yours alone: others could have prepared it, or could change it",
-            hint="set XDG_STATE_HOME to a folder of your own, with mode 0700",
-        )
-
-
-def _home() -> str:
-    """Our own home: `sudo` may leave HOME pointing at somebody else's."""
-    said = os.environ.get("HOME", "")
-    with suppress(OSError):
-        if os.path.isabs(said) and os.stat(said).st_uid == os.geteuid():
-            return said
-    import pwd
-
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_dir
-    except KeyError:
-        return said or "/nonexistent"
+def _unusable(error: OSError) -> AuditUnavailable:
+    reason = f"the folder for vram's records cannot be used: {folder_path()}: {error.strerror}"
+    return AuditUnavailable(reason, hint=_HINT)

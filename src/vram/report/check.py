@@ -33,12 +33,19 @@ def json(ledger: Ledger, verdict: Verdict, verdicts: tuple[GpuVerdict, ...]) -> 
     )
 
 
-def text(verdicts: tuple[GpuVerdict, ...], way_back: str | None = None) -> str:
+def text(ledger: Ledger, verdicts: tuple[GpuVerdict, ...], way_back: str | None = None) -> str:
     """Return one line per clean or unknown GPU, one per holder of the others, and the command that helps."""
-    lines = [line for verdict in verdicts for line in _lines(verdict)]
+    lines = [line for verdict in verdicts for line in _lines(verdict)] or _silence(ledger)
     if way_back:
         lines.append(f"Give it back: {way_back}")
     return "".join(f"{inert(line)}\n" for line in lines)
+
+
+def _silence(ledger: Ledger) -> list[str]:
+    """Why no GPU was found, where a driver is there and did not answer."""
+    trouble = ("failed", "timeout", "lost", "denied")
+    driver = [each for each in ledger.probes if each.name == "nvml" and each.status in trouble]
+    return [f"could not tell: {each.message or each.status}" for each in driver]
 
 
 def _lines(gpu: GpuVerdict) -> list[str]:

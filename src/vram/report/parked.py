@@ -5,19 +5,22 @@ from __future__ import annotations
 import calendar
 import time
 from collections.abc import Sequence
+from typing import Literal
 
 from msgspec import Struct
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from vram.model.parking import Parked, Purpose, Share
+from vram.model.parking import Parked, Purpose, SetAside, Share, Unrecorded
 from vram.report.look import Look
 from vram.units import counted, duration, size
 
+_UNKNOWN = "?"
 ELSEWHERE = "elsewhere"
 STANDINGS = {
     "parked": "parked",
+    "locked": "locked",
     "busy": "being moved",
     "no room": "owed back, no room",
     "failed": "failed: start it anew",
@@ -33,12 +36,16 @@ class ParkedLine(Struct, frozen=True, kw_only=True):
     started_at: int | None
     user: str | None
     command: str
-    nbytes: int
+    nbytes: int | None
     shares: tuple[Share, ...]
-    since: str
-    by: str
-    purpose: Purpose
+    since: str | None
+    by: str | None
+    purpose: Purpose | None
     state: str
+    detail: str | None = None
+    """What the driver said, where that is more than ``state`` tells."""
+    known_from: Literal["journal", "driver"] = "journal"
+    """"driver": no journal entry tells of it, and so nobody how large it is, since when and by whom."""
 
 
 class ParkedReport(Struct, frozen=True, kw_only=True):
@@ -47,13 +54,14 @@ class ParkedReport(Struct, frozen=True, kw_only=True):
     schema: int = 1
     taken_at: str
     parked: tuple[ParkedLine, ...]
+    set_aside: tuple[SetAside, ...] = ()
 
 
-def report(standings: Sequence[tuple[Parked, str]], now: str) -> ParkedReport:
-    return ParkedReport(taken_at=now, parked=tuple(_line(entry, state) for entry, state in standings))
+def report(lines: Sequence[ParkedLine], set_aside: Sequence[SetAside], now: str) -> ParkedReport:
+    return ParkedReport(taken_at=now, parked=tuple(lines), set_aside=tuple(set_aside))
 
 
-def _line(entry: Parked, state: str) -> ParkedLine:
+def line(entry: Parked, state: str, detail: str | None = None) -> ParkedLine:
     target = entry.target
     return ParkedLine(
         pid=target.process.pid,
@@ -66,6 +74,24 @@ def _line(entry: Parked, state: str) -> ParkedLine:
         by=entry.by_user,
         purpose=entry.purpose,
         state=state,
+        detail=detail,
+    )
+
+
+def unrecorded_line(entry: Unrecorded) -> ParkedLine:
+    target = entry.target
+    return ParkedLine(
+        pid=target.process.pid,
+        started_at=target.process.started_at,
+        user=target.user,
+        command=target.command,
+        nbytes=None,
+        shares=(),
+        since=None,
+        by=None,
+        purpose=None,
+        state=entry.state,
+        known_from="driver",
     )
 
 
@@ -78,13 +104,18 @@ def text(told: ParkedReport, look: Look) -> RenderableType:
     table.add_column("command", no_wrap=True)
     for line in told.parked:
         table.add_row(*map(Text, _cells(line, told.taken_at, look)))
-    nbytes = sum(line.nbytes for line in told.parked)
+    nbytes = sum(line.nbytes or 0 for line in told.parked)
     whole = f"{counted(len(told.parked), 'process')}, {size(nbytes)} in host memory."
     return Group(table, Text(), Text(f"{whole} {_way_back(told.parked)}"))
 
 
 def _way_back(lines: Sequence[ParkedLine]) -> str:
     words = "`vram unpark PID` or `vram unpark --all` brings them back."
+    if any(line.known_from == "driver" for line in lines):
+        words += (
+            " Those of unknown size were found by asking the driver; since when is unknown,"
+            " and only `vram unpark PID` brings them back."
+        )
     if any(line.state == ELSEWHERE for line in lines):
         words += " What was parked in another PID namespace is brought back from there."
     return words
@@ -92,11 +123,11 @@ def _way_back(lines: Sequence[ParkedLine]) -> str:
 
 def _cells(line: ParkedLine, now: str, look: Look) -> tuple[str, ...]:
     return (
-        size(line.nbytes),
+        _UNKNOWN if line.nbytes is None else size(line.nbytes),
         str(line.pid),
-        ",".join(str(share.gpu) for share in line.shares),
-        duration(_seconds(now) - _seconds(line.since)),
-        look.short(line.by, 16) + (" (borrow)" if line.purpose == "borrow" else ""),
+        ",".join(str(share.gpu) for share in line.shares) or _UNKNOWN,
+        _UNKNOWN if line.since is None else duration(_seconds(now) - _seconds(line.since)),
+        look.short(line.by or _UNKNOWN, 16) + (" (borrow)" if line.purpose == "borrow" else ""),
         STANDINGS.get(line.state, line.state),
         look.short(line.command, max(12, look.width - 54)),
     )

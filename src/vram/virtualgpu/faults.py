@@ -1,11 +1,12 @@
 """Failures on request: the lines of a virtual GPU's ``faults`` file.
 
     <function> [gpu=N] [after=N | nth=N] [error=CODE] [sticky=CODE] [hang] [slow=SECONDS] [sentinel]
-        [halfway=CODE]
+        [halfway=CODE] [value=N]
 
 <function> is a shell pattern on an exported name: ``nvmlDeviceGet*``, ``cuMemAlloc*``. CODE is
 the library's number or its name, with or without the prefix: 15, GPU_IS_LOST,
-NVML_ERROR_GPU_IS_LOST. The file itself holds numbers only.
+NVML_ERROR_GPU_IS_LOST. The file itself holds numbers only. ``value`` is the state that
+``cuCheckpointProcessGetState`` tells.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ CUDA_CODES = {
 FLAGS = ("hang", "sentinel")
 COUNTS = ("gpu", "after", "nth")
 CODES = ("error", "sticky", "halfway")
-EFFECTS = (*FLAGS, *CODES, "slow")
+EFFECTS = (*FLAGS, *CODES, "slow", "value")
 
 
 def read_line(text: str) -> str:
@@ -93,12 +94,14 @@ def _read_word(function: str, word: str) -> str:
         return word
     if key == "slow" and re.fullmatch(r"\d+(\.\d+)?", value, re.ASCII):
         return word
+    if key == "value" and re.fullmatch(r"-?\d+", value, re.ASCII):
+        return word
     if key in CODES and value:
         return f"{key}={code(function, value)}"
     raise UsageError(
         f"{word!r} says nothing in a fault",
         hint="the words are gpu=N after=N nth=N error=CODE sticky=CODE hang slow=SECONDS sentinel"
-        " halfway=CODE",
+        " halfway=CODE value=N",
     )
 
 

@@ -135,6 +135,7 @@ class VirtualGpu:
         slow_s: float | None = None,
         sentinel: bool = False,
         halfway: str | int | None = None,
+        value: int | None = None,
     ) -> None:
         """Let calls that match *function* misbehave from now on, in running processes too."""
         words = {
@@ -145,6 +146,7 @@ class VirtualGpu:
             "sticky": sticky,
             "slow": slow_s,
             "halfway": halfway,
+            "value": value,
         }
         said = [f"{key}={value}" for key, value in words.items() if value is not None]
         self.add_fault(" ".join([function, *said, *["hang"] * hang, *["sentinel"] * sentinel]))

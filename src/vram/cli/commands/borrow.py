@@ -102,7 +102,7 @@ class _Borrow:
     def _started(self, pid: int) -> None:
         grip = self._host.signals.hold(pid)
         if grip is not None and self._loan.chosen:
-            self._parking.keeper.until(grip)
+            self._parking.worker.until(grip)
             grip.close()
 
     def _environment(self) -> dict[str, str]:

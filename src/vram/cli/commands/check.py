@@ -55,7 +55,7 @@ def run(args: Namespace) -> int:
     elif not args.quiet:
         from vram.diagnosis.leftover import way_back
 
-        emit(check.text(verdicts, way_back(ledger) if verdict == "held" else None))
+        emit(check.text(ledger, verdicts, way_back(ledger) if verdict == "held" else None))
     try:
         require_driver(ledger)
     except DriverMissing as error:

@@ -177,7 +177,7 @@ def _tell(report: LabReport, args: Namespace) -> None:
     from vram.report.json import encode
 
     if args.evidence and not report.left_out:  # evidence is whole, or none
-        from vram.cli.files import write_files
+        from vram.files import write_files
         from vram.report.lab_evidence import files
 
         write_files(args.evidence, files(report))

@@ -10,14 +10,20 @@ from vram.errors import ExitCode
 NAME = "parked"
 HELP = "what is parked: how large, since when, by whom; puts right what a vram that died left behind"
 
+_EPILOG = """\
+The driver is asked about every process of yours that uses CUDA (as root: of anybody's), so
+one that is parked or locked is listed even where the journal does not know it. A journal
+entry that is damaged, or cannot be true, is reported, renamed and not used."""
+
 
 def add_arguments(parser: ArgumentParser) -> None:
+    parser.epilog = _EPILOG
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     add_terminal_arguments(parser)
 
 
 def run(args: Namespace) -> int:
-    from vram.cli.parking import tidy
+    from vram.cli.parking import say_what_was_not_asked, tidy
     from vram.host.local import LocalHost
     from vram.reclaim.parking import Parking
     from vram.report import parked
@@ -27,13 +33,17 @@ def run(args: Namespace) -> int:
         found = tidy(parking)
         left = {entry.target.process: entry for entry in parking.journal.entries()}
         elsewhere = parking.journal.elsewhere()
+        beside = parking.beside_the_journal([process.pid for process in left])
+        set_aside = parking.journal.set_aside
+    say_what_was_not_asked(beside)
     standings = [
-        (left[each.entry.target.process], str(each.done))
+        parked.line(left[each.entry.target.process], each.done, each.detail)
         for each in found
         if each.entry.target.process in left
     ]
-    standings += [(entry, parked.ELSEWHERE) for entry in elsewhere]
-    told = parked.report(standings, host.clock.now())
+    standings += [parked.line(entry, parked.ELSEWHERE) for entry in elsewhere]
+    standings += [parked.unrecorded_line(entry) for entry in beside.processes]
+    told = parked.report(standings, set_aside, host.clock.now())
     if args.json:
         from vram.report.json import encode
 

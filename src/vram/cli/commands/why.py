@@ -135,7 +135,7 @@ def _show(ledger: Ledger, findings: tuple[Finding, ...], args: Namespace) -> Non
     from vram.report import text
 
     if args.svg:
-        from vram.cli.files import write_file
+        from vram.files import write_file
         from vram.report.svg import draw
 
         picture = draw(lambda look: text.why(ledger, findings, look), prompt="vram why")

@@ -46,10 +46,10 @@ def _gpus() -> Iterator[tuple[int, str]]:
 
 def _parked() -> Iterator[tuple[int, str]]:
     from vram.host.local import LocalHost
-    from vram.reclaim.journal import Journal
+    from vram.reclaim.journal import parked_now
 
-    for entry in Journal(LocalHost()).entries():
-        yield entry.target.process.pid, "parked"
+    for process in parked_now(LocalHost()):
+        yield process.pid, "parked"
 
 
 def _ledgers() -> tuple[GpuLedger, ...]:

@@ -57,13 +57,13 @@ def judge(ledger: Ledger) -> Iterator[Finding]:
 def _through_mps(entry: Entry) -> bool:
     if not in_use(entry) or entry.holder is None:
         return False
-    return is_mps_server(entry.holder.executable) or "mps" in entry.holder.lists
+    return is_mps_server(entry.holder) or "mps" in entry.holder.lists
 
 
 def _finding(holdings: tuple[Holding, ...]) -> Finding:
     holders = [holding.holder for holding in holdings if holding.holder is not None]
-    servers = [holder for holder in holders if is_mps_server(holder.executable)]
-    clients = [holder for holder in holders if not is_mps_server(holder.executable)]
+    servers = [holder for holder in holders if is_mps_server(holder)]
+    clients = [holder for holder in holders if not is_mps_server(holder)]
     nbytes = sum(holding.nbytes for holding in holdings)
     return Finding(
         code=CODE,

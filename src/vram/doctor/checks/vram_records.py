@@ -2,8 +2,9 @@
 
 What is looked at
 -----------------
-The folder $XDG_STATE_HOME/vram (or ~/.local/state/vram): whether it is ours alone, can be written, and
-has room; the audit log in it. Nothing is made or written by asking.
+The folder $XDG_STATE_HOME/vram (or ~/.local/state/vram): whether it is ours alone, whether others could
+change the way to it, whether it can be written, and has room; the audit log in it. Nothing is made or
+written by asking.
 
 What it means
 -------------

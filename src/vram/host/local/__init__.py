@@ -11,10 +11,10 @@ from vram.host.local.nvml_start import start_reader
 
 if TYPE_CHECKING:
     from vram.host.local.checkpoint import LocalCheckpoint
+    from vram.host.local.checkpoint_start import Started
     from vram.host.local.child import Child
     from vram.host.local.drm import LocalDrm
     from vram.host.local.exports import LocalExports
-    from vram.host.local.keeper_start import Started
     from vram.host.local.signals import LocalSignals
     from vram.host.local.surroundings import LocalSurroundings
     from vram.host.local.vendor import LocalVendor
@@ -54,7 +54,7 @@ class LocalHost:
 
     With *read_ahead_s* the driver and everybody's files are read from the first moment on,
     beside the imports that are needed: for a command that makes a survey within so many
-    seconds, as most do. *reader* is one that reads the driver already, *keeper* one that wakes
+    seconds, as most do. *reader* is one that reads the driver already, *checkpoint_worker* one that wakes
     it up already for parking.
 
     Windows around WSL2 is asked whenever somebody wants to know; with *windows_every_s* not more
@@ -68,11 +68,11 @@ class LocalHost:
         sys_root: str | None = None,
         reader: Child | None = None,
         read_ahead_s: float | None = None,
-        keeper: Started | None = None,
+        checkpoint_worker: Started | None = None,
         ask_windows: bool = True,
         windows_every_s: float = 0.0,
     ) -> None:
-        self._keeper = keeper
+        self._checkpoint_worker = checkpoint_worker
         self._ask_windows = ask_windows
         self._windows_every_s = windows_every_s
         if reader is None and read_ahead_s is not None:
@@ -114,7 +114,7 @@ class LocalHost:
     def checkpoint(self) -> LocalCheckpoint:
         from vram.host.local.checkpoint import LocalCheckpoint
 
-        return LocalCheckpoint(self._keeper)
+        return LocalCheckpoint(self._checkpoint_worker)
 
     @cached_property
     def vitals(self) -> LocalVitalSigns:

@@ -1,4 +1,4 @@
-"""The driver's checkpoint calls, made by a keeper: a process that outlives us to put things right."""
+"""The driver's checkpoint calls, made by a process of ours that outlives us to put things right."""
 
 from __future__ import annotations
 
@@ -9,13 +9,18 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec import Struct
+
+from vram import untrusted
+from vram.errors import DeviceError
+from vram.host.local.checkpoint_start import Started, start_worker
 from vram.host.local.child import Child
-from vram.host.local.keeper_start import Started, start_keeper
 from vram.host.local.signals import LocalGrip
 from vram.host.ports import Claim, Grip, Watch
 from vram.model.parking import CheckpointAnswer, CheckpointState, Share
 
 _LONGEST = 1 << 16
+_MOST_ITEMS = 4096
 _STATES: tuple[CheckpointState, ...] = ("running", "locked", "parked", "failed")
 # cuInit alone takes 0.1 to 2 s, more where a GPU without persistence mode has to wake up.
 _START_S = 30.0
@@ -23,18 +28,37 @@ _PROMPT_S = 10.0
 _DIED = CheckpointAnswer(status="died", message="the process that talks to the driver was killed")
 
 
+class _Packet(Struct):
+    """One message of the worker. What it passes on is the driver's, so nothing is taken for granted."""
+
+    used: dict[str, int] | None = None
+    unavailable: str | None = None
+    ended: bool = False
+    short: dict[str, int] | None = None
+    code: int | None = None
+    call: str | None = None
+    state: int | None = None
+    took_s: float = 0.0
+
+
 class LocalCheckpoint:
-    """Opens keepers; *started* is one that has been started ahead."""
+    """Opens checkpoint workers; *started* is one that has been started ahead."""
 
     def __init__(self, started: Started | None = None) -> None:
         self._started = started
 
-    def open(self) -> LocalKeeper:
+    def open(self) -> LocalCheckpointWorker:
         started, self._started = self._started, None
-        return LocalKeeper(*(started or start_keeper()))
+        try:
+            return LocalCheckpointWorker(*(started or start_worker()))
+        except OSError as error:
+            raise DeviceError(
+                f"the process that talks to the driver cannot be started: {error.strerror}",
+                hint="see `ulimit -u` and `ulimit -n`",
+            ) from error
 
 
-class LocalKeeper:
+class LocalCheckpointWorker:
     """Our end of the line."""
 
     def __init__(self, pid: int, line: socket.socket) -> None:
@@ -81,7 +105,7 @@ class LocalKeeper:
         return self._ask({"do": "until"}, (_pidfd(grip),), _PROMPT_S)
 
     def hang_up(self, wait_s: float) -> bool:
-        """End the conversation; whether the keeper has brought back what it owed within *wait_s*."""
+        """End the conversation; whether the worker has brought back what it owed within *wait_s*."""
         if not self._hung_up:
             self._hung_up = True
             self._line.close()
@@ -95,7 +119,7 @@ class LocalKeeper:
         watch: Watch | None = None,
     ) -> CheckpointAnswer:
         if self._ready is None:
-            self._ready = self._hear(time.monotonic() + _START_S, None)
+            self._ready = self._hear(time.monotonic() + _START_S, None, "cuInit has not returned")
         if self._ready.status != "ok":
             return self._ready
         try:
@@ -103,9 +127,9 @@ class LocalKeeper:
             socket.send_fds(self._line, [packet], descriptors)
         except OSError:
             return _DIED
-        return self._hear(time.monotonic() + deadline_s, watch)
+        return self._hear(time.monotonic() + deadline_s, watch, "the driver has not answered")
 
-    def _hear(self, deadline: float, watch: Watch | None) -> CheckpointAnswer:
+    def _hear(self, deadline: float, watch: Watch | None, silence: str) -> CheckpointAnswer:
         poll = select.poll()
         poll.register(self._line, select.POLLIN)
         while poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
@@ -115,28 +139,46 @@ class LocalKeeper:
                 return _DIED
             if not packet:
                 return _DIED
-            fields = json.loads(packet)
-            if "used" not in fields:
-                return _answer(fields)
+            try:
+                told = untrusted.decode(packet, _Packet, most_items=_MOST_ITEMS)
+            except untrusted.Rejected as error:
+                message = f"the process that talks to the driver gave an answer that cannot be read: {error}"
+                return CheckpointAnswer(status="died", message=message)
+            if told.used is None:
+                return _answer(told)
             if watch is not None:
-                watch(fields["used"])
-        return CheckpointAnswer(status="timeout", message="the driver has not answered in time")
+                watch(told.used)
+        return CheckpointAnswer(status="timeout", message=f"{silence} in time{self._stuck()}")
+
+    def _stuck(self) -> str:
+        """What keeps the worker from ending, where that is out of anybody's hands."""
+        try:
+            with open(f"/proc/{self._child.pid}/stat", "rb") as file:
+                state = file.read().rpartition(b")")[2].split()[0]
+        except (OSError, IndexError):
+            return ""
+        stuck = f"; pid {self._child.pid} waits for it in the kernel (state D) and cannot be ended"
+        return stuck if state == b"D" else ""
 
 
-def _answer(fields: dict[str, Any]) -> CheckpointAnswer:
-    if "unavailable" in fields:
-        return CheckpointAnswer(status="unavailable", message=fields["unavailable"], code=fields["code"])
-    if fields.get("ended"):
+def _answer(told: _Packet) -> CheckpointAnswer:
+    if told.unavailable is not None:
+        return CheckpointAnswer(status="unavailable", message=told.unavailable, code=told.code)
+    if told.ended:
         return CheckpointAnswer(status="ended", message="the process has ended")
-    if "short" in fields:
-        return CheckpointAnswer(status="short", state="parked", short=fields["short"])
-    code, state = fields.get("code", 0), fields.get("state")
+    if told.short is not None:
+        return CheckpointAnswer(status="short", state="parked", short=told.short)
+    if told.state is not None and told.state not in range(len(_STATES)):
+        message = f"the driver reports a state that this version does not know ({told.state})"
+        return CheckpointAnswer(
+            status="unknown", message=message, code=told.code, call=told.call, took_s=told.took_s
+        )
     return CheckpointAnswer(
-        status="refused" if code else "ok",
-        code=code,
-        call=fields.get("call"),
-        state=None if state is None else _STATES[state],
-        took_s=fields.get("took_s", 0.0),
+        status="refused" if told.code else "ok",
+        code=told.code or 0,
+        call=told.call,
+        state=None if told.state is None else _STATES[told.state],
+        took_s=told.took_s,
     )
 
 

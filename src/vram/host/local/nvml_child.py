@@ -6,13 +6,16 @@ while the process that asked is still importing those.
 
 from __future__ import annotations
 
+import _thread
 import os
+import select
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
-from vram.host.local.nvml_errors import GpuGone, is_loss, message_of, statement_of
+from vram.host.local.nvml_errors import GpuGone, is_loss, left_statement, message_of, statement_of
 from vram.host.local.nvml_values import Figures, Memory, count, first, flag, merge, moved, plausible, text
 from vram.host.local.nvml_versions import driver_facts
 from vram.host.local.nvml_wire import send
@@ -65,7 +68,12 @@ class Reader:
     def read(self, skip: set[int]) -> None:
         if not self._init():
             return
-        gpus = int(self.call("nvmlDeviceGetCount"))
+        try:
+            gpus = int(self.call("nvmlDeviceGetCount"))
+        except Exception as error:
+            self._probe = "nvml.init"
+            self.say(**self._told(error))
+            return
         send(self._pipe, "found", gpus)
         for index in range(gpus):
             if index not in skip:
@@ -103,7 +111,11 @@ class Reader:
             self._read_memory(handle, devices)
         except Exception as error:
             cause = error.__cause__ if isinstance(error, GpuGone) and error.__cause__ else error
-            self.say(**statement_of(cause, self._nvml))
+            self.say(**self._told(cause))
+
+    def _told(self, error: BaseException) -> dict[str, Any]:
+        """What *error* means of a library that was open a moment ago."""
+        return left_statement(error) or statement_of(error, self._nvml)
 
     def _facts(self, handle: Any) -> dict[str, Any]:
         bar1 = self.ask("nvmlDeviceGetBAR1MemoryInfo", handle)
@@ -221,7 +233,7 @@ class Reader:
         )
 
     def _unread(self, name: str, error: Exception) -> dict[str, Any]:
-        told = statement_of(error, self._nvml)
+        told = self._told(error)
         return {**told, "message": f"the list of {name} processes could not be read: {told['message']}"}
 
     def _figures(self, handle: Any, devices: list[MigDevice] | None) -> tuple[Figures, Failure | None]:
@@ -257,7 +269,7 @@ class Reader:
         return next(iter(gaps or failures), None) if gaps or len(failures) == len(_LISTS) else None
 
     def _is_lacking(self, error: Exception) -> bool:
-        return isinstance(error, AttributeError) or statement_of(error, self._nvml)["status"] == "unsupported"
+        return isinstance(error, AttributeError) or self._told(error)["status"] == "unsupported"
 
     def _list(self, word: str, device: Any) -> Any:
         """The newest version of the list that driver and binding both know."""
@@ -290,7 +302,7 @@ def _without_lists() -> dict[str, Any] | None:
 def read_into(pipe: int, skip: set[int]) -> None:
     """Say everything that NVML knows of the GPUs not in *skip* into *pipe*."""
     send(pipe, "calling", "nvml.init", None, "nvmlInit")
-    _die_with_parent()
+    _end_when_unheard(pipe)
     try:
         pynvml = _binding()
     except ImportError as error:
@@ -342,12 +354,21 @@ def _found(pid: int) -> tuple[int | None, bool]:
         return None, False
 
 
-def _die_with_parent() -> None:
-    """A reader that hangs must not outlive the command that asked."""
-    import ctypes
+def _end_when_unheard(pipe: int) -> None:
+    """A reader that hangs must not outlive the command that asked: end when *pipe* has no reader left.
 
-    set_parent_death_signal, sigkill = 1, 9
-    ctypes.CDLL(None).prctl(set_parent_death_signal, sigkill)
+    Not by PR_SET_PDEATHSIG, which comes when the thread ends that started us, and never when its
+    process has ended already.
+    """
+
+    def watch() -> None:
+        poll = select.poll()
+        poll.register(pipe, 0)  # an error is told unasked, and a pipe without readers is one
+        poll.poll()
+        os._exit(0)
+
+    with suppress(RuntimeError):  # this user may have no more threads
+        _thread.start_new_thread(watch, ())
 
 
 def main() -> None:

@@ -27,7 +27,7 @@ _WORDS = {
     15: "the GPU is lost: it has fallen off the bus or cannot be reached",
     16: "the GPU needs a reset before it can be used again",
 }
-_NOT_LOADED = 9
+_UNINITIALIZED, _NOT_LOADED = 1, 9
 _MISMATCH = 18
 _CONTROL_NODE = "/dev/nvidiactl"
 
@@ -58,6 +58,15 @@ def statement_of(error: BaseException, nvml: ModuleType) -> dict[str, Any]:
     if isinstance(error, getattr(nvml, "NVMLLibraryMismatchError", ())):
         return {"status": "unsupported", "message": f"nvidia-ml-py is newer than the driver: {error}"}
     return {"status": _STATUS.get(code, "failed") if code else "failed", "message": message_of(error)}
+
+
+def left_statement(error: BaseException) -> dict[str, Any] | None:
+    """The same for a driver that answered before and is gone now; None where *error* means something else."""
+    code = getattr(error, "value", None)
+    if code not in (_UNINITIALIZED, _NOT_LOADED):
+        return None
+    message = f"the driver left while it was read: it was unloaded or replaced (NVML error {code})"
+    return {"status": "failed", "message": message}
 
 
 def _mismatch() -> str:

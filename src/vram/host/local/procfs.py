@@ -15,13 +15,14 @@ from msgspec.structs import replace
 from vram.host.local.cgroup import membership, workload
 from vram.host.local.identity import user_name
 from vram.model.process import ProcessFacts, ProcessRef
+from vram.protected import has_a_role
 
 if TYPE_CHECKING:
     from vram.host.local.workload_names import ContainerNames
 
 TICKS_PER_S: int = os.sysconf("SC_CLK_TCK")
-# Of the kernel's task flags, field 9 of stat: PF_EXITING, and PF_FORKNOEXEC.
-_EXITING, _FORKED = 0x4, 0x40
+# Of the kernel's task flags, field 9 of stat: PF_EXITING, PF_FORKNOEXEC, and PF_KTHREAD.
+_EXITING, _FORKED, _KERNEL_THREAD = 0x4, 0x40, 0x200000
 # Command lines reach megabytes; nobody reads more, and a snapshot carries every one.
 _LONGEST_COMMAND = 16 * 1024
 _DELETED = " (deleted)"
@@ -42,6 +43,7 @@ class Stat:
         "exiting",
         "forked",
         "group",
+        "kernel_thread",
         "name",
         "parent",
         "session",
@@ -59,6 +61,7 @@ class Stat:
         self.parent, self.group, self.session = (int(field) for field in fields[1:4])
         flags = int(fields[6])
         self.exiting, self.forked = bool(flags & _EXITING), bool(flags & _FORKED)
+        self.kernel_thread = bool(flags & _KERNEL_THREAD)
         self.threads = int(fields[17])
         self.started_at = int(fields[19])
 
@@ -110,6 +113,13 @@ class ProcessFolder:
     def link(self, name: str) -> bytes | None:
         try:
             return os.readlink(name.encode(), dir_fd=self._folder)
+        except OSError:
+            return None
+
+    def open(self, name: str) -> int | None:
+        """What *name* stands for, as a descriptor that only identifies it; None where denied or gone."""
+        try:
+            return os.open(name, os.O_PATH | os.O_CLOEXEC, dir_fd=self._folder)
         except OSError:
             return None
 
@@ -269,6 +279,8 @@ def _facts(folder: ProcessFolder, stat: Stat, alive: Stat, inside: str) -> Proce
         user=user_name(uid) if uid is not None else None,
         executable=executable,
         executable_deleted=deleted,
+        executable_trusted=_is_trusted(folder, inside, executable, uid),
+        kernel_thread=stat.kernel_thread,
         state=alive.state,
         exiting=alive.exiting,
         forked=stat.forked,
@@ -303,6 +315,14 @@ def _argv(folder: ProcessFolder, state: str, name: str) -> tuple[str, ...]:
         return ()
     raw = folder.read(name, _LONGEST_COMMAND) or b""
     return tuple(text(word) for word in raw.rstrip(b"\0").split(b"\0")) if raw.strip(b"\0") else ()
+
+
+def _is_trusted(folder: ProcessFolder, inside: str, executable: str | None, uid: int | None) -> bool | None:
+    if executable is None or not has_a_role(executable):
+        return None  # nothing depends on it
+    from vram.host.local.installed_programs import is_installed_by_root
+
+    return is_installed_by_root(folder, inside, executable, uid)
 
 
 def _executable(folder: ProcessFolder, name: str) -> tuple[str | None, bool]:

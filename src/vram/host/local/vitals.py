@@ -1,17 +1,26 @@
-"""What bears on parking a process: the host memory it may still take, its NCCL peers, its processor time."""
+"""What bears on parking: who uses CUDA, what memory a process has and may take, its NCCL peers."""
 
 from __future__ import annotations
 
 import os
 import re
+import time
+from collections.abc import Iterator
+from contextlib import suppress
 
-from vram.host.local.procfs import TICKS_PER_S, ProcessFolder
+from vram.host.local.procfs import TICKS_PER_S, ProcessFolder, text
+from vram.host.ports import CudaProcesses, ParkedMemory
 from vram.model.parking import Vitals
 
 # PyTorch maps libnccl into every process that imports it: that alone says nothing.
 _NCCL = b"libnccl"
 _NCCL_SEGMENT = b"/dev/shm/nccl-"
 _RANKS = (b"WORLD_SIZE", b"OMPI_COMM_WORLD_SIZE", b"PMI_SIZE")
+_MOST_DIGITS = 9
+# A checkpointed process has closed every device file, but keeps the library (H200, driver 580.159).
+_CUDA = b"/libcuda.so"
+_VISIBLE = b"CUDA_VISIBLE_DEVICES="
+_LONGEST_VISIBLE = 4096
 _UNLIMITED = 1 << 60
 
 
@@ -39,6 +48,52 @@ class LocalVitalSigns:
             cpu_s=cpu_s,
             runnable=runnable,
         )
+
+    def parked_memory(self, pid: int) -> ParkedMemory:
+        try:
+            with ProcessFolder(self._proc, pid) as folder:
+                return ParkedMemory(_private_bytes(folder.read("status") or b""), _visible_gpus(folder))
+        except OSError:
+            return ParkedMemory(None, None)
+
+    def cuda_processes(self, deadline_s: float) -> CudaProcesses:
+        from threading import Thread
+
+        deadline = time.monotonic() + deadline_s
+        found: list[int] = []
+        missed: list[int] = []
+
+        def search() -> None:
+            for pid in self._own_processes():
+                if time.monotonic() >= deadline:
+                    missed.append(pid)
+                elif self.uses_cuda(pid):
+                    found.append(pid)
+
+        # The kernel may keep us waiting for one process's maps, for as long as that holds its memory lock.
+        searching = Thread(target=search, daemon=True)
+        searching.start()
+        searching.join(deadline_s)
+        return CudaProcesses(tuple(found), complete=not (missed or searching.is_alive()))
+
+    def uses_cuda(self, pid: int) -> bool:
+        try:
+            with ProcessFolder(self._proc, pid) as folder:
+                stat = folder.stat()
+                # The maps of a process that is stuck in the kernel may never be told.
+                if stat is None or stat.state in "DZX":
+                    return False
+                return _CUDA in (folder.read("maps") or b"")
+        except OSError:
+            return False
+
+    def _own_processes(self) -> Iterator[int]:
+        """Processes of this user; for root, all there are."""
+        uid = os.geteuid()
+        for name in os.listdir(self._proc):
+            with suppress(OSError):
+                if name.isdigit() and uid in (0, os.stat(f"{self._proc}/{name}").st_uid):
+                    yield int(name)
 
     def boot_id(self) -> str:
         """This boot of this machine: pids and start times mean nothing in another one."""
@@ -98,9 +153,21 @@ def _nccl_peers(folder: ProcessFolder) -> str | None:
         return "it shares memory with another rank (/dev/shm/nccl-…)"
     for word in (folder.read("environ") or b"").split(b"\0"):
         name, _, value = word.partition(b"=")
-        if name in _RANKS and value.isdigit() and int(value) > 1:
+        if name in _RANKS and value.isdigit() and len(value) <= _MOST_DIGITS and int(value) > 1:
             return f"{name.decode()} is {int(value)}"
     return None
+
+
+def _private_bytes(status: bytes) -> int | None:
+    """Host memory of its own, swapped out or not: the driver parks GPU memory there."""
+    fields = dict(re.findall(rb"^(RssAnon|VmSwap):\s+(\d{1,15}) kB$", status, re.MULTILINE))
+    return sum(map(int, fields.values())) * 1024 if b"RssAnon" in fields else None
+
+
+def _visible_gpus(folder: ProcessFolder) -> str | None:
+    words = (folder.read("environ") or b"").split(b"\0")
+    said = next((word for word in words if word.startswith(_VISIBLE)), None)
+    return None if said is None else text(said.removeprefix(_VISIBLE)[:_LONGEST_VISIBLE])
 
 
 def _text(path: str) -> str | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vram.errors import CannotPark
 from vram.host.ports import Host
 from vram.model.parking import Share
 from vram.model.plan import Step, StepKind, Target
@@ -40,16 +39,13 @@ class Park:
 
     def verify(self, host: Host, step: Step) -> bool:
         with Parking(host) as parking:
-            return parking.keeper.state(_target(step).process.pid, PROMPT_S).state == "parked"
+            return parking.worker.state(_target(step).process.pid, PROMPT_S).state == "parked"
 
     def undo(self, host: Host, step: Step, deadline_s: float) -> str:
         """Bring the process back: the way out of everything that ``apply`` did."""
         pid = _target(step).process.pid
         with Parking(host) as parking:
-            entry = parking.journal.find(pid)
-            if entry is None:
-                raise CannotPark(f"pid {pid} is not parked", hint="`vram parked` lists those that are")
-            parking.unpark(entry, deadline_s=deadline_s)
+            parking.unpark(parking.entry_of(pid), deadline_s=deadline_s)
         return f"pid {pid} is back on its GPU"
 
 

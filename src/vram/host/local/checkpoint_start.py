@@ -1,5 +1,5 @@
-"""Starts a keeper. Imports next to nothing, so that it can be the first thing done: the driver takes
-as long to wake up as the rest of vram to be imported."""
+"""Starts a checkpoint worker. Imports next to nothing, so that it can be the first thing done: the driver
+takes as long to wake up as the rest of vram to be imported."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ _LINE = 3
 Started = tuple[int, socket]
 
 
-def start_keeper() -> Started:
-    """Return the keeper's pid and our end of its line."""
+def start_worker() -> Started:
+    """Return the checkpoint worker's pid and our end of its line."""
     ours, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
     with theirs:
         return _spawn(theirs.fileno()), ours
 
 
 def _spawn(line: int) -> int:
-    """Start the keeper in a session of its own: what is typed at our terminal is not for it."""
+    """Start the checkpoint worker in a session of its own: what is typed at our terminal is not for it."""
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
-    code = f"import sys; sys.path.append({root!r}); from vram.payloads.keeper import main; main()"
+    code = f"import sys; sys.path.append({root!r}); from vram.payloads.checkpoint_worker import main; main()"
     quiet = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in (0, 1, 2)]
     # Descriptor 3 may be the line itself; dup2 onto itself would leave close-on-exec set.
     spare = os.dup(line) if line == _LINE else line
     try:
         return os.posix_spawn(
             sys.executable,
-            [sys.executable, "-I", "-S", "-c", code, "vram-keeper"],
+            [sys.executable, "-I", "-S", "-c", code, "vram-checkpoint-worker"],
             driver_environment(),
             file_actions=[*quiet, (os.POSIX_SPAWN_DUP2, spare, _LINE)],
             setsid=True,

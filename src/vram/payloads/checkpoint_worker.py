@@ -1,8 +1,8 @@
 """Parks and unparks processes on behalf of a vram, and puts everything right if that vram dies.
 
 These driver calls can take a minute, or never return, and between two of them the target
-stands still. So they are made here, in a process that no terminal and no signal but SIGKILL
-reaches, and that answers on descriptor 3, a socket of one message per packet:
+stands still. So they are made here, in a process of its own session that answers on descriptor
+3, a socket of one message per packet:
 
     {"do": "state", "pid"}                        the driver's state of a process
     {"do": "park", "pid", "room", ...} + pidfd, claim      lock, checkpoint; on failure unlock
@@ -13,6 +13,9 @@ reaches, and that answers on descriptor 3, a socket of one message per packet:
 Until a park is settled it is a loan: when the line breaks, by a close or by a death, every
 process that was lent is brought back. Each comes with a claim, a locked file; the lock
 lasts as long as this process, so whoever gets it knows that nobody is at work any more.
+
+While it owes nothing, this process ends as soon as the line breaks or a signal asks for it, even
+from within a driver call that never returns. While it owes something, only SIGKILL ends it.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from vram.payloads.checkpoint import CHECKPOINTED, Driver, Turn, Unavailable
 from vram.payloads.gauge import Gauge
@@ -37,6 +40,7 @@ REPORT_EVERY_S = 0.1
 # Memory comes back a moment after its holder's end (110 ms on an H200), but others may want it too.
 ROOM_PATIENCE_S = 60.0
 ROOM_EVERY_S = 0.2
+REPORTER_S = 1.0
 DEAF = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -55,12 +59,66 @@ class Loan(NamedTuple):
         os.close(self.claim)
 
 
-class Keeper:
+class Duty:
+    """Counts what this process owes: moves that are being made, and processes to be brought back.
+
+    Two threads wait for the line to break and for signals: the main one may be inside the driver.
+    """
+
+    def __init__(self) -> None:
+        self._owed = 0
+        self._changed = threading.Condition()
+
+    def take(self) -> None:
+        self._add(1)
+
+    def settle(self) -> None:
+        self._add(-1)
+
+    def _add(self, number: int) -> None:
+        with self._changed:
+            self._owed += number
+            self._changed.notify_all()
+
+    @contextmanager
+    def owing(self) -> Iterator[None]:
+        self.take()
+        try:
+            yield
+        finally:
+            self.settle()
+
+    def watch(self, line: socket.socket) -> None:
+        """Raises RuntimeError where this user may have no more threads."""
+        # Blocked before there is a second thread, so in every one: none of the driver's calls is
+        # interrupted, and the signals wait for who asks for them.
+        signal.pthread_sigmask(signal.SIG_BLOCK, DEAF)
+        for job in (lambda: self._leave_with(line), self._leave_when_told):
+            threading.Thread(target=job, daemon=True).start()
+
+    def _leave_with(self, line: socket.socket) -> NoReturn:
+        poll = select.poll()
+        poll.register(line, select.POLLRDHUP)
+        poll.poll()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._owed)
+            os._exit(0)
+
+    def _leave_when_told(self) -> NoReturn:
+        while True:
+            signal.sigwait(DEAF)
+            with self._changed:
+                if not self._owed:
+                    os._exit(0)
+
+
+class Worker:
     """The driver, the line to who asked, and what was lent."""
 
-    def __init__(self, line: socket.socket, driver: Driver) -> None:
+    def __init__(self, line: socket.socket, driver: Driver, duty: Duty) -> None:
         self._line = line
         self._driver = driver
+        self._duty = duty
         self._gauge = Gauge()
         self._loans: dict[int, Loan] = {}
         self._until = -1
@@ -86,7 +144,7 @@ class Keeper:
             case "unpark":
                 self._unpark(order, Loan(order["room"], *descriptors))
             case "settle":
-                self._loans.pop(order["pid"]).close()
+                self._settle(order["pid"])
                 tell(self._line)
             case "until":
                 (self._until,) = descriptors
@@ -98,13 +156,16 @@ class Keeper:
             loan.close()
             return tell(self._line, ended=True)
         turn = Turn(self._driver, pid)
+        self._duty.take()
         with self._reporting(order):
-            done = turn.park(order["lock_ms"])
-        if done:
             self._loans[pid] = loan
-        else:
-            loan.close()
+            if not turn.park(order["lock_ms"]):
+                self._settle(pid)
         return self._answer(turn, pid)
+
+    def _settle(self, pid: int) -> None:
+        self._loans.pop(pid).close()
+        self._duty.settle()
 
     def _unpark(self, order: dict[str, Any], loan: Loan) -> None:
         pid = order["pid"]
@@ -115,10 +176,9 @@ class Keeper:
             if short:
                 return tell(self._line, short=short)
             turn = Turn(self._driver, pid)
-            with self._reporting(order):
-                done = turn.unpark()
-            if done and pid in self._loans:
-                self._loans.pop(pid).close()
+            with self._duty.owing(), self._reporting(order):
+                if turn.unpark() and pid in self._loans:
+                    self._settle(pid)
             return self._answer(turn, pid)
         finally:
             loan.close()
@@ -134,13 +194,14 @@ class Keeper:
         done = threading.Event()
         thread = threading.Thread(target=self._report, args=(uuids, done), daemon=True)
         if order.get("watch"):
-            thread.start()
+            with suppress(RuntimeError):  # no more threads for this user: then nothing is reported
+                thread.start()
         try:
             yield
         finally:
             done.set()
             if thread.ident is not None:
-                thread.join()
+                thread.join(REPORTER_S)  # NVML may hang: what is reported late is passed over
 
     def _report(self, uuids: list[str], done: threading.Event) -> None:
         while not done.wait(REPORT_EVERY_S):
@@ -191,17 +252,18 @@ def tell(line: socket.socket, **fields: object) -> None:
 
 
 def main() -> None:
-    for number in DEAF:
-        signal.signal(number, signal.SIG_IGN)
     os.chdir("/")
     line = socket.socket(fileno=LINE)
+    duty = Duty()
     try:
-        keeper = Keeper(line, Driver())
-    except Unavailable as error:
-        tell(line, unavailable=str(error), code=error.code)
+        duty.watch(line)
+        worker = Worker(line, Driver(), duty)
+    except (Unavailable, RuntimeError) as error:
+        tell(line, unavailable=str(error), code=getattr(error, "code", None))
         return
     tell(line, ready=True)
     try:
-        keeper.serve()
+        worker.serve()
     finally:
-        keeper.put_back()
+        worker.put_back()
+        os._exit(0)  # the driver's library, and threads that hang in it, are not asked

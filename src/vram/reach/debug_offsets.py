@@ -1,0 +1,159 @@
+"""CPython's own table of where things lie in it (``_Py_DebugOffsets``), at the start of ``_PyRuntime``.
+
+The table says what the version is and where the interface for debuggers (PEP 768) lies. It is read
+from another process's memory, which may hold anything: every offset must lie inside its structure,
+every pointer in memory that the process may write.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from msgspec import Struct
+
+from vram.reach.image import Mapping
+from vram.reach.ptrace import Memory, Unsafe
+
+FIRST_MINOR, LAST_MINOR = 14, 14  # whose tables are known
+_COOKIE = b"xdebugpy"
+_FINAL_RELEASE = 0xF
+_NBYTES = 760
+# Where the table of 3.14 has what is needed here, in bytes from its start.
+_PLACES = {
+    "runtime_nbytes": 24,
+    "finalizing": 32,
+    "head": 40,
+    "interpreter_nbytes": 48,
+    "interpreter_id": 56,
+    "next": 64,
+    "main_thread": 80,
+    "thread_nbytes": 176,
+    "interpreter": 200,
+    "native_id": 224,
+    "eval_breaker": 712,
+    "support": 720,
+    "enabled": 728,
+    "pending_call": 736,
+    "script_path": 744,
+    "script_path_nbytes": 752,
+}
+_LARGEST_STRUCTURE = 4 << 20
+_SHORTEST_PATH, _LONGEST_PATH = 64, 4096
+_MOST_INTERPRETERS = 1000
+
+
+class DebugOffsets(Struct, frozen=True, kw_only=True):
+    """Offsets within the runtime, an interpreter and a thread's state; sizes of those."""
+
+    runtime_nbytes: int
+    finalizing: int
+    head: int
+    interpreter_nbytes: int
+    interpreter_id: int
+    next: int
+    main_thread: int
+    thread_nbytes: int
+    interpreter: int
+    native_id: int
+    eval_breaker: int
+    support: int
+    enabled: int
+    pending_call: int
+    script_path: int
+    script_path_nbytes: int
+
+
+class MainThread(Struct, frozen=True):
+    """The main thread's state in a running interpreter, and whether debuggers are let in."""
+
+    interpreter: int
+    state: int
+    remote_debugging: bool
+
+
+def read(memory: Memory, runtime: int) -> DebugOffsets:
+    """The table of the Python whose ``_PyRuntime`` lies at *runtime*. Raises Unsafe."""
+    table = memory.read(runtime, _NBYTES)
+    version, free_threaded = struct.unpack_from("<QQ", table, 8)
+    minor = version >> 16 & 0xFF
+    if table[:8] != _COOKIE or version >> 24 != 3 or minor < FIRST_MINOR:
+        raise Unsafe(f"its Python has no sys.remote_exec (3.{FIRST_MINOR} has)")
+    if minor > LAST_MINOR or version >> 4 & 0xF != _FINAL_RELEASE:
+        release = "" if version >> 4 & 0xF == _FINAL_RELEASE else ", no final release,"
+        raise Unsafe(
+            f"its Python is 3.{minor}{release} whose table of offsets is not known",
+            f"releases up to 3.{LAST_MINOR} are; others can call vram.agent()",
+        )
+    if free_threaded:
+        raise Unsafe(
+            "it is a free-threaded build of Python, in which this was never tried",
+            "start it with an ordinary build, or have it call vram.agent()",
+        )
+    offsets = DebugOffsets(**{name: _word(table, at) for name, at in _PLACES.items()})
+    _require(_is_plausible(offsets), "its table of offsets")
+    return offsets
+
+
+def find_main_thread(
+    memory: Memory, runtime: int, offsets: DebugOffsets, writable: list[Mapping], tid: int
+) -> MainThread:
+    """The main thread, whose number is *tid* for the process itself; certain only while nobody runs."""
+    interpreter = memory.number(runtime + offsets.head)
+    if not interpreter or memory.number(runtime + offsets.finalizing):
+        raise Unsafe("its Python is starting or ending", "try again in a moment", passing=True)
+    for _ in range(_MOST_INTERPRETERS):
+        _require(_is_inside(interpreter, offsets.interpreter_nbytes, writable), "its interpreters")
+        if memory.number(interpreter + offsets.interpreter_id) == 0:
+            break
+        interpreter = memory.number(interpreter + offsets.next)
+    else:
+        _require(False, "its interpreters")
+    state = memory.number(interpreter + offsets.main_thread)
+    _require(_is_inside(state, offsets.thread_nbytes, writable), "its main thread")
+    owner, native = memory.number(state + offsets.interpreter), memory.number(state + offsets.native_id)
+    _require(owner == interpreter and native == tid, "its main thread")
+    enabled = memory.small(interpreter + offsets.enabled)
+    _require(enabled in (0, 1), "whether debuggers are let in")
+    return MainThread(interpreter, state, bool(enabled))
+
+
+def _is_plausible(offsets: DebugOffsets) -> bool:
+    sizes = (offsets.runtime_nbytes, offsets.interpreter_nbytes, offsets.thread_nbytes)
+    pointers = (
+        (offsets.finalizing, offsets.runtime_nbytes),
+        (offsets.head, offsets.runtime_nbytes),
+        (offsets.interpreter_id, offsets.interpreter_nbytes),
+        (offsets.next, offsets.interpreter_nbytes),
+        (offsets.main_thread, offsets.interpreter_nbytes),
+        (offsets.interpreter, offsets.thread_nbytes),
+        (offsets.native_id, offsets.thread_nbytes),
+        (offsets.eval_breaker, offsets.thread_nbytes),
+    )
+    support = offsets.thread_nbytes - offsets.support
+    flag, path, path_nbytes = offsets.pending_call, offsets.script_path, offsets.script_path_nbytes
+    return (
+        all(size <= _LARGEST_STRUCTURE for size in sizes)
+        and all(at % 8 == 0 and at + 8 <= size for at, size in pointers)
+        and offsets.enabled % 4 == 0
+        and offsets.enabled + 4 <= offsets.interpreter_nbytes
+        and offsets.support % 4 == flag % 4 == 0
+        and flag + 4 <= path
+        and _SHORTEST_PATH <= path_nbytes <= _LONGEST_PATH
+        and path + path_nbytes <= support
+    )
+
+
+def _is_inside(address: int, nbytes: int, lines: list[Mapping]) -> bool:
+    return not address % 8 and any(address in line and address + nbytes <= line.end for line in lines)
+
+
+def _word(table: bytes, at: int) -> int:
+    return int.from_bytes(table[at : at + 8], "little")
+
+
+def _require(plausible: bool, what: str) -> None:
+    if not plausible:
+        raise Unsafe(
+            f"its memory is not laid out as Python's is ({what})",
+            "an ordinary build is; a changed one can call vram.agent()",
+        )

@@ -1,0 +1,127 @@
+"""The faults that vram is held to: what happens, and what must hold. One row each, never renumbered.
+
+A test holds a row by ``@pytest.mark.fault(NUMBER)``; ``make faults`` runs all of them and writes what came
+of it to docs/reference/faults.md.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Row(NamedTuple):
+    number: int
+    fault: str
+    must_hold: str
+    not_built: str = ""
+    """What of this row concerns a feature that does not exist yet."""
+    whole: bool = False
+    """Whether that is all of it: then the row has no test."""
+
+
+_TRACER = "tracing"
+
+ROWS = (
+    Row(
+        1,
+        "GPU lost in the middle of a scan",
+        "the others are reported, that one is `lost`, exit code partial",
+    ),
+    Row(2, "reset required", "shown, never done by itself"),
+    Row(
+        3,
+        "an NVML call never returns",
+        "the prompt is back by the deadline; the rest is reported; no pile-up",
+    ),
+    Row(4, "D-state holder", "`unkillable`, no retry storm"),
+    Row(5, "the driver lists a dead pid", 'its bytes stay counted, never "clean"'),
+    Row(6, "used > Σ processes", "the residual is named, the sum is exact"),
+    Row(7, "sentinels, N/A, no permission", "unknown, never 0 or 2⁶³"),
+    Row(8, "driver replaced or unloaded under a long run", "a clear state, re-init, no crash"),
+    Row(
+        9,
+        "MIG change mid-scan, hot unplug",
+        "no double count, series end cleanly",
+        not_built="series: nothing records over time yet",
+    ),
+    Row(
+        10,
+        "vram itself killed at any moment",
+        "no target left locked or stopped; a journal lists what is parked and unpark works after restart",
+    ),
+    Row(
+        11,
+        "processes exit and appear mid-scan, 1,000 a second",
+        "no exception, totals consistent",
+    ),
+    Row(12, "pid reuse between choosing and acting", "no wrong signal in 10,000 forced tries"),
+    Row(13, "the target execs or changes user", "refused"),
+    Row(14, "10,000 processes × 16 GPUs", "answered within a second"),
+    Row(15, "someone else's process", "denied, audited, nothing leaked"),
+    Row(
+        16,
+        "everything asked for at once, as root, forced",
+        "protected processes are never signalled",
+        not_built="policies: the widest request today is `free --up-to kill --yes`, and naming every pid",
+    ),
+    Row(17, "dry run", "same digest as the run; makes no mutating call"),
+    Row(18, "SIGTERM ignored", "grace, SIGKILL, bytes read again"),
+    Row(
+        19,
+        "park with managed memory, IPC, MPS, MIG, too little RAM; unpark with too little GPU memory",
+        "refused before anything is touched, or unlocked and running",
+    ),
+    Row(
+        20,
+        "injection while the target is in malloc, holds the GIL, is stopped, or is no Python",
+        "deadline; target unharmed over 1,000 tries",
+    ),
+    Row(21, "audit disk full", "actions refused, scans go on"),
+    Row(22, "traced process killed", "trace readable, at most one record lost", _TRACER, whole=True),
+    Row(
+        23,
+        "disk full while tracing",
+        "tracing stops with a marker, the program goes on, no SIGBUS",
+        _TRACER,
+        whole=True,
+    ),
+    Row(
+        24,
+        "trace files truncated at every byte, bits flipped, huge lengths",
+        "a typed error or a partial report, bounded memory",
+        _TRACER,
+        whole=True,
+    ),
+    Row(25, "fork in a traced process", "files of their own", _TRACER, whole=True),
+    Row(
+        26,
+        "names with escape codes, CR, bidi, broken UTF-8",
+        "terminal stays sane, prompts cannot be redrawn",
+    ),
+    Row(
+        27,
+        "names with quotes, backslashes, newlines in metrics; `<script>` in HTML; `=cmd` in CSV",
+        "inert, round-trips",
+        not_built="metrics, HTML and CSV; JSON and SVG are tested",
+    ),
+    Row(
+        28,
+        "runtime folder or socket pre-created or symlinked by someone else",
+        "refused; no fallback to a shared folder",
+    ),
+    Row(
+        29,
+        "malicious Jupyter connection file",
+        "owner, mode and loopback checked; root opens nobody else's",
+    ),
+    Row(30, "clock jumps, suspend", "ages are monotonic, identity stable"),
+    Row(
+        31,
+        "two services at once",
+        "the second leaves, nothing is done twice",
+        not_built="the service: two commands on the same target at once are tested",
+    ),
+    Row(32, "remanence test", "its positive control finds data, the result states its scope"),
+)
+
+BUILT = tuple(row for row in ROWS if not row.whole)

@@ -1,0 +1,39 @@
+"""Row 16: root asks for everything at once, by every verb, with every force there is."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.faults.record import Tally
+from tests.reclaim.conftest import Bench
+from vram.virtualgpu.scene import PROGRAMS
+
+WORLD = Path(__file__).with_name("protected_world.py")
+PROTECTED = 13
+
+
+@pytest.mark.fault(16)
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can install services for the time of a test")
+def test_no_part_of_the_system_hears_a_signal(machine: Bench, tally: Tally) -> None:
+    if machine.real or not shutil.which("unshare"):
+        pytest.skip("services cannot be installed here for the time of a test")
+    path = f"PYTHONPATH={PROGRAMS}:{os.environ.get('PYTHONPATH', '')}"
+    done = machine.run(["unshare", "--mount", "env", path, sys.executable, str(WORLD)])
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert all(path.startswith("/opt/") for path in told["executables"])
+    parts = len(told["heard"])
+    disturbed = sum(heard != [] for heard in told["heard"].values()) + (not told["protected_orphan_alive"])
+    tally.count((len(told["everything"]) + len(told["named"])) * parts, wrong=disturbed)
+    assert disturbed == 0, told
+    # Whoever names one is told so; what was really left over among them is given back.
+    assert {each["code"] for each in told["named"]} == {PROTECTED}, told["named"]
+    assert told["leftover_alive"] is False, told["everything"][0]["said"]
+    ended = [each["step"]["target"]["executable"] for each in machine.audit() if each["event"] == "intend"]
+    assert not any(path.startswith("/opt/") for path in ended)

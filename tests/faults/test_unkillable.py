@@ -1,0 +1,76 @@
+"""Row 4: a holder that waits inside the kernel gets each signal once, however often vram is asked."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.faults.record import Tally
+from tests.reclaim.conftest import Bench
+from vram.virtualgpu.scene import PROGRAMS
+
+STUCK = Path(__file__).parents[1] / "reclaim" / "stuck.py"
+HOLDER = """
+import driver, os, sys
+driver.context()
+driver.alloc(1 << 30)
+print("waits", flush=True)
+os.stat(sys.argv[1])
+"""
+
+
+def signals_sent(log: Path, pid: int) -> list[str]:
+    """The signals that reached for *pid*, in the words of strace."""
+    if not log.exists():
+        return []
+    lines = (line for line in log.read_text().splitlines() if f"<pid:{pid}>" in line)
+    return [found[0] for line in lines if (found := re.search(r"SIG[A-Z]+", line))]
+
+
+@pytest.mark.fault(4)
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system that never answers")
+def test_each_signal_is_sent_once_and_later_runs_send_none(
+    machine: Bench, tmp_path: Path, tally: Tally
+) -> None:
+    if machine.real or not os.path.exists("/dev/fuse") or not shutil.which("strace"):
+        pytest.skip("no file system can be made here that never answers, or strace is missing")
+    stuck = machine.popen(
+        ["unshare", "--mount", sys.executable, str(STUCK), sys.executable, "-c", HOLDER],
+        cwd=PROGRAMS,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert stuck.stdout is not None
+    try:
+        lines = {stuck.stdout.readline().strip() for _ in range(2)}
+        if b"waits" not in lines:
+            pytest.skip("FUSE may not be mounted here")
+        pid = int((lines - {b"waits"}).pop())
+        watch = ["strace", "-f", "-qq", "--decode-fds=pidfd", "--trace=pidfd_send_signal,kill,tgkill", "-o"]
+        asked = [
+            ("kill", str(pid), "--yes", "--grace", "0.1"),
+            ("free", "--yes", "--up-to", "kill"),
+            ("free", "139GiB", "--yes", "--up-to", "kill"),
+        ]
+        sent = []
+        for at, words in enumerate(asked):
+            log = tmp_path / f"calls{at}"
+            done = machine.run([*watch, str(log), sys.executable, "-m", "vram", *words])
+            if "ptrace" in done.stderr:
+                pytest.skip(f"strace may not trace here: {done.stderr.strip()}")
+            sent.append(signals_sent(log, pid))
+        assert Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "D"
+        wrong = len(sent[0]) - 2 + sum(map(len, sent[1:]))
+        tally.count(len(asked), wrong=wrong)
+        assert sent == [["SIGTERM", "SIGKILL"], [], []]
+        answer = json.loads(machine.vram("why", "--json").stdout)
+        assert "VR202" in {each["code"] for each in answer["findings"]}
+    finally:
+        stuck.communicate()
