@@ -18,6 +18,7 @@ from contextlib import suppress
 
 import pytest
 
+from tests.faults.record import Tally
 from tests.parking.conftest import (
     CHECKPOINTED,
     LOCKED,
@@ -212,7 +213,9 @@ with Parking(host) as parking:
 
 
 @pytest.mark.fault(10)
-def test_random_kills_lose_nobody(machine: Machine, record_property: Callable[[str, object], None]) -> None:
+def test_random_kills_lose_nobody(
+    machine: Machine, record_property: Callable[[str, object], None], tally: Tally
+) -> None:
     """Park, unpark and borrow in turn; vram, its worker or both killed at a random moment; in one of four
     rounds the journal is damaged after that. The target runs then, or is listed and comes back by name."""
     worker = machine.worker()
@@ -227,6 +230,7 @@ def test_random_kills_lose_nobody(machine: Machine, record_property: Callable[[s
     machine.vram("unpark", worker.pid)
     assert runs_on(worker)
     record_property("figures", dict(figures))
+    tally.count(KILLS, landed=figures["landed"])
     print(json.dumps(dict(figures)))
     assert figures["landed"] > KILLS / 4, figures
 

@@ -56,6 +56,7 @@ def until_it_hangs(pidfd: int) -> None:
         time.sleep(0.001)
 
 
+@pytest.mark.fault(3)
 @pytest.mark.parametrize("call", ["cuInit", "nvmlInit*"])
 def test_what_is_not_begun_leaves_nothing_behind(machine: Machine, call: str) -> None:
     """Wrong words, a pid that nobody has, a kill: whatever ends vram before it asked for anything."""
@@ -71,6 +72,7 @@ def test_what_is_not_begun_leaves_nothing_behind(machine: Machine, call: str) ->
     assert all_end(machine)
 
 
+@pytest.mark.fault(3)
 def test_a_worker_that_hangs_and_owes_nothing_ends_when_it_is_told_to(machine: Machine) -> None:
     target = machine.worker()
     machine.gpu.fail("cuInit", hang=True)
@@ -139,6 +141,7 @@ def until_it_runs(parent: int, name: bytes) -> list[int]:
         time.sleep(0.001)
 
 
+@pytest.mark.fault(3)
 def test_a_park_goes_on_where_nvml_hangs_meanwhile(machine: Machine) -> None:
     """The figures for the bar are not worth a process that stands still."""
     target = machine.worker()
