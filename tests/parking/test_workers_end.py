@@ -56,6 +56,7 @@ def until_it_hangs(pidfd: int) -> None:
         time.sleep(0.001)
 
 
+@pytest.mark.fault(3, 10)
 @pytest.mark.parametrize("call", ["cuInit", "nvmlInit*"])
 def test_what_is_not_begun_leaves_nothing_behind(machine: Machine, call: str) -> None:
     """Wrong words, a pid that nobody has, a kill: whatever ends vram before it asked for anything."""
@@ -85,6 +86,7 @@ def test_a_worker_that_hangs_and_owes_nothing_ends_when_it_is_told_to(machine: M
     assert all_end(machine, target.pid)
 
 
+@pytest.mark.fault(3)
 def test_a_state_that_is_never_told_ends_with_who_asked(machine: Machine) -> None:
     """Nobody was touched, so nobody is owed anything; what could not be asked is told."""
     target = machine.worker()
@@ -102,6 +104,7 @@ with Parking(LocalHost()) as parking:
     assert runs_on(target)
 
 
+@pytest.mark.fault(10)
 def test_a_worker_that_owes_something_ends_for_no_signal_but_kill(machine: Machine) -> None:
     target = machine.worker()
     vram = machine.start("borrow", "139.5GiB", "--", "sleep", "1000")
@@ -139,6 +142,7 @@ def until_it_runs(parent: int, name: bytes) -> list[int]:
         time.sleep(0.001)
 
 
+@pytest.mark.fault(3)
 def test_a_park_goes_on_where_nvml_hangs_meanwhile(machine: Machine) -> None:
     """The figures for the bar are not worth a process that stands still."""
     target = machine.worker()
