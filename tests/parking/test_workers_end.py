@@ -91,17 +91,33 @@ def test_a_state_that_is_never_told_ends_with_who_asked(machine: Machine) -> Non
     """Nobody was touched, so nobody is owed anything; what could not be asked is told."""
     target = machine.worker()
     machine.gpu.fail("cuCheckpointProcessGetState", hang=True)
-    found, complete, _ = machine.api("""
+    found, _, silent, _ = machine.api(f"""
 import json
 from vram.host.local import LocalHost
 from vram.reclaim.parking import Parking
-with Parking(LocalHost()) as parking:
-    print(json.dumps(parking.beside_the_journal((), deadline_s=0.3)))
+host = LocalHost()
+strangers = set(host.vitals.cuda_processes(60.0).pids).difference([{target.pid}])
+with Parking(host) as parking:
+    print(json.dumps(parking.beside_the_journal(strangers, deadline_s=60.0)))
 """)
-    assert (found, complete) == ([], False)
+    assert (found, target.pid in silent) == ([], True)
     assert all_end(machine, target.pid)
     machine.gpu.clear_faults()
     assert runs_on(target)
+
+
+def test_a_late_answer_is_not_taken_for_the_next_one(machine: Machine) -> None:
+    running, parked = machine.worker(), machine.worker()
+    assert machine.vram("park", parked.pid).returncode == 0
+    machine.gpu.fail("cuCheckpointProcessGetState", slow_s=1.0, nth=1)
+    told = machine.api(f"""
+import json
+from vram.host.local import LocalHost
+worker = LocalHost().checkpoint.open()
+late, next = worker.state({running.pid}, 0.1), worker.state({parked.pid}, 60.0)
+print(json.dumps([late.status, next.state]))
+""")
+    assert told == ["timeout", "parked"]
 
 
 @pytest.mark.fault(10)

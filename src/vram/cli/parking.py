@@ -79,6 +79,8 @@ def say_what_was_not_asked(beside: Beside) -> None:
     """Say where the driver may know of more parked processes than it told."""
     if beside.strange:
         say(beside.strange)
+    for pid in beside.silent:
+        say(f"the driver does not answer about pid {pid}: whether it is parked cannot be told")
     if not beside.complete:
         say("the driver could not be asked about every process in time: more may be parked")
 
