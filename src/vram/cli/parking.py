@@ -70,8 +70,11 @@ def tidy(parking: Parking) -> tuple[Found, ...]:
         kept = f"; it is kept as {bad.kept_as}" if bad.kept_as else ""
         say(f"an entry of the journal is not used, {bad.name}: {bad.reason}{kept}")
     for each in found:
+        pid = each.entry.target.process.pid
         if each.done in words:
-            say(f"pid {each.entry.target.process.pid} {words[each.done]}")
+            say(f"pid {pid} {words[each.done]}")
+        if each.detail:
+            say(f"pid {pid}: {each.detail}")
     return found
 
 

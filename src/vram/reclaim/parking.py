@@ -139,10 +139,20 @@ class Parking:
         return claim
 
     def _ask_state(self, pid: int) -> CheckpointAnswer:
-        answer = self.worker.state(pid, PROMPT_S)
+        answer = self._state(pid, PROMPT_S)
         if answer.status == "timeout":
             raise TimedOut(f"pid {pid} was not touched: {answer.message}", hint="see `vram why`")
         return answer
+
+    def _state(self, pid: int, deadline_s: float) -> CheckpointAnswer:
+        return self._stopped(pid) or self.worker.state(pid, deadline_s)
+
+    def _stopped(self, pid: int) -> CheckpointAnswer | None:
+        """The driver's calls about a stopped process hang until it goes on (H200, driver 580.159.04)."""
+        seen = self._host.proc.facts(pid)
+        if seen is None or seen[1].state not in ("T", "t"):
+            return None
+        return CheckpointAnswer(status="stopped", message="it is stopped, and the driver says nothing of it")
 
     def require_not_parked(self, pid: int) -> None:
         """Raise where *pid* is parked already, by the driver's word; an entry that says so does not count."""
@@ -251,9 +261,10 @@ class Parking:
             left_s = deadline - self._host.clock.monotonic()
             if left_s <= 0:
                 return Beside(tuple(found), False, tuple(silent), strange)
-            answer = self.worker.state(pid, min(SILENCE_S, left_s))
-            if answer.status in ("timeout", "died", "unavailable"):
+            answer = self._state(pid, min(SILENCE_S, left_s))
+            if answer.status in ("timeout", "died", "unavailable", "stopped"):
                 silent.append(pid)
+            if answer.status == "timeout":
                 self._hang_up(0.0)  # a new worker asks about the others
             if answer.status == "unknown":
                 strange = f"pid {pid}: {answer.message}"
@@ -274,7 +285,7 @@ class Parking:
         with self._held(entry) as held, self._audited(action, entry, claim) as outcome:
             deadline_s = (deadline_s or patience_s(entry.nbytes)) + room_patience_s
             for _ in range(2):
-                answer = self.worker.unpark(
+                answer = self._stopped(entry.target.process.pid) or self.worker.unpark(
                     held.grip,
                     claim,
                     _with_margin(entry.shares),
@@ -305,7 +316,7 @@ class Parking:
         return found
 
     def _put_right(self, entry: Parked, claim: Claim) -> Found:
-        answer = self.worker.state(entry.target.process.pid, PROMPT_S)
+        answer = self._state(entry.target.process.pid, PROMPT_S)
         if answer.state == "running" or (answer.status == "refused" and answer.code in KNOWS_NOTHING):
             self.journal.remove(entry)
             return Found(entry, "running")
