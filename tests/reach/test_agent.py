@@ -9,6 +9,7 @@ import socket
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.reach.conftest import CACHED, SUBJECT, World, by_name, gave_back, target_of
-from vram.errors import NotReachable
+from vram.errors import NotReachable, TimedOut
 from vram.payloads import agent
 from vram.reach.ways import reach
 
@@ -211,3 +212,80 @@ def test_without_a_runtime_folder_the_state_folder_serves(
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     assert agent.folders()[-1] == str(tmp_path / "vram" / "run")
+
+
+# An agent of the program's own making: it answers its callers in turn with the lines that it was given.
+IMPOSTOR = """
+import os, socket, sys, time
+import driver
+from vram.payloads import agent
+
+driver.context()
+folder = agent.open_folder(agent.folders()[0], make=True)
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(agent.address(folder, agent.socket_name(os.getpid(), agent._started_at())))
+listener.listen(8)
+print("ready", flush=True)
+done = b'{"status": "done", '
+for line in sys.argv[1:]:
+    connection, _ = listener.accept()
+    send = connection.sendall
+    try:
+        connection.recv(1 << 16)
+        exec(line)
+    except OSError:
+        pass
+    connection.close()
+"""
+
+ANSWERS = {
+    "nothing": "pass",
+    "half": "send(b'{')",
+    "no object": "send(b'[]\\n')",
+    "no JSON": "send(b'\\x00\\xff{{{\\n')",
+    "deep": "send(done + b'\"lines\": ' + b'[' * 500000 + b'\\n')",
+    "a huge number": "send(done + b'\"took_s\": ' + b'9' * 100000 + b'}\\n')",
+    "a wrong shape": 'send(done + b\'"lines": [{"name": 7}]}\\n\')',
+    "a negative count": "send(done + b'\"collected\": -1}\\n')",
+    "a long text": "send(done + b'\"python\": \"' + b'x' * (8 << 20) + b'\"}\\n')",
+    "many notes": "send(done + b'\"notes\": [' + b'\"\",' * 2000000 + b'\"\"]}\\n')",
+    "a long failure": 'send(b\'{"status": "x", "notes": ["\' + b\'x\' * (4 << 20) + b\'"]}\\n\')',
+    "without end": "while True: send(b' ' * (1 << 20))",
+    "a little now and then": "while True: send(b' '); time.sleep(0.05)",
+    "silence": "time.sleep(2)",
+}
+DEADLINE_S = 0.5
+
+
+@contextmanager
+def impostor(world: World, *lines: str) -> Iterator[int]:
+    process = world.popen([sys.executable, "-c", IMPOSTOR, *lines])
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process.pid
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_whatever_an_agent_says_is_a_refusal_within_the_deadline(world: World) -> None:
+    with impostor(world, *ANSWERS.values()) as pid:
+        target = target_of(pid)
+        for answer in ANSWERS:
+            began = time.monotonic()
+            with pytest.raises((NotReachable, TimedOut)) as refused:
+                reach(target, "measure", DEADLINE_S, via="agent")
+            assert time.monotonic() - began < DEADLINE_S + 1.0, answer
+            assert len(str(refused.value)) < 1000, answer
+
+
+def test_why_deep_says_that_it_was_not_told(world: World) -> None:
+    with impostor(world, *[ANSWERS["a little now and then"], ANSWERS["deep"]] * 3) as pid:
+        for _ in range(2):
+            began = time.monotonic()
+            done = world.vram("why", "--deep", "--deadline", "1")
+            assert time.monotonic() - began < 30
+            assert str(pid) in done.stdout
+            assert "Traceback" not in done.stderr
+            assert "not divided into live and cached" in " ".join(done.stdout.split())

@@ -19,10 +19,10 @@ DEADLINE_S = 5.0
 
 EPILOG = """\
 Ways in, safest first: an agent that the process started itself (vram.agent()), its Jupyter
-connection file, sys.remote_exec (Python 3.14), and for CPython 3.9 to 3.13 ptrace, which stops
-the process for about a millisecond; no debugger is needed. The process collects garbage and
-empties the caches of PyTorch, CuPy, JAX, Numba, PyCUDA, cuda.core, RMM and the driver's pools,
-as far as they are loaded there. What comes back is read from the driver afterwards."""
+connection file, Python 3.14's interface for debuggers (remote-exec), and for CPython 3.9 to 3.14
+ptrace. The last two stop the process for about a millisecond; no debugger is needed. The process
+collects garbage and empties the caches of PyTorch, CuPy, JAX, Numba, PyCUDA, cuda.core, RMM and the
+driver's pools, as far as they are loaded there. What comes back is read from the driver afterwards."""
 
 
 def add_trim_arguments(parser: ArgumentParser, *, pids: Literal["+", "*"]) -> None:

@@ -1,4 +1,4 @@
-"""reaching.routes  By which routes can a CPython before 3.14 be visited here?
+"""reaching.routes  By which routes can a CPython be visited here?
 
 What is looked at
 -----------------
@@ -8,7 +8,8 @@ else's process is stopped.
 
 What it means
 -------------
-`vram trim` reaches any CPython from 3.9 to 3.13 by these routes, without an agent and without a debugger.
+`vram trim` reaches any CPython from 3.9 to 3.14 by these routes, without an agent and without a debugger. A
+3.14 is asked through its own interface for debuggers first.
 Where the route for a program at rest is closed (shadow stacks), such a program answers when it wakes up.
 
 What to do
@@ -27,7 +28,7 @@ TOPIC: Topic = "reaching"
 VERBS: tuple[Verb, ...] = ("trim", "deep", "free")
 OPTIONAL = True
 
-_LAST_MINOR = 13
+_LAST_MINOR = 14
 
 
 def judge(sight: Sight) -> Answer:
@@ -35,7 +36,7 @@ def judge(sight: Sight) -> Answer:
     if trial is None:
         return Answer(state="unknown", seen="the trial did not end", fix="Run it again.")
     if int(trial.version.partition(".")[2]) > _LAST_MINOR:
-        return not_applicable(f"vram's own Python {trial.version} has sys.remote_exec, and was not tried")
+        return not_applicable(f"vram's own Python {trial.version} is newer than those that can be visited")
     if not trial.errors:
         longest = max(trial.routes.values())
         return ok(
@@ -47,6 +48,6 @@ def judge(sight: Sight) -> Answer:
         state="limited",
         seen=f"a Python {failed} cannot be visited",
         details=tuple(f"{state}: {reason}" for state, reason in trial.errors.items()),
-        means="vram trim reaches such processes by an agent, Jupyter or Python 3.14 only.",
+        means="vram trim reaches such processes by an agent or Jupyter only.",
         fix="Have programs call vram.agent(), or be started with VRAM_AGENT=1.",
     )

@@ -7,7 +7,7 @@ Yama always allows: what fails there, a seccomp filter or a security module forb
 
 What it means
 -------------
-`vram trim` gets into a Python process by `sys.remote_exec` or by ptrace only where it may attach. An
+`vram trim` gets into a Python process by remote-exec or by ptrace only where it may attach. An
 agent (`vram.agent()`) and Jupyter need no such right.
 
 What to do
@@ -36,7 +36,7 @@ _SCOPES = {
     2: "only root may attach (ptrace_scope is 2)",
     3: "nobody may attach until the next boot (ptrace_scope is 3)",
 }
-_MEANS = "vram trim cannot use sys.remote_exec or ptrace; agents and Jupyter kernels are not affected."
+_MEANS = "vram trim cannot use remote-exec or ptrace; agents and Jupyter kernels are not affected."
 _AGENT = "Have programs call vram.agent(), or be started with VRAM_AGENT=1"
 
 

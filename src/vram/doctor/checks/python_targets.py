@@ -2,8 +2,8 @@
 
 What is looked at
 -----------------
-Every Python process with GPU memory: an agent's socket, a Jupyter connection file, `sys.remote_exec`,
-ptrace. Nobody is asked anything, and nobody is stopped.
+Every Python process with GPU memory: an agent's socket, a Jupyter connection file, Python 3.14's
+interface for debuggers, ptrace. Nobody is asked anything, and nobody is stopped.
 
 What it means
 -------------
