@@ -274,6 +274,24 @@ def test_vram_killed_in_the_middle_leaves_the_process_running(
         assert time.monotonic() - began < 60
 
 
+def test_a_parked_process_without_a_journal_entry_is_found_and_brought_back(
+    machine: Machine, start: Start, record: Record
+) -> None:
+    """It has closed its device files, and only the driver knows of it."""
+    subject = start(PLAIN, 2 * GIB)
+    machine.moved("park", subject.pid)
+    for file in (Path(machine.environment["XDG_STATE_HOME"]) / "vram").glob("parked-*"):
+        file.unlink()
+    began = time.monotonic()
+    lines = json.loads(machine.vram("parked", "--json").stdout)["parked"]
+    record(listed_after_s=round(time.monotonic() - began, 2))
+    assert [(line["pid"], line["state"], line["known_from"]) for line in lines] == [
+        (subject.pid, "parked", "driver")
+    ]
+    machine.moved("unpark", subject.pid)
+    assert subject.asked() == subject.first
+
+
 def test_a_training_run_borrows_the_room_of_an_idle_process(
     machine: Machine, start: Start, record: Record
 ) -> None:

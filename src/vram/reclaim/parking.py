@@ -219,12 +219,26 @@ class Parking:
         pid = entry.target.process.pid
         began = self._host.clock.monotonic()
         _, claim = self._loans.pop(pid, (entry, None))
-        with claim or self.journal.claim(pid) as claim:
+        with claim or self._claim_parked(entry) as claim:
             answer = self._bring_back("unpark", entry, claim, room_patience_s, deadline_s)
         if answer.status != "ok":
             raise explain(answer, entry, "unpark")
         took_s = self._host.clock.monotonic() - began
         return Moved(self._measured(entry) if isinstance(entry, Unrecorded) else entry, took_s, answer.took_s)
+
+    def _claim_parked(self, entry: Parked) -> Claim:
+        """Whoever had the claim before may have brought the process back: nothing is done twice."""
+        pid = entry.target.process.pid
+        claim = self.journal.claim(pid)
+        try:
+            answer = self._ask_state(pid)
+            if answer.state == "running":
+                self.journal.remove(entry)
+                raise not_parked(answer, pid)
+        except BaseException:
+            claim.close()
+            raise
+        return claim
 
     def _measured(self, entry: Unrecorded) -> Unrecorded:
         """*entry* with what the process has on its GPUs now that it is back."""
