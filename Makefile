@@ -46,7 +46,7 @@ test: $(VENV)/ready-test native ## the whole suite; no GPU needed
 
 # VRAM_PID_REUSES and VRAM_KILLS make its longest rows as long as the promise is: 10000 and 1000.
 faults: $(VENV)/ready-test native ## every row of the fault table, and its page docs/reference/faults.md
-	@$(RUN)/python -m pytest -q -n $(WORKERS) -m fault --faults-page docs/reference/faults.md $(ARGS)
+	@$(RUN)/python -m pytest -q -n $(WORKERS) -m fault --faults-page=docs/reference/faults.md $(ARGS)
 
 lint: $(VENV)/ready-lint ## ruff, import contracts, C warnings, generated pages up to date
 	@$(RUN)/ruff check --quiet $(PYTHON_FOLDERS)

@@ -66,7 +66,7 @@ class Recorder:
         LAST_RUN.write_text(json.dumps({name: vars(each) for name, each in self._figures.items()}, indent=1))
         if not _is_whole(self._config):
             return
-        self._missing = _untried(self._figures, may_skip=self._page is None)
+        self._missing = untried(self._figures, may_skip=self._page is None)
         if self._missing:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         elif self._page and session.exitstatus == pytest.ExitCode.OK:
@@ -108,7 +108,7 @@ def _is_whole(config: pytest.Config) -> bool:
     return everything and not config.option.keyword and config.option.markexpr in ("", PROPERTY)
 
 
-def _untried(figures: dict[str, Figures], *, may_skip: bool) -> list[str]:
+def untried(figures: dict[str, Figures], *, may_skip: bool) -> list[str]:
     """What is missing of a whole run: a row without a test that ran, or where something wrong happened."""
     rows = by_row(figures)
     lines = []

@@ -96,17 +96,27 @@ def test_a_plan_made_by_other_clocks_is_refused_or_meets_its_target(machine: Ben
 
 
 @pytest.mark.fault(30)
-def test_a_process_parked_by_other_clocks_comes_back_by_them(parking_machine: Machine) -> None:
+@pytest.mark.parametrize("verbs", [("park",), ("park", "parked")], ids=" and ".join)
+def test_a_process_parked_by_other_clocks_comes_back(
+    parking_machine: Machine, verbs: tuple[str, ...]
+) -> None:
+    """By other clocks its start time is another one: whoever cannot tell who it is asks the driver."""
     machine = parking_machine
     other = on_other_clocks(DAY_S, DAY_S)
     worker = machine.worker()
-    for verb in ("park", "unpark"):
-        argv = [*other, sys.executable, "-m", "vram", verb, str(worker.pid)]
+
+    def run(prefix: tuple[str, ...], verb: str) -> None:
+        pids = () if verb == "parked" else (str(worker.pid),)
+        argv = [*prefix, sys.executable, "-m", "vram", verb, *pids]
         done = subprocess.run(argv, env=machine.environment(), capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
-        if verb == "park":
-            assert machine.state(worker.pid) == CHECKPOINTED
+
+    for at, verb in enumerate(verbs):
+        run(other if at % 2 else (), verb)
+        assert machine.state(worker.pid) == CHECKPOINTED
+    run(other, "unpark")
     assert runs_on(worker)
+    assert machine.parked() == []
 
 
 @pytest.mark.fault(30)

@@ -28,6 +28,7 @@ def vram(gpu: VirtualGpu, state: Path, *words: object) -> subprocess.CompletedPr
     return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=60)
 
 
+@pytest.mark.fault(28)
 @pytest.mark.parametrize("output", OUTPUTS)
 def test_a_planted_link_is_refused_and_what_it_names_stays(
     virtual_gpu: VirtualGpu, shared: Path, own: Path, output: str

@@ -53,6 +53,7 @@ def test_our_own_links_on_the_way_are_followed(base: Path, own: Path) -> None:
     assert (own / "disk" / "vram").is_dir()
 
 
+@pytest.mark.fault(28)
 @pytest.mark.parametrize("mode", [0o1777, 0o777, 0o755, 0o770, 0o701, 0o3770])
 def test_a_folder_that_is_open_to_others_is_refused(base: Path, mode: int) -> None:
     """A sticky one too: anybody could have left an entry or a pipe in it."""
@@ -61,6 +62,7 @@ def test_a_folder_that_is_open_to_others_is_refused(base: Path, mode: int) -> No
     assert f"{base}/vram is not yours alone, its mode is {mode:04o}" in refused()
 
 
+@pytest.mark.fault(28)
 @pytest.mark.parametrize("mode", [0o777, 0o757])
 @pytest.mark.parametrize("above", [0, 1])
 def test_nobody_else_may_write_to_a_folder_on_the_way(base: Path, mode: int, above: int) -> None:
@@ -85,6 +87,7 @@ def test_every_folder_on_the_way_is_ours_or_roots(base: Path, above: int) -> Non
     assert f"others can change {theirs}, it belongs to nobody" in refused()
 
 
+@pytest.mark.fault(28)
 @needs_root
 def test_somebody_elses_link_on_the_way_is_refused(base: Path, own: Path) -> None:
     (own / "disk").mkdir(mode=0o700)
@@ -95,6 +98,7 @@ def test_somebody_elses_link_on_the_way_is_refused(base: Path, own: Path) -> Non
     assert os.listdir(own / "disk") == []
 
 
+@pytest.mark.fault(28)
 @needs_root
 def test_what_somebody_else_prepared_in_a_sticky_folder_is_refused(base: Path) -> None:
     base.mkdir(parents=True)
@@ -128,6 +132,7 @@ def test_rights_in_an_access_control_list_count(base: Path) -> None:
     assert f"others can change what lies in {base}" in refused()
 
 
+@pytest.mark.fault(28)
 class TestHome:
     """`sudo` may keep HOME: then it is somebody else's, and root's records do not belong there."""
 

@@ -248,6 +248,7 @@ def entry_of(machine: Machine, pid: int) -> Path:
     return file
 
 
+@pytest.mark.fault(10)
 @pytest.mark.parametrize("kind", ["a bad byte", "cut", "a pipe"])
 def test_one_bad_entry_is_reported_and_harms_nobody(machine: Machine, kind: str) -> None:
     """Its own process is found by asking the driver; everybody else is as before."""
@@ -271,6 +272,7 @@ def test_one_bad_entry_is_reported_and_harms_nobody(machine: Machine, kind: str)
     assert runs_on(other)
 
 
+@pytest.mark.fault(10)
 def test_a_deleted_entry_leaves_a_way_back(machine: Machine) -> None:
     worker = machine.worker()
     machine.vram("park", worker.pid)
@@ -309,6 +311,7 @@ def test_what_another_program_parked_is_listed_and_brought_back(machine: Machine
     assert runs_on(worker)
 
 
+@pytest.mark.fault(10)
 def test_a_process_left_locked_without_an_entry_is_unlocked_by_name(machine: Machine) -> None:
     worker = machine.worker()
     machine.gpu.fail("cuCheckpointProcessCheckpoint", slow_s=60)
@@ -325,6 +328,7 @@ def test_a_process_left_locked_without_an_entry_is_unlocked_by_name(machine: Mac
     hog.kill()
 
 
+@pytest.mark.fault(19)
 def test_room_for_a_process_of_unknown_size_is_its_host_memory(machine: Machine) -> None:
     worker = machine.worker()
     machine.vram("park", worker.pid)

@@ -69,6 +69,7 @@ def handed_over() -> Iterator[int]:
         yield other
 
 
+@pytest.mark.fault(16)
 @pytest.mark.parametrize("hostile", [disguised, handed_over])
 def test_a_file_mounted_over_a_part_of_the_system_is_none(hostile) -> None:
     """For root too, who sees the path of the real one and a file that belongs to root."""
@@ -164,6 +165,7 @@ def judgements() -> dict[str, list[object]]:
     return answer
 
 
+@pytest.mark.fault(16)
 @pytest.mark.parametrize(
     ("program", "judgement"),
     [

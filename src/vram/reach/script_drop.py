@@ -26,6 +26,7 @@ from vram.payloads import agent, delivery
 from vram.reach import payload_source
 from vram.reach.python_process import PythonProcess
 from vram.reach.request import LONGEST_ANSWER, Request
+from vram.reach.within import interrupted
 
 _PAYLOAD, _SOCKET, _SCRIPT = "payload.py", "answers", "script.py"
 _NAMES = (_PAYLOAD, _SOCKET, _SCRIPT)
@@ -159,7 +160,11 @@ class ScriptDrop:
         poll = select.poll()
         poll.register(self._listener.fileno(), select.POLLIN)
         poll.register(pidfd, select.POLLIN)
+        if (stop := interrupted.get()) is not None:
+            poll.register(stop, select.POLLIN)
         ready = dict(poll.poll(max(0.0, left_s) * 1000))
+        if stop in ready:
+            raise KeyboardInterrupt
         if pidfd in ready:
             raise NoSuchProcess(f"process {self._pid} has ended meanwhile")
         return left_s > 0 and bool(ready)
