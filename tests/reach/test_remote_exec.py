@@ -137,7 +137,7 @@ def test_another_debuggers_request_is_left_alone(
     asking = f"import sys; sys.remote_exec({program.pid}, {str(script)!r})"
     subprocess.run([python314, "-c", asking], check=True, timeout=PATIENCE_S)
     with pytest.raises(NotReachable, match="another debugger's request"):
-        visit(program.python(), 0.3, remote_exec)
+        visit(program.python(), 1.0, remote_exec)
     program.ask()
     until(mark.exists)
     visit(program.python(), way=remote_exec)
