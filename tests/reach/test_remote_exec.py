@@ -95,7 +95,7 @@ def test_blocked_in_c_it_is_called_off(world: World, python314: str, tmp_path: P
         subject = world.subject("holding-the-lock", python=python314, stderr=stream)
     for _ in range(2):
         with pytest.raises(TimedOut, match="nothing was done"):
-            reach(target_of(subject.pid), "trim", 0.3)
+            reach(target_of(subject.pid), "trim", 1.0)
         assert not left(world)
     assert waiting(examine(target_of(subject.pid))) is None
     assert subject.ask()["alive"] == 0
@@ -116,12 +116,13 @@ def test_what_a_killed_visitor_left_does_nothing_and_is_replaced(
         os._exit(0)
     until(lambda: waiting(process) is not None)
     (abandoned,) = left(world)
+    request = waiting(process)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     with pytest.raises(TimedOut):
-        visit(process, 0.3, remote_exec)
-    assert waiting(process) is None
-    assert not left(world), f"{abandoned} is nobody's any more"
+        visit(process, 2.0, remote_exec)
+    assert waiting(process) != request
+    assert abandoned not in left(world)
     monkeypatch.setattr(remote_exec, "_AT_WORK_S", at_work_s)
     program.ask()
     visit(process, way=remote_exec)
@@ -136,7 +137,7 @@ def test_another_debuggers_request_is_left_alone(
     asking = f"import sys; sys.remote_exec({program.pid}, {str(script)!r})"
     subprocess.run([python314, "-c", asking], check=True, timeout=PATIENCE_S)
     with pytest.raises(NotReachable, match="another debugger's request"):
-        visit(program.python(), 0.3, remote_exec)
+        visit(program.python(), 1.0, remote_exec)
     program.ask()
     until(mark.exists)
     visit(program.python(), way=remote_exec)

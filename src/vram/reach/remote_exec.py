@@ -77,8 +77,9 @@ def _converse(
             return Raw(drop.answer(pidfd), interface.stopped_s)
     except BaseException:
         drop.call_off()
+        # Where it cannot be taken back, the script that it names is left there, empty.
         with suppress(Unsafe):
-            if interface.take_back():
+            if _was_taken_back(interface) or _was_taken_back(interface):
                 drop.forget_script()
         raise
 
@@ -169,7 +170,11 @@ class Interface:
 
     def take_back(self) -> bool:
         """Whether the request was still there; it is not any more."""
-        return bool(self._path) and self._stopped(self._erase)
+        if not self._path:
+            return False
+        was_there = self._stopped(self._erase)
+        self._path = b""
+        return was_there
 
     def _stopped(self, action: Callable[[], bool]) -> bool:
         def checked(_: Threads) -> bool:
