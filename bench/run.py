@@ -24,6 +24,7 @@ from bench.cases import (  # noqa: E402
     answer,
     buffer,
     driver,
+    growth,
     imports,
     injection,
     inside,
@@ -44,6 +45,7 @@ from bench.timing import CommandFailed, program  # noqa: E402
 CASES = {
     "answer": answer,
     "scan": scan,
+    "growth": growth,
     "vendors": vendors,
     "imports": imports,
     "driver": driver,

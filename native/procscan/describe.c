@@ -53,8 +53,8 @@ static int order(const void *left, const void *right)
 
 /* Finds the descriptors to sort: of those that a fork shares with the one before it in *all*, the first.
  * Each of *all* is told its place in *firsts*, from 1 on, or 0 where the kernel does not compare it. */
-static uint64_t find_firsts(struct vramscan_descriptor *all, uint64_t count, struct vramscan_descriptor *firsts,
-                            int *error)
+static uint64_t find_firsts(struct vramscan_descriptor *all, uint64_t count,
+                            struct vramscan_descriptor *firsts, int *error)
 {
     uint64_t found = 0;
     for (uint64_t at = 0; at < count; at++) {
@@ -84,7 +84,8 @@ static uint32_t number(struct vramscan_descriptor *firsts, uint64_t count, uint3
     uint32_t descriptions = 0;
     qsort(firsts, count, sizeof *firsts, order);
     for (uint64_t at = 0; at < count; at++) {
-        bool same = at && firsts[at - 1].group == firsts[at].group && compare(&firsts[at - 1], &firsts[at]) == SAME;
+        bool same = at && firsts[at - 1].group == firsts[at].group &&
+                    compare(&firsts[at - 1], &firsts[at]) == SAME;
         numbers[firsts[at].description] = same ? descriptions : ++descriptions;
     }
     return descriptions;

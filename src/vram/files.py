@@ -79,7 +79,7 @@ def _write(path: str, contents: bytes, *, secret: bool) -> None:
             return _fill(_open_special(folder, name), contents)
         if entry:
             _require_replaceable(folder, entry)
-        with _Fresh(folder, contents, _SECRET if secret else _USUAL) as fresh:
+        with _Fresh(folder, contents, _SECRET if secret or entry else _USUAL) as fresh:
             if entry and not secret:
                 fresh.set_mode(stat.S_IMODE(entry.st_mode) & 0o777)
             fresh.replace(name)
@@ -117,7 +117,8 @@ class _Fresh:
 
     def become_new(self, name: str) -> None:
         try:
-            os.link(self._name, name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+            # By its descriptor: under its name there may be somebody else's by now.
+            os.link(f"{_OWN_DESCRIPTORS}/{self._file}", name, dst_dir_fd=self._folder, follow_symlinks=True)
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise

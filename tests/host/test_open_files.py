@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.host.leaderless import leaderless
-from vram.host.local.device_files import DeviceNames, RawFile
+from vram.host.local.device_files import DeviceNames, Limits, RawFile
 from vram.host.local.native_scan import NativeScan
 from vram.host.local.open_files import LocalOpenFiles, Scan
 from vram.host.local.procfs import started_at
@@ -214,6 +214,69 @@ def test_our_own_readers_are_left_out(folder: Path, holder: subprocess.Popen[byt
     names = DeviceNames(str(folder))
     found = LocalOpenFiles(names, scan=scan, ignore=lambda: {holder.pid}).scan(60.0)
     assert holder.pid not in {holding.process.pid for holding in found.holdings}
+
+
+MANY = (
+    "import os, sys; file = os.open(sys.argv[1], os.O_RDWR);"
+    "[os.dup2(file, number) for number in range(4, 4 + int(sys.argv[2]))]; print(flush=True); input()"
+)
+
+
+@pytest.mark.parametrize("kind", [NativeScan, PythonScan])
+def test_of_a_process_with_too_many_the_first_are_read_and_that_is_told(
+    folder: Path, native_libraries: Path, kind: type[NativeScan | PythonScan]
+) -> None:
+    """Anybody can open a device file a million times; whoever looks must not pay for all of them."""
+    scan = kind(limits=Limits(of_process=8))
+    with (
+        started(MANY, str(folder / "dev" / "nvidia0.17"), "7") as enough,
+        started(MANY, str(folder / "dev" / "nvidia0.17"), "8") as many,
+    ):
+        found = LocalOpenFiles(DeviceNames(str(folder)), scan=scan).scan(60.0)
+        held = {holding.process.pid: [file.fd for file in holding.files] for holding in found.holdings}
+        assert held[enough.pid] == held[many.pid] == list(range(3, 11))
+        assert [each.pid for each in found.cut] == [many.pid]
+        assert (found.full, found.complete) == (False, True)
+        enough.kill()
+        many.kill()
+
+
+@pytest.mark.parametrize("kind", [NativeScan, PythonScan])
+def test_of_too_many_in_all_some_are_read_and_that_is_told(
+    folder: Path, native_libraries: Path, kind: type[NativeScan | PythonScan]
+) -> None:
+    with started(MANY, str(folder / "dev" / "nvidia0.17"), "20") as process:
+        found = LocalOpenFiles(DeviceNames(str(folder)), scan=kind(limits=Limits(in_all=5))).scan(60.0)
+        assert sum(len(holding.files) for holding in found.holdings) == 5
+        assert found.full
+        process.kill()
+
+
+FORKS = (
+    "import os, signal, sys; files = [os.open(sys.argv[1], os.O_RDWR) for _ in range(3)]\n"
+    "for at in range(int(sys.argv[2])):\n"
+    " if os.fork() == 0:\n"
+    "  for file in [os.dup(file) for file in files] if at % 2 else []: pass\n"
+    "  os.write(1, b'.'); signal.pause()\n"
+    "sys.stdin.read()\n"
+    "os.killpg(0, signal.SIGKILL)"
+)
+
+
+def test_hundreds_of_forks_have_the_same_open_files(folder: Path, scan: Scan) -> None:
+    """Under the numbers that they inherited and under numbers of their own."""
+    command = [sys.executable, "-c", FORKS, str(folder / "dev" / "nvidia0.17"), "200"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, start_new_session=True, **pipes) as parent:
+        assert len(parent.stdout.read(200)) == 200
+        found = look(folder, scan)
+        mine = [file.description for file in found[parent.pid].files]
+        assert None not in mine
+        assert len(set(mine)) == 3
+        assert len(found) == 201
+        for holding in found.values():
+            assert [file.description for file in holding.files] in (mine, mine * 2)
+        parent.stdin.close()
 
 
 def test_deadline_cuts_the_scan_off(folder: Path, scan: Scan) -> None:

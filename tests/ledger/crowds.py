@@ -104,6 +104,15 @@ def uncharged(processes: int, gpus: int) -> Survey:
     return world.survey()
 
 
+def sharing_uncharged(processes: int, gpus: int) -> Survey:
+    """All have the same files on the first GPU, and the driver's list names nobody."""
+    world = _machine(gpus)
+    for pid in _pids(processes):
+        world.observations.append(_process(pid, 1, forked=True))
+        world.observations.append(_files(pid, range(1), CONTEXT_FILES, 1))
+    return world.survey()
+
+
 def one_dead_parent(processes: int, gpus: int) -> Survey:
     """Forks of one dead process that the driver still charges, on every GPU."""
     world = _machine(gpus)
@@ -228,6 +237,7 @@ CROWDS: dict[str, Crowd] = {
         sharing_all_gpus,
         apart,
         uncharged,
+        sharing_uncharged,
         one_dead_parent,
         indistinct,
         many_dead,

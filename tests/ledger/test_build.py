@@ -473,3 +473,15 @@ def test_what_cuda_needs_once_is_not_counted_for_every_context():
         world.cuda(pid, CONTEXT)
     gpu = only_gpu(world)
     assert entries(gpu, "overhead")[0].nbytes == (3328 + 4 * 5696) * KIB
+
+
+def test_a_charged_process_that_was_read_in_part_may_be_the_source_of_a_family() -> None:
+    """So nobody is called the heir of a dead process for a fact while it lives."""
+    world = World().gpu(used=4 * GIB).charge(40, 2 * GIB)
+    world.process(30, session=9).charge(30, GIB).files(30, family=2)
+    world.process(41, session=40, forked=True).files(41, family=1)
+    known = only_gpu(world)
+    assert [entry.confidence for entry in entries(known, "orphaned")] == ["fact"]
+    world.read_in_part(30)
+    doubted = only_gpu(world)
+    assert [entry.confidence for entry in entries(doubted, "orphaned")] == ["likely"]

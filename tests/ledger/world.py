@@ -146,6 +146,10 @@ class World:
         facts = UnreadableFacts(processes, ("alice",), init)
         return self._see("proc.unreadable", facts=facts, status="denied")
 
+    def read_in_part(self, pid: int) -> World:
+        """A process that has more device files open than were read."""
+        return self._see("proc.files", status="failed", process=ProcessRef(pid), message="thousands")
+
     def unlisted(self, status: str, gpu: int = 0) -> World:
         """A process list that could not be read."""
         return self._see("nvml.processes", gpu=gpu, status=status, message="no list")

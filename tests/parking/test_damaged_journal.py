@@ -328,6 +328,7 @@ def test_a_process_left_locked_without_an_entry_is_unlocked_by_name(machine: Mac
     hog.kill()
 
 
+@pytest.mark.fault(19)
 def test_room_for_a_process_of_unknown_size_is_its_host_memory(machine: Machine) -> None:
     worker = machine.worker()
     machine.vram("park", worker.pid)

@@ -136,9 +136,31 @@ def test_a_stopped_process_is_refused_untouched(machine: Machine) -> None:
     program = machine.worker()
     os.kill(program.pid, signal.SIGSTOP)
     os.waitid(os.P_PID, program.pid, os.WSTOPPED)
-    refused(machine, program, 20, "is stopped")
+    done = machine.vram("park", program.pid)
+    assert (done.returncode, "is stopped" in done.stderr) == (20, True)
     assert never_begun(machine)
     os.kill(program.pid, signal.SIGCONT)
+    assert machine.state(program.pid) == RUNNING
+    assert runs_on(program)
+
+
+@pytest.mark.fault(19)
+def test_a_parked_process_that_is_stopped_comes_back_when_it_goes_on(machine: Machine) -> None:
+    """The driver answers nothing about it: that is told, and nobody waits for it."""
+    program = machine.worker()
+    machine.vram("park", program.pid)
+    os.kill(program.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, program.pid, os.WSTOPPED)
+    (line,) = machine.parked()
+    assert (line["state"], "it is stopped" in line["detail"]) == ("unknown", True)
+    done = machine.vram("unpark", program.pid)
+    assert (done.returncode, f"kill -CONT {program.pid}" in done.stderr) == (20, True)
+    (file,) = (machine.state_home / "vram").glob("parked-*.json")
+    file.unlink()
+    assert f"does not answer about pid {program.pid}" in machine.vram("parked").stderr
+    assert machine.vram("unpark", program.pid).returncode == 20
+    os.kill(program.pid, signal.SIGCONT)
+    assert machine.vram("unpark", program.pid).returncode == 0
     assert runs_on(program)
 
 

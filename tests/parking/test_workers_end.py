@@ -56,7 +56,7 @@ def until_it_hangs(pidfd: int) -> None:
         time.sleep(0.001)
 
 
-@pytest.mark.fault(3)
+@pytest.mark.fault(3, 10)
 @pytest.mark.parametrize("call", ["cuInit", "nvmlInit*"])
 def test_what_is_not_begun_leaves_nothing_behind(machine: Machine, call: str) -> None:
     """Wrong words, a pid that nobody has, a kill: whatever ends vram before it asked for anything."""
@@ -87,23 +87,41 @@ def test_a_worker_that_hangs_and_owes_nothing_ends_when_it_is_told_to(machine: M
     assert all_end(machine, target.pid)
 
 
+@pytest.mark.fault(3)
 def test_a_state_that_is_never_told_ends_with_who_asked(machine: Machine) -> None:
     """Nobody was touched, so nobody is owed anything; what could not be asked is told."""
     target = machine.worker()
     machine.gpu.fail("cuCheckpointProcessGetState", hang=True)
-    found, complete, _ = machine.api("""
+    found, _, silent, _ = machine.api(f"""
 import json
 from vram.host.local import LocalHost
 from vram.reclaim.parking import Parking
-with Parking(LocalHost()) as parking:
-    print(json.dumps(parking.beside_the_journal((), deadline_s=0.3)))
+host = LocalHost()
+strangers = set(host.vitals.cuda_processes(60.0).pids).difference([{target.pid}])
+with Parking(host) as parking:
+    print(json.dumps(parking.beside_the_journal(strangers, deadline_s=60.0)))
 """)
-    assert (found, complete) == ([], False)
+    assert (found, target.pid in silent) == ([], True)
     assert all_end(machine, target.pid)
     machine.gpu.clear_faults()
     assert runs_on(target)
 
 
+def test_a_late_answer_is_not_taken_for_the_next_one(machine: Machine) -> None:
+    running, parked = machine.worker(), machine.worker()
+    assert machine.vram("park", parked.pid).returncode == 0
+    machine.gpu.fail("cuCheckpointProcessGetState", slow_s=1.0, nth=1)
+    told = machine.api(f"""
+import json
+from vram.host.local import LocalHost
+worker = LocalHost().checkpoint.open()
+late, next = worker.state({running.pid}, 0.1), worker.state({parked.pid}, 60.0)
+print(json.dumps([late.status, next.state]))
+""")
+    assert told == ["timeout", "parked"]
+
+
+@pytest.mark.fault(10)
 def test_a_worker_that_owes_something_ends_for_no_signal_but_kill(machine: Machine) -> None:
     target = machine.worker()
     vram = machine.start("borrow", "139.5GiB", "--", "sleep", "1000")

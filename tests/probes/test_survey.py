@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 
@@ -11,6 +14,7 @@ import pytest
 
 from tests.probes.conftest import facts, take
 from vram.diagnosis.verdict import judge, overall
+from vram.errors import ExitCode
 from vram.host.local import LocalHost
 from vram.host.ports import Candidate, Card, FileScan, Host, Proof
 from vram.ledger.build import build_ledger
@@ -182,3 +186,35 @@ def test_a_stopped_process_is_seen_as_such(virtual_gpu: VirtualGpu) -> None:
                     break
         finally:
             os.kill(scene.pids["child"], signal.SIGCONT)
+
+
+HOARD = """
+import os, resource, sys
+most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+file = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
+for number in range(file + 1, file + 5000):
+    os.dup2(file, number)
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 8192, reason="needs 5,000 descriptors")
+def test_a_process_with_thousands_of_device_files_is_read_in_part_and_that_is_told(
+    virtual_gpu: VirtualGpu,
+) -> None:
+    """It costs whoever looks no more than its share, and the answer says that it is a part."""
+    command = [sys.executable, "-c", HOARD, str(virtual_gpu.folder / "dev" / "nvidia0.17")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as hoarder:
+        hoarder.stdout.readline()
+        taken = take(virtual_gpu)
+        done = virtual_gpu.run([sys.executable, "-m", "vram", "why"], stdout=subprocess.PIPE, text=True)
+        hoarder.stdin.close()
+    held = {each.process.pid: told for each, told in facts(taken, FilesFacts) if each.process}
+    assert len(held[hoarder.pid].files) == 4096
+    assert next(run.status for run in taken.probes if run.name == "files") == "failed"
+    words = " ".join(done.stdout.split())
+    assert f"pid {hoarder.pid} has thousands of device files open: only the first of them were read" in words
+    assert done.returncode == ExitCode.PARTIAL
+    assert all(gpu.total_bytes == sum(e.nbytes for e in gpu.entries) for gpu in build_ledger(taken).gpus)

@@ -25,7 +25,8 @@ from tests.reach.conftest import CACHED, World, gave_back, target_of
 from tests.reach.soak import LOCKED, RESTING, STATES, Visited, kill_visitors, visit, visit_often
 from vram.errors import AttachDenied, NoSuchProcess, NotReachable, Refused, TimedOut
 from vram.reach import cpython, direct, ptrace
-from vram.reach.python_process import examine
+from vram.reach import entry as entries
+from vram.reach.python_process import PythonProcess, examine
 from vram.reach.ways import reach
 
 PYTHONS = soak.interpreters()
@@ -164,8 +165,8 @@ def test_nothing_is_left_behind(visited: Callable[..., Visited], private_folder:
     assert "TracerPid:\t0" in (place / "status").read_text()
 
 
-def _tails(process: direct.PythonProcess) -> list[bytes]:
-    with direct.opened(process) as entry:
+def _tails(process: PythonProcess) -> list[bytes]:
+    with entries.opened(process) as entry:
         return [entry._memory.read(begins, ends - begins) for begins, ends in entry._tails]
 
 
@@ -227,7 +228,7 @@ class TestCalledOff:
         program.ask()
 
 
-def _texts(process: direct.PythonProcess) -> int:
+def _texts(process: PythonProcess) -> int:
     return sum(text.count(b"start_new_thread") for text in _tails(process))
 
 
@@ -291,7 +292,7 @@ class TestLeftAlone:
 
     def test_no_free_place(self, visited: Callable[..., Visited], monkeypatch: pytest.MonkeyPatch) -> None:
         program = visited("busy")
-        monkeypatch.setattr(direct, "_tails", lambda *_: iter(()))
+        monkeypatch.setattr(entries, "_tails", lambda *_: iter(()))
         with pytest.raises(NotReachable, match="no free place"):
             visit(program.python())
         program.ask()
@@ -384,7 +385,7 @@ class TestLeftAlone:
             assert process.stdin is not None
             assert process.stdout is not None
             process.stdout.readline()
-            with direct.opened(examine(target_of(process.pid))) as entry:
+            with entries.opened(examine(target_of(process.pid))) as entry:
                 process.stdin.write(b"\n")
                 process.stdin.flush()
                 assert process.stdout.readline() == b"2\n"
@@ -479,7 +480,7 @@ def test_states_are_told_apart(visited: Callable[..., Visited], state: str, expe
     process = visited(state).python()
 
     def chosen() -> str:
-        with direct.opened(process) as entry:
+        with entries.opened(process) as entry:
             entry._prepare()
 
             def choose(threads: ptrace.Threads) -> str:

@@ -68,7 +68,7 @@ def test_it_gives_back_and_goes_on(world: World, python314: str, rest: str) -> N
     assert not left(world)
 
 
-@pytest.mark.parametrize("state", ["busy", "forking", "ringing", "poll", "sleep", "timed", "join"])
+@pytest.mark.parametrize("state", ["busy", "ringing", "poll", "timed", "join"])
 def test_at_work_at_rest_or_waiting_for_a_lock(
     world: World, visited: Callable[..., Visited], state: str
 ) -> None:

@@ -70,8 +70,11 @@ def tidy(parking: Parking) -> tuple[Found, ...]:
         kept = f"; it is kept as {bad.kept_as}" if bad.kept_as else ""
         say(f"an entry of the journal is not used, {bad.name}: {bad.reason}{kept}")
     for each in found:
+        pid = each.entry.target.process.pid
         if each.done in words:
-            say(f"pid {each.entry.target.process.pid} {words[each.done]}")
+            say(f"pid {pid} {words[each.done]}")
+        if each.detail:
+            say(f"pid {pid}: {each.detail}")
     return found
 
 
@@ -79,6 +82,8 @@ def say_what_was_not_asked(beside: Beside) -> None:
     """Say where the driver may know of more parked processes than it told."""
     if beside.strange:
         say(beside.strange)
+    for pid in beside.silent:
+        say(f"the driver does not answer about pid {pid}: whether it is parked cannot be told")
     if not beside.complete:
         say("the driver could not be asked about every process in time: more may be parked")
 

@@ -150,6 +150,9 @@ class _Book:
         self._pages = pages
         self._shared = shared
         self._claims = claims
+        self._importers: dict[int, list[Bystander]] = {}
+        for (index, _), settled in shared.items():
+            self._importers.setdefault(index, []).extend(settled.bystanders)
 
     def gpu(self, gpu: GpuSighting, parts: Sequence[Part] | None) -> GpuLedger:
         if parts is not None:
@@ -192,8 +195,7 @@ class _Book:
         return (*page.charged, *exported, *managed, *remainder_entries(seen, page.gpu, rest))
 
     def _bystanders(self, index: int) -> tuple[Bystander, ...]:
-        shared = [each for place, each in self._shared.items() if place[0] == index]
-        return (*self._claims[index][1], *(person for each in shared for person in each.bystanders))
+        return (*self._claims[index][1], *self._importers.get(index, ()))
 
 
 def _page(

@@ -14,7 +14,6 @@ from vram.ledger.sightings import Charge, GpuSighting, Sightings
 from vram.model.ledger import Bystander, Entry, Holder
 from vram.units import counted, size
 
-
 # How often holders are named for dead pids that may be any of theirs: beyond it the smallest share an
 # entry, since naming every process for every pid grows with the square of them.
 _MOST_MENTIONS = 1 << 14
@@ -79,15 +78,16 @@ def _entries(seen: Sightings, charges: list[Charge], kin: _Kin) -> list[Entry]:
 
 def _too_many(charges: list[Charge], holders: int) -> list[Charge]:
     """The smallest of the dead pids' *charges*, as many as would make each holder be named too often."""
-    most = max(1, _MOST_MENTIONS // max(1, holders))
-    if len(charges) <= most:
+    if len(charges) * holders <= max(_MOST_MENTIONS, len(charges)):
         return []
+    most = max(1, max(_MOST_MENTIONS, len(charges)) // holders)
     return sorted(charges, key=lambda charge: -(charge.nbytes or 0))[most - 1 :]
 
 
 def _kin(seen: Sightings, gpu: GpuSighting) -> _Kin:
     minor = gpu.facts.minor if gpu.facts else None
-    living, dead = [], []
+    living: list[Charge] = []
+    dead: list[Charge] = []
     for charge in gpu.charges:
         (living if _still_there(seen, charge) else dead).append(charge)
     charged = [charge.process.pid for charge in living]
@@ -278,7 +278,8 @@ def _link(pid: int, held: _Held) -> str:
 
 
 def _bystanders(seen: Sightings, kin: _Kin) -> list[Bystander]:
-    keeping = {pid for found in kin.matched.values() for family in found.families for pid in family.pids}
+    distinct = {id(found): found for found in kin.matched.values()}.values()
+    keeping = {pid for found in distinct for family in found.families for pid in family.pids}
     return [
         Bystander(holder=holder(seen, seen.processes[pid][0]), inherited_from=kin.sources.get(pid))
         for pid in sorted(kin.onlookers)

@@ -21,7 +21,6 @@ from vram.ledger.families import Family
 from vram.ledger.sightings import Sightings
 from vram.model.process import ProcessFacts
 
-
 _ALWAYS = -1  # when somebody started whose start is not known: it may have been there before anybody
 
 

@@ -7,7 +7,7 @@ charged nothing themselves.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import chain
 
@@ -58,14 +58,13 @@ def onlookers(seen: Sightings, minor: int | None, charged: Iterable[int]) -> dic
 
 def openers(seen: Sightings, gpu: GpuSighting) -> list[int]:
     """Everybody alive who has the GPU's files open; where its number is unknown, files of no other GPU."""
-    numbers = {each.index: each.facts.minor for each in seen.gpus.values() if each.facts}
-    minor = numbers.pop(gpu.index, None)
-    others = set(numbers.values())
-    found = seen.opened(minor) if minor is not None else _on_no_other(seen, others)
+    minor = gpu.facts.minor if gpu.facts else None
+    found = seen.opened(minor) if minor is not None else _on_no_other(seen, gpu)
     return sorted(filter(seen.alive, found))
 
 
-def _on_no_other(seen: Sightings, others: Collection[int | None]) -> Iterator[int]:
+def _on_no_other(seen: Sightings, gpu: GpuSighting) -> Iterator[int]:
+    others = {each.facts.minor for each in seen.gpus.values() if each.facts and each is not gpu}
     for pid, facts in seen.files.items():
         if any(file.kind == "gpu" and file.minor not in others for file in facts.files):
             yield pid

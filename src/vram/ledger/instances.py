@@ -24,9 +24,7 @@ class Part(Struct, frozen=True):
 
 def is_divided(gpu: GpuSighting) -> bool:
     """Whether MIG is on, and its devices are known: then no program uses the GPU as a whole."""
-    if gpu.facts is None or gpu.driver != "nvidia":
-        return False
-    return bool(gpu.facts.mig_enabled) and gpu.facts.mig_devices is not None
+    return gpu.facts is not None and bool(gpu.facts.mig_enabled) and gpu.facts.mig_devices is not None
 
 
 def parts(gpu: GpuSighting) -> tuple[Part, ...]:

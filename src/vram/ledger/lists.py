@@ -70,6 +70,6 @@ def _notes(repeated: int, unnamed: list[Charge]) -> Iterable[str]:
         )
     if unnamed:
         yield (
-            f"the driver's lists name {len(unnamed):,} more processes than the {MOST_CHARGES:,} that are named"
-            " here: the others share one line"
+            f"the driver's lists name {len(unnamed):,} more processes than the {MOST_CHARGES:,} that are"
+            " named here: the others share one line"
         )

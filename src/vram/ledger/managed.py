@@ -47,7 +47,8 @@ def _entry(seen: Sightings, charge: Charge, nbytes: int, mapped: int) -> Entry:
         nbytes=nbytes,
         holder=holder(seen, charge.process, charge.lists),
         evidence=(
-            f"pid {charge.process.pid} has {size(mapped)} of managed memory mapped; no process list counts managed memory",
+            f"pid {charge.process.pid} has {size(mapped)} of managed memory mapped; no process list counts"
+            " managed memory",
             "these bytes are in use and charged to nobody",
         ),
         confidence="likely",

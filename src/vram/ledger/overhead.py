@@ -56,7 +56,9 @@ def _evidence(seen: Sightings, gpu: GpuSighting) -> tuple[str, ...]:
 
 def _is_in_use(seen: Sightings) -> bool:
     """Whether CUDA runs on any GPU. It opens all of them, and who comes or goes is not seen to have."""
-    return any(gpu.lists == "ok" and (gpu.charges or gpu.ended) for gpu in seen.gpus.values())
+    if seen.made_in_use is None:
+        seen.made_in_use = any(gpu.lists == "ok" and (gpu.charges or gpu.ended) for gpu in seen.gpus.values())
+    return seen.made_in_use
 
 
 def pids_of(pids: list[int]) -> str:

@@ -117,7 +117,7 @@ class _Makers:
         return self._most.get(pid, _NONE) >= nbytes
 
     def closeness(self, shares: list[Share]) -> int:
-        """0: no listed process can have made it; 2: one that can is its keeper, or of its family or session."""
+        """0: no listed process can have made it; 2: one that can holds it, or is of its family or session."""
         nbytes = shares[0].nbytes
         if self._largest < nbytes:
             return 0

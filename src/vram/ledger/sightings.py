@@ -119,6 +119,7 @@ class Sightings(Struct):
     made_opened: dict[int, dict[int, Opened]] | None = None
     made_ancestry: Ancestry | None = None
     made_relatives: dict[int, list[int]] | None = None
+    made_in_use: bool | None = None
     made_holders: dict[tuple[int, tuple[str, ...]], Holder] = {}
     """Made from the rest when they are first asked for: each is needed for every GPU."""
 

@@ -88,12 +88,12 @@ class CheckpointAnswer(Struct, frozen=True, kw_only=True):
 
     "refused": the driver answered *code* to *call*. "short": it would not fit on the GPU.
     "unknown": the driver reports a state of the process that this version does not know. "ended":
-    the process is gone. "timeout": no answer yet. "died": the process that makes the calls was
-    killed. "unavailable": no driver could be asked. ``took_s`` is spent in the driver's calls
-    alone.
+    the process is gone. "stopped": it is stopped, and the driver was not asked. "timeout": no answer
+    yet. "died": the process that makes the calls was killed. "unavailable": no driver could be asked.
+    ``took_s`` is spent in the driver's calls alone.
     """
 
-    status: Literal["ok", "refused", "short", "unknown", "ended", "timeout", "died", "unavailable"]
+    status: Literal["ok", "refused", "short", "unknown", "ended", "stopped", "timeout", "died", "unavailable"]
     state: CheckpointState | None = None
     call: str | None = None
     code: int | None = None

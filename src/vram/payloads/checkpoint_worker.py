@@ -122,6 +122,7 @@ class Worker:
         self._gauge = Gauge()
         self._loans: dict[int, Loan] = {}
         self._until = -1
+        self._order = 0
 
     def serve(self) -> None:
         """Do as told until the line breaks."""
@@ -134,27 +135,32 @@ class Worker:
                 return
             self._obey(json.loads(packet), descriptors)
 
+    def _tell(self, **fields: object) -> None:
+        """Answer the latest order. Its number tells a late answer from the next one's."""
+        tell(self._line, order=self._order, **fields)
+
     def _obey(self, order: dict[str, Any], descriptors: list[int]) -> None:
+        self._order = order["order"]
         match order["do"]:
             case "state":
                 code, state = self._driver.state(order["pid"])
-                tell(self._line, code=code, state=state, call="cuCheckpointProcessGetState")
+                self._tell(code=code, state=state, call="cuCheckpointProcessGetState")
             case "park":
                 self._park(order, Loan(order["room"], *descriptors))
             case "unpark":
                 self._unpark(order, Loan(order["room"], *descriptors))
             case "settle":
                 self._settle(order["pid"])
-                tell(self._line)
+                self._tell()
             case "until":
                 (self._until,) = descriptors
-                tell(self._line)
+                self._tell()
 
     def _park(self, order: dict[str, Any], loan: Loan) -> None:
         pid = order["pid"]
         if loan.has_ended():
             loan.close()
-            return tell(self._line, ended=True)
+            return self._tell(ended=True)
         turn = Turn(self._driver, pid)
         self._duty.take()
         with self._reporting(order):
@@ -172,9 +178,9 @@ class Worker:
         try:
             short = self._wait_for_room(pid, loan, order["patience_s"], asked=True)
             if loan.has_ended():
-                return tell(self._line, ended=True)
+                return self._tell(ended=True)
             if short:
-                return tell(self._line, short=short)
+                return self._tell(short=short)
             turn = Turn(self._driver, pid)
             with self._duty.owing(), self._reporting(order):
                 if turn.unpark() and pid in self._loans:
@@ -185,7 +191,7 @@ class Worker:
 
     def _answer(self, turn: Turn, pid: int) -> None:
         state = self._driver.state(pid)[1]
-        tell(self._line, code=turn.code, call=turn.call, took_s=turn.took_s, state=state)
+        self._tell(code=turn.code, call=turn.call, took_s=turn.took_s, state=state)
 
     @contextmanager
     def _reporting(self, order: dict[str, Any]) -> Iterator[None]:
@@ -205,7 +211,7 @@ class Worker:
 
     def _report(self, uuids: list[str], done: threading.Event) -> None:
         while not done.wait(REPORT_EVERY_S):
-            tell(self._line, used=self._gauge.used(uuids))
+            self._tell(used=self._gauge.used(uuids))
 
     def put_back(self) -> None:
         """Bring back everybody who was lent, after the command that they made room for."""

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from msgspec import Struct
 
@@ -90,10 +90,28 @@ class Ended(Unsafe):
     """The process has ended, or runs another program now."""
 
 
+class _Span(ctypes.Structure):
+    _fields_ = (("address", ctypes.c_void_p), ("nbytes", ctypes.c_size_t))
+
+
 class Memory:
-    """The memory of one program, by address. Opened once: after an exec it reads and writes nothing."""
+    """The memory of one program, by address. After an exec nothing is written.
+
+    It is read and written by calls that a signal can end. Pages may lie on a file system that never
+    answers; a read of /proc/PID/mem would then outlive SIGKILL, and so would its program. That file only
+    tells whether the program is the one it was.
+    """
 
     def __init__(self, pid: int) -> None:
+        self._pid = pid
+        library = ctypes.CDLL(None, use_errno=True)  # without Python's lock: others go on meanwhile
+        for call in (library.process_vm_readv, library.process_vm_writev):
+            call.restype = ctypes.c_ssize_t
+            call.argtypes = (
+                *(ctypes.c_int, ctypes.POINTER(_Span), ctypes.c_ulong),
+                *(ctypes.POINTER(_Span), ctypes.c_ulong, ctypes.c_ulong),
+            )
+        self._read, self._write = library.process_vm_readv, library.process_vm_writev
         try:
             self._file = os.open(f"/proc/{pid}/mem", os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError as error:
@@ -107,17 +125,11 @@ class Memory:
     def read(self, address: int, nbytes: int) -> bytes:
         if not 0 <= nbytes <= MOST_NBYTES:
             raise Unsafe(f"its memory at {address:#x} is not what it should be")
-        try:
-            data = os.pread(self._file, nbytes, address)
-        except (OSError, OverflowError) as error:
-            raise Unsafe(f"its memory at {address:#x} cannot be read") from error
-        if len(data) != nbytes:
-            raise (
-                Ended("it ended, or began another program, meanwhile")
-                if not data
-                else Unsafe(f"its memory at {address:#x} cannot be read")
-            )
-        return data
+        buffer = ctypes.create_string_buffer(nbytes)
+        if self._copied(self._read, buffer, address, nbytes) != nbytes:
+            self._require_same_program()
+            raise Unsafe(f"its memory at {address:#x} cannot be read")
+        return buffer.raw
 
     def number(self, address: int) -> int:
         return int.from_bytes(self.read(address, 8), "little")
@@ -126,12 +138,26 @@ class Memory:
         return int.from_bytes(self.read(address, 4), "little", signed=True)
 
     def write(self, address: int, data: bytes) -> None:
-        try:
-            written = os.pwrite(self._file, data, address)
-        except (OSError, OverflowError) as error:
-            raise Unsafe(f"its memory at {address:#x} cannot be written") from error
-        if written != len(data):
+        self._require_same_program()
+        buffer = ctypes.create_string_buffer(data, len(data))
+        if self._copied(self._write, buffer, address, len(data)) != len(data):
             raise Unsafe(f"its memory at {address:#x} cannot be written")
+
+    def _copied(self, call: Any, buffer: Any, address: int, nbytes: int) -> int:
+        if not 0 <= address < 1 << 64:
+            return -1
+        ours, theirs = _Span(ctypes.addressof(buffer), nbytes), _Span(address, nbytes)
+        copied: int = call(self._pid, ctypes.byref(ours), 1, ctypes.byref(theirs), 1, 0)
+        return copied
+
+    def _require_same_program(self) -> None:
+        """Nobody has memory at address 0: the file says so at once, or that it has come to its end."""
+        try:
+            is_gone = not os.pread(self._file, 1, 0)
+        except OSError:
+            return
+        if is_gone:
+            raise Ended("it ended, or began another program, meanwhile")
 
 
 class Thread(Struct):

@@ -7,7 +7,7 @@ path of a script, a flag, and a bit that the main thread looks at.
 They are written while every thread is held still: nobody changes the bits meanwhile, frees the
 thread's state, or begins another program. Killed between any two writes, the path means nothing
 without the flag; the flag without the bit is seen at the next safe point. Where the main thread waits
-and comes to no safe point, the request is taken back and :mod:`vram.reach.direct` goes on.
+and comes to no safe point, the request is taken back and :mod:`vram.reach.entry` goes on.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 
-from vram.errors import NoSuchProcess, NotReachable
 from vram.model.trimming import Via
-from vram.reach import debug_offsets, direct, image
+from vram.reach import debug_offsets, image
 from vram.reach.debug_offsets import FIRST_MINOR, MainThread
-from vram.reach.ptrace import Denied, Ended, Memory, Threads, Unsafe, identity, while_stopped
-from vram.reach.python_process import PythonProcess, pidfd_of, shares_our_world
+from vram.reach.entry import Entry, converse, opened, refusals, require_known_machine, why_closed
+from vram.reach.ptrace import Ended, Memory, Threads, Unsafe, identity, while_stopped
+from vram.reach.python_process import PythonProcess, pidfd_of
 from vram.reach.request import Raw, Request
 from vram.reach.script_drop import ScriptDrop, is_left_behind, remove_left_behind
 
@@ -39,36 +39,23 @@ def closed(process: PythonProcess) -> str | None:
     """Why this way does not lead in; nothing is stopped or changed to find out."""
     if process.minor is not None and process.minor < FIRST_MINOR:
         return f"its Python 3.{process.minor} has no sys.remote_exec (3.{FIRST_MINOR} has)"
-    other_world = shares_our_world(process.pid)
-    if other_world is not None:
-        return other_world
-    try:
+
+    def require() -> None:
         with _opened(process) as interface:
             interface.find_main_thread()
-    except Denied as error:
-        raise direct.denied(process, error) from error
-    except Ended as error:
-        raise NoSuchProcess(f"process {process.pid} has ended meanwhile") from error
-    except Unsafe as error:
-        return f"{error}; {error.hint}" if error.hint else str(error)
-    return None
+
+    return why_closed(process, require)
 
 
 def visit(process: PythonProcess, request: Request, deadline_s: float) -> Raw:
     until = time.monotonic() + deadline_s
-    try:
-        with (
-            _opened(process) as interface,
-            pidfd_of(process) as pidfd,
-            ScriptDrop(request, process, until) as drop,
-        ):
-            return _converse(process, interface, drop, pidfd, until)
-    except Denied as error:
-        raise direct.denied(process, error) from error
-    except Ended as error:
-        raise NoSuchProcess(f"process {process.pid} has ended meanwhile") from error
-    except Unsafe as error:
-        raise NotReachable(f"pid {process.pid} was left alone: {error}", hint=error.hint) from error
+    with (
+        refusals(process),
+        _opened(process) as interface,
+        pidfd_of(process) as pidfd,
+        ScriptDrop(request, process, until) as drop,
+    ):
+        return _converse(process, interface, drop, pidfd, until)
 
 
 def _converse(
@@ -85,7 +72,7 @@ def _converse(
                 entry = entry or _other_routes(process, stack)
                 if entry is not None and _was_taken_back(interface):
                     drop.forget_script()
-                    raw = direct.converse(entry, drop, pidfd, until)
+                    raw = converse(entry, drop, pidfd, until)
                     return Raw(raw.body, interface.stopped_s + (raw.stopped_s or 0.0))
             return Raw(drop.answer(pidfd), interface.stopped_s)
     except BaseException:
@@ -106,10 +93,10 @@ def _was_taken_back(interface: Interface) -> bool:
         return False
 
 
-def _other_routes(process: PythonProcess, stack: ExitStack) -> direct.Entry | None:
+def _other_routes(process: PythonProcess, stack: ExitStack) -> Entry | None:
     """The process made ready for the routes that wake it up; None where they do not lead in."""
     try:
-        entry = stack.enter_context(direct.opened(process))
+        entry = stack.enter_context(opened(process))
         entry.python.require_usable()
     except Ended:
         raise
@@ -120,6 +107,7 @@ def _other_routes(process: PythonProcess, stack: ExitStack) -> direct.Entry | No
 
 @contextmanager
 def _opened(process: PythonProcess) -> Iterator[Interface]:
+    require_known_machine()
     memory = Memory(process.pid)
     try:
         yield Interface(process, memory)

@@ -19,13 +19,14 @@ import time
 from contextlib import suppress
 from types import TracebackType
 
-from vram import untrusted
+from vram import folders, untrusted
 from vram.errors import NoSuchProcess, NotReachable, Refused, TimedOut
 from vram.host.local.procfs import started_at
 from vram.payloads import agent, delivery
 from vram.reach import payload_source
 from vram.reach.python_process import PythonProcess
 from vram.reach.request import LONGEST_ANSWER, Request
+from vram.reach.within import interrupted
 
 _PAYLOAD, _SOCKET, _SCRIPT = "payload.py", "answers", "script.py"
 _NAMES = (_PAYLOAD, _SOCKET, _SCRIPT)
@@ -159,7 +160,11 @@ class ScriptDrop:
         poll = select.poll()
         poll.register(self._listener.fileno(), select.POLLIN)
         poll.register(pidfd, select.POLLIN)
+        if (stop := interrupted.get()) is not None:
+            poll.register(stop, select.POLLIN)
         ready = dict(poll.poll(max(0.0, left_s) * 1000))
+        if stop in ready:
+            raise KeyboardInterrupt
         if pidfd in ready:
             raise NoSuchProcess(f"process {self._pid} has ended meanwhile")
         return left_s > 0 and bool(ready)
@@ -225,7 +230,7 @@ def remove_left_behind(script: str, pid: int) -> None:
 
 
 def _bases() -> tuple[str, str]:
-    return _ROOTS_FOLDER, os.path.realpath(agent.folders()[0])
+    return _ROOTS_FOLDER, agent.folders()[0]
 
 
 def _make_folder(process: PythonProcess) -> str:
@@ -245,49 +250,26 @@ def _make_folder(process: PythonProcess) -> str:
 
 
 def _own_base(path: str) -> str:
-    os.close(agent.open_folder(path, make=True))
-    path = os.path.realpath(path)
-    above = _changeable_by_others(os.path.dirname(path))
-    if above is None:
-        return path
-    if os.geteuid() == 0:  # as with sudo, in another user's home
-        return _roots_base()
-    raise PermissionError(1, "others can change what lies there", above)
+    try:
+        os.close(agent.open_folder(path, make=True))
+    except OSError:
+        if os.geteuid():
+            raise
+        return _roots_base()  # as with sudo, where it is another user's
+    return path
 
 
 def _roots_base() -> str:
-    with suppress(FileExistsError):
-        os.mkdir(_ROOTS_FOLDER, 0o711)
-        os.chmod(_ROOTS_FOLDER, 0o711)
-    above = _changeable_by_others(os.path.dirname(_ROOTS_FOLDER))
-    if above is not None:
-        raise PermissionError(1, "others can change what lies there", above)
+    above, missing = folders.nearest(_ROOTS_FOLDER)
+    try:
+        if missing:
+            with suppress(FileExistsError):
+                os.mkdir(missing[0], 0o711, dir_fd=above)
+                os.chmod(missing[0], 0o711, dir_fd=above)
+    finally:
+        os.close(above)
     os.close(_open_folder(_ROOTS_FOLDER))
     return _ROOTS_FOLDER
-
-
-def _changeable_by_others(path: str) -> str | None:
-    """The first folder on the way to *path*, a real one, in which others could rename what lies there."""
-    trusted = {0, os.geteuid(), *_unmapped_users()}
-    while True:
-        about = os.stat(path)
-        if about.st_uid not in trusted or (about.st_mode & 0o022 and not about.st_mode & stat.S_ISVTX):
-            return path
-        if path == "/":
-            return None
-        path = os.path.dirname(path)
-
-
-def _unmapped_users() -> set[int]:
-    """As whom the machine's root appears in a user namespace that does not know it."""
-    try:
-        with open("/proc/self/uid_map", encoding="ascii") as file:
-            if file.read().split() == ["0", "0", str((1 << 32) - 1)]:
-                return set()
-        with open("/proc/sys/kernel/overflowuid", encoding="ascii") as file:
-            return {int(file.read())}
-    except (OSError, ValueError):
-        return set()
 
 
 def _sweep(path: str) -> None:

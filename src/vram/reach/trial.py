@@ -13,7 +13,7 @@ from vram.model.plan import Target
 from vram.model.process import ProcessRef
 from vram.model.surroundings import AttachTrial
 from vram.payloads import agent
-from vram.reach import direct, remote_exec
+from vram.reach import debug_offsets, direct, remote_exec
 from vram.reach.python_process import examine
 from vram.reach.request import Request, require_done
 
@@ -58,7 +58,7 @@ def _visited(code: str) -> float:
         assert process.stdout is not None
         process.stdout.read(1)
         python = examine(_target(process.pid))
-        way = direct if sys.version_info < (3, remote_exec.FIRST_MINOR) else remote_exec
+        way = direct if sys.version_info < (3, debug_offsets.FIRST_MINOR) else remote_exec
         raw = way.visit(python, Request("trim", {"verb": "measure"}), DEADLINE_S)
         require_done(process.pid, raw.body)
         return raw.stopped_s or 0.0

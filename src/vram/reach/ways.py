@@ -12,6 +12,7 @@ from vram.model.trimming import Trimmed, Verb, Via
 from vram.reach import agent, direct, jupyter, remote_exec
 from vram.reach.python_process import PythonProcess, examine
 from vram.reach.request import Answer, Raw, Request, decoded, require_done
+from vram.reach.within import within
 
 
 class Way(Protocol):
@@ -30,6 +31,8 @@ class Way(Protocol):
 WAYS: tuple[Way, ...] = (agent, jupyter, remote_exec, direct)
 """Safest first. The last two stop the process for about a millisecond; the others do not stop it."""
 
+_CHOOSING_S = 2.0
+
 ALL: dict[str, Way] = {way.NAME: way for way in WAYS}
 
 
@@ -43,6 +46,11 @@ class Visit(Struct, frozen=True):
 
 def choose(target: Target, via: str | None = None) -> tuple[PythonProcess, Way]:
     """The safest way that is open, or the one called *via*; raises why there is none."""
+    process, name = within(_CHOOSING_S, target.process.pid, target.uid, lambda: _choose(target, via))
+    return process, ALL[name]
+
+
+def _choose(target: Target, via: str | None) -> tuple[PythonProcess, str]:
     process = examine(target)
     wanted = WAYS if via is None else (ALL[via],)
     reasons = {}
@@ -53,7 +61,7 @@ def choose(target: Target, via: str | None = None) -> tuple[PythonProcess, Way]:
         except AttachDenied as error:
             denied, reason = error, str(error)
         if reason is None:
-            return process, way
+            return process, way.NAME
         reasons[way.NAME] = reason
     told = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
     message = f"cannot attach to pid {process.pid} ({told})"
@@ -74,10 +82,14 @@ def ask(
 
     *payload* is a folder of ``vram/payloads`` with ``answer(request)``; *fields* are plain JSON data.
     """
-    process, way = choose(target, via)
-    raw = way.visit(process, Request(payload, fields), deadline_s)
-    require_done(process.pid, raw.body)
-    return Answer(way.NAME, raw.body, raw.stopped_s)
+
+    def visit() -> Answer:
+        process, name = _choose(target, via)
+        raw = ALL[name].visit(process, Request(payload, fields), deadline_s)
+        require_done(process.pid, raw.body)
+        return Answer(ALL[name].NAME, raw.body, raw.stopped_s)
+
+    return within(deadline_s, target.process.pid, target.uid, visit)
 
 
 def reach(

@@ -33,6 +33,8 @@ LOCK_TIMEOUT_S = 10.0
 PROMPT_S = 10.0
 # For looking at every process of the user's, and for asking the driver about those that use CUDA.
 SEARCH_S = 5.0
+# Of that, for one process: the driver answers in less than a millisecond, or hardly ever.
+SILENCE_S = 1.0
 # A checkpoint worker without loans ends at once, and with it the 3 MiB that it has on the GPU.
 LEAVE_S = 1.0
 # What a context takes beside the bytes that the driver lists for it: 8.8 MiB on an H200.
@@ -65,7 +67,9 @@ class Beside(NamedTuple):
 
     processes: tuple[Unrecorded, ...]
     complete: bool
-    """Whether everybody could be asked about in time."""
+    """Whether there was time to ask about everybody."""
+    silent: tuple[int, ...] = ()
+    """About whom the driver did not answer."""
     strange: str | None = None
     """What the driver said of a process in a state that this version does not know."""
 
@@ -135,10 +139,20 @@ class Parking:
         return claim
 
     def _ask_state(self, pid: int) -> CheckpointAnswer:
-        answer = self.worker.state(pid, PROMPT_S)
+        answer = self._state(pid, PROMPT_S)
         if answer.status == "timeout":
             raise TimedOut(f"pid {pid} was not touched: {answer.message}", hint="see `vram why`")
         return answer
+
+    def _state(self, pid: int, deadline_s: float) -> CheckpointAnswer:
+        return self._stopped(pid) or self.worker.state(pid, deadline_s)
+
+    def _stopped(self, pid: int) -> CheckpointAnswer | None:
+        """The driver's calls about a stopped process hang until it goes on (H200, driver 580.159.04)."""
+        seen = self._host.proc.facts(pid)
+        if seen is None or seen[1].state not in ("T", "t"):
+            return None
+        return CheckpointAnswer(status="stopped", message="it is stopped, and the driver says nothing of it")
 
     def require_not_parked(self, pid: int) -> None:
         """Raise where *pid* is parked already, by the driver's word; an entry that says so does not count."""
@@ -241,18 +255,24 @@ class Parking:
         deadline = self._host.clock.monotonic() + deadline_s
         seen = self._host.vitals.cuda_processes(deadline_s)
         found: list[Unrecorded] = []
+        silent: list[int] = []
         strange: str | None = None
-        for pid in set(seen.pids).difference(known, self._host.signals.ourselves()):
-            answer = self.worker.state(pid, max(0.1, deadline - self._host.clock.monotonic()))
-            if answer.status in ("timeout", "died", "unavailable"):
-                return Beside(tuple(found), False, strange)
+        for pid in sorted(set(seen.pids).difference(known, self._host.signals.ourselves())):
+            left_s = deadline - self._host.clock.monotonic()
+            if left_s <= 0:
+                return Beside(tuple(found), False, tuple(silent), strange)
+            answer = self._state(pid, min(SILENCE_S, left_s))
+            if answer.status in ("timeout", "died", "unavailable", "stopped"):
+                silent.append(pid)
+            if answer.status == "timeout":
+                self._hang_up(0.0)  # a new worker asks about the others
             if answer.status == "unknown":
                 strange = f"pid {pid}: {answer.message}"
             if answer.state in (None, "running") or self.journal.find(pid):
                 continue
             with suppress(VramError):  # it has ended meanwhile, or is nobody's to touch
                 found.append(self._unrecorded(identity.capture(self._host, pid), answer.state, ()))
-        return Beside(tuple(found), seen.complete, strange)
+        return Beside(tuple(found), seen.complete, tuple(silent), strange)
 
     def _bring_back(
         self,
@@ -265,7 +285,7 @@ class Parking:
         with self._held(entry) as held, self._audited(action, entry, claim) as outcome:
             deadline_s = (deadline_s or patience_s(entry.nbytes)) + room_patience_s
             for _ in range(2):
-                answer = self.worker.unpark(
+                answer = self._stopped(entry.target.process.pid) or self.worker.unpark(
                     held.grip,
                     claim,
                     _with_margin(entry.shares),
@@ -290,10 +310,13 @@ class Parking:
         if claim is None:
             return Found(entry, "busy")
         with claim:
-            return self._put_right(entry, claim)
+            found = self._put_right(entry, claim)
+        if found.done == "unknown":
+            self._hang_up(0.0)  # the driver may hang over this one: a new worker asks about the others
+        return found
 
     def _put_right(self, entry: Parked, claim: Claim) -> Found:
-        answer = self.worker.state(entry.target.process.pid, PROMPT_S)
+        answer = self._state(entry.target.process.pid, PROMPT_S)
         if answer.state == "running" or (answer.status == "refused" and answer.code in KNOWS_NOTHING):
             self.journal.remove(entry)
             return Found(entry, "running")

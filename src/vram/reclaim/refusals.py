@@ -46,6 +46,8 @@ def explain(answer: CheckpointAnswer, entry: Parked, verb: Verb) -> VramError:
             return DeviceError(f"{answer.message}; pid {pid} was put right", hint="try again")
         case "unknown":
             return _unknown_state(answer, pid)
+        case "stopped":
+            return _stopped(pid)
     if answer.status == "ok":
         return CannotPark(
             f"pid {pid} is {answer.state} already, by something else than vram; it was not touched",
@@ -66,6 +68,8 @@ def not_parked(answer: CheckpointAnswer, pid: int) -> VramError:
         return CannotPark(f"pid {pid} is not parked: the driver says that it runs", hint=_LISTED)
     if answer.status == "unknown":
         return _unknown_state(answer, pid)
+    if answer.status == "stopped":
+        return _stopped(pid)
     if answer.status == "refused" and answer.code in KNOWS_NOTHING:
         return NotOnGpu(f"pid {pid} is not parked: the driver knows nothing of it", hint=_LISTED)
     if answer.status == "refused" and answer.code == 304:
@@ -74,6 +78,13 @@ def not_parked(answer: CheckpointAnswer, pid: int) -> VramError:
         return DriverMissing(f"the driver cannot be asked: {answer.message}", hint="see `vram why`")
     message = answer.message or f"{answer.call} answered CUDA error {answer.code}"
     return DeviceError(f"how pid {pid} stands cannot be asked: {message}", hint="see `vram why`")
+
+
+def _stopped(pid: int) -> VramError:
+    return CannotPark(
+        f"pid {pid} is stopped: the driver says and does nothing until it goes on, and it was not touched",
+        hint=f"`kill -CONT {pid}` lets it go on",
+    )
 
 
 def _unknown_state(answer: CheckpointAnswer, pid: int) -> VramError:

@@ -31,6 +31,7 @@ _DIED = CheckpointAnswer(status="died", message="the process that talks to the d
 class _Packet(Struct):
     """One message of the worker. What it passes on is the driver's, so nothing is taken for granted."""
 
+    order: int = 0
     used: dict[str, int] | None = None
     unavailable: str | None = None
     ended: bool = False
@@ -65,6 +66,7 @@ class LocalCheckpointWorker:
         self._child = Child(pid, -1)
         self._line = line
         self._ready: CheckpointAnswer | None = None
+        self._order = 0
         self._hung_up = False
 
     def state(self, pid: int, deadline_s: float = _PROMPT_S) -> CheckpointAnswer:
@@ -123,7 +125,8 @@ class LocalCheckpointWorker:
         if self._ready.status != "ok":
             return self._ready
         try:
-            packet = json.dumps({**order, "watch": watch is not None}).encode()
+            self._order += 1
+            packet = json.dumps({**order, "order": self._order, "watch": watch is not None}).encode()
             socket.send_fds(self._line, [packet], descriptors)
         except OSError:
             return _DIED
@@ -144,6 +147,8 @@ class LocalCheckpointWorker:
             except untrusted.Rejected as error:
                 message = f"the process that talks to the driver gave an answer that cannot be read: {error}"
                 return CheckpointAnswer(status="died", message=message)
+            if told.order != self._order:
+                continue  # the answer to an order that was given up
             if told.used is None:
                 return _answer(told)
             if watch is not None:

@@ -83,10 +83,11 @@ def may_fork() -> bool:
 def start(job: Callable[[int], None], command: Sequence[str]) -> Child:
     """Run ``job(pipe)`` in a fork, or where that is not safe *command*, which gets the pipe as
     descriptor 3."""
-    return _fork(job) if may_fork() else spawn(command)
+    return fork(job) if may_fork() else spawn(command)
 
 
-def _fork(job: Callable[[int], None]) -> Child:
+def fork(job: Callable[[int], None]) -> Child:
+    """Run ``job(pipe)`` in a fork, which has no other descriptor; ask :func:`may_fork` first."""
     ours, theirs = _pipe()
     pid = os.fork()
     if pid == 0:

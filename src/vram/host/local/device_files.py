@@ -62,6 +62,9 @@ class Limits(Struct, frozen=True):
     in_all: int = 1 << 20
 
 
+LIMITS = Limits()
+
+
 class Walked(Struct, frozen=True):
     """What a walk over /proc found: matching descriptors, and owners of processes that may not be read.
 

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Sequence
 from functools import cache
 
-from vram.host.local.device_files import Limits, RawFile, Walked
+from vram.host.local.device_files import LIMITS, Limits, RawFile, Walked
 
 _FILE = struct.Struct("=iiiIQQQqIIII")
 _DESCRIPTOR = struct.Struct("=iiII")
@@ -19,7 +19,7 @@ _LIBRARY = os.path.join(os.path.dirname(__file__), "lib", "libvramscan.so")
 class NativeScan:
     """Scans and compares by the native library; raises OSError where it is missing."""
 
-    def __init__(self, path: str = _LIBRARY, limits: Limits = Limits()) -> None:
+    def __init__(self, path: str = _LIBRARY, limits: Limits = LIMITS) -> None:
         import ctypes
 
         self._limits = limits

@@ -10,7 +10,7 @@ from itertools import islice
 
 from msgspec.structs import replace
 
-from vram.host.local.device_files import Limits, RawFile, Walked
+from vram.host.local.device_files import LIMITS, Limits, RawFile, Walked
 from vram.host.local.procfs import ProcessFolder, drain, inside_of, living_thread
 
 _KCMP = {"x86_64": 312, "aarch64": 272}
@@ -24,7 +24,7 @@ Compare = Callable[[Descriptor, Descriptor], int]
 class PythonScan:
     """Scans and compares with nothing but the standard library."""
 
-    def __init__(self, limits: Limits = Limits()) -> None:
+    def __init__(self, limits: Limits = LIMITS) -> None:
         self._limits = limits
 
     def files(

@@ -1,0 +1,109 @@
+"""A process whose memory lies on a file system that never answers keeps nobody waiting."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.reach.conftest import SOURCES, target_of
+from vram.errors import TimedOut
+from vram.reach import ways
+
+SERVER = Path(__file__).with_name("stalled_files.py")
+DEADLINE_S = 1.0
+GIVEN_UP_S = 15.0  # of a busy machine; without the deadline it never ends
+
+# It looks like a Python of another library: that is read first, and never comes.
+TARGET = """
+import mmap, os, sys
+file = os.open(sys.argv[1], os.O_RDONLY)
+os.setgid(65534)
+os.setuid(65534)
+stalled = mmap.mmap(file, 65536, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC)
+print("mapped", flush=True)
+sys.stdin.read()
+"""
+
+VISITOR = """
+import sys
+from vram.errors import TimedOut
+from vram.host.local import LocalHost
+from vram.reach.ways import reach
+from vram.reclaim.identity import capture
+try:
+    reach(capture(LocalHost(), int(sys.argv[1])), "measure", float(sys.argv[2]))
+except TimedOut:
+    sys.exit(21)
+"""
+
+
+@pytest.fixture
+def stalled(tmp_path: Path) -> Iterator[Path]:
+    """A file whose contents never come."""
+    place = tmp_path / "mounted"
+    place.mkdir()
+    server = subprocess.Popen(
+        [sys.executable, str(SERVER), str(place)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert server.stdout is not None
+    if server.stdout.readline() != b"ready\n":
+        server.communicate()
+        pytest.skip("no FUSE file system can be mounted here: that takes root and /dev/fuse")
+    yield place / "libpython3.11.so.1.0"
+    server.communicate()
+
+
+@pytest.fixture
+def hostile(stalled: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Another user's process: its memory lies in the file."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", TARGET, str(stalled)], **pipes) as process:  # type: ignore[call-overload]
+        assert process.stdout.readline() == b"mapped\n"
+        yield process
+        process.kill()
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="memory is read on x86-64 only")
+class TestStalledMemory:
+    def test_a_visit_is_given_up_in_time(self, hostile: subprocess.Popen[bytes]) -> None:
+        began = time.monotonic()
+        with pytest.raises(TimedOut, match="does not answer"):
+            ways.reach(target_of(hostile.pid), "measure", DEADLINE_S, via="ptrace")
+        assert time.monotonic() - began < GIVEN_UP_S
+        assert hostile.poll() is None
+
+    def test_so_is_the_choice_of_a_way(self, hostile: subprocess.Popen[bytes]) -> None:
+        with pytest.raises(TimedOut, match="does not answer"):
+            ways.choose(target_of(hostile.pid))
+
+    def test_the_program_can_end_after_that(self, hostile: subprocess.Popen[bytes]) -> None:
+        assert visitor(hostile.pid, DEADLINE_S).wait(60) == 21
+
+    def test_ctrl_c_ends_it(self, hostile: subprocess.Popen[bytes]) -> None:
+        process = visitor(hostile.pid, 600.0)
+        until = time.monotonic() + 60
+        while not _is_stuck(process.pid):
+            assert process.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == -signal.SIGINT
+
+
+def visitor(pid: int, deadline_s: float) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "PYTHONPATH": str(SOURCES)}
+    argv = [sys.executable, "-c", VISITOR, str(pid), str(deadline_s)]
+    return subprocess.Popen(argv, env=environment, stderr=subprocess.DEVNULL)
+
+
+def _is_stuck(pid: int) -> bool:
+    """Whether the process that it visits with waits inside the kernel for the file system."""
+    visiting = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return any("request_wait" in Path(f"/proc/{child}/wchan").read_text() for child in visiting)
