@@ -419,8 +419,9 @@ class TestRenamedAway:
     @pytest.fixture
     def others(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         """Where XDG_RUNTIME_DIR is a folder of ours in somebody else's, as root's HOME may be."""
-        for each in (tmp_path.parents[1], tmp_path.parent, tmp_path):
-            each.chmod(0o755)
+        for each in (tmp_path, *tmp_path.parents):
+            if each.stat().st_uid == os.geteuid() and not each.stat().st_mode & 0o005:
+                each.chmod(0o755)
         home = tmp_path / "home"
         (home / "runtime").mkdir(parents=True)
         os.chown(home, 65534, 65534)

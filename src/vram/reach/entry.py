@@ -18,7 +18,7 @@ from vram.reach.cpython import Python
 from vram.reach.image import Image
 from vram.reach.permission import why_not_traced
 from vram.reach.ptrace import Denied, Ended, Memory, Threads, Unsafe, identity, while_stopped
-from vram.reach.python_process import PythonProcess, shares_our_world, tracer
+from vram.reach.python_process import PythonProcess, lasting_tracer, shares_our_world, tracer
 from vram.reach.request import Raw
 from vram.reach.routes import Route, Routes
 from vram.reach.script_drop import ScriptDrop
@@ -60,7 +60,7 @@ def why_closed(process: PythonProcess, require: Callable[[], None]) -> str | Non
     other_world = shares_our_world(process.pid)
     if other_world is not None:
         return other_world
-    other = tracer(process.pid)
+    other = lasting_tracer(process.pid)
     if other:
         raise AttachDenied(
             f"pid {process.pid} is being traced by pid {other} already", hint="end that first, or wait for it"

@@ -18,8 +18,8 @@ from vram.model.plan import Target
 _INTERPRETER = re.compile(r"python(?:3(?:\.(\d+))?)?[td]?$")
 _LIBRARY = re.compile(rb"/libpython3\.(\d+)[td]*\.so")
 _STOPPED = {"T": "is stopped", "t": "is held by a debugger", "D": "hangs in the kernel"}
-# Everybody waits for a disk now and then: that passes.
-_PASSING_S = 0.5
+# Everybody waits for a disk now and then, or is held by another vram for a moment: that passes.
+_PASSING, _PASSING_S = ("D", "t"), 0.5
 _NEEDED_SYMBOL = b"\0Py_AddPendingCall\0"
 _MOST_PROGRAM_NBYTES = 512 << 20
 _PORTION_NBYTES = 1 << 20
@@ -101,7 +101,7 @@ def shares_our_world(pid: int) -> str | None:
 def _require_awake(pid: int) -> None:
     until = time.monotonic() + _PASSING_S
     state = _status(pid).get("State", "?")[:1]
-    while state == "D" and time.monotonic() < until:
+    while state in _PASSING and time.monotonic() < until:
         time.sleep(_PASSING_S / 20)
         state = _status(pid).get("State", "?")[:1]
     if state in _STOPPED:
@@ -148,6 +148,14 @@ def _status(pid: int) -> dict[str, str]:
 def tracer(pid: int) -> int:
     """The pid of the debugger that holds *pid* already; 0 where there is none."""
     return int(_status(pid).get("TracerPid", "0"))
+
+
+def lasting_tracer(pid: int) -> int:
+    """The same, for one that holds it longer than another vram would."""
+    until = time.monotonic() + _PASSING_S
+    while (other := tracer(pid)) and time.monotonic() < until:
+        time.sleep(_PASSING_S / 20)
+    return other
 
 
 def _argv(pid: int) -> tuple[str, ...]:

@@ -8,6 +8,8 @@ before acting.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 from msgspec.structs import replace
@@ -21,6 +23,8 @@ from vram.protected import role
 # Start times count ticks of 10 ms. A process that was seen alive in a later tick than the one it
 # was started in cannot be confused: whoever gets its pid after that starts in a later tick too.
 OLD_ENOUGH_S = 0.025
+# A process that is exiting is gone in a moment, unless the driver holds it up.
+ENDING_S = 2.0
 
 
 class Held:
@@ -42,8 +46,9 @@ class Held:
     def recheck(self) -> ProcessFacts:
         """Compare again, right before acting: exec and setuid keep pid, start time and pidfd."""
         found, facts, image = _look(self._host, self.grip)
-        _compare(self.target, found, facts, image)
-        _may_be_touched(self._host, found.pid, facts)
+        with _unless_it_ends(self._host, self.grip):
+            _compare(self.target, found, facts, image)
+            _may_be_touched(self._host, found.pid, facts)
         return facts
 
     def send(self, number: int) -> Sent:
@@ -92,7 +97,8 @@ def capture(host: Host, pid: int) -> Target:
             found, facts, image = _look(host, grip)
         if (facts.age_s or 0.0) < OLD_ENOUGH_S:
             raise TimedOut(f"pid {pid} has only just started", hint="try again in a moment")
-        _may_be_touched(host, pid, facts)
+        with _unless_it_ends(host, grip):
+            _may_be_touched(host, pid, facts)
         return _target(found, facts, image)
     finally:
         grip.close()
@@ -135,6 +141,19 @@ def _look(host: Host, grip: Grip) -> tuple[ProcessRef, ProcessFacts, str | None]
             hint="run vram where the process lives, or on the host",
         )
     return *seen, image
+
+
+@contextmanager
+def _unless_it_ends(host: Host, grip: Grip) -> Iterator[None]:
+    """A process on its way out has no program, memory or control group any more: that is no change."""
+    try:
+        yield
+    except (WorldChanged, Protected):
+        seen = host.proc.facts(grip.pid)
+        is_leaving = seen is None or seen[1].exiting or seen[1].is_dead
+        if grip.ended(ENDING_S if is_leaving else 0.0):
+            raise NoSuchProcess(f"process {grip.pid} has ended") from None
+        raise
 
 
 def _with_what_it_lost(target: Target, facts: ProcessFacts) -> ProcessFacts:
