@@ -104,18 +104,27 @@ def text(told: ParkedReport, look: Look) -> RenderableType:
     table.add_column("command", no_wrap=True)
     for line in told.parked:
         table.add_row(*map(Text, _cells(line, told.taken_at, look)))
-    nbytes = sum(line.nbytes or 0 for line in told.parked)
-    whole = f"{counted(len(told.parked), 'process')}, {size(nbytes)} in host memory."
-    return Group(table, Text(), Text(f"{whole} {_way_back(told.parked)}"))
+    return Group(table, Text(), Text(f"{_whole(told.parked)} {_way_back(told.parked)}"))
+
+
+def _whole(lines: Sequence[ParkedLine]) -> str:
+    known = [line.nbytes for line in lines if line.nbytes is not None]
+    processes = counted(len(lines), "process")
+    if not known:
+        return f"{processes}, of unknown size."
+    unknown = f", {len(lines) - len(known)} of unknown size" if len(known) < len(lines) else ""
+    return f"{processes}, {size(sum(known))} in host memory{unknown}."
 
 
 def _way_back(lines: Sequence[ParkedLine]) -> str:
-    words = "`vram unpark PID` or `vram unpark --all` brings them back."
-    if any(line.known_from == "driver" for line in lines):
+    found = [line.known_from == "driver" for line in lines]
+    words = "" if all(found) else "`vram unpark PID` or `vram unpark --all` brings them back. "
+    if any(found):
         words += (
-            " Those of unknown size were found by asking the driver; since when is unknown,"
+            "Those of unknown size were found by asking the driver; since when is unknown,"
             " and only `vram unpark PID` brings them back."
         )
+    words = words.strip()
     if any(line.state == ELSEWHERE for line in lines):
         words += " What was parked in another PID namespace is brought back from there."
     return words
