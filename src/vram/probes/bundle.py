@@ -40,7 +40,18 @@ def dumps(survey: Survey) -> bytes:
 
 def loads(data: bytes, origin: str = "the snapshot") -> Survey:
     """Read a survey back, or say why that cannot be."""
-    label = _decode(data, _Label, f"{origin} is not a snapshot of vram")
+    try:
+        survey = _decode(data, Survey, f"{origin} is not a whole snapshot")
+    except BadSnapshot:
+        # Reading the label first would read everything twice, where nearly all snapshots are whole.
+        _require_our_schema(_decode(data, _Label, f"{origin} is not a snapshot of vram"), origin)
+        raise
+    _require_our_schema(_Label(schema=survey.schema, program=survey.program), origin)
+    _check(survey, origin)
+    return survey
+
+
+def _require_our_schema(label: _Label, origin: str) -> None:
     if label.schema > SURVEY_SCHEMA:
         raise BadSnapshot(
             f"{origin} was written by a newer version ({label.program[:40]!r}, schema {label.schema})",
@@ -48,9 +59,6 @@ def loads(data: bytes, origin: str = "the snapshot") -> Survey:
         )
     if label.schema != SURVEY_SCHEMA:
         raise BadSnapshot(f"{origin} says schema {label.schema}, which never was", hint=_TAKE_AGAIN)
-    survey = _decode(data, Survey, f"{origin} is not a whole snapshot")
-    _check(survey, origin)
-    return survey
 
 
 def write(survey: Survey, path: str) -> None:
