@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,17 +10,11 @@ from typing import Any
 
 import pytest
 
+from tests.interpreters import interpreter
 from vram.reach import payload_source
 
 PROGRAMS = Path(__file__).with_name("programs")
 MINORS = (9, 10, 11, 12, 13, 14)
-
-
-def interpreter(minor: int) -> str | None:
-    """A Python 3.*minor*: pyenv's, or one on PATH."""
-    for found in sorted(Path.home().glob(f".pyenv/versions/3.{minor}.*/bin/python3.{minor}")):
-        return str(found)
-    return shutil.which(f"python3.{minor}")
 
 
 class Subject:
@@ -53,7 +46,7 @@ class Subject:
 
 @pytest.fixture(params=MINORS, ids=lambda minor: f"3.{minor}")
 def subject(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Subject]:
-    python = interpreter(request.param)
+    python = interpreter(f"3.{request.param}")
     if python is None:
         pytest.skip(f"no Python 3.{request.param} here")
     payload = tmp_path / "payload"

@@ -68,7 +68,8 @@ def test_nothing_is_left_behind(subject: Subject) -> None:
     for name in ("main", "threads", "tasks", "references"):
         assert after[name] == untouched[name], name
     assert after["modules"] == before["modules"]
-    assert after["kinds"] == before["kinds"]
+    # Fewer may be there: the collector stops following tuples in which nothing can be found.
+    assert {kind: n for kind, n in after["kinds"].items() if n > before["kinds"].get(kind, 0)} == {}
     assert after["calls"] == []
 
 

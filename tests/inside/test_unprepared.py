@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import PROGRAM
-from tests.inside.conftest import MINORS, Subject, interpreter
+from tests.inside.conftest import MINORS, Subject
+from tests.interpreters import interpreter
 from tests.search_path import search_path
 from vram.reach import ways
 from vram.units import MIB
@@ -55,7 +56,7 @@ def place(virtual_gpu: VirtualGpu, tmp_path: Path) -> Place:
 
 @pytest.fixture(params=[minor for minor in MINORS if minor < 14], ids=lambda minor: f"3.{minor}")
 def subject(request: pytest.FixtureRequest, place: Place) -> Iterator[Subject]:
-    python = interpreter(request.param)
+    python = interpreter(f"3.{request.param}")
     if python is None:
         pytest.skip(f"no Python 3.{request.param} here")
     started = place.subject(python)
@@ -81,7 +82,8 @@ def test_one_that_rests(place: Place, subject: Subject) -> None:
     for part in ("main", "threads", "tasks", "references"):
         assert after[part] == untouched[part], part
     assert after["modules"] == before["modules"]
-    assert after["kinds"] == before["kinds"]
+    # Fewer may be there: the collector stops following tuples in which nothing can be found.
+    assert {kind: n for kind, n in after["kinds"].items() if n > before["kinds"].get(kind, 0)} == {}
     assert not any("vram" in name for name in after["modules"])
     assert after["calls"] == []
 

@@ -22,6 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.interpreters import interpreter
 from vram.errors import Refused
 from vram.host.local import LocalHost
 from vram.reach import direct, remote_exec
@@ -43,13 +44,7 @@ MEASURE = Request("trim", {"verb": "measure", "tracebacks": False})
 
 def interpreters() -> dict[str, str]:
     """CPython by version, from pyenv or PATH; and the system's own."""
-    found = {}
-    for version in VERSIONS:
-        pattern = f".pyenv/versions/{version}.*/bin/python{version}"
-        installed = sorted(str(path) for path in Path.home().glob(pattern))
-        path = installed[-1] if installed else shutil.which(f"python{version}")
-        if path:
-            found[version] = path
+    found = {version: path for version in VERSIONS if (path := interpreter(version))}
     if os.path.exists("/usr/bin/python3"):
         found["system"] = "/usr/bin/python3"
     return found
