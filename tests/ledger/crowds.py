@@ -40,7 +40,7 @@ def _process(pid: int, parent: int, *, forked: bool | None = None, session: int 
         argv=("python", "train.py", f"--rank={pid}"),
         uid=0,
         user="root",
-        executable="/home/root/venv/bin/python",
+        executable="/usr/bin/python3",
         state="S",
         forked=forked,
         parent=parent,

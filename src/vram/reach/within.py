@@ -84,9 +84,11 @@ def _in_a_process(seconds: float, pid: int, action: Callable[[], Result]) -> Res
     finally:
         child.hang_up()
         child.end(_ENDING_S)
-    if not reply:
-        raise NotReachable(f"the process that visited pid {pid} was killed", hint="try again")
-    result: Result = _opened(reply)
+    try:
+        kind, content = pickle.loads(reply)
+    except Exception as error:  # nothing of it came, or a part
+        raise NotReachable(f"the process that visited pid {pid} was killed", hint="try again") from error
+    result: Result = _opened(kind, content)
     return result
 
 
@@ -114,8 +116,7 @@ def _interrupt(child: Child) -> None:
         os.close(pidfd)
 
 
-def _opened(reply: bytes) -> Any:
-    kind, content = pickle.loads(reply)
+def _opened(kind: str, content: Any) -> Any:
     if kind == "returned":
         return content
     if kind == "refused":
