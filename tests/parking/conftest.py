@@ -35,6 +35,13 @@ WORKER = """
         cuda.tell(cuda.read(address, 6000).decode()[:6])
 """
 
+SOMEBODY_ELSES = """
+    cuda.start()
+    cuda.alloc(64 * MIB)
+    os.setresuid(65534, 65534, 65534)
+    cuda.tell("ready")
+    cuda.heard()
+"""
 OBSERVER = """
     import time
     cuda.call("cuInit", 0)

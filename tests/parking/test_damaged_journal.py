@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.parking.conftest import CHECKPOINTED, LOCKED, RUNNING, Machine, kill_both, runs_on
+from tests.parking.conftest import CHECKPOINTED, LOCKED, RUNNING, SOMEBODY_ELSES, Machine, kill_both, runs_on
 from vram.host.local import LocalHost
 from vram.model.parking import Parked, Share
 from vram.reclaim.identity import capture
@@ -25,13 +25,6 @@ FULL = """
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
     cuda.call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
     cuda.alloc(free.value - 4 * MIB)
-    cuda.tell("ready")
-    cuda.heard()
-"""
-SOMEBODY_ELSES = """
-    cuda.start()
-    cuda.alloc(64 * MIB)
-    os.setresuid(65534, 65534, 65534)
     cuda.tell("ready")
     cuda.heard()
 """

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.parking.conftest import CHECKPOINTED, FAILED, RUNNING, Machine, runs_on
+from tests.parking.conftest import CHECKPOINTED, FAILED, RUNNING, SOMEBODY_ELSES, Machine, runs_on
 from tests.virtualgpu.programs import Program
 from vram.units import GIB, MIB
 from vram.virtualgpu import VirtualGpu
@@ -37,13 +37,6 @@ SHARING = """
 LARGE = """
     cuda.start()
     cuda.alloc(int(os.environ["NBYTES"]))
-    cuda.tell("ready")
-    cuda.heard()
-"""
-SOMEBODY_ELSES = """
-    cuda.start()
-    cuda.alloc(64 * MIB)
-    os.setresuid(65534, 65534, 65534)
     cuda.tell("ready")
     cuda.heard()
 """

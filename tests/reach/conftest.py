@@ -8,7 +8,8 @@ import select
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,6 +26,14 @@ SOURCES = Path(vram.__file__).parents[1]
 SUBJECT = Path(__file__).with_name("subject.py")
 CACHED = 2 * GIB
 PATIENCE_S = 60.0
+
+
+def until(reached: Callable[[], bool]) -> None:
+    """Wait for what must come, whenever it does."""
+    end = time.monotonic() + PATIENCE_S
+    while not reached():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.002)
 
 
 class Subject:

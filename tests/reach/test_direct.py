@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +20,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.reach import soak
-from tests.reach.conftest import CACHED, World, gave_back, target_of
+from tests.reach.conftest import CACHED, PATIENCE_S, World, gave_back, target_of, until
 from tests.reach.soak import LOCKED, RESTING, STATES, Visited, kill_visitors, visit, visit_often
 from vram.errors import AttachDenied, NoSuchProcess, NotReachable, Refused, TimedOut
 from vram.reach import cpython, direct, ptrace
@@ -31,7 +30,6 @@ from vram.reach.ways import reach
 
 PYTHONS = soak.interpreters()
 VISITS = 2
-PATIENCE_S = 60.0
 
 
 @pytest.fixture(autouse=True)
@@ -66,14 +64,6 @@ def visited(request: pytest.FixtureRequest) -> Iterator[Callable[..., Visited]]:
     yield start
     for each in made:
         each.close()
-
-
-def until(reached: Callable[[], bool]) -> None:
-    """Wait for what must come, whenever it does."""
-    end = time.monotonic() + PATIENCE_S
-    while not reached():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.002)
 
 
 @pytest.mark.fault(20)

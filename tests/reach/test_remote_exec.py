@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from tests.reach.conftest import CACHED, World, gave_back, target_of
+from tests.reach.conftest import CACHED, PATIENCE_S, World, gave_back, target_of, until
 from tests.reach.soak import Visited, kill_visitors, visit, visit_often
 from vram.errors import NotReachable, TimedOut
 from vram.reach import remote_exec
@@ -24,7 +24,6 @@ from vram.reach.python_process import PythonProcess, examine
 from vram.reach.ways import reach
 
 NOBODY = 65534
-PATIENCE_S = 60.0
 
 
 @pytest.fixture
@@ -38,13 +37,6 @@ def visited(world: World, python314: str) -> Iterator[Callable[..., Visited]]:
     yield start
     for each in made:
         each.close()
-
-
-def until(reached: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not reached():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.002)
 
 
 def waiting(process: PythonProcess) -> bytes | None:

@@ -95,7 +95,6 @@ def test_a_refusal_keeps_its_kind_words_and_hint() -> None:
     assert str(sleeping.pid) in said
 
 
-@pytest.mark.fault(10, 20)
 def test_killed_at_any_moment_it_leaves_the_target_as_it_was(target: subprocess.Popen[str]) -> None:
     chance = random.Random(5)
     for _ in range(KILLS):

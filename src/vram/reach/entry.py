@@ -17,7 +17,7 @@ from vram.reach import image
 from vram.reach.cpython import Python
 from vram.reach.image import Image
 from vram.reach.permission import why_not_traced
-from vram.reach.ptrace import Denied, Ended, Memory, Threads, Unsafe, identity, while_stopped
+from vram.reach.ptrace import Denied, Ended, Identity, Memory, Threads, Unsafe, identity, while_stopped
 from vram.reach.python_process import PythonProcess, lasting_tracer, shares_our_world, tracer
 from vram.reach.request import Raw
 from vram.reach.routes import Route, Routes
@@ -119,14 +119,20 @@ def opened(process: PythonProcess) -> Iterator[Entry]:
         memory.close()
 
 
+def identity_of(process: PythonProcess) -> Identity:
+    """Who *process* is now. Raises Ended where it is not the one that was meant."""
+    about = identity(process.pid)
+    if about[0] != process.target.process.started_at or about[2] != process.target.uid:
+        raise Ended("it is another process than the one that was meant")
+    return about
+
+
 class Entry:
     """One process, one text: put in, looked after, taken back."""
 
     def __init__(self, process: PythonProcess, memory: Memory) -> None:
         self._process, self._pid, self._memory = process, process.pid, memory
-        self._about = identity(self._pid)
-        if self._about[0] != process.target.process.started_at or self._about[2] != process.target.uid:
-            raise Ended("it is another process than the one that was meant")
+        self._about = identity_of(process)
         lines = image.mappings(self._pid)
         found = list(image.images(memory, lines))
         program = next((each for each in found if each.path == self._about[1]), None)

@@ -70,6 +70,9 @@ _FORMAT = struct.Struct(f"<{len(_REGISTERS)}Q")
 
 Result = TypeVar("Result")
 
+Identity = tuple[int, str, int]
+"""When a process was started, which program it runs, whose it is."""
+
 
 class Unsafe(Exception):
     """The process is in a state in which nothing may be done to it; nothing was.
@@ -346,7 +349,7 @@ def while_stopped(pid: int, action: Callable[[Threads], Result]) -> tuple[Result
     return result, stopped_s
 
 
-def identity(pid: int) -> tuple[int, str, int]:
+def identity(pid: int) -> Identity:
     """When it was started, which program it runs, whose it is."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:

@@ -21,7 +21,15 @@ from functools import partial
 from vram.model.trimming import Via
 from vram.reach import debug_offsets, image
 from vram.reach.debug_offsets import FIRST_MINOR, MainThread
-from vram.reach.entry import Entry, converse, opened, refusals, require_known_machine, why_closed
+from vram.reach.entry import (
+    Entry,
+    converse,
+    identity_of,
+    opened,
+    refusals,
+    require_known_machine,
+    why_closed,
+)
 from vram.reach.ptrace import Ended, Memory, Threads, Unsafe, identity, while_stopped
 from vram.reach.python_process import PythonProcess, pidfd_of
 from vram.reach.request import Raw, Request
@@ -121,9 +129,7 @@ class Interface:
 
     def __init__(self, process: PythonProcess, memory: Memory) -> None:
         self._pid, self._tid, self._memory = process.pid, process.pid_inside, memory
-        self._about = identity(self._pid)
-        if self._about[0] != process.target.process.started_at or self._about[2] != process.target.uid:
-            raise Ended("it is another process than the one that was meant")
+        self._about = identity_of(process)
         lines = image.mappings(self._pid)
         found = image.find_python(memory, lines, self._about[1])
         runtime = found.symbol("_PyRuntime")
