@@ -30,7 +30,7 @@ FINISHED = frozenset(("park", "unpark", "parked", "borrow"))
 EPILOG = "vram COMMAND --help tells more about one. No GPU here? `vram demo` needs none."
 
 
-class Command(Protocol):
+class CommandModule(Protocol):
     """What every module in ``commands/`` offers."""
 
     NAME: str
@@ -135,10 +135,10 @@ def _listing() -> str:
     return "commands:\n" + "\n".join(lines)
 
 
-def _load(name: str) -> Command:
+def _load(name: str) -> CommandModule:
     from importlib import import_module
 
-    return cast("Command", import_module(f"vram.cli.commands.{name}"))
+    return cast("CommandModule", import_module(f"vram.cli.commands.{name}"))
 
 
 def _sentence(text: str) -> str:

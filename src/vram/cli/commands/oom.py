@@ -72,10 +72,11 @@ def run(args: Namespace) -> int:
 
 
 def _kinds() -> int:
-    from vram.oom import manual
+    from vram.cli import manual
 
-    width = max(map(len, manual.ids()))
-    emit("".join(f"{kind:<{width}}  {manual.summary(kind)}\n" for kind in manual.ids()))
+    kinds = manual.summaries(manual.kinds())
+    width = max(len(kind) for kind, _ in kinds)
+    emit("".join(f"{kind:<{width}}  {summary}\n" for kind, summary in kinds))
     return ExitCode.OK
 
 
