@@ -26,7 +26,7 @@ from tests.doctor.sights import (
     with_gpu,
     with_premises,
 )
-from vram.cli.parser import Parser
+from vram.cli.arguments import Parser
 from vram.doctor.answers import Answer
 from vram.doctor.engine import CHECKS
 from vram.doctor.sight import PythonTarget, Sight

@@ -91,7 +91,7 @@ def commands() -> tuple[CommandSpec, ...]:
 def command(name: str) -> CommandSpec:
     """The command *name*, as its parser describes it."""
     from vram.cli.app import RUNNERS
-    from vram.cli.parser import Parser
+    from vram.cli.arguments import Parser
 
     module = import_module(f"vram.cli.commands.{name}")
     parser = Parser(prog=f"vram {name}")

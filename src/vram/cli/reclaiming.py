@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from vram.cli import consent
-from vram.cli.source import add_deadline_argument, seconds
+from vram.cli.arguments import add_deadline_argument, seconds
 from vram.cli.terminal import add_terminal_arguments, emit, look_for, show
 from vram.errors import ExitCode, NotPermitted, Protected, WorldChanged
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Any, Literal
 
-from vram.cli import early
-from vram.cli.source import pid_number, seconds
+from vram.cli.arguments import pid_number, seconds
+from vram.cli.prestart import open_host
 from vram.cli.terminal import add_terminal_arguments, emit, look_for, show
 from vram.errors import ExitCode, Refused
 
@@ -51,9 +51,7 @@ def add_trim_arguments(parser: ArgumentParser, *, pids: Literal["+", "*"]) -> No
 
 def trim_named(args: Namespace) -> int:
     """Trim the processes of *args*, and say what came back. Returns the exit code."""
-    from vram.host.local import LocalHost
-
-    host = LocalHost(reader=early.reader())
+    host = open_host()
     from vram.reclaim.trimming import admit
 
     via = None if args.via == "auto" else args.via

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from vram.cli.source import add_deadline_argument, open_host
+from vram.cli.arguments import add_deadline_argument
+from vram.cli.source import open_host
 from vram.cli.terminal import add_terminal_arguments, emit, look_for, show
 from vram.errors import ExitCode
 

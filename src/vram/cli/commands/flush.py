@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from vram.cli import early
+from vram.cli.prestart import open_host
 from vram.cli.terminal import emit, look_for, show
 from vram.cli.trimming import DEADLINE_S, add_trim_arguments, trim_named
 from vram.errors import ExitCode
@@ -33,9 +33,7 @@ def run(args: Namespace) -> int:
 
 
 def _listed(args: Namespace) -> int:
-    from vram.host.local import LocalHost
-
-    host = LocalHost(reader=early.reader())
+    host = open_host()
     from vram.reclaim.trimmable import trimmable
     from vram.report import trimmable as shown
 

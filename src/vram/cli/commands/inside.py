@@ -5,7 +5,8 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import get_args
 
-from vram.cli.source import narrowed, open_host, pid_number, require_driver, seconds, take_ledger
+from vram.cli.arguments import narrowed, pid_number, seconds
+from vram.cli.source import open_host, require_driver, take_ledger
 from vram.cli.terminal import add_terminal_arguments, emit, look_for, show
 from vram.model.trimming import Via
 from vram.units import parse_size

@@ -5,8 +5,8 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
-from vram.cli import early
-from vram.cli.source import add_deadline_argument
+from vram.cli.arguments import add_deadline_argument
+from vram.cli.prestart import open_host
 from vram.cli.terminal import add_terminal_arguments, emit, look_for, show
 from vram.errors import ExitCode, Refused
 
@@ -34,10 +34,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    from vram.host.local import LocalHost
     from vram.reclaim.resetting import readiness
 
-    host = LocalHost(reader=early.take(), read_ahead_s=args.deadline)
+    host = open_host(read_ahead_s=args.deadline)
     ready = readiness(host, args.gpu, args.deadline)
     receipt = _reset(args, host, ready) if args.yes and not ready.blockers else None
     _tell(args, ready, receipt)

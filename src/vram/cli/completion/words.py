@@ -45,19 +45,19 @@ def _gpus() -> Iterator[tuple[int, str]]:
 
 
 def _parked() -> Iterator[tuple[int, str]]:
-    from vram.host.local import LocalHost
+    from vram.cli.prestart import open_host
     from vram.reclaim.journal import parked_now
 
-    for process in parked_now(LocalHost()):
+    for process in parked_now(open_host(reads_driver=False)):
         yield process.pid, "parked"
 
 
 def _ledgers() -> tuple[GpuLedger, ...]:
-    from vram.host.local import LocalHost
+    from vram.cli.prestart import open_host
     from vram.ledger.build import build_ledger
     from vram.probes.survey import survey
 
-    host = LocalHost(read_ahead_s=DEADLINE_S)
+    host = open_host(read_ahead_s=DEADLINE_S)
     return build_ledger(survey(host, deadline_s=DEADLINE_S)).gpus
 
 

@@ -1,4 +1,4 @@
-"""How ``vram demo`` tells a story: its question, the program's own answer, and what came of the advice."""
+"""What ``vram demo`` prints: a question, the program's own answer, and what following the advice freed."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 NOT_HELD = ("free", "reserved", "unassigned")
 
 
-class Telling:
-    """Prints stories on standard output, in the look that *args* ask for."""
+class DemoOutput:
+    """Prints demos on standard output, as *args* ask for."""
 
     def __init__(self, args: Namespace) -> None:
         self._args = args
@@ -70,7 +70,7 @@ class Telling:
 
 
 def excerpt(answer: str) -> str:
-    """Return the GPU's bytes and the first cause: what is left out is told in :meth:`Telling.end`."""
+    """Return the GPU's bytes and the first cause: what is left out is named by :meth:`DemoOutput.end`."""
     blocks = answer.strip().split("\n\n")
     headings = [ESCAPES.sub("", block).partition("\n")[0] for block in blocks]
     last = next((at for at, heading in enumerate(headings) if heading == "Why"), len(blocks) - 1)
