@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from vram.ledger.holders import holder, holders
 from vram.ledger.sightings import Share, Sightings, by_identity
-from vram.model.ledger import Bystander, Entry
+from vram.model.ledger import Entry, OpenOnly
 from vram.model.process import ProcessRef
 from vram.units import size
 
@@ -26,7 +26,7 @@ class Settled(Struct, frozen=True):
     """What exported memory adds to one place."""
 
     entries: list[Entry]
-    bystanders: list[Bystander]
+    open_only: list[OpenOnly]
 
 
 class _Draft(Struct):
@@ -46,7 +46,7 @@ def settle(seen: Sightings, rooms: dict[Place, int]) -> dict[Place, Settled]:
     """Place every exported allocation; *rooms* are bytes there that nobody is charged for.
 
     While its maker lives, an exported allocation is part of the maker's own charge, and
-    there is no room for it: then its keeper is a bystander, who will keep it one day.
+    there is no room for it: then whoever has it open holds it only when the maker has ended.
     Nothing says who made an allocation. So those that no listed process is charged enough
     for come first, and those whose keeper is close to a possible maker last.
     """
@@ -72,7 +72,7 @@ def _settled(seen: Sightings, draft: _Draft, makers: _AllMakers) -> Settled:
         _entry(seen, shares, certain, makers.of(shares).living(shares[0].nbytes) if doubtful else ())
         for shares, certain in draft.kept
     ]
-    return Settled(entries, _bystanders(seen, draft.charged, makers))
+    return Settled(entries, _open_only(seen, draft.charged, makers))
 
 
 class _AllMakers:
@@ -177,7 +177,8 @@ def _entry(seen: Sightings, shares: list[Share], certain: bool, makers: Sequence
         kind="exported",
         nbytes=shares[0].nbytes,
         holder=keeping[0],
-        sharers=keeping[1:],
+        co_holders=keeping[1:],
+        sharing="all" if len(keeping) > 1 else None,
         evidence=tuple(evidence),
         confidence="fact" if certain and not makers else "likely",
         medium=shares[0].medium,
@@ -201,7 +202,7 @@ def _statement(share: Share) -> str:
     )
 
 
-def _bystanders(seen: Sightings, charged: list[list[Share]], makers: _AllMakers) -> list[Bystander]:
+def _open_only(seen: Sightings, charged: list[list[Share]], makers: _AllMakers) -> list[OpenOnly]:
     """Whoever has allocations of others open, once, with the bytes of all of them."""
     held: dict[ProcessRef, int] = {}
     for shares in charged:
@@ -209,4 +210,4 @@ def _bystanders(seen: Sightings, charged: list[list[Share]], makers: _AllMakers)
         for process in {share.process for share in shares if not possible.can_be(share.process.pid, nbytes)}:
             held[process] = held.get(process, 0) + nbytes
     people = sorted(held.items(), key=lambda each: each[0].pid)
-    return [Bystander(holder=holder(seen, process), exported_bytes=nbytes) for process, nbytes in people]
+    return [OpenOnly(holder=holder(seen, process), exported_bytes=nbytes) for process, nbytes in people]

@@ -59,7 +59,7 @@ class Opened(Struct, frozen=True):
 
 
 class GpuSighting(Struct):
-    """All statements about one GPU; ``untold`` says why the size of its memory is unknown."""
+    """All statements about one GPU; ``unreported`` says why the size of its memory is unknown."""
 
     index: int
     facts: GpuFacts | None = None

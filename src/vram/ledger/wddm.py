@@ -16,7 +16,7 @@ from vram.ledger.adapters import Joined
 from vram.ledger.guests import Linux, linux_entries
 from vram.ledger.reconcile import fit
 from vram.ledger.sightings import GpuSighting, Sightings
-from vram.model.ledger import Entry
+from vram.model.ledger import Entry, known_bytes
 from vram.model.windows import AdapterFacts, WindowsMemoryFacts, WindowsProcess, WindowsSide
 from vram.units import MIB, counted, size
 
@@ -47,7 +47,7 @@ def account(seen: Sightings, gpu: GpuSighting, joined: Joined, used: int) -> Wdd
     machine = None if guest is None else _process(guest, guest=True)
     linux = linux_entries(seen, gpu, Linux(room, machine))
     fitted = _fitted((*claims, *linux), used)
-    rest = used - sum(entry.nbytes for entry in fitted)
+    rest = used - known_bytes(fitted)
     side = _side(joined.adapter, joined.certain, rows, guest)
     return WddmAccount(
         entries=(*fitted, *([_in_no_counter(rest)] if rest else [])),
@@ -58,7 +58,7 @@ def account(seen: Sightings, gpu: GpuSighting, joined: Joined, used: int) -> Wdd
 
 def _unseen(seen: Sightings, gpu: GpuSighting, used: int, why: str) -> WddmAccount:
     linux = linux_entries(seen, gpu, Linux(None, None, most=used))
-    rest = used - sum(entry.nbytes for entry in linux)
+    rest = used - known_bytes(linux)
     hidden = Entry(
         kind="hidden",
         nbytes=rest,
@@ -134,7 +134,7 @@ def _fitted(claims: Sequence[Entry], used: int) -> tuple[Entry, ...]:
 
 
 def _shortened(before: Entry, after: Entry) -> str:
-    return f"{size(before.nbytes - after.nbytes)} of that is more than the driver counts in use"
+    return f"{size((before.nbytes or 0) - (after.nbytes or 0))} of that is more than the driver counts in use"
 
 
 def _in_no_counter(rest: int) -> Entry:

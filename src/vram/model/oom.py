@@ -111,7 +111,7 @@ class Holding(Struct, frozen=True, kw_only=True):
     """Who holds memory on the joined GPU now. ``named`` says that the message names this pid too."""
 
     pid: int | None
-    nbytes: int
+    nbytes: int | None
     what: str
     who: str
     named: bool = False

@@ -13,7 +13,7 @@ from vram.diagnosis import words
 from vram.diagnosis.engine import diagnose
 from vram.ledger.instances import alone
 from vram.model.finding import Finding, Remedy
-from vram.model.ledger import Entry, GpuLedger, Ledger
+from vram.model.ledger import Entry, GpuLedger, Ledger, known_bytes
 from vram.model.oom import Case, Holding, Joined, Judgement, Reading
 from vram.oom import remedies
 from vram.oom.blame import LEAST
@@ -24,7 +24,6 @@ from vram.units import size
 
 GHOSTS = ("VR101", "VR102", "VR103", "VR104", "VR105", "VR106", "VR203")
 MOST_HOLDINGS = 8
-_NOBODYS = ("free", "reserved", "overhead", "unassigned")
 # The driver's total contains what it reserves, CUDA's does not: up to a few per cent apart.
 _LEAST_SHARE, _MOST_SHARE = 0.95, 1.005
 
@@ -103,7 +102,7 @@ def _joined(
 ) -> Joined:
     pids = {share.pid for share in reading.others or ()}
     held = sorted(
-        (entry for entry in gpu.entries if entry.kind not in _NOBODYS), key=lambda entry: -entry.nbytes
+        (entry for entry in gpu.entries if entry.kind_facts.held), key=lambda entry: -(entry.nbytes or 0)
     )
     now = {pid for entry in held for pid in _pids(entry)}
     return Joined(
@@ -112,16 +111,15 @@ def _joined(
         reason=reason,
         taken_at=taken_at,
         total=gpu.total_bytes,
-        free=sum(entry.nbytes for entry in gpu.entries if entry.kind == "free"),
+        free=known_bytes(entry for entry in gpu.entries if entry.kind == "free"),
         holdings=tuple(_holding(entry, pids, findings) for entry in held[:MOST_HOLDINGS]),
         gone=tuple(sorted(pids - now)),
     )
 
 
 def _pids(entry: Entry) -> tuple[int, ...]:
-    holders = (entry.holder, *entry.sharers)
     charged = (entry.charged_pid,) if entry.charged_pid is not None else ()
-    return (*(holder.pid for holder in holders if holder), *charged)
+    return (*(holder.pid for holder in entry.holders), *charged)
 
 
 def _holding(entry: Entry, named: set[int], findings: Sequence[Finding]) -> Holding:
@@ -149,7 +147,7 @@ def _again(reading: Reading, before: Judgement, joined: Joined, findings: Sequen
     # Where the message does not say that the GPU was full, it must be so now.
     if ghosts and kept >= needed and (full or reading.free is not None):
         return _ghost(before, ghosts, kept, told=reading.free is not None)
-    others = sum(holding.nbytes for holding in joined.holdings)
+    others = sum(holding.nbytes or 0 for holding in joined.holdings)
     if before.kind == "unknown" and reading.asked and _too_much(reading, joined):
         return _too_large(before, reading, joined)
     if before.kind in ("unknown", "context") and full and others >= needed:
@@ -227,7 +225,7 @@ def _held(before: Judgement, joined: Joined, others: int, reading: Reading) -> J
         certainty="likely",
         title="held by another process",
         cause=f"Now {size(others)} of this GPU are held and {said(joined.free)} are free. The most,"
-        f" {size(largest.nbytes)},"
+        f" {size(largest.nbytes or 0)},"
         f" has {largest.who}. If the program that failed has ended, these are the others.",
         missing=(),
         remedies=remedies.ordered((remedies.look(here), remedies.make_room(here))),

@@ -146,9 +146,8 @@ def _live(joined: Joined, look: Look) -> Iterator[RenderableType]:
         marks = [
             word for word in (holding.finding, "named in the message" if holding.named else None) if word
         ]
-        words = f"{size(holding.nbytes)} {holding.what}: {holding.who}" + (
-            f" ({', '.join(marks)})" if marks else ""
-        )
+        amount = "unknown size" if holding.nbytes is None else size(holding.nbytes)
+        words = f"{amount} {holding.what}: {holding.who}" + (f" ({', '.join(marks)})" if marks else "")
         yield paragraph("- ", Text(look.clean(words)), look, indent=4)
     if joined.gone:
         pids = ", ".join(map(str, joined.gone))
