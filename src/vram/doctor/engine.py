@@ -36,7 +36,7 @@ from vram.doctor.checks import (
     vram_records,
 )
 from vram.doctor.sight import Sight
-from vram.model.doctor import Examination, Reading, Verdict
+from vram.model.doctor import CheckResult, Examination, Verdict
 
 CHECKS: tuple[Check, ...] = (
     driver_present,
@@ -77,9 +77,9 @@ def examine(sight: Sight, verb: str | None = None) -> Examination:
     return Examination(verdict=_verdict(readings, sight), readings=readings)
 
 
-def _reading(check: Check, sight: Sight) -> Reading:
+def _reading(check: Check, sight: Sight) -> CheckResult:
     answer = _answer(check, sight)
-    return Reading(
+    return CheckResult(
         check=check.ID,
         topic=check.TOPIC,
         state=answer.state,
@@ -101,7 +101,7 @@ def _answer(check: Check, sight: Sight) -> Answer:
         return Answer(state="unknown", seen=seen, fix="This is a bug in vram: please report it.")
 
 
-def _verdict(readings: Iterable[Reading], sight: Sight) -> Verdict:
+def _verdict(readings: Iterable[CheckResult], sight: Sight) -> Verdict:
     states = {reading.state for reading in readings if not reading.optional}
     if sight.no_driver is not None and not sight.gpus and not sight.other_gpus:
         return "no-driver"

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from vram.ledger.charges import gone, out_of_sight
-from vram.ledger.drm_clients import Claim, Keeping, claims, keeping
+from vram.ledger.drm_clients import ClientGroup, Keeping, claims, keeping
 from vram.ledger.drm_kept import dmabuf_entries
 from vram.ledger.drm_system import system_memory
 from vram.ledger.holders import departed, holder, holders
@@ -61,7 +61,7 @@ def _untold(gpu: GpuSighting) -> str:
 
 
 def _balanced(
-    seen: Sightings, gpu: GpuSighting, found: list[Claim], entries: list[Entry]
+    seen: Sightings, gpu: GpuSighting, found: list[ClientGroup], entries: list[Entry]
 ) -> tuple[int | None, tuple[Entry, ...], tuple[str, ...]]:
     if gpu.memory is not None:
         free, reserved, used = split(gpu.memory)
@@ -106,7 +106,7 @@ def _notes(memory: MemoryFacts, fitted: Sequence[Entry]) -> tuple[str, ...]:
 
 
 def _private(
-    seen: Sightings, gpu: GpuSighting, found: list[Claim], kept: dict[tuple[int, ...], Keeping]
+    seen: Sightings, gpu: GpuSighting, found: list[ClientGroup], kept: dict[tuple[int, ...], Keeping]
 ) -> list[Entry]:
     """What each set of processes has for itself, with ROCm's figures where those are larger."""
     outside = not seen.host.initial_pid_namespace
@@ -125,7 +125,7 @@ def _private(
     return entries + (_outside(gpu, sum(told.values())) if outside else [])
 
 
-def _told(found: list[Claim]) -> dict[int, int]:
+def _told(found: list[ClientGroup]) -> dict[int, int]:
     """What clients tell of each process, shared memory included."""
     told: dict[int, int] = {}
     for claim in found:
@@ -136,7 +136,7 @@ def _told(found: list[Claim]) -> dict[int, int]:
 
 
 def _entry(
-    seen: Sightings, gpu: GpuSighting, claim: Claim, keep: Keeping, listed: Charge | None, more: int
+    seen: Sightings, gpu: GpuSighting, claim: ClientGroup, keep: Keeping, listed: Charge | None, more: int
 ) -> Entry:
     evidence = [_figure(gpu, claim, keep)]
     if listed and listed.nbytes:
@@ -163,7 +163,7 @@ def _entry(
     )
 
 
-def _figure(gpu: GpuSighting, claim: Claim, keep: Keeping) -> str:
+def _figure(gpu: GpuSighting, claim: ClientGroup, keep: Keeping) -> str:
     what = counted(sum(client.descriptors for client in claim.clients), "descriptor")
     if not claim.is_told:
         return f"pid {keep.first} has {what} on it open, and {gpu.driver} does not say how much that uses"
@@ -231,7 +231,7 @@ def _outside(gpu: GpuSighting, told: int) -> list[Entry]:
     ]
 
 
-def _shared(seen: Sightings, found: list[Claim], kept: dict[tuple[int, ...], Keeping]) -> list[Entry]:
+def _shared(seen: Sightings, found: list[ClientGroup], kept: dict[tuple[int, ...], Keeping]) -> list[Entry]:
     """Shared buffers show in every client that has them; which are the same is not told."""
     sharing = sorted((claim for claim in found if claim.shared), key=lambda claim: -claim.shared)
     if not sharing:
@@ -260,7 +260,7 @@ def _shared(seen: Sightings, found: list[Claim], kept: dict[tuple[int, ...], Kee
     ]
 
 
-def _remainder(seen: Sightings, gpu: GpuSighting, found: list[Claim], rest: int) -> list[Entry]:
+def _remainder(seen: Sightings, gpu: GpuSighting, found: list[ClientGroup], rest: int) -> list[Entry]:
     if not rest:
         return []
     told = "in use by the device's own figures, and in no client that can be read"
@@ -281,7 +281,7 @@ def _remainder(seen: Sightings, gpu: GpuSighting, found: list[Claim], rest: int)
 
 
 def _open_only(
-    seen: Sightings, found: list[Claim], kept: dict[tuple[int, ...], Keeping]
+    seen: Sightings, found: list[ClientGroup], kept: dict[tuple[int, ...], Keeping]
 ) -> tuple[OpenOnly, ...]:
     """Whoever inherited a client of a living process, or has the GPU open and uses nothing of it."""
     sources: dict[int, int | None] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vram.ledger.drm_clients import Claim, Keeping
+from vram.ledger.drm_clients import ClientGroup, Keeping
 from vram.ledger.holders import departed, holder, holders
 from vram.ledger.reconcile import fit
 from vram.ledger.sightings import Charge, GpuSighting, Sightings
@@ -16,7 +16,7 @@ _MACHINES = "which it takes from the machine's memory here"
 
 
 def system_memory(
-    seen: Sightings, gpu: GpuSighting, found: list[Claim], kept: dict[tuple[int, ...], Keeping]
+    seen: Sightings, gpu: GpuSighting, found: list[ClientGroup], kept: dict[tuple[int, ...], Keeping]
 ) -> SystemMemory | None:
     """Everybody's part; None where nothing is used and nothing is told."""
     entries = tuple(_entries(seen, gpu, found, kept))
@@ -34,7 +34,7 @@ def system_memory(
 
 
 def _entries(
-    seen: Sightings, gpu: GpuSighting, found: list[Claim], kept: dict[tuple[int, ...], Keeping]
+    seen: Sightings, gpu: GpuSighting, found: list[ClientGroup], kept: dict[tuple[int, ...], Keeping]
 ) -> Iterator[Entry]:
     """What clients tell, with ROCm's figures where it takes this memory and tells more."""
     # ROCm lists the host's pids: inside of a namespace they name nobody, or somebody else.
@@ -61,7 +61,7 @@ def _listed(seen: Sightings, charge: Charge, nbytes: int) -> Entry:
     return Entry(kind="process", nbytes=nbytes, holder=who, evidence=(f"{words}, {_MACHINES}",))
 
 
-def _entry(seen: Sightings, claim: Claim, keep: Keeping, rocm: Charge | None, more: int) -> Entry:
+def _entry(seen: Sightings, claim: ClientGroup, keep: Keeping, rocm: Charge | None, more: int) -> Entry:
     clients = counted(len(claim.clients), "client")
     words = [f"fdinfo of pid {keep.first}: {size(claim.system)} of system memory in {clients}"]
     if rocm and rocm.nbytes:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from vram.ledger.holders import holder, holders
-from vram.ledger.sightings import Share, Sightings, by_identity
+from vram.ledger.sightings import ExportedDescriptor, Sightings, by_identity
 from vram.model.ledger import Entry, OpenOnly
 from vram.model.process import ProcessRef
 from vram.units import size
@@ -33,8 +33,8 @@ class _Draft(Struct):
     """One place while allocations are given to it: those in its room, and those that have none."""
 
     room: int
-    kept: list[tuple[list[Share], bool]] = []
-    charged: list[list[Share]] = []
+    kept: list[tuple[list[ExportedDescriptor], bool]] = []
+    charged: list[list[ExportedDescriptor]] = []
 
 
 # The room is an estimate (it leaves out what contexts cost beyond their charge): an
@@ -82,7 +82,7 @@ class _AllMakers:
         self._seen = seen
         self._found: dict[int | None, _Makers] = {}
 
-    def of(self, shares: list[Share]) -> _Makers:
+    def of(self, shares: list[ExportedDescriptor]) -> _Makers:
         told = next((share.gpu for share in shares if share.gpu is not None), None)
         if told not in self._found:
             self._found[told] = _Makers(self._seen, told)
@@ -116,7 +116,7 @@ class _Makers:
         """Whether *pid* is charged enough to have made an allocation of *nbytes*."""
         return self._most.get(pid, _NONE) >= nbytes
 
-    def closeness(self, shares: list[Share]) -> int:
+    def closeness(self, shares: list[ExportedDescriptor]) -> int:
         """0: no listed process can have made it; 2: one that can holds it, or is of its family or session."""
         nbytes = shares[0].nbytes
         if self._largest < nbytes:
@@ -144,11 +144,11 @@ class _Makers:
         return [rank for rank, _ in alive]
 
 
-def _may_be_nvidias(share: Share) -> bool:
+def _may_be_nvidias(share: ExportedDescriptor) -> bool:
     return share.exporter is None or share.exporter.startswith("nv")
 
 
-def _place_of(shares: list[Share], drafts: dict[Place, _Draft]) -> tuple[Place | None, bool]:
+def _place_of(shares: list[ExportedDescriptor], drafts: dict[Place, _Draft]) -> tuple[Place | None, bool]:
     """Where an allocation lies: an import tells it; a dma-buf does not, so room decides."""
     told = next((share for share in shares if share.gpu is not None), None)
     possible = [place for place in drafts if told is None or place[0] == told.gpu]
@@ -162,7 +162,7 @@ def _fits(nbytes: int, room: int) -> bool:
     return nbytes - nbytes // _SLACK <= room
 
 
-def _entry(seen: Sightings, shares: list[Share], certain: bool, makers: Sequence[int]) -> Entry:
+def _entry(seen: Sightings, shares: list[ExportedDescriptor], certain: bool, makers: Sequence[int]) -> Entry:
     """*makers* may be charged for it after all; *certain* says that it lies on this GPU."""
     pids = sorted({share.process.pid for share in shares})
     keeping = holders(seen, pids) or (holder(seen, shares[0].process),)
@@ -193,7 +193,7 @@ def _doubt(nbytes: int, makers: Sequence[int]) -> str:
     )
 
 
-def _statement(share: Share) -> str:
+def _statement(share: ExportedDescriptor) -> str:
     if share.medium == "dmabuf":
         return f"descriptor {share.fd} of pid {share.process.pid} is a dma-buf of {size(share.nbytes)}"
     return (
@@ -202,7 +202,9 @@ def _statement(share: Share) -> str:
     )
 
 
-def _open_only(seen: Sightings, charged: list[list[Share]], makers: _AllMakers) -> list[OpenOnly]:
+def _open_only(
+    seen: Sightings, charged: list[list[ExportedDescriptor]], makers: _AllMakers
+) -> list[OpenOnly]:
     """Whoever has allocations of others open, once, with the bytes of all of them."""
     held: dict[ProcessRef, int] = {}
     for shares in charged:

@@ -8,7 +8,7 @@ from itertools import groupby
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from vram.model.doctor import Examination, Reading, State
+from vram.model.doctor import CheckResult, Examination, State
 from vram.model.observation import HostFacts
 from vram.report.look import Look
 from vram.report.paragraph import paragraph
@@ -75,7 +75,7 @@ def _sentence(examination: Examination, look: Look) -> Text:
     return Text(look.clean(words), style=style)
 
 
-def _trouble(reading: Reading, look: Look, *, verbose: bool) -> Iterator[RenderableType]:
+def _trouble(reading: CheckResult, look: Look, *, verbose: bool) -> Iterator[RenderableType]:
     glyph, ascii_glyph, style = _OPTIONAL if reading.optional else _MARKS[reading.state]
     state = f"{reading.state}, optional" if reading.optional else reading.state
     title = Text.assemble((reading.check, style), f" {state}: ", (look.clean(reading.seen), "bold"))
@@ -88,7 +88,7 @@ def _trouble(reading: Reading, look: Look, *, verbose: bool) -> Iterator[Rendera
         yield paragraph("  > " if look.ascii else "  → ", _way_out(reading, look), look)
 
 
-def _way_out(reading: Reading, look: Look) -> Text:
+def _way_out(reading: CheckResult, look: Look) -> Text:
     """The sentence, and the command beside it, or below it where it would be broken in two."""
     fix, command = look.clean(reading.fix), look.clean(reading.command)
     if not command:
@@ -98,7 +98,7 @@ def _way_out(reading: Reading, look: Look) -> Text:
     return Text.assemble(fix, " " if fits else "\n", (command, "bold"))
 
 
-def _by_topic(readings: Iterable[Reading], look: Look) -> Iterator[RenderableType]:
+def _by_topic(readings: Iterable[CheckResult], look: Look) -> Iterator[RenderableType]:
     well = [reading for reading in readings if reading.state == "ok"]
     for topic, group in groupby(well, key=lambda each: each.topic):
         words = " · ".join(reading.seen for reading in group)
@@ -111,7 +111,7 @@ def _by_topic(readings: Iterable[Reading], look: Look) -> Iterator[RenderableTyp
         )
 
 
-def _each(readings: Iterable[Reading], look: Look) -> Iterator[RenderableType]:
+def _each(readings: Iterable[CheckResult], look: Look) -> Iterator[RenderableType]:
     for reading in readings:
         glyph, ascii_glyph, style = _MARKS[reading.state]
         state = "" if reading.state == "ok" else " not applicable:"
