@@ -21,9 +21,9 @@ from tests.host.leaderless import leaderless
 from vram.host.local.device_files import DeviceNames, Limits, RawFile
 from vram.host.local.native_scan import NativeScan
 from vram.host.local.open_files import LocalOpenFiles, Scan
-from vram.host.local.procfs import started_at
 from vram.host.local.python_scan import PythonScan
 from vram.host.ports import Holding
+from vram.payloads.procfs import started_at
 
 HOLD = "import os, sys; [os.open(path, os.O_RDWR) for path in sys.argv[1:]]; print(flush=True); input()"
 CHURN = "import os\nprint(flush=True)\nwhile True:\n pid = os.fork() or os._exit(0)\n os.waitpid(pid, 0)"

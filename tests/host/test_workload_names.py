@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vram.host.local.procfs import LocalProc
+from vram.host.local.processes import LocalProc
 from vram.host.local.workload_names import ContainerNames, named, variables
 from vram.model.process import Workload
 

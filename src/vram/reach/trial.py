@@ -8,11 +8,11 @@ import sys
 from contextlib import ExitStack, suppress
 
 from vram.errors import Refused
-from vram.host.local.procfs import started_at
 from vram.model.plan import Target
 from vram.model.process import ProcessRef
 from vram.model.surroundings import AttachTrial
 from vram.payloads import agent
+from vram.payloads.procfs import started_at
 from vram.reach import debug_offsets, direct, remote_exec
 from vram.reach.python_process import examine
 from vram.reach.request import Request, require_done

@@ -7,12 +7,11 @@ from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from vram.host.local.nvml_start import start_reader
+from vram.host.local.child import Child, interpreter, start
 
 if TYPE_CHECKING:
     from vram.host.local.checkpoint import LocalCheckpoint
     from vram.host.local.checkpoint_start import Started
-    from vram.host.local.child import Child
     from vram.host.local.drm import LocalDrm
     from vram.host.local.exports import LocalExports
     from vram.host.local.signals import LocalSignals
@@ -21,6 +20,20 @@ if TYPE_CHECKING:
     from vram.host.local.vitals import LocalVitalSigns
     from vram.host.ports import Card, ComputeCharge, Windows
     from vram.model.observation import HostFacts
+
+
+def start_reader(skip: set[int]) -> Child:
+    """Start a process that reads NVML of every GPU that is not in *skip*; nvml_child.py tells what it says.
+
+    Next to nothing is imported up to here, so that it can be the first thing done.
+    """
+
+    def job(pipe: int) -> None:
+        from vram.host.local.nvml_child import read_into
+
+        read_into(pipe, skip)
+
+    return start(job, interpreter("vram.host.local.nvml_child", *map(str, sorted(skip))))
 
 
 class _NoCards:
@@ -82,7 +95,7 @@ class LocalHost:
         from vram.host.local.device_files import VIRTUAL_GPU, DeviceNames
         from vram.host.local.nvml import LocalNvml
         from vram.host.local.open_files import LocalOpenFiles
-        from vram.host.local.procfs import LocalProc
+        from vram.host.local.processes import LocalProc
 
         virtual = os.environ.get(VIRTUAL_GPU) or None
         self.clock = LocalClock()

@@ -7,10 +7,11 @@ fresh interpreter is started instead.
 
 from __future__ import annotations
 
+import marshal
 import os
 import select
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -159,3 +160,35 @@ def interpreter(module: str, *arguments: str) -> list[str]:
     code = f"import sys; sys.path.append({package_root!r}); from {module} import main; main()"
     # -P: the working directory, which may be anybody's, must not supply modules.
     return [sys.executable, "-P", "-c", code, *arguments]
+
+
+# ---- what a child says, message by message ----
+#
+# Plain tuples and dictionaries by marshal: both ends are this very program, and the child starts
+# before anything larger is imported.
+
+Message = tuple[Any, ...]
+
+
+def send(pipe: int, *message: Any) -> None:
+    body = marshal.dumps(message)
+    frame = len(body).to_bytes(4, "little") + body
+    while frame:
+        frame = frame[os.write(pipe, frame) :]
+
+
+class Inbox:
+    """Puts messages together from what a pipe hands out."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+
+    def add(self, part: bytes) -> Iterator[Message]:
+        self._bytes += part
+        while len(self._bytes) >= 4:
+            end = 4 + int.from_bytes(self._bytes[:4], "little")
+            if len(self._bytes) < end:
+                return
+            body = bytes(self._bytes[4:end])
+            del self._bytes[:end]
+            yield marshal.loads(body)

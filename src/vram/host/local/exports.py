@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import select
-import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -18,8 +17,8 @@ from vram.host.local.child import Child, spawn
 from vram.host.local.driver_environment import VISIBLE, driver_environment
 from vram.host.ports import Candidate, Proof
 from vram.model.observation import Status
+from vram.payloads import command
 
-_PAYLOAD = os.path.join(os.path.dirname(__file__), "..", "..", "payloads", "exports.py")
 _GRACE_S = 0.2
 
 
@@ -88,8 +87,8 @@ class LocalExports:
 
 
 def _command(candidates: Sequence[Candidate]) -> list[str]:
-    words = [f"{each.process.pid}:{each.process.started_at}:{each.fd}" for each in candidates]
-    return [sys.executable, "-I", "-S", _PAYLOAD, *words]
+    words = (f"{each.process.pid}:{each.process.started_at or 0}:{each.fd}" for each in candidates)
+    return command("exports", *words)
 
 
 def _environment(view: str | None) -> dict[str, str]:

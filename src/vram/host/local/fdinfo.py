@@ -12,10 +12,10 @@ import os
 import re
 from collections.abc import Collection
 
-from vram.host.local.procfs import text
 from vram.host.ports import DrmClient
 from vram.model.drm import ClientFacts, Region
 from vram.model.observation import Status
+from vram.payloads.procfs import text
 
 MOST_NBYTES = 64 * 1024  # fifty times what a kernel writes
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from vram.payloads.procfs import map_lines
+
 # Every context maps 2 MiB of nvidia-uvm for itself (driver 580.159); larger ones are managed memory.
 _OF_A_CONTEXT = 2 << 20
 
@@ -17,12 +19,6 @@ class Mappings(NamedTuple):
 
 def mappings_in(maps: bytes, prefixes: tuple[bytes, ...], uvm: bytes) -> Mappings:
     """Read /proc/PID/maps for files that start with *prefixes*; *uvm* is the managed memory's."""
-    lines = [line.split(None, 5) for line in maps.splitlines()]
-    device = [line for line in lines if line[-1].startswith(prefixes)]
-    managed = (_nbytes(line[0]) for line in device if line[-1].removesuffix(b" (deleted)") == uvm)
+    device = [line for line in map_lines(maps, prefixes) if line.path.startswith(prefixes)]
+    managed = (line.nbytes for line in device if line.path == uvm)
     return Mappings(len(device), sum(nbytes for nbytes in managed if nbytes > _OF_A_CONTEXT))
-
-
-def _nbytes(span: bytes) -> int:
-    begin, _, end = span.partition(b"-")
-    return int(end, 16) - int(begin, 16)

@@ -14,10 +14,10 @@ from vram.host.local.device_files import DeviceNames, Naming, RawFile, Walked
 from vram.host.local.identity import user_name
 from vram.host.local.mappings import Mappings, mappings_in
 from vram.host.local.native_scan import NativeScan
-from vram.host.local.procfs import ProcessFolder, Stat, inside_of, living_thread, text
 from vram.host.ports import Dmabuf, DrmClient, FileScan, Holding
 from vram.model.files import DeviceFile
 from vram.model.process import ProcessRef
+from vram.payloads.procfs import ProcessFolder, Stat, inside_of, living_thread, text
 
 _MOST_MAPS_NBYTES = 64 << 20
 

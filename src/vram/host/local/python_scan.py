@@ -11,7 +11,7 @@ from itertools import islice
 from msgspec.structs import replace
 
 from vram.host.local.device_files import LIMITS, Limits, RawFile, Walked
-from vram.host.local.procfs import ProcessFolder, drain, inside_of, living_thread
+from vram.payloads.procfs import ProcessFolder, drain, inside_of, living_thread
 
 _KCMP = {"x86_64": 312, "aarch64": 272}
 _KCMP_FILE = 0

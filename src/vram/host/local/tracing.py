@@ -8,8 +8,8 @@ import sys
 from collections.abc import Iterable, Mapping
 from glob import glob
 
-from vram.host.local.procfs import ProcessFolder
 from vram.model.surroundings import Tracing
+from vram.payloads.procfs import ProcessFolder
 
 _LIBRARY = "libcupti.so*"
 _MAPPED = re.compile(rb"\S*/libcupti\.so[\w.]*")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import select
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -15,6 +14,7 @@ import msgspec
 from vram.host.local.child import Child, spawn
 from vram.host.local.driver_environment import driver_environment
 from vram.model.surroundings import DriverTrial, KernelTrial
+from vram.payloads import command
 
 _GRACE_S = 0.2
 
@@ -25,8 +25,8 @@ class LocalTrials:
     """Both trials, running from now on beside whatever else is done."""
 
     def __init__(self, libraries: Sequence[str]) -> None:
-        self._driver = _start("vram.payloads.try_cuda")
-        self._kernel = _start("vram.payloads.try_kernel", *libraries)
+        self._driver = _start("cuda")
+        self._kernel = _start("kernel", *libraries)
 
     def driver(self, deadline_s: float) -> DriverTrial:
         return _collected(self._driver, deadline_s, DriverTrial)
@@ -35,11 +35,9 @@ class LocalTrials:
         return _collected(self._kernel, deadline_s, KernelTrial)
 
 
-def _start(module: str, *arguments: str) -> Child | None:
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
-    code = f"import sys; sys.path.append({root!r}); from {module} import main; main()"
+def _start(*arguments: str) -> Child | None:
     try:
-        return spawn([sys.executable, "-I", "-S", "-c", code, *arguments], driver_environment())
+        return spawn(command("self_tests", *arguments), driver_environment())
     except OSError:  # no processes or no memory left: nothing is known then
         return None
 

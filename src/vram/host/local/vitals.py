@@ -8,17 +8,17 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 
-from vram.host.local.procfs import TICKS_PER_S, ProcessFolder, text
+from vram.host.local.processes import TICKS_PER_S
 from vram.host.ports import CudaProcesses, ParkedMemory
 from vram.model.parking import Vitals
+from vram.payloads import libcuda
+from vram.payloads.procfs import ProcessFolder, text
 
 # PyTorch maps libnccl into every process that imports it: that alone says nothing.
 _NCCL = b"libnccl"
 _NCCL_SEGMENT = b"/dev/shm/nccl-"
 _RANKS = (b"WORLD_SIZE", b"OMPI_COMM_WORLD_SIZE", b"PMI_SIZE")
 _MOST_DIGITS = 9
-# A checkpointed process has closed every device file, but keeps the library (H200, driver 580.159).
-_CUDA = b"/libcuda.so"
 _VISIBLE = b"CUDA_VISIBLE_DEVICES="
 _LONGEST_VISIBLE = 4096
 _UNLIMITED = 1 << 60
@@ -52,7 +52,7 @@ class LocalVitalSigns:
     def parked_memory(self, pid: int) -> ParkedMemory:
         try:
             with ProcessFolder(self._proc, pid) as folder:
-                return ParkedMemory(_private_bytes(folder.read("status") or b""), _visible_gpus(folder))
+                return ParkedMemory(_private_bytes(folder.status()), _visible_gpus(folder))
         except OSError:
             return ParkedMemory(None, None)
 
@@ -77,13 +77,14 @@ class LocalVitalSigns:
         return CudaProcesses(tuple(found), complete=not (missed or searching.is_alive()))
 
     def uses_cuda(self, pid: int) -> bool:
+        # A checkpointed process has closed every device file, but keeps the library (H200, driver 580.159).
         try:
             with ProcessFolder(self._proc, pid) as folder:
                 stat = folder.stat()
                 # The maps of a process that is stuck in the kernel may never be told.
                 if stat is None or stat.state in "DZX":
                     return False
-                return _CUDA in (folder.read("maps") or b"")
+                return libcuda.IN_MAPS in (folder.read("maps") or b"")
         except OSError:
             return False
 
@@ -135,14 +136,13 @@ def _left_in(folder: str) -> int | None:
 
 
 def _cpu_s(folder: ProcessFolder) -> float | None:
-    raw = folder.read("stat") or b""
-    fields = raw[raw.rfind(b")") + 2 :].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS_PER_S if len(fields) > 12 else None
+    stat = folder.stat()
+    return stat.cpu_ticks / TICKS_PER_S if stat else None
 
 
 def _is_runnable(folder: ProcessFolder) -> bool:
-    stats = (folder.read(f"task/{thread}/stat") or b"" for thread in folder.names("task"))
-    return any(raw[raw.rfind(b")") + 2 :].startswith(b"R") for raw in stats)
+    stats = (folder.stat(int(thread)) for thread in folder.names("task"))
+    return any(stat is not None and stat.state == "R" for stat in stats)
 
 
 def _nccl_peers(folder: ProcessFolder) -> str | None:
@@ -158,10 +158,13 @@ def _nccl_peers(folder: ProcessFolder) -> str | None:
     return None
 
 
-def _private_bytes(status: bytes) -> int | None:
+def _private_bytes(status: dict[bytes, bytes]) -> int | None:
     """Host memory of its own, swapped out or not: the driver parks GPU memory there."""
-    fields = dict(re.findall(rb"^(RssAnon|VmSwap):\s+(\d{1,15}) kB$", status, re.MULTILINE))
-    return sum(map(int, fields.values())) * 1024 if b"RssAnon" in fields else None
+    figures = {
+        name: re.fullmatch(rb"(\d{1,15}) kB", status.get(name, b"")) for name in (b"RssAnon", b"VmSwap")
+    }
+    known = [int(figure[1]) for figure in figures.values() if figure]
+    return sum(known) * 1024 if figures[b"RssAnon"] else None
 
 
 def _visible_gpus(folder: ProcessFolder) -> str | None:

@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.host.leaderless import leaderless
-from vram.host.local.procfs import LocalProc, ProcessFolder, Stat, started_at
+from vram.host.local.processes import LocalProc
+from vram.payloads.procfs import ProcessFolder, Stat, started_at
 
 SLEEP = [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()", "an argument", "\x1b[2J\n"]
 

@@ -1,6 +1,6 @@
 """Fill device memory with what stdin brings, find it there, and wait to be killed with it.
 
-python leave.py DEVICE BLOCKS BLOCK_NBYTES      prints how many bytes were found
+    fill_and_wait DEVICE BLOCKS BLOCK_NBYTES      prints how many bytes were found
 
 The first half of a remanence test between processes: standard library only, and memory that
 is never freed.
@@ -13,6 +13,8 @@ import sys
 from ctypes import byref, c_int, c_size_t, c_uint64, c_void_p
 from typing import Any
 
+from .libcuda import load
+
 
 def must(code: int) -> None:
     if code:
@@ -20,7 +22,7 @@ def must(code: int) -> None:
 
 
 def opened(device: int) -> Any:
-    cuda, context = ctypes.CDLL("libcuda.so.1"), c_void_p()
+    cuda, context = load(), c_void_p()
     must(cuda.cuInit(0))
     must(cuda.cuDevicePrimaryCtxRetain(byref(context), c_int(device)))
     must(cuda.cuCtxSetCurrent(context))
@@ -45,7 +47,3 @@ def main() -> None:
     pattern = sys.stdin.buffer.read(nbytes)
     print(fill(opened(device), blocks, pattern), flush=True)
     sys.stdin.buffer.read()  # until somebody kills us, or is gone
-
-
-if __name__ == "__main__":
-    main()
