@@ -162,6 +162,20 @@ def interpreter(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-P", "-c", code, *arguments]
 
 
+# ---- its environment, where it wakes the driver: all GPUs, nobody's code, no MPS ----
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+# These hide GPUs from the driver, or load somebody's code into the process that uses it.
+_UNWANTED = (VISIBLE, "CUDA_INJECTION64_PATH", "LD_PRELOAD")
+# The driver's first call would have the MPS daemon start a server for us: here it finds none.
+_INSTEAD = {"CUDA_MPS_PIPE_DIRECTORY": "/dev/null"}
+
+
+def driver_environment() -> dict[str, str]:
+    """Ours, without what would change what the driver shows or whom it asks."""
+    return {name: value for name, value in os.environ.items() if name not in _UNWANTED} | _INSTEAD
+
+
 # ---- what a child says, message by message ----
 #
 # Plain tuples and dictionaries by marshal: both ends are this very program, and the child starts

@@ -319,10 +319,10 @@ class _MigHandle:
 
 def _find_mig(ask: Callable[..., Any], gpu: Any) -> list[_MigHandle] | None:
     """Every MIG device of *gpu*; numbers may have holes. None where the GPU does not tell."""
-    most = ask("nvmlDeviceGetMax_MigHandleCount", gpu)
+    most = ask("nvmlDeviceGetMaxMigDeviceCount", gpu)
     if most is None:
         return None
-    handles = {at: ask("nvmlDeviceGet_MigHandleHandleByIndex", gpu, at) for at in range(most)}
+    handles = {at: ask("nvmlDeviceGetMigDeviceHandleByIndex", gpu, at) for at in range(most)}
     found = (_mig_handle(ask, handle, at) for at, handle in handles.items() if handle is not None)
     return [device for device in found if device is not None]
 
