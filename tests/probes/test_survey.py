@@ -16,7 +16,7 @@ from tests.probes.conftest import facts, take
 from vram.diagnosis.verdict import judge, overall
 from vram.errors import ExitCode
 from vram.host.local import LocalHost
-from vram.host.ports import Candidate, Card, FileScan, Host, Proof
+from vram.host.ports import Card, ExportCandidate, FileScan, Host, Proof
 from vram.ledger.build import build_ledger
 from vram.model.files import DmabufFacts, FilesFacts
 from vram.model.gpu import ChargeFacts, MemoryFacts
@@ -39,7 +39,7 @@ class Quiet:
     def scan(self, deadline_s: float, pids: Sequence[int] | None = None) -> FileScan:
         return FileScan(())
 
-    def prove(self, candidates: Sequence[Candidate], deadline_s: float) -> Iterator[Proof]:
+    def prove(self, candidates: Sequence[ExportCandidate], deadline_s: float) -> Iterator[Proof]:
         return iter(())
 
     def facts(self, pid: int) -> tuple[ProcessRef, ProcessFacts] | None:

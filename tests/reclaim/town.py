@@ -52,10 +52,10 @@ class Town:
         self.me = ledger.host
         self._returns = returns or {}
         self._now_s = 0.0
-        self.nvml = self.proc = self.signals = self.clock = self.vitals = self.vendor = self.drm = self
+        self.nvml = self.proc = self.signals = self.clock = self.limits = self.vendor = self.drm = self
         self.drivers: tuple[str, ...] = ()  # no GPU of AMD or Intel
 
-    # ---- ports: proc, signals, clock, vitals, vendor, nvml ----
+    # ---- ports: proc, signals, clock, limits, vendor, nvml ----
 
     def facts(self, pid: int | None = None) -> Any:
         return self.me if pid is None else self._about(pid)

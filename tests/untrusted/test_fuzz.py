@@ -15,7 +15,7 @@ from tests.ledger.world import CONTEXT, World
 from tests.untrusted.mutations import mutations
 from vram.cli.app import main
 from vram.errors import ExitCode, VramError
-from vram.host.local.workload_names import ContainerNames
+from vram.host.local.workload import ContainerNames
 from vram.ledger.build import build_ledger
 from vram.model.ledger import known_bytes
 from vram.model.observation import ProbeRun

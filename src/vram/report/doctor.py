@@ -35,7 +35,7 @@ def text(
 ) -> RenderableType:
     """One screen; *verbose* gives every check lines of its own, with all its details."""
     blocks: list[RenderableType] = [_masthead(host, taken_at, look), _sentence(examination, look)]
-    troubles = [reading for reading in examination.readings if reading.state not in _WELL]
+    troubles = [reading for reading in examination.results if reading.state not in _WELL]
     ranks = list(_MARKS)
     after_optional = False
     for reading in sorted(troubles, key=lambda each: (each.optional, ranks.index(each.state))):
@@ -44,7 +44,7 @@ def text(
         blocks += _trouble(reading, look, verbose=verbose)
         after_optional = reading.optional
     blocks.append(Text())
-    well = [reading for reading in examination.readings if reading.state in _WELL]
+    well = [reading for reading in examination.results if reading.state in _WELL]
     blocks += _each(well, look) if verbose else _by_topic(well, look)
     return Group(*blocks)
 
@@ -58,7 +58,7 @@ def _masthead(host: HostFacts, taken_at: str, look: Look) -> Text:
 
 def _sentence(examination: Examination, look: Look) -> Text:
     counts = {
-        state: sum(each.state == state and not each.optional for each in examination.readings)
+        state: sum(each.state == state and not each.optional for each in examination.results)
         for state in ("broken", "missing", "limited", "unknown")
     }
     told = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
@@ -68,7 +68,7 @@ def _sentence(examination: Examination, look: Look) -> Text:
         "broken": f"Something that vram needs is broken here: {told}.",
         "no-driver": "No NVIDIA driver answers here: vram has no GPU to look at.",
     }[examination.verdict]
-    optional = sum(each.optional and each.state not in _WELL for each in examination.readings)
+    optional = sum(each.optional and each.state not in _WELL for each in examination.results)
     if optional:
         words += f" {counted(optional, 'optional thing')} {'is' if optional == 1 else 'are'} not well."
     style = {"ready": "bold green", "limited": "bold yellow"}.get(examination.verdict, "bold red")

@@ -32,6 +32,6 @@ def report(examination: Examination, host: HostFacts, taken_at: str) -> bytes:
             taken_at=taken_at,
             host=host,
             verdict=examination.verdict,
-            checks=examination.readings,
+            checks=examination.results,
         )
     )
