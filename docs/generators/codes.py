@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from inspect import cleandoc
 
 from vram.cli import manual
-from vram.doctor.engine import CHECKS
+from vram.doctor.checks import CHECKS
 
 FOLDER = "docs/reference/rules"
 UNDERLINED = re.compile(r"^(.+)\n-{3,}$", re.MULTILINE)
@@ -67,10 +67,10 @@ def _check_index(checks: manual.Pages) -> Iterator[str]:
     yield "|---|---|---|---|"
     summaries = dict(manual.summaries(checks))
     for check in CHECKS:
-        anchor = check.ID.replace(".", "")
-        bears_on = ", ".join(check.VERBS) or "none"
-        optional = "optional" if check.OPTIONAL else ""
-        yield f"| [{check.ID}](#{anchor}) | {summaries[check.ID]} | {bears_on} | {optional} |"
+        anchor = check.id.replace(".", "")
+        bears_on = ", ".join(check.verbs) or "none"
+        optional = "optional" if check.optional else ""
+        yield f"| [{check.id}](#{anchor}) | {summaries[check.id]} | {bears_on} | {optional} |"
 
 
 def _checks(checks: manual.Pages) -> Iterator[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
 
 from vram.errors import UsageError
 
@@ -11,35 +10,31 @@ from vram.errors import UsageError
 Pages = dict[str, str]
 
 
-class _Described(Protocol):
-    __doc__: str | None
-
-
 def rules() -> Pages:
     """The page of each finding, by its code."""
     from vram.diagnosis.engine import RULES
 
-    return _pages((rule.CODE, rule) for rule in sorted(RULES, key=lambda rule: rule.CODE))
+    return _pages((rule.CODE, rule.__doc__) for rule in sorted(RULES, key=lambda rule: rule.CODE))
 
 
 def checks() -> Pages:
     """The page of each check of the doctor, by its id."""
-    from vram.doctor.engine import CHECKS
+    from vram.doctor.checks import CHECKS
 
-    return _pages((check.ID, check) for check in CHECKS)
+    return _pages((check.id, check.page) for check in CHECKS)
 
 
 def kinds() -> Pages:
     """The page of each kind of out-of-memory, by its id."""
     from vram.oom.judge import KINDS
 
-    return _pages((kind.ID, kind) for kind in KINDS)
+    return _pages((kind.ID, kind.__doc__) for kind in KINDS)
 
 
-def _pages(modules: Iterable[tuple[str, _Described]]) -> Pages:
+def _pages(docstrings: Iterable[tuple[str, str | None]]) -> Pages:
     # Python -OO strips docstrings, and with them the pages.
     missing = "{} This page is missing: Python was started with -OO, which removes it.\n"
-    return {name: module.__doc__ or missing.format(name) for name, module in modules}
+    return {name: text or missing.format(name) for name, text in docstrings}
 
 
 def page(name: str) -> str:

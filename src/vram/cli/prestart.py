@@ -74,7 +74,7 @@ def _driver_reader() -> Child | None:
     started, _reader = _reader, None
     if started is not None:
         return started
-    from vram.host.local.nvml_start import start_reader
+    from vram.host.local import start_reader
 
     try:
         return start_reader(set())
