@@ -15,7 +15,7 @@ from vram.units import size
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from vram.report.look import Look
+    from vram.report.layout import RenderOptions
 
 # Nobody reads wider lines, and what pads them would fill the memory.
 _WIDEST = 2000
@@ -29,11 +29,11 @@ def add_terminal_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--no-color", action="store_true", help="no colour, also on a terminal")
 
 
-def look_for(args: Namespace) -> Look:
+def render_options(args: Namespace) -> RenderOptions:
     """Return the surface that standard output is."""
-    from vram.report.look import Look
+    from vram.report.layout import RenderOptions
 
-    return Look(width=columns(), ascii=args.ascii or not carries_unicode())
+    return RenderOptions(width=columns(), ascii=args.ascii or not carries_unicode())
 
 
 def columns() -> int:
@@ -71,13 +71,13 @@ def is_terminal() -> bool:
     return sys.stdout is not None and sys.stdout.isatty()
 
 
-def console_for(args: Namespace, look: Look) -> Console:
+def console_for(args: Namespace, options: RenderOptions) -> Console:
     """Return a console on standard output that adds nothing of its own to the text."""
     from rich.console import Console
 
     color = colored(args)
     return Console(
-        width=look.width,
+        width=options.width,
         force_terminal=color,
         color_system=_color_system() if color else None,
         no_color=not color,
@@ -88,11 +88,11 @@ def console_for(args: Namespace, look: Look) -> Console:
     )
 
 
-def show(renderable: RenderableType, args: Namespace, look: Look) -> None:
+def show(renderable: RenderableType, args: Namespace, options: RenderOptions) -> None:
     """Print *renderable* without the blanks that padding leaves at the ends of lines."""
     from io import StringIO
 
-    console = console_for(args, look)
+    console = console_for(args, options)
     # After a capture rich writes an empty string, which unbuffered streams hand on to the system.
     console.file = StringIO()
     with console.capture() as captured:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vram.cli.arguments import pid_number, seconds
 from vram.cli.prestart import open_host
-from vram.cli.terminal import add_terminal_arguments, emit, look_for, show
+from vram.cli.terminal import add_terminal_arguments, emit, render_options, show
 from vram.errors import ExitCode, Refused
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def _each(
 def _say(args: Namespace, what: Any) -> None:
     if args.json:
         return
-    look = look_for(args)
+    look = render_options(args)
     if isinstance(what, str):
         show(look.clean(what), args, look)
         return

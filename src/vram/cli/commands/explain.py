@@ -31,14 +31,13 @@ def known_names() -> Names:
 
 
 def run(args: Namespace) -> int:
-    from vram.report.look import Look
-    from vram.report.manual_page import listing, manual_page
+    from vram.report.layout import RenderOptions, listing, manual_page
 
-    look = Look(width=columns(), ascii=not carries_unicode())
+    options = RenderOptions(width=columns(), ascii=not carries_unicode())
     if args.code is None:
-        emit("\n".join(f"{title}\n{listing(names, look)}" for title, names in _groups().items()))
+        emit("\n".join(f"{title}\n{listing(names, options)}" for title, names in _groups().items()))
     else:
-        emit(manual_page(manual.page(args.code), look))
+        emit(manual_page(manual.page(args.code), options))
     return ExitCode.OK
 
 

@@ -8,7 +8,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from vram.cli.arguments import seconds
-from vram.cli.terminal import add_terminal_arguments, emit, look_for, show
+from vram.cli.terminal import add_terminal_arguments, emit, render_options, show
 from vram.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -81,8 +81,8 @@ def _list(args: Namespace) -> int:
 
         emit(encode(LabCatalogue(experiments=experiments)))
         return ExitCode.OK
-    look = look_for(args)
-    show(lab.listing(experiments, look), args, look)
+    options = render_options(args)
+    show(lab.listing(experiments, options), args, options)
     return ExitCode.OK
 
 
@@ -94,8 +94,8 @@ def _show(args: Namespace) -> int:
     from vram.lab.catalogue import chosen, describe
     from vram.report import lab
 
-    look = look_for(args)
-    emit("\n".join(lab.page(describe(name), look) for name in chosen(args.names)))
+    options = render_options(args)
+    emit("\n".join(lab.page(describe(name), options) for name in chosen(args.names)))
     return ExitCode.OK
 
 
@@ -184,5 +184,5 @@ def _tell(report: LabReport, args: Namespace) -> None:
     if args.json:
         emit(encode(report))
         return
-    look = look_for(args)
-    show(lab.results(report, look), args, look)
+    options = render_options(args)
+    show(lab.results(report, options), args, options)

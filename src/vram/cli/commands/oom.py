@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, BinaryIO, cast
 
 from vram.cli.arguments import add_deadline_argument, add_windows_argument, narrowed
 from vram.cli.source import open_host, require_driver, take_survey
-from vram.cli.terminal import add_terminal_arguments, emit, look_for, show
+from vram.cli.terminal import add_terminal_arguments, emit, render_options, show
 from vram.errors import BadInput, ExitCode, NothingFound, UsageError
 
 if TYPE_CHECKING:
@@ -115,9 +115,9 @@ def _to_paste(found: tuple[Case, ...], file: str) -> tuple[Case, ...]:
 
 def _tell(found: tuple[Case, ...], unkept: int, nbytes: int, args: Namespace) -> None:
     if args.json:
-        from vram.report.oom_json import report
+        from vram.report import json_reports
 
-        emit(report(found, unkept, nbytes))
+        emit(json_reports.oom(found, unkept, nbytes))
     if not found:
         raise NothingFound(
             "there is no out-of-memory message in it" if nbytes else "there is nothing in it",
@@ -126,8 +126,8 @@ def _tell(found: tuple[Case, ...], unkept: int, nbytes: int, args: Namespace) ->
     if not args.json:
         from vram.report import oom
 
-        look = look_for(args)
-        show(oom.text(found, unkept, nbytes, look), args, look)
+        options = render_options(args)
+        show(oom.text(found, unkept, nbytes, options), args, options)
 
 
 # ---- logs: a file, compressed or not, or what is piped or pasted ----

@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 
 from vram.cli.prestart import open_host
-from vram.cli.terminal import add_terminal_arguments, emit, look_for, show
+from vram.cli.terminal import add_terminal_arguments, emit, render_options, show
 from vram.errors import ExitCode
 
 NAME = "parked"
@@ -49,6 +49,6 @@ def run(args: Namespace) -> int:
 
         emit(encode(told))
     else:
-        look = look_for(args)
+        look = render_options(args)
         show(parked.text(told, look), args, look)
     return ExitCode.OK

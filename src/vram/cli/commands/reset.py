@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from vram.cli.arguments import add_deadline_argument
 from vram.cli.prestart import open_host
-from vram.cli.terminal import add_terminal_arguments, emit, look_for, show
+from vram.cli.terminal import add_terminal_arguments, emit, render_options, show
 from vram.errors import ExitCode, Refused
 
 if TYPE_CHECKING:
@@ -63,5 +63,5 @@ def _tell(args: Namespace, ready: Readiness, receipt: Receipt | None) -> None:
     if args.json:
         emit(reset.report(ready.gpu, ready.blockers, ready.command, receipt))
     else:
-        look = look_for(args)
+        look = render_options(args)
         show(reset.text(ready.gpu, ready.blockers, ready.command, receipt, look), args, look)

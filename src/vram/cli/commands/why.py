@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from vram.cli.arguments import pid_number, seconds
 from vram.cli.source import add_source_arguments, completeness, open_host, require_driver, take_ledger
-from vram.cli.terminal import add_terminal_arguments, console_for, emit, is_terminal, look_for, show
+from vram.cli.terminal import add_terminal_arguments, console_for, emit, is_terminal, render_options, show
 from vram.errors import UsageError
 
 if TYPE_CHECKING:
@@ -108,14 +108,14 @@ def _one_process(
         theirs = concerning(deepen(ledger, answers), args.pid)
     about = findings_about(findings, ledger, args.pid)
     if args.json:
-        from vram.report.process_json import report
+        from vram.report import json
 
-        emit(report(theirs, args.pid, about, notes))
+        emit(json.process(theirs, args.pid, about, notes))
     else:
         from vram.report import text
 
-        look = look_for(args)
-        show(text.process(theirs, about, notes, look), args, look)
+        options = render_options(args)
+        show(text.process(theirs, about, notes, options), args, options)
     return completeness(ledger)
 
 
@@ -135,11 +135,11 @@ def _show(ledger: Ledger, findings: tuple[Finding, ...], args: Namespace) -> Non
         from vram.files import write_file
         from vram.report.svg import draw
 
-        picture = draw(lambda look: text.why(ledger, findings, look), prompt="vram why")
+        picture = draw(lambda options: text.why(ledger, findings, options), prompt="vram why")
         write_file(args.svg, picture.encode())
         return
-    look = look_for(args)
-    show(text.why(ledger, findings, look), args, look)
+    options = render_options(args)
+    show(text.why(ledger, findings, options), args, options)
 
 
 # ---- again and again: in place on a terminal, in lines elsewhere ----
@@ -181,10 +181,10 @@ def _as_pages(args: Namespace, host: LocalHost) -> NoReturn:
     from vram.report import text
 
     while True:
-        look = look_for(args)
+        options = render_options(args)
         ledger = take_ledger(args, host)
         require_driver(ledger)
-        show(text.why(ledger, diagnose(ledger), look), args, look)
+        show(text.why(ledger, diagnose(ledger), options), args, options)
         emit("\n")
         time.sleep(args.watch)
 
@@ -197,12 +197,12 @@ def _on_a_screen(args: Namespace, host: LocalHost) -> NoReturn:
 
     ledger = take_ledger(args, host)
     require_driver(ledger)
-    console = console_for(args, look_for(args))
+    console = console_for(args, render_options(args))
     # The alternate screen: what was on the terminal before is there again afterwards.
     with Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
-            look = look_for(args)._replace(brief=True)
-            console.width = look.width
-            live.update(text.why(ledger, diagnose(ledger), look), refresh=True)
+            options = render_options(args)._replace(brief=True)
+            console.width = options.width
+            live.update(text.why(ledger, diagnose(ledger), options), refresh=True)
             time.sleep(args.watch)
             ledger = take_ledger(args, host)
