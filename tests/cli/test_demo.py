@@ -43,7 +43,7 @@ def test_following_the_advice_gives_the_memory_back(name: str) -> None:
     assert (code, err) == (0, "")
     assert story.question in out
     assert "│ GPU 0  NVIDIA GPU (virtual)" in out
-    assert re.search(r"; given back: [\d.]+ [MG]iB$", out, re.MULTILINE)
+    assert re.search(r"; freed: [\d.]+ [MG]iB$", out, re.MULTILINE)
 
 
 def test_a_dead_parents_memory_is_explained_by_its_child() -> None:

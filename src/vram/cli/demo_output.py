@@ -51,9 +51,9 @@ class DemoOutput:
         self._say(Text(sentence))
 
     def outcome(self, deed: str, before: int, after: int) -> None:
-        """Say what was done and what it gave back, both figures measured."""
+        """Say what was done and what it freed, both figures measured."""
         better = after < before
-        verdict = f"given back: {size(before - after)}" if better else "nothing was given back"
+        verdict = f"freed: {size(before - after)}" if better else "nothing was freed"
         figures = f"{size(before)} held before, {size(after)} after; "
         self._say(Text.assemble((deed, "bold"), "\n", figures, (verdict, "green" if better else "red")))
 

@@ -54,7 +54,7 @@ def inside(receipt: InsideReceipt) -> bytes:
 
 
 class OomReport(Struct, frozen=True, kw_only=True):
-    """``nbytes`` were read. ``unkept`` messages are beyond the most that are told apart."""
+    """``nbytes`` were read. ``unkept`` messages are beyond the most that are kept apart."""
 
     schema: Literal[2] = 2
     nbytes: int

@@ -58,9 +58,9 @@ def _result(result: Result, options: RenderOptions) -> Iterator[RenderableType]:
 
 def _count(report: LabReport) -> str:
     verdicts = [result.verdict for result in report.results]
-    told = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in STYLES)
+    counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in STYLES)
     spent_s = sum(result.took_s for result in report.results)
-    return f"{counted(len(verdicts), 'claim')}: {told}; {duration(spent_s)}"
+    return f"{counted(len(verdicts), 'claim')}: {counts}; {duration(spent_s)}"
 
 
 def page(experiment: Experiment, options: RenderOptions) -> str:

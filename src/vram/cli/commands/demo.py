@@ -1,7 +1,7 @@
 """``vram demo``: five questions about GPU memory, acted out by real processes on a virtual GPU.
 
 Nothing is prerecorded: every answer is ``vram why`` itself, run while the scene plays, and
-every "given back" is measured after following the advice.
+every "freed" is measured after following the advice.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _play_all(stories: tuple[Story, ...], args: Namespace) -> int:
 
 
 def _play(story: Story, output: DemoOutput, *, stay: bool) -> bool:
-    """Play one story; return whether following its advice gave memory back."""
+    """Play one story; return whether following its advice freed memory."""
     from vram.cli.demo_output import held_bytes
     from vram.virtualgpu import VirtualGpu
     from vram.virtualgpu.scene import Scene

@@ -24,9 +24,9 @@ An experiment starts processes of its own, takes no more memory than its page
 names, and leaves nothing behind. None resets a GPU or changes a setting.
 
 exit codes of `vram lab run`:
-  0  every claim was told to be true or false here
+  0  every claim was found true or false here
   2  the call was wrong
-  3  some could not be told; a line for each says why
+  3  some are unknown; a line for each says why
   4  no GPU answers"""
 
 
@@ -120,8 +120,8 @@ def _run(args: Namespace) -> int:
         raise
     report = _report(host, device, results)
     _tell(report, args)
-    told = all(result.verdict != "cannot tell" for result in report.results)
-    return ExitCode.OK if told else ExitCode.PARTIAL
+    known = all(result.verdict != "cannot tell" for result in report.results)
+    return ExitCode.OK if known else ExitCode.PARTIAL
 
 
 def _refuse_model(device: Device) -> None:
