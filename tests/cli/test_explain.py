@@ -9,7 +9,7 @@ import pytest
 from tests.cli.conftest import Run
 from vram.diagnosis import manual
 from vram.doctor import manual as checks
-from vram.oom import manual as kinds
+from vram.oom import judge as kinds
 
 
 def test_whatever_has_a_page_is_listed(vram: Run) -> None:

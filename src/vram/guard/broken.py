@@ -72,7 +72,7 @@ def is_sticky(error: BaseException) -> bool:
 
 def sticky_code(error: BaseException) -> int | None:
     """The sticky error that *error*, or one that it was raised from, reports; None for any other."""
-    from vram.oom.dialects.broken import code_in
+    from vram.oom.dialects.cuda import sticky_code_in
     from vram.payloads.trim.broken import STICKY
 
     for each in itself_and_causes(error):
@@ -81,7 +81,7 @@ def sticky_code(error: BaseException) -> int | None:
             number = getattr(each, name, None)
             if isinstance(number, int) and int(number) in STICKY and _is_of_cuda(each):
                 return int(number)
-        code = code_in(_text(each))
+        code = sticky_code_in(_text(each))
         if code is not None:
             return code
     return None

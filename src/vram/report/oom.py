@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vram.model.finding import Finding
-from vram.model.oom import Balance, Case, Joined, Judgement, Working
+from vram.model.oom import Balance, Case, Judgement, LiveMatch, Working
 from vram.report.advice import advice
 from vram.report.look import Look
 from vram.report.paragraph import paragraph
@@ -131,7 +131,7 @@ def _balance(balance: Balance, look: Look) -> RenderableType:
     return table
 
 
-def _live(joined: Joined, look: Look) -> Iterator[RenderableType]:
+def _live(joined: LiveMatch, look: Look) -> Iterator[RenderableType]:
     yield Text()
     if joined.gpu is None:
         yield paragraph(

@@ -44,7 +44,7 @@ def run(args: Namespace) -> int:
 def _groups() -> dict[str, Names]:
     from vram.diagnosis import manual
     from vram.doctor import manual as checks
-    from vram.oom import manual as kinds
+    from vram.oom import judge as kinds
 
     return {
         "findings of `vram why`": tuple((code, manual.summary(code)) for code in manual.codes()),
@@ -56,7 +56,7 @@ def _groups() -> dict[str, Names]:
 def _page(name: str) -> str:
     from vram.diagnosis import manual
     from vram.doctor import manual as checks
-    from vram.oom import manual as kinds
+    from vram.oom import judge as kinds
 
     if "." in name:
         return checks.page(name)

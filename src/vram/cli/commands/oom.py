@@ -57,10 +57,10 @@ def run(args: Namespace) -> int:
         raise UsageError("--gpu chooses a GPU to join with", hint="add --live, or --from FILE")
     from vram.cli.logs import open_log
     from vram.oom.cases import cases
-    from vram.oom.reader import sightings
+    from vram.oom.reader import find_messages
 
     with open_log(args.file) as log:
-        found, unkept = cases(sightings(log))
+        found, unkept = cases(find_messages(log))
         nbytes = log.nbytes
     ledger = _ledger(args) if joins and found else None
     if ledger is not None:
@@ -72,10 +72,10 @@ def run(args: Namespace) -> int:
 
 
 def _kinds() -> int:
-    from vram.oom import manual
+    from vram.oom import judge
 
-    width = max(map(len, manual.ids()))
-    emit("".join(f"{kind:<{width}}  {manual.summary(kind)}\n" for kind in manual.ids()))
+    width = max(map(len, judge.ids()))
+    emit("".join(f"{kind:<{width}}  {judge.summary(kind)}\n" for kind in judge.ids()))
     return ExitCode.OK
 
 
