@@ -11,7 +11,7 @@ from vram.guard.flushed import Flushed
 from vram.guard.memory import DeviceMemory
 from vram.guard.out_of_memory import is_out_of_memory
 from vram.oom.dialects.cuda import STICKY_WORDS, sticky_code_in
-from vram.payloads.trim.broken import STICKY
+from vram.payloads.trim.sticky_errors import STICKY
 from vram.units import GIB, MIB
 from vram.virtualgpu import VirtualGpu
 

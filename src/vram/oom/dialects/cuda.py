@@ -7,7 +7,7 @@ import re
 from vram.model.oom import OomReading, Where
 from vram.oom.dialects import Match, Parsed, dialect
 from vram.oom.sizes import SIZE, amount
-from vram.payloads.trim.broken import STICKY
+from vram.payloads.trim.sticky_errors import STICKY
 
 _CALL = r"\s+failed[:\s]+(?:cudaErrorMemoryAllocation:\s+)?out\s+of\s+memory"
 _WORDS = r"[^\n]{0,60}?(?:[Ee]rror|[Ff]ail\w*|:)[^\n]{0,20}?'?out\s+of\s+memory'?"

@@ -1,4 +1,4 @@
-"""Another user's process is visited by a process of ours: what comes of it is told as if there were none."""
+"""A child of ours attaches to another user's process: results and errors are as if there were no child."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ print("ready", flush=True)
 for line in sys.stdin:
     print(threading.active_count(), flush=True)
 """
-VISITOR = """
+ASKER = """
 import sys
 from vram.errors import VramError
 from vram.host.local import LocalHost
 from vram.host.local.child import may_fork
-from vram.reach.ways import reach
+from vram.reach.injectors import ask_trim
 from vram.reclaim.identity import capture
 target = capture(LocalHost(), int(sys.argv[1]))
 assert may_fork() and target.uid == 65534
 print("going", flush=True)
 try:
-    visit = reach(target, "measure", 30.0)
-    print(visit.via, visit.answer.status, flush=True)
+    answer = ask_trim(target, "measure", 30.0)
+    print(answer.via, answer.answer.status, flush=True)
 except VramError as error:
     print(type(error).__name__, error.exit_code.value, bool(error.hint), error, flush=True)
 """
 
 pytestmark = [
-    pytest.mark.skipif(os.geteuid() != 0, reason="only root visits others"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root attaches to others"),
     pytest.mark.skipif(not os.path.exists(PYTHON), reason=f"there is no {PYTHON}"),
     pytest.mark.skipif(os.uname().machine != "x86_64", reason="memory is read on x86-64 only"),
 ]
@@ -58,9 +58,9 @@ def target() -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
-def visitor(pid: int) -> subprocess.Popen[str]:
+def run(pid: int) -> subprocess.Popen[str]:
     environment = {**os.environ, "PYTHONPATH": str(SOURCES)}
-    argv = [sys.executable, "-c", VISITOR, str(pid)]
+    argv = [sys.executable, "-c", ASKER, str(pid)]
     return subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, text=True)
 
 
@@ -79,7 +79,7 @@ def goes_on(target: subprocess.Popen[str]) -> bool:
 
 
 def test_it_answers(target: subprocess.Popen[str]) -> None:
-    said, _ = visitor(target.pid).communicate(timeout=60)
+    said, _ = run(target.pid).communicate(timeout=60)
     assert said.splitlines()[1] in ("ptrace done", "remote-exec done")
     assert goes_on(target)
 
@@ -89,7 +89,7 @@ def test_a_refusal_keeps_its_kind_words_and_hint() -> None:
     with subprocess.Popen([sys.executable, "-c", code]) as sleeping:
         while Path(f"/proc/{sleeping.pid}/comm").read_text() != "sleep\n":
             time.sleep(0.01)
-        said, _ = visitor(sleeping.pid).communicate(timeout=60)
+        said, _ = run(sleeping.pid).communicate(timeout=60)
         sleeping.kill()
     assert said.splitlines()[1].startswith("NotReachable 14 ")
     assert str(sleeping.pid) in said
@@ -98,7 +98,7 @@ def test_a_refusal_keeps_its_kind_words_and_hint() -> None:
 def test_killed_at_any_moment_it_leaves_the_target_as_it_was(target: subprocess.Popen[str]) -> None:
     chance = random.Random(5)
     for _ in range(KILLS):
-        process = visitor(target.pid)
+        process = run(target.pid)
         assert process.stdout is not None
         assert process.stdout.readline() == "going\n"
         time.sleep(chance.uniform(0.0, 0.06))

@@ -1,6 +1,6 @@
-"""A program to be visited, in a state that the test chooses. It notices when anything of it is changed.
+"""A program to attach to, in a state that the test chooses. It notices when anything of it is changed.
 
-    visited.py STATE THREADS
+    target_program.py STATE THREADS
 
 Runs on Python 3.9 and later, standard library only. Every line on its standard input is
 answered by the main thread with what that thread was waiting for, or working on: a wait that

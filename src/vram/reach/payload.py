@@ -1,4 +1,7 @@
-"""A payload as text that carries itself: it runs where no vram is, and leaves no module behind."""
+"""A payload: what it is asked, its source as text that carries itself, and what it answers.
+
+The text runs where no vram is, and leaves no module behind.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,76 @@ import ast
 import os
 from collections.abc import Iterator
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
+
+from msgspec import Struct
+
+from vram import untrusted
+from vram.errors import NotReachable
+from vram.model.trimming import Via
+
+LONGEST_ANSWER = 16 << 20
+MOST_ITEMS = 200_000  # of an answer: objects, lists and members together
+# Of the reasons that a process gives.
+_MOST_REASONS, _LONGEST_REASON = 5, 300
+
+Shape = TypeVar("Shape")
+
+
+class Request(Struct, frozen=True):
+    """Which payload answers (a folder of ``vram/payloads``), and what it is asked: plain JSON data."""
+
+    payload: str
+    fields: dict[str, Any]
+
+    def with_limits(self, pid: int, until: float, **more: Any) -> dict[str, Any]:
+        """The fields with what the payload checks before it does anything."""
+        return {**self.fields, **more, "pid": pid, "until": until}
+
+
+class RawAnswer(Struct, frozen=True):
+    """An answer as it came, one JSON object; for how long the process was stopped, where it was."""
+
+    body: bytes
+    stopped_s: float | None = None
+
+
+class PayloadAnswer(Struct, frozen=True):
+    """An answer whose payload says that it ran, and by which injector."""
+
+    via: Via
+    body: bytes
+    stopped_s: float | None = None
+
+
+class _Status(Struct):
+    status: str
+    notes: tuple[str, ...] = ()
+
+
+def require_done(pid: int, body: bytes) -> None:
+    """Raise why the payload did not do what it was asked for."""
+    answer = decoded(pid, body, _Status)
+    notes = (note[:_LONGEST_REASON] for note in answer.notes[:_MOST_REASONS])
+    reasons = "; ".join(notes) or "it gave no reason"
+    if answer.status == "cancelled":
+        raise NotReachable(f"pid {pid} declined: {reasons}")
+    if answer.status != "done":
+        raise NotReachable(f"pid {pid} could not answer: {reasons}")
+
+
+def decoded(pid: int, body: bytes, kind: type[Shape]) -> Shape:
+    """What *pid* answered, as *kind*; raises where it is anything else."""
+    try:
+        return untrusted.decode(body, kind, most_items=MOST_ITEMS)
+    except untrusted.Rejected as error:
+        raise NotReachable(
+            f"pid {pid} gave an answer that cannot be read: {str(error)[:_LONGEST_REASON]}",
+            hint="something in that process changes what it sends, or it ended in the middle",
+        ) from error
+
+
+# ---- its source ----
 
 _FOLDER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "payloads")
 _DELIVERY = os.path.join(_FOLDER, "delivery.py")

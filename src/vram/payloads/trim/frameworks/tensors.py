@@ -1,4 +1,4 @@
-"""PyTorch: its caching allocator, pinned host memory and cuBLAS workspaces."""
+"""PyTorch, JAX and TensorFlow."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class PyTorch(Framework):
 
     def measure(self) -> Iterator[Line]:
         cuda = self._torch.cuda
-        # With another backend the bytes lie in the driver's pool, which is told on its own.
+        # With another backend the bytes lie in the driver's pool, which is listed on its own.
         native = getattr(cuda, "get_allocator_backend", lambda: "native")() == "native"
         for device in driver.devices():
             stats = cuda.memory_stats(device)
@@ -53,7 +53,7 @@ class PyTorch(Framework):
         elsewhere = {each.cuda_stream for each in streams if each is not None}
         # A stream can be asked about from any thread, but only this thread's own is known to PyTorch.
         if any(map(driver.is_capturing, elsewhere)) or self._torch.cuda.is_current_stream_capturing():
-            yield "a CUDA graph is being captured: nothing was let go of"
+            yield "a CUDA graph is being captured: nothing was released"
 
     def release(self) -> Iterator[str]:
         native = self._torch._C
@@ -67,3 +67,62 @@ class PyTorch(Framework):
         elif hasattr(native, "_host_emptyCache"):
             native._host_emptyCache()
         yield from ()
+
+
+_NO_GPU = ("cpu", "interpreter")
+
+
+class Jax(Framework):
+    """Only backends that exist already: asking JAX for its devices would make them."""
+
+    name = "JAX"
+
+    def __init__(self, jax: Any, devices: list[Any]) -> None:
+        self._jax, self._devices = jax, devices
+
+    @classmethod
+    def find(cls) -> Iterator[Jax]:
+        jax, bridge = loaded("jax"), loaded("jax._src.xla_bridge")
+        backends = dict(getattr(bridge, "_backends", None) or {})
+        made = (backend for name, backend in backends.items() if name not in _NO_GPU)
+        devices = [device for backend in made for device in backend.local_devices()]
+        if jax is not None and devices:
+            yield cls(jax, devices)
+
+    def measure(self) -> Iterator[Line]:
+        for device in self._devices:
+            stats = device.memory_stats() or {}
+            held = stats.get("pool_bytes") or stats.get("bytes_reserved") or stats.get("bytes_in_use")
+            number = getattr(device, "local_hardware_id", device.id)
+            yield self.line(DEVICE, number, held, 0, stats.get("bytes_in_use"))
+
+    def release(self) -> Iterator[str]:
+        self._jax.clear_caches()
+        yield (
+            "JAX dropped its compiled functions and compiles them again when they are called; its pool "
+            "cannot shrink. XLA_PYTHON_CLIENT_PREALLOCATE=false, XLA_PYTHON_CLIENT_MEM_FRACTION or "
+            "XLA_PYTHON_CLIENT_ALLOCATOR=platform make it start smaller"
+        )
+
+
+class TensorFlow(Framework):
+    """Only where its runtime is started: listing its devices would start it."""
+
+    name = "TensorFlow"
+
+    def __init__(self, config: Any) -> None:
+        self._config = config
+
+    @classmethod
+    def find(cls) -> Iterator[TensorFlow]:
+        tensorflow, eager = loaded("tensorflow"), loaded("tensorflow.python.eager.context")
+        if tensorflow is not None and getattr(getattr(eager, "_context", None), "_initialized", False):
+            yield cls(tensorflow.config)
+
+    def measure(self) -> Iterator[Line]:
+        for number, _ in enumerate(self._config.list_logical_devices("GPU")):
+            used = self._config.experimental.get_memory_info(f"GPU:{number}")["current"]
+            yield self.line(DEVICE, number, used, 0)
+
+    def release(self) -> Iterator[str]:
+        yield "TensorFlow keeps its pool until it ends; TF_FORCE_GPU_ALLOW_GROWTH=true starts smaller"

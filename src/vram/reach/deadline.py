@@ -1,10 +1,10 @@
-"""A visit that can be given up: what is read of a process may never come.
+"""Run something about another process under a deadline, even where a read in the kernel never returns.
 
-Its memory and its program may lie on a file system that does not answer, a network's or one of its
-user's own making (FUSE). Whoever reads them then waits in the kernel, where no deadline, no Ctrl-C and
-at times not even SIGKILL reaches. So another user's process is visited by a process of ours that can be
-left behind, and where none can be forked, and for our own, by a thread: that keeps the deadline, but
-the program cannot end before the file system answers. The kernel lets a process go on whose visitor ends.
+The memory and the program of a process may lie on a file system that does not answer: a network's, or one
+that its user made (FUSE). A reader then waits in the kernel, where no deadline, no Ctrl-C and at times not
+even SIGKILL reaches it. So the work on another user's process runs in a child of ours that can be abandoned.
+Where no child can be forked, and for our own processes, it runs in a thread: that keeps the deadline, but our
+program cannot end before the file system answers. When a tracer ends, the kernel resumes what it stopped.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from vram import errors, untrusted
 from vram.errors import NotReachable, TimedOut, VramError
 from vram.host.local.child import Child, fork, may_fork
 
-# A visit that comes to its own deadline still has to take back what it left in the process.
-_TAKING_BACK_S = 3.0
+# A run that reaches its own deadline still has to withdraw what it left in the process.
+_WITHDRAW_S = 3.0
 _ENDING_S = 0.2
 _LONGEST_REPLY = 256 << 20
 _SIGNAL_AT_PARENTS_DEATH = 1  # of prctl
@@ -31,10 +31,10 @@ _SIGNAL_AT_PARENTS_DEATH = 1  # of prctl
 Result = TypeVar("Result")
 
 interrupted: ContextVar[int | None] = ContextVar("interrupted", default=None)
-"""In a visit's thread: a descriptor that becomes readable when its caller was interrupted."""
+"""In the thread of a run: a descriptor that becomes readable when the caller was interrupted."""
 
 
-def within(seconds: float, pid: int, uid: int, action: Callable[[], Result]) -> Result:
+def run_with_deadline(seconds: float, pid: int, uid: int, action: Callable[[], Result]) -> Result:
     """Return what *action* returns, or raise what it raises, about *pid*, which is of user *uid*.
 
     Raises TimedOut where it hangs beyond *seconds*. What it returns must be plain data.
@@ -55,10 +55,10 @@ def _in_a_thread(seconds: float, pid: int, action: Callable[[], Result]) -> Resu
     thread = Thread(target=copy_context().run, args=(run,), name="vram-visit", daemon=True)
     thread.start()
     try:
-        thread.join(seconds + _TAKING_BACK_S)
+        thread.join(seconds + _WITHDRAW_S)
     except BaseException:
         os.eventfd_write(stop, 1)
-        thread.join(_TAKING_BACK_S)
+        thread.join(_WITHDRAW_S)
         raise
     finally:
         if not thread.is_alive():
@@ -70,14 +70,14 @@ def _in_a_thread(seconds: float, pid: int, action: Callable[[], Result]) -> Resu
 
 def _in_a_process(seconds: float, pid: int, action: Callable[[], Result]) -> Result:
     parent = os.getpid()
-    child = fork(lambda pipe: _visit(pipe, parent, action))
-    until = time.monotonic() + seconds + _TAKING_BACK_S
+    child = fork(lambda pipe: _run_in_child(pipe, parent, action))
+    until = time.monotonic() + seconds + _WITHDRAW_S
     try:
         reply = untrusted.receive(child.pipe, nbytes=_LONGEST_REPLY, until=until, end=None)
     except untrusted.Rejected as error:
         if error.code == "late":
             raise _hangs(pid) from error
-        raise NotReachable(f"the visit to pid {pid} failed: {error}") from error
+        raise NotReachable(f"the request to pid {pid} failed: {error}") from error
     except BaseException:
         _interrupt(child)
         raise
@@ -87,13 +87,13 @@ def _in_a_process(seconds: float, pid: int, action: Callable[[], Result]) -> Res
     try:
         kind, content = pickle.loads(reply)
     except Exception as error:  # nothing of it came, or a part
-        raise NotReachable(f"the process that visited pid {pid} was killed", hint="try again") from error
-    result: Result = _opened(kind, content)
+        raise NotReachable(f"our process that attached to pid {pid} was killed", hint="try again") from error
+    result: Result = _unpacked(kind, content)
     return result
 
 
-def _visit(pipe: int, parent: int, action: Callable[[], Any]) -> None:
-    """In the process that may be left behind: nobody is told to go once our caller has died."""
+def _run_in_child(pipe: int, parent: int, action: Callable[[], Any]) -> None:
+    """In the child that may be abandoned: it ends with our caller, so that no payload starts after that."""
     import ctypes
 
     ctypes.CDLL(None).prctl(_SIGNAL_AT_PARENTS_DEATH, SIGKILL)
@@ -107,16 +107,16 @@ def _visit(pipe: int, parent: int, action: Callable[[], Any]) -> None:
 
 
 def _interrupt(child: Child) -> None:
-    """Let it take back what it has left in the process."""
+    """Let it withdraw what it has left in the process."""
     pidfd = os.pidfd_open(child.pid)
     try:
         pidfd_send_signal(pidfd, SIGINT)
-        child.wait(_TAKING_BACK_S)
+        child.wait(_WITHDRAW_S)
     finally:
         os.close(pidfd)
 
 
-def _opened(kind: str, content: Any) -> Any:
+def _unpacked(kind: str, content: Any) -> Any:
     if kind == "returned":
         return content
     if kind == "refused":
@@ -124,18 +124,18 @@ def _opened(kind: str, content: Any) -> Any:
         raise getattr(errors, name)(message, hint=hint)
     if kind == "interrupted":
         raise KeyboardInterrupt
-    raise RuntimeError(f"the visit failed:\n{content}")
+    raise RuntimeError(f"the request failed:\n{content}")
 
 
 def _hangs(pid: int) -> TimedOut:
     return TimedOut(
-        f"pid {pid} cannot be read: what its memory or its program lies on does not answer",
-        hint="a network or FUSE file system hangs, or the process wants nobody to look into it",
+        f"pid {pid} cannot be read: the file system of its memory or its program does not answer",
+        hint="a network or FUSE file system hangs, or the process prevents being read",
     )
 
 
 class _Running(Generic[Result]):
-    """An action that runs elsewhere, and what comes of it."""
+    """An action that runs in a thread or a child, and its result or error."""
 
     def __init__(self, action: Callable[[], Result]) -> None:
         self._action = action

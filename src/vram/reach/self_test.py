@@ -1,4 +1,4 @@
-"""Which of the routes into a CPython work on this machine: tried on Pythons of our own, one for each."""
+"""Which routes into a CPython work on this machine: tried on Pythons that we start, one for each."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from vram.model.plan import Target
 from vram.model.process import ProcessRef
 from vram.model.surroundings import AttachTrial
 from vram.payloads import agent
-from vram.reach import debug_offsets, direct, remote_exec
+from vram.reach import debug_offsets, injection, remote_exec
+from vram.reach.payload import Request, require_done
 from vram.reach.python_process import examine
-from vram.reach.request import Request, require_done
 
 DEADLINE_S = 2.0
 
@@ -30,14 +30,14 @@ _STATES = {
 
 
 def attach() -> AttachTrial:
-    """Visit a Python at work, one at rest and one that waits for a lock; nothing of the user's is touched."""
+    """Measure a Python at work, one at rest and one that waits for a lock; all of them are ours."""
     routes: dict[str, float] = {}
     errors: dict[str, str] = {}
     folder = agent.folders()[0]
     made = not os.path.exists(folder)
     for state, code in _STATES.items():
         try:
-            routes[state] = _visited(code) * 1000
+            routes[state] = _stopped_s(code) * 1000
         except (Refused, OSError) as error:
             errors[state] = str(error)
     if made:
@@ -46,7 +46,7 @@ def attach() -> AttachTrial:
     return AttachTrial(version=f"{sys.version_info[0]}.{sys.version_info[1]}", routes=routes, errors=errors)
 
 
-def _visited(code: str) -> float:
+def _stopped_s(code: str) -> float:
     """For how long a Python that runs *code* was stopped."""
     with ExitStack() as stack:
         process = stack.enter_context(
@@ -58,8 +58,8 @@ def _visited(code: str) -> float:
         assert process.stdout is not None
         process.stdout.read(1)
         python = examine(_target(process.pid))
-        way = direct if sys.version_info < (3, debug_offsets.FIRST_MINOR) else remote_exec
-        raw = way.visit(python, Request("trim", {"verb": "measure"}), DEADLINE_S)
+        injector = injection if sys.version_info < (3, debug_offsets.FIRST_MINOR) else remote_exec
+        raw = injector.run(python, Request("trim", {"verb": "measure"}), DEADLINE_S)
         require_done(process.pid, raw.body)
         return raw.stopped_s or 0.0
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from vram.reach import permission
+from vram.reach import python_process
 
 
 @pytest.mark.parametrize(
@@ -14,8 +14,8 @@ from vram.reach import permission
 )
 def test_yama_is_explained(tmp_path: Path, scope: str, said: str) -> None:
     (tmp_path / "ptrace_scope").write_text(f"{scope}\n")
-    assert said in permission.why_not_traced(str(tmp_path / "ptrace_scope"))
+    assert said in python_process.why_not_traced(str(tmp_path / "ptrace_scope"))
 
 
 def test_without_yama_everybody_may(tmp_path: Path) -> None:
-    assert permission.ptrace_scope(str(tmp_path / "absent")) == "0"
+    assert python_process.ptrace_scope(str(tmp_path / "absent")) == "0"

@@ -1,6 +1,6 @@
 """Straight into CPython 3.9 to 3.14: every state in which it can be found, and everybody who is left alone.
 
-A few hundred visits. VRAM_SOAK says how many more `python -m tests.reach.soak` makes.
+A few hundred runs. VRAM_SOAK says how many more `python -m tests.reach.soak` makes.
 """
 
 from __future__ import annotations
@@ -21,20 +21,19 @@ from msgspec.structs import replace
 
 from tests.reach import soak
 from tests.reach.conftest import CACHED, PATIENCE_S, World, gave_back, target_of, until
-from tests.reach.soak import LOCKED, RESTING, STATES, Visited, kill_visitors, visit, visit_often
+from tests.reach.soak import LOCKED, RESTING, STATES, TargetProgram, kill_during_runs, run_often, run_once
 from vram.errors import AttachDenied, NoSuchProcess, NotReachable, Refused, TimedOut
-from vram.reach import cpython, direct, ptrace
-from vram.reach import entry as entries
+from vram.reach import cpython, injection, ptrace
+from vram.reach.injectors import ask_trim
 from vram.reach.python_process import PythonProcess, examine
-from vram.reach.ways import reach
 
 PYTHONS = soak.interpreters()
-VISITS = 2
+RUNS = 2
 
 
 @pytest.fixture(autouse=True)
 def private_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "visits"
+    folder = tmp_path / "runs"
     folder.mkdir(mode=0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
     return folder / "vram"
@@ -45,20 +44,22 @@ def permitted() -> None:
     """Where nobody may attach, nothing of this can be shown."""
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
-        ptrace.Memory(process.pid).close()
+        ptrace.TargetMemory(process.pid).close()
         ptrace.while_stopped(process.pid, lambda threads: None)
-    except ptrace.Denied as error:
+    except ptrace.TraceDenied as error:
         pytest.skip(f"no process may be attached to here: {error}")
     finally:
         process.communicate()
 
 
 @pytest.fixture
-def visited(request: pytest.FixtureRequest) -> Iterator[Callable[..., Visited]]:
-    made: list[Visited] = []
+def start(request: pytest.FixtureRequest) -> Iterator[Callable[..., TargetProgram]]:
+    made: list[TargetProgram] = []
 
-    def start(state: str, threads: int = 1, python: str = sys.executable, **environment: str) -> Visited:
-        made.append(Visited(python, state, threads, **environment))
+    def start(
+        state: str, threads: int = 1, python: str = sys.executable, **environment: str
+    ) -> TargetProgram:
+        made.append(TargetProgram(python, state, threads, **environment))
         return made[-1]
 
     yield start
@@ -69,12 +70,12 @@ def visited(request: pytest.FixtureRequest) -> Iterator[Callable[..., Visited]]:
 @pytest.mark.fault(20)
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("version", [*soak.VERSIONS, "system"])
-def test_it_answers_and_goes_on(visited: Callable[..., Visited], version: str, state: str) -> None:
+def test_it_answers_and_goes_on(start: Callable[..., TargetProgram], version: str, state: str) -> None:
     if version not in PYTHONS:
         pytest.skip(f"no Python {version} here")
-    program = visited(state, python=PYTHONS[version])
+    program = start(state, python=PYTHONS[version])
     before = program.ask()
-    visit_often(program, VISITS, asking_every=VISITS)
+    run_often(program, RUNS, asking_every=RUNS)
     after = program.ask()
     assert (after["names"], after["threads"]) == (before["names"], before["threads"])
 
@@ -82,28 +83,28 @@ def test_it_answers_and_goes_on(visited: Callable[..., Visited], version: str, s
 @pytest.mark.fault(10, 20)
 @pytest.mark.parametrize("version", ["3.9", "3.12", "3.13", "3.14"])
 @pytest.mark.parametrize("state", ["busy", "read", "event", "importing"])
-def test_a_visitor_killed_at_any_moment_does_no_harm(
-    visited: Callable[..., Visited], version: str, state: str
+def test_a_run_killed_at_any_moment_does_no_harm(
+    start: Callable[..., TargetProgram], version: str, state: str
 ) -> None:
     if version not in PYTHONS:
         pytest.skip(f"no Python {version} here")
-    program = visited(state, python=PYTHONS[version])
-    kill_visitors(program, 3, random.Random(state + version))
-    visit_often(program, 1)
+    program = start(state, python=PYTHONS[version])
+    kill_during_runs(program, 3, random.Random(state + version))
+    run_often(program, 1)
 
 
 @pytest.mark.fault(20)
 @pytest.mark.parametrize("state", ["busy", "read", "event"])
-def test_a_hundred_threads(visited: Callable[..., Visited], state: str) -> None:
-    visit_often(visited(state, threads=100), VISITS)
+def test_a_hundred_threads(start: Callable[..., TargetProgram], state: str) -> None:
+    run_often(start(state, threads=100), RUNS)
 
 
 def test_a_main_thread_that_sleeps_while_many_others_want_the_lock(
-    visited: Callable[..., Visited],
+    start: Callable[..., TargetProgram],
 ) -> None:
     """It takes the lock in its turn, as after any sleep."""
-    program = visited("crowd", threads=20)
-    visit(program.python())
+    program = start("crowd", threads=20)
+    run_once(program.python())
     program.ask()
 
 
@@ -120,8 +121,8 @@ def test_a_service_that_waits_in_zeromq() -> None:
     try:
         assert process.stdout is not None
         port = int(process.stdout.readline())
-        for _ in range(VISITS):
-            visit(examine(target_of(process.pid)))
+        for _ in range(RUNS):
+            run_once(examine(target_of(process.pid)))
         with context.socket(zmq.REQ) as client:
             client.connect(f"tcp://127.0.0.1:{port}")
             client.send(b"well")
@@ -135,18 +136,18 @@ def test_a_service_that_waits_in_zeromq() -> None:
 
 
 @pytest.mark.fault(20)
-def test_every_object_from_malloc(visited: Callable[..., Visited]) -> None:
-    visit_often(visited("busy", PYTHONMALLOC="malloc"), 10)
+def test_every_object_from_malloc(start: Callable[..., TargetProgram]) -> None:
+    run_often(start("busy", PYTHONMALLOC="malloc"), 10)
 
 
-def test_nothing_is_left_behind(visited: Callable[..., Visited], private_folder: Path) -> None:
+def test_nothing_is_left_behind(start: Callable[..., TargetProgram], private_folder: Path) -> None:
     """No thread, no open file, no text in its memory, no file of ours."""
-    program = visited("read")
+    program = start("read")
     place = Path(f"/proc/{program.pid}")
     before = [sorted(path.name for path in (place / part).iterdir()) for part in ("task", "fd")]
     process = program.python()
-    for _ in range(VISITS):
-        visit(process)
+    for _ in range(RUNS):
+        run_once(process)
     until(lambda: _texts(process) == 0)
     until(
         lambda: [sorted(path.name for path in (place / part).iterdir()) for part in ("task", "fd")] == before
@@ -156,19 +157,19 @@ def test_nothing_is_left_behind(visited: Callable[..., Visited], private_folder:
 
 
 def _tails(process: PythonProcess) -> list[bytes]:
-    with entries.opened(process) as entry:
-        return [entry._memory.read(begins, ends - begins) for begins, ends in entry._tails]
+    with injection.prepared(process) as injected:
+        return [injected._memory.read(begins, ends - begins) for begins, ends in injected._tails]
 
 
-def test_visits_at_the_same_time_queue(visited: Callable[..., Visited]) -> None:
-    program = visited("read")
+def test_runs_at_the_same_time_queue(start: Callable[..., TargetProgram]) -> None:
+    program = start("read")
     process = program.python()
     answers: list[bytes] = []
-    visitors = [threading.Thread(target=lambda: answers.append(visit(process).body)) for _ in range(6)]
-    for visitor in visitors:
-        visitor.start()
-    for visitor in visitors:
-        visitor.join(PATIENCE_S)
+    runs = [threading.Thread(target=lambda: answers.append(run_once(process).body)) for _ in range(6)]
+    for run in runs:
+        run.start()
+    for run in runs:
+        run.join(PATIENCE_S)
     assert len(answers) == 6
     program.ask()
 
@@ -177,38 +178,38 @@ def test_visits_at_the_same_time_queue(visited: Callable[..., Visited]) -> None:
 class TestCalledOff:
     """The main thread waits in a system call with Python's lock: it never comes to a safe point."""
 
-    def test_nothing_is_done_and_nothing_stays(self, visited: Callable[..., Visited]) -> None:
-        program = visited("holding")
+    def test_nothing_is_done_and_nothing_stays(self, start: Callable[..., TargetProgram]) -> None:
+        program = start("holding")
         process = program.python()
         tails = _tails(process)
         for _ in range(3):
             with pytest.raises(TimedOut, match="nothing was done"):
-                visit(process, deadline_s=0.3)
+                run_once(process, deadline_s=0.3)
         assert _tails(process) == tails
         program.ask()
 
-    def test_several_notes_lie_side_by_side(self, visited: Callable[..., Visited]) -> None:
+    def test_several_notes_lie_side_by_side(self, start: Callable[..., TargetProgram]) -> None:
         """Each has its own place, and each runs, in the end, once its main thread has returned."""
-        program = visited("holding")
+        program = start("holding")
         process = program.python()
         answers: list[bytes] = []
-        visitors = [threading.Thread(target=lambda: answers.append(visit(process).body)) for _ in range(3)]
-        for visitor in visitors:
-            visitor.start()
+        runs = [threading.Thread(target=lambda: answers.append(run_once(process).body)) for _ in range(3)]
+        for run in runs:
+            run.start()
         until(lambda: sum(any(text) for text in _tails(process)) >= 1 and _texts(process) == 3)
         program.ask()
-        for visitor in visitors:
-            visitor.join(PATIENCE_S)
+        for run in runs:
+            run.join(PATIENCE_S)
         assert len(answers) == 3
 
-    def test_killed_visitors_leave_texts_that_do_nothing(
-        self, visited: Callable[..., Visited], private_folder: Path
+    def test_killed_runs_leave_texts_that_do_nothing(
+        self, start: Callable[..., TargetProgram], private_folder: Path
     ) -> None:
-        program = visited("holding")
+        program = start("holding")
         process = program.python()
         child = os.fork()
         if not child:
-            visit(process)
+            run_once(process)
             os._exit(0)
         until(lambda: _texts(process) == 1)
         os.kill(child, signal.SIGKILL)
@@ -226,12 +227,12 @@ def _texts(process: PythonProcess) -> int:
 class TestLeftAlone:
     """Refused in a sentence, before anything was touched."""
 
-    def refused(self, program: Visited, **changes: object) -> str:
+    def refused(self, program: TargetProgram, **changes: object) -> str:
         process = replace(program.python(), **changes)
-        reason = direct.closed(process)
+        reason = injection.unavailable_reason(process)
         assert reason is not None
         with pytest.raises(NotReachable, match="was left alone"):
-            visit(process)
+            run_once(process)
         program.ask()
         return reason
 
@@ -242,7 +243,7 @@ class TestLeftAlone:
         process = subprocess.Popen([str(found[0]), "-c", "input()"], stdin=subprocess.PIPE)
         try:
             until(lambda: b"libm" in Path(f"/proc/{process.pid}/maps").read_bytes())
-            reason = direct.closed(examine(target_of(process.pid)))
+            reason = injection.unavailable_reason(examine(target_of(process.pid)))
             assert reason is not None
             assert "its Python is 3.8" in reason
             assert "3.9 to 3.14" in reason
@@ -250,10 +251,10 @@ class TestLeftAlone:
             process.communicate(b"\n")
 
     def test_a_layout_that_is_not_plausible(
-        self, visited: Callable[..., Visited], monkeypatch: pytest.MonkeyPatch
+        self, start: Callable[..., TargetProgram], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Every field moved a little: each time something does not fit, and nothing is written."""
-        program = visited("busy")
+        program = start("busy")
         minor = sys.version_info[1]
         if minor not in cpython.LAYOUTS:
             pytest.skip("this Python is not one of those")
@@ -262,29 +263,33 @@ class TestLeftAlone:
             changed = {**cpython.LAYOUTS, minor: replace(sound, **{field: getattr(sound, field) + 8})}
             monkeypatch.setattr(cpython, "LAYOUTS", changed)
             with pytest.raises(NotReachable):
-                visit(program.python(), deadline_s=5.0)
+                run_once(program.python(), deadline_s=5.0)
         monkeypatch.setattr(cpython, "LAYOUTS", {**cpython.LAYOUTS, minor: sound})
         program.ask()
-        visit(program.python())
+        run_once(program.python())
 
     def test_a_list_of_pending_calls_that_is_not_plausible(
-        self, visited: Callable[..., Visited], monkeypatch: pytest.MonkeyPatch
+        self, start: Callable[..., TargetProgram], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        program = visited("busy")
+        program = start("busy")
         minor = sys.version_info[1]
-        if minor not in cpython.RINGS:
+        if minor not in cpython.PENDING_CALLS_LAYOUTS:
             pytest.skip("this Python is not one of those")
-        wrong = replace(cpython.RINGS[minor], lock=cpython.RINGS[minor].calls + 8)
-        monkeypatch.setattr(cpython, "RINGS", {**cpython.RINGS, minor: wrong})
+        wrong = replace(
+            cpython.PENDING_CALLS_LAYOUTS[minor], lock=cpython.PENDING_CALLS_LAYOUTS[minor].calls + 8
+        )
+        monkeypatch.setattr(cpython, "PENDING_CALLS_LAYOUTS", {**cpython.PENDING_CALLS_LAYOUTS, minor: wrong})
         with pytest.raises(NotReachable, match="left alone"):
-            visit(program.python(), deadline_s=5.0)
+            run_once(program.python(), deadline_s=5.0)
         program.ask()
 
-    def test_no_free_place(self, visited: Callable[..., Visited], monkeypatch: pytest.MonkeyPatch) -> None:
-        program = visited("busy")
-        monkeypatch.setattr(entries, "_tails", lambda *_: iter(()))
+    def test_no_free_place(
+        self, start: Callable[..., TargetProgram], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        program = start("busy")
+        monkeypatch.setattr(injection, "_tails", lambda *_: iter(()))
         with pytest.raises(NotReachable, match="no free place"):
-            visit(program.python())
+            run_once(program.python())
         program.ask()
 
     def test_sub_interpreters(self, tmp_path: Path) -> None:
@@ -308,16 +313,16 @@ class TestLeftAlone:
         try:
             assert process.stdout is not None
             process.stdout.readline()
-            assert reason in (direct.closed(examine(target_of(process.pid))) or "")
+            assert reason in (injection.unavailable_reason(examine(target_of(process.pid))) or "")
             with pytest.raises(NotReachable, match=reason):
-                visit(examine(target_of(process.pid)), deadline_s=0.5)
+                run_once(examine(target_of(process.pid)), deadline_s=0.5)
         finally:
             process.communicate(b"\n", timeout=PATIENCE_S)
         assert process.returncode == 0
 
-    def test_one_that_is_traced_already(self, visited: Callable[..., Visited]) -> None:
+    def test_one_that_is_traced_already(self, start: Callable[..., TargetProgram]) -> None:
         """Seized by a tracer that lets it run, as strace and profilers do."""
-        program = visited("read")
+        program = start("read")
         code = (
             "import ctypes, sys; seize = 0x4206\n"
             "assert ctypes.CDLL(None).ptrace(seize, int(sys.argv[1]), None, None) == 0\n"
@@ -329,39 +334,39 @@ class TestLeftAlone:
         assert tracer.stdout is not None
         assert tracer.stdout.readline() == b"1\n"
         with pytest.raises(AttachDenied, match=f"traced by pid {tracer.pid}"):
-            reach(target_of(program.pid), "measure", 5.0, via="ptrace")
+            ask_trim(target_of(program.pid), "measure", 5.0, via="ptrace")
         with pytest.raises(AttachDenied, match=f"traced by pid {tracer.pid}"):
-            visit(program.python(), deadline_s=0.5)
+            run_once(program.python(), deadline_s=0.5)
         tracer.communicate()
         program.ask()
-        visit(program.python())
+        run_once(program.python())
 
-    def test_one_that_is_stopped(self, visited: Callable[..., Visited]) -> None:
-        program = visited("read")
+    def test_one_that_is_stopped(self, start: Callable[..., TargetProgram]) -> None:
+        program = start("read")
         process = program.python()
         program.process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, program.pid, os.WSTOPPED)
         with pytest.raises(NotReachable, match="is stopped"):
             program.python()
         with pytest.raises(NotReachable, match="it is stopped"):
-            visit(process, deadline_s=5.0)
+            run_once(process, deadline_s=5.0)
         until(lambda: Path(f"/proc/{program.pid}/stat").read_text().split(")")[1].split()[0] == "T")
         program.process.send_signal(signal.SIGCONT)
         program.ask()
 
-    def test_one_that_has_ended(self, visited: Callable[..., Visited]) -> None:
-        program = visited("read")
+    def test_one_that_has_ended(self, start: Callable[..., TargetProgram]) -> None:
+        program = start("read")
         process = program.python()
         program.close()
         with pytest.raises(NoSuchProcess):
-            visit(process)
+            run_once(process)
 
-    def test_another_process_with_its_pid(self, visited: Callable[..., Visited]) -> None:
-        program = visited("read")
+    def test_another_process_with_its_pid(self, start: Callable[..., TargetProgram]) -> None:
+        program = start("read")
         target = program.python().target
         other = replace(target, process=replace(target.process, started_at=1))
         with pytest.raises(NoSuchProcess):
-            visit(replace(program.python(), target=other))
+            run_once(replace(program.python(), target=other))
         program.ask()
 
     def test_one_that_began_another_program_meanwhile(self, tmp_path: Path) -> None:
@@ -375,12 +380,12 @@ class TestLeftAlone:
             assert process.stdin is not None
             assert process.stdout is not None
             process.stdout.readline()
-            with entries.opened(examine(target_of(process.pid))) as entry:
+            with injection.prepared(examine(target_of(process.pid))) as injected:
                 process.stdin.write(b"\n")
                 process.stdin.flush()
                 assert process.stdout.readline() == b"2\n"
-                with pytest.raises(ptrace.Ended):
-                    entry._stopped(entry._put_in)
+                with pytest.raises(ptrace.TargetEnded):
+                    injected._stopped(injected._put_in)
         finally:
             told, _ = process.communicate(b"well\n", timeout=PATIENCE_S)
         assert (told, process.returncode) == (b"well\n", 0)
@@ -398,7 +403,7 @@ class TestLeftAlone:
             until(count.exists)
             for _ in range(20):
                 with suppress(Refused):
-                    visit(examine(target_of(process.pid)), deadline_s=0.2)
+                    run_once(examine(target_of(process.pid)), deadline_s=0.2)
             size = count.stat().st_size
             until(lambda: count.stat().st_size > size + 3)
             assert process.poll() is None
@@ -407,7 +412,7 @@ class TestLeftAlone:
             process.wait()
 
     @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes another mount namespace here")
-    def test_one_that_sees_other_files(self, visited: Callable[..., Visited]) -> None:
+    def test_one_that_sees_other_files(self, start: Callable[..., TargetProgram]) -> None:
         unshare = shutil.which("unshare")
         if unshare is None:
             pytest.skip("there is no unshare here")
@@ -420,13 +425,13 @@ class TestLeftAlone:
             assert process.stdout is not None
             if not process.stdout.readline():
                 pytest.skip("no namespace can be made here")
-            assert "sees other files" in (direct.closed(examine(target_of(process.pid))) or "")
+            assert "sees other files" in (injection.unavailable_reason(examine(target_of(process.pid))) or "")
         finally:
             process.communicate(b"\n")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root visits others")
-def test_root_visits_somebody_elses(tmp_path: Path) -> None:
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root runs others")
+def test_root_attaches_to_another_users(tmp_path: Path) -> None:
     if "system" not in PYTHONS:
         pytest.skip("no Python here whose library others may read")
     code = "import os; os.setgid(65534); os.setuid(65534); print(1, flush=True); print(input())"
@@ -436,7 +441,7 @@ def test_root_visits_somebody_elses(tmp_path: Path) -> None:
         process.stdout.readline()
         python = examine(target_of(process.pid))
         assert not python.is_ours
-        visit(python)
+        run_once(python)
         assert not list(Path("/run").glob(f"vram-visit-{process.pid}-*"))
     finally:
         told, _ = process.communicate(b"well\n", timeout=PATIENCE_S)
@@ -465,20 +470,20 @@ def test_trim_gives_back_and_says_for_how_long_it_was_stopped(world: World, rest
         ("holding", "at-work"),
     ],
 )
-def test_states_are_told_apart(visited: Callable[..., Visited], state: str, expected: str) -> None:
-    """Which route a visit takes once the program has settled."""
-    process = visited(state).python()
+def test_states_are_told_apart(start: Callable[..., TargetProgram], state: str, expected: str) -> None:
+    """Which route a run takes once the program is in its state."""
+    process = start(state).python()
 
     def chosen() -> str:
-        with entries.opened(process) as entry:
-            entry._prepare()
+        with injection.prepared(process) as injected:
+            injected._prepare()
 
-            def choose(threads: ptrace.Threads) -> str:
-                return entry._routes.choose(threads, *entry._main_thread(threads))
+            def choose(threads: ptrace.StoppedThreads) -> str:
+                return injected._routes.choose(threads, *injected._main_thread(threads))
 
             try:
                 return ptrace.while_stopped(process.pid, choose)[0]
-            except ptrace.Unsafe as error:
+            except ptrace.UnsafeToAttach as error:
                 if not error.passing:
                     raise
                 return str(error)
