@@ -14,7 +14,7 @@ import pytest
 
 from tests.reach.conftest import SOURCES, target_of
 from vram.errors import TimedOut
-from vram.reach import injectors
+from vram.reach import deadline, injectors
 
 SERVER = Path(__file__).with_name("stalled_files.py")
 DEADLINE_S = 1.0
@@ -73,14 +73,21 @@ def hostile(stalled: Path) -> Iterator[subprocess.Popen[bytes]]:
 @pytest.mark.fault(20)
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="memory is read on x86-64 only")
 class TestStalledMemory:
-    def test_a_run_is_given_up_in_time(self, hostile: subprocess.Popen[bytes]) -> None:
+    def test_a_run_is_given_up_in_time(
+        self, hostile: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(deadline, "_WITHDRAW_S", 0.2)
         began = time.monotonic()
         with pytest.raises(TimedOut, match="does not answer"):
             injectors.ask_trim(target_of(hostile.pid), "measure", DEADLINE_S, via="ptrace")
         assert time.monotonic() - began < GIVEN_UP_S
         assert hostile.poll() is None
 
-    def test_so_is_the_choice_of_an_injector(self, hostile: subprocess.Popen[bytes]) -> None:
+    def test_so_is_the_choice_of_an_injector(
+        self, hostile: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(deadline, "_WITHDRAW_S", 0.2)
+        monkeypatch.setattr(injectors, "_CHOOSING_S", 0.5)
         with pytest.raises(TimedOut, match="does not answer"):
             injectors.choose_injector(target_of(hostile.pid))
 
