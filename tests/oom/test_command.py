@@ -54,7 +54,7 @@ def test_json_has_the_figures_in_bytes(vram: Run, log_of: Log) -> None:
     answer = vram("oom", "--json", log_of(OTHERS))
     report = json.loads(answer.out)
     (case,) = report["cases"]
-    assert report["schema"] == 1
+    assert report["schema"] == 2
     assert report["nbytes"] == len(MESSAGES[OTHERS].log)
     assert case["judgement"]["kind"] == "other-process"
     assert case["reading"]["asked"]["nbytes"] == round(1.95 * 1024**3)

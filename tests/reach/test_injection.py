@@ -59,7 +59,8 @@ def _can_be_stopped(pid: int) -> bool:
     except ptrace.TraceDenied:
         raise
     except ptrace.UnsafeToAttach as error:
-        assert error.passing, error
+        if not error.passing:
+            raise
         return False
     return True
 

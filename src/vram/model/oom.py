@@ -33,7 +33,7 @@ class Amount(Struct, frozen=True):
     slack: int = 0
 
 
-class ListedProcess(Struct, frozen=True):
+class NamedProcess(Struct, frozen=True):
     """A process that the message lists, and what it held; None where the figure makes no sense."""
 
     pid: int
@@ -62,7 +62,7 @@ class OomReading(Struct, frozen=True, kw_only=True):
     process: Amount | None = None
     limit: Amount | None = None
     largest_free: Amount | None = None
-    others: tuple[ListedProcess, ...] | None = None
+    others: tuple[NamedProcess, ...] | None = None
     utilization: float | None = None
     tokens_wanted: int | None = None
     tokens_fitting: int | None = None
@@ -111,14 +111,14 @@ class OomHolder(Struct, frozen=True, kw_only=True):
     """Who holds memory on the matched GPU now. ``named``: the message lists this pid too."""
 
     pid: int | None
-    nbytes: int
+    nbytes: int | None
     what: str
     who: str
     named: bool = False
     finding: str | None = None
 
 
-class LiveMatch(Struct, frozen=True, kw_only=True):
+class GpuMatch(Struct, frozen=True, kw_only=True):
     """The message's GPU in this machine's ledger. ``gpu`` is None where none matches; ``reason`` says why.
 
     ``mig`` is the MIG device where the message is about one: "0:1".
@@ -142,4 +142,4 @@ class Case(Struct, frozen=True, kw_only=True):
     count: int = 1
     first_line: int = 1
     last_line: int = 1
-    live: LiveMatch | None = None
+    live: GpuMatch | None = None

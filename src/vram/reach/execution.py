@@ -23,6 +23,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from vram.payloads.procfs import ProcessFolder
 from vram.reach.cpython import RemotePython
 from vram.reach.elf import ElfImage, MemoryMapping, Unwinder
 from vram.reach.ptrace import StoppedThreads, TargetMemory, UnsafeToAttach
@@ -238,8 +239,8 @@ def _first(libraries: list[ElfImage], code: bytes) -> int | None:
 def _has_pending_signal(tid: int) -> bool:
     """Whether a signal is about to be delivered. Its handler may raise, and must not do so in our lines."""
     try:
-        with open(f"/proc/{tid}/status", "rb") as file:
-            lines = dict(line.split(b":", 1) for line in file.read().splitlines())
+        with ProcessFolder("/proc", tid) as folder:
+            lines = folder.status()
         own, shared, blocked = (int(lines[name], 16) for name in (b"SigPnd", b"ShdPnd", b"SigBlk"))
     except (OSError, KeyError, ValueError):
         return True
@@ -248,10 +249,11 @@ def _has_pending_signal(tid: int) -> bool:
 
 def _has_shadow_stack(pid: int) -> bool:
     try:
-        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
-            return any(line.startswith("x86_Thread_features:") and "shstk" in line for line in file)
+        with ProcessFolder("/proc", pid) as folder:
+            lines = folder.status()
     except OSError:
         return True
+    return not lines or b"shstk" in lines.get(b"x86_Thread_features", b"")
 
 
 def _stack(pid: int, maps: tuple[MemoryMapping, ...]) -> Stack | None:

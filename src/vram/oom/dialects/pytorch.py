@@ -6,7 +6,7 @@ import re
 
 from msgspec.structs import replace
 
-from vram.model.oom import Amount, ListedProcess, OomReading
+from vram.model.oom import Amount, NamedProcess, OomReading
 from vram.oom.dialects import Match, Parsed, dialect
 from vram.oom.sizes import SIZE, amount
 
@@ -187,9 +187,9 @@ def _normalized(figures: dict[str, Amount | None], endless: bool) -> dict[str, A
     return figures
 
 
-def _others(body: str) -> tuple[ListedProcess, ...] | None:
+def _others(body: str) -> tuple[NamedProcess, ...] | None:
     """The processes beside this one; None where the wording lists none at all."""
-    shares = tuple(ListedProcess(int(pid), amount(nbytes)) for pid, nbytes in _OTHERS.findall(body))
+    shares = tuple(NamedProcess(int(pid), amount(nbytes)) for pid, nbytes in _OTHERS.findall(body))
     return shares if shares or _PATTERNS["process"].search(body) else None
 
 
