@@ -479,9 +479,9 @@ def test_trim_gives_back_and_says_for_how_long_it_was_stopped(world: World, rest
 @pytest.mark.parametrize(
     ("state", "expected"),
     [
-        *((each, "at-rest") for each in RESTING if each != "sleep"),
-        *((each, "waiting") for each in LOCKED if each != "short"),
-        ("holding", "at-work"),
+        *((each, "signal-frame") for each in RESTING if each != "sleep"),
+        *((each, "interrupted-wait") for each in LOCKED if each != "short"),
+        ("holding", "pending-call"),
     ],
 )
 def test_states_are_told_apart(start: Callable[..., TargetProgram], state: str, expected: str) -> None:
