@@ -399,7 +399,7 @@ class TestLeftAlone:
                 process.stdin.flush()
                 assert process.stdout.readline() == b"2\n"
                 with pytest.raises(ptrace.TargetEnded):
-                    injected._stopped(injected._put_in)
+                    injected._while_stopped(injected._inject_while_stopped)
         finally:
             told, _ = process.communicate(b"well\n", timeout=PATIENCE_S)
         assert (told, process.returncode) == (b"well\n", 0)
