@@ -13,7 +13,7 @@ from vram.model.oom import Amount
 from vram.oom.judge import KINDS
 from vram.oom.reader import NEEDLES, PREFILTER
 from vram.oom.recognise import DIALECTS
-from vram.report import oom_json, schema
+from vram.report import json_reports, schema
 from vram.units import parse_size
 
 SIZES = ("asked", "total", "free", "live", "idle", "pooled", "process", "limit", "largest_free")
@@ -89,7 +89,7 @@ def test_json_is_what_its_schema_says() -> None:
     validator = validator_for(written)(written)
 
     def check(message: Message) -> None:
-        report = json.loads(oom_json.report(message.cases(), 0, len(message.log)))
+        report = json.loads(json_reports.oom(message.cases(), 0, len(message.log)))
         assert not [error.message for error in validator.iter_errors(report)]
 
     hold_for_all(check)

@@ -42,7 +42,7 @@ def start(world: World, python314: str) -> Iterator[Callable[..., TargetProgram]
 def waiting(process: PythonProcess) -> bytes | None:
     """The request that lies in the process and has not been seen by its main thread."""
     with remote_exec._opened(process) as interface:
-        return interface._waiting(interface.find_main_thread().state + interface._offsets.support)
+        return interface._pending_path(interface.find_main_thread().state + interface._offsets.support)
 
 
 def left(world: World) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Which kind of out-of-memory a message is, by its own figures; and the page of each kind."""
+"""Which kind of out-of-memory a message is, by its own figures."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from vram.oom import remedies, sums
 from vram.oom.kinds import Kind, capacity, holders, kind, not_gpu_memory, pools
 from vram.oom.remedies import change, join_live, record, run_why
 from vram.oom.sums import Sums, said, shortfall
-
-_STRIPPED = "{kind} This page is missing: Python was started with -OO, which removes it."
 
 NEEDED = {
     "asked": "how much was asked for",
@@ -109,24 +107,3 @@ def judge(reading: OomReading) -> Judgement:
                 remedies=remedies.ordered(judgement.remedies),
             )
     raise AssertionError("the last kind judges everything")
-
-
-def ids() -> tuple[str, ...]:
-    """Every kind's id, in the order in which they are considered."""
-    return tuple(each.id for each in KINDS)
-
-
-def page(name: str) -> str | None:
-    """The manual page of the kind *name*; None where there is no such kind."""
-    from inspect import cleandoc
-
-    wanted = name.strip().lower()
-    for each in KINDS:
-        if wanted == each.id:
-            return cleandoc(each.judge.__doc__ or _STRIPPED.format(kind=wanted)) + "\n"
-    return None
-
-
-def summary(name: str) -> str:
-    """What the kind *name* means in one line."""
-    return (page(name) or "").partition("\n")[0].partition(":")[2].strip()

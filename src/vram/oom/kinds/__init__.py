@@ -21,6 +21,14 @@ class Kind(NamedTuple):
     title: str
     judge: Judge
 
+    @property
+    def page(self) -> str | None:
+        """Its page of ``vram explain``; None under -OO, which strips docstrings."""
+        from inspect import cleandoc
+
+        text = self.judge.__doc__
+        return f"{cleandoc(text)}\n" if text else None
+
 
 def kind(name: OomKind, title: str) -> Callable[[Judge], Kind]:
     """Make a function that judges by figures a kind."""
