@@ -19,7 +19,7 @@ from vram.host.ports import Host
 from vram.ledger.deepen import Measured
 from vram.model.ledger import GpuLedger, Ledger
 from vram.model.plan import Target
-from vram.reach.ways import choose, reach
+from vram.reach.injectors import ask_trim, choose_injector
 from vram.reclaim.identity import capture
 from vram.reclaim.trimming import visited
 from vram.units import counted
@@ -112,7 +112,7 @@ def _measured(host: Host, pid: int, deadline_s: float) -> Measured:
 
 def _offered(host: Host, pid: int, deadline_s: float) -> Measured:
     target, via = offered(host, pid)
-    visit = reach(target, "measure", deadline_s, via=via)
+    visit = ask_trim(target, "measure", deadline_s, via=via)
     return Measured(visit.via, visit.answer)
 
 
@@ -133,7 +133,7 @@ def offered(host: Host, pid: int) -> tuple[Target, str]:
         )
         for via in OFFERED:
             with suppress(VramError):
-                choose(target, via)
+                choose_injector(target, via)
                 return target, via
     raise Protected(
         f"pid {pid} runs this very command, and offers no way to ask it",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from vram.errors import Refused
 from vram.host.ports import Host
 from vram.model.trimming import Trimmable
-from vram.reach.ways import choose
+from vram.reach.injectors import choose_injector
 from vram.reclaim.accounts import Account, accounts
 from vram.reclaim.identity import capture
 from vram.reclaim.looking import look
@@ -22,7 +22,7 @@ def _judged(host: Host, account: Account, via: str | None) -> Trimmable:
     holder = account.holder
     way, reason = None, ""
     try:
-        way = choose(capture(host, holder.pid), via)[1].NAME
+        way = choose_injector(capture(host, holder.pid), via)[1].NAME
     except Refused as error:
         reason = str(error)
     return Trimmable(

@@ -10,7 +10,7 @@ from vram.errors import NotOnGpu, NotPermitted, Protected, VramError
 from vram.host.ports import Host
 from vram.model.plan import Target
 from vram.model.trimming import TrimReceipt, Verb
-from vram.reach.ways import Visit, choose, reach
+from vram.reach.injectors import TrimAnswer, ask_trim, choose_injector
 from vram.reclaim import audit
 from vram.reclaim.accounts import Account, accounts
 from vram.reclaim.identity import capture, hold
@@ -44,7 +44,7 @@ def _order(target: Target, account: Account | None, via: str | None) -> Order:
     pid = target.process.pid
     if account is None or not account.own:
         raise NotOnGpu(f"pid {pid} holds no GPU memory of its own", hint="`vram who` lists those that do")
-    _, way = choose(target, via)
+    _, way = choose_injector(target, via)
     return Order(target, account.gpus, account.own_bytes, way.NAME)
 
 
@@ -89,11 +89,11 @@ def trim(host: Host, order: Order, deadline_s: float, *, tracebacks: bool = Fals
 
 def visited(
     host: Host, target: Target, verb: Verb, via: str | None, deadline_s: float, *, tracebacks: bool = False
-) -> Visit:
+) -> TrimAnswer:
     """Go into the very process that was chosen."""
     with hold(host, target) as held:
         held.recheck()
-        return reach(target, verb, deadline_s, tracebacks=tracebacks, via=via)
+        return ask_trim(target, verb, deadline_s, tracebacks=tracebacks, via=via)
 
 
 def _charged(host: Host, order: Order, deadline_s: float) -> int | None:

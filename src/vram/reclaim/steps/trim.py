@@ -10,7 +10,7 @@ from vram.errors import Refused, UsageError, VramError
 from vram.host.ports import Host
 from vram.model.plan import Step, StepKind, Target
 from vram.model.trimming import Trimmed
-from vram.reach.ways import choose
+from vram.reach.injectors import choose_injector
 from vram.reclaim.identity import hold
 from vram.reclaim.trimming import visited
 from vram.units import size
@@ -30,7 +30,7 @@ class Trim:
         """Add the way in, and what its frameworks call unused where they can be asked."""
         target = _target(step)
         try:
-            _, way = choose(target, step.via)
+            _, way = choose_injector(target, step.via)
         except Refused:
             return step  # check says it in full
         if way.NAME not in ASKED_BEFOREHAND:
@@ -43,7 +43,7 @@ class Trim:
 
     def check(self, host: Host, step: Step, before: Sequence[Step] = ()) -> None:
         with hold(host, _target(step)):
-            choose(_target(step), step.via)
+            choose_injector(_target(step), step.via)
 
     def describe(self, step: Step) -> str:
         through = f" {_THROUGH.get(step.via, f'by {step.via}')}" if step.via else ""
