@@ -119,8 +119,8 @@ def everybody(ledger: Ledger) -> Iterator[Holder]:
     """Each living holder, once, whatever part it plays."""
     for gpu in ledger.gpus:
         for entry in gpu.entries:
-            yield from (each for each in (entry.holder, *entry.sharers) if each is not None and each.alive)
-        yield from (each.holder for each in gpu.bystanders if each.holder.alive)
+            yield from (each for each in (entry.holder, *entry.co_holders) if each is not None and each.alive)
+        yield from (each.holder for each in gpu.open_only if each.holder.alive)
 
 
 def as_root(facts: HostFacts) -> HostFacts:

@@ -109,6 +109,6 @@ def test_a_page_without_windows_balances_and_says_who_wanted_it(wsl: Wsl) -> Non
     report = wsl.why("--no-windows")
     page = report["gpus"][0]
     assert page["windows"]["message"] == LEFT_OUT
-    assert sum(entry["nbytes"] for entry in page["entries"]) == page["total_bytes"]
+    assert sum(entry["nbytes"] or 0 for entry in page["entries"]) == page["total_bytes"]
     (finding,) = (each for each in report["findings"] if each["code"] == "VR603")
     assert finding["remedies"][-1]["command"] == "vram why"
