@@ -114,7 +114,7 @@ class BufferLent(VramError):
 
 
 class BufferLost(VramError):
-    """A buffer's memory is not this process's to use or free: its context is gone, or it belongs to a parent."""
+    """A buffer's memory is not this process's to use or free: its context is gone, or it is a parent's."""
 
 
 class BadSnapshot(VramError):

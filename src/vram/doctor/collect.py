@@ -45,7 +45,7 @@ def collect(host: Host, deadline_s: float = 5.0) -> DoctorFacts:
     until = host.clock.monotonic() + deadline_s
     tests = host.system.start_self_tests(libraries())
     attach = Background(trial.attach)
-    records, cupti = Background(_records), Background(host.system.cupti)
+    records, cupti = Background(read_records), Background(host.system.cupti)
     seen = survey(host, deadline_s=deadline_s)
     charged = _charged(seen)
     targets = Background(lambda: tuple(_targets(host, seen, charged, until)))
@@ -140,7 +140,8 @@ def _closed(way: str, process: PythonProcess) -> str | None:
         return str(error)
 
 
-def _records() -> Records:
+def read_records() -> Records:
+    """The folder for vram's records, as this user would use it; nothing is made."""
     path = state.folder_path()
     error = audit.why_unusable()
     return Records(
