@@ -16,8 +16,8 @@ import pytest
 
 from tests.parking.conftest import CHECKPOINTED, LOCKED, RUNNING, SOMEBODY_ELSES, Machine, kill_both, runs_on
 from vram.host.local import LocalHost
-from vram.model.parking import Parked, Share
-from vram.reclaim.identity import capture
+from vram.model.parking import GpuShare, Parked
+from vram.reclaim.identity import identify
 from vram.reclaim.journal import Journal, parked_now
 
 FULL = """
@@ -148,8 +148,8 @@ def entry(journal: Journal) -> Iterator[Parked]:
         made = Parked(
             host=journal.host_name,
             boot_id=journal.boot_id,
-            target=capture(host, process.pid),
-            shares=(Share(0, "GPU-1", 1 << 30),),
+            target=identify(host, process.pid),
+            shares=(GpuShare(0, "GPU-1", 1 << 30),),
             since=host.clock.now(),
             by_user="me",
             by_pid=os.getpid(),

@@ -29,7 +29,7 @@ from vram.reach import direct, remote_exec
 from vram.reach.python_process import PythonProcess, examine
 from vram.reach.request import Raw, Request, require_done
 from vram.reach.ways import Way
-from vram.reclaim.identity import capture
+from vram.reclaim.identity import identify
 
 VISITED = Path(__file__).with_name("visited.py")
 VERSIONS = ("3.9", "3.10", "3.11", "3.12", "3.13", "3.14")
@@ -68,7 +68,7 @@ class Visited:
         self.hear()
 
     def python(self) -> PythonProcess:
-        return examine(capture(LocalHost(), self.pid))
+        return examine(identify(LocalHost(), self.pid))
 
     def hear(self, patience_s: float = PATIENCE_S) -> dict[str, Any]:
         assert self.process.stdout is not None

@@ -36,9 +36,9 @@ import sys
 from vram.errors import TimedOut
 from vram.host.local import LocalHost
 from vram.reach.ways import reach
-from vram.reclaim.identity import capture
+from vram.reclaim.identity import identify
 try:
-    reach(capture(LocalHost(), int(sys.argv[1])), "measure", float(sys.argv[2]))
+    reach(identify(LocalHost(), int(sys.argv[1])), "measure", float(sys.argv[2]))
 except TimedOut:
     sys.exit(21)
 """

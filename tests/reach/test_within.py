@@ -31,8 +31,8 @@ from vram.errors import VramError
 from vram.host.local import LocalHost
 from vram.host.local.child import may_fork
 from vram.reach.ways import reach
-from vram.reclaim.identity import capture
-target = capture(LocalHost(), int(sys.argv[1]))
+from vram.reclaim.identity import identify
+target = identify(LocalHost(), int(sys.argv[1]))
 assert may_fork() and target.uid == 65534
 print("going", flush=True)
 try:

@@ -12,10 +12,10 @@ from vram.cli.parking import say
 from vram.cli.progress import Progress
 from vram.cli.terminal import emit
 from vram.errors import ExitCode, VramError
-from vram.model.parking import Share
+from vram.model.parking import GpuShare
 from vram.model.plan import Target
 from vram.reclaim.parking import Moved, Parking
-from vram.reclaim.preflight import Devices, admit
+from vram.reclaim.preflight import DriverReport, identify_parkable
 from vram.report.escape import inert
 from vram.report.json import encode
 
@@ -28,7 +28,7 @@ class MovedLine(Struct, frozen=True, kw_only=True):
 
     pid: int
     nbytes: int
-    shares: tuple[Share, ...]
+    shares: tuple[GpuShare, ...]
     took_s: float
     driver_s: float
 
@@ -65,19 +65,19 @@ class Moves:
         return self._refused[0].exit_code if self._refused else ExitCode.OK
 
     def admitted(
-        self, host: Host, parking: Parking, devices: Devices, pids: Sequence[int], *, despite_signs: bool
-    ) -> list[tuple[Target, tuple[Share, ...]]]:
+        self, host: Host, parking: Parking, report: DriverReport, pids: Sequence[int], *, anyway: bool
+    ) -> list[tuple[Target, tuple[GpuShare, ...]]]:
         """Check every one of *pids* before the first is touched; one refusal stops them all."""
-        found: list[tuple[Target, tuple[Share, ...]]] = []
+        found: list[tuple[Target, tuple[GpuShare, ...]]] = []
         for pid in pids:
-            if pid not in devices.listed or parking.journal.find(pid):
+            if pid not in report.listed or parking.journal.find(pid):
                 self._require_not_parked(host, parking, pid)
             taken = sum(share.nbytes for _, shares in found for share in shares)
-            found.append(admit(host, devices, pid, taken_before=taken, despite_signs=despite_signs))
+            found.append(identify_parkable(host, report, pid, taken_before=taken, anyway=anyway))
         return found
 
     def _require_not_parked(self, host: Host, parking: Parking, pid: int) -> None:
-        """Say so where it is parked already; waking the driver is spared where it cannot be."""
+        """Say so where it is parked already; waking the driver is skipped where it cannot be."""
         if host.vitals.uses_cuda(pid):
             parking.require_not_parked(pid)
 

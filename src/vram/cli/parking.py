@@ -16,7 +16,7 @@ from vram.units import size
 if TYPE_CHECKING:
     from vram.host.local import LocalHost
     from vram.model.parking import Parked
-    from vram.reclaim.parking import Beside, Found, Moved, Parking
+    from vram.reclaim.parking import Moved, Parking, Recovered, Unjournaled
 
 
 def open_host(*, read_ahead: bool = True) -> LocalHost:
@@ -54,11 +54,11 @@ def denials_written_down(action: str, pids: Sequence[int]) -> Iterator[None]:
     except (NotPermitted, Protected) as error:
         from vram.reclaim import audit
 
-        audit.refused({"action": action, "message": str(error), "pids": list(pids)})
+        audit.log_refusal({"action": action, "message": str(error), "pids": list(pids)})
         raise
 
 
-def tidy(parking: Parking) -> tuple[Found, ...]:
+def tidy(parking: Parking) -> tuple[Recovered, ...]:
     """Put right what a vram that died left behind, and say so."""
     words = {
         "unlocked": "was left locked by a vram that died; it runs again",
@@ -78,7 +78,7 @@ def tidy(parking: Parking) -> tuple[Found, ...]:
     return found
 
 
-def say_what_was_not_asked(beside: Beside) -> None:
+def say_what_was_not_asked(beside: Unjournaled) -> None:
     """Say where the driver may know of more parked processes than it told."""
     if beside.strange:
         say(beside.strange)

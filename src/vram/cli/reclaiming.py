@@ -13,7 +13,7 @@ from vram.errors import ExitCode, NotPermitted, Protected, WorldChanged
 
 if TYPE_CHECKING:
     from vram.host.local import LocalHost
-    from vram.model.plan import Draft, Outcome, Receipt, Spared
+    from vram.model.plan import Draft, Outcome, Receipt, Skipped
 
 
 def add_reclaim_arguments(parser: ArgumentParser) -> None:
@@ -51,7 +51,7 @@ def _drafted(args: Namespace, make: Callable[[], Draft]) -> Draft:
         if consent.may_act(args):
             from vram.reclaim import audit
 
-            audit.refused({"message": str(error), "pids": list(args.pid or ())})
+            audit.log_refusal({"message": str(error), "pids": list(args.pid or ())})
         raise
 
 
@@ -67,7 +67,7 @@ def _require_digest(args: Namespace, draft: Draft) -> None:
 def _executed(args: Namespace, host: LocalHost, draft: Draft) -> Receipt:
     from vram.reclaim import execute
 
-    def told(outcome: Outcome) -> None:
+    def shown_outcome(outcome: Outcome) -> None:
         if not args.json:
             from vram.report.plan import outcome as shown
 
@@ -82,7 +82,7 @@ def _executed(args: Namespace, host: LocalHost, draft: Draft) -> Receipt:
         host=host,
         deadline_s=args.deadline,
         patience_s=patience_s,  # type: ignore[arg-type]
-        told=told,
+        on_outcome=shown_outcome,
     )
 
 
@@ -115,9 +115,9 @@ def _asks_for_everything(args: Namespace, draft: Draft) -> bool:
     return draft.plan.goal_bytes is None and not args.pid
 
 
-def _left(args: Namespace, host: LocalHost, draft: Draft, receipt: Receipt) -> tuple[Spared, ...]:
+def _left(args: Namespace, host: LocalHost, draft: Draft, receipt: Receipt) -> tuple[Skipped, ...]:
     """Who still holds memory whose owner is dead; read again where not all came back that was promised."""
-    known = tuple(each for each in draft.spared if each.leftover)
+    known = tuple(each for each in draft.skipped if each.leftover)
     returned, promised = receipt.returned_bytes, receipt.promised_bytes
     if not known and returned is not None and promised is not None and returned >= promised:
         return ()
@@ -127,14 +127,14 @@ def _left(args: Namespace, host: LocalHost, draft: Draft, receipt: Receipt) -> t
     return remaining(draft.plan, findings, host=host, deadline_s=args.deadline)
 
 
-def exit_code(args: Namespace, draft: Draft, receipt: Receipt | None, left: tuple[Spared, ...]) -> int:
+def exit_code(args: Namespace, draft: Draft, receipt: Receipt | None, left: tuple[Skipped, ...]) -> int:
     """OK only where the goal was measured to be met, or nothing was asked and no leftover is left.
 
     So that ``vram free 20GiB && train`` is safe: a plan that was only shown, or declined, has given
     nothing back.
     """
     if receipt is None:
-        waits = not args.pid and any(each.leftover for each in draft.spared)
+        waits = not args.pid and any(each.leftover for each in draft.skipped)
         return ExitCode.HELD if draft.plan.steps or waits else ExitCode.OK
     goal, returned = receipt.goal_bytes, receipt.returned_bytes
     if goal is not None and returned is not None and returned >= goal:

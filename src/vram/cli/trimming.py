@@ -13,7 +13,7 @@ from vram.errors import ExitCode, Refused
 if TYPE_CHECKING:
     from vram.host.local import LocalHost
     from vram.model.trimming import TrimReceipt
-    from vram.reclaim.trimming import Order
+    from vram.reclaim.actions.trim import TrimOrder
 
 DEADLINE_S = 5.0
 
@@ -54,10 +54,10 @@ def trim_named(args: Namespace) -> int:
     from vram.host.local import LocalHost
 
     host = LocalHost(reader=early.reader())
-    from vram.reclaim.trimming import admit
+    from vram.reclaim.actions.trim import prepare_trims
 
     via = None if args.via == "auto" else args.via
-    orders = admit(host, args.pid, via, args.deadline)
+    orders = prepare_trims(host, args.pid, via, args.deadline)
     receipts, refusals = _each(args, host, orders, args.deadline)
     if args.json:
         from vram.report.json import encode
@@ -69,10 +69,10 @@ def trim_named(args: Namespace) -> int:
 
 
 def _each(
-    args: Namespace, host: LocalHost, orders: tuple[Order, ...], deadline_s: float
+    args: Namespace, host: LocalHost, orders: tuple[TrimOrder, ...], deadline_s: float
 ) -> tuple[list[TrimReceipt], list[tuple[int, Refused]]]:
     """One after the other; where there are several, one that does not answer keeps nobody from the next."""
-    from vram.reclaim.trimming import trim
+    from vram.reclaim.actions.trim import trim
 
     receipts: list[TrimReceipt] = []
     refusals: list[tuple[int, Refused]] = []

@@ -19,7 +19,7 @@ from vram.model.process import ProcessFacts, ProcessRef
 if TYPE_CHECKING:  # most commands park nothing
     from typing import Protocol
 
-    from vram.model.parking import CheckpointAnswer, Share, Vitals
+    from vram.model.parking import CheckpointAnswer, GpuShare, Vitals
     from vram.model.surroundings import DriverTrial, KernelTrial, Premises, Tracing
 else:
     # Only type checkers read protocols, and making one costs 60 µs: there are many.
@@ -182,7 +182,7 @@ class Proc(Protocol):
     def image(self, pid: int) -> str | None: ...
 
 
-class Grip(Protocol):
+class PidHandle(Protocol):
     """One process, held by pidfd: whatever happens to its pid, this stays the same process."""
 
     pid: int
@@ -194,13 +194,14 @@ class Grip(Protocol):
 
 
 class Signals(Protocol):
-    """Takes hold of processes: None where nobody has the pid. ``ourselves`` are our ancestors too."""
+    """Opens processes by pidfd: None where nobody has the pid. ``self_and_ancestors`` is our own pid and
+    those of all our ancestors."""
 
-    def hold(self, pid: int) -> Grip | None: ...
-    def ourselves(self) -> frozenset[int]: ...
+    def open(self, pid: int) -> PidHandle | None: ...
+    def self_and_ancestors(self) -> frozenset[int]: ...
 
 
-class Claim(Protocol):
+class ClaimFile(Protocol):
     """The right to move one process, ours while the descriptor is open."""
 
     def fileno(self) -> int: ...
@@ -217,9 +218,9 @@ class CheckpointWorker(Protocol):
     def state(self, pid: int, deadline_s: float) -> CheckpointAnswer: ...
     def park(
         self,
-        grip: Grip,
-        claim: Claim,
-        shares: Sequence[Share],
+        handle: PidHandle,
+        claim: ClaimFile,
+        shares: Sequence[GpuShare],
         *,
         lock_timeout_s: float,
         deadline_s: float,
@@ -227,16 +228,16 @@ class CheckpointWorker(Protocol):
     ) -> CheckpointAnswer: ...
     def unpark(
         self,
-        grip: Grip,
-        claim: Claim,
-        shares: Sequence[Share],
+        handle: PidHandle,
+        claim: ClaimFile,
+        shares: Sequence[GpuShare],
         *,
         room_patience_s: float,
         deadline_s: float,
         watch: Watch | None = None,
     ) -> CheckpointAnswer: ...
     def settle(self, pid: int) -> CheckpointAnswer: ...
-    def until(self, grip: Grip) -> CheckpointAnswer: ...
+    def until(self, handle: PidHandle) -> CheckpointAnswer: ...
     def hang_up(self, wait_s: float) -> bool: ...
 
 

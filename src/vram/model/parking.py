@@ -16,7 +16,7 @@ CheckpointState = Literal["running", "locked", "parked", "failed"]
 Purpose = Literal["park", "borrow"]
 
 
-class Share(Struct, frozen=True):
+class GpuShare(Struct, frozen=True):
     """What a process has on one GPU, and needs there again. The UUID stays its own across reboots."""
 
     gpu: int
@@ -37,7 +37,7 @@ class Parked(Struct, frozen=True, kw_only=True):
     pid_namespace: int | None = None
     """Where the pid means this process: the namespace of the vram that wrote it, not the target's own."""
     target: Target
-    shares: tuple[Share, ...]
+    shares: tuple[GpuShare, ...]
     since: str
     by_user: str
     by_pid: int

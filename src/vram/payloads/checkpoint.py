@@ -19,7 +19,7 @@ class Unavailable(Exception):
         self.code = code
 
 
-class LockArguments(ctypes.Structure):
+class CheckpointLockArgs(ctypes.Structure):
     _fields_ = (
         ("timeout_ms", ctypes.c_uint),
         ("reserved", ctypes.c_uint),
@@ -27,7 +27,7 @@ class LockArguments(ctypes.Structure):
     )
 
 
-class Driver:
+class CheckpointDriver:
     """libcuda, initialised: measured 3.25 MiB of GPU memory while this process lives."""
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Driver:
 
     def lock(self, pid: int, timeout_ms: int) -> int:
         # Without a timeout the driver would wait for good for a kernel that never ends.
-        arguments = LockArguments(timeout_ms=max(1, timeout_ms))
+        arguments = CheckpointLockArgs(timeout_ms=max(1, timeout_ms))
         return int(self._cuda.cuCheckpointProcessLock(pid, ctypes.byref(arguments)))
 
     def checkpoint(self, pid: int) -> int:
@@ -62,10 +62,10 @@ class Driver:
         return int(self._cuda.cuCheckpointProcessUnlock(pid, None))
 
 
-class Turn:
+class Transition:
     """One move of a process, there or back: what the driver answered, and how long its calls took."""
 
-    def __init__(self, driver: Driver, pid: int) -> None:
+    def __init__(self, driver: CheckpointDriver, pid: int) -> None:
         self._driver = driver
         self._pid = pid
         self.call = ""

@@ -31,7 +31,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, NoReturn
 
-from vram.payloads.checkpoint import CHECKPOINTED, Driver, Turn, Unavailable
+from vram.payloads.checkpoint import CHECKPOINTED, CheckpointDriver, Transition, Unavailable
 from vram.payloads.gauge import Gauge
 
 LINE = 3
@@ -41,10 +41,10 @@ REPORT_EVERY_S = 0.1
 ROOM_PATIENCE_S = 60.0
 ROOM_EVERY_S = 0.2
 REPORTER_S = 1.0
-DEAF = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+HELD_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
-class Loan(NamedTuple):
+class OwedProcess(NamedTuple):
     """A process to be brought back: the room that it needs, its pidfd, and the claim on it."""
 
     room: list[tuple[str, int]]
@@ -59,7 +59,7 @@ class Loan(NamedTuple):
         os.close(self.claim)
 
 
-class Duty:
+class Obligations:
     """Counts what this process owes: moves that are being made, and processes to be brought back.
 
     Two threads wait for the line to break and for signals: the main one may be inside the driver.
@@ -92,7 +92,7 @@ class Duty:
         """Raises RuntimeError where this user may have no more threads."""
         # Blocked before there is a second thread, so in every one: none of the driver's calls is
         # interrupted, and the signals wait for who asks for them.
-        signal.pthread_sigmask(signal.SIG_BLOCK, DEAF)
+        signal.pthread_sigmask(signal.SIG_BLOCK, HELD_SIGNALS)
         for job in (lambda: self._leave_with(line), self._leave_when_told):
             threading.Thread(target=job, daemon=True).start()
 
@@ -106,21 +106,21 @@ class Duty:
 
     def _leave_when_told(self) -> NoReturn:
         while True:
-            signal.sigwait(DEAF)
+            signal.sigwait(HELD_SIGNALS)
             with self._changed:
                 if not self._owed:
                     os._exit(0)
 
 
-class Worker:
+class CheckpointServer:
     """The driver, the line to who asked, and what was lent."""
 
-    def __init__(self, line: socket.socket, driver: Driver, duty: Duty) -> None:
+    def __init__(self, line: socket.socket, driver: CheckpointDriver, obligations: Obligations) -> None:
         self._line = line
         self._driver = driver
-        self._duty = duty
+        self._obligations = obligations
         self._gauge = Gauge()
-        self._loans: dict[int, Loan] = {}
+        self._loans: dict[int, OwedProcess] = {}
         self._until = -1
         self._order = 0
 
@@ -146,9 +146,9 @@ class Worker:
                 code, state = self._driver.state(order["pid"])
                 self._tell(code=code, state=state, call="cuCheckpointProcessGetState")
             case "park":
-                self._park(order, Loan(order["room"], *descriptors))
+                self._park(order, OwedProcess(order["room"], *descriptors))
             case "unpark":
-                self._unpark(order, Loan(order["room"], *descriptors))
+                self._unpark(order, OwedProcess(order["room"], *descriptors))
             case "settle":
                 self._settle(order["pid"])
                 self._tell()
@@ -156,24 +156,24 @@ class Worker:
                 (self._until,) = descriptors
                 self._tell()
 
-    def _park(self, order: dict[str, Any], loan: Loan) -> None:
+    def _park(self, order: dict[str, Any], loan: OwedProcess) -> None:
         pid = order["pid"]
         if loan.has_ended():
             loan.close()
             return self._tell(ended=True)
-        turn = Turn(self._driver, pid)
-        self._duty.take()
+        transition = Transition(self._driver, pid)
+        self._obligations.take()
         with self._reporting(order):
             self._loans[pid] = loan
-            if not turn.park(order["lock_ms"]):
+            if not transition.park(order["lock_ms"]):
                 self._settle(pid)
-        return self._answer(turn, pid)
+        return self._answer(transition, pid)
 
     def _settle(self, pid: int) -> None:
         self._loans.pop(pid).close()
-        self._duty.settle()
+        self._obligations.settle()
 
-    def _unpark(self, order: dict[str, Any], loan: Loan) -> None:
+    def _unpark(self, order: dict[str, Any], loan: OwedProcess) -> None:
         pid = order["pid"]
         try:
             short = self._wait_for_room(pid, loan, order["patience_s"], asked=True)
@@ -181,17 +181,17 @@ class Worker:
                 return self._tell(ended=True)
             if short:
                 return self._tell(short=short)
-            turn = Turn(self._driver, pid)
-            with self._duty.owing(), self._reporting(order):
-                if turn.unpark() and pid in self._loans:
+            transition = Transition(self._driver, pid)
+            with self._obligations.owing(), self._reporting(order):
+                if transition.unpark() and pid in self._loans:
                     self._settle(pid)
-            return self._answer(turn, pid)
+            return self._answer(transition, pid)
         finally:
             loan.close()
 
-    def _answer(self, turn: Turn, pid: int) -> None:
+    def _answer(self, transition: Transition, pid: int) -> None:
         state = self._driver.state(pid)[1]
-        self._tell(code=turn.code, call=turn.call, took_s=turn.took_s, state=state)
+        self._tell(code=transition.code, call=transition.call, took_s=transition.took_s, state=state)
 
     @contextmanager
     def _reporting(self, order: dict[str, Any]) -> Iterator[None]:
@@ -219,14 +219,16 @@ class Worker:
             ended(self._until, None)
         for pid, loan in self._loans.items():
             if not self._wait_for_room(pid, loan, ROOM_PATIENCE_S, asked=False) and not loan.has_ended():
-                Turn(self._driver, pid).unpark()
+                Transition(self._driver, pid).unpark()
 
-    def _shortage(self, pid: int, loan: Loan) -> dict[str, int]:
+    def _shortage(self, pid: int, loan: OwedProcess) -> dict[str, int]:
         """What a restore would miss; one who is only locked has all its memory still."""
         parked = self._driver.state(pid)[1] == CHECKPOINTED
         return self._gauge.shortage(loan.room) if parked else {}
 
-    def _wait_for_room(self, pid: int, loan: Loan, patience_s: float, *, asked: bool) -> dict[str, int]:
+    def _wait_for_room(
+        self, pid: int, loan: OwedProcess, patience_s: float, *, asked: bool
+    ) -> dict[str, int]:
         """What is still missing in the end: a restore that finds too little leaves the process stuck.
 
         Who *asked* for it calls the wait off by hanging up; what is owed is waited for without anybody.
@@ -260,10 +262,10 @@ def tell(line: socket.socket, **fields: object) -> None:
 def main() -> None:
     os.chdir("/")
     line = socket.socket(fileno=LINE)
-    duty = Duty()
+    obligations = Obligations()
     try:
-        duty.watch(line)
-        worker = Worker(line, Driver(), duty)
+        obligations.watch(line)
+        worker = CheckpointServer(line, CheckpointDriver(), obligations)
     except (Unavailable, RuntimeError) as error:
         tell(line, unavailable=str(error), code=getattr(error, "code", None))
         return

@@ -23,7 +23,7 @@ LOCK_S = 5.0
 _PAUSE_S = 0.001
 
 
-def intend(record: Mapping[str, Any]) -> str:
+def log_intent(record: Mapping[str, Any]) -> str:
     """Write down what is about to happen; return the token that its outcome will carry.
 
     Raises AuditUnavailable where it cannot be written, and then nothing may be done.
@@ -33,12 +33,12 @@ def intend(record: Mapping[str, Any]) -> str:
     return token
 
 
-def outcome(token: str, record: Mapping[str, Any]) -> None:
+def log_outcome(token: str, record: Mapping[str, Any]) -> None:
     """Write down what came of it. Where that fails, nothing further may be done."""
     _append({"event": "outcome", "token": token, **_header(), **record})
 
 
-def refused(record: Mapping[str, Any]) -> None:
+def log_refusal(record: Mapping[str, Any]) -> None:
     """Write down that something was asked for and denied. It stays denied where that fails."""
     with suppress(AuditUnavailable):
         _append({"event": "refused", **_header(), **record})

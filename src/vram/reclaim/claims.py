@@ -29,13 +29,13 @@ _SEARCH_S = 1.0
 _STANDING = {"T": ", which is stopped", "t": ", which a debugger has stopped", "D": ", stuck in the kernel"}
 
 
-class Claim:
+class ProcessClaim:
     """The right to move one process."""
 
     def __init__(self, file: int) -> None:
         self._file = file
 
-    def __enter__(self) -> Claim:
+    def __enter__(self) -> ProcessClaim:
         return self
 
     def __exit__(
@@ -52,7 +52,7 @@ class Claim:
         return self._file
 
 
-def try_claim(host_name: str, pid: int) -> Claim | None:
+def try_claim(host_name: str, pid: int) -> ProcessClaim | None:
     """Take the claim on *pid*; None where somebody has it.
 
     Raises AuditUnavailable where the file or its disk takes no locks.
@@ -70,10 +70,10 @@ def try_claim(host_name: str, pid: int) -> Claim | None:
             f"{_file_name(host_name)} cannot be locked: {error.strerror}",
             hint="set XDG_STATE_HOME to a folder on a disk that has file locks",
         ) from error
-    return Claim(file)
+    return ProcessClaim(file)
 
 
-def claim(host: Host, host_name: str, pid: int, wait_s: float = WAIT_S) -> Claim:
+def claim(host: Host, host_name: str, pid: int, wait_s: float = WAIT_S) -> ProcessClaim:
     """Take the claim on *pid*, waiting for it up to *wait_s*; raises TimedOut and says who has it."""
     deadline = host.clock.monotonic() + wait_s
     while (taken := try_claim(host_name, pid)) is None:

@@ -25,7 +25,7 @@ from vram.host.ports import Host
 from vram.model.ledger import ParkedProcess
 from vram.model.parking import PARKED_SCHEMA, Parked, SetAside
 from vram.reclaim import audit, claims, state
-from vram.reclaim.claims import Claim, plain
+from vram.reclaim.claims import ProcessClaim, plain
 from vram.untrusted import Rejected
 
 _ENTRY = re.compile(r"parked-.+-\d+-\d+\.json", re.ASCII)
@@ -61,11 +61,11 @@ class Journal:
         self.set_aside: list[SetAside] = []
         self._host = host
 
-    def try_claim(self, pid: int) -> Claim | None:
+    def try_claim(self, pid: int) -> ProcessClaim | None:
         """Take the claim on *pid*; None where somebody is moving that process right now."""
         return claims.try_claim(self.host_name, pid)
 
-    def claim(self, pid: int) -> Claim:
+    def claim(self, pid: int) -> ProcessClaim:
         """The same, waiting for it a little; raises TimedOut and says who has it."""
         return claims.claim(self._host, self.host_name, pid)
 
@@ -141,7 +141,7 @@ class Journal:
         kept_as = _renamed(folder, name, about)
         bad = SetAside(_text(name), reason, None if kept_as is None else _text(kept_as))
         self.set_aside.append(bad)
-        audit.refused(
+        audit.log_refusal(
             {"action": "read journal", "entry": bad.name, "message": reason, "kept_as": bad.kept_as}
         )
 

@@ -20,12 +20,12 @@ from msgspec.structs import replace
 
 from vram.errors import AuditUnavailable, CannotPark, NoSuchProcess, TimedOut, VramError
 from vram.host.ports import CheckpointWorker, Host, Watch
-from vram.model.parking import CheckpointAnswer, CheckpointState, Parked, Purpose, Share, Unrecorded
+from vram.model.parking import CheckpointAnswer, CheckpointState, GpuShare, Parked, Purpose, Unrecorded
 from vram.model.plan import Target
 from vram.reclaim import audit, identity
-from vram.reclaim.claims import Claim
+from vram.reclaim.claims import ProcessClaim
 from vram.reclaim.journal import Journal
-from vram.reclaim.preflight import look, room_at_most
+from vram.reclaim.preflight import read_driver, room_at_most
 from vram.reclaim.refusals import KNOWS_NOTHING, explain, not_parked
 from vram.units import MIB
 
@@ -53,7 +53,7 @@ class Moved(NamedTuple):
     driver_s: float
 
 
-class Found(NamedTuple):
+class Recovered(NamedTuple):
     """What a dead vram left behind, and what became of it."""
 
     entry: Parked
@@ -62,7 +62,7 @@ class Found(NamedTuple):
     """What the driver said, where that is more than *done* tells."""
 
 
-class Beside(NamedTuple):
+class Unjournaled(NamedTuple):
     """Whom the driver says is parked or locked, though no journal entry tells of it."""
 
     processes: tuple[Unrecorded, ...]
@@ -82,7 +82,7 @@ class Parking:
         self._host = host
         self._watch = watch
         self._worker: CheckpointWorker | None = None
-        self._loans: dict[int, tuple[Parked, Claim]] = {}
+        self._loans: dict[int, tuple[Parked, ProcessClaim]] = {}
         self.journal = Journal(host)
 
     def __enter__(self) -> Parking:
@@ -102,7 +102,7 @@ class Parking:
     def park(
         self,
         target: Target,
-        shares: Sequence[Share],
+        shares: Sequence[GpuShare],
         *,
         purpose: Purpose = "park",
         lock_timeout_s: float = LOCK_TIMEOUT_S,
@@ -114,7 +114,7 @@ class Parking:
         """
         entry = self._entry(target, shares, purpose)
         began = self._host.clock.monotonic()
-        with identity.hold(self._host, target) as held:
+        with identity.open_verified(self._host, target) as held:
             claim = self._claim_running(entry)
             with self._audited("park", entry, claim) as outcome:
                 answer = self._move_away(held, claim, entry, lock_timeout_s, deadline_s)
@@ -125,7 +125,7 @@ class Parking:
             self._parked(entry, claim)
         return Moved(entry, self._host.clock.monotonic() - began, answer.took_s)
 
-    def _claim_running(self, entry: Parked) -> Claim:
+    def _claim_running(self, entry: Parked) -> ProcessClaim:
         """Ask before touching anything: somebody else may have locked or parked the process."""
         pid = entry.target.process.pid
         claim = self.journal.claim(pid)
@@ -166,8 +166,8 @@ class Parking:
 
     def _move_away(
         self,
-        held: identity.Held,
-        claim: Claim,
+        held: identity.VerifiedProcess,
+        claim: ProcessClaim,
         entry: Parked,
         lock_timeout_s: float,
         deadline_s: float | None,
@@ -176,7 +176,7 @@ class Parking:
             self.journal.write(entry)
             held.recheck()
             return self.worker.park(
-                held.grip,
+                held.handle,
                 claim,
                 _with_margin(entry.shares),
                 lock_timeout_s=lock_timeout_s,
@@ -187,7 +187,7 @@ class Parking:
             self._undo(entry, claim)
             raise
 
-    def _give_up(self, entry: Parked, claim: Claim, answer: CheckpointAnswer) -> None:
+    def _give_up(self, entry: Parked, claim: ProcessClaim, answer: CheckpointAnswer) -> None:
         """Nothing was moved; where that is not certain, a new worker looks after the process."""
         if answer.state == "running" or answer.status in ("ended", "unavailable"):
             self.journal.remove(entry)
@@ -196,13 +196,13 @@ class Parking:
         else:
             self._undo(entry, claim)
 
-    def _undo(self, entry: Parked, claim: Claim) -> None:
+    def _undo(self, entry: Parked, claim: ProcessClaim) -> None:
         """Hang up, so that the worker brings the process back; a second Ctrl-C ends only the waiting."""
         self._hang_up(patience_s(entry.nbytes))
         with suppress(VramError):
             self._put_right(replace(entry, purpose="borrow"), claim)
 
-    def _parked(self, entry: Parked, claim: Claim) -> None:
+    def _parked(self, entry: Parked, claim: ProcessClaim) -> None:
         if entry.purpose == "borrow":
             self._loans[entry.target.process.pid] = (entry, claim)
         else:
@@ -226,7 +226,7 @@ class Parking:
         took_s = self._host.clock.monotonic() - began
         return Moved(self._measured(entry) if isinstance(entry, Unrecorded) else entry, took_s, answer.took_s)
 
-    def _claim_parked(self, entry: Parked) -> Claim:
+    def _claim_parked(self, entry: Parked) -> ProcessClaim:
         """Whoever had the claim before may have brought the process back: nothing is done twice."""
         pid = entry.target.process.pid
         claim = self.journal.claim(pid)
@@ -242,28 +242,28 @@ class Parking:
 
     def _measured(self, entry: Unrecorded) -> Unrecorded:
         """*entry* with what the process has on its GPUs now that it is back."""
-        shares: tuple[Share, ...] = ()
+        shares: tuple[GpuShare, ...] = ()
         with suppress(VramError):
-            shares = look(self._host).shares(entry.target.process.pid)
+            shares = read_driver(self._host).shares(entry.target.process.pid)
         return replace(entry, shares=shares)
 
-    def entry_of(self, pid: int, *, despite_room: bool = False) -> Parked:
+    def entry_of(self, pid: int, *, anyway: bool = False) -> Parked:
         """How *pid* is to be brought back: as the journal says, or as the driver does where it is silent.
 
-        Raises where the process is not parked. *despite_room* leaves it to the driver whether there
+        Raises where the process is not parked. *anyway* leaves it to the driver whether there
         is room for one of which nobody knows how much it needs.
         """
         entry = self.journal.find(pid)
         if entry is not None:
             return entry
-        target = identity.capture(self._host, pid)
+        target = identity.identify(self._host, pid)
         answer = self._ask_state(pid)
         if answer.state is None or answer.state == "running":
             raise not_parked(answer, pid)
-        shares = () if despite_room or answer.state != "parked" else room_at_most(self._host, pid)
+        shares = () if anyway or answer.state != "parked" else room_at_most(self._host, pid)
         return self._unrecorded(target, answer.state, shares)
 
-    def beside_the_journal(self, known: Collection[int], deadline_s: float = SEARCH_S) -> Beside:
+    def find_unjournaled(self, known: Collection[int], deadline_s: float = SEARCH_S) -> Unjournaled:
         """Ask the driver about everybody who uses CUDA, but for *known*: a deleted or damaged entry must
         not hide a process that stands still."""
         deadline = self._host.clock.monotonic() + deadline_s
@@ -271,10 +271,10 @@ class Parking:
         found: list[Unrecorded] = []
         silent: list[int] = []
         strange: str | None = None
-        for pid in sorted(set(seen.pids).difference(known, self._host.signals.ourselves())):
+        for pid in sorted(set(seen.pids).difference(known, self._host.signals.self_and_ancestors())):
             left_s = deadline - self._host.clock.monotonic()
             if left_s <= 0:
-                return Beside(tuple(found), False, tuple(silent), strange)
+                return Unjournaled(tuple(found), False, tuple(silent), strange)
             answer = self._state(pid, min(SILENCE_S, left_s))
             if answer.status in ("timeout", "died", "unavailable", "stopped"):
                 silent.append(pid)
@@ -285,14 +285,14 @@ class Parking:
             if answer.state in (None, "running") or self.journal.find(pid):
                 continue
             with suppress(VramError):  # it has ended meanwhile, or is nobody's to touch
-                found.append(self._unrecorded(identity.capture(self._host, pid), answer.state, ()))
-        return Beside(tuple(found), seen.complete, tuple(silent), strange)
+                found.append(self._unrecorded(identity.identify(self._host, pid), answer.state, ()))
+        return Unjournaled(tuple(found), seen.complete, tuple(silent), strange)
 
     def _bring_back(
         self,
         action: str,
         entry: Parked,
-        claim: Claim,
+        claim: ProcessClaim,
         room_patience_s: float = 0.0,
         deadline_s: float | None = None,
     ) -> CheckpointAnswer:
@@ -300,7 +300,7 @@ class Parking:
             deadline_s = (deadline_s or patience_s(entry.nbytes)) + room_patience_s
             for _ in range(2):
                 answer = self._stopped(entry.target.process.pid) or self.worker.unpark(
-                    held.grip,
+                    held.handle,
                     claim,
                     _with_margin(entry.shares),
                     room_patience_s=room_patience_s,
@@ -315,33 +315,33 @@ class Parking:
                 self.journal.remove(entry)
         return answer
 
-    def recover(self) -> tuple[Found, ...]:
+    def recover(self) -> tuple[Recovered, ...]:
         """Put right what a vram that died left behind: nobody stays locked, loans are returned."""
         return tuple(self._look_after(entry) for entry in self.journal.entries())
 
-    def _look_after(self, entry: Parked) -> Found:
+    def _look_after(self, entry: Parked) -> Recovered:
         claim = self.journal.try_claim(entry.target.process.pid)
         if claim is None:
-            return Found(entry, "busy")
+            return Recovered(entry, "busy")
         with claim:
             found = self._put_right(entry, claim)
         if found.done == "unknown":
             self._hang_up(0.0)  # the driver may hang over this one: a new worker asks about the others
         return found
 
-    def _put_right(self, entry: Parked, claim: Claim) -> Found:
+    def _put_right(self, entry: Parked, claim: ProcessClaim) -> Recovered:
         answer = self._state(entry.target.process.pid, PROMPT_S)
         if answer.state == "running" or (answer.status == "refused" and answer.code in KNOWS_NOTHING):
             self.journal.remove(entry)
-            return Found(entry, "running")
+            return Recovered(entry, "running")
         if answer.state == "parked" and entry.purpose == "park":
-            return Found(entry, "parked")
+            return Recovered(entry, "parked")
         if answer.state in ("locked", "parked"):
             done: Done = "unlocked" if answer.state == "locked" else "brought back"
-            return Found(entry, self._return(entry, claim, done))
-        return Found(entry, "failed" if answer.state == "failed" else "unknown", answer.message)
+            return Recovered(entry, self._return(entry, claim, done))
+        return Recovered(entry, "failed" if answer.state == "failed" else "unknown", answer.message)
 
-    def _return(self, entry: Parked, claim: Claim, done: Done) -> Done:
+    def _return(self, entry: Parked, claim: ProcessClaim, done: Done) -> Done:
         answer = self._bring_back("recover", entry, claim)
         results: dict[str, Done] = {"ok": done, "short": "no room", "ended": "running"}
         return results.get(answer.status, "unknown")
@@ -367,39 +367,39 @@ class Parking:
         if worker is not None:
             worker.hang_up(wait_s)
 
-    def _held(self, entry: Parked) -> identity.Held:
+    def _held(self, entry: Parked) -> identity.VerifiedProcess:
         """The parked process as it is now: its group or program's file may have changed meanwhile."""
         pid = entry.target.process.pid
-        now = identity.capture(self._host, pid)
+        now = identity.identify(self._host, pid)
         if now.process.started_at != entry.target.process.started_at:
             raise NoSuchProcess(f"the process that was parked as pid {pid} has ended")
-        return identity.hold(self._host, now)
+        return identity.open_verified(self._host, now)
 
     @contextmanager
-    def _audited(self, action: str, entry: Parked, claim: Claim) -> Iterator[dict[str, Any]]:
+    def _audited(self, action: str, entry: Parked, claim: ProcessClaim) -> Iterator[dict[str, Any]]:
         """Write down what is intended and what came of it; an error also gives the claim up."""
         record = {"action": action, "target": entry.target, "nbytes": entry.nbytes, "purpose": entry.purpose}
         if isinstance(entry, Unrecorded):
             record["found_by"] = "asking the driver"
         told: dict[str, Any] = {}
         try:
-            token = audit.intend(record)
+            token = audit.log_intent(record)
             yield told
         except BaseException as error:
             claim.close()
             if not isinstance(error, AuditUnavailable):
                 message = str(error) or type(error).__name__
-                audit.outcome(token, {"status": "failed", "message": message, **told})
+                audit.log_outcome(token, {"status": "failed", "message": message, **told})
             raise
-        audit.outcome(token, {"status": "done", **told})
+        audit.log_outcome(token, {"status": "done", **told})
 
-    def _entry(self, target: Target, shares: Sequence[Share], purpose: Purpose) -> Parked:
+    def _entry(self, target: Target, shares: Sequence[GpuShare], purpose: Purpose) -> Parked:
         return Parked(**self._about(target, shares), purpose=purpose)
 
-    def _unrecorded(self, target: Target, state: CheckpointState, shares: Sequence[Share]) -> Unrecorded:
+    def _unrecorded(self, target: Target, state: CheckpointState, shares: Sequence[GpuShare]) -> Unrecorded:
         return Unrecorded(**self._about(target, shares), purpose="park", state=state)
 
-    def _about(self, target: Target, shares: Sequence[Share]) -> dict[str, Any]:
+    def _about(self, target: Target, shares: Sequence[GpuShare]) -> dict[str, Any]:
         return {
             "host": self.journal.host_name,
             "boot_id": self.journal.boot_id,
@@ -417,7 +417,7 @@ def patience_s(nbytes: int) -> float:
     return 30.0 + nbytes / _SLOWEST_BYTES_PER_S
 
 
-def _with_margin(shares: Sequence[Share]) -> list[Share]:
+def _with_margin(shares: Sequence[GpuShare]) -> list[GpuShare]:
     return [replace(share, nbytes=share.nbytes + ROOM_MARGIN) for share in shares]
 
 

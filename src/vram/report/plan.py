@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from vram.model.plan import Draft, Outcome, OutcomeStatus, Receipt, Spared, Step
+from vram.model.plan import Draft, Outcome, OutcomeStatus, Receipt, Skipped, Step
 from vram.report.look import Look
 from vram.report.paragraph import paragraph
 from vram.units import counted, size
@@ -31,13 +31,13 @@ def draft(found: Draft, look: Look) -> RenderableType:
     plan = found.plan
     blocks: list[RenderableType] = [paragraph("", Text(_heading(found), style="bold"), look, style="bold")]
     blocks += [_action(steps, look) for steps in _together(plan.steps)]
-    blocks += _left_alone(found.spared, look)
+    blocks += _left_alone(found.skipped, look)
     if plan.steps:
         blocks += [Text(), Text(f"plan {plan.digest[:SHORT_DIGEST]}  (digest)", style="dim")]
     return Group(*blocks)
 
 
-def still_held(left: tuple[Spared, ...], look: Look) -> RenderableType:
+def still_held(left: tuple[Skipped, ...], look: Look) -> RenderableType:
     """Return what a plan was to give back and did not: who holds it now."""
     nbytes = size(sum(each.nbytes for each in left))
     return Group(Text(f"{nbytes} of dead owners are still held", style="bold"), *_pieces(left, look))
@@ -77,7 +77,7 @@ def _heading(found: Draft) -> str:
     if not plan.steps:
         return (
             f"There is nothing to do{asked}."
-            if not found.spared
+            if not found.skipped
             else f"There is nothing to give back{asked}."
         )
     known = [step.predicted_bytes for step in plan.steps if step.predicted_bytes is not None]
@@ -134,15 +134,15 @@ def _pids(pids: list[int]) -> str:
     return f"pids {', '.join(map(str, pids[:MOST_PIDS]))}{more}"
 
 
-def _left_alone(spared: tuple[Spared, ...], look: Look) -> Iterator[RenderableType]:
-    if spared:
+def _left_alone(skipped: tuple[Skipped, ...], look: Look) -> Iterator[RenderableType]:
+    if skipped:
         yield Text()
         yield Text("Left alone", style="bold")
-        yield from _pieces(spared, look)
+        yield from _pieces(skipped, look)
 
 
-def _pieces(spared: tuple[Spared, ...], look: Look) -> Iterator[RenderableType]:
-    for each in spared[:MOST_LISTED]:
+def _pieces(skipped: tuple[Skipped, ...], look: Look) -> Iterator[RenderableType]:
+    for each in skipped[:MOST_LISTED]:
         words = Text(look.clean(_piece(each)))
         if each.name:
             words.append(look.clean(" · ")).append(look.short(each.name, 40))
@@ -150,11 +150,11 @@ def _pieces(spared: tuple[Spared, ...], look: Look) -> Iterator[RenderableType]:
         if each.command:
             words.append(f"\n{look.clean(each.command)}", style="dim")
         yield paragraph("- ", words, look, indent=2)
-    if len(spared) > MOST_LISTED:
-        yield Text(f"    and {len(spared) - MOST_LISTED} more: `vram who` lists them all", style="dim")
+    if len(skipped) > MOST_LISTED:
+        yield Text(f"    and {len(skipped) - MOST_LISTED} more: `vram who` lists them all", style="dim")
 
 
-def _piece(each: Spared) -> str:
+def _piece(each: Skipped) -> str:
     where = f" on GPU {', '.join(map(str, each.gpus))}" if each.gpus else ""
     if each.pid is None:
         return f"{size(each.nbytes)}{where}"

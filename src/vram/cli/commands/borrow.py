@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from vram.cli.progress import Progress
     from vram.host.local import LocalHost
     from vram.model.parking import Parked
-    from vram.reclaim.borrow import Loan
+    from vram.reclaim.borrow import BorrowPlan
     from vram.reclaim.parking import Parking
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -61,14 +61,14 @@ def run(args: argparse.Namespace) -> int:
     from vram.cli.progress import Progress
     from vram.reclaim.borrow import arrange
     from vram.reclaim.parking import Parking
-    from vram.reclaim.preflight import look
+    from vram.reclaim.preflight import read_driver
 
     progress = Progress()
     with Parking(host, progress.watch) as parking:
         tidy(parking)
         with denials_written_down("borrow", pids):
             visible = os.environ.get(VISIBLE)
-            loan = arrange(host, look(host), args.size, gpu=args.gpu, visible=visible, pids=pids)
+            loan = arrange(host, read_driver(host), args.size, gpu=args.gpu, visible=visible, pids=pids)
         return _Borrow(host, parking, loan, progress, quiet=args.quiet).run(args.command)
 
 
@@ -76,7 +76,7 @@ class _Borrow:
     """One loan from its taking to its return."""
 
     def __init__(
-        self, host: LocalHost, parking: Parking, loan: Loan, progress: Progress, *, quiet: bool
+        self, host: LocalHost, parking: Parking, loan: BorrowPlan, progress: Progress, *, quiet: bool
     ) -> None:
         self._host = host
         self._parking = parking
@@ -100,10 +100,10 @@ class _Borrow:
         return code or (ExitCode.CANNOT_PARK if kept else ExitCode.OK)
 
     def _started(self, pid: int) -> None:
-        grip = self._host.signals.hold(pid)
-        if grip is not None and self._loan.chosen:
-            self._parking.worker.until(grip)
-            grip.close()
+        handle = self._host.signals.open(pid)
+        if handle is not None and self._loan.chosen:
+            self._parking.worker.until(handle)
+            handle.close()
 
     def _environment(self) -> dict[str, str]:
         variables = dict(os.environ)
@@ -112,9 +112,9 @@ class _Borrow:
         return variables
 
     def _return(self, lent: list[Parked]) -> bool:
-        from vram.reclaim.borrow import give_back
+        from vram.reclaim.borrow import return_all
 
-        kept = give_back(
+        kept = return_all(
             self._parking, lent, self._about("bringing back"), lambda moved: self._say(back(moved))
         )
         self._progress.end()

@@ -36,7 +36,7 @@ def _listed(args: Namespace) -> int:
     from vram.host.local import LocalHost
 
     host = LocalHost(reader=early.reader())
-    from vram.reclaim.trimmable import trimmable
+    from vram.reclaim.actions.trim import trimmable
     from vram.report import trimmable as shown
 
     via = None if args.via == "auto" else args.via

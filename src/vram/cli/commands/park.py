@@ -42,13 +42,13 @@ def run(args: Namespace) -> int:
     host = open_host()
     from vram.cli.moves import Moves
     from vram.reclaim.parking import Parking
-    from vram.reclaim.preflight import look
+    from vram.reclaim.preflight import read_driver
 
     moves = Moves(args.json, away)
     with Parking(host, moves.progress.watch) as parking:
         tidy(parking)
         with denials_written_down("park", pids):
-            orders = moves.admitted(host, parking, look(host), pids, despite_signs=args.anyway)
+            orders = moves.admitted(host, parking, read_driver(host), pids, anyway=args.anyway)
         for target, shares in orders:
             nbytes = sum(share.nbytes for share in shares)
             with moves.attempt(f"parking pid {target.process.pid}", target.process.pid, nbytes):

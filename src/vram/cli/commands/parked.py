@@ -33,7 +33,7 @@ def run(args: Namespace) -> int:
         found = tidy(parking)
         left = {entry.target.process: entry for entry in parking.journal.entries()}
         elsewhere = parking.journal.elsewhere()
-        beside = parking.beside_the_journal([process.pid for process in left])
+        beside = parking.find_unjournaled([process.pid for process in left])
         set_aside = parking.journal.set_aside
     say_what_was_not_asked(beside)
     standings = [

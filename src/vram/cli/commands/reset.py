@@ -13,7 +13,7 @@ from vram.errors import ExitCode, Refused
 if TYPE_CHECKING:
     from vram.host.local import LocalHost
     from vram.model.plan import Receipt
-    from vram.reclaim.resetting import Readiness
+    from vram.reclaim.actions.reset import Readiness
 
 NAME = "reset"
 HELP = "what keeps a GPU from being reset, by name; with --yes, as root, the reset"
@@ -35,7 +35,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     from vram.host.local import LocalHost
-    from vram.reclaim.resetting import readiness
+    from vram.reclaim.actions.reset import readiness
 
     host = LocalHost(reader=early.take(), read_ahead_s=args.deadline)
     ready = readiness(host, args.gpu, args.deadline)

@@ -76,7 +76,7 @@ def run(args: Namespace) -> int:
     return moves.exit_code
 
 
-def _named(parking: Parking, pids: list[int], despite_room: bool) -> list[Parked]:
+def _named(parking: Parking, pids: list[int], anyway: bool) -> list[Parked]:
     elsewhere = {entry.target.process.pid for entry in parking.journal.elsewhere()}
     for pid in pids:
         if pid in elsewhere and parking.journal.find(pid) is None:
@@ -84,7 +84,7 @@ def _named(parking: Parking, pids: list[int], despite_room: bool) -> list[Parked
                 f"pid {pid} was parked in another PID namespace, and only there does the number mean it",
                 hint=f"run `vram unpark {pid}` there",
             )
-    return [parking.entry_of(pid, despite_room=despite_room) for pid in pids]
+    return [parking.entry_of(pid, anyway=anyway) for pid in pids]
 
 
 def _everybody(parking: Parking) -> list[Parked]:
@@ -93,7 +93,7 @@ def _everybody(parking: Parking) -> list[Parked]:
     elsewhere = parking.journal.elsewhere()
     if elsewhere:
         say(f"parked in another PID namespace, and left alone: {counted(len(elsewhere), 'process')}")
-    beside = parking.beside_the_journal([entry.target.process.pid for entry in entries])
+    beside = parking.find_unjournaled([entry.target.process.pid for entry in entries])
     say_what_was_not_asked(beside)
     for found in beside.processes:
         pid = found.target.process.pid

@@ -28,7 +28,7 @@ VERBS: tuple[Verb, ...] = ("park", "borrow", "free")
 OPTIONAL = False
 
 _IPC_SINCE = 610
-_MEANS = "vram park and borrow refuse; vram free has one rung less."
+_MEANS = "vram park and borrow refuse; vram free never parks."
 
 
 def judge(sight: Sight) -> Answer:

@@ -15,9 +15,9 @@ from vram import untrusted
 from vram.errors import DeviceError
 from vram.host.local.checkpoint_start import Started, start_worker
 from vram.host.local.child import Child
-from vram.host.local.signals import LocalGrip
-from vram.host.ports import Claim, Grip, Watch
-from vram.model.parking import CheckpointAnswer, CheckpointState, Share
+from vram.host.local.signals import LocalPidHandle
+from vram.host.ports import ClaimFile, PidHandle, Watch
+from vram.model.parking import CheckpointAnswer, CheckpointState, GpuShare
 
 _LONGEST = 1 << 16
 _MOST_ITEMS = 4096
@@ -74,37 +74,42 @@ class LocalCheckpointWorker:
 
     def park(
         self,
-        grip: Grip,
-        claim: Claim,
-        shares: Sequence[Share],
+        handle: PidHandle,
+        claim: ClaimFile,
+        shares: Sequence[GpuShare],
         *,
         lock_timeout_s: float,
         deadline_s: float,
         watch: Watch | None = None,
     ) -> CheckpointAnswer:
-        order = {"do": "park", "pid": grip.pid, "room": _room(shares), "lock_ms": int(lock_timeout_s * 1000)}
-        return self._ask(order, (_pidfd(grip), claim.fileno()), deadline_s, watch)
+        order = {
+            "do": "park",
+            "pid": handle.pid,
+            "room": _room(shares),
+            "lock_ms": int(lock_timeout_s * 1000),
+        }
+        return self._ask(order, (_pidfd(handle), claim.fileno()), deadline_s, watch)
 
     def unpark(
         self,
-        grip: Grip,
-        claim: Claim,
-        shares: Sequence[Share],
+        handle: PidHandle,
+        claim: ClaimFile,
+        shares: Sequence[GpuShare],
         *,
         room_patience_s: float,
         deadline_s: float,
         watch: Watch | None = None,
     ) -> CheckpointAnswer:
-        order = {"do": "unpark", "pid": grip.pid, "room": _room(shares), "patience_s": room_patience_s}
-        return self._ask(order, (_pidfd(grip), claim.fileno()), deadline_s, watch)
+        order = {"do": "unpark", "pid": handle.pid, "room": _room(shares), "patience_s": room_patience_s}
+        return self._ask(order, (_pidfd(handle), claim.fileno()), deadline_s, watch)
 
     def settle(self, pid: int) -> CheckpointAnswer:
         """Let what is parked stay so when we are gone."""
         return self._ask({"do": "settle", "pid": pid}, (), _PROMPT_S)
 
-    def until(self, grip: Grip) -> CheckpointAnswer:
+    def until(self, handle: PidHandle) -> CheckpointAnswer:
         """Should we die, let nothing be brought back before this process has ended."""
-        return self._ask({"do": "until"}, (_pidfd(grip),), _PROMPT_S)
+        return self._ask({"do": "until"}, (_pidfd(handle),), _PROMPT_S)
 
     def hang_up(self, wait_s: float) -> bool:
         """End the conversation; whether the worker has brought back what it owed within *wait_s*."""
@@ -187,10 +192,10 @@ def _answer(told: _Packet) -> CheckpointAnswer:
     )
 
 
-def _room(shares: Sequence[Share]) -> list[tuple[str, int]]:
+def _room(shares: Sequence[GpuShare]) -> list[tuple[str, int]]:
     return [(share.uuid, share.nbytes) for share in shares]
 
 
-def _pidfd(grip: Grip) -> int:
-    assert isinstance(grip, LocalGrip), "a process of this machine is held by pidfd"
-    return grip.pidfd
+def _pidfd(handle: PidHandle) -> int:
+    assert isinstance(handle, LocalPidHandle), "a process of this machine is held by pidfd"
+    return handle.pidfd

@@ -10,14 +10,14 @@ from types import TracebackType
 from vram.host.ports import Sent
 
 
-class LocalGrip:
+class LocalPidHandle:
     """One process for as long as we hold it; its pid may be reused meanwhile, this never is."""
 
     def __init__(self, pid: int, pidfd: int) -> None:
         self.pid = pid
         self.pidfd = pidfd
 
-    def __enter__(self) -> LocalGrip:
+    def __enter__(self) -> LocalPidHandle:
         return self
 
     def __exit__(
@@ -62,20 +62,20 @@ class LocalGrip:
 
 
 class LocalSignals:
-    """Opens grips, and knows whom we stand on."""
+    """Opens pid handles, and knows whom we stand on."""
 
     def __init__(self, proc_root: str = "/proc") -> None:
         self._root = proc_root
 
-    def hold(self, pid: int) -> LocalGrip | None:
+    def open(self, pid: int) -> LocalPidHandle | None:
         if pid <= 0:
             return None
         try:
-            return LocalGrip(pid, os.pidfd_open(pid))
+            return LocalPidHandle(pid, os.pidfd_open(pid))
         except OSError:  # gone, or a thread that leads no process
             return None
 
-    def ourselves(self) -> frozenset[int]:
+    def self_and_ancestors(self) -> frozenset[int]:
         """Our own pid and those of all our ancestors, as far as /proc shows them."""
         from vram.host.local.procfs import ProcessFolder
 

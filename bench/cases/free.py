@@ -1,4 +1,4 @@
-"""Giving memory back: a plan, a leftover ended and measured, and pids that are reused on purpose."""
+"""Freeing memory: a plan, a leftover ended and measured, and pids that are reused on purpose."""
 
 from __future__ import annotations
 
