@@ -128,7 +128,7 @@ def test_the_time_of_day_is_no_part_of_a_plan(state: Path, now: str) -> None:
     later = replace(made, made_at=now)
     assert made.made_at != now
     assert digest_of(later) == made.digest
-    assert [each.status for each in execute(town, later, patience_s={"kill": 0.0}).outcomes] == ["done"]
+    assert [each.status for each in execute(town, later, timeout_s={"kill": 0.0}).outcomes] == ["done"]
 
 
 @pytest.mark.fault(30)

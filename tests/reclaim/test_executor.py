@@ -169,7 +169,7 @@ def test_a_stopped_process_is_asked_first_and_only_then_let_go_on(state: Path):
             return "sent"
 
     town = Stopped(ledger(gpu(process(51, state="T"))))
-    town.hold = lambda pid: Deaf(town, pid) if pid in town.living else None  # type: ignore[method-assign]
+    town.open = lambda pid: Deaf(town, pid) if pid in town.living else None  # type: ignore[method-assign]
     assert statuses(ran(town, made(town, pids=(51,)))) == ["done"]
     assert town.signals_sent == [(51, SIGTERM), (51, SIGCONT)]
 
@@ -200,7 +200,7 @@ def test_who_is_on_its_way_out_after_sigterm_is_the_one_that_was_asked(state: Pa
     town = Changing(**LEAVING, **how)
     receipt = ran(town, made(town))
     assert statuses(receipt) == ["done"]
-    assert receipt.outcomes[0].message == "it was exiting 0 s after SIGTERM, and was seen off by SIGKILL"
+    assert receipt.outcomes[0].message == "it was exiting 0 s after SIGTERM, and was ended by SIGKILL"
     assert town.signals_sent == [(51, SIGTERM), (51, SIGKILL)]
 
 
@@ -209,7 +209,7 @@ def test_who_never_gets_through_with_exiting_is_told_where_it_hangs(state: Path)
     town = Changing(**LEAVING, exiting=True, endless=True)
     receipt = ran(town, made(town))
     assert statuses(receipt) == ["unkillable"]
-    assert "it is exiting, and its memory comes back when that is over" in receipt.outcomes[0].message
+    assert "it is exiting, and its memory is freed when that is over" in receipt.outcomes[0].message
 
 
 @pytest.mark.fault(13)
@@ -244,7 +244,7 @@ def test_who_ends_right_before_it_is_asked_was_not_ended_by_that(state: Path):
             return "gone"
 
     town = Town(orphans(51))
-    town.hold = lambda pid: Brief(town, pid) if pid in town.living else None  # type: ignore[method-assign]
+    town.open = lambda pid: Brief(town, pid) if pid in town.living else None  # type: ignore[method-assign]
     assert statuses(ran(town, made(town))) == ["not-needed"]
 
 
