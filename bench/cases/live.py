@@ -1,4 +1,4 @@
-"""What it costs to flush where nothing is to be flushed, and to name the keepers of many arrays."""
+"""What it costs to flush where nothing is to be flushed, and to name what refers to many arrays."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def run(turns: int) -> list[Row]:
     return [
         Row("vram.flush with nothing to do", flushed_s, "s", target=NOTHING_TO_DO_S, note="with a context"),
         Row(
-            "vram.live on 100,000 arrays, with keepers",
+            "vram.live on 100,000 arrays, with referrers",
             named_s,
             "s",
             target=HUNDRED_THOUSAND_S,
