@@ -38,7 +38,7 @@ def test_a_healthy_process_may_be_parked_with_all_it_has() -> None:
     ("seen", "words"),
     [
         (devices(ListedProcess(SHARE, ("compute", "mps"), 0)), "MPS"),
-        (devices(ListedProcess(None, ("compute",), 0)), "does not tell how much"),
+        (devices(ListedProcess(None, ("compute",), 0)), "does not report how much"),
         (devices(version="560.28.03"), "560.28.03"),
         (replace(devices(), driver_version=None), "unknown version"),
         (replace(devices(), gpus={0: GpuFacts("GPU-0", "H200", mig_enabled=True)}), "MIG"),

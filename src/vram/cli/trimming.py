@@ -1,4 +1,4 @@
-"""What ``trim`` and ``flush`` share: whom to ask, the visits one after the other, and what came back."""
+"""What ``trim`` and ``flush`` share: the arguments, one trim after the other, and what was freed."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ Ways in, safest first: an agent that the process started itself (vram.agent()), 
 connection file, Python 3.14's interface for debuggers (remote-exec), and for CPython 3.9 to 3.14
 ptrace. The last two stop the process for about a millisecond; no debugger is needed. The process
 collects garbage and empties the caches of PyTorch, CuPy, JAX, Numba, PyCUDA, cuda.core, RMM and the
-driver's pools, as far as they are loaded there. What comes back is read from the driver afterwards."""
+driver's pools, as far as they are loaded there. What was freed is read from the driver afterwards."""
 
 
 def add_trim_arguments(parser: ArgumentParser, *, pids: Literal["+", "*"]) -> None:
-    parser.add_argument("pid", nargs=pids, type=pid_number, metavar="PID", help="who is asked to let go")
+    parser.add_argument("pid", nargs=pids, type=pid_number, metavar="PID", help="the process to trim")
     parser.add_argument(
         "--tracebacks",
         action="store_true",
-        help="also forget the last exception: its frames keep their variables alive",
+        help="also drop the last exception: its frames keep their variables alive",
     )
     parser.add_argument(
         "--via",
@@ -50,7 +50,7 @@ def add_trim_arguments(parser: ArgumentParser, *, pids: Literal["+", "*"]) -> No
 
 
 def trim_named(args: Namespace) -> int:
-    """Trim the processes of *args*, and say what came back. Returns the exit code."""
+    """Trim the processes of *args*, and print what was freed. Returns the exit code."""
     from vram.host.local import LocalHost
 
     host = LocalHost(reader=early.reader())
@@ -71,7 +71,7 @@ def trim_named(args: Namespace) -> int:
 def _each(
     args: Namespace, host: LocalHost, orders: tuple[TrimOrder, ...], deadline_s: float
 ) -> tuple[list[TrimReceipt], list[tuple[int, Refused]]]:
-    """One after the other; where there are several, one that does not answer keeps nobody from the next."""
+    """One after the other; where there are several, one that does not answer does not stop the others."""
     from vram.reclaim.actions.trim import trim
 
     receipts: list[TrimReceipt] = []

@@ -183,7 +183,7 @@ class Proc(Protocol):
 
 
 class PidHandle(Protocol):
-    """One process, held by pidfd: whatever happens to its pid, this stays the same process."""
+    """One process, opened by pidfd: whatever happens to its pid, this stays the same process."""
 
     pid: int
 
@@ -202,7 +202,7 @@ class Signals(Protocol):
 
 
 class ClaimFile(Protocol):
-    """The right to move one process, ours while the descriptor is open."""
+    """The lock that lets one vram move a process, held while the descriptor is open."""
 
     def fileno(self) -> int: ...
 
@@ -210,8 +210,8 @@ class ClaimFile(Protocol):
 class CheckpointWorker(Protocol):
     """A process of ours that makes the driver's checkpoint calls, and outlives us if it must.
 
-    What it has parked it brings back when we hang up or die, unless that was settled; after
-    ``until``, not before that process has ended. *watch* is told each GPU's used bytes while
+    What it has parked it brings back when we hang up or die, unless ``keep_parked`` was called; after
+    ``until``, not before that process has ended. *watch* is called with each GPU's used bytes while
     the driver works.
     """
 
@@ -236,7 +236,7 @@ class CheckpointWorker(Protocol):
         deadline_s: float,
         watch: Watch | None = None,
     ) -> CheckpointAnswer: ...
-    def settle(self, pid: int) -> CheckpointAnswer: ...
+    def keep_parked(self, pid: int) -> CheckpointAnswer: ...
     def until(self, handle: PidHandle) -> CheckpointAnswer: ...
     def hang_up(self, wait_s: float) -> bool: ...
 
@@ -245,7 +245,7 @@ Watch = Callable[[dict[str, int]], None]
 
 
 class Checkpoint(Protocol):
-    """Opens the way to the driver's checkpoint calls; started early, it is ready when needed."""
+    """Opens checkpoint workers; one that is started early is ready when needed."""
 
     def open(self) -> CheckpointWorker: ...
 

@@ -1,4 +1,4 @@
-"""Whom to park so that a command has room: the fewest bytes, idle processes first, only one's own."""
+"""Which processes to park so that a command has room: the fewest bytes, idle ones first, only one's own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vram.reclaim.parking import Moved, Parking
 from vram.reclaim.preflight import DriverReport, identify_parkable, require_checkpoints, seen_by_cuda
 from vram.units import MIB, counted, size
 
-# The checkpoint worker of the loans has the driver open while the command runs: 3.25 MiB on an H200.
+# The checkpoint worker has the driver open while the command runs: 3.25 MiB on an H200.
 WORKER_BYTES = 8 * MIB
 IDLE_WINDOW_S = 0.25
 # Of one processor, over the window: a training loop or a busy kernel's waiting thread uses all of one.
@@ -22,9 +22,9 @@ IDLE_SHARE = 0.2
 # The command's memory is back 110 ms after its end on an H200; others may leave it too.
 ROOM_PATIENCE_S = 5.0
 
-About = Callable[[int, int], None]
-"""Hears the pid and the bytes that are about to be moved."""
-Told = Callable[[Moved], None]
+OnBegin = Callable[[int, int], None]
+"""Called with the pid and the bytes that are about to be moved."""
+OnMoved = Callable[[Moved], None]
 
 
 class ParkCandidate(Struct, frozen=True):
@@ -37,7 +37,7 @@ class ParkCandidate(Struct, frozen=True):
 
 
 class BorrowPlan(Struct, frozen=True):
-    """Where the command will have its room, and who makes it."""
+    """Where the command will have its room, and which processes are parked for it."""
 
     gpu: int
     uuid: str
@@ -46,7 +46,7 @@ class BorrowPlan(Struct, frozen=True):
     is_one_of_several: bool = False
 
 
-def arrange(
+def plan_borrow(
     host: Host,
     report: DriverReport,
     nbytes: int,
@@ -67,15 +67,15 @@ def arrange(
         raise GoalImpossible(
             f"{size(nbytes)} is more than a GPU here has ({size(largest)})", hint="ask for less"
         )
-    loans, reasons = [], []
+    plans, reasons = [], []
     for index in indices:
         try:
-            loans.append(_arrange_on(host, report, index, nbytes, pids))
+            plans.append(_plan_on(host, report, index, nbytes, pids))
         except (Refused, DeviceError) as error:
             reasons.append(error)
-    if not loans:
+    if not plans:
         raise reasons[0]
-    return min(loans, key=lambda loan: sum(each.nbytes for each in loan.chosen))
+    return min(plans, key=lambda plan: sum(each.nbytes for each in plan.chosen))
 
 
 def _known(report: DriverReport, gpu: int | None) -> None:
@@ -91,14 +91,14 @@ def _seen(report: DriverReport, visible: str, gpu: int | None) -> list[int]:
         unseen = "any GPU of this machine" if gpu is None else f"GPU {gpu}"
         raise UsageError(
             f"the command would not see {unseen}: CUDA_VISIBLE_DEVICES is {visible!r}",
-            hint="unset it, and the command is led to the GPU that has the room",
+            hint="unset it, and vram sets it to the GPU that has the room",
         )
     return list(seen)
 
 
-def _arrange_on(host: Host, report: DriverReport, gpu: int, nbytes: int, pids: Sequence[int]) -> BorrowPlan:
+def _plan_on(host: Host, report: DriverReport, gpu: int, nbytes: int, pids: Sequence[int]) -> BorrowPlan:
     if gpu not in report.memory:
-        raise DeviceError(f"GPU {gpu} does not tell its memory", hint="see `vram why`")
+        raise DeviceError(f"GPU {gpu} does not report its memory", hint="see `vram why`")
     free = report.memory[gpu].free
     missing = nbytes - free
     several = len(report.gpus) > 1
@@ -127,7 +127,7 @@ def _candidates(
             if pids:
                 raise
             reasons.append(error)
-    idle = idlers(host, report, gpu, [target.process.pid for target, _ in admitted])
+    idle = idle_pids(host, report, gpu, [target.process.pid for target, _ in admitted])
     return [
         ParkCandidate(target, shares, _on(shares, gpu), target.process.pid in idle)
         for target, shares in admitted
@@ -140,7 +140,7 @@ def _admit(
     target, shares = identify_parkable(host, report, pid, taken_before=taken)
     if target.uid != host.facts().uid:
         raise NotPermitted(
-            f"pid {pid} belongs to {target.user}: one borrows only from oneself", hint="ask them"
+            f"pid {pid} belongs to {target.user}: borrow parks only your own processes", hint="ask them"
         )
     if named and not _on(shares, gpu):
         raise NotOnGpu(f"pid {pid} has nothing on GPU {gpu}", hint="see `vram who`")
@@ -155,7 +155,7 @@ def _on(shares: Iterable[GpuShare], gpu: int) -> int:
     return sum(share.nbytes for share in shares if share.gpu == gpu)
 
 
-def idlers(host: Host, report: DriverReport, gpu: int, pids: Sequence[int]) -> frozenset[int]:
+def idle_pids(host: Host, report: DriverReport, gpu: int, pids: Sequence[int]) -> frozenset[int]:
     """Those of *pids* that use neither the GPU nor, over a quarter of a second, a processor."""
     if report.gpus[gpu].utilization == 0 or not pids:
         return frozenset(pids)
@@ -205,24 +205,26 @@ def _impossible(
     )
 
 
-def take(parking: Parking, loan: BorrowPlan, about: About, told: Told) -> list[Parked]:
-    """Park everybody who was chosen, on loan: leaving *parking* brings them back."""
-    lent = []
-    for each in loan.chosen:
-        about(each.target.process.pid, sum(share.nbytes for share in each.shares))
+def park_all(parking: Parking, plan: BorrowPlan, on_begin: OnBegin, on_moved: OnMoved) -> list[Parked]:
+    """Park every process that was chosen: leaving *parking* brings them back."""
+    parked = []
+    for each in plan.chosen:
+        on_begin(each.target.process.pid, sum(share.nbytes for share in each.shares))
         moved = parking.park(each.target, each.shares, purpose="borrow")
-        told(moved)
-        lent.append(moved.entry)
-    return lent
+        on_moved(moved)
+        parked.append(moved.entry)
+    return parked
 
 
-def return_all(parking: Parking, lent: Iterable[Parked], about: About, told: Told) -> list[VramError]:
-    """Bring everybody back; what keeps one away does not keep the others."""
-    kept: list[VramError] = []
-    for entry in lent:
-        about(entry.target.process.pid, entry.nbytes)
+def unpark_all(
+    parking: Parking, parked: Iterable[Parked], on_begin: OnBegin, on_moved: OnMoved
+) -> list[VramError]:
+    """Bring all of them back; return the errors of those that stay parked."""
+    errors: list[VramError] = []
+    for entry in parked:
+        on_begin(entry.target.process.pid, entry.nbytes)
         try:
-            told(parking.unpark(entry, room_patience_s=ROOM_PATIENCE_S))
+            on_moved(parking.unpark(entry, room_patience_s=ROOM_PATIENCE_S))
         except VramError as error:
-            kept.append(error)
-    return kept
+            errors.append(error)
+    return errors

@@ -108,7 +108,7 @@ def promised(steps: tuple[Step, ...]) -> int | None:
 
 
 class _Run:
-    """One walk over a plan, and what the device said at its start and last."""
+    """One run of a plan, and the bytes in use at its start and now."""
 
     def __init__(
         self, host: Host, plan: Plan, timeout_s: Mapping[StepKind, float], used_now: int | None
@@ -119,7 +119,7 @@ class _Run:
         self._first = self._last = used_bytes(host, plan.gpus) if used_now is None else used_now
         self._stop: str | None = None
         self._touched = False
-        self._kept_promises = 0
+        self._promised_so_far = 0
 
     def returned(self) -> int | None:
         if self._first is None or self._last is None:
@@ -129,7 +129,7 @@ class _Run:
     def outcomes(self) -> Iterator[Outcome]:
         for at, step in enumerate(self._plan.steps):
             skipped = self._skip_reason(self._plan.steps[at:])
-            yield self._left(step, *skipped) if skipped else self._do(step)
+            yield self._not_run(step, *skipped) if skipped else self._do(step)
 
     def _skip_reason(self, left: tuple[Step, ...]) -> tuple[OutcomeStatus, str] | None:
         """Why the next step is not taken, if it is not."""
@@ -140,7 +140,7 @@ class _Run:
             return None
         if returned is None:
             # The device no longer answers: then what was promised and done must do.
-            returned = self._kept_promises
+            returned = self._promised_so_far
         if returned >= goal:
             return "not-needed", "the goal is met"
         known = [step.predicted_bytes for step in left if step.predicted_bytes is not None]
@@ -149,7 +149,7 @@ class _Run:
             return "refused", "left alone: what is left of the plan could not reach the goal any more"
         return None
 
-    def _left(self, step: Step, status: OutcomeStatus, message: str) -> Outcome:
+    def _not_run(self, step: Step, status: OutcomeStatus, message: str) -> Outcome:
         return self._outcome(step, status, self._last, 0.0, message)
 
     def _do(self, step: Step) -> Outcome:
@@ -157,27 +157,27 @@ class _Run:
         try:
             token = audit.log_intent(self._record(step, used_before=before))
         except AuditUnavailable as error:
-            return self._unwritten(step, error)
+            return self._not_logged(step, error)
         try:
             status, message = self._act(step)
         except BaseException as error:
-            # A refusal, Ctrl-C or a bug: what came of it is written down before anybody hears of it.
+            # A refusal, Ctrl-C or a bug: the outcome is logged before it is raised.
             status = "refused" if isinstance(error, Refused) else "failed"
             audit.log_outcome(token, {"status": status, "message": f"{type(error).__name__}: {error}"})
             raise
         self._touched = self._touched or status in ("done", "failed", "unkillable")
         if status == "done":
-            self._kept_promises += step.predicted_bytes or 0
-        self._last = settled_bytes(self._host, self._plan.gpus, before, self._hoped(step, status))
+            self._promised_so_far += step.predicted_bytes or 0
+        self._last = settled_bytes(self._host, self._plan.gpus, before, self._expected_bytes(step, status))
         outcome = self._outcome(step, status, before, self._host.clock.monotonic() - began, message)
         self._write(token, outcome)
         return outcome
 
-    def _unwritten(self, step: Step, error: AuditUnavailable) -> Outcome:
+    def _not_logged(self, step: Step, error: AuditUnavailable) -> Outcome:
         if not self._touched:
             raise error
         self._stop = f"not tried: {error}"
-        return self._left(step, "refused", str(error))
+        return self._not_run(step, "refused", str(error))
 
     def _act(self, step: Step) -> tuple[OutcomeStatus, str]:
         try:
@@ -189,19 +189,19 @@ class _Run:
             return "unkillable", str(error)
         except VramError as error:
             return self._not_done(step, error)
-        return ("done", message) if self._is_as_promised(step) else self._unverified(message)
+        return ("done", message) if self._is_verified(step) else self._unverified(message)
 
-    def _is_as_promised(self, step: Step) -> bool:
+    def _is_verified(self, step: Step) -> bool:
         try:
             return action(step.kind).verify(self._host, step)
         except NoSuchProcess:
-            return True  # it ended by itself since: there is nobody left to be wrong
+            return True  # it has ended by itself since
         except VramError:
             return False
 
     def _not_done(self, step: Step, error: VramError) -> tuple[OutcomeStatus, str]:
-        # A trim or a park that did not work leaves its target as it was, and the next one may do.
-        # A kill is different: others may keep the same bytes, and would die for nothing.
+        # A trim or a park that failed leaves its target as it was, and the next one may succeed.
+        # A kill is different: others may hold the same bytes, and would die for nothing.
         if isinstance(error, WorldChanged) or step.kind in ("kill", "reset"):
             if isinstance(error, Refused) and not self._touched:
                 raise error
@@ -212,9 +212,9 @@ class _Run:
         self._stop = "not tried: an earlier step did not go as planned"
         return "failed", f"{message}; but afterwards the target is not as promised"
 
-    def _hoped(self, step: Step, status: OutcomeStatus) -> int | None:
+    def _expected_bytes(self, step: Step, status: OutcomeStatus) -> int | None:
         if status == "done" and step.kind == "kill" and step.predicted_bytes is None:
-            return 1  # how much is not known: any byte is a sign that it came back
+            return 1  # how much is not known: any byte is a sign that it was freed
         return step.predicted_bytes if status in ("done", "not-needed") else None
 
     def _write(self, token: str, outcome: Outcome) -> None:

@@ -1,8 +1,8 @@
-"""What must hold before a process is parked: looked at first, judged here, nothing touched.
+"""What must hold before a process is parked: read first, judged here, nothing touched.
 
 Memory shared with other processes, and small managed memory, cannot be seen from outside: there
-the driver itself refuses, and the process is unlocked. Room for coming back is checked by
-the checkpoint worker, right before the driver is asked.
+the driver itself refuses, and the process is unlocked. Room on the GPU for bringing it back is checked
+by the checkpoint worker, right before the driver is asked.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from vram.units import GIB, MIB, size
 
 CHECKPOINT_SINCE, ON_ARM_SINCE = 570, 595
 _FILES_S = 5.0
-_STANDING_STILL = {
+_CANNOT_RUN = {
     "T": "is stopped",
     "t": "is stopped by a debugger",
     "D": "is stuck in the kernel",
@@ -43,14 +43,14 @@ class ListedProcess(Struct, frozen=True):
 
 
 class DriverReport(Struct, frozen=True):
-    """What the driver says of itself, its GPUs and who is on them."""
+    """What the driver reports: its version, its GPUs and the processes on them."""
 
     driver_version: str | None
     gpus: Mapping[int, GpuFacts]
     memory: Mapping[int, MemoryFacts]
     listed: Mapping[int, tuple[ListedProcess, ...]]
     silent: tuple[int, ...] = ()
-    """GPUs whose process lists could not be read: who is on no list may be on one of these."""
+    """GPUs whose process lists could not be read: a process that is not listed may be on one of these."""
 
     def shares(self, pid: int) -> tuple[GpuShare, ...]:
         return tuple(each.share for each in self.listed.get(pid, ()) if each.share is not None)
@@ -77,12 +77,12 @@ def require_checkpoints(host: Host) -> None:
         raise CannotPark(
             "processes cannot be parked under WSL2: that is done by NVIDIA's kernel driver for Linux,"
             " and here the kernel driver is Windows'",
-            hint="`vram trim PID` gives back what a process only caches, `vram kill PID` ends it",
+            hint="`vram trim PID` frees what a process only caches, `vram kill PID` terminates it",
         )
 
 
 def room_at_most(host: Host, pid: int) -> tuple[GpuShare, ...]:
-    """The most that a parked process can need on each GPU that it may use, where no entry says more.
+    """The most that a parked process can need on each GPU that it may use, where it has no journal entry.
 
     What it had there lies in its own host memory; which GPU it was on cannot be seen. Raises where
     that memory or the GPUs cannot be read.
@@ -90,7 +90,7 @@ def room_at_most(host: Host, pid: int) -> tuple[GpuShare, ...]:
     memory = host.vitals.parked_memory(pid)
     if memory.private_bytes is None:
         raise CannotPark(
-            f"how much host memory pid {pid} has cannot be read, so nobody knows whether it would fit",
+            f"how much host memory pid {pid} has cannot be read, so whether it would fit is unknown",
             hint=f"`vram unpark --anyway {pid}` leaves it to the driver",
         )
     uuids = {index: facts.uuid for index, facts in read_driver(host).gpus.items()}
@@ -180,7 +180,7 @@ def require_parkable(
 
 
 def reserve(memory_total: int | None) -> int:
-    """Host memory that parking leaves alone: a machine that swaps is of no use to anybody."""
+    """Host memory that parking leaves free: a machine that swaps is useless to everybody."""
     return min(8 * GIB, max(512 * MIB, (memory_total or 0) // 20))
 
 
@@ -197,7 +197,7 @@ def parkable_shares(
     """Return what the process has on each GPU, or raise the reason why it must stay there.
 
     *taken_before* is host memory that will be taken before its turn comes. *anyway* leaves
-    the last word to the driver where only signs speak against it.
+    the decision to the driver where NCCL peers or managed memory speak against it.
     """
     pid = target.process.pid
     lines = report.listed.get(pid, ())
@@ -207,7 +207,7 @@ def parkable_shares(
     _gpus_can(report, lines)
     _process_can(pid, facts, lines)
     if not anyway:
-        _signs_allow(pid, vitals, managed_bytes)
+        _nothing_warns(pid, vitals, managed_bytes)
     _host_has_room(pid, sum(share.nbytes for share in report.shares(pid)), vitals, taken_before)
     return report.shares(pid)
 
@@ -215,18 +215,18 @@ def parkable_shares(
 def _not_listed(report: DriverReport, pid: int) -> NotOnGpu | DeviceError:
     if report.silent:
         return DeviceError(
-            f"GPU {report.silent[0]} does not answer: whether pid {pid} holds memory there cannot be told",
-            hint="`vram why` tells more of the GPU",
+            f"GPU {report.silent[0]} does not answer: whether pid {pid} holds memory there is unknown",
+            hint="`vram why` shows more about the GPU",
         )
     return NotOnGpu(f"pid {pid} holds no GPU memory that the driver lists", hint="`vram who` lists who does")
 
 
-def _signs_allow(pid: int, vitals: Vitals, managed_bytes: int | None) -> None:
+def _nothing_warns(pid: int, vitals: Vitals, managed_bytes: int | None) -> None:
     if vitals.nccl_peers:
         raise CannotPark(
             f"pid {pid} is one of several NCCL ranks ({vitals.nccl_peers}): "
-            "while one of them stands still, anything done to the others can hang",
-            hint="pause the whole job by its own means; --anyway parks it all the same",
+            "while one of them is paused, anything done to the others can hang",
+            hint="pause the whole job by its own means; --anyway parks it nevertheless",
         )
     if managed_bytes:
         raise CannotPark(
@@ -263,13 +263,13 @@ def _process_can(pid: int, facts: ProcessFacts, lines: Sequence[ListedProcess]) 
         )
     if any(line.share is None for line in lines):
         raise CannotPark(
-            f"the driver does not tell how much memory pid {pid} has, so nobody knows whether it would fit",
+            f"the driver does not report how much memory pid {pid} has, so whether it would fit is unknown",
             hint="see `vram who`",
         )
-    if facts.state in _STANDING_STILL:
+    if facts.state in _CANNOT_RUN:
         raise CannotPark(
-            f"pid {pid} {_STANDING_STILL[facts.state]}: a process has to run to be parked",
-            hint=f"`kill -CONT {pid}` lets a stopped one go on" if facts.state == "T" else "see `vram why`",
+            f"pid {pid} {_CANNOT_RUN[facts.state]}: a process has to run to be parked",
+            hint=f"`kill -CONT {pid}` continues a stopped one" if facts.state == "T" else "see `vram why`",
         )
 
 

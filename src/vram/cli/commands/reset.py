@@ -1,4 +1,4 @@
-"""``vram reset``: what must be gone before a GPU can be reset; and, told so by name, the reset itself."""
+"""``vram reset``: who must be gone before a GPU can be reset; and with --yes the reset itself."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from vram.reclaim.actions.reset import Readiness
 
 NAME = "reset"
-HELP = "what keeps a GPU from being reset, by name; with --yes, as root, the reset"
+HELP = "what prevents a reset of a GPU, by name; with --yes, as root, the reset"
 
 _EPILOG = """\
 A reset is the last resort: it helps where `vram why` says that the driver needs one (a

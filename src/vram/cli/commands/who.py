@@ -8,7 +8,7 @@ from vram.cli.source import add_source_arguments, completeness, open_host, requi
 from vram.cli.terminal import add_terminal_arguments, emit, look_for, show
 
 NAME = "who"
-HELP = "holders as a tree: container or job, process, forked children, what each keeps"
+HELP = "holders as a tree: container or job, process, forked children, what each holds"
 GROUPS = ("job", "pod", "container", "notebook", "unit", "user")
 
 
@@ -17,7 +17,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--by",
         choices=GROUPS,
-        help="sum by this instead of by whatever tells most about each process",
+        help="sum by this instead of by whatever says most about each process",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     add_terminal_arguments(parser)

@@ -1,4 +1,4 @@
-"""Processes held by pidfd: a signal reaches the very process that was looked at, or nobody."""
+"""Processes opened by pidfd: a signal reaches the process that was checked, or none."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vram.host.ports import Sent
 
 
 class LocalPidHandle:
-    """One process for as long as we hold it; its pid may be reused meanwhile, this never is."""
+    """One process while the descriptor is open: its pid may be reused meanwhile, this never is."""
 
     def __init__(self, pid: int, pidfd: int) -> None:
         self.pid = pid
@@ -41,8 +41,8 @@ class LocalPidHandle:
                 lines = file.read().splitlines()
         except OSError:
             return None
-        told = next((line for line in lines if line.startswith(b"Pid:")), b"Pid: -1")
-        number = int(told.split()[1])
+        found = next((line for line in lines if line.startswith(b"Pid:")), b"Pid: -1")
+        number = int(found.split()[1])
         return number if number > 0 else None
 
     def send(self, number: int) -> Sent:
@@ -62,7 +62,7 @@ class LocalPidHandle:
 
 
 class LocalSignals:
-    """Opens pid handles, and knows whom we stand on."""
+    """Opens pid handles, and knows which processes run us."""
 
     def __init__(self, proc_root: str = "/proc") -> None:
         self._root = proc_root

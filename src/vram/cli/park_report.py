@@ -1,4 +1,4 @@
-"""Several processes moved one after the other: what was done and what was not, told as it happens."""
+"""Several processes parked or brought back one after the other: what was done and what was refused."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class RefusedLine(Struct, frozen=True, kw_only=True):
     exit_code: int
 
 
-class MovesReport(Struct, frozen=True, kw_only=True):
+class ParkReport(Struct, frozen=True, kw_only=True):
     """What ``vram park --json`` and ``vram unpark --json`` print."""
 
     schema: int = 1
@@ -50,8 +50,8 @@ class MovesReport(Struct, frozen=True, kw_only=True):
     refused: tuple[RefusedLine, ...]
 
 
-class Moves:
-    """Collects outcomes; the exit code is that of the first refusal."""
+class ParkRun:
+    """Collects outcomes and prints them; the exit code is that of the first refusal."""
 
     def __init__(self, silent: bool, sentence: Callable[[Moved], str]) -> None:
         self._silent = silent
@@ -64,7 +64,7 @@ class Moves:
     def exit_code(self) -> int:
         return self._refused[0].exit_code if self._refused else ExitCode.OK
 
-    def admitted(
+    def check_all(
         self, host: Host, parking: Parking, report: DriverReport, pids: Sequence[int], *, anyway: bool
     ) -> list[tuple[Target, tuple[GpuShare, ...]]]:
         """Check every one of *pids* before the first is touched; one refusal stops them all."""
@@ -77,13 +77,13 @@ class Moves:
         return found
 
     def _require_not_parked(self, host: Host, parking: Parking, pid: int) -> None:
-        """Say so where it is parked already; waking the driver is skipped where it cannot be."""
+        """Raise where it is parked already. The driver is asked only where the process uses CUDA."""
         if host.vitals.uses_cuda(pid):
             parking.require_not_parked(pid)
 
     @contextmanager
     def attempt(self, words: str, pid: int, nbytes: int) -> Iterator[None]:
-        """Move one process; what keeps it where it is does not keep the others."""
+        """Move one process; where that fails, the error is recorded and the next one follows."""
         self.progress.begin(words, nbytes)
         try:
             yield
@@ -113,4 +113,4 @@ class Moves:
             emit(inert(self._sentence(moved)) + "\n")
 
     def json(self) -> bytes:
-        return encode(MovesReport(moved=tuple(self._moved), refused=tuple(self._refused)))
+        return encode(ParkReport(moved=tuple(self._moved), refused=tuple(self._refused)))
