@@ -40,7 +40,7 @@ PARK_BY_HAND = """
 
 UNPARK_AS_NOBODY = """
 import json, os
-from vram.cli.parking import denials_written_down
+from vram.cli.parking import refusals_logged
 from vram.errors import NotPermitted
 from vram.host.local import LocalHost, signals, vitals
 from vram.reclaim import audit, parking
@@ -49,7 +49,7 @@ host = LocalHost()
 host.facts()
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 try:
-    with denials_written_down("unpark", [{pid}]), parking.Parking(host) as open:
+    with refusals_logged("unpark", [{pid}]), parking.Parking(host) as open:
         open.entry_of({pid})
 except NotPermitted as error:
     print(json.dumps(str(error)))
