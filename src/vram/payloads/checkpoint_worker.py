@@ -37,6 +37,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, NoReturn
 
 from vram.payloads.gauge import Gauge
+from vram.payloads.libcuda import load
 
 SOCKET_FD = 3
 LONGEST = 1 << 16
@@ -71,7 +72,7 @@ class CheckpointDriver:
 
     def __init__(self) -> None:
         try:
-            self._cuda = ctypes.CDLL("libcuda.so.1")
+            self._cuda = load()
         except OSError:
             raise Unavailable("the CUDA driver library (libcuda.so.1) is not installed") from None
         if not hasattr(self._cuda, "cuCheckpointProcessLock"):

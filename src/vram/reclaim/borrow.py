@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from vram.errors import DeviceError, GoalImpossible, NotOnGpu, NotPermitted, Refused, UsageError, VramError
 from vram.host.ports import Host
-from vram.model.parking import GpuShare, Parked, Vitals
+from vram.model.parking import GpuShare, Parked, ProcessLimits
 from vram.model.plan import Target
 from vram.reclaim.parking import Moved, Parking
 from vram.reclaim.preflight import DriverReport, identify_parkable, require_checkpoints, seen_by_cuda
@@ -159,15 +159,15 @@ def idle_pids(host: Host, report: DriverReport, gpu: int, pids: Sequence[int]) -
     """Those of *pids* that use neither the GPU nor, over a quarter of a second, a processor."""
     if report.gpus[gpu].utilization == 0 or not pids:
         return frozenset(pids)
-    before = {pid: host.vitals.read(pid) for pid in pids}
+    before = {pid: host.limits.read(pid) for pid in pids}
     began = host.clock.monotonic()
     host.clock.sleep(IDLE_WINDOW_S)
-    after = {pid: host.vitals.read(pid) for pid in pids}
+    after = {pid: host.limits.read(pid) for pid in pids}
     window_s = host.clock.monotonic() - began
     return frozenset(pid for pid in pids if _idled(before[pid], after[pid], window_s))
 
 
-def _idled(before: Vitals, after: Vitals, window_s: float) -> bool:
+def _idled(before: ProcessLimits, after: ProcessLimits, window_s: float) -> bool:
     """On a crowded machine a busy process gets little time: it is then seen waiting for it, twice."""
     if before.runnable and after.runnable:
         return False

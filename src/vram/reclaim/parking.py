@@ -269,7 +269,7 @@ class Parking:
         """Ask the driver about every process that uses CUDA, except *known*: a deleted or damaged entry must
         not hide a process that is paused."""
         deadline = self._host.clock.monotonic() + deadline_s
-        seen = self._host.vitals.cuda_processes(deadline_s)
+        seen = self._host.limits.cuda_processes(deadline_s)
         found: list[Unrecorded] = []
         silent: list[int] = []
         unknown_state: str | None = None

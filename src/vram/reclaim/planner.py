@@ -67,7 +67,7 @@ def plan(host: Host, ledger: Ledger, findings: tuple[Finding, ...], request: Req
         chosen = choice.enough(request.goal_bytes)
         steps = tuple(step for option in chosen.options for step in option.steps)
         gpus = (chosen.gpu,)
-    sealed = with_digest(ledger.taken_at, host.vitals.boot_id(), request.goal_bytes, gpus, steps)
+    sealed = with_digest(ledger.taken_at, host.limits.boot_id(), request.goal_bytes, gpus, steps)
     return Draft(plan=sealed, skipped=skipped(host, context, sealed, choice.refusals))
 
 

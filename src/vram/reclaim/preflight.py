@@ -16,7 +16,7 @@ from vram.errors import CannotPark, DeviceError, DriverMissing, NoSuchProcess, N
 from vram.host.ports import Host
 from vram.model.gpu import ChargeFacts, DriverFacts, GpuFacts, MemoryFacts
 from vram.model.observation import Observation
-from vram.model.parking import GpuShare, Vitals
+from vram.model.parking import GpuShare, ProcessLimits
 from vram.model.plan import Target
 from vram.model.process import ProcessFacts
 from vram.reclaim import identity
@@ -87,7 +87,7 @@ def room_at_most(host: Host, pid: int) -> tuple[GpuShare, ...]:
     What it had there lies in its own host memory; which GPU it was on cannot be seen. Raises where
     that memory or the GPUs cannot be read.
     """
-    memory = host.vitals.parked_memory(pid)
+    memory = host.limits.parked_memory(pid)
     if memory.private_bytes is None:
         raise CannotPark(
             f"how much host memory pid {pid} has cannot be read, so whether it would fit is unknown",
@@ -162,7 +162,7 @@ def require_parkable(
     seen = host.proc.facts(pid)
     if seen is None:
         raise NoSuchProcess(f"process {pid} has ended")
-    holdings = host.files.scan(_FILES_S, [pid]).holdings
+    holdings = host.files.scan(_FILES_S, [pid]).holders
     if pid not in report.listed and any(holding.clients for holding in holdings):
         raise CannotPark(
             f"pid {pid} has its memory on a GPU that is not NVIDIA's, and no other driver can park processes",
@@ -172,7 +172,7 @@ def require_parkable(
         report,
         target,
         seen[1],
-        host.vitals.read(pid),
+        host.limits.read(pid),
         managed_bytes=next((each.managed_bytes for each in holdings if each.process.pid == pid), None),
         taken_before=taken_before,
         anyway=anyway,
@@ -188,7 +188,7 @@ def parkable_shares(
     report: DriverReport,
     target: Target,
     facts: ProcessFacts,
-    vitals: Vitals,
+    limits: ProcessLimits,
     *,
     managed_bytes: int | None = None,
     taken_before: int = 0,
@@ -207,8 +207,8 @@ def parkable_shares(
     _gpus_can(report, lines)
     _process_can(pid, facts, lines)
     if not anyway:
-        _nothing_warns(pid, vitals, managed_bytes)
-    _host_has_room(pid, sum(share.nbytes for share in report.shares(pid)), vitals, taken_before)
+        _nothing_warns(pid, limits, managed_bytes)
+    _host_has_room(pid, sum(share.nbytes for share in report.shares(pid)), limits, taken_before)
     return report.shares(pid)
 
 
@@ -221,10 +221,10 @@ def _not_listed(report: DriverReport, pid: int) -> NotOnGpu | DeviceError:
     return NotOnGpu(f"pid {pid} holds no GPU memory that the driver lists", hint="`vram who` lists who does")
 
 
-def _nothing_warns(pid: int, vitals: Vitals, managed_bytes: int | None) -> None:
-    if vitals.nccl_peers:
+def _nothing_warns(pid: int, limits: ProcessLimits, managed_bytes: int | None) -> None:
+    if limits.nccl_peers:
         raise CannotPark(
-            f"pid {pid} is one of several NCCL ranks ({vitals.nccl_peers}): "
+            f"pid {pid} is one of several NCCL ranks ({limits.nccl_peers}): "
             "while one of them is paused, anything done to the others can hang",
             hint="pause the whole job by its own means; --anyway parks it nevertheless",
         )
@@ -273,14 +273,14 @@ def _process_can(pid: int, facts: ProcessFacts, lines: Sequence[ListedProcess]) 
         )
 
 
-def _host_has_room(pid: int, nbytes: int, vitals: Vitals, taken_before: int) -> None:
-    if vitals.memory_left is None:
+def _host_has_room(pid: int, nbytes: int, limits: ProcessLimits, taken_before: int) -> None:
+    if limits.memory_left is None:
         raise CannotPark("how much host memory is left cannot be read", hint="see /proc/meminfo")
-    kept = 0 if vitals.memory_limited_by else reserve(vitals.memory_total)
-    left = max(0, vitals.memory_left - taken_before - kept)
+    kept = 0 if limits.memory_limited_by else reserve(limits.memory_total)
+    left = max(0, limits.memory_left - taken_before - kept)
     if nbytes <= left:
         return
-    where = f"its control group {vitals.memory_limited_by}" if vitals.memory_limited_by else "this machine"
+    where = f"its control group {limits.memory_limited_by}" if limits.memory_limited_by else "this machine"
     beside = f", beside {size(kept)} that stay in reserve" if kept else ""
     raise CannotPark(
         f"pid {pid} has {size(nbytes)} on the GPU, and {where} has {size(left)} of host memory left{beside}",

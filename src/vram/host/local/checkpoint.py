@@ -18,6 +18,7 @@ from vram.host.local.child import Child
 from vram.host.local.signals import LocalPidHandle
 from vram.host.ports import ClaimFile, PidHandle, Watch
 from vram.model.parking import CheckpointAnswer, CheckpointState, GpuShare
+from vram.payloads.procfs import read_stat
 
 _LONGEST = 1 << 16
 _MOST_ITEMS = 4096
@@ -162,13 +163,9 @@ class LocalCheckpointWorker:
 
     def _stuck(self) -> str:
         """Why the worker cannot end, where nobody can change that."""
-        try:
-            with open(f"/proc/{self._child.pid}/stat", "rb") as file:
-                state = file.read().rpartition(b")")[2].split()[0]
-        except (OSError, IndexError):
-            return ""
+        stat = read_stat(self._child.pid)
         stuck = f"; pid {self._child.pid} waits for it in the kernel (state D) and cannot be ended"
-        return stuck if state == b"D" else ""
+        return stuck if stat and stat.state == "D" else ""
 
 
 def _answer(reply: _Packet) -> CheckpointAnswer:

@@ -48,7 +48,7 @@ def readiness(host: Host, gpu: int, deadline_s: float) -> Readiness:
         gpu=gpu,
         blockers=blockers(ledger, ledger.gpus[0]),
         command=" ".join(host.vendor.reset_command(gpu)),
-        plan=with_digest(ledger.taken_at, host.vitals.boot_id(), None, (gpu,), (step,)),
+        plan=with_digest(ledger.taken_at, host.limits.boot_id(), None, (gpu,), (step,)),
     )
 
 
