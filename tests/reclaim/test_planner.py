@@ -164,8 +164,8 @@ def test_a_size_that_a_leftover_alone_reaches_parks_nobody():
 
 
 def test_memory_that_is_left_alone_is_listed_once_with_everybody_who_shares_it():
-    busy = entry("process", 8 * GIB, holder=holder(50), sharers=(holder(61), holder(62)))
-    draft = planned(ledger(gpu(busy, bystanders=(heir(61, of=50), heir(62, of=50)))), only=None)
+    busy = entry("process", 8 * GIB, holder=holder(50), co_holders=(holder(61), holder(62)))
+    draft = planned(ledger(gpu(busy, open_only=(heir(61, of=50), heir(62, of=50)))), only=None)
     assert [(each.pid, each.others, each.nbytes) for each in draft.skipped] == [(50, (61, 62), 8 * GIB)]
 
 
