@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
+from vram.diagnosis.engine import require_code
 from vram.diagnosis.leftover import code_of
-from vram.diagnosis.manual import page
 from vram.errors import (
     AttachDenied,
     DeviceError,
@@ -292,7 +292,7 @@ def _asked(kind: StepKind, request: Request) -> bool:
 def _understood(request: Request) -> Request:
     """Check the words, and write codes as they are written."""
     for code in request.findings:
-        page(code)
+        require_code(code)
     if request.up_to == "reset":
         raise UsageError("a reset is never part of a plan", hint="see `vram reset --help`")
     return replace(request, findings=tuple(code.strip().upper() for code in request.findings))

@@ -15,20 +15,20 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from vram.cli.arguments import memory_size
 from vram.cli.parking import (
     numbers,
-    open_host,
     parked_sentence,
     recover,
     refusals_logged,
     say,
     unparked_sentence,
 )
-from vram.cli.source import memory_size
+from vram.cli.prestart import open_host
 from vram.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
-    from vram.cli.progress import Progress
+    from vram.cli.terminal import Progress
     from vram.host.local import LocalHost
     from vram.model.parking import Parked
     from vram.reclaim.borrow import BorrowPlan
@@ -67,8 +67,8 @@ def run(args: argparse.Namespace) -> int:
             "say what to run, after --", hint="for example: vram borrow 20GiB -- python train.py"
         )
     pids = numbers([word for words in args.lenders for word in words.split(",")])
-    host = open_host()
-    from vram.cli.progress import Progress
+    host = open_host(parks=True)
+    from vram.cli.terminal import Progress
     from vram.reclaim.borrow import plan_borrow
     from vram.reclaim.parking import Parking
     from vram.reclaim.preflight import read_driver
