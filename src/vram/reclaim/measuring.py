@@ -20,8 +20,8 @@ from vram.ledger.deepen import Measured
 from vram.model.ledger import GpuLedger, Ledger
 from vram.model.plan import Target
 from vram.reach.injectors import ask_trim, choose_injector
-from vram.reclaim.identity import capture
-from vram.reclaim.trimming import visited
+from vram.reclaim.actions.trim import ask_process
+from vram.reclaim.identity import identify
 from vram.units import counted
 
 AT_ONCE = 4
@@ -104,9 +104,9 @@ def _noted(gpu: GpuLedger, unasked: dict[int, str]) -> GpuLedger:
 
 
 def _measured(host: Host, pid: int, deadline_s: float) -> Measured:
-    if pid in host.signals.ourselves():
+    if pid in host.signals.self_and_ancestors():
         return _offered(host, pid, deadline_s)
-    visit = visited(host, capture(host, pid), "measure", None, deadline_s)
+    visit = ask_process(host, identify(host, pid), "measure", None, deadline_s)
     return Measured(visit.via, visit.answer)
 
 
