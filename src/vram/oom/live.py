@@ -159,8 +159,7 @@ def _of_the_living(ways: Sequence[Remedy], gone: Sequence[int]) -> Iterator[Reme
     """Nobody is to end a pid that holds nothing here now: it may be another program's since."""
     for way in ways:
         if way.step == "end":
-            named = [int(word) for word in way.command.split() if word.isdecimal()]
-            yield from remedies.end([pid for pid in named if pid not in gone])
+            yield from remedies.end([pid for pid in way.pids if pid not in gone])
         else:
             yield way
 

@@ -25,7 +25,7 @@ class Way(NamedTuple):
     """One way out, whom it is for where no command says so, and the findings it answers."""
 
     remedy: Remedy
-    targets: list[str]
+    pids: list[int]
     codes: list[str]
 
 
@@ -37,8 +37,9 @@ def ordered(findings: tuple[Finding, ...]) -> list[Way]:
             # The command says what happens; without one, the same words for two targets are one way.
             key = (remedy.command, "") if remedy.command else ("", remedy.text)
             way = ways.setdefault(key, Way(remedy, [], []))
-            _append_once(way.targets, remedy.target)
-            _append_once(way.codes, finding.code)
+            way.pids.extend(pid for pid in remedy.pids if pid not in way.pids)
+            if finding.code not in way.codes:
+                way.codes.append(finding.code)
     ranks = list(HARMS)
     return sorted(ways.values(), key=lambda way: ranks.index(way.remedy.harm))
 
@@ -62,7 +63,7 @@ def advice(findings: tuple[Finding, ...], look: Look) -> Iterator[RenderableType
 
 
 def _words(way: Way, look: Look) -> Text:
-    pids = [target for target in way.targets if target.startswith("pid")]
+    pids = [f"pid {', '.join(map(str, way.pids))}"] if way.pids else []
     notes = way.codes if way.remedy.command else [*way.codes, *pids]
     return Text(look.clean(way.remedy.text)).append(look.clean(f"  {', '.join(notes)}"), style="dim")
 
@@ -71,11 +72,6 @@ def _command(command: str, indent: int, look: Look) -> RenderableType:
     lines = indented(pasteable(look.clean(command), look.width - indent), " " * indent)
     # No padding: it would cut off a word that is longer than the line.
     return Text(lines, style="bold", no_wrap=True, overflow="ignore")
-
-
-def _append_once(words: list[str], word: str) -> None:
-    if word not in words:
-        words.append(word)
 
 
 def pasteable(command: str, width: int) -> str:

@@ -61,4 +61,4 @@ def _instance(gpu: GpuLedger, instance: Instance, look: Look) -> Iterator[Render
     elif instance.message:
         yield paragraph("  ", Text(look.clean(instance.message), style="bold red"), look)
     for note in instance.notes:
-        yield paragraph("note: ", Text(look.clean(note)), look, indent=2)
+        yield paragraph("note: ", Text(look.clean(note.text)), look, indent=2)

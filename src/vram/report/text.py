@@ -99,7 +99,7 @@ def _gpu(gpu: GpuLedger, look: Look) -> Iterator[RenderableType]:
     elif gpu.total_bytes or gpu.entries:
         yield entries_table(gpu.entries, gpu.total_bytes, look)
     for note in gpu.notes:
-        yield paragraph("note: ", Text(look.clean(note)), look, indent=2)
+        yield paragraph("note: ", Text(look.clean(note.text)), look, indent=2)
     yield from _system(gpu, look)
     yield from _open_only(gpu.open_only, look)
 
