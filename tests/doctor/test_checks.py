@@ -26,7 +26,7 @@ from tests.doctor.hosts import (
     with_gpu,
     with_host_files,
 )
-from vram.cli.parser import Parser
+from vram.cli.arguments import Parser
 from vram.doctor.check import CheckAnswer
 from vram.doctor.checks import CHECKS
 from vram.doctor.facts import DoctorFacts, PythonTarget

@@ -383,7 +383,7 @@ def test_a_walk_begun_ahead_is_collected_once(
 ) -> None:
     """The first scan gets what was begun; the one after it looks again and sees the holder gone."""
     files = LocalOpenFiles(DeviceNames(str(folder)), scan=scan)
-    files.look_ahead(60.0)
+    files.begin_scan(60.0)
     first = [holding.process.pid for holding in files.scan(60.0).holders]
     holder.kill()
     holder.wait()

@@ -46,7 +46,7 @@ complete -c vram -n __vram_needs_command -s h -l help -d 'tell what there is'
 complete -c vram -n __vram_needs_command -l version -d 'tell the version'
 
 complete -c vram -n __vram_needs_command -a why -d 'Where each byte of GPU memory is, who keeps it there, how we know, and what to do'
-complete -c vram -n __vram_needs_command -a who -d 'Holders as a tree: container or job, process, forked children, what each keeps'
+complete -c vram -n __vram_needs_command -a who -d 'Holders as a tree: container or job, process, forked children, what each holds'
 complete -c vram -n __vram_needs_command -a inside -d 'The arrays that a running Python process has on GPUs, and who refers to them'
 complete -c vram -n __vram_needs_command -a check -d 'Is this GPU clean? for scripts: exit 0 clean, 1 held, 3 could not tell'
 complete -c vram -n __vram_needs_command -a free -d 'Give memory back, least harm first: plans, asks, does exactly that, measures'

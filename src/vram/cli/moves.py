@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from vram.cli.parking import say
-from vram.cli.progress import Progress
-from vram.cli.terminal import emit
+from vram.cli.terminal import Progress, emit
 from vram.errors import ExitCode, VramError
 from vram.model.parking import Share
 from vram.model.plan import Target

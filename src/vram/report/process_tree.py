@@ -1,4 +1,4 @@
-"""Holders as a tree: container or job, process, forked children, and what each keeps."""
+"""Holders as a tree: container or job, process, forked children, and what each holds."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from vram.report.phrases import container, job, mig_device, pod, workload
 _DEEPEST = 16
 
 
-class Keep(Struct, frozen=True, kw_only=True):
-    """Bytes that a process keeps. ``shared_with`` names who is counted for the same bytes.
+class HeldBytes(Struct, frozen=True, kw_only=True):
+    """Bytes that a process holds. ``shared_with`` names who is counted for the same bytes.
 
     Of memory whose ``medium`` is "shared", that is as much as the other one shares with anybody.
     The kind "system" is memory of the machine beside the GPU's own; it is in no sum.
@@ -40,22 +40,22 @@ class Keep(Struct, frozen=True, kw_only=True):
     sharing: Sharing | None = None
 
 
-class Kin(Struct, frozen=True, kw_only=True):
-    """A process, what it keeps, whose files it inherited, and its children that hold something.
+class ProcessNode(Struct, frozen=True, kw_only=True):
+    """A process, what it holds, whose files it inherited, and its children that hold something.
 
     ``exported_bytes`` is what it has a handle on while the maker is charged for it. An MPS
     server has its clients as children; ``mps_server`` is the server of a client.
     """
 
     holder: Holder
-    keeps: tuple[Keep, ...]
+    holds: tuple[HeldBytes, ...]
     inherited_from: int | None
     exported_bytes: int | None
-    children: tuple[Kin, ...]
+    children: tuple[ProcessNode, ...]
     mps_server: int | None = None
 
 
-class Household(Struct, frozen=True, kw_only=True):
+class ProcessGroup(Struct, frozen=True, kw_only=True):
     """One container, job or unit; name None gathers the processes that belong to none.
 
     ``at_least``: somebody in it holds an unknown amount, so ``nbytes`` is the least that it can be.
@@ -63,7 +63,7 @@ class Household(Struct, frozen=True, kw_only=True):
 
     name: str | None
     nbytes: int
-    processes: tuple[Kin, ...]
+    processes: tuple[ProcessNode, ...]
     at_least: bool = False
 
 
@@ -73,105 +73,105 @@ class WhoReport(Struct, frozen=True, kw_only=True):
     schema: Literal[2]
     taken_at: str
     host: HostFacts
-    households: tuple[Household, ...]
-    unnamed: tuple[Keep, ...]
+    groups: tuple[ProcessGroup, ...]
+    unnamed: tuple[HeldBytes, ...]
     by: str | None = None
     parked: tuple[ParkedProcess, ...] = ()
-    way_back: str | None = None
-    """The one command that gives the memory of dead owners back, where there is any."""
+    free_command: str | None = None
+    """The one command that frees the memory of dead owners, where there is any."""
 
 
-class _Person:
+class _NodeDraft:
     """A tree node while it is being put together."""
 
     def __init__(self, holder: Holder) -> None:
         self.holder = holder
-        self.keeps: list[Keep] = []
+        self.holds: list[HeldBytes] = []
         self.inherited_from: int | None = None
         self.exported_bytes: int | None = None
         self.mps_server: int | None = None
-        self.parent: _Person | None = None
-        self.children: list[_Person] = []
+        self.parent: _NodeDraft | None = None
+        self.children: list[_NodeDraft] = []
         self.height = 1
 
-    def ancestors(self) -> Iterator[_Person]:
-        person: _Person | None = self
-        while person is not None:
-            yield person
-            person = person.parent
+    def ancestors(self) -> Iterator[_NodeDraft]:
+        node: _NodeDraft | None = self
+        while node is not None:
+            yield node
+            node = node.parent
 
     @property
     def own_bytes(self) -> int:
         return sum(
-            keep.nbytes or 0 for keep in self.keeps if keep.shared_with is None and keep.kind != "system"
+            held.nbytes or 0 for held in self.holds if held.shared_with is None and held.kind != "system"
         )
 
     @property
     def nbytes(self) -> int:
         return self.own_bytes + sum(child.nbytes for child in self.children)
 
-    def settled(self) -> Kin:
+    def finished(self) -> ProcessNode:
         children = sorted(self.children, key=lambda child: (-child.nbytes, child.holder.pid))
-        return Kin(
+        return ProcessNode(
             holder=self.holder,
-            keeps=tuple(self.keeps),
+            holds=tuple(self.holds),
             inherited_from=self.inherited_from,
             exported_bytes=self.exported_bytes,
-            children=tuple(child.settled() for child in children),
+            children=tuple(child.finished() for child in children),
             mps_server=self.mps_server,
         )
 
 
 def who(ledger: Ledger, by: str | None = None) -> WhoReport:
-    """Return everyone who keeps bytes or has a GPU's files open, by what started them.
+    """Return every process that holds bytes or has a GPU's files open, by what started them.
 
-    *by* chooses one kind of group: everybody is then counted where it belongs itself, and stands
+    *by* chooses one kind of group: every process is then counted in its own group, and stands
     below its parent or server only where both belong there.
     """
-    census = _Census(by)
+    builder = _TreeBuilder(by)
     for gpu in ledger.gpus:
         for entry in gpu.accounted:
-            census.count(gpu, entry)
+            builder.count(gpu, entry)
         for entry in gpu.system.entries if gpu.system and gpu.total_bytes != 0 else ():
             if entry.holder is not None:
-                census.count(gpu, entry, "system")
+                builder.count(gpu, entry, "system")
     for gpu in ledger.gpus:
         for each in gpu.open_only:
-            person = census.person(each.holder)
-            person.inherited_from = each.inherited_from or person.inherited_from
+            node = builder.node(each.holder)
+            node.inherited_from = each.inherited_from or node.inherited_from
             if each.exported_bytes is not None:
-                person.exported_bytes = (person.exported_bytes or 0) + each.exported_bytes
-    census.join_families()
+                node.exported_bytes = (node.exported_bytes or 0) + each.exported_bytes
+    builder.join_trees()
     return WhoReport(
         schema=2,
         taken_at=ledger.taken_at,
         host=ledger.host,
         by=by,
-        households=census.households(),
-        unnamed=tuple(census.unnamed),
+        groups=builder.groups(),
+        unnamed=tuple(builder.unnamed),
         parked=ledger.parked,
-        way_back=way_back(ledger),
+        free_command=way_back(ledger),
     )
 
 
-class _Census:
+class _TreeBuilder:
     def __init__(self, by: str | None = None) -> None:
         self._by = by
-        self.people: dict[tuple[int, int | None], _Person] = {}
-        self._first_with: dict[int, _Person] = {}
-        self.unnamed: list[Keep] = []
+        self.nodes: dict[tuple[int, int | None], _NodeDraft] = {}
+        self._first_with: dict[int, _NodeDraft] = {}
+        self.unnamed: list[HeldBytes] = []
 
-    def person(self, holder: Holder) -> _Person:
+    def node(self, holder: Holder) -> _NodeDraft:
         identity = (holder.pid, holder.started_at)
-        if identity not in self.people:
-            self.people[identity] = _Person(holder)
-            self._first_with.setdefault(holder.pid, self.people[identity])
-        return self.people[identity]
+        if identity not in self.nodes:
+            self.nodes[identity] = _NodeDraft(holder)
+            self._first_with.setdefault(holder.pid, self.nodes[identity])
+        return self.nodes[identity]
 
     def count(self, gpu: GpuLedger, entry: Entry, kind: str | None = None) -> None:
         if not entry.kind_facts.used or entry.nbytes == 0:
             return
-        keep = Keep(
+        held = HeldBytes(
             gpu=gpu.index,
             kind=kind or entry.kind,
             nbytes=entry.nbytes,
@@ -182,49 +182,49 @@ class _Census:
             sharing=entry.sharing,
         )
         if entry.holder is None:
-            self.unnamed.append(keep)
+            self.unnamed.append(held)
             return
-        keeper = self.person(entry.holder)
-        keeper.keeps.append(keep)
-        keeper.mps_server = entry.mps_server or keeper.mps_server
+        holder_node = self.node(entry.holder)
+        holder_node.holds.append(held)
+        holder_node.mps_server = entry.mps_server or holder_node.mps_server
         for co_holder in entry.co_holders:
-            self.person(co_holder).keeps.append(replace(keep, shared_with=entry.holder.pid))
+            self.node(co_holder).holds.append(replace(held, shared_with=entry.holder.pid))
         if entry.kind == "orphaned" and entry.charged_pid is not None and entry.sharing != "one":
-            self._remember_the_dead(entry, entry.charged_pid)
+            self._add_dead_parent(entry, entry.charged_pid)
 
-    def _remember_the_dead(self, entry: Entry, charged_pid: int) -> None:
-        """The dead parent heads its family: it is the pid that people see in other tools."""
+    def _add_dead_parent(self, entry: Entry, charged_pid: int) -> None:
+        """The dead parent is the root of its tree: it is the pid that people see in other tools."""
         parent = self._first_with.get(charged_pid)
         if parent is None:
             gone = Holder(pid=charged_pid, started_at=None, user=None, command=None, alive=False)
-            parent = self.person(gone)
+            parent = self.node(gone)
         for holder in entry.holders:
             if holder.pid != charged_pid:
-                child = self.person(holder)
+                child = self.node(holder)
                 child.inherited_from = charged_pid
                 _adopt(parent, child)
 
-    def join_families(self) -> None:
-        by_pid = {person.holder.pid: person for person in self.people.values()}
-        for person in list(self.people.values()):
-            parent_pid = person.inherited_from or person.mps_server or person.holder.parent
+    def join_trees(self) -> None:
+        by_pid = {node.holder.pid: node for node in self.nodes.values()}
+        for node in list(self.nodes.values()):
+            parent_pid = node.inherited_from or node.mps_server or node.holder.parent
             parent = by_pid.get(parent_pid) if parent_pid is not None else None
-            if person.parent is None and parent is not None and self._belong_together(parent, person):
-                _adopt(parent, person)
+            if node.parent is None and parent is not None and self._belong_together(parent, node):
+                _adopt(parent, node)
 
-    def _belong_together(self, parent: _Person, child: _Person) -> bool:
-        return self._by is None or _home(parent, self._by) == _home(child, self._by)
+    def _belong_together(self, parent: _NodeDraft, child: _NodeDraft) -> bool:
+        return self._by is None or _group_of(parent, self._by) == _group_of(child, self._by)
 
-    def households(self) -> tuple[Household, ...]:
-        homes: dict[str, list[_Person]] = {}
-        for person in self.people.values():
-            if person.parent is None:
-                homes.setdefault(_home(person, self._by), []).append(person)
-        built = [_household(name, people) for name, people in homes.items()]
-        return tuple(sorted(built, key=lambda home: (home.name is None, -home.nbytes)))
+    def groups(self) -> tuple[ProcessGroup, ...]:
+        groups: dict[str, list[_NodeDraft]] = {}
+        for node in self.nodes.values():
+            if node.parent is None:
+                groups.setdefault(_group_of(node, self._by), []).append(node)
+        built = [_group(name, nodes) for name, nodes in groups.items()]
+        return tuple(sorted(built, key=lambda group: (group.name is None, -group.nbytes)))
 
 
-def _adopt(parent: _Person, child: _Person) -> None:
+def _adopt(parent: _NodeDraft, child: _NodeDraft) -> None:
     line = list(parent.ancestors())
     if child.parent is not None or child in line or len(line) + child.height > _DEEPEST:
         return
@@ -234,15 +234,15 @@ def _adopt(parent: _Person, child: _Person) -> None:
         ancestor.height = max(ancestor.height, child.height + above)
 
 
-def _home(person: _Person, by: str | None) -> str:
-    """What started a process; of the dead nothing is known, so their children speak for them."""
-    own = _group(person.holder, by)
-    if own or person.holder.alive or not person.children:
+def _group_of(node: _NodeDraft, by: str | None) -> str:
+    """What started a process; of the dead nothing is known: their first child decides."""
+    own = _group_name(node.holder, by)
+    if own or node.holder.alive or not node.children:
         return own
-    return _group(person.children[0].holder, by)
+    return _group_name(node.children[0].holder, by)
 
 
-def _group(holder: Holder, by: str | None) -> str:
+def _group_name(holder: Holder, by: str | None) -> str:
     origin = holder.workload
     match by:
         case "job":
@@ -260,13 +260,13 @@ def _group(holder: Holder, by: str | None) -> str:
     return workload(origin, full=True)
 
 
-def _household(name: str, people: list[_Person]) -> Household:
-    people.sort(key=lambda person: (-person.nbytes, person.holder.pid))
-    nbytes = sum(person.nbytes for person in people)
-    processes = tuple(person.settled() for person in people)
+def _group(name: str, nodes: list[_NodeDraft]) -> ProcessGroup:
+    nodes.sort(key=lambda node: (-node.nbytes, node.holder.pid))
+    nbytes = sum(node.nbytes for node in nodes)
+    processes = tuple(node.finished() for node in nodes)
     at_least = any(map(_has_unknown_size, processes))
-    return Household(name=name or None, nbytes=nbytes, processes=processes, at_least=at_least)
+    return ProcessGroup(name=name or None, nbytes=nbytes, processes=processes, at_least=at_least)
 
 
-def _has_unknown_size(kin: Kin) -> bool:
-    return any(keep.nbytes is None for keep in kin.keeps) or any(map(_has_unknown_size, kin.children))
+def _has_unknown_size(node: ProcessNode) -> bool:
+    return any(held.nbytes is None for held in node.holds) or any(map(_has_unknown_size, node.children))

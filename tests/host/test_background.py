@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from vram.host.local.ahead import Ahead
+from vram.host.local.background import Background
 
 
 def test_the_result_is_waited_for() -> None:
-    assert Ahead(lambda: 42).result() == 42
+    assert Background(lambda: 42).result() == 42
 
 
 def test_what_it_raised_is_raised() -> None:
     with pytest.raises(ZeroDivisionError):
-        Ahead(lambda: 1 // 0).result()
+        Background(lambda: 1 // 0).result()
 
 
 def test_without_a_thread_it_is_done_at_once(no_more_threads: None) -> None:
     done: list[int] = []
-    ahead = Ahead(lambda: done.append(1))
+    begun = Background(lambda: done.append(1))
     assert done == [1]
-    assert ahead.result() is None
+    assert begun.result() is None
