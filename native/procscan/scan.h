@@ -20,8 +20,8 @@
  * they were wanted and could not be read, `error` says why. */
 struct vramscan_file {
     int32_t pid, fd;
-    int32_t thread; /* through whose folder it was seen: the first one, unless that has ended */
-    uint32_t cut;   /* 1 in the last one of a process that has more, which are left out */
+    int32_t thread;      /* through whose folder it was seen: the first one, unless that has ended */
+    uint32_t cut;        /* 1 in the last one of a process that has more, which are left out */
     uint64_t started_at; /* field 22 of stat; UINT64_MAX where it could not be read */
     uint64_t device, inode;
     int64_t size;
@@ -53,9 +53,9 @@ struct vramscan_limits {
  *
  * A driver in trouble may never finish a read of fdinfo. Where any is wanted, threads do the
  * looking; one that hangs is left behind at the deadline, and what it had found is told. */
-VRAMSCAN_API int vramscan_scan(const char *proc, const char *prefixes, const char *informed,
-                               const int32_t *pids, uint64_t count, uint64_t deadline_ns,
-                               const struct vramscan_limits *limits, struct vramscan_result *result);
+VRAMSCAN_API int vramscan_scan(const char *proc, const char *prefixes, const char *informed, const int32_t *pids,
+                               uint64_t count, uint64_t deadline_ns, const struct vramscan_limits *limits,
+                               struct vramscan_result *result);
 VRAMSCAN_API void vramscan_release(struct vramscan_result *result);
 
 struct vramscan_descriptor {

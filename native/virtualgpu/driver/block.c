@@ -115,8 +115,8 @@ static result claim_import(const struct store_export *from, int device) {
 result block_import(const struct store_export *from, int device, struct block **imported) {
     struct block *block = calloc(1, sizeof *block);
     if (!block) return OUT_OF_MEMORY;
-    *block = (struct block){.device = device, .offset = from->data_offset, .nbytes = from->nbytes,
-                            .object = from->object};
+    *block =
+        (struct block){.device = device, .offset = from->data_offset, .nbytes = from->nbytes, .object = from->object};
     memcpy(block->data_file, from->data_file, sizeof block->data_file);
     block->data_fd = store_data_open(from->data_file);
     result failed = block->data_fd < 0 ? INVALID_VALUE : OK;
@@ -131,9 +131,11 @@ result block_import(const struct store_export *from, int device, struct block **
 }
 
 int export_block(struct block *block, bool dmabuf, uint64_t file_nbytes) {
-    struct store_export header = {.gpu = (uint32_t)device_gpu(block->device), .dmabuf = dmabuf,
+    struct store_export header = {.gpu = (uint32_t)device_gpu(block->device),
+                                  .dmabuf = dmabuf,
                                   .gpu_instance = device_instance(block->device),
-                                  .object = block->object, .nbytes = block->nbytes,
+                                  .object = block->object,
+                                  .nbytes = block->nbytes,
                                   .data_offset = block->offset};
     memcpy(header.data_file, block->data_file, sizeof header.data_file);
     int error = store_enter();

@@ -12,7 +12,8 @@ struct client *client_of(int device) {
 result result_from_errno(int negative_errno) {
     switch (-negative_errno) {
     case 0: return OK;
-    case ENOMEM: case ENOSPC: return OUT_OF_MEMORY;
+    case ENOMEM:
+    case ENOSPC: return OUT_OF_MEMORY;
     case EINVAL: return INVALID_VALUE;
     default: return OPERATING_SYSTEM;
     }

@@ -7,7 +7,7 @@
 #ifndef VRAM_VIRTUALGPU_DRIVER_H
 #define VRAM_VIRTUALGPU_DRIVER_H
 
-#include "../store/holding.h"
+#include "../store/client.h"
 #include "api.h"
 
 #define PAGE (2ull << 20) /* device memory moves in steps of 2 MiB */
@@ -46,8 +46,7 @@ static inline void state_unlock_scope(int *unused) {
     (void)unused;
     state_unlock();
 }
-#define LOCKED() \
-    int locked_scope __attribute__((cleanup(state_unlock_scope), unused)) = (state_lock(), 0)
+#define LOCKED() int locked_scope __attribute__((cleanup(state_unlock_scope), unused)) = (state_lock(), 0)
 
 result gate_open(void); /* cuInit's part: this process may use the driver from now on */
 
@@ -85,11 +84,11 @@ void *handle_next(void *handle);
 /* ---- device.c ---- */
 
 int device_count(void);
-int device_gpu(int device); /* the folder's number of a visible device, or -1 */
-const struct store_gpu *device_config(int device); /* of a device that device_gpu knows */
-const struct store_mig *device_mig(int device);    /* NULL for a whole GPU */
-uint32_t device_instance(int device);              /* its GPU instance, or STORE_NO_INSTANCE */
-uint64_t device_usable_bytes(int device);          /* what a program can have at most */
+int device_gpu(int device);                         /* the folder's number of a visible device, or -1 */
+const struct store_gpu *device_config(int device);  /* of a device that device_gpu knows */
+const struct store_mig *device_mig(int device);     /* NULL for a whole GPU */
+uint32_t device_instance(int device);               /* its GPU instance, or STORE_NO_INSTANCE */
+uint64_t device_usable_bytes(int device);           /* what a program can have at most */
 int device_multiprocessors(int device);             /* of a device that device_gpu knows */
 int device_of(uint32_t gpu, uint32_t gpu_instance); /* the visible device that is it, or -1 */
 
@@ -102,8 +101,8 @@ struct client {
     bool open;
 };
 
-struct client *client_of(int device); /* NULL before cuInit. Locked */
-result clients_open(void);            /* on every visible GPU, for cuInit. Locked */
+struct client *client_of(int device);                                     /* NULL before cuInit. Locked */
+result clients_open(void);                                                /* on every visible GPU, for cuInit. Locked */
 result client_add_context(int device, struct store_footprint *footprint); /* Locked */
 void client_drop_context(int device, struct store_footprint *footprint);  /* Locked */
 result client_free_nbytes(int device, uint64_t *nbytes);
@@ -128,7 +127,7 @@ struct block {
 };
 
 result block_create(int device, uint64_t nbytes, struct block **block); /* Locked */
-void block_destroy(struct block *block);                               /* Locked */
+void block_destroy(struct block *block);                                /* Locked */
 result block_map(struct block *block);                                  /* Locked */
 result block_map_at(struct block *block, deviceptr address, uint64_t nbytes);
 result block_share(struct block *block); /* gives it an object number. Locked */
@@ -159,9 +158,9 @@ struct range {
 
 struct range *range_add(struct range range); /* NULL where memory ran out. Locked */
 void range_remove(struct range *range);
-struct range *range_at(deviceptr address);    /* that contains the address */
-struct range *range_exact(deviceptr address); /* that begins there */
-struct range *range_after(deviceptr address); /* the first that begins at or after it */
+struct range *range_at(deviceptr address);             /* that contains the address */
+struct range *range_exact(deviceptr address);          /* that begins there */
+struct range *range_after(deviceptr address);          /* the first that begins at or after it */
 bool range_covers(deviceptr address, uint64_t nbytes); /* all accessible device-side memory */
 bool range_overlaps(deviceptr address, uint64_t nbytes);
 bool range_is_device(const struct range *range);

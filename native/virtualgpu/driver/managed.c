@@ -29,8 +29,14 @@ static result create(uint64_t nbytes, unsigned flags, struct context *context, d
     }
     pages->count = count;
     pages->last_location = -2;
-    struct range range = {.begin = (deviceptr)begin, .nbytes = nbytes, .kind = RANGE_MANAGED, .flags = flags,
-                          .device = context->device, .context = context, .accessible = true, .owner = pages};
+    struct range range = {.begin = (deviceptr)begin,
+                          .nbytes = nbytes,
+                          .kind = RANGE_MANAGED,
+                          .flags = flags,
+                          .device = context->device,
+                          .context = context,
+                          .accessible = true,
+                          .owner = pages};
     if (!range_add(range)) return OUT_OF_MEMORY;
     count_managed(context, +1);
     *address = (deviceptr)begin;
@@ -168,8 +174,10 @@ static result answer(const struct pages *pages, int attribute, int *value) {
     int last_type = pages->last_location == -2 ? 0 : pages->last_location >= 0 ? LOCATION_DEVICE : LOCATION_HOST;
     switch (attribute) {
     case 1: *value = pages->read_mostly; return OK;
-    case 2: case 6: *value = preferred; return OK;
-    case 4: case 8: *value = pages->last_location; return OK;
+    case 2:
+    case 6: *value = preferred; return OK;
+    case 4:
+    case 8: *value = pages->last_location; return OK;
     case 5: *value = preferred_type; return OK;
     case 7: *value = last_type; return OK;
     default: return NOT_SUPPORTED;

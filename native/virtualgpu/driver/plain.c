@@ -69,8 +69,13 @@ static result allocate(uint64_t nbytes, deviceptr *address) {
     if (is_small(nbytes)) memset((void *)begin, 0, round_up(nbytes, UNIT));
     slab->used += nbytes;
     *address = begin;
-    struct range range = {.begin = begin, .nbytes = nbytes, .kind = RANGE_PLAIN, .device = context->device,
-                          .context = context, .accessible = true, .owner = slab};
+    struct range range = {.begin = begin,
+                          .nbytes = nbytes,
+                          .kind = RANGE_PLAIN,
+                          .device = context->device,
+                          .context = context,
+                          .accessible = true,
+                          .owner = slab};
     return range_add(range) ? OK : OUT_OF_MEMORY;
 }
 

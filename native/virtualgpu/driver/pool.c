@@ -153,8 +153,12 @@ static result find_place(struct pool *pool, uint64_t nbytes, struct chunk **chun
 
 result chunk_cut(struct chunk *chunk, uint64_t begin, uint64_t nbytes, deviceptr *address) {
     uint64_t whole = round_up(nbytes, UNIT);
-    struct range range = {.begin = chunk->address + begin, .nbytes = nbytes, .kind = RANGE_POOL,
-                          .device = chunk->pool->device, .accessible = true, .owner = chunk};
+    struct range range = {.begin = chunk->address + begin,
+                          .nbytes = nbytes,
+                          .kind = RANGE_POOL,
+                          .device = chunk->pool->device,
+                          .accessible = true,
+                          .owner = chunk};
     if (range_overlaps(range.begin, nbytes)) return ALREADY_MAPPED;
     if (!range_add(range)) return OUT_OF_MEMORY;
     chunk->used += whole;

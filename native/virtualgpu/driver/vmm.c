@@ -153,8 +153,11 @@ API result cuMemMap(deviceptr address, size_t nbytes, size_t offset, uint64_t ha
     if (!failed) failed = block_map_at(allocation->block, address, nbytes);
     if (failed) return failed;
     mprotect((void *)address, nbytes, PROT_NONE); /* nobody has access until it is set */
-    struct range range = {.begin = address, .nbytes = nbytes, .kind = RANGE_VMM,
-                          .device = allocation->block->device, .owner = allocation};
+    struct range range = {.begin = address,
+                          .nbytes = nbytes,
+                          .kind = RANGE_VMM,
+                          .device = allocation->block->device,
+                          .owner = allocation};
     if (!range_add(range)) return OUT_OF_MEMORY;
     allocation->references++;
     return OK;

@@ -45,12 +45,10 @@ struct nvml_call {
 };
 
 struct nvml_call nvml_enter_system(const char *function, const void *output);
-struct nvml_call nvml_enter_device(const char *function, const struct nvml_device *device,
-                                   const void *output);
+struct nvml_call nvml_enter_device(const char *function, const struct nvml_device *device, const void *output);
 
 /* The same, for the few questions that a MIG device answers too. Others are not supported on it. */
-struct nvml_call nvml_enter_any_device(const char *function, const struct nvml_device *device,
-                                       const void *output);
+struct nvml_call nvml_enter_any_device(const char *function, const struct nvml_device *device, const void *output);
 
 /* The handle of a GPU, and back: -1 where a pointer is no handle of a GPU of ours. */
 struct nvml_device *nvml_device_at(int index);
@@ -63,24 +61,20 @@ bool nvml_is_initialized(void);
 /* Copies text out, or says that the caller's buffer is too small. */
 int nvml_copy(char *buffer, unsigned length, const char *text);
 
-#define ENTER_SYSTEM(output)                                                                   \
-    struct nvml_call call = nvml_enter_system(__func__, (output));                             \
-    if (call.status != NVML_SUCCESS)                                                           \
-    return call.status
+#define ENTER_SYSTEM(output) \
+    struct nvml_call call = nvml_enter_system(__func__, (output)); \
+    if (call.status != NVML_SUCCESS) return call.status
 
-#define ENTER(device, output)                                                                  \
-    struct nvml_call call = nvml_enter_device(__func__, (device), (output));                   \
-    if (call.status != NVML_SUCCESS)                                                           \
-    return call.status
+#define ENTER(device, output) \
+    struct nvml_call call = nvml_enter_device(__func__, (device), (output)); \
+    if (call.status != NVML_SUCCESS) return call.status
 
-#define ENTER_ANY(device, output)                                                              \
-    struct nvml_call call = nvml_enter_any_device(__func__, (device), (output));               \
-    if (call.status != NVML_SUCCESS)                                                           \
-    return call.status
+#define ENTER_ANY(device, output) \
+    struct nvml_call call = nvml_enter_any_device(__func__, (device), (output)); \
+    if (call.status != NVML_SUCCESS) return call.status
 
 /* Under MIG the GPU as a whole answers for its memory and processes only to the privileged. */
-#define REFUSE_RESTRICTED()                                                                    \
-    if (!call.mig && call.gpu->mig_enabled && call.gpu->mig_restricted)                        \
-    return NVML_NO_PERMISSION
+#define REFUSE_RESTRICTED() \
+    if (!call.mig && call.gpu->mig_enabled && call.gpu->mig_restricted) return NVML_NO_PERMISSION
 
 #endif

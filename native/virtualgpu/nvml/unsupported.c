@@ -6,17 +6,16 @@
 #include "nvml.h"
 
 static int unsupported(const char *function, const void *maybe_device) {
-    if (!nvml_is_initialized())
-        return NVML_UNINITIALIZED;
+    if (!nvml_is_initialized()) return NVML_UNINITIALIZED;
     struct store_fault fault = store_fault(function, nvml_index_of(maybe_device));
     return fault.kind == FAULT_ERROR || fault.kind == FAULT_HALFWAY ? fault.code : NVML_NOT_SUPPORTED;
 }
 
 /* The arguments differ; only the first is looked at, as a pointer that may be a handle. Both
  * 64-bit Linux calling conventions pass it in the same register whatever follows. */
-#define UNSUPPORTED(name)                                                                      \
-    EXPORT int name(const void *first) {                                                       \
-        return unsupported(__func__, first);                                                   \
+#define UNSUPPORTED(name) \
+    EXPORT int name(const void *first) { \
+        return unsupported(__func__, first); \
     }
 
 /* Everything else that a card of this kind, or a virtual one, does not have. */

@@ -1,7 +1,7 @@
-/* Client files: one per process and GPU, the open file that owns device memory; and its data file. */
+/* Client files (one per process and GPU), their device bytes, shared allocations, and export files. */
 #define _GNU_SOURCE
-#include "holding.h"
-#include "inside.h"
+#include "client.h"
+#include "files.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -9,7 +9,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
+
+/* ---- client files: the open file that owns device memory ---- */
 
 /* Offsets are only numbers until touched; 8 TiB stays below every file system's limit. */
 #define FILE_END (8ull << 40)
@@ -87,4 +90,101 @@ struct store_client *store_client_map(uint32_t gpu, uint32_t serial) {
 
 void store_client_unmap(struct store_client *client) {
     if (client) munmap(client, sizeof *client);
+}
+
+/* ---- device bytes: sparse ranges of a data file, which cost the host nothing until touched ---- */
+
+static int grow_to(int fd, uint64_t nbytes) {
+    struct stat file;
+    if (fstat(fd, &file) != 0) return -errno;
+    if ((uint64_t)file.st_size >= nbytes) return 0;
+    return ftruncate(fd, (off_t)nbytes) == 0 ? 0 : -errno;
+}
+
+int store_bytes_take(struct store_holding *holding, uint64_t nbytes, uint64_t *offset) {
+    if (!extents_take(&holding->offsets, nbytes, offset)) return -ENOSPC;
+    int error = grow_to(holding->data_fd, *offset + nbytes);
+    if (error) extents_give(&holding->offsets, *offset, nbytes);
+    return error;
+}
+
+void store_bytes_punch(int fd, uint64_t offset, uint64_t nbytes) {
+    fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)nbytes);
+}
+
+void store_bytes_return(struct store_holding *holding, uint64_t offset, uint64_t nbytes) {
+    /* Where holes cannot be punched the range is never used again: plain memory must read zero. */
+    if (fallocate(holding->data_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)nbytes) == 0)
+        extents_give(&holding->offsets, offset, nbytes);
+}
+
+int store_data_open(const char *data_file) {
+    uint32_t gpu, serial;
+    if (dev_kind(data_file, &gpu, &serial) != DEV_CLIENT) return -EINVAL;
+    return memory_open(data_file, O_RDWR);
+}
+
+/* ---- slots of a client's header: allocations that more than one file may keep alive ---- */
+
+static struct store_shared *find_slot(const struct store_client *client, uint64_t object, bool imported) {
+    for (uint32_t i = 0; i < client->shared_slots; i++)
+        if (client->shared[i].object == object && !client->shared[i].imported == !imported)
+            return (struct store_shared *)&client->shared[i];
+    return NULL;
+}
+
+int store_shared_add(struct store_client *client, struct store_shared slot) {
+    uint32_t at = 0;
+    while (at < client->shared_slots && client->shared[at].object) at++;
+    if (at == STORE_MAX_SHARED) return -ENOSPC;
+    client->shared[at] = slot;
+    if (at == client->shared_slots) client->shared_slots = at + 1;
+    return 0;
+}
+
+void store_shared_remove(struct store_client *client, uint64_t object, bool imported) {
+    struct store_shared *slot = find_slot(client, object, imported);
+    if (!slot) return;
+    *slot = (struct store_shared){0};
+    while (client->shared_slots > 0 && !client->shared[client->shared_slots - 1].object) client->shared_slots--;
+}
+
+bool store_shared_has(const struct store_client *client, uint64_t object) {
+    return find_slot(client, object, false) != NULL;
+}
+
+/* ---- export files: the descriptor that keeps an allocation alive, whichever process has it ---- */
+
+static int write_header(int fd, const struct store_export *header, uint64_t file_nbytes) {
+    struct store_export written = *header;
+    memcpy(written.magic, EXPORT_MAGIC, sizeof written.magic);
+    if (pwrite(fd, &written, sizeof written, 0) != sizeof written) return -EIO;
+    return file_nbytes > sizeof written && ftruncate(fd, (off_t)file_nbytes) != 0 ? -errno : 0;
+}
+
+int store_export_create(const struct store_export *header, uint64_t file_nbytes) {
+    char name[32];
+    uint64_t serial = store_next_number();
+    if (!serial) return -EROFS;
+    snprintf(name, sizeof name, header->dmabuf ? "dmabuf.%u" : "nvidiactl.%u", (uint32_t)serial);
+    int fd = dev_create_locked(name);
+    if (fd < 0) return fd;
+    int error = write_header(fd, header, file_nbytes);
+    if (!error) return fd;
+    close(fd);
+    return error;
+}
+
+int store_export_read(int fd, struct store_export *header) {
+    struct stat file;
+    if (fstat(fd, &file) != 0 || !S_ISREG(file.st_mode)) return -EINVAL;
+    if (pread(fd, header, sizeof *header, 0) != sizeof *header) return -EINVAL;
+    if (memcmp(header->magic, EXPORT_MAGIC, sizeof header->magic) != 0) return -EINVAL;
+    header->data_file[sizeof header->data_file - 1] = '\0';
+    return 0;
+}
+
+uint32_t store_maker(const struct store_export *header) {
+    uint32_t gpu, serial;
+    return dev_kind(header->data_file, &gpu, &serial) == DEV_CLIENT ? serial : 0;
 }

@@ -13,7 +13,7 @@
  * Numbers are plain bytes, booleans 0 or 1. Unknown keys are left alone, so that an older
  * library reads a newer folder. What is not said is as measured on an H200, driver 580.
  */
-#include "inside.h"
+#include "files.h"
 
 #include <limits.h>
 #include <pthread.h>
@@ -45,8 +45,8 @@ static void set_defaults(void) {
             .persistence = true,
             .mig_pending = -1,
         };
-        snprintf(config.gpu[index].uuid, sizeof config.gpu[index].uuid,
-                 "GPU-76697274-7561-6c00-8000-%012x", (unsigned)index);
+        snprintf(config.gpu[index].uuid, sizeof config.gpu[index].uuid, "GPU-76697274-7561-6c00-8000-%012x",
+                 (unsigned)index);
     }
 }
 

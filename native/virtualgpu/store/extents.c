@@ -1,5 +1,5 @@
 /* Free ranges in a sorted array: lookups are short, and neighbours join on return. */
-#include "extents.h"
+#include "client.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -10,8 +10,7 @@ bool extents_take(struct extents *extents, uint64_t nbytes, uint64_t *begin) {
         if (extent->end - extent->begin < nbytes) continue;
         *begin = extent->begin;
         extent->begin += nbytes;
-        if (extent->begin == extent->end)
-            memmove(extent, extent + 1, (--extents->count - i) * sizeof *extent);
+        if (extent->begin == extent->end) memmove(extent, extent + 1, (--extents->count - i) * sizeof *extent);
         return true;
     }
     return false;

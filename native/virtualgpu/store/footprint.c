@@ -1,6 +1,6 @@
 /* Device descriptors and mappings that do nothing but be seen, as the driver's are in /proc. */
 #define _GNU_SOURCE
-#include "inside.h"
+#include "files.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -19,7 +19,7 @@
 #define STORE_MAX_GPUS 64
 #define STORE_MAX_SHARED 4096
 #define STORE_MAX_MIG_DEVICES 7
-#define STORE_INSTANCE_IDS 16         /* the driver numbers GPU instances below this */
+#define STORE_INSTANCE_IDS 16        /* the driver numbers GPU instances below this */
 #define STORE_NO_INSTANCE UINT32_MAX /* of a GPU that is not divided */
 
 /* ---- config: read once per process from <folder>/config, lines of "key = value" ---- */
@@ -52,9 +52,9 @@ struct store_gpu {
     uint64_t ecc_uncorrected; /* errors in device memory since the driver was loaded */
     unsigned utilization;
     uint64_t windows_bytes; /* under Windows: used by its own programs, which no list names */
-    int mig_pending; /* the mode after the next reset; -1: as it is now */
-    bool mig_restricted; /* the caller may ask for MIG devices, not for the GPU as a whole */
-    bool host_pids; /* an older driver: other PID namespaces see the creator's own pid */
+    int mig_pending;        /* the mode after the next reset; -1: as it is now */
+    bool mig_restricted;    /* the caller may ask for MIG devices, not for the GPU as a whole */
+    bool host_pids;         /* an older driver: other PID namespaces see the creator's own pid */
     int mig_devices;
     struct store_mig mig[STORE_MAX_MIG_DEVICES];
 };
@@ -105,8 +105,8 @@ struct store_client {
     _Atomic uint64_t overhead_bytes;
     _Atomic uint64_t private_bytes; /* device bytes that only this client can keep alive */
     _Atomic uint64_t managed_bytes; /* managed memory that lies on the device: used, in no list */
-    _Atomic uint64_t bar1_bytes; /* of the window into device memory, beyond the memory it uses */
-    _Atomic uint32_t shared_slots; /* one past the highest slot in use */
+    _Atomic uint64_t bar1_bytes;    /* of the window into device memory, beyond the memory it uses */
+    _Atomic uint32_t shared_slots;  /* one past the highest slot in use */
     struct store_shared shared[STORE_MAX_SHARED];
 };
 

@@ -1,6 +1,6 @@
 /* What the files of this folder share among themselves and with nobody else. */
-#ifndef VRAM_VIRTUALGPU_INSIDE_H
-#define VRAM_VIRTUALGPU_INSIDE_H
+#ifndef VRAM_VIRTUALGPU_FILES_H
+#define VRAM_VIRTUALGPU_FILES_H
 
 #include "store.h"
 

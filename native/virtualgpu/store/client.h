@@ -3,11 +3,32 @@
  * Everything here that creates, destroys or moves bytes is called inside admission
  * (store_enter ... store_leave), except where it says otherwise.
  */
-#ifndef VRAM_VIRTUALGPU_HOLDING_H
-#define VRAM_VIRTUALGPU_HOLDING_H
+#ifndef VRAM_VIRTUALGPU_CLIENT_H
+#define VRAM_VIRTUALGPU_CLIENT_H
 
-#include "extents.h"
 #include "store.h"
+
+/* ---- extents.c: free ranges of file offsets, of slabs and of pool chunks ---- */
+
+struct extent {
+    uint64_t begin, end;
+};
+
+/* Sorted, never touching each other. Zero-initialised means: nothing is free. */
+struct extents {
+    struct extent *free;
+    size_t count, capacity;
+};
+
+/* First fit; false where no single range is large enough. */
+bool extents_take(struct extents *extents, uint64_t nbytes, uint64_t *begin);
+/* Adds a range, joining its neighbours; false where memory ran out. */
+bool extents_give(struct extents *extents, uint64_t begin, uint64_t nbytes);
+/* Whether exactly [0, nbytes) is free, that is, nothing is in use. */
+bool extents_all_free(const struct extents *extents, uint64_t nbytes);
+void extents_clear(struct extents *extents);
+
+/* ---- client.c ---- */
 
 /* This process's presence on one GPU. */
 struct store_holding {
