@@ -84,6 +84,7 @@ int vramscan_describe(struct vramscan_descriptor *all, uint64_t count, uint64_t 
     int result, error = EPERM;
     deadline = deadline_ns;
     if (count == 0) return 0;
+    if (count > INT32_MAX) return -EINVAL; /* descriptions are numbered by 32 bits */
     struct vramscan_descriptor *firsts = calloc(count, sizeof *firsts);
     uint32_t *numbers = calloc(count, sizeof *numbers);
     qsort(all, count, sizeof *all, order_by_number);

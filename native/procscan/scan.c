@@ -120,7 +120,8 @@ static bool start(struct walk *walk, struct worker *worker) {
 
 /* Waits for the workers; where one of them may hang, until a little after the deadline. */
 static void wait_for_workers(struct walk *walk) {
-    uint64_t end = walk->deadline_ns + 50 * 1000000u;
+    uint64_t end;
+    if (__builtin_add_overflow(walk->deadline_ns, 50 * 1000000u, &end)) end = UINT64_MAX;
     struct timespec until = {(time_t)(end / 1000000000u), (long)(end % 1000000000u)};
     pthread_mutex_lock(&walk->lock);
     while (walk->busy) {
@@ -210,8 +211,9 @@ static int choose(struct walk *walk, const char *proc, const int32_t *pids, uint
     if (count == 0) {
         error = list_processes(proc, &chosen);
     } else {
-        const struct buffer given = {(uint8_t *)(uintptr_t)pids, count * sizeof *pids, 0};
-        error = append(&chosen, &given);
+        struct buffer given = {(uint8_t *)(uintptr_t)pids, 0, 0};
+        bool fits = !__builtin_mul_overflow(count, sizeof *pids, &given.used);
+        error = fits ? append(&chosen, &given) : -ENOMEM;
     }
     walk->pids = (int32_t *)chosen.bytes;
     walk->count = chosen.used / sizeof(int32_t);
@@ -228,6 +230,7 @@ int vramscan_scan(const char *proc, const char *prefixes, const char *informed, 
     walk->limits = *limits;
     int error = choose(walk, proc, pids, count);
     if (!error) error = run(walk, result);
+    if (error) vramscan_release(result);
     leave(walk);
     return error;
 }
@@ -242,7 +245,10 @@ void vramscan_release(struct vramscan_result *result) {
 
 void *grow(struct buffer *buffer, size_t nbytes) {
     if (buffer->room - buffer->used < nbytes) {
-        size_t room = (buffer->room + nbytes) * 2 + 4096;
+        size_t room;
+        if (__builtin_add_overflow(buffer->room, nbytes, &room) || __builtin_mul_overflow(room, 2, &room) ||
+            __builtin_add_overflow(room, 4096, &room))
+            return NULL;
         uint8_t *bytes = realloc(buffer->bytes, room);
         if (!bytes) return NULL;
         buffer->bytes = bytes;

@@ -179,7 +179,7 @@ static bool is_roomy(const struct target *target) {
     if (store_walk(usage, NULL, NULL) != 0) return false;
     for (int i = 0; i < target->count; i++) {
         const struct store_client *client = target->clients[i];
-        uint64_t wanted = client->context_bytes + client->overhead_bytes + client->private_bytes;
+        uint64_t wanted = size_sum(size_sum(client->context_bytes, client->overhead_bytes), client->private_bytes);
         if (usage[client->gpu].free_bytes < wanted) return false;
     }
     return true;

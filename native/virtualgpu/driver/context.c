@@ -64,6 +64,10 @@ static result activate(struct context *context) {
     result failed = client_add_context(context->device, &context->footprint);
     if (failed) return failed;
     context->legacy = stream_create(context, 0, 0);
+    if (!context->legacy) {
+        client_drop_context(context->device, &context->footprint);
+        return OUT_OF_MEMORY;
+    }
     context->legacy->is_legacy = true;
     context->alive = true;
     context->broken = 0;
@@ -196,6 +200,7 @@ static result context_create(struct context **created, unsigned flags, int devic
     LOCKED();
     if (!created) return INVALID_VALUE;
     if (device_gpu(device) < 0) return INVALID_DEVICE;
+    if (depth == STACK_DEPTH) return OUT_OF_MEMORY;
     struct context *context = context_make(device, flags, api_version);
     if (!context) return OUT_OF_MEMORY;
     result failed = activate(context);

@@ -17,14 +17,22 @@ static void run_copy(void *argument) {
     memmove((void *)copy->target, (const void *)copy->source, copy->nbytes);
 }
 
+/* Memory of the program's own is not checked; what begins in device memory must not lead out of it. */
+static bool is_sound(deviceptr address, uint64_t nbytes, bool on_device) {
+    uint64_t end;
+    struct range *range = range_at(address);
+    if (!size_add(address, nbytes, &end)) return false;
+    return on_device || (nbytes && range && range_is_device(range)) ? range_covers(address, nbytes) : true;
+}
+
 /* Addresses that must be the device's are checked before anything moves. */
 static result check_copy(const struct copy *copy, int what) {
     LOCKED();
     struct context *context;
     result failed = context_need(&context);
     if (failed) return failed;
-    if ((what & CHECK_TARGET) && !range_covers(copy->target, copy->nbytes)) return INVALID_VALUE;
-    if ((what & CHECK_SOURCE) && !range_covers(copy->source, copy->nbytes)) return INVALID_VALUE;
+    if (!is_sound(copy->target, copy->nbytes, what & CHECK_TARGET)) return INVALID_VALUE;
+    if (!is_sound(copy->source, copy->nbytes, what & CHECK_SOURCE)) return INVALID_VALUE;
     managed_touch(copy->target, copy->nbytes, context->device);
     return OK;
 }
@@ -120,7 +128,8 @@ API result cuMemcpyBatchAsync(deviceptr *targets, deviceptr *sources, size_t *si
 struct side {
     deviceptr begin;
     bool on_device;
-    size_t row, slice;
+    uint64_t row, slice; /* bytes from one to the next */
+    uint64_t extent;     /* from the first byte to the end of the last row */
 };
 
 struct shape {
@@ -136,31 +145,37 @@ static void run_shape(void *argument) {
                     (const char *)shape->source.begin + z * shape->source.slice + y * shape->source.row, shape->width);
 }
 
-static uint64_t extent_of(const struct side *side, const struct shape *shape) {
-    return (shape->depth - 1) * side->slice + (shape->height - 1) * side->row + shape->width;
-}
-
-static bool reachable(const struct side *side, const struct shape *shape) {
-    return !side->on_device || range_covers(side->begin, extent_of(side, shape));
-}
-
 static result check_shape(const struct shape *shape) {
     LOCKED();
     struct context *context;
     result failed = context_need(&context);
     if (failed) return failed;
-    if (!reachable(&shape->target, shape) || !reachable(&shape->source, shape)) return INVALID_VALUE;
-    managed_touch(shape->target.begin, extent_of(&shape->target, shape), context->device);
+    const struct side *target = &shape->target, *source = &shape->source;
+    if (!is_sound(target->begin, target->extent, target->on_device)) return INVALID_VALUE;
+    if (!is_sound(source->begin, source->extent, source->on_device)) return INVALID_VALUE;
+    managed_touch(target->begin, target->extent, context->device);
     return OK;
+}
+
+/* z * slice + y * row + x; false where that has no number. */
+static bool place_in(uint64_t z, uint64_t slice, uint64_t y, uint64_t row, uint64_t x, uint64_t *place) {
+    uint64_t slices, rows;
+    return size_multiply(z, slice, &slices) && size_multiply(y, row, &rows) && size_add(slices, rows, place) &&
+           size_add(*place, x, place);
 }
 
 static result side_from(const struct side3d *from, const struct shape *shape, struct side *side) {
     if (from->type == MEMORY_ARRAY) return NOT_SUPPORTED;
-    deviceptr base = from->type == MEMORY_HOST ? (deviceptr)from->host : from->device;
-    size_t row = from->pitch ? from->pitch : from->x + shape->width;
-    size_t slice = row * (from->height ? from->height : from->y + shape->height);
-    if (row < from->x + shape->width) return INVALID_VALUE;
-    *side = (struct side){base + from->z * slice + from->y * row + from->x, from->type == MEMORY_DEVICE, row, slice};
+    uint64_t used_row, used_height, row, slice, begin, extent;
+    if (!size_add(from->x, shape->width, &used_row) || !size_add(from->y, shape->height, &used_height))
+        return INVALID_VALUE;
+    row = from->pitch ? from->pitch : used_row;
+    if (row < used_row || !size_multiply(row, from->height ? from->height : used_height, &slice)) return INVALID_VALUE;
+    if (!place_in(from->z, slice, from->y, row, from->x, &begin)) return INVALID_VALUE;
+    if (!place_in(shape->depth - 1, slice, shape->height - 1, row, shape->width, &extent)) return INVALID_VALUE;
+    if (!size_add(begin, from->type == MEMORY_HOST ? (deviceptr)from->host : from->device, &begin))
+        return INVALID_VALUE;
+    *side = (struct side){begin, from->type == MEMORY_DEVICE, row, slice, extent};
     return OK;
 }
 
@@ -263,9 +278,10 @@ static result check_fill(const struct fill *fill) {
     struct context *context;
     result failed = context_need(&context);
     if (failed || !fill->width || !fill->height) return failed;
-    size_t row = fill->width * fill->element;
+    uint64_t row, nbytes;
+    if (!size_multiply(fill->width, fill->element, &row)) return INVALID_VALUE;
     if (fill->begin % fill->element || (fill->height > 1 && fill->pitch < row)) return INVALID_VALUE;
-    uint64_t nbytes = (fill->height - 1) * fill->pitch + row;
+    if (!place_in(0, 0, fill->height - 1, fill->pitch, row, &nbytes)) return INVALID_VALUE;
     if (!range_covers(fill->begin, nbytes)) return INVALID_VALUE;
     managed_touch(fill->begin, nbytes, context->device);
     return OK;

@@ -113,7 +113,7 @@ int device_of(uint32_t gpu, uint32_t gpu_instance) {
 
 uint64_t device_usable_bytes(int device) {
     const struct store_gpu *gpu = device_config(device);
-    return device_mig(device) ? device_mig(device)->total_bytes : gpu->total_bytes - gpu->reserved_bytes;
+    return device_mig(device) ? device_mig(device)->total_bytes : size_left(gpu->total_bytes, gpu->reserved_bytes);
 }
 
 const struct store_gpu *device_config(int device) {

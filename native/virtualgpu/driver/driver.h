@@ -10,10 +10,18 @@
 #include "../store/client.h"
 #include "api.h"
 
+#include <stdlib.h>
+
 #define PAGE (2ull << 20) /* device memory moves in steps of 2 MiB */
 
+/* For sizes that were checked before: of an allocation that exists. Others take size_round_up. */
 static inline uint64_t round_up(uint64_t value, uint64_t step) {
     return (value + step - 1) / step * step;
+}
+
+/* Zeroed memory for a record of the library's own, or NULL. */
+static inline void *new_record(size_t size) {
+    return store_step_fails("step.memory") ? NULL : calloc(1, size);
 }
 
 /* ---- gate.c: every call passes it ---- */
@@ -48,9 +56,7 @@ static inline void state_unlock_scope(int *unused) {
 }
 #define LOCKED() int locked_scope __attribute__((cleanup(state_unlock_scope), unused)) = (state_lock(), 0)
 
-result gate_open(void); /* cuInit's part: this process may use the driver from now on */
-
-/* ---- handle.c: objects that programs hold by address ---- */
+/* ---- objects that programs hold by address ---- */
 
 enum handle_kind {
     HANDLE_FREE,
@@ -131,9 +137,12 @@ void block_destroy(struct block *block);                                /* Locke
 result block_map(struct block *block);                                  /* Locked */
 result block_map_at(struct block *block, deviceptr address, uint64_t nbytes);
 result block_share(struct block *block); /* gives it an object number. Locked */
+/* A descriptor that keeps the block alive, of a file of *file_nbytes*. Locked */
+result block_export(struct block *block, bool dmabuf, uint64_t file_nbytes, int *fd);
 /* Opens bytes that another process made; they are charged here once nobody else has them. */
 result block_import(const struct store_export *from, int device, struct block **block);
 
+/* NULL where there is no such range of addresses, or no number for its end. */
 void *address_reserve(uint64_t nbytes, uint64_t alignment, uint64_t wanted);
 void address_release(deviceptr address, uint64_t nbytes);
 /* Back to reserved but inaccessible. */
@@ -156,13 +165,15 @@ struct range {
     void *owner; /* what its kind hangs it on: slab, chunk, block, allocation, managed pages */
 };
 
-struct range *range_add(struct range range); /* NULL where memory ran out. Locked */
+struct range *range_add(struct range range); /* NULL where memory ran out, or it has no end. Locked */
 void range_remove(struct range *range);
 struct range *range_at(deviceptr address);             /* that contains the address */
 struct range *range_exact(deviceptr address);          /* that begins there */
 struct range *range_after(deviceptr address);          /* the first that begins at or after it */
 bool range_covers(deviceptr address, uint64_t nbytes); /* all accessible device-side memory */
 bool range_overlaps(deviceptr address, uint64_t nbytes);
+/* Whether all of [address, address + nbytes) lies in the range. */
+bool range_contains(const struct range *range, deviceptr address, uint64_t nbytes);
 bool range_is_device(const struct range *range);
 struct block *range_block(const struct range *range); /* the device memory under it, or NULL */
 
@@ -171,7 +182,6 @@ struct slab {
     struct slab *next;
     struct block *block;
     struct extents free;
-    uint64_t used;
 };
 
 /* ---- context.c ---- */
@@ -277,6 +287,7 @@ struct chunk {
 /* For imports: a chunk that another process's pool made, and a given piece of it. Locked */
 result chunk_adopt(struct pool *pool, struct block *block, struct chunk **chunk);
 result chunk_cut(struct chunk *chunk, uint64_t begin, uint64_t nbytes, deviceptr *address);
+void chunk_destroy(struct chunk *chunk);
 
 enum { REUSE_FLAGS = 3 };
 
@@ -303,9 +314,9 @@ struct allocation {
 struct allocation *allocation_from(uint64_t handle);
 struct allocation *allocation_adopt(struct block *block, const struct allocation_prop *prop);
 
-/* ---- sharing, for ipc.c, vmm_share.c, pool_share.c, dmabuf.c ---- */
+/* ---- for share.c ---- */
 
 result result_from_errno(int negative_errno);
-int export_block(struct block *block, bool dmabuf, uint64_t file_nbytes); /* descriptor or -errno. Locked */
+int export_file(const struct block *block, bool dmabuf, uint64_t file_nbytes); /* descriptor or -errno. Locked */
 
 #endif

@@ -24,17 +24,14 @@ void state_unlock(void) {
     pthread_mutex_unlock(&lock);
 }
 
-result gate_open(void) {
-    static bool forks_watched;
-    LOCKED();
-    if (initialised_by && initialised_by != getpid()) return NOT_INITIALIZED;
+static result watch_forks(void) {
+    static bool watched;
     /* Admission registers its handlers first: prepare handlers run in reverse, so that a
      * forking thread takes this lock before that one, the order all calls use. */
     if (store_enter() != 0) return OPERATING_SYSTEM;
     store_leave();
-    if (!forks_watched) pthread_atfork(state_lock, state_unlock, state_unlock);
-    forks_watched = true;
-    initialised_by = getpid();
+    if (!watched) pthread_atfork(state_lock, state_unlock, state_unlock);
+    watched = true;
     return OK;
 }
 
@@ -136,16 +133,15 @@ static result open_files(void) {
 }
 
 API result cuInit(unsigned flags) {
-    static bool appeared;
     if (flags) return INVALID_VALUE;
     if (!store_config() || device_count() == 0) return NO_DEVICE;
     struct store_fault fault = store_fault("cuInit", -1);
     if (fault.kind == FAULT_ERROR) return (result)fault.code;
-    result failed = gate_open();
-    if (failed) return failed;
     LOCKED();
-    if (!appeared) failed = open_files();
-    appeared = !failed;
+    if (initialised_by) return initialised_by == getpid() ? OK : NOT_INITIALIZED;
+    result failed = watch_forks();
+    if (!failed) failed = open_files();
+    if (!failed) initialised_by = getpid();
     return failed;
 }
 
@@ -161,6 +157,7 @@ static struct handle *live[HANDLE_KINDS], *unused[HANDLE_KINDS];
 
 void *handle_take(enum handle_kind kind, size_t size, struct context *owner) {
     struct handle *handle = unused[kind];
+    if (store_step_fails("step.handle")) return NULL;
     if (handle)
         unused[kind] = handle->next;
     else if (!(handle = malloc(size)))

@@ -19,7 +19,10 @@ static result allocate(void **address, uint64_t nbytes, unsigned flags) {
                           .device = context->device,
                           .context = context,
                           .accessible = true};
-    if (!range_add(range)) return OUT_OF_MEMORY;
+    if (!range_add(range)) {
+        munmap(begin, nbytes);
+        return OUT_OF_MEMORY;
+    }
     *address = begin;
     return OK;
 }
@@ -56,7 +59,8 @@ API result cuMemHostRegister_v2(void *address, size_t nbytes, unsigned flags) {
     struct context *context;
     result failed = context_need(&context);
     if (failed) return failed;
-    if (!address || !nbytes || flags > 15) return INVALID_VALUE;
+    uint64_t end;
+    if (!address || !nbytes || flags > 15 || !size_add((deviceptr)address, nbytes, &end)) return INVALID_VALUE;
     if (range_overlaps((deviceptr)address, nbytes)) return ALREADY_REGISTERED;
     struct range range = {.begin = (deviceptr)address,
                           .nbytes = nbytes,

@@ -6,6 +6,9 @@
 #include <string.h>
 #include <sys/mman.h>
 
+/* Of one allocation; more than the memory of any machine, and addresses end at 128 TiB. */
+#define LARGEST (8ull << 40)
+
 /* Where each 2 MiB page lies: 0 with the host, else 1 + device. */
 struct pages {
     uint64_t count;
@@ -20,14 +23,15 @@ static void count_managed(struct context *context, int change) {
 }
 
 static result create(uint64_t nbytes, unsigned flags, struct context *context, deviceptr *address) {
-    uint64_t count = round_up(nbytes, PAGE) / PAGE;
-    struct pages *pages = calloc(1, sizeof *pages + count);
-    void *begin = pages ? address_reserve(count * PAGE, PAGE, 0) : NULL;
-    if (!begin || store_map_managed(begin, count * PAGE) != 0) {
+    uint64_t whole;
+    if (!size_round_up(nbytes, PAGE, &whole) || whole > LARGEST) return OUT_OF_MEMORY;
+    struct pages *pages = new_record(sizeof *pages + whole / PAGE);
+    void *begin = pages ? address_reserve(whole, PAGE, 0) : NULL;
+    if (!begin) {
         free(pages);
         return OUT_OF_MEMORY;
     }
-    pages->count = count;
+    pages->count = whole / PAGE;
     pages->last_location = -2;
     struct range range = {.begin = (deviceptr)begin,
                           .nbytes = nbytes,
@@ -37,7 +41,11 @@ static result create(uint64_t nbytes, unsigned flags, struct context *context, d
                           .context = context,
                           .accessible = true,
                           .owner = pages};
-    if (!range_add(range)) return OUT_OF_MEMORY;
+    if (store_map_managed(begin, whole) != 0 || !range_add(range)) {
+        address_release((deviceptr)begin, whole);
+        free(pages);
+        return OUT_OF_MEMORY;
+    }
     count_managed(context, +1);
     *address = (deviceptr)begin;
     return OK;
@@ -109,7 +117,7 @@ void managed_free_context(struct context *context) {
 
 static struct range *managed_at(deviceptr address, uint64_t nbytes) {
     struct range *range = range_at(address);
-    bool inside = range && range->kind == RANGE_MANAGED && address + nbytes <= range->begin + range->nbytes;
+    bool inside = range && range->kind == RANGE_MANAGED && range_contains(range, address, nbytes);
     return inside && nbytes ? range : NULL;
 }
 

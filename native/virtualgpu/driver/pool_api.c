@@ -208,6 +208,10 @@ API result cuMemPoolSetAccess(struct pool *pool, const struct access_desc *descr
         if (access->location.type != LOCATION_DEVICE) continue;
         if (device_gpu(access->location.id) < 0) return INVALID_DEVICE;
         if (access->location.id == pool->device && access->flags != ACCESS_READWRITE) return INVALID_VALUE;
+    }
+    for (size_t i = 0; i < count; i++) {
+        const struct access_desc *access = &descriptions[i];
+        if (access->location.type != LOCATION_DEVICE) continue;
         set_bit(&pool->readable, access->location.id, access->flags & ACCESS_READ);
         set_bit(&pool->writable, access->location.id, access->flags == ACCESS_READWRITE);
     }

@@ -31,6 +31,8 @@ static bool make_room(void) {
 }
 
 struct range *range_add(struct range range) {
+    deviceptr end;
+    if (!size_add(range.begin, range.nbytes, &end) || store_step_fails("step.range")) return NULL;
     struct range *added = make_room() ? malloc(sizeof *added) : NULL;
     if (!added) return NULL;
     *added = range;
@@ -65,13 +67,17 @@ struct range *range_after(deviceptr address) {
 
 bool range_overlaps(deviceptr address, uint64_t nbytes) {
     size_t at = position(address);
-    return at < count && ranges[at]->begin < address + nbytes;
+    return at < count && ranges[at]->begin < size_sum(address, nbytes);
+}
+
+bool range_contains(const struct range *range, deviceptr address, uint64_t nbytes) {
+    return address >= range->begin && size_within(address - range->begin, nbytes, range->nbytes);
 }
 
 /* Mapped allocations may lie side by side, and one copy may cross from one to the next. */
 bool range_covers(deviceptr address, uint64_t nbytes) {
-    deviceptr end = address + nbytes;
-    if (end < address) return false;
+    deviceptr end;
+    if (!size_add(address, nbytes, &end)) return false;
     while (address < end) {
         struct range *range = range_at(address);
         if (!range || !range->accessible) return false;

@@ -1,6 +1,7 @@
 /* Memory shared with other processes: IPC handles, exported allocations, pools, dma-bufs. */
 #include "driver.h"
 
+#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -92,6 +93,7 @@ API result cuIpcOpenMemHandle_v2(deviceptr *address, struct opaque64 opaque, uns
     if (place_of(context->device) != handle.place) return INVALID_DEVICE;
     handle.data_file[sizeof handle.data_file - 1] = '\0';
     struct range *range = already_open(handle.object);
+    if (handle.begin * 512ull >= handle.pages * PAGE) return INVALID_VALUE;
     if (!range) failed = open_block(&handle, context, &range);
     if (failed) return failed;
     range->flags++; /* how often it is open */
@@ -133,12 +135,7 @@ API result cuMemExportToShareableHandle(void *shareable, uint64_t handle, int ty
     if (!shareable || !allocation || flags) return INVALID_VALUE;
     if (!(type & HANDLE_POSIX_FD)) return NOT_SUPPORTED;
     if (!(allocation->prop.handle_types & type)) return INVALID_VALUE;
-    result failed = block_share(allocation->block);
-    if (failed) return failed;
-    int fd = export_block(allocation->block, false, 0);
-    if (fd < 0) return result_from_errno(fd);
-    *(int *)shareable = fd;
-    return OK;
+    return block_export(allocation->block, false, 0, shareable);
 }
 
 /* The importer keeps the memory by itself: closing the passed descriptor does no harm. */
@@ -150,8 +147,13 @@ static result import(const struct store_export *header, uint64_t *handle) {
     if (prop.location.id < 0) return INVALID_DEVICE;
     result failed = block_import(header, prop.location.id, &block);
     if (failed) return failed;
-    *handle = (uint64_t)allocation_adopt(block, &prop);
-    return *handle ? OK : OUT_OF_MEMORY;
+    struct allocation *allocation = allocation_adopt(block, &prop);
+    if (!allocation) {
+        block_destroy(block);
+        return OUT_OF_MEMORY;
+    }
+    *handle = (uint64_t)allocation;
+    return OK;
 }
 
 API result cuMemImportFromShareableHandle(uint64_t *handle, void *shareable, int type) {
@@ -174,8 +176,8 @@ API result cuMemImportFromShareableHandle(uint64_t *handle, void *shareable, int
 struct exported_pointer {
     char magic[8];
     uint64_t object, data_offset, begin, nbytes;
-    uint32_t pages, gpu;
-    char data_file[16];
+    uint32_t pages, gpu, maker; /* the serial of the client in whose data file it lies */
+    uint32_t unused[3];
 };
 
 _Static_assert(sizeof(struct exported_pointer) == sizeof(struct opaque64), "an exported pointer has 64 bytes");
@@ -187,7 +189,7 @@ API result cuMemPoolExportToShareableHandle(void *shareable, struct pool *pool, 
     if (type != HANDLE_POSIX_FD || !(pool->props.handle_types & type)) return INVALID_VALUE;
     /* The descriptor names the pool and keeps no memory: object 0, no bytes. */
     struct block nothing = {.device = pool->device};
-    int fd = export_block(&nothing, false, 0);
+    int fd = export_file(&nothing, false, 0);
     if (fd < 0) return result_from_errno(fd);
     *(int *)shareable = fd;
     return OK;
@@ -222,9 +224,9 @@ API result cuMemPoolExportPointer(struct opaque64 *data, deviceptr address) {
                                        .begin = address - chunk->address,
                                        .nbytes = range->nbytes,
                                        .pages = (uint32_t)(chunk->nbytes / PAGE),
-                                       .gpu = (uint32_t)device_gpu(range->device)};
+                                       .gpu = (uint32_t)device_gpu(range->device),
+                                       .maker = chunk->block->client->holding.header->serial};
     memcpy(pointer.magic, POINTER_MAGIC, sizeof pointer.magic);
-    memcpy(pointer.data_file, chunk->block->data_file, sizeof pointer.data_file);
     memcpy(data, &pointer, sizeof pointer);
     return OK;
 }
@@ -241,10 +243,13 @@ static result open_chunk(struct pool *pool, const struct exported_pointer *point
                                 .nbytes = pointer->pages * PAGE,
                                 .data_offset = pointer->data_offset};
     struct block *block;
-    memcpy(from.data_file, pointer->data_file, sizeof pointer->data_file - 1);
+    snprintf(from.data_file, sizeof from.data_file, "nvidia%u.%u", pointer->gpu, pointer->maker);
     result failed = block_import(&from, pool->device, &block);
-    if (!failed) failed = block_map(block);
-    return failed ? failed : chunk_adopt(pool, block, opened);
+    if (failed) return failed;
+    failed = block_map(block);
+    if (!failed) failed = chunk_adopt(pool, block, opened);
+    if (failed) block_destroy(block);
+    return failed;
 }
 
 API result cuMemPoolImportPointer(deviceptr *address, struct pool *pool, const struct opaque64 *data) {
@@ -257,7 +262,10 @@ API result cuMemPoolImportPointer(deviceptr *address, struct pool *pool, const s
     if (device_gpu(pool->device) != (int)pointer.gpu) return INVALID_VALUE;
     struct chunk *chunk = chunk_of_object(pool, pointer.object);
     result failed = chunk ? OK : open_chunk(pool, &pointer, &chunk);
-    return failed ? failed : chunk_cut(chunk, pointer.begin, pointer.nbytes, address);
+    if (failed) return failed;
+    failed = chunk_cut(chunk, pointer.begin, pointer.nbytes, address);
+    if (failed && chunk->used == 0) chunk_destroy(chunk);
+    return failed;
 }
 
 /* ---- dma-buf: a descriptor that other drivers could map, which keeps the memory alive ---- */
@@ -265,7 +273,7 @@ API result cuMemPoolImportPointer(deviceptr *address, struct pool *pool, const s
 /* One block must hold the whole range; imported memory cannot be exported on. */
 static struct block *block_under(deviceptr address, uint64_t nbytes) {
     struct range *range = range_at(address);
-    if (!range || address + nbytes > round_up(range->begin + range->nbytes, 4096)) return NULL;
+    if (!range || !size_within(address - range->begin, nbytes, round_up(range->nbytes, 4096))) return NULL;
     struct block *block = range_block(range);
     return block && block->client ? block : NULL;
 }
@@ -279,10 +287,5 @@ API result cuMemGetHandleForAddressRange(void *handle, deviceptr address, size_t
     if (type != RANGE_HANDLE_DMABUF) return NOT_SUPPORTED;
     struct block *block = block_under(address, nbytes);
     if (!block) return INVALID_VALUE;
-    result failed = block_share(block);
-    if (failed) return failed;
-    int fd = export_block(block, true, nbytes);
-    if (fd < 0) return result_from_errno(fd);
-    *(int *)handle = fd;
-    return OK;
+    return block_export(block, true, nbytes, handle);
 }

@@ -154,16 +154,21 @@ static result start_worker(struct stream *stream) {
     if (stream->worker) return OK;
     pthread_attr_init(&attributes);
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    stream->worker = pthread_create(&thread, &attributes, work_until_empty, stream) == 0;
+    stream->worker =
+        !store_step_fails("step.thread") && pthread_create(&thread, &attributes, work_until_empty, stream) == 0;
     pthread_attr_destroy(&attributes);
     if (stream->worker) gate_count_work(+1);
     return stream->worker ? OK : OUT_OF_MEMORY;
 }
 
 static result enqueue(struct stream *stream, void (*run)(void *), const void *argument, size_t nbytes) {
-    struct work *work = malloc(sizeof *work + nbytes);
-    if (!work) return OUT_OF_MEMORY;
-    *work = (struct work){.run = run};
+    struct work *work = new_record(sizeof *work + nbytes);
+    /* The worker waits for the lock on the queues, so it finds the work that is added after its start. */
+    if (!work || start_worker(stream) != OK) {
+        free(work);
+        return OUT_OF_MEMORY;
+    }
+    work->run = run;
     memcpy(work->argument, argument, nbytes);
     if (stream->last)
         stream->last->next = work;
@@ -171,7 +176,7 @@ static result enqueue(struct stream *stream, void (*run)(void *), const void *ar
         stream->first = work;
     stream->last = work;
     stream->submitted++;
-    return start_worker(stream);
+    return OK;
 }
 
 /* The legacy default stream waits for every blocking stream of its context, and they for it. */
@@ -182,34 +187,31 @@ static bool ordered(const struct stream *stream, const struct stream *other) {
     return other->is_legacy && !(stream->flags & STREAM_NON_BLOCKING);
 }
 
-static void enqueue_implicit_waits(struct stream *stream) {
-    for (struct stream *other = handle_first(HANDLE_STREAM); other; other = handle_next(other)) {
+static result enqueue_implicit_waits(struct stream *stream) {
+    result failed = OK;
+    for (struct stream *other = handle_first(HANDLE_STREAM); other && !failed; other = handle_next(other)) {
         if (!ordered(stream, other)) continue;
         struct turn turn = {other, other->id, other->submitted};
-        enqueue(stream, wait_for_turn, &turn, sizeof turn);
+        failed = enqueue(stream, wait_for_turn, &turn, sizeof turn);
     }
-}
-
-/* State and queues are both locked here, in that order: workers are counted at the gate. */
-static bool must_queue(struct stream *stream, bool inline_allowed) {
-    enqueue_implicit_waits(stream);
-    return !inline_allowed || stream->completed != stream->submitted;
+    return failed;
 }
 
 result stream_submit(struct stream *stream, void (*run)(void *), const void *argument, size_t nbytes,
                      bool inline_allowed) {
-    result failed = OK;
+    /* State and queues are both locked, in that order: workers are counted at the gate. */
     state_lock();
     pthread_mutex_lock(&queues);
-    bool queued = must_queue(stream, inline_allowed);
-    if (queued)
-        failed = enqueue(stream, run, argument, nbytes);
-    else {
+    result failed = enqueue_implicit_waits(stream);
+    bool queued = !inline_allowed || stream->completed != stream->submitted;
+    if (!failed && queued) failed = enqueue(stream, run, argument, nbytes);
+    bool runs_here = !failed && !queued;
+    if (runs_here) {
         stream->submitted++;
         stream->busy = true;
     }
     state_unlock();
-    if (!queued) run_one(stream, run, (void *)argument);
+    if (runs_here) run_one(stream, run, (void *)argument);
     pthread_mutex_unlock(&queues);
     return failed;
 }

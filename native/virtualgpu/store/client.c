@@ -54,15 +54,18 @@ static int open_and_map(struct store_holding *holding) {
     holding->lock_fd = dev_create_locked(holding->name);
     if (holding->lock_fd < 0) return holding->lock_fd;
     if (ftruncate(holding->lock_fd, sizeof(struct store_client)) != 0) return -errno;
-    holding->data_fd = memory_open(holding->name, O_RDWR | O_CREAT | O_EXCL);
+    holding->data_fd =
+        store_step_fails("step.client_data") ? -EIO : memory_open(holding->name, O_RDWR | O_CREAT | O_EXCL);
     if (holding->data_fd < 0) return holding->data_fd;
-    holding->header = map_named(holding->name);
+    holding->header = store_step_fails("step.client_header") ? NULL : map_named(holding->name);
     return holding->header ? 0 : -ENOMEM;
 }
 
-static void forget(struct store_holding *holding) {
+void store_client_close(struct store_holding *holding) {
     if (holding->header) munmap(holding->header, sizeof *holding->header);
+    if (holding->data_fd >= 0) memory_remove(holding->name);
     if (holding->data_fd >= 0) close(holding->data_fd);
+    if (holding->lock_fd >= 0) dev_remove(holding->name);
     if (holding->lock_fd >= 0) close(holding->lock_fd);
     extents_clear(&holding->offsets);
     *holding = (struct store_holding){.lock_fd = -1, .data_fd = -1};
@@ -76,7 +79,7 @@ int store_client_open(struct store_holding *holding, uint32_t gpu, const struct 
     int error = open_and_map(holding);
     if (!error && !extents_give(&holding->offsets, 0, FILE_END)) error = -ENOMEM;
     if (error)
-        forget(holding);
+        store_client_close(holding);
     else
         introduce(holding->header, gpu, (uint32_t)serial, mig);
     return error;
@@ -136,7 +139,7 @@ static struct store_shared *find_slot(const struct store_client *client, uint64_
 int store_shared_add(struct store_client *client, struct store_shared slot) {
     uint32_t at = 0;
     while (at < client->shared_slots && client->shared[at].object) at++;
-    if (at == STORE_MAX_SHARED) return -ENOSPC;
+    if (at == STORE_MAX_SHARED || store_step_fails("step.slot")) return -ENOSPC;
     client->shared[at] = slot;
     if (at == client->shared_slots) client->shared_slots = at + 1;
     return 0;
@@ -157,6 +160,7 @@ bool store_shared_has(const struct store_client *client, uint64_t object) {
 
 static int write_header(int fd, const struct store_export *header, uint64_t file_nbytes) {
     struct store_export written = *header;
+    if (store_step_fails("step.export_header")) return -EIO;
     memcpy(written.magic, EXPORT_MAGIC, sizeof written.magic);
     if (pwrite(fd, &written, sizeof written, 0) != sizeof written) return -EIO;
     return file_nbytes > sizeof written && ftruncate(fd, (off_t)file_nbytes) != 0 ? -errno : 0;
@@ -171,6 +175,7 @@ int store_export_create(const struct store_export *header, uint64_t file_nbytes)
     if (fd < 0) return fd;
     int error = write_header(fd, header, file_nbytes);
     if (!error) return fd;
+    dev_remove(name);
     close(fd);
     return error;
 }

@@ -72,12 +72,26 @@ int memory_open(const char *name, int flags) {
     return open_at(path, flags);
 }
 
+void dev_remove(const char *name) {
+    char path[PATH_MAX];
+    if (dev_path(path, sizeof path, name) == 0) unlink(path);
+}
+
+void memory_remove(const char *name) {
+    char path[PATH_MAX];
+    if (memory_path(path, sizeof path, name) == 0) unlink(path);
+}
+
 int dev_create_locked(const char *name) {
     struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
     int fd = dev_open(name, O_RDWR | O_CREAT | O_EXCL);
     if (fd < 0) return fd;
-    if (fcntl(fd, F_OFD_SETLK, &whole) == 0) return fd;
+    if (store_step_fails("step.client_lock"))
+        errno = ENOLCK;
+    else if (fcntl(fd, F_OFD_SETLK, &whole) == 0)
+        return fd;
     int error = -errno;
+    dev_remove(name);
     close(fd);
     return error;
 }

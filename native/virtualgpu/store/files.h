@@ -18,8 +18,11 @@ int dev_open(const char *name, int flags);
 int memory_path(char *path, size_t size, const char *name);
 int memory_open(const char *name, int flags);
 
-/* Creates dev/<name>, which must not exist, and takes the lock that keeps it alive. */
+/* Creates dev/<name>, which must not exist, and takes the lock that keeps it alive. Nothing is left of a
+ * file that could not be locked. */
 int dev_create_locked(const char *name);
+void dev_remove(const char *name);
+void memory_remove(const char *name);
 /* Whether anybody's open file description still holds the file's lock. */
 bool dev_locked(int fd);
 

@@ -15,7 +15,7 @@
 
 static int open_once(struct store_footprint *footprint, const char *name) {
     if (footprint->fd_count == STORE_FOOTPRINT_MOST) return -ENOSPC;
-    int fd = dev_open(name, O_RDWR | O_CREAT);
+    int fd = store_step_fails("step.device_open") ? -EMFILE : dev_open(name, O_RDWR | O_CREAT);
     if (fd < 0) return fd;
     footprint->fds[footprint->fd_count++] = fd;
     return 0;
@@ -24,6 +24,7 @@ static int open_once(struct store_footprint *footprint, const char *name) {
 /* Not accessible: nothing lies behind it. All at offset 0, so that no two are merged into one. */
 static int map_once(struct store_footprint *footprint, const char *name, int fd) {
     if (footprint->mapping_count == STORE_FOOTPRINT_MOST) return -ENOSPC;
+    if (store_step_fails("step.device_map")) return -ENOMEM;
     void *mapping = mmap(NULL, MAPPED_NBYTES, PROT_NONE, MAP_SHARED, fd, 0);
     if (mapping == MAP_FAILED) return -errno;
     footprint->mappings[footprint->mapping_count++] = mapping;
@@ -65,6 +66,7 @@ void store_footprint_drop(struct store_footprint *footprint) {
 }
 
 int store_map_managed(void *address, uint64_t nbytes) {
+    if (nbytes > UVM_NBYTES || store_step_fails("step.managed_map")) return -ENOMEM;
     int fd = dev_open("nvidia-uvm", O_RDWR | O_CREAT), error = 0;
     if (fd < 0) return fd;
     const int flags = MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE;

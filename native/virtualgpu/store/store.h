@@ -15,6 +15,8 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#include "sizes.h"
+
 #define STORE_FOLDER_VARIABLE "VRAM_VIRTUAL_GPU"
 #define STORE_MAX_GPUS 64
 #define STORE_MAX_SHARED 4096
@@ -190,5 +192,9 @@ struct store_fault {
 /* Asks whether the call named *function* on *gpu* (-1: none) shall misbehave now. A hang
  * or a delay has already happened when this returns. */
 struct store_fault store_fault(const char *function, int gpu);
+
+/* Whether the internal step *step* ("step.range", "step.map") shall fail now: so that every step of a
+ * creation can be made the one that fails. Looks at the lines that the last store_fault has read. */
+bool store_step_fails(const char *step);
 
 #endif

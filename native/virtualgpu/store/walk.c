@@ -79,7 +79,7 @@ static uint32_t add_process(struct totals *totals, const struct store_client *cl
         .mps = client->mps,
         .pid_namespace = client->pid_namespace,
         .started_at = client->started_at,
-        .charged_bytes = client->context_bytes + client->private_bytes,
+        .charged_bytes = size_sum(client->context_bytes, client->private_bytes),
     };
     return (uint32_t)totals->process_count++;
 }
@@ -96,17 +96,18 @@ static void add_slot(struct totals *totals, const struct store_client *client, u
 }
 
 static void use(struct store_usage *usage, uint32_t instance, uint64_t nbytes) {
-    usage->used_bytes += nbytes;
-    if (instance < STORE_INSTANCE_IDS) usage->instance_used[instance] += nbytes;
+    usage->used_bytes = size_sum(usage->used_bytes, nbytes);
+    if (instance < STORE_INSTANCE_IDS)
+        usage->instance_used[instance] = size_sum(usage->instance_used[instance], nbytes);
 }
 
 static void add_client(struct totals *totals, const struct store_client *client) {
     if (client->state == STORE_CHECKPOINTED) return;
     uint32_t process = add_process(totals, client);
     struct store_usage *usage = &totals->usage[client->gpu];
-    use(usage, client->gpu_instance,
-        client->context_bytes + client->overhead_bytes + client->private_bytes + client->managed_bytes);
-    usage->bar1_used += client->bar1_bytes;
+    use(usage, client->gpu_instance, size_sum(client->context_bytes, client->overhead_bytes));
+    use(usage, client->gpu_instance, size_sum(client->private_bytes, client->managed_bytes));
+    usage->bar1_used = size_sum(usage->bar1_used, client->bar1_bytes);
     totals->initialised[client->gpu] = true;
     if (client->gpu_instance < STORE_INSTANCE_IDS)
         totals->instance_initialised[client->gpu][client->gpu_instance] = true;
@@ -187,12 +188,10 @@ static void charge_objects(struct totals *totals) {
         const struct claim *claim = &totals->claims[i];
         if (i > 0 && claim[-1].object == claim->object) continue;
         use(&totals->usage[claim->gpu], claim->instance, claim->nbytes);
-        if (claim->process != NOBODY) totals->processes[claim->process].charged_bytes += claim->nbytes;
+        if (claim->process == NOBODY) continue;
+        struct store_process *process = &totals->processes[claim->process];
+        process->charged_bytes = size_sum(process->charged_bytes, claim->nbytes);
     }
-}
-
-static uint64_t at_most(uint64_t nbytes, uint64_t most) {
-    return nbytes < most ? nbytes : most;
 }
 
 /* The first process on a GPU pays for all: with two, an H200 uses no more than with one.
@@ -212,13 +211,12 @@ static void complete(const struct totals *totals, struct store_usage *usage) {
     const struct store_config *config = store_config();
     for (int index = 0; index < config->gpus; index++) {
         const struct store_gpu *gpu = &config->gpu[index];
-        uint64_t usable = gpu->total_bytes - gpu->reserved_bytes;
         use_for_init(totals, index, &usage[index]);
-        usage[index].used_bytes += gpu->windows_bytes;
-        usage[index].free_bytes = usable - at_most(usage[index].used_bytes, usable);
+        use(&usage[index], STORE_NO_INSTANCE, gpu->windows_bytes);
+        usage[index].free_bytes = size_left(size_left(gpu->total_bytes, gpu->reserved_bytes), usage[index].used_bytes);
         /* All memory in use is seen through the window, as far as the window reaches. */
-        usage[index].bar1_used += gpu->bar1_base_bytes + usage[index].used_bytes;
-        usage[index].bar1_used = at_most(usage[index].bar1_used, gpu->bar1_bytes);
+        uint64_t seen = size_sum(size_sum(gpu->bar1_base_bytes, usage[index].used_bytes), usage[index].bar1_used);
+        usage[index].bar1_used = seen < gpu->bar1_bytes ? seen : gpu->bar1_bytes;
     }
 }
 
@@ -265,7 +263,7 @@ static void copy_processes(const struct totals *totals, struct store_process *pr
         if (!processes[i].pid && store_config()->gpu[processes[i].gpu].host_pids)
             processes[i].pid = processes[i].creator_pid;
     }
-    if (count) *count = (int)totals->process_count;
+    if (count) *count = totals->process_count < INT_MAX / 2 ? (int)totals->process_count : INT_MAX / 2;
 }
 
 static int walk(struct totals *totals) {
@@ -288,7 +286,7 @@ int store_walk(struct store_usage usage[STORE_MAX_GPUS], struct store_process *p
 static uint64_t free_of(const struct store_usage *usage, uint32_t gpu, uint32_t gpu_instance) {
     const struct store_mig *mig = store_instance(&store_config()->gpu[gpu], gpu_instance);
     if (!mig) return usage->free_bytes;
-    return mig->total_bytes - at_most(usage->instance_used[gpu_instance], mig->total_bytes);
+    return size_left(mig->total_bytes, usage->instance_used[gpu_instance]);
 }
 
 int store_free(uint32_t gpu, uint32_t gpu_instance, uint64_t *nbytes) {
@@ -300,11 +298,15 @@ int store_free(uint32_t gpu, uint32_t gpu_instance, uint64_t *nbytes) {
     return error;
 }
 
-bool store_object_kept(uint64_t object) {
+bool store_object_kept(uint64_t object, uint64_t *nbytes) {
     struct store_usage usage[STORE_MAX_GPUS] = {0};
     struct totals totals = {.usage = usage, .only = EVERY_GPU};
     bool kept = read_folder_admitted(&totals) != 0; /* not knowing, keep */
-    for (size_t i = 0; i < totals.claim_count && !kept; i++) kept = totals.claims[i].object == object;
+    if (nbytes) *nbytes = 0;
+    for (size_t i = 0; i < totals.claim_count && !kept; i++) {
+        kept = totals.claims[i].object == object;
+        if (kept && nbytes) *nbytes = totals.claims[i].nbytes;
+    }
     release(&totals);
     return kept;
 }
