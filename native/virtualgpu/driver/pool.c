@@ -151,9 +151,10 @@ static result find_place(struct pool *pool, uint64_t nbytes, struct chunk **chun
     if (take(pool, nbytes, chunk, offset)) return OK;
     result failed = chunk_create(pool, nbytes, chunk);
     if (failed == OUT_OF_MEMORY) {
-        /* Free chunks of the wrong size may be what stands in the way. */
+        /* Free chunks that are too small may use the memory that is missing. */
+        uint64_t reserved = pool->reserved;
         pool_trim(pool, 0);
-        failed = chunk_create(pool, nbytes, chunk);
+        if (pool->reserved < reserved) failed = chunk_create(pool, nbytes, chunk);
     }
     if (failed) return failed;
     *made = true;

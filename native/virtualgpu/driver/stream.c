@@ -179,6 +179,21 @@ static result enqueue(struct stream *stream, void (*run)(void *), const void *ar
     return OK;
 }
 
+/* Takes back what was queued behind *last*; all of it where that is NULL. */
+static void remove_behind(struct stream *stream, struct work *last) {
+    struct work *work = last ? last->next : stream->first;
+    if (last)
+        last->next = NULL;
+    else
+        stream->first = NULL;
+    stream->last = last;
+    for (struct work *next; work; work = next) {
+        next = work->next;
+        free(work);
+        stream->submitted--;
+    }
+}
+
 /* The legacy default stream waits for every blocking stream of its context, and they for it. */
 static bool ordered(const struct stream *stream, const struct stream *other) {
     if (stream == other || stream->handle.owner != other->handle.owner) return false;
@@ -202,9 +217,11 @@ result stream_submit(struct stream *stream, void (*run)(void *), const void *arg
     /* State and queues are both locked, in that order: workers are counted at the gate. */
     state_lock();
     pthread_mutex_lock(&queues);
+    struct work *last = stream->last;
     result failed = enqueue_implicit_waits(stream);
     bool queued = !inline_allowed || stream->completed != stream->submitted;
     if (!failed && queued) failed = enqueue(stream, run, argument, nbytes);
+    if (failed) remove_behind(stream, last);
     bool runs_here = !failed && !queued;
     if (runs_here) {
         stream->submitted++;
