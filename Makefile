@@ -14,7 +14,7 @@ SCENES := src/vram/virtualgpu/scenes
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help native demo test faults lint format types bench bench-here docs reference pictures matrix explore gpu clean
+.PHONY: help native demo test faults sanitize lint format types bench bench-here docs reference pictures matrix explore gpu clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -47,6 +47,9 @@ test: $(VENV)/ready-test native ## the whole suite; no GPU needed
 # VRAM_PID_REUSES and VRAM_KILLS make its longest rows as long as the promise is: 10000 and 1000.
 faults: $(VENV)/ready-test native ## every row of the fault table, and its page docs/reference/faults.md
 	@$(RUN)/python -m pytest -q -n $(WORKERS) -m fault --faults-page=docs/reference/faults.md $(ARGS)
+
+sanitize: $(VENV)/ready-test ## the C libraries under ASan and UBSan, driven by their tests
+	@$(RUN)/python tools/sanitize.py -n $(WORKERS) $(ARGS)
 
 lint: $(VENV)/ready-lint ## ruff, import contracts, C format and warnings, generated pages up to date
 	@$(RUN)/ruff check --quiet $(PYTHON_FOLDERS)

@@ -25,6 +25,8 @@ from vram.host.local.procfs import started_at
 from vram.host.local.python_scan import PythonScan
 from vram.host.ports import Holding
 
+pytestmark = pytest.mark.native
+
 HOLD = "import os, sys; [os.open(path, os.O_RDWR) for path in sys.argv[1:]]; print(flush=True); input()"
 CHURN = "import os\nprint(flush=True)\nwhile True:\n pid = os.fork() or os._exit(0)\n os.waitpid(pid, 0)"
 

@@ -17,6 +17,8 @@ from vram.host.local.python_scan import PythonScan
 from vram.host.ports import FileScan
 from vram.units import MIB
 
+pytestmark = pytest.mark.native
+
 CHARACTER_DEVICE, PLAIN_FILE = 0o020666, 0o100644
 
 

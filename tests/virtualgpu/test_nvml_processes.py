@@ -12,6 +12,8 @@ from tests.virtualgpu.conftest import HOLDER, PREAMBLE, Hold, ask
 from vram.units import GIB, MIB
 from vram.virtualgpu import VirtualGpu
 
+pytestmark = pytest.mark.native
+
 CONTEXT = 518 * MIB
 INSUFFICIENT_SIZE, VERSION_MISMATCH, NOT_FOUND = 7, 25, 6
 

@@ -21,6 +21,8 @@ from vram.host.local.native_scan import NativeScan
 from vram.units import MIB
 from vram.virtualgpu import VirtualGpu
 
+pytestmark = pytest.mark.native
+
 OK, INVALID_VALUE, OUT_OF_MEMORY, NO_DEVICE, NOT_SUPPORTED = 0, 1, 2, 100, 801
 
 # What a row may use: see SETUP. Each is one call, by its name and its arguments.
