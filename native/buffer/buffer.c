@@ -11,7 +11,7 @@
 
 /* ---- allocate and free ----
  *
- * The driver gives every allocation a number and never uses it again. Asked before a free, it tells
+ * The driver gives every allocation a number and never uses it again. Read before a free, it shows
  * whether the memory at an address is still the allocation that was made: after a reset of its context,
  * or a free by somebody else, another allocation may have the same address.
  */

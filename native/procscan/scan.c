@@ -18,10 +18,10 @@ static uint64_t now_ns(void) {
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-static void go_over(struct worker *worker) {
+static void take_turns(struct worker *worker) {
     struct walk *walk = worker->walk;
-    /* Whoever hangs takes its turn's other processes along. */
-    size_t turn = walk->informed ? 1 : PROCESSES_PER_TURN;
+    /* A thread that hangs loses the other processes of its turn. */
+    size_t turn = walk->info_prefixes ? 1 : PROCESSES_PER_TURN;
     for (;;) {
         size_t first = atomic_fetch_add(&walk->next, turn);
         if (first >= walk->count || worker->exhausted || walk->full) return;
@@ -30,7 +30,7 @@ static void go_over(struct worker *worker) {
                 walk->late = true;
                 return;
             }
-            visit(worker, walk->pids[at]);
+            scan_process(worker, walk->pids[at]);
         }
     }
 }
@@ -46,7 +46,7 @@ static void leave(struct walk *walk) {
     }
     close(walk->proc);
     free(walk->prefixes);
-    free(walk->informed);
+    free(walk->info_prefixes);
     free(walk->pids);
     pthread_mutex_destroy(&walk->lock);
     pthread_cond_destroy(&walk->left);
@@ -56,7 +56,7 @@ static void leave(struct walk *walk) {
 static void *work(void *argument) {
     struct worker *worker = argument;
     struct walk *walk = worker->walk;
-    go_over(worker);
+    take_turns(worker);
     pthread_mutex_lock(&walk->lock);
     walk->busy--;
     pthread_cond_signal(&walk->left);
@@ -125,7 +125,7 @@ static void wait_for_workers(struct walk *walk) {
     struct timespec until = {(time_t)(end / 1000000000u), (long)(end % 1000000000u)};
     pthread_mutex_lock(&walk->lock);
     while (walk->busy) {
-        if (!walk->informed)
+        if (!walk->info_prefixes)
             pthread_cond_wait(&walk->left, &walk->lock);
         else if (pthread_cond_timedwait(&walk->left, &walk->lock, &until) == ETIMEDOUT)
             break;
@@ -155,9 +155,9 @@ static int collect(struct walk *walk, struct vramscan_result *result) {
 
 static int run(struct walk *walk, struct vramscan_result *result) {
     unsigned wanted = threads_for(walk->count);
-    /* Of threads that may hang a second one is needed even for few processes: it does the rest. */
-    if (walk->informed && wanted < 2) wanted = 2;
-    unsigned first = walk->informed ? 0 : 1;
+    /* Where a thread may hang, a second one does the rest, even for few processes. */
+    if (walk->info_prefixes && wanted < 2) wanted = 2;
+    unsigned first = walk->info_prefixes ? 0 : 1;
     walk->threads = first;
     walk->workers[0].walk = walk;
     while (walk->threads < wanted) {
@@ -166,7 +166,7 @@ static int run(struct walk *walk, struct vramscan_result *result) {
         walk->threads++;
     }
     if (first || !walk->threads) {
-        go_over(&walk->workers[0]);
+        take_turns(&walk->workers[0]);
         walk->threads += !walk->threads;
     }
     wait_for_workers(walk);
@@ -182,7 +182,7 @@ static char *copied(const char *texts) {
     return copy ? memcpy(copy, texts, nbytes) : NULL;
 }
 
-static struct walk *prepared(int folder, const char *prefixes, const char *informed, uint64_t deadline_ns) {
+static struct walk *prepared(int folder, const char *prefixes, const char *info_prefixes, uint64_t deadline_ns) {
     struct walk *walk = calloc(1, sizeof *walk);
     if (!walk) {
         close(folder);
@@ -199,8 +199,8 @@ static struct walk *prepared(int folder, const char *prefixes, const char *infor
     walk->deadline_ns = deadline_ns;
     walk->users = 1;
     walk->prefixes = copied(prefixes);
-    walk->informed = informed ? copied(informed) : NULL;
-    if (walk->prefixes && (!informed || walk->informed)) return walk;
+    walk->info_prefixes = info_prefixes ? copied(info_prefixes) : NULL;
+    if (walk->prefixes && (!info_prefixes || walk->info_prefixes)) return walk;
     leave(walk);
     return NULL;
 }
@@ -220,12 +220,13 @@ static int choose(struct walk *walk, const char *proc, const int32_t *pids, uint
     return error;
 }
 
-int vramscan_scan(const char *proc, const char *prefixes, const char *informed, const int32_t *pids, uint64_t count,
-                  uint64_t deadline_ns, const struct vramscan_limits *limits, struct vramscan_result *result) {
+int vramscan_scan(const char *proc, const char *prefixes, const char *info_prefixes, const int32_t *pids,
+                  uint64_t count, uint64_t deadline_ns, const struct vramscan_limits *limits,
+                  struct vramscan_result *result) {
     memset(result, 0, sizeof *result);
     int folder = open(proc, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (folder < 0) return -errno;
-    struct walk *walk = prepared(folder, prefixes, informed, deadline_ns);
+    struct walk *walk = prepared(folder, prefixes, info_prefixes, deadline_ns);
     if (!walk) return -ENOMEM;
     walk->limits = *limits;
     int error = choose(walk, proc, pids, count);

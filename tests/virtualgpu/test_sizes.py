@@ -17,7 +17,7 @@ import pytest
 
 from tests.virtualgpu.conftest import Hold, ask
 from tests.virtualgpu.programs import result, running
-from vram.host.local.native_scan import NativeScan
+from vram.host.local.proc_scan import NativeScan
 from vram.units import MIB
 from vram.virtualgpu import VirtualGpu
 

@@ -122,7 +122,7 @@ static bool has_bytes(int data_fd, const struct store_export *from) {
     return size_within(from->data_offset, from->nbytes, (uint64_t)file.st_size);
 }
 
-/* Only what still lives can be opened, and it must stay alive while we write our claim. */
+/* Inside admission, so that the object stays alive until this process's claim is written. */
 static result claim_import(const struct store_export *from, int device) {
     struct store_shared slot = {from->object, from->nbytes, .imported = 1, .maker = store_maker(from)};
     uint64_t nbytes;

@@ -46,7 +46,7 @@ result clients_open(void) {
         error = open_client(&clients[device], (uint32_t)device_gpu(device), device_mig(device));
     if (error) close_clients();
     store_leave();
-    /* Calls that run now were counted before a client could show it. */
+    /* Calls that run now were counted before there was a client to write the count to. */
     gate_count_work(0);
     return result_from_errno(error);
 }

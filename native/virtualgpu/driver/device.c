@@ -7,12 +7,12 @@
 #include <string.h>
 
 /* A GPU, or one MIG device of it. */
-struct seen {
+struct visible {
     int gpu;
     const struct store_mig *mig;
 };
 
-static struct seen visible[STORE_MAX_GPUS];
+static struct visible visible[STORE_MAX_GPUS];
 static int visible_count;
 static pthread_once_t chosen = PTHREAD_ONCE_INIT;
 
@@ -42,12 +42,12 @@ static const struct store_mig *mig_named(const char *name, int *gpu) {
     return NULL;
 }
 
-/* A divided GPU stands for its first MIG device; without one there is nothing to see. */
+/* Of a divided GPU its first MIG device is visible; without one, nothing is. */
 static bool add_gpu(int gpu) {
     const struct store_gpu *config = &store_config()->gpu[gpu];
     if (config->mig_enabled && !config->mig_devices) return false;
     if (visible_count == STORE_MAX_GPUS) return false;
-    visible[visible_count++] = (struct seen){gpu, config->mig_enabled ? &config->mig[0] : NULL};
+    visible[visible_count++] = (struct visible){gpu, config->mig_enabled ? &config->mig[0] : NULL};
     return true;
 }
 
@@ -58,7 +58,7 @@ static bool add_named(const char *name) {
         gpu = gpu_named(name);
         return gpu >= 0 && add_gpu(gpu);
     }
-    visible[visible_count++] = (struct seen){gpu, mig};
+    visible[visible_count++] = (struct visible){gpu, mig};
     return visible_count < STORE_MAX_GPUS;
 }
 

@@ -12,7 +12,7 @@
 
 #include <stdlib.h>
 
-#define PAGE (2ull << 20) /* device memory moves in steps of 2 MiB */
+#define PAGE (2ull << 20) /* device memory is allocated in multiples of 2 MiB */
 
 /* For sizes that were checked before: of an allocation that exists. Others take size_round_up. */
 static inline uint64_t round_up(uint64_t value, uint64_t step) {
@@ -34,7 +34,7 @@ struct gate {
 
 enum { GATE_COUNTED = 1, GATE_FREE = 0 };
 
-/* Refuses before cuInit and in forked children, misbehaves on request, and, for counted
+/* Refuses before cuInit and in forked children, fails on request, and, for counted
  * calls, waits while a checkpoint has the process locked. */
 struct gate gate_enter(const char *function, int device, int counted);
 void gate_leave(struct gate *gate);
@@ -77,7 +77,7 @@ struct handle {
     struct handle *next;
 };
 
-/* Memory of dropped handles is kept for the next of its kind, so a stale one can be told. Locked. */
+/* Memory of dropped handles is reused for the same kind only, so that a stale handle is recognised. Locked. */
 void *handle_take(enum handle_kind kind, size_t size, struct context *owner);
 void handle_drop(void *handle);
 /* Invalid from now on, but its memory is never used again: queued work still points to it. */
@@ -206,7 +206,7 @@ struct context {
 struct context *context_current(void);
 /* The sticky error that keeps this thread from calling *function*, or OK. */
 result context_broken(const char *function);
-/* What cuDevicePrimaryCtxRetain and Release do, for whoever keeps a primary context alive. Not locked. */
+/* What cuDevicePrimaryCtxRetain and Release do. Not locked. */
 result primary_retain(struct context **context, int device);
 result primary_release(int device);
 /* The thread's live context, or the error to return. Locked. */
@@ -215,7 +215,7 @@ result context_check(struct context *context);
 void contexts_wait_idle(struct context *context); /* not locked */
 uint64_t next_id(void);
 
-/* ---- the families that a dying context asks to let go. Locked ---- */
+/* ---- what each kind of memory frees when its context ends. Locked ---- */
 
 void plain_free_context(struct context *context);
 void managed_free_context(struct context *context);
@@ -272,7 +272,7 @@ void pool_destroy(struct pool *pool);
 result pool_allocate(struct pool *pool, uint64_t nbytes, deviceptr *address);
 result pool_free(struct range *range);
 void pool_trim(struct pool *pool, uint64_t keep_nbytes);
-/* A synchronisation: free memory above each pool's threshold goes back. Locked. */
+/* At a synchronisation: releases free memory above each pool's threshold. Locked. */
 void pools_synchronized(int device);
 
 struct chunk {

@@ -1,4 +1,4 @@
-/* Names and sentences for error numbers. */
+/* Names and texts of error numbers. */
 #include "driver.h"
 
 struct error {

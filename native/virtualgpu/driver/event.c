@@ -37,7 +37,7 @@ static void counters_path(char path[PATH_MAX], uint64_t number) {
     snprintf(path, PATH_MAX, "%s/dev/event.%llu", store_folder(), (unsigned long long)number);
 }
 
-/* Who has it open keeps its mapping; nobody else can open it any more. */
+/* Processes that have it mapped keep their mapping; nobody can open it any more. */
 static void remove_counters(uint64_t number) {
     char path[PATH_MAX];
     counters_path(path, number);
@@ -100,7 +100,7 @@ static bool is_done(const struct mark *mark) {
 
 static void run_record(void *argument) {
     const struct mark *mark = argument;
-    /* Recorded again on a faster stream, the later record stands. */
+    /* A later record on a faster stream has finished before: it counts. */
     if (is_done(mark)) return;
     mark->event->done_at_ns = now_ns();
     mark->counters->done = mark->number;
@@ -132,7 +132,7 @@ static result record(struct event *event, void *handle) {
     if (failed) return failed;
     mark.number = ++event->counters->recorded;
     failed = stream_submit_on(handle, run_record, &mark, sizeof mark);
-    /* Nothing will ever finish this record: unless another one came meanwhile, it did not happen. */
+    /* Nothing will finish this record: it is taken back, unless another one came meanwhile. */
     uint32_t number = mark.number;
     if (failed) atomic_compare_exchange_strong(&event->counters->recorded, &number, number - 1);
     return failed;

@@ -85,7 +85,7 @@ API result cuCtxPopCurrent(struct context **context) {
     return cuCtxPopCurrent_v2(context);
 }
 
-/* Usage counts of contexts: long deprecated, and a context has just one owner. */
+/* Usage counts of contexts are long deprecated. */
 API result cuCtxAttach(struct context **context, unsigned flags) {
     GATE();
     (void)context;

@@ -45,7 +45,7 @@ void gate_count_work(int change) {
         struct client *client = client_of(device);
         if (!client) continue;
         client->holding.header->calls_inside = inside;
-        /* A locker writes the state before it looks at the count, so who counts sees it. */
+        /* The process that locks writes the state before it reads the count, so a call that counts itself sees it. */
         if (inside == 0 && client->holding.header->state != STORE_RUNNING) wake(&client->holding.header->calls_inside);
     }
 }
@@ -60,12 +60,12 @@ static struct store_client *held_client(void) {
 }
 
 static void wait_for_change(struct store_client *held, uint32_t state) {
-    /* A deadline, because the header may be unmapped by then: the kernel says so at once. */
+    /* With a time limit, because the header may be unmapped by then: the kernel reports that at once. */
     struct timespec patience = {.tv_nsec = 100 * 1000 * 1000};
     syscall(SYS_futex, &held->state, FUTEX_WAIT, state, &patience, NULL, 0);
 }
 
-/* Counts itself in, then looks: a locker writes the state, then looks at the count. */
+/* Counts this call, then reads the state; a process that locks writes the state, then reads the count. */
 static result pass(void) {
     for (;;) {
         state_lock();

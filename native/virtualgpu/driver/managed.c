@@ -1,4 +1,4 @@
-/* Managed memory: lies with the host until a device touches it, then pages of it count there. */
+/* Managed memory: on the host until a device touches it, then its pages count on the device. */
 #define _GNU_SOURCE
 #include "driver.h"
 
@@ -83,7 +83,7 @@ static uint64_t nbytes_of(struct stretch stretch) {
     return (uint64_t)(stretch.end - stretch.begin) * PAGE;
 }
 
-/* All or nothing; each GPU is told once, because telling it means a walk of the folder. */
+/* All or nothing. Each GPU's count changes once, because each change reads the whole folder. */
 static result move(struct stretch stretch, int device) {
     uint64_t arriving = nbytes_of(stretch) - nbytes_at(stretch, device);
     result failed = device >= 0 && arriving ? client_use_managed(device, (int64_t)arriving) : OK;

@@ -1,4 +1,4 @@
-/* Plain device memory: zeroed when given, returned when freed, small ones packed in 2 MiB. */
+/* Plain device memory: zeroed when allocated; small allocations share slabs of 2 MiB. */
 #include "driver.h"
 
 #include <stdlib.h>
@@ -78,7 +78,7 @@ static result allocate(uint64_t nbytes, deviceptr *address) {
     if (!failed) failed = find_place(context, whole, &slab, &offset);
     if (failed) return failed;
     deviceptr begin = slab->block->address + offset;
-    /* Pages of its own are zero already; a shared slab may hold a freed neighbour's bytes. */
+    /* Pages of its own are zero already; a shared slab may have bytes of a freed allocation. */
     if (is_small(nbytes)) memset((void *)begin, 0, whole);
     struct range range = {.begin = begin,
                           .nbytes = nbytes,
@@ -119,8 +119,7 @@ API result cuMemAllocPitch_v2(deviceptr *address, size_t *pitch, size_t width, s
     GATE();
     if (!pitch || !width || !height || (element != 4 && element != 8 && element != 16)) return INVALID_VALUE;
     uint64_t row, nbytes;
-    /* More than any number can say is more than any GPU has: the answer that the real driver gives to sizes
-     * that do not fit. */
+    /* Real drivers answer OUT_OF_MEMORY to sizes that do not fit, and 2^64 bytes fit nowhere. */
     if (!size_round_up(width, UNIT, &row) || !size_multiply(row, height, &nbytes)) return OUT_OF_MEMORY;
     result failed = allocate(nbytes, address);
     if (!failed) *pitch = row;

@@ -144,7 +144,7 @@ static bool exceeds_limit(const struct pool *pool, uint64_t nbytes) {
     return pool->device >= 0 && nbytes > device_config(pool->device)->total_bytes;
 }
 
-/* *made* tells whether the chunk was created for this. */
+/* Sets *made* where the chunk was created for this. */
 static result find_place(struct pool *pool, uint64_t nbytes, struct chunk **chunk, uint64_t *offset, bool *made) {
     *made = false;
     if (exceeds_limit(pool, nbytes)) return OUT_OF_MEMORY;

@@ -172,7 +172,7 @@ API result cuMemPoolGetAttribute(struct pool *pool, int attribute, void *value) 
 
 static result set_number(struct pool *pool, int attribute, uint64_t value) {
     if (attribute == THRESHOLD) pool->threshold = value;
-    /* A high-water mark can only be set back, to where the level is now. */
+    /* A high-water mark can only be reset, to the present value. */
     else if (attribute == RESERVED_HIGH && value == 0)
         pool->reserved_high = pool->reserved;
     else if (attribute == USED_HIGH && value == 0)

@@ -149,7 +149,7 @@ static uint64_t mapping_size(const struct range *range) {
     return block && block->address ? block->nbytes : range->nbytes;
 }
 
-/* Every write_attribute as a number; its width is the attribute's. */
+/* Every attribute as a number; width_of has its size. */
 static uint64_t value_of(const struct range *range, enum attribute attribute, deviceptr address) {
     switch (attribute) {
     case CONTEXT: return (uint64_t)range->context;

@@ -9,7 +9,7 @@
 
 #define IPC_MAGIC "VRAMIPC1"
 
-/* What lies in the 64 opaque bytes. */
+/* The 64 opaque bytes of an IPC handle. */
 struct ipc_handle {
     char magic[8];
     uint32_t place, pid; /* which GPU and which GPU instance of it */
@@ -172,7 +172,7 @@ API result cuMemImportFromShareableHandle(uint64_t *handle, void *shareable, int
 
 #define POINTER_MAGIC "VRAMPTR1"
 
-/* What lies in the 64 opaque bytes of an exported pointer. */
+/* The 64 opaque bytes of an exported pointer. */
 struct exported_pointer {
     char magic[8];
     uint64_t object, data_offset, begin, nbytes;
@@ -270,7 +270,7 @@ API result cuMemPoolImportPointer(deviceptr *address, struct pool *pool, const s
 
 /* ---- dma-buf: a descriptor that other drivers could map, which keeps the memory alive ---- */
 
-/* One block must hold the whole range; imported memory cannot be exported on. */
+/* The whole range must be in one block; imported memory cannot be exported again. */
 static struct block *block_under(deviceptr address, uint64_t nbytes) {
     struct range *range = range_at(address);
     if (!range || !size_within(address - range->begin, nbytes, round_up(range->nbytes, 4096))) return NULL;

@@ -23,7 +23,7 @@ static pthread_mutex_t queues = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t progress = PTHREAD_COND_INITIALIZER;
 
 struct stream *stream_create(struct context *context, unsigned flags, int priority) {
-    /* A handle used again: whoever still waits for its former stream must see the change whole. */
+    /* The handle may be reused: a thread that waits for its former stream must not see half of the change. */
     pthread_mutex_lock(&queues);
     struct stream *stream = handle_take(HANDLE_STREAM, sizeof *stream, context);
     if (stream) {

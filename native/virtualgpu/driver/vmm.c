@@ -1,4 +1,4 @@
-/* Virtual memory management: addresses and memory taken apart and put together. */
+/* Virtual memory management: reserved addresses, physical memory, and mappings of one to the other. */
 #define _GNU_SOURCE
 #include "driver.h"
 

@@ -89,8 +89,7 @@ EXPORT int nvmlDeviceGetRetiredPages_v2(struct nvml_device *device, unsigned cau
                                         unsigned long long *addresses, unsigned long long *times) {
     ENTER(device, count);
     int status = list_pages(&call, cause, count, addresses);
-    for (unsigned i = 0; status == NVML_SUCCESS && times && i < *count; i++)
-        times[i] = 0; /* nobody was there to note when */
+    for (unsigned i = 0; status == NVML_SUCCESS && times && i < *count; i++) times[i] = 0; /* when is not known */
     return status;
 }
 

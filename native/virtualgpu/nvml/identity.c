@@ -166,7 +166,7 @@ EXPORT int nvmlDeviceGetCount(unsigned *count) {
     return NVML_SUCCESS;
 }
 
-/* A lost GPU fails while its handle is asked for, so the fault is asked with its number. */
+/* For a lost GPU, getting the handle already fails: the fault is looked up by the GPU's number. */
 static int handle_at(const char *function, int index, struct nvml_device **device, int missing) {
     *device = nvml_device_at(index);
     return *device ? nvml_enter_device(function, *device, device).status : missing;

@@ -14,17 +14,17 @@ static int failure(struct store_fault fault) {
 }
 
 /* The first user opens, the last one closes: 3 descriptors of each GPU, none of them mapped. */
-static void disappear(void) {
+static void close_files(void) {
     for (int index = 0; index < store_config()->gpus; index++) store_footprint_drop(&gpu_files[index]);
     store_footprint_drop(&control_files);
 }
 
-static int appear(void) {
+static int open_files(void) {
     int error = store_footprint_add(&control_files, "nvidiactl", 1, 0);
     if (!error) error = store_footprint_add(&control_files, "nvidia-uvm", 2, 0);
     for (int index = 0; index < store_config()->gpus && !error; index++)
         error = store_footprint_add_gpu(&gpu_files[index], (unsigned)index, 3, 0);
-    if (error) disappear();
+    if (error) close_files();
     return error ? NVML_UNKNOWN : NVML_SUCCESS;
 }
 
@@ -38,7 +38,7 @@ static void name_devices(void) {
 
 static int add_user(void) {
     pthread_mutex_lock(&lock);
-    int status = users ? NVML_SUCCESS : appear();
+    int status = users ? NVML_SUCCESS : open_files();
     users += status == NVML_SUCCESS;
     name_devices();
     pthread_mutex_unlock(&lock);
@@ -71,7 +71,7 @@ EXPORT int nvmlShutdown(void) {
     pthread_mutex_lock(&lock);
     status = users ? NVML_SUCCESS : NVML_UNINITIALIZED;
     users -= users ? 1 : 0;
-    if (status == NVML_SUCCESS && users == 0) disappear();
+    if (status == NVML_SUCCESS && users == 0) close_files();
     pthread_mutex_unlock(&lock);
     return status;
 }
@@ -182,7 +182,7 @@ static const char *const words[] = {
     [30] = "Reset Type Not Supported",
 };
 
-/* Answers before init and under every fault: it is how the others' failures are told. */
+/* Works before init and under every fault: programs need it to report the failure of other calls. */
 EXPORT const char *nvmlErrorString(int result) {
     int known = (int)(sizeof words / sizeof *words);
     return result >= 0 && result < known ? words[result] : "Unknown Error";

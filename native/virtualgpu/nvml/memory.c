@@ -1,4 +1,4 @@
-/* A GPU's memory: version 1 counts what the driver reserves as used, version 2 tells it apart. */
+/* A GPU's memory: version 1 counts reserved memory as used, version 2 reports it separately. */
 #include "nvml.h"
 
 struct memory {

@@ -1,4 +1,4 @@
-/* What every entry point of the virtual libnvidia-ml shares: numbers, handles, the way in.
+/* What every function of the virtual libnvidia-ml uses: error numbers, handles, the first checks.
  *
  * The values are the public interface's; the words are ours, and no foreign header is used.
  */
@@ -35,7 +35,7 @@ struct nvml_device {
     int index, mig;
 };
 
-/* One call on its way in. Unless status is NVML_SUCCESS, the call returns it and is over. */
+/* What a call needs. Unless status is NVML_SUCCESS, the call returns it at once. */
 struct nvml_call {
     int status;
     bool sentinel; /* a fault asks for "not available" where a number would be */
@@ -58,7 +58,7 @@ int nvml_index_of(const void *device);
 
 bool nvml_is_initialized(void);
 
-/* Copies text out, or says that the caller's buffer is too small. */
+/* Copies text to the caller, or reports that its buffer is too small. */
 int nvml_copy(char *buffer, unsigned length, const char *text);
 
 #define ENTER_SYSTEM(output) \
@@ -73,7 +73,7 @@ int nvml_copy(char *buffer, unsigned length, const char *text);
     struct nvml_call call = nvml_enter_any_device(__func__, (device), (output)); \
     if (call.status != NVML_SUCCESS) return call.status
 
-/* Under MIG the GPU as a whole answers for its memory and processes only to the privileged. */
+/* Under MIG, memory and processes of the whole GPU are shown to privileged users only. */
 #define REFUSE_RESTRICTED() \
     if (!call.mig && call.gpu->mig_enabled && call.gpu->mig_restricted) return NVML_NO_PERMISSION
 

@@ -1,4 +1,4 @@
-/* Who holds memory, as the driver's lists tell: by the pid that made the context.
+/* Who holds memory, as the driver lists it: by the pid that made the context.
  *
  * That pid stays listed while anything keeps its files open, a forked child for instance,
  * also after the process itself is dead. A process of a PID namespace that the reader cannot
@@ -60,7 +60,7 @@ static bool is_meant(const struct store_process *process, const struct nvml_call
 }
 
 /* The processes of one device that the reader may see. The caller frees entries, always. A
- * client of MPS is in two lists, as nvidia-smi's "M+C" tells. */
+ * client of MPS is in two lists, as nvidia-smi's "M+C" shows. */
 static int list(const struct nvml_call *call, int mode, struct listing *listing) {
     int count;
     *listing = (struct listing){0};
@@ -71,7 +71,7 @@ static int list(const struct nvml_call *call, int mode, struct listing *listing)
 }
 
 static unsigned long long used_by(const struct store_process *process, const struct nvml_call *call) {
-    /* Windows' driver model manages memory itself: the library lists who, and knows no sizes. */
+    /* Under Windows' driver model the library lists processes but knows no sizes. */
     return call->sentinel || store_config()->wddm ? NOT_AVAILABLE_64 : process->charged_bytes;
 }
 
@@ -149,7 +149,7 @@ EXPORT int nvmlDeviceGetRunningProcessDetailList(struct nvml_device *device, str
     return details->mode > MODE_MPS ? NVML_INVALID_ARGUMENT : fill_details(&call, details);
 }
 
-/* No kernel ever runs, so there is never a sample. The real library says so in these words. */
+/* No kernel ever runs, so there is never a sample. The real library returns the same code then. */
 EXPORT int nvmlDeviceGetProcessUtilization(struct nvml_device *device, void *samples, unsigned *count,
                                            unsigned long long last_seen) {
     (void)samples, (void)last_seen;

@@ -86,7 +86,7 @@ EXPORT int nvmlDeviceGetTopologyCommonAncestor(struct nvml_device *device, struc
     return NVML_SUCCESS;
 }
 
-/* Hands out every GPU but *left_out* as far as there is room, and tells how many there are. */
+/* Writes every GPU but *left_out*, as far as there is room, and how many there are. */
 static int hand_out(int left_out, unsigned *count, struct nvml_device **devices) {
     unsigned room = *count;
     *count = 0;

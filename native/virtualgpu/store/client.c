@@ -22,13 +22,13 @@ static struct store_client *map_header(int fd) {
     return header == MAP_FAILED ? NULL : header;
 }
 
-/* Nothing is asked of an MPS server here: a process says by its environment that it is a client. */
+/* There is no MPS server to ask: the environment says whether a process is a client. */
 static bool is_mps_client(void) {
     const char *part = getenv("VRAM_VIRTUAL_MPS");
     return part && strcmp(part, "client") == 0;
 }
 
-static void introduce(struct store_client *header, uint32_t gpu, uint32_t serial, const struct store_mig *mig) {
+static void fill_header(struct store_client *header, uint32_t gpu, uint32_t serial, const struct store_mig *mig) {
     memcpy(header->magic, CLIENT_MAGIC, sizeof header->magic);
     header->gpu = gpu;
     header->serial = serial;
@@ -81,7 +81,7 @@ int store_client_open(struct store_holding *holding, uint32_t gpu, const struct 
     if (error)
         store_client_close(holding);
     else
-        introduce(holding->header, gpu, (uint32_t)serial, mig);
+        fill_header(holding->header, gpu, (uint32_t)serial, mig);
     return error;
 }
 

@@ -32,7 +32,7 @@
 
 static struct store_config config;
 static char folder[PATH_MAX - 64];
-static bool broken; /* a line cannot be read as what it says */
+static bool broken; /* a value is out of its range */
 static _Atomic bool loaded;
 static pthread_mutex_t loading = PTHREAD_MUTEX_INITIALIZER;
 
@@ -173,7 +173,7 @@ static void read_line(char *line) {
     if (line[0] != '#' && sscanf(line, " %63[^= \t] = %127[^\n]", key, value) == 2) set(key, value);
 }
 
-/* Made of the numbers of GPU and instance: the same in every process, and no two alike. */
+/* From the numbers of GPU and instance: the same in every process, and unique. */
 static void name_mig_devices(void) {
     for (int index = 0; index < config.gpus; index++)
         for (int at = 0; at < config.gpu[index].mig_devices; at++) {

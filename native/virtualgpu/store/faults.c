@@ -8,7 +8,7 @@
  * counted per process and per line, anew when the file changes. `slow` waits and then
  * goes on, alone or before an error; `hang` never returns. `sentinel` asks for the value
  * that means "not available". `halfway` lets a checkpoint or restore begin and then fail.
- * `value` is what cuCheckpointProcessGetState tells as the state of any process.
+ * `value` is what cuCheckpointProcessGetState returns as the state of any process.
  * `sticky` breaks the calling thread's context: this call and all later ones in it fail.
  * A <function> that begins with "step." names no call but steps inside of calls: "step.range nth=2 error=2"
  * lets the second entry into the table of addresses fail, and the call has to undo what it did before. Which
@@ -118,7 +118,7 @@ static void refresh(void) {
     struct stat now = {0};
     if (!store_folder()) return;
     snprintf(path, sizeof path, "%s/faults", store_folder());
-    (void)!stat(path, &now); /* no file reads as an empty one */
+    (void)!stat(path, &now); /* a missing file is the same as an empty one */
     if (same_file(&now, &read_from)) return;
     read_from = now;
     read_file(path);

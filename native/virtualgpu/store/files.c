@@ -98,7 +98,7 @@ int dev_create_locked(const char *name) {
 
 bool dev_locked(int fd) {
     struct flock probe = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
-    /* A lock that cannot be asked about counts as held: never declare live memory free. */
+    /* A lock whose state cannot be read counts as held: live memory must never be reported as free. */
     return fcntl(fd, F_OFD_GETLK, &probe) != 0 || probe.l_type != F_UNLCK;
 }
 
@@ -110,7 +110,7 @@ static _Thread_local int depth;
 static int lock_fd = -1;
 
 static void before_fork(void) {
-    /* A fork between enter and leave would hand the lock to a child that never returns it. */
+    /* A child forked between enter and leave would inherit the lock and never release it. */
     if (depth == 0) pthread_mutex_lock(&threads);
 }
 
@@ -164,7 +164,7 @@ int store_enter(void) {
 void store_leave(void) {
     struct flock whole = {.l_type = F_UNLCK, .l_whence = SEEK_SET};
     if (--depth > 0) return;
-    /* Closing would not do where a child made without fork handlers has a copy. */
+    /* Closing is not enough: a child made without fork handlers may have a copy. */
     fcntl(lock_fd, F_OFD_SETLK, &whole);
     close(lock_fd);
     lock_fd = -1;

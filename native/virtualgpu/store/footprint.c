@@ -1,4 +1,4 @@
-/* Device descriptors and mappings that do nothing but be seen, as the driver's are in /proc. */
+/* Descriptors and mappings of device files that have no use but to appear in /proc, as the driver's do. */
 #define _GNU_SOURCE
 #include "files.h"
 
@@ -21,7 +21,7 @@ static int open_once(struct store_footprint *footprint, const char *name) {
     return 0;
 }
 
-/* Not accessible: nothing lies behind it. All at offset 0, so that no two are merged into one. */
+/* Not accessible. All at offset 0, so that the kernel does not merge two into one. */
 static int map_once(struct store_footprint *footprint, const char *name, int fd) {
     if (footprint->mapping_count == STORE_FOOTPRINT_MOST) return -ENOSPC;
     if (store_step_fails("step.device_map")) return -ENOMEM;

@@ -92,7 +92,7 @@ struct search {
     int count, room;
 };
 
-static void consider(struct search *search, int dev, const char *name) {
+static void check_entry(struct search *search, int dev, const char *name) {
     struct store_client client;
     size_t fixed = offsetof(struct store_client, shared);
     uint32_t gpu, serial;
@@ -111,7 +111,7 @@ static int search_dev(struct search *search) {
     if (error) return error;
     DIR *dev = opendir(path);
     if (!dev) return -errno;
-    for (struct dirent *entry; (entry = readdir(dev));) consider(search, dirfd(dev), entry->d_name);
+    for (struct dirent *entry; (entry = readdir(dev));) check_entry(search, dirfd(dev), entry->d_name);
     closedir(dev);
     return search->count;
 }

@@ -1,4 +1,4 @@
-/* The virtual GPU's folder: who is there, what they hold, and when it is gone.
+/* The virtual GPU's folder: its clients, what they hold, and when that is freed.
  *
  * There is no daemon. Memory belongs to open files, as it does in the real driver: a
  * file in dev/ whose open-file-description lock nobody holds is dead, and its bytes are
@@ -87,7 +87,7 @@ struct store_shared {
     uint32_t maker;    /* serial of the client in whose data file the bytes lie */
 };
 
-/* A client file, mapped shared by its owner and by whoever reads. */
+/* A client file, mapped shared by its owner and by its readers. */
 struct store_client {
     char magic[8]; /* "VRAMGPU1" */
     uint32_t gpu;
@@ -186,7 +186,7 @@ void store_leave(void); /* the kernel does this for a killed process */
 enum store_fault_kind { FAULT_NONE, FAULT_ERROR, FAULT_STICKY, FAULT_SENTINEL, FAULT_HALFWAY, FAULT_VALUE };
 struct store_fault {
     enum store_fault_kind kind;
-    int code; /* the library's own error number; of FAULT_VALUE, what is told instead; of FAULT_SENTINEL, nothing */
+    int code; /* the library's own error number; of FAULT_VALUE, what is returned instead; of FAULT_SENTINEL, nothing */
 };
 
 /* Asks whether the call named *function* on *gpu* (-1: none) shall misbehave now. A hang

@@ -214,7 +214,7 @@ static void complete(const struct totals *totals, struct store_usage *usage) {
         use_for_init(totals, index, &usage[index]);
         use(&usage[index], STORE_NO_INSTANCE, gpu->windows_bytes);
         usage[index].free_bytes = size_left(size_left(gpu->total_bytes, gpu->reserved_bytes), usage[index].used_bytes);
-        /* All memory in use is seen through the window, as far as the window reaches. */
+        /* All memory in use is mapped through the window, up to the window's size. */
         uint64_t seen = size_sum(size_sum(gpu->bar1_base_bytes, usage[index].used_bytes), usage[index].bar1_used);
         usage[index].bar1_used = seen < gpu->bar1_bytes ? seen : gpu->bar1_bytes;
     }
@@ -247,7 +247,7 @@ static void release(struct totals *totals) {
     free(totals->needed);
 }
 
-/* The order in which they came, as the real lists have it. */
+/* In order of their start, as the real lists are. */
 static int by_serial(const void *left, const void *right) {
     const struct store_process *a = left, *b = right;
     return a->serial < b->serial ? -1 : a->serial > b->serial;
@@ -301,7 +301,7 @@ int store_free(uint32_t gpu, uint32_t gpu_instance, uint64_t *nbytes) {
 bool store_object_kept(uint64_t object, uint64_t *nbytes) {
     struct store_usage usage[STORE_MAX_GPUS] = {0};
     struct totals totals = {.usage = usage, .only = EVERY_GPU};
-    bool kept = read_folder_admitted(&totals) != 0; /* not knowing, keep */
+    bool kept = read_folder_admitted(&totals) != 0; /* where that is unknown: kept */
     if (nbytes) *nbytes = 0;
     for (size_t i = 0; i < totals.claim_count && !kept; i++) {
         kept = totals.claims[i].object == object;

@@ -1,6 +1,6 @@
 /* Which descriptors are one and the same open file: the kernel's kcmp, sorted by.
  *
- * A fork has its parent's files under the same numbers: one call tells that, and only what is left is
+ * A fork has its parent's files under the same numbers: one call shows that, and only what is left is
  * sorted. So ten thousand forks cost a call for each descriptor, and no more. */
 #include "scan.h"
 
@@ -55,7 +55,7 @@ static uint64_t find_firsts(struct vramscan_descriptor *all, uint64_t count, str
         all[at].description = 0;
         if (!in_time()) continue;
         if (!in_line || compare(last, &all[at]) != SAME) {
-            /* Asking about itself tells whether we may ask at all. */
+            /* Comparing it with itself shows whether the kernel lets us compare. */
             if (compare(&all[at], &all[at]) != SAME) {
                 *error = errno;
                 continue;
