@@ -3,11 +3,34 @@
  * Everything here that creates, destroys or moves bytes is called inside admission
  * (store_enter ... store_leave), except where it says otherwise.
  */
-#ifndef VRAM_VIRTUALGPU_HOLDING_H
-#define VRAM_VIRTUALGPU_HOLDING_H
+#ifndef VRAM_VIRTUALGPU_CLIENT_H
+#define VRAM_VIRTUALGPU_CLIENT_H
 
-#include "extents.h"
 #include "store.h"
+
+/* ---- extents.c: free ranges of file offsets, of slabs and of pool chunks ---- */
+
+struct extent {
+    uint64_t begin, end;
+};
+
+/* Sorted, never touching each other. Zero-initialised means: nothing is free. */
+struct extents {
+    struct extent *free;
+    size_t count, capacity;
+    size_t taken; /* ranges in use: there is room for each of them to come back */
+};
+
+/* First fit; false where no single range is large enough, or memory ran out. */
+bool extents_take(struct extents *extents, uint64_t nbytes, uint64_t *begin);
+/* Adds a range, joining its neighbours. A range that was taken always fits; false where memory ran out for
+ * another one. */
+bool extents_give(struct extents *extents, uint64_t begin, uint64_t nbytes);
+/* Whether exactly [0, nbytes) is free, that is, nothing is in use. */
+bool extents_all_free(const struct extents *extents, uint64_t nbytes);
+void extents_clear(struct extents *extents);
+
+/* ---- client.c ---- */
 
 /* This process's presence on one GPU. */
 struct store_holding {
@@ -23,6 +46,8 @@ uint64_t store_next_number(void);
 
 /* Lives until the last process that has its descriptor ends. */
 int store_client_open(struct store_holding *holding, uint32_t gpu, const struct store_mig *mig);
+/* Undoes an open that nothing was allocated in: the files are removed. */
+void store_client_close(struct store_holding *holding);
 
 /* Another process's header, mapped for reading and for its checkpoint state. */
 struct store_client *store_client_map(uint32_t gpu, uint32_t serial);
@@ -43,8 +68,9 @@ void store_bytes_punch(int fd, uint64_t offset, uint64_t nbytes);
 int store_shared_add(struct store_client *client, struct store_shared slot);
 void store_shared_remove(struct store_client *client, uint64_t object, bool imported);
 bool store_shared_has(const struct store_client *client, uint64_t object);
-/* Whether any live file, of whatever process, still keeps the object. */
-bool store_object_kept(uint64_t object);
+/* Whether any live file, of whatever process, still keeps the object; *nbytes*, unless NULL, becomes its size
+ * (0 where that is unknown). */
+bool store_object_kept(uint64_t object, uint64_t *nbytes);
 
 /* Makes an export file and returns the descriptor that keeps it alive, or -errno. */
 int store_export_create(const struct store_export *header, uint64_t file_nbytes);

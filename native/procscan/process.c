@@ -1,4 +1,4 @@
-/* One process: which of its descriptors are wanted, and what the kernel tells of them. */
+/* One process: which of its descriptors match, and what the kernel reports about them. */
 #include "walk.h"
 
 #include <dirent.h>
@@ -17,92 +17,78 @@
 #define MOST_INFO (64 * 1024) /* fifty times what a kernel writes */
 #define STAT_NBYTES 1024
 
-/* What is known of the process that is being looked at. */
+/* What is known of the process that is being scanned. */
 struct subject {
     int32_t pid;
     int32_t thread; /* the one whose fd folder it is */
-    int folder; /* its fd folder: it stays this very process's, even if the pid is reused */
+    int folder;     /* its fd folder: it stays this very process's, even if the pid is reused */
     bool denied, identified;
     uint64_t started_at;
     uint32_t files; /* how many of its descriptors were recorded */
     size_t last;    /* where the last of them lies */
 };
 
-static char *write_number(char *end, unsigned number)
-{
+static char *write_number(char *end, unsigned number) {
     *--end = '\0';
-    do
-        *--end = (char)('0' + number % 10);
+    do *--end = (char)('0' + number % 10);
     while (number /= 10);
     return end;
 }
 
-static bool matches(const char *prefixes, const char *link, size_t length)
-{
+static bool matches(const char *prefixes, const char *link, size_t length) {
     if (length == 0 || link[0] != '/') /* sockets, pipes and anonymous inodes: most of them */
         return false;
     for (const char *prefix = prefixes; *prefix; prefix += strlen(prefix) + 1) {
         size_t wanted = strlen(prefix);
-        if (length >= wanted && memcmp(link, prefix, wanted) == 0)
-            return true;
+        if (length >= wanted && memcmp(link, prefix, wanted) == 0) return true;
     }
     return false;
 }
 
 /* Reads a stat file into *stat*, which has room for STAT_NBYTES; an empty text where that fails. */
-static void read_stat(int folder, const char *name, char *stat)
-{
+static void read_stat(int folder, const char *name, char *stat) {
     stat[0] = '\0';
     int file = openat(folder, name, O_RDONLY | O_CLOEXEC);
-    if (file < 0)
-        return;
+    if (file < 0) return;
     ssize_t length = read(file, stat, STAT_NBYTES - 1);
     stat[length > 0 ? length : 0] = '\0';
     close(file);
 }
 
 /* The name in field 2 may hold spaces and brackets: the last bracket ends it. */
-static const char *field_of(const char *stat, int wanted)
-{
+static const char *field_of(const char *stat, int wanted) {
     const char *at = strrchr(stat, ')');
-    for (int field = 2; at && field < wanted; field++)
-        at = strchr(at + 1, ' ');
+    for (int field = 2; at && field < wanted; field++) at = strchr(at + 1, ' ');
     return at ? at + 1 : NULL;
 }
 
-static uint64_t number_of(const char *stat, int wanted)
-{
+static uint64_t number_of(const char *stat, int wanted) {
     const char *field = field_of(stat, wanted);
     return field ? strtoull(field, NULL, 10) : UINT64_MAX;
 }
 
-static bool tells_zombie(const char *stat)
-{
+static bool is_zombie(const char *stat) {
     const char *state = field_of(stat, 3);
     return state && *state == 'Z';
 }
 
-static void identify(struct subject *subject)
-{
+static void identify(struct subject *subject) {
     char stat[STAT_NBYTES];
     read_stat(subject->folder, "../stat", stat);
     subject->identified = true;
     subject->started_at = number_of(stat, 22);
 }
 
-static size_t padded(size_t length)
-{
+static size_t padded(size_t length) {
     return (length + 7) & ~(size_t)7;
 }
 
 /* Reads the fdinfo of *fd* into *info*: its length, or -errno. */
-static ssize_t inform(const struct subject *subject, const char *fd, uint8_t *info)
-{
+static ssize_t read_info(const struct subject *subject, const char *fd, uint8_t *info) {
     char name[32] = "../fdinfo/";
     memcpy(name + strlen(name), fd, strlen(fd) + 1);
     int file = openat(subject->folder, name, O_RDONLY | O_CLOEXEC);
-    if (file < 0)
-        return -errno;
+    if (file < 0) return -errno;
     ssize_t used = 0, got;
     while (used < MOST_INFO && (got = read(file, info + used, (size_t)(MOST_INFO - used))) != 0) {
         if (got < 0) {
@@ -115,15 +101,13 @@ static ssize_t inform(const struct subject *subject, const char *fd, uint8_t *in
     return used;
 }
 
-static bool wants_info(const struct walk *walk, const char *link, size_t length, const struct stat *about)
-{
-    /* A plain file that bears a device's name has nothing to tell. */
-    return walk->informed && matches(walk->informed, link, length) && (!about || S_ISCHR(about->st_mode));
+static bool wants_info(const struct walk *walk, const char *link, size_t length, const struct stat *about) {
+    /* A plain file with a device's name has no fdinfo of a driver. */
+    return walk->info_prefixes && matches(walk->info_prefixes, link, length) && (!about || S_ISCHR(about->st_mode));
 }
 
 /* Whether one more may be recorded; if not, that is noted. */
-static bool has_room(struct worker *worker, struct subject *subject)
-{
+static bool has_room(struct worker *worker, struct subject *subject) {
     struct walk *walk = worker->walk;
     if (subject->files == walk->limits.of_process) {
         if (subject->files) {
@@ -140,19 +124,16 @@ static bool has_room(struct worker *worker, struct subject *subject)
     return true;
 }
 
-static void record(struct worker *worker, struct subject *subject, unsigned fd, const char *name,
-                   const char *link, size_t length)
-{
-    if (!has_room(worker, subject))
-        return;
+static void record(struct worker *worker, struct subject *subject, unsigned fd, const char *name, const char *link,
+                   size_t length) {
+    if (!has_room(worker, subject)) return;
     struct stat about;
     bool asked = fstatat(subject->folder, name, &about, 0) == 0;
-    if (!subject->identified)
-        identify(subject);
+    if (!subject->identified) identify(subject);
     uint8_t info[MOST_INFO];
     bool wanted = wants_info(worker->walk, link, length, asked ? &about : NULL);
-    ssize_t told = wanted ? inform(subject, name, info) : -1;
-    size_t nbytes = padded(length) + (told > 0 ? padded((size_t)told) : 0);
+    ssize_t info_length = wanted ? read_info(subject, name, info) : -1;
+    size_t nbytes = padded(length) + (info_length > 0 ? padded((size_t)info_length) : 0);
     pthread_mutex_lock(&worker->walk->lock);
     struct vramscan_file *file = grow(&worker->files, sizeof *file + nbytes);
     if (!file) {
@@ -172,19 +153,17 @@ static void record(struct worker *worker, struct subject *subject, unsigned fd, 
         .size = asked ? about.st_size : 0,
         .mode = asked ? about.st_mode : 0,
         .length = (uint32_t)length,
-        .told = told < 0 ? VRAMSCAN_NO_INFO : (uint32_t)told,
-        .error = wanted && told < 0 ? (uint32_t)-told : 0,
+        .info_length = info_length < 0 ? VRAMSCAN_NO_INFO : (uint32_t)info_length,
+        .error = wanted && info_length < 0 ? (uint32_t)-info_length : 0,
     };
     memset(file + 1, 0, nbytes);
     memcpy(file + 1, link, length);
-    if (told > 0)
-        memcpy((uint8_t *)(file + 1) + padded(length), info, (size_t)told);
+    if (info_length > 0) memcpy((uint8_t *)(file + 1) + padded(length), info, (size_t)info_length);
     pthread_mutex_unlock(&worker->walk->lock);
 }
 
 /* Returns whether descriptor *fd* was there. */
-static bool look(struct worker *worker, struct subject *subject, unsigned fd)
-{
+static bool read_descriptor(struct worker *worker, struct subject *subject, unsigned fd) {
     char number[12], link[PATH_MAX];
     const char *name = write_number(number + sizeof number, fd);
     ssize_t length = readlinkat(subject->folder, name, link, sizeof link);
@@ -192,8 +171,7 @@ static bool look(struct worker *worker, struct subject *subject, unsigned fd)
         subject->denied |= errno == EACCES || errno == EPERM;
         return false;
     }
-    if (matches(worker->walk->prefixes, link, (size_t)length))
-        record(worker, subject, fd, name, link, (size_t)length);
+    if (matches(worker->walk->prefixes, link, (size_t)length)) record(worker, subject, fd, name, link, (size_t)length);
     return true;
 }
 
@@ -206,8 +184,7 @@ struct listed { /* what getdents64 writes */
 };
 
 /* Looks at the descriptors from *first* on, by the folder's own list; returns how many there are. */
-static unsigned look_by_list(struct worker *worker, struct subject *subject, unsigned first)
-{
+static unsigned read_listed(struct worker *worker, struct subject *subject, unsigned first) {
     char list[16384] __attribute__((aligned(8)));
     unsigned found = 0;
     long filled;
@@ -215,11 +192,9 @@ static unsigned look_by_list(struct worker *worker, struct subject *subject, uns
         for (long at = 0; at < filled && !subject->denied;) {
             struct listed *entry = (struct listed *)(list + at);
             at += entry->length;
-            if (entry->name[0] < '0' || entry->name[0] > '9')
-                continue;
+            if (entry->name[0] < '0' || entry->name[0] > '9') continue;
             unsigned fd = (unsigned)strtoul(entry->name, NULL, 10);
-            if (fd >= first)
-                look(worker, subject, fd);
+            if (fd >= first) read_descriptor(worker, subject, fd);
             found++;
         }
     return found;
@@ -232,20 +207,16 @@ static unsigned look_by_list(struct worker *worker, struct subject *subject, uns
  * one core; one thread instead of two takes 1.6 s; fuser took 3.0 s. The first scan after
  * the processes were made takes about 1.6 times as long, for everybody who reads links.
  */
-static void look_by_count(struct worker *worker, struct subject *subject, unsigned count)
-{
+static void read_counted(struct worker *worker, struct subject *subject, unsigned count) {
     unsigned found = 0, fd = 0;
     for (; found < count && fd < count + SPARSE_ALLOWANCE && !subject->denied; fd++)
-        found += look(worker, subject, fd);
-    if (found < count && !subject->denied)
-        look_by_list(worker, subject, fd);
+        found += read_descriptor(worker, subject, fd);
+    if (found < count && !subject->denied) read_listed(worker, subject, fd);
 }
 
-static void deny(struct worker *worker, const char *pid)
-{
+static void note_denied(struct worker *worker, const char *pid) {
     struct stat about;
-    if (fstatat(worker->walk->proc, pid, &about, 0) != 0)
-        return; /* it has ended meanwhile */
+    if (fstatat(worker->walk->proc, pid, &about, 0) != 0) return; /* it has ended */
     pthread_mutex_lock(&worker->walk->lock);
     uint32_t *uid = grow(&worker->denied, sizeof *uid);
     if (uid)
@@ -255,88 +226,78 @@ static void deny(struct worker *worker, const char *pid)
     pthread_mutex_unlock(&worker->walk->lock);
 }
 
-enum sight { NOTHING, FOUND, DENIED };
+enum found { NOTHING, FOUND, DENIED };
 
 /* Looks at every descriptor in the folder *name*. */
-static enum sight look_into(struct worker *worker, struct subject *subject, int proc, const char *name)
-{
+static enum found read_folder(struct worker *worker, struct subject *subject, int proc, const char *name) {
     struct stat about;
     subject->folder = openat(proc, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (subject->folder < 0)
-        return errno == EACCES || errno == EPERM ? DENIED : NOTHING;
+    if (subject->folder < 0) return errno == EACCES || errno == EPERM ? DENIED : NOTHING;
     bool counted = worker->walk->counted && fstat(subject->folder, &about) == 0;
     bool empty = counted && about.st_size == 0; /* kernel threads and zombies have none */
     if (!counted)
-        empty = look_by_list(worker, subject, 0) == 0;
+        empty = read_listed(worker, subject, 0) == 0;
     else if (!empty)
-        look_by_count(worker, subject, (unsigned)about.st_size);
+        read_counted(worker, subject, (unsigned)about.st_size);
     close(subject->folder);
     return subject->denied ? DENIED : empty ? NOTHING : FOUND;
 }
 
-/* The other threads share one table of descriptors: the first that shows any shows all. */
-static enum sight look_into_threads(struct worker *worker, struct subject *subject, int process)
-{
+/* The other threads share one table of descriptors: the first readable one has them all. */
+static enum found read_threads(struct worker *worker, struct subject *subject, int process) {
     int tasks = openat(process, "task", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *list = tasks < 0 ? NULL : fdopendir(tasks);
     if (!list) {
-        if (tasks >= 0)
-            close(tasks);
+        if (tasks >= 0) close(tasks);
         return NOTHING;
     }
-    enum sight sight = NOTHING;
+    enum found found = NOTHING;
     struct dirent *entry;
-    while (sight != FOUND && (entry = readdir(list))) {
+    while (found != FOUND && (entry = readdir(list))) {
         subject->thread = (int32_t)strtol(entry->d_name, NULL, 10);
-        if (subject->thread <= 0 || subject->thread == subject->pid)
-            continue;
+        if (subject->thread <= 0 || subject->thread == subject->pid) continue;
         char name[32];
         snprintf(name, sizeof name, "%d/fd", subject->thread);
         subject->denied = false;
-        enum sight here = look_into(worker, subject, tasks, name);
-        sight = here == NOTHING ? sight : here;
+        enum found here = read_folder(worker, subject, tasks, name);
+        found = here == NOTHING ? found : here;
     }
     closedir(list);
-    return sight;
+    return found;
 }
 
 /* A process lives on after its first thread has ended. That one is a zombie with an empty fd folder,
- * closed to all but root, and nothing but its stat tells it from a process that has ended. */
-static enum sight look_again(struct worker *worker, struct subject *subject, const char *pid,
-                             enum sight before)
-{
+ * closed to all but root, and only its stat distinguishes it from a process that has ended. */
+static enum found read_without_leader(struct worker *worker, struct subject *subject, const char *pid,
+                                      enum found before) {
     int process = openat(worker->walk->proc, pid, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (process < 0)
-        return NOTHING;
+    if (process < 0) return NOTHING;
     char stat[STAT_NBYTES];
     read_stat(process, "stat", stat);
-    enum sight sight = before;
-    if (tells_zombie(stat)) {
+    enum found found = before;
+    if (is_zombie(stat)) {
         subject->started_at = number_of(stat, 22);
         subject->identified = true;
-        sight = number_of(stat, 20) > 1 ? look_into_threads(worker, subject, process) : NOTHING;
+        found = number_of(stat, 20) > 1 ? read_threads(worker, subject, process) : NOTHING;
     }
     close(process);
-    return sight;
+    return found;
 }
 
-static bool is_ours(const struct worker *worker, const char *pid)
-{
+static bool is_ours(const struct worker *worker, const char *pid) {
     struct stat about;
     return fstatat(worker->walk->proc, pid, &about, 0) == 0 && about.st_uid == geteuid();
 }
 
-void visit(struct worker *worker, int32_t pid)
-{
+void scan_process(struct worker *worker, int32_t pid) {
     char text[16] = {0};
     char *end = text + sizeof text - 3;
     char *name = write_number(end, (unsigned)pid);
     memcpy(end - 1, "/fd", 4);
     struct subject subject = {.pid = pid, .thread = pid};
-    enum sight sight = look_into(worker, &subject, worker->walk->proc, name);
+    enum found found = read_folder(worker, &subject, worker->walk->proc, name);
     end[-1] = '\0';
-    if (sight == NOTHING || (sight == DENIED && is_ours(worker, name)))
-        sight = look_again(worker, &subject, name, sight);
-    if (sight == DENIED)
-        deny(worker, name);
+    if (found == NOTHING || (found == DENIED && is_ours(worker, name)))
+        found = read_without_leader(worker, &subject, name, found);
+    if (found == DENIED) note_denied(worker, name);
 }
