@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from vram.guard.frames import let_go_of_arrays
+from vram.guard.cuda_errors import let_go_of_arrays
 from vram.guard.scope import scope, where_gained
 from vram.units import size
 
@@ -36,7 +36,7 @@ class Table:
         self.rows = [tuple(map(inert, row)) for row in rows]
 
     def __repr__(self) -> str:
-        from vram.guard.columns import laid_out, terminal_width, wrapped
+        from vram.guard.tables import laid_out, terminal_width, wrapped
 
         width = terminal_width()
         lines = [line for row in laid_out(self.rows, width) for line in row] if self.rows else []
@@ -62,12 +62,12 @@ def _html_row(row: tuple[str, ...]) -> str:
 
 def here() -> Table:
     """What this process holds now."""
-    from vram.guard import footprint, suspects
+    from vram.guard import footprint, leak_check
 
     now = footprint.take(thorough=True)
     if not now.charged:
         return Table("this process holds no GPU memory", [])
-    rows = [*_split(now), *_arrays(suspects.largest(LARGEST))]
+    rows = [*_split(now), *_arrays(leak_check.largest(LARGEST))]
     return Table(f"this process holds {size(now.total)} of GPU memory", rows)
 
 

@@ -62,7 +62,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
 def _watched(item: pytest.Item, leaks: Any, limit: Any) -> Iterator[None]:
     opened = item.stash[OPENED] = _open(item, leaks, limit)
     from vram.errors import LimitExceeded
-    from vram.guard.frames import let_go_of_arrays
+    from vram.guard.cuda_errors import let_go_of_arrays
     from vram.guard.scope import describe
 
     ended: BaseException | None = None
@@ -188,7 +188,7 @@ def pytest_runtest_makereport(
 
 
 def _unjudged(opened: Scope) -> list[str]:
-    from vram.guard.settle import UNJUDGED
+    from vram.guard.leak_check import UNJUDGED
 
     return [note for note in opened.notes if UNJUDGED in note]
 
@@ -212,7 +212,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 def _verdict(tests: str, watched: dict[str, dict[str, Any]]) -> Iterator[str]:
-    from vram.guard.settle import CONTEXT_INSIDE
+    from vram.guard.leak_check import CONTEXT_INSIDE
 
     leaked = sum(told["leaked"] for told in watched.values())
     unjudged = {nodeid: "; ".join(told["unjudged"]) for nodeid, told in watched.items() if told["unjudged"]}

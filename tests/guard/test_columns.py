@@ -8,13 +8,13 @@ import sys
 
 import pytest
 
-from vram.guard.columns import laid_out, wrapped
-from vram.guard.flushed import Flushed
+from vram.guard.flush import Flushed
 from vram.guard.live import Live, LiveArray
 from vram.guard.memory import DeviceMemory
+from vram.guard.tables import laid_out, wrapped
 from vram.notebook import Table, about
-from vram.payloads.arrays.frameworks.array import Description
-from vram.payloads.arrays.heap.trails import Holder, Trails
+from vram.payloads.arrays.heap.search import Holder, Trails
+from vram.payloads.arrays.provider import Description
 from vram.units import GIB, MIB
 
 LONG = "train.py:15 local 'activations' in frame of kept exception (train.py: errors['the first one'][0])"
@@ -51,7 +51,7 @@ def test_continuations_stand_below_their_own_column(monkeypatch: pytest.MonkeyPa
 
 def test_without_a_terminal_every_row_is_one_line() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
-    program = "from vram.guard.columns import terminal_width; print(terminal_width())"
+    program = "from vram.guard.tables import terminal_width; print(terminal_width())"
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     assert done.stdout == "None\n", done.stderr
     assert [len(row) for row in laid_out([("1 B", LONG), ("10 MiB", LONG)], None)] == [1, 1]

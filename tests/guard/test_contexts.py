@@ -6,10 +6,9 @@ import pytest
 
 from tests.guard.scoping import PREAMBLE, result, run
 from tests.installed import needs
-from vram.guard.broken import BrokenContext, broken_contexts, note, sticky_code
-from vram.guard.flushed import Flushed
+from vram.guard.cuda_errors import BrokenContext, broken_contexts, is_out_of_memory, note, sticky_code
+from vram.guard.flush import Flushed
 from vram.guard.memory import DeviceMemory
-from vram.guard.out_of_memory import is_out_of_memory
 from vram.oom.dialects.broken import WORDS, code_in
 from vram.payloads.trim.broken import STICKY
 from vram.units import GIB, MIB

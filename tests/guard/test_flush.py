@@ -14,7 +14,7 @@ import vram
 from tests.guard.scoping import NUMBA, PREAMBLE, result
 from tests.installed import needs
 from vram.errors import NoSuchDevice
-from vram.guard.flushed import CacheChange, Flushed
+from vram.guard.flush import CacheChange, Flushed
 from vram.guard.memory import DeviceMemory
 from vram.units import MIB
 from vram.virtualgpu import VirtualGpu

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import vram
-from vram.payloads.arrays.heap.chains import shortest
+from vram.payloads.arrays.heap.search import shortest
 
 
 class Thing:

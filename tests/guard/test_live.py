@@ -9,8 +9,8 @@ from tests.guard.scoping import NUMBA, result
 from tests.installed import needs
 from vram.errors import NoSuchDevice
 from vram.guard.live import Live, LiveArray
-from vram.payloads.arrays.frameworks.array import Description
-from vram.payloads.arrays.heap.trails import Holder, Trails
+from vram.payloads.arrays.heap.search import Holder, Trails
+from vram.payloads.arrays.provider import Description
 from vram.units import MIB
 from vram.virtualgpu import VirtualGpu
 

@@ -92,7 +92,7 @@ def test_a_context_that_is_not_current_counts_all_the_same(two_virtual_gpus: Vir
 
 def test_addresses_are_told_from_those_that_are_no_gpus(two_virtual_gpus: VirtualGpu) -> None:
     program = """
-        from vram.payloads.arrays.pointers import device_of, is_device_memory
+        from vram.payloads.arrays.provider import device_of, is_device_memory
         somewhere = id(object)
         unasked = [is_device_memory(somewhere), device_of(somewhere)]
         buffer = vram.Buffer(1, device=1)

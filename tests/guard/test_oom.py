@@ -13,8 +13,7 @@ from tests.installed import needs
 from vram import on_oom
 from vram.errors import OutOfMemory, UsageError
 from vram.guard.footprint import Footprint
-from vram.guard.oom_report import requested
-from vram.guard.oom_sentence import Situation, sentence
+from vram.guard.oom_report import Situation, requested, sentence
 from vram.model.leak import Kept
 from vram.units import GIB, MIB
 from vram.virtualgpu import VirtualGpu

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tests.guard.scoping import RAW, result
-from vram.guard.owning import LIBRARY
+from vram.guard.native import LIBRARY
 from vram.virtualgpu import VirtualGpu
 
 PROGRAM = """
 import ctypes
 from ctypes import byref, c_size_t, c_uint64
-from vram.guard.owning import LOST, Piece, pair
+from vram.guard.native import LOST, Piece, pair
 
 cuda = ctypes.CDLL("libcuda.so.1")
 take, give = pair(cuda, {path!r})

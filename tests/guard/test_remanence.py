@@ -65,7 +65,6 @@ def test_another_process_that_fails_is_said(virtual_gpu: VirtualGpu) -> None:
     skipped = told(
         virtual_gpu,
         """
-        from vram.guard import elsewhere
         sys.executable = "/bin/false"
         tell(vram.remanence_test("1MiB").trials[-1].skipped)
         """,

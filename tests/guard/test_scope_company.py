@@ -194,7 +194,6 @@ def test_arrays_that_came_before_the_last_of_a_crowd_are_named(virtual_gpu: Virt
 def test_a_crowd_that_never_ends_remembers_some_names(virtual_gpu: VirtualGpu) -> None:
     program = """
         from contextvars import Context
-        from vram.guard import registry
 
         before = None
         for number in range(3000):

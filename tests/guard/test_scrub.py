@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from tests.guard.owner import told
 from tests.installed import needs
-from vram.guard.layout import BYTE, ElementType, Layout, dense
-from vram.guard.zeroing import pieces
+from vram.guard.borrowed import pieces
+from vram.guard.dlpack import BYTE, ElementType, Layout, dense
 from vram.virtualgpu import VirtualGpu
 
 

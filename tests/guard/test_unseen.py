@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from vram.payloads.arrays.frameworks.array import Description
-from vram.payloads.arrays.frameworks.torch import GRAPH
-from vram.payloads.arrays.heap.chains import NATIVE, shortest
-from vram.payloads.arrays.heap.trails import Holder
+from vram.payloads.arrays.heap.search import NATIVE, Holder, shortest
 from vram.payloads.arrays.inventory import Found, with_gradients
-from vram.payloads.arrays.unseen import name_keepers, relatives
+from vram.payloads.arrays.native_references import name_keepers, relatives
+from vram.payloads.arrays.provider import Description
+from vram.payloads.arrays.pytorch import GRAPH
 
 
 class Tensor:

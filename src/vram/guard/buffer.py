@@ -17,10 +17,10 @@ from types import TracebackType
 from typing import Any, NoReturn, SupportsIndex
 
 from vram.errors import UsageError, VramError
-from vram.guard import dlpack, foreign, kinds, lending
-from vram.guard.holding import Holding, here
-from vram.guard.layout import Layout
-from vram.guard.streams import stream_of
+from vram.guard import borrowed, dlpack, memory_kinds
+from vram.guard.allocation import Holding, here
+from vram.guard.dlpack import Layout
+from vram.guard.memory_kinds import stream_of
 from vram.units import parse_size, size
 
 Size = int | str
@@ -45,9 +45,9 @@ class Buffer:
     ) -> None:
         count = nbytes if type(nbytes) is int and nbytes > 0 else _nbytes(nbytes)
         if stream is None:
-            self._memory = kinds.Device(count, device, zero_on_free)
+            self._memory = memory_kinds.Device(count, device, zero_on_free)
         else:
-            self._memory = kinds.StreamOrdered(count, stream_of(stream), device, zero_on_free)
+            self._memory = memory_kinds.StreamOrdered(count, stream_of(stream), device, zero_on_free)
 
     # ---- other kinds of memory ----
 
@@ -65,37 +65,37 @@ class Buffer:
         if element_nbytes not in (4, 8, 16):
             raise UsageError(f"elements of {element_nbytes} bytes", hint="the driver pitches for 4, 8 or 16")
         row, rows = _nbytes(width), _nbytes(height)
-        memory = kinds.Pitched(row, rows, element_nbytes, device, zero_on_free)
+        memory = memory_kinds.Pitched(row, rows, element_nbytes, device, zero_on_free)
         return cls._of(memory, Layout((rows, row), (memory.pitch, 1)))
 
     @classmethod
     def managed(cls, nbytes: Size, *, device: int | None = None, zero_on_free: bool = False) -> Buffer:
         """Memory that host and device both use and that moves between them; never more than is free."""
-        return cls._of(kinds.Managed(_nbytes(nbytes), device, zero_on_free))
+        return cls._of(memory_kinds.Managed(_nbytes(nbytes), device, zero_on_free))
 
     @classmethod
     def pinned(cls, nbytes: Size, *, device: int | None = None, zero_on_free: bool = False) -> Buffer:
         """Host memory that stays in place, for fast copies."""
-        return cls._of(kinds.Pinned(_nbytes(nbytes), device, zero_on_free))
+        return cls._of(memory_kinds.Pinned(_nbytes(nbytes), device, zero_on_free))
 
     @classmethod
     def zero_copy(cls, nbytes: Size, *, device: int | None = None, zero_on_free: bool = False) -> Buffer:
         """Host memory that the device reads and writes in place, over the bus."""
-        return cls._of(kinds.ZeroCopy(_nbytes(nbytes), device, zero_on_free))
+        return cls._of(memory_kinds.ZeroCopy(_nbytes(nbytes), device, zero_on_free))
 
     @classmethod
     def from_dlpack(cls, thing: Any) -> Buffer:
         """The memory of another library's array, in place. Its owner lives until the close."""
-        return cls._borrowed(foreign.by_dlpack(foreign.without_gradient(thing)))
+        return cls._borrowed(borrowed.by_dlpack(borrowed.without_gradient(thing)))
 
     @classmethod
     def from_cuda_array_interface(cls, thing: Any) -> Buffer:
         """The same for what has a ``__cuda_array_interface__``."""
-        return cls._borrowed(foreign.by_interface(foreign.without_gradient(thing)))
+        return cls._borrowed(borrowed.by_interface(borrowed.without_gradient(thing)))
 
     @classmethod
-    def _borrowed(cls, seen: foreign.View) -> Buffer:
-        return cls._of(foreign.Borrowed(seen), seen.layout)
+    def _borrowed(cls, seen: borrowed.View) -> Buffer:
+        return cls._of(borrowed.Borrowed(seen), seen.layout)
 
     @classmethod
     def _of(cls, memory: Holding, layout: Layout | None = None) -> Buffer:
@@ -293,7 +293,7 @@ class Buffer:
     def __dlpack_device__(self) -> tuple[int, int]:
         memory = self._memory
         memory.check()
-        if isinstance(memory, foreign.Borrowed):
+        if isinstance(memory, borrowed.Borrowed):
             return memory.device_kind, memory.device
         place = _PLACES.get(memory.kind, dlpack.CUDA)
         return place, 0 if place == dlpack.CUDA_HOST else memory.device
@@ -321,7 +321,7 @@ class Buffer:
                 with memory.inside():
                     memory.settle()
             pointer = memory.device_pointer()
-            return lending.lend(self, memory, pointer, device, self._layout, versioned=versioned)
+            return dlpack.lend(self, memory, pointer, device, self._layout, versioned=versioned)
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:

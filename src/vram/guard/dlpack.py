@@ -1,13 +1,138 @@
-"""DLPack's structures, and capsules of them, by ctypes."""
+"""DOC"""
 
 from __future__ import annotations
 
 import ctypes
 from ctypes import c_char_p, c_int32, c_int64, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p
-from typing import Any
+from functools import cache
+from operator import index
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from vram.errors import UsageError
-from vram.guard.layout import ElementType, Layout, told
+from vram.errors import UsageError, VramError
+from vram.guard.native import LIBRARY
+
+if TYPE_CHECKING:
+    from vram.guard.allocation import Holding
+
+# ---- layouts ----
+
+
+# DLPack's letter for a kind of element, and the one of a NumPy type string.
+INT, UINT, FLOAT, OPAQUE, BFLOAT, COMPLEX, BOOL = 0, 1, 2, 3, 4, 5, 6
+_LETTERS = {INT: "i", UINT: "u", FLOAT: "f", COMPLEX: "c", BOOL: "b", OPAQUE: "V"}
+_CODES = {letter: code for code, letter in _LETTERS.items()}
+
+
+class ElementType(NamedTuple):
+    """One element, as DLPack says it: a kind, its bits, and how many stand side by side."""
+
+    code: int
+    bits: int
+    lanes: int = 1
+
+    @property
+    def nbytes(self) -> int:
+        return -(-self.bits * self.lanes // 8)
+
+    @property
+    def type_string(self) -> str | None:
+        """As NumPy writes it; None where NumPy has no such type (bfloat16, vectors, 4 bits)."""
+        letter = _LETTERS.get(self.code)
+        if letter is None or self.lanes != 1 or self.bits % 8:
+            return None
+        return f"{'|' if self.bits == 8 else '<'}{letter}{self.bits // 8}"
+
+    @classmethod
+    def read(cls, type_string: str) -> ElementType:
+        code = _CODES.get(type_string[1:2])
+        if code is None or not type_string[2:].isdecimal() or type_string[0] == ">":
+            raise UsageError(f"elements of type {type_string!r} are not understood")
+        return cls(code, int(type_string[2:]) * 8)
+
+
+BYTE = ElementType(UINT, 8)
+
+
+class Layout(NamedTuple):
+    """Strides count bytes; None means that elements lie side by side, the last index fastest."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None = None
+    element: ElementType = BYTE
+
+    @property
+    def byte_strides(self) -> tuple[int, ...]:
+        return dense(self.shape, self.element.nbytes) if self.strides is None else self.strides
+
+    @property
+    def is_dense(self) -> bool:
+        """A stride that leads nowhere may be any: PyTorch lends (1, 4) with strides (1, 1)."""
+        wanted = dense(self.shape, self.element.nbytes)
+        steps = zip(self.shape, self.byte_strides, wanted, strict=True)
+        return all(extent == 1 or stride == want for extent, stride, want in steps)
+
+    @property
+    def nbytes(self) -> int:
+        """Of the elements themselves, gaps not counted."""
+        count = self.element.nbytes
+        for extent in self.shape:
+            count *= extent
+        return count
+
+
+def dense(shape: tuple[int, ...], nbytes: int) -> tuple[int, ...]:
+    strides: list[int] = []
+    for extent in reversed(shape):
+        strides.append(nbytes)
+        nbytes *= extent
+    return tuple(reversed(strides))
+
+
+def runs(layout: Layout) -> tuple[int, int, list[tuple[int, int]]]:
+    """The same bytes as (offset of the first, bytes side by side, [(extent, stride), …]).
+
+    Dimensions that lie side by side are joined, repeated ones (stride 0) counted once, and those
+    that run backwards turned round, so that what is left has the fewest pieces.
+    """
+    offset, width = 0, layout.element.nbytes
+    steps: list[tuple[int, int]] = []
+    for extent, stride in zip(layout.shape, layout.byte_strides, strict=True):
+        if stride < 0:
+            offset += stride * (extent - 1)
+        if extent > 1 and stride:
+            steps.append((extent, abs(stride)))
+    steps.sort(key=lambda step: step[1])
+    while steps and steps[0][1] == width:
+        width *= steps.pop(0)[0]
+    joined: list[tuple[int, int]] = []
+    for extent, stride in steps:
+        if joined and joined[-1][0] * joined[-1][1] == stride:
+            joined[-1] = (joined[-1][0] * extent, joined[-1][1])
+        else:
+            joined.append((extent, stride))
+    return offset, width, joined
+
+
+def told(shape: tuple[int, ...], strides: tuple[int, ...] | None, element: ElementType) -> Layout:
+    """As another library tells it, whose word is not taken for what cannot be."""
+    is_paired = strides is None or len(strides) == len(shape)
+    if not is_paired or min(shape, default=0) < 0 or element.nbytes <= 0:
+        raise UsageError(f"no array has shape {shape}, strides {strides}, elements of {element.nbytes} bytes")
+    return Layout(shape, strides, element)
+
+
+def from_interface(interface: dict[str, Any]) -> Layout:
+    """What a ``__cuda_array_interface__`` says."""
+    strides = interface.get("strides")
+    return told(
+        tuple(map(index, interface["shape"])),
+        tuple(map(index, strides)) if strides else None,
+        ElementType.read(interface["typestr"]),
+    )
+
+
+# ---- structures and capsules ----
+
 
 CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13
 ON_GPU = (CUDA, CUDA_HOST, CUDA_MANAGED)
@@ -129,3 +254,87 @@ def layout_of(tensor: Tensor, flags: int) -> Layout:
     if not tensor.strides:
         return told(shape, None, element)
     return told(shape, tuple(stride * element.nbytes for stride in tensor.strides[:count]), element)
+
+
+# ---- export ----
+
+
+# In the order of the table in native/buffer/lend.c.
+_TABLE = (
+    "Py_IsInitialized",
+    "PyGILState_Ensure",
+    "PyGILState_Release",
+    "Py_DecRef",
+    "PyErr_Fetch",
+    "PyErr_Restore",
+    "PyCapsule_IsValid",
+    "PyCapsule_GetPointer",
+)
+
+
+class _Native(NamedTuple):
+    """Addresses: what a consumer calls when done, and what an unused capsule calls."""
+
+    returned: int
+    unused: int
+
+
+class Lease:
+    """One consumer's hold on a buffer, from the export to the consumer's last use."""
+
+    def __init__(self, owner: object, memory: Holding) -> None:
+        self.owner = owner
+        self.parts: list[Any] = []
+        self._leases = memory.leases = set() if memory.leases is None else memory.leases
+        self._leases.add(id(self))
+
+    def __del__(self) -> None:
+        self._leases.discard(id(self))
+
+
+def lend(
+    owner: object,
+    memory: Holding,
+    pointer: int,
+    device: tuple[int, int],
+    layout: Layout,
+    *,
+    versioned: bool,
+) -> object:
+    """A capsule of the memory at *pointer*. Called with the memory's lock held."""
+    check_can_say(layout)
+    native = _natives()[versioned]
+    lease = Lease(owner, memory)
+    structure: Any = ManagedVersioned() if versioned else Managed()
+    if versioned:
+        structure.major, structure.minor = VERSION
+        structure.flags = READ_ONLY if memory.is_read_only else 0
+    lease.parts = [structure, *fill(structure.tensor, pointer, device, layout)]
+    structure.deleter = native.returned
+    # Before there is a capsule: one that an interrupt drops at once gives this reference back.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(lease))
+    structure.owner = id(lease)
+    return capsule(structure, native.unused)
+
+
+@cache
+def _natives() -> tuple[_Native, _Native]:
+    try:
+        library = ctypes.PyDLL(LIBRARY)
+    except OSError as error:
+        hint = "install vram as a wheel, or run `python native/build.py` in a checkout"
+        raise VramError(
+            f"DLPack needs libvrambuffer.so, which cannot be loaded: {error}", hint=hint
+        ) from error
+    table = (ctypes.c_void_p * len(_TABLE))(*(_address(ctypes.pythonapi, name) for name in _TABLE))
+    library.vram_lend_prepare(table)
+    return (
+        _Native(_address(library, "vram_lend_return"), _address(library, "vram_lend_unused")),
+        _Native(
+            _address(library, "vram_lend_return_versioned"), _address(library, "vram_lend_unused_versioned")
+        ),
+    )
+
+
+def _address(library: ctypes.CDLL, name: str) -> int:
+    return ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0

@@ -14,7 +14,7 @@ from ctypes import byref, c_char_p, c_int, c_size_t, c_ubyte, c_uint, c_uint64, 
 from typing import Any
 
 from vram.errors import DeviceError, DriverMissing, NoSuchDevice, OutOfMemory, VramError
-from vram.guard.owning import identity, pair
+from vram.guard.native import identity, pair
 from vram.payloads.driver_library import load
 from vram.payloads.trim.broken import STICKY, sentence
 

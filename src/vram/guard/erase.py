@@ -1,10 +1,4 @@
-"""``scope(zero_on_exit=True)``: what lies unused in caches is overwritten before anybody gets it.
-
-Pools and PyTorch's cache hand old bytes to their next owner inside the process. Their unused
-memory is taken as ordinary allocations, set to zero, waited for, and given back to the cache.
-Other frameworks' caches go back to the driver, which hands plain memory out zeroed (measured on
-an H200, driver 580). What neither covers is said.
-"""
+"""DOC"""
 
 from __future__ import annotations
 
@@ -12,12 +6,43 @@ import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from vram.guard.capture import is_capturing_here
+from vram.errors import Refused
+from vram.guard.borrowed import erase, view
+from vram.guard.buffer import Buffer
 from vram.guard.driver import driver
+from vram.guard.graph_capture import is_capturing_here
 from vram.guard.memory import unentered_devices
 from vram.payloads.trim.driver import driver as pools
 from vram.payloads.trim.framework import loaded
 from vram.units import MIB, size
+
+# ---- one array ----
+
+
+def scrub(thing: Any) -> int:
+    """Set every byte of *thing*'s elements to zero; returns how many. Done when it returns.
+
+    A view of a larger array is erased where it covers it, and nowhere else. Works behind the back
+    of its library: gradients and read-only flags are not looked at.
+    """
+    _refuse_in_capture()
+    if isinstance(thing, Buffer):
+        thing._erase()
+        return thing.nbytes
+    seen = view(thing)
+    if seen.layout.nbytes and seen.pointer:
+        erase(driver(), seen.pointer, seen.device[1], seen.layout)
+    return seen.layout.nbytes
+
+
+def _refuse_in_capture() -> None:
+    """Waiting for the device while a graph is captured would end the capture with an error."""
+    if is_capturing_here():
+        raise Refused("a CUDA graph is being captured: nothing was erased", hint="scrub before or after it")
+
+
+# ---- caches ----
+
 
 CAPTURING = "a CUDA graph is being captured: nothing was erased"
 SMALLEST = 2 * MIB  # what the driver takes for a pool at a time

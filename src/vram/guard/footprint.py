@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from vram.guard.memory import cuda, device_memory, started
-from vram.guard.owning import LIBRARY
+from vram.guard.native import LIBRARY
 
 OUTSIDE = "outside every framework"
 

@@ -1,4 +1,4 @@
-"""``vram.live()``: every live array on a GPU, how large it is, and who keeps it."""
+"""DOC"""
 
 from __future__ import annotations
 
@@ -9,16 +9,13 @@ from operator import attrgetter
 from msgspec import Struct
 
 from vram.errors import NoSuchDevice, UsageError
-from vram.guard.columns import terminal_width
 from vram.guard.memory import visible_devices
-from vram.guard.table import live_html, live_text, what
-from vram.payloads.arrays.frameworks import bystanders
-from vram.payloads.arrays.frameworks.array import Description
-from vram.payloads.arrays.heap import chains
-from vram.payloads.arrays.heap.chains import BUDGET_S
-from vram.payloads.arrays.heap.trails import Holder, Trails
+from vram.guard.tables import live_html, live_text, terminal_width, what
+from vram.payloads.arrays.frameworks import secondary_holders
+from vram.payloads.arrays.heap.search import BUDGET_S, Holder, Trails, every, shortest
 from vram.payloads.arrays.inventory import Found, find
-from vram.payloads.arrays.unseen import name_keepers
+from vram.payloads.arrays.native_references import name_keepers
+from vram.payloads.arrays.provider import Description
 from vram.units import counted, size
 
 
@@ -122,7 +119,7 @@ def survey(
     if not found or budget_s is None:
         heap.clear()
         return Live(_listed(found, Trails()))
-    trails = chains.shortest([each.array for each in found], heap, budget_s, bystanders(), types)
+    trails = shortest([each.array for each in found], heap, budget_s, secondary_holders(), types)
     name_keepers(found, trails)
     return Live(_listed(found, trails), trails.was_cut)
 
@@ -148,6 +145,43 @@ def _listed(found: Sequence[Found], trails: Trails) -> tuple[LiveArray, ...]:
     """Largest first, those that share their memory with one before them behind."""
     ordered = sorted(found, key=attrgetter("description.nbytes"), reverse=True)
     return tuple(
-        LiveArray(each.leaf.NAME, each.description, each.is_shared, trails, id(each.array))
+        LiveArray(each.provider.NAME, each.description, each.is_shared, trails, id(each.array))
         for each in sorted(ordered, key=attrgetter("is_shared"))
     )
+
+
+class Holders(Struct, frozen=True):
+    """Who refers to an object, nearest name first. Holds text, never the object."""
+
+    found: tuple[Holder, ...]
+    was_cut: bool
+
+    def __iter__(self) -> Iterator[Holder]:
+        return iter(self.found)
+
+    def __len__(self) -> int:
+        return len(self.found)
+
+    def __getitem__(self, position: int) -> Holder:
+        return self.found[position]
+
+    def __repr__(self) -> str:
+        cut = ["(search cut short: give it more than the default with budget_s=)"] if self.was_cut else []
+        return "\n".join([*map(str, self.found), *cut])
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        rows = "".join(f"<li><code>{escape(str(each))}</code></li>" for each in self.found)
+        cut = "<p>Search cut short.</p>" if self.was_cut else ""
+        return f"<ul>{rows}</ul>{cut}"
+
+
+def holders(obj: object, *, budget_s: float = BUDGET_S) -> Holders:
+    """Say who keeps *obj*: ``cell 12: history[3]``, ``module utils: _cache['x']``.
+
+    Looks at the heap for *budget_s* seconds of processor time at most, runs no code of any object
+    that it meets, and leaves no reference behind.
+    """
+    check_budget(budget_s)
+    return Holders(*every(obj, gc.get_objects(), budget_s))

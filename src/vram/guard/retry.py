@@ -19,11 +19,9 @@ from numbers import Integral, Real
 from typing import Any, TypeVar
 
 from vram.errors import UsageError
-from vram.guard.broken import broken_contexts, note
+from vram.guard.cuda_errors import broken_contexts, is_out_of_memory, let_go, note
 from vram.guard.footprint import driver_is_loaded
-from vram.guard.frames import let_go
 from vram.guard.oom import noticed
-from vram.guard.out_of_memory import is_out_of_memory
 
 F = TypeVar("F", bound=Callable[..., Any])
 Smaller = Callable[[Any], Any]
@@ -194,6 +192,6 @@ def _make_room() -> None:
 
     gc.collect()
     if driver_is_loaded():
-        from vram.guard.settle import let_caches_go
+        from vram.guard.leak_check import let_caches_go
 
         let_caches_go()

@@ -20,14 +20,13 @@ from weakref import WeakMethod
 from vram.errors import LeakDetected, LeakWarning, LimitExceeded, UsageError
 from vram.guard import footprint
 from vram.guard.footprint import NOTHING, OUTSIDE, Footprint, driver_is_loaded
-from vram.guard.registry import Crowd, Place
+from vram.guard.scope_tree import Crowd, Place
 from vram.units import parse_size, size
 
 if TYPE_CHECKING:
-    from vram.guard.known import Known
-    from vram.guard.limits import Undo
-    from vram.guard.suspects import Baseline
-    from vram.guard.watcher import Watcher
+    from vram.guard.baseline import Known
+    from vram.guard.leak_check import Baseline
+    from vram.guard.limits import Undo, Watcher
     from vram.model.leak import Gain, Leak
 
 OnLeak = Literal["raise", "warn", "report"]
@@ -135,7 +134,7 @@ class Scope:
         return self
 
     def _look_at_what_lives(self) -> Known | None:
-        from vram.guard.suspects import Baseline
+        from vram.guard.leak_check import Baseline
 
         self._baseline = Baseline.take(self.name, wanted=self._track)
         return self._baseline.known
@@ -146,7 +145,7 @@ class Scope:
 
             self._caps = cap(limit)
         if self._every_s is not None:
-            from vram.guard.watcher import Watcher
+            from vram.guard.limits import Watcher
 
             self._watcher = Watcher(WeakMethod(self.gained), limit, self._every_s, interrupts=interrupts)
             self._watcher.start()
@@ -183,7 +182,7 @@ class Scope:
 
             self.notes += erase_caches()
         if self._thread:
-            from vram.guard.settle import let_caches_go
+            from vram.guard.leak_check import let_caches_go
 
             let_caches_go()
         self._tell(error, exceeded)
@@ -193,7 +192,7 @@ class Scope:
         watcher = self._watcher
         if watcher is None:
             return 0
-        from vram.guard.watcher import StoppedByWatcher
+        from vram.guard.limits import StoppedByWatcher
 
         try:
             watcher.stop()
@@ -222,7 +221,7 @@ class Scope:
 
     def _is_broken(self, error: BaseException) -> bool:
         """Say on *error* where it left a broken context: nothing can be freed, erased or judged in it."""
-        from vram.guard.broken import broken_contexts, note
+        from vram.guard.cuda_errors import broken_contexts, note
 
         broken = broken_contexts(error)
         self.notes += [each.sentence() for each in broken]
@@ -231,7 +230,7 @@ class Scope:
 
     def _saw_broken(self) -> bool:
         """Warn where the readings at the end met a broken context, whose error somebody swallowed."""
-        from vram.guard.broken import seen_broken
+        from vram.guard.cuda_errors import seen_broken
 
         texts = [each.sentence() for each in seen_broken()]
         if texts:
@@ -241,9 +240,8 @@ class Scope:
 
     def _relieve(self, error: BaseException) -> None:
         """Let the frames of *error* go of the GPU's memory, so that a next try finds room."""
-        from vram.guard.frames import let_go, let_go_of_arrays
+        from vram.guard.cuda_errors import is_out_of_memory, let_go, let_go_of_arrays
         from vram.guard.oom import noticed
-        from vram.guard.out_of_memory import is_out_of_memory
 
         if not isinstance(error, Exception):
             return
@@ -254,7 +252,7 @@ class Scope:
             let_go_of_arrays(error)
 
     def _settle(self, crowd: Crowd) -> None:
-        from vram.guard.settle import leak_of
+        from vram.guard.leak_check import leak_of
 
         leak, notes = leak_of(
             tuple(crowd.names), crowd.before, tolerance=self._tolerance, kept_on_purpose=crowd.kept.nbytes
@@ -263,7 +261,7 @@ class Scope:
         if leak is not None:
             from msgspec.structs import replace
 
-            from vram.guard.suspects import named
+            from vram.guard.leak_check import named
 
             leak = replace(leak, notes=(*leak.notes, self.remark)) if self.remark else leak
             self.leak = named(leak, crowd.known)

@@ -8,8 +8,7 @@ import weakref
 import stand_ins
 
 from vram.payloads.arrays.pace import no_rest
-from vram.payloads.inside.groups import groups
-from vram.payloads.inside.look import look
+from vram.payloads.inside import groups, look
 
 torch = stand_ins.torch()
 # Behind more objects than one portion of the search has, so that it comes to them late.

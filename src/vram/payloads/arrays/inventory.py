@@ -9,11 +9,11 @@ from itertools import chain, compress, islice, repeat
 from operator import is_, not_
 from typing import Any
 
-from .frameworks import LEAVES
-from .frameworks.array import Description, Leaf
-from .heap.peek import lineage
+from .frameworks import PROVIDERS
+from .heap.introspection import lineage
 from .heap.walk import PORTION, is_hidden_from_collector, never_asked
 from .pace import Pause, no_rest
+from .provider import ArrayProvider, Description
 from .record import Struct
 
 DESCRIBED_AT_ONCE = 1000
@@ -24,7 +24,7 @@ LONGEST_NOTE = 300
 class Found(Struct, frozen=True, gc=False):
     """An array itself, so let go of it soon. ``is_shared``: its memory was told by one before it."""
 
-    leaf: Leaf
+    provider: ArrayProvider
     array: object
     description: Description
     is_shared: bool
@@ -46,11 +46,11 @@ def find(
 
     A framework that fails raises; where there are *notes*, it becomes one.
     """
-    leaves = []
-    for leaf in LEAVES:
-        with _noted(leaf, notes):
-            leaves.append((leaf, leaf.arrays(), leaf.blocks()))
-    wanted = [kind for _, arrays, blocks in leaves for kind in (*arrays, *blocks)]
+    providers = []
+    for provider in PROVIDERS:
+        with _noted(provider, notes):
+            providers.append((provider, provider.arrays(), provider.blocks()))
+    wanted = [kind for _, arrays, blocks in providers for kind in (*arrays, *blocks)]
     if not wanted:
         return []
     by_kind = _by_kind(heap, types_of(heap, pause) if types is None else types, wanted, pause)
@@ -58,48 +58,50 @@ def find(
     seen: set[int] = set()
     found: list[Found] = []
     behind: set[int] = set()
-    for leaf, arrays, _ in leaves:
-        with _noted(leaf, notes):
-            objects = with_gradients(leaf, _of(by_kind, arrays))
-            told = leaf.describe(objects, behind) if objects else ()
-            found += _told(leaf, objects, told, seen, device, pause)
-    for leaf, _, blocks in leaves:
-        with _noted(leaf, notes):
+    for provider, arrays, _ in providers:
+        with _noted(provider, notes):
+            objects = with_gradients(provider, _of(by_kind, arrays))
+            told = provider.describe(objects, behind) if objects else ()
+            found += _told(provider, objects, told, seen, device, pause)
+    for provider, _, blocks in providers:
+        with _noted(provider, notes):
             objects = _of(by_kind, blocks)
             objects = list(compress(objects, map(not_, map(behind.__contains__, map(id, objects)))))
-            told = leaf.describe_blocks(objects, seen) if objects else ()
-            found += (each for each in _told(leaf, objects, told, seen, device, pause) if not each.is_shared)
+            told = provider.describe_blocks(objects, seen) if objects else ()
+            found += (
+                each for each in _told(provider, objects, told, seen, device, pause) if not each.is_shared
+            )
     return found
 
 
 @contextmanager
-def _noted(leaf: Leaf, notes: list[str] | None) -> Iterator[None]:
+def _noted(provider: ArrayProvider, notes: list[str] | None) -> Iterator[None]:
     try:
         yield
     except Exception as error:
         if notes is None:
             raise
-        notes.append(f"{leaf.NAME}: {type(error).__name__}: {error}"[:LONGEST_NOTE])
+        notes.append(f"{provider.NAME}: {type(error).__name__}: {error}"[:LONGEST_NOTE])
 
 
-def with_gradients(leaf: Leaf, arrays: list[object]) -> list[object]:
+def with_gradients(provider: ArrayProvider, arrays: list[object]) -> list[object]:
     """*arrays* and those of their gradients that nobody has looked at yet: they have no Python object."""
-    gradients: Any = getattr(leaf, "gradients", None)
+    gradients: Any = getattr(provider, "gradients", None)
     found = [gradient for _, gradient in gradients(arrays)] if gradients is not None and arrays else []
     there = set(map(id, arrays)) if found else ()
     return [*arrays, *(each for each in found if id(each) not in there)]
 
 
-def kept_unseen(leaf: Leaf, arrays: list[object]) -> Iterator[tuple[object, str, object]]:
+def kept_unseen(provider: ArrayProvider, arrays: list[object]) -> Iterator[tuple[object, str, object]]:
     """Each of *arrays* that keeps another one where Python cannot see it, as what, and that other one."""
     for name, kept_by in ((".grad", "gradients"), ("._base", "bases")):
-        pairs: Any = getattr(leaf, kept_by, None)
+        pairs: Any = getattr(provider, kept_by, None)
         for owner, kept in pairs(arrays) if pairs is not None else ():
             yield owner, name, kept
 
 
 def _told(
-    leaf: Leaf,
+    provider: ArrayProvider,
     objects: list[object],
     descriptions: Iterable[Description | None],
     seen: set[int],
@@ -118,10 +120,10 @@ def _told(
     there = set(pointers)
     if len(there) == len(pointers) and there.isdisjoint(seen):  # as nearly always: nothing is shared
         seen |= there
-        return [Found(leaf, array, each, False) for array, each in zip(arrays, told)]
+        return [Found(provider, array, each, False) for array, each in zip(arrays, told)]
     found: list[Found] = []
     for array, each in zip(arrays, told):
-        found.append(Found(leaf, array, each, each.pointer in seen))
+        found.append(Found(provider, array, each, each.pointer in seen))
         seen.add(each.pointer)
     return found
 
@@ -155,9 +157,9 @@ def sifted(heap: list[object], pause: Pause = no_rest) -> tuple[list[object], se
     Where a framework's arrays are hidden from the collector, everything can lead to one.
     """
     kinds: list[type] = []
-    for leaf in LEAVES:
+    for provider in PROVIDERS:
         with suppress(Exception):  # told where its arrays are looked for
-            kinds += (*leaf.arrays(), *leaf.blocks())
+            kinds += (*provider.arrays(), *provider.blocks())
     everything = any(map(is_hidden_from_collector, kinds))
     none_of = frozenset(kinds).isdisjoint
     is_one: dict[type, bool] = {}

@@ -1,18 +1,11 @@
-"""One walk over the heap, from names that people know to the objects that they ask about.
-
-Going back from an object by ``gc.get_referrers`` looks through the whole heap for every step.
-This goes forward instead, breadth first and in large portions: each portion's referents are
-fetched, told from known ones and remembered by calls that loop in C, so a heap of a million
-objects takes well under a second. Only the portion in which an object was found is
-remembered; which of its members refers to it is found out later, for those that matter.
-"""
+"""DOC"""
 
 from __future__ import annotations
 
 import gc
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, compress, repeat
 from operator import eq
@@ -248,3 +241,36 @@ def never_asked() -> tuple[object, ...]:
 def is_hidden_from_collector(kind: type) -> bool:
     """Whether the collector does not know objects of *kind*, so that only a walk meets them."""
     return not kind.__flags__ & HAS_GC
+
+
+# ---- what the collector would not free ----
+
+
+def survivors(apart: list[object], but: Iterable[int], lists: int) -> set[int]:
+    """The ``id`` of all of *apart* that is held from outside of it, and of what those refer to.
+
+    *lists* is how many lists hold each object now, *apart* among them. Objects with an ``id`` in
+    *but* are held by whoever asks: they survive only through others. A reference that another thread
+    takes meanwhile counts as one from outside.
+    """
+    inside = Counter(map(id, chain.from_iterable(map(gc.get_referents, apart))))
+    # In a list of one, the count is that list's and the call's.
+    (alone,) = map(sys.getrefcount, [[]])
+    counts = list(map(sys.getrefcount, apart))
+    exempt = set(but)
+    held = [
+        each
+        for each, count in zip(apart, counts)
+        if count - alone - (lists - 1) > inside[id(each)] and id(each) not in exempt
+    ]
+    return _reached(held, set(map(id, apart)))
+
+
+def _reached(held: list[object], within: set[int]) -> set[int]:
+    found = set(map(id, held))
+    while held:
+        referents = {id(each): each for each in gc.get_referents(*held)}
+        fresh = within.intersection(referents).difference(found)
+        found |= fresh
+        held = [referents[key] for key in fresh]
+    return found

@@ -1,17 +1,68 @@
-"""The kinds of memory that a buffer can own: how each is taken, zeroed and given back."""
+"""DOC"""
 
 from __future__ import annotations
 
 import ctypes
 from ctypes import byref, c_size_t, c_uint64
+from typing import Any, NamedTuple
 
-from vram.errors import OutOfMemory
+from vram.errors import OutOfMemory, UsageError
 from vram.guard.allocation import Allocation
 from vram.guard.dlpack import LEGACY_STREAM
 from vram.guard.driver import Driver
-from vram.guard.owning import Piece
-from vram.guard.streams import Stream
+from vram.guard.native import Piece
 from vram.units import size
+
+# ---- streams ----
+
+
+# attribute that holds the handle: PyTorch, CuPy, Numba and PyCUDA
+_ATTRIBUTES = ("cuda_stream", "ptr", "handle")
+
+
+class Stream(NamedTuple):
+    """Handles 0, 1 and 2 are the driver's own default streams and never end."""
+
+    handle: int
+    owner: object
+
+    @property
+    def is_a_default(self) -> bool:
+        return self.handle <= 2
+
+    @property
+    def is_kept_alive(self) -> bool:
+        return self.owner is not None or self.is_a_default
+
+
+def stream_of(named: Any) -> Stream:
+    """Read *named*: a number, or a stream of PyTorch, CuPy, Numba, PyCUDA or cuda.core."""
+    if isinstance(named, int) and not isinstance(named, bool) and named >= 0:
+        return Stream(named, None)
+    protocol = getattr(named, "__cuda_stream__", None)
+    # Version 0 of the protocol is (version, handle); early cuda.core had it as a property.
+    answer = protocol() if callable(protocol) else protocol
+    if isinstance(answer, tuple) and len(answer) == 2:
+        return Stream(int(answer[1]), named)
+    for attribute in _ATTRIBUTES:
+        handle = _number(getattr(named, attribute, None))
+        if handle is not None:
+            return Stream(handle, named)
+    raise UsageError(
+        f"{named!r} is not a CUDA stream", hint="give a framework's stream, or its handle as a number"
+    )
+
+
+def _number(handle: Any) -> int | None:
+    value = getattr(handle, "value", handle)
+    try:
+        return int(value or 0) if handle is not None else None
+    except (TypeError, ValueError):
+        return None
+
+
+# ---- kinds of memory ----
+
 
 ATTACH_GLOBAL = 1
 PORTABLE, DEVICEMAP = 1, 2

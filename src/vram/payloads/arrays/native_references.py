@@ -1,20 +1,14 @@
-"""Arrays that no Python object refers to, because their framework itself does: who keeps those.
-
-A gradient belongs to its parameter, and what a view shows to the view. What a model's forward pass
-saved belongs to an autograd graph, and that to every tensor that came out of it, but a graph cannot be
-looked into without running the program's own hooks: such a keeper is likely, and called so.
-"""
+"""DOC"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from .frameworks.array import Description
-from .frameworks.torch import GRAPH
-from .heap.chains import NATIVE
-from .heap.trails import Holder, Trails
+from .heap.search import NATIVE, Holder, Trails
 from .inventory import Found, kept_unseen
+from .provider import Description
+from .pytorch import GRAPH
 
 # The ``id`` of the array that keeps another one, and what it calls that.
 _Owner = tuple[int, str]
@@ -25,7 +19,7 @@ class Seen(Protocol):
     """What must be known of an array here; :class:`Found` tells it, and so does one that nobody holds."""
 
     @property
-    def leaf(self) -> Any: ...
+    def provider(self) -> Any: ...
     @property
     def key(self) -> int: ...
     @property
@@ -67,7 +61,7 @@ def _blame_graphs(found: Sequence[Seen], unseen: set[int], trails: Trails) -> No
     if not graphs:
         return
     saved = _of_graphs(trails.holder(graphs[0]), len(graphs))
-    theirs = unseen.intersection(each.key for each in found if each.leaf.NAME == "PyTorch")
+    theirs = unseen.intersection(each.key for each in found if each.provider.NAME == "PyTorch")
     trails.told.update(dict.fromkeys(theirs, saved))
 
 
@@ -96,7 +90,9 @@ def _with_graphs(found: Sequence[Seen]) -> list[Seen]:
 def owners_of(found: Sequence[Found]) -> Owners:
     """Of each array that is kept by another one, where Python cannot see it: by which, and as what."""
     owners: Owners = {}
-    for leaf in {id(each.leaf): each.leaf for each in found}.values():
-        for owner, link, kept in kept_unseen(leaf, [each.array for each in found if each.leaf is leaf]):
+    for provider in {id(each.provider): each.provider for each in found}.values():
+        for owner, link, kept in kept_unseen(
+            provider, [each.array for each in found if each.provider is provider]
+        ):
             owners.setdefault(id(kept), []).append((id(owner), link))
     return owners

@@ -1,9 +1,4 @@
-"""Which scopes are open at this moment, and which of them run into each other.
-
-Memory is charged to the process, not to a thread. Where scopes of several threads or tasks
-overlap, no figure can tell them apart: then those with the same parent are settled together, by
-the last to end, against what was there before the first began.
-"""
+"""DOC"""
 
 from __future__ import annotations
 
@@ -14,9 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+from vram.guard.baseline import Known, OnPurpose
 from vram.guard.footprint import NOTHING, Footprint, take
-from vram.guard.known import Known
-from vram.guard.on_purpose import OnPurpose
 
 _current: ContextVar[Place | None] = ContextVar("vram_scope", default=None)
 # A finalizer of the program's may run while it is held, in the same thread, and open a scope itself.

@@ -1,10 +1,4 @@
-"""One piece of device memory taken from the driver and given back, each in a single call.
-
-The driver gives every allocation a number and never uses it again: asked before a free, it tells
-whether the memory at an address still is the one that was taken. Asking costs a microsecond from
-Python and almost nothing from C (native/buffer/own.c), so that is where it is done; an
-installation without the native part does the same in Python.
-"""
+"""DOC"""
 
 from __future__ import annotations
 

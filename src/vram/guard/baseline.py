@@ -1,17 +1,46 @@
-"""What is said to be meant to outlive a scope: each piece of memory once, and only while it is there."""
+"""DOC"""
 
 from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Iterable
 from ctypes import byref, c_int, c_uint64
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from vram.guard.known import Known, weak
 from vram.guard.memory import cuda
 
 if TYPE_CHECKING:
-    from vram.payloads.arrays.frameworks.array import Leaf
+    from vram.payloads.arrays.provider import ArrayProvider
+
+
+class _Nobody:
+    pass
+
+
+# A reference whose object is gone.
+_NOBODY: weakref.ref[Any] = weakref.ref(_Nobody())
+
+
+class Known:
+    """Keeps no array alive, and is asked ``array in known``."""
+
+    def __init__(self, arrays: Iterable[object] = ()) -> None:
+        self._seen = {id(each): weak(each) for each in arrays}
+
+    def __contains__(self, array: object) -> bool:
+        # An ``id`` alone is soon another's: Python gives a freed object's place to the next.
+        seen = self._seen.get(id(array), _NOBODY)
+        return seen is None or seen() is array
+
+
+def weak(array: object) -> weakref.ref[Any] | None:
+    """None for those that know no weak references."""
+    try:
+        return weakref.ref(array)
+    except TypeError:
+        return None
+
 
 BUFFER_ID = 7  # CU_POINTER_ATTRIBUTE_BUFFER_ID
 
@@ -23,7 +52,7 @@ class _Piece(NamedTuple):
 
     nbytes: int
     allocation: int | None
-    leaf: Leaf
+    provider: ArrayProvider
     array: weakref.ref[Any] | None
 
 
@@ -36,11 +65,11 @@ class OnPurpose:
 
     def add(self, value: object, but: Known | None) -> None:
         """The arrays inside *value*, those of *but* left out."""
-        from vram.guard.suspects import arrays_in
+        from vram.guard.leak_check import arrays_in
 
-        for leaf, array, told in arrays_in(value):
+        for provider, array, told in arrays_in(value):
             if but is None or array not in but:
-                piece = _Piece(told.nbytes, _allocation(told.pointer), leaf, weak(array))
+                piece = _Piece(told.nbytes, _allocation(told.pointer), provider, weak(array))
                 self._pieces[told.device, told.pointer] = piece
 
     def nbytes(self) -> int:
@@ -59,7 +88,7 @@ class OnPurpose:
 def _is_told(where: _Where, piece: _Piece) -> bool:
     """Whether the array itself still has that memory."""
     array = piece.array() if piece.array is not None else None
-    told = next(piece.leaf.describe([array], set())) if array is not None else None
+    told = next(piece.provider.describe([array], set())) if array is not None else None
     return told is not None and (told.device, told.pointer) == where
 
 

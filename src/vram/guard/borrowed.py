@@ -1,7 +1,8 @@
-"""Memory that another library owns: where it lies, and what keeps it alive while it is looked at."""
+"""DOC"""
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,11 +11,43 @@ from typing import Any, NamedTuple
 
 from vram.errors import BufferLost, UsageError, VramError
 from vram.guard import dlpack
-from vram.guard.driver import driver
-from vram.guard.holding import Holding, here
-from vram.guard.layout import Layout, from_interface
-from vram.guard.owning import Piece
-from vram.guard.zeroing import erase
+from vram.guard.allocation import Holding, here
+from vram.guard.dlpack import Layout, from_interface, runs
+from vram.guard.driver import Driver, driver
+from vram.guard.native import Piece
+
+LARGEST_PITCH = 2**31 - 1
+
+
+class ByteRows(NamedTuple):
+    """*height* runs of *width* bytes, *pitch* bytes apart."""
+
+    offset: int
+    width: int
+    height: int
+    pitch: int
+
+
+def erase(cuda: Driver, pointer: int, device: int, layout: Layout) -> None:
+    """Done when it returns."""
+    with cuda.within(pointer, device):
+        # Work of other streams may still write: it ends first, or it would undo the erasing.
+        cuda.must("cuCtxSynchronize")
+        for piece in pieces(layout):
+            cuda.must("cuMemsetD2D8_v2", pointer + piece.offset, piece.pitch, 0, piece.width, piece.height)
+        cuda.must("cuCtxSynchronize")
+
+
+def pieces(layout: Layout) -> Iterator[ByteRows]:
+    """The bytes of *layout* in as few pieces as its strides allow."""
+    offset, width, steps = runs(layout)
+    height, pitch = 1, width
+    if steps and width <= steps[0][1] <= LARGEST_PITCH:
+        height, pitch = steps.pop(0)
+    for index in itertools.product(*(range(extent) for extent, _ in steps)):
+        moved = sum(number * stride for number, (_, stride) in zip(index, steps, strict=True))
+        yield ByteRows(offset + moved, width, height, pitch)
+
 
 HINT = "a tensor or array on a GPU: PyTorch, CuPy, JAX, Numba, cuda.core, vram.Buffer, …"
 

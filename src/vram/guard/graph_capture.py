@@ -1,11 +1,11 @@
-"""Whether a CUDA graph is being captured, asked so that the capture is not disturbed."""
+"""DOC"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from ctypes import byref, c_int, c_void_p
 
-from vram.payloads.arrays.frameworks.array import loaded
+from vram.payloads.arrays.provider import loaded
 from vram.payloads.trim.driver import driver
 
 LEGACY, PER_THREAD = 0, 2
