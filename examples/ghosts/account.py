@@ -9,7 +9,7 @@ from typing import Any
 
 
 def kept() -> list[str]:
-    """A line for each keeper, with the finding that explains it."""
+    """A line for each holder, with the finding that explains it."""
     done = subprocess.run(
         [sys.executable, "-m", "vram", "why", "--json"], stdout=subprocess.PIPE, check=True, text=True
     )

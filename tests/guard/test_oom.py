@@ -13,8 +13,8 @@ from tests.installed import needs
 from vram import on_oom
 from vram.errors import OutOfMemory, UsageError
 from vram.guard.footprint import Footprint
-from vram.guard.oom_report import Situation, requested, sentence
-from vram.model.leak import Kept
+from vram.guard.oom_report import OomFigures, requested, sentence
+from vram.model.leak import LeakedArray
 from vram.units import GIB, MIB
 from vram.virtualgpu import VirtualGpu
 
@@ -304,15 +304,17 @@ def test_what_was_asked_for_is_read_from_the_message(message: str, nbytes: int |
 
 
 def situation(
-    cached: int = 0, fragmented: int = 0, live: int = 10 * GIB, largest: tuple[Kept, ...] = ()
-) -> Situation:
+    cached: int = 0, fragmented: int = 0, live: int = 10 * GIB, largest: tuple[LeakedArray, ...] = ()
+) -> OomFigures:
     charged = {0: live + cached + fragmented + 518 * MIB}
-    return Situation(1, 4 * GIB, Footprint(charged, {"PyTorch": live}, cached, fragmented), (), None, largest)
+    return OomFigures(
+        1, 4 * GIB, Footprint(charged, {"PyTorch": live}, cached, fragmented), (), None, largest
+    )
 
 
 def test_each_cause_has_its_own_remedy() -> None:
     assert "vram.flush()" in sentence(situation(cached=8 * GIB))
     assert "expandable_segments" in sentence(situation(fragmented=8 * GIB))
-    kept = Kept(what="PyTorch float32 (4, 4)", nbytes=9 * GIB, keeper="train.py: history[3]")
+    kept = LeakedArray(what="PyTorch float32 (4, 4)", nbytes=9 * GIB, holder="train.py: history[3]")
     assert "kept by train.py: history[3]" in sentence(situation(largest=(kept,)))
     assert "retry_on_oom" in sentence(situation())

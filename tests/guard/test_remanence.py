@@ -74,7 +74,7 @@ def test_another_process_that_fails_is_said(virtual_gpu: VirtualGpu) -> None:
 
 @pytest.mark.fault(32)
 def test_a_control_that_fails_proves_nothing() -> None:
-    trial = Trial(place="plain allocations", sampled=100, control=99)
+    trial = Trial(source="plain allocations", sampled=100, control=99)
     report = Remanence(gpu="G", driver="1", mode="m", total=1000, trials=(trial,))
     assert not trial.is_valid
     assert str(report).endswith("plain allocations: nothing can be said, the control found 99 of 100 bytes")

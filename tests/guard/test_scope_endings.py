@@ -88,7 +88,7 @@ def test_a_finalizer_in_the_midst_of_the_registry_does_not_wait_for_itself(virtu
         scope_tree.take = measure
         with vram.scope("alone", leak="report") as alone:
             raw.alloc(4 * MIB)
-        tell([len(scope_tree._open), scope_tree._nothing.crowd_inside.open, alone.leak.nbytes])
+        tell([len(scope_tree._open), scope_tree._root.child_group.open, alone.leak.nbytes])
     """
     assert result(virtual_gpu, program) == [0, 0, 4 * MIB]
 

@@ -51,6 +51,6 @@ def test_a_watcher_that_comes_too_late_interrupts_nothing(virtual_gpu: VirtualGp
         gc.collect()
         with vram.scope("after the race", leak="report"):
             pass
-        tell([struck > 0, scope_tree._open, scope_tree._nothing.crowd_inside.open])
+        tell([struck > 0, scope_tree._open, scope_tree._root.child_group.open])
     """
     assert result(virtual_gpu, program) == [True, [], 0]

@@ -260,7 +260,7 @@ def test_what_a_test_that_fails_by_its_own_word_kept_is_a_note_on_that(suite: Su
         def test_keeps_as_expected():
             KEPT.append(vram.Buffer(8 * MIB))
             pytest.xfail("known")
-        def test_gives_back():
+        def test_frees():
             local = vram.Buffer(8 * MIB)
             pytest.fail("its own word")
         """,
@@ -280,7 +280,7 @@ def test_a_skipped_test_that_keeps_memory_fails(suite: Suite) -> None:
         def test_keeps():
             KEPT.append(vram.Buffer(8 * MIB))
             pytest.skip("too small")
-        def test_gives_back():
+        def test_frees():
             local = vram.Buffer(8 * MIB)
             pytest.skip("too small")
         class Test(unittest.TestCase):

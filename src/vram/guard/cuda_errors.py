@@ -1,4 +1,7 @@
-"""DOC"""
+"""What an exception says about CUDA: out of memory, a broken context, and what its frames hold.
+
+Exception classes are compared by name and module: no framework is imported for it.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,6 @@ from vram.guard.footprint import driver_is_loaded
 
 # ---- out of memory ----
 
-
 OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY and cudaErrorMemoryAllocation alike
 
 
@@ -21,7 +23,7 @@ def _always(_: BaseException) -> bool:
     return True
 
 
-def _says(*words: str) -> Callable[[BaseException], bool]:
+def _text_has(*words: str) -> Callable[[BaseException], bool]:
     return lambda error: any(word in str(error) for word in words)
 
 
@@ -31,17 +33,17 @@ def _numba(error: BaseException) -> bool:
     return code is not None and int(code) == OUT_OF_MEMORY
 
 
-_EXHAUSTED = _says("RESOURCE_EXHAUSTED", "out of memory", "Out of memory")
-_CUDA_WORDS = _says(
+_EXHAUSTED = _text_has("RESOURCE_EXHAUSTED", "out of memory", "Out of memory")
+_CUDA_WORDS = _text_has(
     "CUDA_ERROR_OUT_OF_MEMORY", "cudaErrorMemoryAllocation", "CUDA out of memory", "CUDA error: out of memory"
 )
 
-# (class, top module of the framework): what else must hold of it
-SIGNS: dict[tuple[str, str], Callable[[BaseException], bool]] = {
+# (class, top module of the framework): what else must hold for the exception
+OOM_CLASSES: dict[tuple[str, str], Callable[[BaseException], bool]] = {
     ("OutOfMemoryError", "torch"): _always,
     ("OutOfMemoryError", "cupy"): _always,
-    ("CUDARuntimeError", "cupy_backends"): _says("cudaErrorMemoryAllocation"),
-    ("CUDADriverError", "cupy_backends"): _says("CUDA_ERROR_OUT_OF_MEMORY"),
+    ("CUDARuntimeError", "cupy_backends"): _text_has("cudaErrorMemoryAllocation"),
+    ("CUDADriverError", "cupy_backends"): _text_has("CUDA_ERROR_OUT_OF_MEMORY"),
     ("XlaRuntimeError", "jaxlib"): _EXHAUSTED,
     ("JaxRuntimeError", "jaxlib"): _EXHAUSTED,
     ("JaxRuntimeError", "jax"): _EXHAUSTED,
@@ -52,8 +54,8 @@ SIGNS: dict[tuple[str, str], Callable[[BaseException], bool]] = {
     ("OutOfMemory", "vram"): _always,
     ("LimitExceeded", "vram"): _always,
     # RMM's, and what C++ extensions throw through pybind11
-    ("MemoryError", "builtins"): _says("out_of_memory", "cudaErrorMemoryAllocation", "CUDA"),
-    ("RuntimeError", "builtins"): _says(
+    ("MemoryError", "builtins"): _text_has("out_of_memory", "cudaErrorMemoryAllocation", "CUDA"),
+    ("RuntimeError", "builtins"): _text_has(
         *("CUDA out of memory", "CUDA error: out of memory", "CUDA_ERROR_OUT_OF_MEMORY"),
         "CUBLAS_STATUS_ALLOC_FAILED",
     ),
@@ -65,10 +67,10 @@ def is_out_of_memory(error: BaseException) -> bool:
 
     An error that merely happened while an out-of-memory was handled is another matter.
     """
-    return any(map(_is_sign, itself_and_causes(error)))
+    return any(map(_is_oom, error_and_causes(error)))
 
 
-def itself_and_causes(error: BaseException) -> Iterator[BaseException]:
+def error_and_causes(error: BaseException) -> Iterator[BaseException]:
     """*error*, what it was raised from, and what it groups, each once."""
     seen: set[int] = set()
     waiting: list[BaseException | None] = [error]
@@ -81,22 +83,24 @@ def itself_and_causes(error: BaseException) -> Iterator[BaseException]:
         waiting += [each.__cause__, *(each.exceptions if isinstance(each, BaseExceptionGroup) else ())]
 
 
-def _is_sign(error: BaseException) -> bool:
+def _is_oom(error: BaseException) -> bool:
     for kind in type(error).__mro__:
-        test = SIGNS.get((kind.__name__, kind.__module__.partition(".")[0]))
+        test = OOM_CLASSES.get((kind.__name__, kind.__module__.partition(".")[0]))
         if test is not None:
             return test(error)
     return False
 
 
 # ---- broken contexts ----
-
+#
+# After one of the errors of vram.payloads.trim.broken nothing can be freed or tried again in the
+# context; only the end of the process returns its memory.
 
 LONGEST = 10_000
 
 
 class BrokenContext(Struct, frozen=True):
-    """``code`` is the driver's error number. ``device`` is None where only an exception tells of it."""
+    """``code`` is the driver's error number. ``device`` is None where only an exception reported it."""
 
     device: int | None
     code: int
@@ -115,7 +119,7 @@ class BrokenContext(Struct, frozen=True):
 
 
 def broken_contexts(error: BaseException | None = None) -> tuple[BrokenContext, ...]:
-    """Those that this thread can enter; where none is seen, what *error* says of one. Waits for nothing."""
+    """Those that this thread can enter; if none is found, the one that *error* reports. Waits for nothing."""
     if driver_is_loaded():
         from vram.payloads.trim.driver import driver
 
@@ -127,8 +131,8 @@ def broken_contexts(error: BaseException | None = None) -> tuple[BrokenContext, 
     return () if code is None else (BrokenContext(None, code),)
 
 
-def seen_broken() -> tuple[BrokenContext, ...]:
-    """Those that the last readings of this process's memory met: nobody is asked for it."""
+def observed_broken_contexts() -> tuple[BrokenContext, ...]:
+    """Those that the last measurements of this process met; the driver is not asked again."""
     if not driver_is_loaded():
         return ()
     from vram.payloads.trim.driver import driver
@@ -136,11 +140,11 @@ def seen_broken() -> tuple[BrokenContext, ...]:
     return tuple(BrokenContext(device, code) for device, code in driver.seen_broken.items())
 
 
-def note(error: BaseException, broken: Iterable[BrokenContext]) -> None:
-    """Add to *error*'s notes what that means, once for each error code."""
+def add_broken_notes(error: BaseException, broken: Iterable[BrokenContext]) -> None:
+    """Add a note to *error* for each error code that has none yet."""
     for each in broken:
-        told = f"({each.error}, {each.code})"
-        if not any(told in str(line) for line in getattr(error, "__notes__", ())):
+        mark = f"({each.error}, {each.code})"
+        if not any(mark in str(line) for line in getattr(error, "__notes__", ())):
             error.add_note(f"vram: {each.sentence()}")
 
 
@@ -154,11 +158,11 @@ def sticky_code(error: BaseException) -> int | None:
     from vram.oom.dialects.broken import code_in
     from vram.payloads.trim.broken import STICKY
 
-    for each in itself_and_causes(error):
+    for each in error_and_causes(error):
         # Numba's errors have a code, an int or an enum of cuda-bindings; so have CuPy's and PyTorch's.
         for name in ("code", "status", "error_code"):
             number = getattr(each, name, None)
-            if isinstance(number, int) and int(number) in STICKY and _is_of_cuda(each):
+            if isinstance(number, int) and int(number) in STICKY and _is_cuda_library(each):
                 return int(number)
         code = code_in(_text(each))
         if code is not None:
@@ -167,43 +171,43 @@ def sticky_code(error: BaseException) -> int | None:
 
 
 def _text(error: BaseException) -> str:
-    """Any program's exception may come by here, and its text is its own code."""
+    """The text of an exception of any program: ``__str__`` is the program's code and may fail."""
     try:
         return str(error)[:LONGEST]
     except Exception:
         return ""
 
 
-def _is_of_cuda(error: BaseException) -> bool:
-    """Other libraries number other things."""
+def _is_cuda_library(error: BaseException) -> bool:
+    """Other libraries use the same numbers for other errors."""
     return type(error).__module__.partition(".")[0] in ("numba", "cupy_backends", "torch", "cuda", "pycuda")
 
 
 # ---- frames ----
 
 
-def let_go(error: BaseException, only: Callable[[FrameType], bool] = lambda _: True) -> int:
-    """Empty the finished frames that *error*, its causes and its group's members passed through.
+def clear_frames(error: BaseException, only: Callable[[FrameType], bool] = lambda _: True) -> int:
+    """Clear the variables of the finished frames of *error*, its causes and its group's members.
 
-    Returns how many. Frames that still run keep their variables; the traceback still prints,
-    file and line of every step are in it. What is lost is a debugger's look at the variables.
+    Returns how many frames. Frames that still run keep their variables. The traceback still prints with
+    the file and line of every frame; only a debugger can no longer show the variables.
     """
     cleared = 0
-    for each in family(error):
-        for trace in _steps(each.__traceback__):
+    for each in error_family(error):
+        for trace in _entries(each.__traceback__):
             # A frame that still runs, or a generator that is only suspended, refuses.
             with suppress(RuntimeError):
                 if only(trace.tb_frame):
                     trace.tb_frame.clear()
-                    # Who has looked at f_locals before made a copy, which keeps everything until the
-                    # next look brings it up to date (Python 3.12 and older).
+                    # If f_locals was read before, the frame keeps a copy that holds everything until
+                    # the next read updates it (Python 3.12 and older).
                     _ = trace.tb_frame.f_locals
                     cleared += 1
     return cleared
 
 
-def family(error: BaseException) -> Iterator[BaseException]:
-    """*error* and every exception that hangs on it, each once."""
+def error_family(error: BaseException) -> Iterator[BaseException]:
+    """*error*, its causes, contexts and group members, each once."""
     waiting: list[BaseException | None] = [error]
     seen: set[int] = set()
     while waiting:
@@ -217,19 +221,19 @@ def family(error: BaseException) -> Iterator[BaseException]:
             waiting += each.exceptions
 
 
-def _steps(trace: TracebackType | None) -> Iterator[TracebackType]:
+def _entries(trace: TracebackType | None) -> Iterator[TracebackType]:
     while trace is not None:
         yield trace
         trace = trace.tb_next
 
 
-def let_go_of_arrays(error: BaseException) -> int:
-    """The same for frames that have GPU arrays among their variables alone; others stay as they are."""
+def clear_frames_with_arrays(error: BaseException) -> int:
+    """The same, only for frames that have GPU arrays in their variables."""
     from vram.guard.leak_check import has_array
 
     def holds_array(frame: FrameType) -> bool:
-        # The collector's view of its variables; a look at f_locals would copy them.
+        # Reads the variables as the collector does: f_locals would copy them.
         held = gc.get_referents(frame)
         return has_array(each for each in held if each is not frame.f_globals)
 
-    return let_go(error, only=holds_array)
+    return clear_frames(error, only=holds_array)

@@ -1,29 +1,27 @@
 """What this process holds on its GPUs at one moment: the driver's charge, and the frameworks' own split.
 
-The charge tells everything, also what no framework knows; the frameworks tell how much of
-what they hold is in use. Nothing is woken: a process that has not loaded the driver pays a
-microsecond for the answer that it holds nothing.
+The charge covers everything, also what no framework accounts for; the frameworks report how much of what
+they hold is in use. Nothing is started for it: in a process that has not loaded the driver this takes a
+microsecond.
 """
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from vram.guard.memory import cuda, device_memory, started
-from vram.guard.native import LIBRARY
+from vram.guard.native import library_counter
 
 OUTSIDE = "outside every framework"
 
-# Their pools are the program's own objects: finding them means a walk over the whole heap.
-_FOUND_BY_WALKING = frozenset(("PyCUDA", "cuda.core"))
+# Their pools are the program's own objects: finding them takes a walk over the whole heap.
+_NEED_HEAP_WALK = frozenset(("PyCUDA", "cuda.core"))
 
 
 class Footprint(NamedTuple):
     """Bytes of device memory. ``charged`` is by CUDA's device number and includes contexts;
     ``in_use`` is by framework. ``device_wide``: some figure is the whole GPU's, because the driver
-    does not tell this process's share (a container on an old driver, WSL)."""
+    does not report this process's share (a container on an old driver, WSL)."""
 
     charged: dict[int, int]
     in_use: dict[str, int]
@@ -37,38 +35,27 @@ class Footprint(NamedTuple):
 
     @property
     def outside(self) -> int:
-        """What the driver charges and no framework accounts for: contexts, code, raw allocations."""
+        """What the driver charges beyond the frameworks' figures: contexts, code, raw allocations."""
         return self.total - sum(self.in_use.values()) - self.cached - self.fragmented
 
 
 NOTHING = Footprint({}, {})
 
 
-def _counter(path: str = LIBRARY) -> Callable[[], int] | None:
-    """The loader's count of libraries; None where the native part is not installed."""
-    try:
-        count = ctypes.CDLL(path).vram_loads
-    except (OSError, AttributeError):
-        return None
-    count.restype = ctypes.c_ulonglong
-    answer: Callable[[], int] = count
-    return answer
-
-
-_count_loads = _counter()
-_seen = [-1]
+_count_loads = library_counter()
+_last_count = [-1]
 _is_loaded = [False]
 
 
 def driver_is_loaded() -> bool:
-    """Whether this process has loaded libcuda: asked again only when some library was loaded since.
+    """Whether this process has loaded libcuda; checked again only if a library was loaded since.
 
     A dlopen that finds nothing costs 60 µs, the loader's own count of libraries less than one.
     """
     count = -1 if _count_loads is None else _count_loads()
-    if count != _seen[0] or count < 0:
+    if count != _last_count[0] or count < 0:
         _is_loaded[0] = cuda() is not None
-        _seen[0] = count
+        _last_count[0] = count
     return _is_loaded[0]
 
 
@@ -78,7 +65,7 @@ def take(*, thorough: bool = False) -> Footprint:
         return NOTHING
     from vram.payloads.trim.driver import driver
 
-    # Even a question can spoil a CUDA graph that another thread captures (seen on an H200).
+    # Even a query can invalidate a CUDA graph that another thread captures (observed on an H200).
     with driver.harmless_to_captures():
         return _taken(thorough)
 
@@ -91,7 +78,7 @@ def _taken(thorough: bool) -> Footprint:
     cached = fragmented = 0
     for line in framework_lines(thorough=thorough):
         held, unused = line["held"], line["reclaimable"]
-        # A framework that does not tell what is unused keeps its bytes in a pool that does.
+        # A framework that does not report what is unused has its bytes in a pool that does.
         if line["memory"] != "device" or held is None or unused is None:
             continue
         used = line["used"]
@@ -102,7 +89,7 @@ def _taken(thorough: bool) -> Footprint:
 
 
 def charges() -> tuple[dict[int, int], bool]:
-    """What the driver charges this process on each device; True where it is the whole device's."""
+    """What the driver charges this process on each device; True if a figure is the whole device's."""
     driver = started()
     charged, device_wide = {}, False
     for device in range(driver.count() if driver else 0):
@@ -115,11 +102,11 @@ def charges() -> tuple[dict[int, int], bool]:
 
 
 def framework_lines(*, thorough: bool) -> list[dict[str, Any]]:
-    """Every loaded framework's own words, one line for each device."""
+    """The figures of every loaded framework, one line for each device."""
     from vram.payloads import trim
     from vram.payloads.trim.frameworks import FRAMEWORKS
 
     notes: list[str] = []
-    kinds = [kind for kind in FRAMEWORKS if thorough or kind.name not in _FOUND_BY_WALKING]
+    kinds = [kind for kind in FRAMEWORKS if thorough or kind.name not in _NEED_HEAP_WALK]
     found = [each for kind in kinds for each in trim.guarded(notes, kind.name, kind.find)]
     return list(trim.measured(found, notes).values())

@@ -1,4 +1,4 @@
-"""DOC"""
+"""Whether a CUDA graph is being captured, asked without disturbing the capture."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from vram.payloads.arrays.provider import loaded
 from vram.payloads.trim.driver import driver
 
 LEGACY, PER_THREAD = 0, 2
-# The legacy stream answers with these while any ordinary stream of its context is captured, and
-# the documentation promises that asking does not end that capture.
+# The legacy stream returns one of these while any ordinary stream of its context is captured. By the
+# documentation this query does not end the capture.
 CAPTURE_CODES = range(900, 910)
 
 
 def is_capturing() -> bool:
-    """Whether this thread, or an ordinary stream of any context that it can enter, is recording a graph."""
+    """Whether this thread, or an ordinary stream of any context that it can enter, captures a graph."""
     streams = (LEGACY, PER_THREAD, *_current_streams())
 
     def ask() -> int:
@@ -25,7 +25,7 @@ def is_capturing() -> bool:
 
 
 def is_capturing_here() -> bool:
-    """The same, PyTorch's capture in this thread included, which is on a stream that nobody else sees."""
+    """The same, including PyTorch's capture in this thread, which uses a stream of its own."""
     torch = loaded("torch.cuda")
     by_torch = torch is not None and torch.is_initialized() and torch.is_current_stream_capturing()
     return by_torch or is_capturing()
@@ -39,7 +39,7 @@ def _code(stream: int) -> int:
 
 
 def _current_streams() -> Iterator[int]:
-    """CuPy captures on streams of its own; PyTorch objects by itself when it is asked to let go."""
+    """CuPy captures on streams of its own; PyTorch itself objects to a release during a capture."""
     stream = loaded("cupy.cuda.stream")
     if stream is not None:
         yield int(stream.get_current_stream().ptr)

@@ -1,7 +1,7 @@
-"""What a GPU has free and what this process holds of it, measured without waking anything.
+"""What a GPU has free and what this process holds on it, measured without starting CUDA.
 
-No context is made and the driver is not loaded for it: a process that has not started CUDA
-holds nothing, and then NVML tells the rest.
+No context is made and libcuda is not loaded for it: a process that has not started CUDA holds nothing,
+and NVML reports what is free.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from ctypes import c_void_p
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from vram.guard.nvml import Nvml, nvml, visible_names
+from vram.guard.nvml import ProcessNvml, nvml, visible_names
 
 if TYPE_CHECKING:
     from vram.payloads.trim.driver import Driver
 
 
 class DeviceMemory(NamedTuple):
-    """``used`` is what the driver charges to this process, its context included; None where it
-    does not tell. ``free`` and ``total`` are the whole device's."""
+    """``used`` is what the driver charges to this process, its context included; None if it reports no
+    figure. ``free`` and ``total`` are the whole device's."""
 
     device: int
     used: int | None
@@ -49,14 +49,14 @@ def started() -> Driver | None:
     """The calls that make no context; None as long as this process has not started CUDA."""
     if cuda() is None:
         return None
-    # Not before: a program that uses no GPU does without the rest of that package.
+    # Imported late: a program that uses no GPU never needs that package.
     from vram.payloads.trim.driver import driver
 
     return driver if driver.count() else None
 
 
 def has_driver() -> bool:
-    """Whether any NVIDIA driver answers."""
+    """Whether there is an NVIDIA driver."""
     return cuda() is not None or nvml() is not None
 
 
@@ -67,7 +67,7 @@ def current_device() -> int:
 
 
 def visible_devices() -> int | None:
-    """How many GPUs CUDA sees or would see in this process; None where nobody can tell."""
+    """How many GPUs CUDA sees or would see in this process; None if that is unknown."""
     driver = started()
     if driver is not None:
         return driver.count()
@@ -75,11 +75,11 @@ def visible_devices() -> int | None:
     return len(visible_names(management.count())) if management is not None else None
 
 
-def awake_devices() -> list[int]:
+def devices_with_context() -> list[int]:
     """Devices on which this process has a context: one that is known here, or one that it is charged for.
 
-    A context of the program's own (cuCtxCreate, PyCUDA) that is current in another thread is seen by the
-    charge alone: where the driver tells no shares (WSL2), it goes unseen.
+    A context of the program's own (cuCtxCreate, PyCUDA) that is current in another thread is found by the
+    charge alone: where the driver reports no charge per process (WSL2), it is not found.
     """
     driver = started()
     if driver is None:
@@ -88,17 +88,17 @@ def awake_devices() -> list[int]:
     return [device for device in range(driver.count()) if device in known or _charge(driver, device)]
 
 
-def unentered_devices() -> list[int]:
+def unreachable_devices() -> list[int]:
     """Those whose context this thread cannot enter: it is the program's own, and not current here."""
     driver = started()
     known = driver.devices() if driver else []
-    return [device for device in awake_devices() if device not in known]
+    return [device for device in devices_with_context() if device not in known]
 
 
 def device_memory(device: int | None = None, *, process: bool = True) -> DeviceMemory | None:
     """Measure *device* (CUDA's number; left out, the current one); None without driver or device.
 
-    With ``process=False`` our own share is not asked for, which saves the longest of the calls.
+    ``process=False`` leaves out this process's share, which is the slowest of the calls.
     """
     number = current_device() if device is None else device
     if number < 0:
@@ -119,19 +119,19 @@ def _by_nvml(driver: Driver | None, device: int) -> tuple[int, int] | None:
 
 def _own_share(driver: Driver | None, device: int) -> int | None:
     if driver is None:
-        return 0  # whoever has not started CUDA holds nothing
+        return 0  # a process that has not started CUDA holds nothing
     charged = _charge(driver, device)
     return 0 if charged is None and device not in driver.devices() else charged
 
 
 def _charge(driver: Driver, device: int) -> int | None:
-    """What the driver charges this process on *device*; None where it does not list it or does not tell."""
+    """What the driver charges this process on *device*; None if it lists no figure for it."""
     management = nvml()
     handle = _handle(management, driver, device) if management else None
     return management.charged_to(os.getpid(), handle) if management and handle else None
 
 
-def _handle(management: Nvml, driver: Driver | None, device: int) -> c_void_p | None:
+def _handle(management: ProcessNvml, driver: Driver | None, device: int) -> c_void_p | None:
     uuid = driver.uuid(device) if driver else None
     if uuid is not None:
         return management.handle(uuid) or management.handle(uuid.replace("GPU-", "MIG-"))
@@ -139,20 +139,20 @@ def _handle(management: Nvml, driver: Driver | None, device: int) -> c_void_p | 
     return management.handle(names[device]) if device < len(names) else None
 
 
-_said = False
+_has_warned = False
 
 
-def say_no_driver(what: str) -> None:
-    """Warn once in this process that *what* does nothing here, whichever part is the first to ask."""
-    global _said
-    if not _said:
-        _said = True
+def warn_no_driver(what: str) -> None:
+    """Warn once in this process that *what* does nothing without a driver."""
+    global _has_warned
+    if not _has_warned:
+        _has_warned = True
         text = f"no NVIDIA driver answers here: {what} does nothing"
         warnings.warn(text, RuntimeWarning, stacklevel=levels_to_caller())
 
 
 def levels_to_caller() -> int:
-    """How far above whoever calls this the first frame is that is not vram's own."""
+    """The ``stacklevel`` of the first frame above the caller that is not vram's own."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "vram":
         frame, level = frame.f_back, level + 1

@@ -1,4 +1,4 @@
-"""NVML inside this process, by ctypes: what a GPU has free and what is charged to our own pid."""
+"""NVML in this process, by ctypes: what a GPU has free and what is charged to this pid."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from vram.payloads.driver_library import load
 VERSION_2 = 0x02000000
 NOT_AVAILABLE = 2**64 - 1
 INSUFFICIENT_SIZE = 7
-# Uninitialized, driver not loaded, another version: what was opened is worth
-# nothing any more, and whoever opens it anew may find a driver that works.
+# Uninitialized, driver not loaded, another version: what was initialised is no longer valid, and
+# initialising again may find a driver that works.
 GONE = (1, 9, 18)
-FIRST_GUESS = 64  # processes on one GPU; the call tells when there are more
+FIRST_GUESS = 64  # processes on one GPU; the call says if there are more
 
 
 class _Memory(ctypes.Structure):
@@ -31,12 +31,12 @@ class _Process(ctypes.Structure):
     _fields_ = (("pid", c_uint), ("nbytes", c_ulonglong), ("instance", c_uint), ("compute", c_uint))
 
 
-# ctypes makes a class for every length: made on each call, they are garbage for the collector.
+# ctypes makes a class for every length: made on each call, they would be garbage to collect.
 _ROOM = _Process * FIRST_GUESS
 
 
-class Nvml:
-    """One initialised library. A forked child makes its own: its parent's state is not its own."""
+class ProcessNvml:
+    """One initialised library. A forked child makes its own: it cannot use its parent's state."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
@@ -45,8 +45,8 @@ class Nvml:
         self._handles: dict[str, c_void_p] = {}
 
     @classmethod
-    def start(cls) -> Nvml | None:
-        """None where no driver answers."""
+    def start(cls) -> ProcessNvml | None:
+        """None if there is no driver."""
         try:
             library = load("libnvidia-ml.so.1")
             return None if library.nvmlInit_v2() else cls(library)
@@ -65,33 +65,33 @@ class Nvml:
     def _find(self, name: str) -> c_void_p | None:
         found = c_void_p()
         if name.isdecimal():
-            failed = self._ask("nvmlDeviceGetHandleByIndex_v2", c_uint(int(name)), byref(found))
+            failed = self._call("nvmlDeviceGetHandleByIndex_v2", c_uint(int(name)), byref(found))
         else:
-            failed = self._ask("nvmlDeviceGetHandleByUUID", c_char_p(name.encode()), byref(found))
+            failed = self._call("nvmlDeviceGetHandleByUUID", c_char_p(name.encode()), byref(found))
         return None if failed else found
 
-    def _ask(self, function: str, *arguments: object) -> int:
-        """Make a call; remember where its answer means that the driver has left."""
+    def _call(self, function: str, *arguments: object) -> int:
+        """Make a call; set ``gone`` if its code means that the driver was unloaded."""
         answer: int = getattr(self._library, function)(*arguments)
         self.gone = self.gone or answer in GONE
         return answer
 
     def end(self) -> None:
-        """Give up what was opened, as far as there is still something to give up."""
+        """Shut the library down, as far as it is still initialised."""
         self._library.nvmlShutdown()
 
     def count(self) -> int:
         number = c_uint()
-        return 0 if self._ask("nvmlDeviceGetCount_v2", byref(number)) else number.value
+        return 0 if self._call("nvmlDeviceGetCount_v2", byref(number)) else number.value
 
     def free_and_total(self, handle: c_void_p) -> tuple[int, int] | None:
         memory = _Memory(version=ctypes.sizeof(_Memory) | VERSION_2)
-        if self._ask("nvmlDeviceGetMemoryInfo_v2", handle, byref(memory)):
+        if self._call("nvmlDeviceGetMemoryInfo_v2", handle, byref(memory)):
             return None
         return int(memory.free), int(memory.total)
 
     def charged_to(self, pid: int, handle: c_void_p) -> int | None:
-        """Bytes that the driver charges to *pid*; None where it does not list it or does not tell.
+        """Bytes that the driver charges to *pid*; None if it lists no figure for it.
 
         Drivers before about 560 list the host's pids inside a container: ours is then not found.
         """
@@ -103,29 +103,29 @@ class Nvml:
         room = FIRST_GUESS
         while room <= 2**16:
             count, found = c_uint(room), (_ROOM if room == FIRST_GUESS else _Process * room)()
-            answer = self._ask("nvmlDeviceGetComputeRunningProcesses_v3", handle, byref(count), found)
+            answer = self._call("nvmlDeviceGetComputeRunningProcesses_v3", handle, byref(count), found)
             if answer != INSUFFICIENT_SIZE:
                 return [] if answer else found[: count.value]
             room = count.value + FIRST_GUESS
         return []
 
 
-_started: Nvml | None = None
+_started: ProcessNvml | None = None
 
 
-def nvml() -> Nvml | None:
-    """The library, started by the first call of this process that needs it, and anew once it was gone."""
+def nvml() -> ProcessNvml | None:
+    """The library, initialised by the first call of this process, and again after the driver was gone."""
     global _started
     if _started is not None and _started.gone:
         _started.end()
         _started = None
     if _started is None or _started.pid != os.getpid():
-        _started = Nvml.start()
+        _started = ProcessNvml.start()
     return _started
 
 
 def visible_names(count: int) -> list[str]:
-    """What NVML calls the GPUs that CUDA will number 0, 1, …, as far as the environment tells."""
+    """NVML's names of the GPUs that CUDA numbers 0, 1, …, by the environment."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
         return [str(number) for number in range(count)]

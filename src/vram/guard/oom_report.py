@@ -1,4 +1,5 @@
-"""DOC"""
+"""The report on one out-of-memory error: a sentence with cause and remedy, and a file with all figures:
+the ledger of the GPU, this process's own split, and who holds the largest arrays."""
 
 from __future__ import annotations
 
@@ -18,34 +19,33 @@ from vram.errors import OutOfMemory
 from vram.files import write_new
 from vram.guard import footprint
 from vram.guard.footprint import Footprint
-from vram.model.leak import Kept
+from vram.model.leak import LeakedArray
 from vram.units import size
 
 # ---- one sentence ----
-
 
 BEGINNING = "the GPU is out of memory"
 _NOBODYS = ("free", "reserved", "overhead")
 
 
-class Situation(NamedTuple):
-    """What was measured at the moment. ``ledger`` is the JSON of `vram why`, or None."""
+class OomFigures(NamedTuple):
+    """What was measured when it happened. ``ledger`` is the JSON of `vram why`, or None."""
 
     pid: int
     requested: int | None
     footprint: Footprint
     frameworks: tuple[dict[str, Any], ...]
     ledger: dict[str, Any] | None
-    largest: tuple[Kept, ...]
+    largest: tuple[LeakedArray, ...]
 
 
-def sentence(now: Situation) -> str:
+def sentence(now: OomFigures) -> str:
     """Cause and remedy, the likeliest first."""
-    asked = f"asked for {size(now.requested)}" if now.requested else "asked for more than was left"
-    return f"{BEGINNING} ({asked}): {_cause(now)}"
+    request = f"requested {size(now.requested)}" if now.requested else "requested more than was left"
+    return f"{BEGINNING} ({request}): {_cause(now)}"
 
 
-def _cause(now: Situation) -> str:
+def _cause(now: OomFigures) -> str:
     held, wanted = now.footprint, now.requested or 1
     others = _others(now)
     theirs = sum(nbytes for nbytes, _ in others)
@@ -53,12 +53,12 @@ def _cause(now: Situation) -> str:
         nbytes, who = max(others)
         return (
             f"other holders have {size(theirs)} of it, {who} alone {size(nbytes)}; "
-            "`vram why` says who they are and how to get it back"
+            "`vram why` names them and how to free it"
         )
     if held.cached >= wanted or held.cached > held.total // 3:
         return (
-            f"{size(held.cached)} lie unused in this process's own caches; "
-            "vram.flush() gives them back, and vram.retry_on_oom does so before it tries again"
+            f"{size(held.cached)} are unused in this process's own caches; "
+            "vram.flush() frees them, and vram.retry_on_oom does so before it tries again"
         )
     if held.fragmented >= wanted:
         return (
@@ -68,27 +68,27 @@ def _cause(now: Situation) -> str:
     return _own_cause(now)
 
 
-def _own_cause(now: Situation) -> str:
+def _own_cause(now: OomFigures) -> str:
     held = now.footprint
     used = sum(held.in_use.values()) + max(0, held.outside)
     if now.largest:
         most = now.largest[0]
-        keeper = f", kept by {most.keeper}" if most.keeper else ""
+        holder = f", held by {most.holder}" if most.holder else ""
         return (
             f"this process itself uses {size(used)}; the largest array is {most.what}, {size(most.nbytes)}"
-            f"{keeper}; let go of it, or ask for less (vram.retry_on_oom)"
+            f"{holder}; release it, or request less (vram.retry_on_oom)"
         )
     if held.outside > sum(held.in_use.values()):
         return (
             f"this process has {size(held.outside)} outside every framework, its context included; look for "
-            "raw allocations that nobody frees (vram.scope finds them), or ask for less"
+            "raw allocations that are never freed (vram.scope finds them), or request less"
         )
-    amount = size(used) if used else "what there is"
-    return f"this process itself uses {amount}; ask for less (vram.retry_on_oom shrinks by itself)"
+    amount = size(used) if used else "all of it"
+    return f"this process itself uses {amount}; request less (vram.retry_on_oom does so by itself)"
 
 
-def _others(now: Situation) -> list[tuple[int, str]]:
-    """Bytes of everybody else, on the GPUs that this process uses."""
+def _others(now: OomFigures) -> list[tuple[int, str]]:
+    """The bytes of other holders, on the GPUs that this process uses."""
     found = []
     for gpu in (now.ledger or {}).get("gpus", ()):
         mine = any((entry.get("holder") or {}).get("pid") == now.pid for entry in gpu["entries"])
@@ -101,34 +101,34 @@ def _others(now: Situation) -> list[tuple[int, str]]:
 
 # ---- the file ----
 
-
-SCHEMA = 1
+# 2: "holder" of a large array, in 1 "keeper".
+SCHEMA = 2
 SURVEY_S = 5.0
 LARGEST = 12
 _numbers = count(1)
 
-# By path, because the program may have found vram in a folder that a new interpreter does not search.
+# By path, because a new interpreter may not find vram where this program did.
 _SURVEY = (
     "import sys; sys.path.insert(0, sys.argv[1]); from vram.cli.app import main; "
     "sys.exit(main(['why', '--json', '--deadline', sys.argv[2]]))"
 )
 
 
-def gather(error: BaseException) -> tuple[Situation, dict[str, Any]]:
-    """Everything that bears on *error*, measured now, and the report; what could not be is in its "notes"."""
+def gather(error: BaseException) -> tuple[OomFigures, dict[str, Any]]:
+    """The figures for *error*, measured now, and the report; its "notes" say what could not be measured."""
     notes: list[str] = []
     taken = footprint.take(thorough=True)
     lines = footprint.framework_lines(thorough=True) if footprint.driver_is_loaded() else []
     ledger = _ledger(notes)
     largest = _largest(notes)
     asked = requested(error)
-    situation = Situation(os.getpid(), asked, taken, tuple(lines), ledger, tuple(largest))
+    figures = OomFigures(os.getpid(), asked, taken, tuple(lines), ledger, tuple(largest))
     report = {
         "schema": SCHEMA,
         "program": f"vram {__version__}",
         "taken_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "pid": os.getpid(),
-        "sentence": sentence(situation),
+        "sentence": sentence(figures),
         "text": [],
         "error": {"type": _full_name(type(error)), "message": str(error)},
         "requested_bytes": asked,
@@ -140,13 +140,13 @@ def gather(error: BaseException) -> tuple[Situation, dict[str, Any]]:
             "outside": taken.outside,
         },
         "frameworks": lines,
-        "largest": [{"what": each.what, "nbytes": each.nbytes, "keeper": each.keeper} for each in largest],
+        "largest": [{"what": each.what, "nbytes": each.nbytes, "holder": each.holder} for each in largest],
         "stack": list(_stack()),
         "ledger": ledger,
         "notes": notes,
     }
-    report["text"] = list(_told(report))
-    return situation, report
+    report["text"] = list(_text_lines(report))
+    return figures, report
 
 
 def write(report: dict[str, Any], folder: str) -> str:
@@ -161,7 +161,7 @@ def write(report: dict[str, Any], folder: str) -> str:
 
 
 def requested(error: BaseException) -> int | None:
-    """How much was asked for, where the error or its message tells."""
+    """How many bytes were requested, if the error or its message says so."""
     from vram.oom.reader import sightings
 
     if isinstance(error, OutOfMemory) and error.nbytes is not None:
@@ -173,11 +173,11 @@ def requested(error: BaseException) -> int | None:
 
 
 def _ledger(notes: list[str]) -> dict[str, Any] | None:
-    """The whole machine's account, taken by a process of its own: this one is in trouble."""
+    """The ledger of the whole machine, by a process of its own: this one is out of memory."""
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     environment = {name: value for name, value in os.environ.items() if name != "VRAM_AGENT"}
     if not sys.executable:
-        notes.append("the machine's ledger was not taken: this program is no plain Python interpreter")
+        notes.append("the machine's ledger was not taken: this program has no Python interpreter of its own")
         return None
     try:
         done = subprocess.run(
@@ -196,17 +196,17 @@ def _ledger(notes: list[str]) -> dict[str, Any] | None:
 
 
 def _largest(notes: list[str]) -> list[Any]:
-    from vram.guard.leak_check import largest
+    from vram.guard.leak_check import largest_arrays
 
     try:
-        return largest(LARGEST)
+        return largest_arrays(LARGEST)
     except Exception as trouble:
         notes.append(f"live arrays could not be listed: {type(trouble).__name__}: {trouble}")
         return []
 
 
 def _stack() -> Iterator[str]:
-    """Where the program was, innermost first, without our own steps."""
+    """The frames of the program, innermost first, without those of vram.guard."""
     frame = sys._getframe()
     here = os.path.dirname(os.path.abspath(__file__))
     at: Any = frame
@@ -217,16 +217,16 @@ def _stack() -> Iterator[str]:
         at = at.f_back
 
 
-def _told(report: dict[str, Any]) -> Iterator[str]:
-    """The same for a person who opens the file."""
+def _text_lines(report: dict[str, Any]) -> Iterator[str]:
+    """The report as lines of text, for people who open the file."""
     process, error = report["process"], report["error"]
     yield f"{error['type']}: {error['message'].splitlines()[0] if error['message'] else ''}"
     yield report["sentence"]
-    yield from _own(process)
+    yield from _process_lines(process)
     if report["largest"]:
-        yield "the largest arrays, and who keeps them"
+        yield "the largest arrays, and who holds them"
     for each in report["largest"]:
-        yield _row(each["nbytes"], f"{each['what']}: {each['keeper']}")
+        yield _row(each["nbytes"], f"{each['what']}: {each['holder']}")
     for gpu in (report["ledger"] or {}).get("gpus", ()):
         yield f"GPU {gpu['index']} {gpu['name']}"
         for entry in gpu["entries"]:
@@ -235,17 +235,17 @@ def _told(report: dict[str, Any]) -> Iterator[str]:
             yield _row(entry["nbytes"], f"{entry['kind']} {who}")
 
 
-def _own(process: dict[str, Any]) -> Iterator[str]:
-    """This process's split, without what there is none of."""
+def _process_lines(process: dict[str, Any]) -> Iterator[str]:
+    """The split of this process; parts of zero bytes are left out."""
     yield f"this process: {size(sum(process['charged'].values()))} in all"
     parts = [(nbytes, f"in use by {name}") for name, nbytes in process["in_use"].items()]
     parts += [(process[state], state) for state in ("cached", "fragmented")]
     parts.append((process["outside"], "contexts, code, and arrays that their framework does not count"))
-    yield from (_row(nbytes, words) for nbytes, words in parts if nbytes)
+    yield from (_row(nbytes, text) for nbytes, text in parts if nbytes)
 
 
-def _row(nbytes: int, words: str) -> str:
-    return f"  {size(nbytes):>10}  {words}".rstrip()
+def _row(nbytes: int, text: str) -> str:
+    return f"  {size(nbytes):>10}  {text}".rstrip()
 
 
 def _full_name(kind: type) -> str:

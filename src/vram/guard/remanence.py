@@ -1,4 +1,10 @@
-"""DOC"""
+"""``vram.remanence_test()``: how much of its last owner's data memory on this machine still contains.
+
+Random bytes are written, read back (the positive control: a test that cannot find them proves nothing),
+freed, and searched for in the next allocation: inside this process, and after a second process that is
+killed. It covers one GPU and the bytes that it samples; not registers, shared memory or libraries'
+workspaces.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +18,7 @@ from threading import Timer
 from typing import Any
 
 from vram.errors import DeviceError, UsageError, VramError
-from vram.guard.driver import Driver, driver
+from vram.guard.driver import CudaDriver, driver
 from vram.guard.erase import scrub
 from vram.model.remanence import Remanence, Trial
 from vram.payloads import leave
@@ -20,14 +26,13 @@ from vram.units import MIB, parse_size
 
 # ---- a process that is killed ----
 
-
 DEADLINE_S = 60.0
 
 
-def left_by_a_killed_process(device: int, nbytes: int, pattern: bytes) -> int:
-    """Let another process write *pattern* over *nbytes*; how many it found there before its end.
+def fill_in_killed_process(device: int, nbytes: int, pattern: bytes) -> int:
+    """Let another process write *pattern* over *nbytes* and kill it; returns how many it read back.
 
-    When this returns the process is gone, and the driver has its memory back.
+    When this returns the process is gone, and the driver has freed its memory.
     """
     figures = (device, nbytes // len(pattern), len(pattern))
     words = [sys.executable, "-I", leave.__file__, *map(str, figures)]
@@ -52,7 +57,6 @@ def left_by_a_killed_process(device: int, nbytes: int, pattern: bytes) -> int:
 
 # ---- where memory comes from ----
 
-
 RELEASE_THRESHOLD = 4
 PINNED_TYPE, ON_DEVICE = 1, 1
 KEEP_ALL = 2**64 - 1
@@ -70,8 +74,8 @@ class _PoolProperties(ctypes.Structure):
     )
 
 
-class _Raw:
-    """An address in the words of the CUDA array interface."""
+class _RawArray:
+    """An address with a CUDA array interface."""
 
     def __init__(self, pointer: int, nbytes: int) -> None:
         self.__cuda_array_interface__ = {
@@ -83,58 +87,58 @@ class _Raw:
         }
 
 
-class Place:
-    """Gives memory out and takes it back, one piece at a time."""
+class MemorySource:
+    """One way to allocate memory; at most one allocation at a time."""
 
     name = ""
 
-    def __init__(self, cuda: Driver, device: int) -> None:
+    def __init__(self, cuda: CudaDriver, device: int) -> None:
         self._cuda, self._device = cuda, device
         self._pointer: int | None = None
 
     def refusal(self) -> str | None:
-        """Why nothing can be measured here; None where it can."""
+        """Why nothing can be measured; None if it can."""
         return None
 
-    def take(self, nbytes: int) -> int:
+    def allocate(self, nbytes: int) -> int:
         raise NotImplementedError
 
-    def give(self) -> None:
+    def free(self) -> None:
         raise NotImplementedError
 
     def array(self, nbytes: int) -> Any:
-        """What is out now, as something that ``vram.scrub`` erases."""
-        return _Raw(self._pointer or 0, nbytes)
+        """The current allocation, as an object that ``vram.scrub`` erases."""
+        return _RawArray(self._pointer or 0, nbytes)
 
     def close(self) -> None:
         if self._pointer is not None:
-            self.give()
+            self.free()
 
 
-class Plain(Place):
+class PlainSource(MemorySource):
     name = "plain allocations"
 
-    def take(self, nbytes: int) -> int:
+    def allocate(self, nbytes: int) -> int:
         pointer = c_uint64()
         self._cuda.must("cuMemAlloc_v2", byref(pointer), nbytes)
         self._pointer = pointer.value
         return pointer.value
 
-    def give(self) -> None:
+    def free(self) -> None:
         pointer, self._pointer = self._pointer, None
         self._cuda.must("cuMemFree_v2", pointer)
 
 
-class Pool(Place):
-    """A pool of the test's own, so that the program's stays as it is."""
+class PoolSource(MemorySource):
+    """A pool of the test's own, so that the program's pool does not change."""
 
     name = "stream-ordered pool"
 
-    def __init__(self, cuda: Driver, device: int) -> None:
+    def __init__(self, cuda: CudaDriver, device: int) -> None:
         super().__init__(cuda, device)
         self._pool = c_void_p()
 
-    def take(self, nbytes: int) -> int:
+    def allocate(self, nbytes: int) -> int:
         if not self._pool:
             asked = _PoolProperties(type=PINNED_TYPE, location_type=ON_DEVICE, location=self._device)
             self._cuda.must("cuMemPoolCreate", byref(self._pool), byref(asked))
@@ -145,7 +149,7 @@ class Pool(Place):
         self._pointer = pointer.value
         return pointer.value
 
-    def give(self) -> None:
+    def free(self) -> None:
         pointer, self._pointer = self._pointer, None
         self._cuda.must("cuMemFreeAsync", pointer, None)
         self._cuda.must("cuStreamSynchronize", None)
@@ -156,10 +160,10 @@ class Pool(Place):
             self._cuda.must("cuMemPoolDestroy", self._pool)
 
 
-class TorchCache(Place):
+class TorchCacheSource(MemorySource):
     name = "PyTorch's cache"
 
-    def __init__(self, cuda: Driver, device: int) -> None:
+    def __init__(self, cuda: CudaDriver, device: int) -> None:
         super().__init__(cuda, device)
         self._torch = sys.modules.get("torch")
         self._tensor: Any = None
@@ -170,14 +174,14 @@ class TorchCache(Place):
             return "PyTorch is not loaded in this process"
         return None if cuda.is_initialized() else "PyTorch has not used a GPU in this process"
 
-    def take(self, nbytes: int) -> int:
+    def allocate(self, nbytes: int) -> int:
         torch: Any = self._torch
         self._tensor = torch.empty(nbytes, dtype=torch.uint8, device=f"cuda:{self._device}")
         torch.cuda.synchronize(self._device)
         self._pointer = int(self._tensor.data_ptr())
         return self._pointer
 
-    def give(self) -> None:
+    def free(self) -> None:
         self._tensor = self._pointer = None
 
     def array(self, nbytes: int) -> Any:
@@ -186,9 +190,8 @@ class TorchCache(Place):
 
 # ---- the test ----
 
-
 BLOCK = MIB
-LINE = 64  # what is left of a block that moved is told by pieces of this size
+LINE = 64  # parts of a block that moved are found by lines of this size
 LARGEST = 256 * MIB
 TOO_LITTLE = "less than 4 MiB are free"
 COMPUTE_MODE, ECC_ENABLED = 20, 32
@@ -199,7 +202,7 @@ def remanence_test(nbytes: int | str = LARGEST, *, device: int | None = None) ->
     """Measure on *device* with at most *nbytes* for each kind of memory, and a quarter of what is free."""
     asked = parse_size(nbytes) if isinstance(nbytes, str) else nbytes
     if isinstance(asked, bool) or not isinstance(asked, int) or asked < BLOCK:
-        raise UsageError(f"a remanence test of {nbytes!r}", hint="it samples whole MiB: 1MiB or more")
+        raise UsageError(f"a remanence test of {nbytes!r}", hint="it samples whole MiB: give 1MiB or more")
     cuda = driver()
     with cuda.on_device(None if device is None else cuda.check_device(device)) as number:
         free, _ = cuda.free_and_total()
@@ -214,42 +217,46 @@ def remanence_test(nbytes: int | str = LARGEST, *, device: int | None = None) ->
         )
 
 
-def _trials(cuda: Driver, device: int, nbytes: int) -> Iterator[Trial]:
+def _trials(cuda: CudaDriver, device: int, nbytes: int) -> Iterator[Trial]:
     pattern = secrets.token_bytes(BLOCK)
-    for kind in (Plain, Pool, TorchCache):
+    for kind in (PlainSource, PoolSource, TorchCacheSource):
         for erased in (False, True):
             name = f"{kind.name}, erased before the free" if erased else kind.name
-            # Plain memory is the driver's to erase: measured as it is, and no more.
-            if not (erased and kind is Plain):
+            # Plain memory is erased by the driver: measured as it is, and no more.
+            if not (erased and kind is PlainSource):
                 yield _trial(cuda, kind(cuda, device), name, nbytes, pattern, erased=erased)
     yield _after_another_process(cuda, device, nbytes, pattern)
 
 
-def _trial(cuda: Driver, place: Place, name: str, nbytes: int, pattern: bytes, *, erased: bool) -> Trial:
-    reason = TOO_LITTLE if nbytes < BLOCK else place.refusal()
+def _trial(
+    cuda: CudaDriver, source: MemorySource, name: str, nbytes: int, pattern: bytes, *, erased: bool
+) -> Trial:
+    reason = TOO_LITTLE if nbytes < BLOCK else source.refusal()
     if reason is not None:
-        return Trial(place=name, skipped=reason)
+        return Trial(source=name, skipped=reason)
     try:
-        return _measured(cuda, place, name, nbytes, pattern, erased=erased)
+        return _measured(cuda, source, name, nbytes, pattern, erased=erased)
     except (VramError, RuntimeError) as error:  # PyTorch's out of memory is a RuntimeError
-        return Trial(place=name, skipped=str(error).partition("\n")[0])
+        return Trial(source=name, skipped=str(error).partition("\n")[0])
     finally:
-        place.close()
+        source.close()
 
 
-def _measured(cuda: Driver, place: Place, name: str, nbytes: int, pattern: bytes, *, erased: bool) -> Trial:
-    first = place.take(nbytes)
+def _measured(
+    cuda: CudaDriver, source: MemorySource, name: str, nbytes: int, pattern: bytes, *, erased: bool
+) -> Trial:
+    first = source.allocate(nbytes)
     for at in range(0, nbytes, BLOCK):
         cuda.must("cuMemcpyHtoD_v2", first + at, pattern, BLOCK)
-    control, _ = _look(cuda, first, nbytes, pattern)
+    control, _ = _count(cuda, first, nbytes, pattern)
     if erased:
-        scrub(place.array(nbytes))
-    place.give()
-    second = place.take(nbytes)
-    found, nonzero = _look(cuda, second, nbytes, pattern)
-    place.give()
+        scrub(source.array(nbytes))
+    source.free()
+    second = source.allocate(nbytes)
+    found, nonzero = _count(cuda, second, nbytes, pattern)
+    source.free()
     return Trial(
-        place=name,
+        source=name,
         sampled=nbytes,
         control=control,
         found=found,
@@ -258,22 +265,22 @@ def _measured(cuda: Driver, place: Place, name: str, nbytes: int, pattern: bytes
     )
 
 
-def _after_another_process(cuda: Driver, device: int, nbytes: int, pattern: bytes) -> Trial:
-    name, place = "plain allocations, after a killed process", Plain(cuda, device)
+def _after_another_process(cuda: CudaDriver, device: int, nbytes: int, pattern: bytes) -> Trial:
+    name, source = "plain allocations, after a killed process", PlainSource(cuda, device)
     if nbytes < BLOCK:
-        return Trial(place=name, skipped=TOO_LITTLE)
+        return Trial(source=name, skipped=TOO_LITTLE)
     try:
-        control = left_by_a_killed_process(device, nbytes, pattern)
-        found, nonzero = _look(cuda, place.take(nbytes), nbytes, pattern)
-        return Trial(place=name, sampled=nbytes, control=control, found=found, nonzero=nonzero)
+        control = fill_in_killed_process(device, nbytes, pattern)
+        found, nonzero = _count(cuda, source.allocate(nbytes), nbytes, pattern)
+        return Trial(source=name, sampled=nbytes, control=control, found=found, nonzero=nonzero)
     except (VramError, OSError) as error:
-        return Trial(place=name, skipped=str(error))
+        return Trial(source=name, skipped=str(error))
     finally:
-        place.close()
+        source.close()
 
 
-def _look(cuda: Driver, pointer: int, nbytes: int, pattern: bytes) -> tuple[int, int]:
-    """How many bytes of *pattern* lie there, and how many that are not zero."""
+def _count(cuda: CudaDriver, pointer: int, nbytes: int, pattern: bytes) -> tuple[int, int]:
+    """How many bytes of *pattern* are there, and how many bytes that are not zero."""
     host, zeros = create_string_buffer(BLOCK), bytes(BLOCK)
     found = nonzero = 0
     for at in range(0, nbytes, BLOCK):
@@ -290,35 +297,35 @@ def _lines(block: bytes, pattern: bytes) -> int:
     return sum(LINE for at in range(0, BLOCK, LINE) if block[at : at + LINE] in known)
 
 
-# ---- the scope of what is said ----
+# ---- what the result applies to ----
 
 
-def _name(cuda: Driver, device: int) -> str:
+def _name(cuda: CudaDriver, device: int) -> str:
     text = create_string_buffer(256)
     cuda.must("cuDeviceGetName", text, len(text), device)
     return text.value.decode(errors="replace")
 
 
-def _total(cuda: Driver, device: int) -> int:
+def _total(cuda: CudaDriver, device: int) -> int:
     number = c_size_t()
     cuda.must("cuDeviceTotalMem_v2", byref(number), device)
     return number.value
 
 
-def _mode(cuda: Driver, device: int) -> str:
+def _mode(cuda: CudaDriver, device: int) -> str:
     words = [MODES.get(_attribute(cuda, COMPUTE_MODE, device), "unknown compute mode")]
     words.append("ECC on" if _attribute(cuda, ECC_ENABLED, device) else "ECC off")
     return ", ".join(words)
 
 
-def _attribute(cuda: Driver, attribute: int, device: int) -> int:
+def _attribute(cuda: CudaDriver, attribute: int, device: int) -> int:
     number = c_int()
     cuda.must("cuDeviceGetAttribute", byref(number), attribute, device)
     return number.value
 
 
-def _version(cuda: Driver) -> str:
-    """The driver's own, where NVML tells it; else the CUDA version that it speaks."""
+def _version(cuda: CudaDriver) -> str:
+    """The driver's version by NVML; else the CUDA version that it supports."""
     import pynvml
 
     try:

@@ -1,4 +1,9 @@
-"""DOC"""
+"""The open scopes of this process as a tree, and which of them overlap in time.
+
+Device memory is charged to the process, not to a thread. If scopes of several threads or tasks
+overlap, no figure tells their memory apart. Scopes with the same parent are then checked together
+when the last of them ends, against what was in use before the first began.
+"""
 
 from __future__ import annotations
 
@@ -9,37 +14,38 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from vram.guard.baseline import Known, OnPurpose
+from vram.guard.baseline import Baseline, KeptArrays
 from vram.guard.footprint import NOTHING, Footprint, take
 
-_current: ContextVar[Place | None] = ContextVar("vram_scope", default=None)
-# A finalizer of the program's may run while it is held, in the same thread, and open a scope itself.
+_current: ContextVar[ScopeNode | None] = ContextVar("vram_scope", default=None)
+# Reentrant: a finalizer of the program may run in this thread while it is held, and open a scope itself.
 _lock = threading.RLock()
-_open: list[Place] = []
-# Left without an exit. A finalizer runs anywhere, also where the lock is held: it only leaves a note.
-_abandoned: deque[Place] = deque()
+_open: list[ScopeNode] = []
+# Scopes that were dropped without an exit. A finalizer may run where the lock is held, so it only
+# appends here.
+_abandoned: deque[ScopeNode] = deque()
 
-# What there is before there is a context.
-NO_ARRAYS = Known()
-# A server whose requests always overlap has one crowd for all its life.
+# The baseline of a process that has no context yet.
+NO_ARRAYS = Baseline()
+# A server whose requests always overlap has one group for its whole life.
 MOST_NAMES = 100
 
 
-class Crowd:
+class OverlapGroup:
     """Scopes with the same parent, from the first that opened to the last of those that overlap.
 
-    ``known`` are the arrays that lived before the first, where that looked. ``is_mixed``: scopes
-    that belong to none of its members ran too, and then no figure tells what the crowd gained.
+    ``baseline``: the arrays that existed before the first, where they were read. ``is_mixed``: scopes
+    with another parent ran at the same time, so no figure tells what this group gained.
     """
 
     before: Footprint = NOTHING
-    known: Known | None = None
+    baseline: Baseline | None = None
     open = 0
     is_mixed = False
 
     def __init__(self) -> None:
         self.names: dict[str, None] = {}
-        self.kept = OnPurpose()
+        self.kept = KeptArrays()
 
     def add(self, name: str) -> None:
         self.open += 1
@@ -47,122 +53,123 @@ class Crowd:
             self.names[name] = None
 
 
-class Around:
-    """What scopes can be inside of: another scope, or nothing."""
+class ScopeParent:
+    """What a scope can be inside of: another scope, or none (the root of the tree)."""
 
-    crowd_inside: Crowd | None = None
-
-
-_nothing = Around()
+    child_group: OverlapGroup | None = None
 
 
-class Place(Around):
-    """Where one scope stands among the others, from its entry to its exit. Made, it is measured.
+_root = ScopeParent()
 
-    *look* tells which arrays live; it is asked where there is a context, and by the first of a crowd.
+
+class ScopeNode(ScopeParent):
+    """One open scope, from its entry to its exit. Creating it takes the measurement at the beginning.
+
+    *read_baseline* returns the arrays that exist now. It is called for the first scope of a group, and
+    only if the process has a context.
     """
 
-    def __init__(self, name: str, look: Callable[[], Known | None]) -> None:
+    def __init__(self, name: str, read_baseline: Callable[[], Baseline | None]) -> None:
         self.name = name
-        self.parent = _open_one(_current.get())
+        self.parent = _nearest_open(_current.get())
         self.is_over = False
-        # Under the lock: nobody who joins may allocate before the first has measured and looked.
+        # Under the lock: no scope that joins may allocate before the first one has measured.
         with _lock:
             is_first = self._join()
             try:
                 self.before = take()
                 if is_first:
-                    self.crowd.before = self.before
-                    self.crowd.known = NO_ARRAYS if self.before is NOTHING else look()
-            except BaseException:  # a watcher's interruption among them
+                    self.group.before = self.before
+                    self.group.baseline = NO_ARRAYS if self.before is NOTHING else read_baseline()
+            except BaseException:  # the interrupt of a limit's watcher among them
                 self._quit()
                 raise
         _current.set(self)
 
     def _join(self) -> bool:
-        """Whether a new crowd begins with it."""
-        _forget_abandoned()
-        around = self.parent or _nothing
-        crowd = around.crowd_inside
-        is_first = crowd is None or not crowd.open
-        if crowd is None or is_first:
-            crowd = around.crowd_inside = Crowd()
-        self.crowd = crowd
-        self.crowd.add(self.name)
+        """Join the group of the parent's scopes; True if a new group begins with this scope."""
+        _remove_abandoned()
+        parent = self.parent or _root
+        group = parent.child_group
+        is_first = group is None or not group.open
+        if group is None or is_first:
+            group = parent.child_group = OverlapGroup()
+        self.group = group
+        self.group.add(self.name)
         if _open:
-            self._mix()
+            self._mark_mixed()
         _open.append(self)
         return is_first
 
-    def _mix(self) -> None:
-        """Strangers of one crowd are settled together; crowds that only one of two is in cannot be."""
-        mine = self._line()
-        my_crowds = {place.crowd for place in mine}
-        for stranger in (place for place in _open if place not in mine):
-            for crowd in my_crowds ^ {place.crowd for place in stranger._line()}:
-                crowd.is_mixed = True
+    def _mark_mixed(self) -> None:
+        """Mark each group that only one of two overlapping scopes is in: it cannot be checked."""
+        mine = self._ancestry()
+        my_groups = {node.group for node in mine}
+        for other in (node for node in _open if node not in mine):
+            for group in my_groups ^ {node.group for node in other._ancestry()}:
+                group.is_mixed = True
 
-    def leave(self) -> Crowd | None:
-        """Whom to settle; None where that is another scope's to do, or nobody's."""
-        # A generator may end its scope while one that was opened after it goes on.
+    def leave(self) -> OverlapGroup | None:
+        """End the scope. Return the group to check now; None if a later scope does it, or none can."""
+        # A generator may end its scope while one that was opened after it is still open.
         if _current.get() is self:
-            _current.set(_open_one(self.parent))
+            _current.set(_nearest_open(self.parent))
         with _lock:
             self._quit()
-            _forget_abandoned()
-            is_last = not self.crowd.open
-        return self.crowd if is_last and not self.crowd.is_mixed else None
+            _remove_abandoned()
+            is_last = not self.group.open
+        return self.group if is_last and not self.group.is_mixed else None
 
     def abandon(self) -> None:
-        """Leave from a finalizer: in no particular thread or context, and with nothing to settle."""
+        """End the scope from a finalizer, which may run in any thread; nothing is checked."""
         self.is_over = True
         _abandoned.append(self)
 
     def _quit(self) -> None:
         self.is_over = True
         _open.remove(self)
-        self.crowd.open -= 1
+        self.group.open -= 1
 
-    def _line(self) -> list[Place]:
-        """Itself and all that it is inside of."""
-        line: list[Place] = []
-        place: Place | None = self
-        while place is not None:
-            line.append(place)
-            place = place.parent
+    def _ancestry(self) -> list[ScopeNode]:
+        """This scope and all that it is inside of."""
+        line: list[ScopeNode] = []
+        node: ScopeNode | None = self
+        while node is not None:
+            line.append(node)
+            node = node.parent
         return line
 
 
-def current() -> Place | None:
+def current() -> ScopeNode | None:
     """The scope that this thread or task is in."""
     return _current.get()
 
 
 @contextmanager
-def inside(place: Place | None) -> Iterator[None]:
-    """Let what is opened here be inside *place*, which another thread is in: it had the work done."""
-    before = _current.set(place)
+def inside(node: ScopeNode | None) -> Iterator[None]:
+    """Open scopes inside *node*, a scope of the thread that submitted this work."""
+    before = _current.set(node)
     try:
         yield
     finally:
         _current.reset(before)
 
 
-def _open_one(place: Place | None) -> Place | None:
-    """*place* or the nearest around it that has not ended."""
-    while place is not None and place.is_over:
-        place = place.parent
-    return place
+def _nearest_open(node: ScopeNode | None) -> ScopeNode | None:
+    """*node*, or its nearest ancestor that has not ended."""
+    while node is not None and node.is_over:
+        node = node.parent
+    return node
 
 
-def _forget_abandoned() -> None:
+def _remove_abandoned() -> None:
     """Called with the lock held."""
     while _abandoned:
         _abandoned.popleft()._quit()
 
 
 def _renew_lock() -> None:
-    """A thread that held it when the process forked does not exist in the child to let it go."""
+    """In a forked child the thread that held the lock does not exist, so it would never be released."""
     global _lock
     _lock = threading.RLock()
 

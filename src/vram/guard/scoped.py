@@ -1,4 +1,10 @@
-"""Functions, threads and executors that run in a scope of their own."""
+"""Functions, threads and executors that run in a scope of their own.
+
+Device memory belongs to the process: the end of a thread frees none of it. ``vram.Thread`` collects its
+garbage, clears the variables of a failed thread, releases caches to the driver, and reports what is then
+still in use. Raw pointers that were not freed cannot be freed from outside: they are reported, and a
+`vram.Buffer` would have freed them.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +17,14 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from vram.errors import UsageError
 from vram.guard.scope import OnLeak, Scope, scope
-from vram.guard.scope_tree import Place, current, inside
+from vram.guard.scope_tree import ScopeNode, current, inside
 
 if TYPE_CHECKING:
     from vram.model.leak import Leak
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
-CONSUMER_COUNTS = "what its consumer kept between its yields counts too: no figure tells the two apart"
+CONSUMER_COUNTS = "what its consumer kept between its yields counts too: no figure separates the two"
 
 
 @overload
@@ -28,17 +34,17 @@ def scoped(name: str | None = None, /, **options: Any) -> Callable[[F], F]: ...
 def scoped(name: Any = None, /, **options: Any) -> Any:
     """Run a function, a coroutine or a generator in a scope of its own, named after it.
 
-    What it returns or yields is meant to stay. A generator's scope lasts from its first step to its
+    What it returns or yields is kept on purpose. A generator's scope lasts from its first step to its
     end: what its consumer keeps in between counts too.
     """
     if callable(name):
         return _wrapped(name, name_of(name), {})
-    scope(name or "scope", **options)  # what is wrong with them is said here, not at the first call
+    scope(name or "scope", **options)  # wrong options are refused here, not at the first call
     return lambda function: _wrapped(function, name or name_of(function), options)
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """What a person calls it; an object without a name goes by its class."""
+    """Its qualified name; an object without one goes by its class."""
     if isinstance(function, partial):
         return name_of(function.func)
     return str(getattr(function, "__qualname__", type(function).__qualname__))
@@ -104,43 +110,43 @@ class _Keeping:
 
 
 class Thread(threading.Thread):
-    """A ``threading.Thread`` that settles its GPU memory at its end; ``leak`` says what it kept.
+    """A ``threading.Thread`` whose GPU memory is checked at its end; ``leak`` says what it kept.
 
-    Threads that run at the same time are settled together, by the last of them.
+    Threads that run at the same time are checked together, when the last of them ends.
     """
 
     def __init__(
         self, *args: Any, leak: OnLeak = "warn", limit: str | int | None = None, **options: Any
     ) -> None:
         super().__init__(*args, **options)
-        self._settled = scope(self.name, leak=leak, limit=limit, thread=True)
+        self._scope = scope(self.name, leak=leak, limit=limit, thread=True)
 
     def __init_subclass__(cls) -> None:
-        # Around whatever `run` is: its frame, and all it had in variables, is gone when we settle.
+        # Wrap whatever `run` is: its frame, with all its variables, is gone when the check runs.
         if "run" in vars(cls):
-            cls.run = _settling(cls.run)  # type: ignore[method-assign, assignment]
+            cls.run = _in_threads_scope(cls.run)  # type: ignore[method-assign, assignment]
 
     def run(self) -> None:
-        _settle_after(self, super().run)
+        _run_once_in_scope(self, super().run)
 
     @property
     def leak(self) -> Leak | None:
-        """What the thread kept, when it has ended."""
-        return self._settled.leak
+        """What the thread kept, once it has ended."""
+        return self._scope.leak
 
 
 class ThreadPoolExecutor(futures.ThreadPoolExecutor):
-    """An executor that settles GPU memory after every piece of work.
+    """An executor that checks GPU memory after every piece of work.
 
-    A future that failed keeps its exception, and that would keep every variable of the work:
-    they are let go of here. Results are the caller's, and do not count as kept; in a scope around
-    the caller they do.
+    A future that failed holds its exception, and that would hold every variable of the work: they are
+    cleared here. Results belong to the caller and do not count as kept; in a scope around the caller
+    they do.
     """
 
     def __init__(
         self, *args: Any, leak: OnLeak = "warn", limit: str | int | None = None, **options: Any
     ) -> None:
-        scope(leak=leak, limit=limit)  # what is wrong with them is said here, not in a thread
+        scope(leak=leak, limit=limit)  # wrong arguments are refused here, not in a thread
         super().__init__(*args, **options)
         self._leak, self._limit = leak, limit
 
@@ -149,24 +155,24 @@ class ThreadPoolExecutor(futures.ThreadPoolExecutor):
         return super().submit(_on_behalf_of, current(), opened, function, *args, **kwargs)
 
 
-def _settling(run: Callable[[Any], None]) -> Callable[[Any], None]:
+def _in_threads_scope(run: Callable[[Any], None]) -> Callable[[Any], None]:
     @wraps(run)
-    def settled(self: Thread) -> None:
-        _settle_after(self, partial(run, self))
+    def wrapped(self: Thread) -> None:
+        _run_once_in_scope(self, partial(run, self))
 
-    return settled
+    return wrapped
 
 
-def _settle_after(thread: Thread, run: Callable[[], None]) -> None:
-    # A subclass's run may call ours: the outermost settles.
-    if thread._settled.place is not None:
+def _run_once_in_scope(thread: Thread, run: Callable[[], None]) -> None:
+    # A subclass's run may call the base class's: only the outermost opens the scope.
+    if thread._scope.node is not None:
         run()
         return
-    _in_scope(thread._settled, run)
+    _in_scope(thread._scope, run)
 
 
-def _on_behalf_of(place: Place | None, /, *work: Any, **kwargs: Any) -> Any:
-    with inside(place):
+def _on_behalf_of(parent: ScopeNode | None, /, *work: Any, **kwargs: Any) -> Any:
+    with inside(parent):
         try:
             return _in_scope(*work, **kwargs)
         finally:
@@ -178,5 +184,5 @@ def _in_scope(opened: Scope, function: Callable[..., Any], /, *args: Any, **kwar
         try:
             return opened.keep(function(*args, **kwargs))
         finally:
-            # An error that is kept keeps this frame, and that all the work was given.
+            # An error that is held holds this frame, and with it all arguments of the work.
             del function, args, kwargs

@@ -1,4 +1,4 @@
-"""DOC"""
+"""Tables for a terminal and for a notebook: rows that fit the width, and live arrays with their holders."""
 
 from __future__ import annotations
 
@@ -18,20 +18,19 @@ if TYPE_CHECKING:
 
 # ---- text that fits a terminal ----
 
-
 INDENT = "  "
 NARROWEST = 20
 
 
 def terminal_width() -> int | None:
-    """What $COLUMNS or the terminal says; None in a file, a pipe or a notebook."""
+    """The width by $COLUMNS or the terminal; None in a file, a pipe or a notebook."""
     return shutil.get_terminal_size(fallback=(0, 0)).columns or None
 
 
-def laid_out(rows: Sequence[Sequence[str]], width: int | None) -> list[list[str]]:
-    """Each row as lines: the first column to the right, the last one wrapped within itself.
+def format_rows(rows: Sequence[Sequence[str]], width: int | None) -> list[list[str]]:
+    """Each row as lines: the first column aligned right, the last one wrap.
 
-    Where the last would be narrower than people can read, it goes below the others.
+    If too little width is left for the last column, it goes below the others.
     """
     wide = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:-1]]
     start = len(INDENT) + sum(wide) + 2 * len(wide)
@@ -45,45 +44,44 @@ def _row_lines(
     first, *middle = row[:-1]
     left = [first.rjust(wide[0]), *(cell.ljust(each) for cell, each in zip(middle, wide[1:], strict=True))]
     beginning = INDENT + "  ".join(left)
-    last = _pieces(row[-1], width and max(NARROWEST, width - start))
+    last = _wrapped_text(row[-1], width and max(NARROWEST, width - start))
     lines = [" " * start + piece for piece in last]
     if is_below:
         return [beginning.rstrip(), *lines]
     return [f"{beginning}  {last[0]}".rstrip(), *lines[1:]]
 
 
-def wrapped(line: str, width: int | None) -> list[str]:
-    """A sentence, with what does not fit below it, further in."""
+def wrap(line: str, width: int | None) -> list[str]:
+    """The lines of a sentence; those after the first are indented further."""
     indent = line[: len(line) - len(line.lstrip())]
-    first, *rest = _pieces(line.lstrip(), width and max(NARROWEST, width - len(indent) - len(INDENT)))
+    first, *rest = _wrapped_text(line.lstrip(), width and max(NARROWEST, width - len(indent) - len(INDENT)))
     return [indent + first, *(indent + INDENT + piece for piece in rest)]
 
 
-def _pieces(text: str, width: int | None) -> list[str]:
+def _wrapped_text(text: str, width: int | None) -> list[str]:
     return (textwrap.wrap(text, width, break_on_hyphens=False) if width else [text]) or [""]
 
 
 # ---- live arrays as a table ----
 
-
 ROWS = 12
 _POSITION = re.compile(r"\[\d+\]")
-HEAD = ("size", "framework", "what", "kept by")
+HEAD = ("size", "framework", "what", "held by")
 
 
 class Row(Struct, frozen=True):
-    """Arrays that lie side by side in one place: ``history[…]`` is one row, however many they are."""
+    """Arrays in the same container: all of ``history[…]`` are one row."""
 
     nbytes: int
     count: int
     framework: str
     what: str
-    kept_by: str
+    held_by: str
     note: str
 
     def cells(self) -> tuple[str, ...]:
         what = self.what if self.count == 1 else f"{self.count:,} × {self.what}"
-        return (size(self.nbytes), self.framework, what, self.kept_by)
+        return (size(self.nbytes), self.framework, what, self.held_by)
 
 
 def rows(arrays: Iterable[LiveArray]) -> list[Row]:
@@ -99,21 +97,25 @@ def _row(stem: str, members: Sequence[LiveArray]) -> Row:
     first = members[0]
     alone = len(members) == 1
     nbytes = sum(each.nbytes for each in members if not each.is_shared)
-    kept_by = first.holder.text if alone else stem
-    shared = first.is_shared and "shares memory told above"
-    return Row(nbytes, len(members), first.framework, _alike(members), kept_by, first.note or shared or "")
+    held_by = first.holder.text if alone else stem
+    shared = first.is_shared and "shares memory with an array above"
+    return Row(
+        nbytes, len(members), first.framework, _common_text(members), held_by, first.note or shared or ""
+    )
 
 
-def _alike(members: Sequence[LiveArray]) -> str:
-    """What the members have in common."""
+def _common_text(members: Sequence[LiveArray]) -> str:
+    """The dtype and shape that all members have."""
     dtypes, shapes = {each.dtype for each in members}, {each.shape for each in members}
     if len(dtypes) > 1:
         return "arrays of several dtypes"
-    return what(members[0]) if len(shapes) == 1 else f"{members[0].dtype} of several shapes".strip()
+    return (
+        dtype_and_shape(members[0]) if len(shapes) == 1 else f"{members[0].dtype} of several shapes".strip()
+    )
 
 
-def what(array: LiveArray | Description) -> str:
-    """Its dtype and shape, as one writes them."""
+def dtype_and_shape(array: LiveArray | Description) -> str:
+    """As in ``float32 (2, 3)``."""
     return f"{array.dtype} {_shape(array.shape)}".strip()
 
 
@@ -122,7 +124,7 @@ def _shape(shape: tuple[int, ...]) -> str:
 
 
 def headline(live: Live) -> str:
-    """How much is alive, in a sentence."""
+    """How much is alive, as one sentence."""
     if not live.arrays:
         return "no live arrays on a GPU"
     parts = ", ".join(f"{name} {size(nbytes)}" for name, nbytes in live.by_framework().items())
@@ -130,11 +132,11 @@ def headline(live: Live) -> str:
 
 
 def live_text(live: Live, width: int | None = None) -> str:
-    return "\n".join([*wrapped(headline(live), width), *live_lines(live, width=width)])
+    return "\n".join([*wrap(headline(live), width), *live_lines(live, width=width)])
 
 
 def live_lines(live: Live, most: int = ROWS, width: int | None = None) -> list[str]:
-    """The table without its headline, *width* columns wide at most; nothing where nothing is alive."""
+    """The table without its headline, at most *width* columns wide; empty if nothing is alive."""
     found = rows(live.arrays)
     if not found:
         return []
@@ -142,21 +144,21 @@ def live_lines(live: Live, most: int = ROWS, width: int | None = None) -> list[s
     cells = [HEAD, *(row.cells() for row in shown)]
     below = " " * (max(len(line[0]) for line in cells) + 4)
     lines = []
-    for note, told in zip(["", *(row.note for row in shown)], laid_out(cells, width), strict=True):
-        lines += told
+    for note, row_lines in zip(["", *(row.note for row in shown)], format_rows(cells, width), strict=True):
+        lines += row_lines
         if note:
-            lines += wrapped(f"{below}↳ {note}", width)
-    return [*lines, *_rest(found[most:]), *_cut(live)]
+            lines += wrap(f"{below}↳ {note}", width)
+    return [*lines, *_omitted(found[most:]), *_incomplete(live)]
 
 
-def _rest(left: Sequence[Row]) -> list[str]:
+def _omitted(left: Sequence[Row]) -> list[str]:
     if not left:
         return []
     return [f"  … and {counted(len(left), 'smaller row')}, {size(sum(row.nbytes for row in left))} together"]
 
 
-def _cut(live: Live) -> list[str]:
-    return ["  the search was cut short; budget_s= gives it more time"] if live.was_cut else []
+def _incomplete(live: Live) -> list[str]:
+    return ["  the search ran out of time; budget_s= allows more"] if live.was_cut else []
 
 
 def live_html(live: Live, before: str = "", most: int = ROWS) -> str:
@@ -166,16 +168,18 @@ def live_html(live: Live, before: str = "", most: int = ROWS) -> str:
     body = "".join(_html_row(row) for row in found[:most])
     head = "".join(f"<th style='text-align:left'>{word}</th>" for word in HEAD)
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>" if found else ""
-    after = "".join(f"<p>{escape(line.strip())}</p>" for line in (*_rest(found[most:]), *_cut(live)))
+    after = "".join(
+        f"<p>{escape(line.strip())}</p>" for line in (*_omitted(found[most:]), *_incomplete(live))
+    )
     return f"<p>{escape(before + headline(live))}</p>{table}{after}"
 
 
 def _html_row(row: Row) -> str:
     from html import escape
 
-    first, *middle, kept_by = map(escape, row.cells())
+    first, *middle, held_by = map(escape, row.cells())
     note = f"<br><small>{escape(row.note)}</small>" if row.note else ""
     left = "".join(
-        f"<td style='text-align:left'>{cell}</td>" for cell in (*middle, f"<code>{kept_by}</code>{note}")
+        f"<td style='text-align:left'>{cell}</td>" for cell in (*middle, f"<code>{held_by}</code>{note}")
     )
     return f"<tr><td style='text-align:right'>{first}</td>{left}</tr>"

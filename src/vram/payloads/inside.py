@@ -1,4 +1,16 @@
-"""DOC"""
+"""Report the arrays of this process on GPUs, who refers to them, and what else holds memory there.
+
+    answer({"until": 1234.5, "limit_s": 8.0, "budget_s": 5.0, "most": 500, "min_nbytes": 0})
+
+Runs inside other people's programs, as :mod:`vram.payloads.trim` does, and as carefully: standard library
+only, no framework is imported or started, no code of any object is run, nothing is raised. It works in
+short stretches, so that the program goes on, and its answer is bounded.
+
+A program that trains frees and allocates all the time. An array held for the length of a search would be
+memory missing to it, and gradients alone are as large as a model. So arrays are described first and
+released at once. The search for their names uses their ``id`` and checks, for each object that it meets
+there, whether it is still the same array.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +26,16 @@ from typing import Any
 from . import trim
 from .arrays.frameworks import secondary_holders
 from .arrays.heap.introspection import inert
-from .arrays.heap.search import GONE, NATIVE, Holder, Trails, derived, shortest_unheld
-from .arrays.inventory import Found, find, sifted
-from .arrays.native_references import Owners, name_by_owners, owners_of, related
+from .arrays.heap.search import (
+    GONE,
+    NATIVE,
+    ObjectHolder,
+    ReferencePaths,
+    shortest_paths_by_id,
+    subclasses_among,
+)
+from .arrays.inventory import FoundArray, array_candidates, find
+from .arrays.native_references import ArrayHolders, array_holders, name_by_array_holders, possible_holder_keys
 from .arrays.pace import Pace, Pause
 from .arrays.provider import Description
 from .arrays.record import Struct
@@ -25,14 +44,13 @@ from .trim.frameworks import FRAMEWORKS
 
 # ---- the arrays of this process ----
 
-
 MOST_NAMED = 100_000
 MOST_COMPARED = 500
-NOT_SOUGHT = Holder("not looked for: smaller than those that were", "unknown")
+NOT_SEARCHED = ObjectHolder("not searched: smaller than those that were", "unknown")
 
 
-class Seen(Struct, frozen=True, gc=False):
-    """An array that was there, by its ``id``."""
+class ArrayRecord(Struct, frozen=True, gc=False):
+    """An array that existed, by its ``id``; the array itself is not held."""
 
     provider: Any
     key: int
@@ -41,90 +59,96 @@ class Seen(Struct, frozen=True, gc=False):
     is_shared: bool
 
 
-class Look(Struct):
-    """Everything that was there, largest first, those that share memory told before them behind."""
+class ArrayReading(Struct):
+    """All arrays that existed, largest first; those that share the memory of another come last."""
 
-    seen: list[Seen]
-    trails: Trails
-    sought: set[int]
+    arrays: list[ArrayRecord]
+    paths: ReferencePaths
+    searched: set[int]
     objects: int
 
-    def holder(self, each: Seen) -> Holder:
-        return self.trails.holder(each.key) if each.key in self.sought else NOT_SOUGHT
+    def holder(self, each: ArrayRecord) -> ObjectHolder:
+        return self.paths.holder(each.key) if each.key in self.searched else NOT_SEARCHED
 
 
-def look(budget_s: float, min_nbytes: int, pause: Pause, on: Pause, notes: list[str]) -> Look:
-    """Look at the heap; names are sought for *budget_s* seconds of processor time at most.
+def read_arrays(
+    budget_s: float, min_nbytes: int, pause: Pause, mark: Pause, notes: list[str]
+) -> ArrayReading:
+    """Read all arrays; their names are searched for at most *budget_s* seconds of processor time.
 
-    *pause* rests between two pieces of work, *on* only marks where one ends.
+    *pause* rests between two parts of the work, *mark* only marks where one ends.
     """
-    # As long as the list of all objects is there, nothing in it is freed: no rest before it is gone.
+    # As long as the list of all objects exists, nothing in it is freed: no rest before it is gone.
     heap: list[object] = gc.get_objects()
-    on()
+    mark()
     objects = len(heap)
-    candidates, types = sifted(heap, on)
-    found = find(candidates, None, types, on, notes)
+    candidates, types = array_candidates(heap, mark)
+    found = find(candidates, None, types, mark, notes)
     candidates.clear()
-    owners = owners_of(found)
-    seen = sorted(map(_unheld, found), key=lambda each: (each.is_shared, -each.description.nbytes))
+    holders = array_holders(found)
+    arrays = sorted(map(_record, found), key=lambda each: (each.is_shared, -each.description.nbytes))
     del found
-    sought = [each for each in seen[:MOST_NAMED] if each.description.nbytes >= min_nbytes]
-    trails = _names(sought, seen, owners, types, budget_s, pause) if sought else Trails()
-    return Look(seen, trails, {each.key for each in sought}, objects)
+    searched = [each for each in arrays[:MOST_NAMED] if each.description.nbytes >= min_nbytes]
+    paths = _find_paths(searched, arrays, holders, types, budget_s, pause) if searched else ReferencePaths()
+    return ArrayReading(arrays, paths, {each.key for each in searched}, objects)
 
 
-def _unheld(found: Found) -> Seen:
-    return Seen(found.provider, id(found.array), type(found.array), found.description, found.is_shared)
+def _record(found: FoundArray) -> ArrayRecord:
+    return ArrayRecord(found.provider, id(found.array), type(found.array), found.description, found.is_shared)
 
 
-def _names(
-    sought: list[Seen], seen: list[Seen], owners: Owners, types: set[type], budget_s: float, pause: Pause
-) -> Trails:
-    keys = {each.key for each in sought}
-    involved = keys | related(keys, seen, owners)
-    theirs = [each for each in seen if each.key in involved]
+def _find_paths(
+    searched: list[ArrayRecord],
+    arrays: list[ArrayRecord],
+    holders: ArrayHolders,
+    types: set[type],
+    budget_s: float,
+    pause: Pause,
+) -> ReferencePaths:
+    keys = {each.key for each in searched}
+    involved = keys | possible_holder_keys(keys, arrays, holders)
+    theirs = [each for each in arrays if each.key in involved]
     kind_of = {each.key: each.kind for each in theirs}
     compared = {each.key: each for each in theirs[:MOST_COMPARED]}
 
     def is_same(key: int, met: object) -> bool:
-        return type(met) is kind_of[key] and (key not in compared or _describes(compared[key], met))
+        return type(met) is kind_of[key] and (key not in compared or _is_same_array(compared[key], met))
 
-    aside = derived(types, secondary_holders())
-    unheld = {each.kind for each in seen}
-    trails = shortest_unheld(kind_of, is_same, unheld, budget_s, aside, pause)
-    # A training step frees its gradients all the time: whose they were when they were seen is known.
-    trails.told.update((key, NATIVE) for key in owners if trails.told.get(key) == GONE)
-    name_by_owners(theirs, trails, owners)
-    return trails
+    secondary = subclasses_among(types, secondary_holders())
+    unheld = {each.kind for each in arrays}
+    paths = shortest_paths_by_id(kind_of, is_same, unheld, budget_s, secondary, pause)
+    # A training step frees its gradients all the time: whose they were when they were read is known.
+    paths.holders.update((key, NATIVE) for key in holders if paths.holders.get(key) == GONE)
+    name_by_array_holders(theirs, paths, holders)
+    return paths
 
 
-def _describes(seen: Seen, met: object) -> bool:
-    """Whether what has the ``id`` now lies where that array lay."""
-    for describe in (seen.provider.describe, seen.provider.describe_blocks):
+def _is_same_array(record: ArrayRecord, met: object) -> bool:
+    """Whether the object with that ``id`` has the address of the recorded array."""
+    for describe in (record.provider.describe, record.provider.describe_blocks):
         try:
-            told = next(iter(describe([met], set())), None)
+            now = next(iter(describe([met], set())), None)
         except Exception:  # another thread has closed it, or it is none of that kind
             continue
-        if told is not None:
-            same: bool = told.pointer == seen.description.pointer
+        if now is not None:
+            same: bool = now.pointer == record.description.pointer
             return same
     return False
 
 
 # ---- groups of alike arrays ----
 
-
 _POSITION = re.compile(r"\[(\d{1,18})\]")
-_STANDS_FOR_ANY = 999_999_999_999_999_999
+_ANY_POSITION = 999_999_999_999_999_999
 LONGEST_TEXT, LONGEST_WORD, MOST_DIMENSIONS = 300, 60, 16
 AT_ONCE = 100
 
 
-def groups(look: Look, pause: Pause) -> list[dict[str, Any]]:
-    """All that was seen, alike ones together, largest first."""
+def groups(reading: ArrayReading, pause: Pause) -> list[dict[str, Any]]:
+    """All arrays, those that are alike in one group, largest first."""
     members: dict[tuple[Any, ...], list[tuple[int, ...]]] = {}
-    stems = _Stems(look)
-    for number, each in enumerate(look.seen):
+    stems = _Stems(reading)
+    for number, each in enumerate(reading.arrays):
         kind, stem, positions = stems.of(each)
         members.setdefault((*_alike(each), kind, stem), []).append(positions)
         if number % AT_ONCE == 0:
@@ -134,46 +158,46 @@ def groups(look: Look, pause: Pause) -> list[dict[str, Any]]:
 
 
 class _Stems:
-    """Who refers to an array: the kind, the words without their positions, and the positions."""
+    """Who refers to an array: the kind, the path without its positions, and the positions."""
 
-    def __init__(self, look: Look) -> None:
-        self._look = look
+    def __init__(self, reading: ArrayReading) -> None:
+        self._reading = reading
         self._by_parent: dict[int, tuple[str, str, list[int], int]] = {}
 
-    def of(self, each: Seen) -> tuple[str, str, tuple[int, ...]]:
-        trails = self._look.trails
-        link = trails.links.get(each.key)
-        if type(link) is not int or each.key in trails.told or each.key not in self._look.sought:
-            holder = self._look.holder(each)
-            stem, positions = _parted(holder.text)
+    def of(self, each: ArrayRecord) -> tuple[str, str, tuple[int, ...]]:
+        paths = self._reading.paths
+        link = paths.links.get(each.key)
+        if type(link) is not int or each.key in paths.holders or each.key not in self._reading.searched:
+            holder = self._reading.holder(each)
+            stem, positions = _split_positions(holder.text)
             return holder.kind, stem, tuple(positions)
-        parent = trails.up[each.key]
+        parent = paths.parent[each.key]
         if parent not in self._by_parent:
             self._by_parent[parent] = self._of_members(parent)
         kind, stem, positions, slot = self._by_parent[parent]
         return kind, stem, (*positions[:slot], link, *positions[slot + 1 :])
 
     def _of_members(self, parent: int) -> tuple[str, str, list[int], int]:
-        """What the words for each member of a list have in common, and where its position stands in them."""
-        words = self._look.trails.words(parent).then(f"[{_STANDS_FOR_ANY}]")
-        stem, positions = _parted(words.text())
-        slot = positions.index(_STANDS_FOR_ANY) if _STANDS_FOR_ANY in positions else len(positions)
-        return words.kind, stem, positions, slot
+        """What the paths of all members of a list have in common, and where the position is in them."""
+        path = self._reading.paths.path(parent).append(f"[{_ANY_POSITION}]")
+        stem, positions = _split_positions(path.text())
+        slot = positions.index(_ANY_POSITION) if _ANY_POSITION in positions else len(positions)
+        return path.kind, stem, positions, slot
 
 
-def _parted(text: str) -> tuple[str, list[int]]:
+def _split_positions(text: str) -> tuple[str, list[int]]:
     return _POSITION.sub("[]", text), list(map(int, _POSITION.findall(text)))
 
 
-def _alike(each: Seen) -> tuple[Any, ...]:
-    told = each.description
+def _alike(each: ArrayRecord) -> tuple[Any, ...]:
+    array = each.description
     return (
         str(each.provider.NAME),
-        told.device,
-        _text(told.dtype, LONGEST_WORD),
-        tuple(told.shape[:MOST_DIMENSIONS]),
-        told.nbytes,
-        _text(told.note, LONGEST_TEXT),
+        array.device,
+        _text(array.dtype, LONGEST_WORD),
+        tuple(array.shape[:MOST_DIMENSIONS]),
+        array.nbytes,
+        _text(array.note, LONGEST_TEXT),
         each.is_shared,
     )
 
@@ -197,7 +221,7 @@ def _group(key: tuple[Any, ...], positions: list[tuple[int, ...]]) -> dict[str, 
 
 
 def _spanned(stem: str, positions: list[tuple[int, ...]]) -> str:
-    """*stem* with its positions again: one for all, or from the first to the last if none is missing."""
+    """*stem* with its positions: one if all are equal, first to last if none is missing between."""
     words = stem.split("[]")
     text = words[0]
     for slot, word in enumerate(words[1:]):
@@ -222,25 +246,24 @@ def _text(text: str, most: int) -> str:
 
 # ---- the answer ----
 
-
 BUDGET_S = 5.0
 MOST_GROUPS, MOST_BYTES, MOST_NOTES = 500, 400_000, 20
-# Kept back of the time given, for writing the answer.
+# The share of the given time that is reserved for writing the answer.
 FOR_THE_ANSWER = 0.2
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Look, and tell it all. Never raises."""
+    """Read the arrays and return the answer. Never raises."""
     began = time.monotonic()
     notes: list[str] = []
     with ExitStack() as stack:
         stack.enter_context(driver.harmless_to_captures())
-        told = trim.guarded(notes, "arrays", lambda: _told(request, began, notes, stack))
-    whole: dict[str, Any] = told[0] if told else {"status": "failed"}
+        answers = trim.guarded(notes, "arrays", lambda: _answer(request, began, notes, stack))
+    whole: dict[str, Any] = answers[0] if answers else {"status": "failed"}
     return {"status": "done", **whole, "notes": list(dict.fromkeys(notes))[:MOST_NOTES]}
 
 
-def _told(
+def _answer(
     request: dict[str, Any], began: float, notes: list[str], stack: ExitStack
 ) -> Iterator[dict[str, Any]]:
     left_s = min(request["until"] - began, float(request.get("limit_s", BUDGET_S)))
@@ -249,13 +272,13 @@ def _told(
     lines = trim.measured(frameworks, notes)
     devices = driver.devices()
     if devices:
-        # This thread has no context, and the driver answers some questions only to one that has.
+        # This thread has no context, and the driver answers some calls only inside one.
         stack.enter_context(driver.inside(devices[0]))
     pace()
     budget_s = min(float(request.get("budget_s", BUDGET_S)), left_s)
-    found = look(budget_s, int(request.get("min_nbytes", 0)), pace, pace.on, notes)
+    found = read_arrays(budget_s, int(request.get("min_nbytes", 0)), pace, pace.mark, notes)
     by_framework: dict[str, int] = {}
-    for each in found.seen:
+    for each in found.arrays:
         if not each.is_shared:
             name = str(each.provider.NAME)
             by_framework[name] = by_framework.get(name, 0) + each.description.nbytes
@@ -266,12 +289,12 @@ def _told(
         "devices": {str(each): driver.uuid(each) for each in devices},
         "lines": [{**each, "held_after": each["held"]} for each in lines.values()],
         "objects": found.objects,
-        "arrays": len(found.seen),
+        "arrays": len(found.arrays),
         "nbytes": sum(by_framework.values()),
         "frameworks": by_framework,
         "groups": shown,
         "left_out": left_out,
-        "was_cut": found.trails.was_cut,
+        "was_cut": found.paths.was_cut,
         "took_s": time.monotonic() - began,
         "worked_s": pace.worked_s,
         "longest_s": pace.longest_s,
@@ -279,7 +302,7 @@ def _told(
 
 
 def _bounded(found: list[dict[str, Any]], most: int) -> tuple[list[dict[str, Any]], dict[str, int]]:
-    """The largest of them, as far as an answer goes, and what was left out."""
+    """The largest groups that fit into an answer, and how much was left out."""
     shown, length = [], 0
     for each in found[:most]:
         length += len(json.dumps(each)) + 2

@@ -18,12 +18,12 @@ from .provider import (
     loaded,
     view_note,
 )
-from .pytorch import PyTorch
+from .pytorch import TorchArrays
 
 _get = object.__getattribute__
 
 
-class CuPy(ArrayProvider):
+class CupyArrays(ArrayProvider):
     """Arrays by the memory that they point into, and memory that no array points into."""
 
     NAME = "CuPy"
@@ -58,7 +58,7 @@ def _of_cupy(data: Any, dtype: str, shape: tuple[int, ...], own: int | None) -> 
     return Description(memory.size, int(memory.device_id), int(memory.ptr), dtype, shape, note)
 
 
-class Jax(ArrayProvider):
+class JaxArrays(ArrayProvider):
     """Arrays on the GPUs of this process. JAX's pool is larger than they are, and never shrinks."""
 
     NAME = "JAX"
@@ -96,7 +96,7 @@ class Jax(ArrayProvider):
         )
 
 
-class Numba(ArrayProvider):
+class NumbaArrays(ArrayProvider):
     """Device arrays by the allocation that they hold, and allocations that no array holds."""
 
     NAME = "Numba"
@@ -134,7 +134,7 @@ class _NumbaReader:
         self._allocations: dict[int, tuple[int, int, int]] = {}
         self._plain: dict[type, bool] = {}
         # Host memory that a GPU reads in place.
-        self._on_host = classes_of(loaded(Numba.DRIVER), "MappedMemory", "MappedOwnedPointer")
+        self._on_host = classes_of(loaded(NumbaArrays.DRIVER), "MappedMemory", "MappedOwnedPointer")
 
     def array(self, array: Any) -> Description | None:
         data, nbytes, dtype, shape = self._fields(array)
@@ -173,7 +173,7 @@ class _NumbaReader:
         return known
 
 
-class PyCuda(ArrayProvider):
+class PyCudaArrays(ArrayProvider):
     """GPU arrays, and allocations that the program holds without an array."""
 
     NAME = "PyCUDA"
@@ -204,7 +204,7 @@ def _of_pycuda(block: Any, dtype: str, shape: tuple[int, ...]) -> Description | 
     return Description(nbytes, device_of(address), base, dtype, shape) if nbytes else None
 
 
-class CudaCore(ArrayProvider):
+class CudaCoreArrays(ArrayProvider):
     """Buffers of cuda.core, wherever their memory comes from."""
 
     NAME = "cuda.core"
@@ -221,7 +221,7 @@ class CudaCore(ArrayProvider):
             yield Description(size, device, address, "bytes", (size,)) if on_device else None
 
 
-class VramBuffer(ArrayProvider):
+class BufferArrays(ArrayProvider):
     """vram's own buffers that hold memory of a GPU."""
 
     NAME = "vram.Buffer"
@@ -244,18 +244,18 @@ class VramBuffer(ArrayProvider):
 
 def _is_lost(memory: Any) -> bool:
     """An owner asks the driver whether its context was reset; a borrower leaves that to its owner."""
-    return memory.kind != "borrowed" and not memory.is_there
+    return memory.kind != "borrowed" and not memory.is_valid_now
 
 
 # A buffer may be borrowed from any of the others: the provider that owns the memory comes first.
 PROVIDERS: tuple[ArrayProvider, ...] = (
-    PyTorch(),
-    CuPy(),
-    Jax(),
-    Numba(),
-    PyCuda(),
-    CudaCore(),
-    VramBuffer(),
+    TorchArrays(),
+    CupyArrays(),
+    JaxArrays(),
+    NumbaArrays(),
+    PyCudaArrays(),
+    CudaCoreArrays(),
+    BufferArrays(),
 )
 
 
@@ -265,5 +265,5 @@ def may_have_arrays() -> bool:
 
 
 def secondary_holders() -> tuple[type, ...]:
-    """Classes whose instances refer to arrays that belong to others, as optimizers do."""
+    """ExceptionHooks whose instances refer to arrays that belong to others, as optimizers do."""
     return tuple(kind for provider in PROVIDERS for kind in provider.secondary_holders())

@@ -61,7 +61,7 @@ class ArrayProvider:
         return iter(())
 
     def secondary_holders(self) -> tuple[type, ...]:
-        """Classes whose instances refer to arrays that belong to others, as optimizers do."""
+        """ExceptionHooks whose instances refer to arrays that belong to others, as optimizers do."""
         return ()
 
 

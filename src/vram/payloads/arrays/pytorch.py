@@ -22,7 +22,7 @@ PARTS = {
 NO_STORAGE = (RuntimeError, NotImplementedError, AttributeError)
 
 
-class PyTorch(ArrayProvider):
+class TorchArrays(ArrayProvider):
     """Tensors by the storage that they hold; an autograd graph is noted, since it holds more."""
 
     NAME = "PyTorch"

@@ -1,4 +1,8 @@
-"""DOC"""
+"""Read any object and any frame without running its code and without leaving a reference behind.
+
+Users' classes override ``__getattr__``, ``__len__``, ``__iter__`` or ``__dict__``. Everything here uses
+the slots of the built-in types and descriptors that are defined in C.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,6 @@ from typing import Any
 
 # ---- objects ----
 
-
 DEFINED_IN_C = (GetSetDescriptorType, MemberDescriptorType)
 _mro = type.__dict__["__mro__"].__get__
 _namespace = type.__dict__["__dict__"].__get__
@@ -19,7 +22,7 @@ _type_name = type.__dict__["__qualname__"].__get__
 
 
 def lineage(kind: type) -> tuple[type, ...]:
-    """A class and its bases, whatever its metaclass says."""
+    """A class and its bases, whatever its metaclass returns for ``__mro__``."""
     found: tuple[type, ...] = _mro(kind)
     return found
 
@@ -30,13 +33,13 @@ def type_name(obj: object) -> str:
 
 
 def is_a(obj: object, *kinds: type) -> bool:
-    """``isinstance`` by the real type alone: ``__class__`` can be a property that lies."""
+    """``isinstance`` by the real type alone: ``__class__`` can be overridden."""
     real = lineage(type(obj))
     return any(kind in real for kind in kinds)
 
 
 def attributes(obj: object) -> dict[str, object] | None:
-    """The instance's own ``__dict__``; None where it has none, or only one of its own making."""
+    """The instance's own ``__dict__``; None if it has none, or one that is computed by Python code."""
     for kind in lineage(type(obj)):
         getter = _namespace(kind).get("__dict__")
         if getter is not None:
@@ -46,7 +49,7 @@ def attributes(obj: object) -> dict[str, object] | None:
 
 
 def defines(kind: type, *names: str) -> bool:
-    """Whether a class or one of its bases has any of *names*, so that asking an instance may run code."""
+    """Whether a class or one of its bases has any of *names*: reading it from an instance may run code."""
     return any(name in _namespace(each) for each in lineage(kind) for name in names)
 
 
@@ -68,7 +71,7 @@ def members(kind: type) -> Iterator[tuple[str, MemberDescriptorType]]:
 
 
 def slots(obj: object) -> Iterator[tuple[str, object]]:
-    """What lies in an object's slots, by name."""
+    """The values in an object's slots, by name."""
     for name, member in members(type(obj)):
         try:
             yield name, member.__get__(obj)
@@ -77,7 +80,7 @@ def slots(obj: object) -> Iterator[tuple[str, object]]:
 
 
 def items(obj: object) -> Iterator[tuple[object, object]]:
-    """Keys, or positions, and what lies there, of the built-in containers and what derives from them."""
+    """Keys or positions with their values, of the built-in containers and their subclasses."""
     if type(obj) is dict or is_a(obj, dict):
         yield from dict.items(obj)  # type: ignore[arg-type]
     elif type(obj) is list:
@@ -90,8 +93,8 @@ def items(obj: object) -> Iterator[tuple[object, object]]:
                 yield from enumerate(kind.__iter__(obj))  # type: ignore[arg-type]
 
 
-def spelled_key(key: object, depth: int = 1) -> str:
-    """A key as one writes it; of anything that is not plain data, only what type it has."""
+def key_text(key: object, depth: int = 1) -> str:
+    """A key as it is written in code; for anything but plain data only its type."""
     if type(key) in (str, bytes):
         shown = repr(key)
         return shown if len(shown) <= 42 else f"{shown[:38]}…{shown[-1]}"
@@ -100,27 +103,30 @@ def spelled_key(key: object, depth: int = 1) -> str:
     if type(key) in (float, bool, complex, type(None)):
         return repr(key)
     if type(key) is tuple and depth and len(key) <= 4:
-        return f"({', '.join(spelled_key(each, depth - 1) for each in key)})"
+        return f"({', '.join(key_text(each, depth - 1) for each in key)})"
     return f"<{inert(type_name(key))}>"
 
 
 def inert(text: str) -> str:
-    """*text* with everything that does not print as an escape: names come from programs."""
+    """*text* with unprintable characters escaped: names come from programs."""
     return text if text.isprintable() else repr(text)[1:-1]
 
 
 # ---- local variables of frames ----
+#
+# Up to Python 3.12, reading f_locals of a function's frame makes the frame keep a dict with a second
+# reference to every variable, until it is read again: the search for leaks would make leaks. What was put
+# there only for this search is removed again.
 
-
-# Modules of ours, in vram itself and where they were carried into another program.
+# Modules of vram, here and where they were injected into another program.
 OURS = ("vram.", "_vram_", "vram_visit")
-KEEPS_A_COPY = sys.version_info < (3, 13)
+FRAMES_KEEP_A_COPY = sys.version_info < (3, 13)
 OPTIMIZED = 0x1  # a function's code: its variables live in slots, not in a dict
 NOBODY_ELSE = 3  # the frame, our variable, and getrefcount's argument
 
 
 class Variables:
-    """Reads local variables; :meth:`let_go` when nothing that was read is held any more."""
+    """Reads local variables; call :meth:`release` when nothing that was read is needed any more."""
 
     def __init__(self) -> None:
         self._asked: dict[int, FrameType] = {}
@@ -133,25 +139,25 @@ class Variables:
             return {}
         return dict(frame.f_locals)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         while self._asked:
             _, frame = self._asked.popitem()
-            if KEEPS_A_COPY and not _is_traced(frame):
+            if FRAMES_KEEP_A_COPY and not _is_traced(frame):
                 _empty(frame)
 
 
 def _empty(frame: FrameType) -> None:
     variables: Any = frame.f_locals
-    # locals() hands this same dict to programs: one that somebody else holds is theirs.
+    # locals() returns this same dict to programs: one that somebody else holds is not emptied.
     if sys.getrefcount(variables) <= NOBODY_ELSE:
         for name in _slots(frame.f_code):
             variables.pop(name, None)
 
 
 def _is_traced(frame: FrameType) -> bool:
-    # A tracer writes that dict back into the variables when its callback returns, so under a
-    # debugger an emptied dict would unset them.
-    of_threads = getattr(threading, "gettrace", lambda: None)  # Python 3.9 does not tell
+    # A trace function's dict is written back into the variables when it returns, so under a debugger
+    # an emptied dict would unset them.
+    of_threads = getattr(threading, "gettrace", lambda: None)  # missing in Python 3.9
     return frame.f_trace is not None or sys.gettrace() is not None or of_threads() is not None
 
 
@@ -166,13 +172,13 @@ def running_frames() -> list[tuple[int, FrameType]]:
     for thread in list(newest):
         frame: FrameType | None = newest.pop(thread)
         while frame is not None:
-            if not is_our_own(frame):
+            if not is_own_frame(frame):
                 found.append((thread, frame))
             frame = frame.f_back
-    # One of them was this very frame: kept in its own variable, it would keep all below it too.
+    # This frame was one of them: in its own variable it would hold all frames below it, too.
     return found
 
 
-def is_our_own(frame: FrameType) -> bool:
+def is_own_frame(frame: FrameType) -> bool:
     name = frame.f_globals.get("__name__")
     return type(name) is str and name.startswith(OURS)

@@ -1,4 +1,9 @@
-"""DOC"""
+"""How one object refers to another, as text: ``.weight``, ``[3]``, a local variable.
+
+The text of a reference depends on what the parent is. Some objects are only internal parts between two
+names (the dict of an instance, the tuple of a closure, a traceback). The reference to such an object also
+gives it a role, which decides what its own children are called.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +25,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..record import Struct
 from .introspection import (
-    KEEPS_A_COPY,
+    FRAMES_KEEP_A_COPY,
     attributes,
     defines,
     inert,
     is_a,
     items,
+    key_text,
     slots,
-    spelled_key,
     type_name,
 )
 
@@ -38,75 +43,75 @@ if TYPE_CHECKING:
 
 # ---- paths as text ----
 
-
 LONGEST = 140
 _HOOK = re.compile(r"(?P<on>.+)\._\w*hooks\w*\[[^\]]*\]$")
 _REGISTERED = re.compile(r"\._(?:modules|parameters|buffers)\['(\w+)'\]")
 
 
-class Words(Struct, frozen=True, gc=False):
-    """The way to an object so far. ``kind`` is what keeps it in the end."""
+class PathText(Struct, frozen=True, gc=False):
+    """The reference path to an object, as text. ``kind`` is what holds it in the end."""
 
     kind: str
     expression: str
     before: str = ""
     after: str = ""
-    kept_by: str = ""
+    held_by: str = ""
 
     def text(self) -> str:
-        kept_by = f" ({self.kept_by})" if self.kept_by else ""
-        return f"{self.before}{_registered(self.expression)}{self.after}{kept_by}"
+        held_by = f" ({self.held_by})" if self.held_by else ""
+        return f"{self.before}{_registered(self.expression)}{self.after}{held_by}"
 
-    def then(self, more: str) -> Words:
+    def append(self, more: str) -> PathText:
         longer = self.expression + more
         if len(longer) > LONGEST:
             longer = f"{longer[: LONGEST // 2]}…{longer[-LONGEST // 3 :]}"
-        return Words(self.kind, longer, self.before, self.after, self.kept_by)
+        return PathText(self.kind, longer, self.before, self.after, self.held_by)
 
 
-class IntoClosure(Struct, frozen=True, gc=False):
+class ClosureLink(Struct, frozen=True, gc=False):
     """From a function to a variable that it closes over."""
 
     function: str
     name: str
 
-    def on(self, words: Words) -> Words:
-        hook = _HOOK.match(words.expression)
+    def append_to(self, path: PathText) -> PathText:
+        hook = _HOOK.match(path.expression)
         if hook:
-            return Words("closure", self.name, f"closure of hook on {_registered(hook['on'])}{words.after}: ")
-        return Words("closure", self.name, f"closure of {self.function}: ", "", words.text())
+            before = f"closure of hook on {_registered(hook['on'])}{path.after}: "
+            return PathText("closure", self.name, before)
+        return PathText("closure", self.name, f"closure of {self.function}: ", "", path.text())
 
 
-class IntoFrame(Struct, frozen=True, gc=False):
-    """From what keeps a frame to the frame's variables, or to the one named."""
+class FrameLink(Struct, frozen=True, gc=False):
+    """From what holds a frame to the frame's variables, or to the one named."""
 
     kind: str
     before: str
-    behind: str
+    after: str
     name: str = ""
 
-    def on(self, words: Words) -> Words:
-        return Words(self.kind, self.name, self.before, self.behind, words.text())
+    def append_to(self, path: PathText) -> PathText:
+        return PathText(self.kind, self.name, self.before, self.after, path.text())
 
 
-class IntoThread(Struct, frozen=True, gc=False):
+class ThreadLink(Struct, frozen=True, gc=False):
     """From thread-local storage to what one thread has in it."""
 
-    def on(self, words: Words) -> Words:
-        return Words(words.kind, words.expression, words.before, " in one thread", words.kept_by)
+    def append_to(self, path: PathText) -> PathText:
+        return PathText(path.kind, path.expression, path.before, " in one thread", path.held_by)
 
 
-def extended(words: Words, link: Link) -> Words:
-    """*words* with one step more."""
+def append_link(path: PathText, link: Link) -> PathText:
+    """*path* with one more link."""
     if isinstance(link, int):
-        return words.then(f"[{link}]")
+        return path.append(f"[{link}]")
     if isinstance(link, str):
-        return words.then(link) if link else words
-    return link if isinstance(link, Words) else link.on(words)
+        return path.append(link) if link else path
+    return link if isinstance(link, PathText) else link.append_to(path)
 
 
 def _registered(expression: str) -> str:
-    """Modules of PyTorch keep their parts in dicts of which nobody thinks: ``model.layers[4].weight``."""
+    """PyTorch modules keep their parts in internal dicts; users write ``model.layers[4].weight``."""
     if "._" not in expression:
         return expression
     return _REGISTERED.sub(lambda part: f"[{part[1]}]" if part[1].isdigit() else f".{part[1]}", expression)
@@ -116,7 +121,7 @@ def _registered(expression: str) -> str:
 
 
 class Role(NamedTuple):
-    """What machinery an object is, and what must be known for naming its children."""
+    """What an object is to its parent, and what is needed to name its children."""
 
     name: str
     detail: Any = None
@@ -125,7 +130,7 @@ class Role(NamedTuple):
 if TYPE_CHECKING:
     # Defined for type checkers only: typing keeps every union that it ever made, and with it our classes.
     # A position, text to append, the start of a path, or a link that changes the text before it.
-    Link = int | str | Words | IntoClosure | IntoFrame | IntoThread
+    Link = int | str | PathText | ClosureLink | FrameLink | ThreadLink
     # A child, the link to it, and the role that it has, if any.
     References = Iterator[tuple[object, Link, Role | None]]
     Reader = Callable[[Any, Any, set[int], Roots], References]
@@ -146,7 +151,7 @@ MOST_NAMES = 50
 def _mapping(parent: Any, _: object, wanted: set[int], roots: Roots) -> References:
     for key, value in items(parent):
         if id(value) in wanted:
-            yield value, f"[{spelled_key(key)}]", None
+            yield value, f"[{key_text(key)}]", None
         if id(key) in wanted:
             yield key, " as a key", None
 
@@ -166,7 +171,7 @@ def _set_members(parent: Any, _: object, wanted: set[int], roots: Roots) -> Refe
 def _attribute_dict(parent: Any, _: object, wanted: set[int], roots: Roots) -> References:
     for name, value in items(parent):
         if id(value) in wanted:
-            yield value, f".{inert(name)}" if type(name) is str else f".{spelled_key(name)}", None
+            yield value, f".{inert(name)}" if type(name) is str else f".{key_text(name)}", None
 
 
 def _instance(parent: object, _: object, wanted: set[int], roots: Roots) -> References:
@@ -190,7 +195,7 @@ def _instance(parent: object, _: object, wanted: set[int], roots: Roots) -> Refe
 
 
 def _known_attributes(parent: object, wanted: set[int], roots: Roots) -> References:
-    """By the names that a sibling has: an instance's dict, once asked for, is made and stays."""
+    """By the attribute names of a sibling: reading an instance's ``__dict__`` would create one that stays."""
     kind = type(parent)
     for name in roots.attribute_names.get(kind, ()):
         try:
@@ -220,7 +225,6 @@ def _class(parent: object) -> References:
 
 # ---- internal references ----
 
-
 SUSPENDED: dict[type, tuple[str, str]] = {
     GeneratorType: ("gi_frame", "generator"),
     CoroutineType: ("cr_frame", "coroutine"),
@@ -238,7 +242,7 @@ def _function(parent: FunctionType, _: object, wanted: set[int], roots: Roots) -
 def _closure(parent: Any, function: FunctionType, wanted: set[int], roots: Roots) -> References:
     name = inert(function.__qualname__)
     for variable, kept in zip(function.__code__.co_freevars, parent):
-        yield kept, IntoClosure(name, inert(variable)), CELL
+        yield kept, ClosureLink(name, inert(variable)), CELL
 
 
 def _cell(parent: Any, _: object, wanted: set[int], roots: Roots) -> References:
@@ -257,11 +261,11 @@ def _traceback(parent: TracebackType, _: object, wanted: set[int], roots: Roots)
 
 
 def _frame(parent: FrameType, line: int | None, wanted: set[int], roots: Roots) -> References:
-    before = f"{roots.place(parent.f_code, parent.f_lineno if line is None else line)} local "
-    words = IntoFrame("exception", before, " in frame of kept exception")
-    yield from _named(roots.variables.of(parent), words, wanted)
-    if KEEPS_A_COPY:
-        yield parent.f_locals, words, LOCALS
+    before = f"{roots.location(parent.f_code, parent.f_lineno if line is None else line)} local "
+    link = FrameLink("exception", before, " in frame of kept exception")
+    yield from _named(roots.variables.of(parent), link, wanted)
+    if FRAMES_KEEP_A_COPY:
+        yield parent.f_locals, link, LOCALS
     yield parent.f_back, "", Role("frame")
 
 
@@ -271,34 +275,34 @@ def _suspended(parent: Any, _: object, wanted: set[int], roots: Roots) -> Refere
     if held is None:
         return
     yield from _suspended_frame(held, noun, wanted, roots)
-    # Up to Python 3.10 its frame is an object of its own, between it and its variables.
+    # Up to Python 3.10 its frame is a separate object between it and its variables.
     yield held, "", Role("suspended", noun)
 
 
 def _suspended_frame(held: FrameType, noun: str, wanted: set[int], roots: Roots) -> References:
-    before = f"{roots.place(held.f_code, held.f_lineno)} local "
+    before = f"{roots.location(held.f_code, held.f_lineno)} local "
     after = f" in suspended {noun} {inert(held.f_code.co_name)}()"
-    words = IntoFrame("generator", before, after)
-    yield from _named(roots.variables.of(held), words, wanted)
-    if KEEPS_A_COPY:
-        yield held.f_locals, words, LOCALS
+    link = FrameLink("generator", before, after)
+    yield from _named(roots.variables.of(held), link, wanted)
+    if FRAMES_KEEP_A_COPY:
+        yield held.f_locals, link, LOCALS
 
 
-def _named(local: dict[str, object], words: IntoFrame, wanted: set[int]) -> References:
+def _named(local: dict[str, object], link: FrameLink, wanted: set[int]) -> References:
     for name, value in local.items():
         if id(value) in wanted:
-            yield value, IntoFrame(words.kind, words.before, words.behind, repr(name)), None
+            yield value, FrameLink(link.kind, link.before, link.after, repr(name)), None
 
 
 def _variables(parent: Any, _: object, wanted: set[int], roots: Roots) -> References:
-    """The dict that a frame has made for those who looked at its variables."""
+    """The dict that a frame has made for readers of its ``f_locals``."""
     for name, value in items(parent):
         if id(value) in wanted:
             yield value, repr(name), None
 
 
 def _thread_local(parent: Any, _: object, wanted: set[int], roots: Roots) -> References:
-    """Values lie in one dict per thread, behind a dict of their own that is keyed by weak references."""
+    """Values are in one dict per thread, in a dict that is keyed by weak references."""
     for per_thread in gc.get_referents(parent):
         if type(per_thread) is dict and per_thread is not attributes(parent):
             yield per_thread, "", THREADS
@@ -307,7 +311,7 @@ def _thread_local(parent: Any, _: object, wanted: set[int], roots: Roots) -> Ref
 
 def _per_thread(parent: Any, _: object, wanted: set[int], roots: Roots) -> References:
     for _key, names in items(parent):
-        yield names, IntoThread(), ATTRIBUTES
+        yield names, ThreadLink(), ATTRIBUTES
 
 
 # ---- references of one object ----
@@ -316,7 +320,7 @@ def _per_thread(parent: Any, _: object, wanted: set[int], roots: Roots) -> Refer
 def children(
     parent: object, role: Role | None, wanted: set[int], roots: Roots
 ) -> Iterator[tuple[int, Link, Role | None]]:
-    """The link to each wanted child of *parent*, which plays *role*, by the child's ``id``."""
+    """The link to each wanted child of *parent*, which has *role*, by the child's ``id``."""
     left = set(wanted)
     for child, link, its_role in _links(parent, role, wanted, roots):
         key = id(child)
@@ -340,29 +344,29 @@ def _links(parent: object, role: Role | None, wanted: set[int], roots: Roots) ->
         return _namespace(root, wanted, roots)
     if role is not None:
         return _ROLES[role.name](parent, role.detail, wanted, roots)
-    read: Reader = _BY_TYPE.get(type(parent), _instance)
-    return read(parent, None, wanted, roots)
+    reader: Reader = _BY_TYPE.get(type(parent), _instance)
+    return reader(parent, None, wanted, roots)
 
 
 def _namespace(root: Root, wanted: set[int], roots: Roots) -> References:
     named = [(name, value) for name, value in list(root.names.items()) if id(value) in wanted]
     for name, value in sorted(named, key=_private_last):
-        yield value, _first_words(root, str(name), roots), None
+        yield value, _root_path(root, str(name), roots), None
 
 
 def _private_last(pair: tuple[str, object]) -> bool:
     return type(pair[0]) is not str or pair[0].startswith("_")
 
 
-def _first_words(root: Root, name: str, roots: Roots) -> Words:
+def _root_path(root: Root, name: str, roots: Roots) -> PathText:
     shown = inert(name)
     if root.kind == "cell" and roots.cells is not None:
         output = roots.cells.output(name)
         if output is not None:
-            return Words("output", output)
+            return PathText("output", output)
         number = roots.cells.binding(name)
-        return Words("cell", shown, f"cell {number}: " if number is not None else "notebook: ")
-    return Words(root.kind, repr(shown) if root.kind == "frame" else shown, root.before, root.after)
+        return PathText("cell", shown, f"cell {number}: " if number is not None else "notebook: ")
+    return PathText(root.kind, repr(shown) if root.kind == "frame" else shown, root.before, root.after)
 
 
 _ROLES: dict[str, Reader] = {

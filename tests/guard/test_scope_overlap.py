@@ -18,7 +18,7 @@ def test_scopes_nest_and_each_tells_its_own(virtual_gpu: VirtualGpu) -> None:
     assert result(virtual_gpu, program) == [96 * MIB, 64 * MIB]
 
 
-def test_scopes_of_threads_that_overlap_are_settled_by_the_last(virtual_gpu: VirtualGpu) -> None:
+def test_scopes_of_threads_that_overlap_are_checked_by_the_last(virtual_gpu: VirtualGpu) -> None:
     """No figure tells threads apart: nobody is blamed alone, and nothing is lost."""
     program = """
         context = raw.out(__import__("ctypes").c_uint64, "cuCtxGetCurrent")
@@ -50,7 +50,7 @@ def test_scopes_of_threads_that_overlap_are_settled_by_the_last(virtual_gpu: Vir
     assert (nbytes, alone) == (96 * MIB, 16 * MIB)
 
 
-def test_tasks_that_interleave_are_settled_together(virtual_gpu: VirtualGpu) -> None:
+def test_tasks_that_interleave_are_checked_together(virtual_gpu: VirtualGpu) -> None:
     program = """
         import asyncio
         scopes = []
@@ -87,7 +87,7 @@ TASKS = """
 """
 
 
-def test_tasks_inside_a_scope_are_settled_together_too(virtual_gpu: VirtualGpu) -> None:
+def test_tasks_inside_a_scope_are_checked_together_too(virtual_gpu: VirtualGpu) -> None:
     program = (
         TASKS
         + """
@@ -140,7 +140,7 @@ def test_what_is_inside_one_of_two_that_overlap_is_judged_by_those_two_alone(
     inner, later, outer = ("\n".join(each) for each in notes)
     assert "could not be judged here" in inner
     assert inner == later
-    assert "the last of them to end is settled for all" in outer
+    assert "the last of them to end is checked for all" in outer
 
 
 CROWD = """
@@ -185,7 +185,7 @@ def test_arrays_that_came_before_the_last_of_a_crowd_are_named(virtual_gpu: Virt
         CROWD
         + """
     leak = together(lambda s: vram.Buffer("32MiB"))
-    tell([[kept.nbytes // MIB, "hoard[0]" in kept.keeper] for kept in leak.kept])
+    tell([[kept.nbytes // MIB, "hoard[0]" in kept.holder] for kept in leak.arrays])
     """
     )
     assert result(virtual_gpu, program) == [[32, True]]
@@ -202,7 +202,7 @@ def test_a_crowd_that_never_ends_remembers_some_names(virtual_gpu: VirtualGpu) -
             if before:
                 before[0].run(before[1].__exit__, None, None, None)
             before = mine
-        names = list(mine[1].place.crowd.names)
+        names = list(mine[1].node.group.names)
         tell([len(names), names[:2]])
         os._exit(0)
     """

@@ -11,10 +11,10 @@ from tests.inside.conftest import PROGRAMS
 from tests.search_path import search_path
 
 
-def test_arrays_that_are_let_go_of_meanwhile_are_free_at_once_and_nobody_is_blamed_for_them() -> None:
+def test_arrays_that_are_released_meanwhile_are_free_at_once_and_nobody_is_blamed_for_them() -> None:
     environment = {**os.environ, "PYTHONPATH": f"{search_path()}:{PROGRAMS}"}
     done = subprocess.run(
-        [sys.executable, str(PROGRAMS / "letting_go.py")],
+        [sys.executable, str(PROGRAMS / "releasing.py")],
         env=environment,
         capture_output=True,
         text=True,
@@ -26,7 +26,7 @@ def test_arrays_that_are_let_go_of_meanwhile_are_free_at_once_and_nobody_is_blam
     assert told == {
         "freed while this was looked for": 8,
         "'batch' in work() of thread 'steps'": 1,
-        "letting_go.py: kept[0]": 1,
-        "letting_go.py: parameter": 1,
-        "letting_go.py: parameter.grad": 1,
+        "releasing.py: kept[0]": 1,
+        "releasing.py: parameter": 1,
+        "releasing.py: parameter.grad": 1,
     }

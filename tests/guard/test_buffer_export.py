@@ -188,7 +188,7 @@ def test_a_capsule_that_nobody_uses_gives_the_buffer_back(virtual_gpu: VirtualGp
 
 
 @pytest.mark.parametrize("words", ["", "max_version=(1, 0)"])
-def test_a_consumer_gives_back_without_the_gil_and_in_another_thread(
+def test_a_consumer_releases_without_the_gil_and_in_another_thread(
     virtual_gpu: VirtualGpu, words: str
 ) -> None:
     """As C++ libraries do: the deleter is called by a thread that Python has never seen."""
@@ -200,7 +200,7 @@ def test_a_consumer_gives_back_without_the_gil_and_in_another_thread(
         api.PyCapsule_SetName.argtypes = ctypes.py_object, ctypes.c_char_p
         before = used()
         capsule = Buffer(8 * MIB).__dlpack__({words})
-        kind = dlpack.{"ManagedVersioned" if words else "Managed"}
+        kind = dlpack.{"DLManagedTensorVersioned" if words else "DLManagedTensor"}
         name = dlpack.{"VERSIONED" if words else "PLAIN"}
         address = dlpack._pointer(capsule, name)
         used_name = ctypes.create_string_buffer(b"used_" + name)

@@ -1,4 +1,4 @@
-"""Memory taken and given back in one call each, by C and by Python: the same answers."""
+"""Memory allocated and freed in one call each, by C and by Python: the same answers."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from vram.virtualgpu import VirtualGpu
 PROGRAM = """
 import ctypes
 from ctypes import byref, c_size_t, c_uint64
-from vram.guard.native import LOST, Piece, pair
+from vram.guard.native import LOST, AllocationId, allocation_calls
 
 cuda = ctypes.CDLL("libcuda.so.1")
-take, give = pair(cuda, {path!r})
+allocate, free = allocation_calls(cuda, {path!r})
 
 def taken(nbytes):
-    piece = Piece()
-    return take(c_size_t(nbytes), byref(piece)), piece
+    made = AllocationId()
+    return allocate(c_size_t(nbytes), byref(made)), made
 """
 
 
@@ -27,12 +27,12 @@ def preamble(request: pytest.FixtureRequest) -> str:
     return RAW + PROGRAM.format(path=request.param)
 
 
-def test_what_is_taken_is_given_back_once(virtual_gpu: VirtualGpu, preamble: str) -> None:
+def test_what_is_allocated_is_freed_once(virtual_gpu: VirtualGpu, preamble: str) -> None:
     program = """
         first, one = taken(3 << 30)
         second, two = taken(1)
-        tell([first, second, one.identity != two.identity, bool(one.identity and two.pointer),
-              give(byref(one)), give(byref(one)) == LOST, give(byref(two))])
+        tell([first, second, one.number != two.number, bool(one.number and two.pointer),
+              free(byref(one)), free(byref(one)) == LOST, free(byref(two))])
     """
     assert result(virtual_gpu, program, preamble) == [0, 0, True, True, 0, True, 0]
 
@@ -42,7 +42,7 @@ def test_another_allocation_at_the_same_address_is_left_alone(virtual_gpu: Virtu
         _, lost = taken(1 << 30)
         cuda.cuMemFree_v2(c_uint64(lost.pointer))
         _, others = taken(1 << 30)
-        tell([others.pointer == lost.pointer, give(byref(lost)) == LOST, give(byref(others))])
+        tell([others.pointer == lost.pointer, free(byref(lost)) == LOST, free(byref(others))])
     """
     assert result(virtual_gpu, program, preamble) == [True, True, 0]
 

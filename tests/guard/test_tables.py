@@ -8,25 +8,25 @@ import sys
 
 import pytest
 
-from vram.guard.flush import Flushed
+from vram.guard.flush import FlushReport
 from vram.guard.live import Live, LiveArray
 from vram.guard.memory import DeviceMemory
-from vram.guard.tables import laid_out, wrapped
+from vram.guard.tables import format_rows, wrap
 from vram.notebook import Table, about
-from vram.payloads.arrays.heap.search import Holder, Trails
+from vram.payloads.arrays.heap.search import ObjectHolder, ReferencePaths
 from vram.payloads.arrays.provider import Description
 from vram.units import GIB, MIB
 
 LONG = "train.py:15 local 'activations' in frame of kept exception (train.py: errors['the first one'][0])"
 
 
-def live(*keepers: str, shapes: tuple[tuple[int, ...], ...] = ((1024, 1024),), note: str = "") -> Live:
-    trails = Trails()
+def live(*holders: str, shapes: tuple[tuple[int, ...], ...] = ((1024, 1024),), note: str = "") -> Live:
+    paths = ReferencePaths()
     found = []
-    for key, keeper in enumerate(keepers):
-        trails.told[key] = Holder(keeper, "module")
+    for key, holder in enumerate(holders):
+        paths.holders[key] = ObjectHolder(holder, "module")
         description = Description(MIB, 0, key, "float32", shapes[key % len(shapes)], note)
-        found.append(LiveArray("PyTorch", description, False, trails, key))
+        found.append(LiveArray("PyTorch", description, False, paths, key))
     return Live(tuple(found))
 
 
@@ -37,7 +37,11 @@ def test_nothing_is_wider_than_the_terminal_and_nothing_is_lost(
     monkeypatch.setenv("COLUMNS", str(width))
     gpus = tuple(DeviceMemory(number, 3 * GIB, GIB, 80 * GIB) for number in range(8))
     found = live("train.py: x", LONG, note="a view of 16 of these bytes")
-    shown = [repr(found), repr(Flushed(gpus, gpus, stayed=found)), repr(Table("held", [("1 B", "x", LONG)]))]
+    shown = [
+        repr(found),
+        repr(FlushReport(gpus, gpus, live=found)),
+        repr(Table("held", [("1 B", "x", LONG)])),
+    ]
     for text in shown:
         assert max(map(len, text.splitlines())) <= width
         assert "".join(LONG.split()) in "".join(text.split())
@@ -54,12 +58,12 @@ def test_without_a_terminal_every_row_is_one_line() -> None:
     program = "from vram.guard.tables import terminal_width; print(terminal_width())"
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     assert done.stdout == "None\n", done.stderr
-    assert [len(row) for row in laid_out([("1 B", LONG), ("10 MiB", LONG)], None)] == [1, 1]
-    assert wrapped("  " + LONG, None) == ["  " + LONG]
+    assert [len(row) for row in format_rows([("1 B", LONG), ("10 MiB", LONG)], None)] == [1, 1]
+    assert wrap("  " + LONG, None) == ["  " + LONG]
 
 
 def test_sizes_stand_to_the_right() -> None:
-    (one,), (other,) = laid_out([("8.0 MiB", "x"), ("512.0 MiB", "y")], 80)
+    (one,), (other,) = format_rows([("8.0 MiB", "x"), ("512.0 MiB", "y")], 80)
     assert one.index("MiB") == other.index("MiB")
 
 
@@ -70,13 +74,13 @@ def test_a_row_of_several_shapes_does_not_claim_one() -> None:
 
 
 def test_one_exception_is_spoken_of_as_one() -> None:
-    assert "1 exception elsewhere still keeps its frames' variables" in repr(Flushed(exceptions_kept=1))
-    assert "2 exceptions elsewhere still keep their frames' variables" in repr(Flushed(exceptions_kept=2))
+    assert "1 exception elsewhere still keeps its frames' variables" in repr(FlushReport(exceptions_kept=1))
+    assert "2 exceptions elsewhere still keep their frames' variables" in repr(FlushReport(exceptions_kept=2))
 
 
 def test_html_says_what_stayed_as_text_does() -> None:
     gpu = (DeviceMemory(0, GIB, GIB, 80 * GIB),)
-    flushed = Flushed(gpu, gpu, stayed=live("m: x"))
+    flushed = FlushReport(gpu, gpu, live=live("m: x"))
     assert "<p>still alive: 1.0 MiB in 1 live array" in flushed._repr_html_()
 
 

@@ -1,4 +1,4 @@
-"""A program that lets go of arrays while somebody looks for their names; prints what came of it."""
+"""A program that releases arrays during a search for their names; prints what happened."""
 
 import json
 import sys
@@ -8,7 +8,7 @@ import weakref
 import stand_ins
 
 from vram.payloads.arrays.pace import no_rest
-from vram.payloads.inside import groups, look
+from vram.payloads.inside import groups, read_arrays
 
 torch = stand_ins.torch()
 # Behind more objects than one portion of the search has, so that it comes to them late.
@@ -43,7 +43,7 @@ ready.wait()
 def pause():
     """Between two portions of the search: as a training step does, free and allocate."""
     frame = sys._getframe(1)
-    while frame is not None and frame.f_code.co_name != "shortest_unheld":
+    while frame is not None and frame.f_code.co_name != "shortest_paths_by_id":
         frame = frame.f_back
     if frame is not None and not seen:
         del deep["a"]["b"]["c"]["d"][:]
@@ -56,7 +56,7 @@ def pause():
     return False
 
 
-found = look(60.0, 0, pause, no_rest, [])
+found = read_arrays(60.0, 0, pause, no_rest, [])
 rows = groups(found, pause)
 told = {each["held_by"].partition(" local ")[2] or each["held_by"]: each["count"] for each in rows}
 print(json.dumps([seen.get("freed"), told]))
