@@ -22,4 +22,4 @@ def kept() -> list[str]:
 
 def _line(entry: dict[str, Any], codes: dict[int, str]) -> str:
     pid = entry["holder"]["pid"]
-    return f"{entry['nbytes'] >> 20} MiB are left on the GPU, kept by pid {pid} ({codes.get(pid)})"
+    return f"{entry['nbytes'] >> 20} MiB are left on the GPU, held by pid {pid} ({codes.get(pid)})"

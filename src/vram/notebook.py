@@ -18,7 +18,7 @@ from vram.guard.scope import scope, where_gained
 from vram.units import size
 
 if TYPE_CHECKING:
-    from vram.guard.footprint import Footprint
+    from vram.guard.memory import Footprint
     from vram.model.leak import Leak, LeakedArray
 
 LARGEST = 15
@@ -62,12 +62,13 @@ def _html_row(row: tuple[str, ...]) -> str:
 
 def here() -> Table:
     """What this process holds now."""
-    from vram.guard import footprint, leak_check
+    from vram.guard.leak_check import largest_arrays
+    from vram.guard.memory import read_footprint
 
-    now = footprint.take(thorough=True)
+    now = read_footprint(thorough=True)
     if not now.charged:
         return Table("this process holds no GPU memory", [])
-    rows = [*_split(now), *_arrays(leak_check.largest_arrays(LARGEST))]
+    rows = [*_split(now), *_arrays(largest_arrays(LARGEST))]
     return Table(f"this process holds {size(now.total)} of GPU memory", rows)
 
 
@@ -119,10 +120,10 @@ def _why() -> None:
     from vram.ledger.build import build_ledger
     from vram.probes.survey import survey
     from vram.report import text
-    from vram.report.look import Look
+    from vram.report.layout import RenderOptions
 
     ledger, console = build_ledger(survey(LocalHost())), Console()
-    console.print(text.why(ledger, diagnose(ledger), Look(console.width)))
+    console.print(text.why(ledger, diagnose(ledger), RenderOptions(console.width)))
 
 
 def load_ipython_extension(shell: Any) -> None:

@@ -68,7 +68,7 @@ def test_memory_in_a_context_of_the_programs_own_is_told_and_its_pools_are_trimm
     before, after, returned, unentered, awake, primary, text = told
     assert (before[1], after[1]) == (CONTEXT + (1536 + 256) * MIB, CONTEXT + 1536 * MIB)
     assert (returned, unentered, awake, primary) == (256 * MIB, [], [0], 0)
-    assert text.startswith("256.0 MiB came back: GPU 0 2.3 GiB → 2.0 GiB held by this process")
+    assert text.startswith("256.0 MiB freed: GPU 0 2.3 GiB → 2.0 GiB held by this process")
 
 
 def test_memory_in_a_context_of_another_thread_is_told_as_out_of_reach(two_virtual_gpus: VirtualGpu) -> None:

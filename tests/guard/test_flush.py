@@ -70,8 +70,8 @@ def test_what_is_still_kept_is_reported_with_its_holder(virtual_gpu: VirtualGpu)
         NUMBA,
     )
     assert returned == 64 * MIB
-    assert "64.0 MiB came back: GPU 0 710.0 MiB → 646.0 MiB held by this process" in text
-    assert "forgotten: sys.last_value" in text
+    assert "64.0 MiB freed: GPU 0 710.0 MiB → 646.0 MiB held by this process" in text
+    assert "dropped: sys.last_value" in text
     assert "16 × uint8 (8388608,)  __main__: history[…]" in text
     assert "<code>__main__: history[…]</code>" in html
 
@@ -234,7 +234,7 @@ def test_the_report_is_inert() -> None:
     )
     assert "\x1b" not in repr(report)
     assert "<script>" not in report._repr_html_()
-    assert repr(report).startswith("3.0 MiB came back: GPU 0 4.0 MiB → 1.0 MiB held by this process")
+    assert repr(report).startswith("3.0 MiB freed: GPU 0 4.0 MiB → 1.0 MiB held by this process")
 
 
 def test_a_share_that_the_driver_does_not_tell_is_not_guessed() -> None:

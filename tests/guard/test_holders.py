@@ -266,7 +266,7 @@ def test_a_search_without_time_says_so(module: Any) -> None:
     module.near = [thing]
     found = vram.holders(thing, budget_s=0)
     assert found.was_cut
-    assert "cut short" in repr(found)
+    assert "ran out of time" in repr(found)
 
 
 def test_a_heap_of_a_million_objects_is_bounded(module: Any) -> None:

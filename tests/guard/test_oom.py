@@ -12,8 +12,9 @@ from tests.guard.scoping import NUMBA, PREAMBLE, RAW, result, run
 from tests.installed import needs
 from vram import on_oom
 from vram.errors import OutOfMemory, UsageError
-from vram.guard.footprint import Footprint
+from vram.guard.memory import Footprint
 from vram.guard.oom_report import OomFigures, requested, sentence
+from vram.model.kinds import KINDS
 from vram.model.leak import LeakedArray
 from vram.units import GIB, MIB
 from vram.virtualgpu import VirtualGpu
@@ -39,7 +40,7 @@ def test_an_error_that_is_caught_is_recorded_with_the_whole_situation(
     (path,) = tmp_path.iterdir()
     report = json.loads(path.read_text())
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert note == f"vram: {report['sentence']}. The whole account is in {path}"
+    assert note == f"vram: {report['sentence']}. The full report is in {path}"
     assert "the GPU is out of memory" in note
     assert "history[0]" in note
     assert report["error"]["type"].endswith("CudaAPIError")
@@ -47,7 +48,7 @@ def test_an_error_that_is_caught_is_recorded_with_the_whole_situation(
     assert report["process"]["charged"]["0"] == 60 * GIB + 518 * MIB
     assert any(" train" in step for step in report["stack"])
     (gpu,) = report["ledger"]["gpus"]
-    assert sum(entry["nbytes"] for entry in gpu["entries"]) == gpu["total_bytes"]
+    assert sum(entry["nbytes"] or 0 for entry in gpu["entries"]) == gpu["total_bytes"]
     assert any("60.0 GiB" in line for line in report["text"])
 
 
@@ -179,7 +180,7 @@ def test_what_a_buffer_asked_for_is_told(virtual_gpu: VirtualGpu, tmp_path: Path
     (path,) = tmp_path.iterdir()
     report = json.loads(path.read_text())
     assert report["requested_bytes"] == 900 * GIB
-    assert report["sentence"].startswith("the GPU is out of memory (asked for 900.0 GiB): ")
+    assert report["sentence"].startswith("the GPU is out of memory (requested 900.0 GiB): ")
 
 
 @needs("numba")
@@ -214,7 +215,7 @@ def test_each_error_of_one_event_is_told_what_it_asked_for_itself(
     """
     files, (first, second) = result(virtual_gpu, program)
     assert files == 1
-    assert "(asked for 900.0 GiB)" in first
+    assert "(requested 900.0 GiB)" in first
     assert second == first.replace("900.0 GiB", "700.0 GiB")
 
 
@@ -270,7 +271,7 @@ def test_a_loader_of_many_modules_goes_on_loading_the_others(virtual_gpu: Virtua
 def test_a_folder_that_cannot_be_used_is_said_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for bad in (tmp_path / "file" / "inside", 5, "", "\0"):
-        with pytest.raises(UsageError, match="is no folder to write into"):
+        with pytest.raises(UsageError, match="cannot be used as a folder"):
             on_oom(bad)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="number of files"):
         on_oom(tmp_path, most_files=-1)
@@ -316,5 +317,18 @@ def test_each_cause_has_its_own_remedy() -> None:
     assert "vram.flush()" in sentence(situation(cached=8 * GIB))
     assert "expandable_segments" in sentence(situation(fragmented=8 * GIB))
     kept = LeakedArray(what="PyTorch float32 (4, 4)", nbytes=9 * GIB, holder="train.py: history[3]")
-    assert "kept by train.py: history[3]" in sentence(situation(largest=(kept,)))
+    assert "held by train.py: history[3]" in sentence(situation(largest=(kept,)))
     assert "retry_on_oom" in sentence(situation())
+
+
+@pytest.mark.parametrize("kind", [kind for kind, facts in KINDS.items() if not facts.held])
+def test_memory_that_nobody_holds_is_blamed_on_nobody(kind: str) -> None:
+    """Under MIG it said "memory that is unassigned alone 60.0 GiB": no holder, nobody to ask."""
+    entries = [{"kind": kind, "nbytes": 60 * GIB, "holder": None}]
+    ledger = {"gpus": [{"entries": [{"kind": "process", "nbytes": GIB, "holder": {"pid": 1}}, *entries]}]}
+    assert "other holders" not in sentence(situation()._replace(ledger=ledger))
+
+
+def test_holders_of_unknown_size_are_no_figure() -> None:
+    unsized = {"kind": "process", "nbytes": None, "holder": {"pid": 9}}
+    assert "other holders" not in sentence(situation()._replace(ledger={"gpus": [{"entries": [unsized]}]}))

@@ -199,7 +199,7 @@ def test_what_lies_in_a_pool_is_erased_at_the_end(virtual_gpu: VirtualGpu) -> No
 @pytest.mark.parametrize(
     ("call", "error", "note"),
     [
-        ("cuMemsetD8Async", 700, "the driver's pools could not all be erased: cuMemsetD8Async answered"),
+        ("cuMemsetD8Async", 700, "the driver's pools could not all be erased: cuMemsetD8Async returned"),
         ("cuStreamIsCapturing", 906, "a CUDA graph is being captured: nothing was erased"),
     ],
 )

@@ -138,7 +138,7 @@ def test_what_is_inside_one_of_two_that_overlap_is_judged_by_those_two_alone(
     assert alone == 4
     assert judged == [None, None, None, ["outer", "beside"], 28]
     inner, later, outer = ("\n".join(each) for each in notes)
-    assert "could not be judged here" in inner
+    assert "could not be checked here" in inner
     assert inner == later
     assert "the last of them to end is checked for all" in outer
 

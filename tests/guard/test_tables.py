@@ -50,7 +50,7 @@ def test_nothing_is_wider_than_the_terminal_and_nothing_is_lost(
 def test_continuations_stand_below_their_own_column(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     _, head, row, more, *_ = repr(live(LONG)).splitlines()
-    assert head.index("kept by") == row.index("train.py:15") == len(more) - len(more.lstrip())
+    assert head.index("held by") == row.index("train.py:15") == len(more) - len(more.lstrip())
 
 
 def test_without_a_terminal_every_row_is_one_line() -> None:
@@ -74,8 +74,8 @@ def test_a_row_of_several_shapes_does_not_claim_one() -> None:
 
 
 def test_one_exception_is_spoken_of_as_one() -> None:
-    assert "1 exception elsewhere still keeps its frames' variables" in repr(FlushReport(exceptions_kept=1))
-    assert "2 exceptions elsewhere still keep their frames' variables" in repr(FlushReport(exceptions_kept=2))
+    assert "1 exception elsewhere still holds its frames' variables" in repr(FlushReport(exceptions_kept=1))
+    assert "2 exceptions elsewhere still hold their frames' variables" in repr(FlushReport(exceptions_kept=2))
 
 
 def test_html_says_what_stayed_as_text_does() -> None:

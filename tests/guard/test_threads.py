@@ -42,8 +42,8 @@ def test_a_thread_that_fails_releases_of_everything_though_its_error_is_kept(vir
         thread = vram.Thread(target=worker, name="fails", leak="report")
         thread.start()
         thread.join()
-        from vram.guard import footprint
-        now = footprint.take(thorough=True)
+        from vram.guard.memory import read_footprint
+        now = read_footprint(thorough=True)
         tell([thread.leak, str(kept[0]), now.outside // MIB, now.cached])
     """
     leak, error, outside, cached = result(virtual_gpu, program, NUMBA)
@@ -62,12 +62,12 @@ def test_an_executor_keeps_results_and_nothing_else(virtual_gpu: VirtualGpu) -> 
             big = array(128 * MIB)
             raise ValueError("gone")
 
-        from vram.guard import footprint
+        from vram.guard.memory import read_footprint
         with vram.ThreadPoolExecutor(1, leak="raise") as pool:
             made = pool.submit(makes).result()
             failed = pool.submit(fails)
             failed.exception()
-            after_failure = footprint.take(thorough=True).outside // MIB
+            after_failure = read_footprint(thorough=True).outside // MIB
             leak = pool.submit(hoards).exception().leak
         tell([made.nbytes // MIB, str(failed.exception()), after_failure, leak.names, leak.nbytes // MIB])
     """

@@ -24,7 +24,7 @@ def test_arrays_that_are_released_meanwhile_are_free_at_once_and_nobody_is_blame
     freed, told = json.loads(done.stdout)
     assert freed == [True] * 10
     assert told == {
-        "freed while this was looked for": 8,
+        "freed during the search": 8,
         "'batch' in work() of thread 'steps'": 1,
         "releasing.py: kept[0]": 1,
         "releasing.py: parameter": 1,

@@ -16,9 +16,9 @@ from tests.ledger.world import World
 from vram.diagnosis.engine import diagnose
 from vram.ledger.build import build_ledger
 from vram.ledger.lists import MOST_CHARGES
-from vram.model.ledger import GpuLedger, Ledger
-from vram.report import kinship, text
-from vram.report.look import Look
+from vram.model.ledger import GpuLedger, Ledger, known_bytes
+from vram.report import process_tree, text
+from vram.report.layout import RenderOptions
 from vram.units import GIB, MIB
 
 FEW, MANY = 300, 2400
@@ -30,7 +30,7 @@ TRIES = 4
 def shown(ledger: Ledger) -> str:
     """`vram why` of it, as people read it."""
     console = Console(width=100, file=StringIO(), color_system=None)
-    console.print(text.why(ledger, diagnose(ledger), Look(width=100)), crop=False)
+    console.print(text.why(ledger, diagnose(ledger), RenderOptions(width=100)), crop=False)
     return console.file.getvalue()
 
 
@@ -65,7 +65,7 @@ def growth(few: Callable[[], object], many: Callable[[], object]) -> float:
 
 
 def balances(gpu: GpuLedger) -> bool:
-    return gpu.total_bytes == sum(entry.nbytes for entry in gpu.entries)
+    return gpu.total_bytes == known_bytes(gpu.entries)
 
 
 @pytest.mark.parametrize("crowd", CROWDS)
@@ -80,7 +80,7 @@ def test_no_crowd_costs_more_than_its_members(crowd: str) -> None:
 @pytest.mark.parametrize("crowd", ["sharing", "one_dead_parent", "many_dead", "exporting"])
 def test_no_page_costs_more_than_its_lines(crowd: str) -> None:
     one, other = (build_ledger(CROWDS[crowd](size, 1)) for size in (FEW, MANY))
-    assert growth(lambda: kinship.who(one), lambda: kinship.who(other)) <= MOST_GROWTH
+    assert growth(lambda: process_tree.who(one), lambda: process_tree.who(other)) <= MOST_GROWTH
     assert growth(lambda: shown(one), lambda: shown(other)) <= MOST_GROWTH
 
 
@@ -88,7 +88,7 @@ def test_ten_thousand_that_share_sixteen_gpus_are_answered_soon() -> None:
     """It took 25 s when each was compared with all others; `make bench` holds it to one."""
     survey = sharing_uncharged(10_000, 16)
     assert cpu_s(lambda: shown(build_ledger(survey))) < 5
-    assert len(build_ledger(survey).gpus[0].bystanders) == 10_000
+    assert len(build_ledger(survey).gpus[0].open_only) == 10_000
 
 
 def test_a_process_that_is_listed_again_and_again_counts_once_and_that_is_told() -> None:
@@ -117,7 +117,7 @@ def test_more_charges_than_can_be_named_share_a_line_and_that_is_told() -> None:
     (together,) = (entry for entry in gpu.entries if entry.kind == "process" and entry.holder is None)
     assert (together.claimed or together.nbytes) == 500 * MIB
     assert any("500 more processes" in line for line in together.evidence)
-    assert not [each for each in gpu.bystanders if each.holder.pid not in {e.holder.pid for e in named}]
+    assert not [each for each in gpu.open_only if each.holder.pid not in {e.holder.pid for e in named}]
 
 
 def test_dead_pids_that_share_very_many_holders_share_a_line_and_that_is_told() -> None:
@@ -125,7 +125,7 @@ def test_dead_pids_that_share_very_many_holders_share_a_line_and_that_is_told() 
     (gpu,) = build_ledger(many_dead(2000, 1)).gpus
     assert balances(gpu)
     orphans = [entry for entry in gpu.entries if entry.kind == "orphaned"]
-    assert sum(1 + len(entry.sharers) for entry in orphans) <= 1 << 14
+    assert sum(1 + len(entry.co_holders) for entry in orphans) <= 1 << 14
     assert sum(entry.claimed or entry.nbytes for entry in orphans) == 1000 * MIB
     (joined,) = (entry for entry in orphans if "it stands for" in entry.evidence[0])
     assert joined.confidence == "likely"

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from vram.model.parking import Share
 from vram.report import parked
-from vram.report.look import Look
+from vram.report.layout import RenderOptions
 from vram.units import GIB
 
 
@@ -30,7 +30,7 @@ def line(pid: int, nbytes: int | None) -> parked.ParkedLine:
 def told(*lines: parked.ParkedLine) -> str:
     console = Console(width=300, no_color=True)
     with console.capture() as capture:
-        console.print(parked.text(parked.report(lines, (), "2026-01-01T01:00:00Z"), Look(300)))
+        console.print(parked.text(parked.report(lines, (), "2026-01-01T01:00:00Z"), RenderOptions(300)))
     return capture.get()
 
 

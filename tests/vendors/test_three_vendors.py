@@ -75,7 +75,7 @@ def test_why(host: Host, scene: Scene) -> None:
         (3, "intel", "xe"),
     ]
     for gpu in gpus:
-        assert sum(entry["nbytes"] for entry in gpu["entries"]) == gpu["total_bytes"]
+        assert sum(entry["nbytes"] or 0 for entry in gpu["entries"]) == gpu["total_bytes"]
     holders = [{e["holder"]["pid"] for e in gpu["entries"] if e["holder"]} for gpu in gpus]
     assert holders == [set(scene.pids.values()), set(), {TRAINER}, {COMPILER}]
     assert [entry["holder"]["pid"] for entry in gpus[1]["system"]["entries"]] == [BROWSER]
@@ -91,8 +91,8 @@ def test_text(host: Host) -> None:
 
 def test_who(host: Host, scene: Scene) -> None:
     report = json.loads(host.run("who", "--json").stdout)
-    people = [kin for home in report["households"] for kin in home["processes"]]
-    seen = {kin["holder"]["pid"]: kin["keeps"] for kin in people}
+    people = [node for group in report["groups"] for node in group["processes"]]
+    seen = {node["holder"]["pid"]: node["holds"] for node in people}
     assert {TRAINER, COMPILER, BROWSER} <= set(seen)
     assert [(keep["gpu"], keep["kind"], keep["nbytes"]) for keep in seen[TRAINER]] == [
         (2, "process", 9 * GIB),

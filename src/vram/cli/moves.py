@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from vram.cli.parking import say
-from vram.cli.progress import Progress
-from vram.cli.terminal import emit
+from vram.cli.terminal import Progress, emit
 from vram.errors import ExitCode, VramError
 from vram.model.parking import Share
 from vram.model.plan import Target
@@ -78,7 +77,7 @@ class Moves:
 
     def _require_not_parked(self, host: Host, parking: Parking, pid: int) -> None:
         """Say so where it is parked already; waking the driver is spared where it cannot be."""
-        if host.vitals.uses_cuda(pid):
+        if host.limits.uses_cuda(pid):
             parking.require_not_parked(pid)
 
     @contextmanager

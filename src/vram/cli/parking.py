@@ -8,24 +8,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from vram.cli import early
 from vram.errors import NotPermitted, Protected, UsageError
 from vram.report.escape import inert
 from vram.units import size
 
 if TYPE_CHECKING:
-    from vram.host.local import LocalHost
     from vram.model.parking import Parked
     from vram.reclaim.parking import Beside, Found, Moved, Parking
-
-
-def open_host(*, read_ahead: bool = True) -> LocalHost:
-    """This machine, its driver being woken up from now on: that takes as long as all of our imports."""
-    from vram.host.local import LocalHost
-
-    return LocalHost(
-        reader=early.reader() if read_ahead else None, checkpoint_worker=early.checkpoint_worker()
-    )
 
 
 def add_pids_argument(parser: ArgumentParser, *, optional: bool = False) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from vram.cli import consent
-from vram.cli.source import add_deadline_argument, seconds
-from vram.cli.terminal import add_terminal_arguments, emit, look_for, show
+from vram.cli.arguments import add_deadline_argument, seconds
+from vram.cli.terminal import add_terminal_arguments, emit, render_options, show
 from vram.errors import ExitCode, NotPermitted, Protected, WorldChanged
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def reclaim(args: Namespace, host: LocalHost, make: Callable[[], Draft]) -> int:
     if not args.json:
         from vram.report.plan import draft as shown
 
-        look = look_for(args)
+        look = render_options(args)
         show(shown(draft, look), args, look)
     receipt = None
     if draft.plan.steps and consent.given(args, "Proceed?"):
@@ -71,7 +71,7 @@ def _executed(args: Namespace, host: LocalHost, draft: Draft) -> Receipt:
         if not args.json:
             from vram.report.plan import outcome as shown
 
-            look = look_for(args)
+            look = render_options(args)
             show(shown(outcome, look), args, look)
 
     if not args.json:
@@ -96,7 +96,7 @@ def _ended(args: Namespace, host: LocalHost, draft: Draft, receipt: Receipt | No
         from vram.report.plan import receipt as shown
         from vram.report.plan import still_held
 
-        look = look_for(args)
+        look = render_options(args)
         emit("\n")
         show(shown(receipt, look), args, look)
         if left:

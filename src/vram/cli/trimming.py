@@ -5,9 +5,9 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Any, Literal
 
-from vram.cli import early
-from vram.cli.source import pid_number, seconds
-from vram.cli.terminal import add_terminal_arguments, emit, look_for, show
+from vram.cli.arguments import pid_number, seconds
+from vram.cli.prestart import open_host
+from vram.cli.terminal import add_terminal_arguments, emit, render_options, show
 from vram.errors import ExitCode, Refused
 
 if TYPE_CHECKING:
@@ -51,9 +51,7 @@ def add_trim_arguments(parser: ArgumentParser, *, pids: Literal["+", "*"]) -> No
 
 def trim_named(args: Namespace) -> int:
     """Trim the processes of *args*, and say what came back. Returns the exit code."""
-    from vram.host.local import LocalHost
-
-    host = LocalHost(reader=early.reader())
+    host = open_host()
     from vram.reclaim.trimming import admit
 
     via = None if args.via == "auto" else args.via
@@ -92,7 +90,7 @@ def _each(
 def _say(args: Namespace, what: Any) -> None:
     if args.json:
         return
-    look = look_for(args)
+    look = render_options(args)
     if isinstance(what, str):
         show(look.clean(what), args, look)
         return

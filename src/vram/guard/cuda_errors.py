@@ -12,7 +12,7 @@ from types import FrameType, TracebackType
 
 from msgspec import Struct
 
-from vram.guard.footprint import driver_is_loaded
+from vram.guard.memory import driver_is_loaded
 
 # ---- out of memory ----
 

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from vram.guard.baseline import Baseline
 from vram.guard.cuda_errors import observed_broken_contexts
-from vram.guard.footprint import OUTSIDE, Footprint, take
+from vram.guard.memory import OUTSIDE, Footprint, read_footprint
 from vram.guard.tables import dtype_and_shape
 from vram.model.leak import Gain, Leak, LeakedArray, ScopeNote
 from vram.payloads.arrays.frameworks import PROVIDERS, secondary_holders
@@ -52,7 +52,7 @@ def check_leak(
     What counts is what stays in use after garbage is collected and caches are released.
     *kept_nbytes* is called after that.
     """
-    now = take()
+    now = read_footprint()
     if observed_broken_contexts() or not _gains(before, now, 0):
         return None, []  # in a broken context nothing can be freed, so nothing can be judged
     objections = _objections()
@@ -60,13 +60,13 @@ def check_leak(
         text = "; what was gained could not be checked"
         return None, [ScopeNote.of("graph-capture", each + text) for each in objections]
     gc.collect()
-    now = take(thorough=True)
+    now = read_footprint(thorough=True)
     if not _gains(before, now, 0):
         return None, []
     # Some caches count as in use until they are emptied: PyTorch's cuBLAS workspaces, CuPy's plans,
     # and pools that vram does not know.
     release_caches()
-    now = take(thorough=True)
+    now = read_footprint(thorough=True)
     return _judged(names, before, now, tolerance, kept_nbytes())
 
 

@@ -23,7 +23,7 @@ from typing import Any
 from vram.errors import LimitExceeded, UsageError
 from vram.files import make_folder
 from vram.guard.cuda_errors import add_broken_notes, broken_contexts, is_out_of_memory, is_sticky
-from vram.guard.footprint import driver_is_loaded
+from vram.guard.memory import driver_is_loaded
 from vram.guard.oom_report import BEGINNING, OomFigures, gather, requested, sentence, write
 
 # ---- hooks on exception classes ----

@@ -17,15 +17,14 @@ from typing import Any, NamedTuple
 from vram import __version__
 from vram.errors import OutOfMemory
 from vram.files import write_new
-from vram.guard import footprint
-from vram.guard.footprint import Footprint
+from vram.guard.memory import Footprint, driver_is_loaded, framework_lines, read_footprint
+from vram.model.kinds import KINDS
 from vram.model.leak import LeakedArray
 from vram.units import size
 
 # ---- one sentence ----
 
 BEGINNING = "the GPU is out of memory"
-_NOBODYS = ("free", "reserved", "overhead")
 
 
 class OomFigures(NamedTuple):
@@ -94,7 +93,7 @@ def _others(now: OomFigures) -> list[tuple[int, str]]:
         mine = any((entry.get("holder") or {}).get("pid") == now.pid for entry in gpu["entries"])
         for entry in gpu["entries"] if mine or len(now.ledger["gpus"]) == 1 else ():  # type: ignore[index]
             pid = (entry.get("holder") or {}).get("pid")
-            if entry["kind"] not in _NOBODYS and pid != now.pid:
+            if KINDS[entry["kind"]].held and entry["nbytes"] and pid != now.pid:
                 found.append((entry["nbytes"], f"pid {pid}" if pid else f"memory that is {entry['kind']}"))
     return found
 
@@ -117,8 +116,8 @@ _SURVEY = (
 def gather(error: BaseException) -> tuple[OomFigures, dict[str, Any]]:
     """The figures for *error*, measured now, and the report; its "notes" say what could not be measured."""
     notes: list[str] = []
-    taken = footprint.take(thorough=True)
-    lines = footprint.framework_lines(thorough=True) if footprint.driver_is_loaded() else []
+    taken = read_footprint(thorough=True)
+    lines = framework_lines(thorough=True) if driver_is_loaded() else []
     ledger = _ledger(notes)
     largest = _largest(notes)
     asked = requested(error)

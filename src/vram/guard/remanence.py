@@ -21,7 +21,7 @@ from vram.errors import DeviceError, UsageError, VramError
 from vram.guard.driver import CudaDriver, driver
 from vram.guard.erase import scrub
 from vram.model.remanence import Remanence, Trial
-from vram.payloads import leave
+from vram.payloads import command
 from vram.units import MIB, parse_size
 
 # ---- a process that is killed ----
@@ -35,7 +35,7 @@ def fill_in_killed_process(device: int, nbytes: int, pattern: bytes) -> int:
     When this returns the process is gone, and the driver has freed its memory.
     """
     figures = (device, nbytes // len(pattern), len(pattern))
-    words = [sys.executable, "-I", leave.__file__, *map(str, figures)]
+    words = command("fill_and_wait", *map(str, figures))
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(words, **pipes) as process:  # type: ignore[call-overload]
         too_late = Timer(DEADLINE_S, process.kill)

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from vram.errors import UsageError
 from vram.guard.cuda_errors import add_broken_notes, broken_contexts, clear_frames, is_out_of_memory
-from vram.guard.footprint import driver_is_loaded
+from vram.guard.memory import driver_is_loaded
 from vram.guard.oom import record_oom
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 from weakref import WeakMethod
 
 from vram.errors import LeakDetected, LeakWarning, LimitExceeded, UsageError
-from vram.guard import footprint
-from vram.guard.footprint import NOTHING, OUTSIDE, Footprint, driver_is_loaded
+from vram.guard.memory import NOTHING, OUTSIDE, Footprint, charges, driver_is_loaded
 from vram.guard.scope_tree import OverlapGroup, ScopeNode
 from vram.units import parse_size, size
 
@@ -81,7 +80,7 @@ class Scope:
 
     def gained(self) -> int:
         """Device memory of this process beyond what it had at the beginning, caches included."""
-        return sum(footprint.charges()[0].values()) - self._before.total if driver_is_loaded() else 0
+        return sum(charges()[0].values()) - self._before.total if driver_is_loaded() else 0
 
     def keep(self, value: T) -> T:
         """Declare that the GPU arrays in *value* outlive the scope; returns *value*."""

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from vram.guard.baseline import Baseline, KeptArrays
-from vram.guard.footprint import NOTHING, Footprint, take
+from vram.guard.memory import NOTHING, Footprint, read_footprint
 
 _current: ContextVar[ScopeNode | None] = ContextVar("vram_scope", default=None)
 # Reentrant: a finalizer of the program may run in this thread while it is held, and open a scope itself.
@@ -77,7 +77,7 @@ class ScopeNode(ScopeParent):
         with _lock:
             is_first = self._join()
             try:
-                self.before = take()
+                self.before = read_footprint()
                 if is_first:
                     self.group.before = self.before
                     self.group.baseline = NO_ARRAYS if self.before is NOTHING else read_baseline()

@@ -14,7 +14,7 @@ from vram.lab.answer import NEAR, CannotTell, Takes
 from vram.lab.calls import Actor, Budget
 from vram.lab.device import Device, Look
 from vram.lab.nursery import Nursery
-from vram.model.lab import Reading
+from vram.model.lab import DeviceReading
 from vram.units import size
 
 SETTLE_S = 3.0
@@ -29,7 +29,7 @@ class Bench:
         self._deadline = time.monotonic() + deadline_s
         self._budget = Budget(takes.nbytes)
         self._processes: list[Process] = []
-        self.readings: list[Reading] = []
+        self.readings: list[DeviceReading] = []
         self.disturbance: str | None = None
         self.before = self._read()
         free = self.before.memory.free
@@ -74,7 +74,7 @@ class Bench:
         seen = self._read()
         ours = {process.pid for process in self._processes}
         listed = sum(nbytes for pid, nbytes in seen.charges.items() if pid in ours)
-        self.readings.append(Reading(stage, self.grown(seen), listed))
+        self.readings.append(DeviceReading(stage, self.grown(seen), listed))
         self._mind_others(seen, ours)
         if self.grown(seen) > self._takes.total + NEAR and self.disturbance is None:
             raise CannotTell(f"it took {size(self.grown(seen))}, more than it names: ended")

@@ -12,7 +12,7 @@ from vram.lab.bench import Bench
 from vram.lab.catalogue import Module, deadline_of, describe, library_of, load
 from vram.lab.device import Device
 from vram.lab.nursery import Nursery
-from vram.model.lab import Reading, Result, Verdict
+from vram.model.lab import DeviceReading, Result, Verdict
 
 ATTEMPTS = 2
 
@@ -49,7 +49,7 @@ class Session:
                 break
         return _result(name, answer, readings, time.monotonic() - began)
 
-    def _attempt(self, module: Module) -> tuple[Answer, tuple[Reading, ...], bool]:
+    def _attempt(self, module: Module) -> tuple[Answer, tuple[DeviceReading, ...], bool]:
         """One attempt: its answer, its readings, and whether another one may do better."""
         allowed_s = deadline_of(module) if self._deadline_s is None else self._deadline_s
         try:
@@ -81,7 +81,7 @@ def _leftover(bench: Bench) -> str | None:
     return "the device did not come back to where it was: other memory moved meanwhile"
 
 
-def _result(name: str, answer: Answer, readings: tuple[Reading, ...], took_s: float) -> Result:
+def _result(name: str, answer: Answer, readings: tuple[DeviceReading, ...], took_s: float) -> Result:
     told = describe(name)
     return Result(
         experiment=told.name,

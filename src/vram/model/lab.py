@@ -40,7 +40,7 @@ class Figure(Struct, frozen=True):
     unit: Unit
 
 
-class Reading(Struct, frozen=True):
+class DeviceReading(Struct, frozen=True):
     """One look at the device: what it had in use since the experiment began, and what lists charged.
 
     ``listed_bytes`` are the charges of the experiment's own processes.
@@ -61,7 +61,7 @@ class Result(Struct, frozen=True, kw_only=True):
     verdict: Verdict
     because: str
     figures: tuple[Figure, ...] = ()
-    readings: tuple[Reading, ...] = ()
+    readings: tuple[DeviceReading, ...] = ()
     took_s: float = 0.0
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
+from vram.diagnosis.engine import require_code
 from vram.diagnosis.leftover import code_of
-from vram.diagnosis.manual import page
 from vram.errors import (
     AttachDenied,
     DeviceError,
@@ -67,7 +67,7 @@ def plan(host: Host, ledger: Ledger, findings: tuple[Finding, ...], wish: Wish) 
         chosen = choice.enough(wish.goal_bytes)
         steps = tuple(step for option in chosen.options for step in option.steps)
         gpus = (chosen.gpu,)
-    sealed = seal(ledger.taken_at, host.vitals.boot_id(), wish.goal_bytes, gpus, steps)
+    sealed = seal(ledger.taken_at, host.limits.boot_id(), wish.goal_bytes, gpus, steps)
     return Draft(plan=sealed, spared=spared(host, context, sealed, choice.refusals))
 
 
@@ -287,7 +287,7 @@ def _asked(kind: StepKind, wish: Wish) -> bool:
 def _understood(wish: Wish) -> Wish:
     """Check the words, and write codes as they are written."""
     for code in wish.findings:
-        page(code)
+        require_code(code)
     if wish.up_to == "reset":
         raise UsageError("a reset is never part of a plan", hint="see `vram reset --help`")
     return replace(wish, findings=tuple(code.strip().upper() for code in wish.findings))

@@ -15,12 +15,13 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from vram.cli.parking import away, back, denials_written_down, numbers, open_host, say, tidy
-from vram.cli.source import memory_size
+from vram.cli.arguments import memory_size
+from vram.cli.parking import away, back, denials_written_down, numbers, say, tidy
+from vram.cli.prestart import open_host
 from vram.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
-    from vram.cli.progress import Progress
+    from vram.cli.terminal import Progress
     from vram.host.local import LocalHost
     from vram.model.parking import Parked
     from vram.reclaim.borrow import Loan
@@ -57,8 +58,8 @@ def run(args: argparse.Namespace) -> int:
             "say what to run, after --", hint="for example: vram borrow 20GiB -- python train.py"
         )
     pids = numbers([word for words in args.lenders for word in words.split(",")])
-    host = open_host()
-    from vram.cli.progress import Progress
+    host = open_host(parks=True)
+    from vram.cli.terminal import Progress
     from vram.reclaim.borrow import arrange
     from vram.reclaim.parking import Parking
     from vram.reclaim.preflight import look

@@ -17,7 +17,7 @@ from vram.errors import ExitCode, UsageError
 from vram.units import GIB
 
 if TYPE_CHECKING:
-    from vram.cli.telling import Telling
+    from vram.cli.demo_output import DemoOutput
     from vram.virtualgpu import VirtualGpu
     from vram.virtualgpu.stories import Story
 
@@ -49,14 +49,14 @@ def known_names() -> tuple[tuple[str, str], ...]:
 
 
 def run(args: Namespace) -> int:
-    from vram.cli.leaving import signals_lead_out
+    from vram.cli.app import exit_on_signals
     from vram.virtualgpu.stories import STORIES
 
     stories = _chosen(args.names, STORIES)
     if args.list:
         emit("".join(f"{story.name:9}{story.question}\n" for story in stories))
         return ExitCode.OK
-    with signals_lead_out():
+    with exit_on_signals():
         return _draw(args.svg) if args.svg else _play_all(stories, args)
 
 
@@ -69,35 +69,35 @@ def _chosen(names: list[str], stories: tuple[Story, ...]) -> tuple[Story, ...]:
 
 
 def _play_all(stories: tuple[Story, ...], args: Namespace) -> int:
-    from vram.cli.telling import Telling
+    from vram.cli.demo_output import DemoOutput
 
-    telling = Telling(args)
+    output = DemoOutput(args)
     better = []
     for at, story in enumerate(stories, 1):
-        telling.title(f"{at} of {len(stories)}", story.question)
-        better.append(_play(story, telling, stay=args.keep))
-    telling.end()
+        output.title(f"{at} of {len(stories)}", story.question)
+        better.append(_play(story, output, stay=args.keep))
+    output.end()
     return ExitCode.OK if all(better) else ExitCode.PARTIAL
 
 
-def _play(story: Story, telling: Telling, *, stay: bool) -> bool:
+def _play(story: Story, output: DemoOutput, *, stay: bool) -> bool:
     """Play one story; return whether following its advice gave memory back."""
-    from vram.cli.telling import held_bytes
+    from vram.cli.demo_output import held_bytes
     from vram.virtualgpu import VirtualGpu
     from vram.virtualgpu.scene import Scene
 
     with VirtualGpu.create(**GPU) as gpu, Scene(gpu, story.scene, story.size) as scene:
         pids = scene.pids
         story.raise_it(scene)
-        telling.happened(story.happened.format_map(pids))
-        telling.why(gpu)
+        output.happened(story.happened.format_map(pids))
+        output.why(gpu)
         if stay:
             _shell(gpu)
-        telling.advice(story.advice.format_map(pids))
+        output.advice(story.advice.format_map(pids))
         before = held_bytes(gpu)
         story.cure(scene)
         after = held_bytes(gpu)
-    telling.outcome(story.deed.format_map(pids), before, after)
+    output.outcome(story.deed.format_map(pids), before, after)
     return after < before
 
 
@@ -113,7 +113,7 @@ def _shell(gpu: VirtualGpu) -> None:
 
 def _draw(path: str) -> int:
     """Draw the program's answer while three stories play at once."""
-    from vram.cli.telling import run_why
+    from vram.cli.demo_output import run_why
     from vram.virtualgpu import VirtualGpu
     from vram.virtualgpu.scene import Scene
     from vram.virtualgpu.stories import EXPORT, FORK, POOL

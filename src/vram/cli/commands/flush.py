@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from vram.cli import early
-from vram.cli.terminal import emit, look_for, show
+from vram.cli.prestart import open_host
+from vram.cli.terminal import emit, render_options, show
 from vram.cli.trimming import DEADLINE_S, add_trim_arguments, trim_named
 from vram.errors import ExitCode
 
@@ -33,9 +33,7 @@ def run(args: Namespace) -> int:
 
 
 def _listed(args: Namespace) -> int:
-    from vram.host.local import LocalHost
-
-    host = LocalHost(reader=early.reader())
+    host = open_host()
     from vram.reclaim.trimmable import trimmable
     from vram.report import trimmable as shown
 
@@ -46,6 +44,6 @@ def _listed(args: Namespace) -> int:
 
         emit(encode(told))
     else:
-        look = look_for(args)
+        look = render_options(args)
         show(shown.text(told, look), args, look)
     return ExitCode.NOTHING_FOUND if told.refused and not told.trimmable else ExitCode.OK

@@ -5,9 +5,9 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
-from vram.cli import early
+from vram.cli.arguments import gpu_numbers, memory_size, pid_number
+from vram.cli.prestart import open_host
 from vram.cli.reclaiming import add_reclaim_arguments, reclaim
-from vram.cli.source import gpu_numbers, memory_size, pid_number
 from vram.errors import UsageError
 
 if TYPE_CHECKING:
@@ -70,7 +70,6 @@ def _file(text: str) -> str:
 
 
 def run(args: Namespace) -> int:
-    from vram.host.local import LocalHost
 
     if args.plan and (
         args.size is not None
@@ -82,7 +81,7 @@ def run(args: Namespace) -> int:
         or args.save
     ):
         raise UsageError("a saved plan says all by itself", hint="give --plan FILE alone, or with --yes")
-    host = LocalHost(reader=early.take(), read_ahead_s=args.deadline)
+    host = open_host(read_ahead_s=args.deadline)
     return reclaim(args, host, lambda: _saved(args, host) if args.plan else _made(args, host))
 
 
@@ -90,7 +89,7 @@ def _saved(args: Namespace, host: LocalHost) -> Draft:
     from vram.model.plan import Draft
     from vram.reclaim.plan_file import load
 
-    return Draft(plan=load(args.plan, host.vitals.boot_id()))
+    return Draft(plan=load(args.plan, host.limits.boot_id()))
 
 
 def _made(args: Namespace, host: LocalHost) -> Draft:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from vram.cli import early
+from vram.cli.arguments import pid_number
+from vram.cli.prestart import open_host
 from vram.cli.reclaiming import add_reclaim_arguments, reclaim
-from vram.cli.source import pid_number
 
 NAME = "kill"
 HELP = "end processes that hold GPU memory: SIGTERM, grace, SIGKILL, measured"
@@ -28,10 +28,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    from vram.host.local import LocalHost
     from vram.reclaim import plan
 
-    host = LocalHost(reader=early.take(), read_ahead_s=args.deadline)
+    host = open_host(read_ahead_s=args.deadline)
     pids = tuple(dict.fromkeys(args.pid))
     return reclaim(
         args,

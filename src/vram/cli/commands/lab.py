@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from vram.cli.source import seconds
-from vram.cli.terminal import add_terminal_arguments, emit, look_for, show
+from vram.cli.arguments import seconds
+from vram.cli.terminal import add_terminal_arguments, emit, render_options, show
 from vram.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -81,8 +81,8 @@ def _list(args: Namespace) -> int:
 
         emit(encode(LabCatalogue(experiments=experiments)))
         return ExitCode.OK
-    look = look_for(args)
-    show(lab.listing(experiments, look), args, look)
+    options = render_options(args)
+    show(lab.listing(experiments, options), args, options)
     return ExitCode.OK
 
 
@@ -94,26 +94,26 @@ def _show(args: Namespace) -> int:
     from vram.lab.catalogue import chosen, describe
     from vram.report import lab
 
-    look = look_for(args)
-    emit("\n".join(lab.page(describe(name), look) for name in chosen(args.names)))
+    options = render_options(args)
+    emit("\n".join(lab.page(describe(name), options) for name in chosen(args.names)))
     return ExitCode.OK
 
 
 def _run(args: Namespace) -> int:
-    from vram.cli.leaving import signals_lead_out
-    from vram.host.local import LocalHost
+    from vram.cli.app import exit_on_signals
+    from vram.cli.prestart import open_host
     from vram.lab.catalogue import chosen
     from vram.lab.device import find_device
 
     names = chosen(args.names)
-    host = LocalHost()
+    host = open_host(reads_driver=False)
     host.nvml.prepare()
     device = find_device(host, args.gpu)
     if args.evidence:
         _refuse_model(device)
     results: list[Result] = []
     try:
-        with signals_lead_out():
+        with exit_on_signals():
             _conduct(names, host, device, args.deadline, results)
     except (KeyboardInterrupt, SystemExit):
         _tell(_report(host, device, results, names[len(results) :]), args)
@@ -138,7 +138,7 @@ def _conduct(
     results: list[Result],
 ) -> None:
     """Add a result for each of *names*; whoever is interrupted has those before it."""
-    from vram.cli.progress import Counter
+    from vram.cli.terminal import Counter
     from vram.lab.engine import Session
 
     counter = Counter(len(names))
@@ -184,5 +184,5 @@ def _tell(report: LabReport, args: Namespace) -> None:
     if args.json:
         emit(encode(report))
         return
-    look = look_for(args)
-    show(lab.results(report, look), args, look)
+    options = render_options(args)
+    show(lab.results(report, options), args, options)

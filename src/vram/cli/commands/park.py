@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from vram.cli.parking import add_pids_argument, away, denials_written_down, numbers, open_host, tidy
-from vram.cli.source import seconds
+from vram.cli.arguments import seconds
+from vram.cli.parking import add_pids_argument, away, denials_written_down, numbers, tidy
+from vram.cli.prestart import open_host
 from vram.cli.terminal import emit
 
 NAME = "park"
@@ -39,7 +40,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     pids = numbers(args.pids)
-    host = open_host()
+    host = open_host(parks=True)
     from vram.cli.moves import Moves
     from vram.reclaim.parking import Parking
     from vram.reclaim.preflight import look

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from vram.cli.terminal import add_terminal_arguments, emit, look_for, show
+from vram.cli.prestart import open_host
+from vram.cli.terminal import add_terminal_arguments, emit, render_options, show
 from vram.errors import ExitCode
 
 NAME = "parked"
@@ -24,11 +25,10 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     from vram.cli.parking import say_what_was_not_asked, tidy
-    from vram.host.local import LocalHost
     from vram.reclaim.parking import Parking
     from vram.report import parked
 
-    host = LocalHost()
+    host = open_host(reads_driver=False)
     with Parking(host) as parking:
         found = tidy(parking)
         left = {entry.target.process: entry for entry in parking.journal.entries()}
@@ -49,6 +49,6 @@ def run(args: Namespace) -> int:
 
         emit(encode(told))
     else:
-        look = look_for(args)
+        look = render_options(args)
         show(parked.text(told, look), args, look)
     return ExitCode.OK

@@ -5,17 +5,17 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
+from vram.cli.arguments import seconds_or_none
 from vram.cli.parking import (
     add_pids_argument,
     back,
     denials_written_down,
     numbers,
-    open_host,
     say,
     say_what_was_not_asked,
     tidy,
 )
-from vram.cli.source import seconds_or_none
+from vram.cli.prestart import open_host
 from vram.cli.terminal import emit
 from vram.errors import CannotPark, UsageError
 from vram.units import counted
@@ -58,7 +58,7 @@ def run(args: Namespace) -> int:
     pids = numbers(args.pids)
     if bool(pids) == args.all:
         raise UsageError("say whom to bring back", hint="`vram unpark PID…` or `vram unpark --all`")
-    host = open_host(read_ahead=False)
+    host = open_host(reads_driver=False, parks=True)
     from vram.cli.moves import Moves
     from vram.reclaim.parking import Parking
 
