@@ -1,4 +1,4 @@
-"""vram: where every byte of GPU memory is, who keeps it there, and how to get it back.
+"""vram: where every byte of GPU memory is, who holds it, and how to free it.
 
 Importing it does no work, loads no framework and touches no driver: each name below is
 fetched when it is first used.
@@ -24,7 +24,7 @@ _PUBLIC = {
     "LeakWarning": "vram.errors",
     "LimitExceeded": "vram.errors",
     "VramError": "vram.errors",
-    # who keeps it
+    # who holds it
     "flush": "vram.guard.flush",
     "live": "vram.guard.live",
     "holders": "vram.guard.live",

@@ -202,7 +202,7 @@ def test_a_crowd_that_never_ends_remembers_some_names(virtual_gpu: VirtualGpu) -
             if before:
                 before[0].run(before[1].__exit__, None, None, None)
             before = mine
-        names = list(mine[1].node.group.names)
+        names = list(mine[1]._node.group.names)
         tell([len(names), names[:2]])
         os._exit(0)
     """

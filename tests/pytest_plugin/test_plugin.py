@@ -138,7 +138,8 @@ def test_a_test_that_makes_the_context_is_said_to_be_unjudged(suite: Suite) -> N
         done = suite(text, "--vram", *options, preamble=PREAMBLE.partition("@pytest")[0])
         assert outcome(done) == {"passed": 2}
         assert (
-            "vram: 2 tests checked, none was seen to keep device memory, 1 could not be checked" in done.stdout
+            "vram: 2 tests checked, none was seen to keep device memory, 1 could not be checked"
+            in done.stdout
         )
         assert "test_makes_the_context: the context was made inside the scope" in done.stdout
         assert "vram.Buffer(1).close() in a session fixture" in done.stdout

@@ -106,16 +106,19 @@ class FlushReport(Struct, frozen=True):
 
     @property
     def stayed(self) -> Live:
+        """Old name of ``live``."""
         warn_renamed("stayed", "live")
         return self.live
 
     @property
     def elsewhere(self) -> int | None:
+        """Old name of ``outside``."""
         warn_renamed("elsewhere", "outside")
         return self.outside
 
     @property
     def unentered(self) -> tuple[int, ...]:
+        """Old name of ``unreachable``."""
         warn_renamed("unentered", "unreachable")
         return self.unreachable
 

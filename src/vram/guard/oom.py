@@ -20,6 +20,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType, TracebackType
 from typing import Any
 
+from vram.deprecation import warn_renamed
 from vram.errors import LimitExceeded, UsageError
 from vram.files import make_folder
 from vram.guard.cuda_errors import add_broken_notes, broken_contexts, is_out_of_memory, is_sticky
@@ -224,6 +225,11 @@ class Recorder:
             error.add_note(f"{MARK}this could not be recorded: {type(trouble).__name__}: {trouble}")
         finally:
             self._busy.now = False
+
+    def notice(self, error: BaseException) -> None:
+        """Old name of ``record``."""
+        warn_renamed("notice", "record")
+        self.record(error)
 
     def _write_report(self, error: BaseException) -> None:
         self._figures, report = gather(error)

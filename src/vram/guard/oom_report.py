@@ -100,7 +100,7 @@ def _others(now: OomFigures) -> list[tuple[int, str]]:
 
 # ---- the file ----
 
-# 2: "holder" of a large array, in 1 "keeper".
+# 2: "holder" of a large array, in 1 "keeper"  (old name)
 SCHEMA = 2
 SURVEY_S = 5.0
 LARGEST = 12

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Literal, TypeVar
 from weakref import WeakMethod
 
+from vram.deprecation import warn_renamed
 from vram.errors import LeakDetected, LeakWarning, LimitExceeded, UsageError
 from vram.guard.memory import NOTHING, OUTSIDE, Footprint, charges, driver_is_loaded
 from vram.guard.scope_tree import OverlapGroup, ScopeNode
@@ -39,7 +40,7 @@ T = TypeVar("T")
 class Scope:
     """Made by :func:`scope`. After its end ``leak`` says what was not freed; None if all was."""
 
-    node: ScopeNode | None = None
+    _node: ScopeNode | None = None
 
     def __init__(
         self,
@@ -73,8 +74,14 @@ class Scope:
         self._has_ended = False
 
     def __repr__(self) -> str:
-        state = "open" if self.node is not None else "closed" if self._has_ended else "new"
+        state = "open" if self._node is not None else "closed" if self._has_ended else "new"
         return f"<vram.scope {self.name!r}, {state}>"
+
+    @property
+    def place(self) -> ScopeNode | None:
+        """Old name of an internal attribute."""
+        warn_renamed("place", "_node")
+        return self._node
 
     # ---- while it is open ----
 
@@ -84,16 +91,16 @@ class Scope:
 
     def keep(self, value: T) -> T:
         """Declare that the GPU arrays in *value* outlive the scope; returns *value*."""
-        if self.node is not None and driver_is_loaded():
-            group = self.node.group
+        if self._node is not None and driver_is_loaded():
+            group = self._node.group
             # What existed before was not gained.
             group.kept.add(value, but=group.baseline)
         return value
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         # Dropped without its exit: a watcher's interrupt can hit the very call of __exit__.
-        if self.node is not None and not is_finalizing():
-            self.node.abandon()
+        if self._node is not None and not is_finalizing():
+            self._node.abandon()
             self._remove_caps()
 
     # ---- as a context manager ----
@@ -122,12 +129,12 @@ class Scope:
         self.__exit__(kind, error, trace)
 
     def _begin(self, *, interrupts: bool) -> Scope:
-        if self.node is not None:
+        if self._node is not None:
             raise UsageError(f"scope {self.name!r} is open already", hint="make one scope for each use")
         _warn_without_driver()
         self.leak, self.notes, self.peak = None, [], None
-        self.node = ScopeNode(self.name, self._read_baseline)
-        self._before = self.node.before
+        self._node = ScopeNode(self.name, self._read_baseline)
+        self._before = self._node.before
         if self.limit is not None:
             self._apply_limit(self.limit, interrupts)
         return self
@@ -153,7 +160,7 @@ class Scope:
 
     def _finish(self, error: BaseException | None) -> None:
         peak = self._stop_watching()
-        node, self.node = self.node, None
+        node, self._node = self._node, None
         if node is None:
             raise UsageError(f"scope {self.name!r} is not open", hint="use it by `with`")
         self._has_ended = True

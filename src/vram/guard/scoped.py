@@ -165,7 +165,7 @@ def _in_threads_scope(run: Callable[[Any], None]) -> Callable[[Any], None]:
 
 def _run_once_in_scope(thread: Thread, run: Callable[[], None]) -> None:
     # A subclass's run may call the base class's: only the outermost opens the scope.
-    if thread._scope.node is not None:
+    if thread._scope._node is not None:
         run()
         return
     _in_scope(thread._scope, run)

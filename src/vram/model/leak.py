@@ -39,8 +39,9 @@ class LeakedArray(Struct, frozen=True, kw_only=True):
     holder: str
 
     @property
-    def keeper(self) -> str:
-        warn_renamed("keeper", "holder")
+    def keeper(self) -> str:  # old name
+        """Old name of ``holder``."""
+        warn_renamed("keeper", "holder")  # old name
         return self.holder
 
 
@@ -58,5 +59,6 @@ class Leak(Struct, frozen=True, kw_only=True):
 
     @property
     def kept(self) -> tuple[LeakedArray, ...]:
+        """Old name of ``arrays``."""
         warn_renamed("kept", "arrays")
         return self.arrays

@@ -29,6 +29,7 @@ class Trial(Struct, frozen=True, kw_only=True):
 
     @property
     def place(self) -> str:
+        """Old name of ``source``."""
         warn_renamed("place", "source")
         return self.source
 
