@@ -31,7 +31,6 @@ from vram.payloads.arrays.heap.introspection import inert, lineage
 from vram.payloads.arrays.heap.roots import forget_outputs
 from vram.payloads.arrays.heap.search import BUDGET_S
 from vram.payloads.arrays.inventory import of_types
-from vram.payloads.trim import tracebacks as kept_exceptions
 from vram.payloads.trim.driver import driver
 from vram.payloads.trim.frameworks import FRAMEWORKS
 from vram.units import counted, size
@@ -319,7 +318,7 @@ def _read(devices: list[int]) -> tuple[DeviceMemory, ...]:
 
 
 def _drop(notes: list[str], tracebacks: bool, outputs: bool) -> list[str]:
-    dropped = trim.guarded(notes, "kept exceptions", kept_exceptions.drop) if tracebacks else []
+    dropped = trim.guarded(notes, "kept exceptions", trim.drop_exceptions) if tracebacks else []
     if outputs:
         dropped += trim.guarded(notes, "the notebook's outputs", forget_outputs)
     return dropped

@@ -18,7 +18,7 @@ from weakref import WeakMethod
 from vram.errors import LimitExceeded
 from vram.payloads.trim.driver import driver
 from vram.payloads.trim.framework import loaded
-from vram.payloads.trim.frameworks.cupy import each_device
+from vram.payloads.trim.frameworks.arrays import each_device
 
 # ---- caps inside frameworks ----
 

@@ -161,13 +161,13 @@ def write(report: dict[str, Any], folder: str) -> str:
 
 def requested(error: BaseException) -> int | None:
     """How many bytes were requested, if the error or its message says so."""
-    from vram.oom.reader import sightings
+    from vram.oom.reader import find_messages
 
     if isinstance(error, OutOfMemory) and error.nbytes is not None:
         return error.nbytes
-    for seen in sightings(BytesIO(str(error).encode("utf-8", "replace"))):
-        if seen.reading.asked is not None:
-            return seen.reading.asked.nbytes
+    for message in find_messages(BytesIO(str(error).encode("utf-8", "replace"))):
+        if message.reading.asked is not None:
+            return message.reading.asked.nbytes
     return None
 
 
