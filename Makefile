@@ -9,7 +9,7 @@ RUN := $(VENV)/bin
 WORKERS ?= 2
 
 PYTHON_FOLDERS := src tests bench tools docs native examples
-SCENES := src/vram/virtualgpu/scenes
+PROGRAMS := src/vram/virtualgpu/programs
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -37,7 +37,7 @@ native:
 
 # ---- what people run ----
 
-demo: $(VENV)/ready-run native ## the five questions, acted out by real processes on a virtual GPU
+demo: $(VENV)/ready-run native ## the five questions, shown by real processes on a virtual GPU
 	@$(RUN)/vram demo $(ARGS)
 
 test: $(VENV)/ready-test native ## the whole suite; no GPU needed
@@ -57,7 +57,7 @@ lint: $(VENV)/ready-lint ## ruff, import contracts, C warnings, generated pages 
 
 types: $(VENV)/ready-lint ## mypy --strict
 	@$(RUN)/mypy --no-error-summary
-	@MYPYPATH=$(SCENES) $(RUN)/mypy --no-error-summary --config-file= --strict --explicit-package-bases $(SCENES)
+	@MYPYPATH=$(PROGRAMS) $(RUN)/mypy --no-error-summary --config-file= --strict --explicit-package-bases $(PROGRAMS)
 
 # An environment of its own: numba-cuda, which the suite needs, slows every start of Python by a
 # hook in site-packages, for us and for the others.
@@ -78,7 +78,7 @@ docs: $(VENV)/ready-docs reference ## the documentation as a site in site/: stri
 reference: $(VENV)/ready-run ## what the program writes itself: reference and manual pages, completion
 	@$(RUN)/python docs/generate.py
 
-pictures: $(VENV)/ready-run native ## take the pictures of docs/ again, from scenes on the virtual GPU
+pictures: $(VENV)/ready-run native ## take the pictures of docs/ again, from demos on the virtual GPU
 	@$(RUN)/python tools/picture.py docs/why.svg
 	@$(RUN)/python tools/bytes_picture.py docs/bytes.svg
 

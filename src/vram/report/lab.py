@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from vram.model.lab import Experiment, LabReport, Result, Verdict
+from vram.model.lab import LabClaim, LabReport, Result, Verdict
 from vram.report.look import Look
 from vram.report.manual_page import manual_page
 from vram.report.paragraph import paragraph
@@ -17,7 +17,7 @@ STYLES: dict[Verdict, str] = {"true here": "green", "false here": "red", "cannot
 MODEL_ONLY = "A virtual GPU: this shows what its model does. It is no evidence about real hardware."
 
 
-def listing(experiments: Sequence[Experiment], look: Look) -> RenderableType:
+def listing(experiments: Sequence[LabClaim], look: Look) -> RenderableType:
     """Every experiment under its topic: the name to run it by, and the claim."""
     width = max(len(each.name) for each in experiments) + 2
     blocks: list[RenderableType] = []
@@ -65,7 +65,7 @@ def _count(report: LabReport) -> str:
     return f"{counted(len(verdicts), 'claim')}: {told}; {duration(spent_s)}"
 
 
-def page(experiment: Experiment, look: Look) -> str:
+def page(experiment: LabClaim, look: Look) -> str:
     """An experiment's page, with what it takes, in lines that fit *look*."""
     takes = f"takes up to {size(experiment.takes_bytes)} for at most {experiment.deadline_s:.0f} s"
     whole = f"{experiment.name}: {experiment.page.rstrip()}\n\n({takes})"

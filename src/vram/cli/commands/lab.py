@@ -13,7 +13,8 @@ from vram.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from vram.host.local import LocalHost
-    from vram.lab.device import Device
+    from vram.lab.claim import DefinedClaim
+    from vram.lab.device import LabDevice
     from vram.model.lab import LabReport, Result
 
 NAME = "lab"
@@ -57,9 +58,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def known_names() -> tuple[tuple[str, str], ...]:
     """The experiments, each with its claim."""
-    from vram.lab.catalogue import chosen, describe
+    from vram.lab.catalogue import chosen
 
-    return tuple((each.name, each.claim) for each in map(describe, chosen([])))
+    return tuple((each.name, each.describe().claim) for each in chosen([]))
 
 
 def run(args: Namespace) -> int:
@@ -71,11 +72,11 @@ def run(args: Namespace) -> int:
 
 
 def _list(args: Namespace) -> int:
-    from vram.lab.catalogue import chosen, describe
+    from vram.lab.catalogue import chosen
     from vram.report import lab
     from vram.report.json import encode
 
-    experiments = tuple(map(describe, chosen(args.names)))
+    experiments = tuple(each.describe() for each in chosen(args.names))
     if args.json:
         from vram.model.lab import LabCatalogue
 
@@ -91,11 +92,11 @@ def _show(args: Namespace) -> int:
         raise UsageError("show which experiment?", hint="`vram lab list` names them all")
     if args.json:
         return _list(args)
-    from vram.lab.catalogue import chosen, describe
+    from vram.lab.catalogue import chosen
     from vram.report import lab
 
     look = look_for(args)
-    emit("\n".join(lab.page(describe(name), look) for name in chosen(args.names)))
+    emit("\n".join(lab.page(each.describe(), look) for each in chosen(args.names)))
     return ExitCode.OK
 
 
@@ -105,7 +106,7 @@ def _run(args: Namespace) -> int:
     from vram.lab.catalogue import chosen
     from vram.lab.device import find_device
 
-    names = chosen(args.names)
+    claims = chosen(args.names)
     host = LocalHost()
     host.nvml.prepare()
     device = find_device(host, args.gpu)
@@ -114,9 +115,9 @@ def _run(args: Namespace) -> int:
     results: list[Result] = []
     try:
         with signals_lead_out():
-            _conduct(names, host, device, args.deadline, results)
+            _test(claims, host, device, args.deadline, results)
     except (KeyboardInterrupt, SystemExit):
-        _tell(_report(host, device, results, names[len(results) :]), args)
+        _tell(_report(host, device, results, claims[len(results) :]), args)
         raise
     report = _report(host, device, results)
     _tell(report, args)
@@ -124,32 +125,32 @@ def _run(args: Namespace) -> int:
     return ExitCode.OK if told else ExitCode.PARTIAL
 
 
-def _refuse_model(device: Device) -> None:
+def _refuse_model(device: LabDevice) -> None:
     if device.facts.virtual:
         hint = "its verdicts show the model alone; leave out --evidence"
         raise UsageError("a virtual GPU gives no evidence", hint=hint)
 
 
-def _conduct(
-    names: tuple[str, ...],
+def _test(
+    claims: tuple[DefinedClaim, ...],
     host: LocalHost,
-    device: Device,
+    device: LabDevice,
     deadline_s: float | None,
     results: list[Result],
 ) -> None:
-    """Add a result for each of *names*; whoever is interrupted has those before it."""
+    """Add a result for each of *claims*; an interruption leaves those that were finished."""
     from vram.cli.progress import Counter
-    from vram.lab.engine import Session
+    from vram.lab.session import LabSession
 
-    counter = Counter(len(names))
-    with Session(host, device, deadline_s) as session, counter:
-        for name, then in zip_longest(names, names[1:]):
-            counter.next(name.replace("_", "-"))
-            results.append(session.conduct(name, then))
+    counter = Counter(len(claims))
+    with LabSession(host, device, deadline_s) as session, counter:
+        for claim, then in zip_longest(claims, claims[1:]):
+            counter.next(claim.name)
+            results.append(session.run(claim, then))
 
 
 def _report(
-    host: LocalHost, device: Device, results: Sequence[Result], left_out: Sequence[str] = ()
+    host: LocalHost, device: LabDevice, results: Sequence[Result], left_out: Sequence[DefinedClaim] = ()
 ) -> LabReport:
     import platform
 
@@ -168,7 +169,7 @@ def _report(
         python=platform.python_version(),
         virtual=device.facts.virtual,
         results=tuple(results),
-        left_out=tuple(name.replace("_", "-") for name in left_out),
+        left_out=tuple(claim.name for claim in left_out),
     )
 
 
