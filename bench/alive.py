@@ -1,9 +1,9 @@
-"""What looking for keepers and flushing cost, timed inside one process; prints medians in seconds.
+"""What finding referrers and flushing cost, timed inside one process; prints medians in seconds.
 
 python bench/alive.py TURNS
 
 A flush with a context and nothing to do; then ``vram.live()`` over a hundred thousand arrays on
-one allocation, in a list, a dict and the instances of a class, with their keepers and without.
+one allocation, in a list, a dict and the instances of a class, with what refers to them and without.
 """
 
 from __future__ import annotations

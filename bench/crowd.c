@@ -19,7 +19,7 @@
 
 static void die_with(pid_t parent) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != parent) /* it was gone before the wish was heard */
+    if (getppid() != parent) /* the parent ended before the call above */
         _exit(1);
 }
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from inspect import cleandoc
 
 from vram.doctor import manual
-from vram.doctor.engine import CHECKS
+from vram.doctor.checks import CHECKS
 
 UNDERLINED = re.compile(r"^(.+)\n-{3,}$", re.MULTILINE)
 
@@ -23,14 +23,14 @@ def _index() -> Iterator[str]:
     yield "| check | question | bears on | |"
     yield "|---|---|---|---|"
     for check in CHECKS:
-        anchor = check.ID.replace(".", "")
-        bears_on = ", ".join(check.VERBS) or "none"
-        optional = "optional" if check.OPTIONAL else ""
-        yield f"| [{check.ID}](#{anchor}) | {manual.summary(check.ID)} | {bears_on} | {optional} |"
+        anchor = check.id.replace(".", "")
+        bears_on = ", ".join(check.verbs) or "none"
+        optional = "optional" if check.optional else ""
+        yield f"| [{check.id}](#{anchor}) | {manual.summary(check.id)} | {bears_on} | {optional} |"
 
 
 def _sections() -> Iterator[str]:
     for check in CHECKS:
-        yield f"\n## {check.ID}\n"
-        body = cleandoc(manual.page(check.ID)).removeprefix(check.ID).strip()
+        yield f"\n## {check.id}\n"
+        body = cleandoc(manual.page(check.id)).removeprefix(check.id).strip()
         yield UNDERLINED.sub(r"### \1\n", body)

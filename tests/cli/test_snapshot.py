@@ -25,7 +25,10 @@ def test_a_snapshot_is_judged_like_its_host(virtual_gpu: VirtualGpu, vram: Run, 
     assert answer.code == 0
     report = json.loads(answer.out)
     assert report["host"]["virtual"] is True
-    assert sum(entry["nbytes"] for entry in report["gpus"][0]["entries"]) == report["gpus"][0]["total_bytes"]
+    assert (
+        sum(entry["nbytes"] or 0 for entry in report["gpus"][0]["entries"])
+        == report["gpus"][0]["total_bytes"]
+    )
 
 
 def test_a_dash_is_standard_output(virtual_gpu: VirtualGpu) -> None:

@@ -55,7 +55,7 @@ def asked(gpu: VirtualGpu, folder: Path, word: str) -> tuple[dict[str, int], lis
     holder.communicate("\n")
     assert done.returncode == 0, done.stderr
     (seen,) = json.loads(done.stdout)["gpus"]
-    assert sum(entry["nbytes"] for entry in seen["entries"]) == seen["total_bytes"]
+    assert sum(entry["nbytes"] or 0 for entry in seen["entries"]) == seen["total_bytes"]
     mine = {e["kind"]: e["nbytes"] for e in seen["entries"] if e["holder"] and e["holder"]["pid"] == pid}
     return mine, seen["notes"]
 

@@ -19,7 +19,7 @@ from tests.diagnosis.ledgers import (
     silent_gpu,
 )
 from vram.model.gpu import DriverFacts
-from vram.model.ledger import Bystander, Ledger
+from vram.model.ledger import Ledger, OpenOnly
 from vram.model.observation import ProbeRun
 from vram.model.windows import WindowsProcess, WindowsSide
 from vram.model.wsl import WslFacts
@@ -55,8 +55,8 @@ CASES: dict[str, Case] = {
     # The holder with the charged pid itself is a newcomer with a used pid, not a child.
     "VR101": Case(_orphan(holder=holder(51)), _orphan(51, holder=holder(51))),
     "VR102": Case(
-        ledger(gpu(process(50), bystanders=(heir(51, of=50),))),
-        ledger(gpu(process(50), bystanders=(heir(51, of=None),))),
+        ledger(gpu(process(50), open_only=(heir(51, of=50),))),
+        ledger(gpu(process(50), open_only=(heir(51, of=None),))),
     ),
     "VR103": Case(_exported("handle"), _exported("dmabuf")),
     "VR104": Case(_exported("dmabuf"), _exported("handle")),
@@ -133,12 +133,12 @@ CASES: dict[str, Case] = {
     ),
     "VR604": Case(
         ledger(gpu(entry("guest"))),
-        ledger(gpu(entry("guest"), entry(nbytes=0, holder=holder(), confidence="unknown"))),
+        ledger(gpu(entry("guest"), entry(nbytes=None, holder=holder(), confidence="unknown"))),
     ),
 }
 
 FURTHER: tuple[tuple[str, Ledger], ...] = (
-    ("VR102", ledger(gpu(process(50), bystanders=(Bystander(holder=holder(51), exported_bytes=GIB),)))),
+    ("VR102", ledger(gpu(process(50), open_only=(OpenOnly(holder=holder(51), exported_bytes=GIB),)))),
     ("VR105", _orphan(holder=None)),
     ("VR105", _orphan(51, holder=holder(51))),
     ("VR107", ledger(gpu(memory=memory(moved_bytes=MIB)))),
@@ -156,7 +156,7 @@ FURTHER: tuple[tuple[str, Ledger], ...] = (
 
 QUIET: tuple[tuple[str, Ledger], ...] = (
     ("VR101", _orphan(holder=holder(51), charged_state="Z")),
-    ("VR102", ledger(gpu(bystanders=(heir(51, of=50),)))),
+    ("VR102", ledger(gpu(open_only=(heir(51, of=50),)))),
     ("VR201", _orphan(51, holder=holder(51, state="T"))),
     ("VR205", _contexts(3, 641 * MIB)),
     ("VR205", _contexts(3, 4 * MIB)),

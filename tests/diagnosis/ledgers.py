@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from vram.model.gpu import GpuFacts, MemoryFacts
-from vram.model.ledger import Bystander, Entry, GpuLedger, Holder, Ledger
+from vram.model.ledger import Entry, GpuLedger, Holder, Ledger, OpenOnly, known_bytes
 from vram.model.observation import HostFacts
 from vram.units import GIB, MIB
 
@@ -31,7 +31,7 @@ def dead(pid: int) -> Holder:
     return Holder(pid=pid, started_at=None, user=None, command=None, alive=False)
 
 
-def entry(kind: str = "process", nbytes: int = 4 * GIB, **about: Any) -> Entry:
+def entry(kind: str = "process", nbytes: int | None = 4 * GIB, **about: Any) -> Entry:
     return Entry(kind=kind, nbytes=nbytes, **about)  # type: ignore[arg-type]
 
 
@@ -42,7 +42,7 @@ def process(pid: int = 1234, nbytes: int = 4 * GIB, **facts: Any) -> Entry:
 
 def gpu(*entries: Entry, index: int = 0, **about: Any) -> GpuLedger:
     """One GPU whose free memory makes the entries balance."""
-    free = TOTAL - sum(each.nbytes for each in entries)
+    free = TOTAL - known_bytes(entries)
     filled = (*entries, Entry(kind="free", nbytes=free))
     given: dict[str, Any] = {"uuid": f"GPU-{index}", "name": "Virtual GPU", "total_bytes": TOTAL}
     return GpuLedger(index=index, entries=filled, **(given | about))
@@ -70,9 +70,9 @@ def memory(**about: Any) -> MemoryFacts:
     return MemoryFacts(**(given | about))
 
 
-def heir(pid: int, of: int | None) -> Bystander:
+def heir(pid: int, of: int | None) -> OpenOnly:
     """A process that holds the device files of another."""
-    return Bystander(holder=holder(pid, descriptors=23), inherited_from=of)
+    return OpenOnly(holder=holder(pid, descriptors=23), inherited_from=of)
 
 
 def host(user: str = "alice", uid: int = 1000, **about: Any) -> HostFacts:

@@ -14,14 +14,15 @@ from vram.diagnosis.engine import diagnose
 from vram.diagnosis.manual import codes
 from vram.model.gpu import DriverFacts, GpuFacts, MemoryFacts
 from vram.model.ledger import (
-    Bystander,
     Entry,
     GpuLedger,
     Holder,
     Instance,
     Ledger,
     MigDevice,
+    OpenOnly,
     SystemMemory,
+    known_bytes,
 )
 from vram.model.observation import HostFacts, ProbeRun
 from vram.model.process import Workload
@@ -63,7 +64,7 @@ holders = any_of(Holder, workload=any_of(Workload))
 entries = any_of(
     Entry,
     holder=st.none() | holders,
-    sharers=few(holders, 2),
+    co_holders=few(holders, 2),
     evidence=few(TEXTS, 2),
     claimed=st.none() | SIZES,
     windows=st.none() | any_of(WindowsProcess, host_bytes=st.none() | SIZES),
@@ -86,7 +87,7 @@ gpus = any_of(
     GpuLedger,
     index=st.integers(0, 3),
     entries=few(entries, 6),
-    bystanders=few(any_of(Bystander, holder=holders, exported_bytes=st.none() | SIZES)),
+    open_only=few(any_of(OpenOnly, holder=holders, exported_bytes=st.none() | SIZES)),
     facts=st.none() | any_of(GpuFacts),
     memory=st.none() | any_of(MemoryFacts),
     message=st.none() | TEXTS | st.sampled_from(["reset (NVML error 16)", "versions (NVML error 18)"]),
@@ -112,7 +113,7 @@ def balanced(ledger: Ledger) -> Ledger:
 
 
 def _balanced(gpu: GpuLedger) -> GpuLedger:
-    return replace(gpu, total_bytes=sum(entry.nbytes for entry in gpu.entries))
+    return replace(gpu, total_bytes=known_bytes(gpu.entries))
 
 
 HELD = ("context", "live", "cached", "process", "overhead", "orphaned", "exported")
@@ -140,7 +141,7 @@ def test_findings_are_never_larger_than_the_gpus(ledger):
     was spilled (VR601) lies in host memory. A GPU without memory of its own has an account of the
     machine's instead.
     """
-    totals = {gpu.index: sum(entry.nbytes for entry in gpu.accounted) for gpu in ledger.gpus}
+    totals = {gpu.index: known_bytes(gpu.accounted) for gpu in ledger.gpus}
     by_code: dict[str, int] = {}
     for finding in (each for each in diagnose(ledger) if each.code != "VR601"):
         assert (finding.nbytes or 0) <= sum(totals[index] for index in finding.gpus)

@@ -55,7 +55,7 @@ def test_two_processes_that_had_one_pid_after_the_other_are_two():
 
 
 def test_an_orphan_names_everyone_who_keeps_it():
-    (finding,) = found("VR101", ledger(gpu(orphan(4 * GIB, sharers=(holder(52), holder(53))))))
+    (finding,) = found("VR101", ledger(gpu(orphan(4 * GIB, co_holders=(holder(52), holder(53))))))
     assert finding.pids == (51, 52, 53)
     assert "Process 50 is gone" in finding.cause
     assert "4.0 GiB" in finding.cause
@@ -67,7 +67,7 @@ def test_an_uncertain_link_is_called_likely():
 
 
 def test_the_early_warning_puts_the_parents_bytes_at_stake():
-    world = ledger(gpu(process(50, 4 * GIB), process(60, GIB), bystanders=(heir(51, of=50), heir(52, of=50))))
+    world = ledger(gpu(process(50, 4 * GIB), process(60, GIB), open_only=(heir(51, of=50), heir(52, of=50))))
     (finding,) = found("VR102", world)
     assert (finding.nbytes, finding.pids) == (4 * GIB, (50, 51, 52))
 
@@ -99,7 +99,7 @@ def test_plain_use_tells_user_age_and_container():
 
 @pytest.mark.fault(7)
 def test_an_amount_that_the_driver_does_not_tell_is_unknown_not_zero():
-    world = ledger(gpu(entry(nbytes=0, holder=holder(), confidence="unknown")))
+    world = ledger(gpu(entry(nbytes=None, holder=holder(), confidence="unknown")))
     (finding,) = found("VR206", world)
     assert finding.nbytes is None
     assert "0 B" not in finding.cause
@@ -143,7 +143,12 @@ def test_a_zombies_likely_heir_is_called_likely():
 
 def test_of_several_possible_heirs_one_is_meant():
     for code, state in (("VR101", None), ("VR203", "Z")):
-        about = {"charged_state": state, "sharers": (holder(52),), "confidence": "likely", "either": True}
+        about = {
+            "charged_state": state,
+            "co_holders": (holder(52),),
+            "confidence": "likely",
+            "sharing": "one",
+        }
         (finding,) = found(code, ledger(gpu(orphan(4 * GIB, **about))))
         assert "one of pid 51" in finding.cause
 
@@ -158,6 +163,8 @@ def test_a_likely_keeper_of_exported_memory_is_called_likely():
 
 
 def test_bytes_that_processes_have_together_are_explained():
-    together = entry("process", 4 * GIB, sharers=(holder(50), holder(51)), confidence="unknown")
-    each = [entry("process", 0, holder=holder(pid), confidence="unknown") for pid in (50, 51)]
+    together = entry(
+        "process", 4 * GIB, co_holders=(holder(50), holder(51)), sharing="together", confidence="unknown"
+    )
+    each = [entry("process", None, holder=holder(pid), confidence="unknown") for pid in (50, 51)]
     assert [finding.code for finding in diagnose(ledger(gpu(together, *each)))] == ["VR206", "VR206"]

@@ -29,11 +29,11 @@ def orphan(**about) -> Ledger:
 
 def test_memory_of_a_dead_owner_comes_back_by_one_command():
     assert commands("VR101", orphan())[0] == "vram free"
-    assert commands("VR101", orphan(sharers=(holder(52),)))[0] == "vram free"
+    assert commands("VR101", orphan(co_holders=(holder(52),)))[0] == "vram free"
 
 
 def test_where_free_would_leave_it_the_holders_are_named():
-    likely = orphan(sharers=(holder(52),), confidence="likely")
+    likely = orphan(co_holders=(holder(52),), confidence="likely")
     assert "vram kill 51 52" in commands("VR101", likely)
     foreign = orphan(holder=holder(51, user="bob"))
     assert 'sudo "$(command -v vram)" kill 51' in commands("VR101", foreign)
@@ -50,12 +50,12 @@ def test_a_holder_with_work_of_its_own_is_ended_only_by_name():
 
 
 def test_nobody_is_ended_where_only_one_of_several_keeps_the_memory():
-    world = orphan(sharers=(holder(52),), confidence="likely", either=True)
+    world = orphan(co_holders=(holder(52),), confidence="likely", sharing="one")
     assert not any("kill" in command for command in commands("VR101", world))
 
 
 def test_ends_parent_and_children_together():
-    world = ledger(gpu(process(50), bystanders=(heir(51, of=50),)))
+    world = ledger(gpu(process(50), open_only=(heir(51, of=50),)))
     assert "vram kill 50 51" in commands("VR102", world)
 
 
@@ -91,7 +91,7 @@ def test_root_needs_no_sudo():
     ],
 )
 def test_a_part_of_the_system_is_never_ended(system):
-    shared = entry(holder=holder(60), sharers=(holder(**system),))
+    shared = entry(holder=holder(60), co_holders=(holder(**system),))
     for world in (ledger(gpu(process(**system))), ledger(gpu(shared)), orphan(holder=holder(**system))):
         assert not [remedy for remedy in every_remedy(world) if "kill" in remedy.command]
         assert [remedy for remedy in every_remedy(world) if remedy.step == "keep"]
@@ -147,7 +147,7 @@ def test_a_reset_is_suggested_for_an_empty_gpu_alone():
         gpu(process(), facts=pending),
         gpu(entry("hidden"), facts=pending),
         gpu(entry("unattributed"), facts=pending),
-        gpu(bystanders=(heir(51, of=None),), facts=pending),
+        gpu(open_only=(heir(51, of=None),), facts=pending),
     ):
         assert not [command for command in commands("VR403", ledger(busy)) if "reset" in command]
 

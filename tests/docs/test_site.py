@@ -16,7 +16,7 @@ import vram
 from tests.docs.conftest import ROOT, sphinx
 from vram.cli.app import COMMANDS
 from vram.diagnosis import manual
-from vram.model.ledger import Kind
+from vram.model.kinds import Kind
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)

@@ -9,7 +9,7 @@ from importlib import import_module
 import pytest
 from msgspec.structs import replace
 
-from tests.doctor.sights import (
+from tests.doctor.hosts import (
     ALL_CAPABILITIES,
     GPU,
     HOST,
@@ -20,25 +20,25 @@ from tests.doctor.sights import (
     absent,
     charge,
     confined,
+    facts,
     observations,
-    sight,
     survey,
     with_gpu,
-    with_premises,
+    with_host_files,
 )
 from vram.cli.parser import Parser
-from vram.doctor.answers import Answer
-from vram.doctor.engine import CHECKS
-from vram.doctor.sight import PythonTarget, Sight
+from vram.doctor.check import CheckAnswer
+from vram.doctor.checks import CHECKS
+from vram.doctor.facts import DoctorFacts, PythonTarget
 from vram.model.gpu import DriverFacts
 from vram.model.observation import HostFacts, Observation, ProbeRun
-from vram.model.parking import Vitals
-from vram.model.surroundings import (
-    AttachTrial,
+from vram.model.parking import ProcessLimits
+from vram.model.system import (
+    AttachTest,
     Container,
     DriverFiles,
-    DriverTrial,
-    KernelTrial,
+    DriverTest,
+    KernelTest,
     Mps,
     Tracing,
 )
@@ -48,18 +48,18 @@ from vram.units import GIB
 
 NO_LIBRARY = "the NVIDIA management library (libnvidia-ml.so.1) is not installed (NVML error 12)"
 DOCKER = Container(runtime="docker", identity="4f1c" * 16, evidence="/.dockerenv is there")
-COMPAT = replace(SOUND.driver_trial, path="/usr/local/cuda/compat/libcuda.so.590.1", library_version="590.1")
+COMPAT = replace(SOUND.driver_test, path="/usr/local/cuda/compat/libcuda.so.590.1", library_version="590.1")
 MODESET = replace(NODES[0], path="/dev/nvidia-modeset", usable=False)
 NEW_PYTHON = PythonTarget(pid=5, user="ana", nbytes=1, open=("remote-exec",))
 RADEON = replace(GPU, vendor="amd", name="Radeon", driver="amdgpu", persistence=None, mig_enabled=None)
 INSIDE = replace(HOST, initial_pid_namespace=False, pid_namespace=4026532000)
 
 
-def judged(check: str, seen: Sight) -> Answer:
-    return next(each for each in CHECKS if check == each.ID).judge(seen)
+def judged(check: str, seen: DoctorFacts) -> CheckAnswer:
+    return next(each for each in CHECKS if check == each.id).judge(seen)
 
 
-@pytest.mark.parametrize("check", [each.ID for each in CHECKS])
+@pytest.mark.parametrize("check", [each.id for each in CHECKS])
 def test_a_sound_host_gives_no_cause_for_complaint(check: str) -> None:
     answer = judged(check, SOUND)
     assert answer.state in ("ok", "not-applicable"), answer
@@ -67,36 +67,38 @@ def test_a_sound_host_gives_no_cause_for_complaint(check: str) -> None:
 
 
 def files(**changes: object) -> DriverFiles:
-    return replace(SOUND.premises.driver, module_version=None, modules=(), **changes)
+    return replace(SOUND.host_files.driver, module_version=None, modules=(), **changes)
 
 
-def on(host: HostFacts, *more: Observation) -> Sight:
-    return sight(survey=survey(*more, host=host))
+def on(host: HostFacts, *more: Observation) -> DoctorFacts:
+    return facts(survey=survey(*more, host=host))
 
 
-def wsl(**facts: object) -> Sight:
+def wsl(**facts: object) -> DoctorFacts:
     found = WslFacts(**{"version": 2, "gpu_device": True, "libraries": "/usr/lib/wsl/lib", **facts})  # type: ignore[arg-type]
     return on(replace(HOST, wsl=True, wsl_facts=found))
 
 
-def nvml(status: str, message: str, gpu: int | None = 0) -> Sight:
-    return sight(survey=survey(Observation(probe="nvml.memory", gpu=gpu, status=status, message=message)))  # type: ignore[arg-type]
+def nvml(status: str, message: str, gpu: int | None = 0) -> DoctorFacts:
+    return facts(survey=survey(Observation(probe="nvml.memory", gpu=gpu, status=status, message=message)))  # type: ignore[arg-type]
 
 
-COMPLAINTS: list[tuple[str, Sight, str, str, str]] = [
+COMPLAINTS: list[tuple[str, DoctorFacts, str, str, str]] = [
     # the check, the host, its state, what it saw, how it is fixed (a part of each)
     (
         "driver.present",
-        sight(survey=absent(), premises=replace(SOUND.premises, driver=files(nvidia_devices=2))),
+        facts(survey=absent(), host_files=replace(SOUND.host_files, driver=files(nvidia_devices=2))),
         "missing",
         "2 NVIDIA GPUs on the bus, no driver loaded",
         "modprobe nvidia",
     ),
     (
         "driver.present",
-        sight(
+        facts(
             survey=absent(),
-            premises=replace(SOUND.premises, driver=replace(files(nvidia_devices=1), modules=("nouveau",))),
+            host_files=replace(
+                SOUND.host_files, driver=replace(files(nvidia_devices=1), modules=("nouveau",))
+            ),
         ),
         "missing",
         "nouveau drives",
@@ -104,44 +106,44 @@ COMPLAINTS: list[tuple[str, Sight, str, str, str]] = [
     ),
     (
         "driver.present",
-        sight(survey=absent(NO_LIBRARY), premises=replace(SOUND.premises, container=DOCKER)),
+        facts(survey=absent(NO_LIBRARY), host_files=replace(SOUND.host_files, container=DOCKER)),
         "missing",
         "its libraries are missing",
         "docker run --gpus all",
     ),
     (
         "driver.present",
-        sight(survey=absent(), premises=replace(SOUND.premises, container=DOCKER, nodes=())),
+        facts(survey=absent(), host_files=replace(SOUND.host_files, container=DOCKER, nodes=())),
         "missing",
         "its device files are missing",
         "docker run --gpus all",
     ),
     (
         "driver.present",
-        sight(survey=absent()),
+        facts(survey=absent()),
         "missing",
         "is loaded, and does not answer",
         "kernel's log",
     ),
     (
         "driver.present",
-        sight(survey=absent(), premises=replace(SOUND.premises, driver=files(nvidia_devices=0))),
+        facts(survey=absent(), host_files=replace(SOUND.host_files, driver=files(nvidia_devices=0))),
         "missing",
         "no NVIDIA GPU on the PCI bus",
         "vram demo",
     ),
     (
         "driver.versions",
-        with_premises(driver=replace(SOUND.premises.driver, module_version="575.51.02")),
+        with_host_files(driver=replace(SOUND.host_files.driver, module_version="575.51.02")),
         "broken",
         f"kernel module 575.51.02, NVML {VERSION}",
         "Restart the machine",
     ),
     (
         "driver.versions",
-        sight(
-            driver_trial=replace(SOUND.driver_trial, library_version="570.10.01"),
-            premises=replace(SOUND.premises, container=DOCKER),
+        facts(
+            driver_test=replace(SOUND.driver_test, library_version="570.10.01"),
+            host_files=replace(SOUND.host_files, container=DOCKER),
         ),
         "broken",
         "libcuda 570.10.01",
@@ -152,7 +154,7 @@ COMPLAINTS: list[tuple[str, Sight, str, str, str]] = [
     ("driver.nvml", nvml("denied", "no permission"), "limited", "denied", 'sudo "$(command -v vram)" doctor'),
     (
         "driver.nvml",
-        sight(
+        facts(
             survey=survey(
                 Observation(
                     probe="nvml.init",
@@ -168,54 +170,55 @@ COMPLAINTS: list[tuple[str, Sight, str, str, str]] = [
     ),
     (
         "driver.cuda",
-        sight(
-            driver_trial=DriverTrial(error="cannot open"), premises=replace(SOUND.premises, container=DOCKER)
+        facts(
+            driver_test=DriverTest(error="cannot open"),
+            host_files=replace(SOUND.host_files, container=DOCKER),
         ),
         "missing",
         "libcuda.so.1 cannot be loaded",
         "NVIDIA_DRIVER_CAPABILITIES=compute,utility",
     ),
-    ("driver.cuda", sight(driver_trial=DriverTrial(died_in="cuInit")), "broken", "ended the process", "log"),
-    ("driver.cuda", sight(driver_trial=DriverTrial(not_tried="no room")), "unknown", "no room", "ulimit -u"),
+    ("driver.cuda", facts(driver_test=DriverTest(died_in="cuInit")), "broken", "ended the process", "log"),
+    ("driver.cuda", facts(driver_test=DriverTest(not_tried="no room")), "unknown", "no room", "ulimit -u"),
     (
         "permissions.pidfd",
-        sight(kernel_trial=KernelTrial(not_tried="no room")),
+        facts(kernel_test=KernelTest(not_tried="no room")),
         "unknown",
         "no room",
         "ulimit",
     ),
-    ("driver.cuda", sight(driver_trial=DriverTrial(init_code=34)), "broken", "stub", "stubs"),
+    ("driver.cuda", facts(driver_test=DriverTest(init_code=34)), "broken", "stub", "stubs"),
     (
         "driver.nodes",
-        with_premises(nodes=(replace(NODES[0], usable=False, mode=0o660, group="video"), *NODES[1:])),
+        with_host_files(nodes=(replace(NODES[0], usable=False, mode=0o660, group="video"), *NODES[1:])),
         "broken",
         "/dev/nvidia0 is closed to us (root:video, mode 660)",
         "usermod -aG video",
     ),
     (
         "driver.nodes",
-        with_premises(nodes=(replace(NODES[0], usable=False, mode=0o600), *NODES[1:])),
+        with_host_files(nodes=(replace(NODES[0], usable=False, mode=0o600), *NODES[1:])),
         "broken",
         "root:root, mode 600",
         "whoever runs the machine",
     ),
     (
         "driver.nodes",
-        with_premises(nodes=NODES[:2]),
+        with_host_files(nodes=NODES[:2]),
         "missing",
         "/dev/nvidia-uvm is not there",
         "modprobe -u",
     ),
-    ("driver.nodes", with_premises(nodes=(), container=DOCKER), "missing", "are not there", "--gpus all"),
+    ("driver.nodes", with_host_files(nodes=(), container=DOCKER), "missing", "are not there", "--gpus all"),
     (
         "driver.tool",
-        with_premises(driver=replace(SOUND.premises.driver, tool=None)),
+        with_host_files(driver=replace(SOUND.host_files.driver, tool=None)),
         "missing",
         "nvidia-smi",
         "nvidia-utils",
     ),
     ("gpu.mig", with_gpu(gpus=8, mig_enabled=True), "limited", "8 GPUs of 8", "-mig 0"),
-    ("gpu.mps", with_premises(mps=Mps("/mps", 77, True)), "limited", "MPS daemon 77", "echo quit"),
+    ("gpu.mps", with_host_files(mps=Mps("/mps", 77, True)), "limited", "MPS daemon 77", "echo quit"),
     ("gpu.mps", on(HOST, charge(5, GIB, "mps")), "limited", "MPS serves 1 client", "clients are done"),
     ("gpu.persistence", with_gpu(gpus=3, persistence=False), "limited", "GPUs 0, 1 and 2", "persistenced"),
     ("gpu.compute-mode", with_gpu(compute_mode="prohibited"), "limited", "prohibited", "-c DEFAULT"),
@@ -256,16 +259,18 @@ COMPLAINTS: list[tuple[str, Sight, str, str, str]] = [
     ),
     (
         "permissions.pidfd",
-        sight(kernel_trial=replace(SOUND.kernel_trial, pidfd_getfd=errno.ENOSYS)),
+        facts(kernel_test=replace(SOUND.kernel_test, pidfd_getfd=errno.ENOSYS)),
         "limited",
         "pidfd_getfd (ENOSYS)",
         "It needs Linux 5.6; here it is 6.8.0",
     ),
     (
         "permissions.pidfd",
-        sight(
-            kernel_trial=replace(SOUND.kernel_trial, pidfd_open=errno.EPERM),
-            premises=replace(SOUND.premises, confinement=replace(SOUND.premises.confinement, seccomp=2)),
+        facts(
+            kernel_test=replace(SOUND.kernel_test, pidfd_open=errno.EPERM),
+            host_files=replace(
+                SOUND.host_files, confinement=replace(SOUND.host_files.confinement, seccomp=2)
+            ),
         ),
         "broken",
         "pidfd_open (EPERM)",
@@ -282,25 +287,25 @@ COMPLAINTS: list[tuple[str, Sight, str, str, str]] = [
     ),
     (
         "permissions.ptrace",
-        sight(
-            kernel_trial=replace(SOUND.kernel_trial, ptrace=errno.EPERM),
-            premises=replace(SOUND.premises, container=DOCKER),
+        facts(
+            kernel_test=replace(SOUND.kernel_test, ptrace=errno.EPERM),
+            host_files=replace(SOUND.host_files, container=DOCKER),
         ),
         "limited",
         "even to a child of our own (EPERM)",
         "--cap-add SYS_PTRACE",
     ),
-    ("reaching.routes", sight(attach_trial=None), "unknown", "did not end", "again"),
+    ("reaching.routes", facts(attach_test=None), "unknown", "did not end", "again"),
     (
         "reaching.routes",
-        sight(attach_trial=AttachTrial(version="3.12", routes={"at work": 1.0}, errors={"at rest": "no"})),
+        facts(attach_test=AttachTest(version="3.12", routes={"at work": 1.0}, errors={"at rest": "no"})),
         "limited",
-        "a Python at rest cannot be visited",
+        "cannot attach to a Python at rest",
         "vram.agent()",
     ),
     (
         "place.namespace",
-        sight(survey=survey(host=INSIDE), premises=replace(SOUND.premises, container=DOCKER)),
+        facts(survey=survey(host=INSIDE), host_files=replace(SOUND.host_files, container=DOCKER)),
         "limited",
         "a PID namespace of its own (4026532000)",
         "--pid=host",
@@ -314,16 +319,16 @@ COMPLAINTS: list[tuple[str, Sight, str, str, str]] = [
     ),
     (
         "place.container",
-        sight(survey=absent(), premises=replace(SOUND.premises, container=DOCKER)),
+        facts(survey=absent(), host_files=replace(SOUND.host_files, container=DOCKER)),
         "missing",
         "in a docker container 4f1c4f1c4f1c, which was given no GPU",
         "docker run --gpus all",
     ),
     (
         "place.container",
-        sight(
+        facts(
             survey=absent(),
-            premises=replace(SOUND.premises, container=Container(runtime="podman", evidence="mark")),
+            host_files=replace(SOUND.host_files, container=Container(runtime="podman", evidence="mark")),
         ),
         "missing",
         "in a podman container",
@@ -335,7 +340,7 @@ COMPLAINTS: list[tuple[str, Sight, str, str, str]] = [
     ("place.wsl", wsl(), "limited", "Windows does not tell", "[interop]"),
     (
         "place.wsl",
-        sight(
+        facts(
             survey=replace(wsl(interop=True).survey, probes=(ProbeRun("windows", "timeout", 4.0, "late"),))
         ),
         "limited",
@@ -344,7 +349,7 @@ COMPLAINTS: list[tuple[str, Sight, str, str, str]] = [
     ),
     (
         "place.wsl",
-        sight(survey=replace(wsl(interop=True).survey, probes=(ProbeRun("windows", "failed", 0.5, "?"),))),
+        facts(survey=replace(wsl(interop=True).survey, probes=(ProbeRun("windows", "failed", 0.5, "?"),))),
         "limited",
         "Windows does not tell",
         "winmgmt /resyncperf",
@@ -352,7 +357,7 @@ COMPLAINTS: list[tuple[str, Sight, str, str, str]] = [
     *(
         (
             "place.wsl",
-            sight(survey=replace(wsl(interop=True).survey, probes=(ProbeRun("windows", status, 0.1, why),))),
+            facts(survey=replace(wsl(interop=True).survey, probes=(ProbeRun("windows", status, 0.1, why),))),
             "limited",
             "Windows does not tell",
             fix,
@@ -367,24 +372,24 @@ COMPLAINTS: list[tuple[str, Sight, str, str, str]] = [
     ("place.wsl", wsl(interop=True, container=True), "limited", "Windows does not tell", "distribution"),
     (
         "place.wsl",
-        sight(survey=replace(wsl(interop=True).survey, probes=(ProbeRun("windows", "ok", 0.7),))),
+        facts(survey=replace(wsl(interop=True).survey, probes=(ProbeRun("windows", "ok", 0.7),))),
         "limited",
         "Windows told its counters in 0.7 s",
         "--deep",
     ),
     ("parking.calls", wsl(interop=True), "missing", "not under WSL", "Trim"),
-    ("reaching.python", sight(targets=None), "unknown", "do not answer", "server"),
+    ("reaching.python", facts(targets=None), "unknown", "do not answer", "server"),
     (
         "parking.calls",
-        sight(
+        facts(
             survey=survey(seen=observations(driver=DriverFacts("565.57.01"))),
-            driver_trial=replace(SOUND.driver_trial, lacks=("cuCheckpointProcessLock",)),
+            driver_test=replace(SOUND.driver_test, lacks=("cuCheckpointProcessLock",)),
         ),
         "missing",
         "driver 565.57.01 cannot park: cuCheckpointProcessLock is missing",
         "570 or later",
     ),
-    ("parking.calls", with_premises(machine="aarch64"), "missing", "cannot park", "595 or later"),
+    ("parking.calls", with_host_files(machine="aarch64"), "missing", "cannot park", "595 or later"),
     (
         "parking.room",
         on(HOST, charge(5, 40 * GIB), charge(5, 30 * GIB), charge(6, 20 * GIB)),
@@ -394,18 +399,18 @@ COMPLAINTS: list[tuple[str, Sight, str, str, str]] = [
     ),
     (
         "parking.room",
-        sight(
+        facts(
             survey=survey(charge(5, 3 * GIB)),
-            room=Vitals(memory_left=4 * GIB, memory_limited_by="/job_42", memory_total=128 * GIB),
+            room=ProcessLimits(memory_left=4 * GIB, memory_limited_by="/job_42", memory_total=128 * GIB),
         ),
         "limited",
         "(limited by /job_42)",
         "Raise the memory limit",
     ),
-    ("parking.room", sight(room=Vitals()), "unknown", "does not tell", "Mount /proc"),
+    ("parking.room", facts(room=ProcessLimits()), "unknown", "does not tell", "Mount /proc"),
     (
         "reaching.python",
-        sight(
+        facts(
             targets=(PythonTarget(pid=5, user="ana", nbytes=GIB, closed={"agent": "no", "ptrace": "yama"}),)
         ),
         "limited",
@@ -414,7 +419,7 @@ COMPLAINTS: list[tuple[str, Sight, str, str, str]] = [
     ),
     (
         "reaching.python",
-        sight(
+        facts(
             targets=(
                 PythonTarget(pid=5, user="ana", nbytes=None, open=("agent",)),
                 PythonTarget(
@@ -426,40 +431,40 @@ COMPLAINTS: list[tuple[str, Sight, str, str, str]] = [
         "Python pid 6 cannot be asked",
         "pip install 'vram[jupyter]'",
     ),
-    ("reaching.cupti", sight(cupti=None), "unknown", "does not answer", "LD_LIBRARY_PATH"),
-    ("reaching.cupti", sight(cupti=()), "missing", "no libcupti", "nvidia-cuda-cupti"),
-    ("reaching.cupti", with_premises(injection="/opt/x.so"), "limited", "/opt/x.so", "unset"),
+    ("reaching.cupti", facts(cupti=None), "unknown", "does not answer", "LD_LIBRARY_PATH"),
+    ("reaching.cupti", facts(cupti=()), "missing", "no libcupti", "nvidia-cuda-cupti"),
+    ("reaching.cupti", with_host_files(injection="/opt/x.so"), "limited", "/opt/x.so", "unset"),
     (
         "reaching.cupti",
-        sight(tracing=(Tracing(5, "/x/libcupti.so.13", "/opt/x.so"),)),
+        facts(tracing=(Tracing(5, "/x/libcupti.so.13", "/opt/x.so"),)),
         "limited",
         "1 process on the GPUs",
         "Let that tool finish",
     ),
     (
         "vram.records",
-        sight(records=replace(SOUND.records, free_bytes=0)),
+        facts(records=replace(SOUND.records, free_bytes=0)),
         "broken",
         "is full (0 B left)",
         "Make room",
     ),
     (
         "vram.native",
-        sight(kernel_trial=replace(SOUND.kernel_trial, natives={"/lib/libvrambuffer.so": "not found"})),
+        facts(kernel_test=replace(SOUND.kernel_test, natives={"/lib/libvrambuffer.so": "not found"})),
         "missing",
         "libvrambuffer.so",
         "native/build.py",
     ),
     (
         "vram.python",
-        sight(program=replace(SOUND.program, packages={"msgspec": "1", "rich": "1"})),
+        facts(program=replace(SOUND.program, packages={"msgspec": "1", "rich": "1"})),
         "broken",
         "not installed: nvidia-ml-py",
         "pip install nvidia-ml-py",
     ),
     (
         "vram.jupyter",
-        sight(program=replace(SOUND.program, packages={})),
+        facts(program=replace(SOUND.program, packages={})),
         "missing",
         "pyzmq",
         "vram[jupyter]",
@@ -473,7 +478,7 @@ COMPLAINTS: list[tuple[str, Sight, str, str, str]] = [
     ids=[f"{check}-{at}" for at, (check, *_) in enumerate(COMPLAINTS)],
 )
 def test_what_is_wrong_is_said_with_its_meaning_and_its_fix(
-    check: str, host: Sight, state: str, seen: str, fix: str
+    check: str, host: DoctorFacts, state: str, seen: str, fix: str
 ) -> None:
     answer = judged(check, host)
     assert answer.state == state, answer
@@ -495,50 +500,50 @@ def test_what_it_suggests_can_be_pasted() -> None:
 
 
 def test_every_check_that_can_complain_is_shown_complaining() -> None:
-    assert {each.ID for each in CHECKS} == {check for check, *_ in COMPLAINTS}
+    assert {each.id for each in CHECKS} == {check for check, *_ in COMPLAINTS}
 
 
 @pytest.mark.parametrize(
     ("check", "host"),
     [
         # Close cases, in which there is nothing to complain of.
-        ("driver.versions", sight(driver_trial=COMPAT)),
-        ("driver.versions", sight(driver_trial=replace(SOUND.driver_trial, library_version=None))),
-        ("driver.nodes", with_premises(nodes=(*NODES, MODESET))),
-        ("gpu.mps", with_premises(mps=Mps("/mps", None, True))),
+        ("driver.versions", facts(driver_test=COMPAT)),
+        ("driver.versions", facts(driver_test=replace(SOUND.driver_test, library_version=None))),
+        ("driver.nodes", with_host_files(nodes=(*NODES, MODESET))),
+        ("gpu.mps", with_host_files(mps=Mps("/mps", None, True))),
         ("gpu.bar1", with_gpu(bar1_total=None, bar1_used=None)),
         ("gpu.persistence", with_gpu(persistence=None)),
         ("permissions.processes", confined()),
-        ("permissions.processes", sight(survey=confined(unreadable=1).survey)),
+        ("permissions.processes", facts(survey=confined(unreadable=1).survey)),
         ("permissions.ptrace", confined(host=HOST, yama=2, capabilities=1 << 19)),
         ("permissions.ptrace", confined(yama=0)),
         ("place.namespace", on(HOST, charge(99, GIB, alive=False))),
-        ("place.container", with_premises(container=DOCKER)),
-        ("place.container", with_premises(runtimes=("docker", "containerd"))),
-        ("parking.calls", sight(survey=survey(seen=observations(driver=DriverFacts("610.1"))))),
+        ("place.container", with_host_files(container=DOCKER)),
+        ("place.container", with_host_files(runtimes=("docker", "containerd"))),
+        ("parking.calls", facts(survey=survey(seen=observations(driver=DriverFacts("610.1"))))),
         ("parking.room", on(HOST, charge(5, 50 * GIB))),
         ("parking.room", on(HOST, charge(5, 500 * GIB, alive=False))),
-        ("reaching.cupti", sight(tracing=(Tracing(5, "/x/libcupti.so.13", None),))),
-        ("reaching.python", sight(targets=(NEW_PYTHON,))),
+        ("reaching.cupti", facts(tracing=(Tracing(5, "/x/libcupti.so.13", None),))),
+        ("reaching.python", facts(targets=(NEW_PYTHON,))),
     ],
 )
-def test_close_cases_are_well(check: str, host: Sight) -> None:
+def test_close_cases_are_well(check: str, host: DoctorFacts) -> None:
     assert judged(check, host).state in ("ok", "not-applicable"), judged(check, host)
 
 
 def test_gpus_of_other_vendors_are_no_nvidia_gpus() -> None:
     """Their settings are not judged as NVIDIA's; a host with only them is no host without a driver."""
     found = Observation(probe="drm.gpu", gpu=0, facts=RADEON)
-    host = sight(
+    host = facts(
         survey=replace(absent(), observations=(*absent().observations, found)),
-        premises=replace(SOUND.premises, driver=files(nvidia_devices=0)),
+        host_files=replace(SOUND.host_files, driver=files(nvidia_devices=0)),
     )
     assert judged("gpu.others", host).seen == "GPU 0: AMD"
     assert judged("gpu.persistence", host).state == "not-applicable"
     assert judged("driver.present", host).state == "not-applicable"
 
 
-@pytest.mark.parametrize("check", [each.ID for each in CHECKS])
-@pytest.mark.parametrize("host", [sight(survey=absent(host=USER)), sight(survey=survey(seen=()))])
-def test_no_check_trips_over_a_host_of_which_little_is_known(check: str, host: Sight) -> None:
+@pytest.mark.parametrize("check", [each.id for each in CHECKS])
+@pytest.mark.parametrize("host", [facts(survey=absent(host=USER)), facts(survey=survey(seen=()))])
+def test_no_check_trips_over_a_host_of_which_little_is_known(check: str, host: DoctorFacts) -> None:
     assert judged(check, host).seen

@@ -7,12 +7,13 @@ import re
 import pytest
 from msgspec.structs import replace
 
-from tests.doctor.sights import SOUND, absent, confined, sight, with_gpu
+from tests.doctor.hosts import SOUND, absent, confined, facts, with_gpu
 from vram.doctor import manual
-from vram.doctor.engine import CHECKS, examine
-from vram.doctor.sight import Sight
+from vram.doctor.checks import CHECKS
+from vram.doctor.engine import examine
+from vram.doctor.facts import DoctorFacts
 from vram.errors import UsageError
-from vram.model.surroundings import DriverTrial
+from vram.model.system import DriverTest
 
 SECTIONS = ["What is looked at", "What it means", "What to do"]
 
@@ -21,15 +22,15 @@ SECTIONS = ["What is looked at", "What it means", "What to do"]
     ("host", "verdict"),
     [
         (SOUND, "ready"),
-        (sight(attach_trial=None), "ready"),
-        (sight(cupti=()), "ready"),
+        (facts(attach_test=None), "ready"),
+        (facts(cupti=()), "ready"),
         (with_gpu(mig_enabled=True), "limited"),
         (confined(unreadable=3), "limited"),
-        (sight(driver_trial=DriverTrial(init_code=802)), "broken"),
-        (sight(survey=absent()), "no-driver"),
+        (facts(driver_test=DriverTest(init_code=802)), "broken"),
+        (facts(survey=absent()), "no-driver"),
     ],
 )
-def test_the_gravest_reading_that_counts_is_the_verdict(host: Sight, verdict: str) -> None:
+def test_the_gravest_reading_that_counts_is_the_verdict(host: DoctorFacts, verdict: str) -> None:
     assert examine(host).verdict == verdict
 
 
@@ -42,10 +43,10 @@ def test_one_command_is_judged_by_what_bears_on_it() -> None:
 def test_a_check_that_fails_costs_its_own_answer_only() -> None:
     """A driver version that no driver has must not take the screen away."""
     impossible = replace(
-        SOUND.premises, confinement=replace(SOUND.premises.confinement, yama=0, capabilities=-1)
+        SOUND.host_files, confinement=replace(SOUND.host_files.confinement, yama=0, capabilities=-1)
     )
-    broken = sight(premises=replace(impossible, container=object()))  # type: ignore[arg-type]
-    found = {reading.check: reading for reading in examine(broken).readings}
+    broken = facts(host_files=replace(impossible, container=object()))  # type: ignore[arg-type]
+    found = {result.check: result for result in examine(broken).results}
     assert found["place.container"].state == "unknown"
     assert "the check itself failed" in found["place.container"].seen
     assert found["driver.nvml"].state == "ok"
@@ -55,7 +56,7 @@ def test_a_check_that_fails_costs_its_own_answer_only() -> None:
 def test_ids_are_unique_and_name_their_topic() -> None:
     ids = manual.ids()
     assert len(set(ids)) == len(ids)
-    assert all(check.ID.startswith(f"{check.TOPIC}.") for check in CHECKS)
+    assert all(check.id.startswith(f"{check.topic}.") for check in CHECKS)
 
 
 @pytest.mark.parametrize("check", manual.ids())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vram.doctor.packages import UNKNOWN, version
+from vram.doctor.collect import UNKNOWN, version
 
 
 @pytest.mark.parametrize(

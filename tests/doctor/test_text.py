@@ -7,32 +7,32 @@ import io
 from msgspec.structs import replace
 from rich.console import Console
 
-from tests.doctor.sights import SOUND, USER, absent, confined, sight, survey, with_premises
+from tests.doctor.hosts import SOUND, USER, absent, confined, facts, survey, with_host_files
 from vram.doctor.engine import examine
-from vram.doctor.sight import Sight
-from vram.model.surroundings import AttachTrial, DriverTrial, KernelTrial, Premises
+from vram.doctor.facts import DoctorFacts
+from vram.model.system import AttachTest, DriverTest, HostFiles, KernelTest
 from vram.report.doctor import text
 from vram.report.look import Look
 
 SCREEN = 40
 
 # Everything is wrong that can be wrong at the same time, but for a driver that is not there.
-AILING = sight(
+AILING = facts(
     survey=replace(
         confined(unreadable=213).survey,
         host=replace(USER, initial_pid_namespace=False),
     ),
-    premises=replace(confined(yama=1, hidepid="2").premises, nodes=()),
+    host_files=replace(confined(yama=1, hidepid="2").host_files, nodes=()),
     cupti=(),
-    driver_trial=DriverTrial(hung_in="cuInit"),
-    kernel_trial=KernelTrial(pidfd_open=1, pidfd_getfd=1, kcmp=1, ptrace=1, natives={"libvramscan.so": "no"}),
-    attach_trial=AttachTrial(version="3.12", errors={"at work": "EPERM"}),
+    driver_test=DriverTest(hung_in="cuInit"),
+    kernel_test=KernelTest(pidfd_open=1, pidfd_getfd=1, kcmp=1, ptrace=1, natives={"libvramscan.so": "no"}),
+    attach_test=AttachTest(version="3.12", errors={"at work": "EPERM"}),
     records=replace(SOUND.records, error="the folder is somebody else's", hint="set XDG_STATE_HOME"),
     program=replace(SOUND.program, packages={"msgspec": "1", "rich": "1", "nvidia-ml-py": "1"}),
 )
 
 
-def lines(host: Sight, width: int = 80, *, ascii: bool = False, verbose: bool = False) -> list[str]:
+def lines(host: DoctorFacts, width: int = 80, *, ascii: bool = False, verbose: bool = False) -> list[str]:
     found = examine(host)
     look = Look(width=width, ascii=ascii)
     out = io.StringIO()
@@ -48,7 +48,7 @@ def test_a_sound_host_needs_half_a_screen() -> None:
 
 
 def test_a_host_with_some_trouble_fits_on_one_screen() -> None:
-    host = replace(confined(unreadable=213, yama=1), attach_trial=None)
+    host = replace(confined(unreadable=213, yama=1), attach_test=None)
     assert len(lines(host)) <= SCREEN
 
 
@@ -75,16 +75,16 @@ def test_every_problem_has_its_fix_beside_it() -> None:
 
 def test_every_check_has_a_line_of_its_own_when_asked_for() -> None:
     shown = lines(SOUND, verbose=True)
-    assert sum(line.startswith("·") for line in shown) == len(examine(SOUND).readings)
+    assert sum(line.startswith("·") for line in shown) == len(examine(SOUND).results)
 
 
 def test_ascii_has_nothing_else() -> None:
-    shown = "\n".join(lines(AILING, ascii=True) + lines(sight(survey=absent()), ascii=True))
+    shown = "\n".join(lines(AILING, ascii=True) + lines(facts(survey=absent()), ascii=True))
     assert shown.isascii()
 
 
 def test_names_cannot_steer_the_terminal() -> None:
-    hostile = with_premises(injection="/x\x1b[2J\u202e.so")
+    hostile = with_host_files(injection="/x\x1b[2J\u202e.so")
     records = replace(SOUND.records, error="\x1b]0;owned\x07 is not yours")
     shown = "\n".join(lines(replace(hostile, records=records), 200, verbose=True))
     assert "\x1b" not in shown
@@ -93,11 +93,11 @@ def test_names_cannot_steer_the_terminal() -> None:
 
 
 def test_a_bare_host_is_a_short_story() -> None:
-    shown = lines(sight(survey=absent(), premises=Premises()))
+    shown = lines(facts(survey=absent(), host_files=HostFiles()))
     assert shown[1].startswith("No NVIDIA driver answers here: vram has no GPU to look at.")
     assert len(shown) <= SCREEN
 
 
 def test_a_virtual_gpu_says_that_it_is_one() -> None:
-    virtual = sight(survey=survey(host=replace(USER, virtual=True)))
+    virtual = facts(survey=survey(host=replace(USER, virtual=True)))
     assert "virtual GPUs, no real hardware" in " ".join(lines(virtual))

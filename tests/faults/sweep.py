@@ -16,6 +16,7 @@ from typing import Any
 
 from vram.host.local import LocalHost
 from vram.ledger.build import build_ledger
+from vram.model.ledger import known_bytes
 from vram.probes.survey import survey
 from vram.virtualgpu import VirtualGpu
 
@@ -39,7 +40,7 @@ def read(host: LocalHost, pid: int) -> dict[str, Any]:
                 "status": gpu.status,
                 "message": gpu.message,
                 "total": gpu.total_bytes,
-                "sum": sum(entry.nbytes for entry in gpu.entries),
+                "sum": known_bytes(gpu.entries),
                 "negative": any(entry.nbytes < 0 for entry in gpu.entries),
             }
             for gpu in ledger.gpus

@@ -52,7 +52,7 @@ class Machine:
         assert done.returncode == 0, done.stderr
         answer: dict[str, Any] = json.loads(done.stdout)
         for gpu in answer["gpus"]:
-            assert sum(entry["nbytes"] for entry in gpu["entries"]) == gpu["total_bytes"]
+            assert sum(entry["nbytes"] or 0 for entry in gpu["entries"]) == gpu["total_bytes"]
         return answer
 
     def close(self) -> None:
@@ -78,7 +78,7 @@ def entries(answer: dict[str, Any], kind: str) -> list[dict[str, Any]]:
 def held_by(answer: dict[str, Any], pid: int) -> int:
     """Bytes whose holder is *pid*, over all GPUs."""
     listed = [entry for gpu in answer["gpus"] for entry in gpu["entries"]]
-    return sum(entry["nbytes"] for entry in listed if entry["holder"] and entry["holder"]["pid"] == pid)
+    return sum(entry["nbytes"] or 0 for entry in listed if entry["holder"] and entry["holder"]["pid"] == pid)
 
 
 def finding(answer: dict[str, Any], code: str, pid: int) -> dict[str, Any]:

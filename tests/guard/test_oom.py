@@ -15,6 +15,7 @@ from vram.errors import OutOfMemory, UsageError
 from vram.guard.footprint import Footprint
 from vram.guard.oom_report import requested
 from vram.guard.oom_sentence import Situation, sentence
+from vram.model.kinds import KINDS
 from vram.model.leak import Kept
 from vram.units import GIB, MIB
 from vram.virtualgpu import VirtualGpu
@@ -48,7 +49,7 @@ def test_an_error_that_is_caught_is_recorded_with_the_whole_situation(
     assert report["process"]["charged"]["0"] == 60 * GIB + 518 * MIB
     assert any(" train" in step for step in report["stack"])
     (gpu,) = report["ledger"]["gpus"]
-    assert sum(entry["nbytes"] for entry in gpu["entries"]) == gpu["total_bytes"]
+    assert sum(entry["nbytes"] or 0 for entry in gpu["entries"]) == gpu["total_bytes"]
     assert any("60.0 GiB" in line for line in report["text"])
 
 
@@ -317,3 +318,16 @@ def test_each_cause_has_its_own_remedy() -> None:
     kept = Kept(what="PyTorch float32 (4, 4)", nbytes=9 * GIB, keeper="train.py: history[3]")
     assert "kept by train.py: history[3]" in sentence(situation(largest=(kept,)))
     assert "retry_on_oom" in sentence(situation())
+
+
+@pytest.mark.parametrize("kind", [kind for kind, facts in KINDS.items() if not facts.held])
+def test_memory_that_nobody_holds_is_blamed_on_nobody(kind: str) -> None:
+    """Under MIG it said "memory that is unassigned alone 60.0 GiB": no holder, nobody to ask."""
+    entries = [{"kind": kind, "nbytes": 60 * GIB, "holder": None}]
+    ledger = {"gpus": [{"entries": [{"kind": "process", "nbytes": GIB, "holder": {"pid": 1}}, *entries]}]}
+    assert "other holders" not in sentence(situation()._replace(ledger=ledger))
+
+
+def test_holders_of_unknown_size_are_no_figure() -> None:
+    unsized = {"kind": "process", "nbytes": None, "holder": {"pid": 9}}
+    assert "other holders" not in sentence(situation()._replace(ledger={"gpus": [{"entries": [unsized]}]}))

@@ -67,7 +67,7 @@ def test_a_divided_gpu_balances(record: Record) -> None:
         outside = [entry for entry in gpu["entries"] if entry["gpu_instance"] is None]
         record(gpu=gpu["memory"], instances=[each["memory"] for each in gpu["instances"]], outside=outside)
         if gpu["total_bytes"] is not None:
-            assert sum(entry["nbytes"] for entry in gpu["entries"]) == gpu["total_bytes"]
+            assert sum(entry["nbytes"] or 0 for entry in gpu["entries"]) == gpu["total_bytes"]
         for each in gpu["instances"]:
             inside = [e["nbytes"] for e in gpu["entries"] if e["gpu_instance"] == each["gpu_instance"]]
             assert sum(inside) == each["total_bytes"]

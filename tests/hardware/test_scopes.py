@@ -280,7 +280,7 @@ def test_an_out_of_memory_is_explained(name: str, tmp_path: Path, record: Record
     assert report["largest"][0]["nbytes"] >= 60 * GIB
     assert "history[0]" in report["largest"][0]["keeper"]
     (gpu,) = [each for each in report["ledger"]["gpus"] if each["entries"]]
-    assert sum(entry["nbytes"] for entry in gpu["entries"]) == gpu["total_bytes"]
+    assert sum(entry["nbytes"] or 0 for entry in gpu["entries"]) == gpu["total_bytes"]
 
 
 @needs("torch")
@@ -333,7 +333,7 @@ def test_the_inside_of_a_willing_process_is_told(tmp_path: Path, record: Record)
         gpus = json.loads(done.stdout)["gpus"]
         mine = {}
         for gpu in gpus:
-            assert sum(entry["nbytes"] for entry in gpu["entries"]) == gpu["total_bytes"]
+            assert sum(entry["nbytes"] or 0 for entry in gpu["entries"]) == gpu["total_bytes"]
             for entry in gpu["entries"]:
                 if entry["holder"] and entry["holder"]["pid"] == os.getpid():
                     mine[entry["kind"]] = entry["nbytes"]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vram.host.local.cgroup import membership, workload
+from vram.host.local.workload import membership, workload
 from vram.model.process import Workload
 
 ID = "4f1c9d0e7a3b52c86d1f0e9b8a7c6d5e4f3a2b1c0d9e8f7a6b5c4d3e2f1a0b9c"

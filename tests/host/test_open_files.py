@@ -18,12 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.host.leaderless import leaderless
-from vram.host.local.device_files import DeviceNames, Limits, RawFile
-from vram.host.local.native_scan import NativeScan
-from vram.host.local.open_files import LocalOpenFiles, Scan
-from vram.host.local.procfs import started_at
-from vram.host.local.python_scan import PythonScan
-from vram.host.ports import Holding
+from vram.host.local.open_files import DeviceNames, LocalOpenFiles
+from vram.host.local.proc_scan import Limits, NativeScan, PythonScan, RawFile, Scan
+from vram.host.ports import FileHolder
+from vram.payloads.procfs import started_at
 
 HOLD = "import os, sys; [os.open(path, os.O_RDWR) for path in sys.argv[1:]]; print(flush=True); input()"
 CHURN = "import os\nprint(flush=True)\nwhile True:\n pid = os.fork() or os._exit(0)\n os.waitpid(pid, 0)"
@@ -71,9 +69,9 @@ def started(code: str, *arguments: str, **options: object) -> subprocess.Popen[b
     return process
 
 
-def look(folder: Path, scan: Scan, pids: list[int] | None = None) -> dict[int, Holding]:
+def look(folder: Path, scan: Scan, pids: list[int] | None = None) -> dict[int, FileHolder]:
     found = LocalOpenFiles(DeviceNames(str(folder)), scan=scan).scan(60.0, pids)
-    return {holding.process.pid: holding for holding in found.holdings}
+    return {holding.process.pid: holding for holding in found.holders}
 
 
 def test_every_kind_is_found(folder: Path, holder: subprocess.Popen[bytes], scan: Scan) -> None:
@@ -198,7 +196,7 @@ def test_a_users_own_processes_are_seen_without_their_first_thread(folder: Path,
         os.waitid(os.P_PID, zombie, os.WEXITED | os.WNOWAIT)
         with leaderless() as pid:
             found = LocalOpenFiles(DeviceNames(str(folder)), scan=scan).scan(60.0, [pid, zombie])
-            return [[each.process.pid for each in found.holdings] == [pid], found.denied_processes]
+            return [[each.process.pid for each in found.holders] == [pid], found.denied_processes]
 
     assert _as_nobody(look_as_nobody) == [True, 0]
     os.close(held)
@@ -213,7 +211,7 @@ def test_only_the_pids_asked_for(folder: Path, holder: subprocess.Popen[bytes], 
 def test_our_own_readers_are_left_out(folder: Path, holder: subprocess.Popen[bytes], scan: Scan) -> None:
     names = DeviceNames(str(folder))
     found = LocalOpenFiles(names, scan=scan, ignore=lambda: {holder.pid}).scan(60.0)
-    assert holder.pid not in {holding.process.pid for holding in found.holdings}
+    assert holder.pid not in {holding.process.pid for holding in found.holders}
 
 
 MANY = (
@@ -233,7 +231,7 @@ def test_of_a_process_with_too_many_the_first_are_read_and_that_is_told(
         started(MANY, str(folder / "dev" / "nvidia0.17"), "8") as many,
     ):
         found = LocalOpenFiles(DeviceNames(str(folder)), scan=scan).scan(60.0)
-        held = {holding.process.pid: [file.fd for file in holding.files] for holding in found.holdings}
+        held = {holding.process.pid: [file.fd for file in holding.files] for holding in found.holders}
         assert held[enough.pid] == held[many.pid] == list(range(3, 11))
         assert [each.pid for each in found.cut] == [many.pid]
         assert (found.full, found.complete) == (False, True)
@@ -247,7 +245,7 @@ def test_of_too_many_in_all_some_are_read_and_that_is_told(
 ) -> None:
     with started(MANY, str(folder / "dev" / "nvidia0.17"), "20") as process:
         found = LocalOpenFiles(DeviceNames(str(folder)), scan=kind(limits=Limits(in_all=5))).scan(60.0)
-        assert sum(len(holding.files) for holding in found.holdings) == 5
+        assert sum(len(holding.files) for holding in found.holders) == 5
         assert found.full
         process.kill()
 
@@ -297,7 +295,7 @@ def test_processes_that_come_and_go(folder: Path, holder: subprocess.Popen[bytes
 def test_what_may_not_be_read_is_counted(folder: Path, holder: subprocess.Popen[bytes], scan: Scan) -> None:
     """Asked with another user's eyes: nobody is named, and how many were closed to us is."""
     answer = _as_nobody(lambda: LocalOpenFiles(DeviceNames(str(folder)), scan=scan).scan(60.0))
-    assert answer["holdings"] == []
+    assert answer["holders"] == []
     assert answer["denied_processes"] >= 1
     assert "root" in answer["denied_users"]
     assert answer["complete"]
@@ -328,7 +326,7 @@ def test_real_device_files_in_a_tree(tmp_path: Path, scan: Scan) -> None:
     _process(tmp_path, 8, {3: "/dmabuf:\x1b]0;evil", 4: "/dmabuf:camera"})
     _fdinfo(tmp_path, 8, 3, b"pos:\t0\nsize:\t2147483648\nexp_name:\tnv_dmabuf\n")
     _fdinfo(tmp_path, 8, 4, b"pos:\t0\nsize:\t4096\nexp_name:\tuvcvideo\n")
-    found = LocalOpenFiles(DeviceNames(), str(tmp_path), scan=scan).scan(60.0).holdings
+    found = LocalOpenFiles(DeviceNames(), str(tmp_path), scan=scan).scan(60.0).holders
     kinds = {each.process.pid: [(file.fd, file.kind, file.path) for file in each.files] for each in found}
     assert kinds == {
         5: [(3, "gpu", "/dev/nvidia0"), (4, "control", "/dev/nvidiactl"), (5, "uvm", "/dev/nvidia-uvm")],
@@ -386,8 +384,8 @@ def test_a_walk_begun_ahead_is_collected_once(
     """The first scan gets what was begun; the one after it looks again and sees the holder gone."""
     files = LocalOpenFiles(DeviceNames(str(folder)), scan=scan)
     files.look_ahead(60.0)
-    first = [holding.process.pid for holding in files.scan(60.0).holdings]
+    first = [holding.process.pid for holding in files.scan(60.0).holders]
     holder.kill()
     holder.wait()
     assert first == [holder.pid]
-    assert files.scan(60.0).holdings == ()
+    assert files.scan(60.0).holders == ()

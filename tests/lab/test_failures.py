@@ -17,7 +17,7 @@ from tests.lab.conftest import (
     wait_gone,
     wait_until,
 )
-from vram.host.local.procfs import LocalProc
+from vram.host.local.processes import LocalProc
 from vram.model.lab import LabReport
 from vram.units import GIB
 from vram.virtualgpu import VirtualGpu

@@ -6,13 +6,13 @@ import pytest
 
 from tests.ledger.world import CONTEXT, OVERHEAD, RESERVED, World
 from vram.ledger.build import build_ledger
-from vram.model.ledger import Entry, GpuLedger
+from vram.model.ledger import Entry, GpuLedger, known_bytes
 from vram.units import GIB, KIB, MIB
 
 
 def only_gpu(world: World) -> GpuLedger:
     (gpu,) = build_ledger(world.survey()).gpus
-    assert gpu.total_bytes == sum(entry.nbytes for entry in gpu.entries)
+    assert gpu.total_bytes == known_bytes(gpu.entries)
     return gpu
 
 
@@ -70,7 +70,7 @@ def test_all_children_that_share_the_files_are_named():
     for child in (41, 42, 43):
         world.process(child).files(child, family=7)
     (orphan,) = entries(only_gpu(world), "orphaned")
-    assert [orphan.holder.pid, *(sharer.pid for sharer in orphan.sharers)] == [41, 42, 43]
+    assert [orphan.holder.pid, *(co_holder.pid for co_holder in orphan.co_holders)] == [41, 42, 43]
 
 
 def test_a_process_that_only_looked_for_gpus_is_not_taken_for_the_keeper():
@@ -78,7 +78,7 @@ def test_a_process_that_only_looked_for_gpus_is_not_taken_for_the_keeper():
     world = World().gpu(used=4 * GIB).charge(40, 4 * GIB)
     world.process(70).files(70, context=False, family=7).process(80).files(80, family=8)
     (orphan,) = entries(only_gpu(world), "orphaned")
-    assert (orphan.holder.pid, orphan.sharers) == (80, ())
+    assert (orphan.holder.pid, orphan.co_holders) == (80, ())
 
 
 def test_a_process_that_only_looked_for_gpus_is_no_keeper_even_if_it_is_the_only_one():
@@ -86,7 +86,7 @@ def test_a_process_that_only_looked_for_gpus_is_no_keeper_even_if_it_is_the_only
     gpu = only_gpu(world)
     (orphan,) = entries(gpu, "orphaned")
     assert (orphan.holder.pid, orphan.holder.alive, orphan.confidence) == (40, False, "unknown")
-    assert [bystander.holder.pid for bystander in gpu.bystanders] == [70]
+    assert [each.holder.pid for each in gpu.open_only] == [70]
 
 
 @pytest.mark.parametrize("children", [(41, 43), (43,)], ids=str)
@@ -100,18 +100,16 @@ def test_a_session_does_not_tell_which_of_its_dead_is_the_parent(children: tuple
     orphans = entries(only_gpu(world), "orphaned")
     assert {entry.charged_pid: entry.confidence for entry in orphans} == {40: "fact", 42: "fact"}
     for orphan in orphans:
-        assert (orphan.holder.pid, *(sharer.pid for sharer in orphan.sharers)) == children
-        assert orphan.either
-        assert orphan.held_elsewhere == 2 - len(children)
+        assert (orphan.holder.pid, *(co_holder.pid for co_holder in orphan.co_holders)) == children
+        assert orphan.sharing == "one"
+        assert orphan.unheld == 2 - len(children)
 
 
 def test_one_family_holds_the_memory_of_one_of_two_dead_pids():
     world = World().gpu(used=6 * GIB).charge(40, 4 * GIB).charge(42, 2 * GIB)
     world.process(43, session=40, parent=42).files(43, family=4)
     orphans = entries(only_gpu(world), "orphaned")
-    assert [(each.confidence, each.either, each.held_elsewhere) for each in orphans] == [
-        ("fact", True, 1)
-    ] * 2
+    assert [(each.confidence, each.sharing, each.unheld) for each in orphans] == [("fact", "one", 1)] * 2
 
 
 def test_more_families_than_dead_pids_prove_nothing():
@@ -119,7 +117,7 @@ def test_more_families_than_dead_pids_prove_nothing():
     world = World().gpu(used=4 * GIB).charge(40, 4 * GIB)
     world.process(41).files(41, family=1).process(42).files(42, family=2)
     (orphan,) = entries(only_gpu(world), "orphaned")
-    assert (orphan.confidence, orphan.either) == ("likely", True)
+    assert (orphan.confidence, orphan.sharing) == ("likely", "one")
 
 
 def test_processes_that_may_not_be_read_take_nothing_from_a_proven_holder():
@@ -148,8 +146,8 @@ def test_it_does_not_stand_beside_the_proven_holder_either():
     world.process(41, forked=True).files(41, family=1).process(42, forked=False).files(42, family=2)
     gpu = only_gpu(world.process(43, parent=30, session=20, forked=True).files(43, family=3))
     (orphan,) = entries(gpu, "orphaned")
-    assert (orphan.holder.pid, orphan.sharers, orphan.confidence) == (41, (), "fact")
-    assert [each.holder.pid for each in gpu.bystanders] == [42, 43]
+    assert (orphan.holder.pid, orphan.co_holders, orphan.confidence) == (41, (), "fact")
+    assert [each.holder.pid for each in gpu.open_only] == [42, 43]
 
 
 ADOPTED = {"init": {"parent": 1}, "of another session": {"parent": 30, "session": 25}}
@@ -202,17 +200,17 @@ def test_two_dead_pids_of_two_users_are_told_apart_although_one_child_may_not_be
     world.process(41, uid=1000, session=40, forked=True).files(41, family=1)
     world.process(61, uid=0, session=60, forked=True)
     held = {
-        each.charged_pid: (each.holder.pid, each.confidence, each.either)
+        each.charged_pid: (each.holder.pid, each.confidence, each.sharing)
         for each in entries(only_gpu(world), "orphaned")
     }
-    assert held == {40: (41, "fact", False), 60: (61, "likely", False)}
+    assert held == {40: (41, "fact", None), 60: (61, "likely", None)}
 
 
 def test_children_that_surely_share_the_files_are_no_alternatives():
     world = World().gpu(used=4 * GIB).charge(40, 4 * GIB)
     world.process(41, session=40).files(41, family=4).process(42, session=40).files(42, family=4)
     (orphan,) = entries(only_gpu(world), "orphaned")
-    assert (orphan.confidence, orphan.either) == ("fact", False)
+    assert (orphan.confidence, orphan.sharing) == ("fact", "all")
 
 
 def test_memory_of_a_dead_pid_without_a_keeper_in_sight_stays_charged_to_it():
@@ -230,9 +228,9 @@ def test_a_newcomer_with_the_dead_ones_pid_is_never_shown_as_its_holder():
 def test_a_child_that_inherited_a_living_parents_files_is_a_warning():
     world = World().gpu(used=CONTEXT + OVERHEAD).cuda(50, CONTEXT, family=5)
     gpu = only_gpu(world.process(51, parent=50).files(51, family=5))
-    (bystander,) = gpu.bystanders
-    assert (bystander.holder.pid, bystander.inherited_from) == (51, 50)
-    assert [sharer.pid for sharer in entries(gpu, "process")[0].sharers] == [51]
+    (each,) = gpu.open_only
+    assert (each.holder.pid, each.inherited_from) == (51, 50)
+    assert [co_holder.pid for co_holder in entries(gpu, "process")[0].co_holders] == [51]
 
 
 def test_an_exported_allocation_without_a_charge_belongs_to_its_keeper():
@@ -245,7 +243,7 @@ def test_an_exported_allocation_of_a_living_maker_is_not_counted_twice():
     world = World().gpu(used=4 * GIB + CONTEXT + OVERHEAD).cuda(50, 4 * GIB + CONTEXT).process(80)
     gpu = only_gpu(world.export(80, 4 * GIB))
     assert not entries(gpu, "exported")
-    assert [(b.holder.pid, b.exported_bytes) for b in gpu.bystanders] == [(80, 4 * GIB)]
+    assert [(b.holder.pid, b.exported_bytes) for b in gpu.open_only] == [(80, 4 * GIB)]
 
 
 def shared_while_one_lives(**keeper: int) -> World:
@@ -261,7 +259,7 @@ def test_the_keeper_next_to_a_living_maker_is_not_taken_for_the_one_of_a_dead_on
     (exported,) = entries(gpu, "exported")
     assert (exported.holder.pid, exported.nbytes, exported.confidence) == (80, GIB, "likely")
     assert any("pid 50 may have made" in line for line in exported.evidence)
-    assert [(b.holder.pid, b.exported_bytes) for b in gpu.bystanders] == [(51, GIB)]
+    assert [(b.holder.pid, b.exported_bytes) for b in gpu.open_only] == [(51, GIB)]
 
 
 def test_an_allocation_that_no_listed_process_is_charged_enough_for_is_surely_uncharged():
@@ -270,7 +268,7 @@ def test_an_allocation_that_no_listed_process_is_charged_enough_for_is_surely_un
     gpu = only_gpu(world)
     (exported,) = entries(gpu, "exported")
     assert (exported.holder.pid, exported.confidence) == (80, "fact")
-    assert [b.holder.pid for b in gpu.bystanders] == [51]
+    assert [b.holder.pid for b in gpu.open_only] == [51]
 
 
 def test_an_export_is_doubted_where_a_process_out_of_sight_may_have_the_uncharged_bytes():
@@ -299,20 +297,20 @@ def test_several_handles_of_one_process_are_one_bystander_with_their_sum():
     gpu = only_gpu(
         world.dmabuf(80, GIB // 2, inode=1).dmabuf(80, GIB // 2, inode=2).dmabuf(80, GIB // 2, inode=2)
     )
-    assert [(b.holder.pid, b.exported_bytes) for b in gpu.bystanders] == [(80, GIB)]
+    assert [(b.holder.pid, b.exported_bytes) for b in gpu.open_only] == [(80, GIB)]
 
 
 def test_a_maker_with_its_own_handle_open_is_not_warned_of():
     """Its handle ends with it."""
     world = World().gpu(used=GIB + CONTEXT + OVERHEAD).cuda(50, GIB + CONTEXT)
-    assert only_gpu(world.export(50, GIB)).bystanders == ()
+    assert only_gpu(world.export(50, GIB)).open_only == ()
 
 
 def test_one_allocation_kept_by_two_processes_is_counted_once_and_names_both():
     world = World().gpu(used=4 * GIB).process(80).process(81)
     gpu = only_gpu(world.export(80, 4 * GIB, description=3).export(81, 4 * GIB, description=3))
     (exported,) = entries(gpu, "exported")
-    assert [exported.holder.pid, *(sharer.pid for sharer in exported.sharers)] == [80, 81]
+    assert [exported.holder.pid, *(co_holder.pid for co_holder in exported.co_holders)] == [80, 81]
 
 
 def test_a_dmabuf_is_placed_on_the_gpu_that_has_room_for_it():
@@ -352,7 +350,7 @@ def test_without_the_process_lists_nothing_is_concluded_from_who_is_not_on_them(
     words = " ".join(entries(gpu, "unattributed")[0].evidence)
     assert "pids 50, 51, 52 have the GPU open" in words
     assert "context" not in words
-    assert {each.holder.pid for each in gpu.bystanders} == {50, 51, 52, 80}
+    assert {each.holder.pid for each in gpu.open_only} == {50, 51, 52, 80}
 
 
 def test_without_the_process_lists_a_gpu_that_nobody_readable_has_open_is_kept_out_of_sight():
@@ -384,7 +382,7 @@ def test_processes_that_only_initialised_cuda_are_named_together():
 def test_figures_that_overlap_are_cut_to_what_is_in_use_and_say_so():
     world = World().gpu(used=5 * GIB).cuda(50, 4 * GIB).cuda(51, 4 * GIB)
     gpu = only_gpu(world)
-    assert sum(entry.nbytes for entry in entries(gpu, "process")) == 5 * GIB
+    assert known_bytes(entries(gpu, "process")) == 5 * GIB
     assert any(entry.claimed == 4 * GIB for entry in entries(gpu, "process"))
     assert any("3.0 GiB more than is in use" in note for note in gpu.notes)
 
@@ -407,16 +405,20 @@ def test_keepers_of_dead_pids_without_figures_are_named_among_those_who_share():
     world = World().gpu(used=3 * GIB).charge(40, None).process(41, session=40).files(41, family=4)
     gpu = only_gpu(world.process(50).files(50, family=5).charge(50, None))
     (orphan,) = entries(gpu, "orphaned")
-    assert (orphan.holder.pid, orphan.nbytes) == (41, 0)
-    assert [sharer.pid for sharer in entries(gpu, "process")[0].sharers] == [41, 50]
+    assert (orphan.holder.pid, orphan.nbytes) == (41, None)
+    assert [co_holder.pid for co_holder in entries(gpu, "process")[0].co_holders] == [41, 50]
 
 
 def test_several_processes_without_figures_share_a_line_that_names_them():
     world = World().gpu(used=3 * GIB).process(50).files(50).charge(50, None)
     gpu = only_gpu(world.process(51).files(51).charge(51, (1 << 64) - 1))
     together, *each = entries(gpu, "process")
-    assert [(e.holder.pid, e.nbytes, e.confidence) for e in each] == [(50, 0, "unknown"), (51, 0, "unknown")]
-    assert (together.holder, [sharer.pid for sharer in together.sharers]) == (None, [50, 51])
+    assert [(e.holder.pid, e.nbytes, e.confidence) for e in each] == [
+        (50, None, "unknown"),
+        (51, None, "unknown"),
+    ]
+    assert together.sharing == "together"
+    assert (together.holder, [co_holder.pid for co_holder in together.co_holders]) == (None, [50, 51])
     assert "50, 51" in together.evidence[0]
     assert not entries(gpu, "unattributed")
 
@@ -432,7 +434,7 @@ def test_who_has_the_files_of_a_lost_gpu_open_is_known_all_the_same():
     world = World().lost(0).gpu(1, used=2 * GIB).cuda(51, 2 * GIB, gpu=1)
     world = world.process(50).files(50, minors=(0,)).process(52).files(52, minors=(0, 1), context=False)
     lost, _ = build_ledger(world.process(53, state="Z").files(53).survey()).gpus
-    assert [each.holder.pid for each in lost.bystanders] == [50, 52]
+    assert [each.holder.pid for each in lost.open_only] == [50, 52]
 
 
 def test_a_process_that_only_initialised_cuda_explains_what_that_costs():

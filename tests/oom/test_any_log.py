@@ -108,7 +108,7 @@ def test_a_message_across_two_portions_is_one(offset: int) -> None:
 
 
 def test_every_dialect_is_found_by_the_straws() -> None:
-    """The first line of each message has a needle, and its surroundings a straw."""
+    """The first line of each message has a needle, and the text around it a straw."""
     for name in MESSAGES:
         message = (CORPUS / f"{name}.txt").read_bytes()
         assert any(straw in message for straw in STRAWS), name

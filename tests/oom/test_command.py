@@ -57,7 +57,7 @@ def test_json_has_the_figures_in_bytes(vram: Run) -> None:
     answer = vram("oom", "--json", str(OTHERS))
     report = json.loads(answer.out)
     (case,) = report["cases"]
-    assert report["schema"] == 1
+    assert report["schema"] == 2
     assert report["nbytes"] == OTHERS.stat().st_size
     assert case["judgement"]["kind"] == "other-process"
     assert case["reading"]["asked"]["nbytes"] == round(1.95 * 1024**3)

@@ -42,7 +42,7 @@ UNPARK_AS_NOBODY = """
 import json, os
 from vram.cli.parking import denials_written_down
 from vram.errors import NotPermitted
-from vram.host.local import LocalHost, signals, vitals
+from vram.host.local import LocalHost, process_limits, signals
 from vram.reclaim import audit, parking
 os.environ["XDG_STATE_HOME"] = {home!r}
 host = LocalHost()

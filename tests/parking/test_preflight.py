@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from vram.errors import CannotPark, DeviceError, NotOnGpu
 from vram.model.gpu import GpuFacts, MemoryFacts
-from vram.model.parking import Share, Vitals
+from vram.model.parking import ProcessLimits, Share
 from vram.model.plan import Target
 from vram.model.process import ProcessFacts, ProcessRef
 from vram.reclaim.borrow import Candidate, enough
@@ -18,7 +18,7 @@ PID = 4711
 SHARE = Share(0, "GPU-0", 8 * GIB)
 TARGET = Target(process=ProcessRef(PID, 1), uid=1000, user="ana", command="train", executable="/bin/train")
 RUNNING = ProcessFacts("train", uid=1000, state="S")
-ROOMY = Vitals(memory_left=64 * GIB, memory_total=100 * GIB)
+ROOMY = ProcessLimits(memory_left=64 * GIB, memory_total=100 * GIB)
 
 
 LISTED = Listed(SHARE, ("compute",), 0)
@@ -69,9 +69,9 @@ def test_who_is_not_listed_may_be_on_a_gpu_that_does_not_answer() -> None:
 def test_host_memory_is_counted_beside_a_reserve_and_what_goes_before() -> None:
     just = 8 * GIB + reserve(ROOMY.memory_total)
     assert may_park(devices(), TARGET, RUNNING, replace(ROOMY, memory_left=just))
-    for vitals, before in ((replace(ROOMY, memory_left=just - 1), 0), (replace(ROOMY, memory_left=just), 1)):
+    for limits, before in ((replace(ROOMY, memory_left=just - 1), 0), (replace(ROOMY, memory_left=just), 1)):
         with pytest.raises(CannotPark, match="host memory left"):
-            may_park(devices(), TARGET, RUNNING, vitals, taken_before=before)
+            may_park(devices(), TARGET, RUNNING, limits, taken_before=before)
 
 
 def test_a_control_group_can_be_what_is_too_small() -> None:
@@ -82,7 +82,7 @@ def test_a_control_group_can_be_what_is_too_small() -> None:
 
 def test_memory_that_cannot_be_read_is_not_taken_for_plenty() -> None:
     with pytest.raises(CannotPark):
-        may_park(devices(), TARGET, RUNNING, Vitals())
+        may_park(devices(), TARGET, RUNNING, ProcessLimits())
 
 
 @pytest.mark.parametrize(

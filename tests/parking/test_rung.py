@@ -9,7 +9,7 @@ import pytest
 
 from tests.parking.conftest import CHECKPOINTED, RUNNING, Machine, runs_on
 from tests.virtualgpu.programs import Program
-from vram.host.local.vitals import LocalVitalSigns
+from vram.host.local.process_limits import LocalProcessLimits
 from vram.reclaim.preflight import reserve
 from vram.units import GIB
 
@@ -85,9 +85,9 @@ HALF = """
 @pytest.fixture
 def halves(machine: Machine) -> list[Program]:
     """Two processes, each of which fits into the host's memory alone. Untouched bytes cost nothing."""
-    vitals = LocalVitalSigns().read(os.getpid())
-    assert vitals.memory_left is not None
-    nbytes = (vitals.memory_left - reserve(vitals.memory_total)) * 6 // 10
+    limits = LocalProcessLimits().read(os.getpid())
+    assert limits.memory_left is not None
+    nbytes = (limits.memory_left - reserve(limits.memory_total)) * 6 // 10
     if 2 * nbytes > 130 * GIB:
         pytest.skip("this machine could really park a whole H200")
     return [machine.program(HALF, NBYTES=str(nbytes)) for _ in range(2)]

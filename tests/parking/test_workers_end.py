@@ -97,7 +97,7 @@ import json
 from vram.host.local import LocalHost
 from vram.reclaim.parking import Parking
 host = LocalHost()
-strangers = set(host.vitals.cuda_processes(60.0).pids).difference([{target.pid}])
+strangers = set(host.limits.cuda_processes(60.0).pids).difference([{target.pid}])
 with Parking(host) as parking:
     print(json.dumps(parking.beside_the_journal(strangers, deadline_s=60.0)))
 """)

@@ -72,10 +72,10 @@ def test_others_are_hidden_and_never_called_dead(
     assert not found.keys() & {"process", "orphaned", "unattributed"}
     (entry,) = found["hidden"]
     assert (entry["charged_pid"], entry["nbytes"]) == (neighbour.pid, seen["nbytes"])
-    assert not entry["holder"]["in_sight"]
+    assert not entry["holder"]["visible"]
     assert entry["hidden_by"] == ("permission" if in_the_first_namespace() else "namespace")
     assert not [line for line in entry["evidence"] if "does not exist" in line]
-    assert sum(e["nbytes"] for e in answer["gpus"][0]["entries"]) == answer["gpus"][0]["total_bytes"]
+    assert sum(e["nbytes"] or 0 for e in answer["gpus"][0]["entries"]) == answer["gpus"][0]["total_bytes"]
 
 
 def test_the_words_for_people_say_the_same(

@@ -46,7 +46,7 @@ def why(gpu: VirtualGpu) -> dict[str, Any]:
     done = gpu.run([sys.executable, "-m", "vram", "why", "--json"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     whole: dict[str, Any] = json.loads(done.stdout)["gpus"][0]
-    assert sum(entry["nbytes"] for entry in whole["entries"]) == whole["total_bytes"]
+    assert sum(entry["nbytes"] or 0 for entry in whole["entries"]) == whole["total_bytes"]
     for each in whole["instances"]:
         inside = [e["nbytes"] for e in whole["entries"] if e["gpu_instance"] == each["gpu_instance"]]
         assert sum(inside) == each["total_bytes"]

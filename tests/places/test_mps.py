@@ -105,7 +105,7 @@ def test_clients_stand_under_their_server_with_their_bytes(
     assert {pid: named[pid]["nbytes"] for pid in sizes} == charged
     assert all(charged[pid] >= nbytes for pid, nbytes in sizes.items())
     gpu = answer["gpus"][0]
-    assert sum(entry["nbytes"] for entry in gpu["entries"]) == gpu["total_bytes"]
+    assert sum(entry["nbytes"] or 0 for entry in gpu["entries"]) == gpu["total_bytes"]
     assert set(mps_finding(answer)["pids"]) == {server.pid, *sizes}
 
 

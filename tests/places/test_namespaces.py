@@ -136,7 +136,8 @@ def test_host_and_container_agree_on_every_byte(
     assert host["gpus"][0]["total_bytes"] == container["gpus"][0]["total_bytes"]
     for answer in (host, container):
         assert (
-            sum(entry["nbytes"] for entry in answer["gpus"][0]["entries"]) == answer["gpus"][0]["total_bytes"]
+            sum(entry["nbytes"] or 0 for entry in answer["gpus"][0]["entries"])
+            == answer["gpus"][0]["total_bytes"]
         )
 
 
@@ -201,7 +202,7 @@ def test_a_container_with_one_mig_device_balances_it_alone(
         assert [each["gpu_instance"] for each in whole["instances"]] == [7, 3]
         one = room.why("--gpu", "0:0")["gpus"][0]
         assert (one["mig"], one["status"]) == ("0:0", "ok")
-        assert sum(entry["nbytes"] for entry in one["entries"]) == one["total_bytes"]
+        assert sum(entry["nbytes"] or 0 for entry in one["entries"]) == one["total_bytes"]
         (process,) = (entry for entry in one["entries"] if entry["kind"] == "process")
         assert process["holder"]["pid"] == room.pid
         code, text, err, _ = room.vram("why", "--ascii")

@@ -19,7 +19,7 @@ from tests.reclaim.conftest import Bench, machine
 from tests.virtualgpu.conftest import HOLDER
 from vram.errors import Protected
 from vram.host.local import LocalHost
-from vram.host.local.procfs import LocalProc
+from vram.host.local.processes import LocalProc
 from vram.model.process import ProcessFacts
 from vram.protected import role
 from vram.reclaim.identity import capture
@@ -110,7 +110,7 @@ def test_memory_held_under_such_a_name_comes_back(machine: Bench) -> None:
 # Runs as root in a mount namespace, where it installs Xorg, and tells how it judges those who run it.
 JUDGE = """
 import json, os, shutil, subprocess, sys
-from vram.host.local.procfs import LocalProc
+from vram.host.local.processes import LocalProc
 from vram.protected import role
 shell, waits = sys.argv[1:]
 anybody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
@@ -200,7 +200,7 @@ started.kill()
 def test_from_a_container_that_sees_the_machine_its_programs_are_told() -> None:
     """They are neither at the same path there nor in the same mount namespace, but in the first process's."""
     code = (
-        "import sys; from vram.host.local.procfs import LocalProc\n"
+        "import sys; from vram.host.local.processes import LocalProc\n"
         "found = LocalProc().facts(int(sys.argv[1]))[1]; print(found.executable, found.executable_trusted)"
     )
     machine = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]

@@ -20,7 +20,7 @@ import threading
 import msgspec
 
 from vram.host.local import LocalHost
-from vram.host.local.procfs import LocalProc
+from vram.host.local.processes import LocalProc
 from vram.model.process import ProcessFacts, ProcessRef
 from vram.probes.survey import survey
 

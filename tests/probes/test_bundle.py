@@ -11,10 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vram.diagnosis.engine import diagnose
 from vram.errors import BadSnapshot, UsageError
 from vram.ledger.build import build_ledger
 from vram.model.files import DeviceFile, ExportFacts, FilesFacts, UnreadableFacts
 from vram.model.gpu import ChargeFacts, DriverFacts, GpuFacts, MemoryFacts
+from vram.model.ledger import known_bytes
 from vram.model.observation import SURVEY_SCHEMA, HostFacts, Observation, ProbeRun, Survey
 from vram.model.process import ProcessFacts, ProcessRef, Workload
 from vram.probes import bundle
@@ -187,7 +189,7 @@ def test_a_garbled_file_is_refused_or_judged(at: int, garbage: bytes) -> None:
         return
     for gpu in build_ledger(survey).gpus:
         if gpu.total_bytes is not None:
-            assert sum(entry.nbytes for entry in gpu.entries) == gpu.total_bytes
+            assert known_bytes(gpu.entries) == gpu.total_bytes
 
 
 def test_redacted_names_nobody() -> None:
@@ -228,3 +230,14 @@ def test_root_and_the_drivers_own_programs_keep_their_names() -> None:
     redacted = bundle.redact(msgspec.structs.replace(survey, observations=(seen,)))
     (process,) = (each.facts for each in redacted.observations)
     assert (process.command, process.user, process.uid, process.argv) == ("nvidia-cuda-mps", "root", 0, ())
+
+
+def test_a_snapshot_of_an_earlier_version_is_read_as_ever():
+    """Written before observations carried codes: a dead parent, an exported handle, and a worker."""
+    survey = bundle.read(str(Path(__file__).with_name("snapshot-schema-1.json")))
+    ledger = build_ledger(survey)
+    (gpu,) = ledger.gpus
+    assert known_bytes(gpu.entries) == gpu.total_bytes == 24 * GIB
+    found = {entry.kind: entry.holder.pid for entry in gpu.entries if entry.holder}
+    assert found == {"process": 26247, "orphaned": 26300, "exported": 26302}
+    assert [finding.code for finding in diagnose(ledger)][:2] == ["VR101", "VR103"]

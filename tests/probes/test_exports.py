@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from tests.probes.conftest import facts, said, take
-from vram.host.ports import Candidate, Proof
+from vram.host.ports import ExportCandidate, Proof
 from vram.model.files import DeviceFile, ExportFacts, FilesFacts
 from vram.model.gpu import ChargeFacts, MemoryFacts
 from vram.model.observation import Observation
@@ -160,7 +160,7 @@ class _Driver:
         return 0.0
 
     def prove(
-        self, candidates: Sequence[Candidate], deadline_s: float, views: Sequence[str]
+        self, candidates: Sequence[ExportCandidate], deadline_s: float, views: Sequence[str]
     ) -> Iterator[Proof]:
         self.asked += [each.process.pid for each in candidates]
         yield from (Proof(each, exported=True, nbytes=self.nbytes) for each in candidates)

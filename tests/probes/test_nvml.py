@@ -11,10 +11,9 @@ import msgspec
 import pytest
 
 from tests.probes.conftest import PROGRAM, facts, said, statuses, take
-from vram.host.local.nvml import LocalNvml
+from vram.host.local.child import Inbox
+from vram.host.local.nvml import LocalNvml, observation
 from vram.host.local.nvml_child import Reader
-from vram.host.local.nvml_heard import observation
-from vram.host.local.nvml_wire import Inbox
 from vram.model.gpu import ChargeFacts, DriverFacts, GpuFacts, MemoryFacts
 from vram.model.observation import Observation, Survey
 from vram.virtualgpu import VirtualGpu

@@ -16,10 +16,11 @@ from tests.probes.conftest import facts, take
 from vram.diagnosis.verdict import judge, overall
 from vram.errors import ExitCode
 from vram.host.local import LocalHost
-from vram.host.ports import Candidate, Card, FileScan, Host, Proof
+from vram.host.ports import Card, ExportCandidate, FileScan, Host, Proof
 from vram.ledger.build import build_ledger
 from vram.model.files import DmabufFacts, FilesFacts
 from vram.model.gpu import ChargeFacts, MemoryFacts
+from vram.model.ledger import known_bytes
 from vram.model.observation import HostFacts, Observation
 from vram.model.process import ProcessFacts, ProcessRef
 from vram.probes.survey import survey
@@ -38,7 +39,7 @@ class Quiet:
     def scan(self, deadline_s: float, pids: Sequence[int] | None = None) -> FileScan:
         return FileScan(())
 
-    def prove(self, candidates: Sequence[Candidate], deadline_s: float) -> Iterator[Proof]:
+    def prove(self, candidates: Sequence[ExportCandidate], deadline_s: float) -> Iterator[Proof]:
         return iter(())
 
     def facts(self, pid: int) -> tuple[ProcessRef, ProcessFacts] | None:
@@ -148,7 +149,7 @@ def test_a_process_that_ends_before_it_is_looked_at_leaves_nothing_over(virtual_
     with DemoProgram(virtual_gpu, "memory.plain") as demo:
         ledger = build_ledger(take(virtual_gpu, "--end", str(demo.pids["self"])))
     (gpu,) = ledger.gpus
-    assert sum(entry.nbytes for entry in gpu.entries) == gpu.total_bytes
+    assert known_bytes(gpu.entries) == gpu.total_bytes
     assert [entry.hidden_by for entry in gpu.entries if entry.holder] == ["end"]
     assert overall(judge(ledger, leftovers=True)) == "clean"
 
@@ -217,4 +218,4 @@ def test_a_process_with_thousands_of_device_files_is_read_in_part_and_that_is_to
     words = " ".join(done.stdout.split())
     assert f"pid {hoarder.pid} has thousands of device files open: only the first of them were read" in words
     assert done.returncode == ExitCode.PARTIAL
-    assert all(gpu.total_bytes == sum(e.nbytes for e in gpu.entries) for gpu in build_ledger(taken).gpus)
+    assert all(gpu.total_bytes == known_bytes(gpu.entries) for gpu in build_ledger(taken).gpus)

@@ -42,7 +42,7 @@ def test_a_leftovers_keeper_is_planned_with_its_bytes_and_its_finding():
 
 
 def test_all_keepers_of_the_same_bytes_go_and_only_the_last_promises_them():
-    shared = entry("orphaned", charged_pid=50, holder=holder(51), sharers=(holder(52), holder(53)))
+    shared = entry("orphaned", charged_pid=50, holder=holder(51), co_holders=(holder(52), holder(53)))
     steps = planned(ledger(gpu(shared))).plan.steps
     assert [(step.target.process.pid, step.predicted_bytes) for step in steps] == [
         *((51, 0), (52, 0)),
@@ -137,7 +137,7 @@ def test_a_stopped_holder_of_a_dead_pids_memory_is_not_ended_either():
 def test_of_alternatives_no_more_is_promised_than_must_come_back():
     """One child, two dead pids: it holds the memory of one of them, and which is unknown."""
     held = [
-        entry("orphaned", nbytes, charged_pid=dead, holder=holder(51), either=True, held_elsewhere=1)
+        entry("orphaned", nbytes, charged_pid=dead, holder=holder(51), sharing="one", unheld=1)
         for dead, nbytes in ((40, 4 * GIB), (42, 2 * GIB))
     ]
     (step,) = planned(ledger(gpu(*held))).plan.steps
@@ -164,8 +164,8 @@ def test_a_size_that_a_leftover_alone_reaches_parks_nobody():
 
 
 def test_memory_that_is_left_alone_is_listed_once_with_everybody_who_shares_it():
-    busy = entry("process", 8 * GIB, holder=holder(50), sharers=(holder(61), holder(62)))
-    draft = planned(ledger(gpu(busy, bystanders=(heir(61, of=50), heir(62, of=50)))), only=None)
+    busy = entry("process", 8 * GIB, holder=holder(50), co_holders=(holder(61), holder(62)))
+    draft = planned(ledger(gpu(busy, open_only=(heir(61, of=50), heir(62, of=50)))), only=None)
     assert [(each.pid, each.others, each.nbytes) for each in draft.spared] == [(50, (61, 62), 8 * GIB)]
 
 
@@ -200,7 +200,7 @@ def test_a_resident_without_gpu_memory_is_not_on_the_gpu():
 
 
 def test_a_bystander_may_be_named():
-    world = ledger(gpu(process(50), bystanders=(heir(51, of=50),)))
+    world = ledger(gpu(process(50), open_only=(heir(51, of=50),)))
     (step,) = planned(world, pids=(51,)).plan.steps
     assert step.predicted_bytes == 0
 

@@ -18,7 +18,7 @@ def commands(*entries, **about) -> list[tuple[int | None, str]]:
 
 
 def test_every_process_is_a_blocker_with_its_command():
-    assert commands(process(51), bystanders=(heir(52, of=51),)) == [
+    assert commands(process(51), open_only=(heir(52, of=51),)) == [
         (51, "vram kill 51"),
         (52, "vram kill 52"),
     ]

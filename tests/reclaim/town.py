@@ -52,10 +52,10 @@ class Town:
         self.me = ledger.host
         self._returns = returns or {}
         self._now_s = 0.0
-        self.nvml = self.proc = self.signals = self.clock = self.vitals = self.vendor = self.drm = self
+        self.nvml = self.proc = self.signals = self.clock = self.limits = self.vendor = self.drm = self
         self.drivers: tuple[str, ...] = ()  # no GPU of AMD or Intel
 
-    # ---- ports: proc, signals, clock, vitals, vendor, nvml ----
+    # ---- ports: proc, signals, clock, limits, vendor, nvml ----
 
     def facts(self, pid: int | None = None) -> Any:
         return self.me if pid is None else self._about(pid)
@@ -119,8 +119,8 @@ def everybody(ledger: Ledger) -> Iterator[Holder]:
     """Each living holder, once, whatever part it plays."""
     for gpu in ledger.gpus:
         for entry in gpu.entries:
-            yield from (each for each in (entry.holder, *entry.sharers) if each is not None and each.alive)
-        yield from (each.holder for each in gpu.bystanders if each.holder.alive)
+            yield from (each for each in (entry.holder, *entry.co_holders) if each is not None and each.alive)
+        yield from (each.holder for each in gpu.open_only if each.holder.alive)
 
 
 def as_root(facts: HostFacts) -> HostFacts:

@@ -7,16 +7,16 @@ import pytest
 from tests.report.samples import EXPORT, FINDINGS, LOOSE, ORPHAN, WORKER, make_gpu, make_holder, make_ledger
 from vram.model.finding import Finding
 from vram.model.gpu import GpuFacts
-from vram.model.ledger import Bystander, GpuLedger, Ledger
+from vram.model.ledger import GpuLedger, Ledger, OpenOnly
 
 
 @pytest.fixture
 def ledger() -> Ledger:
     """One GPU with a bit of everything, one that is lost."""
-    bystander = Bystander(holder=make_holder(6002, "vllm worker"), inherited_from=6001)
+    worker = OpenOnly(holder=make_holder(6002, "vllm worker"), inherited_from=6001)
     facts = GpuFacts(uuid="GPU-0", name="NVIDIA H200", virtual=True)
     notes = ("version 1 of the driver's call counts 615.1 MiB of reserved memory as used",)
-    busy = make_gpu(ORPHAN, EXPORT, WORKER, LOOSE, facts=facts, bystanders=(bystander,), notes=notes)
+    busy = make_gpu(ORPHAN, EXPORT, WORKER, LOOSE, facts=facts, open_only=(worker,), notes=notes)
     lost = GpuLedger(
         index=1,
         uuid=None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vram.model.finding import Finding, Remedy
 from vram.model.gpu import DriverFacts
-from vram.model.ledger import Entry, GpuLedger, Holder, Ledger
+from vram.model.ledger import Entry, GpuLedger, Holder, Ledger, known_bytes
 from vram.model.observation import HostFacts, ProbeRun
 from vram.model.process import Workload
 from vram.units import GIB, MIB
@@ -21,7 +21,7 @@ def make_holder(pid: int, command: str = "python train.py", **fields: object) ->
 def make_gpu(*held: Entry, index: int = 0, **fields: object) -> GpuLedger:
     """A GPU whose free entry makes its sum exact."""
     reserved = Entry(kind="reserved", nbytes=645_005_312, evidence=("the driver's memory info, version 2",))
-    free = Entry(kind="free", nbytes=TOTAL - reserved.nbytes - sum(entry.nbytes for entry in held))
+    free = Entry(kind="free", nbytes=TOTAL - reserved.nbytes - known_bytes(held))
     known = {"uuid": f"GPU-{index}", "name": "NVIDIA H200", "total_bytes": TOTAL, "facts": None}
     return GpuLedger(index=index, entries=(free, reserved, *held), **(known | fields))  # type: ignore[arg-type]
 
@@ -43,7 +43,7 @@ ORPHAN = Entry(
         4243, "python -m torch.distributed.run --nproc-per-node 8 train.py --config /data/runs/big.yaml"
     ),
     evidence=("the driver charges pid 4242, which is gone", "pid 4243 holds its 23 device files"),
-    sharers=(make_holder(4244), make_holder(4245)),
+    co_holders=(make_holder(4244), make_holder(4245)),
     charged_pid=4242,
 )
 EXPORT = Entry(

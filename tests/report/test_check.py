@@ -94,8 +94,11 @@ def test_hostile_names_keep_to_their_line() -> None:
 def together(*people: dict[str, object]) -> list[Entry]:
     """Processes without figures of their own, and the bytes that they have together."""
     holders = [make_holder(pid, **fields) for pid, fields in enumerate(people, 7)]  # type: ignore[arg-type]
-    each = [Entry(kind="process", nbytes=0, holder=one, confidence="unknown") for one in holders]
-    return [Entry(kind="process", nbytes=MIB, sharers=tuple(holders), confidence="unknown"), *each]
+    each = [Entry(kind="process", nbytes=None, holder=one, confidence="unknown") for one in holders]
+    whole = Entry(
+        kind="process", nbytes=MIB, co_holders=tuple(holders), sharing="together", confidence="unknown"
+    )
+    return [whole, *each]
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def test_the_contract(answer: Any) -> None:
 
 def test_entries_sum_to_the_total(answer: Any) -> None:
     gpu = answer["gpus"][0]
-    assert sum(entry["nbytes"] for entry in gpu["entries"]) == gpu["total_bytes"]
+    assert sum(entry["nbytes"] or 0 for entry in gpu["entries"]) == gpu["total_bytes"]
 
 
 def test_unknown_is_null_and_never_left_out(answer: Any) -> None:

@@ -87,7 +87,7 @@ HOSTILE = ["\x1b[2J\x1b]0;x\x07", "a\rb", "\u202egpj.exe", "\udcff\udc9b", "[bol
 def test_hostile_names_are_inert_everywhere(name: str, width: int) -> None:
     holder = make_holder(7, name, user=name)
     gpu = make_gpu(
-        Entry(kind="process", nbytes=MIB, holder=holder, evidence=(name,), sharers=(holder,)),
+        Entry(kind="process", nbytes=MIB, holder=holder, evidence=(name,), co_holders=(holder,)),
         name=name,
         notes=(name,),
         status="failed",

@@ -7,7 +7,7 @@ from rich.cells import cell_len
 
 from tests.report.samples import EXPORT, LOOSE, ORPHAN, WORKER, make_gpu, make_holder, make_ledger
 from tests.report.test_text import printed
-from vram.model.ledger import Bystander, Entry, GpuLedger, Ledger
+from vram.model.ledger import Entry, GpuLedger, Ledger, OpenOnly
 from vram.model.process import Workload
 from vram.report import tree
 from vram.report.json import encode
@@ -91,7 +91,7 @@ def test_the_tree_fits_its_terminal(ledger: Ledger, width: int, ascii: bool) -> 
 def test_hostile_names_are_inert_in_the_tree() -> None:
     holder = make_holder(7, "\x1b[2J", user="\u202e", workload=Workload(container="\x1b]0;", runtime="\r"))
     gpu = make_gpu(
-        Entry(kind="process", nbytes=1, holder=holder), bystanders=(Bystander(holder=make_holder(8, "\n")),)
+        Entry(kind="process", nbytes=1, holder=holder), open_only=(OpenOnly(holder=make_holder(8, "\n")),)
     )
     shown = printed(tree.who(who(make_ledger(gpu)), Look(80)), 80)
     assert shown.replace("\n", "").isprintable()
@@ -145,8 +145,8 @@ def tree_of(*gpus: GpuLedger) -> str:
 
 
 def test_handles_on_several_gpus_are_summed() -> None:
-    handles = (Bystander(holder=make_holder(9), exported_bytes=GIB),)
-    report = tree_of(make_gpu(bystanders=handles), make_gpu(index=1, bystanders=handles))
+    handles = (OpenOnly(holder=make_holder(9), exported_bytes=GIB),)
+    report = tree_of(make_gpu(open_only=handles), make_gpu(index=1, open_only=handles))
     assert "has a handle on 2.0 GiB" in report
 
 
@@ -178,10 +178,10 @@ def test_possible_heirs_stand_below_nobody_and_their_bytes_count_once() -> None:
             kind="orphaned",
             nbytes=GIB,
             holder=people[0],
-            sharers=people[1:],
+            co_holders=people[1:],
             charged_pid=pid,
             confidence="likely",
-            either=True,
+            sharing="one",
         )
         for pid in (40, 42)
     )
@@ -194,16 +194,16 @@ def test_possible_heirs_stand_below_nobody_and_their_bytes_count_once() -> None:
 
 def test_bytes_that_processes_have_together_are_not_called_nobodys() -> None:
     people = (make_holder(51), make_holder(52))
-    together = Entry(kind="process", nbytes=GIB, sharers=people, confidence="unknown")
+    together = Entry(kind="process", nbytes=GIB, co_holders=people, sharing="together", confidence="unknown")
     assert "charged to nobody" not in tree_of(make_gpu(together))
     assert "together GPU 0: 1.0 GiB process" in tree_of(make_gpu(together))
 
 
-@pytest.mark.parametrize(("told", "shown"), [(0, "untold "), (GIB, "1.0 GiB+ ")])
+@pytest.mark.parametrize(("told", "shown"), [(0, "unknown "), (GIB, "1.0 GiB+ ")])
 def test_an_amount_that_nobody_tells_is_never_shown_as_nothing(told: int, shown: str) -> None:
-    untold = Entry(kind="process", nbytes=0, holder=make_holder(7001), confidence="unknown")
+    unsized = Entry(kind="process", nbytes=None, holder=make_holder(7001), confidence="unknown")
     known = Entry(kind="process", nbytes=told, holder=make_holder(7002), confidence="fact")
-    report = who(make_ledger(make_gpu(untold, known)))
+    report = who(make_ledger(make_gpu(unsized, known)))
     (home,) = report.households
-    assert (home.nbytes, home.untold) == (told, True)
+    assert (home.nbytes, home.at_least) == (told, True)
     assert printed(tree.who(report, Look(80)), 80).lstrip().startswith(shown)

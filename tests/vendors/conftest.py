@@ -10,7 +10,7 @@ import pytest
 from tests.vendors.machine import Machine
 from vram.host.local import LocalHost
 from vram.ledger.build import build_ledger
-from vram.model.ledger import Entry, GpuLedger, Ledger
+from vram.model.ledger import Entry, GpuLedger, Ledger, known_bytes
 from vram.model.observation import Observation, Survey
 from vram.probes.survey import survey
 
@@ -49,14 +49,10 @@ def held_by(gpu: GpuLedger, pid: int) -> list[Entry]:
 
 
 def balances(gpu: GpuLedger) -> bool:
-    whole = gpu.total_bytes is None or sum(entry.nbytes for entry in gpu.entries) == gpu.total_bytes
+    whole = gpu.total_bytes is None or known_bytes(gpu.entries) == gpu.total_bytes
     system = gpu.system
-    beside = (
-        system is None
-        or system.used_bytes is None
-        or sum(entry.nbytes for entry in system.entries) == system.used_bytes
-    )
-    return whole and beside and all(entry.nbytes >= 0 for entry in gpu.entries)
+    beside = system is None or system.used_bytes is None or known_bytes(system.entries) == system.used_bytes
+    return whole and beside and all(entry.nbytes is None or entry.nbytes >= 0 for entry in gpu.entries)
 
 
 @pytest.fixture

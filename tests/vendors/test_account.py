@@ -15,6 +15,7 @@ from tests.vendors.machine import Card, Machine
 from vram.ledger.build import build_ledger
 from vram.model.drm import CapacityFacts, ClientFacts, ComputeFacts, Region, SystemMemoryFacts
 from vram.model.gpu import GpuFacts, MemoryFacts
+from vram.model.ledger import known_bytes
 from vram.model.observation import HostFacts, Observation, Survey
 from vram.model.process import ProcessFacts, ProcessRef
 from vram.units import GIB, MIB
@@ -77,8 +78,8 @@ def test_descriptors_of_one_client_count_once(machine: Machine) -> None:
     gpu = only_gpu(machine)
     (entry,) = held_by(gpu, 5)
     assert entry.nbytes == 4 * GIB
-    assert [sharer.pid for sharer in entry.sharers] == [6]
-    assert [(each.holder.pid, each.inherited_from) for each in gpu.bystanders] == [(6, 5)]
+    assert [co_holder.pid for co_holder in entry.co_holders] == [6]
+    assert [(each.holder.pid, each.inherited_from) for each in gpu.open_only] == [(6, 5)]
     assert balances(gpu)
 
 
@@ -96,7 +97,7 @@ def test_the_same_number_on_another_card_is_another_client(machine: Machine) -> 
     machine.process(5)
     for card in cards:
         machine.client(5, card, Use(vram=GIB), number=42)
-    assert [sum(entry.nbytes for entry in held_by(gpu, 5)) for gpu in ledger_of(machine).gpus] == [GIB, GIB]
+    assert [known_bytes(held_by(gpu, 5)) for gpu in ledger_of(machine).gpus] == [GIB, GIB]
 
 
 def test_without_a_number_and_a_word_of_the_kernel_nothing_is_counted_twice(machine: Machine) -> None:
@@ -128,8 +129,8 @@ def test_shared_memory_counts_once(machine: Machine) -> None:
     assert balances(gpu)
     shared = [entry for entry in gpu.entries if entry.medium == "shared"]
     assert [(entry.holder.pid, entry.nbytes) for entry in shared if entry.holder] == [(5, 150 * MIB)]
-    assert {sharer.pid for sharer in shared[0].sharers} == {6, 7}
-    private = {pid: sum(e.nbytes for e in held_by(gpu, pid) if e.medium is None) for pid in (5, 6, 7)}
+    assert {co_holder.pid for co_holder in shared[0].co_holders} == {6, 7}
+    private = {pid: known_bytes(e for e in held_by(gpu, pid) if e.medium is None) for pid in (5, 6, 7)}
     assert private == {5: 50 * MIB, 6: 100 * MIB, 7: 100 * MIB}
 
 
@@ -139,7 +140,7 @@ def test_rocms_figure_and_the_clients_overlap(machine: Machine, listed: int, cou
     machine.client(machine.process(5), card, Use(vram=8 * GIB))
     machine.kfd(5, card, listed)
     gpu = only_gpu(machine)
-    assert sum(entry.nbytes for entry in held_by(gpu, 5)) == counted
+    assert known_bytes(held_by(gpu, 5)) == counted
     assert balances(gpu)
 
 
@@ -150,7 +151,7 @@ def test_rocms_memory_in_a_shared_client_is_not_counted_again(machine: Machine) 
     machine.client(5, card, Use(vram=GIB))
     machine.kfd(5, card, 6 * GIB)
     gpu = only_gpu(machine)
-    assert sum(entry.nbytes for entry in held_by(gpu, 5)) == 7 * GIB
+    assert known_bytes(held_by(gpu, 5)) == 7 * GIB
     assert balances(gpu)
 
 
@@ -182,9 +183,9 @@ def test_rocms_pids_are_the_hosts(machine: Machine) -> None:
     inside = replace(survey, host=replace(survey.host, initial_pid_namespace=False))
     (gpu,) = build_ledger(inside).gpus
     assert balances(gpu)
-    assert sum(entry.nbytes for entry in held_by(gpu, 5)) == 2 * GIB
+    assert known_bytes(held_by(gpu, 5)) == 2 * GIB
     hidden = [entry for entry in gpu.entries if entry.kind == "hidden"]
-    assert sum(entry.nbytes for entry in hidden) == 6 * GIB
+    assert known_bytes(hidden) == 6 * GIB
     assert {entry.hidden_by for entry in hidden} == {"namespace"}
 
 
@@ -195,7 +196,7 @@ def test_workers_of_a_dead_parent_keep_its_memory(machine: Machine) -> None:
     machine.client(machine.process(7, group=5, session=5), card, Use(vram=4 * GIB), number=number)
     (entry,) = held_by(only_gpu(machine), 6)
     assert (entry.kind, entry.charged_pid, entry.confidence) == ("orphaned", 5, "likely")
-    assert [sharer.pid for sharer in entry.sharers] == [7]
+    assert [co_holder.pid for co_holder in entry.co_holders] == [7]
 
 
 def test_a_living_leader_makes_nobody_an_orphan(machine: Machine) -> None:
@@ -217,7 +218,7 @@ def test_a_session_service_is_not_the_user(machine: Machine) -> None:
     machine.client(9, card, Use(vram=GIB), number=number)
     gpu = only_gpu(machine)
     (entry,) = held_by(gpu, 9)
-    assert [sharer.pid for sharer in entry.sharers] == [5]
+    assert [co_holder.pid for co_holder in entry.co_holders] == [5]
     assert held_by(gpu, 5) == []
 
 
@@ -281,7 +282,7 @@ def test_an_intel_card_whose_use_is_not_told(machine: Machine) -> None:
     gpu = only_gpu(machine)
     assert [(entry.kind, entry.nbytes) for entry in gpu.entries] == [
         ("process", 4 * GIB),
-        ("untold", 12 * GIB),
+        ("unreported", 12 * GIB),
     ]
     assert (gpu.total_bytes, gpu.status) == (16 * GIB, "ok")
 
@@ -352,7 +353,7 @@ def test_a_driver_that_tells_nothing_of_its_clients(machine: Machine) -> None:
     card = machine.card("i915", "0000:0b:00.0")
     machine.client(machine.process(5), card, kernel="5.15")
     (entry,) = only_gpu(machine).entries
-    assert (entry.nbytes, entry.confidence) == (0, "unknown")
+    assert (entry.nbytes, entry.confidence) == (None, "unknown")
 
 
 def test_numbers_follow_nvidias(machine: Machine) -> None:

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.vendors.fdinfo_styles import AMDGPU_KERNELS, HEAD, I915_KERNELS, XE_KERNELS, Use, amdgpu, i915, xe
-from vram.host.local.fdinfo import MOST_NBYTES, read_client
+from vram.host.local.drm_usage import MOST_NBYTES, read_client
 from vram.host.ports import DrmClient
 from vram.units import KIB, MIB
 

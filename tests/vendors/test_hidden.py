@@ -25,7 +25,7 @@ def test_a_process_that_only_rocm_lists_is_hidden(machine: Machine) -> None:
     (entry,) = held_by(under_hidepid(machine), 5)
     assert (entry.kind, entry.nbytes, entry.hidden_by) == ("hidden", 7 * GIB, "permission")
     assert entry.holder is not None
-    assert not entry.holder.in_sight
+    assert not entry.holder.visible
     assert not any("does not exist" in word for word in entry.evidence)
 
 

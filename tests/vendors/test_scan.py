@@ -10,10 +10,8 @@ import pytest
 
 from tests.vendors.fdinfo_styles import Use
 from tests.vendors.machine import Machine
-from vram.host.local.device_files import DRM_PREFIX, DeviceNames, RawFile
-from vram.host.local.native_scan import NativeScan
-from vram.host.local.open_files import LocalOpenFiles, Scan
-from vram.host.local.python_scan import PythonScan
+from vram.host.local.open_files import DRM_PREFIX, DeviceNames, LocalOpenFiles
+from vram.host.local.proc_scan import NativeScan, PythonScan, RawFile, Scan
 from vram.host.ports import FileScan
 from vram.units import MIB
 
@@ -38,26 +36,26 @@ def test_clients_come_with_their_figures(machine: Machine, scan: Scan) -> None:
     (machine.proc / "6/fd/3").symlink_to("/dev/nvidia0")
     machine.process(7)
     (machine.proc / "7/fd/3").symlink_to("/dev/dri/by-path/pci-0000:03:00.0-render")
-    holdings = {each.process.pid: each for each in look(machine, scan).holdings}
-    assert set(holdings) == {5, 6}
-    assert [client.facts.client for client in holdings[5].clients] == [number, number]
-    assert {client.facts.node for client in holdings[5].clients} == {128, 0}
+    holders = {each.process.pid: each for each in look(machine, scan).holders}
+    assert set(holders) == {5, 6}
+    assert [client.facts.client for client in holders[5].clients] == [number, number]
+    assert {client.facts.node for client in holders[5].clients} == {128, 0}
     # NVIDIA's account is made from NVIDIA's files alone.
-    assert holdings[5].files == ()
-    assert [file.kind for file in holdings[6].files] == ["gpu"]
+    assert holders[5].files == ()
+    assert [file.kind for file in holders[6].files] == ["gpu"]
 
 
 def test_without_such_cards_nobody_looks_there(machine: Machine, scan: Scan) -> None:
     machine.process(5)
     machine.client(5, machine.card("amdgpu", "0000:03:00.0"), Use(vram=MIB))
-    assert LocalOpenFiles(DeviceNames(), str(machine.proc), scan=scan).scan(20.0).holdings == ()
+    assert LocalOpenFiles(DeviceNames(), str(machine.proc), scan=scan).scan(20.0).holders == ()
 
 
 def test_a_client_that_vanishes_while_it_is_read(machine: Machine, scan: Scan) -> None:
     machine.process(5)
     machine.client(5, machine.card("amdgpu", "0000:03:00.0"), Use(vram=MIB))
     (machine.proc / "5/fdinfo/3").unlink()
-    assert look(machine, scan).holdings == ()
+    assert look(machine, scan).holders == ()
 
 
 def test_a_figure_that_cannot_be_read_is_told(machine: Machine, scan: Scan) -> None:
@@ -65,8 +63,8 @@ def test_a_figure_that_cannot_be_read_is_told(machine: Machine, scan: Scan) -> N
     machine.client(5, machine.card("amdgpu", "0000:03:00.0"), Use(vram=MIB))
     (machine.proc / "5/fdinfo/3").unlink()
     (machine.proc / "5/fdinfo/3").mkdir()
-    (holding,) = look(machine, scan).holdings
-    (client,) = holding.clients
+    (holder,) = look(machine, scan).holders
+    (client,) = holder.clients
     assert (client.status, client.facts.regions) == ("failed", ())
     assert os.strerror(errno.EISDIR) in (client.message or "")
 
@@ -75,8 +73,8 @@ def test_a_text_of_megabytes_is_read_in_part(machine: Machine, scan: Scan) -> No
     machine.process(5)
     card = machine.card("amdgpu", "0000:03:00.0")
     machine.fdinfo(5, card, b"drm-driver:\tamdgpu\n" + b"x" * (4 << 20))
-    (holding,) = look(machine, scan).holdings
-    assert holding.clients[0].status == "failed"
+    (holder,) = look(machine, scan).holders
+    assert holder.clients[0].status == "failed"
 
 
 def test_a_read_that_never_ends_does_not_keep_the_answer(machine: Machine) -> None:
@@ -90,7 +88,7 @@ def test_a_read_that_never_ends_does_not_keep_the_answer(machine: Machine) -> No
     began = time.monotonic()
     found = look(machine, NativeScan(), deadline_s=3.0)
     assert not found.complete
-    assert {each.process.pid for each in found.holdings} == set(range(5, 25)) - {9}
+    assert {each.process.pid for each in found.holders} == set(range(5, 25)) - {9}
     assert time.monotonic() - began < 30
     # Whoever hangs still is let go; nothing that it holds is in anybody's way.
     os.close(os.open(machine.proc / "9/fdinfo/3", os.O_WRONLY | os.O_NONBLOCK))
@@ -117,7 +115,7 @@ def test_dmabufs_of_the_drivers_that_are_here(machine: Machine, scan: Scan) -> N
     machine.dmabuf(5, 7 * MIB, "amdgpu", fd=4)
     machine.dmabuf(5, 9 * MIB, "i915", fd=5)
     machine.dmabuf(5, 9 * MIB, "uvcvideo", fd=6)
-    (holding,) = look(machine, scan).holdings
-    assert [(buffer.fd, buffer.exporter, buffer.nbytes) for buffer in holding.dmabufs] == [
+    (holder,) = look(machine, scan).holders
+    assert [(buffer.fd, buffer.exporter, buffer.nbytes) for buffer in holder.dmabufs] == [
         (4, "amdgpu", 7 * MIB)
     ]

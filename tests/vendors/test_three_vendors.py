@@ -75,7 +75,7 @@ def test_why(host: Host, demo: DemoProgram) -> None:
         (3, "intel", "xe"),
     ]
     for gpu in gpus:
-        assert sum(entry["nbytes"] for entry in gpu["entries"]) == gpu["total_bytes"]
+        assert sum(entry["nbytes"] or 0 for entry in gpu["entries"]) == gpu["total_bytes"]
     holders = [{e["holder"]["pid"] for e in gpu["entries"] if e["holder"]} for gpu in gpus]
     assert holders == [set(demo.pids.values()), set(), {TRAINER}, {COMPILER}]
     assert [entry["holder"]["pid"] for entry in gpus[1]["system"]["entries"]] == [BROWSER]

@@ -79,12 +79,12 @@ def test_whom_it_started_goes_with_it(folder: Path) -> None:
     assert not noted or is_gone(int(noted))
 
 
-def test_closing_an_inquiry_ends_it_unheard(folder: Path) -> None:
+def test_closing_a_query_ends_it_unheard(folder: Path) -> None:
     os.mkfifo(folder / "ready")
     install(folder, before=f"open(os.path.join(folder, 'ready'), 'w').close()\n{HANGS}")
-    inquiry = LocalWindows(virtual=True).ask("the question", PATIENT_S)
+    query = LocalWindows(virtual=True).ask("the question", PATIENT_S)
     (folder / "ready").read_bytes()  # it has come to the point where it hangs
-    inquiry.close()
+    query.close()
     assert is_ended(folder)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from vram.host.local.wsl import virtual_wsl_facts, wsl_facts
 from vram.model.wsl import WslFacts
-from vram.payloads import driver_library
+from vram.payloads import libcuda
 
 SECOND = "5.15.167.4-microsoft-standard-WSL2"
 FIRST = "4.4.0-22621-Microsoft"
@@ -102,8 +103,8 @@ def test_a_virtual_gpu_is_under_windows_only_where_its_folder_says_so(tmp_path: 
 
 LENDING = """
 import sys
-from vram.host.local.nvml_child import _binding, lend_library
-binding = _binding()
+from vram.host.local.nvml_library import binding, lend_library
+binding = binding()
 try:
     binding.nvmlInit()
 except binding.NVMLError as error:
@@ -129,4 +130,4 @@ def test_the_library_is_found_where_the_loader_does_not_look(native_libraries: P
 
 def test_a_library_that_is_nowhere_fails_as_the_loader_says(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"libvram-is-nowhere\.so: cannot open shared object file"):
-        driver_library.load("libvram-is-nowhere.so", str(tmp_path))
+        libcuda.open_library("libvram-is-nowhere.so", ctypes.CDLL, str(tmp_path))

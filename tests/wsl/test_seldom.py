@@ -13,8 +13,7 @@ import pytest
 from tests.wsl.conftest import Wsl
 from tests.wsl.windows import encoded, install, search_path, speaking, starts
 from vram.cli.watch import WINDOWS_EVERY_S
-from vram.host.local.windows import LocalWindows
-from vram.host.local.windows_seldom import SeldomWindows
+from vram.host.local.windows import LocalWindows, SeldomWindows
 from vram.model.windows import LEFT_OUT
 from vram.units import GIB
 
@@ -110,6 +109,6 @@ def test_a_page_without_windows_balances_and_says_who_wanted_it(wsl: Wsl) -> Non
     report = wsl.why("--no-windows")
     page = report["gpus"][0]
     assert page["windows"]["message"] == LEFT_OUT
-    assert sum(entry["nbytes"] for entry in page["entries"]) == page["total_bytes"]
+    assert sum(entry["nbytes"] or 0 for entry in page["entries"]) == page["total_bytes"]
     (finding,) = (each for each in report["findings"] if each["code"] == "VR603")
     assert finding["remedies"][-1]["command"] == "vram why"

@@ -16,7 +16,7 @@ from vram.units import GIB, MIB
 def page(report: dict[str, Any], gpu: int = 0) -> dict[str, Any]:
     """One GPU, which must balance to the byte."""
     found: dict[str, Any] = report["gpus"][gpu]
-    assert sum(entry["nbytes"] for entry in found["entries"]) == found["total_bytes"]
+    assert sum(entry["nbytes"] or 0 for entry in found["entries"]) == found["total_bytes"]
     return found
 
 

@@ -20,9 +20,6 @@ DEADLINE_S = "60"
 
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
-# Nobody's, or the driver's own: everything else is held by somebody.
-NOT_HELD = ("free", "reserved", "unassigned")
-
 
 class DemoOutput:
     """Prints demos on standard output, formatted as *args* ask."""
@@ -79,12 +76,14 @@ def excerpt(answer: str) -> str:
 
 
 def held_bytes(gpu: VirtualGpu) -> int:
-    """Return what somebody holds of the GPU, as the program itself accounts for it."""
+    """Return how much of the GPU is in use, as the program itself accounts for it."""
     from msgspec import json
+
+    from vram.model.kinds import KINDS
 
     answer = json.decode(run_why(gpu, ["--json"], {}))
     entries = (entry for device in answer["gpus"] for entry in device["entries"])
-    return sum(entry["nbytes"] for entry in entries if entry["kind"] not in NOT_HELD)
+    return sum(entry["nbytes"] or 0 for entry in entries if KINDS[entry["kind"]].used)
 
 
 def run_why(gpu: VirtualGpu, words: list[str], changes: Mapping[str, str]) -> str:

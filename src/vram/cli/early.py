@@ -58,7 +58,7 @@ def reader() -> Child | None:
     started = take()
     if started is not None:
         return started
-    from vram.host.local.nvml_start import start_reader
+    from vram.host.local import start_reader
 
     try:
         return start_reader(set())

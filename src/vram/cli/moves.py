@@ -78,7 +78,7 @@ class Moves:
 
     def _require_not_parked(self, host: Host, parking: Parking, pid: int) -> None:
         """Say so where it is parked already; waking the driver is spared where it cannot be."""
-        if host.vitals.uses_cuda(pid):
+        if host.limits.uses_cuda(pid):
             parking.require_not_parked(pid)
 
     @contextmanager

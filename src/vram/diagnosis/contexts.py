@@ -13,9 +13,9 @@ LARGEST = 640 * MIB
 ONLY_THE_CONTEXT = "the context itself, or hardly more; only ending the process returns it"
 
 
-def is_bare(nbytes: int) -> bool:
+def is_bare(nbytes: int | None) -> bool:
     """Whether a process that is charged so much can hold hardly more than its context."""
-    return SMALLEST <= nbytes <= LARGEST
+    return nbytes is not None and SMALLEST <= nbytes <= LARGEST
 
 
 def is_bare_context(entries: tuple[Entry, ...]) -> bool:

@@ -1,4 +1,4 @@
-"""What one keeper keeps: the entries of all GPUs gathered by who must let go of them."""
+"""What one process holds: the entries of all GPUs, gathered by who must release them."""
 
 from __future__ import annotations
 
@@ -7,21 +7,19 @@ from itertools import chain
 
 from msgspec import Struct
 
-from vram.model.ledger import Entry, GpuLedger, Holder
-
-IN_USE = ("context", "live", "cached", "fragmented", "process", "overhead")
-"""The kinds that a process is charged with while it works."""
+from vram.model.ledger import Entry, GpuLedger, Holder, known_bytes
 
 
-class Holding(Struct, frozen=True):
-    """Entries with the same keeper and the same charged pid, on one GPU or several."""
+class HeldMemory(Struct, frozen=True):
+    """Entries with the same holder and the same charged pid, on one GPU or several."""
 
     entries: tuple[Entry, ...]
     gpus: tuple[int, ...]
 
     @property
     def nbytes(self) -> int:
-        return sum(entry.nbytes for entry in self.entries)
+        """As far as sizes are known."""
+        return known_bytes(self.entries)
 
     @property
     def holder(self) -> Holder | None:
@@ -32,10 +30,10 @@ class Holding(Struct, frozen=True):
         return self.entries[0].charged_pid
 
     @property
-    def keepers(self) -> tuple[Holder, ...]:
-        """Everyone alive who must let go before these bytes come back; of ``either``, who may have to."""
-        named = chain.from_iterable((entry.holder, *entry.sharers) for entry in self.entries)
-        living = {identity(holder): holder for holder in named if holder is not None and holder.alive}
+    def living(self) -> tuple[Holder, ...]:
+        """Everyone alive who holds these bytes; with ``sharing`` "one", who may hold them."""
+        named = chain.from_iterable(entry.holders for entry in self.entries)
+        living = {identity(holder): holder for holder in named if holder.alive}
         return tuple(living.values())
 
     @property
@@ -43,9 +41,9 @@ class Holding(Struct, frozen=True):
         return tuple(chain.from_iterable(entry.evidence for entry in self.entries))
 
     @property
-    def either(self) -> bool:
-        """True where not all of the keepers have these bytes: which of them does cannot be told."""
-        return any(entry.either for entry in self.entries)
+    def one_of(self) -> bool:
+        """True where only one of the holders has some of these bytes, unknown which."""
+        return any(entry.sharing == "one" for entry in self.entries)
 
     @property
     def certain(self) -> bool:
@@ -59,20 +57,20 @@ def identity(holder: Holder | None) -> tuple[int, int | None] | None:
 
 
 def gather(
-    gpus: Iterable[GpuLedger], wanted: Callable[[Entry], bool], *, least: int = 1
-) -> tuple[Holding, ...]:
-    """Gather the *wanted* entries of at least *least* bytes by keeper, the largest holding first."""
+    gpus: Iterable[GpuLedger], wanted: Callable[[Entry], bool], *, any_size: bool = False
+) -> tuple[HeldMemory, ...]:
+    """Gather the *wanted* entries by holder, the largest first; *any_size*: empty and unknown ones too."""
     found: dict[object, list[tuple[int, Entry]]] = {}
     for gpu in gpus:
         for entry in gpu.accounted:
-            if entry.nbytes >= least and wanted(entry):
+            if (entry.nbytes or any_size) and wanted(entry):
                 found.setdefault((identity(entry.holder), entry.charged_pid), []).append((gpu.index, entry))
-    holdings = (_holding(placed) for placed in found.values())
-    return tuple(sorted(holdings, key=lambda holding: -holding.nbytes))
+    held = (_held(placed) for placed in found.values())
+    return tuple(sorted(held, key=lambda each: -each.nbytes))
 
 
-def keeper(entry: Entry) -> Holder | None:
-    """The living process that keeps *entry*, if one is known."""
+def living_holder(entry: Entry) -> Holder | None:
+    """The living process that is known to hold *entry*, if there is one."""
     holder = entry.holder
     if holder is None or not holder.alive:
         return None
@@ -81,19 +79,19 @@ def keeper(entry: Entry) -> Holder | None:
     return None if newcomer else holder
 
 
-def keepers(entry: Entry) -> tuple[Holder, ...]:
-    """Everyone alive who must release *entry* before its bytes come back."""
-    first = keeper(entry)
-    return tuple(holder for holder in (first, *entry.sharers) if holder is not None and holder.alive)
+def living_holders(entry: Entry) -> tuple[Holder, ...]:
+    """Everyone alive who must release *entry* before its bytes return."""
+    first = living_holder(entry)
+    return tuple(holder for holder in (first, *entry.co_holders) if holder is not None and holder.alive)
 
 
 def in_use(entry: Entry) -> bool:
     """A living process is charged with this entry."""
-    return entry.kind in IN_USE and entry.holder is not None and entry.holder.alive
+    return entry.kind_facts.charged and entry.holder is not None and entry.holder.alive
 
 
-def _holding(placed: list[tuple[int, Entry]]) -> Holding:
-    return Holding(
+def _held(placed: list[tuple[int, Entry]]) -> HeldMemory:
+    return HeldMemory(
         entries=tuple(entry for _, entry in placed),
         gpus=tuple(dict.fromkeys(index for index, _ in placed)),
     )

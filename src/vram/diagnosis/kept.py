@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from vram.diagnosis import remedies, words
-from vram.diagnosis.holdings import Holding, gather
+from vram.diagnosis.holdings import HeldMemory, gather
 from vram.diagnosis.leftover import doubt, working
 from vram.model.finding import Finding, Remedy
 from vram.model.ledger import Entry, Ledger
@@ -17,9 +17,9 @@ def kept(
     ledger: Ledger,
     wanted: Callable[[Entry], bool],
     *,
-    title: Callable[[Holding], str],
-    cause: Callable[[Holding], str],
-    gentler: Callable[[Holding], Iterable[Remedy]],
+    title: Callable[[HeldMemory], str],
+    cause: Callable[[HeldMemory], str],
+    gentler: Callable[[HeldMemory], Iterable[Remedy]],
 ) -> Iterator[Finding]:
     """A finding for all that each holder keeps of the *wanted* entries.
 
@@ -27,23 +27,23 @@ def kept(
     """
     holdings = gather(ledger.gpus, wanted)
     works = working(ledger) if holdings else frozenset()
-    for holding in holdings:
-        unsure = [reason for entry in holding.entries if (reason := doubt(entry, works, ledger.host))]
+    for held in holdings:
+        unsure = [reason for entry in held.entries if (reason := doubt(entry, works, ledger.host))]
         yield Finding(
             code=code,
-            title=title(holding),
-            nbytes=holding.nbytes,
-            cause=cause(holding),
-            gpus=holding.gpus,
-            pids=tuple(keeper.pid for keeper in holding.keepers),
-            evidence=words.evidence(holding.evidence),
-            remedies=remedies.ordered((*_ending(ledger.host, holding, unsure), *gentler(holding))),
+            title=title(held),
+            nbytes=held.nbytes,
+            cause=cause(held),
+            gpus=held.gpus,
+            pids=tuple(keeper.pid for keeper in held.living),
+            evidence=words.evidence(held.evidence),
+            remedies=remedies.ordered((*_ending(ledger.host, held, unsure), *gentler(held))),
         )
 
 
-def _ending(host: HostFacts, holding: Holding, unsure: list[str]) -> tuple[Remedy, ...]:
+def _ending(host: HostFacts, held: HeldMemory, unsure: list[str]) -> tuple[Remedy, ...]:
     """``vram free`` where it would end these holders by itself; else how to end them by name."""
-    people = holding.keepers
+    people = held.living
     ours = host.uid == 0 or all(each.user == host.user for each in people)
     known = all(each.executable is not None for each in people)
     if ours and known and not unsure and people:
@@ -51,4 +51,4 @@ def _ending(host: HostFacts, holding: Holding, unsure: list[str]) -> tuple[Remed
     stopped = [each for each in people if each.state == "T"]
     if stopped:
         return (remedies.resume(host, stopped[0]),)
-    return remedies.end(host, people, certain=holding.certain, either=holding.either and not holding.certain)
+    return remedies.end(host, people, certain=held.certain, either=held.one_of and not held.certain)

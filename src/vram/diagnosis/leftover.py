@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from vram.diagnosis.health import is_healthy, is_stopped, is_stuck
-from vram.diagnosis.holdings import in_use, keepers
+from vram.diagnosis.holdings import in_use, living_holders
 from vram.diagnosis.remedies import SUDO_VRAM
 from vram.model.ledger import Entry, Ledger
 from vram.model.observation import HostFacts
@@ -20,7 +20,7 @@ def code_of(entry: Entry) -> str | None:
     """The finding that calls *entry* a leftover; None where it is none."""
     if entry.kind == "exported":
         return DMABUF if entry.medium == "dmabuf" else EXPORTED
-    if entry.kind == "orphaned" and keepers(entry):
+    if entry.kind == "orphaned" and living_holders(entry):
         return ZOMBIE if entry.charged_state == "Z" else ORPHANED
     return None
 
@@ -41,7 +41,7 @@ def doubt(entry: Entry, works: Collection[int], host: HostFacts) -> str | None:
     Only a fork gives a context's files to a process; a handle or a dma-buf anybody can hand to a service
     that takes descriptors. So root ends other users' processes for those only by name.
     """
-    people = keepers(entry)
+    people = living_holders(entry)
     handed = [each for each in people if each.user != host.user] if entry.kind == "exported" else []
     if handed and host.uid == 0:
         return f"pid {handed[0].pid} of {handed[0].user or 'another user'} may have been handed it by anybody"
@@ -66,11 +66,13 @@ def way_back(ledger: Ledger) -> str | None:
     works, host = working(ledger), ledger.host
     entries = [entry for gpu in ledger.gpus for entry in gpu.accounted if code_of(entry)]
     certain = [entry for entry in entries if doubt(entry, works, host) is None]
-    if any(host.uid == 0 or all(each.user == host.user for each in keepers(entry)) for entry in certain):
+    if any(
+        host.uid == 0 or all(each.user == host.user for each in living_holders(entry)) for entry in certain
+    ):
         return "vram free"
-    pids = dict.fromkeys(str(holder.pid) for entry in certain or entries for holder in keepers(entry))
+    pids = dict.fromkeys(str(holder.pid) for entry in certain or entries for holder in living_holders(entry))
     if not pids or len(pids) > MOST_PIDS:
         return None
-    ours = host.uid == 0 or all(each.user == host.user for entry in entries for each in keepers(entry))
-    stopped = any(is_stopped(each) or is_stuck(each) for entry in entries for each in keepers(entry))
+    ours = host.uid == 0 or all(each.user == host.user for entry in entries for each in living_holders(entry))
+    stopped = any(is_stopped(each) or is_stuck(each) for entry in entries for each in living_holders(entry))
     return None if stopped and not certain else f"{'vram' if ours else SUDO_VRAM} kill {' '.join(pids)}"

@@ -155,8 +155,8 @@ def _trim(target: str, pid: int) -> Remedy:
 def reset(gpu: GpuLedger, why: str) -> Remedy:
     """Reset a GPU that nobody uses; one that is in use, or might be, has to be emptied first."""
     target = f"gpu {gpu.index}"
-    idle = gpu.status == "ok" and gpu.total_bytes is not None and not gpu.bystanders
-    if idle and all(entry.kind in ("free", "reserved", "unassigned") for entry in gpu.entries):
+    idle = gpu.status == "ok" and gpu.total_bytes is not None and not gpu.open_only
+    if idle and all(entry.kind_facts.used is False for entry in gpu.entries):
         text = f"{why} Nobody uses this GPU now; a reset ends whatever starts on it meanwhile."
         command = f"{SUDO_VRAM} reset {gpu.index} --yes"
         return Remedy(step="reset", target=target, text=text, command=command, harm="affects-others")

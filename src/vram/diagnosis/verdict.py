@@ -16,15 +16,11 @@ from typing import Literal
 from msgspec import Struct
 
 from vram.diagnosis.health import is_stopped
-from vram.model.ledger import Entry, GpuLedger, Ledger
+from vram.model.ledger import Entry, GpuLedger, Ledger, known_bytes
 
 Verdict = Literal["clean", "held", "unknown"]
 
-_NOBODYS = frozenset(("free", "reserved", "untold", "unassigned"))
-# Whether their holders are healthy cannot be told: they are named together, or not at all.
-_UNSEEN = frozenset(("hidden", "guest"))
 _UNREAD = ("failed", "timeout", "lost", "denied")
-_WITHOUT_PROCESS = frozenset(("orphaned", "exported", "unattributed"))
 
 
 class GpuVerdict(Struct, frozen=True, kw_only=True):
@@ -58,7 +54,7 @@ def _judge(gpu: GpuLedger, leftovers: bool, allow: int) -> GpuVerdict:
     counted = tuple(entry for entry in gpu.accounted if _is_held(entry))
     if leftovers:
         counted = tuple(entry for entry in counted if _is_left(gpu, entry))
-    nbytes = sum(entry.nbytes for entry in counted)
+    nbytes = known_bytes(counted)
     verdict: Verdict = "held" if nbytes > allow else "clean"
     reason = None
     if verdict == "clean":
@@ -77,16 +73,15 @@ def _judge(gpu: GpuLedger, leftovers: bool, allow: int) -> GpuVerdict:
 
 
 def _is_held(entry: Entry) -> bool:
-    """Bytes beyond the driver's reserve; what contexts cost beyond their charge is theirs to explain."""
-    if entry.kind == "overhead" and entry.holder is None:
-        return False
-    return entry.kind not in _NOBODYS and entry.nbytes > 0
+    """Bytes that some process holds; what contexts cost beyond their charge goes with the contexts."""
+    return entry.kind_facts.held and bool(entry.nbytes)
 
 
 def _is_leftover(entry: Entry) -> bool:
-    if entry.kind in _UNSEEN or entry.kind == "windows" or _is_together(entry):
+    leftover = entry.kind_facts.leftover
+    if leftover in ("no", "unknown") or entry.sharing == "together":
         return False
-    if entry.kind in _WITHOUT_PROCESS or entry.holder is None:
+    if leftover == "yes" or entry.holder is None:
         return True
     holder = entry.holder
     return not holder.alive or holder.exiting or holder.state in ("Z", "X") or is_stopped(holder)
@@ -101,18 +96,18 @@ def _is_unlisted(gpu: GpuLedger, entry: Entry) -> bool:
     return entry.kind == "unattributed" and gpu.status in _UNREAD
 
 
-def _is_together(entry: Entry) -> bool:
-    """Bytes of several processes, of which the driver does not tell how much each has."""
-    return entry.kind == "process" and entry.holder is None
-
-
 def _is_left_together(gpu: GpuLedger, entry: Entry) -> bool:
-    return _is_together(entry) and all(map(_is_leftover, _untold(gpu)))
+    return entry.sharing == "together" and all(map(_is_leftover, _of_unknown_size(gpu)))
 
 
-def _untold(gpu: GpuLedger) -> list[Entry]:
+def _of_unknown_size(gpu: GpuLedger) -> list[Entry]:
     """Everybody whose bytes are in an entry of several."""
-    return [each for each in gpu.entries if each.holder and not each.nbytes and each.confidence == "unknown"]
+    return [each for each in gpu.entries if each.holder and each.nbytes is None]
+
+
+def _is_unseen(entry: Entry) -> bool:
+    """Whether the holder cannot be seen, and whether it still works with the bytes cannot be told."""
+    return entry.kind_facts.held and entry.kind_facts.leftover == "unknown" and entry.hidden_by != "end"
 
 
 def _doubt(gpu: GpuLedger, leftovers: bool, allow: int) -> str | None:
@@ -121,13 +116,13 @@ def _doubt(gpu: GpuLedger, leftovers: bool, allow: int) -> str | None:
         return "its MIG instances look clean, and the whole GPU may not be read"
     if gpu.total_bytes is None or gpu.status in _UNREAD:
         return gpu.message or f"the driver's answer: {gpu.status}"
-    untold = sum(entry.nbytes for entry in gpu.entries if entry.kind == "untold")
-    if untold > allow:
+    unreported = known_bytes(entry for entry in gpu.entries if entry.kind == "unreported")
+    if unreported > allow:
         return "nobody who can be seen holds memory, and the driver does not tell how much is in use"
-    hidden = sum(entry.nbytes for entry in gpu.entries if entry.kind in _UNSEEN and entry.hidden_by != "end")
+    hidden = known_bytes(entry for entry in gpu.entries if _is_unseen(entry))
     if leftovers and hidden > allow:
         return "a process that cannot be seen from here holds memory; whether it is healthy cannot be told"
-    together = sum(entry.nbytes for entry in gpu.entries if _is_together(entry))
-    if leftovers and together > allow and any(map(_is_leftover, _untold(gpu))):
+    together = known_bytes(entry for entry in gpu.entries if entry.sharing == "together")
+    if leftovers and together > allow and any(map(_is_leftover, _of_unknown_size(gpu))):
         return "processes hold memory together, and not all of them are healthy; whose it is cannot be told"
     return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vram.doctor.engine import CHECKS
+from vram.doctor.checks import CHECKS
 from vram.errors import UsageError
 
 # Python -OO strips docstrings, and with them the pages.
@@ -11,14 +11,14 @@ _STRIPPED = "{check}  This page is missing: Python was started with -OO, which r
 
 def ids() -> tuple[str, ...]:
     """Every check's id, in the order in which they are asked."""
-    return tuple(check.ID for check in CHECKS)
+    return tuple(check.id for check in CHECKS)
 
 
 def page(wanted: str) -> str:
     """The manual page of a check; case does not matter."""
     for check in CHECKS:
-        if wanted.strip().lower() == check.ID:
-            return check.__doc__ or _STRIPPED.format(check=check.ID)
+        if wanted.strip().lower() == check.id:
+            return check.page or _STRIPPED.format(check=check.id)
     raise UsageError(f"there is no check {wanted!r}", hint=f"the checks are {', '.join(ids())}")
 
 

@@ -1,21 +1,19 @@
 """The door to libcuda for owner objects: opened by the first call, and no context but on request.
 
-Calls return the driver's code; :func:`translated` makes the error of it. Argument types are
-set on handles of our own, so nothing changes for others who have the library loaded.
+Calls return the driver's code; :func:`translated` makes the error of it.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from ctypes import byref, c_char_p, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_void_p
+from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_void_p
 from typing import Any
 
 from vram.errors import DeviceError, DriverMissing, NoSuchDevice, OutOfMemory, VramError
 from vram.guard.owning import identity, pair
-from vram.payloads.driver_library import load
+from vram.payloads.libcuda import Libcuda, load, untyped
 from vram.payloads.trim.broken import STICKY, sentence
 
 INVALID_VALUE, OUT_OF_MEMORY, NOT_INITIALIZED, DEINITIALIZED = 1, 2, 3, 4
@@ -26,68 +24,26 @@ CAPTURE_CODES = range(900, 910)
 POINTER_CONTEXT, POINTER_ORDINAL, POINTER_IS_MANAGED = 1, 9, 8
 RELAXED_CAPTURE = 2
 
-POINTER, SIZE, HANDLE, OUT = c_uint64, c_size_t, c_void_p, c_void_p
-
-PROTOTYPES: dict[str, tuple[Any, ...]] = {
-    "cuInit": (c_uint,),
-    "cuDriverGetVersion": (OUT,),
-    "cuGetErrorName": (c_int, OUT),
-    "cuGetErrorString": (c_int, OUT),
-    "cuDeviceGetCount": (OUT,),
-    "cuDeviceGetName": (OUT, c_int, c_int),
-    "cuDeviceGetAttribute": (OUT, c_int, c_int),
-    "cuDeviceTotalMem_v2": (OUT, c_int),
-    "cuDevicePrimaryCtxRetain": (OUT, c_int),
-    "cuDevicePrimaryCtxGetState": (c_int, OUT, OUT),
-    "cuCtxGetCurrent": (OUT,),
-    "cuCtxGetDevice": (OUT,),
-    "cuCtxPushCurrent_v2": (HANDLE,),
-    "cuCtxPopCurrent_v2": (OUT,),
-    "cuCtxSynchronize": (),
-    "cuStreamSynchronize": (HANDLE,),
-    "cuThreadExchangeStreamCaptureMode": (OUT,),
-    "cuPointerGetAttribute": (OUT, c_int, POINTER),
-    "cuMemGetInfo_v2": (OUT, OUT),
-    "cuMemAlloc_v2": (OUT, SIZE),
-    "cuMemAllocPitch_v2": (OUT, OUT, SIZE, SIZE, c_uint),
-    "cuMemAllocManaged": (OUT, SIZE, c_uint),
-    "cuMemFree_v2": (POINTER,),
-    "cuMemHostAlloc": (OUT, SIZE, c_uint),
-    "cuMemHostGetDevicePointer_v2": (OUT, c_void_p, c_uint),
-    "cuMemFreeHost": (c_void_p,),
-    "cuMemAllocAsync": (OUT, SIZE, HANDLE),
-    "cuMemFreeAsync": (POINTER, HANDLE),
-    "cuMemsetD8_v2": (POINTER, c_ubyte, SIZE),
-    "cuMemsetD8Async": (POINTER, c_ubyte, SIZE, HANDLE),
-    "cuMemsetD2D8_v2": (POINTER, SIZE, c_ubyte, SIZE, SIZE),
-    "cuMemcpyHtoD_v2": (POINTER, c_void_p, SIZE),
-    "cuMemcpyDtoH_v2": (c_void_p, POINTER, SIZE),
-    "cuMemPoolCreate": (OUT, c_void_p),
-    "cuMemPoolDestroy": (HANDLE,),
-    "cuMemPoolSetAttribute": (HANDLE, c_int, c_void_p),
-    "cuMemAllocFromPoolAsync": (OUT, SIZE, HANDLE, HANDLE),
-}
-
 
 class Driver:
-    """Every call of :data:`PROTOTYPES` that this driver has, ready to be called."""
+    """Every call that this driver has, by its name, ready to be called."""
 
-    def __init__(self, library: ctypes.CDLL) -> None:
+    def __init__(self, library: Libcuda) -> None:
         self.pid = os.getpid()
+        self._library = library
         self._primary: dict[int, int] = {}
-        for name, kinds in PROTOTYPES.items():
-            function = getattr(library, name, None)
-            if function is not None:
-                function.argtypes = kinds
-                setattr(self, name, function)
-        # Arguments of declared types cost a third of a call more: these take ready C values.
-        untyped = ctypes.CDLL(library._name)
-        self.take, self.give = pair(untyped)
-        self._ask = untyped.cuPointerGetAttribute
+        quick = untyped(library)
+        self.take, self.give = pair(quick)
+        self._ask = quick.cuPointerGetAttribute
 
     def __getattr__(self, name: str) -> Any:
-        """What is asked for and was not found above: a driver older than the call."""
-        raise DeviceError(f"this driver has no {name}", hint="it is older than that call: update the driver")
+        """Found in the library when it is first asked for; DeviceError where the driver has no such call."""
+        function = getattr(self._library, name, None)
+        if function is None:
+            hint = "it is older than that call: update the driver"
+            raise DeviceError(f"this driver has no {name}", hint=hint)
+        setattr(self, name, function)
+        return function
 
     # ---- devices ----
 
@@ -261,7 +217,7 @@ def driver() -> Driver:
 
 def _opened() -> Driver:
     try:
-        found = Driver(load("libcuda.so.1"))
+        found = Driver(load())
     except OSError as error:
         hint = "install the NVIDIA driver, or try it on a virtual GPU: vram virtual -- python …"
         raise DriverMissing("no NVIDIA driver here: libcuda.so.1 cannot be loaded", hint=hint) from error

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from threading import Timer
 
 from vram.errors import DeviceError
-from vram.payloads import leave
+from vram.payloads import command
 
 DEADLINE_S = 60.0
 
@@ -18,7 +17,7 @@ def left_by_a_killed_process(device: int, nbytes: int, pattern: bytes) -> int:
     When this returns the process is gone, and the driver has its memory back.
     """
     figures = (device, nbytes // len(pattern), len(pattern))
-    words = [sys.executable, "-I", leave.__file__, *map(str, figures)]
+    words = command("fill_and_wait", *map(str, figures))
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(words, **pipes) as process:  # type: ignore[call-overload]
         too_late = Timer(DEADLINE_S, process.kill)

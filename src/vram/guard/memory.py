@@ -6,15 +6,15 @@ holds nothing, and then NVML tells the rest.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import sys
 import warnings
 from ctypes import c_void_p
-from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from vram.guard.nvml import Nvml, nvml, visible_names
+from vram.guard.nvml import nvml, visible_names
+from vram.payloads.libcuda import Libcuda, loaded
+from vram.payloads.libnvml import Nvml
 
 if TYPE_CHECKING:
     from vram.payloads.trim.driver import Driver
@@ -30,19 +30,16 @@ class DeviceMemory(NamedTuple):
     total: int
 
 
-@cache
-def _loaded(pid: int) -> ctypes.CDLL:
-    # RTLD_NOLOAD: find libcuda only where the program has loaded it already. A miss raises, and
-    # is therefore asked again next time.
-    return ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+_cuda: tuple[int, Libcuda | None] = (0, None)
 
 
-def cuda() -> ctypes.CDLL | None:
+def cuda() -> Libcuda | None:
     """libcuda as this process has loaded it; None as long as it has not."""
-    try:
-        return _loaded(os.getpid())
-    except OSError:
-        return None
+    global _cuda
+    pid, library = _cuda
+    if library is None or pid != os.getpid():
+        _cuda = os.getpid(), loaded()
+    return _cuda[1]
 
 
 def started() -> Driver | None:
@@ -114,7 +111,8 @@ def device_memory(device: int | None = None, *, process: bool = True) -> DeviceM
 def _by_nvml(driver: Driver | None, device: int) -> tuple[int, int] | None:
     management = nvml()
     handle = _handle(management, driver, device) if management else None
-    return management.free_and_total(handle) if management and handle else None
+    read = management.memory(handle) if management and handle else None
+    return (int(read.free), int(read.total)) if read else None
 
 
 def _own_share(driver: Driver | None, device: int) -> int | None:

@@ -1,114 +1,10 @@
-"""NVML inside this process, by ctypes: what a GPU has free and what is charged to our own pid."""
+"""NVML inside this process: started by the first call that needs it, and which GPUs CUDA will number."""
 
 from __future__ import annotations
 
-import ctypes
 import os
-from ctypes import byref, c_char_p, c_uint, c_ulonglong, c_void_p
 
-from vram.payloads.driver_library import load
-
-VERSION_2 = 0x02000000
-NOT_AVAILABLE = 2**64 - 1
-INSUFFICIENT_SIZE = 7
-# Uninitialized, driver not loaded, another version: what was opened is worth
-# nothing any more, and whoever opens it anew may find a driver that works.
-GONE = (1, 9, 18)
-FIRST_GUESS = 64  # processes on one GPU; the call tells when there are more
-
-
-class _Memory(ctypes.Structure):
-    _fields_ = (
-        ("version", c_uint),
-        ("total", c_ulonglong),
-        ("reserved", c_ulonglong),
-        ("free", c_ulonglong),
-        ("used", c_ulonglong),
-    )
-
-
-class _Process(ctypes.Structure):
-    _fields_ = (("pid", c_uint), ("nbytes", c_ulonglong), ("instance", c_uint), ("compute", c_uint))
-
-
-# ctypes makes a class for every length: made on each call, they are garbage for the collector.
-_ROOM = _Process * FIRST_GUESS
-
-
-class Nvml:
-    """One initialised library. A forked child makes its own: its parent's state is not its own."""
-
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self._library = library
-        self.pid = os.getpid()
-        self.gone = False
-        self._handles: dict[str, c_void_p] = {}
-
-    @classmethod
-    def start(cls) -> Nvml | None:
-        """None where no driver answers."""
-        try:
-            library = load("libnvidia-ml.so.1")
-            return None if library.nvmlInit_v2() else cls(library)
-        except (OSError, AttributeError):
-            return None
-
-    def handle(self, name: str) -> c_void_p | None:
-        """The GPU that *name* means: a UUID, or a number in the driver's own order."""
-        if name not in self._handles:
-            found = self._find(name)
-            if found is None:
-                return None
-            self._handles[name] = found
-        return self._handles[name]
-
-    def _find(self, name: str) -> c_void_p | None:
-        found = c_void_p()
-        if name.isdecimal():
-            failed = self._ask("nvmlDeviceGetHandleByIndex_v2", c_uint(int(name)), byref(found))
-        else:
-            failed = self._ask("nvmlDeviceGetHandleByUUID", c_char_p(name.encode()), byref(found))
-        return None if failed else found
-
-    def _ask(self, function: str, *arguments: object) -> int:
-        """Make a call; remember where its answer means that the driver has left."""
-        answer: int = getattr(self._library, function)(*arguments)
-        self.gone = self.gone or answer in GONE
-        return answer
-
-    def end(self) -> None:
-        """Give up what was opened, as far as there is still something to give up."""
-        self._library.nvmlShutdown()
-
-    def count(self) -> int:
-        number = c_uint()
-        return 0 if self._ask("nvmlDeviceGetCount_v2", byref(number)) else number.value
-
-    def free_and_total(self, handle: c_void_p) -> tuple[int, int] | None:
-        memory = _Memory(version=ctypes.sizeof(_Memory) | VERSION_2)
-        if self._ask("nvmlDeviceGetMemoryInfo_v2", handle, byref(memory)):
-            return None
-        return int(memory.free), int(memory.total)
-
-    def charged_to(self, pid: int, handle: c_void_p) -> int | None:
-        """Bytes that the driver charges to *pid*; None where it does not list it or does not tell.
-
-        Drivers before about 560 list the host's pids inside a container: ours is then not found.
-        """
-        mine = [each.nbytes for each in self._processes(handle) if each.pid == pid]
-        known = [int(nbytes) for nbytes in mine if nbytes != NOT_AVAILABLE]
-        return sum(known) if mine and len(known) == len(mine) else None
-
-    def _processes(self, handle: c_void_p) -> list[_Process]:
-        room = FIRST_GUESS
-        while room <= 2**16:
-            count, found = c_uint(room), (_ROOM if room == FIRST_GUESS else _Process * room)()
-            answer = self._ask("nvmlDeviceGetComputeRunningProcesses_v3", handle, byref(count), found)
-            if answer != INSUFFICIENT_SIZE:
-                return [] if answer else found[: count.value]
-            room = count.value + FIRST_GUESS
-        return []
-
+from vram.payloads.libnvml import Nvml
 
 _started: Nvml | None = None
 
@@ -117,7 +13,7 @@ def nvml() -> Nvml | None:
     """The library, started by the first call of this process that needs it, and anew once it was gone."""
     global _started
     if _started is not None and _started.gone:
-        _started.end()
+        _started.close()
         _started = None
     if _started is None or _started.pid != os.getpid():
         _started = Nvml.start()

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from vram.guard.footprint import Footprint
+from vram.model.kinds import KINDS
 from vram.model.leak import Kept
 from vram.units import size
 
 BEGINNING = "the GPU is out of memory"
-_NOBODYS = ("free", "reserved", "overhead")
 
 
 class Situation(NamedTuple):
@@ -78,6 +78,6 @@ def _others(now: Situation) -> list[tuple[int, str]]:
         mine = any((entry.get("holder") or {}).get("pid") == now.pid for entry in gpu["entries"])
         for entry in gpu["entries"] if mine or len(now.ledger["gpus"]) == 1 else ():  # type: ignore[index]
             pid = (entry.get("holder") or {}).get("pid")
-            if entry["kind"] not in _NOBODYS and pid != now.pid:
+            if KINDS[entry["kind"]].held and entry["nbytes"] and pid != now.pid:
                 found.append((entry["nbytes"], f"pid {pid}" if pid else f"memory that is {entry['kind']}"))
     return found

@@ -19,8 +19,8 @@ from vram.model.process import ProcessFacts, ProcessRef
 if TYPE_CHECKING:  # most commands park nothing
     from typing import Protocol
 
-    from vram.model.parking import CheckpointAnswer, Share, Vitals
-    from vram.model.surroundings import DriverTrial, KernelTrial, Premises, Tracing
+    from vram.model.parking import CheckpointAnswer, ProcessLimits, Share
+    from vram.model.system import DriverTest, HostFiles, KernelTest, Tracing
 else:
     # Only type checkers read protocols, and making one costs 60 µs: there are many.
     Protocol = object
@@ -45,7 +45,7 @@ class DrmClient(Struct, frozen=True):
     message: str | None = None
 
 
-class Holding(Struct, frozen=True):
+class FileHolder(Struct, frozen=True):
     """One process and the device files that it has open; ``files`` are NVIDIA's."""
 
     process: ProcessRef
@@ -62,7 +62,7 @@ class FileScan(Struct, frozen=True):
     ``full``: there were too many to look at all. ``cut`` have more than are told of them.
     """
 
-    holdings: tuple[Holding, ...]
+    holders: tuple[FileHolder, ...]
     denied_users: tuple[str, ...] = ()
     denied_processes: int = 0
     complete: bool = True
@@ -72,7 +72,7 @@ class FileScan(Struct, frozen=True):
     cut: tuple[ProcessRef, ...] = ()
 
 
-class Candidate(Struct, frozen=True):
+class ExportCandidate(Struct, frozen=True):
     """A control descriptor that may be an exported allocation."""
 
     process: ProcessRef
@@ -83,7 +83,7 @@ class Candidate(Struct, frozen=True):
 class Proof(Struct, frozen=True):
     """What importing a copy of a candidate told. ``exported`` None: it could not be tried."""
 
-    candidate: Candidate
+    candidate: ExportCandidate
     exported: bool | None
     nbytes: int | None = None
     gpu_uuid: str | None = None
@@ -91,7 +91,7 @@ class Proof(Struct, frozen=True):
     message: str | None = None
 
 
-class Nvml(Protocol):
+class NvmlReader(Protocol):
     """The management library, read where a deadline can end it.
 
     Calling ``read`` starts the reading at once, in a process of its own; the iterator
@@ -162,7 +162,7 @@ class Exports(Protocol):
     """
 
     def prove(
-        self, candidates: Sequence[Candidate], deadline_s: float, views: Sequence[str] = ()
+        self, candidates: Sequence[ExportCandidate], deadline_s: float, views: Sequence[str] = ()
     ) -> Iterable[Proof]: ...
 
 
@@ -268,10 +268,10 @@ class ParkedMemory(Struct, frozen=True):
     visible_gpus: str | None
 
 
-class VitalSigns(Protocol):
+class LimitReader(Protocol):
     """What bears on parking a process, beyond who it is."""
 
-    def read(self, pid: int) -> Vitals: ...
+    def read(self, pid: int) -> ProcessLimits: ...
     def parked_memory(self, pid: int) -> ParkedMemory: ...
     def cuda_processes(self, deadline_s: float) -> CudaProcesses: ...
     def uses_cuda(self, pid: int) -> bool: ...
@@ -292,20 +292,20 @@ class Vendor(Protocol):
     def run(self, command: Sequence[str], deadline_s: float) -> VendorAnswer: ...
 
 
-class Trials(Protocol):
+class SelfTests(Protocol):
     """Calls that may hang or be forbidden, made by processes of their own from the start on."""
 
-    def driver(self, deadline_s: float) -> DriverTrial: ...
-    def kernel(self, deadline_s: float) -> KernelTrial: ...
+    def driver(self, deadline_s: float) -> DriverTest: ...
+    def kernel(self, deadline_s: float) -> KernelTest: ...
 
 
-class Surroundings(Protocol):
+class SystemInfo(Protocol):
     """The machine around the GPUs, and what we may do on it. Nobody else's process is touched."""
 
-    def premises(self) -> Premises: ...
+    def host_files(self) -> HostFiles: ...
     def cupti(self) -> tuple[str, ...]: ...
     def tracing(self, pids: Iterable[int]) -> tuple[Tracing, ...]: ...
-    def start_trials(self, libraries: Sequence[str]) -> Trials: ...
+    def start_self_tests(self, libraries: Sequence[str]) -> SelfTests: ...
 
 
 class WindowsAnswer(Struct, frozen=True):
@@ -318,7 +318,7 @@ class WindowsAnswer(Struct, frozen=True):
     """How long ago Windows was asked, where an earlier answer is given again."""
 
 
-class Inquiry(Protocol):
+class WindowsQuery(Protocol):
     """A question to Windows that is under way; ``close`` ends it unheard."""
 
     def answer(self) -> WindowsAnswer: ...
@@ -328,7 +328,7 @@ class Inquiry(Protocol):
 class Windows(Protocol):
     """Windows, where this is Linux inside of it. Asking starts at once, beside us."""
 
-    def ask(self, script: str, deadline_s: float) -> Inquiry: ...
+    def ask(self, script: str, deadline_s: float) -> WindowsQuery: ...
 
 
 class Clock(Protocol):
@@ -343,7 +343,7 @@ class Host(Protocol):
     """One machine: every port, and who we are on it."""
 
     @property
-    def nvml(self) -> Nvml: ...
+    def nvml(self) -> NvmlReader: ...
     @property
     def files(self) -> OpenFiles: ...
     @property
@@ -357,11 +357,11 @@ class Host(Protocol):
     @property
     def checkpoint(self) -> Checkpoint: ...
     @property
-    def vitals(self) -> VitalSigns: ...
+    def limits(self) -> LimitReader: ...
     @property
     def vendor(self) -> Vendor: ...
     @property
-    def surroundings(self) -> Surroundings: ...
+    def system(self) -> SystemInfo: ...
     @property
     def windows(self) -> Windows: ...
     @property

@@ -14,7 +14,7 @@ _NVIDIA = 0x10DE
 _CLOSE = 8
 
 
-class Joined(Struct, frozen=True):
+class AdapterMatch(Struct, frozen=True):
     """A GPU's adapter. Without one, ``candidates`` are those that it may be."""
 
     adapter: AdapterFacts | None = None
@@ -22,21 +22,21 @@ class Joined(Struct, frozen=True):
     candidates: tuple[AdapterFacts, ...] = ()
 
 
-def join(seen: Sightings) -> dict[int, Joined]:
+def join(seen: Sightings) -> dict[int, AdapterMatch]:
     """For every GPU its adapter; none is given to two."""
     gpus = {index: gpu for index, gpu in seen.gpus.items() if gpu.driver == "nvidia"}
     adapters = _present([each for each in seen.adapters if each.vendor in (None, _NVIDIA)])
-    joined: dict[int, Joined] = {}
+    joined: dict[int, AdapterMatch] = {}
     for fits in (_same_place, _same_card):
         for index, gpu in list(gpus.items()):
             matches = [adapter for adapter in adapters if fits(gpu, adapter)]
             if len(matches) == 1 and _is_only(gpu, matches[0], gpus, fits):
-                joined[index] = Joined(matches[0], certain=True)
+                joined[index] = AdapterMatch(matches[0], certain=True)
                 adapters.remove(matches[0])
                 del gpus[index]
     for index in gpus:
         lone = len(gpus) == 1 and len(adapters) == 1
-        joined[index] = Joined(adapters[0]) if lone else Joined(candidates=tuple(adapters))
+        joined[index] = AdapterMatch(adapters[0]) if lone else AdapterMatch(candidates=tuple(adapters))
     return joined
 
 

@@ -16,17 +16,17 @@ from vram.ledger.holders import holders
 from vram.ledger.instances import Part
 from vram.ledger.managed import explains, managed_entries
 from vram.ledger.overhead import expected
-from vram.ledger.reconcile import fit, split
+from vram.ledger.reconcile import fit, overlapping, split
 from vram.ledger.remainder import remainder_entries
 from vram.ledger.shares import Place, Settled, settle
 from vram.ledger.sightings import GpuSighting, Sightings, collect
 from vram.model.gpu import MemoryFacts
-from vram.model.ledger import Bystander, Entry, GpuLedger, Ledger
+from vram.model.ledger import Entry, GpuLedger, Ledger, OpenOnly, known_bytes
 from vram.model.observation import Survey
 from vram.model.windows import WindowsSide
 from vram.units import size
 
-Claims = tuple[list[Entry], list[Bystander]]
+Claims = tuple[list[Entry], list[OpenOnly]]
 
 
 class _Page(Struct):
@@ -76,8 +76,8 @@ def _gpus(seen: Sightings) -> tuple[GpuLedger, ...]:
 
 
 def _claims(seen: Sightings, gpu: GpuSighting) -> Claims:
-    entries, bystanders = charged_entries(seen, gpu)
-    return [*entries, *ended_entries(gpu), *lists.unnamed_entries(gpu)], bystanders
+    entries, open_only = charged_entries(seen, gpu)
+    return [*entries, *ended_entries(gpu), *lists.unnamed_entries(gpu)], open_only
 
 
 def _room(seen: Sightings, page: _Page) -> int:
@@ -89,7 +89,7 @@ def _elsewhere(seen: Sightings, gpu: GpuSighting) -> GpuLedger:
     if gpu.driver == "nvidia":
         # Open files are the kernel's to tell: they are known where the driver answers nothing.
         present = holders(seen, openers(seen, gpu))
-        return replace(_unread(gpu), bystanders=tuple(Bystander(holder=each) for each in present))
+        return replace(_unread(gpu), open_only=tuple(OpenOnly(holder=each) for each in present))
     from vram.ledger.drm_page import drm_ledger
 
     return drm_ledger(seen, gpu)
@@ -133,7 +133,7 @@ def _pages(
 def _open_page(gpu: GpuSighting, memory: MemoryFacts, claims: Sequence[Entry]) -> _Page:
     used = split(memory)[2]
     charged = fit(claims, used)
-    return _Page(gpu, memory, charged, used - sum(entry.nbytes for entry in charged))
+    return _Page(gpu, memory, charged, used - known_bytes(charged))
 
 
 class _Book:
@@ -150,9 +150,9 @@ class _Book:
         self._pages = pages
         self._shared = shared
         self._claims = claims
-        self._importers: dict[int, list[Bystander]] = {}
+        self._importers: dict[int, list[OpenOnly]] = {}
         for (index, _), settled in shared.items():
-            self._importers.setdefault(index, []).extend(settled.bystanders)
+            self._importers.setdefault(index, []).extend(settled.open_only)
 
     def gpu(self, gpu: GpuSighting, parts: Sequence[Part] | None) -> GpuLedger:
         if parts is not None:
@@ -162,7 +162,7 @@ class _Book:
             return _elsewhere(self._seen, gpu)
         notes = (*_notes(page), *instances.note(gpu, instances.parts(gpu)))
         held = self._held((gpu.index, None))
-        return _page(gpu, gpu.memory, held, notes, self._bystanders(gpu.index))
+        return _page(gpu, gpu.memory, held, notes, self._open_only(gpu.index))
 
     def _divided(self, gpu: GpuSighting, parts: Sequence[Part]) -> GpuLedger:
         numbers = {part.number for part in parts if part.memory}
@@ -180,7 +180,7 @@ class _Book:
             entries=(*inside, *instances.outside(gpu, parts, loose)),
             status=gpu.status,
             message=gpu.message,
-            bystanders=self._bystanders(gpu.index),
+            open_only=self._open_only(gpu.index),
             memory=gpu.memory,
             instances=tuple(instances.instance(part, notes.get(part.number, ())) for part in parts),
         )
@@ -189,12 +189,12 @@ class _Book:
         """Close one page: entries that sum to what is in use there."""
         seen, page = self._seen, self._pages[place]
         exported = fit(self._shared[place].entries, page.rest)
-        rest = page.rest - sum(entry.nbytes for entry in exported)
+        rest = page.rest - known_bytes(exported)
         managed = managed_entries(seen, page.gpu, rest - expected(seen, page.gpu))
-        rest -= sum(entry.nbytes for entry in managed)
+        rest -= known_bytes(managed)
         return (*page.charged, *exported, *managed, *remainder_entries(seen, page.gpu, rest))
 
-    def _bystanders(self, index: int) -> tuple[Bystander, ...]:
+    def _open_only(self, index: int) -> tuple[OpenOnly, ...]:
         return (*self._claims[index][1], *self._importers.get(index, ()))
 
 
@@ -203,7 +203,7 @@ def _page(
     memory: MemoryFacts,
     held: tuple[Entry, ...],
     notes: tuple[str, ...],
-    bystanders: tuple[Bystander, ...] = (),
+    open_only: tuple[OpenOnly, ...] = (),
     windows: WindowsSide | None = None,
 ) -> GpuLedger:
     """One GPU's page; *held* sums to what is in use."""
@@ -214,7 +214,7 @@ def _page(
         status=gpu.status,
         message=gpu.message,
         notes=notes,
-        bystanders=bystanders,
+        open_only=open_only,
         memory=memory,
         windows=windows,
     )
@@ -225,7 +225,7 @@ def _framed(held: Sequence[Entry], memory: MemoryFacts) -> tuple[Entry, ...]:
     free, reserved, _ = split(memory)
     frame = [Entry(kind="reserved", nbytes=reserved, evidence=(_OWN_FIGURE,))] if reserved else []
     spare = Entry(kind="free", nbytes=free, evidence=(_OWN_FIGURE,))
-    return (*sorted(held, key=lambda entry: -entry.nbytes), *frame, spare)
+    return (*sorted(held, key=lambda entry: -(entry.nbytes or 0)), *frame, spare)
 
 
 _OWN_FIGURE = "the driver's own figure"
@@ -234,7 +234,7 @@ _OWN_FIGURE = "the driver's own figure"
 def _notes(page: _Page) -> tuple[str, ...]:
     """Where the driver's figures do not agree with themselves, and what was done about it."""
     notes = [*_moved(page.memory)]
-    overlap = sum((entry.claimed or entry.nbytes) - entry.nbytes for entry in page.charged)
+    overlap = overlapping(page.charged)
     if overlap:
         notes.append(
             f"the process lists claim {size(overlap)} more than is in use: bytes shared by processes are"

@@ -11,7 +11,7 @@ from vram.ledger.dead_owners import Match, match, unreadable_relatives
 from vram.ledger.families import families, likely_keepers, onlookers, sources
 from vram.ledger.holders import departed, holder, holders
 from vram.ledger.sightings import Charge, GpuSighting, Sightings
-from vram.model.ledger import Bystander, Entry, Holder
+from vram.model.ledger import Entry, Holder, OpenOnly
 from vram.units import counted, size
 
 # How often holders are named for dead pids that may be any of theirs: beyond it the smallest share an
@@ -32,24 +32,24 @@ class _Kin(Struct, frozen=True):
     onlookers: list[int]
 
 
-def charged_entries(seen: Sightings, gpu: GpuSighting) -> tuple[list[Entry], list[Bystander]]:
+def charged_entries(seen: Sightings, gpu: GpuSighting) -> tuple[list[Entry], list[OpenOnly]]:
     """Entries for every charge with a figure, and who merely has the GPU open."""
     kin = _kin(seen, gpu)
     told = [charge for charge in (*kin.living, *kin.dead) if charge.nbytes is not None]
-    entries, bystanders = _entries(seen, told, kin), _bystanders(seen, kin)
+    entries, open_only = _entries(seen, told, kin), _open_only(seen, kin)
     if not any("mps" in charge.lists for charge in gpu.charges):
-        return entries, bystanders
+        return entries, open_only
     from vram.ledger.mps import with_servers
 
-    return with_servers(seen, gpu, entries, bystanders)
+    return with_servers(seen, gpu, entries, open_only)
 
 
-def untold_entries(seen: Sightings, gpu: GpuSighting) -> list[Entry]:
-    """Entries of no bytes yet for the charges without a figure of *gpu*, or of one instance of it."""
-    untold = [charge for charge in gpu.charges if charge.nbytes is None]
-    if not untold:
+def unsized_entries(seen: Sightings, gpu: GpuSighting) -> list[Entry]:
+    """Entries for the charges without a figure of *gpu*, or of one instance of it: their size is unknown."""
+    unsized = [charge for charge in gpu.charges if charge.nbytes is None]
+    if not unsized:
         return []
-    return _entries(seen, untold, _kin(seen, seen.gpus[gpu.index]))
+    return _entries(seen, unsized, _kin(seen, seen.gpus[gpu.index]))
 
 
 def _entries(seen: Sightings, charges: list[Charge], kin: _Kin) -> list[Entry]:
@@ -118,18 +118,19 @@ def _still_there(seen: Sightings, charge: Charge) -> bool:
 
 def _living(seen: Sightings, charge: Charge, heirs: list[int]) -> Entry:
     pid = charge.process.pid
-    sharers = holders(seen, heirs)
+    co_holders = holders(seen, heirs)
     evidence = [_statement(charge), *_open_files(seen, pid)]
-    if sharers:
-        evidence.append(f"pid {_pids(sharers)} inherited its open device files")
+    if co_holders:
+        evidence.append(f"pid {_pids(co_holders)} inherited its open device files")
     if seen.lists_other_pids:
         evidence.append("inside of containers this driver may list pids of the host: it could be another one")
     return Entry(
         kind="process",
-        nbytes=charge.nbytes or 0,
+        nbytes=charge.nbytes,
         holder=holder(seen, charge.process, charge.lists),
         evidence=tuple(evidence),
-        sharers=sharers,
+        co_holders=co_holders,
+        sharing="all" if co_holders else None,
         confidence="likely" if seen.lists_other_pids else "fact",
         gpu_instance=charge.gpu_instance,
         compute_instance=charge.compute_instance,
@@ -142,7 +143,6 @@ class _Held:
     def __init__(self, seen: Sightings, found: Match) -> None:
         self.found = found
         self.holders = holders(seen, (member for family in found.families for member in family.pids))
-        self.sharers = self.holders[1:]
         self.files = [line for each in self.holders for line in _open_files(seen, each.pid)]
         self.members = sorted(member for family in found.families for member in family.pids)
         known = [seen.processes[member][1] for member in self.members if member in seen.processes]
@@ -157,15 +157,15 @@ def _dead(seen: Sightings, charge: Charge, held: _Held) -> Entry:
         return _unkept(seen, charge, evidence)
     return Entry(
         kind="orphaned",
-        nbytes=charge.nbytes or 0,
+        nbytes=charge.nbytes,
         holder=held.holders[0],
-        sharers=held.sharers,
+        co_holders=held.holders[1:],
+        sharing=found.sharing or ("all" if len(held.holders) > 1 else None),
         charged_pid=pid,
         charged_state=_state(seen, pid),
         evidence=(*evidence, *held.files, _link(pid, held), *_may_be_more(seen)),
         confidence="fact" if found.certain else "likely",
-        either=found.either,
-        held_elsewhere=found.held_elsewhere,
+        unheld=found.unheld,
         gpu_instance=charge.gpu_instance,
         compute_instance=charge.compute_instance,
     )
@@ -173,11 +173,13 @@ def _dead(seen: Sightings, charge: Charge, held: _Held) -> Entry:
 
 def _joined(seen: Sightings, charges: list[Charge], held: _Held) -> Entry:
     """One entry for many dead pids with the same holders, in the name of the first of them."""
-    nbytes = sum(charge.nbytes or 0 for charge in charges)
+    sizes = [charge.nbytes for charge in charges if charge.nbytes is not None]
+    nbytes = sum(sizes) if sizes else None
+    amount = "unknown sizes" if nbytes is None else f"{size(nbytes)} together"
     first = _dead(seen, charges[0], held)
     told = (
-        f"it stands for {counted(len(charges), 'dead pid')} that the driver's lists name with {size(nbytes)}"
-        f" together: {counted(len(held.holders), 'process')} may hold the memory of any of them"
+        f"it stands for {counted(len(charges), 'dead pid')} that the driver's lists name with {amount}:"
+        f" {counted(len(held.holders), 'process')} may hold the memory of any of them"
     )
     return replace(first, nbytes=nbytes, evidence=(told, *first.evidence), confidence="likely")
 
@@ -198,8 +200,8 @@ def _unkept(seen: Sightings, charge: Charge, evidence: list[str]) -> Entry:
     evidence.append(why)
     return Entry(
         kind="hidden" if reason else "orphaned",
-        nbytes=charge.nbytes or 0,
-        holder=departed(charge.process.pid, charge.lists, in_sight=reason is None),
+        nbytes=charge.nbytes,
+        holder=departed(charge.process.pid, charge.lists, visible=reason is None),
         charged_pid=charge.process.pid,
         charged_state=_state(seen, charge.process.pid),
         hidden_by=reason,
@@ -220,9 +222,10 @@ def _unreadable(seen: Sightings, charge: Charge, evidence: list[str], relatives:
     )
     return Entry(
         kind="orphaned",
-        nbytes=charge.nbytes or 0,
+        nbytes=charge.nbytes,
         holder=keeping[0],
-        sharers=keeping[1:],
+        co_holders=keeping[1:],
+        sharing="all" if len(keeping) > 1 else None,
         charged_pid=pid,
         charged_state=_state(seen, pid),
         evidence=tuple(evidence),
@@ -259,7 +262,7 @@ def gone(seen: Sightings, pid: int) -> str:
 
 def _link(pid: int, held: _Held) -> str:
     found = held.found
-    if found.either:
+    if found.sharing == "one":
         who = ", ".join(map(str, held.members))
         return (
             f"each of pids {who} holds memory of a dead pid; which of them holds this is unknown"
@@ -277,11 +280,11 @@ def _link(pid: int, held: _Held) -> str:
     return f"{link}; that it holds this memory is not proven: it may have the files from somebody else"
 
 
-def _bystanders(seen: Sightings, kin: _Kin) -> list[Bystander]:
+def _open_only(seen: Sightings, kin: _Kin) -> list[OpenOnly]:
     distinct = {id(found): found for found in kin.matched.values()}.values()
     keeping = {pid for found in distinct for family in found.families for pid in family.pids}
     return [
-        Bystander(holder=holder(seen, seen.processes[pid][0]), inherited_from=kin.sources.get(pid))
+        OpenOnly(holder=holder(seen, seen.processes[pid][0]), inherited_from=kin.sources.get(pid))
         for pid in sorted(kin.onlookers)
         if pid not in keeping and pid in seen.processes
     ]

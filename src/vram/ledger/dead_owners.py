@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+from typing import Literal
 
 from msgspec import Struct
 
@@ -27,15 +28,15 @@ _ALWAYS = -1  # when somebody started whose start is not known: it may have been
 class Match(Struct, frozen=True):
     """The families that hold one dead pid's memory.
 
-    ``certain``: each of them surely holds memory of a dead pid. ``either``: there are several dead
+    ``certain``: each of them surely holds memory of a dead pid. ``sharing`` "one": there are several dead
     pids or several families, and which of these families holds this pid's memory is unknown.
-    ``held_elsewhere``: how many of the dead pids with these same families nobody among them can hold.
+    ``unheld``: how many of the dead pids with these same families are held by none of them.
     """
 
     families: tuple[Family, ...] = ()
     certain: bool = False
-    either: bool = False
-    held_elsewhere: int = 0
+    sharing: Literal["one"] | None = None
+    unheld: int = 0
 
 
 def match(
@@ -112,10 +113,10 @@ def _shared_out(open_pids: Sequence[int], proven: list[Family], likely: list[Fam
     # More families than owners: one of them has its files from somewhere else.
     told_apart = sum(bool(family.descriptions) for family in families)
     certain = bool(proven) and told_apart <= len(open_pids)
-    either = bool(families) and (len(families) > 1 or len(open_pids) > 1)
+    ambiguous = bool(families) and (len(families) > 1 or len(open_pids) > 1)
     # Where descriptions are not told apart, each process is a family, and how many owners there were is open.
     alone = len(open_pids) - told_apart if certain and told_apart == len(families) else 0
-    return dict.fromkeys(open_pids, Match(families, certain, either, alone))
+    return dict.fromkeys(open_pids, Match(families, certain, "one" if ambiguous else None, alone))
 
 
 def _is_left_behind(

@@ -8,7 +8,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from vram.ledger.split import ordinals, uuids
-from vram.model.ledger import Entry, GpuLedger, Kind, Ledger
+from vram.model.kinds import Kind
+from vram.model.ledger import Entry, GpuLedger, Ledger
 from vram.model.trimming import CacheLine, Trimmed, Via
 from vram.units import size
 
@@ -37,7 +38,10 @@ def _gpu(gpu: GpuLedger, measured: Mapping[int, Measured], is_only: bool) -> Gpu
     entries: list[Entry] = []
     for entry in gpu.entries:
         told = measured.get(entry.holder.pid) if entry.kind == "process" and entry.holder else None
-        entries += [entry] if told is None else _split(entry, told, gpu, is_only)
+        if told is None or entry.nbytes is None:
+            entries.append(entry)
+        else:
+            entries += _split(entry, entry.nbytes, told, gpu, is_only)
     return replace(gpu, entries=tuple(entries))
 
 
@@ -48,10 +52,10 @@ def _is_pool(entry: Entry) -> bool:
 
 def _shared_out(gpu: GpuLedger, measured: Mapping[int, Measured], is_only: bool) -> GpuLedger:
     pool = next(entry for entry in gpu.entries if _is_pool(entry))
-    left, entries = pool.nbytes, []
+    left, entries = pool.nbytes or 0, []
     for entry in gpu.entries:
         told = measured.get(entry.holder.pid) if entry.kind == "process" and entry.holder else None
-        if told is not None and entry.confidence == "unknown":
+        if told is not None and entry.nbytes is None:
             for share in _shares(_lines(told.answer, uuids(gpu, entry.gpu_instance), is_only)):
                 nbytes = min(share.nbytes, left)
                 left -= nbytes
@@ -69,14 +73,14 @@ def _own_account(entry: Entry, told: Measured, share: _Share, nbytes: int) -> En
     )
 
 
-def _split(entry: Entry, told: Measured, gpu: GpuLedger, is_only: bool) -> Iterator[Entry]:
-    left = entry.nbytes
+def _split(entry: Entry, nbytes: int, told: Measured, gpu: GpuLedger, is_only: bool) -> Iterator[Entry]:
+    left = nbytes
     for share in _shares(_lines(told.answer, uuids(gpu, entry.gpu_instance), is_only)):
         # Read a moment after the driver's figure: what does not fit was allocated in between.
-        nbytes = min(share.nbytes, left)
-        left -= nbytes
-        if nbytes:
-            yield _own_account(entry, told, share, nbytes)
+        part = min(share.nbytes, left)
+        left -= part
+        if part:
+            yield _own_account(entry, told, share, part)
     word = "what its frameworks do not account for: its context, code, and allocations outside them"
     yield replace(entry, kind="context", nbytes=left, evidence=(*entry.evidence, word), confidence="likely")
 

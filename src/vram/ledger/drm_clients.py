@@ -36,7 +36,7 @@ class Client(Struct):
         return (self.dedicated or 0) - self.shared
 
 
-class Claim(Struct):
+class ClientGroup(Struct):
     """What the same processes have through all their clients together."""
 
     pids: tuple[int, ...]
@@ -64,12 +64,12 @@ class Claim(Struct):
         return any(client.dedicated is not None or client.system is not None for client in self.clients)
 
 
-def claims(sightings: Iterable[ClientSighting]) -> list[Claim]:
+def claims(sightings: Iterable[ClientSighting]) -> list[ClientGroup]:
     """Everybody's clients, gathered by the set of processes that have them."""
-    found: dict[tuple[int, ...], Claim] = {}
+    found: dict[tuple[int, ...], ClientGroup] = {}
     for client in _clients(sightings):
         pids = tuple(sorted(client.pids))
-        found.setdefault(pids, Claim(pids, [])).clients.append(client)
+        found.setdefault(pids, ClientGroup(pids, [])).clients.append(client)
     return list(found.values())
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from vram.ledger.drm_clients import Claim
+from vram.ledger.drm_clients import ClientGroup
 from vram.ledger.holders import holder, holders
-from vram.ledger.sightings import GpuSighting, Share, Sightings, by_identity
+from vram.ledger.sightings import ExportedDescriptor, GpuSighting, Sightings, by_identity
 from vram.model.ledger import Entry
 from vram.units import size
 
 
-def dmabuf_entries(seen: Sightings, gpu: GpuSighting, found: Iterable[Claim], rest: int) -> list[Entry]:
+def dmabuf_entries(seen: Sightings, gpu: GpuSighting, found: Iterable[ClientGroup], rest: int) -> list[Entry]:
     """Entries for buffers that no client of *gpu* can own, as far as *rest* has room for them.
 
     While its client lives, an exported buffer is part of the client's figures.
@@ -27,12 +27,12 @@ def dmabuf_entries(seen: Sightings, gpu: GpuSighting, found: Iterable[Claim], re
     return entries
 
 
-def _ownable(claim: Claim) -> int:
+def _ownable(claim: ClientGroup) -> int:
     """The most that one exported buffer of these clients can have; older kernels tell no part."""
     return max((client.shared or client.dedicated or 0 for client in claim.clients), default=0)
 
 
-def _entry(seen: Sightings, shares: list[Share]) -> Entry:
+def _entry(seen: Sightings, shares: list[ExportedDescriptor]) -> Entry:
     keeping = holders(seen, sorted({share.process.pid for share in shares}))
     first = keeping[0] if keeping else holder(seen, shares[0].process)
     words = [
@@ -44,7 +44,8 @@ def _entry(seen: Sightings, shares: list[Share]) -> Entry:
         kind="exported",
         nbytes=shares[0].nbytes,
         holder=first,
-        sharers=keeping[1:],
+        co_holders=keeping[1:],
+        sharing="all" if len(keeping) > 1 else None,
         evidence=tuple(words),
         confidence="likely",
         medium="dmabuf",

@@ -13,15 +13,16 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from vram.ledger.charges import gone, out_of_sight
-from vram.ledger.drm_clients import Claim, Keeping, claims, keeping
+from vram.ledger.drm_clients import ClientGroup, Keeping, claims, keeping
 from vram.ledger.drm_kept import dmabuf_entries
 from vram.ledger.drm_system import system_memory
 from vram.ledger.holders import departed, holder, holders
-from vram.ledger.reconcile import fit, split
+from vram.ledger.reconcile import fit, overlapping, split
 from vram.ledger.remainder import unexplained
 from vram.ledger.sightings import Charge, GpuSighting, Sightings
 from vram.model.gpu import MemoryFacts
-from vram.model.ledger import Bystander, Entry, GpuLedger, Kind
+from vram.model.kinds import Kind
+from vram.model.ledger import Entry, GpuLedger, OpenOnly, known_bytes
 from vram.units import MIB, counted, size
 
 # What the kernel's drivers use themselves is charged to no client: page tables, firmware, screen
@@ -46,7 +47,7 @@ def drm_ledger(seen: Sightings, gpu: GpuSighting) -> GpuLedger:
         status=gpu.status if total is not None or gpu.status != "ok" else "unsupported",
         message=gpu.message or (None if total is not None else _untold(gpu)),
         notes=notes,
-        bystanders=_bystanders(seen, found, kept),
+        open_only=_open_only(seen, found, kept),
         facts=facts,
         memory=gpu.memory,
         vendor=facts.vendor if facts else "nvidia",
@@ -60,23 +61,23 @@ def _untold(gpu: GpuSighting) -> str:
 
 
 def _balanced(
-    seen: Sightings, gpu: GpuSighting, found: list[Claim], entries: list[Entry]
+    seen: Sightings, gpu: GpuSighting, found: list[ClientGroup], entries: list[Entry]
 ) -> tuple[int | None, tuple[Entry, ...], tuple[str, ...]]:
     if gpu.memory is not None:
         free, reserved, used = split(gpu.memory)
         fitted = fit(entries, used)
-        rest = used - sum(entry.nbytes for entry in fitted)
+        rest = used - known_bytes(fitted)
         buffers = fit(dmabuf_entries(seen, gpu, found, rest), rest)
-        rest -= sum(entry.nbytes for entry in buffers)
+        rest -= known_bytes(buffers)
         held = (*fitted, *buffers, *_remainder(seen, gpu, found, rest))
         return gpu.memory.total, (*_by_size(held), *_frame(reserved, free)), _notes(gpu.memory, fitted)
     fitted = fit(entries, gpu.capacity) if gpu.capacity is not None else tuple(entries)
     if gpu.capacity is None:
         return None, _by_size(fitted), ()
-    rest = gpu.capacity - sum(entry.nbytes for entry in fitted)
+    rest = gpu.capacity - known_bytes(fitted)
     word = f"{gpu.driver} tells how much memory the card has, and not how much of it is in use"
-    untold = [Entry(kind="untold", nbytes=rest, evidence=(word,), confidence="unknown")] if rest else []
-    return gpu.capacity, (*_by_size(fitted), *untold), ()
+    other = [Entry(kind="unreported", nbytes=rest, evidence=(word,), confidence="unknown")] if rest else []
+    return gpu.capacity, (*_by_size(fitted), *other), ()
 
 
 def _frame(reserved: int, free: int) -> list[Entry]:
@@ -90,12 +91,12 @@ def _frame(reserved: int, free: int) -> list[Entry]:
 
 
 def _by_size(entries: Sequence[Entry]) -> tuple[Entry, ...]:
-    return tuple(sorted(entries, key=lambda entry: -entry.nbytes))
+    return tuple(sorted(entries, key=lambda entry: -(entry.nbytes or 0)))
 
 
 def _notes(memory: MemoryFacts, fitted: Sequence[Entry]) -> tuple[str, ...]:
     notes = []
-    overlap = sum((entry.claimed or entry.nbytes) - entry.nbytes for entry in fitted)
+    overlap = overlapping(fitted)
     if overlap:
         notes.append(f"the clients claim {size(overlap)} more than is in use: it is counted once here")
     if memory.used > memory.total:
@@ -105,7 +106,7 @@ def _notes(memory: MemoryFacts, fitted: Sequence[Entry]) -> tuple[str, ...]:
 
 
 def _private(
-    seen: Sightings, gpu: GpuSighting, found: list[Claim], kept: dict[tuple[int, ...], Keeping]
+    seen: Sightings, gpu: GpuSighting, found: list[ClientGroup], kept: dict[tuple[int, ...], Keeping]
 ) -> list[Entry]:
     """What each set of processes has for itself, with ROCm's figures where those are larger."""
     outside = not seen.host.initial_pid_namespace
@@ -120,11 +121,11 @@ def _private(
     for pid, charge in listed.items():
         more = max(0, (charge.nbytes or 0) - told.get(pid, 0))
         if more or (charge.nbytes is None and pid not in told):
-            entries.append(_listed_only(seen, charge, more))
+            entries.append(_listed_only(seen, charge, more or None))
     return entries + (_outside(gpu, sum(told.values())) if outside else [])
 
 
-def _told(found: list[Claim]) -> dict[int, int]:
+def _told(found: list[ClientGroup]) -> dict[int, int]:
     """What clients tell of each process, shared memory included."""
     told: dict[int, int] = {}
     for claim in found:
@@ -135,7 +136,7 @@ def _told(found: list[Claim]) -> dict[int, int]:
 
 
 def _entry(
-    seen: Sightings, gpu: GpuSighting, claim: Claim, keep: Keeping, listed: Charge | None, more: int
+    seen: Sightings, gpu: GpuSighting, claim: ClientGroup, keep: Keeping, listed: Charge | None, more: int
 ) -> Entry:
     evidence = [_figure(gpu, claim, keep)]
     if listed and listed.nbytes:
@@ -151,9 +152,10 @@ def _entry(
     told = claim.is_told or more
     return Entry(
         kind="orphaned" if opener is not None else "process",
-        nbytes=claim.private + more,
+        nbytes=claim.private + more if told else None,
         holder=holder(seen, ref, ("drm",)) if ref else departed(keep.first, ("drm",)),
-        sharers=others,
+        co_holders=others,
+        sharing="all" if others else None,
         charged_pid=opener,
         charged_state=_state(seen, opener),
         evidence=tuple(evidence),
@@ -161,7 +163,7 @@ def _entry(
     )
 
 
-def _figure(gpu: GpuSighting, claim: Claim, keep: Keeping) -> str:
+def _figure(gpu: GpuSighting, claim: ClientGroup, keep: Keeping) -> str:
     what = counted(sum(client.descriptors for client in claim.clients), "descriptor")
     if not claim.is_told:
         return f"pid {keep.first} has {what} on it open, and {gpu.driver} does not say how much that uses"
@@ -188,11 +190,11 @@ def _state(seen: Sightings, pid: int | None) -> str | None:
     return known[1].state if known else None
 
 
-def _listed_only(seen: Sightings, charge: Charge, nbytes: int) -> Entry:
+def _listed_only(seen: Sightings, charge: Charge, nbytes: int | None) -> Entry:
     pid = charge.process.pid
-    told = "an untold amount" if charge.nbytes is None else size(charge.nbytes)
+    told = "an unknown amount" if charge.nbytes is None else size(charge.nbytes)
     evidence = [f"ROCm's list names pid {pid} with {told}"]
-    if charge.nbytes and nbytes < charge.nbytes:
+    if charge.nbytes and nbytes and nbytes < charge.nbytes:
         evidence.append(f"{size(charge.nbytes - nbytes)} of it are counted with the clients that it shares")
     confidence = "unknown" if charge.nbytes is None else "fact"
     if seen.alive(pid):
@@ -208,7 +210,7 @@ def _listed_only(seen: Sightings, charge: Charge, nbytes: int) -> Entry:
     return Entry(
         kind="hidden" if reason else "orphaned",
         nbytes=nbytes,
-        holder=departed(pid, charge.lists, in_sight=reason is None),
+        holder=departed(pid, charge.lists, visible=reason is None),
         charged_pid=pid,
         charged_state=_state(seen, pid),
         hidden_by=reason,
@@ -229,7 +231,7 @@ def _outside(gpu: GpuSighting, told: int) -> list[Entry]:
     ]
 
 
-def _shared(seen: Sightings, found: list[Claim], kept: dict[tuple[int, ...], Keeping]) -> list[Entry]:
+def _shared(seen: Sightings, found: list[ClientGroup], kept: dict[tuple[int, ...], Keeping]) -> list[Entry]:
     """Shared buffers show in every client that has them; which are the same is not told."""
     sharing = sorted((claim for claim in found if claim.shared), key=lambda claim: -claim.shared)
     if not sharing:
@@ -243,12 +245,14 @@ def _shared(seen: Sightings, found: list[Claim], kept: dict[tuple[int, ...], Kee
             " what is shared counts once"
         )
     ref = seen.processes[keep.first][0] if keep.first in seen.processes else None
+    co_holders = holders(seen, sorted(others - {keep.first}))
     return [
         Entry(
             kind="process",
             nbytes=first.shared,
             holder=holder(seen, ref, ("drm",)) if ref else departed(keep.first, ("drm",)),
-            sharers=holders(seen, sorted(others - {keep.first})),
+            co_holders=co_holders,
+            sharing="all" if co_holders else None,
             evidence=tuple(words),
             confidence="likely",
             medium="shared",
@@ -256,7 +260,7 @@ def _shared(seen: Sightings, found: list[Claim], kept: dict[tuple[int, ...], Kee
     ]
 
 
-def _remainder(seen: Sightings, gpu: GpuSighting, found: list[Claim], rest: int) -> list[Entry]:
+def _remainder(seen: Sightings, gpu: GpuSighting, found: list[ClientGroup], rest: int) -> list[Entry]:
     if not rest:
         return []
     told = "in use by the device's own figures, and in no client that can be read"
@@ -276,9 +280,9 @@ def _remainder(seen: Sightings, gpu: GpuSighting, found: list[Claim], rest: int)
     return [entry]
 
 
-def _bystanders(
-    seen: Sightings, found: list[Claim], kept: dict[tuple[int, ...], Keeping]
-) -> tuple[Bystander, ...]:
+def _open_only(
+    seen: Sightings, found: list[ClientGroup], kept: dict[tuple[int, ...], Keeping]
+) -> tuple[OpenOnly, ...]:
     """Whoever inherited a client of a living process, or has the GPU open and uses nothing of it."""
     sources: dict[int, int | None] = {}
     users: set[int] = set()
@@ -292,7 +296,7 @@ def _bystanders(
             if keep.inherited:
                 sources[pid] = keep.first
     return tuple(
-        Bystander(holder=holder(seen, seen.processes[pid][0]), inherited_from=source)
+        OpenOnly(holder=holder(seen, seen.processes[pid][0]), inherited_from=source)
         for pid, source in sorted(sources.items())
         if pid in seen.processes and (source is not None or pid not in users)
     )

@@ -7,7 +7,7 @@ from msgspec import Struct
 from vram.ledger.families import joined
 from vram.ledger.holders import holder, holders
 from vram.ledger.sightings import Charge, GpuSighting, Sightings
-from vram.model.ledger import Entry
+from vram.model.ledger import Entry, known_bytes
 from vram.model.windows import WindowsProcess
 from vram.units import counted, size
 
@@ -34,7 +34,7 @@ def linux_entries(seen: Sightings, gpu: GpuSighting, linux: Linux) -> list[Entry
     families = [family for family in _families(seen, gpu) if figured.isdisjoint(family)]
     if linux.room is None:
         return entries + [_unknown(seen, family, _bound(linux, len(families))) for family in families]
-    rest = max(0, linux.room - sum(entry.nbytes for entry in entries))
+    rest = max(0, linux.room - known_bytes(entries))
     if len(families) == 1 and rest and not _strangers(seen, gpu):
         return [*entries, _lone(seen, families[0], linux, rest)]
     share = f"it holds a part of the {size(rest)} that Windows counts for all of Linux together"
@@ -70,7 +70,8 @@ def _lone(seen: Sightings, family: tuple[int, ...], linux: Linux, nbytes: int) -
         kind="process",
         nbytes=nbytes,
         holder=people[0],
-        sharers=people[1:],
+        co_holders=people[1:],
+        sharing="all" if len(people) > 1 else None,
         windows=linux.machine,
         evidence=(
             _open(seen, family[0]),
@@ -87,9 +88,10 @@ def _unknown(seen: Sightings, family: tuple[int, ...], words: str) -> Entry:
     people = holders(seen, family)
     return Entry(
         kind="process",
-        nbytes=0,
+        nbytes=None,
         holder=people[0],
-        sharers=people[1:],
+        co_holders=people[1:],
+        sharing="all" if len(people) > 1 else None,
         evidence=(_open(seen, family[0]), words),
         confidence="unknown",
     )

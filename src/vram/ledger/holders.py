@@ -45,10 +45,10 @@ def _described(seen: Sightings, process: ProcessRef, lists: tuple[str, ...]) -> 
     )
 
 
-def departed(pid: int, lists: tuple[str, ...] = (), *, in_sight: bool = True) -> Holder:
+def departed(pid: int, lists: tuple[str, ...] = (), *, visible: bool = True) -> Holder:
     """A process that is gone, or out of sight. Whoever has its pid now is somebody else, and unmentioned."""
     return Holder(
-        pid=pid, started_at=None, user=None, command=None, alive=False, lists=lists, in_sight=in_sight
+        pid=pid, started_at=None, user=None, command=None, alive=False, lists=lists, visible=visible
     )
 
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from vram.ledger.reconcile import fit, split
 from vram.ledger.sightings import Charge, GpuSighting, Sightings
 from vram.model.gpu import MemoryFacts, MigFacts
-from vram.model.ledger import Entry, GpuLedger, Instance, MigDevice
+from vram.model.ledger import Entry, GpuLedger, Instance, MigDevice, known_bytes
 from vram.units import size
 
 
@@ -87,7 +87,7 @@ def outside(gpu: GpuSighting, found: Sequence[Part], claims: Sequence[Entry]) ->
     reserved = min(room, max(0, whole_reserved - sum(each[1] for each in inside)))
     used = min(room - reserved, max(0, whole_used - sum(each[2] for each in inside)))
     claimed = fit(claims, used)
-    rest = used - sum(entry.nbytes for entry in claimed)
+    rest = used - known_bytes(claimed)
     unread = [part for part in found if part.memory is None]
     return [*claimed, *_frame(rest, reserved, room - reserved - used, unread)]
 

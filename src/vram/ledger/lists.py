@@ -53,7 +53,12 @@ def _together(instance: int | None, charges: list[Charge]) -> Entry:
     told = f"the driver's lists name {counted(len(charges), 'more process')} with {size(nbytes)} together"
     evidence = (told, f"of so many only the {MOST_CHARGES:,} largest are named one by one")
     return Entry(
-        kind="process", nbytes=nbytes, evidence=evidence, confidence="unknown", gpu_instance=instance
+        kind="process",
+        nbytes=nbytes,
+        sharing="together",
+        evidence=evidence,
+        confidence="unknown",
+        gpu_instance=instance,
     )
 
 

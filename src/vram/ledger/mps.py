@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from vram.ledger.holders import holder
 from vram.ledger.sightings import GpuSighting, Sightings
-from vram.model.ledger import Bystander, Entry
+from vram.model.ledger import Entry, OpenOnly
 from vram.model.process import ProcessFacts
 from vram.protected import is_mps_server
 
@@ -19,8 +19,8 @@ _SERVER = "nvidia-cuda-mps-server"
 
 
 def with_servers(
-    seen: Sightings, gpu: GpuSighting, entries: list[Entry], bystanders: list[Bystander]
-) -> tuple[list[Entry], list[Bystander]]:
+    seen: Sightings, gpu: GpuSighting, entries: list[Entry], open_only: list[OpenOnly]
+) -> tuple[list[Entry], list[OpenOnly]]:
     """Name the server of every MPS client; one that is charged nothing stands by."""
     servers = _servers(seen, gpu)
     by_user: dict[int | None, list[int]] = {}
@@ -28,9 +28,9 @@ def with_servers(
         by_user.setdefault(uid, []).append(pid)
     placed = [replace(entry, mps_server=_server_of(seen, entry, servers, by_user)) for entry in entries]
     named = {entry.holder.pid for entry in entries if entry.holder}
-    named |= {bystander.holder.pid for bystander in bystanders}
+    named |= {each.holder.pid for each in open_only}
     used = sorted({entry.mps_server for entry in placed if entry.mps_server is not None} - named)
-    return placed, [*bystanders, *(Bystander(holder=holder(seen, seen.processes[pid][0])) for pid in used)]
+    return placed, [*open_only, *(OpenOnly(holder=holder(seen, seen.processes[pid][0])) for pid in used)]
 
 
 def _servers(seen: Sightings, gpu: GpuSighting) -> dict[int, int | None]:

@@ -25,8 +25,7 @@ def findings_about(findings: Iterable[Finding], ledger: Ledger, pid: int) -> tup
 
 def pids_of(entry: Entry) -> set[int]:
     """Everybody whom an entry names: its holder, co-holders, and the pid that the driver charges."""
-    holders = [entry.holder, *entry.sharers]
-    named = {each.pid for each in holders if each is not None}
+    named = {each.pid for each in entry.holders}
     return named | ({entry.charged_pid} if entry.charged_pid is not None else set())
 
 
@@ -37,7 +36,7 @@ def _narrowed(gpu: GpuLedger, pid: int) -> GpuLedger:
     return replace(
         gpu,
         entries=_theirs(gpu.entries, pid),
-        bystanders=tuple(each for each in gpu.bystanders if each.holder.pid == pid),
+        open_only=tuple(each for each in gpu.open_only if each.holder.pid == pid),
         system=system if system is not None and system.entries else None,
         notes=(),
     )
@@ -48,4 +47,4 @@ def _theirs(entries: Iterable[Entry], pid: int) -> tuple[Entry, ...]:
 
 
 def _is_there(gpu: GpuLedger) -> bool:
-    return bool(gpu.entries or gpu.bystanders or gpu.system)
+    return bool(gpu.entries or gpu.open_only or gpu.system)

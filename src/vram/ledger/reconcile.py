@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from vram.model.gpu import MemoryFacts
-from vram.model.ledger import Entry
+from vram.model.ledger import Entry, known_bytes
 from vram.units import size
 
 _TRUST = {"unknown": 0, "likely": 1, "fact": 2}
@@ -27,18 +27,23 @@ def fit(claims: Sequence[Entry], room: int) -> tuple[Entry, ...]:
     figures read a moment apart). What is cut stays visible as ``claimed``. The least
     certain claim gives way first, then the largest: it is the one that can hold a share.
     """
-    excess = sum(claim.nbytes for claim in claims) - room
+    excess = known_bytes(claims) - room
     result = list(claims)
-    order = sorted(range(len(result)), key=lambda i: (_TRUST[result[i].confidence], -result[i].nbytes))
-    for i in order:
+    sized = [(_TRUST[entry.confidence], -entry.nbytes, i) for i, entry in enumerate(result) if entry.nbytes]
+    for _, negative, i in sorted(sized):
         if excess <= 0:
             break
-        cut = min(excess, result[i].nbytes)
+        cut = min(excess, -negative)
         excess -= cut
-        result[i] = _cut(result[i], cut)
+        result[i] = _cut(result[i], -negative, cut)
     return tuple(result)
 
 
-def _cut(entry: Entry, cut: int) -> Entry:
-    word = f"the driver says {size(entry.nbytes)}; {size(cut)} of it is counted elsewhere already"
-    return replace(entry, nbytes=entry.nbytes - cut, claimed=entry.nbytes, evidence=(*entry.evidence, word))
+def overlapping(fitted: Sequence[Entry]) -> int:
+    """How many bytes :func:`fit` has cut off *fitted*."""
+    return sum(entry.claimed - (entry.nbytes or 0) for entry in fitted if entry.claimed is not None)
+
+
+def _cut(entry: Entry, nbytes: int, cut: int) -> Entry:
+    word = f"the driver says {size(nbytes)}; {size(cut)} of it is counted elsewhere already"
+    return replace(entry, nbytes=nbytes - cut, claimed=nbytes, evidence=(*entry.evidence, word))

@@ -6,49 +6,54 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from vram.ledger.charges import untold_entries
+from vram.ledger.charges import unsized_entries
 from vram.ledger.overhead import open_on, overhead_entry, pids_of
 from vram.ledger.sightings import GpuSighting, Sightings
-from vram.model.ledger import Confidence, Entry
+from vram.model.ledger import Confidence, Entry, known_bytes
 from vram.units import counted, size
 
 
 def remainder_entries(seen: Sightings, gpu: GpuSighting, rest: int) -> list[Entry]:
     """Entries that sum to exactly *rest*, bytes in use that nothing so far accounts for."""
-    untold = untold_entries(seen, gpu)
-    overhead = overhead_entry(seen, gpu, rest, whole=not untold)
+    unsized = unsized_entries(seen, gpu)
+    overhead = overhead_entry(seen, gpu, rest, whole=not unsized)
     entries = [overhead] if overhead else []
-    rest -= sum(entry.nbytes for entry in entries)
-    if untold:
-        return entries + _without_figures(untold, rest)
+    rest -= known_bytes(entries)
+    if unsized:
+        return entries + _without_figures(unsized, rest)
     openers = open_on(seen, gpu) if gpu.lists not in ("ok", "unsupported") else []
     if openers and rest:
         return [*entries, _unlisted(openers, rest)]
     return entries + ([unexplained(seen, rest)] if rest else [])
 
 
-def _without_figures(untold: list[Entry], rest: int) -> list[Entry]:
+def _without_figures(unsized: list[Entry], rest: int) -> list[Entry]:
     """Processes whose bytes the driver does not tell share what is left."""
-    if len(untold) == 1:
+    if len(unsized) == 1:
         lone = f"it is the only one without a figure: the {size(rest)} left over are its"
-        return [_with(untold[0], rest, lone, "unknown" if untold[0].confidence == "unknown" else "likely")]
-    part = f"it holds a part of {size(rest)} that {len(untold)} such processes share"
-    entries = [_with(entry, 0, part, "unknown") for entry in untold]
-    return entries + ([_together(untold, rest)] if rest else [])
+        return [_with(unsized[0], rest, lone, "unknown" if unsized[0].confidence == "unknown" else "likely")]
+    part = f"it holds a part of {size(rest)} that {len(unsized)} such processes share"
+    entries = [_with(entry, None, part, "unknown") for entry in unsized]
+    return entries + ([_together(unsized, rest)] if rest else [])
 
 
-def _with(entry: Entry, nbytes: int, words: str, confidence: Confidence) -> Entry:
+def _with(entry: Entry, nbytes: int | None, words: str, confidence: Confidence) -> Entry:
     return replace(entry, nbytes=nbytes, evidence=(*entry.evidence, words), confidence=confidence)
 
 
-def _together(untold: list[Entry], nbytes: int) -> Entry:
+def _together(unsized: list[Entry], nbytes: int) -> Entry:
     """The bytes of several processes; who keeps which of them is not told."""
-    named = [person for entry in untold for person in (entry.holder, *entry.sharers) if person]
-    people = {person.pid: person for person in named}
+    people = {person.pid: person for entry in unsized for person in entry.holders}
     pids = ", ".join(map(str, sorted(people)))
     shared = f"held by pids {pids} together: the driver gives no figure for any of them"
-    sharers = tuple(people[pid] for pid in sorted(people))
-    return Entry(kind="process", nbytes=nbytes, sharers=sharers, evidence=(shared,), confidence="unknown")
+    return Entry(
+        kind="process",
+        nbytes=nbytes,
+        co_holders=tuple(people[pid] for pid in sorted(people)),
+        sharing="together",
+        evidence=(shared,),
+        confidence="unknown",
+    )
 
 
 def _unlisted(openers: list[int], rest: int) -> Entry:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from vram.ledger.holders import holder, holders
-from vram.ledger.sightings import Share, Sightings, by_identity
-from vram.model.ledger import Bystander, Entry
+from vram.ledger.sightings import ExportedDescriptor, Sightings, by_identity
+from vram.model.ledger import Entry, OpenOnly
 from vram.model.process import ProcessRef
 from vram.units import size
 
@@ -26,15 +26,15 @@ class Settled(Struct, frozen=True):
     """What exported memory adds to one place."""
 
     entries: list[Entry]
-    bystanders: list[Bystander]
+    open_only: list[OpenOnly]
 
 
 class _Draft(Struct):
     """One place while allocations are given to it: those in its room, and those that have none."""
 
     room: int
-    kept: list[tuple[list[Share], bool]] = []
-    charged: list[list[Share]] = []
+    kept: list[tuple[list[ExportedDescriptor], bool]] = []
+    charged: list[list[ExportedDescriptor]] = []
 
 
 # The room is an estimate (it leaves out what contexts cost beyond their charge): an
@@ -46,7 +46,7 @@ def settle(seen: Sightings, rooms: dict[Place, int]) -> dict[Place, Settled]:
     """Place every exported allocation; *rooms* are bytes there that nobody is charged for.
 
     While its maker lives, an exported allocation is part of the maker's own charge, and
-    there is no room for it: then its keeper is a bystander, who will keep it one day.
+    there is no room for it: then whoever has it open holds it only when the maker has ended.
     Nothing says who made an allocation. So those that no listed process is charged enough
     for come first, and those whose keeper is close to a possible maker last.
     """
@@ -72,7 +72,7 @@ def _settled(seen: Sightings, draft: _Draft, makers: _AllMakers) -> Settled:
         _entry(seen, shares, certain, makers.of(shares).living(shares[0].nbytes) if doubtful else ())
         for shares, certain in draft.kept
     ]
-    return Settled(entries, _bystanders(seen, draft.charged, makers))
+    return Settled(entries, _open_only(seen, draft.charged, makers))
 
 
 class _AllMakers:
@@ -82,7 +82,7 @@ class _AllMakers:
         self._seen = seen
         self._found: dict[int | None, _Makers] = {}
 
-    def of(self, shares: list[Share]) -> _Makers:
+    def of(self, shares: list[ExportedDescriptor]) -> _Makers:
         told = next((share.gpu for share in shares if share.gpu is not None), None)
         if told not in self._found:
             self._found[told] = _Makers(self._seen, told)
@@ -116,7 +116,7 @@ class _Makers:
         """Whether *pid* is charged enough to have made an allocation of *nbytes*."""
         return self._most.get(pid, _NONE) >= nbytes
 
-    def closeness(self, shares: list[Share]) -> int:
+    def closeness(self, shares: list[ExportedDescriptor]) -> int:
         """0: no listed process can have made it; 2: one that can holds it, or is of its family or session."""
         nbytes = shares[0].nbytes
         if self._largest < nbytes:
@@ -144,11 +144,11 @@ class _Makers:
         return [rank for rank, _ in alive]
 
 
-def _may_be_nvidias(share: Share) -> bool:
+def _may_be_nvidias(share: ExportedDescriptor) -> bool:
     return share.exporter is None or share.exporter.startswith("nv")
 
 
-def _place_of(shares: list[Share], drafts: dict[Place, _Draft]) -> tuple[Place | None, bool]:
+def _place_of(shares: list[ExportedDescriptor], drafts: dict[Place, _Draft]) -> tuple[Place | None, bool]:
     """Where an allocation lies: an import tells it; a dma-buf does not, so room decides."""
     told = next((share for share in shares if share.gpu is not None), None)
     possible = [place for place in drafts if told is None or place[0] == told.gpu]
@@ -162,7 +162,7 @@ def _fits(nbytes: int, room: int) -> bool:
     return nbytes - nbytes // _SLACK <= room
 
 
-def _entry(seen: Sightings, shares: list[Share], certain: bool, makers: Sequence[int]) -> Entry:
+def _entry(seen: Sightings, shares: list[ExportedDescriptor], certain: bool, makers: Sequence[int]) -> Entry:
     """*makers* may be charged for it after all; *certain* says that it lies on this GPU."""
     pids = sorted({share.process.pid for share in shares})
     keeping = holders(seen, pids) or (holder(seen, shares[0].process),)
@@ -177,7 +177,8 @@ def _entry(seen: Sightings, shares: list[Share], certain: bool, makers: Sequence
         kind="exported",
         nbytes=shares[0].nbytes,
         holder=keeping[0],
-        sharers=keeping[1:],
+        co_holders=keeping[1:],
+        sharing="all" if len(keeping) > 1 else None,
         evidence=tuple(evidence),
         confidence="fact" if certain and not makers else "likely",
         medium=shares[0].medium,
@@ -192,7 +193,7 @@ def _doubt(nbytes: int, makers: Sequence[int]) -> str:
     )
 
 
-def _statement(share: Share) -> str:
+def _statement(share: ExportedDescriptor) -> str:
     if share.medium == "dmabuf":
         return f"descriptor {share.fd} of pid {share.process.pid} is a dma-buf of {size(share.nbytes)}"
     return (
@@ -201,7 +202,9 @@ def _statement(share: Share) -> str:
     )
 
 
-def _bystanders(seen: Sightings, charged: list[list[Share]], makers: _AllMakers) -> list[Bystander]:
+def _open_only(
+    seen: Sightings, charged: list[list[ExportedDescriptor]], makers: _AllMakers
+) -> list[OpenOnly]:
     """Whoever has allocations of others open, once, with the bytes of all of them."""
     held: dict[ProcessRef, int] = {}
     for shares in charged:
@@ -209,4 +212,4 @@ def _bystanders(seen: Sightings, charged: list[list[Share]], makers: _AllMakers)
         for process in {share.process for share in shares if not possible.can_be(share.process.pid, nbytes)}:
             held[process] = held.get(process, 0) + nbytes
     people = sorted(held.items(), key=lambda each: each[0].pid)
-    return [Bystander(holder=holder(seen, process), exported_bytes=nbytes) for process, nbytes in people]
+    return [OpenOnly(holder=holder(seen, process), exported_bytes=nbytes) for process, nbytes in people]

@@ -35,7 +35,7 @@ class ClientSighting(Struct, frozen=True):
     facts: ClientFacts
 
 
-class Share(Struct, frozen=True):
+class ExportedDescriptor(Struct, frozen=True):
     """One open descriptor that keeps an exported allocation or a dma-buf alive.
 
     ``exporter`` is the driver that a dma-buf says it comes from.
@@ -59,7 +59,7 @@ class Opened(Struct, frozen=True):
 
 
 class GpuSighting(Struct):
-    """All statements about one GPU; ``untold`` says why the size of its memory is unknown."""
+    """All statements about one GPU; ``unreported`` says why the size of its memory is unknown."""
 
     index: int
     facts: GpuFacts | None = None
@@ -103,7 +103,7 @@ class Sightings(Struct):
     files: dict[int, FilesFacts] = {}
     cut: set[int] = set()
     """Who has more files open than were read."""
-    shares: list[Share] = []
+    shares: list[ExportedDescriptor] = []
     driver: DriverFacts | None = None
     unreadable: UnreadableFacts = UnreadableFacts(processes=0)
     clients: list[ClientSighting] = []
@@ -281,12 +281,14 @@ def _place(seen: Sightings, observation: Observation) -> None:
         _place_on_gpu(seen.gpus.setdefault(observation.gpu, GpuSighting(observation.gpu)), observation)
 
 
-def _share(process: ProcessRef, nbytes: int, facts: DmabufFacts | ExportFacts, gpu: int | None) -> Share:
+def _share(
+    process: ProcessRef, nbytes: int, facts: DmabufFacts | ExportFacts, gpu: int | None
+) -> ExportedDescriptor:
     if isinstance(facts, DmabufFacts):
-        return Share(process, nbytes, facts.inode, facts.fd, "dmabuf", gpu, facts.exporter)
+        return ExportedDescriptor(process, nbytes, facts.inode, facts.fd, "dmabuf", gpu, facts.exporter)
     # Where the kernel does not tell descriptions apart, every descriptor is its own.
     identity = facts.description if facts.description is not None else (process.pid, facts.fd)
-    return Share(process, nbytes, identity, facts.fd, "handle", gpu, None, facts.gpu_instance)
+    return ExportedDescriptor(process, nbytes, identity, facts.fd, "handle", gpu, None, facts.gpu_instance)
 
 
 def _place_on_gpu(gpu: GpuSighting, observation: Observation) -> None:
@@ -326,9 +328,9 @@ def _known(nbytes: int | None) -> int | None:
     return nbytes if nbytes is not None and 0 <= nbytes < _SENTINEL else None
 
 
-def by_identity(shares: Iterable[Share]) -> list[list[Share]]:
+def by_identity(shares: Iterable[ExportedDescriptor]) -> list[list[ExportedDescriptor]]:
     """Group descriptors that keep the same allocation, largest allocation first."""
-    groups: dict[object, list[Share]] = {}
+    groups: dict[object, list[ExportedDescriptor]] = {}
     for share in shares:
         groups.setdefault((share.medium, share.identity), []).append(share)
     return sorted(groups.values(), key=lambda group: (-group[0].nbytes, group[0].process.pid, group[0].fd))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from vram.model.inside import Inside, Split
-from vram.model.ledger import Entry, GpuLedger, Ledger
+from vram.model.ledger import Entry, GpuLedger, Ledger, known_bytes
 from vram.model.trimming import CacheLine
 
 # Frameworks whose arrays lie in a pool of their own, so that both figures speak of the same bytes.
@@ -41,7 +41,7 @@ def gpus_of(ledger: Ledger, pid: int, answer: Inside) -> dict[int, int]:
 def splits(ledger: Ledger, pid: int, answer: Inside, gpu_of: Mapping[int, int]) -> Iterator[Split]:
     """One for each GPU that the process is charged for."""
     for gpu in ledger.gpus:
-        charged = sum(entry.nbytes for entry in _charges(gpu, pid))
+        charged = known_bytes(_charges(gpu, pid))
         if charged:
             numbers = {number for number, index in gpu_of.items() if index == gpu.index}
             yield _split(gpu.index, charged, answer, numbers)

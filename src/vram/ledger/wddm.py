@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from vram.ledger.adapters import Joined
+from vram.ledger.adapters import AdapterMatch
 from vram.ledger.guests import Linux, linux_entries
 from vram.ledger.reconcile import fit
 from vram.ledger.sightings import GpuSighting, Sightings
-from vram.model.ledger import Entry
+from vram.model.ledger import Entry, known_bytes
 from vram.model.windows import AdapterFacts, WindowsMemoryFacts, WindowsProcess, WindowsSide
 from vram.units import MIB, counted, size
 
@@ -34,7 +34,7 @@ class WddmAccount(Struct, frozen=True):
     side: WindowsSide
 
 
-def account(seen: Sightings, gpu: GpuSighting, joined: Joined, used: int) -> WddmAccount:
+def account(seen: Sightings, gpu: GpuSighting, joined: AdapterMatch, used: int) -> WddmAccount:
     """Account for *used* bytes of *gpu*, to the byte."""
     if not seen.windows:
         return _unseen(seen, gpu, used, seen.windows_message or "Windows was not asked")
@@ -47,7 +47,7 @@ def account(seen: Sightings, gpu: GpuSighting, joined: Joined, used: int) -> Wdd
     machine = None if guest is None else _process(guest, guest=True)
     linux = linux_entries(seen, gpu, Linux(room, machine))
     fitted = _fitted((*claims, *linux), used)
-    rest = used - sum(entry.nbytes for entry in fitted)
+    rest = used - known_bytes(fitted)
     side = _side(joined.adapter, joined.certain, rows, guest)
     return WddmAccount(
         entries=(*fitted, *([_in_no_counter(rest)] if rest else [])),
@@ -58,7 +58,7 @@ def account(seen: Sightings, gpu: GpuSighting, joined: Joined, used: int) -> Wdd
 
 def _unseen(seen: Sightings, gpu: GpuSighting, used: int, why: str) -> WddmAccount:
     linux = linux_entries(seen, gpu, Linux(None, None, most=used))
-    rest = used - sum(entry.nbytes for entry in linux)
+    rest = used - known_bytes(linux)
     hidden = Entry(
         kind="hidden",
         nbytes=rest,
@@ -72,7 +72,7 @@ def _unseen(seen: Sightings, gpu: GpuSighting, used: int, why: str) -> WddmAccou
     return WddmAccount((*linux, *([hidden] if rest else [])), (), WindowsSide(read=False, message=why))
 
 
-def _ambiguity(seen: Sightings, joined: Joined) -> str:
+def _ambiguity(seen: Sightings, joined: AdapterMatch) -> str:
     luids = {adapter.luid for adapter in joined.candidates}
     nbytes = sum(row.device_bytes or 0 for row in seen.windows if row.luid in luids)
     if not luids:
@@ -101,7 +101,7 @@ def _process(row: WindowsMemoryFacts, *, guest: bool = False) -> WindowsProcess:
     return WindowsProcess(row.pid, row.name, guest, row.host_bytes)
 
 
-def _windows(row: WindowsMemoryFacts, joined: Joined) -> Entry:
+def _windows(row: WindowsMemoryFacts, joined: AdapterMatch) -> Entry:
     evidence = [_statement(row)]
     if _plain(row.name) in (_GUEST, _ANY_GUEST):
         evidence.append("it is a virtual machine, one of several: which one is this WSL2 cannot be told")
@@ -134,7 +134,7 @@ def _fitted(claims: Sequence[Entry], used: int) -> tuple[Entry, ...]:
 
 
 def _shortened(before: Entry, after: Entry) -> str:
-    return f"{size(before.nbytes - after.nbytes)} of that is more than the driver counts in use"
+    return f"{size((before.nbytes or 0) - (after.nbytes or 0))} of that is more than the driver counts in use"
 
 
 def _in_no_counter(rest: int) -> Entry:

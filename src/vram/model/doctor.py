@@ -1,4 +1,4 @@
-"""What the doctor says: one reading for each question, and what they come to."""
+"""What the doctor says: one result for each check, and what they come to."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Verb = Literal["why", "who", "check", "free", "trim", "park", "borrow", "kill", 
 """A command that something bears on; "deep" is `vram why --deep`, and "park" is unpark too."""
 
 
-class Reading(Struct, frozen=True, kw_only=True):
+class CheckResult(Struct, frozen=True, kw_only=True):
     """The answer to one question. ``check`` never changes its meaning."""
 
     check: str
@@ -35,7 +35,7 @@ class Reading(Struct, frozen=True, kw_only=True):
 
 
 class Examination(Struct, frozen=True, kw_only=True):
-    """Every reading, in the order of the checks; the verdict is the gravest that counts."""
+    """Every result, in the order of the checks; the verdict is the gravest that counts."""
 
     verdict: Verdict
-    readings: tuple[Reading, ...]
+    results: tuple[CheckResult, ...]

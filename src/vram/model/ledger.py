@@ -2,39 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 from msgspec import Struct
 
 from vram.model.gpu import DriverFacts, GpuFacts, MemoryFacts, Vendor
+from vram.model.kinds import KINDS, Kind, KindFacts
 from vram.model.observation import HostFacts, ProbeRun, Status
 from vram.model.process import Workload
 from vram.model.windows import WindowsProcess, WindowsSide
 
-Kind = Literal[
-    "free",
-    "reserved",
-    "context",
-    "live",
-    "cached",
-    "fragmented",
-    "process",
-    "orphaned",
-    "exported",
-    "hidden",
-    "windows",
-    "guest",
-    "overhead",
-    "unattributed",
-    "untold",
-    "unassigned",
-]
 Confidence = Literal["fact", "likely", "unknown"]
 Medium = Literal["handle", "dmabuf", "managed", "shared"]
+Sharing = Literal["all", "one", "together"]
+"""What several holders of one entry mean; see Entry."""
 
 
 class Holder(Struct, frozen=True, kw_only=True):
-    """Who keeps an entry's bytes. ``alive`` False: the driver charges a pid that is gone."""
+    """A process that holds an entry's bytes. ``alive`` False: the driver charges a pid that is gone."""
 
     pid: int
     started_at: int | None
@@ -55,37 +41,42 @@ class Holder(Struct, frozen=True, kw_only=True):
     workload: Workload = Workload()
     inner_pid: int | None = None
     """Its pid as its own PID namespace counts, where that is not ours: what a container calls it."""
-    in_sight: bool = True
-    """False: it may live where we cannot look. ``alive`` then says only that we do not see it."""
+    visible: bool = True
+    """False: it may live where we cannot see it (another PID namespace, hidepid), whatever ``alive`` says."""
 
 
 class Entry(Struct, frozen=True, kw_only=True):
-    """Some bytes of a GPU, who keeps them, and how we know.
+    """Some bytes of a GPU, who holds them, and how we know.
 
-    ``sharers`` keep the same bytes too: all of them must let go. With ``either`` one of the holder and
-    the sharers holds these bytes, and which of them is unknown; where that is a fact, each of them
-    surely holds the bytes of one of the entries with the same holders, and ``held_elsewhere`` of those
-    entries are held by nobody among them. Without a holder they have the
-    bytes together, and how much each has is not told. ``charged_pid`` is the
-    pid that the driver's list names where that is not the holder. ``claimed`` is the
+    ``nbytes`` None: the process surely has memory here, and how much is unknown; its bytes are counted
+    in another entry.
+
+    ``sharing`` says what the holder and the ``co_holders`` have to do with each other:
+    "all": they hold the same bytes, which return when the last of them has released them;
+    "one": one of them holds the bytes, unknown which; "together": they have the bytes among them,
+    and how much each has is unknown (there is no ``holder`` then). With "one" as a fact, each of them
+    holds the bytes of one of the entries that have these holders, and ``unheld`` of those entries are
+    held by none of them.
+
+    ``charged_pid`` is the pid that the driver's list names where that is not the holder, and
+    ``charged_state`` its state while /proc still knows it ("Z": a zombie). ``claimed`` is the
     driver's own figure where figures overlap and not all of it could be counted here.
-    ``charged_state`` is the kernel's state of the charged pid while /proc still knows it
-    ("Z": a zombie). ``medium`` says what keeps an exported entry, or that bytes of a
-    process are managed memory, or shared by several clients of a GPU; ``hidden_by`` what keeps
-    us from naming the holder of a hidden one ("end": it ended while it was read). ``windows`` is
-    the Windows process that keeps the bytes, or that Windows counts a guest's under: no holder, for
-    its pid is not one of this side.
+    ``medium`` says what keeps an exported entry alive, or that bytes of a process are managed memory, or
+    shared by several clients of a GPU. ``hidden_by`` is what keeps us from naming the holder of a
+    hidden entry ("end": it ended while it was read). ``windows`` is the Windows process that holds the
+    bytes, or that Windows counts a guest's under: no holder, for its pid is not one of Linux.
     ``gpu_instance`` is the part of a GPU divided by MIG that the bytes lie in, and
     ``compute_instance`` the one that their process runs on. ``mps_server`` is the pid of the MPS
     server that opened the GPU for the holder.
     """
 
     kind: Kind
-    nbytes: int
+    nbytes: int | None
     holder: Holder | None = None
     evidence: tuple[str, ...] = ()
     confidence: Confidence = "fact"
-    sharers: tuple[Holder, ...] = ()
+    co_holders: tuple[Holder, ...] = ()
+    sharing: Sharing | None = None
     charged_pid: int | None = None
     claimed: int | None = None
     charged_state: str | None = None
@@ -95,17 +86,31 @@ class Entry(Struct, frozen=True, kw_only=True):
     gpu_instance: int | None = None
     compute_instance: int | None = None
     mps_server: int | None = None
-    either: bool = False
-    held_elsewhere: int = 0
+    unheld: int = 0
+
+    @property
+    def kind_facts(self) -> KindFacts:
+        """What its kind means."""
+        return KINDS[self.kind]
+
+    @property
+    def holders(self) -> tuple[Holder, ...]:
+        """Its holder, if there is one, and the co-holders."""
+        return self.co_holders if self.holder is None else (self.holder, *self.co_holders)
 
 
-class Bystander(Struct, frozen=True, kw_only=True):
-    """A process that has a GPU's files open and is charged nothing for it.
+def known_bytes(entries: Iterable[Entry]) -> int:
+    """The sum of *entries*, without those whose size is unknown."""
+    return sum(entry.nbytes for entry in entries if entry.nbytes is not None)
 
-    ``inherited_from`` names the living process whose very files these are: ending that
-    process alone will not give its memory back. ``exported_bytes`` is the size of
-    exported allocations that it has open while their maker lives and is charged for them: when
-    the maker ends, this process will keep them.
+
+class OpenOnly(Struct, frozen=True, kw_only=True):
+    """A process that has a GPU's files open only: it is charged nothing.
+
+    ``inherited_from`` names the living process whose very files these are: that process's memory
+    returns only when this one has ended too. ``exported_bytes`` is the size of exported allocations
+    that it has open while their maker lives and is charged for them: when the maker ends, this
+    process still holds them.
     """
 
     holder: Holder
@@ -165,7 +170,7 @@ class GpuLedger(Struct, frozen=True, kw_only=True):
     status: Status = "ok"
     message: str | None = None
     notes: tuple[str, ...] = ()
-    bystanders: tuple[Bystander, ...] = ()
+    open_only: tuple[OpenOnly, ...] = ()
     facts: GpuFacts | None = None
     memory: MemoryFacts | None = None
     vendor: Vendor = "nvidia"

@@ -33,7 +33,7 @@ class Amount(Struct, frozen=True):
     slack: int = 0
 
 
-class Share(Struct, frozen=True):
+class NamedProcess(Struct, frozen=True):
     """A process that the message names, and what it held. ``nbytes`` is None where it says nonsense."""
 
     pid: int
@@ -62,7 +62,7 @@ class Reading(Struct, frozen=True, kw_only=True):
     process: Amount | None = None
     limit: Amount | None = None
     largest_free: Amount | None = None
-    others: tuple[Share, ...] | None = None
+    others: tuple[NamedProcess, ...] | None = None
     utilization: float | None = None
     tokens_wanted: int | None = None
     tokens_fitting: int | None = None
@@ -107,18 +107,18 @@ class Judgement(Struct, frozen=True, kw_only=True):
     remedies: tuple[Remedy, ...] = ()
 
 
-class Holding(Struct, frozen=True, kw_only=True):
+class OomHolder(Struct, frozen=True, kw_only=True):
     """Who holds memory on the joined GPU now. ``named`` says that the message names this pid too."""
 
     pid: int | None
-    nbytes: int
+    nbytes: int | None
     what: str
     who: str
     named: bool = False
     finding: str | None = None
 
 
-class Joined(Struct, frozen=True, kw_only=True):
+class GpuMatch(Struct, frozen=True, kw_only=True):
     """The message beside this machine's ledger. ``gpu`` is None where they do not belong together.
 
     ``mig`` is the MIG device where the message speaks of one: "0:1".
@@ -130,7 +130,7 @@ class Joined(Struct, frozen=True, kw_only=True):
     taken_at: str = ""
     total: int | None = None
     free: int | None = None
-    holdings: tuple[Holding, ...] = ()
+    holdings: tuple[OomHolder, ...] = ()
     gone: tuple[int, ...] = ()
 
 
@@ -142,4 +142,4 @@ class Case(Struct, frozen=True, kw_only=True):
     count: int = 1
     first_line: int = 1
     last_line: int = 1
-    live: Joined | None = None
+    live: GpuMatch | None = None

@@ -67,7 +67,7 @@ class SetAside(Struct, frozen=True):
     """What it is called now; None where it could not be renamed."""
 
 
-class Vitals(Struct, frozen=True, kw_only=True):
+class ProcessLimits(Struct, frozen=True, kw_only=True):
     """What /proc and its control group tell of a process beyond who it is. None: not to be read."""
 
     memory_left: int | None = None

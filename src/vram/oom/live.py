@@ -13,8 +13,8 @@ from vram.diagnosis import words
 from vram.diagnosis.engine import diagnose
 from vram.ledger.instances import alone
 from vram.model.finding import Finding, Remedy
-from vram.model.ledger import Entry, GpuLedger, Ledger
-from vram.model.oom import Case, Holding, Joined, Judgement, Reading
+from vram.model.ledger import Entry, GpuLedger, Ledger, known_bytes
+from vram.model.oom import Case, GpuMatch, Judgement, OomHolder, Reading
 from vram.oom import remedies
 from vram.oom.blame import LEAST
 from vram.oom.judge import judge
@@ -24,7 +24,6 @@ from vram.units import size
 
 GHOSTS = ("VR101", "VR102", "VR103", "VR104", "VR105", "VR106", "VR203")
 MOST_HOLDINGS = 8
-_NOBODYS = ("free", "reserved", "overhead", "unassigned")
 # The driver's total contains what it reserves, CUDA's does not: up to a few per cent apart.
 _LEAST_SHARE, _MOST_SHARE = 0.95, 1.005
 
@@ -33,7 +32,7 @@ def join(case: Case, ledger: Ledger, findings: Sequence[Finding], *, chosen: boo
     """Return *case* with what the ledger says of its GPU; where *chosen*, whatever number the message has."""
     gpu, reason = _same(case.reading, ledger, chosen=chosen)
     if gpu is None:
-        return replace(case, live=Joined(gpu=None, reason=reason))
+        return replace(case, live=GpuMatch(gpu=None, reason=reason))
     about = _about(gpu, ledger, findings)
     joined = _joined(case.reading, gpu, about, reason, ledger.taken_at)
     # What to do is done here, where the GPU may have another number than the message gives it.
@@ -100,35 +99,34 @@ def _about(gpu: GpuLedger, ledger: Ledger, findings: Sequence[Finding]) -> tuple
 
 def _joined(
     reading: Reading, gpu: GpuLedger, findings: Sequence[Finding], reason: str, taken_at: str
-) -> Joined:
+) -> GpuMatch:
     pids = {share.pid for share in reading.others or ()}
     held = sorted(
-        (entry for entry in gpu.entries if entry.kind not in _NOBODYS), key=lambda entry: -entry.nbytes
+        (entry for entry in gpu.entries if entry.kind_facts.held), key=lambda entry: -(entry.nbytes or 0)
     )
     now = {pid for entry in held for pid in _pids(entry)}
-    return Joined(
+    return GpuMatch(
         gpu=gpu.index,
         mig=gpu.mig,
         reason=reason,
         taken_at=taken_at,
         total=gpu.total_bytes,
-        free=sum(entry.nbytes for entry in gpu.entries if entry.kind == "free"),
+        free=known_bytes(entry for entry in gpu.entries if entry.kind == "free"),
         holdings=tuple(_holding(entry, pids, findings) for entry in held[:MOST_HOLDINGS]),
         gone=tuple(sorted(pids - now)),
     )
 
 
 def _pids(entry: Entry) -> tuple[int, ...]:
-    holders = (entry.holder, *entry.sharers)
     charged = (entry.charged_pid,) if entry.charged_pid is not None else ()
-    return (*(holder.pid for holder in holders if holder), *charged)
+    return (*(holder.pid for holder in entry.holders), *charged)
 
 
-def _holding(entry: Entry, named: set[int], findings: Sequence[Finding]) -> Holding:
+def _holding(entry: Entry, named: set[int], findings: Sequence[Finding]) -> OomHolder:
     pids = _pids(entry)
     codes = [finding.code for finding in findings if finding.code in GHOSTS and set(finding.pids) & set(pids)]
     holder = entry.holder
-    return Holding(
+    return OomHolder(
         pid=holder.pid if holder else entry.charged_pid,
         nbytes=entry.nbytes,
         what=entry.kind,
@@ -138,7 +136,7 @@ def _holding(entry: Entry, named: set[int], findings: Sequence[Finding]) -> Hold
     )
 
 
-def _again(reading: Reading, before: Judgement, joined: Joined, findings: Sequence[Finding]) -> Judgement:
+def _again(reading: Reading, before: Judgement, joined: GpuMatch, findings: Sequence[Finding]) -> Judgement:
     """Judge once more, now that holders have names: only where others are, or may be, the cause."""
     if before.kind not in ("unknown", "other-process", "ghost", "context"):
         return before
@@ -149,7 +147,7 @@ def _again(reading: Reading, before: Judgement, joined: Joined, findings: Sequen
     # Where the message does not say that the GPU was full, it must be so now.
     if ghosts and kept >= needed and (full or reading.free is not None):
         return _ghost(before, ghosts, kept, told=reading.free is not None)
-    others = sum(holding.nbytes for holding in joined.holdings)
+    others = sum(holding.nbytes or 0 for holding in joined.holdings)
     if before.kind == "unknown" and reading.asked and _too_much(reading, joined):
         return _too_large(before, reading, joined)
     if before.kind in ("unknown", "context") and full and others >= needed:
@@ -174,14 +172,14 @@ def _seen(judgement: Judgement) -> Judgement:
     return replace(judgement, missing=missing, remedies=ways)
 
 
-def _needed(reading: Reading, joined: Joined) -> int:
+def _needed(reading: Reading, joined: GpuMatch) -> int:
     if reading.asked is None:  # whoever fails with more than this free was asking for a lot
         return max(CONTEXT, (joined.total or 0) // 50)
     missing = reading.asked.nbytes - (reading.free.nbytes if reading.free else 0)
     return max(LEAST, missing)
 
 
-def _too_much(reading: Reading, joined: Joined) -> bool:
+def _too_much(reading: Reading, joined: GpuMatch) -> bool:
     asked = reading.asked.nbytes if reading.asked else 0
     return joined.total is not None and asked + (reading.live.nbytes if reading.live else 0) > joined.total
 
@@ -201,7 +199,7 @@ def _ghost(before: Judgement, ghosts: tuple[Finding, ...], kept: int, *, told: b
     )
 
 
-def _too_large(before: Judgement, reading: Reading, joined: Joined) -> Judgement:
+def _too_large(before: Judgement, reading: Reading, joined: GpuMatch) -> Judgement:
     cause = (
         f"It asked for {said(reading.asked)} beside {said(reading.live or 0)} in use; this GPU"
         f" has {said(joined.total)}."
@@ -218,7 +216,7 @@ def _too_large(before: Judgement, reading: Reading, joined: Joined) -> Judgement
     )
 
 
-def _held(before: Judgement, joined: Joined, others: int, reading: Reading) -> Judgement:
+def _held(before: Judgement, joined: GpuMatch, others: int, reading: Reading) -> Judgement:
     largest = joined.holdings[0]
     here = replace(reading, gpu=joined.gpu)
     return replace(
@@ -227,7 +225,7 @@ def _held(before: Judgement, joined: Joined, others: int, reading: Reading) -> J
         certainty="likely",
         title="held by another process",
         cause=f"Now {size(others)} of this GPU are held and {said(joined.free)} are free. The most,"
-        f" {size(largest.nbytes)},"
+        f" {size(largest.nbytes or 0)},"
         f" has {largest.who}. If the program that failed has ended, these are the others.",
         missing=(),
         remedies=remedies.ordered((remedies.look(here), remedies.make_room(here))),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from vram.model.oom import Amount, Balance, Reading, Share, Term, Working
+from vram.model.oom import Amount, Balance, NamedProcess, Reading, Term, Working
 from vram.units import GIB, MIB, size
 
 # A CUDA context with its loaded code: 518 to 527 MiB measured on an H200; smaller GPUs take less.
@@ -32,7 +32,7 @@ class Sums(NamedTuple):
     unnamed: int | None
     slack: int
     fits_alone: bool | None
-    listed: tuple[Share, ...]
+    listed: tuple[NamedProcess, ...]
 
 
 def work_out(reading: Reading) -> Sums:
@@ -127,7 +127,7 @@ def said(amount: Amount | int | None) -> str:
     return "more than an exabyte" if nbytes >= 1 << 60 else size(nbytes)
 
 
-def _ourselves(reading: Reading) -> tuple[Amount | None, tuple[Share, ...]]:
+def _ourselves(reading: Reading) -> tuple[Amount | None, tuple[NamedProcess, ...]]:
     """What the driver charges us for, and everybody else.
 
     Inside a container a process is listed under a pid that it does not know: it then names itself

@@ -20,6 +20,7 @@ from typing import Any
 
 from vram.folders import open_private, state_path
 from vram.payloads import delivery
+from vram.payloads.procfs import started_at
 
 LONGEST_REQUEST = 4096
 PATIENCE_S = 5.0
@@ -86,7 +87,7 @@ def start() -> str:
 
 def _serve(path: str) -> None:
     folder = open_folder(path, make=True)
-    name = socket_name(os.getpid(), _started_at())
+    name = socket_name(os.getpid(), started_at(os.getpid()) or 0)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     with suppress(FileNotFoundError):
         os.unlink(name, dir_fd=folder)
@@ -103,11 +104,6 @@ def _serve(path: str) -> None:
         # A forked child has the socket, but no thread that answers on it.
         os.register_at_fork(after_in_child=_forget)
     threading.Thread(target=_loop, args=(listener,), name="vram-agent", daemon=True).start()
-
-
-def _started_at() -> int:
-    with open("/proc/self/stat", "rb") as file:
-        return int(file.read().rpartition(b")")[2].split()[19])
 
 
 def _leave() -> None:

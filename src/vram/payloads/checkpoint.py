@@ -8,6 +8,8 @@ from __future__ import annotations
 import ctypes
 import time
 
+from vram.payloads.libcuda import load
+
 RUNNING, LOCKED, CHECKPOINTED, FAILED = STATES = range(4)
 
 
@@ -32,7 +34,7 @@ class Driver:
 
     def __init__(self) -> None:
         try:
-            self._cuda = ctypes.CDLL("libcuda.so.1")
+            self._cuda = load()
         except OSError:
             raise Unavailable("the CUDA driver library (libcuda.so.1) is not installed") from None
         if not hasattr(self._cuda, "cuCheckpointProcessLock"):

@@ -1,6 +1,6 @@
 """Is this control descriptor an exported allocation? Import a copy of it, map it, and see.
 
-    exports.py PID:STARTED_AT:FD…      answers are lines of JSON on descriptor 3
+    exports PID:STARTED_AT:FD…      answers are lines of JSON on descriptor 3
 
 Runs in a process of its own, because it loads libcuda. It never makes a context: all that
 it takes is 3.25 MiB of GPU memory while it lives, and what it imports is gone when it ends.
@@ -13,22 +13,23 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import json
 import os
 import sys
 from ctypes import byref, c_char, c_int, c_size_t, c_uint64, c_ushort, c_void_p
-from itertools import pairwise
+
+from .json_lines import end_with_parent, say
+from .libcuda import device_uuid, load
+from .procfs import started_at
 
 PIDFD_GETFD = 438  # the same number on every architecture
 POSIX_DESCRIPTOR = 1
 PINNED = 1
 MINIMUM_GRANULARITY = 0
-ANSWERS = 3
 
 libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Refused(Exception):
+class ImportFailed(Exception):
     """The driver or the kernel said no; ``status`` says which kind of no."""
 
     def __init__(self, status: str, message: str) -> None:
@@ -36,7 +37,7 @@ class Refused(Exception):
         self.status = status
 
 
-class Location(ctypes.Structure):
+class MemoryLocation(ctypes.Structure):
     _fields_ = (("kind", c_int), ("id", c_int))
 
 
@@ -46,7 +47,7 @@ class Properties(ctypes.Structure):
     _fields_ = (
         ("kind", c_int),
         ("handle_types", c_int),
-        ("location", Location),
+        ("location", MemoryLocation),
         ("windows", c_void_p),
         ("flags", ctypes.c_ubyte * 2),
         ("usage", c_ushort),
@@ -54,34 +55,34 @@ class Properties(ctypes.Structure):
     )
 
 
-class Driver:
+class Importer:
     """The few calls of libcuda that need no context."""
 
     def __init__(self) -> None:
         try:
-            self._cuda = ctypes.CDLL("libcuda.so.1")
+            self._cuda = load()
         except OSError:
-            raise Refused("unsupported", "the CUDA driver library (libcuda.so.1) is not installed") from None
+            raise ImportFailed(
+                "unsupported", "the CUDA driver library (libcuda.so.1) is not installed"
+            ) from None
         self.check("cuInit", 0)
 
     def check(self, name: str, *arguments: object) -> None:
         code = self.result(name, *arguments)
         if code:
-            raise Refused("failed", f"{name} answered CUDA error {code}")
+            raise ImportFailed("failed", f"{name} answered CUDA error {code}")
 
     def result(self, name: str, *arguments: object) -> int:
         function = getattr(self._cuda, name, None)
         if function is None:
-            raise Refused("unsupported", f"this driver has no {name}")
+            raise ImportFailed("unsupported", f"this driver has no {name}")
         return int(function(*arguments))
 
     def uuid(self, ordinal: int) -> str:
         device, raw = c_int(), (c_char * 16)()
         self.check("cuDeviceGet", byref(device), ordinal)
         self.check("cuDeviceGetUuid_v2", raw, device)
-        digits = bytes(raw).hex()
-        cuts = (0, 8, 12, 16, 20, 32)
-        return "GPU-" + "-".join(digits[one:other] for one, other in pairwise(cuts))
+        return device_uuid(bytes(raw))
 
     def total(self, ordinal: int) -> int:
         device, nbytes = c_int(), c_size_t()
@@ -90,15 +91,15 @@ class Driver:
         return nbytes.value
 
 
-def copy_descriptor(pid: int, started_at: str, fd: int) -> int:
+def copy_descriptor(pid: int, start: int, fd: int) -> int:
     """A copy of another process's descriptor; the process is pinned before it is checked."""
     try:
         pidfd = os.pidfd_open(pid)
     except OSError as error:
-        raise Refused("failed", f"the process has ended ({error.strerror})") from None
+        raise ImportFailed("failed", f"the process has ended ({error.strerror})") from None
     try:
-        if start_of(pid) != started_at:
-            raise Refused("failed", "the process has ended")
+        if started_at(pid) != start:
+            raise ImportFailed("failed", "the process has ended")
         copy = libc.syscall(PIDFD_GETFD, pidfd, fd, 0)
         if copy < 0:
             raise refusal(ctypes.get_errno())
@@ -107,22 +108,14 @@ def copy_descriptor(pid: int, started_at: str, fd: int) -> int:
         os.close(pidfd)
 
 
-def refusal(code: int) -> Refused:
+def refusal(code: int) -> ImportFailed:
     if code == errno.EPERM:
         # Where kernel.yama.ptrace_scope is 1, as on Ubuntu, that needs root even for one's own.
-        return Refused("denied", "its control descriptor may not be copied: that needs root here")
-    return Refused("failed", f"its control descriptor could not be copied ({os.strerror(code)})")
+        return ImportFailed("denied", "its control descriptor may not be copied: that needs root here")
+    return ImportFailed("failed", f"its control descriptor could not be copied ({os.strerror(code)})")
 
 
-def start_of(pid: int) -> str:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[19].decode()
-    except (OSError, IndexError):
-        return ""
-
-
-def examine(driver: Driver, copy: int) -> dict[str, object]:
+def examine(driver: Importer, copy: int) -> dict[str, object]:
     """Import *copy*; an ordinary control descriptor is refused by the driver."""
     handle = c_uint64()
     code = driver.result(
@@ -140,7 +133,7 @@ def examine(driver: Driver, copy: int) -> dict[str, object]:
         driver.result("cuMemRelease", handle)
 
 
-def measure(driver: Driver, handle: c_uint64, properties: Properties) -> int | None:
+def measure(driver: Importer, handle: c_uint64, properties: Properties) -> int | None:
     """The one size at which *handle* can be mapped, None where the driver takes none."""
     unit = c_size_t()
     driver.check("cuMemGetAllocationGranularity", byref(unit), byref(properties), c_int(MINIMUM_GRANULARITY))
@@ -154,7 +147,7 @@ def measure(driver: Driver, handle: c_uint64, properties: Properties) -> int | N
         driver.result("cuMemAddressFree", start, room)
 
 
-def maps(driver: Driver, start: c_uint64, nbytes: int, handle: c_uint64) -> bool:
+def maps(driver: Importer, start: c_uint64, nbytes: int, handle: c_uint64) -> bool:
     size = c_size_t(nbytes)
     if driver.result("cuMemMap", start, size, c_size_t(0), handle, c_uint64(0)):
         return False
@@ -162,33 +155,24 @@ def maps(driver: Driver, start: c_uint64, nbytes: int, handle: c_uint64) -> bool
     return True
 
 
-def answer(**fields: object) -> None:
-    os.write(ANSWERS, json.dumps(fields).encode() + b"\n")
-
-
-def judge(driver: Driver, at: int, word: str) -> None:
-    pid, started_at, fd = word.split(":")
+def judge(driver: Importer, at: int, word: str) -> None:
+    pid, start, fd = (int(part) for part in word.split(":"))
     try:
-        copy = copy_descriptor(int(pid), started_at, int(fd))
+        copy = copy_descriptor(pid, start, fd)
         try:
-            answer(at=at, **examine(driver, copy))
+            say(at=at, **examine(driver, copy))
         finally:
             os.close(copy)
-    except Refused as no:
-        answer(at=at, exported=None, status=no.status, message=str(no))
+    except ImportFailed as no:
+        say(at=at, exported=None, status=no.status, message=str(no))
 
 
-def main(words: list[str]) -> None:
-    # A hung import must not outlive the command that asked.
-    libc.prctl(1, 9)
+def main() -> None:
+    end_with_parent()
     try:
-        driver = Driver()
-    except Refused as no:
-        answer(at=None, status=no.status, message=str(no))
+        driver = Importer()
+    except ImportFailed as no:
+        say(at=None, status=no.status, message=str(no))
         return
-    for at, word in enumerate(words):
+    for at, word in enumerate(sys.argv[1:]):
         judge(driver, at, word)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

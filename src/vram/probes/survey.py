@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from vram import __version__
-from vram.host.ports import Clock, Host, Inquiry
+from vram.host.ports import Clock, Host, WindowsQuery
 from vram.model.observation import HostFacts, Observation, ProbeRun, Status, Survey
 from vram.probes.sources import exports, files, nvml, processes
 
@@ -55,14 +55,14 @@ def survey(host: Host, *, deadline_s: float = 5.0) -> Survey:
     driver = _started(host, notes.left_s() * _DRIVER_SHARE)
     me = host.facts()
     # And so is Windows, where this is Linux inside of it.
-    inquiry = _asked(host, me, notes.left_s() * _DRIVER_SHARE) if me.wsl else None
+    query = _asked(host, me, notes.left_s() * _DRIVER_SHARE) if me.wsl else None
     try:
         _look(host, notes, driver, began)
-        if inquiry is not None:
-            notes.take("windows", _answers(inquiry, me), began)
+        if query is not None:
+            notes.take("windows", _answers(query, me), began)
     finally:
-        if inquiry is not None:
-            inquiry.close()
+        if query is not None:
+            query.close()
     return Survey(
         program=f"vram {__version__}",
         taken_at=taken_at,
@@ -104,16 +104,16 @@ def _started(host: Host, deadline_s: float) -> Iterable[Observation]:
         return [Observation(probe="nvml.init", status="failed", message=message)]
 
 
-def _asked(host: Host, me: HostFacts, deadline_s: float) -> Inquiry | None:
+def _asked(host: Host, me: HostFacts, deadline_s: float) -> WindowsQuery | None:
     from vram.probes.sources import windows
 
     return windows.begin(host, me, deadline_s)
 
 
-def _answers(inquiry: Inquiry, me: HostFacts) -> Iterable[Observation]:
+def _answers(query: WindowsQuery, me: HostFacts) -> Iterable[Observation]:
     from vram.probes.sources import windows
 
-    return windows.observe(inquiry, me)
+    return windows.observe(query, me)
 
 
 def _run(name: str, said: list[Observation], duration_s: float) -> ProbeRun:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from msgspec import Struct
 from msgspec.structs import replace
 
+from vram.payloads.procfs import map_lines
 from vram.reach.ptrace import Denied, Ended, Memory, Unsafe
 
 PAGE_NBYTES = 4096
@@ -50,7 +51,10 @@ def mappings(pid: int) -> tuple[Mapping, ...]:
         raise Denied(f"its memory map may not be read ({error.strerror})") from error
     if len(text) > _MOST_MAPS_NBYTES:
         raise Unsafe("its memory map has no end", "it can call vram.agent()")
-    return tuple(_mapping(line) for line in text.splitlines())
+    return tuple(
+        Mapping(line.start, line.end, line.permissions.decode(), line.offset, os.fsdecode(line.path))
+        for line in map_lines(text)
+    )
 
 
 def writable(lines: tuple[Mapping, ...]) -> list[Mapping]:
@@ -64,13 +68,6 @@ def writable(lines: tuple[Mapping, ...]) -> list[Mapping]:
         else:
             found.append(line)
     return found
-
-
-def _mapping(line: bytes) -> Mapping:
-    fields = line.split(None, 5)
-    start, _, end = fields[0].partition(b"-")
-    path = os.fsdecode(fields[5]).removesuffix(" (deleted)") if len(fields) > 5 else ""
-    return Mapping(int(start, 16), int(end, 16), fields[1].decode(), int(fields[2], 16), path)
 
 
 class Image:

@@ -20,6 +20,8 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
+from vram.payloads.procfs import read_stat, started_at
+
 _SEIZE, _INTERRUPT, _DETACH = 0x4206, 0x4207, 17
 _GETREGS, _SETREGS, _GETFPREGS, _GETSIGMASK = 12, 13, 14, 0x420A
 _WALL = 0x40000000
@@ -351,18 +353,16 @@ def while_stopped(pid: int, action: Callable[[Threads], Result]) -> tuple[Result
 
 def identity(pid: int) -> Identity:
     """When it was started, which program it runs, whose it is."""
+    started = started_at(pid)
+    if started is None:
+        raise Ended("it has ended")
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            started = int(file.read().rpartition(b")")[2].split()[19])
         program = os.readlink(f"/proc/{pid}/exe").removesuffix(" (deleted)")
         return started, program, os.stat(f"/proc/{pid}").st_uid
-    except (OSError, IndexError) as error:
+    except OSError as error:
         raise Ended("it has ended") from error
 
 
 def _state(pid: int, tid: int) -> str:
-    try:
-        with open(f"/proc/{pid}/task/{tid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0].decode()
-    except OSError:
-        return ""
+    stat = read_stat(pid, tid)
+    return stat.state if stat else ""

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from msgspec import Struct
 
 from vram.errors import NoSuchProcess, NotPermitted, NotReachable
-from vram.host.local.procfs import started_at
 from vram.model.plan import Target
+from vram.payloads.procfs import ProcessFolder, started_at, text
 
 _INTERPRETER = re.compile(r"python(?:3(?:\.(\d+))?)?[td]?$")
 _LIBRARY = re.compile(rb"/libpython3\.(\d+)[td]*\.so")
@@ -139,10 +139,14 @@ def _contains(file: io.FileIO) -> bool:
 
 
 def _status(pid: int) -> dict[str, str]:
-    lines = _read(pid, "status").decode("utf-8", "replace").splitlines()
+    try:
+        with ProcessFolder("/proc", pid) as folder:
+            lines = folder.status()
+    except OSError:
+        lines = {}
     if not lines:
         raise NoSuchProcess(f"process {pid} has ended")
-    return {key: value.strip() for key, _, value in (line.partition(":") for line in reversed(lines))}
+    return {text(key): text(value) for key, value in lines.items()}
 
 
 def tracer(pid: int) -> int:

@@ -23,6 +23,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from vram.payloads.procfs import ProcessFolder
 from vram.reach.cpython import Python
 from vram.reach.image import Image, Mapping
 from vram.reach.ptrace import Memory, Threads, Unsafe
@@ -233,8 +234,8 @@ def _first(libraries: list[Image], code: bytes) -> int | None:
 def _signal_waits(tid: int) -> bool:
     """Whether one is about to be delivered. Its handler may raise, and must not do so in lines of ours."""
     try:
-        with open(f"/proc/{tid}/status", "rb") as file:
-            lines = dict(line.split(b":", 1) for line in file.read().splitlines())
+        with ProcessFolder("/proc", tid) as folder:
+            lines = folder.status()
         own, shared, blocked = (int(lines[name], 16) for name in (b"SigPnd", b"ShdPnd", b"SigBlk"))
     except (OSError, KeyError, ValueError):
         return True
@@ -243,10 +244,11 @@ def _signal_waits(tid: int) -> bool:
 
 def _has_shadow_stack(pid: int) -> bool:
     try:
-        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
-            return any(line.startswith("x86_Thread_features:") and "shstk" in line for line in file)
+        with ProcessFolder("/proc", pid) as folder:
+            lines = folder.status()
     except OSError:
         return True
+    return not lines or b"shstk" in lines.get(b"x86_Thread_features", b"")
 
 
 def _stack(pid: int, lines: tuple[Mapping, ...]) -> Stack | None:

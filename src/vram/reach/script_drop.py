@@ -21,8 +21,8 @@ from types import TracebackType
 
 from vram import folders, untrusted
 from vram.errors import NoSuchProcess, NotReachable, Refused, TimedOut
-from vram.host.local.procfs import started_at
 from vram.payloads import agent, delivery
+from vram.payloads.procfs import started_at
 from vram.reach import payload_source
 from vram.reach.python_process import PythonProcess
 from vram.reach.request import LONGEST_ANSWER, Request

@@ -8,11 +8,11 @@ import sys
 from contextlib import ExitStack, suppress
 
 from vram.errors import Refused
-from vram.host.local.procfs import started_at
 from vram.model.plan import Target
 from vram.model.process import ProcessRef
-from vram.model.surroundings import AttachTrial
+from vram.model.system import AttachTest
 from vram.payloads import agent
+from vram.payloads.procfs import started_at
 from vram.reach import debug_offsets, direct, remote_exec
 from vram.reach.python_process import examine
 from vram.reach.request import Request, require_done
@@ -29,7 +29,7 @@ _STATES = {
 }
 
 
-def attach() -> AttachTrial:
+def attach() -> AttachTest:
     """Visit a Python at work, one at rest and one that waits for a lock; nothing of the user's is touched."""
     routes: dict[str, float] = {}
     errors: dict[str, str] = {}
@@ -43,7 +43,7 @@ def attach() -> AttachTrial:
     if made:
         with suppress(OSError):
             os.rmdir(folder)
-    return AttachTrial(version=f"{sys.version_info[0]}.{sys.version_info[1]}", routes=routes, errors=errors)
+    return AttachTest(version=f"{sys.version_info[0]}.{sys.version_info[1]}", routes=routes, errors=errors)
 
 
 def _visited(code: str) -> float:

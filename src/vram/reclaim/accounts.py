@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
-from vram.diagnosis.holdings import in_use, keepers
-from vram.model.ledger import Entry, GpuLedger, Holder, Ledger
+from vram.diagnosis.holdings import in_use, living_holders
+from vram.model.ledger import Entry, GpuLedger, Holder, Ledger, known_bytes
 
 
 class Account(Struct, frozen=True, kw_only=True):
@@ -25,7 +25,7 @@ class Account(Struct, frozen=True, kw_only=True):
 
     @property
     def own_bytes(self) -> int:
-        return sum(entry.nbytes for entry in self.own)
+        return known_bytes(self.own)
 
     @property
     def certain(self) -> bool:
@@ -61,7 +61,7 @@ def accounts(ledger: Ledger) -> dict[int, Account]:
                 mine = in_use(entry) and entry.holder is not None and entry.holder.pid == holder.pid
                 (draft.own if mine else draft.kept).append(entry)
                 if mine:
-                    draft.own_by_gpu[gpu.index] = draft.own_by_gpu.get(gpu.index, 0) + entry.nbytes
+                    draft.own_by_gpu[gpu.index] = draft.own_by_gpu.get(gpu.index, 0) + (entry.nbytes or 0)
     return {pid: _account(draft) for pid, draft in drafts.items()}
 
 
@@ -73,9 +73,9 @@ def returns(ledger: Ledger, pids: Sequence[int], gpus: Sequence[int] = ()) -> tu
     given = dict.fromkeys(pids, 0)
     for gpu in ledger.gpus:
         for entry in gpu.accounted if not gpus or gpu.index in gpus else ():
-            everybody = {holder.pid for holder in keepers(entry)}
+            everybody = {holder.pid for holder in living_holders(entry)}
             if everybody and everybody <= given.keys():
-                given[max(everybody, key=pids.index)] += entry.nbytes
+                given[max(everybody, key=pids.index)] += entry.nbytes or 0
     return tuple(given[pid] for pid in pids)
 
 
@@ -92,13 +92,13 @@ def tells_who(gpu: GpuLedger) -> bool:
 
 def _parts(gpu: GpuLedger) -> Iterable[tuple[Holder, Entry | None]]:
     for entry in gpu.accounted:
-        for holder in keepers(entry):
+        for holder in living_holders(entry):
             yield holder, entry
-    for bystander in gpu.bystanders:
-        if bystander.holder.alive:
-            yield bystander.holder, None
+    for each in gpu.open_only:
+        if each.holder.alive:
+            yield each.holder, None
     for entry in gpu.system.entries if gpu.system and gpu.total_bytes != 0 else ():
-        for holder in keepers(entry):
+        for holder in living_holders(entry):
             yield holder, None
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vram.model.blocker import Blocker
-from vram.model.ledger import Entry, GpuLedger, Holder, Ledger
+from vram.model.ledger import Entry, GpuLedger, Holder, Ledger, known_bytes
 from vram.protected import role
 from vram.reclaim.accounts import Account, accounts, is_silent
 
@@ -41,7 +41,7 @@ def _silence(gpu: GpuLedger) -> Iterator[Blocker]:
 
 def _somebody(account: Account, gpu: GpuLedger) -> Blocker:
     holder, working = account.holder, bool(account.own)
-    nbytes = sum(entry.nbytes for entry in (*account.own, *account.kept))
+    nbytes = known_bytes((*account.own, *account.kept))
     part = role(holder.pid, holder)
     why = f"it is {part}" if part else ("it uses the GPU" if working else "it has the GPU's files open")
     return Blocker(
@@ -77,9 +77,7 @@ def _nobody(gpu: GpuLedger) -> Iterator[Blocker]:
 
 
 def _is_unnamed(entry: Entry) -> bool:
-    if entry.kind in ("free", "reserved", "unassigned") or not entry.nbytes:
-        return False
     # What contexts cost beyond their charge goes with the contexts.
-    if entry.kind == "overhead":
+    if not entry.kind_facts.held or entry.nbytes == 0:
         return False
     return entry.holder is None or not entry.holder.alive

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from vram.errors import DeviceError, GoalImpossible, NotOnGpu, NotPermitted, Refused, UsageError, VramError
 from vram.host.ports import Host
-from vram.model.parking import Parked, Share, Vitals
+from vram.model.parking import Parked, ProcessLimits, Share
 from vram.model.plan import Target
 from vram.reclaim.parking import Moved, Parking
 from vram.reclaim.preflight import Devices, admit, require_checkpoints, seen_by_cuda
@@ -158,15 +158,15 @@ def idlers(host: Host, devices: Devices, gpu: int, pids: Sequence[int]) -> froze
     """Those of *pids* that use neither the GPU nor, over a quarter of a second, a processor."""
     if devices.gpus[gpu].utilization == 0 or not pids:
         return frozenset(pids)
-    before = {pid: host.vitals.read(pid) for pid in pids}
+    before = {pid: host.limits.read(pid) for pid in pids}
     began = host.clock.monotonic()
     host.clock.sleep(IDLE_WINDOW_S)
-    after = {pid: host.vitals.read(pid) for pid in pids}
+    after = {pid: host.limits.read(pid) for pid in pids}
     window_s = host.clock.monotonic() - began
     return frozenset(pid for pid in pids if _idled(before[pid], after[pid], window_s))
 
 
-def _idled(before: Vitals, after: Vitals, window_s: float) -> bool:
+def _idled(before: ProcessLimits, after: ProcessLimits, window_s: float) -> bool:
     """On a crowded machine a busy process gets little time: it is then seen waiting for it, twice."""
     if before.runnable and after.runnable:
         return False

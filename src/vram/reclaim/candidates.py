@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator
 from msgspec import Struct
 
 from vram.diagnosis.health import is_healthy, is_stopped
-from vram.diagnosis.holdings import keepers
+from vram.diagnosis.holdings import living_holders
 from vram.diagnosis.leftover import code_of, working
 from vram.errors import CannotPark, DeviceError, NotOnGpu
 from vram.model.finding import Finding
-from vram.model.ledger import Entry, Holder, Ledger, ParkedProcess
+from vram.model.ledger import Entry, Holder, Ledger, ParkedProcess, known_bytes
 from vram.model.plan import StepKind, Wish
 from vram.reclaim.accounts import Account, accounts, returns, tells_who
 from vram.reclaim.leftovers import Leftover, leftovers
@@ -178,8 +178,8 @@ def _kills(context: PlanContext) -> Iterator[Candidate]:
 
 
 def _leftover_reason(leftover: Leftover) -> str:
-    entry = max(leftover.entries, key=lambda each: each[1].nbytes)[1]
-    nbytes = size(sum(each.nbytes for _, each in leftover.entries))
+    entry = max(leftover.entries, key=lambda each: each[1].nbytes or 0)[1]
+    nbytes = size(known_bytes(each for _, each in leftover.entries))
     if code_of(entry) == "VR103":
         return f"{nbytes} held by an exported handle whose maker is gone"
     if code_of(entry) == "VR104":
@@ -222,13 +222,13 @@ def _is_unknown(account: Account, wish: Wish) -> bool:
     Where it says nothing of a whole GPU, nobody is ended for a size that was asked for.
     """
     silent = bool(account.untold) and wish.goal_bytes is None
-    return silent or any(entry.confidence == "unknown" and entry.nbytes == 0 for entry in account.own)
+    return silent or any(entry.nbytes is None for entry in account.own)
 
 
 def _others(account: Account) -> Iterator[int]:
     entries: tuple[Entry, ...] = (*account.own, *account.kept)
     for entry in entries:
-        yield from (holder.pid for holder in keepers(entry))
+        yield from (holder.pid for holder in living_holders(entry))
 
 
 def _with_the_last(nbytes: int, count: int) -> tuple[int, ...]:

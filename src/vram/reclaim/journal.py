@@ -54,7 +54,7 @@ class Journal:
     """
 
     def __init__(self, host: Host) -> None:
-        self.boot_id = host.vitals.boot_id()
+        self.boot_id = host.limits.boot_id()
         facts = host.facts()
         self.host_name = facts.name
         self.pid_namespace = facts.pid_namespace
@@ -176,7 +176,7 @@ def parked_now(host: Host) -> tuple[ParkedProcess, ...]:
                 read.append(_entry(folder, name, os.stat(name, dir_fd=folder, follow_symlinks=False)))
     finally:
         os.close(folder)
-    me, boot_id = host.facts(), host.vitals.boot_id()
+    me, boot_id = host.facts(), host.limits.boot_id()
     found = [
         entry
         for entry in read

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from msgspec import Struct
 
-from vram.diagnosis.holdings import keepers
+from vram.diagnosis.holdings import living_holders
 from vram.diagnosis.leftover import ORPHANED, code_of, doubt, working
 from vram.model.ledger import Entry, Ledger
 from vram.reclaim.accounts import Account
@@ -25,7 +25,7 @@ class Leftover(Struct, frozen=True):
     @property
     def code(self) -> str:
         """The finding that speaks of most of it."""
-        return code_of(max(self.entries, key=lambda each: each[1].nbytes)[1]) or ORPHANED
+        return code_of(max(self.entries, key=lambda each: each[1].nbytes or 0)[1]) or ORPHANED
 
     @property
     def gpus(self) -> tuple[int, ...]:
@@ -40,13 +40,13 @@ def surely_returned(entries: Iterator[Entry]) -> Iterator[int]:
     """The bytes of *entries*, less the largest of those that nobody among their holders may have."""
     alternatives: dict[tuple[int, ...], list[Entry]] = {}
     for entry in entries:
-        if entry.either and entry.held_elsewhere:
-            alternatives.setdefault(tuple(each.pid for each in keepers(entry)), []).append(entry)
+        if entry.sharing == "one" and entry.unheld:
+            alternatives.setdefault(tuple(each.pid for each in living_holders(entry)), []).append(entry)
         else:
-            yield entry.nbytes
+            yield entry.nbytes or 0
     for found in alternatives.values():
-        sizes = sorted(entry.nbytes for entry in found)
-        yield sum(sizes[: max(0, len(sizes) - found[0].held_elsewhere)])
+        sizes = sorted(entry.nbytes or 0 for entry in found)
+        yield sum(sizes[: max(0, len(sizes) - found[0].unheld)])
 
 
 def leftovers(ledger: Ledger, known: Mapping[int, Account], codes: tuple[str, ...] = ()) -> list[Leftover]:
@@ -59,7 +59,7 @@ def leftovers(ledger: Ledger, known: Mapping[int, Account], codes: tuple[str, ..
     for gpu, entry in _entries(ledger):
         if doubt(entry, works, ledger.host) is not None or (codes and code_of(entry) not in codes):
             continue
-        people = [holder.pid for holder in keepers(entry)]
+        people = [holder.pid for holder in living_holders(entry)]
         joined = {id(group_of[pid]): group_of[pid] for pid in people if pid in group_of}
         # The smaller groups move into the largest: each pid moves a few times at most.
         group = max(joined.values(), key=lambda each: len(each.pids), default=_Group([], []))

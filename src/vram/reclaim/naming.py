@@ -6,11 +6,11 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from vram.diagnosis.holdings import keepers
+from vram.diagnosis.holdings import living_holders
 from vram.diagnosis.remedies import AS_ROOT, SUDO_VRAM
 from vram.errors import NoSuchProcess
 from vram.host.ports import Host
-from vram.model.ledger import Entry, Ledger
+from vram.model.ledger import Entry, Ledger, known_bytes
 from vram.model.plan import Wish
 from vram.reclaim.accounts import accounts
 from vram.units import size
@@ -47,15 +47,15 @@ def _is_dead(host: Host, pid: int) -> bool:
 
 
 def _holders(ledger: Ledger, pid: int, left: list[Entry]) -> tuple[int, ...]:
-    nbytes = size(sum(entry.nbytes for entry in left))
-    people = {holder.pid: holder for entry in left for holder in keepers(entry)}
+    nbytes = size(known_bytes(left))
+    people = {holder.pid: holder for entry in left for holder in living_holders(entry)}
     if not people:
         raise NoSuchProcess(
             f"pid {pid} has ended, and the driver still lists {nbytes} of it; who holds that cannot be seen",
             hint=f"look with full rights: {AS_ROOT}" if ledger.host.uid else "`vram why` tells more",
         )
     # A pid that was given by name counts as consent; whose it was is gone, so its holders must be certain.
-    if all(entry.confidence == "fact" and not entry.either for entry in left):
+    if all(entry.confidence == "fact" and entry.sharing != "one" for entry in left):
         return tuple(people)
     foreign = ledger.host.uid != 0 and any(each.user != ledger.host.user for each in people.values())
     command = f"{SUDO_VRAM if foreign else 'vram'} kill {' '.join(map(str, people))}"

@@ -267,7 +267,7 @@ class Parking:
         """Ask the driver about everybody who uses CUDA, but for *known*: a deleted or damaged entry must
         not hide a process that stands still."""
         deadline = self._host.clock.monotonic() + deadline_s
-        seen = self._host.vitals.cuda_processes(deadline_s)
+        seen = self._host.limits.cuda_processes(deadline_s)
         found: list[Unrecorded] = []
         silent: list[int] = []
         strange: str | None = None

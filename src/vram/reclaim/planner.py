@@ -67,7 +67,7 @@ def plan(host: Host, ledger: Ledger, findings: tuple[Finding, ...], wish: Wish) 
         chosen = choice.enough(wish.goal_bytes)
         steps = tuple(step for option in chosen.options for step in option.steps)
         gpus = (chosen.gpu,)
-    sealed = seal(ledger.taken_at, host.vitals.boot_id(), wish.goal_bytes, gpus, steps)
+    sealed = seal(ledger.taken_at, host.limits.boot_id(), wish.goal_bytes, gpus, steps)
     return Draft(plan=sealed, spared=spared(host, context, sealed, choice.refusals))
 
 

@@ -16,7 +16,7 @@ from vram.errors import CannotPark, DeviceError, DriverMissing, NoSuchProcess, N
 from vram.host.ports import Host
 from vram.model.gpu import ChargeFacts, DriverFacts, GpuFacts, MemoryFacts
 from vram.model.observation import Observation
-from vram.model.parking import Share, Vitals
+from vram.model.parking import ProcessLimits, Share
 from vram.model.plan import Target
 from vram.model.process import ProcessFacts
 from vram.reclaim import identity
@@ -87,7 +87,7 @@ def room_at_most(host: Host, pid: int) -> tuple[Share, ...]:
     What it had there lies in its own host memory; which GPU it was on cannot be seen. Raises where
     that memory or the GPUs cannot be read.
     """
-    memory = host.vitals.parked_memory(pid)
+    memory = host.limits.parked_memory(pid)
     if memory.private_bytes is None:
         raise CannotPark(
             f"how much host memory pid {pid} has cannot be read, so nobody knows whether it would fit",
@@ -154,7 +154,7 @@ def admit(
         devices,
         target,
         seen[1],
-        host.vitals.read(pid),
+        host.limits.read(pid),
         managed_bytes=managed_bytes(host, pid),
         taken_before=taken_before,
         despite_signs=despite_signs,
@@ -164,7 +164,7 @@ def admit(
 
 def _require_nvidias(host: Host, pid: int) -> None:
     """Say so where the process is on a GPU, but on none whose driver can park."""
-    clients = [each for holding in host.files.scan(_FILES_S, [pid]).holdings for each in holding.clients]
+    clients = [each for holding in host.files.scan(_FILES_S, [pid]).holders for each in holding.clients]
     if clients:
         raise CannotPark(
             f"pid {pid} has its memory on a GPU that is not NVIDIA's, and no other driver can park processes",
@@ -174,7 +174,7 @@ def _require_nvidias(host: Host, pid: int) -> None:
 
 def managed_bytes(host: Host, pid: int) -> int | None:
     """How much managed memory the process has mapped; None where that cannot be read."""
-    holdings = host.files.scan(_FILES_S, [pid]).holdings
+    holdings = host.files.scan(_FILES_S, [pid]).holders
     return next((each.managed_bytes for each in holdings if each.process.pid == pid), None)
 
 
@@ -187,7 +187,7 @@ def may_park(
     devices: Devices,
     target: Target,
     facts: ProcessFacts,
-    vitals: Vitals,
+    limits: ProcessLimits,
     *,
     managed_bytes: int | None = None,
     taken_before: int = 0,
@@ -206,8 +206,8 @@ def may_park(
     _gpus_can(devices, lines)
     _process_can(pid, facts, lines)
     if not despite_signs:
-        _signs_allow(pid, vitals, managed_bytes)
-    _host_has_room(pid, sum(share.nbytes for share in devices.shares(pid)), vitals, taken_before)
+        _signs_allow(pid, limits, managed_bytes)
+    _host_has_room(pid, sum(share.nbytes for share in devices.shares(pid)), limits, taken_before)
     return devices.shares(pid)
 
 
@@ -220,10 +220,10 @@ def _not_listed(devices: Devices, pid: int) -> NotOnGpu | DeviceError:
     return NotOnGpu(f"pid {pid} holds no GPU memory that the driver lists", hint="`vram who` lists who does")
 
 
-def _signs_allow(pid: int, vitals: Vitals, managed_bytes: int | None) -> None:
-    if vitals.nccl_peers:
+def _signs_allow(pid: int, limits: ProcessLimits, managed_bytes: int | None) -> None:
+    if limits.nccl_peers:
         raise CannotPark(
-            f"pid {pid} is one of several NCCL ranks ({vitals.nccl_peers}): "
+            f"pid {pid} is one of several NCCL ranks ({limits.nccl_peers}): "
             "while one of them stands still, anything done to the others can hang",
             hint="pause the whole job by its own means; --anyway parks it all the same",
         )
@@ -272,14 +272,14 @@ def _process_can(pid: int, facts: ProcessFacts, lines: Sequence[Listed]) -> None
         )
 
 
-def _host_has_room(pid: int, nbytes: int, vitals: Vitals, taken_before: int) -> None:
-    if vitals.memory_left is None:
+def _host_has_room(pid: int, nbytes: int, limits: ProcessLimits, taken_before: int) -> None:
+    if limits.memory_left is None:
         raise CannotPark("how much host memory is left cannot be read", hint="see /proc/meminfo")
-    kept = 0 if vitals.memory_limited_by else reserve(vitals.memory_total)
-    left = max(0, vitals.memory_left - taken_before - kept)
+    kept = 0 if limits.memory_limited_by else reserve(limits.memory_total)
+    left = max(0, limits.memory_left - taken_before - kept)
     if nbytes <= left:
         return
-    where = f"its control group {vitals.memory_limited_by}" if vitals.memory_limited_by else "this machine"
+    where = f"its control group {limits.memory_limited_by}" if limits.memory_limited_by else "this machine"
     beside = f", beside {size(kept)} that stay in reserve" if kept else ""
     raise CannotPark(
         f"pid {pid} has {size(nbytes)} on the GPU, and {where} has {size(left)} of host memory left{beside}",

@@ -47,5 +47,5 @@ def readiness(host: Host, gpu: int, deadline_s: float) -> Readiness:
         gpu=gpu,
         blockers=blockers(ledger, ledger.gpus[0]),
         command=" ".join(host.vendor.reset_command(gpu)),
-        plan=seal(ledger.taken_at, host.vitals.boot_id(), None, (gpu,), (step,)),
+        plan=seal(ledger.taken_at, host.limits.boot_id(), None, (gpu,), (step,)),
     )

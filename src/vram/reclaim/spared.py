@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 
 from vram.diagnosis.contexts import ONLY_THE_CONTEXT, is_bare_context
 from vram.diagnosis.health import is_stopped, is_stuck
-from vram.diagnosis.holdings import keepers
+from vram.diagnosis.holdings import living_holders
 from vram.diagnosis.leftover import code_of, doubt
 from vram.diagnosis.remedies import AS_ROOT, SUDO_VRAM
 from vram.errors import AttachDenied, CannotPark, NotPermitted, NotReachable, Protected, Refused
 from vram.host.ports import Host
-from vram.model.ledger import Entry, Holder
+from vram.model.ledger import Entry, Holder, known_bytes
 from vram.model.plan import Plan, Spared, Step
 from vram.protected import role
 from vram.reclaim.accounts import Account
@@ -48,16 +48,16 @@ def _leftovers(
     pieces: dict[tuple[int, ...], list[tuple[int, Entry]]] = {}
     for gpu in context.ledger.gpus:
         for entry in gpu.accounted if gpu.index in gpus else ():
-            pids = tuple(holder.pid for holder in keepers(entry))
+            pids = tuple(holder.pid for holder in living_holders(entry))
             if code_of(entry) and chosen & set(pids) and not set(pids) <= ended:
                 pieces.setdefault(pids, []).append((gpu.index, entry))
     for pids, held in pieces.items():
-        entry = max((each for _, each in held), key=lambda each: each.nbytes)
-        holder = keepers(entry)[0]
+        entry = max((each for _, each in held), key=lambda each: each.nbytes or 0)
+        holder = living_holders(entry)[0]
         why, command = _why_left(context, entry, refusals)
         yield Spared(
             pid=holder.pid,
-            nbytes=sum(each.nbytes for _, each in held),
+            nbytes=known_bytes(each for _, each in held),
             user=holder.user,
             name=holder.command,
             why=why,
@@ -69,7 +69,7 @@ def _leftovers(
 
 
 def _why_left(context: PlanContext, entry: Entry, refusals: Mapping[int, Refused]) -> tuple[str, str]:
-    people = keepers(entry)
+    people = living_holders(entry)
     what = _owner(entry)
     stopped = [holder for holder in people if is_stopped(holder)]
     if stopped and stopped[0].state == "T":
@@ -110,7 +110,10 @@ def _in_use(
         if pid in planned or not nbytes:
             continue
         others = {
-            holder.pid: holder for entry in account.own for holder in keepers(entry) if holder.pid != pid
+            holder.pid: holder
+            for entry in account.own
+            for holder in living_holders(entry)
+            if holder.pid != pid
         }
         why, command = _why_used(context, account, tuple(others), refusals.get(pid))
         yield Spared(
@@ -158,7 +161,7 @@ def _hidden(context: PlanContext, gpus: tuple[int, ...]) -> Iterator[Spared]:
         return
     for gpu in context.ledger.gpus:
         for entry in gpu.accounted if gpu.index in gpus else ():
-            lost = entry.kind == "orphaned" and not keepers(entry)
+            lost = entry.kind == "orphaned" and not living_holders(entry)
             if entry.nbytes and (lost or entry.kind in ("hidden", "unattributed")):
                 as_user = context.ledger.host.uid != 0
                 why = (

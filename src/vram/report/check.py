@@ -19,7 +19,7 @@ from vram.units import size
 class CheckReport(Struct, frozen=True, kw_only=True):
     """``vram check --json``: the verdict over all GPUs that were asked for, and each one's own."""
 
-    schema: Literal[1]
+    schema: Literal[2]
     taken_at: str
     host: HostFacts
     verdict: Verdict
@@ -29,7 +29,7 @@ class CheckReport(Struct, frozen=True, kw_only=True):
 def json(ledger: Ledger, verdict: Verdict, verdicts: tuple[GpuVerdict, ...]) -> bytes:
     """Encode the answer; the exit code says the same as ``verdict``."""
     return encode(
-        CheckReport(schema=1, taken_at=ledger.taken_at, host=ledger.host, verdict=verdict, gpus=verdicts)
+        CheckReport(schema=2, taken_at=ledger.taken_at, host=ledger.host, verdict=verdict, gpus=verdicts)
     )
 
 
@@ -55,17 +55,18 @@ def _lines(gpu: GpuVerdict) -> list[str]:
     if gpu.verdict == "clean":
         passed = f", {size(gpu.held_bytes)} allowed" if gpu.held_bytes else ""
         return [f"{name}: clean{passed}"]
-    return [f"{name}: {_held(entry)}" for entry in sorted(gpu.entries, key=lambda e: -e.nbytes)]
+    return [f"{name}: {_held(entry)}" for entry in sorted(gpu.entries, key=lambda e: -(e.nbytes or 0))]
 
 
 def _held(entry: Entry) -> str:
+    amount = "unknown size" if entry.nbytes is None else size(entry.nbytes)
     if entry.kind == "windows" and entry.windows is not None:
-        return f"{size(entry.nbytes)} by {', '.join(windows_process(entry.windows))}"
-    if entry.holder is None and entry.sharers:
-        return f"{size(entry.nbytes)} {entry.kind} by {sharing(entry)}"
+        return f"{amount} by {', '.join(windows_process(entry.windows))}"
+    if entry.sharing == "together" and entry.co_holders:
+        return f"{amount} {entry.kind} by {sharing(entry)}"
     if entry.holder is None:
-        return f"{size(entry.nbytes)} {entry.kind}: {MEANINGS.get(entry.kind, entry.kind)}"
+        return f"{amount} {entry.kind}: {MEANINGS.get(entry.kind, entry.kind)}"
     who = ", ".join([*identity(entry.holder), command(entry.holder)]).rstrip(", ")
-    also = ", ".join(str(sharer.pid) for sharer in entry.sharers)
-    word = "or" if entry.either else "also"
-    return f"{size(entry.nbytes)} {entry.kind} by {who}" + (f"; {word} by pid {also}" if also else "")
+    also = ", ".join(str(co_holder.pid) for co_holder in entry.co_holders)
+    word = "or" if entry.sharing == "one" else "also"
+    return f"{amount} {entry.kind} by {who}" + (f"; {word} by pid {also}" if also else "")

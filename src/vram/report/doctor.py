@@ -8,7 +8,7 @@ from itertools import groupby
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from vram.model.doctor import Examination, Reading, State
+from vram.model.doctor import CheckResult, Examination, State
 from vram.model.observation import HostFacts
 from vram.report.look import Look
 from vram.report.paragraph import paragraph
@@ -35,7 +35,7 @@ def text(
 ) -> RenderableType:
     """One screen; *verbose* gives every check lines of its own, with all its details."""
     blocks: list[RenderableType] = [_masthead(host, taken_at, look), _sentence(examination, look)]
-    troubles = [reading for reading in examination.readings if reading.state not in _WELL]
+    troubles = [reading for reading in examination.results if reading.state not in _WELL]
     ranks = list(_MARKS)
     after_optional = False
     for reading in sorted(troubles, key=lambda each: (each.optional, ranks.index(each.state))):
@@ -44,7 +44,7 @@ def text(
         blocks += _trouble(reading, look, verbose=verbose)
         after_optional = reading.optional
     blocks.append(Text())
-    well = [reading for reading in examination.readings if reading.state in _WELL]
+    well = [reading for reading in examination.results if reading.state in _WELL]
     blocks += _each(well, look) if verbose else _by_topic(well, look)
     return Group(*blocks)
 
@@ -58,7 +58,7 @@ def _masthead(host: HostFacts, taken_at: str, look: Look) -> Text:
 
 def _sentence(examination: Examination, look: Look) -> Text:
     counts = {
-        state: sum(each.state == state and not each.optional for each in examination.readings)
+        state: sum(each.state == state and not each.optional for each in examination.results)
         for state in ("broken", "missing", "limited", "unknown")
     }
     told = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
@@ -68,14 +68,14 @@ def _sentence(examination: Examination, look: Look) -> Text:
         "broken": f"Something that vram needs is broken here: {told}.",
         "no-driver": "No NVIDIA driver answers here: vram has no GPU to look at.",
     }[examination.verdict]
-    optional = sum(each.optional and each.state not in _WELL for each in examination.readings)
+    optional = sum(each.optional and each.state not in _WELL for each in examination.results)
     if optional:
         words += f" {counted(optional, 'optional thing')} {'is' if optional == 1 else 'are'} not well."
     style = {"ready": "bold green", "limited": "bold yellow"}.get(examination.verdict, "bold red")
     return Text(look.clean(words), style=style)
 
 
-def _trouble(reading: Reading, look: Look, *, verbose: bool) -> Iterator[RenderableType]:
+def _trouble(reading: CheckResult, look: Look, *, verbose: bool) -> Iterator[RenderableType]:
     glyph, ascii_glyph, style = _OPTIONAL if reading.optional else _MARKS[reading.state]
     state = f"{reading.state}, optional" if reading.optional else reading.state
     title = Text.assemble((reading.check, style), f" {state}: ", (look.clean(reading.seen), "bold"))
@@ -88,7 +88,7 @@ def _trouble(reading: Reading, look: Look, *, verbose: bool) -> Iterator[Rendera
         yield paragraph("  > " if look.ascii else "  → ", _way_out(reading, look), look)
 
 
-def _way_out(reading: Reading, look: Look) -> Text:
+def _way_out(reading: CheckResult, look: Look) -> Text:
     """The sentence, and the command beside it, or below it where it would be broken in two."""
     fix, command = look.clean(reading.fix), look.clean(reading.command)
     if not command:
@@ -98,7 +98,7 @@ def _way_out(reading: Reading, look: Look) -> Text:
     return Text.assemble(fix, " " if fits else "\n", (command, "bold"))
 
 
-def _by_topic(readings: Iterable[Reading], look: Look) -> Iterator[RenderableType]:
+def _by_topic(readings: Iterable[CheckResult], look: Look) -> Iterator[RenderableType]:
     well = [reading for reading in readings if reading.state == "ok"]
     for topic, group in groupby(well, key=lambda each: each.topic):
         words = " · ".join(reading.seen for reading in group)
@@ -111,7 +111,7 @@ def _by_topic(readings: Iterable[Reading], look: Look) -> Iterator[RenderableTyp
         )
 
 
-def _each(readings: Iterable[Reading], look: Look) -> Iterator[RenderableType]:
+def _each(readings: Iterable[CheckResult], look: Look) -> Iterator[RenderableType]:
     for reading in readings:
         glyph, ascii_glyph, style = _MARKS[reading.state]
         state = "" if reading.state == "ok" else " not applicable:"

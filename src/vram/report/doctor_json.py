@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from vram.model.doctor import Examination, Reading, Verdict
+from vram.model.doctor import CheckResult, Examination, Verdict
 from vram.model.observation import HostFacts
 from vram.report.json import encode
 
@@ -22,7 +22,7 @@ class DoctorReport(Struct, frozen=True, kw_only=True):
     taken_at: str
     host: HostFacts
     verdict: Verdict
-    checks: tuple[Reading, ...]
+    checks: tuple[CheckResult, ...]
 
 
 def report(examination: Examination, host: HostFacts, taken_at: str) -> bytes:
@@ -32,6 +32,6 @@ def report(examination: Examination, host: HostFacts, taken_at: str) -> bytes:
             taken_at=taken_at,
             host=host,
             verdict=examination.verdict,
-            checks=examination.readings,
+            checks=examination.results,
         )
     )

@@ -8,7 +8,8 @@ from typing import NamedTuple
 from rich.table import Table
 from rich.text import Text
 
-from vram.model.ledger import Entry, Kind
+from vram.model.kinds import Kind
+from vram.model.ledger import Entry, known_bytes
 from vram.report.look import KINDS, MEANINGS, Look
 from vram.report.phrases import command, identity, percent, sharing, windows_process
 from vram.units import size
@@ -16,12 +17,12 @@ from vram.units import size
 # Past this many lines the smallest plain ones share a line: a page of 500 equal workers
 # hides the one that matters. JSON and `vram who` list them all.
 FOLD_AFTER = 32
-_FOLDABLE = frozenset(("process", "live", "cached", "fragmented", "context"))
 # Entries that are no plain use of memory matter one by one, and yet nobody reads thousands of them.
 MOST_OF_A_KIND = 64
 _MOST_REASONS = 32
 _LONGEST_REASON = 600
-_LAST = ("overhead", "reserved", "untold", "unassigned", "free")
+_LAST: tuple[Kind, ...] = ("overhead", "reserved", "unreported", "unassigned", "free")
+"""The order of what no process holds, after everything else."""
 _NARROW_COLUMNS = 36
 
 
@@ -42,7 +43,7 @@ def lines_table(lines: Sequence[Line], entries: Sequence[Entry], total_bytes: in
         what = Text(look.clean(line.what), style="bold")
         table.add_row(Text(size(line.nbytes)), share, what, Text(look.clean(line.who)), *blank)
     _entry_rows(table, entries, total_bytes, look)
-    nbytes = sum(line.nbytes for line in lines) + sum(entry.nbytes for entry in entries)
+    nbytes = sum(line.nbytes for line in lines) + known_bytes(entries)
     _sum_rows(table, nbytes, total_bytes, look)
     return table
 
@@ -51,7 +52,7 @@ def entries_table(entries: Sequence[Entry], total_bytes: int | None, look: Look)
     """Return a line per entry, largest holder first, and the sum; None: what it should be is not told."""
     table = _grid(look)
     _entry_rows(table, entries, total_bytes, look)
-    _sum_rows(table, sum(entry.nbytes for entry in entries), total_bytes, look)
+    _sum_rows(table, known_bytes(entries), total_bytes, look)
     return table
 
 
@@ -59,13 +60,15 @@ def part_table(entries: Sequence[Entry], total_bytes: int | None, look: Look) ->
     """Return a line for each of some entries of a GPU: they are not meant to sum to its total."""
     table = _grid(look)
     for entry in in_order(entries):
-        table.add_row(*_entry_figures(entry, total_bytes, look), *_explanation(entry, look))
+        table.add_row(*_figures(entry.kind, entry.nbytes, total_bytes, look), *_explanation(entry, look))
     return table
 
 
 def in_order(entries: Sequence[Entry]) -> list[Entry]:
     """Return what somebody holds, by size, then overhead, the driver's reserve and what is free."""
-    return sorted(entries, key=lambda e: (_LAST.index(e.kind) + 1 if e.kind in _LAST else 0, -e.nbytes))
+    return sorted(
+        entries, key=lambda e: (0 if e.kind_facts.held else 1 + _LAST.index(e.kind), -(e.nbytes or 0))
+    )
 
 
 def fold(entries: Sequence[Entry]) -> tuple[list[Entry], list[list[Entry]]]:
@@ -73,12 +76,12 @@ def fold(entries: Sequence[Entry]) -> tuple[list[Entry], list[list[Entry]]]:
 
     The first group are plain ones, past FOLD_AFTER lines; then those past MOST_OF_A_KIND of other kinds.
     """
-    plain = [entry for entry in entries if entry.kind in _FOLDABLE]
+    plain = [entry for entry in entries if entry.kind_facts.charged]
     surplus = len(entries) - FOLD_AFTER
     folded = [plain[-surplus:]] if surplus > 1 and plain else []
     alike: dict[Kind, list[Entry]] = {}
     for entry in entries:
-        if entry.kind not in _FOLDABLE:
+        if not entry.kind_facts.charged:
             alike.setdefault(entry.kind, []).append(entry)
     folded += [each[MOST_OF_A_KIND:] for each in alike.values() if len(each) > MOST_OF_A_KIND + 1]
     hidden = {id(entry) for group in folded for entry in group}
@@ -88,10 +91,10 @@ def fold(entries: Sequence[Entry]) -> tuple[list[Entry], list[list[Entry]]]:
 def _entry_rows(table: Table, entries: Sequence[Entry], total_bytes: int | None, look: Look) -> None:
     shown, folded = fold(in_order(entries))
     for entry in shown:
-        if folded and entry.kind in _LAST:
+        if folded and not entry.kind_facts.held:
             _folded_rows(table, folded, total_bytes, look)
             folded = []
-        table.add_row(*_entry_figures(entry, total_bytes, look), *_explanation(entry, look))
+        table.add_row(*_figures(entry.kind, entry.nbytes, total_bytes, look), *_explanation(entry, look))
     _folded_rows(table, folded, total_bytes, look)
 
 
@@ -115,17 +118,12 @@ def _grid(look: Look) -> Table:
     return table
 
 
-def _figures(kind: Kind, nbytes: int, total_bytes: int | None, look: Look) -> tuple[Text, Text, Text]:
+def _figures(kind: Kind, nbytes: int | None, total_bytes: int | None, look: Look) -> tuple[Text, Text, Text]:
     what = Text.assemble(look.swatch(kind), " ", (kind, KINDS[kind].style))
+    if nbytes is None:
+        return Text("unknown", style="dim"), Text(), what
     share = "" if total_bytes is None else percent(nbytes, total_bytes)
     return Text(size(nbytes)), Text(share, style="dim"), what
-
-
-def _entry_figures(entry: Entry, total_bytes: int | None, look: Look) -> tuple[Text, Text, Text]:
-    """Whose bytes are not told has none to show: zero would be a figure."""
-    nbytes, share, what = _figures(entry.kind, entry.nbytes, total_bytes, look)
-    untold = entry.nbytes == 0 and entry.holder is not None and entry.confidence == "unknown"
-    return (Text("untold", style="dim"), Text(), what) if untold else (nbytes, share, what)
 
 
 def _explanation(entry: Entry, look: Look) -> tuple[Text, ...]:
@@ -179,14 +177,14 @@ def _bounded(reason: str) -> str:
 def _folded_rows(table: Table, folded: list[list[Entry]], total_bytes: int | None, look: Look) -> None:
     blank = [Text()] if look.is_wide else []
     for group in folded:
-        kind = "process" if group[0].kind in _FOLDABLE else group[0].kind
-        figures = _figures(kind, sum(entry.nbytes for entry in group), total_bytes, look)
+        kind: Kind = "process" if group[0].kind_facts.charged else group[0].kind
+        figures = _figures(kind, known_bytes(group), total_bytes, look)
         table.add_row(*figures, Text(_folded_words(group)), *blank)
 
 
 def _folded_words(group: list[Entry]) -> str:
-    most = f"{size(max(entry.nbytes for entry in group))} at most each"
-    if group[0].kind in _FOLDABLE:
+    most = f"{size(max(entry.nbytes or 0 for entry in group))} at most each"
+    if group[0].kind_facts.charged:
         pids = {entry.holder.pid for entry in group if entry.holder}
         return f"{len(pids)} more processes, {most}: `vram who` lists them all"
     return f"{len(group)} more like it, {most}: `vram why --json` has them all"

@@ -20,7 +20,7 @@ class WhyReport(msgspec.Struct, frozen=True, kw_only=True):
     its meaning or goes away; new fields may come without that.
     """
 
-    schema: Literal[1]
+    schema: Literal[2]
     taken_at: str
     host: HostFacts
     driver: DriverFacts | None
@@ -34,7 +34,7 @@ def why(ledger: Ledger, findings: tuple[Finding, ...], *, compact: bool = False)
     """Encode the whole answer; *compact* puts it on one line. Ends with a newline."""
     return encode(
         WhyReport(
-            schema=1,
+            schema=2,
             taken_at=ledger.taken_at,
             host=ledger.host,
             driver=ledger.driver,

@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from vram.diagnosis.leftover import way_back
-from vram.model.ledger import Entry, GpuLedger, Holder, Ledger, ParkedProcess
+from vram.model.ledger import Entry, GpuLedger, Holder, Ledger, ParkedProcess, Sharing
 from vram.model.observation import HostFacts
 from vram.model.windows import WindowsProcess
 from vram.report.phrases import container, job, mig_device, pod, workload
@@ -24,21 +24,20 @@ class Keep(Struct, frozen=True, kw_only=True):
     Of memory whose ``medium`` is "shared", that is as much as the other one shares with anybody.
     The kind "system" is memory of the machine beside the GPU's own; it is in no sum.
     ``mig`` names the MIG device where the GPU is divided: "0:1".
-    ``untold`` says that how many they are is not known. ``windows`` is the Windows process that
-    keeps them. ``certain`` False: it is likely, and no fact, that it keeps them. ``either``: it,
-    or one of those that share them.
+    ``nbytes`` None: how many they are is unknown. ``windows`` is the Windows process that
+    holds them. ``certain`` False: it is likely, and no fact, that it holds them. ``sharing`` is the
+    ledger's: "one" means that it holds them, or one of those that share them.
     """
 
     gpu: int
     kind: str
-    nbytes: int
+    nbytes: int | None
     shared_with: int | None = None
     medium: str | None = None
     mig: str | None = None
-    untold: bool = False
     windows: WindowsProcess | None = None
     certain: bool = True
-    either: bool = False
+    sharing: Sharing | None = None
 
 
 class Kin(Struct, frozen=True, kw_only=True):
@@ -59,19 +58,19 @@ class Kin(Struct, frozen=True, kw_only=True):
 class Household(Struct, frozen=True, kw_only=True):
     """One container, job or unit; name None gathers the processes that belong to none.
 
-    ``untold``: of somebody in it how much is not known, so ``nbytes`` is the least that it can be.
+    ``at_least``: somebody in it holds an unknown amount, so ``nbytes`` is the least that it can be.
     """
 
     name: str | None
     nbytes: int
     processes: tuple[Kin, ...]
-    untold: bool = False
+    at_least: bool = False
 
 
 class WhoReport(Struct, frozen=True, kw_only=True):
     """``vram who --json``. ``unnamed`` are bytes whose holder could not be named."""
 
-    schema: Literal[1]
+    schema: Literal[2]
     taken_at: str
     host: HostFacts
     households: tuple[Household, ...]
@@ -103,7 +102,9 @@ class _Person:
 
     @property
     def own_bytes(self) -> int:
-        return sum(keep.nbytes for keep in self.keeps if keep.shared_with is None and keep.kind != "system")
+        return sum(
+            keep.nbytes or 0 for keep in self.keeps if keep.shared_with is None and keep.kind != "system"
+        )
 
     @property
     def nbytes(self) -> int:
@@ -135,14 +136,14 @@ def who(ledger: Ledger, by: str | None = None) -> WhoReport:
             if entry.holder is not None:
                 census.count(gpu, entry, "system")
     for gpu in ledger.gpus:
-        for bystander in gpu.bystanders:
-            person = census.person(bystander.holder)
-            person.inherited_from = bystander.inherited_from or person.inherited_from
-            if bystander.exported_bytes is not None:
-                person.exported_bytes = (person.exported_bytes or 0) + bystander.exported_bytes
+        for each in gpu.open_only:
+            person = census.person(each.holder)
+            person.inherited_from = each.inherited_from or person.inherited_from
+            if each.exported_bytes is not None:
+                person.exported_bytes = (person.exported_bytes or 0) + each.exported_bytes
     census.join_families()
     return WhoReport(
-        schema=1,
+        schema=2,
         taken_at=ledger.taken_at,
         host=ledger.host,
         by=by,
@@ -168,9 +169,7 @@ class _Census:
         return self.people[identity]
 
     def count(self, gpu: GpuLedger, entry: Entry, kind: str | None = None) -> None:
-        untold = entry.nbytes == 0 and entry.holder is not None and entry.confidence == "unknown"
-        nobodys = entry.kind in ("free", "reserved", "untold", "unassigned")
-        if nobodys or (entry.nbytes == 0 and not untold):
+        if not entry.kind_facts.used or entry.nbytes == 0:
             return
         keep = Keep(
             gpu=gpu.index,
@@ -178,10 +177,9 @@ class _Census:
             nbytes=entry.nbytes,
             medium=entry.medium,
             mig=mig_device(gpu, entry),
-            untold=untold,
             windows=entry.windows if entry.kind == "windows" else None,
             certain=entry.confidence == "fact",
-            either=entry.either,
+            sharing=entry.sharing,
         )
         if entry.holder is None:
             self.unnamed.append(keep)
@@ -189,9 +187,9 @@ class _Census:
         keeper = self.person(entry.holder)
         keeper.keeps.append(keep)
         keeper.mps_server = entry.mps_server or keeper.mps_server
-        for sharer in entry.sharers:
-            self.person(sharer).keeps.append(replace(keep, shared_with=entry.holder.pid))
-        if entry.kind == "orphaned" and entry.charged_pid is not None and not entry.either:
+        for co_holder in entry.co_holders:
+            self.person(co_holder).keeps.append(replace(keep, shared_with=entry.holder.pid))
+        if entry.kind == "orphaned" and entry.charged_pid is not None and entry.sharing != "one":
             self._remember_the_dead(entry, entry.charged_pid)
 
     def _remember_the_dead(self, entry: Entry, charged_pid: int) -> None:
@@ -200,8 +198,8 @@ class _Census:
         if parent is None:
             gone = Holder(pid=charged_pid, started_at=None, user=None, command=None, alive=False)
             parent = self.person(gone)
-        for holder in (entry.holder, *entry.sharers):
-            if holder is not None and holder.pid != charged_pid:
+        for holder in entry.holders:
+            if holder.pid != charged_pid:
                 child = self.person(holder)
                 child.inherited_from = charged_pid
                 _adopt(parent, child)
@@ -266,9 +264,9 @@ def _household(name: str, people: list[_Person]) -> Household:
     people.sort(key=lambda person: (-person.nbytes, person.holder.pid))
     nbytes = sum(person.nbytes for person in people)
     processes = tuple(person.settled() for person in people)
-    untold = any(map(_is_untold, processes))
-    return Household(name=name or None, nbytes=nbytes, processes=processes, untold=untold)
+    at_least = any(map(_has_unknown_size, processes))
+    return Household(name=name or None, nbytes=nbytes, processes=processes, at_least=at_least)
 
 
-def _is_untold(kin: Kin) -> bool:
-    return any(keep.untold for keep in kin.keeps) or any(map(_is_untold, kin.children))
+def _has_unknown_size(kin: Kin) -> bool:
+    return any(keep.nbytes is None for keep in kin.keeps) or any(map(_has_unknown_size, kin.children))

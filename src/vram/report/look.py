@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from vram.model.ledger import Kind
+from vram.model.kinds import Kind
 from vram.report.escape import ascii_only, inert
 
 
@@ -31,7 +31,7 @@ KINDS: dict[Kind, Ink] = {
     "context": Ink("▒", "+", "blue"),
     "overhead": Ink("░", "~", "bright_black"),
     "reserved": Ink("▒", "R", "bright_black"),
-    "untold": Ink("╌", "u", "bright_black"),
+    "unreported": Ink("╌", "u", "bright_black"),
     "unassigned": Ink("╍", "-", "bright_black"),
     "free": Ink("·", ".", "green"),
 }
@@ -44,7 +44,7 @@ MEANINGS: dict[Kind, str] = {
     "overhead": "the driver itself, beyond what it charges to anybody",
     "hidden": "a process that cannot be seen from here",
     "unattributed": "nobody could be named",
-    "untold": "free, or held by somebody who cannot be seen: the driver does not tell",
+    "unreported": "free, or held by somebody who cannot be seen: the driver does not report it",
     "guest": "Linux processes together, as Windows counts them",
     "orphaned": "whoever keeps it could not be named",
     "exported": "whoever keeps it could not be named",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rich.console import RenderableType
 from rich.text import Text
 
-from vram.model.ledger import Entry, GpuLedger, Instance
+from vram.model.ledger import Entry, GpuLedger, Instance, known_bytes
 from vram.report.entries import Line, entries_table, lines_table
 from vram.report.look import Look
 from vram.report.paragraph import paragraph
@@ -37,7 +37,7 @@ def _line(gpu: GpuLedger, instance: Instance) -> Line:
     entries = _entries(gpu, instance)
     figures = memory_figures(entries, instance.total_bytes) or instance.message or ""
     return Line(
-        nbytes=sum(entry.nbytes for entry in entries),
+        nbytes=known_bytes(entries),
         what=f"MIG {device_names(gpu, instance)}",
         who=f"{_profile(instance)} (GPU instance {instance.gpu_instance}): {figures}",
     )

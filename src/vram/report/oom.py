@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vram.model.finding import Finding
-from vram.model.oom import Balance, Case, Joined, Judgement, Working
+from vram.model.oom import Balance, Case, GpuMatch, Judgement, Working
 from vram.report.advice import advice
 from vram.report.look import Look
 from vram.report.paragraph import paragraph
@@ -131,7 +131,7 @@ def _balance(balance: Balance, look: Look) -> RenderableType:
     return table
 
 
-def _live(joined: Joined, look: Look) -> Iterator[RenderableType]:
+def _live(joined: GpuMatch, look: Look) -> Iterator[RenderableType]:
     yield Text()
     if joined.gpu is None:
         yield paragraph(
@@ -146,9 +146,8 @@ def _live(joined: Joined, look: Look) -> Iterator[RenderableType]:
         marks = [
             word for word in (holding.finding, "named in the message" if holding.named else None) if word
         ]
-        words = f"{size(holding.nbytes)} {holding.what}: {holding.who}" + (
-            f" ({', '.join(marks)})" if marks else ""
-        )
+        amount = "unknown size" if holding.nbytes is None else size(holding.nbytes)
+        words = f"{amount} {holding.what}: {holding.who}" + (f" ({', '.join(marks)})" if marks else "")
         yield paragraph("- ", Text(look.clean(words)), look, indent=4)
     if joined.gone:
         pids = ", ".join(map(str, joined.gone))

@@ -13,7 +13,7 @@ from vram.report.json import encode
 class OomReport(Struct, frozen=True, kw_only=True):
     """``nbytes`` were read. ``unkept`` messages are beyond the most that are told apart."""
 
-    schema: Literal[1] = 1
+    schema: Literal[2] = 2
     nbytes: int
     cases: tuple[Case, ...]
     unkept: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vram.model.ledger import Entry, GpuLedger, Holder, ParkedProcess
+from vram.model.ledger import Entry, GpuLedger, Holder, ParkedProcess, known_bytes
 from vram.model.process import Workload
 from vram.model.windows import WindowsProcess
 from vram.units import duration, size
@@ -33,10 +33,11 @@ def memory_figures(entries: Sequence[Entry], total: int | None) -> str:
     if total == 0:
         return "no memory of its own"
     sums = {
-        kind: sum(e.nbytes for e in entries if e.kind == kind) for kind in ("free", "untold", "unassigned")
+        kind: known_bytes(e for e in entries if e.kind == kind)
+        for kind in ("free", "unreported", "unassigned")
     }
     used = size(total - sum(sums.values()))
-    if sums["untold"]:
+    if sums["unreported"]:
         return f"{used} known to be used · {size(total)} total"
     spare = f" · {size(sums['unassigned'])} unassigned" if sums["unassigned"] else ""
     return f"{used} used · {size(sums['free'])} free{spare} · {size(total)} total"
@@ -49,7 +50,7 @@ def identity(holder: Holder, *, origin: bool = True) -> list[str]:
     if holder.user:
         parts.append(holder.user)
     if not holder.alive:
-        parts.append("gone" if holder.in_sight else "not seen from here")
+        parts.append("gone" if holder.visible else "not seen from here")
     elif holder.age_s is not None:
         parts.append(duration(holder.age_s))
     started_by = workload(holder.workload) if origin else ""
@@ -119,19 +120,19 @@ def command(holder: Holder) -> str:
 
 
 def sharing(entry: Entry) -> str:
-    """Say who else keeps the same bytes, or may, and whether all must let go; or who opened the GPU."""
-    if not entry.sharers:
+    """Say who else holds the same bytes, or may, and when they return; or who opened the GPU."""
+    if not entry.co_holders:
         return f"client of MPS server pid {entry.mps_server}" if entry.mps_server is not None else ""
-    pids = ", ".join(str(sharer.pid) for sharer in entry.sharers[:6])
-    more = f" and {len(entry.sharers) - 6} more" if len(entry.sharers) > 6 else ""
-    noun = "pid" if len(entry.sharers) == 1 else "pids"
-    if entry.holder is None:
+    pids = ", ".join(str(co_holder.pid) for co_holder in entry.co_holders[:6])
+    more = f" and {len(entry.co_holders) - 6} more" if len(entry.co_holders) > 6 else ""
+    noun = "pid" if len(entry.co_holders) == 1 else "pids"
+    if entry.sharing == "together":
         return f"{noun} {pids}{more} together"
-    if entry.either:
-        return f"or kept by {noun} {pids}{more}: which of them cannot be told"
+    if entry.sharing == "one":
+        return f"or held by {noun} {pids}{more}: unknown which of them"
     if entry.medium == "shared":
-        return f"shared with {noun} {pids}{more}, each of which keeps a part"
-    return f"also kept by {noun} {pids}{more}: all must let go"
+        return f"shared with {noun} {pids}{more}, each of which holds a part"
+    return f"also held by {noun} {pids}{more}: returns when the last one releases it"
 
 
 def percent(nbytes: int, total: int) -> str:

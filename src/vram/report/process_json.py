@@ -7,7 +7,7 @@ from typing import Literal
 from msgspec import Struct
 
 from vram.model.finding import Finding
-from vram.model.ledger import Bystander, Entry, Ledger
+from vram.model.ledger import Entry, Ledger, OpenOnly
 from vram.report.json import encode
 
 
@@ -19,16 +19,16 @@ class GpuPart(Struct, frozen=True, kw_only=True):
     name: str
     total_bytes: int | None
     entries: tuple[Entry, ...]
-    bystanders: tuple[Bystander, ...]
+    open_only: tuple[OpenOnly, ...]
 
 
 class ProcessReport(Struct, frozen=True, kw_only=True):
-    """The process is an entry's holder, one of its sharers, or the pid that the driver charges.
+    """The process is an entry's holder, one of its co-holders, or the pid that the driver charges.
 
     ``notes`` say why its inside is not told, where it is not.
     """
 
-    schema: Literal[1] = 1
+    schema: Literal[2] = 2
     taken_at: str
     pid: int
     gpus: tuple[GpuPart, ...]
@@ -45,7 +45,7 @@ def report(ledger: Ledger, pid: int, findings: tuple[Finding, ...], notes: tuple
             name=gpu.name,
             total_bytes=gpu.total_bytes,
             entries=(*gpu.entries, *(gpu.system.entries if gpu.system else ())),
-            bystanders=gpu.bystanders,
+            open_only=gpu.open_only,
         )
         for gpu in ledger.gpus
     )

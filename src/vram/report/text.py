@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from vram.model.finding import Finding
-from vram.model.ledger import Bystander, GpuLedger, Ledger
+from vram.model.ledger import GpuLedger, Ledger, OpenOnly, known_bytes
 from vram.report.advice import advice
 from vram.report.bar import apportion
 from vram.report.entries import entries_table, part_table
@@ -20,7 +20,7 @@ from vram.report.selection import select
 from vram.units import size
 
 # Nobody reads thousands of lines that are alike; JSON and `vram who` have them all.
-_MOST_BYSTANDERS = 32
+_MOST_OPEN_ONLY = 32
 _MOST_EVIDENCE = 32
 
 
@@ -50,7 +50,7 @@ def process(
         blocks += [Text(), Text(f"{gpu_label(gpu)}  {look.clean(gpu.name)}", style="bold")]
         if entries:
             blocks.append(part_table(entries, gpu.total_bytes, look))
-        blocks += _bystanders(gpu.bystanders, look)
+        blocks += _open_only(gpu.open_only, look)
     blocks += [paragraph("note: ", Text(look.clean(note)), look, indent=2) for note in notes]
     blocks += _causes(findings, _told(ledger), look)
     blocks += advice(findings, look)
@@ -101,7 +101,7 @@ def _gpu(gpu: GpuLedger, look: Look) -> Iterator[RenderableType]:
     for note in gpu.notes:
         yield paragraph("note: ", Text(look.clean(note)), look, indent=2)
     yield from _system(gpu, look)
-    yield from _bystanders(gpu.bystanders, look)
+    yield from _open_only(gpu.open_only, look)
 
 
 def _system(gpu: GpuLedger, look: Look) -> Iterator[RenderableType]:
@@ -109,7 +109,7 @@ def _system(gpu: GpuLedger, look: Look) -> Iterator[RenderableType]:
     system = gpu.system
     if system is None:
         return
-    used = sum(entry.nbytes for entry in system.entries)
+    used = known_bytes(system.entries)
     words = f"{size(used)} of the machine's memory" + (", beside its own" if gpu.total_bytes else "")
     if system.total_bytes is not None:
         words += f" (up to {size(system.total_bytes)})"
@@ -135,27 +135,27 @@ def _heading(gpu: GpuLedger, look: Look) -> Iterator[Text]:
 
 def _bar(gpu: GpuLedger, look: Look) -> Text:
     kinds = list(KINDS)
-    sums = [sum(entry.nbytes for entry in gpu.entries if entry.kind == kind) for kind in kinds]
+    sums = [known_bytes(entry for entry in gpu.entries if entry.kind == kind) for kind in kinds]
     bar = Text(no_wrap=True)
     for kind, cells in zip(kinds, apportion(sums, look.width), strict=True):
         bar.append(*look.swatch(kind, cells))
     return bar
 
 
-def _bystanders(bystanders: tuple[Bystander, ...], look: Look) -> Iterator[RenderableType]:
-    if bystanders:
+def _open_only(open_only: tuple[OpenOnly, ...], look: Look) -> Iterator[RenderableType]:
+    if open_only:
         yield Text("  others that have its files open:", style="dim")
-    for bystander in bystanders[:_MOST_BYSTANDERS]:
-        parts = identity(bystander.holder)
-        if bystander.inherited_from is not None:
-            parts.append(f"inherited from pid {bystander.inherited_from}")
-        if bystander.exported_bytes is not None:
-            parts.append(f"has {size(bystander.exported_bytes)} exported to it")
+    for each in open_only[:_MOST_OPEN_ONLY]:
+        parts = identity(each.holder)
+        if each.inherited_from is not None:
+            parts.append(f"inherited from pid {each.inherited_from}")
+        if each.exported_bytes is not None:
+            parts.append(f"has {size(each.exported_bytes)} exported to it")
         words = look.clean(" · ".join(parts))
-        line = look.short(command(bystander.holder), look.measure - 4)
+        line = look.short(command(each.holder), look.measure - 4)
         yield paragraph("  ", Text.assemble(words, "\n", (line, "dim")), look, indent=2)
-    if len(bystanders) > _MOST_BYSTANDERS:
-        more = f"{len(bystanders) - _MOST_BYSTANDERS} more: `vram who` lists them all"
+    if len(open_only) > _MOST_OPEN_ONLY:
+        more = f"{len(open_only) - _MOST_OPEN_ONLY} more: `vram who` lists them all"
         yield paragraph("  ", Text(more, style="dim"), look, indent=2)
 
 

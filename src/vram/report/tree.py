@@ -24,7 +24,7 @@ def who(report: WhoReport, look: Look) -> RenderableType:
         lines += [*_household(household, report.by, look), Text()]
     windows = [keep for keep in report.unnamed if keep.windows]
     lines += _unnamed("programs of Windows", windows, look)
-    together = [keep for keep in report.unnamed if keep.kind == "process"]
+    together = [keep for keep in report.unnamed if keep.sharing == "together"]
     lines += _unnamed("of those above whose figures are not told, together", together, look)
     nobodys = [keep for keep in report.unnamed if not keep.windows and keep not in together]
     lines += _unnamed("charged to nobody", nobodys, look)
@@ -47,7 +47,7 @@ def _parked(report: WhoReport, look: Look) -> Iterator[Text]:
 
 def _unnamed(heading: str, keeps: Sequence[Keep], look: Look) -> Iterator[Text]:
     if keeps:
-        yield _line(size(sum(keep.nbytes for keep in keeps)), "", Text(heading, style="bold"))
+        yield _line(size(sum(keep.nbytes or 0 for keep in keeps)), "", Text(heading, style="bold"))
         for keep in keeps:
             words = look.short(_kept(keep), look.width - _SIZE_COLUMNS - 3)
             yield _line("", "   ", Text(words, style="dim"))
@@ -63,15 +63,15 @@ def _household(household: Household, by: str | None, look: Look) -> Iterator[Tex
 
 
 def _amount(household: Household) -> str:
-    if not household.untold:
+    if not household.at_least:
         return size(household.nbytes)
-    return f"{size(household.nbytes)}+" if household.nbytes else "untold"
+    return f"{size(household.nbytes)}+" if household.nbytes else "unknown"
 
 
 def _kin(kin: Kin, prefix: str, is_last: bool, look: Look) -> Iterator[Text]:
     below = prefix + ("   " if is_last else look.clean("│  "))
     fork = look.clean("└─ " if is_last else "├─ ")
-    own = sum(keep.nbytes for keep in kin.keeps if keep.shared_with is None and keep.kind != "system")
+    own = sum(keep.nbytes or 0 for keep in kin.keeps if keep.shared_with is None and keep.kind != "system")
     room = look.width - _SIZE_COLUMNS - len(below)
     yield _line(size(own) if own else "", prefix + fork, _who(kin, room, look))
     stem = below + look.clean("│  " if kin.children else "   ")
@@ -85,7 +85,7 @@ def _kin(kin: Kin, prefix: str, is_last: bool, look: Look) -> Iterator[Text]:
 def _who(kin: Kin, room: int, look: Look) -> Text:
     dot = look.clean(" · ")
     words = look.clean(" · ".join(identity(kin.holder, origin=False)))
-    who = Text(look.short(words, room), style="red" if kin.holder.in_sight and not kin.holder.alive else "")
+    who = Text(look.short(words, room), style="red" if kin.holder.visible and not kin.holder.alive else "")
     line = command(kin.holder)
     rest = room - cell_len(words) - len(dot)
     if line and rest >= 8:
@@ -94,7 +94,7 @@ def _who(kin: Kin, room: int, look: Look) -> Text:
 
 
 def _facts(kin: Kin) -> Iterator[str]:
-    if not kin.holder.in_sight:
+    if not kin.holder.visible:
         yield "cannot be seen from here, and may live"
     elif not kin.holder.alive:
         below = ": its files live on below" if kin.children else ", and nobody in sight has its files"
@@ -123,13 +123,13 @@ def _inherited(kin: Kin, orphaned: list[Keep]) -> str:
 
 
 def _kept(keep: Keep) -> str:
-    if keep.medium == "shared" and keep.shared_with is not None:
+    if keep.medium == "shared" and keep.shared_with is not None and keep.nbytes is not None:
         return f"GPU {keep.gpu}: shares part of the {size(keep.nbytes)} of pid {keep.shared_with}"
     shared = f", the same bytes as pid {keep.shared_with}" if keep.shared_with is not None else ""
-    if keep.either:
+    if keep.sharing == "one":
         shared = f", this one or pid {keep.shared_with}" if shared else ", this one or another"
-    if keep.untold:
-        return f"GPU {keep.gpu}: how much is not told{shared}"
+    if keep.nbytes is None:
+        return f"GPU {keep.gpu}: unknown size{shared}"
     if keep.windows:
         return f"GPU {keep.gpu}: {size(keep.nbytes)} {' · '.join(windows_process(keep.windows))}"
     kind = "of the machine's memory" if keep.kind == "system" else keep.kind

@@ -71,7 +71,7 @@ def _cells(line: CacheLine, look: Look) -> tuple[Text, ...]:
 
 
 def _size(nbytes: int | None) -> str:
-    return "untold" if nbytes is None else size(nbytes)
+    return "unknown" if nbytes is None else size(nbytes)
 
 
 def _verdict(receipt: TrimReceipt) -> Text:

@@ -43,12 +43,12 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     host = open_host(args)
     assert host is not None  # there is no --from here
+    from vram.doctor.collect import collect
     from vram.doctor.engine import examine
-    from vram.doctor.look import look
 
-    sight = look(host, args.deadline)
-    found = examine(sight, args.verb)
-    facts, taken_at = sight.survey.host, sight.survey.taken_at
+    collected = collect(host, args.deadline)
+    found = examine(collected, args.verb)
+    facts, taken_at = collected.survey.host, collected.survey.taken_at
     if args.json:
         from vram.report import doctor_json
 

@@ -90,7 +90,7 @@ def _saved(args: Namespace, host: LocalHost) -> Draft:
     from vram.model.plan import Draft
     from vram.reclaim.plan_file import load
 
-    return Draft(plan=load(args.plan, host.vitals.boot_id()))
+    return Draft(plan=load(args.plan, host.limits.boot_id()))
 
 
 def _made(args: Namespace, host: LocalHost) -> Draft:

@@ -31,9 +31,9 @@ def _holders() -> Iterator[tuple[int, str]]:
     names: dict[int, str] = {}
     for gpu in _ledgers():
         for entry in gpu.entries:
-            for holder in filter(None, (entry.holder, *entry.sharers)):
+            for holder in entry.holders:
                 if holder.alive:
-                    nbytes[holder.pid] += entry.nbytes
+                    nbytes[holder.pid] += entry.nbytes or 0
                     names[holder.pid] = _name(holder)
     for pid in sorted(names, key=lambda pid: (-nbytes[pid], pid)):
         yield pid, f"{size(nbytes[pid])} {names[pid]}"

@@ -34,7 +34,7 @@ from collections.abc import Iterator
 from vram.diagnosis import words
 from vram.model.finding import Finding, Remedy
 from vram.model.gpu import GpuFacts
-from vram.model.ledger import GpuLedger, Ledger
+from vram.model.ledger import GpuLedger, Ledger, known_bytes
 from vram.units import size
 
 CODE = "VR402"
@@ -45,7 +45,7 @@ _FREE_PERCENT = 10
 
 def judge(ledger: Ledger) -> Iterator[Finding]:
     for gpu in ledger.gpus:
-        free = sum(entry.nbytes for entry in gpu.entries if entry.kind == "free")
+        free = known_bytes(entry for entry in gpu.entries if entry.kind == "free")
         roomy = gpu.total_bytes is not None and free * 100 >= gpu.total_bytes * _FREE_PERCENT
         if free > 0 and roomy and gpu.facts is not None and _is_full(gpu.facts):
             yield _finding(gpu, gpu.facts, free)

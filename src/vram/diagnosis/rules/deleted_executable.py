@@ -33,7 +33,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vram.diagnosis import remedies, words
-from vram.diagnosis.holdings import Holding, gather, keeper
+from vram.diagnosis.holdings import HeldMemory, gather, living_holder
 from vram.model.finding import Finding
 from vram.model.ledger import Entry, Holder, Ledger
 from vram.units import size
@@ -42,35 +42,35 @@ CODE = "VR204"
 
 
 def judge(ledger: Ledger) -> Iterator[Finding]:
-    for holding in gather(ledger.gpus, _held_by_deleted):
-        if holding.holder is not None:
-            yield _finding(ledger, holding, holding.holder)
+    for held in gather(ledger.gpus, _held_by_deleted):
+        if held.holder is not None:
+            yield _finding(ledger, held, held.holder)
 
 
 def _held_by_deleted(entry: Entry) -> bool:
-    holder = keeper(entry)
+    holder = living_holder(entry)
     return holder is not None and holder.executable_deleted
 
 
-def _finding(ledger: Ledger, holding: Holding, holder: Holder) -> Finding:
+def _finding(ledger: Ledger, held: HeldMemory, holder: Holder) -> Finding:
     told = f"the executable of pid {holder.pid} is deleted"
     if holder.executable:
         told += f": {holder.executable}"
     return Finding(
         code=CODE,
-        title=f"{size(holding.nbytes)} held by pid {holder.pid}, whose program was deleted",
-        nbytes=holding.nbytes,
+        title=f"{size(held.nbytes)} held by pid {holder.pid}, whose program was deleted",
+        nbytes=held.nbytes,
         cause=(
             f"{words.process(holder)} runs from a file that was deleted or replaced since, and keeps"
-            f" {size(holding.nbytes)}. It may be a forgotten old version."
+            f" {size(held.nbytes)}. It may be a forgotten old version."
         ),
-        gpus=holding.gpus,
+        gpus=held.gpus,
         pids=(holder.pid,),
-        evidence=words.evidence((told,), holding.evidence),
+        evidence=words.evidence((told,), held.evidence),
         remedies=remedies.ordered(
             (
                 *remedies.look((holder,), "See what it is, and whether a newer copy runs beside it."),
-                *remedies.end(ledger.host, holding.keepers, certain=holding.certain),
+                *remedies.end(ledger.host, held.living, certain=held.certain),
             )
         ),
         severity="warning",

@@ -38,7 +38,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from vram.diagnosis import words
-from vram.diagnosis.holdings import Holding
+from vram.diagnosis.holdings import HeldMemory
 from vram.diagnosis.kept import kept
 from vram.model.finding import Finding, Remedy
 from vram.model.ledger import Entry, Ledger
@@ -55,27 +55,27 @@ def _by_dmabuf(entry: Entry) -> bool:
     return entry.kind == "exported" and entry.medium == "dmabuf"
 
 
-def _title(holding: Holding) -> str:
-    return f"{size(holding.nbytes)} kept by a dma-buf, listed nowhere"
+def _title(held: HeldMemory) -> str:
+    return f"{size(held.nbytes)} kept by a dma-buf, listed nowhere"
 
 
-def _cause(holding: Holding) -> str:
-    if not holding.certain:
+def _cause(held: HeldMemory) -> str:
+    if not held.certain:
         return (
-            f"{size(holding.nbytes)} of GPU memory are charged to no process. Most likely they are kept by a"
-            f" dma-buf that is open in {words.processes(holding.keepers)}, for which no context is needed."
+            f"{size(held.nbytes)} of GPU memory are charged to no process. Most likely they are kept by a"
+            f" dma-buf that is open in {words.processes(held.living)}, for which no context is needed."
         )
     return (
-        f"A dma-buf on {size(holding.nbytes)} of GPU memory is open in {words.processes(holding.keepers)}."
+        f"A dma-buf on {size(held.nbytes)} of GPU memory is open in {words.processes(held.living)}."
         " That takes no context, so the driver's lists charge nobody."
     )
 
 
-def _gentler(holding: Holding) -> Iterable[Remedy]:
-    return (_close(holding),)
+def _gentler(held: HeldMemory) -> Iterable[Remedy]:
+    return (_close(held),)
 
 
-def _close(holding: Holding) -> Remedy:
+def _close(held: HeldMemory) -> Remedy:
     text = "Let the keeper deregister the buffer and close its descriptor; that alone frees the memory."
-    target = f"pid {holding.holder.pid}" if holding.holder else "keeper"
+    target = f"pid {held.holder.pid}" if held.holder else "keeper"
     return Remedy(step="change", target=target, text=text)

@@ -40,7 +40,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from vram.diagnosis import words
-from vram.diagnosis.holdings import Holding
+from vram.diagnosis.holdings import HeldMemory
 from vram.diagnosis.kept import kept
 from vram.model.finding import Finding, Remedy
 from vram.model.ledger import Entry, Ledger
@@ -57,27 +57,27 @@ def _by_handle(entry: Entry) -> bool:
     return entry.kind == "exported" and entry.medium != "dmabuf"
 
 
-def _title(holding: Holding) -> str:
-    return f"{size(holding.nbytes)} kept by an exported handle, listed nowhere"
+def _title(held: HeldMemory) -> str:
+    return f"{size(held.nbytes)} kept by an exported handle, listed nowhere"
 
 
-def _cause(holding: Holding) -> str:
-    if not holding.certain:
+def _cause(held: HeldMemory) -> str:
+    if not held.certain:
         return (
-            f"{size(holding.nbytes)} are charged to no process. Most likely they are kept by an exported"
-            f" handle that is open in {words.processes(holding.keepers)}; closing it then gives them back."
+            f"{size(held.nbytes)} are charged to no process. Most likely they are kept by an exported"
+            f" handle that is open in {words.processes(held.living)}; closing it then gives them back."
         )
     return (
         f"No process is charged with this memory, but an exported handle on it is still open in"
-        f" {words.processes(holding.keepers)}. {size(holding.nbytes)} come back when it is closed."
+        f" {words.processes(held.living)}. {size(held.nbytes)} come back when it is closed."
     )
 
 
-def _gentler(holding: Holding) -> Iterable[Remedy]:
-    return (_close(holding),)
+def _gentler(held: HeldMemory) -> Iterable[Remedy]:
+    return (_close(held),)
 
 
-def _close(holding: Holding) -> Remedy:
+def _close(held: HeldMemory) -> Remedy:
     text = "Let the keeper close the descriptor it was given; that alone frees the memory."
-    target = f"pid {holding.holder.pid}" if holding.holder else "keeper"
+    target = f"pid {held.holder.pid}" if held.holder else "keeper"
     return Remedy(step="change", target=target, text=text)

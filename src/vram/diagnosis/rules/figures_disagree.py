@@ -52,7 +52,7 @@ def judge(ledger: Ledger) -> Iterator[Finding]:
 
 def _excess(entry: Entry) -> int:
     # What Windows counts under WSL2 is no figure of the driver's: the ledger's notes tell of it.
-    return 0 if entry.claimed is None or entry.windows else entry.claimed - entry.nbytes
+    return 0 if entry.claimed is None or entry.windows else entry.claimed - (entry.nbytes or 0)
 
 
 def _finding(gpu: GpuLedger, overlapping: list[Entry], moved: int) -> Finding:

@@ -41,7 +41,7 @@ from collections.abc import Iterable, Iterator
 from vram.diagnosis import words
 from vram.diagnosis.windows_words import way_to_ask
 from vram.model.finding import Finding, Remedy
-from vram.model.ledger import Entry, GpuLedger, Ledger
+from vram.model.ledger import Entry, GpuLedger, Ledger, known_bytes
 from vram.model.observation import ProbeRun
 from vram.model.windows import LEFT_OUT
 from vram.model.wsl import WslFacts
@@ -59,11 +59,11 @@ def judge(ledger: Ledger) -> Iterator[Finding]:
 
 
 def _is_unsplit(entry: Entry) -> bool:
-    return entry.nbytes > 0 and (entry.kind == "guest" or entry.hidden_by == "windows")
+    return bool(entry.nbytes) and (entry.kind == "guest" or entry.hidden_by == "windows")
 
 
 def _finding(ledger: Ledger, facts: WslFacts, gpu: GpuLedger, unsplit: list[Entry]) -> Finding:
-    nbytes = sum(entry.nbytes for entry in unsplit)
+    nbytes = known_bytes(unsplit)
     read = gpu.windows is not None and gpu.windows.read
     whose = "Linux processes together" if read else "Windows programs and Linux processes together"
     why = "" if read or gpu.windows is None else f" Windows' own counters are missing: {gpu.windows.message}."

@@ -37,7 +37,7 @@ from collections.abc import Iterator
 
 from vram.diagnosis import remedies, words
 from vram.model.finding import Finding, Remedy
-from vram.model.ledger import Entry, GpuLedger, Ledger
+from vram.model.ledger import Entry, GpuLedger, Ledger, known_bytes
 from vram.units import MIB, size
 
 CODE = "VR604"
@@ -47,13 +47,13 @@ _LEAST = 64 * MIB
 
 def judge(ledger: Ledger) -> Iterator[Finding]:
     for gpu in ledger.gpus:
-        unseen = [entry for entry in gpu.entries if entry.kind == "guest" and entry.nbytes >= _LEAST]
+        unseen = [entry for entry in gpu.entries if entry.kind == "guest" and (entry.nbytes or 0) >= _LEAST]
         if unseen and not any(entry.holder and entry.holder.alive for entry in gpu.entries):
             yield _finding(ledger, gpu, unseen)
 
 
 def _finding(ledger: Ledger, gpu: GpuLedger, unseen: list[Entry]) -> Finding:
-    nbytes = sum(entry.nbytes for entry in unseen)
+    nbytes = known_bytes(unseen)
     return Finding(
         code=CODE,
         title=f"{size(nbytes)} held by WSL2, and by no process seen here",

@@ -41,7 +41,7 @@ from collections.abc import Iterator
 from vram.diagnosis import remedies, words
 from vram.diagnosis.contexts import ONLY_THE_CONTEXT, is_bare_context
 from vram.diagnosis.health import is_healthy
-from vram.diagnosis.holdings import Holding, gather, in_use
+from vram.diagnosis.holdings import HeldMemory, gather, in_use
 from vram.model.finding import Finding
 from vram.model.ledger import Entry, Holder, Ledger
 from vram.units import size
@@ -50,53 +50,53 @@ CODE = "VR206"
 
 
 def judge(ledger: Ledger) -> Iterator[Finding]:
-    for holding in gather(ledger.gpus, _used_plainly, least=0):
-        if holding.holder is not None:
-            yield _finding(ledger, holding, holding.holder)
+    for held in gather(ledger.gpus, _used_plainly, any_size=True):
+        if held.holder is not None:
+            yield _finding(ledger, held, held.holder)
 
 
 def _used_plainly(entry: Entry) -> bool:
     return in_use(entry) and entry.holder is not None and is_healthy(entry.holder)
 
 
-def _can_be_parked(holding: Holding, holder: Holder) -> bool:
+def _can_be_parked(held: HeldMemory, holder: Holder) -> bool:
     """The driver checkpoints nothing that runs under MIG or through MPS."""
-    return "mps" not in holder.lists and all(entry.gpu_instance is None for entry in holding.entries)
+    return "mps" not in holder.lists and all(entry.gpu_instance is None for entry in held.entries)
 
 
-def _known(holding: Holding) -> int | None:
+def _known(held: HeldMemory) -> int | None:
     """The bytes, or None where the driver lists the process and does not say how much."""
-    untold = holding.nbytes == 0 and any(entry.confidence == "unknown" for entry in holding.entries)
-    return None if untold else holding.nbytes
+    unknown = held.nbytes == 0 and any(entry.nbytes is None for entry in held.entries)
+    return None if unknown else held.nbytes
 
 
-def _finding(ledger: Ledger, holding: Holding, holder: Holder) -> Finding:
-    nbytes = _known(holding)
-    amount = "an untold amount" if nbytes is None else size(nbytes)
+def _finding(ledger: Ledger, held: HeldMemory, holder: Holder) -> Finding:
+    nbytes = _known(held)
+    amount = "an unknown amount" if nbytes is None else size(nbytes)
     known = (words.belonging(holder.workload), words.age(holder))
     about = "".join(f", {word}" for word in known if word)
-    bare = is_bare_context(holding.entries) and remedies.drivers(ledger, holding.gpus) == {"nvidia"}
+    bare = is_bare_context(held.entries) and remedies.drivers(ledger, held.gpus) == {"nvidia"}
     return Finding(
         code=CODE,
         title=f"{amount[:1].upper()}{amount[1:]} in use by pid {holder.pid}"
         + (": its context" if bare else ""),
         nbytes=nbytes,
-        cause=f"{words.process(holder)} uses {amount} of {words.gpus(holding.gpus)}{about}."
+        cause=f"{words.process(holder)} uses {amount} of {words.gpus(held.gpus)}{about}."
         + (f" That is {ONLY_THE_CONTEXT}." if bare else ""),
-        gpus=holding.gpus,
+        gpus=held.gpus,
         pids=(holder.pid,),
-        evidence=words.evidence(holding.evidence),
+        evidence=words.evidence(held.evidence),
         remedies=remedies.ordered(
             (
                 *remedies.spare(
                     ledger.host,
                     holder,
-                    certain=holding.certain,
-                    drivers=remedies.drivers(ledger, holding.gpus),
-                    parks=_can_be_parked(holding, holder),
+                    certain=held.certain,
+                    drivers=remedies.drivers(ledger, held.gpus),
+                    parks=_can_be_parked(held, holder),
                     trims=not bare,
                 ),
-                *remedies.end(ledger.host, holding.keepers, certain=holding.certain),
+                *remedies.end(ledger.host, held.living, certain=held.certain),
             )
         ),
         severity="info",

@@ -36,7 +36,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vram.diagnosis import remedies, words
-from vram.diagnosis.holdings import Holding, gather, identity, in_use
+from vram.diagnosis.holdings import HeldMemory, gather, identity, in_use
 from vram.model.finding import Finding, Remedy
 from vram.model.ledger import GpuLedger, Holder, Ledger
 from vram.units import size
@@ -46,52 +46,52 @@ CODE = "VR102"
 
 def judge(ledger: Ledger) -> Iterator[Finding]:
     heirs = _heirs(ledger)
-    for holding in gather(ledger.gpus, in_use):
-        children = _children(heirs, holding)
-        if holding.holder is not None and children:
-            yield _finding(ledger, holding, holding.holder, children)
+    for held in gather(ledger.gpus, in_use):
+        children = _children(heirs, held)
+        if held.holder is not None and children:
+            yield _finding(ledger, held, held.holder, children)
     for gpu in ledger.gpus:
-        for bystander in gpu.bystanders:
-            if bystander.holder.alive and bystander.exported_bytes:
-                yield _exported(gpu, bystander.holder, bystander.exported_bytes)
+        for each in gpu.open_only:
+            if each.holder.alive and each.exported_bytes:
+                yield _exported(gpu, each.holder, each.exported_bytes)
 
 
 def _heirs(ledger: Ledger) -> dict[tuple[int, int], list[Holder]]:
     """Living processes that hold the files of another one, by their GPU and by that one's pid."""
     found: dict[tuple[int, int], list[Holder]] = {}
     for gpu in ledger.gpus:
-        for bystander in gpu.bystanders:
-            if bystander.inherited_from is not None and bystander.holder.alive:
-                found.setdefault((gpu.index, bystander.inherited_from), []).append(bystander.holder)
+        for each in gpu.open_only:
+            if each.inherited_from is not None and each.holder.alive:
+                found.setdefault((gpu.index, each.inherited_from), []).append(each.holder)
     return found
 
 
-def _children(heirs: dict[tuple[int, int], list[Holder]], holding: Holding) -> tuple[Holder, ...]:
-    """Living processes that hold the files of the holding's own process."""
-    parent = holding.holder
+def _children(heirs: dict[tuple[int, int], list[Holder]], held: HeldMemory) -> tuple[Holder, ...]:
+    """Living processes that hold the files of the held's own process."""
+    parent = held.holder
     if parent is None:
         return ()
-    theirs = (each for gpu in holding.gpus for each in heirs.get((gpu, parent.pid), ()))
+    theirs = (each for gpu in held.gpus for each in heirs.get((gpu, parent.pid), ()))
     return tuple({identity(each): each for each in theirs}.values())
 
 
-def _finding(ledger: Ledger, holding: Holding, parent: Holder, children: tuple[Holder, ...]) -> Finding:
+def _finding(ledger: Ledger, held: HeldMemory, parent: Holder, children: tuple[Holder, ...]) -> Finding:
     shared = f"pid {children[0].pid} shares" if len(children) == 1 else f"{len(children)} others share"
     return Finding(
         code=CODE,
         title=f"Ending pid {parent.pid} alone frees nothing: {shared} its files",
-        nbytes=holding.nbytes,
+        nbytes=held.nbytes,
         cause=(
             f"{words.processes(children)} inherited the open device files of {words.process(parent)}."
-            f" If that one ends first, {size(holding.nbytes)} stay in use."
+            f" If that one ends first, {size(held.nbytes)} stay in use."
         ),
-        gpus=holding.gpus,
+        gpus=held.gpus,
         pids=(parent.pid, *(child.pid for child in children)),
-        evidence=words.evidence(holding.evidence, _held(children)),
+        evidence=words.evidence(held.evidence, _held(children)),
         remedies=remedies.ordered(
             (
                 _close_workers(parent),
-                *remedies.end(ledger.host, (parent, *children), certain=holding.certain),
+                *remedies.end(ledger.host, (parent, *children), certain=held.certain),
             )
         ),
         severity="warning",

@@ -37,7 +37,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vram.diagnosis import remedies, words
-from vram.diagnosis.holdings import Holding, gather
+from vram.diagnosis.holdings import HeldMemory, gather
 from vram.model.finding import Finding
 from vram.model.ledger import Entry, Ledger
 from vram.units import size
@@ -46,29 +46,29 @@ CODE = "VR207"
 
 
 def judge(ledger: Ledger) -> Iterator[Finding]:
-    for holding in gather(ledger.gpus, _is_managed):
-        if holding.holder is not None:
-            yield _finding(holding)
+    for held in gather(ledger.gpus, _is_managed):
+        if held.holder is not None:
+            yield _finding(held)
 
 
 def _is_managed(entry: Entry) -> bool:
     return entry.medium == "managed"
 
 
-def _finding(holding: Holding) -> Finding:
-    holder = holding.holder
+def _finding(held: HeldMemory) -> Finding:
+    holder = held.holder
     assert holder is not None
     return Finding(
         code=CODE,
-        title=f"{size(holding.nbytes)} of managed memory, in no process list",
-        nbytes=holding.nbytes,
+        title=f"{size(held.nbytes)} of managed memory, in no process list",
+        nbytes=held.nbytes,
         cause=(
-            f"{words.process(holder)} has managed memory on {words.gpus(holding.gpus)}. The driver's lists"
+            f"{words.process(holder)} has managed memory on {words.gpus(held.gpus)}. The driver's lists"
             " leave it out, so they add up to less than is used."
         ),
-        gpus=holding.gpus,
+        gpus=held.gpus,
         pids=(holder.pid,),
-        evidence=words.evidence(holding.evidence),
+        evidence=words.evidence(held.evidence),
         remedies=remedies.look([holder], "See what it does; the memory is in use."),
         severity="info",
     )

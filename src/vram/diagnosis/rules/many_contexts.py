@@ -39,7 +39,7 @@ from collections.abc import Iterator
 
 from vram.diagnosis import remedies, words
 from vram.diagnosis.contexts import is_bare
-from vram.diagnosis.holdings import Holding, gather, in_use
+from vram.diagnosis.holdings import HeldMemory, gather, in_use
 from vram.model.finding import Finding, Remedy
 from vram.model.ledger import GpuLedger, Holder, Ledger
 from vram.units import size
@@ -53,14 +53,14 @@ def judge(ledger: Ledger) -> Iterator[Finding]:
     for gpu in ledger.gpus:
         if gpu.driver != "nvidia":  # what a context costs elsewhere was never measured
             continue
-        small = [holding for holding in gather((gpu,), in_use) if is_bare(holding.nbytes)]
+        small = [held for held in gather((gpu,), in_use) if is_bare(held.nbytes)]
         if len(small) >= _MANY:
             yield _finding(gpu, small)
 
 
-def _finding(gpu: GpuLedger, small: list[Holding]) -> Finding:
-    nbytes = sum(holding.nbytes for holding in small)
-    holders = [holding.holder for holding in small if holding.holder is not None]
+def _finding(gpu: GpuLedger, small: list[HeldMemory]) -> Finding:
+    nbytes = sum(held.nbytes for held in small)
+    holders = [held.holder for held in small if held.holder is not None]
     return Finding(
         code=CODE,
         title=f"{size(nbytes)} spent on the contexts of {len(small)} small processes",
@@ -72,7 +72,7 @@ def _finding(gpu: GpuLedger, small: list[Holding]) -> Finding:
         gpus=(gpu.index,),
         pids=tuple(holder.pid for holder in holders),
         evidence=words.evidence(
-            f"pid {holding.holder.pid} holds {size(holding.nbytes)}" for holding in small if holding.holder
+            f"pid {held.holder.pid} holds {size(held.nbytes)}" for held in small if held.holder
         ),
         remedies=_ways_out(gpu, holders),
         severity="warning",

@@ -36,7 +36,7 @@ from collections.abc import Iterator
 
 from vram.diagnosis import words
 from vram.model.finding import Finding, Remedy
-from vram.model.ledger import GpuLedger, Ledger
+from vram.model.ledger import GpuLedger, Ledger, known_bytes
 from vram.units import counted, size
 
 CODE = "VR406"
@@ -47,7 +47,7 @@ _USUAL_SIXTEENTHS = 3
 
 def judge(ledger: Ledger) -> Iterator[Finding]:
     for gpu in ledger.gpus:
-        nbytes = sum(entry.nbytes for entry in gpu.entries if entry.kind == "unassigned")
+        nbytes = known_bytes(entry for entry in gpu.entries if entry.kind == "unassigned")
         if gpu.total_bytes and nbytes * 16 >= gpu.total_bytes * _USUAL_SIXTEENTHS:
             yield _finding(gpu, nbytes)
 

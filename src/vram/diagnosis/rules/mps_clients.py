@@ -39,7 +39,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vram.diagnosis import words
-from vram.diagnosis.holdings import Holding, gather, in_use
+from vram.diagnosis.holdings import HeldMemory, gather, in_use
 from vram.model.finding import Finding, Remedy
 from vram.model.ledger import Entry, Holder, Ledger
 from vram.protected import is_mps_server
@@ -49,7 +49,7 @@ CODE = "VR303"
 
 
 def judge(ledger: Ledger) -> Iterator[Finding]:
-    holdings = gather(ledger.gpus, _through_mps, least=0)
+    holdings = gather(ledger.gpus, _through_mps, any_size=True)
     if holdings:
         yield _finding(holdings)
 
@@ -60,11 +60,11 @@ def _through_mps(entry: Entry) -> bool:
     return is_mps_server(entry.holder) or "mps" in entry.holder.lists
 
 
-def _finding(holdings: tuple[Holding, ...]) -> Finding:
-    holders = [holding.holder for holding in holdings if holding.holder is not None]
+def _finding(holdings: tuple[HeldMemory, ...]) -> Finding:
+    holders = [held.holder for held in holdings if held.holder is not None]
     servers = [holder for holder in holders if is_mps_server(holder)]
     clients = [holder for holder in holders if not is_mps_server(holder)]
-    nbytes = sum(holding.nbytes for holding in holdings)
+    nbytes = sum(held.nbytes for held in holdings)
     return Finding(
         code=CODE,
         title=f"{size(nbytes)} in use through MPS by {counted(len(clients), 'listed client')}"
@@ -72,9 +72,9 @@ def _finding(holdings: tuple[Holding, ...]) -> Finding:
         else f"{size(nbytes)} kept by an MPS server without listed clients",
         nbytes=nbytes,
         cause=_cause(clients),
-        gpus=tuple(sorted({gpu for holding in holdings for gpu in holding.gpus})),
+        gpus=tuple(sorted({gpu for held in holdings for gpu in held.gpus})),
         pids=tuple(holder.pid for holder in (*servers, *clients)),
-        evidence=words.evidence(line for holding in holdings for line in holding.evidence),
+        evidence=words.evidence(line for held in holdings for line in held.evidence),
         remedies=_ways_out([server.pid for server in servers], bool(clients)),
         severity="info",
     )

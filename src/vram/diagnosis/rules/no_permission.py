@@ -33,7 +33,7 @@ from collections.abc import Iterator
 
 from vram.diagnosis import remedies, words
 from vram.model.finding import Finding
-from vram.model.ledger import Entry, GpuLedger, Ledger
+from vram.model.ledger import Entry, GpuLedger, Ledger, known_bytes
 from vram.units import size
 
 CODE = "VR302"
@@ -45,7 +45,7 @@ def judge(ledger: Ledger) -> Iterator[Finding]:
     for gpu in ledger.gpus:
         if gpu.status == "denied":
             yield _denied(ledger, gpu)
-        hidden = [entry for entry in gpu.entries if entry.nbytes > 0 and _is_unreadable(ledger, entry)]
+        hidden = [entry for entry in gpu.entries if entry.nbytes and _is_unreadable(ledger, entry)]
         if hidden:
             yield _finding(ledger, gpu.index, hidden)
 
@@ -105,7 +105,7 @@ def _withheld(ledger: Ledger, gpu: GpuLedger) -> Finding:
 
 
 def _finding(ledger: Ledger, gpu: int, hidden: list[Entry]) -> Finding:
-    nbytes = sum(entry.nbytes for entry in hidden)
+    nbytes = known_bytes(hidden)
     return Finding(
         code=CODE,
         title=f"{size(nbytes)} held by processes that may not be read",

@@ -39,7 +39,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vram.diagnosis import remedies, words
-from vram.diagnosis.holdings import IN_USE, Holding, gather, keeper
+from vram.diagnosis.holdings import HeldMemory, gather, living_holder
 from vram.model.finding import Finding, Remedy
 from vram.model.ledger import Entry, Ledger
 from vram.units import counted, size
@@ -48,46 +48,46 @@ CODE = "VR105"
 
 
 def judge(ledger: Ledger) -> Iterator[Finding]:
-    for holding in gather(ledger.gpus, _unkept):
-        pid = _charged(holding)
+    for held in gather(ledger.gpus, _unkept):
+        pid = _charged(held)
         yield Finding(
             code=CODE,
-            title=f"{size(holding.nbytes)} charged to {_named(pid)}, with no keeper in sight",
-            nbytes=holding.nbytes,
-            cause=_cause(ledger, holding, pid),
-            gpus=holding.gpus,
+            title=f"{size(held.nbytes)} charged to {_named(pid)}, with no keeper in sight",
+            nbytes=held.nbytes,
+            cause=_cause(ledger, held, pid),
+            gpus=held.gpus,
             pids=() if pid is None else (pid,),
-            evidence=words.evidence(holding.evidence),
-            remedies=_ways_out(ledger, holding),
+            evidence=words.evidence(held.evidence),
+            remedies=_ways_out(ledger, held),
         )
 
 
 def _unkept(entry: Entry) -> bool:
-    charged = entry.kind == "orphaned" or (entry.kind in IN_USE and entry.holder is not None)
-    return charged and keeper(entry) is None
+    charged = entry.kind == "orphaned" or (entry.kind_facts.charged and entry.holder is not None)
+    return charged and living_holder(entry) is None
 
 
-def _charged(holding: Holding) -> int | None:
-    if holding.charged_pid is not None:
-        return holding.charged_pid
-    return holding.holder.pid if holding.holder else None
+def _charged(held: HeldMemory) -> int | None:
+    if held.charged_pid is not None:
+        return held.charged_pid
+    return held.holder.pid if held.holder else None
 
 
 def _named(pid: int | None) -> str:
     return "an unknown pid" if pid is None else f"dead pid {pid}"
 
 
-def _cause(ledger: Ledger, holding: Holding, pid: int | None) -> str:
+def _cause(ledger: Ledger, held: HeldMemory, pid: int | None) -> str:
     where = "no process that can be seen from here holds its files"
     if not ledger.host.initial_pid_namespace:
         where = "its keeper may live outside this PID namespace"
     elif ledger.unreadable_processes:
         unread = counted(ledger.unreadable_processes, "process")
         where = f"its keeper may be among {unread} whose files may not be read"
-    return f"The driver charges {size(holding.nbytes)} to {_named(pid)}, and {where}."
+    return f"The driver charges {size(held.nbytes)} to {_named(pid)}, and {where}."
 
 
-def _ways_out(ledger: Ledger, holding: Holding) -> tuple[Remedy, ...]:
+def _ways_out(ledger: Ledger, held: HeldMemory) -> tuple[Remedy, ...]:
     wait = Remedy(
         step="wait",
         target="host",
@@ -96,4 +96,4 @@ def _ways_out(ledger: Ledger, holding: Holding) -> tuple[Remedy, ...]:
     )
     if ledger.host.uid != 0:
         return (remedies.see_more(ledger.host), wait)
-    return (wait, remedies.kernel_log("host", remedies.drivers(ledger, holding.gpus)))
+    return (wait, remedies.kernel_log("host", remedies.drivers(ledger, held.gpus)))

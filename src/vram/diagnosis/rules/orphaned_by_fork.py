@@ -47,7 +47,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from vram.diagnosis import remedies, words
-from vram.diagnosis.holdings import Holding, keeper
+from vram.diagnosis.holdings import HeldMemory, living_holder
 from vram.diagnosis.kept import kept
 from vram.model.finding import Finding, Remedy
 from vram.model.ledger import Entry, Ledger
@@ -61,30 +61,30 @@ def judge(ledger: Ledger) -> Iterator[Finding]:
 
 
 def _orphaned(entry: Entry) -> bool:
-    return entry.kind == "orphaned" and entry.charged_state != "Z" and keeper(entry) is not None
+    return entry.kind == "orphaned" and entry.charged_state != "Z" and living_holder(entry) is not None
 
 
-def _title(holding: Holding) -> str:
-    return f"{size(holding.nbytes)} of dead pid {holding.charged_pid}, kept by a forked child"
+def _title(held: HeldMemory) -> str:
+    return f"{size(held.nbytes)} of dead pid {held.charged_pid}, kept by a forked child"
 
 
-def _cause(holding: Holding) -> str:
-    likely = "" if holding.certain else "most likely "
-    who = f"{words.processes(holding.keepers)} {likely}inherited"
-    if holding.either:
-        who = f"one of {words.processes(holding.keepers)} {likely}inherited"
+def _cause(held: HeldMemory) -> str:
+    likely = "" if held.certain else "most likely "
+    who = f"{words.processes(held.living)} {likely}inherited"
+    if held.one_of:
+        who = f"one of {words.processes(held.living)} {likely}inherited"
     return (
-        f"Process {holding.charged_pid} is gone, but {who} its"
-        f" open device files by fork. The driver keeps {size(holding.nbytes)} until the last copy closes."
+        f"Process {held.charged_pid} is gone, but {who} its"
+        f" open device files by fork. The driver keeps {size(held.nbytes)} until the last copy closes."
     )
 
 
-def _gentler(holding: Holding) -> Iterable[Remedy]:
-    return (*_look(holding), _prevent())
+def _gentler(held: HeldMemory) -> Iterable[Remedy]:
+    return (*_look(held), _prevent())
 
 
-def _look(holding: Holding) -> Iterable[Remedy]:
-    return remedies.look(holding.keepers, "See what the keeper does; it may end by itself.")
+def _look(held: HeldMemory) -> Iterable[Remedy]:
+    return remedies.look(held.living, "See what the keeper does; it may end by itself.")
 
 
 def _prevent() -> Remedy:

@@ -38,7 +38,7 @@ from collections.abc import Iterator
 
 from vram.diagnosis import words
 from vram.model.finding import Finding, Remedy
-from vram.model.ledger import Entry, Ledger
+from vram.model.ledger import Entry, Ledger, known_bytes
 from vram.units import size
 
 CODE = "VR301"
@@ -46,7 +46,7 @@ CODE = "VR301"
 
 def judge(ledger: Ledger) -> Iterator[Finding]:
     for gpu in ledger.gpus:
-        hidden = [entry for entry in gpu.entries if entry.nbytes > 0 and _is_outside(ledger, entry)]
+        hidden = [entry for entry in gpu.entries if entry.nbytes and _is_outside(ledger, entry)]
         if hidden:
             yield _finding(gpu.index, hidden)
 
@@ -60,7 +60,7 @@ def _is_outside(ledger: Ledger, entry: Entry) -> bool:
 
 
 def _finding(gpu: int, hidden: list[Entry]) -> Finding:
-    nbytes = sum(entry.nbytes for entry in hidden)
+    nbytes = known_bytes(hidden)
     return Finding(
         code=CODE,
         title=f"{size(nbytes)} held outside this PID namespace",

@@ -33,7 +33,7 @@ from collections.abc import Iterator
 
 from vram.diagnosis import words
 from vram.model.finding import Finding
-from vram.model.ledger import GpuLedger, Ledger
+from vram.model.ledger import GpuLedger, Ledger, known_bytes
 from vram.units import size
 
 CODE = "VR401"
@@ -46,7 +46,7 @@ def judge(ledger: Ledger) -> Iterator[Finding]:
 
 
 def _reserved(gpu: GpuLedger) -> int:
-    return sum(entry.nbytes for entry in gpu.entries if entry.kind == "reserved")
+    return known_bytes(entry for entry in gpu.entries if entry.kind == "reserved")
 
 
 def _counted_as_used(gpu: GpuLedger) -> bool:

@@ -42,7 +42,7 @@ from collections.abc import Iterator
 from vram.diagnosis import remedies, words
 from vram.diagnosis.holdings import in_use
 from vram.model.finding import Finding, Remedy
-from vram.model.ledger import GpuLedger, Ledger
+from vram.model.ledger import GpuLedger, Ledger, known_bytes
 from vram.model.observation import HostFacts
 from vram.units import MIB, size
 
@@ -60,7 +60,7 @@ def judge(ledger: Ledger) -> Iterator[Finding]:
 
 
 def _used(gpu: GpuLedger) -> int:
-    return sum(entry.nbytes for entry in gpu.entries if entry.kind != "free")
+    return known_bytes(entry for entry in gpu.entries if entry.kind != "free")
 
 
 def _finding(host: HostFacts, gpu: GpuLedger, nbytes: int, full: bool) -> Finding:

@@ -38,7 +38,7 @@ from collections.abc import Iterator
 
 from vram.diagnosis import remedies, words
 from vram.diagnosis.health import is_stopped
-from vram.diagnosis.holdings import Holding, gather, keeper
+from vram.diagnosis.holdings import HeldMemory, gather, living_holder
 from vram.model.finding import Finding, Remedy
 from vram.model.ledger import Entry, Holder, Ledger
 from vram.model.observation import HostFacts
@@ -48,33 +48,33 @@ CODE = "VR201"
 
 
 def judge(ledger: Ledger) -> Iterator[Finding]:
-    for holding in gather(ledger.gpus, _held_by_stopped):
-        if holding.holder is not None:
-            yield _finding(ledger, holding, holding.holder)
+    for held in gather(ledger.gpus, _held_by_stopped):
+        if held.holder is not None:
+            yield _finding(ledger, held, held.holder)
 
 
 def _held_by_stopped(entry: Entry) -> bool:
-    holder = keeper(entry)
+    holder = living_holder(entry)
     return holder is not None and is_stopped(holder)
 
 
-def _finding(ledger: Ledger, holding: Holding, holder: Holder) -> Finding:
+def _finding(ledger: Ledger, held: HeldMemory, holder: Holder) -> Finding:
     how = "by a debugger" if holder.state == "t" else "by a signal"
     return Finding(
         code=CODE,
-        title=f"{size(holding.nbytes)} held by stopped pid {holder.pid}",
-        nbytes=holding.nbytes,
+        title=f"{size(held.nbytes)} held by stopped pid {holder.pid}",
+        nbytes=held.nbytes,
         cause=(
             f"{words.process(holder)} was stopped {how}. It does no work, and keeps"
-            f" {size(holding.nbytes)} for as long as it stays stopped."
+            f" {size(held.nbytes)} for as long as it stays stopped."
         ),
-        gpus=holding.gpus,
+        gpus=held.gpus,
         pids=(holder.pid,),
-        evidence=words.evidence((f"pid {holder.pid} is in state {holder.state}",), holding.evidence),
+        evidence=words.evidence((f"pid {holder.pid} is in state {holder.state}",), held.evidence),
         remedies=remedies.ordered(
             (
                 _let_go_on(ledger.host, holder),
-                *remedies.end(ledger.host, holding.keepers, certain=holding.certain),
+                *remedies.end(ledger.host, held.living, certain=held.certain),
             )
         ),
         severity="warning",

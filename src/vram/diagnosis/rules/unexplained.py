@@ -39,7 +39,7 @@ from collections.abc import Iterator
 
 from vram.diagnosis import remedies, words
 from vram.model.finding import Finding, Remedy
-from vram.model.ledger import GpuLedger, Ledger
+from vram.model.ledger import GpuLedger, Ledger, known_bytes
 from vram.units import MIB, counted, size
 
 CODE = "VR106"
@@ -50,7 +50,7 @@ _SMALL = 64 * MIB
 
 def judge(ledger: Ledger) -> Iterator[Finding]:
     for gpu in ledger.gpus:
-        nbytes = sum(entry.nbytes for entry in gpu.entries if entry.kind == "unattributed")
+        nbytes = known_bytes(entry for entry in gpu.entries if entry.kind == "unattributed")
         if nbytes >= _SMALL:
             yield _finding(ledger, gpu, nbytes)
 

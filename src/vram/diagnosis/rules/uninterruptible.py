@@ -38,7 +38,7 @@ from collections.abc import Iterator
 
 from vram.diagnosis import remedies, words
 from vram.diagnosis.health import is_stuck
-from vram.diagnosis.holdings import Holding, gather, keeper
+from vram.diagnosis.holdings import HeldMemory, gather, living_holder
 from vram.model.finding import Finding, Remedy
 from vram.model.ledger import Entry, Holder, Ledger
 from vram.units import size
@@ -47,31 +47,31 @@ CODE = "VR202"
 
 
 def judge(ledger: Ledger) -> Iterator[Finding]:
-    for holding in gather(ledger.gpus, _held_by_stuck):
-        if holding.holder is not None:
-            yield _finding(ledger, holding, holding.holder)
+    for held in gather(ledger.gpus, _held_by_stuck):
+        if held.holder is not None:
+            yield _finding(ledger, held, held.holder)
 
 
 def _held_by_stuck(entry: Entry) -> bool:
-    holder = keeper(entry)
+    holder = living_holder(entry)
     return holder is not None and is_stuck(holder)
 
 
-def _finding(ledger: Ledger, holding: Holding, holder: Holder) -> Finding:
+def _finding(ledger: Ledger, held: HeldMemory, holder: Holder) -> Finding:
     doing = "is exiting" if holder.exiting else "waits inside the kernel"
     told = "has begun to exit" if holder.exiting else "is in state D"
     return Finding(
         code=CODE,
-        title=f"{size(holding.nbytes)} held by pid {holder.pid}, which {doing}",
-        nbytes=holding.nbytes,
+        title=f"{size(held.nbytes)} held by pid {holder.pid}, which {doing}",
+        nbytes=held.nbytes,
         cause=(
             f"{words.process(holder)} {doing}; no signal reaches it now. Its"
-            f" {size(holding.nbytes)} come back when that is over."
+            f" {size(held.nbytes)} come back when that is over."
         ),
-        gpus=holding.gpus,
+        gpus=held.gpus,
         pids=(holder.pid,),
-        evidence=words.evidence((f"pid {holder.pid} {told}",), holding.evidence),
-        remedies=_ways_out(holder, remedies.drivers(ledger, holding.gpus)),
+        evidence=words.evidence((f"pid {holder.pid} {told}",), held.evidence),
+        remedies=_ways_out(holder, remedies.drivers(ledger, held.gpus)),
         severity="warning",
     )
 

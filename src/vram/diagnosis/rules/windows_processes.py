@@ -37,7 +37,7 @@ from collections.abc import Iterator
 
 from vram.diagnosis import words
 from vram.model.finding import Finding, Remedy
-from vram.model.ledger import Entry, GpuLedger, Ledger
+from vram.model.ledger import Entry, GpuLedger, Ledger, known_bytes
 from vram.units import MIB, counted, size
 
 CODE = "VR602"
@@ -48,13 +48,13 @@ _NAMED = 5
 
 def judge(ledger: Ledger) -> Iterator[Finding]:
     for gpu in ledger.gpus:
-        held = sorted((e for e in gpu.entries if e.kind == "windows"), key=lambda e: -e.nbytes)
-        if sum(entry.nbytes for entry in held) >= _LEAST:
+        held = sorted((e for e in gpu.entries if e.kind == "windows"), key=lambda e: -(e.nbytes or 0))
+        if known_bytes(held) >= _LEAST:
             yield _finding(gpu, held)
 
 
 def _finding(gpu: GpuLedger, held: list[Entry]) -> Finding:
-    nbytes = sum(entry.nbytes for entry in held)
+    nbytes = known_bytes(held)
     hold = "hold" if len(held) > 1 else "holds"
     much = gpu.total_bytes is not None and nbytes * 4 >= gpu.total_bytes
     return Finding(
@@ -74,7 +74,7 @@ def _finding(gpu: GpuLedger, held: list[Entry]) -> Finding:
 
 def _named(entry: Entry) -> str:
     name = entry.windows.name if entry.windows else None
-    return f"{words.shown(name or 'name not told')} ({size(entry.nbytes)})"
+    return f"{words.shown(name or 'name not told')} ({size(entry.nbytes or 0)})"
 
 
 def _ways_out(gpu: GpuLedger) -> tuple[Remedy, ...]:

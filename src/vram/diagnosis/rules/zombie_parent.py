@@ -36,7 +36,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from vram.diagnosis import words
-from vram.diagnosis.holdings import Holding, keeper
+from vram.diagnosis.holdings import HeldMemory, living_holder
 from vram.diagnosis.kept import kept
 from vram.model.finding import Finding, Remedy
 from vram.model.ledger import Entry, Ledger
@@ -50,26 +50,26 @@ def judge(ledger: Ledger) -> Iterator[Finding]:
 
 
 def _left_by_zombie(entry: Entry) -> bool:
-    return entry.kind == "orphaned" and entry.charged_state == "Z" and keeper(entry) is not None
+    return entry.kind == "orphaned" and entry.charged_state == "Z" and living_holder(entry) is not None
 
 
-def _title(holding: Holding) -> str:
-    return f"{size(holding.nbytes)} of zombie {holding.charged_pid}, kept by its children"
+def _title(held: HeldMemory) -> str:
+    return f"{size(held.nbytes)} of zombie {held.charged_pid}, kept by its children"
 
 
-def _cause(holding: Holding) -> str:
-    likely = "" if holding.certain else "most likely "
-    who = ("one of " if holding.either else "") + words.processes(holding.keepers)
+def _cause(held: HeldMemory) -> str:
+    likely = "" if held.certain else "most likely "
+    who = ("one of " if held.one_of else "") + words.processes(held.living)
     return (
-        f"Process {holding.charged_pid} is a zombie and holds nothing itself. Its open device files, and"
-        f" {size(holding.nbytes)} with them, were {likely}inherited by {who}."
+        f"Process {held.charged_pid} is a zombie and holds nothing itself. Its open device files, and"
+        f" {size(held.nbytes)} with them, were {likely}inherited by {who}."
     )
 
 
-def _gentler(holding: Holding) -> Iterable[Remedy]:
-    return (_spare_zombie(holding),)
+def _gentler(held: HeldMemory) -> Iterable[Remedy]:
+    return (_spare_zombie(held),)
 
 
-def _spare_zombie(holding: Holding) -> Remedy:
-    text = f"Leave zombie {holding.charged_pid} as it is: collecting it frees no GPU memory."
-    return Remedy(step="keep", target=f"pid {holding.charged_pid}", text=text)
+def _spare_zombie(held: HeldMemory) -> Remedy:
+    text = f"Leave zombie {held.charged_pid} as it is: collecting it frees no GPU memory."
+    return Remedy(step="keep", target=f"pid {held.charged_pid}", text=text)

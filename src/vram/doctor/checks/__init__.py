@@ -1,1 +1,16 @@
-"""One file for each question. Each is pure: what it needs has been seen before."""
+"""Every check, in the order in which they are asked."""
+
+from __future__ import annotations
+
+from vram.doctor.check import Check
+from vram.doctor.checks import driver, gpu, installation, parking, permissions, place, reaching
+
+CHECKS: tuple[Check, ...] = (
+    *driver.CHECKS,
+    *gpu.CHECKS,
+    *permissions.CHECKS,
+    *place.CHECKS,
+    *parking.CHECKS,
+    *reaching.CHECKS,
+    *installation.CHECKS,
+)

@@ -3,24 +3,52 @@
 from __future__ import annotations
 
 import os
+import time
 from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from vram.host.local.nvml_start import start_reader
+from vram.host.local.child import Child, interpreter, start
 
 if TYPE_CHECKING:
     from vram.host.local.checkpoint import LocalCheckpoint
     from vram.host.local.checkpoint_start import Started
-    from vram.host.local.child import Child
     from vram.host.local.drm import LocalDrm
     from vram.host.local.exports import LocalExports
+    from vram.host.local.process_limits import LocalProcessLimits
     from vram.host.local.signals import LocalSignals
-    from vram.host.local.surroundings import LocalSurroundings
+    from vram.host.local.system_info import LocalSystemInfo
     from vram.host.local.vendor import LocalVendor
-    from vram.host.local.vitals import LocalVitalSigns
     from vram.host.ports import Card, ComputeCharge, Windows
     from vram.model.observation import HostFacts
+
+
+def start_reader(skip: set[int]) -> Child:
+    """Start a process that reads NVML of every GPU that is not in *skip*; nvml_child.py tells what it says.
+
+    Next to nothing is imported up to here, so that it can be the first thing done.
+    """
+
+    def job(pipe: int) -> None:
+        from vram.host.local.nvml_child import read_into
+
+        read_into(pipe, skip)
+
+    return start(job, interpreter("vram.host.local.nvml_child", *map(str, sorted(skip))))
+
+
+class LocalClock:
+    """Wall time for people, monotonic time for deadlines."""
+
+    def now(self) -> str:
+        # strftime and not datetime: importing the latter costs more than a whole scan.
+        return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
 
 
 class _NoCards:
@@ -78,11 +106,9 @@ class LocalHost:
         if reader is None and read_ahead_s is not None:
             with suppress(OSError):  # will be met again by the reading itself, and told
                 reader = start_reader(set())
-        from vram.host.local.clock import LocalClock
-        from vram.host.local.device_files import VIRTUAL_GPU, DeviceNames
         from vram.host.local.nvml import LocalNvml
-        from vram.host.local.open_files import LocalOpenFiles
-        from vram.host.local.procfs import LocalProc
+        from vram.host.local.open_files import VIRTUAL_GPU, DeviceNames, LocalOpenFiles
+        from vram.host.local.processes import LocalProc
 
         virtual = os.environ.get(VIRTUAL_GPU) or None
         self.clock = LocalClock()
@@ -117,10 +143,10 @@ class LocalHost:
         return LocalCheckpoint(self._checkpoint_worker)
 
     @cached_property
-    def vitals(self) -> LocalVitalSigns:
-        from vram.host.local.vitals import LocalVitalSigns
+    def limits(self) -> LocalProcessLimits:
+        from vram.host.local.process_limits import LocalProcessLimits
 
-        return LocalVitalSigns(self._proc_root)
+        return LocalProcessLimits(self._proc_root)
 
     @cached_property
     def vendor(self) -> LocalVendor:
@@ -129,10 +155,10 @@ class LocalHost:
         return LocalVendor()
 
     @cached_property
-    def surroundings(self) -> LocalSurroundings:
-        from vram.host.local.surroundings import LocalSurroundings
+    def system(self) -> LocalSystemInfo:
+        from vram.host.local.system_info import LocalSystemInfo
 
-        return LocalSurroundings()
+        return LocalSystemInfo()
 
     @cached_property
     def windows(self) -> Windows:
@@ -141,7 +167,7 @@ class LocalHost:
         windows = LocalWindows(virtual=self._virtual is not None, proc_root=self._proc_root)
         if self._ask_windows and not self._windows_every_s:
             return windows
-        from vram.host.local.windows_seldom import SeldomWindows, UnaskedWindows
+        from vram.host.local.windows import SeldomWindows, UnaskedWindows
 
         return SeldomWindows(windows, self._windows_every_s) if self._ask_windows else UnaskedWindows()
 

@@ -18,6 +18,7 @@ from vram.host.local.child import Child
 from vram.host.local.signals import LocalGrip
 from vram.host.ports import Claim, Grip, Watch
 from vram.model.parking import CheckpointAnswer, CheckpointState, Share
+from vram.payloads.procfs import read_stat
 
 _LONGEST = 1 << 16
 _MOST_ITEMS = 4096
@@ -157,13 +158,9 @@ class LocalCheckpointWorker:
 
     def _stuck(self) -> str:
         """What keeps the worker from ending, where that is out of anybody's hands."""
-        try:
-            with open(f"/proc/{self._child.pid}/stat", "rb") as file:
-                state = file.read().rpartition(b")")[2].split()[0]
-        except (OSError, IndexError):
-            return ""
+        stat = read_stat(self._child.pid)
         stuck = f"; pid {self._child.pid} waits for it in the kernel (state D) and cannot be ended"
-        return stuck if state == b"D" else ""
+        return stuck if stat and stat.state == "D" else ""
 
 
 def _answer(told: _Packet) -> CheckpointAnswer:

@@ -7,7 +7,7 @@ import os
 import sys
 from socket import AF_UNIX, SOCK_SEQPACKET, socket, socketpair
 
-from vram.host.local.driver_environment import driver_environment
+from vram.host.local.child import driver_environment
 
 _LINE = 3
 

@@ -7,10 +7,11 @@ fresh interpreter is started instead.
 
 from __future__ import annotations
 
+import marshal
 import os
 import select
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -159,3 +160,49 @@ def interpreter(module: str, *arguments: str) -> list[str]:
     code = f"import sys; sys.path.append({package_root!r}); from {module} import main; main()"
     # -P: the working directory, which may be anybody's, must not supply modules.
     return [sys.executable, "-P", "-c", code, *arguments]
+
+
+# ---- its environment, where it wakes the driver: all GPUs, nobody's code, no MPS ----
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+# These hide GPUs from the driver, or load somebody's code into the process that uses it.
+_UNWANTED = (VISIBLE, "CUDA_INJECTION64_PATH", "LD_PRELOAD")
+# The driver's first call would have the MPS daemon start a server for us: here it finds none.
+_INSTEAD = {"CUDA_MPS_PIPE_DIRECTORY": "/dev/null"}
+
+
+def driver_environment() -> dict[str, str]:
+    """Ours, without what would change what the driver shows or whom it asks."""
+    return {name: value for name, value in os.environ.items() if name not in _UNWANTED} | _INSTEAD
+
+
+# ---- what a child says, message by message ----
+#
+# Plain tuples and dictionaries by marshal: both ends are this very program, and the child starts
+# before anything larger is imported.
+
+Message = tuple[Any, ...]
+
+
+def send(pipe: int, *message: Any) -> None:
+    body = marshal.dumps(message)
+    frame = len(body).to_bytes(4, "little") + body
+    while frame:
+        frame = frame[os.write(pipe, frame) :]
+
+
+class Inbox:
+    """Puts messages together from what a pipe hands out."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+
+    def add(self, part: bytes) -> Iterator[Message]:
+        self._bytes += part
+        while len(self._bytes) >= 4:
+            end = 4 + int.from_bytes(self._bytes[:4], "little")
+            if len(self._bytes) < end:
+                return
+            body = bytes(self._bytes[4:end])
+            del self._bytes[:end]
+            yield marshal.loads(body)

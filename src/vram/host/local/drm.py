@@ -1,15 +1,16 @@
-"""GPUs that the kernel's DRM drives, as sysfs shows them: what they are, and their memory."""
+"""GPUs of AMD and Intel, as sysfs shows them: what they are, what they are called, and their memory."""
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from functools import cached_property
 from typing import NamedTuple
 
-from vram.host.local.sysfs import Reading, asleep, listing, read_nbytes, read_word
 from vram.host.ports import Card, ComputeCharge
 from vram.model.gpu import GpuFacts, Vendor
+from vram.model.observation import Status
 
 # Those that tell what memory their clients use. nouveau and radeon do not; NVIDIA's own has NVML.
 VENDORS: dict[str, Vendor] = {"amdgpu": "amd", "i915": "intel", "xe": "intel"}
@@ -19,9 +20,29 @@ _CARD = re.compile(r"card\d{1,4}")
 _NODE = re.compile(r"(?:card|renderD)(\d{1,4})")
 # Intel puts the GPU of its processors there, and no card can be.
 _INTEL_INTEGRATED = "0000:00:02."
+_TILE = re.compile(r"tile\d{1,2}")
+_REGION = re.compile(rb"^drm/([0-9a-f:.]{12,20})/vram\d{0,2} (\d{1,18})$", re.MULTILINE)
+_WORDS = {"amd": "AMD", "intel": "Intel", "nvidia": "NVIDIA"}
+_AMDGPU_IDS = ("usr/share/libdrm/amdgpu.ids", "opt/amdgpu/share/libdrm/amdgpu.ids")
+_PCI_IDS = ("usr/share/hwdata/pci.ids", "usr/share/misc/pci.ids", "usr/share/pci.ids")
+_MOST_NBYTES = 8 << 20
+_IN_BRACKETS = re.compile(r".*\[([^\]]+)\]")
+_LONGEST = 64 * 1024
+_LARGEST = 1 << 62
+_NUMBER = re.compile(rb"\d{1,20}|0x[0-9a-fA-F]{1,16}")
+_STATUS: dict[int | None, Status] = {
+    errno.ENOENT: "unsupported",
+    errno.ENOTDIR: "unsupported",
+    errno.EOPNOTSUPP: "unsupported",
+    errno.EACCES: "denied",
+    errno.EPERM: "denied",
+    errno.ENODEV: "lost",
+    errno.ENXIO: "lost",
+    errno.EIO: "lost",
+}
 
 
-class Device(NamedTuple):
+class _Device(NamedTuple):
     """A GPU's folder in sysfs."""
 
     address: str
@@ -47,16 +68,16 @@ class LocalDrm:
     def compute(self) -> list[ComputeCharge]:
         if "amdgpu" not in self.drivers:
             return []
-        from vram.host.local.kfd import charges
+        from vram.host.local.drm_usage import rocm_charges
 
         own = {device.address: _own_memory(device) for device in self._devices()}
-        return charges(self._root, own)
+        return rocm_charges(self._root, own)
 
     def nvidia_gpus(self) -> int | None:
         names = listing(f"{self._root}/bus/pci/drivers/nvidia")
         return None if names is None else sum(1 for name in names if _ADDRESS.fullmatch(name))
 
-    def _devices(self) -> list[Device]:
+    def _devices(self) -> list[_Device]:
         folder = f"{self._root}/class/drm"
         found = {}
         for name in listing(folder) or ():
@@ -65,30 +86,26 @@ class LocalDrm:
                 driver = os.path.basename(os.path.realpath(f"{device}/driver"))
                 address = os.path.basename(device)
                 if driver in VENDORS and _ADDRESS.fullmatch(address):
-                    found[address] = Device(address, driver, device)
+                    found[address] = _Device(address, driver, device)
         return [found[address] for address in sorted(found, key=_place)]
 
-    def _card(self, device: Device) -> Card:
+    def _card(self, device: _Device) -> Card:
         facts = self._facts(device)
         if device.driver == "amdgpu":
             return _amd_card(device, facts)
         if facts.integrated:
             return Card(device.address, facts, 0)
-        from vram.host.local.intel import memory
-
-        total, in_use = memory(self._root, device.address, device.driver, device.folder)
+        total, in_use = _intel_memory(self._root, device.address, device.driver, device.folder)
         return Card(device.address, facts, total.nbytes, in_use, status=total.status, message=total.message)
 
-    def _facts(self, device: Device) -> GpuFacts:
-        from vram.host.local.pci_names import product
-
+    def _facts(self, device: _Device) -> GpuFacts:
         nodes = (_NODE.fullmatch(name) for name in listing(f"{device.folder}/drm") or ())
         version = read_word(f"{self._root}/module/{device.driver}/version")
         # amdgpu would wake a sleeping GPU to answer.
         busy = None if asleep(device.folder) else read_word(f"{device.folder}/gpu_busy_percent")
         return GpuFacts(
             uuid=f"PCI-{device.address}",
-            name=product(device.folder, VENDORS[device.driver], self._ids),
+            name=_product(device.folder, VENDORS[device.driver], self._ids),
             vendor=VENDORS[device.driver],
             driver=device.driver,
             driver_version=version[:64].decode("utf-8", "backslashreplace") if version else None,
@@ -105,14 +122,14 @@ def _place(address: str) -> tuple[int, ...]:
     return tuple(int(part, 16) for part in found.groups()) if found else ()
 
 
-def _amd_card(device: Device, facts: GpuFacts) -> Card:
+def _amd_card(device: _Device, facts: GpuFacts) -> Card:
     total, used, gtt_total, gtt_used = (
         read_nbytes(f"{device.folder}/mem_info_{name}")
         for name in ("vram_total", "vram_used", "gtt_total", "gtt_used")
     )
     # amdgpu hides the files of a memory that the GPU does not have, and has GTT on every GPU.
     if (total.status, used.status, gtt_total.status) == ("unsupported", "unsupported", "ok"):
-        total = used = Reading(0)
+        total = used = SysfsSize(0)
     worst = total if total.nbytes is None else used
     return Card(
         device.address,
@@ -126,15 +143,167 @@ def _amd_card(device: Device, facts: GpuFacts) -> Card:
     )
 
 
-def _own_memory(device: Device) -> int | None:
+def _own_memory(device: _Device) -> int | None:
     """The size of the GPU's own memory; amdgpu hides the file where there is none."""
     size = read_nbytes(f"{device.folder}/mem_info_vram_total")
     return 0 if size.status == "unsupported" else size.nbytes
 
 
-def _is_integrated(device: Device) -> bool:
+def _is_integrated(device: _Device) -> bool:
     return device.driver in ("i915", "xe") and device.address.startswith(_INTEL_INTEGRATED)
 
 
 def _percent(word: bytes | None) -> int | None:
     return int(word) if word and word.isdigit() and len(word) <= 3 and int(word) <= 100 else None
+
+
+# ---- the memory of Intel's cards, as far as the kernel tells ----
+#
+# xe's regions are in the root of the cgroups (dmem, Documentation/admin-guide/cgroup-v2.rst). Some
+# builds of xe tell the size of each tile in sysfs too; i915 tells neither. The size of the PCI window
+# would be no answer: it is 256 MiB where it cannot be made larger, and a power of two beyond the
+# card's memory where it can.
+
+
+def _intel_memory(root: str, address: str, driver: str, folder: str) -> tuple[SysfsSize, int | None]:
+    """The card's size, and what is in use of it."""
+    capacity = _regions(f"{root}/fs/cgroup/dmem.capacity", address)
+    if capacity:
+        return SysfsSize(capacity), _regions(f"{root}/fs/cgroup/dmem.current", address)
+    return _tiles(driver, folder), None
+
+
+def _regions(path: str, address: str) -> int | None:
+    found = _REGION.findall(read_word(path) or b"")
+    ours = [int(nbytes) for place, nbytes in found if place.decode() == address]
+    return sum(ours) if ours else None
+
+
+def _tiles(driver: str, folder: str) -> SysfsSize:
+    unknown = SysfsSize(None, "unsupported", f"{driver} does not tell how much memory the card has")
+    tiles = sorted(name for name in listing(folder) or () if _TILE.fullmatch(name))
+    files = [f"{folder}/{tile}/physical_vram_size_bytes" for tile in tiles]
+    if not files or not all(map(os.path.exists, files)):
+        return unknown
+    if asleep(folder):
+        return SysfsSize(None, "unsupported", "the card sleeps, and asking for its size would wake it")
+    parts = [read_nbytes(file) for file in files]
+    failed = next((part for part in parts if part.nbytes is None), None)
+    return failed or SysfsSize(sum(part.nbytes or 0 for part in parts))
+
+
+# ---- what a PCI device is called: by its maker, or in the lists that distributions ship ----
+
+
+def _product(device: str, vendor: str, root: str | None = None) -> str:
+    """The name of the device whose folder in sysfs is *device*; lists are searched below *root*."""
+    told = read_word(f"{device}/product_name")
+    if told and told.isascii() and told.decode().isprintable():
+        return _with_maker(told[:100].decode(), vendor)
+    ids = [(read_word(f"{device}/{name}") or b"")[-4:].lower() for name in ("vendor", "device")]
+    if not all(re.fullmatch(rb"[0-9a-f]{4}", each) for each in ids):
+        return f"unknown {_WORDS[vendor]} GPU"
+    revision = (read_word(f"{device}/revision") or b"")[-2:].upper()
+    found = _marketing(ids[1], revision, root) if vendor == "amd" else None
+    found = found or _listed(ids[0], ids[1], root)
+    number = b":".join(ids).decode()
+    return _with_maker(found, vendor) if found else f"{_WORDS[vendor]} GPU {number}"
+
+
+def _with_maker(name: str, vendor: str) -> str:
+    word = _WORDS[vendor]
+    return name if word.lower() in name.lower() else f"{word} {name}"
+
+
+def _marketing(device: bytes, revision: bytes, root: str | None) -> str | None:
+    """AMD's own list tells models apart that share a device number."""
+    raw = _read(_AMDGPU_IDS, root)
+    pattern = rb"^" + device.upper() + rb",\s*" + re.escape(revision) + rb",\s*(.{1,100})$"
+    found = re.search(pattern, raw, re.MULTILINE)
+    return _text(found[1]) if found else None
+
+
+def _listed(vendor: bytes, device: bytes, root: str | None) -> str | None:
+    raw = _read(_PCI_IDS, root)
+    begin = raw.find(b"\n" + vendor + b"  ")
+    end = re.compile(rb"\n[0-9a-f]{4}  ").search(raw, begin + 1) if begin >= 0 else None
+    block = raw[begin : end.start() if end else len(raw)] if begin >= 0 else b""
+    found = re.search(rb"\n\t" + device + rb"  (.{1,200})", block)
+    if not found:
+        return None
+    name = _text(found[1])
+    told = _IN_BRACKETS.fullmatch(name)
+    return told[1] if told else name
+
+
+def _read(places: tuple[str, ...], root: str | None) -> bytes:
+    for place in places:
+        try:
+            with open(os.path.join(root or "/", place), "rb") as file:
+                return b"\n" + file.read(_MOST_NBYTES)
+        except OSError:
+            continue
+    return b""
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "backslashreplace").strip()
+
+
+# ---- one value or folder of sysfs: read whole, or the reason why not ----
+
+
+class SysfsSize(NamedTuple):
+    """``nbytes`` None: unknown, and ``status`` with ``message`` says why."""
+
+    nbytes: int | None
+    status: Status = "ok"
+    message: str | None = None
+
+
+def read_bytes(path: str) -> bytes:
+    """The file's contents; raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        return os.read(descriptor, _LONGEST)
+    finally:
+        os.close(descriptor)
+
+
+def read_word(path: str) -> bytes | None:
+    """The contents without what surrounds them; None where there are none."""
+    try:
+        return read_bytes(path).strip(b" \t\r\n\0") or None
+    except OSError:
+        return None
+
+
+def listing(folder: str) -> list[str] | None:
+    """The names in *folder*; None where it cannot be read."""
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return None
+
+
+def asleep(folder: str) -> bool:
+    """The device in *folder* is suspended: some of its files would wake it."""
+    return read_word(f"{folder}/power/runtime_status") == b"suspended"
+
+
+def read_nbytes(path: str) -> SysfsSize:
+    """A size in bytes; what cannot be one is a failure, with its name."""
+    name = os.path.basename(path)
+    try:
+        raw = read_bytes(path).strip()
+    except OSError as error:
+        status = _STATUS.get(error.errno, "failed")
+        return SysfsSize(None, status, f"{name} cannot be read: {error.strerror}")
+    nbytes = int(raw, 0) if _NUMBER.fullmatch(raw) and not _octal(raw) else None
+    if nbytes is None or nbytes >= _LARGEST:
+        return SysfsSize(None, "failed", f"{name} is no size")
+    return SysfsSize(nbytes)
+
+
+def _octal(raw: bytes) -> bool:
+    return len(raw) > 1 and raw[:1] == b"0" and raw[1:2] != b"x"

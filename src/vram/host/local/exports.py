@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import os
 import select
-import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from vram.host.local.child import Child, spawn
-from vram.host.local.driver_environment import VISIBLE, driver_environment
-from vram.host.ports import Candidate, Proof
+from vram.host.local.child import VISIBLE, Child, driver_environment, spawn
+from vram.host.ports import ExportCandidate, Proof
 from vram.model.observation import Status
+from vram.payloads import command
 
-_PAYLOAD = os.path.join(os.path.dirname(__file__), "..", "..", "payloads", "exports.py")
 _GRACE_S = 0.2
 
 
@@ -41,11 +39,11 @@ class LocalExports:
         self._stuck: list[Child] = []
 
     def prove(
-        self, candidates: Sequence[Candidate], deadline_s: float, views: Sequence[str] = ()
+        self, candidates: Sequence[ExportCandidate], deadline_s: float, views: Sequence[str] = ()
     ) -> Iterator[Proof]:
         """One proof per candidate, in no particular order."""
         deadline = time.monotonic() + deadline_s
-        left: dict[Candidate, Proof | None] = dict.fromkeys(candidates)
+        left: dict[ExportCandidate, Proof | None] = dict.fromkeys(candidates)
         for view in views or (None,):
             if not left:
                 return
@@ -57,14 +55,18 @@ class LocalExports:
                     left[proof.candidate] = proof
         yield from (proof for proof in left.values() if proof is not None)
 
-    def _try(self, candidates: Sequence[Candidate], view: str | None, deadline: float) -> Iterator[Proof]:
+    def _try(
+        self, candidates: Sequence[ExportCandidate], view: str | None, deadline: float
+    ) -> Iterator[Proof]:
         self._stuck = [child for child in self._stuck if not child.wait(0.0)]
         if self._stuck:
             yield from _unproved(candidates, "timeout", "an earlier import still hangs in the driver")
         elif candidates:
             yield from self._ask(candidates, view, deadline)
 
-    def _ask(self, candidates: Sequence[Candidate], view: str | None, deadline: float) -> Iterator[Proof]:
+    def _ask(
+        self, candidates: Sequence[ExportCandidate], view: str | None, deadline: float
+    ) -> Iterator[Proof]:
         try:
             child = spawn(_command(candidates), _environment(view))
         except OSError as error:
@@ -87,9 +89,9 @@ class LocalExports:
                 self._stuck.append(child)
 
 
-def _command(candidates: Sequence[Candidate]) -> list[str]:
-    words = [f"{each.process.pid}:{each.process.started_at}:{each.fd}" for each in candidates]
-    return [sys.executable, "-I", "-S", _PAYLOAD, *words]
+def _command(candidates: Sequence[ExportCandidate]) -> list[str]:
+    words = (f"{each.process.pid}:{each.process.started_at or 0}:{each.fd}" for each in candidates)
+    return command("exports", *words)
 
 
 def _environment(view: str | None) -> dict[str, str]:
@@ -109,10 +111,10 @@ def _lines(child: Child, deadline: float) -> Iterator[_Line]:
         yield from map(decoder.decode, lines)
 
 
-def _proof(candidate: Candidate, line: _Line) -> Proof:
+def _proof(candidate: ExportCandidate, line: _Line) -> Proof:
     return Proof(candidate, line.exported, line.nbytes, line.uuid, line.status, line.message)
 
 
-def _unproved(candidates: Iterable[Candidate], status: Status, message: str) -> Iterator[Proof]:
+def _unproved(candidates: Iterable[ExportCandidate], status: Status, message: str) -> Iterator[Proof]:
     for candidate in candidates:
         yield Proof(candidate, None, status=status, message=message)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from vram.folders import is_root
 
 if TYPE_CHECKING:
-    from vram.host.local.procfs import ProcessFolder
+    from vram.payloads.procfs import ProcessFolder
 
 _OTHERS_WRITE, _GROUP_WRITES = 0o002, 0o020
 

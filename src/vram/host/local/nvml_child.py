@@ -1,7 +1,13 @@
 """Reads NVML, inside a process of its own. Every call is announced before it is made.
 
 Statements are plain dictionaries here, with the fields of the model's structs: this runs
-while the process that asked is still importing those.
+while the process that asked is still importing those. What it says:
+
+    calling  probe, gpu, call     the next call; if nothing follows, it never returned
+    found    gpus                 how many there are
+    saw      observation          one statement, as the fields of an Observation
+    meanwhile observation         one that counts only if the better one never comes
+    done                          all was said; without it the reader died
 """
 
 from __future__ import annotations
@@ -10,18 +16,24 @@ import _thread
 import os
 import select
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
-from vram.host.local.nvml_errors import GpuGone, is_loss, left_statement, message_of, statement_of
-from vram.host.local.nvml_values import Figures, Memory, count, first, flag, merge, moved, plausible, text
-from vram.host.local.nvml_versions import driver_facts
-from vram.host.local.nvml_wire import send
-
-if TYPE_CHECKING:
-    from vram.host.local.nvml_mig import MigDevice
+from vram.host.local.child import send
+from vram.host.local.nvml_library import (
+    GpuGone,
+    binding,
+    driver_facts,
+    is_loss,
+    left_statement,
+    lend_library,
+    message_of,
+    statement_of,
+    text,
+)
+from vram.payloads.procfs import read_stat
 
 _LISTS = (("compute", "Compute"), ("graphics", "Graphics"), ("mps", "MPSCompute"))
 _COMPUTE_MODES = ("default", "exclusive-thread", "prohibited", "exclusive-process")
@@ -29,10 +41,15 @@ _TRIES = 3
 _UNCORRECTED_SINCE_BOOT = (1, 0)
 _LIBRARY_NOT_FOUND = 12
 _WITHHELD = (3, 4, 6)  # not supported, no permission, not found (any more)
-_EXITING = 0x4  # PF_EXITING of the kernel's task flags
 _UNDER_MIG = "under MIG the whole GPU is told to the privileged only; its instances are read one by one"
 
-Failure = tuple[str, Exception]  # of the list with that name
+_Failure = tuple[str, Exception]  # of the list with that name
+_SENTINEL = 1 << 63  # the driver writes 2^64-1 for "not available"; no size comes near it
+_NO_INSTANCE = 0xFFFFFFFF
+
+_Memory = dict[str, Any] | None
+# By pid, GPU instance and compute instance: bytes, and which lists name them.
+_Figures = dict[tuple[int, int | None, int | None], tuple[int | None, tuple[str, ...]]]
 
 
 class Reader:
@@ -86,11 +103,11 @@ class Reader:
         except Exception as error:
             self.say(**statement_of(error, self._nvml))
             self._probe = "nvml.driver"
-            self.say(facts=driver_facts(None))
+            self.say(facts=driver_facts(lambda name: None))
             return False
         self.say()
         self._probe = "nvml.driver"
-        self.say(facts=driver_facts(self))
+        self.say(facts=driver_facts(self.ask))
         return True
 
     def _start_library(self) -> None:
@@ -129,35 +146,33 @@ class Reader:
             "type": "gpu",
             "uuid": text(self.call("nvmlDeviceGetUUID", handle)) or "",
             "name": name,
-            "minor": count(self.ask("nvmlDeviceGetMinorNumber", handle)),
+            "minor": _count(self.ask("nvmlDeviceGetMinorNumber", handle)),
             "bus_id": text(pci.busId) if pci else None,
             "virtual": bool(os.environ.get("VRAM_VIRTUAL_GPU")),
-            "persistence": flag(self.ask("nvmlDeviceGetPersistenceMode", handle)),
+            "persistence": _flag(self.ask("nvmlDeviceGetPersistenceMode", handle)),
             "compute_mode": _COMPUTE_MODES[mode] if mode in range(len(_COMPUTE_MODES)) else None,
-            "mig_enabled": flag(mig_mode[0]),
-            "mig_pending": flag(mig_mode[1]),
-            "ecc_enabled": flag(first(self.ask("nvmlDeviceGetEccMode", handle))),
-            "ecc_uncorrected": count(
+            "mig_enabled": _flag(mig_mode[0]),
+            "mig_pending": _flag(mig_mode[1]),
+            "ecc_enabled": _flag(_first(self.ask("nvmlDeviceGetEccMode", handle))),
+            "ecc_uncorrected": _count(
                 self.ask("nvmlDeviceGetTotalEccErrors", handle, *_UNCORRECTED_SINCE_BOOT)
             ),
-            "bar1_total": count(bar1.bar1Total) if bar1 else None,
-            "bar1_used": count(bar1.bar1Used) if bar1 else None,
-            "remapped_correctable": count(rows[0]),
-            "remapped_uncorrectable": count(rows[1]),
-            "remap_pending": flag(rows[2]),
-            "remap_failed": flag(rows[3]),
-            "retired_pending": flag(self.ask("nvmlDeviceGetRetiredPagesPendingStatus", handle)),
-            "utilization": count(rates.gpu) if rates else None,
+            "bar1_total": _count(bar1.bar1Total) if bar1 else None,
+            "bar1_used": _count(bar1.bar1Used) if bar1 else None,
+            "remapped_correctable": _count(rows[0]),
+            "remapped_uncorrectable": _count(rows[1]),
+            "remap_pending": _flag(rows[2]),
+            "remap_failed": _flag(rows[3]),
+            "retired_pending": _flag(self.ask("nvmlDeviceGetRetiredPagesPendingStatus", handle)),
+            "utilization": _count(rates.gpu) if rates else None,
         }
 
-    def _mig_devices(self, handle: Any) -> list[MigDevice] | None:
+    def _mig_devices(self, handle: Any) -> list[_MigHandle] | None:
         """The devices of a divided GPU, or None where they could not be asked for."""
-        from vram.host.local.nvml_mig import find
+        return _find_mig(self.ask, handle)
 
-        return find(self.ask, handle)
-
-    def _read_memory(self, handle: Any, devices: list[MigDevice] | None) -> None:
-        """Memory, lists, memory again: the account is only exact when nothing moved between."""
+    def _read_memory(self, handle: Any, devices: list[_MigHandle] | None) -> None:
+        """_Memory, lists, memory again: the account is only exact when nothing moved between."""
         self._probe = "nvml.memory"
         before = self._memories(handle, devices)
         # If a list hangs, this reading is what remains known of the GPU.
@@ -167,7 +182,7 @@ class Reader:
             figures, failure = self._figures(handle, devices)
             self._probe = "nvml.memory"
             after = self._memories(handle, devices)
-            by = [moved(one, other) for one, other in zip(before, after, strict=True)]
+            by = [_moved(one, other) for one, other in zip(before, after, strict=True)]
             if not any(by):
                 break
             before = after
@@ -184,12 +199,12 @@ class Reader:
             facts["ended"] = pid in ended
             self.say(process={"pid": pid, "started_at": started_at}, nbytes=nbytes, facts=facts)
 
-    def _unlisted(self, handle: Any, devices: list[MigDevice] | None, dead: set[int]) -> set[int]:
+    def _unlisted(self, handle: Any, devices: list[_MigHandle] | None, dead: set[int]) -> set[int]:
         """Those of the *dead* that are listed no more; memory that somebody keeps of them stays listed."""
         again, failure = self._figures(handle, devices)
         return set() if failure else dead - {pid for pid, _, _ in again}
 
-    def _say_memories(self, devices: list[MigDevice] | None, memories: list[Memory], by: list[int]) -> None:
+    def _say_memories(self, devices: list[_MigHandle] | None, memories: list[_Memory], by: list[int]) -> None:
         whole = memories[0]
         if whole:
             self.say(facts={"type": "memory", **whole, "moved_bytes": by[0]})
@@ -199,13 +214,13 @@ class Reader:
             read = {"type": "memory", **memory, "moved_bytes": bytes_moved} if memory else None
             self.say(facts={"type": "mig", **device.names, "memory": read})
 
-    def _memories(self, handle: Any, devices: list[MigDevice] | None) -> list[Memory]:
+    def _memories(self, handle: Any, devices: list[_MigHandle] | None) -> list[_Memory]:
         """Of the whole GPU, and of each MIG device; None where it may not be read."""
         if devices is None:
             return [self._memory(handle)]
         return [self._memory_or_none(device) for device in (handle, *(each.handle for each in devices))]
 
-    def _memory_or_none(self, device: Any) -> Memory:
+    def _memory_or_none(self, device: Any) -> _Memory:
         """Under MIG the whole GPU answers only to the privileged, and a device can go meanwhile."""
         try:
             return self._memory(device)
@@ -223,8 +238,8 @@ class Reader:
         except Exception as error:
             if is_loss(error):
                 raise
-            return plausible(total=one.total, free=one.free, used=one.used, v1_used=one.used)
-        return plausible(
+            return _plausible(total=one.total, free=one.free, used=one.used, v1_used=one.used)
+        return _plausible(
             total=two.total,
             free=two.free,
             used=two.used,
@@ -236,7 +251,7 @@ class Reader:
         told = self._told(error)
         return {**told, "message": f"the list of {name} processes could not be read: {told['message']}"}
 
-    def _figures(self, handle: Any, devices: list[MigDevice] | None) -> tuple[Figures, Failure | None]:
+    def _figures(self, handle: Any, devices: list[_MigHandle] | None) -> tuple[_Figures, _Failure | None]:
         """Every listed pid with its bytes, and what kept a list from us.
 
         Under MIG the whole GPU's lists name everybody, and so do those of all its devices together.
@@ -244,26 +259,24 @@ class Reader:
         self._probe = "nvml.processes"
         figures, failure = self._lists(handle)
         if devices:
-            from vram.host.local.nvml_mig import placed
-
             parts = [(device, *self._lists(device.handle)) for device in devices]
-            figures = placed(figures, [(device, found) for device, found, _ in parts])
+            figures = _placed(figures, [(device, found) for device, found, _ in parts])
             failure = failure and next((failed for _, _, failed in parts if failed), None)
         return figures, failure
 
-    def _lists(self, device: Any) -> tuple[Figures, Failure | None]:
-        figures: Figures = {}
-        failures: list[Failure] = []
+    def _lists(self, device: Any) -> tuple[_Figures, _Failure | None]:
+        figures: _Figures = {}
+        failures: list[_Failure] = []
         for name, word in _LISTS:
             try:
-                merge(figures, name, self._list(word, device))
+                _merge(figures, name, self._list(word, device))
             except Exception as error:
                 if is_loss(error):
                     raise
                 failures.append((name, error))
         return figures, self._gap(failures)
 
-    def _gap(self, failures: list[Failure]) -> Failure | None:
+    def _gap(self, failures: list[_Failure]) -> _Failure | None:
         """The failure that matters: driver and binding need not have every list, but have to have one."""
         gaps = [each for each in failures if not self._is_lacking(each[1])]
         return next(iter(gaps or failures), None) if gaps or len(failures) == len(_LISTS) else None
@@ -291,6 +304,108 @@ class Reader:
         raise failure or AttributeError(word)
 
 
+# ---- MIG devices: which there are, and whose processes run on which of them ----
+
+
+class _MigHandle:
+    """A device's handle, and the fields of its facts."""
+
+    __slots__ = ("handle", "names")
+
+    def __init__(self, handle: Any, names: dict[str, Any]) -> None:
+        self.handle = handle
+        self.names = names
+
+
+def _find_mig(ask: Callable[..., Any], gpu: Any) -> list[_MigHandle] | None:
+    """Every MIG device of *gpu*; numbers may have holes. None where the GPU does not tell."""
+    most = ask("nvmlDeviceGetMaxMigDeviceCount", gpu)
+    if most is None:
+        return None
+    handles = {at: ask("nvmlDeviceGetMigDeviceHandleByIndex", gpu, at) for at in range(most)}
+    found = (_mig_handle(ask, handle, at) for at, handle in handles.items() if handle is not None)
+    return [device for device in found if device is not None]
+
+
+def _mig_handle(ask: Callable[..., Any], handle: Any, index: int) -> _MigHandle | None:
+    uuid, name = ask("nvmlDeviceGetUUID", handle), ask("nvmlDeviceGetName", handle)
+    instance = ask("nvmlDeviceGetGpuInstanceId", handle)
+    compute = ask("nvmlDeviceGetComputeInstanceId", handle)
+    if uuid is None or instance is None or compute is None:  # it was destroyed while we asked
+        return None
+    names = {"uuid": text(uuid), "name": text(name or "unknown MIG device")}
+    return _MigHandle(
+        handle, {"index": index, **names, "gpu_instance": int(instance), "compute_instance": int(compute)}
+    )
+
+
+def _placed(whole: _Figures, parts: Iterable[tuple[_MigHandle, _Figures]]) -> _Figures:
+    """What the devices list, and what only the whole GPU does; nobody twice.
+
+    A device's own list need not repeat which instance it is. The whole GPU's list, which only
+    the privileged get, says it for each process; where it does not, whoever a device lists is
+    known already.
+    """
+    figures: _Figures = {}
+    for device, listed in parts:
+        for (pid, instance, compute), figure in listed.items():
+            key = (
+                pid,
+                device.names["gpu_instance"] if instance is None else instance,
+                device.names["compute_instance"] if compute is None else compute,
+            )
+            figures[key] = figure
+    known = {pid for pid, _, _ in figures}
+    for key, figure in whole.items():
+        if key not in figures and (key[1] is not None or key[0] not in known):
+            figures[key] = figure
+    return figures
+
+
+# ---- answers as plain values: sentinels become None, and what no GPU can say is refused ----
+
+
+def _merge(figures: _Figures, name: str, listed: Any) -> None:
+    for each in listed:
+        key = (int(each.pid), _instance(each, "gpuInstanceId"), _instance(each, "computeInstanceId"))
+        nbytes, lists = figures.get(key, (None, ()))
+        said = _count(each.usedGpuMemory)
+        most = said if nbytes is None else nbytes if said is None else max(said, nbytes)
+        figures[key] = (most, lists if name in lists else (*lists, name))
+
+
+def _instance(listed: Any, field: str) -> int | None:
+    number = getattr(listed, field, None)
+    return None if number in (None, _NO_INSTANCE) else int(number)
+
+
+def _moved(before: _Memory, after: _Memory) -> int:
+    return abs(after["used"] - before["used"]) if before and after else 0
+
+
+def _plausible(**sizes: int) -> dict[str, int]:
+    """Refuse a reading that no GPU can give, rather than hand a sentinel on as bytes."""
+    wrong = [name for name, nbytes in sizes.items() if not 0 <= nbytes <= sizes["total"] < _SENTINEL]
+    if wrong:
+        raise ValueError(f"the driver gave memory figures that no GPU can have: {', '.join(wrong)}")
+    return sizes
+
+
+def _count(value: Any) -> int | None:
+    return int(value) if value is not None and 0 <= int(value) < _SENTINEL else None
+
+
+def _flag(value: Any) -> bool | None:
+    return None if value is None else bool(value)
+
+
+def _first(pair: Any) -> Any:
+    return pair[0] if pair else None
+
+
+# ---- the process ----
+
+
 def _without_lists() -> dict[str, Any] | None:
     """Under Windows' driver the lists are no failure where they are missing: some versions answer 999."""
     folder = os.environ.get("VRAM_VIRTUAL_GPU")
@@ -304,7 +419,7 @@ def read_into(pipe: int, skip: set[int]) -> None:
     send(pipe, "calling", "nvml.init", None, "nvmlInit")
     _end_when_unheard(pipe)
     try:
-        pynvml = _binding()
+        pynvml = binding()
     except ImportError as error:
         send(pipe, "saw", {"probe": "nvml.init", "status": "failed", "message": message_of(error)})
     else:
@@ -312,46 +427,10 @@ def read_into(pipe: int, skip: set[int]) -> None:
     send(pipe, "done")
 
 
-def _binding() -> ModuleType:
-    """nvidia-ml-py, without a half of what it imports.
-
-    It imports ctypes.util, which brings subprocess, tempfile and shutil along (18 of 30 ms),
-    for a function that it calls on Windows only. This process is ours alone.
-    """
-    sys.modules.setdefault("ctypes.util", _NoSearch("ctypes.util"))
-    import pynvml
-
-    return cast("ModuleType", pynvml)
-
-
-def lend_library(pynvml: ModuleType, folder: str | None = None) -> bool:
-    """Give the binding, which looks by name alone, the library that WSL2 keeps in its own folder."""
-    from vram.payloads.driver_library import WSL_FOLDER, load
-
-    if not hasattr(pynvml, "nvmlLib"):  # a binding that keeps it elsewhere
-        return False
-    try:
-        vars(pynvml)["nvmlLib"] = load("libnvidia-ml.so.1", folder or WSL_FOLDER)
-    except OSError:
-        return False
-    return True
-
-
-class _NoSearch(ModuleType):
-    @staticmethod
-    def find_library(name: str) -> str | None:
-        return None
-
-
 def _found(pid: int) -> tuple[int | None, bool]:
     """When *pid* was started, and whether it is exiting; None where nobody has that pid, or it has ended."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-        has_ended = fields[0] == b"Z" and int(fields[17]) < 2
-        return (None, False) if has_ended else (int(fields[19]), bool(int(fields[6]) & _EXITING))
-    except (OSError, IndexError, ValueError):
-        return None, False
+    stat = read_stat(pid)
+    return (None, False) if stat is None or stat.has_ended else (stat.started_at, stat.exiting)
 
 
 def _end_when_unheard(pipe: int) -> None:

@@ -4,46 +4,43 @@ from __future__ import annotations
 
 import errno
 import os
+import re
+import stat
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import groupby
-from typing import Protocol
+from typing import NamedTuple
+
+from msgspec import Struct
 
 from vram.host.local.ahead import Ahead
-from vram.host.local.device_files import DeviceNames, Naming, RawFile, Walked
 from vram.host.local.identity import user_name
-from vram.host.local.mappings import Mappings, mappings_in
-from vram.host.local.native_scan import NativeScan
-from vram.host.local.procfs import ProcessFolder, Stat, inside_of, living_thread, text
-from vram.host.ports import Dmabuf, DrmClient, FileScan, Holding
-from vram.model.files import DeviceFile
+from vram.host.local.proc_scan import RawFile, Scan, Walked, best_scan
+from vram.host.ports import Dmabuf, DrmClient, FileHolder, FileScan
+from vram.model.files import DeviceFile, FileKind
 from vram.model.process import ProcessRef
+from vram.payloads.procfs import ProcessFolder, Stat, inside_of, living_thread, map_lines, text
 
 _MOST_MAPS_NBYTES = 64 << 20
+VIRTUAL_GPU = "VRAM_VIRTUAL_GPU"
+_NVIDIA_MAJOR = 195  # of /dev/nvidia<minor> and /dev/nvidiactl; the others get a free number at boot
+_DELETED = b" (deleted)"
 
-
-class Scan(Protocol):
-    """A walk over /proc: native, or Python where that is missing. One contract for both."""
-
-    def files(
-        self,
-        root: str,
-        prefixes: Sequence[bytes],
-        pids: Sequence[int] | None,
-        deadline: float,
-        informed: Sequence[bytes] = (),
-    ) -> Walked: ...
-
-    def describe(self, descriptors: Sequence[tuple[int, int, int]], deadline: float) -> list[int | None]: ...
-
-
-def best_scan() -> Scan:
-    try:
-        return NativeScan()
-    except OSError:
-        from vram.host.local.python_scan import PythonScan
-
-        return PythonScan()
+# Compiled when they are used: no machine needs all of them.
+_REAL = (
+    rb"/dev/nvidia(?:(?P<gpu>\d{1,4})|(?P<control>ctl)|(?P<uvm>-uvm(?:-tools)?)|(?P<other>-[\w/-]+))"
+    rb"|(?P<dmabuf>/dmabuf:(?s:.*))|(?P<dxg>/dev/dxg)"
+)
+_DRM = rb"/dev/dri/(?:card|renderD)(\d{1,4})"
+_DRM_MAJOR = 226
+DRM_PREFIX = b"/dev/dri/"
+_VIRTUAL = (
+    rb"nvidia(?:(?P<gpu>\d{1,4})(?:\.\d+)?|(?P<control>ctl(?:\.\d+)?)|(?P<uvm>-uvm))|(?P<dmabuf>dmabuf\.\d+)"
+)
+# Under Windows' driver all is reached through one device; a client's own file stands for it too.
+_VIRTUAL_WINDOWS = rb"(?P<dxg>dxg|nvidia\d{1,4}\.\d+)"
+# Every context maps 2 MiB of nvidia-uvm for itself (driver 580.159); larger ones are managed memory.
+_OF_A_CONTEXT = 2 << 20
 
 
 class LocalOpenFiles:
@@ -82,10 +79,10 @@ class LocalOpenFiles:
         walked = begun.result() if begun else self._walk(pids, deadline)
         denied, ours = walked.denied, set(self._ignore())
         pairs = ((file, self._names.name(file)) for file in walked.files if file.pid not in ours)
-        named = [(file, naming) for file, naming in pairs if naming]
+        named = [(file, named_as) for file, named_as in pairs if named_as]
         numbers = _descriptions(self._scan, named, deadline)
         return FileScan(
-            tuple(self._holdings(named, numbers, deadline)),
+            tuple(self._holders(named, numbers, deadline)),
             denied_users=tuple(sorted({user_name(uid) for uid in denied})),
             denied_processes=len(denied),
             complete=not walked.late,
@@ -94,9 +91,12 @@ class LocalOpenFiles:
             denied_init=bool(denied) and _is_denied(f"{self._root}/1/fd"),
         )
 
-    def _holdings(
-        self, named: list[tuple[RawFile, Naming]], numbers: dict[tuple[int, int], int | None], deadline: float
-    ) -> Iterable[Holding]:
+    def _holders(
+        self,
+        named: list[tuple[RawFile, NamedFile]],
+        numbers: dict[tuple[int, int], int | None],
+        deadline: float,
+    ) -> Iterable[FileHolder]:
         named.sort(key=lambda pair: (pair[0].pid, pair[0].fd))
         for pid, group in groupby(named, key=lambda pair: pair[0].pid):
             everything = list(group)
@@ -106,21 +106,23 @@ class LocalOpenFiles:
             dmabufs, mappings = self._details(process, held, deadline) if held else ((), None)
             foreign = {buffer.fd for buffer in dmabufs if not self._names.may_be_gpu_memory(buffer.exporter)}
             files = tuple(
-                DeviceFile(file.fd, naming.kind, text(naming.path), naming.minor, numbers.get((pid, file.fd)))
-                for file, naming in held
+                DeviceFile(
+                    file.fd, named_as.kind, text(named_as.path), named_as.minor, numbers.get((pid, file.fd))
+                )
+                for file, named_as in held
                 if file.fd not in foreign
             )
             clients = tuple(_clients(nodes, numbers)) if nodes else ()
             if files or clients:
                 kept = tuple(buffer for buffer in dmabufs if buffer.fd not in foreign)
                 number, managed = mappings or (None, None)
-                yield Holding(process, files, kept, number, managed, clients)
+                yield FileHolder(process, files, kept, number, managed, clients)
 
     def _details(
-        self, process: ProcessRef, held: list[tuple[RawFile, Naming]], deadline: float
+        self, process: ProcessRef, held: list[tuple[RawFile, NamedFile]], deadline: float
     ) -> tuple[tuple[Dmabuf, ...], Mappings | None]:
         """What needs a second look at the process: its dma-bufs and mappings."""
-        buffers = [file for file, naming in held if naming.kind == "dmabuf"]
+        buffers = [file for file, named_as in held if named_as.kind == "dmabuf"]
         plain = tuple(Dmabuf(file.fd, file.inode, file.size or None, None) for file in buffers)
         if time.monotonic() >= deadline:
             return plain, None
@@ -146,14 +148,15 @@ class LocalOpenFiles:
 
 
 def _descriptions(
-    scan: Scan, named: list[tuple[RawFile, Naming]], deadline: float
+    scan: Scan, named: list[tuple[RawFile, NamedFile]], deadline: float
 ) -> dict[tuple[int, int], int | None]:
     """Number the open files behind descriptors on GPUs, on the control device and on Windows' one."""
     groups: dict[bytes, int] = {}
     wanted = [
-        (file, groups.setdefault(naming.path, len(groups)))
-        for file, naming in named
-        if naming.kind in ("gpu", "control", "dxg") or (naming.kind == "drm" and _is_unnumbered(file.info))
+        (file, groups.setdefault(named_as.path, len(groups)))
+        for file, named_as in named
+        if named_as.kind in ("gpu", "control", "dxg")
+        or (named_as.kind == "drm" and _is_unnumbered(file.info))
     ]
     if not wanted:
         return {}
@@ -175,15 +178,15 @@ def _is_unnumbered(info: bytes | None) -> bool:
 
 
 def _clients(
-    nodes: list[tuple[RawFile, Naming]], numbers: dict[tuple[int, int], int | None]
+    nodes: list[tuple[RawFile, NamedFile]], numbers: dict[tuple[int, int], int | None]
 ) -> Iterable[DrmClient]:
-    from vram.host.local.fdinfo import read_client, unread_client
+    from vram.host.local.drm_usage import read_client, unread_client
 
-    for file, naming in nodes:
+    for file, named_as in nodes:
         if file.info is not None:
-            yield read_client(file.fd, naming.minor, file.info, numbers.get((file.pid, file.fd)))
+            yield read_client(file.fd, named_as.minor, file.info, numbers.get((file.pid, file.fd)))
         elif not _is_closed(file.error):
-            yield unread_client(file.fd, naming.minor, file.error)
+            yield unread_client(file.fd, named_as.minor, file.error)
 
 
 def _is_closed(error: int) -> bool:
@@ -201,3 +204,108 @@ def _is_denied(folder: str) -> bool:
     except OSError:
         return False
     return False
+
+
+# ---- which open files are device files, by the text of their links and what is behind them ----
+
+
+class NamedFile(Struct, frozen=True):
+    """What a link names."""
+
+    kind: FileKind
+    path: bytes
+    minor: int | None = None
+
+
+class DeviceNames:
+    """The names of device files: the real driver's, or those in a virtual GPU's folder.
+
+    Never both: what holds a real GPU has no part in the virtual one's account. *drm* are the
+    drivers of AMD's and Intel's GPUs that are looked at too, if any.
+    """
+
+    def __init__(self, virtual_folder: str | None = None, drm: Collection[str] = ()) -> None:
+        self.virtual = virtual_folder is not None
+        self._dev = os.fsencode(os.path.realpath(virtual_folder)) + b"/dev/" if virtual_folder else b""
+        self._windows = self.virtual and os.path.exists(self._dev + b"dxg")
+        self.mapped = (self._dev,) if self.virtual else (b"/dev/nvidia", b"/dmabuf:", b"/dev/dxg")
+        self.prefixes = self.mapped
+        self.informed = (DRM_PREFIX,) if drm else ()
+        if drm:
+            self.prefixes = tuple(dict.fromkeys((*self.mapped, b"/dmabuf:", DRM_PREFIX)))
+        # A virtual GPU has dma-bufs of its own kind; the kernel's then belong to the others only.
+        self._exporters = tuple(drm)
+        self.uvm = (self._dev or b"/dev/") + b"nvidia-uvm"
+
+    def name(self, file: RawFile) -> NamedFile | None:
+        """What *file* is to us, or None where its name merely looks alike."""
+        path = file.link.removesuffix(_DELETED)
+        if path.startswith(DRM_PREFIX):
+            return _drm_node(path, file) if self.informed else None
+        if self.virtual and not (self.informed and path.startswith(b"/dmabuf:")):
+            return self._virtual(path, file)
+        return self._real(path, file)
+
+    def may_be_gpu_memory(self, exporter: str | None) -> bool:
+        """Cameras and compositors export dma-bufs too: theirs are no GPU's memory."""
+        if exporter is None or exporter in self._exporters:
+            return True
+        return not self.virtual and exporter.startswith("nv")
+
+    def _real(self, path: bytes, file: RawFile) -> NamedFile | None:
+        found = re.fullmatch(_REAL, path)
+        if found is None or not found.lastgroup:
+            return None
+        kind: FileKind = found.lastgroup  # type: ignore[assignment]
+        if kind == "dmabuf":
+            return NamedFile("dmabuf", b"/dmabuf:")
+        if file.mode and not _is_nvidia_device(kind, file):
+            return None
+        return NamedFile(kind, path, int(found["gpu"]) if kind == "gpu" else None)
+
+    def _virtual(self, path: bytes, file: RawFile) -> NamedFile | None:
+        pattern = _VIRTUAL_WINDOWS if self._windows else _VIRTUAL
+        inside = path.startswith(self._dev)
+        found = re.fullmatch(pattern, path.removeprefix(self._dev)) if inside else None
+        if found is None or not found.lastgroup or (file.mode and not stat.S_ISREG(file.mode)):
+            return None
+        kind: FileKind = found.lastgroup  # type: ignore[assignment]
+        if kind == "dxg":
+            return NamedFile(kind, self._dev + b"dxg")
+        return NamedFile(kind, path, int(found["gpu"]) if kind == "gpu" else None)
+
+
+def _drm_node(path: bytes, file: RawFile) -> NamedFile | None:
+    found = re.fullmatch(_DRM, path)
+    if found is None:
+        return None
+    if not file.mode:
+        return NamedFile("drm", path, int(found[1]))
+    # A container can give its device files any name; the kernel's number is the device.
+    if not stat.S_ISCHR(file.mode) or os.major(file.device) != _DRM_MAJOR:
+        return None
+    return NamedFile("drm", path, os.minor(file.device))
+
+
+def _is_nvidia_device(kind: FileKind, file: RawFile) -> bool:
+    """A plain file can be called /dev/nvidia0 in a container that owns its /dev."""
+    if not stat.S_ISCHR(file.mode):
+        return False
+    return kind not in ("gpu", "control") or os.major(file.device) == _NVIDIA_MAJOR
+
+
+# ---- mappings of device files: how many, and how much managed memory they show ----
+
+
+class Mappings(NamedTuple):
+    """``managed_bytes`` is what the process may have on its GPUs, in host memory, or half and half."""
+
+    number: int
+    managed_bytes: int
+
+
+def mappings_in(maps: bytes, prefixes: tuple[bytes, ...], uvm: bytes) -> Mappings:
+    """Read /proc/PID/maps for files that start with *prefixes*; *uvm* is the managed memory's."""
+    device = [line for line in map_lines(maps, prefixes) if line.path.startswith(prefixes)]
+    managed = (line.nbytes for line in device if line.path == uvm)
+    return Mappings(len(device), sum(nbytes for nbytes in managed if nbytes > _OF_A_CONTEXT))

@@ -77,7 +77,7 @@ class LocalSignals:
 
     def ourselves(self) -> frozenset[int]:
         """Our own pid and those of all our ancestors, as far as /proc shows them."""
-        from vram.host.local.procfs import ProcessFolder
+        from vram.payloads.procfs import ProcessFolder
 
         found, pid = [os.getpid()], os.getppid()
         while pid > 0 and pid not in found:

@@ -7,13 +7,15 @@ import os
 import re
 import select
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 
+from msgspec.structs import replace
+
 from vram.host.local.child import Child, spawn
-from vram.host.ports import WindowsAnswer
+from vram.host.ports import Windows, WindowsAnswer, WindowsQuery
 from vram.model.observation import Status
-from vram.model.windows import NO_INTEROP, NO_POWERSHELL
+from vram.model.windows import LEFT_OUT, NO_INTEROP, NO_POWERSHELL
 
 _PROGRAM = "powershell.exe"
 _FOLDER = "Windows/System32/WindowsPowerShell/v1.0"
@@ -30,16 +32,16 @@ class LocalWindows:
         self._proc_root = proc_root
         self._run = run
 
-    def ask(self, script: str, deadline_s: float) -> Inquiry:
-        """Start at once; the inquiry's ``answer`` waits for the end of it."""
+    def ask(self, script: str, deadline_s: float) -> PowerShellQuery:
+        """Start at once; the query's ``answer`` waits for the end of it."""
         program = self._program()
         if program is None:
-            return Inquiry.settled("unsupported", NO_POWERSHELL)
+            return PowerShellQuery.settled("unsupported", NO_POWERSHELL)
         try:
             child = spawn([program, *_OPTIONS, script], self._environment(), number=1, apart=True)
         except OSError as error:
-            return Inquiry.settled(*_refusal(error))
-        return Inquiry(child, time.monotonic() + deadline_s)
+            return PowerShellQuery.settled(*_refusal(error))
+        return PowerShellQuery(child, time.monotonic() + deadline_s)
 
     def _program(self) -> str | None:
         places = [os.path.join(drive, _FOLDER) for drive in self._drives()]
@@ -69,7 +71,7 @@ class LocalWindows:
         return variables
 
 
-class Inquiry:
+class PowerShellQuery:
     """One question to Windows, under way or settled."""
 
     def __init__(self, child: Child | None, deadline: float, answer: WindowsAnswer | None = None) -> None:
@@ -78,7 +80,7 @@ class Inquiry:
         self._answer = answer
 
     @classmethod
-    def settled(cls, status: Status, message: str) -> Inquiry:
+    def settled(cls, status: Status, message: str) -> PowerShellQuery:
         return cls(None, 0.0, WindowsAnswer(status, message=message))
 
     def answer(self) -> WindowsAnswer:
@@ -128,3 +130,55 @@ def _refusal(error: OSError) -> tuple[Status, str]:
         return "denied", f"{_PROGRAM} may not be started by this user"
     # "Exec format error": the kernel was not told, or told not, to hand such programs to Windows.
     return "unsupported", NO_INTEROP
+
+
+# ---- asked seldom, or not at all: each question starts a PowerShell over there ----
+
+
+class UnaskedWindows:
+    """Starts nothing, for whoever wants Windows left out."""
+
+    def ask(self, script: str, deadline_s: float) -> PowerShellQuery:
+        return PowerShellQuery.settled("unsupported", LEFT_OUT)
+
+
+class SeldomWindows:
+    """Asks *windows* at most every *every_s*, and repeats its last answer in between.
+
+    What failed is repeated too: one that hangs would delay every survey until its deadline.
+    """
+
+    def __init__(
+        self, windows: Windows, every_s: float, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._windows = windows
+        self._every_s = every_s
+        self._monotonic = monotonic
+        self._last: WindowsAnswer | None = None
+        self._asked_at = 0.0
+
+    def ask(self, script: str, deadline_s: float) -> WindowsQuery:
+        age_s = self._monotonic() - self._asked_at
+        if self._last is not None and age_s < self._every_s:
+            return PowerShellQuery(None, 0.0, replace(self._last, age_s=age_s))
+        self._asked_at = self._monotonic()
+        return _Kept(self._windows.ask(script, deadline_s), self._keep)
+
+    def _keep(self, answer: WindowsAnswer) -> None:
+        self._last = answer
+
+
+class _Kept:
+    """A query whose answer is passed on to be kept."""
+
+    def __init__(self, query: WindowsQuery, keep: Callable[[WindowsAnswer], None]) -> None:
+        self._query = query
+        self._keep = keep
+
+    def answer(self) -> WindowsAnswer:
+        answer = self._query.answer()
+        self._keep(answer)
+        return answer
+
+    def close(self) -> None:
+        self._query.close()

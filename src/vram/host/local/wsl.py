@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from vram.model.wsl import WslFacts
-from vram.payloads.driver_library import WSL_FOLDER
+from vram.payloads.libcuda import WSL_FOLDER
 
 _INTEROP = ("WSLInterop", "WSLInterop-late")  # the second is what systemd's binfmt leaves in place
 _CONTAINER_MARKS = (".dockerenv", "run/.containerenv")

@@ -11,7 +11,7 @@ import re
 
 from msgspec.structs import replace
 
-from vram.model.oom import Amount, Reading, Share
+from vram.model.oom import Amount, NamedProcess, Reading
 from vram.oom.sizes import SIZE, amount
 
 NAME = "pytorch"
@@ -118,9 +118,9 @@ def _settled(figures: dict[str, Amount | None], endless: bool) -> dict[str, Amou
     return figures
 
 
-def _others(body: str) -> tuple[Share, ...] | None:
+def _others(body: str) -> tuple[NamedProcess, ...] | None:
     """The processes beside this one; None where the wording lists none at all."""
-    shares = tuple(Share(int(pid), amount(nbytes)) for pid, nbytes in _OTHERS.findall(body))
+    shares = tuple(NamedProcess(int(pid), amount(nbytes)) for pid, nbytes in _OTHERS.findall(body))
     return shares if shares or _PATTERNS["process"].search(body) else None
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from ctypes import byref, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from typing import Any
 
+from ..libcuda import device_uuid, loaded
 from .broken import STICKY
 
 RESERVED_CURRENT, USED_CURRENT = 5, 7
@@ -29,8 +30,7 @@ class Driver:
     def library(self) -> Any:
         """libcuda, or None as long as this process has not loaded it."""
         if self._cuda is None:  # an agent may be older than the program's first use of CUDA
-            with suppress(OSError):
-                self._cuda = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+            self._cuda = loaded()
         return self._cuda
 
     def code(self, name: str, *arguments: object) -> int:
@@ -167,8 +167,7 @@ class Driver:
         raw = (ctypes.c_char * 16)()
         if not self.call("cuDeviceGetUuid_v2", byref(raw), c_int(ordinal)):
             return None
-        digits = bytes(raw).hex()
-        return f"GPU-{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+        return device_uuid(bytes(raw))
 
     def is_capturing(self, stream: int) -> bool:
         status = c_int()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from vram.host.ports import Candidate, Host, Proof
+from vram.host.ports import ExportCandidate, Host, Proof
 from vram.model.files import ExportFacts, FilesFacts
 from vram.model.gpu import ChargeFacts, GpuFacts, MemoryFacts, MigFacts
 from vram.model.observation import Observation
@@ -78,16 +78,16 @@ def residual(seen: Sequence[Observation]) -> tuple[int, int]:
     return sum(max(0, nbytes) for nbytes in used.values()), contexts
 
 
-def candidates_of(seen: Iterable[Observation]) -> tuple[list[Candidate], list[Candidate]]:
+def candidates_of(seen: Iterable[Observation]) -> tuple[list[ExportCandidate], list[ExportCandidate]]:
     """Control descriptors of processes without a GPU file, and those of all others."""
-    idle: list[Candidate] = []
-    busy: list[Candidate] = []
+    idle: list[ExportCandidate] = []
+    busy: list[ExportCandidate] = []
     for each in seen:
         if each.process is None or not isinstance(each.facts, FilesFacts):
             continue
         has_gpu = any(file.kind == "gpu" for file in each.facts.files)
         controls = [file for file in each.facts.files if file.kind == "control"]
-        found = [Candidate(each.process, file.fd, file.description) for file in controls]
+        found = [ExportCandidate(each.process, file.fd, file.description) for file in controls]
         (busy if has_gpu else idle).extend(found)
     return idle, busy
 
@@ -117,9 +117,11 @@ def _views(seen: Iterable[Observation]) -> list[str]:
     return [*instances.values(), *([",".join(whole)] if whole else [])]
 
 
-def _prove(host: Host, candidates: list[Candidate], deadline_s: float, views: list[str]) -> Iterator[Proof]:
+def _prove(
+    host: Host, candidates: list[ExportCandidate], deadline_s: float, views: list[str]
+) -> Iterator[Proof]:
     """Try one descriptor of each open file; what it shows holds for all that share it."""
-    sharers: dict[object, list[Candidate]] = {}
+    sharers: dict[object, list[ExportCandidate]] = {}
     for each in candidates:
         sharers.setdefault(_identity(each), []).append(each)
     first = {members[0]: members for members in sharers.values()}
@@ -128,7 +130,7 @@ def _prove(host: Host, candidates: list[Candidate], deadline_s: float, views: li
             yield Proof(member, proof.exported, proof.nbytes, proof.gpu_uuid, proof.status, proof.message)
 
 
-def _identity(candidate: Candidate) -> object:
+def _identity(candidate: ExportCandidate) -> object:
     # Where the kernel does not tell open files apart, every descriptor is its own.
     if candidate.description is not None:
         return candidate.description

@@ -17,7 +17,7 @@ LATE_NAME = "files.late"
 def observe(host: Host, deadline_s: float) -> Iterator[Observation]:
     """Everybody's device files."""
     scan = host.files.scan(deadline_s)
-    yield from _holdings(scan)
+    yield from _holders(scan)
     if scan.denied_processes:
         facts = UnreadableFacts(scan.denied_processes, scan.denied_users, scan.denied_init)
         yield Observation(probe="proc.unreadable", status="denied", facts=facts)
@@ -38,27 +38,27 @@ def observe_latecomers(host: Host, seen: Iterable[Observation], deadline_s: floa
     charged = {each.process.pid for each in seen if each.process and isinstance(each.facts, ChargeFacts)}
     known = {each.process.pid for each in seen if each.process and isinstance(each.facts, FilesFacts)}
     late: FileScan = host.files.scan(deadline_s, sorted(charged - known))
-    yield from _holdings(late)
+    yield from _holders(late)
 
 
-def _holdings(scan: FileScan) -> Iterator[Observation]:
-    for holding in scan.holdings:
-        if holding.files:
-            facts = FilesFacts(holding.files, holding.mappings, holding.managed_bytes)
-            yield Observation(probe="proc.files", process=holding.process, facts=facts)
-        for client in holding.clients:
+def _holders(scan: FileScan) -> Iterator[Observation]:
+    for holder in scan.holders:
+        if holder.files:
+            facts = FilesFacts(holder.files, holder.mappings, holder.managed_bytes)
+            yield Observation(probe="proc.files", process=holder.process, facts=facts)
+        for client in holder.clients:
             yield Observation(
                 probe="drm.clients",
                 status=client.status,
-                process=holding.process,
+                process=holder.process,
                 nbytes=_dedicated(client.facts),
                 facts=client.facts,
                 message=client.message,
             )
-        for buffer in holding.dmabufs:
+        for buffer in holder.dmabufs:
             yield Observation(
                 probe="proc.dmabuf",
-                process=holding.process,
+                process=holder.process,
                 nbytes=buffer.nbytes,
                 facts=DmabufFacts(buffer.fd, buffer.inode, buffer.exporter),
             )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import ceil
 
-from vram.host.ports import Host, Inquiry, WindowsAnswer
+from vram.host.ports import Host, WindowsAnswer, WindowsQuery
 from vram.model.observation import HostFacts, Observation
 from vram.model.windows import WindowsMemoryFacts
 from vram.probes.windows_counters import Damaged, read
@@ -44,7 +44,7 @@ $answer | ConvertTo-Json -Compress -Depth 4
 """
 
 
-def begin(host: Host, me: HostFacts, deadline_s: float) -> Inquiry | None:
+def begin(host: Host, me: HostFacts, deadline_s: float) -> WindowsQuery | None:
     """Start asking, where there is a Windows and it has the GPUs; None where there is nothing to ask."""
     if me.wsl_facts is None or not me.wsl_facts.gpu_device:
         return None
@@ -57,9 +57,9 @@ def script(timeout_s: int) -> str:
     return " ".join(_SCRIPT.split("\n")).replace("SECONDS", str(timeout_s)).strip()
 
 
-def observe(inquiry: Inquiry, me: HostFacts) -> Iterator[Observation]:
+def observe(query: WindowsQuery, me: HostFacts) -> Iterator[Observation]:
     """Collect the answer; whatever came of it is an observation."""
-    answer = inquiry.answer()
+    answer = query.answer()
     if answer.status != "ok":
         yield Observation(probe="windows.ask", status=answer.status, message=_why(answer, me))
         return

@@ -58,7 +58,7 @@ def _shares(host: Host, target: Target, taken_before: int = 0) -> tuple[Share, .
             look(host),
             target,
             held.recheck(),
-            host.vitals.read(pid),
+            host.limits.read(pid),
             managed_bytes=managed_bytes(host, pid),
             taken_before=taken_before,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ctypes import c_void_p
+from typing import Any
 
 import driver
 import protocol
@@ -47,7 +48,7 @@ def _allocate(nbytes: int) -> list[int]:
     return [driver.alloc_async(CHUNK) for _ in range(nbytes // CHUNK)]
 
 
-def _figures(pool: c_void_p) -> dict[str, int]:
+def _figures(pool: c_void_p) -> dict[str, Any]:
     return {
         "reserved": driver.pool_figure(pool, driver.RESERVED_CURRENT),
         "used": driver.pool_figure(pool, driver.USED_CURRENT),

@@ -1,0 +1,168 @@
+"""vram itself: what is installed, and can it write down what it does?"""
+
+from __future__ import annotations
+
+import os
+
+from vram.doctor.check import (
+    EVERY_COMMAND,
+    Check,
+    CheckAnswer,
+    check,
+    ok,
+)
+from vram.doctor.facts import DoctorFacts
+from vram.units import MIB, size
+
+CHECKS: list[Check] = []
+
+
+_LITTLE = 1 * MIB
+_MEANS = "Nothing is done without a log: free, trim, park, borrow, kill and reset refuse."
+
+
+@check(CHECKS, "vram.records", ("free", "trim", "park", "borrow", "kill", "reset"))
+def check_records(facts: DoctorFacts) -> CheckAnswer:
+    """vram.records  Can vram write down what it does?
+
+    What is looked at
+    -----------------
+    The folder $XDG_STATE_HOME/vram (or ~/.local/state/vram): whether it is ours alone, whether others could
+    change the way to it, whether it can be written, and has room; the audit log in it. Nothing is made or
+    written by asking.
+
+    What it means
+    -------------
+    No log, no action: without it `vram free`, `trim`, `park`, `borrow`, `kill` and `reset` refuse.
+    Commands that only read work.
+
+    What to do
+    ----------
+    Make it a folder of your own with mode 0700, or set XDG_STATE_HOME to one.
+    """
+    records = facts.records
+    if records.error is not None:
+        return CheckAnswer(
+            state="broken",
+            seen=records.error,
+            means=_MEANS,
+            fix=f"{records.hint[:1].upper()}{records.hint[1:]}.",
+            command="export XDG_STATE_HOME=$(mktemp -d)",
+        )
+    if records.free_bytes is not None and records.free_bytes < _LITTLE:
+        return CheckAnswer(
+            state="broken",
+            seen=f"the disk of {records.path} is full ({size(records.free_bytes)} left)",
+            means=_MEANS,
+            fix="Make room on it, or set XDG_STATE_HOME to a folder on another disk.",
+            command=f"df -h {records.path if records.exists else '~'}",
+        )
+    there = records.path if records.exists else f"{records.path}, made when it is first needed"
+    return ok("audit log can be written", there)
+
+
+_COSTS = {
+    "libvramscan.so": "reading open files takes longer",
+    "libvrambuffer.so": "vram.Buffer cannot lend by DLPack",
+    "libcuda.so.1": "vram demo and virtual do not work",
+    "libnvidia-ml.so.1": "vram demo and virtual do not work",
+}
+
+
+@check(CHECKS, "vram.native", ("why", "who", "check"), optional=True)
+def check_native(facts: DoctorFacts) -> CheckAnswer:
+    """vram.native  Do vram's own native parts load?
+
+    What is looked at
+    -----------------
+    Each library is loaded once, in a process of its own.
+
+    What it means
+    -------------
+    libvramscan: without it the walk over /proc is done in Python, slower, with the same answers.
+    libvrambuffer: without it `vram.Buffer` cannot lend memory by DLPack, and asks the driver in Python,
+    which takes longer. libcuda and libnvidia-ml of the virtual GPU: without them `vram demo` and
+    `vram virtual` do not work.
+
+    What to do
+    ----------
+    Install vram from a wheel for this platform; in a checkout run `python native/build.py`.
+    """
+    natives = facts.kernel_test.natives
+    if not natives:
+        return CheckAnswer(state="unknown", seen="the self test did not end", fix="Run it again.")
+    broken = {os.path.basename(path): error for path, error in natives.items() if error}
+    if not broken:
+        return ok("all native parts load", *(f"loads: {path}" for path in natives))
+    costs = dict.fromkeys(_COSTS.get(name, "") for name in broken)
+    sentence = "; ".join(cost for cost in costs if cost)
+    return CheckAnswer(
+        state="missing",
+        seen=f"cannot be loaded: {', '.join(broken)}",
+        details=tuple(f"{name}: {error}" for name, error in broken.items()),
+        means=f"{sentence[:1].upper()}{sentence[1:]}.",
+        fix="Install a wheel for this platform; in a checkout build them.",
+        command="python native/build.py",
+    )
+
+
+_NEEDED = ("msgspec", "nvidia-ml-py", "rich")
+
+
+@check(CHECKS, "vram.python", EVERY_COMMAND)
+def check_python(facts: DoctorFacts) -> CheckAnswer:
+    """vram.python  Which vram is this, on which Python, beside what?
+
+    What is looked at
+    -----------------
+    The versions of vram, of Python, and of the packages that vram imports.
+
+    What it means
+    -------------
+    It needs Python 3.11 or later, msgspec, nvidia-ml-py and rich. Any nvidia-ml-py since 12.535 does, also
+    one that is older or newer than the driver.
+
+    What to do
+    ----------
+    `pip install --upgrade vram` brings what is missing.
+    """
+    program = facts.program
+    missing = [name for name in _NEEDED if program.packages.get(name) is None]
+    if missing:
+        return CheckAnswer(
+            state="broken",
+            seen=f"not installed: {', '.join(missing)}",
+            means="vram cannot read the driver." if "nvidia-ml-py" in missing else "Commands fail.",
+            fix="Install what vram needs.",
+            command=f"pip install {' '.join(missing)}",
+        )
+    versions = tuple(f"{name} {program.packages[name]}" for name in _NEEDED)
+    return ok(f"vram {program.vram} on {program.python}", *versions)
+
+
+@check(CHECKS, "vram.jupyter", ("trim", "deep"), optional=True)
+def check_jupyter(facts: DoctorFacts) -> CheckAnswer:
+    """vram.jupyter  Is the extra installed that speaks to Jupyter kernels?
+
+    What is looked at
+    -----------------
+    Whether pyzmq can be imported beside vram.
+
+    What it means
+    -------------
+    `vram trim` and `vram why --deep` reach Jupyter kernels through it. Nothing else needs it.
+
+    What to do
+    ----------
+    `pip install 'vram[jupyter]'`, into the environment that vram runs in.
+    """
+    version = facts.program.packages.get("pyzmq")
+    if version is not None:
+        return ok(f"pyzmq {version}")
+    return CheckAnswer(
+        state="missing",
+        seen="pyzmq is not installed",
+        means="vram trim and why --deep do not reach Jupyter kernels.",
+        fix="Install the extra, if you use notebooks.",
+        command="pip install 'vram[jupyter]'",
+    )

@@ -1,0 +1,207 @@
+"""Collects what the checks need to know of a host. Nobody's process is touched, no context is made."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from importlib.util import find_spec
+from threading import Thread
+from typing import Generic, TypeVar
+
+from vram import __version__
+from vram.doctor.facts import DoctorFacts, Program, PythonTarget, Records
+from vram.errors import Refused
+from vram.host.ports import Host
+from vram.model.gpu import ChargeFacts
+from vram.model.observation import Observation, Survey
+from vram.model.plan import Target
+from vram.model.process import ProcessFacts, ProcessRef
+from vram.probes.survey import survey
+from vram.reach import trial
+from vram.reach.python_process import PythonProcess, examine
+from vram.reach.ways import ALL
+from vram.reclaim import audit, state
+
+_PACKAGES = {"msgspec": "msgspec", "nvidia-ml-py": "pynvml", "rich": "rich", "pyzmq": "zmq"}
+_MOST_TARGETS = 32
+_LIBRARIES = (
+    "host/local/lib/libvramscan.so",
+    "guard/lib/libvrambuffer.so",
+    "virtualgpu/lib/libcuda.so.1",
+    "virtualgpu/lib/libnvidia-ml.so.1",
+)
+
+UNKNOWN = "of unknown version"
+
+T = TypeVar("T")
+
+
+def collect(host: Host, deadline_s: float = 5.0) -> DoctorFacts:
+    """Everything within about *deadline_s*, whatever hangs."""
+    until = host.clock.monotonic() + deadline_s
+    tests = host.system.start_self_tests(libraries())
+    attach = Background(trial.attach)
+    records, cupti = Background(_records), Background(host.system.cupti)
+    seen = survey(host, deadline_s=deadline_s)
+    charged = _charged(seen)
+    targets = Background(lambda: tuple(_targets(host, seen, charged, until)))
+    tracing = Background(lambda: host.system.tracing(charged))
+    return DoctorFacts(
+        survey=seen,
+        host_files=host.system.host_files(),
+        program=_program(),
+        room=host.limits.read(next(iter(charged), os.getpid())),
+        driver_test=tests.driver(_left_s(host, until)),
+        kernel_test=tests.kernel(_left_s(host, until)),
+        targets=targets.result(_left_s(host, until)),
+        attach_test=attach.result(_left_s(host, until)),
+        tracing=tracing.result(_left_s(host, until)) or (),
+        cupti=cupti.result(_left_s(host, until)),
+        records=records.result(_left_s(host, until)) or _unanswered(),
+    )
+
+
+def libraries() -> list[str]:
+    """The native parts, where they should lie."""
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    return [os.path.join(package, path) for path in _LIBRARIES]
+
+
+def _left_s(host: Host, until: float) -> float:
+    # Whoever comes late still gets a moment: a little more is better than nothing.
+    return max(0.2, until - host.clock.monotonic())
+
+
+def _charged(seen: Survey) -> dict[int, int | None]:
+    """Processes that the driver charges with memory and that live here, the largest first."""
+    charges = [each for each in seen.observations if isinstance(each.facts, ChargeFacts)]
+    nbytes: dict[int, int | None] = {}
+    for each in charges:
+        if each.process is not None and each.process.started_at is not None:
+            known = (nbytes.get(each.process.pid), each.nbytes)
+            nbytes[each.process.pid] = None if known == (None, None) else sum(n or 0 for n in known)
+    return dict(sorted(nbytes.items(), key=lambda item: -(item[1] or 0)))
+
+
+def _targets(
+    host: Host, seen: Survey, charged: dict[int, int | None], until: float
+) -> Iterable[PythonTarget]:
+    known = {each.process.pid: each for each in seen.observations if _tells_who(each) and each.process}
+    for pid in list(charged)[:_MOST_TARGETS]:
+        if pid not in known or host.clock.monotonic() > until:
+            continue
+        process, facts = known[pid].process, known[pid].facts
+        assert process is not None
+        assert isinstance(facts, ProcessFacts)
+        target = _target(process, facts, charged[pid])
+        if target is not None:
+            yield target
+
+
+def _tells_who(each: Observation) -> bool:
+    return isinstance(each.facts, ProcessFacts)
+
+
+def _target(process: ProcessRef, facts: ProcessFacts, nbytes: int | None) -> PythonTarget | None:
+    """The ways into a process; None where it is no Python, or is gone."""
+    if facts.uid is None:
+        return None
+    target = Target(
+        process=process,
+        uid=facts.uid,
+        user=facts.user,
+        command=facts.command,
+        executable=facts.executable,
+    )
+    try:
+        python = examine(target)
+    except Refused as error:
+        if "python" not in os.path.basename(facts.executable or ""):
+            return None
+        return PythonTarget(pid=process.pid, user=facts.user, nbytes=nbytes, closed={"all": str(error)})
+    reasons = {name: _closed(name, python) for name in ALL}
+    return PythonTarget(
+        pid=process.pid,
+        user=facts.user,
+        nbytes=nbytes,
+        open=tuple(name for name, reason in reasons.items() if reason is None),
+        closed={name: reason for name, reason in reasons.items() if reason is not None},
+    )
+
+
+def _closed(way: str, process: PythonProcess) -> str | None:
+    try:
+        return ALL[way].closed(process)
+    except (Refused, OSError) as error:
+        return str(error)
+
+
+def _records() -> Records:
+    path = state.folder_path()
+    error = audit.why_unusable()
+    return Records(
+        path=path,
+        exists=os.path.isdir(path),
+        free_bytes=state.free_bytes(),
+        error=str(error) if error else None,
+        hint=error.hint if error else "",
+    )
+
+
+def _unanswered() -> Records:
+    # Asking where the folder lies would look at the same disk again.
+    return Records(
+        path="",
+        exists=False,
+        error="the disk of the folder for vram's records does not answer",
+        hint="set XDG_STATE_HOME to a folder on a disk of this machine",
+    )
+
+
+def _program() -> Program:
+    python = f"{platform.python_implementation()} {platform.python_version()}"
+    return Program(
+        vram=__version__,
+        python=python,
+        packages={name: version(name, module) for name, module in _PACKAGES.items()},
+    )
+
+
+def version(distribution: str, module: str, path: Sequence[str] | None = None) -> str | None:
+    """The version as installed, or UNKNOWN where only the module is there; None where not even that.
+
+    Told by the name of its folder: importlib.metadata would cost more than all the rest of the imports here.
+    """
+    name = re.sub(r"[-_.]+", "_", distribution).lower()
+    for folder in sys.path if path is None else path:
+        with suppress(OSError):  # zip files, and folders that are not there
+            for entry in os.listdir(folder or "."):
+                found = re.fullmatch(r"(.+?)-([^-]+)\.(?:dist-info|egg-info)", entry)
+                if found and re.sub(r"[-_.]+", "_", found[1]).lower() == name:
+                    return found[2]
+    return UNKNOWN if find_spec(module) is not None else None
+
+
+class Background(Generic[T]):
+    """*job*, run in a thread from now on. It may hang, as on a file of a server that is gone: then it is
+    left alone, and ends with the process."""
+
+    def __init__(self, job: Callable[[], T]) -> None:
+        self._done: list[T] = []
+        self._thread = Thread(target=self._run, args=(job,), daemon=True)
+        with suppress(RuntimeError):  # no more threads for this user: what cannot be left alone is not begun
+            self._thread.start()
+
+    def _run(self, job: Callable[[], T]) -> None:
+        with suppress(Exception):  # what fails is as unknown as what hangs, and must not print on its own
+            self._done.append(job())
+
+    def result(self, patience_s: float) -> T | None:
+        """What it came to; None where it has not, within *patience_s*."""
+        if self._thread.ident is not None:
+            self._thread.join(patience_s)
+        return self._done[0] if self._done else None

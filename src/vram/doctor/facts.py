@@ -1,0 +1,112 @@
+"""Everything that the checks of the doctor judge by, collected once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+
+from msgspec import Struct
+
+from vram.diagnosis.driver_words import miss_library
+from vram.model.gpu import ChargeFacts, DriverFacts, GpuFacts
+from vram.model.observation import Observation, Survey
+from vram.model.parking import ProcessLimits
+from vram.model.system import AttachTest, DriverTest, HostFiles, KernelTest, Tracing
+
+
+class PythonTarget(Struct, frozen=True, kw_only=True):
+    """A Python process with GPU memory: ways into it, and why the others are closed."""
+
+    pid: int
+    user: str | None
+    nbytes: int | None
+    open: tuple[str, ...] = ()
+    closed: dict[str, str] = {}
+
+
+class Records(Struct, frozen=True, kw_only=True):
+    """The folder for what must survive us; ``error`` says why it cannot be used."""
+
+    path: str
+    exists: bool
+    free_bytes: int | None = None
+    error: str | None = None
+    hint: str = ""
+
+
+class Program(Struct, frozen=True, kw_only=True):
+    """This very program: its version, its Python, what is installed beside it."""
+
+    vram: str
+    python: str
+    packages: dict[str, str | None] = {}
+    """Versions of what vram imports; None: not installed."""
+
+
+class DoctorFacts(Struct, frozen=True, kw_only=True, dict=True):
+    """One host, at one moment. A check reads from it, and collects nothing itself."""
+
+    survey: Survey
+    host_files: HostFiles = HostFiles()
+    driver_test: DriverTest = DriverTest()
+    kernel_test: KernelTest = KernelTest()
+    tracing: tuple[Tracing, ...] = ()
+    targets: tuple[PythonTarget, ...] | None = ()
+    """None: the search took too long."""
+    cupti: tuple[str, ...] | None = ()
+    """Where a libcupti lies. None: the search took too long."""
+    attach_test: AttachTest | None = None
+    """By which routes a Python that the doctor started itself was visited. None: it took too long."""
+    records: Records
+    program: Program
+    room: ProcessLimits = ProcessLimits()
+    """Host memory that the largest process on the GPUs, or we, could still take."""
+
+    @cached_property
+    def gpus(self) -> dict[int, GpuFacts]:
+        """NVIDIA's, by their number."""
+        return {index: gpu for index, gpu in self._all_gpus() if gpu.vendor == "nvidia"}
+
+    @cached_property
+    def other_gpus(self) -> dict[int, GpuFacts]:
+        return {index: gpu for index, gpu in self._all_gpus() if gpu.vendor != "nvidia"}
+
+    def _all_gpus(self) -> Iterator[tuple[int, GpuFacts]]:
+        for each in self.survey.observations:
+            if isinstance(each.facts, GpuFacts) and each.gpu is not None:
+                yield each.gpu, each.facts
+
+    @cached_property
+    def driver(self) -> DriverFacts:
+        found = (each.facts for each in self.survey.observations if isinstance(each.facts, DriverFacts))
+        return next(found, DriverFacts())
+
+    @cached_property
+    def charges(self) -> tuple[Observation, ...]:
+        """Lines of the driver's process lists."""
+        return tuple(each for each in self.survey.observations if isinstance(each.facts, ChargeFacts))
+
+    @property
+    def virtual(self) -> bool:
+        return self.survey.host.virtual
+
+    @cached_property
+    def no_driver(self) -> str | None:
+        """Why nobody answers for any GPU at all; None where somebody does, well or badly."""
+        for each in self.survey.observations:
+            if each.probe == "nvml.init" and each.status == "unsupported":
+                return each.message or "it is not there"
+        return None
+
+    @property
+    def lacks_library(self) -> bool:
+        """Whether nobody answers because the driver's libraries are not to be found."""
+        return miss_library(self.no_driver)
+
+
+def gpu_names(numbers: list[int]) -> str:
+    """ "GPU 0", "GPUs 0, 3 and 5"; many are only counted."""
+    if len(numbers) > 6:
+        return f"{len(numbers)} GPUs"
+    *first, last = map(str, numbers)
+    return f"GPUs {', '.join(first)} and {last}" if first else f"GPU {last}"

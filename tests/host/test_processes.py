@@ -1,0 +1,157 @@
+"""A process as /proc tells it: of living ones, and of trees that try to mislead."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.host.leaderless import leaderless
+from vram.host.local.processes import LocalProc
+from vram.payloads.procfs import ProcessFolder, Stat, started_at
+
+SLEEP = [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()", "an argument", "\x1b[2J\n"]
+
+
+@pytest.fixture
+def process() -> subprocess.Popen[bytes]:
+    with subprocess.Popen(SLEEP, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as running:
+        assert running.stdout is not None
+        running.stdout.readline()  # a program that only just starts has no arguments yet
+        yield running
+        running.kill()
+
+
+def stat_line(name: bytes, *, state: str = "S", flags: int = 0, start: int = 77) -> bytes:
+    middle = f"{state} 1 2 3 0 -1 {flags} " + "0 " * 12 + f"{start} 0 0\n"
+    return b"123 (" + name + b") " + middle.encode()
+
+
+def tree(root: Path, **files: bytes) -> LocalProc:
+    """A folder that looks like /proc with one process, 123."""
+    folder = root / "123"
+    folder.mkdir()
+    for name, content in {"stat": stat_line(b"python"), **files}.items():
+        (folder / name).write_bytes(content)
+    return LocalProc(str(root))
+
+
+def test_own_process_is_described(process: subprocess.Popen[bytes]) -> None:
+    ref, facts = LocalProc().facts(process.pid)
+    assert ref.started_at == started_at(process.pid)
+    assert ref.pid_namespace == Path("/proc/self/ns/pid").stat().st_ino
+    assert facts.argv == tuple(SLEEP)
+    assert facts.uid == os.getuid()
+    assert facts.parent == os.getpid()
+    assert facts.namespace_pids[-1] == process.pid or len(facts.namespace_pids) > 1
+    assert facts.executable == os.path.realpath(sys.executable)
+    assert not facts.executable_deleted
+    assert not facts.exiting
+
+
+@pytest.mark.fault(30)
+def test_age_is_the_time_since_its_start(process: subprocess.Popen[bytes]) -> None:
+    """Measured on the boot clock, so that a suspended machine does not make it younger."""
+    _, facts = LocalProc().facts(process.pid)
+    _, ours = LocalProc().facts(os.getpid())
+    assert 0 <= facts.age_s < ours.age_s < time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def test_zombie_is_told_apart() -> None:
+    with subprocess.Popen(["true"]) as process:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        _, facts = LocalProc().facts(process.pid)
+        assert facts.state == "Z"
+        assert facts.is_dead
+        assert facts.exiting
+
+
+def test_a_process_whose_first_thread_has_ended_is_alive() -> None:
+    """The kernel shows it as a zombie without arguments; another thread shows what it runs."""
+    with leaderless() as pid:
+        ref, facts = LocalProc().facts(pid)
+        assert (facts.state in "RS", facts.exiting, facts.is_dead) == (True, False, False)
+        assert facts.argv == tuple(sys.orig_argv)
+        assert facts.executable == os.path.realpath(sys.executable)
+        assert facts.namespace_pids[-1] == pid or len(facts.namespace_pids) > 1
+        assert ref.started_at == started_at(pid)
+
+
+def test_stopped_process_is_told_apart(process: subprocess.Popen[bytes]) -> None:
+    process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+    assert LocalProc().facts(process.pid)[1].state == "T"
+
+
+def test_deleted_executable_is_told(tmp_path: Path) -> None:
+    program = tmp_path / "worker (deleted)"
+    shutil.copy(shutil.which("sleep"), program)
+    with subprocess.Popen([program, "1000"]) as process:
+        # The file is merely called so: nothing was deleted yet.
+        assert LocalProc().facts(process.pid)[1].executable == str(program)
+        assert not LocalProc().facts(process.pid)[1].executable_deleted
+        program.unlink()
+        facts = LocalProc().facts(process.pid)[1]
+        assert facts.executable_deleted
+        assert facts.executable == str(program)
+        process.kill()
+
+
+def test_gone_process_is_none(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+    assert LocalProc().facts(process.pid) is None
+    assert started_at(process.pid) is None
+
+
+def test_folder_stays_with_its_process(process: subprocess.Popen[bytes]) -> None:
+    """Once the process has ended nothing is read through its folder, whoever has the pid now."""
+    with ProcessFolder("/proc", process.pid) as folder:
+        assert folder.stat() is not None
+        process.kill()
+        process.wait()
+        assert folder.stat() is None
+        assert folder.read("cmdline") is None
+        assert folder.link("exe") is None
+
+
+@given(st.binary(max_size=64))
+def test_any_name_is_survived(name: bytes) -> None:
+    stat = Stat(stat_line(name, flags=4, start=99))
+    assert (stat.started_at, stat.parent, stat.exiting) == (99, 1, True)
+    stat.name.encode()  # could be shown, stored and sent
+
+
+def test_name_that_pretends_to_be_fields(tmp_path: Path) -> None:
+    ref, facts = tree(tmp_path, stat=stat_line(b"x) Z 9 9 (9 9")).facts(123)
+    assert (ref.started_at, facts.state, facts.command) == (77, "S", "x) Z 9 9 (9 9")
+
+
+def test_broken_utf8_becomes_visible(tmp_path: Path) -> None:
+    _, facts = tree(tmp_path, cmdline=b"python\0\xff\xfe\0").facts(123)
+    assert facts.argv == ("python", "\\xff\\xfe")
+
+
+def test_user_is_taken_from_the_kernels_line(tmp_path: Path) -> None:
+    """A name with a line break (which the kernel escapes) cannot supply a second Uid."""
+    status = b"Name:\tx\\nUid:\t0\nUid:\t4242\t4242\t4242\t4242\nNSpid:\t123\t7\n"
+    _, facts = tree(tmp_path, status=status).facts(123)
+    assert (facts.uid, facts.user, facts.namespace_pids) == (4242, "4242", (123, 7))
+
+
+def test_command_line_of_a_process_stuck_in_the_kernel_is_left_alone(tmp_path: Path) -> None:
+    _, facts = tree(tmp_path, stat=stat_line(b"python", state="D"), cmdline=b"never\0").facts(123)
+    assert (facts.state, facts.argv) == ("D", ())
+
+
+@pytest.mark.parametrize("stat", [b"", b"123", b"123 (x", b"123 (x) S 1", b"123 (x) S a b c"])
+def test_broken_stat_is_nobody(tmp_path: Path, stat: bytes) -> None:
+    assert tree(tmp_path, stat=stat).facts(123) is None
