@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from types import TracebackType
 
 from vram.errors import VramError
@@ -14,6 +15,8 @@ from vram.lab.worker import WorkerPool
 from vram.model.lab import Result, StageReading, Verdict
 
 ATTEMPTS = 2
+AHEAD = 3
+"""Workers of so many claims start early: importing PyTorch takes as long as three or four experiments."""
 
 
 class LabSession:
@@ -25,6 +28,7 @@ class LabSession:
     def __init__(self, host: Host, device: LabDevice, deadline_s: float | None = None) -> None:
         self._host, self._device, self._deadline_s = host, device, deadline_s
         self._pool = WorkerPool(device.facts.uuid)
+        self._prestarted: set[str] = set()
 
     def __enter__(self) -> LabSession:
         return self
@@ -34,14 +38,16 @@ class LabSession:
     ) -> None:
         self._pool.close()
 
-    def run(self, claim: DefinedClaim, then: DefinedClaim | None = None) -> Result:
+    def run(self, claim: DefinedClaim, upcoming: Sequence[DefinedClaim] = ()) -> Result:
         """Test one claim. Whatever goes wrong is a reason why it cannot be told here.
 
-        The first worker that *then* will need is started meanwhile.
+        The first workers that *upcoming* will need are started meanwhile.
         """
         began = time.monotonic()
-        if then is not None:
-            self._pool.prestart(then.library)
+        for each in upcoming[:AHEAD]:
+            if each.name not in self._prestarted:
+                self._prestarted.add(each.name)
+                self._pool.prestart(each.library)
         for _ in range(ATTEMPTS):
             conclusion, readings, again = self._attempt(claim)
             if not again:

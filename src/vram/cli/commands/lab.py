@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
-from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from vram.cli.source import seconds
@@ -144,9 +143,9 @@ def _test(
 
     counter = Counter(len(claims))
     with LabSession(host, device, deadline_s) as session, counter:
-        for claim, then in zip_longest(claims, claims[1:]):
+        for number, claim in enumerate(claims, 1):
             counter.next(claim.name)
-            results.append(session.run(claim, then))
+            results.append(session.run(claim, claims[number:]))
 
 
 def _report(
