@@ -75,7 +75,7 @@ docs: $(VENV)/ready-docs reference ## the documentation as a site in site/: stri
 	@$(RUN)/python -m sphinx -W --keep-going -q -d .build/site-cache .build/site-source site
 	@echo "site/index.html is ready: it needs no server and no network"
 
-reference: $(VENV)/ready-run ## what the program writes itself: reference and manual pages, completion
+reference: $(VENV)/ready-docs ## what the program writes itself: reference and manual pages, completion
 	@$(RUN)/python docs/generate.py
 
 pictures: $(VENV)/ready-run native ## take the pictures of docs/ again, from demos on the virtual GPU

@@ -12,23 +12,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from generators import (
-    check_pages,
-    command_pages,
-    completions,
-    json_fields,
-    lab_pages,
-    man_pages,
-    python_api,
-    rule_pages,
-)
+from generators import codes, commands, json_fields, lab, manual, python_api
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTE = "<!-- written by docs/generate.py: change the source, then run `make reference` -->\n\n"
-GENERATORS = (
-    *(rule_pages, check_pages, lab_pages, command_pages),
-    *(json_fields, python_api, man_pages, completions),
-)
+GENERATORS = (codes, lab, commands, json_fields, python_api, manual)
 # Nothing else lies in these, so what is not written any more can be told.
 OWN_FOLDERS = ("docs/reference/rules", "docs/reference/commands", "docs/reference/lab", "share/man/man1")
 

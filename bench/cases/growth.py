@@ -78,11 +78,11 @@ def _answer(survey: object) -> None:
     from vram.diagnosis.engine import diagnose
     from vram.ledger.build import build_ledger
     from vram.report import text
-    from vram.report.look import Look
+    from vram.report.layout import RenderOptions
 
     ledger = build_ledger(survey)  # type: ignore[arg-type]
     console = Console(width=100, file=StringIO(), color_system=None)
-    console.print(text.why(ledger, diagnose(ledger), Look(width=100)), crop=False)
+    console.print(text.why(ledger, diagnose(ledger), RenderOptions(width=100)), crop=False)
 
 
 def _own_s(work: Callable[[], object]) -> float:

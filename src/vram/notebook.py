@@ -119,10 +119,10 @@ def _why() -> None:
     from vram.ledger.build import build_ledger
     from vram.probes.survey import survey
     from vram.report import text
-    from vram.report.look import Look
+    from vram.report.layout import RenderOptions
 
     ledger, console = build_ledger(survey(LocalHost())), Console()
-    console.print(text.why(ledger, diagnose(ledger), Look(console.width)))
+    console.print(text.why(ledger, diagnose(ledger), RenderOptions(console.width)))
 
 
 def load_ipython_extension(shell: Any) -> None:

@@ -25,7 +25,7 @@ def test_json_counts_every_held_byte_once(vram: Run, busy: str) -> None:
         for entry in gpu["entries"]
         if entry["kind"] not in ("free", "reserved")
     )
-    counted = sum(home["nbytes"] for home in report["households"])
+    counted = sum(group["nbytes"] for group in report["groups"])
     assert counted + sum(keep["nbytes"] or 0 for keep in report["unnamed"]) == held
 
 

@@ -13,11 +13,10 @@ from pathlib import Path
 import pytest
 
 from tests.completion import shells
-from vram.cli import grammar
+from vram.cli import grammar, manual
 from vram.cli.app import COMMANDS, main
 from vram.cli.completion import SHELLS
 from vram.cli.completion import script as make
-from vram.diagnosis import manual
 from vram.virtualgpu import VirtualGpu
 
 HOLDER = Path(__file__).parents[1] / "virtualgpu" / "holder.py"
@@ -75,8 +74,8 @@ def test_values_come_from_where_the_program_takes_them(ask: Ask) -> None:
         "vram completion z",
     )
     assert sorted(offers["vram trim --via a"]) == ["agent", "auto"]
-    assert offers["vram explain VR2"] == [code for code in manual.codes() if code.startswith("VR2")]
-    assert offers["vram free --finding VR10"] == [code for code in manual.codes() if code.startswith("VR10")]
+    assert offers["vram explain VR2"] == [code for code in manual.rules() if code.startswith("VR2")]
+    assert offers["vram free --finding VR10"] == [code for code in manual.rules() if code.startswith("VR10")]
     assert offers["vram explain driver.v"] == ["driver.versions"]
     assert offers["vram explain frag"] == ["fragmented"]
     assert offers["vram demo ex"] == ["export"]

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from msgspec import Struct
 from msgspec.structs import replace
 
+from vram.cli.manual import rules
 from vram.diagnosis.engine import diagnose
-from vram.diagnosis.manual import codes
 from vram.model.gpu import DriverFacts, GpuFacts, MemoryFacts
 from vram.model.ledger import (
     Entry,
@@ -125,7 +125,7 @@ thoroughly = settings(deadline=None, max_examples=100)
 @given(ledgers)
 def test_judging_never_fails_and_always_fits(ledger):
     for finding in diagnose(ledger):
-        assert finding.code in codes()
+        assert finding.code in rules()
         assert len(finding.title) <= 70, finding.title
         assert set(finding.gpus) <= {gpu.index for gpu in ledger.gpus}
         texts = (finding.title, finding.cause, *finding.evidence, *(r.text for r in finding.remedies))

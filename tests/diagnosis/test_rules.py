@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.diagnosis.cases import CASES, FURTHER, QUIET
+from vram.cli.manual import rules
 from vram.diagnosis.engine import RULES, diagnose
-from vram.diagnosis.manual import codes
 from vram.model.finding import Finding
 from vram.model.ledger import Ledger
 
@@ -16,8 +16,8 @@ def found(code: str, ledger: Ledger) -> list[Finding]:
 
 
 def test_every_code_has_a_case():
-    assert set(CASES) == set(codes())
-    assert len(RULES) == len(codes())
+    assert set(CASES) == set(rules())
+    assert len(RULES) == len(rules())
 
 
 @pytest.mark.parametrize("code", sorted(CASES))

@@ -12,7 +12,7 @@ import pytest
 from tests.docs.conftest import ROOT
 from vram.cli import app, grammar
 from vram.cli.app import COMMANDS, RUNNERS
-from vram.cli.parser import Parser
+from vram.cli.arguments import Parser
 from vram.errors import VramError
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

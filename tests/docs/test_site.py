@@ -14,8 +14,8 @@ import pytest
 
 import vram
 from tests.docs.conftest import ROOT, sphinx
+from vram.cli import manual
 from vram.cli.app import COMMANDS
-from vram.diagnosis import manual
 from vram.model.kinds import Kind
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
@@ -27,8 +27,8 @@ def test_what_describes_itself_has_a_page(site: Path) -> None:
     """Every command and every rule, under an address that does not change."""
     for name in COMMANDS:
         assert f"vram {name}" in (site / f"reference/commands/{name}.html").read_text()
-    for code in manual.codes():
-        assert manual.summary(code).partition(":")[0] in (site / f"reference/rules/{code}.html").read_text()
+    for code, summary in manual.summaries(manual.rules()):
+        assert summary.partition(":")[0] in (site / f"reference/rules/{code}.html").read_text()
 
 
 def test_everything_that_can_be_imported_is_described(site: Path) -> None:

@@ -26,7 +26,7 @@ from tests.doctor.hosts import (
     with_gpu,
     with_host_files,
 )
-from vram.cli.parser import Parser
+from vram.cli.arguments import Parser
 from vram.doctor.check import CheckAnswer
 from vram.doctor.checks import CHECKS
 from vram.doctor.facts import DoctorFacts, PythonTarget
@@ -188,6 +188,8 @@ COMPLAINTS: list[tuple[str, DoctorFacts, str, str, str]] = [
         "ulimit",
     ),
     ("driver.cuda", facts(driver_test=DriverTest(init_code=34)), "broken", "stub", "stubs"),
+    ("driver.cuda", facts(driver_test=DriverTest(init_code=803)), "broken", "error 803", "driver.versions"),
+    ("driver.cuda", facts(driver_test=DriverTest(init_code=719)), "broken", "error 719", "kernel's log"),
     (
         "driver.nodes",
         with_host_files(nodes=(replace(NODES[0], usable=False, mode=0o660, group="video"), *NODES[1:])),

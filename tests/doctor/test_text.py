@@ -12,7 +12,7 @@ from vram.doctor.engine import examine
 from vram.doctor.facts import DoctorFacts
 from vram.model.system import AttachTest, DriverTest, HostFiles, KernelTest
 from vram.report.doctor import text
-from vram.report.look import Look
+from vram.report.layout import RenderOptions
 
 SCREEN = 40
 
@@ -34,7 +34,7 @@ AILING = facts(
 
 def lines(host: DoctorFacts, width: int = 80, *, ascii: bool = False, verbose: bool = False) -> list[str]:
     found = examine(host)
-    look = Look(width=width, ascii=ascii)
+    look = RenderOptions(width=width, ascii=ascii)
     out = io.StringIO()
     shown = text(found, host.survey.host, host.survey.taken_at, look, verbose=verbose)
     Console(file=out, width=width, markup=False, highlight=False, emoji=False).print(shown)

@@ -20,7 +20,7 @@ from vram.model.plan import Target
 from vram.model.process import ProcessRef
 from vram.reclaim.inside import decoded
 from vram.report.inside import inside
-from vram.report.look import Look
+from vram.report.layout import RenderOptions
 from vram.units import GIB, MIB
 
 GROUP = {
@@ -116,7 +116,7 @@ def test_whatever_it_says_the_page_is_inert_and_keeps_its_width(
         return  # half a character is no JSON
     console = Console(width=width, color_system=None, legacy_windows=False)
     with console.capture() as captured:
-        console.print(inside(receipt(answer), Look(width)))
+        console.print(inside(receipt(answer), RenderOptions(width)))
     assert all(char.isprintable() or char == "\n" for char in captured.get())
 
 

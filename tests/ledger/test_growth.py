@@ -17,8 +17,8 @@ from vram.diagnosis.engine import diagnose
 from vram.ledger.build import build_ledger
 from vram.ledger.lists import MOST_CHARGES
 from vram.model.ledger import GpuLedger, Ledger, known_bytes
-from vram.report import kinship, text
-from vram.report.look import Look
+from vram.report import process_tree, text
+from vram.report.layout import RenderOptions
 from vram.units import GIB, MIB
 
 FEW, MANY = 300, 2400
@@ -30,7 +30,7 @@ TRIES = 4
 def shown(ledger: Ledger) -> str:
     """`vram why` of it, as people read it."""
     console = Console(width=100, file=StringIO(), color_system=None)
-    console.print(text.why(ledger, diagnose(ledger), Look(width=100)), crop=False)
+    console.print(text.why(ledger, diagnose(ledger), RenderOptions(width=100)), crop=False)
     return console.file.getvalue()
 
 
@@ -80,7 +80,7 @@ def test_no_crowd_costs_more_than_its_members(crowd: str) -> None:
 @pytest.mark.parametrize("crowd", ["sharing", "one_dead_parent", "many_dead", "exporting"])
 def test_no_page_costs_more_than_its_lines(crowd: str) -> None:
     one, other = (build_ledger(CROWDS[crowd](size, 1)) for size in (FEW, MANY))
-    assert growth(lambda: kinship.who(one), lambda: kinship.who(other)) <= MOST_GROWTH
+    assert growth(lambda: process_tree.who(one), lambda: process_tree.who(other)) <= MOST_GROWTH
     assert growth(lambda: shown(one), lambda: shown(other)) <= MOST_GROWTH
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.ledger.world import CONTEXT, OVERHEAD, RESERVED, World
-from vram.cli.gpu_words import select
+from vram.cli.arguments import select
 from vram.diagnosis.engine import diagnose
 from vram.ledger.build import build_ledger
 from vram.ledger.instances import alone

@@ -12,14 +12,14 @@ from vram.model.kinds import KINDS, Kind
 from vram.model.oom import Amount, Case, Judgement, Reading
 from vram.oom.live import join
 from vram.reclaim.blockers import blockers
-from vram.report.look import KINDS as INKS
+from vram.report.layout import KIND_STYLES
 from vram.units import GIB
 
 NOT_HELD = [kind for kind, facts in KINDS.items() if not facts.held]
 
 
 def test_every_kind_is_in_the_table():
-    assert set(KINDS) == set(get_args(Kind)) == set(INKS)
+    assert set(KINDS) == set(get_args(Kind)) == set(KIND_STYLES)
 
 
 def test_what_is_held_is_used_and_what_is_charged_is_held():

@@ -6,7 +6,7 @@ from tests.ledger.world import CONTEXT, OVERHEAD, World
 from vram.diagnosis.engine import diagnose
 from vram.ledger.build import build_ledger
 from vram.model.ledger import Ledger
-from vram.report.kinship import who
+from vram.report.process_tree import who
 from vram.units import GIB, MIB
 
 SERVER = "/usr/bin/nvidia-cuda-mps-server"
@@ -41,16 +41,16 @@ def test_of_several_the_one_of_the_same_user_serves() -> None:
 
 def test_a_program_that_calls_itself_the_server_is_none() -> None:
     world = World().gpu(used=4 * GIB)
-    world.process(10, executable="/home/mallory/nvidia-cuda-mps-server").charge(10, GIB).files(10)
+    world.process(10, executable="/group/mallory/nvidia-cuda-mps-server").charge(10, GIB).files(10)
     world.process(100).charge(100, GIB, lists=("mps",))
     assert servers(build_ledger(world.survey())) == {10: None, 100: None}
 
 
 def test_clients_are_children_of_their_server_with_their_bytes() -> None:
-    (household,) = who(build_ledger(shared_gpu().survey())).households
-    (server,) = household.processes
+    (group,) = who(build_ledger(shared_gpu().survey())).groups
+    (server,) = group.processes
     assert server.holder.pid == 10
-    assert {child.holder.pid: child.keeps[0].nbytes for child in server.children} == {
+    assert {child.holder.pid: child.holds[0].nbytes for child in server.children} == {
         100: GIB + CONTEXT,
         200: GIB + CONTEXT,
     }
@@ -58,8 +58,8 @@ def test_clients_are_children_of_their_server_with_their_bytes() -> None:
 
 
 def test_a_server_that_is_charged_nothing_still_heads_its_clients() -> None:
-    (household,) = who(build_ledger(shared_gpu(charged=False).survey())).households
-    assert [kin.holder.pid for kin in household.processes] == [10]
+    (group,) = who(build_ledger(shared_gpu(charged=False).survey())).groups
+    assert [node.holder.pid for node in group.processes] == [10]
 
 
 def test_the_server_is_never_offered_for_ending() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.report.test_text import printed
 from vram.model.finding import Finding, Remedy
 from vram.report.advice import advice, ordered, pasteable
-from vram.report.look import Look
+from vram.report.layout import RenderOptions
 
 
 def finding(code: str, *remedies: Remedy) -> Finding:
@@ -29,17 +29,17 @@ def test_least_harm_comes_first() -> None:
             finding("VR2", remedy("ls"), remedy("kill -STOP 1", "interrupts")),
         )
     )
-    assert [way.remedy.command for way in steps] == ["ls", "kill -STOP 1", "kill 1", "reboot"]
+    assert [entry.remedy.command for entry in steps] == ["ls", "kill -STOP 1", "kill 1", "reboot"]
 
 
 def test_a_command_that_answers_two_findings_stands_once_with_both_codes() -> None:
-    (way,) = ordered((finding("VR1", remedy("kill 1")), finding("VR2", remedy("kill 1"))))
-    assert way.codes == ["VR1", "VR2"]
+    (entry,) = ordered((finding("VR1", remedy("kill 1")), finding("VR2", remedy("kill 1"))))
+    assert entry.codes == ["VR1", "VR2"]
 
 
 def test_the_same_words_for_two_processes_stand_once_and_name_both() -> None:
     asks = [Remedy(step="ask", target=f"pid {pid}", text="ask the owner") for pid in (7, 8)]
-    section = advice((finding("VR1", asks[0]), finding("VR1", asks[1])), Look(80))
+    section = advice((finding("VR1", asks[0]), finding("VR1", asks[1])), RenderOptions(80))
     shown = "".join(printed(part, 80) for part in section)
     assert shown.count("ask the owner") == 1
     assert "pid 7, pid 8" in shown
@@ -51,14 +51,14 @@ def test_ways_out_without_a_command_are_kept_apart() -> None:
 
 
 def test_commands_stand_on_lines_of_their_own() -> None:
-    section = advice((finding("VR1", remedy("kill 4243 4244", "loses-work")),), Look(80))
+    section = advice((finding("VR1", remedy("kill 4243 4244", "loses-work")),), RenderOptions(80))
     lines = [line.strip() for part in section for line in printed(part, 80).splitlines()]
     assert "kill 4243 4244" in lines
     assert "loses work that was not saved" in lines
 
 
 def test_nothing_to_do_says_nothing() -> None:
-    assert list(advice((finding("VR1"),), Look(80))) == []
+    assert list(advice((finding("VR1"),), RenderOptions(80))) == []
 
 
 WORDS = st.lists(

@@ -14,7 +14,7 @@ from vram.model.gpu import GpuFacts
 from vram.model.ledger import Entry, GpuLedger, Ledger
 from vram.report import text
 from vram.report.entries import FOLD_AFTER
-from vram.report.look import Look
+from vram.report.layout import RenderOptions
 from vram.units import MIB, size
 
 
@@ -29,7 +29,7 @@ def printed(renderable: RenderableType, width: int) -> str:
 
 
 def why(ledger: Ledger, width: int = 80, *, findings: tuple[Finding, ...] = (), ascii: bool = False) -> str:
-    return printed(text.why(ledger, findings, Look(width=width, ascii=ascii)), width)
+    return printed(text.why(ledger, findings, RenderOptions(width=width, ascii=ascii)), width)
 
 
 @pytest.mark.parametrize("width", [40, 80, 132, 200])
@@ -157,7 +157,7 @@ def test_of_hundreds_alike_the_first_few_are_shown_and_the_rest_counted() -> Non
 
 
 def test_brief_keeps_who_and_what_to_do_and_leaves_out_how_we_know(ledger: Ledger) -> None:
-    shown = printed(text.why(ledger, FINDINGS, Look(80, brief=True)), 80)
+    shown = printed(text.why(ledger, FINDINGS, RenderOptions(80, brief=True)), 80)
     assert "pid 4243" in shown
     assert "VR101" in shown
     assert "kill 4243 4244 4245" in shown

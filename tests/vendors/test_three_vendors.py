@@ -91,8 +91,8 @@ def test_text(host: Host) -> None:
 
 def test_who(host: Host, demo: DemoProgram) -> None:
     report = json.loads(host.run("who", "--json").stdout)
-    people = [kin for home in report["households"] for kin in home["processes"]]
-    seen = {kin["holder"]["pid"]: kin["keeps"] for kin in people}
+    people = [node for group in report["groups"] for node in group["processes"]]
+    seen = {node["holder"]["pid"]: node["holds"] for node in people}
     assert {TRAINER, COMPILER, BROWSER} <= set(seen)
     assert [(keep["gpu"], keep["kind"], keep["nbytes"]) for keep in seen[TRAINER]] == [
         (2, "process", 9 * GIB),

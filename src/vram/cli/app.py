@@ -1,14 +1,14 @@
-"""The command line's front door: finds the command, prints errors, picks the exit code."""
+"""The command line's entry point: finds the command, prints errors, picks the exit code."""
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn, Protocol, TextIO, cast
 
-from vram.cli import early
+from vram.cli import prestart
 from vram.errors import ExitCode, UsageError, VramError
 
 if TYPE_CHECKING:
@@ -22,15 +22,10 @@ COMMANDS = (
     *("help", "completion"),
 )
 
-# These only look: nothing is left to tidy up, so their process may end without ceremony.
-READ_ONLY = frozenset(("why", "who", "check", "doctor", "explain", "oom"))
-# These have waited for all that they began, so the same holds.
-FINISHED = frozenset(("park", "unpark", "parked", "borrow"))
-
 EPILOG = "vram COMMAND --help tells more about one. No GPU here? `vram demo` needs none."
 
 
-class Command(Protocol):
+class CommandModule(Protocol):
     """What every module in ``commands/`` offers."""
 
     NAME: str
@@ -48,20 +43,28 @@ RUNNERS = frozenset(("borrow",))
 
 def entry() -> NoReturn:
     """Run as a program: as :func:`main`, and gone as soon as the answer is out."""
-    quick = len(sys.argv) > 1 and sys.argv[1] in READ_ONLY | FINISHED
-    if quick:
-        gc.disable()
-    early.begin(sys.argv[1:])
-    if quick:
-        from vram.cli.light import import_lightly
-
-        import_lightly()
+    is_short = prestart.begin(sys.argv[1:])
     code = main()
-    if quick:
-        # Measured 4 ms less than a full shutdown of the interpreter; and a driver call that
-        # hangs in a thread cannot keep the prompt away.
+    if is_short:
+        # A full shutdown of the interpreter takes longer, and waits for a driver call that hangs in a thread.
         os._exit(code)
     sys.exit(code)
+
+
+@contextmanager
+def exit_on_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP raise SystemExit, so that they pass every clean-up as Ctrl-C does."""
+    import signal
+
+    def leave(number: int, _: object) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -93,7 +96,7 @@ def _dispatch(argv: list[str]) -> int:
         raise UsageError(f"there is no command {name!r}", hint=_suggestion(name))
     from argparse import Namespace
 
-    from vram.cli.parser import Parser
+    from vram.cli.arguments import Parser
 
     command = _load(name)
     parser = Parser(prog=f"vram {name}", description=_sentence(command.HELP))
@@ -115,7 +118,7 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
 
 def _without_command(argv: list[str]) -> int:
     import vram
-    from vram.cli.parser import Parser
+    from vram.cli.arguments import Parser
 
     parser = Parser(prog="vram", usage="vram COMMAND [...]", epilog=EPILOG)
     parser.add_argument("--version", action="version", version=f"vram {vram.__version__}")
@@ -135,10 +138,10 @@ def _listing() -> str:
     return "commands:\n" + "\n".join(lines)
 
 
-def _load(name: str) -> Command:
+def _load(name: str) -> CommandModule:
     from importlib import import_module
 
-    return cast("Command", import_module(f"vram.cli.commands.{name}"))
+    return cast("CommandModule", import_module(f"vram.cli.commands.{name}"))
 
 
 def _sentence(text: str) -> str:

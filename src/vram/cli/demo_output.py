@@ -1,4 +1,4 @@
-"""What ``vram demo`` prints: a question, the answer of ``vram why``, and what the advice released."""
+"""What ``vram demo`` prints: a question, the program's own answer, and what following the advice released."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from rich.text import Text
 
-from vram.cli.terminal import colored, emit, look_for, show
+from vram.cli.terminal import colored, emit, render_options, show
 from vram.errors import VirtualGpuError
 from vram.units import size
 from vram.virtualgpu import VirtualGpu
@@ -22,16 +22,16 @@ ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class DemoOutput:
-    """Prints demos on standard output, formatted as *args* ask."""
+    """Prints demos on standard output, as *args* ask for."""
 
     def __init__(self, args: Namespace) -> None:
         self._args = args
-        self._look = look_for(args)
+        self._options = render_options(args)
 
     def title(self, place: str, question: str) -> None:
-        line = "-" if self._look.ascii else "─"
+        line = "-" if self._options.ascii else "─"
         head = f"{line * 2} {place} {line * 2} "
-        tail = line * max(0, self._look.width - len(head) - len(question) - 1)
+        tail = line * max(0, self._options.width - len(head) - len(question) - 1)
         self._say(Text.assemble((head, "dim"), (question, "bold"), " ", (tail, "dim")))
 
     def happened(self, sentence: str) -> None:
@@ -39,10 +39,10 @@ class DemoOutput:
 
     def why(self, gpu: VirtualGpu) -> None:
         """Run `vram why` on the demo's GPU, and show its answer beside a vertical line."""
-        rule = "| " if self._look.ascii else "│ "
+        rule = "| " if self._options.ascii else "│ "
         color = {"FORCE_COLOR": "1"} if colored(self._args) else {"NO_COLOR": "1"}
-        words = ["--ascii"] if self._look.ascii else []
-        answer = run_why(gpu, words, {"COLUMNS": str(self._look.width - len(rule)), **color})
+        words = ["--ascii"] if self._options.ascii else []
+        answer = run_why(gpu, words, {"COLUMNS": str(self._options.width - len(rule)), **color})
         shown = answer if self._args.full else excerpt(answer)
         lines = (f"{rule}{line}".rstrip() for line in shown.splitlines())
         emit("$ vram why\n" + "".join(f"{line}\n" for line in lines) + "\n")
@@ -62,12 +62,12 @@ class DemoOutput:
             self._say(Text("These were excerpts: `vram demo NAME --full` shows whole answers.", style="dim"))
 
     def _say(self, text: Text) -> None:
-        show(text, self._args, self._look)
+        show(text, self._args, self._options)
         emit("\n")
 
 
 def excerpt(answer: str) -> str:
-    """Return the GPU's bytes and the first cause: what is left out is said by :meth:`DemoOutput.end`."""
+    """Return the GPU's bytes and the first cause: what is left out is named by :meth:`DemoOutput.end`."""
     blocks = answer.strip().split("\n\n")
     headings = [ESCAPES.sub("", block).partition("\n")[0] for block in blocks]
     last = next((at for at, heading in enumerate(headings) if heading == "Why"), len(blocks) - 1)

@@ -57,7 +57,7 @@ class Argument(Struct, frozen=True):
         return " ".join(filter(None, [", ".join(self.flags), self.placeholder]))
 
 
-class Command(Struct, frozen=True):
+class CommandSpec(Struct, frozen=True):
     """A command, or one of its own: ``lab`` and ``lab run``."""
 
     words: tuple[str, ...]
@@ -67,31 +67,31 @@ class Command(Struct, frozen=True):
     usage: str
     options: tuple[Argument, ...]
     positionals: tuple[Argument, ...]
-    commands: tuple[Command, ...] = ()
+    commands: tuple[CommandSpec, ...] = ()
     runs_another: bool = False
 
     @property
     def title(self) -> str:
         return " ".join(("vram", *self.words))
 
-    def everything(self) -> Iterator[Command]:
+    def everything(self) -> Iterator[CommandSpec]:
         """This command and all below it."""
         yield self
         for command in self.commands:
             yield from command.everything()
 
 
-def commands() -> tuple[Command, ...]:
+def commands() -> tuple[CommandSpec, ...]:
     """Every command of the program, in the order of its own list."""
     from vram.cli.app import COMMANDS
 
     return tuple(map(command, COMMANDS))
 
 
-def command(name: str) -> Command:
+def command(name: str) -> CommandSpec:
     """The command *name*, as its parser describes it."""
     from vram.cli.app import RUNNERS
-    from vram.cli.parser import Parser
+    from vram.cli.arguments import Parser
 
     module = import_module(f"vram.cli.commands.{name}")
     parser = Parser(prog=f"vram {name}")
@@ -115,11 +115,11 @@ class _Reader:
         parser: ArgumentParser,
         *,
         runner: bool = False,
-    ) -> Command:
+    ) -> CommandSpec:
         shown = [each for each in parser._actions if each.help != argparse.SUPPRESS or _is_rest(each)]
         below = [each for each in shown if isinstance(each, argparse._SubParsersAction)]
         plain = [each for each in shown if each not in below and not _is_rest(each)]
-        return Command(
+        return CommandSpec(
             words=words,
             summary=sentence(summary),
             description=story,
@@ -134,7 +134,7 @@ class _Reader:
 
     def _below(
         self, words: tuple[str, ...], action: argparse._SubParsersAction[ArgumentParser]
-    ) -> list[Command]:
+    ) -> list[CommandSpec]:
         helps = {each.dest: each.help or "" for each in action._choices_actions}
         return [
             self.read((*words, name), helps.get(name) or parser.description or "", "", parser)
@@ -158,12 +158,10 @@ class _Reader:
         if action.choices:
             return tuple((str(choice), "") for choice in action.choices)
         if value == "CODE" and not self._names:
-            from vram.diagnosis import manual
-            from vram.doctor import manual as checks
+            from vram.cli import manual
 
-            codes = tuple((code, manual.summary(code)) for code in manual.codes())
-            pages = tuple((check, checks.summary(check)) for check in checks.ids())
-            return codes if action.option_strings else (*codes, *pages)
+            codes = manual.summaries(manual.rules())
+            return codes if action.option_strings else (*codes, *manual.summaries(manual.checks()))
         return self._names if value in _NAMED else ()
 
 

@@ -1,33 +1,58 @@
-"""The manual pages that were installed with the program, shown by man."""
+"""The pages of ``vram explain``: docstrings of rules, of the doctor's checks, of kinds of out-of-memory."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-from pathlib import Path
+from collections.abc import Iterable
 
-from vram.cli.terminal import is_terminal
+from vram.errors import UsageError
 
-
-def installed(command: str | None) -> Path | None:
-    """The manual page of *command*, or of the program; None where it was not installed."""
-    from importlib.metadata import PackageNotFoundError, files
-
-    name = f"vram-{command}.1" if command else "vram.1"
-    try:
-        listed = files("vram") or []
-    except PackageNotFoundError:
-        return None
-    found = (Path(str(each.locate())) for each in listed if each.name == name)
-    return next((path for path in found if path.is_file()), None)
+# Names with their texts, in the order in which they are listed.
+Pages = dict[str, str]
 
 
-def show(page: Path) -> bool:
-    """Let man show *page*; False where nobody watches, or there is no man."""
-    if not is_terminal():
-        return False
-    try:
-        # A path with a slash in it is a file, for man-db and for mandoc.
-        return subprocess.run(["man", os.path.abspath(page)]).returncode == 0
-    except OSError:
-        return False
+def rules() -> Pages:
+    """The page of each finding, by its code."""
+    from vram.diagnosis.engine import RULES
+
+    return _pages((rule.CODE, rule.__doc__) for rule in sorted(RULES, key=lambda rule: rule.CODE))
+
+
+def checks() -> Pages:
+    """The page of each check of the doctor, by its id."""
+    from vram.doctor.checks import CHECKS
+
+    return _pages((check.id, check.page) for check in CHECKS)
+
+
+def kinds() -> Pages:
+    """The page of each kind of out-of-memory, by its id."""
+    from vram.oom.judge import KINDS
+
+    return _pages((kind.id, kind.page) for kind in KINDS)
+
+
+def _pages(docstrings: Iterable[tuple[str, str | None]]) -> Pages:
+    # Python -OO strips docstrings, and with them the pages.
+    missing = "{} This page is missing: Python was started with -OO, which removes it.\n"
+    return {name: text or missing.format(name) for name, text in docstrings}
+
+
+def page(name: str) -> str:
+    """The page of a code, a check or a kind; case does not matter. UsageError where there is none."""
+    wanted = name.strip().lower()
+    known = checks() if "." in wanted else {**kinds(), **rules()}
+    for each, text in known.items():
+        if wanted == each.lower():
+            return text
+    what, names = ("check", checks()) if "." in wanted else ("code", rules())
+    raise UsageError(f"there is no {what} {name!r}", hint=f"the {what}s are {', '.join(names)}")
+
+
+def summaries(pages: Pages) -> tuple[tuple[str, str], ...]:
+    """Each name with what it means, in one line."""
+    return tuple((name, _summary(name, text)) for name, text in pages.items())
+
+
+def _summary(name: str, text: str) -> str:
+    """The first line behind the name, as in "VR101 Orphaned by fork" and "fragmented: enough is unused"."""
+    return text.partition("\n")[0].removeprefix(name).lstrip(" :").strip()

@@ -6,17 +6,14 @@ import os
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
-from vram.cli import early
+from vram.cli import prestart
+from vram.cli.arguments import add_deadline_argument, add_windows_argument, narrowed
 from vram.errors import DriverMissing, ExitCode, UsageError
 
 if TYPE_CHECKING:
     from vram.host.local import LocalHost
     from vram.model.ledger import GpuLedger, Ledger
     from vram.model.observation import Survey
-
-DEADLINE_S = 5.0
-# Eleven days. poll(2) counts milliseconds in 31 bits: twice as long would be too much for it.
-LONGEST_S = 1_000_000
 
 
 def add_source_arguments(parser: ArgumentParser) -> None:
@@ -34,23 +31,7 @@ def add_source_arguments(parser: ArgumentParser) -> None:
     add_windows_argument(parser)
 
 
-def add_windows_argument(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--no-windows", action="store_true", help="in WSL2, do not ask Windows: no PowerShell is started"
-    )
-
-
-def add_deadline_argument(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--deadline",
-        type=seconds,
-        default=DEADLINE_S,
-        metavar="S",
-        help="give up on a driver that does not answer within S seconds (default: %(default)g)",
-    )
-
-
-def open_host(args: Namespace) -> LocalHost | None:
+def open_host(args: Namespace, *, windows_every_s: float = 0.0) -> LocalHost | None:
     """Return this host, being read from now on at the latest; None where a snapshot is judged.
 
     Whoever opens it first and imports the rest of what it needs after that saves the time
@@ -58,15 +39,13 @@ def open_host(args: Namespace) -> LocalHost | None:
     """
     if getattr(args, "snapshot", None):
         return None
-    from vram.host.local import LocalHost
-
     proc, sys = roots()
-    return LocalHost(
-        proc,
-        sys_root=sys,
-        reader=early.take(),
+    return prestart.open_host(
         read_ahead_s=args.deadline,
+        proc_root=proc,
+        sys_root=sys,
         ask_windows=not getattr(args, "no_windows", False),
+        windows_every_s=windows_every_s,
     )
 
 
@@ -118,15 +97,6 @@ def _with_parked(ledger: Ledger, host: LocalHost) -> Ledger:
     return replace(ledger, parked=parked_now(host))
 
 
-def narrowed(ledger: Ledger, words: list[str] | None) -> Ledger:
-    """Return *ledger* with only the GPUs that *words* name; without words, all of it."""
-    if not words or not ledger.gpus:
-        return ledger
-    from vram.cli.gpu_words import select
-
-    return select(ledger, [part.strip() for word in words for part in word.split(",")])
-
-
 def completeness(ledger: Ledger) -> ExitCode:
     """Return OK, or PARTIAL where some GPU or probe did not answer.
 
@@ -161,69 +131,3 @@ def _is_missing(gpu: GpuLedger) -> bool:
     unread = gpu.total_bytes is None and (not told or None in told)
     unlisted = gpu.status == "denied" and not gpu.instances
     return unread or unlisted or gpu.status in ("failed", "timeout", "lost")
-
-
-def gpu_numbers(words: list[str]) -> set[int]:
-    """Read the words of ``--gpu`` for commands that act: on whole GPUs."""
-    parts = [part.strip() for word in words for part in word.split(",")]
-    for part in parts:
-        if ":" in part or part.upper().startswith("MIG-"):
-            raise UsageError(
-                f"{part!r} names a MIG device, and memory is given back by whole GPUs or by processes",
-                hint="give the GPU's number, or the process with --pid; `vram who` names them",
-            )
-        if not (part.isascii() and part.isdigit()):
-            raise UsageError(
-                f"{part!r} is not the number of a GPU", hint="write it like --gpu 0 or --gpu 0,1"
-            )
-    return set(map(int, parts))
-
-
-def pid_number(text: str) -> int:
-    """Read a pid; kill(2) gives zero and negative numbers a meaning that nobody wants here."""
-    from argparse import ArgumentTypeError
-
-    if not (text.isascii() and text.isdigit() and 0 < int(text) < 1 << 31):
-        raise ArgumentTypeError(f"{text!r} is not a pid")
-    return int(text)
-
-
-def seconds(text: str) -> float:
-    """Read a number of seconds above zero."""
-    number = _seconds(text)
-    if not 0 < number <= LONGEST_S:
-        raise _no_seconds(text, "above zero")
-    return number
-
-
-def seconds_or_none(text: str) -> float:
-    """Read a number of seconds for which one waits; zero means not at all."""
-    number = _seconds(text)
-    if not 0 <= number <= LONGEST_S:
-        raise _no_seconds(text, "from zero")
-    return number
-
-
-def _seconds(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return -1.0
-
-
-def _no_seconds(text: str, least: str) -> Exception:
-    from argparse import ArgumentTypeError
-
-    return ArgumentTypeError(f"{text!r} is not a number of seconds {least} up to {LONGEST_S:,}")
-
-
-def memory_size(text: str) -> int:
-    """A size that says its unit: of a bare number nobody can tell whether bytes or GiB are meant."""
-    from vram.units import parse_size
-
-    nbytes = parse_size(text)
-    if text.strip()[-1:].isdigit():
-        raise UsageError(
-            f"{text!r} has no unit", hint=f"write {text.strip()}GiB, or {text.strip()}B for bytes"
-        )
-    return nbytes

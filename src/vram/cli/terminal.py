@@ -1,23 +1,26 @@
-"""Standard output: how wide it is, whether it takes colour, and which characters it can carry."""
+"""The terminal: how wide it is, whether it takes colour, which characters it can carry, and progress."""
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Literal
 
 from vram.errors import VramError
 from vram.report.escape import ascii_only
+from vram.units import size
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from vram.report.look import Look
+    from vram.report.layout import RenderOptions
 
 # Nobody reads wider lines, and what pads them would fill the memory.
 _WIDEST = 2000
 _NEEDED = "─█▓▒░▚▞·…●▲○├└│"
+_PROGRESS_CELLS = 24
 
 
 def add_terminal_arguments(parser: ArgumentParser) -> None:
@@ -26,23 +29,20 @@ def add_terminal_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--no-color", action="store_true", help="no colour, also on a terminal")
 
 
-def look_for(args: Namespace) -> Look:
+def render_options(args: Namespace) -> RenderOptions:
     """Return the surface that standard output is."""
-    from vram.report.look import Look
+    from vram.report.layout import RenderOptions
 
-    return Look(width=columns(), ascii=args.ascii or not carries_unicode())
+    return RenderOptions(width=columns(), ascii=args.ascii or not carries_unicode())
 
 
 def columns() -> int:
-    """Return how wide a line may be; 80 where nobody says.
-
-    shutil would tell too, and brings three compression libraries along: 4 ms at every start.
-    """
+    """Return how wide a line may be; 80 where nobody says."""
     said = os.environ.get("COLUMNS", "")
     if said.isdecimal() and int(said) > 0:
         return min(max(40, int(said)), _WIDEST)
     try:
-        # A terminal that was never told its size says 0.
+        # A terminal whose size was never set says 0.
         return min(max(40, os.get_terminal_size(1).columns or 80), _WIDEST)
     except OSError:
         return 80
@@ -71,13 +71,13 @@ def is_terminal() -> bool:
     return sys.stdout is not None and sys.stdout.isatty()
 
 
-def console_for(args: Namespace, look: Look) -> Console:
+def console_for(args: Namespace, options: RenderOptions) -> Console:
     """Return a console on standard output that adds nothing of its own to the text."""
     from rich.console import Console
 
     color = colored(args)
     return Console(
-        width=look.width,
+        width=options.width,
         force_terminal=color,
         color_system=_color_system() if color else None,
         no_color=not color,
@@ -88,11 +88,11 @@ def console_for(args: Namespace, look: Look) -> Console:
     )
 
 
-def show(renderable: RenderableType, args: Namespace, look: Look) -> None:
+def show(renderable: RenderableType, args: Namespace, options: RenderOptions) -> None:
     """Print *renderable* without the blanks that padding leaves at the ends of lines."""
     from io import StringIO
 
-    console = console_for(args, look)
+    console = console_for(args, options)
     # After a capture rich writes an empty string, which unbuffered streams hand on to the system.
     console.file = StringIO()
     with console.capture() as captured:
@@ -122,3 +122,68 @@ def emit(answer: str | bytes) -> None:
 
 def _color_system() -> Literal["256", "truecolor"]:
     return "truecolor" if os.environ.get("COLORTERM") in ("truecolor", "24bit") else "256"
+
+
+# ---- standard error: a line that moves, only where a person watches ----
+
+
+class Progress:
+    """Draws on standard error if that is a terminal; otherwise it is silent and asks for no figures."""
+
+    def __init__(self) -> None:
+        self._live = sys.stderr is not None and sys.stderr.isatty()
+        self._words = ""
+        self._whole = 0
+        self._first: int | None = None
+        self._began = 0.0
+
+    @property
+    def watch(self) -> Progress | None:
+        return self if self._live else None
+
+    def begin(self, words: str, nbytes: int) -> None:
+        self._words, self._whole, self._first = words, nbytes, None
+        self._began = time.monotonic()
+        self._draw(0)
+
+    def __call__(self, used: dict[str, int]) -> None:
+        now = sum(used.values())
+        self._first = now if self._first is None else self._first
+        self._draw(abs(self._first - now))
+
+    def end(self) -> None:
+        self._write("\r\x1b[K")
+
+    def _draw(self, moved: int) -> None:
+        full = min(_PROGRESS_CELLS, moved * _PROGRESS_CELLS // max(1, self._whole))
+        bar = "#" * full + "." * (_PROGRESS_CELLS - full)
+        spent_s = time.monotonic() - self._began
+        self._write(f"\r\x1b[K{self._words} [{bar}] {size(moved)} of {size(self._whole)}, {spent_s:.0f} s")
+
+    def _write(self, text: str) -> None:
+        if self._live:
+            sys.stderr.write(text)
+            sys.stderr.flush()
+
+
+class Counter:
+    """Says which of several things is under way, on standard error if that is a terminal."""
+
+    def __init__(self, whole: int) -> None:
+        self._live = sys.stderr is not None and sys.stderr.isatty()
+        self._whole, self._at = whole, 0
+
+    def __enter__(self) -> Counter:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._write("\r\x1b[K")
+
+    def next(self, name: str) -> None:
+        self._at += 1
+        self._write(f"\r\x1b[K[{self._at}/{self._whole}] {name}")
+
+    def _write(self, text: str) -> None:
+        if self._live:
+            sys.stderr.write(text)
+            sys.stderr.flush()

@@ -36,6 +36,7 @@ from vram.diagnosis.rules import (
     windows_processes,
     zombie_parent,
 )
+from vram.errors import UsageError
 from vram.model.finding import Finding
 from vram.model.ledger import Ledger
 
@@ -92,3 +93,10 @@ def _rank(finding: Finding) -> tuple[int, int, str, tuple[int, ...], tuple[int, 
     # A cause without a size of its own comes after those of its severity that have one.
     nbytes = -1 if finding.nbytes is None else finding.nbytes
     return _GRAVEST_FIRST.index(finding.severity), -nbytes, finding.code, finding.gpus, finding.pids
+
+
+def require_code(code: str) -> None:
+    """Raise UsageError unless some rule has this *code*; case does not matter."""
+    codes = sorted(rule.CODE for rule in RULES)
+    if code.strip().upper() not in codes:
+        raise UsageError(f"there is no code {code!r}", hint=f"the codes are {', '.join(codes)}")

@@ -10,8 +10,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from vram.model.finding import Finding, Harm, Remedy
-from vram.report.look import Look
-from vram.report.paragraph import paragraph
+from vram.report.layout import RenderOptions, paragraph
 
 HARMS: dict[Harm, str] = {
     "none": "does no harm",
@@ -21,54 +20,54 @@ HARMS: dict[Harm, str] = {
 }
 
 
-class Way(NamedTuple):
-    """One way out, whom it is for where no command says so, and the findings it answers."""
+class RankedRemedy(NamedTuple):
+    """A remedy, whom it is for where no command says so, and the findings it answers."""
 
     remedy: Remedy
     targets: list[str]
     codes: list[str]
 
 
-def ordered(findings: tuple[Finding, ...]) -> list[Way]:
-    """Return each way out once, least harmful first."""
-    ways: dict[tuple[str, str], Way] = {}
+def ordered(findings: tuple[Finding, ...]) -> list[RankedRemedy]:
+    """Return each remedy once, least harmful first."""
+    ranked: dict[tuple[str, str], RankedRemedy] = {}
     for finding in findings:
         for remedy in finding.remedies:
-            # The command says what happens; without one, the same words for two targets are one way.
+            # The command says what happens; without one, the same words for two targets are one entry.
             key = (remedy.command, "") if remedy.command else ("", remedy.text)
-            way = ways.setdefault(key, Way(remedy, [], []))
-            _append_once(way.targets, remedy.target)
-            _append_once(way.codes, finding.code)
+            entry = ranked.setdefault(key, RankedRemedy(remedy, [], []))
+            _append_once(entry.targets, remedy.target)
+            _append_once(entry.codes, finding.code)
     ranks = list(HARMS)
-    return sorted(ways.values(), key=lambda way: ranks.index(way.remedy.harm))
+    return sorted(ranked.values(), key=lambda entry: ranks.index(entry.remedy.harm))
 
 
-def advice(findings: tuple[Finding, ...], look: Look) -> Iterator[RenderableType]:
+def advice(findings: tuple[Finding, ...], options: RenderOptions) -> Iterator[RenderableType]:
     """Return the section, or nothing where nothing needs doing."""
-    ways = ordered(findings)
-    if not ways:
+    ranked = ordered(findings)
+    if not ranked:
         return
     yield Text()
     yield Text("What to do, least harm first", style="bold")
     harm = None
-    for number, way in enumerate(ways, 1):
-        if way.remedy.harm != harm:
-            harm = way.remedy.harm
+    for number, entry in enumerate(ranked, 1):
+        if entry.remedy.harm != harm:
+            harm = entry.remedy.harm
             yield Text(f"  {HARMS[harm]}", style="dim")
-        mark = f"{number:>{len(str(len(ways)))}}. "
-        yield paragraph(mark, _words(way, look), look, indent=2)
-        if way.remedy.command:
-            yield _command(way.remedy.command, len(mark) + 2, look)
+        mark = f"{number:>{len(str(len(ranked)))}}. "
+        yield paragraph(mark, _words(entry, options), options, indent=2)
+        if entry.remedy.command:
+            yield _command(entry.remedy.command, len(mark) + 2, options)
 
 
-def _words(way: Way, look: Look) -> Text:
-    pids = [target for target in way.targets if target.startswith("pid")]
-    notes = way.codes if way.remedy.command else [*way.codes, *pids]
-    return Text(look.clean(way.remedy.text)).append(look.clean(f"  {', '.join(notes)}"), style="dim")
+def _words(entry: RankedRemedy, options: RenderOptions) -> Text:
+    pids = [target for target in entry.targets if target.startswith("pid")]
+    notes = entry.codes if entry.remedy.command else [*entry.codes, *pids]
+    return Text(options.clean(entry.remedy.text)).append(options.clean(f"  {', '.join(notes)}"), style="dim")
 
 
-def _command(command: str, indent: int, look: Look) -> RenderableType:
-    lines = indented(pasteable(look.clean(command), look.width - indent), " " * indent)
+def _command(command: str, indent: int, options: RenderOptions) -> RenderableType:
+    lines = indented(pasteable(options.clean(command), options.width - indent), " " * indent)
     # No padding: it would cut off a word that is longer than the line.
     return Text(lines, style="bold", no_wrap=True, overflow="ignore")
 

@@ -11,7 +11,7 @@ from vram.model.ledger import Entry, Ledger
 from vram.model.observation import HostFacts
 from vram.report.escape import inert
 from vram.report.json import encode
-from vram.report.look import MEANINGS
+from vram.report.layout import MEANINGS
 from vram.report.phrases import command, identity, sharing, windows_process
 from vram.units import size
 

@@ -1,17 +1,18 @@
-"""The table of one GPU's entries, and the line that shows that they balance."""
+"""Tables of a GPU's entries, and the line that shows that they balance; under MIG, one for each instance."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from vram.model.kinds import Kind
-from vram.model.ledger import Entry, known_bytes
-from vram.report.look import KINDS, MEANINGS, Look
-from vram.report.phrases import command, identity, percent, sharing, windows_process
+from vram.model.ledger import Entry, GpuLedger, Instance, known_bytes
+from vram.report.layout import KIND_STYLES, MEANINGS, RenderOptions, paragraph
+from vram.report.phrases import command, identity, memory_figures, percent, sharing, windows_process
 from vram.units import size
 
 # Past this many lines the smallest plain ones share a line: a page of 500 equal workers
@@ -26,7 +27,7 @@ _LAST: tuple[Kind, ...] = ("overhead", "reserved", "unreported", "unassigned", "
 _NARROW_COLUMNS = 36
 
 
-class Line(NamedTuple):
+class PartLine(NamedTuple):
     """A line of the table that stands for a whole part of the GPU."""
 
     nbytes: int
@@ -34,33 +35,37 @@ class Line(NamedTuple):
     who: str
 
 
-def lines_table(lines: Sequence[Line], entries: Sequence[Entry], total_bytes: int, look: Look) -> Table:
+def lines_table(
+    lines: Sequence[PartLine], entries: Sequence[Entry], total_bytes: int, options: RenderOptions
+) -> Table:
     """Return a table of *lines*, then of *entries*, and the sum of both."""
-    table = _grid(look)
-    blank = [Text()] if look.is_wide else []
+    table = _grid(options)
+    blank = [Text()] if options.is_wide else []
     for line in lines:
         share = Text(percent(line.nbytes, total_bytes), style="dim")
-        what = Text(look.clean(line.what), style="bold")
-        table.add_row(Text(size(line.nbytes)), share, what, Text(look.clean(line.who)), *blank)
-    _entry_rows(table, entries, total_bytes, look)
+        what = Text(options.clean(line.what), style="bold")
+        table.add_row(Text(size(line.nbytes)), share, what, Text(options.clean(line.who)), *blank)
+    _entry_rows(table, entries, total_bytes, options)
     nbytes = sum(line.nbytes for line in lines) + known_bytes(entries)
-    _sum_rows(table, nbytes, total_bytes, look)
+    _sum_rows(table, nbytes, total_bytes, options)
     return table
 
 
-def entries_table(entries: Sequence[Entry], total_bytes: int | None, look: Look) -> Table:
+def entries_table(entries: Sequence[Entry], total_bytes: int | None, options: RenderOptions) -> Table:
     """Return a line per entry, largest holder first, and the sum; None: what it should be is not told."""
-    table = _grid(look)
-    _entry_rows(table, entries, total_bytes, look)
-    _sum_rows(table, known_bytes(entries), total_bytes, look)
+    table = _grid(options)
+    _entry_rows(table, entries, total_bytes, options)
+    _sum_rows(table, known_bytes(entries), total_bytes, options)
     return table
 
 
-def part_table(entries: Sequence[Entry], total_bytes: int | None, look: Look) -> Table:
+def part_table(entries: Sequence[Entry], total_bytes: int | None, options: RenderOptions) -> Table:
     """Return a line for each of some entries of a GPU: they are not meant to sum to its total."""
-    table = _grid(look)
+    table = _grid(options)
     for entry in in_order(entries):
-        table.add_row(*_figures(entry.kind, entry.nbytes, total_bytes, look), *_explanation(entry, look))
+        table.add_row(
+            *_figures(entry.kind, entry.nbytes, total_bytes, options), *_explanation(entry, options)
+        )
     return table
 
 
@@ -88,71 +93,77 @@ def fold(entries: Sequence[Entry]) -> tuple[list[Entry], list[list[Entry]]]:
     return [entry for entry in entries if id(entry) not in hidden], folded
 
 
-def _entry_rows(table: Table, entries: Sequence[Entry], total_bytes: int | None, look: Look) -> None:
+def _entry_rows(
+    table: Table, entries: Sequence[Entry], total_bytes: int | None, options: RenderOptions
+) -> None:
     shown, folded = fold(in_order(entries))
     for entry in shown:
         if folded and not entry.kind_facts.held:
-            _folded_rows(table, folded, total_bytes, look)
+            _folded_rows(table, folded, total_bytes, options)
             folded = []
-        table.add_row(*_figures(entry.kind, entry.nbytes, total_bytes, look), *_explanation(entry, look))
-    _folded_rows(table, folded, total_bytes, look)
+        table.add_row(
+            *_figures(entry.kind, entry.nbytes, total_bytes, options), *_explanation(entry, options)
+        )
+    _folded_rows(table, folded, total_bytes, options)
 
 
-def _grid(look: Look) -> Table:
+def _grid(options: RenderOptions) -> Table:
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(width=10, justify="right")
     table.add_column(width=6, justify="right")
     table.add_column(width=14)
-    rest = look.width - _NARROW_COLUMNS
-    if look.is_wide:
+    rest = options.width - _NARROW_COLUMNS
+    if options.is_wide:
         table.add_column(width=rest // 2 - 1, overflow="fold")
         table.add_column(width=rest - rest // 2 - 1, overflow="fold")
     else:
         table.add_column(width=rest, overflow="fold")
     dim = (
         ("size", "share", "what", "who", "how we know")
-        if look.is_wide
+        if options.is_wide
         else ("size", "share", "what", "who, and how we know")
     )
     table.add_row(*(Text(word, style="dim") for word in dim))
     return table
 
 
-def _figures(kind: Kind, nbytes: int | None, total_bytes: int | None, look: Look) -> tuple[Text, Text, Text]:
-    what = Text.assemble(look.swatch(kind), " ", (kind, KINDS[kind].style))
+def _figures(
+    kind: Kind, nbytes: int | None, total_bytes: int | None, options: RenderOptions
+) -> tuple[Text, Text, Text]:
+    what = Text.assemble(options.swatch(kind), " ", (kind, KIND_STYLES[kind].style))
     if nbytes is None:
         return Text("unknown", style="dim"), Text(), what
     share = "" if total_bytes is None else percent(nbytes, total_bytes)
     return Text(size(nbytes)), Text(share, style="dim"), what
 
 
-def _explanation(entry: Entry, look: Look) -> tuple[Text, ...]:
-    who, how = _who(entry, look), _how(entry, look)
-    if look.is_wide:
+def _explanation(entry: Entry, options: RenderOptions) -> tuple[Text, ...]:
+    who, how = _who(entry, options), _how(entry, options)
+    if options.is_wide:
         return who, how
-    if not entry.holder and len(who) + len(how) + 3 <= look.width - _NARROW_COLUMNS:
-        return (Text.assemble(who, look.clean(" · ") if how else "", how),)
+    if not entry.holder and len(who) + len(how) + 3 <= options.width - _NARROW_COLUMNS:
+        return (Text.assemble(who, options.clean(" · ") if how else "", how),)
     return (Text("\n").join(part for part in (who, how) if part),)
 
 
-def _who(entry: Entry, look: Look) -> Text:
+def _who(entry: Entry, options: RenderOptions) -> Text:
     if entry.holder is None:
         named = windows_process(entry.windows) if entry.kind == "windows" and entry.windows else []
-        return Text(look.clean(" · ".join(named)) or sharing(entry) or MEANINGS.get(entry.kind, ""))
-    room = look.width - _NARROW_COLUMNS
-    if look.is_wide:
+        return Text(options.clean(" · ".join(named)) or sharing(entry) or MEANINGS.get(entry.kind, ""))
+    room = options.width - _NARROW_COLUMNS
+    if options.is_wide:
         room = room // 2 - 1
-    who = Text(look.clean(" · ".join(identity(entry.holder))))
+    who = Text(options.clean(" · ".join(identity(entry.holder))))
     words = command(entry.holder)
     if words:
-        who.append("\n" + look.short(words, room), style="bold")
+        who.append("\n" + options.short(words, room), style="bold")
     shared = sharing(entry)
     if shared:
         who.append("\n" + shared, style="yellow")
     return who
 
 
-def _how(entry: Entry, look: Look) -> Text:
+def _how(entry: Entry, options: RenderOptions) -> Text:
     """How we know; a plain fact that needs no word, like what is free, gets none."""
     reasons = list(entry.evidence)
     if entry.claimed is not None and entry.claimed != entry.nbytes:
@@ -160,10 +171,10 @@ def _how(entry: Entry, look: Look) -> Text:
         reasons.append(f"{whose} own figure is {size(entry.claimed)}")
     if len(reasons) > _MOST_REASONS:
         reasons[_MOST_REASONS - 1 :] = [f"and {len(reasons) - _MOST_REASONS + 1} more such reasons"]
-    words = "" if look.brief else "; ".join(map(_bounded, reasons))
+    words = "" if options.brief else "; ".join(map(_bounded, reasons))
     if not words and entry.confidence == "fact":
         return Text()
-    return Text(look.clean(f"{entry.confidence}: {words}" if words else entry.confidence), style="dim")
+    return Text(options.clean(f"{entry.confidence}: {words}" if words else entry.confidence), style="dim")
 
 
 def _bounded(reason: str) -> str:
@@ -174,11 +185,13 @@ def _bounded(reason: str) -> str:
     return f"{reason[:half]}… {reason[-half:]}"
 
 
-def _folded_rows(table: Table, folded: list[list[Entry]], total_bytes: int | None, look: Look) -> None:
-    blank = [Text()] if look.is_wide else []
+def _folded_rows(
+    table: Table, folded: list[list[Entry]], total_bytes: int | None, options: RenderOptions
+) -> None:
+    blank = [Text()] if options.is_wide else []
     for group in folded:
         kind: Kind = "process" if group[0].kind_facts.charged else group[0].kind
-        figures = _figures(kind, known_bytes(group), total_bytes, look)
+        figures = _figures(kind, known_bytes(group), total_bytes, options)
         table.add_row(*figures, Text(_folded_words(group)), *blank)
 
 
@@ -190,8 +203,8 @@ def _folded_words(group: list[Entry]) -> str:
     return f"{len(group)} more like it, {most}: `vram why --json` has them all"
 
 
-def _sum_rows(table: Table, nbytes: int, total_bytes: int | None, look: Look) -> None:
-    table.add_row(Text(look.clean("─" * 10), style="dim"), Text(look.clean("─" * 6), style="dim"))
+def _sum_rows(table: Table, nbytes: int, total_bytes: int | None, options: RenderOptions) -> None:
+    table.add_row(Text(options.clean("─" * 10), style="dim"), Text(options.clean("─" * 6), style="dim"))
     if total_bytes is None:
         table.add_row(
             Text(size(nbytes), style="bold"),
@@ -212,3 +225,58 @@ def _sum_rows(table: Table, nbytes: int, total_bytes: int | None, look: Look) ->
         Text("= total"),
         verdict,
     )
+
+
+# ---- a GPU divided by MIG: its instances in one table, then each with its own ----
+
+
+def divided_tables(gpu: GpuLedger, options: RenderOptions) -> Iterator[RenderableType]:
+    """Return the GPU's own balance, line by instance, and below it the balance of each instance."""
+    loose = [entry for entry in gpu.entries if entry.gpu_instance is None]
+    if gpu.total_bytes is not None:
+        yield lines_table(
+            [_instance_line(gpu, each) for each in gpu.instances], loose, gpu.total_bytes, options
+        )
+    for instance in gpu.instances:
+        yield Text()
+        yield from _instance(gpu, instance, options)
+
+
+def _instance_entries(gpu: GpuLedger, instance: Instance) -> list[Entry]:
+    return [entry for entry in gpu.entries if entry.gpu_instance == instance.gpu_instance]
+
+
+def device_names(gpu: GpuLedger, instance: Instance) -> str:
+    """Return the instance's devices as --gpu takes them: 0:1, 0:2."""
+    return ", ".join(f"{gpu.index}:{device.index}" for device in instance.devices)
+
+
+def _instance_line(gpu: GpuLedger, instance: Instance) -> PartLine:
+    entries = _instance_entries(gpu, instance)
+    figures = memory_figures(entries, instance.total_bytes) or instance.message or ""
+    return PartLine(
+        nbytes=known_bytes(entries),
+        what=f"MIG {device_names(gpu, instance)}",
+        who=f"{_profile(instance)} (GPU instance {instance.gpu_instance}): {figures}",
+    )
+
+
+def _profile(instance: Instance) -> str:
+    """The size of the whole instance: a device may name its own part of the compute before it."""
+    word = instance.devices[0].name.rpartition("MIG ")[2]
+    part, dot, whole = word.partition("c.")
+    return whole if dot and part.isdigit() else word
+
+
+def _instance(gpu: GpuLedger, instance: Instance, options: RenderOptions) -> Iterator[RenderableType]:
+    label = f"MIG {device_names(gpu, instance)}  {options.clean(instance.devices[0].name)}"
+    if len(instance.devices) > 1:
+        label += f", shared by {len(instance.devices)} compute instances"
+    entries = _instance_entries(gpu, instance)
+    yield Text(options.short(label, options.width), style="bold")
+    if instance.total_bytes is not None:
+        yield entries_table(entries, instance.total_bytes, options)
+    elif instance.message:
+        yield paragraph("  ", Text(options.clean(instance.message), style="bold red"), options)
+    for note in instance.notes:
+        yield paragraph("note: ", Text(options.clean(note)), options, indent=2)

@@ -9,8 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vram.model.inside import ArrayGroup, InsideReceipt, Split
-from vram.report.look import Look
-from vram.report.paragraph import paragraph
+from vram.report.layout import RenderOptions, paragraph
 from vram.report.trimmed import WAYS
 from vram.units import counted, size
 
@@ -18,32 +17,32 @@ ROWS = 12
 _SIZE, _GPU, _WHAT = 10, 4, 26
 
 
-def inside(receipt: InsideReceipt, look: Look, *, everything: bool = False) -> RenderableType:
+def inside(receipt: InsideReceipt, options: RenderOptions, *, everything: bool = False) -> RenderableType:
     """Return one process's account; *everything*: all rows of it."""
     answer = receipt.answer
     blocks: list[RenderableType] = [
-        _head(receipt, look),
-        paragraph("", _summary(receipt, look), look, indent=2),
+        _head(receipt, options),
+        paragraph("", _summary(receipt, options), options, indent=2),
     ]
     shown = answer.groups if everything else answer.groups[:ROWS]
     if shown:
-        blocks += [Text(), _table(shown, receipt, look)]
-    blocks += _rest(receipt, len(shown), look)
+        blocks += [Text(), _table(shown, receipt, options)]
+    blocks += _rest(receipt, len(shown), options)
     blocks.append(Text())
-    blocks += [paragraph("", _sum(split), look, indent=2) for split in receipt.splits]
-    blocks += [paragraph("- ", Text(look.clean(note)), look, indent=2) for note in _notes(receipt)]
+    blocks += [paragraph("", _sum(split), options, indent=2) for split in receipt.splits]
+    blocks += [paragraph("- ", Text(options.clean(note)), options, indent=2) for note in _notes(receipt)]
     return Group(*blocks)
 
 
-def _head(receipt: InsideReceipt, look: Look) -> Text:
+def _head(receipt: InsideReceipt, options: RenderOptions) -> Text:
     target = receipt.target
     parts = [f"pid {target.process.pid}", *([target.user] if target.user else [])]
-    head = look.clean(" · ".join([*parts, f"Python {receipt.answer.python}"]))
-    command = look.short(target.command, max(20, look.measure - len(head) - 2))
+    head = options.clean(" · ".join([*parts, f"Python {receipt.answer.python}"]))
+    command = options.short(target.command, max(20, options.measure - len(head) - 2))
     return Text.assemble(head, "  ", (command, "bold"))
 
 
-def _summary(receipt: InsideReceipt, look: Look) -> Text:
+def _summary(receipt: InsideReceipt, options: RenderOptions) -> Text:
     answer = receipt.answer
     live = "no array on a GPU"
     if answer.arrays:
@@ -54,7 +53,7 @@ def _summary(receipt: InsideReceipt, look: Look) -> Text:
     )
     how = f"asked {WAYS[receipt.via]}, {receipt.took_s:.2f} s; {stopped}"
     held = f", its threads waited {answer.longest_s * 1e3:.0f} ms at most"
-    return Text.assemble((look.clean(live), "bold"), look.clean(f" · {how}{held}"))
+    return Text.assemble((options.clean(live), "bold"), options.clean(f" · {how}{held}"))
 
 
 def _of(receipt: InsideReceipt) -> str:
@@ -66,27 +65,27 @@ def _of(receipt: InsideReceipt) -> str:
     return f" ({', '.join(f'{name} {size(nbytes)}' for name, nbytes in largest)})"
 
 
-def _table(groups: Sequence[ArrayGroup], receipt: InsideReceipt, look: Look) -> Table:
+def _table(groups: Sequence[ArrayGroup], receipt: InsideReceipt, options: RenderOptions) -> Table:
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(width=_SIZE, justify="right")
     table.add_column(width=_GPU)
     table.add_column(width=_WHAT, overflow="fold")
-    table.add_column(width=max(20, look.width - _SIZE - _GPU - _WHAT - 8), overflow="fold")
+    table.add_column(width=max(20, options.width - _SIZE - _GPU - _WHAT - 8), overflow="fold")
     table.add_row(*(Text(head, style="dim") for head in ("size", "GPU", "what", "held by")))
     for group in groups:
-        table.add_row(*_cells(group, receipt, look))
+        table.add_row(*_cells(group, receipt, options))
     return table
 
 
-def _cells(group: ArrayGroup, receipt: InsideReceipt, look: Look) -> tuple[Text, ...]:
+def _cells(group: ArrayGroup, receipt: InsideReceipt, options: RenderOptions) -> tuple[Text, ...]:
     index = None if group.device is None else receipt.gpu_of.get(group.device)
     where = "" if group.device is None else f"c:{group.device}" if index is None else str(index)
-    held_by = Text(look.clean(group.held_by))
+    held_by = Text(options.clean(group.held_by))
     note = "shares memory told above" if group.is_shared and not group.note else group.note
     if note:
-        held_by = Text.assemble(held_by, "\n", (look.clean(note), "dim"))
+        held_by = Text.assemble(held_by, "\n", (options.clean(note), "dim"))
     shown = Text(size(group.nbytes), style="dim" if group.is_shared else "")
-    return shown, Text(where), Text(look.clean(what(group))), held_by
+    return shown, Text(where), Text(options.clean(what(group))), held_by
 
 
 def what(group: ArrayGroup) -> str:
@@ -96,7 +95,7 @@ def what(group: ArrayGroup) -> str:
     return told if group.count == 1 else f"{group.count:,} × {told}"
 
 
-def _rest(receipt: InsideReceipt, shown: int, look: Look) -> Iterator[RenderableType]:
+def _rest(receipt: InsideReceipt, shown: int, options: RenderOptions) -> Iterator[RenderableType]:
     answer = receipt.answer
     hidden, left = answer.groups[shown:], answer.left_out
     nbytes = sum(group.nbytes for group in hidden) + left.nbytes
@@ -105,7 +104,7 @@ def _rest(receipt: InsideReceipt, shown: int, look: Look) -> Iterator[Renderable
         more = "; --all shows them" if hidden and not left.groups else ""
         more = "; --all shows more of them" if hidden and left.groups else more
         words = f"… and {counted(count, 'smaller row')}, {size(nbytes)} together{more}"
-        yield paragraph("", Text(look.clean(words), style="dim"), look, indent=2)
+        yield paragraph("", Text(options.clean(words), style="dim"), options, indent=2)
 
 
 def _sum(split: Split) -> Text:

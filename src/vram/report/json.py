@@ -1,4 +1,4 @@
-"""``vram why --json``: one object that scripts can rely on. Unknown is null."""
+"""``vram why --json`` and ``vram why PID --json``: one object that scripts can rely on. Unknown is null."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 from vram.model.finding import Finding
 from vram.model.gpu import DriverFacts
-from vram.model.ledger import GpuLedger, Ledger, ParkedProcess
+from vram.model.ledger import Entry, GpuLedger, Ledger, OpenOnly, ParkedProcess
 from vram.model.observation import HostFacts, ProbeRun
 from vram.report.escape import inert, json_inert
 
@@ -45,6 +45,47 @@ def why(ledger: Ledger, findings: tuple[Finding, ...], *, compact: bool = False)
         ),
         compact=compact,
     )
+
+
+class GpuPart(msgspec.Struct, frozen=True, kw_only=True):
+    """The entries of one GPU that name the process; they do not sum to ``total_bytes``."""
+
+    index: int
+    uuid: str | None
+    name: str
+    total_bytes: int | None
+    entries: tuple[Entry, ...]
+    open_only: tuple[OpenOnly, ...]
+
+
+class ProcessReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The process is an entry's holder, one of its co-holders, or the pid that the driver charges.
+
+    ``notes`` say why its inside is not told, where it is not.
+    """
+
+    schema: Literal[2] = 2
+    taken_at: str
+    pid: int
+    gpus: tuple[GpuPart, ...]
+    findings: tuple[Finding, ...]
+    notes: tuple[str, ...]
+
+
+def process(ledger: Ledger, pid: int, findings: tuple[Finding, ...], notes: tuple[str, ...]) -> bytes:
+    """Encode a ledger that was narrowed to one process."""
+    gpus = tuple(
+        GpuPart(
+            index=gpu.index,
+            uuid=gpu.uuid,
+            name=gpu.name,
+            total_bytes=gpu.total_bytes,
+            entries=(*gpu.entries, *(gpu.system.entries if gpu.system else ())),
+            open_only=gpu.open_only,
+        )
+        for gpu in ledger.gpus
+    )
+    return encode(ProcessReport(taken_at=ledger.taken_at, pid=pid, gpus=gpus, findings=findings, notes=notes))
 
 
 def encode(report: msgspec.Struct, *, compact: bool = False) -> bytes:

@@ -8,39 +8,37 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from vram.model.lab import LabClaim, LabReport, Result, Verdict
-from vram.report.look import Look
-from vram.report.manual_page import manual_page
-from vram.report.paragraph import paragraph
+from vram.report.layout import RenderOptions, manual_page, paragraph
 from vram.units import counted, duration, size
 
 STYLES: dict[Verdict, str] = {"true here": "green", "false here": "red", "cannot tell": "yellow"}
 MODEL_ONLY = "A virtual GPU: this shows what its model does. It is no evidence about real hardware."
 
 
-def listing(experiments: Sequence[LabClaim], look: Look) -> RenderableType:
+def listing(experiments: Sequence[LabClaim], options: RenderOptions) -> RenderableType:
     """Every experiment under its topic: the name to run it by, and the claim."""
     width = max(len(each.name) for each in experiments) + 2
     blocks: list[RenderableType] = []
     for topic in dict.fromkeys(each.topic for each in experiments):
         blocks += [Text(), Text(topic, style="bold")] if blocks else [Text(topic, style="bold")]
         blocks += [
-            paragraph(f"  {each.name:<{width}}", Text(each.claim), look, style="cyan")
+            paragraph(f"  {each.name:<{width}}", Text(each.claim), options, style="cyan")
             for each in experiments
             if each.topic == topic
         ]
     return Group(*blocks)
 
 
-def results(report: LabReport, look: Look) -> RenderableType:
+def results(report: LabReport, options: RenderOptions) -> RenderableType:
     """Every claim with its verdict and the figures that decided, and how many of each there were."""
-    blocks: list[RenderableType] = [Text(look.clean(_masthead(report)), style="dim", overflow="fold")]
+    blocks: list[RenderableType] = [Text(options.clean(_masthead(report)), style="dim", overflow="fold")]
     if report.virtual:
         blocks.append(Text(MODEL_ONLY, style="bold yellow"))
     for topic in dict.fromkeys(result.topic for result in report.results):
         blocks += [Text(), Text(topic, style="bold")]
         for result in report.results:
             if result.topic == topic:
-                blocks += _result(result, look)
+                blocks += _result(result, options)
     blocks += [Text(), Text(_count(report), style="bold")]
     if report.left_out:
         count = counted(len(report.left_out), "experiment")
@@ -53,9 +51,9 @@ def _masthead(report: LabReport) -> str:
     return " · ".join(parts + ([f"driver {report.driver}"] if report.driver else []))
 
 
-def _result(result: Result, look: Look) -> Iterator[RenderableType]:
-    yield paragraph(f"{result.verdict:<13}", Text(result.claim), look, style=STYLES[result.verdict])
-    yield paragraph(" " * 13, Text(look.clean(result.because), style="dim"), look)
+def _result(result: Result, options: RenderOptions) -> Iterator[RenderableType]:
+    yield paragraph(f"{result.verdict:<13}", Text(result.claim), options, style=STYLES[result.verdict])
+    yield paragraph(" " * 13, Text(options.clean(result.because), style="dim"), options)
 
 
 def _count(report: LabReport) -> str:
@@ -65,8 +63,8 @@ def _count(report: LabReport) -> str:
     return f"{counted(len(verdicts), 'claim')}: {told}; {duration(spent_s)}"
 
 
-def page(experiment: LabClaim, look: Look) -> str:
+def page(experiment: LabClaim, options: RenderOptions) -> str:
     """An experiment's page, with what it takes, in lines that fit *look*."""
     takes = f"takes up to {size(experiment.takes_bytes)} for at most {experiment.deadline_s:.0f} s"
     whole = f"{experiment.name}: {experiment.page.rstrip()}\n\n({takes})"
-    return manual_page(whole, look)
+    return manual_page(whole, options)

@@ -11,8 +11,7 @@ from rich.text import Text
 from vram.model.finding import Finding
 from vram.model.oom import Balance, Case, GpuMatch, Judgement, Working
 from vram.report.advice import advice
-from vram.report.look import Look
-from vram.report.paragraph import paragraph
+from vram.report.layout import RenderOptions, paragraph
 from vram.report.phrases import percent
 from vram.units import GIB, KIB, MIB, counted, size
 
@@ -41,15 +40,15 @@ FRAMEWORKS = {
 CERTAINTIES = {"fact": "certain", "likely": "likely", "unknown": "not certain"}
 
 
-def text(cases: tuple[Case, ...], unkept: int, nbytes: int, look: Look) -> RenderableType:
+def text(cases: tuple[Case, ...], unkept: int, nbytes: int, options: RenderOptions) -> RenderableType:
     """Return the whole answer, laid out for *look*."""
     blocks: list[RenderableType] = []
     if len(cases) > 1 or unkept:
         blocks += [Text(_summary(cases, unkept, nbytes), style="dim"), Text()]
     for case in cases[:IN_FULL]:
-        blocks += [*_case(case, look), Text()]
-    blocks += _rest(cases[IN_FULL:], unkept, look)
-    blocks += list(advice(_findings(cases[:IN_FULL]), look))[1:]
+        blocks += [*_case(case, options), Text()]
+    blocks += _rest(cases[IN_FULL:], unkept, options)
+    blocks += list(advice(_findings(cases[:IN_FULL]), options))[1:]
     return Group(*blocks)
 
 
@@ -58,25 +57,25 @@ def _summary(cases: Sequence[Case], unkept: int, nbytes: int) -> str:
     return f"{counted(total, 'out-of-memory error')}, {len(cases)} different, in {size(nbytes)}"
 
 
-def _case(case: Case, look: Look) -> Iterator[RenderableType]:
-    yield Text(look.clean(_heading(case)), style="bold", overflow="fold")
-    yield paragraph("", Text(_beginning(case.reading.excerpt, look), style="dim"), look, indent=2)
+def _case(case: Case, options: RenderOptions) -> Iterator[RenderableType]:
+    yield Text(options.clean(_heading(case)), style="bold", overflow="fold")
+    yield paragraph("", Text(_beginning(case.reading.excerpt, options), style="dim"), options, indent=2)
     judgement = case.judgement
     yield Text()
     title = Text.assemble(
-        (look.clean(judgement.title), "bold"),
-        (look.clean(f"  {judgement.kind}, {CERTAINTIES[judgement.certainty]}"), "dim"),
+        (options.clean(judgement.title), "bold"),
+        (options.clean(f"  {judgement.kind}, {CERTAINTIES[judgement.certainty]}"), "dim"),
     )
-    yield paragraph(look.clean("● ") if not look.ascii else "! ", title, look, style="red")
-    yield paragraph("    ", Text(look.clean(judgement.cause)), look)
-    yield from _arithmetic(judgement, look)
+    yield paragraph(options.clean("● ") if not options.ascii else "! ", title, options, style="red")
+    yield paragraph("    ", Text(options.clean(judgement.cause)), options)
+    yield from _arithmetic(judgement, options)
     if case.live:
-        yield from _live(case.live, look)
+        yield from _live(case.live, options)
 
 
-def _beginning(words: str, look: Look) -> str:
-    most = 3 * (look.measure - 4)
-    return look.clean(words if len(words) <= most else words[: most - 1] + "…")
+def _beginning(words: str, options: RenderOptions) -> str:
+    most = 3 * (options.measure - 4)
+    return options.clean(words if len(words) <= most else words[: most - 1] + "…")
 
 
 def _heading(case: Case) -> str:
@@ -90,14 +89,14 @@ def _heading(case: Case) -> str:
     return " · ".join(parts)
 
 
-def _arithmetic(judgement: Judgement, look: Look) -> Iterator[RenderableType]:
+def _arithmetic(judgement: Judgement, options: RenderOptions) -> Iterator[RenderableType]:
     for working in judgement.workings:
-        yield paragraph("    ", Text(look.clean(_working(working))), look)
+        yield paragraph("    ", Text(options.clean(_working(working))), options)
     if judgement.balance:
         yield Text()
-        yield _balance(judgement.balance, look)
+        yield _balance(judgement.balance, options)
     if judgement.missing:
-        yield paragraph("    ", Text(f"missing: {'; '.join(judgement.missing)}", style="dim"), look)
+        yield paragraph("    ", Text(f"missing: {'; '.join(judgement.missing)}", style="dim"), options)
 
 
 def _working(working: Working) -> str:
@@ -111,7 +110,7 @@ def _working(working: Working) -> str:
     return f"{' '.join(parts)} = {working.name} {_in(working.nbytes, scale)} {unit}"
 
 
-def _balance(balance: Balance, look: Look) -> RenderableType:
+def _balance(balance: Balance, options: RenderOptions) -> RenderableType:
     scale, unit = _unit(balance.total)
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(width=14, justify="right")
@@ -123,7 +122,7 @@ def _balance(balance: Balance, look: Look) -> RenderableType:
         table.add_row(
             Text(f"{_in(term.nbytes, scale)} {unit}"), Text(share, style="dim"), Text(term.name, style=style)
         )
-    rule = look.clean("─" * 10)
+    rule = options.clean("─" * 10)
     table.add_row(Text(rule, style="dim"))
     rounding = f", give or take {size(balance.slack)}: messages round" if balance.slack else ""
     total = Text.assemble("total", (rounding, "dim"))
@@ -131,35 +130,37 @@ def _balance(balance: Balance, look: Look) -> RenderableType:
     return table
 
 
-def _live(joined: GpuMatch, look: Look) -> Iterator[RenderableType]:
+def _live(joined: GpuMatch, options: RenderOptions) -> Iterator[RenderableType]:
     yield Text()
     if joined.gpu is None:
         yield paragraph(
-            "    ", Text(look.clean(f"Not joined with this machine: {joined.reason}."), style="yellow"), look
+            "    ",
+            Text(options.clean(f"Not joined with this machine: {joined.reason}."), style="yellow"),
+            options,
         )
         return
     note = f" ({joined.reason})" if joined.reason else ""
     place = f"GPU {joined.gpu}" if joined.mig is None else f"MIG {joined.mig}"
     free = "unknown" if joined.free is None else size(joined.free)
-    yield paragraph("    ", Text(look.clean(f"Now on {place}{note}: {free} free."), style="bold"), look)
+    yield paragraph("    ", Text(options.clean(f"Now on {place}{note}: {free} free."), style="bold"), options)
     for holding in joined.holdings:
         marks = [
             word for word in (holding.finding, "named in the message" if holding.named else None) if word
         ]
         amount = "unknown size" if holding.nbytes is None else size(holding.nbytes)
         words = f"{amount} {holding.what}: {holding.who}" + (f" ({', '.join(marks)})" if marks else "")
-        yield paragraph("- ", Text(look.clean(words)), look, indent=4)
+        yield paragraph("- ", Text(options.clean(words)), options, indent=4)
     if joined.gone:
         pids = ", ".join(map(str, joined.gone))
-        yield paragraph("- ", Text(f"no longer there: process {pids}", style="dim"), look, indent=4)
+        yield paragraph("- ", Text(f"no longer there: process {pids}", style="dim"), options, indent=4)
 
 
-def _rest(cases: Sequence[Case], unkept: int, look: Look) -> Iterator[RenderableType]:
+def _rest(cases: Sequence[Case], unkept: int, options: RenderOptions) -> Iterator[RenderableType]:
     for case in cases:
         line = f"{_heading(case)}: {case.judgement.title} ({case.judgement.kind})"
-        yield paragraph("- ", Text(look.clean(line)), look)
+        yield paragraph("- ", Text(options.clean(line)), options)
     if unkept:
-        yield paragraph("- ", Text(f"and {unkept} more that were not told apart", style="dim"), look)
+        yield paragraph("- ", Text(f"and {unkept} more that were not told apart", style="dim"), options)
     if cases or unkept:
         yield Text()
 

@@ -12,8 +12,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from vram.model.parking import Parked, Purpose, SetAside, Share, Unrecorded
-from vram.report.look import Look
+from vram.model.parking import GpuShare, Parked, Purpose, SetAside, Unrecorded
+from vram.report.layout import RenderOptions
 from vram.units import counted, duration, size
 
 _UNKNOWN = "?"
@@ -37,7 +37,7 @@ class ParkedLine(Struct, frozen=True, kw_only=True):
     user: str | None
     command: str
     nbytes: int | None
-    shares: tuple[Share, ...]
+    shares: tuple[GpuShare, ...]
     since: str | None
     by: str | None
     purpose: Purpose | None
@@ -95,7 +95,7 @@ def unrecorded_line(entry: Unrecorded) -> ParkedLine:
     )
 
 
-def text(told: ParkedReport, look: Look) -> RenderableType:
+def text(told: ParkedReport, options: RenderOptions) -> RenderableType:
     if not told.parked:
         return Text("Nothing is parked.")
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
@@ -103,7 +103,7 @@ def text(told: ParkedReport, look: Look) -> RenderableType:
         table.add_column(heading, justify="right" if heading in ("size", "pid") else "left", no_wrap=True)
     table.add_column("command", no_wrap=True)
     for line in told.parked:
-        table.add_row(*map(Text, _cells(line, told.taken_at, look)))
+        table.add_row(*map(Text, _cells(line, told.taken_at, options)))
     return Group(table, Text(), Text(f"{_whole(told.parked)} {_way_back(told.parked)}"))
 
 
@@ -130,15 +130,15 @@ def _way_back(lines: Sequence[ParkedLine]) -> str:
     return words
 
 
-def _cells(line: ParkedLine, now: str, look: Look) -> tuple[str, ...]:
+def _cells(line: ParkedLine, now: str, options: RenderOptions) -> tuple[str, ...]:
     return (
         _UNKNOWN if line.nbytes is None else size(line.nbytes),
         str(line.pid),
         ",".join(str(share.gpu) for share in line.shares) or _UNKNOWN,
         _UNKNOWN if line.since is None else duration(_seconds(now) - _seconds(line.since)),
-        look.short(line.by or _UNKNOWN, 16) + (" (borrow)" if line.purpose == "borrow" else ""),
+        options.short(line.by or _UNKNOWN, 16) + (" (borrow)" if line.purpose == "borrow" else ""),
         STANDINGS.get(line.state, line.state),
-        look.short(line.command, max(12, look.width - 54)),
+        options.short(line.command, max(12, options.width - 54)),
     )
 
 

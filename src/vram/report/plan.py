@@ -8,9 +8,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from vram.model.plan import Draft, Outcome, OutcomeStatus, Receipt, Spared, Step
-from vram.report.look import Look
-from vram.report.paragraph import paragraph
+from vram.model.plan import Draft, Outcome, OutcomeStatus, Receipt, Skipped, Step
+from vram.report.layout import RenderOptions, paragraph
 from vram.units import counted, size
 
 SHORT_DIGEST = 12
@@ -26,35 +25,35 @@ STYLES: dict[OutcomeStatus, str] = {
 }
 
 
-def draft(found: Draft, look: Look) -> RenderableType:
+def draft(found: Draft, options: RenderOptions) -> RenderableType:
     """Return the steps, what is left alone, and the digest that stands for all of it."""
     plan = found.plan
-    blocks: list[RenderableType] = [paragraph("", Text(_heading(found), style="bold"), look, style="bold")]
-    blocks += [_action(steps, look) for steps in _together(plan.steps)]
-    blocks += _left_alone(found.spared, look)
+    blocks: list[RenderableType] = [paragraph("", Text(_heading(found), style="bold"), options, style="bold")]
+    blocks += [_action(steps, options) for steps in _together(plan.steps)]
+    blocks += _left_alone(found.skipped, options)
     if plan.steps:
         blocks += [Text(), Text(f"plan {plan.digest[:SHORT_DIGEST]}  (digest)", style="dim")]
     return Group(*blocks)
 
 
-def still_held(left: tuple[Spared, ...], look: Look) -> RenderableType:
+def still_held(left: tuple[Skipped, ...], options: RenderOptions) -> RenderableType:
     """Return what a plan was to give back and did not: who holds it now."""
     nbytes = size(sum(each.nbytes for each in left))
-    return Group(Text(f"{nbytes} of dead owners are still held", style="bold"), *_pieces(left, look))
+    return Group(Text(f"{nbytes} of dead owners are still held", style="bold"), *_pieces(left, options))
 
 
-def outcome(done: Outcome, look: Look) -> RenderableType:
+def outcome(done: Outcome, options: RenderOptions) -> RenderableType:
     """Return one line about one step: how it went, what the device says, how long it took."""
-    words = Text.assemble((done.status, STYLES[done.status]), f"  {_whom(done.step, look)}")
+    words = Text.assemble((done.status, STYLES[done.status]), f"  {_whom(done.step, options)}")
     returned = done.returned_bytes
     if done.status in ("done", "not-needed", "failed") and returned is not None and done.took_s:
         words.append(f": {size(returned)} came back in {done.took_s:.2f} s")
     if done.message:
-        words.append(f"\n{look.clean(done.message)}", style="dim")
-    return paragraph("", words, look, indent=2)
+        words.append(f"\n{options.clean(done.message)}", style="dim")
+    return paragraph("", words, options, indent=2)
 
 
-def receipt(done: Receipt, look: Look) -> RenderableType:
+def receipt(done: Receipt, options: RenderOptions) -> RenderableType:
     """Return asked, promised, returned: the last one measured on the device."""
     figures = [
         ("asked", "no size" if done.goal_bytes is None else size(done.goal_bytes)),
@@ -63,7 +62,7 @@ def receipt(done: Receipt, look: Look) -> RenderableType:
     ]
     line = Text()
     for at, (name, figure) in enumerate(figures):
-        line.append(look.clean(" · ") if at else "", style="dim").append(f"{name} ", style="dim")
+        line.append(options.clean(" · ") if at else "", style="dim").append(f"{name} ", style="dim")
         line.append(figure, style="bold")
     return line
 
@@ -77,7 +76,7 @@ def _heading(found: Draft) -> str:
     if not plan.steps:
         return (
             f"There is nothing to do{asked}."
-            if not found.spared
+            if not found.skipped
             else f"There is nothing to give back{asked}."
         )
     known = [step.predicted_bytes for step in plan.steps if step.predicted_bytes is not None]
@@ -97,34 +96,34 @@ def _together(steps: tuple[Step, ...]) -> Iterator[list[Step]]:
         yield group
 
 
-def _action(steps: list[Step], look: Look) -> RenderableType:
+def _action(steps: list[Step], options: RenderOptions) -> RenderableType:
     first = steps[0]
     known = [step.predicted_bytes for step in steps if step.predicted_bytes is not None]
     style = "bold red" if first.kind in ("kill", "reset") else "bold"
     amount = size(sum(known)) if known else "unknown"
-    words = Text.assemble(_targets(steps, look))
+    words = Text.assemble(_targets(steps, options))
     why = f"{first.reason} ({first.finding})" if first.finding else first.reason
     why += f", through {first.via}" if first.via else ""
-    words.append(f"\n{look.clean(why)}", style="dim")
+    words.append(f"\n{options.clean(why)}", style="dim")
     undo = "" if not first.reversible or first.kind == "trim" else "; `vram unpark` undoes it"
-    words.append(f"\nlost: {look.clean(first.loses)}{undo}", style="dim")
+    words.append(f"\nlost: {options.clean(first.loses)}{undo}", style="dim")
     mark = Text.assemble((f"{first.kind:<5}", style), f" {amount:>9}  ")
     grid = Table.grid(padding=0)
     grid.add_column(width=2 + len(mark), no_wrap=True)
-    grid.add_column(width=max(10, look.measure - 2 - len(mark)), overflow="fold")
+    grid.add_column(width=max(10, options.measure - 2 - len(mark)), overflow="fold")
     grid.add_row(Text.assemble("  ", mark), words)
     return grid
 
 
-def _targets(steps: list[Step], look: Look) -> Text:
+def _targets(steps: list[Step], options: RenderOptions) -> Text:
     people = [step.target for step in steps if step.target]
     if not people:
         return Text(f"GPU {', '.join(map(str, steps[0].gpus))}")
     pids = _pids([target.process.pid for target in people])
     users = ", ".join(dict.fromkeys(target.user for target in people if target.user))
     who = pids + (f" · {users}" if users else "")
-    room = max(20, look.measure - len(who) - 22)
-    return Text.assemble(look.clean(f"{who} · "), (look.short(people[0].command, room), "bold"))
+    room = max(20, options.measure - len(who) - 22)
+    return Text.assemble(options.clean(f"{who} · "), (options.short(people[0].command, room), "bold"))
 
 
 def _pids(pids: list[int]) -> str:
@@ -134,27 +133,27 @@ def _pids(pids: list[int]) -> str:
     return f"pids {', '.join(map(str, pids[:MOST_PIDS]))}{more}"
 
 
-def _left_alone(spared: tuple[Spared, ...], look: Look) -> Iterator[RenderableType]:
-    if spared:
+def _left_alone(skipped: tuple[Skipped, ...], options: RenderOptions) -> Iterator[RenderableType]:
+    if skipped:
         yield Text()
         yield Text("Left alone", style="bold")
-        yield from _pieces(spared, look)
+        yield from _pieces(skipped, options)
 
 
-def _pieces(spared: tuple[Spared, ...], look: Look) -> Iterator[RenderableType]:
-    for each in spared[:MOST_LISTED]:
-        words = Text(look.clean(_piece(each)))
+def _pieces(skipped: tuple[Skipped, ...], options: RenderOptions) -> Iterator[RenderableType]:
+    for each in skipped[:MOST_LISTED]:
+        words = Text(options.clean(_piece(each)))
         if each.name:
-            words.append(look.clean(" · ")).append(look.short(each.name, 40))
-        words.append(look.clean(f": {each.why}"))
+            words.append(options.clean(" · ")).append(options.short(each.name, 40))
+        words.append(options.clean(f": {each.why}"))
         if each.command:
-            words.append(f"\n{look.clean(each.command)}", style="dim")
-        yield paragraph("- ", words, look, indent=2)
-    if len(spared) > MOST_LISTED:
-        yield Text(f"    and {len(spared) - MOST_LISTED} more: `vram who` lists them all", style="dim")
+            words.append(f"\n{options.clean(each.command)}", style="dim")
+        yield paragraph("- ", words, options, indent=2)
+    if len(skipped) > MOST_LISTED:
+        yield Text(f"    and {len(skipped) - MOST_LISTED} more: `vram who` lists them all", style="dim")
 
 
-def _piece(each: Spared) -> str:
+def _piece(each: Skipped) -> str:
     where = f" on GPU {', '.join(map(str, each.gpus))}" if each.gpus else ""
     if each.pid is None:
         return f"{size(each.nbytes)}{where}"
@@ -163,8 +162,8 @@ def _piece(each: Spared) -> str:
     return f"{size(each.nbytes)}{where} · {who}{shared}"
 
 
-def _whom(step: Step, look: Look) -> str:
+def _whom(step: Step, options: RenderOptions) -> str:
     if step.target is None:
         return f"{step.kind} GPU {', '.join(map(str, step.gpus))}"
-    name = look.short(step.target.command, 40)
+    name = options.short(step.target.command, 40)
     return f"{step.kind} pid {step.target.process.pid} ({name})"

@@ -11,8 +11,7 @@ from rich.text import Text
 from vram.model.blocker import Blocker
 from vram.model.plan import Receipt
 from vram.report.json import encode
-from vram.report.look import Look
-from vram.report.paragraph import paragraph
+from vram.report.layout import RenderOptions, paragraph
 from vram.units import counted, size
 
 
@@ -31,33 +30,33 @@ def report(gpu: int, blockers: tuple[Blocker, ...], command: str, receipt: Recei
 
 
 def text(
-    gpu: int, blockers: tuple[Blocker, ...], command: str, receipt: Receipt | None, look: Look
+    gpu: int, blockers: tuple[Blocker, ...], command: str, receipt: Receipt | None, options: RenderOptions
 ) -> RenderableType:
     """Return the answer: blockers, or the command, or what came of it."""
     if blockers:
-        return Group(*_blocked(gpu, blockers, look))
+        return Group(*_blocked(gpu, blockers, options))
     if receipt is None:
         return Group(
             Text(f"Nobody is left on GPU {gpu}: it could be reset.", style="bold"),
-            paragraph("", Text("With --yes, as root, this would run:"), look),
-            Text(f"    {look.clean(command)}", style="bold"),
+            paragraph("", Text("With --yes, as root, this would run:"), options),
+            Text(f"    {options.clean(command)}", style="bold"),
         )
     done = receipt.outcomes[0]
     return Group(
         Text(f"GPU {gpu}: reset {done.status}", style="bold"),
-        paragraph("  ", Text(look.clean(done.message or "")), look),
+        paragraph("  ", Text(options.clean(done.message or "")), options),
     )
 
 
-def _blocked(gpu: int, blockers: tuple[Blocker, ...], look: Look) -> Iterator[RenderableType]:
+def _blocked(gpu: int, blockers: tuple[Blocker, ...], options: RenderOptions) -> Iterator[RenderableType]:
     yield Text(f"GPU {gpu} cannot be reset: {counted(len(blockers), 'blocker')}", style="bold")
     for number, each in enumerate(blockers, 1):
         who = "" if each.pid is None else f"pid {each.pid}" + (f" · {each.user}" if each.user else "")
         held = "" if each.nbytes is None else size(each.nbytes)
-        words = Text(look.clean(" · ".join(part for part in (who, held, each.why) if part)))
+        words = Text(options.clean(" · ".join(part for part in (who, held, each.why) if part)))
         if each.name:
-            words.append("\n" + look.short(each.name, look.measure - 8), style="dim")
+            words.append("\n" + options.short(each.name, options.measure - 8), style="dim")
         if each.command:
-            words.append("\n" + look.clean(each.command), style="bold")
-        yield paragraph(f"{number}. ", words, look, indent=2)
-    yield paragraph("", Text("A reset is refused, or harms them, while one of them lives."), look)
+            words.append("\n" + options.clean(each.command), style="bold")
+        yield paragraph(f"{number}. ", words, options, indent=2)
+    yield paragraph("", Text("A reset is refused, or harms them, while one of them lives."), options)

@@ -11,11 +11,8 @@ from typing import Any
 
 import msgspec
 
-from vram.report.doctor_json import DoctorReport
-from vram.report.inside_json import InsideReport
-from vram.report.json import WhyReport
-from vram.report.oom_json import OomReport
-from vram.report.process_json import ProcessReport
+from vram.report.json import ProcessReport, WhyReport
+from vram.report.json_reports import DoctorReport, InsideReport, OomReport
 
 SHIPPED = Path(__file__).with_name("why.schema.json")
 REPORTS: dict[str, type[msgspec.Struct]] = {

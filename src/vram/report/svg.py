@@ -9,7 +9,7 @@ from rich.console import Console, RenderableType
 from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
-from vram.report.look import Look
+from vram.report.layout import RenderOptions
 
 WIDTH = 100
 
@@ -52,7 +52,7 @@ _FRAME = """\
 """
 
 
-def draw(render: Callable[[Look], RenderableType], *, prompt: str, width: int = WIDTH) -> str:
+def draw(render: Callable[[RenderOptions], RenderableType], *, prompt: str, width: int = WIDTH) -> str:
     """Return an SVG document of *prompt* and of what *render* gives for so wide a terminal."""
     console = Console(
         # Two columns of margin: fonts differ a little in width, and nothing may be cut off.
@@ -66,5 +66,5 @@ def draw(render: Callable[[Look], RenderableType], *, prompt: str, width: int = 
         emoji=False,
     )
     console.print(Text.assemble(("$ ", "green"), (prompt, "bold")))
-    console.print(render(Look(width=width, painted=True)))
+    console.print(render(RenderOptions(width=width, painted=True)))
     return console.export_svg(title=prompt, theme=_CALM, code_format=_FRAME)

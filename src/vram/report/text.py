@@ -11,58 +11,57 @@ from rich.text import Text
 from vram.model.finding import Finding
 from vram.model.ledger import GpuLedger, Ledger, OpenOnly, known_bytes
 from vram.report.advice import advice
-from vram.report.bar import apportion
-from vram.report.entries import entries_table, part_table
-from vram.report.look import KINDS, SEVERITIES, Look
-from vram.report.paragraph import paragraph
+from vram.report.entries import divided_tables, entries_table, part_table
+from vram.report.layout import KIND_STYLES, SEVERITIES, RenderOptions, apportion, paragraph
 from vram.report.phrases import command, gpu_label, identity, memory_figures, parked_process
-from vram.report.selection import select
 from vram.units import size
 
 # Nobody reads thousands of lines that are alike; JSON and `vram who` have them all.
 _MOST_OPEN_ONLY = 32
 _MOST_EVIDENCE = 32
+# A node with 500 healthy workers has 500 findings that say so. JSON has them all.
+_MOST_ALIKE = {"problem": 12, "warning": 6, "info": 3}
 
 
-def why(ledger: Ledger, findings: tuple[Finding, ...], look: Look) -> RenderableType:
+def why(ledger: Ledger, findings: tuple[Finding, ...], options: RenderOptions) -> RenderableType:
     """Return the whole answer, laid out for *look*."""
-    blocks: list[RenderableType] = [masthead(ledger, look)]
+    blocks: list[RenderableType] = [masthead(ledger, options)]
     for gpu in ledger.gpus:
-        blocks += [Text(), *_gpu(gpu, look)]
+        blocks += [Text(), *_gpu(gpu, options)]
     if not ledger.gpus:
         blocks += [Text(), Text("No GPU was found.")]
-    blocks += _parked(ledger, look)
-    blocks += _gaps(ledger, look)
-    shown, left_out = select(findings)
-    blocks += _causes(shown, _told(ledger), look)
-    blocks += _left_out(left_out, look)
-    blocks += advice(shown, look)
+    blocks += _parked(ledger, options)
+    blocks += _gaps(ledger, options)
+    shown, left_out = _select(findings)
+    blocks += _causes(shown, _evidence_shown(ledger), options)
+    blocks += _left_out(left_out, options)
+    blocks += advice(shown, options)
     return Group(*blocks)
 
 
 def process(
-    ledger: Ledger, findings: tuple[Finding, ...], notes: tuple[str, ...], look: Look
+    ledger: Ledger, findings: tuple[Finding, ...], notes: tuple[str, ...], options: RenderOptions
 ) -> RenderableType:
     """Return what concerns one process, of a ledger that was narrowed to it."""
-    blocks: list[RenderableType] = [masthead(ledger, look)]
+    blocks: list[RenderableType] = [masthead(ledger, options)]
     for gpu in ledger.gpus:
         entries = (*gpu.entries, *(gpu.system.entries if gpu.system else ()))
-        blocks += [Text(), Text(f"{gpu_label(gpu)}  {look.clean(gpu.name)}", style="bold")]
+        blocks += [Text(), Text(f"{gpu_label(gpu)}  {options.clean(gpu.name)}", style="bold")]
         if entries:
-            blocks.append(part_table(entries, gpu.total_bytes, look))
-        blocks += _open_only(gpu.open_only, look)
-    blocks += [paragraph("note: ", Text(look.clean(note)), look, indent=2) for note in notes]
-    blocks += _causes(findings, _told(ledger), look)
-    blocks += advice(findings, look)
+            blocks.append(part_table(entries, gpu.total_bytes, options))
+        blocks += _open_only(gpu.open_only, options)
+    blocks += [paragraph("note: ", Text(options.clean(note)), options, indent=2) for note in notes]
+    blocks += _causes(findings, _evidence_shown(ledger), options)
+    blocks += advice(findings, options)
     return Group(*blocks)
 
 
-def _told(ledger: Ledger) -> set[str]:
+def _evidence_shown(ledger: Ledger) -> set[str]:
     """What the tables have said already; the causes need not say it again."""
     return {reason for gpu in ledger.gpus for entry in gpu.entries for reason in entry.evidence}
 
 
-def masthead(ledger: Ledger, look: Look) -> Text:
+def masthead(ledger: Ledger, options: RenderOptions) -> Text:
     """Return where and when this was seen, and through which driver."""
     parts = [ledger.host.name, ledger.taken_at]
     if ledger.driver and ledger.driver.driver_version:
@@ -72,7 +71,7 @@ def masthead(ledger: Ledger, look: Look) -> Text:
     parts += _kernel_drivers(ledger)
     if ledger.host.virtual:
         parts.append("virtual GPUs, no real hardware")
-    line = look.clean(" · ".join(parts))
+    line = options.clean(" · ".join(parts))
     return Text(line, style="dim", overflow="fold")
 
 
@@ -84,27 +83,25 @@ def _kernel_drivers(ledger: Ledger) -> list[str]:
     return own + ([f"{plain} of Linux {ledger.host.kernel}"] if plain else [])
 
 
-def _gpu(gpu: GpuLedger, look: Look) -> Iterator[RenderableType]:
-    yield from _heading(gpu, look)
+def _gpu(gpu: GpuLedger, options: RenderOptions) -> Iterator[RenderableType]:
+    yield from _heading(gpu, options)
     if gpu.status != "ok":
-        reason = look.clean(gpu.message or "the driver did not answer for this GPU")
-        yield paragraph("  ", Text(f"{gpu.status}: {reason}", style="bold red"), look)
+        reason = options.clean(gpu.message or "the driver did not answer for this GPU")
+        yield paragraph("  ", Text(f"{gpu.status}: {reason}", style="bold red"), options)
     if gpu.total_bytes:
-        yield _bar(gpu, look)
+        yield _bar(gpu, options)
         yield Text()
     if gpu.instances and gpu.mig is None:
-        from vram.report.mig import divided
-
-        yield from divided(gpu, look)
+        yield from divided_tables(gpu, options)
     elif gpu.total_bytes or gpu.entries:
-        yield entries_table(gpu.entries, gpu.total_bytes, look)
+        yield entries_table(gpu.entries, gpu.total_bytes, options)
     for note in gpu.notes:
-        yield paragraph("note: ", Text(look.clean(note)), look, indent=2)
-    yield from _system(gpu, look)
-    yield from _open_only(gpu.open_only, look)
+        yield paragraph("note: ", Text(options.clean(note)), options, indent=2)
+    yield from _system(gpu, options)
+    yield from _open_only(gpu.open_only, options)
 
 
-def _system(gpu: GpuLedger, look: Look) -> Iterator[RenderableType]:
+def _system(gpu: GpuLedger, options: RenderOptions) -> Iterator[RenderableType]:
     """The machine's own memory: all that an integrated GPU has, and beside the total of others."""
     system = gpu.system
     if system is None:
@@ -114,17 +111,17 @@ def _system(gpu: GpuLedger, look: Look) -> Iterator[RenderableType]:
     if system.total_bytes is not None:
         words += f" (up to {size(system.total_bytes)})"
     yield Text()
-    yield Text(f"  {look.clean(words)}:")
-    yield entries_table(system.entries, system.used_bytes, look)
+    yield Text(f"  {options.clean(words)}:")
+    yield entries_table(system.entries, system.used_bytes, options)
 
 
-def _heading(gpu: GpuLedger, look: Look) -> Iterator[Text]:
+def _heading(gpu: GpuLedger, options: RenderOptions) -> Iterator[Text]:
     is_virtual = gpu.facts is not None and gpu.facts.virtual
-    label = f"{gpu_label(gpu)}  {look.clean(gpu.name)}"
+    label = f"{gpu_label(gpu)}  {options.clean(gpu.name)}"
     if is_virtual and "virtual" not in gpu.name.lower():
         label += " (virtual)"
-    figures = look.clean(memory_figures(gpu.entries, gpu.total_bytes))
-    gap = look.width - len(label) - len(figures)
+    figures = options.clean(memory_figures(gpu.entries, gpu.total_bytes))
+    gap = options.width - len(label) - len(figures)
     if figures and gap >= 2:
         yield Text.assemble((label, "bold"), " " * gap, figures)
         return
@@ -133,16 +130,16 @@ def _heading(gpu: GpuLedger, look: Look) -> Iterator[Text]:
         yield Text(f"       {figures}")
 
 
-def _bar(gpu: GpuLedger, look: Look) -> Text:
-    kinds = list(KINDS)
+def _bar(gpu: GpuLedger, options: RenderOptions) -> Text:
+    kinds = list(KIND_STYLES)
     sums = [known_bytes(entry for entry in gpu.entries if entry.kind == kind) for kind in kinds]
     bar = Text(no_wrap=True)
-    for kind, cells in zip(kinds, apportion(sums, look.width), strict=True):
-        bar.append(*look.swatch(kind, cells))
+    for kind, cells in zip(kinds, apportion(sums, options.width), strict=True):
+        bar.append(*options.swatch(kind, cells))
     return bar
 
 
-def _open_only(open_only: tuple[OpenOnly, ...], look: Look) -> Iterator[RenderableType]:
+def _open_only(open_only: tuple[OpenOnly, ...], options: RenderOptions) -> Iterator[RenderableType]:
     if open_only:
         yield Text("  others that have its files open:", style="dim")
     for each in open_only[:_MOST_OPEN_ONLY]:
@@ -151,25 +148,25 @@ def _open_only(open_only: tuple[OpenOnly, ...], look: Look) -> Iterator[Renderab
             parts.append(f"inherited from pid {each.inherited_from}")
         if each.exported_bytes is not None:
             parts.append(f"has {size(each.exported_bytes)} exported to it")
-        words = look.clean(" · ".join(parts))
-        line = look.short(command(each.holder), look.measure - 4)
-        yield paragraph("  ", Text.assemble(words, "\n", (line, "dim")), look, indent=2)
+        words = options.clean(" · ".join(parts))
+        line = options.short(command(each.holder), options.measure - 4)
+        yield paragraph("  ", Text.assemble(words, "\n", (line, "dim")), options, indent=2)
     if len(open_only) > _MOST_OPEN_ONLY:
         more = f"{len(open_only) - _MOST_OPEN_ONLY} more: `vram who` lists them all"
-        yield paragraph("  ", Text(more, style="dim"), look, indent=2)
+        yield paragraph("  ", Text(more, style="dim"), options, indent=2)
 
 
-def _parked(ledger: Ledger, look: Look) -> Iterator[RenderableType]:
+def _parked(ledger: Ledger, options: RenderOptions) -> Iterator[RenderableType]:
     if ledger.parked:
         yield Text()
         yield Text("Parked: paused, in host memory", style="bold")
     for process in ledger.parked:
-        line = look.short(process.command or "", look.measure - 4)
-        words = Text.assemble(look.clean(parked_process(process)), "\n", (line, "dim"))
-        yield paragraph("- ", words, look, indent=2)
+        line = options.short(process.command or "", options.measure - 4)
+        words = Text.assemble(options.clean(parked_process(process)), "\n", (line, "dim"))
+        yield paragraph("- ", words, options, indent=2)
 
 
-def _gaps(ledger: Ledger, look: Look) -> Iterator[RenderableType]:
+def _gaps(ledger: Ledger, options: RenderOptions) -> Iterator[RenderableType]:
     """Say what could not be seen, so that a short answer is not taken for a whole one."""
     shown = {gpu.message for gpu in ledger.gpus}
     gaps = [
@@ -189,42 +186,59 @@ def _gaps(ledger: Ledger, look: Look) -> Iterator[RenderableType]:
         yield Text()
         yield Text("What could not be seen", style="bold")
     for gap in gaps:
-        yield paragraph("- ", Text(look.clean(gap)), look, indent=2)
+        yield paragraph("- ", Text(options.clean(gap)), options, indent=2)
 
 
-def _causes(findings: tuple[Finding, ...], told: set[str], look: Look) -> Iterator[RenderableType]:
+def _select(findings: tuple[Finding, ...]) -> tuple[tuple[Finding, ...], Counter[str]]:
+    """Return the findings to show, in their order, and how many of each code are left out."""
+    seen: Counter[tuple[str, str]] = Counter()
+    left_out: Counter[str] = Counter()
+    shown = []
+    for finding in findings:
+        alike = (finding.code, finding.severity)
+        seen[alike] += 1
+        if seen[alike] <= _MOST_ALIKE[finding.severity]:
+            shown.append(finding)
+        else:
+            left_out[finding.code] += 1
+    return tuple(shown), left_out
+
+
+def _causes(
+    findings: tuple[Finding, ...], shown: set[str], options: RenderOptions
+) -> Iterator[RenderableType]:
     if not findings:
         return
     yield Text()
     yield Text("Why", style="bold")
     for at, finding in enumerate(findings):
-        if at and not look.brief:
+        if at and not options.brief:
             yield Text()
-        yield from _cause(finding, told, look)
+        yield from _cause(finding, shown, options)
 
 
-def _cause(finding: Finding, told: set[str], look: Look) -> Iterator[RenderableType]:
+def _cause(finding: Finding, shown: set[str], options: RenderOptions) -> Iterator[RenderableType]:
     glyph, ascii_glyph, style = SEVERITIES[finding.severity]
-    title = Text.assemble((finding.code, style), " ", (look.clean(finding.title), "bold"))
+    title = Text.assemble((finding.code, style), " ", (options.clean(finding.title), "bold"))
     if finding.nbytes is not None and size(finding.nbytes) not in finding.title:
         title = Text.assemble(
-            (finding.code, style), f" {size(finding.nbytes)}: ", (look.clean(finding.title), "bold")
+            (finding.code, style), f" {size(finding.nbytes)}: ", (options.clean(finding.title), "bold")
         )
-    yield paragraph(f"{ascii_glyph if look.ascii else glyph} ", title, look, indent=2, style=style)
-    if look.brief:
+    yield paragraph(f"{ascii_glyph if options.ascii else glyph} ", title, options, indent=2, style=style)
+    if options.brief:
         return
-    yield paragraph("    ", Text(look.clean(finding.cause)), look)
-    fresh = [evidence for evidence in finding.evidence if evidence not in told]
+    yield paragraph("    ", Text(options.clean(finding.cause)), options)
+    fresh = [evidence for evidence in finding.evidence if evidence not in shown]
     for evidence in fresh[:_MOST_EVIDENCE]:
-        yield paragraph("    - ", Text(look.clean(evidence), style="dim"), look)
+        yield paragraph("    - ", Text(options.clean(evidence), style="dim"), options)
     if len(fresh) > _MOST_EVIDENCE:
         more = f"{len(fresh) - _MOST_EVIDENCE} more: `vram why --json` has them all"
-        yield paragraph("    - ", Text(more, style="dim"), look)
+        yield paragraph("    - ", Text(more, style="dim"), options)
 
 
-def _left_out(counts: Counter[str], look: Look) -> Iterator[RenderableType]:
+def _left_out(counts: Counter[str], options: RenderOptions) -> Iterator[RenderableType]:
     for code, count in counts.items():
         yield Text()
         yield paragraph(
-            "    ", Text(f"{count} more of {code}: `vram why --json` has them all", style="dim"), look
+            "    ", Text(f"{count} more of {code}: `vram why --json` has them all", style="dim"), options
         )

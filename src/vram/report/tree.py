@@ -9,134 +9,136 @@ from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from vram.report.kinship import Household, Keep, Kin, WhoReport
-from vram.report.look import Look
+from vram.report.layout import RenderOptions
 from vram.report.phrases import command, identity, parked_process, windows_process
+from vram.report.process_tree import HeldBytes, ProcessGroup, ProcessNode, WhoReport
 from vram.units import size
 
 _SIZE_COLUMNS = 12
 
 
-def who(report: WhoReport, look: Look) -> RenderableType:
+def who(report: WhoReport, options: RenderOptions) -> RenderableType:
     """Return a block for every household, the named ones first."""
     lines: list[Text] = []
-    for household in report.households:
-        lines += [*_household(household, report.by, look), Text()]
-    windows = [keep for keep in report.unnamed if keep.windows]
-    lines += _unnamed("programs of Windows", windows, look)
-    together = [keep for keep in report.unnamed if keep.sharing == "together"]
-    lines += _unnamed("of those above whose figures are not told, together", together, look)
-    nobodys = [keep for keep in report.unnamed if not keep.windows and keep not in together]
-    lines += _unnamed("charged to nobody", nobodys, look)
-    lines += _parked(report, look)
-    if report.way_back:
-        lines += [Text(look.clean(f"Give back what dead owners left: {report.way_back}")), Text()]
+    for group in report.groups:
+        lines += [*_group(group, report.by, options), Text()]
+    windows = [held for held in report.unnamed if held.windows]
+    lines += _unnamed("programs of Windows", windows, options)
+    together = [held for held in report.unnamed if held.sharing == "together"]
+    lines += _unnamed("of those above whose figures are not told, together", together, options)
+    nobodys = [held for held in report.unnamed if not held.windows and held not in together]
+    lines += _unnamed("charged to nobody", nobodys, options)
+    lines += _parked(report, options)
+    if report.free_command:
+        lines += [Text(options.clean(f"Give back what dead owners left: {report.free_command}")), Text()]
     if not lines:
         return Text("Nobody holds GPU memory, and nobody has a GPU's files open.")
     return Group(*lines[:-1])
 
 
-def _parked(report: WhoReport, look: Look) -> Iterator[Text]:
+def _parked(report: WhoReport, options: RenderOptions) -> Iterator[Text]:
     if report.parked:
         yield _line("", "", Text("parked: paused, in host memory", style="bold"))
         for process in report.parked:
-            words = look.short(parked_process(process), look.width - _SIZE_COLUMNS - 3)
+            words = options.short(parked_process(process), options.width - _SIZE_COLUMNS - 3)
             yield _line("", "   ", Text(words))
         yield Text()
 
 
-def _unnamed(heading: str, keeps: Sequence[Keep], look: Look) -> Iterator[Text]:
-    if keeps:
-        yield _line(size(sum(keep.nbytes or 0 for keep in keeps)), "", Text(heading, style="bold"))
-        for keep in keeps:
-            words = look.short(_kept(keep), look.width - _SIZE_COLUMNS - 3)
+def _unnamed(heading: str, holds: Sequence[HeldBytes], options: RenderOptions) -> Iterator[Text]:
+    if holds:
+        yield _line(size(sum(held.nbytes or 0 for held in holds)), "", Text(heading, style="bold"))
+        for held in holds:
+            words = options.short(_held_text(held), options.width - _SIZE_COLUMNS - 3)
             yield _line("", "   ", Text(words, style="dim"))
         yield Text()
 
 
-def _household(household: Household, by: str | None, look: Look) -> Iterator[Text]:
-    name = household.name or (f"no {by} known" if by else "outside of containers and jobs")
-    heading = Text(look.short(name, look.width - _SIZE_COLUMNS), style="bold")
-    yield _line(_amount(household), "", heading)
-    for at, kin in enumerate(household.processes, 1):
-        yield from _kin(kin, "", at == len(household.processes), look)
+def _group(group: ProcessGroup, by: str | None, options: RenderOptions) -> Iterator[Text]:
+    name = group.name or (f"no {by} known" if by else "outside of containers and jobs")
+    heading = Text(options.short(name, options.width - _SIZE_COLUMNS), style="bold")
+    yield _line(_amount(group), "", heading)
+    for at, node in enumerate(group.processes, 1):
+        yield from _node(node, "", at == len(group.processes), options)
 
 
-def _amount(household: Household) -> str:
-    if not household.at_least:
-        return size(household.nbytes)
-    return f"{size(household.nbytes)}+" if household.nbytes else "unknown"
+def _amount(group: ProcessGroup) -> str:
+    if not group.at_least:
+        return size(group.nbytes)
+    return f"{size(group.nbytes)}+" if group.nbytes else "unknown"
 
 
-def _kin(kin: Kin, prefix: str, is_last: bool, look: Look) -> Iterator[Text]:
-    below = prefix + ("   " if is_last else look.clean("│  "))
-    fork = look.clean("└─ " if is_last else "├─ ")
-    own = sum(keep.nbytes or 0 for keep in kin.keeps if keep.shared_with is None and keep.kind != "system")
-    room = look.width - _SIZE_COLUMNS - len(below)
-    yield _line(size(own) if own else "", prefix + fork, _who(kin, room, look))
-    stem = below + look.clean("│  " if kin.children else "   ")
-    for fact in _facts(kin):
-        for part in wrap(look.clean(fact), max(12, room - 3)):
+def _node(node: ProcessNode, prefix: str, is_last: bool, options: RenderOptions) -> Iterator[Text]:
+    below = prefix + ("   " if is_last else options.clean("│  "))
+    fork = options.clean("└─ " if is_last else "├─ ")
+    own = sum(held.nbytes or 0 for held in node.holds if held.shared_with is None and held.kind != "system")
+    room = options.width - _SIZE_COLUMNS - len(below)
+    yield _line(size(own) if own else "", prefix + fork, _who(node, room, options))
+    stem = below + options.clean("│  " if node.children else "   ")
+    for fact in _facts(node):
+        for part in wrap(options.clean(fact), max(12, room - 3)):
             yield _line("", stem, Text(part, style="dim"))
-    for at, child in enumerate(kin.children, 1):
-        yield from _kin(child, below, at == len(kin.children), look)
+    for at, child in enumerate(node.children, 1):
+        yield from _node(child, below, at == len(node.children), options)
 
 
-def _who(kin: Kin, room: int, look: Look) -> Text:
-    dot = look.clean(" · ")
-    words = look.clean(" · ".join(identity(kin.holder, origin=False)))
-    who = Text(look.short(words, room), style="red" if kin.holder.visible and not kin.holder.alive else "")
-    line = command(kin.holder)
+def _who(node: ProcessNode, room: int, options: RenderOptions) -> Text:
+    dot = options.clean(" · ")
+    words = options.clean(" · ".join(identity(node.holder, origin=False)))
+    who = Text(
+        options.short(words, room), style="red" if node.holder.visible and not node.holder.alive else ""
+    )
+    line = command(node.holder)
     rest = room - cell_len(words) - len(dot)
     if line and rest >= 8:
-        who.append(dot).append(look.short(line, rest), style="bold")
+        who.append(dot).append(options.short(line, rest), style="bold")
     return who
 
 
-def _facts(kin: Kin) -> Iterator[str]:
-    if not kin.holder.visible:
+def _facts(node: ProcessNode) -> Iterator[str]:
+    if not node.holder.visible:
         yield "cannot be seen from here, and may live"
-    elif not kin.holder.alive:
-        below = ": its files live on below" if kin.children else ", and nobody in sight has its files"
+    elif not node.holder.alive:
+        below = ": its files live on below" if node.children else ", and nobody in sight has its files"
         yield f"gone, but the driver still charges it{below}"
-    elif orphaned := [keep for keep in kin.keeps if keep.kind == "orphaned"]:
-        yield _inherited(kin, orphaned)
-    elif kin.inherited_from is not None:
-        yield f"inherited the files of pid {kin.inherited_from}: ending that one alone gives nothing back"
-    elif any(child.mps_server == kin.holder.pid for child in kin.children):
+    elif orphaned := [held for held in node.holds if held.kind == "orphaned"]:
+        yield _inherited(node, orphaned)
+    elif node.inherited_from is not None:
+        yield f"inherited the files of pid {node.inherited_from}: ending that one alone gives nothing back"
+    elif any(child.mps_server == node.holder.pid for child in node.children):
         yield "MPS server: opens the GPU for those below, and all of them fail if it is ended"
-    elif kin.mps_server is not None:
-        yield f"client of MPS server pid {kin.mps_server}"
-    elif not kin.keeps and kin.exported_bytes is None:
+    elif node.mps_server is not None:
+        yield f"client of MPS server pid {node.mps_server}"
+    elif not node.holds and node.exported_bytes is None:
         yield "has GPU files open and is charged nothing"
-    if kin.exported_bytes is not None:
-        yield f"has a handle on {size(kin.exported_bytes)} that is charged to their maker"
-    for keep in kin.keeps:
-        yield _kept(keep)
+    if node.exported_bytes is not None:
+        yield f"has a handle on {size(node.exported_bytes)} that is charged to their maker"
+    for held in node.holds:
+        yield _held_text(held)
 
 
-def _inherited(kin: Kin, orphaned: list[Keep]) -> str:
-    if kin.inherited_from is None:
+def _inherited(node: ProcessNode, orphaned: list[HeldBytes]) -> str:
+    if node.inherited_from is None:
         return "may hold the files of a process that is gone, inherited when that one forked"
-    likely = "" if all(keep.certain for keep in orphaned) else "most likely "
-    return f"{likely}holds the files of pid {kin.inherited_from}, inherited when that one forked"
+    likely = "" if all(held.certain for held in orphaned) else "most likely "
+    return f"{likely}holds the files of pid {node.inherited_from}, inherited when that one forked"
 
 
-def _kept(keep: Keep) -> str:
-    if keep.medium == "shared" and keep.shared_with is not None and keep.nbytes is not None:
-        return f"GPU {keep.gpu}: shares part of the {size(keep.nbytes)} of pid {keep.shared_with}"
-    shared = f", the same bytes as pid {keep.shared_with}" if keep.shared_with is not None else ""
-    if keep.sharing == "one":
-        shared = f", this one or pid {keep.shared_with}" if shared else ", this one or another"
-    if keep.nbytes is None:
-        return f"GPU {keep.gpu}: unknown size{shared}"
-    if keep.windows:
-        return f"GPU {keep.gpu}: {size(keep.nbytes)} {' · '.join(windows_process(keep.windows))}"
-    kind = "of the machine's memory" if keep.kind == "system" else keep.kind
-    if keep.medium == "shared":
+def _held_text(held: HeldBytes) -> str:
+    if held.medium == "shared" and held.shared_with is not None and held.nbytes is not None:
+        return f"GPU {held.gpu}: shares part of the {size(held.nbytes)} of pid {held.shared_with}"
+    shared = f", the same bytes as pid {held.shared_with}" if held.shared_with is not None else ""
+    if held.sharing == "one":
+        shared = f", this one or pid {held.shared_with}" if shared else ", this one or another"
+    if held.nbytes is None:
+        return f"GPU {held.gpu}: unknown size{shared}"
+    if held.windows:
+        return f"GPU {held.gpu}: {size(held.nbytes)} {' · '.join(windows_process(held.windows))}"
+    kind = "of the machine's memory" if held.kind == "system" else held.kind
+    if held.medium == "shared":
         kind += ", shared with other clients"
-    place = f"GPU {keep.gpu}" if keep.mig is None else f"MIG {keep.mig}"
-    return f"{place}: {size(keep.nbytes)} {kind}{shared}"
+    place = f"GPU {held.gpu}" if held.mig is None else f"MIG {held.mig}"
+    return f"{place}: {size(held.nbytes)} {kind}{shared}"
 
 
 def _line(nbytes: str, stem: str, body: Text) -> Text:

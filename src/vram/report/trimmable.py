@@ -11,8 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vram.model.trimming import Trimmable
-from vram.report.look import Look
-from vram.report.paragraph import paragraph
+from vram.report.layout import RenderOptions, paragraph
 from vram.units import counted, size
 
 
@@ -31,12 +30,12 @@ def report(found: Sequence[Trimmable]) -> TrimmableReport:
     )
 
 
-def text(told: TrimmableReport, look: Look) -> RenderableType:
+def text(told: TrimmableReport, options: RenderOptions) -> RenderableType:
     blocks: list[RenderableType] = [Text(_head(told), style="bold")]
     if told.trimmable:
         pids = " ".join(str(each.pid) for each in told.trimmable)
         blocks += [
-            _table(told.trimmable, look),
+            _table(told.trimmable, options),
             Text(),
             Text("To have what is only cached given back; the programs go on working:"),
             Text(f"  vram flush {pids}"),
@@ -47,7 +46,7 @@ def text(told: TrimmableReport, look: Look) -> RenderableType:
         blocks += [Text(), Text("Not these:")]
     for each in told.refused:
         where = f"pid {each.pid}, {_gpus(each)}, {size(each.nbytes)}: "
-        blocks.append(paragraph("- ", Text(look.clean(where + each.reason)), look, indent=2))
+        blocks.append(paragraph("- ", Text(options.clean(where + each.reason)), options, indent=2))
     return Group(*blocks)
 
 
@@ -59,12 +58,12 @@ def _head(told: TrimmableReport) -> str:
     return "No process here holds GPU memory: there is nothing to flush."
 
 
-def _table(found: Sequence[Trimmable], look: Look) -> Table:
+def _table(found: Sequence[Trimmable], options: RenderOptions) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for heading in ("", "pid", "GPU", "holds", "way in", "command"):
         table.add_column(heading, justify="right" if heading in ("pid", "holds") else "left", no_wrap=True)
     for each in found:
-        command = look.short(each.command, max(12, look.width - 44))
+        command = options.short(each.command, max(12, options.width - 44))
         where = ",".join(map(str, each.gpus))
         cells = (str(each.pid), where, size(each.nbytes), each.via or "", command)
         table.add_row("", *map(Text, cells))

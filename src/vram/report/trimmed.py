@@ -11,8 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vram.model.trimming import CacheLine, TrimReceipt
-from vram.report.look import Look
-from vram.report.paragraph import paragraph
+from vram.report.layout import RenderOptions, paragraph
 from vram.units import counted, size
 
 WAYS = {
@@ -31,20 +30,20 @@ class TrimReport(Struct, frozen=True, kw_only=True):
     refused: tuple[dict[str, Any], ...] = ()
 
 
-def trimmed(receipt: TrimReceipt, look: Look) -> RenderableType:
+def trimmed(receipt: TrimReceipt, options: RenderOptions) -> RenderableType:
     """Return one process's account."""
     answer = receipt.answer
     head = f"pid {receipt.target.process.pid}" + (f" · {receipt.target.user}" if receipt.target.user else "")
-    command = look.short(receipt.target.command, max(20, look.measure - len(head) - 2))
-    blocks: list[RenderableType] = [Text.assemble(look.clean(head), "  ", (command, "bold"))]
+    command = options.short(receipt.target.command, max(20, options.measure - len(head) - 2))
+    blocks: list[RenderableType] = [Text.assemble(options.clean(head), "  ", (command, "bold"))]
     if answer.lines:
-        blocks.append(_table(answer.lines, look))
-    blocks.append(paragraph("", _verdict(receipt), look, indent=2))
-    blocks += [paragraph("- ", Text(look.clean(note)), look, indent=2) for note in _notes(receipt)]
+        blocks.append(_table(answer.lines, options))
+    blocks.append(paragraph("", _verdict(receipt), options, indent=2))
+    blocks += [paragraph("- ", Text(options.clean(note)), options, indent=2) for note in _notes(receipt)]
     return Group(*blocks)
 
 
-def _table(lines: Sequence[CacheLine], look: Look) -> Table:
+def _table(lines: Sequence[CacheLine], options: RenderOptions) -> Table:
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(width=1)
     table.add_column(min_width=12)
@@ -54,15 +53,15 @@ def _table(lines: Sequence[CacheLine], look: Look) -> Table:
     heads = ("", "", "where", "held", "unused", "given back")
     table.add_row(*(Text(head, style="dim") for head in heads))
     for line in lines:
-        table.add_row("", *_cells(line, look))
+        table.add_row("", *_cells(line, options))
     return table
 
 
-def _cells(line: CacheLine, look: Look) -> tuple[Text, ...]:
+def _cells(line: CacheLine, options: RenderOptions) -> tuple[Text, ...]:
     where = "host" if line.memory != "device" else "GPU" if line.device is None else f"cuda:{line.device}"
     returned = line.returned_bytes
     return (
-        Text(look.clean(line.name)),
+        Text(options.clean(line.name)),
         Text(where),
         Text(_size(line.held)),
         Text(_size(line.reclaimable), style="dim"),

@@ -11,13 +11,25 @@ are looked up when TAB is pressed; where no driver answers within a second there
 from __future__ import annotations
 
 from argparse import SUPPRESS, ArgumentParser, Namespace
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from vram.cli.completion import LIVE, SHELLS
 from vram.cli.terminal import emit
 from vram.errors import ExitCode, UsageError, VramError
+from vram.report.escape import ascii_only
+from vram.units import size
+
+if TYPE_CHECKING:
+    from vram.model.ledger import GpuLedger
 
 NAME = "completion"
 HELP = "print shell completion for bash, zsh or fish"
+
+# Somebody waits for TAB.
+DEADLINE_S = 1.0
+LONGEST_MEANING = 60
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -37,11 +49,60 @@ def run(args: Namespace) -> int:
 
 
 def _words(kind: str) -> int:
-    """What a script asks for at TAB. Nobody reads complaints there: no words is the answer then."""
-    from vram.cli.completion.words import live
-
+    """Print what a script asks for at TAB. Nobody reads errors there: then no words are the answer."""
     try:
         emit("".join(f"{line}\n" for line in live(kind)))
     except VramError as error:
         return error.exit_code
     return ExitCode.OK
+
+
+# ---- words that only this machine knows now ----
+
+
+def live(kind: str) -> list[str]:
+    """A line for each word of *kind*: the word, a tab, what it means."""
+    found = {"pid": _holders, "gpu": _gpus, "parked": _parked}[kind]()
+    return [f"{word}\t{_meaning(text)}" for word, text in found]
+
+
+def _holders() -> Iterator[tuple[int, str]]:
+    """Every process that holds memory, largest first."""
+    nbytes: dict[int, int] = defaultdict(int)
+    names: dict[int, str] = {}
+    for gpu in _ledgers():
+        for entry in gpu.entries:
+            for holder in entry.holders:
+                if holder.alive:
+                    nbytes[holder.pid] += entry.nbytes or 0
+                    names[holder.pid] = holder.command or "?"
+    for pid in sorted(names, key=lambda pid: (-nbytes[pid], pid)):
+        yield pid, f"{size(nbytes[pid])} {names[pid]}"
+
+
+def _gpus() -> Iterator[tuple[int, str]]:
+    for gpu in _ledgers():
+        yield gpu.index, gpu.name
+
+
+def _parked() -> Iterator[tuple[int, str]]:
+    from vram.cli.prestart import open_host
+    from vram.reclaim.journal import parked_now
+
+    for process in parked_now(open_host(reads_driver=False)):
+        yield process.pid, "parked"
+
+
+def _ledgers() -> tuple[GpuLedger, ...]:
+    from vram.cli.prestart import open_host
+    from vram.ledger.build import build_ledger
+    from vram.probes.survey import survey
+
+    host = open_host(read_ahead_s=DEADLINE_S)
+    return build_ledger(survey(host, deadline_s=DEADLINE_S)).gpus
+
+
+def _meaning(text: str) -> str:
+    """One short line without a backslash: shells read those, and a process chose these words."""
+    line = ascii_only(text).replace("\\", "/")
+    return line if len(line) <= LONGEST_MEANING else line[: LONGEST_MEANING - 3] + "..."

@@ -47,14 +47,14 @@ def known_names() -> tuple[tuple[str, str], ...]:
 
 
 def run(args: Namespace) -> int:
-    from vram.cli.leaving import signals_lead_out
+    from vram.cli.app import exit_on_signals
     from vram.virtualgpu.demos import DEMOS
 
     demos = _chosen(args.names, DEMOS)
     if args.list:
         emit("".join(f"{demo.name:9}{demo.question}\n" for demo in demos))
         return ExitCode.OK
-    with signals_lead_out():
+    with exit_on_signals():
         return _draw(args.svg) if args.svg else _run_all(demos, args)
 
 

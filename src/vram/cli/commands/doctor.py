@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from vram.cli.source import add_deadline_argument, open_host
-from vram.cli.terminal import add_terminal_arguments, emit, look_for, show
+from vram.cli.arguments import add_deadline_argument
+from vram.cli.source import open_host
+from vram.cli.terminal import add_terminal_arguments, emit, render_options, show
 from vram.errors import ExitCode
 
 NAME = "doctor"
@@ -50,13 +51,13 @@ def run(args: Namespace) -> int:
     found = examine(collected, args.verb)
     facts, taken_at = collected.survey.host, collected.survey.taken_at
     if args.json:
-        from vram.report import doctor_json
+        from vram.report import json_reports
 
-        emit(doctor_json.report(found, facts, taken_at))
+        emit(json_reports.doctor(found, facts, taken_at))
     else:
         from vram.report import doctor
 
-        surface = look_for(args)
+        surface = render_options(args)
         show(doctor.text(found, facts, taken_at, surface, verbose=args.verbose), args, surface)
     return {
         "ready": ExitCode.OK,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
+from vram.cli import manual
 from vram.cli.terminal import carries_unicode, columns, emit
 from vram.errors import ExitCode
 
@@ -30,34 +31,19 @@ def known_names() -> Names:
 
 
 def run(args: Namespace) -> int:
-    from vram.report.look import Look
-    from vram.report.manual_page import listing, manual_page
+    from vram.report.layout import RenderOptions, listing, manual_page
 
-    look = Look(width=columns(), ascii=not carries_unicode())
+    options = RenderOptions(width=columns(), ascii=not carries_unicode())
     if args.code is None:
-        emit("\n".join(f"{title}\n{listing(names, look)}" for title, names in _groups().items()))
+        emit("\n".join(f"{title}\n{listing(names, options)}" for title, names in _groups().items()))
     else:
-        emit(manual_page(_page(args.code), look))
+        emit(manual_page(manual.page(args.code), options))
     return ExitCode.OK
 
 
 def _groups() -> dict[str, Names]:
-    from vram.diagnosis import manual
-    from vram.doctor import manual as checks
-    from vram.oom import manual as kinds
-
     return {
-        "findings of `vram why`": tuple((code, manual.summary(code)) for code in manual.codes()),
-        "checks of `vram doctor`": tuple((check, checks.summary(check)) for check in checks.ids()),
-        "kinds of `vram oom`": tuple((kind, kinds.summary(kind)) for kind in kinds.ids()),
+        "findings of `vram why`": manual.summaries(manual.rules()),
+        "checks of `vram doctor`": manual.summaries(manual.checks()),
+        "kinds of `vram oom`": manual.summaries(manual.kinds()),
     }
-
-
-def _page(name: str) -> str:
-    from vram.diagnosis import manual
-    from vram.doctor import manual as checks
-    from vram.oom import manual as kinds
-
-    if "." in name:
-        return checks.page(name)
-    return kinds.page(name) or manual.page(name)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from vram.cli import early
-from vram.cli.terminal import emit, look_for, show
+from vram.cli.prestart import open_host
+from vram.cli.terminal import emit, render_options, show
 from vram.cli.trimming import DEADLINE_S, add_trim_arguments, trim_named
 from vram.errors import ExitCode
 
@@ -20,7 +20,7 @@ exit codes without PID:
   0  somebody can be asked, or nobody holds anything
   9  memory is held, and nobody's caches can be emptied from here
 
-In a program of your own, `vram.flush()` does it from inside, and says who keeps the rest."""
+In a program of your own, `vram.flush()` does it from inside, and says who holds the rest."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -33,10 +33,8 @@ def run(args: Namespace) -> int:
 
 
 def _listed(args: Namespace) -> int:
-    from vram.host.local import LocalHost
-
-    host = LocalHost(reader=early.reader())
-    from vram.reclaim.trimmable import trimmable
+    host = open_host()
+    from vram.reclaim.actions.trim import trimmable
     from vram.report import trimmable as shown
 
     via = None if args.via == "auto" else args.via
@@ -46,6 +44,6 @@ def _listed(args: Namespace) -> int:
 
         emit(encode(told))
     else:
-        look = look_for(args)
+        look = render_options(args)
         show(shown.text(told, look), args, look)
     return ExitCode.NOTHING_FOUND if told.refused and not told.trimmable else ExitCode.OK

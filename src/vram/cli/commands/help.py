@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from argparse import ArgumentParser, Namespace
+from pathlib import Path
 
+from vram.cli.terminal import is_terminal
 from vram.errors import ExitCode
 
 NAME = "help"
@@ -22,10 +26,34 @@ def known_names() -> tuple[tuple[str, str], ...]:
 
 
 def run(args: Namespace) -> int:
-    from vram.cli import app, manual
+    from vram.cli import app
 
     if args.name is None or args.name in app.COMMANDS:
-        page = manual.installed(args.name)
-        if page is not None and manual.show(page):
+        page = installed(args.name)
+        if page is not None and _shown(page):
             return ExitCode.OK
     return app.main([args.name, "--help"] if args.name else ["--help"])
+
+
+def installed(command: str | None) -> Path | None:
+    """The manual page of *command*, or of the program; None where it was not installed."""
+    from importlib.metadata import PackageNotFoundError, files
+
+    name = f"vram-{command}.1" if command else "vram.1"
+    try:
+        listed = files("vram") or []
+    except PackageNotFoundError:
+        return None
+    found = (Path(str(each.locate())) for each in listed if each.name == name)
+    return next((path for path in found if path.is_file()), None)
+
+
+def _shown(page: Path) -> bool:
+    """Let man show *page*; False where standard output is no terminal, or there is no man."""
+    if not is_terminal():
+        return False
+    try:
+        # A path with a slash in it is a file, for man-db and for mandoc.
+        return subprocess.run(["man", os.path.abspath(page)]).returncode == 0
+    except OSError:
+        return False

@@ -5,8 +5,9 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import get_args
 
-from vram.cli.source import narrowed, open_host, pid_number, require_driver, seconds, take_ledger
-from vram.cli.terminal import add_terminal_arguments, emit, look_for, show
+from vram.cli.arguments import narrowed, pid_number, seconds
+from vram.cli.source import open_host, require_driver, take_ledger
+from vram.cli.terminal import add_terminal_arguments, emit, render_options, show
 from vram.model.trimming import Via
 from vram.units import parse_size
 
@@ -69,12 +70,12 @@ def run(args: Namespace) -> int:
     receipt = look_inside(host, ledger, args.pid, via, args.deadline, args.min_size)
     receipt = only(receipt, {gpu.index for gpu in chosen.gpus} if args.gpu else None, args.min_size)
     if args.json:
-        from vram.report.inside_json import report
+        from vram.report import json_reports
 
-        emit(report(receipt))
+        emit(json_reports.inside(receipt))
         return ExitCode.OK
     from vram.report.inside import inside
 
-    look = look_for(args)
-    show(inside(receipt, look, everything=args.all), args, look)
+    options = render_options(args)
+    show(inside(receipt, options, everything=args.all), args, options)
     return ExitCode.OK

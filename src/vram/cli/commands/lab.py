@@ -6,8 +6,8 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from vram.cli.source import seconds
-from vram.cli.terminal import add_terminal_arguments, emit, look_for, show
+from vram.cli.arguments import seconds
+from vram.cli.terminal import add_terminal_arguments, emit, render_options, show
 from vram.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -24,9 +24,9 @@ An experiment starts processes of its own, takes no more memory than its page
 names, and leaves nothing behind. None resets a GPU or changes a setting.
 
 exit codes of `vram lab run`:
-  0  every claim was told to be true or false here
+  0  every claim was found true or false here
   2  the call was wrong
-  3  some could not be told; a line for each says why
+  3  some could not be decided; a line for each says why
   4  no GPU answers"""
 
 
@@ -66,7 +66,7 @@ def run(args: Namespace) -> int:
     if args.evidence == "":
         raise UsageError("--evidence needs the name of a folder")
     if args.evidence and args.verb != "run":
-        raise UsageError("--evidence keeps what `vram lab run` found out", hint="add `run`")
+        raise UsageError("--evidence keeps what `vram lab run` found", hint="add `run`")
     return {"list": _list, "show": _show, "run": _run}[args.verb](args)
 
 
@@ -81,8 +81,8 @@ def _list(args: Namespace) -> int:
 
         emit(encode(LabCatalogue(experiments=experiments)))
         return ExitCode.OK
-    look = look_for(args)
-    show(lab.listing(experiments, look), args, look)
+    options = render_options(args)
+    show(lab.listing(experiments, options), args, options)
     return ExitCode.OK
 
 
@@ -94,34 +94,34 @@ def _show(args: Namespace) -> int:
     from vram.lab.catalogue import chosen
     from vram.report import lab
 
-    look = look_for(args)
-    emit("\n".join(lab.page(each.describe(), look) for each in chosen(args.names)))
+    options = render_options(args)
+    emit("\n".join(lab.page(each.describe(), options) for each in chosen(args.names)))
     return ExitCode.OK
 
 
 def _run(args: Namespace) -> int:
-    from vram.cli.leaving import signals_lead_out
-    from vram.host.local import LocalHost
+    from vram.cli.app import exit_on_signals
+    from vram.cli.prestart import open_host
     from vram.lab.catalogue import chosen
     from vram.lab.device import find_device
 
     claims = chosen(args.names)
-    host = LocalHost()
+    host = open_host(reads_driver=False)
     host.nvml.prepare()
     device = find_device(host, args.gpu)
     if args.evidence:
         _refuse_model(device)
     results: list[Result] = []
     try:
-        with signals_lead_out():
+        with exit_on_signals():
             _test(claims, host, device, args.deadline, results)
     except (KeyboardInterrupt, SystemExit):
-        _tell(_report(host, device, results, claims[len(results) :]), args)
+        _write(_report(host, device, results, claims[len(results) :]), args)
         raise
     report = _report(host, device, results)
-    _tell(report, args)
-    told = all(result.verdict != "cannot tell" for result in report.results)
-    return ExitCode.OK if told else ExitCode.PARTIAL
+    _write(report, args)
+    decided = all(result.verdict != "cannot tell" for result in report.results)
+    return ExitCode.OK if decided else ExitCode.PARTIAL
 
 
 def _refuse_model(device: LabDevice) -> None:
@@ -138,7 +138,7 @@ def _test(
     results: list[Result],
 ) -> None:
     """Add a result for each of *claims*; an interruption leaves those that were finished."""
-    from vram.cli.progress import Counter
+    from vram.cli.terminal import Counter
     from vram.lab.session import LabSession
 
     counter = Counter(len(claims))
@@ -172,7 +172,7 @@ def _report(
     )
 
 
-def _tell(report: LabReport, args: Namespace) -> None:
+def _write(report: LabReport, args: Namespace) -> None:
     from vram.report import lab
     from vram.report.json import encode
 
@@ -184,5 +184,5 @@ def _tell(report: LabReport, args: Namespace) -> None:
     if args.json:
         emit(encode(report))
         return
-    look = look_for(args)
-    show(lab.results(report, look), args, look)
+    options = render_options(args)
+    show(lab.results(report, options), args, options)

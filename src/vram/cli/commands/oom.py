@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import codecs
+import io
+import os
+import sys
 from argparse import ArgumentParser, Namespace
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, BinaryIO, cast
 
-from vram.cli.source import (
-    add_deadline_argument,
-    add_windows_argument,
-    narrowed,
-    open_host,
-    require_driver,
-    take_survey,
-)
-from vram.cli.terminal import add_terminal_arguments, emit, look_for, show
-from vram.errors import ExitCode, NothingFound, UsageError
+from vram.cli.arguments import add_deadline_argument, add_windows_argument, narrowed
+from vram.cli.source import open_host, require_driver, take_survey
+from vram.cli.terminal import add_terminal_arguments, emit, render_options, show
+from vram.errors import BadInput, ExitCode, NothingFound, UsageError
 
 if TYPE_CHECKING:
     from vram.model.ledger import Ledger
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 NAME = "oom"
 HELP = "which kind of out-of-memory a message or a log shows, by its own arithmetic, and what to do"
+
+_GZIP = b"\x1f\x8b"
+_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+PASTE = "Paste the message or the log, then press Enter and Ctrl-D:"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -55,12 +59,11 @@ def run(args: Namespace) -> int:
     joins = args.live or args.snapshot
     if args.gpu is not None and not joins:
         raise UsageError("--gpu chooses a GPU to join with", hint="add --live, or --from FILE")
-    from vram.cli.logs import open_log
     from vram.oom.cases import cases
-    from vram.oom.reader import sightings
+    from vram.oom.reader import find_messages
 
     with open_log(args.file) as log:
-        found, unkept = cases(sightings(log))
+        found, unkept = cases(find_messages(log))
         nbytes = log.nbytes
     ledger = _ledger(args) if joins and found else None
     if ledger is not None:
@@ -72,10 +75,11 @@ def run(args: Namespace) -> int:
 
 
 def _kinds() -> int:
-    from vram.oom import manual
+    from vram.cli import manual
 
-    width = max(map(len, manual.ids()))
-    emit("".join(f"{kind:<{width}}  {manual.summary(kind)}\n" for kind in manual.ids()))
+    kinds = manual.summaries(manual.kinds())
+    width = max(len(kind) for kind, _ in kinds)
+    emit("".join(f"{kind:<{width}}  {summary}\n" for kind, summary in kinds))
     return ExitCode.OK
 
 
@@ -111,9 +115,9 @@ def _to_paste(found: tuple[Case, ...], file: str) -> tuple[Case, ...]:
 
 def _tell(found: tuple[Case, ...], unkept: int, nbytes: int, args: Namespace) -> None:
     if args.json:
-        from vram.report.oom_json import report
+        from vram.report import json_reports
 
-        emit(report(found, unkept, nbytes))
+        emit(json_reports.oom(found, unkept, nbytes))
     if not found:
         raise NothingFound(
             "there is no out-of-memory message in it" if nbytes else "there is nothing in it",
@@ -122,5 +126,95 @@ def _tell(found: tuple[Case, ...], unkept: int, nbytes: int, args: Namespace) ->
     if not args.json:
         from vram.report import oom
 
-        look = look_for(args)
-        show(oom.text(found, unkept, nbytes, look), args, look)
+        options = render_options(args)
+        show(oom.text(found, unkept, nbytes, options), args, options)
+
+
+# ---- logs: a file, compressed or not, or what is piped or pasted ----
+
+
+class CountedLog(io.RawIOBase):
+    """A log being read: counts its bytes; raises BadInput where it cannot be read."""
+
+    def __init__(self, stream: BinaryIO, name: str) -> None:
+        self._stream = stream
+        self._name = name
+        self._ended = False
+        self.nbytes = 0
+
+    def read(self, most: int = -1) -> bytes:
+        if self._ended:
+            return b""
+        try:
+            portion = self._stream.read(most)
+        except EOFError as error:
+            raise BadInput(f"{self._name} is cut short: its gzip stream has no end") from error
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise BadInput(f"{self._name} cannot be read: {reason}") from error
+        self.nbytes += len(portion)
+        # A terminal goes on after its end of file: asked again, it would want a second Ctrl-D.
+        self._ended = len(portion) < most
+        return portion
+
+
+class _Utf16(io.RawIOBase):
+    """A log in UTF-16, as Windows PowerShell writes one for ``>``, read as UTF-8."""
+
+    def __init__(self, stream: io.BufferedReader) -> None:
+        self._stream = stream
+        self._decoder = codecs.getincrementaldecoder("utf-16")("replace")
+        self._ready = b""
+
+    def read(self, most: int = -1) -> bytes:
+        """Exactly *most* bytes, fewer at the end only: whoever reads takes fewer for the end."""
+        raw = b"more"
+        while raw and len(self._ready) < most:
+            raw = self._stream.read(most)
+            self._ready += self._decoder.decode(raw, final=not raw).encode("utf-8", "replace")
+        portion, self._ready = self._ready[:most], self._ready[most:]
+        return portion
+
+
+@contextmanager
+def open_log(path: str) -> Iterator[CountedLog]:
+    """Open *path*; - is standard input."""
+    if path == "-":
+        yield CountedLog(_unpacked(_standard_input()), "standard input")
+        return
+    if not path:
+        raise UsageError("the name of the log is empty", hint=_hint(path))
+    try:
+        stream = open(path, "rb")  # noqa: SIM115
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}", hint=_hint(path)) from error
+    with stream:
+        yield CountedLog(_unpacked(stream), path)
+
+
+def _standard_input() -> io.BufferedReader:
+    if sys.stdin is None:
+        raise UsageError("standard input is closed", hint="name a file")
+    if sys.stdin.isatty():
+        print(PASTE, file=sys.stderr, flush=True)
+    return cast("io.BufferedReader", sys.stdin.buffer)
+
+
+def _unpacked(stream: io.BufferedReader) -> BinaryIO:
+    try:
+        first = b"" if stream.isatty() else stream.peek(2)[:2]
+    except OSError:  # met again, and reported, by whoever reads
+        first = b""
+    if first in _UTF16:
+        return cast("BinaryIO", _Utf16(stream))
+    if first != _GZIP:
+        return cast("BinaryIO", stream)
+    import gzip
+
+    return cast("BinaryIO", gzip.GzipFile(fileobj=stream))
+
+
+def _hint(path: str) -> str:
+    if os.path.isdir(path):
+        return "name a file in it"
+    return "name a log, or pipe one in: tail -n 500 train.log | vram oom"

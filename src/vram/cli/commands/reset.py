@@ -1,22 +1,22 @@
-"""``vram reset``: what must be gone before a GPU can be reset; and, told so by name, the reset itself."""
+"""``vram reset``: who must be gone before a GPU can be reset; and with --yes the reset itself."""
 
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
-from vram.cli import early
-from vram.cli.source import add_deadline_argument
-from vram.cli.terminal import add_terminal_arguments, emit, look_for, show
+from vram.cli.arguments import add_deadline_argument
+from vram.cli.prestart import open_host
+from vram.cli.terminal import add_terminal_arguments, emit, render_options, show
 from vram.errors import ExitCode, Refused
 
 if TYPE_CHECKING:
     from vram.host.local import LocalHost
     from vram.model.plan import Receipt
-    from vram.reclaim.resetting import Readiness
+    from vram.reclaim.actions.reset import Readiness
 
 NAME = "reset"
-HELP = "what keeps a GPU from being reset, by name; with --yes, as root, the reset"
+HELP = "what prevents a reset of a GPU, by name; with --yes, as root, the reset"
 
 _EPILOG = """\
 A reset is the last resort: it helps where `vram why` says that the driver needs one (a
@@ -34,10 +34,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    from vram.host.local import LocalHost
-    from vram.reclaim.resetting import readiness
+    from vram.reclaim.actions.reset import readiness
 
-    host = LocalHost(reader=early.take(), read_ahead_s=args.deadline)
+    host = open_host(read_ahead_s=args.deadline)
     ready = readiness(host, args.gpu, args.deadline)
     receipt = _reset(args, host, ready) if args.yes and not ready.blockers else None
     _tell(args, ready, receipt)
@@ -64,5 +63,5 @@ def _tell(args: Namespace, ready: Readiness, receipt: Receipt | None) -> None:
     if args.json:
         emit(reset.report(ready.gpu, ready.blockers, ready.command, receipt))
     else:
-        look = look_for(args)
+        look = render_options(args)
         show(reset.text(ready.gpu, ready.blockers, ready.command, receipt, look), args, look)

@@ -6,7 +6,8 @@ import shlex
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
-from vram.cli.source import add_deadline_argument, add_windows_argument, open_host, take_survey
+from vram.cli.arguments import add_deadline_argument, add_windows_argument
+from vram.cli.source import open_host, take_survey
 from vram.cli.terminal import emit
 from vram.errors import ExitCode
 from vram.report.escape import inert

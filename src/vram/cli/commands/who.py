@@ -5,10 +5,10 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 
 from vram.cli.source import add_source_arguments, completeness, open_host, require_driver, take_ledger
-from vram.cli.terminal import add_terminal_arguments, emit, look_for, show
+from vram.cli.terminal import add_terminal_arguments, emit, render_options, show
 
 NAME = "who"
-HELP = "holders as a tree: container or job, process, forked children, what each keeps"
+HELP = "holders as a tree: container or job, process, forked children, what each holds"
 GROUPS = ("job", "pod", "container", "notebook", "unit", "user")
 
 
@@ -17,7 +17,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--by",
         choices=GROUPS,
-        help="sum by this instead of by whatever tells most about each process",
+        help="sum by this instead of by whatever says most about each process",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     add_terminal_arguments(parser)
@@ -25,7 +25,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     host = open_host(args)
-    from vram.report.kinship import who
+    from vram.report.process_tree import who
 
     ledger = take_ledger(args, host)
     report = who(ledger, args.by)
@@ -38,6 +38,6 @@ def run(args: Namespace) -> int:
     require_driver(ledger)
     from vram.report import tree
 
-    look = look_for(args)
-    show(tree.who(report, look), args, look)
+    options = render_options(args)
+    show(tree.who(report, options), args, options)
     return completeness(ledger)

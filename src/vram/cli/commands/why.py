@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+import time
 from argparse import ArgumentParser, Namespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
-from vram.cli.source import (
-    add_source_arguments,
-    completeness,
-    open_host,
-    pid_number,
-    require_driver,
-    seconds,
-    take_ledger,
-)
-from vram.cli.terminal import add_terminal_arguments, emit, look_for, show
+from vram.cli.arguments import pid_number, seconds
+from vram.cli.source import add_source_arguments, completeness, open_host, require_driver, take_ledger
+from vram.cli.terminal import add_terminal_arguments, console_for, emit, is_terminal, render_options, show
 from vram.errors import UsageError
 
 if TYPE_CHECKING:
@@ -24,6 +19,8 @@ if TYPE_CHECKING:
 
 NAME = "why"
 HELP = "where each byte of GPU memory is, who keeps it there, how we know, and what to do"
+
+WINDOWS_EVERY_S = 15.0  # each question starts a PowerShell
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -111,14 +108,14 @@ def _one_process(
         theirs = concerning(deepen(ledger, answers), args.pid)
     about = findings_about(findings, ledger, args.pid)
     if args.json:
-        from vram.report.process_json import report
+        from vram.report import json
 
-        emit(report(theirs, args.pid, about, notes))
+        emit(json.process(theirs, args.pid, about, notes))
     else:
         from vram.report import text
 
-        look = look_for(args)
-        show(text.process(theirs, about, notes, look), args, look)
+        options = render_options(args)
+        show(text.process(theirs, about, notes, options), args, options)
     return completeness(ledger)
 
 
@@ -138,18 +135,74 @@ def _show(ledger: Ledger, findings: tuple[Finding, ...], args: Namespace) -> Non
         from vram.files import write_file
         from vram.report.svg import draw
 
-        picture = draw(lambda look: text.why(ledger, findings, look), prompt="vram why")
+        picture = draw(lambda options: text.why(ledger, findings, options), prompt="vram why")
         write_file(args.svg, picture.encode())
         return
-    look = look_for(args)
-    show(text.why(ledger, findings, look), args, look)
+    options = render_options(args)
+    show(text.why(ledger, findings, options), args, options)
 
 
-def _watch(args: Namespace) -> int:
+# ---- again and again: in place on a terminal, in lines elsewhere ----
+
+
+def _watch(args: Namespace) -> NoReturn:
+    """Read and show every ``args.watch`` seconds until interrupted."""
     if args.snapshot:
         raise UsageError("a snapshot does not change: --watch needs a live host", hint="leave out --from")
     if args.svg:
         raise UsageError("--svg draws one picture, --watch never ends", hint="leave out one of them")
-    from vram.cli.watch import watch
+    if args.watch < 0.1:
+        raise UsageError("--watch needs at least 0.1 seconds", hint="write it like --watch 2")
+    # The program starts with the collector off, which suits a single answer only.
+    gc.enable()
+    # One host throughout: it remembers which GPU hung, so that hung readers do not pile up.
+    host = open_host(args, windows_every_s=WINDOWS_EVERY_S)
+    assert host is not None
+    if args.json:
+        _as_json(args, host)
+    if is_terminal():
+        _on_a_screen(args, host)
+    _as_pages(args, host)
 
-    return watch(args)
+
+def _as_json(args: Namespace, host: LocalHost) -> NoReturn:
+    from vram.diagnosis.engine import diagnose
+    from vram.report import json
+
+    while True:
+        ledger = take_ledger(args, host)
+        emit(json.why(ledger, diagnose(ledger), compact=True))
+        require_driver(ledger)
+        time.sleep(args.watch)
+
+
+def _as_pages(args: Namespace, host: LocalHost) -> NoReturn:
+    from vram.diagnosis.engine import diagnose
+    from vram.report import text
+
+    while True:
+        options = render_options(args)
+        ledger = take_ledger(args, host)
+        require_driver(ledger)
+        show(text.why(ledger, diagnose(ledger), options), args, options)
+        emit("\n")
+        time.sleep(args.watch)
+
+
+def _on_a_screen(args: Namespace, host: LocalHost) -> NoReturn:
+    from rich.live import Live
+
+    from vram.diagnosis.engine import diagnose
+    from vram.report import text
+
+    ledger = take_ledger(args, host)
+    require_driver(ledger)
+    console = console_for(args, render_options(args))
+    # The alternate screen: what was on the terminal before is there again afterwards.
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            options = render_options(args)._replace(brief=True)
+            console.width = options.width
+            live.update(text.why(ledger, diagnose(ledger), options), refresh=True)
+            time.sleep(args.watch)
+            ledger = take_ledger(args, host)

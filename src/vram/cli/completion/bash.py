@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from vram.cli.completion import quoted
-from vram.cli.grammar import Argument, Command
+from vram.cli.grammar import Argument, CommandSpec
 
 _HEAD = """\
 # bash completion for vram, written by `vram completion bash`.
@@ -79,7 +79,7 @@ _vram() {
 """
 
 
-def script(commands: Sequence[Command]) -> str:
+def script(commands: Sequence[CommandSpec]) -> str:
     everything = [each for command in commands for each in command.everything()]
     words = ["--help", "--version", *(command.words[0] for command in commands)]
     lines = [_HEAD, "_vram() {"]
@@ -89,7 +89,7 @@ def script(commands: Sequence[Command]) -> str:
     return "\n".join([*lines, "}", "", "complete -F _vram vram", ""])
 
 
-def _patterns(commands: Sequence[Command]) -> dict[str, str]:
+def _patterns(commands: Sequence[CommandSpec]) -> dict[str, str]:
     """The patterns of the walk over the words that stand already."""
     valued = [_pattern(each, flag) for each in commands for flag in _valued(each)]
     below = [_pattern(each, name.words[-1]) for each in commands for name in each.commands]
@@ -101,13 +101,13 @@ def _patterns(commands: Sequence[Command]) -> dict[str, str]:
     }
 
 
-def _valued(command: Command) -> Iterator[str]:
+def _valued(command: CommandSpec) -> Iterator[str]:
     for option in command.options:
         if option.takes_value and not option.optional:
             yield from option.flags
 
 
-def _values(commands: Sequence[Command]) -> Iterator[str]:
+def _values(commands: Sequence[CommandSpec]) -> Iterator[str]:
     """What can stand after an option."""
     for command in commands:
         for option in command.options:
@@ -119,7 +119,7 @@ def _values(commands: Sequence[Command]) -> Iterator[str]:
                 yield "            ;;"
 
 
-def _command(command: Command) -> Iterator[str]:
+def _command(command: CommandSpec) -> Iterator[str]:
     """Options where a dash was typed; otherwise what can stand in this place."""
     yield f"        {quoted(' '.join(command.words))})"
     options = " ".join(quoted(flag) for option in command.options for flag in option.flags)
@@ -136,7 +136,7 @@ def _command(command: Command) -> Iterator[str]:
     yield "            ;;"
 
 
-def _places(command: Command) -> Iterator[tuple[str, str]]:
+def _places(command: CommandSpec) -> Iterator[tuple[str, str]]:
     for at, each in enumerate(command.positionals):
         yield "*" if each.repeats else str(at), _offer(each) or ":"
 
@@ -155,5 +155,5 @@ def _offer(argument: Argument) -> str:
             return f"_vram_live {live}"
 
 
-def _pattern(command: Command, word: str) -> str:
+def _pattern(command: CommandSpec, word: str) -> str:
     return quoted(f"{' '.join(command.words)}:{word}")

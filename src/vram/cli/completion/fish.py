@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from vram.cli.grammar import Argument, Command
+from vram.cli.grammar import Argument, CommandSpec
 
 _HEAD = """\
 # fish completion for vram, written by `vram completion fish`.
@@ -56,7 +56,7 @@ complete -c vram -n __vram_needs_command -l version -d 'tell the version'
 """
 
 
-def script(commands: Sequence[Command]) -> str:
+def script(commands: Sequence[CommandSpec]) -> str:
     everything = [each for command in commands for each in command.everything()]
     lines = [_HEAD % _patterns(everything)]
     for command in commands:
@@ -67,7 +67,7 @@ def script(commands: Sequence[Command]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _patterns(commands: Sequence[Command]) -> dict[str, str]:
+def _patterns(commands: Sequence[CommandSpec]) -> dict[str, str]:
     below = [_pattern(each, name.words[-1]) for each in commands for name in each.commands]
     valued = [
         _pattern(each, flag)
@@ -80,7 +80,7 @@ def _patterns(commands: Sequence[Command]) -> dict[str, str]:
     return {"below": case, "valued": " ".join(valued)}
 
 
-def _command(command: Command) -> Iterator[str]:
+def _command(command: CommandSpec) -> Iterator[str]:
     path = " ".join(command.words)
     here = f"__vram_at {_quoted(path)}"
     for below in command.commands:
@@ -131,7 +131,7 @@ def _value(option: Argument) -> str:
             return f" -x -k -a '(__vram_live {live})'"
 
 
-def _pattern(command: Command, word: str) -> str:
+def _pattern(command: CommandSpec, word: str) -> str:
     return _quoted(f"{' '.join(command.words)}:{word}")
 
 

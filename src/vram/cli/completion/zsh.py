@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from vram.cli.completion import quoted
-from vram.cli.grammar import Argument, Command
+from vram.cli.grammar import Argument, CommandSpec
 
 _HEAD = """\
 #compdef vram
@@ -30,7 +30,7 @@ _vram_words() {
 """
 
 
-def script(commands: Sequence[Command]) -> str:
+def script(commands: Sequence[CommandSpec]) -> str:
     lines = [_HEAD]
     for command in commands:
         for each in command.everything():
@@ -39,7 +39,7 @@ def script(commands: Sequence[Command]) -> str:
     return "\n".join([*lines, '    _vram "$@"', "else", "    compdef _vram vram", "fi", ""])
 
 
-def _front(commands: Sequence[Command]) -> Iterator[str]:
+def _front(commands: Sequence[CommandSpec]) -> Iterator[str]:
     yield "_vram() {"
     yield "    local curcontext=$curcontext _vram_program=$words[1] ret=1"
     yield "    local -a line state"
@@ -55,7 +55,7 @@ def _front(commands: Sequence[Command]) -> Iterator[str]:
     yield "}"
 
 
-def _word_lists(command: Command) -> Iterator[str]:
+def _word_lists(command: CommandSpec) -> Iterator[str]:
     """Functions for the words that have meanings: inside a spec, quotes and colons would be read twice."""
     for argument in (*command.positionals, *command.options):
         if _is_described(argument):
@@ -67,7 +67,7 @@ def _word_lists(command: Command) -> Iterator[str]:
             yield ""
 
 
-def _function(command: Command) -> Iterator[str]:
+def _function(command: CommandSpec) -> Iterator[str]:
     yield f"_{'_'.join(('vram', *command.words))}() {{"
     if command.commands:
         yield "    local curcontext=$curcontext ret=1"
@@ -95,7 +95,7 @@ def _function(command: Command) -> Iterator[str]:
     yield "}"
 
 
-def _dispatch(prefix: str, commands: Sequence[Command], margin: str) -> Iterator[str]:
+def _dispatch(prefix: str, commands: Sequence[CommandSpec], margin: str) -> Iterator[str]:
     yield f"{margin}case $words[1] in"
     for command in commands:
         name = command.words[-1]
@@ -103,7 +103,7 @@ def _dispatch(prefix: str, commands: Sequence[Command], margin: str) -> Iterator
     yield f"{margin}esac"
 
 
-def _option(command: Command, argument: Argument) -> str:
+def _option(command: CommandSpec, argument: Argument) -> str:
     meaning = _bracketed(argument.help)
     value = _value(command, argument) if argument.takes_value else ""
     specs = [_flag(flag, argument) for flag in argument.flags]
@@ -120,17 +120,17 @@ def _flag(flag: str, argument: Argument) -> str:
     return f"{flag}=" if flag.startswith("--") else f"{flag}+"
 
 
-def _positional(command: Command, argument: Argument) -> str:
+def _positional(command: CommandSpec, argument: Argument) -> str:
     head = "*" if argument.repeats else ":" if argument.optional else ""
     return quoted(f"{head}{_value(command, argument)}")
 
 
-def _value(command: Command, argument: Argument) -> str:
+def _value(command: CommandSpec, argument: Argument) -> str:
     message = _message(argument.value)
     return f"{'::' if argument.flags and argument.optional else ':'}{message}:{_action(command, argument)}"
 
 
-def _action(command: Command, argument: Argument) -> str:
+def _action(command: CommandSpec, argument: Argument) -> str:
     match argument.kind:
         case "words" if _is_described(argument):
             return _list_name(command, argument)
@@ -147,7 +147,7 @@ def _action(command: Command, argument: Argument) -> str:
             return f" _vram_live {live}"
 
 
-def _named(commands: Sequence[Command]) -> Sequence[tuple[str, str]]:
+def _named(commands: Sequence[CommandSpec]) -> Sequence[tuple[str, str]]:
     return [(command.words[-1], command.summary.rstrip(".")) for command in commands]
 
 
@@ -160,7 +160,7 @@ def _is_described(argument: Argument) -> bool:
     return any(meaning for _, meaning in argument.words)
 
 
-def _list_name(command: Command, argument: Argument) -> str:
+def _list_name(command: CommandSpec, argument: Argument) -> str:
     return "_".join(("_vram_words", *command.words, _tag(argument)))
 
 

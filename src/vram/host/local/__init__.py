@@ -118,7 +118,7 @@ class LocalHost:
         names = DeviceNames(virtual, self.drm.drivers)
         self.files = LocalOpenFiles(names, proc_root, ignore=self.nvml.own_pids)
         if read_ahead_s is not None:
-            self.files.look_ahead(read_ahead_s)
+            self.files.begin_scan(read_ahead_s)
         self._proc_root = proc_root
         self._virtual = virtual
 

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from vram.host.local.ahead import Ahead
+from vram.host.local.background import Background
 from vram.host.local.identity import user_name
-from vram.host.local.proc_scan import RawFile, Scan, Walked, best_scan
+from vram.host.local.proc_scan import RawFile, Scan, ScanResult, best_scan
 from vram.host.ports import Dmabuf, DrmClient, FileHolder, FileScan
 from vram.model.files import DeviceFile, FileKind
 from vram.model.process import ProcessRef
@@ -59,14 +59,14 @@ class LocalOpenFiles:
         # The processes in which we read the driver have its files open, on our behalf.
         self._ignore = ignore
         self._scan = scan or best_scan()
-        self._ahead: Ahead[Walked] | None = None
+        self._begun: Background[ScanResult] | None = None
 
-    def look_ahead(self, deadline_s: float) -> None:
+    def begin_scan(self, deadline_s: float) -> None:
         """Begin a walk beside whatever is done next; the next scan of everybody collects it."""
         deadline = time.monotonic() + deadline_s
-        self._ahead = Ahead(lambda: self._walk(None, deadline))
+        self._begun = Background(lambda: self._walk(None, deadline))
 
-    def _walk(self, pids: Sequence[int] | None, deadline: float) -> Walked:
+    def _walk(self, pids: Sequence[int] | None, deadline: float) -> ScanResult:
         return self._scan.files(self._root, self._names.prefixes, pids, deadline, self._names.informed)
 
     def scan(self, deadline_s: float, pids: Sequence[int] | None = None) -> FileScan:
@@ -75,7 +75,7 @@ class LocalOpenFiles:
             return FileScan(())
         begun = None
         if pids is None:
-            begun, self._ahead = self._ahead, None
+            begun, self._begun = self._begun, None
         walked = begun.result() if begun else self._walk(pids, deadline)
         denied, ours = walked.denied, set(self._ignore())
         pairs = ((file, self._names.name(file)) for file in walked.files if file.pid not in ours)

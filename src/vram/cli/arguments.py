@@ -1,0 +1,202 @@
+"""The words of a command line: the parser, and how pids, GPUs, sizes and seconds are read."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from argparse import ArgumentParser
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from vram.cli.terminal import columns
+from vram.errors import UsageError
+from vram.units import parse_size
+
+if TYPE_CHECKING:
+    from vram.model.ledger import GpuLedger, Ledger
+
+DEADLINE_S = 5.0
+# Eleven days. poll(2) counts milliseconds in 31 bits: twice as long would be too much for it.
+LONGEST_S = 1_000_000
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """Help as wide as the terminal."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, width=min(columns(), 100) - 2)
+
+
+class Parser(ArgumentParser):
+    """An argument parser that raises UsageError."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(formatter_class=_Formatter, allow_abbrev=False, **options)
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message, hint=f"see `{self.prog} --help`")
+
+
+def add_windows_argument(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--no-windows", action="store_true", help="in WSL2, do not ask Windows: no PowerShell is started"
+    )
+
+
+def add_deadline_argument(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--deadline",
+        type=seconds,
+        default=DEADLINE_S,
+        metavar="S",
+        help="give up on a driver that does not answer within S seconds (default: %(default)g)",
+    )
+
+
+# ---- pids, seconds, sizes ----
+
+
+def pid_number(text: str) -> int:
+    """Read a pid; kill(2) gives zero and negative numbers a meaning that nobody wants here."""
+    if not (text.isascii() and text.isdigit() and 0 < int(text) < 1 << 31):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a pid")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """Read a number of seconds above zero."""
+    number = _seconds(text)
+    if not 0 < number <= LONGEST_S:
+        raise _no_seconds(text, "above zero")
+    return number
+
+
+def seconds_or_none(text: str) -> float:
+    """Read a number of seconds for which one waits; zero means not at all."""
+    number = _seconds(text)
+    if not 0 <= number <= LONGEST_S:
+        raise _no_seconds(text, "from zero")
+    return number
+
+
+def _seconds(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return -1.0
+
+
+def _no_seconds(text: str, least: str) -> Exception:
+    return argparse.ArgumentTypeError(f"{text!r} is not a number of seconds {least} up to {LONGEST_S:,}")
+
+
+def memory_size(text: str) -> int:
+    """A size that says its unit: of a bare number nobody can tell whether bytes or GiB are meant."""
+    nbytes = parse_size(text)
+    if text.strip()[-1:].isdigit():
+        raise UsageError(
+            f"{text!r} has no unit", hint=f"write {text.strip()}GiB, or {text.strip()}B for bytes"
+        )
+    return nbytes
+
+
+# ---- the words of --gpu: a GPU by number, UUID or PCI address; a MIG device by UUID or as GPU:DEVICE ----
+
+_HINT = "write --gpu 0 or --gpu 0,1; a UUID or PCI address; or 0:1 for MIG device 1 of GPU 0"
+_NUMBER = re.compile(r"[0-9]{1,4}", re.ASCII)
+_DEVICE = re.compile(r"([0-9]{1,4}):([0-9]{1,4})", re.ASCII)
+_UUID = re.compile(r"(?:GPU|MIG)-[0-9a-f-]{1,40}", re.ASCII | re.IGNORECASE)
+
+_ADDRESS = re.compile(r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{1,2}:[0-9a-f]{1,2}\.[0-7])", re.ASCII | re.IGNORECASE)
+
+# A GPU; and its GPU instance and MIG device, where only those are meant.
+Chosen = tuple[int, int | None, int | None]
+
+
+def narrowed(ledger: Ledger, words: list[str] | None) -> Ledger:
+    """Return *ledger* with only the GPUs that *words* name; without words, all of it."""
+    if not words or not ledger.gpus:
+        return ledger
+    return select(ledger, [part.strip() for word in words for part in word.split(",")])
+
+
+def select(ledger: Ledger, words: Sequence[str]) -> Ledger:
+    """Return *ledger* with only the GPUs and instances that *words* name, in its own order."""
+    from msgspec.structs import replace
+
+    chosen = {found for word in words for found in [_find(ledger, word)]}
+    return replace(ledger, gpus=tuple(_narrowed(ledger, chosen)))
+
+
+def _narrowed(ledger: Ledger, chosen: set[Chosen]) -> Iterator[GpuLedger]:
+    from vram.ledger.instances import alone
+
+    for gpu in ledger.gpus:
+        if (gpu.index, None, None) in chosen:
+            yield gpu
+            continue
+        for instance in gpu.instances:
+            place = (gpu.index, instance.gpu_instance)
+            named = [each.index for each in instance.devices if (*place, each.index) in chosen]
+            if named:  # once, however many of its devices were named: their memory is the same
+                yield alone(gpu, instance.gpu_instance, named[0])
+
+
+def _find(ledger: Ledger, word: str) -> Chosen:
+    word = _address(word)
+    named = [place for place, names in _names(ledger) if word and word in names]
+    if not named and _UUID.fullmatch(word):
+        # CUDA takes the beginning of a UUID too, as long as it is enough to tell.
+        start = word.lower()
+        named = [place for place, names in _names(ledger) if any(n.lower().startswith(start) for n in names)]
+    if len(set(named)) == 1:
+        return named[0]
+    if named:
+        raise UsageError(f"{word} is the beginning of several UUIDs", hint="write more of it")
+    raise _unknown(ledger, word)
+
+
+def _names(ledger: Ledger) -> Iterator[tuple[Chosen, tuple[str, ...]]]:
+    for gpu in ledger.gpus:
+        address = gpu.facts.bus_id if gpu.facts else None
+        yield (gpu.index, None, None), (str(gpu.index), gpu.uuid or "", _address(address or ""))
+        for instance in gpu.instances:
+            for device in instance.devices:
+                place = (gpu.index, instance.gpu_instance, device.index)
+                yield place, (f"{gpu.index}:{device.index}", device.uuid)
+
+
+def _address(word: str) -> str:
+    """A PCI address in one spelling: NVML writes eight digits of domain, the kernel four."""
+    found = _ADDRESS.fullmatch(word)
+    return f"{(found[1] or '').lstrip('0') or '0'}:{found[2]}".lower() if found else word
+
+
+def _unknown(ledger: Ledger, word: str) -> UsageError:
+    if not any(form.fullmatch(word) for form in (_NUMBER, _DEVICE, _UUID, _ADDRESS)):
+        return UsageError(f"{word!r} is not the name of a GPU", hint=_HINT)
+    known = [f"{names[0]} ({_label(ledger, place)})" for place, names in _names(ledger)]
+    return UsageError(f"there is no GPU {word}", hint="these exist: " + ", ".join(known))
+
+
+def _label(ledger: Ledger, place: Chosen) -> str:
+    from vram.ledger.instances import alone
+
+    gpu = next(each for each in ledger.gpus if each.index == place[0])
+    return gpu.name if place[1] is None else alone(gpu, place[1], place[2]).name
+
+
+def gpu_numbers(words: list[str]) -> set[int]:
+    """Read the words of ``--gpu`` for commands that act: on whole GPUs."""
+    parts = [part.strip() for word in words for part in word.split(",")]
+    for part in parts:
+        if ":" in part or part.upper().startswith("MIG-"):
+            raise UsageError(
+                f"{part!r} names a MIG device, and memory is given back by whole GPUs or by processes",
+                hint="give the GPU's number, or the process with --pid; `vram who` names them",
+            )
+        if not (part.isascii() and part.isdigit()):
+            raise UsageError(
+                f"{part!r} is not the number of a GPU", hint="write it like --gpu 0 or --gpu 0,1"
+            )
+    return set(map(int, parts))

@@ -1,0 +1,110 @@
+"""Starting fast, in one place: what is begun before the command line is parsed, and how the host is made.
+
+Child processes read the driver, and wake it up for parking, while this process parses and
+imports. Words that turn out to be wrong cost nothing but those processes.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vram.host.local import LocalHost
+    from vram.host.local.checkpoint_start import Started
+    from vram.host.local.child import Child
+
+# These only read: nothing is left to tidy up, so their process may end without ceremony.
+READ_ONLY = frozenset(("why", "who", "check", "doctor", "explain", "oom"))
+# These have waited for all that they began, so the same holds.
+FINISHED = frozenset(("park", "unpark", "parked", "borrow"))
+
+_READ_THE_DRIVER = READ_ONLY - {"explain", "oom"} | {
+    *("inside", "snapshot", "free", "flush", "kill", "reset", "trim", "park", "borrow")
+}
+_PARK = frozenset(("park", "unpark", "borrow"))
+# With these words another source is read, or nothing, or the same more than once.
+_NOT_NOW = ("--from", "--help", "-h", "--watch")
+
+_reader: Child | None = None
+_worker: Started | None = None
+
+
+def begin(words: Sequence[str]) -> bool:
+    """Start what *words* look as if they will need; say whether the process may end without ceremony."""
+    global _reader, _worker
+    name = words[0] if words else ""
+    if words and not any(word.startswith(_NOT_NOW) for word in words):
+        if name in _PARK:
+            _worker = _checkpoint_worker()
+        if name in _READ_THE_DRIVER:
+            _reader = _driver_reader()
+    is_short = name in READ_ONLY | FINISHED
+    if is_short:
+        gc.disable()  # for one answer there is nothing worth collecting
+        _import_msgspec()
+    return is_short
+
+
+def open_host(
+    *,
+    reads_driver: bool = True,
+    parks: bool = False,
+    read_ahead_s: float | None = None,
+    proc_root: str = "/proc",
+    **options: Any,
+) -> LocalHost:
+    """This machine, with the children that have been started already, or are started now.
+
+    *reads_driver* and *parks* say what the command will ask; with *read_ahead_s* open files are
+    read from now on too. Other *options* are those of :class:`LocalHost`.
+    """
+    reader = _driver_reader() if reads_driver else None
+    worker = _checkpoint_worker() if parks else None
+    from vram.host.local import LocalHost
+
+    return LocalHost(proc_root, reader=reader, read_ahead_s=read_ahead_s, checkpoint_worker=worker, **options)
+
+
+def _driver_reader() -> Child | None:
+    """The reader that was started, once, or one that starts now."""
+    global _reader
+    started, _reader = _reader, None
+    if started is not None:
+        return started
+    from vram.host.local import start_reader
+
+    try:
+        return start_reader(set())
+    except OSError:  # the reading itself meets it again, and reports it
+        return None
+
+
+def _checkpoint_worker() -> Started | None:
+    """The checkpoint worker that was started, once, or one that starts now."""
+    global _worker
+    started, _worker = _worker, None
+    if started is not None:
+        return started
+    from vram.host.local.checkpoint_start import start_worker
+
+    try:
+        return start_worker()
+    except OSError:  # met again when it is asked
+        return None
+
+
+def _import_msgspec() -> None:
+    """Import msgspec without typing_extensions: from Python 3.11 on typing has all that it asks for.
+
+    Where that package is installed, importing it takes a fifth of the time of `vram why`.
+    """
+    if "typing_extensions" in sys.modules:
+        return
+    sys.modules["typing_extensions"] = None  # type: ignore[assignment]
+    try:
+        import msgspec  # noqa: F401
+    finally:
+        del sys.modules["typing_extensions"]

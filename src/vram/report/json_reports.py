@@ -1,0 +1,66 @@
+"""``--json`` of ``vram doctor``, ``vram inside`` and ``vram oom``. Unknown is null."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from vram.model.doctor import CheckResult, Examination, Verdict
+from vram.model.inside import InsideReceipt
+from vram.model.observation import HostFacts
+from vram.model.oom import Case
+from vram.report.json import encode
+
+
+class DoctorReport(Struct, frozen=True, kw_only=True):
+    """What ``vram doctor --json`` prints. The exit code says the same as ``verdict``.
+
+    ``schema`` changes when a field changes its meaning or goes away; new fields and new checks
+    may come without that.
+    """
+
+    schema: Literal[1]
+    taken_at: str
+    host: HostFacts
+    verdict: Verdict
+    checks: tuple[CheckResult, ...]
+
+
+def doctor(examination: Examination, host: HostFacts, taken_at: str) -> bytes:
+    return encode(
+        DoctorReport(
+            schema=1,
+            taken_at=taken_at,
+            host=host,
+            verdict=examination.verdict,
+            checks=examination.results,
+        )
+    )
+
+
+class InsideReport(Struct, frozen=True, kw_only=True):
+    """``answer`` is the process's own account; ``charged`` in ``splits`` is the driver's figure.
+
+    ``answer.left_out`` says what an answer had no room for.
+    """
+
+    schema: Literal[1] = 1
+    inside: InsideReceipt
+
+
+def inside(receipt: InsideReceipt) -> bytes:
+    return encode(InsideReport(inside=receipt))
+
+
+class OomReport(Struct, frozen=True, kw_only=True):
+    """``nbytes`` were read. ``unkept`` messages are beyond the most that are told apart."""
+
+    schema: Literal[2] = 2
+    nbytes: int
+    cases: tuple[Case, ...]
+    unkept: int
+
+
+def oom(cases: tuple[Case, ...], unkept: int, nbytes: int) -> bytes:
+    return encode(OomReport(nbytes=nbytes, cases=cases, unkept=unkept))
