@@ -22,7 +22,7 @@ from tests.parking.conftest import CHECKPOINTED, Machine, runs_on
 from tests.reclaim.conftest import Bench
 from tests.reclaim.town import Town
 from vram.diagnosis.engine import diagnose
-from vram.model.plan import Wish
+from vram.model.plan import Request
 from vram.reclaim.executor import execute
 from vram.reclaim.plan_file import digest_of
 from vram.reclaim.planner import plan
@@ -60,7 +60,7 @@ def held(answer: dict[str, Any], pid: int) -> dict[str, Any]:
 def test_ages_are_the_same_whatever_the_clocks_say(machine: Bench, clocks: tuple[int, int]) -> None:
     other = on_other_clocks(*clocks)
     began = time.monotonic()
-    pid = machine.scene("plain", GIB).pids["self"]
+    pid = machine.demo("memory.plain", GIB).pids["self"]
     ages = [held(machine.why(prefix=prefix), pid)["age_s"] for prefix in ((), other, (), other)]
     assert ages == sorted(ages)
     assert ages[-1] <= time.monotonic() - began + 0.01  # start times count hundredths
@@ -69,8 +69,8 @@ def test_ages_are_the_same_whatever_the_clocks_say(machine: Bench, clocks: tuple
 @pytest.mark.fault(30)
 def test_who_is_chosen_there_is_who_is_ended(machine: Bench) -> None:
     other = on_other_clocks(DAY_S, 0)
-    healthy = machine.scene("plain", GIB).pids["self"]
-    orphan = machine.scene("fork_orphan", GIB)
+    healthy = machine.demo("memory.plain", GIB).pids["self"]
+    orphan = machine.demo("forks.orphan", GIB)
     orphan.kill("parent")
     done = machine.vram("free", "--yes", "--up-to", "kill", "--json", prefix=other)
     assert done.returncode == 0, done.stderr
@@ -85,7 +85,7 @@ def test_who_is_chosen_there_is_who_is_ended(machine: Bench) -> None:
 def test_a_plan_made_by_other_clocks_is_refused_or_meets_its_target(machine: Bench, tmp_path: Path) -> None:
     """Start times are counted by the boot clock: by another one, who is meant cannot be told."""
     other = on_other_clocks(DAY_S, 0)
-    pid = machine.scene("plain", GIB).pids["self"]
+    pid = machine.demo("memory.plain", GIB).pids["self"]
     saved = str(tmp_path / "plan.json")
     assert machine.vram("free", "--pid", str(pid), "--up-to", "kill", "--save", saved).returncode == 1
     done = machine.vram("free", "--plan", saved, "--yes", prefix=other)
@@ -124,11 +124,11 @@ def test_a_process_parked_by_other_clocks_comes_back(
 def test_the_time_of_day_is_no_part_of_a_plan(state: Path, now: str) -> None:
     """A plan made before the clock was set runs after it; a wrong year changes no digest."""
     town = Town(ledger(gpu(entry("orphaned", 2 * GIB, charged_pid=1, holder=holder(51)))))
-    made = plan(town, town.ledger, diagnose(town.ledger), Wish(only="kill")).plan
+    made = plan(town, town.ledger, diagnose(town.ledger), Request(only="kill")).plan
     later = replace(made, made_at=now)
     assert made.made_at != now
     assert digest_of(later) == made.digest
-    assert [each.status for each in execute(town, later, patience_s={"kill": 0.0}).outcomes] == ["done"]
+    assert [each.status for each in execute(town, later, timeout_s={"kill": 0.0}).outcomes] == ["done"]
 
 
 @pytest.mark.fault(30)

@@ -18,9 +18,9 @@ import pytest
 import vram
 from vram.host.local import LocalHost
 from vram.model.plan import Target
-from vram.reclaim.identity import capture
+from vram.reclaim.identity import identify
 from vram.units import GIB
-from vram.virtualgpu.scene import PROGRAMS
+from vram.virtualgpu.demos import PROGRAMS
 
 SOURCES = Path(vram.__file__).parents[1]
 SUBJECT = Path(__file__).with_name("subject.py")
@@ -159,7 +159,7 @@ def python314() -> str:
 
 
 def target_of(pid: int) -> Target:
-    return capture(LocalHost(), pid)
+    return identify(LocalHost(), pid)
 
 
 def gave_back(receipt: dict[str, Any]) -> int:

@@ -98,7 +98,9 @@ def test_hostile_names_are_inert_in_the_tree() -> None:
 
 
 def test_nobody_is_said_in_words() -> None:
-    assert "No process holds GPU memory" in printed(tree.who(who(make_ledger(make_gpu())), RenderOptions(80)), 80)
+    assert "No process holds GPU memory" in printed(
+        tree.who(who(make_ledger(make_gpu())), RenderOptions(80)), 80
+    )
 
 
 def _grouped(by: str) -> dict[str | None, int]:
