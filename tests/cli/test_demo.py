@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.conftest import Run
 from vram.virtualgpu.demos import DEMOS
 
 pytestmark = pytest.mark.usefixtures("native_libraries")
@@ -36,7 +37,7 @@ def demo(*words: str, **changes: str) -> tuple[int, str, str]:
 
 
 @pytest.mark.parametrize("name", [demo.name for demo in DEMOS])
-def test_following_the_advice_gives_the_memory_back(name: str) -> None:
+def test_following_the_advice_frees_the_memory(name: str) -> None:
     """Each demo alone: its question, the program's answer, and bytes measured again afterwards."""
     wanted = next(each for each in DEMOS if each.name == name)
     code, out, err = demo(name)
@@ -44,11 +45,13 @@ def test_following_the_advice_gives_the_memory_back(name: str) -> None:
     assert wanted.question in out
     assert "│ GPU 0  NVIDIA GPU (virtual)" in out
     assert re.search(r"; released: [\d.]+ [MG]iB$", out, re.MULTILINE)
+    assert max(map(len, out.splitlines())) <= 80
+    assert "\x1b" not in out
+    {"fork": _names_its_processes, "export": _is_part_of_the_whole_answer}.get(name, str)(out)
 
 
-def test_a_dead_parents_memory_is_explained_by_its_child() -> None:
-    """The answer names the very processes that the demo made."""
-    _, out, _ = demo("fork")
+def _names_its_processes(out: str) -> None:
+    """A dead parent's memory is explained by its child, the very processes that the demo made."""
     parent = re.search(r"^Process (\d+) allocated", out, re.MULTILINE)
     child = re.search(r"^\$ kill (\d+)$", out, re.MULTILINE)
     assert parent
@@ -59,41 +62,33 @@ def test_a_dead_parents_memory_is_explained_by_its_child() -> None:
     assert "orphaned" in answer
 
 
-def test_all_lines_fit_into_80_columns() -> None:
-    _, out, _ = demo("fork", "context")
-    assert max(map(len, out.splitlines())) <= 80
-
-
-def test_colour_and_unicode_only_where_they_are_wanted() -> None:
-    _, plain, _ = demo("context", "--ascii")
-    assert plain.isascii()
-    assert "\x1b" not in plain
-    _, colored, _ = demo("context", FORCE_COLOR="1")
-    assert "\x1b[" in colored
-    _, refused, _ = demo("context", "--no-color", FORCE_COLOR="1")
-    assert "\x1b" not in refused
-
-
-def test_the_excerpt_is_part_of_the_whole_answer() -> None:
-    """Shortened by leaving out whole blocks; --full shows the way out in the program's own words."""
-    _, short, _ = demo("export")
+def _is_part_of_the_whole_answer(short: str) -> None:
+    """Shortened by leaving out whole blocks; --full shows what to do in the program's own words."""
     _, full, _ = demo("export", "--full")
     assert "What to do" not in short
     assert "What to do" in full
     assert "VR103" in short
 
 
-def test_the_scenes_can_be_listed() -> None:
-    code, out, _ = demo("--list")
-    assert code == 0
-    assert [line.split()[0] for line in out.splitlines()] == [demo.name for demo in DEMOS]
+def test_colour_and_unicode_only_where_they_are_wanted() -> None:
+    _, plain, _ = demo("context", "--ascii", "--no-color", FORCE_COLOR="1")
+    assert plain.isascii()
+    assert "\x1b" not in plain
+    _, colored, _ = demo("context", FORCE_COLOR="1")
+    assert "\x1b[" in colored
 
 
-def test_an_unknown_scene_is_a_usage_error() -> None:
-    code, out, err = demo("forks")
-    assert (code, out) == (2, "")
-    assert "'forks'" in err
-    assert "fork" in err.splitlines()[1]
+def test_the_demos_can_be_listed(vram: Run) -> None:
+    answer = vram("demo", "--list")
+    assert answer.code == 0
+    assert [line.split()[0] for line in answer.out.splitlines()] == [demo.name for demo in DEMOS]
+
+
+def test_an_unknown_demo_is_a_usage_error(vram: Run) -> None:
+    answer = vram("demo", "forks")
+    assert (answer.code, answer.out) == (2, "")
+    assert "'forks'" in answer.err
+    assert "fork" in answer.err.splitlines()[1]
 
 
 def test_a_picture_shows_three_causes_at_once(tmp_path: Path) -> None:
@@ -105,7 +100,7 @@ def test_a_picture_shows_three_causes_at_once(tmp_path: Path) -> None:
         assert kind in picture
 
 
-def test_keep_opens_a_shell_in_the_scene_and_cleans_up_after_it(tmp_path: Path) -> None:
+def test_keep_opens_a_shell_in_the_demo_and_cleans_up_after_it(tmp_path: Path) -> None:
     """The shell runs on the demo's GPU; once it has ended the demo goes on and its folder goes."""
     shell = tmp_path / "shell"
     shell.write_text('#!/bin/sh\necho "$VRAM_VIRTUAL_GPU" >"$NOTES/folder"\nvram check >"$NOTES/check"\n')
