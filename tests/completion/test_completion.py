@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -212,8 +212,3 @@ class holding:
     def _line(process: subprocess.Popen[bytes]) -> bytes:
         assert process.stdout is not None
         return process.stdout.readline()
-
-
-def _flags(command: grammar.Command) -> Iterator[str]:
-    for option in command.options:
-        yield from (flag for flag in option.flags if flag.startswith("--"))

@@ -148,7 +148,7 @@ def small(folder: Path, index: str) -> Path:
     """A site of one page, with the settings of the real one."""
     source = folder / "source"
     shutil.copytree(
-        ROOT / "docs" / "sphinx", source, ignore=shutil.ignore_patterns("stage.py", "__pycache__")
+        ROOT / "docs" / "sphinx", source, ignore=shutil.ignore_patterns("collect.py", "__pycache__")
     )
     (source / "index.md").write_text(index)
     return source
