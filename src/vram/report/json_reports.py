@@ -71,7 +71,7 @@ def oom(cases: tuple[Case, ...], unkept: int, nbytes: int) -> bytes:
 class ReclaimReport(Struct, frozen=True, kw_only=True):
     """``receipt`` is null where nothing was run. ``returned_bytes`` in it are measured.
 
-    ``skipped`` is called ``spared`` in schema 1. ``left`` is memory of dead owners that was still there
+    ``left`` is memory of dead owners that was still there
     when all of it had been asked for.
     """
 

@@ -38,7 +38,7 @@ def draft(found: Draft, options: RenderOptions) -> RenderableType:
 
 
 def still_held(left: tuple[Skipped, ...], options: RenderOptions) -> RenderableType:
-    """Return what a plan was to give back and did not: who holds it now."""
+    """Return what a plan was to free and did not: who holds it now."""
     nbytes = size(sum(each.nbytes for each in left))
     return Group(Text(f"{nbytes} of dead owners are still held", style="bold"), *_pieces(left, options))
 
@@ -58,8 +58,8 @@ def receipt(done: Receipt, options: RenderOptions) -> RenderableType:
     """Return asked, promised, returned: the last one measured on the device."""
     figures = [
         ("asked", "no size" if done.goal_bytes is None else size(done.goal_bytes)),
-        ("promised", "could not be told" if done.promised_bytes is None else size(done.promised_bytes)),
-        ("returned", "could not be measured" if done.returned_bytes is None else size(done.returned_bytes)),
+        ("promised", "unknown" if done.promised_bytes is None else size(done.promised_bytes)),
+        ("returned", "not measured" if done.returned_bytes is None else size(done.returned_bytes)),
     ]
     line = Text()
     for at, (name, figure) in enumerate(figures):
@@ -71,15 +71,11 @@ def receipt(done: Receipt, options: RenderOptions) -> RenderableType:
 def _heading(found: Draft) -> str:
     plan = found.plan
     if plan.goal_bytes is not None and len(plan.gpus) == 1:
-        asked = f" to give back {size(plan.goal_bytes)} on GPU {plan.gpus[0]}"
+        asked = f" to free {size(plan.goal_bytes)} on GPU {plan.gpus[0]}"
     else:
-        asked = "" if plan.goal_bytes is None else f" to give back {size(plan.goal_bytes)}"
+        asked = "" if plan.goal_bytes is None else f" to free {size(plan.goal_bytes)}"
     if not plan.steps:
-        return (
-            f"There is nothing to do{asked}."
-            if not found.skipped
-            else f"There is nothing to give back{asked}."
-        )
+        return f"Nothing can be done{asked}." if found.skipped else f"There is nothing to do{asked}."
     known = [step.predicted_bytes for step in plan.steps if step.predicted_bytes is not None]
     promise = f"; {size(sum(known))} promised" if known else ""
     return f"Plan{asked}: {counted(len(plan.steps), 'step')}{promise}"
