@@ -27,8 +27,9 @@ PACKAGE = PLACE / "src" / "vram"
 REPORTS = PLACE / "reports"
 LEAKS = ROOT / "tests" / "virtualgpu" / "leaks.c"
 
-# Where tests are marked "native".
+# Where tests are marked "native"; without the programs of others, which take long and add no calls.
 TESTS = ("tests/virtualgpu", "tests/host", "tests/vendors", "tests/guard")
+CHOICE = ("-m", "native", "-k", "not numba and not cuda_core and not hundreds_of_forks")
 
 
 def main(arguments: list[str]) -> int:
