@@ -1,4 +1,4 @@
-"""Stream-ordered allocation: pools keep, hand on, and give back."""
+"""Stream-ordered allocation: pools keep, hand on, and return."""
 
 from __future__ import annotations
 
