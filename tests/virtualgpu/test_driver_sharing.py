@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import socket
 
+import pytest
+
 from tests.virtualgpu.conftest import ask
 from tests.virtualgpu.programs import result, running
 from vram.units import GIB, MIB
 from vram.virtualgpu import VirtualGpu
+
+pytestmark = pytest.mark.native
 
 CONTEXT = 518 * MIB
 INVALID_VALUE, INVALID_CONTEXT = 1, 201

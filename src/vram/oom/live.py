@@ -159,8 +159,7 @@ def _without_gone(advice: Sequence[Remedy], gone: Sequence[int]) -> Iterator[Rem
     """Drop pids that hold nothing here now from `vram kill`: another program may have that pid."""
     for remedy in advice:
         if remedy.step == "end":
-            named = [int(word) for word in remedy.command.split() if word.isdecimal()]
-            yield from remedies.end([pid for pid in named if pid not in gone])
+            yield from remedies.end([pid for pid in remedy.pids if pid not in gone])
         else:
             yield remedy
 
