@@ -21,8 +21,7 @@ from tests.diagnosis.ledgers import (
 from vram.model.gpu import DriverFacts
 from vram.model.ledger import Ledger, OpenOnly
 from vram.model.observation import ProbeRun
-from vram.model.windows import WindowsProcess, WindowsSide
-from vram.model.wsl import WslFacts
+from vram.model.windows import WindowsProcess, WindowsSide, WslFacts
 from vram.units import GIB, MIB
 
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tests.ledger.world import World
-from vram.model.drm import ClientFacts, Region
-from vram.model.files import DeviceFile, FilesFacts
+from vram.model.files import ClientFacts, DeviceFile, FilesFacts, Region
 from vram.model.gpu import GpuFacts, MemoryFacts
 from vram.model.observation import Observation, Survey
 from vram.model.process import ProcessFacts, ProcessRef

@@ -15,7 +15,7 @@ from tests.ledger.crowds import CROWDS, many_dead, sharing, sharing_uncharged
 from tests.ledger.world import World
 from vram.diagnosis.engine import diagnose
 from vram.ledger.build import build_ledger
-from vram.ledger.lists import MOST_CHARGES
+from vram.ledger.process_lists import MOST_CHARGES
 from vram.model.ledger import GpuLedger, Ledger, known_bytes
 from vram.report import process_tree, text
 from vram.report.layout import RenderOptions

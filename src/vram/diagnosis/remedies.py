@@ -14,7 +14,7 @@ from vram.diagnosis.held import is_stuck
 from vram.model.finding import Harm, Remedy
 from vram.model.ledger import GpuLedger, Holder, Ledger
 from vram.model.observation import NO_INTEROP, NO_POWERSHELL, HostFacts, ProbeRun
-from vram.model.wsl import WslFacts
+from vram.model.windows import WslFacts
 from vram.protected import role
 
 # sudo searches its own path, where a program from a virtual environment is not.
@@ -114,7 +114,7 @@ def _is_here(host: HostFacts) -> bool:
     return host.initial_pid_namespace or host.wsl_facts is not None
 
 
-def spare(
+def trim_or_park(
     host: HostFacts,
     holder: Holder,
     *,
@@ -170,7 +170,7 @@ def _kept(holder: Holder, part: str) -> Remedy:
 
 
 def _wait(holders: Sequence[Holder]) -> Remedy:
-    text = "Wait, then look again: a process inside the kernel or already exiting hears no signal."
+    text = "Wait, then run it again: no signal reaches a process inside the kernel or already exiting."
     return for_processes(holders, step="wait", text=text, command="vram why")
 
 

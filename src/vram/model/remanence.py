@@ -6,7 +6,7 @@ from msgspec import Struct
 
 
 class Trial(Struct, frozen=True, kw_only=True):
-    """Bytes were written, given back, asked for again and read.
+    """Bytes were written, freed, asked for again and read.
 
     ``control`` is how many of them a reading before the free found: unless it is all, the trial
     says nothing. ``nonzero`` counts what was left of anybody. ``skipped`` says why it was not made.

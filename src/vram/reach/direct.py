@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from vram.model.trimming import Via
+from vram.model.inside import Via
 from vram.reach.entry import converse, opened, refusals, why_closed
 from vram.reach.python_process import PythonProcess, pidfd_of
 from vram.reach.request import Raw, Request

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from vram.errors import NotReachable
-from vram.model.trimming import Via
+from vram.model.inside import Via
 from vram.reach.jupyter_wire import Wire
 from vram.reach.payload_source import expression
 from vram.reach.python_process import PythonProcess, shares_our_world

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from vram.errors import AttachDenied, NotReachable
+from vram.model.inside import Trimmed, Verb, Via
 from vram.model.plan import Target
-from vram.model.trimming import Trimmed, Verb, Via
 from vram.reach import agent, direct, jupyter, remote_exec
 from vram.reach.python_process import PythonProcess, examine
 from vram.reach.request import Answer, Raw, Request, decoded, require_done

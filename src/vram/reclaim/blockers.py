@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vram.model.blocker import Blocker
 from vram.model.ledger import Entry, GpuLedger, Holder, Ledger, known_bytes
+from vram.model.plan import Blocker
 from vram.protected import role
 from vram.reclaim.accounts import Account, accounts, is_silent
 

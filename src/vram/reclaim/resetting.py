@@ -6,8 +6,7 @@ from msgspec import Struct
 
 from vram.errors import UsageError
 from vram.host.ports import Host
-from vram.model.blocker import Blocker
-from vram.model.plan import Plan, Step
+from vram.model.plan import Blocker, Plan, Step
 from vram.reclaim.blockers import blockers
 from vram.reclaim.looking import look
 from vram.reclaim.plan_file import seal

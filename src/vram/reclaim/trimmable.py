@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vram.errors import Refused
 from vram.host.ports import Host
-from vram.model.trimming import Trimmable
+from vram.model.inside import Trimmable
 from vram.reach.ways import choose
 from vram.reclaim.accounts import Account, accounts
 from vram.reclaim.identity import capture

@@ -8,8 +8,8 @@ import msgspec
 
 from vram.errors import NotOnGpu, NotPermitted, Protected, VramError
 from vram.host.ports import Host
+from vram.model.inside import TrimReceipt, Verb
 from vram.model.plan import Target
-from vram.model.trimming import TrimReceipt, Verb
 from vram.reach.ways import Visit, choose, reach
 from vram.reclaim import audit
 from vram.reclaim.accounts import Account, accounts

@@ -43,7 +43,7 @@ from vram.diagnosis.remedies import ask_windows
 from vram.model.finding import Finding, Remedy
 from vram.model.ledger import Entry, GpuLedger, Ledger, known_bytes
 from vram.model.observation import WINDOWS_LEFT_OUT, ProbeRun
-from vram.model.wsl import WslFacts
+from vram.model.windows import WslFacts
 from vram.units import size
 
 CODE = "VR603"

@@ -11,9 +11,9 @@ from vram.doctor.check import (
     ok,
 )
 from vram.doctor.facts import DoctorFacts
+from vram.model.doctor import Container
 from vram.model.observation import ProbeRun
-from vram.model.system import Container
-from vram.model.wsl import WslFacts
+from vram.model.windows import WslFacts
 from vram.units import counted
 
 CHECKS: list[Check] = []

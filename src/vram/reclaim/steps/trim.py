@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from vram.errors import Refused, UsageError, VramError
 from vram.host.ports import Host
+from vram.model.inside import Trimmed
 from vram.model.plan import Step, StepKind, Target
-from vram.model.trimming import Trimmed
 from vram.reach.ways import choose
 from vram.reclaim.identity import hold
 from vram.reclaim.trimming import visited
