@@ -194,6 +194,8 @@ COMPLAINTS: list[tuple[str, DoctorFacts, str, str, str]] = [
         "ulimit",
     ),
     ("driver.cuda", facts(driver_test=DriverTest(init_code=34)), "broken", "stub", "stubs"),
+    ("driver.cuda", facts(driver_test=DriverTest(init_code=803)), "broken", "error 803", "driver.versions"),
+    ("driver.cuda", facts(driver_test=DriverTest(init_code=719)), "broken", "error 719", "kernel's log"),
     (
         "driver.nodes",
         with_host_files(nodes=(replace(NODES[0], usable=False, mode=0o660, group="video"), *NODES[1:])),

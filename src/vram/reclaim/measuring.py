@@ -19,9 +19,9 @@ from vram.host.ports import Host
 from vram.ledger.deepen import Measured
 from vram.model.ledger import GpuLedger, Ledger, Note
 from vram.model.plan import Target
-from vram.reach.ways import choose, reach
-from vram.reclaim.identity import capture
-from vram.reclaim.trimming import visited
+from vram.reach.injectors import ask_trim, choose_injector
+from vram.reclaim.actions.trim import ask_process
+from vram.reclaim.identity import identify
 from vram.units import counted
 
 AT_ONCE = 4
@@ -104,15 +104,15 @@ def _noted(gpu: GpuLedger, unasked: dict[int, str]) -> GpuLedger:
 
 
 def _measured(host: Host, pid: int, deadline_s: float) -> Measured:
-    if pid in host.signals.ourselves():
+    if pid in host.signals.self_and_ancestors():
         return _offered(host, pid, deadline_s)
-    visit = visited(host, capture(host, pid), "measure", None, deadline_s)
+    visit = ask_process(host, identify(host, pid), "measure", None, deadline_s)
     return Measured(visit.via, visit.answer)
 
 
 def _offered(host: Host, pid: int, deadline_s: float) -> Measured:
     target, via = offered(host, pid)
-    visit = reach(target, "measure", deadline_s, via=via)
+    visit = ask_trim(target, "measure", deadline_s, via=via)
     return Measured(visit.via, visit.answer)
 
 
@@ -133,7 +133,7 @@ def offered(host: Host, pid: int) -> tuple[Target, str]:
         )
         for via in OFFERED:
             with suppress(VramError):
-                choose(target, via)
+                choose_injector(target, via)
                 return target, via
     raise Protected(
         f"pid {pid} runs this very command, and offers no way to ask it",
