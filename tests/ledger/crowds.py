@@ -166,7 +166,7 @@ def chain(processes: int, gpus: int) -> Survey:
     return world.survey()
 
 
-def untold(processes: int, gpus: int) -> Survey:
+def unsized(processes: int, gpus: int) -> Survey:
     """The driver lists all of them, and does not say how much any of them has."""
     world = _machine(gpus)
     for at, pid in enumerate(_pids(processes)):
@@ -242,7 +242,7 @@ CROWDS: dict[str, Crowd] = {
         many_dead,
         ended_meanwhile,
         chain,
-        untold,
+        unsized,
         mps_clients,
         exporting,
         drm_clients,

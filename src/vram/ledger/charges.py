@@ -34,7 +34,7 @@ class _Owners(Struct, frozen=True):
     living: list[Charge]
     dead: list[Charge]
     sources: dict[int, int | None]
-    """Everybody who may keep a context without a charge, and the living process whose files those are."""
+    """Everybody who may have a context without a charge, and the living process whose files those are."""
     forked: dict[int, list[int]]
     """The same, found by that process."""
     matched: dict[int, Match]
@@ -115,7 +115,7 @@ def _still_there(survey: IndexedSurvey, charge: Charge) -> bool:
 
     A process that lost its memory by exec, or a newcomer with a reused pid, has no device
     file open. Clients of MPS reach the GPU through their server, so for them that proves
-    nothing; neither does it where we may not look.
+    nothing; neither does it where we may not read files.
     """
     pid = charge.process.pid
     if not survey.alive(pid):
@@ -199,7 +199,7 @@ def _may_be_more(survey: IndexedSurvey) -> list[str]:
 
 
 def _without_holder(survey: IndexedSurvey, charge: Charge, evidence: list[str]) -> Entry:
-    """Nobody in sight keeps a listed, dead pid's memory: it is out of our sight, or lost."""
+    """No visible process holds a listed, dead pid's memory: its holder is hidden, or there is none."""
     relatives = unreadable_relatives(survey, charge.process.pid)
     if relatives:
         return _unreadable(survey, charge, evidence, relatives)
@@ -332,7 +332,7 @@ _SERVER = "nvidia-cuda-mps-server"
 def with_servers(
     survey: IndexedSurvey, gpu: GpuObservations, entries: list[Entry], open_only: list[OpenOnly]
 ) -> tuple[list[Entry], list[OpenOnly]]:
-    """Name the server of every MPS client; one that is charged nothing stands by."""
+    """Name the server of every MPS client; one that is charged nothing has the GPU open only."""
     servers = _servers(survey, gpu)
     by_user: dict[int | None, list[int]] = {}
     for pid, uid in servers.items():
@@ -356,7 +356,7 @@ def _servers(survey: IndexedSurvey, gpu: GpuObservations) -> dict[int, int | Non
 
 
 def _is_server(facts: ProcessFacts) -> bool:
-    # Others may not read where its program lies. Its own word only decides where it is shown.
+    # Other users may not read its executable: then its command line decides.
     if facts.executable is None:
         return bool(facts.argv) and facts.argv[0].rpartition("/")[2] == _SERVER
     return is_mps_server(facts)

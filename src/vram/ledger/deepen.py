@@ -14,7 +14,7 @@ from vram.units import size
 
 
 class Measured(Struct, frozen=True):
-    """What a process told about itself, and through which door it was asked."""
+    """What a process reported of itself, and how it was asked."""
 
     via: Via
     answer: Trimmed
@@ -45,7 +45,7 @@ def _gpu(gpu: GpuLedger, measured: Mapping[int, Measured], is_only: bool) -> Gpu
 
 
 def _is_pool(entry: Entry) -> bool:
-    """Bytes of several processes together, as WSL2 shows them: what each told tells comes out of these."""
+    """Bytes of several processes together, as WSL2 shows them: what each reports comes out of these."""
     return entry.kind == "guest" or entry.hidden_by == "windows"
 
 
@@ -87,10 +87,10 @@ def _split_entry(
 
 
 def _lines(answer: Trimmed, names: set[str], is_only: bool) -> list[CacheLine]:
-    """The lines about told GPU: the process may number its GPUs in its own way."""
+    """The lines about this GPU: the process may number its GPUs in its own way."""
     numbers = ordinals(answer.devices, names, is_only=is_only)
     on_device = [line for line in answer.lines if line.memory == "device"]
-    # Pools of the program's own do not say where they are; with told GPU there is no question.
+    # Pools of the program's own do not say where they are; with one GPU there is no question.
     return [
         line for line in on_device if line.device in numbers or (line.device is None and len(numbers) == 1)
     ]
@@ -99,7 +99,7 @@ def _lines(answer: Trimmed, names: set[str], is_only: bool) -> list[CacheLine]:
 def _shares(lines: list[CacheLine]) -> list[_Share]:
     live, cached, fragmented = (_Share(kind, 0, []) for kind in ("live", "cached", "fragmented"))
     for line in lines:
-        # Where unused bytes are not told, they lie in the driver's pool, which tells them.
+        # Where unused bytes are not reported, they lie in the driver's pool, which reports them.
         if line.held is None or line.reclaimable is None or line.used is None:
             continue
         lost = max(0, line.held - line.reclaimable - line.used)
@@ -113,7 +113,7 @@ def _shares(lines: list[CacheLine]) -> list[_Share]:
 # ---- the same for `vram inside`: one process's own account beside its charge ----
 
 
-# Frameworks whose arrays lie in a pool of their own, so that both figures speak of the same bytes.
+# Frameworks whose arrays lie in a pool of their own, so that both figures count the same bytes.
 _OWN_POOL = ("PyTorch", "CuPy", "JAX")
 
 
@@ -138,7 +138,7 @@ def gpus_of(ledger: Ledger, pid: int, answer: Inside) -> dict[int, int]:
         for instance in instances:
             numbers = ordinals(answer.devices, uuids(gpu, instance), is_only=len(ledger.gpus) == 1)
             found.update(dict.fromkeys(numbers, gpu.index))
-    if len(ledger.gpus) == 1:  # also what lies in contexts that are not told
+    if len(ledger.gpus) == 1:  # also what lies in contexts that are not reported
         found.update((each.device, ledger.gpus[0].index) for each in answer.groups if each.device is not None)
     return found
 

@@ -31,7 +31,7 @@ from vram.model.ledger import Entry, GpuLedger, Note, OpenOnly, SystemMemory, kn
 from vram.units import MIB, counted, size
 
 # What the kernel's drivers use themselves is charged to no client: page tables, firmware, screen
-# buffers. Nobody tells how much that is; beyond this it is called unexplained. Not measured.
+# buffers. Nothing reports how much that is; beyond this it is called unexplained. Not measured.
 _DRIVERS_OWN = 512 * MIB
 _SURELY_OWN = 64 * MIB
 
@@ -39,8 +39,8 @@ _SURELY_OWN = 64 * MIB
 def drm_ledger(survey: IndexedSurvey, gpu: GpuObservations) -> GpuLedger:
     """The balanced account of *gpu*."""
     found = client_groups(gpu.clients)
-    kept = {claim.pids: holding(survey, claim.pids) for claim in found}
-    entries = [*_private(survey, gpu, found, kept), *_shared(survey, found, kept)]
+    client_holders = {group.pids: holding(survey, group.pids) for group in found}
+    entries = [*_private(survey, gpu, found, client_holders), *_shared(survey, found, client_holders)]
     total, balanced, notes = _balanced(survey, gpu, found, entries)
     facts = gpu.facts
     return GpuLedger(
@@ -53,16 +53,16 @@ def drm_ledger(survey: IndexedSurvey, gpu: GpuObservations) -> GpuLedger:
         message=gpu.message or (None if total is not None else _no_size(gpu)),
         code=gpu.code or (None if total is not None else "no-figures"),
         notes=notes,
-        open_only=_open_only(survey, found, kept),
+        open_only=_open_only(survey, found, client_holders),
         facts=facts,
         memory=gpu.memory,
         vendor=facts.vendor if facts else "nvidia",
-        system=system_memory(survey, gpu, found, kept),
+        system=system_memory(survey, gpu, found, client_holders),
     )
 
 
 def _no_size(gpu: GpuObservations) -> str:
-    why = gpu.size_unknown or f"{gpu.driver} does not tell how much memory the card has"
+    why = gpu.size_unknown or f"{gpu.driver} does not report how much memory the card has"
     return f"{why}; what its clients use is known"
 
 
@@ -81,7 +81,7 @@ def _balanced(
     if gpu.capacity is None:
         return None, _by_size(fitted), ()
     rest = gpu.capacity - known_bytes(fitted)
-    word = f"{gpu.driver} tells how much memory the card has, and not how much of it is in use"
+    word = f"{gpu.driver} reports how much memory the card has, and not how much of it is in use"
     other = [Entry(kind="unreported", nbytes=rest, evidence=(word,), confidence="unknown")] if rest else []
     return gpu.capacity, (*_by_size(fitted), *other), ()
 
@@ -117,18 +117,18 @@ def _private(
     survey: IndexedSurvey,
     gpu: GpuObservations,
     found: list[ClientGroup],
-    kept: dict[tuple[int, ...], ClientHolders],
+    client_holders: dict[tuple[int, ...], ClientHolders],
 ) -> list[Entry]:
     """What each set of processes has for itself, with ROCm's figures where those are larger."""
     outside = not survey.host.initial_pid_namespace
     listed = {} if outside else {charge.process.pid: charge for charge in gpu.compute}
     reported = _told(found)
     entries = []
-    for claim in found:
-        alone = listed.pop(claim.pids[0], None) if len(claim.pids) == 1 else None
-        more = max(0, (alone.nbytes or 0) - reported[claim.pids[0]]) if alone else 0
-        if claim.private or more or not claim.has_figure:
-            entries.append(_private_entry(survey, gpu, claim, kept[claim.pids], alone, more))
+    for group in found:
+        alone = listed.pop(group.pids[0], None) if len(group.pids) == 1 else None
+        more = max(0, (alone.nbytes or 0) - reported[group.pids[0]]) if alone else 0
+        if group.private or more or not group.has_figure:
+            entries.append(_private_entry(survey, gpu, group, client_holders[group.pids], alone, more))
     for pid, charge in listed.items():
         more = max(0, (charge.nbytes or 0) - reported.get(pid, 0))
         if more or (charge.nbytes is None and pid not in reported):
@@ -137,11 +137,11 @@ def _private(
 
 
 def _told(found: list[ClientGroup]) -> dict[int, int]:
-    """What clients tell of each process, shared memory included."""
+    """What clients report of each process, shared memory included."""
     reported: dict[int, int] = {}
-    for claim in found:
-        nbytes = claim.private + claim.shared
-        for pid in claim.pids:
+    for group in found:
+        nbytes = group.private + group.shared
+        for pid in group.pids:
             reported[pid] = reported.get(pid, 0) + nbytes
     return reported
 
@@ -149,27 +149,27 @@ def _told(found: list[ClientGroup]) -> dict[int, int]:
 def _private_entry(
     survey: IndexedSurvey,
     gpu: GpuObservations,
-    claim: ClientGroup,
-    keep: ClientHolders,
+    group: ClientGroup,
+    who: ClientHolders,
     listed: Charge | None,
     more: int,
 ) -> Entry:
-    evidence = [_figure(gpu, claim, keep)]
+    evidence = [_figure(gpu, group, who)]
     if listed and listed.nbytes:
         evidence.append(
-            f"ROCm's list names pid {keep.first} with {size(listed.nbytes)}; both count the same memory, so"
+            f"ROCm's list names pid {who.first} with {size(listed.nbytes)}; both count the same memory, so"
             " the larger figure counts"
         )
-    others = holders(survey, keep.others)
+    others = holders(survey, who.others)
     if others:
-        evidence.append(_sharing(keep))
-    ref = survey.processes[keep.first][0] if keep.first in survey.processes else None
-    gone_owner = keep.departed
-    reported = claim.has_figure or more
+        evidence.append(_sharing(who))
+    ref = survey.processes[who.first][0] if who.first in survey.processes else None
+    gone_owner = who.departed
+    reported = group.has_figure or more
     return Entry(
         kind="orphaned" if gone_owner is not None else "process",
-        nbytes=claim.private + more if reported else None,
-        holder=holder(survey, ref, ("drm",)) if ref else departed(keep.first, ("drm",)),
+        nbytes=group.private + more if reported else None,
+        holder=holder(survey, ref, ("drm",)) if ref else departed(who.first, ("drm",)),
         co_holders=others,
         sharing="all" if others else None,
         charged_pid=gone_owner,
@@ -178,27 +178,27 @@ def _private_entry(
         confidence="unknown"
         if not reported
         else "fact"
-        if claim.certain and gone_owner is None
+        if group.certain and gone_owner is None
         else "likely",
     )
 
 
-def _figure(gpu: GpuObservations, claim: ClientGroup, keep: ClientHolders) -> str:
-    what = counted(sum(client.descriptors for client in claim.clients), "descriptor")
-    if not claim.has_figure:
-        return f"pid {keep.first} has {what} on it open, and {gpu.driver} does not say how much that uses"
-    clients = counted(len(claim.clients), "client")
-    return f"fdinfo of pid {keep.first}: {size(claim.private)} in {clients} ({what})"
+def _figure(gpu: GpuObservations, group: ClientGroup, who: ClientHolders) -> str:
+    what = counted(sum(client.descriptors for client in group.clients), "descriptor")
+    if not group.has_figure:
+        return f"pid {who.first} has {what} on it open, and {gpu.driver} does not say how much that uses"
+    clients = counted(len(group.clients), "client")
+    return f"fdinfo of pid {who.first}: {size(group.private)} in {clients} ({what})"
 
 
-def _sharing(keep: ClientHolders) -> str:
-    others = _have(keep.others)
-    if keep.departed is not None:
+def _sharing(who: ClientHolders) -> str:
+    others = _have(who.others)
+    if who.departed is not None:
         return (
             f"{others} the same client, and none of them comes from another: whoever opened it,"
-            f" {keep.departed} by their process group or session, is gone"
+            f" {who.departed} by their process group or session, is gone"
         )
-    return f"{others} the same client open" + (", inherited by fork" if keep.inherited else "")
+    return f"{others} the same client open" + (", inherited by fork" if who.inherited else "")
 
 
 def _have(pids: Sequence[int]) -> str:
@@ -252,27 +252,27 @@ def _outside(gpu: GpuObservations, reported: int) -> list[Entry]:
 
 
 def _shared(
-    survey: IndexedSurvey, found: list[ClientGroup], kept: dict[tuple[int, ...], ClientHolders]
+    survey: IndexedSurvey, found: list[ClientGroup], client_holders: dict[tuple[int, ...], ClientHolders]
 ) -> list[Entry]:
-    """Shared buffers show in every client that has them; which are the same is not told."""
-    sharing = sorted((claim for claim in found if claim.shared), key=lambda claim: -claim.shared)
+    """Shared buffers show in every client that has them; which are the same is unknown."""
+    sharing = sorted((group for group in found if group.shared), key=lambda group: -group.shared)
     if not sharing:
         return []
-    first, keep = sharing[0], kept[sharing[0].pids]
-    others = {pid for claim in sharing[1:] for pid in claim.pids} | set(keep.others)
-    words = [f"fdinfo of pid {keep.first}: {size(first.shared)} are shared with other clients"]
+    first, who = sharing[0], client_holders[sharing[0].pids]
+    others = {pid for group in sharing[1:] for pid in group.pids} | set(who.others)
+    words = [f"fdinfo of pid {who.first}: {size(first.shared)} are shared with other clients"]
     if len(sharing) > 1:
         words.append(
             f"{counted(len(sharing) - 1, 'other set')} of clients share {size(sharing[1].shared)} at most;"
             " what is shared counts once"
         )
-    ref = survey.processes[keep.first][0] if keep.first in survey.processes else None
-    co_holders = holders(survey, sorted(others - {keep.first}))
+    ref = survey.processes[who.first][0] if who.first in survey.processes else None
+    co_holders = holders(survey, sorted(others - {who.first}))
     return [
         Entry(
             kind="process",
             nbytes=first.shared,
-            holder=holder(survey, ref, ("drm",)) if ref else departed(keep.first, ("drm",)),
+            holder=holder(survey, ref, ("drm",)) if ref else departed(who.first, ("drm",)),
             co_holders=co_holders,
             sharing="all" if co_holders else None,
             evidence=tuple(words),
@@ -297,7 +297,7 @@ def _remainder(
     if rest <= (_SURELY_OWN if entry.kind == "hidden" else _DRIVERS_OWN):
         word = "charged to no client, as the driver's own tables, firmware and screen buffers are"
         return [Entry(kind="overhead", nbytes=rest, evidence=(word,), confidence="likely")]
-    silent = sorted({pid for claim in found if not claim.has_figure for pid in claim.pids})
+    silent = sorted({pid for group in found if not group.has_figure for pid in group.pids})
     if silent:
         word = f"{_have(silent)} the GPU open, and {gpu.driver} does not say how much that uses"
         return [replace(entry, evidence=(reported, word))]
@@ -305,20 +305,20 @@ def _remainder(
 
 
 def _open_only(
-    survey: IndexedSurvey, found: list[ClientGroup], kept: dict[tuple[int, ...], ClientHolders]
+    survey: IndexedSurvey, found: list[ClientGroup], client_holders: dict[tuple[int, ...], ClientHolders]
 ) -> tuple[OpenOnly, ...]:
     """Whoever inherited a client of a living process, or has the GPU open and uses nothing of it."""
     sources: dict[int, int | None] = {}
     users: set[int] = set()
-    for claim in found:
-        keep = kept[claim.pids]
-        if claim.private or claim.shared or claim.system or not claim.has_figure:
-            users.add(keep.first)
+    for group in found:
+        who = client_holders[group.pids]
+        if group.private or group.shared or group.system or not group.has_figure:
+            users.add(who.first)
         else:
-            sources.setdefault(keep.first, None)
-        for pid in keep.others:
-            if keep.inherited:
-                sources[pid] = keep.first
+            sources.setdefault(who.first, None)
+        for pid in who.others:
+            if who.inherited:
+                sources[pid] = who.first
     return tuple(
         OpenOnly(holder=holder(survey, survey.processes[pid][0]), inherited_from=source)
         for pid, source in sorted(sources.items())
@@ -337,7 +337,7 @@ def dmabuf_entries(
     While its client lives, an exported buffer is part of the client's figures.
     """
     alone = sum(1 for each in survey.gpus.values() if each.driver == gpu.driver) == 1
-    owned = max((_ownable(claim) for claim in found), default=0)
+    owned = max((_ownable(group) for group in found), default=0)
     entries = []
     for shares in by_allocation(share for share in survey.shares if share.exporter == gpu.driver):
         nbytes = shares[0].nbytes
@@ -347,9 +347,9 @@ def dmabuf_entries(
     return entries
 
 
-def _ownable(claim: ClientGroup) -> int:
-    """The most that one exported buffer of these clients can have; older kernels tell no part."""
-    return max((client.shared or client.dedicated or 0 for client in claim.clients), default=0)
+def _ownable(group: ClientGroup) -> int:
+    """The most that one exported buffer of these clients can have; older kernels report no shared part."""
+    return max((client.shared or client.dedicated or 0 for client in group.clients), default=0)
 
 
 def _dmabuf_entry(survey: IndexedSurvey, shares: list[ExportedDescriptor]) -> Entry:
@@ -382,10 +382,10 @@ def system_memory(
     survey: IndexedSurvey,
     gpu: GpuObservations,
     found: list[ClientGroup],
-    kept: dict[tuple[int, ...], ClientHolders],
+    client_holders: dict[tuple[int, ...], ClientHolders],
 ) -> SystemMemory | None:
-    """Everybody's part; None where nothing is used and nothing is told."""
-    entries = tuple(_system_entries(survey, gpu, found, kept))
+    """Everybody's part; None where nothing is used and nothing is reported."""
+    entries = tuple(_system_entries(survey, gpu, found, client_holders))
     reported = gpu.system or SystemMemoryFacts(None, None)
     if reported.used is not None:
         entries = fit(entries, reported.used)
@@ -403,21 +403,21 @@ def _system_entries(
     survey: IndexedSurvey,
     gpu: GpuObservations,
     found: list[ClientGroup],
-    kept: dict[tuple[int, ...], ClientHolders],
+    client_holders: dict[tuple[int, ...], ClientHolders],
 ) -> Iterator[Entry]:
-    """What clients tell, with ROCm's figures where it takes this memory and tells more."""
+    """What clients report, with ROCm's figures where it uses this memory and reports more."""
     # ROCm lists the host's pids: inside of a namespace they name nobody, or somebody else.
     listed = {c.process.pid: c for c in gpu.compute_system} if survey.host.initial_pid_namespace else {}
     reported: dict[int, int] = {}
-    for claim in found:
-        nbytes = claim.system
-        for pid in claim.pids:
+    for group in found:
+        nbytes = group.system
+        for pid in group.pids:
             reported[pid] = reported.get(pid, 0) + nbytes
-    for claim in found:
-        rocm = listed.pop(claim.pids[0], None) if len(claim.pids) == 1 else None
-        more = max(0, (rocm.nbytes or 0) - reported[claim.pids[0]]) if rocm else 0
-        if claim.system or more:
-            yield _system_entry(survey, claim, kept[claim.pids], rocm, more)
+    for group in found:
+        rocm = listed.pop(group.pids[0], None) if len(group.pids) == 1 else None
+        more = max(0, (rocm.nbytes or 0) - reported[group.pids[0]]) if rocm else 0
+        if group.system or more:
+            yield _system_entry(survey, group, client_holders[group.pids], rocm, more)
     for pid, charge in listed.items():
         more = max(0, (charge.nbytes or 0) - reported.get(pid, 0))
         if more and survey.alive(pid):
@@ -431,23 +431,23 @@ def _system_listed(survey: IndexedSurvey, charge: Charge, nbytes: int) -> Entry:
 
 
 def _system_entry(
-    survey: IndexedSurvey, claim: ClientGroup, keep: ClientHolders, rocm: Charge | None, more: int
+    survey: IndexedSurvey, group: ClientGroup, who: ClientHolders, rocm: Charge | None, more: int
 ) -> Entry:
-    clients = counted(len(claim.clients), "client")
-    words = [f"fdinfo of pid {keep.first}: {size(claim.system)} of system memory in {clients}"]
+    clients = counted(len(group.clients), "client")
+    words = [f"fdinfo of pid {who.first}: {size(group.system)} of system memory in {clients}"]
     if rocm and rocm.nbytes:
         words.append(
-            f"ROCm's list names pid {keep.first} with {size(rocm.nbytes)}, {_MACHINES}; both count the same"
+            f"ROCm's list names pid {who.first} with {size(rocm.nbytes)}, {_MACHINES}; both count the same"
             " memory, so the larger figure counts"
         )
-    ref = survey.processes[keep.first][0] if keep.first in survey.processes else None
-    co_holders = holders(survey, keep.others)
+    ref = survey.processes[who.first][0] if who.first in survey.processes else None
+    co_holders = holders(survey, who.others)
     return Entry(
         kind="process",
-        nbytes=claim.system + more,
-        holder=holder(survey, ref, ("drm",)) if ref else departed(keep.first, ("drm",)),
+        nbytes=group.system + more,
+        holder=holder(survey, ref, ("drm",)) if ref else departed(who.first, ("drm",)),
         co_holders=co_holders,
         sharing="all" if co_holders else None,
         evidence=tuple(words),
-        confidence="fact" if claim.certain else "likely",
+        confidence="fact" if group.certain else "likely",
     )

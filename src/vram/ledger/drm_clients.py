@@ -90,7 +90,7 @@ def _identity(facts: ClientFacts, pid: int) -> tuple[object, bool]:
         return ("client", facts.client), True
     if facts.description is not None:
         return ("file", facts.description), True
-    # Nothing tells its descriptors apart: they are taken for one, so that none is counted twice.
+    # Nothing distinguishes its descriptors: they are taken for one, so that none is counted twice.
     return ("process", pid), False
 
 
@@ -107,7 +107,7 @@ def _sum(regions: list[Region]) -> int | None:
 
 
 def _add(known: Client, other: Client) -> None:
-    """Another descriptor of the same client; read a moment later, it may tell more or less."""
+    """Another descriptor of the same client; read a moment later, it may show more or less."""
     known.descriptors += 1
     known.pids |= other.pids
     if (other.dedicated or 0) > (known.dedicated or 0):
@@ -118,7 +118,7 @@ def _add(known: Client, other: Client) -> None:
 class ClientHolders(Struct, frozen=True):
     """Who of several processes has a client: who opened it, or the one that stands for it.
 
-    ``inherited`` tells that the others descend from that one; ``departed`` names who opened it
+    ``inherited``: the others descend from that one; ``departed`` names who opened it
     and is gone.
     """
 
@@ -141,7 +141,7 @@ def holding(survey: IndexedSurvey, pids: tuple[int, ...]) -> ClientHolders:
 
 
 def _common_dead(survey: IndexedSurvey, heads: list[int]) -> int | None:
-    """The dead process that all of *heads* come from, as their process groups and sessions tell."""
+    """The dead process that all of *heads* come from, as their process groups and sessions show."""
     if survey.host.hides_processes:  # whoever is not shown to us may live
         return None
     sources = [

@@ -76,7 +76,7 @@ def _placed(survey: IndexedSurvey, draft: _Draft, makers: _AllMakers) -> PlacedE
 
 
 class _AllMakers:
-    """Who may have made allocations of one GPU, or, where it is not told which, of any."""
+    """Who may have made allocations of one GPU, or, where that is unknown, of any."""
 
     def __init__(self, survey: IndexedSurvey) -> None:
         self._seen = survey
@@ -149,7 +149,7 @@ def _may_be_nvidias(share: ExportedDescriptor) -> bool:
 
 
 def _place_of(shares: list[ExportedDescriptor], drafts: dict[Place, _Draft]) -> tuple[Place | None, bool]:
-    """Where an allocation lies: an import tells it; a dma-buf does not, so room decides."""
+    """Where an allocation lies: an import shows it; a dma-buf does not, so room decides."""
     reported = next((share for share in shares if share.gpu is not None), None)
     possible = [place for place in drafts if reported is None or place[0] == reported.gpu]
     if reported is not None and reported.gpu_instance is not None:

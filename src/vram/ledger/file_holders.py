@@ -30,11 +30,11 @@ class Family(Struct, frozen=True):
 
 
 def possible_holders(survey: IndexedSurvey, minor: int | None, charged: Iterable[int]) -> list[int]:
-    """Processes that could keep CUDA memory of the GPU and are not charged for any.
+    """Processes that could hold CUDA memory of the GPU and are not charged for any.
 
     A context shows as many descriptors on the GPU (20 on driver 580.159). A process that only
     looked for GPUs has 4. Who has no more than that, or far fewer than the best candidate,
-    keeps no context.
+    has no context.
     """
     return likely_holders(uncharged(survey, minor, charged))
 
@@ -88,7 +88,7 @@ def families(survey: IndexedSurvey, pids: Sequence[int], minor: int | None) -> l
 def joined(descriptions: Sequence[Iterable[int]]) -> list[list[int]]:
     """Join the places of all sets that have a description in common, directly or through others.
 
-    A group stands where its last member does.
+    A group comes where its last member does.
     """
     last_with: dict[int, int] = {}
     head = list(range(len(descriptions)))
@@ -128,7 +128,7 @@ def sources(
             unnumbered.setdefault(other, rank)
         for description in theirs:
             first_with.setdefault(description, rank)
-    # Where the kernel does not tell descriptions apart, a charged parent is the likely source.
+    # Where the kernel does not number descriptions, a charged parent is the likely source.
     any_above = survey.ancestry.least_above(ranks)
     unnumbered_above = survey.ancestry.least_above(unnumbered)
 
@@ -239,7 +239,7 @@ def _pairs(
 def _may_be_one_owners(families: Iterable[Family]) -> bool:
     """Whether one dead process may have been the source of all these files.
 
-    Its children share its open file descriptions, so where the kernel tells those apart one owner has
+    Its children share its open file descriptions, so where the kernel numbers those one owner has
     one family.
     """
     return sum(bool(family.descriptions) for family in families) <= 1
@@ -252,7 +252,7 @@ def _shared_out(open_pids: Sequence[int], proven: list[Family], likely: list[Fam
     told_apart = sum(bool(family.descriptions) for family in families)
     certain = bool(proven) and told_apart <= len(open_pids)
     ambiguous = bool(families) and (len(families) > 1 or len(open_pids) > 1)
-    # Where descriptions are not told apart, each process is a family, and how many owners there were is open.
+    # Where descriptions are not numbered, each process is a family, and how many owners there were is open.
     alone = len(open_pids) - told_apart if certain and told_apart == len(families) else 0
     return dict.fromkeys(open_pids, Match(families, certain, "one" if ambiguous else None, alone))
 

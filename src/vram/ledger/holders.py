@@ -72,7 +72,7 @@ def concerning(ledger: Ledger, pid: int) -> Ledger:
 
 
 def findings_about(findings: Iterable[Finding], ledger: Ledger, pid: int) -> tuple[Finding, ...]:
-    """The findings that name *pid*, or who keeps what it is charged with: a dead one is named by nobody."""
+    """The findings that name *pid*, or who holds what it is charged with: no finding names a dead one."""
     charged = (entry for gpu in ledger.gpus for entry in gpu.accounted if entry.charged_pid == pid)
     wanted = {pid}.union(*map(pids_of, charged))
     return tuple(each for each in findings if not wanted.isdisjoint(each.pids))

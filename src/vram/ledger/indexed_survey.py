@@ -60,7 +60,7 @@ class ExportedDescriptor(Struct, frozen=True):
 
 
 class OpenedByProcess(Struct, frozen=True):
-    """What one process has open on one GPU; ``descriptions`` as far as the kernel told them apart."""
+    """What one process has open on one GPU; ``descriptions`` as far as the kernel numbers them."""
 
     descriptors: int
     descriptions: tuple[int, ...]
@@ -168,7 +168,7 @@ class IndexedSurvey(Struct):
 
     @property
     def is_partial(self) -> bool:
-        """Whether somebody may keep exported memory whom we cannot see, or only in part.
+        """Whether somebody may hold exported memory whom we cannot see, or only in part.
 
         The machine's first process does not count: it runs no CUDA, and nobody hands it a handle.
         """
@@ -299,7 +299,7 @@ def _share(
 ) -> ExportedDescriptor:
     if isinstance(facts, DmabufFacts):
         return ExportedDescriptor(process, nbytes, facts.inode, facts.fd, "dmabuf", gpu, facts.exporter)
-    # Where the kernel does not tell descriptions apart, every descriptor is its own.
+    # Where the kernel does not number descriptions, every descriptor is its own.
     identity = facts.description if facts.description is not None else (process.pid, facts.fd)
     return ExportedDescriptor(process, nbytes, identity, facts.fd, "handle", gpu, None, facts.gpu_instance)
 
@@ -332,7 +332,7 @@ def _place_on_gpu(gpu: GpuObservations, observation: Observation) -> None:
 
 
 def _cost_the_lists(observation: Observation) -> bool:
-    """Whether the driver's lists are missing; they are told after its last word on memory."""
+    """Whether the driver's lists are missing; they are reported after the last figures of memory."""
     if observation.probe == "nvml.processes":
         return observation.status != "ok"
     return observation.probe == "nvml.memory" and observation.status in ("failed", "timeout", "lost")
@@ -343,7 +343,7 @@ def _known(nbytes: int | None) -> int | None:
 
 
 def by_allocation(shares: Iterable[ExportedDescriptor]) -> list[list[ExportedDescriptor]]:
-    """Group descriptors that keep the same allocation, largest allocation first."""
+    """Group descriptors of the same allocation, largest allocation first."""
     groups: dict[object, list[ExportedDescriptor]] = {}
     for share in shares:
         groups.setdefault((share.medium, share.identity), []).append(share)

@@ -30,7 +30,7 @@ def is_divided(gpu: GpuObservations) -> bool:
 def parts(gpu: GpuObservations) -> tuple[Part, ...]:
     """The GPU instances in the order of their devices.
 
-    Every device of an instance tells the same memory, read a moment apart: the last word counts.
+    Every device of an instance reports the same memory, read a moment apart: the last reading counts.
     """
     found: dict[int, list[MigFacts]] = {}
     for device in sorted(gpu.mig, key=lambda each: each.index):
@@ -111,7 +111,7 @@ def _unassigned(nbytes: int, unread: Sequence[Part]) -> Entry:
         reason = "what the GPU has, less its instances and what is reserved"
         return Entry(kind="unassigned", nbytes=nbytes, evidence=(reason,))
     numbers = ", ".join(str(part.number) for part in unread)
-    reason = f"GPU instance {numbers} did not tell its size: a part of this may be its own"
+    reason = f"GPU instance {numbers} did not report its size: a part of this may be its own"
     return Entry(kind="unassigned", nbytes=nbytes, evidence=(reason,), confidence="unknown")
 
 

@@ -20,7 +20,7 @@ MOST_CHARGES = 1 << 16
 def merge_repeated(gpu: GpuObservations) -> None:
     """Merge what the lists say twice of a process, and set the smallest of too many charges apart.
 
-    Two figures of one process count the same memory: the larger one stands, as where two lists name it.
+    Two figures of one process count the same memory: the larger one counts, as where two lists name it.
     """
     merged: dict[object, Charge] = {}
     for charge in gpu.charges:
@@ -135,7 +135,7 @@ def _has_ended(survey: IndexedSurvey, charge: Charge) -> bool:
 
 
 class _InheritedFiles:
-    """What those keep who have the GPU open and are not charged: files by their descriptions, or as children.
+    """The files of those that have the GPU open and are not charged: by descriptions, or as children.
 
     Merely to have the GPU open proves nothing here: who came after the list was read is on it as little.
     """

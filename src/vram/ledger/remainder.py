@@ -29,7 +29,7 @@ def remainder_entries(survey: IndexedSurvey, gpu: GpuObservations, rest: int) ->
 
 
 def _without_figures(unsized: list[Entry], rest: int) -> list[Entry]:
-    """Processes whose bytes the driver does not tell share what is left."""
+    """Processes whose bytes the driver does not report share what is left."""
     if len(unsized) == 1:
         lone = f"it is the only one without a figure: the {size(rest)} left over are its"
         return [_with(unsized[0], rest, lone, "unknown" if unsized[0].confidence == "unknown" else "likely")]
@@ -43,7 +43,7 @@ def _with(entry: Entry, nbytes: int | None, words: str, confidence: Confidence) 
 
 
 def _together(unsized: list[Entry], nbytes: int) -> Entry:
-    """The bytes of several processes; who keeps which of them is not told."""
+    """The bytes of several processes; who holds which of them is unknown."""
     people = {person.pid: person for entry in unsized for person in entry.holders}
     pids = ", ".join(map(str, sorted(people)))
     shared = f"held by pids {pids} together: the driver gives no figure for any of them"
@@ -58,7 +58,7 @@ def _together(unsized: list[Entry], nbytes: int) -> Entry:
 
 
 def _unlisted(with_files_open: list[int], rest: int) -> Entry:
-    """Bytes of which only the lists that could not be read would tell whose they are."""
+    """Bytes of which only the lists that could not be read would show whose they are."""
     evidence = (
         "in use by the device's own figures; the driver's process lists could not be read",
         f"{pids_of(with_files_open)} {'has' if len(with_files_open) == 1 else 'have'} the GPU open",

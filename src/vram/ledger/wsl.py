@@ -202,7 +202,7 @@ class Linux(Struct, frozen=True):
 
 
 def linux_entries(survey: IndexedSurvey, gpu: GpuObservations, linux: Linux) -> list[Entry]:
-    """Entries for Linux processes that sum to the room, or to what the driver tells of them."""
+    """Entries for Linux processes that sum to the room, or to what the driver reports of them."""
     # Another distribution numbers its processes anew: only who has the device open here is meant.
     reported = [
         each for each in gpu.charges if each.nbytes is not None and _has_device(survey, each.process.pid)
@@ -365,7 +365,7 @@ def match_adapters(survey: IndexedSurvey) -> dict[int, AdapterMatch]:
 def _present(adapters: list[AdapterFacts]) -> list[AdapterFacts]:
     """Without those that are only remembered: the registry keeps a card's entries of earlier drivers.
 
-    Windows has a counter for every adapter that is there, used or not, and tells places of no others.
+    Windows has a counter for every adapter that is there, used or not, and reports places of no others.
     """
     return [each for each in adapters if (each.local, each.bus) != (None, None)] or adapters
 

@@ -162,14 +162,14 @@ def check_wsl(facts: DoctorFacts) -> CheckAnswer:
 
 def _with_gpu(wsl: WslFacts, windows: ProbeRun | None) -> CheckAnswer:
     if windows is None or windows.status != "ok":
-        fix, command = ask_windows(wsl, windows)
+        remedy = ask_windows(wsl, windows, "windows")
         return CheckAnswer(
             state="limited",
             seen="WSL2; Windows does not tell of its own programs",
             details=(windows.message,) if windows and windows.message else (),
             means=f"{_TOTALS} What Windows itself keeps on the GPU cannot be asked for.",
-            fix=fix,
-            command=command,
+            fix=remedy.text,
+            command=remedy.command,
         )
     return CheckAnswer(
         state="limited",
