@@ -241,7 +241,7 @@ def test_a_digest_that_does_not_fit_is_refused(machine: Bench):
         (("free", "--finding", "VR999"), 2, "there is no code"),
         (("free", "--gpu", "7"), 2, "there is no GPU 7"),
         (("free", "--up-to", "reset"), 2, "invalid choice"),
-        (("free", "--plan", "x", "1GiB"), 2, "a saved plan says all by itself"),
+        (("free", "--plan", "x", "1GiB"), 2, "a saved plan is complete"),
         (("free", "--plan", ""), 2, "a file needs a name"),
         (("free", "--save", ""), 2, "a file needs a name"),
         (("free", "--digest", ""), 2, "--digest needs 8 hexadecimal digits or more"),
