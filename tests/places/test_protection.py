@@ -64,8 +64,8 @@ def disguised() -> Iterator[int]:
 @contextmanager
 def handed_over() -> Iterator[int]:
     """The same file, opened in those namespaces and executed outside of them."""
-    opener = (*OWN_NAMESPACES, "sh", "-c", f"{DISGUISE} && exec 9<{LOGIN} && {WAITS}")
-    with running(*opener) as pid, running("sh", "-c", f"exec /proc/{pid}/fd/9 -c '{WAITS}'") as other:
+    outside = (*OWN_NAMESPACES, "sh", "-c", f"{DISGUISE} && exec 9<{LOGIN} && {WAITS}")
+    with running(*outside) as pid, running("sh", "-c", f"exec /proc/{pid}/fd/9 -c '{WAITS}'") as other:
         yield other
 
 

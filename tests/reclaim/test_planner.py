@@ -13,7 +13,7 @@ from tests.diagnosis.ledgers import entry, gpu, heir, holder, host, ledger, proc
 from tests.diagnosis.test_any_ledger import ledgers
 from tests.reclaim.town import Town, as_root
 from vram.diagnosis.engine import diagnose
-from vram.diagnosis.health import is_healthy
+from vram.diagnosis.held import is_healthy
 from vram.errors import GoalImpossible, NotOnGpu, NotPermitted, Protected, Refused, UsageError
 from vram.model.ledger import Ledger
 from vram.model.plan import Draft, Request

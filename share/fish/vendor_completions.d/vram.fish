@@ -285,7 +285,7 @@ complete -c vram -n '__vram_at \'explain\' 0' -a 'too-large' -d 'this program ne
 complete -c vram -n '__vram_at \'explain\' 0' -a 'ghost' -d 'memory is in use, and no process of the list has it'
 complete -c vram -n '__vram_at \'explain\' 0' -a 'other-process' -d 'it would have fit, had nobody else been on the GPU'
 complete -c vram -n '__vram_at \'explain\' 0' -a 'context' -d 'memory of this process that no allocator counts'
-complete -c vram -n '__vram_at \'explain\' 0' -a 'unknown' -d 'the message does not say enough to tell'
+complete -c vram -n '__vram_at \'explain\' 0' -a 'unknown' -d 'the message does not say enough'
 complete -c vram -n '__vram_at \'explain\'' -s h -l help -d 'show this help message and exit'
 
 complete -c vram -n '__vram_at \'lab\' 0' -a 'list'

@@ -315,6 +315,7 @@ class WindowsAnswer(Struct, frozen=True):
     status: Status
     output: bytes = b""
     message: str | None = None
+    code: str | None = None
     age_s: float = 0.0
     """How long ago Windows was asked, where an earlier answer is given again."""
 

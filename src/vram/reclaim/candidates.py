@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
-from vram.diagnosis.health import is_healthy, is_stopped
-from vram.diagnosis.holdings import living_holders
+from vram.diagnosis.held import is_healthy, is_stopped, living_holders
 from vram.diagnosis.leftover import code_of, working
 from vram.errors import CannotPark, DeviceError, NotOnGpu
 from vram.model.finding import Finding

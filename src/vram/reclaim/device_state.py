@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 
 from msgspec.structs import replace
 
-from vram.diagnosis.driver_words import where_to_look
 from vram.diagnosis.engine import diagnose
+from vram.diagnosis.words import where_to_look
 from vram.errors import DeviceError, DriverMissing, UsageError
 from vram.host.ports import Host
 from vram.ledger.build import build_ledger

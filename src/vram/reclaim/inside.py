@@ -13,9 +13,9 @@ from vram.ledger.split import gpus_of, splits
 from vram.model.inside import MOST_GROUPS, Inside, InsideReceipt
 from vram.model.ledger import Ledger
 from vram.model.plan import Target
-from vram.reach import request
-from vram.reach.request import Answer
-from vram.reach.ways import ask, choose
+from vram.reach import payload
+from vram.reach.injectors import ask, choose_injector
+from vram.reach.payload import PayloadAnswer
 from vram.reclaim import audit
 from vram.reclaim.accounts import accounts
 from vram.reclaim.identity import identify, open_verified
@@ -38,7 +38,7 @@ def look_inside(
         raise Protected(
             f"pid {pid} runs this very command: it is asked by {offer} alone", hint="leave out --via"
         )
-    _, way = choose(target, offer if runs_us else via)
+    _, way = choose_injector(target, offer if runs_us else via)
     told = _asked(host, target, way.NAME, deadline_s, min_nbytes, runs_us=runs_us)
     answer = decoded(pid, told.body)
     gpu_of = gpus_of(ledger, pid, answer)
@@ -54,12 +54,12 @@ def look_inside(
 
 
 def decoded(pid: int, body: bytes) -> Inside:
-    return request.decoded(pid, body, Inside)
+    return payload.decoded(pid, body, Inside)
 
 
 def _asked(
     host: Host, target: Target, via: str, deadline_s: float, min_nbytes: int, *, runs_us: bool
-) -> Answer:
+) -> PayloadAnswer:
     fields = {"limit_s": deadline_s * SHARE, "most": MOST_GROUPS, "min_nbytes": min_nbytes}
     foreign = target.uid != host.facts().uid
     # Nothing is changed by asking. Where root asks somebody else's process, that is written down.

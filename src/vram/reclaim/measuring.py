@@ -17,9 +17,9 @@ from msgspec.structs import replace
 from vram.errors import NoSuchProcess, NotPermitted, Protected, TimedOut, VramError, WorldChanged
 from vram.host.ports import Host
 from vram.ledger.deepen import Measured
-from vram.model.ledger import GpuLedger, Ledger
+from vram.model.ledger import GpuLedger, Ledger, Note
 from vram.model.plan import Target
-from vram.reach.ways import choose, reach
+from vram.reach.injectors import ask_trim, choose_injector
 from vram.reclaim.actions.trim import ask_process
 from vram.reclaim.identity import identify
 from vram.units import counted
@@ -99,8 +99,8 @@ def _noted(gpu: GpuLedger, unasked: dict[int, str]) -> GpuLedger:
     if not reasons:
         return gpu
     told = "; ".join(f"{count} {reason}" for reason, count in reasons.most_common())
-    note = f"{counted(reasons.total(), 'process')} not divided into live and cached: {told}"
-    return replace(gpu, notes=(*gpu.notes, note))
+    text = f"{counted(reasons.total(), 'process')} not divided into live and cached: {told}"
+    return replace(gpu, notes=(*gpu.notes, Note("not-divided", text)))
 
 
 def _measured(host: Host, pid: int, deadline_s: float) -> Measured:
@@ -112,7 +112,7 @@ def _measured(host: Host, pid: int, deadline_s: float) -> Measured:
 
 def _offered(host: Host, pid: int, deadline_s: float) -> Measured:
     target, via = offered(host, pid)
-    visit = reach(target, "measure", deadline_s, via=via)
+    visit = ask_trim(target, "measure", deadline_s, via=via)
     return Measured(visit.via, visit.answer)
 
 
@@ -133,7 +133,7 @@ def offered(host: Host, pid: int) -> tuple[Target, str]:
         )
         for via in OFFERED:
             with suppress(VramError):
-                choose(target, via)
+                choose_injector(target, via)
                 return target, via
     raise Protected(
         f"pid {pid} runs this very command, and offers no way to ask it",

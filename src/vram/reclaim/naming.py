@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from vram.diagnosis.holdings import living_holders
+from vram.diagnosis.held import living_holders
 from vram.diagnosis.remedies import AS_ROOT, SUDO_VRAM
 from vram.errors import NoSuchProcess
 from vram.host.ports import Host

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from vram.diagnosis.contexts import ONLY_THE_CONTEXT, is_bare_context
-from vram.diagnosis.health import is_stopped, is_stuck
-from vram.diagnosis.holdings import living_holders
+from vram.diagnosis.held import ONLY_THE_CONTEXT, is_bare_context, is_stopped, is_stuck, living_holders
 from vram.diagnosis.leftover import code_of, doubt
 from vram.diagnosis.remedies import AS_ROOT, SUDO_VRAM
 from vram.errors import AttachDenied, CannotPark, NotPermitted, NotReachable, Protected, Refused
@@ -84,9 +82,7 @@ def _why_left(context: PlanContext, entry: Entry, refusals: Mapping[int, Refused
         return f"{what}; {refused[0]}", ""
     if unsure is None:
         return f"{what}; this plan does not need it", "vram free"
-    if any(word in unsure for word in ("only likely", "memory of its own", "handed it")):
-        return f"{what}; {unsure}", f"vram {kill}"
-    return f"{what}; {unsure}", ""
+    return f"{what}; {unsure.text}", f"vram {kill}" if unsure.ends_by_name else ""
 
 
 def _owner(entry: Entry) -> str:

@@ -14,7 +14,7 @@ from vram.errors import NotOnGpu, NotPermitted, Protected, Refused, UsageError, 
 from vram.host.ports import Host
 from vram.model.plan import Step, StepKind, Target
 from vram.model.trimming import Trimmable, Trimmed, TrimReceipt, Verb
-from vram.reach.ways import Visit, choose, reach
+from vram.reach.injectors import TrimAnswer, ask_trim, choose_injector
 from vram.reclaim import audit
 from vram.reclaim.accounts import Account, accounts
 from vram.reclaim.device_state import read_ledger, used_bytes
@@ -34,7 +34,7 @@ class Trim:
     def check(self, host: Host, step: Step, before: Sequence[Step] = ()) -> Step:
         """Add the injector, and what the frameworks call unused where they can be asked."""
         target = _target(step)
-        _, injector = choose(target, step.via)
+        _, injector = choose_injector(target, step.via)
         if step.via is not None or injector.NAME not in ASKED_BEFOREHAND:
             return replace(step, via=injector.NAME)
         try:
@@ -54,10 +54,10 @@ class Trim:
 
 def ask_process(
     host: Host, target: Target, verb: Verb, via: str | None, deadline_s: float, *, tracebacks: bool = False
-) -> Visit:
+) -> TrimAnswer:
     """Run *verb* inside the process that was chosen, and no other. Raises why that was not possible."""
     with open_verified(host, target):
-        return reach(target, verb, deadline_s, tracebacks=tracebacks, via=via)
+        return ask_trim(target, verb, deadline_s, tracebacks=tracebacks, via=via)
 
 
 def _summary(answer: Trimmed) -> str:
@@ -87,7 +87,7 @@ def _judged(host: Host, account: Account, via: str | None) -> Trimmable:
     holder = account.holder
     injector, reason = None, ""
     try:
-        injector = choose(identify(host, holder.pid), via)[1].NAME
+        injector = choose_injector(identify(host, holder.pid), via)[1].NAME
     except Refused as error:
         reason = str(error)
     return Trimmable(
@@ -132,7 +132,7 @@ def _order(target: Target, account: Account | None, via: str | None) -> TrimOrde
     pid = target.process.pid
     if account is None or not account.own:
         raise NotOnGpu(f"pid {pid} holds no GPU memory of its own", hint="`vram who` lists those that do")
-    _, injector = choose(target, via)
+    _, injector = choose_injector(target, via)
     return TrimOrder(target, account.gpus, account.own_bytes, injector.NAME)
 
 
