@@ -113,6 +113,12 @@ def test_the_fewest_bytes_are_chosen(sizes: list[int], missing: int, chosen: lis
 
 
 def test_a_busy_one_goes_only_when_the_idle_are_too_few() -> None:
-    idle, busy = candidate(4), candidate(10, idle=False)
+    idle, busy = candidate(4), candidate(6, idle=False)
     assert enough([busy, idle], 4) == (idle,)
     assert enough([busy, idle], 8) == (idle, busy)
+
+
+def test_nobody_is_parked_whom_the_others_make_superfluous() -> None:
+    """As for every plan that frees a size."""
+    idle, busy = candidate(4), candidate(10, idle=False)
+    assert enough([busy, idle], 8) == (busy,)

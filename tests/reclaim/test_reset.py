@@ -8,7 +8,7 @@ import pytest
 
 from tests.diagnosis.ledgers import dead, entry, gpu, heir, holder, ledger, process
 from tests.reclaim.conftest import Bench
-from vram.reclaim.blockers import blockers
+from vram.reclaim.actions.reset import blockers
 from vram.units import GIB
 
 
@@ -83,7 +83,7 @@ def test_a_gpu_that_does_not_answer_is_never_called_empty(machine: Bench, fault:
     assert done.returncode == 1
     silence, process = json.loads(done.stdout)["blockers"]
     assert (silence["pid"], silence["nbytes"]) == (None, None)
-    assert silence["why"] == "the GPU does not answer: who uses it cannot be told"
+    assert silence["why"] == "the GPU does not answer: who uses it is unknown"
     assert (process["pid"], process["nbytes"], process["command"]) == (pid, None, f"vram kill {pid}")
     assert "0 B" not in machine.vram("reset", "0", "--deadline", "1").stdout
 
