@@ -7,8 +7,8 @@ import pytest
 from tests.diagnosis.ledgers import (
     CONTEXT,
     entry,
+    forked_child,
     gpu,
-    heir,
     holder,
     host,
     ledger,
@@ -67,7 +67,13 @@ def test_an_uncertain_link_is_called_likely():
 
 
 def test_the_early_warning_puts_the_parents_bytes_at_stake():
-    world = ledger(gpu(process(50, 4 * GIB), process(60, GIB), open_only=(heir(51, of=50), heir(52, of=50))))
+    world = ledger(
+        gpu(
+            process(50, 4 * GIB),
+            process(60, GIB),
+            open_only=(forked_child(51, of=50), forked_child(52, of=50)),
+        )
+    )
     (finding,) = found("VR102", world)
     assert (finding.nbytes, finding.pids) == (4 * GIB, (50, 51, 52))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from tests.diagnosis.ledgers import dead, entry, gpu, heir, holder, host, ledger, process, silent_gpu
+from tests.diagnosis.ledgers import dead, entry, forked_child, gpu, holder, host, ledger, process, silent_gpu
 from vram.cli.commands import completion
 from vram.errors import NotPermitted
 from vram.ledger.processes import freed_by, processes
@@ -42,7 +42,7 @@ def test_memory_of_a_dead_process_is_held_by_its_children_and_charged_to_none():
 
 
 def test_who_only_has_files_open_is_there_and_holds_nothing():
-    view = processes(ledger(gpu(process(50), open_only=(heir(61, of=50),))))
+    view = processes(ledger(gpu(process(50), open_only=(forked_child(61, of=50),))))
     assert (view[61].charged, view[61].retained, view[61].gpus, view[61].nbytes) == ((), (), (0,), 0)
 
 
@@ -63,7 +63,7 @@ def test_completion_offers_holders_and_no_newcomer(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_gpu_that_reports_nothing_makes_its_processes_uncertain():
-    view = processes(ledger(replace(silent_gpu("lost"), open_only=(heir(61, of=None),))))
+    view = processes(ledger(replace(silent_gpu("lost"), open_only=(forked_child(61, of=None),))))
     assert view[61].unreported_gpus == (0,)
 
 

@@ -18,13 +18,13 @@ from vram.host.ports import Host
 from vram.ledger.processes import ProcessMemory, freed_by, living_holders, processes, reports_holders
 from vram.model.finding import Finding
 from vram.model.ledger import Entry, Holder, Ledger, ParkedProcess, known_bytes
-from vram.model.plan import Request, StepKind
+from vram.model.plan import PlanRequest, StepKind
 from vram.units import size
 
 STOPPED = "VR201"
 
 
-def with_holders(host: Host, ledger: Ledger, request: Request) -> tuple[Request, dict[int, int]]:
+def with_holders(host: Host, ledger: Ledger, request: PlanRequest) -> tuple[PlanRequest, dict[int, int]]:
     """*request* with dead pids replaced by who holds their memory, and with ``tree`` the descendants too.
 
     Also, which of the pids stand for which dead one. Raises NoSuchProcess where a dead pid's holders
@@ -40,7 +40,7 @@ def with_holders(host: Host, ledger: Ledger, request: Request) -> tuple[Request,
 
 
 def _meant(
-    host: Host, ledger: Ledger, known: Mapping[int, ProcessMemory], pid: int, request: Request
+    host: Host, ledger: Ledger, known: Mapping[int, ProcessMemory], pid: int, request: PlanRequest
 ) -> Iterable[int]:
     left = [entry for gpu in ledger.gpus for entry in gpu.accounted if entry.charged_pid == pid]
     if left and pid not in known and _is_dead(host, pid):
@@ -182,7 +182,7 @@ class PlanContext(Struct, frozen=True):
 
     ledger: Ledger
     findings: tuple[Finding, ...]
-    request: Request
+    request: PlanRequest
     known: dict[int, ProcessMemory]
     gpus: tuple[int, ...]
     all_leftovers: tuple[Leftover, ...] = ()
@@ -197,7 +197,7 @@ class PlanContext(Struct, frozen=True):
         cls,
         ledger: Ledger,
         findings: tuple[Finding, ...],
-        request: Request,
+        request: PlanRequest,
         parked: Iterable[ParkedProcess] = (),
         instead_of: dict[int, int] | None = None,
     ) -> PlanContext:
@@ -349,7 +349,7 @@ def _named_kill(
     return ActionCandidate(kind="kill", processes=named, predicted=predicted, reason=reason, finding=finding)
 
 
-def _is_unknown(process: ProcessMemory, request: Request) -> bool:
+def _is_unknown(process: ProcessMemory, request: PlanRequest) -> bool:
     """Whether what it would free is unknown rather than 0.
 
     Where a whole GPU reports nothing, nobody is terminated for a size that was asked for.

@@ -27,7 +27,7 @@ from vram.host.ports import Host
 from vram.ledger.processes import ProcessMemory, is_silent
 from vram.model.finding import Finding
 from vram.model.ledger import Ledger, ParkedProcess
-from vram.model.plan import Draft, Request, Step, StepKind, Target
+from vram.model.plan import Draft, PlanRequest, Step, StepKind, Target
 from vram.reclaim import actions
 from vram.reclaim.actions import Action
 from vram.reclaim.candidates import ActionCandidate, PlanContext, candidates, with_holders
@@ -129,7 +129,7 @@ NOT_ATTACHED = (NotReachable, AttachDenied)
 LEFTOVER_LOSES = "no GPU memory in use: the owner is dead"
 
 
-def plan(host: Host, ledger: Ledger, findings: tuple[Finding, ...], request: Request) -> Draft:
+def plan(host: Host, ledger: Ledger, findings: tuple[Finding, ...], request: PlanRequest) -> Draft:
     """Return what would be done for *request*; nothing is touched by that.
 
     Raises the refusal where a process that was named must be left alone, and GoalImpossible
@@ -359,11 +359,11 @@ def _actions(context: PlanContext) -> tuple[StepKind, ...]:
     return ("kill",) if leftover else ("trim",)
 
 
-def _asked(kind: StepKind, request: Request) -> bool:
+def _asked(kind: StepKind, request: PlanRequest) -> bool:
     return kind == "park" and request.park_idle
 
 
-def _checked_words(request: Request) -> Request:
+def _checked_words(request: PlanRequest) -> PlanRequest:
     """Return *request* with codes in upper case. Raises where a word of it means nothing."""
     for code in request.findings:
         require_code(code)
