@@ -18,7 +18,7 @@ import pytest
 
 from tests.hardware.conftest import Record
 from tests.reclaim.conftest import Bench
-from tests.reclaim.test_free import GHOSTS, all_ghosts_given_back, ghost
+from tests.reclaim.test_free import GHOSTS, all_ghosts_freed, ghost
 from tests.reclaim.test_shared_machine import EVERYBODY, play, require_only_leftovers_gone
 from vram.units import GIB, MIB
 from vram.virtualgpu.demos import PROGRAMS
@@ -100,7 +100,7 @@ def test_a_shared_machine(who: str, style: str, tmp_path: Path, record: Record):
 
 def test_all_ghosts_at_once_and_a_worker_among_them(bench: Bench, record: Record):
     """A goal is reached over several of them; who works is not touched."""
-    for answer, took_s in all_ghosts_given_back(bench):
+    for answer, took_s in all_ghosts_freed(bench):
         record(ghosts=len(GHOSTS), **figures(answer, took_s))
 
 
