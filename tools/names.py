@@ -86,6 +86,7 @@ def replaced_words(below: list[str]) -> Iterator[str]:
     instead = list(REPLACED.values())
     for name in tracked_files(below):
         for number, line in enumerate((ROOT / name).read_text("utf-8").splitlines(), 1):
+            # A deprecated spelling, and a word of Python's own.
             if "old name" in line or "importlib.machinery" in line:
                 continue
             for found in any_of.finditer(line.replace("_", " ")):

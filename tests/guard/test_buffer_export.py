@@ -9,6 +9,8 @@ from tests.installed import needs
 from vram.units import MIB
 from vram.virtualgpu import VirtualGpu
 
+pytestmark = pytest.mark.native
+
 
 @needs("numba")
 def test_numba_works_on_a_buffer_in_place(virtual_gpu: VirtualGpu) -> None:

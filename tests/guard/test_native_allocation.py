@@ -8,6 +8,8 @@ from tests.guard.scoping import RAW, result
 from vram.guard.native import LIBRARY
 from vram.virtualgpu import VirtualGpu
 
+pytestmark = pytest.mark.native
+
 PROGRAM = """
 import ctypes
 from ctypes import byref, c_size_t, c_uint64
