@@ -303,7 +303,7 @@ def test_what_this_gpu_leaves_behind(record: Record) -> None:
         import torch
         torch.ones(1, device="cuda")
         report = vram.remanence_test()
-        rows = {t.place: [t.sampled, t.control, t.found, t.nonzero, t.skipped] for t in report.trials}
+        rows = {t.source: [t.sampled, t.control, t.found, t.nonzero, t.skipped] for t in report.trials}
         tell(rows, str(report))
         """
     )
