@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.doctor.test_other_eyes import in_the_first_namespace
+from tests.doctor.conftest import in_the_first_namespace
 from tests.virtualgpu.conftest import Hold, hold
 from vram.units import GIB
 from vram.virtualgpu import VirtualGpu
