@@ -14,7 +14,7 @@ SCENES := src/vram/virtualgpu/scenes
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help native demo test faults lint types bench bench-here docs reference pictures matrix explore gpu clean
+.PHONY: help native demo test faults lint types bench bench-here docs reference golden pictures matrix explore gpu clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -77,6 +77,9 @@ docs: $(VENV)/ready-docs reference ## the documentation as a site in site/: stri
 
 reference: $(VENV)/ready-docs ## what the program writes itself: reference and manual pages, completion
 	@$(RUN)/python docs/generate.py
+
+golden: $(VENV)/ready-test native ## the pages of tests/golden anew: what every command prints
+	@VRAM_WRITE_GOLDEN=1 $(RUN)/python -m pytest -q tests/golden $(ARGS)
 
 pictures: $(VENV)/ready-run native ## take the pictures of docs/ again, from scenes on the virtual GPU
 	@$(RUN)/python tools/picture.py docs/why.svg

@@ -19,14 +19,14 @@ MEDIAN_S, LONGEST_S = 0.002, 0.005
 
 def run(turns: int) -> list[Row]:
     sys.path[:0] = [str(ROOT), str(ROOT / "src")]
-    from tests.reach.soak import Visited, visit_often
+    from tests.reach.soak import TargetProgram, run_often
 
     stopped: list[float] = []
     with _private_folders():
         for state in ("busy", "read"):
-            program = Visited(sys.executable, state, THREADS)
+            program = TargetProgram(sys.executable, state, THREADS)
             try:
-                stopped += visit_often(program, TRIES // 2)
+                stopped += run_often(program, TRIES // 2)
             except AssertionError as error:
                 raise CommandFailed(f"the program was harmed: {error}") from error
             finally:

@@ -10,8 +10,8 @@ from vram.guard.broken import BrokenContext, broken_contexts, note, sticky_code
 from vram.guard.flushed import Flushed
 from vram.guard.memory import DeviceMemory
 from vram.guard.out_of_memory import is_out_of_memory
-from vram.oom.dialects.broken import WORDS, code_in
-from vram.payloads.trim.broken import STICKY
+from vram.oom.dialects.cuda import STICKY_WORDS, sticky_code_in
+from vram.payloads.trim.sticky_errors import STICKY
 from vram.units import GIB, MIB
 from vram.virtualgpu import VirtualGpu
 
@@ -381,9 +381,9 @@ def test_each_is_known_by_its_names_and_words(code: int) -> None:
     said = [
         f"cuda: {driver}",
         f"{runtime}: something",
-        *([f"CUDA error: {WORDS[code]}"] if code in WORDS else []),
+        *([f"CUDA error: {STICKY_WORDS[code]}"] if code in STICKY_WORDS else []),
     ]
-    assert [code_in(text) for text in said] == [code] * len(said)
+    assert [sticky_code_in(text) for text in said] == [code] * len(said)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from tests.interpreters import interpreter
-from vram.reach import payload_source
 
 PROGRAMS = Path(__file__).with_name("programs")
 MINORS = (9, 10, 11, 12, 13, 14)
@@ -51,7 +50,7 @@ def subject(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Subject]
         pytest.skip(f"no Python 3.{request.param} here")
     payload = tmp_path / "payload"
     payload.write_text(
-        payload_source.expression("inside", "answered", {"HERE": 1}).replace("{'HERE': 1}", "'REQUEST'")
+        payload.expression("inside", "answered", {"HERE": 1}).replace("{'HERE': 1}", "'REQUEST'")
     )
     started = Subject(python, str(payload))
     yield started

@@ -15,14 +15,14 @@ from tests.cli.conftest import PROGRAM
 from tests.inside.conftest import MINORS, Subject
 from tests.interpreters import interpreter
 from tests.search_path import search_path
-from vram.reach import ways
+from vram.reach import injectors
 from vram.units import MIB
 from vram.virtualgpu import VirtualGpu
 from vram.virtualgpu.scene import PROGRAMS as SCENES
 
 VISITS = 3
 
-pytestmark = pytest.mark.skipif("ptrace" not in ways.ALL, reason="there is no way in by ptrace")
+pytestmark = pytest.mark.skipif("ptrace" not in injectors.BY_NAME, reason="there is no injector by ptrace")
 
 
 class Place:

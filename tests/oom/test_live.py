@@ -10,7 +10,8 @@ import pytest
 
 from tests.cli.conftest import PROGRAM, Run, Write
 from tests.ledger.world import CONTEXT, OVERHEAD, World
-from tests.oom.test_corpus import CORPUS
+from tests.oom.conftest import Log
+from tests.oom.corpus import MESSAGES
 from tests.virtualgpu.conftest import Hold
 from vram.units import GIB
 from vram.virtualgpu import VirtualGpu
@@ -104,12 +105,9 @@ def test_a_gpu_that_is_numbered_differently_is_chosen(
     assert live["gpu"] is None
 
 
-def test_a_bare_message_gets_its_figures_from_the_machine(
-    vram: Run,
-    snapshot: Write,
-) -> None:
+def test_a_bare_message_gets_its_figures_from_the_machine(vram: Run, snapshot: Write, log_of: Log) -> None:
     world = World().gpu(0, used=98 * GIB + CONTEXT + OVERHEAD).cuda(300, 98 * GIB + CONTEXT)
-    answer = vram("oom", "--json", "--from", snapshot(world), str(CORPUS / "pycuda-alloc.txt"))
+    answer = vram("oom", "--json", "--from", snapshot(world), log_of("pycuda-alloc"))
     judgement, live = joined(answer)
     assert answer.code == 0
     assert judgement["kind"] == "other-process"
@@ -117,8 +115,8 @@ def test_a_bare_message_gets_its_figures_from_the_machine(
     assert live["free"] < GIB
 
 
-def test_host_memory_is_not_joined(vram: Run, busy: str) -> None:
-    judgement, live = joined(vram("oom", "--json", "--from", busy, str(CORPUS / "kernel-oom.txt")))
+def test_host_memory_is_not_joined(vram: Run, busy: str, log_of: Log) -> None:
+    judgement, live = joined(vram("oom", "--json", "--from", busy, log_of("kernel-oom")))
     assert judgement["kind"] == "host"
     assert live["gpu"] is None
 
@@ -199,11 +197,9 @@ def test_a_message_of_no_instance_s_size_is_another_machine_s(
     assert "MIG 0:1 has 20.0 GiB" in live["reason"]
 
 
-def test_what_no_instance_was_given_is_nobody_s(vram: Run, snapshot: Write) -> None:
+def test_what_no_instance_was_given_is_nobody_s(vram: Run, snapshot: Write, log_of: Log) -> None:
     world = World().divided(devices=0, total=140 * GIB)
-    _, live = joined(
-        vram("oom", "--json", "--from", snapshot(world), "--gpu", "0", str(CORPUS / "pycuda-alloc.txt"))
-    )
+    _, live = joined(vram("oom", "--json", "--from", snapshot(world), "--gpu", "0", log_of("pycuda-alloc")))
     assert (live["total"], live["holdings"]) == (140 * GIB, [])
 
 
@@ -218,25 +214,21 @@ def test_advice_names_the_gpu_that_it_was_joined_with(vram: Run, snapshot: Write
     assert not [command for command in commands if "--gpu 0" in command]
 
 
-def test_a_ghost_on_a_gpu_with_room_explains_no_bare_message(vram: Run, busy: str) -> None:
-    judgement, live = joined(
-        vram("oom", "--json", "--from", busy, "--gpu", "0", str(CORPUS / "pycuda-alloc.txt"))
-    )
+def test_a_ghost_on_a_gpu_with_room_explains_no_bare_message(vram: Run, busy: str, log_of: Log) -> None:
+    judgement, live = joined(vram("oom", "--json", "--from", busy, "--gpu", "0", log_of("pycuda-alloc")))
     assert live["free"] > 90 * GIB
     assert judgement["kind"] == "unknown"
 
 
-def test_a_ghost_on_a_full_gpu_explains_one(vram: Run, snapshot: Write) -> None:
+def test_a_ghost_on_a_full_gpu_explains_one(vram: Run, snapshot: Write, log_of: Log) -> None:
     world = World().gpu(0, used=98 * GIB + CONTEXT + OVERHEAD)
     world.charge(200, 98 * GIB + CONTEXT).process(201).files(201, family=200)
-    judgement, _ = joined(
-        vram("oom", "--json", "--from", snapshot(world), str(CORPUS / "torch-no-context.txt"))
-    )
+    judgement, _ = joined(vram("oom", "--json", "--from", snapshot(world), log_of("torch-no-context")))
     assert (judgement["kind"], judgement["certainty"]) == ("ghost", "likely")
 
 
-def test_what_was_looked_at_is_neither_missing_nor_advised_again(vram: Run, busy: str) -> None:
-    answer = vram("oom", "--json", "--from", busy, "--gpu", "0", str(CORPUS / "pycuda-alloc.txt"))
+def test_what_was_looked_at_is_neither_missing_nor_advised_again(vram: Run, busy: str, log_of: Log) -> None:
+    answer = vram("oom", "--json", "--from", busy, "--gpu", "0", log_of("pycuda-alloc"))
     judgement, _ = joined(answer)
     assert answer.code == 3
     assert "how large the GPU is" not in judgement["missing"]
@@ -248,7 +240,7 @@ def test_where_nothing_was_joined_the_right_machine_is_still_advised(
     vram: Run, no_driver: str, tmp_path: Path
 ) -> None:
     log = tmp_path / "my log"
-    log.write_bytes((CORPUS / "pycuda-alloc.txt").read_bytes())
+    log.write_bytes(MESSAGES["pycuda-alloc"].log)
     judgement, live = joined(vram("oom", "--json", "--from", no_driver, str(log)))
     assert live["gpu"] is None
     assert f"vram oom --live '{log}'" in [remedy["command"] for remedy in judgement["remedies"]]

@@ -1,8 +1,8 @@
-"""Visits by the thousand, some with the visitor killed at a random moment; counts whatever goes wrong.
+"""Thousands of runs, some of them killed at a random moment; counts whatever goes wrong.
 
-    VRAM_SOAK=10000 python -m tests.reach.soak [VERSION...] >docs/evidence/DATE-visits.jsonl
+    VRAM_SOAK=10000 python -m tests.reach.soak [VERSION...] >docs/evidence/DATE-runs.jsonl
 
-shares so many visits, and a tenth as many kills, among the versions and states. Prints the machine,
+shares so many runs, and a tenth as many kills, among the versions and states. Prints the machine,
 one JSON line for each case, and the sum.
 """
 
@@ -25,13 +25,13 @@ from typing import Any
 from tests.interpreters import interpreter
 from vram.errors import Refused
 from vram.host.local import LocalHost
-from vram.reach import direct, remote_exec
+from vram.reach import injection, remote_exec
+from vram.reach.injectors import Injector
+from vram.reach.payload import RawAnswer, Request, require_done
 from vram.reach.python_process import PythonProcess, examine
-from vram.reach.request import Raw, Request, require_done
-from vram.reach.ways import Way
-from vram.reclaim.identity import capture
+from vram.reclaim.identity import identify
 
-VISITED = Path(__file__).with_name("visited.py")
+PROGRAM = Path(__file__).with_name("target_program.py")
 VERSIONS = ("3.9", "3.10", "3.11", "3.12", "3.13", "3.14")
 WORKING = ("busy", "importing", "collecting", "in-c", "deep", "forking", "ringing")
 RESTING = ("read", "select", "poll", "asyncio", "sleep", "child")
@@ -50,12 +50,12 @@ def interpreters() -> dict[str, str]:
     return found
 
 
-class Visited:
-    """A program that is visited, and asked now and then whether all is well."""
+class TargetProgram:
+    """A program that is attached to, and asked now and then whether all is well."""
 
     def __init__(self, python: str, state: str, threads: int = 1, **environment: str) -> None:
         self.process = subprocess.Popen(
-            [python, str(VISITED), state, str(threads)],
+            [python, str(PROGRAM), state, str(threads)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={
@@ -68,7 +68,7 @@ class Visited:
         self.hear()
 
     def python(self) -> PythonProcess:
-        return examine(capture(LocalHost(), self.pid))
+        return examine(identify(LocalHost(), self.pid))
 
     def hear(self, patience_s: float = PATIENCE_S) -> dict[str, Any]:
         assert self.process.stdout is not None
@@ -97,42 +97,48 @@ class Visited:
         self.process.communicate()
 
 
-def ways_into(version: str) -> tuple[Way, ...]:
-    return (remote_exec, direct) if version == "3.14" else (direct,)
+def injectors_for(version: str) -> tuple[Injector, ...]:
+    return (remote_exec, injection) if version == "3.14" else (injection,)
 
 
-def visit(process: PythonProcess, deadline_s: float = DEADLINE_S, way: Way = direct) -> Raw:
-    raw = way.visit(process, MEASURE, deadline_s)
+def run_once(
+    process: PythonProcess, deadline_s: float = DEADLINE_S, injector: Injector = injection
+) -> RawAnswer:
+    raw = injector.run(process, MEASURE, deadline_s)
     require_done(process.pid, raw.body)
     return raw
 
 
-def visit_often(visited: Visited, visits: int, asking_every: int = 10, way: Way = direct) -> list[float]:
+def run_often(
+    program: TargetProgram, runs: int, asking_every: int = 10, injector: Injector = injection
+) -> list[float]:
     """For how long it was stopped each time."""
-    process = visited.python()
+    process = program.python()
     stopped = []
-    for number in range(visits):
-        stopped.append(visit(process, way=way).stopped_s or 0.0)
+    for number in range(runs):
+        stopped.append(run_once(process, injector=injector).stopped_s or 0.0)
         if number % asking_every == 0:
-            visited.ask()
-    visited.ask()
+            program.ask()
+    program.ask()
     return stopped
 
 
-# A visit stops the process early on, within a third of its time; the rest is waiting for the answer.
+# A run stops the process early on, within a third of its time; the rest is waiting for the answer.
 UNTIL_IT_RUNS_AGAIN = 0.4
 
 
-def kill_visitors(visited: Visited, kills: int, chance: random.Random, way: Way = direct) -> int:
-    """Visitors are killed at random moments, up to a little after the process runs again.
+def kill_during_runs(
+    program: TargetProgram, kills: int, chance: random.Random, injector: Injector = injection
+) -> int:
+    """Runs are killed at random moments, up to a little after the process is resumed.
 
-    Returns how many visits they had finished.
+    Returns how many runs they had finished.
     """
-    process = visited.python()
+    process = program.python()
     took = []
     for _ in range(5):
         began = time.monotonic()
-        visit(process, way=way)
+        run_once(process, injector=injector)
         took.append(time.monotonic() - began)
     longest_s = UNTIL_IT_RUNS_AGAIN * sorted(took)[2]
     finished = len(took)
@@ -142,7 +148,7 @@ def kill_visitors(visited: Visited, kills: int, chance: random.Random, way: Way 
         if not child:
             while True:
                 try:
-                    visit(process, way=way)
+                    run_once(process, injector=injector)
                     os.write(write, b"v")
                 except Refused as error:
                     os.write(write, f"refused: {error}".encode())
@@ -154,43 +160,43 @@ def kill_visitors(visited: Visited, kills: int, chance: random.Random, way: Way 
             finally:
                 os.kill(child, signal.SIGKILL)
                 os.waitpid(child, 0)
-            told = first + pipe.readall()
-        assert b"r" not in told, told
-        finished += len(told)
-        visited.ask()
+            heard = first + pipe.readall()
+        assert b"r" not in heard, heard
+        finished += len(heard)
+        program.ask()
     return finished
 
 
 def soak(
-    version: str, way: Way, state: str, threads: int, visits: int, kills: int, seed: int
+    version: str, injector: Injector, state: str, threads: int, runs: int, kills: int, seed: int
 ) -> dict[str, Any]:
-    """One version in one state. What went wrong is told, and the next one is tried."""
-    case = {"python": version, "via": way.NAME, "state": state, "threads": threads}
-    result: dict[str, Any] = {**case, "visits": 0, "kills": 0}
-    visited = Visited(interpreters()[version], state, threads)
+    """One version in one state. What went wrong is in the result, and the next one is tried."""
+    case = {"python": version, "via": injector.NAME, "state": state, "threads": threads}
+    result: dict[str, Any] = {**case, "runs": 0, "kills": 0}
+    program = TargetProgram(interpreters()[version], state, threads)
     try:
-        stopped = sorted(visit_often(visited, visits, way=way))
-        result["visits"] = len(stopped)
+        stopped = sorted(run_often(program, runs, injector=injector))
+        result["runs"] = len(stopped)
         result["stopped_ms"] = [round(stopped[at] * 1000, 3) for at in (len(stopped) // 2, -1)]
-        result["finished_before_a_kill"] = kill_visitors(visited, kills, random.Random(seed), way)
+        result["finished_before_a_kill"] = kill_during_runs(program, kills, random.Random(seed), injector)
         result["kills"] = kills
-        status = visited.process.poll()
+        status = program.process.poll()
         assert status is None, f"it has ended: {status}"
     except (AssertionError, Refused) as error:
         result["wrong"] = f"{type(error).__name__}: {error}"
     finally:
-        visited.close()
+        program.close()
     return result
 
 
 def main() -> None:
-    visits = int(os.environ.get("VRAM_SOAK", "1000"))
+    runs = int(os.environ.get("VRAM_SOAK", "1000"))
     os.environ["XDG_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="vram-soak-")
     versions = sys.argv[1:] or list(interpreters())
     cases = [
-        (version, way, state, threads)
+        (version, injector, state, threads)
         for version in versions
-        for way in ways_into(version)
+        for injector in injectors_for(version)
         for state in STATES
         for threads in (1, 100)
     ]
@@ -200,12 +206,12 @@ def main() -> None:
         "libc": platform.libc_ver()[1],
     }
     print(json.dumps({"taken": time.strftime("%Y-%m-%d"), **machine}), flush=True)
-    each, kills = -(-visits // len(cases)), -(-visits // 10 // len(cases))
-    total = {"visits": 0, "kills": 0, "wrong": 0}
-    for seed, (version, way, state, threads) in enumerate(cases):
-        result = soak(version, way, state, threads, each, kills, seed)
+    each, kills = -(-runs // len(cases)), -(-runs // 10 // len(cases))
+    total = {"runs": 0, "kills": 0, "wrong": 0}
+    for seed, (version, injector, state, threads) in enumerate(cases):
+        result = soak(version, injector, state, threads, each, kills, seed)
         print(json.dumps(result), flush=True)
-        total["visits"] += result["visits"] + result.get("finished_before_a_kill", 0)
+        total["runs"] += result["runs"] + result.get("finished_before_a_kill", 0)
         total["kills"] += result["kills"]
         total["wrong"] += "wrong" in result
         shutil.rmtree(os.path.join(os.environ["XDG_RUNTIME_DIR"], "vram"), ignore_errors=True)

@@ -19,7 +19,7 @@ import pytest
 from tests.reach.conftest import CACHED, SUBJECT, World, by_name, gave_back, target_of
 from vram.errors import NotReachable, TimedOut
 from vram.payloads import agent
-from vram.reach.ways import reach
+from vram.reach.injectors import ask_trim
 
 
 def socket_of(world: World, pid: int) -> Path:
@@ -61,7 +61,7 @@ def test_a_program_is_let_in_without_being_changed(world: World) -> None:
 def test_measuring_lets_go_of_nothing(world: World) -> None:
     subject = world.subject("reading", "agent")
     for _ in range(2):
-        answer = reach(target_of(subject.pid), "measure", 30.0).answer
+        answer = ask_trim(target_of(subject.pid), "measure", 30.0).answer
         assert answer.reclaimable_bytes >= CACHED
         assert answer.returned_bytes == 0
 
@@ -124,7 +124,7 @@ def test_whoever_gave_up_gets_nothing_done(world: World) -> None:
         connection.connect(place)
         connection.sendall(b'{"payload": "trim", "request": {"verb": "trim"}}\n')
     subject.process.send_signal(signal.SIGCONT)
-    assert reach(target_of(subject.pid), "measure", 30.0).answer.reclaimable_bytes >= CACHED
+    assert ask_trim(target_of(subject.pid), "measure", 30.0).answer.reclaimable_bytes >= CACHED
 
 
 @pytest.mark.fault(28)
@@ -136,7 +136,7 @@ def test_an_impostor_on_the_socket_is_not_believed(world: World) -> None:
         impostor.bind(place)
         impostor.listen()
         with pytest.raises(NotReachable, match="somebody else"):
-            reach(target_of(subject.pid), "trim", 30.0, via="agent")
+            ask_trim(target_of(subject.pid), "trim", 30.0, via="agent")
 
 
 def test_a_dead_programs_socket_leads_nowhere(world: World) -> None:
@@ -152,8 +152,8 @@ def test_a_dead_programs_socket_leads_nowhere(world: World) -> None:
         assert process.stdout is not None
         child = int(process.stdout.readline())
         with pytest.raises(NotReachable, match=r"vram\.agent"):
-            reach(target_of(child), "measure", 30.0, via="agent")
-        assert reach(target_of(process.pid), "measure", 30.0).via == "agent"
+            ask_trim(target_of(child), "measure", 30.0, via="agent")
+        assert ask_trim(target_of(process.pid), "measure", 30.0).via == "agent"
     finally:
         process.communicate()
 
@@ -203,7 +203,7 @@ def test_a_deep_home_is_no_obstacle(world: World, monkeypatch: pytest.MonkeyPatc
     world.environment["XDG_RUNTIME_DIR"] = str(deep)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(deep))
     subject = world.subject("reading", "agent")
-    assert reach(target_of(subject.pid), "measure", 30.0).via == "agent"
+    assert ask_trim(target_of(subject.pid), "measure", 30.0).via == "agent"
 
 
 def test_without_a_runtime_folder_the_state_folder_serves(
@@ -252,7 +252,7 @@ ANSWERS = {
     "a long failure": 'send(b\'{"status": "x", "notes": ["\' + b\'x\' * (4 << 20) + b\'"]}\\n\')',
     "without end": "while True: send(b' ' * (1 << 20))",
     "a little now and then": "while True: send(b' '); time.sleep(0.05)",
-    "silence": "time.sleep(2)",
+    "timed_out": "time.sleep(2)",
 }
 DEADLINE_S = 0.5
 
@@ -275,7 +275,7 @@ def test_whatever_an_agent_says_is_a_refusal_within_the_deadline(world: World) -
         for answer in ANSWERS:
             began = time.monotonic()
             with pytest.raises((NotReachable, TimedOut)) as refused:
-                reach(target, "measure", DEADLINE_S, via="agent")
+                ask_trim(target, "measure", DEADLINE_S, via="agent")
             assert time.monotonic() - began < DEADLINE_S + 1.0, answer
             assert len(str(refused.value)) < 1000, answer
 

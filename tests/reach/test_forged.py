@@ -15,9 +15,9 @@ import pytest
 from tests.reach.conftest import target_of
 from tests.reach.soak import MEASURE
 from vram.errors import Refused
-from vram.reach import debug_offsets, direct, image, remote_exec, unwind
-from vram.reach.image import Image
-from vram.reach.ptrace import Memory, Unsafe, while_stopped
+from vram.reach import debug_offsets, elf, injection, remote_exec
+from vram.reach.elf import ElfImage
+from vram.reach.ptrace import TargetMemory, UnsafeToAttach, while_stopped
 from vram.reach.python_process import PythonProcess, examine
 
 TRIES = 2000
@@ -26,10 +26,10 @@ PATIENCE_S = 60.0
 EXTREMES = (0, 1, 7, 8, 0xFFFF, 0x7FFFFFFF, 0xFFFFFFFF, 1 << 40, (1 << 63) - 1, 1 << 63, (1 << 64) - 1)
 
 
-class Copied(Memory):
+class Copied(TargetMemory):
     """A process's memory as it was when it was read, with some of it replaced."""
 
-    def __init__(self, whole: Memory) -> None:
+    def __init__(self, whole: TargetMemory) -> None:
         self._whole = whole
         self._read: dict[tuple[int, int], bytes] = {}
         self.replaced: dict[int, int] = {}
@@ -68,7 +68,7 @@ def python(python314: str) -> Iterator[PythonProcess]:
 
 @pytest.fixture
 def copied(python: PythonProcess) -> Iterator[Copied]:
-    memory = Memory(python.pid)
+    memory = TargetMemory(python.pid)
     yield Copied(memory)
     memory.close()
 
@@ -80,8 +80,8 @@ def forged(chance: random.Random, nbytes: int) -> bytes:
 
 def test_headers_and_symbol_tables(python: PythonProcess, copied: Copied) -> None:
     """Program headers, the dynamic section, the hash table: two thousand times something is not as it was."""
-    lines = image.mappings(python.pid)
-    sound = image.find_python(copied, lines, python.executable)
+    lines = elf.mappings(python.pid)
+    sound = elf.find_python(copied, lines, python.executable)
     runtime, base = sound.symbol("_PyRuntime"), sound.parts[0].start
     assert runtime is not None
     tables = sound._dynamic()
@@ -103,8 +103,8 @@ def test_headers_and_symbol_tables(python: PythonProcess, copied: Copied) -> Non
         copied.replaced.clear()
         for address, nbytes in chance.sample(places, chance.randint(1, 3)):
             copied.forge(address, forged(chance, nbytes))
-        with suppress(Unsafe):
-            found += Image(copied, sound.parts).symbol("_PyRuntime") == runtime
+        with suppress(UnsafeToAttach):
+            found += ElfImage(copied, sound.parts).symbol("_PyRuntime") == runtime
     assert 0 < found < TRIES
     assert time.monotonic() - began < PATIENCE_S
     assert copied.nbytes < TRIES << 20
@@ -112,10 +112,10 @@ def test_headers_and_symbol_tables(python: PythonProcess, copied: Copied) -> Non
 
 def test_the_table_of_offsets_and_what_it_leads_to(python: PythonProcess, copied: Copied) -> None:
     """Believed where nothing of it was touched that counts; otherwise refused. Nothing is ever written."""
-    lines = image.mappings(python.pid)
-    runtime = image.find_python(copied, lines, python.executable).symbol("_PyRuntime")
+    lines = elf.mappings(python.pid)
+    runtime = elf.find_python(copied, lines, python.executable).symbol("_PyRuntime")
     assert runtime is not None
-    writable = image.writable(lines)
+    writable = elf.writable(lines)
     offsets = debug_offsets.read(copied, runtime)
     thread = debug_offsets.find_main_thread(copied, runtime, offsets, writable, python.pid)
     assert thread.remote_debugging
@@ -139,7 +139,7 @@ def test_the_table_of_offsets_and_what_it_leads_to(python: PythonProcess, copied
         try:
             believed = debug_offsets.read(copied, runtime)
             found = debug_offsets.find_main_thread(copied, runtime, believed, writable, python.pid)
-        except Unsafe:
+        except UnsafeToAttach:
             refused += 1
             continue
         ends = found.state + believed.support + believed.script_path + believed.script_path_nbytes
@@ -160,18 +160,18 @@ def test_the_table_of_offsets_and_what_it_leads_to(python: PythonProcess, copied
 def test_other_versions_are_refused_by_name(
     python: PythonProcess, copied: Copied, version: int, free_threaded: int, reason: str
 ) -> None:
-    lines = image.mappings(python.pid)
-    runtime = image.find_python(copied, lines, python.executable).symbol("_PyRuntime")
+    lines = elf.mappings(python.pid)
+    runtime = elf.find_python(copied, lines, python.executable).symbol("_PyRuntime")
     assert runtime is not None
     copied.forge(runtime + 8, struct.pack("<QQ", version, free_threaded))
-    with pytest.raises(Unsafe, match=reason):
+    with pytest.raises(UnsafeToAttach, match=reason):
         debug_offsets.read(copied, runtime)
 
 
 def test_call_frame_tables(python: PythonProcess, copied: Copied) -> None:
     """Forged, they tell nothing, or something else; they cost neither time nor memory."""
-    lines = image.mappings(python.pid)
-    libc = next(each for each in image.images(copied, lines) if "/libc.so" in each.path)
+    lines = elf.mappings(python.pid)
+    libc = next(each for each in elf.images(copied, lines) if "/libc.so" in each.path)
     header = libc.unwind_header()
     assert header is not None
 
@@ -179,7 +179,7 @@ def test_call_frame_tables(python: PythonProcess, copied: Copied) -> None:
         return threads.registers(python.pid)  # type: ignore[attr-defined, no-any-return]
 
     registers, _ = while_stopped(python.pid, stopped)
-    sound = unwind.Unwinder(copied, [libc])
+    sound = elf.Unwinder(copied, [libc])
     assert sound.caller(registers) is not None
     entries = sound._tables[header][1]
     near = [header + each[1] for each in entries if abs(header + each[0] - registers["rip"]) < 4096]
@@ -190,8 +190,8 @@ def test_call_frame_tables(python: PythonProcess, copied: Copied) -> None:
         copied.replaced.clear()
         for address in chance.sample(places, 2):
             copied.forge(address, forged(chance, 4))
-        with suppress(Unsafe):
-            unwind.Unwinder(copied, [libc]).caller(registers)
+        with suppress(UnsafeToAttach):
+            elf.Unwinder(copied, [libc]).caller(registers)
     assert time.monotonic() - began < PATIENCE_S
 
 
@@ -212,7 +212,7 @@ os._exit(0)
 def test_a_process_that_forges_its_own_table(
     python314: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    """Refused or visited, by both ways, within the deadline; the process goes on."""
+    """Refused or answered, by both injectors, within the deadline; the process goes on."""
     tmp_path.chmod(0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     process = subprocess.Popen(
@@ -222,12 +222,12 @@ def test_a_process_that_forges_its_own_table(
         assert process.stdout is not None
         assert process.stdout.read(1) == b"1"
         found = examine(target_of(process.pid))
-        for way in (remote_exec, direct):
+        for injector in (remote_exec, injection):
             began = time.monotonic()
             with suppress(Refused):
-                way.closed(found)
+                injector.unavailable_reason(found)
             with suppress(Refused):
-                way.visit(found, MEASURE, 1.0)
+                injector.run(found, MEASURE, 1.0)
             assert time.monotonic() - began < 4.0
     finally:
         process.communicate(b"\n", timeout=PATIENCE_S)

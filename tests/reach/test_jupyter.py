@@ -14,7 +14,7 @@ import pytest
 from tests.reach.conftest import CACHED, PATIENCE_S, World, gave_back, target_of
 from vram.errors import TimedOut
 from vram.reach import jupyter
-from vram.reach.ways import reach
+from vram.reach.injectors import ask_trim
 
 manager = pytest.importorskip("jupyter_client.manager", reason="jupyter_client is not installed")
 pytest.importorskip("ipykernel", reason="ipykernel is not installed")
@@ -135,7 +135,7 @@ def test_a_busy_kernel_without_subshells_calls_it_off_by_itself(
     read, write = os.pipe()
     cell = plain_notebook.begin(f"waited = open('/proc/{os.getpid()}/fd/{read}').read(1)")
     with pytest.raises(TimedOut):
-        reach(target_of(plain_notebook.pid), "trim", 1.0)
+        ask_trim(target_of(plain_notebook.pid), "trim", 1.0)
     os.write(write, b"x")
     assert plain_notebook.heard(cell)["status"] == "ok"
     assert plain_notebook.run("pass")["status"] == "ok"
@@ -163,7 +163,7 @@ class TestConnectionFile:
     """Owner, mode and loopback are checked before a word is sent."""
 
     def refused(self, path: Path) -> str:
-        with pytest.raises(jupyter.Unsafe) as error:
+        with pytest.raises(jupyter.UnsafeToAttach) as error:
             jupyter.read_connection(str(path), os.getpid())
         return str(error.value)
 

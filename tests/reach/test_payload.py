@@ -16,7 +16,7 @@ import pytest
 
 from tests.reach.conftest import SOURCES, World
 from vram.payloads import delivery
-from vram.reach import payload_source
+from vram.reach import payload
 from vram.units import MIB
 
 PAYLOADS = SOURCES / "vram" / "payloads"
@@ -35,7 +35,7 @@ print(json.dumps(eval(open(sys.argv[2]).read(), {"request": request})))
 
 def run(world: World, tmp_path: Path, program: str, verb: str = "trim") -> dict[str, Any]:
     """Run *program*, then the payload as it travels, in a Python that has no vram."""
-    text = payload_source.expression("trim", "answered", {"verb": "HERE"})
+    text = payload.expression("trim", "answered", {"verb": "HERE"})
     (tmp_path / "payload").write_text(text.replace("{'verb': 'HERE'}", "request"))
     environment = {**world.environment, "PYTHONPATH": str(SOURCES / "vram" / "virtualgpu" / "scenes")}
     done = subprocess.run(
@@ -212,18 +212,18 @@ def test_older_pythons_can_read_it(path: Path) -> None:
 
 
 def test_every_module_travels_after_what_it_imports() -> None:
-    names = [name for name, _ in payload_source.sources("trim")]
+    names = [name for name, _ in payload.sources("trim")]
     assert (names[0], names[-1]) == ("", ".trim")
-    assert set(names[1:]) == {_dotted(path) for path in PAYLOAD.rglob("*.py")}
+    assert set(names[1:]) == {".libcuda", *(_dotted(path) for path in PAYLOAD.rglob("*.py"))}
     assert (
         names.index(".trim.driver")
-        < names.index(".trim.frameworks.pytorch")
+        < names.index(".trim.frameworks.tensors")
         < names.index(".trim.frameworks")
     )
 
 
 def test_a_payload_may_use_another_ones_modules() -> None:
-    names = [name for name, _ in payload_source.sources("inside")]
+    names = [name for name, _ in payload.sources("inside")]
     assert names.index(".trim.driver") < names.index(".arrays.heap.walk") < names.index(".inside")
 
 
@@ -250,6 +250,6 @@ def test_whoever_cannot_tell_whether_it_objects_keeps_everything_as_it_is() -> N
             yield ""
 
     doubtful, notes = Doubtful(), list[str]()
-    assert trim.let_go([doubtful], notes, forget=True) == ([], 0)
+    assert trim.release_all([doubtful], notes, forget=True) == ([], 0)
     assert notes == ["doubtful: RuntimeError: captures cannot be asked about"]
     assert not doubtful.released

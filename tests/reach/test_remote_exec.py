@@ -17,21 +17,21 @@ import pytest
 from msgspec.structs import replace
 
 from tests.reach.conftest import CACHED, PATIENCE_S, World, gave_back, target_of, until
-from tests.reach.soak import Visited, kill_visitors, visit, visit_often
+from tests.reach.soak import TargetProgram, kill_during_runs, run_often, run_once
 from vram.errors import NotReachable, TimedOut
 from vram.reach import remote_exec
+from vram.reach.injectors import ask_trim
 from vram.reach.python_process import PythonProcess, examine
-from vram.reach.ways import reach
 
 NOBODY = 65534
 
 
 @pytest.fixture
-def visited(world: World, python314: str) -> Iterator[Callable[..., Visited]]:
-    made: list[Visited] = []
+def start(world: World, python314: str) -> Iterator[Callable[..., TargetProgram]]:
+    made: list[TargetProgram] = []
 
-    def start(state: str, **environment: str) -> Visited:
-        made.append(Visited(python314, state, **environment))
+    def start(state: str, **environment: str) -> TargetProgram:
+        made.append(TargetProgram(python314, state, **environment))
         return made[-1]
 
     yield start
@@ -42,7 +42,7 @@ def visited(world: World, python314: str) -> Iterator[Callable[..., Visited]]:
 def waiting(process: PythonProcess) -> bytes | None:
     """The request that lies in the process and has not been seen by its main thread."""
     with remote_exec._opened(process) as interface:
-        return interface._waiting(interface.find_main_thread().state + interface._offsets.support)
+        return interface._pending_path(interface.find_main_thread().state + interface._offsets.support)
 
 
 def left(world: World) -> list[Path]:
@@ -62,21 +62,21 @@ def test_it_gives_back_and_goes_on(world: World, python314: str, rest: str) -> N
 
 @pytest.mark.parametrize("state", ["busy", "ringing", "poll", "timed", "join"])
 def test_at_work_at_rest_or_waiting_for_a_lock(
-    world: World, visited: Callable[..., Visited], state: str
+    world: World, start: Callable[..., TargetProgram], state: str
 ) -> None:
-    program = visited(state)
+    program = start(state)
     before = program.ask()
-    visit_often(program, 2, asking_every=2, way=remote_exec)
+    run_often(program, 2, asking_every=2, injector=remote_exec)
     after = program.ask()
     assert (after["names"], after["threads"]) == (before["names"], before["threads"])
     assert not left(world)
 
 
 @pytest.mark.parametrize("state", ["busy", "timed"])
-def test_a_visitor_killed_at_any_moment_does_no_harm(visited: Callable[..., Visited], state: str) -> None:
-    program = visited(state)
-    kill_visitors(program, 3, random.Random(state), remote_exec)
-    visit_often(program, 1, way=remote_exec)
+def test_a_run_killed_at_any_moment_does_no_harm(start: Callable[..., TargetProgram], state: str) -> None:
+    program = start(state)
+    kill_during_runs(program, 3, random.Random(state), remote_exec)
+    run_often(program, 1, injector=remote_exec)
 
 
 @pytest.mark.fault(20)
@@ -87,7 +87,7 @@ def test_blocked_in_c_it_is_called_off(world: World, python314: str, tmp_path: P
         subject = world.subject("holding-the-lock", python=python314, stderr=stream)
     for _ in range(2):
         with pytest.raises(TimedOut, match="nothing was done"):
-            reach(target_of(subject.pid), "trim", 1.0)
+            ask_trim(target_of(subject.pid), "trim", 1.0)
         assert not left(world)
     assert waiting(examine(target_of(subject.pid))) is None
     assert subject.ask()["alive"] == 0
@@ -95,16 +95,16 @@ def test_blocked_in_c_it_is_called_off(world: World, python314: str, tmp_path: P
     assert complaints.read_text() == ""
 
 
-def test_what_a_killed_visitor_left_does_nothing_and_is_replaced(
-    world: World, visited: Callable[..., Visited], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_a_killed_run_left_does_nothing_and_is_replaced(
+    world: World, start: Callable[..., TargetProgram], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = visited("holding")
+    program = start("holding")
     process = program.python()
     at_work_s = remote_exec._AT_WORK_S
     monkeypatch.setattr(remote_exec, "_AT_WORK_S", PATIENCE_S)
     child = os.fork()
     if not child:
-        visit(process, way=remote_exec)
+        run_once(process, injector=remote_exec)
         os._exit(0)
     until(lambda: waiting(process) is not None)
     (abandoned,) = left(world)
@@ -112,27 +112,27 @@ def test_what_a_killed_visitor_left_does_nothing_and_is_replaced(
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     with pytest.raises(TimedOut):
-        visit(process, 2.0, remote_exec)
+        run_once(process, 2.0, remote_exec)
     assert waiting(process) != request
     assert abandoned not in left(world)
     monkeypatch.setattr(remote_exec, "_AT_WORK_S", at_work_s)
     program.ask()
-    visit(process, way=remote_exec)
+    run_once(process, injector=remote_exec)
 
 
 def test_another_debuggers_request_is_left_alone(
-    visited: Callable[..., Visited], python314: str, tmp_path: Path
+    start: Callable[..., TargetProgram], python314: str, tmp_path: Path
 ) -> None:
-    program = visited("holding")
+    program = start("holding")
     mark, script = tmp_path / "mark", tmp_path / "script.py"
     script.write_text(f"open({str(mark)!r}, 'w').close()")
     asking = f"import sys; sys.remote_exec({program.pid}, {str(script)!r})"
     subprocess.run([python314, "-c", asking], check=True, timeout=PATIENCE_S)
     with pytest.raises(NotReachable, match="another debugger's request"):
-        visit(program.python(), 1.0, remote_exec)
+        run_once(program.python(), 1.0, remote_exec)
     program.ask()
     until(mark.exists)
-    visit(program.python(), way=remote_exec)
+    run_once(program.python(), injector=remote_exec)
 
 
 @pytest.mark.parametrize("via", ["remote-exec", "ptrace"])
@@ -142,7 +142,7 @@ def test_who_disabled_it_is_left_alone(world: World, python314: str, how: str, v
     options = ["-X", "disable-remote-debug"] if how == "option" else []
     subject = world.subject("computing", python=python314, options=options, **environment)
     with pytest.raises(NotReachable, match="disabled"):
-        reach(target_of(subject.pid), "trim", 30.0, via=via)
+        ask_trim(target_of(subject.pid), "trim", 30.0, via=via)
     assert subject.ask()["alive"] == 1
 
 
@@ -155,25 +155,25 @@ def test_older_pythons_have_no_such_door(world: World) -> None:
     assert "has no sys.remote_exec" in done.stderr
 
 
-def test_its_version_is_what_its_memory_says(world: World, visited: Callable[..., Visited]) -> None:
+def test_its_version_is_what_its_memory_says(world: World, start: Callable[..., TargetProgram]) -> None:
     """Not what its file is called."""
     if sys.version_info >= (3, 14):
         pytest.skip("this Python has it")
     subject = world.subject("reading")
     found = examine(target_of(subject.pid))
-    assert "has no sys.remote_exec" in (remote_exec.closed(replace(found, minor=14)) or "")
-    assert remote_exec.closed(replace(visited("read").python(), minor=None)) is None
+    assert "has no sys.remote_exec" in (remote_exec.unavailable_reason(replace(found, minor=14)) or "")
+    assert remote_exec.unavailable_reason(replace(start("read").python(), minor=None)) is None
 
 
 def test_a_path_that_does_not_fit(
-    world: World, visited: Callable[..., Visited], monkeypatch: pytest.MonkeyPatch
+    world: World, start: Callable[..., TargetProgram], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deep = world.runtime / ("d" * 250) / ("e" * 250)
     deep.mkdir(parents=True, mode=0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(deep))
-    program = visited("read")
+    program = start("read")
     with pytest.raises(NotReachable, match="too long"):
-        visit(program.python(), way=remote_exec)
+        run_once(program.python(), injector=remote_exec)
     program.ask()
 
 
@@ -190,7 +190,7 @@ def test_one_that_begins_another_program_meanwhile(python314: str) -> None:
             process.stdin.write(b"\n")
             process.stdin.flush()
             assert process.stdout.readline() == b"2\n"
-            with pytest.raises(remote_exec.Ended):
+            with pytest.raises(remote_exec.TargetEnded):
                 interface.request("/nowhere", time.monotonic() + 1)
     finally:
         told, _ = process.communicate(b"well\n", timeout=PATIENCE_S)
@@ -207,7 +207,7 @@ def planted(python314: str) -> Iterator[Path]:
         yield folder
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root visits others")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root runs others")
 def test_no_program_of_the_targets_is_run(world: World, planted: Path, python314: str) -> None:
     """Its interpreter has become another file since: whoever started that would have been seen."""
     mark, interpreter = planted / "mark", planted / "python3.14"
@@ -229,7 +229,7 @@ def test_no_program_of_the_targets_is_run(world: World, planted: Path, python314
         found = examine(target_of(process.pid))
         assert not found.is_ours
         for _ in range(2):
-            visit(found, PATIENCE_S, remote_exec)
+            run_once(found, PATIENCE_S, remote_exec)
         assert not mark.exists()
     finally:
         told, _ = process.communicate(b"well\n", timeout=PATIENCE_S)

@@ -1,4 +1,4 @@
-"""The folder of one visit: what it runs only with our word, and what a target can do to whoever listens."""
+"""The folder of one run: its code starts only with permission; what a target can do to whoever listens."""
 
 from __future__ import annotations
 
@@ -20,16 +20,15 @@ from msgspec.structs import replace
 
 from tests.reach.conftest import SOURCES, World, target_of
 from vram.errors import NoSuchProcess, NotReachable, TimedOut
-from vram.reach import request as requests
-from vram.reach import script_drop
+from vram.reach import payload, script_drop
+from vram.reach.payload import Request, require_done
 from vram.reach.python_process import examine, pidfd_of
-from vram.reach.request import Request, require_done
 from vram.reach.script_drop import ScriptDrop
 
 MEASURE = Request("trim", {"verb": "measure", "tracebacks": False})
 PATIENCE_S = 60.0
 BE_NOBODY = "import os; os.setgid(65534); os.setuid(65534)"
-ONLY_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root visits others")
+ONLY_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root attaches to others")
 
 # Does what it is told, line by line, in its main thread.
 OBEDIENT = """
@@ -40,7 +39,7 @@ for line in sys.stdin:
     print("did", flush=True)
 """
 
-# Says nothing of what it should, once it was told to go.
+# Answers with something else, once it has received "go".
 RUDE = """
 import os, socket
 folder = os.open({path!r}, os.O_PATH)
@@ -92,7 +91,7 @@ def nobodys(world: World) -> Iterator[Obedient]:
 
 
 @contextmanager
-def visit(program: Obedient, deadline_s: float = PATIENCE_S) -> Iterator[tuple[ScriptDrop, int]]:
+def opened_drop(program: Obedient, deadline_s: float = PATIENCE_S) -> Iterator[tuple[ScriptDrop, int]]:
     process = examine(target_of(program.pid))
     pidfd = os.pidfd_open(process.pid)
     try:
@@ -107,7 +106,7 @@ def left(world: World) -> list[Path]:
 
 
 def test_it_answers_when_it_has_the_word(world: World, program: Obedient) -> None:
-    with visit(program) as (drop, pidfd):
+    with opened_drop(program) as (drop, pidfd):
         program.do(drop.starter())
         body = drop.answer(pidfd)
     require_done(program.pid, body)
@@ -116,7 +115,7 @@ def test_it_answers_when_it_has_the_word(world: World, program: Obedient) -> Non
 
 
 def test_called_off_it_never_runs(world: World, program: Obedient) -> None:
-    with visit(program, 0.0) as (drop, pidfd):
+    with opened_drop(program, 0.0) as (drop, pidfd):
         starter = drop.starter()
         with pytest.raises(TimedOut, match="nothing was done"):
             drop.answer(pidfd)
@@ -146,20 +145,20 @@ try:
 except OSError:
     pass
 """
-    with visit(program) as (drop, pidfd):
+    with opened_drop(program) as (drop, pidfd):
         program.begin(text.replace("sys.argv[1]", repr(drop.path)))
         assert program.hear() == "connected"
     assert program.hear() == "did"
     assert not ran.exists()
     # The same with the word: so it would have been seen.
-    with visit(program) as (drop, pidfd):
+    with opened_drop(program) as (drop, pidfd):
         program.begin(text.replace("sys.argv[1]", repr(drop.path)))
         drop.answer(pidfd)
     assert ran.exists()
 
 
 def test_somebody_elses_connection_is_not_taken_for_the_targets(world: World, program: Obedient) -> None:
-    with visit(program) as (drop, pidfd), socket.socket(socket.AF_UNIX) as stranger:
+    with opened_drop(program) as (drop, pidfd), socket.socket(socket.AF_UNIX) as stranger:
         folder = os.open(drop.path, os.O_PATH)
         stranger.connect(f"/proc/self/fd/{folder}/answers")
         os.close(folder)
@@ -175,14 +174,14 @@ def test_a_malformed_answer_is_a_refusal(body: bytes) -> None:
 
 
 def test_a_target_that_hangs_up_is_a_refusal(world: World, program: Obedient) -> None:
-    with visit(program) as (drop, pidfd):
+    with opened_drop(program) as (drop, pidfd):
         program.begin(RUDE.format(path=drop.path, then="connection.send(b'{'); connection.close()"))
         with pytest.raises(NotReachable, match="hung up"):
             drop.answer(pidfd)
 
 
 def test_a_target_that_ends_is_no_more(world: World, program: Obedient) -> None:
-    with visit(program) as (drop, pidfd):
+    with opened_drop(program) as (drop, pidfd):
         program.begin(RUDE.format(path=drop.path, then="os._exit(0)"))
         with pytest.raises(NoSuchProcess):
             drop.answer(pidfd)
@@ -192,8 +191,8 @@ def test_an_endless_answer_ends_at_the_limit(
     world: World, program: Obedient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("vram.reach.script_drop.LONGEST_ANSWER", 1 << 20)
-    assert requests.LONGEST_ANSWER > 1 << 20
-    with visit(program) as (drop, pidfd):
+    assert payload.LONGEST_ANSWER > 1 << 20
+    with opened_drop(program) as (drop, pidfd):
         program.begin(RUDE.format(path=drop.path, then="while True: connection.send(b'x' * 65536)"))
         with pytest.raises(NotReachable, match="answers more than"):
             drop.answer(pidfd)
@@ -201,14 +200,14 @@ def test_an_endless_answer_ends_at_the_limit(
 
 def test_an_answer_that_trickles_does_not_outlast_the_deadline(world: World, program: Obedient) -> None:
     """Each byte comes in time; the deadline is for all of them."""
-    with visit(program, 1.0) as (drop, pidfd):
+    with opened_drop(program, 1.0) as (drop, pidfd):
         program.begin(RUDE.format(path=drop.path, then="while True: connection.send(b'x')"))
         with pytest.raises(TimedOut, match="began"):
             drop.answer(pidfd)
 
 
 def test_a_large_answer_arrives_whole(world: World, program: Obedient) -> None:
-    with visit(program) as (drop, pidfd):
+    with opened_drop(program) as (drop, pidfd):
         then = "connection.sendall(b'{' + b' ' * (8 << 20) + b'}\\n')"
         program.begin(RUDE.format(path=drop.path, then=then))
         assert len(drop.answer(pidfd)) == (8 << 20) + 3
@@ -245,7 +244,7 @@ def _as_nobody(code: str, fails: str = "") -> None:
     assert fails in done.stderr if fails else not done.returncode, done.stderr
 
 
-def test_what_killed_visitors_left_is_swept(world: World, program: Obedient) -> None:
+def test_what_killed_runs_left_is_swept(world: World, program: Obedient) -> None:
     """While the program lives on; whoever still listens is not disturbed."""
     process = examine(target_of(program.pid))
     child = os.fork()
@@ -255,9 +254,9 @@ def test_what_killed_visitors_left_is_swept(world: World, program: Obedient) -> 
     os.waitpid(child, 0)
     (abandoned,) = left(world)
     os.utime(abandoned, (0, 0))
-    with visit(program) as (drop, _):
+    with opened_drop(program) as (drop, _):
         os.utime(drop.path, (0, 0))
-        with visit(program):
+        with opened_drop(program):
             assert abandoned not in left(world)
             assert Path(drop.path) in left(world)
 
@@ -304,7 +303,7 @@ def test_a_target_changes_nothing_in_the_folder_and_no_file_of_roots(
     victim = tmp_path / "victim"
     victim.write_text("root's")
     victim.chmod(0o600)
-    with visit(nobodys) as (drop, _):
+    with opened_drop(nobodys) as (drop, _):
         drop.script()
         nobodys.begin(ENEMY.format(path=drop.path, victim=str(victim)))
         assert json.loads(nobodys.hear()) == []
@@ -315,14 +314,15 @@ def test_a_target_changes_nothing_in_the_folder_and_no_file_of_roots(
     shutil.rmtree(drop.path, ignore_errors=True)
 
 
-def test_thousands_of_nested_folders_break_no_visit(world: World, program: Obedient) -> None:
-    """Nothing that others made is walked: neither when the visit ends nor at the next one."""
-    nest = "import os\nos.chdir({path!r})\nfor _ in range(3000):\n os.mkdir('d'); os.chdir('d')"
-    with visit(program) as (drop, _):
+def test_many_nested_folders_break_no_run(world: World, program: Obedient) -> None:
+    """Nothing that others made is walked: neither when the run ends nor at the next one."""
+    # Deeper than Python's recursion may go: whoever walked it would fail.
+    nest = "import os\nos.chdir({path!r})\nfor _ in range(1100):\n os.mkdir('d'); os.chdir('d')"
+    with opened_drop(program) as (drop, _):
         program.do(nest.format(path=drop.path))
     program.do("import os; os.chdir('/')")
     os.utime(drop.path, (0, 0))
-    with visit(program) as (drop, pidfd):
+    with opened_drop(program) as (drop, pidfd):
         program.do(drop.starter())
         require_done(program.pid, drop.answer(pidfd))
     (remains,) = left(world)
@@ -350,7 +350,7 @@ def test_whatever_it_sends_the_deadline_and_the_memory_have_limits(
     deadline_s = 0.5
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     began = time.monotonic()
-    with visit(nobodys, deadline_s) as (drop, pidfd):
+    with opened_drop(nobodys, deadline_s) as (drop, pidfd):
         nobodys.begin("import time\n" + RUDE.format(path=drop.path, then=FLOODS[flood]))
         with pytest.raises((TimedOut, NotReachable)):
             require_done(nobodys.pid, drop.answer(pidfd))
@@ -381,7 +381,7 @@ def test_a_crowd_of_callers_does_not_outlast_the_deadline(
 ) -> None:
     """Forked children of the target connect all the time: none of them is the process that was meant."""
     began = time.monotonic()
-    with visit(nobodys, 0.5) as (drop, pidfd):
+    with opened_drop(nobodys, 0.5) as (drop, pidfd):
         nobodys.do(CROWD.format(path=drop.path, keeps=keeps))
         with pytest.raises(TimedOut, match="nothing was done"):
             drop.answer(pidfd)
@@ -396,7 +396,7 @@ def test_descriptors_that_are_sent_along_are_not_taken(world: World, nobodys: Ob
         "rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, files)]\n"
         "for part in (b'{\"status\":', b'\"done\"}', b'\\n'): connection.sendmsg([part], rights)"
     )
-    with visit(nobodys) as (drop, pidfd):
+    with opened_drop(nobodys) as (drop, pidfd):
         before = len(os.listdir("/proc/self/fd"))
         nobodys.begin(RUDE.format(path=drop.path, then=then))
         require_done(nobodys.pid, drop.answer(pidfd))
@@ -430,7 +430,7 @@ class TestRenamedAway:
 
     @ONLY_ROOT
     def test_root_takes_its_own(self, world: World, program: Obedient, others: Path) -> None:
-        with visit(program) as (drop, pidfd):
+        with opened_drop(program) as (drop, pidfd):
             assert drop.path.startswith("/run/vram-visits/")
             program.do(drop.starter())
             require_done(program.pid, drop.answer(pidfd))

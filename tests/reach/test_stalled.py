@@ -14,7 +14,7 @@ import pytest
 
 from tests.reach.conftest import SOURCES, target_of
 from vram.errors import TimedOut
-from vram.reach import ways
+from vram.reach import deadline, injectors
 
 SERVER = Path(__file__).with_name("stalled_files.py")
 DEADLINE_S = 1.0
@@ -31,14 +31,14 @@ print("mapped", flush=True)
 sys.stdin.read()
 """
 
-VISITOR = """
+ASKER = """
 import sys
 from vram.errors import TimedOut
 from vram.host.local import LocalHost
-from vram.reach.ways import reach
-from vram.reclaim.identity import capture
+from vram.reach.injectors import ask_trim
+from vram.reclaim.identity import identify
 try:
-    reach(capture(LocalHost(), int(sys.argv[1])), "measure", float(sys.argv[2]))
+    ask_trim(identify(LocalHost(), int(sys.argv[1])), "measure", float(sys.argv[2]))
 except TimedOut:
     sys.exit(21)
 """
@@ -73,22 +73,29 @@ def hostile(stalled: Path) -> Iterator[subprocess.Popen[bytes]]:
 @pytest.mark.fault(20)
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="memory is read on x86-64 only")
 class TestStalledMemory:
-    def test_a_visit_is_given_up_in_time(self, hostile: subprocess.Popen[bytes]) -> None:
+    def test_a_run_is_given_up_in_time(
+        self, hostile: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(deadline, "_WITHDRAW_S", 0.2)
         began = time.monotonic()
         with pytest.raises(TimedOut, match="does not answer"):
-            ways.reach(target_of(hostile.pid), "measure", DEADLINE_S, via="ptrace")
+            injectors.ask_trim(target_of(hostile.pid), "measure", DEADLINE_S, via="ptrace")
         assert time.monotonic() - began < GIVEN_UP_S
         assert hostile.poll() is None
 
-    def test_so_is_the_choice_of_a_way(self, hostile: subprocess.Popen[bytes]) -> None:
+    def test_so_is_the_choice_of_an_injector(
+        self, hostile: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(deadline, "_WITHDRAW_S", 0.2)
+        monkeypatch.setattr(injectors, "_CHOOSING_S", 0.5)
         with pytest.raises(TimedOut, match="does not answer"):
-            ways.choose(target_of(hostile.pid))
+            injectors.choose_injector(target_of(hostile.pid))
 
     def test_the_program_can_end_after_that(self, hostile: subprocess.Popen[bytes]) -> None:
-        assert visitor(hostile.pid, DEADLINE_S).wait(60) == 21
+        assert run(hostile.pid, DEADLINE_S).wait(60) == 21
 
     def test_ctrl_c_ends_it(self, hostile: subprocess.Popen[bytes]) -> None:
-        process = visitor(hostile.pid, 600.0)
+        process = run(hostile.pid, 600.0)
         until = time.monotonic() + 60
         while not _is_stuck(process.pid):
             assert process.poll() is None
@@ -98,13 +105,13 @@ class TestStalledMemory:
         assert process.wait(30) == -signal.SIGINT
 
 
-def visitor(pid: int, deadline_s: float) -> subprocess.Popen[bytes]:
+def run(pid: int, deadline_s: float) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "PYTHONPATH": str(SOURCES)}
-    argv = [sys.executable, "-c", VISITOR, str(pid), str(deadline_s)]
+    argv = [sys.executable, "-c", ASKER, str(pid), str(deadline_s)]
     return subprocess.Popen(argv, env=environment, stderr=subprocess.DEVNULL)
 
 
 def _is_stuck(pid: int) -> bool:
-    """Whether the process that it visits with waits inside the kernel for the file system."""
-    visiting = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return any("request_wait" in Path(f"/proc/{child}/wchan").read_text() for child in visiting)
+    """Whether the process that it runs with waits inside the kernel for the file system."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return any("request_wait" in Path(f"/proc/{child}/wchan").read_text() for child in children)

@@ -28,7 +28,7 @@ def kinds() -> Pages:
     """The page of each kind of out-of-memory, by its id."""
     from vram.oom.judge import KINDS
 
-    return _pages((kind.ID, kind.__doc__) for kind in KINDS)
+    return _pages((kind.id, kind.page) for kind in KINDS)
 
 
 def _pages(docstrings: Iterable[tuple[str, str | None]]) -> Pages:

@@ -21,9 +21,9 @@ from vram.model.observation import Observation, Survey
 from vram.model.plan import Target
 from vram.model.process import ProcessFacts, ProcessRef
 from vram.probes.survey import survey
-from vram.reach import trial
+from vram.reach import self_test
+from vram.reach.injectors import BY_NAME
 from vram.reach.python_process import PythonProcess, examine
-from vram.reach.ways import ALL
 from vram.reclaim import audit, state
 
 _PACKAGES = {"msgspec": "msgspec", "nvidia-ml-py": "pynvml", "rich": "rich", "pyzmq": "zmq"}
@@ -44,7 +44,7 @@ def collect(host: Host, deadline_s: float = 5.0) -> DoctorFacts:
     """Everything within about *deadline_s*, whatever hangs."""
     until = host.clock.monotonic() + deadline_s
     tests = host.system.start_self_tests(libraries())
-    attach = BestEffort(trial.attach)
+    attach = BestEffort(self_test.attach)
     records, cupti = BestEffort(read_records), BestEffort(host.system.cupti)
     seen = survey(host, deadline_s=deadline_s)
     charged = _charged(seen)
@@ -123,7 +123,7 @@ def _target(process: ProcessRef, facts: ProcessFacts, nbytes: int | None) -> Pyt
         if "python" not in os.path.basename(facts.executable or ""):
             return None
         return PythonTarget(pid=process.pid, user=facts.user, nbytes=nbytes, closed={"all": str(error)})
-    reasons = {name: _closed(name, python) for name in ALL}
+    reasons = {name: _closed(name, python) for name in BY_NAME}
     return PythonTarget(
         pid=process.pid,
         user=facts.user,
@@ -135,7 +135,7 @@ def _target(process: ProcessRef, facts: ProcessFacts, nbytes: int | None) -> Pyt
 
 def _closed(way: str, process: PythonProcess) -> str | None:
     try:
-        return ALL[way].closed(process)
+        return BY_NAME[way].unavailable_reason(process)
     except (Refused, OSError) as error:
         return str(error)
 

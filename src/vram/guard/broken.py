@@ -1,6 +1,6 @@
 """Contexts of this process that a sticky error broke, told by asking them and by what an exception says.
 
-After one of the errors of :mod:`vram.payloads.trim.broken` nothing can be freed or tried again in the
+After one of the errors of :mod:`vram.payloads.trim.sticky_errors` nothing can be freed or tried again in the
 context; only the end of the process returns its memory.
 """
 
@@ -25,12 +25,12 @@ class BrokenContext(Struct, frozen=True):
     @property
     def error(self) -> str:
         """The driver's name for it."""
-        from vram.payloads.trim.broken import STICKY
+        from vram.payloads.trim.sticky_errors import STICKY
 
         return STICKY[self.code][0]
 
     def sentence(self, held: str = "its memory") -> str:
-        from vram.payloads.trim.broken import sentence
+        from vram.payloads.trim.sticky_errors import sentence
 
         return sentence(self.code, self.device, held)
 
@@ -72,8 +72,8 @@ def is_sticky(error: BaseException) -> bool:
 
 def sticky_code(error: BaseException) -> int | None:
     """The sticky error that *error*, or one that it was raised from, reports; None for any other."""
-    from vram.oom.dialects.broken import code_in
-    from vram.payloads.trim.broken import STICKY
+    from vram.oom.dialects.cuda import sticky_code_in
+    from vram.payloads.trim.sticky_errors import STICKY
 
     for each in itself_and_causes(error):
         # Numba's errors have a code, an int or an enum of cuda-bindings; so have CuPy's and PyTorch's.
@@ -81,7 +81,7 @@ def sticky_code(error: BaseException) -> int | None:
             number = getattr(each, name, None)
             if isinstance(number, int) and int(number) in STICKY and _is_of_cuda(each):
                 return int(number)
-        code = code_in(_text(each))
+        code = sticky_code_in(_text(each))
         if code is not None:
             return code
     return None

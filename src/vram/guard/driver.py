@@ -14,7 +14,7 @@ from typing import Any
 from vram.errors import DeviceError, DriverMissing, NoSuchDevice, OutOfMemory, VramError
 from vram.guard.owning import identity, pair
 from vram.payloads.libcuda import Libcuda, load, untyped
-from vram.payloads.trim.broken import STICKY, sentence
+from vram.payloads.trim.sticky_errors import STICKY, sentence
 
 INVALID_VALUE, OUT_OF_MEMORY, NOT_INITIALIZED, DEINITIALIZED = 1, 2, 3, 4
 NO_DEVICE, INVALID_DEVICE, INVALID_CONTEXT, CONTEXT_IS_DESTROYED = 100, 101, 201, 709

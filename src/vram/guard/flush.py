@@ -28,7 +28,6 @@ from vram.payloads.arrays.heap import cells
 from vram.payloads.arrays.heap.chains import BUDGET_S
 from vram.payloads.arrays.heap.peek import lineage
 from vram.payloads.arrays.inventory import of_types
-from vram.payloads.trim import tracebacks as kept_exceptions
 from vram.payloads.trim.driver import driver
 from vram.payloads.trim.frameworks import FRAMEWORKS
 from vram.units import size
@@ -151,7 +150,7 @@ def _read(devices: list[int]) -> tuple[DeviceMemory, ...]:
 
 
 def _drop(notes: list[str], tracebacks: bool, outputs: bool) -> list[str]:
-    dropped = trim.guarded(notes, "kept exceptions", kept_exceptions.drop) if tracebacks else []
+    dropped = trim.guarded(notes, "kept exceptions", trim.drop_exceptions) if tracebacks else []
     if outputs:
         dropped += trim.guarded(notes, "the notebook's outputs", cells.forget_outputs)
     return dropped

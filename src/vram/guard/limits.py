@@ -14,7 +14,7 @@ from typing import Any
 
 from vram.payloads.trim.driver import driver
 from vram.payloads.trim.framework import loaded
-from vram.payloads.trim.frameworks.cupy import each_device
+from vram.payloads.trim.frameworks.arrays import each_device
 
 Undo = Callable[[], None]
 

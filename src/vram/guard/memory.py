@@ -17,7 +17,7 @@ from vram.payloads.libcuda import Libcuda, loaded
 from vram.payloads.libnvml import Nvml
 
 if TYPE_CHECKING:
-    from vram.payloads.trim.driver import Driver
+    from vram.payloads.trim.driver import LoadedDriver
 
 
 class DeviceMemory(NamedTuple):
@@ -42,7 +42,7 @@ def cuda() -> Libcuda | None:
     return _cuda[1]
 
 
-def started() -> Driver | None:
+def started() -> LoadedDriver | None:
     """The calls that make no context; None as long as this process has not started CUDA."""
     if cuda() is None:
         return None
@@ -108,28 +108,28 @@ def device_memory(device: int | None = None, *, process: bool = True) -> DeviceM
     return DeviceMemory(number, _own_share(driver, number) if process else None, *reading)
 
 
-def _by_nvml(driver: Driver | None, device: int) -> tuple[int, int] | None:
+def _by_nvml(driver: LoadedDriver | None, device: int) -> tuple[int, int] | None:
     management = nvml()
     handle = _handle(management, driver, device) if management else None
     read = management.memory(handle) if management and handle else None
     return (int(read.free), int(read.total)) if read else None
 
 
-def _own_share(driver: Driver | None, device: int) -> int | None:
+def _own_share(driver: LoadedDriver | None, device: int) -> int | None:
     if driver is None:
         return 0  # whoever has not started CUDA holds nothing
     charged = _charge(driver, device)
     return 0 if charged is None and device not in driver.devices() else charged
 
 
-def _charge(driver: Driver, device: int) -> int | None:
+def _charge(driver: LoadedDriver, device: int) -> int | None:
     """What the driver charges this process on *device*; None where it does not list it or does not tell."""
     management = nvml()
     handle = _handle(management, driver, device) if management else None
     return management.charged_to(os.getpid(), handle) if management and handle else None
 
 
-def _handle(management: Nvml, driver: Driver | None, device: int) -> c_void_p | None:
+def _handle(management: Nvml, driver: LoadedDriver | None, device: int) -> c_void_p | None:
     uuid = driver.uuid(device) if driver else None
     if uuid is not None:
         return management.handle(uuid) or management.handle(uuid.replace("GPU-", "MIG-"))

@@ -80,11 +80,11 @@ def write(report: dict[str, Any], folder: str) -> str:
 
 def requested(error: BaseException) -> int | None:
     """How much was asked for, where the error or its message tells."""
-    from vram.oom.reader import sightings
+    from vram.oom.reader import find_messages
 
     if isinstance(error, OutOfMemory) and error.nbytes is not None:
         return error.nbytes
-    for seen in sightings(BytesIO(str(error).encode("utf-8", "replace"))):
+    for seen in find_messages(BytesIO(str(error).encode("utf-8", "replace"))):
         if seen.reading.asked is not None:
             return seen.reading.asked.nbytes
     return None

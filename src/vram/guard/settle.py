@@ -122,7 +122,7 @@ def let_caches_go() -> None:
 
     notes: list[str] = []
     with driver.harmless_to_captures():
-        trim.let_go(_found(), notes, forget=False)
+        trim.release_all(_found(), notes, forget=False)
 
 
 def _objections() -> list[str]:

@@ -1,4 +1,4 @@
-"""An out-of-memory message as data: what it says, which kind it is, and the arithmetic that shows it."""
+"""An out-of-memory message as data: its figures, which kind it is, and the arithmetic behind that."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ class Amount(Struct, frozen=True):
 
 
 class NamedProcess(Struct, frozen=True):
-    """A process that the message names, and what it held. ``nbytes`` is None where it says nonsense."""
+    """A process that the message lists, and what it held; None where the figure makes no sense."""
 
     pid: int
     nbytes: Amount | None
 
 
-class Reading(Struct, frozen=True, kw_only=True):
+class OomReading(Struct, frozen=True, kw_only=True):
     """What one message says, and nothing that it does not say.
 
     ``live`` is what the program's own allocator has handed out, ``idle`` what it keeps beside
     that, ``pooled`` what it keeps for captured graphs, ``process`` all that the driver charges the
     process for. ``limit`` is a bound below the GPU's total. ``signs`` are short words for what
-    else the message or the lines before it tell ("cublas", "context", ...).
+    else the message or the lines before it show ("cublas", "context", ...).
     """
 
     dialect: str
@@ -71,7 +71,7 @@ class Reading(Struct, frozen=True, kw_only=True):
 
 
 class Term(Struct, frozen=True):
-    """One line of a balance. ``sure`` False: what is left over, not what was printed."""
+    """One line of a balance. ``sure`` is False for a remainder or an assumption, which nobody printed."""
 
     name: str
     nbytes: int
@@ -108,7 +108,7 @@ class Judgement(Struct, frozen=True, kw_only=True):
 
 
 class OomHolder(Struct, frozen=True, kw_only=True):
-    """Who holds memory on the joined GPU now. ``named`` says that the message names this pid too."""
+    """Who holds memory on the matched GPU now. ``named``: the message lists this pid too."""
 
     pid: int | None
     nbytes: int | None
@@ -119,9 +119,9 @@ class OomHolder(Struct, frozen=True, kw_only=True):
 
 
 class GpuMatch(Struct, frozen=True, kw_only=True):
-    """The message beside this machine's ledger. ``gpu`` is None where they do not belong together.
+    """The message's GPU in this machine's ledger. ``gpu`` is None where none matches; ``reason`` says why.
 
-    ``mig`` is the MIG device where the message speaks of one: "0:1".
+    ``mig`` is the MIG device where the message is about one: "0:1".
     """
 
     gpu: int | None
@@ -135,9 +135,9 @@ class GpuMatch(Struct, frozen=True, kw_only=True):
 
 
 class Case(Struct, frozen=True, kw_only=True):
-    """One error of a log: seen ``count`` times, first and last in these lines."""
+    """One error of a log, which has it ``count`` times; the numbers of the first and the last line."""
 
-    reading: Reading
+    reading: OomReading
     judgement: Judgement
     count: int = 1
     first_line: int = 1

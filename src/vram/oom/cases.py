@@ -1,4 +1,4 @@
-"""Sightings into cases: parts of one failure come together, and the same failure is told once."""
+"""Messages into cases: the parts of one failure are joined, and repeated failures are counted."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from msgspec.structs import asdict, replace
 
-from vram.model.oom import Case, Reading
+from vram.model.oom import Case, OomReading
 from vram.oom.judge import judge
-from vram.oom.reader import Sighting
+from vram.oom.reader import FoundMessage
 
 # A program that retries for days writes thousands of them. What is beyond is counted, not kept.
 MOST_CASES = 200
@@ -20,69 +20,69 @@ _POOLED = ("tensorflow", "xla", "bfc")
 _FIGURES = ("asked", "total", "free", "live", "idle", "limit", "largest_free", "gpu")
 
 
-class Log(NamedTuple):
-    """All that a log says. ``unkept`` messages are beyond the most that are told apart."""
+class LogCases(NamedTuple):
+    """The cases of a log. ``unkept`` counts messages beyond the most cases that are kept."""
 
     cases: tuple[Case, ...]
     unkept: int
 
 
-def cases(seen: Iterable[Sighting]) -> Log:
-    """Judge every distinct message of *seen*, and count how often each was there."""
+def cases(messages: Iterable[FoundMessage]) -> LogCases:
+    """Judge every distinct one of *messages*, and count how often each occurs."""
     kept: dict[tuple[object, ...], Case] = {}
     unkept = 0
-    for sighting in together(seen):
-        key = _key(sighting.reading)
+    for found in joined(messages):
+        key = _key(found.reading)
         known = kept.get(key)
         if known:
-            kept[key] = replace(known, count=known.count + 1, last_line=sighting.line)
+            kept[key] = replace(known, count=known.count + 1, last_line=found.line)
         elif len(kept) < MOST_CASES:
-            kept[key] = _case(sighting)
+            kept[key] = _case(found)
         else:
             unkept += 1
-    return Log(tuple(kept.values()), unkept)
+    return LogCases(tuple(kept.values()), unkept)
 
 
-def together(seen: Iterable[Sighting]) -> Iterator[Sighting]:
+def joined(messages: Iterable[FoundMessage]) -> Iterator[FoundMessage]:
     """Join what belongs to one failure: a pool's dump and the error after it, a cause and its echo."""
-    held: Sighting | None = None
-    for sighting in seen:
+    held: FoundMessage | None = None
+    for found in messages:
         if held is not None:
-            joined = _joined(held, sighting)
-            if joined is not None:
-                held = joined
+            one = _as_one(held, found)
+            if one is not None:
+                held = one
                 continue
             yield held
-        held = sighting
+        held = found
     if held is not None:
         yield held
 
 
-def _case(sighting: Sighting) -> Case:
-    reading, line = sighting
+def _case(found: FoundMessage) -> Case:
+    reading, line = found
     return Case(reading=reading, judgement=judge(reading), first_line=line, last_line=line)
 
 
-def _key(reading: Reading) -> tuple[object, ...]:
+def _key(reading: OomReading) -> tuple[object, ...]:
     """Everything that was said, whatever the words around it."""
     said = asdict(reading)
     said.pop("excerpt")
     return tuple(said.values())
 
 
-def _joined(first: Sighting, second: Sighting) -> Sighting | None:
+def _as_one(first: FoundMessage, second: FoundMessage) -> FoundMessage | None:
     one, two = first.reading, second.reading
     apart = second.line - first.line
     if one.where != two.where or apart > ONE_DUMP:
         return None
     if one.dialect in _POOLED and two.dialect in _POOLED and (_agree(one, two) or _is_smaller_try(one, two)):
-        return Sighting(_merged(one, two), first.line)
+        return FoundMessage(_merged(one, two), first.line)
     if apart <= ONE_FAILURE and _is_echo(one, two):
-        return Sighting(_merged(one, two), first.line)
+        return FoundMessage(_merged(one, two), first.line)
     return None
 
 
-def _agree(one: Reading, two: Reading) -> bool:
+def _agree(one: OomReading, two: OomReading) -> bool:
     """Not two failures in a row: nothing that both say differs, beyond rounding."""
     if one.wording == two.wording and one.dialect == two.dialect != "bfc":
         return False
@@ -93,19 +93,19 @@ def _agree(one: Reading, two: Reading) -> bool:
     return True
 
 
-def _is_smaller_try(one: Reading, two: Reading) -> bool:
+def _is_smaller_try(one: OomReading, two: OomReading) -> bool:
     """A pool that cannot grow by as much as it likes asks the driver for less and less."""
     asked = one.asked is not None and two.asked is not None and two.asked.nbytes < one.asked.nbytes
     return asked and one.wording == two.wording == "driver"
 
 
-def _is_echo(one: Reading, two: Reading) -> bool:
+def _is_echo(one: OomReading, two: OomReading) -> bool:
     """CUDA's bare words beside a message that says more of the same failure."""
     if one.dialect == two.dialect == "tensorrt":
         return one.wording == "runtime" and two.wording == "buffer"
     if one.dialect == two.dialect == "nccl":  # its own warning, then what its caller raised
         return two.wording == "last error"
-    if one.dialect == two.dialect == "host":  # the step's own word, then that of the launcher
+    if one.dialect == two.dialect == "host":  # the step's own message, then the launcher's
         return one.wording == "slurm" and two.wording == "srun"
     bare = one if one.dialect == "cuda" else two
     other = two if bare is one else one
@@ -123,7 +123,7 @@ def _is_echo(one: Reading, two: Reading) -> bool:
     )
 
 
-def _merged(one: Reading, two: Reading) -> Reading:
+def _merged(one: OomReading, two: OomReading) -> OomReading:
     """The one that names its framework best, with every figure that either of them has."""
     ranks = (
         "cuda",

@@ -1,60 +1,105 @@
-"""Judgement: each kind looks at the figures, the certain first; where none can tell, the last one says so."""
+"""Which kind of out-of-memory a message is, by its own figures."""
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from msgspec.structs import replace
 
-from vram.model.oom import Judgement, OomKind, Reading
+from vram.model.finding import Remedy
+from vram.model.oom import Judgement, OomReading
 from vram.oom import remedies, sums
-from vram.oom.kinds import (
-    bar1,
-    broken,
-    cached,
-    context,
-    fragmented,
-    ghost,
-    host,
-    limit,
-    on_chip,
-    other_process,
-    too_large,
-    unknown,
-)
-from vram.oom.sums import Sums
+from vram.oom.kinds import Kind, capacity, holders, kind, not_gpu_memory, pools
+from vram.oom.remedies import change, join_live, record, run_why
+from vram.oom.sums import Sums, said, shortfall
+
+NEEDED = {
+    "asked": "how much was asked for",
+    "total": "how large the GPU is",
+    "free": "how much of it was free",
+    "live": "how much this program itself had in use",
+}
 
 
-class Kind(Protocol):
-    """A module of ``kinds``: an id that never changes, a manual page, and a judgement."""
+@kind("unknown", "the message does not say enough")
+def unknown(reading: OomReading, worked: Sums) -> Judgement:
+    """unknown: the message does not say enough
 
-    ID: OomKind
-    TITLE: str
+    What it is
+    ----------
+    Raw CUDA, Numba and PyCUDA say "out of memory" and nothing else; messages get cut; sometimes the figures
+    themselves show that it would have fit. Then vram does not guess.
 
-    def judge(self, reading: Reading, worked: Sums) -> Judgement | None: ...
+    How it is recognised
+    --------------------
+    A figure that the arithmetic needs is missing; the answer says which one, and how to get it.
+
+    Remedies
+    --------
+    Look at the machine while it is still full (`vram why`, `vram oom --live`), and let vram.on_oom() record
+    the next one.
+    """
+    missing = tuple(words for name, words in NEEDED.items() if getattr(reading, name) is None)
+    return Judgement(
+        kind="unknown",
+        certainty="unknown",
+        title=unknown.title,
+        cause=_unknown_cause(reading, missing),
+        workings=shortfall(reading),
+        missing=missing,
+        remedies=(join_live(), run_why(reading), record(), *_contradiction(reading)),
+    )
 
 
+def _fitted(reading: OomReading) -> bool:
+    return (
+        reading.asked is not None and reading.free is not None and reading.free.nbytes >= reading.asked.nbytes
+    )
+
+
+def _unknown_cause(reading: OomReading, missing: tuple[str, ...]) -> str:
+    if _fitted(reading):
+        return (
+            f"{said(reading.asked)} were asked for and {said(reading.free)} were free when the"
+            " message was printed."
+            " Something was freed in between, or the driver refused for another reason: on Windows"
+            " and WSL2 the commit"
+            " limit of the host, in a container a limit of its own."
+        )
+    if not missing:
+        return (
+            "All figures are known, and none of them stands out: several small shares add up to"
+            " what is missing."
+        )
+    return "The GPU was out of memory. Who held the memory is unknown without more figures."
+
+
+def _contradiction(reading: OomReading) -> tuple[Remedy, ...]:
+    if not _fitted(reading):
+        return ()
+    return (change("Try again: if it fits now, somebody else was there for a moment."),)
+
+
+# The certain before the likely. The last one judges what no other did.
 KINDS: tuple[Kind, ...] = (
-    broken,
-    on_chip,
-    bar1,
-    host,
-    limit,
-    cached,
-    fragmented,
-    too_large,
-    ghost,
-    other_process,
-    context,
+    not_gpu_memory.broken_context,
+    not_gpu_memory.on_chip,
+    not_gpu_memory.bar1,
+    not_gpu_memory.host,
+    capacity.limit,
+    pools.cached,
+    pools.fragmented,
+    capacity.too_large,
+    holders.ghost,
+    holders.other_process,
+    holders.context,
     unknown,
 )
 
 
-def judge(reading: Reading) -> Judgement:
+def judge(reading: OomReading) -> Judgement:
     """Return which kind of out-of-memory *reading* is, with the arithmetic and what to do."""
     worked = sums.work_out(reading)
-    for kind in KINDS:
-        judgement = kind.judge(reading, worked)
+    for each in KINDS:
+        judgement = each.judge(reading, worked)
         if judgement is not None:
             return replace(
                 judgement,

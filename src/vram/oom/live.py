@@ -1,6 +1,6 @@
-"""A message beside the ledger of the machine it came from: who holds that memory now, and by what right.
+"""A message beside the ledger of the machine it came from: who holds that GPU's memory now.
 
-It is joined only where both speak of the same GPU: what another machine's processes hold explains nothing.
+They are joined only where both are about the same GPU: another machine's processes explain nothing.
 """
 
 from __future__ import annotations
@@ -14,12 +14,10 @@ from vram.diagnosis.engine import diagnose
 from vram.ledger.instances import alone
 from vram.model.finding import Finding, Remedy
 from vram.model.ledger import Entry, GpuLedger, Ledger, known_bytes
-from vram.model.oom import Case, GpuMatch, Judgement, OomHolder, Reading
+from vram.model.oom import Case, GpuMatch, Judgement, OomHolder, OomReading
 from vram.oom import remedies
-from vram.oom.blame import LEAST
-from vram.oom.judge import judge
-from vram.oom.kinds.unknown import NEEDED
-from vram.oom.sums import CONTEXT, said
+from vram.oom.judge import NEEDED, judge
+from vram.oom.sums import CONTEXT, LEAST, said
 from vram.units import size
 
 GHOSTS = ("VR101", "VR102", "VR103", "VR104", "VR105", "VR106", "VR203")
@@ -30,22 +28,22 @@ _LEAST_SHARE, _MOST_SHARE = 0.95, 1.005
 
 def join(case: Case, ledger: Ledger, findings: Sequence[Finding], *, chosen: bool = False) -> Case:
     """Return *case* with what the ledger says of its GPU; where *chosen*, whatever number the message has."""
-    gpu, reason = _same(case.reading, ledger, chosen=chosen)
+    gpu, reason = _same_gpu(case.reading, ledger, chosen=chosen)
     if gpu is None:
         return replace(case, live=GpuMatch(gpu=None, reason=reason))
-    about = _about(gpu, ledger, findings)
+    about = _findings_of(gpu, ledger, findings)
     joined = _joined(case.reading, gpu, about, reason, ledger.taken_at)
-    # What to do is done here, where the GPU may have another number than the message gives it.
+    # Commands are for this machine, where the GPU may have another number than in the message.
     before = judge(replace(case.reading, gpu=gpu.index))
-    before = replace(before, remedies=tuple(_of_the_living(before.remedies, joined.gone)))
-    return replace(case, live=joined, judgement=_seen(_again(case.reading, before, joined, about)))
+    before = replace(before, remedies=tuple(_without_gone(before.remedies, joined.gone)))
+    return replace(case, live=joined, judgement=_without_known(_again(case.reading, before, joined, about)))
 
 
-def _same(reading: Reading, ledger: Ledger, *, chosen: bool) -> tuple[GpuLedger | None, str]:
-    """The GPU that the message speaks of, or why it is none of these."""
+def _same_gpu(reading: OomReading, ledger: Ledger, *, chosen: bool) -> tuple[GpuLedger | None, str]:
+    """The GPU that the message is about, or why it is none of these."""
     if reading.where not in ("device", "bar1"):
         return None, "it is not about a GPU's memory"
-    known = [gpu for gpu in _places(ledger) if gpu.total_bytes is not None]
+    known = [gpu for gpu in _visible_gpus(ledger) if gpu.total_bytes is not None]
     if not known:
         return None, "no GPU answers on this machine"
     alike = [gpu for gpu in known if _matches(reading, gpu)]
@@ -58,8 +56,8 @@ def _same(reading: Reading, ledger: Ledger, *, chosen: bool) -> tuple[GpuLedger 
     return None, _several(several) if several else _another_machine(reading, known)
 
 
-def _places(ledger: Ledger) -> Iterator[GpuLedger]:
-    """What a program can take for a GPU: under MIG an instance, with a memory of its own."""
+def _visible_gpus(ledger: Ledger) -> Iterator[GpuLedger]:
+    """What a program sees as a GPU: under MIG an instance, with memory of its own."""
     for gpu in ledger.gpus:
         if gpu.instances and gpu.mig is None:
             yield from (alone(gpu, each.gpu_instance) for each in gpu.instances)
@@ -67,7 +65,7 @@ def _places(ledger: Ledger) -> Iterator[GpuLedger]:
             yield gpu
 
 
-def _matches(reading: Reading, gpu: GpuLedger) -> bool:
+def _matches(reading: OomReading, gpu: GpuLedger) -> bool:
     if reading.total is None or gpu.total_bytes is None:
         return True
     share = reading.total.nbytes / gpu.total_bytes if gpu.total_bytes else 0
@@ -79,7 +77,7 @@ def _several(gpus: Sequence[GpuLedger]) -> str:
     return f"it does not say which GPU, and several could be meant: choose with --gpu {words}"
 
 
-def _another_machine(reading: Reading, known: list[GpuLedger]) -> str:
+def _another_machine(reading: OomReading, known: list[GpuLedger]) -> str:
     if reading.total is None:
         return f"there is no GPU {reading.gpu} here"
     here = ", ".join(f"{_label(gpu)} has {said(gpu.total_bytes)}" for gpu in known[:4])
@@ -90,15 +88,15 @@ def _label(gpu: GpuLedger) -> str:
     return f"GPU {gpu.index}" if gpu.mig is None else f"MIG {gpu.mig}"
 
 
-def _about(gpu: GpuLedger, ledger: Ledger, findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """A finding names a GPU by its number: what is about one instance of it is found by looking at that."""
+def _findings_of(gpu: GpuLedger, ledger: Ledger, findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Findings about *gpu*. They name GPUs by number: those of one MIG instance are judged from it alone."""
     if gpu.mig is not None:
         findings = diagnose(replace(ledger, gpus=(gpu,)))
     return tuple(finding for finding in findings if gpu.index in finding.gpus)
 
 
 def _joined(
-    reading: Reading, gpu: GpuLedger, findings: Sequence[Finding], reason: str, taken_at: str
+    reading: OomReading, gpu: GpuLedger, findings: Sequence[Finding], reason: str, taken_at: str
 ) -> GpuMatch:
     pids = {share.pid for share in reading.others or ()}
     held = sorted(
@@ -136,7 +134,9 @@ def _holding(entry: Entry, named: set[int], findings: Sequence[Finding]) -> OomH
     )
 
 
-def _again(reading: Reading, before: Judgement, joined: GpuMatch, findings: Sequence[Finding]) -> Judgement:
+def _again(
+    reading: OomReading, before: Judgement, joined: GpuMatch, findings: Sequence[Finding]
+) -> Judgement:
     """Judge once more, now that holders have names: only where others are, or may be, the cause."""
     if before.kind not in ("unknown", "other-process", "ghost", "context"):
         return before
@@ -146,7 +146,7 @@ def _again(reading: Reading, before: Judgement, joined: GpuMatch, findings: Sequ
     full = joined.free is not None and joined.free < needed
     # Where the message does not say that the GPU was full, it must be so now.
     if ghosts and kept >= needed and (full or reading.free is not None):
-        return _ghost(before, ghosts, kept, told=reading.free is not None)
+        return _ghost(before, ghosts, kept, free_known=reading.free is not None)
     others = sum(holding.nbytes or 0 for holding in joined.holdings)
     if before.kind == "unknown" and reading.asked and _too_much(reading, joined):
         return _too_large(before, reading, joined)
@@ -155,56 +155,55 @@ def _again(reading: Reading, before: Judgement, joined: GpuMatch, findings: Sequ
     return before
 
 
-def _of_the_living(ways: Sequence[Remedy], gone: Sequence[int]) -> Iterator[Remedy]:
-    """Nobody is to end a pid that holds nothing here now: it may be another program's since."""
-    for way in ways:
-        if way.step == "end":
-            named = [int(word) for word in way.command.split() if word.isdecimal()]
-            yield from remedies.end([pid for pid in named if pid not in gone])
+def _without_gone(advice: Sequence[Remedy], gone: Sequence[int]) -> Iterator[Remedy]:
+    """Drop pids that hold nothing here now from `vram kill`: another program may have that pid."""
+    for remedy in advice:
+        if remedy.step == "end":
+            yield from remedies.end([pid for pid in remedy.pids if pid not in gone])
         else:
-            yield way
+            yield remedy
 
 
-def _seen(judgement: Judgement) -> Judgement:
-    """Neither what was just read is missing, nor need anybody look again."""
+def _without_known(judgement: Judgement) -> Judgement:
+    """What was just read is neither missing nor advised."""
     missing = tuple(words for words in judgement.missing if words != NEEDED["total"])
-    ways = tuple(remedy for remedy in judgement.remedies if not remedy.command.startswith(remedies.JOIN))
-    return replace(judgement, missing=missing, remedies=ways)
+    advice = tuple(remedy for remedy in judgement.remedies if not remedy.command.startswith(remedies.JOIN))
+    return replace(judgement, missing=missing, remedies=advice)
 
 
-def _needed(reading: Reading, joined: GpuMatch) -> int:
-    if reading.asked is None:  # whoever fails with more than this free was asking for a lot
+def _needed(reading: OomReading, joined: GpuMatch) -> int:
+    if reading.asked is None:  # a request that fails with more than this free was large
         return max(CONTEXT, (joined.total or 0) // 50)
     missing = reading.asked.nbytes - (reading.free.nbytes if reading.free else 0)
     return max(LEAST, missing)
 
 
-def _too_much(reading: Reading, joined: GpuMatch) -> bool:
+def _too_much(reading: OomReading, joined: GpuMatch) -> bool:
     asked = reading.asked.nbytes if reading.asked else 0
     return joined.total is not None and asked + (reading.live.nbytes if reading.live else 0) > joined.total
 
 
-def _ghost(before: Judgement, ghosts: tuple[Finding, ...], kept: int, *, told: bool) -> Judgement:
+def _ghost(before: Judgement, ghosts: tuple[Finding, ...], kept: int, *, free_known: bool) -> Judgement:
     largest = max(ghosts, key=lambda finding: finding.nbytes or 0)
-    ways = tuple(remedy for finding in ghosts for remedy in finding.remedies)
+    advice = tuple(remedy for finding in ghosts for remedy in finding.remedies)
     return replace(
         before,
         kind="ghost",
-        certainty="fact" if told and before.kind != "unknown" else "likely",
+        certainty="fact" if free_known and before.kind != "unknown" else "likely",
         title="held by a ghost",
-        cause=f"{size(kept)} on this GPU are kept by what no process list shows: {largest.title}"
+        cause=f"{size(kept)} on this GPU are held by what no process list shows: {largest.title}"
         f" ({largest.code}). {largest.cause}",
         missing=(),
-        remedies=remedies.ordered((*ways, *before.remedies)),
+        remedies=remedies.ordered((*advice, *before.remedies)),
     )
 
 
-def _too_large(before: Judgement, reading: Reading, joined: GpuMatch) -> Judgement:
+def _too_large(before: Judgement, reading: OomReading, joined: GpuMatch) -> Judgement:
     cause = (
         f"It asked for {said(reading.asked)} beside {said(reading.live or 0)} in use; this GPU"
         f" has {said(joined.total)}."
     )
-    ways = (remedies.smaller(reading, joined.total), remedies.retry(), remedies.bigger())
+    advice = (remedies.smaller(reading, joined.total), remedies.retry(), remedies.bigger())
     return replace(
         before,
         kind="too-large",
@@ -212,11 +211,11 @@ def _too_large(before: Judgement, reading: Reading, joined: GpuMatch) -> Judgeme
         title="simply too large",
         cause=cause,
         missing=(),
-        remedies=ways,
+        remedies=advice,
     )
 
 
-def _held(before: Judgement, joined: GpuMatch, others: int, reading: Reading) -> Judgement:
+def _held(before: Judgement, joined: GpuMatch, others: int, reading: OomReading) -> Judgement:
     largest = joined.holdings[0]
     here = replace(reading, gpu=joined.gpu)
     return replace(
@@ -228,5 +227,5 @@ def _held(before: Judgement, joined: GpuMatch, others: int, reading: Reading) ->
         f" {size(largest.nbytes or 0)},"
         f" has {largest.who}. If the program that failed has ended, these are the others.",
         missing=(),
-        remedies=remedies.ordered((remedies.look(here), remedies.make_room(here))),
+        remedies=remedies.ordered((remedies.run_why(here), remedies.make_room(here))),
     )

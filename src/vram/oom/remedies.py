@@ -1,4 +1,4 @@
-"""Ways out of an out-of-memory, as text and as commands that can be pasted, worked out from its figures.
+"""What to do about an out-of-memory: text and commands to paste, calculated from its figures.
 
 Nothing of the message but numbers enters a command, and of the call only the name of the log, quoted.
 """
@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from vram.diagnosis.remedies import ordered
 from vram.model.finding import Harm, Remedy
-from vram.model.oom import Reading
+from vram.model.oom import OomReading
 from vram.oom.sums import Sums, usual_context
 from vram.units import size
 
@@ -28,22 +28,22 @@ def change(text: str, command: str = "", *, target: str = "program", harm: Harm 
     return Remedy(step="change", target=target, text=text, command=command, harm=harm)
 
 
-def look(reading: Reading, text: str = "See who holds this GPU's memory now, and why.") -> Remedy:
-    """Look at the ledger: harmless."""
+def run_why(reading: OomReading, text: str = "See who holds this GPU's memory now, and why.") -> Remedy:
+    """Read the ledger: changes nothing."""
     return Remedy(step="look", target=_gpu(reading), text=text, command="vram why" + _option(reading))
 
 
-def make_room(reading: Reading) -> Remedy:
-    """Let vram give memory back: it shows its plan before it does anything.
+def make_room(reading: OomReading) -> Remedy:
+    """Let vram free memory: it shows its plan before it does anything.
 
-    Without a size: whether that much can be given back, only the machine where it happened can tell.
+    Without a size: only on the machine where it happened is it known how much can be freed.
     """
-    text = "Give back what dead processes left and what live ones only cache: vram shows a plan and asks."
+    text = "Free what dead processes left and what live ones only cache: vram shows a plan and asks first."
     return Remedy(step="free", target=_gpu(reading), text=text, command=f"vram free{_option(reading)}")
 
 
 def record() -> Remedy:
-    """Have the next one tell more."""
+    """Record more about the next one."""
     text = (
         "Have the next one explained where it happens: call vram.on_oom() in the program. It writes this"
         " process's own split and the GPU's whole ledger into a file."
@@ -52,22 +52,24 @@ def record() -> Remedy:
 
 
 def join_live() -> Remedy:
-    """Ask again with the ledger of the machine where it happened."""
+    """Read the message again beside the ledger of the machine where it happened."""
     text = (
-        "Ask with the same message on the machine where it happened, while it is still full: that fills in"
-        " what is missing."
+        "Run this on the machine where it happened, while its GPU is still full: that fills in what is"
+        " missing."
     )
     return Remedy(step="look", target="host", text=text, command=JOIN)
 
 
-def naming(file: str, ways: Sequence[Remedy]) -> tuple[Remedy, ...]:
-    """Return *ways* with the log's name in the command that reads it once more."""
+def naming(file: str, advice: Sequence[Remedy]) -> tuple[Remedy, ...]:
+    """Return *advice* with the log's name in the command that reads it once more."""
     word = shlex.quote(f"./{file}" if file.startswith("-") else file)
-    return tuple(replace(way, command=f"{JOIN} {word}") if way.command == JOIN else way for way in ways)
+    return tuple(
+        replace(remedy, command=f"{JOIN} {word}") if remedy.command == JOIN else remedy for remedy in advice
+    )
 
 
-def smaller(reading: Reading, room: int | None) -> Remedy:
-    """Ask for less: by how much follows from the figures, where they tell."""
+def smaller(reading: OomReading, room: int | None) -> Remedy:
+    """Ask for less: by how much follows from the figures, where they are known."""
     text = "Ask for less: a smaller batch, shorter sequences, lower precision, activation checkpointing."
     if room and reading.live and reading.asked:
         wanted = reading.live.nbytes + reading.asked.nbytes
@@ -91,11 +93,11 @@ def retry() -> Remedy:
 
 
 def bigger() -> Remedy:
-    """Spread it, or take it elsewhere."""
+    """More GPUs, or a larger one."""
     return change("Spread it over more GPUs, keep part of it in host memory, or take a GPU that has more.")
 
 
-def defragment(reading: Reading) -> tuple[Remedy, ...]:
+def defragment(reading: OomReading) -> tuple[Remedy, ...]:
     """Let the allocator join its pieces."""
     if reading.dialect in ("xla", "tensorflow", "bfc"):
         text = "Let the pool use the driver's own, which maps pieces together."
@@ -120,21 +122,21 @@ def defragment(reading: Reading) -> tuple[Remedy, ...]:
     )
 
 
-def let_go(reading: Reading) -> tuple[Remedy, ...]:
-    """Give back what only lies in caches of the program itself."""
+def release_caches(reading: OomReading) -> tuple[Remedy, ...]:
+    """Release what the program itself only caches."""
     if reading.dialect in ("tensorflow", "xla", "bfc") or "pool-took-all" in reading.signs:
         return (
             change("JAX: do not take the GPU beforehand.", "export XLA_PYTHON_CLIENT_PREALLOCATE=false"),
             change("TensorFlow: let its pool grow as needed.", "export TF_FORCE_GPU_ALLOW_GROWTH=true"),
         )
     text = (
-        "Give back what the framework only caches before this point: vram.flush(), or"
+        "Release what the framework only caches before this point: vram.flush(), or"
         " torch.cuda.empty_cache() and cupy.get_default_memory_pool().free_all_blocks()."
     )
     return (change(text),)
 
 
-def utilization(reading: Reading) -> tuple[Remedy, ...]:
+def utilization(reading: OomReading) -> tuple[Remedy, ...]:
     """vLLM's share of the GPU that fits what was free."""
     if reading.free is None or reading.total is None or reading.total.nbytes == 0:
         return ()
@@ -149,7 +151,7 @@ def utilization(reading: Reading) -> tuple[Remedy, ...]:
 
 
 def end(pids: Sequence[int]) -> tuple[Remedy, ...]:
-    """End processes that the message names: only after looking, and by vram's own careful hand."""
+    """End processes that the message names, with `vram kill`, which checks who they are."""
     if not pids:
         return ()
     words = " ".join(map(str, pids))
@@ -157,11 +159,18 @@ def end(pids: Sequence[int]) -> tuple[Remedy, ...]:
     if len(pids) == 1:
         text = "If it is a leftover of yours: end it. Unsaved work is lost."
     return (
-        Remedy(step="end", target=f"pid {words}", text=text, command=f"vram kill {words}", harm="loses-work"),
+        Remedy(
+            step="end",
+            target=f"pid {words}",
+            text=text,
+            command=f"vram kill {words}",
+            harm="loses-work",
+            pids=tuple(pids),
+        ),
     )
 
 
-def room_alone(reading: Reading, worked: Sums) -> int | None:
+def room_alone(reading: OomReading, worked: Sums) -> int | None:
     """What this program could have if nobody else were there."""
     if reading.total is None:
         return reading.limit.nbytes if reading.limit else None
@@ -169,9 +178,9 @@ def room_alone(reading: Reading, worked: Sums) -> int | None:
     return max(0, reading.total.nbytes - min(context, reading.total.nbytes // 8))
 
 
-def _option(reading: Reading) -> str:
+def _option(reading: OomReading) -> str:
     return "" if reading.gpu is None else f" --gpu {reading.gpu}"
 
 
-def _gpu(reading: Reading) -> str:
+def _gpu(reading: OomReading) -> str:
     return "gpu" if reading.gpu is None else f"gpu {reading.gpu}"

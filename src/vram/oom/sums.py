@@ -1,13 +1,13 @@
-"""The arithmetic behind every judgement: whose the bytes were, from the figures that were printed.
+"""The arithmetic behind every judgement: who held the bytes, from the figures that were printed.
 
-What nobody printed is worked out where the rest allows it, and never taken for zero.
+A figure that was not printed is calculated where the others allow it, and never taken as zero.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from vram.model.oom import Amount, Balance, NamedProcess, Reading, Term, Working
+from vram.model.oom import Amount, Balance, NamedProcess, OomReading, Term, Working
 from vram.units import GIB, MIB, size
 
 # A CUDA context with its loaded code: 518 to 527 MiB measured on an H200; smaller GPUs take less.
@@ -19,6 +19,9 @@ WASTE = 0.05
 # No GPU has this much; whoever asks for it computed a shape wrong.
 ANY_GPU = 512 * GIB
 _SELF_MARGIN = 3 * GIB
+# A smaller share than these explains nothing.
+LEAST = 64 * MIB
+_LEAST_OF_TOTAL = 0.03
 
 
 class Sums(NamedTuple):
@@ -35,7 +38,7 @@ class Sums(NamedTuple):
     listed: tuple[NamedProcess, ...]
 
 
-def work_out(reading: Reading) -> Sums:
+def work_out(reading: OomReading) -> Sums:
     """Work out every sum that the figures of *reading* allow."""
     asked, total, free, live = reading.asked, reading.total, reading.free, reading.live
     process, listed = _ourselves(reading)
@@ -63,13 +66,13 @@ def work_out(reading: Reading) -> Sums:
     )
 
 
-def slack(reading: Reading) -> int:
+def slack(reading: OomReading) -> int:
     """How far a sum over all printed figures may be off."""
     printed = (reading.asked, reading.total, reading.free, reading.live, reading.idle, reading.process)
     return sum(each.slack for each in printed if each)
 
 
-def balance(reading: Reading, sums: Sums) -> Balance | None:
+def balance(reading: OomReading, sums: Sums) -> Balance | None:
     """Terms that sum to the GPU's total; None where the message does not say enough for one."""
     total, free, live = reading.total, reading.free, reading.live
     if total is None or free is None:
@@ -99,35 +102,56 @@ def _closed(terms: list[Term], rest: int, total: Amount, sums: Sums, *, known: b
     return Balance(tuple(terms), total.nbytes, max(sums.slack, abs(min(0, rest))))
 
 
-def shortfall(reading: Reading) -> tuple[Working, ...]:
+def shortfall(reading: OomReading) -> tuple[Working, ...]:
     """asked - free = missing."""
     if reading.asked is None or reading.free is None:
         return ()
     missing = reading.asked.nbytes - reading.free.nbytes
     terms = (Term("asked", reading.asked.nbytes), Term("free", -reading.free.nbytes))
-    return (Working(terms, "missing" if missing > 0 else "to spare", abs(missing)),)
+    return (Working(terms, "missing" if missing > 0 else "left over", abs(missing)),)
 
 
-def context(reading: Reading, outside: int | None) -> int:
+def needed_context(reading: OomReading, outside: int | None) -> int:
     """Of what lies *outside* the allocator, what a program cannot be without; where None, the usual."""
     total = reading.total.nbytes if reading.total else 8 * CONTEXT
     return min(usual_context(reading) if outside is None else outside, CONTEXT, total // 8)
 
 
-def usual_context(reading: Reading) -> int:
-    """What a context is taken to need where nobody printed it: measured on NVIDIA, unknown elsewhere."""
+def usual_context(reading: OomReading) -> int:
+    """What a context is assumed to need where it was not printed: measured on NVIDIA, unknown elsewhere."""
     return 0 if {"hip", "xpu"} & set(reading.signs) else CONTEXT
 
 
+def blamed(reading: OomReading, worked: Sums) -> Literal["ghost", "other-process", "context"] | None:
+    """The largest share that is not this program's own work; None where nothing stands out."""
+    free_enough = (
+        reading.asked is not None
+        and reading.free is not None
+        and reading.free.nbytes >= reading.asked.nbytes + worked.slack
+    )
+    if worked.fits_alone is False or worked.short is None or free_enough:
+        return None
+    listed = reading.others is not None
+    unnamed = max(0, (worked.unnamed or 0) - DRIVER)
+    shares = {
+        "other-process": (worked.named or 0) if listed else unnamed,
+        "ghost": unnamed if listed else 0,
+        "context": max(0, (worked.outside or 0) - CONTEXT),
+    }
+    name, nbytes = max(shares.items(), key=lambda item: item[1])
+    least = max(LEAST, _LEAST_OF_TOTAL * (reading.total.nbytes if reading.total else 0))
+    return name if nbytes >= least else None  # type: ignore[return-value]
+
+
 def said(amount: Amount | int | None) -> str:
-    """A size in a sentence; "an unknown size" where there is none. Beyond an exabyte none is told."""
+    """A size in a sentence; "an unknown size" where there is none. Beyond an exabyte no figure is given."""
     if amount is None:
         return "an unknown size"
     nbytes = amount if isinstance(amount, int) else amount.nbytes
     return "more than an exabyte" if nbytes >= 1 << 60 else size(nbytes)
 
 
-def _ourselves(reading: Reading) -> tuple[Amount | None, tuple[NamedProcess, ...]]:
+def _ourselves(reading: OomReading) -> tuple[Amount | None, tuple[NamedProcess, ...]]:
     """What the driver charges us for, and everybody else.
 
     Inside a container a process is listed under a pid that it does not know: it then names itself
@@ -151,7 +175,7 @@ def _ourselves(reading: Reading) -> tuple[Amount | None, tuple[NamedProcess, ...
     return me.nbytes, tuple(share for share in listed if share is not me)
 
 
-def _fits_alone(reading: Reading, outside: int | None) -> bool | None:
+def _fits_alone(reading: OomReading, outside: int | None) -> bool | None:
     """Would it fit if the GPU were empty but for what this program really uses?"""
     if reading.asked is None or reading.total is None:
         return None
@@ -159,7 +183,7 @@ def _fits_alone(reading: Reading, outside: int | None) -> bool | None:
         return False
     if reading.live is None:
         return None
-    needed = reading.live.nbytes + reading.asked.nbytes + context(reading, outside)
+    needed = reading.live.nbytes + reading.asked.nbytes + needed_context(reading, outside)
     return needed <= reading.total.nbytes + slack(reading)
 
 

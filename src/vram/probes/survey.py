@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from vram import __version__
 from vram.host.ports import Clock, Host, WindowsQuery
-from vram.model.observation import HostFacts, Observation, ProbeRun, Status, Survey
+from vram.model.observation import HostFacts, Observation, ProbeRun, Status, Survey, with_code
 from vram.probes.sources import exports, files, nvml, processes
 
 # A call that hangs takes all the time it gets: the sources after it must still have some.
@@ -35,10 +35,10 @@ class _Collected:
         first = len(self.seen)
         try:
             for observation in source:
-                self.seen.append(observation)
+                self.seen.append(with_code(observation))
         except Exception as error:
             message = f"{type(error).__name__}: {error}"
-            self.seen.append(Observation(probe=name, status="failed", message=message))
+            self.seen.append(Observation(probe=name, status="failed", code="error", message=message))
         self.runs.append(_run(name, self.seen[first:], self._clock.monotonic() - began))
 
     def forget(self, name: str) -> None:
@@ -101,7 +101,7 @@ def _started(host: Host, deadline_s: float) -> Iterable[Observation]:
         return nvml.begin(host, deadline_s)
     except Exception as error:
         message = f"{type(error).__name__}: {error}"
-        return [Observation(probe="nvml.init", status="failed", message=message)]
+        return [Observation(probe="nvml.init", status="failed", code="error", message=message)]
 
 
 def _asked(host: Host, me: HostFacts, deadline_s: float) -> WindowsQuery | None:
@@ -119,4 +119,6 @@ def _answers(query: WindowsQuery, me: HostFacts) -> Iterable[Observation]:
 def _run(name: str, said: list[Observation], duration_s: float) -> ProbeRun:
     worst = max(said, key=lambda each: _WORST_LAST.index(each.status), default=None)
     status: Status = worst.status if worst else "ok"
-    return ProbeRun(name, status, round(duration_s, 6), worst.message if worst else None)
+    return ProbeRun(
+        name, status, round(duration_s, 6), worst.message if worst else None, worst.code if worst else None
+    )

@@ -1,1 +1,1 @@
-"""Ways into a live Python process, safest first."""
+"""Run a payload inside a live Python process: the injectors, safest first."""

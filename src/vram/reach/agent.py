@@ -1,4 +1,4 @@
-"""Through the agent that the process started itself: the safest way, and the fastest."""
+"""Ask the agent that the process started itself (vram.agent()): the safest injector, and the fastest."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from vram import untrusted
 from vram.errors import NotReachable, TimedOut
 from vram.model.trimming import Via
 from vram.payloads import agent
+from vram.reach.payload import LONGEST_ANSWER, RawAnswer, Request
 from vram.reach.python_process import PythonProcess
-from vram.reach.request import LONGEST_ANSWER, Raw, Request
 
 NAME: Via = "agent"
 
 
-def closed(process: PythonProcess) -> str | None:
-    """Why this way does not lead in; None where it is open."""
+def unavailable_reason(process: PythonProcess) -> str | None:
+    """Why the agent cannot be asked; None where it can."""
     if not process.is_ours:
         return "an agent answers its own user only"
     return None if _find(process) else "it has not called vram.agent()"
 
 
-def visit(process: PythonProcess, request: Request, deadline_s: float) -> Raw:
+def run(process: PythonProcess, request: Request, deadline_s: float) -> RawAnswer:
     found = _find(process)
     if found is None:
         raise NotReachable(f"pid {process.pid} runs no vram agent", hint="it would have to call vram.agent()")
@@ -39,10 +39,10 @@ def visit(process: PythonProcess, request: Request, deadline_s: float) -> Raw:
         try:
             connection.sendall(msgspec.json.encode(wanted) + b"\n")
         except TimeoutError:
-            raise _silence(process) from None
+            raise _no_answer(process) from None
         except OSError as error:
             raise _hung_up(process) from error
-        return Raw(_answer(connection, process, until))
+        return RawAnswer(_answer(connection, process, until))
 
 
 def _find(process: PythonProcess) -> tuple[str, str] | None:
@@ -84,13 +84,13 @@ def _answer(connection: socket.socket, process: PythonProcess, until: float) -> 
         return untrusted.receive(connection, nbytes=LONGEST_ANSWER, until=until)
     except untrusted.Rejected as error:
         if error.code == "late":
-            raise _silence(process) from error
+            raise _no_answer(process) from error
         if error.code == "too-large":
             raise NotReachable(f"the agent of pid {process.pid} answers without end") from error
         raise _hung_up(process) from error
 
 
-def _silence(process: PythonProcess) -> TimedOut:
+def _no_answer(process: PythonProcess) -> TimedOut:
     return TimedOut(
         f"the agent of pid {process.pid} did not answer in time",
         hint="the process is busy inside one long call; give it longer with --deadline",

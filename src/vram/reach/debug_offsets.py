@@ -1,8 +1,8 @@
-"""CPython's own table of where things lie in it (``_Py_DebugOffsets``), at the start of ``_PyRuntime``.
+"""CPython's own table of offsets for debuggers (``_Py_DebugOffsets``), at the start of ``_PyRuntime``.
 
-The table says what the version is and where the interface for debuggers (PEP 768) lies. It is read
-from another process's memory, which may hold anything: every offset must lie inside its structure,
-every pointer in memory that the process may write.
+The table has the version and the offsets of the interface for debuggers (PEP 768). It is read from another
+process's memory, which may hold anything: every offset must lie inside its structure, every pointer in
+memory that the process may write.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import struct
 
 from msgspec import Struct
 
-from vram.reach.image import Mapping
-from vram.reach.ptrace import Memory, Unsafe
+from vram.reach.elf import MemoryMapping
+from vram.reach.ptrace import TargetMemory, UnsafeToAttach
 
 FIRST_MINOR, LAST_MINOR = 14, 14  # whose tables are known
 _COOKIE = b"xdebugpy"
@@ -64,28 +64,28 @@ class DebugOffsets(Struct, frozen=True, kw_only=True):
 
 
 class MainThread(Struct, frozen=True):
-    """The main thread's state in a running interpreter, and whether debuggers are let in."""
+    """The main thread's state in a running interpreter, and whether remote debugging is enabled."""
 
     interpreter: int
     state: int
     remote_debugging: bool
 
 
-def read(memory: Memory, runtime: int) -> DebugOffsets:
-    """The table of the Python whose ``_PyRuntime`` lies at *runtime*. Raises Unsafe."""
+def read(memory: TargetMemory, runtime: int) -> DebugOffsets:
+    """The table of the Python whose ``_PyRuntime`` lies at *runtime*. Raises UnsafeToAttach."""
     table = memory.read(runtime, _NBYTES)
     version, free_threaded = struct.unpack_from("<QQ", table, 8)
     minor = version >> 16 & 0xFF
     if table[:8] != _COOKIE or version >> 24 != 3 or minor < FIRST_MINOR:
-        raise Unsafe(f"its Python has no sys.remote_exec (3.{FIRST_MINOR} has)")
+        raise UnsafeToAttach(f"its Python has no sys.remote_exec (3.{FIRST_MINOR} has)")
     if minor > LAST_MINOR or version >> 4 & 0xF != _FINAL_RELEASE:
         release = "" if version >> 4 & 0xF == _FINAL_RELEASE else ", no final release,"
-        raise Unsafe(
+        raise UnsafeToAttach(
             f"its Python is 3.{minor}{release} whose table of offsets is not known",
             f"releases up to 3.{LAST_MINOR} are; others can call vram.agent()",
         )
     if free_threaded:
-        raise Unsafe(
+        raise UnsafeToAttach(
             "it is a free-threaded build of Python, in which this was never tried",
             "start it with an ordinary build, or have it call vram.agent()",
         )
@@ -95,25 +95,25 @@ def read(memory: Memory, runtime: int) -> DebugOffsets:
 
 
 def find_main_thread(
-    memory: Memory, runtime: int, offsets: DebugOffsets, writable: list[Mapping], tid: int
+    memory: TargetMemory, runtime: int, offsets: DebugOffsets, writable: list[MemoryMapping], tid: int
 ) -> MainThread:
-    """The main thread, whose number is *tid* for the process itself; certain only while nobody runs."""
-    interpreter = memory.number(runtime + offsets.head)
-    if not interpreter or memory.number(runtime + offsets.finalizing):
-        raise Unsafe("its Python is starting or ending", "try again in a moment", passing=True)
+    """The main thread, whose id is *tid* in its own namespace; certain only while every thread is stopped."""
+    interpreter = memory.uint64(runtime + offsets.head)
+    if not interpreter or memory.uint64(runtime + offsets.finalizing):
+        raise UnsafeToAttach("its Python is starting or ending", "try again in a moment", passing=True)
     for _ in range(_MOST_INTERPRETERS):
         _require(_is_inside(interpreter, offsets.interpreter_nbytes, writable), "its interpreters")
-        if memory.number(interpreter + offsets.interpreter_id) == 0:
+        if memory.uint64(interpreter + offsets.interpreter_id) == 0:
             break
-        interpreter = memory.number(interpreter + offsets.next)
+        interpreter = memory.uint64(interpreter + offsets.next)
     else:
         _require(False, "its interpreters")
-    state = memory.number(interpreter + offsets.main_thread)
+    state = memory.uint64(interpreter + offsets.main_thread)
     _require(_is_inside(state, offsets.thread_nbytes, writable), "its main thread")
-    owner, native = memory.number(state + offsets.interpreter), memory.number(state + offsets.native_id)
+    owner, native = memory.uint64(state + offsets.interpreter), memory.uint64(state + offsets.native_id)
     _require(owner == interpreter and native == tid, "its main thread")
-    enabled = memory.small(interpreter + offsets.enabled)
-    _require(enabled in (0, 1), "whether debuggers are let in")
+    enabled = memory.int32(interpreter + offsets.enabled)
+    _require(enabled in (0, 1), "whether remote debugging is enabled")
     return MainThread(interpreter, state, bool(enabled))
 
 
@@ -143,7 +143,7 @@ def _is_plausible(offsets: DebugOffsets) -> bool:
     )
 
 
-def _is_inside(address: int, nbytes: int, lines: list[Mapping]) -> bool:
+def _is_inside(address: int, nbytes: int, lines: list[MemoryMapping]) -> bool:
     return not address % 8 and any(address in line and address + nbytes <= line.end for line in lines)
 
 
@@ -153,7 +153,7 @@ def _word(table: bytes, at: int) -> int:
 
 def _require(plausible: bool, what: str) -> None:
     if not plausible:
-        raise Unsafe(
+        raise UnsafeToAttach(
             f"its memory is not laid out as Python's is ({what})",
             "an ordinary build is; a changed one can call vram.agent()",
         )

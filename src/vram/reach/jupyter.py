@@ -1,4 +1,4 @@
-"""Through a Jupyter kernel's own door: the connection file that its command line names.
+"""Ask through a Jupyter kernel's own messages, over the connection file that its command line names.
 
 A kernel that offers subshells answers while a cell runs; another one answers between cells.
 Nothing shows in the notebook: no history, no execution count, no output.
@@ -6,22 +6,24 @@ Nothing shows in the notebook: no history, no execution count, no output.
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 import os
 import stat
 import time
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
 
-from vram.errors import NotReachable
+from vram import untrusted
+from vram.errors import NotReachable, TimedOut
 from vram.model.trimming import Via
-from vram.reach.jupyter_wire import Wire
-from vram.reach.payload_source import expression
-from vram.reach.python_process import PythonProcess, shares_our_world
-from vram.reach.request import Raw, Request
+from vram.reach.payload import LONGEST_ANSWER, MOST_ITEMS, RawAnswer, Request, expression
+from vram.reach.python_process import PythonProcess, namespace_mismatch
 
 NAME: Via = "jupyter"
 MIME = "application/vnd.vram.answer+json"
@@ -36,15 +38,15 @@ Shape = TypeVar("Shape")
 # formatter the user has installed can change the answer.
 _EXPRESSION = (
     "type('Answer', (), {{'_repr_mimebundle_': "
-    "lambda self, *, told={expression}, **_: {{{mime!r}: told}}}})()"
+    "lambda self, *, answer={expression}, **_: {{{mime!r}: answer}}}})()"
 )
 
 
-class Unsafe(Exception):
-    """A connection file that must not be believed, and why."""
+class UntrustedConnectionFile(Exception):
+    """A connection file that is not to be trusted, and why."""
 
 
-def closed(process: PythonProcess) -> str | None:
+def unavailable_reason(process: PythonProcess) -> str | None:
     path = connection_file(process.argv)
     if path is None:
         return "it is no Jupyter kernel"
@@ -52,13 +54,13 @@ def closed(process: PythonProcess) -> str | None:
         return "its connection file is somebody else's"
     try:
         read_connection(path, process.pid)
-    except Unsafe as error:
+    except UntrustedConnectionFile as error:
         return str(error)
     from importlib.util import find_spec
 
     if find_spec("zmq") is None:
         return "pyzmq is not installed here: pip install 'vram[jupyter]'"
-    return shares_our_world(process.pid)
+    return namespace_mismatch(process.pid)
 
 
 def connection_file(argv: Sequence[str]) -> str | None:
@@ -73,19 +75,19 @@ def connection_file(argv: Sequence[str]) -> str | None:
 
 
 def read_connection(path: str, pid: int) -> dict[str, Any]:
-    """The file's contents, believed only where it is our own, private, and leads to this machine."""
+    """The file's contents. Raises UntrustedConnectionFile unless it is ours, private, and of this machine."""
     try:
         if not os.path.isabs(path):
             path = os.path.join(os.readlink(f"/proc/{pid}/cwd"), path)
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        raise Unsafe(f"its connection file cannot be opened: {error.strerror}") from error
+        raise UntrustedConnectionFile(f"its connection file cannot be opened: {error.strerror}") from error
     with os.fdopen(file, "rb") as stream:
         about = os.fstat(stream.fileno())
         if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid():
-            raise Unsafe("its connection file is not yours")
+            raise UntrustedConnectionFile("its connection file is not yours")
         if about.st_mode & 0o077:
-            raise Unsafe("its connection file is open to others (its mode is not 0600)")
+            raise UntrustedConnectionFile("its connection file is open to others (its mode is not 0600)")
         text = stream.read(_LONGEST_FILE)
     return _checked(text)
 
@@ -97,13 +99,13 @@ def _checked(text: bytes) -> dict[str, Any]:
         signed = bool(found["key"]) and found["signature_scheme"] in SCHEMES
         numbered = all(0 < int(found[f"{channel}_port"]) < 1 << 16 for channel in ("shell", "control"))
     except (ValueError, TypeError, KeyError, RecursionError):
-        raise Unsafe("its connection file is broken") from None
+        raise UntrustedConnectionFile("its connection file is broken") from None
     if not local:
-        raise Unsafe("its connection file does not lead to this machine's loopback")
+        raise UntrustedConnectionFile("its connection file does not lead to this machine's loopback")
     if not signed:
-        raise Unsafe("its connection file has no key to sign with")
+        raise UntrustedConnectionFile("its connection file has no key to sign with")
     if not numbered:
-        raise Unsafe("its connection file is broken")
+        raise UntrustedConnectionFile("its connection file is broken")
     return dict(found)
 
 
@@ -116,43 +118,43 @@ def _is_loopback(ip: str) -> bool:
         return False
 
 
-def visit(process: PythonProcess, request: Request, deadline_s: float) -> Raw:
+def run(process: PythonProcess, request: Request, deadline_s: float) -> RawAnswer:
     until = time.monotonic() + deadline_s
     try:
         connection = read_connection(connection_file(process.argv) or "", process.pid)
-    except Unsafe as error:
+    except UntrustedConnectionFile as error:
         raise NotReachable(f"pid {process.pid}: {error}") from error
-    with Conversation(connection, until) as kernel:
-        told = expression(request.payload, "answered", request.whole(process.pid_inside, until))
-        return Raw(kernel.evaluate(_EXPRESSION.format(expression=told, mime=MIME), process.pid))
+    with KernelClient(connection, until) as kernel:
+        source = expression(request.payload, "answered", request.with_limits(process.pid_inside, until))
+        return RawAnswer(kernel.evaluate(_EXPRESSION.format(expression=source, mime=MIME), process.pid))
 
 
-class Conversation:
-    """A kernel's ways to be talked to: control, which always answers, and shell, where code runs."""
+class KernelClient:
+    """The channels of a kernel: control, which always answers, and shell, where code runs."""
 
     def __init__(self, connection: dict[str, Any], until: float) -> None:
         self._until = until
-        self._wires = {
-            channel: Wire(connection, channel, until, f"vram-{os.getpid()}-{os.urandom(8).hex()}")
+        self._channels = {
+            channel: Channel(connection, channel, until, f"vram-{os.getpid()}-{os.urandom(8).hex()}")
             for channel in ("control", "shell")
         }
         self._subshell: str | None = None
 
-    def __enter__(self) -> Conversation:
+    def __enter__(self) -> KernelClient:
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._subshell is not None:
-            self._wires["control"].send("delete_subshell_request", {"subshell_id": self._subshell})
-        for wire in self._wires.values():
-            wire.close()
+            self._channels["control"].send("delete_subshell_request", {"subshell_id": self._subshell})
+        for channel_client in self._channels.values():
+            channel_client.close()
 
     def evaluate(self, expression: str, pid: int) -> bytes:
-        info = _shaped(self._wires["control"].ask("kernel_info_request", {}), _KernelInfo)
+        info = _shaped(self._channels["control"].ask("kernel_info_request", {}), _KernelInfo)
         if info.language_info.name != "python":
             raise NotReachable(f"pid {pid} is a kernel of another language than Python")
         if SUBSHELLS in info.supported_features:
-            made = self._wires["control"].ask("create_subshell_request", {})
+            made = self._channels["control"].ask("create_subshell_request", {})
             self._subshell = _shaped(made, _Subshell).subshell_id
         asked = {
             "code": "",
@@ -163,7 +165,7 @@ class Conversation:
             "stop_on_error": False,
         }
         header = {"subshell_id": self._subshell} if self._subshell is not None else {}
-        answer = self._wires["shell"].ask("execute_request", asked, **header)
+        answer = self._channels["shell"].ask("execute_request", asked, **header)
         return _encoded(_shaped(answer, _Executed).user_expressions.get("vram", _Evaluated()))
 
 
@@ -189,15 +191,98 @@ class _Executed(Struct):
     user_expressions: dict[str, _Evaluated] = {}
 
 
-def _shaped(told: dict[str, Any], kind: type[Shape]) -> Shape:
+def _shaped(content: dict[str, Any], kind: type[Shape]) -> Shape:
     try:
-        return msgspec.convert(told, kind)
+        return msgspec.convert(content, kind)
     except msgspec.ValidationError as error:
         raise NotReachable(f"the kernel gave an answer that cannot be read: {error}") from error
 
 
-def _encoded(told: _Evaluated) -> bytes:
-    if MIME not in told.data:
-        reason = told.evalue[:_LONGEST_REASON] or "it gave no reason"
+def _encoded(evaluated: _Evaluated) -> bytes:
+    if MIME not in evaluated.data:
+        reason = evaluated.evalue[:_LONGEST_REASON] or "it gave no reason"
         raise NotReachable(f"the kernel did not run what it was sent: {reason}")
-    return msgspec.json.encode(told.data[MIME])
+    return msgspec.json.encode(evaluated.data[MIME])
+
+
+# ---- one channel ----
+#
+# jupyter_client speaks this protocol too; importing it takes longer than the whole run (160 ms), and
+# everybody who has a kernel has ZeroMQ.
+
+_DELIMITER = b"<IDS|MSG>"
+_PROTOCOL = "5.3"
+# Closing waits at most this long for what was sent last: a kernel that has ended must not delay us.
+_LINGER_MS = 500
+
+
+class Channel:
+    """Sends requests on one channel (messaging protocol 5 over ZeroMQ), and waits for signed replies."""
+
+    def __init__(self, connection: dict[str, Any], channel: str, until: float, session: str) -> None:
+        import zmq
+
+        self._key = str(connection["key"]).encode()
+        self._digest = str(connection["signature_scheme"]).removeprefix("hmac-")
+        self._until = until
+        self._session = session
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.LINGER, _LINGER_MS)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, LONGEST_ANSWER)
+        ip = str(connection["ip"])
+        if ":" in ip:
+            self._socket.setsockopt(zmq.IPV6, 1)
+            ip = f"[{ip}]"
+        self._socket.connect(f"tcp://{ip}:{int(connection[f'{channel}_port'])}")
+
+    def close(self) -> None:
+        self._socket.close()
+        self._context.term()
+
+    def ask(self, kind: str, question: dict[str, Any], **header: str) -> dict[str, Any]:
+        """The content of the answer. Raises TimedOut."""
+        number = self.send(kind, question, **header)
+        while (left := self._until - time.monotonic()) > 0 and self._socket.poll(int(left * 1000)):
+            parent, content = self._received(self._socket.recv_multipart())
+            if parent.get("msg_id") == number:
+                return content
+        raise TimedOut(
+            "the kernel did not answer in time; the request is cancelled",
+            hint="it is busy with a cell: --deadline gives it longer; ipykernel 7 answers meanwhile",
+        )
+
+    def send(self, kind: str, content: dict[str, Any], **header: str) -> str:
+        number = os.urandom(16).hex()
+        whole = {
+            "msg_id": number,
+            "msg_type": kind,
+            "session": self._session,
+            "username": "vram",
+            "date": datetime.now(UTC).isoformat(),
+            "version": _PROTOCOL,
+            **header,
+        }
+        parts = [json.dumps(part).encode() for part in (whole, {}, {}, content)]
+        self._socket.send_multipart([_DELIMITER, self._signature(parts), *parts])
+        return number
+
+    def _received(self, frames: list[bytes]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Parent header and content; empty where the reply is malformed or not signed with the key."""
+        at = frames.index(_DELIMITER) if _DELIMITER in frames else len(frames)
+        signature, parts = frames[at + 1 : at + 2], frames[at + 2 : at + 6]
+        if len(parts) < 4 or not hmac.compare_digest(signature[0], self._signature(parts)):
+            return {}, {}
+        try:
+            parent, content = (
+                untrusted.decode(parts[at], dict[str, Any], most_items=MOST_ITEMS) for at in (1, 3)
+            )
+        except untrusted.Rejected:
+            return {}, {}
+        return parent, content
+
+    def _signature(self, parts: list[bytes]) -> bytes:
+        signer = hmac.new(self._key, digestmod=getattr(hashlib, self._digest))
+        for part in parts:
+            signer.update(part)
+        return signer.hexdigest().encode()

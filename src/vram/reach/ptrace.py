@@ -1,8 +1,8 @@
-"""Another process's threads and memory, through the kernel: all held still for a moment, then let go.
+"""Stop another process's threads with ptrace, and read and write its memory.
 
-Seizing sends no signal. What is seized belongs to the thread that did it, and the kernel
-lets it run when that thread ends, however it ends: so each stop has a thread of its own, and
-not even our death leaves anybody stopped.
+PTRACE_SEIZE sends no signal. A seized thread belongs to the thread of ours that seized it, and the kernel
+resumes it when that thread ends, however it ends. So each stop has a thread of its own, and no process stays
+stopped when we are killed.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from vram.payloads.procfs import read_stat, started_at
 _SEIZE, _INTERRUPT, _DETACH = 0x4206, 0x4207, 17
 _GETREGS, _SETREGS, _GETFPREGS, _GETSIGMASK = 12, 13, 14, 0x420A
 _WALL = 0x40000000
-_LOOK = os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT | _WALL
+_WAIT_FLAGS = os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT | _WALL
 _EVENT_STOP = 128 << 8
 _SIGTRAP = 5
-# Threads that hang in the kernel do not stop; nobody else shall wait for them any longer.
+# Threads that hang in the kernel do not stop; the others shall not wait for them any longer.
 PATIENCE_S = 0.1
 CROWDED_S = 0.3
 _TURN_S = 0.00002
 _ROUNDS = 64
-# A process that starts threads all the time is not chased for longer.
+# A process that starts threads all the time is given up after this.
 _LONGEST_STOPPING_S = 1.0
-# More than anything that is read at once; who asks for more has been led astray.
+# More than anything that is read at once: a larger size comes from forged data.
 MOST_NBYTES = 16 << 20
-_FIRST_OF_ALL = -20  # for this one thread, where we may: root does
+_HIGHEST_PRIORITY = -20  # for this one thread, where we may: root does
 
 _REGISTERS = [
     "r15",
@@ -76,10 +76,10 @@ Identity = tuple[int, str, int]
 """When a process was started, which program it runs, whose it is."""
 
 
-class Unsafe(Exception):
+class UnsafeToAttach(Exception):
     """The process is in a state in which nothing may be done to it; nothing was.
 
-    ``hint`` says what would change it; ``passing`` that trying again soon may.
+    ``hint`` says what would change that; ``passing`` that it may succeed soon.
     """
 
     def __init__(self, reason: str, hint: str = "", *, passing: bool = False) -> None:
@@ -87,11 +87,11 @@ class Unsafe(Exception):
         self.hint, self.passing = hint, passing
 
 
-class Denied(Unsafe):
-    """The kernel does not let us."""
+class TraceDenied(UnsafeToAttach):
+    """The kernel forbids it."""
 
 
-class Ended(Unsafe):
+class TargetEnded(UnsafeToAttach):
     """The process has ended, or runs another program now."""
 
 
@@ -99,17 +99,17 @@ class _Span(ctypes.Structure):
     _fields_ = (("address", ctypes.c_void_p), ("nbytes", ctypes.c_size_t))
 
 
-class Memory:
+class TargetMemory:
     """The memory of one program, by address. After an exec nothing is written.
 
-    It is read and written by calls that a signal can end. Pages may lie on a file system that never
+    It is read and written by calls that a signal can interrupt. Pages may lie on a file system that never
     answers; a read of /proc/PID/mem would then outlive SIGKILL, and so would its program. That file only
-    tells whether the program is the one it was.
+    shows whether the program is still the same.
     """
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
-        library = ctypes.CDLL(None, use_errno=True)  # without Python's lock: others go on meanwhile
+        library = ctypes.CDLL(None, use_errno=True)  # releases the GIL: our other threads go on meanwhile
         for call in (library.process_vm_readv, library.process_vm_writev):
             call.restype = ctypes.c_ssize_t
             call.argtypes = (
@@ -120,33 +120,33 @@ class Memory:
         try:
             self._file = os.open(f"/proc/{pid}/mem", os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError as error:
-            raise Ended("it has ended") from error
+            raise TargetEnded("it has ended") from error
         except OSError as error:
-            raise Denied(f"its memory may not be opened ({error.strerror})") from error
+            raise TraceDenied(f"its memory may not be opened ({error.strerror})") from error
 
     def close(self) -> None:
         os.close(self._file)
 
     def read(self, address: int, nbytes: int) -> bytes:
         if not 0 <= nbytes <= MOST_NBYTES:
-            raise Unsafe(f"its memory at {address:#x} is not what it should be")
+            raise UnsafeToAttach(f"its memory at {address:#x} is not what it should be")
         buffer = ctypes.create_string_buffer(nbytes)
         if self._copied(self._read, buffer, address, nbytes) != nbytes:
             self._require_same_program()
-            raise Unsafe(f"its memory at {address:#x} cannot be read")
+            raise UnsafeToAttach(f"its memory at {address:#x} cannot be read")
         return buffer.raw
 
-    def number(self, address: int) -> int:
+    def uint64(self, address: int) -> int:
         return int.from_bytes(self.read(address, 8), "little")
 
-    def small(self, address: int) -> int:
+    def int32(self, address: int) -> int:
         return int.from_bytes(self.read(address, 4), "little", signed=True)
 
     def write(self, address: int, data: bytes) -> None:
         self._require_same_program()
         buffer = ctypes.create_string_buffer(data, len(data))
         if self._copied(self._write, buffer, address, len(data)) != len(data):
-            raise Unsafe(f"its memory at {address:#x} cannot be written")
+            raise UnsafeToAttach(f"its memory at {address:#x} cannot be written")
 
     def _copied(self, call: Any, buffer: Any, address: int, nbytes: int) -> int:
         if not 0 <= address < 1 << 64:
@@ -156,24 +156,24 @@ class Memory:
         return copied
 
     def _require_same_program(self) -> None:
-        """Nobody has memory at address 0: the file says so at once, or that it has come to its end."""
+        """Nothing is mapped at address 0: the file answers with an error, or with its end after an exec."""
         try:
             is_gone = not os.pread(self._file, 1, 0)
         except OSError:
             return
         if is_gone:
-            raise Ended("it ended, or began another program, meanwhile")
+            raise TargetEnded("it ended, or began another program, meanwhile")
 
 
-class Thread(Struct):
-    """One stopped thread. ``signal`` is one that was just being delivered: it is handed on."""
+class StoppedThread(Struct):
+    """One stopped thread. ``signal`` was being delivered to it: it is delivered when the thread resumes."""
 
     tid: int
     signal: int = 0
 
 
-class Threads:
-    """Every thread of one process, held still."""
+class StoppedThreads:
+    """Every thread of one process, stopped."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -182,12 +182,12 @@ class Threads:
         self._ptrace.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)
         self._ptrace.restype = ctypes.c_long
         self._buffer = ctypes.create_string_buffer(512)
-        self._threads: dict[int, Thread] = {}
+        self._threads: dict[int, StoppedThread] = {}
         self._stopped: set[int] = set()
         self.began = 0.0
 
     def stop(self) -> None:
-        """Hold all of them; raises where one cannot be. New threads are made by running ones only."""
+        """Stop all of them; raises where one cannot be. Only running threads start new ones."""
         until = time.monotonic() + _LONGEST_STOPPING_S
         for _ in range(_ROUNDS):
             fresh = [tid for tid in self._tids() if tid not in self._threads and self._seize(tid)]
@@ -197,10 +197,10 @@ class Threads:
             for tid in fresh:
                 with suppress(ProcessLookupError):
                     self._call(_INTERRUPT, tid)
-            self._settle(fresh)
+            self._wait_for(fresh)
             if time.monotonic() > until:
                 break
-        raise Unsafe("it starts threads faster than they can be stopped", passing=True)
+        raise UnsafeToAttach("it starts threads faster than they can be stopped", passing=True)
 
     def registers(self, tid: int) -> dict[str, int]:
         self._call(_GETREGS, tid, 0, self._buffer)
@@ -233,67 +233,67 @@ class Threads:
         try:
             return [int(name) for name in os.listdir(f"/proc/{self._pid}/task")]
         except OSError as error:
-            raise Ended("it has ended") from error
+            raise TargetEnded("it has ended") from error
 
     def _seize(self, tid: int) -> bool:
-        """Whether it is ours now; False where that thread has ended."""
+        """Whether it was seized; False where that thread has ended."""
         try:
             self._call(_SEIZE, tid)
         except ProcessLookupError:
             if tid == self._pid:
-                raise Ended("it has ended") from None
+                raise TargetEnded("it has ended") from None
             return False
         except PermissionError as error:
             state = _state(self._pid, tid)
             if state in ("", "Z", "X"):
                 if tid == self._pid:
-                    raise Unsafe("its main thread has ended") from error
+                    raise UnsafeToAttach("its main thread has ended") from error
                 return False
-            raise Denied("it may not be traced", passing=True) from error
-        self._threads[tid] = Thread(tid)
+            raise TraceDenied("it may not be traced", passing=True) from error
+        self._threads[tid] = StoppedThread(tid)
         return True
 
-    def _settle(self, tids: list[int]) -> None:
+    def _wait_for(self, tids: list[int]) -> None:
         waiting = list(tids)
         began = time.monotonic()
         while waiting:
             waiting = [tid for tid in waiting if not self._has_stopped(tid)]
             if not waiting:
                 return
-            # They need a processor to come to a stop: on a busy machine it may be the one that we have.
+            # A thread needs a CPU to stop: on a busy machine it may be the one that we use.
             time.sleep(_TURN_S)
             waited_s = time.monotonic() - began
             if waited_s > CROWDED_S or (waited_s > PATIENCE_S and self._hang(waiting)):
-                raise Unsafe(
+                raise UnsafeToAttach(
                     "one of its threads hangs in the kernel",
                     "try again when that call has returned",
                     passing=True,
                 )
 
     def _hang(self, tids: list[int]) -> bool:
-        """Whether one of them cannot stop; others only wait for a processor."""
+        """Whether one of them is in an uninterruptible wait; others only wait for a CPU."""
         return any(_state(self._pid, tid) == "D" for tid in tids)
 
     def _has_stopped(self, tid: int) -> bool:
         try:
-            seen = os.waitid(os.P_PID, tid, _LOOK)
+            status = os.waitid(os.P_PID, tid, _WAIT_FLAGS)
         except ChildProcessError:
-            seen, gone = None, True
+            status, gone = None, True
         else:
-            gone = seen is not None and seen.si_code in (os.CLD_EXITED, os.CLD_KILLED, os.CLD_DUMPED)
+            gone = status is not None and status.si_code in (os.CLD_EXITED, os.CLD_KILLED, os.CLD_DUMPED)
         if gone:
             if tid == self._pid:
-                raise Ended("it has ended")
+                raise TargetEnded("it has ended")
             del self._threads[tid]
             return True
-        if seen is None:
+        if status is None:
             return False
         self._stopped.add(tid)
-        if seen.si_status & ~0xFF == _EVENT_STOP:
-            if seen.si_status & 0xFF != _SIGTRAP:
-                raise Unsafe("it is stopped", f"let it run first: kill -CONT {self._pid}")
+        if status.si_status & ~0xFF == _EVENT_STOP:
+            if status.si_status & 0xFF != _SIGTRAP:
+                raise UnsafeToAttach("it is stopped", f"let it run first: kill -CONT {self._pid}")
         else:
-            self._threads[tid].signal = seen.si_status & 0x7F
+            self._threads[tid].signal = status.si_status & 0x7F
         return True
 
     def _call(self, request: int, tid: int, address: int = 0, data: object = 0) -> None:
@@ -307,23 +307,23 @@ class Threads:
             raise OSError(number, os.strerror(number))
 
 
-def while_stopped(pid: int, action: Callable[[Threads], Result]) -> tuple[Result, float]:
-    """Do *action* while every thread of *pid* stands still; return its result, and for how long they did."""
-    told: list[Result | BaseException] = []
+def while_stopped(pid: int, action: Callable[[StoppedThreads], Result]) -> tuple[Result, float]:
+    """Do *action* while every thread of *pid* is stopped; return its result, and for how many seconds."""
+    outcome: list[Result | BaseException] = []
     stopped_s = 0.0
 
-    def hold() -> None:
+    def trace() -> None:
         nonlocal stopped_s
-        threads = Threads(pid)
+        threads = StoppedThreads(pid)
         collects = gc.isenabled()
-        gc.disable()  # a collection of ours would be their standstill, and so would a wait for a processor
+        gc.disable()  # a collection here would lengthen the stop, and so would a wait for a CPU
         with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _FIRST_OF_ALL)
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _HIGHEST_PRIORITY)
         try:
             threads.stop()
-            told.append(action(threads))
+            outcome.append(action(threads))
         except BaseException as error:
-            told.append(error)
+            outcome.append(error)
         finally:
             threads.release()
             if threads.began:
@@ -331,36 +331,36 @@ def while_stopped(pid: int, action: Callable[[Threads], Result]) -> tuple[Result
             if collects:
                 gc.enable()
 
-    visitor = threading.Thread(target=hold, name="vram-visit")
+    tracer = threading.Thread(target=trace, name="vram-visit")
     try:
-        visitor.start()
+        tracer.start()
     except RuntimeError as error:
-        raise Unsafe(f"we cannot start a thread to stop it with: {error}") from error
+        raise UnsafeToAttach(f"we cannot start a thread to stop it with: {error}") from error
     try:
-        visitor.join()
+        tracer.join()
     finally:
-        # Interrupted or not: whoever called may close what the visitor still works with.
-        while visitor.is_alive():
+        # Interrupted or not: our caller may close what the tracer still uses.
+        while tracer.is_alive():
             with suppress(KeyboardInterrupt):
-                visitor.join()
-    (result,) = told
+                tracer.join()
+    (result,) = outcome
     if isinstance(result, OSError):
-        raise Unsafe(f"it cannot be traced: {result.strerror}") from result
+        raise UnsafeToAttach(f"it cannot be traced: {result.strerror}") from result
     if isinstance(result, BaseException):
         raise result
     return result, stopped_s
 
 
 def identity(pid: int) -> Identity:
-    """When it was started, which program it runs, whose it is."""
+    """When it was started, which program it runs, whose it is. Raises TargetEnded."""
     started = started_at(pid)
     if started is None:
-        raise Ended("it has ended")
+        raise TargetEnded("it has ended")
     try:
         program = os.readlink(f"/proc/{pid}/exe").removesuffix(" (deleted)")
         return started, program, os.stat(f"/proc/{pid}").st_uid
     except OSError as error:
-        raise Ended("it has ended") from error
+        raise TargetEnded("it has ended") from error
 
 
 def _state(pid: int, tid: int) -> str:

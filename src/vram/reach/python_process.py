@@ -1,4 +1,4 @@
-"""Is it a Python that can be reached from here, and which one? Told by /proc alone."""
+"""Is it a Python that can be attached to from here, and which one? Read from /proc alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vram.payloads.procfs import ProcessFolder, started_at, text
 _INTERPRETER = re.compile(r"python(?:3(?:\.(\d+))?)?[td]?$")
 _LIBRARY = re.compile(rb"/libpython3\.(\d+)[td]*\.so")
 _STOPPED = {"T": "is stopped", "t": "is held by a debugger", "D": "hangs in the kernel"}
-# Everybody waits for a disk now and then, or is held by another vram for a moment: that passes.
+# A process waits for a disk now and then, or is stopped by another vram for a moment: that passes.
 _PASSING, _PASSING_S = ("D", "t"), 0.5
 _NEEDED_SYMBOL = b"\0Py_AddPendingCall\0"
 _MOST_PROGRAM_NBYTES = 512 << 20
@@ -28,7 +28,7 @@ _MOST_FILE_NBYTES = 64 << 20
 
 
 class PythonProcess(Struct, frozen=True):
-    """A target that runs Python code. ``minor`` is None where no name tells the version."""
+    """A target that runs Python code. ``minor`` is None where no file name has the version."""
 
     target: Target
     argv: tuple[str, ...]
@@ -38,7 +38,7 @@ class PythonProcess(Struct, frozen=True):
 
     @property
     def is_ours(self) -> bool:
-        """Root may visit others; what they offer to their owner alone stays closed to root."""
+        """Root may attach to others; what a process offers to its owner alone is not used by root."""
         return self.target.uid == os.geteuid()
 
     @property
@@ -47,7 +47,7 @@ class PythonProcess(Struct, frozen=True):
 
 
 def examine(target: Target) -> PythonProcess:
-    """Look at *target* without touching it; raises the reason why no way can lead into it."""
+    """Read about *target* without touching it; raises why no injector could work."""
     pid = target.process.pid
     status = _status(pid)
     if os.geteuid() not in (target.uid, 0):
@@ -73,7 +73,7 @@ def examine(target: Target) -> PythonProcess:
 
 @contextmanager
 def pidfd_of(process: PythonProcess) -> Iterator[int]:
-    """A descriptor of the very process that was meant: while it has not ended, its pid is nobody else's."""
+    """A pidfd of the process that was meant: until it ends, no other process gets its pid."""
     try:
         pidfd = os.pidfd_open(process.pid)
     except ProcessLookupError as error:
@@ -86,8 +86,8 @@ def pidfd_of(process: PythonProcess) -> Iterator[int]:
         os.close(pidfd)
 
 
-def shares_our_world(pid: int) -> str | None:
-    """Why a file or a clock of ours would be another one there; None where they are the same."""
+def namespace_mismatch(pid: int) -> str | None:
+    """Why our files or our clock differ from its own; None where they are the same."""
     for name, meaning in (("mnt", "sees other files"), ("time", "has another clock")):
         try:
             same = os.stat(f"/proc/{pid}/ns/{name}").st_ino == os.stat(f"/proc/self/ns/{name}").st_ino
@@ -110,7 +110,7 @@ def _require_awake(pid: int) -> None:
 
 
 def _is_python(pid: int) -> bool:
-    """Whether the program carries Python in itself, as most distributions' interpreters do."""
+    """Whether the program contains Python itself, as most distributions' interpreters do."""
     try:
         with open(f"/proc/{pid}/exe", "rb", buffering=0) as file:
             return _contains(file)
@@ -119,7 +119,7 @@ def _is_python(pid: int) -> bool:
 
 
 def _contains(file: io.FileIO) -> bool:
-    """Read, not mapped: who cuts a mapped file short ends its reader. Holes of sparse files are skipped."""
+    """Read, not mapped: truncating a mapped file kills its reader. Holes of sparse files are skipped."""
     at, before = 0, b""
     while at < _MOST_PROGRAM_NBYTES:
         try:
@@ -150,12 +150,12 @@ def _status(pid: int) -> dict[str, str]:
 
 
 def tracer(pid: int) -> int:
-    """The pid of the debugger that holds *pid* already; 0 where there is none."""
+    """The pid of the debugger that traces *pid*; 0 where there is none."""
     return int(_status(pid).get("TracerPid", "0"))
 
 
 def lasting_tracer(pid: int) -> int:
-    """The same, for one that holds it longer than another vram would."""
+    """The same, for one that traces it longer than another vram would."""
     until = time.monotonic() + _PASSING_S
     while (other := tracer(pid)) and time.monotonic() < until:
         time.sleep(_PASSING_S / 20)
@@ -172,3 +172,29 @@ def _read(pid: int, name: str) -> bytes:
             return file.read(_MOST_FILE_NBYTES)
     except OSError:
         return b""
+
+
+_YAMA = "/proc/sys/kernel/yama/ptrace_scope"
+
+_SCOPES = {
+    "1": "the kernel lets only a parent attach (kernel.yama.ptrace_scope is 1): run it with sudo, or let the "
+    "process allow it by prctl(PR_SET_PTRACER)",
+    "2": "the kernel lets only root attach (kernel.yama.ptrace_scope is 2): run it with sudo",
+    "3": "the kernel lets nobody attach until the next boot (kernel.yama.ptrace_scope is 3)",
+}
+
+
+def ptrace_scope(path: str = _YAMA) -> str:
+    """The setting of the Yama security module; "0" where it is not there."""
+    try:
+        with open(path, encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return "0"
+
+
+def why_not_traced(path: str = _YAMA) -> str:
+    """What to do about a refused attach."""
+    return _SCOPES.get(
+        ptrace_scope(path), "a container or a security module forbids ptrace here: it needs CAP_SYS_PTRACE"
+    )

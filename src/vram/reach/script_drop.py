@@ -1,12 +1,12 @@
-"""A private folder for one visit: the code to run, and the socket on which it asks for the word to go.
+"""A private folder for one run: the code, and the socket on which it asks for permission to start.
 
-Ways that only make a process run some code cannot tell what becomes of it. So the code
-connects first, and does nothing before it has heard "go" there. Whether it was told so is
-decided once, by us: called off, it never runs, and nor does it when we have died meanwhile.
-The kernel says which process is at the other end; nothing in the folder belongs to the target.
+Injectors that only make a process run some code cannot know what becomes of it. So the code connects
+first, and does nothing before it has received "go". Whether that was sent is decided once, by us: a cancelled
+run never starts, nor does one whose vram has died. The kernel says which process is at the other end; nothing
+in the folder belongs to the target.
 
-The target runs what it finds under the folder's name. So nobody else may be able to rename
-anything on the way there; and of what it sends back, nothing is believed, and little is kept.
+The target runs what it finds under the folder's name. So nobody else may be able to rename anything on the
+path to it. What it sends back is not trusted, and limited in size.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from vram import folders, untrusted
 from vram.errors import NoSuchProcess, NotReachable, Refused, TimedOut
 from vram.payloads import agent, delivery
 from vram.payloads.procfs import started_at
-from vram.reach import payload_source
+from vram.reach import payload
+from vram.reach.deadline import interrupted
+from vram.reach.payload import LONGEST_ANSWER, Request
 from vram.reach.python_process import PythonProcess
-from vram.reach.request import LONGEST_ANSWER, Request
-from vram.reach.within import interrupted
 
 _PAYLOAD, _SOCKET, _SCRIPT = "payload.py", "answers", "script.py"
 _NAMES = (_PAYLOAD, _SOCKET, _SCRIPT)
 _PREFIX = "visit-"
-# Root's own folders are closed to others. What lies in /run only root can rename, and without
-# listing this one nobody learns the names in it.
+# Root's own folders are closed to others. Only root can rename what is in /run, and this folder cannot be
+# listed, so that nobody learns the names in it.
 _ROOTS_FOLDER = "/run/vram-visits"
 _ENDING_S = 0.5
 _ABANDONED_S = 60.0
 
-# Runs in the main thread, in __main__: it leaves no name there, takes no time, and raises nothing of
-# its own. What a signal's handler raises just then is the program's: it goes where it would have gone.
+# Runs in the main thread, in __main__: it leaves no name there, returns at once, and raises nothing of its
+# own. What a signal's handler raises just then is the program's, and is raised there again.
 _STARTER = """\
 try:__import__("posix").getpid()=={pid} and __import__("_thread").start_new_thread(exec,({code!r},{{}}))
 except KeyboardInterrupt:__import__("_thread").interrupt_main()
@@ -54,7 +54,7 @@ except BaseException:pass
 
 
 class ScriptDrop:
-    """Made for one process and one visit; closed, nothing of it is left and nothing of it can run."""
+    """Made for one process and one run; after close(), nothing of it is left and nothing of it can run."""
 
     def __init__(self, request: Request, process: PythonProcess, until: float) -> None:
         self._pid, self._pid_inside = process.pid, process.pid_inside
@@ -65,10 +65,10 @@ class ScriptDrop:
         self._folder = _open_folder(self.path)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
-            # Root's folder is passed through by whoever knows its name; the kernel names who connects.
+            # Whoever knows the name can enter root's folder; the kernel says who connects.
             os.fchmod(self._folder, 0o700 if process.is_ours else 0o711)
-            whole = request.whole(process.pid_inside, until, folder=self.path)
-            text = payload_source.expression(request.payload, "deliver", whole)
+            fields = request.with_limits(process.pid_inside, until, folder=self.path)
+            text = payload.expression(request.payload, "deliver", fields)
             os.close(self._write(_PAYLOAD, text, 0o600 if process.is_ours else 0o644))
             self._listener.bind(agent.address(self._folder, _SOCKET))
             os.chmod(_SOCKET, 0o600 if process.is_ours else 0o666, dir_fd=self._folder)
@@ -84,8 +84,8 @@ class ScriptDrop:
         return _STARTER.format(pid=self._pid_inside, code=code)
 
     def script(self) -> str:
-        """The starter as a file, for ways that run one. It stays when the visit is called off, empty:
-        Python complains aloud, on the target's standard error, where it is missing."""
+        """The starter as a file. When the run is cancelled it stays, empty: where it is missing, Python
+        prints an error on the target's standard error."""
         self._script = self._write(_SCRIPT, self.starter(), 0o644)
         return os.path.join(self.path, _SCRIPT)
 
@@ -109,16 +109,16 @@ class ScriptDrop:
         _remove(self.path, self._folder, left)
         os.close(self._folder)
 
-    def forget_script(self) -> None:
-        """Nobody will look for it any more."""
+    def close_script(self) -> None:
+        """The target will not open it any more."""
         if self._script is not None:
             os.close(self._script)
             self._script = None
 
     def answer(self, pidfd: int) -> bytes:
-        """Wait for the answer; raises why there is none, and then there never will be one."""
+        """Wait for the answer; raises why there is none, and then none will ever come."""
         if not self.wait(pidfd, self._until):
-            raise self.silence()
+            raise self.timed_out()
         assert self._connection is not None
         try:
             return untrusted.receive(self._connection, nbytes=LONGEST_ANSWER, until=self._until, pidfd=pidfd)
@@ -131,31 +131,31 @@ class ScriptDrop:
             raise self._cut_short(pidfd) from error
 
     def wait(self, pidfd: int, until: float) -> bool:
-        """Whether the very process that was meant has asked, and was told to go. Raises where it ended."""
+        """Whether the process that was meant has connected, and was sent "go". Raises where it ended."""
         while self._connection is None:
             if not self._has_caller(pidfd, until):
                 return False
             try:
                 connection, _ = self._listener.accept()
-            except OSError:  # it gave up at the same moment
+            except OSError:  # it disconnected at the same moment
                 continue
-            # While the process has not ended, its pid is nobody else's.
+            # Until the process ends, no other process gets its pid.
             if agent.peer(connection)[0] == self._pid and not _has_ended(pidfd):
                 with suppress(OSError):
                     connection.setblocking(False)
                     connection.sendall(delivery.GO)
                     self._connection = connection
-                    self._listener.close()  # whoever asks now comes a second time
+                    self._listener.close()  # a second connection gets no answer
             if self._connection is None:
                 connection.close()
         return True
 
-    def call_off(self) -> None:
-        """From now on nobody is told to go."""
+    def cancel(self) -> None:
+        """From now on "go" is not sent."""
         self._listener.close()
 
     def _has_caller(self, pidfd: int, until: float) -> bool:
-        """Whether somebody connects before time is up, however many others did. Raises where it ended."""
+        """Whether a connection comes before the deadline. Raises where the process ended."""
         left_s = until - time.monotonic()
         poll = select.poll()
         poll.register(self._listener.fileno(), select.POLLIN)
@@ -169,9 +169,9 @@ class ScriptDrop:
             raise NoSuchProcess(f"process {self._pid} has ended meanwhile")
         return left_s > 0 and bool(ready)
 
-    def silence(self) -> Refused:
+    def timed_out(self) -> Refused:
         return TimedOut(
-            f"pid {self._pid} did not come to a safe point in time; nothing was done",
+            f"pid {self._pid} did not reach a safe point in time; nothing was done",
             hint="its main thread is blocked or busy outside Python; give it longer with --deadline",
         )
 
@@ -199,7 +199,7 @@ def _has_ended(pidfd: int, patience_s: float = 0.0) -> bool:
 
 
 def is_left_behind(script: str, pid: int) -> bool:
-    """Whether *script* was made for a visit to *pid* by somebody of ours who has been killed since.
+    """Whether *script* was made for *pid* by a vram of ours that has been killed since.
 
     The path was read from the memory of *pid*, which may have written anything there.
     """
@@ -220,7 +220,7 @@ def is_left_behind(script: str, pid: int) -> bool:
 
 
 def remove_left_behind(script: str, pid: int) -> None:
-    """Remove what :func:`is_left_behind` found, once nobody will run it any more."""
+    """Remove what :func:`is_left_behind` found, once nothing will run it any more."""
     if is_left_behind(script, pid):
         path = os.path.dirname(script)
         with suppress(OSError):
@@ -273,7 +273,7 @@ def _roots_base() -> str:
 
 
 def _sweep(path: str) -> None:
-    """Remove what was left for processes that have ended since, and what killed visitors left."""
+    """Remove what was left for processes that have ended, and what killed runs of vram left."""
     for name in os.listdir(path):
         pid, _, rest = name.removeprefix(_PREFIX).partition("-")
         if not name.startswith(_PREFIX) or not pid.isdecimal():
@@ -289,17 +289,17 @@ def _sweep(path: str) -> None:
 
 
 def _is_abandoned(folder: int) -> bool:
-    """Whether nobody listens there any more. A script that a process means to run stays."""
+    """Whether nothing listens there any more. A script that a process may still run stays."""
     if time.time() - os.fstat(folder).st_mtime < _ABANDONED_S or _SCRIPT in os.listdir(folder):
         return False
     return not _is_listened_to(folder)
 
 
 def _is_listened_to(folder: int) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as question:
-        question.setblocking(False)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as probe:
+        probe.setblocking(False)
         try:
-            question.connect(agent.address(folder, _SOCKET))
+            probe.connect(agent.address(folder, _SOCKET))
         except (ConnectionRefusedError, FileNotFoundError):
             return False
         except OSError:
@@ -308,7 +308,7 @@ def _is_listened_to(folder: int) -> bool:
 
 
 def _open_folder(path: str) -> int:
-    """A folder that is ours; whatever else has its name is left alone."""
+    """Open a folder that is ours. Raises OSError for anything else of that name."""
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     about = os.fstat(folder)
     if about.st_uid != os.geteuid() or stat.S_IMODE(about.st_mode) & 0o022:
@@ -318,7 +318,7 @@ def _open_folder(path: str) -> int:
 
 
 def _remove(path: str, folder: int, left: str | None = None) -> None:
-    """Remove the files that a visit makes, by name, and the folder: nothing below it is walked."""
+    """Remove the files that a run makes, by name, and the folder: nothing below it is walked."""
     for name in _NAMES:
         if name != left:
             with suppress(OSError):

@@ -13,12 +13,12 @@ from vram.ledger.split import gpus_of, splits
 from vram.model.inside import MOST_GROUPS, Inside, InsideReceipt
 from vram.model.ledger import Ledger
 from vram.model.plan import Target
-from vram.reach import request
-from vram.reach.request import Answer
-from vram.reach.ways import ask, choose
+from vram.reach import payload
+from vram.reach.injectors import ask, choose_injector
+from vram.reach.payload import PayloadAnswer
 from vram.reclaim import audit
 from vram.reclaim.accounts import accounts
-from vram.reclaim.identity import capture, hold
+from vram.reclaim.identity import identify, open_verified
 from vram.reclaim.measuring import offered
 
 # Of the time given, for the way in and back.
@@ -29,8 +29,8 @@ def look_inside(
     host: Host, ledger: Ledger, pid: int, via: str | None, deadline_s: float, min_nbytes: int = 0
 ) -> InsideReceipt:
     """What *pid* answers; raises why it could not be asked, and then it was left alone."""
-    runs_us = pid in host.signals.ourselves()
-    target, offer = offered(host, pid) if runs_us else (capture(host, pid), None)
+    runs_us = pid in host.signals.self_and_ancestors()
+    target, offer = offered(host, pid) if runs_us else (identify(host, pid), None)
     if pid not in accounts(ledger):
         raise NotOnGpu(f"pid {pid} holds no GPU memory", hint="`vram who` lists those that do")
     began = host.clock.monotonic()
@@ -38,7 +38,7 @@ def look_inside(
         raise Protected(
             f"pid {pid} runs this very command: it is asked by {offer} alone", hint="leave out --via"
         )
-    _, way = choose(target, offer if runs_us else via)
+    _, way = choose_injector(target, offer if runs_us else via)
     told = _asked(host, target, way.NAME, deadline_s, min_nbytes, runs_us=runs_us)
     answer = decoded(pid, told.body)
     gpu_of = gpus_of(ledger, pid, answer)
@@ -54,27 +54,27 @@ def look_inside(
 
 
 def decoded(pid: int, body: bytes) -> Inside:
-    return request.decoded(pid, body, Inside)
+    return payload.decoded(pid, body, Inside)
 
 
 def _asked(
     host: Host, target: Target, via: str, deadline_s: float, min_nbytes: int, *, runs_us: bool
-) -> Answer:
+) -> PayloadAnswer:
     fields = {"limit_s": deadline_s * SHARE, "most": MOST_GROUPS, "min_nbytes": min_nbytes}
     foreign = target.uid != host.facts().uid
     # Nothing is changed by asking. Where root asks somebody else's process, that is written down.
     record = {"action": "inside", "target": msgspec.to_builtins(target), "via": via}
-    token = audit.intend(record) if foreign else None
+    token = audit.log_intent(record) if foreign else None
     try:
-        with nullcontext() if runs_us else hold(host, target):
+        with nullcontext() if runs_us else open_verified(host, target):
             answer = ask(target, "inside", fields, deadline_s, via=via)
     except BaseException as error:
         if token is not None:
             status = "refused" if isinstance(error, VramError) else "failed"
-            audit.outcome(token, {"status": status, "message": f"{type(error).__name__}: {error}"})
+            audit.log_outcome(token, {"status": status, "message": f"{type(error).__name__}: {error}"})
         raise
     if token is not None:
-        audit.outcome(token, {"status": "done"})
+        audit.log_outcome(token, {"status": "done"})
     return answer
 
 

@@ -60,10 +60,10 @@ def run(args: Namespace) -> int:
     if args.gpu is not None and not joins:
         raise UsageError("--gpu chooses a GPU to join with", hint="add --live, or --from FILE")
     from vram.oom.cases import cases
-    from vram.oom.reader import sightings
+    from vram.oom.reader import find_messages
 
     with open_log(args.file) as log:
-        found, unkept = cases(sightings(log))
+        found, unkept = cases(find_messages(log))
         nbytes = log.nbytes
     ledger = _ledger(args) if joins and found else None
     if ledger is not None:

@@ -1,38 +1,18 @@
-"""CUDA's own words, from whichever program passes them on: they carry no figures.
-
-Their line, and less surely the frames of their traceback, often tell what was being made: a context,
-pinned memory, a library's handle.
-"""
+"""CUDA's own messages: the driver, the runtime, cuBLAS and similar libraries, NCCL, BAR1."""
 
 from __future__ import annotations
 
 import re
 
-from vram.model.oom import Reading, Where
-from vram.oom.frames import frames
+from vram.model.oom import OomReading, Where
+from vram.oom.dialects import Match, Parsed, dialect
 from vram.oom.sizes import SIZE, amount
+from vram.payloads.trim.sticky_errors import STICKY
 
-NAME = "cuda"
-NEEDLES: tuple[bytes, ...] = (b"ut of memory", b"OF_MEMORY", b"MemoryAllocation", b"OutOfMemory")
 _CALL = r"\s+failed[:\s]+(?:cudaErrorMemoryAllocation:\s+)?out\s+of\s+memory"
 _WORDS = r"[^\n]{0,60}?(?:[Ee]rror|[Ff]ail\w*|:)[^\n]{0,20}?'?out\s+of\s+memory'?"
-# Each alternative begins with a letter that is itself: so most of a text is passed over at once.
-START = re.compile(
-    rf"parallel_for{_CALL}|get_temporary_buffer{_CALL}"
-    r"|CUDA(?:_|\s)(?:runtime\s+)?[Ee]rror(?:\s*\(2\))?\s*:?\s+out\s+of\s+memory"
-    r"|cuda\s+runtime\s+error\s+\(2\)\s*:\s+out\s+of\s+memory"
-    r"|CUDA_ERROR_OUT_OF_MEMORY(?:\s*\(?2\)?)?(?::\s+out\s+of\s+memory)?"
-    # PyTorch 2.9 and later tell where to look the error's name up: that is no second error.
-    r"|(?<!Search for `)cudaErrorMemoryAllocation(?:\s+\(error\s+2\))?(?:[:\s]+out\s+of\s+memory)?"
-    r"|(?<!Search for `)hipErrorOutOfMemory|HIP\s+error:\s+out\s+of\s+memory"
-    r"|CUDA\s+out\s+of\s+memory|HIP\s+out\s+of\s+memory|XPU\s+out\s+of\s+memory"
-    r"|Error\s+out\s+of\s+memory\s+at\s+line\s+\d+\s+in\s+file"
-    r"|GPUassert:\s+out\s+of\s+memory"
-    rf"|C(?:UDA|uda){_WORDS}|cuda{_WORDS}"
-    r"|cudaMalloc\w*\s*(?:\(\))?\s*(?:failed|returned)[^\n]{0,40}?out\s+of\s+memory"
-)
 _MORE = re.compile(r"\W{0,8}Tried\s+to\s+allocate")
-# As a call or a frame: as an option of a data loader it tells nothing.
+# As a call or a frame: as an option of a data loader it means nothing.
 _PINNED = re.compile(
     r"\bpin_memory(?:\(|\.py\b)|\bin pin_memory$|pin memory thread"
     r"|HostAlloc|MallocHost|CachingHostAllocator|MemHostRegister",
@@ -47,20 +27,44 @@ _FREE = re.compile(rf"[Ff]ree\s+memory:?\s+({SIZE}|\d+)")
 _WANTED = re.compile(rf"(?:[Rr]equested(?:\s+memory)?:?|tried to allocate|allocating)\s+({SIZE}|\d{{5,}})")
 
 
-def read(found: re.Match[str], text: str, before: str) -> tuple[Reading, int] | None:
+# Each alternative begins with a literal letter, so that the search skips most of a text.
+@dialect(
+    "cuda",
+    needles=(b"ut of memory", b"OF_MEMORY", b"MemoryAllocation", b"OutOfMemory"),
+    start=re.compile(
+        rf"parallel_for{_CALL}|get_temporary_buffer{_CALL}"
+        r"|CUDA(?:_|\s)(?:runtime\s+)?[Ee]rror(?:\s*\(2\))?\s*:?\s+out\s+of\s+memory"
+        r"|cuda\s+runtime\s+error\s+\(2\)\s*:\s+out\s+of\s+memory"
+        r"|CUDA_ERROR_OUT_OF_MEMORY(?:\s*\(?2\)?)?(?::\s+out\s+of\s+memory)?"
+        # PyTorch 2.9 and later say where to look the error's name up: that is no second error.
+        r"|(?<!Search for `)cudaErrorMemoryAllocation(?:\s+\(error\s+2\))?(?:[:\s]+out\s+of\s+memory)?"
+        r"|(?<!Search for `)hipErrorOutOfMemory|HIP\s+error:\s+out\s+of\s+memory"
+        r"|CUDA\s+out\s+of\s+memory|HIP\s+out\s+of\s+memory|XPU\s+out\s+of\s+memory"
+        r"|Error\s+out\s+of\s+memory\s+at\s+line\s+\d+\s+in\s+file"
+        r"|GPUassert:\s+out\s+of\s+memory"
+        rf"|C(?:UDA|uda){_WORDS}|cuda{_WORDS}"
+        r"|cudaMalloc\w*\s*(?:\(\))?\s*(?:failed|returned)[^\n]{0,40}?out\s+of\s+memory"
+    ),
+)
+def cuda(found: Match, text: str, before: str) -> Parsed:
+    """CUDA's own words, whichever program prints them: they carry no figures.
+
+    Their line, and less surely the frames of their traceback, often show what was being made: a context,
+    pinned memory, a library's handle.
+    """
     if _MORE.match(text, found.end()):
         return None  # a wrapped message of PyTorch, which goes on in the next line
     begin = text.rfind("\n", 0, found.start()) + 1
     line = text[begin : found.end()] + text[found.end() : found.end() + 300].partition("\n")[0]
-    near = f"{frames(before)}\n{line}"
+    near = f"{_frames(before)}\n{line}"
     pinned = _PINNED.search(near) is not None
     where: Where = "pinned" if pinned else "device"
     signs = [sign for sign, pattern in (("context", _CONTEXT), ("pool", _POOL)) if pattern.search(near)]
     if pinned and not _PINNED.search(line):
         signs.append("by-frames")
     free, wanted = _FREE.search(line), _WANTED.search(line)
-    reading = Reading(
-        dialect="bitsandbytes" if "bitsandbytes" in near else NAME,
+    reading = OomReading(
+        dialect="bitsandbytes" if "bitsandbytes" in near else "cuda",
         wording=" ".join(found.group().split())[:60],
         where=where,
         asked=amount(wanted.group(1)) if wanted else None,
@@ -68,3 +72,180 @@ def read(found: re.Match[str], text: str, before: str) -> tuple[Reading, int] | 
         signs=tuple(signs),
     )
     return reading, found.end()
+
+
+_SPELLED = {
+    "CUBLAS": "cuBLAS",
+    "CUBLASLT": "cuBLASLt",
+    "CUDNN": "cuDNN",
+    "CUFFT": "cuFFT",
+    "CUSOLVER": "cuSOLVER",
+    "CUSPARSE": "cuSPARSE",
+    "CURAND": "cuRAND",
+    "HIPBLAS": "hipBLAS",
+    "ROCBLAS": "rocBLAS",
+    "MIOPEN": "MIOpen",
+}
+_PREALLOCATES = re.compile(r"tensorflow/|external/xla|stream_executor|jaxlib|xla_extension|XlaRuntimeError")
+
+
+@dialect(
+    "cuda-library",
+    needles=(b"ALLOC_FAILED", b"ALLOCATION_FAILED"),
+    start=re.compile(
+        r"\b(?P<library>CUBLAS|CUDNN|CUFFT|CUSOLVER|CUSPARSE|CURAND|HIPBLAS|ROCBLAS|MIOPEN|CUBLASLT)"
+        r"(?:_STATUS)?_(?:ALLOC_FAILED|ALLOCATION_FAILED|INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED)\b"
+        r"|cuDNN\s+error:\s+CUDNN_STATUS_ALLOC_FAILED"
+    ),
+)
+def libraries(found: Match, text: str, before: str) -> Parsed:
+    """cuBLAS, cuDNN and similar libraries: handles and workspaces, allocated beside the framework's pool."""
+    line = text[text.rfind("\n", 0, found.start()) + 1 : found.end() + 400]
+    library = found["library"] or "CUDNN"
+    # TensorFlow and JAX take nearly the whole GPU before the first handle is made.
+    pooled = bool(_PREALLOCATES.search(f"{_frames(before)}\n{line}"))
+    made = "handle" if re.search(r"Create\b|create\w*\s+\w*\s*handle|Create\(", line) else "workspace"
+    signs = ("workspace", library.lower(), *(("pool-took-all",) if pooled else ()))
+    return OomReading(dialect="cuda-library", wording=f"{_SPELLED[library]} {made}", signs=signs), found.end()
+
+
+_AND = re.compile(
+    r"[^\n]*\n(?:[^\n]*\n){0,2}?[^\n]*?Failed\s+to\s+(?:CUDA|Cuda)\s+(?P<host>host\s+)?(?:calloc|alloc)"
+    r"(?:\s+async)?\s+(?P<asked>\d+)\s+bytes"
+)
+
+
+@dialect(
+    "nccl",
+    needles=(b"NCCL WARN", b"Last error:"),
+    start=re.compile(
+        r"(?P<last>Last\s+error:)\s+Cuda\s+failure\s+(?:\d+\s+)?'out\s+of\s+memory'"
+        r"|(?:\[(?P<gpu>\d+)\]\s+[\w/.]+:\d+\s+(?:\(\w+\)\s+)?)?NCCL\s+WARN\s+"
+        r"(?:Cuda\s+failure\s+(?:\d+\s+)?'out\s+of\s+memory'"
+        r"|Failed\s+to\s+(?:CUDA|Cuda)\s+(?P<host>host\s+)?(?:calloc|alloc)(?:\s+async)?\s+(?P<asked>\d+)\s+bytes)"
+    ),
+)
+def nccl(found: Match, text: str, before: str) -> Parsed:
+    """NCCL: its buffers are outside every framework's pool, and allocated late.
+
+    Unless NCCL_DEBUG is set, only its last error is printed, by its caller.
+    """
+    more = None if found["asked"] else _AND.match(text, found.end())
+    sized = more or found
+    reading = OomReading(
+        dialect="nccl",
+        wording="calloc" if sized["asked"] else "last error" if found["last"] else "failure",
+        where="pinned" if sized["host"] else "device",
+        gpu=int(found["gpu"]) if found["gpu"] else None,
+        asked=amount(sized["asked"]),
+        signs=("workspace",),
+    )
+    return reading, sized.end()
+
+
+@dialect(
+    "bar1",
+    needles=(b"buffer object failed", b"VA space", b"t allocate memory", b"BAR1"),
+    start=re.compile(
+        r"mapping\s+of\s+buffer\s+object\s+failed"
+        r"|can't\s+alloc\s+VA\s+space\s+for\s+mapping"
+        r"|(?:ibv_reg_mr|ibv_reg_dmabuf_mr|nvidia_p2p_get_pages|gdr_pin_buffer|gdr_map|cuFileBufRegister)\w*"
+        r"[^\n]{0,120}?(?:Cannot\s+allocate\s+memory|Out\s+of\s+memory|No\s+space|insufficient)"
+        r"|BAR1[^\n]{0,60}?(?:out\s+of\s+memory|failed\s+to\s+alloc)"
+    ),
+)
+def bar1(found: Match, text: str, before: str) -> Parsed:
+    """BAR1, the window through which the host and other devices reach a GPU's memory, is full."""
+    return OomReading(dialect="bar1", wording=" ".join(found.group().split())[:60], where="bar1"), found.end()
+
+
+STICKY_SIGN = "sticky"
+# The driver's and the runtime's description (cuGetErrorString), where the error's name is not printed.
+STICKY_WORDS = {
+    700: "an illegal memory access was encountered",
+    702: "the launch timed out and was terminated",
+    710: "device-side assert triggered",
+    714: "hardware stack error",
+    715: "an illegal instruction was encountered",
+    716: "misaligned address",
+    717: "operation not supported on global/shared address space",
+    718: "invalid program counter",
+    719: "unspecified launch failure",
+}
+_STICKY_NAMES = {name: code for code, (driver, runtime, _) in STICKY.items() for name in (driver, runtime)}
+_STICKY_CODES = {**_STICKY_NAMES, **{words: code for code, words in STICKY_WORDS.items()}}
+
+
+def _spaced(words: str) -> str:
+    """Terminals and loggers break lines anywhere."""
+    return r"\s+".join(map(re.escape, words.split()))
+
+
+# The other descriptions occur in other programs too: they count where CUDA is named with them.
+_UNMISTAKABLE = frozenset((700, 710, 717, 719))
+_NAMES_CUDA = re.compile(r"CUDA|[cC]uda|\bcu[A-Z]\w+\s+failed|GPUassert")
+
+
+# PyTorch 2.9 and later say where to look the error's name up: that is no second error.
+@dialect(
+    "cuda-error",
+    needles=(
+        *(b"CUDA_ERROR_", b"cudaError", b"llegal memory access", b"side assert triggered", b"launch failure"),
+        *(b"illegal instruction was", b"isaligned address", b"launch timed out"),
+        *(b"hardware stack error", b"global/shared address space", b"invalid program counter"),
+    ),
+    start=re.compile(
+        "|".join(
+            [
+                *(rf"(?<!Search for `){name}\b" for name in sorted(_STICKY_NAMES, key=len, reverse=True)),
+                *(_spaced(words) for words in STICKY_WORDS.values()),
+            ]
+        )
+    ),
+)
+def sticky_error(found: Match, text: str, before: str) -> Parsed:
+    """An error that breaks the context for good: an illegal address, an assert on the device.
+
+    It is not about memory, but people meet it beside such errors: nothing in that context can be freed.
+    """
+    said = " ".join(found.group().split())
+    code = _STICKY_CODES[said]
+    line = text[text.rfind("\n", 0, found.start()) + 1 : found.end()]
+    if said not in _STICKY_NAMES and code not in _UNMISTAKABLE and not _NAMES_CUDA.search(line):
+        return None
+    # A message often has the name and then the description: that is one error.
+    again = (
+        re.compile(rf"[\s:(]*{_spaced(STICKY_WORDS[code])}").match(text, found.end())
+        if code in STICKY_WORDS
+        else None
+    )
+    reading = OomReading(dialect="cuda-error", wording=STICKY[code][0], signs=(STICKY_SIGN,))
+    return reading, (again or found).end()
+
+
+def sticky_code_in(text: str) -> int | None:
+    """The number of the sticky error that *text* reports first."""
+    for found in sticky_error.start.finditer(text):
+        known = sticky_error.read(found, text, "")
+        if known is not None:
+            return _STICKY_NAMES[known[0].wording]
+    return None
+
+
+_TRACEBACK = "Traceback (most recent call last)"
+# A frame's line, and the source below it where Python had it.
+_FRAME = re.compile(r'File "[^"\n]*", line \d+[^\n]*(?:\n(?!\s*File ")[^\n]*)?')
+
+
+def _frames(before: str) -> str:
+    """Return the frames of the traceback that *before* leaves open; nothing where it leaves none."""
+    found = list(_FRAME.finditer(before.rpartition(_TRACEBACK)[2]))
+    if not found:
+        return ""
+    below = found[-1].string[found[-1].end() :].split("\n")
+    return "\n".join(each.group() for each in found) if all(map(_is_source_line, below)) else ""
+
+
+def _is_source_line(line: str) -> bool:
+    """Between the last frame and its error, Python prints more of the source and marks below it."""
+    return line.startswith((" ", "\t")) or not line.strip("~^ \t")

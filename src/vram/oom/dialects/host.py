@@ -1,57 +1,61 @@
-"""Host memory: the kernel's killer, job schedulers, and allocators of the CPU side."""
+"""Host memory: the kernel's OOM killer, job schedulers, and allocators of the CPU side."""
 
 from __future__ import annotations
 
 import re
 
-from vram.model.oom import Reading
+from vram.model.oom import OomReading
+from vram.oom.dialects import Match, Parsed, dialect
 from vram.oom.sizes import SIZE, amount
 
-NAME = "host"
-NEEDLES: tuple[bytes, ...] = (
-    b"Killed",
-    b"killed by",
-    b"Kill process",
-    b"oom-kill",
-    b"oom_kill",
-    b"emory limit",
-    b"Out Of Memory",
-    b"low on memory",
-    b"CPUAllocator",
-    b"Unable to allocate",
-    b"HostAlloc",
-    b"MallocHost",
-    b"HostRegister",
-    b"AllocHost",
-)
-START = re.compile(
-    r"(?P<killer>Out\s+of\s+memory:\s+Kill(?:ed)?\s+process|Memory\s+cgroup\s+out\s+of\s+memory:?\s+Kill(?:ed)?\s+process"
-    r"|Killed\s+process\s+\d+\s+\()(?P<victim>[^\n]*)"
-    r"|(?P<slurm>slurmstepd:[^\n]*oom[-_]kill|oom[-_]kill\s+event"
-    r"|slurmstepd:[^\n]{0,80}?xceeded\s+(?:job\s+|step\s+)?memory\s+limit)[^\n]*"
-    r"|(?P<srun>srun:\s+error:[^\n]{0,80}?Out\s+Of\s+Memory)"
-    r"|(?P<systemd>of\s+this\s+unit\s+has\s+been\s+killed\s+by\s+the\s+OOM\s+killer)"
-    r"|(?P<ray>killed\s+due\s+to\s+the\s+node\s+running\s+low\s+on\s+memory)"
-    r"|(?P<kube>OOMKilled)\b"
-    r"|(?P<worker>DataLoader\s+worker\s+\(pid(?:\(s\))?\s+[\d,\s]+\)\s+is\s+killed\s+by\s+signal:\s+"
-    r"(?P<signal>Killed|Bus\s+error))"
-    rf"|DefaultCPUAllocator:[^\n]*?(?:can't|not\s+enough)\s+[^\n]*?(?:allocate\s+(?P<cpu>[\d,]+)\s+bytes|memory:\s+you\s+tried\s+to\s+allocate\s+(?P<cpu2>[\d,]+)\s+bytes)"
-    rf"|Unable\s+to\s+allocate\s+(?P<numpy>{SIZE})\s+for\s+an\s+array"
-    r"|(?P<shell>(?:line\s+\d+:|^)\s*\d+\s+Killed\s[^\n]*|^Killed\s*$)"
-    r"|(?P<pin>cudaHostAlloc|cudaMallocHost|cuMemHostAlloc|cuMemAllocHost|cudaHostRegister|cuMemHostRegister)"
-    r"[^\n]{0,80}?(?:out\s+of\s+memory|OUT_OF_MEMORY|cudaErrorMemoryAllocation|failed)",
-    re.MULTILINE,
-)
 _RSS = re.compile(r"anon-rss:(\d+)kB")
 
 
-def read(found: re.Match[str], text: str, before: str) -> tuple[Reading, int] | None:
+@dialect(
+    "host",
+    needles=(
+        b"Killed",
+        b"killed by",
+        b"Kill process",
+        b"oom-kill",
+        b"oom_kill",
+        b"emory limit",
+        b"Out Of Memory",
+        b"low on memory",
+        b"CPUAllocator",
+        b"Unable to allocate",
+        b"HostAlloc",
+        b"MallocHost",
+        b"HostRegister",
+        b"AllocHost",
+    ),
+    start=re.compile(
+        r"(?P<killer>Out\s+of\s+memory:\s+Kill(?:ed)?\s+process|Memory\s+cgroup\s+out\s+of\s+memory:?\s+Kill(?:ed)?\s+process"
+        r"|Killed\s+process\s+\d+\s+\()(?P<victim>[^\n]*)"
+        r"|(?P<slurm>slurmstepd:[^\n]*oom[-_]kill|oom[-_]kill\s+event"
+        r"|slurmstepd:[^\n]{0,80}?xceeded\s+(?:job\s+|step\s+)?memory\s+limit)[^\n]*"
+        r"|(?P<srun>srun:\s+error:[^\n]{0,80}?Out\s+Of\s+Memory)"
+        r"|(?P<systemd>of\s+this\s+unit\s+has\s+been\s+killed\s+by\s+the\s+OOM\s+killer)"
+        r"|(?P<ray>killed\s+due\s+to\s+the\s+node\s+running\s+low\s+on\s+memory)"
+        r"|(?P<kube>OOMKilled)\b"
+        r"|(?P<worker>DataLoader\s+worker\s+\(pid(?:\(s\))?\s+[\d,\s]+\)\s+is\s+killed\s+by\s+signal:\s+"
+        r"(?P<signal>Killed|Bus\s+error))"
+        rf"|DefaultCPUAllocator:[^\n]*?(?:can't|not\s+enough)\s+[^\n]*?(?:allocate\s+(?P<cpu>[\d,]+)\s+bytes|memory:\s+you\s+tried\s+to\s+allocate\s+(?P<cpu2>[\d,]+)\s+bytes)"
+        rf"|Unable\s+to\s+allocate\s+(?P<numpy>{SIZE})\s+for\s+an\s+array"
+        r"|(?P<shell>(?:line\s+\d+:|^)\s*\d+\s+Killed\s[^\n]*|^Killed\s*$)"
+        r"|(?P<pin>cudaHostAlloc|cudaMallocHost|cuMemHostAlloc|cuMemAllocHost|cudaHostRegister|cuMemHostRegister)"
+        r"[^\n]{0,80}?(?:out\s+of\s+memory|OUT_OF_MEMORY|cudaErrorMemoryAllocation|failed)",
+        re.MULTILINE,
+    ),
+)
+def host(found: Match, text: str, before: str) -> Parsed:
+    """Host memory: the kernel's killer, job schedulers, and allocators of the CPU side."""
     wording = next(name for name, value in _names(found) if value)
     rss = _RSS.search(text[found.start() : found.end() + 400])
     asked = amount(found["cpu"] or found["cpu2"]) or amount(found["numpy"])
     bus = found["signal"] and found["signal"].startswith("Bus")
-    reading = Reading(
-        dialect=NAME,
+    reading = OomReading(
+        dialect="host",
         wording=wording,
         where="pinned" if found["pin"] else "host",
         asked=asked,
@@ -62,18 +66,20 @@ def read(found: re.Match[str], text: str, before: str) -> tuple[Reading, int] | 
 
 
 _KILLED = ("kernel", "slurm", "srun", "systemd", "ray", "kubernetes", "worker", "shell")
+
+
 _BOUNDED = ("slurm", "srun", "kubernetes")
 
 
-def _killed(wording: str, found: re.Match[str]) -> tuple[str, ...]:
-    """A container's or a job's own bound can be reached while the machine has plenty."""
+def _killed(wording: str, found: Match) -> tuple[str, ...]:
+    """A container or a job can reach its own limit while the machine has memory left."""
     if wording not in _KILLED:
         return ()
     bounded = wording in _BOUNDED or (found["killer"] or "").startswith("Memory")
     return ("killed", "bounded") if bounded else ("killed",)
 
 
-def _names(found: re.Match[str]) -> tuple[tuple[str, str | None], ...]:
+def _names(found: Match) -> tuple[tuple[str, str | None], ...]:
     return (
         ("kernel", found["killer"]),
         ("slurm", found["slurm"]),

@@ -1,9 +1,4 @@
-"""PyTorch's allocator on CUDA, ROCm and Intel GPUs: every wording from 0.4 to today.
-
-Up to 2.0 the figures stand in parentheses ("already allocated", "cached" and later "reserved in
-total"); since 2.1 they are sentences that also name the processes on the GPU. Whole cached blocks
-have been given back before either is printed, so what is left as idle lies between live tensors.
-"""
+"""PyTorch's messages, and those of the Triton kernels that it compiles."""
 
 from __future__ import annotations
 
@@ -11,22 +6,82 @@ import re
 
 from msgspec.structs import replace
 
-from vram.model.oom import Amount, NamedProcess, Reading
+from vram.model.oom import Amount, NamedProcess, OomReading
+from vram.oom.dialects import Match, Parsed, dialect
 from vram.oom.sizes import SIZE, amount
 
-NAME = "pytorch"
-NEEDLES: tuple[bytes, ...] = (b"Tried to allocate", b"total capac", b"already allocated;", b"by PyTorch")
-START = re.compile(
-    rf"Tried\s+to\s+allocate\s+(?:{SIZE}|more\s+than\s+1EB)(?!\s+on\s+(?:private|shared)\s+pool)"
-    r"|total\s+capaci?ty[;\s]|already\s+allocated;|(?:reserved|allocated)\s+(?:in\s+total\s+)?by\s+PyTorch"
-)
-MOST = 3000
-LEAD = 600
-# No terminal is narrower or wider: other lines were not broken at its edge.
-NARROWEST, WIDEST = 20, 400
-# What the last figure of each generation is called: a line that has it was not broken before.
-LAST = ("unallocated", "reserved in total", "cached)")
 
+@dialect(
+    "pytorch-mps",
+    needles=(b"MPS backend out",),
+    start=re.compile(
+        rf"MPS\s+backend\s+out\s+of\s+memory\s+\(MPS\s+allocated:\s+(?P<live>{SIZE}),\s+other\s+allocations:\s+"
+        rf"(?P<other>{SIZE}),\s+max\s+allowed:\s+(?P<limit>{SIZE})\)\.\s+Tried\s+to\s+allocate\s+(?P<asked>{SIZE})"
+    ),
+)
+def mps(found: Match, text: str, before: str) -> Parsed:
+    """PyTorch on Apple GPUs: one budget for all, set by a high watermark."""
+    live, other = amount(found["live"]), amount(found["other"])
+    held = Amount(live.nbytes + other.nbytes, live.slack + other.slack) if live and other else live
+    reading = OomReading(
+        dialect="pytorch-mps",
+        wording="allowed",
+        asked=amount(found["asked"]),
+        live=held,
+        limit=amount(found["limit"]),
+    )
+    return reading, found.end()
+
+
+_ASYNC_FIGURES = re.compile(
+    rf"[^\n]*\n[^\n]*Currently\s+allocated\s*:\s+(?P<live>{SIZE})\s+Requested\s*:\s+(?P<asked>{SIZE})"
+    rf"(?:\s+Device\s+limit\s*:\s+(?P<total>{SIZE}))?(?:\s+Free\s+\(according\s+to\s+CUDA\)\s*:\s+(?P<free>{SIZE}))?"
+    rf"(?:\s+PyTorch\s+limit\s+\([^)\n]*\)\s*:\s+(?P<limit>{SIZE}))?"
+)
+
+
+@dialect(
+    "pytorch",
+    needles=(b"Allocation on device",),
+    start=re.compile(
+        r"OutOfMemoryError:\s+Allocation\s+on\s+device\b(?:\s+(?P<named>\d+)\b)?"
+        r"|Allocation\s+on\s+device\s+(?P<gpu>\d+)\s+would\s+exceed\s+allowed\s+memory"
+    ),
+)
+def driver_pool(found: Match, text: str, before: str) -> Parsed:
+    """PyTorch with the driver's own pool (backend:cudaMallocAsync): one figure a line.
+
+    What the pool keeps unused is not printed. A limit that nobody set is printed as 2^64 bytes. ComfyUI,
+    which switches this backend on by itself, prints the first words alone.
+    """
+    number = found["named"] or found["gpu"]
+    printed = _ASYNC_FIGURES.match(text, found.end())
+    figures = {name: amount(words) for name, words in printed.groupdict().items()} if printed else {}
+    reading = OomReading(
+        dialect="pytorch",
+        wording="cudaMallocAsync",
+        gpu=int(number) if number else None,
+        asked=figures.get("asked"),
+        total=figures.get("total"),
+        free=figures.get("free"),
+        live=figures.get("live"),
+        limit=_limit_that_binds(figures.get("limit"), figures.get("total")),
+        signs=("driver-pool",),
+    )
+    return reading, printed.end() if printed else found.end()
+
+
+def _limit_that_binds(limit: Amount | None, total: Amount | None) -> Amount | None:
+    """A limit that binds: below what the GPU has."""
+    return limit if limit and total and limit.nbytes < total.nbytes else None
+
+
+_LONGEST_MESSAGE = 3000
+_LONGEST_LEAD = 600
+# No terminal is narrower or wider: other lines were not broken at its edge.
+_NARROWEST, _WIDEST = 20, 400
+# What the last figure of each generation is called: a line that has it was not broken before.
+_LAST_FIGURES = ("unallocated", "reserved in total", "cached)")
 _OTHERS = re.compile(rf"Process\s+(\d+)\s+has\s+({SIZE})\s+memory\s+in\s+use")
 _END = re.compile(
     r"environment-variables\)|PYTORCH_(?:CUDA_|HIP_)?ALLOC_CONF\b[^\n]{0,80}|unoccupied cached memory\."
@@ -51,16 +106,30 @@ _EXPANDABLE = re.compile(
 _GPU = re.compile(r"GPU\s+(\d+)(?:;|\s+has\s)")
 
 
-def read(found: re.Match[str], text: str, before: str) -> tuple[Reading, int] | None:
+@dialect(
+    "pytorch",
+    needles=(b"Tried to allocate", b"total capac", b"already allocated;", b"by PyTorch"),
+    start=re.compile(
+        rf"Tried\s+to\s+allocate\s+(?:{SIZE}|more\s+than\s+1EB)(?!\s+on\s+(?:private|shared)\s+pool)"
+        r"|total\s+capaci?ty[;\s]|already\s+allocated;|(?:reserved|allocated)\s+(?:in\s+total\s+)?by\s+PyTorch"
+    ),
+)
+def allocator(found: Match, text: str, before: str) -> Parsed:
+    """PyTorch's allocator on CUDA, ROCm and Intel GPUs: every wording from 0.4 to today.
+
+    Up to 2.0 the figures are in parentheses ("already allocated", "cached" and later "reserved in
+    total"); since 2.1 they are sentences that also name the processes on the GPU. Whole cached blocks
+    have been returned to the driver before either is printed: what is left as idle lies between live tensors.
+    """
     # A message that is cut at its front is met at its first figure: its line has the rest.
-    begin = max(text.rfind("\n", 0, found.start()) + 1, found.start() - LEAD)
-    body = text[begin : begin + MOST]
-    cut = START.search(body, found.end() - begin + 1)
+    begin = max(text.rfind("\n", 0, found.start()) + 1, found.start() - _LONGEST_LEAD)
+    body = text[begin : begin + _LONGEST_MESSAGE]
+    cut = allocator.start.search(body, found.end() - begin + 1)
     while cut and not body[cut.start() :].startswith("Tried"):
-        cut = START.search(body, cut.end())
-    as_it_stands = body[: cut.start()] if cut else body
-    mended, width, breaks = _mended(as_it_stands)
-    body = max(as_it_stands, mended, key=_told) if breaks else as_it_stands
+        cut = allocator.start.search(body, cut.end())
+    as_printed = body[: cut.start()] if cut else body
+    unwrapped, width, breaks = _unwrapped(as_printed)
+    body = max(as_printed, unwrapped, key=_figures_in) if breaks else as_printed
     if (
         "PyTorch" not in body
         and not body[found.start() - begin :].startswith("Tried")
@@ -71,23 +140,23 @@ def read(found: re.Match[str], text: str, before: str) -> tuple[Reading, int] | 
     figures = {name: _figure(match) for name, match in matches.items()}
     gpu = _GPU.search(body)
     ends = [match.end() for match in (*matches.values(), _END.search(body)) if match]
-    reading = Reading(
-        dialect=NAME,
+    reading = OomReading(
+        dialect="pytorch",
         wording=_wording(body),
         gpu=int(gpu.group(1)) if gpu else None,
         others=_others(body),
         signs=_signs(body, before),
     )
-    reading = replace(reading, **_settled(figures, "more than 1EB" in " ".join(body.split())))
+    reading = replace(reading, **_normalized(figures, "more than 1EB" in " ".join(body.split())))
     end = max(ends, default=found.end() - begin)
-    return reading, begin + end + (min(breaks, end // width) if breaks and body is mended else 0)
+    return reading, begin + end + (min(breaks, end // width) if breaks and body is unwrapped else 0)
 
 
-def _mended(body: str) -> tuple[str, int, int]:
+def _unwrapped(body: str) -> tuple[str, int, int]:
     """Join lines that the edge of a terminal broke, words and all; how long they are, and how many breaks."""
     lines = body.split("\n")
     width = len(lines[0])
-    if not NARROWEST <= width <= WIDEST or any(word in lines[0] for word in LAST):
+    if not _NARROWEST <= width <= _WIDEST or any(word in lines[0] for word in _LAST_FIGURES):
         return body, width, 0
     breaks = next((at for at, line in enumerate(lines) if len(line) != width), len(lines) - 1)
     if breaks == 0 or len(lines[breaks]) > width:
@@ -96,16 +165,16 @@ def _mended(body: str) -> tuple[str, int, int]:
     return "\n".join((whole, *lines[breaks + 1 :])), width, breaks
 
 
-def _told(body: str) -> int:
+def _figures_in(body: str) -> int:
     return sum(len(pattern.findall(body)) for pattern in (*_PATTERNS.values(), _OTHERS))
 
 
-def _figure(found: re.Match[str] | None) -> Amount | None:
+def _figure(found: Match | None) -> Amount | None:
     return amount(next(filter(None, found.groups()))) if found else None
 
 
-def _settled(figures: dict[str, Amount | None], endless: bool) -> dict[str, Amount | None]:
-    """Bring both generations to one set: what is live, idle and pooled apart from each other."""
+def _normalized(figures: dict[str, Amount | None], endless: bool) -> dict[str, Amount | None]:
+    """Bring both generations to one set of figures, with live, idle and pooled memory apart."""
     reserved, cached = figures.pop("reserved"), figures.pop("cached")
     live, pooled = figures["live"], figures["pooled"]
     if reserved and live:
@@ -138,3 +207,23 @@ def _signs(body: str, before: str) -> tuple[str, ...]:
     if "PYTORCH_ALLOC_CONF" in body:
         signs.append("alloc-conf")
     return (*signs, *(("expandable",) if "ALLOC_CONF" in before and _EXPANDABLE.search(before) else ()))
+
+
+@dialect(
+    "triton",
+    needles=(b"f resource",),
+    start=re.compile(
+        r"out\s+of\s+resource:\s+(?P<what>shared\s+memory|tensor\s+memory|registers),?\s+Required:\s+(?P<asked>\d+),\s+"
+        r"Hardware\s+limit:\s+(?P<limit>\d+)"
+    ),
+)
+def triton(found: Match, text: str, before: str) -> Parsed:
+    """Triton kernels: the memory that ran out is on the chip, a few hundred kilobytes per block."""
+    reading = OomReading(
+        dialect="triton",
+        wording=" ".join(found["what"].split()),
+        where="on-chip",
+        asked=amount(found["asked"]),
+        limit=amount(found["limit"]),
+    )
+    return reading, found.end()

@@ -1,12 +1,12 @@
-"""Let go of what this process only caches, and say how much there was, framework by framework.
+"""Release what this process only caches, and report how much there was, framework by framework.
 
     answer({"verb": "trim", "tracebacks": False})
 
 Runs inside other people's programs: standard library only. It touches nothing but what is
 imported there already, makes no CUDA context, prints nothing and raises nothing. Whether it
-is still wanted is checked before, in :mod:`vram.payloads.delivery`.
+should still run is checked before, in :mod:`vram.payloads.delivery`.
 
-Sizes that a framework does not tell are None; "reclaimable" is what the framework itself
+Sizes that a framework does not report are None; "reclaimable" is what the framework itself
 calls unused. Modules here import each other relatively, and only ones that come before them
 (by depth, then by name, packages last): that is how they are loaded where there are no files.
 """
@@ -16,11 +16,11 @@ from __future__ import annotations
 import gc
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from . import tracebacks
 from .driver import driver
+from .framework import alive, loaded
 from .frameworks import FRAMEWORKS
 
 if TYPE_CHECKING:
@@ -34,16 +34,16 @@ NO_CONTEXT = (
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Do what *request* asks for and tell it all. Never raises."""
+    """Do what *request* asks for and report it. Never raises."""
     began = time.monotonic()
     # A graph that another thread captures is invalidated by most driver calls of any thread that
     # has not said that it is harmless, even by mere questions (seen with PyTorch 2.11 on an H200).
     with driver.harmless_to_captures():
-        return visit(request, began)
+        return measure_and_trim(request, began)
 
 
-def visit(request: dict[str, Any], began: float) -> dict[str, Any]:
-    """Measure, let go where that is asked for, measure again."""
+def measure_and_trim(request: dict[str, Any], began: float) -> dict[str, Any]:
+    """Measure, release where that is asked for, measure again."""
     notes: list[str] = []
     frameworks = [each for kind in FRAMEWORKS for each in guarded(notes, kind.name, kind.find)]
     before = after = measured(frameworks, notes)
@@ -52,7 +52,7 @@ def visit(request: dict[str, Any], began: float) -> dict[str, Any]:
     if request["verb"] == "trim":
         if driver.count() and not driver.devices():
             notes.append(NO_CONTEXT)
-        dropped, collected = let_go(frameworks, notes, forget=bool(request.get("tracebacks")))
+        dropped, collected = release_all(frameworks, notes, forget=bool(request.get("tracebacks")))
         after = measured(frameworks, notes)
     return {
         "status": "done",
@@ -61,7 +61,7 @@ def visit(request: dict[str, Any], began: float) -> dict[str, Any]:
         "lines": [{**each, "held_after": after.get(key, {}).get("held")} for key, each in before.items()],
         "collected": collected,
         "dropped": dropped,
-        "exceptions_kept": sum(guarded(notes, "kept exceptions", tracebacks.others)),
+        "exceptions_kept": sum(guarded(notes, "kept exceptions", count_kept_exceptions)),
         "notes": list(dict.fromkeys(notes)),
         "took_s": time.monotonic() - began,
     }
@@ -94,11 +94,11 @@ def merged(one: Line, other: Line) -> Line:
     return {**one, **{field: total(field) for field in ("held", "reclaimable", "used")}}
 
 
-def let_go(frameworks: list[Framework], notes: list[str], *, forget: bool) -> tuple[list[str], int]:
-    """Return which exceptions were forgotten and how many objects were collected.
+def release_all(frameworks: list[Framework], notes: list[str], *, forget: bool) -> tuple[list[str], int]:
+    """Return which exceptions were dropped and how many objects were collected.
 
-    All or nothing: what a collection frees may be what a graph is being recorded from. Who
-    cannot tell whether it objects is taken to object.
+    All or nothing: what a collection frees may be part of a graph that is being captured. A framework that
+    fails to say whether it objects is taken to object.
     """
     objections: list[str] = []
     for each in frameworks:
@@ -107,8 +107,39 @@ def let_go(frameworks: list[Framework], notes: list[str], *, forget: bool) -> tu
     if objections:
         return [], 0
     may_free = all(each.may_collect() for each in frameworks)
-    dropped = guarded(notes, "kept exceptions", tracebacks.drop) if forget and may_free else []
+    dropped = guarded(notes, "kept exceptions", drop_exceptions) if forget and may_free else []
     collected = gc.collect() if may_free else 0
     for each in frameworks:
         notes += guarded(notes, each.name, each.release)
     return dropped, collected
+
+
+# ---- exceptions that are kept after they were shown: their frames refer to every local variable ----
+
+
+def drop_exceptions() -> Iterator[str]:
+    """Forget the last uncaught exception wherever Python and IPython keep it; yield where that was."""
+    for name in ("last_exc", "last_value", "last_traceback", "last_type"):
+        if getattr(sys, name, None) is not None:
+            setattr(sys, name, None)
+            yield f"sys.{name}"
+    shell = getattr(loaded("IPython"), "get_ipython", lambda: None)()
+    result = getattr(shell, "last_execution_result", None)
+    yield from _clear("IPython's last result", result, ("error_in_exec", "error_before_exec"))
+    yield from _clear("IPython's traceback", getattr(shell, "InteractiveTB", None), ("tb", "etype", "evalue"))
+
+
+def _clear(label: str, owner: object, names: tuple[str, ...]) -> Iterator[str]:
+    for name in names:
+        if getattr(owner, name, None) is not None:
+            setattr(owner, name, None)
+            yield f"{label} ({name})"
+
+
+def count_kept_exceptions() -> Iterator[int]:
+    """How many exceptions, beyond those being handled, still refer to the frames they passed through."""
+    handled = set()
+    for raised in getattr(sys, "_current_exceptions", dict)().values():
+        handled.add(id(raised[1] if isinstance(raised, tuple) else raised))
+    kept = (each for each in alive((BaseException,)) if id(each) not in handled)
+    yield sum(1 for each in kept if each.__traceback__ is not None)

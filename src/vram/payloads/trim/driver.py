@@ -10,7 +10,7 @@ from ctypes import byref, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from typing import Any
 
 from ..libcuda import device_uuid, loaded
-from .broken import STICKY
+from .sticky_errors import STICKY
 
 RESERVED_CURRENT, USED_CURRENT = 5, 7
 GRAPH_USED, GRAPH_RESERVED = 0, 2
@@ -18,7 +18,7 @@ RELAXED_CAPTURE = 2
 NOT_FOUND = 500
 
 
-class Driver:
+class LoadedDriver:
     """The few calls that measure and trim what the driver itself keeps."""
 
     def __init__(self) -> None:
@@ -203,8 +203,10 @@ class Driver:
 
     def _pair(self, name: str, owner: object, reserved: int, used: int) -> tuple[int, int] | None:
         held, busy = c_uint64(), c_uint64()
-        told = self.call(name, owner, c_int(reserved), byref(held))
-        return (held.value, busy.value) if told and self.call(name, owner, c_int(used), byref(busy)) else None
+        known = self.call(name, owner, c_int(reserved), byref(held))
+        return (
+            (held.value, busy.value) if known and self.call(name, owner, c_int(used), byref(busy)) else None
+        )
 
     def trim_pool(self, ordinal: int, pool: int) -> None:
         with self.inside(ordinal) as entered:
@@ -217,4 +219,4 @@ class Driver:
                 self.call("cuDeviceGraphMemTrim", c_int(ordinal))
 
 
-driver = Driver()
+driver = LoadedDriver()

@@ -1,4 +1,4 @@
-"""What every framework offers here: how it is found, what it holds, how it lets go."""
+"""What every framework offers here: how it is found, what it holds, how it releases that."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ DEVICE, PINNED = "device", "pinned host"
 
 
 class Framework:
-    """One library that keeps memory. Only ``find`` is asked where it may not be loaded."""
+    """One library that holds memory. Only ``find`` is called where it may not be loaded."""
 
     name = ""
 
     @classmethod
     def find(cls) -> Iterator[Framework]:
-        """Yield one where the library is loaded and already uses a GPU; it is never made to."""
+        """Yield one where the library is loaded and already uses a GPU; it is never started for this."""
         yield from ()
 
     def measure(self) -> Iterator[Line]:
         yield from ()
 
     def objections(self) -> Iterator[str]:
-        """Yield why nothing may be let go of just now."""
+        """Yield why nothing may be released just now."""
         yield from ()
 
     def may_collect(self) -> bool:
@@ -36,7 +36,7 @@ class Framework:
         return True
 
     def release(self) -> Iterator[str]:
-        """Let go; yield what could not be, in words."""
+        """Release it; yield what could not be, as sentences."""
         yield from ()
 
     def line(
@@ -47,7 +47,7 @@ class Framework:
         reclaimable: int | None,
         used: int | None = None,
     ) -> Line:
-        """*used* where it is not simply the rest: some of what is unused cannot be given back either."""
+        """*used* where it is not simply the rest: some of what is unused cannot be released either."""
         if used is None and held is not None and reclaimable is not None:
             used = held - reclaimable
         return {
@@ -68,7 +68,7 @@ def loaded(name: str) -> Any:
 
 
 def alive(kinds: tuple[type, ...]) -> list[Any]:
-    """Live objects of *kinds*, told by their type alone: asking an object may run its code."""
+    """Live objects of *kinds*, found by their type alone: asking an object may run its code."""
     heap: list[Any] = gc.get_objects() if kinds else []
     # There are far fewer types than objects, and loops that run in C go over a million objects at once.
     wanted = {kind for kind in set(map(type, heap)) if issubclass(kind, kinds)}

@@ -1,0 +1,190 @@
+"""Servers of models: vLLM, llama.cpp, TensorRT and ONNX Runtime."""
+
+from __future__ import annotations
+
+import re
+
+from msgspec.structs import replace
+
+from vram.model.oom import Amount, OomReading, Where
+from vram.oom.dialects import Match, Parsed, dialect
+from vram.oom.sizes import SIZE, amount
+
+_ESTIMATE = re.compile(r"estimated\s+maximum\s+model\s+length\s+is\s+(\d+)")
+_SHARE = re.compile(r"gpu[-_]memory[-_]utilization['\"]?[=:\s]+([\d.]*\d)")
+_AVAILABLE = re.compile(r"Available\s+KV\s+cache\s+memory:\s+(-?[\d.]+)\s+GiB")
+_CAPACITY = re.compile(rf"total_gpu_memory\s+\(({SIZE})\)")
+
+
+@dialect(
+    "vllm",
+    needles=(
+        b"desired GPU",
+        b"cache blocks",
+        b"KV cache is needed",
+        b"in KV cache",
+        b"when warming up",
+    ),
+    start=re.compile(
+        r"Free\s+memory\s+on\s+device\s+(?:\S+\s+)?\((?P<free>[\d.]+)/(?P<total>[\d.]+)\s+GiB\)\s+on\s+startup\s+is\s+"
+        r"less\s+than\s+desired\s+GPU\s+memory\s+utilization\s+\((?P<share>[\d.]+),\s+(?P<desired>[\d.]+)\s+GiB\)"
+        r"|CUDA\s+out\s+of\s+memory\s+(?P<warming>occurred\s+when\s+warming\s+up)[^\n]{0,80}?\bdummy\s+requests"
+        r"|No\s+available\s+memory\s+for\s+the\s+cache\s+blocks"
+        r"|To\s+serve\s+at\s+least\s+one\s+request\s+with\s+the\s+models?(?:'s)?\s+max\s+seq\s+len\s+\((?P<wanted>\d+)\),"
+        r"\s+\(?(?P<needed>[\d.]+)\s+GiB\s+KV\s+cache\s+is\s+needed,\s+which\s+is\s+larger\s+than\s+the\s+available\s+"
+        r"KV\s+cache\s+memory\s+\((?P<available>[\d.]+)\s+GiB\)"
+        r"|max\s+seq\s+len\s+\((?P<length>\d+)\)\s+is\s+larger\s+than\s+the\s+maximum\s+number\s+of\s+tokens\s+that\s+"
+        r"can\s+be\s+stored\s+in\s+KV\s+cache\s+\((?P<tokens>\d+)\)"
+    ),
+)
+def vllm(found: Match, text: str, before: str) -> Parsed:
+    """vLLM: a budget for the GPU (gpu_memory_utilization) and what has to fit into it."""
+    share = found["share"] or _last(_SHARE, before)
+    estimate = _ESTIMATE.search(text, found.end(), found.end() + 400)
+    fitting = found["tokens"] or (estimate.group(1) if estimate else None)
+    wanted = found["wanted"] or found["length"]
+    reading = OomReading(
+        dialect="vllm",
+        wording=_wording(found),
+        asked=amount(found["desired"] or found["needed"], "GiB"),
+        total=amount(found["total"], "GiB") or amount(_last(_CAPACITY, before)),
+        free=amount(found["free"], "GiB"),
+        limit=amount(found["available"], "GiB") if found["available"] else _left(before, found),
+        utilization=float(share) if share else None,
+        tokens_wanted=int(wanted) if wanted else None,
+        tokens_fitting=int(fitting) if fitting else None,
+    )
+    return reading, estimate.end() if estimate else found.end()
+
+
+def _wording(found: Match) -> str:
+    if found["desired"]:
+        return "startup"
+    if found["warming"]:
+        return "warm up"
+    return "kv cache" if found["wanted"] or found["length"] else "no cache blocks"
+
+
+def _left(before: str, found: Match) -> Amount | None:
+    """What the budget leaves for the cache; below zero where weights and activations overrun it."""
+    words = None if found["desired"] else _last(_AVAILABLE, before)
+    if words is None:
+        return None
+    sign = -1 if words.startswith("-") else 1
+    left = amount(words.lstrip("-"), "GiB")
+    return Amount(sign * left.nbytes, left.slack) if left else None
+
+
+def _last(pattern: re.Pattern[str], text: str) -> str | None:
+    found = pattern.findall(text)
+    return found[-1] if found else None
+
+
+_FOLLOWS = re.compile(
+    r"[^\n]*\n(?:[^\n]*failed to allocate \w+ buffer of size \d+[^\n]*\n?)?"
+    r"(?:[^\n]*unable to allocate \w+ buffer[^\n]*\n?)?"
+)
+_BEGAN = re.compile(r"using\s+device\s+(?:CUDA|ROCm)(\d+)\s[^\n]*?-\s+(\d+)\s+MiB\s+free")
+_CARD = re.compile(r"Device\s+(\d+):[^\n]*?VRAM:\s+(\d+)\s+MiB")
+_BUFFER = re.compile(r"(?:CUDA|ROCm)(\d+)\s+(?:model|KV|compute|RS)?\s*buffer\s+size\s*=\s*([\d.]+)\s+MiB")
+
+
+@dialect(
+    "llama.cpp",
+    needles=(
+        b"Malloc failed",
+        b"failed to allocate",
+        b"unable to allocate",
+        b"more system memory",
+    ),
+    start=re.compile(
+        r"allocating\s+(?P<asked>[\d.,]+\s+MiB)\s+on\s+device\s+(?P<gpu>\d+):\s+(?:cuda|hip)Malloc\s+failed:\s+"
+        r"out\s+of\s+memory"
+        r"|failed\s+to\s+allocate\s+(?P<backend>[A-Za-z]+)(?P<number>\d*)(?P<host>_Host)?\s+buffer"
+        r"(?:\s+of\s+size\s+(?P<nbytes>\d+))?"
+        r"|unable\s+to\s+allocate\s+(?:backend|(?P<named>[A-Za-z]+)(?P<at>\d+))\s+buffer"
+        r"|failed\s+to\s+allocate\s+(?P<pinned>[\d.,]+\s+MiB)\s+of\s+pinned\s+memory"
+        rf"|requires\s+more\s+system\s+memory\s+\((?P<need>{SIZE})\)\s+than\s+is\s+available\s+\((?P<have>{SIZE})\)"
+    ),
+)
+def llama_cpp(found: Match, text: str, before: str) -> Parsed:
+    """llama.cpp and what is built on it: a buffer that did not fit, and the buffers made before it."""
+    if found["need"]:
+        reading = OomReading(
+            dialect="llama.cpp",
+            wording="system memory",
+            where="host",
+            asked=amount(found["need"]),
+            free=amount(found["have"]),
+        )
+        return reading, found.end()
+    backend = found["backend"] or found["named"] or "CUDA"
+    number = found["gpu"] or found["number"] or found["at"]
+    asked = amount((found["asked"] or found["pinned"] or "").replace(",", ".")) or amount(found["nbytes"])
+    where: Where = "pinned" if found["pinned"] or found["host"] else "host" if backend == "CPU" else "device"
+    if backend not in ("CUDA", "ROCm", "CPU", "Vulkan", "Metal", "SYCL"):
+        return None
+    gpu = int(number) if number else None
+    follows = _FOLLOWS.match(text, found.end())
+    reading = OomReading(
+        dialect="llama.cpp",
+        wording="buffer",
+        where=where,
+        gpu=gpu if where == "device" else None,
+        asked=asked,
+        signs=("hip",) if backend == "ROCm" or "hipMalloc" in found.group() else (),
+    )
+    if where == "device":
+        live, free, total = _history(gpu, before)
+        reading = replace(reading, live=live, free=free, total=total)
+    return reading, follows.end() if follows else found.end()
+
+
+def _history(gpu: int | None, before: str) -> tuple[Amount | None, Amount | None, Amount | None]:
+    """What it took, what is left of what was free at the start, and how large the card is."""
+    began = [int(free) for number, free in _BEGAN.findall(before) if int(number) == gpu]
+    cards = [int(total) for number, total in _CARD.findall(before) if int(number) == gpu]
+    taken = [size for number, size in _BUFFER.findall(before) if int(number) == gpu]
+    buffers = [each for each in (amount(size, "MiB") for size in taken) if each]
+    live = (
+        Amount(sum(each.nbytes for each in buffers), sum(each.slack for each in buffers)) if buffers else None
+    )
+    free = amount(str(began[-1]), "MiB") if began else None
+    if free and live:
+        free = Amount(max(0, free.nbytes - live.nbytes), free.slack + live.slack)
+    total = amount(str(cards[-1]), "MiB") if cards else None
+    return live, free, total
+
+
+@dialect(
+    "tensorrt",
+    needles=(
+        b"be allocated",
+        b"OutOfMemory (",
+        b"Failed to allocate memory for",
+        b"requested bytes of",
+        b"Cuda Runtime (",
+    ),
+    start=re.compile(
+        r"Requested\s+amount\s+of\s+GPU\s+memory\s+\((?P<asked>\d+)\s+bytes\)\s+could\s+not\s+be\s+allocated"
+        r"|Error\s+Code\s+2:\s+OutOfMemory\s+\((?:Requested\s+size\s+was\s+(?P<size>\d+)\s+bytes)?"
+        r"|Error\s+Code\s+1:\s+Cuda\s+Runtime\s+\((?P<bare>out\s+of\s+memory)\)"
+        r"|Failed\s+to\s+allocate\s+memory\s+for\s+requested\s+buffer\s+of\s+size\s+(?P<buffer>\d+)"
+        r"|Available\s+memory\s+of\s+(?P<left>\d+)\s+is\s+smaller\s+than\s+requested\s+bytes\s+of\s+(?P<wanted>\d+)"
+    ),
+)
+def tensorrt(found: Match, text: str, before: str) -> Parsed:
+    """TensorRT and ONNX Runtime: one buffer that could not be had, with its size.
+
+    TensorRT first prints CUDA's own words, and the size in its next line, if at all.
+    """
+    asked = found["asked"] or found["size"] or found["buffer"] or found["wanted"]
+    left = amount(found["left"])
+    reading = OomReading(
+        dialect="onnxruntime" if found["buffer"] or found["wanted"] else "tensorrt",
+        wording="arena" if found["wanted"] else "runtime" if found["bare"] else "buffer",
+        asked=amount(asked),
+        idle=left,
+        signs=("arena-limit",) if left else (),
+    )
+    return reading, found.end()

@@ -1,0 +1,367 @@
+"""More than the GPU has, or more than a limit that was set: too-large, limit."""
+
+from __future__ import annotations
+
+from vram.model.finding import Remedy
+from vram.model.oom import Certainty, Judgement, OomReading, Term, Working
+from vram.oom.kinds import kind
+from vram.oom.remedies import (
+    bigger,
+    change,
+    retry,
+    room_alone,
+    run_why,
+    smaller,
+    utilization,
+)
+from vram.oom.sums import ANY_GPU, CONTEXT, Sums, blamed, needed_context, said, shortfall
+from vram.units import size
+
+# Of a GPU, used by the program itself.
+_NEARLY_ALL = 0.75
+
+
+@kind("too-large", "simply too large")
+def too_large(reading: OomReading, worked: Sums) -> Judgement | None:
+    """too-large: this program needs more than the GPU can give it
+
+    What it is
+    ----------
+    What is in use, what was asked for and one context are together more than the GPU has, whoever else may be
+    on it. Neither emptying caches nor ending other processes would have been enough.
+
+    How it is recognised
+    --------------------
+    in use + asked + context > total. It is certain where in use + asked alone are more, or where the message
+    says what lies outside the allocator; likely where a context's usual size decides. Where the message has
+    no total: more than any GPU has, or more than the pool's own limit.
+
+    Remedies
+    --------
+    Ask for less; the message says by how much. vram.retry_on_oom shrinks by itself.
+    """
+    if reading.asked is None and reading.dialect != "vllm":
+        return None
+    if reading.asked and reading.asked.nbytes > ANY_GPU:
+        return _more_than_any_gpu(reading)
+    if worked.fits_alone is False:
+        return _more_than_this_gpu(reading, worked)
+    if reading.dialect in ("tensorflow", "xla", "bfc"):
+        return _more_than_pool(reading)
+    if reading.dialect == "vllm" and reading.wording == "no cache blocks":
+        return _vllm_too_large(reading, worked)
+    if reading.dialect == "llama.cpp":
+        return _since_start(reading, worked)
+    if worked.fits_alone and worked.short and blamed(reading, worked) is None:
+        return _uses_nearly_all(reading, worked)
+    return None
+
+
+def _more_than_any_gpu(reading: OomReading) -> Judgement:
+    cause = (
+        f"It asked for {said(reading.asked)} at once: no GPU has that. A size or a shape was computed wrong."
+    )
+    remedy = change(
+        "Look at the shapes where it was raised: a negative or huge dimension, or an unmasked index."
+    )
+    return _too_large(reading, "fact", cause, (), (remedy,))
+
+
+def _more_than_this_gpu(reading: OomReading, worked: Sums) -> Judgement:
+    assert reading.total is not None
+    terms = [Term("in use by this program", reading.live.nbytes)] if reading.live else []
+    terms += [Term("asked", reading.asked.nbytes)] if reading.asked else []
+    needed = sum(term.nbytes for term in terms)
+    sure = worked.outside is not None or needed > reading.total.nbytes + worked.slack
+    beside = needed_context(reading, worked.outside)
+    if reading.live and beside:
+        terms.append(Term("one context", beside, sure=worked.outside is not None))
+    terms.append(Term("total", -reading.total.nbytes))
+    over = sum(term.nbytes for term in terms)
+    fit = "not fit" if sure else "leave no room for a context of the usual size"
+    cause = f"Even on a GPU that nobody else uses, what this program holds and asks for would {fit}."
+    if reading.live and reading.live.nbytes > reading.total.nbytes:
+        cause += (
+            " It already holds more than the GPU has: the driver moved part of it into host"
+            " memory, as it does on"
+            " Windows and WSL2."
+        )
+    advice = (smaller(reading, room_alone(reading, worked)), retry(), bigger())
+    working = Working(tuple(terms), "too much", over)
+    return _too_large(reading, "fact" if sure else "likely", cause, (working,), advice)
+
+
+def _uses_nearly_all(reading: OomReading, worked: Sums) -> Judgement | None:
+    """It fits on paper, by less than the driver and the rounding of blocks take."""
+    if (
+        reading.live is None
+        or reading.total is None
+        or reading.live.nbytes < _NEARLY_ALL * reading.total.nbytes
+    ):
+        return None
+    cause = (
+        f"This program itself uses {said(reading.live)} of the GPU's {said(reading.total)}. What is"
+        " beside that, a"
+        " context, the driver and odd pieces, is no more than usual."
+    )
+    room = reading.live.nbytes + (reading.free.nbytes if reading.free else 0)
+    advice = (smaller(reading, room), retry(), bigger())
+    return _too_large(reading, "likely", cause, shortfall(reading), advice)
+
+
+def _more_than_pool(reading: OomReading) -> Judgement | None:
+    asked, limit, live = reading.asked, reading.limit, reading.live
+    if not (asked and limit) or asked.nbytes + (live.nbytes if live else 0) <= limit.nbytes:
+        return None
+    terms = (
+        *((Term("in use", live.nbytes),) if live else ()),
+        Term("asked", asked.nbytes),
+        Term("limit of the pool", -limit.nbytes),
+    )
+    cause = f"The pool may have {said(limit)}, by default nearly the whole GPU, and that is not enough."
+    working = Working(terms, "too much", sum(term.nbytes for term in terms))
+    return _too_large(reading, "fact", cause, (working,), (smaller(reading, limit.nbytes), retry(), bigger()))
+
+
+def _vllm_too_large(reading: OomReading, worked: Sums) -> Judgement | None:
+    if reading.limit is None or reading.limit.nbytes >= 0:
+        return None
+    cause = (
+        f"Weights and activations overrun vLLM's share by {said(-reading.limit.nbytes)}: more"
+        " than is left beside it."
+    )
+    less = change(
+        "Need less: a quantized model, --max-num-batched-tokens, --tensor-parallel-size over more GPUs."
+    )
+    return _too_large(reading, "likely", cause, (), (less, bigger()))
+
+
+def _since_start(reading: OomReading, worked: Sums) -> Judgement | None:
+    """llama.cpp prints what was free when it began; all that was taken since is its own."""
+    asked, free = reading.asked, reading.free
+    if (
+        not (asked and free)
+        or asked.nbytes <= free.nbytes
+        or (worked.unnamed or 0) > asked.nbytes - free.nbytes
+    ):
+        return None
+    terms = (Term("asked", asked.nbytes), Term("left of what was free at the start", -free.nbytes))
+    cause = "What was free when it started is not enough for the model, its cache and this buffer."
+    advice = (
+        change("Keep fewer layers on the GPU (-ngl), a shorter context (-c), a smaller batch (-ub)."),
+        change(
+            "Store the cache in less: --cache-type-k q8_0 --cache-type-v q8_0 with -fa on; or a"
+            " smaller quantization."
+        ),
+        bigger(),
+    )
+    return _too_large(
+        reading, "likely", cause, (Working(terms, "missing", asked.nbytes - free.nbytes),), advice
+    )
+
+
+def _too_large(
+    reading: OomReading,
+    certainty: Certainty,
+    cause: str,
+    workings: tuple[Working, ...],
+    advice: tuple[Remedy, ...],
+) -> Judgement:
+    return Judgement(
+        kind="too-large",
+        certainty=certainty,
+        title=too_large.title,
+        cause=cause,
+        workings=workings,
+        remedies=advice,
+    )
+
+
+# What JAX takes of a GPU by default.
+_JAX_FRACTION = 0.75
+
+
+@kind("limit", "a limit that was set")
+def limit(reading: OomReading, worked: Sums) -> Judgement | None:
+    """limit: a bound that somebody set, below what the GPU has
+
+    What it is
+    ----------
+    torch.cuda.set_per_process_memory_fraction, CuPy's pool limit, RMM's maximum_pool_size, vLLM's
+    gpu_memory_utilization and max_model_len, JAX's memory fraction, PyTorch's watermark on Apple GPUs: each
+    makes an allocation fail although the GPU may have room.
+
+    How it is recognised
+    --------------------
+    The message names the limit, and what is held plus what was asked for is more than that.
+
+    Remedies
+    --------
+    Raise the limit, if the GPU has the room; or ask for less.
+    """
+    if reading.dialect == "vllm":
+        return _vllm_limit(reading)
+    if "pool-maximum" in reading.signs or "arena-limit" in reading.signs:
+        return _limit(reading, "fact", _pool_cause(reading), _raise_limit(reading))
+    if reading.limit is None or reading.asked is None or reading.dialect in ("tensorflow", "bfc"):
+        return None
+    held = (
+        (worked.reserved or 0) if reading.dialect != "xla" else (reading.live.nbytes if reading.live else 0)
+    )
+    if held + reading.asked.nbytes <= reading.limit.nbytes:
+        return None
+    if reading.dialect == "xla":
+        return _jax_limit(reading, held)
+    if reading.total and reading.limit.nbytes >= reading.total.nbytes - reading.total.slack:
+        return None
+    cause = (
+        f"This program may have {said(reading.limit)}: a limit below what the GPU has was set,"
+        " and it is reached."
+    )
+    return _limit(reading, "fact", cause, _raise_limit(reading), held)
+
+
+def _jax_limit(reading: OomReading, held: int) -> Judgement | None:
+    assert reading.limit is not None
+    assert reading.asked is not None
+    whole = reading.limit.nbytes / _JAX_FRACTION
+    if held + reading.asked.nbytes > whole:
+        return None
+    cause = (
+        f"JAX's pool may grow to {said(reading.limit)}, {_JAX_FRACTION:.0%} of the GPU unless"
+        " XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise. It needs a little more than that."
+    )
+    share = min(0.95, (held + reading.asked.nbytes) / whole + 0.02)
+    text = "Let it have more, if nobody else needs the GPU."
+    remedy = change(text, f"export XLA_PYTHON_CLIENT_MEM_FRACTION={share:.2f}")
+    return _limit(reading, "likely", cause, (run_why(reading), remedy), held)
+
+
+def _vllm_limit(reading: OomReading) -> Judgement | None:
+    if reading.wording == "startup":
+        return _vllm_startup(reading)
+    if reading.wording == "warm up":
+        return _warm_up(reading)
+    if reading.wording == "kv cache":
+        return _limit(reading, "fact", _cache_cause(reading), (*_cache_remedies(reading),))
+    share = reading.utilization or 0.9
+    short = -reading.limit.nbytes if reading.limit and reading.limit.nbytes < 0 else None
+    if short and reading.total and short > (0.97 - share) * reading.total.nbytes:
+        return None
+    cause = (
+        f"Weights and activations already fill the share of the GPU that vLLM may use ({share:.2f} of it)."
+    )
+    if short:
+        cause += f" They overrun it by {size(short)}."
+    return _limit(reading, "likely", cause, _room_remedies(reading, share))
+
+
+def _warm_up(reading: OomReading) -> Judgement:
+    """Weights and cache are in place by then: what is tried out is beside them."""
+    share = reading.utilization or 0.9
+    cause = (
+        f"vLLM had taken the share of the GPU that it may use ({share:.2f} of it), and its warm-up, with as"
+        " many requests as it may serve at once, found no room beside it."
+    )
+    advice = (
+        run_why(reading),
+        change(f"Leave more beside it: --gpu-memory-utilization {share - 0.05:.2f}."),
+        change("Or serve fewer requests at once: --max-num-seqs."),
+    )
+    return _limit(reading, "likely", cause, advice)
+
+
+def _vllm_startup(reading: OomReading) -> Judgement | None:
+    """A share that nobody can have: the GPU is empty but for contexts."""
+    if reading.total is None or reading.free is None:
+        return None
+    if reading.total.nbytes - reading.free.nbytes > 2 * CONTEXT + reading.total.slack:
+        return None
+    cause = f"The share that was asked for ({reading.utilization}) is more than an empty GPU has free."
+    return _limit(reading, "fact", cause, utilization(reading))
+
+
+def _cache_cause(reading: OomReading) -> str:
+    if reading.asked and reading.limit:
+        return (
+            f"One request of {reading.tokens_wanted} tokens needs {said(reading.asked)} of KV"
+            " cache; the share of the"
+            f" GPU that vLLM may use leaves {said(reading.limit)} for it."
+        )
+    return (
+        f"One request may have {reading.tokens_wanted} tokens; the KV cache that fits into vLLM's"
+        " share of the GPU"
+        f" holds {reading.tokens_fitting}."
+    )
+
+
+def _cache_remedies(reading: OomReading) -> tuple[Remedy, ...]:
+    fitting = reading.tokens_fitting
+    if fitting is None and reading.asked and reading.limit and reading.tokens_wanted and reading.asked.nbytes:
+        # A little less than it seems, since both figures are rounded; whole blocks of 16 tokens.
+        fitting = int(0.99 * reading.tokens_wanted * reading.limit.nbytes / reading.asked.nbytes) // 16 * 16
+    length = f"--max-model-len {fitting} fits" if fitting else "--max-model-len"
+    shorter = change(f"Serve shorter requests: {length}.")
+    return (shorter, *_room_remedies(reading, reading.utilization or 0.9))
+
+
+def _room_remedies(reading: OomReading, share: float) -> tuple[Remedy, ...]:
+    more = min(0.97, round(share + 0.05, 2))
+    advice = [run_why(reading)]
+    if more > share:
+        text = f"Give vLLM more of the GPU, if nobody else is on it: --gpu-memory-utilization {more:.2f}."
+        advice.append(change(text))
+    advice.append(
+        change(
+            "Or need less: --kv-cache-dtype fp8, --enforce-eager, --max-num-seqs, a quantized model,"
+            " --tensor-parallel-size over more GPUs."
+        )
+    )
+    return tuple(advice)
+
+
+def _pool_cause(reading: OomReading) -> str:
+    if "arena-limit" in reading.signs:
+        return (
+            f"ONNX Runtime's arena has {said(reading.idle)} left of the limit that it was given"
+            " (gpu_mem_limit)."
+        )
+    limit = f" of {said(reading.limit)}" if reading.limit else ""
+    return f"RMM's pool has reached its maximum size{limit}: the GPU itself may have more."
+
+
+def _raise_limit(reading: OomReading) -> tuple[Remedy, ...]:
+    words = {
+        "pytorch": "Raise or remove torch.cuda.set_per_process_memory_fraction.",
+        "pytorch-mps": "Let it use more: the machine may swap, and become unresponsive.",
+        "cupy": "Raise or remove the limit: cupy.get_default_memory_pool().set_limit(size=0),"
+        " CUPY_GPU_MEMORY_LIMIT.",
+        "rmm": "Raise maximum_pool_size (rmm.reinitialize, LocalCUDACluster(rmm_maximum_pool_size=...)).",
+        "onnxruntime": "Raise gpu_mem_limit of the CUDA execution provider.",
+    }
+    text = words.get(reading.dialect, "Raise or remove the limit.")
+    command = "export PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0" if reading.dialect == "pytorch-mps" else ""
+    advice = (
+        [] if reading.dialect == "pytorch-mps" else [run_why(reading, "See whether the GPU has the room.")]
+    )
+    return (*advice, change(text, command), smaller(reading, reading.limit.nbytes if reading.limit else None))
+
+
+def _limit(
+    reading: OomReading, certainty: Certainty, cause: str, advice: tuple[Remedy, ...], held: int | None = None
+) -> Judgement:
+    workings: tuple[Working, ...] = ()
+    if reading.asked and reading.limit and reading.limit.nbytes >= 0:
+        terms = [Term("asked", reading.asked.nbytes), Term("limit", -reading.limit.nbytes)]
+        if held:
+            terms.insert(0, Term("held", held))
+        over = sum(term.nbytes for term in terms)
+        workings = (Working(tuple(terms), "beyond the limit", over),) if over > 0 else ()
+    return Judgement(
+        kind="limit",
+        certainty=certainty,
+        title=limit.title,
+        cause=cause,
+        workings=workings,
+        remedies=advice,
+    )

@@ -1,0 +1,167 @@
+"""Run something about another process under a deadline, even where a read in the kernel never returns.
+
+The memory and the program of a process may lie on a file system that does not answer: a network's, or one
+that its user made (FUSE). A reader then waits in the kernel, where no deadline, no Ctrl-C and at times not
+even SIGKILL reaches it. So the work on another user's process runs in a child of ours that can be abandoned.
+Where no child can be forked, and for our own processes, it runs in a thread: that keeps the deadline, but our
+program cannot end before the file system answers. When a tracer ends, the kernel resumes what it stopped.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+from collections.abc import Callable
+from contextvars import ContextVar, copy_context
+from signal import SIGINT, SIGKILL, pidfd_send_signal
+from threading import Thread
+from typing import Any, Generic, TypeVar
+
+from vram import errors, untrusted
+from vram.errors import NotReachable, TimedOut, VramError
+from vram.host.local.child import Child, fork, may_fork
+
+# A run that reaches its own deadline still has to withdraw what it left in the process.
+_WITHDRAW_S = 3.0
+_ENDING_S = 0.2
+_LONGEST_REPLY = 256 << 20
+_SIGNAL_AT_PARENTS_DEATH = 1  # of prctl
+
+Result = TypeVar("Result")
+
+interrupted: ContextVar[int | None] = ContextVar("interrupted", default=None)
+"""In the thread of a run: a descriptor that becomes readable when the caller was interrupted."""
+
+
+def run_with_deadline(seconds: float, pid: int, uid: int, action: Callable[[], Result]) -> Result:
+    """Return what *action* returns, or raise what it raises, about *pid*, which is of user *uid*.
+
+    Raises TimedOut where it hangs beyond *seconds*. What it returns must be plain data.
+    """
+    if uid != os.geteuid() and may_fork():
+        return _in_a_process(seconds, pid, action)
+    return _in_a_thread(seconds, pid, action)
+
+
+def _in_a_thread(seconds: float, pid: int, action: Callable[[], Result]) -> Result:
+    stop = os.eventfd(0, os.EFD_CLOEXEC)
+    running = _Running(action)
+
+    def run() -> None:
+        interrupted.set(stop)
+        running.run()
+
+    thread = Thread(target=copy_context().run, args=(run,), name="vram-visit", daemon=True)
+    thread.start()
+    try:
+        thread.join(seconds + _WITHDRAW_S)
+    except BaseException:
+        os.eventfd_write(stop, 1)
+        thread.join(_WITHDRAW_S)
+        raise
+    finally:
+        if not thread.is_alive():
+            os.close(stop)
+    if thread.is_alive():
+        raise _hangs(pid)
+    return running.result()
+
+
+def _in_a_process(seconds: float, pid: int, action: Callable[[], Result]) -> Result:
+    parent = os.getpid()
+    child = fork(lambda pipe: _run_in_child(pipe, parent, action))
+    until = time.monotonic() + seconds + _WITHDRAW_S
+    try:
+        reply = untrusted.receive(child.pipe, nbytes=_LONGEST_REPLY, until=until, end=None)
+    except untrusted.Rejected as error:
+        if error.code == "late":
+            raise _hangs(pid) from error
+        raise NotReachable(f"the request to pid {pid} failed: {error}") from error
+    except BaseException:
+        _interrupt(child)
+        raise
+    finally:
+        child.hang_up()
+        child.end(_ENDING_S)
+    try:
+        kind, content = pickle.loads(reply)
+    except Exception as error:  # nothing of it came, or a part
+        raise NotReachable(f"our process that attached to pid {pid} was killed", hint="try again") from error
+    result: Result = _unpacked(kind, content)
+    return result
+
+
+def _run_in_child(pipe: int, parent: int, action: Callable[[], Any]) -> None:
+    """In the child that may be abandoned: it ends with our caller, so that no payload starts after that."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(_SIGNAL_AT_PARENTS_DEATH, SIGKILL)
+    if os.getppid() != parent:
+        return
+    running = _Running(action)
+    running.run()
+    reply = running.packed()
+    while reply:
+        reply = reply[os.write(pipe, reply) :]
+
+
+def _interrupt(child: Child) -> None:
+    """Let it withdraw what it has left in the process."""
+    pidfd = os.pidfd_open(child.pid)
+    try:
+        pidfd_send_signal(pidfd, SIGINT)
+        child.wait(_WITHDRAW_S)
+    finally:
+        os.close(pidfd)
+
+
+def _unpacked(kind: str, content: Any) -> Any:
+    if kind == "returned":
+        return content
+    if kind == "refused":
+        name, message, hint = content
+        raise getattr(errors, name)(message, hint=hint)
+    if kind == "interrupted":
+        raise KeyboardInterrupt
+    raise RuntimeError(f"the request failed:\n{content}")
+
+
+def _hangs(pid: int) -> TimedOut:
+    return TimedOut(
+        f"pid {pid} cannot be read: the file system of its memory or its program does not answer",
+        hint="a network or FUSE file system hangs, or the process prevents being read",
+    )
+
+
+class _Running(Generic[Result]):
+    """An action that runs in a thread or a child, and its result or error."""
+
+    def __init__(self, action: Callable[[], Result]) -> None:
+        self._action = action
+        self._results: list[Result] = []
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self._results.append(self._action())
+        except BaseException as error:
+            self._error = error
+
+    def result(self) -> Result:
+        if self._error is not None:
+            raise self._error
+        return self._results[0]
+
+    def packed(self) -> bytes:
+        """The same for another process."""
+        error = self._error
+        if error is None:
+            return pickle.dumps(("returned", self._results[0]))
+        if isinstance(error, VramError):
+            return pickle.dumps(("refused", (type(error).__name__, str(error), error.hint)))
+        if isinstance(error, KeyboardInterrupt):
+            return pickle.dumps(("interrupted", None))
+        import traceback
+
+        return pickle.dumps(("failed", "".join(traceback.format_exception(error))))

@@ -1,0 +1,418 @@
+"""Programs and libraries in another process's memory: symbols, code, unused page ends, and call frames.
+
+They are read from memory, because a file may have been replaced since it was mapped, or be out of our reach.
+What is read may be forged: every size has a limit.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from vram.payloads.procfs import map_lines
+from vram.reach.ptrace import TargetEnded, TargetMemory, TraceDenied, UnsafeToAttach
+
+PAGE_NBYTES = 4096
+_MACHINE_X86_64 = 62
+_LOAD, _DYNAMIC, _EH_FRAME = 1, 2, 0x6474E550
+_STRTAB, _SYMTAB, _GNU_HASH = 5, 6, 0x6FFFFEF5
+_LIBPYTHON = "/libpython3"
+_HEADER_NBYTES, _MOST_HEADERS = 56, 256
+_MOST_MAPS_NBYTES = 64 << 20
+_MOST_DYNAMIC_NBYTES = 1 << 16
+_LONGEST_CHAIN = 10_000
+_MOST_CODE_NBYTES = 16 << 20
+
+
+class MemoryMapping(Struct, frozen=True):
+    """A line of /proc/PID/maps."""
+
+    start: int
+    end: int
+    permissions: str
+    offset: int
+    path: str
+
+    def __contains__(self, address: int) -> bool:
+        return self.start <= address < self.end
+
+
+def mappings(pid: int) -> tuple[MemoryMapping, ...]:
+    try:
+        with open(f"/proc/{pid}/maps", "rb") as file:
+            text = file.read(_MOST_MAPS_NBYTES + 1)
+    except FileNotFoundError as error:
+        raise TargetEnded("it has ended") from error
+    except OSError as error:
+        raise TraceDenied(f"its memory map may not be read ({error.strerror})") from error
+    if len(text) > _MOST_MAPS_NBYTES:
+        raise UnsafeToAttach("its memory map has no end", "it can call vram.agent()")
+    return tuple(
+        MemoryMapping(line.start, line.end, line.permissions.decode(), line.offset, os.fsdecode(line.path))
+        for line in map_lines(text)
+    )
+
+
+def writable(lines: tuple[MemoryMapping, ...]) -> list[MemoryMapping]:
+    """Memory that the process may write. Adjacent mappings are one: a structure may lie across both."""
+    found: list[MemoryMapping] = []
+    for line in lines:
+        if not line.permissions.startswith("rw"):
+            continue
+        if found and found[-1].end == line.start:
+            found[-1] = replace(found[-1], end=line.end)
+        else:
+            found.append(line)
+    return found
+
+
+class ElfImage:
+    """One mapped program or library, and what it exports."""
+
+    def __init__(self, memory: TargetMemory, parts: list[MemoryMapping]) -> None:
+        self.path = parts[0].path
+        self.parts = parts
+        self._memory = memory
+        base = parts[0].start
+        header = memory.read(base, 64)
+        if header[:4] != b"\x7fELF" or header[4] != 2 or header[18:20] != struct.pack("<H", _MACHINE_X86_64):
+            raise UnsafeToAttach(f"{os.path.basename(self.path)} is no program for x86-64")
+        (offset,) = struct.unpack_from("<Q", header, 32)
+        size, count = struct.unpack_from("<HH", header, 54)
+        if size != _HEADER_NBYTES or count > _MOST_HEADERS:
+            raise UnsafeToAttach(f"{os.path.basename(self.path)} is no program for x86-64")
+        table = memory.read(base + offset, size * count)
+        self._headers = [struct.unpack_from("<IIQQQQQQ", table, size * each) for each in range(count)]
+        lowest = min((each[3] for each in self._headers if each[0] == _LOAD), default=0)
+        self.bias = base - lowest // PAGE_NBYTES * PAGE_NBYTES
+        self._tables: dict[int, int] | None = None
+
+    def __contains__(self, address: int) -> bool:
+        return any(address in part for part in self.parts)
+
+    def symbol(self, name: str) -> int | None:
+        """The address of what it exports by that name, found as the dynamic loader finds it."""
+        tables = self._dynamic()
+        if not {_STRTAB, _SYMTAB, _GNU_HASH} <= tables.keys():
+            return None
+        memory, table = self._memory, tables[_GNU_HASH]
+        nbuckets, first, nblooms, _ = struct.unpack("<4I", memory.read(table, 16))
+        if not nbuckets:
+            return None
+        buckets = table + 16 + 8 * nblooms
+        wanted = _hash(name)
+        index = int.from_bytes(memory.read(buckets + 4 * (wanted % nbuckets), 4), "little")
+        for _ in range(_LONGEST_CHAIN):
+            if index < first:
+                return None
+            chained = int.from_bytes(memory.read(buckets + 4 * (nbuckets + index - first), 4), "little")
+            if chained | 1 == wanted | 1 and (value := self._value(tables, index, name)) is not None:
+                return value
+            if chained & 1:
+                return None
+            index += 1
+        return None
+
+    def _value(self, tables: dict[int, int], index: int, name: str) -> int | None:
+        entry = self._memory.read(tables[_SYMTAB] + 24 * index, 24)
+        at, _, _, section, value, _ = struct.unpack("<IBBHQQ", entry)
+        text = self._memory.read(tables[_STRTAB] + at, len(name) + 1)
+        return self.bias + value if section and text == name.encode() + b"\0" else None
+
+    def _dynamic(self) -> dict[int, int]:
+        if self._tables is None:
+            self._tables = {}
+            for kind, _, _, address, _, _, nbytes, _ in self._headers:
+                if kind == _DYNAMIC and nbytes <= _MOST_DYNAMIC_NBYTES:
+                    words = struct.iter_unpack("<QQ", self._memory.read(self.bias + address, nbytes & ~15))
+                    # The loader makes them addresses in place; where it did not, they are offsets.
+                    self._tables = {
+                        tag: value if value >= self.bias else self.bias + value
+                        for tag, value in words
+                        if tag in (_STRTAB, _SYMTAB, _GNU_HASH)
+                    }
+        return self._tables
+
+    def unwind_header(self) -> int | None:
+        """The address of its table of call frames (.eh_frame_hdr)."""
+        found = [self.bias + each[3] for each in self._headers if each[0] == _EH_FRAME]
+        return found[0] if found else None
+
+    def tail(self) -> tuple[int, int] | None:
+        """The rest of its last writable page, after everything that it uses itself."""
+        ends = [self.bias + each[3] + each[6] for each in self._headers if each[0] == _LOAD and each[1] & 2]
+        if not ends:
+            return None
+        begins = (max(ends) + 63) & ~63
+        last = (max(ends) + PAGE_NBYTES - 1) & ~(PAGE_NBYTES - 1)
+        return (begins, last) if begins < last else None
+
+    def find_code(self, code: bytes) -> int | None:
+        """The first place in its own code where these bytes are."""
+        for part in self.parts:
+            if "x" in part.permissions and "r" in part.permissions:
+                nbytes = min(part.end - part.start, _MOST_CODE_NBYTES)
+                at = self._memory.read(part.start, nbytes).find(code)
+                if at >= 0:
+                    return part.start + at
+        return None
+
+
+def images(memory: TargetMemory, lines: tuple[MemoryMapping, ...]) -> Iterator[ElfImage]:
+    """Every file that is mapped as a program or library, once."""
+    parts: dict[str, list[MemoryMapping]] = {}
+    for line in lines:
+        if line.path.startswith("/") and not line.path.startswith("/dev/"):
+            parts.setdefault(line.path, []).append(line)
+    for found in parts.values():
+        if any("x" in part.permissions for part in found) and found[0].offset == 0:
+            try:
+                yield ElfImage(memory, found)
+            except TargetEnded:
+                raise
+            except UnsafeToAttach:
+                continue
+
+
+def find_python(memory: TargetMemory, lines: tuple[MemoryMapping, ...], program_path: str) -> ElfImage:
+    """The program or the library that contains Python; only those are read."""
+    likely = tuple(line for line in lines if line.path == program_path or _LIBPYTHON in line.path)
+    found = list(images(memory, likely))
+    program = next((each for each in found if each.path == program_path), None)
+    return python_image(program, found)
+
+
+def python_image(program: ElfImage | None, found: list[ElfImage]) -> ElfImage:
+    """The program or the library that contains Python."""
+    libraries = [each for each in found if _LIBPYTHON in each.path]
+    for each in (*libraries, *([program] if program else [])):
+        if each.symbol("_PyRuntime") is not None:
+            return each
+    raise UnsafeToAttach(
+        "its Python cannot be found in its memory: linked statically, without symbols, or no CPython",
+        "an ordinary CPython can; others can call vram.agent()",
+    )
+
+
+def _hash(name: str) -> int:
+    value = 5381
+    for letter in name.encode():
+        value = (value * 33 + letter) & 0xFFFFFFFF
+    return value
+
+
+# ---- call frames ----
+#
+# A stack also holds old return addresses; only the library's own table (.eh_frame, DWARF's call frame
+# instructions) says which one counts. What it does not say in its common forms is unknown.
+
+_RBP, _RSP = 6, 7
+_DATA_RELATIVE_SIGNED_4 = 0x3B
+_PC_RELATIVE_SIGNED_4 = 0x1B
+_MOST_FRAMES = 6
+_MOST_FUNCTIONS = 200_000  # of one library
+_LONGEST_ENTRY = 1 << 16
+
+
+class FrameRule(Struct, frozen=True):
+    """How to unwind a function: its frame ends at *register* + *offset*, and rbp was saved at *rbp_at*.
+
+    *begins* is the function's address.
+    """
+
+    register: int
+    offset: int
+    rbp_at: int | None
+    begins: int
+
+
+class Unwinder:
+    """Finds the first caller outside *libraries*. Rules are cached by instruction."""
+
+    def __init__(self, memory: TargetMemory, libraries: list[ElfImage]) -> None:
+        self._memory, self._libraries = memory, libraries
+        self._rules: dict[int, FrameRule | None] = {}
+        self._tables: dict[int, tuple[int, list[tuple[int, int]]]] = {}
+
+    def caller(self, registers: dict[str, int]) -> int | None:
+        """The address outside the libraries to which the wait returns; None where unknown."""
+        return self._unwound(registers)[0]
+
+    def function(self, registers: dict[str, int]) -> int | None:
+        """The address of the library's function that was called from outside; None where unknown."""
+        return self._unwound(registers)[1]
+
+    def _unwound(self, registers: dict[str, int]) -> tuple[int | None, int | None]:
+        rip, rsp, rbp = (registers[name] for name in ("rip", "rsp", "rbp"))
+        if self._library(rip) is None:
+            return None, None
+        for _ in range(_MOST_FRAMES):
+            rule = self._rule(rip)
+            if rule is None:
+                return None, None
+            frame_end = (rsp if rule.register == _RSP else rbp) + rule.offset
+            if rule.rbp_at is not None:
+                rbp = self._memory.uint64(frame_end + rule.rbp_at)
+            rip, rsp = self._memory.uint64(frame_end - 8), frame_end
+            if self._library(rip) is None:
+                return rip, rule.begins
+        return None, None
+
+    def _library(self, address: int) -> ElfImage | None:
+        return next((each for each in self._libraries if address in each), None)
+
+    def _rule(self, rip: int) -> FrameRule | None:
+        if rip not in self._rules:
+            try:
+                self._rules[rip] = self._read_rule(rip)
+            except (UnsafeToAttach, IndexError, struct.error):
+                self._rules[rip] = None
+        return self._rules[rip]
+
+    def _read_rule(self, rip: int) -> FrameRule | None:
+        library = self._library(rip)
+        header = library.unwind_header() if library else None
+        if header is None:
+            return None
+        if header not in self._tables:
+            self._tables[header] = (header, self._read_table(header))
+        # A return address may lie after the last instruction of its function: the call itself counts.
+        place = rip - 1 - header
+        entries = self._tables[header][1]
+        low, high = 0, len(entries)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if entries[middle][0] <= place else (low, middle)
+        return self._read_entry(header + entries[low][1], rip - 1) if entries else None
+
+    def _read_table(self, header: int) -> list[tuple[int, int]]:
+        version, _, count_kind, table_kind = self._memory.read(header, 4)
+        if version != 1 or count_kind != 3 or table_kind != _DATA_RELATIVE_SIGNED_4:
+            return []
+        count = self._memory.int32(header + 8)
+        if not 0 <= count <= _MOST_FUNCTIONS:
+            return []
+        return list(struct.iter_unpack("<ii", self._memory.read(header + 12, 8 * count)))
+
+    def _read_entry(self, at: int, place: int) -> FrameRule | None:
+        nbytes, back = struct.unpack("<Ii", self._memory.read(at, 8))
+        if nbytes > _LONGEST_ENTRY:
+            return None
+        body = self._memory.read(at + 8, nbytes - 4)
+        common = self._read_common(at + 4 - back)
+        if common is None:
+            return None
+        code_unit, data_unit, first = common
+        begins = at + 8 + struct.unpack_from("<i", body)[0]
+        (length,) = struct.unpack_from("<I", body, 4)
+        if not begins <= place < begins + length:
+            return None
+        skipped, position = _unsigned(body, 8)
+        frame = _Frame(code_unit, data_unit)
+        frame.run(first, begins, 1 << 63)
+        frame.initial_rbp = frame.rbp_at
+        frame.run(body[position + skipped :], begins, place)
+        return frame.rule(begins)
+
+    def _read_common(self, at: int) -> tuple[int, int, bytes] | None:
+        nbytes, mark = struct.unpack("<II", self._memory.read(at, 8))
+        if nbytes > _LONGEST_ENTRY:
+            return None
+        body = self._memory.read(at + 8, nbytes - 4)
+        name, _, rest = body[1:].partition(b"\0")
+        if mark or name not in (b"zR", b"zRS"):
+            return None
+        code_unit, position = _unsigned(rest, 0)
+        data_unit, position = _signed(rest, position)
+        _, position = _unsigned(rest, position)
+        length, position = _unsigned(rest, position)
+        if name == b"zRS" or rest[position] != _PC_RELATIVE_SIGNED_4:
+            return None  # a signal frame: the thread waits in a handler
+        return code_unit, data_unit, rest[position + length :]
+
+
+class _Frame:
+    """The state of DWARF's call frame machine, for the stack pointer and rbp only."""
+
+    def __init__(self, code_unit: int, data_unit: int) -> None:
+        self._code_unit, self._data_unit = code_unit, data_unit
+        self.register, self.offset = _RSP, 8
+        self.rbp_at: int | None = None
+        self.initial_rbp: int | None = None
+        self.known = True
+        self._kept: list[tuple[int, int, int | None]] = []
+
+    def rule(self, begins: int) -> FrameRule | None:
+        usable = self.known and self.register in (_RSP, _RBP)
+        return FrameRule(self.register, self.offset, self.rbp_at, begins) if usable else None
+
+    def run(self, code: bytes, place: int, until: int) -> None:
+        at = 0
+        while at < len(code) and self.known:
+            first, at = code[at], at + 1
+            kind, low = first >> 6, first & 0x3F
+            if kind == 1 or first in (2, 3, 4):  # advance
+                width = 0 if kind == 1 else 1 << (first - 2)
+                step = low if kind == 1 else int.from_bytes(code[at : at + width], "little")
+                place, at = place + step * self._code_unit, at + width
+                if place > until:
+                    return
+            elif kind == 2:  # a register was saved
+                offset, at = _unsigned(code, at)
+                self._saved(low, offset * self._data_unit)
+            elif kind == 3:  # it is as it was at the beginning
+                self._restored(low)
+            else:
+                at = self._other(first, code, at)
+
+    def _other(self, first: int, code: bytes, at: int) -> int:
+        if first == 0:
+            return at
+        if first == 0x0A:
+            self._kept.append((self.register, self.offset, self.rbp_at))
+        elif first == 0x0B:
+            self.register, self.offset, self.rbp_at = self._kept.pop()
+        elif first == 0x0C:
+            self.register, at = _unsigned(code, at)
+            self.offset, at = _unsigned(code, at)
+        elif first == 0x0D:
+            self.register, at = _unsigned(code, at)
+        elif first == 0x0E:
+            self.offset, at = _unsigned(code, at)
+        elif first == 0x06:
+            register, at = _unsigned(code, at)
+            self._restored(register)
+        elif first == 0x2E:  # GNU_args_size
+            _, at = _unsigned(code, at)
+        else:
+            self.known = False
+        return at
+
+    def _saved(self, register: int, offset: int) -> None:
+        if register == _RBP:
+            self.rbp_at = offset
+
+    def _restored(self, register: int) -> None:
+        if register == _RBP:
+            self.rbp_at = self.initial_rbp
+
+
+def _unsigned(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte, at = data[at], at + 1
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        if not byte & 0x80:
+            return value, at
+
+
+def _signed(data: bytes, at: int) -> tuple[int, int]:
+    begins = at
+    value, at = _unsigned(data, at)
+    bits = 7 * (at - begins)
+    return (value - (1 << bits) if value >> (bits - 1) else value), at

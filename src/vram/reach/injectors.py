@@ -1,0 +1,100 @@
+"""The injectors, which run a payload in a live Python process, safest first; and the choice among them."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from vram.errors import AttachDenied, NotReachable
+from vram.model.plan import Target
+from vram.model.trimming import Trimmed, Verb, Via
+from vram.reach import agent, injection, jupyter, remote_exec
+from vram.reach.deadline import run_with_deadline
+from vram.reach.payload import PayloadAnswer, RawAnswer, Request, decoded, require_done
+from vram.reach.python_process import PythonProcess, examine
+
+
+class Injector(Protocol):
+    """``unavailable_reason`` says why it cannot be used, or raises AttachDenied; it touches nothing.
+
+    ``run`` has the payload answer inside the process. Whatever it raises, the target runs on.
+    """
+
+    NAME: Via
+
+    def unavailable_reason(self, process: PythonProcess) -> str | None: ...
+    def run(self, process: PythonProcess, request: Request, deadline_s: float) -> RawAnswer: ...
+
+
+INJECTORS: tuple[Injector, ...] = (agent, jupyter, remote_exec, injection)
+"""Safest first. The last two stop the process for about a millisecond; the others do not stop it."""
+
+_CHOOSING_S = 2.0
+
+BY_NAME: dict[str, Injector] = {injector.NAME: injector for injector in INJECTORS}
+
+
+class TrimAnswer(Struct, frozen=True):
+    """What a process answered to trim or measure, by which injector, and for how long it was stopped."""
+
+    via: Via
+    answer: Trimmed
+    stopped_s: float | None = None
+
+
+def choose_injector(target: Target, via: str | None = None) -> tuple[PythonProcess, Injector]:
+    """The safest injector that is available, or the one called *via*; raises why there is none."""
+    pid, uid = target.process.pid, target.uid
+    process, name = run_with_deadline(_CHOOSING_S, pid, uid, lambda: _choose(target, via))
+    return process, BY_NAME[name]
+
+
+def _choose(target: Target, via: str | None) -> tuple[PythonProcess, str]:
+    process = examine(target)
+    wanted = INJECTORS if via is None else (BY_NAME[via],)
+    reasons = {}
+    denied: AttachDenied | None = None
+    for injector in wanted:
+        try:
+            reason = injector.unavailable_reason(process)
+        except AttachDenied as error:
+            denied, reason = error, str(error)
+        if reason is None:
+            return process, injector.NAME
+        reasons[injector.NAME] = reason
+    listed = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+    message = f"cannot attach to pid {process.pid} ({listed})"
+    if denied is not None:
+        raise AttachDenied(message, hint=denied.hint) from denied
+    raise NotReachable(
+        message,
+        hint="have it call vram.agent(), which needs no permission"
+        if via is None
+        else "leave out --via: vram takes the safest that is available",
+    )
+
+
+def ask(
+    target: Target, payload: str, fields: dict[str, Any], deadline_s: float, *, via: str | None = None
+) -> PayloadAnswer:
+    """Have *payload* answer inside *target*; raises a Refused where that cannot be, target unharmed.
+
+    *payload* is a folder of ``vram/payloads`` with ``answer(request)``; *fields* are plain JSON data.
+    """
+
+    def choose_and_run() -> PayloadAnswer:
+        process, name = _choose(target, via)
+        raw = BY_NAME[name].run(process, Request(payload, fields), deadline_s)
+        require_done(process.pid, raw.body)
+        return PayloadAnswer(BY_NAME[name].NAME, raw.body, raw.stopped_s)
+
+    return run_with_deadline(deadline_s, target.process.pid, target.uid, choose_and_run)
+
+
+def ask_trim(
+    target: Target, verb: Verb, deadline_s: float, *, tracebacks: bool = False, via: str | None = None
+) -> TrimAnswer:
+    """Have *target* trim or measure; raises a Refused where that cannot be, target unharmed."""
+    answer = ask(target, "trim", {"verb": verb, "tracebacks": tracebacks}, deadline_s, via=via)
+    return TrimAnswer(answer.via, decoded(target.process.pid, answer.body, Trimmed), answer.stopped_s)

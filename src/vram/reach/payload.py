@@ -1,0 +1,167 @@
+"""A payload: what it is asked, its source as text that carries itself, and what it answers.
+
+The text runs where no vram is, and leaves no module behind.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, Literal, TypeVar
+
+from msgspec import Struct
+
+from vram import untrusted
+from vram.errors import NotReachable
+from vram.model.trimming import Via
+
+LONGEST_ANSWER = 16 << 20
+MOST_ITEMS = 200_000  # of an answer: objects, lists and members together
+# Of the reasons that a process gives.
+_MOST_REASONS, _LONGEST_REASON = 5, 300
+
+Shape = TypeVar("Shape")
+
+
+class Request(Struct, frozen=True):
+    """Which payload answers (a folder of ``vram/payloads``), and what it is asked: plain JSON data."""
+
+    payload: str
+    fields: dict[str, Any]
+
+    def with_limits(self, pid: int, until: float, **more: Any) -> dict[str, Any]:
+        """The fields with what the payload checks before it does anything."""
+        return {**self.fields, **more, "pid": pid, "until": until}
+
+
+class RawAnswer(Struct, frozen=True):
+    """An answer as it came, one JSON object; for how long the process was stopped, where it was."""
+
+    body: bytes
+    stopped_s: float | None = None
+
+
+class PayloadAnswer(Struct, frozen=True):
+    """An answer whose payload says that it ran, and by which injector."""
+
+    via: Via
+    body: bytes
+    stopped_s: float | None = None
+
+
+class _Status(Struct):
+    status: str
+    notes: tuple[str, ...] = ()
+
+
+def require_done(pid: int, body: bytes) -> None:
+    """Raise why the payload did not do what it was asked for."""
+    answer = decoded(pid, body, _Status)
+    notes = (note[:_LONGEST_REASON] for note in answer.notes[:_MOST_REASONS])
+    reasons = "; ".join(notes) or "it gave no reason"
+    if answer.status == "cancelled":
+        raise NotReachable(f"pid {pid} declined: {reasons}")
+    if answer.status != "done":
+        raise NotReachable(f"pid {pid} could not answer: {reasons}")
+
+
+def decoded(pid: int, body: bytes, kind: type[Shape]) -> Shape:
+    """What *pid* answered, as *kind*; raises where it is anything else."""
+    try:
+        return untrusted.decode(body, kind, most_items=MOST_ITEMS)
+    except untrusted.Rejected as error:
+        raise NotReachable(
+            f"pid {pid} gave an answer that cannot be read: {str(error)[:_LONGEST_REASON]}",
+            hint="something in that process changes what it sends, or it ended in the middle",
+        ) from error
+
+
+# ---- its source ----
+
+_FOLDER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "payloads")
+_DELIVERY = os.path.join(_FOLDER, "delivery.py")
+
+# Modules are known to the interpreter only while they import each other, under a name that
+# nobody else has. Emptied afterwards, they do not wait for a collection that may never come.
+_CARRIER = """\
+def carry(package, sources, entry, delivery, call, request):
+    import sys, types
+    modules = {}
+    for name, _ in sources:
+        full = package + name
+        modules[name] = sys.modules[full] = types.ModuleType(full)
+        parts = any(other.startswith(name + ".") for other, _ in sources)
+        modules[name].__package__ = full if parts else full.rpartition(".")[0]
+        if parts:
+            modules[name].__path__ = []
+    carrier = {"__name__": package + ".delivery"}
+    try:
+        try:
+            for name, text in sources:
+                exec(compile(text, "<vram payload" + name + ">", "exec"), modules[name].__dict__)
+                above, dot, last = name.rpartition(".")
+                if dot:
+                    setattr(modules[above], last, modules[name])
+        finally:
+            for name in modules:
+                sys.modules.pop(package + name, None)
+        exec(compile(delivery, "<vram delivery>", "exec"), carrier)
+        return carrier[call](modules[entry].answer, request)
+    finally:
+        carrier.clear()
+        for module in modules.values():
+            module.__dict__.clear()
+"""
+
+
+def expression(payload: str, call: Literal["answered", "deliver"], request: dict[str, Any]) -> str:
+    """A Python expression that unpacks *payload* and has :mod:`vram.payloads.delivery` call it."""
+    package = f"_vram_{payload}_{os.urandom(8).hex()}"
+    carried = f"{package!r}, {list(sources(payload))!r}, {'.' + payload!r}"
+    arguments = f"{carried}, {_read(_DELIVERY)!r}, {call!r}, {request!r}"
+    names = {"__name__": package}
+    return f"(lambda n: (exec({_CARRIER!r}, n), n['carry']({arguments}), n.clear())[1])({names!r})"
+
+
+@cache
+def sources(payload: str) -> tuple[tuple[str, str], ...]:
+    """The modules that *payload* needs, each after those that it imports.
+
+    They lie as in ``vram/payloads``, below a package without text, and may import from each other's
+    packages, relatively.
+    """
+    found: dict[str, str] = {"": ""}
+    _collect(f".{payload}", found, {""})
+    return tuple(found.items())
+
+
+def _collect(name: str, found: dict[str, str], begun: set[str]) -> None:
+    if name in begun:
+        return
+    begun.add(name)
+    path = os.path.join(_FOLDER, *name[1:].split("."))
+    is_package = os.path.isdir(path)
+    text = _read(os.path.join(path, "__init__.py") if is_package else f"{path}.py")
+    above = name.rpartition(".")[0]
+    _collect(above, found, begun)
+    for needed in _imported(text, name if is_package else above):
+        _collect(needed, found, begun)
+    found[name] = text
+
+
+def _imported(text: str, package: str) -> Iterator[str]:
+    """The payload modules that *text*, a module in *package*, imports as it is loaded."""
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.ImportFrom) and node.level:
+            above = package
+            for _ in range(node.level - 1):
+                above = above.rpartition(".")[0]
+            names = [node.module] if node.module else [each.name for each in node.names]
+            yield from (f"{above}.{each}" for each in names)
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="utf-8") as file:
+        return file.read()

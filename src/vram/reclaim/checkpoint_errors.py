@@ -1,0 +1,151 @@
+"""The driver's answers about parking, as errors that say what to do."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from vram.errors import (
+    CannotPark,
+    DeviceError,
+    DriverMissing,
+    NoSuchProcess,
+    NotOnGpu,
+    NotPermitted,
+    TimedOut,
+    VramError,
+)
+from vram.model.parking import CheckpointAnswer, Parked, Unrecorded
+from vram.units import size
+
+NO_MEMORY = 2
+# INVALID_VALUE by the documentation, NOT_INITIALIZED on an H200: the process does not use CUDA.
+NOT_KNOWN_TO_DRIVER = (1, 3)
+
+_LISTED = "`vram parked` lists those that are"
+
+Verb = Literal["park", "unpark"]
+
+
+def explain(answer: CheckpointAnswer, entry: Parked, verb: Verb) -> VramError:
+    """The error that says why *verb* failed, and the state of the process now."""
+    pid = entry.target.process.pid
+    match answer.status:
+        case "ended":
+            return NoSuchProcess(f"process {pid} has ended")
+        case "short":
+            return _no_room(answer, entry)
+        case "timeout":
+            return TimedOut(
+                f"the driver has not finished with pid {pid} in time; "
+                "it is not interrupted, and the process runs again when it is done",
+                hint="`vram parked` shows its state",
+            )
+        case "unavailable":
+            return DriverMissing(f"the driver cannot be asked: {answer.message}", hint="see `vram why`")
+        case "died":
+            return DeviceError(f"{answer.message}; pid {pid} runs again", hint="try again")
+        case "unknown":
+            return _unknown_state(answer, pid)
+        case "stopped":
+            return _stopped(pid)
+    if answer.status == "ok":
+        return CannotPark(
+            f"pid {pid} is {answer.state} already, by something else than vram; it was not touched",
+            hint=f"`vram unpark {pid}` resumes it, if nobody else is about to",
+        )
+    if answer.state == "failed":
+        return DeviceError(
+            f"{answer.call} answered CUDA error {answer.code} and left pid {pid} failed: "
+            "its next use of the GPU will fail",
+            hint="save what can be saved and start it anew; NVIDIA promises nothing for this state",
+        )
+    return _refused(answer, pid) if verb == "park" else _still_parked(answer, pid)
+
+
+def not_parked(answer: CheckpointAnswer, pid: int) -> VramError:
+    """Why *pid*, which has no journal entry, is not brought back."""
+    if answer.status == "ok":
+        return CannotPark(f"pid {pid} is not parked: the driver reports that it runs", hint=_LISTED)
+    if answer.status == "unknown":
+        return _unknown_state(answer, pid)
+    if answer.status == "stopped":
+        return _stopped(pid)
+    if answer.status == "refused" and answer.code in NOT_KNOWN_TO_DRIVER:
+        return NotOnGpu(f"pid {pid} is not parked: the driver knows nothing of it", hint=_LISTED)
+    if answer.status == "refused" and answer.code == 304:
+        return NotPermitted(f"the driver reports nothing about pid {pid}", hint="ask its owner")
+    if answer.status == "unavailable":
+        return DriverMissing(f"the driver cannot be asked: {answer.message}", hint="see `vram why`")
+    message = answer.message or f"{answer.call} answered CUDA error {answer.code}"
+    return DeviceError(f"the state of pid {pid} cannot be read: {message}", hint="see `vram why`")
+
+
+def _stopped(pid: int) -> VramError:
+    return CannotPark(
+        f"pid {pid} is stopped: the driver does nothing until it continues; it was not touched",
+        hint=f"`kill -CONT {pid}` continues it",
+    )
+
+
+def _unknown_state(answer: CheckpointAnswer, pid: int) -> VramError:
+    return DeviceError(
+        f"{answer.message}; pid {pid} was left as it is", hint="a newer vram may know it; see `vram doctor`"
+    )
+
+
+def _no_room(answer: CheckpointAnswer, entry: Parked) -> VramError:
+    pid = entry.target.process.pid
+    share = next((each for each in entry.shares if each.uuid in answer.short), entry.shares[0])
+    missing = answer.short.get(share.uuid, 0)
+    if isinstance(entry, Unrecorded):
+        return CannotPark(
+            f"pid {pid} may need up to {size(share.nbytes)} on GPU {share.gpu}, "
+            f"and {size(missing)} of that are not free",
+            hint="it has no journal entry that says what it needs, so this is all of its host memory; "
+            f"`vram unpark --anyway {pid}` leaves it to the driver",
+        )
+    return CannotPark(
+        f"pid {pid} needs {size(share.nbytes)} on GPU {share.gpu}, and {size(missing)} of that are not free",
+        hint="it stays parked, unharmed; `vram who` lists who holds the memory",
+    )
+
+
+def _refused(answer: CheckpointAnswer, pid: int) -> VramError:
+    unharmed = "it was unlocked and continues to run"
+    match answer.code:
+        case code if code in NOT_KNOWN_TO_DRIVER:
+            return NotOnGpu(f"the driver knows nothing of pid {pid}", hint="`vram who` lists who is on a GPU")
+        case 2:  # OUT_OF_MEMORY
+            return CannotPark(f"the driver found too little memory to park pid {pid}; {unharmed}")
+        case 304:  # OPERATING_SYSTEM: another user's process, measured
+            return NotPermitted(f"the driver does not allow us to park pid {pid}", hint="ask its owner")
+        case 401:  # ILLEGAL_STATE
+            return CannotPark(
+                f"pid {pid} is locked or parked already, by something else than vram",
+                hint=f"`vram unpark {pid}` resumes it, if nobody else is about to",
+            )
+        case 600:  # NOT_READY: the lock's own timeout
+            return TimedOut(
+                f"pid {pid} was busy on the GPU all the time and could not be locked; {unharmed}",
+                hint="wait until its GPU work is done, or allow more time with --lock-timeout",
+            )
+        case 801:  # NOT_SUPPORTED
+            return CannotPark(
+                f"the driver cannot park pid {pid}: "
+                f"it has managed memory, or shares memory with others; {unharmed}",
+                hint="ask it to save its work and end",
+            )
+    return DeviceError(f"{answer.call} answered CUDA error {answer.code} for pid {pid}; {unharmed}")
+
+
+def _still_parked(answer: CheckpointAnswer, pid: int) -> VramError:
+    if answer.code == NO_MEMORY:
+        return CannotPark(
+            f"the driver found too little GPU memory for pid {pid}: another process took it meanwhile",
+            hint="it stays parked; try again when there is room",
+        )
+    return DeviceError(
+        f"{answer.call} answered CUDA error {answer.code} for pid {pid}; "
+        f"it stays {answer.state or 'as it was'}",
+        hint=f"try `vram unpark {pid}` again",
+    )

@@ -1,0 +1,213 @@
+"""What a plan leaves alone: each piece of memory once, why, and the command that would change that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from vram.diagnosis.held import ONLY_THE_CONTEXT, is_bare_context, is_stopped, is_stuck, living_holders
+from vram.diagnosis.leftover import code_of, doubt
+from vram.diagnosis.remedies import AS_ROOT, SUDO_VRAM
+from vram.errors import AttachDenied, CannotPark, NotPermitted, NotReachable, Protected, Refused
+from vram.host.ports import Host
+from vram.model.ledger import Entry, Holder, known_bytes
+from vram.model.plan import Plan, Skipped, Step
+from vram.protected import role
+from vram.reclaim.accounts import Account
+from vram.reclaim.candidates import PlanContext
+
+MOST_CHECKED = 8
+"""For so many of the largest it is looked up whether they can be parked; nobody reads further."""
+
+
+def skipped(
+    host: Host, context: PlanContext, plan: Plan, refusals: Mapping[int, Refused]
+) -> tuple[Skipped, ...]:
+    """Everything that is held on the GPUs meant, and gets no step; the largest first."""
+    planned = {step.target.process.pid for step in plan.steps if step.target}
+    ended = {step.target.process.pid for step in plan.steps if step.target and step.kind != "trim"}
+    gpus = plan.gpus or context.gpus
+    found = [*_leftovers(context, gpus, ended, refusals), *_hidden(context, gpus)]
+    found += _in_use(context, gpus, planned, refusals)
+    found.sort(key=lambda each: (-each.nbytes, each.pid or 0))
+    return tuple(_with_park(host, context, each, at) for at, each in enumerate(found))
+
+
+def leftovers_left(context: PlanContext) -> tuple[Skipped, ...]:
+    """Memory of dead owners that is there now, the largest first."""
+    found = [*_leftovers(context, context.gpus, set(), {}), *_hidden(context, context.gpus)]
+    return tuple(sorted(found, key=lambda each: (-each.nbytes, each.pid or 0)))
+
+
+def _leftovers(
+    context: PlanContext, gpus: tuple[int, ...], ended: set[int], refusals: Mapping[int, Refused]
+) -> Iterator[Skipped]:
+    """Memory of dead owners whose holders are not all ended by the plan."""
+    chosen = {account.holder.pid for account in context.chosen()}
+    pieces: dict[tuple[int, ...], list[tuple[int, Entry]]] = {}
+    for gpu in context.ledger.gpus:
+        for entry in gpu.accounted if gpu.index in gpus else ():
+            pids = tuple(holder.pid for holder in living_holders(entry))
+            if code_of(entry) and chosen & set(pids) and not set(pids) <= ended:
+                pieces.setdefault(pids, []).append((gpu.index, entry))
+    for pids, held in pieces.items():
+        entry = max((each for _, each in held), key=lambda each: each.nbytes or 0)
+        holder = living_holders(entry)[0]
+        why, command = _why_left(context, entry, refusals)
+        yield Skipped(
+            pid=holder.pid,
+            nbytes=known_bytes(each for _, each in held),
+            user=holder.user,
+            name=holder.command,
+            why=why,
+            command=command,
+            others=pids[1:],
+            gpus=tuple(sorted({gpu for gpu, _ in held})),
+            leftover=True,
+        )
+
+
+def _why_left(context: PlanContext, entry: Entry, refusals: Mapping[int, Refused]) -> tuple[str, str]:
+    people = living_holders(entry)
+    what = _owner(entry)
+    stopped = [holder for holder in people if is_stopped(holder)]
+    if stopped and stopped[0].state == "T":
+        return f"{what}; pid {stopped[0].pid} is stopped (Ctrl-Z)", f"kill -CONT {stopped[0].pid}"
+    unsure = doubt(entry, context.works, context.ledger.host)
+    kill = "kill " + " ".join(str(holder.pid) for holder in people)
+    if any(_is_foreign(context, holder) for holder in people):
+        others = ", ".join(dict.fromkeys(holder.user or "somebody else" for holder in people))
+        return f"{what}; held by a process of {others}", f"{SUDO_VRAM} {kill}"
+    refused = [refusals[holder.pid] for holder in people if holder.pid in refusals]
+    if refused and not isinstance(refused[0], NotReachable | AttachDenied):
+        return f"{what}; {refused[0]}", ""
+    if unsure is None:
+        return f"{what}; this plan does not need it", "vram free"
+    return f"{what}; {unsure.text}", f"vram {kill}" if unsure.ends_by_name else ""
+
+
+def _owner(entry: Entry) -> str:
+    if entry.kind == "exported":
+        return f"held by {'a dma-buf' if entry.medium == 'dmabuf' else 'an exported handle'}, maker gone"
+    return f"memory of dead pid {entry.charged_pid}"
+
+
+def _is_foreign(context: PlanContext, holder: Holder) -> bool:
+    host = context.ledger.host
+    return host.uid != 0 and holder.user != host.user
+
+
+def _in_use(
+    context: PlanContext, gpus: tuple[int, ...], planned: set[int], refusals: Mapping[int, Refused]
+) -> Iterator[Skipped]:
+    """Live processes; who only has the files of one of them open is named with it."""
+    for account in context.chosen():
+        pid = account.holder.pid
+        nbytes = sum(account.own_by_gpu.get(gpu, 0) for gpu in gpus)
+        if pid in planned or not nbytes:
+            continue
+        others = {
+            holder.pid: holder
+            for entry in account.own
+            for holder in living_holders(entry)
+            if holder.pid != pid
+        }
+        why, command = _why_used(context, account, tuple(others), refusals.get(pid))
+        yield Skipped(
+            pid=pid,
+            nbytes=nbytes,
+            user=account.holder.user,
+            name=account.holder.command,
+            why=why,
+            command=command,
+            others=tuple(others),
+            gpus=tuple(sorted(set(account.own_by_gpu) & set(gpus))),
+        )
+
+
+def _why_used(
+    context: PlanContext, account: Account, others: tuple[int, ...], refusal: Refused | None
+) -> tuple[str, str]:
+    holder = account.holder
+    part = role(holder.pid, holder)
+    if part:
+        return f"it is {part}", ""
+    if is_stuck(holder):
+        return "it waits inside the kernel or is exiting: no signal reaches it now", ""
+    if is_stopped(holder):
+        if holder.state == "t":
+            return "it is stopped by a debugger", f"grep TracerPid /proc/{holder.pid}/status"
+        sudo = "sudo " if _is_foreign(context, holder) else ""
+        return "it is stopped (Ctrl-Z), and may go on", f"{sudo}kill -CONT {holder.pid}"
+    kill = " ".join(("kill", str(holder.pid), *map(str, others)))
+    if _is_foreign(context, holder):
+        return f"in use by {holder.user or 'another user'}", f"{SUDO_VRAM} {kill}"
+    if isinstance(refusal, Protected):
+        return str(refusal), ""
+    # That it cannot be attached to, or that its driver cannot park, is usual: it is in use all the same.
+    usual = NotReachable | AttachDenied | CannotPark | NotPermitted
+    if refusal is not None and not isinstance(refusal, usual):
+        return "; ".join(filter(None, (str(refusal), refusal.hint))), ""
+    what = f"in use: {ONLY_THE_CONTEXT}" if is_bare_context(account.own) else "in use"
+    return what, f"vram {kill}"
+
+
+def _hidden(context: PlanContext, gpus: tuple[int, ...]) -> Iterator[Skipped]:
+    """Memory whose holder nobody here can name."""
+    if context.request.pids or context.request.findings:
+        return
+    for gpu in context.ledger.gpus:
+        for entry in gpu.accounted if gpu.index in gpus else ():
+            lost = entry.kind == "orphaned" and not living_holders(entry)
+            if entry.nbytes and (lost or entry.kind in ("hidden", "unattributed")):
+                as_user = context.ledger.host.uid != 0
+                why = (
+                    "nobody who can be seen holds it"
+                    if entry.kind != "orphaned"
+                    else f"{_owner(entry)}; {_UNSEEN}"
+                )
+                yield Skipped(
+                    pid=None,
+                    nbytes=entry.nbytes,
+                    user=None,
+                    name=None,
+                    why=why,
+                    command=AS_ROOT if as_user else "vram why",
+                    gpus=(gpu.index,),
+                    leftover=True,
+                )
+
+
+_UNSEEN = "its holder cannot be seen"
+
+
+def _with_park(host: Host, context: PlanContext, piece: Skipped, at: int) -> Skipped:
+    """Offer parking before ending, where the driver can do that to this process."""
+    from msgspec.structs import replace
+
+    if at >= MOST_CHECKED or not piece.command.startswith("vram kill") or piece.leftover or piece.pid is None:
+        return piece
+    return replace(piece, command=f"vram park {piece.pid}") if _can_park(host, context, piece.pid) else piece
+
+
+def _can_park(host: Host, context: PlanContext, pid: int) -> bool:
+    from vram.errors import VramError
+    from vram.reclaim.actions import action
+    from vram.reclaim.identity import identify
+
+    if context.ledger.host.wsl_facts is not None:
+        return False
+    account = context.known[pid]
+    try:
+        step = Step(
+            kind="park",
+            target=identify(host, pid),
+            gpus=account.gpus,
+            predicted_bytes=account.own_bytes,
+            loses="",
+            reversible=True,
+            reason="",
+        )
+        action("park").check(host, step)
+    except VramError:
+        return False
+    return True

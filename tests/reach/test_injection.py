@@ -1,0 +1,505 @@
+"""Straight into CPython 3.9 to 3.14: every state in which it can be found, and everybody who is left alone.
+
+A few hundred runs. VRAM_SOAK says how many more `python -m tests.reach.soak` makes.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from tests.reach import soak
+from tests.reach.conftest import CACHED, PATIENCE_S, World, gave_back, target_of, until
+from tests.reach.soak import LOCKED, RESTING, STATES, TargetProgram, kill_during_runs, run_often, run_once
+from vram.errors import AttachDenied, NoSuchProcess, NotReachable, Refused, TimedOut
+from vram.reach import cpython, injection, ptrace
+from vram.reach.injectors import ask_trim
+from vram.reach.python_process import PythonProcess, examine
+
+PYTHONS = soak.interpreters()
+RUNS = 2
+
+
+@pytest.fixture(autouse=True)
+def private_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "runs"
+    folder.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    return folder / "vram"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def permitted() -> None:
+    """Where nobody may attach, nothing of this can be shown."""
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        ptrace.TargetMemory(process.pid).close()
+        until(lambda: _can_be_stopped(process.pid))
+    except ptrace.TraceDenied as error:
+        pytest.skip(f"no process may be attached to here: {error}")
+    finally:
+        process.communicate()
+
+
+def _can_be_stopped(pid: int) -> bool:
+    """False where only the machine is too busy just now."""
+    try:
+        ptrace.while_stopped(pid, lambda threads: None)
+    except ptrace.TraceDenied:
+        raise
+    except ptrace.UnsafeToAttach as error:
+        if not error.passing:
+            raise
+        return False
+    return True
+
+
+@pytest.fixture
+def start(request: pytest.FixtureRequest) -> Iterator[Callable[..., TargetProgram]]:
+    made: list[TargetProgram] = []
+
+    def start(
+        state: str, threads: int = 1, python: str = sys.executable, **environment: str
+    ) -> TargetProgram:
+        made.append(TargetProgram(python, state, threads, **environment))
+        return made[-1]
+
+    yield start
+    for each in made:
+        each.close()
+
+
+@pytest.mark.fault(20)
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("version", [*soak.VERSIONS, "system"])
+def test_it_answers_and_goes_on(start: Callable[..., TargetProgram], version: str, state: str) -> None:
+    if version not in PYTHONS:
+        pytest.skip(f"no Python {version} here")
+    program = start(state, python=PYTHONS[version])
+    before = program.ask()
+    run_often(program, RUNS, asking_every=RUNS)
+    after = program.ask()
+    assert (after["names"], after["threads"]) == (before["names"], before["threads"])
+
+
+@pytest.mark.fault(10, 20)
+@pytest.mark.parametrize("version", ["3.9", "3.12", "3.13", "3.14"])
+@pytest.mark.parametrize("state", ["busy", "read", "event", "importing"])
+def test_a_run_killed_at_any_moment_does_no_harm(
+    start: Callable[..., TargetProgram], version: str, state: str
+) -> None:
+    if version not in PYTHONS:
+        pytest.skip(f"no Python {version} here")
+    program = start(state, python=PYTHONS[version])
+    kill_during_runs(program, 3, random.Random(state + version))
+    run_often(program, 1)
+
+
+@pytest.mark.fault(20)
+@pytest.mark.parametrize("state", ["busy", "read", "event"])
+def test_a_hundred_threads(start: Callable[..., TargetProgram], state: str) -> None:
+    run_often(start(state, threads=100), RUNS)
+
+
+def test_a_main_thread_that_sleeps_while_many_others_want_the_lock(
+    start: Callable[..., TargetProgram],
+) -> None:
+    """It takes the lock in its turn, as after any sleep."""
+    program = start("crowd", threads=20)
+    run_once(program.python())
+    program.ask()
+
+
+def test_a_service_that_waits_in_zeromq() -> None:
+    """The library was made for signals, and pyzmq asks again: the message arrives all the same."""
+    zmq = pytest.importorskip("zmq", reason="pyzmq is not installed")
+    code = (
+        "import zmq; socket = zmq.Context().socket(zmq.REP)\n"
+        "print(socket.bind_to_random_port('tcp://127.0.0.1'), flush=True)\n"
+        "socket.send(socket.recv())"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    context = zmq.Context()
+    try:
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+        for _ in range(RUNS):
+            run_once(examine(target_of(process.pid)))
+        with context.socket(zmq.REQ) as client:
+            client.connect(f"tcp://127.0.0.1:{port}")
+            client.send(b"well")
+            assert client.poll(PATIENCE_S * 1000)
+            assert client.recv() == b"well"
+        assert process.wait(PATIENCE_S) == 0
+    finally:
+        process.kill()
+        process.communicate()
+        context.destroy(linger=0)
+
+
+@pytest.mark.fault(20)
+def test_every_object_from_malloc(start: Callable[..., TargetProgram]) -> None:
+    run_often(start("busy", PYTHONMALLOC="malloc"), 10)
+
+
+def test_nothing_is_left_behind(start: Callable[..., TargetProgram], private_folder: Path) -> None:
+    """No thread, no open file, no text in its memory, no file of ours."""
+    program = start("read")
+    place = Path(f"/proc/{program.pid}")
+    before = [sorted(path.name for path in (place / part).iterdir()) for part in ("task", "fd")]
+    process = program.python()
+    for _ in range(RUNS):
+        run_once(process)
+    until(lambda: _texts(process) == 0)
+    until(
+        lambda: [sorted(path.name for path in (place / part).iterdir()) for part in ("task", "fd")] == before
+    )
+    assert not list(private_folder.iterdir())
+    assert "TracerPid:\t0" in (place / "status").read_text()
+
+
+def _tails(process: PythonProcess) -> list[bytes]:
+    with injection.prepared(process) as injected:
+        return [injected._memory.read(begins, ends - begins) for begins, ends in injected._tails]
+
+
+def test_runs_at_the_same_time_queue(start: Callable[..., TargetProgram]) -> None:
+    program = start("read")
+    process = program.python()
+    answers: list[bytes] = []
+    runs = [threading.Thread(target=lambda: answers.append(run_once(process).body)) for _ in range(6)]
+    for run in runs:
+        run.start()
+    for run in runs:
+        run.join(PATIENCE_S)
+    assert len(answers) == 6
+    program.ask()
+
+
+@pytest.mark.fault(20)
+class TestCalledOff:
+    """The main thread waits in a system call with Python's lock: it never comes to a safe point."""
+
+    def test_nothing_is_done_and_nothing_stays(self, start: Callable[..., TargetProgram]) -> None:
+        program = start("holding")
+        process = program.python()
+        tails = _tails(process)
+        for _ in range(3):
+            with pytest.raises(TimedOut, match="nothing was done"):
+                run_once(process, deadline_s=0.3)
+        assert _tails(process) == tails
+        program.ask()
+
+    def test_several_notes_lie_side_by_side(self, start: Callable[..., TargetProgram]) -> None:
+        """Each has its own place, and each runs, in the end, once its main thread has returned."""
+        program = start("holding")
+        process = program.python()
+        answers: list[bytes] = []
+        runs = [threading.Thread(target=lambda: answers.append(run_once(process).body)) for _ in range(3)]
+        for run in runs:
+            run.start()
+        until(lambda: sum(any(text) for text in _tails(process)) >= 1 and _texts(process) == 3)
+        program.ask()
+        for run in runs:
+            run.join(PATIENCE_S)
+        assert len(answers) == 3
+
+    def test_killed_runs_leave_texts_that_do_nothing(
+        self, start: Callable[..., TargetProgram], private_folder: Path
+    ) -> None:
+        program = start("holding")
+        process = program.python()
+        child = os.fork()
+        if not child:
+            run_once(process)
+            os._exit(0)
+        until(lambda: _texts(process) == 1)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        program.ask()
+        until(lambda: _texts(process) == 0)  # it ran, found nobody, and cleared up after itself
+        program.ask()
+
+
+def _texts(process: PythonProcess) -> int:
+    return sum(text.count(b"start_new_thread") for text in _tails(process))
+
+
+@pytest.mark.fault(20)
+class TestLeftAlone:
+    """Refused in a sentence, before anything was touched."""
+
+    def refused(self, program: TargetProgram, **changes: object) -> str:
+        process = replace(program.python(), **changes)
+        reason = injection.unavailable_reason(process)
+        assert reason is not None
+        with pytest.raises(NotReachable, match="was left alone"):
+            run_once(process)
+        program.ask()
+        return reason
+
+    def test_an_older_python(self) -> None:
+        found = sorted(Path.home().glob(".pyenv/versions/3.8.*/bin/python3.8"))
+        if not found:
+            pytest.skip("no Python 3.8 here")
+        process = subprocess.Popen([str(found[0]), "-c", "input()"], stdin=subprocess.PIPE)
+        try:
+            until(lambda: b"libm" in Path(f"/proc/{process.pid}/maps").read_bytes())
+            reason = injection.unavailable_reason(examine(target_of(process.pid)))
+            assert reason is not None
+            assert "its Python is 3.8" in reason
+            assert "3.9 to 3.14" in reason
+        finally:
+            process.communicate(b"\n")
+
+    def test_a_layout_that_is_not_plausible(
+        self, start: Callable[..., TargetProgram], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Every field moved a little: each time something does not fit, and nothing is written."""
+        program = start("busy")
+        minor = sys.version_info[1]
+        if minor not in cpython.LAYOUTS:
+            pytest.skip("this Python is not one of those")
+        sound = cpython.LAYOUTS[minor]
+        for field in ("runtime", "main", "threads", "thread_id", "main_thread", "initialized"):
+            changed = {**cpython.LAYOUTS, minor: replace(sound, **{field: getattr(sound, field) + 8})}
+            monkeypatch.setattr(cpython, "LAYOUTS", changed)
+            # "Starting or ending" is what some of them look like: that is waited for until the deadline.
+            with pytest.raises(NotReachable):
+                run_once(program.python(), deadline_s=0.5)
+        monkeypatch.setattr(cpython, "LAYOUTS", {**cpython.LAYOUTS, minor: sound})
+        program.ask()
+        run_once(program.python())
+
+    def test_a_list_of_pending_calls_that_is_not_plausible(
+        self, start: Callable[..., TargetProgram], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        program = start("busy")
+        minor = sys.version_info[1]
+        if minor not in cpython.PENDING_CALLS_LAYOUTS:
+            pytest.skip("this Python is not one of those")
+        wrong = replace(
+            cpython.PENDING_CALLS_LAYOUTS[minor], lock=cpython.PENDING_CALLS_LAYOUTS[minor].calls + 8
+        )
+        monkeypatch.setattr(cpython, "PENDING_CALLS_LAYOUTS", {**cpython.PENDING_CALLS_LAYOUTS, minor: wrong})
+        with pytest.raises(NotReachable, match="left alone"):
+            run_once(program.python(), deadline_s=5.0)
+        program.ask()
+
+    def test_no_free_place(
+        self, start: Callable[..., TargetProgram], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        program = start("busy")
+        monkeypatch.setattr(injection, "_tails", lambda *_: iter(()))
+        with pytest.raises(NotReachable, match="no free place"):
+            run_once(program.python())
+        program.ask()
+
+    def test_sub_interpreters(self, tmp_path: Path) -> None:
+        code = (
+            "try: import _xxsubinterpreters as i\nexcept ImportError: import _interpreters as i\n"
+            "kept = i.create(); print(1, flush=True); input()"
+        )
+        self.left_alone([sys.executable, "-c", code], "sub-interpreters")
+
+    def test_a_python_that_is_ending(self) -> None:
+        code = (
+            "import os\n"
+            "class Last:\n"
+            "    def __del__(self, write=os.write, read=os.read): write(1, b'1\\n'); read(0, 1)\n"
+            "last = Last()"
+        )
+        self.left_alone([sys.executable, "-c", code], "starting or ending")
+
+    def left_alone(self, argv: list[str], reason: str) -> None:
+        process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            assert reason in (injection.unavailable_reason(examine(target_of(process.pid))) or "")
+            with pytest.raises(NotReachable, match=reason):
+                run_once(examine(target_of(process.pid)), deadline_s=0.5)
+        finally:
+            process.communicate(b"\n", timeout=PATIENCE_S)
+        assert process.returncode == 0
+
+    def test_one_that_is_traced_already(self, start: Callable[..., TargetProgram]) -> None:
+        """Seized by a tracer that lets it run, as strace and profilers do."""
+        program = start("read")
+        code = (
+            "import ctypes, sys; seize = 0x4206\n"
+            "assert ctypes.CDLL(None).ptrace(seize, int(sys.argv[1]), None, None) == 0\n"
+            "print(1, flush=True); sys.stdin.read()"
+        )
+        tracer = subprocess.Popen(
+            [sys.executable, "-c", code, str(program.pid)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert tracer.stdout is not None
+        assert tracer.stdout.readline() == b"1\n"
+        with pytest.raises(AttachDenied, match=f"traced by pid {tracer.pid}"):
+            ask_trim(target_of(program.pid), "measure", 5.0, via="ptrace")
+        with pytest.raises(AttachDenied, match=f"traced by pid {tracer.pid}"):
+            run_once(program.python(), deadline_s=0.5)
+        tracer.communicate()
+        program.ask()
+        run_once(program.python())
+
+    def test_one_that_is_stopped(self, start: Callable[..., TargetProgram]) -> None:
+        program = start("read")
+        process = program.python()
+        program.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, program.pid, os.WSTOPPED)
+        with pytest.raises(NotReachable, match="is stopped"):
+            program.python()
+        with pytest.raises(NotReachable, match="it is stopped"):
+            run_once(process, deadline_s=5.0)
+        until(lambda: Path(f"/proc/{program.pid}/stat").read_text().split(")")[1].split()[0] == "T")
+        program.process.send_signal(signal.SIGCONT)
+        program.ask()
+
+    def test_one_that_has_ended(self, start: Callable[..., TargetProgram]) -> None:
+        program = start("read")
+        process = program.python()
+        program.close()
+        with pytest.raises(NoSuchProcess):
+            run_once(process)
+
+    def test_another_process_with_its_pid(self, start: Callable[..., TargetProgram]) -> None:
+        program = start("read")
+        target = program.python().target
+        other = replace(target, process=replace(target.process, started_at=1))
+        with pytest.raises(NoSuchProcess):
+            run_once(replace(program.python(), target=other))
+        program.ask()
+
+    def test_one_that_began_another_program_meanwhile(self, tmp_path: Path) -> None:
+        """What was learnt of the old program is not applied to the new one, though pid and name stay."""
+        code = "import os, sys; print(1, flush=True); input(); os.execv(sys.executable, sys.argv[1:])"
+        argv = [sys.executable, "-c", "print(2, flush=True); print(input())"]
+        process = subprocess.Popen(
+            [sys.executable, "-uc", code, *argv], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        try:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdout.readline()
+            with injection.prepared(examine(target_of(process.pid))) as injected:
+                process.stdin.write(b"\n")
+                process.stdin.flush()
+                assert process.stdout.readline() == b"2\n"
+                with pytest.raises(ptrace.TargetEnded):
+                    injected._while_stopped(injected._inject_while_stopped)
+        finally:
+            told, _ = process.communicate(b"well\n", timeout=PATIENCE_S)
+        assert (told, process.returncode) == (b"well\n", 0)
+
+    def test_one_that_begins_other_programs_all_the_time(self, tmp_path: Path) -> None:
+        count = tmp_path / "count"
+        code = (
+            "import os, sys\n"
+            "n = int(sys.argv[1]) + 1\n"
+            f"open({str(count)!r}, 'a').write('.')\n"
+            "os.execv(sys.executable, [sys.executable, '-S', '-c', sys.argv[2], str(n), sys.argv[2]])"
+        )
+        process = subprocess.Popen([sys.executable, "-S", "-c", code, "0", code])
+        try:
+            until(count.exists)
+            for _ in range(20):
+                with suppress(Refused):
+                    run_once(examine(target_of(process.pid)), deadline_s=0.2)
+            size = count.stat().st_size
+            until(lambda: count.stat().st_size > size + 3)
+            assert process.poll() is None
+        finally:
+            process.kill()
+            process.wait()
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes another mount namespace here")
+    def test_one_that_sees_other_files(self, start: Callable[..., TargetProgram]) -> None:
+        unshare = shutil.which("unshare")
+        if unshare is None:
+            pytest.skip("there is no unshare here")
+        process = subprocess.Popen(
+            [unshare, "--mount", sys.executable, "-c", "print(1, flush=True); input()"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        try:
+            assert process.stdout is not None
+            if not process.stdout.readline():
+                pytest.skip("no namespace can be made here")
+            assert "sees other files" in (injection.unavailable_reason(examine(target_of(process.pid))) or "")
+        finally:
+            process.communicate(b"\n")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root runs others")
+def test_root_attaches_to_another_users(tmp_path: Path) -> None:
+    if "system" not in PYTHONS:
+        pytest.skip("no Python here whose library others may read")
+    code = "import os; os.setgid(65534); os.setuid(65534); print(1, flush=True); print(input())"
+    process = subprocess.Popen([PYTHONS["system"], "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()
+        python = examine(target_of(process.pid))
+        assert not python.is_ours
+        run_once(python)
+        assert not list(Path("/run").glob(f"vram-visit-{process.pid}-*"))
+    finally:
+        told, _ = process.communicate(b"well\n", timeout=PATIENCE_S)
+    assert told == b"well\n"
+
+
+@pytest.mark.parametrize("rest", ["reading", "computing"])
+def test_trim_gives_back_and_says_for_how_long_it_was_stopped(world: World, rest: str) -> None:
+    if sys.version_info >= (3, 14):
+        pytest.skip("this Python is reached by sys.remote_exec")
+    subject = world.subject(rest)
+    receipt = world.trim(subject.pid)
+    assert receipt["via"] == "ptrace"
+    assert gave_back(receipt) >= CACHED
+    assert 0 < receipt["stopped_s"] < PATIENCE_S
+    assert subject.ask() == {"alive": 1, "modules": []}
+    assert subject.tracer == 0
+    assert "stopped for" in world.vram("trim", subject.pid).stdout
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        *((each, "signal-frame") for each in RESTING if each != "sleep"),
+        *((each, "interrupted-wait") for each in LOCKED if each != "short"),
+        ("holding", "pending-call"),
+    ],
+)
+def test_states_are_told_apart(start: Callable[..., TargetProgram], state: str, expected: str) -> None:
+    """Which route a run takes once the program is in its state."""
+    process = start(state).python()
+
+    def chosen() -> str:
+        with injection.prepared(process) as injected:
+            injected._prepare()
+
+            def choose(threads: ptrace.StoppedThreads) -> str:
+                return injected._routes.choose(threads, *injected._main_thread(threads))
+
+            try:
+                return ptrace.while_stopped(process.pid, choose)[0]
+            except ptrace.UnsafeToAttach as error:
+                if not error.passing:
+                    raise
+                return str(error)
+
+    until(lambda: chosen() == expected)
