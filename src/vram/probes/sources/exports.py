@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from msgspec.structs import replace
+
 from vram.host.ports import ExportCandidate, Host, Proof
 from vram.model.files import ExportFacts, FilesFacts
 from vram.model.gpu import ChargeFacts, GpuFacts, MemoryFacts, MigFacts
@@ -71,9 +73,9 @@ def residual(seen: Sequence[Observation]) -> tuple[int, int]:
         elif isinstance(each.facts, ChargeFacts):
             used[each.gpu] = used.get(each.gpu, 0) - (each.nbytes or 0)
             contexts += 1
-    told = {each.gpu for each in seen if isinstance(each.facts, MemoryFacts)}
+    whole = {each.gpu for each in seen if isinstance(each.facts, MemoryFacts)}
     for (gpu, _), nbytes in instances.items():
-        if gpu not in told:  # the whole GPU is withheld from us: its instances speak for it
+        if gpu not in whole:  # the whole GPU is withheld from us: its instances speak for it
             used[gpu] = used.get(gpu, 0) + nbytes
     return sum(max(0, nbytes) for nbytes in used.values()), contexts
 
@@ -93,7 +95,7 @@ def candidates_of(seen: Iterable[Observation]) -> tuple[list[ExportCandidate], l
 
 
 def _places(seen: Iterable[Observation]) -> dict[str, Place]:
-    """Every GPU and MIG device by the digits of its UUID, which are all that an import tells."""
+    """Every GPU and MIG device by the digits of its UUID, which are all that an import reports."""
     places: dict[str, Place] = {}
     for each in seen:
         if isinstance(each.facts, GpuFacts):
@@ -127,7 +129,7 @@ def _prove(
     first = {members[0]: members for members in by_open_file.values()}
     for proof in host.exports.prove(list(first)[:_MOST_CANDIDATES], deadline_s, views):
         for member in first[proof.candidate]:
-            yield Proof(member, proof.exported, proof.nbytes, proof.gpu_uuid, proof.status, proof.message)
+            yield replace(proof, candidate=member)
 
 
 def _identity(candidate: ExportCandidate) -> object:
@@ -155,4 +157,5 @@ def _statement(
         nbytes=proof.nbytes,
         facts=ExportFacts(candidate.fd, candidate.description, instance) if proof.exported else None,
         message=proof.message,
+        code=proof.code,
     )

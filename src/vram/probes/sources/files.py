@@ -54,6 +54,7 @@ def _holders(scan: FileScan) -> Iterator[Observation]:
                 nbytes=_dedicated(client.facts),
                 facts=client.facts,
                 message=client.message,
+                code=client.code,
             )
         for buffer in holder.dmabufs:
             yield Observation(
@@ -70,6 +71,6 @@ def _holders(scan: FileScan) -> Iterator[Observation]:
 
 
 def _dedicated(client: ClientFacts) -> int | None:
-    """What a client has of the GPU's own memory; None where that is not told."""
-    told = [region.nbytes for region in client.regions if region.dedicated]
-    return sum(nbytes or 0 for nbytes in told) if told and None not in told else None
+    """What a client has of the GPU's own memory; None where that is unknown."""
+    sizes = [region.nbytes for region in client.regions if region.dedicated]
+    return sum(nbytes or 0 for nbytes in sizes) if sizes and None not in sizes else None

@@ -19,7 +19,7 @@ NAME = "processes"
 def observe(host: Host, seen: Iterable[Observation]) -> Iterator[Observation]:
     """Facts about every process that *seen* speaks of, and its ancestors. One that is gone is not there.
 
-    Who shares an open DRM file is told by no driver's list: there the leaders of process groups
+    No driver's list says who shares an open DRM file: there the leaders of process groups
     and sessions are looked up too, since they may be where it came from. So they are where the list
     names a pid that is gone, and with them, where not every process may be read, those of the dead
     pid's session and group: their parents and sessions are everybody's to read.
