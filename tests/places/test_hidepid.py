@@ -113,4 +113,4 @@ def test_who_is_dead_is_called_dead_by_who_sees_everybody(
     """The mount's word alone makes nothing hidden: the forked child that keeps the memory is named."""
     forked = hold(virtual_gpu, GIB, 0, "fork")
     (entry,) = by_kind(why(virtual_gpu, hiding))["orphaned"]
-    assert (entry["holder"]["pid"], entry["charged_pid"]) == (forked.keeper_pid, forked.pid)
+    assert (entry["holder"]["pid"], entry["charged_pid"]) == (forked.living_pid, forked.pid)
