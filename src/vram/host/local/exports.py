@@ -85,7 +85,7 @@ class LocalExports:
                 elif candidate := left.pop(line.at, None):
                     yield _proof(candidate, line)
             if time.monotonic() >= deadline:
-                reason = ("timeout", "timeout", "the driver did not answer in time")
+                reason = ("timeout", "hangs", "the driver did not answer in time")
             yield from _unproved(left.values(), *reason)
         finally:
             child.hang_up()

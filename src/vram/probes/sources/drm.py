@@ -16,7 +16,7 @@ from vram.model.process import ProcessRef
 NAME = "drm"
 
 
-def observe(host: Host, seen: Iterable[Observation]) -> Iterator[Observation]:
+def observe(host: Host, observed: Iterable[Observation]) -> Iterator[Observation]:
     """Number the GPUs after NVIDIA's, which keep the numbers that CUDA and nvidia-smi give them.
 
     Where NVIDIA's driver does not answer, its GPUs still keep their numbers free: sysfs counts them.
@@ -24,7 +24,7 @@ def observe(host: Host, seen: Iterable[Observation]) -> Iterator[Observation]:
     cards = host.drm.cards()
     if not cards:
         return
-    first = max((each.gpu + 1 for each in seen if each.gpu is not None), default=0)
+    first = max((each.gpu + 1 for each in observed if each.gpu is not None), default=0)
     for index, card in enumerate(cards, first or host.drm.nvidia_gpus() or 0):
         yield from _card(card, index)
     for charge in host.drm.compute():

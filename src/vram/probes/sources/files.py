@@ -29,14 +29,16 @@ def observe(host: Host, deadline_s: float) -> Iterator[Observation]:
         yield Observation(probe="proc.files", status="failed", code="too-many-files", message=message)
 
 
-def observe_latecomers(host: Host, seen: Iterable[Observation], deadline_s: float) -> Iterator[Observation]:
+def observe_latecomers(
+    host: Host, observed: Iterable[Observation], deadline_s: float
+) -> Iterator[Observation]:
     """The files of charged processes that started after the scan had passed their number.
 
     Without them a newcomer would look like a stranger that took over a dead pid.
     """
-    seen = list(seen)
-    charged = {each.process.pid for each in seen if each.process and isinstance(each.facts, ChargeFacts)}
-    known = {each.process.pid for each in seen if each.process and isinstance(each.facts, FilesFacts)}
+    observed = list(observed)
+    charged = {each.process.pid for each in observed if each.process and isinstance(each.facts, ChargeFacts)}
+    known = {each.process.pid for each in observed if each.process and isinstance(each.facts, FilesFacts)}
     late: FileScan = host.files.scan(deadline_s, sorted(charged - known))
     yield from _holders(late)
 
