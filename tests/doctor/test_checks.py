@@ -30,6 +30,15 @@ from vram.cli.arguments import Parser
 from vram.doctor.check import CheckAnswer
 from vram.doctor.checks import CHECKS
 from vram.doctor.facts import DoctorFacts, PythonTarget
+from vram.model.doctor import (
+    AttachTest,
+    Container,
+    DriverFiles,
+    DriverTest,
+    KernelTest,
+    Mps,
+    Tracing,
+)
 from vram.model.gpu import DriverFacts
 from vram.model.observation import (
     NO_INTEROP,
@@ -40,16 +49,7 @@ from vram.model.observation import (
     ProbeRun,
 )
 from vram.model.parking import ProcessLimits
-from vram.model.system import (
-    AttachTest,
-    Container,
-    DriverFiles,
-    DriverTest,
-    KernelTest,
-    Mps,
-    Tracing,
-)
-from vram.model.wsl import WslFacts
+from vram.model.windows import WslFacts
 from vram.units import GIB
 
 DOCKER = Container(runtime="docker", identity="4f1c" * 16, evidence="/.dockerenv is there")

@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from tests.diagnosis.ledgers import entry, gpu, heir, holder, host, ledger, process
+from tests.diagnosis.ledgers import entry, forked_child, gpu, holder, host, ledger, process
 from tests.diagnosis.test_any_ledger import ledgers
 from tests.reclaim.town import Town, as_root
 from vram.diagnosis.engine import diagnose
@@ -165,7 +165,9 @@ def test_a_size_that_a_leftover_alone_reaches_parks_nobody():
 
 def test_memory_that_is_left_alone_is_listed_once_with_everybody_who_shares_it():
     busy = entry("process", 8 * GIB, holder=holder(50), co_holders=(holder(61), holder(62)))
-    draft = planned(ledger(gpu(busy, open_only=(heir(61, of=50), heir(62, of=50)))), only=None)
+    draft = planned(
+        ledger(gpu(busy, open_only=(forked_child(61, of=50), forked_child(62, of=50)))), only=None
+    )
     assert [(each.pid, each.others, each.nbytes) for each in draft.skipped] == [(50, (61, 62), 8 * GIB)]
 
 
@@ -200,7 +202,7 @@ def test_a_resident_without_gpu_memory_is_not_on_the_gpu():
 
 
 def test_a_bystander_may_be_named():
-    world = ledger(gpu(process(50), open_only=(heir(51, of=50),)))
+    world = ledger(gpu(process(50), open_only=(forked_child(51, of=50),)))
     (step,) = planned(world, pids=(51,)).plan.steps
     assert step.predicted_bytes == 0
 

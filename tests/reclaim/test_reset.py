@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.diagnosis.ledgers import dead, entry, gpu, heir, holder, ledger, process
+from tests.diagnosis.ledgers import dead, entry, forked_child, gpu, holder, ledger, process
 from tests.reclaim.conftest import Bench
 from vram.reclaim.blockers import blockers
 from vram.units import GIB
@@ -18,7 +18,7 @@ def commands(*entries, **about) -> list[tuple[int | None, str]]:
 
 
 def test_every_process_is_a_blocker_with_its_command():
-    assert commands(process(51), open_only=(heir(52, of=51),)) == [
+    assert commands(process(51), open_only=(forked_child(52, of=51),)) == [
         (51, "vram kill 51"),
         (52, "vram kill 52"),
     ]

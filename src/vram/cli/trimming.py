@@ -12,7 +12,7 @@ from vram.errors import ExitCode, Refused
 
 if TYPE_CHECKING:
     from vram.host.local import LocalHost
-    from vram.model.trimming import TrimReceipt
+    from vram.model.inside import TrimReceipt
     from vram.reclaim.actions.trim import TrimOrder
 
 DEADLINE_S = 5.0

@@ -7,10 +7,10 @@ from functools import cached_property
 
 from msgspec import Struct
 
+from vram.model.doctor import AttachTest, DriverTest, HostFiles, KernelTest, Tracing
 from vram.model.gpu import ChargeFacts, DriverFacts, GpuFacts
 from vram.model.observation import NVML_NO_LIBRARY, Observation, Survey
 from vram.model.parking import ProcessLimits
-from vram.model.system import AttachTest, DriverTest, HostFiles, KernelTest, Tracing
 
 
 class PythonTarget(Struct, frozen=True, kw_only=True):

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
-from vram.model.drm import ClientFacts
-from vram.model.files import DeviceFile
+from vram.model.files import ClientFacts, DeviceFile
 from vram.model.gpu import GpuFacts
 from vram.model.observation import HostFacts, Observation, Status
 from vram.model.process import ProcessFacts, ProcessRef
@@ -19,8 +18,8 @@ from vram.model.process import ProcessFacts, ProcessRef
 if TYPE_CHECKING:  # most commands park nothing
     from typing import Protocol
 
+    from vram.model.doctor import DriverTest, HostFiles, KernelTest, Tracing
     from vram.model.parking import CheckpointAnswer, GpuShare, ProcessLimits
-    from vram.model.system import DriverTest, HostFiles, KernelTest, Tracing
 else:
     # Only type checkers read protocols, and making one costs 60 µs: there are many.
     Protocol = object

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from vram.diagnosis import words
 from vram.diagnosis.engine import diagnose
-from vram.ledger.instances import alone
+from vram.ledger.mig import alone
 from vram.model.finding import Finding, Remedy
 from vram.model.ledger import Entry, GpuLedger, Ledger, known_bytes
 from vram.model.oom import Case, GpuMatch, Judgement, OomHolder, OomReading

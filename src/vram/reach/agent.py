@@ -11,7 +11,7 @@ import msgspec
 
 from vram import untrusted
 from vram.errors import NotReachable, TimedOut
-from vram.model.trimming import Via
+from vram.model.inside import Via
 from vram.payloads import agent
 from vram.reach.payload import LONGEST_ANSWER, RawAnswer, Request
 from vram.reach.python_process import PythonProcess

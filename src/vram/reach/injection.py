@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from vram.errors import AttachDenied, NoSuchProcess, NotReachable
-from vram.model.trimming import Via
+from vram.model.inside import Via
 from vram.reach import elf
 from vram.reach.cpython import RemotePython
 from vram.reach.elf import ElfImage

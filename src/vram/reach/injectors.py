@@ -7,8 +7,8 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from vram.errors import AttachDenied, NotReachable
+from vram.model.inside import Trimmed, Verb, Via
 from vram.model.plan import Target
-from vram.model.trimming import Trimmed, Verb, Via
 from vram.reach import agent, injection, jupyter, remote_exec
 from vram.reach.deadline import run_with_deadline
 from vram.reach.payload import PayloadAnswer, RawAnswer, Request, decoded, require_done

@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from vram import untrusted
 from vram.errors import NotReachable, TimedOut
-from vram.model.trimming import Via
+from vram.model.inside import Via
 from vram.reach.payload import LONGEST_ANSWER, MOST_ITEMS, RawAnswer, Request, expression
 from vram.reach.python_process import PythonProcess, namespace_mismatch
 

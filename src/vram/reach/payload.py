@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from vram import untrusted
 from vram.errors import NotReachable
-from vram.model.trimming import Via
+from vram.model.inside import Via
 
 LONGEST_ANSWER = 16 << 20
 MOST_ITEMS = 200_000  # of an answer: objects, lists and members together

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 
-from vram.model.trimming import Via
+from vram.model.inside import Via
 from vram.reach import debug_offsets, elf
 from vram.reach.debug_offsets import FIRST_MINOR, MainThread
 from vram.reach.injection import (

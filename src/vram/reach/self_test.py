@@ -8,9 +8,9 @@ import sys
 from contextlib import ExitStack, suppress
 
 from vram.errors import Refused
+from vram.model.doctor import AttachTest
 from vram.model.plan import Target
 from vram.model.process import ProcessRef
-from vram.model.system import AttachTest
 from vram.payloads import agent
 from vram.payloads.procfs import started_at
 from vram.reach import debug_offsets, injection, remote_exec

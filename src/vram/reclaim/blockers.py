@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vram.model.blocker import Blocker
 from vram.model.ledger import Entry, GpuLedger, Holder, Ledger, known_bytes
-from vram.protected import role
+from vram.model.plan import Blocker
+from vram.protected import is_display, role
 from vram.reclaim.accounts import Account, accounts, is_silent
 
 # How the parts of the system let go of a GPU: each by its own means.
@@ -57,7 +57,7 @@ def _somebody(account: Account, gpu: GpuLedger) -> Blocker:
 def _removal(holder: Holder, part: str | None) -> str:
     if part is None:
         return f"vram kill {holder.pid}"
-    if part.startswith("a display"):
+    if is_display(holder):
         return _DISPLAY
     name = (holder.executable or "").removesuffix(" (deleted)").rpartition("/")[2]
     return _BY_ITS_OWN_MEANS.get(name, "")

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from vram.errors import NotOnGpu, Protected, VramError
 from vram.host.ports import Host
-from vram.ledger.split import gpus_of, splits
+from vram.ledger.deepen import gpus_of, splits
 from vram.model.inside import MOST_GROUPS, Inside, InsideReceipt
 from vram.model.ledger import Ledger
 from vram.model.plan import Target

@@ -8,7 +8,7 @@ from typing import get_args
 from vram.cli.arguments import narrowed, pid_number, seconds
 from vram.cli.source import open_host, require_driver, take_ledger
 from vram.cli.terminal import add_terminal_arguments, emit, render_options, show
-from vram.model.trimming import Via
+from vram.model.inside import Via
 from vram.units import parse_size
 
 NAME = "inside"

@@ -92,7 +92,7 @@ def _one_process(
     args: Namespace, host: LocalHost | None, ledger: Ledger, findings: tuple[Finding, ...]
 ) -> int:
     from vram.ledger.deepen import deepen
-    from vram.ledger.one_process import concerning, findings_about
+    from vram.ledger.holders import concerning, findings_about
 
     if args.svg:
         raise UsageError("--svg draws all processes", hint="leave out the pid, or --svg")

@@ -14,9 +14,8 @@ from vram.doctor.check import (
     ok,
 )
 from vram.doctor.facts import DoctorFacts
-from vram.model.doctor import State
+from vram.model.doctor import DeviceNode, DriverTest, State
 from vram.model.observation import NO_NVML_BINDING, NVML_BINDING_TOO_NEW, NVML_MISMATCH, Observation
-from vram.model.system import DeviceNode, DriverTest
 from vram.units import counted
 
 CHECKS: list[Check] = []

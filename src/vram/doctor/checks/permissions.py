@@ -13,8 +13,8 @@ from vram.doctor.check import (
     ok,
 )
 from vram.doctor.facts import DoctorFacts
+from vram.model.doctor import Confinement
 from vram.model.files import UnreadableFacts
-from vram.model.system import Confinement
 from vram.units import counted
 
 CHECKS: list[Check] = []

@@ -11,9 +11,9 @@ from vram.doctor.check import (
     ok,
 )
 from vram.doctor.facts import DoctorFacts
+from vram.model.doctor import Container
 from vram.model.observation import ProbeRun
-from vram.model.system import Container
-from vram.model.wsl import WslFacts
+from vram.model.windows import WslFacts
 from vram.units import counted
 
 CHECKS: list[Check] = []
@@ -162,14 +162,14 @@ def check_wsl(facts: DoctorFacts) -> CheckAnswer:
 
 def _with_gpu(wsl: WslFacts, windows: ProbeRun | None) -> CheckAnswer:
     if windows is None or windows.status != "ok":
-        fix, command = ask_windows(wsl, windows)
+        remedy = ask_windows(wsl, windows, "windows")
         return CheckAnswer(
             state="limited",
             seen="WSL2; Windows does not tell of its own programs",
             details=(windows.message,) if windows and windows.message else (),
             means=f"{_TOTALS} What Windows itself keeps on the GPU cannot be asked for.",
-            fix=fix,
-            command=command,
+            fix=remedy.text,
+            command=remedy.command,
         )
     return CheckAnswer(
         state="limited",

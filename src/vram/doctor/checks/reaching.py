@@ -10,7 +10,7 @@ from vram.doctor.check import (
     ok,
 )
 from vram.doctor.facts import DoctorFacts, PythonTarget
-from vram.model.system import Tracing
+from vram.model.doctor import Tracing
 from vram.units import counted, size
 
 CHECKS: list[Check] = []

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from vram.host.local.drm import SysfsSize, read_nbytes, read_word
 from vram.host.ports import ComputeCharge, DrmClient
-from vram.model.drm import ClientFacts, Region
+from vram.model.files import ClientFacts, Region
 from vram.model.observation import Status
 from vram.payloads.procfs import text
 

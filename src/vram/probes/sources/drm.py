@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from vram.host.ports import Card, Host
-from vram.model.drm import CapacityFacts, ComputeFacts, SystemMemoryFacts
+from vram.model.files import CapacityFacts, ComputeFacts, SystemMemoryFacts
 from vram.model.gpu import MemoryFacts
 from vram.model.observation import Observation, Status
 from vram.model.process import ProcessRef

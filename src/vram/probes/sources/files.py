@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from vram.host.ports import FileScan, Host
-from vram.model.drm import ClientFacts
-from vram.model.files import DmabufFacts, FilesFacts, UnreadableFacts
+from vram.model.files import ClientFacts, DmabufFacts, FilesFacts, UnreadableFacts
 from vram.model.gpu import ChargeFacts
 from vram.model.observation import Observation
 

@@ -7,8 +7,7 @@ from collections.abc import Collection, Iterable, Iterator
 from msgspec.structs import replace
 
 from vram.host.ports import Host
-from vram.model.drm import ClientFacts
-from vram.model.files import UnreadableFacts
+from vram.model.files import ClientFacts, UnreadableFacts
 from vram.model.gpu import ChargeFacts
 from vram.model.observation import Observation
 from vram.model.process import ProcessFacts

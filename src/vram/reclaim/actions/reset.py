@@ -8,8 +8,7 @@ from msgspec import Struct
 
 from vram.errors import DeviceError, NotPermitted, UsageError
 from vram.host.ports import Host
-from vram.model.blocker import Blocker
-from vram.model.plan import Plan, Step, StepKind
+from vram.model.plan import Blocker, Plan, Step, StepKind
 from vram.reclaim.blockers import blockers
 from vram.reclaim.device_state import read_ledger
 from vram.reclaim.plan_file import with_digest

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from vram.errors import NotOnGpu, NotPermitted, Protected, Refused, UsageError, VramError
 from vram.host.ports import Host
+from vram.model.inside import Trimmable, Trimmed, TrimReceipt, Verb
 from vram.model.plan import Step, StepKind, Target
-from vram.model.trimming import Trimmable, Trimmed, TrimReceipt, Verb
 from vram.reach.injectors import TrimAnswer, ask_trim, choose_injector
 from vram.reclaim import audit
 from vram.reclaim.accounts import Account, accounts
