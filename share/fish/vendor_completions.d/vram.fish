@@ -268,7 +268,7 @@ complete -c vram -n '__vram_at \'explain\' 0' -a 'place.wsl' -d 'Is this Linux u
 complete -c vram -n '__vram_at \'explain\' 0' -a 'parking.calls' -d 'Can the driver move a process\'s memory to the host and back?'
 complete -c vram -n '__vram_at \'explain\' 0' -a 'parking.room' -d 'Is there host memory to park the largest process in?'
 complete -c vram -n '__vram_at \'explain\' 0' -a 'reaching.routes' -d 'By which routes can vram attach to a CPython here?'
-complete -c vram -n '__vram_at \'explain\' 0' -a 'reaching.python' -d 'Which Python processes on the GPUs can be asked to trim, and by which way?'
+complete -c vram -n '__vram_at \'explain\' 0' -a 'reaching.python' -d 'Which Python processes on the GPUs can be asked to trim, and how?'
 complete -c vram -n '__vram_at \'explain\' 0' -a 'reaching.cupti' -d 'Is CUPTI here, and does a tool for tracing have it already?'
 complete -c vram -n '__vram_at \'explain\' 0' -a 'vram.records' -d 'Can vram write down what it does?'
 complete -c vram -n '__vram_at \'explain\' 0' -a 'vram.native' -d 'Do vram\'s own native parts load?'
