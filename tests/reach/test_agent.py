@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.reach.conftest import CACHED, SUBJECT, World, by_name, gave_back, target_of
+from tests.reach.conftest import CACHED, SUBJECT, World, by_name, released, target_of
 from vram.errors import NotReachable, TimedOut
 from vram.payloads import agent
 from vram.reach.injectors import ask_trim
@@ -39,7 +39,7 @@ def test_what_the_pool_only_keeps_comes_back_and_the_program_goes_on(world: Worl
     subject = world.subject("reading", "agent")
     receipt = world.trim(subject.pid)
     assert receipt["via"] == "agent"
-    assert gave_back(receipt) >= CACHED
+    assert released(receipt) >= CACHED
     pools = by_name(receipt)["driver pools"]
     assert pools["reclaimable"] >= CACHED
     assert pools["held"] - pools["held_after"] >= 0.99 * pools["reclaimable"]
@@ -52,7 +52,7 @@ def test_a_program_is_let_in_without_being_changed(world: World) -> None:
         assert process.stdout is not None
         pid = json.loads(process.stdout.readline())["ready"]
         assert pid == process.pid
-        assert gave_back(world.trim(pid)) >= CACHED
+        assert released(world.trim(pid)) >= CACHED
     finally:
         process.kill()
         process.communicate()
@@ -111,11 +111,11 @@ def test_what_comes_over_the_socket_is_never_run(world: World, request_line: byt
         with suppress(ConnectionResetError):  # it hung up before it had read everything
             assert connection.recv(1) == b""
     assert subject.ask()["alive"] == 1
-    assert gave_back(world.trim(subject.pid)) >= CACHED
+    assert released(world.trim(subject.pid)) >= CACHED
 
 
 def test_whoever_gave_up_gets_nothing_done(world: World) -> None:
-    """The request arrives while the process stands still; when it goes on, nobody wants it any more."""
+    """A request that arrives while the process is stopped is cancelled before it is resumed."""
     subject = world.subject("reading", "agent")
     path = socket_of(world, subject.pid)
     subject.process.send_signal(signal.SIGSTOP)
@@ -223,7 +223,7 @@ from vram.payloads import agent
 driver.context()
 folder = agent.open_folder(agent.folders()[0], make=True)
 listener = socket.socket(socket.AF_UNIX)
-listener.bind(agent.address(folder, agent.socket_name(os.getpid(), agent._started_at())))
+listener.bind(agent.address(folder, agent.socket_name(os.getpid(), agent.started_at())))
 listener.listen(8)
 print("ready", flush=True)
 done = b'{"status": "done", '
@@ -252,7 +252,7 @@ ANSWERS = {
     "a long failure": 'send(b\'{"status": "x", "notes": ["\' + b\'x\' * (4 << 20) + b\'"]}\\n\')',
     "without end": "while True: send(b' ' * (1 << 20))",
     "a little now and then": "while True: send(b' '); time.sleep(0.05)",
-    "timed_out": "time.sleep(2)",
+    "silence": "time.sleep(2)",
 }
 DEADLINE_S = 0.5
 

@@ -20,7 +20,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.reach import soak
-from tests.reach.conftest import CACHED, PATIENCE_S, World, gave_back, target_of, until
+from tests.reach.conftest import CACHED, PATIENCE_S, World, released, target_of, until
 from tests.reach.soak import LOCKED, RESTING, STATES, TargetProgram, kill_during_runs, run_often, run_once
 from vram.errors import AttachDenied, NoSuchProcess, NotReachable, Refused, TimedOut
 from vram.reach import cpython, injection, ptrace
@@ -463,13 +463,13 @@ def test_root_attaches_to_another_users(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rest", ["reading", "computing"])
-def test_trim_gives_back_and_says_for_how_long_it_was_stopped(world: World, rest: str) -> None:
+def test_trim_releases_and_says_for_how_long_it_was_stopped(world: World, rest: str) -> None:
     if sys.version_info >= (3, 14):
         pytest.skip("this Python is reached by sys.remote_exec")
     subject = world.subject(rest)
     receipt = world.trim(subject.pid)
     assert receipt["via"] == "ptrace"
-    assert gave_back(receipt) >= CACHED
+    assert released(receipt) >= CACHED
     assert 0 < receipt["stopped_s"] < PATIENCE_S
     assert subject.ask() == {"alive": 1, "modules": []}
     assert subject.tracer == 0

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 DEADLINE_S = 5.0
 
 EPILOG = """\
-Ways in, safest first: an agent that the process started itself (vram.agent()), its Jupyter
+Injectors, safest first: an agent that the process started itself (vram.agent()), its Jupyter
 connection file, Python 3.14's interface for debuggers (remote-exec), and for CPython 3.9 to 3.14
 ptrace. The last two stop the process for about a millisecond; no debugger is needed. The process
 collects garbage and empties the caches of PyTorch, CuPy, JAX, Numba, PyCUDA, cuda.core, RMM and the
@@ -26,7 +26,7 @@ driver's pools, as far as they are loaded there. What comes back is read from th
 
 
 def add_trim_arguments(parser: ArgumentParser, *, pids: Literal["+", "*"]) -> None:
-    parser.add_argument("pid", nargs=pids, type=pid_number, metavar="PID", help="who is asked to let go")
+    parser.add_argument("pid", nargs=pids, type=pid_number, metavar="PID", help="whom to ask")
     parser.add_argument(
         "--tracebacks",
         action="store_true",
