@@ -5,10 +5,10 @@ VramError
 │   └── NoSuchDevice         this process sees no such GPU
 ├── DriverMissing       no NVIDIA driver answers on this host      exit 4
 ├── DeviceError         the driver answered with an error          exit 3
-│   └── OutOfMemory          it has not that much memory free
+│   └── OutOfMemory          it has too little memory free
 ├── BadSnapshot         a snapshot file cannot be read or judged   exit 5
 ├── BadInput            another input is damaged or cut short      exit 5
-├── NothingFound        what was looked for is not in the input    exit 9
+├── NothingFound        what was searched for is not in the input   exit 9
 ├── VirtualGpuError     the virtual GPU cannot be made or entered  exit 6
 ├── LeakDetected        a scope gained device memory and kept it
 ├── LimitExceeded       a scope gained more than it was allowed
@@ -98,7 +98,7 @@ class NoSuchDevice(UsageError):
 
 
 class OutOfMemory(DeviceError, MemoryError):
-    """The device, or the host for pinned memory, has not that much free. ``nbytes`` were asked for."""
+    """The device, or the host for pinned memory, has too little free. ``nbytes`` were asked for."""
 
     def __init__(self, message: str, *, hint: str = "", nbytes: int | None = None) -> None:
         self.nbytes = nbytes
@@ -114,7 +114,7 @@ class BufferLent(VramError):
 
 
 class BufferLost(VramError):
-    """A buffer's memory is not this process's to use or free: its context is gone, or a parent's it is."""
+    """A buffer's memory is not this process's to use or free: its context is gone, or it is a parent's."""
 
 
 class BadSnapshot(VramError):
@@ -130,7 +130,7 @@ class BadInput(VramError):
 
 
 class NothingFound(VramError):
-    """The input was read to its end, and what was looked for is not in it."""
+    """The input was read to its end, and what was searched for is not in it."""
 
     exit_code = ExitCode.NOTHING_FOUND
 
@@ -193,7 +193,7 @@ class Protected(Refused):
 
 
 class NotReachable(Refused):
-    """No way leads into the process: it is no Python, is stopped, or does not answer."""
+    """vram cannot attach to the process: it runs no Python, is stopped, or does not answer."""
 
     exit_code = ExitCode.NOT_REACHABLE
 
@@ -223,7 +223,7 @@ class AttachDenied(Refused):
 
 
 class GoalImpossible(Refused):
-    """The goal is more than the GPU has, or than anything allowed would give back."""
+    """The goal is more than the GPU has, or than anything allowed would free."""
 
     exit_code = ExitCode.GOAL_IMPOSSIBLE
 

@@ -103,7 +103,7 @@ CASES: dict[str, Case] = {
         ledger(gpu(facts=facts(remap_pending=False, remapped_correctable=3))),
     ),
     "VR404": Case(
-        ledger(silent_gpu("failed", "the GPU needs a reset (NVML error 16)")),
+        ledger(silent_gpu("failed", code="nvml-16")),
         ledger(silent_gpu("failed", "unknown error")),
     ),
     "VR405": Case(ledger(silent_gpu("timeout")), ledger(silent_gpu("unsupported"))),
@@ -151,7 +151,7 @@ FURTHER: tuple[tuple[str, Ledger], ...] = (
     ("VR403", ledger(gpu(facts=facts(retired_pending=True)))),
     ("VR404", ledger(silent_gpu("lost"))),
     ("VR405", ledger(gpu(), probes=(ProbeRun("dmabuf", "failed", 0.1),))),
-    ("VR501", ledger(probes=(ProbeRun("nvml", "failed", 0.1, "the versions differ (NVML error 18)"),))),
+    ("VR501", ledger(probes=(ProbeRun("nvml", "failed", 0.1, "the versions differ", "nvml-18"),))),
 )
 
 QUIET: tuple[tuple[str, Ledger], ...] = (
@@ -163,7 +163,7 @@ QUIET: tuple[tuple[str, Ledger], ...] = (
     ("VR206", ledger(gpu(process(state="T")))),
     ("VR302", ledger(gpu(entry("hidden")), host=host(initial_pid_namespace=False))),
     ("VR402", ledger(gpu(process(nbytes=79 * GIB), facts=facts(bar1_total=100, bar1_used=100)))),
-    ("VR405", ledger(silent_gpu("failed", "the GPU needs a reset (NVML error 16)"))),
+    ("VR405", ledger(silent_gpu("failed", code="nvml-16"))),
     ("VR501", _driver(module_version="580.159.04")),
     ("VR501", _driver(module_version="1", library_version="2", virtual=True)),
 )

@@ -48,7 +48,7 @@ def gpu(*entries: Entry, index: int = 0, **about: Any) -> GpuLedger:
     return GpuLedger(index=index, entries=filled, **(given | about))
 
 
-def silent_gpu(status: str, message: str | None = None, index: int = 0) -> GpuLedger:
+def silent_gpu(status: str, message: str | None = None, index: int = 0, code: str | None = None) -> GpuLedger:
     """A GPU that could not be read."""
     return GpuLedger(
         index=index,
@@ -58,6 +58,7 @@ def silent_gpu(status: str, message: str | None = None, index: int = 0) -> GpuLe
         entries=(),
         status=status,  # type: ignore[arg-type]
         message=message,
+        code=code,
     )
 
 

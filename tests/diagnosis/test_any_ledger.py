@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,6 +20,8 @@ from vram.model.ledger import (
     Instance,
     Ledger,
     MigDevice,
+    Note,
+    NoteCode,
     OpenOnly,
     SystemMemory,
     known_bytes,
@@ -81,7 +83,7 @@ instances = any_of(
     devices=few(any_of(MigDevice, name=TEXTS, uuid=TEXTS), 2),
     memory=st.none() | any_of(MemoryFacts),
     message=st.none() | TEXTS,
-    notes=few(TEXTS, 2),
+    notes=few(st.builds(Note, st.sampled_from(get_args(NoteCode)), TEXTS), 2),
 )
 gpus = any_of(
     GpuLedger,
@@ -90,8 +92,9 @@ gpus = any_of(
     open_only=few(any_of(OpenOnly, holder=holders, exported_bytes=st.none() | SIZES)),
     facts=st.none() | any_of(GpuFacts),
     memory=st.none() | any_of(MemoryFacts),
-    message=st.none() | TEXTS | st.sampled_from(["reset (NVML error 16)", "versions (NVML error 18)"]),
-    notes=few(TEXTS, 2),
+    message=st.none() | TEXTS,
+    code=st.sampled_from([None, "nvml-16", "nvml-18"]),
+    notes=few(st.builds(Note, st.sampled_from(get_args(NoteCode)), TEXTS), 2),
     windows=st.none() | sides,
     system=st.none() | any_of(SystemMemory, used_bytes=st.none() | SIZES, entries=few(entries, 2)),
     instances=few(instances, 2),

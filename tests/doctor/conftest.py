@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -36,6 +37,10 @@ def told(done: subprocess.CompletedProcess[str]) -> Told:
     assert done.stderr == "", done.stderr
     raw = json.loads(done.stdout)
     return Told(done.returncode, raw["verdict"], {each["check"]: each for each in raw["checks"]}, raw)
+
+
+def in_the_first_namespace() -> bool:
+    return os.stat("/proc/self/ns/pid").st_ino == 0xEFFFFFFC
 
 
 class Clinic:
@@ -90,14 +95,12 @@ def clinic(virtual_gpu: VirtualGpu, tmp_path: Path) -> Iterator[Clinic]:
     place.close()
 
 
-@pytest.fixture
-def no_driver(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+@pytest.fixture(scope="module")
+def no_driver(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run the doctor with an environment in which no driver can be found."""
-    import os
-
     hidden = ("VRAM_VIRTUAL_GPU", "LD_LIBRARY_PATH")
     environment = {name: value for name, value in os.environ.items() if name not in hidden}
-    environment |= {"XDG_STATE_HOME": str(tmp_path / "state"), "COLUMNS": "80"}
+    environment |= {"XDG_STATE_HOME": str(tmp_path_factory.mktemp("none")), "COLUMNS": "80"}
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

@@ -71,10 +71,10 @@ def survey(*more: Observation, host: HostFacts = HOST, seen: tuple[Observation, 
     )
 
 
-def absent(message: str = "the NVIDIA driver is not loaded (NVML error 9)", host: HostFacts = HOST) -> Survey:
+def absent(code: str = "nvml-9", host: HostFacts = HOST) -> Survey:
     """What is seen where no driver answers."""
     return survey(
-        Observation(probe="nvml.init", status="unsupported", message=message),
+        Observation(probe="nvml.init", status="unsupported", code=code, message="no driver"),
         Observation(probe="nvml.driver", facts=DriverFacts()),
         host=host,
         seen=(),

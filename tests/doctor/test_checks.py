@@ -31,7 +31,14 @@ from vram.doctor.check import CheckAnswer
 from vram.doctor.checks import CHECKS
 from vram.doctor.facts import DoctorFacts, PythonTarget
 from vram.model.gpu import DriverFacts
-from vram.model.observation import HostFacts, Observation, ProbeRun
+from vram.model.observation import (
+    NO_INTEROP,
+    NO_POWERSHELL,
+    NVML_NO_LIBRARY,
+    HostFacts,
+    Observation,
+    ProbeRun,
+)
 from vram.model.parking import ProcessLimits
 from vram.model.system import (
     AttachTest,
@@ -42,11 +49,9 @@ from vram.model.system import (
     Mps,
     Tracing,
 )
-from vram.model.windows import NO_INTEROP, NO_POWERSHELL
 from vram.model.wsl import WslFacts
 from vram.units import GIB
 
-NO_LIBRARY = "the NVIDIA management library (libnvidia-ml.so.1) is not installed (NVML error 12)"
 DOCKER = Container(runtime="docker", identity="4f1c" * 16, evidence="/.dockerenv is there")
 COMPAT = replace(SOUND.driver_test, path="/usr/local/cuda/compat/libcuda.so.590.1", library_version="590.1")
 MODESET = replace(NODES[0], path="/dev/nvidia-modeset", usable=False)
@@ -106,7 +111,7 @@ COMPLAINTS: list[tuple[str, DoctorFacts, str, str, str]] = [
     ),
     (
         "driver.present",
-        facts(survey=absent(NO_LIBRARY), host_files=replace(SOUND.host_files, container=DOCKER)),
+        facts(survey=absent(NVML_NO_LIBRARY), host_files=replace(SOUND.host_files, container=DOCKER)),
         "missing",
         "its libraries are missing",
         "docker run --gpus all",
@@ -159,6 +164,7 @@ COMPLAINTS: list[tuple[str, DoctorFacts, str, str, str]] = [
                 Observation(
                     probe="nvml.init",
                     status="failed",
+                    code="no-nvml-binding",
                     message="the Python package nvidia-ml-py is not installed",
                 ),
                 seen=(),
@@ -188,6 +194,8 @@ COMPLAINTS: list[tuple[str, DoctorFacts, str, str, str]] = [
         "ulimit",
     ),
     ("driver.cuda", facts(driver_test=DriverTest(init_code=34)), "broken", "stub", "stubs"),
+    ("driver.cuda", facts(driver_test=DriverTest(init_code=803)), "broken", "error 803", "driver.versions"),
+    ("driver.cuda", facts(driver_test=DriverTest(init_code=719)), "broken", "error 719", "kernel's log"),
     (
         "driver.nodes",
         with_host_files(nodes=(replace(NODES[0], usable=False, mode=0o660, group="video"), *NODES[1:])),
@@ -357,16 +365,19 @@ COMPLAINTS: list[tuple[str, DoctorFacts, str, str, str]] = [
     *(
         (
             "place.wsl",
-            facts(survey=replace(wsl(interop=True).survey, probes=(ProbeRun("windows", status, 0.1, why),))),
+            facts(
+                survey=replace(
+                    wsl(interop=True).survey, probes=(ProbeRun("windows", status, 0.1, code, code),)
+                )
+            ),
             "limited",
             "Windows does not tell",
             fix,
         )
-        for status, why, fix in (
+        for status, code, fix in (
             ("unsupported", NO_POWERSHELL, "[automount]"),
             ("unsupported", NO_INTEROP, "[interop]"),
-            ("unsupported", f"{NO_INTEROP} (asked 3 s ago)", "[interop]"),
-            ("denied", "powershell.exe may not be started by this user", "may start powershell.exe"),
+            ("denied", "powershell-denied", "may start powershell.exe"),
         )
     ),
     ("place.wsl", wsl(interop=True, container=True), "limited", "Windows does not tell", "distribution"),

@@ -29,7 +29,7 @@ def base(own: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def refused() -> str:
     """Why nothing can be written down: the same whether it is asked beforehand or tried."""
     with pytest.raises(AuditUnavailable) as caught:
-        audit.intend({})
+        audit.log_intent({})
     beforehand = audit.why_unusable()
     assert str(beforehand) == str(caught.value)
     assert caught.value.hint

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from tests.host.leaderless import leaderless
 from vram.host.local.open_files import DeviceNames, LocalOpenFiles
-from vram.host.local.proc_scan import Limits, NativeScan, PythonScan, RawFile, Scan
+from vram.host.local.proc_scan import NativeScan, PythonScan, RawFile, Scan, ScanLimits
 from vram.host.ports import FileHolder
 from vram.payloads.procfs import started_at
 
@@ -225,7 +225,7 @@ def test_of_a_process_with_too_many_the_first_are_read_and_that_is_told(
     folder: Path, native_libraries: Path, kind: type[NativeScan | PythonScan]
 ) -> None:
     """Anybody can open a device file a million times; whoever looks must not pay for all of them."""
-    scan = kind(limits=Limits(of_process=8))
+    scan = kind(limits=ScanLimits(of_process=8))
     with (
         started(MANY, str(folder / "dev" / "nvidia0.17"), "7") as enough,
         started(MANY, str(folder / "dev" / "nvidia0.17"), "8") as many,
@@ -244,7 +244,7 @@ def test_of_too_many_in_all_some_are_read_and_that_is_told(
     folder: Path, native_libraries: Path, kind: type[NativeScan | PythonScan]
 ) -> None:
     with started(MANY, str(folder / "dev" / "nvidia0.17"), "20") as process:
-        found = LocalOpenFiles(DeviceNames(str(folder)), scan=kind(limits=Limits(in_all=5))).scan(60.0)
+        found = LocalOpenFiles(DeviceNames(str(folder)), scan=kind(limits=ScanLimits(in_all=5))).scan(60.0)
         assert sum(len(holding.files) for holding in found.holders) == 5
         assert found.full
         process.kill()

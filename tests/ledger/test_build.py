@@ -384,7 +384,9 @@ def test_figures_that_overlap_are_cut_to_what_is_in_use_and_say_so():
     gpu = only_gpu(world)
     assert known_bytes(entries(gpu, "process")) == 5 * GIB
     assert any(entry.claimed == 4 * GIB for entry in entries(gpu, "process"))
-    assert any("3.0 GiB more than is in use" in note for note in gpu.notes)
+    (note,) = gpu.notes
+    assert note.code == "overlap"
+    assert "3.0 GiB" in note.text
 
 
 def test_the_only_process_without_a_figure_gets_what_is_left():

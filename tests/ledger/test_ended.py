@@ -24,7 +24,7 @@ def set_apart(world: World) -> Entry:
     gpu = only_gpu(world)
     (entry,) = entries(gpu, "hidden")
     assert not entries(gpu, "orphaned") + entries(gpu, "process") + entries(gpu, "unattributed")
-    assert any("1 process ended while the GPU was read" in note for note in gpu.notes)
+    assert [note.code for note in gpu.notes] == ["ended-meanwhile"]
     ledger = build_ledger(world.survey())
     assert overall(judge(ledger, leftovers=True)) == "clean"
     assert not {"VR101", "VR105", "VR203", "VR301", "VR302"} & {each.code for each in diagnose(ledger)}

@@ -16,8 +16,8 @@ import pytest
 
 from tests.parking.conftest import CHECKPOINTED, LOCKED, RUNNING, SOMEBODY_ELSES, Machine, kill_both, runs_on
 from vram.host.local import LocalHost
-from vram.model.parking import Parked, Share
-from vram.reclaim.identity import capture
+from vram.model.parking import GpuShare, Parked
+from vram.reclaim.identity import identify
 from vram.reclaim.journal import Journal, parked_now
 
 FULL = """
@@ -40,7 +40,7 @@ PARK_BY_HAND = """
 
 UNPARK_AS_NOBODY = """
 import json, os
-from vram.cli.parking import denials_written_down
+from vram.cli.parking import refusals_logged
 from vram.errors import NotPermitted
 from vram.host.local import LocalHost, process_limits, signals
 from vram.reclaim import audit, parking
@@ -49,7 +49,7 @@ host = LocalHost()
 host.facts()
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 try:
-    with denials_written_down("unpark", [{pid}]), parking.Parking(host) as open:
+    with refusals_logged("unpark", [{pid}]), parking.Parking(host) as open:
         open.entry_of({pid})
 except NotPermitted as error:
     print(json.dumps(str(error)))
@@ -148,8 +148,8 @@ def entry(journal: Journal) -> Iterator[Parked]:
         made = Parked(
             host=journal.host_name,
             boot_id=journal.boot_id,
-            target=capture(host, process.pid),
-            shares=(Share(0, "GPU-1", 1 << 30),),
+            target=identify(host, process.pid),
+            shares=(GpuShare(0, "GPU-1", 1 << 30),),
             since=host.clock.now(),
             by_user="me",
             by_pid=os.getpid(),

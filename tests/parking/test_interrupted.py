@@ -188,9 +188,9 @@ import json
 from vram.errors import TimedOut
 from vram.host.local import LocalHost
 from vram.reclaim.parking import Parking
-from vram.reclaim.preflight import admit, look
+from vram.reclaim.preflight import identify_parkable, read_driver
 host = LocalHost()
-target, shares = admit(host, look(host), {worker.pid})
+target, shares = identify_parkable(host, read_driver(host), {worker.pid})
 with Parking(host) as parking:
     checkpoint_worker = parking.worker._child.pid
     try:

@@ -24,7 +24,7 @@ from vram.reclaim import identity
 from vram.reclaim.journal import Journal
 host = LocalHost()
 journal = Journal(host)
-entry = Parked(host=journal.host_name, boot_id=journal.boot_id, target=identity.capture(host, {pid}),
+entry = Parked(host=journal.host_name, boot_id=journal.boot_id, target=identity.identify(host, {pid}),
                shares=(), since=host.clock.now(), by_user="me", by_pid=1, purpose="park")
 resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))
 try:

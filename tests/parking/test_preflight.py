@@ -7,82 +7,82 @@ from msgspec.structs import replace
 
 from vram.errors import CannotPark, DeviceError, NotOnGpu
 from vram.model.gpu import GpuFacts, MemoryFacts
-from vram.model.parking import ProcessLimits, Share
+from vram.model.parking import GpuShare, ProcessLimits
 from vram.model.plan import Target
 from vram.model.process import ProcessFacts, ProcessRef
-from vram.reclaim.borrow import Candidate, enough
-from vram.reclaim.preflight import Devices, Listed, may_park, reserve
+from vram.reclaim.borrow import ParkCandidate, enough
+from vram.reclaim.preflight import DriverReport, ListedProcess, parkable_shares, reserve
 from vram.units import GIB, MIB
 
 PID = 4711
-SHARE = Share(0, "GPU-0", 8 * GIB)
+SHARE = GpuShare(0, "GPU-0", 8 * GIB)
 TARGET = Target(process=ProcessRef(PID, 1), uid=1000, user="ana", command="train", executable="/bin/train")
 RUNNING = ProcessFacts("train", uid=1000, state="S")
 ROOMY = ProcessLimits(memory_left=64 * GIB, memory_total=100 * GIB)
 
 
-LISTED = Listed(SHARE, ("compute",), 0)
+LISTED = ListedProcess(SHARE, ("compute",), 0)
 
 
-def devices(line: Listed = LISTED, version: str = "580.159.04") -> Devices:
+def devices(line: ListedProcess = LISTED, version: str = "580.159.04") -> DriverReport:
     gpu, memory = GpuFacts("GPU-0", "H200"), MemoryFacts(140 * GIB, 100 * GIB, 40 * GIB)
-    return Devices(version, {0: gpu}, {0: memory}, {PID: (line,)})
+    return DriverReport(version, {0: gpu}, {0: memory}, {PID: (line,)})
 
 
 def test_a_healthy_process_may_be_parked_with_all_it_has() -> None:
-    assert may_park(devices(), TARGET, RUNNING, ROOMY) == (SHARE,)
+    assert parkable_shares(devices(), TARGET, RUNNING, ROOMY) == (SHARE,)
 
 
 @pytest.mark.fault(19)
 @pytest.mark.parametrize(
     ("seen", "words"),
     [
-        (devices(Listed(SHARE, ("compute", "mps"), 0)), "MPS"),
-        (devices(Listed(None, ("compute",), 0)), "does not tell how much"),
+        (devices(ListedProcess(SHARE, ("compute", "mps"), 0)), "MPS"),
+        (devices(ListedProcess(None, ("compute",), 0)), "does not report how much"),
         (devices(version="560.28.03"), "560.28.03"),
         (replace(devices(), driver_version=None), "unknown version"),
         (replace(devices(), gpus={0: GpuFacts("GPU-0", "H200", mig_enabled=True)}), "MIG"),
     ],
 )
-def test_what_the_driver_cannot_park(seen: Devices, words: str) -> None:
+def test_what_the_driver_cannot_park(seen: DriverReport, words: str) -> None:
     with pytest.raises(CannotPark, match=words):
-        may_park(seen, TARGET, RUNNING, ROOMY)
+        parkable_shares(seen, TARGET, RUNNING, ROOMY)
 
 
 @pytest.mark.parametrize("state", ["T", "t", "D", "Z"])
 def test_who_stands_still_cannot_be_parked(state: str) -> None:
     with pytest.raises(CannotPark, match="has to run"):
-        may_park(devices(), TARGET, replace(RUNNING, state=state), ROOMY)
+        parkable_shares(devices(), TARGET, replace(RUNNING, state=state), ROOMY)
 
 
 def test_who_is_not_listed_is_not_on_a_gpu() -> None:
     with pytest.raises(NotOnGpu):
-        may_park(replace(devices(), listed={}), TARGET, RUNNING, ROOMY)
+        parkable_shares(replace(devices(), listed={}), TARGET, RUNNING, ROOMY)
 
 
 def test_who_is_not_listed_may_be_on_a_gpu_that_does_not_answer() -> None:
     with pytest.raises(DeviceError, match="GPU 1 does not answer: whether pid 4711 holds memory there"):
-        may_park(replace(devices(), listed={}, silent=(1,)), TARGET, RUNNING, ROOMY)
+        parkable_shares(replace(devices(), listed={}, silent=(1,)), TARGET, RUNNING, ROOMY)
 
 
 @pytest.mark.fault(19)
 def test_host_memory_is_counted_beside_a_reserve_and_what_goes_before() -> None:
     just = 8 * GIB + reserve(ROOMY.memory_total)
-    assert may_park(devices(), TARGET, RUNNING, replace(ROOMY, memory_left=just))
+    assert parkable_shares(devices(), TARGET, RUNNING, replace(ROOMY, memory_left=just))
     for limits, before in ((replace(ROOMY, memory_left=just - 1), 0), (replace(ROOMY, memory_left=just), 1)):
         with pytest.raises(CannotPark, match="host memory left"):
-            may_park(devices(), TARGET, RUNNING, limits, taken_before=before)
+            parkable_shares(devices(), TARGET, RUNNING, limits, taken_before=before)
 
 
 def test_a_control_group_can_be_what_is_too_small() -> None:
     tight = replace(ROOMY, memory_left=4 * GIB, memory_limited_by="/docker/abc")
     with pytest.raises(CannotPark, match="control group /docker/abc"):
-        may_park(devices(), TARGET, RUNNING, tight)
+        parkable_shares(devices(), TARGET, RUNNING, tight)
 
 
 def test_memory_that_cannot_be_read_is_not_taken_for_plenty() -> None:
     with pytest.raises(CannotPark):
-        may_park(devices(), TARGET, RUNNING, ProcessLimits())
+        parkable_shares(devices(), TARGET, RUNNING, ProcessLimits())
 
 
 @pytest.mark.parametrize(
@@ -92,8 +92,8 @@ def test_the_reserve_is_a_twentieth_within_bounds(total: int | None, kept: int) 
     assert reserve(total) == kept
 
 
-def candidate(nbytes: int, *, idle: bool = True) -> Candidate:
-    return Candidate(TARGET, (SHARE,), nbytes, idle)
+def candidate(nbytes: int, *, idle: bool = True) -> ParkCandidate:
+    return ParkCandidate(TARGET, (SHARE,), nbytes, idle)
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,6 @@ def test_nccl_counts_only_with_peers(proc: Path, maps: str, environ: bytes, peer
     assert bool(signs(proc).read(7).nccl_peers) is peers
 
 
-def test_a_process_that_is_gone_has_no_vitals_of_its_own(proc: Path) -> None:
+def test_a_process_that_is_gone_has_no_limits_of_its_own(proc: Path) -> None:
     limits = signs(proc).read(8)
     assert (limits.memory_left, limits.cpu_s, limits.nccl_peers) == (16 * GIB, None, None)

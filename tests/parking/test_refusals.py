@@ -188,7 +188,7 @@ def test_borrowing_from_somebody_else_is_denied_and_written_down(machine: Machin
         pytest.skip("only root can start a process of somebody else's")
     program = machine.program(SOMEBODY_ELSES)
     done = machine.vram("borrow", "139.5GiB", "--from", program.pid, "--", "true")
-    assert (done.returncode, "only from oneself" in done.stderr) == (12, True), done.stderr
+    assert (done.returncode, "only your own processes" in done.stderr) == (12, True), done.stderr
     (line,) = machine.audit()
     assert (line["event"], line["action"], line["pids"]) == ("refused", "borrow", [program.pid])
 

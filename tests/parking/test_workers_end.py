@@ -99,7 +99,7 @@ from vram.reclaim.parking import Parking
 host = LocalHost()
 strangers = set(host.limits.cuda_processes(60.0).pids).difference([{target.pid}])
 with Parking(host) as parking:
-    print(json.dumps(parking.beside_the_journal(strangers, deadline_s=60.0)))
+    print(json.dumps(parking.find_unjournaled(strangers, deadline_s=60.0)))
 """)
     assert (found, target.pid in silent) == ([], True)
     assert all_end(machine, target.pid)

@@ -111,6 +111,6 @@ def test_who_is_dead_is_called_dead_by_who_sees_everybody(
     virtual_gpu: VirtualGpu, hold: Hold, hiding: tuple[str, ...]
 ) -> None:
     """The mount's word alone makes nothing hidden: the forked child that keeps the memory is named."""
-    heir = hold(virtual_gpu, GIB, 0, "fork")
+    forked = hold(virtual_gpu, GIB, 0, "fork")
     (entry,) = by_kind(why(virtual_gpu, hiding))["orphaned"]
-    assert (entry["holder"]["pid"], entry["charged_pid"]) == (heir.keeper_pid, heir.pid)
+    assert (entry["holder"]["pid"], entry["charged_pid"]) == (forked.keeper_pid, forked.pid)

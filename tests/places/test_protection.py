@@ -22,7 +22,7 @@ from vram.host.local import LocalHost
 from vram.host.local.processes import LocalProc
 from vram.model.process import ProcessFacts
 from vram.protected import role
-from vram.reclaim.identity import capture
+from vram.reclaim.identity import identify
 from vram.units import GIB
 
 __all__ = ["machine"]
@@ -64,8 +64,8 @@ def disguised() -> Iterator[int]:
 @contextmanager
 def handed_over() -> Iterator[int]:
     """The same file, opened in those namespaces and executed outside of them."""
-    opener = (*OWN_NAMESPACES, "sh", "-c", f"{DISGUISE} && exec 9<{LOGIN} && {WAITS}")
-    with running(*opener) as pid, running("sh", "-c", f"exec /proc/{pid}/fd/9 -c '{WAITS}'") as other:
+    outside = (*OWN_NAMESPACES, "sh", "-c", f"{DISGUISE} && exec 9<{LOGIN} && {WAITS}")
+    with running(*outside) as pid, running("sh", "-c", f"exec /proc/{pid}/fd/9 -c '{WAITS}'") as other:
         yield other
 
 
@@ -80,7 +80,7 @@ def test_a_file_mounted_over_a_part_of_the_system_is_none(hostile) -> None:
         assert found is not None
         assert (found[1].executable, found[1].executable_trusted) == (LOGIN, False)
         assert role(pid, found[1]) is None
-        assert capture(LocalHost(), pid).process.pid == pid
+        assert identify(LocalHost(), pid).process.pid == pid
 
 
 def test_memory_held_under_such_a_name_comes_back(machine: Bench) -> None:
@@ -217,7 +217,7 @@ def test_the_kernels_threads_are_told_by_the_kernel() -> None:
         pytest.skip("the kernel's threads are not in sight here")
     assert found[1].kernel_thread
     with pytest.raises(Protected, match="a thread of the kernel"):
-        capture(LocalHost(), 2)
+        identify(LocalHost(), 2)
 
 
 def test_a_process_that_looks_like_one_is_none(tmp_path: Path) -> None:

@@ -80,14 +80,22 @@ def example() -> Survey:
                 nbytes=4 * GIB,
                 facts=ExportFacts(4),
             ),
-            Observation(probe="proc.files", status="failed", message="OSError: /home/alice/x is gone"),
             Observation(
-                probe="proc.unreadable", status="denied", facts=UnreadableFacts(3, ("alice", "root"))
+                probe="proc.files", status="failed", code="error", message="OSError: /home/alice/x is gone"
+            ),
+            Observation(
+                probe="proc.unreadable",
+                status="denied",
+                code="unreadable",
+                facts=UnreadableFacts(3, ("alice", "root")),
             ),
             someone(10, "alice", 4242),
             someone(11, "bob", 4243),
         ),
-        probes=(ProbeRun("nvml", "ok", 0.01), ProbeRun("files", "failed", 0.1, "OSError: /home/alice/x")),
+        probes=(
+            ProbeRun("nvml", "ok", 0.01),
+            ProbeRun("files", "failed", 0.1, "OSError: /home/alice/x", "error"),
+        ),
     )
 
 
@@ -241,3 +249,30 @@ def test_a_snapshot_of_an_earlier_version_is_read_as_ever():
     found = {entry.kind: entry.holder.pid for entry in gpu.entries if entry.holder}
     assert found == {"process": 26247, "orphaned": 26300, "exported": 26302}
     assert [finding.code for finding in diagnose(ledger)][:2] == ["VR101", "VR103"]
+
+
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [
+        ("the driver's kernel module and its libraries have different versions (NVML error 18)", "nvml-18"),
+        ("the GPU needs a reset (NVML error 16)", "nvml-16"),
+        ("Windows was left out, as --no-windows wants it", "windows-left-out"),
+        ("powershell.exe is nowhere to be found from here", "no-powershell"),
+        ("Windows programs cannot be started from here: WSL's interop is off (asked 3 s ago)", "no-interop"),
+        ("the Python package nvidia-ml-py is not installed", "no-nvml-binding"),
+        ("nothing that has a code of its own (NVML error ?)", "failed"),
+        (None, "failed"),
+    ],
+)
+def test_statements_of_an_earlier_version_are_given_codes(message: str | None, code: str):
+    said = Observation(probe="nvml.init", status="failed", message=message)
+    run = ProbeRun("nvml", "failed", 0.1, message)
+    old = msgspec.structs.replace(example(), observations=(said,), probes=(run,))
+    read = bundle.loads(bundle.dumps(old))
+    assert (read.observations[0].code, read.probes[0].code) == (code, code)
+
+
+def test_an_old_snapshot_of_a_mismatched_driver_still_says_so():
+    run = ProbeRun("nvml", "failed", 0.1, "the versions differ (NVML error 18)")
+    read = bundle.loads(bundle.dumps(msgspec.structs.replace(example(), observations=(), probes=(run,))))
+    assert "VR501" in [finding.code for finding in diagnose(build_ledger(read))]

@@ -34,7 +34,7 @@ def test_a_keeper_is_proved_and_measured(virtual_gpu: VirtualGpu, nbytes: int) -
         assert about.description is not None
 
 
-def test_looking_takes_no_memory_and_lets_go(virtual_gpu: VirtualGpu) -> None:
+def test_reading_takes_no_memory_and_keeps_nothing_open(virtual_gpu: VirtualGpu) -> None:
     """The account is the same before and after; and once the keeper closes, all is free."""
     with Scene(virtual_gpu, "export_handle") as scene:
         scene.go()

@@ -271,7 +271,7 @@ def test_no_reader_outlives_its_survey(two_virtual_gpus: VirtualGpu) -> None:
 
 @pytest.mark.fault(3)
 def test_a_reader_that_cannot_die_is_not_joined_by_others(two_virtual_gpus: VirtualGpu) -> None:
-    """Nothing piles up on a GPU that swallows its readers; when it lets go, it is read again."""
+    """Nothing piles up on a GPU that swallows its readers; when its calls return, it is read again."""
     two_virtual_gpus.fail("nvmlDeviceGetUUID", gpu=0, hang=True)
     options = ("--deadline", HUNG_S, "--rounds", "4", "--unkillable")
     with _rounds(two_virtual_gpus, *options) as program:

@@ -21,7 +21,7 @@ from vram.ledger.build import build_ledger
 from vram.model.files import DmabufFacts, FilesFacts
 from vram.model.gpu import ChargeFacts, MemoryFacts
 from vram.model.ledger import known_bytes
-from vram.model.observation import HostFacts, Observation
+from vram.model.observation import HostFacts, Observation, with_code
 from vram.model.process import ProcessFacts, ProcessRef
 from vram.probes.survey import survey
 from vram.virtualgpu import VirtualGpu
@@ -219,3 +219,10 @@ def test_a_process_with_thousands_of_device_files_is_read_in_part_and_that_is_to
     assert f"pid {hoarder.pid} has thousands of device files open: only the first of them were read" in words
     assert done.returncode == ExitCode.PARTIAL
     assert all(gpu.total_bytes == known_bytes(gpu.entries) for gpu in build_ledger(taken).gpus)
+
+
+def test_what_is_not_ok_has_a_code():
+    """A probe that knows no better code says its status."""
+    assert with_code(Observation(probe="drm.clients", status="denied")).code == "denied"
+    assert with_code(Observation(probe="nvml.init", status="failed", code="nvml-18")).code == "nvml-18"
+    assert with_code(Observation(probe="nvml.init")).code is None

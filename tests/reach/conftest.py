@@ -18,7 +18,7 @@ import pytest
 import vram
 from vram.host.local import LocalHost
 from vram.model.plan import Target
-from vram.reclaim.identity import capture
+from vram.reclaim.identity import identify
 from vram.units import GIB
 from vram.virtualgpu.scene import PROGRAMS
 
@@ -159,7 +159,7 @@ def python314() -> str:
 
 
 def target_of(pid: int) -> Target:
-    return capture(LocalHost(), pid)
+    return identify(LocalHost(), pid)
 
 
 def released(receipt: dict[str, Any]) -> int:

@@ -29,7 +29,7 @@ from vram.reach import injection, remote_exec
 from vram.reach.injectors import Injector
 from vram.reach.payload import RawAnswer, Request, require_done
 from vram.reach.python_process import PythonProcess, examine
-from vram.reclaim.identity import capture
+from vram.reclaim.identity import identify
 
 PROGRAM = Path(__file__).with_name("target_program.py")
 VERSIONS = ("3.9", "3.10", "3.11", "3.12", "3.13", "3.14")
@@ -68,7 +68,7 @@ class TargetProgram:
         self.hear()
 
     def python(self) -> PythonProcess:
-        return examine(capture(LocalHost(), self.pid))
+        return examine(identify(LocalHost(), self.pid))
 
     def hear(self, patience_s: float = PATIENCE_S) -> dict[str, Any]:
         assert self.process.stdout is not None

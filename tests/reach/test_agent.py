@@ -223,7 +223,7 @@ from vram.payloads import agent
 driver.context()
 folder = agent.open_folder(agent.folders()[0], make=True)
 listener = socket.socket(socket.AF_UNIX)
-listener.bind(agent.address(folder, agent.socket_name(os.getpid(), agent.started_at())))
+listener.bind(agent.address(folder, agent.socket_name(os.getpid(), agent.started_at(os.getpid()))))
 listener.listen(8)
 print("ready", flush=True)
 done = b'{"status": "done", '

@@ -34,10 +34,10 @@ from vram.host.local import LocalHost
 from vram.host.local.child import may_fork
 from vram.reach import agent, injection, injectors, jupyter, remote_exec
 from vram.reach.injectors import ask_trim
-from vram.reclaim.identity import capture
+from vram.reclaim.identity import identify
 
 def ask(pid):
-    target = capture(LocalHost(), pid)
+    target = identify(LocalHost(), pid)
     assert may_fork() and target.uid == 65534
     print(os.getpid(), flush=True)
     try:

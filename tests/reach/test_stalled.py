@@ -36,9 +36,9 @@ import sys
 from vram.errors import TimedOut
 from vram.host.local import LocalHost
 from vram.reach.injectors import ask_trim
-from vram.reclaim.identity import capture
+from vram.reclaim.identity import identify
 try:
-    ask_trim(capture(LocalHost(), int(sys.argv[1])), "measure", float(sys.argv[2]))
+    ask_trim(identify(LocalHost(), int(sys.argv[1])), "measure", float(sys.argv[2]))
 except TimedOut:
     sys.exit(21)
 """

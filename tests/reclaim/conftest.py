@@ -37,7 +37,7 @@ class Bench(Machine):
         done = self.vram(*words, "--json", **options)
         answer: dict[str, Any] = json.loads(done.stdout or "{}")
         shown = "--dry-run" in words
-        held = shown and (answer["plan"]["steps"] or any(each["leftover"] for each in answer["spared"]))
+        held = shown and (answer["plan"]["steps"] or any(each["leftover"] for each in answer["skipped"]))
         assert done.returncode == (1 if held else 0), done.stderr
         return answer
 

@@ -23,10 +23,10 @@ from typing import Any
 from vram.errors import NoSuchProcess, WorldChanged
 from vram.host.local import LocalHost
 from vram.model.plan import Step, StepKind, Target
-from vram.reclaim import ladder
+from vram.reclaim.actions import action
 from vram.reclaim.executor import execute
-from vram.reclaim.identity import Held, capture, hold
-from vram.reclaim.plan_file import seal
+from vram.reclaim.identity import VerifiedProcess, identify, open_verified
+from vram.reclaim.plan_file import with_digest
 
 SYS_CLONE3 = 435
 AT_ONCE = 250
@@ -73,7 +73,7 @@ def step_of(kind: StepKind, target: Target) -> Step:
 
 def is_refused_by_a_step(kind: StepKind, host: LocalHost, target: Target) -> bool:
     try:
-        ladder.rung(kind).apply(host, step_of(kind, target), 0.0)
+        action(kind).apply(host, step_of(kind, target), 0.0)
     except WorldChanged:
         return True
     return False
@@ -106,7 +106,7 @@ def is_refused_by_a_plan(host: LocalHost, target: Target) -> bool:
         end([pid])
         born(pid)
 
-    plan = seal("now", "boot", None, (0,), [step_of("kill", target)])
+    plan = with_digest("now", "boot", None, (0,), [step_of("kill", target)])
     try:
         execute(Replacing(host, replaced), plan, used_now=0)  # type: ignore[arg-type]
     except WorldChanged:
@@ -114,13 +114,13 @@ def is_refused_by_a_plan(host: LocalHost, target: Target) -> bool:
     return False
 
 
-def is_refused_by_a_hold(held: Held) -> bool:
+def is_refused_by_a_hold(held: VerifiedProcess) -> bool:
     with held:
         try:
             held.send(signal.SIGKILL)
         except NoSuchProcess:
             # And without the comparison: the pidfd alone still names the one that is gone.
-            return held.grip.send(signal.SIGKILL) == "gone"
+            return held.handle.send(signal.SIGKILL) == "gone"
     return False
 
 
@@ -139,10 +139,10 @@ def control_round(count: int) -> tuple[int, int]:
 def round_of(host: LocalHost, count: int) -> tuple[int, int]:
     """Return how many of *count* tries were refused, and how many bystanders were hit."""
     victims = [born() for _ in range(count)]
-    targets = [capture(host, pid) for pid in victims]
+    targets = [identify(host, pid) for pid in victims]
     to_hold, planned, *stepped = (targets[at::5] for at in range(5))
     refused = sum(is_refused_by_a_plan(host, target) for target in planned)
-    held = [hold(host, target) for target in to_hold]
+    held = [open_verified(host, target) for target in to_hold]
     replaced = [each.process.pid for each in targets if each not in planned]
     end(replaced)
     for pid in replaced:

@@ -22,8 +22,8 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can do this
 
 
 def test_what_is_intended_and_what_came_of_it_carry_the_same_token(state: Path):
-    token = audit.intend({"step": "kill"})
-    audit.outcome(token, {"status": "done"})
+    token = audit.log_intent({"step": "kill"})
+    audit.log_outcome(token, {"status": "done"})
     before, after = map(json.loads, (state / "audit.jsonl").read_text().splitlines())
     assert (before["event"], before["token"], before["step"]) == ("intend", token, "kill")
     assert (after["event"], after["token"], after["status"]) == ("outcome", token, "done")
@@ -31,26 +31,26 @@ def test_what_is_intended_and_what_came_of_it_carry_the_same_token(state: Path):
 
 
 def test_the_folder_and_the_log_are_ours_alone(state: Path):
-    audit.intend({})
+    audit.log_intent({})
     assert state.stat().st_mode & 0o777 == 0o700
     assert (state / "audit.jsonl").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_line_after_a_torn_one_can_be_read(state: Path):
-    audit.intend({})
+    audit.log_intent({})
     with (state / "audit.jsonl").open("a") as log:
         log.write('{"event": "inte')
-    audit.intend({"number": 2})
+    audit.log_intent({"number": 2})
     assert json.loads((state / "audit.jsonl").read_text().splitlines()[-1])["number"] == 2
 
 
 def test_names_that_were_never_text_can_be_written(state: Path):
-    audit.intend({"command": "\udcff\ud800"})
+    audit.log_intent({"command": "\udcff\ud800"})
     assert json.loads((state / "audit.jsonl").read_text())["event"] == "intend"
 
 
 def test_many_writers_do_not_mix_their_lines(state: Path):
-    code = "from vram.reclaim import audit\nfor _ in range(100): audit.intend({'word': 'x' * 3000})"
+    code = "from vram.reclaim import audit\nfor _ in range(100): audit.log_intent({'word': 'x' * 3000})"
     writers = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(4)]
     assert [writer.wait() for writer in writers] == [0] * 4
     lines = (state / "audit.jsonl").read_text().splitlines()
@@ -107,7 +107,7 @@ SPOILS = [
 def test_a_folder_or_log_that_others_prepared_is_refused(state: Path, spoil):
     spoil(state)
     with pytest.raises(AuditUnavailable):
-        audit.intend({})
+        audit.log_intent({})
 
 
 @pytest.mark.fault(21, 28)

@@ -10,12 +10,12 @@ import pytest
 from msgspec.structs import replace
 
 from tests.diagnosis.ledgers import entry, gpu, holder, ledger, process
-from tests.reclaim.town import Grip, Town
+from tests.reclaim.town import PidHandle, Town
 from vram.diagnosis.engine import diagnose
 from vram.errors import AuditUnavailable, NotPermitted, WorldChanged
 from vram.host.local.vendor import LocalVendor
 from vram.model.ledger import Ledger
-from vram.model.plan import Plan, Receipt, Wish
+from vram.model.plan import Plan, Receipt, Request
 from vram.reclaim import audit
 from vram.reclaim.executor import execute
 from vram.reclaim.planner import plan
@@ -28,12 +28,12 @@ def orphans(*pids: int) -> Ledger:
     return ledger(gpu(*(entry("orphaned", 2 * GIB, charged_pid=1, holder=holder(pid)) for pid in pids)))
 
 
-def made(town: Town, **wish) -> Plan:
-    return plan(town, town.ledger, diagnose(town.ledger), Wish(only="kill", **wish)).plan
+def made(town: Town, **request) -> Plan:
+    return plan(town, town.ledger, diagnose(town.ledger), Request(only="kill", **request)).plan
 
 
 def ran(town: Town, what: Plan) -> Receipt:
-    return execute(town, what, patience_s=PATIENCE)
+    return execute(town, what, timeout_s=PATIENCE)
 
 
 def statuses(receipt: Receipt) -> list[str]:
@@ -138,11 +138,11 @@ def test_a_log_that_breaks_half_way_stops_the_rest(state: Path):
 
 def test_an_interruption_is_written_down(state: Path):
     class Impatient(Town):
-        def hold(self, pid: int) -> Grip | None:
-            grip = super().hold(pid)
-            if grip is not None and (state / "audit.jsonl").exists():
-                grip.send = _interrupted  # type: ignore[method-assign]
-            return grip
+        def open(self, pid: int) -> PidHandle | None:
+            handle = super().open(pid)
+            if handle is not None and (state / "audit.jsonl").exists():
+                handle.send = _interrupted  # type: ignore[method-assign]
+            return handle
 
     def _interrupted(number: int) -> str:
         raise KeyboardInterrupt
@@ -161,7 +161,7 @@ def test_a_stopped_process_is_asked_first_and_only_then_let_go_on(state: Path):
             if (pid, SIGCONT) in self.signals_sent:
                 super().die(pid)
 
-    class Deaf(Grip):
+    class Deaf(PidHandle):
         def send(self, number: int):
             self.town.signals_sent.append((self.pid, number))
             if number in (SIGCONT, SIGKILL):
@@ -169,7 +169,7 @@ def test_a_stopped_process_is_asked_first_and_only_then_let_go_on(state: Path):
             return "sent"
 
     town = Stopped(ledger(gpu(process(51, state="T"))))
-    town.hold = lambda pid: Deaf(town, pid) if pid in town.living else None  # type: ignore[method-assign]
+    town.open = lambda pid: Deaf(town, pid) if pid in town.living else None  # type: ignore[method-assign]
     assert statuses(ran(town, made(town, pids=(51,)))) == ["done"]
     assert town.signals_sent == [(51, SIGTERM), (51, SIGCONT)]
 
@@ -200,7 +200,7 @@ def test_who_is_on_its_way_out_after_sigterm_is_the_one_that_was_asked(state: Pa
     town = Changing(**LEAVING, **how)
     receipt = ran(town, made(town))
     assert statuses(receipt) == ["done"]
-    assert receipt.outcomes[0].message == "it was exiting 0 s after SIGTERM, and was seen off by SIGKILL"
+    assert receipt.outcomes[0].message == "it was exiting 0 s after SIGTERM, and was ended by SIGKILL"
     assert town.signals_sent == [(51, SIGTERM), (51, SIGKILL)]
 
 
@@ -209,7 +209,7 @@ def test_who_never_gets_through_with_exiting_is_told_where_it_hangs(state: Path)
     town = Changing(**LEAVING, exiting=True, endless=True)
     receipt = ran(town, made(town))
     assert statuses(receipt) == ["unkillable"]
-    assert "it is exiting, and its memory comes back when that is over" in receipt.outcomes[0].message
+    assert "it is exiting, and its memory is freed when that is over" in receipt.outcomes[0].message
 
 
 @pytest.mark.fault(13)
@@ -238,13 +238,13 @@ def test_once_asked_nothing_is_called_a_refusal_and_who_changed_is_left_alone(st
 
 
 def test_who_ends_right_before_it_is_asked_was_not_ended_by_that(state: Path):
-    class Brief(Grip):
+    class Brief(PidHandle):
         def send(self, number: int):
             del self.town.living[self.pid]
             return "gone"
 
     town = Town(orphans(51))
-    town.hold = lambda pid: Brief(town, pid) if pid in town.living else None  # type: ignore[method-assign]
+    town.open = lambda pid: Brief(town, pid) if pid in town.living else None  # type: ignore[method-assign]
     assert statuses(ran(town, made(town))) == ["not-needed"]
 
 
@@ -296,7 +296,7 @@ def test_a_missing_or_hanging_tool_is_an_answer():
 
 def reset_plan(index: int) -> Plan:
     from vram.model.plan import Step
-    from vram.reclaim.plan_file import seal
+    from vram.reclaim.plan_file import with_digest
 
     step = Step(
         kind="reset",
@@ -307,9 +307,9 @@ def reset_plan(index: int) -> Plan:
         reversible=False,
         reason="test",
     )
-    return seal("now", "boot", None, (index,), (step,))
+    return with_digest("now", "boot", None, (index,), (step,))
 
 
 def test_nothing_here_writes_to_the_users_own_log(state: Path):
-    audit.intend({})
+    audit.log_intent({})
     assert audit.path().startswith(str(state))

@@ -105,7 +105,7 @@ def test_without_size_or_name_all_leftovers_are_given_back(machine: Bench):
 def test_up_to_trim_leaves_leftovers_and_says_how_to_give_them_back(machine: Bench):
     holder = ghost(machine, "VR101", 1 * GIB)
     done = machine.vram("free", "--up-to", "trim", "--yes", "--json")
-    (left,) = [each for each in json.loads(done.stdout)["spared"] if each["pid"] == holder]
+    (left,) = [each for each in json.loads(done.stdout)["skipped"] if each["pid"] == holder]
     assert (done.returncode, left["command"], left["leftover"]) == (1, "vram free", True)
 
 
@@ -114,7 +114,7 @@ def test_a_stopped_job_is_left_alone_and_the_way_to_let_it_go_on_is_told(machine
     done = machine.vram("free", "--yes", "--json")
     answer = json.loads(done.stdout)
     assert (done.returncode, answer["plan"]["steps"]) == (0, [])
-    assert [each["command"] for each in answer["spared"]] == [f"kill -CONT {stopped}"]
+    assert [each["command"] for each in answer["skipped"]] == [f"kill -CONT {stopped}"]
 
 
 def test_idle_processes_are_parked_only_where_that_is_asked_for(machine: Bench):
@@ -296,7 +296,7 @@ def test_who_cannot_be_attached_to_is_in_use_like_others(machine: Bench):
             pytest.skip("nobody may be traced here")
         answer = machine.ask("free", "--dry-run")
         assert answer["plan"]["steps"] == []
-        assert [(each["why"], each["command"]) for each in answer["spared"]] == [
+        assert [(each["why"], each["command"]) for each in answer["skipped"]] == [
             ("in use", f"vram park {pid}")
         ]
     finally:

@@ -17,7 +17,7 @@ from tests.faults.record import Tally
 from vram.errors import NoSuchProcess, NotPermitted, Protected, WorldChanged
 from vram.host.local import LocalHost
 from vram.model.process import ProcessFacts, ProcessRef
-from vram.reclaim.identity import capture, hold
+from vram.reclaim.identity import identify, open_verified
 
 PROGRAM = Path(__file__).with_name("pid_reuse.py")
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can change its user")
@@ -84,27 +84,27 @@ def test_nobody_who_inherited_a_pid_is_touched(new_namespaces: tuple[str, ...], 
 
 def test_a_process_that_stays_is_held_and_signalled(start: Start, host: LocalHost):
     actor = start()
-    with hold(host, capture(host, actor.pid)) as held:
+    with open_verified(host, identify(host, actor.pid)) as held:
         assert held.send(signal.SIGTERM) == "sent"
         assert held.ended(10)
 
 
 def test_one_that_ended_is_no_such_process(start: Start, host: LocalHost):
     actor = start()
-    target = capture(host, actor.pid)
+    target = identify(host, actor.pid)
     actor.kill()
     actor.wait()
     with pytest.raises(NoSuchProcess):
-        hold(host, target)
+        open_verified(host, target)
 
 
 def test_a_zombie_has_ended(start: Start, host: LocalHost):
     actor = start()
-    target = capture(host, actor.pid)
+    target = identify(host, actor.pid)
     actor.kill()
     os.waitid(os.P_PID, actor.pid, os.WEXITED | os.WNOWAIT)
     with pytest.raises(NoSuchProcess):
-        hold(host, target)
+        open_verified(host, target)
 
 
 @pytest.mark.fault(13)
@@ -119,8 +119,8 @@ def test_a_zombie_has_ended(start: Start, host: LocalHost):
 def test_exec_between_choosing_and_acting_is_refused(start: Start, host: LocalHost, deed: str, what: str):
     """exec keeps pid, start time and pidfd."""
     actor = start(deed)
-    target = capture(host, actor.pid)
-    with hold(host, target) as held:
+    target = identify(host, actor.pid)
+    with open_verified(host, target) as held:
         assert actor.stdin is not None
         actor.stdin.write(b"\n")
         actor.stdin.flush()
@@ -128,7 +128,7 @@ def test_exec_between_choosing_and_acting_is_refused(start: Start, host: LocalHo
         with pytest.raises(WorldChanged, match=what):
             held.send(signal.SIGKILL)
     with pytest.raises(WorldChanged, match=what):
-        hold(host, target)
+        open_verified(host, target)
     assert actor.poll() is None
 
 
@@ -142,8 +142,8 @@ def _wait_for_exec(host: LocalHost, pid: int, image: str | None) -> None:
 @needs_root
 def test_another_user_is_refused(start: Start, host: LocalHost):
     actor = start("os.setuid(65534)")
-    target = capture(host, actor.pid)
-    with hold(host, target) as held:
+    target = identify(host, actor.pid)
+    with open_verified(host, target) as held:
         change(actor)
         with pytest.raises(WorldChanged, match="user"):
             held.send(signal.SIGKILL)
@@ -156,10 +156,10 @@ def test_someone_elses_process_is_denied_to_an_ordinary_user(start: Start):
     actor = start()
     # The interpreter may lie where other users may not go: it changes its user once all is imported.
     code = (
-        "import os, sys; from vram.host.local import LocalHost; from vram.reclaim.identity import capture\n"
-        "host = LocalHost(); host.facts(); host.signals.ourselves()\n"
+        "import os, sys; from vram.host.local import LocalHost; from vram.reclaim.identity import identify\n"
+        "host = LocalHost(); host.facts(); host.signals.self_and_ancestors()\n"
         "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
-        "try: capture(host, int(sys.argv[1]))\n"
+        "try: identify(host, int(sys.argv[1]))\n"
         "except Exception as error: print(type(error).__name__, error)"
     )
     done = subprocess.run(
@@ -172,7 +172,7 @@ def test_someone_elses_process_is_denied_to_an_ordinary_user(start: Start):
 def test_ourselves_and_our_ancestors_are_never_touched(host: LocalHost):
     for pid in (os.getpid(), os.getppid()):
         with pytest.raises(Protected, match="vram itself"):
-            capture(host, pid)
+            identify(host, pid)
 
 
 @pytest.mark.fault(16)
@@ -180,7 +180,7 @@ def test_kernel_threads_and_init_are_never_touched(host: LocalHost):
     for pid in (1, 2):
         if os.path.exists(f"/proc/{pid}/stat"):
             with pytest.raises((Protected, NotPermitted)):
-                capture(host, pid)
+                identify(host, pid)
 
 
 class Reading:
@@ -212,25 +212,25 @@ def test_parts_of_the_system_are_protected_even_from_root(
     actor = start()
     host.proc = Reading(host, executable=executable)  # type: ignore[assignment]
     with pytest.raises(Protected):
-        capture(host, actor.pid)
+        identify(host, actor.pid)
 
 
 def test_a_moved_control_group_is_refused(start: Start, host: LocalHost):
     actor = start()
-    target = capture(host, actor.pid)
+    target = identify(host, actor.pid)
     host.proc = Reading(host, cgroup="/somewhere/else")  # type: ignore[assignment]
     with pytest.raises(WorldChanged, match="control group"):
-        hold(host, target)
+        open_verified(host, target)
 
 
 def test_where_proc_is_of_another_pid_namespace_nothing_is_touched(new_namespaces: tuple[str, ...]):
     """A container that shows the host's /proc: its pids name other processes there."""
     inside = tuple(word for word in new_namespaces if word != "--mount-proc")
     code = (
-        "import os, sys; from vram.host.local import LocalHost; from vram.reclaim.identity import capture\n"
+        "import os, sys; from vram.host.local import LocalHost; from vram.reclaim.identity import identify\n"
         "child = os.fork()\n"
         "if child == 0: os.read(int(sys.argv[1]), 1); os._exit(0)\n"
-        "try: capture(LocalHost(), child)\n"
+        "try: identify(LocalHost(), child)\n"
         "except Exception as error: print(type(error).__name__, error)"
     )
     read, write = os.pipe()

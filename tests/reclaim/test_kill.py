@@ -161,8 +161,8 @@ def test_state_d_is_unkillable_and_said_once(machine: Bench):
         signals = [each for each in machine.audit() if each["event"] == "outcome"]
         assert [each["status"] for each in signals] == ["unkillable"]
         # Now that the kernel holds it, the plan itself says so.
-        (spared,) = machine.ask("free", "--up-to", "kill", "--dry-run")["spared"]
-        assert "no signal reaches it now" in spared["why"]
+        (skipped,) = machine.ask("free", "--up-to", "kill", "--dry-run")["skipped"]
+        assert "no signal reaches it now" in skipped["why"]
     finally:
         stuck.communicate()
 
@@ -284,8 +284,8 @@ def test_a_part_of_the_system_is_protected_from_root_whatever_is_asked(machine: 
             done = machine.vram(*words, "--yes")
             assert done.returncode == 13, done.stdout
             assert "display server" in done.stderr
-        spared = machine.ask("free", "--finding", "VR206", "--up-to", "kill", "--yes")
-        assert not spared["plan"]["steps"]
+        skipped = machine.ask("free", "--finding", "VR206", "--up-to", "kill", "--yes")
+        assert not skipped["plan"]["steps"]
         assert server.poll() is None
         assert {each["event"] for each in machine.audit()} == {"refused"}
     finally:
@@ -314,10 +314,10 @@ def test_someone_elses_process_is_denied_and_that_is_written_down(machine: Bench
         "import vram.reclaim.audit; from vram.reclaim import identity\n"
         "from argparse import Namespace; from vram.cli import reclaiming\n"
         "from vram.host.local import LocalHost\n"
-        "host = LocalHost(); host.facts(); host.signals.ourselves()\n"
+        "host = LocalHost(); host.facts(); host.signals.self_and_ancestors()\n"
         "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
         "args = Namespace(yes=True, dry_run=False, json=False, digest=None, pid=[int(sys.argv[1])])\n"
-        "try: reclaiming.reclaim(args, host, lambda: identity.capture(host, args.pid[0]))\n"
+        "try: reclaiming.reclaim(args, host, lambda: identity.identify(host, args.pid[0]))\n"
         "except Exception as error: print(int(error.exit_code), error)"
     )
     done = subprocess.run(

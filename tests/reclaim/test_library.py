@@ -15,7 +15,7 @@ import vram
 
 draft = vram.reclaim.plan("1GiB", findings=("VR101",))
 told = []
-receipt = vram.reclaim.execute(draft.plan, told=told.append, patience_s={"kill": 5.0})
+receipt = vram.reclaim.execute(draft.plan, on_outcome=told.append, patience_s={"kill": 5.0})
 try:
     vram.reclaim.execute(draft.plan)
 except vram.errors.WorldChanged as error:
@@ -39,6 +39,18 @@ def test_a_program_plans_and_executes(machine: Bench):
     assert answer["returned"] > 2 * GIB
     assert "holds nothing here any more" in answer["again"]
     assert [each["event"] for each in machine.audit()] == ["intend", "outcome"]
+
+
+def test_old_spellings_still_work_and_say_so(machine: Bench):
+    """``Draft.spared`` and ``execute(told=...)`` were renamed."""
+    scene = machine.scene("fork_orphan", 2 * GIB)
+    scene.kill("parent")
+    program = PROGRAM.replace("on_outcome=", "told=").replace("told = []", "told = list(draft.spared)")
+    done = machine.run([sys.executable, "-W", "always::DeprecationWarning", "-c", program])
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["told"] == ["done"]
+    assert "Draft.skipped" in done.stderr
+    assert "on_outcome=" in done.stderr
 
 
 def test_importing_vram_does_no_work():

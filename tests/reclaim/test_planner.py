@@ -13,18 +13,18 @@ from tests.diagnosis.ledgers import entry, gpu, heir, holder, host, ledger, proc
 from tests.diagnosis.test_any_ledger import ledgers
 from tests.reclaim.town import Town, as_root
 from vram.diagnosis.engine import diagnose
-from vram.diagnosis.health import is_healthy
+from vram.diagnosis.held import is_healthy
 from vram.errors import GoalImpossible, NotOnGpu, NotPermitted, Protected, Refused, UsageError
 from vram.model.ledger import Ledger
-from vram.model.plan import Draft, Wish
+from vram.model.plan import Draft, Request
 from vram.protected import role
 from vram.reclaim.planner import plan
 from vram.units import GIB
 
 
-def planned(world: Ledger, **wish) -> Draft:
-    asked = {"only": "kill", **wish}
-    return plan(Town(world), world, diagnose(world), Wish(**asked))
+def planned(world: Ledger, **request) -> Draft:
+    asked = {"only": "kill", **request}
+    return plan(Town(world), world, diagnose(world), Request(**asked))
 
 
 def pids(draft: Draft) -> list[int]:
@@ -79,7 +79,7 @@ def test_a_healthy_process_is_planned_only_by_its_pid():
 def test_a_leftover_whose_keeper_may_not_be_touched_is_spared(keeper):
     draft = planned(ledger(gpu(orphan(51, **keeper))))
     assert not draft.plan.steps
-    assert [each.pid for each in draft.spared] == [51]
+    assert [each.pid for each in draft.skipped] == [51]
 
 
 def test_root_gives_everybodys_leftovers_back():
@@ -93,7 +93,7 @@ def test_root_ends_nobody_for_a_handle_that_anybody_could_have_handed_over():
     handed = entry("exported", holder=holder(51, user="bob"), medium="handle")
     draft = planned(ledger(gpu(handed), host=host("root", 0)))
     assert not draft.plan.steps
-    assert [(each.pid, each.command) for each in draft.spared] == [(51, "vram kill 51")]
+    assert [(each.pid, each.command) for each in draft.skipped] == [(51, "vram kill 51")]
     assert pids(planned(ledger(gpu(handed), host=host("root", 0)), pids=(51,))) == [51]
 
 
@@ -107,7 +107,7 @@ def test_a_keeper_with_work_of_its_own_is_no_leftover():
     world = ledger(gpu(orphan(51), process(51)))
     draft = planned(world)
     assert not draft.plan.steps
-    assert "works with GPU memory of its own" in draft.spared[0].why
+    assert "works with GPU memory of its own" in draft.skipped[0].why
     assert pids(planned(world, pids=(51,))) == [51]
 
 
@@ -123,7 +123,7 @@ def test_a_stopped_process_is_never_ended_by_itself(state: str, command: str):
     world = ledger(gpu(process(51, state=state)))
     draft = planned(world, only=None)
     assert not draft.plan.steps
-    assert [(each.pid, each.command) for each in draft.spared] == [(51, command)]
+    assert [(each.pid, each.command) for each in draft.skipped] == [(51, command)]
     named = [51] if state == "T" else []
     assert pids(planned(world, findings=("VR201",))) == named
 
@@ -131,7 +131,7 @@ def test_a_stopped_process_is_never_ended_by_itself(state: str, command: str):
 def test_a_stopped_holder_of_a_dead_pids_memory_is_not_ended_either():
     draft = planned(ledger(gpu(orphan(51, state="T"))))
     assert not draft.plan.steps
-    assert draft.spared[0].command == "kill -CONT 51"
+    assert draft.skipped[0].command == "kill -CONT 51"
 
 
 def test_of_alternatives_no_more_is_promised_than_must_come_back():
@@ -166,7 +166,7 @@ def test_a_size_that_a_leftover_alone_reaches_parks_nobody():
 def test_memory_that_is_left_alone_is_listed_once_with_everybody_who_shares_it():
     busy = entry("process", 8 * GIB, holder=holder(50), co_holders=(holder(61), holder(62)))
     draft = planned(ledger(gpu(busy, open_only=(heir(61, of=50), heir(62, of=50)))), only=None)
-    assert [(each.pid, each.others, each.nbytes) for each in draft.spared] == [(50, (61, 62), 8 * GIB)]
+    assert [(each.pid, each.others, each.nbytes) for each in draft.skipped] == [(50, (61, 62), 8 * GIB)]
 
 
 def test_where_a_pid_may_name_somebody_else_nothing_is_planned_even_by_name():
@@ -196,7 +196,7 @@ def test_a_resident_without_gpu_memory_is_not_on_the_gpu():
     elsewhere = ledger(gpu(), gpu(process(51), index=1))
     narrowed = replace(elsewhere, gpus=elsewhere.gpus[:1])
     with pytest.raises(NotOnGpu):
-        plan(Town(elsewhere), narrowed, diagnose(narrowed), Wish(only="kill", pids=(51,)))
+        plan(Town(elsewhere), narrowed, diagnose(narrowed), Request(only="kill", pids=(51,)))
 
 
 def test_a_bystander_may_be_named():
@@ -206,7 +206,7 @@ def test_a_bystander_may_be_named():
 
 
 @pytest.mark.fault(2)
-def test_a_reset_is_never_part_of_a_ladder():
+def test_a_reset_is_never_part_of_a_plan():
     with pytest.raises(UsageError):
         planned(ledger(gpu()), only=None, up_to="reset")
 
@@ -252,9 +252,9 @@ def test_ten_thousand_processes_on_sixteen_gpus_are_planned_within_a_second_of_w
     world = ledger(*many)
     findings, town = diagnose(world), Town(world)
     began = time.process_time()  # not by the clock on the wall: others may want the processor too
-    enough = plan(town, world, findings, Wish(only="kill", goal_bytes=4 * GIB))
-    everything = plan(town, world, findings, Wish(only="kill"))
+    enough = plan(town, world, findings, Request(only="kill", goal_bytes=4 * GIB))
+    everything = plan(town, world, findings, Request(only="kill"))
     took_s = time.process_time() - began
-    assert (len(enough.plan.steps), len(enough.spared)) == (4, 625)
-    assert (len(everything.plan.steps), len(everything.spared)) == (64, 10_000)
+    assert (len(enough.plan.steps), len(enough.skipped)) == (4, 625)
+    assert (len(everything.plan.steps), len(everything.skipped)) == (64, 10_000)
     assert took_s < 2.0

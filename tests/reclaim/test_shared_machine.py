@@ -146,7 +146,7 @@ def test_another_users_leftovers_are_named_with_the_command_that_root_would_use(
         done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
         answer = json.loads(done.stdout)
         assert (done.returncode, answer["plan"]["steps"]) == (1, []), done.stderr
-        (left,) = answer["spared"]
+        (left,) = answer["skipped"]
         assert (left["pid"], left["leftover"]) == (child, True)
         assert left["command"] == f'sudo "$(command -v vram)" kill {child}'
     finally:

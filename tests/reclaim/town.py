@@ -17,7 +17,7 @@ from vram.model.process import ProcessFacts, ProcessRef
 UIDS = {"root": 0, "alice": 1000, "bob": 1001}
 
 
-class Grip:
+class PidHandle:
     def __init__(self, town: Town, pid: int) -> None:
         self.town, self.pid = town, pid
 
@@ -63,10 +63,10 @@ class Town:
     def image(self, pid: int) -> str | None:
         return "code-stack" if pid in self.living else None
 
-    def hold(self, pid: int) -> Grip | None:
-        return Grip(self, pid) if pid in self.living else None
+    def open(self, pid: int) -> PidHandle | None:
+        return PidHandle(self, pid) if pid in self.living else None
 
-    def ourselves(self) -> frozenset[int]:
+    def self_and_ancestors(self) -> frozenset[int]:
         return frozenset((4_000_000,))
 
     def now(self) -> str:

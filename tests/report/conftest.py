@@ -7,7 +7,7 @@ import pytest
 from tests.report.samples import EXPORT, FINDINGS, LOOSE, ORPHAN, WORKER, make_gpu, make_holder, make_ledger
 from vram.model.finding import Finding
 from vram.model.gpu import GpuFacts
-from vram.model.ledger import GpuLedger, Ledger, OpenOnly
+from vram.model.ledger import GpuLedger, Ledger, Note, OpenOnly
 
 
 @pytest.fixture
@@ -15,7 +15,7 @@ def ledger() -> Ledger:
     """One GPU with a bit of everything, one that is lost."""
     worker = OpenOnly(holder=make_holder(6002, "vllm worker"), inherited_from=6001)
     facts = GpuFacts(uuid="GPU-0", name="NVIDIA H200", virtual=True)
-    notes = ("version 1 of the driver's call counts 615.1 MiB of reserved memory as used",)
+    notes = (Note("moved", "used memory moved by 615.1 MiB while the process lists were read"),)
     busy = make_gpu(ORPHAN, EXPORT, WORKER, LOOSE, facts=facts, open_only=(worker,), notes=notes)
     lost = GpuLedger(
         index=1,

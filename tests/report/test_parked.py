@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from vram.model.parking import Share
+from vram.model.parking import GpuShare
 from vram.report import parked
 from vram.report.layout import RenderOptions
 from vram.units import GIB
@@ -18,7 +18,7 @@ def line(pid: int, nbytes: int | None) -> parked.ParkedLine:
         user="ada",
         command="python serve.py",
         nbytes=nbytes,
-        shares=(Share(gpu=0, uuid="GPU-0", nbytes=nbytes),) if nbytes is not None else (),
+        shares=(GpuShare(gpu=0, uuid="GPU-0", nbytes=nbytes),) if nbytes is not None else (),
         since="2026-01-01T00:00:00Z" if recorded else None,
         by="ada" if recorded else None,
         purpose="park" if recorded else None,

@@ -11,7 +11,7 @@ from rich.console import Console, RenderableType
 from tests.report.samples import EXPORT, FINDINGS, LOOSE, ORPHAN, make_gpu, make_holder, make_ledger
 from vram.model.finding import Finding, Remedy
 from vram.model.gpu import GpuFacts
-from vram.model.ledger import Entry, GpuLedger, Ledger
+from vram.model.ledger import Entry, GpuLedger, Ledger, Note
 from vram.report import text
 from vram.report.entries import FOLD_AFTER
 from vram.report.layout import RenderOptions
@@ -89,7 +89,7 @@ def test_hostile_names_are_inert_everywhere(name: str, width: int) -> None:
     gpu = make_gpu(
         Entry(kind="process", nbytes=MIB, holder=holder, evidence=(name,), co_holders=(holder,)),
         name=name,
-        notes=(name,),
+        notes=(Note("moved", name),),
         status="failed",
         message=name,
     )

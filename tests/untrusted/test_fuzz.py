@@ -79,7 +79,7 @@ def test_damaged_snapshots(number: int, tmp_path: Path) -> None:
 
 
 def test_damaged_plans(tmp_path: Path) -> None:
-    plan = plan_file.seal("2026-01-01T00:00:00Z", "boot", GIB, (0,), ())
+    plan = plan_file.with_digest("2026-01-01T00:00:00Z", "boot", GIB, (0,), ())
     path = tmp_path / "plan.json"
     plan_file.save(plan, str(path))
     for damaged in mutations(path.read_bytes(), seed=1):

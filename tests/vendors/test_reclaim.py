@@ -14,9 +14,9 @@ from tests.vendors.fdinfo_styles import Use
 from tests.vendors.machine import Card, Machine
 from vram.errors import CannotPark, UsageError
 from vram.reclaim import execute, plan
-from vram.reclaim.preflight import Devices, admit
-from vram.reclaim.resetting import readiness
-from vram.reclaim.verify import used_bytes
+from vram.reclaim.actions.reset import readiness
+from vram.reclaim.device_state import used_bytes
+from vram.reclaim.preflight import DriverReport, identify_parkable
 from vram.units import GIB
 
 SLEEPER = "print(flush=True)\ninput()"
@@ -70,7 +70,7 @@ def test_parking_is_nvidias(machine: Machine, card: Card, worker: subprocess.Pop
     with pytest.raises(CannotPark, match="not NVIDIA's"):
         plan(only="park", pids=(worker.pid,), host=host)
     with pytest.raises(CannotPark, match="not NVIDIA's"):
-        admit(host, Devices(None, {}, {}, {}), worker.pid)
+        identify_parkable(host, DriverReport(None, {}, {}, {}), worker.pid)
     assert worker.poll() is None
 
 

@@ -125,7 +125,7 @@ def test_without_counters_nothing_is_given_to_the_only_process() -> None:
 def test_more_than_there_is_gives_way_and_is_told() -> None:
     found = page(world(used=4 * GIB).windows(7, 3 * GIB).guest(3 * GIB).linux(100))
     assert sum(kinds(found).values()) == 4 * GIB
-    assert any("2.0 GiB more than" in note for note in found.notes)
+    assert [note.code for note in found.notes if "2.0 GiB more" in note.text] == ["windows-apart"]
     assert {entry.claimed for entry in found.entries if entry.claimed} == {3 * GIB}
 
 

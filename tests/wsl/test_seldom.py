@@ -14,7 +14,7 @@ from tests.wsl.conftest import Wsl
 from tests.wsl.windows import encoded, install, search_path, speaking, starts
 from vram.cli.commands.why import WINDOWS_EVERY_S
 from vram.host.local.windows import LocalWindows, SeldomWindows
-from vram.model.windows import LEFT_OUT
+from vram.model.observation import WINDOWS_LEFT_OUT
 from vram.units import GIB
 
 PATIENT_S = 60.0
@@ -88,7 +88,7 @@ def test_a_watch_starts_powershell_seldom_and_says_how_old_its_answer_is(wsl: Ws
     for each in rounds:
         (held,) = (entry for entry in each["gpus"][0]["entries"] if entry["kind"] == "windows")
         assert (held["nbytes"], held["windows"]["name"]) == (GIB, "chrome.exe")
-    aged = [any("Windows' figures are" in note for note in each["gpus"][0]["notes"]) for each in rounds]
+    aged = [any(note["code"] == "windows-old" for note in each["gpus"][0]["notes"]) for each in rounds]
     assert aged.count(False) == starts(wsl.windows) or took_s > WINDOWS_EVERY_S
     assert not aged[0]
 
@@ -108,7 +108,7 @@ def test_a_page_without_windows_balances_and_says_who_wanted_it(wsl: Wsl) -> Non
     wsl.says(encoded(speaking("en", guest=0, other=GIB)))
     report = wsl.why("--no-windows")
     page = report["gpus"][0]
-    assert page["windows"]["message"] == LEFT_OUT
+    assert page["windows"]["code"] == WINDOWS_LEFT_OUT
     assert sum(entry["nbytes"] or 0 for entry in page["entries"]) == page["total_bytes"]
     (finding,) = (each for each in report["findings"] if each["code"] == "VR603")
     assert finding["remedies"][-1]["command"] == "vram why"

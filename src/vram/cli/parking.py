@@ -1,4 +1,4 @@
-"""What the four parking commands have in common: opening up, tidying after the dead, and what they say."""
+"""What the four parking commands share: opening the host, recovery after a vram that died, and messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vram.units import size
 
 if TYPE_CHECKING:
     from vram.model.parking import Parked
-    from vram.reclaim.parking import Beside, Found, Moved, Parking
+    from vram.reclaim.parking import Moved, Parking, Recovered, Unjournaled
 
 
 def add_pids_argument(parser: ArgumentParser, *, optional: bool = False) -> None:
@@ -30,29 +30,29 @@ def numbers(words: Sequence[str]) -> list[int]:
 
 
 def say(text: str) -> None:
-    """A sentence beside the answer, for people."""
+    """Print a sentence for people, on standard error."""
     if sys.stderr is not None:
         print(f"vram: {inert(text)}", file=sys.stderr, flush=True)
 
 
 @contextmanager
-def denials_written_down(action: str, pids: Sequence[int]) -> Iterator[None]:
-    """Who asked for what is not theirs to touch leaves a line in the audit log, as who acts does."""
+def refusals_logged(action: str, pids: Sequence[int]) -> Iterator[None]:
+    """A request for a process that the user may not touch is logged, as an action is."""
     try:
         yield
     except (NotPermitted, Protected) as error:
         from vram.reclaim import audit
 
-        audit.refused({"action": action, "message": str(error), "pids": list(pids)})
+        audit.log_refusal({"action": action, "message": str(error), "pids": list(pids)})
         raise
 
 
-def tidy(parking: Parking) -> tuple[Found, ...]:
-    """Put right what a vram that died left behind, and say so."""
+def recover(parking: Parking) -> tuple[Recovered, ...]:
+    """Undo what a vram that died left behind, and say so."""
     words = {
         "unlocked": "was left locked by a vram that died; it runs again",
         "brought back": "was left parked by a `vram borrow` that died; it is back on its GPU",
-        "no room": "is owed back by a `vram borrow` that died, but its GPU has no room yet",
+        "no room": "was left parked by a `vram borrow` that died; its GPU has no room for it yet",
     }
     found = parking.recover() if parking.journal.entries() else ()
     for bad in parking.journal.set_aside:
@@ -67,23 +67,23 @@ def tidy(parking: Parking) -> tuple[Found, ...]:
     return found
 
 
-def say_what_was_not_asked(beside: Beside) -> None:
-    """Say where the driver may know of more parked processes than it told."""
-    if beside.strange:
-        say(beside.strange)
-    for pid in beside.silent:
-        say(f"the driver does not answer about pid {pid}: whether it is parked cannot be told")
-    if not beside.complete:
+def warn_of_unasked(unjournaled: Unjournaled) -> None:
+    """Say where the driver may know of more parked processes than it reported."""
+    if unjournaled.unknown_state:
+        say(unjournaled.unknown_state)
+    for pid in unjournaled.silent:
+        say(f"the driver does not answer about pid {pid}: whether it is parked is unknown")
+    if not unjournaled.complete:
         say("the driver could not be asked about every process in time: more may be parked")
 
 
-def away(moved: Moved) -> str:
+def parked_sentence(moved: Moved) -> str:
     entry = moved.entry
     pid, nbytes = entry.target.process.pid, size(entry.nbytes)
     return f"parked pid {pid} ({name(entry)}): {nbytes} moved from {gpus(entry)} into host memory"
 
 
-def back(moved: Moved) -> str:
+def unparked_sentence(moved: Moved) -> str:
     entry = moved.entry
     what = f", {size(entry.nbytes)} on {gpus(entry)}" if entry.shares else ""
     return f"pid {entry.target.process.pid} ({name(entry)}) runs again{what}"

@@ -1,23 +1,38 @@
-"""What ``free`` and ``kill`` share: plan, show, ask, run exactly that, and show what came back."""
+"""What ``free`` and ``kill`` share: plan, show, ask, run exactly that, and show what was freed."""
 
 from __future__ import annotations
 
+import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from vram.cli import consent
 from vram.cli.arguments import add_deadline_argument, seconds
-from vram.cli.terminal import add_terminal_arguments, emit, render_options, show
-from vram.errors import ExitCode, NotPermitted, Protected, WorldChanged
+from vram.cli.terminal import add_terminal_arguments, emit, is_terminal, render_options, show
+from vram.errors import ExitCode, NotPermitted, Protected, UsageError, WorldChanged
 
 if TYPE_CHECKING:
     from vram.host.local import LocalHost
-    from vram.model.plan import Draft, Outcome, Receipt, Spared
+    from vram.model.plan import Draft, Outcome, Receipt, Skipped
+
+SHORTEST_DIGEST = 8
 
 
 def add_reclaim_arguments(parser: ArgumentParser) -> None:
-    consent.add_consent_arguments(parser)
+    parser.add_argument("--dry-run", action="store_true", help="only show the plan; nothing is touched")
+    parser.add_argument(
+        "--yes",
+        "-y",
+        action="store_true",
+        help="run the plan without asking; without it and without a terminal the plan is only shown",
+    )
+    parser.add_argument(
+        "--digest",
+        type=_digits,
+        metavar="HEX",
+        help="run only the plan with this digest (8 digits or more), as an earlier --dry-run showed it",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of text; never asks")
     parser.add_argument(
         "--grace",
         type=seconds,
@@ -39,7 +54,7 @@ def reclaim(args: Namespace, host: LocalHost, make: Callable[[], Draft]) -> int:
         look = render_options(args)
         show(shown(draft, look), args, look)
     receipt = None
-    if draft.plan.steps and consent.given(args, "Proceed?"):
+    if draft.plan.steps and _consent(args, "Proceed?"):
         receipt = _executed(args, host, draft)
     return _ended(args, host, draft, receipt)
 
@@ -48,10 +63,10 @@ def _drafted(args: Namespace, make: Callable[[], Draft]) -> Draft:
     try:
         return make()
     except (NotPermitted, Protected) as error:
-        if consent.may_act(args):
+        if _may_act(args):
             from vram.reclaim import audit
 
-            audit.refused({"message": str(error), "pids": list(args.pid or ())})
+            audit.log_refusal({"message": str(error), "pids": list(args.pid or ())})
         raise
 
 
@@ -67,7 +82,7 @@ def _require_digest(args: Namespace, draft: Draft) -> None:
 def _executed(args: Namespace, host: LocalHost, draft: Draft) -> Receipt:
     from vram.reclaim import execute
 
-    def told(outcome: Outcome) -> None:
+    def shown_outcome(outcome: Outcome) -> None:
         if not args.json:
             from vram.report.plan import outcome as shown
 
@@ -82,7 +97,7 @@ def _executed(args: Namespace, host: LocalHost, draft: Draft) -> Receipt:
         host=host,
         deadline_s=args.deadline,
         patience_s=patience_s,  # type: ignore[arg-type]
-        told=told,
+        on_outcome=shown_outcome,
     )
 
 
@@ -115,9 +130,9 @@ def _asks_for_everything(args: Namespace, draft: Draft) -> bool:
     return draft.plan.goal_bytes is None and not args.pid
 
 
-def _left(args: Namespace, host: LocalHost, draft: Draft, receipt: Receipt) -> tuple[Spared, ...]:
-    """Who still holds memory whose owner is dead; read again where not all came back that was promised."""
-    known = tuple(each for each in draft.spared if each.leftover)
+def _left(args: Namespace, host: LocalHost, draft: Draft, receipt: Receipt) -> tuple[Skipped, ...]:
+    """Who still holds memory whose owner is dead; read again where less was freed than promised."""
+    known = tuple(each for each in draft.skipped if each.leftover)
     returned, promised = receipt.returned_bytes, receipt.promised_bytes
     if not known and returned is not None and promised is not None and returned >= promised:
         return ()
@@ -127,14 +142,14 @@ def _left(args: Namespace, host: LocalHost, draft: Draft, receipt: Receipt) -> t
     return remaining(draft.plan, findings, host=host, deadline_s=args.deadline)
 
 
-def exit_code(args: Namespace, draft: Draft, receipt: Receipt | None, left: tuple[Spared, ...]) -> int:
+def exit_code(args: Namespace, draft: Draft, receipt: Receipt | None, left: tuple[Skipped, ...]) -> int:
     """OK only where the goal was measured to be met, or nothing was asked and no leftover is left.
 
-    So that ``vram free 20GiB && train`` is safe: a plan that was only shown, or declined, has given
-    nothing back.
+    So that ``vram free 20GiB && train`` is safe: a plan that was only shown, or declined, has freed
+    nothing.
     """
     if receipt is None:
-        waits = not args.pid and any(each.leftover for each in draft.spared)
+        waits = not args.pid and any(each.leftover for each in draft.skipped)
         return ExitCode.HELD if draft.plan.steps or waits else ExitCode.OK
     goal, returned = receipt.goal_bytes, receipt.returned_bytes
     if goal is not None and returned is not None and returned >= goal:
@@ -142,3 +157,31 @@ def exit_code(args: Namespace, draft: Draft, receipt: Receipt | None, left: tupl
     if any(each.status in ("refused", "failed", "unkillable") for each in receipt.outcomes):
         return ExitCode.PARTIAL
     return ExitCode.HELD if goal is not None or left else ExitCode.OK
+
+
+def _digits(text: str) -> str:
+    # An empty word too is no digest: it is what a script hands over whose variable is unset.
+    if len(text) < SHORTEST_DIGEST or set(text.lower()) - set("0123456789abcdef"):
+        raise UsageError("--digest needs 8 hexadecimal digits or more", hint="a --dry-run shows them")
+    return text.lower()
+
+
+def _may_act(args: Namespace) -> bool:
+    """Whether this call may run a plan at all."""
+    return not args.dry_run and (args.yes or _person(args))
+
+
+def _consent(args: Namespace, question: str) -> bool:
+    """Whether to run the plan: ``--yes`` says so, and a person at a terminal is asked."""
+    if args.dry_run:
+        return False
+    return bool(args.yes) or (_person(args) and _ask(question))
+
+
+def _person(args: Namespace) -> bool:
+    return not args.json and is_terminal() and sys.stdin is not None and sys.stdin.isatty()
+
+
+def _ask(question: str) -> bool:
+    emit(f"\n{question} [y/N] ")
+    return sys.stdin.readline().strip().lower() in ("y", "yes")

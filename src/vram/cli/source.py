@@ -116,7 +116,7 @@ def require_driver(ledger: Ledger) -> None:
         return
     for probe in ledger.probes:
         if probe.name == "nvml" and probe.status == "unsupported":
-            from vram.diagnosis.driver_words import where_to_look
+            from vram.diagnosis.words import where_to_look
 
             raise DriverMissing(
                 f"no NVIDIA driver answers on {ledger.host.name}: {probe.message or 'it is not there'};"

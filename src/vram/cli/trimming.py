@@ -1,4 +1,4 @@
-"""What ``trim`` and ``flush`` share: whom to ask, the visits one after the other, and what came back."""
+"""What ``trim`` and ``flush`` share: the arguments, one trim after the other, and what was freed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vram.errors import ExitCode, Refused
 if TYPE_CHECKING:
     from vram.host.local import LocalHost
     from vram.model.trimming import TrimReceipt
-    from vram.reclaim.trimming import Order
+    from vram.reclaim.actions.trim import TrimOrder
 
 DEADLINE_S = 5.0
 
@@ -22,15 +22,15 @@ Injectors, safest first: an agent that the process started itself (vram.agent())
 connection file, Python 3.14's interface for debuggers (remote-exec), and for CPython 3.9 to 3.14
 ptrace. The last two stop the process for about a millisecond; no debugger is needed. The process
 collects garbage and empties the caches of PyTorch, CuPy, JAX, Numba, PyCUDA, cuda.core, RMM and the
-driver's pools, as far as they are loaded there. What comes back is read from the driver afterwards."""
+driver's pools, as far as they are loaded there. What was freed is read from the driver afterwards."""
 
 
 def add_trim_arguments(parser: ArgumentParser, *, pids: Literal["+", "*"]) -> None:
-    parser.add_argument("pid", nargs=pids, type=pid_number, metavar="PID", help="whom to ask")
+    parser.add_argument("pid", nargs=pids, type=pid_number, metavar="PID", help="the process to trim")
     parser.add_argument(
         "--tracebacks",
         action="store_true",
-        help="also forget the last exception: its frames keep their variables alive",
+        help="also drop the last exception: its frames keep their variables alive",
     )
     parser.add_argument(
         "--via",
@@ -50,12 +50,12 @@ def add_trim_arguments(parser: ArgumentParser, *, pids: Literal["+", "*"]) -> No
 
 
 def trim_named(args: Namespace) -> int:
-    """Trim the processes of *args*, and say what came back. Returns the exit code."""
+    """Trim the processes of *args*, and print what was freed. Returns the exit code."""
     host = open_host()
-    from vram.reclaim.trimming import admit
+    from vram.reclaim.actions.trim import prepare_trims
 
     via = None if args.via == "auto" else args.via
-    orders = admit(host, args.pid, via, args.deadline)
+    orders = prepare_trims(host, args.pid, via, args.deadline)
     receipts, refusals = _each(args, host, orders, args.deadline)
     if args.json:
         from vram.report.json import encode
@@ -67,10 +67,10 @@ def trim_named(args: Namespace) -> int:
 
 
 def _each(
-    args: Namespace, host: LocalHost, orders: tuple[Order, ...], deadline_s: float
+    args: Namespace, host: LocalHost, orders: tuple[TrimOrder, ...], deadline_s: float
 ) -> tuple[list[TrimReceipt], list[tuple[int, Refused]]]:
-    """One after the other; where there are several, one that does not answer keeps nobody from the next."""
-    from vram.reclaim.trimming import trim
+    """One after the other; where there are several, one that does not answer does not stop the others."""
+    from vram.reclaim.actions.trim import trim
 
     receipts: list[TrimReceipt] = []
     refusals: list[tuple[int, Refused]] = []

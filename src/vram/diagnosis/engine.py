@@ -1,4 +1,4 @@
-"""Judgement: every rule reads the ledger once; what they find comes out gravest and largest first."""
+"""Judgement: every rule reads the ledger once; findings come out gravest and largest first."""
 
 from __future__ import annotations
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Literal
 
-from vram.diagnosis.health import is_healthy, is_stopped, is_stuck
-from vram.diagnosis.holdings import in_use, living_holders
+from msgspec import Struct
+
+from vram.diagnosis import remedies, words
+from vram.diagnosis.held import HeldMemory, gather, in_use, is_healthy, is_stopped, is_stuck, living_holders
 from vram.diagnosis.remedies import SUDO_VRAM
+from vram.model.finding import Finding, Remedy
 from vram.model.ledger import Entry, Ledger
 from vram.model.observation import HostFacts
 from vram.protected import role
@@ -35,7 +39,19 @@ def working(ledger: Ledger) -> frozenset[int]:
     )
 
 
-def doubt(entry: Entry, works: Collection[int], host: HostFacts) -> str | None:
+class Doubt(Struct, frozen=True):
+    """Why the holders of a leftover are not ended unless they are named."""
+
+    code: Literal["handed-over", "stuck", "protected", "stopped", "works", "likely"]
+    text: str
+
+    @property
+    def ends_by_name(self) -> bool:
+        """Whether `vram kill` ends them where a user names them all the same."""
+        return self.code in ("handed-over", "works", "likely")
+
+
+def doubt(entry: Entry, works: Collection[int], host: HostFacts) -> Doubt | None:
     """Why the holders of a leftover are not ended unless they are named; None where they may be.
 
     Only a fork gives a context's files to a process; a handle or a dma-buf anybody can hand to a service
@@ -44,20 +60,22 @@ def doubt(entry: Entry, works: Collection[int], host: HostFacts) -> str | None:
     people = living_holders(entry)
     handed = [each for each in people if each.user != host.user] if entry.kind == "exported" else []
     if handed and host.uid == 0:
-        return f"pid {handed[0].pid} of {handed[0].user or 'another user'} may have been handed it by anybody"
+        whose = handed[0].user or "another user"
+        return Doubt("handed-over", f"anybody may have handed it to pid {handed[0].pid} of {whose}")
     for holder in people:
         if is_stuck(holder):
-            return f"pid {holder.pid} waits inside the kernel or is exiting: no signal reaches it now"
+            text = f"pid {holder.pid} waits inside the kernel or is exiting: no signal reaches it now"
+            return Doubt("stuck", text)
         if part := role(holder.pid, holder):
-            return f"pid {holder.pid} is {part}"
+            return Doubt("protected", f"pid {holder.pid} is {part}")
         if is_stopped(holder):
             by = "a debugger" if holder.state == "t" else "a signal (Ctrl-Z)"
-            return f"pid {holder.pid} is stopped by {by}"
+            return Doubt("stopped", f"pid {holder.pid} is stopped by {by}")
         if holder.pid in works:
-            return f"pid {holder.pid} also works with GPU memory of its own"
+            return Doubt("works", f"pid {holder.pid} also works with GPU memory of its own")
     if entry.confidence != "fact":
         who = f"pid {people[0].pid} is" if len(people) == 1 else f"{len(people)} processes are"
-        return f"{who} only likely to hold it"
+        return Doubt("likely", f"{who} only likely to hold it")
     return None
 
 
@@ -76,3 +94,48 @@ def way_back(ledger: Ledger) -> str | None:
     ours = host.uid == 0 or all(each.user == host.user for entry in entries for each in living_holders(entry))
     stopped = any(is_stopped(each) or is_stuck(each) for entry in entries for each in living_holders(entry))
     return None if stopped and not certain else f"{'vram' if ours else SUDO_VRAM} kill {' '.join(pids)}"
+
+
+# ---- the finding that several causes end in ----
+
+
+def leftover_findings(
+    code: str,
+    ledger: Ledger,
+    wanted: Callable[[Entry], bool],
+    *,
+    title: Callable[[HeldMemory], str],
+    cause: Callable[[HeldMemory], str],
+    gentler: Callable[[HeldMemory], Iterable[Remedy]],
+) -> Iterator[Finding]:
+    """A finding for all that each holder has of the *wanted* entries.
+
+    *gentler* are the remedies of its cause; how to end the holders comes beside them.
+    """
+    holdings = gather(ledger.gpus, wanted)
+    works = working(ledger) if holdings else frozenset()
+    for held in holdings:
+        doubts = [each for entry in held.entries if (each := doubt(entry, works, ledger.host))]
+        yield Finding(
+            code=code,
+            title=title(held),
+            nbytes=held.nbytes,
+            cause=cause(held),
+            gpus=held.gpus,
+            pids=tuple(holder.pid for holder in held.living),
+            evidence=words.evidence(held.evidence),
+            remedies=remedies.ordered((*_ending(ledger.host, held, doubts), *gentler(held))),
+        )
+
+
+def _ending(host: HostFacts, held: HeldMemory, doubts: list[Doubt]) -> tuple[Remedy, ...]:
+    """``vram free`` where it would end these holders by itself; else how to end them by name."""
+    people = held.living
+    ours = host.uid == 0 or all(each.user == host.user for each in people)
+    known = all(each.executable is not None for each in people)
+    if ours and known and not doubts and people:
+        return (remedies.free(people),)
+    stopped = [each for each in people if each.state == "T"]
+    if stopped:
+        return (remedies.resume(host, stopped[0]),)
+    return remedies.end(host, people, certain=held.certain, one_of=held.one_of and not held.certain)

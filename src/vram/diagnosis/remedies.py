@@ -10,10 +10,11 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 
 from vram.diagnosis import words
-from vram.diagnosis.health import is_stuck
+from vram.diagnosis.held import is_stuck
 from vram.model.finding import Harm, Remedy
 from vram.model.ledger import GpuLedger, Holder, Ledger
-from vram.model.observation import HostFacts
+from vram.model.observation import NO_INTEROP, NO_POWERSHELL, HostFacts, ProbeRun
+from vram.model.wsl import WslFacts
 from vram.protected import role
 
 # sudo searches its own path, where a program from a virtual environment is not.
@@ -42,7 +43,7 @@ def look(holders: Sequence[Holder], text: str = "See what it is before you act."
     if not holders:
         return ()
     command = f"ps -o pid,ppid,user,stat,lstart,args -p {_pids(holders, ',')}"
-    return (Remedy(step="look", target=_target(holders), text=text, command=command),)
+    return (for_processes(holders, step="look", text=text, command=command),)
 
 
 def see_more(host: HostFacts) -> Remedy:
@@ -54,14 +55,14 @@ def see_more(host: HostFacts) -> Remedy:
     return Remedy(step="look", target="host", text=text, command=AS_ROOT)
 
 
-def kernel_log(target: str, drivers: Collection[str] = ("nvidia",)) -> Remedy:
+def kernel_log(target: str, drivers: Collection[str] = ("nvidia",), pids: tuple[int, ...] = ()) -> Remedy:
     """Read what the driver wrote when it got into trouble; *drivers* are those of the GPUs meant."""
     text = "Read what the driver wrote to the kernel log"
     other = next((_OTHERS_LOG[each] for each in sorted(drivers) if each in _OTHERS_LOG), None)
     if other and "nvidia" not in drivers:
-        return Remedy(step="look", target=target, text=f"{text}.", command=other)
+        return Remedy(step="look", target=target, text=f"{text}.", command=other, pids=pids)
     text += "; an Xid line names the fault."
-    return Remedy(step="look", target=target, text=text, command=KERNEL_LOG)
+    return Remedy(step="look", target=target, text=text, command=KERNEL_LOG, pids=pids)
 
 
 def drivers(ledger: Ledger, gpus: Collection[int]) -> set[str]:
@@ -70,13 +71,13 @@ def drivers(ledger: Ledger, gpus: Collection[int]) -> set[str]:
 
 
 def end(
-    host: HostFacts, holders: Sequence[Holder], *, certain: bool = True, either: bool = False
+    host: HostFacts, holders: Sequence[Holder], *, certain: bool = True, one_of: bool = False
 ) -> tuple[Remedy, ...]:
-    """End every keeper, gently; where one of them must not or cannot be ended, say that instead.
+    """End every holder, gently; where one of them must not or cannot be ended, say that instead.
 
-    Keepers share the bytes: ending some of them gives nothing back, so no command is given
+    They share the bytes: ending some of them returns nothing, so no command is given
     unless all of them may end. *certain* False means that the pids are not beyond doubt; inside
-    a PID namespace they may then name somebody else. *either* means that not all of them have the
+    a PID namespace they may then name somebody else. *one_of* means that only one of them has the
     bytes: whom to end must be found out first.
     """
     if not holders:
@@ -86,18 +87,18 @@ def end(
         return tuple(kept)
     if any(is_stuck(holder) for holder in holders):
         return (_wait(holders),)
-    if either and len(holders) > 1:
-        return look(holders, "Find out which of them has to end: one of them keeps the memory, not all.")
+    if one_of and len(holders) > 1:
+        return look(holders, "Find out which of them has to end: only one of them holds the memory.")
     if any(holder.executable is None for holder in holders) or not (certain or _is_here(host)):
         return (_find_out(host, holders),)
     return (*_ask(host, holders), _terminate(host, holders), *_stop_workloads(holders))
 
 
-def give_back(holders: Sequence[Holder]) -> Remedy:
+def free(holders: Sequence[Holder]) -> Remedy:
     """Memory whose owner is dead: one command returns it, and nobody's work is lost."""
-    whom = "its holder" if len(holders) == 1 else f"all {len(holders)} holders"
-    text = f"Give it back: terminates {whom}. The owner of this memory is dead, and nobody works with it."
-    return Remedy(step="free", target=_target(holders), text=text, command="vram free")
+    whom = "its holder" if len(holders) == 1 else _all(holders)
+    text = f"Free it: terminates {whom}. The owner of this memory is dead, and nobody works with it."
+    return for_processes(holders, step="free", text=text, command="vram free")
 
 
 def resume(host: HostFacts, holder: Holder) -> Remedy:
@@ -105,7 +106,7 @@ def resume(host: HostFacts, holder: Holder) -> Remedy:
     text = "Let it go on: it is stopped (Ctrl-Z), and vram never ends a stopped process by itself."
     sudo = "sudo " if host.uid != 0 and holder.user != host.user else ""
     command = f"{sudo}kill -CONT {holder.pid}"
-    return Remedy(step="resume", target=f"pid {holder.pid}", text=text, command=command)
+    return for_processes([holder], step="resume", text=text, command=command)
 
 
 def _is_here(host: HostFacts) -> bool:
@@ -122,7 +123,7 @@ def spare(
     parks: bool = True,
     trims: bool = True,
 ) -> tuple[Remedy, ...]:
-    """Give memory back and let the process live: what it caches, or all of it for a while.
+    """Free memory and let the process live: what it caches, or all of it for a while.
 
     *drivers* are those of the GPUs that it uses: only NVIDIA's can park, and of the others only
     AMD's has a framework that answers to the same calls. *parks* False: not even NVIDIA's can, as
@@ -132,24 +133,23 @@ def spare(
     known = holder.executable is not None and (certain or _is_here(host))
     if not yours or not known or role(holder.pid, holder):
         return ()
-    target = f"pid {holder.pid}"
     if host.wsl_facts is not None:  # parking is the Linux kernel driver's, and here it is Windows'
-        return (_trim(target, holder.pid),)
+        return (_trim(holder),)
     if "nvidia" not in drivers:
-        text = "If it is a Python program with PyTorch for ROCm: let it give back what it only caches."
-        rocm = Remedy(step="trim", target=target, text=text, command=f"vram trim {holder.pid}")
+        text = "If it is a Python program with PyTorch for ROCm: free what it only caches."
+        rocm = for_processes([holder], step="trim", text=text, command=f"vram trim {holder.pid}")
         return (rocm,) if "amdgpu" in drivers else ()
-    park = "Move all of it into host memory; the process stands still until `vram unpark`."
+    park = "Move all of it into host memory; the process is paused until `vram unpark`."
     ways = (
-        _trim(target, holder.pid),
-        Remedy(step="park", target=target, text=park, command=f"vram park {holder.pid}", harm="interrupts"),
+        _trim(holder),
+        for_processes([holder], step="park", text=park, command=f"vram park {holder.pid}", harm="interrupts"),
     )
     return tuple(way for way in ways if (parks or way.step != "park") and (trims or way.step != "trim"))
 
 
-def _trim(target: str, pid: int) -> Remedy:
-    text = "If it is a Python program: let it give back what it only caches; it goes on working."
-    return Remedy(step="trim", target=target, text=text, command=f"vram trim {pid}")
+def _trim(holder: Holder) -> Remedy:
+    text = "If it is a Python program: free what it only caches; it goes on working."
+    return for_processes([holder], step="trim", text=text, command=f"vram trim {holder.pid}")
 
 
 def reset(gpu: GpuLedger, why: str) -> Remedy:
@@ -166,18 +166,18 @@ def reset(gpu: GpuLedger, why: str) -> Remedy:
 
 def _kept(holder: Holder, part: str) -> Remedy:
     text = f"Leave pid {holder.pid} alone: it is {part}. Restart that service by its own means, if at all."
-    return Remedy(step="keep", target=f"pid {holder.pid}", text=text)
+    return for_processes([holder], step="keep", text=text)
 
 
 def _wait(holders: Sequence[Holder]) -> Remedy:
     text = "Wait, then look again: a process inside the kernel or already exiting hears no signal."
-    return Remedy(step="wait", target=_target(holders), text=text, command="vram why")
+    return for_processes(holders, step="wait", text=text, command="vram why")
 
 
 def _find_out(host: HostFacts, holders: Sequence[Holder]) -> Remedy:
     text = "Find out first what this process is: from here its program cannot be told, so do not end it."
     if host.uid != 0:
-        return Remedy(step="look", target=_target(holders), text=text, command=AS_ROOT)
+        return for_processes(holders, step="look", text=text, command=AS_ROOT)
     return look(holders, text)[0]
 
 
@@ -185,24 +185,21 @@ def _ask(host: HostFacts, holders: Sequence[Holder]) -> tuple[Remedy, ...]:
     owners = dict.fromkeys(words.shown(h.user) for h in holders if h.user and h.user != host.user)
     if not owners:
         return ()
-    text = f"Ask {', '.join(owners)} to save the work and let go of the memory."
-    return (Remedy(step="ask", target=_target(holders), text=text),)
+    text = f"Ask {', '.join(owners)} to save the work and release the memory."
+    return (for_processes(holders, step="ask", text=text),)
 
 
 def _terminate(host: HostFacts, holders: Sequence[Holder]) -> Remedy:
     if len(holders) == 1:
-        text = "Terminate it: what it has not saved is lost, and the memory returns."
+        text = "Terminate it; the memory returns. Unsaved work is lost."
     else:
-        whom = "both" if len(holders) == 2 else f"all {len(holders)}"
-        text = (
-            f"Terminate {whom}: what they have not saved is lost. The memory returns when the last one exits."
-        )
+        text = f"Terminate {_all(holders)}; the memory returns when the last one exits. Unsaved work is lost."
     harm: Harm = "loses-work"
     if any("mps" in holder.lists for holder in holders):
         text += " It uses MPS: killed with work on the GPU, it can take the server's other clients along."
         harm = "affects-others"
     command = f"{_vram(host, holders)} kill {_pids(holders, ' ')}"
-    return Remedy(step="end", target=_target(holders), text=text, command=command, harm=harm)
+    return for_processes(holders, step="end", text=text, command=command, harm=harm)
 
 
 def _vram(host: HostFacts, holders: Sequence[Holder]) -> str:
@@ -220,7 +217,12 @@ def _stop_workloads(holders: Sequence[Holder]) -> tuple[Remedy, ...]:
                 f"End the whole {whole}, with everything else in it; use it when that restarts the process."
             )
             found[command] = Remedy(
-                step="end", target=whole, text=text, command=command, harm="affects-others"
+                step="end",
+                target=whole,
+                text=text,
+                command=command,
+                harm="affects-others",
+                pids=(holder.pid,),
             )
     return tuple(found.values())
 
@@ -239,5 +241,41 @@ def _pids(holders: Sequence[Holder], separator: str) -> str:
     return separator.join(str(holder.pid) for holder in holders)
 
 
-def _target(holders: Sequence[Holder]) -> str:
-    return f"pid {_pids(holders, ', ')}"
+def _all(holders: Sequence[Holder]) -> str:
+    return "both" if len(holders) == 2 else f"all {len(holders)}"
+
+
+def for_processes(
+    holders: Sequence[Holder], *, step: str, text: str, command: str = "", harm: Harm = "none"
+) -> Remedy:
+    """A remedy that acts on, or looks at, these processes."""
+    pids = tuple(holder.pid for holder in holders)
+    target = f"pid {_pids(holders, ', ')}"
+    return Remedy(step=step, target=target, text=text, command=command, harm=harm, pids=pids)
+
+
+# ---- how Windows can be asked for its own programs, where it was not ----
+
+_PATIENCE = "vram why --deadline 20"
+_REGISTER = "winmgmt /resyncperf"
+_INTEROP = "Let vram ask Windows: enabled=true under [interop] in /etc/wsl.conf, then start WSL anew."
+_AUTOMOUNT = (
+    "Let vram find powershell.exe: enabled=true under [automount] in /etc/wsl.conf, then start WSL anew; or"
+    " put its folder on PATH."
+)
+
+
+def ask_windows(facts: WslFacts, asked: ProbeRun | None) -> tuple[str, str]:
+    """What to do and, where there is one, the command for it; *asked* is how asking ended."""
+    status, code = (asked.status, asked.code) if asked else (None, None)
+    if facts.container:
+        return "Run vram in the distribution itself: from a container Windows cannot be asked.", ""
+    if not facts.interop or code == NO_INTEROP:
+        return _INTEROP, ""
+    if code == NO_POWERSHELL:
+        return _AUTOMOUNT, ""
+    if status == "denied":
+        return "Look as a user who may start powershell.exe: the mount of drive C decides who may.", ""
+    if status in ("failed", "unsupported"):
+        return "In an administrator's shell of Windows, have it register its counters anew.", _REGISTER
+    return "Look again, with more patience for Windows.", _PATIENCE

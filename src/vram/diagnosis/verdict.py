@@ -15,7 +15,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from vram.diagnosis.health import is_stopped
+from vram.diagnosis.held import is_stopped
 from vram.model.ledger import Entry, GpuLedger, Ledger, known_bytes
 
 Verdict = Literal["clean", "held", "unknown"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from vram.model.gpu import DriverFacts
 from vram.model.ledger import Holder
 from vram.model.process import Workload
 from vram.units import duration
@@ -71,3 +72,10 @@ def _shortened(text: str) -> str:
 
 def _spelled(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
+
+
+def where_to_look(driver: DriverFacts | None) -> str:
+    """What helps where no driver answers: one that is loaded can be reached, without one there is none."""
+    if driver is not None and driver.module_version is not None:
+        return "the kernel has the driver: `vram doctor` says what of it is missing here, and what brings it"
+    return "`vram demo` shows what vram does, without a GPU"

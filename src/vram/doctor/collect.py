@@ -44,12 +44,12 @@ def collect(host: Host, deadline_s: float = 5.0) -> DoctorFacts:
     """Everything within about *deadline_s*, whatever hangs."""
     until = host.clock.monotonic() + deadline_s
     tests = host.system.start_self_tests(libraries())
-    attach = Background(self_test.attach)
-    records, cupti = Background(_records), Background(host.system.cupti)
+    attach = BestEffort(self_test.attach)
+    records, cupti = BestEffort(read_records), BestEffort(host.system.cupti)
     seen = survey(host, deadline_s=deadline_s)
     charged = _charged(seen)
-    targets = Background(lambda: tuple(_targets(host, seen, charged, until)))
-    tracing = Background(lambda: host.system.tracing(charged))
+    targets = BestEffort(lambda: tuple(_targets(host, seen, charged, until)))
+    tracing = BestEffort(lambda: host.system.tracing(charged))
     return DoctorFacts(
         survey=seen,
         host_files=host.system.host_files(),
@@ -140,7 +140,8 @@ def _closed(way: str, process: PythonProcess) -> str | None:
         return str(error)
 
 
-def _records() -> Records:
+def read_records() -> Records:
+    """The folder for vram's records, as this user would use it; nothing is made."""
     path = state.folder_path()
     error = audit.why_unusable()
     return Records(
@@ -186,7 +187,7 @@ def version(distribution: str, module: str, path: Sequence[str] | None = None) -
     return UNKNOWN if find_spec(module) is not None else None
 
 
-class Background(Generic[T]):
+class BestEffort(Generic[T]):
     """*job*, run in a thread from now on. It may hang, as on a file of a server that is gone: then it is
     left alone, and ends with the process."""
 

@@ -7,9 +7,8 @@ from functools import cached_property
 
 from msgspec import Struct
 
-from vram.diagnosis.driver_words import miss_library
 from vram.model.gpu import ChargeFacts, DriverFacts, GpuFacts
-from vram.model.observation import Observation, Survey
+from vram.model.observation import NVML_NO_LIBRARY, Observation, Survey
 from vram.model.parking import ProcessLimits
 from vram.model.system import AttachTest, DriverTest, HostFiles, KernelTest, Tracing
 
@@ -91,17 +90,19 @@ class DoctorFacts(Struct, frozen=True, kw_only=True, dict=True):
         return self.survey.host.virtual
 
     @cached_property
+    def _absence(self) -> Observation | None:
+        found = (each for each in self.survey.observations if each.probe == "nvml.init")
+        return next((each for each in found if each.status == "unsupported"), None)
+
+    @property
     def no_driver(self) -> str | None:
         """Why nobody answers for any GPU at all; None where somebody does, well or badly."""
-        for each in self.survey.observations:
-            if each.probe == "nvml.init" and each.status == "unsupported":
-                return each.message or "it is not there"
-        return None
+        return None if self._absence is None else self._absence.message or "it is not there"
 
     @property
     def lacks_library(self) -> bool:
         """Whether nobody answers because the driver's libraries are not to be found."""
-        return miss_library(self.no_driver)
+        return self._absence is not None and self._absence.code == NVML_NO_LIBRARY
 
 
 def gpu_names(numbers: list[int]) -> str:

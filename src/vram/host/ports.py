@@ -19,7 +19,7 @@ from vram.model.process import ProcessFacts, ProcessRef
 if TYPE_CHECKING:  # most commands park nothing
     from typing import Protocol
 
-    from vram.model.parking import CheckpointAnswer, ProcessLimits, Share
+    from vram.model.parking import CheckpointAnswer, GpuShare, ProcessLimits
     from vram.model.system import DriverTest, HostFiles, KernelTest, Tracing
 else:
     # Only type checkers read protocols, and making one costs 60 µs: there are many.
@@ -182,8 +182,8 @@ class Proc(Protocol):
     def image(self, pid: int) -> str | None: ...
 
 
-class Grip(Protocol):
-    """One process, held by pidfd: whatever happens to its pid, this stays the same process."""
+class PidHandle(Protocol):
+    """One process, opened by pidfd: whatever happens to its pid, this stays the same process."""
 
     pid: int
 
@@ -194,14 +194,15 @@ class Grip(Protocol):
 
 
 class Signals(Protocol):
-    """Takes hold of processes: None where nobody has the pid. ``ourselves`` are our ancestors too."""
+    """Opens processes by pidfd: None where nobody has the pid. ``self_and_ancestors`` is our own pid and
+    those of all our ancestors."""
 
-    def hold(self, pid: int) -> Grip | None: ...
-    def ourselves(self) -> frozenset[int]: ...
+    def open(self, pid: int) -> PidHandle | None: ...
+    def self_and_ancestors(self) -> frozenset[int]: ...
 
 
-class Claim(Protocol):
-    """The right to move one process, ours while the descriptor is open."""
+class ClaimFile(Protocol):
+    """The lock that lets one vram move a process, held while the descriptor is open."""
 
     def fileno(self) -> int: ...
 
@@ -209,17 +210,17 @@ class Claim(Protocol):
 class CheckpointWorker(Protocol):
     """A process of ours that makes the driver's checkpoint calls, and outlives us if it must.
 
-    What it has parked it brings back when we hang up or die, unless that was settled; after
-    ``until``, not before that process has ended. *watch* is told each GPU's used bytes while
+    What it has parked it brings back when we hang up or die, unless ``keep_parked`` was called; after
+    ``until``, not before that process has ended. *watch* is called with each GPU's used bytes while
     the driver works.
     """
 
     def state(self, pid: int, deadline_s: float) -> CheckpointAnswer: ...
     def park(
         self,
-        grip: Grip,
-        claim: Claim,
-        shares: Sequence[Share],
+        handle: PidHandle,
+        claim: ClaimFile,
+        shares: Sequence[GpuShare],
         *,
         lock_timeout_s: float,
         deadline_s: float,
@@ -227,16 +228,16 @@ class CheckpointWorker(Protocol):
     ) -> CheckpointAnswer: ...
     def unpark(
         self,
-        grip: Grip,
-        claim: Claim,
-        shares: Sequence[Share],
+        handle: PidHandle,
+        claim: ClaimFile,
+        shares: Sequence[GpuShare],
         *,
         room_patience_s: float,
         deadline_s: float,
         watch: Watch | None = None,
     ) -> CheckpointAnswer: ...
-    def settle(self, pid: int) -> CheckpointAnswer: ...
-    def until(self, grip: Grip) -> CheckpointAnswer: ...
+    def keep_parked(self, pid: int) -> CheckpointAnswer: ...
+    def until(self, handle: PidHandle) -> CheckpointAnswer: ...
     def hang_up(self, wait_s: float) -> bool: ...
 
 
@@ -244,7 +245,7 @@ Watch = Callable[[dict[str, int]], None]
 
 
 class Checkpoint(Protocol):
-    """Opens the way to the driver's checkpoint calls; started early, it is ready when needed."""
+    """Opens checkpoint workers; one that is started early is ready when needed."""
 
     def open(self) -> CheckpointWorker: ...
 
@@ -314,6 +315,7 @@ class WindowsAnswer(Struct, frozen=True):
     status: Status
     output: bytes = b""
     message: str | None = None
+    code: str | None = None
     age_s: float = 0.0
     """How long ago Windows was asked, where an earlier answer is given again."""
 

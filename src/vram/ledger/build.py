@@ -21,7 +21,7 @@ from vram.ledger.remainder import remainder_entries
 from vram.ledger.shares import Place, Settled, settle
 from vram.ledger.sightings import GpuSighting, Sightings, collect
 from vram.model.gpu import MemoryFacts
-from vram.model.ledger import Entry, GpuLedger, Ledger, OpenOnly, known_bytes
+from vram.model.ledger import Entry, GpuLedger, Ledger, Note, OpenOnly, known_bytes
 from vram.model.observation import Survey
 from vram.model.windows import WindowsSide
 from vram.units import size
@@ -106,7 +106,7 @@ def _under_windows(seen: Sightings) -> tuple[GpuLedger, ...]:
             pages.append(_elsewhere(seen, gpu))
             continue
         told = account(seen, gpu, joined[index], split(gpu.memory)[2])
-        aged = (seen.windows_age,) if seen.windows_age else ()
+        aged = (Note("windows-old", seen.windows_age),) if seen.windows_age else ()
         notes = (*_moved(gpu.memory), *aged, *told.notes, *lists.notes(gpu), *_apart(gpu.memory))
         pages.append(_page(gpu, gpu.memory, told.entries, notes, windows=told.side))
     return tuple(pages)
@@ -180,6 +180,7 @@ class _Book:
             entries=(*inside, *instances.outside(gpu, parts, loose)),
             status=gpu.status,
             message=gpu.message,
+            code=gpu.code,
             open_only=self._open_only(gpu.index),
             memory=gpu.memory,
             instances=tuple(instances.instance(part, notes.get(part.number, ())) for part in parts),
@@ -202,7 +203,7 @@ def _page(
     gpu: GpuSighting,
     memory: MemoryFacts,
     held: tuple[Entry, ...],
-    notes: tuple[str, ...],
+    notes: tuple[Note, ...],
     open_only: tuple[OpenOnly, ...] = (),
     windows: WindowsSide | None = None,
 ) -> GpuLedger:
@@ -213,6 +214,7 @@ def _page(
         entries=_framed(held, memory),
         status=gpu.status,
         message=gpu.message,
+        code=gpu.code,
         notes=notes,
         open_only=open_only,
         memory=memory,
@@ -231,30 +233,32 @@ def _framed(held: Sequence[Entry], memory: MemoryFacts) -> tuple[Entry, ...]:
 _OWN_FIGURE = "the driver's own figure"
 
 
-def _notes(page: _Page) -> tuple[str, ...]:
+def _notes(page: _Page) -> tuple[Note, ...]:
     """Where the driver's figures do not agree with themselves, and what was done about it."""
     notes = [*_moved(page.memory)]
     overlap = overlapping(page.charged)
     if overlap:
-        notes.append(
-            f"the process lists claim {size(overlap)} more than is in use: bytes shared by processes are"
+        text = (
+            f"the process lists claim {size(overlap)} more than is in use: bytes that processes share are"
             " counted once here"
         )
+        notes.append(Note("overlap", text))
     return (*notes, *lists.notes(page.gpu), *ended_note(page.gpu.ended), *_apart(page.memory))
 
 
-def _moved(memory: MemoryFacts) -> tuple[str, ...]:
+def _moved(memory: MemoryFacts) -> tuple[Note, ...]:
     if not memory.moved_bytes:
         return ()
     moved = f"used memory moved by {size(memory.moved_bytes)} while the process lists were read"
-    return (f"{moved}; the last reading is shown",)
+    return (Note("moved", f"{moved}; the last reading is shown"),)
 
 
-def _apart(memory: MemoryFacts) -> tuple[str, ...]:
+def _apart(memory: MemoryFacts) -> tuple[Note, ...]:
     gap = memory.total - memory.free - memory.used - (memory.reserved or 0)
     if not gap:
         return ()
-    return (f"the driver's totals are {size(abs(gap))} apart; used is taken as what is not free",)
+    text = f"the driver's totals are {size(abs(gap))} apart; used is taken as what is not free"
+    return (Note("totals-apart", text),)
 
 
 def _unread(gpu: GpuSighting) -> GpuLedger:
@@ -267,5 +271,6 @@ def _unread(gpu: GpuSighting) -> GpuLedger:
         entries=(),
         status=gpu.status if gpu.status != "ok" else "unsupported",
         message=gpu.message or "the driver gives no memory figures for this GPU",
+        code=gpu.code or "no-figures",
         facts=gpu.facts,
     )

@@ -22,7 +22,7 @@ from vram.ledger.remainder import unexplained
 from vram.ledger.sightings import Charge, GpuSighting, Sightings
 from vram.model.gpu import MemoryFacts
 from vram.model.kinds import Kind
-from vram.model.ledger import Entry, GpuLedger, OpenOnly, known_bytes
+from vram.model.ledger import Entry, GpuLedger, Note, OpenOnly, known_bytes
 from vram.units import MIB, counted, size
 
 # What the kernel's drivers use themselves is charged to no client: page tables, firmware, screen
@@ -46,6 +46,7 @@ def drm_ledger(seen: Sightings, gpu: GpuSighting) -> GpuLedger:
         entries=balanced,
         status=gpu.status if total is not None or gpu.status != "ok" else "unsupported",
         message=gpu.message or (None if total is not None else _untold(gpu)),
+        code=gpu.code or (None if total is not None else "no-figures"),
         notes=notes,
         open_only=_open_only(seen, found, kept),
         facts=facts,
@@ -62,7 +63,7 @@ def _untold(gpu: GpuSighting) -> str:
 
 def _balanced(
     seen: Sightings, gpu: GpuSighting, found: list[ClientGroup], entries: list[Entry]
-) -> tuple[int | None, tuple[Entry, ...], tuple[str, ...]]:
+) -> tuple[int | None, tuple[Entry, ...], tuple[Note, ...]]:
     if gpu.memory is not None:
         free, reserved, used = split(gpu.memory)
         fitted = fit(entries, used)
@@ -94,14 +95,16 @@ def _by_size(entries: Sequence[Entry]) -> tuple[Entry, ...]:
     return tuple(sorted(entries, key=lambda entry: -(entry.nbytes or 0)))
 
 
-def _notes(memory: MemoryFacts, fitted: Sequence[Entry]) -> tuple[str, ...]:
+def _notes(memory: MemoryFacts, fitted: Sequence[Entry]) -> tuple[Note, ...]:
     notes = []
     overlap = overlapping(fitted)
     if overlap:
-        notes.append(f"the clients claim {size(overlap)} more than is in use: it is counted once here")
+        text = f"the clients claim {size(overlap)} more than is in use: it is counted once here"
+        notes.append(Note("overlap", text))
     if memory.used > memory.total:
         over = size(memory.used - memory.total)
-        notes.append(f"the driver says that {over} more is in use than there is; all of it is taken as used")
+        text = f"the driver says that {over} more is in use than there is; all of it is taken as used"
+        notes.append(Note("over-full", text))
     return tuple(notes)
 
 

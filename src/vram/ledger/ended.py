@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from vram.ledger.families import keepers
 from vram.ledger.holders import departed
 from vram.ledger.sightings import Charge, GpuSighting, Sightings
-from vram.model.ledger import Entry
+from vram.model.ledger import Entry, Note
 from vram.units import counted, size
 
 
@@ -36,12 +36,13 @@ def ended_entries(gpu: GpuSighting) -> list[Entry]:
     return [_entry(charge) for charge in gpu.ended if charge.nbytes]
 
 
-def note(ended: Sequence[Charge]) -> tuple[str, ...]:
+def note(ended: Sequence[Charge]) -> tuple[Note, ...]:
     if not ended:
         return ()
-    return (
-        f"{counted(len(ended), 'process')} ended while the GPU was read: look again to see what is there",
+    text = (
+        f"{counted(len(ended), 'process')} ended while the GPU was read: run it again for what is there now"
     )
+    return (Note("ended-meanwhile", text),)
 
 
 def _has_ended(seen: Sightings, charge: Charge) -> bool:

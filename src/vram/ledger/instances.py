@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from vram.ledger.reconcile import fit, split
 from vram.ledger.sightings import Charge, GpuSighting, Sightings
 from vram.model.gpu import MemoryFacts, MigFacts
-from vram.model.ledger import Entry, GpuLedger, Instance, MigDevice, known_bytes
+from vram.model.ledger import Entry, GpuLedger, Instance, MigDevice, Note, known_bytes
 from vram.units import size
 
 
@@ -113,7 +113,7 @@ def _unassigned(nbytes: int, unread: Sequence[Part]) -> Entry:
     return Entry(kind="unassigned", nbytes=nbytes, evidence=(reason,), confidence="unknown")
 
 
-def instance(part: Part, notes: tuple[str, ...]) -> Instance:
+def instance(part: Part, notes: tuple[Note, ...]) -> Instance:
     """What the ledger says of an instance beside its entries."""
     return Instance(
         gpu_instance=part.number,
@@ -152,15 +152,16 @@ def alone(gpu: GpuLedger, number: int, index: int | None = None) -> GpuLedger:
     )
 
 
-def note(gpu: GpuSighting, found: Sequence[Part]) -> tuple[str, ...]:
+def note(gpu: GpuSighting, found: Sequence[Part]) -> tuple[Note, ...]:
     """What to say where the instances cannot be counted one by one."""
     if not disagree(gpu, found) or gpu.memory is None:
         return ()
     inside = sum(part.memory.total for part in found if part.memory)
-    return (
+    text = (
         f"the MIG instances have {size(inside)} together, more than the GPU: MIG was changed while it was"
-        " read, so the GPU is shown as a whole",
+        " read, so the GPU is shown as a whole"
     )
+    return (Note("mig-changed", text),)
 
 
 def known(seen: Sightings) -> dict[int, tuple[Part, ...]]:

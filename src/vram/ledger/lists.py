@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from vram.ledger.sightings import Charge, GpuSighting
-from vram.model.ledger import Entry
+from vram.model.ledger import Entry, Note
 from vram.units import counted, size
 
 # Far more than have contexts on any GPU: each takes half a GiB of it.
@@ -62,19 +62,21 @@ def _together(instance: int | None, charges: list[Charge]) -> Entry:
     )
 
 
-def notes(gpu: GpuSighting) -> tuple[str, ...]:
+def notes(gpu: GpuSighting) -> tuple[Note, ...]:
     """What was done to the lists."""
     return tuple(_notes(sum(gpu.repeated.values()), gpu.unnamed))
 
 
-def _notes(repeated: int, unnamed: list[Charge]) -> Iterable[str]:
+def _notes(repeated: int, unnamed: list[Charge]) -> Iterable[Note]:
     if repeated:
-        yield (
+        text = (
             f"the driver's lists name processes again that they have named, {repeated:,} times: each counts"
             " once, with its largest figure"
         )
+        yield Note("listed-again", text)
     if unnamed:
-        yield (
+        text = (
             f"the driver's lists name {len(unnamed):,} more processes than the {MOST_CHARGES:,} that are"
             " named here: the others share one line"
         )
+        yield Note("too-many-listed", text)

@@ -66,6 +66,7 @@ class GpuSighting(Struct):
     memory: MemoryFacts | None = None
     status: Status = "ok"
     message: str | None = None
+    code: str | None = None
     charges: list[Charge] = []
     ended: list[Charge] = []
     """Charges of processes that ended while they were read (ledger/ended.py)."""
@@ -111,6 +112,7 @@ class Sightings(Struct):
     adapters: list[AdapterFacts] = []
     windows: list[WindowsMemoryFacts] = []
     windows_message: str | None = None
+    windows_code: str | None = None
     """Why Windows said nothing."""
     unproved: bool = False
     """Some descriptors could not be tried for exported memory."""
@@ -241,7 +243,7 @@ def _unplugged(seen: Sightings, address: str, driver: str) -> GpuSighting:
         uuid=f"PCI-{address}", name="unknown GPU", bus_id=address, vendor=_VENDORS[driver], driver=driver
     )
     message = f"processes have the GPU at {address} open, and sysfs does not show it any more"
-    seen.gpus[index] = GpuSighting(index, facts, status="lost", message=message)
+    seen.gpus[index] = GpuSighting(index, facts, status="lost", message=message, code="unplugged")
     return seen.gpus[index]
 
 
@@ -270,6 +272,7 @@ def _place(seen: Sightings, observation: Observation) -> None:
             seen.cut.add(observation.process.pid)
         case None if observation.probe == "windows.ask":
             seen.windows_message = observation.message
+            seen.windows_code = observation.code
         case None if observation.probe == "windows.age":
             seen.windows_age = observation.message
         case (DmabufFacts() | ExportFacts()) as facts if observation.process and observation.nbytes:
@@ -315,6 +318,7 @@ def _place_on_gpu(gpu: GpuSighting, observation: Observation) -> None:
     if observation.status not in ("ok", "unsupported") and gpu.status == "ok":
         gpu.status = observation.status
         gpu.message = observation.message
+        gpu.code = observation.code
 
 
 def _cost_the_lists(observation: Observation) -> bool:

@@ -16,7 +16,7 @@ from vram.ledger.adapters import AdapterMatch
 from vram.ledger.guests import Linux, linux_entries
 from vram.ledger.reconcile import fit
 from vram.ledger.sightings import GpuSighting, Sightings
-from vram.model.ledger import Entry, known_bytes
+from vram.model.ledger import Entry, Note, known_bytes
 from vram.model.windows import AdapterFacts, WindowsMemoryFacts, WindowsProcess, WindowsSide
 from vram.units import MIB, counted, size
 
@@ -30,16 +30,16 @@ class WddmAccount(Struct, frozen=True):
     """Entries that sum to the bytes in use, what to say about them, and what Windows said."""
 
     entries: tuple[Entry, ...]
-    notes: tuple[str, ...]
+    notes: tuple[Note, ...]
     side: WindowsSide
 
 
 def account(seen: Sightings, gpu: GpuSighting, joined: AdapterMatch, used: int) -> WddmAccount:
     """Account for *used* bytes of *gpu*, to the byte."""
     if not seen.windows:
-        return _unseen(seen, gpu, used, seen.windows_message or "Windows was not asked")
+        return _unseen(seen, gpu, used, seen.windows_message or "Windows was not asked", seen.windows_code)
     if joined.adapter is None:
-        return _unseen(seen, gpu, used, _ambiguity(seen, joined))
+        return _unseen(seen, gpu, used, _ambiguity(seen, joined), "adapter-unknown")
     rows = [row for row in seen.windows if row.luid == joined.adapter.luid]
     guest, others = _told_apart(rows)
     claims = [_windows(row, joined) for row in others if row.device_bytes]
@@ -56,7 +56,7 @@ def account(seen: Sightings, gpu: GpuSighting, joined: AdapterMatch, used: int) 
     )
 
 
-def _unseen(seen: Sightings, gpu: GpuSighting, used: int, why: str) -> WddmAccount:
+def _unseen(seen: Sightings, gpu: GpuSighting, used: int, why: str, code: str | None) -> WddmAccount:
     linux = linux_entries(seen, gpu, Linux(None, None, most=used))
     rest = used - known_bytes(linux)
     hidden = Entry(
@@ -69,7 +69,8 @@ def _unseen(seen: Sightings, gpu: GpuSighting, used: int, why: str) -> WddmAccou
         hidden_by="windows",
         confidence="unknown",
     )
-    return WddmAccount((*linux, *([hidden] if rest else [])), (), WindowsSide(read=False, message=why))
+    side = WindowsSide(read=False, message=why, code=code)
+    return WddmAccount((*linux, *([hidden] if rest else [])), (), side)
 
 
 def _ambiguity(seen: Sightings, joined: AdapterMatch) -> str:
@@ -166,13 +167,14 @@ def _side(
     )
 
 
-def _notes(side: WindowsSide, used: int) -> list[str]:
+def _notes(side: WindowsSide, used: int) -> list[Note]:
     """Where Windows and the driver do not agree."""
     apart = (side.counted_bytes or 0) - used
     if abs(apart) < _WORTH_A_NOTE:
         return []
     word = "more" if apart > 0 else "less"
-    return [
+    text = (
         f"Windows' counters add up to {size(side.counted_bytes or 0)}, {size(abs(apart))} {word} than the"
         f" {size(used)} that the driver counts in use; the driver's figure is the sum here"
-    ]
+    )
+    return [Note("windows-apart", text)]

@@ -13,7 +13,8 @@ class Remedy(Struct, frozen=True, kw_only=True):
     """One way out. It names a step and a target, never a callable.
 
     ``command`` can be pasted into a shell as it stands; it is empty where the way out is
-    not a command.
+    not a command. ``pids`` are the processes that it acts on or looks at; ``target`` says the same to
+    people.
     """
 
     step: str
@@ -21,6 +22,7 @@ class Remedy(Struct, frozen=True, kw_only=True):
     text: str
     command: str = ""
     harm: Harm = "none"
+    pids: tuple[int, ...] = ()
 
 
 class Finding(Struct, frozen=True, kw_only=True):

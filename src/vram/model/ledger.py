@@ -15,6 +15,20 @@ from vram.model.windows import WindowsProcess, WindowsSide
 
 Confidence = Literal["fact", "likely", "unknown"]
 Medium = Literal["handle", "dmabuf", "managed", "shared"]
+NoteCode = Literal[
+    "overlap",
+    "moved",
+    "totals-apart",
+    "listed-again",
+    "too-many-listed",
+    "ended-meanwhile",
+    "mig-changed",
+    "over-full",
+    "windows-old",
+    "windows-apart",
+    "not-divided",
+]
+"""What a note is about; docs/reference/json.md has a line for each."""
 Sharing = Literal["all", "one", "together"]
 """What several holders of one entry mean; see Entry."""
 
@@ -138,6 +152,13 @@ class MigDevice(Struct, frozen=True, kw_only=True):
     compute_instance: int
 
 
+class Note(Struct, frozen=True):
+    """Something worth knowing about a GPU's figures. ``code`` never changes its meaning."""
+
+    code: NoteCode
+    text: str
+
+
 class Instance(Struct, frozen=True, kw_only=True):
     """One GPU instance of a divided GPU, and the MIG devices that share its memory.
 
@@ -150,7 +171,7 @@ class Instance(Struct, frozen=True, kw_only=True):
     total_bytes: int | None
     memory: MemoryFacts | None = None
     message: str | None = None
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
 
 
 class GpuLedger(Struct, frozen=True, kw_only=True):
@@ -169,7 +190,9 @@ class GpuLedger(Struct, frozen=True, kw_only=True):
     entries: tuple[Entry, ...]
     status: Status = "ok"
     message: str | None = None
-    notes: tuple[str, ...] = ()
+    code: str | None = None
+    """Why ``status`` is not ok, as the observation said it; None where the ledger found it out."""
+    notes: tuple[Note, ...] = ()
     open_only: tuple[OpenOnly, ...] = ()
     facts: GpuFacts | None = None
     memory: MemoryFacts | None = None

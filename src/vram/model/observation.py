@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal, TypeAlias
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from vram.model.drm import CapacityFacts, ClientFacts, ComputeFacts, SystemMemoryFacts
 from vram.model.files import DmabufFacts, ExportFacts, FilesFacts, UnreadableFacts
@@ -37,8 +38,23 @@ Facts: TypeAlias = (
 )
 
 
+# Codes that are asked for in more than one place; docs/reference/json.md lists all of them.
+NVML_NO_LIBRARY = "nvml-12"
+NVML_RESET_REQUIRED = "nvml-16"
+NVML_MISMATCH = "nvml-18"
+NO_NVML_BINDING = "no-nvml-binding"
+NVML_BINDING_TOO_NEW = "nvml-binding-too-new"
+WINDOWS_LEFT_OUT = "windows-left-out"
+NO_POWERSHELL = "no-powershell"
+NO_INTEROP = "no-interop"
+
+
 class Observation(Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """One statement of one probe. ``nbytes`` None means unknown, never zero."""
+    """One statement of one probe. ``nbytes`` None means unknown, never zero.
+
+    Where ``status`` is not "ok", ``code`` says why: it never changes its meaning. ``message`` says the
+    same to people. "nvml-18" is the NVML call's own return value.
+    """
 
     probe: str
     status: Status = "ok"
@@ -47,15 +63,24 @@ class Observation(Struct, frozen=True, omit_defaults=True, kw_only=True):
     nbytes: int | None = None
     facts: Facts | None = None
     message: str | None = None
+    code: str | None = None
+
+
+def with_code(observation: Observation) -> Observation:
+    """*observation*, with its status as its code where it failed and the probe knows no better one."""
+    if observation.status == "ok" or observation.code is not None:
+        return observation
+    return replace(observation, code=observation.status)
 
 
 class ProbeRun(Struct, frozen=True):
-    """How one probe went: its worst status and how long it took."""
+    """How one probe went: its worst status, with the code and message of that, and how long it took."""
 
     name: str
     status: Status
     duration_s: float
     message: str | None = None
+    code: str | None = None
 
 
 class HostFacts(Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""What is parked: a process whose GPU memory lies in host memory, and how it gets back."""
+"""Parked processes: their GPU memory lies in host memory until they are brought back."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from vram.model.plan import Target
 PARKED_SCHEMA = 1
 
 CheckpointState = Literal["running", "locked", "parked", "failed"]
-"""The driver's own word on a process. "failed" is for good: its next CUDA call fails."""
+"""What the driver reports of a process. "failed" is permanent: its next CUDA call fails."""
 
 Purpose = Literal["park", "borrow"]
 
 
-class Share(Struct, frozen=True):
+class GpuShare(Struct, frozen=True):
     """What a process has on one GPU, and needs there again. The UUID stays its own across reboots."""
 
     gpu: int
@@ -25,10 +25,10 @@ class Share(Struct, frozen=True):
 
 
 class Parked(Struct, frozen=True, kw_only=True):
-    """One line of the journal: we have begun to move this process, or have moved it.
+    """One entry of the journal: we have begun to move this process, or have moved it.
 
-    Which of the two is the driver's to say. A process that was parked for a borrow is owed
-    back as soon as that has ended.
+    Which of the two, only the driver knows. A process that was parked for a borrow is brought back as
+    soon as that has ended.
     """
 
     schema: int = PARKED_SCHEMA
@@ -37,7 +37,7 @@ class Parked(Struct, frozen=True, kw_only=True):
     pid_namespace: int | None = None
     """Where the pid means this process: the namespace of the vram that wrote it, not the target's own."""
     target: Target
-    shares: tuple[Share, ...]
+    shares: tuple[GpuShare, ...]
     since: str
     by_user: str
     by_pid: int
@@ -49,10 +49,10 @@ class Parked(Struct, frozen=True, kw_only=True):
 
 
 class Unrecorded(Parked, frozen=True, kw_only=True):
-    """A process that the driver says is parked, locked or failed, though no journal entry tells of it.
+    """A process that the driver reports as parked, locked or failed, and that has no journal entry.
 
     ``since`` is when we found it. ``shares`` are the most that it may need: on each GPU that it may
-    use, all of its own host memory. None of them: the room that it needs is not known.
+    use, all of its own host memory. Empty: the room that it needs is not known.
     """
 
     state: CheckpointState

@@ -11,15 +11,15 @@ from vram.model.process import ProcessRef
 PLAN_SCHEMA = 1
 
 StepKind = Literal["trim", "park", "kill", "reset"]
-"""The ladder, least harm first."""
+"""The actions, least harm first."""
 
 OutcomeStatus = Literal["done", "refused", "failed", "not-needed", "unkillable"]
 
 
-class Wish(Struct, frozen=True, kw_only=True):
-    """What is asked for. ``pids`` and ``findings`` narrow it down; only ``pids`` name the healthy.
+class Request(Struct, frozen=True, kw_only=True):
+    """What memory is asked for. ``pids`` and ``findings`` narrow it down; only ``pids`` name the healthy.
 
-    ``goal_bytes`` are to come back on one GPU: one of ``gpus`` (empty: any). Without a goal, all
+    ``goal_bytes`` are to be freed on one GPU: one of ``gpus`` (empty: any). Without a goal, all
     caches and leftovers are planned. ``park_idle`` allows to park idle processes that nobody named.
     ``up_to`` is the most harmful action allowed; ``only`` is the one action to use. ``tree`` means
     the descendants of ``pids`` too, as far as they are on a GPU.
@@ -35,11 +35,11 @@ class Wish(Struct, frozen=True, kw_only=True):
     tree: bool = False
 
 
-class Spared(Struct, frozen=True, kw_only=True):
+class Skipped(Struct, frozen=True, kw_only=True):
     """A piece of memory that is left alone, who holds it, and why; ``command`` would change that.
 
     ``pid`` is None where nobody can be named. ``others`` hold the same bytes, or only have its files
-    open. ``leftover``: its owner is dead, so it is not in use, and still it was not given back.
+    open. ``leftover``: its owner is dead, so it is not in use, and still it was not freed.
     """
 
     pid: int | None
@@ -71,10 +71,10 @@ class Target(Struct, frozen=True, kw_only=True):
 
 
 class Step(Struct, frozen=True, kw_only=True):
-    """One rung for one target. ``predicted_bytes`` None: it cannot be told beforehand.
+    """One action on one target. ``predicted_bytes`` None: not known beforehand.
 
-    Where several processes keep the same bytes, each has a step of its own and only the
-    last of them predicts the bytes: one alone gives nothing back.
+    Where several processes hold the same bytes, each has a step of its own and only the
+    last of them predicts the bytes: one alone frees nothing.
     """
 
     kind: StepKind
@@ -104,7 +104,15 @@ class Draft(Struct, frozen=True, kw_only=True):
     """A plan, and who is left alone by it: the second is for reading, and no part of the digest."""
 
     plan: Plan
-    spared: tuple[Spared, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
+
+    @property
+    def spared(self) -> tuple[Skipped, ...]:
+        """The old name of ``skipped``."""
+        import warnings
+
+        warnings.warn("Draft.spared is called Draft.skipped now", DeprecationWarning, stacklevel=2)
+        return self.skipped
 
 
 class Outcome(Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""What a process held as mere cache, and what it let go of, in its own frameworks' words.
+"""What a process held as cache and what it released, as its own frameworks report it.
 
 An answer was written inside somebody else's program: sizes are checked, text is bounded.
 """
@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 from vram.model.plan import Target
 
 Via = Literal["agent", "jupyter", "remote-exec", "ptrace"]
-"""The ways into a process, safest first."""
+"""How a process is attached to, safest first."""
 
 Verb = Literal["measure", "trim"]
 
@@ -24,7 +24,7 @@ Ordinal = Annotated[int, Meta(ge=0, le=4096)]
 
 
 class CacheLine(Struct, frozen=True, kw_only=True):
-    """One framework's memory on one device, by its own count; None where it does not tell.
+    """One framework's memory on one device, by its own count; None where it does not report it.
 
     ``device`` is the number that the process itself knows the GPU by, which
     CUDA_VISIBLE_DEVICES may have changed.
@@ -60,20 +60,20 @@ class Trimmed(Struct, frozen=True, kw_only=True):
 
     @property
     def reclaimable_bytes(self) -> int:
-        """Device memory that the frameworks call unused, as far as they tell."""
+        """Device memory that the frameworks call unused, as far as they report it."""
         return sum(line.reclaimable or 0 for line in self.lines if line.memory == "device")
 
     @property
     def returned_bytes(self) -> int:
-        """Device memory that the frameworks gave up, by their own count."""
+        """Device memory that the frameworks released, by their own count."""
         return sum(line.returned_bytes or 0 for line in self.lines if line.memory == "device")
 
 
 class TrimReceipt(Struct, frozen=True, kw_only=True):
-    """One process trimmed: its own account, and the driver's word before and after.
+    """One process trimmed: its own account, and the driver's figures before and after.
 
-    Where the driver tells no figures per process (WSL2), ``whole_gpu`` says that its word is
-    about everybody on those GPUs together. ``stopped_s`` is for how long it stood still.
+    Where the driver has no figures per process (WSL2), ``whole_gpu`` says that these are about
+    everybody on those GPUs together. ``stopped_s`` is how long it was stopped.
     """
 
     target: Target
@@ -93,9 +93,9 @@ class TrimReceipt(Struct, frozen=True, kw_only=True):
 
 
 class Trimmable(Struct, frozen=True, kw_only=True):
-    """One process with memory of its own. ``via`` is None where it cannot be visited; ``reason`` says why.
+    """One process with memory of its own. ``via`` None: it cannot be attached to, and ``reason`` says why.
 
-    ``nbytes`` is all that the driver charges it with: how much of that is cache, only a visit tells.
+    ``nbytes`` is all that the driver charges it with: how much of that is cache, only the process knows.
     """
 
     pid: int

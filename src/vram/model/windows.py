@@ -4,11 +4,6 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-# Why Windows was not asked: each of these has a remedy of its own.
-LEFT_OUT = "Windows was left out, as --no-windows wants it"
-NO_POWERSHELL = "powershell.exe is nowhere to be found from here"
-NO_INTEROP = "Windows programs cannot be started from here: WSL's interop is off"
-
 
 class AdapterFacts(Struct, frozen=True, omit_defaults=True, tag="windows-adapter"):
     """One graphics adapter. Windows names it by a LUID, which changes at every boot."""
@@ -65,6 +60,8 @@ class WindowsSide(Struct, frozen=True, kw_only=True):
 
     read: bool
     message: str | None = None
+    code: str | None = None
+    """Why nothing was read, as the observation said it."""
     adapter: str | None = None
     certain: bool = False
     """Whether that adapter surely is this GPU."""

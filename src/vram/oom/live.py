@@ -17,7 +17,7 @@ from vram.model.ledger import Entry, GpuLedger, Ledger, known_bytes
 from vram.model.oom import Case, GpuMatch, Judgement, OomHolder, OomReading
 from vram.oom import remedies
 from vram.oom.judge import NEEDED, judge
-from vram.oom.sums import CONTEXT, LEAST, said, work_out
+from vram.oom.sums import CONTEXT, LEAST, said
 from vram.units import size
 
 GHOSTS = ("VR101", "VR102", "VR103", "VR104", "VR105", "VR106", "VR203")
@@ -35,8 +35,7 @@ def join(case: Case, ledger: Ledger, findings: Sequence[Finding], *, chosen: boo
     joined = _joined(case.reading, gpu, about, reason, ledger.taken_at)
     # Commands are for this machine, where the GPU may have another number than in the message.
     before = judge(replace(case.reading, gpu=gpu.index))
-    listed = [each.pid for each in work_out(case.reading).listed if each.pid not in joined.gone]
-    before = replace(before, remedies=tuple(_without_gone(before.remedies, listed)))
+    before = replace(before, remedies=tuple(_without_gone(before.remedies, joined.gone)))
     return replace(case, live=joined, judgement=_without_known(_again(case.reading, before, joined, about)))
 
 
@@ -156,11 +155,11 @@ def _again(
     return before
 
 
-def _without_gone(advice: Sequence[Remedy], listed: Sequence[int]) -> Iterator[Remedy]:
-    """Advise to end only *listed*, who hold memory here now: another program may have the other pids."""
+def _without_gone(advice: Sequence[Remedy], gone: Sequence[int]) -> Iterator[Remedy]:
+    """Drop pids that hold nothing here now from `vram kill`: another program may have that pid."""
     for remedy in advice:
         if remedy.step == "end":
-            yield from remedies.end(listed)
+            yield from remedies.end([pid for pid in remedy.pids if pid not in gone])
         else:
             yield remedy
 

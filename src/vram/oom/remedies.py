@@ -159,7 +159,14 @@ def end(pids: Sequence[int]) -> tuple[Remedy, ...]:
     if len(pids) == 1:
         text = "If it is a leftover of yours: end it. Unsaved work is lost."
     return (
-        Remedy(step="end", target=f"pid {words}", text=text, command=f"vram kill {words}", harm="loses-work"),
+        Remedy(
+            step="end",
+            target=f"pid {words}",
+            text=text,
+            command=f"vram kill {words}",
+            harm="loses-work",
+            pids=tuple(pids),
+        ),
     )
 
 

@@ -1,25 +1,30 @@
-"""Parks and unparks processes on behalf of a vram, and puts everything right if that vram dies.
+"""Parks and unparks processes on behalf of a vram, and undoes what is unfinished if that vram dies.
 
-These driver calls can take a minute, or never return, and between two of them the target
-stands still. So they are made here, in a process of its own session that answers on descriptor
-3, a socket of one message per packet:
+These driver calls can take a minute, or never return, and between two of them the target is paused.
+So they are made here, in a process with a session of its own that answers on descriptor 3, a socket of
+one message per packet:
 
     {"do": "state", "pid"}                        the driver's state of a process
     {"do": "park", "pid", "room", ...} + pidfd, claim      lock, checkpoint; on failure unlock
     {"do": "unpark", "pid", "room"} + pidfd, claim         restore, unlock
-    {"do": "settle", "pid"}                       the park is for good, whatever becomes of you
-    {"do": "until"} + pidfd                       put nothing back before this process has ended
+    {"do": "keep", "pid"}                         keep it parked, also after this worker has ended
+    {"do": "until"} + pidfd                       bring nothing back before this process has ended
 
-Until a park is settled it is a loan: when the line breaks, by a close or by a death, every
-process that was lent is brought back. Each comes with a claim, a locked file; the lock
-lasts as long as this process, so whoever gets it knows that nobody is at work any more.
+A park is temporary until it is to be kept: when the socket is closed, on purpose or by a death, every
+such process is brought back. Each comes with a claim, a locked file; the lock lasts as long as this
+process, so whoever gets it knows that nobody is moving the process any more.
 
-While it owes nothing, this process ends as soon as the line breaks or a signal asks for it, even
-from within a driver call that never returns. While it owes something, only SIGKILL ends it.
+With nothing to bring back, this process ends as soon as the socket is closed or a signal asks for it,
+even from within a driver call that never returns. Otherwise only SIGKILL ends it.
+
+No context is ever made here, so almost no GPU memory is taken.
+
+RUNNING -lock-> LOCKED -checkpoint-> CHECKPOINTED -restore-> LOCKED -unlock-> RUNNING
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import select
@@ -31,20 +36,113 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, NoReturn
 
-from vram.payloads.checkpoint import CHECKPOINTED, Driver, Turn, Unavailable
 from vram.payloads.gauge import Gauge
+from vram.payloads.libcuda import load
 
-LINE = 3
+SOCKET_FD = 3
 LONGEST = 1 << 16
 REPORT_EVERY_S = 0.1
 # Memory comes back a moment after its holder's end (110 ms on an H200), but others may want it too.
 ROOM_PATIENCE_S = 60.0
 ROOM_EVERY_S = 0.2
 REPORTER_S = 1.0
-DEAF = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+HELD_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+RUNNING, LOCKED, CHECKPOINTED, FAILED = STATES = range(4)
 
 
-class Loan(NamedTuple):
+class Unavailable(Exception):
+    """There is no driver that could be asked; ``code`` is its answer where it gave one."""
+
+    def __init__(self, message: str, code: int | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class CheckpointLockArgs(ctypes.Structure):
+    _fields_ = (
+        ("timeout_ms", ctypes.c_uint),
+        ("reserved", ctypes.c_uint),
+        ("more", ctypes.c_uint64 * 7),
+    )
+
+
+class CheckpointDriver:
+    """libcuda, initialised: measured 3.25 MiB of GPU memory while this process lives."""
+
+    def __init__(self) -> None:
+        try:
+            self._cuda = load()
+        except OSError:
+            raise Unavailable("the CUDA driver library (libcuda.so.1) is not installed") from None
+        if not hasattr(self._cuda, "cuCheckpointProcessLock"):
+            raise Unavailable("this driver cannot checkpoint processes: that came with version 570")
+        code = self._cuda.cuInit(0)
+        if code:
+            raise Unavailable(f"cuInit answered CUDA error {code}", code)
+
+    def state(self, pid: int) -> tuple[int, int | None]:
+        """Return the driver's answer, and the state where it gave one, which may be none of STATES."""
+        state = ctypes.c_int(-1)
+        code = int(self._cuda.cuCheckpointProcessGetState(pid, ctypes.byref(state)))
+        return code, None if code else state.value
+
+    def lock(self, pid: int, timeout_ms: int) -> int:
+        # Without a timeout the driver would wait for good for a kernel that never ends.
+        arguments = CheckpointLockArgs(timeout_ms=max(1, timeout_ms))
+        return int(self._cuda.cuCheckpointProcessLock(pid, ctypes.byref(arguments)))
+
+    def checkpoint(self, pid: int) -> int:
+        return int(self._cuda.cuCheckpointProcessCheckpoint(pid, None))
+
+    def restore(self, pid: int) -> int:
+        return int(self._cuda.cuCheckpointProcessRestore(pid, None))
+
+    def unlock(self, pid: int) -> int:
+        return int(self._cuda.cuCheckpointProcessUnlock(pid, None))
+
+
+class Transition:
+    """One park or unpark of a process: what the driver answered, and how long its calls took."""
+
+    def __init__(self, driver: CheckpointDriver, pid: int) -> None:
+        self._driver = driver
+        self._pid = pid
+        self.call = ""
+        self.code = 0
+        self.took_s = 0.0
+
+    def park(self, lock_timeout_ms: int) -> bool:
+        """Move the process's GPU memory into its host memory; after any failure it is unlocked."""
+        if not self._make("lock", lock_timeout_ms):
+            return False
+        if self._make("checkpoint"):
+            return True
+        self._driver.unlock(self._pid)
+        return False
+
+    def unpark(self) -> bool:
+        """Bring the memory back and let the process run on; also one that is only locked.
+
+        Where the driver does not report the state of the process, nothing is done to it.
+        """
+        self.call = "cuCheckpointProcessGetState"
+        self.code, state = self._driver.state(self._pid)
+        if state not in STATES:
+            return False
+        if state == CHECKPOINTED and not self._make("restore"):
+            return False
+        return state == RUNNING or self._make("unlock")
+
+    def _make(self, verb: str, *arguments: int) -> bool:
+        began = time.monotonic()
+        self.call = f"cuCheckpointProcess{verb.title()}"
+        self.code = getattr(self._driver, verb)(self._pid, *arguments)
+        self.took_s += time.monotonic() - began
+        return self.code == 0
+
+
+class OwedProcess(NamedTuple):
     """A process to be brought back: the room that it needs, its pidfd, and the claim on it."""
 
     room: list[tuple[str, int]]
@@ -59,143 +157,143 @@ class Loan(NamedTuple):
         os.close(self.claim)
 
 
-class Duty:
-    """Counts what this process owes: moves that are being made, and processes to be brought back.
+class Obligations:
+    """Counts why this process must not end yet: moves under way, and processes to be brought back.
 
-    Two threads wait for the line to break and for signals: the main one may be inside the driver.
+    Two threads wait for the socket to be closed and for signals: the main one may be inside the driver.
     """
 
     def __init__(self) -> None:
-        self._owed = 0
+        self._count = 0
         self._changed = threading.Condition()
 
-    def take(self) -> None:
-        self._add(1)
+    def add(self) -> None:
+        self._change(1)
 
-    def settle(self) -> None:
-        self._add(-1)
+    def remove(self) -> None:
+        self._change(-1)
 
-    def _add(self, number: int) -> None:
+    def _change(self, number: int) -> None:
         with self._changed:
-            self._owed += number
+            self._count += number
             self._changed.notify_all()
 
     @contextmanager
-    def owing(self) -> Iterator[None]:
-        self.take()
+    def counted(self) -> Iterator[None]:
+        self.add()
         try:
             yield
         finally:
-            self.settle()
+            self.remove()
 
-    def watch(self, line: socket.socket) -> None:
-        """Raises RuntimeError where this user may have no more threads."""
+    def watch(self, connection: socket.socket) -> None:
+        """Start both threads. Raises RuntimeError where this user may have no more of them."""
         # Blocked before there is a second thread, so in every one: none of the driver's calls is
         # interrupted, and the signals wait for who asks for them.
-        signal.pthread_sigmask(signal.SIG_BLOCK, DEAF)
-        for job in (lambda: self._leave_with(line), self._leave_when_told):
+        signal.pthread_sigmask(signal.SIG_BLOCK, HELD_SIGNALS)
+        for job in (lambda: self._exit_with(connection), self._exit_on_signal):
             threading.Thread(target=job, daemon=True).start()
 
-    def _leave_with(self, line: socket.socket) -> NoReturn:
+    def _exit_with(self, connection: socket.socket) -> NoReturn:
         poll = select.poll()
-        poll.register(line, select.POLLRDHUP)
+        poll.register(connection, select.POLLRDHUP)
         poll.poll()
         with self._changed:
-            self._changed.wait_for(lambda: not self._owed)
+            self._changed.wait_for(lambda: not self._count)
             os._exit(0)
 
-    def _leave_when_told(self) -> NoReturn:
+    def _exit_on_signal(self) -> NoReturn:
         while True:
-            signal.sigwait(DEAF)
+            signal.sigwait(HELD_SIGNALS)
             with self._changed:
-                if not self._owed:
+                if not self._count:
                     os._exit(0)
 
 
-class Worker:
-    """The driver, the line to who asked, and what was lent."""
+class CheckpointServer:
+    """The driver, the socket to the vram that asked, and the processes that are parked temporarily."""
 
-    def __init__(self, line: socket.socket, driver: Driver, duty: Duty) -> None:
-        self._line = line
+    def __init__(self, connection: socket.socket, driver: CheckpointDriver, obligations: Obligations) -> None:
+        self._socket = connection
         self._driver = driver
-        self._duty = duty
+        self._obligations = obligations
         self._gauge = Gauge()
-        self._loans: dict[int, Loan] = {}
+        self._owed_processes: dict[int, OwedProcess] = {}
         self._until = -1
         self._order = 0
 
     def serve(self) -> None:
-        """Do as told until the line breaks."""
+        """Carry out orders until the socket is closed."""
         while True:
             try:
-                packet, descriptors, _, _ = socket.recv_fds(self._line, LONGEST, 2)
+                packet, descriptors, _, _ = socket.recv_fds(self._socket, LONGEST, 2)
             except OSError:
                 return
             if not packet:
                 return
-            self._obey(json.loads(packet), descriptors)
+            self._do(json.loads(packet), descriptors)
 
-    def _tell(self, **fields: object) -> None:
+    def _reply(self, **fields: object) -> None:
         """Answer the latest order. Its number tells a late answer from the next one's."""
-        tell(self._line, order=self._order, **fields)
+        send(self._socket, order=self._order, **fields)
 
-    def _obey(self, order: dict[str, Any], descriptors: list[int]) -> None:
+    def _do(self, order: dict[str, Any], descriptors: list[int]) -> None:
         self._order = order["order"]
         match order["do"]:
             case "state":
                 code, state = self._driver.state(order["pid"])
-                self._tell(code=code, state=state, call="cuCheckpointProcessGetState")
+                self._reply(code=code, state=state, call="cuCheckpointProcessGetState")
             case "park":
-                self._park(order, Loan(order["room"], *descriptors))
+                self._park(order, OwedProcess(order["room"], *descriptors))
             case "unpark":
-                self._unpark(order, Loan(order["room"], *descriptors))
-            case "settle":
-                self._settle(order["pid"])
-                self._tell()
+                self._unpark(order, OwedProcess(order["room"], *descriptors))
+            case "keep":
+                self._forget(order["pid"])
+                self._reply()
             case "until":
                 (self._until,) = descriptors
-                self._tell()
+                self._reply()
 
-    def _park(self, order: dict[str, Any], loan: Loan) -> None:
+    def _park(self, order: dict[str, Any], owed: OwedProcess) -> None:
         pid = order["pid"]
-        if loan.has_ended():
-            loan.close()
-            return self._tell(ended=True)
-        turn = Turn(self._driver, pid)
-        self._duty.take()
+        if owed.has_ended():
+            owed.close()
+            return self._reply(ended=True)
+        transition = Transition(self._driver, pid)
+        self._obligations.add()
         with self._reporting(order):
-            self._loans[pid] = loan
-            if not turn.park(order["lock_ms"]):
-                self._settle(pid)
-        return self._answer(turn, pid)
+            self._owed_processes[pid] = owed
+            if not transition.park(order["lock_ms"]):
+                self._forget(pid)
+        return self._answer(transition, pid)
 
-    def _settle(self, pid: int) -> None:
-        self._loans.pop(pid).close()
-        self._duty.settle()
+    def _forget(self, pid: int) -> None:
+        self._owed_processes.pop(pid).close()
+        self._obligations.remove()
 
-    def _unpark(self, order: dict[str, Any], loan: Loan) -> None:
+    def _unpark(self, order: dict[str, Any], owed: OwedProcess) -> None:
         pid = order["pid"]
         try:
-            short = self._wait_for_room(pid, loan, order["patience_s"], asked=True)
-            if loan.has_ended():
-                return self._tell(ended=True)
+            short = self._wait_for_room(pid, owed, order["patience_s"], asked=True)
+            if owed.has_ended():
+                return self._reply(ended=True)
             if short:
-                return self._tell(short=short)
-            turn = Turn(self._driver, pid)
-            with self._duty.owing(), self._reporting(order):
-                if turn.unpark() and pid in self._loans:
-                    self._settle(pid)
-            return self._answer(turn, pid)
+                return self._reply(short=short)
+            transition = Transition(self._driver, pid)
+            with self._obligations.counted(), self._reporting(order):
+                if transition.unpark() and pid in self._owed_processes:
+                    self._forget(pid)
+            return self._answer(transition, pid)
         finally:
-            loan.close()
+            owed.close()
 
-    def _answer(self, turn: Turn, pid: int) -> None:
+    def _answer(self, transition: Transition, pid: int) -> None:
         state = self._driver.state(pid)[1]
-        self._tell(code=turn.code, call=turn.call, took_s=turn.took_s, state=state)
+        self._reply(code=transition.code, call=transition.call, took_s=transition.took_s, state=state)
 
     @contextmanager
     def _reporting(self, order: dict[str, Any]) -> Iterator[None]:
-        """Tell the device's own figures while the driver is at work, where somebody watches."""
+        """Send the device's own figures while the driver works, where they are asked for."""
         uuids = [uuid for uuid, _ in order["room"]]
         done = threading.Event()
         thread = threading.Thread(target=self._report, args=(uuids, done), daemon=True)
@@ -207,33 +305,35 @@ class Worker:
         finally:
             done.set()
             if thread.ident is not None:
-                thread.join(REPORTER_S)  # NVML may hang: what is reported late is passed over
+                thread.join(REPORTER_S)  # NVML may hang: what is reported late is ignored
 
     def _report(self, uuids: list[str], done: threading.Event) -> None:
         while not done.wait(REPORT_EVERY_S):
-            self._tell(used=self._gauge.used(uuids))
+            self._reply(used=self._gauge.used(uuids))
 
-    def put_back(self) -> None:
-        """Bring back everybody who was lent, after the command that they made room for."""
-        if self._loans and self._until >= 0:
+    def bring_back(self) -> None:
+        """Bring back every process that is parked temporarily, after the command that they made room for."""
+        if self._owed_processes and self._until >= 0:
             ended(self._until, None)
-        for pid, loan in self._loans.items():
-            if not self._wait_for_room(pid, loan, ROOM_PATIENCE_S, asked=False) and not loan.has_ended():
-                Turn(self._driver, pid).unpark()
+        for pid, owed in self._owed_processes.items():
+            if not self._wait_for_room(pid, owed, ROOM_PATIENCE_S, asked=False) and not owed.has_ended():
+                Transition(self._driver, pid).unpark()
 
-    def _shortage(self, pid: int, loan: Loan) -> dict[str, int]:
+    def _shortage(self, pid: int, owed: OwedProcess) -> dict[str, int]:
         """What a restore would miss; one who is only locked has all its memory still."""
         parked = self._driver.state(pid)[1] == CHECKPOINTED
-        return self._gauge.shortage(loan.room) if parked else {}
+        return self._gauge.shortage(owed.room) if parked else {}
 
-    def _wait_for_room(self, pid: int, loan: Loan, patience_s: float, *, asked: bool) -> dict[str, int]:
+    def _wait_for_room(
+        self, pid: int, owed: OwedProcess, patience_s: float, *, asked: bool
+    ) -> dict[str, int]:
         """What is still missing in the end: a restore that finds too little leaves the process stuck.
 
-        Who *asked* for it calls the wait off by hanging up; what is owed is waited for without anybody.
+        Who *asked* for it ends the wait by closing the socket; otherwise nobody has to be there.
         """
         deadline = time.monotonic() + patience_s
-        while (short := self._shortage(pid, loan)) and time.monotonic() < deadline:
-            if loan.has_ended(ROOM_EVERY_S) or (asked and hung_up(self._line)):
+        while (short := self._shortage(pid, owed)) and time.monotonic() < deadline:
+            if owed.has_ended(ROOM_EVERY_S) or (asked and hung_up(self._socket)):
                 break
         return short
 
@@ -245,31 +345,31 @@ def ended(pidfd: int, wait_s: float | None) -> bool:
     return bool(poll.poll(None if wait_s is None else wait_s * 1000))
 
 
-def hung_up(line: socket.socket) -> bool:
+def hung_up(connection: socket.socket) -> bool:
     """Whether nobody is at the other end any more."""
     poll = select.poll()
-    poll.register(line, select.POLLRDHUP)
+    poll.register(connection, select.POLLRDHUP)
     return bool(poll.poll(0))
 
 
-def tell(line: socket.socket, **fields: object) -> None:
-    with suppress(OSError):  # nobody listens any more: then the next reading of the line ends it
-        line.send(json.dumps(fields).encode())
+def send(connection: socket.socket, **fields: object) -> None:
+    with suppress(OSError):  # nobody listens any more: then the next read of the socket ends it
+        connection.send(json.dumps(fields).encode())
 
 
 def main() -> None:
     os.chdir("/")
-    line = socket.socket(fileno=LINE)
-    duty = Duty()
+    connection = socket.socket(fileno=SOCKET_FD)
+    obligations = Obligations()
     try:
-        duty.watch(line)
-        worker = Worker(line, Driver(), duty)
+        obligations.watch(connection)
+        worker = CheckpointServer(connection, CheckpointDriver(), obligations)
     except (Unavailable, RuntimeError) as error:
-        tell(line, unavailable=str(error), code=getattr(error, "code", None))
+        send(connection, unavailable=str(error), code=getattr(error, "code", None))
         return
-    tell(line, ready=True)
+    send(connection, ready=True)
     try:
         worker.serve()
     finally:
-        worker.put_back()
+        worker.bring_back()
         os._exit(0)  # the driver's library, and threads that hang in it, are not asked

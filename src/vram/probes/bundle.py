@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from vram import untrusted
 from vram.errors import BadSnapshot
 from vram.files import write_file
 from vram.model.drm import CapacityFacts, ClientFacts, SystemMemoryFacts
 from vram.model.gpu import MemoryFacts, MigFacts
-from vram.model.observation import SURVEY_SCHEMA, Facts, Survey
+from vram.model.observation import (
+    NO_INTEROP,
+    NO_NVML_BINDING,
+    NO_POWERSHELL,
+    NVML_BINDING_TOO_NEW,
+    SURVEY_SCHEMA,
+    WINDOWS_LEFT_OUT,
+    Facts,
+    Observation,
+    ProbeRun,
+    Survey,
+)
 from vram.model.windows import AdapterFacts, WindowsMemoryFacts
 from vram.probes.redact import redact
 
@@ -25,6 +38,7 @@ _MOST_BYTES = 1 << 62  # beyond it lies no GPU, only the driver's "not available
 _TAKE_AGAIN = "take it again with `vram snapshot -o FILE`"
 
 Shape = TypeVar("Shape")
+Said = TypeVar("Said", Observation, ProbeRun)
 
 
 class _Label(msgspec.Struct):
@@ -48,7 +62,7 @@ def loads(data: bytes, origin: str = "the snapshot") -> Survey:
         raise
     _require_our_schema(_Label(schema=survey.schema, program=survey.program), origin)
     _check(survey, origin)
-    return survey
+    return _with_codes(survey)
 
 
 def _require_our_schema(label: _Label, origin: str) -> None:
@@ -59,6 +73,40 @@ def _require_our_schema(label: _Label, origin: str) -> None:
         )
     if label.schema != SURVEY_SCHEMA:
         raise BadSnapshot(f"{origin} says schema {label.schema}, which never was", hint=_TAKE_AGAIN)
+
+
+# What earlier versions, whose statements had no codes, wrote where these codes matter.
+_NVML_ERROR = "(NVML error "
+_OLD_WORDS = {
+    "Windows was left out": WINDOWS_LEFT_OUT,
+    "powershell.exe is nowhere": NO_POWERSHELL,
+    "Windows programs cannot be started": NO_INTEROP,
+    "the Python package nvidia-ml-py": NO_NVML_BINDING,
+    "nvidia-ml-py is newer": NVML_BINDING_TOO_NEW,
+}
+
+
+def _with_codes(survey: Survey) -> Survey:
+    """*survey* with a code on each statement of an earlier version that was not ok."""
+    said: Iterable[Observation | ProbeRun] = chain(survey.observations, survey.probes)
+    if all(each.status == "ok" or each.code is not None for each in said):
+        return survey
+    return replace(
+        survey,
+        observations=tuple(map(_coded, survey.observations)),
+        probes=tuple(map(_coded, survey.probes)),
+    )
+
+
+def _coded(said: Said) -> Said:
+    if said.status == "ok" or said.code is not None:
+        return said
+    message = said.message or ""
+    _, mark, number = message.rpartition(_NVML_ERROR)
+    if mark and number[:-1].isdecimal():
+        return replace(said, code=f"nvml-{number[:-1]}")
+    old = (code for words, code in _OLD_WORDS.items() if message.startswith(words))
+    return replace(said, code=next(old, said.status))
 
 
 def write(survey: Survey, path: str) -> None:

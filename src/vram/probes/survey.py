@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from vram import __version__
 from vram.host.ports import Clock, Host, WindowsQuery
-from vram.model.observation import HostFacts, Observation, ProbeRun, Status, Survey
+from vram.model.observation import HostFacts, Observation, ProbeRun, Status, Survey, with_code
 from vram.probes.sources import exports, files, nvml, processes
 
 # A call that hangs takes all the time it gets: the sources after it must still have some.
@@ -16,7 +16,7 @@ _TRIES = 2
 _WORST_LAST: tuple[Status, ...] = ("ok", "unsupported", "denied", "timeout", "lost", "failed")
 
 
-class _Notes:
+class _Collected:
     """What was seen so far, and how each source went."""
 
     def __init__(self, clock: Clock, deadline_s: float) -> None:
@@ -35,21 +35,21 @@ class _Notes:
         first = len(self.seen)
         try:
             for observation in source:
-                self.seen.append(observation)
+                self.seen.append(with_code(observation))
         except Exception as error:
             message = f"{type(error).__name__}: {error}"
-            self.seen.append(Observation(probe=name, status="failed", message=message))
+            self.seen.append(Observation(probe=name, status="failed", code="error", message=message))
         self.runs.append(_run(name, self.seen[first:], self._clock.monotonic() - began))
 
     def forget(self, name: str) -> None:
-        """Let go of what a source said: it will say it better."""
+        """Drop what a source said: it will be read again."""
         self.seen = [each for each in self.seen if not each.probe.startswith(f"{name}.")]
         self.runs = [run for run in self.runs if run.name != name]
 
 
 def survey(host: Host, *, deadline_s: float = 5.0) -> Survey:
-    """Look at everything, within about *deadline_s*."""
-    notes = _Notes(host.clock, deadline_s)
+    """Read every source, within about *deadline_s*."""
+    notes = _Collected(host.clock, deadline_s)
     taken_at, began = host.clock.now(), host.clock.monotonic()
     # The driver is read by a process of its own, beside our walk over everybody's files.
     driver = _started(host, notes.left_s() * _DRIVER_SHARE)
@@ -57,7 +57,7 @@ def survey(host: Host, *, deadline_s: float = 5.0) -> Survey:
     # And so is Windows, where this is Linux inside of it.
     query = _asked(host, me, notes.left_s() * _DRIVER_SHARE) if me.wsl else None
     try:
-        _look(host, notes, driver, began)
+        _read_all(host, notes, driver, began)
         if query is not None:
             notes.take("windows", _answers(query, me), began)
     finally:
@@ -72,7 +72,7 @@ def survey(host: Host, *, deadline_s: float = 5.0) -> Survey:
     )
 
 
-def _look(host: Host, notes: _Notes, driver: Iterable[Observation], began: float) -> None:
+def _read_all(host: Host, notes: _Collected, driver: Iterable[Observation], began: float) -> None:
     notes.take(files.NAME, files.observe(host, notes.left_s()))
     notes.take(nvml.NAME, driver, began)
     for _ in range(_TRIES):
@@ -101,7 +101,7 @@ def _started(host: Host, deadline_s: float) -> Iterable[Observation]:
         return nvml.begin(host, deadline_s)
     except Exception as error:
         message = f"{type(error).__name__}: {error}"
-        return [Observation(probe="nvml.init", status="failed", message=message)]
+        return [Observation(probe="nvml.init", status="failed", code="error", message=message)]
 
 
 def _asked(host: Host, me: HostFacts, deadline_s: float) -> WindowsQuery | None:
@@ -119,4 +119,6 @@ def _answers(query: WindowsQuery, me: HostFacts) -> Iterable[Observation]:
 def _run(name: str, said: list[Observation], duration_s: float) -> ProbeRun:
     worst = max(said, key=lambda each: _WORST_LAST.index(each.status), default=None)
     status: Status = worst.status if worst else "ok"
-    return ProbeRun(name, status, round(duration_s, 6), worst.message if worst else None)
+    return ProbeRun(
+        name, status, round(duration_s, 6), worst.message if worst else None, worst.code if worst else None
+    )

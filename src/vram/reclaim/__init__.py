@@ -1,9 +1,9 @@
-"""Give memory back with the least harm, and prove it by reading the device again.
+"""Free memory with the least harm, and prove it by reading the device again.
 
     draft = vram.reclaim.plan(goal="20GiB", gpus=(0,))
     receipt = vram.reclaim.execute(draft.plan)
 
-``plan`` only looks. ``execute`` refuses where the world is no longer what the plan was made for,
+``plan`` only reads. ``execute`` refuses where the machine is no longer what the plan was made for,
 writes every step to the audit log before and after, and stops when the goal is met.
 """
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from vram.host.ports import Host
-    from vram.model.plan import Draft, Outcome, Plan, Receipt, Spared, StepKind
+    from vram.model.plan import Draft, Outcome, Plan, Receipt, Skipped, StepKind
 
 __all__ = ["execute", "plan", "remaining"]
 
@@ -34,19 +34,19 @@ def plan(
     host: Host | None = None,
     deadline_s: float = DEADLINE_S,
 ) -> Draft:
-    """Look at the machine and return what would be done; nothing is touched.
+    """Read the machine and return what would be done; nothing is touched.
 
-    *goal* is what should come back on one GPU, in bytes or like "20GiB"; without it all caches and
-    leftovers are planned. See :class:`vram.model.plan.Wish`.
+    *goal* is what should be freed on one GPU, in bytes or like "20GiB"; without it all caches and
+    leftovers are planned. See :class:`vram.model.plan.Request`.
     """
-    from vram.model.plan import Wish
-    from vram.reclaim.looking import look_at_all
+    from vram.model.plan import Request
+    from vram.reclaim.device_state import read_and_diagnose
     from vram.reclaim.planner import plan as make
     from vram.units import parse_size
 
     host = host or _local()
     nbytes = parse_size(goal) if isinstance(goal, str) else goal
-    wish = Wish(
+    request = Request(
         goal_bytes=nbytes,
         gpus=gpus,
         up_to=up_to,
@@ -56,7 +56,7 @@ def plan(
         park_idle=park_idle,
         tree=tree,
     )
-    return make(host, *look_at_all(host, gpus, deadline_s), wish)
+    return make(host, *read_and_diagnose(host, gpus, deadline_s), request)
 
 
 def execute(
@@ -65,43 +65,50 @@ def execute(
     host: Host | None = None,
     deadline_s: float = DEADLINE_S,
     patience_s: Mapping[StepKind, float] | None = None,
+    on_outcome: Callable[[Outcome], None] | None = None,
     told: Callable[[Outcome], None] | None = None,
 ) -> Receipt:
-    """Do exactly *plan*, if it still stands; return asked, promised and returned.
+    """Do exactly *plan*, if it is still valid; return asked, promised and returned.
 
-    *patience_s* says how long a step of each kind may take, *told* hears of every outcome.
+    *patience_s* says how long a step of each kind may take. *on_outcome* is called with every outcome;
+    *told* is its old name. Raises WorldChanged where the plan is no longer valid, having touched nothing.
     """
-    from vram.reclaim import executor, grounds, ladder
-    from vram.reclaim.looking import look_at_all
+    if told is not None:
+        import warnings
+
+        warnings.warn("told= is called on_outcome= now", DeprecationWarning, stacklevel=2)
+        on_outcome = on_outcome or told
+    from vram.reclaim import executor
+    from vram.reclaim.actions import TIMEOUT_S
+    from vram.reclaim.device_state import read_and_diagnose, used_in
     from vram.reclaim.planner import parked
-    from vram.reclaim.verify import used_in
 
     host = host or _local()
     paused = {each.pid for each in parked(host)}
-    ledger, findings = look_at_all(host, plan.gpus, deadline_s)
-    grounds.require(plan, ledger, findings, paused)
+    ledger, findings = read_and_diagnose(host, plan.gpus, deadline_s)
+    executor.revalidate(plan, ledger, findings, paused)
     return executor.execute(
         host,
         plan,
-        patience_s={**ladder.PATIENCE_S, **(patience_s or {})},
-        told=told,
+        timeout_s={**TIMEOUT_S, **(patience_s or {})},
+        on_outcome=on_outcome,
         used_now=used_in(ledger, plan.gpus),
     )
 
 
 def remaining(
     plan: Plan, findings: tuple[str, ...] = (), *, host: Host | None = None, deadline_s: float = DEADLINE_S
-) -> tuple[Spared, ...]:
-    """Look again after *plan* was run: the leftovers that are still there on its GPUs."""
-    from vram.model.plan import Wish
+) -> tuple[Skipped, ...]:
+    """Read again after *plan* was run: the leftovers that are still there on its GPUs."""
+    from vram.model.plan import Request
     from vram.reclaim.candidates import PlanContext
-    from vram.reclaim.looking import look_at_all
-    from vram.reclaim.spared import leftovers_left
+    from vram.reclaim.device_state import read_and_diagnose
+    from vram.reclaim.skipped import leftovers_left
 
     host = host or _local()
-    ledger, found = look_at_all(host, plan.gpus, deadline_s)
+    ledger, found = read_and_diagnose(host, plan.gpus, deadline_s)
     codes = tuple(code.strip().upper() for code in findings)
-    return leftovers_left(PlanContext.of(ledger, found, Wish(gpus=plan.gpus, findings=codes)))
+    return leftovers_left(PlanContext.of(ledger, found, Request(gpus=plan.gpus, findings=codes)))
 
 
 def _local() -> Host:

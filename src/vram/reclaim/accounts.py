@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
-from vram.diagnosis.holdings import in_use, living_holders
+from vram.diagnosis.held import in_use, living_holders
 from vram.model.ledger import Entry, GpuLedger, Holder, Ledger, known_bytes
 
 

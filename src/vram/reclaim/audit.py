@@ -1,4 +1,4 @@
-"""The audit log: what is about to be done, and what came of it. No log, no action.
+"""The audit log: what is about to be done, and its outcome. No log, no action.
 
 One JSON object on each line of ``audit.jsonl`` in the private state folder. A line is written
 whole and is on the disk before anything is done.
@@ -23,8 +23,8 @@ LOCK_S = 5.0
 _PAUSE_S = 0.001
 
 
-def intend(record: Mapping[str, Any]) -> str:
-    """Write down what is about to happen; return the token that its outcome will carry.
+def log_intent(record: Mapping[str, Any]) -> str:
+    """Log what is about to happen; return the token that its outcome will carry.
 
     Raises AuditUnavailable where it cannot be written, and then nothing may be done.
     """
@@ -33,19 +33,19 @@ def intend(record: Mapping[str, Any]) -> str:
     return token
 
 
-def outcome(token: str, record: Mapping[str, Any]) -> None:
-    """Write down what came of it. Where that fails, nothing further may be done."""
+def log_outcome(token: str, record: Mapping[str, Any]) -> None:
+    """Log the outcome. Where that fails, nothing further may be done."""
     _append({"event": "outcome", "token": token, **_header(), **record})
 
 
-def refused(record: Mapping[str, Any]) -> None:
-    """Write down that something was asked for and denied. It stays denied where that fails."""
+def log_refusal(record: Mapping[str, Any]) -> None:
+    """Log that something was asked for and denied. It stays denied where that fails."""
     with suppress(AuditUnavailable):
         _append({"event": "refused", **_header(), **record})
 
 
 def why_unusable() -> AuditUnavailable | None:
-    """Why nothing could be written down; None where it could. Asking makes and writes nothing."""
+    """Why nothing could be logged; None where it could. Asking creates and writes nothing."""
     error = state.why_unusable()
     if error is None and os.path.lexists(path()):
         try:
@@ -85,7 +85,7 @@ def _append(record: Mapping[str, Any]) -> None:
 
 
 def _lock(file: int) -> None:
-    """One writer at a time; the lock goes with the file. A stopped vram must not stop this one for good."""
+    """One writer at a time; closing the file unlocks it. A stopped vram must not block this one for good."""
     deadline = time.monotonic() + LOCK_S
     while True:
         try:
@@ -93,7 +93,7 @@ def _lock(file: int) -> None:
             return
         except BlockingIOError as error:
             if time.monotonic() > deadline:
-                raise _unavailable("another vram keeps it locked") from error
+                raise _unavailable("another vram has it locked") from error
             time.sleep(_PAUSE_S)
 
 
@@ -114,5 +114,5 @@ def _encoded(record: Mapping[str, Any]) -> bytes:
 def _unavailable(reason: str) -> AuditUnavailable:
     return AuditUnavailable(
         f"the audit log {path()} cannot be written: {reason}",
-        hint="vram acts only where it can write down what it does; looking still works",
+        hint="vram acts only where it can log what it does; commands that only read still work",
     )

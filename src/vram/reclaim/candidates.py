@@ -6,13 +6,12 @@ from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
-from vram.diagnosis.health import is_healthy, is_stopped
-from vram.diagnosis.holdings import living_holders
+from vram.diagnosis.held import is_healthy, is_stopped, living_holders
 from vram.diagnosis.leftover import code_of, working
 from vram.errors import CannotPark, DeviceError, NotOnGpu
 from vram.model.finding import Finding
 from vram.model.ledger import Entry, Holder, Ledger, ParkedProcess, known_bytes
-from vram.model.plan import StepKind, Wish
+from vram.model.plan import Request, StepKind
 from vram.reclaim.accounts import Account, accounts, returns, tells_who
 from vram.reclaim.leftovers import Leftover, leftovers
 from vram.units import size
@@ -20,7 +19,7 @@ from vram.units import size
 STOPPED = "VR201"
 
 
-class Candidate(Struct, frozen=True, kw_only=True):
+class ActionCandidate(Struct, frozen=True, kw_only=True):
     """Processes that go together, in order, and the bytes that come back with each of them."""
 
     kind: StepKind
@@ -47,7 +46,7 @@ class PlanContext(Struct, frozen=True):
 
     ledger: Ledger
     findings: tuple[Finding, ...]
-    wish: Wish
+    request: Request
     known: dict[int, Account]
     gpus: tuple[int, ...]
     all_leftovers: tuple[Leftover, ...] = ()
@@ -62,25 +61,25 @@ class PlanContext(Struct, frozen=True):
         cls,
         ledger: Ledger,
         findings: tuple[Finding, ...],
-        wish: Wish,
+        request: Request,
         parked: Iterable[ParkedProcess] = (),
         instead_of: dict[int, int] | None = None,
     ) -> PlanContext:
         every = tuple(gpu.index for gpu in ledger.gpus)
         known = accounts(ledger)
-        found = tuple(leftovers(ledger, known, wish.findings))
+        found = tuple(leftovers(ledger, known, request.findings))
         paused = {each.pid: each for each in parked}
-        gpus = wish.gpus or every
-        return cls(ledger, findings, wish, known, gpus, found, paused, instead_of or {}, working(ledger))
+        gpus = request.gpus or every
+        return cls(ledger, findings, request, known, gpus, found, paused, instead_of or {}, working(ledger))
 
     def named(self) -> tuple[Account, ...]:
         """The processes that the user named, in that order. Raises where one is on none of the GPUs."""
         there = {pid: each for pid, each in self.known.items() if set(each.gpus) & set(self.gpus)}
         there |= {pid: _paused(each) for pid, each in self.parked.items() if pid not in there}
-        missing = [pid for pid in self.wish.pids if pid not in there]
+        missing = [pid for pid in self.request.pids if pid not in there]
         if missing:
             raise self._not_found(missing[0])
-        return tuple(there[pid] for pid in dict.fromkeys(self.wish.pids))
+        return tuple(there[pid] for pid in dict.fromkeys(self.request.pids))
 
     def _not_found(self, pid: int) -> NotOnGpu | DeviceError:
         silent = [gpu.index for gpu in self.ledger.gpus if gpu.index in self.gpus and not tells_who(gpu)]
@@ -90,17 +89,17 @@ class PlanContext(Struct, frozen=True):
                 hint="`vram why` tells more of the GPU",
             )
         return NotOnGpu(
-            f"pid {pid} holds no memory of {'this GPU' if self.wish.gpus else 'any GPU'}",
+            f"pid {pid} holds no memory of {'this GPU' if self.request.gpus else 'any GPU'}",
             hint="`vram who` lists those that do",
         )
 
     def chosen(self) -> tuple[Account, ...]:
         """Whom the user means: those named, those of the findings named, or everybody on the GPUs."""
-        if self.wish.pids:
+        if self.request.pids:
             return self.named()
         here = {pid: each for pid, each in self.known.items() if set(each.gpus) & set(self.gpus)}
-        if self.wish.findings:
-            pids = {pid for each in self.findings if each.code in self.wish.findings for pid in each.pids}
+        if self.request.findings:
+            pids = {pid for each in self.findings if each.code in self.request.findings for pid in each.pids}
             return tuple(here[pid] for pid in sorted(pids) if pid in here)
         return tuple(here.values())
 
@@ -121,22 +120,22 @@ def _paused(process: ParkedProcess) -> Account:
     return Account(holder=holder, gpus=process.gpus)
 
 
-def candidates(context: PlanContext, kind: StepKind) -> Iterator[Candidate]:
+def candidates(context: PlanContext, kind: StepKind) -> Iterator[ActionCandidate]:
     """All candidates for one action."""
     yield from {"trim": _trims, "park": _parks, "kill": _kills}[kind](context)
 
 
-def _trims(context: PlanContext) -> Iterator[Candidate]:
+def _trims(context: PlanContext) -> Iterator[ActionCandidate]:
     for account in context.chosen():
         if account.own and is_healthy(account.holder):
             reason = "it may hold memory that it only caches"
-            yield Candidate(kind="trim", accounts=(account,), predicted=(None,), reason=reason)
+            yield ActionCandidate(kind="trim", accounts=(account,), predicted=(None,), reason=reason)
 
 
-def _parks(context: PlanContext) -> Iterator[Candidate]:
+def _parks(context: PlanContext) -> Iterator[ActionCandidate]:
     """Only who was named, or, where idle processes were asked for, those."""
-    named = bool(context.wish.pids)
-    if not named and not context.wish.park_idle:
+    named = bool(context.request.pids)
+    if not named and not context.request.park_idle:
         return
     for account in context.chosen():
         if not account.own or not is_healthy(account.holder):
@@ -152,26 +151,26 @@ def _parks(context: PlanContext) -> Iterator[Candidate]:
         if named or account.idle:
             reason = "you named it" if named else "it waits, its GPU does nothing, and --park-idle allows it"
             nbytes = context.own_bytes(account)
-            yield Candidate(kind="park", accounts=(account,), predicted=(nbytes,), reason=reason)
+            yield ActionCandidate(kind="park", accounts=(account,), predicted=(nbytes,), reason=reason)
 
 
 def _on_nvidia(context: PlanContext, account: Account) -> bool:
     return any(gpu.driver == "nvidia" for gpu in context.ledger.gpus if gpu.index in account.gpus)
 
 
-def _kills(context: PlanContext) -> Iterator[Candidate]:
-    if context.wish.pids:
+def _kills(context: PlanContext) -> Iterator[ActionCandidate]:
+    if context.request.pids:
         yield from _named_kills(context)
         return
     for leftover in context.leftovers():
-        yield Candidate(
+        yield ActionCandidate(
             kind="kill",
             accounts=leftover.accounts,
             predicted=_with_the_last(leftover.nbytes(context.gpus), len(leftover.accounts)),
             reason=_leftover_reason(leftover),
             finding=leftover.code,
         )
-    if STOPPED in context.wish.findings:
+    if STOPPED in context.request.findings:
         for account in context.chosen():
             if account.own and account.holder.state == "T" and is_stopped(account.holder):
                 yield _named_kill(context, (account,), "it is stopped, and --finding VR201 names it", STOPPED)
@@ -188,14 +187,14 @@ def _leftover_reason(leftover: Leftover) -> str:
     return f"{nbytes} of dead pid {', '.join(map(str, dead))}, held by forked children"
 
 
-def _named_kills(context: PlanContext) -> Iterator[Candidate]:
+def _named_kills(context: PlanContext) -> Iterator[ActionCandidate]:
     """One candidate for all: bytes that they hold together come back with the last of them."""
     yield _named_kill(context, context.named(), "you named it")
 
 
 def _named_kill(
     context: PlanContext, named: tuple[Account, ...], reason: str, finding: str | None = None
-) -> Candidate:
+) -> ActionCandidate:
     pids = [account.holder.pid for account in named]
     dead = dict.fromkeys(context.instead_of[pid] for pid in pids if pid in context.instead_of)
     if dead:
@@ -209,19 +208,19 @@ def _named_kill(
         reason += "; " + ", ".join(
             f"pid {each.pid} is parked, {size(each.nbytes)} in host memory" for each in paused
         )
-    unknown = [_is_unknown(account, context.wish) for account in named]
+    unknown = [_is_unknown(account, context.request) for account in named]
     predicted = tuple(
         None if no and not nbytes else nbytes for no, nbytes in zip(unknown, returned, strict=True)
     )
-    return Candidate(kind="kill", accounts=named, predicted=predicted, reason=reason, finding=finding)
+    return ActionCandidate(kind="kill", accounts=named, predicted=predicted, reason=reason, finding=finding)
 
 
-def _is_unknown(account: Account, wish: Wish) -> bool:
+def _is_unknown(account: Account, request: Request) -> bool:
     """The driver does not say how much this is: nothing is not what is meant by 0.
 
     Where it says nothing of a whole GPU, nobody is ended for a size that was asked for.
     """
-    silent = bool(account.untold) and wish.goal_bytes is None
+    silent = bool(account.untold) and request.goal_bytes is None
     return silent or any(entry.nbytes is None for entry in account.own)
 
 

@@ -1,9 +1,9 @@
-"""The right to move a process: one vram, with its checkpoint worker, has it at a time.
+"""A lock for each process that is moved: one vram, with its checkpoint worker, has it at a time.
 
 A claim is a lock on the byte number PID of one file in the private state folder. It belongs to the
 open file and travels with its descriptor, so it lasts while the vram or the worker that moves the
-process lives, and not a moment longer. A holder that is stopped, or stuck in the driver, keeps it:
-whoever waits for it does so up to a deadline, and is told who that is.
+process lives, and not a moment longer. A process that is stopped, or stuck in the driver, still has it:
+others wait up to a deadline, and then the error says who has it.
 """
 
 from __future__ import annotations
@@ -21,21 +21,25 @@ from vram.errors import AuditUnavailable, TimedOut
 from vram.host.ports import Host
 from vram.reclaim import state
 
-# Longer than a vram takes to tidy up after another; a move itself is not waited for.
+# Longer than a vram takes to clean up after another; a move itself is not waited for.
 WAIT_S = 2.0
 _PAUSE_S = 0.01
 WORKER = "vram-checkpoint-worker"
 _SEARCH_S = 1.0
-_STANDING = {"T": ", which is stopped", "t": ", which a debugger has stopped", "D": ", stuck in the kernel"}
+_NOT_RUNNING = {
+    "T": ", which is stopped",
+    "t": ", which a debugger has stopped",
+    "D": ", stuck in the kernel",
+}
 
 
-class Claim:
-    """The right to move one process."""
+class ProcessClaim:
+    """The lock on moving one process."""
 
     def __init__(self, file: int) -> None:
         self._file = file
 
-    def __enter__(self) -> Claim:
+    def __enter__(self) -> ProcessClaim:
         return self
 
     def __exit__(
@@ -52,7 +56,7 @@ class Claim:
         return self._file
 
 
-def try_claim(host_name: str, pid: int) -> Claim | None:
+def try_claim(host_name: str, pid: int) -> ProcessClaim | None:
     """Take the claim on *pid*; None where somebody has it.
 
     Raises AuditUnavailable where the file or its disk takes no locks.
@@ -70,26 +74,26 @@ def try_claim(host_name: str, pid: int) -> Claim | None:
             f"{_file_name(host_name)} cannot be locked: {error.strerror}",
             hint="set XDG_STATE_HOME to a folder on a disk that has file locks",
         ) from error
-    return Claim(file)
+    return ProcessClaim(file)
 
 
-def claim(host: Host, host_name: str, pid: int, wait_s: float = WAIT_S) -> Claim:
+def claim(host: Host, host_name: str, pid: int, wait_s: float = WAIT_S) -> ProcessClaim:
     """Take the claim on *pid*, waiting for it up to *wait_s*; raises TimedOut and says who has it."""
     deadline = host.clock.monotonic() + wait_s
     while (taken := try_claim(host_name, pid)) is None:
         if host.clock.monotonic() >= deadline:
-            raise _held(host, host_name, pid)
+            raise _timed_out(host, host_name, pid)
         host.clock.sleep(_PAUSE_S)
     return taken
 
 
-def _held(host: Host, host_name: str, pid: int) -> TimedOut:
-    told = [_described(host, holder) for holder in _holders(host_name, pid)]
-    who = f"by {' and '.join(told)}" if told else "by a process that cannot be seen from here"
+def _timed_out(host: Host, host_name: str, pid: int) -> TimedOut:
+    names = [_described(host, holder) for holder in _holders(host_name, pid)]
+    who = f"by {' and '.join(names)}" if names else "by a process that cannot be seen from here"
     return TimedOut(
         f"pid {pid} is being moved {who}; it was not touched",
-        hint="wait until that is done; `vram parked` tells how it stands. "
-        "When whoever moves it has ended, the next vram puts it right",
+        hint="wait until that is done; `vram parked` shows its state. "
+        "When whoever moves it has ended, the next vram brings it back",
     )
 
 
@@ -98,13 +102,13 @@ def _described(host: Host, pid: int) -> str:
     if seen is None:
         return f"pid {pid}"
     facts = seen[1]
-    # A worker's own command line is a line of Python that says nothing to people.
+    # A worker's own command line is a line of Python that means nothing to people.
     command = facts.argv[-1] if facts.argv[-1:] == (WORKER,) else " ".join(facts.argv) or facts.command
-    return f"pid {pid} ({command}){_STANDING.get(facts.state, '')}"
+    return f"pid {pid} ({command}){_NOT_RUNNING.get(facts.state, '')}"
 
 
 def _holders(host_name: str, pid: int) -> list[int]:
-    """Who has the locked file open. The kernel names no process for such a lock, but the files that
+    """Who has the locked file open. The kernel names no process for such a lock, only the open files that
     carry it."""
     path = os.fsencode(os.path.realpath(os.path.join(state.folder_path(), _file_name(host_name))))
     deadline = time.monotonic() + _SEARCH_S
@@ -118,7 +122,7 @@ def _holders(host_name: str, pid: int) -> list[int]:
 
 
 def _infos(process: str, path: bytes) -> Iterator[str]:
-    """What the kernel tells of each descriptor of *process* that leads to *path*."""
+    """The fdinfo of each descriptor of *process* that is *path*."""
     with suppress(OSError):
         for number in os.listdir(f"/proc/{process}/fd"):
             with suppress(OSError):
@@ -133,9 +137,9 @@ def _covers(info: str, pid: int) -> bool:
 
 
 def _file_name(host_name: str) -> str:
-    return f"parking-{plain(host_name)}.lock"
+    return f"parking-{file_name_part(host_name)}.lock"
 
 
-def plain(word: str) -> str:
+def file_name_part(word: str) -> str:
     """*word* as a part of a file's name."""
     return re.sub(r"[^0-9A-Za-z.-]", "-", word)

@@ -1,37 +1,83 @@
-"""Runs exactly the plan: every step written down, checked, done, and the device's bytes read again."""
+"""Runs exactly the plan: revalidated as a whole, then every step logged, done, and the bytes read again."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import msgspec
 
+from vram.diagnosis.leftover import CODES
 from vram.errors import AuditUnavailable, NoSuchProcess, Refused, VramError, WorldChanged
 from vram.host.ports import Host
+from vram.model.finding import Finding
+from vram.model.ledger import Ledger
 from vram.model.plan import Outcome, OutcomeStatus, Plan, Receipt, Step, StepKind
-from vram.reclaim import audit, ladder
-from vram.reclaim.rung import Unkillable
-from vram.reclaim.verify import settled_bytes, used_bytes
+from vram.reclaim import audit
+from vram.reclaim.accounts import accounts
+from vram.reclaim.actions import TIMEOUT_S, Unkillable, action
+from vram.reclaim.blockers import blockers
+from vram.reclaim.device_state import settled_bytes, used_bytes
+from vram.reclaim.identity import open_verified
+from vram.reclaim.leftovers import leftovers
 
 OnOutcome = Callable[[Outcome], None]
+_HINT = "make a new plan"
+
+
+def revalidate(
+    plan: Plan, ledger: Ledger, findings: tuple[Finding, ...], parked: Collection[int] = ()
+) -> None:
+    """Raise WorldChanged where a target has released its memory, or holds no leftover any more.
+
+    What the plan was made for must be true of *ledger*, read just now. Who is *parked* holds nothing on
+    a GPU, and is still meant.
+    """
+    known = accounts(ledger)
+    named = {(code, pid) for each in leftovers(ledger, known) for pid in each.pids for code in CODES}
+    named |= {(each.code, pid) for each in findings if each.code not in CODES for pid in each.pids}
+    for step in plan.steps:
+        if step.target is None:
+            _require_unused(ledger, step)
+            continue
+        process = step.target.process
+        account = known.get(process.pid)
+        if account is None and process.pid in parked:
+            continue
+        if account is None or account.holder.started_at != process.started_at:
+            raise WorldChanged(f"pid {process.pid} holds nothing here any more", hint=_HINT)
+        if step.finding is not None and (step.finding, process.pid) not in named:
+            raise WorldChanged(f"pid {process.pid} is no longer named by {step.finding}", hint=_HINT)
+
+
+def _require_unused(ledger: Ledger, step: Step) -> None:
+    """Where a whole GPU is the target, nobody may be on it."""
+    for gpu in ledger.gpus:
+        if gpu.index in step.gpus and blockers(ledger, gpu):
+            raise WorldChanged(f"somebody is on GPU {gpu.index} again", hint=f"see `vram reset {gpu.index}`")
 
 
 def check(host: Host, plan: Plan) -> None:
-    """Refuse the whole plan, untouched, where one of its steps could not be begun now."""
+    """Refuse the whole plan, untouched, where one of its steps could not be begun now.
+
+    The second and last check of a step; the first was made with the plan. Acting itself compares the
+    target once more, through its pidfd.
+    """
     for at, step in enumerate(plan.steps):
         try:
-            ladder.rung(step.kind).check(host, step, plan.steps[:at])
+            if step.target is not None:
+                open_verified(host, step.target).close()
+            action(step.kind).check(host, step, plan.steps[:at])
         except NoSuchProcess as error:
-            raise WorldChanged(f"the plan no longer fits: {error}", hint="make a new plan") from error
+            raise WorldChanged(f"the plan no longer fits: {error}", hint=_HINT) from error
 
 
 def execute(
     host: Host,
     plan: Plan,
     *,
-    patience_s: Mapping[StepKind, float] = ladder.PATIENCE_S,
-    told: OnOutcome | None = None,
+    timeout_s: Mapping[StepKind, float] = TIMEOUT_S,
+    on_outcome: OnOutcome | None = None,
     used_now: int | None = None,
 ) -> Receipt:
     """Do the steps in order until the goal is met; return asked, promised and returned.
@@ -40,12 +86,12 @@ def execute(
     nothing was touched: from then on, what goes wrong is an outcome.
     """
     check(host, plan)
-    run = _Run(host, plan, patience_s, used_now)
+    run = _Run(host, plan, timeout_s, used_now)
     outcomes = []
     for outcome in run.outcomes():
         outcomes.append(outcome)
-        if told:
-            told(outcome)
+        if on_outcome:
+            on_outcome(outcome)
     return Receipt(
         digest=plan.digest,
         goal_bytes=plan.goal_bytes,
@@ -62,18 +108,18 @@ def promised(steps: tuple[Step, ...]) -> int | None:
 
 
 class _Run:
-    """One walk over a plan, and what the device said at its start and last."""
+    """One run of a plan, and the bytes in use at its start and now."""
 
     def __init__(
-        self, host: Host, plan: Plan, patience_s: Mapping[StepKind, float], used_now: int | None
+        self, host: Host, plan: Plan, timeout_s: Mapping[StepKind, float], used_now: int | None
     ) -> None:
         self._host = host
         self._plan = plan
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
         self._first = self._last = used_bytes(host, plan.gpus) if used_now is None else used_now
         self._stop: str | None = None
         self._touched = False
-        self._kept_promises = 0
+        self._promised_so_far = 0
 
     def returned(self) -> int | None:
         if self._first is None or self._last is None:
@@ -82,10 +128,10 @@ class _Run:
 
     def outcomes(self) -> Iterator[Outcome]:
         for at, step in enumerate(self._plan.steps):
-            spared = self._spared(self._plan.steps[at:])
-            yield self._left(step, *spared) if spared else self._do(step)
+            skipped = self._skip_reason(self._plan.steps[at:])
+            yield self._not_run(step, *skipped) if skipped else self._do(step)
 
-    def _spared(self, left: tuple[Step, ...]) -> tuple[OutcomeStatus, str] | None:
+    def _skip_reason(self, left: tuple[Step, ...]) -> tuple[OutcomeStatus, str] | None:
         """Why the next step is not taken, if it is not."""
         if self._stop is not None:
             return "refused", self._stop
@@ -93,8 +139,8 @@ class _Run:
         if goal is None:
             return None
         if returned is None:
-            # A device that no longer tells: then what was promised and done must do.
-            returned = self._kept_promises
+            # The device no longer answers: then what was promised and done must do.
+            returned = self._promised_so_far
         if returned >= goal:
             return "not-needed", "the goal is met"
         known = [step.predicted_bytes for step in left if step.predicted_bytes is not None]
@@ -103,41 +149,39 @@ class _Run:
             return "refused", "left alone: what is left of the plan could not reach the goal any more"
         return None
 
-    def _left(self, step: Step, status: OutcomeStatus, message: str) -> Outcome:
+    def _not_run(self, step: Step, status: OutcomeStatus, message: str) -> Outcome:
         return self._outcome(step, status, self._last, 0.0, message)
 
     def _do(self, step: Step) -> Outcome:
         began, before = self._host.clock.monotonic(), self._last
         try:
-            token = audit.intend(self._record(step, used_before=before))
+            token = audit.log_intent(self._record(step, used_before=before))
         except AuditUnavailable as error:
-            return self._unwritten(step, error)
+            return self._not_logged(step, error)
         try:
             status, message = self._act(step)
         except BaseException as error:
-            # A refusal, Ctrl-C or a bug: what came of it is written down before anybody hears of it.
+            # A refusal, Ctrl-C or a bug: the outcome is logged before it is raised.
             status = "refused" if isinstance(error, Refused) else "failed"
-            audit.outcome(token, {"status": status, "message": f"{type(error).__name__}: {error}"})
+            audit.log_outcome(token, {"status": status, "message": f"{type(error).__name__}: {error}"})
             raise
         self._touched = self._touched or status in ("done", "failed", "unkillable")
         if status == "done":
-            self._kept_promises += step.predicted_bytes or 0
-        self._last = settled_bytes(self._host, self._plan.gpus, before, self._hoped(step, status))
+            self._promised_so_far += step.predicted_bytes or 0
+        self._last = settled_bytes(self._host, self._plan.gpus, before, self._expected_bytes(step, status))
         outcome = self._outcome(step, status, before, self._host.clock.monotonic() - began, message)
         self._write(token, outcome)
         return outcome
 
-    def _unwritten(self, step: Step, error: AuditUnavailable) -> Outcome:
+    def _not_logged(self, step: Step, error: AuditUnavailable) -> Outcome:
         if not self._touched:
             raise error
         self._stop = f"not tried: {error}"
-        return self._left(step, "refused", str(error))
+        return self._not_run(step, "refused", str(error))
 
     def _act(self, step: Step) -> tuple[OutcomeStatus, str]:
-        rung = ladder.rung(step.kind)
         try:
-            rung.check(self._host, step)
-            message = rung.apply(self._host, step, self._patience_s[step.kind])
+            message = action(step.kind).apply(self._host, step, self._timeout_s[step.kind])
         except NoSuchProcess as error:
             return "not-needed", str(error)
         except Unkillable as error:
@@ -145,19 +189,19 @@ class _Run:
             return "unkillable", str(error)
         except VramError as error:
             return self._not_done(step, error)
-        return ("done", message) if self._is_as_promised(step) else self._unverified(message)
+        return ("done", message) if self._is_verified(step) else self._unverified(message)
 
-    def _is_as_promised(self, step: Step) -> bool:
+    def _is_verified(self, step: Step) -> bool:
         try:
-            return ladder.rung(step.kind).verify(self._host, step)
+            return action(step.kind).verify(self._host, step)
         except NoSuchProcess:
-            return True  # it ended by itself since: there is nobody left to be wrong
+            return True  # it has ended by itself since
         except VramError:
             return False
 
     def _not_done(self, step: Step, error: VramError) -> tuple[OutcomeStatus, str]:
-        # A trim or a park that did not work leaves its target as it was, and the next one may do.
-        # A kill is different: others may keep the same bytes, and would die for nothing.
+        # A trim or a park that failed leaves its target as it was, and the next one may succeed.
+        # A kill is different: others may hold the same bytes, and would die for nothing.
         if isinstance(error, WorldChanged) or step.kind in ("kill", "reset"):
             if isinstance(error, Refused) and not self._touched:
                 raise error
@@ -168,9 +212,9 @@ class _Run:
         self._stop = "not tried: an earlier step did not go as planned"
         return "failed", f"{message}; but afterwards the target is not as promised"
 
-    def _hoped(self, step: Step, status: OutcomeStatus) -> int | None:
+    def _expected_bytes(self, step: Step, status: OutcomeStatus) -> int | None:
         if status == "done" and step.kind == "kill" and step.predicted_bytes is None:
-            return 1  # how much is not known: any byte is a sign that it came back
+            return 1  # how much is not known: any byte is a sign that it was freed
         return step.predicted_bytes if status in ("done", "not-needed") else None
 
     def _write(self, token: str, outcome: Outcome) -> None:
@@ -182,7 +226,7 @@ class _Run:
             "took_s": round(outcome.took_s, 6),
         }
         try:
-            audit.outcome(token, record)
+            audit.log_outcome(token, record)
         except AuditUnavailable as error:
             self._stop = f"not tried: {error}"
 

@@ -1,4 +1,4 @@
-"""The very process that was chosen, or nobody: held by pidfd, compared field by field, then acted on.
+"""The process that was chosen, or none: opened by pidfd, compared field by field, then acted on.
 
 A pid names whoever has it now. So the pidfd is opened first; what /proc says is read after
 that and belongs to it as long as /proc still shows the pidfd under the same pid. exec keeps the
@@ -15,7 +15,7 @@ from types import TracebackType
 from msgspec.structs import replace
 
 from vram.errors import NoSuchProcess, NotPermitted, Protected, TimedOut, WorldChanged
-from vram.host.ports import Grip, Host, Sent
+from vram.host.ports import Host, PidHandle, Sent
 from vram.model.plan import Target
 from vram.model.process import ProcessFacts, ProcessRef
 from vram.protected import role
@@ -27,29 +27,38 @@ OLD_ENOUGH_S = 0.025
 ENDING_S = 2.0
 
 
-class Held:
-    """A process whose identity was compared with its target's. Use it with ``with``."""
+class VerifiedProcess:
+    """A process whose identity was compared with its target's. Use it with ``with``, or close it.
 
-    def __init__(self, host: Host, target: Target, grip: Grip) -> None:
+    ``facts`` are what /proc said when it was compared last.
+    """
+
+    facts: ProcessFacts
+
+    def __init__(self, host: Host, target: Target, handle: PidHandle) -> None:
         self._host = host
         self.target = target
-        self.grip = grip
+        self.handle = handle
+        self.recheck()
 
-    def __enter__(self) -> Held:
+    def __enter__(self) -> VerifiedProcess:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.grip.close()
+        self.close()
 
-    def recheck(self) -> ProcessFacts:
+    def close(self) -> None:
+        self.handle.close()
+
+    def recheck(self) -> None:
         """Compare again, right before acting: exec and setuid keep pid, start time and pidfd."""
-        found, facts, image = _look(self._host, self.grip)
-        with _unless_it_ends(self._host, self.grip):
+        found, facts, image = _read(self._host, self.handle)
+        with _unless_exiting(self._host, self.handle):
             _compare(self.target, found, facts, image)
             _may_be_touched(self._host, found.pid, facts)
-        return facts
+        self.facts = facts
 
     def send(self, number: int) -> Sent:
         """Signal this process and no other; "gone" where it has ended meanwhile."""
@@ -57,7 +66,7 @@ class Held:
         return self._sent(number)
 
     def send_again(self, number: int) -> tuple[Sent, bool]:
-        """Signal who was signalled before, under this very hold; also, whether it is on its way out.
+        """Signal again through the same pidfd; also, whether the process is exiting.
 
         Such a process cannot be compared as others can: it has no memory any more, and perhaps no
         program. What is left of it must still fit.
@@ -65,14 +74,14 @@ class Held:
         try:
             return self.send(number), False
         except (WorldChanged, Protected):
-            found, facts, image = _look(self._host, self.grip)
+            found, facts, image = _read(self._host, self.handle)
             if not (facts.exiting or facts.is_dead):
                 raise
-            _compare(self.target, found, _with_what_it_lost(self.target, facts), image or self.target.image)
+            _compare(self.target, found, _with_lost_fields(self.target, facts), image or self.target.image)
             return self._sent(number), True
 
     def _sent(self, number: int) -> Sent:
-        sent = self.grip.send(number)
+        sent = self.handle.send(number)
         if sent == "denied":
             raise NotPermitted(
                 f"the kernel does not let us signal pid {self.target.process.pid}",
@@ -81,82 +90,80 @@ class Held:
         return sent
 
     def ended(self, timeout_s: float = 0.0) -> bool:
-        return self.grip.ended(timeout_s)
+        return self.handle.ended(timeout_s)
 
 
-def capture(host: Host, pid: int) -> Target:
+def identify(host: Host, pid: int) -> Target:
     """Describe the process that has *pid* now, so well that no later one can be taken for it.
 
     Raises the refusal where nobody has it or nobody of ours may touch it.
     """
-    grip = _grip(host, pid)
+    handle = _open_handle(host, pid)
     try:
-        found, facts, image = _look(host, grip)
+        found, facts, image = _read(host, handle)
         if (facts.age_s or 0.0) < OLD_ENOUGH_S:
-            grip.ended(OLD_ENOUGH_S)
-            found, facts, image = _look(host, grip)
+            handle.ended(OLD_ENOUGH_S)
+            found, facts, image = _read(host, handle)
         if (facts.age_s or 0.0) < OLD_ENOUGH_S:
             raise TimedOut(f"pid {pid} has only just started", hint="try again in a moment")
-        with _unless_it_ends(host, grip):
+        with _unless_exiting(host, handle):
             _may_be_touched(host, pid, facts)
         return _target(found, facts, image)
     finally:
-        grip.close()
+        handle.close()
 
 
-def hold(host: Host, target: Target) -> Held:
-    """Take hold of *target*, if it still is what it was and may be touched.
+def open_verified(host: Host, target: Target) -> VerifiedProcess:
+    """Open *target* by pidfd, if it still is what it was and may be touched.
 
     Raises NoSuchProcess where it has ended, WorldChanged where it is somebody or something
     else now, NotPermitted and Protected where it must be left alone.
     """
-    grip = _grip(host, target.process.pid)
-    held = Held(host, target, grip)
+    handle = _open_handle(host, target.process.pid)
     try:
-        held.recheck()
+        return VerifiedProcess(host, target, handle)
     except BaseException:
-        grip.close()
+        handle.close()
         raise
-    return held
 
 
-def _grip(host: Host, pid: int) -> Grip:
-    grip = host.signals.hold(pid)
-    if grip is None:
+def _open_handle(host: Host, pid: int) -> PidHandle:
+    handle = host.signals.open(pid)
+    if handle is None:
         raise NoSuchProcess(f"there is no process {pid}", hint="`vram who` lists those that hold GPU memory")
-    return grip
+    return handle
 
 
-def _look(host: Host, grip: Grip) -> tuple[ProcessRef, ProcessFacts, str | None]:
-    """What /proc says of the process behind *grip*, and of nobody else."""
-    seen, image = host.proc.facts(grip.pid), host.proc.image(grip.pid)
+def _read(host: Host, handle: PidHandle) -> tuple[ProcessRef, ProcessFacts, str | None]:
+    """What /proc says of the process behind *handle*, and of nobody else."""
+    seen, image = host.proc.facts(handle.pid), host.proc.image(handle.pid)
     # In this order: were the pid handed on while we read, the pidfd would tell it now.
-    shown = grip.pid_in_proc()
+    shown = handle.pid_in_proc()
     # Not by its state: a leader whose threads live on is a zombie in /proc, and no leftover.
-    if seen is None or shown is None or grip.ended():
-        raise NoSuchProcess(f"process {grip.pid} has ended")
-    if shown != grip.pid:
+    if seen is None or shown is None or handle.ended():
+        raise NoSuchProcess(f"process {handle.pid} has ended")
+    if shown != handle.pid:
         raise WorldChanged(
-            f"pid {grip.pid} is another process in /proc: it belongs to a different PID namespace",
+            f"pid {handle.pid} is another process in /proc: it belongs to a different PID namespace",
             hint="run vram where the process lives, or on the host",
         )
     return *seen, image
 
 
 @contextmanager
-def _unless_it_ends(host: Host, grip: Grip) -> Iterator[None]:
+def _unless_exiting(host: Host, handle: PidHandle) -> Iterator[None]:
     """A process on its way out has no program, memory or control group any more: that is no change."""
     try:
         yield
     except (WorldChanged, Protected):
-        seen = host.proc.facts(grip.pid)
-        is_leaving = seen is None or seen[1].exiting or seen[1].is_dead
-        if grip.ended(ENDING_S if is_leaving else 0.0):
-            raise NoSuchProcess(f"process {grip.pid} has ended") from None
+        seen = host.proc.facts(handle.pid)
+        is_exiting = seen is None or seen[1].exiting or seen[1].is_dead
+        if handle.ended(ENDING_S if is_exiting else 0.0):
+            raise NoSuchProcess(f"process {handle.pid} has ended") from None
         raise
 
 
-def _with_what_it_lost(target: Target, facts: ProcessFacts) -> ProcessFacts:
+def _with_lost_fields(target: Target, facts: ProcessFacts) -> ProcessFacts:
     # The kernel shows an exiting process in the root of its control groups, or in none.
     return replace(facts, executable=facts.executable or target.executable, cgroup=target.cgroup)
 
@@ -188,7 +195,7 @@ def _may_be_touched(host: Host, pid: int, facts: ProcessFacts) -> None:
     part = role(pid, facts)
     if part:
         raise Protected(f"pid {pid} is {part}; vram never touches it", hint=_instead(pid, facts))
-    if pid in host.signals.ourselves():
+    if pid in host.signals.self_and_ancestors():
         raise Protected(
             f"pid {pid} is vram itself or runs it", hint="run vram from a shell that holds no GPU memory"
         )

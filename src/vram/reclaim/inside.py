@@ -18,7 +18,7 @@ from vram.reach.injectors import ask, choose_injector
 from vram.reach.payload import PayloadAnswer
 from vram.reclaim import audit
 from vram.reclaim.accounts import accounts
-from vram.reclaim.identity import capture, hold
+from vram.reclaim.identity import identify, open_verified
 from vram.reclaim.measuring import offered
 
 # Of the time given, for the way in and back.
@@ -29,8 +29,8 @@ def look_inside(
     host: Host, ledger: Ledger, pid: int, via: str | None, deadline_s: float, min_nbytes: int = 0
 ) -> InsideReceipt:
     """What *pid* answers; raises why it could not be asked, and then it was left alone."""
-    runs_us = pid in host.signals.ourselves()
-    target, offer = offered(host, pid) if runs_us else (capture(host, pid), None)
+    runs_us = pid in host.signals.self_and_ancestors()
+    target, offer = offered(host, pid) if runs_us else (identify(host, pid), None)
     if pid not in accounts(ledger):
         raise NotOnGpu(f"pid {pid} holds no GPU memory", hint="`vram who` lists those that do")
     began = host.clock.monotonic()
@@ -64,17 +64,17 @@ def _asked(
     foreign = target.uid != host.facts().uid
     # Nothing is changed by asking. Where root asks somebody else's process, that is written down.
     record = {"action": "inside", "target": msgspec.to_builtins(target), "via": via}
-    token = audit.intend(record) if foreign else None
+    token = audit.log_intent(record) if foreign else None
     try:
-        with nullcontext() if runs_us else hold(host, target):
+        with nullcontext() if runs_us else open_verified(host, target):
             answer = ask(target, "inside", fields, deadline_s, via=via)
     except BaseException as error:
         if token is not None:
             status = "refused" if isinstance(error, VramError) else "failed"
-            audit.outcome(token, {"status": status, "message": f"{type(error).__name__}: {error}"})
+            audit.log_outcome(token, {"status": status, "message": f"{type(error).__name__}: {error}"})
         raise
     if token is not None:
-        audit.outcome(token, {"status": "done"})
+        audit.log_outcome(token, {"status": "done"})
     return answer
 
 

@@ -1,8 +1,8 @@
 """The journal of parked processes: what we moved, or were moving when we died.
 
-One file for each process in the private state folder, on the disk before the driver is
-asked and taken away when the process runs again. What really became of a process is the
-driver's to say; the journal says whom to ask about.
+One file for each process in the private state folder, on the disk before the driver is asked and
+removed when the process runs again. The real state of a process is known to the driver alone; the
+journal says whom to ask about.
 
 An entry that cannot be read, or that cannot be true, is not used: it is renamed to
 ``set-aside-…`` and reported, and the others count as before.
@@ -25,7 +25,7 @@ from vram.host.ports import Host
 from vram.model.ledger import ParkedProcess
 from vram.model.parking import PARKED_SCHEMA, Parked, SetAside
 from vram.reclaim import audit, claims, state
-from vram.reclaim.claims import Claim, plain
+from vram.reclaim.claims import ProcessClaim, file_name_part
 from vram.untrusted import Rejected
 
 _ENTRY = re.compile(r"parked-.+-\d+-\d+\.json", re.ASCII)
@@ -50,7 +50,7 @@ class _Version(msgspec.Struct):
 class Journal:
     """The entries of this boot of this machine; a home folder may be shared by several.
 
-    ``set_aside`` are the bad ones that were met by this object.
+    ``set_aside`` are the bad ones that this object has found.
     """
 
     def __init__(self, host: Host) -> None:
@@ -61,11 +61,11 @@ class Journal:
         self.set_aside: list[SetAside] = []
         self._host = host
 
-    def try_claim(self, pid: int) -> Claim | None:
+    def try_claim(self, pid: int) -> ProcessClaim | None:
         """Take the claim on *pid*; None where somebody is moving that process right now."""
         return claims.try_claim(self.host_name, pid)
 
-    def claim(self, pid: int) -> Claim:
+    def claim(self, pid: int) -> ProcessClaim:
         """The same, waiting for it a little; raises TimedOut and says who has it."""
         return claims.claim(self._host, self.host_name, pid)
 
@@ -85,7 +85,7 @@ class Journal:
         except OSError as error:
             raise AuditUnavailable(
                 f"the journal of parked processes cannot be written: {error.strerror}",
-                hint="vram parks only what it can find again after its own death",
+                hint="vram parks only what it can find again after it was killed",
             ) from error
         finally:
             with suppress(OSError):
@@ -101,12 +101,12 @@ class Journal:
             os.close(folder)
 
     def entries(self) -> tuple[Parked, ...]:
-        """Everybody whom we moved in this boot and who still lives, oldest first."""
+        """Every process that we moved in this boot and that still lives, oldest first."""
         return tuple(entry for entry in self._of_this_host() if self._is_ours(entry) and self._lives(entry))
 
-    def elsewhere(self) -> tuple[Parked, ...]:
-        """What a vram of another PID namespace moved in this boot: its pids may name others here, or
-        nobody, so it is neither judged nor touched."""
+    def other_namespaces(self) -> tuple[Parked, ...]:
+        """Processes that a vram of another PID namespace moved in this boot: those pids may name others here,
+        or nobody, so they are neither judged nor touched."""
         return tuple(
             entry
             for entry in self._of_this_host()
@@ -120,7 +120,7 @@ class Journal:
         folder = state.open_folder()
         try:
             names = os.listdir(folder)
-            _sweep(folder, names)
+            _remove_unfinished(folder, names)
             read = [self._read(folder, name) for name in names if _ENTRY.fullmatch(name)]
         finally:
             os.close(folder)
@@ -141,7 +141,7 @@ class Journal:
         kept_as = _renamed(folder, name, about)
         bad = SetAside(_text(name), reason, None if kept_as is None else _text(kept_as))
         self.set_aside.append(bad)
-        audit.refused(
+        audit.log_refusal(
             {"action": "read journal", "entry": bad.name, "message": reason, "kept_as": bad.kept_as}
         )
 
@@ -150,7 +150,7 @@ class Journal:
         return entry.pid_namespace in (None, self.pid_namespace)
 
     def _lives(self, entry: Parked) -> bool:
-        """A process that has ended, be it with the whole machine, left nothing to bring back."""
+        """Whether there is anything to bring back; the entry of a process that has ended is removed."""
         seen = self._host.proc.facts(entry.target.process.pid)
         same = seen is not None and seen[0].started_at == entry.target.process.started_at
         if seen is not None and same and entry.boot_id == self.boot_id and not seen[1].is_dead:
@@ -160,7 +160,7 @@ class Journal:
 
 
 def parked_now(host: Host) -> tuple[ParkedProcess, ...]:
-    """Who is parked by this user, for showing: nothing is made, swept or put right by asking."""
+    """Who is parked by this user, for display: nothing is created, removed or repaired by asking."""
     path = state.folder_path()
     try:
         names = [name for name in os.listdir(path) if _ENTRY.fullmatch(name)]
@@ -210,11 +210,11 @@ def _shown(entry: Parked) -> ParkedProcess:
 
 def _name(entry: Parked) -> str:
     process = entry.target.process
-    return f"parked-{plain(entry.boot_id)}-{process.pid}-{process.started_at}.json"
+    return f"parked-{file_name_part(entry.boot_id)}-{process.pid}-{process.started_at}.json"
 
 
-def _sweep(folder: int, names: Iterable[str]) -> None:
-    """Remove what vrams that died while they wrote left behind."""
+def _remove_unfinished(folder: int, names: Iterable[str]) -> None:
+    """Remove files that vrams left which died while they wrote."""
     for name in filter(_UNFINISHED.fullmatch, names):
         with suppress(OSError):
             written_at = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime
@@ -256,7 +256,7 @@ def _wrong_in(entry: Parked, name: str) -> str | None:
         return f"it names {len(entry.shares)} GPUs"
     for share in entry.shares:
         if not (0 <= share.gpu < _MOST_ITEMS and 0 <= share.nbytes < _MOST_BYTES):
-            return f"it tells of {share.nbytes} bytes on GPU {share.gpu}"
+            return f"it says {share.nbytes} bytes on GPU {share.gpu}"
         if len(share.uuid) > _LONGEST_UUID or not share.uuid.isprintable():
             return "the UUID of a GPU in it is none"
     try:
@@ -267,7 +267,7 @@ def _wrong_in(entry: Parked, name: str) -> str | None:
 
 
 def _renamed(folder: int, name: str, about: os.stat_result) -> str | None:
-    """Give the file *name* that *about* tells of another name, or none where that cannot be."""
+    """Rename the file *name*, which *about* describes; None where that is not possible."""
     kept_as = f"set-aside-{time.time_ns()}-{os.fsdecode(os.fsencode(name)[:_LONGEST_KEPT_NAME])}"
     try:
         os.rename(name, kept_as, src_dir_fd=folder, dst_dir_fd=folder)

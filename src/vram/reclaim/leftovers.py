@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from msgspec import Struct
 
-from vram.diagnosis.holdings import living_holders
+from vram.diagnosis.held import living_holders
 from vram.diagnosis.leftover import ORPHANED, code_of, doubt, working
 from vram.model.ledger import Entry, Ledger
 from vram.reclaim.accounts import Account

@@ -17,11 +17,11 @@ from msgspec.structs import replace
 from vram.errors import NoSuchProcess, NotPermitted, Protected, TimedOut, VramError, WorldChanged
 from vram.host.ports import Host
 from vram.ledger.deepen import Measured
-from vram.model.ledger import GpuLedger, Ledger
+from vram.model.ledger import GpuLedger, Ledger, Note
 from vram.model.plan import Target
 from vram.reach.injectors import ask_trim, choose_injector
-from vram.reclaim.identity import capture
-from vram.reclaim.trimming import visited
+from vram.reclaim.actions.trim import ask_process
+from vram.reclaim.identity import identify
 from vram.units import counted
 
 AT_ONCE = 4
@@ -99,14 +99,14 @@ def _noted(gpu: GpuLedger, unasked: dict[int, str]) -> GpuLedger:
     if not reasons:
         return gpu
     told = "; ".join(f"{count} {reason}" for reason, count in reasons.most_common())
-    note = f"{counted(reasons.total(), 'process')} not divided into live and cached: {told}"
-    return replace(gpu, notes=(*gpu.notes, note))
+    text = f"{counted(reasons.total(), 'process')} not divided into live and cached: {told}"
+    return replace(gpu, notes=(*gpu.notes, Note("not-divided", text)))
 
 
 def _measured(host: Host, pid: int, deadline_s: float) -> Measured:
-    if pid in host.signals.ourselves():
+    if pid in host.signals.self_and_ancestors():
         return _offered(host, pid, deadline_s)
-    visit = visited(host, capture(host, pid), "measure", None, deadline_s)
+    visit = ask_process(host, identify(host, pid), "measure", None, deadline_s)
     return Measured(visit.via, visit.answer)
 
 

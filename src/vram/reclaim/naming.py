@@ -6,36 +6,36 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from vram.diagnosis.holdings import living_holders
+from vram.diagnosis.held import living_holders
 from vram.diagnosis.remedies import AS_ROOT, SUDO_VRAM
 from vram.errors import NoSuchProcess
 from vram.host.ports import Host
 from vram.model.ledger import Entry, Ledger, known_bytes
-from vram.model.plan import Wish
+from vram.model.plan import Request
 from vram.reclaim.accounts import accounts
 from vram.units import size
 
 
-def with_holders(host: Host, ledger: Ledger, wish: Wish) -> tuple[Wish, dict[int, int]]:
-    """*wish* with dead pids replaced by who holds their memory, and families by their members.
+def with_holders(host: Host, ledger: Ledger, request: Request) -> tuple[Request, dict[int, int]]:
+    """*request* with dead pids replaced by who holds their memory, and families by their members.
 
     Also, which of the pids stand for which dead one. Raises NoSuchProcess where a dead pid's holders
     are not certain, or cannot be seen.
     """
-    if not wish.pids:
-        return wish, {}
-    meant = {pid: tuple(_meant(host, ledger, pid, wish)) for pid in wish.pids}
-    pids = tuple(dict.fromkeys(each for pid in wish.pids for each in meant[pid]))
+    if not request.pids:
+        return request, {}
+    meant = {pid: tuple(_meant(host, ledger, pid, request)) for pid in request.pids}
+    pids = tuple(dict.fromkeys(each for pid in request.pids for each in meant[pid]))
     dead = {each: pid for pid, people in meant.items() if pid not in people for each in people}
-    return replace(wish, pids=pids), {} if wish.tree else dead
+    return replace(request, pids=pids), {} if request.tree else dead
 
 
-def _meant(host: Host, ledger: Ledger, pid: int, wish: Wish) -> Iterable[int]:
+def _meant(host: Host, ledger: Ledger, pid: int, request: Request) -> Iterable[int]:
     left = [entry for gpu in ledger.gpus for entry in gpu.accounted if entry.charged_pid == pid]
     known = accounts(ledger)
     if left and pid not in known and _is_dead(host, pid):
         return _holders(ledger, pid, left)
-    if wish.tree:
+    if request.tree:
         family = [each for each in host.proc.descendants(pid) if each in known]
         return (pid, *family) if pid in known or not family else family
     return (pid,)

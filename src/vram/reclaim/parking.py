@@ -1,11 +1,11 @@
-"""Moves processes between GPU and host memory: written down first, undone where it fails.
+"""Moves processes between GPU and host memory: logged first, undone where it fails.
 
-The journal is a help, the driver is the truth: how a process stands is asked from the driver, and
-one that the journal does not know is found by asking too.
+The state of a process is always asked from the driver; the journal only says whom to ask about, and a
+process that is not in it is found by asking the driver too.
 
 There is one way of cleaning up. Whether a move is interrupted by Ctrl-C, an error or our death,
-the line to the checkpoint worker breaks, and the worker brings back what was not settled. What it
-cannot finish, because it was killed too, is found in the journal by the next vram.
+the socket to the checkpoint worker is closed, and the worker brings back what was not to be kept parked.
+What it cannot finish, because it was killed too, is found in the journal by the next vram.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from msgspec.structs import replace
 
 from vram.errors import AuditUnavailable, CannotPark, NoSuchProcess, TimedOut, VramError
 from vram.host.ports import CheckpointWorker, Host, Watch
-from vram.model.parking import CheckpointAnswer, CheckpointState, Parked, Purpose, Share, Unrecorded
+from vram.model.parking import CheckpointAnswer, CheckpointState, GpuShare, Parked, Purpose, Unrecorded
 from vram.model.plan import Target
 from vram.reclaim import audit, identity
-from vram.reclaim.claims import Claim
+from vram.reclaim.checkpoint_errors import NOT_KNOWN_TO_DRIVER, explain, not_parked
+from vram.reclaim.claims import ProcessClaim
 from vram.reclaim.journal import Journal
-from vram.reclaim.preflight import look, room_at_most
-from vram.reclaim.refusals import KNOWS_NOTHING, explain, not_parked
+from vram.reclaim.preflight import read_driver, room_at_most
 from vram.units import MIB
 
 LOCK_TIMEOUT_S = 10.0
@@ -35,7 +35,7 @@ PROMPT_S = 10.0
 SEARCH_S = 5.0
 # Of that, for one process: the driver answers in less than a millisecond, or hardly ever.
 SILENCE_S = 1.0
-# A checkpoint worker without loans ends at once, and with it the 3 MiB that it has on the GPU.
+# A checkpoint worker with nobody to bring back ends at once, and with it the 3 MiB that it has on the GPU.
 LEAVE_S = 1.0
 # What a context takes beside the bytes that the driver lists for it: 8.8 MiB on an H200.
 ROOM_MARGIN = 64 * MIB
@@ -53,36 +53,36 @@ class Moved(NamedTuple):
     driver_s: float
 
 
-class Found(NamedTuple):
-    """What a dead vram left behind, and what became of it."""
+class Recovered(NamedTuple):
+    """A process that a dead vram left locked or parked, and what was done about it."""
 
     entry: Parked
     done: Done
     detail: str | None = None
-    """What the driver said, where that is more than *done* tells."""
+    """What the driver said, where that is more than *done* says."""
 
 
-class Beside(NamedTuple):
-    """Whom the driver says is parked or locked, though no journal entry tells of it."""
+class Unjournaled(NamedTuple):
+    """Processes that the driver reports as parked or locked, and that have no journal entry."""
 
     processes: tuple[Unrecorded, ...]
     complete: bool
     """Whether there was time to ask about everybody."""
     silent: tuple[int, ...] = ()
-    """About whom the driver did not answer."""
-    strange: str | None = None
+    """Pids about which the driver did not answer."""
+    unknown_state: str | None = None
     """What the driver said of a process in a state that this version does not know."""
 
 
 class Parking:
-    """One conversation with the driver about parking. Use it with ``with``: leaving it brings
-    back whatever was parked on loan and not yet returned."""
+    """Parks and unparks processes. Use it with ``with``: leaving it brings back whatever was parked for
+    a borrow and is not yet back."""
 
     def __init__(self, host: Host, watch: Watch | None = None) -> None:
         self._host = host
         self._watch = watch
         self._worker: CheckpointWorker | None = None
-        self._loans: dict[int, tuple[Parked, Claim]] = {}
+        self._loans: dict[int, tuple[Parked, ProcessClaim]] = {}
         self.journal = Journal(host)
 
     def __enter__(self) -> Parking:
@@ -102,31 +102,31 @@ class Parking:
     def park(
         self,
         target: Target,
-        shares: Sequence[Share],
+        shares: Sequence[GpuShare],
         *,
         purpose: Purpose = "park",
         lock_timeout_s: float = LOCK_TIMEOUT_S,
         deadline_s: float | None = None,
     ) -> Moved:
-        """Move a process's GPU memory into its host memory; for a borrow, on loan.
+        """Move a process's GPU memory into its host memory; for a borrow, until this object is closed.
 
-        Raises what kept it on the GPU; the process runs on then, unless the message says more.
+        Raises why it stays on the GPU; the process continues to run then, unless the message says more.
         """
         entry = self._entry(target, shares, purpose)
         began = self._host.clock.monotonic()
-        with identity.hold(self._host, target) as held:
+        with identity.open_verified(self._host, target) as process:
             claim = self._claim_running(entry)
             with self._audited("park", entry, claim) as outcome:
-                answer = self._move_away(held, claim, entry, lock_timeout_s, deadline_s)
-                outcome.update(_told(answer))
+                answer = self._move_to_host(process, claim, entry, lock_timeout_s, deadline_s)
+                outcome.update(_log_fields(answer))
                 if answer.status != "ok":
-                    self._give_up(entry, claim, answer)
+                    self._after_failure(entry, claim, answer)
                     raise explain(answer, entry, "park")
             self._parked(entry, claim)
         return Moved(entry, self._host.clock.monotonic() - began, answer.took_s)
 
-    def _claim_running(self, entry: Parked) -> Claim:
-        """Ask before touching anything: somebody else may have locked or parked the process."""
+    def _claim_running(self, entry: Parked) -> ProcessClaim:
+        """Take the claim, and ask the driver first: somebody else may have locked or parked the process."""
         pid = entry.target.process.pid
         claim = self.journal.claim(pid)
         try:
@@ -152,10 +152,12 @@ class Parking:
         seen = self._host.proc.facts(pid)
         if seen is None or seen[1].state not in ("T", "t"):
             return None
-        return CheckpointAnswer(status="stopped", message="it is stopped, and the driver says nothing of it")
+        return CheckpointAnswer(
+            status="stopped", message="it is stopped, and the driver reports nothing of it"
+        )
 
     def require_not_parked(self, pid: int) -> None:
-        """Raise where *pid* is parked already, by the driver's word; an entry that says so does not count."""
+        """Raise where the driver says that *pid* is parked already; a journal entry does not count."""
         with self.journal.claim(pid):
             answer = self._ask_state(pid)
             if answer.state == "parked":
@@ -164,19 +166,19 @@ class Parking:
             if answer.state == "running" and entry is not None:
                 self.journal.remove(entry)
 
-    def _move_away(
+    def _move_to_host(
         self,
-        held: identity.Held,
-        claim: Claim,
+        process: identity.VerifiedProcess,
+        claim: ProcessClaim,
         entry: Parked,
         lock_timeout_s: float,
         deadline_s: float | None,
     ) -> CheckpointAnswer:
         try:
             self.journal.write(entry)
-            held.recheck()
+            process.recheck()
             return self.worker.park(
-                held.grip,
+                process.handle,
                 claim,
                 _with_margin(entry.shares),
                 lock_timeout_s=lock_timeout_s,
@@ -187,8 +189,8 @@ class Parking:
             self._undo(entry, claim)
             raise
 
-    def _give_up(self, entry: Parked, claim: Claim, answer: CheckpointAnswer) -> None:
-        """Nothing was moved; where that is not certain, a new worker looks after the process."""
+    def _after_failure(self, entry: Parked, claim: ProcessClaim, answer: CheckpointAnswer) -> None:
+        """Nothing was moved; where that is not certain, a new worker brings the process back."""
         if answer.state == "running" or answer.status in ("ended", "unavailable"):
             self.journal.remove(entry)
         elif answer.status == "timeout":
@@ -196,23 +198,23 @@ class Parking:
         else:
             self._undo(entry, claim)
 
-    def _undo(self, entry: Parked, claim: Claim) -> None:
-        """Hang up, so that the worker brings the process back; a second Ctrl-C ends only the waiting."""
+    def _undo(self, entry: Parked, claim: ProcessClaim) -> None:
+        """Close the socket: the worker brings the process back. A second Ctrl-C ends only the wait."""
         self._hang_up(patience_s(entry.nbytes))
         with suppress(VramError):
-            self._put_right(replace(entry, purpose="borrow"), claim)
+            self._undo_leftover(replace(entry, purpose="borrow"), claim)
 
-    def _parked(self, entry: Parked, claim: Claim) -> None:
+    def _parked(self, entry: Parked, claim: ProcessClaim) -> None:
         if entry.purpose == "borrow":
             self._loans[entry.target.process.pid] = (entry, claim)
         else:
-            self.worker.settle(entry.target.process.pid)
+            self.worker.keep_parked(entry.target.process.pid)
             claim.close()
 
     def unpark(
         self, entry: Parked, *, room_patience_s: float = 0.0, deadline_s: float | None = None
     ) -> Moved:
-        """Bring a process back to its GPU. Raises what keeps it away; it stays parked then.
+        """Bring a process back to its GPU. Raises why it stays parked.
 
         A GPU that is full is waited for up to *room_patience_s*.
         """
@@ -226,8 +228,8 @@ class Parking:
         took_s = self._host.clock.monotonic() - began
         return Moved(self._measured(entry) if isinstance(entry, Unrecorded) else entry, took_s, answer.took_s)
 
-    def _claim_parked(self, entry: Parked) -> Claim:
-        """Whoever had the claim before may have brought the process back: nothing is done twice."""
+    def _claim_parked(self, entry: Parked) -> ProcessClaim:
+        """Take the claim. Whoever had it before may have brought the process back: nothing is done twice."""
         pid = entry.target.process.pid
         claim = self.journal.claim(pid)
         try:
@@ -242,65 +244,65 @@ class Parking:
 
     def _measured(self, entry: Unrecorded) -> Unrecorded:
         """*entry* with what the process has on its GPUs now that it is back."""
-        shares: tuple[Share, ...] = ()
+        shares: tuple[GpuShare, ...] = ()
         with suppress(VramError):
-            shares = look(self._host).shares(entry.target.process.pid)
+            shares = read_driver(self._host).shares(entry.target.process.pid)
         return replace(entry, shares=shares)
 
-    def entry_of(self, pid: int, *, despite_room: bool = False) -> Parked:
-        """How *pid* is to be brought back: as the journal says, or as the driver does where it is silent.
+    def entry_of(self, pid: int, *, anyway: bool = False) -> Parked:
+        """What is needed to bring *pid* back: from the journal, or from the driver where there is no entry.
 
-        Raises where the process is not parked. *despite_room* leaves it to the driver whether there
+        Raises where the process is not parked. *anyway* leaves it to the driver whether there
         is room for one of which nobody knows how much it needs.
         """
         entry = self.journal.find(pid)
         if entry is not None:
             return entry
-        target = identity.capture(self._host, pid)
+        target = identity.identify(self._host, pid)
         answer = self._ask_state(pid)
         if answer.state is None or answer.state == "running":
             raise not_parked(answer, pid)
-        shares = () if despite_room or answer.state != "parked" else room_at_most(self._host, pid)
+        shares = () if anyway or answer.state != "parked" else room_at_most(self._host, pid)
         return self._unrecorded(target, answer.state, shares)
 
-    def beside_the_journal(self, known: Collection[int], deadline_s: float = SEARCH_S) -> Beside:
-        """Ask the driver about everybody who uses CUDA, but for *known*: a deleted or damaged entry must
-        not hide a process that stands still."""
+    def find_unjournaled(self, known: Collection[int], deadline_s: float = SEARCH_S) -> Unjournaled:
+        """Ask the driver about every process that uses CUDA, except *known*: a deleted or damaged entry must
+        not hide a process that is paused."""
         deadline = self._host.clock.monotonic() + deadline_s
         seen = self._host.limits.cuda_processes(deadline_s)
         found: list[Unrecorded] = []
         silent: list[int] = []
-        strange: str | None = None
-        for pid in sorted(set(seen.pids).difference(known, self._host.signals.ourselves())):
+        unknown_state: str | None = None
+        for pid in sorted(set(seen.pids).difference(known, self._host.signals.self_and_ancestors())):
             left_s = deadline - self._host.clock.monotonic()
             if left_s <= 0:
-                return Beside(tuple(found), False, tuple(silent), strange)
+                return Unjournaled(tuple(found), False, tuple(silent), unknown_state)
             answer = self._state(pid, min(SILENCE_S, left_s))
             if answer.status in ("timeout", "died", "unavailable", "stopped"):
                 silent.append(pid)
             if answer.status == "timeout":
                 self._hang_up(0.0)  # a new worker asks about the others
             if answer.status == "unknown":
-                strange = f"pid {pid}: {answer.message}"
+                unknown_state = f"pid {pid}: {answer.message}"
             if answer.state in (None, "running") or self.journal.find(pid):
                 continue
-            with suppress(VramError):  # it has ended meanwhile, or is nobody's to touch
-                found.append(self._unrecorded(identity.capture(self._host, pid), answer.state, ()))
-        return Beside(tuple(found), seen.complete, tuple(silent), strange)
+            with suppress(VramError):  # it has ended meanwhile, or must not be touched
+                found.append(self._unrecorded(identity.identify(self._host, pid), answer.state, ()))
+        return Unjournaled(tuple(found), seen.complete, tuple(silent), unknown_state)
 
     def _bring_back(
         self,
         action: str,
         entry: Parked,
-        claim: Claim,
+        claim: ProcessClaim,
         room_patience_s: float = 0.0,
         deadline_s: float | None = None,
     ) -> CheckpointAnswer:
-        with self._held(entry) as held, self._audited(action, entry, claim) as outcome:
+        with self._open_parked(entry) as process, self._audited(action, entry, claim) as outcome:
             deadline_s = (deadline_s or patience_s(entry.nbytes)) + room_patience_s
             for _ in range(2):
                 answer = self._stopped(entry.target.process.pid) or self.worker.unpark(
-                    held.grip,
+                    process.handle,
                     claim,
                     _with_margin(entry.shares),
                     room_patience_s=room_patience_s,
@@ -309,57 +311,58 @@ class Parking:
                 )
                 if answer.status != "died":
                     break
-                self._hang_up(0.0)  # whoever killed the worker did not mean the process: a new one goes on
-            outcome.update(_told(answer))
+                self._hang_up(0.0)  # the worker was killed, not the process: a new one continues
+            outcome.update(_log_fields(answer))
             if answer.status in ("ok", "ended"):
                 self.journal.remove(entry)
         return answer
 
-    def recover(self) -> tuple[Found, ...]:
-        """Put right what a vram that died left behind: nobody stays locked, loans are returned."""
-        return tuple(self._look_after(entry) for entry in self.journal.entries())
+    def recover(self) -> tuple[Recovered, ...]:
+        """Undo what a vram that died left behind: nobody stays locked, and who was parked for a borrow is
+        brought back."""
+        return tuple(self._recover_one(entry) for entry in self.journal.entries())
 
-    def _look_after(self, entry: Parked) -> Found:
+    def _recover_one(self, entry: Parked) -> Recovered:
         claim = self.journal.try_claim(entry.target.process.pid)
         if claim is None:
-            return Found(entry, "busy")
+            return Recovered(entry, "busy")
         with claim:
-            found = self._put_right(entry, claim)
+            found = self._undo_leftover(entry, claim)
         if found.done == "unknown":
-            self._hang_up(0.0)  # the driver may hang over this one: a new worker asks about the others
+            self._hang_up(0.0)  # the driver may hang on this one: a new worker asks about the others
         return found
 
-    def _put_right(self, entry: Parked, claim: Claim) -> Found:
+    def _undo_leftover(self, entry: Parked, claim: ProcessClaim) -> Recovered:
         answer = self._state(entry.target.process.pid, PROMPT_S)
-        if answer.state == "running" or (answer.status == "refused" and answer.code in KNOWS_NOTHING):
+        if answer.state == "running" or (answer.status == "refused" and answer.code in NOT_KNOWN_TO_DRIVER):
             self.journal.remove(entry)
-            return Found(entry, "running")
+            return Recovered(entry, "running")
         if answer.state == "parked" and entry.purpose == "park":
-            return Found(entry, "parked")
+            return Recovered(entry, "parked")
         if answer.state in ("locked", "parked"):
             done: Done = "unlocked" if answer.state == "locked" else "brought back"
-            return Found(entry, self._return(entry, claim, done))
-        return Found(entry, "failed" if answer.state == "failed" else "unknown", answer.message)
+            return Recovered(entry, self._return(entry, claim, done))
+        return Recovered(entry, "failed" if answer.state == "failed" else "unknown", answer.message)
 
-    def _return(self, entry: Parked, claim: Claim, done: Done) -> Done:
+    def _return(self, entry: Parked, claim: ProcessClaim, done: Done) -> Done:
         answer = self._bring_back("recover", entry, claim)
         results: dict[str, Done] = {"ok": done, "short": "no room", "ended": "running"}
         return results.get(answer.status, "unknown")
 
-    def dismiss(self) -> None:
-        """Let a worker go that was started ahead and is not needed: it would take GPU memory."""
+    def end_worker(self) -> None:
+        """End a worker that was started early and is not needed: it would take GPU memory."""
         assert not self._loans, "somebody has to bring them back"
         self.worker.hang_up(LEAVE_S)
         self._worker = None
 
     def close(self) -> None:
-        """Hang up; the worker returns what is on loan, and is waited for."""
+        """Close the socket, and wait for the worker to bring back who was parked for a borrow."""
         loans, self._loans = self._loans, {}
         owed = sum(entry.nbytes for entry, _ in loans.values())
         self._hang_up(patience_s(owed) if loans else LEAVE_S)
         for entry, claim in loans.values():
             with claim, suppress(VramError):
-                self._put_right(entry, claim)
+                self._undo_leftover(entry, claim)
         self._hang_up(LEAVE_S)
 
     def _hang_up(self, wait_s: float) -> None:
@@ -367,39 +370,39 @@ class Parking:
         if worker is not None:
             worker.hang_up(wait_s)
 
-    def _held(self, entry: Parked) -> identity.Held:
-        """The parked process as it is now: its group or program's file may have changed meanwhile."""
+    def _open_parked(self, entry: Parked) -> identity.VerifiedProcess:
+        """The parked process as it is now: its control group or program's file may have changed meanwhile."""
         pid = entry.target.process.pid
-        now = identity.capture(self._host, pid)
+        now = identity.identify(self._host, pid)
         if now.process.started_at != entry.target.process.started_at:
             raise NoSuchProcess(f"the process that was parked as pid {pid} has ended")
-        return identity.hold(self._host, now)
+        return identity.open_verified(self._host, now)
 
     @contextmanager
-    def _audited(self, action: str, entry: Parked, claim: Claim) -> Iterator[dict[str, Any]]:
-        """Write down what is intended and what came of it; an error also gives the claim up."""
+    def _audited(self, action: str, entry: Parked, claim: ProcessClaim) -> Iterator[dict[str, Any]]:
+        """Log what is intended and its outcome; an error also releases the claim."""
         record = {"action": action, "target": entry.target, "nbytes": entry.nbytes, "purpose": entry.purpose}
         if isinstance(entry, Unrecorded):
             record["found_by"] = "asking the driver"
-        told: dict[str, Any] = {}
+        more: dict[str, Any] = {}
         try:
-            token = audit.intend(record)
-            yield told
+            token = audit.log_intent(record)
+            yield more
         except BaseException as error:
             claim.close()
             if not isinstance(error, AuditUnavailable):
                 message = str(error) or type(error).__name__
-                audit.outcome(token, {"status": "failed", "message": message, **told})
+                audit.log_outcome(token, {"status": "failed", "message": message, **more})
             raise
-        audit.outcome(token, {"status": "done", **told})
+        audit.log_outcome(token, {"status": "done", **more})
 
-    def _entry(self, target: Target, shares: Sequence[Share], purpose: Purpose) -> Parked:
+    def _entry(self, target: Target, shares: Sequence[GpuShare], purpose: Purpose) -> Parked:
         return Parked(**self._about(target, shares), purpose=purpose)
 
-    def _unrecorded(self, target: Target, state: CheckpointState, shares: Sequence[Share]) -> Unrecorded:
+    def _unrecorded(self, target: Target, state: CheckpointState, shares: Sequence[GpuShare]) -> Unrecorded:
         return Unrecorded(**self._about(target, shares), purpose="park", state=state)
 
-    def _about(self, target: Target, shares: Sequence[Share]) -> dict[str, Any]:
+    def _about(self, target: Target, shares: Sequence[GpuShare]) -> dict[str, Any]:
         return {
             "host": self.journal.host_name,
             "boot_id": self.journal.boot_id,
@@ -413,15 +416,15 @@ class Parking:
 
 
 def patience_s(nbytes: int) -> float:
-    """How long the driver may take over so many bytes before we give up waiting for it."""
+    """How long the driver may take for so many bytes before we stop waiting for it."""
     return 30.0 + nbytes / _SLOWEST_BYTES_PER_S
 
 
-def _with_margin(shares: Sequence[Share]) -> list[Share]:
+def _with_margin(shares: Sequence[GpuShare]) -> list[GpuShare]:
     return [replace(share, nbytes=share.nbytes + ROOM_MARGIN) for share in shares]
 
 
-def _told(answer: CheckpointAnswer) -> dict[str, Any]:
+def _log_fields(answer: CheckpointAnswer) -> dict[str, Any]:
     return {
         "driver": answer.status,
         "call": answer.call,

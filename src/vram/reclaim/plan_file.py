@@ -1,4 +1,4 @@
-"""Plans with a seal, on paper: what is run later is what was shown, by the same user, in the same boot."""
+"""Plans with a digest, and in files: what runs later is what was shown, by the same user in the same boot."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ LARGEST = 4 << 20
 _HINT = "make a new plan with `vram free --dry-run --save FILE`"
 
 
-def seal(made_at: str, boot_id: str, goal: int | None, gpus: tuple[int, ...], steps: Iterable[Step]) -> Plan:
+def with_digest(
+    made_at: str, boot_id: str, goal: int | None, gpus: tuple[int, ...], steps: Iterable[Step]
+) -> Plan:
     """Return a plan with its digest."""
     plan = Plan(made_at=made_at, boot_id=boot_id, goal_bytes=goal, gpus=gpus, steps=tuple(steps), digest="")
     return replace(plan, digest=digest_of(plan))

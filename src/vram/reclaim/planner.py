@@ -21,16 +21,16 @@ from vram.errors import (
 from vram.host.ports import Host
 from vram.model.finding import Finding
 from vram.model.ledger import Ledger, ParkedProcess
-from vram.model.plan import Draft, Step, StepKind, Target, Wish
-from vram.reclaim import ladder
+from vram.model.plan import Draft, Request, Step, StepKind, Target
+from vram.reclaim import actions
 from vram.reclaim.accounts import Account, is_silent
-from vram.reclaim.candidates import Candidate, PlanContext, candidates
-from vram.reclaim.identity import capture
+from vram.reclaim.actions import Action
+from vram.reclaim.candidates import ActionCandidate, PlanContext, candidates
+from vram.reclaim.identity import identify
 from vram.reclaim.naming import with_holders
-from vram.reclaim.plan_file import seal
-from vram.reclaim.rung import Preparing, Rung
+from vram.reclaim.plan_file import with_digest
 from vram.reclaim.selection import Option, Selection, smallest
-from vram.reclaim.spared import spared
+from vram.reclaim.skipped import skipped
 from vram.units import size
 
 LOSES: dict[StepKind, str] = {
@@ -45,30 +45,30 @@ NOT_ATTACHED = (NotReachable, AttachDenied)
 LEFTOVER_LOSES = "no GPU memory in use: the owner is dead"
 
 
-def plan(host: Host, ledger: Ledger, findings: tuple[Finding, ...], wish: Wish) -> Draft:
-    """Return what would be done for *wish*; nothing is touched by that.
+def plan(host: Host, ledger: Ledger, findings: tuple[Finding, ...], request: Request) -> Draft:
+    """Return what would be done for *request*; nothing is touched by that.
 
     Raises the refusal where a process that was named must be left alone, and GoalImpossible
     where everything allowed together would not reach the goal.
     """
-    wish, instead_of = with_holders(host, ledger, _understood(wish))
-    context = PlanContext.of(ledger, findings, wish, parked(host) if wish.pids else (), instead_of)
-    for pid in wish.pids:
-        # Whether it may be touched at all comes before whether it has anything to give.
-        capture(host, pid)
-    context.named()
+    request, instead_of = with_holders(host, ledger, _understood(request))
+    context = PlanContext.of(ledger, findings, request, parked(host) if request.pids else (), instead_of)
     choice = _Choice(host, context)
-    if wish.goal_bytes is None:
+    for pid in request.pids:
+        # Whether it may be touched at all comes before whether it holds anything.
+        choice.identify(pid)
+    context.named()
+    if request.goal_bytes is None:
         steps = choice.everything()
         # A GPU that does not answer cannot be measured, and must not keep the others from it.
         silent = {gpu.index for gpu in ledger.gpus if is_silent(gpu)}
         gpus = tuple(gpu for gpu in context.gpus if gpu not in silent)
     else:
-        chosen = choice.enough(wish.goal_bytes)
+        chosen = choice.enough(request.goal_bytes)
         steps = tuple(step for option in chosen.options for step in option.steps)
         gpus = (chosen.gpu,)
-    sealed = seal(ledger.taken_at, host.limits.boot_id(), wish.goal_bytes, gpus, steps)
-    return Draft(plan=sealed, spared=spared(host, context, sealed, choice.refusals))
+    sealed = with_digest(ledger.taken_at, host.limits.boot_id(), request.goal_bytes, gpus, steps)
+    return Draft(plan=sealed, skipped=skipped(host, context, sealed, choice.refusals))
 
 
 def parked(host: Host) -> tuple[ParkedProcess, ...]:
@@ -89,7 +89,14 @@ class _Choice:
         self._host = host
         self._context = context
         self._trims: dict[int, Step] = {}
+        self._targets: dict[int, Target] = {}
         self.refusals: dict[int, Refused] = {}
+
+    def identify(self, pid: int) -> Target:
+        """Who has *pid*: read once for a plan. Raises where it must not be touched."""
+        if pid not in self._targets:
+            self._targets[pid] = identify(self._host, pid)
+        return self._targets[pid]
 
     def everything(self) -> tuple[Step, ...]:
         """All caches and leftovers, or all that was named."""
@@ -107,7 +114,7 @@ class _Choice:
     def enough(self, goal: int) -> Selection:
         """The smallest plan for *goal* on the GPU where it does the least harm."""
         wanted = self._context.gpus
-        if self._context.wish.pids:
+        if self._context.request.pids:
             held = {gpu for account in self._context.named() for gpu in account.gpus}
             wanted = tuple(gpu for gpu in wanted if gpu in held)
         self._require_possible(goal, wanted)
@@ -128,25 +135,25 @@ class _Choice:
         return smallest(gpu, options, goal)
 
     def _options(self, context: PlanContext, kind: StepKind, before: list[Option]) -> Iterator[Option]:
-        rung = ladder.rung(kind)
+        action = actions.action(kind)
         for candidate in candidates(context, kind):
             try:
                 earlier = [step for option in before for step in option.steps]
-                steps = tuple(self._made(rung, candidate, earlier))
+                steps = tuple(self._made(action, candidate, earlier))
             except Refused as error:
                 self._refused(candidate, error)
                 continue
             if kind == "trim" and all(step.predicted_bytes == 0 for step in steps):
                 continue  # it was asked, and caches nothing
-            named = bool(context.wish.pids) and not self._is_leftover(candidate)
+            named = bool(context.request.pids) and not self._is_leftover(candidate)
             most = sum(context.own_bytes(account) for account in candidate.accounts)
             yield Option(kind, _on_one_gpu(steps, context), most, named)
 
-    def _is_leftover(self, candidate: Candidate) -> bool:
+    def _is_leftover(self, candidate: ActionCandidate) -> bool:
         """Whether nobody in it works with memory of its own."""
         return all(not account.own for account in candidate.accounts)
 
-    def _made(self, rung: Rung, candidate: Candidate, before: list[Step]) -> Iterator[Step]:
+    def _made(self, action: Action, candidate: ActionCandidate, before: list[Step]) -> Iterator[Step]:
         for account, predicted in zip(candidate.accounts, candidate.predicted, strict=True):
             pid = account.holder.pid
             if candidate.kind == "trim" and pid in self._trims:
@@ -162,15 +169,13 @@ class _Choice:
                 reason=candidate.reason,
                 finding=candidate.finding,
             )
-            if isinstance(rung, Preparing):
-                step = rung.prepare(self._host, step)
-            rung.check(self._host, step, before)
+            step = action.check(self._host, step, before)
             if candidate.kind == "trim":
                 self._trims[pid] = step
             yield step
 
-    def _target(self, candidate: Candidate, account: Account) -> Target:
-        host, wish, pid = self._context.ledger.host, self._context.wish, account.holder.pid
+    def _target(self, candidate: ActionCandidate, account: Account) -> Target:
+        host, request, pid = self._context.ledger.host, self._context.request, account.holder.pid
         # Under WSL2 the bytes are in doubt, and never the pids: those are read here, from open files.
         here = host.initial_pid_namespace or host.wsl_facts is not None
         if not account.surely_named and not here:
@@ -178,17 +183,17 @@ class _Choice:
                 f"seen from inside this PID namespace, pid {pid} may be somebody else's",
                 hint="run vram on the host",
             )
-        target = capture(self._host, pid)
+        target = self.identify(pid)
         paused = pid in self._context.parked
         if target.process.started_at != account.holder.started_at and not paused:
             raise WorldChanged(f"pid {pid} is another process now", hint="try again")
         # Root gives everybody's leftovers back; into other people's live processes it goes only by name.
-        named = bool(wish.pids or wish.findings) or candidate.finding is not None
+        named = bool(request.pids or request.findings) or candidate.finding is not None
         if target.uid != host.uid and not named:
             raise NotPermitted(f"pid {pid} belongs to {target.user}", hint=f"name it: --pid {pid}")
         return target
 
-    def _refused(self, candidate: Candidate, error: Refused) -> None:
+    def _refused(self, candidate: ActionCandidate, error: Refused) -> None:
         for account in candidate.accounts:
             known = self.refusals.get(account.holder.pid)
             # That a process cannot be attached to for a trim is usual; a later refusal says more.
@@ -198,13 +203,13 @@ class _Choice:
     def _require_named(self, steps: tuple[Step, ...]) -> None:
         """Who was named and gets no step was refused: that is the answer."""
         planned = {step.target.process.pid for step in steps if step.target}
-        for pid in self._context.wish.pids:
+        for pid in self._context.request.pids:
             if pid in self.refusals and pid not in planned:
                 raise self.refusals[pid]
 
     def _require_unrefused(self) -> None:
         """Where what is left is not surely enough, the refusal of one that was named is the answer."""
-        for pid in self._context.wish.pids:
+        for pid in self._context.request.pids:
             refusal = self.refusals.get(pid)
             if refusal is not None and not isinstance(refusal, NOT_ATTACHED):
                 raise refusal
@@ -245,7 +250,7 @@ def replace_gpus(context: PlanContext, gpu: int) -> PlanContext:
 
 def _on_one_gpu(steps: tuple[Step, ...], context: PlanContext) -> tuple[Step, ...]:
     """A framework's caches are told for all GPUs of its process: of one among several they tell nothing."""
-    if context.wish.goal_bytes is None:
+    if context.request.goal_bytes is None:
         return steps
     return tuple(
         replace(step, predicted_bytes=None) if step.kind == "trim" and len(step.gpus) > 1 else step
@@ -253,7 +258,7 @@ def _on_one_gpu(steps: tuple[Step, ...], context: PlanContext) -> tuple[Step, ..
     )
 
 
-def _loses(candidate: Candidate, account: Account) -> str:
+def _loses(candidate: ActionCandidate, account: Account) -> str:
     if candidate.kind == "kill" and "mps" in account.holder.lists:
         return f"{LOSES['kill']}; it uses MPS, and other clients of the same server may fail with it"
     if candidate.kind == "kill" and not account.own and any(map(code_of, account.kept)):
@@ -263,15 +268,15 @@ def _loses(candidate: Candidate, account: Account) -> str:
 
 def _actions(context: PlanContext) -> tuple[StepKind, ...]:
     """The actions that are allowed, least harm first: caches, leftovers, then what interrupts."""
-    wish = context.wish
-    if wish.only is not None:
-        return (wish.only,)
-    allowed = ladder.below(wish.up_to or "kill")
-    if not wish.pids:
-        return tuple(kind for kind in ("trim", "kill", "park") if kind in allowed or _asked(kind, wish))
-    if wish.goal_bytes is not None:
+    request = context.request
+    if request.only is not None:
+        return (request.only,)
+    allowed = actions.up_to(request.up_to or "kill")
+    if not request.pids:
+        return tuple(kind for kind in ("trim", "kill", "park") if kind in allowed or _asked(kind, request))
+    if request.goal_bytes is not None:
         return allowed
-    if wish.up_to:
+    if request.up_to:
         return allowed[-1:]
     # Who only holds memory of the dead is ended by being named; who works is only trimmed.
     leftover = all(
@@ -280,14 +285,14 @@ def _actions(context: PlanContext) -> tuple[StepKind, ...]:
     return ("kill",) if leftover else ("trim",)
 
 
-def _asked(kind: StepKind, wish: Wish) -> bool:
-    return kind == "park" and wish.park_idle
+def _asked(kind: StepKind, request: Request) -> bool:
+    return kind == "park" and request.park_idle
 
 
-def _understood(wish: Wish) -> Wish:
+def _understood(request: Request) -> Request:
     """Check the words, and write codes as they are written."""
-    for code in wish.findings:
+    for code in request.findings:
         require_code(code)
-    if wish.up_to == "reset":
+    if request.up_to == "reset":
         raise UsageError("a reset is never part of a plan", hint="see `vram reset --help`")
-    return replace(wish, findings=tuple(code.strip().upper() for code in wish.findings))
+    return replace(request, findings=tuple(code.strip().upper() for code in request.findings))

@@ -1,8 +1,8 @@
-"""What must hold before a process is parked: looked at first, judged here, nothing touched.
+"""What must hold before a process is parked: read first, judged here, nothing touched.
 
 Memory shared with other processes, and small managed memory, cannot be seen from outside: there
-the driver itself refuses, and the process is unlocked. Room for coming back is checked by
-the checkpoint worker, right before the driver is asked.
+the driver itself refuses, and the process is unlocked. Room on the GPU for bringing it back is checked
+by the checkpoint worker, right before the driver is asked.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from vram.errors import CannotPark, DeviceError, DriverMissing, NoSuchProcess, N
 from vram.host.ports import Host
 from vram.model.gpu import ChargeFacts, DriverFacts, GpuFacts, MemoryFacts
 from vram.model.observation import Observation
-from vram.model.parking import ProcessLimits, Share
+from vram.model.parking import GpuShare, ProcessLimits
 from vram.model.plan import Target
 from vram.model.process import ProcessFacts
 from vram.reclaim import identity
@@ -24,7 +24,7 @@ from vram.units import GIB, MIB, size
 
 CHECKPOINT_SINCE, ON_ARM_SINCE = 570, 595
 _FILES_S = 5.0
-_STANDING_STILL = {
+_CANNOT_RUN = {
     "T": "is stopped",
     "t": "is stopped by a debugger",
     "D": "is stuck in the kernel",
@@ -34,29 +34,29 @@ _STANDING_STILL = {
 _BROKEN = ("failed", "timeout", "lost")
 
 
-class Listed(Struct, frozen=True):
+class ListedProcess(Struct, frozen=True):
     """One line of the driver's process lists."""
 
-    share: Share | None
+    share: GpuShare | None
     lists: tuple[str, ...]
     gpu: int
 
 
-class Devices(Struct, frozen=True):
-    """What the driver says of itself, its GPUs and who is on them."""
+class DriverReport(Struct, frozen=True):
+    """What the driver reports: its version, its GPUs and the processes on them."""
 
     driver_version: str | None
     gpus: Mapping[int, GpuFacts]
     memory: Mapping[int, MemoryFacts]
-    listed: Mapping[int, tuple[Listed, ...]]
+    listed: Mapping[int, tuple[ListedProcess, ...]]
     silent: tuple[int, ...] = ()
-    """GPUs whose process lists could not be read: who is on no list may be on one of these."""
+    """GPUs whose process lists could not be read: a process that is not listed may be on one of these."""
 
-    def shares(self, pid: int) -> tuple[Share, ...]:
+    def shares(self, pid: int) -> tuple[GpuShare, ...]:
         return tuple(each.share for each in self.listed.get(pid, ()) if each.share is not None)
 
 
-def look(host: Host, deadline_s: float = 5.0) -> Devices:
+def read_driver(host: Host, deadline_s: float = 5.0) -> DriverReport:
     """Read the driver; raises where there is none, or where it does not answer."""
     seen = list(host.nvml.read(deadline_s))
     versions = [each.facts.driver_version for each in seen if isinstance(each.facts, DriverFacts)]
@@ -68,7 +68,7 @@ def look(host: Host, deadline_s: float = 5.0) -> Devices:
     memory = {
         each.gpu: each.facts for each in seen if isinstance(each.facts, MemoryFacts) and each.gpu is not None
     }
-    return Devices(next(iter(versions), None), gpus, memory, _listed(seen, gpus), _silent(seen))
+    return DriverReport(next(iter(versions), None), gpus, memory, _listed(seen, gpus), _silent(seen))
 
 
 def require_checkpoints(host: Host) -> None:
@@ -77,12 +77,12 @@ def require_checkpoints(host: Host) -> None:
         raise CannotPark(
             "processes cannot be parked under WSL2: that is done by NVIDIA's kernel driver for Linux,"
             " and here the kernel driver is Windows'",
-            hint="`vram trim PID` gives back what a process only caches, `vram kill PID` ends it",
+            hint="`vram trim PID` frees what a process only caches, `vram kill PID` terminates it",
         )
 
 
-def room_at_most(host: Host, pid: int) -> tuple[Share, ...]:
-    """The most that a parked process can need on each GPU that it may use, where no entry says more.
+def room_at_most(host: Host, pid: int) -> tuple[GpuShare, ...]:
+    """The most that a parked process can need on each GPU that it may use, where it has no journal entry.
 
     What it had there lies in its own host memory; which GPU it was on cannot be seen. Raises where
     that memory or the GPUs cannot be read.
@@ -90,12 +90,12 @@ def room_at_most(host: Host, pid: int) -> tuple[Share, ...]:
     memory = host.limits.parked_memory(pid)
     if memory.private_bytes is None:
         raise CannotPark(
-            f"how much host memory pid {pid} has cannot be read, so nobody knows whether it would fit",
+            f"how much host memory pid {pid} has cannot be read, so whether it would fit is unknown",
             hint=f"`vram unpark --anyway {pid}` leaves it to the driver",
         )
-    uuids = {index: facts.uuid for index, facts in look(host).gpus.items()}
+    uuids = {index: facts.uuid for index, facts in read_driver(host).gpus.items()}
     seen = None if memory.visible_gpus is None else seen_by_cuda(memory.visible_gpus, uuids)
-    return tuple(Share(index, uuids[index], memory.private_bytes) for index in seen or sorted(uuids))
+    return tuple(GpuShare(index, uuids[index], memory.private_bytes) for index in seen or sorted(uuids))
 
 
 def seen_by_cuda(visible: str, uuids: Mapping[int, str]) -> tuple[int, ...]:
@@ -128,104 +128,105 @@ def _silent(seen: Iterable[Observation]) -> tuple[int, ...]:
     return tuple(sorted(broken))
 
 
-def _listed(seen: Iterable[Observation], gpus: Mapping[int, GpuFacts]) -> dict[int, tuple[Listed, ...]]:
-    found: dict[int, tuple[Listed, ...]] = {}
+def _listed(
+    seen: Iterable[Observation], gpus: Mapping[int, GpuFacts]
+) -> dict[int, tuple[ListedProcess, ...]]:
+    found: dict[int, tuple[ListedProcess, ...]] = {}
     for each in seen:
         if isinstance(each.facts, ChargeFacts) and each.process is not None and each.gpu is not None:
             known = each.nbytes is not None and each.gpu in gpus
-            share = Share(each.gpu, gpus[each.gpu].uuid, each.nbytes or 0) if known else None
-            line = Listed(share, each.facts.lists, each.gpu)
+            share = GpuShare(each.gpu, gpus[each.gpu].uuid, each.nbytes or 0) if known else None
+            line = ListedProcess(share, each.facts.lists, each.gpu)
             found[each.process.pid] = (*found.get(each.process.pid, ()), line)
     return found
 
 
-def admit(
-    host: Host, devices: Devices, pid: int, *, taken_before: int = 0, despite_signs: bool = False
-) -> tuple[Target, tuple[Share, ...]]:
-    """Say who has *pid* and what it would take along, or raise why it must not be parked."""
+def identify_parkable(
+    host: Host, report: DriverReport, pid: int, *, taken_before: int = 0, anyway: bool = False
+) -> tuple[Target, tuple[GpuShare, ...]]:
+    """Say who has *pid* and what it has on each GPU, or raise why it must not be parked."""
     require_checkpoints(host)
-    target = identity.capture(host, pid)
+    target = identity.identify(host, pid)
+    return target, require_parkable(host, report, target, taken_before=taken_before, anyway=anyway)
+
+
+def require_parkable(
+    host: Host, report: DriverReport, target: Target, *, taken_before: int = 0, anyway: bool = False
+) -> tuple[GpuShare, ...]:
+    """Return what *target* has on each GPU, or raise why it must not be parked; see :func:`parkable_shares`.
+
+    Whether its pid still means the same process is not judged here.
+    """
+    require_checkpoints(host)
+    pid = target.process.pid
     seen = host.proc.facts(pid)
     if seen is None:
         raise NoSuchProcess(f"process {pid} has ended")
-    if pid not in devices.listed:
-        _require_nvidias(host, pid)
-    shares = may_park(
-        devices,
+    holdings = host.files.scan(_FILES_S, [pid]).holders
+    if pid not in report.listed and any(holding.clients for holding in holdings):
+        raise CannotPark(
+            f"pid {pid} has its memory on a GPU that is not NVIDIA's, and no other driver can park processes",
+            hint=f"`vram kill {pid}` terminates it",
+        )
+    return parkable_shares(
+        report,
         target,
         seen[1],
         host.limits.read(pid),
-        managed_bytes=managed_bytes(host, pid),
+        managed_bytes=next((each.managed_bytes for each in holdings if each.process.pid == pid), None),
         taken_before=taken_before,
-        despite_signs=despite_signs,
+        anyway=anyway,
     )
-    return target, shares
-
-
-def _require_nvidias(host: Host, pid: int) -> None:
-    """Say so where the process is on a GPU, but on none whose driver can park."""
-    clients = [each for holding in host.files.scan(_FILES_S, [pid]).holders for each in holding.clients]
-    if clients:
-        raise CannotPark(
-            f"pid {pid} has its memory on a GPU that is not NVIDIA's, and no other driver can park processes",
-            hint=f"`vram kill {pid}` ends it",
-        )
-
-
-def managed_bytes(host: Host, pid: int) -> int | None:
-    """How much managed memory the process has mapped; None where that cannot be read."""
-    holdings = host.files.scan(_FILES_S, [pid]).holders
-    return next((each.managed_bytes for each in holdings if each.process.pid == pid), None)
 
 
 def reserve(memory_total: int | None) -> int:
-    """Host memory that parking leaves alone: a machine that swaps is of no use to anybody."""
+    """Host memory that parking leaves free: a machine that swaps is useless to everybody."""
     return min(8 * GIB, max(512 * MIB, (memory_total or 0) // 20))
 
 
-def may_park(
-    devices: Devices,
+def parkable_shares(
+    report: DriverReport,
     target: Target,
     facts: ProcessFacts,
     limits: ProcessLimits,
     *,
     managed_bytes: int | None = None,
     taken_before: int = 0,
-    despite_signs: bool = False,
-) -> tuple[Share, ...]:
+    anyway: bool = False,
+) -> tuple[GpuShare, ...]:
     """Return what the process has on each GPU, or raise the reason why it must stay there.
 
-    *taken_before* is host memory that will be taken before its turn comes. *despite_signs* leaves
-    the last word to the driver where only signs speak against it.
+    *taken_before* is host memory that will be taken before its turn comes. *anyway* leaves
+    the decision to the driver where NCCL peers or managed memory speak against it.
     """
     pid = target.process.pid
-    lines = devices.listed.get(pid, ())
+    lines = report.listed.get(pid, ())
     if not lines:
-        raise _not_listed(devices, pid)
-    _driver_can(devices.driver_version)
-    _gpus_can(devices, lines)
+        raise _not_listed(report, pid)
+    _driver_can(report.driver_version)
+    _gpus_can(report, lines)
     _process_can(pid, facts, lines)
-    if not despite_signs:
-        _signs_allow(pid, limits, managed_bytes)
-    _host_has_room(pid, sum(share.nbytes for share in devices.shares(pid)), limits, taken_before)
-    return devices.shares(pid)
+    if not anyway:
+        _nothing_warns(pid, limits, managed_bytes)
+    _host_has_room(pid, sum(share.nbytes for share in report.shares(pid)), limits, taken_before)
+    return report.shares(pid)
 
 
-def _not_listed(devices: Devices, pid: int) -> NotOnGpu | DeviceError:
-    if devices.silent:
+def _not_listed(report: DriverReport, pid: int) -> NotOnGpu | DeviceError:
+    if report.silent:
         return DeviceError(
-            f"GPU {devices.silent[0]} does not answer: whether pid {pid} holds memory there cannot be told",
-            hint="`vram why` tells more of the GPU",
+            f"GPU {report.silent[0]} does not answer: whether pid {pid} holds memory there is unknown",
+            hint="`vram why` shows more about the GPU",
         )
     return NotOnGpu(f"pid {pid} holds no GPU memory that the driver lists", hint="`vram who` lists who does")
 
 
-def _signs_allow(pid: int, limits: ProcessLimits, managed_bytes: int | None) -> None:
+def _nothing_warns(pid: int, limits: ProcessLimits, managed_bytes: int | None) -> None:
     if limits.nccl_peers:
         raise CannotPark(
             f"pid {pid} is one of several NCCL ranks ({limits.nccl_peers}): "
-            "while one of them stands still, anything done to the others can hang",
-            hint="pause the whole job by its own means; --anyway parks it all the same",
+            "while one of them is paused, anything done to the others can hang",
+            hint="pause the whole job by its own means; --anyway parks it nevertheless",
         )
     if managed_bytes:
         raise CannotPark(
@@ -244,9 +245,9 @@ def _driver_can(version: str | None) -> None:
         )
 
 
-def _gpus_can(devices: Devices, lines: Sequence[Listed]) -> None:
+def _gpus_can(report: DriverReport, lines: Sequence[ListedProcess]) -> None:
     for line in lines:
-        gpu = devices.gpus.get(line.gpu)
+        gpu = report.gpus.get(line.gpu)
         if gpu is not None and gpu.mig_enabled:
             raise CannotPark(
                 f"GPU {line.gpu} is divided by MIG, where the driver cannot park processes",
@@ -254,7 +255,7 @@ def _gpus_can(devices: Devices, lines: Sequence[Listed]) -> None:
             )
 
 
-def _process_can(pid: int, facts: ProcessFacts, lines: Sequence[Listed]) -> None:
+def _process_can(pid: int, facts: ProcessFacts, lines: Sequence[ListedProcess]) -> None:
     if any("mps" in line.lists for line in lines):
         raise CannotPark(
             f"pid {pid} uses the GPU through MPS, where the driver cannot park processes",
@@ -262,13 +263,13 @@ def _process_can(pid: int, facts: ProcessFacts, lines: Sequence[Listed]) -> None
         )
     if any(line.share is None for line in lines):
         raise CannotPark(
-            f"the driver does not tell how much memory pid {pid} has, so nobody knows whether it would fit",
+            f"the driver does not report how much memory pid {pid} has, so whether it would fit is unknown",
             hint="see `vram who`",
         )
-    if facts.state in _STANDING_STILL:
+    if facts.state in _CANNOT_RUN:
         raise CannotPark(
-            f"pid {pid} {_STANDING_STILL[facts.state]}: a process has to run to be parked",
-            hint=f"`kill -CONT {pid}` lets a stopped one go on" if facts.state == "T" else "see `vram why`",
+            f"pid {pid} {_CANNOT_RUN[facts.state]}: a process has to run to be parked",
+            hint=f"`kill -CONT {pid}` continues a stopped one" if facts.state == "T" else "see `vram why`",
         )
 
 

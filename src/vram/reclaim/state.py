@@ -1,4 +1,4 @@
-"""The private folder for what must survive us: made for one user, and trusted only while it is."""
+"""The private folder for what must survive us: made for one user, and used only while it is private."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def open_file(name: str, flags: int) -> int:
         file = os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600, dir_fd=folder)
     except OSError as error:
         raise AuditUnavailable(
-            f"{path} cannot be opened: {error.strerror}", hint="look who made it; vram follows no link here"
+            f"{path} cannot be opened: {error.strerror}", hint="see who made it; vram follows no link here"
         ) from error
     finally:
         os.close(folder)

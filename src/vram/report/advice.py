@@ -24,7 +24,7 @@ class RankedRemedy(NamedTuple):
     """A remedy, whom it is for where no command says so, and the findings it answers."""
 
     remedy: Remedy
-    targets: list[str]
+    pids: list[int]
     codes: list[str]
 
 
@@ -36,8 +36,9 @@ def ordered(findings: tuple[Finding, ...]) -> list[RankedRemedy]:
             # The command says what happens; without one, the same words for two targets are one entry.
             key = (remedy.command, "") if remedy.command else ("", remedy.text)
             entry = ranked.setdefault(key, RankedRemedy(remedy, [], []))
-            _append_once(entry.targets, remedy.target)
-            _append_once(entry.codes, finding.code)
+            entry.pids.extend(pid for pid in remedy.pids if pid not in entry.pids)
+            if finding.code not in entry.codes:
+                entry.codes.append(finding.code)
     ranks = list(HARMS)
     return sorted(ranked.values(), key=lambda entry: ranks.index(entry.remedy.harm))
 
@@ -61,7 +62,7 @@ def advice(findings: tuple[Finding, ...], options: RenderOptions) -> Iterator[Re
 
 
 def _words(entry: RankedRemedy, options: RenderOptions) -> Text:
-    pids = [target for target in entry.targets if target.startswith("pid")]
+    pids = [f"pid {', '.join(map(str, entry.pids))}"] if entry.pids else []
     notes = entry.codes if entry.remedy.command else [*entry.codes, *pids]
     return Text(options.clean(entry.remedy.text)).append(options.clean(f"  {', '.join(notes)}"), style="dim")
 
@@ -70,11 +71,6 @@ def _command(command: str, indent: int, options: RenderOptions) -> RenderableTyp
     lines = indented(pasteable(options.clean(command), options.width - indent), " " * indent)
     # No padding: it would cut off a word that is longer than the line.
     return Text(lines, style="bold", no_wrap=True, overflow="ignore")
-
-
-def _append_once(words: list[str], word: str) -> None:
-    if word not in words:
-        words.append(word)
 
 
 def pasteable(command: str, width: int) -> str:

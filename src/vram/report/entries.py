@@ -279,4 +279,4 @@ def _instance(gpu: GpuLedger, instance: Instance, options: RenderOptions) -> Ite
     elif instance.message:
         yield paragraph("  ", Text(options.clean(instance.message), style="bold red"), options)
     for note in instance.notes:
-        yield paragraph("note: ", Text(options.clean(note)), options, indent=2)
+        yield paragraph("note: ", Text(options.clean(note.text)), options, indent=2)

@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from vram.model.parking import Parked, Purpose, SetAside, Share, Unrecorded
+from vram.model.parking import GpuShare, Parked, Purpose, SetAside, Unrecorded
 from vram.report.layout import RenderOptions
 from vram.units import counted, duration, size
 
@@ -37,7 +37,7 @@ class ParkedLine(Struct, frozen=True, kw_only=True):
     user: str | None
     command: str
     nbytes: int | None
-    shares: tuple[Share, ...]
+    shares: tuple[GpuShare, ...]
     since: str | None
     by: str | None
     purpose: Purpose | None

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from vram.model.plan import Draft, Outcome, OutcomeStatus, Receipt, Spared, Step
+from vram.model.plan import Draft, Outcome, OutcomeStatus, Receipt, Skipped, Step
 from vram.report.layout import RenderOptions, paragraph
 from vram.units import counted, size
 
@@ -30,13 +30,13 @@ def draft(found: Draft, options: RenderOptions) -> RenderableType:
     plan = found.plan
     blocks: list[RenderableType] = [paragraph("", Text(_heading(found), style="bold"), options, style="bold")]
     blocks += [_action(steps, options) for steps in _together(plan.steps)]
-    blocks += _left_alone(found.spared, options)
+    blocks += _left_alone(found.skipped, options)
     if plan.steps:
         blocks += [Text(), Text(f"plan {plan.digest[:SHORT_DIGEST]}  (digest)", style="dim")]
     return Group(*blocks)
 
 
-def still_held(left: tuple[Spared, ...], options: RenderOptions) -> RenderableType:
+def still_held(left: tuple[Skipped, ...], options: RenderOptions) -> RenderableType:
     """Return what a plan was to give back and did not: who holds it now."""
     nbytes = size(sum(each.nbytes for each in left))
     return Group(Text(f"{nbytes} of dead owners are still held", style="bold"), *_pieces(left, options))
@@ -76,7 +76,7 @@ def _heading(found: Draft) -> str:
     if not plan.steps:
         return (
             f"There is nothing to do{asked}."
-            if not found.spared
+            if not found.skipped
             else f"There is nothing to give back{asked}."
         )
     known = [step.predicted_bytes for step in plan.steps if step.predicted_bytes is not None]
@@ -133,15 +133,15 @@ def _pids(pids: list[int]) -> str:
     return f"pids {', '.join(map(str, pids[:MOST_PIDS]))}{more}"
 
 
-def _left_alone(spared: tuple[Spared, ...], options: RenderOptions) -> Iterator[RenderableType]:
-    if spared:
+def _left_alone(skipped: tuple[Skipped, ...], options: RenderOptions) -> Iterator[RenderableType]:
+    if skipped:
         yield Text()
         yield Text("Left alone", style="bold")
-        yield from _pieces(spared, options)
+        yield from _pieces(skipped, options)
 
 
-def _pieces(spared: tuple[Spared, ...], options: RenderOptions) -> Iterator[RenderableType]:
-    for each in spared[:MOST_LISTED]:
+def _pieces(skipped: tuple[Skipped, ...], options: RenderOptions) -> Iterator[RenderableType]:
+    for each in skipped[:MOST_LISTED]:
         words = Text(options.clean(_piece(each)))
         if each.name:
             words.append(options.clean(" · ")).append(options.short(each.name, 40))
@@ -149,11 +149,11 @@ def _pieces(spared: tuple[Spared, ...], options: RenderOptions) -> Iterator[Rend
         if each.command:
             words.append(f"\n{options.clean(each.command)}", style="dim")
         yield paragraph("- ", words, options, indent=2)
-    if len(spared) > MOST_LISTED:
-        yield Text(f"    and {len(spared) - MOST_LISTED} more: `vram who` lists them all", style="dim")
+    if len(skipped) > MOST_LISTED:
+        yield Text(f"    and {len(skipped) - MOST_LISTED} more: `vram who` lists them all", style="dim")
 
 
-def _piece(each: Spared) -> str:
+def _piece(each: Skipped) -> str:
     where = f" on GPU {', '.join(map(str, each.gpus))}" if each.gpus else ""
     if each.pid is None:
         return f"{size(each.nbytes)}{where}"

@@ -96,7 +96,7 @@ def _gpu(gpu: GpuLedger, options: RenderOptions) -> Iterator[RenderableType]:
     elif gpu.total_bytes or gpu.entries:
         yield entries_table(gpu.entries, gpu.total_bytes, options)
     for note in gpu.notes:
-        yield paragraph("note: ", Text(options.clean(note)), options, indent=2)
+        yield paragraph("note: ", Text(options.clean(note.text)), options, indent=2)
     yield from _system(gpu, options)
     yield from _open_only(gpu.open_only, options)
 

@@ -1,4 +1,4 @@
-"""``vram borrow``: make room on a GPU, run a command in it, and give the room back.
+"""``vram borrow``: make room on a GPU, run a command in it, and return the room.
 
     vram borrow 20GiB -- python train.py
     vram borrow 8GiB --gpu 1 --from 4711 -- ./evaluate
@@ -16,7 +16,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from vram.cli.arguments import memory_size
-from vram.cli.parking import away, back, denials_written_down, numbers, say, tidy
+from vram.cli.parking import (
+    numbers,
+    parked_sentence,
+    recover,
+    refusals_logged,
+    say,
+    unparked_sentence,
+)
 from vram.cli.prestart import open_host
 from vram.errors import ExitCode, UsageError
 
@@ -24,7 +31,7 @@ if TYPE_CHECKING:
     from vram.cli.terminal import Progress
     from vram.host.local import LocalHost
     from vram.model.parking import Parked
-    from vram.reclaim.borrow import Loan
+    from vram.reclaim.borrow import BorrowPlan
     from vram.reclaim.parking import Parking
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -34,10 +41,10 @@ HELP = "make room by parking idle processes of yours, run a command in it, bring
 
 USAGE = "vram borrow SIZE [--gpu N] [--from PID[,PID...]] -- COMMAND..."
 EPILOG = """\
-Nobody is parked where the room is there already. Parked are only processes of yours,
-idle ones first, never a part of the system; --from says who alone may be. Where there
-are several GPUs, CUDA_VISIBLE_DEVICES is set to the one that has the room; where you
-have set it, it stays, and room is made on one of those GPUs."""
+Nothing is parked where the room is there already. Only processes of yours are parked,
+idle ones first, never a part of the system; --from restricts it to these. With several
+GPUs, CUDA_VISIBLE_DEVICES is set to the one that has the room; where you have set it,
+it stays, and room is made on one of those GPUs."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--from", dest="lenders", action="append", default=[], metavar="PID[,PID...]", help="park only these"
     )
-    parser.add_argument("--quiet", "-q", action="store_true", help="say nothing unless something goes wrong")
+    parser.add_argument(
+        "--quiet", "-q", action="store_true", help="print nothing unless something goes wrong"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -60,68 +69,73 @@ def run(args: argparse.Namespace) -> int:
     pids = numbers([word for words in args.lenders for word in words.split(",")])
     host = open_host(parks=True)
     from vram.cli.terminal import Progress
-    from vram.reclaim.borrow import arrange
+    from vram.reclaim.borrow import plan_borrow
     from vram.reclaim.parking import Parking
-    from vram.reclaim.preflight import look
+    from vram.reclaim.preflight import read_driver
 
     progress = Progress()
     with Parking(host, progress.watch) as parking:
-        tidy(parking)
-        with denials_written_down("borrow", pids):
+        recover(parking)
+        with refusals_logged("borrow", pids):
             visible = os.environ.get(VISIBLE)
-            loan = arrange(host, look(host), args.size, gpu=args.gpu, visible=visible, pids=pids)
-        return _Borrow(host, parking, loan, progress, quiet=args.quiet).run(args.command)
+            plan = plan_borrow(host, read_driver(host), args.size, gpu=args.gpu, visible=visible, pids=pids)
+        return _Borrow(host, parking, plan, progress, quiet=args.quiet).run(args.command)
 
 
 class _Borrow:
-    """One loan from its taking to its return."""
+    """Parks, runs the command, and brings everybody back."""
 
     def __init__(
-        self, host: LocalHost, parking: Parking, loan: Loan, progress: Progress, *, quiet: bool
+        self, host: LocalHost, parking: Parking, plan: BorrowPlan, progress: Progress, *, quiet: bool
     ) -> None:
         self._host = host
         self._parking = parking
-        self._loan = loan
+        self._plan = plan
         self._progress = progress
         self._quiet = quiet
 
     def run(self, command: list[str]) -> int:
-        from vram.reclaim.borrow import take
+        from vram.reclaim.borrow import park_all
         from vram.virtualgpu import launch
 
-        if not self._loan.chosen:
-            self._parking.dismiss()
-        lent = take(self._parking, self._loan, self._about("parking"), lambda moved: self._say(away(moved)))
+        if not self._plan.chosen:
+            self._parking.end_worker()
+        parked = park_all(
+            self._parking, self._plan, self._about("parking"), lambda moved: self._say(parked_sentence(moved))
+        )
         # From here on signals are for the command; ours wait until everybody is back.
         with launch.signals_held() as mask:
             try:
                 code = launch.run(command, self._environment(), mask, self._started)
             finally:
-                kept = self._return(lent)
-        return code or (ExitCode.CANNOT_PARK if kept else ExitCode.OK)
+                errors = self._return(parked)
+        return code or (ExitCode.CANNOT_PARK if errors else ExitCode.OK)
 
     def _started(self, pid: int) -> None:
-        grip = self._host.signals.hold(pid)
-        if grip is not None and self._loan.chosen:
-            self._parking.worker.until(grip)
-            grip.close()
+        handle = self._host.signals.open(pid)
+        if handle is not None and self._plan.chosen:
+            self._parking.worker.until(handle)
+            handle.close()
 
     def _environment(self) -> dict[str, str]:
         variables = dict(os.environ)
-        if self._loan.is_one_of_several:
-            variables.setdefault(VISIBLE, self._loan.uuid)
+        if self._plan.is_one_of_several:
+            variables.setdefault(VISIBLE, self._plan.uuid)
         return variables
 
-    def _return(self, lent: list[Parked]) -> bool:
-        from vram.reclaim.borrow import give_back
+    def _return(self, parked: list[Parked]) -> bool:
+        from vram.reclaim.borrow import unpark_all
 
-        kept = give_back(
-            self._parking, lent, self._about("bringing back"), lambda moved: self._say(back(moved))
+        errors = unpark_all(
+            self._parking,
+            parked,
+            self._about("bringing back"),
+            lambda moved: self._say(unparked_sentence(moved)),
         )
         self._progress.end()
-        for error in kept:
+        for error in errors:
             say(f"{error}; `vram parked` lists it, and the next vram tries again")
-        return bool(kept)
+        return bool(errors)
 
     def _about(self, doing: str) -> Callable[[int, int], None]:
         return lambda pid, nbytes: self._progress.begin(f"{doing} pid {pid}", nbytes)

@@ -20,7 +20,7 @@ exit codes without PID:
   0  somebody can be asked, or nobody holds anything
   9  memory is held, and nobody's caches can be emptied from here
 
-In a program of your own, `vram.flush()` does it from inside, and says who keeps the rest."""
+In a program of your own, `vram.flush()` does it from inside, and says who holds the rest."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -34,7 +34,7 @@ def run(args: Namespace) -> int:
 
 def _listed(args: Namespace) -> int:
     host = open_host()
-    from vram.reclaim.trimmable import trimmable
+    from vram.reclaim.actions.trim import trimmable
     from vram.report import trimmable as shown
 
     via = None if args.via == "auto" else args.via

@@ -1,4 +1,4 @@
-"""``vram free``: give memory back with the least harm, and read the device again to prove it."""
+"""``vram free``: free memory with the least harm, and read the device again to prove it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from vram.model.plan import Draft
 
 NAME = "free"
-HELP = "give memory back, least harm first: plans, asks, does exactly that, measures"
+HELP = "free memory, least harm first: plans, asks, does exactly that, measures"
 
 _EPILOG = """\
 What it does, least harm first:
-  trim   a live Python process releases what its frameworks only cache, and goes on
+  trim   a live Python process releases what its frameworks only cache, and continues
   kill   ends holders of memory whose owner is dead (leftovers): SIGTERM, grace, SIGKILL
   park   pauses a process and moves its GPU memory to host memory, until `vram unpark`
-Without SIZE: all caches and leftovers. With SIZE: the smallest plan that gives SIZE back
+Without SIZE: all caches and leftovers. With SIZE: the smallest plan that frees SIZE
 on one GPU. A process that works is parked or ended only where --pid names it, an idle
 one of yours is parked only with --park-idle, and a stopped one (Ctrl-Z) never is.
 Exit code 0: the goal was measured to be met, or nothing was asked and nothing is left.
@@ -32,7 +32,7 @@ Exit code 0: the goal was measured to be met, or nothing was asked and nothing i
 def add_arguments(parser: ArgumentParser) -> None:
     parser.epilog = _EPILOG
     option = parser.add_argument
-    option("size", nargs="?", type=memory_size, metavar="SIZE", help="how much should come back, e.g. 20GiB")
+    option("size", nargs="?", type=memory_size, metavar="SIZE", help="how much to free, e.g. 20GiB")
     option("--gpu", action="append", metavar="N[,N...]", help="only on these GPUs (may be repeated)")
     option("--up-to", choices=("trim", "park", "kill"), help="the most harmful action allowed")
     option("--park-idle", action="store_true", help="idle processes of yours may be parked, too")
@@ -57,13 +57,13 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--plan",
         type=_file,
         metavar="FILE",
-        help="run a saved plan; refused where the world has changed since",
+        help="run a saved plan; refused where the machine has changed since",
     )
     add_reclaim_arguments(parser)
 
 
 def _file(text: str) -> str:
-    # An empty word is what a script hands over whose variable is unset: it must not mean "no file".
+    # An empty word comes from a script whose variable is unset: it must not mean "no file".
     if not text:
         raise UsageError("a file needs a name", hint="--plan FILE runs a plan that --save FILE has written")
     return text
@@ -80,7 +80,7 @@ def run(args: Namespace) -> int:
         or args.pid
         or args.save
     ):
-        raise UsageError("a saved plan says all by itself", hint="give --plan FILE alone, or with --yes")
+        raise UsageError("a saved plan is complete", hint="give --plan FILE alone, or with --yes")
     host = open_host(read_ahead_s=args.deadline)
     return reclaim(args, host, lambda: _saved(args, host) if args.plan else _made(args, host))
 

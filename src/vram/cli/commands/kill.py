@@ -1,4 +1,4 @@
-"""``vram kill``: end processes by pidfd, their identity checked, and read the device again."""
+"""``vram kill``: terminate processes by pidfd, their identity checked, and read the device again."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from vram.cli.prestart import open_host
 from vram.cli.reclaiming import add_reclaim_arguments, reclaim
 
 NAME = "kill"
-HELP = "end processes that hold GPU memory: SIGTERM, grace, SIGKILL, measured"
+HELP = "terminate processes that hold GPU memory: SIGTERM, grace, SIGKILL, measured"
 
 _EPILOG = """\
-A pid is only a number: the process is held by pidfd, and compared with what it was when
+A pid is only a number: the process is opened by pidfd, and compared with what it was when
 the plan was made, before every signal. Never touched: parts of the system (display
 servers, driver services, container runtimes, sshd ...), vram itself and what started it.
-A dead pid that the driver still lists means whoever holds its memory now."""
+A dead pid that the driver still lists means the processes that hold its memory now."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.epilog = _EPILOG
-    parser.add_argument("pid", nargs="+", type=pid_number, metavar="PID", help="who is to end")
+    parser.add_argument("pid", nargs="+", type=pid_number, metavar="PID", help="the process to terminate")
     parser.add_argument(
         "--tree", action="store_true", help="its children too, and theirs, as far as they are on a GPU"
     )

@@ -9,12 +9,12 @@ from vram.cli.terminal import add_terminal_arguments, emit, render_options, show
 from vram.errors import ExitCode
 
 NAME = "parked"
-HELP = "what is parked: how large, since when, by whom; puts right what a vram that died left behind"
+HELP = "what is parked: how large, since when, by whom; undoes what a vram that died left behind"
 
 _EPILOG = """\
-The driver is asked about every process of yours that uses CUDA (as root: of anybody's), so
-one that is parked or locked is listed even where the journal does not know it. A journal
-entry that is damaged, or cannot be true, is reported, renamed and not used."""
+The driver is asked about every process of yours that uses CUDA (as root: everybody's), so
+one that is parked or locked is listed even without a journal entry. A journal entry that
+is damaged, or cannot be true, is reported, renamed and not used."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -24,25 +24,25 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    from vram.cli.parking import say_what_was_not_asked, tidy
+    from vram.cli.parking import recover, warn_of_unasked
     from vram.reclaim.parking import Parking
     from vram.report import parked
 
     host = open_host(reads_driver=False)
     with Parking(host) as parking:
-        found = tidy(parking)
+        found = recover(parking)
         left = {entry.target.process: entry for entry in parking.journal.entries()}
-        elsewhere = parking.journal.elsewhere()
-        beside = parking.beside_the_journal([process.pid for process in left])
+        elsewhere = parking.journal.other_namespaces()
+        unjournaled = parking.find_unjournaled([process.pid for process in left])
         set_aside = parking.journal.set_aside
-    say_what_was_not_asked(beside)
+    warn_of_unasked(unjournaled)
     standings = [
         parked.line(left[each.entry.target.process], each.done, each.detail)
         for each in found
         if each.entry.target.process in left
     ]
     standings += [parked.line(entry, parked.ELSEWHERE) for entry in elsewhere]
-    standings += [parked.unrecorded_line(entry) for entry in beside.processes]
+    standings += [parked.unrecorded_line(entry) for entry in unjournaled.processes]
     told = parked.report(standings, set_aside, host.clock.now())
     if args.json:
         from vram.report.json import encode

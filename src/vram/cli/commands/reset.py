@@ -1,4 +1,4 @@
-"""``vram reset``: what must be gone before a GPU can be reset; and, told so by name, the reset itself."""
+"""``vram reset``: who must be gone before a GPU can be reset; and with --yes the reset itself."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from vram.errors import ExitCode, Refused
 if TYPE_CHECKING:
     from vram.host.local import LocalHost
     from vram.model.plan import Receipt
-    from vram.reclaim.resetting import Readiness
+    from vram.reclaim.actions.reset import Readiness
 
 NAME = "reset"
-HELP = "what keeps a GPU from being reset, by name; with --yes, as root, the reset"
+HELP = "what prevents a reset of a GPU, by name; with --yes, as root, the reset"
 
 _EPILOG = """\
 A reset is the last resort: it helps where `vram why` says that the driver needs one (a
@@ -34,7 +34,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    from vram.reclaim.resetting import readiness
+    from vram.reclaim.actions.reset import readiness
 
     host = open_host(read_ahead_s=args.deadline)
     ready = readiness(host, args.gpu, args.deadline)

@@ -1,4 +1,4 @@
-"""``vram trim``: live processes let go of what they only cache, and go on working."""
+"""``vram trim``: live processes release what they only cache, and continue to work."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from argparse import ArgumentParser, Namespace
 from vram.cli.trimming import EPILOG, add_trim_arguments, trim_named
 
 NAME = "trim"
-HELP = "a live Python process gives back what it only caches, and goes on working"
+HELP = "make a live Python process release what it only caches; it continues to work"
 
 
 def add_arguments(parser: ArgumentParser) -> None:

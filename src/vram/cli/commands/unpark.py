@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from vram.cli.arguments import seconds_or_none
 from vram.cli.parking import (
     add_pids_argument,
-    back,
-    denials_written_down,
     numbers,
+    recover,
+    refusals_logged,
     say,
-    say_what_was_not_asked,
-    tidy,
+    unparked_sentence,
+    warn_of_unasked,
 )
 from vram.cli.prestart import open_host
 from vram.cli.terminal import emit
@@ -28,28 +28,28 @@ NAME = "unpark"
 HELP = "bring parked processes back to their GPU, with everything they had there"
 
 _EPILOG = """\
-The GPU must have room for all of a process again: that is read right before the driver
+The GPU must have room for all of a process again. That is checked right before the driver
 is asked, because a process that is brought back to a full GPU is stuck for good.
-A process that the driver says is parked is brought back even where no journal entry
-tells of it. What it needs is not known then: at most all of its own host memory, which
+A process that the driver reports as parked is brought back even without a journal
+entry. What it needs is not known then: at most all of its own host memory, which
 must be free on every GPU that it may use, unless --anyway."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.epilog = _EPILOG
     add_pids_argument(parser, optional=True)
-    parser.add_argument("--all", action="store_true", help="everybody whom you have parked")
+    parser.add_argument("--all", action="store_true", help="every process that you have parked")
     parser.add_argument(
         "--wait",
         type=seconds_or_none,
         default=0.0,
         metavar="S",
-        help="wait so long for a full GPU to have room",
+        help="wait up to S seconds for room on a full GPU",
     )
     parser.add_argument(
         "--anyway",
         action="store_true",
-        help="leave it to the driver whether there is room, where no journal entry tells what is needed",
+        help="leave it to the driver whether there is room, where no journal entry says what is needed",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
 
@@ -59,43 +59,43 @@ def run(args: Namespace) -> int:
     if bool(pids) == args.all:
         raise UsageError("say whom to bring back", hint="`vram unpark PID…` or `vram unpark --all`")
     host = open_host(reads_driver=False, parks=True)
-    from vram.cli.moves import Moves
+    from vram.cli.park_report import ParkRun
     from vram.reclaim.parking import Parking
 
-    moves = Moves(args.json, back)
-    with Parking(host, moves.progress.watch) as parking:
-        tidy(parking)
-        with denials_written_down("unpark", pids):
+    parks = ParkRun(args.json, unparked_sentence)
+    with Parking(host, parks.progress.watch) as parking:
+        recover(parking)
+        with refusals_logged("unpark", pids):
             entries = _named(parking, pids, args.anyway) if pids else _everybody(parking)
         for entry in entries:
             pid = entry.target.process.pid
-            with moves.attempt(f"bringing pid {pid} back", pid, entry.nbytes):
-                moves.done(parking.unpark(entry, room_patience_s=args.wait))
+            with parks.attempt(f"bringing pid {pid} back", pid, entry.nbytes):
+                parks.done(parking.unpark(entry, room_patience_s=args.wait))
     if args.json:
-        emit(moves.json())
-    return moves.exit_code
+        emit(parks.json())
+    return parks.exit_code
 
 
-def _named(parking: Parking, pids: list[int], despite_room: bool) -> list[Parked]:
-    elsewhere = {entry.target.process.pid for entry in parking.journal.elsewhere()}
+def _named(parking: Parking, pids: list[int], anyway: bool) -> list[Parked]:
+    elsewhere = {entry.target.process.pid for entry in parking.journal.other_namespaces()}
     for pid in pids:
         if pid in elsewhere and parking.journal.find(pid) is None:
             raise CannotPark(
-                f"pid {pid} was parked in another PID namespace, and only there does the number mean it",
+                f"pid {pid} was parked in another PID namespace, and the number means it only there",
                 hint=f"run `vram unpark {pid}` there",
             )
-    return [parking.entry_of(pid, despite_room=despite_room) for pid in pids]
+    return [parking.entry_of(pid, anyway=anyway) for pid in pids]
 
 
 def _everybody(parking: Parking) -> list[Parked]:
-    """Whom the journal names; of others who are parked nobody knows by whom, and they must be named."""
+    """Those in the journal. Who parked any others is unknown: they must be named."""
     entries = list(parking.journal.entries())
-    elsewhere = parking.journal.elsewhere()
+    elsewhere = parking.journal.other_namespaces()
     if elsewhere:
         say(f"parked in another PID namespace, and left alone: {counted(len(elsewhere), 'process')}")
-    beside = parking.beside_the_journal([entry.target.process.pid for entry in entries])
-    say_what_was_not_asked(beside)
-    for found in beside.processes:
+    unjournaled = parking.find_unjournaled([entry.target.process.pid for entry in entries])
+    warn_of_unasked(unjournaled)
+    for found in unjournaled.processes:
         pid = found.target.process.pid
-        say(f"pid {pid} is {found.state} too, but not in the journal: `vram unpark {pid}` lets it run again")
+        say(f"pid {pid} is {found.state} too, but not in the journal: `vram unpark {pid}` resumes it")
     return entries

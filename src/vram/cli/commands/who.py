@@ -17,7 +17,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--by",
         choices=GROUPS,
-        help="sum by this instead of by whatever tells most about each process",
+        help="sum by this instead of by whatever says most about each process",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     add_terminal_arguments(parser)

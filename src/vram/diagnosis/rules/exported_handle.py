@@ -39,9 +39,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from vram.diagnosis import words
-from vram.diagnosis.holdings import HeldMemory
-from vram.diagnosis.kept import kept
+from vram.diagnosis import remedies, words
+from vram.diagnosis.held import HeldMemory
+from vram.diagnosis.leftover import leftover_findings
 from vram.model.finding import Finding, Remedy
 from vram.model.ledger import Entry, Ledger
 from vram.units import size
@@ -50,7 +50,7 @@ CODE = "VR103"
 
 
 def judge(ledger: Ledger) -> Iterator[Finding]:
-    return kept(CODE, ledger, _by_handle, title=_title, cause=_cause, gentler=_gentler)
+    return leftover_findings(CODE, ledger, _by_handle, title=_title, cause=_cause, gentler=_gentler)
 
 
 def _by_handle(entry: Entry) -> bool:
@@ -78,6 +78,5 @@ def _gentler(held: HeldMemory) -> Iterable[Remedy]:
 
 
 def _close(held: HeldMemory) -> Remedy:
-    text = "Let the keeper close the descriptor it was given; that alone frees the memory."
-    target = f"pid {held.holder.pid}" if held.holder else "keeper"
-    return Remedy(step="change", target=target, text=text)
+    text = "Let the holder close the descriptor it was given: that alone frees the memory."
+    return remedies.for_processes(held.living, step="change", text=text)

@@ -65,7 +65,9 @@ def _finding(gpu: GpuLedger, overlapping: list[Entry], moved: int) -> Finding:
         cause=" ".join(_sentences(overlapping, moved)),
         gpus=(gpu.index,),
         pids=tuple(dict.fromkeys(entry.holder.pid for entry in overlapping if entry.holder)),
-        evidence=words.evidence(gpu.notes, (line for entry in overlapping for line in entry.evidence)),
+        evidence=words.evidence(
+            (note.text for note in gpu.notes), (line for entry in overlapping for line in entry.evidence)
+        ),
         remedies=(_look_again(gpu),),
         severity="info",
     )

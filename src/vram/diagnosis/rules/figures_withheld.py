@@ -39,11 +39,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from vram.diagnosis import words
-from vram.diagnosis.windows_words import way_to_ask
+from vram.diagnosis.remedies import ask_windows
 from vram.model.finding import Finding, Remedy
 from vram.model.ledger import Entry, GpuLedger, Ledger, known_bytes
-from vram.model.observation import ProbeRun
-from vram.model.windows import LEFT_OUT
+from vram.model.observation import WINDOWS_LEFT_OUT, ProbeRun
 from vram.model.wsl import WslFacts
 from vram.units import size
 
@@ -91,10 +90,10 @@ def _ways_out(facts: WslFacts, gpu: GpuLedger, probes: Iterable[ProbeRun], read:
     yield Remedy(step="look", target=target, text=ask, command="vram why --deep")
     if read:
         return
-    if gpu.windows is not None and gpu.windows.message == LEFT_OUT:
+    if gpu.windows is not None and gpu.windows.code == WINDOWS_LEFT_OUT:
         text = "Look again, and let Windows be asked."
         yield Remedy(step="look", target=target, text=text, command="vram why")
         return
-    text, command = way_to_ask(facts, next((run for run in probes if run.name == "windows"), None))
+    text, command = ask_windows(facts, next((run for run in probes if run.name == "windows"), None))
     step = "look" if command.startswith("vram ") else "set"
     yield Remedy(step=step, target=target, text=text, command=command)

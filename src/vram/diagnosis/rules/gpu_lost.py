@@ -35,9 +35,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vram.diagnosis import driver_words, remedies, words
+from vram.diagnosis import remedies, words
 from vram.model.finding import Finding, Remedy
 from vram.model.ledger import GpuLedger, Ledger
+from vram.model.observation import NVML_RESET_REQUIRED
 
 CODE = "VR404"
 
@@ -49,7 +50,7 @@ def judge(ledger: Ledger) -> Iterator[Finding]:
 
 
 def _needs_reset(gpu: GpuLedger) -> bool:
-    return gpu.status in ("lost", "failed") and driver_words.ask_for_reset(gpu.message)
+    return gpu.status in ("lost", "failed") and gpu.code == NVML_RESET_REQUIRED
 
 
 def _finding(gpu: GpuLedger) -> Finding:

@@ -39,9 +39,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vram.diagnosis import remedies, words
-from vram.diagnosis.contexts import ONLY_THE_CONTEXT, is_bare_context
-from vram.diagnosis.health import is_healthy
-from vram.diagnosis.holdings import HeldMemory, gather, in_use
+from vram.diagnosis.held import ONLY_THE_CONTEXT, HeldMemory, gather, in_use, is_bare_context, is_healthy
 from vram.model.finding import Finding
 from vram.model.ledger import Entry, Holder, Ledger
 from vram.units import size

@@ -36,7 +36,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vram.diagnosis import remedies, words
-from vram.diagnosis.holdings import HeldMemory, gather, identity, in_use
+from vram.diagnosis.held import HeldMemory, gather, identity, in_use
 from vram.model.finding import Finding, Remedy
 from vram.model.ledger import GpuLedger, Holder, Ledger
 from vram.units import size
@@ -98,22 +98,22 @@ def _finding(ledger: Ledger, held: HeldMemory, parent: Holder, children: tuple[H
     )
 
 
-def _exported(gpu: GpuLedger, keeper: Holder, exported: int) -> Finding:
+def _exported(gpu: GpuLedger, importer: Holder, exported: int) -> Finding:
     # The sizes are what a mapping or fdinfo said; no allocations are larger than their GPU.
     nbytes = exported if gpu.total_bytes is None else min(exported, gpu.total_bytes)
     text = "Let it close the handle before, or together with, the process that made the memory."
     return Finding(
         code=CODE,
-        title=f"{size(nbytes)} will outlive their maker: pid {keeper.pid} has a handle",
+        title=f"{size(nbytes)} will outlive their maker: pid {importer.pid} has a handle",
         nbytes=nbytes,
         cause=(
-            f"{words.process(keeper)} has {size(nbytes)} of exported memory open that a living process is"
+            f"{words.process(importer)} has {size(nbytes)} of exported memory open that a living process is"
             " charged with. When that one ends, the memory stays."
         ),
         gpus=(gpu.index,),
-        pids=(keeper.pid,),
-        evidence=words.evidence((f"pid {keeper.pid} has {size(exported)} of exported memory open",)),
-        remedies=(Remedy(step="change", target=f"pid {keeper.pid}", text=text),),
+        pids=(importer.pid,),
+        evidence=words.evidence((f"pid {importer.pid} has {size(exported)} of exported memory open",)),
+        remedies=(remedies.for_processes([importer], step="change", text=text),),
         # Processes that share memory on purpose do this all the time.
         severity="info",
     )
@@ -129,4 +129,4 @@ def _held(children: tuple[Holder, ...]) -> list[str]:
 
 def _close_workers(parent: Holder) -> Remedy:
     text = "Let the program close its own workers (data loader, pool) before it ends."
-    return Remedy(step="change", target=f"pid {parent.pid}", text=text)
+    return remedies.for_processes([parent], step="change", text=text)

@@ -37,7 +37,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vram.diagnosis import remedies, words
-from vram.diagnosis.holdings import HeldMemory, gather
+from vram.diagnosis.held import HeldMemory, gather
 from vram.model.finding import Finding
 from vram.model.ledger import Entry, Ledger
 from vram.units import size

@@ -38,8 +38,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vram.diagnosis import remedies, words
-from vram.diagnosis.contexts import is_bare
-from vram.diagnosis.holdings import HeldMemory, gather, in_use
+from vram.diagnosis.held import HeldMemory, gather, in_use, is_bare
 from vram.model.finding import Finding, Remedy
 from vram.model.ledger import GpuLedger, Holder, Ledger
 from vram.units import size

@@ -34,10 +34,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vram.diagnosis import driver_words, remedies, words
+from vram.diagnosis import remedies, words
 from vram.model.finding import Finding, Remedy
 from vram.model.ledger import GpuLedger, Ledger
-from vram.model.observation import ProbeRun
+from vram.model.observation import NVML_MISMATCH, NVML_RESET_REQUIRED, ProbeRun
 
 CODE = "VR405"
 
@@ -54,8 +54,7 @@ def judge(ledger: Ledger) -> Iterator[Finding]:
 
 def _is_silent(source: GpuLedger | ProbeRun) -> bool:
     """Failed or too late, for a reason that no other rule explains better."""
-    told = driver_words.ask_for_reset(source.message) or driver_words.tell_mismatch(source.message)
-    return source.status in _WORDS and not told
+    return source.status in _WORDS and source.code not in (NVML_RESET_REQUIRED, NVML_MISMATCH)
 
 
 def _finding(gpus: list[GpuLedger], probes: list[ProbeRun]) -> Finding:

@@ -47,8 +47,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from vram.diagnosis import remedies, words
-from vram.diagnosis.holdings import HeldMemory, living_holder
-from vram.diagnosis.kept import kept
+from vram.diagnosis.held import HeldMemory, living_holder
+from vram.diagnosis.leftover import leftover_findings
 from vram.model.finding import Finding, Remedy
 from vram.model.ledger import Entry, Ledger
 from vram.units import size
@@ -57,7 +57,7 @@ CODE = "VR101"
 
 
 def judge(ledger: Ledger) -> Iterator[Finding]:
-    return kept(CODE, ledger, _orphaned, title=_title, cause=_cause, gentler=_gentler)
+    return leftover_findings(CODE, ledger, _orphaned, title=_title, cause=_cause, gentler=_gentler)
 
 
 def _orphaned(entry: Entry) -> bool:

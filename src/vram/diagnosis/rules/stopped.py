@@ -37,8 +37,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vram.diagnosis import remedies, words
-from vram.diagnosis.health import is_stopped
-from vram.diagnosis.holdings import HeldMemory, gather, living_holder
+from vram.diagnosis.held import HeldMemory, gather, is_stopped, living_holder
 from vram.model.finding import Finding, Remedy
 from vram.model.ledger import Entry, Holder, Ledger
 from vram.model.observation import HostFacts
@@ -82,10 +81,8 @@ def _finding(ledger: Ledger, held: HeldMemory, holder: Holder) -> Finding:
 
 
 def _let_go_on(host: HostFacts, holder: Holder) -> Remedy:
-    target = f"pid {holder.pid}"
     if holder.state == "t":
         text = "Detach the debugger; the process then goes on."
-        return Remedy(
-            step="look", target=target, text=text, command=f"grep TracerPid /proc/{holder.pid}/status"
-        )
+        command = f"grep TracerPid /proc/{holder.pid}/status"
+        return remedies.for_processes([holder], step="look", text=text, command=command)
     return remedies.resume(host, holder)

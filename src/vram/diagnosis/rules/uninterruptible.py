@@ -37,8 +37,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vram.diagnosis import remedies, words
-from vram.diagnosis.health import is_stuck
-from vram.diagnosis.holdings import HeldMemory, gather, living_holder
+from vram.diagnosis.held import HeldMemory, gather, is_stuck, living_holder
 from vram.model.finding import Finding, Remedy
 from vram.model.ledger import Entry, Holder, Ledger
 from vram.units import size
@@ -77,10 +76,13 @@ def _finding(ledger: Ledger, held: HeldMemory, holder: Holder) -> Finding:
 
 
 def _ways_out(holder: Holder, drivers: set[str]) -> tuple[Remedy, ...]:
-    target = f"pid {holder.pid}"
     stack = f"sudo cat /proc/{holder.pid}/stack"
     return (
-        Remedy(step="wait", target=target, text="Wait a moment and look again.", command="vram why"),
-        Remedy(step="look", target=target, text="See where in the kernel it waits.", command=stack),
-        remedies.kernel_log(target, drivers),
+        remedies.for_processes(
+            [holder], step="wait", text="Wait a moment, then run it again.", command="vram why"
+        ),
+        remedies.for_processes(
+            [holder], step="look", text="See where in the kernel it waits.", command=stack
+        ),
+        remedies.kernel_log(f"pid {holder.pid}", drivers, (holder.pid,)),
     )

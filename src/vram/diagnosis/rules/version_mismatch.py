@@ -33,17 +33,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vram.diagnosis import driver_words, words
+from vram.diagnosis import words
 from vram.model.finding import Finding, Remedy
 from vram.model.gpu import DriverFacts
 from vram.model.ledger import Ledger
+from vram.model.observation import NVML_MISMATCH
 
 CODE = "VR501"
 
 
 def judge(ledger: Ledger) -> Iterator[Finding]:
     versions = _differing(ledger.driver)
-    told = [probe.message for probe in ledger.probes if driver_words.tell_mismatch(probe.message)]
+    told = [probe.message for probe in ledger.probes if probe.code == NVML_MISMATCH]
     if versions or told:
         yield _finding(ledger, versions, [message for message in told if message])
 

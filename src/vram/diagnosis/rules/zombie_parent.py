@@ -36,8 +36,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from vram.diagnosis import words
-from vram.diagnosis.holdings import HeldMemory, living_holder
-from vram.diagnosis.kept import kept
+from vram.diagnosis.held import HeldMemory, living_holder
+from vram.diagnosis.leftover import leftover_findings
 from vram.model.finding import Finding, Remedy
 from vram.model.ledger import Entry, Ledger
 from vram.units import size
@@ -46,7 +46,7 @@ CODE = "VR203"
 
 
 def judge(ledger: Ledger) -> Iterator[Finding]:
-    return kept(CODE, ledger, _left_by_zombie, title=_title, cause=_cause, gentler=_gentler)
+    return leftover_findings(CODE, ledger, _left_by_zombie, title=_title, cause=_cause, gentler=_gentler)
 
 
 def _left_by_zombie(entry: Entry) -> bool:
@@ -72,4 +72,5 @@ def _gentler(held: HeldMemory) -> Iterable[Remedy]:
 
 def _spare_zombie(held: HeldMemory) -> Remedy:
     text = f"Leave zombie {held.charged_pid} as it is: collecting it frees no GPU memory."
-    return Remedy(step="keep", target=f"pid {held.charged_pid}", text=text)
+    pids = () if held.charged_pid is None else (held.charged_pid,)
+    return Remedy(step="keep", target=f"pid {held.charged_pid}", text=text, pids=pids)

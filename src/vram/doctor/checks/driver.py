@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from vram.diagnosis.driver_words import tell_mismatch
 from vram.diagnosis.remedies import KERNEL_LOG, SUDO_VRAM
 from vram.doctor.check import (
     EVERY_COMMAND,
@@ -16,7 +15,7 @@ from vram.doctor.check import (
 )
 from vram.doctor.facts import DoctorFacts
 from vram.model.doctor import State
-from vram.model.observation import Observation
+from vram.model.observation import NO_NVML_BINDING, NVML_BINDING_TOO_NEW, NVML_MISMATCH, Observation
 from vram.model.system import DeviceNode, DriverTest
 from vram.units import counted
 
@@ -122,7 +121,7 @@ def check_versions(facts: DoctorFacts) -> CheckAnswer:
     - In a container, or with LD_LIBRARY_PATH: use the host's libraries.
     """
     versions = _versions(facts)
-    said = [each.message for each in facts.survey.observations if tell_mismatch(each.message)]
+    said = [each.message for each in facts.survey.observations if each.code == NVML_MISMATCH]
     if said or len(set(versions.values())) > 1:
         return _differ(facts, versions, [message for message in said if message])
     if facts.virtual:
@@ -215,10 +214,9 @@ def _said(each: Observation) -> str:
 
 
 def _way_out(worst: Observation) -> tuple[str, str]:
-    message = worst.message or ""
-    if "nvidia-ml-py" in message:
+    if worst.code in (NO_NVML_BINDING, NVML_BINDING_TOO_NEW):
         return "Install what vram reads the driver with.", "pip install --upgrade nvidia-ml-py"
-    if tell_mismatch(message):
+    if worst.code == NVML_MISMATCH:
         return "Do what driver.versions says.", ""
     if worst.status == "lost":
         return "See what keeps the GPU from being reset.", f"vram reset {worst.gpu}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vram.diagnosis.windows_words import way_to_ask
+from vram.diagnosis.remedies import ask_windows
 from vram.doctor.check import (
     Check,
     CheckAnswer,
@@ -162,7 +162,7 @@ def check_wsl(facts: DoctorFacts) -> CheckAnswer:
 
 def _with_gpu(wsl: WslFacts, windows: ProbeRun | None) -> CheckAnswer:
     if windows is None or windows.status != "ok":
-        fix, command = way_to_ask(wsl, windows)
+        fix, command = ask_windows(wsl, windows)
         return CheckAnswer(
             state="limited",
             seen="WSL2; Windows does not tell of its own programs",

@@ -93,7 +93,7 @@ def fork(job: Callable[[int], None]) -> Child:
     pid = os.fork()
     if pid == 0:
         try:
-            _let_go_of_all_but(theirs)
+            _close_all_but(theirs)
             job(theirs)
         finally:
             os._exit(0)
@@ -114,19 +114,19 @@ def spawn(
     group: dict[str, Any] = {"setpgroup": 0} if apart else {}
     try:
         # It may be `theirs` itself; dup2 onto itself would leave close-on-exec set.
-        spare = os.dup(theirs) if theirs == number else theirs
+        copy = os.dup(theirs) if theirs == number else theirs
         pid = os.posix_spawn(
             command[0],
             list(command),
             os.environ if environment is None else environment,
-            file_actions=[*actions, (os.POSIX_SPAWN_DUP2, spare, number)],
+            file_actions=[*actions, (os.POSIX_SPAWN_DUP2, copy, number)],
             **group,
         )
     except OSError:
         os.close(ours)
         raise
     finally:
-        for end in {theirs, spare}:
+        for end in {theirs, copy}:
             os.close(end)
     return Child(pid, ours)
 
@@ -141,7 +141,7 @@ def _pipe() -> tuple[int, int]:
     return ours, theirs
 
 
-def _let_go_of_all_but(pipe: int) -> None:
+def _close_all_but(pipe: int) -> None:
     """A child that hangs for good must not hold the terminal, a pager's pipe or a lock."""
     null = os.open(_NULL, os.O_RDWR)
     for number in (0, 1, 2):

@@ -20,7 +20,7 @@ import msgspec
 from vram.host.local import start_reader
 from vram.host.local.child import Child, Inbox, Message
 from vram.model.gpu import ChargeFacts, DriverFacts, GpuFacts, MemoryFacts, MigFacts
-from vram.model.observation import Observation
+from vram.model.observation import Observation, Status
 from vram.model.process import ProcessRef
 
 # A GPU that takes longer than this gets its reader relieved. NVML answers in microseconds;
@@ -99,7 +99,9 @@ class LocalNvml:
             reading = _Reading(self, {call.gpu for call in stuck if call.gpu is not None}, deadline_s)
         except OSError as error:
             message = f"the process that reads NVML could not be started: {error.strerror}"
-            return iter([Observation(probe="nvml.init", status="failed", message=message)])
+            return iter(
+                [Observation(probe="nvml.init", status="failed", code="reader-not-started", message=message)]
+            )
         return reading.observations([_still_stuck(calling) for calling in stuck])
 
     def start(self, skip: set[int]) -> _Reader:
@@ -169,7 +171,9 @@ class _Reading:
             yield from self._take(reader, message)
         if hung_up and not reader.done:
             reader.done = True
-            yield from self._given_up(reader, "failed", "the process that reads NVML died in {call}")
+            yield from self._given_up(
+                reader, "failed", "reader-died", "the process that reads NVML died in {call}"
+            )
             self._start_relief()
 
     def _take(self, reader: _Reader, message: Message) -> Iterator[Observation]:
@@ -215,25 +219,30 @@ class _Reading:
 
     def _missing(self) -> Iterator[Observation]:
         for reader in self._active():
-            yield from self._given_up(reader, "timeout", "{call} did not answer within {waited:.1f} s")
+            yield from self._given_up(
+                reader, "timeout", "hangs", "{call} did not answer within {waited:.1f} s"
+            )
         for index in range(self._gpus):
             if index not in self._owner:
                 call = Calling("nvml.gpu", index, "nvmlDeviceGetHandleByIndex")
-                yield self._failure(call, "timeout", "not reached within {waited:.1f} s: other calls hang")
+                message = "not reached within {waited:.1f} s: other calls hang"
+                yield self._failure(call, "timeout", "not-reached", message)
 
-    def _given_up(self, reader: _Reader, status: str, message: str) -> Iterator[Observation]:
+    def _given_up(self, reader: _Reader, status: Status, code: str, message: str) -> Iterator[Observation]:
         if reader.meanwhile is not None:
             yield reader.meanwhile
-        yield self._failure(reader.calling, status, message)
+        yield self._failure(reader.calling, status, code, message)
 
-    def _failure(self, calling: Calling, status: str, message: str) -> Observation:
+    def _failure(self, calling: Calling, status: Status, code: str, message: str) -> Observation:
         words = message.format(call=calling.call, waited=time.monotonic() - self._began)
-        return Observation(probe=calling.probe, gpu=calling.gpu, status=status, message=words)  # type: ignore[arg-type]
+        return Observation(probe=calling.probe, gpu=calling.gpu, status=status, code=code, message=words)
 
 
 def _still_stuck(calling: Calling) -> Observation:
     words = f"{calling.call} of an earlier round still hangs in the driver"
-    return Observation(probe=calling.probe, gpu=calling.gpu, status="timeout", message=words)
+    return Observation(
+        probe=calling.probe, gpu=calling.gpu, status="timeout", code="still-hangs", message=words
+    )
 
 
 def observation(fields: dict[str, Any]) -> Observation:

@@ -25,6 +25,7 @@ from vram.host.local.child import send
 from vram.host.local.nvml_library import (
     GpuGone,
     binding,
+    code_of,
     driver_facts,
     is_loss,
     left_statement,
@@ -209,7 +210,7 @@ class Reader:
         if whole:
             self.say(facts={"type": "memory", **whole, "moved_bytes": by[0]})
         else:
-            self.say(status="denied", message=_UNDER_MIG)
+            self.say(status="denied", code="under-mig", message=_UNDER_MIG)
         for device, memory, bytes_moved in zip(devices or (), memories[1:], by[1:], strict=True):
             read = {"type": "memory", **memory, "moved_bytes": bytes_moved} if memory else None
             self.say(facts={"type": "mig", **device.names, "memory": read})
@@ -411,7 +412,8 @@ def _without_lists() -> dict[str, Any] | None:
     folder = os.environ.get("VRAM_VIRTUAL_GPU")
     if not os.path.exists(f"{folder}/dev/dxg" if folder else "/dev/dxg"):
         return None
-    return {"status": "unsupported", "message": "Windows' driver gives no lists of processes here"}
+    message = "Windows' driver gives no lists of processes here"
+    return {"status": "unsupported", "code": "no-process-lists", "message": message}
 
 
 def read_into(pipe: int, skip: set[int]) -> None:
@@ -421,7 +423,8 @@ def read_into(pipe: int, skip: set[int]) -> None:
     try:
         pynvml = binding()
     except ImportError as error:
-        send(pipe, "saw", {"probe": "nvml.init", "status": "failed", "message": message_of(error)})
+        said = {"status": "failed", "code": code_of(error), "message": message_of(error)}
+        send(pipe, "saw", {"probe": "nvml.init", **said})
     else:
         Reader(pynvml, pipe).read(skip)
     send(pipe, "done")

@@ -134,6 +134,14 @@ def is_loss(error: BaseException) -> bool:
     return isinstance(error, GpuGone) or getattr(error, "value", None) in (15, 16)
 
 
+def code_of(error: BaseException) -> str:
+    """The stable code of an observation that tells of *error*."""
+    if isinstance(error, ImportError):
+        return "no-nvml-binding"
+    value = getattr(error, "value", None)
+    return "nvml-error" if value is None else f"nvml-{value}"
+
+
 def message_of(error: BaseException) -> str:
     if isinstance(error, ImportError):
         return "the Python package nvidia-ml-py is not installed"
@@ -150,8 +158,10 @@ def statement_of(error: BaseException, nvml: ModuleType) -> dict[str, Any]:
     """The fields of an observation that tells of *error*."""
     code = getattr(error, "value", None)
     if isinstance(error, getattr(nvml, "NVMLLibraryMismatchError", ())):
-        return {"status": "unsupported", "message": f"nvidia-ml-py is newer than the driver: {error}"}
-    return {"status": _STATUS.get(code, "failed") if code else "failed", "message": message_of(error)}
+        newer = f"nvidia-ml-py is newer than the driver: {error}"
+        return {"status": "unsupported", "code": "nvml-binding-too-new", "message": newer}
+    status = _STATUS.get(code, "failed") if code else "failed"
+    return {"status": status, "code": code_of(error), "message": message_of(error)}
 
 
 def left_statement(error: BaseException) -> dict[str, Any] | None:
@@ -160,7 +170,7 @@ def left_statement(error: BaseException) -> dict[str, Any] | None:
     if code not in (_UNINITIALIZED, _NOT_LOADED):
         return None
     message = f"the driver left while it was read: it was unloaded or replaced (NVML error {code})"
-    return {"status": "failed", "message": message}
+    return {"status": "failed", "code": "driver-left", "message": message}
 
 
 def _mismatch() -> str:

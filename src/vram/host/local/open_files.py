@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from vram.host.local.background import Background
 from vram.host.local.identity import user_name
-from vram.host.local.proc_scan import RawFile, Scan, Walked, best_scan
+from vram.host.local.proc_scan import RawFile, Scan, ScanResult, best_scan
 from vram.host.ports import Dmabuf, DrmClient, FileHolder, FileScan
 from vram.model.files import DeviceFile, FileKind
 from vram.model.process import ProcessRef
@@ -59,14 +59,14 @@ class LocalOpenFiles:
         # The processes in which we read the driver have its files open, on our behalf.
         self._ignore = ignore
         self._scan = scan or best_scan()
-        self._begun: Background[Walked] | None = None
+        self._begun: Background[ScanResult] | None = None
 
     def begin_scan(self, deadline_s: float) -> None:
         """Begin a walk beside whatever is done next; the next scan of everybody collects it."""
         deadline = time.monotonic() + deadline_s
         self._begun = Background(lambda: self._walk(None, deadline))
 
-    def _walk(self, pids: Sequence[int] | None, deadline: float) -> Walked:
+    def _walk(self, pids: Sequence[int] | None, deadline: float) -> ScanResult:
         return self._scan.files(self._root, self._names.prefixes, pids, deadline, self._names.informed)
 
     def scan(self, deadline_s: float, pids: Sequence[int] | None = None) -> FileScan:

@@ -52,7 +52,7 @@ class RawFile(Struct, frozen=True):
     thread: int | None = None
 
 
-class Limits(Struct, frozen=True):
+class ScanLimits(Struct, frozen=True):
     """How many descriptors a walk may find: of one process, and in all.
 
     Anybody can open files without end whose links look like a device's. A process with a context on each of
@@ -63,10 +63,10 @@ class Limits(Struct, frozen=True):
     in_all: int = 1 << 20
 
 
-LIMITS = Limits()
+LIMITS = ScanLimits()
 
 
-class Walked(Struct, frozen=True):
+class ScanResult(Struct, frozen=True):
     """What a walk over /proc found: matching descriptors, and owners of processes that may not be read.
 
     ``late``: the deadline came first. ``full``: there were more than the limit. ``cut`` are the pids that
@@ -90,7 +90,7 @@ class Scan(Protocol):
         pids: Sequence[int] | None,
         deadline: float,
         informed: Sequence[bytes] = (),
-    ) -> Walked: ...
+    ) -> ScanResult: ...
 
     def describe(self, descriptors: Sequence[tuple[int, int, int]], deadline: float) -> list[int | None]: ...
 
@@ -108,7 +108,7 @@ def best_scan() -> Scan:
 class NativeScan:
     """Scans and compares by the native library; raises OSError where it is missing."""
 
-    def __init__(self, path: str = _LIBRARY, limits: Limits = LIMITS) -> None:
+    def __init__(self, path: str = _LIBRARY, limits: ScanLimits = LIMITS) -> None:
         import ctypes
 
         self._limits = limits
@@ -124,7 +124,7 @@ class NativeScan:
         pids: Sequence[int] | None,
         deadline: float,
         informed: Sequence[bytes] = (),
-    ) -> Walked:
+    ) -> ScanResult:
         """Look at *pids* or everybody; links that begin with one of *informed* come with their fdinfo."""
         c, result = self._c, self._result()
         chosen = (c.c_int32 * len(pids))(*pids) if pids else None
@@ -145,7 +145,7 @@ class NativeScan:
             files, cut = _unpack(raw)
             denied = c.string_at(result.denied_uids, 4 * result.denied) if result.denied else b""
             owners = list(memoryview(denied).cast("I"))
-            return Walked(files, owners, bool(result.late), bool(result.full), cut)
+            return ScanResult(files, owners, bool(result.late), bool(result.full), cut)
         finally:
             self._library.vramscan_release(c.byref(result))
 
@@ -206,7 +206,7 @@ def _unpack(raw: bytes) -> tuple[list[RawFile], tuple[int, ...]]:
 class PythonScan:
     """Scans and compares with nothing but the standard library."""
 
-    def __init__(self, limits: Limits = LIMITS) -> None:
+    def __init__(self, limits: ScanLimits = LIMITS) -> None:
         self._limits = limits
 
     def files(
@@ -216,7 +216,7 @@ class PythonScan:
         pids: Sequence[int] | None,
         deadline: float,
         informed: Sequence[bytes] = (),
-    ) -> Walked:
+    ) -> ScanResult:
         """Look at *pids* or everybody; links that begin with one of *informed* come with their fdinfo."""
         files: list[RawFile] = []
         denied: list[int] = []
@@ -239,7 +239,7 @@ class PythonScan:
             wanted = found[: self._limits.of_process]
             full = len(wanted) > room
             files += [_informed(root, file, tuple(informed)) for file in wanted[:room]]
-        return Walked(files, denied, late, full, tuple(cut))
+        return ScanResult(files, denied, late, full, tuple(cut))
 
     def describe(self, descriptors: Sequence[Descriptor], deadline: float) -> list[int | None]:
         """A number for the open file behind each (pid, fd, group); equal numbers, same file."""

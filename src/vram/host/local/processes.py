@@ -6,19 +6,14 @@ import os
 import time
 from collections.abc import Collection, Iterator
 from contextlib import suppress
-from functools import cached_property
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from vram.host.local.identity import user_name
-from vram.host.local.workload import membership, workload
+from vram.host.local.workload import ContainerNames, membership, named, workload
 from vram.model.process import ProcessFacts, ProcessRef
 from vram.payloads.procfs import ProcessFolder, Stat, inside_of, living_thread, started_at, text
 from vram.protected import has_a_role
-
-if TYPE_CHECKING:
-    from vram.host.local.workload import ContainerNames
 
 TICKS_PER_S: int = os.sysconf("SC_CLK_TCK")
 # Command lines reach megabytes; nobody reads more, and a snapshot carries every one.
@@ -34,7 +29,7 @@ class LocalProc:
 
     def __init__(self, root: str = "/proc", files_root: str = "/") -> None:
         self._root = root
-        self._files_root = files_root
+        self._names = ContainerNames(files_root)
 
     def facts(self, pid: int) -> tuple[ProcessRef, ProcessFacts] | None:
         try:
@@ -53,15 +48,7 @@ class LocalProc:
         nameless = not facts.workload.container and not any("ipykernel" in word for word in facts.argv[:4])
         if nameless and not any(word in environ for word in _TELLING):
             return facts
-        from vram.host.local.workload import named
-
         return replace(facts, workload=named(facts.workload, environ, facts.argv, self._names))
-
-    @cached_property
-    def _names(self) -> ContainerNames:
-        from vram.host.local.workload import ContainerNames
-
-        return ContainerNames(self._files_root)
 
     def relatives(self, pids: Collection[int]) -> list[int]:
         return sorted(

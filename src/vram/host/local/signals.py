@@ -1,4 +1,4 @@
-"""Processes held by pidfd: a signal reaches the very process that was looked at, or nobody."""
+"""Processes opened by pidfd: a signal reaches the process that was checked, or none."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from types import TracebackType
 from vram.host.ports import Sent
 
 
-class LocalGrip:
-    """One process for as long as we hold it; its pid may be reused meanwhile, this never is."""
+class LocalPidHandle:
+    """One process while the descriptor is open: its pid may be reused meanwhile, this never is."""
 
     def __init__(self, pid: int, pidfd: int) -> None:
         self.pid = pid
         self.pidfd = pidfd
 
-    def __enter__(self) -> LocalGrip:
+    def __enter__(self) -> LocalPidHandle:
         return self
 
     def __exit__(
@@ -41,8 +41,8 @@ class LocalGrip:
                 lines = file.read().splitlines()
         except OSError:
             return None
-        told = next((line for line in lines if line.startswith(b"Pid:")), b"Pid: -1")
-        number = int(told.split()[1])
+        found = next((line for line in lines if line.startswith(b"Pid:")), b"Pid: -1")
+        number = int(found.split()[1])
         return number if number > 0 else None
 
     def send(self, number: int) -> Sent:
@@ -62,20 +62,20 @@ class LocalGrip:
 
 
 class LocalSignals:
-    """Opens grips, and knows whom we stand on."""
+    """Opens pid handles, and knows which processes run us."""
 
     def __init__(self, proc_root: str = "/proc") -> None:
         self._root = proc_root
 
-    def hold(self, pid: int) -> LocalGrip | None:
+    def open(self, pid: int) -> LocalPidHandle | None:
         if pid <= 0:
             return None
         try:
-            return LocalGrip(pid, os.pidfd_open(pid))
+            return LocalPidHandle(pid, os.pidfd_open(pid))
         except OSError:  # gone, or a thread that leads no process
             return None
 
-    def ourselves(self) -> frozenset[int]:
+    def self_and_ancestors(self) -> frozenset[int]:
         """Our own pid and those of all our ancestors, as far as /proc shows them."""
         from vram.payloads.procfs import ProcessFolder
 

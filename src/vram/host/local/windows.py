@@ -14,8 +14,7 @@ from msgspec.structs import replace
 
 from vram.host.local.child import Child, spawn
 from vram.host.ports import Windows, WindowsAnswer, WindowsQuery
-from vram.model.observation import Status
-from vram.model.windows import LEFT_OUT, NO_INTEROP, NO_POWERSHELL
+from vram.model.observation import NO_INTEROP, NO_POWERSHELL, WINDOWS_LEFT_OUT, Status
 
 _PROGRAM = "powershell.exe"
 _FOLDER = "Windows/System32/WindowsPowerShell/v1.0"
@@ -36,7 +35,7 @@ class LocalWindows:
         """Start at once; the query's ``answer`` waits for the end of it."""
         program = self._program()
         if program is None:
-            return PowerShellQuery.settled("unsupported", NO_POWERSHELL)
+            return PowerShellQuery.settled("unsupported", NO_POWERSHELL, f"{_PROGRAM} was not found")
         try:
             child = spawn([program, *_OPTIONS, script], self._environment(), number=1, apart=True)
         except OSError as error:
@@ -80,8 +79,8 @@ class PowerShellQuery:
         self._answer = answer
 
     @classmethod
-    def settled(cls, status: Status, message: str) -> PowerShellQuery:
-        return cls(None, 0.0, WindowsAnswer(status, message=message))
+    def settled(cls, status: Status, code: str, message: str) -> PowerShellQuery:
+        return cls(None, 0.0, WindowsAnswer(status, message=message, code=code))
 
     def answer(self) -> WindowsAnswer:
         """What came of it; nothing of it is left running afterwards."""
@@ -108,14 +107,15 @@ class PowerShellQuery:
         while sum(map(len, parts)) <= _LARGEST_NBYTES:
             left = self._deadline - time.monotonic()
             if not poll.poll(max(0.0, left) * 1000):
-                return WindowsAnswer(
-                    "timeout", message="Windows did not answer in time; it was not waited for"
-                )
+                message = "Windows did not answer in time; it was not waited for"
+                return WindowsAnswer("timeout", message=message, code="windows-timeout")
             part = os.read(self._child.pipe, 1 << 18)
             if not part:
                 return WindowsAnswer("ok", b"".join(parts))
             parts.append(part)
-        return WindowsAnswer("failed", message="Windows' answer is too large to be one")
+        return WindowsAnswer(
+            "failed", message="Windows' answer is too large to be one", code="windows-damaged"
+        )
 
 
 def _changed_at(path: str) -> float:
@@ -125,11 +125,11 @@ def _changed_at(path: str) -> float:
         return 0.0
 
 
-def _refusal(error: OSError) -> tuple[Status, str]:
+def _refusal(error: OSError) -> tuple[Status, str, str]:
     if isinstance(error, PermissionError):
-        return "denied", f"{_PROGRAM} may not be started by this user"
+        return "denied", "powershell-denied", f"{_PROGRAM} may not be started by this user"
     # "Exec format error": the kernel was not told, or told not, to hand such programs to Windows.
-    return "unsupported", NO_INTEROP
+    return "unsupported", NO_INTEROP, "Windows programs cannot be started from here: WSL's interop is off"
 
 
 # ---- asked seldom, or not at all: each question starts a PowerShell over there ----
@@ -139,7 +139,9 @@ class UnaskedWindows:
     """Starts nothing, for whoever wants Windows left out."""
 
     def ask(self, script: str, deadline_s: float) -> PowerShellQuery:
-        return PowerShellQuery.settled("unsupported", LEFT_OUT)
+        return PowerShellQuery.settled(
+            "unsupported", WINDOWS_LEFT_OUT, "Windows was not asked (--no-windows)"
+        )
 
 
 class SeldomWindows:

@@ -25,7 +25,6 @@ from typing import TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from vram import untrusted
 from vram.model.process import Workload
 
 # Left to re to compile, and only where a plain word is found first: most paths need none of them.
@@ -58,8 +57,7 @@ _WANTED = frozenset(
     (b"HOSTNAME", b"KUBERNETES_SERVICE_HOST", b"SLURM_JOB_ID", b"SLURM_JOB_NAME", b"JPY_SESSION_NAME")
 )
 # A server gives its kernels a UUID, whose beginning is enough; VS Code and jupyter console do not.
-_KERNEL_FILE = re.compile(r"kernel-(?:([0-9a-f]{8})-[0-9a-f-]{27}|([\w-]{1,24})[\w-]*)\.json", re.ASCII)
-_CONTAINER_ID = re.compile(r"[0-9a-f]{12,64}", re.ASCII)
+_KERNEL_FILE = r"kernel-(?:([0-9a-f]{8})-[0-9a-f-]{27}|([\w-]{1,24})[\w-]*)\.json"
 _CONTAINERD = ("run/containerd", "run/k3s/containerd")
 _NAMESPACES = ("k8s.io", "moby", "default")
 
@@ -153,7 +151,7 @@ def _notebook(said: dict[bytes, str], argv: tuple[str, ...]) -> str | None:
         return None
     if b"JPY_SESSION_NAME" in said:
         return said[b"JPY_SESSION_NAME"]
-    found = next((match for word in argv if (match := _KERNEL_FILE.search(word))), None)
+    found = next((match for word in argv if (match := re.search(_KERNEL_FILE, word, re.ASCII))), None)
     return f"kernel {found[1] or found[2]}" if found else None
 
 
@@ -186,7 +184,7 @@ class ContainerNames:
     def of(self, origin: Workload) -> tuple[str | None, str | None]:
         """The names of a container and of its pod."""
         number = origin.container or ""
-        if not _CONTAINER_ID.fullmatch(number):
+        if not re.fullmatch(_ID, number):
             return None, None
         key = (origin.runtime, number)
         if key not in self._known:
@@ -214,6 +212,8 @@ class ContainerNames:
         return None
 
     def _read(self, path: str, kind: type[Shape]) -> Shape | None:
+        from vram import untrusted  # most processes have no container whose files would be read
+
         try:
             return untrusted.decode(
                 untrusted.read_file(os.path.join(self._root, path), nbytes=_MOST_FILE, follow=True), kind

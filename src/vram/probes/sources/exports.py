@@ -43,10 +43,10 @@ def observe(host: Host, seen: Iterable[Observation], deadline_s: float) -> Itera
         if not candidates or unexplained < ordinary + _SMALLEST:
             continue
         sizes: dict[object, int] = {}
-        untold: set[tuple[int, str | None]] = set()
+        reported: set[tuple[int, str | None]] = set()
         for proof in _prove(host, candidates, deadline - host.clock.monotonic(), views):
             sizes[_identity(proof.candidate)] = proof.nbytes or 0
-            yield from _statement(proof, places, untold)
+            yield from _statement(proof, places, reported)
         unexplained -= sum(nbytes for nbytes in sizes.values() if nbytes > chargeable)
 
 
@@ -121,10 +121,10 @@ def _prove(
     host: Host, candidates: list[ExportCandidate], deadline_s: float, views: list[str]
 ) -> Iterator[Proof]:
     """Try one descriptor of each open file; what it shows holds for all that share it."""
-    sharers: dict[object, list[ExportCandidate]] = {}
+    by_open_file: dict[object, list[ExportCandidate]] = {}
     for each in candidates:
-        sharers.setdefault(_identity(each), []).append(each)
-    first = {members[0]: members for members in sharers.values()}
+        by_open_file.setdefault(_identity(each), []).append(each)
+    first = {members[0]: members for members in by_open_file.values()}
     for proof in host.exports.prove(list(first)[:_MOST_CANDIDATES], deadline_s, views):
         for member in first[proof.candidate]:
             yield Proof(member, proof.exported, proof.nbytes, proof.gpu_uuid, proof.status, proof.message)
@@ -138,13 +138,13 @@ def _identity(candidate: ExportCandidate) -> object:
 
 
 def _statement(
-    proof: Proof, places: dict[str, Place], untold: set[tuple[int, str | None]]
+    proof: Proof, places: dict[str, Place], reported: set[tuple[int, str | None]]
 ) -> Iterator[Observation]:
     """What a proof says; that something could not be tried is said once for a process."""
     failure = (proof.candidate.process.pid, proof.message)
-    if proof.exported is False or (proof.exported is None and failure in untold):
+    if proof.exported is False or (proof.exported is None and failure in reported):
         return
-    untold.add(failure)
+    reported.add(failure)
     gpu, instance = places.get((proof.gpu_uuid or "")[4:], (None, None))
     candidate = proof.candidate
     yield Observation(

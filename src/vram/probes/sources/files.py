@@ -20,13 +20,13 @@ def observe(host: Host, deadline_s: float) -> Iterator[Observation]:
     yield from _holders(scan)
     if scan.denied_processes:
         facts = UnreadableFacts(scan.denied_processes, scan.denied_users, scan.denied_init)
-        yield Observation(probe="proc.unreadable", status="denied", facts=facts)
+        yield Observation(probe="proc.unreadable", status="denied", code="unreadable", facts=facts)
     if not scan.complete:
         message = f"the scan of all processes was cut off after {deadline_s:.1f} s: holders may be missing"
-        yield Observation(probe="proc.files", status="timeout", message=message)
+        yield Observation(probe="proc.files", status="timeout", code="cut-off", message=message)
     if scan.full:
         message = "processes have more device files open than can be read: holders may be missing"
-        yield Observation(probe="proc.files", status="failed", message=message)
+        yield Observation(probe="proc.files", status="failed", code="too-many-files", message=message)
 
 
 def observe_latecomers(host: Host, seen: Iterable[Observation], deadline_s: float) -> Iterator[Observation]:
@@ -64,7 +64,9 @@ def _holders(scan: FileScan) -> Iterator[Observation]:
             )
     for process in scan.cut:
         message = f"pid {process.pid} has thousands of device files open: only the first of them were read"
-        yield Observation(probe="proc.files", status="failed", process=process, message=message)
+        yield Observation(
+            probe="proc.files", status="failed", code="too-many-files", process=process, message=message
+        )
 
 
 def _dedicated(client: ClientFacts) -> int | None:

@@ -61,25 +61,36 @@ def observe(query: WindowsQuery, me: HostFacts) -> Iterator[Observation]:
     """Collect the answer; whatever came of it is an observation."""
     answer = query.answer()
     if answer.status != "ok":
-        yield Observation(probe="windows.ask", status=answer.status, message=_why(answer, me))
+        yield Observation(
+            probe="windows.ask", status=answer.status, code=_code(answer, me), message=_why(answer, me)
+        )
         return
     try:
         counters = read(answer.output)
     except Damaged as damage:
-        yield Observation(probe="windows.ask", status="failed", message=str(damage))
+        yield Observation(probe="windows.ask", status="failed", code="windows-damaged", message=str(damage))
         return
     if not any(isinstance(facts, WindowsMemoryFacts) for facts in counters.facts):
         said = "; ".join(counters.refusals) or "Windows' counters name no process"
-        yield Observation(probe="windows.ask", status="unsupported", message=said)
+        yield Observation(probe="windows.ask", status="unsupported", code="no-counters", message=said)
     for facts in counters.facts:
         yield Observation(probe="windows.counters", facts=facts)
     for refusal in counters.refusals:
-        yield Observation(probe="windows.counters", status="unsupported", message=refusal)
+        yield Observation(
+            probe="windows.counters", status="unsupported", code="counter-refused", message=refusal
+        )
     if counters.damaged_rows:
         said = f"{counters.damaged_rows} of Windows' counters could not be read and are left out"
-        yield Observation(probe="windows.counters", status="unsupported", message=said)
+        yield Observation(
+            probe="windows.counters", status="unsupported", code="windows-damaged", message=said
+        )
     if answer.age_s:
         yield Observation(probe="windows.age", message=f"Windows' figures are {answer.age_s:.0f} s old")
+
+
+def _code(answer: WindowsAnswer, me: HostFacts) -> str | None:
+    in_container = me.wsl_facts is not None and me.wsl_facts.container
+    return "in-container" if in_container else answer.code
 
 
 def _why(answer: WindowsAnswer, me: HostFacts) -> str | None:

@@ -1,20 +1,72 @@
-"""The device's own bytes, read again: the only proof that something was given back."""
+"""What the machine says now: the ledger with its findings, and the bytes in use on some GPUs.
+
+The device's own bytes, read again, are the only proof that memory was freed.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
 
+from msgspec.structs import replace
+
+from vram.diagnosis.engine import diagnose
+from vram.diagnosis.words import where_to_look
+from vram.errors import DeviceError, DriverMissing, UsageError
 from vram.host.ports import Host
+from vram.ledger.build import build_ledger
+from vram.model.finding import Finding
 from vram.model.gpu import GpuFacts, MemoryFacts, MigFacts
 from vram.model.ledger import Ledger
 from vram.model.observation import Observation
+from vram.probes.survey import survey
 
 READ_S = 5.0
-# The driver gives memory back as files close, which is over when a process has ended; where it
-# tears down later, we look again for this long before we say that nothing came.
+# The driver frees memory as files close, which is over when a process has ended; where it tears down
+# later, it is read again for this long before we say that nothing was freed.
 SETTLE_S = 1.0
 _PAUSE_S = 0.05
+
+
+def read_ledger(host: Host, gpus: tuple[int, ...], deadline_s: float) -> Ledger:
+    """Return the ledger, narrowed to *gpus* (empty: all). Raises where one of them does not exist."""
+    ledger = _whole(host, gpus, deadline_s)
+    return replace(ledger, gpus=tuple(gpu for gpu in ledger.gpus if gpu.index in gpus)) if gpus else ledger
+
+
+def read_and_diagnose(
+    host: Host, gpus: tuple[int, ...], deadline_s: float
+) -> tuple[Ledger, tuple[Finding, ...]]:
+    """Return the whole ledger and its findings. Raises where one of *gpus* does not exist.
+
+    The effect of ending a process is judged by all of it: it may work on a GPU that nobody asked about.
+    """
+    ledger = _whole(host, gpus, deadline_s)
+    return ledger, diagnose(ledger)
+
+
+def _whole(host: Host, gpus: tuple[int, ...], deadline_s: float) -> Ledger:
+    ledger = build_ledger(survey(host, deadline_s=deadline_s))
+    if not ledger.gpus:
+        raise _no_gpu(ledger)
+    missing = set(gpus) - {gpu.index for gpu in ledger.gpus}
+    if missing:
+        raise UsageError(
+            f"there is no GPU {min(missing)}",
+            hint="these exist: " + ", ".join(f"{gpu.index} ({gpu.name})" for gpu in ledger.gpus),
+        )
+    return ledger
+
+
+def _no_gpu(ledger: Ledger) -> DriverMissing | DeviceError:
+    nvml = next((probe for probe in ledger.probes if probe.name == "nvml"), None)
+    reason = (nvml and nvml.message) or "none was found"
+    if nvml is not None and nvml.status == "unsupported":
+        return DriverMissing(
+            f"no NVIDIA driver answers on {ledger.host.name}: {reason}",
+            hint=where_to_look(ledger.driver),
+        )
+    return DeviceError(f"no GPU answers on {ledger.host.name}: {reason}", hint="see `vram why`")
 
 
 def used_in(ledger: Ledger, gpus: tuple[int, ...]) -> int | None:

@@ -1,4 +1,4 @@
-"""What one process holds: the entries of all GPUs, gathered by who must release them."""
+"""What one process holds: the entries of all GPUs, gathered by who must release them; and its state."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from itertools import chain
 from msgspec import Struct
 
 from vram.model.ledger import Entry, GpuLedger, Holder, known_bytes
+from vram.units import MIB
 
 
 class HeldMemory(Struct, frozen=True):
@@ -95,3 +96,41 @@ def _held(placed: list[tuple[int, Entry]]) -> HeldMemory:
         entries=tuple(entry for _, entry in placed),
         gpus=tuple(dict.fromkeys(index for index, _ in placed)),
     )
+
+
+# ---- which state a process is in, as far as that matters for its memory ----
+
+
+def is_stopped(holder: Holder) -> bool:
+    """Stopped by a signal (T) or by a debugger (t): it runs nothing and keeps everything."""
+    return holder.alive and holder.state in ("T", "t")
+
+
+def is_stuck(holder: Holder) -> bool:
+    """Waiting inside the kernel (D) or already exiting: no signal changes anything now."""
+    return holder.alive and (holder.state == "D" or holder.exiting)
+
+
+def is_healthy(holder: Holder) -> bool:
+    """Alive, running from a file that still exists, and able to answer a signal."""
+    return holder.alive and not holder.executable_deleted and not is_stopped(holder) and not is_stuck(holder)
+
+
+# ---- what a context alone costs: memory that no trim returns ----
+
+# A bare context is 518 MiB on an H200, with a first PyTorch tensor 612; desktop programs that
+# merely draw stay far below.
+SMALLEST = 100 * MIB
+LARGEST = 640 * MIB
+
+ONLY_THE_CONTEXT = "the context itself, or hardly more; only ending the process returns it"
+
+
+def is_bare(nbytes: int | None) -> bool:
+    """Whether a process that is charged so much can hold hardly more than its context."""
+    return nbytes is not None and SMALLEST <= nbytes <= LARGEST
+
+
+def is_bare_context(entries: tuple[Entry, ...]) -> bool:
+    """Whether these are one process's bytes on one NVIDIA GPU, and no more than about its context."""
+    return len(entries) == 1 and entries[0].kind in ("process", "context") and is_bare(entries[0].nbytes)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from vram.diagnosis.contexts import ONLY_THE_CONTEXT, is_bare_context
-from vram.diagnosis.health import is_stopped, is_stuck
-from vram.diagnosis.holdings import living_holders
+from vram.diagnosis.held import ONLY_THE_CONTEXT, is_bare_context, is_stopped, is_stuck, living_holders
 from vram.diagnosis.leftover import code_of, doubt
 from vram.diagnosis.remedies import AS_ROOT, SUDO_VRAM
 from vram.errors import AttachDenied, CannotPark, NotPermitted, NotReachable, Protected, Refused
 from vram.host.ports import Host
 from vram.model.ledger import Entry, Holder, known_bytes
-from vram.model.plan import Plan, Spared, Step
+from vram.model.plan import Plan, Skipped, Step
 from vram.protected import role
 from vram.reclaim.accounts import Account
 from vram.reclaim.candidates import PlanContext
@@ -21,9 +19,9 @@ MOST_CHECKED = 8
 """For so many of the largest it is looked up whether they can be parked; nobody reads further."""
 
 
-def spared(
+def skipped(
     host: Host, context: PlanContext, plan: Plan, refusals: Mapping[int, Refused]
-) -> tuple[Spared, ...]:
+) -> tuple[Skipped, ...]:
     """Everything that is held on the GPUs meant, and gets no step; the largest first."""
     planned = {step.target.process.pid for step in plan.steps if step.target}
     ended = {step.target.process.pid for step in plan.steps if step.target and step.kind != "trim"}
@@ -34,7 +32,7 @@ def spared(
     return tuple(_with_park(host, context, each, at) for at, each in enumerate(found))
 
 
-def leftovers_left(context: PlanContext) -> tuple[Spared, ...]:
+def leftovers_left(context: PlanContext) -> tuple[Skipped, ...]:
     """Memory of dead owners that is there now, the largest first."""
     found = [*_leftovers(context, context.gpus, set(), {}), *_hidden(context, context.gpus)]
     return tuple(sorted(found, key=lambda each: (-each.nbytes, each.pid or 0)))
@@ -42,7 +40,7 @@ def leftovers_left(context: PlanContext) -> tuple[Spared, ...]:
 
 def _leftovers(
     context: PlanContext, gpus: tuple[int, ...], ended: set[int], refusals: Mapping[int, Refused]
-) -> Iterator[Spared]:
+) -> Iterator[Skipped]:
     """Memory of dead owners whose holders are not all ended by the plan."""
     chosen = {account.holder.pid for account in context.chosen()}
     pieces: dict[tuple[int, ...], list[tuple[int, Entry]]] = {}
@@ -55,7 +53,7 @@ def _leftovers(
         entry = max((each for _, each in held), key=lambda each: each.nbytes or 0)
         holder = living_holders(entry)[0]
         why, command = _why_left(context, entry, refusals)
-        yield Spared(
+        yield Skipped(
             pid=holder.pid,
             nbytes=known_bytes(each for _, each in held),
             user=holder.user,
@@ -84,9 +82,7 @@ def _why_left(context: PlanContext, entry: Entry, refusals: Mapping[int, Refused
         return f"{what}; {refused[0]}", ""
     if unsure is None:
         return f"{what}; this plan does not need it", "vram free"
-    if any(word in unsure for word in ("only likely", "memory of its own", "handed it")):
-        return f"{what}; {unsure}", f"vram {kill}"
-    return f"{what}; {unsure}", ""
+    return f"{what}; {unsure.text}", f"vram {kill}" if unsure.ends_by_name else ""
 
 
 def _owner(entry: Entry) -> str:
@@ -102,7 +98,7 @@ def _is_foreign(context: PlanContext, holder: Holder) -> bool:
 
 def _in_use(
     context: PlanContext, gpus: tuple[int, ...], planned: set[int], refusals: Mapping[int, Refused]
-) -> Iterator[Spared]:
+) -> Iterator[Skipped]:
     """Live processes; who only has the files of one of them open is named with it."""
     for account in context.chosen():
         pid = account.holder.pid
@@ -116,7 +112,7 @@ def _in_use(
             if holder.pid != pid
         }
         why, command = _why_used(context, account, tuple(others), refusals.get(pid))
-        yield Spared(
+        yield Skipped(
             pid=pid,
             nbytes=nbytes,
             user=account.holder.user,
@@ -155,9 +151,9 @@ def _why_used(
     return what, f"vram {kill}"
 
 
-def _hidden(context: PlanContext, gpus: tuple[int, ...]) -> Iterator[Spared]:
+def _hidden(context: PlanContext, gpus: tuple[int, ...]) -> Iterator[Skipped]:
     """Memory whose holder nobody here can name."""
-    if context.wish.pids or context.wish.findings:
+    if context.request.pids or context.request.findings:
         return
     for gpu in context.ledger.gpus:
         for entry in gpu.accounted if gpu.index in gpus else ():
@@ -169,7 +165,7 @@ def _hidden(context: PlanContext, gpus: tuple[int, ...]) -> Iterator[Spared]:
                     if entry.kind != "orphaned"
                     else f"{_owner(entry)}; {_UNSEEN}"
                 )
-                yield Spared(
+                yield Skipped(
                     pid=None,
                     nbytes=entry.nbytes,
                     user=None,
@@ -184,7 +180,7 @@ def _hidden(context: PlanContext, gpus: tuple[int, ...]) -> Iterator[Spared]:
 _UNSEEN = "its holder cannot be seen"
 
 
-def _with_park(host: Host, context: PlanContext, piece: Spared, at: int) -> Spared:
+def _with_park(host: Host, context: PlanContext, piece: Skipped, at: int) -> Skipped:
     """Offer parking before ending, where the driver can do that to this process."""
     from msgspec.structs import replace
 
@@ -195,8 +191,8 @@ def _with_park(host: Host, context: PlanContext, piece: Spared, at: int) -> Spar
 
 def _can_park(host: Host, context: PlanContext, pid: int) -> bool:
     from vram.errors import VramError
-    from vram.reclaim import ladder
-    from vram.reclaim.identity import capture
+    from vram.reclaim.actions import action
+    from vram.reclaim.identity import identify
 
     if context.ledger.host.wsl_facts is not None:
         return False
@@ -204,14 +200,14 @@ def _can_park(host: Host, context: PlanContext, pid: int) -> bool:
     try:
         step = Step(
             kind="park",
-            target=capture(host, pid),
+            target=identify(host, pid),
             gpus=account.gpus,
             predicted_bytes=account.own_bytes,
             loses="",
             reversible=True,
             reason="",
         )
-        ladder.rung("park").check(host, step)
+        action("park").check(host, step)
     except VramError:
         return False
     return True

@@ -1,4 +1,4 @@
-"""Park as a rung of the ladder: its four verbs, and the way back."""
+"""Park as an action of a plan: check, apply, verify, and the way back."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from vram.errors import VramError
 from vram.host.local import LocalHost
 from vram.model.plan import Step
 from vram.reclaim import identity
-from vram.reclaim.steps.park import Park
-host, rung = LocalHost(), Park()
-step = Step(kind="park", target=identity.capture(host, {pid}), gpus=(0,), predicted_bytes=610271232,
+from vram.reclaim.actions import action
+host, park = LocalHost(), action("park")
+step = Step(kind="park", target=identity.identify(host, {pid}), gpus=(0,), predicted_bytes=610271232,
             loses="nothing", reversible=True, reason="idle")
 """
 
 
-def test_the_four_verbs_and_the_way_back(machine: Machine) -> None:
+def test_check_apply_verify_and_the_way_back(machine: Machine) -> None:
     worker = machine.worker()
     told = machine.api(
         STEP.format(pid=worker.pid)
         + """
-rung.check(host, step)
-said = [rung.describe(step), rung.verify(host, step), rung.apply(host, step, 60.0), rung.verify(host, step)]
-print(json.dumps([*said, rung.undo(host, step, 60.0), rung.verify(host, step)]))
+checked = park.check(host, step) == step
+said = [checked, park.verify(host, step), park.apply(host, step, 60.0), park.verify(host, step)]
+print(json.dumps(said))
 """
     )
     assert told == [
-        f"park pid {worker.pid}: move 582.0 MiB of its GPU memory into host memory",
+        True,
         False,
         f"parked pid {worker.pid}: 582.0 MiB moved; `vram unpark {worker.pid}` brings it back",
         True,
-        f"pid {worker.pid} is back on its GPU",
-        False,
     ]
+    assert machine.state(worker.pid) == CHECKPOINTED
+    assert machine.vram("unpark", worker.pid).returncode == 0
     assert runs_on(worker)
 
 
@@ -54,7 +54,7 @@ def test_check_refuses_what_apply_could_not_do_and_touches_nothing(machine: Mach
         STEP.format(pid=worker.pid)
         + """
 try:
-    rung.check(host, step)
+    park.check(host, step)
 except VramError as error:
     print(json.dumps(str(error)))
 """

@@ -1,4 +1,4 @@
-"""The driver's answers about parking, as sentences with what to do."""
+"""The driver's answers about parking, as errors that say what to do."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vram.units import size
 
 NO_MEMORY = 2
 # INVALID_VALUE by the documentation, NOT_INITIALIZED on an H200: the process does not use CUDA.
-KNOWS_NOTHING = (1, 3)
+NOT_KNOWN_TO_DRIVER = (1, 3)
 
 _LISTED = "`vram parked` lists those that are"
 
@@ -27,7 +27,7 @@ Verb = Literal["park", "unpark"]
 
 
 def explain(answer: CheckpointAnswer, entry: Parked, verb: Verb) -> VramError:
-    """The error that says why *verb* came to nothing, and how the process stands now."""
+    """The error that says why *verb* failed, and the state of the process now."""
     pid = entry.target.process.pid
     match answer.status:
         case "ended":
@@ -38,12 +38,12 @@ def explain(answer: CheckpointAnswer, entry: Parked, verb: Verb) -> VramError:
             return TimedOut(
                 f"the driver has not finished with pid {pid} in time; "
                 "it is not interrupted, and the process runs again when it is done",
-                hint="`vram parked` tells how it stands",
+                hint="`vram parked` shows its state",
             )
         case "unavailable":
             return DriverMissing(f"the driver cannot be asked: {answer.message}", hint="see `vram why`")
         case "died":
-            return DeviceError(f"{answer.message}; pid {pid} was put right", hint="try again")
+            return DeviceError(f"{answer.message}; pid {pid} runs again", hint="try again")
         case "unknown":
             return _unknown_state(answer, pid)
         case "stopped":
@@ -51,7 +51,7 @@ def explain(answer: CheckpointAnswer, entry: Parked, verb: Verb) -> VramError:
     if answer.status == "ok":
         return CannotPark(
             f"pid {pid} is {answer.state} already, by something else than vram; it was not touched",
-            hint=f"`vram unpark {pid}` lets it run again, if nobody else is about to",
+            hint=f"`vram unpark {pid}` resumes it, if nobody else is about to",
         )
     if answer.state == "failed":
         return DeviceError(
@@ -63,27 +63,27 @@ def explain(answer: CheckpointAnswer, entry: Parked, verb: Verb) -> VramError:
 
 
 def not_parked(answer: CheckpointAnswer, pid: int) -> VramError:
-    """Why *pid*, of which no journal entry tells, is not brought back."""
+    """Why *pid*, which has no journal entry, is not brought back."""
     if answer.status == "ok":
-        return CannotPark(f"pid {pid} is not parked: the driver says that it runs", hint=_LISTED)
+        return CannotPark(f"pid {pid} is not parked: the driver reports that it runs", hint=_LISTED)
     if answer.status == "unknown":
         return _unknown_state(answer, pid)
     if answer.status == "stopped":
         return _stopped(pid)
-    if answer.status == "refused" and answer.code in KNOWS_NOTHING:
+    if answer.status == "refused" and answer.code in NOT_KNOWN_TO_DRIVER:
         return NotOnGpu(f"pid {pid} is not parked: the driver knows nothing of it", hint=_LISTED)
     if answer.status == "refused" and answer.code == 304:
-        return NotPermitted(f"the driver tells us nothing of pid {pid}", hint="ask its owner")
+        return NotPermitted(f"the driver reports nothing about pid {pid}", hint="ask its owner")
     if answer.status == "unavailable":
         return DriverMissing(f"the driver cannot be asked: {answer.message}", hint="see `vram why`")
     message = answer.message or f"{answer.call} answered CUDA error {answer.code}"
-    return DeviceError(f"how pid {pid} stands cannot be asked: {message}", hint="see `vram why`")
+    return DeviceError(f"the state of pid {pid} cannot be read: {message}", hint="see `vram why`")
 
 
 def _stopped(pid: int) -> VramError:
     return CannotPark(
-        f"pid {pid} is stopped: the driver says and does nothing until it goes on, and it was not touched",
-        hint=f"`kill -CONT {pid}` lets it go on",
+        f"pid {pid} is stopped: the driver does nothing until it continues; it was not touched",
+        hint=f"`kill -CONT {pid}` continues it",
     )
 
 
@@ -101,33 +101,33 @@ def _no_room(answer: CheckpointAnswer, entry: Parked) -> VramError:
         return CannotPark(
             f"pid {pid} may need up to {size(share.nbytes)} on GPU {share.gpu}, "
             f"and {size(missing)} of that are not free",
-            hint="no journal entry tells what it needs, so that is all of its host memory; "
+            hint="it has no journal entry that says what it needs, so this is all of its host memory; "
             f"`vram unpark --anyway {pid}` leaves it to the driver",
         )
     return CannotPark(
         f"pid {pid} needs {size(share.nbytes)} on GPU {share.gpu}, and {size(missing)} of that are not free",
-        hint="it stays parked, unharmed; `vram who` tells who holds the memory",
+        hint="it stays parked, unharmed; `vram who` lists who holds the memory",
     )
 
 
 def _refused(answer: CheckpointAnswer, pid: int) -> VramError:
-    unharmed = "it was unlocked and runs on"
+    unharmed = "it was unlocked and continues to run"
     match answer.code:
-        case code if code in KNOWS_NOTHING:
+        case code if code in NOT_KNOWN_TO_DRIVER:
             return NotOnGpu(f"the driver knows nothing of pid {pid}", hint="`vram who` lists who is on a GPU")
         case 2:  # OUT_OF_MEMORY
             return CannotPark(f"the driver found too little memory to park pid {pid}; {unharmed}")
         case 304:  # OPERATING_SYSTEM: another user's process, measured
-            return NotPermitted(f"the driver does not let us park pid {pid}", hint="ask its owner")
+            return NotPermitted(f"the driver does not allow us to park pid {pid}", hint="ask its owner")
         case 401:  # ILLEGAL_STATE
             return CannotPark(
                 f"pid {pid} is locked or parked already, by something else than vram",
-                hint=f"`vram unpark {pid}` lets it run again, if nobody else is about to",
+                hint=f"`vram unpark {pid}` resumes it, if nobody else is about to",
             )
         case 600:  # NOT_READY: the lock's own timeout
             return TimedOut(
                 f"pid {pid} was busy on the GPU all the time and could not be locked; {unharmed}",
-                hint="wait for it to come to rest, or give it longer with --lock-timeout",
+                hint="wait until its GPU work is done, or allow more time with --lock-timeout",
             )
         case 801:  # NOT_SUPPORTED
             return CannotPark(
@@ -141,7 +141,7 @@ def _refused(answer: CheckpointAnswer, pid: int) -> VramError:
 def _still_parked(answer: CheckpointAnswer, pid: int) -> VramError:
     if answer.code == NO_MEMORY:
         return CannotPark(
-            f"the driver found too little GPU memory for pid {pid}: somebody else took it meanwhile",
+            f"the driver found too little GPU memory for pid {pid}: another process took it meanwhile",
             hint="it stays parked; try again when there is room",
         )
     return DeviceError(

@@ -1,4 +1,4 @@
-"""Several processes moved one after the other: what was done and what was not, told as it happens."""
+"""Several processes parked or brought back one after the other: what was done and what was refused."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from msgspec import Struct
 from vram.cli.parking import say
 from vram.cli.terminal import Progress, emit
 from vram.errors import ExitCode, VramError
-from vram.model.parking import Share
+from vram.model.parking import GpuShare
 from vram.model.plan import Target
 from vram.reclaim.parking import Moved, Parking
-from vram.reclaim.preflight import Devices, admit
+from vram.reclaim.preflight import DriverReport, identify_parkable
 from vram.report.escape import inert
 from vram.report.json import encode
 
@@ -27,7 +27,7 @@ class MovedLine(Struct, frozen=True, kw_only=True):
 
     pid: int
     nbytes: int
-    shares: tuple[Share, ...]
+    shares: tuple[GpuShare, ...]
     took_s: float
     driver_s: float
 
@@ -41,7 +41,7 @@ class RefusedLine(Struct, frozen=True, kw_only=True):
     exit_code: int
 
 
-class MovesReport(Struct, frozen=True, kw_only=True):
+class ParkReport(Struct, frozen=True, kw_only=True):
     """What ``vram park --json`` and ``vram unpark --json`` print."""
 
     schema: int = 1
@@ -49,8 +49,8 @@ class MovesReport(Struct, frozen=True, kw_only=True):
     refused: tuple[RefusedLine, ...]
 
 
-class Moves:
-    """Collects outcomes; the exit code is that of the first refusal."""
+class ParkRun:
+    """Collects outcomes and prints them; the exit code is that of the first refusal."""
 
     def __init__(self, silent: bool, sentence: Callable[[Moved], str]) -> None:
         self._silent = silent
@@ -63,26 +63,26 @@ class Moves:
     def exit_code(self) -> int:
         return self._refused[0].exit_code if self._refused else ExitCode.OK
 
-    def admitted(
-        self, host: Host, parking: Parking, devices: Devices, pids: Sequence[int], *, despite_signs: bool
-    ) -> list[tuple[Target, tuple[Share, ...]]]:
+    def check_all(
+        self, host: Host, parking: Parking, report: DriverReport, pids: Sequence[int], *, anyway: bool
+    ) -> list[tuple[Target, tuple[GpuShare, ...]]]:
         """Check every one of *pids* before the first is touched; one refusal stops them all."""
-        found: list[tuple[Target, tuple[Share, ...]]] = []
+        found: list[tuple[Target, tuple[GpuShare, ...]]] = []
         for pid in pids:
-            if pid not in devices.listed or parking.journal.find(pid):
+            if pid not in report.listed or parking.journal.find(pid):
                 self._require_not_parked(host, parking, pid)
             taken = sum(share.nbytes for _, shares in found for share in shares)
-            found.append(admit(host, devices, pid, taken_before=taken, despite_signs=despite_signs))
+            found.append(identify_parkable(host, report, pid, taken_before=taken, anyway=anyway))
         return found
 
     def _require_not_parked(self, host: Host, parking: Parking, pid: int) -> None:
-        """Say so where it is parked already; waking the driver is spared where it cannot be."""
+        """Raise where it is parked already. The driver is asked only where the process uses CUDA."""
         if host.limits.uses_cuda(pid):
             parking.require_not_parked(pid)
 
     @contextmanager
     def attempt(self, words: str, pid: int, nbytes: int) -> Iterator[None]:
-        """Move one process; what keeps it where it is does not keep the others."""
+        """Move one process; where that fails, the error is recorded and the next one follows."""
         self.progress.begin(words, nbytes)
         try:
             yield
@@ -112,4 +112,4 @@ class Moves:
             emit(inert(self._sentence(moved)) + "\n")
 
     def json(self) -> bytes:
-        return encode(MovesReport(moved=tuple(self._moved), refused=tuple(self._refused)))
+        return encode(ParkReport(moved=tuple(self._moved), refused=tuple(self._refused)))

@@ -1,6 +1,6 @@
 """Every ghost ended by the name of its finding on real hardware, its bytes read from the device.
 
-python -m pytest --real-gpu -s tests/hardware/test_ladder.py
+python -m pytest --real-gpu -s tests/hardware/test_free.py
 """
 
 from __future__ import annotations

@@ -1,0 +1,185 @@
+"""Trim live processes: each releases the memory that its frameworks only cache, and continues to work.
+
+Who can be trimmed, and how; the trim itself; and what the driver charges before and after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct, to_builtins
+from msgspec.structs import replace
+
+from vram.errors import NotOnGpu, NotPermitted, Protected, Refused, UsageError, VramError
+from vram.host.ports import Host
+from vram.model.plan import Step, StepKind, Target
+from vram.model.trimming import Trimmable, Trimmed, TrimReceipt, Verb
+from vram.reach.injectors import TrimAnswer, ask_trim, choose_injector
+from vram.reclaim import audit
+from vram.reclaim.accounts import Account, accounts
+from vram.reclaim.device_state import read_ledger, used_bytes
+from vram.reclaim.identity import identify, open_verified
+from vram.units import size
+
+# These can ask without stopping or changing anything; the others are used only to act.
+ASKED_BEFOREHAND = ("agent", "jupyter")
+ASKING_S = 2.0
+
+
+class Trim:
+    """The action of a plan: asks a process, by the safest injector that is available."""
+
+    kind: StepKind = "trim"
+
+    def check(self, host: Host, step: Step, before: Sequence[Step] = ()) -> Step:
+        """Add the injector, and what the frameworks call unused where they can be asked."""
+        target = _target(step)
+        _, injector = choose_injector(target, step.via)
+        if step.via is not None or injector.NAME not in ASKED_BEFOREHAND:
+            return replace(step, via=injector.NAME)
+        try:
+            answer = ask_process(host, target, "measure", injector.NAME, ASKING_S).answer
+        except VramError:
+            return replace(step, via=injector.NAME)
+        return replace(step, via=injector.NAME, predicted_bytes=answer.reclaimable_bytes)
+
+    def apply(self, host: Host, step: Step, timeout_s: float) -> str:
+        return _summary(ask_process(host, _target(step), "trim", step.via, timeout_s).answer)
+
+    def verify(self, host: Host, step: Step) -> bool:
+        """It is still there, and nobody left it stopped."""
+        with open_verified(host, _target(step)) as process:
+            return process.facts.state not in ("T", "t")
+
+
+def ask_process(
+    host: Host, target: Target, verb: Verb, via: str | None, deadline_s: float, *, tracebacks: bool = False
+) -> TrimAnswer:
+    """Run *verb* inside the process that was chosen, and no other. Raises why that was not possible."""
+    with open_verified(host, target):
+        return ask_trim(target, verb, deadline_s, tracebacks=tracebacks, via=via)
+
+
+def _summary(answer: Trimmed) -> str:
+    freed = [
+        f"{line.name} {size(line.returned_bytes)}"
+        for line in answer.lines
+        if line.memory == "device" and line.returned_bytes
+    ]
+    said = f"by their own count: {', '.join(freed)}" if freed else "its frameworks had nothing to release"
+    return "; ".join((said, *answer.notes))
+
+
+def _target(step: Step) -> Target:
+    if step.target is None:
+        raise UsageError("a trim needs a process")
+    return step.target
+
+
+def trimmable(host: Host, via: str | None, deadline_s: float) -> tuple[Trimmable, ...]:
+    """Every process with GPU memory of its own, largest first, and the injector, or why there is none."""
+    known = accounts(read_ledger(host, (), deadline_s))
+    found = [_judged(host, account, via) for account in known.values() if account.own]
+    return tuple(sorted(found, key=lambda each: (-each.nbytes, each.pid)))
+
+
+def _judged(host: Host, account: Account, via: str | None) -> Trimmable:
+    holder = account.holder
+    injector, reason = None, ""
+    try:
+        injector = choose_injector(identify(host, holder.pid), via)[1].NAME
+    except Refused as error:
+        reason = str(error)
+    return Trimmable(
+        pid=holder.pid,
+        gpus=account.gpus,
+        nbytes=account.own_bytes,
+        user=holder.user,
+        command=holder.command or "",
+        via=injector,
+        reason=reason,
+    )
+
+
+class TrimOrder(Struct, frozen=True):
+    """A process that may be trimmed, and what the driver charged it with.
+
+    ``whole_gpu``: only the GPUs' totals tell whether anything was freed (WSL2), and ``charged`` is that.
+    """
+
+    target: Target
+    gpus: tuple[int, ...]
+    charged: int
+    via: str
+    whole_gpu: bool = False
+
+
+def prepare_trims(
+    host: Host, pids: Sequence[int], via: str | None, deadline_s: float
+) -> tuple[TrimOrder, ...]:
+    """Check every one of *pids*: who is refused is refused before anybody is touched."""
+    try:
+        targets = [identify(host, pid) for pid in dict.fromkeys(pids)]
+        known = accounts(read_ledger(host, (), deadline_s))
+        orders = [_order(target, known.get(target.process.pid), via) for target in targets]
+        return tuple(_measured_whole(host, order) for order in orders)
+    except (NotPermitted, Protected) as error:
+        audit.log_refusal({"action": "trim", "message": str(error), "pids": list(pids)})
+        raise
+
+
+def _order(target: Target, account: Account | None, via: str | None) -> TrimOrder:
+    pid = target.process.pid
+    if account is None or not account.own:
+        raise NotOnGpu(f"pid {pid} holds no GPU memory of its own", hint="`vram who` lists those that do")
+    _, injector = choose_injector(target, via)
+    return TrimOrder(target, account.gpus, account.own_bytes, injector.NAME)
+
+
+def _measured_whole(host: Host, order: TrimOrder) -> TrimOrder:
+    used = used_bytes(host, order.gpus) if host.facts().wsl_facts is not None else None
+    return order if used is None else replace(order, charged=used, whole_gpu=True)
+
+
+def trim(host: Host, order: TrimOrder, deadline_s: float, *, tracebacks: bool = False) -> TrimReceipt:
+    """Trim one process; logged before and after, measured by the driver.
+
+    Raises why it was not done; the process continues to run in every case.
+    """
+    began = host.clock.monotonic()
+    record = {"action": "trim", "target": to_builtins(order.target), "via": order.via}
+    token = audit.log_intent({**record, "tracebacks": tracebacks, "charged_before": order.charged})
+    try:
+        run = ask_process(host, order.target, "trim", order.via, deadline_s, tracebacks=tracebacks)
+    except BaseException as error:
+        status = "refused" if isinstance(error, VramError) else "failed"
+        audit.log_outcome(token, {"status": status, "message": f"{type(error).__name__}: {error}"})
+        raise
+    took_s = host.clock.monotonic() - began
+    after = _charged_now(host, order, deadline_s)
+    audit.log_outcome(
+        token,
+        {"status": "done", "charged_after": after, "took_s": round(took_s, 6), "stopped_s": run.stopped_s},
+    )
+    return TrimReceipt(
+        target=order.target,
+        gpus=order.gpus,
+        via=run.via,
+        answer=run.answer,
+        charged_before=order.charged,
+        charged_after=after,
+        took_s=took_s,
+        stopped_s=run.stopped_s,
+        whole_gpu=order.whole_gpu,
+    )
+
+
+def _charged_now(host: Host, order: TrimOrder, deadline_s: float) -> int | None:
+    """What the driver charges it with now; None where that can no longer be read."""
+    if order.whole_gpu:
+        return used_bytes(host, order.gpus)
+    try:
+        account = accounts(read_ledger(host, order.gpus, deadline_s)).get(order.target.process.pid)
+    except VramError:
+        return None
+    return account.own_bytes if account else None
