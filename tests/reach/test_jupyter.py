@@ -163,7 +163,7 @@ class TestConnectionFile:
     """Owner, mode and loopback are checked before a word is sent."""
 
     def refused(self, path: Path) -> str:
-        with pytest.raises(jupyter.UnsafeToAttach) as error:
+        with pytest.raises(jupyter.UntrustedConnectionFile) as error:
             jupyter.read_connection(str(path), os.getpid())
         return str(error.value)
 

@@ -112,6 +112,8 @@ def run(pid: int, deadline_s: float) -> subprocess.Popen[bytes]:
 
 
 def _is_stuck(pid: int) -> bool:
-    """Whether the process that it runs with waits inside the kernel for the file system."""
+    """Whether its child waits inside the kernel for the file system, and it waits for its child."""
+    if "poll" not in Path(f"/proc/{pid}/wchan").read_text():
+        return False
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return any("request_wait" in Path(f"/proc/{child}/wchan").read_text() for child in children)
