@@ -14,7 +14,7 @@ SCENES := src/vram/virtualgpu/scenes
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help native demo test faults lint types bench bench-here docs reference pictures matrix explore gpu clean
+.PHONY: help native demo test faults sanitize lint format types bench bench-here docs reference golden pictures matrix explore gpu clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -48,12 +48,20 @@ test: $(VENV)/ready-test native ## the whole suite; no GPU needed
 faults: $(VENV)/ready-test native ## every row of the fault table, and its page docs/reference/faults.md
 	@$(RUN)/python -m pytest -q -n $(WORKERS) -m fault --faults-page=docs/reference/faults.md $(ARGS)
 
-lint: $(VENV)/ready-lint ## ruff, import contracts, C warnings, generated pages up to date
+sanitize: $(VENV)/ready-test ## the C libraries under ASan and UBSan, driven by their tests
+	@$(RUN)/python tools/sanitize.py -n $(WORKERS) $(ARGS)
+
+lint: $(VENV)/ready-lint ## ruff, import contracts, C format and warnings, generated pages up to date
 	@$(RUN)/ruff check --quiet $(PYTHON_FOLDERS)
 	@$(RUN)/ruff format --check --quiet $(PYTHON_FOLDERS)
 	@$(RUN)/lint-imports >$(VENV)/lint-imports.txt || { cat $(VENV)/lint-imports.txt; exit 1; }
+	@$(RUN)/clang-format --dry-run -Werror $$(find native -name '*.[ch]')
 	@$(RUN)/python native/build.py --strict --into .build/strict >/dev/null
 	@$(RUN)/python docs/generate.py --check
+
+format: $(VENV)/ready-lint ## put Python and C into the one format that lint checks
+	@$(RUN)/ruff format --quiet $(PYTHON_FOLDERS)
+	@$(RUN)/clang-format -i $$(find native -name '*.[ch]')
 
 types: $(VENV)/ready-lint ## mypy --strict
 	@$(RUN)/mypy --no-error-summary
@@ -77,6 +85,9 @@ docs: $(VENV)/ready-docs reference ## the documentation as a site in site/: stri
 
 reference: $(VENV)/ready-docs ## what the program writes itself: reference and manual pages, completion
 	@$(RUN)/python docs/generate.py
+
+golden: $(VENV)/ready-test native ## the pages of tests/golden anew: what every command prints
+	@VRAM_WRITE_GOLDEN=1 $(RUN)/python -m pytest -q tests/golden $(ARGS)
 
 pictures: $(VENV)/ready-run native ## take the pictures of docs/ again, from scenes on the virtual GPU
 	@$(RUN)/python tools/picture.py docs/why.svg

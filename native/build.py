@@ -23,6 +23,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -59,6 +60,14 @@ LIBRARIES = (
 )
 
 FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra")
+STRICT = ("-Werror",)
+# For `make sanitize`: an access out of bounds, a use after free or undefined behaviour ends the program.
+SANITIZE = (
+    "-fsanitize=address,undefined",
+    "-fno-sanitize-recover=undefined",
+    "-fno-omit-frame-pointer",
+    "-g",
+)
 
 
 class BuildError(Exception):
@@ -84,12 +93,12 @@ def compiler() -> list[str]:
     )
 
 
-def build(library: Library, package: Path = PACKAGE, *, strict: bool = False) -> Path | None:
+def build(library: Library, package: Path = PACKAGE, more: Sequence[str] = ()) -> Path | None:
     """Bring one library up to date; None where it has no sources of its own."""
     if not any((NATIVE / library.folders[-1]).glob("*.c")):
         return None
     output = package / library.path
-    command = [*compiler(), *FLAGS, *(["-Werror"] if strict else [])]
+    command = [*compiler(), *FLAGS, *more]
     digest = _digest(library, command)
     stamp = output.with_name(f".{output.name}.sha256")
     if not (output.exists() and stamp.exists() and stamp.read_text() == digest):
@@ -99,8 +108,9 @@ def build(library: Library, package: Path = PACKAGE, *, strict: bool = False) ->
     return output
 
 
-def build_all(package: Path = PACKAGE, *, strict: bool = False) -> list[Path]:
-    return [output for library in LIBRARIES if (output := build(library, package, strict=strict))]
+def build_all(package: Path = PACKAGE, more: Sequence[str] = ()) -> list[Path]:
+    """Bring every library up to date, compiled with *more* flags."""
+    return [output for library in LIBRARIES if (output := build(library, package, more))]
 
 
 def _digest(library: Library, command: list[str]) -> str:
@@ -129,7 +139,7 @@ def _compile(command: list[str], library: Library, output: Path) -> None:
             raise BuildError(f"the C compiler {command[0]!r} cannot be run: {error.strerror}") from error
         sys.stderr.write(done.stderr)
         if done.returncode:
-            raise BuildError(f"{command[0]} could not build {output.name} (its words are above)")
+            raise BuildError(f"{command[0]} could not build {output.name} (its output is above)")
         made.replace(output)
 
 
@@ -162,7 +172,7 @@ def main() -> int:
     parser.add_argument("--strict", action="store_true", help="treat compiler warnings as errors")
     args = parser.parse_args()
     try:
-        built = build_all(args.into, strict=args.strict)
+        built = build_all(args.into, STRICT if args.strict else ())
     except BuildError as error:
         print(f"native/build.py: {error}", file=sys.stderr)
         return 1

@@ -17,7 +17,7 @@ import vram
 SOURCE = Path(vram.__file__).parent
 HEADINGS = {
     "scopes": "Scopes, retries and threads",
-    "who keeps it": "Who keeps it",
+    "who holds it": "Who holds it",
     "owner objects": "Memory with an owner",
     "let `vram trim` and `vram why --deep` in; plan as `vram free` does": "From inside and outside",
     "%load_ext vram": "Notebooks",

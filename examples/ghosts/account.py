@@ -9,7 +9,7 @@ from typing import Any
 
 
 def kept() -> list[str]:
-    """A line for each keeper, with the finding that explains it."""
+    """A line for each holder, with the finding that explains it."""
     done = subprocess.run(
         [sys.executable, "-m", "vram", "why", "--json"], stdout=subprocess.PIPE, check=True, text=True
     )
@@ -22,4 +22,4 @@ def kept() -> list[str]:
 
 def _line(entry: dict[str, Any], codes: dict[int, str]) -> str:
     pid = entry["holder"]["pid"]
-    return f"{entry['nbytes'] >> 20} MiB are left on the GPU, kept by pid {pid} ({codes.get(pid)})"
+    return f"{entry['nbytes'] >> 20} MiB are left on the GPU, held by pid {pid} ({codes.get(pid)})"

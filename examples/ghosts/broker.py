@@ -1,8 +1,8 @@
 """A service that passes GPU memory on between programs, and never uses the GPU itself.
 
-    python broker.py SOCKET keeps|lets-go
+    python broker.py SOCKET keeps|releases
 
-Programs hand it descriptors of their allocations. It should let go of them when their maker
+Programs hand it descriptors of their allocations. It should close them when their maker
 leaves; one that keeps them keeps the memory.
 """
 
@@ -13,7 +13,7 @@ import socket
 import sys
 
 
-def serve(path: str, *, lets_go: bool) -> None:
+def serve(path: str, *, releases: bool) -> None:
     handles: list[int] = []
     with socket.socket(socket.AF_UNIX) as door:
         door.bind(path)
@@ -26,10 +26,10 @@ def serve(path: str, *, lets_go: bool) -> None:
                 handles += given
                 maker.send(b"thanks")
                 maker.recv(1)  # returns when the maker has ended, however it did
-            if lets_go:
+            if releases:
                 os.close(handles.pop())
             print("the maker has left", flush=True)
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], lets_go=sys.argv[2] == "lets-go")
+    serve(sys.argv[1], releases=sys.argv[2] == "releases")

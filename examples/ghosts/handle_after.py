@@ -8,4 +8,4 @@ from __future__ import annotations
 from handle_before import handed_over_and_crashed
 
 if __name__ == "__main__":
-    handed_over_and_crashed("lets-go")
+    handed_over_and_crashed("releases")

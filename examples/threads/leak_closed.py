@@ -3,7 +3,7 @@
     vram virtual -- python examples/threads/leak_closed.py
 
 An explicit free is right until an exception jumps over it. ``vram.Thread`` settles what a thread
-leaves behind when it ends, however it ends: garbage is collected, frames and caches let go. A
+leaves behind when it ends, however it ends: garbage is collected, frames are cleared, caches released. A
 raw pointer that nobody freed cannot be freed by anybody else: it is told, with its size.
 """
 

@@ -1,8 +1,8 @@
 /* Who has device files open: a walk over /proc, made for ten thousand processes.
  *
- * vramscan_scan reads; vramscan_describe tells which descriptors are one and the same open
- * file. Both only look. Python loads them through ctypes (host/local/open_files.py), which
- * knows these layouts; where the library is missing it does the same in Python, slower.
+ * vramscan_scan lists the descriptors; vramscan_describe finds those that are one and the same open file.
+ * Both only read. Python calls them through ctypes with these layouts (src/vram/host/local); where the
+ * library is missing it does the same in Python, slower.
  */
 #ifndef VRAM_PROCSCAN_SCAN_H
 #define VRAM_PROCSCAN_SCAN_H
@@ -15,18 +15,18 @@
 #define VRAMSCAN_NO_INFO UINT32_MAX
 
 /* One matching descriptor; `length` bytes of link text follow, then zeros up to a multiple
- * of eight. `mode` is 0 where the file behind the descriptor could not be asked. Unless `told`
+ * of eight. `mode` is 0 where the file behind the descriptor could not be read. Unless `info_length`
  * is VRAMSCAN_NO_INFO, so many bytes of fdinfo follow the link, then zeros likewise; where
  * they were wanted and could not be read, `error` says why. */
 struct vramscan_file {
     int32_t pid, fd;
-    int32_t thread; /* through whose folder it was seen: the first one, unless that has ended */
-    uint32_t cut;   /* 1 in the last one of a process that has more, which are left out */
+    int32_t thread;      /* whose folder it was read from: the first thread's, unless that has ended */
+    uint32_t cut;        /* 1 in the last one of a process that has more, which are left out */
     uint64_t started_at; /* field 22 of stat; UINT64_MAX where it could not be read */
     uint64_t device, inode;
     int64_t size;
     uint32_t mode, length;
-    uint32_t told, error;
+    uint32_t info_length, error;
 };
 
 struct vramscan_result {
@@ -34,28 +34,28 @@ struct vramscan_result {
     uint64_t files_nbytes;
     uint32_t *denied_uids; /* owner of each process whose descriptors may not be read */
     uint64_t denied;
-    uint64_t processes; /* how many were looked at */
-    uint32_t late;      /* 1: the deadline came first, and the answer is a part */
-    uint32_t full;      /* 1: there are more than were wanted, and the answer is a part */
+    uint64_t processes; /* how many were scanned */
+    uint32_t late;      /* 1: the deadline came first, and the answer is incomplete */
+    uint32_t full;      /* 1: there are more than were wanted, and the answer is incomplete */
 };
 
 /* How many descriptors may match: of one process, and in all. Anybody can open thousands of files whose
- * links match, and whoever looks must not run out of memory for it. */
+ * links match, and the scan must not run out of memory for it. */
 struct vramscan_limits {
     uint32_t of_process, in_all;
 };
 
-/* Looks at *pids*, or at every process under *proc* where count is 0. A link matches when
+/* Scans *pids*, or every process under *proc* where count is 0. A link matches when
  * it begins with one of *prefixes*, each ended by NUL, the list by an empty one; one that
- * begins with one of *informed* comes with its fdinfo (NULL: none does). The deadline is
- * CLOCK_MONOTONIC in nanoseconds. Returns 0 or -errno; a process that ends while it is looked
- * at is simply not there.
+ * begins with one of *info_prefixes* comes with its fdinfo (NULL: none does). The deadline is
+ * CLOCK_MONOTONIC in nanoseconds. Returns 0 or -errno; a process that ends meanwhile is
+ * left out.
  *
  * A driver in trouble may never finish a read of fdinfo. Where any is wanted, threads do the
- * looking; one that hangs is left behind at the deadline, and what it had found is told. */
-VRAMSCAN_API int vramscan_scan(const char *proc, const char *prefixes, const char *informed,
-                               const int32_t *pids, uint64_t count, uint64_t deadline_ns,
-                               const struct vramscan_limits *limits, struct vramscan_result *result);
+ * reading; one that hangs is abandoned at the deadline, and what it has found until then is reported. */
+VRAMSCAN_API int vramscan_scan(const char *proc, const char *prefixes, const char *info_prefixes, const int32_t *pids,
+                               uint64_t count, uint64_t deadline_ns, const struct vramscan_limits *limits,
+                               struct vramscan_result *result);
 VRAMSCAN_API void vramscan_release(struct vramscan_result *result);
 
 struct vramscan_descriptor {

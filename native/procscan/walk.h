@@ -1,4 +1,4 @@
-/* What the files of this folder share: a walk over /proc, and those who walk it. */
+/* Declarations for the files of this folder only: a walk over /proc, and its worker threads. */
 #ifndef VRAM_PROCSCAN_WALK_H
 #define VRAM_PROCSCAN_WALK_H
 
@@ -21,11 +21,11 @@ struct worker {
     bool exhausted;              /* of memory */
 };
 
-/* It lives until the last thread has left it: one that hangs in a driver may outlive the call. */
+/* Freed by the last thread that leaves it: a thread that hangs in a driver may outlive the call. */
 struct walk {
     int proc;
-    bool counted; /* the kernel tells how many descriptors a process has */
-    char *prefixes, *informed;
+    bool counted; /* the kernel reports how many descriptors a process has */
+    char *prefixes, *info_prefixes;
     int32_t *pids;
     size_t count;
     uint64_t deadline_ns;
@@ -44,6 +44,6 @@ void *grow(struct buffer *buffer, size_t nbytes);
 int append(struct buffer *to, const struct buffer *from);
 
 /* Looks at every descriptor of one process; those that match go into *worker*. */
-void visit(struct worker *worker, int32_t pid);
+void scan_process(struct worker *worker, int32_t pid);
 
 #endif

@@ -1,4 +1,4 @@
-"""vram: where every byte of GPU memory is, who keeps it there, and how to get it back.
+"""vram: where every byte of GPU memory is, who holds it, and how to free it.
 
 Importing it does no work, loads no framework and touches no driver: each name below is
 fetched when it is first used.
@@ -18,19 +18,19 @@ _PUBLIC = {
     "scoped": "vram.guard.scoped",
     "retry_on_oom": "vram.guard.retry",
     "on_oom": "vram.guard.oom",
-    "Thread": "vram.guard.threads",
-    "ThreadPoolExecutor": "vram.guard.threads",
+    "Thread": "vram.guard.scoped",
+    "ThreadPoolExecutor": "vram.guard.scoped",
     "LeakDetected": "vram.errors",
     "LeakWarning": "vram.errors",
     "LimitExceeded": "vram.errors",
     "VramError": "vram.errors",
-    # who keeps it
+    # who holds it
     "flush": "vram.guard.flush",
     "live": "vram.guard.live",
-    "holders": "vram.guard.holders",
+    "holders": "vram.guard.live",
     # owner objects
     "Buffer": "vram.guard.buffer",
-    "scrub": "vram.guard.scrub",
+    "scrub": "vram.guard.erase",
     "remanence_test": "vram.guard.remanence",
     # let `vram trim` and `vram why --deep` in; plan as `vram free` does
     "agent": "vram.agent",
@@ -49,17 +49,17 @@ if TYPE_CHECKING:
     from vram.errors import LimitExceeded as LimitExceeded
     from vram.errors import VramError as VramError
     from vram.guard.buffer import Buffer as Buffer
+    from vram.guard.erase import scrub as scrub
     from vram.guard.flush import flush as flush
-    from vram.guard.holders import holders as holders
+    from vram.guard.live import holders as holders
     from vram.guard.live import live as live
     from vram.guard.oom import on_oom as on_oom
     from vram.guard.remanence import remanence_test as remanence_test
     from vram.guard.retry import retry_on_oom as retry_on_oom
     from vram.guard.scope import scope as scope
+    from vram.guard.scoped import Thread as Thread
+    from vram.guard.scoped import ThreadPoolExecutor as ThreadPoolExecutor
     from vram.guard.scoped import scoped as scoped
-    from vram.guard.scrub import scrub as scrub
-    from vram.guard.threads import Thread as Thread
-    from vram.guard.threads import ThreadPoolExecutor as ThreadPoolExecutor
     from vram.notebook import load_ipython_extension as load_ipython_extension
     from vram.notebook import unload_ipython_extension as unload_ipython_extension
 

@@ -1,9 +1,9 @@
-"""``%load_ext vram``: what the GPU holds, and what a cell gained and kept, in the notebook itself.
+"""``%load_ext vram``: GPU memory of this process, and what a cell gained and kept, in the notebook.
 
-%vram            this process's GPU memory, and the largest arrays with who keeps them
-%vram flush      let go of caches and kept tracebacks, and say what came back
-%vram why        the whole machine, as `vram why` tells
-%%vram           run the cell, then say what it gained, what it kept, and why
+%vram            this process's GPU memory, and the largest arrays with who holds them
+%vram flush      release caches and kept tracebacks, and report what was freed
+%vram why        the whole machine, as `vram why` shows it
+%%vram           run the cell, then report what it gained, what it kept, and why
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from contextlib import contextmanager
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from vram.guard.frames import let_go_of_arrays
+from vram.guard.cuda_errors import clear_frames_with_arrays
 from vram.guard.scope import scope, where_gained
 from vram.units import size
 
 if TYPE_CHECKING:
-    from vram.guard.footprint import Footprint
-    from vram.model.leak import Kept, Leak
+    from vram.guard.memory import Footprint
+    from vram.model.leak import Leak, LeakedArray
 
 LARGEST = 15
 WORDS = ("flush", "why")
@@ -27,7 +27,7 @@ AWAITS = "%%vram cannot watch a cell with await: use `async with vram.scope(...)
 
 
 class Table:
-    """Rows for a person: text in a terminal, HTML in a notebook. Every cell is made inert."""
+    """Text in a terminal, HTML in a notebook. Every cell is escaped."""
 
     def __init__(self, title: str, rows: Sequence[tuple[str, ...]], notes: Sequence[str] = ()) -> None:
         from vram.report.escape import inert
@@ -36,13 +36,13 @@ class Table:
         self.rows = [tuple(map(inert, row)) for row in rows]
 
     def __repr__(self) -> str:
-        from vram.guard.columns import laid_out, terminal_width, wrapped
+        from vram.guard.tables import format_rows, terminal_width, wrap
 
         width = terminal_width()
-        lines = [line for row in laid_out(self.rows, width) for line in row] if self.rows else []
+        lines = [line for row in format_rows(self.rows, width) for line in row] if self.rows else []
         for note in self.notes:
-            lines += wrapped(f"  note: {note}", width)
-        return "\n".join([*wrapped(self.title, width), *lines])
+            lines += wrap(f"  note: {note}", width)
+        return "\n".join([*wrap(self.title, width), *lines])
 
     def _repr_html_(self) -> str:
         rows = "".join(map(_html_row, self.rows))
@@ -52,7 +52,7 @@ class Table:
 
 
 def _html_row(row: tuple[str, ...]) -> str:
-    """Sizes stand to the right, so that they can be compared."""
+    """Sizes are aligned right, so that they can be compared."""
     sides = ("right", *("left" for _ in row[1:]))
     cells = (
         f'<td style="text-align:{side}">{escape(cell)}</td>' for side, cell in zip(sides, row, strict=True)
@@ -62,28 +62,29 @@ def _html_row(row: tuple[str, ...]) -> str:
 
 def here() -> Table:
     """What this process holds now."""
-    from vram.guard import footprint, suspects
+    from vram.guard.leak_check import largest_arrays
+    from vram.guard.memory import read_footprint
 
-    now = footprint.take(thorough=True)
+    now = read_footprint(thorough=True)
     if not now.charged:
         return Table("this process holds no GPU memory", [])
-    rows = [*_split(now), *_arrays(suspects.largest(LARGEST))]
+    rows = [*_split(now), *_arrays(largest_arrays(LARGEST))]
     return Table(f"this process holds {size(now.total)} of GPU memory", rows)
 
 
 def _split(now: Footprint) -> list[tuple[str, str, str]]:
-    """What there is none of is not told."""
+    """Parts of zero bytes are left out."""
     rows = [(nbytes, "in use", name) for name, nbytes in now.in_use.items()]
-    rows.append((now.cached, "cached", "unused, given back by %vram flush"))
-    rows.append((now.fragmented, "fragmented", "unused, but in pieces between live arrays"))
+    rows.append((now.cached, "cached", "unused, freed by %vram flush"))
+    rows.append((now.fragmented, "fragmented", "unused, but between live arrays"))
     rows.append(
         (now.outside, "not counted", "contexts, code, and arrays that their framework does not count")
     )
     return [(size(nbytes), state, what) for nbytes, state, what in rows if nbytes]
 
 
-def _arrays(kept: Sequence[Kept]) -> list[tuple[str, str, str]]:
-    return [(size(each.nbytes), each.what, each.keeper) for each in kept]
+def _arrays(arrays: Sequence[LeakedArray]) -> list[tuple[str, str, str]]:
+    return [(size(each.nbytes), each.what, each.holder) for each in arrays]
 
 
 def about(gained: int, leak: Leak | None, notes: list[str]) -> Table:
@@ -92,7 +93,7 @@ def about(gained: int, leak: Leak | None, notes: list[str]) -> Table:
         change = f" (device memory changed by {size(gained)}, caches included)" if gained else ""
         return Table(f"the cell kept nothing{change}", [], notes)
     gains = [(size(gain.nbytes), "more in use", where_gained(gain, leak)) for gain in leak.gains]
-    rows = gains + _arrays(leak.kept)
+    rows = gains + _arrays(leak.arrays)
     return Table(f"the cell kept {size(leak.nbytes)} of device memory", rows, [*notes, *leak.notes])
 
 
@@ -111,7 +112,7 @@ def line_magic(line: str) -> Any:
 
 
 def _why() -> None:
-    """Print what `vram why` does; the driver is read by a process of its own."""
+    """Print what `vram why` prints; the driver is read by a process of its own."""
     from rich.console import Console
 
     from vram.diagnosis.engine import diagnose
@@ -129,7 +130,7 @@ def load_ipython_extension(shell: Any) -> None:
     """Called by ``%load_ext vram``."""
 
     def cell_magic(line: str, cell: str) -> None:
-        """Run *cell* as if it stood there alone, in a scope; its error, if it has one, is its own."""
+        """Run *cell* in a scope; its error, if it has one, ends the cell as usual."""
         if _must_wait(shell, cell):
             raise _usage_error(AWAITS)
         around = shell.displayhook.exec_result
@@ -145,19 +146,19 @@ def load_ipython_extension(shell: Any) -> None:
 
 
 def _must_wait(shell: Any, cell: str) -> bool:
-    """Whether *cell* awaits while the loop that it needs runs us: a kernel's does, a terminal's does not."""
+    """Whether *cell* awaits, and the event loop that it needs is running this code (in a kernel it is)."""
     import asyncio
 
     try:
         asyncio.get_running_loop()
         transformed = shell.transform_cell(cell)
-    except (RuntimeError, SyntaxError):  # what is wrong with the cell is said where it runs
+    except (RuntimeError, SyntaxError):  # errors in the cell are reported when it runs
         return False
     return bool(shell.should_run_async(cell, transformed_cell=transformed))
 
 
 def _fail(around: Any, error: BaseException) -> None:
-    """Let the cell *around* the magic end by *error*, which has been shown: raised, it would be again."""
+    """End the cell *around* the magic with *error*. It was shown already: raised, it would be shown again."""
     if around is None:
         raise error
     around.error_in_exec = error
@@ -171,33 +172,33 @@ def _usage_error(message: str) -> Exception:
 
 
 def _run(shell: Any, cell: str, around: Any) -> BaseException | None:
-    """Run the cell's text; return what it raised, its frames empty of arrays as every scope leaves them."""
+    """Run the cell's text; return what it raised, with arrays cleared from its frames as in every scope."""
     with _numbered_as(around, shell):
         result = shell.run_cell(cell, store_history=False)
     error: BaseException | None = result.error_in_exec or result.error_before_exec
     if error is not None:
-        let_go_of_arrays(error)
+        clear_frames_with_arrays(error)
     return error
 
 
 @contextmanager
 def _numbered_as(around: Any, shell: Any) -> Iterator[None]:
-    """Let code that begins to run have the number of the cell *around*, which tracebacks name it by.
+    """Give code that runs inside the number of the cell *around*, which tracebacks show.
 
-    IPython 9 counts on before a cell runs; what the cell shows has the number before that count.
+    IPython 9 increments the count before a cell runs; the cell's output has the number from before.
     """
     count = shell.execution_count
 
-    def count_on(*_: object) -> None:
+    def restore_count(*_: object) -> None:
         shell.execution_count = count
 
-    shell.events.register("pre_run_cell", count_on)
+    shell.events.register("pre_run_cell", restore_count)
     shell.execution_count = getattr(around, "execution_count", None) or count
     try:
         yield
     finally:
-        shell.events.unregister("pre_run_cell", count_on)
-        count_on()
+        shell.events.unregister("pre_run_cell", restore_count)
+        restore_count()
 
 
 def _display(shown: Table) -> None:

@@ -5,9 +5,9 @@
 
     pytest --vram            every test
 
-What the test function gained and still holds when it returns counts, also outside every
-framework. What fixtures hold does not, unless the test put it there. pytest loads this file in
-every environment that has vram: it imports nothing until a test is to be watched.
+What the test function gained and still holds when it returns counts, also outside every framework. What
+fixtures hold does not count, unless the test put it there. pytest loads this file in every environment
+that has vram: it imports nothing until a test is to be checked.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
 def _watched(item: pytest.Item, leaks: Any, limit: Any) -> Iterator[None]:
     opened = item.stash[OPENED] = _open(item, leaks, limit)
     from vram.errors import LimitExceeded
-    from vram.guard.frames import let_go_of_arrays
+    from vram.guard.cuda_errors import clear_frames_with_arrays
     from vram.guard.scope import describe
 
     ended: BaseException | None = None
@@ -72,9 +72,9 @@ def _watched(item: pytest.Item, leaks: Any, limit: Any) -> Iterator[None]:
             try:
                 yield
             except (pytest.fail.Exception, *_skips()) as outcome:
-                # A scope would take these for an interruption, after which it judges nothing.
+                # A scope would treat these as an interrupt, after which it checks nothing.
                 ended = outcome
-                let_go_of_arrays(outcome)
+                clear_frames_with_arrays(outcome)
         message = describe(opened.leak) if opened.leak is not None else ""
     except LimitExceeded as error:
         message = f"{error}\n{error.hint}"
@@ -84,11 +84,11 @@ def _watched(item: pytest.Item, leaks: Any, limit: Any) -> Iterator[None]:
         if ended is not None:
             raise ended
     finally:
-        del ended  # its traceback leads to this frame
+        del ended  # its traceback refers to this frame
 
 
 def _ending(ended: BaseException | None, message: str) -> BaseException:
-    """A test that failed by its own word fails by that, and has *message* as a note."""
+    """A test that failed by pytest.fail keeps that failure, with *message* as a note."""
     if not isinstance(ended, pytest.fail.Exception):
         return _failure(message)
     ended.add_note(f"vram: {message}")
@@ -101,9 +101,9 @@ def _skips() -> tuple[type[BaseException], ...]:
 
 
 def _runs_its_own_set_up(item: pytest.Function) -> bool:
-    """Whether setUp and tearDown, which are fixtures, run within pytest's call of the test."""
+    """Whether setUp and tearDown, which are fixtures, run inside pytest's call of the test."""
     unittest = sys.modules.get("unittest")
-    # pytest leaves coroutines to unittest, which looks for them by itself.
+    # pytest leaves coroutines to unittest, which runs them itself.
     return (
         unittest is not None
         and isinstance(item.instance, unittest.TestCase)
@@ -112,7 +112,7 @@ def _runs_its_own_set_up(item: pytest.Function) -> bool:
 
 
 def _wanted(item: pytest.Item) -> tuple[Any, Any] | None:
-    """The sizes that hold for *item*; None where nobody asked for it to be watched."""
+    """The limits for *item*; None if it is not to be checked."""
     marker = item.get_closest_marker("vram")
     if marker is None:
         return (0, None) if item.config.getoption("--vram") or item.stash.get(ASKED, False) else None
@@ -128,7 +128,7 @@ def _open(item: pytest.Item, leaks: Any, limit: Any) -> Scope:
     from vram.guard.scope import nbytes_of, scope
 
     try:
-        # 0 is what a scope does by itself: it forgives code that loads at first use, once.
+        # 0 is the scope's own default: code that loads at first use is tolerated once.
         tolerance = nbytes_of(leaks, "leaks") or None
         return scope(item.nodeid, leak="report", tolerance=tolerance, limit=limit, track=True)
     except UsageError as error:
@@ -136,7 +136,7 @@ def _open(item: pytest.Item, leaks: Any, limit: Any) -> Scope:
 
 
 def _failure(message: str) -> BaseException:
-    """It stands alone, also where a test that was skipped ends by it."""
+    """Shown without a context, also if a test that was skipped ends with it."""
     failure = pytest.fail.Exception(message, pytrace=False)
     failure.__suppress_context__ = True
     return failure
@@ -165,8 +165,8 @@ class Handle:
             from vram.errors import UsageError
 
             raise UsageError(
-                f"vram.{name} was asked for before the test began",
-                hint="ask in the test itself: what its fixtures hold does not count",
+                f"vram.{name} was used before the test began",
+                hint="use it in the test itself: what its fixtures hold does not count",
             )
         return getattr(opened, name)
 
@@ -178,19 +178,20 @@ class Handle:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Send along what became of the scope: under xdist the report is all that leaves a worker."""
+    """Attach the result of the scope: under xdist only the report leaves a worker."""
     report = yield
     opened = item.stash.get(OPENED, None)
     if call.when == "call" and opened is not None:
-        told = {"leaked": opened.leak is not None, "unjudged": _unjudged(opened)}
-        report.vram = told  # type: ignore[attr-defined]
+        result = {"leaked": opened.leak is not None, "unchecked": _unchecked(opened)}
+        report.vram = result  # type: ignore[attr-defined]
     return report
 
 
-def _unjudged(opened: Scope) -> list[str]:
-    from vram.guard.settle import UNJUDGED
+def _unchecked(opened: Scope) -> list[tuple[str, str]]:
+    """Code and text of each note that says why the gain could not be checked."""
+    from vram.model.leak import ScopeNote
 
-    return [note for note in opened.notes if UNJUDGED in note]
+    return [(note.code, str(note)) for note in opened.notes if isinstance(note, ScopeNote)]
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
@@ -212,14 +213,12 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 def _verdict(tests: str, watched: dict[str, dict[str, Any]]) -> Iterator[str]:
-    from vram.guard.settle import CONTEXT_INSIDE
-
-    leaked = sum(told["leaked"] for told in watched.values())
-    unjudged = {nodeid: "; ".join(told["unjudged"]) for nodeid, told in watched.items() if told["unjudged"]}
-    nobody = "none was seen to keep" if unjudged else "none kept any"
-    kept = f"{leaked} kept" if leaked else nobody
-    rest = f", {len(unjudged)} could not be judged" if unjudged else ""
-    yield f"vram: {tests} watched, {kept} device memory{rest}"
-    yield from (f"  {nodeid}: {why}" for nodeid, why in unjudged.items())
-    if any(CONTEXT_INSIDE in why for why in unjudged.values()):
+    leaked = sum(result["leaked"] for result in watched.values())
+    unchecked = {nodeid: result["unchecked"] for nodeid, result in watched.items() if result["unchecked"]}
+    kept = f"{leaked} kept" if leaked else "none was seen to keep" if unchecked else "none kept any"
+    rest = f", {len(unchecked)} could not be checked" if unchecked else ""
+    yield f"vram: {tests} checked, {kept} device memory{rest}"
+    for nodeid, notes in unchecked.items():
+        yield f"  {nodeid}: {'; '.join(text for _, text in notes)}"
+    if any(code == "context-inside" for notes in unchecked.values() for code, _ in notes):
         yield f"  {MAKE_IT_BEFORE}"

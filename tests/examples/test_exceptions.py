@@ -29,7 +29,7 @@ def shown(gpu: VirtualGpu, name: str) -> str:
 
 
 @needs("numba")
-def test_before_there_is_no_room_and_the_keepers_are_named(small_gpu: VirtualGpu) -> None:
+def test_before_there_is_no_room_and_the_holders_are_named(small_gpu: VirtualGpu) -> None:
     said = shown(small_gpu, "before.py")
     assert "CUDA_ERROR_OUT_OF_MEMORY" in said
     assert "local 'out' in frame of kept exception (sys.last_value)" in said
@@ -39,6 +39,6 @@ def test_before_there_is_no_room_and_the_keepers_are_named(small_gpu: VirtualGpu
 @needs("numba")
 def test_after_the_next_step_fits(small_gpu: VirtualGpu) -> None:
     said = shown(small_gpu, "after.py")
-    assert said.startswith("512.0 MiB came back")
+    assert said.startswith("512.0 MiB freed")
     assert "module library: _cache['warm-up']" in said
     assert said.endswith("the next step: done\nand without the library's cache, 256 MiB more\n")

@@ -22,7 +22,7 @@ def shown(gpu: VirtualGpu, name: str) -> str:
 
 def test_a_forked_worker_keeps_a_killed_trainers_memory(virtual_gpu: VirtualGpu) -> None:
     said = shown(virtual_gpu, "fork_before.py")
-    pattern = r"the trainer is gone: 1542 MiB are left on the GPU, kept by pid \d+ \(VR101\)\n"
+    pattern = r"the trainer is gone: 1542 MiB are left on the GPU, held by pid \d+ \(VR101\)\n"
     assert re.fullmatch(pattern, said)
 
 
@@ -33,7 +33,7 @@ def test_a_spawned_worker_keeps_nothing(virtual_gpu: VirtualGpu) -> None:
 @needs("cuda")
 def test_a_broker_keeps_what_no_list_names(virtual_gpu: VirtualGpu) -> None:
     said = shown(virtual_gpu, "handle_before.py")
-    pattern = r"the maker is gone: 1024 MiB are left on the GPU, kept by pid \d+ \(VR103\)\n"
+    pattern = r"the maker is gone: 1024 MiB are left on the GPU, held by pid \d+ \(VR103\)\n"
     assert re.fullmatch(pattern, said)
 
 

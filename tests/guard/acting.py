@@ -48,7 +48,7 @@ def act_out(framework: str, nbytes: int, environment: Mapping[str, str] | None =
 
 
 def check(told: Mapping[str, Any], nbytes: int, *, slack: int = 0) -> None:
-    """Each way leaked, was found by name, and came back: by the flush, or when its keeper let go."""
+    """Each way leaked, was found by name, and came back: by the flush, or when its holder released it."""
     assert set(told) == set(NAMES)
     for way, name in NAMES.items():
         seen = told[way]

@@ -2,9 +2,9 @@
 
     python -m tests.guard.leaks numba 67108864
 
-For each way it prints one JSON line: how the array's keeper is named, and how many bytes above
-the beginning the process holds when it has leaked, after ``vram.flush()``, and when the keeper
-itself was told to let go.
+For each way it prints one JSON line: how the array's holder is named, and how many bytes above
+the beginning the process holds when it has leaked, after ``vram.flush()``, and when the holder
+itself has released it.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def jax() -> Make:
 FRAMEWORKS = {make.__name__: make for make in (numba, cuda_core, buffer, pycuda, torch, cupy, jax)}
 
 
-# ---- the ways: each leaks, and yields until it is to let go ----
+# ---- the ways: each leaks, and yields until it is to release ----
 
 
 def a_global(make: Make, nbytes: int) -> Iterator[None]:
@@ -271,9 +271,9 @@ def act(way: Way, make: Make, nbytes: int) -> dict[str, Any]:
         "leaked": leaked,
         "flushed": flushed,
         "released": held() - start,
-        "beside": (first.elsewhere or 0) - (before.elsewhere or 0),
-        "still_alive": [each.holder.text for each in first.stayed if each.nbytes >= nbytes],
-        "left": len([each for each in again.stayed if each.nbytes >= nbytes]),
+        "beside": (first.outside or 0) - (before.outside or 0),
+        "still_alive": [each.holder.text for each in first.live if each.nbytes >= nbytes],
+        "left": len([each for each in again.live if each.nbytes >= nbytes]),
         "report": repr(first),
         "took_s": first.took_s,
     }

@@ -34,7 +34,7 @@ def error_of(function, *words, **named):
 def used():
     "Bytes in use on the device, by the driver's own count."
     with driver().on_device(None):
-        driver().must("cuCtxSynchronize")  # pools give back what they do at this moment
+        driver().must("cuCtxSynchronize")  # pools free what they do at this moment
         free, total = driver().free_and_total()
     return total - free
 

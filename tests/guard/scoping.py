@@ -11,6 +11,7 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
+from tests.guard import preloaded
 from tests.search_path import search_path
 from vram.virtualgpu import VirtualGpu
 
@@ -58,6 +59,8 @@ def result(gpu: VirtualGpu, program: str, preamble: str = RAW, code: int = 0) ->
 
 
 def run(gpu: VirtualGpu, program: str, preamble: str = RAW, **options: Any) -> Any:
+    if preamble is NUMBA and not options:
+        return preloaded.run(preamble + dedent(program), environment(gpu), ROOT)
     return gpu.run(
         [sys.executable, "-c", preamble + dedent(program)],
         cwd=options.pop("cwd", ROOT),

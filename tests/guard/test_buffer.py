@@ -1,4 +1,4 @@
-"""A buffer has memory while it is open, gives it back once, and says so when it is misused."""
+"""A buffer has memory while it is open, frees it once, and raises when it is misused."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_every_kind_holds_bytes_and_is_gone_after_the_block(virtual_gpu: Virtual
     assert (name, text, device, after, closed) == (kind, "old bytes", 0, "BufferClosed", True)
     assert nbytes == 8 * MIB if kind != "pitched" else nbytes % 8192 == 0
     if kind == "stream-ordered":
-        assert held >= left  # the pool takes larger pieces, and gives them back when it likes
+        assert held >= left  # the pool allocates more, and frees it later
         assert held >= 8 * MIB
     else:
         assert (held, left) == (ON_DEVICE[kind], 0)
@@ -183,7 +183,7 @@ def test_a_context_of_the_programs_own_is_honoured(virtual_gpu: VirtualGpu) -> N
     assert answer == [True, True]
 
 
-def test_where_zeroing_fails_nothing_is_given_back(virtual_gpu: VirtualGpu) -> None:
+def test_if_zeroing_fails_nothing_is_freed(virtual_gpu: VirtualGpu) -> None:
     """Old bytes must not go back unseen; the buffer stays open and can be closed later."""
     answer = told(
         virtual_gpu,

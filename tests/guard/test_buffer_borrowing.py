@@ -41,7 +41,7 @@ class Old:
     def __dlpack__(self, *, stream=None): return self.buffer.__dlpack__(stream=stream)
 
 def inside(capsule):
-    return dlpack.ManagedVersioned.from_address(dlpack._pointer(capsule, dlpack.VERSIONED))
+    return dlpack.DLManagedTensorVersioned.from_address(dlpack._pointer(capsule, dlpack.VERSIONED))
 
 def numbers(*values):
     return (ctypes.c_int64 * len(values))(*values)

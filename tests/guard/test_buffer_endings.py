@@ -7,7 +7,7 @@ from vram.units import MIB
 from vram.virtualgpu import VirtualGpu
 
 
-def test_the_last_reference_gives_it_back(virtual_gpu: VirtualGpu) -> None:
+def test_the_last_reference_frees_it(virtual_gpu: VirtualGpu) -> None:
     """Also from a cycle, where only the collector finds it."""
     assert told(
         virtual_gpu,

@@ -1,4 +1,4 @@
-"""A stream-ordered buffer is erased and given back only behind the work that may still write to it."""
+"""A stream-ordered buffer is erased and freed only after the work that may still write to it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_erasing_waits_for_the_work_of_other_streams(virtual_gpu: VirtualGpu) ->
 def test_what_is_zeroed_on_free_stays_zero(virtual_gpu: VirtualGpu) -> None:
     program = """
         with inside(0):
-            keeper = Buffer(MIB, stream=0)  # so that the pool keeps its memory
+            holder = Buffer(MIB, stream=0)  # so that the pool keeps its memory
             buffer = Buffer(MIB, stream=0, zero_on_free=True)
             where = buffer.pointer
             write_late(buffer, stream())

@@ -6,10 +6,15 @@ import pytest
 
 from tests.guard.scoping import PREAMBLE, result, run
 from tests.installed import needs
-from vram.guard.broken import BrokenContext, broken_contexts, note, sticky_code
-from vram.guard.flushed import Flushed
+from vram.guard.cuda_errors import (
+    BrokenContext,
+    add_broken_notes,
+    broken_contexts,
+    is_out_of_memory,
+    sticky_code,
+)
+from vram.guard.flush import FlushReport
 from vram.guard.memory import DeviceMemory
-from vram.guard.out_of_memory import is_out_of_memory
 from vram.oom.dialects.cuda import STICKY_WORDS, sticky_code_in
 from vram.payloads.trim.sticky_errors import STICKY
 from vram.units import GIB, MIB
@@ -23,7 +28,7 @@ OWN = (
     + """\
 import ctypes
 from ctypes import byref
-from vram.guard.memory import awake_devices, unentered_devices
+from vram.guard.memory import devices_with_context, unreachable_devices
 
 raw.call("cuInit", 0)
 
@@ -55,15 +60,15 @@ def test_memory_in_a_context_of_the_programs_own_is_told_and_its_pools_are_trimm
         raw.alloc(1536 * MIB)
         free_into_pool(256 * MIB)
         report = vram.flush()
-        tell([*map(list, (report.before[0], report.after[0])), report.returned, report.unentered,
-              awake_devices(), primary_is_active(), repr(report)])
+        tell([*map(list, (report.before[0], report.after[0])), report.returned, report.unreachable,
+              devices_with_context(), primary_is_active(), repr(report)])
         """,
         OWN,
     )
     before, after, returned, unentered, awake, primary, text = told
     assert (before[1], after[1]) == (CONTEXT + (1536 + 256) * MIB, CONTEXT + 1536 * MIB)
     assert (returned, unentered, awake, primary) == (256 * MIB, [], [0], 0)
-    assert text.startswith("256.0 MiB came back: GPU 0 2.3 GiB → 2.0 GiB held by this process")
+    assert text.startswith("256.0 MiB freed: GPU 0 2.3 GiB → 2.0 GiB held by this process")
 
 
 def test_memory_in_a_context_of_another_thread_is_told_as_out_of_reach(two_virtual_gpus: VirtualGpu) -> None:
@@ -83,7 +88,7 @@ def test_memory_in_a_context_of_another_thread_is_told_as_out_of_reach(two_virtu
         reports.append(vram.flush())
         end.set()
         thread.join()
-        tell([[each.after[0].device, each.after[0].used, each.unentered] for each in reports]
+        tell([[each.after[0].device, each.after[0].used, each.unreachable] for each in reports]
              + [primary_is_active(1), repr(reports[0])])
         """,
         OWN,
@@ -424,7 +429,7 @@ def test_causes_and_codes_of_frameworks_count_and_foreign_ones_do_not() -> None:
 def test_an_error_is_noted_once() -> None:
     error = RuntimeError("CUDA error: device-side assert triggered")
     for _ in range(2):
-        note(error, broken_contexts(error))
+        add_broken_notes(error, broken_contexts(error))
     assert error.__notes__ == [f"vram: {BrokenContext(None, 710).sentence()}"]
 
 
@@ -433,8 +438,8 @@ def test_what_a_person_reads_fits_a_terminal(monkeypatch: pytest.MonkeyPatch) ->
     held = (DeviceMemory(0, 2 * GIB, 10 * GIB, 12 * GIB),)
     broken = (BrokenContext(0, 700),)
     reports = [
-        Flushed(before=held, after=held, unentered=(0,)),
-        Flushed(before=held, after=held, broken=broken, refused=broken[0].sentence("its 2.0 GiB")),
+        FlushReport(before=held, after=held, unreachable=(0,)),
+        FlushReport(before=held, after=held, broken=broken, refused=broken[0].sentence("its 2.0 GiB")),
     ]
     for report in reports:
         lines = repr(report).splitlines()

@@ -66,5 +66,5 @@ def test_a_cycle_that_native_code_holds_too_is_not(virtual_gpu: VirtualGpu, memb
     """Whichever member it holds; the claim and what the collector does agree."""
     [[[text, kind]], stayed, left] = told(virtual_gpu, f"lambda node: {member}")
     assert text.startswith("a cycle through a ")
-    assert text.endswith(", and something outside Python's sight")
+    assert text.endswith(", and something that Python cannot see")
     assert (kind, stayed, left) == ("native", 1, 0)

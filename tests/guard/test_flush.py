@@ -1,4 +1,4 @@
-"""vram.flush: what it gives back, what it refuses, and how it says so."""
+"""vram.flush: what it frees, what it refuses, and how it reports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import vram
 from tests.guard.scoping import NUMBA, PREAMBLE, result
 from tests.installed import needs
 from vram.errors import NoSuchDevice
-from vram.guard.flushed import CacheChange, Flushed
+from vram.guard.flush import CacheChange, FlushReport
 from vram.guard.memory import DeviceMemory
 from vram.units import MIB
 from vram.virtualgpu import VirtualGpu
@@ -22,7 +22,7 @@ from vram.virtualgpu import VirtualGpu
 SOURCE = Path(vram.__file__).parents[1]
 
 
-def test_a_process_that_uses_no_gpu_has_nothing_to_give_back(virtual_gpu: VirtualGpu) -> None:
+def test_a_process_that_uses_no_gpu_has_nothing_to_free(virtual_gpu: VirtualGpu) -> None:
     """And is not made to use one."""
     told = result(
         virtual_gpu,
@@ -33,7 +33,7 @@ def test_a_process_that_uses_no_gpu_has_nothing_to_give_back(virtual_gpu: Virtua
         """,
         PREAMBLE.replace("from tests.virtualgpu import libcuda as raw\n", ""),
     )
-    assert told == ["nothing to give back: this process holds no GPU memory", True, 0]
+    assert told == ["nothing to free: this process holds no GPU memory", True, 0]
 
 
 def test_a_pool_of_the_driver_is_trimmed_and_told(virtual_gpu: VirtualGpu) -> None:
@@ -48,11 +48,11 @@ def test_a_pool_of_the_driver_is_trimmed_and_told(virtual_gpu: VirtualGpu) -> No
         """,
     )
     assert told[:4] == [256 * MIB, 256 * MIB, 0, 0]
-    assert told[4].startswith("nothing more to give back: GPU 0 518.0 MiB held by this process")
+    assert told[4].startswith("nothing more to free: GPU 0 518.0 MiB held by this process")
 
 
 @needs("numba")
-def test_what_is_still_kept_is_told_with_its_keeper(virtual_gpu: VirtualGpu) -> None:
+def test_what_is_still_kept_is_reported_with_its_holder(virtual_gpu: VirtualGpu) -> None:
     text, html, returned = result(
         virtual_gpu,
         """
@@ -70,8 +70,8 @@ def test_what_is_still_kept_is_told_with_its_keeper(virtual_gpu: VirtualGpu) -> 
         NUMBA,
     )
     assert returned == 64 * MIB
-    assert "64.0 MiB came back: GPU 0 710.0 MiB → 646.0 MiB held by this process" in text
-    assert "forgotten: sys.last_value" in text
+    assert "64.0 MiB freed: GPU 0 710.0 MiB → 646.0 MiB held by this process" in text
+    assert "dropped: sys.last_value" in text
     assert "16 × uint8 (8388608,)  __main__: history[…]" in text
     assert "<code>__main__: history[…]</code>" in html
 
@@ -211,7 +211,7 @@ def test_a_notebooks_cells_outputs_and_tracebacks(virtual_gpu: VirtualGpu) -> No
         cell("one = vram.flush()")
         cell("two = vram.flush(outputs=True)")
         one, two = shell.user_ns["one"], shell.user_ns["two"]
-        tell([shell.user_ns["seen"], one.returned, two.returned, [each.holder.text for each in two.stayed]])
+        tell([shell.user_ns["seen"], one.returned, two.returned, [each.holder.text for each in two.live]])
         """,
         NUMBA,
     )
@@ -226,7 +226,7 @@ def test_a_notebooks_cells_outputs_and_tracebacks(virtual_gpu: VirtualGpu) -> No
 def test_the_report_is_inert() -> None:
     """Notes carry words of other people's libraries."""
     note = "CuPy: RuntimeError: \x1b[2J<script>"
-    report = Flushed(
+    report = FlushReport(
         before=(DeviceMemory(0, 4 * MIB, 1, 2),),
         after=(DeviceMemory(0, 1 * MIB, 4, 2),),
         frameworks=(CacheChange("CuPy", "pinned host", None, None, 3 * MIB),),
@@ -234,11 +234,11 @@ def test_the_report_is_inert() -> None:
     )
     assert "\x1b" not in repr(report)
     assert "<script>" not in report._repr_html_()
-    assert repr(report).startswith("3.0 MiB came back: GPU 0 4.0 MiB → 1.0 MiB held by this process")
+    assert repr(report).startswith("3.0 MiB freed: GPU 0 4.0 MiB → 1.0 MiB held by this process")
 
 
 def test_a_share_that_the_driver_does_not_tell_is_not_guessed() -> None:
     before, after = DeviceMemory(0, None, 10 * MIB, 20 * MIB), DeviceMemory(0, None, 15 * MIB, 20 * MIB)
-    report = Flushed(before=(before,), after=(after,))
-    assert report.elsewhere is None
+    report = FlushReport(before=(before,), after=(after,))
+    assert report.outside is None
     assert "GPU 0 has 15.0 MiB free, had 10.0 MiB" in repr(report)

@@ -1,4 +1,4 @@
-"""Who keeps an object: every kind of keeper has its words, and looking changes nothing."""
+"""Who holds an object: every kind of holder has its text, and the search changes nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import vram
-from vram.payloads.arrays.heap.chains import shortest
+from vram.payloads.arrays.heap.search import shortest_paths
 
 
 class Thing:
@@ -172,7 +172,7 @@ def test_the_shortest_way_is_told(module: Any) -> None:
     module.far = {"a": {"b": {"c": [thing]}}}
     module.near = [thing]
     del thing
-    found = shortest(module.near, gc.get_objects())
+    found = shortest_paths(module.near, gc.get_objects())
     assert str(found.holder(id(module.near[0]))) == "module somebodys_module: near[0]"
 
 
@@ -183,7 +183,7 @@ class Optimizer:
         self.state = {thing: Thing() for thing in things}
 
 
-def test_a_bystander_is_named_only_where_nobody_else_is(module: Any) -> None:
+def test_a_secondary_holder_is_named_only_if_there_is_no_other(module: Any) -> None:
     class Adam(Optimizer):
         pass
 
@@ -192,8 +192,8 @@ def test_a_bystander_is_named_only_where_nobody_else_is(module: Any) -> None:
     state = module.optimizer.state
     keys = [*map(id, state), *map(id, state.values())]
     del state
-    found = shortest(
-        [*module.optimizer.state, *module.optimizer.state.values()], gc.get_objects(), bystanders=[Optimizer]
+    found = shortest_paths(
+        [*module.optimizer.state, *module.optimizer.state.values()], gc.get_objects(), secondary=[Optimizer]
     )
     assert [str(found.holder(key)) for key in keys] == [
         "module somebodys_module: model['layers'][0]['weight']",
@@ -266,7 +266,7 @@ def test_a_search_without_time_says_so(module: Any) -> None:
     module.near = [thing]
     found = vram.holders(thing, budget_s=0)
     assert found.was_cut
-    assert "cut short" in repr(found)
+    assert "ran out of time" in repr(found)
 
 
 def test_a_heap_of_a_million_objects_is_bounded(module: Any) -> None:
@@ -281,7 +281,7 @@ def test_a_heap_of_a_million_objects_is_bounded(module: Any) -> None:
 LOOKS = {
     "holders": "vram.holders(kept)",
     "of nobody": "vram.holders([])",
-    "unknown to the collector": "inventory._beside(gc.get_objects(), [int])",
+    "unknown to the collector": "inventory._untracked_arrays(gc.get_objects(), [int])",
 }
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from vram.payloads.arrays.frameworks import jax
-from vram.payloads.arrays.frameworks.array import Description
+from vram.payloads.arrays.frameworks import JaxArrays
+from vram.payloads.arrays.provider import Description
 
 
 def an_array(**sharding: str) -> Any:
@@ -25,7 +25,7 @@ def an_array(**sharding: str) -> Any:
 @pytest.mark.parametrize("sharding", [{"memory_kind": "device"}, {}])
 def test_an_array_in_a_gpus_memory_counts(sharding: dict[str, str]) -> None:
     """Versions that know no kinds of memory have no other."""
-    (told,) = jax.describe([an_array(**sharding)], set())
+    (told,) = JaxArrays().describe([an_array(**sharding)], set())
     assert isinstance(told, Description)
     assert (told.nbytes, told.device, told.pointer, told.shape) == (24, 1, 4096, (2, 3))
 
@@ -33,4 +33,4 @@ def test_an_array_in_a_gpus_memory_counts(sharding: dict[str, str]) -> None:
 @pytest.mark.parametrize("kind", ["pinned_host", "unpinned_host"])
 def test_an_array_that_was_moved_to_the_host_is_none_on_a_gpu(kind: str) -> None:
     """Its device is still the GPU, and the driver knows its address."""
-    assert list(jax.describe([an_array(memory_kind=kind)], set())) == [None]
+    assert list(JaxArrays().describe([an_array(memory_kind=kind)], set())) == [None]

@@ -1,4 +1,4 @@
-"""Ten ways to leak, each found, named and given back, with real frameworks on the virtual GPU."""
+"""Ten ways to leak, each found, named and freed, with real frameworks on the virtual GPU."""
 
 from __future__ import annotations
 

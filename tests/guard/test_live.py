@@ -1,4 +1,4 @@
-"""vram.live: sizes, sharing, sharers' names, and the frameworks' own objects left alone."""
+"""vram.live: sizes, sharing, holders, and the frameworks' own objects left alone."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from tests.guard.scoping import NUMBA, result
 from tests.installed import needs
 from vram.errors import NoSuchDevice
 from vram.guard.live import Live, LiveArray
-from vram.payloads.arrays.frameworks.array import Description
-from vram.payloads.arrays.heap.trails import Holder, Trails
+from vram.payloads.arrays.heap.search import ObjectHolder, ReferencePaths
+from vram.payloads.arrays.provider import Description
 from vram.units import MIB
 from vram.virtualgpu import VirtualGpu
 
 
 @needs("numba")
-def test_size_device_dtype_shape_and_keeper(two_virtual_gpus: VirtualGpu) -> None:
+def test_size_device_dtype_shape_and_holder(two_virtual_gpus: VirtualGpu) -> None:
     told = result(
         two_virtual_gpus,
         """
@@ -78,7 +78,7 @@ def test_managed_arrays_count_and_mapped_ones_lie_on_the_host(virtual_gpu: Virtu
         """
         managed = cuda.managed_array((32, MIB), numpy.uint8)
         mapped = cuda.mapped_array((8, MIB), numpy.uint8)
-        found = vram.flush().stayed
+        found = vram.flush().live
         tell([[a.framework, a.nbytes, a.device, a.dtype, a.shape, a.holder.text, a.note] for a in found])
         """,
         NUMBA,
@@ -142,16 +142,16 @@ def test_a_device_that_cannot_be(device: object) -> None:
 
 
 def test_a_table_groups_neighbours_and_is_inert() -> None:
-    trails = Trails()
+    paths = ReferencePaths()
 
-    def array(nbytes: int, keeper: str) -> LiveArray:
-        trails.told[key := len(trails.told)] = Holder(keeper, "module")
-        return LiveArray("PyTorch", Description(nbytes, 0, nbytes, "float32", (2, 3)), False, trails, key)
+    def array(nbytes: int, holder: str) -> LiveArray:
+        paths.holders[key := len(paths.holders)] = ObjectHolder(holder, "module")
+        return LiveArray("PyTorch", Description(nbytes, 0, nbytes, "float32", (2, 3)), False, paths, key)
 
     many = tuple(array(MIB + number, f"module m: history[{number}]") for number in range(5))
     found = Live((*many, array(MIB, "module m: x['<b>']")), was_cut=True)
     text, html = repr(found), found._repr_html_()
     assert "5 × float32 (2, 3)  module m: history[…]" in text
-    assert "cut short" in text
+    assert "ran out of time" in text
     assert "&lt;b&gt;" in html
     assert "<b>" not in html

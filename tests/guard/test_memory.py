@@ -15,13 +15,13 @@ def test_asking_wakes_nothing_and_counts_everything(two_virtual_gpus: VirtualGpu
     told = result(
         two_virtual_gpus,
         """
-        seen = [device_memory(0), cuda() is None, awake_devices()]
+        seen = [device_memory(0), cuda() is None, devices_with_context()]
         library, context, pointer = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_uint64()
         seen.append(device_memory(0).used)
         library.cuInit(0)
-        seen += [device_memory(0).used, awake_devices()]
+        seen += [device_memory(0).used, devices_with_context()]
         library.cuDevicePrimaryCtxRetain(byref(context), 1)
-        seen += [device_memory(0).used, device_memory(1).used, awake_devices(), current_device()]
+        seen += [device_memory(0).used, device_memory(1).used, devices_with_context(), current_device()]
         library.cuCtxSetCurrent(context)
         library.cuMemAlloc_v2(byref(pointer), ctypes.c_size_t(64 * MIB))
         seen += [device_memory().device, device_memory().used, device_memory(process=False).used]
@@ -84,7 +84,7 @@ def test_a_context_that_is_not_current_counts_all_the_same(two_virtual_gpus: Vir
         raw.out(ctypes.c_uint64, "cuCtxCreate_v2", 0, 1)
         raw.alloc(64 * MIB)
         raw.call("cuCtxPopCurrent_v2", byref(ctypes.c_void_p()))
-        tell([current_device(), awake_devices(), unentered_devices(), device_memory(1).used])
+        tell([current_device(), devices_with_context(), unreachable_devices(), device_memory(1).used])
     """
     preamble = PREAMBLE + "import ctypes\nfrom ctypes import byref\nfrom vram.guard.memory import *\n"
     assert result(two_virtual_gpus, program, preamble) == [0, [0, 1], [1], (518 + 64) * MIB]
@@ -92,7 +92,7 @@ def test_a_context_that_is_not_current_counts_all_the_same(two_virtual_gpus: Vir
 
 def test_addresses_are_told_from_those_that_are_no_gpus(two_virtual_gpus: VirtualGpu) -> None:
     program = """
-        from vram.payloads.arrays.pointers import device_of, is_device_memory
+        from vram.payloads.arrays.provider import device_of, is_device_memory
         somewhere = id(object)
         unasked = [is_device_memory(somewhere), device_of(somewhere)]
         buffer = vram.Buffer(1, device=1)

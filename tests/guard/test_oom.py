@@ -12,11 +12,10 @@ from tests.guard.scoping import NUMBA, PREAMBLE, RAW, result, run
 from tests.installed import needs
 from vram import on_oom
 from vram.errors import OutOfMemory, UsageError
-from vram.guard.footprint import Footprint
-from vram.guard.oom_report import requested
-from vram.guard.oom_sentence import Situation, sentence
+from vram.guard.memory import Footprint
+from vram.guard.oom_report import OomFigures, requested, sentence
 from vram.model.kinds import KINDS
-from vram.model.leak import Kept
+from vram.model.leak import LeakedArray
 from vram.units import GIB, MIB
 from vram.virtualgpu import VirtualGpu
 
@@ -41,7 +40,7 @@ def test_an_error_that_is_caught_is_recorded_with_the_whole_situation(
     (path,) = tmp_path.iterdir()
     report = json.loads(path.read_text())
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert note == f"vram: {report['sentence']}. The whole account is in {path}"
+    assert note == f"vram: {report['sentence']}. The full report is in {path}"
     assert "the GPU is out of memory" in note
     assert "history[0]" in note
     assert report["error"]["type"].endswith("CudaAPIError")
@@ -181,7 +180,7 @@ def test_what_a_buffer_asked_for_is_told(virtual_gpu: VirtualGpu, tmp_path: Path
     (path,) = tmp_path.iterdir()
     report = json.loads(path.read_text())
     assert report["requested_bytes"] == 900 * GIB
-    assert report["sentence"].startswith("the GPU is out of memory (asked for 900.0 GiB): ")
+    assert report["sentence"].startswith("the GPU is out of memory (requested 900.0 GiB): ")
 
 
 @needs("numba")
@@ -216,7 +215,7 @@ def test_each_error_of_one_event_is_told_what_it_asked_for_itself(
     """
     files, (first, second) = result(virtual_gpu, program)
     assert files == 1
-    assert "(asked for 900.0 GiB)" in first
+    assert "(requested 900.0 GiB)" in first
     assert second == first.replace("900.0 GiB", "700.0 GiB")
 
 
@@ -272,7 +271,7 @@ def test_a_loader_of_many_modules_goes_on_loading_the_others(virtual_gpu: Virtua
 def test_a_folder_that_cannot_be_used_is_said_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for bad in (tmp_path / "file" / "inside", 5, "", "\0"):
-        with pytest.raises(UsageError, match="is no folder to write into"):
+        with pytest.raises(UsageError, match="cannot be used as a folder"):
             on_oom(bad)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="number of files"):
         on_oom(tmp_path, most_files=-1)
@@ -306,17 +305,19 @@ def test_what_was_asked_for_is_read_from_the_message(message: str, nbytes: int |
 
 
 def situation(
-    cached: int = 0, fragmented: int = 0, live: int = 10 * GIB, largest: tuple[Kept, ...] = ()
-) -> Situation:
+    cached: int = 0, fragmented: int = 0, live: int = 10 * GIB, largest: tuple[LeakedArray, ...] = ()
+) -> OomFigures:
     charged = {0: live + cached + fragmented + 518 * MIB}
-    return Situation(1, 4 * GIB, Footprint(charged, {"PyTorch": live}, cached, fragmented), (), None, largest)
+    return OomFigures(
+        1, 4 * GIB, Footprint(charged, {"PyTorch": live}, cached, fragmented), (), None, largest
+    )
 
 
 def test_each_cause_has_its_own_remedy() -> None:
     assert "vram.flush()" in sentence(situation(cached=8 * GIB))
     assert "expandable_segments" in sentence(situation(fragmented=8 * GIB))
-    kept = Kept(what="PyTorch float32 (4, 4)", nbytes=9 * GIB, keeper="train.py: history[3]")
-    assert "kept by train.py: history[3]" in sentence(situation(largest=(kept,)))
+    kept = LeakedArray(what="PyTorch float32 (4, 4)", nbytes=9 * GIB, holder="train.py: history[3]")
+    assert "held by train.py: history[3]" in sentence(situation(largest=(kept,)))
     assert "retry_on_oom" in sentence(situation())
 
 

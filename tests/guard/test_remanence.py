@@ -65,7 +65,6 @@ def test_another_process_that_fails_is_said(virtual_gpu: VirtualGpu) -> None:
     skipped = told(
         virtual_gpu,
         """
-        from vram.guard import elsewhere
         sys.executable = "/bin/false"
         tell(vram.remanence_test("1MiB").trials[-1].skipped)
         """,
@@ -75,10 +74,10 @@ def test_another_process_that_fails_is_said(virtual_gpu: VirtualGpu) -> None:
 
 @pytest.mark.fault(32)
 def test_a_control_that_fails_proves_nothing() -> None:
-    trial = Trial(place="plain allocations", sampled=100, control=99)
+    trial = Trial(source="plain allocations", sampled=100, control=99)
     report = Remanence(gpu="G", driver="1", mode="m", total=1000, trials=(trial,))
     assert not trial.is_valid
-    assert str(report).endswith("plain allocations: nothing can be said, the control found 99 of 100 bytes")
+    assert str(report).endswith("plain allocations: no result, the control found 99 of 100 bytes")
 
 
 def test_what_fails_is_said_and_the_rest_is_measured(virtual_gpu: VirtualGpu) -> None:
@@ -94,7 +93,7 @@ def test_what_fails_is_said_and_the_rest_is_measured(virtual_gpu: VirtualGpu) ->
         tell(plain.skipped, pool.skipped, erased.skipped, used() - before)
         """,
     )
-    assert answer == [None, "cuMemAllocFromPoolAsync answered CUDA_ERROR_UNKNOWN (999)", None, 0]
+    assert answer == [None, "cuMemAllocFromPoolAsync returned CUDA_ERROR_UNKNOWN (999)", None, 0]
 
 
 @pytest.mark.parametrize("size", ["0", "-1", "'3 apples'", "1000", "True", "1.5", "None"])

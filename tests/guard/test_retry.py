@@ -11,7 +11,7 @@ from tests.guard.scoping import NUMBA, result
 from tests.installed import needs
 from vram import retry_on_oom
 from vram.errors import OutOfMemory, UsageError
-from vram.guard.out_of_memory import is_out_of_memory
+from vram.guard.cuda_errors import is_out_of_memory
 from vram.virtualgpu import VirtualGpu
 
 

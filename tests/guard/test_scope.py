@@ -26,7 +26,7 @@ def test_a_raw_allocation_that_nobody_frees_is_a_leak(virtual_gpu: VirtualGpu) -
     assert "keep" in hint
 
 
-def test_what_is_given_back_is_no_leak(virtual_gpu: VirtualGpu) -> None:
+def test_what_is_freed_is_no_leak(virtual_gpu: VirtualGpu) -> None:
     program = """
         with vram.scope("clean", leak="raise") as s:
             pointer = raw.alloc(64 * MIB)
@@ -85,12 +85,12 @@ def test_a_kept_array_is_named_with_who_keeps_it(virtual_gpu: VirtualGpu) -> Non
             with vram.scope("epoch", leak="raise", track=True):
                 history.append(array(64 * MIB))
         except vram.LeakDetected as error:
-            tell([[each.what, each.nbytes, each.keeper] for each in error.leak.kept])
+            tell([[each.what, each.nbytes, each.holder] for each in error.leak.arrays])
     """
-    ((what, nbytes, keeper),) = result(virtual_gpu, program, NUMBA)
+    ((what, nbytes, holder),) = result(virtual_gpu, program, NUMBA)
     assert what == "Numba uint8 (67108864,) on GPU 0"
     assert nbytes == 64 * MIB
-    assert "history[0]" in keeper
+    assert "history[0]" in holder
 
 
 @needs("numba")
@@ -199,7 +199,7 @@ def test_what_lies_in_a_pool_is_erased_at_the_end(virtual_gpu: VirtualGpu) -> No
 @pytest.mark.parametrize(
     ("call", "error", "note"),
     [
-        ("cuMemsetD8Async", 700, "the driver's pools could not all be erased: cuMemsetD8Async answered"),
+        ("cuMemsetD8Async", 700, "the driver's pools could not all be erased: cuMemsetD8Async returned"),
         ("cuStreamIsCapturing", 906, "a CUDA graph is being captured: nothing was erased"),
     ],
 )

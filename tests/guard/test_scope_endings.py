@@ -69,7 +69,7 @@ def test_a_scope_left_open_ends_in_silence_with_the_interpreter(virtual_gpu: Vir
 def test_a_finalizer_in_the_midst_of_the_registry_does_not_wait_for_itself(virtual_gpu: VirtualGpu) -> None:
     """The collector runs anywhere, also while a scope that begins holds the lock."""
     program = """
-        from vram.guard import registry
+        from vram.guard import scope_tree
 
         class Node: pass
 
@@ -78,17 +78,17 @@ def test_a_finalizer_in_the_midst_of_the_registry_does_not_wait_for_itself(virtu
             node.me, node.scope = node, vram.scope("abandoned", leak="report").__enter__()
 
         abandon()
-        measure = registry.take
+        measure = scope_tree.take
         def collecting():
             gc.collect()
             return measure()
-        registry.take = collecting
+        scope_tree.take = collecting
         with vram.scope("next", leak="report") as s:
             raw.alloc(2 * MIB)
-        registry.take = measure
+        scope_tree.take = measure
         with vram.scope("alone", leak="report") as alone:
             raw.alloc(4 * MIB)
-        tell([len(registry._open), registry._nothing.crowd_inside.open, alone.leak.nbytes])
+        tell([len(scope_tree._open), scope_tree._root.child_group.open, alone.leak.nbytes])
     """
     assert result(virtual_gpu, program) == [0, 0, 4 * MIB]
 
@@ -115,7 +115,7 @@ def test_a_scope_that_is_dropped_elsewhere_changes_nothing_for_the_one_that_runs
 def test_a_generator_that_ends_between_keeps_nobody_as_its_child(virtual_gpu: VirtualGpu) -> None:
     """Its scope was around the consumer's when that began, and is gone when that ends."""
     program = """
-        from vram.guard import registry
+        from vram.guard import scope_tree
 
         def batches():
             with vram.scope("batches", leak="report"):
@@ -127,7 +127,7 @@ def test_a_generator_that_ends_between_keeps_nobody_as_its_child(virtual_gpu: Vi
             batch.close()
         with vram.scope("later", leak="report") as later:
             raw.alloc(4 * MIB)
-        tell([later.leak.names, later.notes, registry._current.get(), registry._open])
+        tell([later.leak.names, later.notes, scope_tree._current.get(), scope_tree._open])
     """
     assert result(virtual_gpu, program) == [["later"], [], None, []]
 

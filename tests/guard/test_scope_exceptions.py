@@ -1,4 +1,4 @@
-"""A scope whose body fails: the error passes unmasked, and lets go of what its frames kept."""
+"""A scope whose body fails: the error passes unmasked, and its frames are cleared."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from vram.virtualgpu import VirtualGpu
 
 
 @needs("numba")
-def test_an_exception_passes_unmasked_and_its_frames_let_go_of_arrays(virtual_gpu: VirtualGpu) -> None:
+def test_an_exception_passes_unmasked_and_its_frames_are_cleared_of_arrays(virtual_gpu: VirtualGpu) -> None:
     program = """
-        def bystander(count):
+        def without_arrays(count):
             work(count)
 
         def work(count):
@@ -22,7 +22,7 @@ def test_an_exception_passes_unmasked_and_its_frames_let_go_of_arrays(virtual_gp
         caught, alive = None, []
         try:
             with vram.scope("fails", leak="raise") as s:
-                bystander(64)
+                without_arrays(64)
         except ValueError as error:
             caught = error
         steps = caught.__traceback__.tb_next

@@ -41,7 +41,7 @@ def test_lazy_objects_in_what_is_kept_are_not_woken(virtual_gpu: VirtualGpu) -> 
 
 
 def test_lazy_objects_among_a_failed_frames_variables_are_not_woken(virtual_gpu: VirtualGpu) -> None:
-    """The body's own error comes out, and lets go of the array beside the lazy object."""
+    """The body's own error comes out, and releases the array beside the lazy object."""
     program = f"""
 {LAZY}
         def load():

@@ -37,7 +37,7 @@ def test_a_watcher_stops_growth_while_it_happens(virtual_gpu: VirtualGpu) -> Non
 def test_a_watcher_that_comes_too_late_interrupts_nothing(virtual_gpu: VirtualGpu) -> None:
     """A thousand scopes that end while their watcher looks: none is struck afterwards or left open."""
     program = """
-        from vram.guard import registry
+        from vram.guard import scope_tree
         struck = 0
         for _ in range(1000):
             try:
@@ -51,6 +51,6 @@ def test_a_watcher_that_comes_too_late_interrupts_nothing(virtual_gpu: VirtualGp
         gc.collect()
         with vram.scope("after the race", leak="report"):
             pass
-        tell([struck > 0, registry._open, registry._nothing.crowd_inside.open])
+        tell([struck > 0, scope_tree._open, scope_tree._root.child_group.open])
     """
     assert result(virtual_gpu, program) == [True, [], 0]

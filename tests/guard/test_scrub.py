@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from tests.guard.owner import told
 from tests.installed import needs
-from vram.guard.layout import BYTE, ElementType, Layout, dense
-from vram.guard.zeroing import pieces
+from vram.guard.borrowed import byte_rows
+from vram.guard.dlpack import BYTE, ArrayLayout, ElementType, dense
 from vram.virtualgpu import VirtualGpu
 
 
 @st.composite
-def layouts(draw: st.DrawFn) -> tuple[Layout, set[int]]:
+def layouts(draw: st.DrawFn) -> tuple[ArrayLayout, set[int]]:
     """Any view of a small dense array: sliced, stepped, reversed, transposed, repeated; and its bytes."""
     nbytes = draw(st.sampled_from([1, 2, 4]))
     whole = draw(st.lists(st.integers(1, 5), min_size=0, max_size=4))
@@ -30,7 +30,7 @@ def layouts(draw: st.DrawFn) -> tuple[Layout, set[int]]:
         shape.append(3)
         strides.append(0)
     order = draw(st.permutations(range(len(shape))))
-    layout = Layout(
+    layout = ArrayLayout(
         tuple(shape[at] for at in order),
         tuple(strides[at] for at in order),
         ElementType(BYTE.code, nbytes * 8),
@@ -38,7 +38,7 @@ def layouts(draw: st.DrawFn) -> tuple[Layout, set[int]]:
     return layout, _bytes_of(layout)
 
 
-def _bytes_of(layout: Layout) -> set[int]:
+def _bytes_of(layout: ArrayLayout) -> set[int]:
     covered = {0}
     for extent, stride in zip(layout.shape, layout.byte_strides, strict=True):
         covered = {at + number * stride for at in covered for number in range(extent)}
@@ -46,10 +46,10 @@ def _bytes_of(layout: Layout) -> set[int]:
 
 
 @given(layouts())
-def test_the_pieces_are_exactly_the_bytes_of_the_array(case: tuple[Layout, set[int]]) -> None:
+def test_the_pieces_are_exactly_the_bytes_of_the_array(case: tuple[ArrayLayout, set[int]]) -> None:
     layout, expected = case
     touched: set[int] = set()
-    for piece in pieces(layout):
+    for piece in byte_rows(layout):
         assert piece.width <= piece.pitch or piece.height == 1
         for row in range(piece.height):
             begin = piece.offset + row * piece.pitch
@@ -59,7 +59,7 @@ def test_the_pieces_are_exactly_the_bytes_of_the_array(case: tuple[Layout, set[i
 
 @given(st.lists(st.integers(1, 6), max_size=5))
 def test_a_dense_array_is_one_piece(shape: list[int]) -> None:
-    assert len(list(pieces(Layout(tuple(shape))))) == 1
+    assert len(list(byte_rows(ArrayLayout(tuple(shape))))) == 1
 
 
 @needs("numba")

@@ -9,7 +9,7 @@ from vram.virtualgpu import VirtualGpu
 
 
 def test_raw_pointers_of_threads_that_ended_are_told(virtual_gpu: VirtualGpu) -> None:
-    """Five threads of seed 002's first program: all at once, so they are settled as one."""
+    """Five threads of seed 002's first program: all at once, so they are checked as one."""
     program = """
         import ctypes
         context = raw.out(ctypes.c_uint64, "cuCtxGetCurrent")
@@ -30,7 +30,7 @@ def test_raw_pointers_of_threads_that_ended_are_told(virtual_gpu: VirtualGpu) ->
 
 
 @needs("numba")
-def test_a_thread_that_fails_lets_go_of_everything_though_its_error_is_kept(virtual_gpu: VirtualGpu) -> None:
+def test_a_thread_that_fails_releases_of_everything_though_its_error_is_kept(virtual_gpu: VirtualGpu) -> None:
     program = """
         kept = []
         threading.excepthook = lambda args: kept.append(args.exc_value)
@@ -42,8 +42,8 @@ def test_a_thread_that_fails_lets_go_of_everything_though_its_error_is_kept(virt
         thread = vram.Thread(target=worker, name="fails", leak="report")
         thread.start()
         thread.join()
-        from vram.guard import footprint
-        now = footprint.take(thorough=True)
+        from vram.guard.memory import read_footprint
+        now = read_footprint(thorough=True)
         tell([thread.leak, str(kept[0]), now.outside // MIB, now.cached])
     """
     leak, error, outside, cached = result(virtual_gpu, program, NUMBA)
@@ -62,19 +62,19 @@ def test_an_executor_keeps_results_and_nothing_else(virtual_gpu: VirtualGpu) -> 
             big = array(128 * MIB)
             raise ValueError("gone")
 
-        from vram.guard import footprint
+        from vram.guard.memory import read_footprint
         with vram.ThreadPoolExecutor(1, leak="raise") as pool:
             made = pool.submit(makes).result()
             failed = pool.submit(fails)
             failed.exception()
-            after_failure = footprint.take(thorough=True).outside // MIB
+            after_failure = read_footprint(thorough=True).outside // MIB
             leak = pool.submit(hoards).exception().leak
         tell([made.nbytes // MIB, str(failed.exception()), after_failure, leak.names, leak.nbytes // MIB])
     """
     assert result(virtual_gpu, program, NUMBA) == [32, "gone", 518 + 32, ["hoards"], 64]
 
 
-def test_a_subclass_with_a_run_of_its_own_is_settled_too(virtual_gpu: VirtualGpu) -> None:
+def test_a_subclass_with_a_run_of_its_own_is_checked_too(virtual_gpu: VirtualGpu) -> None:
     program = """
         class Worker(vram.Thread):
             def run(self):
@@ -117,7 +117,7 @@ def test_without_a_driver_a_thread_is_a_thread(virtual_gpu: VirtualGpu) -> None:
     assert run(virtual_gpu, program, "").stdout == "ran\nNone\n"
 
 
-def test_a_run_that_calls_the_first_one_is_settled_once(virtual_gpu: VirtualGpu) -> None:
+def test_a_run_that_calls_the_first_one_is_checked_once(virtual_gpu: VirtualGpu) -> None:
     program = """
         class Worker(vram.Thread):
             def run(self):

@@ -62,7 +62,7 @@ def told(report):
     return {
         "used": [each.used for each in report.after],
         "returned": report.returned,
-        "unentered": list(report.unentered),
+        "unentered": list(report.unreachable),
         "broken": [[each.device, each.code] for each in report.broken],
         "refused": report.refused,
         "text": repr(report),

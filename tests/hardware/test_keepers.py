@@ -57,7 +57,7 @@ def step():
 step()
 report = vram.flush()
 before = report.after[0].used
-names = {each.holder.text: each.note for each in report.stayed}
+names = {each.holder.text: each.note for each in report.live}
 history.clear()
 after = vram.flush().after[0].used
 print(json.dumps([names, before, after, repr(report)]))

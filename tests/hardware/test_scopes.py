@@ -138,7 +138,7 @@ def test_ways_to_leak_are_found_and_named(name: str, record: Record) -> None:
                 with vram.scope(way.__name__, leak="report", track=True) as s:
                     way()
             leak = s.leak
-            kept = leak.kept[0].keeper if leak and leak.kept else None
+            kept = leak.arrays[0].holder if leak and leak.arrays else None
             found[way.__name__] = [leak.nbytes if leak else 0, kept]
         # Python must not end while a thread is inside the framework: JAX aborts the process then.
         for stop, thread in locals_of_threads:

@@ -23,6 +23,8 @@ from vram.host.local.proc_scan import NativeScan, PythonScan, RawFile, Scan, Sca
 from vram.host.ports import FileHolder
 from vram.payloads.procfs import started_at
 
+pytestmark = pytest.mark.native
+
 HOLD = "import os, sys; [os.open(path, os.O_RDWR) for path in sys.argv[1:]]; print(flush=True); input()"
 CHURN = "import os\nprint(flush=True)\nwhile True:\n pid = os.fork() or os._exit(0)\n os.waitpid(pid, 0)"
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.doctor.test_other_eyes import in_the_first_namespace
+from tests.doctor.conftest import in_the_first_namespace
 from tests.virtualgpu.conftest import Hold, hold
 from vram.units import GIB
 from vram.virtualgpu import VirtualGpu
@@ -113,4 +113,4 @@ def test_who_is_dead_is_called_dead_by_who_sees_everybody(
     """The mount's word alone makes nothing hidden: the forked child that keeps the memory is named."""
     forked = hold(virtual_gpu, GIB, 0, "fork")
     (entry,) = by_kind(why(virtual_gpu, hiding))["orphaned"]
-    assert (entry["holder"]["pid"], entry["charged_pid"]) == (forked.keeper_pid, forked.pid)
+    assert (entry["holder"]["pid"], entry["charged_pid"]) == (forked.living_pid, forked.pid)

@@ -78,7 +78,7 @@ def test_a_whole_suite_is_watched_by_an_option(suite: Suite) -> None:
     assert outcome(done) == {"passed": 1, "failed": 1}
     assert "test_it.py::test_leaky' kept 64.0 MiB of device memory" in done.stdout
     assert "outside every framework: 64.0 MiB" in done.stdout
-    assert "vram: 2 tests watched, 1 kept device memory" in done.stdout
+    assert "vram: 2 tests checked, 1 kept device memory" in done.stdout
 
 
 def test_unasked_it_watches_nothing_and_says_nothing(suite: Suite) -> None:
@@ -138,7 +138,8 @@ def test_a_test_that_makes_the_context_is_said_to_be_unjudged(suite: Suite) -> N
         done = suite(text, "--vram", *options, preamble=PREAMBLE.partition("@pytest")[0])
         assert outcome(done) == {"passed": 2}
         assert (
-            "vram: 2 tests watched, none was seen to keep device memory, 1 could not be judged" in done.stdout
+            "vram: 2 tests checked, none was seen to keep device memory, 1 could not be checked"
+            in done.stdout
         )
         assert "test_makes_the_context: the context was made inside the scope" in done.stdout
         assert "vram.Buffer(1).close() in a session fixture" in done.stdout
@@ -148,7 +149,7 @@ def test_the_context_made_in_a_session_fixture_lets_every_test_be_judged(suite: 
     preamble = PREAMBLE.replace("raw.start()", "vram.Buffer(1).close()") + "import vram\nKEPT = []\n"
     done = suite("def test_leaky(): KEPT.append(vram.Buffer(64 * MIB))", "--vram", preamble=preamble)
     assert outcome(done) == {"failed": 1}
-    assert "vram: 1 test watched, 1 kept device memory" in done.stdout
+    assert "vram: 1 test checked, 1 kept device memory" in done.stdout
     assert "judged" not in done.stdout
 
 
@@ -232,7 +233,7 @@ def test_a_fixture_that_asks_before_the_test_began_is_told(suite: Suite, asked: 
         def test_it(early): pass
     """)
     assert outcome(done) == {"error": 1}
-    assert f"UsageError: vram.{asked.partition('(')[0]} was asked for before the test began" in done.stdout
+    assert f"UsageError: vram.{asked.partition('(')[0]} was used before the test began" in done.stdout
 
 
 def test_a_test_that_fails_by_itself_fails_for_its_own_reason(suite: Suite) -> None:
@@ -246,7 +247,7 @@ def test_a_test_that_fails_by_itself_fails_for_its_own_reason(suite: Suite) -> N
     )
     assert "AssertionError: its own reason" in done.stdout
     assert outcome(done) == {"failed": 1}
-    assert "vram: 1 test watched, 1 kept device memory" in done.stdout
+    assert "vram: 1 test checked, 1 kept device memory" in done.stdout
 
 
 def test_what_a_test_that_fails_by_its_own_word_kept_is_a_note_on_that(suite: Suite) -> None:
@@ -260,7 +261,7 @@ def test_what_a_test_that_fails_by_its_own_word_kept_is_a_note_on_that(suite: Su
         def test_keeps_as_expected():
             KEPT.append(vram.Buffer(8 * MIB))
             pytest.xfail("known")
-        def test_gives_back():
+        def test_frees():
             local = vram.Buffer(8 * MIB)
             pytest.fail("its own word")
         """,
@@ -269,7 +270,7 @@ def test_what_a_test_that_fails_by_its_own_word_kept_is_a_note_on_that(suite: Su
     assert outcome(done) == {"failed": 2, "xfailed": 1}
     assert done.stdout.count("E       Failed: its own word") == 2
     assert "KEPT[0]" in done.stdout
-    assert "vram: 3 tests watched, 2 kept device memory" in done.stdout
+    assert "vram: 3 tests checked, 2 kept device memory" in done.stdout
 
 
 def test_a_skipped_test_that_keeps_memory_fails(suite: Suite) -> None:
@@ -280,7 +281,7 @@ def test_a_skipped_test_that_keeps_memory_fails(suite: Suite) -> None:
         def test_keeps():
             KEPT.append(vram.Buffer(8 * MIB))
             pytest.skip("too small")
-        def test_gives_back():
+        def test_frees():
             local = vram.Buffer(8 * MIB)
             pytest.skip("too small")
         class Test(unittest.TestCase):
@@ -294,7 +295,7 @@ def test_a_skipped_test_that_keeps_memory_fails(suite: Suite) -> None:
     assert "KEPT[0]" in done.stdout
     assert "KEPT[1]" in done.stdout
     assert "During handling" not in done.stdout
-    assert "vram: 3 tests watched, 2 kept device memory" in done.stdout
+    assert "vram: 3 tests checked, 2 kept device memory" in done.stdout
 
 
 @pytest.mark.parametrize("words", ['leaks="some"', "limit=-1", "leek=0", "0"])
@@ -326,7 +327,7 @@ def test_a_suite_without_a_gpu_says_so_once(tmp_path: Path) -> None:
 def test_async_and_parallel_suites_work(suite: Suite) -> None:
     done = suite(LEAKY, "--vram", "-n", "2")
     assert outcome(done) == {"passed": 1, "failed": 1}
-    assert "vram: 2 tests watched, 1 kept device memory" in done.stdout
+    assert "vram: 2 tests checked, 1 kept device memory" in done.stdout
 
 
 def test_the_plugin_imports_nothing_of_the_guard_until_it_is_asked() -> None:

@@ -15,6 +15,8 @@ from vram.host.local.proc_scan import NativeScan, PythonScan, RawFile, Scan
 from vram.host.ports import FileScan
 from vram.units import MIB
 
+pytestmark = pytest.mark.native
+
 CHARACTER_DEVICE, PLAIN_FILE = 0o020666, 0o100644
 
 

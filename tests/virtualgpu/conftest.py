@@ -60,20 +60,20 @@ class Holder:
         assert process.stdout is not None
         self.stdin, self.stdout = process.stdin, process.stdout
         self.pid = process.pid
-        self.keeper_pid = int(self.stdout.readline())
-        self._keeper = os.pidfd_open(self.keeper_pid)
+        self.living_pid = int(self.stdout.readline())
+        self._pidfd = os.pidfd_open(self.living_pid)
 
     def end(self) -> None:
         """Close the program's stdin, and come back when its files are closed."""
         self.stdin.close()
         # A pidfd becomes readable when the process has closed its files; its pipes may end sooner.
-        select.select([self._keeper], [], [])
+        select.select([self._pidfd], [], [])
         self.process.wait()
 
     def close(self) -> None:
         self.end()
         self.stdout.close()
-        os.close(self._keeper)
+        os.close(self._pidfd)
 
 
 Hold = Callable[..., Holder]

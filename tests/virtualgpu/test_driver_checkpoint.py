@@ -11,6 +11,8 @@ from tests.virtualgpu.programs import Program, result, running
 from vram.units import MIB
 from vram.virtualgpu import VirtualGpu
 
+pytestmark = pytest.mark.native
+
 RUNNING, LOCKED, CHECKPOINTED, FAILED = range(4)
 ILLEGAL_STATE, NOT_READY, NOT_SUPPORTED, OPERATING_SYSTEM, OUT_OF_MEMORY = 401, 600, 801, 304, 2
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.virtualgpu.programs import result
 from vram.units import MIB
 from vram.virtualgpu import VirtualGpu
+
+pytestmark = pytest.mark.native
 
 CONTEXT = 518 * MIB
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
 from tests.virtualgpu.conftest import ask
 from tests.virtualgpu.programs import result, running
 from vram.units import GIB, KIB, MIB
 from vram.virtualgpu import VirtualGpu
+
+pytestmark = pytest.mark.native
 
 INIT = 3 * MIB + 256 * KIB
 CONTEXT, OVERHEAD = 518 * MIB, 5 * MIB + 576 * KIB

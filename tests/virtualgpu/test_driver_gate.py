@@ -7,6 +7,8 @@ import pytest
 from tests.virtualgpu.programs import result, running
 from vram.virtualgpu import VirtualGpu
 
+pytestmark = pytest.mark.native
+
 NOT_INITIALIZED, NO_DEVICE, OUT_OF_MEMORY, NOT_SUPPORTED = 3, 100, 2, 801
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.virtualgpu.programs import result
 from vram.units import GIB, KIB, MIB
 from vram.virtualgpu import VirtualGpu
+
+pytestmark = pytest.mark.native
 
 INVALID_VALUE, OUT_OF_MEMORY, INVALID_CONTEXT = 1, 2, 201
 

@@ -1,10 +1,14 @@
-"""Stream-ordered allocation: pools keep, hand on, and give back."""
+"""Stream-ordered allocation: pools keep memory, reuse it, and release it."""
 
 from __future__ import annotations
+
+import pytest
 
 from tests.virtualgpu.programs import result
 from vram.units import GIB, MIB
 from vram.virtualgpu import VirtualGpu
+
+pytestmark = pytest.mark.native
 
 ASYNC = """
         cuda.start()

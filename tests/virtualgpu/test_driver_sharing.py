@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import socket
 
+import pytest
+
 from tests.virtualgpu.conftest import ask
 from tests.virtualgpu.programs import result, running
 from vram.units import GIB, MIB
 from vram.virtualgpu import VirtualGpu
+
+pytestmark = pytest.mark.native
 
 CONTEXT = 518 * MIB
 INVALID_VALUE, INVALID_CONTEXT = 1, 201
@@ -29,7 +33,7 @@ MAKER = """
             cuda.tell(cuda.used())
 """
 
-OPENER = """
+IMPORTER = """
     def open_handle(text):
         handle = cuda.Opaque64.from_buffer_copy(bytes.fromhex(text))
         address = ctypes.c_uint64()
@@ -55,44 +59,44 @@ def charges(gpu: VirtualGpu) -> dict[int, int]:
 def test_importer_and_exporter_see_the_same_bytes(virtual_gpu: VirtualGpu) -> None:
     with (
         running(virtual_gpu, MAKER.format(nbytes=GIB)) as maker,
-        running(virtual_gpu, OPENER) as opener,
+        running(virtual_gpu, IMPORTER) as importer,
     ):
-        opener.go(maker.told())
-        assert opener.told() == 0
-        opener.go("look")
-        assert opener.told() == "one for two"
-        opener.go("write")
-        opener.told()
+        importer.go(maker.told())
+        assert importer.told() == 0
+        importer.go("look")
+        assert importer.told() == "one for two"
+        importer.go("write")
+        importer.told()
         maker.go("read")
         assert maker.told() == "two for one"
 
 
 def test_the_importer_takes_over_the_charge(virtual_gpu: VirtualGpu) -> None:
-    with running(virtual_gpu, OPENER) as opener:
+    with running(virtual_gpu, IMPORTER) as importer:
         with running(virtual_gpu, MAKER.format(nbytes=4 * GIB)) as maker:
-            opener.go(maker.told())
-            assert opener.told() == 0
-            assert charges(virtual_gpu) == {maker.pid: CONTEXT + 4 * GIB, opener.pid: CONTEXT}
-        assert charges(virtual_gpu) == {opener.pid: CONTEXT + 4 * GIB}
-        opener.go("look")
-        assert opener.told() == "one for two"
-        opener.go("close")
-        opener.told()
-        assert charges(virtual_gpu) == {opener.pid: CONTEXT}
+            importer.go(maker.told())
+            assert importer.told() == 0
+            assert charges(virtual_gpu) == {maker.pid: CONTEXT + 4 * GIB, importer.pid: CONTEXT}
+        assert charges(virtual_gpu) == {importer.pid: CONTEXT + 4 * GIB}
+        importer.go("look")
+        assert importer.told() == "one for two"
+        importer.go("close")
+        importer.told()
+        assert charges(virtual_gpu) == {importer.pid: CONTEXT}
 
 
 def test_freed_by_its_maker_it_lives_with_the_importer(virtual_gpu: VirtualGpu) -> None:
     with (
         running(virtual_gpu, MAKER.format(nbytes=GIB)) as maker,
-        running(virtual_gpu, OPENER) as opener,
+        running(virtual_gpu, IMPORTER) as importer,
     ):
-        opener.go(maker.told())
-        opener.told()
+        importer.go(maker.told())
+        importer.told()
         maker.go("free")
         maker.told()
-        assert charges(virtual_gpu) == {maker.pid: CONTEXT, opener.pid: CONTEXT + GIB}
-        opener.go("look")
-        assert opener.told() == "one for two"
+        assert charges(virtual_gpu) == {maker.pid: CONTEXT, importer.pid: CONTEXT + GIB}
+        importer.go("look")
+        assert importer.told() == "one for two"
 
 
 def test_a_small_allocation_is_opened_at_its_own_place(virtual_gpu: VirtualGpu) -> None:
@@ -101,19 +105,19 @@ def test_a_small_allocation_is_opened_at_its_own_place(virtual_gpu: VirtualGpu) 
         cuda.start()
         cuda.write(cuda.alloc(1000), b"a neighbour")
     """ + MAKER.format(nbytes=1000).replace("    cuda.start()\n", "").replace("\n", "\n    ")
-    with running(virtual_gpu, maker) as running_maker, running(virtual_gpu, OPENER) as opener:
-        opener.go(running_maker.told())
-        opener.told()
-        opener.go("look")
-        assert opener.told() == "one for two"
+    with running(virtual_gpu, maker) as running_maker, running(virtual_gpu, IMPORTER) as importer:
+        importer.go(running_maker.told())
+        importer.told()
+        importer.go("look")
+        assert importer.told() == "one for two"
 
 
 def test_handles_of_the_dead_and_of_oneself_do_not_open(virtual_gpu: VirtualGpu) -> None:
     with running(virtual_gpu, MAKER.format(nbytes=GIB)) as maker:
         handle = maker.told()
-    with running(virtual_gpu, OPENER) as opener:
-        opener.go(handle)
-        assert opener.told() == INVALID_VALUE
+    with running(virtual_gpu, IMPORTER) as importer:
+        importer.go(handle)
+        assert importer.told() == INVALID_VALUE
     own = """
         cuda.start()
         handle, where = cuda.Opaque64(), ctypes.byref(ctypes.c_uint64())
@@ -200,7 +204,7 @@ def test_an_event_recorded_there_is_waited_for_here(virtual_gpu: VirtualGpu) -> 
         cuda.call("cuStreamSynchronize", stream)
         cuda.heard()
     """
-    opener = """
+    importer = """
         cuda.start()
         handle = cuda.Opaque64.from_buffer_copy(bytes.fromhex(cuda.heard()))
         event = ctypes.c_uint64()
@@ -208,8 +212,8 @@ def test_an_event_recorded_there_is_waited_for_here(virtual_gpu: VirtualGpu) -> 
         cuda.tell(cuda.code("cuEventQuery", event.value))
         cuda.tell(cuda.code("cuEventSynchronize", event.value))
     """
-    with running(virtual_gpu, maker) as running_maker, running(virtual_gpu, opener) as running_opener:
-        running_opener.go(running_maker.told())
-        assert running_opener.told() == 600
+    with running(virtual_gpu, maker) as running_maker, running(virtual_gpu, importer) as running_importer:
+        running_importer.go(running_maker.told())
+        assert running_importer.told() == 600
         running_maker.go()
-        assert running_opener.told() == 0
+        assert running_importer.told() == 0

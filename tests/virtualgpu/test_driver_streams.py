@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.virtualgpu.programs import result
 from vram.virtualgpu import VirtualGpu
+
+pytestmark = pytest.mark.native
 
 NOT_READY, INVALID_HANDLE = 600, 400
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import socket
 
+import pytest
+
 from tests.virtualgpu.conftest import ask
 from tests.virtualgpu.programs import result, running
 from vram.units import GIB, MIB
 from vram.virtualgpu import VirtualGpu
+
+pytestmark = pytest.mark.native
 
 INVALID_VALUE, NOT_SUPPORTED, UNKNOWN = 1, 801, 999
 CONTEXT = 518 * MIB

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ from tests.virtualgpu.conftest import HOLDER, Hold, Holder, ask
 from vram.errors import UsageError
 from vram.units import GIB, MIB
 from vram.virtualgpu import VirtualGpu, mig
+
+pytestmark = pytest.mark.native
 
 TOTAL, RESERVED = 143771 * MIB, 615 * MIB + 64 * 1024
 INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND = 2, 3, 4, 6
@@ -58,7 +61,9 @@ def inside(hold: Hold, gpu: VirtualGpu, uuid: str, nbytes: int) -> Holder:
 def answer(gpu: VirtualGpu, uuid: str | None, program: str) -> Any:
     """What *program* prints on a MIG device, with the driver loaded as ``cuda``."""
     lines = ("import ctypes, json", "cuda = ctypes.CDLL('libcuda.so.1')", program)
-    env = {"PATH": "/usr/bin:/bin", **({"CUDA_VISIBLE_DEVICES": uuid} if uuid is not None else {})}
+    env = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    if uuid is not None:
+        env["CUDA_VISIBLE_DEVICES"] = uuid
     done = gpu.run([sys.executable, "-c", "\n".join(lines)], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

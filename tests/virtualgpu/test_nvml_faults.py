@@ -11,6 +11,8 @@ from tests.virtualgpu.conftest import PREAMBLE, ask
 from vram.errors import UsageError
 from vram.virtualgpu import VirtualGpu, faults
 
+pytestmark = pytest.mark.native
+
 GPU_IS_LOST, UNKNOWN, LIB_RM_VERSION_MISMATCH = 15, 999, 18
 
 READ = "code(n.nvmlDeviceGetMemoryInfo, {})"

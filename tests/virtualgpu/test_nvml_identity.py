@@ -7,6 +7,8 @@ import pytest
 from tests.virtualgpu.conftest import ask
 from vram.virtualgpu import VirtualGpu
 
+pytestmark = pytest.mark.native
+
 INVALID_ARGUMENT, NOT_SUPPORTED, NOT_FOUND, INSUFFICIENT_SIZE = 2, 3, 6, 7
 
 

@@ -9,9 +9,12 @@ import sys
 from pathlib import Path
 
 import pynvml
+import pytest
 
 from tests.virtualgpu.conftest import ask
 from vram.virtualgpu import FOLDER_VARIABLE, VirtualGpu
+
+pytestmark = pytest.mark.native
 
 UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, DRIVER_NOT_LOADED = 1, 2, 3, 9
 

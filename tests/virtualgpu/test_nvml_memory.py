@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.virtualgpu.conftest import Hold, ask
 from vram.units import GIB, MIB
 from vram.virtualgpu import VirtualGpu
+
+pytestmark = pytest.mark.native
 
 TOTAL = 143771 * MIB
 RESERVED = 615 * MIB + 64 * 1024

@@ -12,6 +12,8 @@ from tests.virtualgpu.conftest import HOLDER, PREAMBLE, Hold, ask
 from vram.units import GIB, MIB
 from vram.virtualgpu import VirtualGpu
 
+pytestmark = pytest.mark.native
+
 CONTEXT = 518 * MIB
 INSUFFICIENT_SIZE, VERSION_MISMATCH, NOT_FOUND = 7, 25, 6
 
@@ -80,7 +82,7 @@ def test_a_dead_parent_stays_listed_while_its_forked_child_lives(virtual_gpu: Vi
     """Measured on an H200: the bytes stay, under the pid of a process that is gone."""
     orphan = hold(virtual_gpu, 4 * GIB, 0, "fork")
     assert orphan.process.wait() == 0
-    assert orphan.keeper_pid != orphan.pid
+    assert orphan.living_pid != orphan.pid
     assert ask(virtual_gpu, "processes()") == [[orphan.pid, CONTEXT + 4 * GIB]]
     orphan.end()
     assert ask(virtual_gpu, "processes()") == []

@@ -89,7 +89,7 @@ struct uuid {
     unsigned char bytes[16];
 };
 
-/* One side of a 2D copy, as it lies twice in the public structure. */
+/* One side of a 2D copy; the public structure has two of them. */
 struct side2d {
     size_t x, y;
     int type;

@@ -7,15 +7,17 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 void *address_reserve(uint64_t nbytes, uint64_t alignment, uint64_t wanted) {
-    uint64_t slack = alignment > 4096 ? alignment : 0;
+    uint64_t slack = alignment > 4096 ? alignment : 0, whole;
     int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-    char *begin = mmap((void *)wanted, nbytes + slack, PROT_NONE, flags, -1, 0);
+    if (!size_add(nbytes, slack, &whole) || store_step_fails("step.reserve")) return NULL;
+    char *begin = mmap((void *)wanted, whole, PROT_NONE, flags, -1, 0);
     if (begin == MAP_FAILED) return NULL;
     char *aligned = slack ? (char *)round_up((uint64_t)begin, alignment) : begin;
-    char *end = begin + nbytes + slack;
+    char *end = begin + whole;
     if (aligned > begin) munmap(begin, (size_t)(aligned - begin));
     if (end > aligned + nbytes) munmap(aligned + nbytes, (size_t)(end - aligned - nbytes));
     return aligned;
@@ -38,7 +40,7 @@ static result create_admitted(struct block *block) {
 }
 
 result block_create(int device, uint64_t nbytes, struct block **created) {
-    struct block *block = calloc(1, sizeof *block);
+    struct block *block = new_record(sizeof *block);
     if (!block) return OUT_OF_MEMORY;
     *block = (struct block){.device = device, .nbytes = nbytes, .data_fd = -1};
     result failed = create_admitted(block);
@@ -52,10 +54,10 @@ result block_create(int device, uint64_t nbytes, struct block **created) {
     return OK;
 }
 
-/* Gives an import back: whoever is the last to know the object drops its contents. */
+/* The last one that has the object drops its contents. */
 static void end_import(struct block *block) {
     store_shared_remove(client_of(block->device)->holding.header, block->object, true);
-    if (!store_object_kept(block->object)) store_bytes_punch(block->data_fd, block->offset, block->nbytes);
+    if (!store_object_kept(block->object, NULL)) store_bytes_punch(block->data_fd, block->offset, block->nbytes);
     close(block->data_fd);
 }
 
@@ -74,6 +76,7 @@ void block_destroy(struct block *block) {
 result block_map_at(struct block *block, deviceptr address, uint64_t nbytes) {
     int fd = block->client ? block->client->holding.data_fd : block->data_fd;
     int flags = MAP_SHARED | MAP_NORESERVE | MAP_FIXED;
+    if (store_step_fails("step.map")) return OUT_OF_MEMORY;
     void *mapped = mmap((void *)address, nbytes, PROT_READ | PROT_WRITE, flags, fd, (off_t)block->offset);
     return mapped == MAP_FAILED ? OUT_OF_MEMORY : OK;
 }
@@ -102,24 +105,42 @@ result block_share(struct block *block) {
     return failed;
 }
 
-/* Only what still lives can be opened, and it must stay alive while we write our claim. */
+/* Back to bytes of this process alone, after an export that failed. */
+static void block_unshare(struct block *block) {
+    struct store_client *header = block->client->holding.header;
+    if (store_enter() != 0) return;
+    store_shared_remove(header, block->object, false);
+    header->private_bytes += block->nbytes;
+    block->object = 0;
+    store_leave();
+}
+
+/* Handles and headers come from other processes: their sizes count only as far as the file has them. */
+static bool has_bytes(int data_fd, const struct store_export *from) {
+    struct stat file;
+    if (fstat(data_fd, &file) != 0 || !from->nbytes || from->nbytes % PAGE || from->data_offset % PAGE) return false;
+    return size_within(from->data_offset, from->nbytes, (uint64_t)file.st_size);
+}
+
+/* Inside admission, so that the object stays alive until this process's claim is written. */
 static result claim_import(const struct store_export *from, int device) {
     struct store_shared slot = {from->object, from->nbytes, .imported = 1, .maker = store_maker(from)};
+    uint64_t nbytes;
     if (store_enter() != 0) return OPERATING_SYSTEM;
-    result failed = store_object_kept(from->object) ? OK : INVALID_VALUE;
+    result failed = store_object_kept(from->object, &nbytes) && nbytes == from->nbytes ? OK : INVALID_VALUE;
     if (!failed) failed = result_from_errno(store_shared_add(client_of(device)->holding.header, slot));
     store_leave();
     return failed;
 }
 
 result block_import(const struct store_export *from, int device, struct block **imported) {
-    struct block *block = calloc(1, sizeof *block);
+    struct block *block = new_record(sizeof *block);
     if (!block) return OUT_OF_MEMORY;
-    *block = (struct block){.device = device, .offset = from->data_offset, .nbytes = from->nbytes,
-                            .object = from->object};
+    *block =
+        (struct block){.device = device, .offset = from->data_offset, .nbytes = from->nbytes, .object = from->object};
     memcpy(block->data_file, from->data_file, sizeof block->data_file);
     block->data_fd = store_data_open(from->data_file);
-    result failed = block->data_fd < 0 ? INVALID_VALUE : OK;
+    result failed = block->data_fd >= 0 && has_bytes(block->data_fd, from) ? OK : INVALID_VALUE;
     if (!failed) failed = claim_import(from, device);
     if (!failed) {
         *imported = block;
@@ -130,10 +151,12 @@ result block_import(const struct store_export *from, int device, struct block **
     return failed;
 }
 
-int export_block(struct block *block, bool dmabuf, uint64_t file_nbytes) {
-    struct store_export header = {.gpu = (uint32_t)device_gpu(block->device), .dmabuf = dmabuf,
+int export_file(const struct block *block, bool dmabuf, uint64_t file_nbytes) {
+    struct store_export header = {.gpu = (uint32_t)device_gpu(block->device),
+                                  .dmabuf = dmabuf,
                                   .gpu_instance = device_instance(block->device),
-                                  .object = block->object, .nbytes = block->nbytes,
+                                  .object = block->object,
+                                  .nbytes = block->nbytes,
                                   .data_offset = block->offset};
     memcpy(header.data_file, block->data_file, sizeof header.data_file);
     int error = store_enter();
@@ -141,4 +164,15 @@ int export_block(struct block *block, bool dmabuf, uint64_t file_nbytes) {
     int fd = store_export_create(&header, file_nbytes);
     store_leave();
     return fd;
+}
+
+result block_export(struct block *block, bool dmabuf, uint64_t file_nbytes, int *fd) {
+    bool was_shared = block->object != 0;
+    result failed = block_share(block);
+    if (failed) return failed;
+    int made = export_file(block, dmabuf, file_nbytes);
+    if (made < 0 && !was_shared) block_unshare(block);
+    if (made < 0) return result_from_errno(made);
+    *fd = made;
+    return OK;
 }

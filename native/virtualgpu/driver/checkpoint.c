@@ -1,4 +1,4 @@
-/* Checkpoint and restore of another process: its client files are told, and it obeys.
+/* Checkpoint and restore of another process, by writing the state into its client files.
  *
  * RUNNING -lock-> LOCKED -checkpoint-> CHECKPOINTED -restore-> LOCKED -unlock-> RUNNING.
  * A checkpointed client holds nothing on the GPU; its bytes stay in its file, which is host
@@ -30,7 +30,7 @@ static bool is_alive(int pid) {
     return pid > 0 && (syscall(SYS_kill, pid, 0) == 0 || errno == EPERM);
 }
 
-/* Who never used CUDA, and who does not live, are told apart: measured, driver 580.159. */
+/* A process that never used CUDA and one that does not exist give different codes: measured, driver 580.159. */
 static result target_admit(int pid, const struct target *target) {
     if (target->count == 0) return is_alive(pid) ? NOT_INITIALIZED : OPERATING_SYSTEM;
     for (int i = 0; i < target->count; i++)
@@ -41,7 +41,7 @@ static result target_admit(int pid, const struct target *target) {
 static result target_find(int pid, struct target *target) {
     struct store_found found[STORE_MAX_GPUS];
     int count = store_clients_of((uint32_t)pid, found, STORE_MAX_GPUS);
-    if (count < 0) return OPERATING_SYSTEM; /* a stranger may not even read the folder */
+    if (count < 0) return OPERATING_SYSTEM; /* another user may not even read the folder */
     target->count = 0;
     for (int i = 0; i < count; i++) {
         struct store_client *client = store_client_map(found[i].gpu, found[i].serial);
@@ -179,7 +179,7 @@ static bool is_roomy(const struct target *target) {
     if (store_walk(usage, NULL, NULL) != 0) return false;
     for (int i = 0; i < target->count; i++) {
         const struct store_client *client = target->clients[i];
-        uint64_t wanted = client->context_bytes + client->overhead_bytes + client->private_bytes;
+        uint64_t wanted = size_sum(size_sum(client->context_bytes, client->overhead_bytes), client->private_bytes);
         if (usage[client->gpu].free_bytes < wanted) return false;
     }
     return true;
@@ -221,6 +221,6 @@ API result cuCheckpointProcessGetRestoreThreadId(int pid, int *thread) {
     GATE_AS(-1, GATE_FREE);
     TARGET(pid);
     if (!thread) return INVALID_VALUE;
-    *thread = pid; /* nothing runs in the target to restore it; its main thread stands for it */
+    *thread = pid; /* no thread of the target takes part in a restore: its main thread is named */
     return OK;
 }

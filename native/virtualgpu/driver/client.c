@@ -12,7 +12,8 @@ struct client *client_of(int device) {
 result result_from_errno(int negative_errno) {
     switch (-negative_errno) {
     case 0: return OK;
-    case ENOMEM: case ENOSPC: return OUT_OF_MEMORY;
+    case ENOMEM:
+    case ENOSPC: return OUT_OF_MEMORY;
     case EINVAL: return INVALID_VALUE;
     default: return OPERATING_SYSTEM;
     }
@@ -29,14 +30,23 @@ static int open_client(struct client *client, uint32_t gpu, const struct store_m
     return error;
 }
 
+static void close_clients(void) {
+    for (int device = 0; device < device_count(); device++) {
+        if (!clients[device].open) continue;
+        store_footprint_drop(&clients[device].footprint);
+        store_client_close(&clients[device].holding);
+        clients[device].open = false;
+    }
+}
+
 result clients_open(void) {
     int error = store_enter();
     if (error) return OPERATING_SYSTEM;
     for (int device = 0; device < device_count() && !error; device++)
-        if (!clients[device].open)
-            error = open_client(&clients[device], (uint32_t)device_gpu(device), device_mig(device));
+        error = open_client(&clients[device], (uint32_t)device_gpu(device), device_mig(device));
+    if (error) close_clients();
     store_leave();
-    /* Calls that run now were counted before a client could show it. */
+    /* Calls that run now were counted before there was a client to write the count to. */
     gate_count_work(0);
     return result_from_errno(error);
 }
@@ -92,7 +102,7 @@ static void count_contexts(int device, int change) {
 static result admit_context(int device, struct store_footprint *footprint) {
     const struct store_gpu *gpu = device_config(device);
     result failed = clients[device].contexts ? OK : check_mode(device);
-    if (!failed) failed = check_room(device, gpu->context_bytes + gpu->context_overhead_bytes);
+    if (!failed) failed = check_room(device, size_sum(gpu->context_bytes, gpu->context_overhead_bytes));
     if (!failed) failed = result_from_errno(show_context(footprint, (uint32_t)device_gpu(device)));
     if (!failed) count_contexts(device, +1);
     return failed;
@@ -135,6 +145,6 @@ void client_end_block(struct client *client, const struct block *block) {
     else
         header->private_bytes -= block->nbytes;
     /* Bytes that another file still keeps stay where they are. */
-    if (!block->object || !store_object_kept(block->object))
+    if (!block->object || !store_object_kept(block->object, NULL))
         store_bytes_return(&client->holding, block->offset, block->nbytes);
 }

@@ -1,4 +1,4 @@
-/* Contexts, primary and created, and each thread's stack of them. */
+/* Contexts, primary and created, each thread's stack of them, and their settings. */
 #include "driver.h"
 
 #include <stdatomic.h>
@@ -24,9 +24,21 @@ struct context *context_current(void) {
 /* What asks about devices, or only chooses among contexts, does no work in the broken one. That the rest
  * fails is the documentation's word ("any further CUDA work will return the same error"). */
 static const char *const no_work[] = {
-    "cuCheckpoint", "cuCtxDestroy", "cuCtxDetach", "cuCtxGetApiVersion", "cuCtxGetCurrent", "cuCtxGetDevice",
-    "cuCtxGetId", "cuCtxPopCurrent", "cuCtxPushCurrent", "cuCtxSetCurrent", "cuDeviceGet",
-    "cuDevicePrimaryCtxGetState", "cuDevicePrimaryCtxRelease", "cuDevicePrimaryCtxRetain", "cuDeviceTotalMem",
+    "cuCheckpoint",
+    "cuCtxDestroy",
+    "cuCtxDetach",
+    "cuCtxGetApiVersion",
+    "cuCtxGetCurrent",
+    "cuCtxGetDevice",
+    "cuCtxGetId",
+    "cuCtxPopCurrent",
+    "cuCtxPushCurrent",
+    "cuCtxSetCurrent",
+    "cuDeviceGet",
+    "cuDevicePrimaryCtxGetState",
+    "cuDevicePrimaryCtxRelease",
+    "cuDevicePrimaryCtxRetain",
+    "cuDeviceTotalMem",
     "cuGetProcAddress",
 };
 
@@ -48,10 +60,14 @@ result context_need(struct context **context) {
     return *context ? context_check(*context) : INVALID_CONTEXT;
 }
 
-static result bring_to_life(struct context *context) {
+static result activate(struct context *context) {
     result failed = client_add_context(context->device, &context->footprint);
     if (failed) return failed;
     context->legacy = stream_create(context, 0, 0);
+    if (!context->legacy) {
+        client_drop_context(context->device, &context->footprint);
+        return OUT_OF_MEMORY;
+    }
     context->legacy->is_legacy = true;
     context->alive = true;
     context->broken = 0;
@@ -62,7 +78,7 @@ static result bring_to_life(struct context *context) {
     return OK;
 }
 
-static struct context *make(int device, unsigned flags, unsigned api_version) {
+static struct context *context_make(int device, unsigned flags, unsigned api_version) {
     struct context *context = handle_take(HANDLE_CONTEXT, sizeof *context, NULL);
     if (!context) return NULL;
     context->device = device;
@@ -83,7 +99,7 @@ void contexts_wait_idle(struct context *context) {
 }
 
 /* Everything made in a context ends with it. */
-static void take_life(struct context *context) {
+static void deactivate(struct context *context) {
     context->alive = false;
     plain_free_context(context);
     managed_free_context(context);
@@ -96,7 +112,7 @@ static void take_life(struct context *context) {
 
 static result ensure_primary(int device) {
     if (device_gpu(device) < 0) return INVALID_DEVICE;
-    if (!primary[device]) primary[device] = make(device, 0, 3020);
+    if (!primary[device]) primary[device] = context_make(device, 0, 3020);
     if (!primary[device]) return OUT_OF_MEMORY;
     primary[device]->primary = true;
     return OK;
@@ -106,7 +122,7 @@ result primary_retain(struct context **context, int device) {
     LOCKED();
     if (!context) return INVALID_VALUE;
     result failed = ensure_primary(device);
-    if (!failed && !primary[device]->alive) failed = bring_to_life(primary[device]);
+    if (!failed && !primary[device]->alive) failed = activate(primary[device]);
     if (failed) return failed;
     primary[device]->retained++;
     *context = primary[device];
@@ -121,7 +137,7 @@ API result cuDevicePrimaryCtxRetain(struct context **context, int device) {
 static void end_primary(int device) {
     contexts_wait_idle(primary[device]);
     LOCKED();
-    if (primary[device]->alive) take_life(primary[device]);
+    if (primary[device]->alive) deactivate(primary[device]);
 }
 
 static result drop_one(int device, bool *last) {
@@ -180,13 +196,14 @@ static result push(struct context *context) {
     return OK;
 }
 
-static result create(struct context **created, unsigned flags, int device, unsigned api_version) {
+static result context_create(struct context **created, unsigned flags, int device, unsigned api_version) {
     LOCKED();
     if (!created) return INVALID_VALUE;
     if (device_gpu(device) < 0) return INVALID_DEVICE;
-    struct context *context = make(device, flags, api_version);
+    if (depth == STACK_DEPTH) return OUT_OF_MEMORY;
+    struct context *context = context_make(device, flags, api_version);
     if (!context) return OUT_OF_MEMORY;
-    result failed = bring_to_life(context);
+    result failed = activate(context);
     if (failed) {
         handle_drop(context);
         return failed;
@@ -197,13 +214,13 @@ static result create(struct context **created, unsigned flags, int device, unsig
 
 API result cuCtxCreate_v2(struct context **context, unsigned flags, int device) {
     GATE_ON(device);
-    return create(context, flags, device, 3020);
+    return context_create(context, flags, device, 3020);
 }
 
 API result cuCtxCreate_v3(struct context **context, void *affinity, int count, unsigned flags, int device) {
     GATE_ON(device);
     if (affinity || count) return NOT_SUPPORTED; /* that is for MPS clients */
-    return create(context, flags, device, 3020);
+    return context_create(context, flags, device, 3020);
 }
 
 API result cuCtxCreate_v4(struct context **context, void *parameters, unsigned flags, int device) {
@@ -214,7 +231,7 @@ API result cuCtxCreate_v4(struct context **context, void *parameters, unsigned f
         void *graphics;
     } *asked = parameters;
     if (asked && (asked->affinity_count || asked->graphics)) return NOT_SUPPORTED;
-    return create(context, flags, device, 3020);
+    return context_create(context, flags, device, 3020);
 }
 
 API result cuCtxDestroy_v2(struct context *context) {
@@ -227,7 +244,7 @@ API result cuCtxDestroy_v2(struct context *context) {
     contexts_wait_idle(context);
     LOCKED();
     if (!context->alive) return CONTEXT_IS_DESTROYED;
-    take_life(context);
+    deactivate(context);
     /* The handle stays, so that threads that have it current are told it is gone. */
     if (context_current() == context) depth--;
     return OK;
@@ -301,4 +318,117 @@ API result cuCtxSynchronize(void) {
 API result cuCtxSynchronize_v2(struct context *context) {
     GATE();
     return synchronize(context);
+}
+
+/* ---- settings: stored and returned; nothing here depends on them ---- */
+
+API result cuCtxGetId(struct context *context, unsigned long long *id) {
+    GATE();
+    LOCKED();
+    result failed = context ? context_check(context) : context_need(&context);
+    if (!failed && !id) failed = INVALID_VALUE;
+    if (!failed) *id = context->id;
+    return failed;
+}
+
+API result cuCtxGetApiVersion(struct context *context, unsigned *version) {
+    GATE();
+    LOCKED();
+    result failed = context ? context_check(context) : context_need(&context);
+    if (!failed && !version) failed = INVALID_VALUE;
+    if (!failed) *version = context->api_version;
+    return failed;
+}
+
+API result cuCtxGetFlags(unsigned *flags) {
+    GATE();
+    LOCKED();
+    struct context *context;
+    result failed = context_need(&context);
+    if (!failed && !flags) failed = INVALID_VALUE;
+    if (!failed) *flags = context->flags;
+    return failed;
+}
+
+API result cuCtxSetFlags(unsigned flags) {
+    GATE();
+    LOCKED();
+    struct context *context;
+    result failed = context_need(&context);
+    if (!failed) context->flags = flags;
+    return failed;
+}
+
+API result cuCtxSetLimit(int limit, size_t value) {
+    GATE();
+    LOCKED();
+    struct context *context;
+    result failed = context_need(&context);
+    if (!failed && (limit < 0 || limit >= LIMITS)) failed = INVALID_VALUE;
+    if (!failed) context->limits[limit] = value;
+    return failed;
+}
+
+API result cuCtxGetLimit(size_t *value, int limit) {
+    GATE();
+    LOCKED();
+    struct context *context;
+    result failed = context_need(&context);
+    if (!failed && (!value || limit < 0 || limit >= LIMITS)) failed = INVALID_VALUE;
+    if (!failed) *value = context->limits[limit];
+    return failed;
+}
+
+static result remember(size_t field, int value) {
+    struct context *context;
+    LOCKED();
+    result failed = context_need(&context);
+    if (!failed) memcpy((char *)context + field, &value, sizeof value);
+    return failed;
+}
+
+static result recall(size_t field, int *value) {
+    struct context *context;
+    LOCKED();
+    result failed = value ? context_need(&context) : INVALID_VALUE;
+    if (!failed) memcpy(value, (char *)context + field, sizeof *value);
+    return failed;
+}
+
+API result cuCtxGetCacheConfig(int *config) {
+    GATE();
+    return recall(offsetof(struct context, cache_config), config);
+}
+
+API result cuCtxSetCacheConfig(int config) {
+    GATE();
+    return remember(offsetof(struct context, cache_config), config);
+}
+
+API result cuCtxGetSharedMemConfig(int *config) {
+    GATE();
+    return recall(offsetof(struct context, shared_config), config);
+}
+
+API result cuCtxSetSharedMemConfig(int config) {
+    GATE();
+    return remember(offsetof(struct context, shared_config), config);
+}
+
+API result cuCtxGetStreamPriorityRange(int *least, int *greatest) {
+    GATE();
+    LOCKED();
+    struct context *context;
+    result failed = context_need(&context);
+    if (failed) return failed;
+    if (least) *least = 0;
+    if (greatest) *greatest = -5;
+    return OK;
+}
+
+API result cuCtxResetPersistingL2Cache(void) {
+    GATE();
+    LOCKED();
+    struct context *context;
+    return context_need(&context);
 }

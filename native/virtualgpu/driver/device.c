@@ -1,4 +1,4 @@
-/* Devices: which of the folder's GPUs this process sees, and what they say of themselves. */
+/* Devices: which of the folder's GPUs this process sees, their properties, and peer access. */
 #include "driver.h"
 
 #include <pthread.h>
@@ -7,12 +7,12 @@
 #include <string.h>
 
 /* A GPU, or one MIG device of it. */
-struct seen {
+struct visible {
     int gpu;
     const struct store_mig *mig;
 };
 
-static struct seen visible[STORE_MAX_GPUS];
+static struct visible visible[STORE_MAX_GPUS];
 static int visible_count;
 static pthread_once_t chosen = PTHREAD_ONCE_INIT;
 
@@ -42,12 +42,12 @@ static const struct store_mig *mig_named(const char *name, int *gpu) {
     return NULL;
 }
 
-/* A divided GPU stands for its first MIG device; without one there is nothing to see. */
+/* Of a divided GPU its first MIG device is visible; without one, nothing is. */
 static bool add_gpu(int gpu) {
     const struct store_gpu *config = &store_config()->gpu[gpu];
     if (config->mig_enabled && !config->mig_devices) return false;
     if (visible_count == STORE_MAX_GPUS) return false;
-    visible[visible_count++] = (struct seen){gpu, config->mig_enabled ? &config->mig[0] : NULL};
+    visible[visible_count++] = (struct visible){gpu, config->mig_enabled ? &config->mig[0] : NULL};
     return true;
 }
 
@@ -58,7 +58,7 @@ static bool add_named(const char *name) {
         gpu = gpu_named(name);
         return gpu >= 0 && add_gpu(gpu);
     }
-    visible[visible_count++] = (struct seen){gpu, mig};
+    visible[visible_count++] = (struct visible){gpu, mig};
     return visible_count < STORE_MAX_GPUS;
 }
 
@@ -113,7 +113,7 @@ int device_of(uint32_t gpu, uint32_t gpu_instance) {
 
 uint64_t device_usable_bytes(int device) {
     const struct store_gpu *gpu = device_config(device);
-    return device_mig(device) ? device_mig(device)->total_bytes : gpu->total_bytes - gpu->reserved_bytes;
+    return device_mig(device) ? device_mig(device)->total_bytes : size_left(gpu->total_bytes, gpu->reserved_bytes);
 }
 
 const struct store_gpu *device_config(int device) {
@@ -225,4 +225,107 @@ API result cuDeviceGetExecAffinitySupport(int *supported, int type, int device) 
     if (!supported) return INVALID_VALUE;
     *supported = 0;
     return device_gpu(device) < 0 ? INVALID_DEVICE : OK;
+}
+
+/* ---- attributes, as an H200 answers; 0 for what needs kernels, arrays or fabrics ---- */
+
+/* clang-format off */
+static const int fixed[148] = {
+    /* threads and grids */
+    [1] = 1024, [2] = 1024, [3] = 1024, [4] = 64, [5] = 2147483647, [6] = 65535, [7] = 65535,
+    [8] = 49152, [9] = 65536, [10] = 32, [11] = 2147483647, [12] = 65536, [13] = 1980000,
+    [14] = 512, [15] = 1, [16] = 132, [19] = 1,
+    /* the largest textures and surfaces */
+    [21] = 131072, [22] = 131072, [23] = 65536, [24] = 16384, [25] = 16384, [26] = 16384, [27] = 32768,
+    [28] = 32768, [29] = 2048, [30] = 512, [31] = 1, [34] = 0,
+    [36] = 3201000, [37] = 6144, [38] = 62914560, [39] = 2048, [40] = 3, [41] = 1, [42] = 32768,
+    [43] = 2048, [44] = 1, [45] = 32768, [46] = 32768, [47] = 8192, [48] = 8192, [49] = 32768, [51] = 32,
+    [52] = 32768, [53] = 32768, [54] = 2046, [55] = 32768, [56] = 131072, [57] = 65536, [58] = 16384,
+    [59] = 16384, [60] = 16384, [61] = 32768, [62] = 2048, [63] = 32768, [64] = 32768, [65] = 2048,
+    [66] = 32768, [67] = 32768, [68] = 2046, [69] = 268435456, [70] = 131072, [71] = 65000, [72] = 2097120,
+    [73] = 32768, [74] = 32768,
+    /* compute capability 9.0 */
+    [75] = 9, [76] = 0, [77] = 32768, [78] = 1, [79] = 1, [80] = 1, [81] = 233472, [82] = 65536,
+    /* memory: managed with concurrent access, host pointers usable, no pageable access */
+    [83] = 1, [87] = 2, [89] = 1, [90] = 1, [91] = 1, [97] = 232448, [98] = 1, [99] = 1,
+    [102] = 1, [103] = 1, [106] = 32, [108] = 39321600, [109] = 134213632, [110] = 1, [111] = 1024,
+    [113] = 1, [115] = 1, [116] = 1, [117] = 1, [118] = 100, [119] = HANDLE_POSIX_FD, [124] = 1, [125] = 1,
+    [126] = 4, [131] = -1, [134] = 0, [142] = 1, [144] = 1,
+};
+/* clang-format on */
+
+/* Multiprocessors of one to seven slices of an H200, by the MIG guide's table of its profiles. */
+static const int multiprocessors[8] = {0, 16, 32, 60, 64, 64, 64, 132};
+
+enum { MULTIPROCESSORS = 16, COMPUTE_MODE = 20, ECC_ENABLED = 32, PCI_BUS = 33 };
+
+int device_multiprocessors(int device) {
+    return device_mig(device) ? multiprocessors[device_mig(device)->compute_slices & 7] : fixed[MULTIPROCESSORS];
+}
+
+API result cuDeviceGetAttribute(int *value, int attribute, int device) {
+    GATE_ON(device);
+    if (!value || attribute < 1 || attribute >= (int)(sizeof fixed / sizeof *fixed)) return INVALID_VALUE;
+    if (device_gpu(device) < 0) return INVALID_DEVICE;
+    const struct store_gpu *gpu = device_config(device);
+    switch (attribute) {
+    case COMPUTE_MODE: *value = (int)gpu->compute_mode; break;
+    case ECC_ENABLED: *value = gpu->ecc_enabled; break;
+    case MULTIPROCESSORS: *value = device_multiprocessors(device); break;
+    case PCI_BUS: *value = device_gpu(device) + 1; break;
+    default: *value = fixed[attribute];
+    }
+    return OK;
+}
+
+/* ---- peer access: the virtual GPUs of one folder all reach each other ---- */
+
+static bool are_peers(int device, int other) {
+    return device != other && device_gpu(device) >= 0 && device_gpu(other) >= 0;
+}
+
+API result cuDeviceCanAccessPeer(int *can, int device, int other) {
+    GATE_ON(device);
+    if (!can) return INVALID_VALUE;
+    if (device_gpu(device) < 0 || device_gpu(other) < 0) return INVALID_DEVICE;
+    *can = are_peers(device, other);
+    return OK;
+}
+
+API result cuDeviceGetP2PAttribute(int *value, int attribute, int device, int other) {
+    GATE_ON(device);
+    if (!value || attribute < 1 || attribute > 5 || !are_peers(device, other)) return INVALID_VALUE;
+    *value = attribute == 2 || attribute == 3; /* access and native atomics; no arrays, rank 0 */
+    return OK;
+}
+
+static result both(struct context **current, struct context *other) {
+    result failed = context_need(current);
+    if (!failed) failed = context_check(other);
+    if (failed) return failed;
+    return are_peers((*current)->device, other->device) ? OK : PEER_ACCESS_UNSUPPORTED;
+}
+
+API result cuCtxEnablePeerAccess(struct context *other, unsigned flags) {
+    GATE();
+    LOCKED();
+    struct context *current;
+    result failed = flags ? INVALID_VALUE : both(&current, other);
+    if (failed) return failed;
+    uint64_t bit = 1ull << other->device;
+    if (current->peers & bit) return PEER_ACCESS_ALREADY_ENABLED;
+    current->peers |= bit;
+    return OK;
+}
+
+API result cuCtxDisablePeerAccess(struct context *other) {
+    GATE();
+    LOCKED();
+    struct context *current;
+    result failed = both(&current, other);
+    if (failed) return failed;
+    uint64_t bit = 1ull << other->device;
+    if (!(current->peers & bit)) return PEER_ACCESS_NOT_ENABLED;
+    current->peers &= ~bit;
+    return OK;
 }

@@ -7,13 +7,21 @@
 #ifndef VRAM_VIRTUALGPU_DRIVER_H
 #define VRAM_VIRTUALGPU_DRIVER_H
 
-#include "../store/holding.h"
+#include "../store/client.h"
 #include "api.h"
 
-#define PAGE (2ull << 20) /* device memory moves in steps of 2 MiB */
+#include <stdlib.h>
 
+#define PAGE (2ull << 20) /* device memory is allocated in multiples of 2 MiB */
+
+/* For sizes that were checked before: of an allocation that exists. Others take size_round_up. */
 static inline uint64_t round_up(uint64_t value, uint64_t step) {
     return (value + step - 1) / step * step;
+}
+
+/* Zeroed memory for a record of the library's own, or NULL. */
+static inline void *new_record(size_t size) {
+    return store_step_fails("step.memory") ? NULL : calloc(1, size);
 }
 
 /* ---- gate.c: every call passes it ---- */
@@ -26,7 +34,7 @@ struct gate {
 
 enum { GATE_COUNTED = 1, GATE_FREE = 0 };
 
-/* Refuses before cuInit and in forked children, misbehaves on request, and, for counted
+/* Refuses before cuInit and in forked children, fails on request, and, for counted
  * calls, waits while a checkpoint has the process locked. */
 struct gate gate_enter(const char *function, int device, int counted);
 void gate_leave(struct gate *gate);
@@ -46,12 +54,9 @@ static inline void state_unlock_scope(int *unused) {
     (void)unused;
     state_unlock();
 }
-#define LOCKED() \
-    int locked_scope __attribute__((cleanup(state_unlock_scope), unused)) = (state_lock(), 0)
+#define LOCKED() int locked_scope __attribute__((cleanup(state_unlock_scope), unused)) = (state_lock(), 0)
 
-result gate_open(void); /* cuInit's part: this process may use the driver from now on */
-
-/* ---- handle.c: objects that programs hold by address ---- */
+/* ---- objects that programs hold by address ---- */
 
 enum handle_kind {
     HANDLE_FREE,
@@ -72,7 +77,7 @@ struct handle {
     struct handle *next;
 };
 
-/* Memory of dropped handles is kept for the next of its kind, so a stale one can be told. Locked. */
+/* Memory of dropped handles is reused for the same kind only, so that a stale handle is recognised. Locked. */
 void *handle_take(enum handle_kind kind, size_t size, struct context *owner);
 void handle_drop(void *handle);
 /* Invalid from now on, but its memory is never used again: queued work still points to it. */
@@ -85,11 +90,11 @@ void *handle_next(void *handle);
 /* ---- device.c ---- */
 
 int device_count(void);
-int device_gpu(int device); /* the folder's number of a visible device, or -1 */
-const struct store_gpu *device_config(int device); /* of a device that device_gpu knows */
-const struct store_mig *device_mig(int device);    /* NULL for a whole GPU */
-uint32_t device_instance(int device);              /* its GPU instance, or STORE_NO_INSTANCE */
-uint64_t device_usable_bytes(int device);          /* what a program can have at most */
+int device_gpu(int device);                         /* the folder's number of a visible device, or -1 */
+const struct store_gpu *device_config(int device);  /* of a device that device_gpu knows */
+const struct store_mig *device_mig(int device);     /* NULL for a whole GPU */
+uint32_t device_instance(int device);               /* its GPU instance, or STORE_NO_INSTANCE */
+uint64_t device_usable_bytes(int device);           /* what a program can have at most */
 int device_multiprocessors(int device);             /* of a device that device_gpu knows */
 int device_of(uint32_t gpu, uint32_t gpu_instance); /* the visible device that is it, or -1 */
 
@@ -102,8 +107,8 @@ struct client {
     bool open;
 };
 
-struct client *client_of(int device); /* NULL before cuInit. Locked */
-result clients_open(void);            /* on every visible GPU, for cuInit. Locked */
+struct client *client_of(int device);                                     /* NULL before cuInit. Locked */
+result clients_open(void);                                                /* on every visible GPU, for cuInit. Locked */
 result client_add_context(int device, struct store_footprint *footprint); /* Locked */
 void client_drop_context(int device, struct store_footprint *footprint);  /* Locked */
 result client_free_nbytes(int device, uint64_t *nbytes);
@@ -128,13 +133,16 @@ struct block {
 };
 
 result block_create(int device, uint64_t nbytes, struct block **block); /* Locked */
-void block_destroy(struct block *block);                               /* Locked */
+void block_destroy(struct block *block);                                /* Locked */
 result block_map(struct block *block);                                  /* Locked */
 result block_map_at(struct block *block, deviceptr address, uint64_t nbytes);
 result block_share(struct block *block); /* gives it an object number. Locked */
+/* A descriptor that keeps the block alive, of a file of *file_nbytes*. Locked */
+result block_export(struct block *block, bool dmabuf, uint64_t file_nbytes, int *fd);
 /* Opens bytes that another process made; they are charged here once nobody else has them. */
 result block_import(const struct store_export *from, int device, struct block **block);
 
+/* NULL where there is no such range of addresses, or no number for its end. */
 void *address_reserve(uint64_t nbytes, uint64_t alignment, uint64_t wanted);
 void address_release(deviceptr address, uint64_t nbytes);
 /* Back to reserved but inaccessible. */
@@ -157,13 +165,15 @@ struct range {
     void *owner; /* what its kind hangs it on: slab, chunk, block, allocation, managed pages */
 };
 
-struct range *range_add(struct range range); /* NULL where memory ran out. Locked */
+struct range *range_add(struct range range); /* NULL where memory ran out, or it has no end. Locked */
 void range_remove(struct range *range);
-struct range *range_at(deviceptr address);    /* that contains the address */
-struct range *range_exact(deviceptr address); /* that begins there */
-struct range *range_after(deviceptr address); /* the first that begins at or after it */
+struct range *range_at(deviceptr address);             /* that contains the address */
+struct range *range_exact(deviceptr address);          /* that begins there */
+struct range *range_after(deviceptr address);          /* the first that begins at or after it */
 bool range_covers(deviceptr address, uint64_t nbytes); /* all accessible device-side memory */
 bool range_overlaps(deviceptr address, uint64_t nbytes);
+/* Whether all of [address, address + nbytes) lies in the range. */
+bool range_contains(const struct range *range, deviceptr address, uint64_t nbytes);
 bool range_is_device(const struct range *range);
 struct block *range_block(const struct range *range); /* the device memory under it, or NULL */
 
@@ -172,7 +182,6 @@ struct slab {
     struct slab *next;
     struct block *block;
     struct extents free;
-    uint64_t used;
 };
 
 /* ---- context.c ---- */
@@ -197,7 +206,7 @@ struct context {
 struct context *context_current(void);
 /* The sticky error that keeps this thread from calling *function*, or OK. */
 result context_broken(const char *function);
-/* What cuDevicePrimaryCtxRetain and Release do, for whoever keeps a primary context alive. Not locked. */
+/* What cuDevicePrimaryCtxRetain and Release do. Not locked. */
 result primary_retain(struct context **context, int device);
 result primary_release(int device);
 /* The thread's live context, or the error to return. Locked. */
@@ -206,7 +215,7 @@ result context_check(struct context *context);
 void contexts_wait_idle(struct context *context); /* not locked */
 uint64_t next_id(void);
 
-/* ---- the families that a dying context asks to let go. Locked ---- */
+/* ---- what each kind of memory frees when its context ends. Locked ---- */
 
 void plain_free_context(struct context *context);
 void managed_free_context(struct context *context);
@@ -263,7 +272,7 @@ void pool_destroy(struct pool *pool);
 result pool_allocate(struct pool *pool, uint64_t nbytes, deviceptr *address);
 result pool_free(struct range *range);
 void pool_trim(struct pool *pool, uint64_t keep_nbytes);
-/* A synchronisation: free memory above each pool's threshold goes back. Locked. */
+/* At a synchronisation: releases free memory above each pool's threshold. Locked. */
 void pools_synchronized(int device);
 
 struct chunk {
@@ -278,6 +287,7 @@ struct chunk {
 /* For imports: a chunk that another process's pool made, and a given piece of it. Locked */
 result chunk_adopt(struct pool *pool, struct block *block, struct chunk **chunk);
 result chunk_cut(struct chunk *chunk, uint64_t begin, uint64_t nbytes, deviceptr *address);
+void chunk_destroy(struct chunk *chunk);
 
 enum { REUSE_FLAGS = 3 };
 
@@ -304,9 +314,9 @@ struct allocation {
 struct allocation *allocation_from(uint64_t handle);
 struct allocation *allocation_adopt(struct block *block, const struct allocation_prop *prop);
 
-/* ---- sharing, for ipc.c, vmm_share.c, pool_share.c, dmabuf.c ---- */
+/* ---- for share.c ---- */
 
 result result_from_errno(int negative_errno);
-int export_block(struct block *block, bool dmabuf, uint64_t file_nbytes); /* descriptor or -errno. Locked */
+int export_file(const struct block *block, bool dmabuf, uint64_t file_nbytes); /* descriptor or -errno. Locked */
 
 #endif

@@ -1,4 +1,4 @@
-/* Names and sentences for error numbers. */
+/* Names and texts of error numbers. */
 #include "driver.h"
 
 struct error {
@@ -55,7 +55,8 @@ static const struct error errors[] = {
     {801, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"},
     {802, "CUDA_ERROR_SYSTEM_NOT_READY", "system not yet initialized"},
     {803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "system has unsupported display driver / cuda driver combination"},
-    {805, "CUDA_ERROR_MPS_CONNECTION_FAILED", "MPS client failed to connect to the MPS control daemon or the MPS server"},
+    {805, "CUDA_ERROR_MPS_CONNECTION_FAILED",
+     "MPS client failed to connect to the MPS control daemon or the MPS server"},
     {900, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "operation not permitted when stream is capturing"},
     {909, "CUDA_ERROR_TIMEOUT", "wait operation timed out"},
     {999, "CUDA_ERROR_UNKNOWN", "unknown error"},

@@ -37,7 +37,7 @@ static void counters_path(char path[PATH_MAX], uint64_t number) {
     snprintf(path, PATH_MAX, "%s/dev/event.%llu", store_folder(), (unsigned long long)number);
 }
 
-/* Who has it open keeps its mapping; nobody else can open it any more. */
+/* Processes that have it mapped keep their mapping; nobody can open it any more. */
 static void remove_counters(uint64_t number) {
     char path[PATH_MAX];
     counters_path(path, number);
@@ -100,7 +100,7 @@ static bool is_done(const struct mark *mark) {
 
 static void run_record(void *argument) {
     const struct mark *mark = argument;
-    /* Recorded again on a faster stream, the later record stands. */
+    /* A later record on a faster stream has finished before: it counts. */
     if (is_done(mark)) return;
     mark->event->done_at_ns = now_ns();
     mark->counters->done = mark->number;
@@ -131,7 +131,11 @@ static result record(struct event *event, void *handle) {
     result failed = mark_of(event, &mark);
     if (failed) return failed;
     mark.number = ++event->counters->recorded;
-    return stream_submit_on(handle, run_record, &mark, sizeof mark);
+    failed = stream_submit_on(handle, run_record, &mark, sizeof mark);
+    /* Nothing will finish this record: it is taken back, unless another one came meanwhile. */
+    uint32_t number = mark.number;
+    if (failed) atomic_compare_exchange_strong(&event->counters->recorded, &number, number - 1);
+    return failed;
 }
 
 API result cuEventRecord(struct event *event, void *handle) {
@@ -176,7 +180,9 @@ API result cuStreamWaitEvent(void *handle, struct event *event, unsigned flags) 
     state_unlock();
     if (failed || is_done(&mark)) return failed;
     event->waiters++;
-    return stream_submit(stream, run_wait, &mark, sizeof mark, false);
+    failed = stream_submit(stream, run_wait, &mark, sizeof mark, false);
+    if (failed) event->waiters--;
+    return failed;
 }
 
 API result cuEventElapsedTime_v2(float *milliseconds, struct event *start, struct event *end) {
@@ -205,8 +211,12 @@ static struct counters *map_counters(uint64_t number, int flags) {
     if (fd < 0) return NULL;
     if (flags & O_CREAT) (void)!fchmod(fd, 0666);
     void *mapped = MAP_FAILED;
-    if (!(flags & O_CREAT) || ftruncate(fd, sizeof(struct counters)) == 0)
+    struct stat file;
+    bool sized = !(flags & O_CREAT) || ftruncate(fd, sizeof(struct counters)) == 0;
+    if (store_step_fails("step.event_file")) sized = false;
+    if (sized && fstat(fd, &file) == 0 && file.st_size >= (off_t)sizeof(struct counters))
         mapped = mmap(NULL, sizeof(struct counters), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (mapped == MAP_FAILED && flags & O_CREAT) remove_counters(number);
     close(fd);
     return mapped == MAP_FAILED ? NULL : mapped;
 }
@@ -250,9 +260,13 @@ API result cuIpcOpenEventHandle(struct event **event, struct opaque64 handle) {
     if (!event || memcmp(handle.bytes, "VRAMEVT1", 8) != 0) return INVALID_VALUE;
     struct counters *counters = map_counters(number, 0);
     if (!counters) return INVALID_VALUE;
-    *event = event_take(context, EVENT_INTERPROCESS | EVENT_DISABLE_TIMING);
-    if (!*event) return OUT_OF_MEMORY;
-    (*event)->counters = counters;
-    (*event)->shared = number;
+    struct event *opened = event_take(context, EVENT_INTERPROCESS | EVENT_DISABLE_TIMING);
+    if (!opened) {
+        munmap(counters, sizeof *counters);
+        return OUT_OF_MEMORY;
+    }
+    opened->counters = counters;
+    opened->shared = number;
+    *event = opened;
     return OK;
 }

@@ -1,21 +1,10 @@
-/* Every function that really answers: its name, the CUDA version that brought this form, its symbol.
- *
- * cuGetProcAddress hands out the newest form that is not newer than what the caller knows.
+/* The functions of the library in two lists: each with its name, the CUDA version that brought this form,
+ * and its symbol. cuGetProcAddress returns the newest form that is not newer than what the caller knows.
  */
 #ifndef VRAM_VIRTUALGPU_FUNCTIONS_H
 #define VRAM_VIRTUALGPU_FUNCTIONS_H
 
-#include <stddef.h>
-
-struct function {
-    const char *name, *symbol;
-    int version;
-    void (*address)(void);
-};
-
-extern const struct function function_table[];
-extern const size_t function_count;
-
+/* Functions that are implemented. */
 #define FUNCTIONS(X) \
     X(cuCheckpointProcessCheckpoint, 12080, cuCheckpointProcessCheckpoint) \
     X(cuCheckpointProcessGetRestoreThreadId, 12080, cuCheckpointProcessGetRestoreThreadId) \
@@ -226,5 +215,312 @@ extern const size_t function_count;
     X(cuStreamWriteValue32, 11070, cuStreamWriteValue32_v2) \
     X(cuStreamWriteValue64, 11070, cuStreamWriteValue64_v2) \
     X(cuThreadExchangeStreamCaptureMode, 10010, cuThreadExchangeStreamCaptureMode)
+
+/* Functions that exist and answer NOT_SUPPORTED: kernels, modules, graphs, arrays, textures, fabrics.
+ * Programs look them up at start and go on. */
+#define UNSUPPORTED(X) \
+    X(cuArray3DCreate, 2000, cuArray3DCreate) \
+    X(cuArray3DCreate, 3020, cuArray3DCreate_v2) \
+    X(cuArray3DGetDescriptor, 2000, cuArray3DGetDescriptor) \
+    X(cuArray3DGetDescriptor, 3020, cuArray3DGetDescriptor_v2) \
+    X(cuArrayCreate, 2000, cuArrayCreate) \
+    X(cuArrayCreate, 3020, cuArrayCreate_v2) \
+    X(cuArrayDestroy, 2000, cuArrayDestroy) \
+    X(cuArrayGetDescriptor, 2000, cuArrayGetDescriptor) \
+    X(cuArrayGetDescriptor, 3020, cuArrayGetDescriptor_v2) \
+    X(cuArrayGetMemoryRequirements, 11060, cuArrayGetMemoryRequirements) \
+    X(cuArrayGetPlane, 11020, cuArrayGetPlane) \
+    X(cuArrayGetSparseProperties, 11010, cuArrayGetSparseProperties) \
+    X(cuCoredumpGetAttribute, 12010, cuCoredumpGetAttribute) \
+    X(cuCoredumpGetAttributeGlobal, 12010, cuCoredumpGetAttributeGlobal) \
+    X(cuCoredumpSetAttribute, 12010, cuCoredumpSetAttribute) \
+    X(cuCoredumpSetAttributeGlobal, 12010, cuCoredumpSetAttributeGlobal) \
+    X(cuCtxGetDevResource, 12040, cuCtxGetDevResource) \
+    X(cuCtxGetExecAffinity, 11040, cuCtxGetExecAffinity) \
+    X(cuCtxRecordEvent, 12050, cuCtxRecordEvent) \
+    X(cuCtxWaitEvent, 12050, cuCtxWaitEvent) \
+    X(cuDestroyExternalMemory, 10000, cuDestroyExternalMemory) \
+    X(cuDestroyExternalSemaphore, 10000, cuDestroyExternalSemaphore) \
+    X(cuDeviceGetHostAtomicCapabilities, 13000, cuDeviceGetHostAtomicCapabilities) \
+    X(cuDeviceGetNvSciSyncAttributes, 10020, cuDeviceGetNvSciSyncAttributes) \
+    X(cuDeviceGetP2PAtomicCapabilities, 13000, cuDeviceGetP2PAtomicCapabilities) \
+    X(cuDeviceGetProperties, 2000, cuDeviceGetProperties) \
+    X(cuDeviceGetTexture1DLinearMaxWidth, 11010, cuDeviceGetTexture1DLinearMaxWidth) \
+    X(cuDeviceRegisterAsyncNotification, 12040, cuDeviceRegisterAsyncNotification) \
+    X(cuDeviceUnregisterAsyncNotification, 12040, cuDeviceUnregisterAsyncNotification) \
+    X(cuExternalMemoryGetMappedBuffer, 10000, cuExternalMemoryGetMappedBuffer) \
+    X(cuExternalMemoryGetMappedMipmappedArray, 10000, cuExternalMemoryGetMappedMipmappedArray) \
+    X(cuFuncGetAttribute, 2020, cuFuncGetAttribute) \
+    X(cuFuncGetModule, 11000, cuFuncGetModule) \
+    X(cuFuncGetName, 12030, cuFuncGetName) \
+    X(cuFuncGetParamInfo, 12040, cuFuncGetParamInfo) \
+    X(cuFuncIsLoaded, 12040, cuFuncIsLoaded) \
+    X(cuFuncLoad, 12040, cuFuncLoad) \
+    X(cuFuncSetAttribute, 9000, cuFuncSetAttribute) \
+    X(cuFuncSetBlockShape, 2000, cuFuncSetBlockShape) \
+    X(cuFuncSetCacheConfig, 3000, cuFuncSetCacheConfig) \
+    X(cuFuncSetSharedMemConfig, 4020, cuFuncSetSharedMemConfig) \
+    X(cuFuncSetSharedSize, 2000, cuFuncSetSharedSize) \
+    X(cuGraphAddBatchMemOpNode, 11070, cuGraphAddBatchMemOpNode) \
+    X(cuGraphAddChildGraphNode, 10000, cuGraphAddChildGraphNode) \
+    X(cuGraphAddDependencies, 10000, cuGraphAddDependencies) \
+    X(cuGraphAddDependencies, 12030, cuGraphAddDependencies_v2) \
+    X(cuGraphAddEmptyNode, 10000, cuGraphAddEmptyNode) \
+    X(cuGraphAddEventRecordNode, 11010, cuGraphAddEventRecordNode) \
+    X(cuGraphAddEventWaitNode, 11010, cuGraphAddEventWaitNode) \
+    X(cuGraphAddExternalSemaphoresSignalNode, 11020, cuGraphAddExternalSemaphoresSignalNode) \
+    X(cuGraphAddExternalSemaphoresWaitNode, 11020, cuGraphAddExternalSemaphoresWaitNode) \
+    X(cuGraphAddHostNode, 10000, cuGraphAddHostNode) \
+    X(cuGraphAddKernelNode, 10000, cuGraphAddKernelNode) \
+    X(cuGraphAddKernelNode, 12000, cuGraphAddKernelNode_v2) \
+    X(cuGraphAddMemAllocNode, 11040, cuGraphAddMemAllocNode) \
+    X(cuGraphAddMemFreeNode, 11040, cuGraphAddMemFreeNode) \
+    X(cuGraphAddMemcpyNode, 10000, cuGraphAddMemcpyNode) \
+    X(cuGraphAddMemsetNode, 10000, cuGraphAddMemsetNode) \
+    X(cuGraphAddNode, 12020, cuGraphAddNode) \
+    X(cuGraphAddNode, 12030, cuGraphAddNode_v2) \
+    X(cuGraphBatchMemOpNodeGetParams, 11070, cuGraphBatchMemOpNodeGetParams) \
+    X(cuGraphBatchMemOpNodeSetParams, 11070, cuGraphBatchMemOpNodeSetParams) \
+    X(cuGraphChildGraphNodeGetGraph, 10000, cuGraphChildGraphNodeGetGraph) \
+    X(cuGraphClone, 10000, cuGraphClone) \
+    X(cuGraphConditionalHandleCreate, 12030, cuGraphConditionalHandleCreate) \
+    X(cuGraphCreate, 10000, cuGraphCreate) \
+    X(cuGraphDebugDotPrint, 11030, cuGraphDebugDotPrint) \
+    X(cuGraphDestroy, 10000, cuGraphDestroy) \
+    X(cuGraphDestroyNode, 10000, cuGraphDestroyNode) \
+    X(cuGraphEventRecordNodeGetEvent, 11010, cuGraphEventRecordNodeGetEvent) \
+    X(cuGraphEventRecordNodeSetEvent, 11010, cuGraphEventRecordNodeSetEvent) \
+    X(cuGraphEventWaitNodeGetEvent, 11010, cuGraphEventWaitNodeGetEvent) \
+    X(cuGraphEventWaitNodeSetEvent, 11010, cuGraphEventWaitNodeSetEvent) \
+    X(cuGraphExecBatchMemOpNodeSetParams, 11070, cuGraphExecBatchMemOpNodeSetParams) \
+    X(cuGraphExecChildGraphNodeSetParams, 11010, cuGraphExecChildGraphNodeSetParams) \
+    X(cuGraphExecDestroy, 10000, cuGraphExecDestroy) \
+    X(cuGraphExecEventRecordNodeSetEvent, 11010, cuGraphExecEventRecordNodeSetEvent) \
+    X(cuGraphExecEventWaitNodeSetEvent, 11010, cuGraphExecEventWaitNodeSetEvent) \
+    X(cuGraphExecExternalSemaphoresSignalNodeSetParams, 11020, cuGraphExecExternalSemaphoresSignalNodeSetParams) \
+    X(cuGraphExecExternalSemaphoresWaitNodeSetParams, 11020, cuGraphExecExternalSemaphoresWaitNodeSetParams) \
+    X(cuGraphExecGetFlags, 12000, cuGraphExecGetFlags) \
+    X(cuGraphExecHostNodeSetParams, 10020, cuGraphExecHostNodeSetParams) \
+    X(cuGraphExecKernelNodeSetParams, 10010, cuGraphExecKernelNodeSetParams) \
+    X(cuGraphExecKernelNodeSetParams, 12000, cuGraphExecKernelNodeSetParams_v2) \
+    X(cuGraphExecMemcpyNodeSetParams, 10020, cuGraphExecMemcpyNodeSetParams) \
+    X(cuGraphExecMemsetNodeSetParams, 10020, cuGraphExecMemsetNodeSetParams) \
+    X(cuGraphExecNodeSetParams, 12020, cuGraphExecNodeSetParams) \
+    X(cuGraphExecUpdate, 10020, cuGraphExecUpdate) \
+    X(cuGraphExecUpdate, 12000, cuGraphExecUpdate_v2) \
+    X(cuGraphExternalSemaphoresSignalNodeGetParams, 11020, cuGraphExternalSemaphoresSignalNodeGetParams) \
+    X(cuGraphExternalSemaphoresSignalNodeSetParams, 11020, cuGraphExternalSemaphoresSignalNodeSetParams) \
+    X(cuGraphExternalSemaphoresWaitNodeGetParams, 11020, cuGraphExternalSemaphoresWaitNodeGetParams) \
+    X(cuGraphExternalSemaphoresWaitNodeSetParams, 11020, cuGraphExternalSemaphoresWaitNodeSetParams) \
+    X(cuGraphGetEdges, 10000, cuGraphGetEdges) \
+    X(cuGraphGetEdges, 12030, cuGraphGetEdges_v2) \
+    X(cuGraphGetNodes, 10000, cuGraphGetNodes) \
+    X(cuGraphGetRootNodes, 10000, cuGraphGetRootNodes) \
+    X(cuGraphHostNodeGetParams, 10000, cuGraphHostNodeGetParams) \
+    X(cuGraphHostNodeSetParams, 10000, cuGraphHostNodeSetParams) \
+    X(cuGraphInstantiate, 10000, cuGraphInstantiate) \
+    X(cuGraphInstantiateWithFlags, 11040, cuGraphInstantiateWithFlags) \
+    X(cuGraphInstantiateWithParams, 12000, cuGraphInstantiateWithParams) \
+    X(cuGraphKernelNodeCopyAttributes, 11000, cuGraphKernelNodeCopyAttributes) \
+    X(cuGraphKernelNodeGetAttribute, 11000, cuGraphKernelNodeGetAttribute) \
+    X(cuGraphKernelNodeGetParams, 10000, cuGraphKernelNodeGetParams) \
+    X(cuGraphKernelNodeGetParams, 12000, cuGraphKernelNodeGetParams_v2) \
+    X(cuGraphKernelNodeSetAttribute, 11000, cuGraphKernelNodeSetAttribute) \
+    X(cuGraphKernelNodeSetParams, 10000, cuGraphKernelNodeSetParams) \
+    X(cuGraphKernelNodeSetParams, 12000, cuGraphKernelNodeSetParams_v2) \
+    X(cuGraphLaunch, 10000, cuGraphLaunch) \
+    X(cuGraphMemAllocNodeGetParams, 11040, cuGraphMemAllocNodeGetParams) \
+    X(cuGraphMemFreeNodeGetParams, 11040, cuGraphMemFreeNodeGetParams) \
+    X(cuGraphMemcpyNodeGetParams, 10000, cuGraphMemcpyNodeGetParams) \
+    X(cuGraphMemcpyNodeSetParams, 10000, cuGraphMemcpyNodeSetParams) \
+    X(cuGraphMemsetNodeGetParams, 10000, cuGraphMemsetNodeGetParams) \
+    X(cuGraphMemsetNodeSetParams, 10000, cuGraphMemsetNodeSetParams) \
+    X(cuGraphNodeFindInClone, 10000, cuGraphNodeFindInClone) \
+    X(cuGraphNodeGetDependencies, 10000, cuGraphNodeGetDependencies) \
+    X(cuGraphNodeGetDependencies, 12030, cuGraphNodeGetDependencies_v2) \
+    X(cuGraphNodeGetDependentNodes, 10000, cuGraphNodeGetDependentNodes) \
+    X(cuGraphNodeGetDependentNodes, 12030, cuGraphNodeGetDependentNodes_v2) \
+    X(cuGraphNodeGetEnabled, 11060, cuGraphNodeGetEnabled) \
+    X(cuGraphNodeGetType, 10000, cuGraphNodeGetType) \
+    X(cuGraphNodeSetEnabled, 11060, cuGraphNodeSetEnabled) \
+    X(cuGraphNodeSetParams, 12020, cuGraphNodeSetParams) \
+    X(cuGraphReleaseUserObject, 11030, cuGraphReleaseUserObject) \
+    X(cuGraphRemoveDependencies, 10000, cuGraphRemoveDependencies) \
+    X(cuGraphRemoveDependencies, 12030, cuGraphRemoveDependencies_v2) \
+    X(cuGraphRetainUserObject, 11030, cuGraphRetainUserObject) \
+    X(cuGraphUpload, 11010, cuGraphUpload) \
+    X(cuGraphicsMapResources, 3000, cuGraphicsMapResources) \
+    X(cuGraphicsResourceGetMappedMipmappedArray, 5000, cuGraphicsResourceGetMappedMipmappedArray) \
+    X(cuGraphicsResourceGetMappedPointer, 3000, cuGraphicsResourceGetMappedPointer) \
+    X(cuGraphicsResourceGetMappedPointer, 3020, cuGraphicsResourceGetMappedPointer_v2) \
+    X(cuGraphicsResourceSetMapFlags, 3000, cuGraphicsResourceSetMapFlags) \
+    X(cuGraphicsResourceSetMapFlags, 6050, cuGraphicsResourceSetMapFlags_v2) \
+    X(cuGraphicsSubResourceGetMappedArray, 3000, cuGraphicsSubResourceGetMappedArray) \
+    X(cuGraphicsUnmapResources, 3000, cuGraphicsUnmapResources) \
+    X(cuGraphicsUnregisterResource, 3000, cuGraphicsUnregisterResource) \
+    X(cuGreenCtxGetId, 12090, cuGreenCtxGetId) \
+    X(cuGreenCtxRecordEvent, 12040, cuGreenCtxRecordEvent) \
+    X(cuGreenCtxWaitEvent, 12040, cuGreenCtxWaitEvent) \
+    X(cuImportExternalMemory, 10000, cuImportExternalMemory) \
+    X(cuImportExternalSemaphore, 10000, cuImportExternalSemaphore) \
+    X(cuKernelGetAttribute, 12000, cuKernelGetAttribute) \
+    X(cuKernelGetFunction, 12000, cuKernelGetFunction) \
+    X(cuKernelGetLibrary, 12050, cuKernelGetLibrary) \
+    X(cuKernelGetName, 12030, cuKernelGetName) \
+    X(cuKernelGetParamInfo, 12040, cuKernelGetParamInfo) \
+    X(cuKernelSetAttribute, 12000, cuKernelSetAttribute) \
+    X(cuKernelSetCacheConfig, 12000, cuKernelSetCacheConfig) \
+    X(cuLaunch, 2000, cuLaunch) \
+    X(cuLaunchCooperativeKernel, 9000, cuLaunchCooperativeKernel) \
+    X(cuLaunchCooperativeKernelMultiDevice, 9000, cuLaunchCooperativeKernelMultiDevice) \
+    X(cuLaunchGrid, 2000, cuLaunchGrid) \
+    X(cuLaunchGridAsync, 2000, cuLaunchGridAsync) \
+    X(cuLaunchKernel, 4000, cuLaunchKernel) \
+    X(cuLaunchKernelEx, 11060, cuLaunchKernelEx) \
+    X(cuLibraryEnumerateKernels, 12040, cuLibraryEnumerateKernels) \
+    X(cuLibraryGetGlobal, 12000, cuLibraryGetGlobal) \
+    X(cuLibraryGetKernel, 12000, cuLibraryGetKernel) \
+    X(cuLibraryGetKernelCount, 12040, cuLibraryGetKernelCount) \
+    X(cuLibraryGetManaged, 12000, cuLibraryGetManaged) \
+    X(cuLibraryGetModule, 12000, cuLibraryGetModule) \
+    X(cuLibraryGetUnifiedFunction, 12000, cuLibraryGetUnifiedFunction) \
+    X(cuLibraryLoadData, 12000, cuLibraryLoadData) \
+    X(cuLibraryLoadFromFile, 12000, cuLibraryLoadFromFile) \
+    X(cuLibraryUnload, 12000, cuLibraryUnload) \
+    X(cuLinkAddData, 5050, cuLinkAddData) \
+    X(cuLinkAddData, 6050, cuLinkAddData_v2) \
+    X(cuLinkAddFile, 5050, cuLinkAddFile) \
+    X(cuLinkAddFile, 6050, cuLinkAddFile_v2) \
+    X(cuLinkComplete, 5050, cuLinkComplete) \
+    X(cuLinkCreate, 5050, cuLinkCreate) \
+    X(cuLinkCreate, 6050, cuLinkCreate_v2) \
+    X(cuLinkDestroy, 5050, cuLinkDestroy) \
+    X(cuLogsCurrent, 12090, cuLogsCurrent) \
+    X(cuLogsDumpToFile, 12090, cuLogsDumpToFile) \
+    X(cuLogsDumpToMemory, 12090, cuLogsDumpToMemory) \
+    X(cuLogsRegisterCallback, 12090, cuLogsRegisterCallback) \
+    X(cuLogsUnregisterCallback, 12090, cuLogsUnregisterCallback) \
+    X(cuMemBatchDecompressAsync, 12060, cuMemBatchDecompressAsync) \
+    X(cuMemDiscardAndPrefetchBatchAsync, 13000, cuMemDiscardAndPrefetchBatchAsync) \
+    X(cuMemDiscardBatchAsync, 13000, cuMemDiscardBatchAsync) \
+    X(cuMemMapArrayAsync, 11010, cuMemMapArrayAsync) \
+    X(cuMemPrefetchBatchAsync, 13000, cuMemPrefetchBatchAsync) \
+    X(cuMemcpy3DBatchAsync, 12080, cuMemcpy3DBatchAsync) \
+    X(cuMemcpy3DBatchAsync, 13000, cuMemcpy3DBatchAsync_v2) \
+    X(cuMemcpyAtoA, 2000, cuMemcpyAtoA) \
+    X(cuMemcpyAtoA, 3020, cuMemcpyAtoA_v2) \
+    X(cuMemcpyAtoD, 2000, cuMemcpyAtoD) \
+    X(cuMemcpyAtoD, 3020, cuMemcpyAtoD_v2) \
+    X(cuMemcpyAtoH, 2000, cuMemcpyAtoH) \
+    X(cuMemcpyAtoH, 3020, cuMemcpyAtoH_v2) \
+    X(cuMemcpyAtoHAsync, 2000, cuMemcpyAtoHAsync) \
+    X(cuMemcpyAtoHAsync, 3020, cuMemcpyAtoHAsync_v2) \
+    X(cuMemcpyDtoA, 2000, cuMemcpyDtoA) \
+    X(cuMemcpyDtoA, 3020, cuMemcpyDtoA_v2) \
+    X(cuMemcpyHtoA, 2000, cuMemcpyHtoA) \
+    X(cuMemcpyHtoA, 3020, cuMemcpyHtoA_v2) \
+    X(cuMemcpyHtoAAsync, 2000, cuMemcpyHtoAAsync) \
+    X(cuMemcpyHtoAAsync, 3020, cuMemcpyHtoAAsync_v2) \
+    X(cuMipmappedArrayCreate, 5000, cuMipmappedArrayCreate) \
+    X(cuMipmappedArrayDestroy, 5000, cuMipmappedArrayDestroy) \
+    X(cuMipmappedArrayGetLevel, 5000, cuMipmappedArrayGetLevel) \
+    X(cuMipmappedArrayGetMemoryRequirements, 11060, cuMipmappedArrayGetMemoryRequirements) \
+    X(cuMipmappedArrayGetSparseProperties, 11010, cuMipmappedArrayGetSparseProperties) \
+    X(cuModuleEnumerateFunctions, 12040, cuModuleEnumerateFunctions) \
+    X(cuModuleGetFunction, 2000, cuModuleGetFunction) \
+    X(cuModuleGetFunctionCount, 12040, cuModuleGetFunctionCount) \
+    X(cuModuleGetGlobal, 2000, cuModuleGetGlobal) \
+    X(cuModuleGetGlobal, 3020, cuModuleGetGlobal_v2) \
+    X(cuModuleGetSurfRef, 3000, cuModuleGetSurfRef) \
+    X(cuModuleGetTexRef, 2000, cuModuleGetTexRef) \
+    X(cuModuleLoad, 2000, cuModuleLoad) \
+    X(cuModuleLoadData, 2000, cuModuleLoadData) \
+    X(cuModuleLoadDataEx, 2010, cuModuleLoadDataEx) \
+    X(cuModuleLoadFatBinary, 2000, cuModuleLoadFatBinary) \
+    X(cuModuleUnload, 2000, cuModuleUnload) \
+    X(cuMulticastAddDevice, 12010, cuMulticastAddDevice) \
+    X(cuMulticastBindAddr, 12010, cuMulticastBindAddr) \
+    X(cuMulticastBindMem, 12010, cuMulticastBindMem) \
+    X(cuMulticastCreate, 12010, cuMulticastCreate) \
+    X(cuMulticastGetGranularity, 12010, cuMulticastGetGranularity) \
+    X(cuMulticastUnbind, 12010, cuMulticastUnbind) \
+    X(cuOccupancyAvailableDynamicSMemPerBlock, 10020, cuOccupancyAvailableDynamicSMemPerBlock) \
+    X(cuOccupancyMaxActiveBlocksPerMultiprocessor, 6050, cuOccupancyMaxActiveBlocksPerMultiprocessor) \
+    X(cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags, 7000, \
+      cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags) \
+    X(cuOccupancyMaxActiveClusters, 11070, cuOccupancyMaxActiveClusters) \
+    X(cuOccupancyMaxPotentialBlockSize, 6050, cuOccupancyMaxPotentialBlockSize) \
+    X(cuOccupancyMaxPotentialBlockSizeWithFlags, 7000, cuOccupancyMaxPotentialBlockSizeWithFlags) \
+    X(cuOccupancyMaxPotentialClusterSize, 11070, cuOccupancyMaxPotentialClusterSize) \
+    X(cuParamSetSize, 2000, cuParamSetSize) \
+    X(cuParamSetTexRef, 2000, cuParamSetTexRef) \
+    X(cuParamSetf, 2000, cuParamSetf) \
+    X(cuParamSeti, 2000, cuParamSeti) \
+    X(cuParamSetv, 2000, cuParamSetv) \
+    X(cuProfilerInitialize, 4000, cuProfilerInitialize) \
+    X(cuSignalExternalSemaphoresAsync, 10000, cuSignalExternalSemaphoresAsync) \
+    X(cuStreamBatchMemOp, 8000, cuStreamBatchMemOp) \
+    X(cuStreamBatchMemOp, 11070, cuStreamBatchMemOp_v2) \
+    X(cuStreamBeginCapture, 10000, cuStreamBeginCapture) \
+    X(cuStreamBeginCapture, 10010, cuStreamBeginCapture_v2) \
+    X(cuStreamBeginCaptureToGraph, 12030, cuStreamBeginCaptureToGraph) \
+    X(cuStreamEndCapture, 10000, cuStreamEndCapture) \
+    X(cuStreamGetAttribute, 11000, cuStreamGetAttribute) \
+    X(cuStreamGetGreenCtx, 12040, cuStreamGetGreenCtx) \
+    X(cuStreamSetAttribute, 11000, cuStreamSetAttribute) \
+    X(cuStreamUpdateCaptureDependencies, 11030, cuStreamUpdateCaptureDependencies) \
+    X(cuStreamUpdateCaptureDependencies, 12030, cuStreamUpdateCaptureDependencies_v2) \
+    X(cuStreamWaitValue32, 8000, cuStreamWaitValue32) \
+    X(cuStreamWaitValue32, 11070, cuStreamWaitValue32_v2) \
+    X(cuStreamWaitValue64, 9000, cuStreamWaitValue64) \
+    X(cuStreamWaitValue64, 11070, cuStreamWaitValue64_v2) \
+    X(cuSurfObjectCreate, 5000, cuSurfObjectCreate) \
+    X(cuSurfObjectDestroy, 5000, cuSurfObjectDestroy) \
+    X(cuSurfObjectGetResourceDesc, 5000, cuSurfObjectGetResourceDesc) \
+    X(cuSurfRefGetArray, 3000, cuSurfRefGetArray) \
+    X(cuSurfRefSetArray, 3000, cuSurfRefSetArray) \
+    X(cuTensorMapEncodeIm2col, 12000, cuTensorMapEncodeIm2col) \
+    X(cuTensorMapEncodeIm2colWide, 12080, cuTensorMapEncodeIm2colWide) \
+    X(cuTensorMapEncodeTiled, 12000, cuTensorMapEncodeTiled) \
+    X(cuTensorMapReplaceAddress, 12000, cuTensorMapReplaceAddress) \
+    X(cuTexObjectCreate, 5000, cuTexObjectCreate) \
+    X(cuTexObjectDestroy, 5000, cuTexObjectDestroy) \
+    X(cuTexObjectGetResourceDesc, 5000, cuTexObjectGetResourceDesc) \
+    X(cuTexObjectGetResourceViewDesc, 5000, cuTexObjectGetResourceViewDesc) \
+    X(cuTexObjectGetTextureDesc, 5000, cuTexObjectGetTextureDesc) \
+    X(cuTexRefCreate, 2000, cuTexRefCreate) \
+    X(cuTexRefDestroy, 2000, cuTexRefDestroy) \
+    X(cuTexRefGetAddress, 2000, cuTexRefGetAddress) \
+    X(cuTexRefGetAddress, 3020, cuTexRefGetAddress_v2) \
+    X(cuTexRefGetAddressMode, 2000, cuTexRefGetAddressMode) \
+    X(cuTexRefGetArray, 2000, cuTexRefGetArray) \
+    X(cuTexRefGetBorderColor, 8000, cuTexRefGetBorderColor) \
+    X(cuTexRefGetFilterMode, 2000, cuTexRefGetFilterMode) \
+    X(cuTexRefGetFlags, 2000, cuTexRefGetFlags) \
+    X(cuTexRefGetFormat, 2000, cuTexRefGetFormat) \
+    X(cuTexRefGetMaxAnisotropy, 5000, cuTexRefGetMaxAnisotropy) \
+    X(cuTexRefGetMipmapFilterMode, 5000, cuTexRefGetMipmapFilterMode) \
+    X(cuTexRefGetMipmapLevelBias, 5000, cuTexRefGetMipmapLevelBias) \
+    X(cuTexRefGetMipmapLevelClamp, 5000, cuTexRefGetMipmapLevelClamp) \
+    X(cuTexRefGetMipmappedArray, 5000, cuTexRefGetMipmappedArray) \
+    X(cuTexRefSetAddress, 2000, cuTexRefSetAddress) \
+    X(cuTexRefSetAddress, 3020, cuTexRefSetAddress_v2) \
+    X(cuTexRefSetAddress2D, 2020, cuTexRefSetAddress2D) \
+    X(cuTexRefSetAddress2D, 4010, cuTexRefSetAddress2D_v3) \
+    X(cuTexRefSetAddressMode, 2000, cuTexRefSetAddressMode) \
+    X(cuTexRefSetArray, 2000, cuTexRefSetArray) \
+    X(cuTexRefSetBorderColor, 8000, cuTexRefSetBorderColor) \
+    X(cuTexRefSetFilterMode, 2000, cuTexRefSetFilterMode) \
+    X(cuTexRefSetFlags, 2000, cuTexRefSetFlags) \
+    X(cuTexRefSetFormat, 2000, cuTexRefSetFormat) \
+    X(cuTexRefSetMaxAnisotropy, 5000, cuTexRefSetMaxAnisotropy) \
+    X(cuTexRefSetMipmapFilterMode, 5000, cuTexRefSetMipmapFilterMode) \
+    X(cuTexRefSetMipmapLevelBias, 5000, cuTexRefSetMipmapLevelBias) \
+    X(cuTexRefSetMipmapLevelClamp, 5000, cuTexRefSetMipmapLevelClamp) \
+    X(cuTexRefSetMipmappedArray, 5000, cuTexRefSetMipmappedArray) \
+    X(cuUserObjectCreate, 11030, cuUserObjectCreate) \
+    X(cuUserObjectRelease, 11030, cuUserObjectRelease) \
+    X(cuUserObjectRetain, 11030, cuUserObjectRetain) \
+    X(cuWaitExternalSemaphoresAsync, 10000, cuWaitExternalSemaphoresAsync)
 
 #endif

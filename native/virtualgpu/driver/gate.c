@@ -1,10 +1,12 @@
-/* The gate every call passes: initialised here, not a forked child, no checkpoint, no fault. */
+/* What every call passes: initialised in this process, not locked by a checkpoint, no error on request.
+ * And what every call uses: the lock on the process's state, and the handles that programs hold. */
 #define _GNU_SOURCE
 #include "driver.h"
 
 #include <errno.h>
 #include <linux/futex.h>
 #include <pthread.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -22,17 +24,14 @@ void state_unlock(void) {
     pthread_mutex_unlock(&lock);
 }
 
-result gate_open(void) {
-    static bool forks_watched;
-    LOCKED();
-    if (initialised_by && initialised_by != getpid()) return NOT_INITIALIZED;
+static result watch_forks(void) {
+    static bool watched;
     /* Admission registers its handlers first: prepare handlers run in reverse, so that a
      * forking thread takes this lock before that one, the order all calls use. */
     if (store_enter() != 0) return OPERATING_SYSTEM;
     store_leave();
-    if (!forks_watched) pthread_atfork(state_lock, state_unlock, state_unlock);
-    forks_watched = true;
-    initialised_by = getpid();
+    if (!watched) pthread_atfork(state_lock, state_unlock, state_unlock);
+    watched = true;
     return OK;
 }
 
@@ -46,9 +45,8 @@ void gate_count_work(int change) {
         struct client *client = client_of(device);
         if (!client) continue;
         client->holding.header->calls_inside = inside;
-        /* A locker writes the state before it looks at the count, so who counts sees it. */
-        if (inside == 0 && client->holding.header->state != STORE_RUNNING)
-            wake(&client->holding.header->calls_inside);
+        /* The process that locks writes the state before it reads the count, so a call that counts itself sees it. */
+        if (inside == 0 && client->holding.header->state != STORE_RUNNING) wake(&client->holding.header->calls_inside);
     }
 }
 
@@ -62,12 +60,12 @@ static struct store_client *held_client(void) {
 }
 
 static void wait_for_change(struct store_client *held, uint32_t state) {
-    /* A deadline, because the header may be unmapped by then: the kernel says so at once. */
+    /* With a time limit, because the header may be unmapped by then: the kernel reports that at once. */
     struct timespec patience = {.tv_nsec = 100 * 1000 * 1000};
     syscall(SYS_futex, &held->state, FUTEX_WAIT, state, &patience, NULL, 0);
 }
 
-/* Counts itself in, then looks: a locker writes the state, then looks at the count. */
+/* Counts this call, then reads the state; a process that locks writes the state, then reads the count. */
 static result pass(void) {
     for (;;) {
         state_lock();
@@ -119,4 +117,88 @@ void gate_leave(struct gate *gate) {
     LOCKED();
     gate_count_work(-1);
     gate->counted = 0;
+}
+
+/* ---- cuInit: from now on /proc shows the process on every GPU; nothing is charged to it yet ---- */
+
+static struct store_footprint control_files;
+
+static result open_files(void) {
+    int error = store_footprint_add(&control_files, "nvidiactl", 1, 1);
+    if (!error) error = store_footprint_add(&control_files, "nvidia-uvm", 2, 0);
+    result failed = result_from_errno(error);
+    if (!failed) failed = clients_open();
+    if (failed) store_footprint_drop(&control_files);
+    return failed;
+}
+
+API result cuInit(unsigned flags) {
+    if (flags) return INVALID_VALUE;
+    if (!store_config() || device_count() == 0) return NO_DEVICE;
+    struct store_fault fault = store_fault("cuInit", -1);
+    if (fault.kind == FAULT_ERROR) return (result)fault.code;
+    LOCKED();
+    if (initialised_by) return initialised_by == getpid() ? OK : NOT_INITIALIZED;
+    result failed = watch_forks();
+    if (!failed) failed = open_files();
+    if (!failed) initialised_by = getpid();
+    return failed;
+}
+
+API result cuDriverGetVersion(int *version) {
+    if (!version) return INVALID_VALUE;
+    *version = store_config() ? store_config()->cuda_version : 0;
+    return OK;
+}
+
+/* ---- handles: the addresses that programs hold, so that an invalid one is recognised ---- */
+
+static struct handle *live[HANDLE_KINDS], *unused[HANDLE_KINDS];
+
+void *handle_take(enum handle_kind kind, size_t size, struct context *owner) {
+    struct handle *handle = unused[kind];
+    if (store_step_fails("step.handle")) return NULL;
+    if (handle)
+        unused[kind] = handle->next;
+    else if (!(handle = malloc(size)))
+        return NULL;
+    memset(handle, 0, size);
+    *handle = (struct handle){kind, owner, live[kind]};
+    live[kind] = handle;
+    return handle;
+}
+
+static void unlink_live(struct handle *handle) {
+    struct handle **link = &live[handle->kind];
+    while (*link && *link != handle) link = &(*link)->next;
+    if (*link) *link = handle->next;
+}
+
+void handle_drop(void *object) {
+    struct handle *handle = object;
+    enum handle_kind kind = handle->kind;
+    unlink_live(handle);
+    handle->kind = HANDLE_FREE;
+    handle->next = unused[kind];
+    unused[kind] = handle;
+}
+
+void handle_retire(void *object) {
+    struct handle *handle = object;
+    unlink_live(handle);
+    handle->kind = HANDLE_FREE;
+}
+
+bool handle_is(const void *object, enum handle_kind kind) {
+    for (const struct handle *handle = live[kind]; handle; handle = handle->next)
+        if (handle == object) return true;
+    return false;
+}
+
+void *handle_first(enum handle_kind kind) {
+    return live[kind];
+}
+
+void *handle_next(void *object) {
+    return ((struct handle *)object)->next;
 }

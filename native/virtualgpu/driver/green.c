@@ -35,8 +35,8 @@ API result cuDeviceGetDevResource(int device, struct dev_resource *resource, int
 }
 
 API result cuDevSmResourceSplitByCount(struct dev_resource *groups, unsigned *group_count,
-                                       const struct dev_resource *from, struct dev_resource *remaining,
-                                       unsigned flags, unsigned least) {
+                                       const struct dev_resource *from, struct dev_resource *remaining, unsigned flags,
+                                       unsigned least) {
     GATE();
     (void)flags;
     if (!group_count || !from || from->type != RESOURCE_SM) return INVALID_VALUE;

@@ -12,9 +12,17 @@ static result allocate(void **address, uint64_t nbytes, unsigned flags) {
     if (!address || !nbytes || flags > 7) return INVALID_VALUE;
     void *begin = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (begin == MAP_FAILED) return OUT_OF_MEMORY;
-    struct range range = {.begin = (deviceptr)begin, .nbytes = nbytes, .kind = RANGE_PINNED, .flags = flags,
-                          .device = context->device, .context = context, .accessible = true};
-    if (!range_add(range)) return OUT_OF_MEMORY;
+    struct range range = {.begin = (deviceptr)begin,
+                          .nbytes = nbytes,
+                          .kind = RANGE_PINNED,
+                          .flags = flags,
+                          .device = context->device,
+                          .context = context,
+                          .accessible = true};
+    if (!range_add(range)) {
+        munmap(begin, nbytes);
+        return OUT_OF_MEMORY;
+    }
     *address = begin;
     return OK;
 }
@@ -51,10 +59,16 @@ API result cuMemHostRegister_v2(void *address, size_t nbytes, unsigned flags) {
     struct context *context;
     result failed = context_need(&context);
     if (failed) return failed;
-    if (!address || !nbytes || flags > 15) return INVALID_VALUE;
+    uint64_t end;
+    if (!address || !nbytes || flags > 15 || !size_add((deviceptr)address, nbytes, &end)) return INVALID_VALUE;
     if (range_overlaps((deviceptr)address, nbytes)) return ALREADY_REGISTERED;
-    struct range range = {.begin = (deviceptr)address, .nbytes = nbytes, .kind = RANGE_REGISTERED, .flags = flags,
-                          .device = context->device, .context = context, .accessible = true};
+    struct range range = {.begin = (deviceptr)address,
+                          .nbytes = nbytes,
+                          .kind = RANGE_REGISTERED,
+                          .flags = flags,
+                          .device = context->device,
+                          .context = context,
+                          .accessible = true};
     return range_add(range) ? OK : OUT_OF_MEMORY;
 }
 

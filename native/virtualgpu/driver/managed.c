@@ -1,10 +1,13 @@
-/* Managed memory: lies with the host until a device touches it, then pages of it count there. */
+/* Managed memory: on the host until a device touches it, then its pages count on the device. */
 #define _GNU_SOURCE
 #include "driver.h"
 
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+
+/* Of one allocation; more than the memory of any machine, and addresses end at 128 TiB. */
+#define LARGEST (8ull << 40)
 
 /* Where each 2 MiB page lies: 0 with the host, else 1 + device. */
 struct pages {
@@ -20,18 +23,29 @@ static void count_managed(struct context *context, int change) {
 }
 
 static result create(uint64_t nbytes, unsigned flags, struct context *context, deviceptr *address) {
-    uint64_t count = round_up(nbytes, PAGE) / PAGE;
-    struct pages *pages = calloc(1, sizeof *pages + count);
-    void *begin = pages ? address_reserve(count * PAGE, PAGE, 0) : NULL;
-    if (!begin || store_map_managed(begin, count * PAGE) != 0) {
+    uint64_t whole;
+    if (!size_round_up(nbytes, PAGE, &whole) || whole > LARGEST) return OUT_OF_MEMORY;
+    struct pages *pages = new_record(sizeof *pages + whole / PAGE);
+    void *begin = pages ? address_reserve(whole, PAGE, 0) : NULL;
+    if (!begin) {
         free(pages);
         return OUT_OF_MEMORY;
     }
-    pages->count = count;
+    pages->count = whole / PAGE;
     pages->last_location = -2;
-    struct range range = {.begin = (deviceptr)begin, .nbytes = nbytes, .kind = RANGE_MANAGED, .flags = flags,
-                          .device = context->device, .context = context, .accessible = true, .owner = pages};
-    if (!range_add(range)) return OUT_OF_MEMORY;
+    struct range range = {.begin = (deviceptr)begin,
+                          .nbytes = nbytes,
+                          .kind = RANGE_MANAGED,
+                          .flags = flags,
+                          .device = context->device,
+                          .context = context,
+                          .accessible = true,
+                          .owner = pages};
+    if (store_map_managed(begin, whole) != 0 || !range_add(range)) {
+        address_release((deviceptr)begin, whole);
+        free(pages);
+        return OUT_OF_MEMORY;
+    }
     count_managed(context, +1);
     *address = (deviceptr)begin;
     return OK;
@@ -69,7 +83,7 @@ static uint64_t nbytes_of(struct stretch stretch) {
     return (uint64_t)(stretch.end - stretch.begin) * PAGE;
 }
 
-/* All or nothing; each GPU is told once, because telling it means a walk of the folder. */
+/* All or nothing. Each GPU's count changes once, because each change reads the whole folder. */
 static result move(struct stretch stretch, int device) {
     uint64_t arriving = nbytes_of(stretch) - nbytes_at(stretch, device);
     result failed = device >= 0 && arriving ? client_use_managed(device, (int64_t)arriving) : OK;
@@ -103,7 +117,7 @@ void managed_free_context(struct context *context) {
 
 static struct range *managed_at(deviceptr address, uint64_t nbytes) {
     struct range *range = range_at(address);
-    bool inside = range && range->kind == RANGE_MANAGED && address + nbytes <= range->begin + range->nbytes;
+    bool inside = range && range->kind == RANGE_MANAGED && range_contains(range, address, nbytes);
     return inside && nbytes ? range : NULL;
 }
 
@@ -168,8 +182,10 @@ static result answer(const struct pages *pages, int attribute, int *value) {
     int last_type = pages->last_location == -2 ? 0 : pages->last_location >= 0 ? LOCATION_DEVICE : LOCATION_HOST;
     switch (attribute) {
     case 1: *value = pages->read_mostly; return OK;
-    case 2: case 6: *value = preferred; return OK;
-    case 4: case 8: *value = pages->last_location; return OK;
+    case 2:
+    case 6: *value = preferred; return OK;
+    case 4:
+    case 8: *value = pages->last_location; return OK;
     case 5: *value = preferred_type; return OK;
     case 7: *value = last_type; return OK;
     default: return NOT_SUPPORTED;

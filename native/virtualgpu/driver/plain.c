@@ -1,4 +1,4 @@
-/* Plain device memory: zeroed when given, returned when freed, small ones packed in 2 MiB. */
+/* Plain device memory: zeroed when allocated; small allocations share slabs of 2 MiB. */
 #include "driver.h"
 
 #include <stdlib.h>
@@ -7,12 +7,13 @@
 #define UNIT 512                 /* alignment of device allocations */
 #define LARGEST_SMALL (PAGE / 2) /* above this an allocation has pages of its own */
 
+/* LARGEST_SMALL is a multiple of the unit: rounding up does not change the answer. */
 static bool is_small(uint64_t nbytes) {
-    return round_up(nbytes, UNIT) <= LARGEST_SMALL;
+    return nbytes <= LARGEST_SMALL;
 }
 
 static result slab_create(struct context *context, uint64_t nbytes, struct slab **created) {
-    struct slab *slab = calloc(1, sizeof *slab);
+    struct slab *slab = new_record(sizeof *slab);
     if (!slab) return OUT_OF_MEMORY;
     result failed = block_create(context->device, nbytes, &slab->block);
     if (failed) {
@@ -49,38 +50,54 @@ static bool take_from_slabs(struct context *context, uint64_t nbytes, struct sla
 
 static result find_place(struct context *context, uint64_t nbytes, struct slab **slab, uint64_t *offset) {
     if (is_small(nbytes) && take_from_slabs(context, nbytes, slab, offset)) return OK;
-    result failed = slab_create(context, round_up(nbytes, PAGE), slab);
-    if (!failed) extents_take(&(*slab)->free, is_small(nbytes) ? nbytes : (*slab)->block->nbytes, offset);
-    return failed;
+    uint64_t pages;
+    if (!size_round_up(nbytes, PAGE, &pages)) return OUT_OF_MEMORY;
+    result failed = slab_create(context, pages, slab);
+    if (failed) return failed;
+    if (extents_take(&(*slab)->free, is_small(nbytes) ? nbytes : pages, offset)) return OK;
+    slab_destroy(context, *slab);
+    return OUT_OF_MEMORY;
+}
+
+/* Returns a part of a slab, and the slab when nothing of it is in use. */
+static void return_place(struct context *context, struct slab *slab, uint64_t offset, uint64_t nbytes) {
+    uint64_t whole = slab->block->nbytes;
+    extents_give(&slab->free, offset, is_small(nbytes) ? round_up(nbytes, UNIT) : whole);
+    if (extents_all_free(&slab->free, whole)) slab_destroy(context, slab);
 }
 
 static result allocate(uint64_t nbytes, deviceptr *address) {
     struct context *context;
     struct slab *slab;
-    uint64_t offset;
+    uint64_t offset, whole;
     LOCKED();
     result failed = context_need(&context);
     if (!failed && (!address || !nbytes)) failed = INVALID_VALUE;
     if (!failed && nbytes > device_config(context->device)->total_bytes) failed = OUT_OF_MEMORY;
-    if (!failed) failed = find_place(context, round_up(nbytes, UNIT), &slab, &offset);
+    if (!failed && !size_round_up(nbytes, UNIT, &whole)) failed = OUT_OF_MEMORY;
+    if (!failed) failed = find_place(context, whole, &slab, &offset);
     if (failed) return failed;
     deviceptr begin = slab->block->address + offset;
-    /* Pages of its own are zero already; a shared slab may hold a freed neighbour's bytes. */
-    if (is_small(nbytes)) memset((void *)begin, 0, round_up(nbytes, UNIT));
-    slab->used += nbytes;
+    /* Pages of its own are zero already; a shared slab may have bytes of a freed allocation. */
+    if (is_small(nbytes)) memset((void *)begin, 0, whole);
+    struct range range = {.begin = begin,
+                          .nbytes = nbytes,
+                          .kind = RANGE_PLAIN,
+                          .device = context->device,
+                          .context = context,
+                          .accessible = true,
+                          .owner = slab};
+    if (!range_add(range)) {
+        return_place(context, slab, offset, nbytes);
+        return OUT_OF_MEMORY;
+    }
     *address = begin;
-    struct range range = {.begin = begin, .nbytes = nbytes, .kind = RANGE_PLAIN, .device = context->device,
-                          .context = context, .accessible = true, .owner = slab};
-    return range_add(range) ? OK : OUT_OF_MEMORY;
+    return OK;
 }
 
 result plain_free(struct range *range) {
     struct slab *slab = range->owner;
-    uint64_t whole = slab->block->nbytes;
-    uint64_t nbytes = is_small(range->nbytes) ? round_up(range->nbytes, UNIT) : whole;
-    extents_give(&slab->free, range->begin - slab->block->address, nbytes);
-    slab->used -= range->nbytes;
-    if (extents_all_free(&slab->free, whole)) slab_destroy(range->context, slab);
+    return_place(range->context, slab, range->begin - slab->block->address, range->nbytes);
     range_remove(range);
     return OK;
 }
@@ -101,8 +118,12 @@ API result cuMemAlloc_v2(deviceptr *address, size_t nbytes) {
 API result cuMemAllocPitch_v2(deviceptr *address, size_t *pitch, size_t width, size_t height, unsigned element) {
     GATE();
     if (!pitch || !width || !height || (element != 4 && element != 8 && element != 16)) return INVALID_VALUE;
-    *pitch = round_up(width, UNIT);
-    return allocate(*pitch * height, address);
+    uint64_t row, nbytes;
+    /* Real drivers answer OUT_OF_MEMORY to sizes that do not fit, and 2^64 bytes fit nowhere. */
+    if (!size_round_up(width, UNIT, &row) || !size_multiply(row, height, &nbytes)) return OUT_OF_MEMORY;
+    result failed = allocate(nbytes, address);
+    if (!failed) *pitch = row;
+    return failed;
 }
 
 static result free_by_kind(struct range *range) {

@@ -53,8 +53,9 @@ static result back_with_memory(struct chunk *chunk) {
     int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
     if (chunk->pool->device < 0) {
         void *host = mmap(NULL, chunk->nbytes, PROT_READ | PROT_WRITE, flags, -1, 0);
+        if (host == MAP_FAILED) return OUT_OF_MEMORY;
         chunk->address = (deviceptr)host;
-        return host == MAP_FAILED ? OUT_OF_MEMORY : OK;
+        return OK;
     }
     result failed = block_create(chunk->pool->device, chunk->nbytes, &chunk->block);
     if (!failed) failed = block_map(chunk->block);
@@ -72,15 +73,25 @@ static void count_used(struct pool *pool, int64_t nbytes) {
     if (pool->used > pool->used_high) pool->used_high = pool->used;
 }
 
+static void chunk_release(struct chunk *chunk) {
+    if (chunk->block)
+        block_destroy(chunk->block);
+    else if (chunk->address)
+        munmap((void *)chunk->address, chunk->nbytes);
+    extents_clear(&chunk->free);
+    free(chunk);
+}
+
 static result chunk_create(struct pool *pool, uint64_t nbytes, struct chunk **created) {
-    struct chunk *chunk = calloc(1, sizeof *chunk);
+    uint64_t whole;
+    if (!size_round_up(nbytes, CHUNK, &whole)) return OUT_OF_MEMORY;
+    struct chunk *chunk = new_record(sizeof *chunk);
     if (!chunk) return OUT_OF_MEMORY;
-    *chunk = (struct chunk){.pool = pool, .nbytes = round_up(nbytes, CHUNK)};
+    *chunk = (struct chunk){.pool = pool, .nbytes = whole};
     result failed = back_with_memory(chunk);
     if (!failed && !extents_give(&chunk->free, 0, chunk->nbytes)) failed = OUT_OF_MEMORY;
     if (failed) {
-        if (chunk->block) block_destroy(chunk->block);
-        free(chunk);
+        chunk_release(chunk);
         return failed;
     }
     chunk->next = pool->chunks;
@@ -90,21 +101,16 @@ static result chunk_create(struct pool *pool, uint64_t nbytes, struct chunk **cr
     return OK;
 }
 
-static void chunk_destroy(struct chunk *chunk) {
+void chunk_destroy(struct chunk *chunk) {
     struct chunk **link = &chunk->pool->chunks;
     while (*link != chunk) link = &(*link)->next;
     *link = chunk->next;
     count_reserved(chunk->pool, -(int64_t)chunk->nbytes);
-    if (chunk->block)
-        block_destroy(chunk->block);
-    else
-        munmap((void *)chunk->address, chunk->nbytes);
-    extents_clear(&chunk->free);
-    free(chunk);
+    chunk_release(chunk);
 }
 
 result chunk_adopt(struct pool *pool, struct block *block, struct chunk **adopted) {
-    struct chunk *chunk = calloc(1, sizeof *chunk);
+    struct chunk *chunk = new_record(sizeof *chunk);
     if (!chunk) return OUT_OF_MEMORY;
     *chunk = (struct chunk){pool->chunks, pool, block, block->address, block->nbytes, 0, {0}};
     pool->chunks = chunk;
@@ -134,27 +140,38 @@ static bool take(struct pool *pool, uint64_t nbytes, struct chunk **chunk, uint6
 }
 
 static bool exceeds_limit(const struct pool *pool, uint64_t nbytes) {
-    if (pool->props.max_nbytes && pool->used + nbytes > pool->props.max_nbytes) return true;
+    if (pool->props.max_nbytes && size_sum(pool->used, nbytes) > pool->props.max_nbytes) return true;
     return pool->device >= 0 && nbytes > device_config(pool->device)->total_bytes;
 }
 
-static result find_place(struct pool *pool, uint64_t nbytes, struct chunk **chunk, uint64_t *offset) {
+/* Sets *made* where the chunk was created for this. */
+static result find_place(struct pool *pool, uint64_t nbytes, struct chunk **chunk, uint64_t *offset, bool *made) {
+    *made = false;
     if (exceeds_limit(pool, nbytes)) return OUT_OF_MEMORY;
     if (take(pool, nbytes, chunk, offset)) return OK;
     result failed = chunk_create(pool, nbytes, chunk);
     if (failed == OUT_OF_MEMORY) {
-        /* Free chunks of the wrong size may be what stands in the way. */
+        /* Free chunks that are too small may use the memory that is missing. */
+        uint64_t reserved = pool->reserved;
         pool_trim(pool, 0);
-        failed = chunk_create(pool, nbytes, chunk);
+        if (pool->reserved < reserved) failed = chunk_create(pool, nbytes, chunk);
     }
-    if (!failed) extents_take(&(*chunk)->free, nbytes, offset);
-    return failed;
+    if (failed) return failed;
+    *made = true;
+    if (extents_take(&(*chunk)->free, nbytes, offset)) return OK;
+    chunk_destroy(*chunk);
+    return OUT_OF_MEMORY;
 }
 
 result chunk_cut(struct chunk *chunk, uint64_t begin, uint64_t nbytes, deviceptr *address) {
+    if (!nbytes || !size_within(begin, nbytes, chunk->nbytes)) return INVALID_VALUE;
     uint64_t whole = round_up(nbytes, UNIT);
-    struct range range = {.begin = chunk->address + begin, .nbytes = nbytes, .kind = RANGE_POOL,
-                          .device = chunk->pool->device, .accessible = true, .owner = chunk};
+    struct range range = {.begin = chunk->address + begin,
+                          .nbytes = nbytes,
+                          .kind = RANGE_POOL,
+                          .device = chunk->pool->device,
+                          .accessible = true,
+                          .owner = chunk};
     if (range_overlaps(range.begin, nbytes)) return ALREADY_MAPPED;
     if (!range_add(range)) return OUT_OF_MEMORY;
     chunk->used += whole;
@@ -165,10 +182,17 @@ result chunk_cut(struct chunk *chunk, uint64_t begin, uint64_t nbytes, deviceptr
 
 result pool_allocate(struct pool *pool, uint64_t nbytes, deviceptr *address) {
     struct chunk *chunk;
-    uint64_t begin;
+    uint64_t begin, whole;
+    bool made;
     if (!address || !nbytes || pool->imported) return INVALID_VALUE;
-    result failed = find_place(pool, round_up(nbytes, UNIT), &chunk, &begin);
-    return failed ? failed : chunk_cut(chunk, begin, nbytes, address);
+    if (!size_round_up(nbytes, UNIT, &whole)) return OUT_OF_MEMORY;
+    result failed = find_place(pool, whole, &chunk, &begin, &made);
+    if (failed) return failed;
+    failed = chunk_cut(chunk, begin, nbytes, address);
+    if (!failed) return OK;
+    extents_give(&chunk->free, begin, whole);
+    if (made) chunk_destroy(chunk);
+    return failed;
 }
 
 static void finish_destroying(struct pool *pool) {

@@ -172,10 +172,13 @@ API result cuMemPoolGetAttribute(struct pool *pool, int attribute, void *value) 
 
 static result set_number(struct pool *pool, int attribute, uint64_t value) {
     if (attribute == THRESHOLD) pool->threshold = value;
-    /* A high-water mark can only be set back, to where the level is now. */
-    else if (attribute == RESERVED_HIGH && value == 0) pool->reserved_high = pool->reserved;
-    else if (attribute == USED_HIGH && value == 0) pool->used_high = pool->used;
-    else return INVALID_VALUE;
+    /* A high-water mark can only be reset, to the present value. */
+    else if (attribute == RESERVED_HIGH && value == 0)
+        pool->reserved_high = pool->reserved;
+    else if (attribute == USED_HIGH && value == 0)
+        pool->used_high = pool->used;
+    else
+        return INVALID_VALUE;
     return OK;
 }
 
@@ -205,6 +208,10 @@ API result cuMemPoolSetAccess(struct pool *pool, const struct access_desc *descr
         if (access->location.type != LOCATION_DEVICE) continue;
         if (device_gpu(access->location.id) < 0) return INVALID_DEVICE;
         if (access->location.id == pool->device && access->flags != ACCESS_READWRITE) return INVALID_VALUE;
+    }
+    for (size_t i = 0; i < count; i++) {
+        const struct access_desc *access = &descriptions[i];
+        if (access->location.type != LOCATION_DEVICE) continue;
         set_bit(&pool->readable, access->location.id, access->flags & ACCESS_READ);
         set_bit(&pool->writable, access->location.id, access->flags == ACCESS_READWRITE);
     }

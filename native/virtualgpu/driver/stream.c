@@ -23,7 +23,7 @@ static pthread_mutex_t queues = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t progress = PTHREAD_COND_INITIALIZER;
 
 struct stream *stream_create(struct context *context, unsigned flags, int priority) {
-    /* A handle used again: whoever still waits for its former stream must see the change whole. */
+    /* The handle may be reused: a thread that waits for its former stream must not see half of the change. */
     pthread_mutex_lock(&queues);
     struct stream *stream = handle_take(HANDLE_STREAM, sizeof *stream, context);
     if (stream) {
@@ -154,16 +154,21 @@ static result start_worker(struct stream *stream) {
     if (stream->worker) return OK;
     pthread_attr_init(&attributes);
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    stream->worker = pthread_create(&thread, &attributes, work_until_empty, stream) == 0;
+    stream->worker =
+        !store_step_fails("step.thread") && pthread_create(&thread, &attributes, work_until_empty, stream) == 0;
     pthread_attr_destroy(&attributes);
     if (stream->worker) gate_count_work(+1);
     return stream->worker ? OK : OUT_OF_MEMORY;
 }
 
 static result enqueue(struct stream *stream, void (*run)(void *), const void *argument, size_t nbytes) {
-    struct work *work = malloc(sizeof *work + nbytes);
-    if (!work) return OUT_OF_MEMORY;
-    *work = (struct work){.run = run};
+    struct work *work = new_record(sizeof *work + nbytes);
+    /* The worker waits for the lock on the queues, so it finds the work that is added after its start. */
+    if (!work || start_worker(stream) != OK) {
+        free(work);
+        return OUT_OF_MEMORY;
+    }
+    work->run = run;
     memcpy(work->argument, argument, nbytes);
     if (stream->last)
         stream->last->next = work;
@@ -171,7 +176,22 @@ static result enqueue(struct stream *stream, void (*run)(void *), const void *ar
         stream->first = work;
     stream->last = work;
     stream->submitted++;
-    return start_worker(stream);
+    return OK;
+}
+
+/* Takes back what was queued behind *last*; all of it where that is NULL. */
+static void remove_behind(struct stream *stream, struct work *last) {
+    struct work *work = last ? last->next : stream->first;
+    if (last)
+        last->next = NULL;
+    else
+        stream->first = NULL;
+    stream->last = last;
+    for (struct work *next; work; work = next) {
+        next = work->next;
+        free(work);
+        stream->submitted--;
+    }
 }
 
 /* The legacy default stream waits for every blocking stream of its context, and they for it. */
@@ -182,34 +202,33 @@ static bool ordered(const struct stream *stream, const struct stream *other) {
     return other->is_legacy && !(stream->flags & STREAM_NON_BLOCKING);
 }
 
-static void enqueue_implicit_waits(struct stream *stream) {
-    for (struct stream *other = handle_first(HANDLE_STREAM); other; other = handle_next(other)) {
+static result enqueue_implicit_waits(struct stream *stream) {
+    result failed = OK;
+    for (struct stream *other = handle_first(HANDLE_STREAM); other && !failed; other = handle_next(other)) {
         if (!ordered(stream, other)) continue;
         struct turn turn = {other, other->id, other->submitted};
-        enqueue(stream, wait_for_turn, &turn, sizeof turn);
+        failed = enqueue(stream, wait_for_turn, &turn, sizeof turn);
     }
-}
-
-/* State and queues are both locked here, in that order: workers are counted at the gate. */
-static bool must_queue(struct stream *stream, bool inline_allowed) {
-    enqueue_implicit_waits(stream);
-    return !inline_allowed || stream->completed != stream->submitted;
+    return failed;
 }
 
 result stream_submit(struct stream *stream, void (*run)(void *), const void *argument, size_t nbytes,
                      bool inline_allowed) {
-    result failed = OK;
+    /* State and queues are both locked, in that order: workers are counted at the gate. */
     state_lock();
     pthread_mutex_lock(&queues);
-    bool queued = must_queue(stream, inline_allowed);
-    if (queued)
-        failed = enqueue(stream, run, argument, nbytes);
-    else {
+    struct work *last = stream->last;
+    result failed = enqueue_implicit_waits(stream);
+    bool queued = !inline_allowed || stream->completed != stream->submitted;
+    if (!failed && queued) failed = enqueue(stream, run, argument, nbytes);
+    if (failed) remove_behind(stream, last);
+    bool runs_here = !failed && !queued;
+    if (runs_here) {
         stream->submitted++;
         stream->busy = true;
     }
     state_unlock();
-    if (!queued) run_one(stream, run, (void *)argument);
+    if (runs_here) run_one(stream, run, (void *)argument);
     pthread_mutex_unlock(&queues);
     return failed;
 }
@@ -231,4 +250,194 @@ result stream_run_now(void (*run)(void *), const void *argument, size_t nbytes) 
     if (!failed) failed = stream_submit(stream, run, argument, nbytes, true);
     if (!failed) stream_wait(stream);
     return failed;
+}
+
+/* ---- the calls; captures do not exist, since nothing could replay them ---- */
+
+static result create(struct stream **created, unsigned flags, int priority) {
+    struct context *context;
+    LOCKED();
+    result failed = context_need(&context);
+    if (!failed && (!created || flags > STREAM_NON_BLOCKING)) failed = INVALID_VALUE;
+    if (failed) return failed;
+    priority = priority > 0 ? 0 : priority < -5 ? -5 : priority;
+    *created = stream_create(context, flags, priority);
+    return *created ? OK : OUT_OF_MEMORY;
+}
+
+API result cuStreamCreate(struct stream **stream, unsigned flags) {
+    GATE();
+    return create(stream, flags, 0);
+}
+
+API result cuStreamCreateWithPriority(struct stream **stream, unsigned flags, int priority) {
+    GATE();
+    return create(stream, flags, priority);
+}
+
+API result cuStreamDestroy_v2(struct stream *stream) {
+    GATE();
+    LOCKED();
+    if ((uint64_t)stream <= 2 || !handle_is(stream, HANDLE_STREAM) || stream->is_legacy) return INVALID_HANDLE;
+    stream_destroy(stream);
+    return OK;
+}
+
+API result cuStreamQuery(void *handle) {
+    GATE();
+    struct stream *stream;
+    result failed = resolve_locked(handle, &stream);
+    if (failed) return failed;
+    return stream_idle(stream) ? OK : NOT_READY;
+}
+
+API result cuStreamSynchronize(void *handle) {
+    GATE();
+    struct stream *stream;
+    result failed = resolve_locked(handle, &stream);
+    if (failed) return failed;
+    int device = stream->handle.owner->device;
+    stream_wait(stream);
+    LOCKED();
+    pools_synchronized(device);
+    return OK;
+}
+
+#define ANSWER(field, value) \
+    GATE(); \
+    struct stream *stream; \
+    result failed = resolve_locked(handle, &stream); \
+    if (!failed && !field) failed = INVALID_VALUE; \
+    if (!failed) *field = value; \
+    return failed
+
+API result cuStreamGetPriority(void *handle, int *priority) {
+    ANSWER(priority, stream->priority);
+}
+
+API result cuStreamGetFlags(void *handle, unsigned *flags) {
+    ANSWER(flags, stream->flags);
+}
+
+API result cuStreamGetId(void *handle, unsigned long long *id) {
+    ANSWER(id, stream->id);
+}
+
+API result cuStreamGetCtx(void *handle, struct context **context) {
+    ANSWER(context, stream->handle.owner);
+}
+
+API result cuStreamGetDevice(void *handle, int *device) {
+    ANSWER(device, stream->handle.owner->device);
+}
+
+API result cuStreamIsCapturing(void *handle, int *status) {
+    ANSWER(status, 0);
+}
+
+API result cuStreamGetCtx_v2(void *handle, struct context **context, void **green) {
+    if (green) *green = NULL;
+    return cuStreamGetCtx(handle, context);
+}
+
+API result cuStreamGetCaptureInfo_v2(void *handle, int *status, uint64_t *id, void **graph, void *nodes,
+                                     size_t *count) {
+    (void)id;
+    (void)nodes;
+    if (graph) *graph = NULL;
+    if (count) *count = 0;
+    return cuStreamIsCapturing(handle, status);
+}
+
+API result cuStreamGetCaptureInfo_v3(void *handle, int *status, uint64_t *id, void **graph, void *nodes, void *edges,
+                                     size_t *count) {
+    (void)edges;
+    return cuStreamGetCaptureInfo_v2(handle, status, id, graph, nodes, count);
+}
+
+API result cuThreadExchangeStreamCaptureMode(int *mode) {
+    GATE();
+    static _Thread_local int current;
+    if (!mode) return INVALID_VALUE;
+    int previous = current;
+    current = *mode;
+    *mode = previous;
+    return OK;
+}
+
+API result cuStreamCopyAttributes(void *target, void *source) {
+    GATE();
+    struct stream *stream;
+    result failed = resolve_locked(target, &stream);
+    return failed ? failed : resolve_locked(source, &stream);
+}
+
+/* ---- the program's own functions, in stream order ---- */
+
+struct host_function {
+    void (*function)(void *);
+    void *data;
+};
+
+static void run_host_function(void *argument) {
+    const struct host_function *call = argument;
+    call->function(call->data);
+}
+
+API result cuLaunchHostFunc(void *handle, void (*function)(void *), void *data) {
+    GATE();
+    struct stream *stream;
+    struct host_function call = {function, data};
+    result failed = function ? resolve_locked(handle, &stream) : INVALID_VALUE;
+    return failed ? failed : stream_submit(stream, run_host_function, &call, sizeof call, false);
+}
+
+struct callback {
+    void (*function)(void *stream, result status, void *data);
+    void *stream, *data;
+};
+
+static void run_callback(void *argument) {
+    const struct callback *call = argument;
+    call->function(call->stream, OK, call->data);
+}
+
+API result cuStreamAddCallback(void *handle, void (*function)(void *, result, void *), void *data, unsigned flags) {
+    GATE();
+    struct stream *stream;
+    struct callback call = {function, handle, data};
+    result failed = function && !flags ? resolve_locked(handle, &stream) : INVALID_VALUE;
+    return failed ? failed : stream_submit(stream, run_callback, &call, sizeof call, false);
+}
+
+/* ---- values written by streams; waits for values need a GPU that polls, and are refused ---- */
+
+struct write {
+    deviceptr address;
+    uint64_t value;
+    size_t nbytes;
+};
+
+static void run_write(void *argument) {
+    const struct write *write = argument;
+    memcpy((void *)write->address, &write->value, write->nbytes);
+}
+
+static result write_value(void *handle, struct write write) {
+    state_lock();
+    bool reachable = range_covers(write.address, write.nbytes);
+    state_unlock();
+    return reachable ? stream_submit_on(handle, run_write, &write, sizeof write) : INVALID_VALUE;
+}
+
+API result cuStreamWriteValue32_v2(void *handle, deviceptr address, uint32_t value, unsigned flags) {
+    GATE();
+    (void)flags;
+    return write_value(handle, (struct write){address, value, sizeof value});
+}
+
+API result cuStreamWriteValue64_v2(void *handle, deviceptr address, uint64_t value, unsigned flags) {
+    GATE();
+    (void)flags;
+    return write_value(handle, (struct write){address, value, sizeof value});
 }

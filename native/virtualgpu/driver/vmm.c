@@ -1,4 +1,4 @@
-/* Virtual memory management: addresses and memory taken apart and put together. */
+/* Virtual memory management: reserved addresses, physical memory, and mappings of one to the other. */
 #define _GNU_SOURCE
 #include "driver.h"
 
@@ -34,7 +34,7 @@ API result cuMemAddressReserve(deviceptr *address, size_t nbytes, size_t alignme
     LOCKED();
     (void)flags;
     if (!address || !whole_pages(nbytes) || (alignment & (alignment - 1))) return INVALID_VALUE;
-    struct reservation *reservation = malloc(sizeof *reservation);
+    struct reservation *reservation = new_record(sizeof *reservation);
     void *begin = reservation ? address_reserve(nbytes, alignment > PAGE ? alignment : PAGE, wanted) : NULL;
     if (!begin) {
         free(reservation);
@@ -48,7 +48,8 @@ API result cuMemAddressReserve(deviceptr *address, size_t nbytes, size_t alignme
 
 static struct reservation *reservation_around(deviceptr address, uint64_t nbytes) {
     struct reservation *found = reservations;
-    while (found && !(found->begin <= address && address + nbytes <= found->begin + found->nbytes)) found = found->next;
+    while (found && !(found->begin <= address && size_within(address - found->begin, nbytes, found->nbytes)))
+        found = found->next;
     return found;
 }
 
@@ -95,8 +96,13 @@ API result cuMemCreate(uint64_t *handle, size_t nbytes, const struct allocation_
     result failed = check_prop(prop);
     if (!failed) failed = block_create(prop->location.id, nbytes, &block);
     if (failed) return failed;
-    *handle = (uint64_t)allocation_adopt(block, prop);
-    return *handle ? OK : OUT_OF_MEMORY;
+    struct allocation *allocation = allocation_adopt(block, prop);
+    if (!allocation) {
+        block_destroy(block);
+        return OUT_OF_MEMORY;
+    }
+    *handle = (uint64_t)allocation;
+    return OK;
 }
 
 /* Handles and mappings both keep the memory. */
@@ -137,6 +143,11 @@ API result cuMemGetAllocationPropertiesFromHandle(struct allocation_prop *prop, 
 
 /* ---- together ---- */
 
+static bool protect(deviceptr address, uint64_t nbytes, int flags) {
+    int protection = flags == ACCESS_READWRITE ? PROT_READ | PROT_WRITE : flags == ACCESS_READ ? PROT_READ : PROT_NONE;
+    return !store_step_fails("step.protect") && mprotect((void *)address, nbytes, protection) == 0;
+}
+
 static result check_place(deviceptr address, uint64_t nbytes, uint64_t offset, const struct allocation *allocation) {
     if (!allocation || address % PAGE || offset) return INVALID_VALUE;
     /* Nor does the real driver map a part, whole pages or not. */
@@ -152,16 +163,25 @@ API result cuMemMap(deviceptr address, size_t nbytes, size_t offset, uint64_t ha
     result failed = flags ? INVALID_VALUE : check_place(address, nbytes, offset, allocation);
     if (!failed) failed = block_map_at(allocation->block, address, nbytes);
     if (failed) return failed;
-    mprotect((void *)address, nbytes, PROT_NONE); /* nobody has access until it is set */
-    struct range range = {.begin = address, .nbytes = nbytes, .kind = RANGE_VMM,
-                          .device = allocation->block->device, .owner = allocation};
-    if (!range_add(range)) return OUT_OF_MEMORY;
+    /* Nobody has access until it is set. */
+    if (!protect(address, nbytes, ACCESS_NONE)) failed = OUT_OF_MEMORY;
+    struct range range = {.begin = address,
+                          .nbytes = nbytes,
+                          .kind = RANGE_VMM,
+                          .device = allocation->block->device,
+                          .owner = allocation};
+    if (!failed && !range_add(range)) failed = OUT_OF_MEMORY;
+    if (failed) {
+        address_blank(address, nbytes);
+        return failed;
+    }
     allocation->references++;
     return OK;
 }
 
 static bool mappings_fill(deviceptr address, uint64_t nbytes) {
-    deviceptr end = address + nbytes;
+    deviceptr end;
+    if (!size_add(address, nbytes, &end)) return false;
     while (address < end) {
         struct range *range = range_exact(address);
         if (!range || range->kind != RANGE_VMM) return false;
@@ -186,10 +206,18 @@ API result cuMemUnmap(deviceptr address, size_t nbytes) {
 }
 
 static void set_access(struct range *range, int flags) {
-    int protection = flags == ACCESS_READWRITE ? PROT_READ | PROT_WRITE : flags == ACCESS_READ ? PROT_READ : PROT_NONE;
-    mprotect((void *)range->begin, range->nbytes, protection);
     range->accessible = flags != ACCESS_NONE;
     range->flags = (unsigned)flags;
+}
+
+/* All of the mappings, or, where the kernel refuses one of them, none. */
+static result protect_all(deviceptr begin, uint64_t nbytes, int flags) {
+    deviceptr at = begin;
+    while (at < begin + nbytes && protect(at, range_exact(at)->nbytes, flags)) at += range_exact(at)->nbytes;
+    if (at == begin + nbytes) return OK;
+    for (deviceptr done = begin; done < at; done += range_exact(done)->nbytes)
+        protect(done, range_exact(done)->nbytes, (int)range_exact(done)->flags);
+    return OUT_OF_MEMORY;
 }
 
 API result cuMemSetAccess(deviceptr address, size_t nbytes, const struct access_desc *descriptions, size_t count) {
@@ -200,6 +228,8 @@ API result cuMemSetAccess(deviceptr address, size_t nbytes, const struct access_
         if (descriptions[i].location.type != LOCATION_DEVICE) return NOT_SUPPORTED;
         if (device_gpu(descriptions[i].location.id) < 0) return INVALID_DEVICE;
     }
+    result failed = protect_all(address, nbytes, descriptions[0].flags);
+    if (failed) return failed;
     for (deviceptr at = address; at < address + nbytes;) {
         struct range *range = range_exact(at);
         set_access(range, descriptions[0].flags);

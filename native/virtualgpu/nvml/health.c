@@ -30,15 +30,11 @@ EXPORT int nvmlDeviceGetDefaultEccMode(struct nvml_device *device, unsigned *mod
 }
 
 /* Whether errors of this kind are counted at all, and how many there are. */
-static int count_errors(const struct nvml_call *call, unsigned error, unsigned counter,
-                        unsigned long long *count) {
-    if (error >= ERROR_KINDS || counter >= COUNTER_KINDS)
-        return NVML_INVALID_ARGUMENT;
-    if (!call->gpu->ecc_enabled)
-        return NVML_NOT_SUPPORTED;
+static int count_errors(const struct nvml_call *call, unsigned error, unsigned counter, unsigned long long *count) {
+    if (error >= ERROR_KINDS || counter >= COUNTER_KINDS) return NVML_INVALID_ARGUMENT;
+    if (!call->gpu->ecc_enabled) return NVML_NOT_SUPPORTED;
     *count = error == ERROR_UNCORRECTED ? call->gpu->ecc_uncorrected : 0;
-    if (call->sentinel)
-        *count = NOT_AVAILABLE_64;
+    if (call->sentinel) *count = NOT_AVAILABLE_64;
     return NVML_SUCCESS;
 }
 
@@ -59,16 +55,14 @@ EXPORT int nvmlDeviceGetMemoryErrorCounter(struct nvml_device *device, unsigned 
                                            unsigned memory, unsigned long long *count) {
     ENTER(device, memory < MEMORY_KINDS ? count : NULL);
     int status = count_errors(&call, error, counter, count);
-    if (status == NVML_SUCCESS && memory != MEMORY_DEVICE)
-        *count = 0;
+    if (status == NVML_SUCCESS && memory != MEMORY_DEVICE) *count = 0;
     return status;
 }
 
-EXPORT int nvmlDeviceGetRemappedRows(struct nvml_device *device, unsigned *correctable,
-                                     unsigned *uncorrectable, unsigned *pending, unsigned *failed) {
+EXPORT int nvmlDeviceGetRemappedRows(struct nvml_device *device, unsigned *correctable, unsigned *uncorrectable,
+                                     unsigned *pending, unsigned *failed) {
     ENTER(device, correctable && uncorrectable && pending && failed ? correctable : NULL);
-    if (call.gpu->retires_pages)
-        return NVML_NOT_SUPPORTED;
+    if (call.gpu->retires_pages) return NVML_NOT_SUPPORTED;
     *correctable = call.gpu->remapped_correctable;
     *uncorrectable = call.gpu->remapped_uncorrectable;
     *pending = call.gpu->remap_pending;
@@ -76,16 +70,12 @@ EXPORT int nvmlDeviceGetRemappedRows(struct nvml_device *device, unsigned *corre
     return NVML_SUCCESS;
 }
 
-static int list_pages(const struct nvml_call *call, unsigned cause, unsigned *count,
-                      unsigned long long *addresses) {
-    if (!call->gpu->retires_pages)
-        return NVML_NOT_SUPPORTED;
-    if (cause >= CAUSES)
-        return NVML_INVALID_ARGUMENT;
+static int list_pages(const struct nvml_call *call, unsigned cause, unsigned *count, unsigned long long *addresses) {
+    if (!call->gpu->retires_pages) return NVML_NOT_SUPPORTED;
+    if (cause >= CAUSES) return NVML_INVALID_ARGUMENT;
     unsigned room = addresses ? *count : 0;
     *count = cause == CAUSE_DOUBLE_BIT ? call->gpu->retired_pages : 0;
-    for (unsigned i = 0; i < *count && i < room; i++)
-        addresses[i] = FIRST_RETIRED_PAGE + i * PAGE_BYTES;
+    for (unsigned i = 0; i < *count && i < room; i++) addresses[i] = FIRST_RETIRED_PAGE + i * PAGE_BYTES;
     return *count > room ? NVML_INSUFFICIENT_SIZE : NVML_SUCCESS;
 }
 
@@ -99,15 +89,13 @@ EXPORT int nvmlDeviceGetRetiredPages_v2(struct nvml_device *device, unsigned cau
                                         unsigned long long *addresses, unsigned long long *times) {
     ENTER(device, count);
     int status = list_pages(&call, cause, count, addresses);
-    for (unsigned i = 0; status == NVML_SUCCESS && times && i < *count; i++)
-        times[i] = 0; /* nobody was there to note when */
+    for (unsigned i = 0; status == NVML_SUCCESS && times && i < *count; i++) times[i] = 0; /* when is not known */
     return status;
 }
 
 EXPORT int nvmlDeviceGetRetiredPagesPendingStatus(struct nvml_device *device, unsigned *pending) {
     ENTER(device, pending);
-    if (!call.gpu->retires_pages)
-        return NVML_NOT_SUPPORTED;
+    if (!call.gpu->retires_pages) return NVML_NOT_SUPPORTED;
     *pending = call.gpu->retired_pending;
     return NVML_SUCCESS;
 }

@@ -1,4 +1,4 @@
-/* A GPU's memory: version 1 counts what the driver reserves as used, version 2 tells it apart. */
+/* A GPU's memory: version 1 counts reserved memory as used, version 2 reports it separately. */
 #include "nvml.h"
 
 struct memory {
@@ -17,8 +17,7 @@ struct bar1_memory {
 static int usage_of(int index, struct store_usage *usage) {
     struct store_usage all[STORE_MAX_GPUS];
     int none = 0;
-    if (store_walk(all, NULL, &none) < 0)
-        return NVML_UNKNOWN;
+    if (store_walk(all, NULL, &none) < 0) return NVML_UNKNOWN;
     *usage = all[index];
     return NVML_SUCCESS;
 }
@@ -27,10 +26,9 @@ static int usage_of(int index, struct store_usage *usage) {
 static int read_memory(const struct nvml_call *call, struct memory_v2 *memory) {
     struct store_usage usage;
     int status = usage_of(call->index, &usage);
-    if (status != NVML_SUCCESS)
-        return status;
-    *memory = (struct memory_v2){0, call->gpu->total_bytes, call->gpu->reserved_bytes, usage.free_bytes,
-                                 usage.used_bytes};
+    if (status != NVML_SUCCESS) return status;
+    *memory =
+        (struct memory_v2){0, call->gpu->total_bytes, call->gpu->reserved_bytes, usage.free_bytes, usage.used_bytes};
     if (call->mig) {
         unsigned long long total = call->mig->total_bytes;
         unsigned long long used = usage.instance_used[call->mig->gpu_instance];
@@ -45,27 +43,22 @@ EXPORT int nvmlDeviceGetMemoryInfo(struct nvml_device *device, struct memory *me
     REFUSE_RESTRICTED();
     struct memory_v2 read;
     int status = read_memory(&call, &read);
-    if (status != NVML_SUCCESS)
-        return status;
+    if (status != NVML_SUCCESS) return status;
     *memory = (struct memory){read.total, read.free, read.used + read.reserved};
-    if (call.sentinel)
-        *memory = (struct memory){NOT_AVAILABLE_64, NOT_AVAILABLE_64, NOT_AVAILABLE_64};
+    if (call.sentinel) *memory = (struct memory){NOT_AVAILABLE_64, NOT_AVAILABLE_64, NOT_AVAILABLE_64};
     return NVML_SUCCESS;
 }
 
 EXPORT int nvmlDeviceGetMemoryInfo_v2(struct nvml_device *device, struct memory_v2 *memory) {
     ENTER_ANY(device, memory);
     const unsigned version = VERSIONED(struct memory_v2, 2);
-    if (memory->version != version)
-        return NVML_VERSION_MISMATCH;
+    if (memory->version != version) return NVML_VERSION_MISMATCH;
     REFUSE_RESTRICTED();
     int status = read_memory(&call, memory);
-    if (status != NVML_SUCCESS)
-        return status;
+    if (status != NVML_SUCCESS) return status;
     memory->version = version;
     if (call.sentinel)
-        *memory = (struct memory_v2){version, NOT_AVAILABLE_64, NOT_AVAILABLE_64, NOT_AVAILABLE_64,
-                                     NOT_AVAILABLE_64};
+        *memory = (struct memory_v2){version, NOT_AVAILABLE_64, NOT_AVAILABLE_64, NOT_AVAILABLE_64, NOT_AVAILABLE_64};
     return NVML_SUCCESS;
 }
 
@@ -73,12 +66,9 @@ EXPORT int nvmlDeviceGetBAR1MemoryInfo(struct nvml_device *device, struct bar1_m
     ENTER(device, memory);
     struct store_usage usage;
     int status = usage_of(call.index, &usage);
-    if (status != NVML_SUCCESS)
-        return status;
-    *memory = (struct bar1_memory){call.gpu->bar1_bytes, call.gpu->bar1_bytes - usage.bar1_used,
-                                   usage.bar1_used};
-    if (call.sentinel)
-        *memory = (struct bar1_memory){NOT_AVAILABLE_64, NOT_AVAILABLE_64, NOT_AVAILABLE_64};
+    if (status != NVML_SUCCESS) return status;
+    *memory = (struct bar1_memory){call.gpu->bar1_bytes, call.gpu->bar1_bytes - usage.bar1_used, usage.bar1_used};
+    if (call.sentinel) *memory = (struct bar1_memory){NOT_AVAILABLE_64, NOT_AVAILABLE_64, NOT_AVAILABLE_64};
     return NVML_SUCCESS;
 }
 

@@ -1,4 +1,4 @@
-/* What every entry point of the virtual libnvidia-ml shares: numbers, handles, the way in.
+/* What every function of the virtual libnvidia-ml uses: error numbers, handles, the first checks.
  *
  * The values are the public interface's; the words are ours, and no foreign header is used.
  */
@@ -35,7 +35,7 @@ struct nvml_device {
     int index, mig;
 };
 
-/* One call on its way in. Unless status is NVML_SUCCESS, the call returns it and is over. */
+/* What a call needs. Unless status is NVML_SUCCESS, the call returns it at once. */
 struct nvml_call {
     int status;
     bool sentinel; /* a fault asks for "not available" where a number would be */
@@ -45,12 +45,10 @@ struct nvml_call {
 };
 
 struct nvml_call nvml_enter_system(const char *function, const void *output);
-struct nvml_call nvml_enter_device(const char *function, const struct nvml_device *device,
-                                   const void *output);
+struct nvml_call nvml_enter_device(const char *function, const struct nvml_device *device, const void *output);
 
 /* The same, for the few questions that a MIG device answers too. Others are not supported on it. */
-struct nvml_call nvml_enter_any_device(const char *function, const struct nvml_device *device,
-                                       const void *output);
+struct nvml_call nvml_enter_any_device(const char *function, const struct nvml_device *device, const void *output);
 
 /* The handle of a GPU, and back: -1 where a pointer is no handle of a GPU of ours. */
 struct nvml_device *nvml_device_at(int index);
@@ -60,27 +58,23 @@ int nvml_index_of(const void *device);
 
 bool nvml_is_initialized(void);
 
-/* Copies text out, or says that the caller's buffer is too small. */
+/* Copies text to the caller, or reports that its buffer is too small. */
 int nvml_copy(char *buffer, unsigned length, const char *text);
 
-#define ENTER_SYSTEM(output)                                                                   \
-    struct nvml_call call = nvml_enter_system(__func__, (output));                             \
-    if (call.status != NVML_SUCCESS)                                                           \
-    return call.status
+#define ENTER_SYSTEM(output) \
+    struct nvml_call call = nvml_enter_system(__func__, (output)); \
+    if (call.status != NVML_SUCCESS) return call.status
 
-#define ENTER(device, output)                                                                  \
-    struct nvml_call call = nvml_enter_device(__func__, (device), (output));                   \
-    if (call.status != NVML_SUCCESS)                                                           \
-    return call.status
+#define ENTER(device, output) \
+    struct nvml_call call = nvml_enter_device(__func__, (device), (output)); \
+    if (call.status != NVML_SUCCESS) return call.status
 
-#define ENTER_ANY(device, output)                                                              \
-    struct nvml_call call = nvml_enter_any_device(__func__, (device), (output));               \
-    if (call.status != NVML_SUCCESS)                                                           \
-    return call.status
+#define ENTER_ANY(device, output) \
+    struct nvml_call call = nvml_enter_any_device(__func__, (device), (output)); \
+    if (call.status != NVML_SUCCESS) return call.status
 
-/* Under MIG the GPU as a whole answers for its memory and processes only to the privileged. */
-#define REFUSE_RESTRICTED()                                                                    \
-    if (!call.mig && call.gpu->mig_enabled && call.gpu->mig_restricted)                        \
-    return NVML_NO_PERMISSION
+/* Under MIG, memory and processes of the whole GPU are shown to privileged users only. */
+#define REFUSE_RESTRICTED() \
+    if (!call.mig && call.gpu->mig_enabled && call.gpu->mig_restricted) return NVML_NO_PERMISSION
 
 #endif

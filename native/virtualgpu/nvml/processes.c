@@ -1,4 +1,4 @@
-/* Who holds memory, as the driver's lists tell: by the pid that made the context.
+/* Who holds memory, as the driver lists it: by the pid that made the context.
  *
  * That pid stays listed while anything keeps its files open, a forked child for instance,
  * also after the process itself is dead. A process of a PID namespace that the reader cannot
@@ -44,40 +44,34 @@ static int walk(struct store_process **processes, int *count) {
     *processes = NULL;
     for (int room = 64;; room = *count + 16) { /* processes may come while we ask again */
         struct store_process *larger = realloc(*processes, room * sizeof **processes);
-        if (!larger)
-            return NVML_OUT_OF_MEMORY;
+        if (!larger) return NVML_OUT_OF_MEMORY;
         *processes = larger;
         *count = room;
-        if (store_walk(usage, *processes, count) < 0)
-            return NVML_UNKNOWN;
-        if (*count <= room)
-            return NVML_SUCCESS;
+        if (store_walk(usage, *processes, count) < 0) return NVML_UNKNOWN;
+        if (*count <= room) return NVML_SUCCESS;
     }
 }
 
 static bool is_meant(const struct store_process *process, const struct nvml_call *call, int mode) {
-    if ((int)process->gpu != call->index || process->pid == 0)
-        return false;
-    if (mode == MODE_GRAPHICS || (mode == MODE_MPS && !process->mps))
-        return false;
+    if ((int)process->gpu != call->index || process->pid == 0) return false;
+    if (mode == MODE_GRAPHICS || (mode == MODE_MPS && !process->mps)) return false;
     return !call->mig || (process->gpu_instance == call->mig->gpu_instance &&
                           process->compute_instance == call->mig->compute_instance);
 }
 
 /* The processes of one device that the reader may see. The caller frees entries, always. A
- * client of MPS is in two lists, as nvidia-smi's "M+C" tells. */
+ * client of MPS is in two lists, as nvidia-smi's "M+C" shows. */
 static int list(const struct nvml_call *call, int mode, struct listing *listing) {
     int count;
     *listing = (struct listing){0};
     int status = walk(&listing->entries, &count);
     for (int i = 0; status == NVML_SUCCESS && i < count; i++)
-        if (is_meant(&listing->entries[i], call, mode))
-            listing->entries[listing->count++] = listing->entries[i];
+        if (is_meant(&listing->entries[i], call, mode)) listing->entries[listing->count++] = listing->entries[i];
     return status;
 }
 
 static unsigned long long used_by(const struct store_process *process, const struct nvml_call *call) {
-    /* Windows' driver model manages memory itself: the library lists who, and knows no sizes. */
+    /* Under Windows' driver model the library lists processes but knows no sizes. */
     return call->sentinel || store_config()->wddm ? NOT_AVAILABLE_64 : process->charged_bytes;
 }
 
@@ -91,8 +85,7 @@ static int fits(const struct listing *listing, unsigned *count, const void *room
 static int fill(const struct nvml_call *call, int mode, unsigned *count, struct process_info *infos) {
     struct listing listing;
     int status = list(call, mode, &listing);
-    if (status == NVML_SUCCESS)
-        status = fits(&listing, count, infos);
+    if (status == NVML_SUCCESS) status = fits(&listing, count, infos);
     for (unsigned i = 0; status == NVML_SUCCESS && i < listing.count; i++)
         infos[i] = (struct process_info){
             .pid = listing.entries[i].pid,
@@ -108,19 +101,18 @@ static int fill(const struct nvml_call *call, int mode, unsigned *count, struct 
 static int fill_v1(const struct nvml_call *call, int mode, unsigned *count, struct process_info_v1 *infos) {
     struct listing listing;
     int status = list(call, mode, &listing);
-    if (status == NVML_SUCCESS)
-        status = fits(&listing, count, infos);
+    if (status == NVML_SUCCESS) status = fits(&listing, count, infos);
     for (unsigned i = 0; status == NVML_SUCCESS && i < listing.count; i++)
         infos[i] = (struct process_info_v1){listing.entries[i].pid, used_by(&listing.entries[i], call)};
     free(listing.entries);
     return status;
 }
 
-#define LIST(name, info, fill, mode)                                                           \
-    EXPORT int name(struct nvml_device *device, unsigned *count, struct info *infos) {         \
-        ENTER_ANY(device, count);                                                              \
-        REFUSE_RESTRICTED();                                                                   \
-        return fill(&call, mode, count, infos);                                                \
+#define LIST(name, info, fill, mode) \
+    EXPORT int name(struct nvml_device *device, unsigned *count, struct info *infos) { \
+        ENTER_ANY(device, count); \
+        REFUSE_RESTRICTED(); \
+        return fill(&call, mode, count, infos); \
     }
 
 /* The virtual GPU draws nothing: its graphics lists exist and are empty. */
@@ -137,8 +129,7 @@ LIST(nvmlDeviceGetMPSComputeRunningProcesses_v3, process_info, fill, MODE_MPS)
 static int fill_details(const struct nvml_call *call, struct process_detail_list *details) {
     struct listing listing;
     int status = list(call, (int)details->mode, &listing);
-    if (status == NVML_SUCCESS)
-        status = fits(&listing, &details->count, details->entries);
+    if (status == NVML_SUCCESS) status = fits(&listing, &details->count, details->entries);
     for (unsigned i = 0; status == NVML_SUCCESS && i < listing.count; i++)
         details->entries[i] = (struct process_detail){
             .pid = listing.entries[i].pid,
@@ -151,22 +142,19 @@ static int fill_details(const struct nvml_call *call, struct process_detail_list
     return status;
 }
 
-EXPORT int nvmlDeviceGetRunningProcessDetailList(struct nvml_device *device,
-                                                 struct process_detail_list *details) {
+EXPORT int nvmlDeviceGetRunningProcessDetailList(struct nvml_device *device, struct process_detail_list *details) {
     ENTER_ANY(device, details);
     REFUSE_RESTRICTED();
-    if (details->version != VERSIONED(struct process_detail_list, 1))
-        return NVML_VERSION_MISMATCH;
+    if (details->version != VERSIONED(struct process_detail_list, 1)) return NVML_VERSION_MISMATCH;
     return details->mode > MODE_MPS ? NVML_INVALID_ARGUMENT : fill_details(&call, details);
 }
 
-/* No kernel ever runs, so there is never a sample. The real library says so in these words. */
+/* No kernel ever runs, so there is never a sample. The real library returns the same code then. */
 EXPORT int nvmlDeviceGetProcessUtilization(struct nvml_device *device, void *samples, unsigned *count,
                                            unsigned long long last_seen) {
     (void)samples, (void)last_seen;
     ENTER(device, count);
-    if (call.gpu->mig_enabled)
-        return NVML_NOT_SUPPORTED;
+    if (call.gpu->mig_enabled) return NVML_NOT_SUPPORTED;
     *count = 0;
     return NVML_NOT_FOUND;
 }

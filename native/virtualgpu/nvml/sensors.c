@@ -5,11 +5,11 @@
  */
 #include "nvml.h"
 
-#define READING(function, expression)                                                          \
-    EXPORT int function(struct nvml_device *device, unsigned *value) {                         \
-        ENTER(device, value);                                                                  \
-        *value = call.sentinel ? NOT_AVAILABLE_32 : (unsigned)(expression);                    \
-        return NVML_SUCCESS;                                                                   \
+#define READING(function, expression) \
+    EXPORT int function(struct nvml_device *device, unsigned *value) { \
+        ENTER(device, value); \
+        *value = call.sentinel ? NOT_AVAILABLE_32 : (unsigned)(expression); \
+        return NVML_SUCCESS; \
     }
 
 enum {
@@ -34,17 +34,16 @@ EXPORT int nvmlDeviceGetUtilizationRates(struct nvml_device *device, struct util
     if (call.gpu->mig_enabled) /* nor on its MIG devices, as the interface documents */
         return NVML_NOT_SUPPORTED;
     *rates = (struct utilization){call.gpu->utilization, 0};
-    if (call.sentinel)
-        *rates = (struct utilization){NOT_AVAILABLE_32, NOT_AVAILABLE_32};
+    if (call.sentinel) *rates = (struct utilization){NOT_AVAILABLE_32, NOT_AVAILABLE_32};
     return NVML_SUCCESS;
 }
 
-#define IDLE_ENGINE(function)                                                                  \
+#define IDLE_ENGINE(function) \
     EXPORT int function(struct nvml_device *device, unsigned *utilization, unsigned *period) { \
-        ENTER(device, utilization && period ? utilization : NULL);                             \
-        *utilization = 0;                                                                      \
-        *period = SAMPLING_US;                                                                 \
-        return NVML_SUCCESS;                                                                   \
+        ENTER(device, utilization && period ? utilization : NULL); \
+        *utilization = 0; \
+        *period = SAMPLING_US; \
+        return NVML_SUCCESS; \
     }
 
 IDLE_ENGINE(nvmlDeviceGetEncoderUtilization)
@@ -59,18 +58,15 @@ struct temperature {
 
 EXPORT int nvmlDeviceGetTemperature(struct nvml_device *device, unsigned sensor, unsigned *celsius) {
     ENTER(device, celsius);
-    if (sensor != 0)
-        return NVML_INVALID_ARGUMENT;
+    if (sensor != 0) return NVML_INVALID_ARGUMENT;
     *celsius = call.sentinel ? NOT_AVAILABLE_32 : TEMPERATURE_C;
     return NVML_SUCCESS;
 }
 
 EXPORT int nvmlDeviceGetTemperatureV(struct nvml_device *device, struct temperature *temperature) {
     ENTER(device, temperature);
-    if (temperature->version != VERSIONED(struct temperature, 1))
-        return NVML_VERSION_MISMATCH;
-    if (temperature->sensor != 0)
-        return NVML_INVALID_ARGUMENT;
+    if (temperature->version != VERSIONED(struct temperature, 1)) return NVML_VERSION_MISMATCH;
+    if (temperature->sensor != 0) return NVML_INVALID_ARGUMENT;
     temperature->celsius = TEMPERATURE_C;
     return NVML_SUCCESS;
 }
@@ -83,8 +79,7 @@ READING(nvmlDeviceGetPerformanceState, 0)
 READING(nvmlDeviceGetPowerState, 0)
 READING(nvmlDeviceGetNumFans, 0)
 
-EXPORT int nvmlDeviceGetPowerManagementLimitConstraints(struct nvml_device *device, unsigned *least,
-                                                        unsigned *most) {
+EXPORT int nvmlDeviceGetPowerManagementLimitConstraints(struct nvml_device *device, unsigned *least, unsigned *most) {
     ENTER(device, least && most ? least : NULL);
     *least = POWER_LEAST_MW;
     *most = POWER_MOST_MW;
@@ -92,8 +87,7 @@ EXPORT int nvmlDeviceGetPowerManagementLimitConstraints(struct nvml_device *devi
 }
 
 static int clock_of(unsigned kind, unsigned processor_mhz, unsigned *mhz) {
-    if (kind >= CLOCK_KINDS)
-        return NVML_INVALID_ARGUMENT;
+    if (kind >= CLOCK_KINDS) return NVML_INVALID_ARGUMENT;
     *mhz = kind == CLOCK_MEMORY ? CLOCK_MEMORY_MHZ : processor_mhz;
     return NVML_SUCCESS;
 }
@@ -120,22 +114,36 @@ READING(nvmlDeviceGetCurrPcieLinkWidth, 16)
 READING(nvmlDeviceGetMaxPcieLinkWidth, 16)
 READING(nvmlDeviceGetPcieReplayCounter, 0)
 
-EXPORT int nvmlDeviceGetPcieThroughput(struct nvml_device *device, unsigned counter,
-                                       unsigned *kib_per_s) {
+EXPORT int nvmlDeviceGetPcieThroughput(struct nvml_device *device, unsigned counter, unsigned *kib_per_s) {
     ENTER(device, kib_per_s);
-    if (counter > 1)
-        return NVML_INVALID_ARGUMENT;
+    if (counter > 1) return NVML_INVALID_ARGUMENT;
     *kib_per_s = 0;
     return NVML_SUCCESS;
 }
 
 /* Bit 0 says: slow because there is nothing to do. */
-#define IDLE_REASON(function)                                                                  \
-    EXPORT int function(struct nvml_device *device, unsigned long long *reasons) {             \
-        ENTER(device, reasons);                                                                \
-        *reasons = 1;                                                                          \
-        return NVML_SUCCESS;                                                                   \
+#define IDLE_REASON(function) \
+    EXPORT int function(struct nvml_device *device, unsigned long long *reasons) { \
+        ENTER(device, reasons); \
+        *reasons = 1; \
+        return NVML_SUCCESS; \
     }
 
 IDLE_REASON(nvmlDeviceGetCurrentClocksEventReasons)
 IDLE_REASON(nvmlDeviceGetCurrentClocksThrottleReasons)
+
+/* ---- field values: each is answered as not supported ---- */
+
+struct field_value {
+    unsigned field, scope;
+    long long timestamp, latency_us;
+    unsigned value_type;
+    int status;
+    unsigned long long value;
+};
+
+EXPORT int nvmlDeviceGetFieldValues(struct nvml_device *device, int count, struct field_value *values) {
+    ENTER(device, count > 0 ? values : NULL);
+    for (int i = 0; i < count; i++) values[i].status = NVML_NOT_SUPPORTED;
+    return NVML_SUCCESS;
+}

@@ -1,4 +1,4 @@
-/* Everything else, said honestly: the function is there, and the answer is "not supported".
+/* All other functions: they exist and return "not supported".
  *
  * A missing symbol would read as an older driver. Each of these still asks whether the library
  * is initialized and whether a fault is wanted, like any other.
@@ -6,17 +6,16 @@
 #include "nvml.h"
 
 static int unsupported(const char *function, const void *maybe_device) {
-    if (!nvml_is_initialized())
-        return NVML_UNINITIALIZED;
+    if (!nvml_is_initialized()) return NVML_UNINITIALIZED;
     struct store_fault fault = store_fault(function, nvml_index_of(maybe_device));
     return fault.kind == FAULT_ERROR || fault.kind == FAULT_HALFWAY ? fault.code : NVML_NOT_SUPPORTED;
 }
 
-/* The arguments differ; only the first is looked at, as a pointer that may be a handle. Both
+/* The arguments differ; only the first is read, as a pointer that may be a handle. Both
  * 64-bit Linux calling conventions pass it in the same register whatever follows. */
-#define UNSUPPORTED(name)                                                                      \
-    EXPORT int name(const void *first) {                                                       \
-        return unsupported(__func__, first);                                                   \
+#define UNSUPPORTED(name) \
+    EXPORT int name(const void *first) { \
+        return unsupported(__func__, first); \
     }
 
 /* Everything else that a card of this kind, or a virtual one, does not have. */
@@ -222,7 +221,7 @@ UNSUPPORTED(nvmlDeviceGetNvlinkBwMode)
 UNSUPPORTED(nvmlDeviceGetNvlinkSupportedBwModes)
 UNSUPPORTED(nvmlSystemGetNvlinkBwMode)
 
-/* MIG instances are made by the configuration, and MIG devices alone are asked (mig.c). */
+/* MIG instances come from the configuration; only MIG devices can be queried (modes.c). */
 UNSUPPORTED(nvmlComputeInstanceDestroy)
 UNSUPPORTED(nvmlComputeInstanceGetInfo)
 UNSUPPORTED(nvmlComputeInstanceGetInfo_v2)

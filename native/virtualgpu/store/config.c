@@ -10,11 +10,15 @@
  *   retired_pages ecc_uncorrected utilization windows_bytes mig_pending mig_restricted host_pids
  *   mig_device, once for each: GPU-INSTANCE COMPUTE-INSTANCE SLICES COMPUTE-SLICES BYTES PROFILE
  *
- * Numbers are plain bytes, booleans 0 or 1. Unknown keys are left alone, so that an older
- * library reads a newer folder. What is not said is as measured on an H200, driver 580.
+ * Numbers are plain bytes, booleans 0 or 1. Unknown keys are ignored, so that an older library reads a
+ * newer folder. A value that is no number, or not in its range, makes the folder unusable: then there is
+ * no GPU at all, rather than one of another size. Settings that are missing are as measured on an H200,
+ * driver 580.
  */
-#include "inside.h"
+#include "files.h"
 
+#include <ctype.h>
+#include <errno.h>
 #include <limits.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -23,9 +27,12 @@
 
 #define MIB (1024ull * 1024)
 #define KIB 1024ull
+/* 1 EiB: a thousand such sizes can be added up without an overflow. */
+#define LARGEST_SIZE (1ull << 60)
 
 static struct store_config config;
 static char folder[PATH_MAX - 64];
+static bool broken; /* a value is out of its range */
 static _Atomic bool loaded;
 static pthread_mutex_t loading = PTHREAD_MUTEX_INITIALIZER;
 
@@ -45,8 +52,8 @@ static void set_defaults(void) {
             .persistence = true,
             .mig_pending = -1,
         };
-        snprintf(config.gpu[index].uuid, sizeof config.gpu[index].uuid,
-                 "GPU-76697274-7561-6c00-8000-%012x", (unsigned)index);
+        snprintf(config.gpu[index].uuid, sizeof config.gpu[index].uuid, "GPU-76697274-7561-6c00-8000-%012x",
+                 (unsigned)index);
     }
 }
 
@@ -56,71 +63,106 @@ static void copy_text(char *field, size_t size, const char *value) {
     field[length] = '\0';
 }
 
-/* Devices are appended in the order in which they are said; "none" takes them all back. */
+/* Reads one whole number, and moves *text* behind it and the blanks that follow. */
+static uint64_t next_number(const char **text, uint64_t most) {
+    char *end;
+    errno = 0;
+    uint64_t number = isdigit((unsigned char)**text) ? strtoull(*text, &end, 0) : 0;
+    if (!isdigit((unsigned char)**text) || errno || number > most) {
+        broken = true;
+        return 0;
+    }
+    *text = end + strspn(end, " \t\r");
+    return number;
+}
+
+static uint64_t only_number(const char *text, uint64_t most) {
+    uint64_t number = next_number(&text, most);
+    if (*text) broken = true;
+    return number;
+}
+
+/* Devices are appended in the order of their lines; "none" removes them all. */
 static void add_mig(struct store_gpu *gpu, const char *value) {
     struct store_mig *mig = &gpu->mig[gpu->mig_devices];
-    unsigned long long nbytes;
-    if (strcmp(value, "none") == 0) gpu->mig_devices = 0;
-    if (gpu->mig_devices == STORE_MAX_MIG_DEVICES) return;
+    if (strcmp(value, "none") == 0) {
+        gpu->mig_devices = 0;
+        return;
+    }
+    if (gpu->mig_devices == STORE_MAX_MIG_DEVICES) {
+        broken = true;
+        return;
+    }
     *mig = (struct store_mig){0};
-    int found = sscanf(value, "%u %u %u %u %llu %31s", &mig->gpu_instance, &mig->compute_instance, &mig->slices,
-                       &mig->compute_slices, &nbytes, mig->profile);
-    if (found != 6 || mig->gpu_instance >= STORE_INSTANCE_IDS) return;
-    mig->total_bytes = nbytes;
+    mig->gpu_instance = (uint32_t)next_number(&value, STORE_INSTANCE_IDS - 1);
+    mig->compute_instance = (uint32_t)next_number(&value, UINT8_MAX);
+    mig->slices = (uint32_t)next_number(&value, STORE_MAX_MIG_DEVICES);
+    mig->compute_slices = (uint32_t)next_number(&value, STORE_MAX_MIG_DEVICES);
+    mig->total_bytes = next_number(&value, LARGEST_SIZE);
+    copy_text(mig->profile, sizeof mig->profile, value);
     gpu->mig_devices++;
 }
 
 #define TEXT(field) \
     if (strcmp(key, #field) == 0) copy_text(gpu->field, sizeof gpu->field, value)
-#define NUMBER(field) \
-    if (strcmp(key, #field) == 0) gpu->field = strtoull(value, NULL, 0)
+#define NUMBER(field, type, most) \
+    if (strcmp(key, #field) == 0) gpu->field = (type)only_number(value, most)
+#define SIZE(field) NUMBER(field, uint64_t, LARGEST_SIZE)
+#define COUNT(field) NUMBER(field, unsigned, UINT32_MAX)
+#define SWITCH(field) NUMBER(field, int, 1)
 
 static void set_gpu(struct store_gpu *gpu, const char *key, const char *value) {
     TEXT(name);
     TEXT(uuid);
-    NUMBER(total_bytes);
-    NUMBER(reserved_bytes);
-    NUMBER(init_bytes);
-    NUMBER(context_bytes);
-    NUMBER(context_overhead_bytes);
-    NUMBER(bar1_bytes);
-    NUMBER(bar1_base_bytes);
-    NUMBER(ecc_enabled);
-    NUMBER(persistence);
-    NUMBER(mig_enabled);
-    NUMBER(remap_pending);
-    NUMBER(remap_failure);
-    NUMBER(compute_mode);
-    NUMBER(remapped_correctable);
-    NUMBER(remapped_uncorrectable);
-    NUMBER(retires_pages);
-    NUMBER(retired_pending);
-    NUMBER(retired_pages);
-    NUMBER(ecc_uncorrected);
-    NUMBER(utilization);
-    NUMBER(windows_bytes);
-    NUMBER(mig_pending);
-    NUMBER(mig_restricted);
-    NUMBER(host_pids);
+    SIZE(total_bytes);
+    SIZE(reserved_bytes);
+    SIZE(init_bytes);
+    SIZE(context_bytes);
+    SIZE(context_overhead_bytes);
+    SIZE(bar1_bytes);
+    SIZE(bar1_base_bytes);
+    SIZE(windows_bytes);
+    SIZE(ecc_uncorrected);
+    SWITCH(ecc_enabled);
+    SWITCH(persistence);
+    SWITCH(mig_enabled);
+    SWITCH(mig_pending);
+    SWITCH(mig_restricted);
+    SWITCH(remap_pending);
+    SWITCH(remap_failure);
+    SWITCH(retires_pages);
+    SWITCH(retired_pending);
+    SWITCH(host_pids);
+    COUNT(compute_mode);
+    COUNT(remapped_correctable);
+    COUNT(remapped_uncorrectable);
+    COUNT(retired_pages);
+    COUNT(utilization);
     if (strcmp(key, "mig_device") == 0) add_mig(gpu, value);
 }
 
-static void set_gpus(int count) {
-    config.gpus = count < 0 ? 0 : count > STORE_MAX_GPUS ? STORE_MAX_GPUS : count;
+/* The number in "gpu1.name", and the rest of the key; -1 where the key speaks of all GPUs. */
+static int gpu_in(const char **key) {
+    char *end;
+    if (strncmp(*key, "gpu", 3) != 0 || !isdigit((unsigned char)(*key)[3])) return -1;
+    unsigned long index = strtoul(*key + 3, &end, 10);
+    if (*end != '.') return -1;
+    *key = end + 1;
+    return index < STORE_MAX_GPUS ? (int)index : STORE_MAX_GPUS;
 }
 
 static void set(const char *key, const char *value) {
-    int index, used = 0;
-    if (strcmp(key, "gpus") == 0) {
-        set_gpus(atoi(value));
+    int index = gpu_in(&key);
+    if (index >= 0) {
+        if (index < STORE_MAX_GPUS) set_gpu(&config.gpu[index], key, value);
+    } else if (strcmp(key, "gpus") == 0) {
+        config.gpus = (int)only_number(value, STORE_MAX_GPUS);
     } else if (strcmp(key, "driver_version") == 0) {
         copy_text(config.driver_version, sizeof config.driver_version, value);
     } else if (strcmp(key, "cuda_version") == 0) {
-        config.cuda_version = atoi(value);
+        config.cuda_version = (int)only_number(value, INT_MAX);
     } else if (strcmp(key, "wddm") == 0) {
-        config.wddm = atoi(value) != 0;
-    } else if (sscanf(key, "gpu%d.%n", &index, &used) == 1 && used > 0) {
-        if (index >= 0 && index < STORE_MAX_GPUS) set_gpu(&config.gpu[index], key + used, value);
+        config.wddm = only_number(value, 1) != 0;
     } else {
         for (index = 0; index < STORE_MAX_GPUS; index++) set_gpu(&config.gpu[index], key, value);
     }
@@ -131,7 +173,7 @@ static void read_line(char *line) {
     if (line[0] != '#' && sscanf(line, " %63[^= \t] = %127[^\n]", key, value) == 2) set(key, value);
 }
 
-/* Made of the numbers of GPU and instance: the same in every process, and no two alike. */
+/* From the numbers of GPU and instance: the same in every process, and unique. */
 static void name_mig_devices(void) {
     for (int index = 0; index < config.gpus; index++)
         for (int at = 0; at < config.gpu[index].mig_devices; at++) {
@@ -149,8 +191,10 @@ static bool load(void) {
     FILE *file = fopen(path, "re");
     if (!file) return false;
     set_defaults();
+    broken = false;
     while (fgets(line, sizeof line, file)) read_line(line);
     fclose(file);
+    if (broken) return false;
     name_mig_devices();
     strcpy(folder, named);
     return true;

@@ -1,30 +1,32 @@
 /* Free ranges in a sorted array: lookups are short, and neighbours join on return. */
-#include "extents.h"
+#include "client.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-bool extents_take(struct extents *extents, uint64_t nbytes, uint64_t *begin) {
-    for (size_t i = 0; i < extents->count; i++) {
-        struct extent *extent = &extents->free[i];
-        if (extent->end - extent->begin < nbytes) continue;
-        *begin = extent->begin;
-        extent->begin += nbytes;
-        if (extent->begin == extent->end)
-            memmove(extent, extent + 1, (--extents->count - i) * sizeof *extent);
-        return true;
-    }
-    return false;
-}
-
-static bool make_room(struct extents *extents) {
-    if (extents->count < extents->capacity) return true;
-    size_t capacity = extents->capacity ? extents->capacity * 2 : 8;
-    struct extent *grown = realloc(extents->free, capacity * sizeof *grown);
+static bool make_room(struct extents *extents, size_t needed) {
+    if (needed <= extents->capacity) return true;
+    size_t capacity = needed < 8 ? 8 : needed * 2;
+    struct extent *grown = store_step_fails("step.extents") ? NULL : realloc(extents->free, capacity * sizeof *grown);
     if (!grown) return false;
     extents->free = grown;
     extents->capacity = capacity;
     return true;
+}
+
+bool extents_take(struct extents *extents, uint64_t nbytes, uint64_t *begin) {
+    /* Between n ranges in use lie n + 1 free ones at most. */
+    if (!make_room(extents, extents->taken + 2)) return false;
+    for (size_t i = 0; i < extents->count; i++) {
+        struct extent *extent = &extents->free[i];
+        if (extent->end - extent->begin < nbytes) continue;
+        *begin = extent->begin;
+        extents->taken++;
+        extent->begin += nbytes;
+        if (extent->begin == extent->end) memmove(extent, extent + 1, (--extents->count - i) * sizeof *extent);
+        return true;
+    }
+    return false;
 }
 
 static size_t first_after(const struct extents *extents, uint64_t begin) {
@@ -40,8 +42,9 @@ static size_t first_after(const struct extents *extents, uint64_t begin) {
 }
 
 bool extents_give(struct extents *extents, uint64_t begin, uint64_t nbytes) {
-    if (!make_room(extents)) return false;
-    uint64_t end = begin + nbytes;
+    uint64_t end;
+    if (!size_add(begin, nbytes, &end) || !make_room(extents, extents->count + 1)) return false;
+    if (extents->taken) extents->taken--;
     size_t at = first_after(extents, begin);
     struct extent *free = extents->free;
     bool joins_left = at > 0 && free[at - 1].end == begin;

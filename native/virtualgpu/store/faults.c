@@ -8,8 +8,13 @@
  * counted per process and per line, anew when the file changes. `slow` waits and then
  * goes on, alone or before an error; `hang` never returns. `sentinel` asks for the value
  * that means "not available". `halfway` lets a checkpoint or restore begin and then fail.
- * `value` is what cuCheckpointProcessGetState tells as the state of any process.
+ * `value` is what cuCheckpointProcessGetState returns as the state of any process.
  * `sticky` breaks the calling thread's context: this call and all later ones in it fail.
+ * A <function> that begins with "step." names no call but steps inside of calls: "step.range nth=2 error=2"
+ * lets the second entry into the table of addresses fail, and the call has to undo what it did before. Which
+ * code the call returns is its own decision. The steps: client_lock, client_data, client_header, device_open,
+ * device_map, event_file, export_header, extents, handle, managed_map, map, memory, protect, range, reserve,
+ * slot, thread.
  * The first line that fires decides. "#" begins a comment line.
  */
 #define _GNU_SOURCE
@@ -26,6 +31,7 @@
 #include <unistd.h>
 
 #define MAX_RULES 128
+#define LONGEST_S 1e9 /* a double beyond what time_t holds must not be converted */
 
 struct rule {
     char function[96];
@@ -38,6 +44,7 @@ struct rule {
 
 static struct rule rules[MAX_RULES];
 static int rule_count;
+static _Atomic bool any_steps;
 static struct stat read_from;
 static pthread_mutex_t guard = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t fork_handlers = PTHREAD_ONCE_INIT;
@@ -54,19 +61,30 @@ static void watch_forks(void) {
     pthread_atfork(before_fork, after_fork, after_fork);
 }
 
+/* A number beyond an int counts as the largest: no code and no count of calls is that high. */
+static int number_in(const char *text) {
+    long number = strtol(text, NULL, 10);
+    return number < INT_MIN ? INT_MIN : number > INT_MAX ? INT_MAX : (int)number;
+}
+
 static void read_word(struct rule *rule, const char *word) {
     const char *value = strchr(word, '=');
     value = value ? value + 1 : "";
-    if (strncmp(word, "gpu=", 4) == 0) rule->gpu = atoi(value);
-    if (strncmp(word, "after=", 6) == 0) rule->after = (unsigned)atoi(value);
-    if (strncmp(word, "nth=", 4) == 0) rule->nth = (unsigned)atoi(value);
+    int number = number_in(value);
+    if (strncmp(word, "gpu=", 4) == 0) rule->gpu = number;
+    if (strncmp(word, "after=", 6) == 0) rule->after = (unsigned)number;
+    if (strncmp(word, "nth=", 4) == 0) rule->nth = (unsigned)number;
     if (strncmp(word, "slow=", 5) == 0) rule->slow_s = atof(value);
     if (strcmp(word, "hang") == 0) rule->hang = true;
     if (strcmp(word, "sentinel") == 0) rule->fault.kind = FAULT_SENTINEL;
-    if (strncmp(word, "error=", 6) == 0) rule->fault = (struct store_fault){FAULT_ERROR, atoi(value)};
-    if (strncmp(word, "sticky=", 7) == 0) rule->fault = (struct store_fault){FAULT_STICKY, atoi(value)};
-    if (strncmp(word, "halfway=", 8) == 0) rule->fault = (struct store_fault){FAULT_HALFWAY, atoi(value)};
-    if (strncmp(word, "value=", 6) == 0) rule->fault = (struct store_fault){FAULT_VALUE, atoi(value)};
+    if (strncmp(word, "error=", 6) == 0) rule->fault = (struct store_fault){FAULT_ERROR, number};
+    if (strncmp(word, "sticky=", 7) == 0) rule->fault = (struct store_fault){FAULT_STICKY, number};
+    if (strncmp(word, "halfway=", 8) == 0) rule->fault = (struct store_fault){FAULT_HALFWAY, number};
+    if (strncmp(word, "value=", 6) == 0) rule->fault = (struct store_fault){FAULT_VALUE, number};
+}
+
+static bool names_steps(const char *function) {
+    return strncmp(function, "step.", 5) == 0;
 }
 
 static void read_rule(char *line) {
@@ -76,12 +94,14 @@ static void read_rule(char *line) {
     struct rule *rule = &rules[rule_count++];
     *rule = (struct rule){.gpu = -1};
     snprintf(rule->function, sizeof rule->function, "%s", word);
+    if (names_steps(rule->function)) any_steps = true;
     while ((word = strtok_r(NULL, " \t\n", &rest))) read_word(rule, word);
 }
 
 static void read_file(const char *path) {
     char line[512];
     rule_count = 0;
+    any_steps = false;
     FILE *file = fopen(path, "re");
     if (!file) return;
     while (fgets(line, sizeof line, file)) read_rule(line);
@@ -98,7 +118,7 @@ static void refresh(void) {
     struct stat now = {0};
     if (!store_folder()) return;
     snprintf(path, sizeof path, "%s/faults", store_folder());
-    (void)!stat(path, &now); /* no file reads as an empty one */
+    (void)!stat(path, &now); /* a missing file is the same as an empty one */
     if (same_file(&now, &read_from)) return;
     read_from = now;
     read_file(path);
@@ -106,6 +126,7 @@ static void refresh(void) {
 
 static bool fires(struct rule *rule, const char *function, int gpu) {
     if (rule->gpu >= 0 && rule->gpu != gpu) return false;
+    if (names_steps(rule->function) != names_steps(function)) return false;
     if (fnmatch(rule->function, function, 0) != 0) return false;
     rule->calls++;
     if (rule->nth) return rule->calls == rule->nth;
@@ -126,7 +147,17 @@ static struct rule choose(const char *function, int gpu) {
     return chosen;
 }
 
+bool store_step_fails(const char *step) {
+    bool fails = false;
+    if (!any_steps) return false;
+    pthread_mutex_lock(&guard);
+    for (int i = 0; i < rule_count; i++) fails |= fires(&rules[i], step, -1);
+    pthread_mutex_unlock(&guard);
+    return fails;
+}
+
 static void wait_s(double seconds) {
+    if (!(seconds < LONGEST_S)) seconds = LONGEST_S;
     struct timespec left = {(time_t)seconds, (long)((seconds - (double)(time_t)seconds) * 1e9)};
     while (nanosleep(&left, &left) != 0) continue;
 }

@@ -1,6 +1,6 @@
-/* Device descriptors and mappings that do nothing but be seen, as the driver's are in /proc. */
+/* Descriptors and mappings of device files that have no use but to appear in /proc, as the driver's do. */
 #define _GNU_SOURCE
-#include "inside.h"
+#include "files.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -15,15 +15,16 @@
 
 static int open_once(struct store_footprint *footprint, const char *name) {
     if (footprint->fd_count == STORE_FOOTPRINT_MOST) return -ENOSPC;
-    int fd = dev_open(name, O_RDWR | O_CREAT);
+    int fd = store_step_fails("step.device_open") ? -EMFILE : dev_open(name, O_RDWR | O_CREAT);
     if (fd < 0) return fd;
     footprint->fds[footprint->fd_count++] = fd;
     return 0;
 }
 
-/* Not accessible: nothing lies behind it. All at offset 0, so that no two are merged into one. */
+/* Not accessible. All at offset 0, so that the kernel does not merge two into one. */
 static int map_once(struct store_footprint *footprint, const char *name, int fd) {
     if (footprint->mapping_count == STORE_FOOTPRINT_MOST) return -ENOSPC;
+    if (store_step_fails("step.device_map")) return -ENOMEM;
     void *mapping = mmap(NULL, MAPPED_NBYTES, PROT_NONE, MAP_SHARED, fd, 0);
     if (mapping == MAP_FAILED) return -errno;
     footprint->mappings[footprint->mapping_count++] = mapping;
@@ -65,6 +66,7 @@ void store_footprint_drop(struct store_footprint *footprint) {
 }
 
 int store_map_managed(void *address, uint64_t nbytes) {
+    if (nbytes > UVM_NBYTES || store_step_fails("step.managed_map")) return -ENOMEM;
     int fd = dev_open("nvidia-uvm", O_RDWR | O_CREAT), error = 0;
     if (fd < 0) return fd;
     const int flags = MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE;

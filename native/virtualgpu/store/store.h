@@ -1,4 +1,4 @@
-/* The virtual GPU's folder: who is there, what they hold, and when it is gone.
+/* The virtual GPU's folder: its clients, what they hold, and when that is freed.
  *
  * There is no daemon. Memory belongs to open files, as it does in the real driver: a
  * file in dev/ whose open-file-description lock nobody holds is dead, and its bytes are
@@ -15,11 +15,13 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#include "sizes.h"
+
 #define STORE_FOLDER_VARIABLE "VRAM_VIRTUAL_GPU"
 #define STORE_MAX_GPUS 64
 #define STORE_MAX_SHARED 4096
 #define STORE_MAX_MIG_DEVICES 7
-#define STORE_INSTANCE_IDS 16         /* the driver numbers GPU instances below this */
+#define STORE_INSTANCE_IDS 16        /* the driver numbers GPU instances below this */
 #define STORE_NO_INSTANCE UINT32_MAX /* of a GPU that is not divided */
 
 /* ---- config: read once per process from <folder>/config, lines of "key = value" ---- */
@@ -52,9 +54,9 @@ struct store_gpu {
     uint64_t ecc_uncorrected; /* errors in device memory since the driver was loaded */
     unsigned utilization;
     uint64_t windows_bytes; /* under Windows: used by its own programs, which no list names */
-    int mig_pending; /* the mode after the next reset; -1: as it is now */
-    bool mig_restricted; /* the caller may ask for MIG devices, not for the GPU as a whole */
-    bool host_pids; /* an older driver: other PID namespaces see the creator's own pid */
+    int mig_pending;        /* the mode after the next reset; -1: as it is now */
+    bool mig_restricted;    /* the caller may ask for MIG devices, not for the GPU as a whole */
+    bool host_pids;         /* an older driver: other PID namespaces see the creator's own pid */
     int mig_devices;
     struct store_mig mig[STORE_MAX_MIG_DEVICES];
 };
@@ -85,7 +87,7 @@ struct store_shared {
     uint32_t maker;    /* serial of the client in whose data file the bytes lie */
 };
 
-/* A client file, mapped shared by its owner and by whoever reads. */
+/* A client file, mapped shared by its owner and by its readers. */
 struct store_client {
     char magic[8]; /* "VRAMGPU1" */
     uint32_t gpu;
@@ -105,8 +107,8 @@ struct store_client {
     _Atomic uint64_t overhead_bytes;
     _Atomic uint64_t private_bytes; /* device bytes that only this client can keep alive */
     _Atomic uint64_t managed_bytes; /* managed memory that lies on the device: used, in no list */
-    _Atomic uint64_t bar1_bytes; /* of the window into device memory, beyond the memory it uses */
-    _Atomic uint32_t shared_slots; /* one past the highest slot in use */
+    _Atomic uint64_t bar1_bytes;    /* of the window into device memory, beyond the memory it uses */
+    _Atomic uint32_t shared_slots;  /* one past the highest slot in use */
     struct store_shared shared[STORE_MAX_SHARED];
 };
 
@@ -184,11 +186,15 @@ void store_leave(void); /* the kernel does this for a killed process */
 enum store_fault_kind { FAULT_NONE, FAULT_ERROR, FAULT_STICKY, FAULT_SENTINEL, FAULT_HALFWAY, FAULT_VALUE };
 struct store_fault {
     enum store_fault_kind kind;
-    int code; /* the library's own error number; of FAULT_VALUE, what is told instead; of FAULT_SENTINEL, nothing */
+    int code; /* the library's own error number; of FAULT_VALUE, what is returned instead; of FAULT_SENTINEL, nothing */
 };
 
 /* Asks whether the call named *function* on *gpu* (-1: none) shall misbehave now. A hang
  * or a delay has already happened when this returns. */
 struct store_fault store_fault(const char *function, int gpu);
+
+/* Whether the internal step *step* ("step.range", "step.map") shall fail now: so that every step of a
+ * creation can be made the one that fails. Looks at the lines that the last store_fault has read. */
+bool store_step_fails(const char *step);
 
 #endif

@@ -4,8 +4,8 @@
  * needs: an importer that comes after the maker's death must find them.
  */
 #define _GNU_SOURCE
-#include "holding.h"
-#include "inside.h"
+#include "client.h"
+#include "files.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -20,12 +20,12 @@
 #define EVERY_GPU -1
 
 /* Strongest first. A descriptor is charged to nobody, and so is the object while it is open. */
-enum claim { CLAIM_MAKER, CLAIM_DESCRIPTOR, CLAIM_IMPORT };
+enum claim_kind { CLAIM_MAKER, CLAIM_DESCRIPTOR, CLAIM_IMPORT };
 
 /* Somebody keeps an object; the strongest claim on each object decides who is charged. */
-struct keeper {
+struct claim {
     uint64_t object, nbytes;
-    enum claim claim;
+    enum claim_kind kind;
     uint32_t gpu, instance, serial, process; /* index into processes, or NOBODY */
 };
 
@@ -33,13 +33,13 @@ struct dead {
     char name[32];
 };
 
-struct picture {
+struct totals {
     struct store_usage *usage;
     struct store_process *processes;
-    struct keeper *keepers;
+    struct claim *claims;
     struct dead *dead;
-    struct dead *pointed_at; /* clients whose bytes a live export or import needs */
-    size_t process_count, keeper_count, dead_count, pointed_count;
+    struct dead *needed; /* clients whose bytes a live export or import needs */
+    size_t process_count, claim_count, dead_count, needed_count;
     bool initialised[STORE_MAX_GPUS]; /* by any process */
     bool instance_initialised[STORE_MAX_GPUS][STORE_INSTANCE_IDS];
     int only; /* this GPU's clients, or EVERY_GPU */
@@ -54,9 +54,9 @@ static void *one_more(void *array, size_t count, size_t size, bool *failed) {
     return grown ? grown : array;
 }
 
-static void add_keeper(struct picture *picture, struct keeper keeper) {
-    picture->keepers = one_more(picture->keepers, picture->keeper_count, sizeof keeper, &picture->failed);
-    if (!picture->failed) picture->keepers[picture->keeper_count++] = keeper;
+static void add_claim(struct totals *totals, struct claim claim) {
+    totals->claims = one_more(totals->claims, totals->claim_count, sizeof claim, &totals->failed);
+    if (!totals->failed) totals->claims[totals->claim_count++] = claim;
 }
 
 static void add_name(struct dead **names, size_t *count, const char *name, bool *failed) {
@@ -64,12 +64,11 @@ static void add_name(struct dead **names, size_t *count, const char *name, bool 
     if (!*failed) snprintf((*names)[(*count)++].name, sizeof(struct dead), "%s", name);
 }
 
-static uint32_t add_process(struct picture *picture, const struct store_client *client) {
+static uint32_t add_process(struct totals *totals, const struct store_client *client) {
     if (client->contexts == 0) return NOBODY;
-    picture->processes =
-        one_more(picture->processes, picture->process_count, sizeof *picture->processes, &picture->failed);
-    if (picture->failed) return NOBODY;
-    picture->processes[picture->process_count] = (struct store_process){
+    totals->processes = one_more(totals->processes, totals->process_count, sizeof *totals->processes, &totals->failed);
+    if (totals->failed) return NOBODY;
+    totals->processes[totals->process_count] = (struct store_process){
         .creator_pid = client->pid,
         .gpu = client->gpu,
         .serial = client->serial,
@@ -80,39 +79,40 @@ static uint32_t add_process(struct picture *picture, const struct store_client *
         .mps = client->mps,
         .pid_namespace = client->pid_namespace,
         .started_at = client->started_at,
-        .charged_bytes = client->context_bytes + client->private_bytes,
+        .charged_bytes = size_sum(client->context_bytes, client->private_bytes),
     };
-    return (uint32_t)picture->process_count++;
+    return (uint32_t)totals->process_count++;
 }
 
-static void add_slot(struct picture *picture, const struct store_client *client, uint32_t process,
+static void add_slot(struct totals *totals, const struct store_client *client, uint32_t process,
                      const struct store_shared *slot) {
     char maker[32];
-    enum claim claim = slot->imported ? CLAIM_IMPORT : CLAIM_MAKER;
-    add_keeper(picture, (struct keeper){slot->object, slot->nbytes, claim, client->gpu, client->gpu_instance,
-                                        client->serial, process});
+    enum claim_kind kind = slot->imported ? CLAIM_IMPORT : CLAIM_MAKER;
+    add_claim(totals, (struct claim){slot->object, slot->nbytes, kind, client->gpu, client->gpu_instance,
+                                     client->serial, process});
     if (!slot->imported) return;
     snprintf(maker, sizeof maker, "nvidia%u.%u", client->gpu, slot->maker);
-    add_name(&picture->pointed_at, &picture->pointed_count, maker, &picture->failed);
+    add_name(&totals->needed, &totals->needed_count, maker, &totals->failed);
 }
 
 static void use(struct store_usage *usage, uint32_t instance, uint64_t nbytes) {
-    usage->used_bytes += nbytes;
-    if (instance < STORE_INSTANCE_IDS) usage->instance_used[instance] += nbytes;
+    usage->used_bytes = size_sum(usage->used_bytes, nbytes);
+    if (instance < STORE_INSTANCE_IDS)
+        usage->instance_used[instance] = size_sum(usage->instance_used[instance], nbytes);
 }
 
-static void add_client(struct picture *picture, const struct store_client *client) {
+static void add_client(struct totals *totals, const struct store_client *client) {
     if (client->state == STORE_CHECKPOINTED) return;
-    uint32_t process = add_process(picture, client);
-    struct store_usage *usage = &picture->usage[client->gpu];
-    use(usage, client->gpu_instance,
-        client->context_bytes + client->overhead_bytes + client->private_bytes + client->managed_bytes);
-    usage->bar1_used += client->bar1_bytes;
-    picture->initialised[client->gpu] = true;
+    uint32_t process = add_process(totals, client);
+    struct store_usage *usage = &totals->usage[client->gpu];
+    use(usage, client->gpu_instance, size_sum(client->context_bytes, client->overhead_bytes));
+    use(usage, client->gpu_instance, size_sum(client->private_bytes, client->managed_bytes));
+    usage->bar1_used = size_sum(usage->bar1_used, client->bar1_bytes);
+    totals->initialised[client->gpu] = true;
     if (client->gpu_instance < STORE_INSTANCE_IDS)
-        picture->instance_initialised[client->gpu][client->gpu_instance] = true;
+        totals->instance_initialised[client->gpu][client->gpu_instance] = true;
     for (uint32_t i = 0; i < client->shared_slots; i++)
-        if (client->shared[i].object) add_slot(picture, client, process, &client->shared[i]);
+        if (client->shared[i].object) add_slot(totals, client, process, &client->shared[i]);
 }
 
 static bool read_client(int fd, uint32_t gpu, struct store_client *client) {
@@ -124,42 +124,42 @@ static bool read_client(int fd, uint32_t gpu, struct store_client *client) {
     return pread(fd, client->shared, rest, (off_t)fixed) == (ssize_t)rest;
 }
 
-static void read_live_client(struct picture *picture, int fd, uint32_t gpu) {
+static void read_live_client(struct totals *totals, int fd, uint32_t gpu) {
     struct store_client *client = malloc(sizeof *client);
     if (!client)
-        picture->failed = true;
+        totals->failed = true;
     else if (read_client(fd, gpu, client))
-        add_client(picture, client);
+        add_client(totals, client);
     free(client);
 }
 
-static void read_live_export(struct picture *picture, int fd, uint32_t serial) {
+static void read_live_export(struct totals *totals, int fd, uint32_t serial) {
     struct store_export header;
     if (store_export_read(fd, &header) != 0 || header.gpu >= STORE_MAX_GPUS) return;
-    add_keeper(picture, (struct keeper){header.object, header.nbytes, CLAIM_DESCRIPTOR, header.gpu,
-                                        header.gpu_instance, serial, NOBODY});
-    add_name(&picture->pointed_at, &picture->pointed_count, header.data_file, &picture->failed);
+    add_claim(totals, (struct claim){header.object, header.nbytes, CLAIM_DESCRIPTOR, header.gpu, header.gpu_instance,
+                                     serial, NOBODY});
+    add_name(&totals->needed, &totals->needed_count, header.data_file, &totals->failed);
 }
 
-static void read_entry(struct picture *picture, int dev, const char *name) {
+static void read_entry(struct totals *totals, int dev, const char *name) {
     uint32_t gpu = 0, serial = 0;
     enum dev_kind kind = dev_kind(name, &gpu, &serial);
     if (kind == DEV_OTHER) return;
-    if (kind == DEV_CLIENT && picture->only != EVERY_GPU && picture->only != (int)gpu) return;
+    if (kind == DEV_CLIENT && totals->only != EVERY_GPU && totals->only != (int)gpu) return;
     int fd = openat(dev, name, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return;
     if (!dev_locked(fd))
-        add_name(&picture->dead, &picture->dead_count, name, &picture->failed);
+        add_name(&totals->dead, &totals->dead_count, name, &totals->failed);
     else if (kind == DEV_CLIENT)
-        read_live_client(picture, fd, gpu);
+        read_live_client(totals, fd, gpu);
     else
-        read_live_export(picture, fd, serial);
+        read_live_export(totals, fd, serial);
     close(fd);
 }
 
-static bool is_pointed_at(const struct picture *picture, const char *name) {
-    for (size_t i = 0; i < picture->pointed_count; i++)
-        if (strcmp(picture->pointed_at[i].name, name) == 0) return true;
+static bool is_needed(const struct totals *totals, const char *name) {
+    for (size_t i = 0; i < totals->needed_count; i++)
+        if (strcmp(totals->needed[i].name, name) == 0) return true;
     return false;
 }
 
@@ -170,145 +170,143 @@ static void remove_dead(int dev, const char *name) {
     if (dev_kind(name, &gpu, &serial) == DEV_CLIENT && memory_path(data, sizeof data, name) == 0) unlink(data);
 }
 
-static void sweep(const struct picture *picture, int dev) {
-    for (size_t i = 0; i < picture->dead_count; i++)
-        if (!is_pointed_at(picture, picture->dead[i].name)) remove_dead(dev, picture->dead[i].name);
+static void remove_dead_files(const struct totals *totals, int dev) {
+    for (size_t i = 0; i < totals->dead_count; i++)
+        if (!is_needed(totals, totals->dead[i].name)) remove_dead(dev, totals->dead[i].name);
 }
 
-static int by_object_then_claim(const void *left, const void *right) {
-    const struct keeper *a = left, *b = right;
+static int by_object_then_kind(const void *left, const void *right) {
+    const struct claim *a = left, *b = right;
     if (a->object != b->object) return a->object < b->object ? -1 : 1;
-    if (a->claim != b->claim) return a->claim < b->claim ? -1 : 1;
+    if (a->kind != b->kind) return a->kind < b->kind ? -1 : 1;
     return a->serial < b->serial ? -1 : a->serial > b->serial;
 }
 
-static void charge_objects(struct picture *picture) {
-    if (picture->keeper_count)
-        qsort(picture->keepers, picture->keeper_count, sizeof *picture->keepers, by_object_then_claim);
-    for (size_t i = 0; i < picture->keeper_count; i++) {
-        const struct keeper *keeper = &picture->keepers[i];
-        if (i > 0 && keeper[-1].object == keeper->object) continue;
-        use(&picture->usage[keeper->gpu], keeper->instance, keeper->nbytes);
-        if (keeper->process != NOBODY)
-            picture->processes[keeper->process].charged_bytes += keeper->nbytes;
+static void charge_objects(struct totals *totals) {
+    if (totals->claim_count) qsort(totals->claims, totals->claim_count, sizeof *totals->claims, by_object_then_kind);
+    for (size_t i = 0; i < totals->claim_count; i++) {
+        const struct claim *claim = &totals->claims[i];
+        if (i > 0 && claim[-1].object == claim->object) continue;
+        use(&totals->usage[claim->gpu], claim->instance, claim->nbytes);
+        if (claim->process == NOBODY) continue;
+        struct store_process *process = &totals->processes[claim->process];
+        process->charged_bytes = size_sum(process->charged_bytes, claim->nbytes);
     }
-}
-
-static uint64_t at_most(uint64_t nbytes, uint64_t most) {
-    return nbytes < most ? nbytes : most;
 }
 
 /* The first process on a GPU pays for all: with two, an H200 uses no more than with one.
  * Instances are taken to be GPUs in this, which nobody has measured. */
-static void use_for_init(const struct picture *picture, int index, struct store_usage *usage) {
+static void use_for_init(const struct totals *totals, int index, struct store_usage *usage) {
     const struct store_gpu *gpu = &store_config()->gpu[index];
     bool divided = false;
     for (uint32_t id = 0; id < STORE_INSTANCE_IDS; id++) {
-        if (!picture->instance_initialised[index][id]) continue;
+        if (!totals->instance_initialised[index][id]) continue;
         use(usage, id, gpu->init_bytes);
         divided = true;
     }
-    if (picture->initialised[index] && !divided) use(usage, STORE_NO_INSTANCE, gpu->init_bytes);
+    if (totals->initialised[index] && !divided) use(usage, STORE_NO_INSTANCE, gpu->init_bytes);
 }
 
-static void complete(const struct picture *picture, struct store_usage *usage) {
+static void complete(const struct totals *totals, struct store_usage *usage) {
     const struct store_config *config = store_config();
     for (int index = 0; index < config->gpus; index++) {
         const struct store_gpu *gpu = &config->gpu[index];
-        uint64_t usable = gpu->total_bytes - gpu->reserved_bytes;
-        use_for_init(picture, index, &usage[index]);
-        usage[index].used_bytes += gpu->windows_bytes;
-        usage[index].free_bytes = usable - at_most(usage[index].used_bytes, usable);
-        /* All memory in use is seen through the window, as far as the window reaches. */
-        usage[index].bar1_used += gpu->bar1_base_bytes + usage[index].used_bytes;
-        usage[index].bar1_used = at_most(usage[index].bar1_used, gpu->bar1_bytes);
+        use_for_init(totals, index, &usage[index]);
+        use(&usage[index], STORE_NO_INSTANCE, gpu->windows_bytes);
+        usage[index].free_bytes = size_left(size_left(gpu->total_bytes, gpu->reserved_bytes), usage[index].used_bytes);
+        /* All memory in use is mapped through the window, up to the window's size. */
+        uint64_t seen = size_sum(size_sum(gpu->bar1_base_bytes, usage[index].used_bytes), usage[index].bar1_used);
+        usage[index].bar1_used = seen < gpu->bar1_bytes ? seen : gpu->bar1_bytes;
     }
 }
 
-static int take_picture(struct picture *picture) {
+static int read_folder(struct totals *totals) {
     char path[PATH_MAX];
     int error = dev_path(path, sizeof path, ".");
     if (error) return error;
     DIR *dev = opendir(path);
     if (!dev) return -errno;
-    for (struct dirent *entry; (entry = readdir(dev));) read_entry(picture, dirfd(dev), entry->d_name);
-    if (!picture->failed) sweep(picture, dirfd(dev));
+    for (struct dirent *entry; (entry = readdir(dev));) read_entry(totals, dirfd(dev), entry->d_name);
+    if (!totals->failed) remove_dead_files(totals, dirfd(dev));
     closedir(dev);
-    return picture->failed ? -ENOMEM : 0;
+    return totals->failed ? -ENOMEM : 0;
 }
 
-static int admitted_picture(struct picture *picture) {
+static int read_folder_admitted(struct totals *totals) {
     int error = store_enter();
     if (error) return error;
-    error = take_picture(picture);
+    error = read_folder(totals);
     store_leave();
     return error;
 }
 
-static void forget(struct picture *picture) {
-    free(picture->processes);
-    free(picture->keepers);
-    free(picture->dead);
-    free(picture->pointed_at);
+static void release(struct totals *totals) {
+    free(totals->processes);
+    free(totals->claims);
+    free(totals->dead);
+    free(totals->needed);
 }
 
-/* The order in which they came, as the real lists have it. */
+/* In order of their start, as the real lists are. */
 static int by_serial(const void *left, const void *right) {
     const struct store_process *a = left, *b = right;
     return a->serial < b->serial ? -1 : a->serial > b->serial;
 }
 
-static void hand_out(const struct picture *picture, struct store_process *processes, int *count) {
+static void copy_processes(const struct totals *totals, struct store_process *processes, int *count) {
     size_t room = processes && count && *count > 0 ? (size_t)*count : 0;
-    if (picture->process_count)
-        qsort(picture->processes, picture->process_count, sizeof *picture->processes, by_serial);
-    for (size_t i = 0; i < picture->process_count && i < room; i++) {
-        processes[i] = picture->processes[i];
-        processes[i].pid = process_visible_pid(processes[i].creator_pid, processes[i].pid_namespace,
-                                               processes[i].started_at);
+    if (totals->process_count) qsort(totals->processes, totals->process_count, sizeof *totals->processes, by_serial);
+    for (size_t i = 0; i < totals->process_count && i < room; i++) {
+        processes[i] = totals->processes[i];
+        processes[i].pid =
+            process_visible_pid(processes[i].creator_pid, processes[i].pid_namespace, processes[i].started_at);
         if (!processes[i].pid && store_config()->gpu[processes[i].gpu].host_pids)
             processes[i].pid = processes[i].creator_pid;
     }
-    if (count) *count = (int)picture->process_count;
+    if (count) *count = totals->process_count < INT_MAX / 2 ? (int)totals->process_count : INT_MAX / 2;
 }
 
-static int walk(struct picture *picture) {
-    memset(picture->usage, 0, STORE_MAX_GPUS * sizeof *picture->usage);
-    int error = admitted_picture(picture);
+static int walk(struct totals *totals) {
+    memset(totals->usage, 0, STORE_MAX_GPUS * sizeof *totals->usage);
+    int error = read_folder_admitted(totals);
     if (error) return error;
-    charge_objects(picture);
-    complete(picture, picture->usage);
+    charge_objects(totals);
+    complete(totals, totals->usage);
     return 0;
 }
 
 int store_walk(struct store_usage usage[STORE_MAX_GPUS], struct store_process *processes, int *count) {
-    struct picture picture = {.usage = usage, .only = EVERY_GPU};
-    int error = walk(&picture);
-    if (!error) hand_out(&picture, processes, count);
-    forget(&picture);
+    struct totals totals = {.usage = usage, .only = EVERY_GPU};
+    int error = walk(&totals);
+    if (!error) copy_processes(&totals, processes, count);
+    release(&totals);
     return error;
 }
 
 static uint64_t free_of(const struct store_usage *usage, uint32_t gpu, uint32_t gpu_instance) {
     const struct store_mig *mig = store_instance(&store_config()->gpu[gpu], gpu_instance);
     if (!mig) return usage->free_bytes;
-    return mig->total_bytes - at_most(usage->instance_used[gpu_instance], mig->total_bytes);
+    return size_left(mig->total_bytes, usage->instance_used[gpu_instance]);
 }
 
 int store_free(uint32_t gpu, uint32_t gpu_instance, uint64_t *nbytes) {
     struct store_usage usage[STORE_MAX_GPUS];
-    struct picture picture = {.usage = usage, .only = (int)gpu};
-    int error = walk(&picture);
+    struct totals totals = {.usage = usage, .only = (int)gpu};
+    int error = walk(&totals);
     if (!error) *nbytes = free_of(&usage[gpu], gpu, gpu_instance);
-    forget(&picture);
+    release(&totals);
     return error;
 }
 
-bool store_object_kept(uint64_t object) {
+bool store_object_kept(uint64_t object, uint64_t *nbytes) {
     struct store_usage usage[STORE_MAX_GPUS] = {0};
-    struct picture picture = {.usage = usage, .only = EVERY_GPU};
-    bool kept = admitted_picture(&picture) != 0; /* not knowing, keep */
-    for (size_t i = 0; i < picture.keeper_count && !kept; i++) kept = picture.keepers[i].object == object;
-    forget(&picture);
+    struct totals totals = {.usage = usage, .only = EVERY_GPU};
+    bool kept = read_folder_admitted(&totals) != 0; /* where that is unknown: kept */
+    if (nbytes) *nbytes = 0;
+    for (size_t i = 0; i < totals.claim_count && !kept; i++) {
+        kept = totals.claims[i].object == object;
+        if (kept && nbytes) *nbytes = totals.claims[i].nbytes;
+    }
+    release(&totals);
     return kept;
 }

@@ -133,8 +133,20 @@ def _without_command(argv: list[str]) -> int:
 
 
 def _listing() -> str:
-    width = max(map(len, COMMANDS))
-    lines = (f"  {name:<{width}}  {_load(name).HELP}" for name in COMMANDS)
+    from textwrap import fill
+
+    from vram.cli.terminal import columns
+
+    margin = max(map(len, COMMANDS)) + 4
+    lines = (
+        fill(
+            _load(name).HELP,
+            min(columns(), 100),
+            initial_indent=f"  {name}".ljust(margin),
+            subsequent_indent=" " * margin,
+        )
+        for name in COMMANDS
+    )
     return "commands:\n" + "\n".join(lines)
 
 

@@ -1,1 +1,1 @@
-"""What programs import: let go, see who keeps, bound what a piece of work may hold."""
+"""What programs import: release memory, see who holds it, limit what a piece of work may hold."""

@@ -1,11 +1,11 @@
-"""``vram.Buffer``: memory with an owner that gives it back.
+"""``vram.Buffer``: GPU memory with an owner that frees it.
 
     with vram.Buffer("8MiB", zero_on_free=True) as buffer:
         tensor = torch.from_dlpack(buffer)
 
-Other libraries work on it in place, through DLPack or the CUDA array interface, and it on
-theirs. It goes back at the end of the block, on ``close()``, with the last reference to it, or at
-the end of the interpreter, whichever comes first, in whichever thread.
+Other libraries use it in place, through DLPack or the CUDA array interface, and it can use theirs. It is
+freed at the end of the block, by ``close()``, with the last reference to it, or at the end of the
+interpreter, whichever comes first, in any thread.
 """
 
 from __future__ import annotations
@@ -17,37 +17,39 @@ from types import TracebackType
 from typing import Any, NoReturn, SupportsIndex
 
 from vram.errors import UsageError, VramError
-from vram.guard import dlpack, foreign, kinds, lending
-from vram.guard.holding import Holding, here
-from vram.guard.layout import Layout
-from vram.guard.streams import stream_of
+from vram.guard import borrowed, dlpack, memory_kinds
+from vram.guard.allocation import BufferMemory, current_pid
+from vram.guard.dlpack import ArrayLayout
+from vram.guard.memory_kinds import stream_of
 from vram.units import parse_size, size
 
 Size = int | str
 
-# How DLPack calls the place of each kind; a zero-copy buffer is offered where a GPU sees it.
-_PLACES = {"pinned": dlpack.CUDA_HOST, "managed": dlpack.CUDA_MANAGED}
+# DLPack's device type of each kind; a zero-copy buffer is exported as device memory.
+_DLPACK_DEVICES = {"pinned": dlpack.CUDA_HOST, "managed": dlpack.CUDA_MANAGED}
 
 
 class Buffer:
     """*nbytes* of device memory, as a number or as "8MiB".
 
-    On the current context's device, or on GPU *device*. With a *stream* of any framework it comes
-    from the driver's pool and goes back in that stream's order. *zero_on_free* erases it before
-    it goes back, and waits for that. Its methods may be called from any thread.
+    On the current context's device, or on GPU *device*. With a *stream* of any framework it is allocated
+    from the driver's pool and freed in that stream's order. *zero_on_free* erases it before it is freed,
+    and waits for that. Its methods may be called from any thread.
     """
 
-    _memory: Holding
-    _shape: Layout | None = None
+    _memory: BufferMemory
+    _shape: ArrayLayout | None = None
 
     def __init__(
         self, nbytes: Size, *, device: int | None = None, stream: object = None, zero_on_free: bool = False
     ) -> None:
         count = nbytes if type(nbytes) is int and nbytes > 0 else _nbytes(nbytes)
         if stream is None:
-            self._memory = kinds.Device(count, device, zero_on_free)
+            self._memory = memory_kinds.DeviceAllocation(count, device, zero_on_free)
         else:
-            self._memory = kinds.StreamOrdered(count, stream_of(stream), device, zero_on_free)
+            self._memory = memory_kinds.StreamOrderedAllocation(
+                count, stream_of(stream), device, zero_on_free
+            )
 
     # ---- other kinds of memory ----
 
@@ -61,44 +63,46 @@ class Buffer:
         device: int | None = None,
         zero_on_free: bool = False,
     ) -> Buffer:
-        """*height* rows of *width* bytes, each beginning where the device reads best: see ``pitch``."""
+        """*height* rows of *width* bytes, each aligned as the device reads best: see ``pitch``."""
         if element_nbytes not in (4, 8, 16):
-            raise UsageError(f"elements of {element_nbytes} bytes", hint="the driver pitches for 4, 8 or 16")
+            raise UsageError(
+                f"elements of {element_nbytes} bytes", hint="the driver aligns rows for 4, 8 or 16"
+            )
         row, rows = _nbytes(width), _nbytes(height)
-        memory = kinds.Pitched(row, rows, element_nbytes, device, zero_on_free)
-        return cls._of(memory, Layout((rows, row), (memory.pitch, 1)))
+        memory = memory_kinds.PitchedAllocation(row, rows, element_nbytes, device, zero_on_free)
+        return cls._of(memory, ArrayLayout((rows, row), (memory.pitch, 1)))
 
     @classmethod
     def managed(cls, nbytes: Size, *, device: int | None = None, zero_on_free: bool = False) -> Buffer:
-        """Memory that host and device both use and that moves between them; never more than is free."""
-        return cls._of(kinds.Managed(_nbytes(nbytes), device, zero_on_free))
+        """Memory that host and device share and that moves between them; never more than is free."""
+        return cls._of(memory_kinds.ManagedAllocation(_nbytes(nbytes), device, zero_on_free))
 
     @classmethod
     def pinned(cls, nbytes: Size, *, device: int | None = None, zero_on_free: bool = False) -> Buffer:
         """Host memory that stays in place, for fast copies."""
-        return cls._of(kinds.Pinned(_nbytes(nbytes), device, zero_on_free))
+        return cls._of(memory_kinds.PinnedAllocation(_nbytes(nbytes), device, zero_on_free))
 
     @classmethod
     def zero_copy(cls, nbytes: Size, *, device: int | None = None, zero_on_free: bool = False) -> Buffer:
         """Host memory that the device reads and writes in place, over the bus."""
-        return cls._of(kinds.ZeroCopy(_nbytes(nbytes), device, zero_on_free))
+        return cls._of(memory_kinds.ZeroCopyAllocation(_nbytes(nbytes), device, zero_on_free))
 
     @classmethod
     def from_dlpack(cls, thing: Any) -> Buffer:
-        """The memory of another library's array, in place. Its owner lives until the close."""
-        return cls._borrowed(foreign.by_dlpack(foreign.without_gradient(thing)))
+        """The memory of another library's array, in place. The array is held until the close."""
+        return cls._borrowed(borrowed.by_dlpack(borrowed.without_gradient(thing)))
 
     @classmethod
     def from_cuda_array_interface(cls, thing: Any) -> Buffer:
         """The same for what has a ``__cuda_array_interface__``."""
-        return cls._borrowed(foreign.by_interface(foreign.without_gradient(thing)))
+        return cls._borrowed(borrowed.by_interface(borrowed.without_gradient(thing)))
 
     @classmethod
-    def _borrowed(cls, seen: foreign.View) -> Buffer:
-        return cls._of(foreign.Borrowed(seen), seen.layout)
+    def _borrowed(cls, view: borrowed.ArrayView) -> Buffer:
+        return cls._of(borrowed.Borrowed(view), view.layout)
 
     @classmethod
-    def _of(cls, memory: Holding, layout: Layout | None = None) -> Buffer:
+    def _of(cls, memory: BufferMemory, layout: ArrayLayout | None = None) -> Buffer:
         made = cls.__new__(cls)
         made._memory, made._shape = memory, layout
         return made
@@ -106,9 +110,9 @@ class Buffer:
     # ---- what it is ----
 
     @property
-    def _layout(self) -> Layout:
-        """One run of bytes, where nothing else was said."""
-        return Layout((self._memory.nbytes,)) if self._shape is None else self._shape
+    def _layout(self) -> ArrayLayout:
+        """One run of bytes, unless the buffer has a layout."""
+        return ArrayLayout((self._memory.nbytes,)) if self._shape is None else self._shape
 
     @property
     def nbytes(self) -> int:
@@ -130,7 +134,7 @@ class Buffer:
 
     @property
     def pointer(self) -> int:
-        """The address, for a kernel or a driver call. It is worth nothing after the close."""
+        """The address, for a kernel or a driver call. It is invalid after the close."""
         self._memory.check()
         return self._memory.device_pointer()
 
@@ -151,10 +155,10 @@ class Buffer:
 
     @property
     def host(self) -> memoryview:
-        """Managed, pinned or zero-copy memory as the host sees it; work under way is waited for.
+        """Managed, pinned or zero-copy memory as a memoryview; waits for work that still runs.
 
-        Read-only where the memory was lent so. The view ends with the buffer. What was made of it
-        (a slice, a NumPy array) must be gone before, or the close is refused.
+        Read-only if the memory was exported so. The view ends with the buffer. A slice or a NumPy array
+        made of it must be gone before, or the close is refused.
         """
         memory = self._memory
         if not memory.is_host_visible:
@@ -167,14 +171,14 @@ class Buffer:
             memory.check()
             with memory.inside():
                 memory.wait()
-            array = memory.shown_array()
+            array = memory.host_array()
             if array is None:
                 array = (ctypes.c_ubyte * memory.nbytes).from_address(memory.pointer)
                 array.owner = self  # type: ignore[attr-defined]
             view = memoryview(array).cast("B")  # type: ignore[arg-type]
             if memory.is_read_only:
                 view = view.toreadonly()
-            memory.show(array, view)
+            memory.add_host_view(array, view)
             return view
 
     def __repr__(self) -> str:
@@ -186,7 +190,7 @@ class Buffer:
     # ---- bytes in and out ----
 
     def read(self, nbytes: int | None = None, offset: int = 0) -> bytes:
-        """Copy *nbytes* from *offset* on to the host; all that follows where not said."""
+        """Copy *nbytes* from *offset* on to the host; left out, all up to the end."""
         offset = _whole(offset, "an offset")
         count = self.nbytes - offset if nbytes is None else _whole(nbytes, "a number of bytes")
         self._check_range(offset, count)
@@ -195,14 +199,14 @@ class Buffer:
         return into.raw
 
     def write(self, data: bytes | bytearray | memoryview, offset: int = 0) -> None:
-        """Copy *data* into the buffer: bytes, or what shows its own as a memoryview does."""
-        octets, offset = _octets(data), _whole(offset, "an offset")
+        """Copy *data* into the buffer: bytes, or any object that supports memoryview."""
+        octets, offset = _bytes_of(data), _whole(offset, "an offset")
         self._check_range(offset, len(octets))
         self._memory.check_writable()
         self._copy("cuMemcpyHtoD_v2", lambda at: (at + offset, octets, len(octets)))
 
     def fill(self, byte: int = 0) -> None:
-        """Set every byte, and come back when that is done."""
+        """Set every byte to *byte*, and wait for that."""
         byte = _whole(byte, "a byte")
         if not 0 <= byte <= 255:
             raise UsageError(f"{byte} is not a byte", hint="0 to 255")
@@ -210,25 +214,25 @@ class Buffer:
         self._copy("cuMemsetD8_v2", lambda at: (at, byte, self.nbytes))
 
     def erase(self) -> None:
-        """Set every byte to zero, padding too, once all work on it has ended; wait for that."""
+        """Wait for all work on it, set every byte to zero, padding too, and wait for that."""
         self._memory.check_writable()
         self._erase()
 
     def _erase(self) -> None:
-        """Also what its owner lends for reading only: scrub's promise."""
+        """Also if the owner exported it as read-only: ``vram.scrub`` erases that, too."""
         memory = self._memory
         memory.check_process()
         with memory.lock:
             memory.zero()
 
-    def _copy(self, call: str, words: Any) -> None:
+    def _copy(self, call: str, arguments: Any) -> None:
         memory = self._memory
         self._check_is_one_run()
         memory.check_process()
         with memory.lock:
             memory.check()
             with memory.inside():
-                memory.cuda.must(call, *words(memory.device_pointer()))
+                memory.cuda.must(call, *arguments(memory.device_pointer()))
                 memory.wait()
 
     def _check_range(self, offset: int, count: int) -> None:
@@ -239,22 +243,22 @@ class Buffer:
         if self.kind == "borrowed" and not self._layout.is_dense:
             raise UsageError("a borrowed array with strides is not one run of bytes")
 
-    # ---- giving it back ----
+    # ---- freeing it ----
 
     def close(self) -> None:
-        """Give the memory back now, erased first where that was asked for.
+        """Free the memory now, erased first with ``zero_on_free``.
 
-        BufferClosed a second time; BufferLent, and nothing is freed, while a DLPack consumer or
-        an array on ``host`` lives; BufferLost where the memory went with a context reset or is a
-        parent process's. Arrays made through the CUDA array interface cannot be seen: they must
-        not be used after this.
+        Raises BufferClosed the second time; BufferLent, and frees nothing, while a DLPack consumer or an
+        array on ``host`` exists; BufferLost if a context reset freed the memory or it belongs to the
+        parent process. Arrays made through the CUDA array interface are not known here: they must not be
+        used after this.
         """
         memory = self._memory
-        if memory.pid != here[0]:
+        if memory.pid != current_pid[0]:
             memory.check_process()
         with memory.lock:
-            if memory.leases or memory.host_views:
-                memory.recall()
+            if memory.exports or memory.host_views:
+                memory.end_views()
             memory.release()
 
     def __enter__(self) -> Buffer:
@@ -267,25 +271,25 @@ class Buffer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self.closed:  # already, or in a forked child, which has nothing to give back
+        if self.closed:  # already, or in a forked child, which has nothing to free
             return
         try:
             self.close()
         except VramError as trouble:
             if error is None:
                 raise
-            # The block's own error matters more; what is lent goes with its last user.
+            # The block's own error stays the error; exported memory is freed with its last user.
             error.add_note(f"vram: {trouble}")
 
     def __del__(self, is_finalizing: Any = sys.is_finalizing) -> None:
         memory = getattr(self, "_memory", None)
-        # While Python is taken apart nothing can be relied on; exit handlers came before.
+        # While the interpreter shuts down nothing works reliably; the exit handler ran before.
         if memory is not None and not memory.is_released and not is_finalizing():
             memory.drop()
 
     def __reduce__(self) -> NoReturn:
         raise UsageError(
-            "a buffer cannot be copied or pickled", hint="its memory is one process's; copy the bytes"
+            "a buffer cannot be copied or pickled", hint="its memory belongs to one process; copy the bytes"
         )
 
     # ---- other libraries ----
@@ -293,10 +297,10 @@ class Buffer:
     def __dlpack_device__(self) -> tuple[int, int]:
         memory = self._memory
         memory.check()
-        if isinstance(memory, foreign.Borrowed):
+        if isinstance(memory, borrowed.Borrowed):
             return memory.device_kind, memory.device
-        place = _PLACES.get(memory.kind, dlpack.CUDA)
-        return place, 0 if place == dlpack.CUDA_HOST else memory.device
+        kind = _DLPACK_DEVICES.get(memory.kind, dlpack.CUDA)
+        return kind, 0 if kind == dlpack.CUDA_HOST else memory.device
 
     def __dlpack__(
         self,
@@ -306,22 +310,22 @@ class Buffer:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> object:
-        """A capsule of the memory itself. The buffer lives, and stays open, while a consumer has it."""
+        """A capsule of the memory itself. The buffer stays alive and open while a consumer has it."""
         memory, device = self._memory, self.__dlpack_device__()
         if copy:
-            raise BufferError("vram.Buffer lends its memory and makes no copies")
+            raise BufferError("vram.Buffer exports its memory and makes no copies")
         if dl_device is not None and tuple(dl_device) != device:
             raise BufferError(f"this buffer lies on DLPack device {device}, not {tuple(dl_device)}")
         versioned = max_version is not None and tuple(max_version) >= dlpack.VERSION
         if memory.is_read_only and not versioned:
-            raise BufferError("this buffer's memory is read-only, which DLPack before 1.0 cannot say")
+            raise BufferError("this buffer's memory is read-only, which DLPack before 1.0 cannot express")
         with memory.lock:
             memory.check()
-            if stream != -1:  # -1: the consumer sees to the order itself
+            if stream != -1:  # -1: the consumer synchronizes itself
                 with memory.inside():
-                    memory.settle()
+                    memory.synchronize()
             pointer = memory.device_pointer()
-            return lending.lend(self, memory, pointer, device, self._layout, versioned=versioned)
+            return dlpack.export(self, memory, pointer, device, self._layout, versioned=versioned)
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -340,7 +344,7 @@ class Buffer:
 
 
 def _nbytes(value: SupportsIndex | str) -> int:
-    """A size of at least one byte, as a number or in words."""
+    """A size of at least one byte, as a number or as text."""
     if isinstance(value, str):
         count = parse_size(value)
     else:
@@ -356,8 +360,8 @@ def _whole(value: Any, what: str, hint: str = "give a whole number") -> int:
     return operator.index(value)
 
 
-def _octets(data: Any) -> bytes:
-    """What *data* shows of its memory; ``bytes(5)`` would be five bytes that nobody wrote."""
+def _bytes_of(data: Any) -> bytes:
+    """The bytes of *data*. Not ``bytes(data)``: of the number 5 that makes five zero bytes."""
     try:
         return data if type(data) is bytes else memoryview(data).tobytes()
     except (TypeError, ValueError, BufferError) as error:

@@ -1,13 +1,142 @@
-"""DLPack's structures, and capsules of them, by ctypes."""
+"""DLPack: layouts of arrays, the structures and capsules by ctypes, and the export of a buffer.
+
+An export holds the buffer and is itself held by the structure that the consumer has. The two C functions
+behind it (native/buffer) release the export, in whatever state the consumer's thread is at that moment.
+"""
 
 from __future__ import annotations
 
 import ctypes
 from ctypes import c_char_p, c_int32, c_int64, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p
-from typing import Any
+from operator import index
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vram.errors import UsageError
-from vram.guard.layout import ElementType, Layout, told
+from vram.guard.native import dlpack_deleters
+
+if TYPE_CHECKING:
+    from vram.guard.allocation import BufferMemory
+
+# ---- layouts ----
+
+# DLPack's code for a kind of element, and the letter in a NumPy type string.
+INT, UINT, FLOAT, OPAQUE, BFLOAT, COMPLEX, BOOL = 0, 1, 2, 3, 4, 5, 6
+_LETTERS = {INT: "i", UINT: "u", FLOAT: "f", COMPLEX: "c", BOOL: "b", OPAQUE: "V"}
+_CODES = {letter: code for code, letter in _LETTERS.items()}
+
+
+class ElementType(NamedTuple):
+    """One element as in DLPack: its kind, its bits, and how many lanes a vector type has."""
+
+    code: int
+    bits: int
+    lanes: int = 1
+
+    @property
+    def nbytes(self) -> int:
+        return -(-self.bits * self.lanes // 8)
+
+    @property
+    def type_string(self) -> str | None:
+        """The type string of NumPy; None if NumPy has no such type (bfloat16, vectors, 4 bits)."""
+        letter = _LETTERS.get(self.code)
+        if letter is None or self.lanes != 1 or self.bits % 8:
+            return None
+        return f"{'|' if self.bits == 8 else '<'}{letter}{self.bits // 8}"
+
+    @classmethod
+    def read(cls, type_string: str) -> ElementType:
+        code = _CODES.get(type_string[1:2])
+        if code is None or not type_string[2:].isdecimal() or type_string[0] == ">":
+            raise UsageError(f"elements of type {type_string!r} are not understood")
+        return cls(code, int(type_string[2:]) * 8)
+
+
+BYTE = ElementType(UINT, 8)
+
+
+class ArrayLayout(NamedTuple):
+    """How the elements of an array lie in memory. Strides are in bytes; None means C order without gaps."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None = None
+    element: ElementType = BYTE
+
+    @property
+    def byte_strides(self) -> tuple[int, ...]:
+        return dense(self.shape, self.element.nbytes) if self.strides is None else self.strides
+
+    @property
+    def is_dense(self) -> bool:
+        """In C order without gaps. The stride of an extent of 1 may be anything: PyTorch exports (1, 4) with
+        strides (1, 1)."""
+        wanted = dense(self.shape, self.element.nbytes)
+        steps = zip(self.shape, self.byte_strides, wanted, strict=True)
+        return all(extent == 1 or stride == want for extent, stride, want in steps)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the elements, without gaps."""
+        count = self.element.nbytes
+        for extent in self.shape:
+            count *= extent
+        return count
+
+
+def dense(shape: tuple[int, ...], nbytes: int) -> tuple[int, ...]:
+    strides: list[int] = []
+    for extent in reversed(shape):
+        strides.append(nbytes)
+        nbytes *= extent
+    return tuple(reversed(strides))
+
+
+def contiguous_runs(layout: ArrayLayout) -> tuple[int, int, list[tuple[int, int]]]:
+    """The same bytes as (offset of the first, contiguous bytes, [(extent, stride), …]).
+
+    Adjacent dimensions are joined, repeated ones (stride 0) counted once, and negative strides
+    reversed, so that the fewest runs are left.
+    """
+    offset, width = 0, layout.element.nbytes
+    steps: list[tuple[int, int]] = []
+    for extent, stride in zip(layout.shape, layout.byte_strides, strict=True):
+        if stride < 0:
+            offset += stride * (extent - 1)
+        if extent > 1 and stride:
+            steps.append((extent, abs(stride)))
+    steps.sort(key=lambda step: step[1])
+    while steps and steps[0][1] == width:
+        width *= steps.pop(0)[0]
+    joined: list[tuple[int, int]] = []
+    for extent, stride in steps:
+        if joined and joined[-1][0] * joined[-1][1] == stride:
+            joined[-1] = (joined[-1][0] * extent, joined[-1][1])
+        else:
+            joined.append((extent, stride))
+    return offset, width, joined
+
+
+def checked_layout(
+    shape: tuple[int, ...], strides: tuple[int, ...] | None, element: ElementType
+) -> ArrayLayout:
+    """The layout that another library reports; UsageError if no array can have it."""
+    is_paired = strides is None or len(strides) == len(shape)
+    if not is_paired or min(shape, default=0) < 0 or element.nbytes <= 0:
+        raise UsageError(f"no array has shape {shape}, strides {strides}, elements of {element.nbytes} bytes")
+    return ArrayLayout(shape, strides, element)
+
+
+def from_interface(interface: dict[str, Any]) -> ArrayLayout:
+    """The layout in a ``__cuda_array_interface__``."""
+    strides = interface.get("strides")
+    return checked_layout(
+        tuple(map(index, interface["shape"])),
+        tuple(map(index, strides)) if strides else None,
+        ElementType.read(interface["typestr"]),
+    )
+
+
+# ---- structures and capsules ----
 
 CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13
 ON_GPU = (CUDA, CUDA_HOST, CUDA_MANAGED)
@@ -16,9 +145,9 @@ USED = {PLAIN: b"used_dltensor", VERSIONED: b"used_dltensor_versioned"}
 VERSION = (1, 0)
 READ_ONLY, IS_COPIED, IS_PADDED = 1, 2, 4  # a versioned tensor's flags
 LEGACY_STREAM = 1  # how a consumer names the legacy default stream to a CUDA producer
-MOST_BITS = 255  # of one element: there is a byte for the number
+MOST_BITS = 255  # of one element: the field is a byte
 
-# A capsule knows no more than the address of its name, and may outlive this module.
+# A capsule holds only the address of its name, and may outlive this module.
 for _name in (*USED, *USED.values()):
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(_name))
 
@@ -32,7 +161,7 @@ _rename = ctypes.pythonapi.PyCapsule_SetName
 _rename.argtypes = (ctypes.py_object, c_char_p)
 
 
-class Tensor(ctypes.Structure):
+class DLTensor(ctypes.Structure):
     _fields_ = (
         ("data", c_void_p),
         ("device_type", c_int32),
@@ -47,31 +176,31 @@ class Tensor(ctypes.Structure):
     )
 
 
-class Managed(ctypes.Structure):
-    _fields_ = (("tensor", Tensor), ("owner", c_void_p), ("deleter", c_void_p))
+class DLManagedTensor(ctypes.Structure):
+    _fields_ = (("tensor", DLTensor), ("owner", c_void_p), ("deleter", c_void_p))
 
 
-class ManagedVersioned(ctypes.Structure):
+class DLManagedTensorVersioned(ctypes.Structure):
     _fields_ = (
         ("major", c_uint32),
         ("minor", c_uint32),
         ("owner", c_void_p),
         ("deleter", c_void_p),
         ("flags", c_uint64),
-        ("tensor", Tensor),
+        ("tensor", DLTensor),
     )
 
 
-def check_can_say(layout: Layout) -> None:
-    """BufferError where DLPack has no words for *layout*."""
+def check_exportable(layout: ArrayLayout) -> None:
+    """BufferError if DLPack cannot express *layout*."""
     if layout.element.bits > MOST_BITS:
         raise BufferError(f"DLPack has no elements of {layout.element.nbytes} bytes")
     if any(stride % layout.element.nbytes for stride in layout.byte_strides):
         raise BufferError(f"DLPack counts strides in elements, and these are {layout.byte_strides} bytes")
 
 
-def fill(tensor: Tensor, pointer: int, device: tuple[int, int], layout: Layout) -> list[Any]:
-    """Describe *layout* in *tensor*; what is returned must live as long as it."""
+def fill_tensor(tensor: DLTensor, pointer: int, device: tuple[int, int], layout: ArrayLayout) -> list[Any]:
+    """Write *layout* into *tensor*; what is returned must live as long as the tensor."""
     count, nbytes = len(layout.shape), layout.element.nbytes
     shape = (c_int64 * max(count, 1))(*layout.shape)
     strides = (c_int64 * max(count, 1))(*(stride // nbytes for stride in layout.byte_strides))
@@ -83,16 +212,16 @@ def fill(tensor: Tensor, pointer: int, device: tuple[int, int], layout: Layout) 
     return [shape, strides]
 
 
-def capsule(structure: Managed | ManagedVersioned, destructor: int) -> object:
-    name = VERSIONED if isinstance(structure, ManagedVersioned) else PLAIN
+def capsule(structure: DLManagedTensor | DLManagedTensorVersioned, destructor: int) -> object:
+    name = VERSIONED if isinstance(structure, DLManagedTensorVersioned) else PLAIN
     made: object = _new(ctypes.addressof(structure), name, destructor)
     return made
 
 
-class Taken:
-    """A capsule in a consumer's hands, with the tensor in it. Its name tells others that it is used.
+class ImportedCapsule:
+    """A capsule that this process consumes, and its tensor. Its name marks it as used meanwhile.
 
-    At the end it gets its first name back: who drops a capsule of that name, drops the loan.
+    At the end it gets its first name again: dropping a capsule of that name releases the producer's memory.
     """
 
     def __init__(self, capsule: object) -> None:
@@ -110,22 +239,63 @@ class Taken:
             rename(self._capsule, self._name)
 
 
-def _opened(address: int, name: bytes) -> tuple[Tensor, int]:
+def _opened(address: int, name: bytes) -> tuple[DLTensor, int]:
     if name == PLAIN:
-        return Managed.from_address(address).tensor, 0
-    versioned = ManagedVersioned.from_address(address)
-    if versioned.major != VERSION[0]:  # then nothing behind the version is where it was
+        return DLManagedTensor.from_address(address).tensor, 0
+    versioned = DLManagedTensorVersioned.from_address(address)
+    if versioned.major != VERSION[0]:  # then the fields after the version may be elsewhere
         raise UsageError(f"a DLPack capsule of version {versioned.major}.{versioned.minor}: 1 is understood")
     return versioned.tensor, versioned.flags
 
 
-def layout_of(tensor: Tensor, flags: int) -> Layout:
+def layout_of(tensor: DLTensor, flags: int) -> ArrayLayout:
     element, count = ElementType(tensor.code, tensor.bits, tensor.lanes), tensor.dimensions
     if element.bits * element.lanes % 8 or (element.bits % 8 and flags & IS_PADDED):
-        raise UsageError(f"elements of {element.bits} bits, which share bytes or fill them up")
+        raise UsageError(f"elements of {element.bits} bits, which share bytes or fill_tensor them up")
     if count < 0 or (count and not tensor.shape):
-        raise UsageError(f"a DLPack tensor of {count} dimensions that does not tell its shape")
+        raise UsageError(f"a DLPack tensor of {count} dimensions without a shape")
     shape = tuple(tensor.shape[:count])
     if not tensor.strides:
-        return told(shape, None, element)
-    return told(shape, tuple(stride * element.nbytes for stride in tensor.strides[:count]), element)
+        return checked_layout(shape, None, element)
+    return checked_layout(shape, tuple(stride * element.nbytes for stride in tensor.strides[:count]), element)
+
+
+# ---- export ----
+
+
+class DlpackExport:
+    """Holds a buffer for one consumer, from the export to the consumer's last use."""
+
+    def __init__(self, owner: object, memory: BufferMemory) -> None:
+        self.owner = owner
+        self.parts: list[Any] = []
+        self._exports = memory.exports = set() if memory.exports is None else memory.exports
+        self._exports.add(id(self))
+
+    def __del__(self) -> None:
+        self._exports.discard(id(self))
+
+
+def export(
+    owner: object,
+    memory: BufferMemory,
+    pointer: int,
+    device: tuple[int, int],
+    layout: ArrayLayout,
+    *,
+    versioned: bool,
+) -> object:
+    """A capsule of the memory at *pointer*. The caller holds the memory's lock."""
+    check_exportable(layout)
+    deleters = dlpack_deleters()[versioned]
+    held = DlpackExport(owner, memory)
+    structure: Any = DLManagedTensorVersioned() if versioned else DLManagedTensor()
+    if versioned:
+        structure.major, structure.minor = VERSION
+        structure.flags = READ_ONLY if memory.is_read_only else 0
+    held.parts = [structure, *fill_tensor(structure.tensor, pointer, device, layout)]
+    structure.deleter = deleters.tensor
+    # Before the capsule exists: if an interrupt drops it at once, its destructor releases this reference.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
+    structure.owner = id(held)
+    return capsule(structure, deleters.capsule)

@@ -1,6 +1,6 @@
-"""The door to libcuda for owner objects: opened by the first call, and no context but on request.
+"""libcuda for ``vram.Buffer`` and erasing: loaded by the first call; contexts are made on request only.
 
-Calls return the driver's code; :func:`translated` makes the error of it.
+Calls return the driver's code; :func:`translated` turns it into an error.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_void_p
 from typing import Any
 
 from vram.errors import DeviceError, DriverMissing, NoSuchDevice, OutOfMemory, VramError
-from vram.guard.owning import identity, pair
+from vram.guard.native import allocation_calls, allocation_number
 from vram.payloads.libcuda import Libcuda, load, untyped
 from vram.payloads.trim.sticky_errors import STICKY, sentence
 
@@ -25,19 +25,19 @@ POINTER_CONTEXT, POINTER_ORDINAL, POINTER_IS_MANAGED = 1, 9, 8
 RELAXED_CAPTURE = 2
 
 
-class Driver:
-    """Every call that this driver has, by its name, ready to be called."""
+class CudaDriver:
+    """Every call that this driver has, by its name."""
 
     def __init__(self, library: Libcuda) -> None:
         self.pid = os.getpid()
         self._library = library
         self._primary: dict[int, int] = {}
         quick = untyped(library)
-        self.take, self.give = pair(quick)
-        self._ask = quick.cuPointerGetAttribute
+        self.allocate, self.free = allocation_calls(quick)
+        self._get_attribute = quick.cuPointerGetAttribute
 
     def __getattr__(self, name: str) -> Any:
-        """Found in the library when it is first asked for; DeviceError where the driver has no such call."""
+        """A call of the library, looked up once; DeviceError if the driver does not have it."""
         function = getattr(self._library, name, None)
         if function is None:
             hint = "it is older than that call: update the driver"
@@ -79,25 +79,25 @@ class Driver:
     def in_context(self, device: int | None, operation: Callable[[], int]) -> int:
         """Run *operation*, which returns a code, in this thread's context if that is *device*'s.
 
-        Otherwise in the device's primary context, which is made where there is none yet. A context
-        that was reset comes back by being retained again. ``None`` means the current device, or 0.
+        Otherwise in the device's primary context, which is made if there is none yet. A primary context
+        that was reset is retained again. ``None`` means the current device, or 0.
         """
         if device is None or device == self.current_device():
             code = operation()
             if code not in NO_LIVE_CONTEXT:
                 return code
-        chosen = self._stale_device() if device is None else device
-        if not self._is_awake(chosen):
+        chosen = self._reset_device() if device is None else device
+        if not self._is_active(chosen):
             self._primary.pop(chosen, None)
         return self._in_primary(chosen, operation)
 
-    def _is_awake(self, device: int) -> bool:
-        """Whether the primary context lives; after a reset our handle names a dead one."""
+    def _is_active(self, device: int) -> bool:
+        """Whether the primary context is active; after a reset our handle is of a destroyed one."""
         flags, active = c_uint(), c_int()
         return not self.cuDevicePrimaryCtxGetState(device, byref(flags), byref(active)) and bool(active.value)
 
-    def _stale_device(self) -> int:
-        """The device whose context this thread still names although it was reset; else the first."""
+    def _reset_device(self) -> int:
+        """The device whose reset context is still current in this thread; else the first."""
         current = self.current_context()
         return next((device for device, handle in self._primary.items() if handle == current), 0)
 
@@ -116,7 +116,7 @@ class Driver:
 
     @contextmanager
     def inside(self, context: int) -> Iterator[None]:
-        """Make *context* current in this thread for a while, whatever is current now."""
+        """Make *context* current in this thread, whichever is current now."""
         self.must("cuCtxPushCurrent_v2", context)
         try:
             yield
@@ -125,11 +125,11 @@ class Driver:
 
     @contextmanager
     def on_device(self, device: int | None) -> Iterator[int]:
-        """Be in a live context of *device* (``None``: the current one, else 0); yields its number."""
+        """Enter a live context of *device* (``None``: the current one, else 0); yields its number."""
         handle = c_void_p()
 
         def note_context() -> int:
-            # This call needs a live context, where cuCtxGetCurrent would name a dead one.
+            # This call needs a live context; cuCtxGetCurrent would return a destroyed one.
             code: int = self.cuMemGetInfo_v2(byref(c_size_t()), byref(c_size_t()))
             return code or int(self.cuCtxGetCurrent(byref(handle)))
 
@@ -140,7 +140,7 @@ class Driver:
             yield number
 
     def within(self, pointer: int, device: int) -> AbstractContextManager[object]:
-        """Be where *pointer* can be used: in its own context, a pool's memory in one of *device*."""
+        """Enter a context where *pointer* can be used: its own, or one of *device* for a pool's memory."""
         context = self.context_of(pointer)
         if context is None:
             return self.on_device(device)
@@ -148,12 +148,12 @@ class Driver:
 
     # ---- pointers ----
 
-    def identity(self, pointer: int) -> int:
+    def allocation_number(self, pointer: int) -> int:
         """A number that the driver gives to one allocation and never again in this process."""
-        return identity(self._ask, pointer)
+        return allocation_number(self._get_attribute, pointer)
 
     def context_of(self, pointer: int) -> int | None:
-        """The context that an allocation ends with; a pool's memory belongs to none."""
+        """The context that an allocation belongs to; None for a pool's memory."""
         handle = c_void_p()
         code = self.cuPointerGetAttribute(byref(handle), POINTER_CONTEXT, pointer)
         return None if code else handle.value
@@ -164,7 +164,7 @@ class Driver:
         return number.value
 
     def free_and_total(self) -> tuple[int, int]:
-        """Of the current context's device."""
+        """Bytes of the current context's device."""
         free, total = c_size_t(), c_size_t()
         self.must("cuMemGetInfo_v2", byref(free), byref(total))
         return free.value, total.value
@@ -172,7 +172,7 @@ class Driver:
     # ---- errors ----
 
     def must(self, name: str, *arguments: object) -> None:
-        """Call *name*; anything but success is a typed error."""
+        """Call *name*; raise an error of our own unless it succeeds."""
         self.check(getattr(self, name)(*arguments), name)
 
     def check(self, code: int, name: str) -> None:
@@ -180,44 +180,44 @@ class Driver:
             raise self.translated(code, name)
 
     def translated(self, code: int, name: str, nbytes: int | None = None) -> VramError:
-        """The error that says what *code* means as the answer to *name*, which asked for *nbytes*."""
+        """The error for *code* as the result of *name*, which requested *nbytes*."""
         if code == NOT_INITIALIZED and self.pid != os.getpid():
             return after_fork()
         call = name.partition("_v")[0]
-        message = f"{call} answered {self._name(code)} ({code})"
+        message = f"{call} returned {self._name(code)} ({code})"
         if code == OUT_OF_MEMORY:
-            return OutOfMemory(message, hint="`vram why` tells who holds the rest", nbytes=nbytes)
+            return OutOfMemory(message, hint="`vram why` shows who holds the rest", nbytes=nbytes)
         if code in CAPTURE_CODES:
             return DeviceError(message, hint="a CUDA graph is being captured: do this before or after it")
         if code in STICKY:
             return DeviceError(message, hint=sentence(code, self.current_device()))
-        return DeviceError(message, hint=self._words(code))
+        return DeviceError(message, hint=self._description(code))
 
     def _name(self, code: int) -> str:
         text = c_char_p()
         failed = self.cuGetErrorName(code, byref(text))
         return "an unknown error" if failed or not text.value else text.value.decode()
 
-    def _words(self, code: int) -> str:
+    def _description(self, code: int) -> str:
         text = c_char_p()
         failed = self.cuGetErrorString(code, byref(text))
-        return "" if failed or not text.value else f"the driver calls it {text.value.decode()!r}"
+        return "" if failed or not text.value else f"the driver's description: {text.value.decode()!r}"
 
 
-_driver: Driver | None = None
+_driver: CudaDriver | None = None
 
 
-def driver() -> Driver:
-    """The door, opened by the first call; DriverMissing where there is nothing behind it."""
+def driver() -> CudaDriver:
+    """The driver, loaded by the first call; DriverMissing if there is none."""
     global _driver
     if _driver is None:
-        _driver = _opened()
+        _driver = _load_driver()
     return _driver
 
 
-def _opened() -> Driver:
+def _load_driver() -> CudaDriver:
     try:
-        found = Driver(load())
+        found = CudaDriver(load())
     except OSError as error:
         hint = "install the NVIDIA driver, or try it on a virtual GPU: vram virtual -- python …"
         raise DriverMissing("no NVIDIA driver here: libcuda.so.1 cannot be loaded", hint=hint) from error

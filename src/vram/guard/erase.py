@@ -1,9 +1,9 @@
-"""``scope(zero_on_exit=True)``: what lies unused in caches is overwritten before anybody gets it.
+"""Erase GPU memory: one array with ``vram.scrub``, and unused memory in caches with ``zero_on_exit``.
 
-Pools and PyTorch's cache hand old bytes to their next owner inside the process. Their unused
-memory is taken as ordinary allocations, set to zero, waited for, and given back to the cache.
-Other frameworks' caches go back to the driver, which hands plain memory out zeroed (measured on
-an H200, driver 580). What neither covers is said.
+Pools and PyTorch's cache give old bytes to the next owner inside the process. Their unused memory is
+allocated, set to zero and freed into the cache again. Other frameworks' caches are released to the driver,
+which zeroes plain memory before it hands it out (measured on an H200, driver 580). What neither covers is
+reported.
 """
 
 from __future__ import annotations
@@ -12,41 +12,71 @@ import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from vram.guard.capture import is_capturing_here
+from vram.errors import Refused
+from vram.guard.borrowed import erase, view_of
+from vram.guard.buffer import Buffer
 from vram.guard.driver import driver
-from vram.guard.memory import unentered_devices
+from vram.guard.graph_capture import is_capturing_here
+from vram.guard.memory import unreachable_devices
 from vram.payloads.trim.driver import driver as pools
 from vram.payloads.trim.framework import loaded
 from vram.units import MIB, size
 
+# ---- one array ----
+
+
+def scrub(thing: Any) -> int:
+    """Set every byte of *thing*'s elements to zero; returns how many. Done when it returns.
+
+    Of a view of a larger array only the view's elements are erased. Its library is not involved:
+    gradients and read-only flags are ignored.
+    """
+    _refuse_in_capture()
+    if isinstance(thing, Buffer):
+        thing._erase()
+        return thing.nbytes
+    view = view_of(thing)
+    if view.layout.nbytes and view.pointer:
+        erase(driver(), view.pointer, view.device[1], view.layout)
+    return view.layout.nbytes
+
+
+def _refuse_in_capture() -> None:
+    """Waiting for the device would end a graph capture with an error."""
+    if is_capturing_here():
+        raise Refused("a CUDA graph is being captured: nothing was erased", hint="scrub before or after it")
+
+
+# ---- caches ----
+
 CAPTURING = "a CUDA graph is being captured: nothing was erased"
-SMALLEST = 2 * MIB  # what the driver takes for a pool at a time
-SMALL_POOL = 1 * MIB  # PyTorch serves what is larger from another pool
+SMALLEST = 2 * MIB  # a pool grows by this much at a time
+SMALL_POOL = 1 * MIB  # PyTorch allocates what is larger from another pool
 
 
 def erase_caches() -> list[str]:
-    """Erase what is unused now; return what could not be, in words. Never raises."""
+    """Erase what is unused now; return notes on what could not be erased. Never raises."""
     if is_capturing_here():
         return [CAPTURING]
     gc.collect()
     parts = {
         "PyTorch's cache": _torch,
         "JAX's pool": _jax,
-        "other frameworks' caches": _give_back_others,
+        "other frameworks' caches": _release_others,
         "the driver's pools": _pools,
     }
     return [note for name, part in parts.items() for note in _attempted(name, part)]
 
 
 def _attempted(name: str, part: Callable[[], Iterator[str]]) -> Iterator[str]:
-    """A device that fails may be what the scope's own error is about: that error must not be replaced."""
+    """A failure becomes a note: the scope's own error, perhaps of the same device, must not be replaced."""
     try:
         yield from part()
     except Exception as error:
         yield f"{name} could not all be erased: {str(error).partition(chr(10))[0] or type(error).__name__}"
 
 
-def _give_back_others() -> Iterator[str]:
+def _release_others() -> Iterator[str]:
     from vram.payloads.trim.frameworks import FRAMEWORKS
 
     ours = ("PyTorch", "JAX", "driver pools")
@@ -63,12 +93,12 @@ def _pools() -> Iterator[str]:
     for device in pools.devices():
         for pool in pools.pools(device):
             yield from _pool(device, pool)
-    for device in unentered_devices():
+    for device in unreachable_devices():
         yield f"GPU {device}: its pools were not erased, as its context is not current in this thread"
 
 
 def _pool(device: int, pool: int) -> Iterator[str]:
-    """Fill the pool's unused part with allocations, as large as fit without making it grow."""
+    """Fill the unused part of the pool with allocations, as large as fit without growing the pool."""
     cuda = driver()
     with pools.inside(device) as entered:
         if not entered:
@@ -85,7 +115,7 @@ def _pool(device: int, pool: int) -> Iterator[str]:
     reserved, used = pools.pool_bytes(pool) or (0, 0)
     left = reserved - used - sum(nbytes for _, nbytes in taken)
     if left > 0:
-        yield f"{size(left)} of a driver pool's unused memory lie in pieces too small to be erased"
+        yield f"{size(left)} of a driver pool's unused memory are in parts too small to be erased"
 
 
 def _fill(cuda: Any, pool: int) -> Iterator[tuple[int, int]]:
@@ -99,7 +129,7 @@ def _fill(cuda: Any, pool: int) -> Iterator[tuple[int, int]]:
             step //= 2
             continue
         grown = (pools.pool_bytes(pool) or (0, 0))[0]
-        if grown > reserved:  # it did not fit into what was unused: fresh memory needs no erasing
+        if grown > reserved:  # it did not fit into the unused part: fresh memory needs no erasing
             cuda.must("cuMemFreeAsync", pointer.value, None)
             cuda.must("cuCtxSynchronize")
             reserved = (pools.pool_bytes(pool) or (0, 0))[0]
@@ -120,10 +150,10 @@ def _torch() -> Iterator[str]:
     if getattr(cuda, "get_allocator_backend", lambda: "native")() != "native":
         return  # its cache is the driver's pool
     cuda.synchronize()
-    holes = [hole for segment in cuda.memory_snapshot() for hole in _holes(segment)]
+    blocks = [block for segment in cuda.memory_snapshot() for block in _unused_blocks(segment)]
     missed, fillings = 0, []
-    # The largest first: each finds the hole of its own size, and not a larger one to break up.
-    for nbytes, device, stream in sorted(holes, reverse=True):
+    # The largest first: each finds the block of its own size, and does not split a larger one.
+    for nbytes, device, stream in sorted(blocks, reverse=True):
         with cuda.stream(_stream(cuda, stream, device)):
             before = cuda.memory_reserved(device)
             filling = torch.empty(nbytes, dtype=torch.uint8, device=f"cuda:{device}")
@@ -135,24 +165,24 @@ def _torch() -> Iterator[str]:
     cuda.synchronize()
     fillings.clear()
     if missed:
-        yield f"{size(missed)} of PyTorch's cache could not be reached to be erased"
+        yield f"{size(missed)} of PyTorch's cache could not be erased"
 
 
 def _stream(cuda: Any, handle: int, device: int) -> Any:
-    """PyTorch takes the number 0 for the wish for a new stream."""
+    """PyTorch takes the handle 0 as a request for a new stream."""
     return cuda.ExternalStream(handle, device=device) if handle else cuda.default_stream(device)
 
 
-def _holes(segment: dict[str, Any]) -> Iterator[tuple[int, int, int]]:
+def _unused_blocks(segment: dict[str, Any]) -> Iterator[tuple[int, int, int]]:
     is_small = segment.get("segment_type") == "small"
     for block in segment["blocks"]:
         left = block["size"] if block["state"] == "inactive" else 0
         while left:
-            piece = min(left, SMALL_POOL) if is_small else left
-            yield piece, segment["device"], segment["stream"]
-            left -= piece
+            part = min(left, SMALL_POOL) if is_small else left
+            yield part, segment["device"], segment["stream"]
+            left -= part
 
 
 def _jax() -> Iterator[str]:
     if getattr(loaded("jax._src.xla_bridge"), "_backends", None):
-        yield "JAX's pool was not erased: it hands no unused memory out to do that with"
+        yield "JAX's pool was not erased: its unused memory cannot be allocated"

@@ -1,4 +1,4 @@
-"""``vram.flush()``: let go of everything that is kept by accident, and say what stayed and why."""
+"""``vram.flush()``: release everything that is held by accident, and report what stayed and why."""
 
 from __future__ import annotations
 
@@ -9,45 +9,211 @@ import threading
 import time
 from typing import Any
 
-from vram.guard.broken import BrokenContext
-from vram.guard.capture import is_capturing
-from vram.guard.flushed import CacheChange, Flushed
-from vram.guard.live import Live, check_budget, check_device, survey
+from msgspec import Struct
+
+from vram.deprecation import warn_renamed
+from vram.guard.cuda_errors import BrokenContext
+from vram.guard.graph_capture import is_capturing
+from vram.guard.live import Live, check_budget, check_device, live_in
 from vram.guard.memory import (
     DeviceMemory,
-    awake_devices,
     cuda,
     device_memory,
+    devices_with_context,
     has_driver,
-    say_no_driver,
-    unentered_devices,
+    unreachable_devices,
+    warn_no_driver,
 )
+from vram.guard.tables import headline, live_html, live_lines, terminal_width, wrap
 from vram.payloads import trim
 from vram.payloads.arrays.frameworks import may_have_arrays
-from vram.payloads.arrays.heap import cells
-from vram.payloads.arrays.heap.chains import BUDGET_S
-from vram.payloads.arrays.heap.peek import lineage
+from vram.payloads.arrays.heap.introspection import inert, lineage
+from vram.payloads.arrays.heap.roots import forget_outputs
+from vram.payloads.arrays.heap.search import BUDGET_S
 from vram.payloads.arrays.inventory import of_types
 from vram.payloads.trim.driver import driver
 from vram.payloads.trim.frameworks import FRAMEWORKS
-from vram.units import size
+from vram.units import counted, size
+
+# ---- the report ----
+
+# Their own figures cover only memory that waits to be freed: what their arrays hold comes on top.
+_REPORT_ONLY_CACHES = ("Numba", "PyCUDA", "vram.Buffer")
+
+UNREACHABLE = (
+    "nothing could be trimmed from this thread: it can enter no context there. If the program made one "
+    "itself (cuCtxCreate, PyCUDA), call vram.flush() in the thread that uses it"
+)
+
+
+class CacheChange(Struct, frozen=True):
+    """One framework's memory before and after, by its own count; None where it reports none."""
+
+    name: str
+    memory: str
+    device: int | None
+    before: int | None
+    after: int | None
+
+    @property
+    def returned(self) -> int:
+        return (self.before or 0) - (self.after or 0) if None not in (self.before, self.after) else 0
+
+    def text(self) -> str:
+        where = "" if self.device is None else f" on GPU {self.device}"
+        kind = "" if self.memory == "device" else f", {self.memory}"
+        return f"{self.name}{kind}{where}: {_size(self.before)} → {_size(self.after)}"
+
+
+class FlushReport(Struct, frozen=True):
+    """What :func:`vram.flush` did. ``refused`` says why it did nothing, if it did nothing.
+
+    ``live``: the arrays that are still alive. ``broken``: contexts in which nothing can be freed.
+    ``unreachable``: GPUs where this process has memory, in a context that this thread cannot enter.
+    ``exceptions_kept``: how many exceptions still hold the variables of their frames; counted only if a
+    framework is loaded that can have arrays.
+    """
+
+    before: tuple[DeviceMemory, ...] = ()
+    after: tuple[DeviceMemory, ...] = ()
+    frameworks: tuple[CacheChange, ...] = ()
+    dropped: tuple[str, ...] = ()
+    collected: int = 0
+    exceptions_kept: int = 0
+    live: Live = Live(())
+    notes: tuple[str, ...] = ()
+    broken: tuple[BrokenContext, ...] = ()
+    unreachable: tuple[int, ...] = ()
+    refused: str = ""
+    took_s: float = 0.0
+
+    @property
+    def returned(self) -> int:
+        """Device memory that was freed, over all GPUs; negative if more was allocated meanwhile."""
+        return sum(_returned(one, other) for one, other in zip(self.before, self.after, strict=True))
+
+    @property
+    def outside(self) -> int | None:
+        """What this process still holds outside every framework: contexts, code, raw allocations."""
+        held = [reading.used for reading in self.after]
+        if not held or None in held:
+            return None
+        live = self.live.by_framework()
+        inside = sum(line.after or 0 for line in self.frameworks if line.memory == "device")
+        inside += sum(live.get(name, 0) for name in _REPORT_ONLY_CACHES)
+        return max(0, sum(nbytes for nbytes in held if nbytes is not None) - inside)
+
+    @property
+    def stayed(self) -> Live:
+        """Old name of ``live``."""
+        warn_renamed("stayed", "live")
+        return self.live
+
+    @property
+    def elsewhere(self) -> int | None:
+        """Old name of ``outside``."""
+        warn_renamed("elsewhere", "outside")
+        return self.outside
+
+    @property
+    def unentered(self) -> tuple[int, ...]:
+        """Old name of ``unreachable``."""
+        warn_renamed("unentered", "unreachable")
+        return self.unreachable
+
+    def __repr__(self) -> str:
+        return "\n".join(self._lines(terminal_width()))
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        if self.refused:
+            return f"<p>{escape(self.refused)}</p>"
+        changes = "".join(f"<li>{escape(line)}</li>" for line in self._changes())
+        items = f"<ul>{changes}</ul>" if changes else ""
+        alive = live_html(self.live, "still alive: ") if self.live.arrays else ""
+        rest = "".join(f"<p>{escape(line)}</p>" for line in self._rest())
+        return f"<p><b>{escape(self._summary())}</b></p>{items}{alive}{rest}"
+
+    def _lines(self, width: int | None) -> list[str]:
+        if self.refused:
+            return wrap(self.refused, width)
+        above = [self._summary(), *(f"  {line}" for line in self._changes())]
+        if self.live.arrays:
+            above.append(f"still alive: {headline(self.live)}")
+        lines = [piece for line in above for piece in wrap(line, width)]
+        lines += live_lines(self.live, width=width)
+        return [*lines, *(piece for line in self._rest() for piece in wrap(line, width))]
+
+    def _summary(self) -> str:
+        if not self.after:
+            return "nothing to free: this process holds no GPU memory"
+        if self.returned > 0:
+            return f"{size(self.returned)} freed: {self._devices()}"
+        return f"nothing more to free: {self._devices()}"
+
+    def _devices(self) -> str:
+        pairs = zip(self.before, self.after, strict=True)
+        return ", ".join(_device_text(one, other) for one, other in pairs)
+
+    def _changes(self) -> list[str]:
+        changed = [line.text() for line in self.frameworks if line.returned]
+        if self.dropped:
+            changed.append(f"dropped: {', '.join(self.dropped)}")
+        if self.collected:
+            changed.append(f"{counted(self.collected, 'unreachable object')} collected")
+        return changed
+
+    def _rest(self) -> list[str]:
+        lines = [f"GPU {device}: {UNREACHABLE}" for device in self.unreachable]
+        lines += [inert(note) for note in self.notes]
+        if self.exceptions_kept:
+            whose = "holds its" if self.exceptions_kept == 1 else "hold their"
+            kept = counted(self.exceptions_kept, "exception")
+            lines.append(f"{kept} elsewhere still {whose} frames' variables")
+        if self.outside:
+            lines.append(
+                f"{size(self.outside)} outside frameworks: the context, loaded code, raw allocations"
+            )
+        return lines
+
+
+def _returned(before: DeviceMemory, after: DeviceMemory) -> int:
+    if before.used is None or after.used is None:
+        return after.free - before.free
+    return before.used - after.used
+
+
+def _device_text(before: DeviceMemory, after: DeviceMemory) -> str:
+    if before.used is None or after.used is None:
+        return f"GPU {after.device} has {size(after.free)} free, had {size(before.free)}"
+    if before.used == after.used:
+        return f"GPU {after.device} {size(after.used)} held by this process"
+    return f"GPU {after.device} {size(before.used)} → {size(after.used)} held by this process"
+
+
+def _size(nbytes: int | None) -> str:
+    return "unknown" if nbytes is None else size(nbytes)
+
+
+# ---- the flush ----
 
 CAPTURING = "a CUDA graph is being captured: nothing was touched"
-NESTED = "a flush is already under way in this thread: nothing was touched"
+NESTED = "a flush is already running in this thread: nothing was touched"
 NO_DRIVER = "no NVIDIA driver answers here: there is nothing to flush"
 
 _one_at_a_time = threading.RLock()
-_under_way = [False]
+_is_running = [False]
 
 
-def _forget_lock() -> None:
+def _renew_lock() -> None:
     global _one_at_a_time
     _one_at_a_time = threading.RLock()
-    _under_way[0] = False
+    _is_running[0] = False
 
 
-# A thread that does not exist in the child may have held it.
-os.register_at_fork(after_in_child=_forget_lock)
+# In a forked child the thread that held it does not exist.
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 def flush(
@@ -57,50 +223,50 @@ def flush(
     gc: bool = True,
     outputs: bool = False,
     budget_s: float = BUDGET_S,
-) -> Flushed:
-    """Give back what this process only caches, and report what it still holds and who keeps it.
+) -> FlushReport:
+    """Release what this process only caches, and report what it still holds and who holds it.
 
-    Waits for the GPU, forgets the last exception (with *tracebacks*) and the notebook's outputs
-    (with *outputs*), collects garbage (with *gc*), and lets every loaded framework and the
-    driver's pools let go. Frameworks cannot do that for one GPU alone; *device* only chooses
-    which one is waited for and told about. Nothing is touched while a CUDA graph is captured, or
-    where an earlier error broke the context: then only ending the process returns its memory.
+    Waits for the GPU, drops the last exception (with *tracebacks*) and the notebook's outputs (with
+    *outputs*), collects garbage (with *gc*), and makes every loaded framework and the driver's pools
+    release unused memory. Frameworks cannot do that for one GPU alone; *device* only chooses which one
+    is waited for and reported. Nothing is touched while a CUDA graph is captured, or if an earlier error
+    broke the context: then only the end of the process frees its memory.
     """
     if device is not None:
         check_device(device)
     check_budget(budget_s)
     if not has_driver():
-        say_no_driver("vram.flush()")
-        return Flushed(refused=NO_DRIVER)
+        warn_no_driver("vram.flush()")
+        return FlushReport(refused=NO_DRIVER)
     with _one_at_a_time:
-        if _under_way[0]:
-            return Flushed(refused=NESTED)
-        _under_way[0] = True
+        if _is_running[0]:
+            return FlushReport(refused=NESTED)
+        _is_running[0] = True
         try:
-            # Even a question to the driver ends a graph that another thread captures, unless the
-            # asking thread has said that it is harmless (PyTorch 2.11 on an H200).
+            # Even a query of the driver invalidates a graph that another thread captures, unless the
+            # calling thread has set the relaxed capture mode (PyTorch 2.11 on an H200).
             with driver.harmless_to_captures():
                 return _flush(device, tracebacks, gc, outputs, budget_s)
         finally:
-            _under_way[0] = False
+            _is_running[0] = False
 
 
-def _flush(device: int | None, tracebacks: bool, gc: bool, outputs: bool, budget_s: float) -> Flushed:
+def _flush(device: int | None, tracebacks: bool, gc: bool, outputs: bool, budget_s: float) -> FlushReport:
     began = time.perf_counter()
     notes: list[str] = []
-    devices = awake_devices() if device is None else [device]
+    devices = devices_with_context() if device is None else [device]
     if is_capturing():
-        return Flushed(refused=CAPTURING)
+        return FlushReport(refused=CAPTURING)
     broken = driver.broken()
     if broken:
-        return _given_up(broken, devices)
+        return _broken_report(broken, devices)
     frameworks = [each for kind in FRAMEWORKS for each in trim.guarded(notes, kind.name, kind.find)]
     refused = _objections(frameworks)
     if refused:
-        return Flushed(refused=refused)
+        return FlushReport(refused=refused)
     broken = driver.broken(wait=True, only=device)
-    if broken:  # by work that had not been waited for
-        return _given_up(broken, devices)
+    if broken:  # by work that was still running
+        return _broken_report(broken, devices)
     before, lines = _read(devices), trim.measured(frameworks, notes)
     may_free = all(each.may_collect() for each in frameworks)
     dropped = _drop(notes, tracebacks, outputs) if may_free else []
@@ -110,38 +276,40 @@ def _flush(device: int | None, tracebacks: bool, gc: bool, outputs: bool, budget
     after, lines_after = _read(devices), trim.measured(frameworks, notes)
     heap: list[object] = collector.get_objects() if may_have_arrays() else []
     types = set(map(type, heap))
-    return Flushed(
+    return FlushReport(
         before=before,
         after=after,
         frameworks=_changes(lines, lines_after),
         dropped=tuple(dropped),
         collected=collected,
         exceptions_kept=_exceptions_kept(heap, types),
-        stayed=survey(heap, device, budget_s, types) if cuda() is not None else Live(()),
+        live=live_in(heap, device, budget_s, types) if cuda() is not None else Live(()),
         notes=tuple(dict.fromkeys(notes)),
-        unentered=tuple(each for each in unentered_devices() if each in devices),
+        unreachable=tuple(each for each in unreachable_devices() if each in devices),
         took_s=time.perf_counter() - began,
     )
 
 
 def _objections(frameworks: list[Any]) -> str:
-    """Why nothing may be touched. Who cannot tell whether it objects is taken to object."""
+    """Why nothing may be touched. A framework that fails to answer counts as objecting."""
     objections: list[str] = []
     for each in frameworks:
         objections += trim.guarded(objections, each.name, each.objections)
     return "; ".join(objections)
 
 
-def _given_up(broken: dict[int | None, int], devices: list[int]) -> Flushed:
-    """Nothing can be freed there, and some libraries abort the program when they are made to try."""
+def _broken_report(broken: dict[int | None, int], devices: list[int]) -> FlushReport:
+    """Nothing can be freed in a broken context, and some libraries abort the program if told to try."""
     held = _read(devices)
     used = {each.device: each.used for each in held}
     contexts = tuple(BrokenContext(device, code) for device, code in broken.items())
-    words = [each.sentence(_its(used.get(-1 if each.device is None else each.device))) for each in contexts]
-    return Flushed(before=held, after=held, broken=contexts, refused="; ".join(words))
+    texts = [
+        each.sentence(_its_memory(used.get(-1 if each.device is None else each.device))) for each in contexts
+    ]
+    return FlushReport(before=held, after=held, broken=contexts, refused="; ".join(texts))
 
 
-def _its(nbytes: int | None) -> str:
+def _its_memory(nbytes: int | None) -> str:
     return f"its {size(nbytes)}" if nbytes else "its memory"
 
 
@@ -152,7 +320,7 @@ def _read(devices: list[int]) -> tuple[DeviceMemory, ...]:
 def _drop(notes: list[str], tracebacks: bool, outputs: bool) -> list[str]:
     dropped = trim.guarded(notes, "kept exceptions", trim.drop_exceptions) if tracebacks else []
     if outputs:
-        dropped += trim.guarded(notes, "the notebook's outputs", cells.forget_outputs)
+        dropped += trim.guarded(notes, "the notebook's outputs", forget_outputs)
     return dropped
 
 
@@ -164,9 +332,9 @@ def _changes(before: dict[Any, Any], after: dict[Any, Any]) -> tuple[CacheChange
 
 
 def _exceptions_kept(heap: list[object], types: set[type]) -> int:
-    """How many exceptions, beyond those in flight, still keep the frames that they passed through."""
+    """How many exceptions, other than those being handled, still hold the frames they passed through."""
     found = of_types(heap, {kind for kind in types if BaseException in lineage(kind)})
     raised: dict[int, Any] = getattr(sys, "_current_exceptions", dict)()
-    flying = {id(each[1] if type(each) is tuple else each) for each in raised.values()}
+    handled = {id(each[1] if type(each) is tuple else each) for each in raised.values()}
     traceback = BaseException.__dict__["__traceback__"].__get__
-    return sum(1 for each in found if id(each) not in flying and traceback(each) is not None)
+    return sum(1 for each in found if id(each) not in handled and traceback(each) is not None)

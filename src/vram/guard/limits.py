@@ -1,29 +1,36 @@
-"""A bound on what a scope may gain, handed to the frameworks that can hold one themselves.
+"""The limit of a scope: caps inside PyTorch and CuPy, and a thread that watches all other memory.
 
-PyTorch and CuPy refuse an allocation that would pass their cap, so there the growth stops
-before it happens. The caps hold for the scope alone: what was set before is set again after it.
-JAX fixes its own when it starts; allocations outside frameworks know no cap.
+PyTorch and CuPy refuse an allocation that would exceed their cap, so there the growth is prevented.
+The caps hold during the scope alone: the values from before are restored at its end. JAX fixes its
+limit when it starts, and allocations outside frameworks have no cap.
 """
 
 from __future__ import annotations
 
+import ctypes
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Any
+from weakref import WeakMethod
 
+from vram.errors import LimitExceeded
 from vram.payloads.trim.driver import driver
 from vram.payloads.trim.framework import loaded
 from vram.payloads.trim.frameworks.arrays import each_device
+
+# ---- caps inside frameworks ----
+
 
 Undo = Callable[[], None]
 
 
 def cap(limit: int) -> list[Undo]:
-    """Bound every loaded framework to what it uses now and *limit* more; return how to undo that."""
+    """Cap every loaded framework at what it uses now plus *limit*; returns functions that undo that."""
     undo: list[Undo] = []
     for each in (_cap_torch, _cap_cupy):
-        # A version without an expected call is left without a cap: the end of the scope still tells.
+        # A version without an expected call gets no cap: the limit is still checked at the end.
         with suppress(AttributeError, RuntimeError, ValueError):
             undo += each(limit)
     return undo
@@ -37,7 +44,7 @@ def _cap_torch(limit: int) -> Iterator[Undo]:
         total = cuda.get_device_properties(device).total_memory
         before = getattr(cuda, "get_per_process_memory_fraction", lambda _: 1.0)(device)
         wanted = (cuda.memory_allocated(device) + limit) / total
-        # Nested scopes only ever tighten.
+        # A nested scope can only lower the cap.
         cuda.set_per_process_memory_fraction(min(before, wanted), device)
         yield partial(cuda.set_per_process_memory_fraction, before, device)
 
@@ -58,3 +65,68 @@ def _restore(cupy: Any, pool: Any, before: dict[int, int]) -> None:
     for device in each_device(cupy):
         if device in before:
             pool.set_limit(size=before[device])
+
+
+# ---- the watcher thread ----
+
+
+class StoppedByWatcher(LimitExceeded):
+    """Raised in the scope's thread by the watcher. That works only with a class, not with an instance:
+    the scope adds the message."""
+
+    def __init__(self) -> None:
+        super().__init__("a scope passed its limit")
+
+
+class Watcher:
+    """Measures one scope's gain every *every_s* seconds, and interrupts the scope beyond *limit*.
+
+    It can interrupt Python code between two instructions, not inside one long native call. It knows
+    what is allocated when it measures, not what came and went in between. With ``interrupts`` False,
+    for code that shares its thread with other tasks, it only records the ``peak``.
+    """
+
+    def __init__(
+        self, gained: WeakMethod[Callable[[], int]], limit: int, every_s: float, *, interrupts: bool
+    ) -> None:
+        self.peak = 0
+        self._gained, self._limit, self._every_s = gained, limit, every_s
+        self._scope_thread = threading.get_ident() if interrupts else None
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._has_interrupted = False
+        self._thread = threading.Thread(target=self._run, name="vram-watcher", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End it, and cancel an interrupt that has not arrived yet."""
+        with self._lock:
+            self._ended.set()
+            if self._has_interrupted and self._scope_thread is not None:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._scope_thread), None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._every_s):
+            measure = self._gained()
+            if measure is None:  # the scope was dropped without its end: an interrupt would hit other work
+                return
+            gained = measure()
+            # The method must not be held while waiting, or the scope would never be dropped.
+            del measure
+            self.peak = max(self.peak, gained)
+            if gained > self._limit and self._interrupt():
+                return
+
+    def _interrupt(self) -> bool:
+        if self._scope_thread is None:
+            return False
+        with self._lock:
+            if not self._ended.is_set():
+                self._has_interrupted = True
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                    ctypes.c_ulong(self._scope_thread), ctypes.py_object(StoppedByWatcher)
+                )
+        return True

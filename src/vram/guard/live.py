@@ -1,4 +1,4 @@
-"""``vram.live()``: every live array on a GPU, how large it is, and who keeps it."""
+"""``vram.live()``: every live array on a GPU; ``vram.holders(obj)``: everything that holds an object."""
 
 from __future__ import annotations
 
@@ -9,27 +9,30 @@ from operator import attrgetter
 from msgspec import Struct
 
 from vram.errors import NoSuchDevice, UsageError
-from vram.guard.columns import terminal_width
 from vram.guard.memory import visible_devices
-from vram.guard.table import live_html, live_text, what
-from vram.payloads.arrays.frameworks import bystanders
-from vram.payloads.arrays.frameworks.array import Description
-from vram.payloads.arrays.heap import chains
-from vram.payloads.arrays.heap.chains import BUDGET_S
-from vram.payloads.arrays.heap.trails import Holder, Trails
-from vram.payloads.arrays.inventory import Found, find
-from vram.payloads.arrays.unseen import name_keepers
+from vram.guard.tables import dtype_and_shape, live_html, live_text, terminal_width
+from vram.payloads.arrays.frameworks import secondary_holders
+from vram.payloads.arrays.heap.search import (
+    BUDGET_S,
+    ObjectHolder,
+    ReferencePaths,
+    all_holders,
+    shortest_paths,
+)
+from vram.payloads.arrays.inventory import FoundArray, find
+from vram.payloads.arrays.native_references import name_native_holders
+from vram.payloads.arrays.provider import Description
 from vram.units import counted, size
 
 
 class LiveArray(Struct, frozen=True, gc=False):
-    """One array. ``nbytes`` is the memory that it keeps from being freed; ``is_shared`` where an
-    array before it keeps the same memory. ``pointer`` is where that memory begins."""
+    """One array. ``nbytes`` is the memory that cannot be freed while it lives; ``is_shared`` if an array
+    before it holds the same memory. ``pointer`` is where that memory begins."""
 
     framework: str
     description: Description
     is_shared: bool
-    trails: Trails
+    paths: ReferencePaths
     key: int
 
     @property
@@ -57,24 +60,26 @@ class LiveArray(Struct, frozen=True, gc=False):
         return self.description.note
 
     @property
-    def holder(self) -> Holder:
-        """The shortest chain of references that keeps it."""
-        return self.trails.holder(self.key)
+    def holder(self) -> ObjectHolder:
+        """The shortest reference path that holds it."""
+        return self.paths.holder(self.key)
 
     def __repr__(self) -> str:
         where = "" if self.device is None else f" on GPU {self.device}"
-        return f"<{self.framework} {what(self)}, {size(self.nbytes)}{where}: {self.holder}>"
+        return f"<{self.framework} {dtype_and_shape(self)}, {size(self.nbytes)}{where}: {self.holder}>"
 
 
 class Live(Struct, frozen=True):
-    """All of them, largest first. Holds text and numbers, never an array."""
+    """All of them, largest first. Holds text and numbers, never an array.
+
+    ``was_cut``: the search for holders ran out of time."""
 
     arrays: tuple[LiveArray, ...]
     was_cut: bool = False
 
     @property
     def nbytes(self) -> int:
-        """Device memory that they keep, what they share counted once."""
+        """The device memory that they hold; shared memory counts once."""
         return sum(each.nbytes for each in self.arrays if not each.is_shared)
 
     def by_framework(self) -> dict[str, int]:
@@ -102,33 +107,33 @@ class Live(Struct, frozen=True):
 def live(device: int | None = None, *, holders: bool = True, budget_s: float = BUDGET_S) -> Live:
     """Find every live array of every loaded framework, on *device* or on all.
 
-    Each comes with the shortest chain of references that keeps it, unless ``holders=False``
-    saves the search, which takes *budget_s* seconds of processor time at most. No code of any object met is
-    run, and no reference is left behind.
+    Each comes with the shortest reference path that holds it. ``holders=False`` leaves out that search,
+    which takes at most *budget_s* seconds of processor time. No code of any object is run, and no
+    reference to one is kept.
     """
     if device is not None:
         check_device(device)
     check_budget(budget_s)
     heap: list[object] = gc.get_objects()
-    return survey(heap, device, budget_s if holders else None)
+    return live_in(heap, device, budget_s if holders else None)
 
 
-def survey(
+def live_in(
     heap: list[object], device: int | None, budget_s: float | None, types: Iterable[type] | None = None
 ) -> Live:
-    """As :func:`live`, on a heap that was taken before; it comes back empty."""
+    """As :func:`live`, on the objects in *heap*; the list is empty afterwards."""
     types = set(map(type, heap)) if types is None else types
     found = find(heap, device, types)
     if not found or budget_s is None:
         heap.clear()
-        return Live(_listed(found, Trails()))
-    trails = chains.shortest([each.array for each in found], heap, budget_s, bystanders(), types)
-    name_keepers(found, trails)
-    return Live(_listed(found, trails), trails.was_cut)
+        return Live(_listed(found, ReferencePaths()))
+    paths = shortest_paths([each.array for each in found], heap, budget_s, secondary_holders(), types)
+    name_native_holders(found, paths)
+    return Live(_listed(found, paths), paths.was_cut)
 
 
 def check_device(device: object) -> None:
-    """Raise unless *device* is the number of a GPU, as far as that can be told without waking any."""
+    """Raise NoSuchDevice unless *device* is the number of a GPU, as far as that is known without CUDA."""
     if isinstance(device, bool) or not isinstance(device, int) or device < 0:
         raise NoSuchDevice(f"{device!r} is not the number of a GPU", hint="give it as 0, 1, …")
     count = visible_devices()
@@ -141,13 +146,52 @@ def check_device(device: object) -> None:
 
 def check_budget(budget_s: object) -> None:
     if isinstance(budget_s, bool) or not isinstance(budget_s, int | float) or not budget_s >= 0:
-        raise UsageError(f"budget_s={budget_s!r} is no number of seconds", hint="write budget_s=5")
+        raise UsageError(f"budget_s={budget_s!r} is not a number of seconds", hint="write budget_s=5")
 
 
-def _listed(found: Sequence[Found], trails: Trails) -> tuple[LiveArray, ...]:
-    """Largest first, those that share their memory with one before them behind."""
+def _listed(found: Sequence[FoundArray], paths: ReferencePaths) -> tuple[LiveArray, ...]:
+    """Largest first; those that share the memory of another one come last."""
     ordered = sorted(found, key=attrgetter("description.nbytes"), reverse=True)
     return tuple(
-        LiveArray(each.leaf.NAME, each.description, each.is_shared, trails, id(each.array))
+        LiveArray(each.provider.NAME, each.description, each.is_shared, paths, id(each.array))
         for each in sorted(ordered, key=attrgetter("is_shared"))
     )
+
+
+class Holders(Struct, frozen=True):
+    """Who refers to an object, shortest path first. Holds text, never the object.
+
+    ``was_cut``: the search ran out of time."""
+
+    found: tuple[ObjectHolder, ...]
+    was_cut: bool
+
+    def __iter__(self) -> Iterator[ObjectHolder]:
+        return iter(self.found)
+
+    def __len__(self) -> int:
+        return len(self.found)
+
+    def __getitem__(self, position: int) -> ObjectHolder:
+        return self.found[position]
+
+    def __repr__(self) -> str:
+        cut = ["(the search ran out of time: budget_s= allows more)"] if self.was_cut else []
+        return "\n".join([*map(str, self.found), *cut])
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        rows = "".join(f"<li><code>{escape(str(each))}</code></li>" for each in self.found)
+        cut = "<p>The search ran out of time.</p>" if self.was_cut else ""
+        return f"<ul>{rows}</ul>{cut}"
+
+
+def holders(obj: object, *, budget_s: float = BUDGET_S) -> Holders:
+    """Return who holds *obj*: ``cell 12: history[3]``, ``module utils: _cache['x']``.
+
+    Searches the heap for at most *budget_s* seconds of processor time, runs no code of any object, and
+    keeps no reference to one.
+    """
+    check_budget(budget_s)
+    return Holders(*all_holders(obj, gc.get_objects(), budget_s))

@@ -1,9 +1,9 @@
-"""Out of memory, explained where it happens: ``vram.on_oom()`` installs a recorder.
+"""``vram.on_oom()``: a recorder that explains every out-of-memory error of this process.
 
-Frameworks' out-of-memory classes get an ``__init__`` that calls their own and then the
-recorder: so it also runs for an error that the program catches, it costs nothing until one is
-made, and it goes away without a trace. (PyTorch's observers can never be detached, and no other
-framework has any.) Errors of classes that everybody shares are recorded where they are uncaught.
+The out-of-memory classes of frameworks get an ``__init__`` that calls their own and then the recorder. So
+it also runs for an error that the program catches, costs nothing until one is made, and can be removed
+completely. (PyTorch's observers cannot be removed, and no other framework has any.) Errors of classes
+that are used for other errors too are recorded where they are uncaught.
 """
 
 from __future__ import annotations
@@ -12,17 +12,126 @@ import os
 import sys
 import threading
 import time
-from types import TracebackType
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import update_wrapper
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType, TracebackType
 from typing import Any
 
+from vram.deprecation import warn_renamed
 from vram.errors import LimitExceeded, UsageError
 from vram.files import make_folder
-from vram.guard.broken import broken_contexts, is_sticky
-from vram.guard.broken import note as note_broken
-from vram.guard.footprint import driver_is_loaded
-from vram.guard.oom_classes import Classes
-from vram.guard.oom_sentence import BEGINNING, Situation, sentence
-from vram.guard.out_of_memory import is_out_of_memory
+from vram.guard.cuda_errors import add_broken_notes, broken_contexts, is_out_of_memory, is_sticky
+from vram.guard.memory import driver_is_loaded
+from vram.guard.oom_report import BEGINNING, OomFigures, gather, requested, sentence, write
+
+# ---- hooks on exception classes ----
+
+# module: its classes
+CLASSES = {
+    "torch": ("OutOfMemoryError", "AcceleratorError"),
+    "torch.cuda": ("OutOfMemoryError",),
+    "cupy.cuda.memory": ("OutOfMemoryError",),
+    "cupy_backends.cuda.api.runtime": ("CUDARuntimeError",),
+    "jaxlib.xla_extension": ("XlaRuntimeError",),
+    "jaxlib._jax": ("JaxRuntimeError",),
+    "numba.cuda.cudadrv.driver": ("CudaAPIError",),
+    "cuda.core._utils.cuda_utils": ("CUDAError",),
+    "pycuda._driver": ("MemoryError", "LaunchError", "LogicError"),
+    "vram.errors": ("OutOfMemory",),
+}
+
+
+class ExceptionHooks:
+    """Calls *created* with each new instance of the classes in the table.
+
+    Classes of loaded frameworks are changed at once, those of others when they are imported.
+    """
+
+    def __init__(self, created: Callable[[BaseException], None]) -> None:
+        self._born = created
+        self._changed: dict[type, Any] = {}
+        self._finder = _ImportHook(self._hook_module)
+
+    def attach(self) -> None:
+        for name in CLASSES:
+            self._hook_module(name, sys.modules.get(name))
+        sys.meta_path.insert(0, self._finder)
+
+    def detach(self) -> None:
+        with suppress(ValueError):
+            sys.meta_path.remove(self._finder)
+        for kind, original in self._changed.items():
+            if original is None:
+                del kind.__init__  # type: ignore[misc]
+            else:
+                kind.__init__ = original  # type: ignore[misc]
+        self._changed.clear()
+
+    def _hook_module(self, name: str, module: ModuleType | None) -> None:
+        """*module* may be anything: programs put None or a stub into sys.modules to disable a framework."""
+        for each in CLASSES[name]:
+            self._hook_class(getattr(module, each, None))
+
+    def _hook_class(self, kind: Any) -> None:
+        if not isinstance(kind, type) or kind in self._changed:
+            return
+        original, created = kind.__init__, self._born  # type: ignore[misc]
+
+        def hooked(self: BaseException, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            created(self)
+
+        # JAX's has no qualified name, which a Python function must have.
+        with suppress(TypeError, AttributeError):
+            update_wrapper(hooked, original)
+        own = vars(kind).get("__init__")
+        # The errors of a class that cannot be changed are recorded where they are uncaught.
+        with suppress(TypeError, AttributeError):
+            kind.__init__ = hooked  # type: ignore[misc]
+            self._changed[kind] = own
+
+
+class _ImportHook(MetaPathFinder):
+    """Finds no module itself: it wraps the loaders of modules in the table, to be called after they ran."""
+
+    def __init__(self, imported: Callable[[str, ModuleType], None]) -> None:
+        self._imported = imported
+        # While this thread calls the other finders, this finder must not answer.
+        self._searching = threading.local()
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname not in CLASSES or getattr(self._searching, "now", False):
+            return None
+        self._searching.now = True
+        try:
+            from importlib.util import find_spec
+
+            spec = find_spec(fullname)
+        finally:
+            self._searching.now = False
+        loader = getattr(spec, "loader", None)
+        if loader is None or not hasattr(loader, "exec_module"):
+            return None
+        run = loader.exec_module
+
+        def run_and_hook(module: ModuleType) -> None:
+            run(module)
+            # One loader may load many modules, as that of a zip file does.
+            if module.__name__ == fullname:
+                self._imported(fullname, module)
+
+        with suppress(AttributeError):
+            loader.exec_module = run_and_hook
+            return spec
+        return None
+
+
+# ---- the recorder ----
 
 MOST_FILES = 20
 # A framework that frees its caches and tries again fails twice in a row: that is one event.
@@ -35,26 +144,26 @@ _lock = threading.RLock()
 def on_oom(folder: str | os.PathLike[str] | None = None, *, most_files: int = MOST_FILES) -> Recorder:
     """Write a file into *folder* whenever the GPU runs out of memory in this process.
 
-    *folder* is made where it is missing; left out, it is $VRAM_OOM_FOLDER or the folder in which
-    the program runs at that moment. After *most_files* files, errors get their sentence and no
-    more are written. An error that broke the context gets a sentence that says so, and no file.
-    Called again, it moves to the new folder. Returns the recorder: ``close()`` takes it out again.
+    *folder* is created if it is missing; left out, it is $VRAM_OOM_FOLDER or the working directory at
+    that moment. After *most_files* files errors still get their note, and no more files are written. An
+    error that broke the context gets a note that says so, and no file. A second call changes the
+    folder. Returns the recorder: ``close()`` removes it.
     """
     global _recorder
-    place = _usable(folder if folder is not None else os.environ.get("VRAM_OOM_FOLDER") or None)
+    target = _checked_folder(folder if folder is not None else os.environ.get("VRAM_OOM_FOLDER") or None)
     if isinstance(most_files, bool) or not isinstance(most_files, int) or most_files < 0:
-        raise UsageError(f"most_files={most_files!r} is no number of files", hint="write most_files=20")
+        raise UsageError(f"most_files={most_files!r} is not a number of files", hint="write most_files=20")
     with _lock:
         if _recorder is None:
             _recorder = Recorder()
-        _recorder.folder, _recorder.most_files = place, most_files
+        _recorder.folder, _recorder.most_files = target, most_files
         return _recorder
 
 
-def noticed(error: BaseException) -> None:
-    """Record *error*, where a recorder is installed and has not seen it yet."""
+def record_oom(error: BaseException) -> None:
+    """Record *error*, if a recorder is installed and has not recorded it yet."""
     if _recorder is not None:
-        _recorder.notice(error)
+        _recorder.record(error)
 
 
 class Recorder:
@@ -64,15 +173,15 @@ class Recorder:
         self.folder: str | None = None
         self.most_files = MOST_FILES
         self.files: list[str] = []
-        self._situation: Situation | None = None
-        self._where = ""
+        self._figures: OomFigures | None = None
+        self._file_note = ""
         self._last = float("-inf")
         self._busy = threading.local()
         self._hooks = (sys.excepthook, threading.excepthook)
-        self._own = (self._uncaught, self._uncaught_in_thread)
-        sys.excepthook, threading.excepthook = self._own
-        self._classes = Classes(self.notice)
-        self._classes.attach()
+        self._own_hooks = (self._uncaught, self._uncaught_in_thread)
+        sys.excepthook, threading.excepthook = self._own_hooks
+        self._class_hooks = ExceptionHooks(self.record)
+        self._class_hooks.attach()
 
     def __enter__(self) -> Recorder:
         return self
@@ -83,73 +192,74 @@ class Recorder:
         self.close()
 
     def close(self) -> None:
-        """Take everything out again; hooks that somebody has put over ours stay, and lead nowhere else."""
+        """Remove the recorder. Hooks that were installed on top of ours stay; ours then only forward."""
         global _recorder
         with _lock:
-            self._classes.detach()
-            if sys.excepthook is self._own[0]:
+            self._class_hooks.detach()
+            if sys.excepthook is self._own_hooks[0]:
                 sys.excepthook = self._hooks[0]
-            if threading.excepthook is self._own[1]:
+            if threading.excepthook is self._own_hooks[1]:
                 threading.excepthook = self._hooks[1]
             if _recorder is self:
                 _recorder = None
 
-    def notice(self, error: BaseException) -> None:
-        """Record *error* once, and add the sentence to its notes. Never raises."""
+    def record(self, error: BaseException) -> None:
+        """Record *error* once, and add a note with the cause to it. Never raises."""
         if getattr(self._busy, "now", False) or isinstance(error, LimitExceeded):
-            return  # a scope's limit is no fact about the GPU
-        if not (is_out_of_memory(error) or is_sticky(error)) or _is_noted(error) or _is_of_the_host(error):
+            return  # a scope's own limit says nothing about the GPU
+        if not (is_out_of_memory(error) or is_sticky(error)) or _is_noted(error) or _is_host_memory(error):
             return
         self._busy.now = True
         try:
             broken = broken_contexts(error)
-            if broken:  # what is missing is no memory, and a file about memory would mislead
-                note_broken(error, broken)
+            if broken:  # memory is not the problem: a file about memory would mislead
+                add_broken_notes(error, broken)
                 return
             with _lock:
                 if time.monotonic() - self._last > SAME_EVENT_S:
-                    self._record(error)
+                    self._write_report(error)
                     self._last = time.monotonic()
                 note = self._note(error)
             error.add_note(note)
-        except Exception as trouble:  # whoever runs out of memory must learn that, and not of our trouble
+        except Exception as trouble:  # the program must get its own error, not ours
             error.add_note(f"{MARK}this could not be recorded: {type(trouble).__name__}: {trouble}")
         finally:
             self._busy.now = False
 
-    def _record(self, error: BaseException) -> None:
-        from vram.guard.oom_report import gather, write
+    def notice(self, error: BaseException) -> None:
+        """Old name of ``record``."""
+        warn_renamed("notice", "record")
+        self.record(error)
 
-        self._situation, report = gather(error)
-        self._where = ""
+    def _write_report(self, error: BaseException) -> None:
+        self._figures, report = gather(error)
+        self._file_note = ""
         if len(self.files) < self.most_files:
             path = write(report, self.folder or ".")
             self.files.append(path)
-            self._where = f". The whole account is in {path}"
+            self._file_note = f". The full report is in {path}"
 
     def _note(self, error: BaseException) -> str:
-        """What was measured last, judged by what *error* asked for."""
-        from vram.guard.oom_report import requested
-
-        assert self._situation is not None
-        return f"{MARK}{sentence(self._situation._replace(requested=requested(error)))}{self._where}"
+        """The cause by the last figures and by what *error* requested."""
+        assert self._figures is not None
+        return f"{MARK}{sentence(self._figures._replace(requested=requested(error)))}{self._file_note}"
 
     def _uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if _recorder is self:
-            self.notice(error)
+            self.record(error)
         self._hooks[0](kind, error, trace)
 
     def _uncaught_in_thread(self, args: Any) -> None:
         if _recorder is self and args.exc_value is not None:
-            self.notice(args.exc_value)
+            self.record(args.exc_value)
         self._hooks[1](args)
 
 
 MARK = "vram: "
 
 
-def _is_of_the_host(error: BaseException) -> bool:
-    """JAX says the same of the host's memory, where it runs on the processor."""
+def _is_host_memory(error: BaseException) -> bool:
+    """JAX raises the same error for host memory, if it runs on the CPU."""
     if type(error).__module__.partition(".")[0] not in ("jax", "jaxlib") or driver_is_loaded():
         return False
     return not any(name.startswith("jax") and "rocm" in name for name in tuple(sys.modules))
@@ -159,7 +269,7 @@ def _is_noted(error: BaseException) -> bool:
     return any(str(note).startswith(f"{MARK}{BEGINNING}") for note in getattr(error, "__notes__", ()))
 
 
-def _usable(named: str | os.PathLike[str] | None) -> str | None:
+def _checked_folder(named: str | os.PathLike[str] | None) -> str | None:
     if named is None:
         return None
     try:
@@ -168,8 +278,8 @@ def _usable(named: str | os.PathLike[str] | None) -> str | None:
     except (OSError, TypeError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise UsageError(
-            f"{str(named)!r} is no folder to write into: {reason}", hint="name one that can be made"
+            f"{str(named)!r} cannot be used as a folder: {reason}", hint="name one that can be created"
         ) from error
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise UsageError(f"{folder} may not be written into", hint="name another folder")
+        raise UsageError(f"{folder} is not writable", hint="name another folder")
     return os.path.abspath(folder)

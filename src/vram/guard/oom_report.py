@@ -1,4 +1,5 @@
-"""One file about one out-of-memory: the GPU's whole ledger, this process's own split, and who keeps what."""
+"""The report on one out-of-memory error: a sentence with cause and remedy, and a file with all figures:
+the ledger of the GPU, this process's own split, and who holds the largest arrays."""
 
 from __future__ import annotations
 
@@ -11,42 +12,122 @@ from collections.abc import Iterator
 from contextlib import suppress
 from io import BytesIO
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 from vram import __version__
 from vram.errors import OutOfMemory
 from vram.files import write_new
-from vram.guard import footprint
-from vram.guard.oom_sentence import Situation, sentence
+from vram.guard.memory import Footprint, driver_is_loaded, framework_lines, read_footprint
+from vram.model.kinds import KINDS
+from vram.model.leak import LeakedArray
 from vram.units import size
 
-SCHEMA = 1
+# ---- one sentence ----
+
+BEGINNING = "the GPU is out of memory"
+
+
+class OomFigures(NamedTuple):
+    """What was measured when it happened. ``ledger`` is the JSON of `vram why`, or None."""
+
+    pid: int
+    requested: int | None
+    footprint: Footprint
+    frameworks: tuple[dict[str, Any], ...]
+    ledger: dict[str, Any] | None
+    largest: tuple[LeakedArray, ...]
+
+
+def sentence(now: OomFigures) -> str:
+    """Cause and remedy, the likeliest first."""
+    request = f"requested {size(now.requested)}" if now.requested else "requested more than was left"
+    return f"{BEGINNING} ({request}): {_cause(now)}"
+
+
+def _cause(now: OomFigures) -> str:
+    held, wanted = now.footprint, now.requested or 1
+    others = _others(now)
+    theirs = sum(nbytes for nbytes, _ in others)
+    if theirs > held.total and theirs >= wanted:
+        nbytes, who = max(others)
+        return (
+            f"other holders have {size(theirs)} of it, {who} alone {size(nbytes)}; "
+            "`vram why` names them and how to free it"
+        )
+    if held.cached >= wanted or held.cached > held.total // 3:
+        return (
+            f"{size(held.cached)} are unused in this process's own caches; "
+            "vram.flush() frees them, and vram.retry_on_oom does so before it tries again"
+        )
+    if held.fragmented >= wanted:
+        return (
+            f"{size(held.fragmented)} are unused but in pieces between live arrays; PyTorch defragments with "
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+        )
+    return _own_cause(now)
+
+
+def _own_cause(now: OomFigures) -> str:
+    held = now.footprint
+    used = sum(held.in_use.values()) + max(0, held.outside)
+    if now.largest:
+        most = now.largest[0]
+        holder = f", held by {most.holder}" if most.holder else ""
+        return (
+            f"this process itself uses {size(used)}; the largest array is {most.what}, {size(most.nbytes)}"
+            f"{holder}; release it, or request less (vram.retry_on_oom)"
+        )
+    if held.outside > sum(held.in_use.values()):
+        return (
+            f"this process has {size(held.outside)} outside every framework, its context included; look for "
+            "raw allocations that are never freed (vram.scope finds them), or request less"
+        )
+    amount = size(used) if used else "all of it"
+    return f"this process itself uses {amount}; request less (vram.retry_on_oom does so by itself)"
+
+
+def _others(now: OomFigures) -> list[tuple[int, str]]:
+    """The bytes of other holders, on the GPUs that this process uses."""
+    found = []
+    for gpu in (now.ledger or {}).get("gpus", ()):
+        mine = any((entry.get("holder") or {}).get("pid") == now.pid for entry in gpu["entries"])
+        for entry in gpu["entries"] if mine or len(now.ledger["gpus"]) == 1 else ():  # type: ignore[index]
+            pid = (entry.get("holder") or {}).get("pid")
+            if KINDS[entry["kind"]].held and entry["nbytes"] and pid != now.pid:
+                found.append((entry["nbytes"], f"pid {pid}" if pid else f"memory that is {entry['kind']}"))
+    return found
+
+
+# ---- the file ----
+
+# 2: "holder" of a large array, in 1 "keeper"  (old name)
+SCHEMA = 2
 SURVEY_S = 5.0
 LARGEST = 12
 _numbers = count(1)
 
-# By path, because the program may have found vram in a folder that a new interpreter does not search.
+# By path, because a new interpreter may not find vram where this program did.
 _SURVEY = (
     "import sys; sys.path.insert(0, sys.argv[1]); from vram.cli.app import main; "
     "sys.exit(main(['why', '--json', '--deadline', sys.argv[2]]))"
 )
 
 
-def gather(error: BaseException) -> tuple[Situation, dict[str, Any]]:
-    """Everything that bears on *error*, measured now, and the report; what could not be is in its "notes"."""
+def gather(error: BaseException) -> tuple[OomFigures, dict[str, Any]]:
+    """The figures for *error*, measured now, and the report; its "notes" say what could not be measured."""
     notes: list[str] = []
-    taken = footprint.take(thorough=True)
-    lines = footprint.framework_lines(thorough=True) if footprint.driver_is_loaded() else []
+    taken = read_footprint(thorough=True)
+    lines = framework_lines(thorough=True) if driver_is_loaded() else []
     ledger = _ledger(notes)
     largest = _largest(notes)
     asked = requested(error)
-    situation = Situation(os.getpid(), asked, taken, tuple(lines), ledger, tuple(largest))
+    figures = OomFigures(os.getpid(), asked, taken, tuple(lines), ledger, tuple(largest))
     report = {
         "schema": SCHEMA,
         "program": f"vram {__version__}",
         "taken_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "pid": os.getpid(),
-        "sentence": sentence(situation),
+        "sentence": sentence(figures),
         "text": [],
         "error": {"type": _full_name(type(error)), "message": str(error)},
         "requested_bytes": asked,
@@ -58,13 +139,13 @@ def gather(error: BaseException) -> tuple[Situation, dict[str, Any]]:
             "outside": taken.outside,
         },
         "frameworks": lines,
-        "largest": [{"what": each.what, "nbytes": each.nbytes, "keeper": each.keeper} for each in largest],
+        "largest": [{"what": each.what, "nbytes": each.nbytes, "holder": each.holder} for each in largest],
         "stack": list(_stack()),
         "ledger": ledger,
         "notes": notes,
     }
-    report["text"] = list(_told(report))
-    return situation, report
+    report["text"] = list(_text_lines(report))
+    return figures, report
 
 
 def write(report: dict[str, Any], folder: str) -> str:
@@ -79,23 +160,23 @@ def write(report: dict[str, Any], folder: str) -> str:
 
 
 def requested(error: BaseException) -> int | None:
-    """How much was asked for, where the error or its message tells."""
+    """How many bytes were requested, if the error or its message says so."""
     from vram.oom.reader import find_messages
 
     if isinstance(error, OutOfMemory) and error.nbytes is not None:
         return error.nbytes
-    for seen in find_messages(BytesIO(str(error).encode("utf-8", "replace"))):
-        if seen.reading.asked is not None:
-            return seen.reading.asked.nbytes
+    for message in find_messages(BytesIO(str(error).encode("utf-8", "replace"))):
+        if message.reading.asked is not None:
+            return message.reading.asked.nbytes
     return None
 
 
 def _ledger(notes: list[str]) -> dict[str, Any] | None:
-    """The whole machine's account, taken by a process of its own: this one is in trouble."""
+    """The ledger of the whole machine, by a process of its own: this one is out of memory."""
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     environment = {name: value for name, value in os.environ.items() if name != "VRAM_AGENT"}
     if not sys.executable:
-        notes.append("the machine's ledger was not taken: this program is no plain Python interpreter")
+        notes.append("the machine's ledger was not taken: this program has no Python interpreter of its own")
         return None
     try:
         done = subprocess.run(
@@ -114,17 +195,17 @@ def _ledger(notes: list[str]) -> dict[str, Any] | None:
 
 
 def _largest(notes: list[str]) -> list[Any]:
-    from vram.guard.suspects import largest
+    from vram.guard.leak_check import largest_arrays
 
     try:
-        return largest(LARGEST)
+        return largest_arrays(LARGEST)
     except Exception as trouble:
         notes.append(f"live arrays could not be listed: {type(trouble).__name__}: {trouble}")
         return []
 
 
 def _stack() -> Iterator[str]:
-    """Where the program was, innermost first, without our own steps."""
+    """The frames of the program, innermost first, without those of vram.guard."""
     frame = sys._getframe()
     here = os.path.dirname(os.path.abspath(__file__))
     at: Any = frame
@@ -135,16 +216,16 @@ def _stack() -> Iterator[str]:
         at = at.f_back
 
 
-def _told(report: dict[str, Any]) -> Iterator[str]:
-    """The same for a person who opens the file."""
+def _text_lines(report: dict[str, Any]) -> Iterator[str]:
+    """The report as lines of text, for people who open the file."""
     process, error = report["process"], report["error"]
     yield f"{error['type']}: {error['message'].splitlines()[0] if error['message'] else ''}"
     yield report["sentence"]
-    yield from _own(process)
+    yield from _process_lines(process)
     if report["largest"]:
-        yield "the largest arrays, and who keeps them"
+        yield "the largest arrays, and who holds them"
     for each in report["largest"]:
-        yield _row(each["nbytes"], f"{each['what']}: {each['keeper']}")
+        yield _row(each["nbytes"], f"{each['what']}: {each['holder']}")
     for gpu in (report["ledger"] or {}).get("gpus", ()):
         yield f"GPU {gpu['index']} {gpu['name']}"
         for entry in gpu["entries"]:
@@ -153,17 +234,17 @@ def _told(report: dict[str, Any]) -> Iterator[str]:
             yield _row(entry["nbytes"], f"{entry['kind']} {who}")
 
 
-def _own(process: dict[str, Any]) -> Iterator[str]:
-    """This process's split, without what there is none of."""
+def _process_lines(process: dict[str, Any]) -> Iterator[str]:
+    """The split of this process; parts of zero bytes are left out."""
     yield f"this process: {size(sum(process['charged'].values()))} in all"
     parts = [(nbytes, f"in use by {name}") for name, nbytes in process["in_use"].items()]
     parts += [(process[state], state) for state in ("cached", "fragmented")]
     parts.append((process["outside"], "contexts, code, and arrays that their framework does not count"))
-    yield from (_row(nbytes, words) for nbytes, words in parts if nbytes)
+    yield from (_row(nbytes, text) for nbytes, text in parts if nbytes)
 
 
-def _row(nbytes: int, words: str) -> str:
-    return f"  {size(nbytes):>10}  {words}".rstrip()
+def _row(nbytes: int, text: str) -> str:
+    return f"  {size(nbytes):>10}  {text}".rstrip()
 
 
 def _full_name(kind: type) -> str:

@@ -1,27 +1,197 @@
-"""``vram.remanence_test()``: what memory on this machine still shows of its last owner.
+"""``vram.remanence_test()``: how much of its last owner's data memory on this machine still contains.
 
-Random bytes are written, read back (the positive control: a test that cannot find them proves
-nothing), given back, and looked for in what is handed out next: inside this process, and after a
-process of its own that it kills. It covers one GPU, by the bytes it samples; not registers, shared
-memory or libraries' workspaces.
+Random bytes are written, read back (the positive control: a test that cannot find them proves nothing),
+freed, and searched for in the next allocation: inside this process, and after a second process that is
+killed. It covers one GPU and the bytes that it samples; not registers, shared memory or libraries'
+workspaces.
 """
 
 from __future__ import annotations
 
+import ctypes
 import secrets
+import subprocess
+import sys
 from collections.abc import Iterator
-from ctypes import byref, c_int, c_size_t, create_string_buffer
+from ctypes import byref, c_int, c_size_t, c_ubyte, c_uint64, c_void_p, create_string_buffer
+from threading import Timer
+from typing import Any
 
-from vram.errors import UsageError, VramError
-from vram.guard.driver import Driver, driver
-from vram.guard.elsewhere import left_by_a_killed_process
-from vram.guard.places import Place, Plain, Pool, TorchCache
-from vram.guard.scrub import scrub
+from vram.errors import DeviceError, UsageError, VramError
+from vram.guard.driver import CudaDriver, driver
+from vram.guard.erase import scrub
 from vram.model.remanence import Remanence, Trial
+from vram.payloads import command
 from vram.units import MIB, parse_size
 
+# ---- a process that is killed ----
+
+DEADLINE_S = 60.0
+
+
+def fill_in_killed_process(device: int, nbytes: int, pattern: bytes) -> int:
+    """Let another process write *pattern* over *nbytes* and kill it; returns how many it read back.
+
+    When this returns the process is gone, and the driver has freed its memory.
+    """
+    figures = (device, nbytes // len(pattern), len(pattern))
+    words = command("fill_and_wait", *map(str, figures))
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(words, **pipes) as process:  # type: ignore[call-overload]
+        too_late = Timer(DEADLINE_S, process.kill)
+        too_late.start()
+        try:
+            process.stdin.write(pattern)
+            process.stdin.flush()
+            answer = process.stdout.readline()
+        except BrokenPipeError:
+            answer = b""
+        finally:
+            too_late.cancel()
+            process.kill()
+        complaint = process.stderr.read().decode(errors="replace").strip().rpartition("\n")[2]
+    if not answer:
+        raise DeviceError(f"the other process did not answer: {complaint or 'it gave no reason'}")
+    return int(answer)
+
+
+# ---- where memory comes from ----
+
+RELEASE_THRESHOLD = 4
+PINNED_TYPE, ON_DEVICE = 1, 1
+KEEP_ALL = 2**64 - 1
+
+
+class _PoolProperties(ctypes.Structure):
+    _fields_ = (
+        ("type", c_int),
+        ("handle_types", c_int),
+        ("location_type", c_int),
+        ("location", c_int),
+        ("security", c_void_p),
+        ("max_nbytes", c_size_t),
+        ("reserved", c_ubyte * 56),
+    )
+
+
+class _RawArray:
+    """An address with a CUDA array interface."""
+
+    def __init__(self, pointer: int, nbytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "version": 3,
+            "shape": (nbytes,),
+            "strides": None,
+            "typestr": "|u1",
+            "data": (pointer, False),
+        }
+
+
+class MemorySource:
+    """One way to allocate memory; at most one allocation at a time."""
+
+    name = ""
+
+    def __init__(self, cuda: CudaDriver, device: int) -> None:
+        self._cuda, self._device = cuda, device
+        self._pointer: int | None = None
+
+    def refusal(self) -> str | None:
+        """Why nothing can be measured; None if it can."""
+        return None
+
+    def allocate(self, nbytes: int) -> int:
+        raise NotImplementedError
+
+    def free(self) -> None:
+        raise NotImplementedError
+
+    def array(self, nbytes: int) -> Any:
+        """The current allocation, as an object that ``vram.scrub`` erases."""
+        return _RawArray(self._pointer or 0, nbytes)
+
+    def close(self) -> None:
+        if self._pointer is not None:
+            self.free()
+
+
+class PlainSource(MemorySource):
+    name = "plain allocations"
+
+    def allocate(self, nbytes: int) -> int:
+        pointer = c_uint64()
+        self._cuda.must("cuMemAlloc_v2", byref(pointer), nbytes)
+        self._pointer = pointer.value
+        return pointer.value
+
+    def free(self) -> None:
+        pointer, self._pointer = self._pointer, None
+        self._cuda.must("cuMemFree_v2", pointer)
+
+
+class PoolSource(MemorySource):
+    """A pool of the test's own, so that the program's pool does not change."""
+
+    name = "stream-ordered pool"
+
+    def __init__(self, cuda: CudaDriver, device: int) -> None:
+        super().__init__(cuda, device)
+        self._pool = c_void_p()
+
+    def allocate(self, nbytes: int) -> int:
+        if not self._pool:
+            asked = _PoolProperties(type=PINNED_TYPE, location_type=ON_DEVICE, location=self._device)
+            self._cuda.must("cuMemPoolCreate", byref(self._pool), byref(asked))
+            self._cuda.must("cuMemPoolSetAttribute", self._pool, RELEASE_THRESHOLD, byref(c_uint64(KEEP_ALL)))
+        pointer = c_uint64()
+        self._cuda.must("cuMemAllocFromPoolAsync", byref(pointer), nbytes, self._pool, None)
+        self._cuda.must("cuStreamSynchronize", None)
+        self._pointer = pointer.value
+        return pointer.value
+
+    def free(self) -> None:
+        pointer, self._pointer = self._pointer, None
+        self._cuda.must("cuMemFreeAsync", pointer, None)
+        self._cuda.must("cuStreamSynchronize", None)
+
+    def close(self) -> None:
+        super().close()
+        if self._pool:
+            self._cuda.must("cuMemPoolDestroy", self._pool)
+
+
+class TorchCacheSource(MemorySource):
+    name = "PyTorch's cache"
+
+    def __init__(self, cuda: CudaDriver, device: int) -> None:
+        super().__init__(cuda, device)
+        self._torch = sys.modules.get("torch")
+        self._tensor: Any = None
+
+    def refusal(self) -> str | None:
+        cuda = getattr(self._torch, "cuda", None)
+        if cuda is None:
+            return "PyTorch is not loaded in this process"
+        return None if cuda.is_initialized() else "PyTorch has not used a GPU in this process"
+
+    def allocate(self, nbytes: int) -> int:
+        torch: Any = self._torch
+        self._tensor = torch.empty(nbytes, dtype=torch.uint8, device=f"cuda:{self._device}")
+        torch.cuda.synchronize(self._device)
+        self._pointer = int(self._tensor.data_ptr())
+        return self._pointer
+
+    def free(self) -> None:
+        self._tensor = self._pointer = None
+
+    def array(self, nbytes: int) -> Any:
+        return self._tensor
+
+
+# ---- the test ----
+
 BLOCK = MIB
-LINE = 64  # what is left of a block that moved is told by pieces of this size
+LINE = 64  # parts of a block that moved are found by lines of this size
 LARGEST = 256 * MIB
 TOO_LITTLE = "less than 4 MiB are free"
 COMPUTE_MODE, ECC_ENABLED = 20, 32
@@ -32,7 +202,7 @@ def remanence_test(nbytes: int | str = LARGEST, *, device: int | None = None) ->
     """Measure on *device* with at most *nbytes* for each kind of memory, and a quarter of what is free."""
     asked = parse_size(nbytes) if isinstance(nbytes, str) else nbytes
     if isinstance(asked, bool) or not isinstance(asked, int) or asked < BLOCK:
-        raise UsageError(f"a remanence test of {nbytes!r}", hint="it samples whole MiB: 1MiB or more")
+        raise UsageError(f"a remanence test of {nbytes!r}", hint="it samples whole MiB: give 1MiB or more")
     cuda = driver()
     with cuda.on_device(None if device is None else cuda.check_device(device)) as number:
         free, _ = cuda.free_and_total()
@@ -47,42 +217,46 @@ def remanence_test(nbytes: int | str = LARGEST, *, device: int | None = None) ->
         )
 
 
-def _trials(cuda: Driver, device: int, nbytes: int) -> Iterator[Trial]:
+def _trials(cuda: CudaDriver, device: int, nbytes: int) -> Iterator[Trial]:
     pattern = secrets.token_bytes(BLOCK)
-    for kind in (Plain, Pool, TorchCache):
+    for kind in (PlainSource, PoolSource, TorchCacheSource):
         for erased in (False, True):
             name = f"{kind.name}, erased before the free" if erased else kind.name
-            # Plain memory is the driver's to erase: measured as it is, and no more.
-            if not (erased and kind is Plain):
+            # Plain memory is erased by the driver: measured as it is, and no more.
+            if not (erased and kind is PlainSource):
                 yield _trial(cuda, kind(cuda, device), name, nbytes, pattern, erased=erased)
     yield _after_another_process(cuda, device, nbytes, pattern)
 
 
-def _trial(cuda: Driver, place: Place, name: str, nbytes: int, pattern: bytes, *, erased: bool) -> Trial:
-    reason = TOO_LITTLE if nbytes < BLOCK else place.refusal()
+def _trial(
+    cuda: CudaDriver, source: MemorySource, name: str, nbytes: int, pattern: bytes, *, erased: bool
+) -> Trial:
+    reason = TOO_LITTLE if nbytes < BLOCK else source.refusal()
     if reason is not None:
-        return Trial(place=name, skipped=reason)
+        return Trial(source=name, skipped=reason)
     try:
-        return _measured(cuda, place, name, nbytes, pattern, erased=erased)
+        return _measured(cuda, source, name, nbytes, pattern, erased=erased)
     except (VramError, RuntimeError) as error:  # PyTorch's out of memory is a RuntimeError
-        return Trial(place=name, skipped=str(error).partition("\n")[0])
+        return Trial(source=name, skipped=str(error).partition("\n")[0])
     finally:
-        place.close()
+        source.close()
 
 
-def _measured(cuda: Driver, place: Place, name: str, nbytes: int, pattern: bytes, *, erased: bool) -> Trial:
-    first = place.take(nbytes)
+def _measured(
+    cuda: CudaDriver, source: MemorySource, name: str, nbytes: int, pattern: bytes, *, erased: bool
+) -> Trial:
+    first = source.allocate(nbytes)
     for at in range(0, nbytes, BLOCK):
         cuda.must("cuMemcpyHtoD_v2", first + at, pattern, BLOCK)
-    control, _ = _look(cuda, first, nbytes, pattern)
+    control, _ = _count(cuda, first, nbytes, pattern)
     if erased:
-        scrub(place.array(nbytes))
-    place.give()
-    second = place.take(nbytes)
-    found, nonzero = _look(cuda, second, nbytes, pattern)
-    place.give()
+        scrub(source.array(nbytes))
+    source.free()
+    second = source.allocate(nbytes)
+    found, nonzero = _count(cuda, second, nbytes, pattern)
+    source.free()
     return Trial(
-        place=name,
+        source=name,
         sampled=nbytes,
         control=control,
         found=found,
@@ -91,22 +265,22 @@ def _measured(cuda: Driver, place: Place, name: str, nbytes: int, pattern: bytes
     )
 
 
-def _after_another_process(cuda: Driver, device: int, nbytes: int, pattern: bytes) -> Trial:
-    name, place = "plain allocations, after a killed process", Plain(cuda, device)
+def _after_another_process(cuda: CudaDriver, device: int, nbytes: int, pattern: bytes) -> Trial:
+    name, source = "plain allocations, after a killed process", PlainSource(cuda, device)
     if nbytes < BLOCK:
-        return Trial(place=name, skipped=TOO_LITTLE)
+        return Trial(source=name, skipped=TOO_LITTLE)
     try:
-        control = left_by_a_killed_process(device, nbytes, pattern)
-        found, nonzero = _look(cuda, place.take(nbytes), nbytes, pattern)
-        return Trial(place=name, sampled=nbytes, control=control, found=found, nonzero=nonzero)
+        control = fill_in_killed_process(device, nbytes, pattern)
+        found, nonzero = _count(cuda, source.allocate(nbytes), nbytes, pattern)
+        return Trial(source=name, sampled=nbytes, control=control, found=found, nonzero=nonzero)
     except (VramError, OSError) as error:
-        return Trial(place=name, skipped=str(error))
+        return Trial(source=name, skipped=str(error))
     finally:
-        place.close()
+        source.close()
 
 
-def _look(cuda: Driver, pointer: int, nbytes: int, pattern: bytes) -> tuple[int, int]:
-    """How many bytes of *pattern* lie there, and how many that are not zero."""
+def _count(cuda: CudaDriver, pointer: int, nbytes: int, pattern: bytes) -> tuple[int, int]:
+    """How many bytes of *pattern* are there, and how many bytes that are not zero."""
     host, zeros = create_string_buffer(BLOCK), bytes(BLOCK)
     found = nonzero = 0
     for at in range(0, nbytes, BLOCK):
@@ -123,35 +297,35 @@ def _lines(block: bytes, pattern: bytes) -> int:
     return sum(LINE for at in range(0, BLOCK, LINE) if block[at : at + LINE] in known)
 
 
-# ---- the scope of what is said ----
+# ---- what the result applies to ----
 
 
-def _name(cuda: Driver, device: int) -> str:
+def _name(cuda: CudaDriver, device: int) -> str:
     text = create_string_buffer(256)
     cuda.must("cuDeviceGetName", text, len(text), device)
     return text.value.decode(errors="replace")
 
 
-def _total(cuda: Driver, device: int) -> int:
+def _total(cuda: CudaDriver, device: int) -> int:
     number = c_size_t()
     cuda.must("cuDeviceTotalMem_v2", byref(number), device)
     return number.value
 
 
-def _mode(cuda: Driver, device: int) -> str:
+def _mode(cuda: CudaDriver, device: int) -> str:
     words = [MODES.get(_attribute(cuda, COMPUTE_MODE, device), "unknown compute mode")]
     words.append("ECC on" if _attribute(cuda, ECC_ENABLED, device) else "ECC off")
     return ", ".join(words)
 
 
-def _attribute(cuda: Driver, attribute: int, device: int) -> int:
+def _attribute(cuda: CudaDriver, attribute: int, device: int) -> int:
     number = c_int()
     cuda.must("cuDeviceGetAttribute", byref(number), attribute, device)
     return number.value
 
 
-def _version(cuda: Driver) -> str:
-    """The driver's own, where NVML tells it; else the CUDA version that it speaks."""
+def _version(cuda: CudaDriver) -> str:
+    """The driver's version by NVML; else the CUDA version that it supports."""
     import pynvml
 
     try:

@@ -3,9 +3,9 @@
     @vram.retry_on_oom(shrink="batch_size")
     def train(data, batch_size): ...
 
-Between two tries the failed one's variables are let go of, its exception is gone, garbage is
-collected and every framework's cache is emptied: a retry inside an ``except`` block would keep
-all of it alive.
+Between two tries the variables of the failed one are cleared, its exception is dropped, garbage is
+collected and every framework's cache is emptied: a retry inside an ``except`` block would hold all of
+it in memory.
 """
 
 from __future__ import annotations
@@ -19,11 +19,9 @@ from numbers import Integral, Real
 from typing import Any, TypeVar
 
 from vram.errors import UsageError
-from vram.guard.broken import broken_contexts, note
-from vram.guard.footprint import driver_is_loaded
-from vram.guard.frames import let_go
-from vram.guard.oom import noticed
-from vram.guard.out_of_memory import is_out_of_memory
+from vram.guard.cuda_errors import add_broken_notes, broken_contexts, clear_frames, is_out_of_memory
+from vram.guard.memory import driver_is_loaded
+from vram.guard.oom import record_oom
 
 F = TypeVar("F", bound=Callable[..., Any])
 Smaller = Callable[[Any], Any]
@@ -46,16 +44,16 @@ def retry_on_oom(
 
     *shrink* names the argument that is halved for each new try, down to *least* (left out, whole
     numbers go down to 1); or maps names to functions from the last value to the next, which return
-    None when there is no smaller one. Without it, one more try is made with everything let go.
+    None when there is no smaller one. Without it, one more try is made after everything is released.
     A context that an earlier error broke is not tried again.
     With *remember*, later calls that ask for more begin with the size that worked. What is not an
     out-of-memory is raised at once; when nothing smaller or no try is left, the last
     out-of-memory is, with a note that says which.
     """
     if not isinstance(tries, int) or tries < 1:
-        raise UsageError(f"tries={tries!r} is no number of tries", hint="write tries=8")
+        raise UsageError(f"tries={tries!r} is not a number of tries", hint="write tries=8")
     if least is not None and not (isinstance(least, Real) and least > 0):
-        raise UsageError(f"least={least!r} is no size to stop at", hint="write least=1")
+        raise UsageError(f"least={least!r} is not a size to stop at", hint="write least=1")
     if function is None:
         return lambda decorated: _retrying(decorated, _steps(shrink, least), tries, remember)
     return _retrying(function, _steps(shrink, least), tries, remember)
@@ -99,10 +97,10 @@ def _retrying(function: Callable[..., Any], steps: Mapping[str, Smaller], tries:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         for name, value in worked.items():
-            # Somebody who asks for less gets less; what cannot be compared is taken as it worked.
+            # A caller that asks for less gets less; what cannot be compared is set to what worked.
             with suppress(TypeError):
-                value = min(value, _asked(bound, name))
-            _ask(bound, name, value)
+                value = min(value, _argument(bound, name))
+            _set_argument(bound, name, value)
         made = 0
         while True:
             made += 1
@@ -111,26 +109,26 @@ def _retrying(function: Callable[..., Any], steps: Mapping[str, Smaller], tries:
             except Exception as error:
                 if _is_hopeless(error) or not is_out_of_memory(error):
                     raise
-                noticed(error)
-                let_go(error)
-                end = _end(bound, steps, made, tries)
+                record_oom(error)
+                clear_frames(error)
+                end = _reason_to_stop(bound, steps, made, tries)
                 if end:
                     error.add_note(f"vram: {end}")
                     raise
             else:
                 if remember:
-                    worked.update({name: _asked(bound, name) for name in steps})
+                    worked.update({name: _argument(bound, name) for name in steps})
                 return result
-            # Only here, where the exception is gone, does its traceback keep nothing any more.
+            # Only here, after the except block, is the exception dropped with all that it held.
             _make_room()
 
     return call
 
 
 def _is_hopeless(error: Exception) -> bool:
-    """Whether the context is broken, which some libraries report as an out-of-memory; *error* is told so."""
+    """Whether the context is broken, which some libraries report as out of memory; *error* gets a note."""
     broken = broken_contexts(error)
-    note(error, broken)
+    add_broken_notes(error, broken)
     return bool(broken)
 
 
@@ -142,25 +140,25 @@ def _require(signature: inspect.Signature, steps: Mapping[str, Smaller]) -> None
             raise UsageError(f"the function has no argument {name!r} to shrink", hint=f"it takes {known}")
 
 
-def _shrunk(bound: inspect.BoundArguments, steps: Mapping[str, Smaller]) -> bool:
-    """Ask for less in *bound*; False where nothing is left to shrink, though something could be."""
-    smaller = {name: step(_asked(bound, name)) for name, step in steps.items()}
+def _shrink(bound: inspect.BoundArguments, steps: Mapping[str, Smaller]) -> bool:
+    """Make the arguments in *bound* smaller; False if none of *steps* can go lower."""
+    smaller = {name: step(_argument(bound, name)) for name, step in steps.items()}
     known = {name: value for name, value in smaller.items() if value is not None}
     for name, value in known.items():
-        _ask(bound, name, value)
+        _set_argument(bound, name, value)
     return bool(known) or not steps
 
 
-def _asked(bound: inspect.BoundArguments, name: str) -> Any:
+def _argument(bound: inspect.BoundArguments, name: str) -> Any:
     return _table(bound, name).get(name)
 
 
-def _ask(bound: inspect.BoundArguments, name: str, value: Any) -> None:
+def _set_argument(bound: inspect.BoundArguments, name: str, value: Any) -> None:
     _table(bound, name)[name] = value
 
 
 def _table(bound: inspect.BoundArguments, name: str) -> dict[str, Any]:
-    """Where the argument lies: on its own, or among those that ``**kwargs`` takes."""
+    """The dict with the argument: the bound arguments, or those that ``**kwargs`` takes."""
     if name in bound.signature.parameters:
         return bound.arguments
     rest = next(each.name for each in bound.signature.parameters.values() if each.kind is each.VAR_KEYWORD)
@@ -168,11 +166,13 @@ def _table(bound: inspect.BoundArguments, name: str) -> dict[str, Any]:
     return table
 
 
-def _end(bound: inspect.BoundArguments, steps: Mapping[str, Smaller], made: int, tries: int) -> str:
-    """Ask for less in *bound*; or say why there is no next try, after so many were *made*."""
-    asked = ", ".join(f"{name}={_shown(_asked(bound, name))}" for name in steps)
+def _reason_to_stop(
+    bound: inspect.BoundArguments, steps: Mapping[str, Smaller], made: int, tries: int
+) -> str:
+    """Shrink the arguments in *bound* for the next try; or return why, after *made* tries, none follows."""
+    asked = ", ".join(f"{name}={_value_text(_argument(bound, name))}" for name in steps)
     try:
-        shrunk = _shrunk(bound, steps)
+        shrunk = _shrink(bound, steps)
     except UsageError as trouble:  # the out-of-memory is what has to be raised
         return f"{trouble}: {trouble.hint}"
     if not shrunk:
@@ -184,8 +184,8 @@ def _end(bound: inspect.BoundArguments, steps: Mapping[str, Smaller], made: int,
     return "a second try ran out of memory too" if made == 2 and not steps else ""
 
 
-def _shown(value: Any) -> str:
-    """Numbers and text alone: showing a GPU array would need memory just now."""
+def _value_text(value: Any) -> str:
+    """Only numbers and text: formatting a GPU array would need GPU memory now."""
     return str(value) if isinstance(value, Real | str) else f"<{type(value).__name__}>"
 
 
@@ -194,6 +194,6 @@ def _make_room() -> None:
 
     gc.collect()
     if driver_is_loaded():
-        from vram.guard.settle import let_caches_go
+        from vram.guard.leak_check import release_caches
 
-        let_caches_go()
+        release_caches()

@@ -1,10 +1,10 @@
-"""A piece of work with a bound and a promise: what it gains on the GPU it gives back.
+"""``vram.scope``: work that must free the GPU memory that it gains, with an optional limit.
 
     with vram.scope("epoch", leak="raise", limit="8GiB") as s:
         ...
 
-What counts is device memory of this process, also what no framework knows. Where no driver
-is loaded, a scope costs a microsecond or two and does nothing.
+What counts is device memory of this process, including what no framework accounts for. Where no
+driver is loaded, a scope costs a microsecond or two and does nothing.
 """
 
 from __future__ import annotations
@@ -17,31 +17,30 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Literal, TypeVar
 from weakref import WeakMethod
 
+from vram.deprecation import warn_renamed
 from vram.errors import LeakDetected, LeakWarning, LimitExceeded, UsageError
-from vram.guard import footprint
-from vram.guard.footprint import NOTHING, OUTSIDE, Footprint, driver_is_loaded
-from vram.guard.registry import Crowd, Place
+from vram.guard.memory import NOTHING, OUTSIDE, Footprint, charges, driver_is_loaded
+from vram.guard.scope_tree import OverlapGroup, ScopeNode
 from vram.units import parse_size, size
 
 if TYPE_CHECKING:
-    from vram.guard.known import Known
-    from vram.guard.limits import Undo
-    from vram.guard.suspects import Baseline
-    from vram.guard.watcher import Watcher
+    from vram.guard.baseline import Baseline
+    from vram.guard.leak_check import TimedBaseline
+    from vram.guard.limits import Undo, Watcher
     from vram.model.leak import Gain, Leak
 
 OnLeak = Literal["raise", "warn", "report"]
 MODES = ("raise", "warn", "report")
-NOT_THE_LAST = "other scopes ran at the same time: the last of them to end is settled for all"
-NOT_ITS_OWN = "scopes outside the one around it ran at the same time: what it gained could not be judged here"
+NOT_THE_LAST = "other scopes ran at the same time: the last one to end is checked for all of them"
+MIXED = "scopes with another parent ran at the same time: what it gained could not be checked here"
 
 T = TypeVar("T")
 
 
 class Scope:
-    """Made by :func:`scope`. After its end ``leak`` is the account of what it kept, or None."""
+    """Made by :func:`scope`. After its end ``leak`` says what was not freed; None if all was."""
 
-    place: Place | None = None
+    _node: ScopeNode | None = None
 
     def __init__(
         self,
@@ -64,39 +63,45 @@ class Scope:
         self.leak: Leak | None = None
         self.notes: list[str] = []
         self.peak: int | None = None
-        self.remark = ""  # goes with every leak
+        self.remark = ""  # added to the notes of every leak
         self._mode = leak
         self._tolerance = None if tolerance is None else nbytes_of(tolerance, "tolerance")
         self._zero_on_exit, self._thread, self._every_s, self._track = zero_on_exit, thread, every_s, track
         self._before: Footprint = NOTHING
-        self._baseline: Baseline | None = None
+        self._baseline: TimedBaseline | None = None
         self._caps: list[Undo] = []
         self._watcher: Watcher | None = None
         self._has_ended = False
 
     def __repr__(self) -> str:
-        state = "open" if self.place is not None else "closed" if self._has_ended else "new"
+        state = "open" if self._node is not None else "closed" if self._has_ended else "new"
         return f"<vram.scope {self.name!r}, {state}>"
+
+    @property
+    def place(self) -> ScopeNode | None:
+        """Old name of an internal attribute."""
+        warn_renamed("place", "_node")
+        return self._node
 
     # ---- while it is open ----
 
     def gained(self) -> int:
         """Device memory of this process beyond what it had at the beginning, caches included."""
-        return sum(footprint.charges()[0].values()) - self._before.total if driver_is_loaded() else 0
+        return sum(charges()[0].values()) - self._before.total if driver_is_loaded() else 0
 
     def keep(self, value: T) -> T:
-        """Say that the GPU arrays in *value* are meant to outlive the scope; returns *value*."""
-        if self.place is not None and driver_is_loaded():
-            crowd = self.place.crowd
-            # What was there before was not gained.
-            crowd.kept.add(value, but=crowd.known)
+        """Declare that the GPU arrays in *value* outlive the scope; returns *value*."""
+        if self._node is not None and driver_is_loaded():
+            group = self._node.group
+            # What existed before was not gained.
+            group.kept.add(value, but=group.baseline)
         return value
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        # Left without its exit: a watcher's interruption can hit the very call of __exit__.
-        if self.place is not None and not is_finalizing():
-            self.place.abandon()
-            self._uncap()
+        # Dropped without its exit: a watcher's interrupt can hit the very call of __exit__.
+        if self._node is not None and not is_finalizing():
+            self._node.abandon()
+            self._remove_caps()
 
     # ---- as a context manager ----
 
@@ -104,7 +109,7 @@ class Scope:
         return self._begin(interrupts=True)
 
     async def __aenter__(self) -> Scope:
-        # An interruption from outside would hit whichever task runs in the thread just then.
+        # An interrupt from outside would hit whichever task runs in the thread at that moment.
         return self._begin(interrupts=False)
 
     def __exit__(
@@ -114,7 +119,7 @@ class Scope:
         trace: TracebackType | None,
         is_finalizing: Callable[[], bool] = sys.is_finalizing,
     ) -> None:
-        # While Python is taken apart, generators are closed: there is nobody left to tell, or to ask.
+        # While the interpreter shuts down, generators are closed: nothing can be reported or measured.
         if not is_finalizing():
             self._finish(error)
 
@@ -124,29 +129,29 @@ class Scope:
         self.__exit__(kind, error, trace)
 
     def _begin(self, *, interrupts: bool) -> Scope:
-        if self.place is not None:
+        if self._node is not None:
             raise UsageError(f"scope {self.name!r} is open already", hint="make one scope for each use")
         _warn_without_driver()
         self.leak, self.notes, self.peak = None, [], None
-        self.place = Place(self.name, self._look_at_what_lives)
-        self._before = self.place.before
+        self._node = ScopeNode(self.name, self._read_baseline)
+        self._before = self._node.before
         if self.limit is not None:
-            self._bound(self.limit, interrupts)
+            self._apply_limit(self.limit, interrupts)
         return self
 
-    def _look_at_what_lives(self) -> Known | None:
-        from vram.guard.suspects import Baseline
+    def _read_baseline(self) -> Baseline | None:
+        from vram.guard.leak_check import TimedBaseline
 
-        self._baseline = Baseline.take(self.name, wanted=self._track)
-        return self._baseline.known
+        self._baseline = TimedBaseline.take(self.name, wanted=self._track)
+        return self._baseline.arrays
 
-    def _bound(self, limit: int, interrupts: bool) -> None:
+    def _apply_limit(self, limit: int, interrupts: bool) -> None:
         if driver_is_loaded():
             from vram.guard.limits import cap
 
             self._caps = cap(limit)
         if self._every_s is not None:
-            from vram.guard.watcher import Watcher
+            from vram.guard.limits import Watcher
 
             self._watcher = Watcher(WeakMethod(self.gained), limit, self._every_s, interrupts=interrupts)
             self._watcher.start()
@@ -155,129 +160,126 @@ class Scope:
 
     def _finish(self, error: BaseException | None) -> None:
         peak = self._stop_watching()
-        place, self.place = self.place, None
-        if place is None:
+        node, self._node = self._node, None
+        if node is None:
             raise UsageError(f"scope {self.name!r} is not open", hint="use it by `with`")
         self._has_ended = True
-        crowd = place.leave()
-        self._uncap()
+        group = node.leave()
+        self._remove_caps()
         exceeded = self._exceeded(peak, error)
         if not driver_is_loaded():
             return
-        if error is not None and self._is_broken(error):
-            self._forget_baseline()
-            self._tell(error, exceeded)
+        if error is not None and self._note_broken(error):
+            self._close_baseline()
+            self._report(error, exceeded)
             return
         if error is not None:
-            self._relieve(error)
-        if crowd is None:
-            self.notes.append(NOT_ITS_OWN if place.crowd.is_mixed else NOT_THE_LAST)
+            self._clear_frames(error)
+        if group is None:
+            self.notes.append(_mixed_note() if node.group.is_mixed else NOT_THE_LAST)
         elif error is None or isinstance(error, Exception):
-            self._settle(crowd)
-        self._forget_baseline()
-        if self._saw_broken():
-            self._tell(error, exceeded)
-            return
+            self._check_leak(group)
+        self._close_baseline()
+        if not self._warn_broken():
+            self._clean_caches()
+        self._report(error, exceeded)
+
+    def _clean_caches(self) -> None:
         if self._zero_on_exit:
             from vram.guard.erase import erase_caches
 
             self.notes += erase_caches()
         if self._thread:
-            from vram.guard.settle import let_caches_go
+            from vram.guard.leak_check import release_caches
 
-            let_caches_go()
-        self._tell(error, exceeded)
+            release_caches()
 
     def _stop_watching(self) -> int:
-        """No interruption comes after this; returns the most that was seen."""
+        """After this no interrupt comes any more; returns the highest gain that the watcher measured."""
         watcher = self._watcher
         if watcher is None:
             return 0
-        from vram.guard.watcher import StoppedByWatcher
+        from vram.guard.limits import StoppedByWatcher
 
         try:
             watcher.stop()
-        except StoppedByWatcher:  # it struck while we were on our way to stop it
+        except StoppedByWatcher:  # the interrupt arrived during this very call
             watcher.stop()
         self._watcher = None
         return watcher.peak
 
-    def _uncap(self) -> None:
+    def _remove_caps(self) -> None:
         while self._caps:
             self._caps.pop()()
 
     def _exceeded(self, peak: int, error: BaseException | None) -> int | None:
-        """How much was gained, where that is more than the limit."""
+        """What was gained at most, if that is more than the limit."""
         if self.limit is None:
             return None
         self.peak = max(self.gained(), peak)
         if isinstance(error, LimitExceeded) and error.gained is None:
-            error.args, error.gained = (self._over(self.peak),), self.peak
+            error.args, error.gained = (self._over_limit(self.peak),), self.peak
         return self.peak if self.peak > self.limit else None
 
-    def _forget_baseline(self) -> None:
+    def _close_baseline(self) -> None:
         if self._baseline is not None:
             self._baseline.close()
             self._baseline = None
 
-    def _is_broken(self, error: BaseException) -> bool:
-        """Say on *error* where it left a broken context: nothing can be freed, erased or judged in it."""
-        from vram.guard.broken import broken_contexts, note
+    def _note_broken(self, error: BaseException) -> bool:
+        """Add a note to *error* if it broke a context: nothing can be freed, erased or checked in one."""
+        from vram.guard.cuda_errors import add_broken_notes, broken_contexts
 
         broken = broken_contexts(error)
         self.notes += [each.sentence() for each in broken]
-        note(error, broken)
+        add_broken_notes(error, broken)
         return bool(broken)
 
-    def _saw_broken(self) -> bool:
-        """Warn where the readings at the end met a broken context, whose error somebody swallowed."""
-        from vram.guard.broken import seen_broken
+    def _warn_broken(self) -> bool:
+        """Warn if the measurements at the end met a broken context; its own error was caught elsewhere."""
+        from vram.guard.cuda_errors import observed_broken_contexts
 
-        texts = [each.sentence() for each in seen_broken()]
+        texts = [each.sentence() for each in observed_broken_contexts()]
         if texts:
             self.notes += texts
             _warn(f"scope {self.name!r}: {'; '.join(texts)}", RuntimeWarning)
         return bool(texts)
 
-    def _relieve(self, error: BaseException) -> None:
-        """Let the frames of *error* go of the GPU's memory, so that a next try finds room."""
-        from vram.guard.frames import let_go, let_go_of_arrays
-        from vram.guard.oom import noticed
-        from vram.guard.out_of_memory import is_out_of_memory
+    def _clear_frames(self, error: BaseException) -> None:
+        """Clear the arrays from the frames of *error*, so that their memory is free for the next try."""
+        from vram.guard.cuda_errors import clear_frames, clear_frames_with_arrays, is_out_of_memory
+        from vram.guard.oom import record_oom
 
         if not isinstance(error, Exception):
             return
         if self._thread or is_out_of_memory(error):
-            noticed(error)
-            let_go(error)
+            record_oom(error)
+            clear_frames(error)
         else:
-            let_go_of_arrays(error)
+            clear_frames_with_arrays(error)
 
-    def _settle(self, crowd: Crowd) -> None:
-        from vram.guard.settle import leak_of
+    def _check_leak(self, group: OverlapGroup) -> None:
+        from vram.guard.leak_check import check_leak, with_holders
 
-        leak, notes = leak_of(
-            tuple(crowd.names), crowd.before, tolerance=self._tolerance, kept_on_purpose=crowd.kept.nbytes
-        )
+        names, kept = tuple(group.names), group.kept.nbytes
+        leak, notes = check_leak(names, group.before, tolerance=self._tolerance, kept_nbytes=kept)
         self.notes += notes
         if leak is not None:
             from msgspec.structs import replace
 
-            from vram.guard.suspects import named
-
             leak = replace(leak, notes=(*leak.notes, self.remark)) if self.remark else leak
-            self.leak = named(leak, crowd.known)
+            self.leak = with_holders(leak, group.baseline)
 
-    def _tell(self, error: BaseException | None, exceeded: int | None) -> None:
+    def _report(self, error: BaseException | None, exceeded: int | None) -> None:
         text = describe(self.leak) if self.leak is not None else None
         if error is not None:
-            # The body's own error comes first: ours is only a remark on it.
+            # The body's own error stays the error: the leak is a note on it.
             if text is not None:
                 error.add_note(f"vram: {text}")
             return
         if exceeded is not None:
             raise LimitExceeded(
-                self._over(exceeded) + (f"\n{text}" if text else ""),
+                self._over_limit(exceeded) + (f"\n{text}" if text else ""),
                 hint="shrink the work, or raise the limit",
                 gained=exceeded,
             )
@@ -288,7 +290,7 @@ class Scope:
         if self._mode == "warn":
             _warn(text, LeakWarning)
 
-    def _over(self, gained: int) -> str:
+    def _over_limit(self, gained: int) -> str:
         limit = size(self.limit or 0)
         return f"scope {self.name!r} gained {size(gained)} of device memory; its limit is {limit}"
 
@@ -301,25 +303,31 @@ def _warn(text: str, kind: type[Warning]) -> None:
     warnings.warn(text, kind, stacklevel=levels_to_caller())
 
 
-HINT = "let go of what is named above, or s.keep(...) what is meant to stay"
+def _mixed_note() -> str:
+    from vram.model.leak import ScopeNote
+
+    return ScopeNote.of("mixed", MIXED)
+
+
+HINT = "release what is named above, or s.keep(...) what is meant to stay"
 
 
 def describe(leak: Leak) -> str:
-    """The account in words: how much, where, which objects and who keeps them."""
+    """The leak as text: how much, where, which arrays and who holds them."""
     who = " or ".join(map(repr, leak.names[:4])) + (" or others" if len(leak.names) > 4 else "")
     lines = [f"scope {who} kept {size(leak.nbytes)} of device memory"]
     lines += [
         f"  {where_gained(gain, leak)}: {size(gain.nbytes)} more in use than at the beginning"
         for gain in leak.gains
     ]
-    lines += [f"  {kept.what}, {size(kept.nbytes)}: {kept.keeper}" for kept in leak.kept]
+    lines += [f"  {array.what}, {size(array.nbytes)}: {array.holder}" for array in leak.arrays]
     lines += [f"  note: {note}" for note in leak.notes]
     return "\n".join(lines)
 
 
 def where_gained(gain: Gain, leak: Leak) -> str:
-    """Where it was gained. Some frameworks keep no count of their arrays: theirs is the driver's."""
-    return "by the driver's count" if gain.where == OUTSIDE and leak.kept else gain.where
+    """Where it was gained. Some frameworks do not count their arrays: the driver's figure counts them."""
+    return "by the driver's count" if gain.where == OUTSIDE and leak.arrays else gain.where
 
 
 def nbytes_of(value: str | int, what: str) -> int:
@@ -336,7 +344,7 @@ def nbytes_of(value: str | int, what: str) -> int:
 def _check_watch(every_s: object, limit: object) -> None:
     is_number = isinstance(every_s, int | float) and not isinstance(every_s, bool)
     if not is_number or not 0 < every_s <= TIMEOUT_MAX:  # type: ignore[operator]
-        raise UsageError(f"every_s={every_s!r} is no time to wait", hint="write every_s=0.05")
+        raise UsageError(f"every_s={every_s!r} is not a number of seconds", hint="write every_s=0.05")
     if limit is None:
         raise UsageError("every_s= without limit= has nothing to watch", hint='write limit="8GiB" too')
 
@@ -352,19 +360,19 @@ def scope(
     every_s: float | None = None,
     track: bool | None = None,
 ) -> Scope:
-    """Hold a piece of work to giving back what it gains on the GPU; for ``with`` and ``async with``.
+    """Check that a piece of work frees the GPU memory that it gains; for ``with`` and ``async with``.
 
-    *leak*: what to do about device memory that is kept: "raise" LeakDetected, "warn", or only
-    "report" it in ``.leak``. *limit*: what may be gained at most. PyTorch and CuPy are bound to it
-    and refuse what would pass it; for all other memory it is checked at the end, and with
-    *every_s* also every so many seconds by a thread that interrupts the scope. *tolerance*: what
-    may be kept; left out, code that loads at first use is forgiven once. *thread*: caches go back
-    to the driver too, as when a thread ends. *zero_on_exit*: what lies in caches is overwritten
-    with zeros. *track*: whether to look at the beginning which arrays live, so that new ones can be
-    told at the end; left out, as long as that costs less than 1 % of the scope's time.
+    *leak*: what to do about device memory that is not freed: "raise" LeakDetected, "warn", or only
+    "report" it in ``.leak``. *limit*: how much may be gained. PyTorch and CuPy refuse allocations that
+    would exceed it; other memory is checked at the end, and with *every_s* also every so many seconds
+    by a thread that interrupts the scope. *tolerance*: how much may stay; left out, code that loads at
+    first use is tolerated once. *thread*: caches are released to the driver too, as when a thread ends.
+    *zero_on_exit*: unused memory in caches is overwritten with zeros. *track*: whether to read at the
+    beginning which arrays exist, so that new ones can be named at the end; left out, it is done as long
+    as it costs less than 1 % of the scope's time.
     """
     if not isinstance(name, str):
-        raise UsageError(f"{name!r} is no name for a scope", hint='write scope("epoch")')
+        raise UsageError(f"{name!r} is not a name for a scope", hint='write scope("epoch")')
     return Scope(
         name,
         leak=leak,
@@ -377,17 +385,17 @@ def scope(
     )
 
 
-_looked_for_driver = False
+_searched_driver = False
 
 
 def _warn_without_driver() -> None:
-    """Say once that there is nothing to measure, told without loading anything."""
-    global _looked_for_driver
-    if _looked_for_driver:
+    """Warn once that there is nothing to measure. Finding that out loads nothing."""
+    global _searched_driver
+    if _searched_driver:
         return
-    _looked_for_driver = True
+    _searched_driver = True
     signs = ("/dev/nvidiactl", "/dev/dxg", "/dev/nvhost-gpu", "/dev/nvgpu")
     if not (driver_is_loaded() or "VRAM_VIRTUAL_GPU" in os.environ or any(map(os.path.exists, signs))):
-        from vram.guard.memory import say_no_driver
+        from vram.guard.memory import warn_no_driver
 
-        say_no_driver("vram.scope")
+        warn_no_driver("vram.scope")

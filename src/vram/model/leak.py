@@ -1,33 +1,64 @@
-"""What a piece of work gained on the GPU and did not give back, in plain data."""
+"""What a scope gained on the GPU and did not free, as plain data."""
 
 from __future__ import annotations
 
 from msgspec import Struct
 
+from vram.deprecation import warn_renamed
+
+
+class ScopeNote(str):
+    """A note on a scope: text for people, and a ``code`` for programs.
+
+    The codes say why a gain could not be checked: ``graph-capture`` (a framework or a capture objected),
+    ``context-inside`` (the context was made inside the scope) or ``mixed`` (other scopes ran meanwhile).
+    """
+
+    __slots__ = ("code",)
+    code: str
+
+    @classmethod
+    def of(cls, code: str, text: str) -> ScopeNote:
+        note = cls(text)
+        note.code = code
+        return note
+
 
 class Gain(Struct, frozen=True):
-    """Bytes in use at the end beyond those at the beginning, in one framework's hands or outside all."""
+    """Bytes in use at the end beyond those at the beginning, in one framework or outside all of them."""
 
     where: str
     nbytes: int
 
 
-class Kept(Struct, frozen=True, kw_only=True):
-    """One live GPU array that was not there at the beginning, and what keeps it, in words."""
+class LeakedArray(Struct, frozen=True, kw_only=True):
+    """One live GPU array that did not exist at the beginning, and the reference that holds it, as text."""
 
     what: str
     nbytes: int
-    keeper: str
+    holder: str
+
+    @property
+    def keeper(self) -> str:  # old name
+        """Old name of ``holder``."""
+        warn_renamed("keeper", "holder")  # old name
+        return self.holder
 
 
 class Leak(Struct, frozen=True, kw_only=True):
-    """The account of one scope. ``names`` are several where scopes ran at the same time."""
+    """The leak of one scope. ``names`` are several where scopes ran at the same time."""
 
     names: tuple[str, ...]
     gains: tuple[Gain, ...]
-    kept: tuple[Kept, ...] = ()
+    arrays: tuple[LeakedArray, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
     def nbytes(self) -> int:
         return sum(gain.nbytes for gain in self.gains)
+
+    @property
+    def kept(self) -> tuple[LeakedArray, ...]:
+        """Old name of ``arrays``."""
+        warn_renamed("kept", "arrays")
+        return self.arrays

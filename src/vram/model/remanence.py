@@ -1,18 +1,21 @@
-"""What memory still showed of its last owner, in plain data, with how far the test reached."""
+"""What memory still contained of its last owner's data, as plain data, and what the test covered."""
 
 from __future__ import annotations
 
 from msgspec import Struct
 
+from vram.deprecation import warn_renamed
+
 
 class Trial(Struct, frozen=True, kw_only=True):
-    """Bytes were written, given back, asked for again and read.
+    """Bytes were written, freed, allocated again and read.
 
-    ``control`` is how many of them a reading before the free found: unless it is all, the trial
-    says nothing. ``nonzero`` counts what was left of anybody. ``skipped`` says why it was not made.
+    ``source`` is the kind of memory. ``control`` is how many bytes were read back before the free: unless
+    it is all, the trial proves nothing. ``nonzero`` counts bytes of any former owner. ``skipped`` says
+    why the trial was not made.
     """
 
-    place: str
+    source: str
     sampled: int = 0
     control: int = 0
     found: int = 0
@@ -24,9 +27,15 @@ class Trial(Struct, frozen=True, kw_only=True):
     def is_valid(self) -> bool:
         return self.skipped is None and self.sampled > 0 and self.control == self.sampled
 
+    @property
+    def place(self) -> str:
+        """Old name of ``source``."""
+        warn_renamed("place", "source")
+        return self.source
+
 
 class Remanence(Struct, frozen=True, kw_only=True):
-    """One run on one GPU; it speaks for this GPU, driver and mode, and for the bytes sampled."""
+    """One run on one GPU; it is valid for this GPU, driver and mode, and for the bytes sampled."""
 
     gpu: str
     driver: str
@@ -41,12 +50,12 @@ class Remanence(Struct, frozen=True, kw_only=True):
 
     def _line(self, trial: Trial) -> str:
         if trial.skipped is not None:
-            return f"  {trial.place}: not measured, {trial.skipped}"
+            return f"  {trial.source}: not measured, {trial.skipped}"
         if not trial.is_valid:
-            seen = f"{trial.control:,} of {trial.sampled:,}"
-            return f"  {trial.place}: nothing can be said, the control found {seen} bytes"
+            read = f"{trial.control:,} of {trial.sampled:,}"
+            return f"  {trial.source}: no result, the control found {read} bytes"
         scope = f"{trial.sampled:,} of {self.total:,} bytes sampled"
-        return f"  {trial.place}: {scope}, {_found(trial)} (the control found all)"
+        return f"  {trial.source}: {scope}, {_found(trial)} (the control found all)"
 
 
 def _found(trial: Trial) -> str:

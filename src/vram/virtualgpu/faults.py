@@ -6,7 +6,8 @@
 <function> is a shell pattern on an exported name: ``nvmlDeviceGet*``, ``cuMemAlloc*``. CODE is
 the library's number or its name, with or without the prefix: 15, GPU_IS_LOST,
 NVML_ERROR_GPU_IS_LOST. The file itself holds numbers only. ``value`` is the state that
-``cuCheckpointProcessGetState`` tells.
+``cuCheckpointProcessGetState`` tells. ``step.*`` names steps inside of calls instead, for tests of what a
+call undoes when it fails late (native/virtualgpu/store/faults.c lists them).
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ EFFECTS = (*FLAGS, *CODES, "slow", "value")
 def read_line(text: str) -> str:
     """Check one line as a person writes it; return it as the file holds it."""
     function, *words = text.split() or [""]
-    if not re.fullmatch(r"(nvml|cu)[\w*?\[\]-]*|\*", function):
+    if not re.fullmatch(r"(nvml|cu|step\.)[\w*?\[\]-]*|\*", function):
         raise UsageError(
             f"{function!r} names no function of the driver",
             hint="begin with a pattern like nvmlDeviceGetMemoryInfo* or cuMemAlloc*",

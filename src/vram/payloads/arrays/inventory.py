@@ -9,11 +9,11 @@ from itertools import chain, compress, islice, repeat
 from operator import is_, not_
 from typing import Any
 
-from .frameworks import LEAVES
-from .frameworks.array import Description, Leaf
-from .heap.peek import lineage
-from .heap.walk import PORTION, is_hidden_from_collector, never_asked
+from .frameworks import PROVIDERS
+from .heap.introspection import lineage
+from .heap.walk import PORTION, is_hidden_from_collector, unreadable_objects
 from .pace import Pause, no_rest
+from .provider import ArrayProvider, Description
 from .record import Struct
 
 DESCRIBED_AT_ONCE = 1000
@@ -21,17 +21,17 @@ SLICE = 20_000
 LONGEST_NOTE = 300
 
 
-class Found(Struct, frozen=True, gc=False):
-    """An array itself, so let go of it soon. ``is_shared``: its memory was told by one before it."""
+class FoundArray(Struct, frozen=True, gc=False):
+    """Holds the array itself, so release it soon. ``is_shared``: an array before it has the same memory."""
 
-    leaf: Leaf
+    provider: ArrayProvider
     array: object
     description: Description
     is_shared: bool
 
     @property
     def key(self) -> int:
-        """What it is known by where it must not be held."""
+        """Its ``id``, for code that must not hold the array."""
         return id(self.array)
 
 
@@ -41,71 +41,66 @@ def find(
     types: Iterable[type] | None = None,
     pause: Pause = no_rest,
     notes: list[str] | None = None,
-) -> list[Found]:
-    """Arrays first, then memory that no array has told. *types* are those in the heap, where known.
+) -> list[FoundArray]:
+    """Arrays first, then memory blocks without an array. *types* are those in the heap, if known.
 
-    A framework that fails raises; where there are *notes*, it becomes one.
+    A framework that fails raises; if *notes* are given, the failure becomes a note instead.
     """
-    leaves = []
-    for leaf in LEAVES:
-        with _noted(leaf, notes):
-            leaves.append((leaf, leaf.arrays(), leaf.blocks()))
-    wanted = [kind for _, arrays, blocks in leaves for kind in (*arrays, *blocks)]
+    providers = []
+    for provider in PROVIDERS:
+        with _failure_as_note(provider, notes):
+            providers.append((provider, provider.arrays(), provider.blocks()))
+    wanted = [kind for _, arrays, blocks in providers for kind in (*arrays, *blocks)]
     if not wanted:
         return []
     by_kind = _by_kind(heap, types_of(heap, pause) if types is None else types, wanted, pause)
     # Addresses are never shared by two GPUs of one process.
-    seen: set[int] = set()
-    found: list[Found] = []
-    behind: set[int] = set()
-    for leaf, arrays, _ in leaves:
-        with _noted(leaf, notes):
-            objects = with_gradients(leaf, _of(by_kind, arrays))
-            told = leaf.describe(objects, behind) if objects else ()
-            found += _told(leaf, objects, told, seen, device, pause)
-    for leaf, _, blocks in leaves:
-        with _noted(leaf, notes):
-            objects = _of(by_kind, blocks)
-            objects = list(compress(objects, map(not_, map(behind.__contains__, map(id, objects)))))
-            told = leaf.describe_blocks(objects, seen) if objects else ()
-            found += (each for each in _told(leaf, objects, told, seen, device, pause) if not each.is_shared)
+    addresses: set[int] = set()
+    found: list[FoundArray] = []
+    covered: set[int] = set()
+    for provider, arrays, _ in providers:
+        with _failure_as_note(provider, notes):
+            objects = with_gradients(provider, _objects_of(by_kind, arrays))
+            described = provider.describe(objects, covered) if objects else ()
+            found += _found_arrays(provider, objects, described, addresses, device, pause)
+    for provider, _, blocks in providers:
+        with _failure_as_note(provider, notes):
+            objects = _objects_of(by_kind, blocks)
+            objects = list(compress(objects, map(not_, map(covered.__contains__, map(id, objects)))))
+            described = provider.describe_blocks(objects, addresses) if objects else ()
+            found += (
+                each
+                for each in _found_arrays(provider, objects, described, addresses, device, pause)
+                if not each.is_shared
+            )
     return found
 
 
 @contextmanager
-def _noted(leaf: Leaf, notes: list[str] | None) -> Iterator[None]:
+def _failure_as_note(provider: ArrayProvider, notes: list[str] | None) -> Iterator[None]:
     try:
         yield
     except Exception as error:
         if notes is None:
             raise
-        notes.append(f"{leaf.NAME}: {type(error).__name__}: {error}"[:LONGEST_NOTE])
+        notes.append(f"{provider.NAME}: {type(error).__name__}: {error}"[:LONGEST_NOTE])
 
 
-def with_gradients(leaf: Leaf, arrays: list[object]) -> list[object]:
-    """*arrays* and those of their gradients that nobody has looked at yet: they have no Python object."""
-    gradients: Any = getattr(leaf, "gradients", None)
-    found = [gradient for _, gradient in gradients(arrays)] if gradients is not None and arrays else []
+def with_gradients(provider: ArrayProvider, arrays: list[object]) -> list[object]:
+    """*arrays* and those of their gradients that have no Python object yet."""
+    found = [gradient for _, gradient in provider.gradients(arrays)] if arrays else []
     there = set(map(id, arrays)) if found else ()
     return [*arrays, *(each for each in found if id(each) not in there)]
 
 
-def kept_unseen(leaf: Leaf, arrays: list[object]) -> Iterator[tuple[object, str, object]]:
-    """Each of *arrays* that keeps another one where Python cannot see it, as what, and that other one."""
-    for name, kept_by in ((".grad", "gradients"), ("._base", "bases")):
-        pairs: Any = getattr(leaf, kept_by, None)
-        for owner, kept in pairs(arrays) if pairs is not None else ():
-            yield owner, name, kept
-
-
-def _told(
-    leaf: Leaf,
+def _found_arrays(
+    provider: ArrayProvider,
     objects: list[object],
     descriptions: Iterable[Description | None],
-    seen: set[int],
+    addresses: set[int],
     device: int | None,
     pause: Pause,
-) -> list[Found]:
+) -> list[FoundArray]:
     described: list[Description | None] = []
     waiting = iter(descriptions)
     while some := list(islice(waiting, DESCRIBED_AT_ONCE)):
@@ -113,27 +108,27 @@ def _told(
         pause()
     are_wanted = [each is not None and (device is None or each.device == device) for each in described]
     arrays = list(compress(objects, are_wanted))
-    told: list[Any] = list(compress(described, are_wanted))
-    pointers = [each.pointer for each in told]
+    wanted: list[Any] = list(compress(described, are_wanted))
+    pointers = [each.pointer for each in wanted]
     there = set(pointers)
-    if len(there) == len(pointers) and there.isdisjoint(seen):  # as nearly always: nothing is shared
-        seen |= there
-        return [Found(leaf, array, each, False) for array, each in zip(arrays, told)]
-    found: list[Found] = []
-    for array, each in zip(arrays, told):
-        found.append(Found(leaf, array, each, each.pointer in seen))
-        seen.add(each.pointer)
+    if len(there) == len(pointers) and there.isdisjoint(addresses):  # the usual case: nothing is shared
+        addresses |= there
+        return [FoundArray(provider, array, each, False) for array, each in zip(arrays, wanted)]
+    found: list[FoundArray] = []
+    for array, each in zip(arrays, wanted):
+        found.append(FoundArray(provider, array, each, each.pointer in addresses))
+        addresses.add(each.pointer)
     return found
 
 
-def _of(by_kind: dict[type, list[object]], kinds: tuple[type, ...]) -> list[object]:
+def _objects_of(by_kind: dict[type, list[object]], kinds: tuple[type, ...]) -> list[object]:
     return [each for kind in kinds for each in by_kind[kind]]
 
 
 def _by_kind(
     heap: Sequence[object], types: Iterable[type], wanted: Sequence[type], pause: Pause
 ) -> dict[type, list[object]]:
-    """The objects of each wanted class, told by their real type alone."""
+    """The objects of each wanted class, by their real type alone."""
     found: dict[type, list[object]] = {kind: [] for kind in wanted}
     none_of = frozenset(wanted).isdisjoint
     exact = {real: kind for real in types if not none_of(lineage(real)) and (kind := _wanted(real, wanted))}
@@ -142,22 +137,22 @@ def _by_kind(
     for kind in set(theirs):
         found[kind] += compress(objects, map(is_, theirs, repeat(kind)))
     hidden = [kind for kind in wanted if is_hidden_from_collector(kind)]
-    for each in _beside(heap, hidden, pause) if hidden else ():
+    for each in _untracked_arrays(heap, hidden, pause) if hidden else ():
         kind = _wanted(type(each), hidden)
         if kind is not None:
             found[kind].append(each)
     return found
 
 
-def sifted(heap: list[object], pause: Pause = no_rest) -> tuple[list[object], set[type]]:
-    """Those objects of *heap* that can be arrays, and all types in it; it comes back empty.
+def array_candidates(heap: list[object], pause: Pause = no_rest) -> tuple[list[object], set[type]]:
+    """Those objects of *heap* that can be arrays, and all types in it; the list is emptied.
 
-    Where a framework's arrays are hidden from the collector, everything can lead to one.
+    If the collector does not track a framework's arrays, every object may lead to one.
     """
     kinds: list[type] = []
-    for leaf in LEAVES:
-        with suppress(Exception):  # told where its arrays are looked for
-            kinds += (*leaf.arrays(), *leaf.blocks())
+    for provider in PROVIDERS:
+        with suppress(Exception):  # reported by find()
+            kinds += (*provider.arrays(), *provider.blocks())
     everything = any(map(is_hidden_from_collector, kinds))
     none_of = frozenset(kinds).isdisjoint
     is_one: dict[type, bool] = {}
@@ -180,7 +175,7 @@ def types_of(heap: Sequence[object], pause: Pause = no_rest) -> set[type]:
 
 
 def parts(heap: Sequence[object], pause: Pause) -> Iterator[Sequence[object]]:
-    """The heap in pieces that take a millisecond each; whole where nobody is kept waiting."""
+    """The heap in parts that take a millisecond each; as a whole where no other thread waits."""
     if pause is no_rest:
         yield heap
         return
@@ -199,14 +194,14 @@ def _wanted(real: type, wanted: Sequence[type]) -> type | None:
     return next((kind for kind in wanted if kind in line), None)
 
 
-def _beside(heap: Sequence[object], kinds: Sequence[type], pause: Pause = no_rest) -> Iterable[Any]:
-    """Objects that the collector does not know, found by who refers to them."""
+def _untracked_arrays(heap: Sequence[object], kinds: Sequence[type], pause: Pause = no_rest) -> Iterable[Any]:
+    """Objects that the collector does not track, found by what refers to them."""
     met: dict[int, object] = {}
-    unasked = set(map(id, never_asked()))
+    unreadable = set(map(id, unreadable_objects()))
     for start in range(0, len(heap), PORTION):
         portion = heap[start : start + PORTION]
-        referents = gc.get_referents(*(each for each in portion if id(each) not in unasked))
-        # The collector does not know tuples and dicts either while they hold nothing it knows.
+        referents = gc.get_referents(*(each for each in portion if id(each) not in unreadable))
+        # Nor does it track tuples and dicts that hold nothing it tracks.
         inside = [each for each in referents if type(each) in (dict, tuple) and not gc.is_tracked(each)]
         met.update(
             (id(each), each)

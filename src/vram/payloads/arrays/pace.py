@@ -1,7 +1,7 @@
-"""How a look at somebody else's program leaves that program its time.
+"""How a search inside another program leaves that program its time.
 
-Python runs one thread at a time. Whoever looks works in short stretches and rests between them, so
-that the program's own threads go on; a program's own call of ``vram.live()`` never rests.
+Python runs one thread at a time. The search works in short stretches and rests between them, so that the
+program's own threads go on. A program's own call of ``vram.live()`` never rests.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-# Called between two pieces of work; True when the time is up.
+# Called between two parts of the work; True when the time is up.
 Pause = Callable[[], bool]
 
 WORK_S = 0.002
@@ -19,7 +19,7 @@ REST_S = 0.004
 class Pace:
     """Rests after each stretch of work.
 
-    ``longest_s`` is the most processor time that one stretch took: for as long, nobody else ran.
+    ``longest_s`` is the most processor time that one stretch took: no other thread ran meanwhile.
     """
 
     def __init__(self, until: float = float("inf"), work_s: float = WORK_S, rest_s: float = REST_S) -> None:
@@ -30,15 +30,15 @@ class Pace:
     def __call__(self) -> bool:
         if time.thread_time() - self._since < self._work_s:
             return False
-        self.on()
+        self.mark()
         time.sleep(self._rest_s)
         self._since = time.thread_time()
         return time.monotonic() > self._until
 
-    def on(self) -> bool:
-        """Go on without a rest, where one would keep memory from being freed for longer.
+    def mark(self) -> bool:
+        """End a stretch without a rest, where a rest would delay the freeing of memory.
 
-        Others that wait for their turn get it here all the same, after five milliseconds at most.
+        Other threads still get the interpreter, after Python's switch interval of five milliseconds.
         """
         now = time.thread_time()
         self.worked_s += now - self._since
@@ -48,5 +48,5 @@ class Pace:
 
 
 def no_rest() -> bool:
-    """The pace of a program that looks at itself."""
+    """The pace of a program that searches its own heap."""
     return False

@@ -1,7 +1,7 @@
-"""Frozen records: msgspec's where vram itself runs, plain classes where this was carried into a program.
+"""Frozen records: msgspec's inside vram, plain classes where this code runs in another program.
 
-There may be a hundred thousand of them. msgspec makes them in C, out of the collector's sight; a
-program that is only visited may not have it, and is not made to import it.
+There may be a hundred thousand of them. msgspec makes them in C, untracked by the collector; another
+program may not have msgspec, and is not made to import it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ if TYPE_CHECKING or __name__.startswith("vram."):
 else:
 
     class Struct:
-        """The little of ``msgspec.Struct`` that is used here."""
+        """The part of ``msgspec.Struct`` that is used here."""
 
         def __init_subclass__(cls, **_options: bool) -> None:
             fields = cls._fields = tuple(getattr(cls, "__annotations__", ()))
@@ -21,7 +21,7 @@ else:
             taken = ", ".join(f"{name}=_{name}" if name in defaults else name for name in fields)
             body = "\n    ".join([f"self.{name} = {name}" for name in fields] or ["pass"])
             made: dict[str, Any] = {f"_{name}": value for name, value in defaults.items()}
-            # Written out once for each class: a loop over the fields would take three times as long.
+            # Generated once for each class: a loop over the fields would take three times as long.
             exec(f"def __init__(self, {taken}):\n    {body}", made)
             cls.__init__ = made["__init__"]
 

@@ -1,24 +1,131 @@
-"""Where every search begins: the namespaces of a program, each with the words a person has for it."""
+"""Where every search begins: the namespaces of a program, each with the text that stands before its names."""
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import CodeType, ModuleType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import cells
-from .peek import attributes, inert
-from .variables import Variables, running_frames
-from .words import Words
+from .introspection import Variables, attributes, inert, running_frames
+from .references import PathText
+
+if TYPE_CHECKING:
+    import ast
+
+# ---- notebooks ----
+
+CELLS_LOOKED_AT = 400
+_TERMINAL_CELL = re.compile(r"<ipython-input-(\d+)-")
+# Cell magics whose text is Python that runs in the notebook's own namespace.
+_RUN_HERE = ("capture", "prun", "time", "vram")
+_OUTPUT = re.compile(r"_(\d+)$")
+LAST_OUTPUTS = {
+    "_": "the last output (_)",
+    "__": "the last output but one (__)",
+    "___": "the output before (___)",
+}
+
+
+def shell() -> Any:
+    """IPython's shell of this process; None where there is none."""
+    ipython = sys.modules.get("IPython")
+    get = getattr(ipython, "get_ipython", None)
+    return get() if get is not None else None
+
+
+def namespace(running: Any) -> dict[str, object] | None:
+    found = getattr(running, "user_ns", None)
+    return found if type(found) is dict else None
+
+
+def forget_outputs() -> Iterator[str]:
+    """Empty IPython's cache of outputs, Out and its underscores; yields what was dropped."""
+    running = shell()
+    if running is None:
+        return
+    running.displayhook.flush()
+    # IPython also keeps the first value of these names, to know what a user has changed.
+    hidden = running.user_ns_hidden
+    hidden.update((name, running.user_ns.get(name)) for name in LAST_OUTPUTS if name in hidden)
+    yield "the notebook's outputs (Out, _)"
+
+
+def cell_of_code(running: Any, code: CodeType) -> int | None:
+    """The number of the cell that *code* was compiled from."""
+    typed = _TERMINAL_CELL.match(code.co_filename)
+    if typed:
+        return int(typed[1])
+    known = getattr(getattr(running, "compile", None), "_filename_map", None)
+    number = known.get(code.co_filename) if type(known) is dict else None
+    return number if type(number) is int else None
+
+
+class Cells:
+    """Which cell bound a variable: reads the history of inputs backwards, once."""
+
+    def __init__(self, names: dict[str, object]) -> None:
+        history = names.get("In")
+        self._inputs = list(history) if type(history) is list else []
+        self._found: dict[str, int] = {}
+        self._next = len(self._inputs) - 1
+        self._last = max(0, len(self._inputs) - CELLS_LOOKED_AT)
+
+    def output(self, name: str) -> str | None:
+        """The text for one of IPython's own names for an output; None for other names."""
+        if name in ("Out", "_oh"):
+            return "Out"
+        numbered = _OUTPUT.match(name)
+        return f"Out[{numbered[1]}]" if numbered else LAST_OUTPUTS.get(name)
+
+    def binding(self, name: str) -> int | None:
+        """The number of the last cell that binds *name*."""
+        while name not in self._found and self._next > self._last:
+            source = self._inputs[self._next]
+            for bound in _names_bound(source) if type(source) is str else ():
+                self._found.setdefault(bound, self._next)
+            self._next -= 1
+        return self._found.get(name)
+
+
+def _names_bound(source: str) -> set[str]:
+    import ast
+
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return set()  # not Python: what it binds is unknown
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            found.add(node.name)
+        elif isinstance(node, ast.alias):
+            found.add((node.asname or node.name).partition(".")[0])
+        elif isinstance(node, ast.Call):
+            found |= _names_bound(_text_run_by_magic(node))
+    return found
+
+
+def _text_run_by_magic(call: ast.Call) -> str:
+    """The cell under a magic: the history has it as ``get_ipython().run_cell_magic('time', '', text)``."""
+    if getattr(call.func, "attr", None) != "run_cell_magic":
+        return ""
+    name, _, text = (getattr(word, "value", None) for word in (*call.args, None, None, None)[:3])
+    return text if name in _RUN_HERE and type(text) is str else ""
+
+
+# ---- namespaces ----
 
 KEPT = ("last_exc", "last_value", "last_traceback")
 
 
 class Root(NamedTuple):
-    """``names`` holds what is kept, by name. ``before`` and ``after`` stand around such a name."""
+    """A namespace. ``before`` and ``after`` are the text around each of its ``names``."""
 
     names: dict[str, object]
     kind: str
@@ -27,10 +134,10 @@ class Root(NamedTuple):
 
 
 class Roots:
-    """All namespaces, those that a user looks into first in front.
+    """All namespaces, those that a user knows best first.
 
-    Of *unheld* types no local variable of a running function is kept: those that *is_wanted* are in
-    ``direct``, by their ``id``, with the words for them.
+    Local variables of *unheld* types are not held: those that *is_wanted* are in ``direct``, by ``id``,
+    with their path.
     """
 
     def __init__(
@@ -39,32 +146,32 @@ class Roots:
         is_wanted: Callable[[object], bool] | None = None,
     ) -> None:
         self.variables = Variables()
-        self.direct: dict[int, Words] = {}
+        self.direct: dict[int, PathText] = {}
         self._unheld, self._is_wanted = unheld, is_wanted
         self.attribute_names: dict[type, list[str]] = {}
-        self._shell = cells.shell()
-        self._notebook = cells.namespace(self._shell)
-        self.cells = cells.Cells(self._notebook) if self._notebook is not None else None
+        self._shell = shell()
+        self._notebook = namespace(self._shell)
+        self.cells = Cells(self._notebook) if self._notebook is not None else None
         self._threads = _thread_names()
         main = self._main()
         found = [*main, *self._frames(), *self._exceptions(), *self._running(), *self._modules()]
         for root in main if self.direct else ():
             for key in map(id, root.names.values()):
-                self.direct.pop(key, None)  # a variable of the program itself comes before a function's
+                self.direct.pop(key, None)  # a global variable of the program comes before a local one
         self.by_id = {id(root.names): root for root in reversed(found)}
         self.namespaces: list[object] = list({id(root.names): root.names for root in found}.values())
 
-    def place(self, code: CodeType, line: int | None) -> str:
-        """Where a line of code is, as one says it: ``train.py:88``, ``cell 12 line 3``."""
-        number = cells.cell_of_code(self._shell, code)
+    def location(self, code: CodeType, line: int | None) -> str:
+        """Where a line of code is: ``train.py:88``, ``cell 12 line 3``."""
+        number = cell_of_code(self._shell, code)
         if number is not None:
             return f"cell {number} line {line}"
         return f"{inert(os.path.basename(code.co_filename))}:{line}"
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         self.by_id.clear()
         self.namespaces.clear()
-        self.variables.let_go()
+        self.variables.release()
 
     def _main(self) -> list[Root]:
         if self._notebook is not None:
@@ -82,25 +189,25 @@ class Roots:
         for thread, frame in running_frames():
             variables = self.variables.of(frame)
             if variables:
-                where = self.place(frame.f_code, frame.f_lineno)
+                where = self.location(frame.f_code, frame.f_lineno)
                 name = inert(frame.f_code.co_name)
-                after = f" in {name}(){self._thread_words(thread)}"
+                after = f" in {name}(){self._thread_text(thread)}"
                 root = Root(variables, "frame", f"{where} local ", after)
                 if self._is_wanted is not None:
                     self._take_out(root, self._is_wanted)
                 found.append(root)
         if self._is_wanted is not None:
-            self.variables.let_go()
+            self.variables.release()
         return found
 
     def _take_out(self, root: Root, is_wanted: Callable[[object], bool]) -> None:
-        """A step of a training would wait for the memory of its last one while these were held."""
+        """Held here, these would be missing to the program, whose next step frees and reuses them."""
         for name in [name for name, value in root.names.items() if type(value) in self._unheld]:
             value = root.names.pop(name)
             if id(value) not in self.direct and is_wanted(value):
-                self.direct[id(value)] = Words("frame", repr(inert(name)), root.before, root.after)
+                self.direct[id(value)] = PathText("frame", repr(inert(name)), root.before, root.after)
 
-    def _thread_words(self, thread: int) -> str:
+    def _thread_text(self, thread: int) -> str:
         if thread == threading.main_thread().ident:
             return ""
         return f" of thread {self._threads.get(thread, str(thread))!r}"
@@ -110,10 +217,10 @@ class Roots:
         found = [Root(kept, "exception")]
         raised: dict[int, Any] = getattr(sys, "_current_exceptions", dict)()
         for thread, error in raised.items():
-            told = error[1] if type(error) is tuple else error
-            if told is not None:
-                words = "the exception being handled" + self._thread_words(thread)
-                found.append(Root({words: told}, "exception"))
+            handled = error[1] if type(error) is tuple else error
+            if handled is not None:
+                name = "the exception being handled" + self._thread_text(thread)
+                found.append(Root({name: handled}, "exception"))
         return found
 
     def _running(self) -> list[Root]:
@@ -122,7 +229,7 @@ class Roots:
 
     def _modules(self) -> list[Root]:
         loaded = [(name, module) for name, module in list(sys.modules.items()) if type(name) is str]
-        # Lazy modules import on any access: only their dict is looked at.
+        # Lazy modules import on any access: only their dict is read.
         plain = [(name, attributes(module)) for name, module in loaded]
         return [
             Root(names, "module", f"module {inert(name)}: ") for name, names in plain if names is not None
@@ -130,7 +237,7 @@ class Roots:
 
 
 def _active_threads() -> dict[int, Any]:
-    # threading.enumerate() takes a lock that the thread we interrupted may hold.
+    # threading.enumerate() takes a lock that the interrupted thread may hold.
     return dict(getattr(threading, "_active", {}))
 
 

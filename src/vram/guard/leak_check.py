@@ -1,0 +1,309 @@
+"""The leak check at the end of a scope: how much is still in use, which arrays, and who holds them.
+
+A scope that gained nothing costs one measurement; everything else is done only after a gain. Which
+arrays are new is known from a baseline that is read at the beginning. Reading it walks the heap, so it
+is read only where that takes less than a hundredth of the scope's own time, as far as that is known.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from types import BuiltinFunctionType, FrameType, FunctionType, ModuleType
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
+
+from vram.guard.baseline import Baseline
+from vram.guard.cuda_errors import observed_broken_contexts
+from vram.guard.memory import OUTSIDE, Footprint, read_footprint
+from vram.guard.tables import dtype_and_shape
+from vram.model.leak import Gain, Leak, LeakedArray, ScopeNote
+from vram.payloads.arrays.frameworks import PROVIDERS, secondary_holders
+from vram.payloads.arrays.heap.search import shortest_paths
+from vram.payloads.arrays.inventory import FoundArray, find, of_types, with_gradients
+from vram.payloads.arrays.native_references import name_native_holders, possible_holders
+from vram.payloads.arrays.provider import ArrayProvider, Description
+from vram.units import MIB, size
+
+# Frameworks that run kernels: code and library handles are loaded into the context at first
+# use and stay there. A first training step on an H200 took 130 MiB that way.
+_LOAD_CODE = ("torch", "cupy", "jax", "tensorflow")
+FIRST_USE_SLACK = 256 * MIB
+# The driver gives memory to a context in pages of this size.
+PAGE = 2 * MIB
+
+# Their pools cannot shrink, and JAX would compile everything again.
+_KEEP_THEIR_CACHES = ("JAX", "TensorFlow")
+
+_checked_before: set[str] = set()
+
+
+# ---- how much leaked ----
+
+
+def check_leak(
+    names: tuple[str, ...], before: Footprint, *, tolerance: int | None, kept_nbytes: Callable[[], int]
+) -> tuple[Leak | None, list[str]]:
+    """The leak since *before*, None if there is none, and notes on how it was judged.
+
+    What counts is what stays in use after garbage is collected and caches are released.
+    *kept_nbytes* is called after that.
+    """
+    now = read_footprint()
+    if observed_broken_contexts() or not _gains(before, now, 0):
+        return None, []  # in a broken context nothing can be freed, so nothing can be judged
+    objections = _objections()
+    if objections:
+        text = "; what was gained could not be checked"
+        return None, [ScopeNote.of("graph-capture", each + text) for each in objections]
+    gc.collect()
+    now = read_footprint(thorough=True)
+    if not _gains(before, now, 0):
+        return None, []
+    # Some caches count as in use until they are emptied: PyTorch's cuBLAS workspaces, CuPy's plans,
+    # and pools that vram does not know.
+    release_caches()
+    now = read_footprint(thorough=True)
+    return _judged(names, before, now, tolerance, kept_nbytes())
+
+
+def _judged(
+    names: tuple[str, ...], before: Footprint, now: Footprint, tolerance: int | None, kept: int
+) -> tuple[Leak | None, list[str]]:
+    slack = _slack(names) if tolerance is None else 0
+    notes: list[str] = []
+    new_contexts = [device for device in now.charged if device not in before.charged]
+    gains = _gains(before, now, PAGE if tolerance is None else 0)
+    if new_contexts:
+        outside = next((gain.nbytes for gain in gains if gain.where == OUTSIDE), 0)
+        gains = [gain for gain in gains if gain.where != OUTSIDE]
+        text = (
+            f"the context was made inside the scope, so {size(outside)} outside every framework, "
+            "which include the context, could not be checked"
+        )
+        notes.append(ScopeNote.of("context-inside", text))
+    gains = _without(gains, kept, slack, notes)
+    if now.device_wide:
+        notes.append("the driver does not report this process's share: other processes' memory counts too")
+    leak = Leak(names=names, gains=tuple(gains), notes=tuple(notes))
+    return (leak if leak.nbytes > (tolerance or 0) else None), notes
+
+
+def _gains(before: Footprint, now: Footprint, page: int) -> list[Gain]:
+    """Every growth on its own: what one framework freed does not offset what another gained."""
+    grown = [
+        Gain(name, nbytes - before.in_use.get(name, 0))
+        for name, nbytes in now.in_use.items()
+        if nbytes > before.in_use.get(name, 0)
+    ]
+    outside = now.outside - before.outside
+    # Frameworks round what they hold up to the driver's pages: less than one page means nothing.
+    return [*grown, Gain(OUTSIDE, outside)] if outside > 0 and outside >= page else grown
+
+
+def _without(gains: list[Gain], kept: int, slack: int, notes: list[str]) -> list[Gain]:
+    """Subtract what the program keeps on purpose, from the largest gain first, and what is tolerated."""
+    left = []
+    for gain in sorted(gains, key=lambda gain: -gain.nbytes):
+        excused = min(kept, gain.nbytes)
+        kept -= excused
+        rest = gain.nbytes - excused
+        if gain.where == OUTSIDE and 0 < rest <= slack:
+            notes.append(
+                f"{size(rest)} outside every framework were counted as code and libraries that load at first"
+                " use"
+            )
+            rest = 0
+        if rest > 0:
+            left.append(Gain(gain.where, rest))
+    return left
+
+
+def _slack(names: tuple[str, ...]) -> int:
+    """What may grow outside frameworks: much the first time code runs under a name, then nothing."""
+    first_time = not _checked_before.issuperset(names)
+    _checked_before.update(names)
+    loads_code = any(name in sys.modules for name in _LOAD_CODE)
+    return FIRST_USE_SLACK if loads_code and first_time else 0
+
+
+def release_caches() -> None:
+    """Empty the caches of frameworks, so that what remains is in use; not while a graph is captured."""
+    from vram.payloads import trim
+    from vram.payloads.trim.driver import driver
+
+    notes: list[str] = []
+    with driver.harmless_to_captures():
+        trim.release_all(_trimmable(), notes, forget=False)
+
+
+def _objections() -> list[str]:
+    """Why nothing may be collected or released now."""
+    from vram.payloads import trim
+    from vram.payloads.trim.driver import driver
+
+    failures: list[str] = []
+    with driver.harmless_to_captures():
+        return [
+            *(word for each in _trimmable() for word in trim.guarded(failures, each.name, each.objections)),
+            *failures,
+        ]
+
+
+def _trimmable() -> list[Any]:
+    from vram.payloads import trim
+    from vram.payloads.trim.frameworks import FRAMEWORKS
+
+    kinds = [kind for kind in FRAMEWORKS if kind.name not in _KEEP_THEIR_CACHES]
+    return [each for kind in kinds for each in trim.guarded([], kind.name, kind.find)]
+
+
+# ---- which arrays are new ----
+
+SHARE = 0.01
+MOST_NAMES = 1000
+
+
+class _Cost(NamedTuple):
+    read_s: float
+    body_s: float
+
+
+_costs: dict[str, _Cost] = {}
+
+
+class TimedBaseline:
+    """The baseline of one scope, and what it cost: the next scope of that name decides by it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._began = time.perf_counter()
+        self.arrays: Baseline | None = None
+        self._read_s = _costs[name].read_s if name in _costs else 0.0
+
+    @classmethod
+    def take(cls, name: str, *, wanted: bool | None) -> TimedBaseline:
+        """Read the arrays if *wanted*; None: if it was cheap enough for the last scope of that name."""
+        taken = cls(name)
+        last = _costs.get(name)
+        if wanted or (wanted is None and (last is None or last.read_s <= SHARE * last.body_s)):
+            taken.arrays = _read_baseline()
+            taken._read_s = time.perf_counter() - taken._began
+        return taken
+
+    def close(self) -> None:
+        """Remember what it cost."""
+        if len(_costs) >= MOST_NAMES:
+            _costs.clear()
+        _costs[self._name] = _Cost(self._read_s, time.perf_counter() - self._began)
+
+
+def _read_baseline() -> Baseline:
+    """Every array that the collector tracks, found by type alone, and their gradients."""
+    loaded = [(provider, kinds) for provider in PROVIDERS if (kinds := provider.arrays())]
+    if not loaded:
+        return Baseline()
+    heap = gc.get_objects()
+    types = set(map(type, heap))
+    arrays: list[object] = []
+    for provider, kinds in loaded:
+        wanted = {kind for kind in types if issubclass(kind, kinds)}
+        arrays += with_gradients(provider, list(of_types(heap, wanted)))
+    return Baseline(arrays)
+
+
+# ---- arrays inside a value ----
+
+# A model of a thousand layers has some ten thousand objects; beyond that lies the whole program.
+FARTHEST = 100_000
+_NOT_INSIDE = (type, ModuleType, FunctionType, BuiltinFunctionType, FrameType)
+
+
+def arrays_in(value: object) -> Iterator[tuple[ArrayProvider, object, Description]]:
+    """The arrays on a GPU inside *value*; two views of the same memory are two arrays."""
+    inside = list(_inside([value]))
+    for provider in PROVIDERS:
+        kinds = provider.arrays()
+        mine = with_gradients(provider, [each for each in inside if kinds and issubclass(type(each), kinds)])
+        described = provider.describe(mine, set()) if mine else ()
+        for array, description in zip(mine, described, strict=True):
+            if description is not None:
+                yield provider, array, description
+
+
+def has_array(values: Iterable[object]) -> bool:
+    """Whether an array of any loaded framework is among *values* or inside one of them."""
+    kinds = tuple(kind for provider in PROVIDERS for kind in provider.arrays())
+    return bool(kinds) and any(issubclass(type(each), kinds) for each in _inside(values))
+
+
+def _inside(values: Iterable[object]) -> Iterator[object]:
+    """*values* and what they consist of; not what they merely use, such as classes and modules."""
+    waiting = [each for each in values if not issubclass(type(each), _NOT_INSIDE)]
+    seen = set(map(id, waiting))
+    for _ in range(FARTHEST):
+        if not waiting:
+            return
+        each = waiting.pop()
+        yield each
+        for child in gc.get_referents(each) if gc.is_tracked(each) else ():
+            if id(child) not in seen and not issubclass(type(child), _NOT_INSIDE):
+                seen.add(id(child))
+                waiting.append(child)
+
+
+# ---- who holds what leaked ----
+
+MOST_ARRAYS = 10
+
+
+def with_holders(leak: Leak, baseline: Baseline | None) -> Leak:
+    """*leak* with the largest arrays behind it and their holders; those of *baseline* are not new."""
+    notes = list(leak.notes)
+    places = {gain.where for gain in leak.gains}
+
+    def may_have_leaked(found: FoundArray) -> bool:
+        if baseline is not None:
+            return found.array not in baseline
+        return found.provider.NAME in places or OUTSIDE in places
+
+    arrays = _largest(may_have_leaked, MOST_ARRAYS)
+    if baseline is None and arrays:
+        notes.append("which of these are new is unknown: track=True finds out")
+    if not arrays:
+        notes.append("no array of a framework explains it: look for raw allocations that are never freed")
+    return replace(leak, arrays=tuple(arrays), notes=tuple(notes))
+
+
+def largest_arrays(count: int) -> list[LeakedArray]:
+    """The largest live arrays of all frameworks and who holds them."""
+    return _largest(lambda _: True, count)
+
+
+def _largest(is_wanted: Callable[[FoundArray], bool], count: int) -> list[LeakedArray]:
+    """The largest wanted arrays, each memory once, with the shortest reference path to each."""
+    heap = gc.get_objects()
+    everything = find(heap)
+    found = [each for each in everything if not each.is_shared and is_wanted(each)]
+    chosen = sorted(found, key=lambda each: -each.description.nbytes)[:count]
+    del found
+    involved = [*chosen, *possible_holders(chosen, everything)]
+    del everything
+    paths = shortest_paths([each.array for each in involved], heap, secondary=secondary_holders())
+    name_native_holders(involved, paths)
+    return [
+        LeakedArray(
+            what=_text(each), nbytes=each.description.nbytes, holder=paths.holder(id(each.array)).text
+        )
+        for each in chosen
+    ]
+
+
+def _text(found: FoundArray) -> str:
+    array = found.description
+    where = "" if array.device is None else f" on GPU {array.device}"
+    note = f" ({array.note})" if array.note else ""
+    return f"{found.provider.NAME} {dtype_and_shape(array)}".rstrip() + where + note

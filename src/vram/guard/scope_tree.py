@@ -1,0 +1,177 @@
+"""The open scopes of this process as a tree, and which of them overlap in time.
+
+Device memory is charged to the process, not to a thread. If scopes of several threads or tasks
+overlap, no figure tells their memory apart. Scopes with the same parent are then checked together
+when the last of them ends, against what was in use before the first began.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from vram.guard.baseline import Baseline, KeptArrays
+from vram.guard.memory import NOTHING, Footprint, read_footprint
+
+_current: ContextVar[ScopeNode | None] = ContextVar("vram_scope", default=None)
+# Reentrant: a finalizer of the program may run in this thread while it is held, and open a scope itself.
+_lock = threading.RLock()
+_open: list[ScopeNode] = []
+# Scopes that were dropped without an exit. A finalizer may run where the lock is held, so it only
+# appends here.
+_abandoned: deque[ScopeNode] = deque()
+
+# The baseline of a process that has no context yet.
+NO_ARRAYS = Baseline()
+# A server whose requests always overlap has one group for its whole life.
+MOST_NAMES = 100
+
+
+class OverlapGroup:
+    """Scopes with the same parent, from the first that opened to the last of those that overlap.
+
+    ``baseline``: the arrays that existed before the first, where they were read. ``is_mixed``: scopes
+    with another parent ran at the same time, so no figure tells what this group gained.
+    """
+
+    before: Footprint = NOTHING
+    baseline: Baseline | None = None
+    open = 0
+    is_mixed = False
+
+    def __init__(self) -> None:
+        self.names: dict[str, None] = {}
+        self.kept = KeptArrays()
+
+    def add(self, name: str) -> None:
+        self.open += 1
+        if len(self.names) < MOST_NAMES:
+            self.names[name] = None
+
+
+class ScopeParent:
+    """What a scope can be inside of: another scope, or none (the root of the tree)."""
+
+    child_group: OverlapGroup | None = None
+
+
+_root = ScopeParent()
+
+
+class ScopeNode(ScopeParent):
+    """One open scope, from its entry to its exit. Creating it takes the measurement at the beginning.
+
+    *read_baseline* returns the arrays that exist now. It is called for the first scope of a group, and
+    only if the process has a context.
+    """
+
+    def __init__(self, name: str, read_baseline: Callable[[], Baseline | None]) -> None:
+        self.name = name
+        self.parent = _nearest_open(_current.get())
+        self.is_over = False
+        # Under the lock: no scope that joins may allocate before the first one has measured.
+        with _lock:
+            is_first = self._join()
+            try:
+                self.before = read_footprint()
+                if is_first:
+                    self.group.before = self.before
+                    self.group.baseline = NO_ARRAYS if self.before is NOTHING else read_baseline()
+            except BaseException:  # the interrupt of a limit's watcher among them
+                self._quit()
+                raise
+        _current.set(self)
+
+    def _join(self) -> bool:
+        """Join the group of the parent's scopes; True if a new group begins with this scope."""
+        _remove_abandoned()
+        parent = self.parent or _root
+        group = parent.child_group
+        is_first = group is None or not group.open
+        if group is None or is_first:
+            group = parent.child_group = OverlapGroup()
+        self.group = group
+        self.group.add(self.name)
+        if _open:
+            self._mark_mixed()
+        _open.append(self)
+        return is_first
+
+    def _mark_mixed(self) -> None:
+        """Mark each group that only one of two overlapping scopes is in: it cannot be checked."""
+        mine = self._ancestry()
+        my_groups = {node.group for node in mine}
+        for other in (node for node in _open if node not in mine):
+            for group in my_groups ^ {node.group for node in other._ancestry()}:
+                group.is_mixed = True
+
+    def leave(self) -> OverlapGroup | None:
+        """End the scope. Return the group to check now; None if a later scope does it, or none can."""
+        # A generator may end its scope while one that was opened after it is still open.
+        if _current.get() is self:
+            _current.set(_nearest_open(self.parent))
+        with _lock:
+            self._quit()
+            _remove_abandoned()
+            is_last = not self.group.open
+        return self.group if is_last and not self.group.is_mixed else None
+
+    def abandon(self) -> None:
+        """End the scope from a finalizer, which may run in any thread; nothing is checked."""
+        self.is_over = True
+        _abandoned.append(self)
+
+    def _quit(self) -> None:
+        self.is_over = True
+        _open.remove(self)
+        self.group.open -= 1
+
+    def _ancestry(self) -> list[ScopeNode]:
+        """This scope and all that it is inside of."""
+        line: list[ScopeNode] = []
+        node: ScopeNode | None = self
+        while node is not None:
+            line.append(node)
+            node = node.parent
+        return line
+
+
+def current() -> ScopeNode | None:
+    """The scope that this thread or task is in."""
+    return _current.get()
+
+
+@contextmanager
+def inside(node: ScopeNode | None) -> Iterator[None]:
+    """Open scopes inside *node*, a scope of the thread that submitted this work."""
+    before = _current.set(node)
+    try:
+        yield
+    finally:
+        _current.reset(before)
+
+
+def _nearest_open(node: ScopeNode | None) -> ScopeNode | None:
+    """*node*, or its nearest ancestor that has not ended."""
+    while node is not None and node.is_over:
+        node = node.parent
+    return node
+
+
+def _remove_abandoned() -> None:
+    """Called with the lock held."""
+    while _abandoned:
+        _abandoned.popleft()._quit()
+
+
+def _renew_lock() -> None:
+    """In a forked child the thread that held the lock does not exist, so it would never be released."""
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)

@@ -1,0 +1,317 @@
+"""Report the arrays of this process on GPUs, who refers to them, and what else holds memory there.
+
+    answer({"until": 1234.5, "limit_s": 8.0, "budget_s": 5.0, "most": 500, "min_nbytes": 0})
+
+Runs inside other people's programs, as :mod:`vram.payloads.trim` does, and as carefully: standard library
+only, no framework is imported or started, no code of any object is run, nothing is raised. It works in
+short stretches, so that the program goes on, and its answer is bounded.
+
+A program that trains frees and allocates all the time. An array held for the length of a search would be
+memory missing to it, and gradients alone are as large as a model. So arrays are described first and
+released at once. The search for their names uses their ``id`` and checks, for each object that it meets
+there, whether it is still the same array.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import re
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+from . import trim
+from .arrays.frameworks import secondary_holders
+from .arrays.heap.introspection import inert
+from .arrays.heap.search import (
+    GONE,
+    NATIVE,
+    ObjectHolder,
+    ReferencePaths,
+    shortest_paths_by_id,
+    subclasses_among,
+)
+from .arrays.inventory import FoundArray, array_candidates, find
+from .arrays.native_references import ArrayHolders, array_holders, name_by_array_holders, possible_holder_keys
+from .arrays.pace import Pace, Pause
+from .arrays.provider import Description
+from .arrays.record import Struct
+from .trim.driver import driver
+from .trim.frameworks import FRAMEWORKS
+
+# ---- the arrays of this process ----
+
+MOST_NAMED = 100_000
+MOST_COMPARED = 500
+NOT_SEARCHED = ObjectHolder("not searched: smaller than those that were", "unknown")
+
+
+class ArrayRecord(Struct, frozen=True, gc=False):
+    """An array that existed, by its ``id``; the array itself is not held."""
+
+    provider: Any
+    key: int
+    kind: type
+    description: Description
+    is_shared: bool
+
+
+class ArrayReading(Struct):
+    """All arrays that existed, largest first; those that share the memory of another come last."""
+
+    arrays: list[ArrayRecord]
+    paths: ReferencePaths
+    searched: set[int]
+    objects: int
+
+    def holder(self, each: ArrayRecord) -> ObjectHolder:
+        return self.paths.holder(each.key) if each.key in self.searched else NOT_SEARCHED
+
+
+def read_arrays(
+    budget_s: float, min_nbytes: int, pause: Pause, mark: Pause, notes: list[str]
+) -> ArrayReading:
+    """Read all arrays; their names are searched for at most *budget_s* seconds of processor time.
+
+    *pause* rests between two parts of the work, *mark* only marks where one ends.
+    """
+    # As long as the list of all objects exists, nothing in it is freed: no rest before it is gone.
+    heap: list[object] = gc.get_objects()
+    mark()
+    objects = len(heap)
+    candidates, types = array_candidates(heap, mark)
+    found = find(candidates, None, types, mark, notes)
+    candidates.clear()
+    holders = array_holders(found)
+    arrays = sorted(map(_record, found), key=lambda each: (each.is_shared, -each.description.nbytes))
+    del found
+    searched = [each for each in arrays[:MOST_NAMED] if each.description.nbytes >= min_nbytes]
+    paths = _find_paths(searched, arrays, holders, types, budget_s, pause) if searched else ReferencePaths()
+    return ArrayReading(arrays, paths, {each.key for each in searched}, objects)
+
+
+def _record(found: FoundArray) -> ArrayRecord:
+    return ArrayRecord(found.provider, id(found.array), type(found.array), found.description, found.is_shared)
+
+
+def _find_paths(
+    searched: list[ArrayRecord],
+    arrays: list[ArrayRecord],
+    holders: ArrayHolders,
+    types: set[type],
+    budget_s: float,
+    pause: Pause,
+) -> ReferencePaths:
+    keys = {each.key for each in searched}
+    involved = keys | possible_holder_keys(keys, arrays, holders)
+    theirs = [each for each in arrays if each.key in involved]
+    kind_of = {each.key: each.kind for each in theirs}
+    compared = {each.key: each for each in theirs[:MOST_COMPARED]}
+
+    def is_same(key: int, met: object) -> bool:
+        return type(met) is kind_of[key] and (key not in compared or _is_same_array(compared[key], met))
+
+    secondary = subclasses_among(types, secondary_holders())
+    unheld = {each.kind for each in arrays}
+    paths = shortest_paths_by_id(kind_of, is_same, unheld, budget_s, secondary, pause)
+    # A training step frees its gradients all the time: whose they were when they were read is known.
+    paths.holders.update((key, NATIVE) for key in holders if paths.holders.get(key) == GONE)
+    name_by_array_holders(theirs, paths, holders)
+    return paths
+
+
+def _is_same_array(record: ArrayRecord, met: object) -> bool:
+    """Whether the object with that ``id`` has the address of the recorded array."""
+    for describe in (record.provider.describe, record.provider.describe_blocks):
+        try:
+            now = next(iter(describe([met], set())), None)
+        except Exception:  # another thread has closed it, or it is none of that kind
+            continue
+        if now is not None:
+            same: bool = now.pointer == record.description.pointer
+            return same
+    return False
+
+
+# ---- groups of alike arrays ----
+
+_POSITION = re.compile(r"\[(\d{1,18})\]")
+_ANY_POSITION = 999_999_999_999_999_999
+LONGEST_TEXT, LONGEST_WORD, MOST_DIMENSIONS = 300, 60, 16
+AT_ONCE = 100
+
+
+def groups(reading: ArrayReading, pause: Pause) -> list[dict[str, Any]]:
+    """All arrays, those that are alike in one group, largest first."""
+    members: dict[tuple[Any, ...], list[tuple[int, ...]]] = {}
+    stems = _Stems(reading)
+    for number, each in enumerate(reading.arrays):
+        kind, stem, positions = stems.of(each)
+        members.setdefault((*_alike(each), kind, stem), []).append(positions)
+        if number % AT_ONCE == 0:
+            pause()
+    found = [_group(key, positions) for key, positions in members.items()]
+    return sorted(found, key=lambda group: (group["is_shared"], -group["nbytes"]))
+
+
+class _Stems:
+    """Who refers to an array: the kind, the path without its positions, and the positions."""
+
+    def __init__(self, reading: ArrayReading) -> None:
+        self._reading = reading
+        self._by_parent: dict[int, tuple[str, str, list[int], int]] = {}
+
+    def of(self, each: ArrayRecord) -> tuple[str, str, tuple[int, ...]]:
+        paths = self._reading.paths
+        link = paths.links.get(each.key)
+        if type(link) is not int or each.key in paths.holders or each.key not in self._reading.searched:
+            holder = self._reading.holder(each)
+            stem, positions = _split_positions(holder.text)
+            return holder.kind, stem, tuple(positions)
+        parent = paths.parent[each.key]
+        if parent not in self._by_parent:
+            self._by_parent[parent] = self._of_members(parent)
+        kind, stem, positions, slot = self._by_parent[parent]
+        return kind, stem, (*positions[:slot], link, *positions[slot + 1 :])
+
+    def _of_members(self, parent: int) -> tuple[str, str, list[int], int]:
+        """What the paths of all members of a list have in common, and where the position is in them."""
+        path = self._reading.paths.path(parent).append(f"[{_ANY_POSITION}]")
+        stem, positions = _split_positions(path.text())
+        slot = positions.index(_ANY_POSITION) if _ANY_POSITION in positions else len(positions)
+        return path.kind, stem, positions, slot
+
+
+def _split_positions(text: str) -> tuple[str, list[int]]:
+    return _POSITION.sub("[]", text), list(map(int, _POSITION.findall(text)))
+
+
+def _alike(each: ArrayRecord) -> tuple[Any, ...]:
+    array = each.description
+    return (
+        str(each.provider.NAME),
+        array.device,
+        _text(array.dtype, LONGEST_WORD),
+        tuple(array.shape[:MOST_DIMENSIONS]),
+        array.nbytes,
+        _text(array.note, LONGEST_TEXT),
+        each.is_shared,
+    )
+
+
+def _group(key: tuple[Any, ...], positions: list[tuple[int, ...]]) -> dict[str, Any]:
+    framework, device, dtype, shape, nbytes, note, is_shared, kind, stem = key
+    count = len(positions)
+    return {
+        "framework": framework,
+        "device": device,
+        "dtype": dtype,
+        "shape": list(shape),
+        "count": count,
+        "each_nbytes": nbytes,
+        "nbytes": 0 if is_shared else nbytes * count,
+        "is_shared": is_shared,
+        "note": note,
+        "held_by": _text(_spanned(stem, positions), LONGEST_TEXT),
+        "kind": kind,
+    }
+
+
+def _spanned(stem: str, positions: list[tuple[int, ...]]) -> str:
+    """*stem* with its positions: one if all are equal, first to last if none is missing between."""
+    words = stem.split("[]")
+    text = words[0]
+    for slot, word in enumerate(words[1:]):
+        there = {each[slot] for each in positions if slot < len(each)}
+        text += f"[{_span(there)}]{word}"
+    return text
+
+
+def _span(there: set[int]) -> str:
+    if not there:
+        return "…"
+    first, last = min(there), max(there)
+    if first == last:
+        return str(first)
+    return f"{first}…{last}" if len(there) == last - first + 1 else "…"
+
+
+def _text(text: str, most: int) -> str:
+    shown = inert(text)
+    return shown if len(shown) <= most else f"{shown[: most - 1]}…"
+
+
+# ---- the answer ----
+
+BUDGET_S = 5.0
+MOST_GROUPS, MOST_BYTES, MOST_NOTES = 500, 400_000, 20
+# The share of the given time that is reserved for writing the answer.
+FOR_THE_ANSWER = 0.2
+
+
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """Read the arrays and return the answer. Never raises."""
+    began = time.monotonic()
+    notes: list[str] = []
+    with ExitStack() as stack:
+        stack.enter_context(driver.harmless_to_captures())
+        answers = trim.guarded(notes, "arrays", lambda: _answer(request, began, notes, stack))
+    whole: dict[str, Any] = answers[0] if answers else {"status": "failed"}
+    return {"status": "done", **whole, "notes": list(dict.fromkeys(notes))[:MOST_NOTES]}
+
+
+def _answer(
+    request: dict[str, Any], began: float, notes: list[str], stack: ExitStack
+) -> Iterator[dict[str, Any]]:
+    left_s = min(request["until"] - began, float(request.get("limit_s", BUDGET_S)))
+    pace = Pace(began + left_s * (1 - FOR_THE_ANSWER))
+    frameworks = [each for kind in FRAMEWORKS for each in trim.guarded(notes, kind.name, kind.find)]
+    lines = trim.measured(frameworks, notes)
+    devices = driver.devices()
+    if devices:
+        # This thread has no context, and the driver answers some calls only inside one.
+        stack.enter_context(driver.inside(devices[0]))
+    pace()
+    budget_s = min(float(request.get("budget_s", BUDGET_S)), left_s)
+    found = read_arrays(budget_s, int(request.get("min_nbytes", 0)), pace, pace.mark, notes)
+    by_framework: dict[str, int] = {}
+    for each in found.arrays:
+        if not each.is_shared:
+            name = str(each.provider.NAME)
+            by_framework[name] = by_framework.get(name, 0) + each.description.nbytes
+    shown, left_out = _bounded(groups(found, pace), int(request.get("most", MOST_GROUPS)))
+    pace()
+    yield {
+        "python": sys.version.split()[0],
+        "devices": {str(each): driver.uuid(each) for each in devices},
+        "lines": [{**each, "held_after": each["held"]} for each in lines.values()],
+        "objects": found.objects,
+        "arrays": len(found.arrays),
+        "nbytes": sum(by_framework.values()),
+        "frameworks": by_framework,
+        "groups": shown,
+        "left_out": left_out,
+        "was_cut": found.paths.was_cut,
+        "took_s": time.monotonic() - began,
+        "worked_s": pace.worked_s,
+        "longest_s": pace.longest_s,
+    }
+
+
+def _bounded(found: list[dict[str, Any]], most: int) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """The largest groups that fit into an answer, and how much was left out."""
+    shown, length = [], 0
+    for each in found[:most]:
+        length += len(json.dumps(each)) + 2
+        if length > MOST_BYTES:
+            break
+        shown.append(each)
+    rest = found[len(shown) :]
+    return shown, {
+        "groups": len(rest),
+        "arrays": sum(each["count"] for each in rest),
+        "nbytes": sum(each["nbytes"] for each in rest),
+    }

@@ -1,0 +1,219 @@
+"""One page per command: what it prints in a fixed situation, at 80 columns.
+
+Commands that can be asked about a snapshot are; the others act on real processes on a virtual
+GPU, one after the other. Pids, times, names of the machine and digests are replaced, so that a
+page is the same wherever it is made.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack, chdir, redirect_stderr, redirect_stdout
+from io import BytesIO, StringIO, TextIOWrapper
+from pathlib import Path
+from unittest import mock
+
+import msgspec
+from msgspec.structs import replace
+from rich.console import Console
+
+from tests.doctor.hosts import SOUND, confined
+from tests.ledger.world import CONTEXT, OVERHEAD, World
+from vram.cli.app import main
+from vram.doctor.engine import examine
+from vram.model.observation import ProbeRun
+from vram.report import doctor
+from vram.report.layout import RenderOptions
+from vram.units import GIB
+from vram.virtualgpu import VirtualGpu
+from vram.virtualgpu.scene import PROGRAMS as SCENES
+
+HERE = Path(__file__).parent
+FOLDER = HERE / "pages"
+PROGRAMS = HERE / "programs"
+SOURCES = HERE.parents[1] / "src"
+WIDTH = 80
+# The pids of the snapshot and of the log.
+FIXED = (100, 200, 201, 4711)
+
+OUT_OF_MEMORY = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of"
+    " 23.99 GiB of which 1.20 GiB is free. Process 4711 has 10.00 GiB memory in use. Including non-PyTorch"
+    " memory, this process has 12.79 GiB memory in use. Of the allocated memory 6.50 GiB is allocated by"
+    " PyTorch, and 5.50 GiB is reserved by PyTorch but unallocated. If reserved but unallocated memory is"
+    " large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.\n"
+)
+REPLACED = (
+    (re.compile(r"\x1b\[[0-9;]*m"), ""),
+    (re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"), "2026-01-01T00:00:00Z"),
+    (re.compile(r"\b\d+(?:\.\d+)? (?:ms|s)\b"), "N s"),
+    # Those above train.py and serve.py are written down with them.
+    (re.compile(r"^written: 1 GPU, \d+ processes", re.MULTILINE), "written: 1 GPU, N processes"),
+    (re.compile(r"\bplan [0-9a-f]{12}\b"), "plan 0123456789ab"),
+    (re.compile(r"\bPython 3\.\d+(?:\.\d+)?"), "Python 3.x"),
+)
+
+
+class Situation:
+    """Processes on one virtual GPU, and vram with folders of its own beside them."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self.folder = folder
+        self._stack = stack
+        gpu = stack.enter_context(VirtualGpu.create(memory_bytes=24 * GIB, name="NVIDIA GPU"))
+        for name in ("runtime", "state"):
+            (folder / name).mkdir(mode=0o700)
+        self.environment = {
+            **gpu.environment(),
+            "COLUMNS": str(WIDTH),
+            "NO_COLOR": "1",
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PYTHONIOENCODING": "utf-8",
+            "PYTHONPATH": f"{SOURCES}:{SCENES}",
+            "PYTHON_DISABLE_REMOTE_DEBUG": "1",
+            "XDG_RUNTIME_DIR": str(folder / "runtime"),
+            "XDG_STATE_HOME": str(folder / "state"),
+        }
+        self.pids: dict[int, str] = {}
+
+    def start(self, program: str, shown_as: int) -> int:
+        """Start a program by a short command line; *shown_as* is its pid on the pages."""
+        process = subprocess.Popen(
+            ["python", f"{program}.py"], cwd=PROGRAMS, env=self.environment, stdin=-1, stdout=-1, text=True
+        )
+        self._stack.callback(_end, process)
+        assert process.stdout is not None
+        said = process.stdout.readline().strip()
+        pid = process.pid if said == "ready" else int(said)
+        if pid != process.pid:
+            process.wait()
+            self.pids[process.pid] = str(shown_as - 1)
+        self.pids[pid] = str(shown_as)
+        return pid
+
+    def vram(self, *words: object) -> str:
+        """A command and all that it printed, as it stands on a page."""
+        argv = [sys.executable, "-m", "vram", *map(str, words)]
+        done = subprocess.run(
+            argv, env=self.environment, cwd=self.folder, capture_output=True, text=True, timeout=120
+        )
+        page = f"$ vram {' '.join(map(str, words))}\n{done.stdout}{done.stderr}"
+        user = re.escape(getpass.getuser())
+        page = re.sub(rf"(?<=· ){user}\b|(?<=, ){user}(?=\))|\b{user}(?=  parked)", "user", page)
+        return self.normalised(page)
+
+    def in_process(self, *words: str) -> str:
+        """The same for a command that needs no GPU, without the time that a start takes."""
+        raw = BytesIO()
+        stream = TextIOWrapper(raw, "utf-8", write_through=True)
+        environment = {name: self.environment[name] for name in ("COLUMNS", "NO_COLOR")}
+        with (
+            chdir(self.folder),
+            mock.patch.dict(os.environ, environment),
+            redirect_stdout(stream),
+            redirect_stderr(stream),
+        ):
+            main(words)
+        return self.normalised(f"$ vram {' '.join(words)}\n{raw.getvalue().decode()}")
+
+    def normalised(self, text: str) -> str:
+        text = text.replace(str(self.folder), "/tmp/golden").replace(os.uname().nodename, "host")
+        for pid in re.findall(r"\b(?:pid|Process) (\d{3,})\b", text):
+            # Of a process that we have not started: those of the demo.
+            self.pids.setdefault(int(pid), pid if int(pid) in FIXED else str(5000 + len(self.pids)))
+        for number, shown in self.pids.items():
+            text = re.sub(rf"\b{number}\b", shown, text)
+        for pattern, instead in REPLACED:
+            text = pattern.sub(instead, text)
+        return text
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.communicate()
+
+
+def made(folder: Path) -> dict[str, str]:
+    """Every page by its command, made now."""
+    with ExitStack() as stack:
+        situation = Situation(folder, stack)
+        return {
+            name: page.rstrip() + "\n" for name, page in {**_still(situation), **_live(situation)}.items()
+        }
+
+
+# ---- on snapshots and files ----
+
+
+def _still(situation: Situation) -> dict[str, str]:
+    vram = situation.in_process
+    snapshot = str(_snapshot(situation.folder / "busy.json").relative_to(situation.folder))
+    log = situation.folder / "train.log"
+    log.write_text(OUT_OF_MEMORY)
+    return {
+        "why": vram("why", "--from", snapshot) + vram("why", "200", "--from", snapshot),
+        "who": vram("who", "--from", snapshot) + vram("who", "--by", "user", "--from", snapshot),
+        "check": vram("check", "--from", snapshot)
+        + vram("check", "--leftovers", "--gpu", "1", "--from", snapshot),
+        "oom": vram("oom", "train.log"),
+        "explain": vram("explain", "VR101") + vram("explain", "fragmented") + vram("explain", "VR999"),
+        "doctor": _doctor(),
+        "help": vram("help") + vram("help", "wyh"),
+        "completion": vram("completion") + vram("completion", "--help"),
+    }
+
+
+def _snapshot(path: Path) -> Path:
+    """Two GPUs: a healthy process, a forked child with its dead parent's memory, and a GPU that is idle."""
+    world = World()
+    world.gpu(0, used=6 * GIB + 2 * CONTEXT + 2 * OVERHEAD).gpu(1)
+    world.cuda(100, 2 * GIB + CONTEXT)
+    world.charge(200, 4 * GIB + CONTEXT).process(201).files(201, family=200)
+    survey = replace(world.survey(), probes=(ProbeRun("nvml", "ok", 0.01),))
+    path.write_bytes(msgspec.json.encode(survey))
+    return path
+
+
+def _doctor() -> str:
+    """What it looks at differs from host to host: two that are written down stand for them."""
+    page = ""
+    for host in (SOUND, confined(unreadable=213, yama=1)):
+        out = StringIO()
+        facts = host.survey
+        shown = doctor.text(examine(host), facts.host, facts.taken_at, RenderOptions(width=WIDTH))
+        Console(file=out, width=WIDTH, markup=False, highlight=False, emoji=False).print(shown)
+        page += "$ vram doctor\n" + "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
+    return page
+
+
+# ---- on real processes, in this order: each finds what the one before it has left ----
+
+
+def _live(situation: Situation) -> dict[str, str]:
+    vram = situation.vram
+    train, serve = situation.start("train", 4101), situation.start("serve", 4202)
+    pages: dict[str, Callable[[], str]] = {
+        "snapshot": lambda: vram("snapshot", "-o", "host.json"),
+        "flush": lambda: vram("flush"),
+        "inside": lambda: vram("inside", train),
+        "trim": lambda: vram("trim", train) + vram("trim", 1),
+        "park": lambda: vram("park", train),
+        "parked": lambda: vram("parked"),
+        "unpark": lambda: vram("unpark", train) + vram("unpark", train),
+        "borrow": lambda: (
+            vram("borrow", "18GiB", "--", "echo", "it runs") + vram("borrow", "40GiB", "--", "true")
+        ),
+        "reset": lambda: vram("reset", 0),
+        "free": lambda: vram("free", "--dry-run") + vram("free", "--yes") + vram("free", "30GiB"),
+        "kill": lambda: vram("kill", train, "--dry-run") + vram("kill", train, "--yes"),
+        "lab": lambda: vram("lab", "show", "kill-nine") + vram("lab", "run", "kill-nine"),
+        "demo": lambda: vram("demo", "pool"),
+        "virtual": lambda: vram("virtual", "nvidia-smi") + vram("virtual", "fault", "cuMemAlloc* sometimes"),
+    }
+    assert serve
+    return {name: page() for name, page in pages.items()}
