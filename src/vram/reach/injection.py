@@ -18,7 +18,7 @@ from vram.reach import elf
 from vram.reach.cpython import RemotePython
 from vram.reach.elf import ElfImage
 from vram.reach.execution import ExecutionRoutes, Route
-from vram.reach.payload import RawAnswer, Request
+from vram.reach.payload import PayloadRequest, RawAnswer
 from vram.reach.ptrace import (
     Identity,
     StoppedThreads,
@@ -334,7 +334,7 @@ def unavailable_reason(process: PythonProcess) -> str | None:
     return why_unavailable(process, require)
 
 
-def run(process: PythonProcess, request: Request, deadline_s: float) -> RawAnswer:
+def run(process: PythonProcess, request: PayloadRequest, deadline_s: float) -> RawAnswer:
     until = time.monotonic() + deadline_s
     with (
         translated_errors(process),
