@@ -58,7 +58,7 @@ def test_a_program_is_let_in_without_being_changed(world: World) -> None:
         process.communicate()
 
 
-def test_measuring_lets_go_of_nothing(world: World) -> None:
+def test_measuring_releases_nothing(world: World) -> None:
     subject = world.subject("reading", "agent")
     for _ in range(2):
         answer = ask_trim(target_of(subject.pid), "measure", 30.0).answer
