@@ -9,7 +9,7 @@ RUN := $(VENV)/bin
 WORKERS ?= 2
 
 PYTHON_FOLDERS := src tests bench tools docs native examples
-SCENES := src/vram/virtualgpu/scenes
+PROGRAMS := src/vram/virtualgpu/programs
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -37,7 +37,7 @@ native:
 
 # ---- what people run ----
 
-demo: $(VENV)/ready-run native ## the five questions, acted out by real processes on a virtual GPU
+demo: $(VENV)/ready-run native ## the five questions, shown by real processes on a virtual GPU
 	@$(RUN)/vram demo $(ARGS)
 
 test: $(VENV)/ready-test native ## the whole suite; no GPU needed
@@ -65,7 +65,7 @@ format: $(VENV)/ready-lint ## put Python and C into the one format that lint che
 
 types: $(VENV)/ready-lint ## mypy --strict
 	@$(RUN)/mypy --no-error-summary
-	@MYPYPATH=$(SCENES) $(RUN)/mypy --no-error-summary --config-file= --strict --explicit-package-bases $(SCENES)
+	@MYPYPATH=$(PROGRAMS) $(RUN)/mypy --no-error-summary --config-file= --strict --explicit-package-bases $(PROGRAMS)
 
 # An environment of its own: numba-cuda, which the suite needs, slows every start of Python by a
 # hook in site-packages, for us and for the others.
@@ -89,7 +89,7 @@ reference: $(VENV)/ready-docs ## what the program writes itself: reference and m
 golden: $(VENV)/ready-test native ## the pages of tests/golden anew: what every command prints
 	@VRAM_WRITE_GOLDEN=1 $(RUN)/python -m pytest -q tests/golden $(ARGS)
 
-pictures: $(VENV)/ready-run native ## take the pictures of docs/ again, from scenes on the virtual GPU
+pictures: $(VENV)/ready-run native ## take the pictures of docs/ again, from demos on the virtual GPU
 	@$(RUN)/python tools/picture.py docs/why.svg
 	@$(RUN)/python tools/bytes_picture.py docs/bytes.svg
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.faults.record import TALLY, Recorder, Tally
-from vram.virtualgpu import VirtualGpu, libraries
+from vram.virtualgpu import VirtualGpu, folder
 
 ROOT = Path(__file__).parents[1]
 BUILD = ROOT / "native" / "build.py"
@@ -54,10 +54,10 @@ def real_gpu(pytestconfig: pytest.Config) -> bool:
 @pytest.fixture(scope="session")
 def native_libraries() -> Path:
     """The folder of the compiled libraries, built now where they are missing."""
-    needed = [LEND, *(libraries.BUILT / name for name in libraries.NAMES.values())]
+    needed = [LEND, *(folder.BUILT / name for name in folder.LIBRARIES.values())]
     if not all(path.exists() for path in needed):
         subprocess.run([sys.executable, BUILD], check=True, stdout=subprocess.DEVNULL)
-    return libraries.BUILT
+    return folder.BUILT
 
 
 @pytest.fixture

@@ -19,8 +19,7 @@ from tempfile import TemporaryDirectory
 
 from vram.units import GIB, size
 from vram.virtualgpu import VirtualGpu
-from vram.virtualgpu.scene import Scene
-from vram.virtualgpu.stories import EXPORT, FORK
+from vram.virtualgpu.demos import EXPORT, FORK, DemoProgram
 
 VRAM = Path(sys.executable).with_name("vram")
 # A process that lets vram in: 3 GiB live, 2 GiB freed into a pool that keeps them.
@@ -79,9 +78,9 @@ def observed() -> tuple[Counter[str], int]:
         gpu = cleanup.enter_context(VirtualGpu.create(memory_bytes=24 * GIB, name="NVIDIA GPU"))
         folder = cleanup.enter_context(TemporaryDirectory())
         variables = gpu.environment({**os.environ, "XDG_RUNTIME_DIR": folder})
-        for story in (FORK, EXPORT):
-            story.raise_it(cleanup.enter_context(Scene(gpu, story.scene, story.size)))
-        cleanup.enter_context(Scene(gpu, "plain", "2GiB"))
+        for demo in (FORK, EXPORT):
+            demo.prepare(cleanup.enter_context(DemoProgram(gpu, demo.program, demo.size)))
+        cleanup.enter_context(DemoProgram(gpu, "memory.plain", "2GiB"))
         willing = subprocess.Popen([sys.executable, "-c", WILLING], stdin=-1, stdout=-1, env=variables)
         cleanup.callback(willing.communicate, b"\n")
         assert willing.stdout is not None

@@ -86,7 +86,8 @@ def replaced_words(below: list[str]) -> Iterator[str]:
     instead = list(REPLACED.values())
     for name in tracked_files(below):
         for number, line in enumerate((ROOT / name).read_text("utf-8").splitlines(), 1):
-            if "old name" in line or "importlib.machinery" in line:  # a deprecated spelling; Python's own word
+            # A deprecated spelling, and a word of Python's own.
+            if "old name" in line or "importlib.machinery" in line:
                 continue
             for found in any_of.finditer(line.replace("_", " ")):
                 advice = instead[int((found.lastgroup or "w0")[1:])]

@@ -21,8 +21,7 @@ from vram.model.observation import Observation, ProbeRun, Survey
 from vram.model.process import ProcessFacts
 from vram.probes import bundle
 from vram.virtualgpu import VirtualGpu
-from vram.virtualgpu.scene import Scene
-from vram.virtualgpu.stories import EXPORT, FORK, POOL
+from vram.virtualgpu.demos import EXPORT, FORK, POOL, DemoProgram
 
 VRAM = Path(sys.executable).with_name("vram")
 
@@ -40,8 +39,8 @@ def main(picture: str) -> None:
 def observe(path: Path) -> None:
     with ExitStack() as cleanup:
         gpu = cleanup.enter_context(VirtualGpu.create(memory_bytes=24 * 2**30, name="NVIDIA GPU"))
-        for story in (FORK, EXPORT, POOL):
-            story.raise_it(cleanup.enter_context(Scene(gpu, story.scene, story.size)))
+        for demo in (FORK, EXPORT, POOL):
+            demo.prepare(cleanup.enter_context(DemoProgram(gpu, demo.program, demo.size)))
         gpu.run([VRAM, "snapshot", "-o", path], check=True, stdout=subprocess.DEVNULL)
 
 
@@ -65,7 +64,7 @@ def _plain(observation: Observation) -> Observation:
 
 
 def _calm(run: ProbeRun) -> ProbeRun:
-    """A container hides its own init from everybody: that is no news about the scene."""
+    """A container hides its own init from everybody: that is no news about the demo."""
     return replace(run, status="ok") if run.status == "denied" else run
 
 

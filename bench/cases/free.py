@@ -76,11 +76,11 @@ def _reused() -> Row:
 def _orphan() -> Iterator[int]:
     """A forked child that keeps its dead parent's 4 GiB; yields its pid."""
     from vram.virtualgpu import VirtualGpu
-    from vram.virtualgpu.scene import Scene
+    from vram.virtualgpu.demos import DemoProgram
 
-    with Scene(VirtualGpu.inside(), "fork_orphan", 4 * GIB) as scene:
-        scene.kill("parent")
-        yield scene.pids["child"]
+    with DemoProgram(VirtualGpu.inside(), "forks.orphan", 4 * GIB) as demo:
+        demo.kill("parent")
+        yield demo.pids["child"]
 
 
 @contextmanager

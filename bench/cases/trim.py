@@ -20,8 +20,8 @@ from bench.timing import CommandFailed, program
 
 GIB = 1024**3
 ROOT = Path(__file__).resolve().parents[2]
-# What the cells import: a program of the test suite, and the driver calls of the scenes.
-SUBJECT = f"{ROOT / 'tests' / 'reach'}:{ROOT / 'src' / 'vram' / 'virtualgpu' / 'scenes'}"
+# What the cells import: a program of the test suite, and the driver calls of the demos.
+SUBJECT = f"{ROOT / 'tests' / 'reach'}:{ROOT / 'src' / 'vram' / 'virtualgpu' / 'programs'}"
 ONE_SECOND = 1.0
 HALF_A_SECOND = 0.5
 ONE_PERCENT = 0.01

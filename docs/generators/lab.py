@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from vram.lab.catalogue import EXPERIMENTS, TOPICS, describe, shown
-from vram.model.lab import Experiment, LabReport, Result
+from vram.lab.catalogue import CLAIMS, TOPICS
+from vram.lab.claim import DefinedClaim
+from vram.model.lab import LabClaim, LabReport, Result
 from vram.report.lab_evidence import cell, read
 from vram.units import size
 
@@ -16,7 +17,7 @@ EVIDENCE = Path(__file__).resolve().parents[1] / "evidence"
 UNMEASURED = "No run of it on real hardware is kept yet."
 QUESTIONS = ("after-exit", "no-process", "threads", "out-of-memory", "flush")
 NUMBERED = re.compile(r"[Qq]uestions? \d(?:(?:, | and )\d)*")
-KNOWN = {shown(name): topic for topic, names in TOPICS.items() for name in names}
+KNOWN = {name: claim.topic for name, claim in CLAIMS.items()}
 
 
 def pages() -> Iterator[tuple[str, str]]:
@@ -32,31 +33,31 @@ def _read(path: Path) -> LabReport:
 
 def _index(reports: list[LabReport]) -> Iterator[str]:
     yield "# The lab's experiments\n"
-    yield f"{len(EXPERIMENTS)} claims about GPU memory. `vram lab run NAME` puts one to the test on your"
+    yield f"{len(CLAIMS)} claims about GPU memory. `vram lab run NAME` puts one to the test on your"
     yield "machine; [the guide](../guides/lab.md) says how to read the answer. What real hardware showed is"
     yield "taken from the runs in [evidence](../evidence/README.md), and holds for that GPU and driver."
     if not reports:
         yield "No run of the lab on real hardware is kept there yet."
     yield "\n## By question\n"
     yield from _by_question()
-    for topic, names in TOPICS.items():
+    for topic, claims in TOPICS.items():
         yield f"\n## {topic}\n"
         yield "| claim | on hardware |"
         yield "|---|---|"
-        for name in names:
-            told = describe(name)
-            link = f"[{cell(told.claim)}](lab/{_slug(topic)}.md#{told.name})"
-            yield f"| {link} | {_in_short(told.name, reports)} |"
+        for page in map(DefinedClaim.describe, claims):
+            link = f"[{cell(page.claim)}](lab/{_slug(topic)}.md#{page.name})"
+            yield f"| {link} | {_in_short(page.name, reports)} |"
 
 
 def _by_question() -> Iterator[str]:
     """Which experiments test what is said in answer to each of the five questions."""
     yield "| question | its claims |"
     yield "|---|---|"
-    for number, page in enumerate(QUESTIONS, 1):
-        told = [each for each in map(describe, EXPERIMENTS) if str(number) in _numbers(each.source)]
-        links = ", ".join(f"[{each.name}](lab/{_slug(each.topic)}.md#{each.name})" for each in told)
-        yield f"| [{number}](../questions/{page}.md) | {links} |"
+    for number, question in enumerate(QUESTIONS, 1):
+        pages = (claim.describe() for claim in CLAIMS.values())
+        cited = [each for each in pages if str(number) in _numbers(each.source)]
+        links = ", ".join(f"[{each.name}](lab/{_slug(each.topic)}.md#{each.name})" for each in cited)
+        yield f"| [{number}](../questions/{question}.md) | {links} |"
 
 
 def _numbers(source: str) -> set[str]:
@@ -74,18 +75,18 @@ def _in_short(name: str, reports: list[LabReport]) -> str:
 def _page(topic: str, reports: list[LabReport]) -> Iterator[str]:
     yield f"# {topic}\n"
     yield "Experiments of `vram lab`. [All of them](../lab.md)"
-    for name in TOPICS[topic]:
-        yield from _experiment(describe(name), topic, reports)
+    for claim in TOPICS[topic]:
+        yield from _experiment(claim.describe(), topic, reports)
 
 
-def _experiment(told: Experiment, topic: str, reports: list[LabReport]) -> Iterator[str]:
-    yield f"\n## {told.name}\n"
-    yield f"**{_prose(told.claim, topic)}.**\n"
-    yield f"*Said by:* {_questions(_prose(told.source, topic))}\n"
-    yield f"*Method:* {_prose(told.method, topic)} It takes up to {size(told.takes_bytes)}.\n"
-    yield f"*Reading:* {_prose(told.reading, topic)}\n"
+def _experiment(page: LabClaim, topic: str, reports: list[LabReport]) -> Iterator[str]:
+    yield f"\n## {page.name}\n"
+    yield f"**{_prose(page.claim, topic)}.**\n"
+    yield f"*Said by:* {_questions(_prose(page.source, topic))}\n"
+    yield f"*Method:* {_prose(page.method, topic)} It takes up to {size(page.takes_bytes)}.\n"
+    yield f"*Reading:* {_prose(page.reading, topic)}\n"
     found = [(report, result) for report in reports for result in report.results]
-    lines = [_measured(report, result) for report, result in found if result.experiment == told.name]
+    lines = [_measured(report, result) for report, result in found if result.experiment == page.name]
     yield "\n".join(lines) if lines else f"*Measured:* {UNMEASURED}"
 
 

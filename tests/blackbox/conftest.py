@@ -1,4 +1,4 @@
-"""Which GPU the rows are played on: a virtual one, or with ``--real-gpu`` the machine's own."""
+"""Which GPU the rows run on: a virtual one, or with ``--real-gpu`` the machine's own."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from theatre import Theatre
+from machine import Machine
 
 
 @pytest.fixture(scope="module")
-def theatre(real_gpu: bool, request: pytest.FixtureRequest) -> Iterator[Theatre]:
+def machine(real_gpu: bool, request: pytest.FixtureRequest) -> Iterator[Machine]:
     """One GPU and one observer for all rows: every row leaves the GPU as it found it."""
     if real_gpu:
         try:
             ctypes.CDLL("libnvidia-ml.so.1")
         except OSError:
             pytest.skip("no NVIDIA driver on this machine")
-        place = Theatre()
+        place = Machine()
         yield place
         place.close()
         return
@@ -30,6 +30,6 @@ def theatre(real_gpu: bool, request: pytest.FixtureRequest) -> Iterator[Theatre]
     from vram.virtualgpu import VirtualGpu
 
     with VirtualGpu.create() as gpu:
-        place = Theatre(gpu.environment())
+        place = Machine(gpu.environment())
         yield place
         place.close()

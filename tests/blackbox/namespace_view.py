@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import sys
 
-from theatre import Theatre
+from machine import Machine
 
 
 def main() -> None:
-    theatre = Theatre()
-    with theatre.scene("context_only") as actor:
-        actor.go()
-        listed = theatre.look().listed
-        print(json.dumps({"mine": actor.pids["self"], "listed": dict(listed)}), flush=True)
+    machine = Machine()
+    with machine.start("contexts.one_by_one") as program:
+        program.go()
+        listed = machine.read().listed
+        print(json.dumps({"mine": program.pids["self"], "listed": dict(listed)}), flush=True)
         sys.stdin.readline()
-    theatre.close()
+    machine.close()
 
 
 if __name__ == "__main__":

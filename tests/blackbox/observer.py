@@ -42,7 +42,7 @@ def processes(handle: Any) -> dict[str, dict[int, int | None]]:
     return lists
 
 
-def look(handle: Any) -> dict[str, Any]:
+def memory(handle: Any) -> dict[str, Any]:
     """Read memory twice around the process lists, so that a moving figure can be seen."""
     first = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
     lists = processes(handle)
@@ -106,7 +106,7 @@ def support(handle: Any) -> dict[str, Any]:
     return answers
 
 
-QUESTIONS: dict[str, Callable[[Any], Any]] = {"gpu": gpu, "look": look, "bar1": bar1, "support": support}
+QUESTIONS: dict[str, Callable[[Any], Any]] = {"gpu": gpu, "memory": memory, "bar1": bar1, "support": support}
 
 
 def main() -> None:

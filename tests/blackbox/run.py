@@ -1,4 +1,4 @@
-"""Plays every row on the GPU at hand and prints what was measured. Needs nvidia-ml-py, nothing else.
+"""Runs every row on the GPU at hand and prints what was measured. Needs nvidia-ml-py, nothing else.
 
 python tests/blackbox/run.py                        the real GPU, or any the loader finds
 python tests/blackbox/run.py fork_orphan ipc        only these rows
@@ -16,38 +16,38 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import evidence
 import score
+from machine import Machine, ProgramFailed
 from rows import ROWS
-from theatre import SceneFailed, Theatre
 
 
 def main() -> int:
     args = arguments()
     try:
-        theatre = Theatre()
-    except SceneFailed as error:
+        machine = Machine()
+    except ProgramFailed as error:
         print(f"no GPU answers: {error}", file=sys.stderr)
         return 4
     try:
-        played = [shown(score.play(row, theatre, real=is_real(theatre))) for row in chosen(args.rows)]
+        ran = [shown(score.run(row, machine, real=is_real(machine))) for row in chosen(args.rows)]
     finally:
-        theatre.close()
+        machine.close()
     if args.evidence:
-        for path in evidence.write(args.evidence, theatre.gpu, played):
+        for path in evidence.write(args.evidence, machine.gpu, ran):
             print(path)
-    print(f"{summary(played)} on {theatre.gpu['name']}")
-    return 1 if any(result["ok"] is False for result in played) else 0
+    print(f"{summary(ran)} on {machine.gpu['name']}")
+    return 1 if any(result["ok"] is False for result in ran) else 0
 
 
 def arguments() -> argparse.Namespace:
     as_written = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=as_written)
-    parser.add_argument("rows", nargs="*", metavar="ROW", help="rows to play; all without it")
+    parser.add_argument("rows", nargs="*", metavar="ROW", help="rows to run; all without it")
     parser.add_argument("--evidence", type=Path, metavar="DIR", help="write JSON and Markdown there")
     return parser.parse_args()
 
 
-def is_real(theatre: Theatre) -> bool:
-    return "virtual" not in theatre.gpu["name"].lower()
+def is_real(machine: Machine) -> bool:
+    return "virtual" not in machine.gpu["name"].lower()
 
 
 def chosen(names: list[str]) -> list[score.Row]:
@@ -58,10 +58,10 @@ def chosen(names: list[str]) -> list[score.Row]:
     return [row for row in ROWS if not names or row.name in names]
 
 
-def summary(played: list[dict[str, Any]]) -> str:
-    skipped = sum(result["ok"] is None for result in played)
-    met = sum(result["ok"] is True for result in played)
-    return f"{met} of {len(played)} rows as expected" + (f", {skipped} skipped" if skipped else "")
+def summary(ran: list[dict[str, Any]]) -> str:
+    skipped = sum(result["ok"] is None for result in ran)
+    met = sum(result["ok"] is True for result in ran)
+    return f"{met} of {len(ran)} rows as expected" + (f", {skipped} skipped" if skipped else "")
 
 
 def shown(result: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from theatre import Look, SceneFailed, Theatre
+from machine import GpuReading, Machine, ProgramFailed
 
 MIB = 1024**2
 GIB = 1024**3
@@ -16,29 +16,29 @@ NEAR = 8 * MIB
 
 
 class Skipped(Exception):
-    """The row cannot be played on this machine; the text says why."""
+    """The row cannot run on this machine; the text says why."""
 
 
-Play: TypeAlias = Callable[["Score"], None]
+RowFunction: TypeAlias = Callable[["Score"], None]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table of measured behaviour, and the play that shows it."""
+    """One line of a table of measured behaviour, and the function that shows it."""
 
     name: str
     table: str
     situation: str
     expected: str
-    play: Play
+    run: RowFunction
 
 
 @dataclass
 class Score:
-    """What was measured while a row played, and what of it was not as expected."""
+    """What was measured while a row ran, and what of it was not as expected."""
 
-    theatre: Theatre
-    before: Look
+    machine: Machine
+    before: GpuReading
     real: bool
     measured: dict[str, Any] = field(default_factory=dict)
     unmet: list[str] = field(default_factory=list)
@@ -46,22 +46,22 @@ class Score:
     @property
     def is_h200(self) -> bool:
         """Figures in MiB were measured on this one; other GPUs must only show the same relations."""
-        return "H200" in self.theatre.gpu["name"]
+        return "H200" in self.machine.gpu["name"]
 
     @property
     def touched_bytes(self) -> int:
-        """How much a row may really write: on a virtual GPU, touched bytes are host memory."""
-        return GIB if self.real else 128 * MIB
+        """How much a row really writes, and reads back through the host; a virtual GPU's is host memory."""
+        return 256 * MIB if self.real else 128 * MIB
 
-    def look(self, stage: str) -> Look:
+    def read(self, stage: str) -> GpuReading:
         """Read the GPU and keep what changed since the row began, in MiB."""
-        seen = self.theatre.look()
+        seen = self.machine.read()
         new = {pid: nbytes for pid, nbytes in seen.listed.items() if pid not in self.before.listed}
         listed = {pid: mib(nbytes) for pid, nbytes in new.items()}
         self.measured[stage] = {"used": mib(self.grown(seen)), "listed": listed}
         return seen
 
-    def grown(self, seen: Look) -> int:
+    def grown(self, seen: GpuReading) -> int:
         """Bytes in use beyond those at the row's start."""
         return seen.used - self.before.used
 
@@ -78,18 +78,18 @@ def mib(nbytes: int) -> float:
     return round(nbytes / MIB, 1)
 
 
-def play(row: Row, theatre: Theatre, *, real: bool) -> dict[str, Any]:
-    """Play one row; return it as evidence. Nothing may stay behind."""
+def run(row: Row, machine: Machine, *, real: bool) -> dict[str, Any]:
+    """RowFunction one row; return it as evidence. Nothing may stay behind."""
     began = time.monotonic()
-    score = Score(theatre, theatre.look(), real)
+    score = Score(machine, machine.read(), real)
     status = ""
     try:
-        row.play(score)
-        left = theatre.look().used - score.before.used
+        row.run(score)
+        left = machine.read().used - score.before.used
         score.expect_near("left behind at the end", left, 0)
     except Skipped as reason:
         status = f"skipped: {reason}"
-    except (SceneFailed, OSError, KeyError) as error:
+    except (ProgramFailed, OSError, KeyError) as error:
         score.unmet.append(f"{type(error).__name__}: {error}")
     return _evidence(row, score, status or ("ok" if not score.unmet else "failed"), time.monotonic() - began)
 
@@ -115,12 +115,12 @@ class Table:
         self.title = title
         self.rows: list[Row] = []
 
-    def row(self, situation: str, expected: str) -> Callable[[Play], Play]:
+    def row(self, situation: str, expected: str) -> Callable[[RowFunction], RowFunction]:
         """Add a function as a row; its name becomes the row's name."""
 
-        def add(play: Play) -> Play:
-            self.rows.append(Row(play.__name__, self.title, situation, expected, play))
-            return play
+        def add(run: RowFunction) -> RowFunction:
+            self.rows.append(Row(run.__name__, self.title, situation, expected, run))
+            return run
 
         return add
 

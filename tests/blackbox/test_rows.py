@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 import score
+from machine import Machine
 from rows import ROWS
-from theatre import Theatre
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_row(row: score.Row, theatre: Theatre, real_gpu: bool) -> None:
+def test_row(row: score.Row, machine: Machine, real_gpu: bool) -> None:
     """Every expectation of the row is met, and nothing is left on the GPU."""
-    result = score.play(row, theatre, real=real_gpu)
+    result = score.run(row, machine, real=real_gpu)
     if result["status"].startswith("skipped"):
         pytest.skip(result["status"])
     assert not result["unmet"], result["measured"]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from vram.virtualgpu.stories import STORIES
+from vram.virtualgpu.demos import DEMOS
 
 pytestmark = pytest.mark.usefixtures("native_libraries")
 
@@ -35,19 +35,19 @@ def demo(*words: str, **changes: str) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
-@pytest.mark.parametrize("name", [story.name for story in STORIES])
+@pytest.mark.parametrize("name", [demo.name for demo in DEMOS])
 def test_following_the_advice_gives_the_memory_back(name: str) -> None:
-    """Each scene alone: its question, the program's answer, and bytes measured again afterwards."""
-    story = next(story for story in STORIES if story.name == name)
+    """Each demo alone: its question, the program's answer, and bytes measured again afterwards."""
+    wanted = next(each for each in DEMOS if each.name == name)
     code, out, err = demo(name)
     assert (code, err) == (0, "")
-    assert story.question in out
+    assert wanted.question in out
     assert "│ GPU 0  NVIDIA GPU (virtual)" in out
-    assert re.search(r"; given back: [\d.]+ [MG]iB$", out, re.MULTILINE)
+    assert re.search(r"; released: [\d.]+ [MG]iB$", out, re.MULTILINE)
 
 
 def test_a_dead_parents_memory_is_explained_by_its_child() -> None:
-    """The answer names the very processes that the scene made."""
+    """The answer names the very processes that the demo made."""
     _, out, _ = demo("fork")
     parent = re.search(r"^Process (\d+) allocated", out, re.MULTILINE)
     child = re.search(r"^\$ kill (\d+)$", out, re.MULTILINE)
@@ -86,7 +86,7 @@ def test_the_excerpt_is_part_of_the_whole_answer() -> None:
 def test_the_scenes_can_be_listed() -> None:
     code, out, _ = demo("--list")
     assert code == 0
-    assert [line.split()[0] for line in out.splitlines()] == [story.name for story in STORIES]
+    assert [line.split()[0] for line in out.splitlines()] == [demo.name for demo in DEMOS]
 
 
 def test_an_unknown_scene_is_a_usage_error() -> None:
@@ -106,28 +106,28 @@ def test_a_picture_shows_three_causes_at_once(tmp_path: Path) -> None:
 
 
 def test_keep_opens_a_shell_in_the_scene_and_cleans_up_after_it(tmp_path: Path) -> None:
-    """The shell runs on the scene's GPU; once it has ended the scene goes on and its folder goes."""
+    """The shell runs on the demo's GPU; once it has ended the demo goes on and its folder goes."""
     shell = tmp_path / "shell"
     shell.write_text('#!/bin/sh\necho "$VRAM_VIRTUAL_GPU" >"$NOTES/folder"\nvram check >"$NOTES/check"\n')
     shell.chmod(0o700)
     code, out, _ = demo("pool", "--keep", SHELL=str(shell), NOTES=str(tmp_path))
     assert code == 0
-    assert "given back" in out
+    assert "released" in out
     assert "6.5 GiB" in (tmp_path / "check").read_text()
     assert not Path((tmp_path / "folder").read_text().strip()).exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupted_demo_leaves_nothing_behind(number: signal.Signals, tmp_path: Path) -> None:
-    """Neither a process of the scene, orphans included, nor the virtual GPU's folder."""
+    """Neither a process of the demo, orphans included, nor the virtual GPU's folder."""
     process = start("fork", MARK=str(tmp_path))
     assert process.stdout is not None
     line = next(line for line in process.stdout if line.startswith("Process "))
     assert "Then it was killed" in line
     # What the demo has just forked still has the demo's own environment, until it execs.
-    scene = {pid: found["VRAM_VIRTUAL_GPU"] for pid, found in marked(tmp_path) if "VRAM_VIRTUAL_GPU" in found}
-    pidfds = [os.pidfd_open(pid) for pid in scene]
-    folders = set(map(Path, scene.values()))
+    demo = {pid: found["VRAM_VIRTUAL_GPU"] for pid, found in marked(tmp_path) if "VRAM_VIRTUAL_GPU" in found}
+    pidfds = [os.pidfd_open(pid) for pid in demo]
+    folders = set(map(Path, demo.values()))
     assert len(folders) == 1
     process.send_signal(number)
     process.communicate()

@@ -60,7 +60,7 @@ def held(answer: dict[str, Any], pid: int) -> dict[str, Any]:
 def test_ages_are_the_same_whatever_the_clocks_say(machine: Bench, clocks: tuple[int, int]) -> None:
     other = on_other_clocks(*clocks)
     began = time.monotonic()
-    pid = machine.scene("plain", GIB).pids["self"]
+    pid = machine.demo("memory.plain", GIB).pids["self"]
     ages = [held(machine.why(prefix=prefix), pid)["age_s"] for prefix in ((), other, (), other)]
     assert ages == sorted(ages)
     assert ages[-1] <= time.monotonic() - began + 0.01  # start times count hundredths
@@ -69,8 +69,8 @@ def test_ages_are_the_same_whatever_the_clocks_say(machine: Bench, clocks: tuple
 @pytest.mark.fault(30)
 def test_who_is_chosen_there_is_who_is_ended(machine: Bench) -> None:
     other = on_other_clocks(DAY_S, 0)
-    healthy = machine.scene("plain", GIB).pids["self"]
-    orphan = machine.scene("fork_orphan", GIB)
+    healthy = machine.demo("memory.plain", GIB).pids["self"]
+    orphan = machine.demo("forks.orphan", GIB)
     orphan.kill("parent")
     done = machine.vram("free", "--yes", "--up-to", "kill", "--json", prefix=other)
     assert done.returncode == 0, done.stderr
@@ -85,7 +85,7 @@ def test_who_is_chosen_there_is_who_is_ended(machine: Bench) -> None:
 def test_a_plan_made_by_other_clocks_is_refused_or_meets_its_target(machine: Bench, tmp_path: Path) -> None:
     """Start times are counted by the boot clock: by another one, who is meant cannot be told."""
     other = on_other_clocks(DAY_S, 0)
-    pid = machine.scene("plain", GIB).pids["self"]
+    pid = machine.demo("memory.plain", GIB).pids["self"]
     saved = str(tmp_path / "plan.json")
     assert machine.vram("free", "--pid", str(pid), "--up-to", "kill", "--save", saved).returncode == 1
     done = machine.vram("free", "--plan", saved, "--yes", prefix=other)

@@ -20,11 +20,11 @@ from tests.parking.conftest import RUNNING, Machine, runs_on
 from tests.reclaim.conftest import Bench
 from vram.units import GIB
 from vram.virtualgpu import VirtualGpu
-from vram.virtualgpu.scene import PROGRAMS, Scene
+from vram.virtualgpu.demos import PROGRAMS, DemoProgram
 
 SWEEP = Path(__file__).with_name("sweep.py")
 LEAVES_WITH_THE_DRIVER = """
-import driver, signal, stage, sys
+import driver, signal, protocol, sys
 from vram.virtualgpu import VirtualGpu
 
 def leave(*_):
@@ -34,14 +34,14 @@ def leave(*_):
 signal.signal(signal.SIGTERM, leave)
 driver.context()
 driver.alloc(1 << 30)
-stage.ready("allocated")
-stage.wait()
+protocol.ready("allocated")
+protocol.wait()
 """
 NOT_LOADED, NOT_FOUND, LOST, MISMATCH = 9, 6, 15, 18
 
 
-def sweep(gpu: VirtualGpu, scene: Scene, fault: str, *rounds: int) -> dict[str, Any]:
-    argv = [sys.executable, str(SWEEP), fault, str(scene.pids["self"]), *map(str, rounds)]
+def sweep(gpu: VirtualGpu, demo: DemoProgram, fault: str, *rounds: int) -> dict[str, Any]:
+    argv = [sys.executable, str(SWEEP), fault, str(demo.pids["self"]), *map(str, rounds)]
     done = gpu.run(argv, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     answer: dict[str, Any] = json.loads(done.stdout)
@@ -68,8 +68,8 @@ def wrongs(answer: dict[str, Any]) -> list[Any]:
 def test_a_driver_that_leaves_at_any_call_is_a_clear_state_and_is_opened_anew(
     two_virtual_gpus: VirtualGpu, tally: Tally, code: int, words: str
 ) -> None:
-    with Scene(two_virtual_gpus, "plain", GIB) as scene:
-        answer = sweep(two_virtual_gpus, scene, f"nvml* after={{n}} error={code}")
+    with DemoProgram(two_virtual_gpus, "memory.plain", GIB) as demo:
+        answer = sweep(two_virtual_gpus, demo, f"nvml* after={{n}} error={code}")
     assert answer["whole"]["held"] > GIB
     at_init, *later = answer["rounds"]
     assert at_init["gpus"] == []
@@ -162,8 +162,8 @@ def test_a_driver_that_leaves_while_a_command_has_the_room_gets_everybody_back(
 def test_a_gpu_unplugged_at_any_call_counts_once_or_not_at_all(
     two_virtual_gpus: VirtualGpu, tally: Tally, code: int
 ) -> None:
-    with Scene(two_virtual_gpus, "plain", GIB) as scene:
-        answer = sweep(two_virtual_gpus, scene, f"nvmlDevice* gpu=1 after={{n}} error={code}")
+    with DemoProgram(two_virtual_gpus, "memory.plain", GIB) as demo:
+        answer = sweep(two_virtual_gpus, demo, f"nvmlDevice* gpu=1 after={{n}} error={code}")
     assert all(seen["gpus"][0] == answer["whole"]["gpus"][0] for seen in answer["rounds"])
     assert {seen["gpus"][1]["status"] for seen in answer["rounds"]} <= {"lost", "failed"}
     tally.count(len(answer["rounds"]), wrong=len(wrongs(answer)))
@@ -175,9 +175,9 @@ def test_a_mig_device_destroyed_at_any_call_is_counted_once_or_not_at_all(
     virtual_gpu: VirtualGpu, tally: Tally
 ) -> None:
     virtual_gpu.set(mig="3g.71gb,2g.35gb")
-    with Scene(virtual_gpu, "plain", GIB) as scene:
+    with DemoProgram(virtual_gpu, "memory.plain", GIB) as demo:
         # 52 calls: as many as a whole scan makes of such a GPU.
-        answer = sweep(virtual_gpu, scene, f"nvmlDevice* gpu=0 nth={{n}} error={NOT_FOUND}", 52)
+        answer = sweep(virtual_gpu, demo, f"nvmlDevice* gpu=0 nth={{n}} error={NOT_FOUND}", 52)
     assert answer["whole"]["held"] > GIB
     changed = [
         seen for seen in answer["rounds"] if seen["probes"]["nvml"] != answer["whole"]["probes"]["nvml"]
@@ -191,7 +191,7 @@ def test_a_gpu_divided_anew_between_two_readers_of_one_scan_balances(two_virtual
     """The first hangs on GPU 0; the second, started for the rest, finds GPU 1 divided."""
     two_virtual_gpus.fail("nvmlDeviceGetUUID", gpu=0, hang=True)
     argv = [sys.executable, "-m", "vram", "why", "--json", "--deadline", "5"]
-    with Scene(two_virtual_gpus, "plain", GIB) as scene:
+    with DemoProgram(two_virtual_gpus, "memory.plain", GIB) as demo:
         why = two_virtual_gpus.popen(argv, stdout=-1)
         wait_for_reader_in_a_hang(why.pid)
         two_virtual_gpus.set(1, mig="3g.71gb,2g.35gb")
@@ -202,7 +202,7 @@ def test_a_gpu_divided_anew_between_two_readers_of_one_scan_balances(two_virtual
         assert len(divided["instances"]) == 2
         assert sum(each["nbytes"] or 0 for each in divided["entries"]) == divided["total_bytes"]
         pids = [each["holder"]["pid"] for each in divided["entries"] if each["holder"]]
-        assert pids.count(scene.pids["self"]) <= 1
+        assert pids.count(demo.pids["self"]) <= 1
 
 
 def wait_for_reader_in_a_hang(pid: int) -> None:

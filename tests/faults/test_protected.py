@@ -12,7 +12,7 @@ import pytest
 
 from tests.faults.record import Tally
 from tests.reclaim.conftest import Bench
-from vram.virtualgpu.scene import PROGRAMS
+from vram.virtualgpu.demos import PROGRAMS
 
 WORLD = Path(__file__).with_name("protected_world.py")
 PROTECTED = 13

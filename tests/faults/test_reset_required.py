@@ -50,7 +50,7 @@ def test_it_is_shown_and_nothing_that_is_asked_for_resets_it(
     subprocess.run([*tool, sys.executable, "-c", code], env=machine.environment(), check=True)
     assert called.read_text() == "--gpu-reset -i 0\n", "the control: the tool would be called"
     called.unlink()
-    pid = str(machine.scene("plain", GIB).pids["self"])
+    pid = str(machine.demo("memory.plain", GIB).pids["self"])
     machine.fault(RESET_REQUIRED)
     shown = json.loads(machine.vram("why", "--json", prefix=tool).stdout)
     assert [gpu["status"] for gpu in shown["gpus"]] == ["lost"]

@@ -62,9 +62,9 @@ def test_two_borrowers_of_one_lender(parking_machine: Machine, tally: Tally) -> 
 @pytest.mark.fault(31)
 @pytest.mark.parametrize("verb", ["kill", "free"])
 def test_two_that_end_the_same_process_end_nobody_else(machine: Bench, verb: str, tally: Tally) -> None:
-    healthy = machine.scene("plain", GIB)
+    healthy = machine.demo("memory.plain", GIB)
     for _ in range(ROUNDS):
-        orphan = machine.scene("fork_orphan", GIB)
+        orphan = machine.demo("forks.orphan", GIB)
         orphan.kill("parent")
         child = orphan.pids["child"]
         words = {"kill": ("kill", str(child)), "free": ("free", "--up-to", "kill")}[verb]

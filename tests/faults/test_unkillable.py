@@ -14,7 +14,7 @@ import pytest
 
 from tests.faults.record import Tally
 from tests.reclaim.conftest import Bench
-from vram.virtualgpu.scene import PROGRAMS
+from vram.virtualgpu.demos import PROGRAMS
 
 STUCK = Path(__file__).parents[1] / "reclaim" / "stuck.py"
 HOLDER = """

@@ -21,7 +21,7 @@ import pytest
 
 from tests.faults.record import Tally
 from tests.reclaim.conftest import Bench
-from vram.virtualgpu.scene import PROGRAMS
+from vram.virtualgpu.demos import PROGRAMS
 
 TREES = Path(__file__).with_name("trees.py")
 KILLS = int(os.environ.get("VRAM_KILLS", "100"))

@@ -14,7 +14,7 @@ import pytest
 
 from tests.ghosts import evidence
 from vram.units import MIB
-from vram.virtualgpu.scene import Scene
+from vram.virtualgpu.demos import DemoProgram
 
 PLAYED = pytest.StashKey[list[pytest.TestReport]]()
 
@@ -23,24 +23,24 @@ CONTEXT_MOST = 700 * MIB
 
 
 class Machine:
-    """A machine with a GPU: starts scenes on it and asks vram about them."""
+    """A machine with a GPU: starts demos on it and asks vram about them."""
 
     def __init__(self, environment: dict[str, str], *, real: bool) -> None:
         self._environment = environment
-        self._scenes: list[Scene] = []
+        self._demos: list[DemoProgram] = []
         self.real = real
 
     def popen(self, argv: list[str], **options: Any) -> subprocess.Popen[bytes]:
         added = options.pop("env", {})
         return subprocess.Popen(argv, env={**added, **self._environment}, **options)
 
-    def scene(self, program: str, nbytes: int, *, stages: int = 0) -> Scene:
+    def demo(self, program: str, nbytes: int, *, stages: int = 0) -> DemoProgram:
         """Play *program* up to the stage so many turns after its first."""
-        scene = Scene(self, program, nbytes)
-        self._scenes.append(scene)
+        demo = DemoProgram(self, program, nbytes)
+        self._demos.append(demo)
         for _ in range(stages):
-            scene.go()
-        return scene
+            demo.go()
+        return demo
 
     def vram(self, *words: str, prefix: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
         argv = [*prefix, sys.executable, "-m", "vram", *words]
@@ -56,8 +56,8 @@ class Machine:
         return answer
 
     def close(self) -> None:
-        for scene in self._scenes:
-            scene.close()
+        for demo in self._demos:
+            demo.close()
 
 
 @pytest.fixture

@@ -19,9 +19,9 @@ from vram.units import GIB, MIB
 
 @pytest.mark.fault(5)
 def test_a_fork_that_outlives_its_parent(machine: Machine):
-    scene = machine.scene("fork_orphan", 4 * GIB)
-    child, parent = scene.pids["child"], scene.pids["parent"]
-    scene.kill("parent")
+    demo = machine.demo("forks.orphan", 4 * GIB)
+    child, parent = demo.pids["child"], demo.pids["parent"]
+    demo.kill("parent")
     answer = machine.why()
     (orphan,) = entries(answer, "orphaned")
     assert (orphan["holder"]["pid"], orphan["holder"]["alive"], orphan["charged_pid"]) == (
@@ -34,28 +34,28 @@ def test_a_fork_that_outlives_its_parent(machine: Machine):
 
 
 def test_a_child_that_will_outlive_its_parent_is_told_while_the_parent_lives(machine: Machine):
-    scene = machine.scene("fork_orphan", 4 * GIB)
+    demo = machine.demo("forks.orphan", 4 * GIB)
     answer = machine.why()
-    assert is_charge(held_by(answer, scene.pids["parent"]), 4 * GIB)
-    assert finding(answer, "VR102", scene.pids["child"])
+    assert is_charge(held_by(answer, demo.pids["parent"]), 4 * GIB)
+    assert finding(answer, "VR102", demo.pids["child"])
 
 
 @pytest.mark.fault(5)
 def test_a_zombie_parent_whose_child_keeps_the_memory(machine: Machine):
-    scene = machine.scene("fork_orphan", 4 * GIB)
-    pidfd = os.pidfd_open(scene.pids["parent"])
+    demo = machine.demo("forks.orphan", 4 * GIB)
+    pidfd = os.pidfd_open(demo.pids["parent"])
     signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT)
     os.close(pidfd)
     answer = machine.why()
     (orphan,) = entries(answer, "orphaned")
-    assert (orphan["holder"]["pid"], orphan["charged_state"]) == (scene.pids["child"], "Z")
-    assert finding(answer, "VR203", scene.pids["child"])["nbytes"] == orphan["nbytes"]
+    assert (orphan["holder"]["pid"], orphan["charged_state"]) == (demo.pids["child"], "Z")
+    assert finding(answer, "VR203", demo.pids["child"])["nbytes"] == orphan["nbytes"]
 
 
 def test_a_child_that_closed_the_inherited_files_keeps_nothing(machine: Machine):
-    scene = machine.scene("fork_child_closes", 1 * GIB, stages=1)
-    scene.kill("parent")
+    demo = machine.demo("forks.child_closes", 1 * GIB, stages=1)
+    demo.kill("parent")
     answer = machine.why()
     assert not entries(answer, "orphaned")
     assert machine.vram("check", "--leftovers").returncode == 0
@@ -63,57 +63,57 @@ def test_a_child_that_closed_the_inherited_files_keeps_nothing(machine: Machine)
 
 @pytest.mark.fault(6)
 def test_an_exported_allocation_that_no_list_names(machine: Machine):
-    scene = machine.scene("export_handle", 3 * GIB + 6 * MIB, stages=2)
+    demo = machine.demo("exports.handle", 3 * GIB + 6 * MIB, stages=2)
     answer = machine.why()
     (exported,) = entries(answer, "exported")
-    assert (exported["holder"]["pid"], exported["nbytes"]) == (scene.pids["keeper"], 3 * GIB + 6 * MIB)
+    assert (exported["holder"]["pid"], exported["nbytes"]) == (demo.pids["holder"], 3 * GIB + 6 * MIB)
     assert (exported["medium"], exported["confidence"]) == ("handle", "fact")
-    assert finding(answer, "VR103", scene.pids["keeper"])["nbytes"] == 3 * GIB + 6 * MIB
+    assert finding(answer, "VR103", demo.pids["holder"])["nbytes"] == 3 * GIB + 6 * MIB
 
 
 def test_an_exported_allocation_is_not_counted_twice_while_its_maker_lives(machine: Machine):
-    scene = machine.scene("export_handle", 3 * GIB, stages=1)
+    demo = machine.demo("exports.handle", 3 * GIB, stages=1)
     answer = machine.why()
     assert not entries(answer, "exported")
-    assert is_charge(held_by(answer, scene.pids["allocator"]), 3 * GIB)
+    assert is_charge(held_by(answer, demo.pids["allocator"]), 3 * GIB)
 
 
 @pytest.mark.fault(6)
 def test_a_dmabuf_that_no_list_names(machine: Machine):
-    scene = machine.scene("dmabuf", 2 * GIB, stages=2)
+    demo = machine.demo("exports.dmabuf", 2 * GIB, stages=2)
     answer = machine.why()
     (exported,) = entries(answer, "exported")
-    assert (exported["holder"]["pid"], exported["nbytes"]) == (scene.pids["keeper"], 2 * GIB)
+    assert (exported["holder"]["pid"], exported["nbytes"]) == (demo.pids["holder"], 2 * GIB)
     assert exported["medium"] == "dmabuf"
-    assert finding(answer, "VR104", scene.pids["keeper"])["nbytes"] == 2 * GIB
+    assert finding(answer, "VR104", demo.pids["holder"])["nbytes"] == 2 * GIB
 
 
 def test_an_ipc_importer_takes_over_a_dead_exporters_charge(machine: Machine):
-    scene = machine.scene("ipc", 4 * GIB, stages=2)
+    demo = machine.demo("imports.ipc", 4 * GIB, stages=2)
     answer = machine.why()
-    importer = scene.pids["importer"]
+    importer = demo.pids["importer"]
     assert is_charge(held_by(answer, importer), 4 * GIB)
     assert is_charge(finding(answer, "VR206", importer)["nbytes"], 4 * GIB)
 
 
 def test_a_stopped_process(machine: Machine):
-    scene = machine.scene("stopped", 2 * GIB)
+    demo = machine.demo("signals.stopped", 2 * GIB)
     answer = machine.why()
-    assert is_charge(finding(answer, "VR201", scene.pids["worker"])["nbytes"], 2 * GIB)
+    assert is_charge(finding(answer, "VR201", demo.pids["worker"])["nbytes"], 2 * GIB)
     assert machine.vram("check", "--leftovers").returncode == 1
 
 
 def test_a_zombie_holds_nothing(machine: Machine):
-    scene = machine.scene("zombie", 2 * GIB, stages=1)
+    demo = machine.demo("signals.zombie", 2 * GIB, stages=1)
     answer = machine.why()
-    assert held_by(answer, scene.pids["worker"]) == 0
+    assert held_by(answer, demo.pids["worker"]) == 0
     assert machine.vram("check").returncode == 0
 
 
 def test_a_process_whose_first_thread_has_ended_holds_its_memory(machine: Machine):
     """The kernel shows a zombie; its other thread works on, and nothing of this is left over."""
-    scenes = str(Path(vram.virtualgpu.__file__).with_name("scenes"))
-    code = f"sys.path.insert(0, {scenes!r}); import driver; driver.context(); driver.alloc({GIB})"
+    programs = str(Path(vram.virtualgpu.__file__).with_name("programs"))
+    code = f"sys.path.insert(0, {programs!r}); import driver; driver.context(); driver.alloc({GIB})"
     with machine.popen([sys.executable, leaderless.__file__, code]) as process:
         leaderless.wait_for(process.pid)
         answer = machine.why()
@@ -127,9 +127,9 @@ def test_a_process_whose_first_thread_has_ended_holds_its_memory(machine: Machin
 
 
 def test_many_small_processes_spend_memory_on_contexts(machine: Machine):
-    scene = machine.scene("small_contexts", 2 * MIB)
+    demo = machine.demo("contexts.small", 2 * MIB)
     answer = machine.why()
-    workers = set(scene.pids.values())
+    workers = set(demo.pids.values())
     (found,) = [each for each in answer["findings"] if each["code"] == "VR205"]
     assert set(found["pids"]) == workers
     assert found["nbytes"] == sum(held_by(answer, pid) for pid in workers)
@@ -137,9 +137,9 @@ def test_many_small_processes_spend_memory_on_contexts(machine: Machine):
 
 @pytest.mark.fault(6)
 def test_managed_memory_is_in_no_list_and_named_all_the_same(machine: Machine):
-    scene = machine.scene("managed", 256 * MIB, stages=1)
+    demo = machine.demo("memory.managed", 256 * MIB, stages=1)
     answer = machine.why()
-    pid = scene.pids["self"]
+    pid = demo.pids["self"]
     (managed,) = [entry for entry in entries(answer, "process") if entry["medium"] == "managed"]
     assert (managed["holder"]["pid"], managed["nbytes"]) == (pid, 256 * MIB)
     assert finding(answer, "VR207", pid)["nbytes"] == 256 * MIB
@@ -148,12 +148,12 @@ def test_managed_memory_is_in_no_list_and_named_all_the_same(machine: Machine):
 
 @pytest.mark.fault(30)
 def test_a_plain_process_is_named_with_its_user_and_age(machine: Machine):
-    scene = machine.scene("plain", 1 * GIB)
+    demo = machine.demo("memory.plain", 1 * GIB)
     answer = machine.why()
     (process,) = entries(answer, "process")
     holder = process["holder"]
     assert (holder["pid"], holder["alive"], holder["user"]) == (
-        scene.pids["self"],
+        demo.pids["self"],
         True,
         answer["host"]["user"],
     )
@@ -166,7 +166,7 @@ def test_inside_a_pid_namespace_the_others_bytes_are_hidden_not_unexplained(mach
     enter = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
     if not shutil.which("unshare") or subprocess.run([*enter, "true"], capture_output=True).returncode:
         pytest.skip("no new PID namespace may be made here")
-    machine.scene("plain", 2 * GIB)
+    machine.demo("memory.plain", 2 * GIB)
     answer = machine.why(prefix=enter)
     (hidden,) = entries(answer, "hidden")
     assert is_charge(hidden["nbytes"], 2 * GIB)

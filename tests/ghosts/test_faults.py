@@ -11,7 +11,7 @@ import pytest
 from vram.errors import ExitCode
 from vram.units import GIB
 from vram.virtualgpu import VirtualGpu
-from vram.virtualgpu.scene import Scene
+from vram.virtualgpu.demos import DemoProgram
 
 
 def why(gpu: VirtualGpu) -> tuple[int, dict[str, Any]]:
@@ -60,7 +60,7 @@ def test_without_the_compute_list_nobody_is_blamed(
 ) -> None:
     """The answer is incomplete, and says so; whoever has the GPU open is named, for nothing more."""
     virtual_gpu.fail("nvmlDeviceGetComputeRunningProcesses*", **fault)
-    with Scene(virtual_gpu, "plain") as one, Scene(virtual_gpu, "plain") as other:
+    with DemoProgram(virtual_gpu, "memory.plain") as one, DemoProgram(virtual_gpu, "memory.plain") as other:
         exit_code, answer = why(virtual_gpu)
         check = [sys.executable, "-m", "vram", "check", "--leftovers", "--deadline", "4"]
         assert virtual_gpu.run(check, capture_output=True, timeout=60).returncode == ExitCode.PARTIAL
@@ -90,7 +90,10 @@ def test_libraries_that_do_not_match_the_module_are_named(virtual_gpu: VirtualGp
 
 @pytest.mark.fault(7)
 def test_without_figures_healthy_processes_are_no_leftovers(virtual_gpu: VirtualGpu) -> None:
-    with Scene(virtual_gpu, "plain", GIB) as one, Scene(virtual_gpu, "plain", 2 * GIB) as other:
+    with (
+        DemoProgram(virtual_gpu, "memory.plain", GIB) as one,
+        DemoProgram(virtual_gpu, "memory.plain", 2 * GIB) as other,
+    ):
         virtual_gpu.fail("nvmlDeviceGetComputeRunningProcesses*", sentinel=True)
         _, answer = why(virtual_gpu)
         (together,) = [each for each in answer["gpus"][0]["entries"] if each["co_holders"]]
@@ -102,11 +105,11 @@ def test_without_figures_healthy_processes_are_no_leftovers(virtual_gpu: Virtual
 
 @pytest.mark.fault(5, 7)
 def test_without_figures_the_keeper_of_a_dead_parents_memory_is_named(virtual_gpu: VirtualGpu) -> None:
-    with Scene(virtual_gpu, "fork_orphan", GIB) as scene:
-        scene.kill("parent")
+    with DemoProgram(virtual_gpu, "forks.orphan", GIB) as demo:
+        demo.kill("parent")
         virtual_gpu.fail("nvmlDeviceGetComputeRunningProcesses*", sentinel=True)
         _, answer = why(virtual_gpu)
         (orphan,) = [each for each in answer["gpus"][0]["entries"] if each["kind"] == "orphaned"]
-        assert (orphan["holder"]["pid"], orphan["confidence"]) == (scene.pids["child"], "likely")
+        assert (orphan["holder"]["pid"], orphan["confidence"]) == (demo.pids["child"], "likely")
         assert "VR101" in codes(answer)
         assert "VR105" not in codes(answer)

@@ -12,30 +12,30 @@ from vram.units import GIB, MIB
 
 @pytest.mark.fault(6)
 def test_all_ghosts_at_once(machine: Machine):
-    orphan = machine.scene("fork_orphan", 4 * GIB)
+    orphan = machine.demo("forks.orphan", 4 * GIB)
     orphan.kill("parent")
-    second = machine.scene("fork_orphan", 2 * GIB)
+    second = machine.demo("forks.orphan", 2 * GIB)
     second.kill("parent")
-    handle = machine.scene("export_handle", 3 * GIB, stages=2)
-    dmabuf = machine.scene("dmabuf", 1 * GIB, stages=2)
-    ipc = machine.scene("ipc", 5 * GIB, stages=2)
-    stopped = machine.scene("stopped", 2 * GIB)
+    handle = machine.demo("exports.handle", 3 * GIB, stages=2)
+    dmabuf = machine.demo("exports.dmabuf", 1 * GIB, stages=2)
+    ipc = machine.demo("imports.ipc", 5 * GIB, stages=2)
+    stopped = machine.demo("signals.stopped", 2 * GIB)
     answer = machine.why()
     assert is_charge(finding(answer, "VR101", orphan.pids["child"])["nbytes"], 4 * GIB)
     assert is_charge(finding(answer, "VR101", second.pids["child"])["nbytes"], 2 * GIB)
-    assert finding(answer, "VR103", handle.pids["keeper"])["nbytes"] == 3 * GIB
-    assert finding(answer, "VR104", dmabuf.pids["keeper"])["nbytes"] == 1 * GIB
+    assert finding(answer, "VR103", handle.pids["holder"])["nbytes"] == 3 * GIB
+    assert finding(answer, "VR104", dmabuf.pids["holder"])["nbytes"] == 1 * GIB
     assert is_charge(held_by(answer, ipc.pids["importer"]), 5 * GIB)
     assert is_charge(finding(answer, "VR201", stopped.pids["worker"])["nbytes"], 2 * GIB)
     assert not entries(answer, "unattributed")
 
 
 def test_two_exported_allocations_are_told_apart_by_their_sizes(machine: Machine):
-    large = machine.scene("export_handle", 3 * GIB, stages=2)
-    small = machine.scene("export_handle", 64 * MIB, stages=2)
+    large = machine.demo("exports.handle", 3 * GIB, stages=2)
+    small = machine.demo("exports.handle", 64 * MIB, stages=2)
     answer = machine.why()
-    assert held_by(answer, large.pids["keeper"]) == 3 * GIB
-    assert held_by(answer, small.pids["keeper"]) == 64 * MIB
+    assert held_by(answer, large.pids["holder"]) == 3 * GIB
+    assert held_by(answer, small.pids["holder"]) == 64 * MIB
 
 
 @pytest.mark.fault(11)
@@ -47,8 +47,8 @@ def test_the_sum_holds_while_processes_come_and_go(machine: Machine):
     def churn() -> None:
         while not done.is_set():
             try:
-                with machine.scene("fork_orphan", 1 * GIB) as scene:
-                    scene.kill("parent")
+                with machine.demo("forks.orphan", 1 * GIB) as demo:
+                    demo.kill("parent")
             except BaseException as error:
                 failures.append(error)
                 return
@@ -65,11 +65,11 @@ def test_the_sum_holds_while_processes_come_and_go(machine: Machine):
 
 
 def test_the_keeper_of_a_living_makers_memory_is_left_in_peace(machine: Machine):
-    healthy = machine.scene("export_handle", 1 * GIB, stages=1)
-    ghost = machine.scene("export_handle", 1 * GIB, stages=2)
+    healthy = machine.demo("exports.handle", 1 * GIB, stages=1)
+    ghost = machine.demo("exports.handle", 1 * GIB, stages=2)
     answer = machine.why()
     (exported,) = entries(answer, "exported")
-    assert (exported["holder"]["pid"], exported["confidence"]) == (ghost.pids["keeper"], "likely")
-    assert finding(answer, "VR102", healthy.pids["keeper"])["nbytes"] == 1 * GIB
+    assert (exported["holder"]["pid"], exported["confidence"]) == (ghost.pids["holder"], "likely")
+    assert finding(answer, "VR102", healthy.pids["holder"])["nbytes"] == 1 * GIB
     machine.vram("free", "--finding", "VR103", "--yes")
-    assert held_by(machine.why(), ghost.pids["keeper"]) == 1 * GIB
+    assert held_by(machine.why(), ghost.pids["holder"]) == 1 * GIB

@@ -31,7 +31,7 @@ from vram.report import doctor
 from vram.report.layout import RenderOptions
 from vram.units import GIB
 from vram.virtualgpu import VirtualGpu
-from vram.virtualgpu.scene import PROGRAMS as SCENES
+from vram.virtualgpu.demos import PROGRAMS as DEMO_PROGRAMS
 
 HERE = Path(__file__).parent
 FOLDER = HERE / "pages"
@@ -74,7 +74,7 @@ class Situation:
             "NO_COLOR": "1",
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "PYTHONIOENCODING": "utf-8",
-            "PYTHONPATH": f"{SOURCES}:{SCENES}",
+            "PYTHONPATH": f"{SOURCES}:{DEMO_PROGRAMS}",
             "PYTHON_DISABLE_REMOTE_DEBUG": "1",
             "XDG_RUNTIME_DIR": str(folder / "runtime"),
             "XDG_STATE_HOME": str(folder / "state"),

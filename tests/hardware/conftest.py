@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from tests.hardware import prestart
+
 Record = Callable[..., None]
 
 
@@ -22,6 +24,14 @@ Record = Callable[..., None]
 def _hardware(real_gpu: bool) -> None:
     if not real_gpu:
         pytest.skip("needs a real GPU: --real-gpu")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _prestarted(real_gpu: bool) -> Iterator[None]:
+    if real_gpu:
+        prestart.prestart()
+    yield
+    prestart.close()
 
 
 # What `import vram` does, in four files that share a budget: a hanging one must not eat the others' time.

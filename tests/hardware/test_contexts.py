@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.hardware.conftest import Record
+from tests.hardware.prestart import run_with_torch
 from tests.installed import needs
 from tests.search_path import search_path
 from vram.units import GIB, MIB
@@ -121,13 +122,14 @@ def codes_afterwards():
 
 
 def result(program: str, preamble: str = PREAMBLE) -> Any:
-    done = subprocess.run(
-        [sys.executable, "-c", preamble + dedent(program)],
-        env=os.environ | {"PYTHONPATH": search_path(), "COLUMNS": "80"},
-        capture_output=True,
-        text=True,
-        timeout=110,
-    )
+    code = preamble + dedent(program)
+    if "import torch" in program:
+        done = run_with_torch(code, {"COLUMNS": "80"}, timeout_s=110)
+    else:
+        environment = os.environ | {"PYTHONPATH": search_path(), "COLUMNS": "80"}
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=110
+        )
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])
 

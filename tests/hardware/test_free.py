@@ -21,13 +21,14 @@ from tests.reclaim.conftest import Bench
 from tests.reclaim.test_free import GHOSTS, all_ghosts_given_back, ghost
 from tests.reclaim.test_shared_machine import EVERYBODY, play, require_only_leftovers_gone
 from vram.units import GIB, MIB
-from vram.virtualgpu.scene import PROGRAMS
+from vram.virtualgpu.demos import PROGRAMS
 
 pytestmark = pytest.mark.gpu
 
 DEAF = (
     "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-    "import driver, stage; driver.context(); driver.alloc(2 << 30); stage.ready('deaf'); stage.wait()"
+    "import driver, protocol; driver.context(); driver.alloc(2 << 30)\n"
+    "protocol.ready('deaf'); protocol.wait()"
 )
 
 
@@ -69,8 +70,8 @@ def test_a_ghost_is_ended_by_its_finding(bench: Bench, record: Record, code: str
 
 
 def test_a_zombies_children_are_ended(bench: Bench, record: Record):
-    scene = bench.scene("fork_orphan", 4 * GIB)
-    pidfd = os.pidfd_open(scene.pids["parent"])
+    demo = bench.demo("forks.orphan", 4 * GIB)
+    pidfd = os.pidfd_open(demo.pids["parent"])
     signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT)
     os.close(pidfd)
@@ -134,7 +135,7 @@ def test_a_dry_run_touches_nothing_and_is_quick(bench: Bench, record: Record):
 
 def test_a_reset_is_refused_while_somebody_is_there(bench: Bench, record: Record):
     """Only the refusal: no test resets a GPU."""
-    pid = bench.scene("plain", 1 * GIB).pids["self"]
+    pid = bench.demo("memory.plain", 1 * GIB).pids["self"]
     done = bench.vram("reset", "0", "--json")
     answer = json.loads(done.stdout)
     record(blockers=len(answer["blockers"]), command=answer["command"])

@@ -103,7 +103,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     def begin(code: str, *, module: str, agent: bool = False) -> Program:
         if find_spec(module) is None:
             pytest.skip(f"{module} is not installed")
-        started.append(Program(code, tmp_path, agent=agent))
+        started.append(Program(code, tmp_path, agent=agent, prestarted=module == "torch"))
         started[-1].require_ready()
         return started[-1]
 

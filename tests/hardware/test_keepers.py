@@ -5,6 +5,7 @@ python -m pytest --real-gpu -s tests/hardware/test_keepers.py
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 
 from tests.guard.acting import act_out, check
 from tests.hardware.conftest import Record
+from tests.hardware.prestart import run_with_torch
 from tests.installed import needs
 from tests.search_path import search_path
 from vram.units import GIB, MIB
@@ -131,12 +133,13 @@ print(json.dumps([fastest_ms(vram.flush), fastest_ms(gc.collect), len(gc.get_obj
 
 
 def told(program: str) -> object:
-    import json
-
-    variables = dict(os.environ, PYTHONPATH=search_path())
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=variables, capture_output=True, text=True, timeout=120
-    )
+    if "torch" in program:
+        done = run_with_torch(program, {}, timeout_s=120)
+    else:
+        variables = dict(os.environ, PYTHONPATH=search_path())
+        done = subprocess.run(
+            [sys.executable, "-c", program], env=variables, capture_output=True, text=True, timeout=120
+        )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -17,6 +17,7 @@ import pytest
 
 from tests.guard.owner import PREAMBLE
 from tests.hardware.conftest import Record
+from tests.hardware.prestart import run_with_torch
 from tests.installed import needs
 from tests.search_path import search_path
 from vram.units import MIB
@@ -40,9 +41,13 @@ def _native(real_gpu: bool) -> None:
 
 def told(program: str) -> Any:
     """Run *program* in a process of its own; the last value that it told."""
-    argv = [sys.executable, "-X", "faulthandler", "-c", PREAMBLE + dedent(program)]
-    environment = os.environ | {"PYTHONPATH": search_path(), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=120)
+    code = PREAMBLE + dedent(program)
+    if "import torch" in program:
+        done = run_with_torch(code, {}, timeout_s=120)
+    else:
+        environment = os.environ | {"PYTHONPATH": search_path(), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+        argv = [sys.executable, "-X", "faulthandler", "-c", code]
+        done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 import pytest
 
 from tests.hardware.conftest import Record
+from tests.hardware.prestart import start_with_torch
 from tests.search_path import search_path
 from vram.units import GIB, MIB
 
@@ -116,12 +116,15 @@ class Subject:
     """A program on the GPU that answers one line for each that it is sent."""
 
     def __init__(self, code: str, *arguments: object) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", dedent(code), *map(str, arguments)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        if code is GRAPH_TRAINING:
+            self.process = start_with_torch(dedent(code), {})
+        else:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", dedent(code), *map(str, arguments)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
         self.first = self.hear()
         assert self.first, "the program ended early"
 
@@ -229,8 +232,7 @@ def test_training_through_a_cuda_graph_goes_on_as_if_nothing_had_been(
     """Two trainings alike; one is parked in the middle. Their weights stay the same."""
     if find_spec("torch") is None:
         pytest.skip("PyTorch is not installed")
-    with ThreadPoolExecutor() as pool:  # PyTorch takes long to be imported
-        undisturbed, parked = pool.map(start, [GRAPH_TRAINING] * 2)
+    undisturbed, parked = start(GRAPH_TRAINING), start(GRAPH_TRAINING)
     assert undisturbed.asked("20") == parked.asked("20")
     there = machine.moved("park", parked.pid)
     parked.send("20")

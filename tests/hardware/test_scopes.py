@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.hardware.conftest import Record
+from tests.hardware.prestart import run_with_torch
 from tests.installed import needs
 from tests.search_path import search_path
 from vram.units import GIB, MIB
@@ -77,14 +78,14 @@ JAX_TAKES_WHAT_IT_NEEDS = {
 
 
 def result(program: str, name: str = "torch", **variables: str) -> Any:
-    environment = os.environ | {"PYTHONPATH": search_path()} | JAX_TAKES_WHAT_IT_NEEDS | variables
-    done = subprocess.run(
-        [sys.executable, "-c", PREAMBLE + FRAMEWORKS[name] + BEHIND_ALL + dedent(program)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=110,
-    )
+    code = PREAMBLE + FRAMEWORKS[name] + BEHIND_ALL + dedent(program)
+    if name == "torch":
+        done = run_with_torch(code, variables, timeout_s=110)
+    else:
+        environment = os.environ | {"PYTHONPATH": search_path()} | JAX_TAKES_WHAT_IT_NEEDS | variables
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=110
+        )
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])
 

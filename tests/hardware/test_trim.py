@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from tests.hardware.conftest import Record
+from tests.hardware.prestart import start_with_torch
 from tests.search_path import search_path
 from vram.units import GIB, MIB
 
@@ -164,21 +165,21 @@ class Watch:
 class Program:
     """A program on the GPU; ``agent`` lets vram in by itself."""
 
-    def __init__(self, code: str, folder: Path, *, agent: bool) -> None:
-        self.environment = {
-            **os.environ,
-            "PYTHONPATH": search_path(),
-            "XDG_RUNTIME_DIR": str(folder / "runtime"),
-            "XDG_STATE_HOME": str(folder / "state"),
-        }
+    def __init__(self, code: str, folder: Path, *, agent: bool, prestarted: bool = False) -> None:
+        folders = {"XDG_RUNTIME_DIR": str(folder / "runtime"), "XDG_STATE_HOME": str(folder / "state")}
+        self.environment = {**os.environ, "PYTHONPATH": search_path(), **folders}
         start = "import vram; vram.agent()\n" if agent else ""
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", PREAMBLE + start + dedent(code)],
-            env=self.environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        code = PREAMBLE + start + dedent(code)
+        if prestarted:
+            self.process = start_with_torch(code, folders)
+        else:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", code],
+                env=self.environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
 
     def require_ready(self) -> None:
         heard = self.hear()
@@ -221,7 +222,9 @@ def start(tmp_path: Path) -> Iterator[Machine]:
     def begin(code: str, *, needs: str, agent: bool = True, patient: bool = True) -> Program:
         if find_spec(needs) is None:
             pytest.skip(f"{needs} is not installed")
-        started.append(Program(code, tmp_path, agent=agent))
+        # Those that start all at once import side by side anyway.
+        prestarted = needs == "torch" and patient
+        started.append(Program(code, tmp_path, agent=agent, prestarted=prestarted))
         if patient:
             started[-1].require_ready()
         return started[-1]

@@ -18,7 +18,7 @@ from tests.search_path import search_path
 from vram.reach import injectors
 from vram.units import MIB
 from vram.virtualgpu import VirtualGpu
-from vram.virtualgpu.scene import PROGRAMS as SCENES
+from vram.virtualgpu.demos import PROGRAMS
 
 VISITS = 3
 
@@ -33,7 +33,7 @@ class Place:
 
     def subject(self, python: str) -> Subject:
         return Subject(
-            python, "-", str(32 * MIB), environment={**self.environment, "PYTHONPATH": str(SCENES)}
+            python, "-", str(32 * MIB), environment={**self.environment, "PYTHONPATH": str(PROGRAMS)}
         )
 
     def inside(self, pid: int) -> dict[str, Any]:

@@ -1,56 +1,90 @@
-"""The catalogue: nothing is missing from it, and every page says what a page must."""
+"""The catalogue: every claim is in it once, its page is whole, and its calls exist."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import ast
+import inspect
+import json
+import os
+import subprocess
+import sys
 
 import pytest
 
 from vram.errors import UsageError
-from vram.lab import experiments
-from vram.lab.catalogue import EXPERIMENTS, chosen, describe, load
+from vram.lab import topics
+from vram.lab.catalogue import CLAIMS, TOPICS, chosen
+from vram.lab.claim import DEFINED
 from vram.units import GIB
+from vram.virtualgpu.demos import PROGRAMS
 
-FOLDER = Path(experiments.__file__).parent
-
-
-def test_every_file_is_in_the_catalogue_once() -> None:
-    files = {path.stem for path in FOLDER.glob("*.py")} - {"__init__"}
-    assert files == set(EXPERIMENTS)
-    assert len(EXPERIMENTS) == len(set(EXPERIMENTS))
+MODULES = [sys.modules[name] for name in sys.modules if name.startswith(f"{topics.__name__}.")]
 
 
-def test_there_are_enough() -> None:
-    assert len(EXPERIMENTS) >= 30
+def test_every_module_is_a_topic_and_every_claim_has_one() -> None:
+    files = {name.removesuffix(".py") for name in os.listdir(os.path.dirname(topics.__file__))}
+    assert files - {"__init__", "__pycache__"} == {module.__name__.rpartition(".")[2] for module in MODULES}
+    assert set(TOPICS) == {module.TOPIC for module in MODULES}
+    assert set(CLAIMS) == set(DEFINED)
+    assert len(CLAIMS) >= 70
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("name", CLAIMS)
 def test_a_page_has_claim_source_method_and_reading(name: str) -> None:
-    told = describe(name)
-    assert 10 < len(told.claim) <= 100
-    assert not told.claim.endswith(".")
-    assert told.source.startswith(("Folklore", "Question", "Questions"))
-    assert told.source.endswith(".")
-    assert len(told.method) > 20
-    assert len(told.reading) > 20
-    assert told.takes_bytes <= 3 * GIB
-    assert told.deadline_s <= 60
+    page = CLAIMS[name].describe()
+    assert CLAIMS[name].measure.__name__ == name.replace("-", "_")
+    assert 10 < len(page.claim) <= 100
+    assert not page.claim.endswith(".")
+    assert page.source.startswith(("Folklore", "Question", "Questions"))
+    assert page.source.endswith(".")
+    assert len(page.method) > 20
+    assert len(page.reading) > 20
+    assert page.takes_bytes <= 3 * GIB
+    assert page.deadline_s <= 60
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
-def test_lines_for_a_framework_are_python(name: str) -> None:
+def test_lines_for_a_framework_are_python() -> None:
     """Most machines lack the framework, and would never run them."""
-    constants = {key: value for key, value in vars(load(name)).items() if key.isupper()}
-    for key in ("START", "MAKE", "WORK", "FAIL", "FREE"):
-        compile(constants.get(key, ""), f"{name}.{key}", "exec")
+    found = [
+        value
+        for name, value in vars(sys.modules[f"{topics.__name__}.frameworks"]).items()
+        if name.isupper() and isinstance(value, str) and name != "TOPIC"
+    ]
+    assert len(found) > 12
+    for lines in found:
+        compile(lines, "<lab>", "exec")
 
 
-def test_names_may_be_written_with_dashes_and_come_in_order() -> None:
-    assert chosen(["zombie", "kill-nine", "KILL_NINE"]) == ("kill_nine", "zombie")
-    assert chosen([]) == EXPERIMENTS
+def test_every_operation_that_is_called_exists() -> None:
+    """Some claims get no further than a framework or a call that is missing here."""
+    with subprocess.Popen(
+        [sys.executable, str(PROGRAMS / "worker.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as worker:
+        assert worker.stdout is not None
+        known = json.loads(worker.stdout.readline())
+        assert worker.stdin is not None
+        worker.stdin.close()
+    called = {
+        node.args[0].value
+        for module in MODULES
+        for node in ast.walk(ast.parse(inspect.getsource(module)))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in ("call", "end_by")
+        and isinstance(node.args[0], ast.Constant)
+    }
+    assert called <= {*known["operations"], *known["child"]}
+    unused = set(known["operations"]) - called - {"fork", "spawn", "call_child", "send_descriptor"}
+    assert unused == set()
+    assert {*known["allocate"], *known["free"]} <= set(known["operations"])
 
 
-def test_an_unknown_name_is_told() -> None:
+def test_names_may_be_written_with_underscores_and_come_in_order() -> None:
+    assert [claim.name for claim in chosen(["zombie", "kill-nine", "KILL_NINE"])] == ["kill-nine", "zombie"]
+    assert chosen([]) == tuple(CLAIMS.values())
+
+
+def test_an_unknown_name_gets_a_suggestion() -> None:
     with pytest.raises(UsageError) as caught:
         chosen(["zombi"])
     assert caught.value.hint == "did you mean zombie?"

@@ -12,20 +12,20 @@ import pytest
 
 from tests.lab.conftest import PROGRAM, Lab, only_result
 from vram.cli.app import main
-from vram.lab.catalogue import EXPERIMENTS, describe, shown
+from vram.lab.catalogue import CLAIMS
 from vram.model.lab import LabCatalogue, LabReport
 from vram.virtualgpu import VirtualGpu
 
 
 def test_the_list_names_every_experiment(lab: Lab) -> None:
     out = lab().stdout
-    assert all(f"  {shown(name)} " in out for name in EXPERIMENTS)
+    assert all(f"  {name} " in out for name in CLAIMS)
     assert all(len(line) <= 80 for line in out.splitlines())
 
 
 def test_the_list_for_scripts(lab: Lab) -> None:
     told = msgspec.json.decode(lab("list", "--json").stdout, type=LabCatalogue)
-    assert [each.name for each in told.experiments] == [shown(name) for name in EXPERIMENTS]
+    assert [each.name for each in told.experiments] == list(CLAIMS)
 
 
 def test_a_page_says_how_and_how_much(lab: Lab) -> None:
@@ -109,10 +109,10 @@ def test_pages_fit_the_terminal_and_lose_no_word(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    for name in EXPERIMENTS:
+    for name, claim in CLAIMS.items():
         assert main(["lab", "show", name]) == 0
         shown_page = capsys.readouterr().out
         told, _, _ = shown_page.rpartition("(takes up to")
-        assert told.split()[1:] == describe(name).page.split()
+        assert told.split()[1:] == claim.describe().page.split()
         loose = [line for line in shown_page.splitlines() if len(line.split()) > 1 and line[:1] not in " -"]
         assert max(map(len, loose)) <= columns

@@ -13,7 +13,7 @@ from vram.model.gpu import DriverFacts, GpuFacts
 from vram.model.observation import Observation
 
 
-class Told:
+class FixedHost:
     """A host whose driver says exactly this."""
 
     def __init__(self, *said: Observation) -> None:
@@ -31,7 +31,7 @@ def gpu(index: int, **facts: Any) -> Observation:
 
 
 def found(*said: Observation, index: int = 0) -> Any:
-    return find_device(Told(*said), index)  # type: ignore[arg-type]
+    return find_device(FixedHost(*said), index)  # type: ignore[arg-type]
 
 
 def test_the_gpu_is_found_by_its_number() -> None:
@@ -59,8 +59,8 @@ def test_a_divided_gpu_is_left_alone() -> None:
         found(gpu(0, mig_enabled=True))
 
 
-def test_a_gpu_that_does_not_tell_its_memory_is_an_error() -> None:
+def test_a_gpu_that_does_not_report_its_memory_is_an_error() -> None:
     device = found(gpu(0))
     lost = Observation(probe="nvml.memory", gpu=0, status="lost", message="GPU is lost")
-    with pytest.raises(VramError, match="does not tell its memory: GPU is lost"):
-        device.look(Told(lost))
+    with pytest.raises(VramError, match="does not report its memory: GPU is lost"):
+        device.read(FixedHost(lost))

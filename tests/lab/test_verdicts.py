@@ -7,102 +7,103 @@ from importlib.util import find_spec
 import pytest
 
 from tests.lab.conftest import Lab, assert_clean, results_of
-from vram.lab.catalogue import EXPERIMENTS, TOPICS, shown
+from vram.lab.catalogue import CLAIMS, TOPICS
 from vram.virtualgpu import VirtualGpu
 
 TRUE, FALSE, UNKNOWN = "true here", "false here", "cannot tell"
 
 # An H200 under driver 580.159.04 showed the same wherever docs/evidence has a row for it.
 VERDICTS = {
-    "kill_nine": FALSE,
-    "exit_without_free": FALSE,
+    "kill-nine": FALSE,
+    "exit-without-free": FALSE,
     "crash": FALSE,
     "zombie": FALSE,
     "stopped": TRUE,
-    "context_outlives": FALSE,
-    "exception_across_runs": FALSE,
-    "managed_at_exit": TRUE,
-    "reset_needed": FALSE,
-    "fork_harmless": FALSE,
-    "list_names_the_dead": FALSE,
-    "forked_child_uses": FALSE,
-    "fork_child_closes": TRUE,
-    "subprocess_keeps": FALSE,
-    "ipc_survives": TRUE,
-    "ipc_counted_twice": FALSE,
-    "exported_handle": TRUE,
+    "context-outlives": FALSE,
+    "exception-across-runs": FALSE,
+    "managed-at-exit": TRUE,
+    "reset-needed": FALSE,
+    "fork-harmless": FALSE,
+    "list-names-the-dead": FALSE,
+    "forked-child-uses": FALSE,
+    "fork-child-closes": TRUE,
+    "subprocess-keeps": FALSE,
+    "ipc-survives": TRUE,
+    "ipc-counted-twice": FALSE,
+    "exported-handle": TRUE,
     "dmabuf": TRUE,
-    "pointer_elsewhere": FALSE,
-    "free_keeps": FALSE,
-    "freed_for_others": FALSE,
-    "free_waits": TRUE,
-    "sync_before_free": FALSE,
-    "free_null_fails": FALSE,
-    "free_null_flushes": FALSE,
-    "double_free": FALSE,
-    "lost_pointer": FALSE,
-    "small_fragments": FALSE,
-    "large_fragments": FALSE,
-    "release_frees": FALSE,
-    "addresses_cost": FALSE,
-    "pool_keeps": TRUE,
-    "pool_keeps_by_default": FALSE,
-    "async_free_at_once": FALSE,
-    "graph_memory": UNKNOWN,
-    "context_free_of_charge": FALSE,
-    "second_context": FALSE,
-    "init_costs": TRUE,
-    "reset_not_enough": FALSE,
-    "reset_reaches_others": FALSE,
-    "context_close_frees": TRUE,
-    "parked_leaves_nothing": TRUE,
-    "thread_end_frees": FALSE,
-    "thread_frees": TRUE,
-    "owner_object": TRUE,
-    "free_in_other_thread": FALSE,
-    "exception_in_process": TRUE,
-    "old_data_plain": FALSE,
-    "old_data_pool": TRUE,
-    "zero_before_free": TRUE,
-    "old_data_across": FALSE,
-    "pinned_counts": FALSE,
-    "managed_on_allocation": FALSE,
-    "managed_returns": FALSE,
-    "managed_listed": FALSE,
-    "used_includes_reserved": TRUE,
-    "list_sums": FALSE,
-    "one_byte": FALSE,
-    "larger_than_the_gpu": FALSE,
-    "kernel_keeps": UNKNOWN,
-    "launches_grow": UNKNOWN,
-    "torch_del": UNKNOWN,
-    "torch_empty_cache": UNKNOWN,
-    "torch_cycle": UNKNOWN,
-    "torch_exception": UNKNOWN,
-    "torch_workspaces": UNKNOWN,
-    "torch_old_data": UNKNOWN,
-    "cupy_del": UNKNOWN,
-    "jax_preallocates": UNKNOWN,
-    "numba_del": FALSE if find_spec("numba") else UNKNOWN,
-    "numba_close": TRUE if find_spec("numba") else UNKNOWN,
-    "pycuda_thread": TRUE if find_spec("pycuda") else UNKNOWN,
+    "pointer-elsewhere": FALSE,
+    "free-keeps": FALSE,
+    "freed-for-others": FALSE,
+    "free-waits": TRUE,
+    "sync-before-free": FALSE,
+    "free-null-fails": FALSE,
+    "free-null-flushes": FALSE,
+    "double-free": FALSE,
+    "lost-pointer": FALSE,
+    "small-fragments": FALSE,
+    "large-fragments": FALSE,
+    "release-frees": FALSE,
+    "addresses-cost": FALSE,
+    "pool-keeps": TRUE,
+    "pool-keeps-by-default": FALSE,
+    "async-free-at-once": FALSE,
+    "graph-memory": UNKNOWN,
+    "context-free-of-charge": FALSE,
+    "second-context": FALSE,
+    "init-costs": TRUE,
+    "reset-not-enough": FALSE,
+    "reset-reaches-others": FALSE,
+    "context-close-frees": TRUE,
+    "parked-leaves-nothing": TRUE,
+    "thread-end-frees": FALSE,
+    "thread-frees": TRUE,
+    "owner-object": TRUE,
+    "free-in-other-thread": FALSE,
+    "exception-in-process": TRUE,
+    "old-data-plain": FALSE,
+    "old-data-pool": TRUE,
+    "zero-before-free": TRUE,
+    "old-data-across": FALSE,
+    "pinned-counts": FALSE,
+    "managed-on-allocation": FALSE,
+    "managed-returns": FALSE,
+    "managed-listed": FALSE,
+    "used-includes-reserved": TRUE,
+    "list-sums": FALSE,
+    "one-byte": FALSE,
+    "larger-than-the-gpu": FALSE,
+    "kernel-keeps": UNKNOWN,
+    "launches-grow": UNKNOWN,
+    "torch-del": UNKNOWN,
+    "torch-empty-cache": UNKNOWN,
+    "torch-cycle": UNKNOWN,
+    "torch-exception": UNKNOWN,
+    "torch-workspaces": UNKNOWN,
+    "torch-old-data": UNKNOWN,
+    "cupy-del": UNKNOWN,
+    "jax-preallocates": UNKNOWN,
+    "numba-del": FALSE if find_spec("numba") else UNKNOWN,
+    "numba-close": TRUE if find_spec("numba") else UNKNOWN,
+    "pycuda-thread": TRUE if find_spec("pycuda") else UNKNOWN,
 }
 
 
 def test_every_experiment_has_its_verdict_here() -> None:
-    assert set(VERDICTS) == set(EXPERIMENTS)
+    assert set(VERDICTS) == set(CLAIMS)
 
 
 @pytest.mark.parametrize("topic", TOPICS)
 def test_the_model_answers(topic: str, lab: Lab, virtual_gpu: VirtualGpu) -> None:
     """Every verdict of a topic, and then a clean GPU without a process on it."""
-    ended = lab("run", "--json", *TOPICS[topic])
+    names = [claim.name for claim in TOPICS[topic]]
+    ended = lab("run", "--json", *names)
     results = results_of(ended)
-    told = {name: results[shown(name)].verdict for name in TOPICS[topic]}
-    assert told == {name: VERDICTS[name] for name in TOPICS[topic]}, {
+    verdicts = {name: results[name].verdict for name in names}
+    assert verdicts == {name: VERDICTS[name] for name in names}, {
         name: result.because for name, result in results.items()
     }
-    assert ended.returncode == (3 if UNKNOWN in told.values() else 0)
+    assert ended.returncode == (3 if UNKNOWN in verdicts.values() else 0)
     assert_clean(virtual_gpu)
 
 

@@ -15,13 +15,13 @@ import pytest
 from tests.places.test_namespaces import first_device
 from vram.units import GIB
 from vram.virtualgpu import VirtualGpu
-from vram.virtualgpu.scene import Scene
+from vram.virtualgpu.demos import DemoProgram
 
 SECOND = 3  # the driver's number of the first instance of two slices
 
 
 class Inside:
-    """A place for scenes: one MIG device of a virtual GPU."""
+    """A place for demos: one MIG device of a virtual GPU."""
 
     def __init__(self, gpu: VirtualGpu, uuid: str) -> None:
         self._gpu = gpu
@@ -60,21 +60,21 @@ def only(gpu: dict[str, Any], kind: str) -> dict[str, Any]:
 
 def test_an_exported_allocation_is_proved_in_its_own_instance(divided: VirtualGpu) -> None:
     """A process sees one MIG device only, so every instance is tried by itself."""
-    with Scene(Inside(divided, second_device(divided)), "export_handle", 2 * GIB) as scene:
-        scene.go()
-        scene.go()
+    with DemoProgram(Inside(divided, second_device(divided)), "exports.handle", 2 * GIB) as demo:
+        demo.go()
+        demo.go()
         exported = only(why(divided), "exported")
         assert (exported["gpu_instance"], exported["nbytes"]) == (SECOND, 2 * GIB)
-        assert exported["holder"]["pid"] == scene.pids["keeper"]
+        assert exported["holder"]["pid"] == demo.pids["holder"]
         assert exported["confidence"] == "fact"
 
 
 def test_a_forked_child_keeps_its_dead_parent_s_memory_in_their_instance(divided: VirtualGpu) -> None:
-    with Scene(Inside(divided, second_device(divided)), "fork_orphan", 1 * GIB) as scene:
-        scene.kill("parent")
+    with DemoProgram(Inside(divided, second_device(divided)), "forks.orphan", 1 * GIB) as demo:
+        demo.kill("parent")
         orphan = only(why(divided), "orphaned")
         assert orphan["gpu_instance"] == SECOND
         assert (orphan["holder"]["pid"], orphan["charged_pid"]) == (
-            scene.pids["child"],
-            scene.pids["parent"],
+            demo.pids["child"],
+            demo.pids["parent"],
         )

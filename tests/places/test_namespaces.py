@@ -17,7 +17,7 @@ import pytest
 from tests.virtualgpu.conftest import HOLDER, Hold, hold
 from vram.units import GIB
 from vram.virtualgpu import VirtualGpu
-from vram.virtualgpu.scene import Place
+from vram.virtualgpu.demos import ProgramLauncher
 
 __all__ = ["hold"]
 
@@ -40,7 +40,7 @@ for line in sys.stdin:
 class Room:
     """A PID namespace with one holder of GPU memory in it, and vram to be asked there."""
 
-    def __init__(self, gpu: Place, enter: tuple[str, ...], nbytes: int, **env: str) -> None:
+    def __init__(self, gpu: ProgramLauncher, enter: tuple[str, ...], nbytes: int, **env: str) -> None:
         self._process = gpu.popen(
             [*enter, sys.executable, "-c", ROOM, str(nbytes)],
             stdin=subprocess.PIPE,

@@ -18,48 +18,48 @@ from vram.model.observation import Observation
 from vram.model.process import ProcessRef
 from vram.probes.sources.exports import candidates_of, observe, residual
 from vram.virtualgpu import VirtualGpu
-from vram.virtualgpu.scene import Scene
+from vram.virtualgpu.demos import DemoProgram
 
 MIB = 1024**2
 
 
 @pytest.mark.parametrize("nbytes", [2 * MIB, 6 * MIB, 4096 * MIB, 10_000 * MIB])
 def test_a_keeper_is_proved_and_measured(virtual_gpu: VirtualGpu, nbytes: int) -> None:
-    with Scene(virtual_gpu, "export_handle", nbytes) as scene:
-        scene.go()
-        scene.go()
+    with DemoProgram(virtual_gpu, "exports.handle", nbytes) as demo:
+        demo.go()
+        demo.go()
         survey = take(virtual_gpu)
         ((export, about),) = facts(survey, ExportFacts)
-        assert (export.process.pid, export.nbytes, export.gpu) == (scene.pids["keeper"], nbytes, 0)
+        assert (export.process.pid, export.nbytes, export.gpu) == (demo.pids["holder"], nbytes, 0)
         assert about.description is not None
 
 
 def test_reading_takes_no_memory_and_keeps_nothing_open(virtual_gpu: VirtualGpu) -> None:
     """The account is the same before and after; and once the keeper closes, all is free."""
-    with Scene(virtual_gpu, "export_handle") as scene:
-        scene.go()
-        scene.go()
+    with DemoProgram(virtual_gpu, "exports.handle") as demo:
+        demo.go()
+        demo.go()
         used = [facts(take(virtual_gpu), MemoryFacts)[0][1].used for _ in range(2)]
-        assert used == [scene.nbytes, scene.nbytes]
-        scene.go()
+        assert used == [demo.nbytes, demo.nbytes]
+        demo.go()
         ((_, memory),) = facts(take(virtual_gpu), MemoryFacts)
         assert memory.used == 0
 
 
 def test_everybody_who_keeps_it_is_named(virtual_gpu: VirtualGpu) -> None:
     """A keeper that forks makes two keepers of one open file: one proof, two names, one identity."""
-    with Scene(virtual_gpu, "export_handle") as scene:
-        scene.go()
-        scene.go()
-        with _copy_holder(scene.pids["keeper"], scene) as other:
+    with DemoProgram(virtual_gpu, "exports.handle") as demo:
+        demo.go()
+        demo.go()
+        with _copy_holder(demo.pids["holder"], demo) as other:
             found = facts(take(virtual_gpu), ExportFacts)
-            assert {export.process.pid for export, _ in found} == {scene.pids["keeper"], other.pid}
-            assert {export.nbytes for export, _ in found} == {scene.nbytes}
+            assert {export.process.pid for export, _ in found} == {demo.pids["holder"], other.pid}
+            assert {export.nbytes for export, _ in found} == {demo.nbytes}
             assert len({about.description for _, about in found}) == 1
             other.kill()
 
 
-def _copy_holder(keeper: int, scene: Scene) -> subprocess.Popen[bytes]:
+def _copy_holder(keeper: int, demo: DemoProgram) -> subprocess.Popen[bytes]:
     """Hand a copy of the keeper's descriptor to a process of its own, and keep none."""
     import ctypes
 
@@ -92,20 +92,20 @@ def _control_descriptor(pid: int) -> int:
 
 
 def test_a_driver_that_hangs_is_a_statement(virtual_gpu: VirtualGpu) -> None:
-    with Scene(virtual_gpu, "export_handle") as scene:
-        scene.go()
-        scene.go()
+    with DemoProgram(virtual_gpu, "exports.handle") as demo:
+        demo.go()
+        demo.go()
         virtual_gpu.fail("cuMemImportFromShareableHandle", hang=True)
         survey = take(virtual_gpu, "--deadline", "6")
         (hung,) = said(survey, "driver.exports")
-        assert (hung.status, hung.process.pid, hung.nbytes) == ("timeout", scene.pids["keeper"], None)
-        assert facts(survey, MemoryFacts)[0][1].used == scene.nbytes
+        assert (hung.status, hung.process.pid, hung.nbytes) == ("timeout", demo.pids["holder"], None)
+        assert facts(survey, MemoryFacts)[0][1].used == demo.nbytes
 
 
 def test_a_driver_that_fails_is_a_statement(virtual_gpu: VirtualGpu) -> None:
-    with Scene(virtual_gpu, "export_handle") as scene:
-        scene.go()
-        scene.go()
+    with DemoProgram(virtual_gpu, "exports.handle") as demo:
+        demo.go()
+        demo.go()
         virtual_gpu.fail("cuInit", error="SYSTEM_NOT_READY")
         (failed,) = said(take(virtual_gpu), "driver.exports")
         assert (failed.status, "cuInit" in failed.message) == ("failed", True)
@@ -114,7 +114,7 @@ def test_a_driver_that_fails_is_a_statement(virtual_gpu: VirtualGpu) -> None:
 def test_ordinary_processes_are_not_asked_about(virtual_gpu: VirtualGpu) -> None:
     """What a context costs beyond its charge is no reason to load the driver."""
     virtual_gpu.fail("cuMemImportFromShareableHandle", hang=True)
-    with Scene(virtual_gpu, "plain"):
+    with DemoProgram(virtual_gpu, "memory.plain"):
         survey = take(virtual_gpu)
         assert said(survey, "driver.exports") == []
         assert {run.name: run.status for run in survey.probes}["exports"] == "ok"

@@ -17,7 +17,7 @@ from vram.host.local.nvml_child import Reader
 from vram.model.gpu import ChargeFacts, DriverFacts, GpuFacts, MemoryFacts
 from vram.model.observation import Observation, Survey
 from vram.virtualgpu import VirtualGpu
-from vram.virtualgpu.scene import Scene
+from vram.virtualgpu.demos import DemoProgram
 
 # What a test waits for where a call hangs: long enough for all the others on a busy machine.
 HUNG_S = "4"
@@ -38,10 +38,10 @@ def test_an_idle_gpu(virtual_gpu: VirtualGpu) -> None:
 
 
 def test_charges_name_processes_for_good(virtual_gpu: VirtualGpu) -> None:
-    with Scene(virtual_gpu, "context_only") as scene:
-        scene.go()
+    with DemoProgram(virtual_gpu, "contexts.one_by_one") as demo:
+        demo.go()
         survey = take(virtual_gpu)
-        (pid,) = set(scene.pids.values())
+        (pid,) = set(demo.pids.values())
         ((charge, lists),) = facts(survey, ChargeFacts)
         assert (charge.process.pid, charge.nbytes, lists.lists) == (pid, 518 * 1024**2, ("compute",))
         assert charge.process.started_at is not None
@@ -49,12 +49,12 @@ def test_charges_name_processes_for_good(virtual_gpu: VirtualGpu) -> None:
 
 @pytest.mark.fault(5)
 def test_a_dead_pid_has_no_start(virtual_gpu: VirtualGpu) -> None:
-    with Scene(virtual_gpu, "fork_orphan") as scene:
-        scene.kill("parent")
+    with DemoProgram(virtual_gpu, "forks.orphan") as demo:
+        demo.kill("parent")
         ((charge, _),) = facts(take(virtual_gpu), ChargeFacts)
-        assert charge.process.pid == scene.pids["parent"]
+        assert charge.process.pid == demo.pids["parent"]
         assert charge.process.started_at is None
-        assert charge.nbytes > scene.nbytes
+        assert charge.nbytes > demo.nbytes
 
 
 @pytest.mark.parametrize("mode", [[], ["--thread"], ["--cuda"]], ids=["fork", "thread", "cuda"])
@@ -107,8 +107,8 @@ def test_a_dead_pid_that_is_listed_no_more_ended_while_it_was_read() -> None:
 
 def test_older_process_lists_serve_where_newer_are_unknown(virtual_gpu: VirtualGpu) -> None:
     virtual_gpu.fail("nvmlDeviceGet*RunningProcesses_v3", error="FUNCTION_NOT_FOUND")
-    with Scene(virtual_gpu, "context_only") as scene:
-        scene.go()
+    with DemoProgram(virtual_gpu, "contexts.one_by_one") as demo:
+        demo.go()
         ((charge, _),) = facts(take(virtual_gpu), ChargeFacts)
         assert charge.nbytes == 518 * 1024**2
 
@@ -149,8 +149,8 @@ def test_what_is_not_supported_is_unknown(virtual_gpu: VirtualGpu) -> None:
 @pytest.mark.fault(7)
 def test_a_sentinel_is_unknown_bytes(virtual_gpu: VirtualGpu) -> None:
     virtual_gpu.fail("nvmlDeviceGetComputeRunningProcesses*", sentinel=True)
-    with Scene(virtual_gpu, "context_only") as scene:
-        scene.go()
+    with DemoProgram(virtual_gpu, "contexts.one_by_one") as demo:
+        demo.go()
         ((charge, _),) = facts(take(virtual_gpu), ChargeFacts)
         assert charge.nbytes is None
 

@@ -25,7 +25,7 @@ from vram.model.observation import HostFacts, Observation, with_code
 from vram.model.process import ProcessFacts, ProcessRef
 from vram.probes.survey import survey
 from vram.virtualgpu import VirtualGpu
-from vram.virtualgpu.scene import Scene
+from vram.virtualgpu.demos import DemoProgram
 
 
 class Quiet:
@@ -126,28 +126,28 @@ def test_this_machine_can_be_surveyed() -> None:
 
 
 def test_a_working_process_is_told_whole(virtual_gpu: VirtualGpu) -> None:
-    with Scene(virtual_gpu, "fork_orphan") as scene:
+    with DemoProgram(virtual_gpu, "forks.orphan") as demo:
         taken = take(virtual_gpu)
         assert taken.host.virtual
         files = {each.process.pid: about for each, about in facts(taken, FilesFacts)}
-        assert set(files) == {scene.pids["parent"], scene.pids["child"]}
+        assert set(files) == {demo.pids["parent"], demo.pids["child"]}
         # The child has the parent's very files.
         one, other = (
-            {file.description for file in files[scene.pids[part]].files if file.kind == "gpu"}
+            {file.description for file in files[demo.pids[part]].files if file.kind == "gpu"}
             for part in ("parent", "child")
         )
         assert one == other
         assert None not in one
         processes = {each.process.pid: about for each, about in facts(taken, ProcessFacts)}
-        assert processes[scene.pids["child"]].parent == scene.pids["parent"]
+        assert processes[demo.pids["child"]].parent == demo.pids["parent"]
         # Ancestors are there by name, without their arguments.
         assert processes[os.getpid()].argv == ()
         assert processes[os.getpid()].command
 
 
 def test_a_process_that_ends_before_it_is_looked_at_leaves_nothing_over(virtual_gpu: VirtualGpu) -> None:
-    with Scene(virtual_gpu, "plain") as scene:
-        ledger = build_ledger(take(virtual_gpu, "--end", str(scene.pids["self"])))
+    with DemoProgram(virtual_gpu, "memory.plain") as demo:
+        ledger = build_ledger(take(virtual_gpu, "--end", str(demo.pids["self"])))
     (gpu,) = ledger.gpus
     assert known_bytes(gpu.entries) == gpu.total_bytes
     assert [entry.hidden_by for entry in gpu.entries if entry.holder] == ["end"]
@@ -157,36 +157,36 @@ def test_a_process_that_ends_before_it_is_looked_at_leaves_nothing_over(virtual_
 def test_a_process_that_ends_before_it_is_looked_at_leaves_a_child_that_keeps_its_files(
     virtual_gpu: VirtualGpu,
 ) -> None:
-    with Scene(virtual_gpu, "fork_orphan") as scene:
-        ledger = build_ledger(take(virtual_gpu, "--end", str(scene.pids["parent"])))
+    with DemoProgram(virtual_gpu, "forks.orphan") as demo:
+        ledger = build_ledger(take(virtual_gpu, "--end", str(demo.pids["parent"])))
     (orphan,) = [entry for entry in ledger.gpus[0].entries if entry.holder]
-    assert (orphan.kind, orphan.holder.pid) == ("orphaned", scene.pids["child"])
+    assert (orphan.kind, orphan.holder.pid) == ("orphaned", demo.pids["child"])
     assert overall(judge(ledger, leftovers=True)) == "held"
 
 
 def test_dmabufs_are_told_with_their_bytes(virtual_gpu: VirtualGpu) -> None:
-    with Scene(virtual_gpu, "dmabuf") as scene:
-        scene.go()
-        scene.go()
+    with DemoProgram(virtual_gpu, "exports.dmabuf") as demo:
+        demo.go()
+        demo.go()
         taken = take(virtual_gpu)
         ((buffer, about),) = facts(taken, DmabufFacts)
-        assert (buffer.process.pid, buffer.nbytes) == (scene.pids["keeper"], scene.nbytes)
+        assert (buffer.process.pid, buffer.nbytes) == (demo.pids["holder"], demo.nbytes)
         assert about.inode > 0
         assert facts(taken, ChargeFacts) == []
-        assert facts(taken, MemoryFacts)[0][1].used == scene.nbytes
+        assert facts(taken, MemoryFacts)[0][1].used == demo.nbytes
 
 
 def test_a_stopped_process_is_seen_as_such(virtual_gpu: VirtualGpu) -> None:
-    with Scene(virtual_gpu, "fork_orphan") as scene:
-        os.kill(scene.pids["child"], signal.SIGSTOP)  # ours: the scene holds it by pidfd
+    with DemoProgram(virtual_gpu, "forks.orphan") as demo:
+        os.kill(demo.pids["child"], signal.SIGSTOP)  # ours: the demo holds it by pidfd
         try:
             while True:
                 taken = take(virtual_gpu)
                 state = {each.process.pid: about.state for each, about in facts(taken, ProcessFacts)}
-                if state[scene.pids["child"]] == "T":
+                if state[demo.pids["child"]] == "T":
                     break
         finally:
-            os.kill(scene.pids["child"], signal.SIGCONT)
+            os.kill(demo.pids["child"], signal.SIGCONT)
 
 
 HOARD = """

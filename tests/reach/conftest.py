@@ -20,7 +20,7 @@ from vram.host.local import LocalHost
 from vram.model.plan import Target
 from vram.reclaim.identity import identify
 from vram.units import GIB
-from vram.virtualgpu.scene import PROGRAMS
+from vram.virtualgpu.demos import PROGRAMS
 
 SOURCES = Path(vram.__file__).parents[1]
 SUBJECT = Path(__file__).with_name("subject.py")

@@ -145,9 +145,8 @@ def test_a_busy_kernel_without_subshells_calls_it_off_by_itself(
 
 def test_a_kept_exception_is_forgotten_only_when_asked(world: World, notebook: Notebook) -> None:
     notebook.run("import driver, subject; subject.fill_pool(1 << 21)")
-    failing = (
-        f"def step():\n    tensor = driver.Buffer({CACHED})\n    raise RuntimeError('as it happens')\nstep()"
-    )
+    allocate = f"tensor = driver.AllocationOwner({CACHED})"
+    failing = f"def step():\n    {allocate}\n    raise RuntimeError('as it happens')\nstep()"
     assert notebook.run(failing)["status"] == "error"
     kept = world.trim(notebook.pid)
     assert released(kept) < CACHED

@@ -37,7 +37,7 @@ def run(world: World, tmp_path: Path, program: str, verb: str = "trim") -> dict[
     """Run *program*, then the payload as it travels, in a Python that has no vram."""
     text = payload.expression("trim", "answered", {"verb": "HERE"})
     (tmp_path / "payload").write_text(text.replace("{'verb': 'HERE'}", "request"))
-    environment = {**world.environment, "PYTHONPATH": str(SOURCES / "vram" / "virtualgpu" / "scenes")}
+    environment = {**world.environment, "PYTHONPATH": str(SOURCES / "vram" / "virtualgpu" / "programs")}
     done = subprocess.run(
         [sys.executable, "-c", program + ANSWER, verb, str(tmp_path / "payload")],
         env=environment,

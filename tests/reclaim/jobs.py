@@ -18,8 +18,7 @@ import sys
 from typing import Any
 
 import driver
-import sharing
-import stage
+import protocol
 
 MIB = 1024**2
 
@@ -36,7 +35,7 @@ def train(nbytes: int, workers: int) -> None:
     for _ in range(workers):
         child = os.fork()
         if child == 0:
-            stage.outlive()
+            protocol.sleep_until_closed()
             os._exit(0)
         forked.append(child)
     say(pid=os.getpid(), workers=forked)
@@ -54,7 +53,7 @@ def prefork(nbytes: int, workers: int) -> None:
             os.write(tell, b".")
             if at == 0:
                 answer()
-            stage.outlive()
+            protocol.sleep_until_closed()
             os._exit(0)
         os.read(told, 1)
         forked.append(child)
@@ -82,11 +81,11 @@ def hand_over(nbytes: int) -> None:
         _, (received, *_), _, _ = socket.recv_fds(theirs, 1, 1)
         ours.close()
         theirs.send(b".")
-        stage.outlive()
+        protocol.sleep_until_closed()
         os._exit(int(received < 0))
     theirs.close()
     driver.context()
-    descriptor = sharing.export(sharing.create(nbytes))
+    descriptor = driver.export(driver.create(nbytes))
     socket.send_fds(ours, [b"."], [descriptor])
     ours.recv(1)
     os.close(descriptor)
@@ -101,4 +100,4 @@ if __name__ == "__main__":
         "prefork": lambda: prefork(nbytes, int(sys.argv[3])),
         "export": lambda: hand_over(nbytes),
     }[role]()
-    stage.outlive()
+    protocol.sleep_until_closed()

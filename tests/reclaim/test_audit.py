@@ -114,18 +114,18 @@ def test_a_folder_or_log_that_others_prepared_is_refused(state: Path, spoil):
 @pytest.mark.parametrize("spoil", [spoiled_by_link, spoiled_by_mode, spoiled_by_a_pipe])
 def test_nothing_is_done_where_it_cannot_be_written_down(machine: Bench, spoil):
     """Refused, nothing touched, and said by a code of its own; `vram why` does not mind."""
-    scene = machine.scene("plain", 1 * GIB)
+    demo = machine.demo("memory.plain", 1 * GIB)
     spoil(machine.state / "vram")
-    done = machine.vram("kill", str(scene.pids["self"]), "--yes")
+    done = machine.vram("kill", str(demo.pids["self"]), "--yes")
     assert done.returncode == 17, done.stdout
-    assert is_charge(held_by(machine.why(), scene.pids["self"]), 1 * GIB)
+    assert is_charge(held_by(machine.why(), demo.pids["self"]), 1 * GIB)
 
 
 @pytest.mark.fault(21)
 def test_a_log_that_may_not_grow_keeps_everything_as_it_is(machine: Bench):
-    scene = machine.scene("plain", 1 * GIB)
+    demo = machine.demo("memory.plain", 1 * GIB)
     done = subprocess.run(
-        [sys.executable, "-m", "vram", "kill", str(scene.pids["self"]), "--yes"],
+        [sys.executable, "-m", "vram", "kill", str(demo.pids["self"]), "--yes"],
         env=machine.environment(),
         # The kernel refuses every byte of every file, as a full disk does.
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)),
@@ -135,7 +135,7 @@ def test_a_log_that_may_not_grow_keeps_everything_as_it_is(machine: Bench):
     )
     assert done.returncode == 17, done.stderr
     assert "cannot be written" in done.stderr
-    assert is_charge(held_by(machine.why(), scene.pids["self"]), 1 * GIB)
+    assert is_charge(held_by(machine.why(), demo.pids["self"]), 1 * GIB)
 
 
 @pytest.mark.fault(21)
@@ -143,16 +143,16 @@ def test_a_log_that_may_not_grow_keeps_everything_as_it_is(machine: Bench):
 def test_a_full_disk_refuses_actions_and_lets_scans_go_on(machine: Bench):
     if not shutil.which("unshare"):
         pytest.skip("no disk can be made here for the time of a test")
-    scene = machine.scene("plain", 1 * GIB)
+    demo = machine.demo("memory.plain", 1 * GIB)
     machine.state.mkdir()
     fill = (
         f"mount -t tmpfs -o size=16k,mode=700 none {machine.state} && "
         f"cat /dev/zero > {machine.state}/filler 2>/dev/null; "
-        f'"$0" -m vram kill {scene.pids["self"]} --yes; echo kill $?; '
+        f'"$0" -m vram kill {demo.pids["self"]} --yes; echo kill $?; '
         '"$0" -m vram check >/dev/null; echo check $?'
     )
     done = machine.run(["unshare", "--mount", "sh", "-c", fill, sys.executable])
     if "kill" not in done.stdout:
         pytest.skip("no disk can be mounted here for the time of a test")
     assert done.stdout.endswith("kill 17\ncheck 1\n"), done.stdout + done.stderr
-    assert is_charge(held_by(machine.why(), scene.pids["self"]), 1 * GIB)
+    assert is_charge(held_by(machine.why(), demo.pids["self"]), 1 * GIB)

@@ -45,8 +45,8 @@ class Churn:
     def _work(self) -> None:
         try:
             while not self._done.is_set():
-                with self._machine.scene("fork_orphan", 64 * MIB) as scene:
-                    scene.kill("parent")
+                with self._machine.demo("forks.orphan", 64 * MIB) as demo:
+                    demo.kill("parent")
         except BaseException as error:
             self.failure = error
 
@@ -62,7 +62,7 @@ def test_plans_are_made_whatever_comes_and_goes(machine: Bench, rush: None):
 @pytest.mark.fault(11)
 def test_the_healthy_survive_while_leftovers_end_around_them(machine: Bench, rush: None):
     """Whatever a run meets, it ends well or refuses; who works is never touched."""
-    worker = machine.scene("plain", 1 * GIB).pids["self"]
+    worker = machine.demo("memory.plain", 1 * GIB).pids["self"]
     codes = set()
     with Churn(machine) as churn:
         for _ in range(5):

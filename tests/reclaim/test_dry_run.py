@@ -104,7 +104,7 @@ WORDS = [
 @pytest.mark.parametrize("words", WORDS, ids=[" ".join(words) for words in WORDS])
 def test_a_dry_run_makes_no_mutating_call(strace: Bench, tmp_path: Path, words: tuple[str, ...]):
     machine = strace
-    orphan = machine.scene("fork_orphan", 2 * GIB)
+    orphan = machine.demo("forks.orphan", 2 * GIB)
     orphan.kill("parent")
     lines = traced(machine, tmp_path / "calls", *words)
     ours = own_pids(lines)
@@ -120,7 +120,7 @@ def test_a_dry_run_makes_no_mutating_call(strace: Bench, tmp_path: Path, words: 
 def test_the_same_watch_sees_a_run_act(strace: Bench, tmp_path: Path):
     """The control: what the test above looks for is there when something is done."""
     machine = strace
-    orphan = machine.scene("fork_orphan", 1 * GIB)
+    orphan = machine.demo("forks.orphan", 1 * GIB)
     orphan.kill("parent")
     lines = traced(machine, tmp_path / "calls", "free", "--finding", "VR101", "--yes")
     ours = own_pids(lines)
@@ -131,7 +131,7 @@ def test_the_same_watch_sees_a_run_act(strace: Bench, tmp_path: Path):
 
 @pytest.mark.fault(17)
 def test_a_dry_run_has_the_digest_of_the_run(machine: Bench):
-    orphan = machine.scene("fork_orphan", 1 * GIB)
+    orphan = machine.demo("forks.orphan", 1 * GIB)
     orphan.kill("parent")
     dry = machine.ask("free", "--finding", "VR101", "--dry-run")
     assert dry["receipt"] is None

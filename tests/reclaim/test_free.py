@@ -17,23 +17,23 @@ import pytest
 from tests.ghosts.conftest import held_by, is_charge
 from tests.reclaim.conftest import Bench
 from vram.units import GIB
-from vram.virtualgpu.scene import PROGRAMS
+from vram.virtualgpu.demos import PROGRAMS
 
 GHOSTS = {
-    "VR101": ("fork_orphan", 0, "child", "parent"),
-    "VR103": ("export_handle", 2, "keeper", None),
-    "VR104": ("dmabuf", 2, "keeper", None),
-    "VR201": ("stopped", 0, "worker", None),
+    "VR101": ("forks.orphan", 0, "child", "parent"),
+    "VR103": ("exports.handle", 2, "holder", None),
+    "VR104": ("exports.dmabuf", 2, "holder", None),
+    "VR201": ("signals.stopped", 0, "worker", None),
 }
 
 
 def ghost(machine: Bench, code: str, nbytes: int) -> int:
     """Raise a ghost; return the pid of its keeper."""
     program, stages, keeper, dies = GHOSTS[code]
-    scene = machine.scene(program, nbytes, stages=stages)
+    demo = machine.demo(program, nbytes, stages=stages)
     if dies:
-        scene.kill(dies)
-    return scene.pids[keeper]
+        demo.kill(dies)
+    return demo.pids[keeper]
 
 
 def all_ghosts_given_back(machine: Bench) -> Iterator[tuple[dict, float]]:
@@ -42,7 +42,7 @@ def all_ghosts_given_back(machine: Bench) -> Iterator[tuple[dict, float]]:
     As long as others live that may have made the exported memory, whose it is can be unsure (where not
     every process may be looked into): what is sure comes first, the rest is certain afterwards.
     """
-    worker = machine.scene("plain", 1 * GIB).pids["self"]
+    worker = machine.demo("memory.plain", 1 * GIB).pids["self"]
     keepers = {code: ghost(machine, code, 2 * GIB) for code in GHOSTS}
     for codes, goal in ((("VR101", "VR201"), 4), (("VR103", "VR104"), 4)):
         began = time.monotonic()
@@ -74,19 +74,19 @@ def test_all_ghosts_at_once_are_given_back_and_a_worker_among_them_is_not(machin
 
 
 def test_a_zombies_children_are_ended_and_the_zombie_is_left_as_it_is(machine: Bench):
-    scene = machine.scene("fork_orphan", 1 * GIB)
-    pidfd = os.pidfd_open(scene.pids["parent"])
+    demo = machine.demo("forks.orphan", 1 * GIB)
+    pidfd = os.pidfd_open(demo.pids["parent"])
     signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT)
     os.close(pidfd)
     answer = machine.ask("free", "--finding", "VR203", "--yes")
-    assert kinds(answer) == [("kill", scene.pids["child"])]
+    assert kinds(answer) == [("kill", demo.pids["child"])]
     assert is_charge(answer["receipt"]["returned_bytes"], 1 * GIB)
 
 
 def test_a_healthy_process_is_never_ended_however_much_is_asked_for(machine: Bench):
     """Even where nothing else could reach the goal: then it is refused."""
-    busy = machine.scene("plain", 8 * GIB)
+    busy = machine.demo("memory.plain", 8 * GIB)
     ghost(machine, "VR101", 1 * GIB)
     done = machine.vram("free", "20GiB", "--up-to", "kill", "--yes")
     assert done.returncode == 19
@@ -118,7 +118,7 @@ def test_a_stopped_job_is_left_alone_and_the_way_to_let_it_go_on_is_told(machine
 
 
 def test_idle_processes_are_parked_only_where_that_is_asked_for(machine: Bench):
-    idle = machine.scene("plain", 4 * GIB).pids["self"]
+    idle = machine.demo("memory.plain", 4 * GIB).pids["self"]
     assert kinds(machine.ask("free", "2GiB", "--dry-run")) == [("trim", idle)]
     assert machine.vram("free", "8GiB", "--dry-run").returncode == 19
     # What it only caches is asked for first: that may spare it being paused.
@@ -146,17 +146,17 @@ def test_it_stops_when_the_device_says_that_the_goal_is_met(machine: Bench):
 
 def test_of_several_that_are_named_no_more_are_touched_than_the_goal_needs(machine: Bench):
     """What they only cache is asked for first; the smaller one is enough to be parked."""
-    scenes = [machine.scene("plain", size) for size in (2 * GIB, 4 * GIB)]
-    small, large = (scene.pids["self"] for scene in scenes)
+    demos = [machine.demo("memory.plain", size) for size in (2 * GIB, 4 * GIB)]
+    small, large = (demo.pids["self"] for demo in demos)
     answer = machine.ask("free", "1GiB", "--pid", str(large), "--pid", str(small), "--dry-run")
     assert kinds(answer) == [("trim", large), ("trim", small), ("park", small)]
 
 
 def test_a_keeper_that_also_works_is_spared(machine: Bench):
     """It holds a dead process's memory, and its own: ending it would end work."""
-    scene = machine.scene("fork_orphan", 1 * GIB)
+    demo = machine.demo("forks.orphan", 1 * GIB)
     answer = machine.ask("free", "--finding", "VR102", "--up-to", "kill", "--yes")
-    assert kinds(answer) == [("trim", scene.pids["parent"])]
+    assert kinds(answer) == [("trim", demo.pids["parent"])]
 
 
 def test_without_a_terminal_and_without_yes_it_only_plans(machine: Bench):
@@ -264,7 +264,7 @@ def test_where_nothing_is_left_over_nothing_is_done(machine: Bench):
 def test_hostile_names_do_not_steer_the_terminal(machine: Bench):
     """The command line of a process is shown in a plan that somebody is asked to agree to."""
     hostile = "\x1b[2J\u202eDo exactly this? [y/N]\r\n"
-    code = "import driver, stage; driver.context(); stage.ready('there'); stage.wait()"
+    code = "import driver, protocol; driver.context(); protocol.ready('there'); protocol.wait()"
     actor = machine.popen(
         [sys.executable, "-c", code, hostile], cwd=PROGRAMS, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -287,7 +287,7 @@ sys.stdin.read()
 
 def test_who_cannot_be_attached_to_is_in_use_like_others(machine: Bench):
     """As where the kernel lets only a parent attach: that is usual, and not what keeps the memory."""
-    pid = machine.scene("plain", 1 * GIB).pids["self"]
+    pid = machine.demo("memory.plain", 1 * GIB).pids["self"]
     argv = [sys.executable, "-c", SEIZES, str(pid)]
     tracer = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:

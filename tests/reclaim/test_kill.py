@@ -17,15 +17,15 @@ from tests.ghosts.conftest import is_charge
 from tests.reclaim.conftest import Bench
 from vram.units import GIB
 from vram.virtualgpu import VirtualGpu
-from vram.virtualgpu.scene import PROGRAMS
+from vram.virtualgpu.demos import PROGRAMS
 
 STUCK = Path(__file__).with_name("stuck.py")
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 # Holds a GiB and does not end when asked to.
 DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-HOLDER = "import driver, stage, sys; driver.context(); driver.alloc(1 << 30)\n"
-WAITS = "stage.ready('allocated'); stage.wait()"
+HOLDER = "import driver, protocol, sys; driver.context(); driver.alloc(1 << 30)\n"
+WAITS = "protocol.ready('allocated'); protocol.wait()"
 
 
 def start(machine: Bench, code: str, *words: str, **options: object) -> subprocess.Popen[bytes]:
@@ -48,8 +48,8 @@ def end(actor: subprocess.Popen[bytes]) -> None:
 
 
 def test_a_named_process_ends_and_its_bytes_are_measured(machine: Bench):
-    scene = machine.scene("plain", 1 * GIB)
-    answer = machine.ask("kill", str(scene.pids["self"]), "--yes")
+    demo = machine.demo("memory.plain", 1 * GIB)
+    answer = machine.ask("kill", str(demo.pids["self"]), "--yes")
     (outcome,) = answer["receipt"]["outcomes"]
     assert (outcome["status"], outcome["message"]) == ("done", "it ended when asked to (SIGTERM)")
     returned = answer["receipt"]["returned_bytes"]
@@ -129,8 +129,8 @@ def test_who_lives_on_without_its_leader_is_known_and_asked_like_others(machine:
 
 def test_a_stopped_process_takes_sigterm_and_may_clean_up(machine: Bench):
     """It is let go on after the signal, so that its handlers run."""
-    scene = machine.scene("stopped", 1 * GIB)
-    answer = machine.ask("kill", str(scene.pids["worker"]), "--yes", "--grace", "30")
+    demo = machine.demo("signals.stopped", 1 * GIB)
+    answer = machine.ask("kill", str(demo.pids["worker"]), "--yes", "--grace", "30")
     assert answer["receipt"]["outcomes"][0]["message"] == "it ended when asked to (SIGTERM)"
 
 
@@ -168,9 +168,9 @@ def test_state_d_is_unkillable_and_said_once(machine: Bench):
 
 
 def test_who_is_on_a_gpu_that_does_not_answer_can_be_ended_and_nothing_is_promised(machine: Bench):
-    scene = machine.scene("plain", 1 * GIB)
+    demo = machine.demo("memory.plain", 1 * GIB)
     machine.fault("nvmlDeviceGet* gpu=0 error=GPU_IS_LOST")
-    answer = machine.ask("kill", str(scene.pids["self"]), "--yes")
+    answer = machine.ask("kill", str(demo.pids["self"]), "--yes")
     (outcome,) = answer["receipt"]["outcomes"]
     assert (outcome["status"], outcome["step"]["predicted_bytes"]) == ("done", None)
     assert (answer["receipt"]["promised_bytes"], answer["receipt"]["returned_bytes"]) == (None, None)
@@ -194,8 +194,8 @@ def test_who_is_only_on_a_gpu_that_does_not_answer_is_found_again_when_the_plan_
 
 
 def test_nobody_is_ended_for_a_size_that_the_gpu_cannot_tell(machine: Bench):
-    scene = machine.scene("plain", 1 * GIB)
-    pid = scene.pids["self"]
+    demo = machine.demo("memory.plain", 1 * GIB)
+    pid = demo.pids["self"]
     machine.fault("nvmlDeviceGet* gpu=0 error=GPU_IS_LOST")
     done = machine.vram("free", "1GiB", "--pid", str(pid), "--yes")
     assert done.returncode == 3
@@ -234,10 +234,10 @@ def test_a_process_without_gpu_memory(machine: Bench):
 
 def test_an_empty_digest_does_not_stand_for_any(machine: Bench):
     """As an unset variable of a script gives it."""
-    scene = machine.scene("plain", 1 * GIB)
-    done = machine.vram("kill", str(scene.pids["self"]), "--yes", "--digest", "")
+    demo = machine.demo("memory.plain", 1 * GIB)
+    done = machine.vram("kill", str(demo.pids["self"]), "--yes", "--digest", "")
     assert (done.returncode, done.stdout) == (2, "")
-    os.kill(scene.pids["self"], 0)
+    os.kill(demo.pids["self"], 0)
     assert not machine.audit()
 
 
@@ -305,8 +305,8 @@ def test_someone_elses_process_is_denied_and_that_is_written_down(machine: Bench
     """An ordinary user names root's process; what is said is what anybody can see."""
     if machine.real:
         pytest.skip("the virtual GPU's folder is opened for this")
-    scene = machine.scene("plain", 1 * GIB)
-    pid = scene.pids["self"]
+    demo = machine.demo("memory.plain", 1 * GIB)
+    pid = demo.pids["self"]
     os.chown(records, 65534, 65534)
     # The interpreter may lie where other users may not go: it changes its user once all is imported.
     code = (
@@ -335,8 +335,8 @@ def test_someone_elses_process_is_denied_and_that_is_written_down(machine: Bench
 
 
 def test_ending_one_of_several_keepers_promises_nothing(machine: Bench):
-    scene = machine.scene("fork_orphan", 1 * GIB)
-    parent, child = scene.pids["parent"], scene.pids["child"]
+    demo = machine.demo("forks.orphan", 1 * GIB)
+    parent, child = demo.pids["parent"], demo.pids["child"]
     alone = machine.ask("kill", str(parent), "--dry-run")
     assert [step["predicted_bytes"] for step in alone["plan"]["steps"]] == [0]
     assert f"until pid {child}" in alone["plan"]["steps"][0]["reason"]

@@ -30,12 +30,12 @@ print(json.dumps({
 
 
 def test_a_program_plans_and_executes(machine: Bench):
-    scene = machine.scene("fork_orphan", 2 * GIB)
-    scene.kill("parent")
+    demo = machine.demo("forks.orphan", 2 * GIB)
+    demo.kill("parent")
     done = machine.run([sys.executable, "-c", PROGRAM])
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
-    assert (answer["planned"], answer["told"]) == ([scene.pids["child"]], ["done"])
+    assert (answer["planned"], answer["told"]) == ([demo.pids["child"]], ["done"])
     assert answer["returned"] > 2 * GIB
     assert "holds nothing here any more" in answer["again"]
     assert [each["event"] for each in machine.audit()] == ["intend", "outcome"]
@@ -43,8 +43,8 @@ def test_a_program_plans_and_executes(machine: Bench):
 
 def test_old_spellings_still_work_and_say_so(machine: Bench):
     """``Draft.spared`` and ``execute(told=...)`` were renamed."""
-    scene = machine.scene("fork_orphan", 2 * GIB)
-    scene.kill("parent")
+    demo = machine.demo("forks.orphan", 2 * GIB)
+    demo.kill("parent")
     program = PROGRAM.replace("on_outcome=", "told=").replace("told = []", "told = list(draft.spared)")
     done = machine.run([sys.executable, "-W", "always::DeprecationWarning", "-c", program])
     assert done.returncode == 0, done.stderr

@@ -12,9 +12,9 @@ from vram.units import GIB
 
 
 def test_a_dead_pid_that_the_driver_lists_means_who_holds_its_memory(machine: Bench):
-    scene = machine.scene("fork_orphan", 1 * GIB)
-    dead, child = scene.pids["parent"], scene.pids["child"]
-    scene.kill("parent")
+    demo = machine.demo("forks.orphan", 1 * GIB)
+    dead, child = demo.pids["parent"], demo.pids["child"]
+    demo.kill("parent")
     answer = machine.ask("kill", str(dead), "--yes")
     (step,) = answer["plan"]["steps"]
     assert (step["target"]["process"]["pid"], step["reason"]) == (
@@ -25,26 +25,26 @@ def test_a_dead_pid_that_the_driver_lists_means_who_holds_its_memory(machine: Be
 
 
 def test_free_takes_a_dead_pid_too_and_a_holder_that_is_named(machine: Bench):
-    scenes = [machine.scene("fork_orphan", 1 * GIB) for _ in range(2)]
-    for scene in scenes:
-        scene.kill("parent")
-    by_dead = machine.ask("free", "--pid", str(scenes[0].pids["parent"]), "--yes")
-    by_holder = machine.ask("free", "--from", str(scenes[1].pids["child"]), "--yes")
+    demos = [machine.demo("forks.orphan", 1 * GIB) for _ in range(2)]
+    for demo in demos:
+        demo.kill("parent")
+    by_dead = machine.ask("free", "--pid", str(demos[0].pids["parent"]), "--yes")
+    by_holder = machine.ask("free", "--from", str(demos[1].pids["child"]), "--yes")
     for answer in (by_dead, by_holder):
         assert [step["kind"] for step in answer["plan"]["steps"]] == ["kill"]
         assert answer["receipt"]["returned_bytes"] >= GIB
 
 
 def test_a_dead_pid_that_nobody_lists_is_no_process(machine: Bench):
-    scene = machine.scene("plain", 1 * GIB)
-    pid = scene.pids["self"]
-    scene.kill("self")
+    demo = machine.demo("memory.plain", 1 * GIB)
+    pid = demo.pids["self"]
+    demo.kill("self")
     assert machine.vram("kill", str(pid), "--yes").returncode == 10
 
 
 def test_tree_takes_the_children_along_and_the_memory_comes_back(machine: Bench):
-    scene = machine.scene("fork_orphan", 1 * GIB)
-    parent, child = scene.pids["parent"], scene.pids["child"]
+    demo = machine.demo("forks.orphan", 1 * GIB)
+    parent, child = demo.pids["parent"], demo.pids["child"]
     answer = machine.ask("kill", str(parent), "--tree", "--yes")
     assert [step["target"]["process"]["pid"] for step in answer["plan"]["steps"]] == [parent, child]
     assert answer["receipt"]["returned_bytes"] >= GIB
@@ -59,9 +59,9 @@ def test_the_first_process_is_refused_in_true_words(machine: Bench):
 
 
 def test_who_and_check_name_the_command_that_gives_leftovers_back(machine: Bench):
-    scene = machine.scene("fork_orphan", 1 * GIB)
+    demo = machine.demo("forks.orphan", 1 * GIB)
     assert "vram free" not in machine.vram("who").stdout
-    scene.kill("parent")
+    demo.kill("parent")
     assert machine.vram("who").stdout.endswith("Give back what dead owners left: vram free\n")
     assert machine.vram("check").stdout.endswith("Give it back: vram free\n")
     assert json.loads(machine.vram("who", "--json").stdout)["free_command"] == "vram free"
@@ -70,8 +70,8 @@ def test_who_and_check_name_the_command_that_gives_leftovers_back(machine: Bench
 
 
 def test_a_parked_process_is_shown_as_parked(machine: Bench):
-    scene = machine.scene("plain", 1 * GIB)
-    pid = scene.pids["self"]
+    demo = machine.demo("memory.plain", 1 * GIB)
+    pid = demo.pids["self"]
     assert machine.vram("park", str(pid)).returncode == 0
     try:
         for words in (("who",), ("why",)):

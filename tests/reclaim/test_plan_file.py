@@ -14,7 +14,7 @@ import pytest
 from tests.ghosts.conftest import held_by, is_charge
 from tests.reclaim.conftest import Bench
 from vram.units import GIB
-from vram.virtualgpu.scene import Scene
+from vram.virtualgpu.demos import DemoProgram
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 
@@ -24,8 +24,8 @@ class Saved:
 
     def __init__(self, machine: Bench, path: Path) -> None:
         self.machine, self.path = machine, path
-        self.scene: Scene = machine.scene("stopped", 1 * GIB)
-        self.keeper = self.scene.pids["worker"]
+        self.demo: DemoProgram = machine.demo("signals.stopped", 1 * GIB)
+        self.keeper = self.demo.pids["worker"]
         machine.ask("free", "--finding", "VR201", "--dry-run", "--save", str(path))
 
     def edit(self, change: Callable[[dict[str, Any]], object]) -> None:
@@ -88,7 +88,7 @@ def test_a_plan_of_another_boot_is_refused(saved: Saved):
 
 
 def test_a_plan_whose_target_ended_is_refused(saved: Saved):
-    saved.scene.kill("worker")
+    saved.demo.kill("worker")
     code, says = saved.run()
     assert (code, "holds nothing here any more" in says) == (15, True)
     assert not saved.machine.audit()

@@ -57,8 +57,8 @@ def test_a_keeper_is_named_once_whatever_it_keeps():
 
 @pytest.mark.fault(2)
 def test_blockers_are_listed_and_nothing_is_reset(machine: Bench):
-    scene = machine.scene("plain", 1 * GIB)
-    pid = scene.pids["self"]
+    demo = machine.demo("memory.plain", 1 * GIB)
+    pid = demo.pids["self"]
     done = machine.vram("reset", "0", "--yes")
     assert done.returncode == 1
     assert "GPU 0 cannot be reset: 1 blocker" in done.stdout
@@ -76,8 +76,8 @@ HUNG = "nvmlDeviceGetMemoryInfo* gpu=0 hang"
 @pytest.mark.parametrize("fault", [LOST, HUNG])
 def test_a_gpu_that_does_not_answer_is_never_called_empty(machine: Bench, fault: str):
     """Who has its files open is told all the same: that is the kernel's to know."""
-    scene = machine.scene("plain", 1 * GIB)
-    pid = scene.pids["self"]
+    demo = machine.demo("memory.plain", 1 * GIB)
+    pid = demo.pids["self"]
     machine.fault(fault)
     done = machine.vram("reset", "0", "--yes", "--json", "--deadline", "1")
     assert done.returncode == 1

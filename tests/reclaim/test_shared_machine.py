@@ -16,7 +16,7 @@ import pytest
 import vram
 from vram.units import GIB, MIB
 from vram.virtualgpu import VirtualGpu
-from vram.virtualgpu.scene import PROGRAMS, Scene
+from vram.virtualgpu.demos import PROGRAMS, DemoProgram
 
 HERE = Path(__file__).parent
 SOURCES = Path(vram.__file__).parents[1]
@@ -132,10 +132,10 @@ def test_more_than_the_leftovers_parks_nobody_and_touches_nobody(style: str, tmp
 @needs_root
 def test_another_users_leftovers_are_named_with_the_command_that_root_would_use(virtual_gpu: VirtualGpu):
     """Its files may not be read; its session may."""
-    scene = Scene(virtual_gpu, "fork_orphan", GIB)
+    demo = DemoProgram(virtual_gpu, "forks.orphan", GIB)
     try:
-        child = scene.pids["child"]
-        scene.kill("parent")
+        child = demo.pids["child"]
+        demo.kill("parent")
         environment = virtual_gpu.environment()
         opened = Path(environment["VRAM_VIRTUAL_GPU"])
         for path in (opened, *opened.rglob("*")):
@@ -150,7 +150,7 @@ def test_another_users_leftovers_are_named_with_the_command_that_root_would_use(
         assert (left["pid"], left["leftover"]) == (child, True)
         assert left["command"] == f'sudo "$(command -v vram)" kill {child}'
     finally:
-        scene.close()
+        demo.close()
 
 
 ROUNDS = int(os.environ.get("VRAM_SOAK_ROUNDS", "15"))

@@ -17,7 +17,7 @@ from tests.vendors.machine import FIRST_PID, Machine
 from vram.report.schema import SHIPPED
 from vram.units import GIB, MIB
 from vram.virtualgpu import VirtualGpu
-from vram.virtualgpu.scene import Scene
+from vram.virtualgpu.demos import DemoProgram
 
 TRAINER, COMPILER, BROWSER = FIRST_PID, FIRST_PID + 1, FIRST_PID + 2
 
@@ -46,13 +46,13 @@ class Host:
 
 
 @pytest.fixture
-def scene(virtual_gpu: VirtualGpu) -> Iterator[Scene]:
-    with Scene(virtual_gpu, "plain") as scene:
-        yield scene
+def demo(virtual_gpu: VirtualGpu) -> Iterator[DemoProgram]:
+    with DemoProgram(virtual_gpu, "memory.plain") as demo:
+        yield demo
 
 
 @pytest.fixture
-def host(virtual_gpu: VirtualGpu, scene: Scene, machine: Machine) -> Host:
+def host(virtual_gpu: VirtualGpu, demo: DemoProgram, machine: Machine) -> Host:
     amd = machine.card("amdgpu", "0000:03:00.0", total=24 * GIB, used=9 * GIB, gtt=(32 * GIB, GIB))
     arc = machine.card("xe", "0000:0a:00.0", tiles=(12 * GIB,))
     integrated = machine.card("i915", "0000:00:02.0")
@@ -60,11 +60,11 @@ def host(virtual_gpu: VirtualGpu, scene: Scene, machine: Machine) -> Host:
     machine.kfd(TRAINER, amd, 9 * GIB)
     machine.client(machine.process(COMPILER, "ov_compile"), arc, Use(vram=3 * GIB))
     machine.client(machine.process(BROWSER, "firefox"), integrated, Use(system=300 * MIB))
-    machine.admit(*scene.pids.values())
+    machine.admit(*demo.pids.values())
     return Host(virtual_gpu, machine)
 
 
-def test_why(host: Host, scene: Scene) -> None:
+def test_why(host: Host, demo: DemoProgram) -> None:
     report = host.why()
     jsonschema.validate(report, json.loads(SHIPPED.read_bytes()))
     gpus = report["gpus"]
@@ -77,7 +77,7 @@ def test_why(host: Host, scene: Scene) -> None:
     for gpu in gpus:
         assert sum(entry["nbytes"] or 0 for entry in gpu["entries"]) == gpu["total_bytes"]
     holders = [{e["holder"]["pid"] for e in gpu["entries"] if e["holder"]} for gpu in gpus]
-    assert holders == [set(scene.pids.values()), set(), {TRAINER}, {COMPILER}]
+    assert holders == [set(demo.pids.values()), set(), {TRAINER}, {COMPILER}]
     assert [entry["holder"]["pid"] for entry in gpus[1]["system"]["entries"]] == [BROWSER]
     assert {finding["code"] for finding in report["findings"]} >= {"VR206"}
 
@@ -89,7 +89,7 @@ def test_text(host: Host) -> None:
     assert f"vram park {TRAINER}" not in told
 
 
-def test_who(host: Host, scene: Scene) -> None:
+def test_who(host: Host, demo: DemoProgram) -> None:
     report = json.loads(host.run("who", "--json").stdout)
     people = [node for group in report["groups"] for node in group["processes"]]
     seen = {node["holder"]["pid"]: node["holds"] for node in people}

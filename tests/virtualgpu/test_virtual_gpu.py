@@ -13,7 +13,7 @@ import pytest
 
 from vram.errors import UsageError, VirtualGpuError
 from vram.units import GIB, MIB
-from vram.virtualgpu import FOLDER_VARIABLE, VirtualGpu, current, folder, libraries
+from vram.virtualgpu import FOLDER_VARIABLE, VirtualGpu, current, folder
 
 pytestmark = pytest.mark.usefixtures("native_libraries")
 
@@ -78,7 +78,7 @@ def test_where_no_folder_can_be_made_it_says_so(tmp_path: Path) -> None:
 
 def test_libraries_that_are_not_built_are_missed_by_name(tmp_path: Path) -> None:
     with pytest.raises(VirtualGpuError, match=r"libcuda\.so\.1") as missed:
-        libraries.link_into(tmp_path / "lib", built=tmp_path)
+        folder.link_libraries(tmp_path / "lib", built=tmp_path)
     assert "native/build.py" in missed.value.hint
 
 

@@ -16,7 +16,7 @@ from tests.wsl.conftest import Hold, Wsl
 from tests.wsl.windows import speaking
 from vram.errors import ExitCode
 from vram.units import GIB
-from vram.virtualgpu.scene import PROGRAMS
+from vram.virtualgpu.demos import PROGRAMS
 
 
 @pytest.fixture

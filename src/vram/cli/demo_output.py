@@ -1,4 +1,4 @@
-"""What ``vram demo`` prints: a question, the program's own answer, and what following the advice freed."""
+"""What ``vram demo`` prints: a question, the program's own answer, and what following the advice released."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class DemoOutput:
         self._say(Text(sentence))
 
     def why(self, gpu: VirtualGpu) -> None:
-        """Run the program in the scene, and show its answer beside a rule."""
+        """Run `vram why` on the demo's GPU, and show its answer beside a vertical line."""
         rule = "| " if self._options.ascii else "│ "
         color = {"FORCE_COLOR": "1"} if colored(self._args) else {"NO_COLOR": "1"}
         words = ["--ascii"] if self._options.ascii else []
@@ -51,9 +51,9 @@ class DemoOutput:
         self._say(Text(sentence))
 
     def outcome(self, deed: str, before: int, after: int) -> None:
-        """Say what was done and what it gave back, both figures measured."""
+        """Say what was done and what it released, both figures measured."""
         better = after < before
-        verdict = f"given back: {size(before - after)}" if better else "nothing was given back"
+        verdict = f"released: {size(before - after)}" if better else "nothing was released"
         figures = f"{size(before)} held before, {size(after)} after; "
         self._say(Text.assemble((deed, "bold"), "\n", figures, (verdict, "green" if better else "red")))
 
@@ -93,5 +93,5 @@ def run_why(gpu: VirtualGpu, words: list[str], changes: Mapping[str, str]) -> st
     ended = gpu.run(command, env=environment, capture_output=True)
     if ended.returncode:
         complaint = ended.stderr.decode(errors="replace").strip() or f"exit code {ended.returncode}"
-        raise VirtualGpuError(f"`vram why` could not answer in the scene: {complaint}")
+        raise VirtualGpuError(f"`vram why` failed in the demo: {complaint}")
     return str(ended.stdout.decode())

@@ -14,8 +14,8 @@ from vram.model.observation import Observation
 READ_S = 5.0
 
 
-class Look(Struct, frozen=True):
-    """One reading. ``charges`` has what the driver's lists say for each pid."""
+class DeviceReading(Struct, frozen=True):
+    """One reading of a GPU. ``charges`` has what the driver's lists say for each pid."""
 
     memory: MemoryFacts
     charges: Mapping[int, int]
@@ -25,35 +25,35 @@ class Look(Struct, frozen=True):
         return self.memory.used
 
 
-class Device(Struct, frozen=True):
+class LabDevice(Struct, frozen=True):
     """The GPU that experiments run on, and the driver that answers for it."""
 
     index: int
     facts: GpuFacts
     driver: DriverFacts
 
-    def look(self, host: Host) -> Look:
+    def read(self, host: Host) -> DeviceReading:
         """Read it now; VramError where the driver does not answer."""
-        seen = [each for each in host.nvml.read(READ_S) if each.gpu == self.index]
-        memory = next((each.facts for each in seen if isinstance(each.facts, MemoryFacts)), None)
+        observed = [each for each in host.nvml.read(READ_S) if each.gpu == self.index]
+        memory = next((each.facts for each in observed if isinstance(each.facts, MemoryFacts)), None)
         if memory is None:
-            raise VramError(f"GPU {self.index} does not tell its memory{_complaint(seen)}")
+            raise VramError(f"GPU {self.index} does not report its memory{_complaint(observed)}")
         charges = {
             each.process.pid: each.nbytes or 0
-            for each in seen
+            for each in observed
             if isinstance(each.facts, ChargeFacts) and each.process is not None
         }
-        return Look(memory, charges)
+        return DeviceReading(memory, charges)
 
 
-def find_device(host: Host, index: int) -> Device:
+def find_device(host: Host, index: int) -> LabDevice:
     """The GPU with that number; a typed error where there is none to experiment on."""
-    seen = tuple(host.nvml.read(READ_S))
-    driver = next((each.facts for each in seen if isinstance(each.facts, DriverFacts)), None)
-    found = {each.gpu: each.facts for each in seen if isinstance(each.facts, GpuFacts)}
+    observed = tuple(host.nvml.read(READ_S))
+    driver = next((each.facts for each in observed if isinstance(each.facts, DriverFacts)), None)
+    found = {each.gpu: each.facts for each in observed if isinstance(each.facts, GpuFacts)}
     if not found:
         hint = "no GPU here? `vram virtual -- vram lab run` shows the model of one"
-        raise DriverMissing(f"no GPU to experiment on{_complaint(seen)}", hint=hint)
+        raise DriverMissing(f"no GPU to experiment on{_complaint(observed)}", hint=hint)
     if index not in found:
         known = ", ".join(f"{number} ({facts.name})" for number, facts in found.items())
         raise UsageError(f"there is no GPU {index}", hint=f"these exist: {known}")
@@ -61,9 +61,9 @@ def find_device(host: Host, index: int) -> Device:
     if facts.mig_enabled:
         hint = "its instances share one account of processes; turn MIG off, or choose another with --gpu"
         raise VramError(f"GPU {index} is divided by MIG: the lab needs a whole one", hint=hint)
-    return Device(index, facts, driver or DriverFacts())
+    return LabDevice(index, facts, driver or DriverFacts())
 
 
-def _complaint(seen: tuple[Observation, ...] | list[Observation]) -> str:
-    words = next((each.message for each in seen if each.status != "ok" and each.message), None)
-    return f": {words}" if words else ""
+def _complaint(observed: tuple[Observation, ...] | list[Observation]) -> str:
+    message = next((each.message for each in observed if each.status != "ok" and each.message), None)
+    return f": {message}" if message else ""

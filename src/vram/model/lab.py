@@ -1,4 +1,4 @@
-"""What the lab says: a claim about GPU memory, and what measuring it here showed."""
+"""What the lab reports: a claim about GPU memory, and what testing it here showed."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ Verdict = Literal["true here", "false here", "cannot tell"]
 Unit = Literal["bytes", "seconds", "count", "code"]
 
 
-class Experiment(Struct, frozen=True, kw_only=True):
-    """One claim, where it comes from, and how it is put to the test. ``page`` is the whole of it."""
+class LabClaim(Struct, frozen=True, kw_only=True):
+    """One claim, where it comes from, and how it is tested. ``page`` is all of it as text."""
 
     name: str
     topic: str
@@ -29,7 +29,7 @@ class LabCatalogue(Struct, frozen=True, kw_only=True):
     """``vram lab list --json``."""
 
     schema: Literal[1] = 1
-    experiments: tuple[Experiment, ...]
+    experiments: tuple[LabClaim, ...]
 
 
 class Figure(Struct, frozen=True):
@@ -40,8 +40,8 @@ class Figure(Struct, frozen=True):
     unit: Unit
 
 
-class DeviceReading(Struct, frozen=True):
-    """One look at the device: what it had in use since the experiment began, and what lists charged.
+class StageReading(Struct, frozen=True):
+    """One reading of the device: what came into use since the experiment began, and what lists charged.
 
     ``listed_bytes`` are the charges of the experiment's own processes.
     """
@@ -61,7 +61,7 @@ class Result(Struct, frozen=True, kw_only=True):
     verdict: Verdict
     because: str
     figures: tuple[Figure, ...] = ()
-    readings: tuple[DeviceReading, ...] = ()
+    readings: tuple[StageReading, ...] = ()
     took_s: float = 0.0
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from vram.model.lab import Experiment, LabReport, Result, Verdict
+from vram.model.lab import LabClaim, LabReport, Result, Verdict
 from vram.report.layout import RenderOptions, manual_page, paragraph
 from vram.units import counted, duration, size
 
@@ -15,7 +15,7 @@ STYLES: dict[Verdict, str] = {"true here": "green", "false here": "red", "cannot
 MODEL_ONLY = "A virtual GPU: this shows what its model does. It is no evidence about real hardware."
 
 
-def listing(experiments: Sequence[Experiment], options: RenderOptions) -> RenderableType:
+def listing(experiments: Sequence[LabClaim], options: RenderOptions) -> RenderableType:
     """Every experiment under its topic: the name to run it by, and the claim."""
     width = max(len(each.name) for each in experiments) + 2
     blocks: list[RenderableType] = []
@@ -63,7 +63,7 @@ def _count(report: LabReport) -> str:
     return f"{counted(len(verdicts), 'claim')}: {told}; {duration(spent_s)}"
 
 
-def page(experiment: Experiment, options: RenderOptions) -> str:
+def page(experiment: LabClaim, options: RenderOptions) -> str:
     """An experiment's page, with what it takes, in lines that fit *look*."""
     takes = f"takes up to {size(experiment.takes_bytes)} for at most {experiment.deadline_s:.0f} s"
     whole = f"{experiment.name}: {experiment.page.rstrip()}\n\n({takes})"

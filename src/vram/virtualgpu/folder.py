@@ -1,22 +1,42 @@
-"""The private folder a virtual GPU lives in: made so that nobody else can have prepared it."""
+"""The private folder of a virtual GPU: made so that nobody else can have prepared it, and removed.
+
+Whoever makes it holds a lock on it while it lives (the kernel drops the lock with the process). An
+unlocked folder was left by a maker that was killed: the next one removes it, unless somebody still
+runs in it or it was meant to stay.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import os
+import shutil
 import stat
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from vram.errors import VirtualGpuError
 from vram.units import GIB
-from vram.virtualgpu import leftovers
+from vram.virtualgpu import FOLDER_VARIABLE
 
 PREFIX = "vram-virtual-"
+KEPT = "kept"
 
 # Device bytes lie in this folder's files once touched. Memory is faster than a disk, but the
 # 64 MiB that containers get for shared memory are soon full, and a full one kills with SIGBUS.
 SHARED_MEMORY = "/dev/shm"
 ROOM_WANTED = GIB
+
+BUILT = Path(__file__).with_name("lib")
+
+# Some programs (Numba among them) try the name without a version first: on a machine with a
+# real driver that name would lead past the virtual one.
+LIBRARIES = {
+    "libcuda.so.1": "libcuda.so.1",
+    "libcuda.so": "libcuda.so.1",
+    "libnvidia-ml.so.1": "libnvidia-ml.so.1",
+    "libnvidia-ml.so": "libnvidia-ml.so.1",
+}
 
 
 def make(path: str | os.PathLike[str] | None = None) -> Path:
@@ -24,7 +44,7 @@ def make(path: str | os.PathLike[str] | None = None) -> Path:
     if path is not None:
         return _make_at(Path(path))
     parent = _parent() or tempfile.gettempdir()
-    leftovers.sweep(Path(parent), PREFIX)
+    remove_abandoned(Path(parent))
     try:
         return Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
     except OSError as error:
@@ -78,3 +98,75 @@ def _check_private(folder: Path) -> None:
         raise VirtualGpuError(
             f"{folder} is not a folder of yours alone", hint="others could have prepared it: name another"
         )
+
+
+# ---- the compiled libraries in it ----
+
+
+def link_libraries(folder: Path, built: Path = BUILT) -> None:
+    """Make *folder* one that a loader can search, with every name the driver goes by."""
+    folder.mkdir()
+    for name, library in LIBRARIES.items():
+        target = built / library
+        if not target.exists():
+            raise VirtualGpuError(
+                f"the virtual GPU's {library} has not been built",
+                hint="in a checkout run `python native/build.py`; else reinstall vram for this platform",
+            )
+        (folder / name).symlink_to(target)
+
+
+# ---- who made it, and what a killed maker left ----
+
+
+def lock(folder: Path) -> int | None:
+    """Take the lock that says "its maker lives"; None where another process has it."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def remove_abandoned(parent: Path) -> None:
+    """Remove the folders in *parent* that killed makers left. What cannot be read is left alone."""
+    candidates = [folder for folder in parent.glob(f"{PREFIX}*") if _may_be_abandoned(folder)]
+    in_use = set(_folders_in_use()) if candidates else set()
+    for folder in candidates:
+        if str(folder) not in in_use:
+            _remove(folder)
+
+
+def _may_be_abandoned(folder: Path) -> bool:
+    # The config is written after the lock is taken: a folder without one may be in the making.
+    try:
+        return folder.lstat().st_uid == os.geteuid() and set(os.listdir(folder)) >= {"config", "dev"}
+    except OSError:
+        return False
+
+
+def _remove(folder: Path) -> None:
+    try:
+        descriptor = lock(folder)
+    except OSError:
+        return
+    if descriptor is None:
+        return
+    if not (folder / KEPT).exists():
+        shutil.rmtree(folder, ignore_errors=True)
+    os.close(descriptor)
+
+
+def _folders_in_use() -> Iterator[str]:
+    """The folders that running processes of ours were started with."""
+    variable = f"{FOLDER_VARIABLE}=".encode()
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            environment = Path(f"/proc/{pid}/environ").read_bytes()
+        except OSError:
+            continue
+        for entry in environment.split(b"\0"):
+            if entry.startswith(variable):
+                yield os.fsdecode(entry.removeprefix(variable))

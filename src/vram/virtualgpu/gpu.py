@@ -1,4 +1,4 @@
-"""A virtual GPU from its making to its end: a folder, and the environment that leads into it."""
+"""A virtual GPU from its making to its end: a folder, and the environment in which programs find it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from vram.errors import VirtualGpuError
-from vram.virtualgpu import FOLDER_VARIABLE, config, current, faults, leftovers, libraries
+from vram.virtualgpu import FOLDER_VARIABLE, config, current, faults
 from vram.virtualgpu import folder as private
 from vram.virtualgpu.config import Setting
 
@@ -29,9 +29,9 @@ class VirtualGpu:
     Processes that still run in it lose their GPU, as they would when a driver is unloaded.
     """
 
-    def __init__(self, folder: Path, claim: int | None = None) -> None:
+    def __init__(self, folder: Path, lock: int | None = None) -> None:
         self.folder = folder
-        self._claim = claim
+        self._lock = lock
 
     @classmethod
     def create(
@@ -42,20 +42,20 @@ class VirtualGpu:
         folder: str | os.PathLike[str] | None = None,
         **settings: Setting,
     ) -> VirtualGpu:
-        """Make *gpus* GPUs alike; what is not said is as measured on an H200.
+        """Make *gpus* equal GPUs; what is left out is as measured on an H200.
 
         *settings* are those of :mod:`vram.virtualgpu.config`; ``mig="3g.71gb,2g.35gb"`` divides every
-        GPU (:mod:`vram.virtualgpu.mig`). *folder* names a place that is
-        empty or does not exist yet; left out, it is a new one in shared memory or $TMPDIR.
+        GPU (:mod:`vram.virtualgpu.mig`). *folder* names one that is empty or does not exist yet; left out,
+        it is a new one in shared memory or $TMPDIR.
         """
         named = {"total_bytes": memory_bytes, "name": name}
         said = {key: value for key, value in named.items() if value is not None}
         lines = config.first_lines(gpus, said | settings)
         devices = WINDOWS_DEVICES if settings.get("wddm") else DEVICES
-        place = private.make(folder)
-        made = cls(place, leftovers.claim(place))
+        path = private.make(folder)
+        made = cls(path, private.lock(path))
         try:
-            made._furnish(lines, devices)
+            made._fill_folder(lines, devices)
         except BaseException:
             made.close()
             raise
@@ -85,15 +85,15 @@ class VirtualGpu:
 
     def close(self) -> None:
         """Remove the folder and everything in it, if it is we who made it."""
-        if self._claim is not None:
-            if not (self.folder / leftovers.KEPT).exists():
+        if self._lock is not None:
+            if not (self.folder / private.KEPT).exists():
                 shutil.rmtree(self.folder, ignore_errors=True)
-            os.close(self._claim)
-            self._claim = None
+            os.close(self._lock)
+            self._lock = None
 
     def keep(self) -> None:
         """Let the folder stay behind."""
-        (self.folder / leftovers.KEPT).touch()
+        (self.folder / private.KEPT).touch()
 
     # ---- running programs in it ----
 
@@ -169,8 +169,8 @@ class VirtualGpu:
         fresh.write_text("".join(f"{line}\n" for line in lines))
         fresh.replace(self.folder / "faults")
 
-    def _furnish(self, lines: Sequence[str], devices: Sequence[str]) -> None:
-        libraries.link_into(self.folder / "lib")
+    def _fill_folder(self, lines: Sequence[str], devices: Sequence[str]) -> None:
+        private.link_libraries(self.folder / "lib")
         (self.folder / "dev").mkdir()
         for name in devices:
             (self.folder / "dev" / name).touch()

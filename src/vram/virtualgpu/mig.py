@@ -27,7 +27,7 @@ _FIRST_ID = {7: 0, 4: 1, 3: 1, 2: 3, 1: 7}
 _HINT = "name profiles like 3g.71gb,2g.35gb; parts of one like 1c.2g.35gb+1c.2g.35gb"
 
 
-class Device(NamedTuple):
+class VirtualMigDevice(NamedTuple):
     """One MIG device: a compute instance in a GPU instance, whose memory it may share."""
 
     gpu_instance: int
@@ -48,18 +48,18 @@ class _Part(NamedTuple):
     profile: str
 
 
-def devices(spec: str, total_bytes: int, reserved_bytes: int) -> list[Device]:
+def devices(spec: str, total_bytes: int, reserved_bytes: int) -> list[VirtualMigDevice]:
     """The MIG devices that *spec* asks for. Raises UsageError where no such GPU can be made."""
     if spec.strip().lower() == NONE:
         return []
     instances = [_parts(word, total_bytes) for word in spec.split(",")]
     _check(instances)
     slice_bytes = (total_bytes - reserved_bytes) // _MEMORY // _GRAIN * _GRAIN
-    made: list[Device] = []
+    made: list[VirtualMigDevice] = []
     for parts, number in zip(instances, _numbers(instances), strict=True):
         nbytes = parts[0].memory * slice_bytes
         made += [
-            Device(number, at, part.slices, part.compute, nbytes, part.profile)
+            VirtualMigDevice(number, at, part.slices, part.compute, nbytes, part.profile)
             for at, part in enumerate(parts)
         ]
     if len(made) > _MOST_DEVICES:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rows import claims, figures, giving_back, keepers
+from rows import checkpoints, claims, figures, holders
 
-TABLES = (keepers.TABLE, claims.TABLE, giving_back.TABLE, figures.TABLE)
+TABLES = (holders.TABLE, claims.TABLE, checkpoints.TABLE, figures.TABLE)
 ROWS = tuple(row for table in TABLES for row in table.rows)

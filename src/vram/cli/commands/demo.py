@@ -1,7 +1,7 @@
-"""``vram demo``: five questions about GPU memory, acted out by real processes on a virtual GPU.
+"""``vram demo``: five questions about GPU memory, shown by real processes on a virtual GPU.
 
-Nothing is prerecorded: every answer is ``vram why`` itself, run while the scene plays, and
-every "given back" is measured after following the advice.
+Nothing is prerecorded: every answer is ``vram why`` itself, run beside the demo's processes, and
+what was released is measured after following the advice.
 """
 
 from __future__ import annotations
@@ -19,90 +19,88 @@ from vram.units import GIB
 if TYPE_CHECKING:
     from vram.cli.demo_output import DemoOutput
     from vram.virtualgpu import VirtualGpu
-    from vram.virtualgpu.stories import Story
+    from vram.virtualgpu.demos import Demo
 
 NAME = "demo"
-HELP = "five questions about GPU memory, acted out by real processes on a virtual GPU"
+HELP = "five questions about GPU memory, shown by real processes on a virtual GPU"
 
 # Small enough that a few GiB can be seen in its bar.
 GPU: dict[str, Any] = {"memory_bytes": 24 * GIB, "name": "NVIDIA GPU"}
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("names", nargs="*", metavar="NAME", help="only these scenes")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="only these demos")
     parser.add_argument(
         "--full", action="store_true", help="show all of `vram why`, not just its first cause"
     )
-    parser.add_argument("--list", action="store_true", help="name the scenes and their questions")
-    parser.add_argument(
-        "--keep", action="store_true", help="stay in every scene, in a shell; its `exit` goes on"
-    )
-    parser.add_argument("--svg", metavar="FILE", help="draw `vram why` with three scenes at once instead")
+    parser.add_argument("--list", action="store_true", help="name the demos and their questions")
+    parser.add_argument("--keep", action="store_true", help="open a shell in every demo; `exit` goes on")
+    parser.add_argument("--svg", metavar="FILE", help="draw `vram why` with three demos at once instead")
     add_terminal_arguments(parser)
 
 
 def known_names() -> tuple[tuple[str, str], ...]:
-    """The scenes, each with its question."""
-    from vram.virtualgpu.stories import STORIES
+    """The demos, each with its question."""
+    from vram.virtualgpu.demos import DEMOS
 
-    return tuple((story.name, story.question) for story in STORIES)
+    return tuple((demo.name, demo.question) for demo in DEMOS)
 
 
 def run(args: Namespace) -> int:
     from vram.cli.app import exit_on_signals
-    from vram.virtualgpu.stories import STORIES
+    from vram.virtualgpu.demos import DEMOS
 
-    stories = _chosen(args.names, STORIES)
+    demos = _chosen(args.names, DEMOS)
     if args.list:
-        emit("".join(f"{story.name:9}{story.question}\n" for story in stories))
+        emit("".join(f"{demo.name:9}{demo.question}\n" for demo in demos))
         return ExitCode.OK
     with exit_on_signals():
-        return _draw(args.svg) if args.svg else _play_all(stories, args)
+        return _draw(args.svg) if args.svg else _run_all(demos, args)
 
 
-def _chosen(names: list[str], stories: tuple[Story, ...]) -> tuple[Story, ...]:
-    known = [story.name for story in stories]
+def _chosen(names: list[str], demos: tuple[Demo, ...]) -> tuple[Demo, ...]:
+    known = [demo.name for demo in demos]
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise UsageError(f"there is no scene {unknown[0]!r}", hint=f"there are {', '.join(known)}")
-    return tuple(story for story in stories if not names or story.name in names)
+        raise UsageError(f"there is no demo {unknown[0]!r}", hint=f"there are {', '.join(known)}")
+    return tuple(demo for demo in demos if not names or demo.name in names)
 
 
-def _play_all(stories: tuple[Story, ...], args: Namespace) -> int:
+def _run_all(demos: tuple[Demo, ...], args: Namespace) -> int:
     from vram.cli.demo_output import DemoOutput
 
     output = DemoOutput(args)
     better = []
-    for at, story in enumerate(stories, 1):
-        output.title(f"{at} of {len(stories)}", story.question)
-        better.append(_play(story, output, stay=args.keep))
+    for at, demo in enumerate(demos, 1):
+        output.title(f"{at} of {len(demos)}", demo.question)
+        better.append(_run_one(demo, output, stay=args.keep))
     output.end()
     return ExitCode.OK if all(better) else ExitCode.PARTIAL
 
 
-def _play(story: Story, output: DemoOutput, *, stay: bool) -> bool:
-    """Play one story; return whether following its advice gave memory back."""
+def _run_one(demo: Demo, output: DemoOutput, *, stay: bool) -> bool:
+    """Run one demo; return whether following its advice released memory."""
     from vram.cli.demo_output import held_bytes
     from vram.virtualgpu import VirtualGpu
-    from vram.virtualgpu.scene import Scene
+    from vram.virtualgpu.demos import DemoProgram
 
-    with VirtualGpu.create(**GPU) as gpu, Scene(gpu, story.scene, story.size) as scene:
-        pids = scene.pids
-        story.raise_it(scene)
-        output.happened(story.happened.format_map(pids))
+    with VirtualGpu.create(**GPU) as gpu, DemoProgram(gpu, demo.program, demo.size) as program:
+        pids = program.pids
+        demo.prepare(program)
+        output.happened(demo.happened.format_map(pids))
         output.why(gpu)
         if stay:
             _shell(gpu)
-        output.advice(story.advice.format_map(pids))
+        output.advice(demo.advice.format_map(pids))
         before = held_bytes(gpu)
-        story.cure(scene)
+        demo.cure(program)
         after = held_bytes(gpu)
-    output.outcome(story.deed.format_map(pids), before, after)
+    output.outcome(demo.deed.format_map(pids), before, after)
     return after < before
 
 
 def _shell(gpu: VirtualGpu) -> None:
-    """Give the user a shell in the scene, with this very program on its path."""
+    """Give the user a shell on the demo's GPU, with this very program on its path."""
     from vram.virtualgpu import launch
 
     environment = gpu.environment()
@@ -112,15 +110,14 @@ def _shell(gpu: VirtualGpu) -> None:
 
 
 def _draw(path: str) -> int:
-    """Draw the program's answer while three stories play at once."""
+    """Draw what `vram why` answers while three demos run at once."""
     from vram.cli.demo_output import run_why
     from vram.virtualgpu import VirtualGpu
-    from vram.virtualgpu.scene import Scene
-    from vram.virtualgpu.stories import EXPORT, FORK, POOL
+    from vram.virtualgpu.demos import EXPORT, FORK, POOL, DemoProgram
 
     with ExitStack() as cleanup:
         gpu = cleanup.enter_context(VirtualGpu.create(**GPU))
-        for story in (FORK, EXPORT, POOL):
-            story.raise_it(cleanup.enter_context(Scene(gpu, story.scene, story.size)))
+        for demo in (FORK, EXPORT, POOL):
+            demo.prepare(cleanup.enter_context(DemoProgram(gpu, demo.program, demo.size)))
         run_why(gpu, ["--svg", path], {})
     return ExitCode.OK

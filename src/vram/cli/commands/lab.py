@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
-from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from vram.cli.arguments import seconds
@@ -13,7 +12,8 @@ from vram.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from vram.host.local import LocalHost
-    from vram.lab.device import Device
+    from vram.lab.claim import DefinedClaim
+    from vram.lab.device import LabDevice
     from vram.model.lab import LabReport, Result
 
 NAME = "lab"
@@ -24,9 +24,9 @@ An experiment starts processes of its own, takes no more memory than its page
 names, and leaves nothing behind. None resets a GPU or changes a setting.
 
 exit codes of `vram lab run`:
-  0  every claim was told to be true or false here
+  0  every claim was found true or false here
   2  the call was wrong
-  3  some could not be told; a line for each says why
+  3  some could not be decided; a line for each says why
   4  no GPU answers"""
 
 
@@ -57,25 +57,25 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def known_names() -> tuple[tuple[str, str], ...]:
     """The experiments, each with its claim."""
-    from vram.lab.catalogue import chosen, describe
+    from vram.lab.catalogue import chosen
 
-    return tuple((each.name, each.claim) for each in map(describe, chosen([])))
+    return tuple((each.name, each.describe().claim) for each in chosen([]))
 
 
 def run(args: Namespace) -> int:
     if args.evidence == "":
         raise UsageError("--evidence needs the name of a folder")
     if args.evidence and args.verb != "run":
-        raise UsageError("--evidence keeps what `vram lab run` found out", hint="add `run`")
+        raise UsageError("--evidence keeps what `vram lab run` found", hint="add `run`")
     return {"list": _list, "show": _show, "run": _run}[args.verb](args)
 
 
 def _list(args: Namespace) -> int:
-    from vram.lab.catalogue import chosen, describe
+    from vram.lab.catalogue import chosen
     from vram.report import lab
     from vram.report.json import encode
 
-    experiments = tuple(map(describe, chosen(args.names)))
+    experiments = tuple(each.describe() for each in chosen(args.names))
     if args.json:
         from vram.model.lab import LabCatalogue
 
@@ -91,11 +91,11 @@ def _show(args: Namespace) -> int:
         raise UsageError("show which experiment?", hint="`vram lab list` names them all")
     if args.json:
         return _list(args)
-    from vram.lab.catalogue import chosen, describe
+    from vram.lab.catalogue import chosen
     from vram.report import lab
 
     options = render_options(args)
-    emit("\n".join(lab.page(describe(name), options) for name in chosen(args.names)))
+    emit("\n".join(lab.page(each.describe(), options) for each in chosen(args.names)))
     return ExitCode.OK
 
 
@@ -105,7 +105,7 @@ def _run(args: Namespace) -> int:
     from vram.lab.catalogue import chosen
     from vram.lab.device import find_device
 
-    names = chosen(args.names)
+    claims = chosen(args.names)
     host = open_host(reads_driver=False)
     host.nvml.prepare()
     device = find_device(host, args.gpu)
@@ -114,42 +114,42 @@ def _run(args: Namespace) -> int:
     results: list[Result] = []
     try:
         with exit_on_signals():
-            _conduct(names, host, device, args.deadline, results)
+            _test(claims, host, device, args.deadline, results)
     except (KeyboardInterrupt, SystemExit):
-        _tell(_report(host, device, results, names[len(results) :]), args)
+        _write(_report(host, device, results, claims[len(results) :]), args)
         raise
     report = _report(host, device, results)
-    _tell(report, args)
-    told = all(result.verdict != "cannot tell" for result in report.results)
-    return ExitCode.OK if told else ExitCode.PARTIAL
+    _write(report, args)
+    decided = all(result.verdict != "cannot tell" for result in report.results)
+    return ExitCode.OK if decided else ExitCode.PARTIAL
 
 
-def _refuse_model(device: Device) -> None:
+def _refuse_model(device: LabDevice) -> None:
     if device.facts.virtual:
         hint = "its verdicts show the model alone; leave out --evidence"
         raise UsageError("a virtual GPU gives no evidence", hint=hint)
 
 
-def _conduct(
-    names: tuple[str, ...],
+def _test(
+    claims: tuple[DefinedClaim, ...],
     host: LocalHost,
-    device: Device,
+    device: LabDevice,
     deadline_s: float | None,
     results: list[Result],
 ) -> None:
-    """Add a result for each of *names*; whoever is interrupted has those before it."""
+    """Add a result for each of *claims*; an interruption leaves those that were finished."""
     from vram.cli.terminal import Counter
-    from vram.lab.engine import Session
+    from vram.lab.session import LabSession
 
-    counter = Counter(len(names))
-    with Session(host, device, deadline_s) as session, counter:
-        for name, then in zip_longest(names, names[1:]):
-            counter.next(name.replace("_", "-"))
-            results.append(session.conduct(name, then))
+    counter = Counter(len(claims))
+    with LabSession(host, device, deadline_s) as session, counter:
+        for number, claim in enumerate(claims, 1):
+            counter.next(claim.name)
+            results.append(session.run(claim, claims[number:]))
 
 
 def _report(
-    host: LocalHost, device: Device, results: Sequence[Result], left_out: Sequence[str] = ()
+    host: LocalHost, device: LabDevice, results: Sequence[Result], left_out: Sequence[DefinedClaim] = ()
 ) -> LabReport:
     import platform
 
@@ -168,11 +168,11 @@ def _report(
         python=platform.python_version(),
         virtual=device.facts.virtual,
         results=tuple(results),
-        left_out=tuple(name.replace("_", "-") for name in left_out),
+        left_out=tuple(claim.name for claim in left_out),
     )
 
 
-def _tell(report: LabReport, args: Namespace) -> None:
+def _write(report: LabReport, args: Namespace) -> None:
     from vram.report import lab
     from vram.report.json import encode
 

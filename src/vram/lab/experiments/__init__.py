@@ -1,1 +1,0 @@
-"""One claim each. The docstring is its page; ``measure`` puts it to the test."""

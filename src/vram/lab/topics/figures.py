@@ -1,0 +1,185 @@
+"""Claims: figures and kernels."""
+
+from __future__ import annotations
+
+from vram.lab.claim import NEAR, OK, CannotTell, Conclusion, Takes, claim, figure, mostly
+from vram.lab.experiment import Experiment
+from vram.units import GIB, KIB, MIB, size
+
+TOPIC = "Figures and kernels"
+
+
+@claim("used-includes-reserved", TOPIC, takes=Takes(contexts=0))
+def used_includes_reserved(experiment: Experiment) -> Conclusion:
+    """What is used on an idle GPU includes what the driver reserves for itself
+
+    Source
+    ------
+    Folklore: nvidia-smi and older tools show some hundred MiB on a GPU that nobody uses.
+
+    Method
+    ------
+    Both versions of the driver's call are read: the older one, and the newer one, which tells what is
+    reserved.
+
+    Reading
+    -------
+    True means that tools on the older call show the reserved part as used. It belongs to no process
+    and cannot be freed.
+    """
+    memory = experiment.read_device("now").memory
+    if memory.reserved is None or memory.v1_used is None:
+        raise CannotTell("this driver does not tell what it reserves")
+    more, reserved = memory.v1_used - memory.used, memory.reserved
+    because = f"the older call says {size(more)} more than the newer one; {size(reserved)} are reserved"
+    holds = mostly(more, reserved) if reserved > NEAR else None
+    return Conclusion(holds, because, (figure("more in the older call", more), figure("reserved", reserved)))
+
+
+@claim("list-sums", TOPIC, takes=Takes(64 * MIB))
+def list_sums(experiment: Experiment) -> Conclusion:
+    """The sizes in the process list sum up to what is used
+
+    Source
+    ------
+    Folklore.
+
+    Method
+    ------
+    A process makes a context and allocates 64 MiB. What the device has in use more is compared with
+    what the list charges.
+
+    Reading
+    -------
+    False means that some of every context is in no list. `vram why` gives it a line of its own.
+    """
+    nbytes = 64 * MIB
+    exact = 64 * KIB
+    program = experiment.worker()
+    program.call("context")
+    program.call("alloc", nbytes)
+    seen = experiment.read_device("allocated")
+    listed = seen.charges.get(program.pid)
+    if listed is None:
+        raise CannotTell("the driver's list does not name processes by the pids that we know")
+    used = experiment.grown(seen)
+    because = f"{size(used)} more are used, {size(listed)} are listed"
+    return Conclusion(abs(used - listed) <= exact, because, (figure("used", used), figure("listed", listed)))
+
+
+@claim("one-byte", TOPIC, takes=Takes(MIB))
+def one_byte(experiment: Experiment) -> Conclusion:
+    """An allocation takes as much as was asked for
+
+    Source
+    ------
+    Folklore.
+
+    Method
+    ------
+    A process allocates one byte.
+
+    Reading
+    -------
+    The driver hands out blocks (2 MiB on current GPUs), shared by small allocations. Thousands of
+    tiny ones in one process cost little more than their sum; one each in many processes cost a block
+    each.
+    """
+    program, empty = experiment.worker_with_context()
+    program.call("alloc", 1)
+    taken = experiment.read_device("allocated").used - empty.used
+    if taken <= 0:
+        raise CannotTell("the device showed nothing of it: the context had room left")
+    return Conclusion(taken == 1, f"one byte took {size(taken)}", (figure("taken", taken),))
+
+
+@claim("larger-than-the-gpu", TOPIC, takes=Takes())
+def larger_than_the_gpu(experiment: Experiment) -> Conclusion:
+    """Plain device memory can be larger than the GPU: the driver pages it out
+
+    Source
+    ------
+    Question 2, in which the driver pages memory out to make room.
+
+    Method
+    ------
+    A process asks cuMemAlloc for more than the GPU has. Nothing is written, and what would be given
+    is given back at once.
+
+    Reading
+    -------
+    False on Linux: only managed memory may exceed the device. On Windows and WSL2 the driver may fall
+    back to the host's memory, so there it is not tried.
+    """
+    out_of_memory = 2
+    if experiment.on_wsl:
+        raise CannotTell("under WSL2 the driver may take the host's memory instead")
+    program = experiment.worker()
+    program.call("context")
+    total = experiment.read_device("context").memory.total
+    code = program.call("alloc_code", total + GIB)
+    experiment.read_device("asked")
+    if code not in (OK, out_of_memory):
+        raise CannotTell(f"cuMemAlloc answered {code}")
+    because = f"asked for {size(total + GIB)} on a GPU of {size(total)}, cuMemAlloc answered {code}"
+    return Conclusion(code == OK, because, (figure("answer", code, "code"),))
+
+
+@claim("kernel-keeps", TOPIC, takes=Takes(1 * GIB + 2 * MIB))
+def kernel_keeps(experiment: Experiment) -> Conclusion:
+    """Memory that a kernel needed stays allocated after the kernel has finished
+
+    Source
+    ------
+    Question 1: what a kernel was given is said to stay allocated when it has run.
+
+    Method
+    ------
+    A kernel of one thread with 3 KiB of local memory is launched and waited for. The driver sets
+    local memory aside for every thread that could run at once, which is far more.
+
+    Reading
+    -------
+    True means that a single launch can grow a context for good. It is part of the context and goes
+    with it.
+    """
+    program = experiment.worker()
+    program.call("context")
+    program.call("load_kernels")
+    out = program.call("alloc", 2 * MIB)
+    program.call("launch_empty", 1)
+    empty = experiment.read_device("an empty kernel ran")
+    program.call("launch_deep", out)
+    kept = experiment.read_device("a deep kernel ran").used - empty.used
+    because = f"{size(max(0, kept))} more in use after it finished"
+    return Conclusion(kept > NEAR, because, (figure("in use after it finished", kept),))
+
+
+@claim("launches-grow", TOPIC, takes=Takes(64 * MIB))
+def launches_grow(experiment: Experiment) -> Conclusion:
+    """Launching kernels again and again uses up device memory
+
+    Source
+    ------
+    Question 1: launching kernels over and over is said to eat memory up.
+
+    Method
+    ------
+    An empty kernel is launched once; the device is read. It is launched 2000 times more and waited
+    for.
+
+    Reading
+    -------
+    False means that launches by themselves keep nothing. What grows is allocated by the program or
+    its libraries between them.
+    """
+    launches = 2000
+    program = experiment.worker()
+    program.call("context")
+    program.call("load_kernels")
+    program.call("launch_empty", 1)
+    first = experiment.read_device("one launch")
+    program.call("launch_empty", launches)
+    more = experiment.read_device("many launches").used - first.used
+    because = f"{size(max(0, more))} more in use after {launches} launches"
+    return Conclusion(more > NEAR, because, (figure("more in use", more),))

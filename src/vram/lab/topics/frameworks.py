@@ -1,0 +1,437 @@
+"""Claims: frameworks."""
+
+from __future__ import annotations
+
+from vram.lab.claim import NEAR, WITH_FRAMEWORK_S, Conclusion, Takes, claim, figure, judged, of
+from vram.lab.experiment import Experiment
+from vram.units import GIB, MIB, size
+
+TOPIC = "Frameworks"
+
+MIB_64, MIB_128, MIB_256 = 64 * MIB, 128 * MIB, 256 * MIB
+
+TORCH_DEL_START = "import gc, torch; first = torch.empty(1, device='cuda')"
+TORCH_DEL_MAKE = f"x = torch.empty({MIB_256}, dtype=torch.uint8, device='cuda')"
+
+
+@claim("torch-del", TOPIC, takes=Takes(MIB_256 + MIB_256), deadline_s=WITH_FRAMEWORK_S, library="torch")
+def torch_del(experiment: Experiment) -> Conclusion:
+    """PyTorch gives a tensor's memory back as soon as it is deleted
+
+    Source
+    ------
+    Folklore; question 1 asks why memory is not free after the work is done.
+
+    Method
+    ------
+    A tensor of 256 MiB is made and deleted, and garbage is collected. The device is read before and
+    after.
+
+    Reading
+    -------
+    PyTorch's allocator keeps what tensors give back, for the next ones. torch.cuda.empty_cache()
+    returns it to the device, from outside `vram trim` does.
+    """
+    program = experiment.worker("torch")
+    program.call("run_python", TORCH_DEL_START)
+    empty = experiment.read_device("first tensor")
+    program.call("run_python", TORCH_DEL_MAKE)
+    experiment.must_show(experiment.read_device("tensor"), MIB_256, since=empty)
+    program.call("run_python", "del x; gc.collect()")
+    kept = experiment.read_device("deleted").used - empty.used
+    return judged(kept, MIB_256, "still used after the tensor was deleted", claimed=False)
+
+
+TORCH_EMPTY_CACHE_MAKE = f"""
+import gc, torch
+kept = torch.empty({MIB_128}, dtype=torch.uint8, device='cuda')
+gone = torch.empty({MIB_128}, dtype=torch.uint8, device='cuda')
+"""
+
+
+@claim(
+    "torch-empty-cache",
+    TOPIC,
+    takes=Takes(2 * MIB_128 + MIB_256),
+    deadline_s=WITH_FRAMEWORK_S,
+    library="torch",
+)
+def torch_empty_cache(experiment: Experiment) -> Conclusion:
+    """torch.cuda.empty_cache() frees all of a process's GPU memory
+
+    Source
+    ------
+    Folklore.
+
+    Method
+    ------
+    Two tensors of 128 MiB are made, one is deleted, and empty_cache() is called. What is left is
+    compared with what was in use before the process began.
+
+    Reading
+    -------
+    It returns what no tensor uses any more. Live tensors stay, and so do the context and the
+    workspaces of libraries: see torch-workspaces.
+    """
+    program = experiment.worker("torch")
+    program.call("run_python", TORCH_EMPTY_CACHE_MAKE)
+    held = experiment.read_device("two tensors")
+    experiment.must_show(held, 2 * MIB_128)
+    program.call("run_python", "del gone; gc.collect(); torch.cuda.empty_cache()")
+    left = experiment.grown(experiment.read_device("emptied"))
+    back = experiment.grown(held) - left
+    because = f"{of(left, experiment.grown(held))} still used; {size(back)} came back"
+    return Conclusion(left <= NEAR, because, (figure("still used", left), figure("came back", back)))
+
+
+TORCH_CYCLE_START = """
+import gc, torch
+gc.disable()
+class Model: pass
+first = torch.empty(1, device='cuda')
+"""
+TORCH_CYCLE_MAKE = f"""
+model = Model()
+model.itself = model
+model.weights = torch.empty({MIB_128}, dtype=torch.uint8, device='cuda')
+"""
+
+
+@claim("torch-cycle", TOPIC, takes=Takes(MIB_128 + MIB_256), deadline_s=WITH_FRAMEWORK_S, library="torch")
+def torch_cycle(experiment: Experiment) -> Conclusion:
+    """Deleting the last name of a tensor frees it, whatever refers to it
+
+    Source
+    ------
+    Folklore; question 3 doubts that garbage collection helps.
+
+    Method
+    ------
+    An object that refers to itself holds a tensor of 128 MiB. Its name is deleted and the cache
+    emptied; the device is read. Then garbage is collected and the cache emptied again.
+
+    Reading
+    -------
+    Reference counting does not see cycles; the collector does, some time later. `vram.flush()`
+    collects first.
+    """
+    program = experiment.worker("torch")
+    program.call("run_python", TORCH_CYCLE_START)
+    empty = experiment.read_device("first tensor")
+    program.call("run_python", TORCH_CYCLE_MAKE)
+    experiment.must_show(experiment.read_device("model"), MIB_128, since=empty)
+    program.call("run_python", "del model; torch.cuda.empty_cache()")
+    kept = experiment.read_device("deleted").used - empty.used
+    program.call("run_python", "gc.collect(); torch.cuda.empty_cache()")
+    left = experiment.read_device("collected").used - empty.used
+    answer = judged(kept, MIB_128, "still used after the delete", claimed=False)
+    because = f"{answer.because}, {size(max(0, left))} after a collection"
+    return Conclusion(answer.holds, because, (figure("deleted", kept), figure("collected", left)))
+
+
+TORCH_EXCEPTION_START = f"""
+import gc, sys, torch
+first = torch.empty(1, device='cuda')
+def step():
+    x = torch.empty({MIB_128}, dtype=torch.uint8, device='cuda')
+    raise ValueError('the step failed')
+"""
+TORCH_EXCEPTION_FAIL = """
+try:
+    step()
+except ValueError as error:
+    sys.last_value = error
+gc.collect()
+torch.cuda.empty_cache()
+"""
+
+
+@claim("torch-exception", TOPIC, takes=Takes(MIB_128 + MIB_256), deadline_s=WITH_FRAMEWORK_S, library="torch")
+def torch_exception(experiment: Experiment) -> Conclusion:
+    """After a failed step, empty_cache() gives the step's memory back
+
+    Source
+    ------
+    Question 4, of exceptions that skip a free; what notebooks do after every error.
+
+    Method
+    ------
+    A function fails with a tensor of 128 MiB in its frame, and the exception is kept as an
+    interactive interpreter keeps it. Garbage is collected, the cache emptied, and the device read.
+
+    Reading
+    -------
+    The kept exception holds the frame, and the frame the tensor: neither a collection nor
+    empty_cache() can help until it is dropped. `vram.flush()` drops it.
+    """
+    program = experiment.worker("torch")
+    program.call("run_python", TORCH_EXCEPTION_START)
+    empty = experiment.read_device("first tensor")
+    program.call("run_python", TORCH_EXCEPTION_FAIL)
+    kept = experiment.read_device("failed, emptied").used - empty.used
+    program.call("run_python", "sys.last_value = None; gc.collect(); torch.cuda.empty_cache()")
+    left = experiment.read_device("dropped").used - empty.used
+    answer = judged(kept, MIB_128, "still used after empty_cache()", claimed=False)
+    because = f"{answer.because}, {size(max(0, left))} after the exception was dropped"
+    return Conclusion(answer.holds, because, (figure("emptied", kept), figure("dropped", left)))
+
+
+TORCH_WORKSPACES_START = "import gc, torch; first = torch.empty(1, device='cuda'); torch.cuda.empty_cache()"
+TORCH_WORKSPACES_WORK = """
+a = torch.ones(1024, 1024, device='cuda')
+b = a @ a
+torch.cuda.synchronize()
+del a, b
+gc.collect()
+torch.cuda.empty_cache()
+"""
+
+
+@claim("torch-workspaces", TOPIC, takes=Takes(768 * MIB), deadline_s=WITH_FRAMEWORK_S, library="torch")
+def torch_workspaces(experiment: Experiment) -> Conclusion:
+    """Libraries keep GPU memory that the program never allocated
+
+    Source
+    ------
+    Question 4: libraries of others are said to leak easily.
+
+    Method
+    ------
+    A matrix product of PyTorch runs once; all tensors are deleted and the cache emptied. What is in
+    use is compared with what was before the product.
+
+    Reading
+    -------
+    cuBLAS keeps a workspace for each of its handles, and loaded kernels stay. It is no leak: it does
+    not grow with the work. `vram.flush()` clears the workspaces.
+    """
+    program = experiment.worker("torch")
+    program.call("run_python", TORCH_WORKSPACES_START)
+    empty = experiment.read_device("first tensor")
+    program.call("run_python", TORCH_WORKSPACES_WORK)
+    kept = experiment.read_device("one product, all deleted").used - empty.used
+    because = f"{size(max(0, kept))} more in use than before the product"
+    return Conclusion(kept > NEAR, because, (figure("more in use", kept),))
+
+
+TORCH_OLD_DATA_WORK = f"""
+import torch
+x = torch.full(({MIB_64},), 0xA5, dtype=torch.uint8, device='cuda')
+torch.cuda.synchronize()
+del x
+y = torch.empty({MIB_64}, dtype=torch.uint8, device='cuda').cpu()
+answer = int((y == 0xA5).sum())
+"""
+
+
+@claim(
+    "torch-old-data", TOPIC, takes=Takes(3 * MIB_64 + 512 * MIB), deadline_s=WITH_FRAMEWORK_S, library="torch"
+)
+def torch_old_data(experiment: Experiment) -> Conclusion:
+    """A new PyTorch tensor can show the bytes of a deleted one
+
+    Source
+    ------
+    Question 5 (zero before you free), applied to PyTorch's cache.
+
+    Method
+    ------
+    A tensor of 64 MiB is filled with a pattern and deleted; torch.empty makes another one of that
+    size, and bytes of the pattern are counted.
+
+    Reading
+    -------
+    True means that the cache hands memory over as it is. Use torch.zeros, or overwrite what is secret
+    before it goes.
+    """
+    program = experiment.worker("torch")
+    seen = program.call("run_python", TORCH_OLD_DATA_WORK)
+    experiment.read_device("read")
+    because = f"{seen} of {MIB_64} old bytes were handed over"
+    return Conclusion(seen > 0, because, (figure("old bytes", seen, "count"),))
+
+
+CUPY_DEL_START = "import gc, cupy; first = cupy.empty(1)"
+CUPY_DEL_FREE = "cupy.get_default_memory_pool().free_all_blocks()"
+
+
+@claim("cupy-del", TOPIC, takes=Takes(MIB_256 + MIB_256), deadline_s=WITH_FRAMEWORK_S)
+def cupy_del(experiment: Experiment) -> Conclusion:
+    """CuPy gives an array's memory back as soon as it is deleted
+
+    Source
+    ------
+    Folklore; question 3 names CuPy.
+
+    Method
+    ------
+    An array of 256 MiB is made and deleted. The device is read, then the pool is told to free all
+    blocks.
+
+    Reading
+    -------
+    CuPy keeps a pool as PyTorch does. get_default_memory_pool().free_all_blocks() returns what no
+    array uses.
+    """
+    nbytes = 256 * MIB
+    program = experiment.worker()
+    program.call("run_python", CUPY_DEL_START)
+    empty = experiment.read_device("first array")
+    program.call("run_python", f"x = cupy.empty({nbytes}, dtype=cupy.uint8)")
+    experiment.must_show(experiment.read_device("array"), nbytes, since=empty)
+    program.call("run_python", "del x; gc.collect()")
+    kept = experiment.read_device("deleted").used - empty.used
+    program.call("run_python", CUPY_DEL_FREE)
+    left = experiment.read_device("blocks freed").used - empty.used
+    answer = judged(kept, nbytes, "still used after the array was deleted", claimed=False)
+    because = f"{answer.because}, {size(max(0, left))} after free_all_blocks()"
+    return Conclusion(answer.holds, because, (figure("deleted", kept), figure("blocks freed", left)))
+
+
+JAX_PREALLOCATES_WORK = "import jax.numpy as jnp; x = jnp.zeros(1).block_until_ready()"
+
+
+@claim("jax-preallocates", TOPIC, takes=Takes(3 * GIB // 2 + 512 * MIB), deadline_s=WITH_FRAMEWORK_S)
+def jax_preallocates(experiment: Experiment) -> Conclusion:
+    """JAX takes a fixed share of the GPU at its first array, however small that is
+
+    Source
+    ------
+    Folklore.
+
+    Method
+    ------
+    The share is set to 1.5 GiB (XLA_PYTHON_CLIENT_MEM_FRACTION) so that the experiment takes no more;
+    by itself it is three quarters of the GPU. Then an array of one number is made.
+
+    Reading
+    -------
+    True means that what tools show for a JAX process says nothing about what it needs.
+    XLA_PYTHON_CLIENT_PREALLOCATE=false turns it off.
+    """
+    nbytes = 3 * GIB // 2
+    fraction = nbytes / experiment.read_device("nothing").memory.total
+    program = experiment.worker(
+        XLA_PYTHON_CLIENT_MEM_FRACTION=f"{fraction:.6f}",
+        XLA_PYTHON_CLIENT_PREALLOCATE="true",
+        JAX_PLATFORMS="cuda",
+    )
+    program.call("run_python", JAX_PREALLOCATES_WORK)
+    taken = experiment.grown(experiment.read_device("an array of one number"))
+    because = f"{size(taken)} taken for one number, with the share set to {size(nbytes)}"
+    return Conclusion(taken > 0.9 * nbytes, because, (figure("taken", taken), figure("share", nbytes)))
+
+
+NUMBA_DEL_START = "import gc; from numba import cuda; context = cuda.current_context()"
+NUMBA_DEL_MAKE = f"x = cuda.device_array({MIB_128}, dtype='u1')"
+
+
+@claim("numba-del", TOPIC, takes=Takes(MIB_128), deadline_s=WITH_FRAMEWORK_S)
+def numba_del(experiment: Experiment) -> Conclusion:
+    """Numba gives an array's memory back as soon as it is deleted
+
+    Source
+    ------
+    Folklore; question 3, of libraries that manage memory for Python.
+
+    Method
+    ------
+    A device array of 128 MiB is made and deleted. The device is read, then Numba is told to carry out
+    its pending deallocations.
+
+    Reading
+    -------
+    Numba collects deallocations and carries them out some at a time, because a free waits for the
+    device. Until then the memory stays used.
+    """
+    program = experiment.worker()
+    program.call("run_python", NUMBA_DEL_START)
+    empty = experiment.read_device("context")
+    program.call("run_python", NUMBA_DEL_MAKE)
+    experiment.must_show(experiment.read_device("array"), MIB_128, since=empty)
+    program.call("run_python", "del x; gc.collect()")
+    kept = experiment.read_device("deleted").used - empty.used
+    program.call("run_python", "context.memory_manager.deallocations.clear()")
+    left = experiment.read_device("pending frees done").used - empty.used
+    answer = judged(kept, MIB_128, "still used after the array was deleted", claimed=False)
+    because = f"{answer.because}, {size(max(0, left))} after its pending deallocations"
+    return Conclusion(answer.holds, because, (figure("deleted", kept), figure("pending frees done", left)))
+
+
+NUMBA_CLOSE_MAKE = f"from numba import cuda; x = cuda.device_array({MIB_128}, dtype='u1')"
+
+
+@claim("numba-close", TOPIC, takes=Takes(MIB_128), deadline_s=WITH_FRAMEWORK_S)
+def numba_close(experiment: Experiment) -> Conclusion:
+    """numba.cuda.close() gives all of a process's GPU memory back
+
+    Source
+    ------
+    Folklore.
+
+    Method
+    ------
+    A device array of 128 MiB is made and kept, and cuda.close() is called. The process lives on while
+    the device is read.
+
+    Reading
+    -------
+    It destroys the contexts, and with them everything that was allocated in them: arrays that are
+    kept are dead from then on.
+    """
+    program = experiment.worker()
+    program.call("run_python", NUMBA_CLOSE_MAKE)
+    held = experiment.read_device("array")
+    experiment.must_show(held, MIB_128)
+    program.call("run_python", "cuda.close()")
+    left = experiment.grown(experiment.read_device("closed"))
+    return judged(left, experiment.grown(held), "still used after close()", claimed=False)
+
+
+PYCUDA_THREAD_START = f"""
+import threading
+import pycuda.driver as cuda
+cuda.init()
+context = cuda.Device(0).make_context()
+witness = cuda.mem_alloc({MIB_128})
+"""
+PYCUDA_THREAD_WORK = f"""
+def worker():
+    context.push()
+    memory = cuda.mem_alloc({MIB_128})
+    context.pop()
+context.pop()
+thread = threading.Thread(target=worker)
+thread.start()
+thread.join()
+context.push()
+"""
+
+
+@claim("pycuda-thread", TOPIC, takes=Takes(MIB_128), deadline_s=WITH_FRAMEWORK_S)
+def pycuda_thread(experiment: Experiment) -> Conclusion:
+    """PyCUDA's memory stays after the thread that allocated it has ended
+
+    Source
+    ------
+    Question 3: what a thread allocated by PyCUDA is said to stay when the thread ends.
+
+    Method
+    ------
+    A thread of a PyCUDA program makes the context current, allocates 128 MiB with mem_alloc, gives
+    the context back and ends.
+
+    Reading
+    -------
+    mem_alloc returns an owner object: where this is false, its destructor has freed the memory. Where
+    it is true, the destructor could not make the context current in its thread.
+    """
+    program = experiment.worker()
+    program.call("run_python", PYCUDA_THREAD_START)
+    held = experiment.read_device("allocated")
+    experiment.must_show(held, MIB_128)
+    program.call("run_python", "witness.free()")
+    empty = experiment.read_device("freed")
+    program.call("run_python", PYCUDA_THREAD_WORK)
+    kept = experiment.read_device("thread ended").used - empty.used
+    return judged(kept, MIB_128, "still used after the thread ended")

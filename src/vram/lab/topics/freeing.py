@@ -1,0 +1,374 @@
+"""Claims: freeing."""
+
+from __future__ import annotations
+
+from vram.lab.claim import NEAR, OK, CannotTell, Conclusion, Takes, claim, figure, judged, mostly, of
+from vram.lab.experiment import Experiment
+from vram.lab.worker import WorkerEnded
+from vram.units import GIB, KIB, MIB, size
+
+TOPIC = "Freeing"
+
+
+@claim("free-keeps", TOPIC, takes=Takes(256 * MIB))
+def free_keeps(experiment: Experiment) -> Conclusion:
+    """cudaFree keeps memory for reuse instead of giving it back
+
+    Source
+    ------
+    Question 1: the driver is said to keep what was freed, for allocations to come, and tools to show it.
+
+    Method
+    ------
+    A process allocates 256 MiB with cuMemAlloc and frees them. What the device has in use is compared
+    with what it had before the allocation.
+
+    Reading
+    -------
+    Plain allocations go back at once. What keeps memory is a pool on top of them: stream-ordered
+    memory, PyTorch, CuPy. See pool-keeps.
+    """
+    nbytes = 256 * MIB
+    program, empty = experiment.worker_with_context()
+    pointer = program.call("alloc", nbytes)
+    experiment.must_show(experiment.read_device("allocated"), nbytes, since=empty)
+    program.call("free", pointer)
+    kept = experiment.read_device("freed").used - empty.used
+    return judged(kept, nbytes, "still used after the free")
+
+
+@claim("freed-for-others", TOPIC, takes=Takes(256 * MIB, contexts=2))
+def freed_for_others(experiment: Experiment) -> Conclusion:
+    """Freed memory stays unavailable to other processes until the driver reclaims it
+
+    Source
+    ------
+    Question 1: freed memory is said to be reserved, and lost to other processes, until the driver
+    chooses to reclaim it.
+
+    Method
+    ------
+    Two processes have a context each. One allocates 256 MiB and frees them; the other asks the driver
+    before, between and after how much is free for it.
+
+    Reading
+    -------
+    False means that what one process frees, another can have at once.
+    """
+    nbytes = 256 * MIB
+    program, other = experiment.worker(), experiment.worker()
+    program.call("context")
+    other.call("context")
+    experiment.read_device("contexts")
+    before = other.call("free_and_total")[0]
+    pointer = program.call("alloc", nbytes)
+    taken = before - other.call("free_and_total")[0]
+    if taken < nbytes:
+        raise CannotTell(f"the other process saw {size(taken)} of {size(nbytes)} taken")
+    program.call("free", pointer)
+    withheld = before - other.call("free_and_total")[0]
+    return judged(withheld, nbytes, "not free for the other process after the free")
+
+
+@claim("free-waits", TOPIC, takes=Takes(64 * MIB))
+def free_waits(experiment: Experiment) -> Conclusion:
+    """cudaFree waits for all work that was queued before it
+
+    Source
+    ------
+    Question 5: cudaFree is called synchronous; question 1: a release may be issued long before
+    it is carried out.
+
+    Method
+    ------
+    Work of half a second is queued on a stream of its own: a host function, so that no kernel is
+    needed. Then memory that the work does not touch is freed, and it is noted which came first: the
+    end of the work, or the return of the free.
+
+    Reading
+    -------
+    True means that a free in the middle of a pipeline stalls it. Stream-ordered frees (cudaFreeAsync)
+    do not wait.
+    """
+    nbytes = 64 * MIB
+    work_s = 0.5
+    program = experiment.worker()
+    program.call("context")
+    began, freed, worked = program.call("free_behind_work", program.call("alloc", nbytes), work_s)
+    experiment.read_device("freed")
+    if began > worked:
+        raise CannotTell("the machine was too busy: the work was done before the free began")
+    waited = freed >= worked
+    order = "after" if waited else "before"
+    because = f"the free took {freed - began:.2f} s and returned {order} the queued work was done"
+    return Conclusion(waited, because, (figure("the free took", round(freed - began, 4), "seconds"),))
+
+
+@claim("sync-before-free", TOPIC, takes=Takes(256 * MIB))
+def sync_before_free(experiment: Experiment) -> Conclusion:
+    """cudaDeviceSynchronize before cudaFree gives more memory back
+
+    Source
+    ------
+    Question 1: waiting for the device first is said to bring memory back sooner.
+
+    Method
+    ------
+    256 MiB are written by the device and freed without waiting; the device is read. The same again,
+    with a synchronisation before the free. The two readings are compared.
+
+    Reading
+    -------
+    False means that the free by itself does all there is to do: it waits anyway (see free-waits).
+    """
+    nbytes = 256 * MIB
+    program, empty = experiment.worker_with_context()
+    hasty = program.call("alloc", nbytes)
+    program.call("start_fill", hasty, nbytes)
+    experiment.must_show(experiment.read_device("allocated"), nbytes, since=empty)
+    program.call("free", hasty)
+    without = experiment.read_device("freed").used - empty.used
+    patient = program.call("alloc", nbytes)
+    program.call("start_fill", patient, nbytes)
+    program.call("synchronize")
+    program.call("free", patient)
+    with_it = experiment.read_device("synchronised, freed").used - empty.used
+    answer = judged(without - with_it, nbytes, "came back only with the synchronisation")
+    figures = (figure("left without it", without), figure("left with it", with_it))
+    return Conclusion(answer.holds, answer.because, figures)
+
+
+@claim("free-null-fails", TOPIC, takes=Takes())
+def free_null_fails(experiment: Experiment) -> Conclusion:
+    """cudaFree(0) is an error
+
+    Source
+    ------
+    Question 2: even calls that look harmless are said to fail.
+
+    Method
+    ------
+    A process with a context frees the null pointer, and the driver's answer is read.
+
+    Reading
+    -------
+    Freeing nothing succeeds. In the runtime it is often the first call of a program, and creates the
+    context: that is what takes time and memory then.
+    """
+    program = experiment.worker()
+    program.call("context")
+    code = program.call("free_code", 0)
+    return Conclusion(code != OK, f"cuMemFree of null answered {code}", (figure("answer", code, "code"),))
+
+
+@claim("free-null-flushes", TOPIC, takes=Takes(128 * MIB))
+def free_null_flushes(experiment: Experiment) -> Conclusion:
+    """cudaFree(nullptr) flushes what is left of earlier allocations
+
+    Source
+    ------
+    Question 4, which shows the call and rightly doubts that it frees anything.
+
+    Method
+    ------
+    A process allocates 128 MiB and forgets them, then frees the null pointer. The device is read
+    before and after.
+
+    Reading
+    -------
+    No call of CUDA flushes memory whose pointer is lost, except for resetting the context: see
+    reset-not-enough.
+    """
+    nbytes = 128 * MIB
+    program, held = experiment.holder(nbytes)
+    program.call("free_code", 0)
+    flushed = held - experiment.grown(experiment.read_device("freed null"))
+    return judged(flushed, nbytes, "came back")
+
+
+@claim("double-free", TOPIC, takes=Takes(2 * 2 * MIB))
+def double_free(experiment: Experiment) -> Conclusion:
+    """Freeing the same pointer twice breaks the process
+
+    Source
+    ------
+    Folklore, from the host's malloc.
+
+    Method
+    ------
+    A process frees 2 MiB twice, then allocates and writes again.
+
+    Reading
+    -------
+    The driver knows its pointers: it refuses the second free (1, invalid value) and the process goes
+    on. Where the address was given out again meanwhile, the second free takes somebody else's memory:
+    that is the real danger.
+    """
+    nbytes = 2 * MIB
+    program = experiment.worker()
+    program.call("context")
+    pointer = program.call("alloc", nbytes)
+    program.call("free", pointer)
+    code = program.call("free_code", pointer)
+    try:
+        again = program.call("alloc", nbytes)
+        program.call("fill", again, 0xA5, nbytes)
+    except WorkerEnded:
+        return Conclusion(True, "the process died of it")
+    because = f"the second free answered {code}, and the process went on"
+    return Conclusion(False, because, (figure("answer", code, "code"),))
+
+
+@claim("lost-pointer", TOPIC, takes=Takes(2 * 128 * MIB))
+def lost_pointer(experiment: Experiment) -> Conclusion:
+    """The driver collects memory whose pointer was lost
+
+    Source
+    ------
+    Question 2, in which the driver pages and collects garbage; question 5 warns that losing the
+    pointer frees nothing.
+
+    Method
+    ------
+    A process allocates 128 MiB, forgets the pointer and collects garbage. It synchronises, and
+    allocates and frees something else, so that the driver has occasion to tidy up.
+
+    Reading
+    -------
+    False means that device memory has no garbage collector: what has no owner stays until the context
+    or the process goes.
+    """
+    nbytes = 128 * MIB
+    program, empty = experiment.worker_with_context()
+    program.call("alloc_and_forget", nbytes)
+    experiment.must_show(experiment.read_device("lost"), nbytes, since=empty)
+    program.call("synchronize")
+    program.call("free", program.call("alloc", nbytes))
+    kept = experiment.read_device("occasion to tidy up").used - empty.used
+    return judged(kept, nbytes, "still used although nobody knows its pointer", claimed=False)
+
+
+@claim("small-fragments", TOPIC, takes=Takes(64 * 512 * KIB))
+def small_fragments(experiment: Experiment) -> Conclusion:
+    """Freeing half of many small allocations gives half of the memory back
+
+    Source
+    ------
+    Folklore; question 3 speaks of fragmentation by allocations that are left over.
+
+    Method
+    ------
+    A process makes 64 allocations of 512 KiB and frees every other one.
+
+    Reading
+    -------
+    The driver hands out 2 MiB at a time, and small allocations share them: one that stays keeps its
+    whole block. This is fragmentation that no tool shows from outside.
+    """
+    piece = 512 * KIB
+    pieces = 64
+    program, empty = experiment.worker_with_context()
+    pointers = [program.call("alloc", piece) for _ in range(pieces)]
+    whole = experiment.read_device("allocated")
+    experiment.must_show(whole, pieces * piece, since=empty)
+    for pointer in pointers[::2]:
+        program.call("free", pointer)
+    back = whole.used - experiment.read_device("every other one freed").used
+    half = pieces * piece // 2
+    because = f"{size(back)} of the {size(half)} that were freed came back"
+    return Conclusion(mostly(back, half), because, (figure("came back", back), figure("freed", half)))
+
+
+@claim("large-fragments", TOPIC, takes=Takes(8 * 32 * MIB))
+def large_fragments(experiment: Experiment) -> Conclusion:
+    """Freeing every other large allocation leaves holes that stay used
+
+    Source
+    ------
+    Folklore; question 3 blames fragmentation for out-of-memory errors.
+
+    Method
+    ------
+    A process makes 8 allocations of 32 MiB, frees every other one, and then asks for one piece as
+    large as all holes together. What the device has in use must end where it was.
+
+    Reading
+    -------
+    Device addresses are mapped to pages: holes of whole pages go back, and a larger piece can be made
+    of them. Fragmentation that hurts lies inside pools, which cut blocks themselves.
+    """
+    piece = 32 * MIB
+    pieces = 8
+    holes = pieces // 2 * piece
+    program, empty = experiment.worker_with_context()
+    pointers = [program.call("alloc", piece) for _ in range(pieces)]
+    whole = experiment.read_device("allocated")
+    experiment.must_show(whole, pieces * piece, since=empty)
+    for pointer in pointers[::2]:
+        program.call("free", pointer)
+    stayed = holes - (whole.used - experiment.read_device("every other one freed").used)
+    program.call("alloc", holes)
+    more = experiment.read_device("holes taken as one").used - whole.used
+    because = f"{of(stayed, holes)} stayed used, and one piece in their place took {size(max(0, more))} more"
+    figures = (figure("stayed used", stayed), figure("took more", more))
+    return Conclusion(mostly(max(stayed, more), holes), because, figures)
+
+
+@claim("release-frees", TOPIC, takes=Takes(128 * MIB))
+def release_frees(experiment: Experiment) -> Conclusion:
+    """cuMemRelease gives memory back at once
+
+    Source
+    ------
+    Folklore of virtual memory management: expandable segments and growable vectors.
+
+    Method
+    ------
+    A process creates 128 MiB of physical memory, maps it, and releases the handle while it is mapped.
+    Then it unmaps it.
+
+    Reading
+    -------
+    The mapping is a reference of its own: memory goes with the last of handle, mapping and exported
+    descriptor.
+    """
+    nbytes = 128 * MIB
+    program, empty = experiment.worker_with_context()
+    handle, address = program.call("create", nbytes), program.call("reserve", nbytes)
+    code = program.call("map_code", address, nbytes, handle)
+    if code != OK:
+        raise CannotTell(f"cuMemMap answered {code}")
+    experiment.must_show(experiment.read_device("mapped"), nbytes, since=empty)
+    program.call("release", handle)
+    kept = experiment.read_device("released").used - empty.used
+    program.call("unmap", address, nbytes)
+    left = experiment.read_device("unmapped").used - empty.used
+    answer = judged(kept, nbytes, "still used after the release", claimed=False)
+    because = f"{answer.because}, {size(max(0, left))} after the unmap"
+    return Conclusion(
+        answer.holds, because, (figure("after the release", kept), figure("after the unmap", left))
+    )
+
+
+@claim("addresses-cost", TOPIC, takes=Takes(NEAR))
+def addresses_cost(experiment: Experiment) -> Conclusion:
+    """Reserving device addresses costs device memory
+
+    Source
+    ------
+    Folklore: tools that reserve terabytes look alarming.
+
+    Method
+    ------
+    A process reserves 64 GiB of device addresses and puts nothing behind them.
+
+    Reading
+    -------
+    Addresses are numbers. Only memory that is mapped behind them counts.
+    """
+    nbytes = 64 * GIB
+    program, empty = experiment.worker_with_context()
+    program.call("reserve", nbytes)
+    taken = experiment.read_device("reserved").used - empty.used
+    because = f"{size(max(0, taken))} taken for {size(nbytes)} of addresses"
+    return Conclusion(taken > NEAR, because, (figure("taken", taken),))

@@ -1,0 +1,117 @@
+"""Claims: host and managed memory."""
+
+from __future__ import annotations
+
+from vram.lab.claim import CannotTell, Conclusion, Takes, claim, figure, judged
+from vram.lab.experiment import Experiment
+from vram.units import MIB, size
+
+TOPIC = "Host and managed memory"
+
+
+@claim("pinned-counts", TOPIC, takes=Takes(256 * MIB))
+def pinned_counts(experiment: Experiment) -> Conclusion:
+    """Pinned host memory uses up device memory
+
+    Source
+    ------
+    Question 4: pinned memory that is badly looked after is said to help exhaust the device.
+
+    Method
+    ------
+    A process pins 256 MiB of host memory.
+
+    Reading
+    -------
+    False means that pinned memory is the host's alone. It can exhaust the host, and BAR1 is another
+    matter.
+    """
+    nbytes = 256 * MIB
+    program, empty = experiment.worker_with_context()
+    program.call("pin", nbytes)
+    taken = experiment.read_device("pinned").used - empty.used
+    return judged(taken, nbytes, "of device memory taken")
+
+
+@claim("managed-on-allocation", TOPIC, takes=Takes(256 * MIB))
+def managed_on_allocation(experiment: Experiment) -> Conclusion:
+    """Managed memory takes device memory as soon as it is allocated
+
+    Source
+    ------
+    Folklore.
+
+    Method
+    ------
+    A process allocates 256 MiB of managed memory; the device is read. Then the device writes to them,
+    and it is read again.
+
+    Reading
+    -------
+    Managed memory goes where it is touched. Until the device touches it, it costs the device nothing.
+    """
+    nbytes = 256 * MIB
+    program, empty = experiment.worker_with_context()
+    pointer = program.call("alloc_managed", nbytes)
+    untouched = experiment.read_device("allocated").used - empty.used
+    program.call("fill", pointer, 0xA5, nbytes)
+    touched = experiment.read_device("written by the device").used - empty.used
+    answer = judged(untouched, nbytes, "used when it was allocated")
+    because = f"{answer.because}, {size(max(0, touched))} when the device had written to it"
+    return Conclusion(answer.holds, because, (figure("allocated", untouched), figure("written", touched)))
+
+
+@claim("managed-returns", TOPIC, takes=Takes(256 * MIB))
+def managed_returns(experiment: Experiment) -> Conclusion:
+    """Managed memory leaves the device by itself when the host uses it again
+
+    Source
+    ------
+    Question 1: the driver is said to move managed data to and fro as it is needed.
+
+    Method
+    ------
+    256 MiB of managed memory are written by the device, then all of them by the host.
+
+    Reading
+    -------
+    False means that the data move and the device's pages stay allocated: they come back with the
+    free.
+    """
+    nbytes = 256 * MIB
+    program, empty = experiment.worker_with_context()
+    pointer = program.call("alloc_managed", nbytes)
+    program.call("fill", pointer, 0xA5, nbytes)
+    experiment.must_show(experiment.read_device("written by the device"), nbytes, since=empty)
+    program.call("host_fill", pointer, 0x5A, nbytes)
+    kept = experiment.read_device("written by the host").used - empty.used
+    return judged(kept, nbytes, "still used after the host wrote to all of it", claimed=False)
+
+
+@claim("managed-listed", TOPIC, takes=Takes(256 * MIB))
+def managed_listed(experiment: Experiment) -> Conclusion:
+    """The process list charges a process with its managed memory
+
+    Source
+    ------
+    Folklore.
+
+    Method
+    ------
+    256 MiB of managed memory are written by the device. What the device has in use more is compared
+    with what the list charges more.
+
+    Reading
+    -------
+    False means that this memory is used, and in no list: `vram why` finds its owner through its
+    mappings.
+    """
+    nbytes = 256 * MIB
+    program, empty = experiment.worker_with_context()
+    if program.pid not in empty.charges:
+        raise CannotTell("the driver's list does not name processes by the pids that we know")
+    program.call("fill", program.call("alloc_managed", nbytes), 0xA5, nbytes)
+    seen = experiment.read_device("written by the device")
+    experiment.must_show(seen, nbytes, since=empty)
+    charged = seen.charges.get(program.pid, 0) - empty.charges[program.pid]
+    return judged(charged, nbytes, "more in the list")

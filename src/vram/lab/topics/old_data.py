@@ -1,0 +1,143 @@
+"""Claims: old data."""
+
+from __future__ import annotations
+
+from vram.lab.claim import CannotTell, Conclusion, Takes, claim, figure
+from vram.lab.experiment import Experiment
+from vram.units import MIB
+
+TOPIC = "Old data"
+
+
+@claim("old-data-plain", TOPIC, takes=Takes(64 * MIB))
+def old_data_plain(experiment: Experiment) -> Conclusion:
+    """A fresh allocation shows the old bytes of one that was freed
+
+    Source
+    ------
+    Question 5, which zeroes sensitive data before the free.
+
+    Method
+    ------
+    A process fills 64 MiB with a pattern, reads it back to be sure, frees it, allocates as much again
+    and counts bytes that are not zero.
+
+    Reading
+    -------
+    False says that none of these bytes were seen on this GPU, driver and mode. It is no promise that
+    memory is wiped. Pools are another matter: see old-data-pool.
+    """
+    nbytes = 64 * MIB
+    program = experiment.worker()
+    program.call("context")
+    pointer = program.call("alloc", nbytes)
+    program.call("fill", pointer, 0xA5, nbytes)
+    if program.call("count_byte", pointer, 0xA5, nbytes) != nbytes:
+        raise CannotTell("the pattern could not be read back even before the free")
+    program.call("free", pointer)
+    seen = program.call("count_nonzero", program.call("alloc", nbytes), nbytes)
+    experiment.read_device("read")
+    because = f"{seen} of {nbytes} bytes were not zero"
+    return Conclusion(seen > 0, because, (figure("bytes that were not zero", seen, "count"),))
+
+
+@claim("old-data-pool", TOPIC, takes=Takes(64 * MIB))
+def old_data_pool(experiment: Experiment) -> Conclusion:
+    """A pool hands the old bytes of one owner to the next
+
+    Source
+    ------
+    Question 5 (zero before you free), applied to where it matters.
+
+    Method
+    ------
+    64 MiB from a stream-ordered pool that keeps what it gets are filled with a pattern and freed, and
+    as much is allocated again. Bytes of the pattern are counted.
+
+    Reading
+    -------
+    True means that between libraries, or between users of one server process, secrets must be
+    overwritten before they are freed into a pool. `vram.Buffer` with zero_on_free does.
+    """
+    nbytes = 64 * MIB
+    program = experiment.worker()
+    program.call("context")
+    program.call("pool_keep_all")
+    pointer = program.call("alloc_async", nbytes)
+    program.call("fill", pointer, 0xA5, nbytes)
+    program.call("free_async", pointer)
+    program.call("synchronize")
+    seen = program.call("count_byte", program.call("alloc_async", nbytes), 0xA5, nbytes)
+    experiment.read_device("read")
+    because = f"{seen} of {nbytes} old bytes were handed over"
+    return Conclusion(seen > 0, because, (figure("old bytes", seen, "count"),))
+
+
+@claim("zero-before-free", TOPIC, takes=Takes(64 * MIB))
+def zero_before_free(experiment: Experiment) -> Conclusion:
+    """Memory that is zeroed before it is freed shows the next owner nothing
+
+    Source
+    ------
+    Question 5: overwriting is said to give the next owner of pooled memory a known beginning.
+
+    Method
+    ------
+    64 MiB from a stream-ordered pool that keeps what it gets are filled with a pattern, which is read
+    back. They are zeroed, freed, and as much is allocated again. Bytes that are not zero are counted.
+
+    Reading
+    -------
+    True where the pool hands the same memory over, which old-data-pool shows. It says nothing of
+    copies elsewhere: registers, workspaces, host memory.
+    """
+    nbytes = 64 * MIB
+    program = experiment.worker()
+    program.call("context")
+    program.call("pool_keep_all")
+    pointer = program.call("alloc_async", nbytes)
+    program.call("fill", pointer, 0xA5, nbytes)
+    if program.call("count_byte", pointer, 0xA5, nbytes) != nbytes:
+        raise CannotTell("the pattern could not be read back even before the free")
+    program.call("fill", pointer, 0, nbytes)
+    program.call("free_async", pointer)
+    program.call("synchronize")
+    seen = program.call("count_nonzero", program.call("alloc_async", nbytes), nbytes)
+    experiment.read_device("read")
+    because = f"{seen} of {nbytes} bytes were not zero"
+    return Conclusion(seen == 0, because, (figure("bytes that were not zero", seen, "count"),))
+
+
+@claim("old-data-across", TOPIC, takes=Takes(2 * 128 * MIB, contexts=2))
+def old_data_across(experiment: Experiment) -> Conclusion:
+    """A process can read what another one left in GPU memory
+
+    Source
+    ------
+    Question 2: data are said to outlast the process that wrote them; question 5 fears for sensitive
+    ones.
+
+    Method
+    ------
+    A process fills 128 MiB with a pattern and is killed without freeing. The next one allocates 128
+    MiB and counts bytes that are not zero.
+
+    Reading
+    -------
+    False says that none of these bytes were seen here. The second process need not get the same
+    memory: on a large, idle GPU this shows less than on a full one.
+    """
+    nbytes = 128 * MIB
+    first = experiment.worker()
+    first.call("context")
+    pointer = first.call("alloc", nbytes)
+    first.call("fill", pointer, 0xA5, nbytes)
+    if first.call("count_byte", pointer, 0xA5, nbytes) != nbytes:
+        raise CannotTell("the pattern could not be read back even by its writer")
+    first.kill()
+    second = experiment.worker()
+    second.call("context")
+    seen = second.call("count_nonzero", second.call("alloc", nbytes), nbytes)
+    experiment.read_device("read")
+    because = f"{seen} of {nbytes} bytes were not zero"
+    return Conclusion(seen > 0, because, (figure("bytes that were not zero", seen, "count"),))

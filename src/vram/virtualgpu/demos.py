@@ -1,0 +1,236 @@
+"""The five questions people ask about GPU memory, each as a demo: a program, what vram says of it, a cure.
+
+A demo program is a file of ``programs/`` that knows nothing of vram: real processes that bring about
+one situation, stage by stage. The tests use them too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from signal import SIGTERM
+from types import TracebackType
+from typing import Any, NamedTuple, Protocol
+
+from vram.errors import VirtualGpuError
+
+PROGRAMS = Path(__file__).with_name("programs")
+EXIT_S = 10.0
+
+
+class ProgramLauncher(Protocol):
+    """Where a demo program can run: a virtual GPU, or a machine that has a real one."""
+
+    def popen(self, argv: list[str], **options: Any) -> subprocess.Popen[bytes]: ...
+
+
+class DemoProgram:
+    """One program of ``programs/`` while it runs: ``"forks.orphan"`` is ``forks.py`` with ``orphan``.
+
+    ``pids`` names its processes by their role. All of them are held by pidfd from the moment
+    they are named, so signals reach nobody else and nobody is left behind.
+    """
+
+    def __init__(self, launcher: ProgramLauncher, name: str, *arguments: object) -> None:
+        program, *situation = name.split(".")
+        self._process = launcher.popen(
+            # As typed by a person in that folder: reports show this line, not where Python lies.
+            ["python", f"{program}.py", *situation, *map(str, arguments)],
+            executable=sys.executable,
+            # Under a name without a path, Python would look for its library beside another one.
+            env={**os.environ, "PYTHONHOME": f"{sys.base_prefix}:{sys.base_exec_prefix}"},
+            cwd=PROGRAMS,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            # Ctrl-C at the terminal is ours to handle, in our order.
+            start_new_session=True,
+        )
+        self._pidfds = {self._process.pid: os.pidfd_open(self._process.pid)}
+        self._line: dict[str, Any] = {}
+        try:
+            self._read_stage()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> DemoProgram:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def stage(self) -> str:
+        return str(self._line["stage"])
+
+    @property
+    def pids(self) -> dict[str, int]:
+        return dict(self._line["pids"])
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes of device memory this stage is about."""
+        return int(self._line["nbytes"])
+
+    def go(self) -> None:
+        """Send the program to its next stage, and wait until it is there."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"\n")
+        self._process.stdin.flush()
+        self._read_stage()
+
+    def kill(self, role: str, number: signal.Signals = signal.SIGKILL) -> None:
+        """End the process with that role by a signal, and wait until it is gone."""
+        pid = self.pids[role]
+        signal.pidfd_send_signal(self._pidfds[pid], number)
+        if pid == self._process.pid:
+            self._process.wait()
+        else:
+            _wait_gone(self._pidfds[pid])
+
+    def close(self) -> None:
+        """End the program: each process gets the chance to exit, then is killed."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+        for pidfd in self._pidfds.values():
+            if not _wait_gone(pidfd):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                _wait_gone(pidfd)
+            os.close(pidfd)
+        self._pidfds.clear()
+        self._process.wait()
+        self._process.stdout.close()
+
+    def _read_stage(self) -> None:
+        assert self._process.stdout is not None
+        line = json.loads(self._process.stdout.readline() or b'{"ready": false, "error": "it ended early"}')
+        if not line["ready"]:
+            raise VirtualGpuError(f"a demo program failed: {line['error']}")
+        self._line = line
+        for pid in set(self.pids.values()) - set(self._pidfds):
+            self._pidfds[pid] = os.pidfd_open(pid)
+
+
+def _wait_gone(pidfd: int) -> bool:
+    """Wait until a process has ended; its files are closed by then, reaped or not."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(EXIT_S * 1000))
+
+
+class Demo(NamedTuple):
+    """A question, the program that raises it, and what answers it.
+
+    ``prepare`` brings the program to where the question comes up, ``cure`` follows the advice.
+    Sentences may name processes by their role: ``{child}`` becomes a pid.
+    """
+
+    name: str
+    question: str
+    program: str
+    size: str
+    happened: str
+    prepare: Callable[[DemoProgram], None]
+    advice: str
+    deed: str
+    cure: Callable[[DemoProgram], None]
+
+
+def _as_it_starts(program: DemoProgram) -> None:
+    """The first stage already raises the question."""
+
+
+def _kill_parent(program: DemoProgram) -> None:
+    program.kill("parent")
+
+
+def _end_child(program: DemoProgram) -> None:
+    program.kill("child", SIGTERM)
+
+
+def _export_and_die(program: DemoProgram) -> None:
+    program.go()
+    program.go()
+
+
+THREAD = Demo(
+    name="thread",
+    question="The thread has ended. Why is its memory still in use?",
+    program="owners.raw_pointers",
+    size="1GiB",
+    happened="Four threads of one process allocated 1 GiB each through raw pointers, and ended.",
+    prepare=_as_it_starts,
+    advice="Device memory belongs to the process, not to the thread: an owner object would have "
+    "freed it. What has no owner left goes with the context.",
+    deed="Process {self} resets its context.",
+    cure=DemoProgram.go,
+)
+
+FORK = Demo(
+    name="fork",
+    question="The process is dead. Why is its memory not free?",
+    program="forks.orphan",
+    size="4GiB",
+    happened="Process {parent} allocated 4 GiB and forked. Then it was killed; its child sleeps on.",
+    prepare=_kill_parent,
+    advice="The child inherited the open device files, and these are what holds the memory. "
+    "Killing the pid that the driver lists can do nothing: end the child.",
+    deed="$ kill {child}",
+    cure=_end_child,
+)
+
+EXPORT = Demo(
+    name="export",
+    question="No process is listed. Who holds 4 GiB?",
+    program="exports.handle",
+    size="4GiB",
+    happened="Process {allocator} exported an allocation to process {holder}, which never uses CUDA, "
+    "and was killed.",
+    prepare=_export_and_die,
+    advice="An exported allocation lives as long as any descriptor of it is open, in whatever process. "
+    "Let the holder close it, or end the holder.",
+    deed="Process {holder} closes its descriptor.",
+    cure=DemoProgram.go,
+)
+
+POOL = Demo(
+    name="pool",
+    question="Everything was freed. Why is it still in use?",
+    program="pools.trim",
+    size="6GiB",
+    happened="Process {self} freed all of its 6 GiB into a stream-ordered pool that keeps it.",
+    prepare=DemoProgram.go,
+    advice="From outside, a pool's unused memory looks like any other. Only the process can release it, "
+    "with cuMemPoolTrimTo, empty_cache() and their like.",
+    deed="Process {self} trims its pool.",
+    cure=DemoProgram.go,
+)
+
+CONTEXT = Demo(
+    name="context",
+    question="Nobody computes anything. What uses the memory?",
+    program="contexts.small",
+    size="2MiB",
+    happened="Four idle processes hold 2 MiB each.",
+    prepare=_as_it_starts,
+    advice="Every process that touches CUDA pays for a context first, however little it holds. "
+    "Fewer processes cost fewer contexts; idle ones can end.",
+    deed="The four idle processes end.",
+    cure=DemoProgram.go,
+)
+
+DEMOS = (THREAD, FORK, EXPORT, POOL, CONTEXT)
