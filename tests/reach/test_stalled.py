@@ -31,8 +31,10 @@ print("mapped", flush=True)
 sys.stdin.read()
 """
 
+# Tests that a shell started in the background inherit that SIGINT is ignored.
 ASKER = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from vram.errors import TimedOut
 from vram.host.local import LocalHost
 from vram.reach.injectors import ask_trim
