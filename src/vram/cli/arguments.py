@@ -192,7 +192,7 @@ def gpu_numbers(words: list[str]) -> set[int]:
     for part in parts:
         if ":" in part or part.upper().startswith("MIG-"):
             raise UsageError(
-                f"{part!r} names a MIG device, and memory is given back by whole GPUs or by processes",
+                f"{part!r} names a MIG device, and memory is freed by whole GPUs or by processes",
                 hint="give the GPU's number, or the process with --pid; `vram who` names them",
             )
         if not (part.isascii() and part.isdigit()):
