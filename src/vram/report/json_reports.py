@@ -6,12 +6,11 @@ from typing import Literal
 
 from msgspec import Struct
 
-from vram.model.blocker import Blocker
 from vram.model.doctor import CheckResult, Examination, Verdict
 from vram.model.inside import InsideReceipt
 from vram.model.observation import HostFacts
 from vram.model.oom import Case
-from vram.model.plan import Draft, Plan, Receipt, Skipped
+from vram.model.plan import Blocker, Draft, Plan, Receipt, Skipped
 from vram.report.json import encode
 
 

@@ -8,8 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from vram.model.blocker import Blocker
-from vram.model.plan import Draft, Outcome, OutcomeStatus, Receipt, Skipped, Step
+from vram.model.plan import Blocker, Draft, Outcome, OutcomeStatus, Receipt, Skipped, Step
 from vram.report.layout import RenderOptions, paragraph
 from vram.units import counted, size
 

@@ -8,7 +8,7 @@ from typing import get_args
 from vram.cli.arguments import narrowed, pid_number, seconds
 from vram.cli.source import open_host, require_driver, take_ledger
 from vram.cli.terminal import add_terminal_arguments, emit, render_options, show
-from vram.model.trimming import Via
+from vram.model.inside import Via
 from vram.units import parse_size
 
 NAME = "inside"
@@ -20,7 +20,7 @@ _EPILOG = """\
 The process needs no preparation and no vram. It goes on meanwhile: the search works in short
 stretches and rests between them, runs no code of any object that it meets, and leaves nothing
 behind. PyTorch, CuPy, JAX, Numba, PyCUDA, cuda.core and vram.Buffer are known. Inside a program,
-vram.live() and vram.holders() tell the same."""
+vram.live() and vram.holders() report the same."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
