@@ -70,7 +70,7 @@ def _head(report: TrimmableReport) -> str:
 
 def _trimmable_table(found: Sequence[Trimmable], options: RenderOptions) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for heading in ("", "pid", "GPU", "holds", "way in", "command"):
+    for heading in ("", "pid", "GPU", "holds", "via", "command"):
         table.add_column(heading, justify="right" if heading in ("pid", "holds") else "left", no_wrap=True)
     for each in found:
         command = options.short(each.command, max(12, options.width - 44))
