@@ -1,4 +1,4 @@
-"""Processes that are never ended, parked or entered, told by the program that root installed.
+"""Processes that are never ended, parked or attached to, known by the program that root installed.
 
 A process chooses its own short name, so "Xorg" proves nothing. The path of its executable is the kernel's
 word, and counts below a folder that packages install into; that root installed the file there, and nobody

@@ -20,7 +20,7 @@ def test_it_finds_in_a_pool_what_plain_memory_does_not_show(virtual_gpu: Virtual
         before = used()
         report = vram.remanence_test("8MiB")
         rows = [
-            [t.place, t.sampled, t.control, t.found, t.nonzero, t.same_address]
+            [t.source, t.sampled, t.control, t.found, t.nonzero, t.same_address]
             for t in report.trials if t.skipped is None]
         tell(rows, used() - before)
         """,

@@ -78,14 +78,14 @@ def test_a_finalizer_in_the_midst_of_the_registry_does_not_wait_for_itself(virtu
             node.me, node.scope = node, vram.scope("abandoned", leak="report").__enter__()
 
         abandon()
-        measure = scope_tree.take
+        measure = scope_tree.read_footprint
         def collecting():
             gc.collect()
             return measure()
-        scope_tree.take = collecting
+        scope_tree.read_footprint = collecting
         with vram.scope("next", leak="report") as s:
             raw.alloc(2 * MIB)
-        scope_tree.take = measure
+        scope_tree.read_footprint = measure
         with vram.scope("alone", leak="report") as alone:
             raw.alloc(4 * MIB)
         tell([len(scope_tree._open), scope_tree._root.child_group.open, alone.leak.nbytes])

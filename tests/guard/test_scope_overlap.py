@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.guard.scoping import result
+from vram.guard.scope import NOT_THE_LAST
 from vram.units import MIB
 from vram.virtualgpu import VirtualGpu
 
@@ -140,7 +141,7 @@ def test_what_is_inside_one_of_two_that_overlap_is_judged_by_those_two_alone(
     inner, later, outer = ("\n".join(each) for each in notes)
     assert "could not be checked here" in inner
     assert inner == later
-    assert "the last of them to end is checked for all" in outer
+    assert NOT_THE_LAST in outer
 
 
 CROWD = """

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.interpreters import interpreter
+from vram.reach import payload
 
 PROGRAMS = Path(__file__).with_name("programs")
 MINORS = (9, 10, 11, 12, 13, 14)
@@ -48,10 +49,8 @@ def subject(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Subject]
     python = interpreter(f"3.{request.param}")
     if python is None:
         pytest.skip(f"no Python 3.{request.param} here")
-    payload = tmp_path / "payload"
-    payload.write_text(
-        payload.expression("inside", "answered", {"HERE": 1}).replace("{'HERE': 1}", "'REQUEST'")
-    )
-    started = Subject(python, str(payload))
+    file = tmp_path / "payload"
+    file.write_text(payload.expression("inside", "answered", {"HERE": 1}).replace("{'HERE': 1}", "'REQUEST'"))
+    started = Subject(python, str(file))
     yield started
     started.close()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 DEADLINE_S = 5.0
 
 EPILOG = """\
-Ways in, safest first: an agent that the process started itself (vram.agent()), its Jupyter
+Injectors, safest first: an agent that the process started itself (vram.agent()), its Jupyter
 connection file, Python 3.14's interface for debuggers (remote-exec), and for CPython 3.9 to 3.14
 ptrace. The last two stop the process for about a millisecond; no debugger is needed. The process
 collects garbage and empties the caches of PyTorch, CuPy, JAX, Numba, PyCUDA, cuda.core, RMM and the

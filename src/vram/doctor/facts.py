@@ -14,13 +14,15 @@ from vram.model.parking import ProcessLimits
 
 
 class PythonTarget(Struct, frozen=True, kw_only=True):
-    """A Python process with GPU memory: ways into it, and why the others are closed."""
+    """A Python process with GPU memory: which injectors can be used, and why the others cannot."""
 
     pid: int
     user: str | None
     nbytes: int | None
-    open: tuple[str, ...] = ()
-    closed: dict[str, str] = {}
+    available: tuple[str, ...] = ()
+    unavailable: dict[str, str] = {}
+    is_kernel: bool = False
+    """A Jupyter kernel of this user."""
 
 
 class Records(Struct, frozen=True, kw_only=True):

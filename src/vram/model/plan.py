@@ -16,7 +16,7 @@ StepKind = Literal["trim", "park", "kill", "reset"]
 OutcomeStatus = Literal["done", "refused", "failed", "not-needed", "unkillable"]
 
 
-class Request(Struct, frozen=True, kw_only=True):
+class PlanRequest(Struct, frozen=True, kw_only=True):
     """What memory is asked for. ``pids`` and ``findings`` narrow it down; only ``pids`` name the healthy.
 
     ``goal_bytes`` are to be freed on one GPU: one of ``gpus`` (empty: any). Without a goal, all

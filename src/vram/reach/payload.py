@@ -25,7 +25,7 @@ _MOST_REASONS, _LONGEST_REASON = 5, 300
 Shape = TypeVar("Shape")
 
 
-class Request(Struct, frozen=True):
+class PayloadRequest(Struct, frozen=True):
     """Which payload answers (a folder of ``vram/payloads``), and what it is asked: plain JSON data."""
 
     payload: str

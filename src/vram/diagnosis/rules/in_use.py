@@ -39,7 +39,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vram.diagnosis import remedies, words
-from vram.diagnosis.held import ONLY_THE_CONTEXT, HeldMemory, gather, in_use, is_bare_context, is_healthy
+from vram.diagnosis.held import ONLY_THE_CONTEXT, HeldMemory, gather, is_bare_context, is_healthy
+from vram.ledger.processes import in_use
 from vram.model.finding import Finding
 from vram.model.ledger import Entry, Holder, Ledger
 from vram.units import size

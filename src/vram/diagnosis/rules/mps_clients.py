@@ -39,7 +39,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vram.diagnosis import words
-from vram.diagnosis.held import HeldMemory, gather, in_use
+from vram.diagnosis.held import HeldMemory, gather
+from vram.ledger.processes import in_use
 from vram.model.finding import Finding, Remedy
 from vram.model.ledger import Entry, Holder, Ledger
 from vram.protected import is_mps_server

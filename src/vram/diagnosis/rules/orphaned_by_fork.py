@@ -48,8 +48,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from vram.diagnosis import remedies, words
-from vram.diagnosis.held import HeldMemory, living_holder
+from vram.diagnosis.held import HeldMemory
 from vram.diagnosis.leftover import leftover_findings
+from vram.ledger.processes import living_holder
 from vram.model.finding import Finding, Remedy
 from vram.model.ledger import Entry, Ledger
 from vram.units import size

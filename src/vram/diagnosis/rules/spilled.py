@@ -40,7 +40,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vram.diagnosis import remedies, words
-from vram.diagnosis.held import in_use
+from vram.ledger.processes import in_use
 from vram.model.finding import Finding, Remedy
 from vram.model.ledger import GpuLedger, Ledger, known_bytes
 from vram.model.observation import HostFacts

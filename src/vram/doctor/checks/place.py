@@ -114,7 +114,7 @@ def _withheld(facts: DoctorFacts) -> str:
     return "its libraries, and not its devices"
 
 
-_TOTALS = "Totals are told, what each Linux process has is not."
+_TOTALS = "Totals are reported, what each Linux process has is not."
 
 
 @check(CHECKS, "place.wsl", ("why", "who", "check", "free", "park", "borrow"))
@@ -128,7 +128,7 @@ def check_wsl(facts: DoctorFacts) -> CheckAnswer:
 
     What it means
     -------------
-    Under WSL2 the driver is the one of Windows: totals are told, what each Linux process has is not, and
+    Under WSL2 the driver is the one of Windows: totals are reported, what each Linux process has is not, and
     Windows' own programs take memory that no list shows here. Its counters tell of them, if Windows programs
     can be started from here.
 
@@ -173,8 +173,8 @@ def _with_gpu(wsl: WslFacts, windows: ProbeRun | None) -> CheckAnswer:
         )
     return CheckAnswer(
         state="limited",
-        seen=f"WSL2; Windows told its counters in {windows.duration_s:.1f} s",
-        means=f"{_TOTALS} Windows' own programs are told by its counters.",
+        seen=f"WSL2; Windows reported its counters in {windows.duration_s:.1f} s",
+        means=f"{_TOTALS} Windows' own programs are in its counters.",
         fix="Nothing is to be put right; vram why --deep asks programs for their own figures.",
     )
 

@@ -198,7 +198,7 @@ def _marks(root: str) -> list[tuple[str, str]]:
 
 
 def _mounts(root: str) -> list[tuple[str, str]]:
-    """Files that a runtime mounts over our own, told by where they come from."""
+    """Files that a runtime mounts over our own, known by where they come from."""
     lines = [line.split() for line in read(f"{root}/proc/self/mountinfo").splitlines()]
     over = [
         words[3]
