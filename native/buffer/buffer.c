@@ -32,7 +32,7 @@ struct allocation {
 
 static struct driver driver;
 
-API void vram_own_prepare(const struct driver *table) {
+API void vram_allocation_prepare(const struct driver *table) {
     driver = *table;
 }
 
@@ -41,13 +41,13 @@ static uint64_t id_of(uint64_t pointer) {
     return driver.get_attribute(&id, BUFFER_ID, pointer) ? 0 : id;
 }
 
-API int vram_own_take(size_t nbytes, struct allocation *allocation) {
+API int vram_allocation_allocate(size_t nbytes, struct allocation *allocation) {
     int code = driver.allocate(&allocation->pointer, nbytes);
     if (!code) allocation->id = id_of(allocation->pointer);
     return code;
 }
 
-API int vram_own_give(const struct allocation *allocation) {
+API int vram_allocation_free(const struct allocation *allocation) {
     return id_of(allocation->pointer) == allocation->id ? driver.free(allocation->pointer) : LOST;
 }
 
@@ -71,7 +71,7 @@ struct python {
 
 static struct python python;
 
-API void vram_lend_prepare(const struct python *table) {
+API void vram_dlpack_prepare(const struct python *table) {
     python = *table;
 }
 
@@ -112,23 +112,23 @@ static void release_owner(void **place) {
     python.release_gil(state);
 }
 
-API void vram_lend_return(void *managed) {
+API void vram_dlpack_delete(void *managed) {
     release_owner(&((struct managed *)managed)->owner);
 }
 
-API void vram_lend_return_versioned(void *managed) {
+API void vram_dlpack_delete_versioned(void *managed) {
     release_owner(&((struct managed_versioned *)managed)->owner);
 }
 
 /* A consumer renames the capsule that it takes over; one that has its first name was never used. */
-API void vram_lend_unused(void *capsule) {
+API void vram_dlpack_unused(void *capsule) {
     if (!python.is_capsule(capsule, "dltensor")) return;
-    vram_lend_return(python.in_capsule(capsule, "dltensor"));
+    vram_dlpack_delete(python.in_capsule(capsule, "dltensor"));
 }
 
-API void vram_lend_unused_versioned(void *capsule) {
+API void vram_dlpack_unused_versioned(void *capsule) {
     if (!python.is_capsule(capsule, "dltensor_versioned")) return;
-    vram_lend_return_versioned(python.in_capsule(capsule, "dltensor_versioned"));
+    vram_dlpack_delete_versioned(python.in_capsule(capsule, "dltensor_versioned"));
 }
 
 /* ---- how many libraries this process has ever loaded, by the loader's own count ----
@@ -143,7 +143,7 @@ static int read_count(struct dl_phdr_info *library, size_t size, void *count) {
     return 1; /* every library reports the same count: stop at the first */
 }
 
-API unsigned long long vram_loads(void) {
+API unsigned long long vram_library_loads(void) {
     unsigned long long count = 0;
     dl_iterate_phdr(read_count, &count);
     return count;

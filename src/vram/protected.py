@@ -1,4 +1,4 @@
-"""Processes that are never ended, parked or entered, told by the program that root installed.
+"""Processes that are never ended, parked or attached to, known by the program that root installed.
 
 A process chooses its own short name, so "Xorg" proves nothing. The path of its executable is the kernel's
 word, and counts below a folder that packages install into; that root installed the file there, and nobody
@@ -17,8 +17,10 @@ _INSTALLED = ("/usr/", "/bin/", "/sbin/", "/lib/", "/opt/", "/snap/", "/nix/stor
 
 _KERNEL_THREADS_PARENT = 2
 
+_DISPLAY = "a display server or compositor"
+
 _NAMES = {
-    "a display server or compositor": (
+    _DISPLAY: (
         *("Xorg", "X", "Xwayland", "gnome-shell", "kwin_x11", "kwin_wayland", "mutter", "sway", "weston"),
         *("Hyprland", "gdm-x-session", "gdm-wayland-session", "sddm", "lightdm", "cosmic-comp"),
     ),
@@ -47,6 +49,11 @@ def role(pid: int, process: ProcessFacts | Holder) -> str | None:
     if _is_kernel_thread(pid, process):
         return "a thread of the kernel"
     return None if process.executable_trusted is False else _ROLES.get(_installed_name(process.executable))
+
+
+def is_display(process: ProcessFacts | Holder) -> bool:
+    """Whether *process* draws the screen: it ends with the graphical session, and not by a signal."""
+    return _ROLES.get(_installed_name(process.executable)) == _DISPLAY
 
 
 def is_mps_server(process: ProcessFacts | Holder) -> bool:

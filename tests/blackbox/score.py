@@ -51,7 +51,7 @@ class Score:
     @property
     def touched_bytes(self) -> int:
         """How much a row really writes, and reads back through the host; a virtual GPU's is host memory."""
-        return 256 * MIB if self.real else 128 * MIB
+        return 256 * MIB if self.real else 32 * MIB
 
     def read(self, stage: str) -> GpuReading:
         """Read the GPU and keep what changed since the row began, in MiB."""

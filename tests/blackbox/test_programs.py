@@ -10,7 +10,7 @@ from machine import PROGRAMS, Machine, Program, ProgramFailed
 CALL = re.compile(r"^    protocol\.main\((.*)\)$", re.MULTILINE)
 # They need arguments, or lines that say what to do, at every stage.
 DIRECTED = {"checkpoint", "memory.granularity"}
-SMALL = 64 * 1024**2
+SMALL = 32 * 1024**2
 
 
 def situations() -> list[str]:

@@ -9,8 +9,8 @@ from tests.diagnosis.ledgers import (
     dead,
     entry,
     facts,
+    forked_child,
     gpu,
-    heir,
     holder,
     host,
     ledger,
@@ -21,8 +21,7 @@ from tests.diagnosis.ledgers import (
 from vram.model.gpu import DriverFacts
 from vram.model.ledger import Ledger, OpenOnly
 from vram.model.observation import ProbeRun
-from vram.model.windows import WindowsProcess, WindowsSide
-from vram.model.wsl import WslFacts
+from vram.model.windows import WindowsProcess, WindowsSide, WslFacts
 from vram.units import GIB, MIB
 
 
@@ -55,8 +54,8 @@ CASES: dict[str, Case] = {
     # The holder with the charged pid itself is a newcomer with a used pid, not a child.
     "VR101": Case(_orphan(holder=holder(51)), _orphan(51, holder=holder(51))),
     "VR102": Case(
-        ledger(gpu(process(50), open_only=(heir(51, of=50),))),
-        ledger(gpu(process(50), open_only=(heir(51, of=None),))),
+        ledger(gpu(process(50), open_only=(forked_child(51, of=50),))),
+        ledger(gpu(process(50), open_only=(forked_child(51, of=None),))),
     ),
     "VR103": Case(_exported("handle"), _exported("dmabuf")),
     "VR104": Case(_exported("dmabuf"), _exported("handle")),
@@ -156,7 +155,7 @@ FURTHER: tuple[tuple[str, Ledger], ...] = (
 
 QUIET: tuple[tuple[str, Ledger], ...] = (
     ("VR101", _orphan(holder=holder(51), charged_state="Z")),
-    ("VR102", ledger(gpu(open_only=(heir(51, of=50),)))),
+    ("VR102", ledger(gpu(open_only=(forked_child(51, of=50),)))),
     ("VR201", _orphan(51, holder=holder(51, state="T"))),
     ("VR205", _contexts(3, 641 * MIB)),
     ("VR205", _contexts(3, 4 * MIB)),

@@ -71,7 +71,7 @@ def memory(**about: Any) -> MemoryFacts:
     return MemoryFacts(**(given | about))
 
 
-def heir(pid: int, of: int | None) -> OpenOnly:
+def forked_child(pid: int, of: int | None) -> OpenOnly:
     """A process that holds the device files of another."""
     return OpenOnly(holder=holder(pid, descriptors=23), inherited_from=of)
 

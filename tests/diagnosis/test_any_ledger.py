@@ -30,7 +30,7 @@ from vram.model.observation import HostFacts, ProbeRun
 from vram.model.process import Workload
 from vram.model.windows import WindowsProcess, WindowsSide
 
-# Few pids, so that charged pids, parents and keepers often meet; among them the largest there is.
+# Few pids, so that charged pids, parents and holders often meet; among them the largest there is.
 PIDS = st.sampled_from([1, 2, 3, 4, 4194303, 4194304])
 SIZES = st.integers(0, 1 << 42)
 TEXTS = st.text(max_size=12)

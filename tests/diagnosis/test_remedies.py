@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.diagnosis.ledgers import dead, entry, facts, gpu, heir, holder, host, ledger, process
+from tests.diagnosis.ledgers import dead, entry, facts, forked_child, gpu, holder, host, ledger, process
 from tests.diagnosis.test_rules import found
 from vram.diagnosis.engine import diagnose
 from vram.model.finding import Remedy
@@ -39,7 +39,7 @@ def test_where_free_would_leave_it_the_holders_are_named():
     assert 'sudo "$(command -v vram)" kill 51' in commands("VR101", foreign)
 
 
-def test_a_stopped_holder_is_let_go_on_rather_than_ended():
+def test_a_stopped_holder_is_resumed_rather_than_ended():
     assert commands("VR101", orphan(holder=holder(51, state="T")))[0] == "kill -CONT 51"
 
 
@@ -55,7 +55,7 @@ def test_nobody_is_ended_where_only_one_of_several_keeps_the_memory():
 
 
 def test_ends_parent_and_children_together():
-    world = ledger(gpu(process(50), open_only=(heir(51, of=50),)))
+    world = ledger(gpu(process(50), open_only=(forked_child(51, of=50),)))
     assert "vram kill 50 51" in commands("VR102", world)
 
 
@@ -147,7 +147,7 @@ def test_a_reset_is_suggested_for_an_empty_gpu_alone():
         gpu(process(), facts=pending),
         gpu(entry("hidden"), facts=pending),
         gpu(entry("unattributed"), facts=pending),
-        gpu(open_only=(heir(51, of=None),), facts=pending),
+        gpu(open_only=(forked_child(51, of=None),), facts=pending),
     ):
         assert not [command for command in commands("VR403", ledger(busy)) if "reset" in command]
 

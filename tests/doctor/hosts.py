@@ -7,12 +7,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from vram.doctor.facts import DoctorFacts, Program, Records
-from vram.model.files import UnreadableFacts
-from vram.model.gpu import ChargeFacts, DriverFacts, GpuFacts, MemoryFacts
-from vram.model.observation import HostFacts, Observation, ProbeRun, Survey
-from vram.model.parking import ProcessLimits
-from vram.model.process import ProcessRef
-from vram.model.system import (
+from vram.model.doctor import (
     AttachTest,
     Confinement,
     DeviceNode,
@@ -21,6 +16,11 @@ from vram.model.system import (
     HostFiles,
     KernelTest,
 )
+from vram.model.files import UnreadableFacts
+from vram.model.gpu import ChargeFacts, DriverFacts, GpuFacts, MemoryFacts
+from vram.model.observation import HostFacts, Observation, ProbeRun, Survey
+from vram.model.parking import ProcessLimits
+from vram.model.process import ProcessRef
 from vram.units import GIB
 
 VERSION = "580.159.04"

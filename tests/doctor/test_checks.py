@@ -30,6 +30,15 @@ from vram.cli.arguments import Parser
 from vram.doctor.check import CheckAnswer
 from vram.doctor.checks import CHECKS
 from vram.doctor.facts import DoctorFacts, PythonTarget
+from vram.model.doctor import (
+    AttachTest,
+    Container,
+    DriverFiles,
+    DriverTest,
+    KernelTest,
+    Mps,
+    Tracing,
+)
 from vram.model.gpu import DriverFacts
 from vram.model.observation import (
     NO_INTEROP,
@@ -40,22 +49,13 @@ from vram.model.observation import (
     ProbeRun,
 )
 from vram.model.parking import ProcessLimits
-from vram.model.system import (
-    AttachTest,
-    Container,
-    DriverFiles,
-    DriverTest,
-    KernelTest,
-    Mps,
-    Tracing,
-)
-from vram.model.wsl import WslFacts
+from vram.model.windows import WslFacts
 from vram.units import GIB
 
 DOCKER = Container(runtime="docker", identity="4f1c" * 16, evidence="/.dockerenv is there")
 COMPAT = replace(SOUND.driver_test, path="/usr/local/cuda/compat/libcuda.so.590.1", library_version="590.1")
 MODESET = replace(NODES[0], path="/dev/nvidia-modeset", usable=False)
-NEW_PYTHON = PythonTarget(pid=5, user="ana", nbytes=1, open=("remote-exec",))
+NEW_PYTHON = PythonTarget(pid=5, user="ana", nbytes=1, available=("remote-exec",))
 RADEON = replace(GPU, vendor="amd", name="Radeon", driver="amdgpu", persistence=None, mig_enabled=None)
 INSIDE = replace(HOST, initial_pid_namespace=False, pid_namespace=4026532000)
 
@@ -385,7 +385,7 @@ COMPLAINTS: list[tuple[str, DoctorFacts, str, str, str]] = [
         "place.wsl",
         facts(survey=replace(wsl(interop=True).survey, probes=(ProbeRun("windows", "ok", 0.7),))),
         "limited",
-        "Windows told its counters in 0.7 s",
+        "Windows reported its counters in 0.7 s",
         "--deep",
     ),
     ("parking.calls", wsl(interop=True), "missing", "not under WSL", "Trim"),
@@ -422,7 +422,9 @@ COMPLAINTS: list[tuple[str, DoctorFacts, str, str, str]] = [
     (
         "reaching.python",
         facts(
-            targets=(PythonTarget(pid=5, user="ana", nbytes=GIB, closed={"agent": "no", "ptrace": "yama"}),)
+            targets=(
+                PythonTarget(pid=5, user="ana", nbytes=GIB, unavailable={"agent": "no", "ptrace": "yama"}),
+            )
         ),
         "limited",
         "Python pid 5 cannot be asked to trim",
@@ -432,11 +434,10 @@ COMPLAINTS: list[tuple[str, DoctorFacts, str, str, str]] = [
         "reaching.python",
         facts(
             targets=(
-                PythonTarget(pid=5, user="ana", nbytes=None, open=("agent",)),
-                PythonTarget(
-                    pid=6, user="ana", nbytes=None, closed={"jupyter": "pyzmq is not installed here"}
-                ),
-            )
+                PythonTarget(pid=5, user="ana", nbytes=None, available=("agent",)),
+                PythonTarget(pid=6, user="ana", nbytes=None, unavailable={"jupyter": "no"}, is_kernel=True),
+            ),
+            program=replace(SOUND.program, packages={}),
         ),
         "limited",
         "Python pid 6 cannot be asked",

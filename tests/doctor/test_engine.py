@@ -13,7 +13,7 @@ from vram.doctor.checks import CHECKS
 from vram.doctor.engine import examine
 from vram.doctor.facts import DoctorFacts
 from vram.errors import UsageError
-from vram.model.system import DriverTest
+from vram.model.doctor import DriverTest
 
 SECTIONS = ["What is looked at", "What it means", "What to do"]
 

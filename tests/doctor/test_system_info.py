@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from vram.host.local.system_info import LocalSystemInfo, tracing
-from vram.model.system import HostFiles
+from vram.model.doctor import HostFiles
 
 OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (dvs-builder)\n"
 CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12 19:39:15 UTC 2024\n"

@@ -10,7 +10,7 @@ from rich.console import Console
 from tests.doctor.hosts import SOUND, USER, absent, confined, facts, survey, with_host_files
 from vram.doctor.engine import examine
 from vram.doctor.facts import DoctorFacts
-from vram.model.system import AttachTest, DriverTest, HostFiles, KernelTest
+from vram.model.doctor import AttachTest, DriverTest, HostFiles, KernelTest
 from vram.report.doctor import text
 from vram.report.layout import RenderOptions
 

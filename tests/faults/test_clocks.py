@@ -22,7 +22,7 @@ from tests.parking.conftest import CHECKPOINTED, Machine, runs_on
 from tests.reclaim.conftest import Bench
 from tests.reclaim.town import Town
 from vram.diagnosis.engine import diagnose
-from vram.model.plan import Request
+from vram.model.plan import PlanRequest
 from vram.reclaim.executor import execute
 from vram.reclaim.plan_file import digest_of
 from vram.reclaim.planner import plan
@@ -124,7 +124,7 @@ def test_a_process_parked_by_other_clocks_comes_back(
 def test_the_time_of_day_is_no_part_of_a_plan(state: Path, now: str) -> None:
     """A plan made before the clock was set runs after it; a wrong year changes no digest."""
     town = Town(ledger(gpu(entry("orphaned", 2 * GIB, charged_pid=1, holder=holder(51)))))
-    made = plan(town, town.ledger, diagnose(town.ledger), Request(only="kill")).plan
+    made = plan(town, town.ledger, diagnose(town.ledger), PlanRequest(only="kill")).plan
     later = replace(made, made_at=now)
     assert made.made_at != now
     assert digest_of(later) == made.digest

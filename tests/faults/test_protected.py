@@ -32,7 +32,7 @@ def test_no_part_of_the_system_hears_a_signal(machine: Bench, tally: Tally) -> N
     disturbed = sum(heard != [] for heard in told["heard"].values()) + (not told["protected_orphan_alive"])
     tally.count((len(told["everything"]) + len(told["named"])) * parts, wrong=disturbed)
     assert disturbed == 0, told
-    # Whoever names one is told so; what was really left over among them is given back.
+    # Whoever names one is told so; what was really left over among them is freed.
     assert {each["code"] for each in told["named"]} == {PROTECTED}, told["named"]
     assert told["leftover_alive"] is False, told["everything"][0]["said"]
     ended = [each["step"]["target"]["executable"] for each in machine.audit() if each["event"] == "intend"]

@@ -27,7 +27,7 @@ TREES = Path(__file__).with_name("trees.py")
 KILLS = int(os.environ.get("VRAM_KILLS", "100"))
 
 # It works all the time, answers every line, and notes every signal that reaches it.
-BYSTANDER = """
+OTHER = """
 import driver, select, signal, sys
 heard = []
 for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}:
@@ -83,8 +83,8 @@ def trees(machine: Bench) -> Iterator[Talker]:
 
 
 @pytest.fixture
-def bystander(machine: Bench) -> Iterator[Talker]:
-    made = Talker(machine, "-c", BYSTANDER)
+def other(machine: Bench) -> Iterator[Talker]:
+    made = Talker(machine, "-c", OTHER)
     made.hear()
     yield made
     made.process.kill()
@@ -130,11 +130,11 @@ def intended(machine: Bench) -> set[int]:
     return pids
 
 
-def words_for(kind: str, pids: list[int], bystander: int) -> tuple[str, ...]:
+def words_for(kind: str, pids: list[int], other: int) -> tuple[str, ...]:
     return {
         "free": ("free", "--yes", "--up-to", "kill", "--grace", "0.2"),
         "kill": ("kill", str(pids[0]), "--tree", "--yes", "--grace", "0.2"),
-        "trim": ("trim", str(bystander)),
+        "trim": ("trim", str(other)),
     }[kind]
 
 
@@ -151,7 +151,7 @@ def killed_after(machine: Bench, words: tuple[str, ...], moment_s: float) -> boo
 
 @pytest.mark.fault(10)
 def test_who_is_not_ended_runs_on_and_who_is_ended_was_written_down(
-    machine: Bench, trees: Talker, bystander: Talker, tally: Tally
+    machine: Bench, trees: Talker, other: Talker, tally: Tally
 ) -> None:
     chance = random.Random(10)
     kinds = {"free": "orphans", "kill": "live", "trim": "live"}
@@ -160,7 +160,7 @@ def test_who_is_not_ended_runs_on_and_who_is_ended_was_written_down(
     for kind, shape in kinds.items():
         family = Family(pids := json.loads(trees.ask(shape)))
         began = time.monotonic()
-        done = machine.vram(*words_for(kind, pids, bystander.pid))
+        done = machine.vram(*words_for(kind, pids, other.pid))
         whole_s[kind] = time.monotonic() - began
         assert done.returncode == 0, done.stderr
         assert family.ended() == (set() if kind == "trim" else set(family.pidfds))
@@ -169,14 +169,14 @@ def test_who_is_not_ended_runs_on_and_who_is_ended_was_written_down(
     for at in range(KILLS):
         kind = chance.choice(list(kinds))
         family = Family(pids := json.loads(trees.ask(kinds[kind])))
-        landed = killed_after(machine, words_for(kind, pids, bystander.pid), chance.uniform(0, whole_s[kind]))
+        landed = killed_after(machine, words_for(kind, pids, other.pid), chance.uniform(0, whole_s[kind]))
         # One that was asked to end may still be at it: who is not named must stay, and does.
         ended = family.ended()
-        living = (bystander.pid, *(set(family.pidfds) - ended))
+        living = (other.pid, *(set(family.pidfds) - ended))
         found = {
             "ended without a word": ended - intended(machine),
             "stopped": {pid for pid in living if state_of(pid) in "Tt"},
-            "said": {bystander.ask()} - {"[] 5a5a5a5a\n"},
+            "said": {other.ask()} - {"[] 5a5a5a5a\n"},
         }
         wrongs += [(at, kind, landed, what, who) for what, who in found.items() if who]
         family.close()

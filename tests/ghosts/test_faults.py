@@ -104,7 +104,7 @@ def test_without_figures_healthy_processes_are_no_leftovers(virtual_gpu: Virtual
 
 
 @pytest.mark.fault(5, 7)
-def test_without_figures_the_keeper_of_a_dead_parents_memory_is_named(virtual_gpu: VirtualGpu) -> None:
+def test_without_figures_the_holder_of_a_dead_parents_memory_is_named(virtual_gpu: VirtualGpu) -> None:
     with DemoProgram(virtual_gpu, "forks.orphan", GIB) as demo:
         demo.kill("parent")
         virtual_gpu.fail("nvmlDeviceGetComputeRunningProcesses*", sentinel=True)

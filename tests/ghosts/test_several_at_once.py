@@ -64,7 +64,7 @@ def test_the_sum_holds_while_processes_come_and_go(machine: Machine):
     assert len(answers) == 12
 
 
-def test_the_keeper_of_a_living_makers_memory_is_left_in_peace(machine: Machine):
+def test_the_holder_of_a_living_makers_memory_is_left_alone(machine: Machine):
     healthy = machine.demo("exports.handle", 1 * GIB, stages=1)
     ghost = machine.demo("exports.handle", 1 * GIB, stages=2)
     answer = machine.why()

@@ -35,7 +35,7 @@ def _prestarted(real_gpu: bool) -> Iterator[None]:
 
 
 # What `import vram` does, in four files that share a budget: a hanging one must not eat the others' time.
-GUARD_FILES = ("test_owner.py", "test_keepers.py", "test_scopes.py", "test_contexts.py")
+GUARD_FILES = ("test_owner.py", "test_leaks.py", "test_scopes.py", "test_contexts.py")
 GUARD_S = 300.0
 _guard_spent_s = [0.0]
 

@@ -18,7 +18,7 @@ import pytest
 
 from tests.hardware.conftest import Record
 from tests.reclaim.conftest import Bench
-from tests.reclaim.test_free import GHOSTS, all_ghosts_given_back, ghost
+from tests.reclaim.test_free import GHOSTS, all_ghosts_freed, ghost
 from tests.reclaim.test_shared_machine import EVERYBODY, play, require_only_leftovers_gone
 from vram.units import GIB, MIB
 from vram.virtualgpu.demos import PROGRAMS
@@ -60,10 +60,10 @@ def figures(answer: dict[str, Any], took_s: float) -> dict[str, Any]:
 
 @pytest.mark.parametrize("code", GHOSTS)
 def test_a_ghost_is_ended_by_its_finding(bench: Bench, record: Record, code: str):
-    keeper = ghost(bench, code, 4 * GIB)
+    holder = ghost(bench, code, 4 * GIB)
     answer, took_s = free(bench, "free", "--finding", code, "--yes")
     record(finding=code, **figures(answer, took_s))
-    assert [step["target"]["process"]["pid"] for step in answer["plan"]["steps"]] == [keeper]
+    assert [step["target"]["process"]["pid"] for step in answer["plan"]["steps"]] == [holder]
     assert answer["receipt"]["outcomes"][0]["status"] == "done"
     assert answer["receipt"]["returned_bytes"] >= 4 * GIB
     assert bench.vram("check", "--leftovers").returncode == 0
@@ -80,11 +80,11 @@ def test_a_zombies_children_are_ended(bench: Bench, record: Record):
     assert answer["receipt"]["returned_bytes"] >= 4 * GIB
 
 
-def test_a_ghost_is_given_back_by_free_alone_within_a_second(bench: Bench, record: Record):
-    keeper = ghost(bench, "VR101", 4 * GIB)
+def test_a_ghost_is_freed_by_free_alone_within_a_second(bench: Bench, record: Record):
+    holder = ghost(bench, "VR101", 4 * GIB)
     answer, took_s = free(bench, "free", "--yes")
     record(**figures(answer, took_s))
-    assert [step["target"]["process"]["pid"] for step in answer["plan"]["steps"]] == [keeper]
+    assert [step["target"]["process"]["pid"] for step in answer["plan"]["steps"]] == [holder]
     assert answer["receipt"]["returned_bytes"] >= 4 * GIB
     assert took_s < 1.0
 
@@ -92,7 +92,7 @@ def test_a_ghost_is_given_back_by_free_alone_within_a_second(bench: Bench, recor
 @pytest.mark.parametrize("who", EVERYBODY)
 @pytest.mark.parametrize("style", ["batch", "jobs"])
 def test_a_shared_machine(who: str, style: str, tmp_path: Path, record: Record):
-    """Dead trainers, a zombie, a server and a stopped job: only what the dead left is given back."""
+    """Dead trainers, a zombie, a server and a stopped job: only what the dead left is freed."""
     told = play(who, style, 1, tmp_path, "free", "--yes", "--up-to", "kill", real=True)
     record(who=who, style=style, **{key: told[key] for key in ("held_by_the_dead", "left_of_that", "took_s")})
     require_only_leftovers_gone(told, slack=64 * MIB)
@@ -100,7 +100,7 @@ def test_a_shared_machine(who: str, style: str, tmp_path: Path, record: Record):
 
 def test_all_ghosts_at_once_and_a_worker_among_them(bench: Bench, record: Record):
     """A goal is reached over several of them; who works is not touched."""
-    for answer, took_s in all_ghosts_given_back(bench):
+    for answer, took_s in all_ghosts_freed(bench):
         record(ghosts=len(GHOSTS), **figures(answer, took_s))
 
 
@@ -125,12 +125,12 @@ def test_sigterm_ignored(bench: Bench, record: Record):
 
 
 def test_a_dry_run_touches_nothing_and_is_quick(bench: Bench, record: Record):
-    keeper = ghost(bench, "VR101", 4 * GIB)
+    holder = ghost(bench, "VR101", 4 * GIB)
     answer, took_s = free(bench, "free", "--finding", "VR101", "--dry-run")
     record(command_s=round(took_s, 3), digest=answer["plan"]["digest"][:12])
     assert answer["receipt"] is None
     assert not bench.audit()
-    os.kill(keeper, 0)
+    os.kill(holder, 0)
 
 
 def test_a_reset_is_refused_while_somebody_is_there(bench: Bench, record: Record):

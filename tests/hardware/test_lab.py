@@ -90,7 +90,7 @@ def test_what_needs_no_framework_can_be_told(ran: tuple[LabReport, float], recor
         for result in ran[0].results
         if result.verdict == "cannot tell" and result.topic != list(TOPICS)[-1]
     }
-    record(untold=cannot_tell)
+    record(cannot_tell=cannot_tell)
     assert cannot_tell == {}
 
 

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.gpu
 
 ROOT = Path(__file__).parents[2]
 
-# The pool keeps a piece of 32 MiB or so of what it was given back.
+# The pool keeps a piece of 32 MiB or so of what was freed into it.
 POOL_KEEPS = 64 * MIB
 # Mapping memory can cost a page or two of the device for the tables, which the context keeps.
 PAGE_TABLES = 4 * MIB
@@ -52,7 +52,7 @@ def told(program: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_every_kind_gives_back_what_it_took(record: Record) -> None:
+def test_every_kind_frees_what_it_took(record: Record) -> None:
     figures = told(
         """
         makers = {"device": Buffer, "managed": Buffer.managed, "pinned": Buffer.pinned,

@@ -165,7 +165,7 @@ def test_ways_to_leak_are_found_and_named(name: str, record: Record) -> None:
 
 
 @every_framework
-def test_work_and_threads_that_give_back_are_no_leaks(name: str, record: Record) -> None:
+def test_work_and_threads_that_free_are_no_leaks(name: str, record: Record) -> None:
     """The first time a framework computes, it loads code into the context: that is no leak."""
     program = """
         gained = []

@@ -14,7 +14,7 @@ from rich.console import Console
 from tests.ledger.world import CONTEXT, OVERHEAD, World
 from vram.errors import NotReachable
 from vram.ledger.build import build_ledger
-from vram.ledger.split import splits
+from vram.ledger.deepen import splits
 from vram.model.inside import Inside, InsideReceipt, Split
 from vram.model.plan import Target
 from vram.model.process import ProcessRef

@@ -69,14 +69,22 @@ def test_the_object_for_scripts_matches_its_schema(lab: Lab) -> None:
         (["show", "qqqqqq"], "`vram lab list` names them all"),
         (["show"], "show which experiment?"),
         (["list", "--evidence", "x"], "--evidence keeps what"),
-        (["run", "--gpu", "7"], "there is no GPU 7"),
+        # An unset variable in a script would otherwise run everything and keep nothing.
+        (["run", "--evidence", ""], "needs the name of a folder"),
         (["walk"], "invalid choice"),
     ],
 )
-def test_a_wrong_call_is_told(lab: Lab, words: list[str], complaint: str) -> None:
-    ended = lab(*words)
+def test_a_wrong_call_is_refused(
+    capsys: pytest.CaptureFixture[str], words: list[str], complaint: str
+) -> None:
+    assert main(["lab", *words]) == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_a_gpu_that_does_not_exist_is_refused(lab: Lab) -> None:
+    ended = lab("run", "--gpu", "7")
     assert ended.returncode == 2
-    assert complaint in ended.stderr
+    assert "there is no GPU 7" in ended.stderr
 
 
 def test_the_chosen_gpu_is_the_one(two_virtual_gpus: VirtualGpu) -> None:
@@ -96,12 +104,6 @@ def test_without_a_driver_there_is_a_way_to_see_it(tmp_path: Path) -> None:
     if ended.returncode != 4:
         pytest.skip("there is a driver here")
     assert "vram virtual -- vram lab run" in ended.stderr
-
-
-def test_a_folder_without_a_name_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    """An unset variable in a script would otherwise run everything and keep nothing."""
-    assert main(["lab", "run", "--evidence", ""]) == 2
-    assert "needs the name of a folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("columns", [40, 80, 200])

@@ -24,7 +24,7 @@ from vram.virtualgpu import VirtualGpu
 
 
 def test_one_that_fails_half_way_cleans_up(lab: Lab, virtual_gpu: VirtualGpu) -> None:
-    """The second context of two fails when memory and a forked keeper are there already."""
+    """The second context of two fails when memory and a forked child are there already."""
     virtual_gpu.fail("cuMemCreate", error="OUT_OF_MEMORY")
     result = only_result(lab("run", "--json", "reset-needed"))
     assert result.verdict == "cannot tell"
@@ -99,7 +99,7 @@ def test_who_is_killed_leaves_nobody_behind(virtual_gpu: VirtualGpu) -> None:
 
 
 def hanging_run(gpu: VirtualGpu, *words: str) -> subprocess.Popen[bytes]:
-    """A run whose keeper is forked and whose allocator hangs in the driver."""
+    """A run whose child is forked and whose allocator hangs in the driver."""
     gpu.fail("cuMemCreate", hang=True)
     running = gpu.popen([*PROGRAM, "run", *(words or ("exported-handle",))], stdout=subprocess.PIPE)
     wait_until(lambda: contexts_on(gpu) and a_fork_among(processes_on(gpu) - {running.pid}), running)
@@ -107,7 +107,7 @@ def hanging_run(gpu: VirtualGpu, *words: str) -> subprocess.Popen[bytes]:
 
 
 def a_fork_among(pids: set[int]) -> bool:
-    """Only this experiment's keeper is a child of another process of its own."""
+    """Only this experiment's holder is a child of another process of its own."""
     return any(found and found[1].parent in pids for found in map(LocalProc().facts, pids))
 
 

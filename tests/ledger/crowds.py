@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tests.ledger.world import World
-from vram.model.drm import ClientFacts, Region
-from vram.model.files import DeviceFile, FilesFacts
+from vram.model.files import ClientFacts, DeviceFile, FilesFacts, Region
 from vram.model.gpu import GpuFacts, MemoryFacts
 from vram.model.observation import Observation, Survey
 from vram.model.process import ProcessFacts, ProcessRef
@@ -167,7 +166,7 @@ def chain(processes: int, gpus: int) -> Survey:
     return world.survey()
 
 
-def untold(processes: int, gpus: int) -> Survey:
+def unsized(processes: int, gpus: int) -> Survey:
     """The driver lists all of them, and does not say how much any of them has."""
     world = _machine(gpus)
     for at, pid in enumerate(_pids(processes)):
@@ -243,7 +242,7 @@ CROWDS: dict[str, Crowd] = {
         many_dead,
         ended_meanwhile,
         chain,
-        untold,
+        unsized,
         mps_clients,
         exporting,
         drm_clients,

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vram.ledger.ancestry import NOBODY, Ancestry
-from vram.ledger.families import joined
+from vram.ledger.file_holders import joined
 
 PIDS = st.integers(1, 14)
 PARENTS = st.dictionaries(PIDS, PIDS, max_size=14)

@@ -73,7 +73,7 @@ def test_all_children_that_share_the_files_are_named():
     assert [orphan.holder.pid, *(co_holder.pid for co_holder in orphan.co_holders)] == [41, 42, 43]
 
 
-def test_a_process_that_only_looked_for_gpus_is_not_taken_for_the_keeper():
+def test_a_process_that_only_looked_for_gpus_is_not_taken_for_the_holder():
     """It has the GPU's files open too, but a context shows as many more of them."""
     world = World().gpu(used=4 * GIB).charge(40, 4 * GIB)
     world.process(70).files(70, context=False, family=7).process(80).files(80, family=8)
@@ -81,7 +81,7 @@ def test_a_process_that_only_looked_for_gpus_is_not_taken_for_the_keeper():
     assert (orphan.holder.pid, orphan.co_holders) == (80, ())
 
 
-def test_a_process_that_only_looked_for_gpus_is_no_keeper_even_if_it_is_the_only_one():
+def test_a_process_that_only_looked_for_gpus_is_no_holder_even_if_it_is_the_only_one():
     world = World().gpu(used=4 * GIB).charge(40, 4 * GIB).process(70).files(70, context=False, family=7)
     gpu = only_gpu(world)
     (orphan,) = entries(gpu, "orphaned")
@@ -213,7 +213,7 @@ def test_children_that_surely_share_the_files_are_no_alternatives():
     assert (orphan.confidence, orphan.sharing) == ("fact", "all")
 
 
-def test_memory_of_a_dead_pid_without_a_keeper_in_sight_stays_charged_to_it():
+def test_memory_of_a_dead_pid_without_a_holder_in_sight_stays_charged_to_it():
     world = World().gpu(used=4 * GIB).charge(40, 4 * GIB)
     (orphan,) = entries(only_gpu(world), "orphaned")
     assert (orphan.holder.pid, orphan.holder.alive, orphan.confidence) == (40, False, "unknown")
@@ -233,7 +233,7 @@ def test_a_child_that_inherited_a_living_parents_files_is_a_warning():
     assert [co_holder.pid for co_holder in entries(gpu, "process")[0].co_holders] == [51]
 
 
-def test_an_exported_allocation_without_a_charge_belongs_to_its_keeper():
+def test_an_exported_allocation_without_a_charge_belongs_to_its_holder():
     world = World().gpu(used=4 * GIB).process(80).export(80, 4 * GIB)
     (exported,) = entries(only_gpu(world), "exported")
     assert (exported.holder.pid, exported.nbytes, exported.medium) == (80, 4 * GIB, "handle")
@@ -246,15 +246,15 @@ def test_an_exported_allocation_of_a_living_maker_is_not_counted_twice():
     assert [(b.holder.pid, b.exported_bytes) for b in gpu.open_only] == [(80, 4 * GIB)]
 
 
-def shared_while_one_lives(**keeper: int) -> World:
+def shared_while_one_lives(**holder: int) -> World:
     """Two allocations of a size: one maker lives and is charged, the other one is gone."""
     world = World().gpu(used=2 * GIB + CONTEXT + OVERHEAD).cuda(50, GIB + CONTEXT, session=50)
-    world.process(51, **{"parent": 50, "session": 50, **keeper}).export(51, GIB, description=1)
+    world.process(51, **{"parent": 50, "session": 50, **holder}).export(51, GIB, description=1)
     return world.process(80, session=79).export(80, GIB, description=2)
 
 
 @pytest.mark.parametrize("near", [{"session": 7}, {"parent": 1}, {}], ids=str)
-def test_the_keeper_next_to_a_living_maker_is_not_taken_for_the_one_of_a_dead_one(near: dict[str, int]):
+def test_the_holder_next_to_a_living_maker_is_not_taken_for_the_one_of_a_dead_one(near: dict[str, int]):
     gpu = only_gpu(shared_while_one_lives(**near))
     (exported,) = entries(gpu, "exported")
     assert (exported.holder.pid, exported.nbytes, exported.confidence) == (80, GIB, "likely")
@@ -292,7 +292,7 @@ def test_a_dead_maker_that_is_still_charged_is_no_reason_to_doubt_a_handle():
     assert (exported.holder.pid, exported.confidence) == (80, "fact")
 
 
-def test_several_handles_of_one_process_are_one_bystander_with_their_sum():
+def test_several_handles_of_one_process_are_one_line_with_their_sum():
     world = World().gpu(used=GIB + CONTEXT + OVERHEAD).cuda(50, GIB + CONTEXT).process(80)
     gpu = only_gpu(
         world.dmabuf(80, GIB // 2, inode=1).dmabuf(80, GIB // 2, inode=2).dmabuf(80, GIB // 2, inode=2)
@@ -395,7 +395,7 @@ def test_the_only_process_without_a_figure_gets_what_is_left():
     assert (process.nbytes, process.confidence) == (3 * GIB - OVERHEAD, "likely")
 
 
-def test_without_figures_the_keeper_of_a_dead_pid_is_still_named():
+def test_without_figures_the_holder_of_a_dead_pid_is_still_named():
     world = World().gpu(used=3 * GIB).charge(40, None).process(41, session=40).files(41)
     (orphan,) = entries(only_gpu(world), "orphaned")
     assert (orphan.holder.pid, orphan.charged_pid, orphan.confidence) == (41, 40, "likely")
@@ -403,7 +403,7 @@ def test_without_figures_the_keeper_of_a_dead_pid_is_still_named():
     assert not entries(only_gpu(world), "process")
 
 
-def test_keepers_of_dead_pids_without_figures_are_named_among_those_who_share():
+def test_holders_of_dead_pids_without_figures_are_named_among_those_who_share():
     world = World().gpu(used=3 * GIB).charge(40, None).process(41, session=40).files(41, family=4)
     gpu = only_gpu(world.process(50).files(50, family=5).charge(50, None))
     (orphan,) = entries(gpu, "orphaned")
@@ -480,7 +480,7 @@ def test_what_cuda_needs_once_is_not_counted_for_every_context():
 
 
 def test_a_charged_process_that_was_read_in_part_may_be_the_source_of_a_family() -> None:
-    """So nobody is called the heir of a dead process for a fact while it lives."""
+    """So nobody is called the child of a dead process for a fact while it lives."""
     world = World().gpu(used=4 * GIB).charge(40, 2 * GIB)
     world.process(30, session=9).charge(30, GIB).files(30, family=2)
     world.process(41, session=40, forked=True).files(41, family=1)

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from tests.ledger.world import CONTEXT, OVERHEAD, World
 from vram.ledger.build import build_ledger
 from vram.ledger.deepen import Measured, deepen
+from vram.model.inside import CacheLine, Trimmed
 from vram.model.ledger import Ledger, known_bytes
-from vram.model.trimming import CacheLine, Trimmed
 from vram.units import GIB
 
 

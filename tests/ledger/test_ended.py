@@ -55,7 +55,7 @@ def test_nor_one_that_ended_between_the_list_and_the_first_look_at_it():
     set_apart(busy(started_at=None, ended=True))
 
 
-def test_who_came_after_the_list_was_read_is_not_taken_for_its_keeper():
+def test_who_came_after_the_list_was_read_is_not_taken_for_its_holder():
     set_apart(busy().files(40, family=4).process(41).files(41, family=5))
 
 

@@ -15,7 +15,7 @@ from tests.ledger.crowds import CROWDS, many_dead, sharing, sharing_uncharged
 from tests.ledger.world import World
 from vram.diagnosis.engine import diagnose
 from vram.ledger.build import build_ledger
-from vram.ledger.lists import MOST_CHARGES
+from vram.ledger.process_lists import MOST_CHARGES
 from vram.model.ledger import GpuLedger, Ledger, known_bytes
 from vram.report import process_tree, text
 from vram.report.layout import RenderOptions
@@ -132,7 +132,7 @@ def test_dead_pids_that_share_very_many_holders_share_a_line_and_that_is_told() 
     assert f"it stands for {1000 - len(orphans) + 1} dead pids" in joined.evidence[0]
 
 
-def test_a_long_list_of_onlookers_and_reasons_is_cut_in_the_text_and_that_is_told() -> None:
+def test_a_long_list_of_processes_and_reasons_is_cut_in_the_text_and_that_is_told() -> None:
     page = shown(build_ledger(sharing(500, 1)))
     assert "467 more: `vram who` lists them all" in page
     assert page.count("inherited from pid") == 32

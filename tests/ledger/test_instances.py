@@ -10,7 +10,7 @@ from tests.ledger.world import CONTEXT, OVERHEAD, RESERVED, World
 from vram.cli.arguments import select
 from vram.diagnosis.engine import diagnose
 from vram.ledger.build import build_ledger
-from vram.ledger.instances import alone
+from vram.ledger.mig import alone
 from vram.model.ledger import Entry, GpuLedger, known_bytes
 from vram.units import GIB
 
@@ -107,8 +107,8 @@ def test_an_instance_that_tells_nothing_is_named_without_a_balance() -> None:
     world = World().divided(devices=2).mig(0, 1, total=50 * GIB).mig(1, 2)
     gpu = ledger(world)
     assert [each.total_bytes for each in gpu.instances] == [50 * GIB, None]
-    (spare,) = (entry for entry in gpu.entries if entry.kind == "unassigned")
-    assert spare.confidence == "unknown"
+    (unused,) = (entry for entry in gpu.entries if entry.kind == "unassigned")
+    assert unused.confidence == "unknown"
     assert known_bytes(gpu.entries) == gpu.total_bytes
 
 

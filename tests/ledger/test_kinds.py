@@ -11,7 +11,7 @@ from vram.diagnosis.verdict import judge
 from vram.model.kinds import KINDS, Kind
 from vram.model.oom import Amount, Case, Judgement, OomReading
 from vram.oom.live import join
-from vram.reclaim.blockers import blockers
+from vram.reclaim.actions.reset import blockers
 from vram.report.layout import KIND_STYLES
 from vram.units import GIB
 

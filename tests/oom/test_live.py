@@ -158,7 +158,7 @@ def test_a_real_ghost_is_told_apart_from_another_process(
     done = virtual_gpu.run([*PROGRAM, "oom", "--live", "--json", log], capture_output=True, text=True)
     (case,) = json.loads(done.stdout)["cases"]
     assert case["judgement"]["kind"] == "ghost"
-    assert str(ghost.keeper_pid) in case["judgement"]["cause"]
+    assert str(ghost.living_pid) in case["judgement"]["cause"]
     assert "vram free" in [remedy["command"] for remedy in case["judgement"]["remedies"]]
 
 

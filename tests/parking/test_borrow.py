@@ -1,4 +1,4 @@
-"""Room for a command: made by parking, given back however the command or vram ends."""
+"""Room for a command: made by parking, freed however the command or vram ends."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def test_vram_and_its_checkpoint_worker_killed_while_the_command_runs(machine: M
     assert runs_on(worker)
 
 
-def test_a_keeper_killed_while_the_command_runs_is_replaced(machine: Machine) -> None:
+def test_a_worker_killed_while_the_command_runs_is_replaced(machine: Machine) -> None:
     worker = machine.worker()
     vram = machine.start("borrow", TIGHT, "--", "sh", "-c", "echo up; read word", stdin=subprocess.PIPE)
     assert vram.stdout is not None

@@ -96,7 +96,7 @@ def test_vram_and_its_checkpoint_worker_killed_while_the_target_is_locked(machin
 
 @pytest.mark.fault(10)
 def test_vram_and_its_checkpoint_worker_killed_after_the_restore(machine: Machine) -> None:
-    """Between restore and unlock the target has its memory and stands still."""
+    """Between restore and unlock the target has its memory and is paused."""
     worker = machine.worker()
     machine.vram("park", worker.pid)
     machine.gpu.fail("cuCheckpointProcessUnlock", slow_s=60)

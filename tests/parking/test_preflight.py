@@ -50,7 +50,7 @@ def test_what_the_driver_cannot_park(seen: DriverReport, words: str) -> None:
 
 
 @pytest.mark.parametrize("state", ["T", "t", "D", "Z"])
-def test_who_stands_still_cannot_be_parked(state: str) -> None:
+def test_who_is_paused_cannot_be_parked(state: str) -> None:
     with pytest.raises(CannotPark, match="has to run"):
         parkable_shares(devices(), TARGET, replace(RUNNING, state=state), ROOMY)
 
@@ -113,6 +113,12 @@ def test_the_fewest_bytes_are_chosen(sizes: list[int], missing: int, chosen: lis
 
 
 def test_a_busy_one_goes_only_when_the_idle_are_too_few() -> None:
-    idle, busy = candidate(4), candidate(10, idle=False)
+    idle, busy = candidate(4), candidate(6, idle=False)
     assert enough([busy, idle], 4) == (idle,)
     assert enough([busy, idle], 8) == (idle, busy)
+
+
+def test_nobody_is_parked_whom_the_others_make_superfluous() -> None:
+    """As for every plan that frees a size."""
+    idle, busy = candidate(4), candidate(10, idle=False)
+    assert enough([busy, idle], 8) == (busy,)

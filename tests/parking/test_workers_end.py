@@ -161,7 +161,7 @@ def until_it_runs(parent: int, name: bytes) -> list[int]:
 
 @pytest.mark.fault(3)
 def test_a_park_goes_on_where_nvml_hangs_meanwhile(machine: Machine) -> None:
-    """The figures for the bar are not worth a process that stands still."""
+    """The figures for the bar are not worth a process that is paused."""
     target = machine.worker()
     machine.gpu.fail("cuCheckpointProcessCheckpoint", slow_s=0.3)
     vram = machine.start("park", target.pid)

@@ -158,7 +158,7 @@ def test_a_server_that_its_last_client_has_left_is_told(
     answer = told(virtual_gpu, "why")
     assert set(processes(answer)) == {server.pid}
     finding = mps_finding(answer)
-    assert "kept by an MPS server without listed clients" in finding["title"]
+    assert "held by an MPS server without listed clients" in finding["title"]
     assert finding["nbytes"] == processes(answer)[server.pid]["nbytes"]
     assert [each["command"] for each in finding["remedies"]] == ["echo quit | nvidia-cuda-mps-control"]
     assert vram(virtual_gpu, "kill", server.pid, "--yes").returncode != 0

@@ -28,8 +28,8 @@ SEIZE, CONTINUE, STOP_AT_EXIT = 0x4206, 7, 0x40
 libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Grip:
-    """Holds processes at their end."""
+class ExitTrap:
+    """Stops processes as they exit, so that they cannot end."""
 
     def __init__(self, host: LocalHost) -> None:
         self._host = host
@@ -46,16 +46,16 @@ class Grip:
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 
 
-class Gripping(LocalHost):
-    """Takes hold of the reader as soon as the open files are looked at: it has been started then."""
+class TrappingHost(LocalHost):
+    """Traps the reader as soon as the open files are read: it has been started then."""
 
-    grip: Grip | None = None
+    trap: ExitTrap | None = None
 
     @property
     def files(self):  # type: ignore[no-untyped-def]
-        if self.grip is not None:
-            self.grip.take()
-            self.grip = None
+        if self.trap is not None:
+            self.trap.take()
+            self.trap = None
         return self._files
 
     @files.setter
@@ -93,14 +93,14 @@ def main() -> None:
         threading.Thread(target=threading.Event().wait, daemon=True).start()
     if args.cuda:
         ctypes.CDLL("libcuda.so.1")
-    host = Gripping()
+    host = TrappingHost()
     if args.end:
         host.proc = Ending(host.proc, args.end)
-    grip = Grip(host)
-    host.grip = grip if args.unkillable else None
+    trap = ExitTrap(host)
+    host.trap = trap if args.unkillable else None
     for turn in range(args.rounds):
         if turn and sys.stdin.readline().strip() == "release":
-            grip.release()
+            trap.release()
         print(msgspec.json.encode(survey(host, deadline_s=args.deadline)).decode(), flush=True)
 
 

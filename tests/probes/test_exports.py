@@ -24,7 +24,7 @@ MIB = 1024**2
 
 
 @pytest.mark.parametrize("nbytes", [2 * MIB, 6 * MIB, 4096 * MIB, 10_000 * MIB])
-def test_a_keeper_is_proved_and_measured(virtual_gpu: VirtualGpu, nbytes: int) -> None:
+def test_a_holder_is_proved_and_measured(virtual_gpu: VirtualGpu, nbytes: int) -> None:
     with DemoProgram(virtual_gpu, "exports.handle", nbytes) as demo:
         demo.go()
         demo.go()
@@ -35,7 +35,7 @@ def test_a_keeper_is_proved_and_measured(virtual_gpu: VirtualGpu, nbytes: int) -
 
 
 def test_reading_takes_no_memory_and_keeps_nothing_open(virtual_gpu: VirtualGpu) -> None:
-    """The account is the same before and after; and once the keeper closes, all is free."""
+    """The account is the same before and after; and once the holder closes, all is free."""
     with DemoProgram(virtual_gpu, "exports.handle") as demo:
         demo.go()
         demo.go()
@@ -47,7 +47,7 @@ def test_reading_takes_no_memory_and_keeps_nothing_open(virtual_gpu: VirtualGpu)
 
 
 def test_everybody_who_keeps_it_is_named(virtual_gpu: VirtualGpu) -> None:
-    """A keeper that forks makes two keepers of one open file: one proof, two names, one identity."""
+    """A holder that forks makes two holders of one open file: one proof, two names, one identity."""
     with DemoProgram(virtual_gpu, "exports.handle") as demo:
         demo.go()
         demo.go()
@@ -59,12 +59,12 @@ def test_everybody_who_keeps_it_is_named(virtual_gpu: VirtualGpu) -> None:
             other.kill()
 
 
-def _copy_holder(keeper: int, demo: DemoProgram) -> subprocess.Popen[bytes]:
-    """Hand a copy of the keeper's descriptor to a process of its own, and keep none."""
+def _copy_holder(holder: int, demo: DemoProgram) -> subprocess.Popen[bytes]:
+    """Hand a copy of the holder's descriptor to a process of its own, and keep none."""
     import ctypes
 
-    pidfd = os.pidfd_open(keeper)
-    copy = ctypes.CDLL(None).syscall(438, pidfd, _control_descriptor(keeper), 0)
+    pidfd = os.pidfd_open(holder)
+    copy = ctypes.CDLL(None).syscall(438, pidfd, _control_descriptor(holder), 0)
     assert copy >= 0
     ours, theirs = socket.socketpair()
     code = (
@@ -170,7 +170,7 @@ class _Driver:
 def test_what_a_listed_process_may_be_charged_for_explains_no_missing_bytes(
     charged: int | None, asked: list[int]
 ) -> None:
-    """A busy keeper is asked too, unless what was found is surely what is missing."""
+    """A busy holder is asked too, unless what was found is surely what is missing."""
     files = {8: ("control",), 9: ("control", "gpu")}
     holding = [
         Observation(

@@ -162,7 +162,7 @@ def target_of(pid: int) -> Target:
     return identify(LocalHost(), pid)
 
 
-def gave_back(receipt: dict[str, Any]) -> int:
+def released(receipt: dict[str, Any]) -> int:
     """What the driver says has come back."""
     returned: int = receipt["charged_before"] - receipt["charged_after"]
     return returned

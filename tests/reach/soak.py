@@ -27,7 +27,7 @@ from vram.errors import Refused
 from vram.host.local import LocalHost
 from vram.reach import injection, remote_exec
 from vram.reach.injectors import Injector
-from vram.reach.payload import RawAnswer, Request, require_done
+from vram.reach.payload import PayloadRequest, RawAnswer, require_done
 from vram.reach.python_process import PythonProcess, examine
 from vram.reclaim.identity import identify
 
@@ -39,7 +39,7 @@ LOCKED = ("event", "timed", "short", "queue", "join")
 STATES = (*WORKING, *RESTING, *LOCKED)
 DEADLINE_S = 60.0
 PATIENCE_S = 60.0
-MEASURE = Request("trim", {"verb": "measure", "tracebacks": False})
+MEASURE = PayloadRequest("trim", {"verb": "measure", "tracebacks": False})
 
 
 def interpreters() -> dict[str, str]:

@@ -26,9 +26,10 @@ for line in sys.stdin:
     print(threading.active_count(), flush=True)
 """
 # Imports vram once, and forks whoever asks: a line with a pid is answered with the pid of the asker, then
-# with what became of it.
+# with what became of it. Tests that a shell started in the background inherit that SIGINT is ignored.
 ASKERS = """
 import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from vram.errors import VramError
 from vram.host.local import LocalHost
 from vram.host.local.child import may_fork

@@ -20,7 +20,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.reach import soak
-from tests.reach.conftest import CACHED, PATIENCE_S, World, gave_back, target_of, until
+from tests.reach.conftest import CACHED, PATIENCE_S, World, released, target_of, until
 from tests.reach.soak import LOCKED, RESTING, STATES, TargetProgram, kill_during_runs, run_often, run_once
 from vram.errors import AttachDenied, NoSuchProcess, NotReachable, Refused, TimedOut
 from vram.reach import cpython, injection, ptrace
@@ -236,6 +236,19 @@ def _texts(process: PythonProcess) -> int:
     return sum(text.count(b"start_new_thread") for text in _tails(process))
 
 
+def _is_known_to_have_ended(injected: injection.Injection) -> bool:
+    """False where only the machine is too busy to stop it; raises where anything was injected."""
+    try:
+        injected._while_stopped(injected._inject_while_stopped)
+    except ptrace.TargetEnded:
+        return True
+    except ptrace.UnsafeToAttach as error:
+        if not error.passing:
+            raise
+        return False
+    raise AssertionError("lines were injected into another program")
+
+
 @pytest.mark.fault(20)
 class TestLeftAlone:
     """Refused in a sentence, before anything was touched."""
@@ -398,8 +411,7 @@ class TestLeftAlone:
                 process.stdin.write(b"\n")
                 process.stdin.flush()
                 assert process.stdout.readline() == b"2\n"
-                with pytest.raises(ptrace.TargetEnded):
-                    injected._while_stopped(injected._inject_while_stopped)
+                until(lambda: _is_known_to_have_ended(injected))
         finally:
             told, _ = process.communicate(b"well\n", timeout=PATIENCE_S)
         assert (told, process.returncode) == (b"well\n", 0)
@@ -463,13 +475,13 @@ def test_root_attaches_to_another_users(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rest", ["reading", "computing"])
-def test_trim_gives_back_and_says_for_how_long_it_was_stopped(world: World, rest: str) -> None:
+def test_trim_releases_and_says_for_how_long_it_was_stopped(world: World, rest: str) -> None:
     if sys.version_info >= (3, 14):
         pytest.skip("this Python is reached by sys.remote_exec")
     subject = world.subject(rest)
     receipt = world.trim(subject.pid)
     assert receipt["via"] == "ptrace"
-    assert gave_back(receipt) >= CACHED
+    assert released(receipt) >= CACHED
     assert 0 < receipt["stopped_s"] < PATIENCE_S
     assert subject.ask() == {"alive": 1, "modules": []}
     assert subject.tracer == 0

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.reach.conftest import CACHED, PATIENCE_S, World, gave_back, target_of
+from tests.reach.conftest import CACHED, PATIENCE_S, World, released, target_of
 from vram.errors import TimedOut
 from vram.reach import jupyter
 from vram.reach.injectors import ask_trim
@@ -91,7 +91,7 @@ def plain_notebook(world: World) -> Iterator[Notebook]:
     made.close()
 
 
-def test_an_idle_notebook_gives_back_and_shows_nothing(world: World, notebook: Notebook) -> None:
+def test_an_idle_notebook_releases_and_shows_nothing(world: World, notebook: Notebook) -> None:
     notebook.run(FILL)
     names = "sorted(name for name in globals() if not name.startswith('_i'))"
     modules = "sorted(name for name in __import__('sys').modules if 'vram' in name)"
@@ -103,7 +103,7 @@ def test_an_idle_notebook_gives_back_and_shows_nothing(world: World, notebook: N
     receipt = world.trim(notebook.pid)
 
     assert receipt["via"] == "jupyter"
-    assert gave_back(receipt) >= CACHED
+    assert released(receipt) >= CACHED
     assert notebook.run("pass")["execution_count"] == count + 1
     after = notebook.heard(notebook.client.execute("", user_expressions={"seen": look}))
     told = after["user_expressions"]["seen"]["data"]["text/plain"]
@@ -112,7 +112,7 @@ def test_an_idle_notebook_gives_back_and_shows_nothing(world: World, notebook: N
     assert eval(told)[2] == eval(seen)[2] + 2
 
 
-def test_a_busy_notebook_gives_back_while_its_cell_runs(world: World, notebook: Notebook) -> None:
+def test_a_busy_notebook_releases_while_its_cell_runs(world: World, notebook: Notebook) -> None:
     if "kernel subshells" not in _features(notebook):
         pytest.skip("this ipykernel has no subshells")
     notebook.run(FILL)
@@ -120,7 +120,7 @@ def test_a_busy_notebook_gives_back_while_its_cell_runs(world: World, notebook: 
     path = f"/proc/{os.getpid()}/fd/{read}"
     cell = notebook.begin(f"waited = open({path!r}).read(1)")
     try:
-        assert gave_back(world.trim(notebook.pid)) >= CACHED
+        assert released(world.trim(notebook.pid)) >= CACHED
     finally:
         os.write(write, b"x")
     assert notebook.heard(cell)["status"] == "ok"
@@ -140,7 +140,7 @@ def test_a_busy_kernel_without_subshells_calls_it_off_by_itself(
     assert plain_notebook.heard(cell)["status"] == "ok"
     assert plain_notebook.run("pass")["status"] == "ok"
     os.close(read), os.close(write)
-    assert gave_back(world.trim(plain_notebook.pid)) >= CACHED
+    assert released(world.trim(plain_notebook.pid)) >= CACHED
 
 
 def test_a_kept_exception_is_forgotten_only_when_asked(world: World, notebook: Notebook) -> None:
@@ -149,11 +149,11 @@ def test_a_kept_exception_is_forgotten_only_when_asked(world: World, notebook: N
     failing = f"def step():\n    {allocate}\n    raise RuntimeError('as it happens')\nstep()"
     assert notebook.run(failing)["status"] == "error"
     kept = world.trim(notebook.pid)
-    assert gave_back(kept) < CACHED
+    assert released(kept) < CACHED
     assert kept["answer"]["exceptions_kept"] >= 1
     dropped = world.trim(notebook.pid, "--tracebacks")
     assert dropped["answer"]["dropped"]
-    assert gave_back(dropped) >= CACHED
+    assert released(dropped) >= CACHED
     assert notebook.run("1 + 1")["status"] == "ok"
 
 
@@ -162,7 +162,7 @@ class TestConnectionFile:
     """Owner, mode and loopback are checked before a word is sent."""
 
     def refused(self, path: Path) -> str:
-        with pytest.raises(jupyter.UnsafeToAttach) as error:
+        with pytest.raises(jupyter.UntrustedConnectionFile) as error:
             jupyter.read_connection(str(path), os.getpid())
         return str(error.value)
 

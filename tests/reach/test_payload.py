@@ -1,4 +1,4 @@
-"""What runs inside other people's programs: real libraries let go, nothing is woken, nothing stays behind."""
+"""What runs inside other people's programs: real libraries release memory, none is started, nothing stays."""
 
 from __future__ import annotations
 

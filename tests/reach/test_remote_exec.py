@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from tests.reach.conftest import CACHED, PATIENCE_S, World, gave_back, target_of, until
+from tests.reach.conftest import CACHED, PATIENCE_S, World, released, target_of, until
 from tests.reach.soak import TargetProgram, kill_during_runs, run_often, run_once
 from vram.errors import NotReachable, TimedOut
 from vram.reach import remote_exec
@@ -50,11 +50,11 @@ def left(world: World) -> list[Path]:
 
 
 @pytest.mark.parametrize("rest", ["computing", "reading"])
-def test_it_gives_back_and_goes_on(world: World, python314: str, rest: str) -> None:
+def test_it_releases_and_goes_on(world: World, python314: str, rest: str) -> None:
     subject = world.subject(rest, python=python314)
     receipt = world.trim(subject.pid)
     assert receipt["via"] == "remote-exec"
-    assert gave_back(receipt) >= CACHED
+    assert released(receipt) >= CACHED
     assert 0 < receipt["stopped_s"] < PATIENCE_S
     assert subject.ask() == {"alive": 1, "modules": []}
     assert not left(world)

@@ -21,11 +21,11 @@ from msgspec.structs import replace
 from tests.reach.conftest import SOURCES, World, target_of
 from vram.errors import NoSuchProcess, NotReachable, TimedOut
 from vram.reach import payload, script_drop
-from vram.reach.payload import Request, require_done
+from vram.reach.payload import PayloadRequest, require_done
 from vram.reach.python_process import examine, pidfd_of
 from vram.reach.script_drop import ScriptDrop
 
-MEASURE = Request("trim", {"verb": "measure", "tracebacks": False})
+MEASURE = PayloadRequest("trim", {"verb": "measure", "tracebacks": False})
 PATIENCE_S = 60.0
 BE_NOBODY = "import os; os.setgid(65534); os.setuid(65534)"
 ONLY_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root attaches to others")

@@ -31,8 +31,10 @@ print("mapped", flush=True)
 sys.stdin.read()
 """
 
+# Tests that a shell started in the background inherit that SIGINT is ignored.
 ASKER = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from vram.errors import TimedOut
 from vram.host.local import LocalHost
 from vram.reach.injectors import ask_trim
@@ -112,6 +114,8 @@ def run(pid: int, deadline_s: float) -> subprocess.Popen[bytes]:
 
 
 def _is_stuck(pid: int) -> bool:
-    """Whether the process that it runs with waits inside the kernel for the file system."""
+    """Whether its child waits inside the kernel for the file system, and it waits for its child."""
+    if "poll" not in Path(f"/proc/{pid}/wchan").read_text():
+        return False
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return any("request_wait" in Path(f"/proc/{child}/wchan").read_text() for child in children)

@@ -76,8 +76,8 @@ def answer() -> None:
 
 def hand_over(nbytes: int) -> None:
     ours, theirs = socket.socketpair()
-    keeper = os.fork()
-    if keeper == 0:
+    holder = os.fork()
+    if holder == 0:
         _, (received, *_), _, _ = socket.recv_fds(theirs, 1, 1)
         ours.close()
         theirs.send(b".")
@@ -89,7 +89,7 @@ def hand_over(nbytes: int) -> None:
     socket.send_fds(ours, [b"."], [descriptor])
     ours.recv(1)
     os.close(descriptor)
-    say(pid=os.getpid(), workers=[keeper])
+    say(pid=os.getpid(), workers=[holder])
 
 
 if __name__ == "__main__":

@@ -2,10 +2,10 @@
 
     python pid_reuse.py TRIES [--by-pid]
 
-Every victim is chosen, ended, and replaced by a bystander with the very same pid, made by
+Every victim is chosen, ended, and replaced by a newcomer with the very same pid, made by
 clone3(set_tid). In turn it is ended, visited and parked by its step, ended by a process that was held
 before, and ended by a plan that was checked a moment before the victim was replaced.
-Prints how many tries were made, how many were refused, and how many bystanders were hit. With
+Prints how many tries were made, how many were refused, and how many newcomers were hit. With
 --by-pid the signal goes to the bare pid, as kill(1) would do it: the control that shows a hit.
 """
 
@@ -99,7 +99,7 @@ class Replacing:
 
 
 def is_refused_by_a_plan(host: LocalHost, target: Target) -> bool:
-    """Chosen and checked while it was the victim, acted on when it is the bystander."""
+    """Chosen and checked while it was the victim, acted on when it is the newcomer."""
     pid = target.process.pid
 
     def replaced() -> None:
@@ -125,19 +125,19 @@ def is_refused_by_a_hold(held: VerifiedProcess) -> bool:
 
 
 def control_round(count: int) -> tuple[int, int]:
-    """What happens to bystanders when a pid is all that is known."""
+    """What happens to newcomers when a pid is all that is known."""
     victims = [born() for _ in range(count)]
     end(victims)
-    bystanders = [born(pid) for pid in victims]
+    newcomers = [born(pid) for pid in victims]
     for pid in victims:
         os.kill(pid, signal.SIGKILL)
-    for pid in bystanders:
+    for pid in newcomers:
         os.waitpid(pid, 0)
-    return 0, len(bystanders)
+    return 0, len(newcomers)
 
 
 def round_of(host: LocalHost, count: int) -> tuple[int, int]:
-    """Return how many of *count* tries were refused, and how many bystanders were hit."""
+    """Return how many of *count* tries were refused, and how many newcomers were hit."""
     victims = [born() for _ in range(count)]
     targets = [identify(host, pid) for pid in victims]
     to_hold, planned, *stepped = (targets[at::5] for at in range(5))

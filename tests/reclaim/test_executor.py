@@ -15,7 +15,7 @@ from vram.diagnosis.engine import diagnose
 from vram.errors import AuditUnavailable, NotPermitted, WorldChanged
 from vram.host.local.vendor import LocalVendor
 from vram.model.ledger import Ledger
-from vram.model.plan import Plan, Receipt, Request
+from vram.model.plan import Plan, PlanRequest, Receipt
 from vram.reclaim import audit
 from vram.reclaim.executor import execute
 from vram.reclaim.planner import plan
@@ -29,7 +29,7 @@ def orphans(*pids: int) -> Ledger:
 
 
 def made(town: Town, **request) -> Plan:
-    return plan(town, town.ledger, diagnose(town.ledger), Request(only="kill", **request)).plan
+    return plan(town, town.ledger, diagnose(town.ledger), PlanRequest(only="kill", **request)).plan
 
 
 def ran(town: Town, what: Plan) -> Receipt:
@@ -155,7 +155,7 @@ def test_an_interruption_is_written_down(state: Path):
     assert "KeyboardInterrupt" in after["message"]
 
 
-def test_a_stopped_process_is_asked_first_and_only_then_let_go_on(state: Path):
+def test_a_stopped_process_is_asked_first_and_only_then_continued(state: Path):
     class Stopped(Town):
         def die(self, pid: int) -> None:
             if (pid, SIGCONT) in self.signals_sent:

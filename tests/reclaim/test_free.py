@@ -1,4 +1,4 @@
-"""``vram free``: every ghost given back by the name of its finding, the healthy left alone."""
+"""``vram free``: every ghost freed by the name of its finding, the healthy left alone."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ GHOSTS = {
 
 
 def ghost(machine: Bench, code: str, nbytes: int) -> int:
-    """Raise a ghost; return the pid of its keeper."""
-    program, stages, keeper, dies = GHOSTS[code]
+    """Raise a ghost; return the pid of its holder."""
+    program, stages, holder, dies = GHOSTS[code]
     demo = machine.demo(program, nbytes, stages=stages)
     if dies:
         demo.kill(dies)
-    return demo.pids[keeper]
+    return demo.pids[holder]
 
 
-def all_ghosts_given_back(machine: Bench) -> Iterator[tuple[dict, float]]:
-    """Ghosts of every kind beside a worker, given back in two steps; yields each answer and its seconds.
+def all_ghosts_freed(machine: Bench) -> Iterator[tuple[dict, float]]:
+    """Ghosts of every kind beside a worker, freed in two steps; yields each answer and its seconds.
 
     As long as others live that may have made the exported memory, whose it is can be unsure (where not
     every process may be looked into): what is sure comes first, the rest is certain afterwards.
     """
     worker = machine.demo("memory.plain", 1 * GIB).pids["self"]
-    keepers = {code: ghost(machine, code, 2 * GIB) for code in GHOSTS}
+    holders = {code: ghost(machine, code, 2 * GIB) for code in GHOSTS}
     for codes, goal in ((("VR101", "VR201"), 4), (("VR103", "VR104"), 4)):
         began = time.monotonic()
         findings = [word for code in codes for word in ("--finding", code)]
         answer = machine.ask("free", f"{goal}GiB", *findings, "--yes")
         yield answer, time.monotonic() - began
-        assert sorted(pid for _, pid in kinds(answer)) == sorted(keepers[code] for code in codes)
+        assert sorted(pid for _, pid in kinds(answer)) == sorted(holders[code] for code in codes)
         assert answer["receipt"]["returned_bytes"] >= goal * GIB
         os.kill(worker, 0)
 
@@ -60,17 +60,17 @@ def kinds(answer: dict) -> list[tuple[str, int]]:
 
 @pytest.mark.parametrize("code", GHOSTS)
 def test_a_ghost_is_ended_by_the_name_of_its_finding(machine: Bench, code: str):
-    keeper = ghost(machine, code, 2 * GIB)
+    holder = ghost(machine, code, 2 * GIB)
     answer = machine.ask("free", "--finding", code, "--yes")
-    assert kinds(answer) == [("kill", keeper)]
+    assert kinds(answer) == [("kill", holder)]
     receipt = answer["receipt"]
     assert receipt["outcomes"][0]["status"] == "done"
     assert receipt["returned_bytes"] >= receipt["promised_bytes"] >= 2 * GIB
     assert machine.vram("check", "--leftovers").returncode == 0
 
 
-def test_all_ghosts_at_once_are_given_back_and_a_worker_among_them_is_not(machine: Bench):
-    assert len(list(all_ghosts_given_back(machine))) == 2
+def test_all_ghosts_at_once_are_freed_and_a_worker_among_them_is_not(machine: Bench):
+    assert len(list(all_ghosts_freed(machine))) == 2
 
 
 def test_a_zombies_children_are_ended_and_the_zombie_is_left_as_it_is(machine: Bench):
@@ -90,19 +90,19 @@ def test_a_healthy_process_is_never_ended_however_much_is_asked_for(machine: Ben
     ghost(machine, "VR101", 1 * GIB)
     done = machine.vram("free", "20GiB", "--up-to", "kill", "--yes")
     assert done.returncode == 19
-    assert "cannot be given back" in done.stderr
+    assert "cannot be freed" in done.stderr
     assert is_charge(held_by(machine.why(), busy.pids["self"]), 8 * GIB)
     assert not machine.audit()
 
 
-def test_without_size_or_name_all_leftovers_are_given_back(machine: Bench):
+def test_without_size_or_name_all_leftovers_are_freed(machine: Bench):
     holders = {ghost(machine, code, 1 * GIB) for code in ("VR101", "VR103", "VR104")}
     answer = machine.ask("free", "--yes")
     assert {pid for kind, pid in kinds(answer) if kind == "kill"} == holders
     assert machine.vram("check", "--leftovers").returncode == 0
 
 
-def test_up_to_trim_leaves_leftovers_and_says_how_to_give_them_back(machine: Bench):
+def test_up_to_trim_leaves_leftovers_and_says_how_to_free_them(machine: Bench):
     holder = ghost(machine, "VR101", 1 * GIB)
     done = machine.vram("free", "--up-to", "trim", "--yes", "--json")
     (left,) = [each for each in json.loads(done.stdout)["skipped"] if each["pid"] == holder]
@@ -126,14 +126,14 @@ def test_idle_processes_are_parked_only_where_that_is_asked_for(machine: Bench):
 
 
 def test_no_more_is_ended_than_the_goal_needs(machine: Bench):
-    keepers = {ghost(machine, "VR103", size): size for size in (3 * GIB, 1 * GIB, 2 * GIB)}
+    holders = {ghost(machine, "VR103", size): size for size in (3 * GIB, 1 * GIB, 2 * GIB)}
     answer = machine.ask("free", "2GiB", "--up-to", "kill", "--finding", "VR103", "--yes")
-    assert [keepers[pid] for _, pid in kinds(answer)] == [2 * GIB]
+    assert [holders[pid] for _, pid in kinds(answer)] == [2 * GIB]
     assert answer["receipt"]["returned_bytes"] == 2 * GIB
 
 
 def test_it_stops_when_the_device_says_that_the_goal_is_met(machine: Bench):
-    """The first of two gives back more than promised: what a context costs beyond its charge."""
+    """The first of two frees more than promised: what a context costs beyond its charge."""
     first, second = (ghost(machine, "VR201", 1 * GIB) for _ in range(2))
     goal = f"{held_by(machine.why(), first) + 1}B"
     answer = machine.ask("free", goal, "--finding", "VR201", "--yes")
@@ -152,7 +152,7 @@ def test_of_several_that_are_named_no_more_are_touched_than_the_goal_needs(machi
     assert kinds(answer) == [("trim", large), ("trim", small), ("park", small)]
 
 
-def test_a_keeper_that_also_works_is_spared(machine: Bench):
+def test_a_holder_that_also_works_is_skipped(machine: Bench):
     """It holds a dead process's memory, and its own: ending it would end work."""
     demo = machine.demo("forks.orphan", 1 * GIB)
     answer = machine.ask("free", "--finding", "VR102", "--up-to", "kill", "--yes")
@@ -160,21 +160,21 @@ def test_a_keeper_that_also_works_is_spared(machine: Bench):
 
 
 def test_without_a_terminal_and_without_yes_it_only_plans(machine: Bench):
-    keeper = ghost(machine, "VR101", 1 * GIB)
+    holder = ghost(machine, "VR101", 1 * GIB)
     done = machine.vram("free", "--finding", "VR101")
     assert done.returncode == 1
     assert "Nothing was touched. --yes runs this plan." in done.stdout
-    assert is_charge(held_by(machine.why(), keeper), 1 * GIB)
+    assert is_charge(held_by(machine.why(), holder), 1 * GIB)
     assert not machine.audit()
 
 
 @pytest.mark.parametrize(("answer", "ends"), [("n", False), ("", False), ("yes", True)])
 def test_a_person_at_a_terminal_is_asked(machine: Bench, answer: str, ends: bool):
-    keeper = ghost(machine, "VR101", 1 * GIB)
+    holder = ghost(machine, "VR101", 1 * GIB)
     shown, code = at_a_terminal(machine, ["free", "--finding", "VR101"], answer)
     assert code == (0 if ends else 1)
     assert "Proceed? [y/N]" in shown
-    assert f"pid {keeper}" in shown
+    assert f"pid {holder}" in shown
     assert ("returned" in shown) is ends
     assert bool(machine.audit()) is ends
 
@@ -204,13 +204,13 @@ def at_a_terminal(machine: Bench, words: list[str], answer: str) -> tuple[str, i
 
 
 def test_every_action_is_written_down_before_and_after(machine: Bench):
-    keeper = ghost(machine, "VR101", 1 * GIB)
+    holder = ghost(machine, "VR101", 1 * GIB)
     answer = machine.ask("free", "--finding", "VR101", "--yes")
     before, after = machine.audit()
     assert (before["event"], after["event"]) == ("intend", "outcome")
     assert before["token"] == after["token"]
     assert before["digest"] == answer["plan"]["digest"]
-    assert before["step"]["target"]["process"]["pid"] == keeper
+    assert before["step"]["target"]["process"]["pid"] == holder
     assert (after["status"], before["used_before"] - after["used_after"]) == (
         "done",
         answer["receipt"]["returned_bytes"],
@@ -241,7 +241,7 @@ def test_a_digest_that_does_not_fit_is_refused(machine: Bench):
         (("free", "--finding", "VR999"), 2, "there is no code"),
         (("free", "--gpu", "7"), 2, "there is no GPU 7"),
         (("free", "--up-to", "reset"), 2, "invalid choice"),
-        (("free", "--plan", "x", "1GiB"), 2, "a saved plan says all by itself"),
+        (("free", "--plan", "x", "1GiB"), 2, "a saved plan is complete"),
         (("free", "--plan", ""), 2, "a file needs a name"),
         (("free", "--save", ""), 2, "a file needs a name"),
         (("free", "--digest", ""), 2, "--digest needs 8 hexadecimal digits or more"),

@@ -128,7 +128,7 @@ def test_who_lives_on_without_its_leader_is_known_and_asked_like_others(machine:
 
 
 def test_a_stopped_process_takes_sigterm_and_may_clean_up(machine: Bench):
-    """It is let go on after the signal, so that its handlers run."""
+    """It is continued after the signal, so that its handlers run."""
     demo = machine.demo("signals.stopped", 1 * GIB)
     answer = machine.ask("kill", str(demo.pids["worker"]), "--yes", "--grace", "30")
     assert answer["receipt"]["outcomes"][0]["message"] == "it ended when asked to (SIGTERM)"
@@ -199,19 +199,19 @@ def test_nobody_is_ended_for_a_size_that_the_gpu_cannot_tell(machine: Bench):
     machine.fault("nvmlDeviceGet* gpu=0 error=GPU_IS_LOST")
     done = machine.vram("free", "1GiB", "--pid", str(pid), "--yes")
     assert done.returncode == 3
-    assert f"GPU 0 does not answer: what pid {pid} would give back is unknown" in done.stderr
+    assert f"GPU 0 does not answer: what pid {pid} would free is unknown" in done.stderr
     assert not machine.audit()
 
 
 def test_a_stranger_to_a_gpu_that_does_not_answer_is_not_called_free_of_it(machine: Bench):
-    bystander = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     machine.fault("nvmlDeviceGet* gpu=0 error=GPU_IS_LOST")
     try:
-        done = machine.vram("kill", str(bystander.pid), "--yes")
+        done = machine.vram("kill", str(other.pid), "--yes")
         assert done.returncode == 3
-        assert f"whether pid {bystander.pid} holds memory there is unknown" in done.stderr
+        assert f"whether pid {other.pid} holds memory there is unknown" in done.stderr
     finally:
-        bystander.communicate()
+        other.communicate()
 
 
 def test_a_pid_that_does_not_exist(machine: Bench):
@@ -222,14 +222,14 @@ def test_a_pid_that_does_not_exist(machine: Bench):
 
 
 def test_a_process_without_gpu_memory(machine: Bench):
-    bystander = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
-        done = machine.vram("kill", str(bystander.pid), "--yes")
+        done = machine.vram("kill", str(other.pid), "--yes")
         assert done.returncode == 11
         assert "holds no memory of any GPU" in done.stderr
-        assert bystander.poll() is None
+        assert other.poll() is None
     finally:
-        bystander.communicate()
+        other.communicate()
 
 
 def test_an_empty_digest_does_not_stand_for_any(machine: Bench):
@@ -334,7 +334,7 @@ def test_someone_elses_process_is_denied_and_that_is_written_down(machine: Bench
     os.kill(pid, 0)
 
 
-def test_ending_one_of_several_keepers_promises_nothing(machine: Bench):
+def test_ending_one_of_several_holders_promises_nothing(machine: Bench):
     demo = machine.demo("forks.orphan", 1 * GIB)
     parent, child = demo.pids["parent"], demo.pids["child"]
     alone = machine.ask("kill", str(parent), "--dry-run")

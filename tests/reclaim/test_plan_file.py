@@ -25,7 +25,7 @@ class Saved:
     def __init__(self, machine: Bench, path: Path) -> None:
         self.machine, self.path = machine, path
         self.demo: DemoProgram = machine.demo("signals.stopped", 1 * GIB)
-        self.keeper = self.demo.pids["worker"]
+        self.holder = self.demo.pids["worker"]
         machine.ask("free", "--finding", "VR201", "--dry-run", "--save", str(path))
 
     def edit(self, change: Callable[[dict[str, Any]], object]) -> None:
@@ -38,7 +38,7 @@ class Saved:
         return done.returncode, done.stderr
 
     def is_untouched(self) -> bool:
-        held = held_by(self.machine.why(), self.keeper)
+        held = held_by(self.machine.why(), self.holder)
         return is_charge(held, 1 * GIB) and not self.machine.audit()
 
 
@@ -58,7 +58,7 @@ def test_a_saved_plan_runs_as_it_was_shown(saved: Saved):
 def test_it_is_only_shown_without_yes(saved: Saved):
     done = saved.machine.vram("free", "--plan", str(saved.path))
     assert done.returncode == 1
-    assert f"pid {saved.keeper}" in done.stdout
+    assert f"pid {saved.holder}" in done.stdout
     assert saved.is_untouched()
 
 
@@ -96,7 +96,7 @@ def test_a_plan_whose_target_ended_is_refused(saved: Saved):
 
 def test_a_plan_whose_target_works_again_is_refused(saved: Saved):
     """It was planned to end because it was stopped; it was let go on since."""
-    pidfd = os.pidfd_open(saved.keeper)
+    pidfd = os.pidfd_open(saved.holder)
     signal.pidfd_send_signal(pidfd, signal.SIGCONT)
     os.close(pidfd)
     code, says = saved.run()

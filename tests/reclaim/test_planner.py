@@ -9,14 +9,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from tests.diagnosis.ledgers import entry, gpu, heir, holder, host, ledger, process
+from tests.diagnosis.ledgers import entry, forked_child, gpu, holder, host, ledger, process
 from tests.diagnosis.test_any_ledger import ledgers
 from tests.reclaim.town import Town, as_root
 from vram.diagnosis.engine import diagnose
 from vram.diagnosis.held import is_healthy
 from vram.errors import GoalImpossible, NotOnGpu, NotPermitted, Protected, Refused, UsageError
 from vram.model.ledger import Ledger
-from vram.model.plan import Draft, Request
+from vram.model.plan import Draft, PlanRequest
 from vram.protected import role
 from vram.reclaim.planner import plan
 from vram.units import GIB
@@ -24,7 +24,7 @@ from vram.units import GIB
 
 def planned(world: Ledger, **request) -> Draft:
     asked = {"only": "kill", **request}
-    return plan(Town(world), world, diagnose(world), Request(**asked))
+    return plan(Town(world), world, diagnose(world), PlanRequest(**asked))
 
 
 def pids(draft: Draft) -> list[int]:
@@ -35,13 +35,13 @@ def orphan(pid: int, nbytes: int = 4 * GIB, **about):
     return entry("orphaned", nbytes, charged_pid=pid + 1000, holder=holder(pid, **about))
 
 
-def test_a_leftovers_keeper_is_planned_with_its_bytes_and_its_finding():
+def test_a_leftovers_holder_is_planned_with_its_bytes_and_its_finding():
     (step,) = planned(ledger(gpu(orphan(51)))).plan.steps
     assert (step.kind, step.predicted_bytes, step.finding) == ("kill", 4 * GIB, "VR101")
     assert (step.reversible, step.target.command) == (False, "python train.py")
 
 
-def test_all_keepers_of_the_same_bytes_go_and_only_the_last_promises_them():
+def test_all_holders_of_the_same_bytes_go_and_only_the_last_promises_them():
     shared = entry("orphaned", charged_pid=50, holder=holder(51), co_holders=(holder(52), holder(53)))
     steps = planned(ledger(gpu(shared))).plan.steps
     assert [(step.target.process.pid, step.predicted_bytes) for step in steps] == [
@@ -67,7 +67,7 @@ def test_a_healthy_process_is_planned_only_by_its_pid():
 
 
 @pytest.mark.parametrize(
-    "keeper",
+    "state",
     [
         {"executable": "/usr/bin/Xorg"},
         {"executable": None},
@@ -76,8 +76,8 @@ def test_a_healthy_process_is_planned_only_by_its_pid():
     ],
     ids=["protected", "unknown", "somebody else's", "stuck"],
 )
-def test_a_leftover_whose_keeper_may_not_be_touched_is_spared(keeper):
-    draft = planned(ledger(gpu(orphan(51, **keeper))))
+def test_a_leftover_whose_holder_may_not_be_touched_is_skipped(state):
+    draft = planned(ledger(gpu(orphan(51, **state))))
     assert not draft.plan.steps
     assert [each.pid for each in draft.skipped] == [51]
 
@@ -103,7 +103,7 @@ def test_root_goes_into_other_peoples_live_processes_only_by_name():
     assert pids(planned(world, pids=(51,))) == [51]
 
 
-def test_a_keeper_with_work_of_its_own_is_no_leftover():
+def test_a_holder_with_work_of_its_own_is_no_leftover():
     world = ledger(gpu(orphan(51), process(51)))
     draft = planned(world)
     assert not draft.plan.steps
@@ -111,7 +111,7 @@ def test_a_keeper_with_work_of_its_own_is_no_leftover():
     assert pids(planned(world, pids=(51,))) == [51]
 
 
-def test_a_keeper_that_is_only_likely_is_spared():
+def test_a_holder_that_is_only_likely_is_skipped():
     doubtful = entry("orphaned", charged_pid=50, holder=holder(51), confidence="likely")
     assert not planned(ledger(gpu(doubtful))).plan.steps
 
@@ -165,7 +165,9 @@ def test_a_size_that_a_leftover_alone_reaches_parks_nobody():
 
 def test_memory_that_is_left_alone_is_listed_once_with_everybody_who_shares_it():
     busy = entry("process", 8 * GIB, holder=holder(50), co_holders=(holder(61), holder(62)))
-    draft = planned(ledger(gpu(busy, open_only=(heir(61, of=50), heir(62, of=50)))), only=None)
+    draft = planned(
+        ledger(gpu(busy, open_only=(forked_child(61, of=50), forked_child(62, of=50)))), only=None
+    )
     assert [(each.pid, each.others, each.nbytes) for each in draft.skipped] == [(50, (61, 62), 8 * GIB)]
 
 
@@ -177,7 +179,7 @@ def test_where_a_pid_may_name_somebody_else_nothing_is_planned_even_by_name():
         planned(inside, pids=(51,))
 
 
-def test_a_likely_keeper_that_is_named_is_planned_for_inside_a_namespace_too():
+def test_a_likely_holder_that_is_named_is_planned_for_inside_a_namespace_too():
     """It was found by its open files, whose pids are those of this namespace."""
     kept = entry("exported", holder=holder(51), confidence="likely")
     inside = ledger(gpu(kept), host=host(initial_pid_namespace=False))
@@ -196,11 +198,11 @@ def test_a_resident_without_gpu_memory_is_not_on_the_gpu():
     elsewhere = ledger(gpu(), gpu(process(51), index=1))
     narrowed = replace(elsewhere, gpus=elsewhere.gpus[:1])
     with pytest.raises(NotOnGpu):
-        plan(Town(elsewhere), narrowed, diagnose(narrowed), Request(only="kill", pids=(51,)))
+        plan(Town(elsewhere), narrowed, diagnose(narrowed), PlanRequest(only="kill", pids=(51,)))
 
 
-def test_a_bystander_may_be_named():
-    world = ledger(gpu(process(50), open_only=(heir(51, of=50),)))
+def test_a_process_with_open_files_may_be_named():
+    world = ledger(gpu(process(50), open_only=(forked_child(51, of=50),)))
     (step,) = planned(world, pids=(51,)).plan.steps
     assert step.predicted_bytes == 0
 
@@ -223,7 +225,7 @@ def test_the_digest_covers_who_and_what_but_not_when():
 @pytest.mark.fault(16)
 @settings(max_examples=300, deadline=None)
 @given(ledgers, st.none() | st.integers(1, 1 << 40), st.booleans())
-def test_whatever_the_ledger_says_the_healthy_and_the_system_are_spared(world, goal, privileged):
+def test_whatever_the_ledger_says_the_healthy_and_the_system_are_skipped(world, goal, privileged):
     """As root, with no size at all or with a huge one: whoever was not named and works lives."""
     world = replace(world, host=as_root(world.host)) if privileged else world
     people = {each.pid: each for each in Town(world).living.values()}
@@ -252,8 +254,8 @@ def test_ten_thousand_processes_on_sixteen_gpus_are_planned_within_a_second_of_w
     world = ledger(*many)
     findings, town = diagnose(world), Town(world)
     began = time.process_time()  # not by the clock on the wall: others may want the processor too
-    enough = plan(town, world, findings, Request(only="kill", goal_bytes=4 * GIB))
-    everything = plan(town, world, findings, Request(only="kill"))
+    enough = plan(town, world, findings, PlanRequest(only="kill", goal_bytes=4 * GIB))
+    everything = plan(town, world, findings, PlanRequest(only="kill"))
     took_s = time.process_time() - began
     assert (len(enough.plan.steps), len(enough.skipped)) == (4, 625)
     assert (len(everything.plan.steps), len(everything.skipped)) == (64, 10_000)

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from tests.diagnosis.ledgers import dead, entry, gpu, heir, holder, ledger, process
+from tests.diagnosis.ledgers import dead, entry, forked_child, gpu, holder, ledger, process
 from tests.reclaim.conftest import Bench
-from vram.reclaim.blockers import blockers
+from vram.reclaim.actions.reset import blockers
 from vram.units import GIB
 
 
@@ -18,7 +18,7 @@ def commands(*entries, **about) -> list[tuple[int | None, str]]:
 
 
 def test_every_process_is_a_blocker_with_its_command():
-    assert commands(process(51), open_only=(heir(52, of=51),)) == [
+    assert commands(process(51), open_only=(forked_child(52, of=51),)) == [
         (51, "vram kill 51"),
         (52, "vram kill 52"),
     ]
@@ -48,9 +48,9 @@ def test_an_empty_gpu_has_no_blockers():
     assert commands(entry("reserved", GIB)) == []
 
 
-def test_a_keeper_is_named_once_whatever_it_keeps():
-    keeper = holder(51)
-    assert commands(entry("exported", holder=keeper), entry("exported", GIB, holder=keeper)) == [
+def test_a_holder_is_named_once_whatever_it_holds():
+    both = holder(51)
+    assert commands(entry("exported", holder=both), entry("exported", GIB, holder=both)) == [
         (51, "vram kill 51")
     ]
 
@@ -83,7 +83,7 @@ def test_a_gpu_that_does_not_answer_is_never_called_empty(machine: Bench, fault:
     assert done.returncode == 1
     silence, process = json.loads(done.stdout)["blockers"]
     assert (silence["pid"], silence["nbytes"]) == (None, None)
-    assert silence["why"] == "the GPU does not answer: who uses it cannot be told"
+    assert silence["why"] == "the GPU does not answer: who uses it is unknown"
     assert (process["pid"], process["nbytes"], process["command"]) == (pid, None, f"vram kill {pid}")
     assert "0 B" not in machine.vram("reset", "0", "--deadline", "1").stdout
 

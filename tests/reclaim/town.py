@@ -40,7 +40,7 @@ class PidHandle:
 
 
 class Town:
-    """Every port that planning and ending need. Who is signalled dies, and gives back what is his."""
+    """Every port that planning and ending need. Who is signalled dies, and frees what is his."""
 
     def __init__(self, ledger: Ledger, *, returns: dict[int, int] | None = None) -> None:
         self.ledger = ledger

@@ -160,15 +160,15 @@ def test_files_of_the_dead_live_on_below_only_where_somebody_is_below() -> None:
 
 def test_a_likely_heir_is_called_likely() -> None:
     for confidence, word in (("fact", "└─ pid 51"), ("likely", "most likely holds the files of pid 50")):
-        heir = Entry(
+        child = Entry(
             kind="orphaned",
             nbytes=GIB,
             holder=make_holder(51),
             charged_pid=50,
             confidence=confidence,  # type: ignore[arg-type]
         )
-        assert word in tree_of(make_gpu(heir))
-        assert ("most likely" in tree_of(make_gpu(heir))) == (confidence == "likely")
+        assert word in tree_of(make_gpu(child))
+        assert ("most likely" in tree_of(make_gpu(child))) == (confidence == "likely")
 
 
 def test_possible_heirs_stand_below_nobody_and_their_bytes_count_once() -> None:

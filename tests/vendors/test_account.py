@@ -13,7 +13,7 @@ from tests.vendors.conftest import balances, held_by, ledger_of, only_gpu, take
 from tests.vendors.fdinfo_styles import AMDGPU_KERNELS, Use
 from tests.vendors.machine import Card, Machine
 from vram.ledger.build import build_ledger
-from vram.model.drm import CapacityFacts, ClientFacts, ComputeFacts, Region, SystemMemoryFacts
+from vram.model.files import CapacityFacts, ClientFacts, ComputeFacts, Region, SystemMemoryFacts
 from vram.model.gpu import GpuFacts, MemoryFacts
 from vram.model.ledger import known_bytes
 from vram.model.observation import HostFacts, Observation, Survey

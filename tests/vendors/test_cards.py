@@ -77,7 +77,7 @@ def test_most_builds_of_xe_have_tiles_without_a_size(machine: Machine) -> None:
     (card.folder / "tile0/physical_vram_size_bytes").unlink()
     (found,) = drm(machine).cards()
     assert (found.total, found.status) == (None, "unsupported")
-    assert found.message == "xe does not tell how much memory the card has"
+    assert found.message == "xe does not report how much memory the card has"
 
 
 def test_a_sleeping_card_is_not_woken(machine: Machine) -> None:

@@ -1,4 +1,4 @@
-"""Giving back on AMD and Intel: ending works as everywhere, and what only NVIDIA can do says so."""
+"""Freeing on AMD and Intel: ending works as everywhere, and what only NVIDIA can do says so."""
 
 from __future__ import annotations
 

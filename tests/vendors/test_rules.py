@@ -82,7 +82,7 @@ def test_a_zombies_workers(machine: Machine) -> None:
     assert findings(machine)["VR203"].pids == (6, 7)
 
 
-def test_a_dmabuf_is_a_keeper_here_too(machine: Machine) -> None:
+def test_a_dmabuf_is_a_holder_here_too(machine: Machine) -> None:
     amd(machine, 3 * GIB)
     machine.dmabuf(machine.process(5), 2 * GIB, "amdgpu")
     assert findings(machine)["VR104"].pids == (5,)

@@ -92,7 +92,7 @@ def test_a_read_that_never_ends_does_not_keep_the_answer(machine: Machine) -> No
     assert not found.complete
     assert {each.process.pid for each in found.holders} == set(range(5, 25)) - {9}
     assert time.monotonic() - began < 30
-    # Whoever hangs still is let go; nothing that it holds is in anybody's way.
+    # Whoever hangs still is abandoned; nothing that it holds is in anybody's way.
     os.close(os.open(machine.proc / "9/fdinfo/3", os.O_WRONLY | os.O_NONBLOCK))
 
 

@@ -93,16 +93,16 @@ def test_no_gpu_is_reset(wsl: Wsl, words: tuple[str, ...]) -> None:
 def test_a_windows_process_is_never_ended(wsl: Wsl) -> None:
     """Its pid is no pid of ours, even where somebody here has the same one."""
     wsl.gpu.set(windows_bytes=GIB)
-    bystander = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+    other = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
     try:
         said = speaking("en", guest=0, other=GIB)
-        said["memory"][0]["Name"] = said["memory"][0]["Name"].replace("1844", str(bystander.pid))
+        said["memory"][0]["Name"] = said["memory"][0]["Name"].replace("1844", str(other.pid))
         wsl.says(said)
-        wsl.vram("kill", str(bystander.pid), "--yes", code=ExitCode.NOT_ON_GPU)
+        wsl.vram("kill", str(other.pid), "--yes", code=ExitCode.NOT_ON_GPU)
         wsl.vram("free", "512MiB", "--yes", code=ExitCode.GOAL_IMPOSSIBLE)
-        assert bystander.poll() is None
+        assert other.poll() is None
     finally:
-        bystander.communicate()
+        other.communicate()
 
 
 def test_free_names_the_ways_that_are_left(wsl: Wsl, hold: Hold) -> None:

@@ -11,6 +11,7 @@ import pytest
 from tests.wsl.windows import asked, encoded, install, speaking
 from vram.host.local.windows import LocalWindows
 from vram.host.ports import WindowsAnswer
+from vram.model.observation import NO_POWERSHELL
 from vram.probes.sources.windows import script
 
 PATIENT_S = 30.0
@@ -91,7 +92,7 @@ def test_closing_a_query_ends_it_unheard(folder: Path) -> None:
 def test_absent(folder: Path) -> None:
     answer = ask()
     assert (answer.status, answer.output) == ("unsupported", b"")
-    assert answer.message == "powershell.exe is nowhere to be found from here"
+    assert answer.code == NO_POWERSHELL
 
 
 def test_denied(folder: Path) -> None:

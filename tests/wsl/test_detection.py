@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from vram.host.local.wsl import virtual_wsl_facts, wsl_facts
-from vram.model.wsl import WslFacts
+from vram.model.windows import WslFacts
 from vram.payloads import libcuda
 
 SECOND = "5.15.167.4-microsoft-standard-WSL2"

@@ -7,18 +7,17 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tests.ledger.world import RESERVED, World
-from vram.ledger.adapters import join
 from vram.ledger.build import build_ledger
 from vram.ledger.deepen import Measured, deepen
-from vram.ledger.sightings import collect
+from vram.ledger.indexed_survey import index_survey
+from vram.ledger.wsl import match_adapters
 from vram.model.files import DeviceFile, FilesFacts
 from vram.model.gpu import GpuFacts
+from vram.model.inside import CacheLine, Trimmed
 from vram.model.ledger import Entry, GpuLedger, known_bytes
 from vram.model.observation import Observation
 from vram.model.process import ProcessRef
-from vram.model.trimming import CacheLine, Trimmed
-from vram.model.windows import AdapterFacts, WindowsMemoryFacts
-from vram.model.wsl import WslFacts
+from vram.model.windows import AdapterFacts, WindowsMemoryFacts, WslFacts
 from vram.units import GIB, MIB
 
 LUID = "0x00000000_0x0000d3e4"
@@ -152,7 +151,7 @@ def two_gpus(*places: str | None) -> WslWorld:
 def test_adapters_are_joined_by_place_before_name() -> None:
     made = two_gpus("00000000:01:00.0", "00000000:41:00.0")
     made.adapter("A", bus=(0x41, 0, 0)).adapter("B", bus=(1, 0, 0))
-    joined = join(collect(made.survey()))
+    joined = match_adapters(index_survey(made.survey()))
     assert {index: each.adapter and each.adapter.luid for index, each in joined.items()} == {0: "B", 1: "A"}
     assert all(each.certain for each in joined.values())
 
@@ -162,12 +161,12 @@ def test_a_name_decides_where_it_is_the_only_one() -> None:
     other = GpuFacts(uuid="GPU-1", name="NVIDIA Other", minor=None)
     made.observations.append(Observation(probe="nvml.gpu", gpu=1, facts=other))
     made.adapter("A", name="NVIDIA Other").adapter("B", name=NAME)
-    joined = join(collect(made.survey()))
+    joined = match_adapters(index_survey(made.survey()))
     assert {index: each.adapter and each.adapter.luid for index, each in joined.items()} == {0: "B", 1: "A"}
 
 
 def test_twins_without_places_stay_apart_from_both() -> None:
-    joined = join(collect(two_gpus(None, None).adapter("A").adapter("B").survey()))
+    joined = match_adapters(index_survey(two_gpus(None, None).adapter("A").adapter("B").survey()))
     assert all(each.adapter is None for each in joined.values())
     assert all({a.luid for a in each.candidates} == {"A", "B"} for each in joined.values())
 

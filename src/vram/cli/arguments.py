@@ -129,7 +129,7 @@ def select(ledger: Ledger, words: Sequence[str]) -> Ledger:
 
 
 def _narrowed(ledger: Ledger, chosen: set[Chosen]) -> Iterator[GpuLedger]:
-    from vram.ledger.instances import alone
+    from vram.ledger.mig import alone
 
     for gpu in ledger.gpus:
         if (gpu.index, None, None) in chosen:
@@ -180,7 +180,7 @@ def _unknown(ledger: Ledger, word: str) -> UsageError:
 
 
 def _label(ledger: Ledger, place: Chosen) -> str:
-    from vram.ledger.instances import alone
+    from vram.ledger.mig import alone
 
     gpu = next(each for each in ledger.gpus if each.index == place[0])
     return gpu.name if place[1] is None else alone(gpu, place[1], place[2]).name

@@ -12,13 +12,13 @@ from vram.errors import ExitCode, Refused
 
 if TYPE_CHECKING:
     from vram.host.local import LocalHost
-    from vram.model.trimming import TrimReceipt
+    from vram.model.inside import TrimReceipt
     from vram.reclaim.actions.trim import TrimOrder
 
 DEADLINE_S = 5.0
 
 EPILOG = """\
-Ways in, safest first: an agent that the process started itself (vram.agent()), its Jupyter
+Injectors, safest first: an agent that the process started itself (vram.agent()), its Jupyter
 connection file, Python 3.14's interface for debuggers (remote-exec), and for CPython 3.9 to 3.14
 ptrace. The last two stop the process for about a millisecond; no debugger is needed. The process
 collects garbage and empties the caches of PyTorch, CuPy, JAX, Numba, PyCUDA, cuda.core, RMM and the

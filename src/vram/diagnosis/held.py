@@ -7,6 +7,7 @@ from itertools import chain
 
 from msgspec import Struct
 
+from vram.ledger.processes import identity
 from vram.model.ledger import Entry, GpuLedger, Holder, known_bytes
 from vram.units import MIB
 
@@ -52,11 +53,6 @@ class HeldMemory(Struct, frozen=True):
         return all(entry.confidence == "fact" for entry in self.entries)
 
 
-def identity(holder: Holder | None) -> tuple[int, int | None] | None:
-    """Tell two processes apart that had the same pid one after the other."""
-    return None if holder is None else (holder.pid, holder.started_at)
-
-
 def gather(
     gpus: Iterable[GpuLedger], wanted: Callable[[Entry], bool], *, any_size: bool = False
 ) -> tuple[HeldMemory, ...]:
@@ -68,27 +64,6 @@ def gather(
                 found.setdefault((identity(entry.holder), entry.charged_pid), []).append((gpu.index, entry))
     held = (_held(placed) for placed in found.values())
     return tuple(sorted(held, key=lambda each: -each.nbytes))
-
-
-def living_holder(entry: Entry) -> Holder | None:
-    """The living process that is known to hold *entry*, if there is one."""
-    holder = entry.holder
-    if holder is None or not holder.alive:
-        return None
-    # Whoever has a dead process's pid now is a newcomer that was given a used number.
-    newcomer = entry.kind == "orphaned" and holder.pid == entry.charged_pid
-    return None if newcomer else holder
-
-
-def living_holders(entry: Entry) -> tuple[Holder, ...]:
-    """Everyone alive who must release *entry* before its bytes return."""
-    first = living_holder(entry)
-    return tuple(holder for holder in (first, *entry.co_holders) if holder is not None and holder.alive)
-
-
-def in_use(entry: Entry) -> bool:
-    """A living process is charged with this entry."""
-    return entry.kind_facts.charged and entry.holder is not None and entry.holder.alive
 
 
 def _held(placed: list[tuple[int, Entry]]) -> HeldMemory:

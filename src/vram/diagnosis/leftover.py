@@ -8,8 +8,9 @@ from typing import Literal
 from msgspec import Struct
 
 from vram.diagnosis import remedies, words
-from vram.diagnosis.held import HeldMemory, gather, in_use, is_healthy, is_stopped, is_stuck, living_holders
+from vram.diagnosis.held import HeldMemory, gather, is_healthy, is_stopped, is_stuck
 from vram.diagnosis.remedies import SUDO_VRAM
+from vram.ledger.processes import in_use, living_holders
 from vram.model.finding import Finding, Remedy
 from vram.model.ledger import Entry, Ledger
 from vram.model.observation import HostFacts

@@ -14,7 +14,7 @@ from vram.diagnosis.held import is_stuck
 from vram.model.finding import Harm, Remedy
 from vram.model.ledger import GpuLedger, Holder, Ledger
 from vram.model.observation import NO_INTEROP, NO_POWERSHELL, HostFacts, ProbeRun
-from vram.model.wsl import WslFacts
+from vram.model.windows import WslFacts
 from vram.protected import role
 
 # sudo searches its own path, where a program from a virtual environment is not.
@@ -114,7 +114,7 @@ def _is_here(host: HostFacts) -> bool:
     return host.initial_pid_namespace or host.wsl_facts is not None
 
 
-def spare(
+def trim_or_park(
     host: HostFacts,
     holder: Holder,
     *,
@@ -170,7 +170,7 @@ def _kept(holder: Holder, part: str) -> Remedy:
 
 
 def _wait(holders: Sequence[Holder]) -> Remedy:
-    text = "Wait, then look again: a process inside the kernel or already exiting hears no signal."
+    text = "Wait, then run it again: no signal reaches a process inside the kernel or already exiting."
     return for_processes(holders, step="wait", text=text, command="vram why")
 
 
@@ -258,24 +258,27 @@ def for_processes(
 
 _PATIENCE = "vram why --deadline 20"
 _REGISTER = "winmgmt /resyncperf"
-_INTEROP = "Let vram ask Windows: enabled=true under [interop] in /etc/wsl.conf, then start WSL anew."
+_INTEROP = "Let vram ask Windows: enabled=true under [interop] in /etc/wsl.conf, then restart WSL."
 _AUTOMOUNT = (
-    "Let vram find powershell.exe: enabled=true under [automount] in /etc/wsl.conf, then start WSL anew; or"
+    "Let vram find powershell.exe: enabled=true under [automount] in /etc/wsl.conf, then restart WSL; or"
     " put its folder on PATH."
 )
 
 
-def ask_windows(facts: WslFacts, asked: ProbeRun | None) -> tuple[str, str]:
-    """What to do and, where there is one, the command for it; *asked* is how asking ended."""
+def ask_windows(facts: WslFacts, asked: ProbeRun | None, target: str) -> Remedy:
+    """How Windows can be asked about *target*; *asked* is how asking ended this time."""
     status, code = (asked.status, asked.code) if asked else (None, None)
+    step, command = "set", ""
     if facts.container:
-        return "Run vram in the distribution itself: from a container Windows cannot be asked.", ""
-    if not facts.interop or code == NO_INTEROP:
-        return _INTEROP, ""
-    if code == NO_POWERSHELL:
-        return _AUTOMOUNT, ""
-    if status == "denied":
-        return "Look as a user who may start powershell.exe: the mount of drive C decides who may.", ""
-    if status in ("failed", "unsupported"):
-        return "In an administrator's shell of Windows, have it register its counters anew.", _REGISTER
-    return "Look again, with more patience for Windows.", _PATIENCE
+        text = "Run vram in the distribution itself: a container cannot ask Windows."
+    elif not facts.interop or code == NO_INTEROP:
+        text = _INTEROP
+    elif code == NO_POWERSHELL:
+        text = _AUTOMOUNT
+    elif status == "denied":
+        text = "Run vram as a user who may start powershell.exe: the mount of drive C decides who may."
+    elif status in ("failed", "unsupported"):
+        text, command = "As an administrator of Windows, have it register its counters again.", _REGISTER
+    else:
+        step, text, command = "look", "Run it again, and give Windows more time to answer.", _PATIENCE
+    return Remedy(step=step, target=target, text=text, command=command)

@@ -118,7 +118,7 @@ def _doubt(gpu: GpuLedger, leftovers: bool, allow: int) -> str | None:
         return gpu.message or f"the driver's answer: {gpu.status}"
     unreported = known_bytes(entry for entry in gpu.entries if entry.kind == "unreported")
     if unreported > allow:
-        return "nobody who can be seen holds memory, and the driver does not tell how much is in use"
+        return "nobody who can be seen holds memory, and the driver does not report how much is in use"
     hidden = known_bytes(entry for entry in gpu.entries if _is_unseen(entry))
     if leftovers and hidden > allow:
         return "a process that cannot be seen from here holds memory; whether it is healthy cannot be told"

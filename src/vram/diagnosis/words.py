@@ -36,6 +36,14 @@ def processes(holders: Sequence[Holder]) -> str:
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1]))) if names else "nobody"
 
 
+def pids(holders: Sequence[Holder]) -> str:
+    """Name several processes by their numbers, the first few of them where they are many."""
+    numbers = ", ".join(str(holder.pid) for holder in holders[:_PIDS_SHOWN])
+    rest = len(holders) - _PIDS_SHOWN
+    more = f" and {rest} more" if rest > 0 else ""
+    return f"pid{'s' if len(holders) > 1 else ''} {numbers}{more}"
+
+
 def belonging(workload: Workload) -> str:
     """The container, pod, job or service that a process is part of; empty where there is none."""
     if job := workload.slurm_job or workload.claimed_job:

@@ -23,6 +23,7 @@ from vram.model.process import ProcessFacts, ProcessRef
 from vram.probes.survey import survey
 from vram.reach import self_test
 from vram.reach.injectors import BY_NAME
+from vram.reach.jupyter import connection_file
 from vram.reach.python_process import PythonProcess, examine
 from vram.reclaim import audit, state
 
@@ -107,7 +108,7 @@ def _tells_who(each: Observation) -> bool:
 
 
 def _target(process: ProcessRef, facts: ProcessFacts, nbytes: int | None) -> PythonTarget | None:
-    """The ways into a process; None where it is no Python, or is gone."""
+    """The injectors for a process; None where it is no Python, or is gone."""
     if facts.uid is None:
         return None
     target = Target(
@@ -122,20 +123,21 @@ def _target(process: ProcessRef, facts: ProcessFacts, nbytes: int | None) -> Pyt
     except Refused as error:
         if "python" not in os.path.basename(facts.executable or ""):
             return None
-        return PythonTarget(pid=process.pid, user=facts.user, nbytes=nbytes, closed={"all": str(error)})
-    reasons = {name: _closed(name, python) for name in BY_NAME}
+        return PythonTarget(pid=process.pid, user=facts.user, nbytes=nbytes, unavailable={"all": str(error)})
+    reasons = {name: _unavailable_reason(name, python) for name in BY_NAME}
     return PythonTarget(
         pid=process.pid,
         user=facts.user,
         nbytes=nbytes,
-        open=tuple(name for name, reason in reasons.items() if reason is None),
-        closed={name: reason for name, reason in reasons.items() if reason is not None},
+        available=tuple(name for name, reason in reasons.items() if reason is None),
+        unavailable={name: reason for name, reason in reasons.items() if reason is not None},
+        is_kernel=python.is_ours and connection_file(python.argv) is not None,
     )
 
 
-def _closed(way: str, process: PythonProcess) -> str | None:
+def _unavailable_reason(injector: str, process: PythonProcess) -> str | None:
     try:
-        return BY_NAME[way].unavailable_reason(process)
+        return BY_NAME[injector].unavailable_reason(process)
     except (Refused, OSError) as error:
         return str(error)
 

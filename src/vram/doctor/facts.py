@@ -7,20 +7,22 @@ from functools import cached_property
 
 from msgspec import Struct
 
+from vram.model.doctor import AttachTest, DriverTest, HostFiles, KernelTest, Tracing
 from vram.model.gpu import ChargeFacts, DriverFacts, GpuFacts
 from vram.model.observation import NVML_NO_LIBRARY, Observation, Survey
 from vram.model.parking import ProcessLimits
-from vram.model.system import AttachTest, DriverTest, HostFiles, KernelTest, Tracing
 
 
 class PythonTarget(Struct, frozen=True, kw_only=True):
-    """A Python process with GPU memory: ways into it, and why the others are closed."""
+    """A Python process with GPU memory: which injectors can be used, and why the others cannot."""
 
     pid: int
     user: str | None
     nbytes: int | None
-    open: tuple[str, ...] = ()
-    closed: dict[str, str] = {}
+    available: tuple[str, ...] = ()
+    unavailable: dict[str, str] = {}
+    is_kernel: bool = False
+    """A Jupyter kernel of this user."""
 
 
 class Records(Struct, frozen=True, kw_only=True):

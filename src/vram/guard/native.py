@@ -2,7 +2,7 @@
 
 The driver gives every allocation a number that it never uses again. Asked before a free, it says whether
 the memory at an address is still the allocation that was made. Asking costs a microsecond from Python and
-almost nothing from C (native/buffer/own.c); an installation without the native part does it in Python.
+almost nothing from C (native/buffer/buffer.c); an installation without the native part does it in Python.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LIBRARY = os.path.join(os.path.dirname(__file__), "lib", "libvrambuffer.so")
 BUFFER_ID = 7  # CU_POINTER_ATTRIBUTE_BUFFER_ID
 LOST = -1  # the driver's own codes are never negative
 
-# What C calls, in the order of the table in native/buffer/own.c.
+# What C calls, in the order of the table in native/buffer/buffer.c.
 CALLS = ("cuMemAlloc_v2", "cuPointerGetAttribute", "cuMemFree_v2")
 
 
@@ -53,8 +53,8 @@ def allocation_calls(driver: ctypes.CDLL, path: str = LIBRARY) -> AllocationCall
     except OSError:
         return _calls_in_python(driver)
     addresses = [ctypes.cast(getattr(driver, name), c_void_p) for name in CALLS]
-    native.vram_own_prepare((c_void_p * len(CALLS))(*addresses))
-    return AllocationCalls(native.vram_own_take, native.vram_own_give)
+    native.vram_allocation_prepare((c_void_p * len(CALLS))(*addresses))
+    return AllocationCalls(native.vram_allocation_allocate, native.vram_allocation_free)
 
 
 def allocation_number(get_attribute: Any, pointer: int) -> int:
@@ -87,7 +87,7 @@ def _calls_in_python(driver: ctypes.CDLL) -> AllocationCalls:
 def library_counter(path: str = LIBRARY) -> Callable[[], int] | None:
     """A function that returns the loader's count of libraries; None if the native part is missing."""
     try:
-        count = ctypes.CDLL(path).vram_loads
+        count = ctypes.CDLL(path).vram_library_loads
     except (OSError, AttributeError):
         return None
     count.restype = ctypes.c_ulonglong
@@ -97,7 +97,7 @@ def library_counter(path: str = LIBRARY) -> Callable[[], int] | None:
 
 # ---- DLPack deleters ----
 
-# In the order of the table in native/buffer/lend.c.
+# In the order of the table in native/buffer/buffer.c.
 _PYTHON_FUNCTIONS = (
     "Py_IsInitialized",
     "PyGILState_Ensure",
@@ -128,11 +128,12 @@ def dlpack_deleters() -> tuple[DlpackDeleters, DlpackDeleters]:
             f"DLPack needs libvrambuffer.so, which cannot be loaded: {error}", hint=hint
         ) from error
     functions = [_address(ctypes.pythonapi, name) for name in _PYTHON_FUNCTIONS]
-    library.vram_lend_prepare((c_void_p * len(functions))(*functions))
+    library.vram_dlpack_prepare((c_void_p * len(functions))(*functions))
     return (
-        DlpackDeleters(_address(library, "vram_lend_return"), _address(library, "vram_lend_unused")),
+        DlpackDeleters(_address(library, "vram_dlpack_delete"), _address(library, "vram_dlpack_unused")),
         DlpackDeleters(
-            _address(library, "vram_lend_return_versioned"), _address(library, "vram_lend_unused_versioned")
+            _address(library, "vram_dlpack_delete_versioned"),
+            _address(library, "vram_dlpack_unused_versioned"),
         ),
     )
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
-from vram.model.drm import ClientFacts
-from vram.model.files import DeviceFile
+from vram.model.files import ClientFacts, DeviceFile
 from vram.model.gpu import GpuFacts
 from vram.model.observation import HostFacts, Observation, Status
 from vram.model.process import ProcessFacts, ProcessRef
@@ -19,8 +18,8 @@ from vram.model.process import ProcessFacts, ProcessRef
 if TYPE_CHECKING:  # most commands park nothing
     from typing import Protocol
 
+    from vram.model.doctor import DriverTest, HostFiles, KernelTest, Tracing
     from vram.model.parking import CheckpointAnswer, GpuShare, ProcessLimits
-    from vram.model.system import DriverTest, HostFiles, KernelTest, Tracing
 else:
     # Only type checkers read protocols, and making one costs 60 µs: there are many.
     Protocol = object
@@ -43,6 +42,7 @@ class DrmClient(Struct, frozen=True):
     facts: ClientFacts
     status: Status = "ok"
     message: str | None = None
+    code: str | None = None
 
 
 class FileHolder(Struct, frozen=True):
@@ -59,7 +59,7 @@ class FileHolder(Struct, frozen=True):
 class FileScan(Struct, frozen=True):
     """Who has device files open, and how far we could look.
 
-    ``full``: there were too many to look at all. ``cut`` have more than are told of them.
+    ``full``: there were too many to read them all. ``cut`` have more open than are listed.
     """
 
     holders: tuple[FileHolder, ...]
@@ -81,7 +81,7 @@ class ExportCandidate(Struct, frozen=True):
 
 
 class Proof(Struct, frozen=True):
-    """What importing a copy of a candidate told. ``exported`` None: it could not be tried."""
+    """What importing a copy of a candidate showed. ``exported`` None: it could not be tried."""
 
     candidate: ExportCandidate
     exported: bool | None
@@ -89,6 +89,7 @@ class Proof(Struct, frozen=True):
     gpu_uuid: str | None = None
     status: Status = "ok"
     message: str | None = None
+    code: str | None = None
 
 
 class NvmlReader(Protocol):
@@ -123,6 +124,7 @@ class Card(Struct, frozen=True):
     system_used: int | None = None
     status: Status = "ok"
     message: str | None = None
+    code: str | None = None
 
 
 class ComputeCharge(Struct, frozen=True):
@@ -136,6 +138,7 @@ class ComputeCharge(Struct, frozen=True):
     nbytes: int | None
     status: Status = "ok"
     message: str | None = None
+    code: str | None = None
     system: bool = False
 
 
@@ -144,7 +147,7 @@ class Drm(Protocol):
 
     ``drivers`` are the kernel's drivers that have such GPUs: with none, there is none.
     ``nvidia_gpus`` is how many GPUs the machine has that NVIDIA's own driver drives; None where
-    that cannot be told.
+    that is unknown.
     """
 
     @property

@@ -1,1 +1,1 @@
-"""Observations in, a balanced ledger out. Pure: nothing here looks at the machine."""
+"""Observations in, a balanced ledger out. Pure: nothing here reads the machine."""

@@ -9,7 +9,7 @@ NOBODY = 1 << 64
 
 
 class Ancestry:
-    """Parents by pid, as far as /proc told them.
+    """Parents by pid, as far as /proc reports them.
 
     A pid that was reused while processes were read can make a circle: everybody in it is above everybody
     in it, itself included.

@@ -1,4 +1,8 @@
-"""The ledger: every GPU's bytes, each counted once, with who keeps them and how we know."""
+"""The ledger: every GPU's bytes, each counted once, with who holds them and how we know.
+
+In order: charges of the driver's lists, exported memory, managed memory, what CUDA itself costs, and
+what is left: each takes its part of the bytes in use, so the entries sum to the total.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +11,23 @@ from collections.abc import Iterator, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from vram.ledger import instances, lists
+from vram.ledger import mig
 from vram.ledger.charges import charged_entries
-from vram.ledger.ended import ended_entries, set_apart
-from vram.ledger.ended import note as ended_note
-from vram.ledger.families import openers
+from vram.ledger.exports import Place, PlacedExports, place_exports
+from vram.ledger.file_holders import with_files_open
 from vram.ledger.holders import holders
-from vram.ledger.instances import Part
-from vram.ledger.managed import explains, managed_entries
-from vram.ledger.overhead import expected
+from vram.ledger.indexed_survey import GpuObservations, IndexedSurvey, index_survey
+from vram.ledger.mig import Part
+from vram.ledger.process_lists import (
+    ended_entries,
+    ended_notes,
+    list_notes,
+    merge_repeated,
+    set_ended_apart,
+    unnamed_entries,
+)
 from vram.ledger.reconcile import fit, overlapping, split
-from vram.ledger.remainder import remainder_entries
-from vram.ledger.shares import Place, Settled, settle
-from vram.ledger.sightings import GpuSighting, Sightings, collect
+from vram.ledger.remainder import expected, managed_entries, managed_explains, remainder_entries
 from vram.model.gpu import MemoryFacts
 from vram.model.ledger import Entry, GpuLedger, Ledger, Note, OpenOnly, known_bytes
 from vram.model.observation import Survey
@@ -29,189 +37,188 @@ from vram.units import size
 Claims = tuple[list[Entry], list[OpenOnly]]
 
 
-class _Page(Struct):
+class GpuDraft(Struct):
     """The account of one GPU, or of one instance of it, while it is being written."""
 
-    gpu: GpuSighting
+    gpu: GpuObservations
     memory: MemoryFacts
     charged: tuple[Entry, ...]
     rest: int
     """Used bytes that no charge covers."""
 
 
-def build_ledger(survey: Survey) -> Ledger:
+def build_ledger(taken: Survey) -> Ledger:
     """Return a ledger in which every GPU's entries sum to its total, to the byte."""
-    seen = collect(survey)
-    for gpu in seen.gpus.values():
-        lists.tidy(gpu)
-    set_apart(seen)
-    under_windows = seen.host.wsl_facts is not None and seen.host.wsl_facts.version == 2
+    survey = index_survey(taken)
+    for gpu in survey.gpus.values():
+        merge_repeated(gpu)
+    set_ended_apart(survey)
+    under_windows = survey.host.wsl_facts is not None and survey.host.wsl_facts.version == 2
     return Ledger(
-        taken_at=survey.taken_at,
-        host=survey.host,
-        gpus=_under_windows(seen) if under_windows else _gpus(seen),
-        driver=seen.driver,
-        unreadable_processes=seen.unreadable.processes,
-        unreadable_users=seen.unreadable.users,
-        probes=survey.probes,
+        taken_at=taken.taken_at,
+        host=taken.host,
+        gpus=_under_windows(survey) if under_windows else _gpus(survey),
+        driver=survey.driver,
+        unreadable_processes=survey.unreadable.processes,
+        unreadable_users=survey.unreadable.users,
+        probes=taken.probes,
     )
 
 
-def _gpus(seen: Sightings) -> tuple[GpuLedger, ...]:
-    divided = instances.known(seen)
+def _gpus(survey: IndexedSurvey) -> tuple[GpuLedger, ...]:
+    divided = mig.known(survey)
     claims = {
-        index: _claims(seen, gpu)
-        for index, gpu in seen.gpus.items()
+        index: _claims(survey, gpu)
+        for index, gpu in survey.gpus.items()
         if gpu.driver == "nvidia" and (gpu.memory or index in divided)
     }
-    pages = {
-        place: page for index in claims for place, page in _pages(seen, index, divided, claims[index][0])
+    drafts = {
+        place: draft for index in claims for place, draft in _drafts(survey, index, divided, claims[index][0])
     }
     # What CUDA costs beyond all charges is no room for exported memory.
-    rooms = {place: _room(seen, page) for place, page in pages.items()}
+    rooms = {place: _room(survey, draft) for place, draft in drafts.items()}
     # Nor is there any where managed memory accounts for all of it: then makers are charged for theirs.
-    taken = [place for place, page in pages.items() if explains(seen, page.gpu, rooms[place])]
-    book = _Book(seen, pages, settle(seen, rooms | dict.fromkeys(taken, 0)), claims)
-    return tuple(book.gpu(gpu, divided.get(index)) for index, gpu in sorted(seen.gpus.items()))
+    taken = [place for place, draft in drafts.items() if managed_explains(survey, draft.gpu, rooms[place])]
+    builder = LedgerBuilder(survey, drafts, place_exports(survey, rooms | dict.fromkeys(taken, 0)), claims)
+    return tuple(builder.gpu(gpu, divided.get(index)) for index, gpu in sorted(survey.gpus.items()))
 
 
-def _claims(seen: Sightings, gpu: GpuSighting) -> Claims:
-    entries, open_only = charged_entries(seen, gpu)
-    return [*entries, *ended_entries(gpu), *lists.unnamed_entries(gpu)], open_only
+def _claims(survey: IndexedSurvey, gpu: GpuObservations) -> Claims:
+    entries, open_only = charged_entries(survey, gpu)
+    return [*entries, *ended_entries(gpu), *unnamed_entries(gpu)], open_only
 
 
-def _room(seen: Sightings, page: _Page) -> int:
+def _room(survey: IndexedSurvey, draft: GpuDraft) -> int:
     """Bytes that nobody is charged for, and that are no overhead: unknown without the lists, so none."""
-    return max(0, page.rest - expected(seen, page.gpu)) if page.gpu.lists == "ok" else 0
+    return max(0, draft.rest - expected(survey, draft.gpu)) if draft.gpu.lists == "ok" else 0
 
 
-def _elsewhere(seen: Sightings, gpu: GpuSighting) -> GpuLedger:
+def _without_draft(survey: IndexedSurvey, gpu: GpuObservations) -> GpuLedger:
     if gpu.driver == "nvidia":
-        # Open files are the kernel's to tell: they are known where the driver answers nothing.
-        present = holders(seen, openers(seen, gpu))
-        return replace(_unread(gpu), open_only=tuple(OpenOnly(holder=each) for each in present))
-    from vram.ledger.drm_page import drm_ledger
+        # The kernel reports open files also where the driver answers nothing.
+        having = holders(survey, with_files_open(survey, gpu))
+        return replace(_unread(gpu), open_only=tuple(OpenOnly(holder=each) for each in having))
+    from vram.ledger.drm import drm_ledger
 
-    return drm_ledger(seen, gpu)
+    return drm_ledger(survey, gpu)
 
 
-def _under_windows(seen: Sightings) -> tuple[GpuLedger, ...]:
-    """In WSL2 the driver tells totals, and Windows the rest."""
-    from vram.ledger.adapters import join
-    from vram.ledger.wddm import account
+def _under_windows(survey: IndexedSurvey) -> tuple[GpuLedger, ...]:
+    """Under WSL2 the driver reports totals, and Windows the rest."""
+    from vram.ledger.wsl import account, match_adapters
 
-    joined, pages = join(seen), []
-    for index, gpu in sorted(seen.gpus.items()):
+    adapters, drafts = match_adapters(survey), []
+    for index, gpu in sorted(survey.gpus.items()):
         if gpu.memory is None or gpu.driver != "nvidia":
-            pages.append(_elsewhere(seen, gpu))
+            drafts.append(_without_draft(survey, gpu))
             continue
-        told = account(seen, gpu, joined[index], split(gpu.memory)[2])
-        aged = (Note("windows-old", seen.windows_age),) if seen.windows_age else ()
-        notes = (*_moved(gpu.memory), *aged, *told.notes, *lists.notes(gpu), *_apart(gpu.memory))
-        pages.append(_page(gpu, gpu.memory, told.entries, notes, windows=told.side))
-    return tuple(pages)
+        reported = account(survey, gpu, adapters[index], split(gpu.memory)[2])
+        aged = (Note("windows-old", survey.windows_age),) if survey.windows_age else ()
+        notes = (*_moved(gpu.memory), *aged, *reported.notes, *list_notes(gpu), *_apart(gpu.memory))
+        drafts.append(_gpu_ledger(gpu, gpu.memory, reported.entries, notes, windows=reported.side))
+    return tuple(drafts)
 
 
-def _pages(
-    seen: Sightings, index: int, divided: dict[int, tuple[Part, ...]], claims: Sequence[Entry]
-) -> Iterator[tuple[Place, _Page]]:
-    """One page for a whole GPU, or one for each instance of a divided one."""
-    gpu = seen.gpus[index]
+def _drafts(
+    survey: IndexedSurvey, index: int, divided: dict[int, tuple[Part, ...]], claims: Sequence[Entry]
+) -> Iterator[tuple[Place, GpuDraft]]:
+    """One draft for a whole GPU, or one for each instance of a divided one."""
+    gpu = survey.gpus[index]
     if index not in divided:
         if gpu.memory:
-            yield (index, None), _open_page(gpu, gpu.memory, claims)
+            yield (index, None), _draft(gpu, gpu.memory, claims)
         return
     inside: dict[int | None, list[Entry]] = {}
     for claim in claims:
         inside.setdefault(claim.gpu_instance, []).append(claim)
-    for part, sighting in instances.sightings(gpu, divided[index]):
+    for part, observed in mig.instance_observations(gpu, divided[index]):
         if part.memory:
-            page = _open_page(sighting, part.memory, inside.get(part.number, []))
-            yield (index, part.number), page
+            draft = _draft(observed, part.memory, inside.get(part.number, []))
+            yield (index, part.number), draft
 
 
-def _open_page(gpu: GpuSighting, memory: MemoryFacts, claims: Sequence[Entry]) -> _Page:
+def _draft(gpu: GpuObservations, memory: MemoryFacts, claims: Sequence[Entry]) -> GpuDraft:
     used = split(memory)[2]
     charged = fit(claims, used)
-    return _Page(gpu, memory, charged, used - known_bytes(charged))
+    return GpuDraft(gpu, memory, charged, used - known_bytes(charged))
 
 
-class _Book:
-    """All pages, and what closing them needs."""
+class LedgerBuilder:
+    """Turns drafts into ledgers: what is not charged is placed, and the rest is named."""
 
     def __init__(
         self,
-        seen: Sightings,
-        pages: dict[Place, _Page],
-        shared: dict[Place, Settled],
+        survey: IndexedSurvey,
+        drafts: dict[Place, GpuDraft],
+        exports: dict[Place, PlacedExports],
         claims: dict[int, Claims],
     ) -> None:
-        self._seen = seen
-        self._pages = pages
-        self._shared = shared
+        self._survey = survey
+        self._drafts = drafts
+        self._exports = exports
         self._claims = claims
         self._importers: dict[int, list[OpenOnly]] = {}
-        for (index, _), settled in shared.items():
-            self._importers.setdefault(index, []).extend(settled.open_only)
+        for (index, _), placed in exports.items():
+            self._importers.setdefault(index, []).extend(placed.open_only)
 
-    def gpu(self, gpu: GpuSighting, parts: Sequence[Part] | None) -> GpuLedger:
+    def gpu(self, gpu: GpuObservations, parts: Sequence[Part] | None) -> GpuLedger:
         if parts is not None:
             return self._divided(gpu, parts)
-        page = self._pages.get((gpu.index, None))
-        if page is None or gpu.memory is None:
-            return _elsewhere(self._seen, gpu)
-        notes = (*_notes(page), *instances.note(gpu, instances.parts(gpu)))
+        draft = self._drafts.get((gpu.index, None))
+        if draft is None or gpu.memory is None:
+            return _without_draft(self._survey, gpu)
+        notes = (*_notes(draft), *mig.note(gpu, mig.parts(gpu)))
         held = self._held((gpu.index, None))
-        return _page(gpu, gpu.memory, held, notes, self._open_only(gpu.index))
+        return _gpu_ledger(gpu, gpu.memory, held, notes, self._open_only(gpu.index))
 
-    def _divided(self, gpu: GpuSighting, parts: Sequence[Part]) -> GpuLedger:
+    def _divided(self, gpu: GpuObservations, parts: Sequence[Part]) -> GpuLedger:
         numbers = {part.number for part in parts if part.memory}
         loose = [claim for claim in self._claims[gpu.index][0] if claim.gpu_instance not in numbers]
         inside = [
             replace(entry, gpu_instance=part.number)
             for part in parts
             if part.memory
-            for entry in _framed(self._held((gpu.index, part.number)), part.memory)
+            for entry in _with_unused(self._held((gpu.index, part.number)), part.memory)
         ]
-        notes = {number: _notes(self._pages[gpu.index, number]) for number in numbers}
+        notes = {number: _notes(self._drafts[gpu.index, number]) for number in numbers}
         return replace(
             _unread(gpu),
             total_bytes=gpu.memory.total if gpu.memory else None,
-            entries=(*inside, *instances.outside(gpu, parts, loose)),
+            entries=(*inside, *mig.outside(gpu, parts, loose)),
             status=gpu.status,
             message=gpu.message,
             code=gpu.code,
             open_only=self._open_only(gpu.index),
             memory=gpu.memory,
-            instances=tuple(instances.instance(part, notes.get(part.number, ())) for part in parts),
+            instances=tuple(mig.instance(part, notes.get(part.number, ())) for part in parts),
         )
 
     def _held(self, place: Place) -> tuple[Entry, ...]:
-        """Close one page: entries that sum to what is in use there."""
-        seen, page = self._seen, self._pages[place]
-        exported = fit(self._shared[place].entries, page.rest)
-        rest = page.rest - known_bytes(exported)
-        managed = managed_entries(seen, page.gpu, rest - expected(seen, page.gpu))
+        """Entries that sum to what is in use in one place."""
+        survey, draft = self._survey, self._drafts[place]
+        exported = fit(self._exports[place].entries, draft.rest)
+        rest = draft.rest - known_bytes(exported)
+        managed = managed_entries(survey, draft.gpu, rest - expected(survey, draft.gpu))
         rest -= known_bytes(managed)
-        return (*page.charged, *exported, *managed, *remainder_entries(seen, page.gpu, rest))
+        return (*draft.charged, *exported, *managed, *remainder_entries(survey, draft.gpu, rest))
 
     def _open_only(self, index: int) -> tuple[OpenOnly, ...]:
         return (*self._claims[index][1], *self._importers.get(index, ()))
 
 
-def _page(
-    gpu: GpuSighting,
+def _gpu_ledger(
+    gpu: GpuObservations,
     memory: MemoryFacts,
     held: tuple[Entry, ...],
     notes: tuple[Note, ...],
     open_only: tuple[OpenOnly, ...] = (),
     windows: WindowsSide | None = None,
 ) -> GpuLedger:
-    """One GPU's page; *held* sums to what is in use."""
+    """One GPU's ledger; *held* sums to what is in use."""
     return replace(
         _unread(gpu),
         total_bytes=memory.total,
-        entries=_framed(held, memory),
+        entries=_with_unused(held, memory),
         status=gpu.status,
         message=gpu.message,
         code=gpu.code,
@@ -222,28 +229,28 @@ def _page(
     )
 
 
-def _framed(held: Sequence[Entry], memory: MemoryFacts) -> tuple[Entry, ...]:
+def _with_unused(held: Sequence[Entry], memory: MemoryFacts) -> tuple[Entry, ...]:
     """*held* and what nobody holds: together all there is."""
     free, reserved, _ = split(memory)
     frame = [Entry(kind="reserved", nbytes=reserved, evidence=(_OWN_FIGURE,))] if reserved else []
-    spare = Entry(kind="free", nbytes=free, evidence=(_OWN_FIGURE,))
-    return (*sorted(held, key=lambda entry: -(entry.nbytes or 0)), *frame, spare)
+    unused = Entry(kind="free", nbytes=free, evidence=(_OWN_FIGURE,))
+    return (*sorted(held, key=lambda entry: -(entry.nbytes or 0)), *frame, unused)
 
 
 _OWN_FIGURE = "the driver's own figure"
 
 
-def _notes(page: _Page) -> tuple[Note, ...]:
+def _notes(draft: GpuDraft) -> tuple[Note, ...]:
     """Where the driver's figures do not agree with themselves, and what was done about it."""
-    notes = [*_moved(page.memory)]
-    overlap = overlapping(page.charged)
+    notes = [*_moved(draft.memory)]
+    overlap = overlapping(draft.charged)
     if overlap:
         text = (
             f"the process lists claim {size(overlap)} more than is in use: bytes that processes share are"
             " counted once here"
         )
         notes.append(Note("overlap", text))
-    return (*notes, *lists.notes(page.gpu), *ended_note(page.gpu.ended), *_apart(page.memory))
+    return (*notes, *list_notes(draft.gpu), *ended_notes(draft.gpu.ended), *_apart(draft.memory))
 
 
 def _moved(memory: MemoryFacts) -> tuple[Note, ...]:
@@ -261,7 +268,7 @@ def _apart(memory: MemoryFacts) -> tuple[Note, ...]:
     return (Note("totals-apart", text),)
 
 
-def _unread(gpu: GpuSighting) -> GpuLedger:
+def _unread(gpu: GpuObservations) -> GpuLedger:
     """A GPU whose memory could not be read: no total, no entries, and the reason."""
     return GpuLedger(
         index=gpu.index,

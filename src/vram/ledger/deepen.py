@@ -1,4 +1,4 @@
-"""Splits what a process is charged with by its own frameworks' account; the sum stays the same."""
+"""Divides what a process is charged with by its own frameworks' account; the sum stays the same."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from collections.abc import Iterator, Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
-from vram.ledger.split import ordinals, uuids
+from vram.model.inside import CacheLine, Inside, Split, Trimmed, Via
 from vram.model.kinds import Kind
-from vram.model.ledger import Entry, GpuLedger, Ledger
-from vram.model.trimming import CacheLine, Trimmed, Via
+from vram.model.ledger import Entry, GpuLedger, Ledger, known_bytes
 from vram.units import size
 
 
 class Measured(Struct, frozen=True):
-    """What a process told about itself, and through which door it was asked."""
+    """What a process reported of itself, and how it was asked."""
 
     via: Via
     answer: Trimmed
@@ -37,16 +36,16 @@ def _gpu(gpu: GpuLedger, measured: Mapping[int, Measured], is_only: bool) -> Gpu
         return _shared_out(gpu, measured, is_only)
     entries: list[Entry] = []
     for entry in gpu.entries:
-        told = measured.get(entry.holder.pid) if entry.kind == "process" and entry.holder else None
-        if told is None or entry.nbytes is None:
+        reported = measured.get(entry.holder.pid) if entry.kind == "process" and entry.holder else None
+        if reported is None or entry.nbytes is None:
             entries.append(entry)
         else:
-            entries += _split(entry, entry.nbytes, told, gpu, is_only)
+            entries += _split_entry(entry, entry.nbytes, reported, gpu, is_only)
     return replace(gpu, entries=tuple(entries))
 
 
 def _is_pool(entry: Entry) -> bool:
-    """Bytes of several processes together, as WSL2 shows them: what each told tells comes out of these."""
+    """Bytes of several processes together, as WSL2 shows them: what each reports comes out of these."""
     return entry.kind == "guest" or entry.hidden_by == "windows"
 
 
@@ -54,42 +53,44 @@ def _shared_out(gpu: GpuLedger, measured: Mapping[int, Measured], is_only: bool)
     pool = next(entry for entry in gpu.entries if _is_pool(entry))
     left, entries = pool.nbytes or 0, []
     for entry in gpu.entries:
-        told = measured.get(entry.holder.pid) if entry.kind == "process" and entry.holder else None
-        if told is not None and entry.nbytes is None:
-            for share in _shares(_lines(told.answer, uuids(gpu, entry.gpu_instance), is_only)):
+        reported = measured.get(entry.holder.pid) if entry.kind == "process" and entry.holder else None
+        if reported is not None and entry.nbytes is None:
+            for share in _shares(_lines(reported.answer, uuids(gpu, entry.gpu_instance), is_only)):
                 nbytes = min(share.nbytes, left)
                 left -= nbytes
                 if nbytes:
-                    entries.append(_own_account(entry, told, share, nbytes))
+                    entries.append(_own_account(entry, reported, share, nbytes))
         entries.append(entry)
     entries[entries.index(pool)] = replace(pool, nbytes=left)
     return replace(gpu, entries=tuple(entries))
 
 
-def _own_account(entry: Entry, told: Measured, share: _Share, nbytes: int) -> Entry:
-    evidence = f"by its own account ({told.via}): {', '.join(share.words)}"
+def _own_account(entry: Entry, reported: Measured, share: _Share, nbytes: int) -> Entry:
+    evidence = f"by its own account ({reported.via}): {', '.join(share.words)}"
     return replace(
         entry, kind=share.kind, nbytes=nbytes, evidence=(evidence,), claimed=None, confidence="fact"
     )
 
 
-def _split(entry: Entry, nbytes: int, told: Measured, gpu: GpuLedger, is_only: bool) -> Iterator[Entry]:
+def _split_entry(
+    entry: Entry, nbytes: int, reported: Measured, gpu: GpuLedger, is_only: bool
+) -> Iterator[Entry]:
     left = nbytes
-    for share in _shares(_lines(told.answer, uuids(gpu, entry.gpu_instance), is_only)):
+    for share in _shares(_lines(reported.answer, uuids(gpu, entry.gpu_instance), is_only)):
         # Read a moment after the driver's figure: what does not fit was allocated in between.
         part = min(share.nbytes, left)
         left -= part
         if part:
-            yield _own_account(entry, told, share, part)
+            yield _own_account(entry, reported, share, part)
     word = "what its frameworks do not account for: its context, code, and allocations outside them"
     yield replace(entry, kind="context", nbytes=left, evidence=(*entry.evidence, word), confidence="likely")
 
 
 def _lines(answer: Trimmed, names: set[str], is_only: bool) -> list[CacheLine]:
-    """The lines about told GPU: the process may number its GPUs in its own way."""
+    """The lines about this GPU: the process may number its GPUs in its own way."""
     numbers = ordinals(answer.devices, names, is_only=is_only)
     on_device = [line for line in answer.lines if line.memory == "device"]
-    # Pools of the program's own do not say where they are; with told GPU there is no question.
+    # Pools of the program's own do not say where they are; with one GPU there is no question.
     return [
         line for line in on_device if line.device in numbers or (line.device is None and len(numbers) == 1)
     ]
@@ -98,7 +99,7 @@ def _lines(answer: Trimmed, names: set[str], is_only: bool) -> list[CacheLine]:
 def _shares(lines: list[CacheLine]) -> list[_Share]:
     live, cached, fragmented = (_Share(kind, 0, []) for kind in ("live", "cached", "fragmented"))
     for line in lines:
-        # Where unused bytes are not told, they lie in the driver's pool, which tells them.
+        # Where unused bytes are not reported, they lie in the driver's pool, which reports them.
         if line.held is None or line.reclaimable is None or line.used is None:
             continue
         lost = max(0, line.held - line.reclaimable - line.used)
@@ -107,3 +108,101 @@ def _shares(lines: list[CacheLine]) -> list[_Share]:
                 share.nbytes += nbytes
                 share.words.append(f"{line.name} {size(nbytes)}")
     return [live, cached, fragmented]
+
+
+# ---- the same for `vram inside`: one process's own account beside its charge ----
+
+
+# Frameworks whose arrays lie in a pool of their own, so that both figures count the same bytes.
+_OWN_POOL = ("PyTorch", "CuPy", "JAX")
+
+
+def ordinals(devices: Mapping[str, str | None], uuids: set[str], *, is_only: bool) -> set[int]:
+    """By which numbers a process knows the GPU that has one of *uuids* (their digits alone)."""
+    known = {int(number): name for number, name in devices.items() if number.isdecimal()}
+    found = {number for number, name in known.items() if name and name[4:] in uuids}
+    return set(known) if not found and is_only and len(known) == 1 else found
+
+
+def uuids(gpu: GpuLedger, gpu_instance: int | None) -> set[str]:
+    """By which names a process may know where it runs; only the digits of them are alike everywhere."""
+    inside = [each.devices for each in gpu.instances if each.gpu_instance == gpu_instance]
+    return {(gpu.uuid or "")[4:], *(device.uuid[4:] for devices in inside for device in devices)} - {""}
+
+
+def gpus_of(ledger: Ledger, pid: int, answer: Inside) -> dict[int, int]:
+    """The machine's number of each GPU that the process numbers in its own way."""
+    found = {}
+    for gpu in ledger.gpus:
+        instances = {entry.gpu_instance for entry in _charges(gpu, pid)} or {None}
+        for instance in instances:
+            numbers = ordinals(answer.devices, uuids(gpu, instance), is_only=len(ledger.gpus) == 1)
+            found.update(dict.fromkeys(numbers, gpu.index))
+    if len(ledger.gpus) == 1:  # also what lies in contexts that are not reported
+        found.update((each.device, ledger.gpus[0].index) for each in answer.groups if each.device is not None)
+    return found
+
+
+def splits(ledger: Ledger, pid: int, answer: Inside, gpu_of: Mapping[int, int]) -> Iterator[Split]:
+    """One for each GPU that the process is charged for."""
+    for gpu in ledger.gpus:
+        charged = known_bytes(_charges(gpu, pid))
+        if charged:
+            numbers = {number for number, index in gpu_of.items() if index == gpu.index}
+            yield _account_split(gpu.index, charged, answer, numbers)
+
+
+def _charges(gpu: GpuLedger, pid: int) -> list[Entry]:
+    return [
+        entry
+        for entry in gpu.accounted
+        if entry.kind == "process" and entry.holder is not None and entry.holder.pid == pid
+    ]
+
+
+def _account_split(index: int, charged: int, answer: Inside, numbers: set[int]) -> Split:
+    # Read a moment after the driver's figure: what does not fit was allocated in between.
+    left = charged
+
+    def part(nbytes: int) -> int:
+        nonlocal left
+        taken = min(max(nbytes, 0), left)
+        left -= taken
+        return taken
+
+    theirs = [line for line in answer.lines if _is_here(line, numbers)]
+    by_framework = _arrays(answer, numbers)
+    arrays = part(sum(by_framework.values()))
+    unseen = part(sum(max(0, _total(theirs, name, "used") - by_framework.get(name, 0)) for name in _OWN_POOL))
+    cached = part(sum(line.reclaimable or 0 for line in theirs))
+    pooled = part(sum(_lost(line) for line in theirs))
+    return Split(
+        gpu=index, charged=charged, arrays=arrays, unseen=unseen, cached=cached, pooled=pooled, rest=left
+    )
+
+
+def _arrays(answer: Inside, numbers: set[int]) -> dict[str, int]:
+    """Bytes of arrays on one GPU by framework; on a process's only GPU also those that were left out."""
+    if len(answer.devices) == 1 and len(numbers) == 1:
+        return dict(answer.frameworks)
+    totals: dict[str, int] = {}
+    for group in answer.groups:
+        if group.device in numbers:
+            totals[group.framework] = totals.get(group.framework, 0) + group.nbytes
+    return totals
+
+
+def _is_here(line: CacheLine, numbers: set[int]) -> bool:
+    # Pools of the program's own do not say where they are; with one GPU there is no question.
+    alone = line.device is None and len(numbers) == 1
+    return line.memory == "device" and (line.device in numbers or alone)
+
+
+def _total(lines: list[CacheLine], name: str, field: str) -> int:
+    return sum(getattr(line, field) or 0 for line in lines if line.name == name)
+
+
+def _lost(line: CacheLine) -> int:
+    if line.held is None or line.reclaimable is None or line.used is None:
+        return 0
+    return max(0, line.held - line.reclaimable - line.used)

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from vram.ledger.sightings import ClientSighting, Sightings
-from vram.model.drm import ClientFacts, Region
+from vram.ledger.indexed_survey import ClientObservation, IndexedSurvey
+from vram.model.files import ClientFacts, Region
 
 # They open device files for the session's programs and keep a copy; the memory is not theirs.
 _SESSION_SERVICES = ("systemd", "systemd-logind", "elogind", "seatd")
@@ -59,29 +59,29 @@ class ClientGroup(Struct):
         return all(client.certain for client in self.clients)
 
     @property
-    def is_told(self) -> bool:
+    def has_figure(self) -> bool:
         """Whether at least one figure is known."""
         return any(client.dedicated is not None or client.system is not None for client in self.clients)
 
 
-def claims(sightings: Iterable[ClientSighting]) -> list[ClientGroup]:
+def client_groups(observed: Iterable[ClientObservation]) -> list[ClientGroup]:
     """Everybody's clients, gathered by the set of processes that have them."""
     found: dict[tuple[int, ...], ClientGroup] = {}
-    for client in _clients(sightings):
+    for client in _clients(observed):
         pids = tuple(sorted(client.pids))
         found.setdefault(pids, ClientGroup(pids, [])).clients.append(client)
     return list(found.values())
 
 
-def _clients(sightings: Iterable[ClientSighting]) -> list[Client]:
+def _clients(observed: Iterable[ClientObservation]) -> list[Client]:
     found: dict[object, Client] = {}
-    for sighting in sightings:
-        facts, pid = sighting.facts, sighting.process.pid
+    for each in observed:
+        facts, pid = each.facts, each.process.pid
         identity, certain = _identity(facts, pid)
-        seen = _read(facts, pid, certain)
-        known = found.setdefault(identity, seen)
-        if known is not seen:
-            _add(known, seen)
+        client = _read(facts, pid, certain)
+        known = found.setdefault(identity, client)
+        if known is not client:
+            _add(known, client)
     return list(found.values())
 
 
@@ -90,7 +90,7 @@ def _identity(facts: ClientFacts, pid: int) -> tuple[object, bool]:
         return ("client", facts.client), True
     if facts.description is not None:
         return ("file", facts.description), True
-    # Nothing tells its descriptors apart: they are taken for one, so that none is counted twice.
+    # Nothing distinguishes its descriptors: they are taken for one, so that none is counted twice.
     return ("process", pid), False
 
 
@@ -106,19 +106,19 @@ def _sum(regions: list[Region]) -> int | None:
     return sum(known) if known else None
 
 
-def _add(known: Client, seen: Client) -> None:
-    """Another descriptor of the same client; read a moment later, it may tell more or less."""
+def _add(known: Client, other: Client) -> None:
+    """Another descriptor of the same client; read a moment later, it may show more or less."""
     known.descriptors += 1
-    known.pids |= seen.pids
-    if (seen.dedicated or 0) > (known.dedicated or 0):
-        known.dedicated, known.shared = seen.dedicated, seen.shared
-    known.system = max((each for each in (known.system, seen.system) if each is not None), default=None)
+    known.pids |= other.pids
+    if (other.dedicated or 0) > (known.dedicated or 0):
+        known.dedicated, known.shared = other.dedicated, other.shared
+    known.system = max((each for each in (known.system, other.system) if each is not None), default=None)
 
 
-class Keeping(Struct, frozen=True):
-    """Who of several processes has a client: its opener, or the one that stands for it.
+class ClientHolders(Struct, frozen=True):
+    """Who of several processes has a client: who opened it, or the one that stands for it.
 
-    ``inherited`` tells that the others descend from the opener; ``departed`` names who opened it
+    ``inherited``: the others descend from that one; ``departed`` names who opened it
     and is gone.
     """
 
@@ -128,40 +128,40 @@ class Keeping(Struct, frozen=True):
     departed: int | None = None
 
 
-def keeping(seen: Sightings, pids: tuple[int, ...]) -> Keeping:
+def holding(survey: IndexedSurvey, pids: tuple[int, ...]) -> ClientHolders:
     """Choose among *pids*, which have the same client open."""
-    ordinary = [pid for pid in pids if not _is_session_service(seen, pid)] or list(pids)
-    below = seen.ancestry.below_others(ordinary)
+    ordinary = [pid for pid in pids if not _is_session_service(survey, pid)] or list(pids)
+    below = survey.ancestry.below_others(ordinary)
     heads = [pid for pid in ordinary if pid not in below]
-    first = min(heads or ordinary, key=lambda pid: (_started(seen, pid), pid))
+    first = min(heads or ordinary, key=lambda pid: (_started(survey, pid), pid))
     others = tuple(pid for pid in pids if pid != first)
     if len(heads) == 1:
-        return Keeping(first, others, inherited=len(ordinary) > 1)
-    return Keeping(first, others, departed=_common_dead(seen, heads))
+        return ClientHolders(first, others, inherited=len(ordinary) > 1)
+    return ClientHolders(first, others, departed=_common_dead(survey, heads))
 
 
-def _common_dead(seen: Sightings, heads: list[int]) -> int | None:
-    """The dead process that all of *heads* come from, as their process groups and sessions tell."""
-    if seen.host.hides_processes:  # whoever is not shown to us may live
+def _common_dead(survey: IndexedSurvey, heads: list[int]) -> int | None:
+    """The dead process that all of *heads* come from, as their process groups and sessions show."""
+    if survey.host.hides_processes:  # whoever is not shown to us may live
         return None
     sources = [
         {facts.parent, facts.group, facts.session}
         for pid in heads
-        if pid in seen.processes and (facts := seen.processes[pid][1])
+        if pid in survey.processes and (facts := survey.processes[pid][1])
     ]
     common = set.intersection(*sources) if len(sources) == len(heads) > 1 else set()
-    gone = sorted(pid for pid in common if pid and pid > 1 and not seen.alive(pid))
+    gone = sorted(pid for pid in common if pid and pid > 1 and not survey.alive(pid))
     return gone[0] if gone else None
 
 
-def _is_session_service(seen: Sightings, pid: int) -> bool:
-    known = seen.processes.get(pid)
+def _is_session_service(survey: IndexedSurvey, pid: int) -> bool:
+    known = survey.processes.get(pid)
     if known is None or known[1].executable_trusted is False:
         return False
     path = known[1].executable or ""
     return path.startswith(("/usr/", "/lib/")) and path.rpartition("/")[2] in _SESSION_SERVICES
 
 
-def _started(seen: Sightings, pid: int) -> int:
-    known = seen.processes.get(pid)
+def _started(survey: IndexedSurvey, pid: int) -> int:
+    known = survey.processes.get(pid)
     return known[0].started_at or 0 if known else 0

@@ -7,12 +7,19 @@ from typing import Literal, TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
-from vram.model.drm import CapacityFacts, ClientFacts, ComputeFacts, SystemMemoryFacts
-from vram.model.files import DmabufFacts, ExportFacts, FilesFacts, UnreadableFacts
+from vram.model.files import (
+    CapacityFacts,
+    ClientFacts,
+    ComputeFacts,
+    DmabufFacts,
+    ExportFacts,
+    FilesFacts,
+    SystemMemoryFacts,
+    UnreadableFacts,
+)
 from vram.model.gpu import ChargeFacts, DriverFacts, GpuFacts, MemoryFacts, MigFacts
 from vram.model.process import ProcessFacts, ProcessRef
-from vram.model.windows import AdapterFacts, WindowsMemoryFacts
-from vram.model.wsl import WslFacts
+from vram.model.windows import AdapterFacts, WindowsMemoryFacts, WslFacts
 
 SURVEY_SCHEMA = 1
 

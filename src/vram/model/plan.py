@@ -1,4 +1,4 @@
-"""What will be done, exactly; and what came of it, measured."""
+"""What will be done, exactly; what came of it, measured; and what keeps a GPU from being reset."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ StepKind = Literal["trim", "park", "kill", "reset"]
 OutcomeStatus = Literal["done", "refused", "failed", "not-needed", "unkillable"]
 
 
-class Request(Struct, frozen=True, kw_only=True):
+class PlanRequest(Struct, frozen=True, kw_only=True):
     """What memory is asked for. ``pids`` and ``findings`` narrow it down; only ``pids`` name the healthy.
 
     ``goal_bytes`` are to be freed on one GPU: one of ``gpus`` (empty: any). Without a goal, all
@@ -140,3 +140,20 @@ class Receipt(Struct, frozen=True, kw_only=True):
     promised_bytes: int | None
     returned_bytes: int | None
     outcomes: tuple[Outcome, ...]
+
+
+# ---- what keeps a GPU from being reset ----
+
+
+class Blocker(Struct, frozen=True, kw_only=True):
+    """One who must be gone first. ``command`` is empty where nobody can be named.
+
+    ``nbytes`` is None where the GPU does not answer.
+    """
+
+    pid: int | None
+    name: str | None
+    user: str | None
+    nbytes: int | None
+    why: str
+    command: str = ""

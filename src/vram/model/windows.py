@@ -1,6 +1,8 @@
-"""The Windows side of WSL2: its processes and adapters, as its performance counters tell."""
+"""WSL2 and the Windows side of it: how Linux runs there, and what Windows' performance counters report."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 from msgspec import Struct
 
@@ -71,3 +73,24 @@ class WindowsSide(Struct, frozen=True, kw_only=True):
     guest_host_bytes: int | None = None
     host_bytes: int | None = None
     """Host memory that processes use for this GPU: what did not fit, and what was pinned."""
+
+
+# ---- how Linux runs inside of Windows ----
+
+
+class WslFacts(Struct, frozen=True):
+    """Which WSL this is, and what of the GPU and of Windows can be reached from here.
+
+    Version 1 translates system calls and has no GPU. In version 2 a GPU is the Windows
+    driver's, and one virtual machine runs every distribution.
+    """
+
+    version: Literal[1, 2]
+    gpu_device: bool = False
+    """/dev/dxg is there: the way to every GPU."""
+    libraries: str | None = None
+    """The folder of the Windows driver's Linux libraries, where it is there."""
+    interop: bool = False
+    """Windows programs can be started from here."""
+    container: bool = False
+    """A container inside: it has neither the distribution's files nor its interop."""

@@ -11,7 +11,8 @@ from msgspec.structs import replace
 
 from vram.diagnosis import words
 from vram.diagnosis.engine import diagnose
-from vram.ledger.instances import alone
+from vram.ledger.mig import alone
+from vram.ledger.processes import living_holder, living_holders
 from vram.model.finding import Finding, Remedy
 from vram.model.ledger import Entry, GpuLedger, Ledger, known_bytes
 from vram.model.oom import Case, GpuMatch, Judgement, OomHolder, OomReading
@@ -116,6 +117,9 @@ def _joined(
 
 
 def _pids(entry: Entry) -> tuple[int, ...]:
+    """Its holders, and the pid that the driver charges; not a newcomer that was given a dead pid's number."""
+    if entry.holder is not None and entry.holder.alive and living_holder(entry) is None:
+        return tuple(holder.pid for holder in living_holders(entry))
     charged = (entry.charged_pid,) if entry.charged_pid is not None else ()
     return (*(holder.pid for holder in entry.holders), *charged)
 
@@ -124,6 +128,8 @@ def _holding(entry: Entry, named: set[int], findings: Sequence[Finding]) -> OomH
     pids = _pids(entry)
     codes = [finding.code for finding in findings if finding.code in GHOSTS and set(finding.pids) & set(pids)]
     holder = entry.holder
+    if holder is not None and holder.alive:
+        holder = living_holder(entry)
     return OomHolder(
         pid=holder.pid if holder else entry.charged_pid,
         nbytes=entry.nbytes,

@@ -1,8 +1,7 @@
-"""A thread that lets ``vram trim`` in: started by the program itself, answers on a private socket.
+"""A thread that answers ``vram trim`` on a private socket, started by the program itself.
 
-It runs nothing that comes over the socket. A request may name one of a few payloads; they are
-shipped with vram. The socket lies in a folder of this
-user alone, and whoever connects must be this user too.
+It runs nothing that comes over the socket. A request may name one of a few payloads, which are shipped with
+vram. The socket is in a folder of this user alone, and whoever connects must be this user too.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ _payloads: dict[str, delivery.Answer] = {}
 
 
 def _loaded() -> dict[str, delivery.Answer]:
-    """What may be asked for. Loaded when the agent starts: who only looks for sockets needs none of it."""
+    """What may be asked for. Loaded when the agent starts: clients that only search for sockets need none."""
     from vram.payloads import inside, trim
 
     return {"trim": trim.answer, "inside": inside.answer}
 
 
 def folders() -> list[str]:
-    """Where agents' sockets may lie, best first: the same list for whoever serves and whoever asks."""
+    """Folders of agents' sockets, best first: the same list for agents and clients."""
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     standard = f"/run/user/{os.geteuid()}"
     bases = [runtime] if os.path.isabs(runtime) else []
@@ -48,7 +47,7 @@ def folders() -> list[str]:
 
 
 def open_folder(path: str, *, make: bool) -> int:
-    """Return a descriptor of *path*, a folder of this user alone on a way that nobody else can change.
+    """Return a descriptor of *path*, a folder of this user alone on a path that nobody else can change.
 
     Raises OSError otherwise.
     """
@@ -56,7 +55,7 @@ def open_folder(path: str, *, make: bool) -> int:
 
 
 def socket_name(pid: int, started_at: int) -> str:
-    """A pid alone would name whoever has it next."""
+    """With the start time: the next process with this pid has another name."""
     return f"agent-{pid}-{started_at}.sock"
 
 
@@ -66,14 +65,14 @@ def address(folder: int, name: str) -> str:
 
 
 def peer(connection: socket.socket) -> tuple[int, int]:
-    """The pid and the uid at the other end, as the kernel tells them."""
+    """The pid and the uid at the other end, as the kernel reports them."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     pid, uid, _ = struct.unpack("3i", raw)
     return pid, uid
 
 
 def start() -> str:
-    """Let ``vram trim`` reach this process from now on; return where its socket lies.
+    """Let ``vram trim`` reach this process from now on; return the path of its socket.
 
     Called again, it does nothing more. Raises OSError where the private folder is missing,
     or is somebody else's: there is no other place to fall back to.
@@ -129,10 +128,10 @@ def _loop(listener: socket.socket) -> None:
             time.sleep(1.0)  # the program is out of descriptors; it may have some again later
             continue
         with suppress(Exception), connection:
-            _converse(connection)
+            _answer(connection)
 
 
-def _converse(connection: socket.socket) -> None:
+def _answer(connection: socket.socket) -> None:
     if peer(connection)[1] != os.geteuid():
         return
     connection.settimeout(PATIENCE_S)
@@ -142,9 +141,9 @@ def _converse(connection: socket.socket) -> None:
     if payload is None or not isinstance(wanted, dict) or _hung_up(connection):
         return
     wanted.update(pid=os.getpid(), until=float("inf"))
-    told = delivery.answered(payload, wanted)
+    answer = delivery.answered(payload, wanted)
     until = time.monotonic() + ANSWERING_S
-    for portion in delivery.portions(delivery.encoded(told)):
+    for portion in delivery.portions(delivery.encoded(answer)):
         delivery.send(connection, portion, until)
 
 

@@ -1,8 +1,8 @@
-"""What every payload shares inside another process: is it still wanted, and how its answer travels.
+"""What every payload shares inside another process: whether it may still run, and how its answer is sent.
 
-Runs inside other people's programs, in a thread of its own: standard library only, nothing
-printed, nothing raised. It connects to the visitor's socket and waits there for the word to
-go: a visitor that has given up, or has died, has closed it, and then nothing is done.
+Runs inside other people's programs, in a thread of its own: standard library only, nothing printed,
+nothing raised. It connects to vram's socket and waits there for "go". A vram that has given up, or has died,
+has closed the socket, and then nothing is done.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MSG_NOSIGNAL = 0x4000
 
 def answered(answer: Answer, request: dict[str, Any]) -> dict[str, Any]:
     """What the payload answers; where it must not run, or fails, an answer that says why."""
-    reason = unwanted(request)
+    reason = why_cancelled(request)
     if reason:
         return {"status": "cancelled", "notes": [reason]}
     try:
@@ -33,7 +33,7 @@ def answered(answer: Answer, request: dict[str, Any]) -> dict[str, Any]:
         return {"status": "failed", "notes": [f"{type(error).__name__}: {error}"[:LONGEST_NOTE]]}
 
 
-def unwanted(request: dict[str, Any]) -> str | None:
+def why_cancelled(request: dict[str, Any]) -> str | None:
     """Why this must not run any more. A forked child has its parent's memory, and with it the request."""
     if os.getpid() != request["pid"]:
         return "this is not the process that was meant"
@@ -43,8 +43,8 @@ def unwanted(request: dict[str, Any]) -> str | None:
 
 
 def deliver(answer: Answer, request: dict[str, Any]) -> None:
-    """Ask for the word to go in the folder that *request* names, and answer there."""
-    if unwanted(request):
+    """Ask for permission on the socket in the folder that *request* names, and answer there."""
+    if why_cancelled(request):
         return
     connection = connected(request["folder"], request["until"])
     try:
@@ -76,7 +76,7 @@ def connected(path: str, until: float) -> Any:
 
 
 def received(connection: Any, nbytes: int) -> bytes:
-    """As many bytes, or fewer where the other side hangs up."""
+    """So many bytes, or fewer where the other side closes the connection."""
     heard = b""
     while len(heard) < nbytes:
         part = connection.recv(nbytes - len(heard))
@@ -90,14 +90,14 @@ def send(connection: Any, portion: bytes, until: float) -> None:
     rest = memoryview(portion)
     while rest:
         connection.settimeout(max(0.001, until - time.monotonic()))
-        # A visitor may die while it is told: a program that gave SIGPIPE its deadly default must not.
+        # vram may die while it is sent: a program with the default action for SIGPIPE must not die of that.
         rest = rest[connection.send(rest, MSG_NOSIGNAL) :]
 
 
-def encoded(told: dict[str, Any]) -> Iterator[str]:
+def encoded(answer: dict[str, Any]) -> Iterator[str]:
     """JSON in pieces: one call for everything would keep other threads from running meanwhile."""
     separator = "{"
-    for key, value in told.items():
+    for key, value in answer.items():
         yield f"{separator}{json.dumps(key)}:"
         separator = ","
         if isinstance(value, (list, tuple)) and value:
@@ -106,7 +106,7 @@ def encoded(told: dict[str, Any]) -> Iterator[str]:
             yield "]"
         else:
             yield json.dumps(value)
-    yield "}\n" if told else "{}\n"
+    yield "}\n" if answer else "{}\n"
 
 
 def portions(pieces: Iterator[str]) -> Iterator[bytes]:
@@ -122,7 +122,7 @@ def portions(pieces: Iterator[str]) -> Iterator[bytes]:
 
 
 def forget_this_thread() -> None:
-    """Whatever asked for the current thread made ``threading`` note one that it never forgets."""
+    """Remove the entry that ``threading`` makes, and keeps, for a thread that it did not start."""
     threading: Any = sys.modules.get("threading")
     if threading is None:
         return

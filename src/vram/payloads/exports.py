@@ -30,11 +30,12 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 class ImportFailed(Exception):
-    """The driver or the kernel said no; ``status`` says which kind of no."""
+    """The driver or the kernel refused; ``status`` and ``code`` are those of the observation."""
 
-    def __init__(self, status: str, message: str) -> None:
+    def __init__(self, status: str, code: str, message: str) -> None:
         super().__init__(message)
         self.status = status
+        self.code = code
 
 
 class MemoryLocation(ctypes.Structure):
@@ -63,19 +64,19 @@ class Importer:
             self._cuda = load()
         except OSError:
             raise ImportFailed(
-                "unsupported", "the CUDA driver library (libcuda.so.1) is not installed"
+                "unsupported", "no-libcuda", "the CUDA driver library (libcuda.so.1) is not installed"
             ) from None
         self.check("cuInit", 0)
 
     def check(self, name: str, *arguments: object) -> None:
         code = self.result(name, *arguments)
         if code:
-            raise ImportFailed("failed", f"{name} answered CUDA error {code}")
+            raise ImportFailed("failed", f"cuda-{code}", f"{name} answered CUDA error {code}")
 
     def result(self, name: str, *arguments: object) -> int:
         function = getattr(self._cuda, name, None)
         if function is None:
-            raise ImportFailed("unsupported", f"this driver has no {name}")
+            raise ImportFailed("unsupported", "no-driver-call", f"this driver has no {name}")
         return int(function(*arguments))
 
     def uuid(self, ordinal: int) -> str:
@@ -96,10 +97,10 @@ def copy_descriptor(pid: int, start: int, fd: int) -> int:
     try:
         pidfd = os.pidfd_open(pid)
     except OSError as error:
-        raise ImportFailed("failed", f"the process has ended ({error.strerror})") from None
+        raise ImportFailed("failed", "process-ended", f"the process has ended ({error.strerror})") from None
     try:
         if started_at(pid) != start:
-            raise ImportFailed("failed", "the process has ended")
+            raise ImportFailed("failed", "process-ended", "the process has ended")
         copy = libc.syscall(PIDFD_GETFD, pidfd, fd, 0)
         if copy < 0:
             raise refusal(ctypes.get_errno())
@@ -111,8 +112,12 @@ def copy_descriptor(pid: int, start: int, fd: int) -> int:
 def refusal(code: int) -> ImportFailed:
     if code == errno.EPERM:
         # Where kernel.yama.ptrace_scope is 1, as on Ubuntu, that needs root even for one's own.
-        return ImportFailed("denied", "its control descriptor may not be copied: that needs root here")
-    return ImportFailed("failed", f"its control descriptor could not be copied ({os.strerror(code)})")
+        return ImportFailed(
+            "denied", "copy-denied", "its control descriptor may not be copied: that needs root here"
+        )
+    return ImportFailed(
+        "failed", "copy-failed", f"its control descriptor could not be copied ({os.strerror(code)})"
+    )
 
 
 def examine(driver: Importer, copy: int) -> dict[str, object]:
@@ -164,7 +169,7 @@ def judge(driver: Importer, at: int, word: str) -> None:
         finally:
             os.close(copy)
     except ImportFailed as no:
-        say(at=at, exported=None, status=no.status, message=str(no))
+        say(at=at, exported=None, status=no.status, code=no.code, message=str(no))
 
 
 def main() -> None:
@@ -172,7 +177,7 @@ def main() -> None:
     try:
         driver = Importer()
     except ImportFailed as no:
-        say(at=None, status=no.status, message=str(no))
+        say(at=None, status=no.status, code=no.code, message=str(no))
         return
     for at, word in enumerate(sys.argv[1:]):
         judge(driver, at, word)

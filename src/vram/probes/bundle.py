@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from vram import untrusted
 from vram.errors import BadSnapshot
 from vram.files import write_file
-from vram.model.drm import CapacityFacts, ClientFacts, SystemMemoryFacts
+from vram.model.files import CapacityFacts, ClientFacts, SystemMemoryFacts
 from vram.model.gpu import MemoryFacts, MigFacts
 from vram.model.observation import (
     NO_INTEROP,

@@ -17,12 +17,12 @@ _WORST_LAST: tuple[Status, ...] = ("ok", "unsupported", "denied", "timeout", "lo
 
 
 class _Collected:
-    """What was seen so far, and how each source went."""
+    """What was observed so far, and how each source went."""
 
     def __init__(self, clock: Clock, deadline_s: float) -> None:
         self._clock = clock
         self._deadline = clock.monotonic() + deadline_s
-        self.seen: list[Observation] = []
+        self.observed: list[Observation] = []
         self.runs: list[ProbeRun] = []
 
     def left_s(self) -> float:
@@ -32,34 +32,34 @@ class _Collected:
     def take(self, name: str, source: Iterable[Observation], began: float | None = None) -> None:
         """Collect *source*; an error in it costs the rest of that source and nothing else."""
         began = self._clock.monotonic() if began is None else began
-        first = len(self.seen)
+        first = len(self.observed)
         try:
             for observation in source:
-                self.seen.append(with_code(observation))
+                self.observed.append(with_code(observation))
         except Exception as error:
             message = f"{type(error).__name__}: {error}"
-            self.seen.append(Observation(probe=name, status="failed", code="error", message=message))
-        self.runs.append(_run(name, self.seen[first:], self._clock.monotonic() - began))
+            self.observed.append(Observation(probe=name, status="failed", code="error", message=message))
+        self.runs.append(_run(name, self.observed[first:], self._clock.monotonic() - began))
 
     def forget(self, name: str) -> None:
         """Drop what a source said: it will be read again."""
-        self.seen = [each for each in self.seen if not each.probe.startswith(f"{name}.")]
+        self.observed = [each for each in self.observed if not each.probe.startswith(f"{name}.")]
         self.runs = [run for run in self.runs if run.name != name]
 
 
 def survey(host: Host, *, deadline_s: float = 5.0) -> Survey:
     """Read every source, within about *deadline_s*."""
-    notes = _Collected(host.clock, deadline_s)
+    collected = _Collected(host.clock, deadline_s)
     taken_at, began = host.clock.now(), host.clock.monotonic()
     # The driver is read by a process of its own, beside our walk over everybody's files.
-    driver = _started(host, notes.left_s() * _DRIVER_SHARE)
+    driver = _started(host, collected.left_s() * _DRIVER_SHARE)
     me = host.facts()
     # And so is Windows, where this is Linux inside of it.
-    query = _asked(host, me, notes.left_s() * _DRIVER_SHARE) if me.wsl else None
+    query = _asked(host, me, collected.left_s() * _DRIVER_SHARE) if me.wsl else None
     try:
-        _read_all(host, notes, driver, began)
+        _read_all(host, collected, driver, began)
         if query is not None:
-            notes.take("windows", _answers(query, me), began)
+            collected.take("windows", _answers(query, me), began)
     finally:
         if query is not None:
             query.close()
@@ -67,31 +67,31 @@ def survey(host: Host, *, deadline_s: float = 5.0) -> Survey:
         program=f"vram {__version__}",
         taken_at=taken_at,
         host=me,
-        observations=tuple(notes.seen),
-        probes=tuple(notes.runs),
+        observations=tuple(collected.observed),
+        probes=tuple(collected.runs),
     )
 
 
-def _read_all(host: Host, notes: _Collected, driver: Iterable[Observation], began: float) -> None:
-    notes.take(files.NAME, files.observe(host, notes.left_s()))
-    notes.take(nvml.NAME, driver, began)
+def _read_all(host: Host, collected: _Collected, driver: Iterable[Observation], began: float) -> None:
+    collected.take(files.NAME, files.observe(host, collected.left_s()))
+    collected.take(nvml.NAME, driver, began)
     for _ in range(_TRIES):
-        if not _is_stale(host, notes.seen):
+        if not _is_stale(host, collected.observed):
             break
-        notes.forget(nvml.NAME)
-        notes.take(nvml.NAME, _started(host, notes.left_s() * _DRIVER_SHARE), began)
-    notes.take(files.LATE_NAME, files.observe_latecomers(host, notes.seen, notes.left_s()))
-    notes.take(exports.NAME, exports.observe(host, notes.seen, notes.left_s()))
+        collected.forget(nvml.NAME)
+        collected.take(nvml.NAME, _started(host, collected.left_s() * _DRIVER_SHARE), began)
+    collected.take(files.LATE_NAME, files.observe_latecomers(host, collected.observed, collected.left_s()))
+    collected.take(exports.NAME, exports.observe(host, collected.observed, collected.left_s()))
     if host.drm.drivers:
         from vram.probes.sources import drm  # most machines have no such GPU
 
-        notes.take(drm.NAME, drm.observe(host, notes.seen))
-    notes.take(processes.NAME, processes.observe(host, notes.seen))
+        collected.take(drm.NAME, drm.observe(host, collected.observed))
+    collected.take(processes.NAME, processes.observe(host, collected.observed))
 
 
-def _is_stale(host: Host, seen: Iterable[Observation]) -> bool:
+def _is_stale(host: Host, observed: Iterable[Observation]) -> bool:
     try:
-        return nvml.ended_meanwhile(host, seen)
+        return nvml.ended_meanwhile(host, observed)
     except Exception:  # the source of processes will meet it too, and say so
         return False
 

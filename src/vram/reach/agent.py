@@ -11,9 +11,9 @@ import msgspec
 
 from vram import untrusted
 from vram.errors import NotReachable, TimedOut
-from vram.model.trimming import Via
+from vram.model.inside import Via
 from vram.payloads import agent
-from vram.reach.payload import LONGEST_ANSWER, RawAnswer, Request
+from vram.reach.payload import LONGEST_ANSWER, PayloadRequest, RawAnswer
 from vram.reach.python_process import PythonProcess
 
 NAME: Via = "agent"
@@ -26,7 +26,7 @@ def unavailable_reason(process: PythonProcess) -> str | None:
     return None if _find(process) else "it has not called vram.agent()"
 
 
-def run(process: PythonProcess, request: Request, deadline_s: float) -> RawAnswer:
+def run(process: PythonProcess, request: PayloadRequest, deadline_s: float) -> RawAnswer:
     found = _find(process)
     if found is None:
         raise NotReachable(f"pid {process.pid} runs no vram agent", hint="it would have to call vram.agent()")

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from vram.errors import AttachDenied, NoSuchProcess, NotReachable
-from vram.model.trimming import Via
+from vram.model.inside import Via
 from vram.reach import elf
 from vram.reach.cpython import RemotePython
 from vram.reach.elf import ElfImage
 from vram.reach.execution import ExecutionRoutes, Route
-from vram.reach.payload import RawAnswer, Request
+from vram.reach.payload import PayloadRequest, RawAnswer
 from vram.reach.ptrace import (
     Identity,
     StoppedThreads,
@@ -188,7 +188,7 @@ class Injection:
         if self.route == "signal-frame" or self._place is None:
             return
         if not self.python.probably_has_pending_call(self._place):
-            self.route = "signal-frame"  # it was taken from the ring: it runs
+            self.route = "signal-frame"  # it was taken from the ring and runs: there is nothing to retry
             return
         self._prepare()
         self.route = self._while_stopped(self._retry_while_stopped)
@@ -238,7 +238,7 @@ class Injection:
         assert self._place is not None
         tid, registers = self._main_thread(threads)
         if not self.python.has_pending_call(self._place):
-            return "signal-frame"  # it was taken from the ring: it runs
+            return "signal-frame"  # it was taken from the ring and runs: there is nothing to retry
         route = self._routes.choose(threads, tid, registers)
         if route == "signal-frame":
             if not self.python.remove_pending_call(self._place):
@@ -334,7 +334,7 @@ def unavailable_reason(process: PythonProcess) -> str | None:
     return why_unavailable(process, require)
 
 
-def run(process: PythonProcess, request: Request, deadline_s: float) -> RawAnswer:
+def run(process: PythonProcess, request: PayloadRequest, deadline_s: float) -> RawAnswer:
     until = time.monotonic() + deadline_s
     with (
         translated_errors(process),

@@ -7,11 +7,11 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from vram.errors import AttachDenied, NotReachable
+from vram.model.inside import Trimmed, Verb, Via
 from vram.model.plan import Target
-from vram.model.trimming import Trimmed, Verb, Via
 from vram.reach import agent, injection, jupyter, remote_exec
 from vram.reach.deadline import run_with_deadline
-from vram.reach.payload import PayloadAnswer, RawAnswer, Request, decoded, require_done
+from vram.reach.payload import PayloadAnswer, PayloadRequest, RawAnswer, decoded, require_done
 from vram.reach.python_process import PythonProcess, examine
 
 
@@ -24,7 +24,7 @@ class Injector(Protocol):
     NAME: Via
 
     def unavailable_reason(self, process: PythonProcess) -> str | None: ...
-    def run(self, process: PythonProcess, request: Request, deadline_s: float) -> RawAnswer: ...
+    def run(self, process: PythonProcess, request: PayloadRequest, deadline_s: float) -> RawAnswer: ...
 
 
 INJECTORS: tuple[Injector, ...] = (agent, jupyter, remote_exec, injection)
@@ -85,7 +85,7 @@ def ask(
 
     def choose_and_run() -> PayloadAnswer:
         process, name = _choose(target, via)
-        raw = BY_NAME[name].run(process, Request(payload, fields), deadline_s)
+        raw = BY_NAME[name].run(process, PayloadRequest(payload, fields), deadline_s)
         require_done(process.pid, raw.body)
         return PayloadAnswer(BY_NAME[name].NAME, raw.body, raw.stopped_s)
 

@@ -21,8 +21,8 @@ from msgspec import Struct
 
 from vram import untrusted
 from vram.errors import NotReachable, TimedOut
-from vram.model.trimming import Via
-from vram.reach.payload import LONGEST_ANSWER, MOST_ITEMS, RawAnswer, Request, expression
+from vram.model.inside import Via
+from vram.reach.payload import LONGEST_ANSWER, MOST_ITEMS, PayloadRequest, RawAnswer, expression
 from vram.reach.python_process import PythonProcess, namespace_mismatch
 
 NAME: Via = "jupyter"
@@ -118,7 +118,7 @@ def _is_loopback(ip: str) -> bool:
         return False
 
 
-def run(process: PythonProcess, request: Request, deadline_s: float) -> RawAnswer:
+def run(process: PythonProcess, request: PayloadRequest, deadline_s: float) -> RawAnswer:
     until = time.monotonic() + deadline_s
     try:
         connection = read_connection(connection_file(process.argv) or "", process.pid)

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from vram import untrusted
 from vram.errors import NotReachable
-from vram.model.trimming import Via
+from vram.model.inside import Via
 
 LONGEST_ANSWER = 16 << 20
 MOST_ITEMS = 200_000  # of an answer: objects, lists and members together
@@ -25,7 +25,7 @@ _MOST_REASONS, _LONGEST_REASON = 5, 300
 Shape = TypeVar("Shape")
 
 
-class Request(Struct, frozen=True):
+class PayloadRequest(Struct, frozen=True):
     """Which payload answers (a folder of ``vram/payloads``), and what it is asked: plain JSON data."""
 
     payload: str

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 
-from vram.model.trimming import Via
+from vram.model.inside import Via
 from vram.reach import debug_offsets, elf
 from vram.reach.debug_offsets import FIRST_MINOR, MainThread
 from vram.reach.injection import (
@@ -30,7 +30,7 @@ from vram.reach.injection import (
     verified_identity,
     why_unavailable,
 )
-from vram.reach.payload import RawAnswer, Request
+from vram.reach.payload import PayloadRequest, RawAnswer
 from vram.reach.ptrace import (
     StoppedThreads,
     TargetEnded,
@@ -62,7 +62,7 @@ def unavailable_reason(process: PythonProcess) -> str | None:
     return why_unavailable(process, require)
 
 
-def run(process: PythonProcess, request: Request, deadline_s: float) -> RawAnswer:
+def run(process: PythonProcess, request: PayloadRequest, deadline_s: float) -> RawAnswer:
     until = time.monotonic() + deadline_s
     with (
         translated_errors(process),

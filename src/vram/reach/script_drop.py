@@ -25,7 +25,7 @@ from vram.payloads import agent, delivery
 from vram.payloads.procfs import started_at
 from vram.reach import payload
 from vram.reach.deadline import interrupted
-from vram.reach.payload import LONGEST_ANSWER, Request
+from vram.reach.payload import LONGEST_ANSWER, PayloadRequest
 from vram.reach.python_process import PythonProcess
 
 _PAYLOAD, _SOCKET, _SCRIPT = "payload.py", "answers", "script.py"
@@ -56,7 +56,7 @@ except BaseException:pass
 class ScriptDrop:
     """Made for one process and one run; after close(), nothing of it is left and nothing of it can run."""
 
-    def __init__(self, request: Request, process: PythonProcess, until: float) -> None:
+    def __init__(self, request: PayloadRequest, process: PythonProcess, until: float) -> None:
         self._pid, self._pid_inside = process.pid, process.pid_inside
         self._until = until
         self._connection: socket.socket | None = None

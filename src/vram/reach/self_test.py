@@ -8,13 +8,13 @@ import sys
 from contextlib import ExitStack, suppress
 
 from vram.errors import Refused
+from vram.model.doctor import AttachTest
 from vram.model.plan import Target
 from vram.model.process import ProcessRef
-from vram.model.system import AttachTest
 from vram.payloads import agent
 from vram.payloads.procfs import started_at
 from vram.reach import debug_offsets, injection, remote_exec
-from vram.reach.payload import Request, require_done
+from vram.reach.payload import PayloadRequest, require_done
 from vram.reach.python_process import examine
 
 DEADLINE_S = 2.0
@@ -59,7 +59,7 @@ def _stopped_s(code: str) -> float:
         process.stdout.read(1)
         python = examine(_target(process.pid))
         injector = injection if sys.version_info < (3, debug_offsets.FIRST_MINOR) else remote_exec
-        raw = injector.run(python, Request("trim", {"verb": "measure"}), DEADLINE_S)
+        raw = injector.run(python, PayloadRequest("trim", {"verb": "measure"}), DEADLINE_S)
         require_done(process.pid, raw.body)
         return raw.stopped_s or 0.0
 

@@ -37,16 +37,16 @@ def plan(
     """Read the machine and return what would be done; nothing is touched.
 
     *goal* is what should be freed on one GPU, in bytes or like "20GiB"; without it all caches and
-    leftovers are planned. See :class:`vram.model.plan.Request`.
+    leftovers are planned. See :class:`vram.model.plan.PlanRequest`.
     """
-    from vram.model.plan import Request
+    from vram.model.plan import PlanRequest
     from vram.reclaim.device_state import read_and_diagnose
     from vram.reclaim.planner import plan as make
     from vram.units import parse_size
 
     host = host or _local()
     nbytes = parse_size(goal) if isinstance(goal, str) else goal
-    request = Request(
+    request = PlanRequest(
         goal_bytes=nbytes,
         gpus=gpus,
         up_to=up_to,
@@ -100,7 +100,7 @@ def remaining(
     plan: Plan, findings: tuple[str, ...] = (), *, host: Host | None = None, deadline_s: float = DEADLINE_S
 ) -> tuple[Skipped, ...]:
     """Read again after *plan* was run: the leftovers that are still there on its GPUs."""
-    from vram.model.plan import Request
+    from vram.model.plan import PlanRequest
     from vram.reclaim.candidates import PlanContext
     from vram.reclaim.device_state import read_and_diagnose
     from vram.reclaim.skipped import leftovers_left
@@ -108,7 +108,7 @@ def remaining(
     host = host or _local()
     ledger, found = read_and_diagnose(host, plan.gpus, deadline_s)
     codes = tuple(code.strip().upper() for code in findings)
-    return leftovers_left(PlanContext.of(ledger, found, Request(gpus=plan.gpus, findings=codes)))
+    return leftovers_left(PlanContext.of(ledger, found, PlanRequest(gpus=plan.gpus, findings=codes)))
 
 
 def _local() -> Host:

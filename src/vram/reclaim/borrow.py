@@ -12,6 +12,7 @@ from vram.model.parking import GpuShare, Parked, ProcessLimits
 from vram.model.plan import Target
 from vram.reclaim.parking import Moved, Parking
 from vram.reclaim.preflight import DriverReport, identify_parkable, require_checkpoints, seen_by_cuda
+from vram.reclaim.selection import fewest
 from vram.units import MIB, counted, size
 
 # The checkpoint worker has the driver open while the command runs: 3.25 MiB on an H200.
@@ -34,6 +35,10 @@ class ParkCandidate(Struct, frozen=True):
     shares: tuple[GpuShare, ...]
     nbytes: int
     idle: bool
+
+    @property
+    def pids(self) -> frozenset[int]:
+        return frozenset((self.target.process.pid,))
 
 
 class BorrowPlan(Struct, frozen=True):
@@ -175,22 +180,9 @@ def _idled(before: ProcessLimits, after: ProcessLimits, window_s: float) -> bool
 
 
 def enough(candidates: Sequence[ParkCandidate], missing: int) -> tuple[ParkCandidate, ...] | None:
-    """The least harm that frees *missing* bytes: idle ones first, of these the smallest that does,
-    and where none does alone, the largest and then on; None where all of them are too few."""
-    chosen: list[ParkCandidate] = []
-    left = list(candidates)
-    while missing > 0 and left:
-        kind = [each for each in left if each.idle] or left
-        alone = [each for each in kind if each.nbytes >= missing]
-        pick = min(alone, key=_nbytes) if alone else max(kind, key=_nbytes)
-        chosen.append(pick)
-        left.remove(pick)
-        missing -= pick.nbytes
-    return tuple(chosen) if missing <= 0 else None
-
-
-def _nbytes(candidate: ParkCandidate) -> int:
-    return candidate.nbytes
+    """The least harm that frees *missing* bytes, idle ones first; None where all of them are too few."""
+    chosen = fewest(candidates, missing, harm=lambda each: not each.idle)
+    return chosen if sum(each.nbytes for each in chosen) >= missing else None
 
 
 def _impossible(

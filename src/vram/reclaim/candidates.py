@@ -1,29 +1,165 @@
-"""Who might give memory back, action by action; judged by the ledger alone, before anybody is visited."""
+"""Which processes could free memory, action by action: judged by the ledger alone, before any is touched.
+
+Whom a pid on the command line means, which leftovers end together, and the candidates of each action.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from vram.diagnosis.held import is_healthy, is_stopped, living_holders
-from vram.diagnosis.leftover import code_of, working
-from vram.errors import CannotPark, DeviceError, NotOnGpu
+from vram.diagnosis.held import is_healthy, is_stopped
+from vram.diagnosis.leftover import ORPHANED, code_of, doubt, working
+from vram.diagnosis.remedies import AS_ROOT, SUDO_VRAM
+from vram.errors import CannotPark, DeviceError, NoSuchProcess, NotOnGpu
+from vram.host.ports import Host
+from vram.ledger.processes import ProcessMemory, freed_by, living_holders, processes, reports_holders
 from vram.model.finding import Finding
 from vram.model.ledger import Entry, Holder, Ledger, ParkedProcess, known_bytes
-from vram.model.plan import Request, StepKind
-from vram.reclaim.accounts import Account, accounts, returns, tells_who
-from vram.reclaim.leftovers import Leftover, leftovers
+from vram.model.plan import PlanRequest, StepKind
 from vram.units import size
 
 STOPPED = "VR201"
 
 
+def with_holders(host: Host, ledger: Ledger, request: PlanRequest) -> tuple[PlanRequest, dict[int, int]]:
+    """*request* with dead pids replaced by who holds their memory, and with ``tree`` the descendants too.
+
+    Also, which of the pids stand for which dead one. Raises NoSuchProcess where a dead pid's holders
+    are not certain, or cannot be seen.
+    """
+    if not request.pids:
+        return request, {}
+    known = processes(ledger)
+    meant = {pid: tuple(_meant(host, ledger, known, pid, request)) for pid in request.pids}
+    pids = tuple(dict.fromkeys(each for pid in request.pids for each in meant[pid]))
+    dead = {each: pid for pid, people in meant.items() if pid not in people for each in people}
+    return replace(request, pids=pids), {} if request.tree else dead
+
+
+def _meant(
+    host: Host, ledger: Ledger, known: Mapping[int, ProcessMemory], pid: int, request: PlanRequest
+) -> Iterable[int]:
+    left = [entry for gpu in ledger.gpus for entry in gpu.accounted if entry.charged_pid == pid]
+    if left and pid not in known and _is_dead(host, pid):
+        return _holders(ledger, pid, left)
+    if request.tree:
+        children = [each for each in host.proc.descendants(pid) if each in known]
+        return (pid, *children) if pid in known or not children else children
+    return (pid,)
+
+
+def _is_dead(host: Host, pid: int) -> bool:
+    found = host.proc.facts(pid)
+    return found is None or found[1].is_dead
+
+
+def _holders(ledger: Ledger, pid: int, left: list[Entry]) -> tuple[int, ...]:
+    nbytes = size(known_bytes(left))
+    people = {holder.pid: holder for entry in left for holder in living_holders(entry)}
+    if not people:
+        raise NoSuchProcess(
+            f"pid {pid} has ended, and the driver still lists {nbytes} of it; who holds that cannot be seen",
+            hint=f"run it with full rights: {AS_ROOT}" if ledger.host.uid else "`vram why` shows more",
+        )
+    # A pid that was given by name counts as consent; whose it was is gone, so its holders must be certain.
+    if all(entry.confidence == "fact" and entry.sharing != "one" for entry in left):
+        return tuple(people)
+    foreign = ledger.host.uid != 0 and any(each.user != ledger.host.user for each in people.values())
+    command = f"{SUDO_VRAM if foreign else 'vram'} kill {' '.join(map(str, people))}"
+    raise NoSuchProcess(
+        f"pid {pid} has ended; its {nbytes} are likely held by pid {', '.join(map(str, people))}",
+        hint=f"to terminate these: {command}",
+    )
+
+
+class Leftover(Struct, frozen=True):
+    """Processes that must all end before these bytes are freed: ``entries`` with their GPU."""
+
+    processes: tuple[ProcessMemory, ...]
+    entries: tuple[tuple[int, Entry], ...]
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        return tuple(process.pid for process in self.processes)
+
+    @property
+    def code(self) -> str:
+        """The finding that speaks of most of it."""
+        return code_of(max(self.entries, key=lambda each: each[1].nbytes or 0)[1]) or ORPHANED
+
+    @property
+    def gpus(self) -> tuple[int, ...]:
+        return tuple(sorted({gpu for gpu, _ in self.entries}))
+
+    def nbytes(self, gpus: tuple[int, ...] = ()) -> int:
+        """What is surely freed on *gpus* (empty: all) when all of them have ended."""
+        return sum(_surely_freed(entry for at, entry in self.entries if not gpus or at in gpus))
+
+
+def _surely_freed(entries: Iterator[Entry]) -> Iterator[int]:
+    """The bytes of *entries*, less the largest of those that nobody among their holders may have."""
+    alternatives: dict[tuple[int, ...], list[Entry]] = {}
+    for entry in entries:
+        if entry.sharing == "one" and entry.unheld:
+            alternatives.setdefault(tuple(each.pid for each in living_holders(entry)), []).append(entry)
+        else:
+            yield entry.nbytes or 0
+    for found in alternatives.values():
+        sizes = sorted(entry.nbytes or 0 for entry in found)
+        yield sum(sizes[: max(0, len(sizes) - found[0].unheld)])
+
+
+def leftovers(
+    ledger: Ledger, known: Mapping[int, ProcessMemory], codes: tuple[str, ...] = ()
+) -> list[Leftover]:
+    """What can be freed by terminating holders without harming anybody, the largest first.
+
+    Entries that share a holder are one leftover. *codes* narrows it down to those findings.
+    """
+    group_of: dict[int, _Group] = {}
+    works = working(ledger)
+    for gpu, entry in _entries(ledger):
+        if doubt(entry, works, ledger.host) is not None or (codes and code_of(entry) not in codes):
+            continue
+        people = [holder.pid for holder in living_holders(entry)]
+        joined = {id(group_of[pid]): group_of[pid] for pid in people if pid in group_of}
+        # The smaller groups move into the largest: each pid moves a few times at most.
+        group = max(joined.values(), key=lambda each: len(each.pids), default=_Group([], []))
+        for other in joined.values():
+            if other is not group:
+                group.pids += other.pids
+                group.entries += other.entries
+                group_of.update(dict.fromkeys(other.pids, group))
+        group.pids += [pid for pid in people if group_of.get(pid) is not group]
+        group.entries.append((gpu, entry))
+        group_of.update(dict.fromkeys(people, group))
+    distinct = {id(group): group for group in group_of.values()}.values()
+    found = [
+        Leftover(tuple(known[pid] for pid in sorted(group.pids)), tuple(group.entries)) for group in distinct
+    ]
+    return sorted(found, key=lambda each: (-each.nbytes(), each.pids))
+
+
+class _Group(Struct):
+    pids: list[int]
+    entries: list[tuple[int, Entry]]
+
+
+def _entries(ledger: Ledger) -> Iterator[tuple[int, Entry]]:
+    for gpu in ledger.gpus:
+        for entry in gpu.accounted:
+            if code_of(entry) is not None:
+                yield gpu.index, entry
+
+
 class ActionCandidate(Struct, frozen=True, kw_only=True):
-    """Processes that go together, in order, and the bytes that come back with each of them."""
+    """Processes that are acted on together, in order, and the bytes that each of them frees."""
 
     kind: StepKind
-    accounts: tuple[Account, ...]
+    processes: tuple[ProcessMemory, ...]
     predicted: tuple[int | None, ...]
     reason: str
     finding: str | None = None
@@ -34,7 +170,7 @@ class ActionCandidate(Struct, frozen=True, kw_only=True):
 
     @property
     def pids(self) -> tuple[int, ...]:
-        return tuple(account.holder.pid for account in self.accounts)
+        return tuple(process.pid for process in self.processes)
 
 
 class PlanContext(Struct, frozen=True):
@@ -46,8 +182,8 @@ class PlanContext(Struct, frozen=True):
 
     ledger: Ledger
     findings: tuple[Finding, ...]
-    request: Request
-    known: dict[int, Account]
+    request: PlanRequest
+    known: dict[int, ProcessMemory]
     gpus: tuple[int, ...]
     all_leftovers: tuple[Leftover, ...] = ()
     parked: dict[int, ParkedProcess] = {}
@@ -61,18 +197,18 @@ class PlanContext(Struct, frozen=True):
         cls,
         ledger: Ledger,
         findings: tuple[Finding, ...],
-        request: Request,
+        request: PlanRequest,
         parked: Iterable[ParkedProcess] = (),
         instead_of: dict[int, int] | None = None,
     ) -> PlanContext:
         every = tuple(gpu.index for gpu in ledger.gpus)
-        known = accounts(ledger)
+        known = processes(ledger)
         found = tuple(leftovers(ledger, known, request.findings))
         paused = {each.pid: each for each in parked}
         gpus = request.gpus or every
         return cls(ledger, findings, request, known, gpus, found, paused, instead_of or {}, working(ledger))
 
-    def named(self) -> tuple[Account, ...]:
+    def named(self) -> tuple[ProcessMemory, ...]:
         """The processes that the user named, in that order. Raises where one is on none of the GPUs."""
         there = {pid: each for pid, each in self.known.items() if set(each.gpus) & set(self.gpus)}
         there |= {pid: _paused(each) for pid, each in self.parked.items() if pid not in there}
@@ -82,18 +218,20 @@ class PlanContext(Struct, frozen=True):
         return tuple(there[pid] for pid in dict.fromkeys(self.request.pids))
 
     def _not_found(self, pid: int) -> NotOnGpu | DeviceError:
-        silent = [gpu.index for gpu in self.ledger.gpus if gpu.index in self.gpus and not tells_who(gpu)]
+        silent = [
+            gpu.index for gpu in self.ledger.gpus if gpu.index in self.gpus and not reports_holders(gpu)
+        ]
         if silent:
             return DeviceError(
                 f"GPU {silent[0]} does not answer: whether pid {pid} holds memory there is unknown",
-                hint="`vram why` tells more of the GPU",
+                hint="`vram why` shows more about the GPU",
             )
         return NotOnGpu(
             f"pid {pid} holds no memory of {'this GPU' if self.request.gpus else 'any GPU'}",
             hint="`vram who` lists those that do",
         )
 
-    def chosen(self) -> tuple[Account, ...]:
+    def chosen(self) -> tuple[ProcessMemory, ...]:
         """Whom the user means: those named, those of the findings named, or everybody on the GPUs."""
         if self.request.pids:
             return self.named()
@@ -107,17 +245,13 @@ class PlanContext(Struct, frozen=True):
         """Those with bytes on the GPUs, narrowed by ``--finding``."""
         return [each for each in self.all_leftovers if set(each.gpus) & set(self.gpus)]
 
-    def own_bytes(self, account: Account) -> int:
-        """What it is charged with on the GPUs that count."""
-        return sum(account.own_by_gpu.get(gpu, 0) for gpu in self.gpus)
 
-
-def _paused(process: ParkedProcess) -> Account:
-    """A parked process has nothing on a GPU, and may be named all the same."""
+def _paused(process: ParkedProcess) -> ProcessMemory:
+    """A parked process has nothing on a GPU, and may still be named."""
     holder = Holder(
         pid=process.pid, started_at=None, user=process.user, command=process.command, alive=True, state="S"
     )
-    return Account(holder=holder, gpus=process.gpus)
+    return ProcessMemory(holder=holder, gpus=process.gpus)
 
 
 def candidates(context: PlanContext, kind: StepKind) -> Iterator[ActionCandidate]:
@@ -126,10 +260,10 @@ def candidates(context: PlanContext, kind: StepKind) -> Iterator[ActionCandidate
 
 
 def _trims(context: PlanContext) -> Iterator[ActionCandidate]:
-    for account in context.chosen():
-        if account.own and is_healthy(account.holder):
+    for process in context.chosen():
+        if process.charged and is_healthy(process.holder):
             reason = "it may hold memory that it only caches"
-            yield ActionCandidate(kind="trim", accounts=(account,), predicted=(None,), reason=reason)
+            yield ActionCandidate(kind="trim", processes=(process,), predicted=(None,), reason=reason)
 
 
 def _parks(context: PlanContext) -> Iterator[ActionCandidate]:
@@ -137,25 +271,25 @@ def _parks(context: PlanContext) -> Iterator[ActionCandidate]:
     named = bool(context.request.pids)
     if not named and not context.request.park_idle:
         return
-    for account in context.chosen():
-        if not account.own or not is_healthy(account.holder):
+    for process in context.chosen():
+        if not process.charged or not is_healthy(process.holder):
             continue
-        if not _on_nvidia(context, account):
+        if not _on_nvidia(context, process):
             if named:
                 raise CannotPark(
-                    f"pid {account.holder.pid} has its memory on a GPU that is not NVIDIA's, and no other"
+                    f"pid {process.pid} has its memory on a GPU that is not NVIDIA's, and no other"
                     " driver can park processes",
-                    hint=f"`vram kill {account.holder.pid}` ends it",
+                    hint=f"`vram kill {process.pid}` terminates it",
                 )
             continue
-        if named or account.idle:
+        if named or process.idle:
             reason = "you named it" if named else "it waits, its GPU does nothing, and --park-idle allows it"
-            nbytes = context.own_bytes(account)
-            yield ActionCandidate(kind="park", accounts=(account,), predicted=(nbytes,), reason=reason)
+            nbytes = process.charged_on(context.gpus)
+            yield ActionCandidate(kind="park", processes=(process,), predicted=(nbytes,), reason=reason)
 
 
-def _on_nvidia(context: PlanContext, account: Account) -> bool:
-    return any(gpu.driver == "nvidia" for gpu in context.ledger.gpus if gpu.index in account.gpus)
+def _on_nvidia(context: PlanContext, process: ProcessMemory) -> bool:
+    return any(gpu.driver == "nvidia" for gpu in context.ledger.gpus if gpu.index in process.gpus)
 
 
 def _kills(context: PlanContext) -> Iterator[ActionCandidate]:
@@ -165,15 +299,15 @@ def _kills(context: PlanContext) -> Iterator[ActionCandidate]:
     for leftover in context.leftovers():
         yield ActionCandidate(
             kind="kill",
-            accounts=leftover.accounts,
-            predicted=_with_the_last(leftover.nbytes(context.gpus), len(leftover.accounts)),
+            processes=leftover.processes,
+            predicted=_with_the_last(leftover.nbytes(context.gpus), len(leftover.processes)),
             reason=_leftover_reason(leftover),
             finding=leftover.code,
         )
     if STOPPED in context.request.findings:
-        for account in context.chosen():
-            if account.own and account.holder.state == "T" and is_stopped(account.holder):
-                yield _named_kill(context, (account,), "it is stopped, and --finding VR201 names it", STOPPED)
+        for process in context.chosen():
+            if process.charged and process.holder.state == "T" and is_stopped(process.holder):
+                yield _named_kill(context, (process,), "it is stopped, and --finding VR201 names it", STOPPED)
 
 
 def _leftover_reason(leftover: Leftover) -> str:
@@ -188,46 +322,40 @@ def _leftover_reason(leftover: Leftover) -> str:
 
 
 def _named_kills(context: PlanContext) -> Iterator[ActionCandidate]:
-    """One candidate for all: bytes that they hold together come back with the last of them."""
+    """One candidate for all: bytes that they hold together are freed by the last of them."""
     yield _named_kill(context, context.named(), "you named it")
 
 
 def _named_kill(
-    context: PlanContext, named: tuple[Account, ...], reason: str, finding: str | None = None
+    context: PlanContext, named: tuple[ProcessMemory, ...], reason: str, finding: str | None = None
 ) -> ActionCandidate:
-    pids = [account.holder.pid for account in named]
+    pids = [process.pid for process in named]
     dead = dict.fromkeys(context.instead_of[pid] for pid in pids if pid in context.instead_of)
     if dead:
         reason = f"pid {', '.join(map(str, dead))} is dead, and its memory is held here"
-    shared = sorted({pid for account in named for pid in _others(account)} - set(pids))
+    shared = sorted({pid for process in named for pid in process.co_holders} - set(pids))
     if shared:
         reason += f"; what it shares stays until pid {', '.join(map(str, shared))} ends too"
-    returned = returns(context.ledger, pids, context.gpus)
+    returned = freed_by(context.ledger, pids, context.gpus)
     paused = [context.parked[pid] for pid in pids if pid in context.parked]
     if paused:
         reason += "; " + ", ".join(
             f"pid {each.pid} is parked, {size(each.nbytes)} in host memory" for each in paused
         )
-    unknown = [_is_unknown(account, context.request) for account in named]
+    unknown = [_is_unknown(process, context.request) for process in named]
     predicted = tuple(
         None if no and not nbytes else nbytes for no, nbytes in zip(unknown, returned, strict=True)
     )
-    return ActionCandidate(kind="kill", accounts=named, predicted=predicted, reason=reason, finding=finding)
+    return ActionCandidate(kind="kill", processes=named, predicted=predicted, reason=reason, finding=finding)
 
 
-def _is_unknown(account: Account, request: Request) -> bool:
-    """The driver does not say how much this is: nothing is not what is meant by 0.
+def _is_unknown(process: ProcessMemory, request: PlanRequest) -> bool:
+    """Whether what it would free is unknown rather than 0.
 
-    Where it says nothing of a whole GPU, nobody is ended for a size that was asked for.
+    Where a whole GPU reports nothing, nobody is terminated for a size that was asked for.
     """
-    silent = bool(account.untold) and request.goal_bytes is None
-    return silent or any(entry.nbytes is None for entry in account.own)
-
-
-def _others(account: Account) -> Iterator[int]:
-    entries: tuple[Entry, ...] = (*account.own, *account.kept)
-    for entry in entries:
-        yield from (holder.pid for holder in living_holders(entry))
+    silent = bool(process.unreported_gpus) and request.goal_bytes is None
+    return silent or process.has_unknown_size
 
 
 def _with_the_last(nbytes: int, count: int) -> tuple[int, ...]:

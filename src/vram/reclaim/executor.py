@@ -10,16 +10,16 @@ import msgspec
 from vram.diagnosis.leftover import CODES
 from vram.errors import AuditUnavailable, NoSuchProcess, Refused, VramError, WorldChanged
 from vram.host.ports import Host
+from vram.ledger.processes import processes
 from vram.model.finding import Finding
 from vram.model.ledger import Ledger
 from vram.model.plan import Outcome, OutcomeStatus, Plan, Receipt, Step, StepKind
 from vram.reclaim import audit
-from vram.reclaim.accounts import accounts
 from vram.reclaim.actions import TIMEOUT_S, Unkillable, action
-from vram.reclaim.blockers import blockers
+from vram.reclaim.actions.reset import blockers
+from vram.reclaim.candidates import leftovers
 from vram.reclaim.device_state import settled_bytes, used_bytes
 from vram.reclaim.identity import open_verified
-from vram.reclaim.leftovers import leftovers
 
 OnOutcome = Callable[[Outcome], None]
 _HINT = "make a new plan"
@@ -33,7 +33,7 @@ def revalidate(
     What the plan was made for must be true of *ledger*, read just now. Who is *parked* holds nothing on
     a GPU, and is still meant.
     """
-    known = accounts(ledger)
+    known = processes(ledger)
     named = {(code, pid) for each in leftovers(ledger, known) for pid in each.pids for code in CODES}
     named |= {(each.code, pid) for each in findings if each.code not in CODES for pid in each.pids}
     for step in plan.steps:
@@ -41,10 +41,10 @@ def revalidate(
             _require_unused(ledger, step)
             continue
         process = step.target.process
-        account = known.get(process.pid)
-        if account is None and process.pid in parked:
+        holding = known.get(process.pid)
+        if holding is None and process.pid in parked:
             continue
-        if account is None or account.holder.started_at != process.started_at:
+        if holding is None or holding.holder.started_at != process.started_at:
             raise WorldChanged(f"pid {process.pid} holds nothing here any more", hint=_HINT)
         if step.finding is not None and (step.finding, process.pid) not in named:
             raise WorldChanged(f"pid {process.pid} is no longer named by {step.finding}", hint=_HINT)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -19,6 +20,10 @@ from vram.host.ports import Host, PidHandle, Sent
 from vram.model.plan import Target
 from vram.model.process import ProcessFacts, ProcessRef
 from vram.protected import role
+
+if TYPE_CHECKING:
+    from vram.ledger.processes import ProcessMemory
+    from vram.model.observation import HostFacts
 
 # Start times count ticks of 10 ms. A process that was seen alive in a later tick than the one it
 # was started in cannot be confused: whoever gets its pid after that starts in a later tick too.
@@ -111,6 +116,16 @@ def identify(host: Host, pid: int) -> Target:
         return _target(found, facts, image)
     finally:
         handle.close()
+
+
+def require_certain(me: HostFacts, process: ProcessMemory) -> None:
+    """Raise where the pid of *process*, as the driver lists it, may be somebody else's here."""
+    # Under WSL2 the bytes are in doubt, and never the pids: those are read here, from open files.
+    if not (process.certain or me.initial_pid_namespace or me.wsl_facts is not None):
+        raise NotPermitted(
+            f"seen from inside this PID namespace, pid {process.pid} may be somebody else's",
+            hint="run vram on the host",
+        )
 
 
 def open_verified(host: Host, target: Target) -> VerifiedProcess:

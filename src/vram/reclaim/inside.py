@@ -1,25 +1,156 @@
-"""Ask one process what arrays it has on GPUs and who refers to them; it goes on meanwhile."""
+"""Ask live processes what of their memory is live, what only cached, and which arrays they have.
+
+Nothing is changed by asking, and each process continues meanwhile. Where all of them are asked, that is a few
+at a time, within one deadline; who cannot be asked is counted, by reason.
+"""
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections import Counter
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext, suppress
 
 import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
-from vram.errors import NotOnGpu, Protected, VramError
+from vram.errors import NoSuchProcess, NotOnGpu, NotPermitted, Protected, TimedOut, VramError, WorldChanged
 from vram.host.ports import Host
-from vram.ledger.split import gpus_of, splits
+from vram.ledger.deepen import Measured, gpus_of, splits
+from vram.ledger.processes import processes
 from vram.model.inside import MOST_GROUPS, Inside, InsideReceipt
-from vram.model.ledger import Ledger
+from vram.model.ledger import GpuLedger, Ledger, Note
 from vram.model.plan import Target
 from vram.reach import payload
-from vram.reach.injectors import ask, choose_injector
+from vram.reach.injectors import ask, ask_trim, choose_injector
 from vram.reach.payload import PayloadAnswer
 from vram.reclaim import audit
-from vram.reclaim.accounts import accounts
+from vram.reclaim.actions.trim import ask_process
 from vram.reclaim.identity import identify, open_verified
-from vram.reclaim.measuring import offered
+from vram.units import counted
+
+AT_ONCE = 4
+EACH_S = 2.0
+# Whoever types this in a notebook wants to see that notebook, which runs us and so is never acted on.
+# These ways ask what it offers itself.
+OFFERED = ("agent", "jupyter")
+
+_REASONS: tuple[tuple[type[VramError], str], ...] = (
+    (NotPermitted, "belongs to somebody else (root may ask)"),
+    (Protected, "is part of the system"),
+    (TimedOut, "did not answer in time"),
+    (NoSuchProcess, "has ended"),
+    (WorldChanged, "has ended"),
+)
+UNREACHABLE = "cannot be reached (`vram inside PID` says why)"
+NO_TIME = "was not asked: the time was up (--deadline gives more)"
+
+
+class Measurements(Struct, frozen=True):
+    """Who answered what; and of the others, by pid, why not."""
+
+    answers: dict[int, Measured]
+    unasked: dict[int, str]
+
+
+def measure_all(host: Host, pids: Iterable[int], deadline_s: float) -> Measurements:
+    """Ask each of *pids*, as far as the time goes."""
+    until = host.clock.monotonic() + deadline_s
+    answers: dict[int, Measured] = {}
+    unasked: dict[int, str] = {}
+
+    def ask(pid: int) -> None:
+        left_s = until - host.clock.monotonic()
+        if left_s <= 0:
+            unasked[pid] = NO_TIME
+            return
+        try:
+            answers[pid] = _measured(host, pid, min(max(EACH_S, deadline_s / AT_ONCE), left_s))
+        except VramError as error:
+            unasked[pid] = _reason(error)
+
+    with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="vram-measure") as pool:
+        list(pool.map(ask, dict.fromkeys(pids)))
+    return Measurements(answers, unasked)
+
+
+def charged_pids(ledger: Ledger) -> list[int]:
+    """Every living process whose memory is reported as a whole only."""
+    return [
+        process.pid
+        for process in processes(ledger).values()
+        if any(entry.kind == "process" for entry in process.charged)
+    ]
+
+
+def measure_one(host: Host, pid: int, deadline_s: float) -> tuple[dict[int, Measured], tuple[str, ...]]:
+    """What *pid* answers, and otherwise why it does not."""
+    try:
+        return {pid: _measured(host, pid, deadline_s)}, (f"`vram inside {pid}` lists its arrays",)
+    except VramError as error:
+        return {}, (f"its inside is not told: {error}",)
+
+
+def noted(ledger: Ledger, measured: Measurements) -> Ledger:
+    """Return *ledger* with a note on each GPU that has processes which could not be asked."""
+    return replace(ledger, gpus=tuple(_noted(gpu, measured.unasked) for gpu in ledger.gpus))
+
+
+def _noted(gpu: GpuLedger, unasked: dict[int, str]) -> GpuLedger:
+    there = {entry.holder.pid for entry in gpu.entries if entry.kind == "process" and entry.holder}
+    reasons = Counter(reason for pid, reason in unasked.items() if pid in there)
+    if not reasons:
+        return gpu
+    told = "; ".join(f"{count} {reason}" for reason, count in reasons.most_common())
+    text = f"{counted(reasons.total(), 'process')} not divided into live and cached: {told}"
+    return replace(gpu, notes=(*gpu.notes, Note("not-divided", text)))
+
+
+def _measured(host: Host, pid: int, deadline_s: float) -> Measured:
+    if pid in host.signals.self_and_ancestors():
+        return _offered(host, pid, deadline_s)
+    visit = ask_process(host, identify(host, pid), "measure", None, deadline_s)
+    return Measured(visit.via, visit.answer)
+
+
+def _offered(host: Host, pid: int, deadline_s: float) -> Measured:
+    target, via = offered(host, pid)
+    visit = ask_trim(target, "measure", deadline_s, via=via)
+    return Measured(visit.via, visit.answer)
+
+
+def offered(host: Host, pid: int) -> tuple[Target, str]:
+    """A process that runs us, and the way that it offers itself; raises where there is none.
+
+    Both ways are bound to pid and start time.
+    """
+    seen = host.proc.facts(pid)
+    if seen is not None and seen[1].uid == host.facts().uid:
+        process, facts = seen
+        target = Target(
+            process=process,
+            uid=host.facts().uid,
+            user=facts.user,
+            command=" ".join(facts.argv) or facts.command,
+            executable=facts.executable,
+        )
+        for via in OFFERED:
+            with suppress(VramError):
+                choose_injector(target, via)
+                return target, via
+    raise Protected(
+        f"pid {pid} runs this very command, and offers no way to ask it",
+        hint="a Jupyter kernel, or a program that called vram.agent(), can be asked",
+    )
+
+
+def _reason(error: VramError) -> str:
+    for kind, words in _REASONS:
+        if isinstance(error, kind):
+            return words
+    return UNREACHABLE
+
 
 # Of the time given, for the way in and back.
 SHARE = 0.9
@@ -31,7 +162,7 @@ def look_inside(
     """What *pid* answers; raises why it could not be asked, and then it was left alone."""
     runs_us = pid in host.signals.self_and_ancestors()
     target, offer = offered(host, pid) if runs_us else (identify(host, pid), None)
-    if pid not in accounts(ledger):
+    if pid not in processes(ledger):
         raise NotOnGpu(f"pid {pid} holds no GPU memory", hint="`vram who` lists those that do")
     began = host.clock.monotonic()
     if runs_us and via not in (None, offer):

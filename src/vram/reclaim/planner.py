@@ -1,9 +1,14 @@
-"""From the ledger to a plan: caches and leftovers first, a healthy process only where it is named."""
+"""From the ledger to a plan: caches and leftovers first, a healthy process only where it is named.
+
+With a size, the smallest plan that frees it: least harmful actions first, and no step that the others make
+superfluous.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from vram.diagnosis.engine import require_code
@@ -19,23 +24,102 @@ from vram.errors import (
     WorldChanged,
 )
 from vram.host.ports import Host
+from vram.ledger.processes import ProcessMemory, is_silent
 from vram.model.finding import Finding
 from vram.model.ledger import Ledger, ParkedProcess
-from vram.model.plan import Draft, Request, Step, StepKind, Target
+from vram.model.plan import Draft, PlanRequest, Step, StepKind, Target
 from vram.reclaim import actions
-from vram.reclaim.accounts import Account, is_silent
 from vram.reclaim.actions import Action
-from vram.reclaim.candidates import ActionCandidate, PlanContext, candidates
-from vram.reclaim.identity import identify
-from vram.reclaim.naming import with_holders
+from vram.reclaim.candidates import ActionCandidate, PlanContext, candidates, with_holders
+from vram.reclaim.identity import identify, require_certain
 from vram.reclaim.plan_file import with_digest
-from vram.reclaim.selection import Option, Selection, smallest
+from vram.reclaim.selection import fewest
 from vram.reclaim.skipped import skipped
 from vram.units import size
 
+
+class Option(Struct, frozen=True):
+    """Steps that only make sense together, and what they surely free; None where that is unknown.
+
+    ``most`` is what they can free at most.
+    """
+
+    kind: StepKind
+    steps: tuple[Step, ...]
+    most: int = 0
+    named: bool = False
+
+    @property
+    def nbytes(self) -> int | None:
+        known = [step.predicted_bytes for step in self.steps if step.predicted_bytes is not None]
+        return sum(known) if known else None
+
+    @property
+    def pids(self) -> frozenset[int]:
+        return frozenset(step.target.process.pid for step in self.steps if step.target)
+
+    @property
+    def harms(self) -> bool:
+        """Whether it interrupts or ends a process that works."""
+        return self.kind == "park" or (self.kind == "kill" and self.named)
+
+
+class Selection(Struct, frozen=True):
+    """What was chosen for one GPU. ``reaches``: what is known of it adds up to the goal; ``may_reach``:
+    with what cannot be known beforehand it could."""
+
+    gpu: int
+    options: tuple[Option, ...]
+    reaches: bool
+    may_reach: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        return sum(option.nbytes or 0 for option in self.options)
+
+    def cost(self) -> tuple[int, ...]:
+        """Least harm to people first, then fewest processes, then fewest bytes more than needed."""
+        harmed = sum(len(each.steps) for each in self.options if each.harms)
+        unsure = 0 if self.reaches else 1 if self.may_reach else 2
+        steps = sum(len(each.steps) for each in self.options)
+        # Where no plan surely reaches the goal, the one that comes nearest is taken.
+        return (unsure, harmed, steps, self.nbytes if self.reaches else -self.nbytes, self.gpu)
+
+
+def smallest(gpu: int, options: Sequence[Option], goal: int) -> Selection:
+    """Choose from *options* what reaches *goal* with the least harm."""
+    known = [each for each in options if each.nbytes]
+    harmless = [each for each in known if not each.harms]
+    if _sum(harmless) >= goal:
+        return Selection(gpu, fewest(harmless, goal, harm=_rank, excludes=_excludes), reaches=True)
+    # Who cannot say what it only caches is asked before anybody who works is harmed: the rest is done only
+    # where it is still needed.
+    unknown = tuple(each for each in options if each.nbytes is None)
+    if _sum(known) >= goal:
+        return Selection(gpu, (*unknown, *fewest(known, goal, harm=_rank, excludes=_excludes)), reaches=True)
+    counted = frozenset(pid for each in known for pid in each.pids)
+    most = _sum(known) + sum(each.most for each in unknown if not each.pids & counted)
+    return Selection(gpu, (*unknown, *known), reaches=False, may_reach=bool(unknown) and most >= goal)
+
+
+def _sum(options: Sequence[Option]) -> int:
+    return sum(each.nbytes or 0 for each in options)
+
+
+def _rank(option: Option) -> tuple[bool, int]:
+    """Caches, then leftovers; of those who work, parked before ended."""
+    order = ("park", "kill") if option.harms else ("trim", "kill", "reset")
+    return option.harms, order.index(option.kind)
+
+
+def _excludes(chosen: Option, other: Option) -> bool:
+    """One process is parked or terminated, not both."""
+    return other.kind != "trim" and bool(other.pids & chosen.pids)
+
+
 LOSES: dict[StepKind, str] = {
     "trim": "nothing; later allocations are slower at first",
-    "park": "no work: it is paused until unparked, and its memory lies in host RAM",
+    "park": "no work: it is paused until `vram unpark`, and its memory lies in host RAM",
     "kill": "whatever it has not saved",
     "reset": "nothing, once nobody uses the GPU",
 }
@@ -45,13 +129,13 @@ NOT_ATTACHED = (NotReachable, AttachDenied)
 LEFTOVER_LOSES = "no GPU memory in use: the owner is dead"
 
 
-def plan(host: Host, ledger: Ledger, findings: tuple[Finding, ...], request: Request) -> Draft:
+def plan(host: Host, ledger: Ledger, findings: tuple[Finding, ...], request: PlanRequest) -> Draft:
     """Return what would be done for *request*; nothing is touched by that.
 
     Raises the refusal where a process that was named must be left alone, and GoalImpossible
     where everything allowed together would not reach the goal.
     """
-    request, instead_of = with_holders(host, ledger, _understood(request))
+    request, instead_of = with_holders(host, ledger, _checked_words(request))
     context = PlanContext.of(ledger, findings, request, parked(host) if request.pids else (), instead_of)
     choice = _Choice(host, context)
     for pid in request.pids:
@@ -60,15 +144,15 @@ def plan(host: Host, ledger: Ledger, findings: tuple[Finding, ...], request: Req
     context.named()
     if request.goal_bytes is None:
         steps = choice.everything()
-        # A GPU that does not answer cannot be measured, and must not keep the others from it.
+        # A GPU that does not answer cannot be measured, and must not prevent that for the others.
         silent = {gpu.index for gpu in ledger.gpus if is_silent(gpu)}
         gpus = tuple(gpu for gpu in context.gpus if gpu not in silent)
     else:
         chosen = choice.enough(request.goal_bytes)
         steps = tuple(step for option in chosen.options for step in option.steps)
         gpus = (chosen.gpu,)
-    sealed = with_digest(ledger.taken_at, host.limits.boot_id(), request.goal_bytes, gpus, steps)
-    return Draft(plan=sealed, skipped=skipped(host, context, sealed, choice.refusals))
+    made = with_digest(ledger.taken_at, host.limits.boot_id(), request.goal_bytes, gpus, steps)
+    return Draft(plan=made, skipped=skipped(host, context, made, choice.refusals))
 
 
 def parked(host: Host) -> tuple[ParkedProcess, ...]:
@@ -83,7 +167,7 @@ def parked(host: Host) -> tuple[ParkedProcess, ...]:
 
 
 class _Choice:
-    """Looks at the candidates of every allowed action, and picks."""
+    """Checks the candidates of every allowed action, and chooses."""
 
     def __init__(self, host: Host, context: PlanContext) -> None:
         self._host = host
@@ -115,7 +199,7 @@ class _Choice:
         """The smallest plan for *goal* on the GPU where it does the least harm."""
         wanted = self._context.gpus
         if self._context.request.pids:
-            held = {gpu for account in self._context.named() for gpu in account.gpus}
+            held = {gpu for process in self._context.named() for gpu in process.gpus}
             wanted = tuple(gpu for gpu in wanted if gpu in held)
         self._require_possible(goal, wanted)
         found = [self._on(gpu, goal) for gpu in wanted]
@@ -128,7 +212,7 @@ class _Choice:
         return best
 
     def _on(self, gpu: int, goal: int) -> Selection:
-        narrowed = replace_gpus(self._context, gpu)
+        narrowed = replace(self._context, gpus=(gpu,))  # bytes are counted there
         options: list[Option] = []
         for kind in _actions(narrowed):
             options += self._options(narrowed, kind, options)
@@ -139,32 +223,32 @@ class _Choice:
         for candidate in candidates(context, kind):
             try:
                 earlier = [step for option in before for step in option.steps]
-                steps = tuple(self._made(action, candidate, earlier))
+                steps = tuple(self._steps(action, candidate, earlier))
             except Refused as error:
                 self._refused(candidate, error)
                 continue
             if kind == "trim" and all(step.predicted_bytes == 0 for step in steps):
                 continue  # it was asked, and caches nothing
             named = bool(context.request.pids) and not self._is_leftover(candidate)
-            most = sum(context.own_bytes(account) for account in candidate.accounts)
+            most = sum(process.charged_on(context.gpus) for process in candidate.processes)
             yield Option(kind, _on_one_gpu(steps, context), most, named)
 
     def _is_leftover(self, candidate: ActionCandidate) -> bool:
         """Whether nobody in it works with memory of its own."""
-        return all(not account.own for account in candidate.accounts)
+        return all(not process.charged for process in candidate.processes)
 
-    def _made(self, action: Action, candidate: ActionCandidate, before: list[Step]) -> Iterator[Step]:
-        for account, predicted in zip(candidate.accounts, candidate.predicted, strict=True):
-            pid = account.holder.pid
+    def _steps(self, action: Action, candidate: ActionCandidate, before: list[Step]) -> Iterator[Step]:
+        for process, predicted in zip(candidate.processes, candidate.predicted, strict=True):
+            pid = process.pid
             if candidate.kind == "trim" and pid in self._trims:
                 yield self._trims[pid]  # asked once, for whichever GPU
                 continue
             step = Step(
                 kind=candidate.kind,
-                target=self._target(candidate, account),
-                gpus=account.gpus,
+                target=self._target(candidate, process),
+                gpus=process.gpus,
                 predicted_bytes=predicted,
-                loses=_loses(candidate, account),
+                loses=_loses(candidate, process),
                 reversible=candidate.kind != "kill",
                 reason=candidate.reason,
                 finding=candidate.finding,
@@ -174,31 +258,25 @@ class _Choice:
                 self._trims[pid] = step
             yield step
 
-    def _target(self, candidate: ActionCandidate, account: Account) -> Target:
-        host, request, pid = self._context.ledger.host, self._context.request, account.holder.pid
-        # Under WSL2 the bytes are in doubt, and never the pids: those are read here, from open files.
-        here = host.initial_pid_namespace or host.wsl_facts is not None
-        if not account.surely_named and not here:
-            raise NotPermitted(
-                f"seen from inside this PID namespace, pid {pid} may be somebody else's",
-                hint="run vram on the host",
-            )
+    def _target(self, candidate: ActionCandidate, process: ProcessMemory) -> Target:
+        host, request, pid = self._context.ledger.host, self._context.request, process.pid
+        require_certain(host, process)
         target = self.identify(pid)
         paused = pid in self._context.parked
-        if target.process.started_at != account.holder.started_at and not paused:
+        if target.process.started_at != process.holder.started_at and not paused:
             raise WorldChanged(f"pid {pid} is another process now", hint="try again")
-        # Root gives everybody's leftovers back; into other people's live processes it goes only by name.
+        # Root frees everybody's leftovers; it attaches to other people's live processes only by name.
         named = bool(request.pids or request.findings) or candidate.finding is not None
         if target.uid != host.uid and not named:
             raise NotPermitted(f"pid {pid} belongs to {target.user}", hint=f"name it: --pid {pid}")
         return target
 
     def _refused(self, candidate: ActionCandidate, error: Refused) -> None:
-        for account in candidate.accounts:
-            known = self.refusals.get(account.holder.pid)
+        for process in candidate.processes:
+            known = self.refusals.get(process.pid)
             # That a process cannot be attached to for a trim is usual; a later refusal says more.
             if known is None or isinstance(known, NOT_ATTACHED):
-                self.refusals[account.holder.pid] = error
+                self.refusals[process.pid] = error
 
     def _require_named(self, steps: tuple[Step, ...]) -> None:
         """Who was named and gets no step was refused: that is the answer."""
@@ -221,35 +299,30 @@ class _Choice:
             raise GoalImpossible(f"{size(goal)} are more than the GPU has ({largest})", hint="ask for less")
 
     def _out_of_reach(self, goal: int, best: Selection) -> GoalImpossible | DeviceError:
-        for account in self._context.named():
-            if account.untold:
-                pid = account.holder.pid
+        for process in self._context.named():
+            if process.unreported_gpus:
+                pid = process.pid
                 return DeviceError(
-                    f"GPU {account.untold[0]} does not answer: what pid {pid} would give back is unknown",
-                    hint=f"`vram kill {pid}` ends it all the same",
+                    f"GPU {process.unreported_gpus[0]} does not answer: what pid {pid} would free is unknown",
+                    hint=f"`vram kill {pid}` terminates it nevertheless",
                 )
         possible = best.nbytes + sum(option.most for option in best.options if option.nbytes is None)
-        most = f"at most {size(possible)} would come back" if possible else "nothing would come back"
+        most = f"at most {size(possible)} would be freed" if possible else "nothing would be freed"
         where = f" on GPU {best.gpu}" if len(self._context.ledger.gpus) > 1 else ""
-        hint = "`vram who` lists who holds the rest; --park-idle allows to park idle processes, --pid PID one"
+        hint = "`vram who` lists who holds the rest; --park-idle parks idle processes, --pid PID names one"
         if self._context.ledger.host.wsl_facts is not None:
             hint = (
-                "`vram who` lists who holds the rest; --pid PID allows to end a healthy process, and"
+                "`vram who` lists who holds the rest; --pid PID allows terminating a healthy process, and"
                 " Windows programs are closed in Windows"
             )
         return GoalImpossible(
-            f"{size(goal)} cannot be given back without harming a process that works: {most}{where}",
+            f"{size(goal)} cannot be freed without harming a process that works: {most}{where}",
             hint=hint,
         )
 
 
-def replace_gpus(context: PlanContext, gpu: int) -> PlanContext:
-    """The same, with bytes counted on one GPU."""
-    return replace(context, gpus=(gpu,))
-
-
 def _on_one_gpu(steps: tuple[Step, ...], context: PlanContext) -> tuple[Step, ...]:
-    """A framework's caches are told for all GPUs of its process: of one among several they tell nothing."""
+    """A framework reports its caches for all GPUs of its process: of one among several nothing is known."""
     if context.request.goal_bytes is None:
         return steps
     return tuple(
@@ -258,10 +331,10 @@ def _on_one_gpu(steps: tuple[Step, ...], context: PlanContext) -> tuple[Step, ..
     )
 
 
-def _loses(candidate: ActionCandidate, account: Account) -> str:
-    if candidate.kind == "kill" and "mps" in account.holder.lists:
+def _loses(candidate: ActionCandidate, process: ProcessMemory) -> str:
+    if candidate.kind == "kill" and process.uses_mps:
         return f"{LOSES['kill']}; it uses MPS, and other clients of the same server may fail with it"
-    if candidate.kind == "kill" and not account.own and any(map(code_of, account.kept)):
+    if candidate.kind == "kill" and not process.charged and any(map(code_of, process.retained)):
         return LEFTOVER_LOSES
     return LOSES[candidate.kind]
 
@@ -278,19 +351,20 @@ def _actions(context: PlanContext) -> tuple[StepKind, ...]:
         return allowed
     if request.up_to:
         return allowed[-1:]
-    # Who only holds memory of the dead is ended by being named; who works is only trimmed.
+    # Who only holds memory of the dead is terminated by being named; who works is only trimmed.
     leftover = all(
-        any(code_of(entry) for entry in account.kept) and not account.own for account in context.named()
+        any(code_of(entry) for entry in process.retained) and not process.charged
+        for process in context.named()
     )
     return ("kill",) if leftover else ("trim",)
 
 
-def _asked(kind: StepKind, request: Request) -> bool:
+def _asked(kind: StepKind, request: PlanRequest) -> bool:
     return kind == "park" and request.park_idle
 
 
-def _understood(request: Request) -> Request:
-    """Check the words, and write codes as they are written."""
+def _checked_words(request: PlanRequest) -> PlanRequest:
+    """Return *request* with codes in upper case. Raises where a word of it means nothing."""
     for code in request.findings:
         require_code(code)
     if request.up_to == "reset":

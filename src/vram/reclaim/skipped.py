@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 
-from vram.diagnosis.held import ONLY_THE_CONTEXT, is_bare_context, is_stopped, is_stuck, living_holders
+from msgspec.structs import replace
+
+from vram.diagnosis.held import ONLY_THE_CONTEXT, is_bare_context, is_stopped, is_stuck
 from vram.diagnosis.leftover import code_of, doubt
 from vram.diagnosis.remedies import AS_ROOT, SUDO_VRAM
 from vram.errors import AttachDenied, CannotPark, NotPermitted, NotReachable, Protected, Refused
 from vram.host.ports import Host
+from vram.ledger.processes import ProcessMemory, living_holders
 from vram.model.ledger import Entry, Holder, known_bytes
-from vram.model.plan import Plan, Skipped, Step
-from vram.protected import role
-from vram.reclaim.accounts import Account
+from vram.model.plan import Plan, Skipped
 from vram.reclaim.candidates import PlanContext
 
 MOST_CHECKED = 8
@@ -26,10 +28,14 @@ def skipped(
     planned = {step.target.process.pid for step in plan.steps if step.target}
     ended = {step.target.process.pid for step in plan.steps if step.target and step.kind != "trim"}
     gpus = plan.gpus or context.gpus
-    found = [*_leftovers(context, gpus, ended, refusals), *_hidden(context, gpus)]
-    found += _in_use(context, gpus, planned, refusals)
-    found.sort(key=lambda each: (-each.nbytes, each.pid or 0))
-    return tuple(_with_park(host, context, each, at) for at, each in enumerate(found))
+    rest = [*_leftovers(context, gpus, ended, refusals), *_hidden(context, gpus)]
+    found = [(each, False) for each in rest] + list(_in_use(context, gpus, planned, refusals))
+    found.sort(key=lambda each: (-each[0].nbytes, each[0].pid or 0))
+    may_park = _parkable(host, context, [each.pid for each, may_end in found[:MOST_CHECKED] if may_end])
+    return tuple(
+        replace(each, command=f"vram park {each.pid}") if may_end and each.pid in may_park else each
+        for each, may_end in found
+    )
 
 
 def leftovers_left(context: PlanContext) -> tuple[Skipped, ...]:
@@ -42,7 +48,7 @@ def _leftovers(
     context: PlanContext, gpus: tuple[int, ...], ended: set[int], refusals: Mapping[int, Refused]
 ) -> Iterator[Skipped]:
     """Memory of dead owners whose holders are not all ended by the plan."""
-    chosen = {account.holder.pid for account in context.chosen()}
+    chosen = {process.holder.pid for process in context.chosen()}
     pieces: dict[tuple[int, ...], list[tuple[int, Entry]]] = {}
     for gpu in context.ledger.gpus:
         for entry in gpu.accounted if gpu.index in gpus else ():
@@ -98,57 +104,59 @@ def _is_foreign(context: PlanContext, holder: Holder) -> bool:
 
 def _in_use(
     context: PlanContext, gpus: tuple[int, ...], planned: set[int], refusals: Mapping[int, Refused]
-) -> Iterator[Skipped]:
-    """Live processes; who only has the files of one of them open is named with it."""
-    for account in context.chosen():
-        pid = account.holder.pid
-        nbytes = sum(account.own_by_gpu.get(gpu, 0) for gpu in gpus)
+) -> Iterator[tuple[Skipped, bool]]:
+    """Live processes with who else has their files open, and whether this user could terminate each."""
+    for process in context.chosen():
+        pid = process.holder.pid
+        nbytes = process.charged_on(gpus)
         if pid in planned or not nbytes:
             continue
-        others = {
-            holder.pid: holder
-            for entry in account.own
-            for holder in living_holders(entry)
-            if holder.pid != pid
-        }
-        why, command = _why_used(context, account, tuple(others), refusals.get(pid))
-        yield Skipped(
+        others = _co_holders(process)
+        why, command, may_end = _why_used(context, process, others, refusals.get(pid))
+        piece = Skipped(
             pid=pid,
             nbytes=nbytes,
-            user=account.holder.user,
-            name=account.holder.command,
+            user=process.holder.user,
+            name=process.holder.command,
             why=why,
             command=command,
-            others=tuple(others),
-            gpus=tuple(sorted(set(account.own_by_gpu) & set(gpus))),
+            others=others,
+            gpus=tuple(sorted(set(process.charged_by_gpu) & set(gpus))),
         )
+        yield piece, may_end
+
+
+def _co_holders(process: ProcessMemory) -> tuple[int, ...]:
+    """Who else holds what it is charged with: all of them must end before that is freed."""
+    named = (holder.pid for entry in process.charged for holder in living_holders(entry))
+    return tuple(dict.fromkeys(pid for pid in named if pid != process.pid))
 
 
 def _why_used(
-    context: PlanContext, account: Account, others: tuple[int, ...], refusal: Refused | None
-) -> tuple[str, str]:
-    holder = account.holder
-    part = role(holder.pid, holder)
-    if part:
-        return f"it is {part}", ""
+    context: PlanContext, process: ProcessMemory, others: tuple[int, ...], refusal: Refused | None
+) -> tuple[str, str, bool]:
+    """Why it is left alone, the command that would change that, and whether this user could terminate it."""
+    holder = process.holder
+    if process.protected:
+        return f"it is {process.protected}", "", False
     if is_stuck(holder):
-        return "it waits inside the kernel or is exiting: no signal reaches it now", ""
+        return "it waits inside the kernel or is exiting: no signal reaches it now", "", False
     if is_stopped(holder):
         if holder.state == "t":
-            return "it is stopped by a debugger", f"grep TracerPid /proc/{holder.pid}/status"
+            return "it is stopped by a debugger", f"grep TracerPid /proc/{holder.pid}/status", False
         sudo = "sudo " if _is_foreign(context, holder) else ""
-        return "it is stopped (Ctrl-Z), and may go on", f"{sudo}kill -CONT {holder.pid}"
+        return "it is stopped (Ctrl-Z), and may continue", f"{sudo}kill -CONT {holder.pid}", False
     kill = " ".join(("kill", str(holder.pid), *map(str, others)))
     if _is_foreign(context, holder):
-        return f"in use by {holder.user or 'another user'}", f"{SUDO_VRAM} {kill}"
+        return f"in use by {holder.user or 'another user'}", f"{SUDO_VRAM} {kill}", False
     if isinstance(refusal, Protected):
-        return str(refusal), ""
-    # That it cannot be attached to, or that its driver cannot park, is usual: it is in use all the same.
+        return str(refusal), "", False
+    # That it cannot be attached to, or that its driver cannot park, is usual: it is in use nevertheless.
     usual = NotReachable | AttachDenied | CannotPark | NotPermitted
     if refusal is not None and not isinstance(refusal, usual):
-        return "; ".join(filter(None, (str(refusal), refusal.hint))), ""
-    what = f"in use: {ONLY_THE_CONTEXT}" if is_bare_context(account.own) else "in use"
-    return what, f"vram {kill}"
+        return "; ".join(filter(None, (str(refusal), refusal.hint))), "", False
+    what = f"in use: {ONLY_THE_CONTEXT}" if is_bare_context(process.charged) else "in use"
+    return what, f"vram {kill}", True
 
 
 def _hidden(context: PlanContext, gpus: tuple[int, ...]) -> Iterator[Skipped]:
@@ -180,34 +188,19 @@ def _hidden(context: PlanContext, gpus: tuple[int, ...]) -> Iterator[Skipped]:
 _UNSEEN = "its holder cannot be seen"
 
 
-def _with_park(host: Host, context: PlanContext, piece: Skipped, at: int) -> Skipped:
-    """Offer parking before ending, where the driver can do that to this process."""
-    from msgspec.structs import replace
-
-    if at >= MOST_CHECKED or not piece.command.startswith("vram kill") or piece.leftover or piece.pid is None:
-        return piece
-    return replace(piece, command=f"vram park {piece.pid}") if _can_park(host, context, piece.pid) else piece
-
-
-def _can_park(host: Host, context: PlanContext, pid: int) -> bool:
+def _parkable(host: Host, context: PlanContext, pids: Sequence[int | None]) -> set[int]:
+    """Those of *pids* that the driver can park: that is offered instead of terminating them."""
     from vram.errors import VramError
-    from vram.reclaim.actions import action
     from vram.reclaim.identity import identify
+    from vram.reclaim.preflight import read_driver, require_parkable
 
-    if context.ledger.host.wsl_facts is not None:
-        return False
-    account = context.known[pid]
-    try:
-        step = Step(
-            kind="park",
-            target=identify(host, pid),
-            gpus=account.gpus,
-            predicted_bytes=account.own_bytes,
-            loses="",
-            reversible=True,
-            reason="",
-        )
-        action("park").check(host, step)
-    except VramError:
-        return False
-    return True
+    found: set[int] = set()
+    if not pids or context.ledger.host.wsl_facts is not None:
+        return found
+    with suppress(VramError):
+        report = read_driver(host)
+        for pid in pids:
+            with suppress(VramError):
+                if pid is not None and require_parkable(host, report, identify(host, pid)):
+                    found.add(pid)
+    return found

@@ -8,8 +8,7 @@ from msgspec import Struct
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from vram.model.blocker import Blocker
-from vram.model.plan import Receipt
+from vram.model.plan import Blocker, Receipt
 from vram.report.json import encode
 from vram.report.layout import RenderOptions, paragraph
 from vram.units import counted, size

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from vram.model.trimming import Trimmable
+from vram.model.inside import Trimmable
 from vram.report.layout import RenderOptions, paragraph
 from vram.units import counted, size
 

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from vram.model.trimming import CacheLine, TrimReceipt
+from vram.model.inside import CacheLine, TrimReceipt
 from vram.report.layout import RenderOptions, paragraph
 from vram.units import counted, size
 

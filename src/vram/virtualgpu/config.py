@@ -13,6 +13,9 @@ from vram.virtualgpu import mig
 MOST_GPUS = 64
 TOTAL_BYTES = 143771 * MIB
 RESERVED_BYTES = 615 * MIB + 64 * 1024
+# What the library accepts: a folder with a larger number has no GPU.
+LARGEST_SIZE = 2**60
+LARGEST_COUNT = 2**31 - 1
 # NVML's older calls bring a buffer of 64 bytes for the name.
 LONGEST_NAME = 63
 
@@ -124,9 +127,10 @@ def _written(key: str, value: Setting) -> str:
 
 
 def _number(key: str, value: Setting) -> str:
-    if isinstance(value, int) and 0 <= value < 2**63:
+    most = LARGEST_SIZE if key in (*SIZES, "ecc_uncorrected") else LARGEST_COUNT
+    if isinstance(value, int) and 0 <= value <= most:
         return str(int(value))
-    raise UsageError(f"{key} cannot be {value!r}", hint="it is a whole number, not below zero")
+    raise UsageError(f"{key} cannot be {value!r}", hint=f"it is a whole number, from 0 to {most}")
 
 
 def _text(key: str, value: str) -> str:

@@ -11,7 +11,6 @@ are looked up when TAB is pressed; where no driver answers within a second there
 from __future__ import annotations
 
 from argparse import SUPPRESS, ArgumentParser, Namespace
-from collections import defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -22,7 +21,7 @@ from vram.report.escape import ascii_only
 from vram.units import size
 
 if TYPE_CHECKING:
-    from vram.model.ledger import GpuLedger
+    from vram.model.ledger import Ledger
 
 NAME = "completion"
 HELP = "print shell completion for bash, zsh or fish"
@@ -68,20 +67,16 @@ def live(kind: str) -> list[str]:
 
 def _holders() -> Iterator[tuple[int, str]]:
     """Every process that holds memory, largest first."""
-    nbytes: dict[int, int] = defaultdict(int)
-    names: dict[int, str] = {}
-    for gpu in _ledgers():
-        for entry in gpu.entries:
-            for holder in entry.holders:
-                if holder.alive:
-                    nbytes[holder.pid] += entry.nbytes or 0
-                    names[holder.pid] = holder.command or "?"
-    for pid in sorted(names, key=lambda pid: (-nbytes[pid], pid)):
-        yield pid, f"{size(nbytes[pid])} {names[pid]}"
+    from vram.ledger.processes import processes
+
+    holding = [each for each in processes(_ledger()).values() if each.charged or each.retained]
+    for process in sorted(holding, key=lambda each: (-each.nbytes, each.pid)):
+        amount = size(process.nbytes) if process.nbytes or not process.has_unknown_size else "unknown size"
+        yield process.pid, f"{amount} {process.holder.command or '?'}"
 
 
 def _gpus() -> Iterator[tuple[int, str]]:
-    for gpu in _ledgers():
+    for gpu in _ledger().gpus:
         yield gpu.index, gpu.name
 
 
@@ -93,13 +88,13 @@ def _parked() -> Iterator[tuple[int, str]]:
         yield process.pid, "parked"
 
 
-def _ledgers() -> tuple[GpuLedger, ...]:
+def _ledger() -> Ledger:
     from vram.cli.prestart import open_host
     from vram.ledger.build import build_ledger
     from vram.probes.survey import survey
 
     host = open_host(read_ahead_s=DEADLINE_S)
-    return build_ledger(survey(host, deadline_s=DEADLINE_S)).gpus
+    return build_ledger(survey(host, deadline_s=DEADLINE_S))
 
 
 def _meaning(text: str) -> str:

@@ -8,7 +8,7 @@ from typing import get_args
 from vram.cli.arguments import narrowed, pid_number, seconds
 from vram.cli.source import open_host, require_driver, take_ledger
 from vram.cli.terminal import add_terminal_arguments, emit, render_options, show
-from vram.model.trimming import Via
+from vram.model.inside import Via
 from vram.units import parse_size
 
 NAME = "inside"
@@ -20,7 +20,7 @@ _EPILOG = """\
 The process needs no preparation and no vram. It goes on meanwhile: the search works in short
 stretches and rests between them, runs no code of any object that it meets, and leaves nothing
 behind. PyTorch, CuPy, JAX, Numba, PyCUDA, cuda.core and vram.Buffer are known. Inside a program,
-vram.live() and vram.holders() tell the same."""
+vram.live() and vram.holders() report the same."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -37,14 +37,14 @@ def add_arguments(parser: ArgumentParser) -> None:
         type=parse_size,
         default=0,
         metavar="SIZE",
-        help="only arrays from this size on, e.g. 10MiB: fewer names are looked for, so it is faster",
+        help="only arrays from this size on, e.g. 10MiB: fewer names are searched for, so it is faster",
     )
     parser.add_argument("-v", "--all", action="store_true", help="every row, not only the largest")
     parser.add_argument(
         "--via",
         choices=("auto", *get_args(Via)),
         default="auto",
-        help="the way in (default: the safest that is open)",
+        help="the injector (default: the safest that is available)",
     )
     parser.add_argument(
         "--deadline",

@@ -81,7 +81,7 @@ def run(args: Namespace) -> int:
 
 def _deepened(ledger: Ledger, host: LocalHost | None, args: Namespace) -> Ledger:
     from vram.ledger.deepen import deepen
-    from vram.reclaim.measuring import charged_pids, measure_all, noted
+    from vram.reclaim.inside import charged_pids, measure_all, noted
 
     assert host is not None
     measured = measure_all(host, charged_pids(ledger), args.deadline)
@@ -92,7 +92,7 @@ def _one_process(
     args: Namespace, host: LocalHost | None, ledger: Ledger, findings: tuple[Finding, ...]
 ) -> int:
     from vram.ledger.deepen import deepen
-    from vram.ledger.one_process import concerning, findings_about
+    from vram.ledger.holders import concerning, findings_about
 
     if args.svg:
         raise UsageError("--svg draws all processes", hint="leave out the pid, or --svg")
@@ -102,7 +102,7 @@ def _one_process(
     if not theirs.gpus:
         raise _not_there(args, host)
     if host is not None:
-        from vram.reclaim.measuring import charged_pids, measure_one
+        from vram.reclaim.inside import charged_pids, measure_one
 
         answers, notes = measure_one(host, args.pid, args.deadline) if charged_pids(theirs) else ({}, ())
         theirs = concerning(deepen(ledger, answers), args.pid)

@@ -33,7 +33,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vram.diagnosis import remedies, words
-from vram.diagnosis.held import HeldMemory, gather, living_holder
+from vram.diagnosis.held import HeldMemory, gather
+from vram.ledger.processes import living_holder
 from vram.model.finding import Finding
 from vram.model.ledger import Entry, Holder, Ledger
 from vram.units import size

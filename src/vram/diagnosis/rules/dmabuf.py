@@ -1,4 +1,4 @@
-"""VR104 dma-buf: a shared buffer keeps GPU memory that no process list names.
+"""VR104 dma-buf: a shared buffer holds GPU memory that no process list names.
 
 What it detects
 ---------------
@@ -9,18 +9,18 @@ Why it happens
 --------------
 A dma-buf lets other devices (network cards for RDMA, video, displays) reach GPU memory. It is a
 reference of its own: the bytes stay until its last descriptor closes and the last device detaches,
-even when the process that allocated them is gone and the keeper never used CUDA.
+even when the process that allocated them is gone and the holder never used CUDA.
 
 How to confirm
 --------------
 The descriptor's fdinfo tells its size and who exported it (exp_name: nv_dmabuf):
 
-    sudo ls -l /proc/KEEPER_PID/fd | grep dmabuf
-    sudo cat /proc/KEEPER_PID/fdinfo/FD
+    sudo ls -l /proc/HOLDER_PID/fd | grep dmabuf
+    sudo cat /proc/HOLDER_PID/fdinfo/FD
 
 Remedies and their risk
 -----------------------
-- Make the keeper deregister the buffer and close the descriptor: the memory is back at once.
+- Make the holder deregister the buffer and close the descriptor: the memory is back at once.
   No risk, provided that no transfer is under way.
 - vram free terminates who surely holds memory whose maker is gone, vram kill PID who likely does.
   Unsaved work and open transfers are lost. All holders of the dma-buf must release it.
@@ -30,7 +30,7 @@ Remedies and their risk
 Source
 ------
 Measured on an H200, driver 580.159: allocator killed, 2048 MiB stayed in use, the process lists
-were empty; fdinfo of the keeper's descriptor said size: 2147483648 and exp_name: nv_dmabuf.
+were empty; fdinfo of the holder's descriptor said size: 2147483648 and exp_name: nv_dmabuf.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ def _by_dmabuf(entry: Entry) -> bool:
 
 
 def _title(held: HeldMemory) -> str:
-    return f"{size(held.nbytes)} kept by a dma-buf, listed nowhere"
+    return f"{size(held.nbytes)} held by a dma-buf in {words.pids(held.living)}, in no process list"
 
 
 def _cause(held: HeldMemory) -> str:
     if not held.certain:
         return (
-            f"{size(held.nbytes)} of GPU memory are charged to no process. Most likely they are kept by a"
+            f"{size(held.nbytes)} of GPU memory are charged to no process. Most likely they are held by a"
             f" dma-buf that is open in {words.processes(held.living)}, for which no context is needed."
         )
     return (

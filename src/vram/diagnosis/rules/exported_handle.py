@@ -1,8 +1,8 @@
-"""VR103 Exported handle: an open descriptor keeps memory that no process list names.
+"""VR103 Exported handle: an open descriptor holds memory that no process list names.
 
 What it detects
 ---------------
-Memory that was exported as a file descriptor is still in use after its maker ended or let go of
+Memory that was exported as a file descriptor is still in use after its maker ended or released
 it: some process holds the descriptor. That process needs no context and need never have used
 CUDA, so nvidia-smi lists nobody.
 
@@ -12,17 +12,17 @@ An allocation made with cuMemCreate and exported with cuMemExportToShareableHand
 as any descriptor on it: in the process that received it over a socket, in a forked child, or in
 a broker that forgot to close it. Such a descriptor looks like any other on /dev/nvidiactl; it
 proves to be an allocation when a copy of it can be imported. It does not say who made it: where a
-process that still lives could have, and be charged for it, the keeper is called likely.
+process that still lives could have, and be charged for it, the holder is called likely.
 
 How to confirm
 --------------
-The keeper has /dev/nvidiactl open, and no /dev/nvidia0 beside it:
+The holder has /dev/nvidiactl open, and no /dev/nvidia0 beside it:
 
-    sudo ls -l /proc/KEEPER_PID/fd | grep /dev/nvidia
+    sudo ls -l /proc/HOLDER_PID/fd | grep /dev/nvidia
 
 Remedies and their risk
 -----------------------
-- Make the keeper close the descriptor: the memory is back at once. No risk.
+- Make the holder close the descriptor: the memory is back at once. No risk.
 - vram free terminates who surely holds memory whose maker is gone, vram kill PID who likely does.
   Unsaved work is lost. If several hold the descriptor, all of them must close it or end.
 - To prevent it, close the exported descriptor on both sides as soon as it was imported, and open
@@ -31,7 +31,7 @@ Remedies and their risk
 Source
 ------
 Measured on an H200, driver 580.159: allocator killed, 4096 MiB stayed in use, the process lists
-were empty; the keeper had one descriptor on /dev/nvidiactl and no mappings. A copy of it, taken
+were empty; the holder had one descriptor on /dev/nvidiactl and no mappings. A copy of it, taken
 with pidfd_getfd, could be imported.
 """
 
@@ -58,18 +58,18 @@ def _by_handle(entry: Entry) -> bool:
 
 
 def _title(held: HeldMemory) -> str:
-    return f"{size(held.nbytes)} kept by an exported handle, listed nowhere"
+    return f"{size(held.nbytes)} held by an exported handle in {words.pids(held.living)}, in no process list"
 
 
 def _cause(held: HeldMemory) -> str:
     if not held.certain:
         return (
-            f"{size(held.nbytes)} are charged to no process. Most likely they are kept by an exported"
-            f" handle that is open in {words.processes(held.living)}; closing it then gives them back."
+            f"{size(held.nbytes)} are charged to no process. Most likely they are held by an exported"
+            f" handle that is open in {words.processes(held.living)}; closing it then frees them."
         )
     return (
-        f"No process is charged with this memory, but an exported handle on it is still open in"
-        f" {words.processes(held.living)}. {size(held.nbytes)} come back when it is closed."
+        f"No process is charged with this memory, and an exported handle on it is open in"
+        f" {words.processes(held.living)}. Closing it frees {size(held.nbytes)}."
     )
 
 

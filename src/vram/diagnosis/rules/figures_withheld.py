@@ -43,7 +43,7 @@ from vram.diagnosis.remedies import ask_windows
 from vram.model.finding import Finding, Remedy
 from vram.model.ledger import Entry, GpuLedger, Ledger, known_bytes
 from vram.model.observation import WINDOWS_LEFT_OUT, ProbeRun
-from vram.model.wsl import WslFacts
+from vram.model.windows import WslFacts
 from vram.units import size
 
 CODE = "VR603"
@@ -91,9 +91,7 @@ def _ways_out(facts: WslFacts, gpu: GpuLedger, probes: Iterable[ProbeRun], read:
     if read:
         return
     if gpu.windows is not None and gpu.windows.code == WINDOWS_LEFT_OUT:
-        text = "Look again, and let Windows be asked."
+        text = "Run it again without --no-windows."
         yield Remedy(step="look", target=target, text=text, command="vram why")
         return
-    text, command = ask_windows(facts, next((run for run in probes if run.name == "windows"), None))
-    step = "look" if command.startswith("vram ") else "set"
-    yield Remedy(step=step, target=target, text=text, command=command)
+    yield ask_windows(facts, next((run for run in probes if run.name == "windows"), None), target)

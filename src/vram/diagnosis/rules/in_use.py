@@ -21,9 +21,9 @@ The driver's list and the process itself agree:
 Remedies and their risk
 -----------------------
 - Ask the owner, or let it finish. No risk.
-- vram trim PID: a Python process gives back what its frameworks only cache. Later allocations
+- vram trim PID: a Python process frees what its frameworks only cache. Later allocations
   are slower. In the program itself: drop references, then torch.cuda.empty_cache() and its like.
-- vram park PID: all its GPU memory moves into host memory; it stands still until vram unpark. Only
+- vram park PID: all its GPU memory moves into host memory; it is paused until vram unpark. Only
   NVIDIA's driver can do that.
 - End it with vram kill PID: unsaved work is lost. If children hold its files, all must end (VR102).
 
@@ -39,7 +39,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vram.diagnosis import remedies, words
-from vram.diagnosis.held import ONLY_THE_CONTEXT, HeldMemory, gather, in_use, is_bare_context, is_healthy
+from vram.diagnosis.held import ONLY_THE_CONTEXT, HeldMemory, gather, is_bare_context, is_healthy
+from vram.ledger.processes import in_use
 from vram.model.finding import Finding
 from vram.model.ledger import Entry, Holder, Ledger
 from vram.units import size
@@ -86,7 +87,7 @@ def _finding(ledger: Ledger, held: HeldMemory, holder: Holder) -> Finding:
         evidence=words.evidence(held.evidence),
         remedies=remedies.ordered(
             (
-                *remedies.spare(
+                *remedies.trim_or_park(
                     ledger.host,
                     holder,
                     certain=held.certain,

@@ -4,12 +4,12 @@ What it detects
 ---------------
 An early warning. A living process is charged with GPU memory, and another living process, as a
 rule its forked child, holds the very same driver files, or an allocation that it exported.
-Nothing is wrong yet; but if the charged process ends first, the other one keeps the memory.
+Nothing is wrong yet; but if the charged process ends first, the other one still holds the memory.
 
 Why it happens
 --------------
 A fork copies every open descriptor, the driver's too; an exported handle is one more descriptor
-on the memory. The memory is given back when the last copy closes. A worker that ends together
+on the memory. The memory returns when the last copy closes. A worker that ends together
 with its parent does no harm; one that outlives it turns this warning into VR101 or VR103.
 
 How to confirm
@@ -28,7 +28,7 @@ Remedies and their risk
 Source
 ------
 Measured on an H200, driver 580.159: after the parent was killed the sleeping child kept its
-4 GiB and its context; closing the inherited descriptors in the child gave them back.
+4 GiB and its context; closing the inherited descriptors in the child freed them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vram.diagnosis import remedies, words
-from vram.diagnosis.held import HeldMemory, gather, identity, in_use
+from vram.diagnosis.held import HeldMemory, gather
+from vram.ledger.processes import identity, in_use
 from vram.model.finding import Finding, Remedy
 from vram.model.ledger import GpuLedger, Holder, Ledger
 from vram.units import size
@@ -45,9 +46,9 @@ CODE = "VR102"
 
 
 def judge(ledger: Ledger) -> Iterator[Finding]:
-    heirs = _heirs(ledger)
+    inheriting = _inheriting(ledger)
     for held in gather(ledger.gpus, in_use):
-        children = _children(heirs, held)
+        children = _children(inheriting, held)
         if held.holder is not None and children:
             yield _finding(ledger, held, held.holder, children)
     for gpu in ledger.gpus:
@@ -56,7 +57,7 @@ def judge(ledger: Ledger) -> Iterator[Finding]:
                 yield _exported(gpu, each.holder, each.exported_bytes)
 
 
-def _heirs(ledger: Ledger) -> dict[tuple[int, int], list[Holder]]:
+def _inheriting(ledger: Ledger) -> dict[tuple[int, int], list[Holder]]:
     """Living processes that hold the files of another one, by their GPU and by that one's pid."""
     found: dict[tuple[int, int], list[Holder]] = {}
     for gpu in ledger.gpus:
@@ -66,12 +67,12 @@ def _heirs(ledger: Ledger) -> dict[tuple[int, int], list[Holder]]:
     return found
 
 
-def _children(heirs: dict[tuple[int, int], list[Holder]], held: HeldMemory) -> tuple[Holder, ...]:
-    """Living processes that hold the files of the held's own process."""
+def _children(inheriting: dict[tuple[int, int], list[Holder]], held: HeldMemory) -> tuple[Holder, ...]:
+    """Living processes that hold the files of the holder."""
     parent = held.holder
     if parent is None:
         return ()
-    theirs = (each for gpu in held.gpus for each in heirs.get((gpu, parent.pid), ()))
+    theirs = (each for gpu in held.gpus for each in inheriting.get((gpu, parent.pid), ()))
     return tuple({identity(each): each for each in theirs}.values())
 
 
@@ -79,7 +80,7 @@ def _finding(ledger: Ledger, held: HeldMemory, parent: Holder, children: tuple[H
     shared = f"pid {children[0].pid} shares" if len(children) == 1 else f"{len(children)} others share"
     return Finding(
         code=CODE,
-        title=f"Ending pid {parent.pid} alone frees nothing: {shared} its files",
+        title=f"Ending pid {parent.pid} alone frees nothing: {shared} its open files",
         nbytes=held.nbytes,
         cause=(
             f"{words.processes(children)} inherited the open device files of {words.process(parent)}."

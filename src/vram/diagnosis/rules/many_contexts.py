@@ -38,7 +38,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vram.diagnosis import remedies, words
-from vram.diagnosis.held import HeldMemory, gather, in_use, is_bare
+from vram.diagnosis.held import HeldMemory, gather, is_bare
+from vram.ledger.processes import in_use
 from vram.model.finding import Finding, Remedy
 from vram.model.ledger import GpuLedger, Holder, Ledger
 from vram.units import size

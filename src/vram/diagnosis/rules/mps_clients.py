@@ -20,8 +20,8 @@ Ask the control daemon for its servers and their clients:
 
 Remedies and their risk
 -----------------------
-- Find the client that holds the memory, and ask its owner or let it finish; `vram trim` lets it
-  give back what it only caches. No risk.
+- Find the client that holds the memory, and ask its owner or let it finish; `vram trim` frees
+  what it only caches. No risk.
 - Do not end the server: every client on the GPU fails with it. vram never does.
 - A client that is killed while it has work on the GPU can leave the server and the other clients
   in an undefined state. Where one must go, let the control daemon end its work first
@@ -39,7 +39,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vram.diagnosis import words
-from vram.diagnosis.held import HeldMemory, gather, in_use
+from vram.diagnosis.held import HeldMemory, gather
+from vram.ledger.processes import in_use
 from vram.model.finding import Finding, Remedy
 from vram.model.ledger import Entry, Holder, Ledger
 from vram.protected import is_mps_server
@@ -69,7 +70,7 @@ def _finding(holdings: tuple[HeldMemory, ...]) -> Finding:
         code=CODE,
         title=f"{size(nbytes)} in use through MPS by {counted(len(clients), 'listed client')}"
         if clients
-        else f"{size(nbytes)} kept by an MPS server without listed clients",
+        else f"{size(nbytes)} held by an MPS server without listed clients",
         nbytes=nbytes,
         cause=_cause(clients),
         gpus=tuple(sorted({gpu for held in holdings for gpu in held.gpus})),
@@ -109,7 +110,7 @@ def _ways_out(servers: list[int], has_clients: bool) -> tuple[Remedy, ...]:
         Remedy(
             step="look",
             target="mps",
-            text="Ask MPS for its clients, then find out which of them can let go.",
+            text="Ask MPS for its clients, then find out which of them can release memory.",
             command=f'echo "{ask}" | nvidia-cuda-mps-control',
         ),
         Remedy(step="keep", target="mps", text="Leave the server alone: every client fails with it."),

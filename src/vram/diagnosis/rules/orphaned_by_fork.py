@@ -1,4 +1,4 @@
-"""VR101 Orphaned by fork: a forked child keeps the memory of a process that is gone.
+"""VR101 Orphaned by fork: a forked child holds the memory of a process that is dead.
 
 What it detects
 ---------------
@@ -8,9 +8,9 @@ driver's files that it inherited from that pid by fork.
 Why it happens
 --------------
 GPU memory belongs to open files, not to processes. A fork copies the parent's descriptors, and
-the memory comes back only when the last copy closes. If the parent dies first, the driver goes
+the memory returns only when the last copy closes. If the parent dies first, the driver goes
 on charging the parent's pid: nvidia-smi shows a pid that nobody can find, or no process at all,
-while the child, which may never have used the GPU, keeps every byte and the context too.
+while the child, which may never have used the GPU, holds every byte and the context too.
 On GPUs of AMD and Intel no list names who opened a file. Where several processes share one and none
 comes from another, whoever opened it is gone; that is judged as likely.
 Usual children: data-loader workers, job launchers, log shippers, anything started with the
@@ -29,8 +29,9 @@ Remedies and their risk
 -----------------------
 - Let the child finish, or make it close the inherited descriptors: the memory returns at once,
   even though mappings remain. No risk.
-- vram free terminates the children that are proven to hold it: all of them, since one alone frees
-  nothing. Nobody works with this memory. vram kill PID ends those that are only likely to hold it.
+- vram free terminates the children that are proven to hold it, all of them: the memory returns
+  when the last one exits. Nobody works with this memory. vram kill PID ends those that are only
+  likely to hold it.
 - To prevent it, start workers with "spawn" or "forkserver", or before CUDA is first used, and
   let workers end with their parent (prctl PR_SET_PDEATHSIG, or a pipe that closes).
 - Resetting the GPU is no remedy while the child lives.
@@ -39,7 +40,7 @@ Source
 ------
 Measured on an H200, driver 580.159: parent with 4 GiB killed, child asleep: 4 GiB and the
 context stayed, charged to the dead parent with 4614 MiB; the child had its 23 descriptors.
-Closing them in the child gave everything back while its 30 mappings remained.
+Closing them in the child freed everything while its 30 mappings remained.
 """
 
 from __future__ import annotations
@@ -47,8 +48,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from vram.diagnosis import remedies, words
-from vram.diagnosis.held import HeldMemory, living_holder
+from vram.diagnosis.held import HeldMemory
 from vram.diagnosis.leftover import leftover_findings
+from vram.ledger.processes import living_holder
 from vram.model.finding import Finding, Remedy
 from vram.model.ledger import Entry, Ledger
 from vram.units import size
@@ -65,7 +67,8 @@ def _orphaned(entry: Entry) -> bool:
 
 
 def _title(held: HeldMemory) -> str:
-    return f"{size(held.nbytes)} of dead pid {held.charged_pid}, kept by a forked child"
+    who = ("one of " if held.one_of and len(held.living) > 1 else "") + words.pids(held.living)
+    return f"{size(held.nbytes)} held by {who} (parent {held.charged_pid} is dead)"
 
 
 def _cause(held: HeldMemory) -> str:
@@ -74,8 +77,8 @@ def _cause(held: HeldMemory) -> str:
     if held.one_of:
         who = f"one of {words.processes(held.living)} {likely}inherited"
     return (
-        f"Process {held.charged_pid} is gone, but {who} its"
-        f" open device files by fork. The driver keeps {size(held.nbytes)} until the last copy closes."
+        f"Process {held.charged_pid} is dead, and {who} its open device files by fork."
+        f" The driver frees {size(held.nbytes)} when the last copy of them is closed."
     )
 
 
@@ -84,9 +87,9 @@ def _gentler(held: HeldMemory) -> Iterable[Remedy]:
 
 
 def _look(held: HeldMemory) -> Iterable[Remedy]:
-    return remedies.look(held.living, "See what the keeper does; it may end by itself.")
+    return remedies.look(held.living, "See what it does; it may end by itself.")
 
 
 def _prevent() -> Remedy:
-    text = "To prevent it: start workers by spawn or forkserver, or before CUDA is first used."
+    text = "To prevent it: start workers with spawn or forkserver, or before CUDA is first used."
     return Remedy(step="change", target="program", text=text)

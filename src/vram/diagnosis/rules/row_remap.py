@@ -7,9 +7,9 @@ remapping failed.
 
 Why it happens
 --------------
-Memory cells fail. GPUs since Ampere swap a faulty row for a spare one, older ones retire the page;
+Memory cells fail. GPUs since Ampere swap a faulty row for a reserve, older ones retire the page;
 both take effect at the next reset of the GPU. Until then the driver avoids the place, and programs
-that touched it were ended with an error (Xid 63, 64, 48, 94, 95). When no spare row is left,
+that touched it were ended with an error (Xid 63, 64, 48, 94, 95). When no reserve row is left,
 remapping fails, and the GPU has to be replaced.
 
 How to confirm
@@ -58,7 +58,7 @@ def _finding(gpu: GpuLedger, facts: GpuFacts) -> Finding:
         if failed
         else f"GPU {gpu.index}: {waiting} waits for a reset",
         nbytes=None,
-        cause="The GPU found faulty memory and could not replace it: there may be no spare rows left."
+        cause="The GPU found faulty memory and could not replace it: there may be no reserve rows left."
         if failed
         else f"The GPU found faulty memory; {waiting} takes effect when it is next reset.",
         gpus=(gpu.index,),

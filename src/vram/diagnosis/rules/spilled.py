@@ -40,7 +40,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vram.diagnosis import remedies, words
-from vram.diagnosis.held import in_use
+from vram.ledger.processes import in_use
 from vram.model.finding import Finding, Remedy
 from vram.model.ledger import GpuLedger, Ledger, known_bytes
 from vram.model.observation import HostFacts
@@ -98,7 +98,7 @@ def _ways_out(host: HostFacts, gpu: GpuLedger) -> Iterator[Remedy]:
     target = f"gpu {gpu.index}"
     for entry in gpu.entries:
         if in_use(entry) and entry.holder:
-            yield from remedies.spare(host, entry.holder, certain=entry.confidence == "fact")
+            yield from remedies.trim_or_park(host, entry.holder, certain=entry.confidence == "fact")
     less = "Ask for less: a smaller batch, a smaller model, or fewer programs at once."
     yield Remedy(step="ask", target=target, text=less)
     policy = (

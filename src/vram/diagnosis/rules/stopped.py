@@ -1,8 +1,8 @@
-"""VR201 Stopped process: it runs nothing and keeps all its memory.
+"""VR201 Stopped process: it runs nothing and holds all its memory.
 
 What it detects
 ---------------
-A process that keeps GPU memory is stopped: by Ctrl-Z or SIGSTOP (state T), or by a debugger
+A process that holds GPU memory is stopped: by Ctrl-Z or SIGSTOP (state T), or by a debugger
 (state t).
 
 Why it happens
@@ -37,7 +37,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vram.diagnosis import remedies, words
-from vram.diagnosis.held import HeldMemory, gather, is_stopped, living_holder
+from vram.diagnosis.held import HeldMemory, gather, is_stopped
+from vram.ledger.processes import living_holder
 from vram.model.finding import Finding, Remedy
 from vram.model.ledger import Entry, Holder, Ledger
 from vram.model.observation import HostFacts
@@ -72,7 +73,7 @@ def _finding(ledger: Ledger, held: HeldMemory, holder: Holder) -> Finding:
         evidence=words.evidence((f"pid {holder.pid} is in state {holder.state}",), held.evidence),
         remedies=remedies.ordered(
             (
-                _let_go_on(ledger.host, holder),
+                _resume(ledger.host, holder),
                 *remedies.end(ledger.host, held.living, certain=held.certain),
             )
         ),
@@ -80,7 +81,7 @@ def _finding(ledger: Ledger, held: HeldMemory, holder: Holder) -> Finding:
     )
 
 
-def _let_go_on(host: HostFacts, holder: Holder) -> Remedy:
+def _resume(host: HostFacts, holder: Holder) -> Remedy:
     if holder.state == "t":
         text = "Detach the debugger; the process then goes on."
         command = f"grep TracerPid /proc/{holder.pid}/status"

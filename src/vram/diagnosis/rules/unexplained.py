@@ -8,7 +8,7 @@ more than their process is charged.
 
 Why it happens
 --------------
-The keeper is out of sight (another user, another PID namespace, a virtual machine, the Windows
+The holder is not visible (another user, another PID namespace, a virtual machine, the Windows
 side of WSL2), a kernel module holds the memory (display, RDMA peer memory), or the driver does
 not tell figures per process on this system. On GPUs of AMD and Intel the driver's own part (page
 tables, firmware, screen buffers) is told nowhere; up to 512 MiB is taken for that.
@@ -25,7 +25,7 @@ Remedies and their risk
 -----------------------
 - Look again with sudo, outside containers. No risk.
 - Take a snapshot and attach it to a bug report: `vram snapshot -o FILE --redact`. No risk.
-- There is nobody to end: act only once the keeper has a name.
+- There is nobody to end: act only once the holder has a name.
 
 Source
 ------
@@ -73,7 +73,7 @@ def _cause(ledger: Ledger, gpu: GpuLedger, nbytes: int) -> str:
     if gpu.windows is not None and gpu.windows.read:
         return (
             f"{size(nbytes)} are in use, and in the counters of no Windows process: the display, Windows"
-            " itself and memory that is just being given back are in none."
+            " itself and memory that is just being freed are in none."
         )
     if ledger.host.wsl:
         return (

@@ -37,7 +37,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vram.diagnosis import remedies, words
-from vram.diagnosis.held import HeldMemory, gather, is_stuck, living_holder
+from vram.diagnosis.held import HeldMemory, gather, is_stuck
+from vram.ledger.processes import living_holder
 from vram.model.finding import Finding, Remedy
 from vram.model.ledger import Entry, Holder, Ledger
 from vram.units import size

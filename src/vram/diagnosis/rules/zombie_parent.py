@@ -1,4 +1,4 @@
-"""VR203 Zombie parent: it has ended, and its living children keep its memory.
+"""VR203 Zombie parent: it has ended, and its living children hold its memory.
 
 What it detects
 ---------------
@@ -28,7 +28,7 @@ Remedies and their risk
 Source
 ------
 Measured on an H200, driver 580.159: a killed process that nobody had collected held nothing; a
-forked child kept a dead parent's 4 GiB and context, charged to the parent's pid.
+forked child held a dead parent's 4 GiB and context, charged to the parent's pid.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from vram.diagnosis import words
-from vram.diagnosis.held import HeldMemory, living_holder
+from vram.diagnosis.held import HeldMemory
 from vram.diagnosis.leftover import leftover_findings
+from vram.ledger.processes import living_holder
 from vram.model.finding import Finding, Remedy
 from vram.model.ledger import Entry, Ledger
 from vram.units import size
@@ -54,7 +55,8 @@ def _left_by_zombie(entry: Entry) -> bool:
 
 
 def _title(held: HeldMemory) -> str:
-    return f"{size(held.nbytes)} of zombie {held.charged_pid}, kept by its children"
+    who = ("one of " if held.one_of and len(held.living) > 1 else "") + words.pids(held.living)
+    return f"{size(held.nbytes)} held by {who} (parent {held.charged_pid} is a zombie)"
 
 
 def _cause(held: HeldMemory) -> str:
@@ -67,10 +69,10 @@ def _cause(held: HeldMemory) -> str:
 
 
 def _gentler(held: HeldMemory) -> Iterable[Remedy]:
-    return (_spare_zombie(held),)
+    return (_leave_zombie(held),)
 
 
-def _spare_zombie(held: HeldMemory) -> Remedy:
+def _leave_zombie(held: HeldMemory) -> Remedy:
     text = f"Leave zombie {held.charged_pid} as it is: collecting it frees no GPU memory."
     pids = () if held.charged_pid is None else (held.charged_pid,)
     return Remedy(step="keep", target=f"pid {held.charged_pid}", text=text, pids=pids)

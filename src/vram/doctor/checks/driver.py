@@ -14,9 +14,8 @@ from vram.doctor.check import (
     ok,
 )
 from vram.doctor.facts import DoctorFacts
-from vram.model.doctor import State
+from vram.model.doctor import DeviceNode, DriverTest, State
 from vram.model.observation import NO_NVML_BINDING, NVML_BINDING_TOO_NEW, NVML_MISMATCH, Observation
-from vram.model.system import DeviceNode, DriverTest
 from vram.units import counted
 
 CHECKS: list[Check] = []
@@ -90,7 +89,7 @@ def _absence(facts: DoctorFacts) -> tuple[str, str, str]:
 
 
 def _unreached(facts: DoctorFacts, loaded: str) -> tuple[str, str, str]:
-    """The driver runs, and what leads to it is not here: libraries, device files, or neither is told."""
+    """The driver runs, and what leads to it is not here: libraries, device files, or something unknown."""
     start = "docker run --gpus all …" if facts.host_files.container else ""
     if facts.lacks_library:
         fix = "Let the container runtime bring the driver's libraries; outside of one, install them."
@@ -181,8 +180,8 @@ def check_nvml(facts: DoctorFacts) -> CheckAnswer:
     - A lost GPU, or one that asks for it: `vram reset GPU` names what is in the way of a reset.
     - Under Python without nvidia-ml-py: install it.
     """
-    told = [each for each in facts.survey.observations if each.probe.startswith("nvml")]
-    troubles = [each for each in told if each.status in (*_GRAVE, "denied")]
+    said = [each for each in facts.survey.observations if each.probe.startswith("nvml")]
+    troubles = [each for each in said if each.status in (*_GRAVE, "denied")]
     if facts.no_driver is not None and not facts.gpus and not troubles:
         return NO_DRIVER
     if troubles:
@@ -314,12 +313,12 @@ def _no_start(test: DriverTest, code: int) -> CheckAnswer:
 
 
 def _about(test: DriverTest) -> tuple[str, ...]:
-    told = (
+    words = (
         f"libcuda is {test.path}" if test.path else "",
         f"it speaks CUDA {test.cuda_version}" if test.cuda_version else "",
         f"it counts {counted(test.gpus, 'GPU')}" if test.gpus is not None else "",
     )
-    return tuple(each for each in told if each)
+    return tuple(each for each in words if each)
 
 
 _NEEDED = ("/dev/nvidiactl", "/dev/nvidia-uvm")

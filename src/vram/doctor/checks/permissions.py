@@ -13,8 +13,8 @@ from vram.doctor.check import (
     ok,
 )
 from vram.doctor.facts import DoctorFacts
+from vram.model.doctor import Confinement
 from vram.model.files import UnreadableFacts
-from vram.model.system import Confinement
 from vram.units import counted
 
 CHECKS: list[Check] = []
@@ -55,7 +55,7 @@ def check_processes(facts: DoctorFacts) -> CheckAnswer:
         state="limited",
         seen=_seen(host.user, count, confinement.hidepid),
         details=(f"their users: {_some(users)}",) if users else (),
-        means="Memory that others keep by inherited or exported files cannot be told to whom it belongs.",
+        means="Whose memory it is that others keep by inherited or exported files stays unknown.",
         fix=_fix(host.uid, confinement),
         command=f"{SUDO_VRAM} doctor" if host.uid else "",
     )
@@ -85,7 +85,7 @@ _NEEDS = {"pidfd_open": "5.3", "pidfd_getfd": "5.6", "kcmp": "3.5 with CONFIG_KC
 _COSTS = {
     "pidfd_open": "vram signals and parks nobody without it.",
     "pidfd_getfd": "Exported memory cannot be proved: it stays without a name in vram why.",
-    "kcmp": "Inherited files cannot be told from a process's own: vram why names fewer holders.",
+    "kcmp": "Inherited files cannot be distinguished from a process's own: vram why names fewer holders.",
 }
 
 
@@ -101,7 +101,7 @@ def check_pidfd(facts: DoctorFacts) -> CheckAnswer:
     -------------
     Without pidfd_open nothing is ever signalled or parked: a pid alone can name somebody else a moment
     later. Without pidfd_getfd exported memory cannot be proved, without kcmp files that were inherited
-    cannot be told from files of a process's own.
+    cannot be distinguished from files of a process's own.
 
     What to do
     ----------

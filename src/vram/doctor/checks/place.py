@@ -11,9 +11,9 @@ from vram.doctor.check import (
     ok,
 )
 from vram.doctor.facts import DoctorFacts
+from vram.model.doctor import Container
 from vram.model.observation import ProbeRun
-from vram.model.system import Container
-from vram.model.wsl import WslFacts
+from vram.model.windows import WslFacts
 from vram.units import counted
 
 CHECKS: list[Check] = []
@@ -114,7 +114,7 @@ def _withheld(facts: DoctorFacts) -> str:
     return "its libraries, and not its devices"
 
 
-_TOTALS = "Totals are told, what each Linux process has is not."
+_TOTALS = "Totals are reported, what each Linux process has is not."
 
 
 @check(CHECKS, "place.wsl", ("why", "who", "check", "free", "park", "borrow"))
@@ -128,7 +128,7 @@ def check_wsl(facts: DoctorFacts) -> CheckAnswer:
 
     What it means
     -------------
-    Under WSL2 the driver is the one of Windows: totals are told, what each Linux process has is not, and
+    Under WSL2 the driver is the one of Windows: totals are reported, what each Linux process has is not, and
     Windows' own programs take memory that no list shows here. Its counters tell of them, if Windows programs
     can be started from here.
 
@@ -162,19 +162,19 @@ def check_wsl(facts: DoctorFacts) -> CheckAnswer:
 
 def _with_gpu(wsl: WslFacts, windows: ProbeRun | None) -> CheckAnswer:
     if windows is None or windows.status != "ok":
-        fix, command = ask_windows(wsl, windows)
+        remedy = ask_windows(wsl, windows, "windows")
         return CheckAnswer(
             state="limited",
             seen="WSL2; Windows does not tell of its own programs",
             details=(windows.message,) if windows and windows.message else (),
             means=f"{_TOTALS} What Windows itself keeps on the GPU cannot be asked for.",
-            fix=fix,
-            command=command,
+            fix=remedy.text,
+            command=remedy.command,
         )
     return CheckAnswer(
         state="limited",
-        seen=f"WSL2; Windows told its counters in {windows.duration_s:.1f} s",
-        means=f"{_TOTALS} Windows' own programs are told by its counters.",
+        seen=f"WSL2; Windows reported its counters in {windows.duration_s:.1f} s",
+        means=f"{_TOTALS} Windows' own programs are in its counters.",
         fix="Nothing is to be put right; vram why --deep asks programs for their own figures.",
     )
 

@@ -10,7 +10,7 @@ from vram.doctor.check import (
     ok,
 )
 from vram.doctor.facts import DoctorFacts, PythonTarget
-from vram.model.system import Tracing
+from vram.model.doctor import Tracing
 from vram.units import counted, size
 
 CHECKS: list[Check] = []
@@ -65,7 +65,7 @@ _MOST_NAMED = 4
 
 @check(CHECKS, "reaching.python", ("trim", "deep", "free"))
 def check_python(facts: DoctorFacts) -> CheckAnswer:
-    """reaching.python  Which Python processes on the GPUs can be asked to trim, and by which way?
+    """reaching.python  Which Python processes on the GPUs can be asked to trim, and how?
 
     What is looked at
     -----------------
@@ -74,7 +74,7 @@ def check_python(facts: DoctorFacts) -> CheckAnswer:
 
     What it means
     -------------
-    `vram trim PID` takes the safest way that is open.
+    `vram trim PID` takes the safest of them that can be used.
 
     What to do
     ----------
@@ -90,19 +90,20 @@ def check_python(facts: DoctorFacts) -> CheckAnswer:
         )
     if not facts.targets:
         return not_applicable("no Python process is on a GPU")
-    willing = [target for target in facts.targets if target.open]
-    details = tuple(_python_told(target) for target in facts.targets)
+    willing = [target for target in facts.targets if target.available]
+    details = tuple(_python_line(target) for target in facts.targets)
     whole = counted(len(facts.targets), "Python process")
     if len(willing) == len(facts.targets):
         return ok(f"{whole} on the GPUs can be asked to trim", *details)
     stuck = [target for target in facts.targets if target not in willing]
+    needs_zmq = facts.program.packages.get("pyzmq") is None and any(target.is_kernel for target in stuck)
     return CheckAnswer(
         state="limited",
         seen=f"{_named(stuck, whole)} cannot be asked to trim",
         details=details,
         means="vram trim refuses them, and vram why --deep does not see inside.",
-        fix=_fix(stuck),
-        command="pip install 'vram[jupyter]'" if _wants_zmq(stuck) else "",
+        fix=_fix(needs_zmq),
+        command="pip install 'vram[jupyter]'" if needs_zmq else "",
     )
 
 
@@ -112,20 +113,16 @@ def _named(stuck: list[PythonTarget], whole: str) -> str:
     return f"Python pid{'s' * (len(stuck) > 1)} {', '.join(str(target.pid) for target in stuck)}"
 
 
-def _fix(stuck: list[PythonTarget]) -> str:
-    if _wants_zmq(stuck):
+def _fix(needs_zmq: bool) -> str:
+    if needs_zmq:
         return "Install what speaks to Jupyter kernels."
     return "Have them call vram.agent() at their next start, or start them with VRAM_AGENT=1."
 
 
-def _wants_zmq(stuck: list[PythonTarget]) -> bool:
-    return any("pyzmq" in reason for target in stuck for reason in target.closed.values())
-
-
-def _python_told(target: PythonTarget) -> str:
+def _python_line(target: PythonTarget) -> str:
     held = f", {size(target.nbytes)}" if target.nbytes is not None else ""
-    ways = f"by {', '.join(target.open)}" if target.open else "by no way"
-    reasons = "; ".join(f"{name}: {reason}" for name, reason in target.closed.items())
+    ways = f"by {', '.join(target.available)}" if target.available else "by none"
+    reasons = "; ".join(f"{name}: {reason}" for name, reason in target.unavailable.items())
     return f"pid {target.pid} ({target.user or 'unknown user'}{held}): {ways}" + (
         f" ({reasons})" if reasons else ""
     )
@@ -166,7 +163,7 @@ def check_cupti(facts: DoctorFacts) -> CheckAnswer:
         return CheckAnswer(
             state="limited",
             seen=f"{counted(len(injected), 'process')} on the GPUs run under a tool for tracing",
-            details=(*map(_cupti_told, facts.tracing), *places),
+            details=(*map(_tracing_line, facts.tracing), *places),
             means="Another profiler in the same process would record nothing.",
             fix="Let that tool finish before another one is started.",
         )
@@ -182,9 +179,9 @@ def check_cupti(facts: DoctorFacts) -> CheckAnswer:
             command="pip install nvidia-cuda-cupti",
         )
     mapped = f", mapped by {counted(len(facts.tracing), 'process')}" if facts.tracing else ""
-    return ok(f"CUPTI found{mapped}", *map(_cupti_told, facts.tracing), *places)
+    return ok(f"CUPTI found{mapped}", *map(_tracing_line, facts.tracing), *places)
 
 
-def _cupti_told(each: Tracing) -> str:
+def _tracing_line(each: Tracing) -> str:
     injection = f", started with CUDA_INJECTION64_PATH={each.injection}" if each.injection else ""
     return f"pid {each.pid}: {f'has {each.library}' if each.library else 'has no libcupti yet'}{injection}"

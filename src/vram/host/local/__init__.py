@@ -104,7 +104,7 @@ class LocalHost:
         self._ask_windows = ask_windows
         self._windows_every_s = windows_every_s
         if reader is None and read_ahead_s is not None:
-            with suppress(OSError):  # will be met again by the reading itself, and told
+            with suppress(OSError):  # the reading itself meets it again, and reports it
                 reader = start_reader(set())
         from vram.host.local.nvml import LocalNvml
         from vram.host.local.open_files import VIRTUAL_GPU, DeviceNames, LocalOpenFiles

@@ -96,7 +96,15 @@ class LocalDrm:
         if facts.integrated:
             return Card(device.address, facts, 0)
         total, in_use = _intel_memory(self._root, device.address, device.driver, device.folder)
-        return Card(device.address, facts, total.nbytes, in_use, status=total.status, message=total.message)
+        return Card(
+            device.address,
+            facts,
+            total.nbytes,
+            in_use,
+            status=total.status,
+            message=total.message,
+            code=total.code,
+        )
 
     def _facts(self, device: _Device) -> GpuFacts:
         nodes = (_NODE.fullmatch(name) for name in listing(f"{device.folder}/drm") or ())
@@ -140,6 +148,7 @@ def _amd_card(device: _Device, facts: GpuFacts) -> Card:
         gtt_used.nbytes,
         worst.status,
         worst.message,
+        worst.code,
     )
 
 
@@ -180,13 +189,17 @@ def _regions(path: str, address: str) -> int | None:
 
 
 def _tiles(driver: str, folder: str) -> SysfsSize:
-    unknown = SysfsSize(None, "unsupported", f"{driver} does not tell how much memory the card has")
+    unknown = SysfsSize(
+        None, "unsupported", f"{driver} does not report how much memory the card has", "no-card-size"
+    )
     tiles = sorted(name for name in listing(folder) or () if _TILE.fullmatch(name))
     files = [f"{folder}/{tile}/physical_vram_size_bytes" for tile in tiles]
     if not files or not all(map(os.path.exists, files)):
         return unknown
     if asleep(folder):
-        return SysfsSize(None, "unsupported", "the card sleeps, and asking for its size would wake it")
+        return SysfsSize(
+            None, "unsupported", "the card sleeps, and asking for its size would wake it", "card-asleep"
+        )
     parts = [read_nbytes(file) for file in files]
     failed = next((part for part in parts if part.nbytes is None), None)
     return failed or SysfsSize(sum(part.nbytes or 0 for part in parts))
@@ -197,10 +210,10 @@ def _tiles(driver: str, folder: str) -> SysfsSize:
 
 def _product(device: str, vendor: str, root: str | None = None) -> str:
     """The name of the device whose folder in sysfs is *device*; lists are searched below *root*."""
-    told = read_word(f"{device}/product_name")
-    if told and told.isascii() and told.decode().isprintable():
-        return _with_maker(told[:100].decode(), vendor)
-    ids = [(read_word(f"{device}/{name}") or b"")[-4:].lower() for name in ("vendor", "device")]
+    name = read_word(f"{device}/product_name")
+    if name and name.isascii() and name.decode().isprintable():
+        return _with_maker(name[:100].decode(), vendor)
+    ids = [(read_word(f"{device}/{file}") or b"")[-4:].lower() for file in ("vendor", "device")]
     if not all(re.fullmatch(rb"[0-9a-f]{4}", each) for each in ids):
         return f"unknown {_WORDS[vendor]} GPU"
     revision = (read_word(f"{device}/revision") or b"")[-2:].upper()
@@ -232,8 +245,8 @@ def _listed(vendor: bytes, device: bytes, root: str | None) -> str | None:
     if not found:
         return None
     name = _text(found[1])
-    told = _IN_BRACKETS.fullmatch(name)
-    return told[1] if told else name
+    short = _IN_BRACKETS.fullmatch(name)
+    return short[1] if short else name
 
 
 def _read(places: tuple[str, ...], root: str | None) -> bytes:
@@ -259,6 +272,7 @@ class SysfsSize(NamedTuple):
     nbytes: int | None
     status: Status = "ok"
     message: str | None = None
+    code: str | None = None
 
 
 def read_bytes(path: str) -> bytes:
@@ -298,10 +312,10 @@ def read_nbytes(path: str) -> SysfsSize:
         raw = read_bytes(path).strip()
     except OSError as error:
         status = _STATUS.get(error.errno, "failed")
-        return SysfsSize(None, status, f"{name} cannot be read: {error.strerror}")
+        return SysfsSize(None, status, f"{name} cannot be read: {error.strerror}", "sysfs-unreadable")
     nbytes = int(raw, 0) if _NUMBER.fullmatch(raw) and not _octal(raw) else None
     if nbytes is None or nbytes >= _LARGEST:
-        return SysfsSize(None, "failed", f"{name} is no size")
+        return SysfsSize(None, "failed", f"{name} is no size", "sysfs-damaged")
     return SysfsSize(nbytes)
 
 

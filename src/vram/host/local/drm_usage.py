@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from vram.host.local.drm import SysfsSize, read_nbytes, read_word
 from vram.host.ports import ComputeCharge, DrmClient
-from vram.model.drm import ClientFacts, Region
+from vram.model.files import ClientFacts, Region
 from vram.model.observation import Status
 from vram.payloads.procfs import text
 
@@ -67,9 +67,16 @@ def read_client(fd: int, node: int | None, raw: bytes, description: int | None =
         regions=regions,
     )
     if wrong:
-        return DrmClient(facts, "failed", f"the fdinfo of descriptor {fd}: {'; '.join(wrong[:4])}")
+        return DrmClient(
+            facts, "failed", f"the fdinfo of descriptor {fd}: {'; '.join(wrong[:4])}", "fdinfo-damaged"
+        )
     if not regions:
-        return DrmClient(facts, "unsupported", "the driver tells no memory figures of its open files")
+        return DrmClient(
+            facts,
+            "unsupported",
+            "the driver reports no memory figures of its open files",
+            "no-client-figures",
+        )
     return DrmClient(facts)
 
 
@@ -77,19 +84,19 @@ def unread_client(fd: int, node: int | None, error: int) -> DrmClient:
     """A client whose fdinfo could not be read."""
     status: Status = "denied" if error in (errno.EACCES, errno.EPERM) else "failed"
     message = f"the fdinfo of descriptor {fd} cannot be read: {os.strerror(error)}"
-    return DrmClient(ClientFacts(fd=fd, node=node), status, message)
+    return DrmClient(ClientFacts(fd=fd, node=node), status, message, "fdinfo-unreadable")
 
 
 _Figures = dict[bytes, dict[bytes, bytes]]
 
 
 def _fields(raw: bytes) -> tuple[dict[bytes, bytes], _Figures, list[str]]:
-    """What is told of the client, what of each kind of memory, and what contradicts itself."""
+    """What is written of the client, what of each kind of memory, and what contradicts itself."""
     fields: dict[bytes, bytes] = {}
     figures: _Figures = {}
     wrong: list[str] = []
-    for key, word, region, told in _LINE.findall(raw):
-        value = told.strip()
+    for key, word, region, rest in _LINE.findall(raw):
+        value = rest.strip()
         place, name = (figures.setdefault(region, {}), word) if word else (fields, key)
         if place.setdefault(name, value) != value:
             wrong.append(f"{text(key)} is there twice, with different values")
@@ -106,29 +113,29 @@ def _fields(raw: bytes) -> tuple[dict[bytes, bytes], _Figures, list[str]]:
 
 def _regions(figures: _Figures, wrong: list[str]) -> tuple[Region, ...]:
     found = []
-    for name, told in figures.items():
+    for name, values in figures.items():
         if name in _NO_MEMORY:
             continue
-        sizes = {word: _nbytes(value) for word, value in told.items()}
+        sizes = {word: _nbytes(value) for word, value in values.items()}
         wrong += [f"drm-{text(word)}-{text(name)} is no size" for word in sizes if sizes[word] is None]
-        if not told.keys().isdisjoint(_BEST_FIRST):
+        if not values.keys().isdisjoint(_BEST_FIRST):
             found.append(_region(name, sizes, figures))
     return tuple(found)
 
 
-def _region(name: bytes, figures: dict[bytes, int | None], told: Collection[bytes]) -> Region:
+def _region(name: bytes, figures: dict[bytes, int | None], regions: Collection[bytes]) -> Region:
     known = (figures[word] for word in _BEST_FIRST if figures.get(word) is not None)
     nbytes = next(known, None)
     shared = figures.get(b"shared")
     if shared is not None and nbytes is not None:
         shared = min(shared, nbytes)
-    return Region(text(name), _is_dedicated(name, told), nbytes, shared)
+    return Region(text(name), _is_dedicated(name, regions), nbytes, shared)
 
 
-def _is_dedicated(name: bytes, told: Collection[bytes]) -> bool:
+def _is_dedicated(name: bytes, regions: Collection[bytes]) -> bool:
     """amdgpu and xe say vram, i915 local; what xe calls stolen lies on the card, if it has memory."""
     if name == b"stolen":
-        return any(other.startswith(b"vram") for other in told)
+        return any(other.startswith(b"vram") for other in regions)
     return name.startswith((b"vram", b"local", b"stolen-local"))
 
 
@@ -195,9 +202,9 @@ def _rocm_gpus(folder: str, own: Mapping[str, int | None]) -> dict[int, _RocmGpu
     for node in _names(folder):
         number = read_word(f"{folder}/{node}/gpu_id") or b""
         raw = read_word(f"{folder}/{node}/properties") or b""
-        told = {key: int(value) for key, value in _PROPERTY.findall(raw)}
-        if number.isdigit() and int(number) and b"location_id" in told:
-            address = _whole(_pci_address(told.get(b"domain", 0), told[b"location_id"]), own)
+        values = {key: int(value) for key, value in _PROPERTY.findall(raw)}
+        if number.isdigit() and int(number) and b"location_id" in values:
+            address = _whole(_pci_address(values.get(b"domain", 0), values[b"location_id"]), own)
             size = own.get(address)
             found[int(number)] = _RocmGpu(
                 address, size is not None and _rocm_memory(f"{folder}/{node}") > size
@@ -212,7 +219,7 @@ def _whole(address: str, own: Mapping[str, int | None]) -> str:
 
 
 def _rocm_memory(node: str) -> int:
-    """What ROCm may allocate on the GPU of *node*; 0 where it is not told."""
+    """What ROCm may allocate on the GPU of *node*; 0 where it is unknown."""
     banks = (read_word(f"{node}/mem_banks/{bank}/properties") or b"" for bank in _names(f"{node}/mem_banks"))
     return sum(int(size) for bank in banks for size in _BANK.findall(bank))
 

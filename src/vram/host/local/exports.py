@@ -1,4 +1,4 @@
-"""Exported allocations, told from ordinary control descriptors by importing a copy.
+"""Exported allocations, distinguished from ordinary control descriptors by importing a copy.
 
 The work is done by payloads/exports.py in an interpreter of its own: it loads libcuda, and
 what it imports must be gone when it ends.
@@ -30,6 +30,7 @@ class _Line(msgspec.Struct):
     uuid: str | None = None
     status: Status = "ok"
     message: str | None = None
+    code: str | None = None
 
 
 class LocalExports:
@@ -60,7 +61,9 @@ class LocalExports:
     ) -> Iterator[Proof]:
         self._stuck = [child for child in self._stuck if not child.wait(0.0)]
         if self._stuck:
-            yield from _unproved(candidates, "timeout", "an earlier import still hangs in the driver")
+            yield from _unproved(
+                candidates, "timeout", "still-hangs", "an earlier import still hangs in the driver"
+            )
         elif candidates:
             yield from self._ask(candidates, view, deadline)
 
@@ -70,18 +73,19 @@ class LocalExports:
         try:
             child = spawn(_command(candidates), _environment(view))
         except OSError as error:
-            yield from _unproved(candidates, "failed", f"no process could be started: {error.strerror}")
+            message = f"no process could be started: {error.strerror}"
+            yield from _unproved(candidates, "failed", "reader-not-started", message)
             return
         left = dict(enumerate(candidates))
-        reason: tuple[Status, str] = ("failed", "the importing process ended early")
+        reason: tuple[Status, str, str] = ("failed", "reader-died", "the importing process ended early")
         try:
             for line in _lines(child, deadline):
                 if line.at is None:
-                    reason = (line.status, line.message or "")
+                    reason = (line.status, line.code or line.status, line.message or "")
                 elif candidate := left.pop(line.at, None):
                     yield _proof(candidate, line)
             if time.monotonic() >= deadline:
-                reason = ("timeout", "the driver did not answer in time")
+                reason = ("timeout", "hangs", "the driver did not answer in time")
             yield from _unproved(left.values(), *reason)
         finally:
             child.hang_up()
@@ -112,9 +116,11 @@ def _lines(child: Child, deadline: float) -> Iterator[_Line]:
 
 
 def _proof(candidate: ExportCandidate, line: _Line) -> Proof:
-    return Proof(candidate, line.exported, line.nbytes, line.uuid, line.status, line.message)
+    return Proof(candidate, line.exported, line.nbytes, line.uuid, line.status, line.message, line.code)
 
 
-def _unproved(candidates: Iterable[ExportCandidate], status: Status, message: str) -> Iterator[Proof]:
+def _unproved(
+    candidates: Iterable[ExportCandidate], status: Status, code: str, message: str
+) -> Iterator[Proof]:
     for candidate in candidates:
-        yield Proof(candidate, None, status=status, message=message)
+        yield Proof(candidate, None, status=status, message=message, code=code)

@@ -215,7 +215,7 @@ class _Reading:
             try:
                 self._readers.append(self._nvml.start(set(self._owner)))
             except OSError:
-                return  # the GPUs that nobody came to are told by _missing
+                return  # the GPUs that nobody came to are reported by _missing
 
     def _missing(self) -> Iterator[Observation]:
         for reader in self._active():

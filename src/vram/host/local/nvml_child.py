@@ -42,7 +42,7 @@ _TRIES = 3
 _UNCORRECTED_SINCE_BOOT = (1, 0)
 _LIBRARY_NOT_FOUND = 12
 _WITHHELD = (3, 4, 6)  # not supported, no permission, not found (any more)
-_UNDER_MIG = "under MIG the whole GPU is told to the privileged only; its instances are read one by one"
+_UNDER_MIG = "under MIG only the privileged may read the whole GPU; its instances are read one by one"
 
 _Failure = tuple[str, Exception]  # of the list with that name
 _SENTINEL = 1 << 63  # the driver writes 2^64-1 for "not available"; no size comes near it
@@ -90,7 +90,7 @@ class Reader:
             gpus = int(self.call("nvmlDeviceGetCount"))
         except Exception as error:
             self._probe = "nvml.init"
-            self.say(**self._told(error))
+            self.say(**self._statement_of(error))
             return
         send(self._pipe, "found", gpus)
         for index in range(gpus):
@@ -129,9 +129,9 @@ class Reader:
             self._read_memory(handle, devices)
         except Exception as error:
             cause = error.__cause__ if isinstance(error, GpuGone) and error.__cause__ else error
-            self.say(**self._told(cause))
+            self.say(**self._statement_of(cause))
 
-    def _told(self, error: BaseException) -> dict[str, Any]:
+    def _statement_of(self, error: BaseException) -> dict[str, Any]:
         """What *error* means of a library that was open a moment ago."""
         return left_statement(error) or statement_of(error, self._nvml)
 
@@ -249,8 +249,11 @@ class Reader:
         )
 
     def _unread(self, name: str, error: Exception) -> dict[str, Any]:
-        told = self._told(error)
-        return {**told, "message": f"the list of {name} processes could not be read: {told['message']}"}
+        statement = self._statement_of(error)
+        return {
+            **statement,
+            "message": f"the list of {name} processes could not be read: {statement['message']}",
+        }
 
     def _figures(self, handle: Any, devices: list[_MigHandle] | None) -> tuple[_Figures, _Failure | None]:
         """Every listed pid with its bytes, and what kept a list from us.
@@ -283,7 +286,7 @@ class Reader:
         return next(iter(gaps or failures), None) if gaps or len(failures) == len(_LISTS) else None
 
     def _is_lacking(self, error: Exception) -> bool:
-        return isinstance(error, AttributeError) or self._told(error)["status"] == "unsupported"
+        return isinstance(error, AttributeError) or self._statement_of(error)["status"] == "unsupported"
 
     def _list(self, word: str, device: Any) -> Any:
         """The newest version of the list that driver and binding both know."""
@@ -445,7 +448,7 @@ def _end_when_unheard(pipe: int) -> None:
 
     def watch() -> None:
         poll = select.poll()
-        poll.register(pipe, 0)  # an error is told unasked, and a pipe without readers is one
+        poll.register(pipe, 0)  # an error is reported unasked, and a pipe without readers is one
         poll.poll()
         os._exit(0)
 

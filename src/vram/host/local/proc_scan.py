@@ -154,8 +154,8 @@ class NativeScan:
         c = self._c
         packed = c.create_string_buffer(b"".join(_DESCRIPTOR.pack(*each, 0) for each in descriptors))
         self._library.vramscan_describe(packed, c.c_uint64(len(descriptors)), c.c_uint64(int(deadline * 1e9)))
-        told = _DESCRIPTOR.iter_unpack(packed.raw[: _DESCRIPTOR.size * len(descriptors)])
-        numbers = {(pid, fd): number for pid, fd, _, number in told}
+        found = _DESCRIPTOR.iter_unpack(packed.raw[: _DESCRIPTOR.size * len(descriptors)])
+        numbers = {(pid, fd): number for pid, fd, _, number in found}
         return [numbers[pid, fd] or None for pid, fd, _ in descriptors]
 
 
@@ -184,14 +184,14 @@ def _unpack(raw: bytes) -> tuple[list[RawFile], tuple[int, ...]]:
     at = 0
     while at < len(raw):
         fields: tuple[int, ...] = _FILE.unpack_from(raw, at)
-        pid, fd, thread, more, started_at, device, inode, size, mode, length, told, error = fields
+        pid, fd, thread, more, started_at, device, inode, size, mode, length, info_length, error = fields
         at += _FILE.size
         link = raw[at : at + length]
         at += (length + 7) & ~7
         info = None
-        if told != _NO_INFO:
-            info = raw[at : at + told]
-            at += (told + 7) & ~7
+        if info_length != _NO_INFO:
+            info = raw[at : at + info_length]
+            at += (info_length + 7) & ~7
         start = None if started_at == _UNKNOWN_START else started_at
         other = thread if thread != pid else None
         files.append(RawFile(pid, start, fd, link, device, inode, size, mode, info, error, other))

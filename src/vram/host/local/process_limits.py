@@ -81,7 +81,7 @@ class LocalProcessLimits:
         try:
             with ProcessFolder(self._proc, pid) as folder:
                 stat = folder.stat()
-                # The maps of a process that is stuck in the kernel may never be told.
+                # The maps of a process that is stuck in the kernel may never be readable.
                 if stat is None or stat.state in "DZX":
                     return False
                 return libcuda.IN_MAPS in (folder.read("maps") or b"")

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from vram.host.local.child import Child, driver_environment, spawn
-from vram.model.system import DriverTest, KernelTest
+from vram.model.doctor import DriverTest, KernelTest
 from vram.payloads import command
 
 _GRACE_S = 0.2

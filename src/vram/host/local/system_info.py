@@ -15,7 +15,7 @@ from vram.host.local.identity import user_name
 from vram.host.local.self_tests import LocalSelfTests
 from vram.host.local.vendor import FOLDERS
 from vram.host.local.workload import membership, workload
-from vram.model.system import Confinement, Container, DeviceNode, DriverFiles, HostFiles, Mps, Tracing
+from vram.model.doctor import Confinement, Container, DeviceNode, DriverFiles, HostFiles, Mps, Tracing
 from vram.payloads.procfs import ProcessFolder
 
 _MPS_FOLDER = "/tmp/nvidia-mps"
@@ -198,7 +198,7 @@ def _marks(root: str) -> list[tuple[str, str]]:
 
 
 def _mounts(root: str) -> list[tuple[str, str]]:
-    """Files that a runtime mounts over our own, told by where they come from."""
+    """Files that a runtime mounts over our own, known by where they come from."""
     lines = [line.split() for line in read(f"{root}/proc/self/mountinfo").splitlines()]
     over = [
         words[3]

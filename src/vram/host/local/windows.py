@@ -128,7 +128,7 @@ def _changed_at(path: str) -> float:
 def _refusal(error: OSError) -> tuple[Status, str, str]:
     if isinstance(error, PermissionError):
         return "denied", "powershell-denied", f"{_PROGRAM} may not be started by this user"
-    # "Exec format error": the kernel was not told, or told not, to hand such programs to Windows.
+    # "Exec format error": the kernel is not set up to hand such programs to Windows.
     return "unsupported", NO_INTEROP, "Windows programs cannot be started from here: WSL's interop is off"
 
 

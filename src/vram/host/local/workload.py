@@ -162,7 +162,7 @@ class _Config(msgspec.Struct):
 
 
 class _Runtime(msgspec.Struct):
-    """What a runtime is told about a container: the annotations name its pod."""
+    """What a runtime was given for a container: the annotations name its pod."""
 
     annotations: dict[str, str] = {}
 
@@ -198,8 +198,8 @@ class ContainerNames:
         if runtime == "podman":
             return self._podman(number), None
         for path in _runtime_files(number):
-            if told := self._read(path, _Runtime):
-                return _from_annotations(told.annotations)
+            if config := self._read(path, _Runtime):
+                return _from_annotations(config.annotations)
         return None, None
 
     def _podman(self, number: str) -> str | None:
@@ -229,10 +229,14 @@ def _runtime_files(number: str) -> Iterator[str]:
     yield f"run/containers/storage/overlay-containers/{number}/userdata/config.json"  # CRI-O
 
 
-def _from_annotations(told: dict[str, str]) -> tuple[str | None, str | None]:
-    container = told.get("io.kubernetes.cri.container-name") or told.get("io.kubernetes.container.name")
-    pod = told.get("io.kubernetes.cri.sandbox-name") or told.get("io.kubernetes.pod.name")
-    space = told.get("io.kubernetes.cri.sandbox-namespace") or told.get("io.kubernetes.pod.namespace")
+def _from_annotations(annotations: dict[str, str]) -> tuple[str | None, str | None]:
+    container = annotations.get("io.kubernetes.cri.container-name") or annotations.get(
+        "io.kubernetes.container.name"
+    )
+    pod = annotations.get("io.kubernetes.cri.sandbox-name") or annotations.get("io.kubernetes.pod.name")
+    space = annotations.get("io.kubernetes.cri.sandbox-namespace") or annotations.get(
+        "io.kubernetes.pod.namespace"
+    )
     return _short(container), _short(f"{space}/{pod}" if pod and space else pod)
 
 

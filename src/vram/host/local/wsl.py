@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from vram.model.wsl import WslFacts
+from vram.model.windows import WslFacts
 from vram.payloads.libcuda import WSL_FOLDER
 
 _INTEROP = ("WSLInterop", "WSLInterop-late")  # the second is what systemd's binfmt leaves in place

@@ -54,7 +54,7 @@ def second_context(experiment: Experiment) -> Conclusion:
     first = experiment.read_device("first")
     cost = experiment.grown(first)
     if cost <= NEAR:
-        raise CannotTell("a context takes too little here to be seen")
+        raise CannotTell("a context takes too little here to be measured")
     program.call("new_context")
     more = experiment.read_device("second").used - first.used
     return judged(more, cost, "taken again by the second context", claimed=False)
@@ -80,8 +80,8 @@ def init_costs(experiment: Experiment) -> Conclusion:
     if experiment.before.charges:
         raise CannotTell("others use CUDA already: what it costs once was paid by them")
     experiment.worker().call("init")
-    seen = experiment.read_device("cuInit")
-    cost = experiment.grown(seen)
+    reading = experiment.read_device("cuInit")
+    cost = experiment.grown(reading)
     return Conclusion(cost > 0, f"cuInit alone took {size(max(0, cost))}", (figure("cuInit", cost),))
 
 

@@ -19,7 +19,7 @@ def used_includes_reserved(experiment: Experiment) -> Conclusion:
 
     Method
     ------
-    Both versions of the driver's call are read: the older one, and the newer one, which tells what is
+    Both versions of the driver's call are read: the older one, and the newer one, which reports what is
     reserved.
 
     Reading
@@ -29,7 +29,7 @@ def used_includes_reserved(experiment: Experiment) -> Conclusion:
     """
     memory = experiment.read_device("now").memory
     if memory.reserved is None or memory.v1_used is None:
-        raise CannotTell("this driver does not tell what it reserves")
+        raise CannotTell("this driver does not report what it reserves")
     more, reserved = memory.v1_used - memory.used, memory.reserved
     because = f"the older call says {size(more)} more than the newer one; {size(reserved)} are reserved"
     holds = mostly(more, reserved) if reserved > NEAR else None
@@ -58,11 +58,11 @@ def list_sums(experiment: Experiment) -> Conclusion:
     program = experiment.worker()
     program.call("context")
     program.call("alloc", nbytes)
-    seen = experiment.read_device("allocated")
-    listed = seen.charges.get(program.pid)
+    reading = experiment.read_device("allocated")
+    listed = reading.charges.get(program.pid)
     if listed is None:
         raise CannotTell("the driver's list does not name processes by the pids that we know")
-    used = experiment.grown(seen)
+    used = experiment.grown(reading)
     because = f"{size(used)} more are used, {size(listed)} are listed"
     return Conclusion(abs(used - listed) <= exact, because, (figure("used", used), figure("listed", listed)))
 
@@ -104,7 +104,7 @@ def larger_than_the_gpu(experiment: Experiment) -> Conclusion:
     Method
     ------
     A process asks cuMemAlloc for more than the GPU has. Nothing is written, and what would be given
-    is given back at once.
+    is freed at once.
 
     Reading
     -------

@@ -50,7 +50,7 @@ def list_names_the_dead(experiment: Experiment) -> Conclusion:
 
     Reading
     -------
-    The list names whoever made the context, also after its end, as long as somebody keeps its files.
+    The list names whoever made the context, also after its end, as long as a process has its files open.
     `kill` on that pid can do nothing: end the child.
     """
     nbytes = 64 * MIB
@@ -100,7 +100,7 @@ def forked_child_uses(experiment: Experiment) -> Conclusion:
 
 @claim("fork-child-closes", TOPIC, takes=Takes(256 * MIB))
 def fork_child_closes(experiment: Experiment) -> Conclusion:
-    """A forked child that closes the device files gives its parent's memory back
+    """A forked child that closes the device files releases its parent's memory
 
     Source
     ------

@@ -16,7 +16,7 @@ TORCH_DEL_MAKE = f"x = torch.empty({MIB_256}, dtype=torch.uint8, device='cuda')"
 
 @claim("torch-del", TOPIC, takes=Takes(MIB_256 + MIB_256), deadline_s=WITH_FRAMEWORK_S, library="torch")
 def torch_del(experiment: Experiment) -> Conclusion:
-    """PyTorch gives a tensor's memory back as soon as it is deleted
+    """PyTorch returns a tensor's memory to the device as soon as it is deleted
 
     Source
     ------
@@ -29,7 +29,7 @@ def torch_del(experiment: Experiment) -> Conclusion:
 
     Reading
     -------
-    PyTorch's allocator keeps what tensors give back, for the next ones. torch.cuda.empty_cache()
+    PyTorch's allocator keeps what tensors free, for the next ones. torch.cuda.empty_cache()
     returns it to the device, from outside `vram trim` does.
     """
     program = experiment.worker("torch")
@@ -148,7 +148,7 @@ torch.cuda.empty_cache()
 
 @claim("torch-exception", TOPIC, takes=Takes(MIB_128 + MIB_256), deadline_s=WITH_FRAMEWORK_S, library="torch")
 def torch_exception(experiment: Experiment) -> Conclusion:
-    """After a failed step, empty_cache() gives the step's memory back
+    """After a failed step, empty_cache() releases the step's memory
 
     Source
     ------
@@ -241,14 +241,14 @@ def torch_old_data(experiment: Experiment) -> Conclusion:
 
     Reading
     -------
-    True means that the cache hands memory over as it is. Use torch.zeros, or overwrite what is secret
+    True means that the cache reuses memory without erasing it. Use torch.zeros, or overwrite what is secret
     before it goes.
     """
     program = experiment.worker("torch")
-    seen = program.call("run_python", TORCH_OLD_DATA_WORK)
+    found = program.call("run_python", TORCH_OLD_DATA_WORK)
     experiment.read_device("read")
-    because = f"{seen} of {MIB_64} old bytes were handed over"
-    return Conclusion(seen > 0, because, (figure("old bytes", seen, "count"),))
+    because = f"{found} of {MIB_64} old bytes were handed over"
+    return Conclusion(found > 0, because, (figure("old bytes", found, "count"),))
 
 
 CUPY_DEL_START = "import gc, cupy; first = cupy.empty(1)"
@@ -257,7 +257,7 @@ CUPY_DEL_FREE = "cupy.get_default_memory_pool().free_all_blocks()"
 
 @claim("cupy-del", TOPIC, takes=Takes(MIB_256 + MIB_256), deadline_s=WITH_FRAMEWORK_S)
 def cupy_del(experiment: Experiment) -> Conclusion:
-    """CuPy gives an array's memory back as soon as it is deleted
+    """CuPy returns an array's memory to the device as soon as it is deleted
 
     Source
     ------
@@ -328,7 +328,7 @@ NUMBA_DEL_MAKE = f"x = cuda.device_array({MIB_128}, dtype='u1')"
 
 @claim("numba-del", TOPIC, takes=Takes(MIB_128), deadline_s=WITH_FRAMEWORK_S)
 def numba_del(experiment: Experiment) -> Conclusion:
-    """Numba gives an array's memory back as soon as it is deleted
+    """Numba returns an array's memory to the device as soon as it is deleted
 
     Source
     ------
@@ -363,7 +363,7 @@ NUMBA_CLOSE_MAKE = f"from numba import cuda; x = cuda.device_array({MIB_128}, dt
 
 @claim("numba-close", TOPIC, takes=Takes(MIB_128), deadline_s=WITH_FRAMEWORK_S)
 def numba_close(experiment: Experiment) -> Conclusion:
-    """numba.cuda.close() gives all of a process's GPU memory back
+    """numba.cuda.close() releases all of a process's GPU memory
 
     Source
     ------
@@ -418,8 +418,8 @@ def pycuda_thread(experiment: Experiment) -> Conclusion:
 
     Method
     ------
-    A thread of a PyCUDA program makes the context current, allocates 128 MiB with mem_alloc, gives
-    the context back and ends.
+    A thread of a PyCUDA program makes the context current, allocates 128 MiB with mem_alloc, pops
+    the context and ends.
 
     Reading
     -------

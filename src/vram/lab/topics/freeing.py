@@ -12,7 +12,7 @@ TOPIC = "Freeing"
 
 @claim("free-keeps", TOPIC, takes=Takes(256 * MIB))
 def free_keeps(experiment: Experiment) -> Conclusion:
-    """cudaFree keeps memory for reuse instead of giving it back
+    """cudaFree keeps memory for reuse instead of returning it
 
     Source
     ------
@@ -25,7 +25,7 @@ def free_keeps(experiment: Experiment) -> Conclusion:
 
     Reading
     -------
-    Plain allocations go back at once. What keeps memory is a pool on top of them: stream-ordered
+    Plain allocations are returned at once. What keeps memory is a pool on top of them: stream-ordered
     memory, PyTorch, CuPy. See pool-keeps.
     """
     nbytes = 256 * MIB
@@ -106,11 +106,11 @@ def free_waits(experiment: Experiment) -> Conclusion:
 
 @claim("sync-before-free", TOPIC, takes=Takes(256 * MIB))
 def sync_before_free(experiment: Experiment) -> Conclusion:
-    """cudaDeviceSynchronize before cudaFree gives more memory back
+    """cudaDeviceSynchronize before cudaFree releases more memory
 
     Source
     ------
-    Question 1: waiting for the device first is said to bring memory back sooner.
+    Question 1: waiting for the device first is said to release memory sooner.
 
     Method
     ------
@@ -201,7 +201,7 @@ def double_free(experiment: Experiment) -> Conclusion:
     Reading
     -------
     The driver knows its pointers: it refuses the second free (1, invalid value) and the process goes
-    on. Where the address was given out again meanwhile, the second free takes somebody else's memory:
+    on. Where the address was allocated again meanwhile, the second free takes another owner's memory:
     that is the real danger.
     """
     nbytes = 2 * MIB
@@ -231,7 +231,7 @@ def lost_pointer(experiment: Experiment) -> Conclusion:
     Method
     ------
     A process allocates 128 MiB, forgets the pointer and collects garbage. It synchronises, and
-    allocates and frees something else, so that the driver has occasion to tidy up.
+    allocates and frees something else, so that the driver has an opportunity to clean up.
 
     Reading
     -------
@@ -244,13 +244,13 @@ def lost_pointer(experiment: Experiment) -> Conclusion:
     experiment.must_show(experiment.read_device("lost"), nbytes, since=empty)
     program.call("synchronize")
     program.call("free", program.call("alloc", nbytes))
-    kept = experiment.read_device("occasion to tidy up").used - empty.used
+    kept = experiment.read_device("opportunity to clean up").used - empty.used
     return judged(kept, nbytes, "still used although nobody knows its pointer", claimed=False)
 
 
 @claim("small-fragments", TOPIC, takes=Takes(64 * 512 * KIB))
 def small_fragments(experiment: Experiment) -> Conclusion:
-    """Freeing half of many small allocations gives half of the memory back
+    """Freeing half of many small allocations returns half of the memory
 
     Source
     ------
@@ -294,7 +294,7 @@ def large_fragments(experiment: Experiment) -> Conclusion:
 
     Reading
     -------
-    Device addresses are mapped to pages: holes of whole pages go back, and a larger piece can be made
+    Device addresses are mapped to pages: holes of whole pages are returned, and a larger piece can be made
     of them. Fragmentation that hurts lies inside pools, which cut blocks themselves.
     """
     piece = 32 * MIB
@@ -316,7 +316,7 @@ def large_fragments(experiment: Experiment) -> Conclusion:
 
 @claim("release-frees", TOPIC, takes=Takes(128 * MIB))
 def release_frees(experiment: Experiment) -> Conclusion:
-    """cuMemRelease gives memory back at once
+    """cuMemRelease frees memory at once
 
     Source
     ------
@@ -329,7 +329,7 @@ def release_frees(experiment: Experiment) -> Conclusion:
 
     Reading
     -------
-    The mapping is a reference of its own: memory goes with the last of handle, mapping and exported
+    The mapping is a reference of its own: memory is freed with the last of handle, mapping and exported
     descriptor.
     """
     nbytes = 128 * MIB

@@ -15,7 +15,7 @@ def pinned_counts(experiment: Experiment) -> Conclusion:
 
     Source
     ------
-    Question 4: pinned memory that is badly looked after is said to help exhaust the device.
+    Question 4: pinned memory that is badly managed is said to help exhaust the device.
 
     Method
     ------
@@ -75,7 +75,7 @@ def managed_returns(experiment: Experiment) -> Conclusion:
 
     Reading
     -------
-    False means that the data move and the device's pages stay allocated: they come back with the
+    False means that the data move and the device's pages stay allocated: they are returned by the
     free.
     """
     nbytes = 256 * MIB
@@ -111,7 +111,7 @@ def managed_listed(experiment: Experiment) -> Conclusion:
     if program.pid not in empty.charges:
         raise CannotTell("the driver's list does not name processes by the pids that we know")
     program.call("fill", program.call("alloc_managed", nbytes), 0xA5, nbytes)
-    seen = experiment.read_device("written by the device")
-    experiment.must_show(seen, nbytes, since=empty)
-    charged = seen.charges.get(program.pid, 0) - empty.charges[program.pid]
+    reading = experiment.read_device("written by the device")
+    experiment.must_show(reading, nbytes, since=empty)
+    charged = reading.charges.get(program.pid, 0) - empty.charges[program.pid]
     return judged(charged, nbytes, "more in the list")

@@ -24,7 +24,7 @@ def old_data_plain(experiment: Experiment) -> Conclusion:
 
     Reading
     -------
-    False says that none of these bytes were seen on this GPU, driver and mode. It is no promise that
+    False says that none of these bytes were found on this GPU, driver and mode. It is no promise that
     memory is wiped. Pools are another matter: see old-data-pool.
     """
     nbytes = 64 * MIB
@@ -35,15 +35,15 @@ def old_data_plain(experiment: Experiment) -> Conclusion:
     if program.call("count_byte", pointer, 0xA5, nbytes) != nbytes:
         raise CannotTell("the pattern could not be read back even before the free")
     program.call("free", pointer)
-    seen = program.call("count_nonzero", program.call("alloc", nbytes), nbytes)
+    found = program.call("count_nonzero", program.call("alloc", nbytes), nbytes)
     experiment.read_device("read")
-    because = f"{seen} of {nbytes} bytes were not zero"
-    return Conclusion(seen > 0, because, (figure("bytes that were not zero", seen, "count"),))
+    because = f"{found} of {nbytes} bytes were not zero"
+    return Conclusion(found > 0, because, (figure("bytes that were not zero", found, "count"),))
 
 
 @claim("old-data-pool", TOPIC, takes=Takes(64 * MIB))
 def old_data_pool(experiment: Experiment) -> Conclusion:
-    """A pool hands the old bytes of one owner to the next
+    """A pool shows the old bytes of one owner to the next
 
     Source
     ------
@@ -67,10 +67,10 @@ def old_data_pool(experiment: Experiment) -> Conclusion:
     program.call("fill", pointer, 0xA5, nbytes)
     program.call("free_async", pointer)
     program.call("synchronize")
-    seen = program.call("count_byte", program.call("alloc_async", nbytes), 0xA5, nbytes)
+    found = program.call("count_byte", program.call("alloc_async", nbytes), 0xA5, nbytes)
     experiment.read_device("read")
-    because = f"{seen} of {nbytes} old bytes were handed over"
-    return Conclusion(seen > 0, because, (figure("old bytes", seen, "count"),))
+    because = f"{found} of {nbytes} old bytes were handed over"
+    return Conclusion(found > 0, because, (figure("old bytes", found, "count"),))
 
 
 @claim("zero-before-free", TOPIC, takes=Takes(64 * MIB))
@@ -88,7 +88,7 @@ def zero_before_free(experiment: Experiment) -> Conclusion:
 
     Reading
     -------
-    True where the pool hands the same memory over, which old-data-pool shows. It says nothing of
+    True where the pool reuses the same memory, which old-data-pool shows. It says nothing of
     copies elsewhere: registers, workspaces, host memory.
     """
     nbytes = 64 * MIB
@@ -102,10 +102,10 @@ def zero_before_free(experiment: Experiment) -> Conclusion:
     program.call("fill", pointer, 0, nbytes)
     program.call("free_async", pointer)
     program.call("synchronize")
-    seen = program.call("count_nonzero", program.call("alloc_async", nbytes), nbytes)
+    found = program.call("count_nonzero", program.call("alloc_async", nbytes), nbytes)
     experiment.read_device("read")
-    because = f"{seen} of {nbytes} bytes were not zero"
-    return Conclusion(seen == 0, because, (figure("bytes that were not zero", seen, "count"),))
+    because = f"{found} of {nbytes} bytes were not zero"
+    return Conclusion(found == 0, because, (figure("bytes that were not zero", found, "count"),))
 
 
 @claim("old-data-across", TOPIC, takes=Takes(2 * 128 * MIB, contexts=2))
@@ -124,7 +124,7 @@ def old_data_across(experiment: Experiment) -> Conclusion:
 
     Reading
     -------
-    False says that none of these bytes were seen here. The second process need not get the same
+    False says that none of these bytes were found here. The second process need not get the same
     memory: on a large, idle GPU this shows less than on a full one.
     """
     nbytes = 128 * MIB
@@ -137,7 +137,7 @@ def old_data_across(experiment: Experiment) -> Conclusion:
     first.kill()
     second = experiment.worker()
     second.call("context")
-    seen = second.call("count_nonzero", second.call("alloc", nbytes), nbytes)
+    found = second.call("count_nonzero", second.call("alloc", nbytes), nbytes)
     experiment.read_device("read")
-    because = f"{seen} of {nbytes} bytes were not zero"
-    return Conclusion(seen > 0, because, (figure("bytes that were not zero", seen, "count"),))
+    because = f"{found} of {nbytes} bytes were not zero"
+    return Conclusion(found > 0, because, (figure("bytes that were not zero", found, "count"),))

@@ -25,7 +25,7 @@ def pool_keeps(experiment: Experiment) -> Conclusion:
 
     Reading
     -------
-    From outside, a pool's spare memory looks like any other. The process alone can return it:
+    From outside, a pool's unused memory looks like any other. Only the process can release it:
     cuMemPoolTrimTo, empty_cache() and their like, or `vram trim` from outside.
     """
     nbytes = 256 * MIB
@@ -60,7 +60,7 @@ def pool_keeps_by_default(experiment: Experiment) -> Conclusion:
 
     Reading
     -------
-    False means that the default pool gives everything back at the next synchronisation (its release
+    False means that the default pool releases everything at the next synchronisation (its release
     threshold is 0). Frameworks raise the threshold: see pool-keeps.
     """
     nbytes = 256 * MIB
@@ -75,7 +75,7 @@ def pool_keeps_by_default(experiment: Experiment) -> Conclusion:
 
 @claim("async-free-at-once", TOPIC, takes=Takes(256 * MIB))
 def async_free_at_once(experiment: Experiment) -> Conclusion:
-    """cudaFreeAsync gives memory back at once
+    """cudaFreeAsync releases memory at once
 
     Source
     ------
@@ -88,7 +88,7 @@ def async_free_at_once(experiment: Experiment) -> Conclusion:
 
     Reading
     -------
-    The free is a wish in a queue: until somebody synchronises, the pool keeps the memory.
+    The free is a request in a queue: until the program synchronises, the pool keeps the memory.
     """
     nbytes = 256 * MIB
     program, empty = experiment.worker_with_context()
@@ -105,7 +105,7 @@ def async_free_at_once(experiment: Experiment) -> Conclusion:
 
 @claim("graph-memory", TOPIC, takes=Takes(128 * MIB))
 def graph_memory(experiment: Experiment) -> Conclusion:
-    """A CUDA graph gives its memory back when it is destroyed
+    """A CUDA graph releases its memory when it is destroyed
 
     Source
     ------

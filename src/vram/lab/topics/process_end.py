@@ -24,8 +24,8 @@ def kill_nine(experiment: Experiment) -> Conclusion:
 
     Reading
     -------
-    Whatever kills a process, the kernel closes its files, and the driver gives back what belonged to
-    them. Where this is true, somebody else still has those files open: `vram why` names who.
+    Whatever kills a process, the kernel closes its files, and the driver frees what belonged to
+    them. Where this is true, another process still has those files open: `vram why` names who.
     """
     nbytes = 256 * MIB
     holder, held = experiment.holder(nbytes)
@@ -127,7 +127,7 @@ def stopped(experiment: Experiment) -> Conclusion:
 
     Reading
     -------
-    Stopping a process stops its threads and nothing else. `kill -CONT` lets it go on, `vram kill`
+    Stopping a process stops its threads and nothing else. `kill -CONT` resumes it, `vram kill`
     ends it, `vram park` needs it running.
     """
     nbytes = 256 * MIB
@@ -148,7 +148,7 @@ def context_outlives(experiment: Experiment) -> Conclusion:
 
     Source
     ------
-    Question 4: a context that is badly looked after is said to keep memory when its program has ended.
+    Question 4: a context that is badly managed is said to keep memory when its program has ended.
 
     Method
     ------
@@ -164,7 +164,7 @@ def context_outlives(experiment: Experiment) -> Conclusion:
     program.call("context")
     cost = experiment.grown(experiment.read_device("context"))
     if cost <= NEAR:
-        raise CannotTell("a context takes too little here to be seen")
+        raise CannotTell("a context takes too little here to be measured")
     program.end_by("leave")
     left = experiment.grown(experiment.read_device("ended"))
     return judged(left, cost, "still used by the context after its process ended")
@@ -180,7 +180,7 @@ def exception_across_runs(experiment: Experiment) -> Conclusion:
 
     Method
     ------
-    Three runs, one after the other: each allocates 128 MiB, an exception jumps over the free, and the
+    Three runs, one after the other: each allocates 128 MiB, an exception skips the free, and the
     program ends. The device is read after the last.
 
     Reading
@@ -207,7 +207,7 @@ def managed_at_exit(experiment: Experiment) -> Conclusion:
 
     Source
     ------
-    Question 1: managed memory is said to go by itself with its program; question 2 says that its life
+    Question 1: managed memory is said to be released with its program; question 2 says that its lifetime
     is decoupled from any process.
 
     Method
@@ -241,14 +241,15 @@ def reset_needed(experiment: Experiment) -> Conclusion:
 
     Method
     ------
-    The two ways in which memory outlives its maker are set up at once: a forked child inherits 128
-    MiB, and a process that never used CUDA holds an exported handle to 128 MiB more. The makers are
-    killed, the memory is seen to stay, then the two keepers are ended. Nothing is reset.
+    The two ways in which memory outlives the process that allocated it are set up at once: a forked
+    child inherits 128 MiB, and a process that never used CUDA holds an exported handle to 128 MiB more.
+    The allocating processes are killed, the memory is measured to stay, then its two holders are ended.
+    Nothing is reset.
 
     Reading
     -------
-    False means that ending the process that keeps the memory gives back all of it. `vram why` names
-    the keeper; `vram kill` ends it.
+    False means that ending the process that holds the memory frees all of it. `vram why` names the
+    holder; `vram kill` ends it.
     """
     nbytes = 128 * MIB
     parent, allocator = experiment.worker(), experiment.worker()
@@ -260,8 +261,8 @@ def reset_needed(experiment: Experiment) -> Conclusion:
     holder.receive(allocator.call("export", allocator.call("create", nbytes)))
     parent.kill()
     allocator.kill()
-    experiment.must_show(experiment.read_device("makers killed"), 2 * nbytes)
+    experiment.must_show(experiment.read_device("allocators killed"), 2 * nbytes)
     child.kill()
     holder.kill()
-    left = experiment.grown(experiment.read_device("keepers ended"))
-    return judged(left, 2 * nbytes, "still used after the keepers ended, without a reset")
+    left = experiment.grown(experiment.read_device("holders ended"))
+    return judged(left, 2 * nbytes, "still used after the holders ended, without a reset")

@@ -88,7 +88,7 @@ def exported_handle(experiment: Experiment) -> Conclusion:
 
     Reading
     -------
-    True, and a process it is that keeps the memory: it holds a descriptor of /dev/nvidiactl, which no
+    True, and a process does keep the memory: it holds a descriptor of /dev/nvidiactl, which no
     list shows. `vram why` finds it.
     """
     nbytes = 256 * MIB
@@ -97,12 +97,7 @@ def exported_handle(experiment: Experiment) -> Conclusion:
     allocator.call("context")
     holder.receive(allocator.call("export", allocator.call("create", nbytes)))
     allocator.kill()
-    seen = experiment.read_device("allocator killed")
-    listed = {allocator.pid, holder.pid} & set(seen.charges)
-    answer = judged(
-        experiment.grown(seen), nbytes, f"still used, {'listed' if listed else 'and no list names anybody'}"
-    )
-    return Conclusion(False if listed else answer.holds, answer.because, answer.figures)
+    return _used_and_unlisted(experiment, nbytes, {allocator.pid, holder.pid})
 
 
 @claim("dmabuf", TOPIC, takes=Takes(256 * MIB))
@@ -115,12 +110,12 @@ def dmabuf(experiment: Experiment) -> Conclusion:
 
     Method
     ------
-    A process makes a dma-buf of 256 MiB, hands its descriptor to one that never loads CUDA, and is
+    A process makes a dma-buf of 256 MiB, passes its descriptor to one that never loads CUDA, and is
     killed.
 
     Reading
     -------
-    The descriptor's fdinfo tells its size on kernels that show it. `vram why` names whoever holds it.
+    The descriptor's fdinfo shows its size on kernels that support it. `vram why` names the holder.
     """
     nbytes = 256 * MIB
     allocator = experiment.worker()
@@ -128,11 +123,15 @@ def dmabuf(experiment: Experiment) -> Conclusion:
     allocator.call("context")
     holder.receive(allocator.call("dmabuf", allocator.call("alloc", nbytes), nbytes))
     allocator.kill()
-    seen = experiment.read_device("allocator killed")
-    listed = {allocator.pid, holder.pid} & set(seen.charges)
-    answer = judged(
-        experiment.grown(seen), nbytes, f"still used, {'listed' if listed else 'and no list names anybody'}"
-    )
+    return _used_and_unlisted(experiment, nbytes, {allocator.pid, holder.pid})
+
+
+def _used_and_unlisted(experiment: Experiment, nbytes: int, pids: set[int]) -> Conclusion:
+    """Conclude on a claim that *nbytes* stay in use and no list names any of *pids*."""
+    reading = experiment.read_device("allocator killed")
+    listed = pids & set(reading.charges)
+    text = f"still used, {'listed' if listed else 'and no list names anybody'}"
+    answer = judged(experiment.grown(reading), nbytes, text)
     return Conclusion(False if listed else answer.holds, answer.because, answer.figures)
 
 

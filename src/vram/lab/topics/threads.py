@@ -37,7 +37,7 @@ def thread_end_frees(experiment: Experiment) -> Conclusion:
 
 @claim("thread-frees", TOPIC, takes=Takes(2 * 128 * MIB))
 def thread_frees(experiment: Experiment) -> Conclusion:
-    """A free inside the thread gives its memory back before the thread ends
+    """A free inside the thread releases its memory before the thread ends
 
     Source
     ------
@@ -65,7 +65,7 @@ def thread_frees(experiment: Experiment) -> Conclusion:
 
 @claim("owner-object", TOPIC, takes=Takes(4 * 64 * MIB))
 def owner_object(experiment: Experiment) -> Conclusion:
-    """An object that frees in its destructor gives a thread's memory back
+    """An object that frees in its destructor releases a thread's memory
 
     Source
     ------

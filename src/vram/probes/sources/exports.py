@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from msgspec.structs import replace
+
 from vram.host.ports import ExportCandidate, Host, Proof
 from vram.model.files import ExportFacts, FilesFacts
 from vram.model.gpu import ChargeFacts, GpuFacts, MemoryFacts, MigFacts
@@ -28,18 +30,18 @@ _ANY = 1 << 64  # a charge without a figure may be of any size
 Place = tuple[int | None, int | None]
 
 
-def observe(host: Host, seen: Iterable[Observation], deadline_s: float) -> Iterator[Observation]:
+def observe(host: Host, observed: Iterable[Observation], deadline_s: float) -> Iterator[Observation]:
     """Prove candidates of processes that hold no GPU; then, if bytes are still missing, the rest.
 
     What a listed process may be charged for explains nothing that is missing.
     """
-    seen = list(seen)
-    places = _places(seen)
-    views = _views(seen)
-    unexplained, contexts = residual(seen)
-    chargeable = _largest_charge(seen)
+    observed = list(observed)
+    places = _places(observed)
+    views = _views(observed)
+    unexplained, contexts = residual(observed)
+    chargeable = _largest_charge(observed)
     deadline = host.clock.monotonic() + deadline_s
-    for candidates, ordinary in zip(candidates_of(seen), (0, contexts * _CONTEXT_OVERHEAD), strict=True):
+    for candidates, ordinary in zip(candidates_of(observed), (0, contexts * _CONTEXT_OVERHEAD), strict=True):
         if not candidates or unexplained < ordinary + _SMALLEST:
             continue
         sizes: dict[object, int] = {}
@@ -50,12 +52,12 @@ def observe(host: Host, seen: Iterable[Observation], deadline_s: float) -> Itera
         unexplained -= sum(nbytes for nbytes in sizes.values() if nbytes > chargeable)
 
 
-def _largest_charge(seen: Iterable[Observation]) -> int:
-    charges = (each.nbytes for each in seen if isinstance(each.facts, ChargeFacts))
+def _largest_charge(observed: Iterable[Observation]) -> int:
+    charges = (each.nbytes for each in observed if isinstance(each.facts, ChargeFacts))
     return max((_ANY if nbytes is None else nbytes for nbytes in charges), default=0)
 
 
-def residual(seen: Sequence[Observation]) -> tuple[int, int]:
+def residual(observed: Sequence[Observation]) -> tuple[int, int]:
     """Bytes in use that no list accounts for, over all GPUs, and how many contexts there are.
 
     Where the driver does not say how much a process has, nothing is known to be missing.
@@ -63,7 +65,7 @@ def residual(seen: Sequence[Observation]) -> tuple[int, int]:
     used: dict[int | None, int] = {}
     instances: dict[Place, int] = {}
     contexts = 0
-    for each in seen:
+    for each in observed:
         if isinstance(each.facts, MemoryFacts):
             used[each.gpu] = used.get(each.gpu, 0) + each.facts.used
         elif isinstance(each.facts, MigFacts) and each.facts.memory:
@@ -71,18 +73,18 @@ def residual(seen: Sequence[Observation]) -> tuple[int, int]:
         elif isinstance(each.facts, ChargeFacts):
             used[each.gpu] = used.get(each.gpu, 0) - (each.nbytes or 0)
             contexts += 1
-    told = {each.gpu for each in seen if isinstance(each.facts, MemoryFacts)}
+    whole = {each.gpu for each in observed if isinstance(each.facts, MemoryFacts)}
     for (gpu, _), nbytes in instances.items():
-        if gpu not in told:  # the whole GPU is withheld from us: its instances speak for it
+        if gpu not in whole:  # the whole GPU is withheld from us: its instances speak for it
             used[gpu] = used.get(gpu, 0) + nbytes
     return sum(max(0, nbytes) for nbytes in used.values()), contexts
 
 
-def candidates_of(seen: Iterable[Observation]) -> tuple[list[ExportCandidate], list[ExportCandidate]]:
+def candidates_of(observed: Iterable[Observation]) -> tuple[list[ExportCandidate], list[ExportCandidate]]:
     """Control descriptors of processes without a GPU file, and those of all others."""
     idle: list[ExportCandidate] = []
     busy: list[ExportCandidate] = []
-    for each in seen:
+    for each in observed:
         if each.process is None or not isinstance(each.facts, FilesFacts):
             continue
         has_gpu = any(file.kind == "gpu" for file in each.facts.files)
@@ -92,10 +94,10 @@ def candidates_of(seen: Iterable[Observation]) -> tuple[list[ExportCandidate], l
     return idle, busy
 
 
-def _places(seen: Iterable[Observation]) -> dict[str, Place]:
-    """Every GPU and MIG device by the digits of its UUID, which are all that an import tells."""
+def _places(observed: Iterable[Observation]) -> dict[str, Place]:
+    """Every GPU and MIG device by the digits of its UUID, which are all that an import reports."""
     places: dict[str, Place] = {}
-    for each in seen:
+    for each in observed:
         if isinstance(each.facts, GpuFacts):
             places[each.facts.uuid[4:]] = (each.gpu, None)
         elif isinstance(each.facts, MigFacts):
@@ -103,11 +105,11 @@ def _places(seen: Iterable[Observation]) -> dict[str, Place]:
     return places
 
 
-def _views(seen: Iterable[Observation]) -> list[str]:
+def _views(observed: Iterable[Observation]) -> list[str]:
     """What each try may see: one device of every GPU instance, then all GPUs that are whole."""
     instances: dict[Place, str] = {}
     whole: list[str] = []
-    for each in seen:
+    for each in observed:
         if isinstance(each.facts, MigFacts):
             instances.setdefault((each.gpu, each.facts.gpu_instance), each.facts.uuid)
         elif isinstance(each.facts, GpuFacts) and not each.facts.mig_enabled:
@@ -127,7 +129,7 @@ def _prove(
     first = {members[0]: members for members in by_open_file.values()}
     for proof in host.exports.prove(list(first)[:_MOST_CANDIDATES], deadline_s, views):
         for member in first[proof.candidate]:
-            yield Proof(member, proof.exported, proof.nbytes, proof.gpu_uuid, proof.status, proof.message)
+            yield replace(proof, candidate=member)
 
 
 def _identity(candidate: ExportCandidate) -> object:
@@ -155,4 +157,5 @@ def _statement(
         nbytes=proof.nbytes,
         facts=ExportFacts(candidate.fd, candidate.description, instance) if proof.exported else None,
         message=proof.message,
+        code=proof.code,
     )

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from vram.host.ports import FileScan, Host
-from vram.model.drm import ClientFacts
-from vram.model.files import DmabufFacts, FilesFacts, UnreadableFacts
+from vram.model.files import ClientFacts, DmabufFacts, FilesFacts, UnreadableFacts
 from vram.model.gpu import ChargeFacts
 from vram.model.observation import Observation
 
@@ -29,14 +28,16 @@ def observe(host: Host, deadline_s: float) -> Iterator[Observation]:
         yield Observation(probe="proc.files", status="failed", code="too-many-files", message=message)
 
 
-def observe_latecomers(host: Host, seen: Iterable[Observation], deadline_s: float) -> Iterator[Observation]:
+def observe_latecomers(
+    host: Host, observed: Iterable[Observation], deadline_s: float
+) -> Iterator[Observation]:
     """The files of charged processes that started after the scan had passed their number.
 
     Without them a newcomer would look like a stranger that took over a dead pid.
     """
-    seen = list(seen)
-    charged = {each.process.pid for each in seen if each.process and isinstance(each.facts, ChargeFacts)}
-    known = {each.process.pid for each in seen if each.process and isinstance(each.facts, FilesFacts)}
+    observed = list(observed)
+    charged = {each.process.pid for each in observed if each.process and isinstance(each.facts, ChargeFacts)}
+    known = {each.process.pid for each in observed if each.process and isinstance(each.facts, FilesFacts)}
     late: FileScan = host.files.scan(deadline_s, sorted(charged - known))
     yield from _holders(late)
 
@@ -54,6 +55,7 @@ def _holders(scan: FileScan) -> Iterator[Observation]:
                 nbytes=_dedicated(client.facts),
                 facts=client.facts,
                 message=client.message,
+                code=client.code,
             )
         for buffer in holder.dmabufs:
             yield Observation(
@@ -70,6 +72,6 @@ def _holders(scan: FileScan) -> Iterator[Observation]:
 
 
 def _dedicated(client: ClientFacts) -> int | None:
-    """What a client has of the GPU's own memory; None where that is not told."""
-    told = [region.nbytes for region in client.regions if region.dedicated]
-    return sum(nbytes or 0 for nbytes in told) if told and None not in told else None
+    """What a client has of the GPU's own memory; None where that is unknown."""
+    sizes = [region.nbytes for region in client.regions if region.dedicated]
+    return sum(nbytes or 0 for nbytes in sizes) if sizes and None not in sizes else None

@@ -16,14 +16,14 @@ def begin(host: Host, deadline_s: float) -> Iterator[Observation]:
     return host.nvml.read(deadline_s)
 
 
-def ended_meanwhile(host: Host, seen: Iterable[Observation]) -> bool:
+def ended_meanwhile(host: Host, observed: Iterable[Observation]) -> bool:
     """Whether a process ended between being listed and now, or was about to.
 
     It was alive when it was listed, so its pid is not one of those that the driver keeps
     charging after their end: another reading shows the GPU without it. Where processes come and
     go all the time no reading is the last word, and the ledger sets them apart.
     """
-    return any(_is_passing(host, each) for each in seen if isinstance(each.facts, ChargeFacts))
+    return any(_is_passing(host, each) for each in observed if isinstance(each.facts, ChargeFacts))
 
 
 def _is_passing(host: Host, listed: Observation) -> bool:

@@ -7,8 +7,7 @@ from collections.abc import Collection, Iterable, Iterator
 from msgspec.structs import replace
 
 from vram.host.ports import Host
-from vram.model.drm import ClientFacts
-from vram.model.files import UnreadableFacts
+from vram.model.files import ClientFacts, UnreadableFacts
 from vram.model.gpu import ChargeFacts
 from vram.model.observation import Observation
 from vram.model.process import ProcessFacts
@@ -16,18 +15,18 @@ from vram.model.process import ProcessFacts
 NAME = "processes"
 
 
-def observe(host: Host, seen: Iterable[Observation]) -> Iterator[Observation]:
-    """Facts about every process that *seen* speaks of, and its ancestors. One that is gone is not there.
+def observe(host: Host, observed: Iterable[Observation]) -> Iterator[Observation]:
+    """Facts about every process that *observed* speaks of, and its ancestors. One that is gone is not there.
 
-    Who shares an open DRM file is told by no driver's list: there the leaders of process groups
+    No driver's list says who shares an open DRM file: there the leaders of process groups
     and sessions are looked up too, since they may be where it came from. So they are where the list
     names a pid that is gone, and with them, where not every process may be read, those of the dead
     pid's session and group: their parents and sessions are everybody's to read.
     """
-    seen = list(seen)
-    sharing = {each.process.pid for each in seen if each.process and isinstance(each.facts, ClientFacts)}
-    meant = {each.process.pid for each in seen if each.process}
-    charged = {each.process.pid for each in seen if each.process and isinstance(each.facts, ChargeFacts)}
+    observed = list(observed)
+    sharing = {each.process.pid for each in observed if each.process and isinstance(each.facts, ClientFacts)}
+    meant = {each.process.pid for each in observed if each.process}
+    charged = {each.process.pid for each in observed if each.process and isinstance(each.facts, ChargeFacts)}
     looked_up: dict[int, ProcessFacts] = {}
     yield from _with_ancestors(host, meant, meant, looked_up, leaders_of=sharing)
     dead = {pid for pid in charged if pid not in looked_up or looked_up[pid].is_dead}
@@ -35,7 +34,7 @@ def observe(host: Host, seen: Iterable[Observation]) -> Iterator[Observation]:
         return
     uncharged = meant - charged
     wanted = {looked_up[pid].session or 0 for pid in uncharged if pid in looked_up} - {0}
-    if any(isinstance(each.facts, UnreadableFacts) for each in seen):
+    if any(isinstance(each.facts, UnreadableFacts) for each in observed):
         relatives = set(host.proc.relatives(dead))
         meant |= relatives
         wanted |= relatives

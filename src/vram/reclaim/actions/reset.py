@@ -1,16 +1,21 @@
-"""Reset a GPU by the vendor's tool: only one that was named, as root, with nobody left on it."""
+"""Reset a GPU by the vendor's tool: only one that was named, as root, with nobody left on it.
+
+A GPU that does not answer is never free of blockers: who has its files open is known without the driver, who
+uses it otherwise is not.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
 from vram.errors import DeviceError, NotPermitted, UsageError
 from vram.host.ports import Host
-from vram.model.blocker import Blocker
-from vram.model.plan import Plan, Step, StepKind
-from vram.reclaim.blockers import blockers
+from vram.ledger.processes import ProcessMemory, is_silent, processes
+from vram.model.ledger import Entry, GpuLedger, Holder, Ledger
+from vram.model.plan import Blocker, Plan, Step, StepKind
+from vram.protected import is_display
 from vram.reclaim.device_state import read_ledger
 from vram.reclaim.plan_file import with_digest
 
@@ -81,7 +86,7 @@ class Reset:
         return answer.output or "done"
 
     def verify(self, host: Host, step: Step) -> bool:
-        """The tool's own word counts: it answers only once the GPU is initialised again."""
+        """The tool's own answer counts: it answers only once the GPU is initialised again."""
         return True
 
 
@@ -97,3 +102,73 @@ def _gpu(step: Step) -> int:
     if len(step.gpus) != 1:
         raise UsageError("a reset needs one GPU, by its number")
     return step.gpus[0]
+
+
+# ---- what prevents a reset: everybody on the GPU, and the command that removes each ----
+
+# How the parts of the system release a GPU: each by its own command.
+_OWN_COMMANDS = {
+    "nvidia-persistenced": "sudo systemctl stop nvidia-persistenced",
+    "nv-fabricmanager": "sudo systemctl stop nvidia-fabricmanager",
+    "nvidia-fabricmanager": "sudo systemctl stop nvidia-fabricmanager",
+    "nv-hostengine": "sudo systemctl stop nvidia-dcgm",
+    "dcgm-exporter": "sudo systemctl stop dcgm-exporter",
+    "nvidia-cuda-mps-control": "echo quit | nvidia-cuda-mps-control",
+    "nvidia-cuda-mps-server": "echo quit | nvidia-cuda-mps-control",
+}
+_DISPLAY = "sudo systemctl isolate multi-user.target"
+
+
+def blockers(ledger: Ledger, gpu: GpuLedger) -> tuple[Blocker, ...]:
+    """Everybody and everything on *gpu*, the largest first."""
+    found = [_somebody(each, gpu) for each in processes(ledger).values() if gpu.index in each.gpus]
+    sized = sorted((*found, *_nobody(gpu)), key=lambda each: -(each.nbytes or 0))
+    return (*_silence(gpu), *sized)
+
+
+def _silence(gpu: GpuLedger) -> Iterator[Blocker]:
+    if is_silent(gpu):
+        why = "the GPU does not answer: who uses it is unknown"
+        yield Blocker(pid=None, name=None, user=None, nbytes=None, why=why)
+
+
+def _somebody(process: ProcessMemory, gpu: GpuLedger) -> Blocker:
+    holder, part = process.holder, process.protected
+    why = "it uses the GPU" if process.charged else "it has the GPU's files open"
+    return Blocker(
+        pid=holder.pid,
+        name=holder.command,
+        user=holder.user,
+        nbytes=None if is_silent(gpu) else process.nbytes,
+        why=f"it is {part}" if part else why,
+        command=_removal(holder, part),
+    )
+
+
+def _removal(holder: Holder, part: str | None) -> str:
+    if part is None:
+        return f"vram kill {holder.pid}"
+    if is_display(holder):
+        return _DISPLAY
+    name = (holder.executable or "").removesuffix(" (deleted)").rpartition("/")[2]
+    return _OWN_COMMANDS.get(name, "")
+
+
+def _nobody(gpu: GpuLedger) -> Iterator[Blocker]:
+    for entry in gpu.entries:
+        if _is_unnamed(entry):
+            why = {
+                "hidden": "a process that cannot be seen from here holds it",
+                "orphaned": "the driver charges it to a process that is gone",
+            }.get(entry.kind, "nobody could be named for it")
+            if entry.hidden_by == "end":
+                why = "a process held it that ended while it was read: try again"
+            command = "sudo vram why" if entry.hidden_by == "permission" else ""
+            yield Blocker(pid=None, name=None, user=None, nbytes=entry.nbytes, why=why, command=command)
+
+
+def _is_unnamed(entry: Entry) -> bool:
+    # What contexts cost beyond their charge goes with the contexts.
+    if not entry.kind_facts.held or entry.nbytes == 0:
+        return False
+    return entry.holder is None or not entry.holder.alive

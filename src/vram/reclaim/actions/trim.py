@@ -12,13 +12,14 @@ from msgspec.structs import replace
 
 from vram.errors import NotOnGpu, NotPermitted, Protected, Refused, UsageError, VramError
 from vram.host.ports import Host
+from vram.ledger.processes import ProcessMemory, processes
+from vram.model.inside import Trimmable, Trimmed, TrimReceipt, Verb
+from vram.model.observation import HostFacts
 from vram.model.plan import Step, StepKind, Target
-from vram.model.trimming import Trimmable, Trimmed, TrimReceipt, Verb
 from vram.reach.injectors import TrimAnswer, ask_trim, choose_injector
 from vram.reclaim import audit
-from vram.reclaim.accounts import Account, accounts
 from vram.reclaim.device_state import read_ledger, used_bytes
-from vram.reclaim.identity import identify, open_verified
+from vram.reclaim.identity import identify, open_verified, require_certain
 from vram.units import size
 
 # These can ask without stopping or changing anything; the others are used only to act.
@@ -78,13 +79,13 @@ def _target(step: Step) -> Target:
 
 def trimmable(host: Host, via: str | None, deadline_s: float) -> tuple[Trimmable, ...]:
     """Every process with GPU memory of its own, largest first, and the injector, or why there is none."""
-    known = accounts(read_ledger(host, (), deadline_s))
-    found = [_judged(host, account, via) for account in known.values() if account.own]
+    known = processes(read_ledger(host, (), deadline_s))
+    found = [_judged(host, process, via) for process in known.values() if process.charged]
     return tuple(sorted(found, key=lambda each: (-each.nbytes, each.pid)))
 
 
-def _judged(host: Host, account: Account, via: str | None) -> Trimmable:
-    holder = account.holder
+def _judged(host: Host, process: ProcessMemory, via: str | None) -> Trimmable:
+    holder = process.holder
     injector, reason = None, ""
     try:
         injector = choose_injector(identify(host, holder.pid), via)[1].NAME
@@ -92,8 +93,8 @@ def _judged(host: Host, account: Account, via: str | None) -> Trimmable:
         reason = str(error)
     return Trimmable(
         pid=holder.pid,
-        gpus=account.gpus,
-        nbytes=account.own_bytes,
+        gpus=process.gpus,
+        nbytes=process.charged_bytes,
         user=holder.user,
         command=holder.command or "",
         via=injector,
@@ -120,20 +121,22 @@ def prepare_trims(
     """Check every one of *pids*: who is refused is refused before anybody is touched."""
     try:
         targets = [identify(host, pid) for pid in dict.fromkeys(pids)]
-        known = accounts(read_ledger(host, (), deadline_s))
-        orders = [_order(target, known.get(target.process.pid), via) for target in targets]
+        ledger = read_ledger(host, (), deadline_s)
+        known = processes(ledger)
+        orders = [_order(ledger.host, target, known.get(target.process.pid), via) for target in targets]
         return tuple(_measured_whole(host, order) for order in orders)
     except (NotPermitted, Protected) as error:
         audit.log_refusal({"action": "trim", "message": str(error), "pids": list(pids)})
         raise
 
 
-def _order(target: Target, account: Account | None, via: str | None) -> TrimOrder:
+def _order(me: HostFacts, target: Target, process: ProcessMemory | None, via: str | None) -> TrimOrder:
     pid = target.process.pid
-    if account is None or not account.own:
+    if process is None or not process.charged:
         raise NotOnGpu(f"pid {pid} holds no GPU memory of its own", hint="`vram who` lists those that do")
+    require_certain(me, process)
     _, injector = choose_injector(target, via)
-    return TrimOrder(target, account.gpus, account.own_bytes, injector.NAME)
+    return TrimOrder(target, process.gpus, process.charged_bytes, injector.NAME)
 
 
 def _measured_whole(host: Host, order: TrimOrder) -> TrimOrder:
@@ -179,7 +182,7 @@ def _charged_now(host: Host, order: TrimOrder, deadline_s: float) -> int | None:
     if order.whole_gpu:
         return used_bytes(host, order.gpus)
     try:
-        account = accounts(read_ledger(host, order.gpus, deadline_s)).get(order.target.process.pid)
+        process = processes(read_ledger(host, order.gpus, deadline_s)).get(order.target.process.pid)
     except VramError:
         return None
-    return account.own_bytes if account else None
+    return process.charged_bytes if process else None

@@ -1,6 +1,6 @@
-"""PyTorch, CuPy, JAX and Numba leaking in ten ways on real hardware: found, named, given back.
+"""PyTorch, CuPy, JAX and Numba leaking in ten ways on real hardware: found, named, freed.
 
-python -m pytest --real-gpu -s tests/hardware/test_keepers.py
+python -m pytest --real-gpu -s tests/hardware/test_leaks.py
 """
 
 from __future__ import annotations

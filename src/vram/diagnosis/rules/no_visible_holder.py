@@ -1,4 +1,4 @@
-"""VR105 No visible keeper: a dead pid is charged, and nobody in sight keeps its memory.
+"""VR105 No visible holder: a dead pid is charged, and no visible process holds its memory.
 
 What it detects
 ---------------
@@ -7,7 +7,7 @@ whose files can be read none holds the files that would explain it.
 
 Why it happens
 --------------
-Memory always has a keeper. It may be out of sight: a process of another user whose files may not
+Memory always has a holder. It may not be visible: a process of another user whose files may not
 be read, a process outside this PID namespace, or the driver is still tearing the process down. A
 pid that was reused names a newcomer that has nothing to do with it. A process whose first thread
 ended while others run on looks like a zombie to `ps`; vram looks at its other threads and takes it
@@ -25,13 +25,13 @@ Remedies and their risk
 - Look again with sudo, outside containers. No risk.
 - Wait a moment and look again: tearing down a large process takes time. No risk.
 - Never signal the charged pid: whoever has that number now is somebody else.
-- If it stays although root sees no keeper, empty the GPU of other work and reset it, or restart
+- If it stays although root sees no holder, empty the GPU of other work and reset it, or restart
   the machine: everything else on the GPU is lost.
 
 Source
 ------
 Measured on an H200, driver 580.159: a killed process's memory was back 110 ms after the signal,
-when its parent's wait returned; a zombie held nothing; what stayed always had a keeper.
+when its parent's wait returned; a zombie held nothing; what stayed always had a holder.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vram.diagnosis import remedies, words
-from vram.diagnosis.held import HeldMemory, gather, living_holder
+from vram.diagnosis.held import HeldMemory, gather
+from vram.ledger.processes import living_holder
 from vram.model.finding import Finding, Remedy
 from vram.model.ledger import Entry, Ledger
 from vram.units import counted, size
@@ -52,7 +53,7 @@ def judge(ledger: Ledger) -> Iterator[Finding]:
         pid = _charged(held)
         yield Finding(
             code=CODE,
-            title=f"{size(held.nbytes)} charged to {_named(pid)}, with no keeper in sight",
+            title=f"{size(held.nbytes)} charged to {_named(pid)}, holder not visible",
             nbytes=held.nbytes,
             cause=_cause(ledger, held, pid),
             gpus=held.gpus,
@@ -80,10 +81,10 @@ def _named(pid: int | None) -> str:
 def _cause(ledger: Ledger, held: HeldMemory, pid: int | None) -> str:
     where = "no process that can be seen from here holds its files"
     if not ledger.host.initial_pid_namespace:
-        where = "its keeper may live outside this PID namespace"
+        where = "its holder may live outside this PID namespace"
     elif ledger.unreadable_processes:
         unread = counted(ledger.unreadable_processes, "process")
-        where = f"its keeper may be among {unread} whose files may not be read"
+        where = f"its holder may be among {unread} whose files may not be read"
     return f"The driver charges {size(held.nbytes)} to {_named(pid)}, and {where}."
 
 
@@ -91,7 +92,7 @@ def _ways_out(ledger: Ledger, held: HeldMemory) -> tuple[Remedy, ...]:
     wait = Remedy(
         step="wait",
         target="host",
-        text="Wait a moment and look again: the driver may still be tearing the process down.",
+        text="Wait a moment, then run it again: the driver may still be tearing the process down.",
         command="vram why",
     )
     if ledger.host.uid != 0:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from vram.ledger.holders import holder, holders
-from vram.ledger.sightings import ExportedDescriptor, Sightings, by_identity
+from vram.ledger.indexed_survey import ExportedDescriptor, IndexedSurvey, by_allocation
 from vram.model.ledger import Entry, OpenOnly
 from vram.model.process import ProcessRef
 from vram.units import size
@@ -22,7 +22,7 @@ _ANY = 1 << 63  # a charge without a figure may be of any size
 _NONE = -1
 
 
-class Settled(Struct, frozen=True):
+class PlacedExports(Struct, frozen=True):
     """What exported memory adds to one place."""
 
     entries: list[Entry]
@@ -42,17 +42,17 @@ class _Draft(Struct):
 _SLACK = 16
 
 
-def settle(seen: Sightings, rooms: dict[Place, int]) -> dict[Place, Settled]:
+def place_exports(survey: IndexedSurvey, rooms: dict[Place, int]) -> dict[Place, PlacedExports]:
     """Place every exported allocation; *rooms* are bytes there that nobody is charged for.
 
     While its maker lives, an exported allocation is part of the maker's own charge, and
     there is no room for it: then whoever has it open holds it only when the maker has ended.
     Nothing says who made an allocation. So those that no listed process is charged enough
-    for come first, and those whose keeper is close to a possible maker last.
+    for come first, and those whose holder is close to a possible maker last.
     """
     drafts = {place: _Draft(room=room) for place, room in rooms.items()}
-    makers = _AllMakers(seen)
-    groups = by_identity(share for share in seen.shares if _may_be_nvidias(share))
+    makers = _AllMakers(survey)
+    groups = by_allocation(share for share in survey.shares if _may_be_nvidias(share))
     for shares in sorted(groups, key=lambda group: makers.of(group).closeness(group)):
         place, certain = _place_of(shares, drafts)
         if place is None:
@@ -63,47 +63,47 @@ def settle(seen: Sightings, rooms: dict[Place, int]) -> dict[Place, Settled]:
             draft.room = max(0, draft.room - shares[0].nbytes)
         else:
             draft.charged.append(shares)
-    return {place: _settled(seen, draft, makers) for place, draft in drafts.items()}
+    return {place: _placed(survey, draft, makers) for place, draft in drafts.items()}
 
 
-def _settled(seen: Sightings, draft: _Draft, makers: _AllMakers) -> Settled:
-    doubtful = bool(draft.charged) or seen.is_partial
+def _placed(survey: IndexedSurvey, draft: _Draft, makers: _AllMakers) -> PlacedExports:
+    doubtful = bool(draft.charged) or survey.is_partial
     entries = [
-        _entry(seen, shares, certain, makers.of(shares).living(shares[0].nbytes) if doubtful else ())
+        _entry(survey, shares, certain, makers.of(shares).living(shares[0].nbytes) if doubtful else ())
         for shares, certain in draft.kept
     ]
-    return Settled(entries, _open_only(seen, draft.charged, makers))
+    return PlacedExports(entries, _open_only(survey, draft.charged, makers))
 
 
 class _AllMakers:
-    """Who may have made allocations of one GPU, or, where it is not told which, of any."""
+    """Who may have made allocations of one GPU, or, where that is unknown, of any."""
 
-    def __init__(self, seen: Sightings) -> None:
-        self._seen = seen
+    def __init__(self, survey: IndexedSurvey) -> None:
+        self._seen = survey
         self._found: dict[int | None, _Makers] = {}
 
     def of(self, shares: list[ExportedDescriptor]) -> _Makers:
-        told = next((share.gpu for share in shares if share.gpu is not None), None)
-        if told not in self._found:
-            self._found[told] = _Makers(self._seen, told)
-        return self._found[told]
+        reported = next((share.gpu for share in shares if share.gpu is not None), None)
+        if reported not in self._found:
+            self._found[reported] = _Makers(self._seen, reported)
+        return self._found[reported]
 
 
 class _Makers:
     """Listed processes and the most that each is charged: enough for an allocation, or not."""
 
-    def __init__(self, seen: Sightings, told: int | None) -> None:
-        self._seen = seen
+    def __init__(self, survey: IndexedSurvey, reported: int | None) -> None:
+        self._seen = survey
         self._most: dict[int, int] = {}
         self._of_session: dict[int, int] = {}
-        for gpu in seen.gpus.values():
-            for charge in gpu.charges if told in (None, gpu.index) else ():
+        for gpu in survey.gpus.values():
+            for charge in gpu.charges if reported in (None, gpu.index) else ():
                 pid, nbytes = charge.process.pid, _ANY if charge.nbytes is None else charge.nbytes
                 self._most[pid] = max(nbytes, self._most.get(pid, nbytes))
         for pid, nbytes in self._most.items():
             if session := self._session(pid):
                 self._of_session[session] = max(nbytes, self._of_session.get(session, nbytes))
-        self._above = seen.ancestry.least_above({pid: -nbytes for pid, nbytes in self._most.items()})
+        self._above = survey.ancestry.least_above({pid: -nbytes for pid, nbytes in self._most.items()})
         self._largest = max(self._most.values(), default=_NONE)
         self._ranked: list[int] | None = None
         self._first_living: list[tuple[int, ...]] = [()]
@@ -149,11 +149,11 @@ def _may_be_nvidias(share: ExportedDescriptor) -> bool:
 
 
 def _place_of(shares: list[ExportedDescriptor], drafts: dict[Place, _Draft]) -> tuple[Place | None, bool]:
-    """Where an allocation lies: an import tells it; a dma-buf does not, so room decides."""
-    told = next((share for share in shares if share.gpu is not None), None)
-    possible = [place for place in drafts if told is None or place[0] == told.gpu]
-    if told is not None and told.gpu_instance is not None:
-        possible = [place for place in possible if place[1] == told.gpu_instance]
+    """Where an allocation lies: an import shows it; a dma-buf does not, so room decides."""
+    reported = next((share for share in shares if share.gpu is not None), None)
+    possible = [place for place in drafts if reported is None or place[0] == reported.gpu]
+    if reported is not None and reported.gpu_instance is not None:
+        possible = [place for place in possible if place[1] == reported.gpu_instance]
     roomiest = max(possible, key=lambda place: drafts[place].room, default=None)
     return roomiest, len(possible) == 1
 
@@ -162,10 +162,12 @@ def _fits(nbytes: int, room: int) -> bool:
     return nbytes - nbytes // _SLACK <= room
 
 
-def _entry(seen: Sightings, shares: list[ExportedDescriptor], certain: bool, makers: Sequence[int]) -> Entry:
+def _entry(
+    survey: IndexedSurvey, shares: list[ExportedDescriptor], certain: bool, makers: Sequence[int]
+) -> Entry:
     """*makers* may be charged for it after all; *certain* says that it lies on this GPU."""
     pids = sorted({share.process.pid for share in shares})
-    keeping = holders(seen, pids) or (holder(seen, shares[0].process),)
+    holding = holders(survey, pids) or (holder(survey, shares[0].process),)
     evidence = [_statement(share) for share in shares]
     if makers:
         evidence.append(_doubt(shares[0].nbytes, makers))
@@ -176,9 +178,9 @@ def _entry(seen: Sightings, shares: list[ExportedDescriptor], certain: bool, mak
     return Entry(
         kind="exported",
         nbytes=shares[0].nbytes,
-        holder=keeping[0],
-        co_holders=keeping[1:],
-        sharing="all" if len(keeping) > 1 else None,
+        holder=holding[0],
+        co_holders=holding[1:],
+        sharing="all" if len(holding) > 1 else None,
         evidence=tuple(evidence),
         confidence="fact" if certain and not makers else "likely",
         medium=shares[0].medium,
@@ -203,7 +205,7 @@ def _statement(share: ExportedDescriptor) -> str:
 
 
 def _open_only(
-    seen: Sightings, charged: list[list[ExportedDescriptor]], makers: _AllMakers
+    survey: IndexedSurvey, charged: list[list[ExportedDescriptor]], makers: _AllMakers
 ) -> list[OpenOnly]:
     """Whoever has allocations of others open, once, with the bytes of all of them."""
     held: dict[ProcessRef, int] = {}
@@ -212,4 +214,4 @@ def _open_only(
         for process in {share.process for share in shares if not possible.can_be(share.process.pid, nbytes)}:
             held[process] = held.get(process, 0) + nbytes
     people = sorted(held.items(), key=lambda each: each[0].pid)
-    return [OpenOnly(holder=holder(seen, process), exported_bytes=nbytes) for process, nbytes in people]
+    return [OpenOnly(holder=holder(survey, process), exported_bytes=nbytes) for process, nbytes in people]

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
+from vram.ledger.indexed_survey import Charge, GpuObservations, IndexedSurvey
 from vram.ledger.reconcile import fit, split
-from vram.ledger.sightings import Charge, GpuSighting, Sightings
 from vram.model.gpu import MemoryFacts, MigFacts
 from vram.model.ledger import Entry, GpuLedger, Instance, MigDevice, Note, known_bytes
 from vram.units import size
@@ -22,15 +22,15 @@ class Part(Struct, frozen=True):
     memory: MemoryFacts | None
 
 
-def is_divided(gpu: GpuSighting) -> bool:
+def is_divided(gpu: GpuObservations) -> bool:
     """Whether MIG is on, and its devices are known: then no program uses the GPU as a whole."""
     return gpu.facts is not None and bool(gpu.facts.mig_enabled) and gpu.facts.mig_devices is not None
 
 
-def parts(gpu: GpuSighting) -> tuple[Part, ...]:
+def parts(gpu: GpuObservations) -> tuple[Part, ...]:
     """The GPU instances in the order of their devices.
 
-    Every device of an instance tells the same memory, read a moment apart: the last word counts.
+    Every device of an instance reports the same memory, read a moment apart: the last reading counts.
     """
     found: dict[int, list[MigFacts]] = {}
     for device in sorted(gpu.mig, key=lambda each: each.index):
@@ -42,19 +42,21 @@ def _memory(devices: Sequence[MigFacts]) -> MemoryFacts | None:
     return next((each.memory for each in reversed(devices) if each.memory is not None), None)
 
 
-def disagree(gpu: GpuSighting, found: Sequence[Part]) -> bool:
+def disagree(gpu: GpuObservations, found: Sequence[Part]) -> bool:
     """Whether the instances have more than their GPU: MIG was changed between the readings."""
     inside = sum(part.memory.total for part in found if part.memory)
     return gpu.memory is not None and inside > gpu.memory.total
 
 
-def sightings(gpu: GpuSighting, found: Sequence[Part]) -> Iterator[tuple[Part, GpuSighting]]:
+def instance_observations(
+    gpu: GpuObservations, found: Sequence[Part]
+) -> Iterator[tuple[Part, GpuObservations]]:
     """What was seen of each instance, as if it were a GPU of its own."""
     charges, ended, unnamed = (_by_instance(each) for each in (gpu.charges, gpu.ended, gpu.unnamed))
     for part in found:
         yield (
             part,
-            GpuSighting(
+            GpuObservations(
                 gpu.index,
                 gpu.facts,
                 part.memory,
@@ -74,7 +76,7 @@ def _by_instance(charges: Iterable[Charge]) -> dict[int | None, list[Charge]]:
     return found
 
 
-def outside(gpu: GpuSighting, found: Sequence[Part], claims: Sequence[Entry]) -> list[Entry]:
+def outside(gpu: GpuObservations, found: Sequence[Part], claims: Sequence[Entry]) -> list[Entry]:
     """Entries for what lies in no instance; with the instances' they sum to the GPU's total.
 
     *claims* are charges that name no instance we know.
@@ -109,7 +111,7 @@ def _unassigned(nbytes: int, unread: Sequence[Part]) -> Entry:
         reason = "what the GPU has, less its instances and what is reserved"
         return Entry(kind="unassigned", nbytes=nbytes, evidence=(reason,))
     numbers = ", ".join(str(part.number) for part in unread)
-    reason = f"GPU instance {numbers} did not tell its size: a part of this may be its own"
+    reason = f"GPU instance {numbers} did not report its size: a part of this may be its own"
     return Entry(kind="unassigned", nbytes=nbytes, evidence=(reason,), confidence="unknown")
 
 
@@ -152,7 +154,7 @@ def alone(gpu: GpuLedger, number: int, index: int | None = None) -> GpuLedger:
     )
 
 
-def note(gpu: GpuSighting, found: Sequence[Part]) -> tuple[Note, ...]:
+def note(gpu: GpuObservations, found: Sequence[Part]) -> tuple[Note, ...]:
     """What to say where the instances cannot be counted one by one."""
     if not disagree(gpu, found) or gpu.memory is None:
         return ()
@@ -164,9 +166,9 @@ def note(gpu: GpuSighting, found: Sequence[Part]) -> tuple[Note, ...]:
     return (Note("mig-changed", text),)
 
 
-def known(seen: Sightings) -> dict[int, tuple[Part, ...]]:
+def known(survey: IndexedSurvey) -> dict[int, tuple[Part, ...]]:
     """The instances of every divided GPU whose figures agree, by the GPU's number."""
     found = {
-        index: parts(gpu) for index, gpu in seen.gpus.items() if gpu.driver == "nvidia" and is_divided(gpu)
+        index: parts(gpu) for index, gpu in survey.gpus.items() if gpu.driver == "nvidia" and is_divided(gpu)
     }
-    return {index: each for index, each in found.items() if not disagree(seen.gpus[index], each)}
+    return {index: each for index, each in found.items() if not disagree(survey.gpus[index], each)}

@@ -1,4 +1,4 @@
-"""Observations put in order: what was seen of each GPU and of each process."""
+"""A survey's observations, found by what they are about: each GPU, each process."""
 
 from __future__ import annotations
 
@@ -7,8 +7,16 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from vram.ledger.ancestry import Ancestry
-from vram.model.drm import CapacityFacts, ClientFacts, ComputeFacts, SystemMemoryFacts
-from vram.model.files import DmabufFacts, ExportFacts, FilesFacts, UnreadableFacts
+from vram.model.files import (
+    CapacityFacts,
+    ClientFacts,
+    ComputeFacts,
+    DmabufFacts,
+    ExportFacts,
+    FilesFacts,
+    SystemMemoryFacts,
+    UnreadableFacts,
+)
 from vram.model.gpu import ChargeFacts, DriverFacts, GpuFacts, MemoryFacts, MigFacts, Vendor
 from vram.model.ledger import Holder, Medium
 from vram.model.observation import HostFacts, Observation, Status, Survey
@@ -28,7 +36,7 @@ class Charge(Struct, frozen=True):
     exiting: bool = False
 
 
-class ClientSighting(Struct, frozen=True):
+class ClientObservation(Struct, frozen=True):
     """One descriptor of *process* on a GPU of AMD or Intel."""
 
     process: ProcessRef
@@ -51,14 +59,14 @@ class ExportedDescriptor(Struct, frozen=True):
     gpu_instance: int | None = None
 
 
-class Opened(Struct, frozen=True):
-    """What one process has open on one GPU; ``descriptions`` as far as the kernel told them apart."""
+class OpenedByProcess(Struct, frozen=True):
+    """What one process has open on one GPU; ``descriptions`` as far as the kernel numbers them."""
 
     descriptors: int
     descriptions: tuple[int, ...]
 
 
-class GpuSighting(Struct):
+class GpuObservations(Struct):
     """All statements about one GPU; ``unreported`` says why the size of its memory is unknown."""
 
     index: int
@@ -78,9 +86,9 @@ class GpuSighting(Struct):
     """How the process lists were read; unless well, nothing follows from who is not charged."""
     mig: list[MigFacts] = []
     capacity: int | None = None
-    untold: str | None = None
+    size_unknown: str | None = None
     system: SystemMemoryFacts | None = None
-    clients: list[ClientSighting] = []
+    clients: list[ClientObservation] = []
     compute: list[Charge] = []
     """ROCm's figures of the GPU's own memory, and of the machine's that it uses instead."""
     compute_system: list[Charge] = []
@@ -95,11 +103,11 @@ class GpuSighting(Struct):
         return {charge.process.pid for charge in (*self.charges, *self.unnamed)}
 
 
-class Sightings(Struct):
+class IndexedSurvey(Struct):
     """All statements of a survey, found by what they are about."""
 
     host: HostFacts
-    gpus: dict[int, GpuSighting] = {}
+    gpus: dict[int, GpuObservations] = {}
     processes: dict[int, tuple[ProcessRef, ProcessFacts]] = {}
     files: dict[int, FilesFacts] = {}
     cut: set[int] = set()
@@ -107,7 +115,7 @@ class Sightings(Struct):
     shares: list[ExportedDescriptor] = []
     driver: DriverFacts | None = None
     unreadable: UnreadableFacts = UnreadableFacts(processes=0)
-    clients: list[ClientSighting] = []
+    clients: list[ClientObservation] = []
     compute: list[tuple[ComputeFacts, Charge]] = []
     adapters: list[AdapterFacts] = []
     windows: list[WindowsMemoryFacts] = []
@@ -118,14 +126,14 @@ class Sightings(Struct):
     """Some descriptors could not be tried for exported memory."""
     windows_age: str | None = None
     """How old its figures are, where they were not asked for just now."""
-    made_opened: dict[int, dict[int, Opened]] | None = None
+    made_opened: dict[int, dict[int, OpenedByProcess]] | None = None
     made_ancestry: Ancestry | None = None
     made_relatives: dict[int, list[int]] | None = None
     made_in_use: bool | None = None
     made_holders: dict[tuple[int, tuple[str, ...]], Holder] = {}
     """Made from the rest when they are first asked for: each is needed for every GPU."""
 
-    def opened(self, minor: int | None) -> dict[int, Opened]:
+    def opened(self, minor: int | None) -> dict[int, OpenedByProcess]:
         """Who has files of the GPU open, dead or alive; *minor* None: of any GPU."""
         if self.made_opened is None:
             self.made_opened = _opened_by_gpu(self.files)
@@ -160,7 +168,7 @@ class Sightings(Struct):
 
     @property
     def is_partial(self) -> bool:
-        """Whether somebody may keep exported memory whom we cannot see, or only in part.
+        """Whether somebody may hold exported memory whom we cannot see, or only in part.
 
         The machine's first process does not count: it runs no CUDA, and nobody hands it a handle.
         """
@@ -182,18 +190,18 @@ _ANY_GPU = -1
 _SENTINEL = 1 << 62
 
 
-def collect(survey: Survey) -> Sightings:
+def index_survey(taken: Survey) -> IndexedSurvey:
     """Sort the survey's statements; later statements about the same thing win."""
-    seen = Sightings(host=survey.host)
-    for observation in survey.observations:
-        _place(seen, observation)
-    if seen.clients or seen.compute:
-        _join(seen)
-    return seen
+    survey = IndexedSurvey(host=taken.host)
+    for observation in taken.observations:
+        _place(survey, observation)
+    if survey.clients or survey.compute:
+        _join(survey)
+    return survey
 
 
-def _opened_by_gpu(files: dict[int, FilesFacts]) -> dict[int, dict[int, Opened]]:
-    found: dict[int, dict[int, Opened]] = {}
+def _opened_by_gpu(files: dict[int, FilesFacts]) -> dict[int, dict[int, OpenedByProcess]]:
+    found: dict[int, dict[int, OpenedByProcess]] = {}
     for pid, facts in files.items():
         numbers: dict[int, list[int | None]] = {}
         for file in facts.files:
@@ -202,86 +210,88 @@ def _opened_by_gpu(files: dict[int, FilesFacts]) -> dict[int, dict[int, Opened]]
                     numbers[minor].append(file.description)
                 else:
                     numbers[minor] = [file.description]
-        for minor, told in numbers.items():
-            found.setdefault(minor, {})[pid] = _opened(told)
+        for minor, reported in numbers.items():
+            found.setdefault(minor, {})[pid] = _opened(reported)
     return found
 
 
-def _opened_anywhere(files: dict[int, FilesFacts]) -> dict[int, Opened]:
+def _opened_anywhere(files: dict[int, FilesFacts]) -> dict[int, OpenedByProcess]:
     numbers = {
         pid: [file.description for file in facts.files if file.kind == "gpu"] for pid, facts in files.items()
     }
-    return {pid: _opened(told) for pid, told in numbers.items() if told}
+    return {pid: _opened(reported) for pid, reported in numbers.items() if reported}
 
 
-def _opened(descriptions: list[int | None]) -> Opened:
-    told = descriptions if None not in descriptions else [each for each in descriptions if each is not None]
-    return Opened(len(descriptions), tuple(told))  # type: ignore[arg-type]  # None is left out
+def _opened(descriptions: list[int | None]) -> OpenedByProcess:
+    reported = (
+        descriptions if None not in descriptions else [each for each in descriptions if each is not None]
+    )
+    return OpenedByProcess(len(descriptions), tuple(reported))  # type: ignore[arg-type]  # None is left out
 
 
-def _join(seen: Sightings) -> None:
+def _join(survey: IndexedSurvey) -> None:
     """Give clients to their GPUs: by PCI address, or by the number of the device file."""
-    gpus = [gpu for gpu in seen.gpus.values() if gpu.facts and gpu.driver != "nvidia"]
+    gpus = [gpu for gpu in survey.gpus.values() if gpu.facts and gpu.driver != "nvidia"]
     by_address = {gpu.facts.bus_id: gpu for gpu in gpus if gpu.facts}
     by_node = {node: gpu for gpu in gpus if gpu.facts for node in gpu.facts.nodes}
-    for client in seen.clients:
+    for client in survey.clients:
         facts = client.facts
         gpu = by_address.get(facts.address) if facts.address else by_node.get(facts.node or 0)
         if gpu is None and facts.address and facts.driver in _VENDORS:
-            gpu = by_address[facts.address] = _unplugged(seen, facts.address, facts.driver)
+            gpu = by_address[facts.address] = _unplugged(survey, facts.address, facts.driver)
         if gpu is not None:
             gpu.clients.append(client)
-    for where, charge in seen.compute:
+    for where, charge in survey.compute:
         if gpu := by_address.get(where.address):
             (gpu.compute_system if where.system else gpu.compute).append(charge)
 
 
-def _unplugged(seen: Sightings, address: str, driver: str) -> GpuSighting:
+def _unplugged(survey: IndexedSurvey, address: str, driver: str) -> GpuObservations:
     """A GPU that somebody has open still, and that the kernel does not show any more."""
-    index = max(seen.gpus, default=-1) + 1
+    index = max(survey.gpus, default=-1) + 1
     facts = GpuFacts(
         uuid=f"PCI-{address}", name="unknown GPU", bus_id=address, vendor=_VENDORS[driver], driver=driver
     )
     message = f"processes have the GPU at {address} open, and sysfs does not show it any more"
-    seen.gpus[index] = GpuSighting(index, facts, status="lost", message=message, code="unplugged")
-    return seen.gpus[index]
+    survey.gpus[index] = GpuObservations(index, facts, status="lost", message=message, code="unplugged")
+    return survey.gpus[index]
 
 
-def _place(seen: Sightings, observation: Observation) -> None:
+def _place(survey: IndexedSurvey, observation: Observation) -> None:
     # Those of which there are thousands come first.
     match observation.facts:
         case ProcessFacts() as facts if observation.process:
-            seen.processes[observation.process.pid] = (observation.process, facts)
+            survey.processes[observation.process.pid] = (observation.process, facts)
         case FilesFacts() as facts if observation.process:
-            seen.files[observation.process.pid] = facts
+            survey.files[observation.process.pid] = facts
         case ClientFacts() as facts if observation.process:
-            seen.clients.append(ClientSighting(observation.process, facts))
+            survey.clients.append(ClientObservation(observation.process, facts))
         case ChargeFacts():
             pass  # it is about a GPU, as below
         case DriverFacts() as facts:
-            seen.driver = facts
+            survey.driver = facts
         case UnreadableFacts() as facts:
-            seen.unreadable = facts
+            survey.unreadable = facts
         case AdapterFacts() as facts:
-            seen.adapters.append(facts)
+            survey.adapters.append(facts)
         case WindowsMemoryFacts() as facts:
-            seen.windows.append(facts)
+            survey.windows.append(facts)
         case None if observation.probe == "driver.exports":
-            seen.unproved = True
+            survey.unproved = True
         case None if observation.probe == "proc.files" and observation.process:
-            seen.cut.add(observation.process.pid)
+            survey.cut.add(observation.process.pid)
         case None if observation.probe == "windows.ask":
-            seen.windows_message = observation.message
-            seen.windows_code = observation.code
+            survey.windows_message = observation.message
+            survey.windows_code = observation.code
         case None if observation.probe == "windows.age":
-            seen.windows_age = observation.message
+            survey.windows_age = observation.message
         case (DmabufFacts() | ExportFacts()) as facts if observation.process and observation.nbytes:
-            seen.shares.append(_share(observation.process, observation.nbytes, facts, observation.gpu))
+            survey.shares.append(_share(observation.process, observation.nbytes, facts, observation.gpu))
         case ComputeFacts() as facts if observation.process:
             charge = Charge(observation.process, _known(observation.nbytes), ("compute",))
-            seen.compute.append((facts, charge))
+            survey.compute.append((facts, charge))
     if observation.gpu is not None:
-        _place_on_gpu(seen.gpus.setdefault(observation.gpu, GpuSighting(observation.gpu)), observation)
+        _place_on_gpu(survey.gpus.setdefault(observation.gpu, GpuObservations(observation.gpu)), observation)
 
 
 def _share(
@@ -289,12 +299,12 @@ def _share(
 ) -> ExportedDescriptor:
     if isinstance(facts, DmabufFacts):
         return ExportedDescriptor(process, nbytes, facts.inode, facts.fd, "dmabuf", gpu, facts.exporter)
-    # Where the kernel does not tell descriptions apart, every descriptor is its own.
+    # Where the kernel does not number descriptions, every descriptor is its own.
     identity = facts.description if facts.description is not None else (process.pid, facts.fd)
     return ExportedDescriptor(process, nbytes, identity, facts.fd, "handle", gpu, None, facts.gpu_instance)
 
 
-def _place_on_gpu(gpu: GpuSighting, observation: Observation) -> None:
+def _place_on_gpu(gpu: GpuObservations, observation: Observation) -> None:
     match observation.facts:
         case GpuFacts() as facts:
             gpu.facts = facts
@@ -311,7 +321,7 @@ def _place_on_gpu(gpu: GpuSighting, observation: Observation) -> None:
         case SystemMemoryFacts() as facts:
             gpu.system = facts
         case None if observation.probe == "drm.memory":
-            gpu.untold = observation.message
+            gpu.size_unknown = observation.message
         case None if _cost_the_lists(observation):
             gpu.lists = observation.status
     # Something unsupported is a gap in the picture; a GPU that failed is a gap in the answer.
@@ -322,7 +332,7 @@ def _place_on_gpu(gpu: GpuSighting, observation: Observation) -> None:
 
 
 def _cost_the_lists(observation: Observation) -> bool:
-    """Whether the driver's lists are missing; they are told after its last word on memory."""
+    """Whether the driver's lists are missing; they are reported after the last figures of memory."""
     if observation.probe == "nvml.processes":
         return observation.status != "ok"
     return observation.probe == "nvml.memory" and observation.status in ("failed", "timeout", "lost")
@@ -332,8 +342,8 @@ def _known(nbytes: int | None) -> int | None:
     return nbytes if nbytes is not None and 0 <= nbytes < _SENTINEL else None
 
 
-def by_identity(shares: Iterable[ExportedDescriptor]) -> list[list[ExportedDescriptor]]:
-    """Group descriptors that keep the same allocation, largest allocation first."""
+def by_allocation(shares: Iterable[ExportedDescriptor]) -> list[list[ExportedDescriptor]]:
+    """Group descriptors of the same allocation, largest allocation first."""
     groups: dict[object, list[ExportedDescriptor]] = {}
     for share in shares:
         groups.setdefault((share.medium, share.identity), []).append(share)
