@@ -12,7 +12,7 @@ from tests.inside.conftest import Subject
 from vram.model.inside import Inside
 from vram.units import MIB
 
-VISITS = 50
+VISITS = 20
 
 
 def rows(answer: dict[str, Any]) -> dict[str, tuple[str, int, int]]:
