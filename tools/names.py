@@ -49,7 +49,7 @@ REPLACED = {
     r"\bpremises\b": "host files",
     r"\bvitals\b": "process limits",
     r"\bsurroundings\b": "system info",
-    r"\bpeek": "safe introspection",
+    r"(?<!\.)\bpeek\b": "safe introspection",
     r"\bmachinery\b": "internal references",
     r"\btrails?\b": "reference path",
     r"\b(?:lets?|letting) go\b": "releases, frees",
