@@ -79,7 +79,7 @@ bench-here: $(VENV)/ready-bench native
 
 # The cache knows what has not changed; whatever Sphinx warns of fails the build.
 docs: $(VENV)/ready-docs reference ## the documentation as a site in site/: strict, searched offline
-	@$(RUN)/python docs/sphinx/stage.py .build/site-source
+	@$(RUN)/python docs/sphinx/collect.py .build/site-source
 	@$(RUN)/python -m sphinx -W --keep-going -q -d .build/site-cache .build/site-source site
 	@echo "site/index.html is ready: it needs no server and no network"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from vram.lab.catalogue import CLAIMS, TOPICS
 from vram.lab.claim import DefinedClaim
 from vram.model.lab import LabClaim, LabReport, Result
-from vram.report.lab_evidence import cell, read
+from vram.report.lab import cell, read_evidence
 from vram.units import size
 
 FOLDER = "docs/reference/lab"
@@ -28,7 +28,7 @@ def pages() -> Iterator[tuple[str, str]]:
 
 
 def _read(path: Path) -> LabReport:
-    return read(path.read_bytes())
+    return read_evidence(path.read_bytes())
 
 
 def _index(reports: list[LabReport]) -> Iterator[str]:

@@ -46,7 +46,7 @@ def is_current(page: str, source: str) -> bool:
 
 
 def _with_digest(text: str, source: str) -> str:
-    settings = (SPHINX / "conf.py").read_text()
+    settings = (SPHINX / "conf.py").read_text().partition("# ---- manual pages")[2]
     digest = hashlib.sha256("\0".join((settings, source, text)).encode()).hexdigest()
     return f"{NOTE}{digest[:16]}.\n{text}"
 

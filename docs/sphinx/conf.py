@@ -1,5 +1,5 @@
 """How Sphinx makes the site and the manual pages. Their sources are put together by
-stage.py and by generators/manual.py."""
+collect.py and by generators/manual.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`vram check`: 0 clean, 1 held, 2 a wrong call, 3 could not tell."""
+"""`vram check`: 0 clean, 1 held, 2 a wrong call, 3 unknown."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def test_some_may_be_allowed(vram: Run, snapshot: Write) -> None:
 def test_a_lost_gpu_cannot_be_told(vram: Run, half_lost: str) -> None:
     answer = vram("check", "--from", half_lost)
     assert answer.code == 3
-    assert "GPU 1: could not tell" in answer.out
+    assert "GPU 1: unknown" in answer.out
 
 
 @pytest.mark.fault(8)
 def test_no_driver_cannot_be_told(vram: Run, no_driver: str) -> None:
     answer = vram("check", "--from", no_driver)
     assert answer.code == 3
-    assert "could not tell" in answer.err
+    assert "unknown" in answer.err
 
 
 @pytest.mark.parametrize("argv", [("--allow", "much"), ("--gpu", "9")])

@@ -17,7 +17,7 @@ NOTHING_FOUND = 9
 
 @pytest.fixture
 def stopped(world: World) -> int:
-    """Somebody who does not run, and so cannot be asked to let go."""
+    """Somebody who does not run, and so cannot be asked to release anything."""
     subject = world.subject("reading", "agent")
     subject.process.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, subject.pid, os.WSTOPPED)

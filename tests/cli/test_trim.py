@@ -17,7 +17,7 @@ from tests.reach.conftest import world as world  # the fixture
 
 
 @pytest.fixture
-def bystander() -> Iterator[subprocess.Popen[bytes]]:
+def unrelated() -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
     yield process
     process.communicate()
@@ -29,14 +29,14 @@ def refusal(world: World, *words: object) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-def test_nobody_has_that_pid(world: World, bystander: subprocess.Popen[bytes]) -> None:
+def test_nobody_has_that_pid(world: World, unrelated: subprocess.Popen[bytes]) -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
     assert refusal(world, gone.pid)[0] == 10
 
 
-def test_not_on_the_gpu(world: World, bystander: subprocess.Popen[bytes]) -> None:
-    code, said = refusal(world, bystander.pid)
+def test_not_on_the_gpu(world: World, unrelated: subprocess.Popen[bytes]) -> None:
+    code, said = refusal(world, unrelated.pid)
     assert code == 11
     assert "holds no GPU memory" in said
 
@@ -110,9 +110,9 @@ def test_several_at_once_and_the_report(world: World) -> None:
     assert [line["event"] for line in world.audit()] == ["intend", "outcome"] * 2
 
 
-def test_one_refused_and_nobody_is_touched(world: World, bystander: subprocess.Popen[bytes]) -> None:
+def test_one_refused_and_nobody_is_touched(world: World, unrelated: subprocess.Popen[bytes]) -> None:
     subject = world.subject("reading", "agent")
-    assert refusal(world, subject.pid, bystander.pid)[0] == 11
+    assert refusal(world, subject.pid, unrelated.pid)[0] == 11
     assert world.audit() == []
     (receipt,) = json.loads(world.vram("trim", subject.pid, "--json").stdout)["trimmed"]
     assert receipt["charged_before"] - receipt["charged_after"] >= CACHED

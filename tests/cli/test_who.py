@@ -32,7 +32,7 @@ def test_json_counts_every_held_byte_once(vram: Run, busy: str) -> None:
 def test_an_idle_host_has_nobody(vram: Run, idle: str) -> None:
     answer = vram("who", "--from", idle)
     assert answer.code == 0
-    assert "Nobody holds GPU memory" in answer.out
+    assert "No process holds GPU memory" in answer.out
 
 
 def test_no_driver_and_lost_gpus_have_their_codes(vram: Run, no_driver: str) -> None:

@@ -35,7 +35,7 @@ def test_json_is_one_valid_object_whose_entries_balance(vram: Run, busy: str) ->
     assert "VR101" in {finding["code"] for finding in report["findings"]}
 
 
-def test_text_names_the_keeper_and_what_to_do(vram: Run, busy: str) -> None:
+def test_text_names_the_holder_and_what_to_do(vram: Run, busy: str) -> None:
     answer = vram("why", "--from", busy)
     assert answer.code == 0
     assert "pid 201" in answer.out

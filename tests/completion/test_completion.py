@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -43,36 +43,52 @@ def ask(request: pytest.FixtureRequest, tmp_path: Path) -> Ask:
     return asked
 
 
-def test_every_command_is_offered(ask: Ask) -> None:
+LONG_OPTIONS = {
+    f"{each.title} --": {flag for option in each.options for flag in option.flags if flag.startswith("--")}
+    for command in grammar.commands()
+    for each in command.everything()
+}
+COMMAND_LINES = ("vram ", "vram un", "vram help pa")
+VALUE_LINES = (
+    "vram trim --via a",
+    "vram explain VR2",
+    "vram explain driver.v",
+    "vram explain frag",
+    "vram free --finding VR10",
+    "vram demo ex",
+    "vram lab ru",
+    "vram lab run kill",
+    "vram completion z",
+)
+FILE_LINES = ("vram why --from mach", "vram snapshot --output mach", "vram explain mach")
+RUNNER_LINES = ("vram borrow 1GiB -- mkfif", "vram virtual --gpus 2 -- mkfif")
+
+
+def test_lines_that_need_no_gpu(ask: Ask, tmp_path: Path) -> None:
+    """One start of each shell for all of them: zsh takes a second for that."""
+    (tmp_path / "machine.json").touch()
+    offers = ask(*COMMAND_LINES, *LONG_OPTIONS, *VALUE_LINES, *FILE_LINES, *RUNNER_LINES)
+    _every_command_is_offered(offers)
+    _every_long_option_of_every_command_is_offered(offers)
+    _values_come_from_where_the_program_takes_them(offers)
+    _files_are_offered_where_a_file_is_wanted(offers)
+    _after_two_dashes_another_command_begins(offers)
+
+
+def _every_command_is_offered(offers: shells.Offers) -> None:
     """Also those that were added after this test."""
-    offers = ask("vram ", "vram un", "vram help pa")
     assert set(COMMANDS) <= set(offers["vram "])
     assert offers["vram un"] == ["unpark"]
     assert sorted(offers["vram help pa"]) == ["park", "parked"]
 
 
-def test_every_long_option_of_every_command_is_offered(ask: Ask) -> None:
-    wanted = {
-        f"{each.title} --": _long(each) for command in grammar.commands() for each in command.everything()
-    }
-    offers = ask(*wanted)
-    missing = {line: flags - set(offers[line]) for line, flags in wanted.items()}
+def _every_long_option_of_every_command_is_offered(offers: shells.Offers) -> None:
+    missing = {line: flags - set(offers[line]) for line, flags in LONG_OPTIONS.items()}
     assert not {line: flags for line, flags in missing.items() if flags}
 
 
-def test_values_come_from_where_the_program_takes_them(ask: Ask) -> None:
+def _values_come_from_where_the_program_takes_them(offers: shells.Offers) -> None:
     """Choices, codes and names; after an option they may stand behind =, too."""
-    offers = ask(
-        "vram trim --via a",
-        "vram explain VR2",
-        "vram explain driver.v",
-        "vram explain frag",
-        "vram free --finding VR10",
-        "vram demo ex",
-        "vram lab ru",
-        "vram lab run kill",
-        "vram completion z",
-    )
     assert sorted(offers["vram trim --via a"]) == ["agent", "auto"]
     assert offers["vram explain VR2"] == [code for code in manual.rules() if code.startswith("VR2")]
     assert offers["vram free --finding VR10"] == [code for code in manual.rules() if code.startswith("VR10")]
@@ -84,16 +100,13 @@ def test_values_come_from_where_the_program_takes_them(ask: Ask) -> None:
     assert offers["vram completion z"] == ["zsh"]
 
 
-def test_files_are_offered_where_a_file_is_wanted(ask: Ask, tmp_path: Path) -> None:
-    (tmp_path / "machine.json").touch()
-    offers = ask("vram why --from mach", "vram snapshot --output mach", "vram explain mach")
+def _files_are_offered_where_a_file_is_wanted(offers: shells.Offers) -> None:
     assert offers["vram why --from mach"] == ["machine.json"]
     assert offers["vram snapshot --output mach"] == ["machine.json"]
     assert offers["vram explain mach"] == []
 
 
-def test_after_two_dashes_another_command_begins(ask: Ask) -> None:
-    offers = ask("vram borrow 1GiB -- mkfif", "vram virtual --gpus 2 -- mkfif")
+def _after_two_dashes_another_command_begins(offers: shells.Offers) -> None:
     assert set(offers["vram borrow 1GiB -- mkfif"]) == {"mkfifo"}
     assert set(offers["vram virtual --gpus 2 -- mkfif"]) == {"mkfifo"}
 
@@ -199,12 +212,3 @@ class holding:
     def _line(process: subprocess.Popen[bytes]) -> bytes:
         assert process.stdout is not None
         return process.stdout.readline()
-
-
-def _long(command: grammar.Command) -> set[str]:
-    return set(_flags(command))
-
-
-def _flags(command: grammar.Command) -> Iterator[str]:
-    for option in command.options:
-        yield from (flag for flag in option.flags if flag.startswith("--"))

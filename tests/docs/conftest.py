@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-STAGE = ROOT / "docs" / "sphinx" / "stage.py"
+COLLECT = ROOT / "docs" / "sphinx" / "collect.py"
 
 
 def sphinx(source: Path, target: Path) -> subprocess.CompletedProcess[str]:
@@ -38,7 +38,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, needs_sphinx: None) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         told = folder / "told"
         if not told.exists():
-            subprocess.run([sys.executable, STAGE, folder / "source"], check=True)
+            subprocess.run([sys.executable, COLLECT, folder / "source"], check=True)
             done = sphinx(folder / "source", folder / "html")
             told.write_text(done.stderr if done.returncode else "")
     assert not told.read_text(), told.read_text()

@@ -23,7 +23,16 @@ BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
 FETCHED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "link": "href"}
 
 
-def test_what_describes_itself_has_a_page(site: Path) -> None:
+def test_the_site_is_whole(site: Path) -> None:
+    """One test, so that no worker of pytest waits while another one builds."""
+    _what_describes_itself_has_a_page(site)
+    _everything_that_can_be_imported_is_described(site)
+    _the_menu_begins_with_the_questions_and_has_every_guide(site)
+    _nothing_is_fetched_from_elsewhere(site)
+    _the_index_of_the_search_is_a_script_of_its_own(site)
+
+
+def _what_describes_itself_has_a_page(site: Path) -> None:
     """Every command and every rule, under an address that does not change."""
     for name in COMMANDS:
         assert f"vram {name}" in (site / f"reference/commands/{name}.html").read_text()
@@ -31,13 +40,13 @@ def test_what_describes_itself_has_a_page(site: Path) -> None:
         assert summary.partition(":")[0] in (site / f"reference/rules/{code}.html").read_text()
 
 
-def test_everything_that_can_be_imported_is_described(site: Path) -> None:
+def _everything_that_can_be_imported_is_described(site: Path) -> None:
     page = (site / "reference/python.html").read_text()
     for name in vram._PUBLIC:
         assert f"vram.{name}" in page, name
 
 
-def test_the_menu_begins_with_the_questions_and_has_every_guide(site: Path) -> None:
+def _the_menu_begins_with_the_questions_and_has_every_guide(site: Path) -> None:
     menu = Menu()
     menu.feed((site / "index.html").read_text())
     assert menu.links[0] == "questions/index.html"
@@ -60,7 +69,7 @@ def test_every_line_of_a_ledger_is_explained() -> None:
     assert set(get_args(Kind)) == told - {"line"}
 
 
-def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
+def _nothing_is_fetched_from_elsewhere(site: Path) -> None:
     """Scripts, styles, fonts and pictures all lie beside the page."""
     for page in site.rglob("*.html"):
         fetching = Fetching()
@@ -71,29 +80,19 @@ def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
 
 
 @pytest.mark.usefixtures("needs_sphinx")
-@pytest.mark.parametrize(
-    ("text", "complaint"),
-    [
-        ("[nowhere](missing.md)", "missing.md"),
-        ("[no such heading](index.md#nowhere)", "nowhere"),
-        ("![no such picture](missing.svg)", "missing.svg"),
-    ],
-)
-def test_what_leads_nowhere_fails_the_build(
-    text: str, complaint: str, tmp_path: Path, needs_sphinx: None
-) -> None:
-    done = sphinx(small(tmp_path, index=f"# Start\n\n{text}\n"), tmp_path / "site")
-    assert done.returncode != 0
-    assert complaint in done.stderr
-
-
-@pytest.mark.usefixtures("needs_sphinx")
-def test_a_page_that_no_menu_has_fails_the_build(tmp_path: Path) -> None:
-    source = small(tmp_path, index="# Start\n")
+def test_what_leads_nowhere_fails_the_build(tmp_path: Path) -> None:
+    """Links, headings and pictures that are not there, and a page that no menu has: each has its warning."""
+    lines = (
+        "[nowhere](missing.md)",
+        "[no such heading](index.md#elsewhere)",
+        "![no such picture](missing.svg)",
+    )
+    source = small(tmp_path, index="# Start\n\n" + "\n\n".join(lines) + "\n")
     (source / "forgotten.md").write_text("# Forgotten\n")
     done = sphinx(source, tmp_path / "site")
     assert done.returncode != 0
-    assert "forgotten" in done.stderr
+    for complaint in ("missing.md", "elsewhere", "missing.svg", "forgotten"):
+        assert re.search(rf"WARNING: .*{complaint}|{complaint}\.md: WARNING", done.stderr), complaint
 
 
 @pytest.mark.skipif(BROWSER is None, reason="there is no Chromium here")
@@ -111,7 +110,7 @@ def test_search_works_from_disk_in_a_browser(word: str, page: str, site: Path, t
     assert f'href="{page}"' in found, done.stdout[-2000:] + done.stderr[-2000:]
 
 
-def test_the_index_of_the_search_is_a_script_of_its_own(site: Path) -> None:
+def _the_index_of_the_search_is_a_script_of_its_own(site: Path) -> None:
     """A page from disk may load scripts, and nothing else: where there is no browser, this much is told."""
     text = (site / "searchindex.js").read_text()
     index = json.loads(text.removeprefix("Search.setIndex(").removesuffix(")"))
@@ -149,7 +148,7 @@ def small(folder: Path, index: str) -> Path:
     """A site of one page, with the settings of the real one."""
     source = folder / "source"
     shutil.copytree(
-        ROOT / "docs" / "sphinx", source, ignore=shutil.ignore_patterns("stage.py", "__pycache__")
+        ROOT / "docs" / "sphinx", source, ignore=shutil.ignore_patterns("collect.py", "__pycache__")
     )
     (source / "index.md").write_text(index)
     return source

@@ -94,7 +94,7 @@ def test_names_cannot_steer_the_terminal() -> None:
 
 def test_a_bare_host_is_a_short_story() -> None:
     shown = lines(facts(survey=absent(), host_files=HostFiles()))
-    assert shown[1].startswith("No NVIDIA driver answers here: vram has no GPU to look at.")
+    assert shown[1].startswith("No NVIDIA driver answers here: vram has no GPU to read.")
     assert len(shown) <= SCREEN
 
 

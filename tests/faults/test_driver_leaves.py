@@ -89,7 +89,7 @@ def test_check_says_why_it_cannot_tell(machine: Bench, fault: str) -> None:
     machine.fault(fault)
     done = machine.vram("check")
     assert done.returncode == 3
-    assert done.stdout.startswith("could not tell: the driver")
+    assert done.stdout.startswith("unknown: the driver")
 
 
 @pytest.mark.fault(8)

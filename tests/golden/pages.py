@@ -54,6 +54,7 @@ REPLACED = (
     (re.compile(r"\b\d+(?:\.\d+)? (?:ms|s)\b"), "N s"),
     # Those above train.py and serve.py are written down with them.
     (re.compile(r"^written: 1 GPU, \d+ processes", re.MULTILINE), "written: 1 GPU, N processes"),
+    (re.compile(r"\brunning for \d+"), "running for N"),  # "s" may stand on the next line
     (re.compile(r"\bplan [0-9a-f]{12}\b"), "plan 0123456789ab"),
     (re.compile(r"\bPython 3\.\d+(?:\.\d+)?"), "Python 3.x"),
 )

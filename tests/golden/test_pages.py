@@ -34,7 +34,7 @@ def test_every_command_has_a_page_and_every_page_is_true(pages: dict[str, str]) 
 
 def words(page: str) -> list[str]:
     """Where lines break depends on how many digits a pid has here."""
-    return page.split()
+    return [word for word in page.split() if word not in "│|"]
 
 
 def difference(name: str, committed: str, made_now: str) -> list[str]:

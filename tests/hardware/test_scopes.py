@@ -279,7 +279,7 @@ def test_an_out_of_memory_is_explained(name: str, tmp_path: Path, record: Record
     assert any("the GPU is out of memory" in note for note in notes)
     report = json.loads(Path(files[0]).read_text())
     assert report["largest"][0]["nbytes"] >= 60 * GIB
-    assert "history[0]" in report["largest"][0]["keeper"]
+    assert "history[0]" in report["largest"][0]["holder"]
     (gpu,) = [each for each in report["ledger"]["gpus"] if each["entries"]]
     assert sum(entry["nbytes"] or 0 for entry in gpu["entries"]) == gpu["total_bytes"]
 

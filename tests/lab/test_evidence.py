@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vram.model.lab import Figure, LabReport, Result
-from vram.report.lab_evidence import cell, files, read
+from vram.report.lab import cell, files, read_evidence
 
 REPORT = LabReport(
     taken_at="2026-11-15T04:07:01Z",
@@ -38,7 +38,7 @@ def test_files_are_named_by_date_gpu_and_driver() -> None:
 
 def test_what_was_kept_can_be_read() -> None:
     data, _ = files(REPORT).values()
-    assert read(data) == REPORT
+    assert read_evidence(data) == REPORT
 
 
 def test_names_cannot_break_out_of_a_table() -> None:

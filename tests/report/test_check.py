@@ -80,8 +80,8 @@ def test_no_gpu_is_not_clean() -> None:
 def test_every_holder_gets_one_line(ledger: Ledger) -> None:
     lines = check.text(ledger, judge(ledger)).splitlines()
     assert len(lines) == 5
-    assert lines[0].startswith("GPU 0: 48.0 GiB process by pid 6001, alice")
-    assert lines[-1] == "GPU 1: could not tell: fell off the bus"
+    assert lines[0].startswith("GPU 0: 48.0 GiB held by pid 6001, alice")
+    assert lines[-1] == "GPU 1: unknown: fell off the bus"
 
 
 def test_hostile_names_keep_to_their_line() -> None:
@@ -117,4 +117,4 @@ def test_bytes_of_several_are_leftovers_where_none_of_them_is_healthy(people, an
 
 def test_bytes_of_several_name_all_of_them() -> None:
     ledger = make_ledger(make_gpu(*together({}, {})))
-    assert check.text(ledger, judge(ledger)) == "GPU 0: 1.0 MiB process by pids 7, 8 together\n"
+    assert check.text(ledger, judge(ledger)) == "GPU 0: 1.0 MiB held by pids 7, 8 together\n"

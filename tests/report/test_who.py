@@ -50,13 +50,13 @@ def test_a_process_on_two_gpus_is_one_process() -> None:
     report = who(make_ledger(make_gpu(entry), make_gpu(entry, index=1)))
     (group,) = report.groups
     (node,) = group.processes
-    assert [keep.gpu for keep in node.holds] == [0, 1]
+    assert [held.gpu for held in node.holds] == [0, 1]
     assert group.nbytes == 2 * GIB
 
 
 def test_bytes_without_a_name_are_listed_too() -> None:
     report = who(make_ledger(make_gpu(LOOSE)))
-    assert [keep.nbytes for keep in report.unnamed] == [LOOSE.nbytes]
+    assert [held.nbytes for held in report.unnamed] == [LOOSE.nbytes]
 
 
 def test_a_snapshot_that_claims_circular_ancestry_is_still_a_tree() -> None:
@@ -98,7 +98,9 @@ def test_hostile_names_are_inert_in_the_tree() -> None:
 
 
 def test_nobody_is_said_in_words() -> None:
-    assert "Nobody holds GPU memory" in printed(tree.who(who(make_ledger(make_gpu())), RenderOptions(80)), 80)
+    assert "No process holds GPU memory" in printed(
+        tree.who(who(make_ledger(make_gpu())), RenderOptions(80)), 80
+    )
 
 
 def _grouped(by: str) -> dict[str | None, int]:
@@ -153,12 +155,12 @@ def test_handles_on_several_gpus_are_summed() -> None:
 def test_files_of_the_dead_live_on_below_only_where_somebody_is_below() -> None:
     gone = make_holder(50, alive=False)
     unkept = Entry(kind="orphaned", nbytes=GIB, holder=gone, charged_pid=50, confidence="unknown")
-    assert "nobody in sight has its files" in tree_of(make_gpu(unkept))
+    assert "no visible process has its files" in tree_of(make_gpu(unkept))
     kept = Entry(kind="orphaned", nbytes=GIB, holder=make_holder(51), charged_pid=50)
-    assert "its files live on below" in tree_of(make_gpu(kept))
+    assert "the processes below have its files" in tree_of(make_gpu(kept))
 
 
-def test_a_likely_heir_is_called_likely() -> None:
+def test_a_likely_forked_child_is_called_likely() -> None:
     for confidence, word in (("fact", "└─ pid 51"), ("likely", "most likely holds the files of pid 50")):
         child = Entry(
             kind="orphaned",
@@ -171,7 +173,7 @@ def test_a_likely_heir_is_called_likely() -> None:
         assert ("most likely" in tree_of(make_gpu(child))) == (confidence == "likely")
 
 
-def test_possible_heirs_stand_below_nobody_and_their_bytes_count_once() -> None:
+def test_possible_forked_children_stand_below_nobody_and_their_bytes_count_once() -> None:
     people = (make_holder(51), make_holder(52))
     for_40, for_42 = (
         Entry(
@@ -195,7 +197,7 @@ def test_possible_heirs_stand_below_nobody_and_their_bytes_count_once() -> None:
 def test_bytes_that_processes_have_together_are_not_called_nobodys() -> None:
     people = (make_holder(51), make_holder(52))
     together = Entry(kind="process", nbytes=GIB, co_holders=people, sharing="together", confidence="unknown")
-    assert "charged to nobody" not in tree_of(make_gpu(together))
+    assert "charged to no process" not in tree_of(make_gpu(together))
     assert "together GPU 0: 1.0 GiB process" in tree_of(make_gpu(together))
 
 

@@ -103,8 +103,8 @@ def test_a_virtual_gpu_is_under_windows_only_where_its_folder_says_so(tmp_path: 
 
 LENDING = """
 import sys
-from vram.host.local.nvml_library import binding, lend_library
-binding = binding()
+import pynvml as binding
+from vram.host.local.nvml_library import lend_library
 try:
     binding.nvmlInit()
 except binding.NVMLError as error:

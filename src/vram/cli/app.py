@@ -178,7 +178,7 @@ def _complain(message: str, hint: str) -> None:
     text = "\n".join(lines).encode(encoding, "backslashreplace").decode(encoding)
     try:
         print(text, file=sys.stderr, flush=True)
-    except OSError:  # nobody can be told; the exit code still says it
+    except OSError:  # nobody reads it; the exit code still says it
         _silence(sys.stderr)
 
 

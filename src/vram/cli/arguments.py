@@ -103,11 +103,11 @@ def memory_size(text: str) -> int:
 # ---- the words of --gpu: a GPU by number, UUID or PCI address; a MIG device by UUID or as GPU:DEVICE ----
 
 _HINT = "write --gpu 0 or --gpu 0,1; a UUID or PCI address; or 0:1 for MIG device 1 of GPU 0"
-_NUMBER = re.compile(r"[0-9]{1,4}", re.ASCII)
-_DEVICE = re.compile(r"([0-9]{1,4}):([0-9]{1,4})", re.ASCII)
-_UUID = re.compile(r"(?:GPU|MIG)-[0-9a-f-]{1,40}", re.ASCII | re.IGNORECASE)
+_NUMBER = r"[0-9]{1,4}"
+_DEVICE = r"([0-9]{1,4}):([0-9]{1,4})"
+_UUID = r"(?ai:(?:GPU|MIG)-[0-9a-f-]{1,40})"
 
-_ADDRESS = re.compile(r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{1,2}:[0-9a-f]{1,2}\.[0-7])", re.ASCII | re.IGNORECASE)
+_ADDRESS = r"(?ai:(?:([0-9a-f]{1,8}):)?([0-9a-f]{1,2}:[0-9a-f]{1,2}\.[0-7]))"
 
 # A GPU; and its GPU instance and MIG device, where only those are meant.
 Chosen = tuple[int, int | None, int | None]
@@ -145,7 +145,7 @@ def _narrowed(ledger: Ledger, chosen: set[Chosen]) -> Iterator[GpuLedger]:
 def _find(ledger: Ledger, word: str) -> Chosen:
     word = _address(word)
     named = [place for place, names in _names(ledger) if word and word in names]
-    if not named and _UUID.fullmatch(word):
+    if not named and re.fullmatch(_UUID, word):
         # CUDA takes the beginning of a UUID too, as long as it is enough to tell.
         start = word.lower()
         named = [place for place, names in _names(ledger) if any(n.lower().startswith(start) for n in names)]
@@ -168,12 +168,12 @@ def _names(ledger: Ledger) -> Iterator[tuple[Chosen, tuple[str, ...]]]:
 
 def _address(word: str) -> str:
     """A PCI address in one spelling: NVML writes eight digits of domain, the kernel four."""
-    found = _ADDRESS.fullmatch(word)
+    found = re.fullmatch(_ADDRESS, word)
     return f"{(found[1] or '').lstrip('0') or '0'}:{found[2]}".lower() if found else word
 
 
 def _unknown(ledger: Ledger, word: str) -> UsageError:
-    if not any(form.fullmatch(word) for form in (_NUMBER, _DEVICE, _UUID, _ADDRESS)):
+    if not any(re.fullmatch(form, word) for form in (_NUMBER, _DEVICE, _UUID, _ADDRESS)):
         return UsageError(f"{word!r} is not the name of a GPU", hint=_HINT)
     known = [f"{names[0]} ({_label(ledger, place)})" for place, names in _names(ledger)]
     return UsageError(f"there is no GPU {word}", hint="these exist: " + ", ".join(known))
@@ -192,7 +192,7 @@ def gpu_numbers(words: list[str]) -> set[int]:
     for part in parts:
         if ":" in part or part.upper().startswith("MIG-"):
             raise UsageError(
-                f"{part!r} names a MIG device, and memory is given back by whole GPUs or by processes",
+                f"{part!r} names a MIG device, and memory is freed by whole GPUs or by processes",
                 hint="give the GPU's number, or the process with --pid; `vram who` names them",
             )
         if not (part.isascii() and part.isdigit()):

@@ -124,7 +124,7 @@ class _Reader:
             summary=sentence(summary),
             description=story,
             epilog=(parser.epilog or "").strip("\n"),
-            # What the parser was told; argparse's own line differs from one Python to the next.
+            # What the parser was given; argparse's own line differs from one Python to the next.
             usage=parser.usage or "",
             options=tuple(self._argument(words, each) for each in plain if each.option_strings),
             positionals=tuple(self._argument(words, each) for each in plain if not each.option_strings),

@@ -36,14 +36,15 @@ def begin(words: Sequence[str]) -> bool:
     """Start what *words* look as if they will need; say whether the process may end without ceremony."""
     global _reader, _worker
     name = words[0] if words else ""
+    is_short = name in READ_ONLY | FINISHED
+    if is_short:
+        gc.disable()  # for one answer there is nothing worth collecting
     if words and not any(word.startswith(_NOT_NOW) for word in words):
         if name in _PARK:
             _worker = _checkpoint_worker()
         if name in _READ_THE_DRIVER:
             _reader = _driver_reader()
-    is_short = name in READ_ONLY | FINISHED
     if is_short:
-        gc.disable()  # for one answer there is nothing worth collecting
         _import_msgspec()
     return is_short
 

@@ -104,9 +104,9 @@ def _executed(args: Namespace, host: LocalHost, draft: Draft) -> Receipt:
 def _ended(args: Namespace, host: LocalHost, draft: Draft, receipt: Receipt | None) -> int:
     left = _left(args, host, draft, receipt) if receipt and _asks_for_everything(args, draft) else ()
     if args.json:
-        from vram.report.reclaim_json import report
+        from vram.report import json_reports
 
-        emit(report(draft, receipt, left))
+        emit(json_reports.reclaim(draft, receipt, left))
     elif receipt is not None:
         from vram.report.plan import receipt as shown
         from vram.report.plan import still_held

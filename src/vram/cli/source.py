@@ -1,4 +1,4 @@
-"""What a command looks at: this host or a snapshot of another, all its GPUs or some."""
+"""What a command reads: this host or a snapshot of another, all its GPUs or some."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def add_source_arguments(parser: ArgumentParser) -> None:
-    """Add the options that choose what is looked at."""
+    """Add the options that choose what is read."""
     parser.add_argument(
         "--gpu",
         action="append",
@@ -66,7 +66,7 @@ def _root(variable: str) -> str | None:
 
 
 def take_survey(args: Namespace, host: LocalHost | None) -> Survey:
-    """Look at *host*, or read what was seen on another one."""
+    """Survey *host*, or read a snapshot of another one."""
     if host is None:
         from vram.probes.bundle import read
 
@@ -126,8 +126,8 @@ def require_driver(ledger: Ledger) -> None:
 
 
 def _is_missing(gpu: GpuLedger) -> bool:
-    # Under MIG the whole GPU may be withheld from us while all its instances are told.
-    told = [instance.total_bytes for instance in gpu.instances]
-    unread = gpu.total_bytes is None and (not told or None in told)
+    # Under MIG the whole GPU may be withheld from us while all its instances are reported.
+    totals = [instance.total_bytes for instance in gpu.instances]
+    unread = gpu.total_bytes is None and (not totals or None in totals)
     unlisted = gpu.status == "denied" and not gpu.instances
     return unread or unlisted or gpu.status in ("failed", "timeout", "lost")

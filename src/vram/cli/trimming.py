@@ -59,7 +59,7 @@ def trim_named(args: Namespace) -> int:
     receipts, refusals = _each(args, host, orders, args.deadline)
     if args.json:
         from vram.report.json import encode
-        from vram.report.trimmed import TrimReport
+        from vram.report.trimming import TrimReport
 
         refused = tuple({"pid": pid, "message": str(error)} for pid, error in refusals)
         emit(encode(TrimReport(trimmed=tuple(receipts), refused=refused)))
@@ -94,6 +94,6 @@ def _say(args: Namespace, what: Any) -> None:
     if isinstance(what, str):
         show(look.clean(what), args, look)
         return
-    from vram.report.trimmed import trimmed
+    from vram.report.trimming import trimmed
 
     show(trimmed(what, look), args, look)

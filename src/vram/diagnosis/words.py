@@ -37,11 +37,10 @@ def processes(holders: Sequence[Holder]) -> str:
 
 
 def pids(holders: Sequence[Holder]) -> str:
-    """Name several processes by their numbers, the first few of them where they are many."""
-    numbers = ", ".join(str(holder.pid) for holder in holders[:_PIDS_SHOWN])
-    rest = len(holders) - _PIDS_SHOWN
-    more = f" and {rest} more" if rest > 0 else ""
-    return f"pid{'s' if len(holders) > 1 else ''} {numbers}{more}"
+    """Name several processes for a title: "pid 7", "pid 7 and 2 more"."""
+    if not holders:
+        return "nobody"
+    return f"pid {holders[0].pid}" + (f" and {len(holders) - 1} more" if len(holders) > 1 else "")
 
 
 def belonging(workload: Workload) -> str:

@@ -142,7 +142,7 @@ def _collect(name: str, found: dict[str, str], begun: set[str]) -> None:
         return
     begun.add(name)
     path = os.path.join(_FOLDER, *name[1:].split("."))
-    is_package = os.path.isdir(path)
+    is_package = os.path.isfile(os.path.join(path, "__init__.py"))
     text = _read(os.path.join(path, "__init__.py") if is_package else f"{path}.py")
     above = name.rpartition(".")[0]
     _collect(above, found, begun)

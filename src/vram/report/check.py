@@ -33,11 +33,11 @@ def json(ledger: Ledger, verdict: Verdict, verdicts: tuple[GpuVerdict, ...]) -> 
     )
 
 
-def text(ledger: Ledger, verdicts: tuple[GpuVerdict, ...], way_back: str | None = None) -> str:
+def text(ledger: Ledger, verdicts: tuple[GpuVerdict, ...], free_command: str | None = None) -> str:
     """Return one line per clean or unknown GPU, one per holder of the others, and the command that helps."""
     lines = [line for verdict in verdicts for line in _lines(verdict)] or _silence(ledger)
-    if way_back:
-        lines.append(f"Give it back: {way_back}")
+    if free_command:
+        lines.append(f"To free it: {free_command}")
     return "".join(f"{inert(line)}\n" for line in lines)
 
 
@@ -45,13 +45,13 @@ def _silence(ledger: Ledger) -> list[str]:
     """Why no GPU was found, where a driver is there and did not answer."""
     trouble = ("failed", "timeout", "lost", "denied")
     driver = [each for each in ledger.probes if each.name == "nvml" and each.status in trouble]
-    return [f"could not tell: {each.message or each.status}" for each in driver]
+    return [f"unknown: {each.message or each.status}" for each in driver]
 
 
 def _lines(gpu: GpuVerdict) -> list[str]:
     name = f"GPU {gpu.index}" if gpu.mig is None else f"MIG {gpu.mig}"
     if gpu.verdict == "unknown":
-        return [f"{name}: could not tell: {gpu.reason}"]
+        return [f"{name}: unknown: {gpu.reason}"]
     if gpu.verdict == "clean":
         passed = f", {size(gpu.held_bytes)} allowed" if gpu.held_bytes else ""
         return [f"{name}: clean{passed}"]
@@ -61,12 +61,21 @@ def _lines(gpu: GpuVerdict) -> list[str]:
 def _held(entry: Entry) -> str:
     amount = "unknown size" if entry.nbytes is None else size(entry.nbytes)
     if entry.kind == "windows" and entry.windows is not None:
-        return f"{amount} by {', '.join(windows_process(entry.windows))}"
+        return f"{amount} held by {', '.join(windows_process(entry.windows))}"
     if entry.sharing == "together" and entry.co_holders:
-        return f"{amount} {entry.kind} by {sharing(entry)}"
+        return f"{amount} held by {sharing(entry)}"
     if entry.holder is None:
         return f"{amount} {entry.kind}: {MEANINGS.get(entry.kind, entry.kind)}"
     who = ", ".join([*identity(entry.holder), command(entry.holder)]).rstrip(", ")
     also = ", ".join(str(co_holder.pid) for co_holder in entry.co_holders)
     word = "or" if entry.sharing == "one" else "also"
-    return f"{amount} {entry.kind} by {who}" + (f"; {word} by pid {also}" if also else "")
+    others = f"; {word} by pid {also}" if also else ""
+    return f"{amount} held by {who}{_why_left(entry)}{others}"
+
+
+def _why_left(entry: Entry) -> str:
+    """What is wrong with the holder, where something is."""
+    if entry.kind == "orphaned":
+        whose = "its parent" if entry.charged_pid is None else f"parent {entry.charged_pid}"
+        return f" ({whose} is dead)"
+    return " (through an exported handle)" if entry.kind == "exported" else ""

@@ -60,12 +60,12 @@ def _sentence(examination: Examination, options: RenderOptions) -> Text:
         state: sum(each.state == state and not each.optional for each in examination.results)
         for state in ("broken", "missing", "limited", "unknown")
     }
-    told = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+    troubles = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
     words = {
         "ready": "Everything that vram needs is here.",
-        "limited": f"vram works here, but not all of it: {told}.",
-        "broken": f"Something that vram needs is broken here: {told}.",
-        "no-driver": "No NVIDIA driver answers here: vram has no GPU to look at.",
+        "limited": f"vram works here, but not all of it: {troubles}.",
+        "broken": f"Something that vram needs is broken here: {troubles}.",
+        "no-driver": "No NVIDIA driver answers here: vram has no GPU to read.",
     }[examination.verdict]
     optional = sum(each.optional and each.state not in _WELL for each in examination.results)
     if optional:
@@ -106,7 +106,7 @@ def _by_topic(readings: Iterable[CheckResult], options: RenderOptions) -> Iterat
     aside = [reading.check for reading in readings if reading.state == "not-applicable"]
     if aside:
         yield paragraph(
-            f"  {'not asked':<{_TOPIC_WIDTH}}", Text(options.clean(", ".join(aside)), style="dim"), options
+            f"  {'not checked':<{_TOPIC_WIDTH}}", Text(options.clean(", ".join(aside)), style="dim"), options
         )
 
 

@@ -52,7 +52,7 @@ def lines_table(
 
 
 def entries_table(entries: Sequence[Entry], total_bytes: int | None, options: RenderOptions) -> Table:
-    """Return a line per entry, largest holder first, and the sum; None: what it should be is not told."""
+    """Return a line per entry, largest holder first, and the sum; None: the total is unknown."""
     table = _grid(options)
     _entry_rows(table, entries, total_bytes, options)
     _sum_rows(table, known_bytes(entries), total_bytes, options)

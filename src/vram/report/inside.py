@@ -10,7 +10,7 @@ from rich.text import Text
 
 from vram.model.inside import ArrayGroup, InsideReceipt, Split
 from vram.report.layout import RenderOptions, paragraph
-from vram.report.trimmed import WAYS
+from vram.report.trimming import INJECTORS
 from vram.units import counted, size
 
 ROWS = 12
@@ -51,7 +51,7 @@ def _summary(receipt: InsideReceipt, options: RenderOptions) -> Text:
     stopped = (
         "it was not stopped" if receipt.stopped_s is None else f"stopped for {receipt.stopped_s * 1e3:.1f} ms"
     )
-    how = f"asked {WAYS[receipt.via]}, {receipt.took_s:.2f} s; {stopped}"
+    how = f"asked {INJECTORS[receipt.via]}, {receipt.took_s:.2f} s; {stopped}"
     held = f", its threads waited {answer.longest_s * 1e3:.0f} ms at most"
     return Text.assemble((options.clean(live), "bold"), options.clean(f" · {how}{held}"))
 
@@ -81,7 +81,7 @@ def _cells(group: ArrayGroup, receipt: InsideReceipt, options: RenderOptions) ->
     index = None if group.device is None else receipt.gpu_of.get(group.device)
     where = "" if group.device is None else f"c:{group.device}" if index is None else str(index)
     held_by = Text(options.clean(group.held_by))
-    note = "shares memory told above" if group.is_shared and not group.note else group.note
+    note = "shares memory listed above" if group.is_shared and not group.note else group.note
     if note:
         held_by = Text.assemble(held_by, "\n", (options.clean(note), "dim"))
     shown = Text(size(group.nbytes), style="dim" if group.is_shared else "")
@@ -91,8 +91,8 @@ def _cells(group: ArrayGroup, receipt: InsideReceipt, options: RenderOptions) ->
 def what(group: ArrayGroup) -> str:
     """Its dtype and shape, as one writes them, and how many there are."""
     inner = ", ".join(map(str, group.shape)) + "," * (len(group.shape) == 1)
-    told = f"{group.dtype} ({inner})" if group.shape else group.dtype
-    return told if group.count == 1 else f"{group.count:,} × {told}"
+    shape = f"{group.dtype} ({inner})" if group.shape else group.dtype
+    return shape if group.count == 1 else f"{group.count:,} × {shape}"
 
 
 def _rest(receipt: InsideReceipt, shown: int, options: RenderOptions) -> Iterator[RenderableType]:
@@ -124,7 +124,7 @@ def _notes(receipt: InsideReceipt) -> Iterator[str]:
     if answer.was_cut:
         yield "the search for names was cut short: --deadline gives it more time"
     if any(split.cached for split in receipt.splits):
-        yield f"`vram trim {receipt.target.process.pid}` gives back what is cached"
+        yield f"`vram trim {receipt.target.process.pid}` frees what is cached"
     cycles = sum(group.nbytes for group in answer.groups if group.kind == "cycle")
     if cycles:
         yield f"{size(cycles)} are kept by cycles of references alone: a trim collects them first"

@@ -14,7 +14,7 @@ from vram.report.escape import inert, json_inert
 
 
 class WhyReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Where each byte of every GPU is, who keeps it there, how we know, and what to do.
+    """Where each byte of every GPU is, who holds it, how we know, and what to do.
 
     The entries of a GPU sum to its ``total_bytes``. ``schema`` changes when a field changes
     its meaning or goes away; new fields may come without that.
@@ -61,7 +61,7 @@ class GpuPart(msgspec.Struct, frozen=True, kw_only=True):
 class ProcessReport(msgspec.Struct, frozen=True, kw_only=True):
     """The process is an entry's holder, one of its co-holders, or the pid that the driver charges.
 
-    ``notes`` say why its inside is not told, where it is not.
+    ``notes`` say why what it holds is not divided, where it is not.
     """
 
     schema: Literal[2] = 2

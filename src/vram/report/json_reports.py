@@ -1,4 +1,4 @@
-"""``--json`` of ``vram doctor``, ``vram inside`` and ``vram oom``. Unknown is null."""
+"""``--json`` of ``doctor``, ``inside``, ``oom``, ``reset``, and of ``free`` and ``kill``. Unknown is null."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from vram.model.doctor import CheckResult, Examination, Verdict
 from vram.model.inside import InsideReceipt
 from vram.model.observation import HostFacts
 from vram.model.oom import Case
+from vram.model.plan import Blocker, Draft, Plan, Receipt, Skipped
 from vram.report.json import encode
 
 
@@ -54,7 +55,7 @@ def inside(receipt: InsideReceipt) -> bytes:
 
 
 class OomReport(Struct, frozen=True, kw_only=True):
-    """``nbytes`` were read. ``unkept`` messages are beyond the most that are told apart."""
+    """``nbytes`` were read. ``unkept`` messages are beyond the most that are kept apart."""
 
     schema: Literal[2] = 2
     nbytes: int
@@ -64,3 +65,40 @@ class OomReport(Struct, frozen=True, kw_only=True):
 
 def oom(cases: tuple[Case, ...], unkept: int, nbytes: int) -> bytes:
     return encode(OomReport(nbytes=nbytes, cases=cases, unkept=unkept))
+
+
+class ReclaimReport(Struct, frozen=True, kw_only=True):
+    """``receipt`` is null where nothing was run. ``returned_bytes`` in it are measured.
+
+    ``left`` is memory of dead owners that was still there
+    when all of it had been asked for.
+    """
+
+    schema: Literal[2] = 2
+    executed: bool
+    plan: Plan
+    skipped: tuple[Skipped, ...]
+    receipt: Receipt | None
+    left: tuple[Skipped, ...] = ()
+
+
+def reclaim(draft: Draft, receipt: Receipt | None, left: tuple[Skipped, ...] = ()) -> bytes:
+    return encode(
+        ReclaimReport(
+            executed=receipt is not None, plan=draft.plan, skipped=draft.skipped, receipt=receipt, left=left
+        )
+    )
+
+
+class ResetReport(Struct, frozen=True, kw_only=True):
+    """``blockers`` empty: the GPU could be reset. ``receipt`` null: it was not."""
+
+    schema: int = 1
+    gpu: int
+    blockers: tuple[Blocker, ...]
+    command: str
+    receipt: Receipt | None
+
+
+def reset(gpu: int, blockers: tuple[Blocker, ...], command: str, receipt: Receipt | None) -> bytes:
+    return encode(ResetReport(gpu=gpu, blockers=blockers, command=command, receipt=receipt))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
+import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
@@ -58,9 +60,9 @@ def _result(result: Result, options: RenderOptions) -> Iterator[RenderableType]:
 
 def _count(report: LabReport) -> str:
     verdicts = [result.verdict for result in report.results]
-    told = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in STYLES)
+    counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in STYLES)
     spent_s = sum(result.took_s for result in report.results)
-    return f"{counted(len(verdicts), 'claim')}: {told}; {duration(spent_s)}"
+    return f"{counted(len(verdicts), 'claim')}: {counts}; {duration(spent_s)}"
 
 
 def page(experiment: LabClaim, options: RenderOptions) -> str:
@@ -68,3 +70,46 @@ def page(experiment: LabClaim, options: RenderOptions) -> str:
     takes = f"takes up to {size(experiment.takes_bytes)} for at most {experiment.deadline_s:.0f} s"
     whole = f"{experiment.name}: {experiment.page.rstrip()}\n\n({takes})"
     return manual_page(whole, options)
+
+
+# ---- files to keep of a run on real hardware: one for programs, one for people ----
+
+
+def files(report: LabReport) -> dict[str, bytes]:
+    """Both files by their names: the date, the GPU and the driver they speak for."""
+    stem = f"{report.taken_at[:10]}-{slug(report.gpu)}-{slug(report.driver or 'unknown')}-lab"
+    encoded = msgspec.json.format(msgspec.json.encode(report), indent=1)
+    return {f"{stem}.json": encoded + b"\n", f"{stem}.md": markdown(report).encode()}
+
+
+def read_evidence(contents: bytes) -> LabReport:
+    """A report as it was kept."""
+    return msgspec.json.decode(contents, type=LabReport)
+
+
+def slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-")
+
+
+def markdown(report: LabReport) -> str:
+    lines = [
+        f"# The lab on {cell(report.gpu)}, driver {cell(report.driver or 'unknown')}",
+        "",
+        f"{report.taken_at}, CUDA {report.cuda}, Linux {report.kernel}, Python {report.python}, "
+        f"{report.program}. Written by `vram lab run --evidence`.",
+    ]
+    for topic in dict.fromkeys(result.topic for result in report.results):
+        lines += ["", f"## {topic}", "", "| claim | here | because |", "|---|---|---|"]
+        lines += [_line(result) for result in report.results if result.topic == topic]
+    return "\n".join(lines) + "\n"
+
+
+def _line(result: Result) -> str:
+    name = f"{cell(result.claim)} (`{result.experiment}`)"
+    return f"| {name} | {result.verdict} | {cell(result.because)} |"
+
+
+def cell(text: str) -> str:
+    """Text of the machine as it may stand in a table of Markdown."""
+    flat = " ".join(text.split())
+    return re.sub(r"([\\|<>`*_\[\]])", r"\\\1", flat)

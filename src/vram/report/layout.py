@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class KindStyle(NamedTuple):
-    """How a kind is drawn in the bar: it can be told apart without colour too."""
+    """How a kind is drawn in the bar: distinct without colour too."""
 
     glyph: str
     ascii_glyph: str
@@ -46,14 +46,14 @@ KIND_STYLES: dict[Kind, KindStyle] = {
 MEANINGS: dict[Kind, str] = {
     "free": "nobody's",
     "reserved": "the driver, its firmware and ECC",
-    "unassigned": "given to no MIG instance: nobody can use it",
+    "unassigned": "in no MIG instance: nobody can use it",
     "overhead": "the driver itself, beyond what it charges to anybody",
-    "hidden": "a process that cannot be seen from here",
-    "unattributed": "nobody could be named",
-    "unreported": "free, or held by somebody who cannot be seen: the driver does not report it",
+    "hidden": "a process that is not visible from here",
+    "unattributed": "no holder could be named",
+    "unreported": "free, or held by a process that is not visible: the driver does not report it",
     "guest": "Linux processes together, as Windows counts them",
-    "orphaned": "whoever keeps it could not be named",
-    "exported": "whoever keeps it could not be named",
+    "orphaned": "its holder could not be named",
+    "exported": "its holder could not be named",
 }
 
 SEVERITIES = {"problem": ("●", "!", "red"), "warning": ("▲", "^", "yellow"), "info": ("○", "o", "cyan")}

@@ -160,7 +160,7 @@ def _rest(cases: Sequence[Case], unkept: int, options: RenderOptions) -> Iterato
         line = f"{_heading(case)}: {case.judgement.title} ({case.judgement.kind})"
         yield paragraph("- ", Text(options.clean(line)), options)
     if unkept:
-        yield paragraph("- ", Text(f"and {unkept} more that were not told apart", style="dim"), options)
+        yield paragraph("- ", Text(f"and {unkept} more that were not kept apart", style="dim"), options)
     if cases or unkept:
         yield Text()
 

@@ -39,8 +39,8 @@ def memory_figures(entries: Sequence[Entry], total: int | None) -> str:
     used = size(total - sum(sums.values()))
     if sums["unreported"]:
         return f"{used} known to be used · {size(total)} total"
-    spare = f" · {size(sums['unassigned'])} unassigned" if sums["unassigned"] else ""
-    return f"{used} used · {size(sums['free'])} free{spare} · {size(total)} total"
+    unassigned = f" · {size(sums['unassigned'])} unassigned" if sums["unassigned"] else ""
+    return f"{used} used · {size(sums['free'])} free{unassigned} · {size(total)} total"
 
 
 def identity(holder: Holder, *, origin: bool = True) -> list[str]:
@@ -75,10 +75,10 @@ def oddities(holder: Holder) -> list[str]:
 
 
 def workload(origin: Workload, *, full: bool = False) -> str:
-    """Name what started a process: the most telling of job, pod, container, notebook and unit."""
-    for told in (job(origin), pod(origin, full=full), container(origin, full=full)):
-        if told:
-            return told
+    """Name what started a process: the most specific of job, pod, container, notebook and unit."""
+    for name in (job(origin), pod(origin, full=full), container(origin, full=full)):
+        if name:
+            return name
     return f"notebook {origin.notebook}" if origin.notebook else origin.unit or ""
 
 
@@ -111,11 +111,11 @@ def container(origin: Workload, *, full: bool = False) -> str:
 
 def windows_process(process: WindowsProcess) -> list[str]:
     """Return who a Windows process is, in parts."""
-    return [f"Windows pid {process.pid}", process.name or "name not told"]
+    return [f"Windows pid {process.pid}", process.name or "name unknown"]
 
 
 def command(holder: Holder) -> str:
-    """Return the command line, or a word where it is not known."""
+    """Return the command line, or a word where it is unknown."""
     return holder.command or ("" if not holder.alive else "command not readable")
 
 
@@ -146,11 +146,11 @@ def percent(nbytes: int, total: int) -> str:
 
 
 def parked_process(process: ParkedProcess) -> str:
-    """Return who is parked, how much of it lies in host memory, and how it gets back."""
+    """Return who is parked, how much of it lies in host memory, and until when."""
     user = f" · {process.user}" if process.user else ""
     state = (
         f"lent to pid {process.lent_to}"
         if process.lent_to is not None
-        else f"`vram unpark {process.pid}` brings it back"
+        else f"paused until `vram unpark {process.pid}`"
     )
     return f"pid {process.pid}{user} · {size(process.nbytes)} · {state}"

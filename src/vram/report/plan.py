@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from vram.model.plan import Draft, Outcome, OutcomeStatus, Receipt, Skipped, Step
+from vram.model.plan import Blocker, Draft, Outcome, OutcomeStatus, Receipt, Skipped, Step
 from vram.report.layout import RenderOptions, paragraph
 from vram.units import counted, size
 
@@ -37,7 +37,7 @@ def draft(found: Draft, options: RenderOptions) -> RenderableType:
 
 
 def still_held(left: tuple[Skipped, ...], options: RenderOptions) -> RenderableType:
-    """Return what a plan was to give back and did not: who holds it now."""
+    """Return what a plan was to free and did not: who holds it now."""
     nbytes = size(sum(each.nbytes for each in left))
     return Group(Text(f"{nbytes} of dead owners are still held", style="bold"), *_pieces(left, options))
 
@@ -57,8 +57,8 @@ def receipt(done: Receipt, options: RenderOptions) -> RenderableType:
     """Return asked, promised, returned: the last one measured on the device."""
     figures = [
         ("asked", "no size" if done.goal_bytes is None else size(done.goal_bytes)),
-        ("promised", "could not be told" if done.promised_bytes is None else size(done.promised_bytes)),
-        ("returned", "could not be measured" if done.returned_bytes is None else size(done.returned_bytes)),
+        ("promised", "unknown" if done.promised_bytes is None else size(done.promised_bytes)),
+        ("returned", "not measured" if done.returned_bytes is None else size(done.returned_bytes)),
     ]
     line = Text()
     for at, (name, figure) in enumerate(figures):
@@ -70,15 +70,11 @@ def receipt(done: Receipt, options: RenderOptions) -> RenderableType:
 def _heading(found: Draft) -> str:
     plan = found.plan
     if plan.goal_bytes is not None and len(plan.gpus) == 1:
-        asked = f" to give back {size(plan.goal_bytes)} on GPU {plan.gpus[0]}"
+        asked = f" to free {size(plan.goal_bytes)} on GPU {plan.gpus[0]}"
     else:
-        asked = "" if plan.goal_bytes is None else f" to give back {size(plan.goal_bytes)}"
+        asked = "" if plan.goal_bytes is None else f" to free {size(plan.goal_bytes)}"
     if not plan.steps:
-        return (
-            f"There is nothing to do{asked}."
-            if not found.skipped
-            else f"There is nothing to give back{asked}."
-        )
+        return f"Nothing can be done{asked}." if found.skipped else f"There is nothing to do{asked}."
     known = [step.predicted_bytes for step in plan.steps if step.predicted_bytes is not None]
     promise = f"; {size(sum(known))} promised" if known else ""
     return f"Plan{asked}: {counted(len(plan.steps), 'step')}{promise}"
@@ -167,3 +163,39 @@ def _whom(step: Step, options: RenderOptions) -> str:
         return f"{step.kind} GPU {', '.join(map(str, step.gpus))}"
     name = options.short(step.target.command, 40)
     return f"{step.kind} pid {step.target.process.pid} ({name})"
+
+
+# ---- `vram reset`: who is in the way and how each is removed, or what would run ----
+
+
+def reset(
+    gpu: int, blockers: tuple[Blocker, ...], command: str, receipt: Receipt | None, options: RenderOptions
+) -> RenderableType:
+    """Return the answer: blockers, or the command, or what came of it."""
+    if blockers:
+        return Group(*_blocked(gpu, blockers, options))
+    if receipt is None:
+        return Group(
+            Text(f"Nobody is left on GPU {gpu}: it could be reset.", style="bold"),
+            paragraph("", Text("With --yes, as root, this would run:"), options),
+            Text(f"    {options.clean(command)}", style="bold"),
+        )
+    done = receipt.outcomes[0]
+    return Group(
+        Text(f"GPU {gpu}: reset {done.status}", style="bold"),
+        paragraph("  ", Text(options.clean(done.message or "")), options),
+    )
+
+
+def _blocked(gpu: int, blockers: tuple[Blocker, ...], options: RenderOptions) -> Iterator[RenderableType]:
+    yield Text(f"GPU {gpu} cannot be reset: {counted(len(blockers), 'blocker')}", style="bold")
+    for number, each in enumerate(blockers, 1):
+        who = "" if each.pid is None else f"pid {each.pid}" + (f" · {each.user}" if each.user else "")
+        held = "" if each.nbytes is None else size(each.nbytes)
+        words = Text(options.clean(" · ".join(part for part in (who, held, each.why) if part)))
+        if each.name:
+            words.append("\n" + options.short(each.name, options.measure - 8), style="dim")
+        if each.command:
+            words.append("\n" + options.clean(each.command), style="bold")
+        yield paragraph(f"{number}. ", words, options, indent=2)
+    yield paragraph("", Text("A reset is refused, or harms them, while one of them lives."), options)

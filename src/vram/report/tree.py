@@ -1,4 +1,4 @@
-"""``vram who`` for people: the tree of holders, what each keeps, in as many lines as it needs."""
+"""``vram who`` for people: the tree of holders, what each holds, in as many lines as it needs."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ _SIZE_COLUMNS = 12
 
 
 def who(report: WhoReport, options: RenderOptions) -> RenderableType:
-    """Return a block for every household, the named ones first."""
+    """Return a block for every group, the named ones first."""
     lines: list[Text] = []
     for group in report.groups:
         lines += [*_group(group, report.by, options), Text()]
     windows = [held for held in report.unnamed if held.windows]
     lines += _unnamed("programs of Windows", windows, options)
     together = [held for held in report.unnamed if held.sharing == "together"]
-    lines += _unnamed("of those above whose figures are not told, together", together, options)
+    lines += _unnamed("of those above whose size is unknown, together", together, options)
     nobodys = [held for held in report.unnamed if not held.windows and held not in together]
-    lines += _unnamed("charged to nobody", nobodys, options)
+    lines += _unnamed("charged to no process", nobodys, options)
     lines += _parked(report, options)
     if report.free_command:
-        lines += [Text(options.clean(f"Give back what dead owners left: {report.free_command}")), Text()]
+        lines += [Text(options.clean(f"To free what dead owners left: {report.free_command}")), Text()]
     if not lines:
-        return Text("Nobody holds GPU memory, and nobody has a GPU's files open.")
+        return Text("No process holds GPU memory or has a GPU's files open.")
     return Group(*lines[:-1])
 
 
@@ -97,31 +97,35 @@ def _who(node: ProcessNode, room: int, options: RenderOptions) -> Text:
 
 def _facts(node: ProcessNode) -> Iterator[str]:
     if not node.holder.visible:
-        yield "cannot be seen from here, and may live"
+        yield "not visible from here; it may still run"
     elif not node.holder.alive:
-        below = ": its files live on below" if node.children else ", and nobody in sight has its files"
+        below = (
+            ": the processes below have its files"
+            if node.children
+            else ", and no visible process has its files"
+        )
         yield f"gone, but the driver still charges it{below}"
     elif orphaned := [held for held in node.holds if held.kind == "orphaned"]:
         yield _inherited(node, orphaned)
     elif node.inherited_from is not None:
-        yield f"inherited the files of pid {node.inherited_from}: ending that one alone gives nothing back"
+        yield f"inherited the files of pid {node.inherited_from}: ending that one alone frees nothing"
     elif any(child.mps_server == node.holder.pid for child in node.children):
         yield "MPS server: opens the GPU for those below, and all of them fail if it is ended"
     elif node.mps_server is not None:
         yield f"client of MPS server pid {node.mps_server}"
     elif not node.holds and node.exported_bytes is None:
-        yield "has GPU files open and is charged nothing"
+        yield "has GPU files open, and is charged nothing"
     if node.exported_bytes is not None:
-        yield f"has a handle on {size(node.exported_bytes)} that is charged to their maker"
+        yield f"has a handle on {size(node.exported_bytes)} that is charged to the process that allocated it"
     for held in node.holds:
         yield _held_text(held)
 
 
 def _inherited(node: ProcessNode, orphaned: list[HeldBytes]) -> str:
     if node.inherited_from is None:
-        return "may hold the files of a process that is gone, inherited when that one forked"
+        return "may hold files inherited by fork from a process that is gone"
     likely = "" if all(held.certain for held in orphaned) else "most likely "
-    return f"{likely}holds the files of pid {node.inherited_from}, inherited when that one forked"
+    return f"{likely}holds the files of pid {node.inherited_from}, inherited by fork"
 
 
 def _held_text(held: HeldBytes) -> str:

@@ -1,6 +1,6 @@
 """``vram check``: is this GPU clean? The exit code is the answer.
 
-0: nothing is held beyond what the driver reserves. 1: something is. 3: it could not be told.
+0: nothing is held beyond what the driver reserves. 1: something is. 3: unknown.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from vram.errors import DriverMissing, ExitCode, VramError
 from vram.units import parse_size
 
 NAME = "check"
-HELP = "is this GPU clean? for scripts: exit 0 clean, 1 held, 3 could not tell"
+HELP = "is this GPU clean? for scripts: exit 0 clean, 1 held, 3 unknown"
 
 _EPILOG = """\
 exit codes:
   0  nothing is held beyond what the driver reserves
   1  something is held; a line for each says by whom
   2  the call was wrong
-  3  it could not be told: no driver, or a GPU that did not answer
+  3  unknown: no driver, or a GPU that did not answer
 
 --leftovers counts only what no healthy process accounts for: memory that is
-orphaned, exported, charged to a dead, exiting or stopped process, or that nobody
-could be named for. Memory of a process that cannot be seen from here is "could
-not tell"."""
+orphaned, exported, charged to a dead, exiting or stopped process, or that no
+holder could be named for. Memory of a process that is not visible from here is
+"unknown"."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -59,6 +59,6 @@ def run(args: Namespace) -> int:
     try:
         require_driver(ledger)
     except DriverMissing as error:
-        # Here "no driver" is one more way of not being able to tell.
-        raise VramError(f"could not tell: {error}", hint=error.hint) from error
+        # Here "no driver" is one more way of not knowing.
+        raise VramError(f"unknown whether it is clean: {error}", hint=error.hint) from error
     return {"clean": ExitCode.OK, "held": ExitCode.HELD, "unknown": ExitCode.PARTIAL}[verdict]

@@ -35,15 +35,15 @@ def run(args: Namespace) -> int:
 def _listed(args: Namespace) -> int:
     host = open_host()
     from vram.reclaim.actions.trim import trimmable
-    from vram.report import trimmable as shown
+    from vram.report import trimming
 
     via = None if args.via == "auto" else args.via
-    told = shown.report(trimmable(host, via, args.deadline or DEADLINE_S))
+    told = trimming.trimmable_report(trimmable(host, via, args.deadline or DEADLINE_S))
     if args.json:
         from vram.report.json import encode
 
         emit(encode(told))
     else:
         look = render_options(args)
-        show(shown.text(told, look), args, look)
+        show(trimming.trimmable(told, look), args, look)
     return ExitCode.NOTHING_FOUND if told.refused and not told.trimmable else ExitCode.OK

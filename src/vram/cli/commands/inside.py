@@ -25,7 +25,7 @@ vram.live() and vram.holders() report the same."""
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.epilog = _EPILOG
-    parser.add_argument("pid", type=pid_number, metavar="PID", help="whom to ask")
+    parser.add_argument("pid", type=pid_number, metavar="PID", help="the process to ask")
     parser.add_argument(
         "--gpu",
         action="append",
@@ -37,14 +37,14 @@ def add_arguments(parser: ArgumentParser) -> None:
         type=parse_size,
         default=0,
         metavar="SIZE",
-        help="only arrays from this size on, e.g. 10MiB: fewer names are searched for, so it is faster",
+        help="only arrays from this size on, e.g. 10MiB: fewer names are searched, so it is faster",
     )
     parser.add_argument("-v", "--all", action="store_true", help="every row, not only the largest")
     parser.add_argument(
         "--via",
         choices=("auto", *get_args(Via)),
         default="auto",
-        help="the injector (default: the safest that is available)",
+        help="how to attach (default: the safest that works)",
     )
     parser.add_argument(
         "--deadline",

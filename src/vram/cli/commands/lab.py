@@ -178,7 +178,7 @@ def _write(report: LabReport, args: Namespace) -> None:
 
     if args.evidence and not report.left_out:  # evidence is whole, or none
         from vram.files import write_files
-        from vram.report.lab_evidence import files
+        from vram.report.lab import files
 
         write_files(args.evidence, files(report))
     if args.json:

@@ -58,10 +58,12 @@ def _reset(args: Namespace, host: LocalHost, ready: Readiness) -> Receipt:
 
 
 def _tell(args: Namespace, ready: Readiness, receipt: Receipt | None) -> None:
-    from vram.report import reset
-
     if args.json:
-        emit(reset.report(ready.gpu, ready.blockers, ready.command, receipt))
+        from vram.report import json_reports
+
+        emit(json_reports.reset(ready.gpu, ready.blockers, ready.command, receipt))
     else:
+        from vram.report import plan
+
         look = render_options(args)
-        show(reset.text(ready.gpu, ready.blockers, ready.command, receipt, look), args, look)
+        show(plan.reset(ready.gpu, ready.blockers, ready.command, receipt, look), args, look)

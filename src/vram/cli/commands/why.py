@@ -1,4 +1,4 @@
-"""``vram why``: where each byte is, who keeps it there, how we know, and what to do."""
+"""``vram why``: where each byte is, who holds it, how we know, and what to do."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from vram.model.ledger import Ledger
 
 NAME = "why"
-HELP = "where each byte of GPU memory is, who keeps it there, how we know, and what to do"
+HELP = "where each byte of GPU memory is, who holds it, how we know, and what to do"
 
 WINDOWS_EVERY_S = 15.0  # each question starts a PowerShell
 
@@ -29,7 +29,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         nargs="?",
         type=pid_number,
         metavar="PID",
-        help="only what concerns this process, dead or alive; what it says of itself comes with it",
+        help="only what concerns this process, dead or alive, with what it reports of itself",
     )
     add_source_arguments(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
@@ -40,7 +40,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         type=seconds,
         const=2.0,
         metavar="SECONDS",
-        help="look again and again until Ctrl-C (default: every 2 seconds); with --json, a line each time",
+        help="repeat until Ctrl-C (default: every 2 seconds); with --json, a line each time",
     )
     parser.add_argument(
         "--deep",
@@ -54,7 +54,7 @@ def run(args: Namespace) -> int:
     if args.deep and (args.snapshot or args.watch is not None):
         raise UsageError("--deep asks living processes, once", hint="leave out --from and --watch")
     if args.pid is not None and args.watch is not None:
-        raise UsageError("--watch looks at all processes", hint="leave out the pid, or --watch")
+        raise UsageError("--watch shows all processes", hint="leave out the pid, or --watch")
     if args.watch is not None:
         return _watch(args)
     if args.json and args.svg:

@@ -56,7 +56,7 @@ def _by_dmabuf(entry: Entry) -> bool:
 
 
 def _title(held: HeldMemory) -> str:
-    return f"{size(held.nbytes)} held by a dma-buf in {words.pids(held.living)}, in no process list"
+    return f"{size(held.nbytes)} held by a dma-buf in {words.pids(held.living)}"
 
 
 def _cause(held: HeldMemory) -> str:

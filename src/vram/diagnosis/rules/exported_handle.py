@@ -58,7 +58,7 @@ def _by_handle(entry: Entry) -> bool:
 
 
 def _title(held: HeldMemory) -> str:
-    return f"{size(held.nbytes)} held by an exported handle in {words.pids(held.living)}, in no process list"
+    return f"{size(held.nbytes)} held by an exported handle in {words.pids(held.living)}"
 
 
 def _cause(held: HeldMemory) -> str:

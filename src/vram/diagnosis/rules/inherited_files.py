@@ -80,7 +80,7 @@ def _finding(ledger: Ledger, held: HeldMemory, parent: Holder, children: tuple[H
     shared = f"pid {children[0].pid} shares" if len(children) == 1 else f"{len(children)} others share"
     return Finding(
         code=CODE,
-        title=f"Ending pid {parent.pid} alone frees nothing: {shared} its open files",
+        title=f"Ending pid {parent.pid} alone frees nothing: {shared} its files",
         nbytes=held.nbytes,
         cause=(
             f"{words.processes(children)} inherited the open device files of {words.process(parent)}."

@@ -67,8 +67,7 @@ def _orphaned(entry: Entry) -> bool:
 
 
 def _title(held: HeldMemory) -> str:
-    who = ("one of " if held.one_of and len(held.living) > 1 else "") + words.pids(held.living)
-    return f"{size(held.nbytes)} held by {who} (parent {held.charged_pid} is dead)"
+    return f"{size(held.nbytes)} held by {words.pids(held.living)} (parent {held.charged_pid} is dead)"
 
 
 def _cause(held: HeldMemory) -> str:

@@ -55,8 +55,7 @@ def _left_by_zombie(entry: Entry) -> bool:
 
 
 def _title(held: HeldMemory) -> str:
-    who = ("one of " if held.one_of and len(held.living) > 1 else "") + words.pids(held.living)
-    return f"{size(held.nbytes)} held by {who} (parent {held.charged_pid} is a zombie)"
+    return f"{size(held.nbytes)} held by {words.pids(held.living)} (zombie parent {held.charged_pid})"
 
 
 def _cause(held: HeldMemory) -> str:

@@ -24,7 +24,6 @@ from typing import Any
 from vram.host.local.child import send
 from vram.host.local.nvml_library import (
     GpuGone,
-    binding,
     code_of,
     driver_facts,
     is_loss,
@@ -424,7 +423,7 @@ def read_into(pipe: int, skip: set[int]) -> None:
     send(pipe, "calling", "nvml.init", None, "nvmlInit")
     _end_when_unheard(pipe)
     try:
-        pynvml = binding()
+        import pynvml
     except ImportError as error:
         said = {"status": "failed", "code": code_of(error), "message": message_of(error)}
         send(pipe, "saw", {"probe": "nvml.init", **said})

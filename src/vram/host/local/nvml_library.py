@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Callable
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vram.model.observation import Status
@@ -36,18 +35,6 @@ _MISMATCH = 18
 _CONTROL_NODE = "/dev/nvidiactl"
 
 
-def binding() -> ModuleType:
-    """nvidia-ml-py, without a half of what it imports.
-
-    It imports ctypes.util, which brings subprocess, tempfile and shutil along (18 of 30 ms),
-    for a function that it calls on Windows only. This process is ours alone.
-    """
-    sys.modules.setdefault("ctypes.util", _NoSearch("ctypes.util"))
-    import pynvml
-
-    return cast("ModuleType", pynvml)
-
-
 def lend_library(pynvml: ModuleType, folder: str | None = None) -> bool:
     """Give the binding, which looks by name alone, the library that WSL2 keeps in its own folder."""
     from vram.payloads.libcuda import WSL_FOLDER
@@ -60,12 +47,6 @@ def lend_library(pynvml: ModuleType, folder: str | None = None) -> bool:
     except OSError:
         return False
     return True
-
-
-class _NoSearch(ModuleType):
-    @staticmethod
-    def find_library(name: str) -> str | None:
-        return None
 
 
 # ---- versions ----

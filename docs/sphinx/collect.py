@@ -1,6 +1,6 @@
 """Puts together what Sphinx reads: docs/, the few pages from outside it, and where each stands.
 
-python docs/sphinx/stage.py FOLDER
+python docs/sphinx/collect.py FOLDER
 
 Links are written as files of the repository, so that they work on a forge too. Here each is
 resolved there and then led to where its target lies on the site. A linked source file becomes
@@ -36,7 +36,7 @@ LANGUAGES = {".py": "python", ".c": "c", ".h": "c", ".json": "json", ".sh": "sh"
 
 def main(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(DOCS / "sphinx", folder, ignore=shutil.ignore_patterns("stage.py", "__pycache__"))
+    shutil.copytree(DOCS / "sphinx", folder, ignore=shutil.ignore_patterns("collect.py", "__pycache__"))
     pages = dict(_pages())
     sources = sorted({path for path in pages for path in _sources(path)})
     for path, name in pages.items():

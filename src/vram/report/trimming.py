@@ -1,4 +1,4 @@
-"""What a process let go of: its own account, framework by framework, and the driver's word on it."""
+"""Caches of live processes: whose could be emptied, what a process released, and the driver's figures."""
 
 from __future__ import annotations
 
@@ -10,16 +10,81 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from vram.model.inside import CacheLine, TrimReceipt
+from vram.model.inside import CacheLine, Trimmable, TrimReceipt
 from vram.report.layout import RenderOptions, paragraph
 from vram.units import counted, size
 
-WAYS = {
+INJECTORS = {
     "agent": "through its vram agent",
     "jupyter": "through its Jupyter connection",
     "remote-exec": "by sys.remote_exec",
     "ptrace": "by ptrace",
 }
+
+
+# ---- before: `vram flush` without a pid touches nobody ----
+
+
+class TrimmableReport(Struct, frozen=True, kw_only=True):
+    """``vram flush --json`` without a pid: nobody was touched. ``refused`` have a reason each."""
+
+    schema: Literal[1] = 1
+    trimmable: tuple[Trimmable, ...]
+    refused: tuple[Trimmable, ...]
+
+
+def trimmable_report(found: Sequence[Trimmable]) -> TrimmableReport:
+    return TrimmableReport(
+        trimmable=tuple(each for each in found if each.via is not None),
+        refused=tuple(each for each in found if each.via is None),
+    )
+
+
+def trimmable(report: TrimmableReport, options: RenderOptions) -> RenderableType:
+    blocks: list[RenderableType] = [Text(_head(report), style="bold")]
+    if report.trimmable:
+        pids = " ".join(str(each.pid) for each in report.trimmable)
+        blocks += [
+            _trimmable_table(report.trimmable, options),
+            Text(),
+            Text("To free what is only cached; the programs go on working:"),
+            Text(f"  vram flush {pids}"),
+            Text("To plan that together with leftovers of dead processes, and be asked:"),
+            Text("  vram free"),
+        ]
+    if report.refused:
+        blocks += [Text(), Text("Not these:")]
+    for each in report.refused:
+        where = f"pid {each.pid}, {_gpus(each)}, {size(each.nbytes)}: "
+        blocks.append(paragraph("- ", Text(options.clean(where + each.reason)), options, indent=2))
+    return Group(*blocks)
+
+
+def _head(report: TrimmableReport) -> str:
+    if report.trimmable:
+        return f"Caches can be emptied in {counted(len(report.trimmable), 'process')}. Nothing was touched."
+    if report.refused:
+        return "No process's caches can be emptied from here. Nothing was touched."
+    return "No process here holds GPU memory: there is nothing to flush."
+
+
+def _trimmable_table(found: Sequence[Trimmable], options: RenderOptions) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for heading in ("", "pid", "GPU", "holds", "way in", "command"):
+        table.add_column(heading, justify="right" if heading in ("pid", "holds") else "left", no_wrap=True)
+    for each in found:
+        command = options.short(each.command, max(12, options.width - 44))
+        where = ",".join(map(str, each.gpus))
+        cells = (str(each.pid), where, size(each.nbytes), each.via or "", command)
+        table.add_row("", *map(Text, cells))
+    return table
+
+
+def _gpus(each: Trimmable) -> str:
+    return f"GPU {','.join(map(str, each.gpus))}"
+
+
+# ---- after: what came back ----
 
 
 class TrimReport(Struct, frozen=True, kw_only=True):
@@ -50,7 +115,7 @@ def _table(lines: Sequence[CacheLine], options: RenderOptions) -> Table:
     table.add_column(min_width=6)
     for _ in range(3):
         table.add_column(justify="right", min_width=9)
-    heads = ("", "", "where", "held", "unused", "given back")
+    heads = ("", "", "where", "held", "unused", "freed")
     table.add_row(*(Text(head, style="dim") for head in heads))
     for line in lines:
         table.add_row("", *_cells(line, options))
@@ -75,7 +140,7 @@ def _size(nbytes: int | None) -> str:
 
 def _verdict(receipt: TrimReceipt) -> Text:
     stopped = f", stopped for {receipt.stopped_s * 1000:.1f} ms" if receipt.stopped_s is not None else ""
-    how = f"{WAYS[receipt.via]}, in {receipt.took_s:.2f} s{stopped}"
+    how = f"{INJECTORS[receipt.via]}, in {receipt.took_s:.2f} s{stopped}"
     if receipt.charged_after is None or receipt.returned_bytes is None:
         return Text(f"The driver could not be read again ({how}).")
     said = "the GPU's total in use was" if receipt.whole_gpu else "the driver charged it with"
