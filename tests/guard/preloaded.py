@@ -32,12 +32,12 @@ LONGEST_S = 120
 def _server(root: Path) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """The server of this test process."""
     from tests.search_path import search_path
-    from vram.virtualgpu import libraries
+    from vram.virtualgpu.folder import link_libraries
 
     folder = tempfile.TemporaryDirectory(prefix="vram-preloaded-")
     atexit.register(folder.cleanup)
     library = Path(folder.name) / "lib"
-    libraries.link_into(library)
+    link_libraries(library)
     ours, theirs = socket.socketpair()
     environment = os.environ | {
         "LD_LIBRARY_PATH": str(library),
