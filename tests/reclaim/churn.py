@@ -31,7 +31,7 @@ def main() -> None:
     told = {
         "rounds": 0,
         "ghosts": 0,
-        "given_back": 0,
+        "freed": 0,
         "healthy_started": 0,
         "healthy_died": 0,
         "vram_killed": 0,
@@ -57,7 +57,7 @@ def main() -> None:
         told["healthy_died"] += sum(job.gone(pid) for job in healthy for pid in job.pidfds)
         healthy = [job for job in healthy if not any(job.gone(pid) for pid in job.pidfds)]
         gone = [job for job in dead if all(job.gone(pid) for pid in job.workers)]
-        told["given_back"] += len(gone)
+        told["freed"] += len(gone)
         for job in gone:
             finish(job)
         dead = [job for job in dead if job not in gone]
@@ -67,7 +67,7 @@ def main() -> None:
                 finish(job)
             healthy = healthy[3:]
     subprocess.run(VRAM, stdout=subprocess.DEVNULL, check=True)
-    told["given_back"] += sum(all(job.gone(pid) for pid in job.workers) for job in dead)
+    told["freed"] += sum(all(job.gone(pid) for pid in job.workers) for job in dead)
     for job in (*healthy, *dead):
         finish(job)
     told["used_at_the_end"] = sum(used_bytes())

@@ -121,7 +121,7 @@ def test_idle_processes_are_parked_only_where_that_is_asked_for(machine: Bench):
     idle = machine.demo("memory.plain", 4 * GIB).pids["self"]
     assert kinds(machine.ask("free", "2GiB", "--dry-run")) == [("trim", idle)]
     assert machine.vram("free", "8GiB", "--dry-run").returncode == 19
-    # What it only caches is asked for first: that may spare it being paused.
+    # What it only caches is asked for first: then it need not be paused.
     assert kinds(machine.ask("free", "2GiB", "--park-idle", "--dry-run")) == [("trim", idle), ("park", idle)]
 
 

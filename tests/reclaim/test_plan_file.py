@@ -95,7 +95,7 @@ def test_a_plan_whose_target_ended_is_refused(saved: Saved):
 
 
 def test_a_plan_whose_target_works_again_is_refused(saved: Saved):
-    """It was planned to end because it was stopped; it was let go on since."""
+    """It was planned to end because it was stopped; it was continued since."""
     pidfd = os.pidfd_open(saved.holder)
     signal.pidfd_send_signal(pidfd, signal.SIGCONT)
     os.close(pidfd)

@@ -168,5 +168,5 @@ def test_who_begins_to_work_while_vram_looks_is_never_ended(tmp_path: Path):
     told = json.loads(done.stdout)
     assert (told["rounds"], told["healthy_died"]) == (ROUNDS, 0)
     assert told["ghosts"] > ROUNDS // 3
-    assert told["given_back"] == told["ghosts"]
+    assert told["freed"] == told["ghosts"]
     assert told["healthy_started"] > ROUNDS // 3

@@ -31,7 +31,7 @@ from vram.units import MIB
 
 LOCK_TIMEOUT_S = 10.0
 PROMPT_S = 10.0
-# For looking at every process of the user's, and for asking the driver about those that use CUDA.
+# For reading every process of the user's, and for asking the driver about those that use CUDA.
 SEARCH_S = 5.0
 # Of that, for one process: the driver answers in less than a millisecond, or hardly ever.
 SILENCE_S = 1.0
@@ -148,7 +148,7 @@ class Parking:
         return self._stopped(pid) or self.worker.state(pid, deadline_s)
 
     def _stopped(self, pid: int) -> CheckpointAnswer | None:
-        """The driver's calls about a stopped process hang until it goes on (H200, driver 580.159.04)."""
+        """The driver's calls about a stopped process hang until it continues (H200, driver 580.159.04)."""
         seen = self._host.proc.facts(pid)
         if seen is None or seen[1].state not in ("T", "t"):
             return None
@@ -253,7 +253,7 @@ class Parking:
         """What is needed to bring *pid* back: from the journal, or from the driver where there is no entry.
 
         Raises where the process is not parked. *anyway* leaves it to the driver whether there
-        is room for one of which nobody knows how much it needs.
+        is room for one whose need is unknown.
         """
         entry = self.journal.find(pid)
         if entry is not None:

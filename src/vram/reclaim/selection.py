@@ -27,7 +27,7 @@ def fewest(
 ) -> tuple[T, ...]:
     """Choose from *options* until *goal* is reached, or until none is left; least *harm* first.
 
-    Of equal harm: the smallest that is enough, else the largest, and then on. *excludes* tells that the
+    Of equal harm: the smallest that is enough, else the largest, and then on. *excludes* says that the
     second is no option any more once the first is chosen.
     """
     chosen: list[T] = []

@@ -18,7 +18,7 @@ from vram.model.plan import Plan, Skipped
 from vram.reclaim.candidates import PlanContext
 
 MOST_CHECKED = 8
-"""For so many of the largest it is looked up whether they can be parked; nobody reads further."""
+"""For so many of the largest it is checked whether they can be parked; nobody reads further."""
 
 
 def skipped(
