@@ -54,6 +54,7 @@ sanitize: $(VENV)/ready-test ## the C libraries under ASan and UBSan, driven by 
 lint: $(VENV)/ready-lint ## ruff, import contracts, C format and warnings, generated pages up to date
 	@$(RUN)/ruff check --quiet $(PYTHON_FOLDERS)
 	@$(RUN)/ruff format --check --quiet $(PYTHON_FOLDERS)
+	@$(RUN)/python tools/names.py
 	@$(RUN)/lint-imports >$(VENV)/lint-imports.txt || { cat $(VENV)/lint-imports.txt; exit 1; }
 	@$(RUN)/clang-format --dry-run -Werror $$(find native -name '*.[ch]')
 	@$(RUN)/python native/build.py --strict --into .build/strict >/dev/null

@@ -42,10 +42,11 @@ def test_a_program_plans_and_executes(machine: Bench):
 
 
 def test_old_spellings_still_work_and_say_so(machine: Bench):
-    """``Draft.spared`` and ``execute(told=...)`` were renamed."""
+    """``Draft.spared``, the old name of ``skipped``, and ``execute(told=...)``."""
     demo = machine.demo("forks.orphan", 2 * GIB)
     demo.kill("parent")
-    program = PROGRAM.replace("on_outcome=", "told=").replace("told = []", "told = list(draft.spared)")
+    old = "told = list(draft.spared)"  # old name
+    program = PROGRAM.replace("on_outcome=", "told=").replace("told = []", old)
     done = machine.run([sys.executable, "-W", "always::DeprecationWarning", "-c", program])
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["told"] == ["done"]

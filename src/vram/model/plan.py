@@ -107,11 +107,12 @@ class Draft(Struct, frozen=True, kw_only=True):
     skipped: tuple[Skipped, ...] = ()
 
     @property
-    def spared(self) -> tuple[Skipped, ...]:
+    def spared(self) -> tuple[Skipped, ...]:  # old name
         """The old name of ``skipped``."""
         import warnings
 
-        warnings.warn("Draft.spared is called Draft.skipped now", DeprecationWarning, stacklevel=2)
+        message = "Draft.spared is the old name of Draft.skipped"
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
         return self.skipped
 
 
