@@ -49,7 +49,7 @@ def test_kill(machine: Machine, card: Card, worker: subprocess.Popen[bytes]) -> 
     def told(outcome: object) -> None:
         assert worker.wait(20) != 0
 
-    receipt = execute(draft.plan, host=host, told=told)
+    receipt = execute(draft.plan, host=host, on_outcome=told)
     assert [outcome.status for outcome in receipt.outcomes] == ["done"]
     # The folder's figure does not change by itself: nothing came back, by the device's own word.
     assert receipt.returned_bytes == 0
