@@ -17,7 +17,7 @@ from vram.host.local.vendor import LocalVendor
 from vram.model.ledger import Ledger
 from vram.model.plan import Plan, PlanRequest, Receipt
 from vram.reclaim import audit
-from vram.reclaim.executor import execute
+from vram.reclaim.executor import execute, revalidate
 from vram.reclaim.planner import plan
 from vram.units import GIB
 
@@ -69,6 +69,17 @@ def test_a_plan_whose_target_is_gone_is_refused_whole(state: Path):
         ran(town, what)
     assert not town.signals_sent
     assert not state.exists()
+
+
+def test_a_plan_for_a_pid_that_was_given_to_another_process_no_longer_holds(state: Path):
+    """The new one holds memory here too, and is found by the same rule: only its start time differs."""
+    town = Town(orphans(51))
+    what = made(town)
+    revalidate(what, town.ledger, diagnose(town.ledger))
+    other = replace(holder(51), started_at=(holder(51).started_at or 0) + 1)
+    now = ledger(gpu(entry("orphaned", 2 * GIB, charged_pid=1, holder=other)))
+    with pytest.raises(WorldChanged):
+        revalidate(what, now, diagnose(now))
 
 
 def test_who_ends_by_himself_meanwhile_needs_no_signal(state: Path):
