@@ -6,7 +6,8 @@
 
 VENV ?= .venv
 RUN := $(VENV)/bin
-WORKERS ?= 2
+# One more than cores: much of what tests do is waiting for deadlines and for processes that end.
+WORKERS ?= 3
 
 PYTHON_FOLDERS := src tests bench tools docs native examples
 PROGRAMS := src/vram/virtualgpu/programs
