@@ -115,11 +115,15 @@ API result cuMemAlloc_v2(deviceptr *address, size_t nbytes) {
     return allocate(nbytes, address);
 }
 
+/* CU_DEVICE_ATTRIBUTE_MAX_PITCH, as device.c reports it. */
+enum { MAX_PITCH = 2147483647 };
+
 API result cuMemAllocPitch_v2(deviceptr *address, size_t *pitch, size_t width, size_t height, unsigned element) {
     GATE();
     if (!pitch || !width || !height || (element != 4 && element != 8 && element != 16)) return INVALID_VALUE;
+    if (width > MAX_PITCH) return INVALID_VALUE; /* measured on 580.159: rows of 2^32 and of 2^64-1 bytes */
     uint64_t row, nbytes;
-    /* Real drivers answer OUT_OF_MEMORY to sizes that do not fit, and 2^64 bytes fit nowhere. */
+    /* Here we are stricter than 580.159, which answers OK to 512 x (2^55+1): its product wraps around. */
     if (!size_round_up(width, UNIT, &row) || !size_multiply(row, height, &nbytes)) return OUT_OF_MEMORY;
     result failed = allocate(nbytes, address);
     if (!failed) *pitch = row;
