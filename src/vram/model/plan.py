@@ -6,6 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from vram.deprecation import warn_renamed
 from vram.model.process import ProcessRef
 
 PLAN_SCHEMA = 1
@@ -109,10 +110,7 @@ class Draft(Struct, frozen=True, kw_only=True):
     @property
     def spared(self) -> tuple[Skipped, ...]:  # old name
         """The old name of ``skipped``."""
-        import warnings
-
-        message = "Draft.spared is the old name of Draft.skipped"
-        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        warn_renamed("Draft.spared", "Draft.skipped")  # old name
         return self.skipped
 
 

@@ -74,9 +74,9 @@ def execute(
     *told* is its old name. Raises WorldChanged where the plan is no longer valid, having touched nothing.
     """
     if told is not None:
-        import warnings
+        from vram.deprecation import warn_renamed
 
-        warnings.warn("told= is called on_outcome= now", DeprecationWarning, stacklevel=2)
+        warn_renamed("told=", "on_outcome=")
         on_outcome = on_outcome or told
     from vram.reclaim import executor
     from vram.reclaim.actions import TIMEOUT_S
