@@ -82,16 +82,25 @@ def test_what_was_kept_and_then_dropped_excuses_nothing(virtual_gpu: VirtualGpu)
 
 
 def test_what_takes_the_place_of_something_older_is_kept_all_the_same(virtual_gpu: VirtualGpu) -> None:
-    """A freed object's place in memory, and so its ``id``, goes to the next one."""
-    program = """
-        model = vram.Buffer("8MiB")
-        before = id(model)
-        with vram.scope("load", leak="report", track=True) as s:
-            model = None
-            model = s.keep(vram.Buffer("32MiB"))
-        tell([id(model) == before, s.leak and s.leak.nbytes])
+    """A freed object's place in memory, and so its ``id``, goes to another one.
+
+    Not always to the next of its kind: it is tried until it happens.
     """
-    assert result(virtual_gpu, program) == [True, None]
+    program = """
+        reused, leaks = False, []
+        for attempt in range(200):
+            model = vram.Buffer("8MiB")
+            before = id(model)
+            with vram.scope("load", leak="report", track=True) as s:
+                model = None
+                model = s.keep(vram.Buffer("32MiB"))
+            reused = id(model) == before
+            leaks.append(s.leak)
+            if reused:
+                break
+        tell([reused, any(leaks)])
+    """
+    assert result(virtual_gpu, program) == [True, False]
 
 
 @needs("numba")
