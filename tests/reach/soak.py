@@ -2,8 +2,8 @@
 
     VRAM_SOAK=10000 python -m tests.reach.soak [VERSION...] >docs/evidence/DATE-runs.jsonl
 
-shares so many runs, and a tenth as many kills, among the versions and states. Prints the machine,
-one JSON line for each case, and the sum.
+shares so many runs, a tenth as many kills and a tenth as many runs of ten at a time among the versions
+and states. Prints the machine, one JSON line for each case, and the sum.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,33 @@ def kill_during_runs(
     return finished
 
 
+def run_together(program: TargetProgram, runs: int, chance: random.Random) -> int:
+    """Ten at a time, most of which give up while others wait: only what was asked for may run, and once.
+
+    Returns how many were answered.
+    """
+    process = program.python()
+    answered = 0
+
+    def run(begin_s: float, deadline_s: float) -> bool:
+        time.sleep(begin_s)
+        try:
+            run_once(process, deadline_s)
+        except Refused:
+            return False
+        return True
+
+    with ThreadPoolExecutor(10) as pool:
+        for _ in range(0, runs, 10):
+            deadlines = [chance.choice((0.05, 0.2, 0.8, DEADLINE_S)) for _ in range(10)]
+            begun = [pool.submit(run, chance.uniform(0, 0.3), deadline_s) for deadline_s in deadlines]
+            time.sleep(chance.uniform(0, 0.6))
+            program.ask()
+            answered += sum(run.result() for run in begun)
+            program.ask()
+    return answered
+
+
 def soak(
     version: str, injector: Injector, state: str, threads: int, runs: int, kills: int, seed: int
 ) -> dict[str, Any]:
@@ -180,6 +208,8 @@ def soak(
         result["stopped_ms"] = [round(stopped[at] * 1000, 3) for at in (len(stopped) // 2, -1)]
         result["finished_before_a_kill"] = kill_during_runs(program, kills, random.Random(seed), injector)
         result["kills"] = kills
+        if injector is injection:
+            result["answered_together"] = run_together(program, kills, random.Random(seed))
         status = program.process.poll()
         assert status is None, f"it has ended: {status}"
     except (AssertionError, Refused) as error:

@@ -5,6 +5,7 @@ A few hundred runs. VRAM_SOAK says how many more `python -m tests.reach.soak` ma
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,7 +23,16 @@ from msgspec.structs import replace
 
 from tests.reach import soak
 from tests.reach.conftest import CACHED, PATIENCE_S, World, released, target_of, until
-from tests.reach.soak import LOCKED, RESTING, STATES, TargetProgram, kill_during_runs, run_often, run_once
+from tests.reach.soak import (
+    LOCKED,
+    RESTING,
+    STATES,
+    TargetProgram,
+    kill_during_runs,
+    run_often,
+    run_once,
+    run_together,
+)
 from vram.errors import AttachDenied, NoSuchProcess, NotReachable, Refused, TimedOut
 from vram.reach import cpython, injection, ptrace
 from vram.reach.injectors import ask_trim
@@ -188,6 +199,44 @@ def test_runs_at_the_same_time_queue(start: Callable[..., TargetProgram]) -> Non
 
 
 @pytest.mark.fault(20)
+@pytest.mark.parametrize("version", soak.VERSIONS)
+def test_runs_that_give_up_while_others_wait_do_no_harm(
+    start: Callable[..., TargetProgram], version: str
+) -> None:
+    if version not in PYTHONS:
+        pytest.skip(f"no Python {version} here")
+    program = start("holding", python=PYTHONS[version])
+    assert run_together(program, 20, random.Random(version)) > 0
+
+
+def test_more_runs_than_there_are_places_wait_for_one(start: Callable[..., TargetProgram]) -> None:
+    """Its main thread holds Python's lock: until it lets go, no run can end and give its place back."""
+    program = start("holding")
+    process = program.python()
+    answers: list[bytes] = []
+    most = 12
+    runs = [threading.Thread(target=lambda: answers.append(run_once(process).body)) for _ in range(most)]
+    for run in runs:
+        run.start()
+    until(lambda: _finds_no_free_place(process))
+    program.ask()
+    for run in runs:
+        run.join(PATIENCE_S)
+    assert len(answers) == most
+    program.ask()
+
+
+def _finds_no_free_place(process: PythonProcess) -> bool:
+    try:
+        run_once(process, deadline_s=0.2)
+    except NotReachable as error:
+        return "no free place" in str(error)
+    except (TimedOut, AttachDenied):
+        return False  # it got a place, or never its turn
+    raise AssertionError("it ran although the main thread does not return to Python")
+
+
+@pytest.mark.fault(20)
 class TestCalledOff:
     """The main thread waits in a system call with Python's lock: it never comes to a safe point."""
 
@@ -200,6 +249,45 @@ class TestCalledOff:
                 run_once(process, deadline_s=0.3)
         assert _tails(process) == tails
         program.ask()
+
+    def test_several_at_once_leave_nothing_either(self, start: Callable[..., TargetProgram]) -> None:
+        """Only one at a time can stop the process: whoever finds it stopped by another waits for its turn."""
+        program = start("holding")
+        process = program.python()
+        for _ in range(3):
+            with ThreadPoolExecutor(4) as pool:
+                runs = [pool.submit(run_once, process, 0.3) for _ in range(4)]
+            assert {type(run.exception()) for run in runs} <= {TimedOut, NotReachable, AttachDenied}
+            assert _texts(process) == 0
+        program.ask()
+
+    @pytest.mark.parametrize("version", soak.VERSIONS)
+    def test_a_call_with_others_after_it_runs_nobodys_lines(
+        self, start: Callable[..., TargetProgram], version: str
+    ) -> None:
+        """It stays in the ring, while its place may be given to other lines, which it must not run."""
+        if version not in PYTHONS:
+            pytest.skip(f"no Python {version} here")
+        program = start("holding", python=PYTHONS[version])
+        process = program.python()
+        with ThreadPoolExecutor(3) as pool:
+            first = pool.submit(run_once, process, 0.5)
+            until(lambda: _texts(process) == 1)
+            (place,) = _pending(process)
+            later = [pool.submit(run_once, process)]
+            until(lambda: _texts(process) == 2)
+            assert isinstance(first.exception(), TimedOut)
+            later.append(pool.submit(run_once, process))
+            until(lambda: _texts(process) == 2)
+            calls = _pending(process)
+            program.ask()
+            bodies = [json.loads(run.result().body) for run in later]
+        assert len(calls) == 3
+        assert calls[0] != place, "what is written there next would run twice, or begin in its middle"
+        assert len(set(calls)) == 3
+        assert [body["status"] for body in bodies] == ["done", "done"]
+        program.ask()
+        assert _texts(process) == 0
 
     def test_several_notes_lie_side_by_side(self, start: Callable[..., TargetProgram]) -> None:
         """Each has its own place, and each runs, in the end, once its main thread has returned."""
@@ -230,6 +318,20 @@ class TestCalledOff:
         program.ask()
         until(lambda: _texts(process) == 0)  # it ran, found nobody, and cleared up after itself
         program.ask()
+
+
+def _pending(process: PythonProcess) -> list[int]:
+    """Where the calls in its ring find their lines."""
+    with injection.prepared(process) as injected:
+        python, ring = injected.python, injected.python._ring
+        python.require_usable()
+        python.find_main_thread()
+        at, after = python._require_consistent()
+        found = []
+        while at != after:
+            found.append(injected._memory.uint64(python._pending + ring.calls + at * ring.call_nbytes + 8))
+            at = (at + 1) % ring.capacity
+        return found
 
 
 def _texts(process: PythonProcess) -> int:
@@ -310,12 +412,12 @@ class TestLeftAlone:
             run_once(program.python(), deadline_s=5.0)
         program.ask()
 
-    def test_no_free_place(
+    def test_no_room_in_any_library(
         self, start: Callable[..., TargetProgram], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         program = start("busy")
         monkeypatch.setattr(injection, "_tails", lambda *_: iter(()))
-        with pytest.raises(NotReachable, match="no free place"):
+        with pytest.raises(NotReachable, match="no room"):
             run_once(program.python())
         program.ask()
 

@@ -313,6 +313,19 @@ class RemotePython:
             memory.write(pending + ring.count, _int(memory.int32(pending + ring.count) - 1))
         return True
 
+    def empty_pending_call(self, text: int) -> None:
+        """Have the call run no lines at all, for one that cannot be removed.
+
+        Its text must not merely be cleared: the place would be free, and the call would run whatever
+        another run writes there.
+        """
+        empty = self.image.empty_string
+        self._require(self._memory.read(empty, 1) == b"\0", "the header of its program")
+        index = self._index_of(text)
+        if index is not None:
+            at = self._pending + self._ring.calls + index * self._ring.call_nbytes
+            self._memory.write(at + 8, empty.to_bytes(8, "little"))
+
     def probably_has_pending_call(self, text: int) -> bool:
         """A guess while it runs, which changes nothing: whether it is worth stopping it again."""
         ring = self._ring

@@ -22,6 +22,7 @@ _LOAD, _DYNAMIC, _EH_FRAME = 1, 2, 0x6474E550
 _STRTAB, _SYMTAB, _GNU_HASH = 5, 6, 0x6FFFFEF5
 _LIBPYTHON = "/libpython3"
 _HEADER_NBYTES, _MOST_HEADERS = 56, 256
+_PADDING = 15  # the last byte of e_ident
 _MOST_MAPS_NBYTES = 64 << 20
 _MOST_DYNAMIC_NBYTES = 1 << 16
 _LONGEST_CHAIN = 10_000
@@ -93,6 +94,11 @@ class ElfImage:
 
     def __contains__(self, address: int) -> bool:
         return any(address in part for part in self.parts)
+
+    @property
+    def empty_string(self) -> int:
+        """The address of a zero byte that stays one: the padding of the header's identification."""
+        return self.parts[0].start + _PADDING
 
     def symbol(self, name: str) -> int | None:
         """The address of what it exports by that name, found as the dynamic loader finds it."""

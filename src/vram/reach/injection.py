@@ -60,6 +60,8 @@ _SMALL_LIBRARIES = (
 )
 _ALIGNMENT = 64
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
+# How long after the deadline a call is tried to be withdrawn: others may be at the process just then.
+_WITHDRAW_S = 1.0
 
 
 def require_known_machine() -> None:
@@ -167,21 +169,18 @@ class Injection:
 
     def inject(self, drop: ScriptDrop, until: float) -> None:
         """Stop the process, have it run the drop's lines soon, resume it."""
-        pause_s = _FIRST_PAUSE_S / 10
         nbytes = len(self._text(drop, 0)) + _ALIGNMENT
-        while True:
-            try:
-                self._texts = {place: self._text(drop, place) for place in self._places(nbytes)}
-                self._prepare()
-                self.route = self._while_stopped(self._inject_while_stopped)
-            except UnsafeToAttach as error:
-                # A state that passes is waited for, until the deadline.
-                if not error.passing or time.monotonic() + pause_s > until:
-                    raise
-                time.sleep(pause_s)
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-            else:
-                return
+        if all(ends - begins < nbytes for begins, ends in self._tails):
+            raise UnsafeToAttach("there is no room for a few lines in it", "have it call vram.agent()")
+
+        def attempt() -> None:
+            self._texts = {place: self._text(drop, place) for place in self._places(nbytes)}
+            if not self._texts:
+                raise _no_free_place()
+            self._prepare()
+            self.route = self._while_stopped(self._inject_while_stopped)
+
+        _once_it_is_safe(attempt, until)
 
     def retry(self) -> None:
         """It has not answered yet. Where its call is still pending, take the route that is possible now."""
@@ -196,7 +195,8 @@ class Injection:
     def withdraw(self) -> None:
         """The run is cancelled: remove call and text, where they are still there."""
         if self._place is not None:
-            self._while_stopped(self._withdraw_while_stopped)
+            until = time.monotonic() + _WITHDRAW_S
+            _once_it_is_safe(lambda: self._while_stopped(self._withdraw_while_stopped), until)
 
     def _prepare(self) -> None:
         """Read everything that need not be read during the stop."""
@@ -214,10 +214,7 @@ class Injection:
         tid, registers = self._main_thread(threads)
         place = next((each for each in self._texts if self._is_free(each)), None)
         if place is None:
-            raise UnsafeToAttach(
-                "there is no free place for a few lines in it: earlier requests wait for its main thread",
-                "try again when its main thread has returned to Python",
-            )
+            raise _no_free_place()
         route = self._routes.choose(threads, tid, registers)
         self._memory.write(place, self._texts[place])
         self._place = place
@@ -256,8 +253,9 @@ class Injection:
         text = self._texts[self._place]
         if not self.python.has_pending_call(self._place) or self._memory.read(self._place, len(text)) != text:
             return
-        # A call with others after it cannot be removed; an empty text does nothing.
-        self.python.remove_pending_call(self._place)
+        if not self.python.remove_pending_call(self._place):
+            self.python.empty_pending_call(self._place)
+        # Last: as long as a call leads there, the place must not be free for others.
         self._memory.write(self._place, bytes(len(text)))
 
     def _main_thread(self, threads: StoppedThreads) -> tuple[int, dict[str, int]]:
@@ -312,6 +310,29 @@ def _tails(
         tail = each.tail()
         if tail and any(tail[0] in each and each.permissions.startswith("rw") for each in maps):
             yield tail
+
+
+def _once_it_is_safe(attempt: Callable[[], object], until: float) -> None:
+    """Make the *attempt*; a state that passes is waited for, until then. Raises UnsafeToAttach."""
+    pause_s = _FIRST_PAUSE_S / 10
+    while True:
+        try:
+            attempt()
+        except UnsafeToAttach as error:
+            if not error.passing or time.monotonic() + pause_s > until:
+                raise
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        else:
+            return
+
+
+def _no_free_place() -> UnsafeToAttach:
+    return UnsafeToAttach(
+        "there is no free place for a few lines in it: earlier requests wait for its main thread",
+        "try again when its main thread has returned to Python",
+        passing=True,
+    )
 
 
 def _denied(process: PythonProcess, error: TraceDenied) -> AttachDenied:
