@@ -29,10 +29,10 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How soon examples are drawn and tried tells about the machine, and nothing about vram. And a change
-# is judged by the same examples as the one before it; `make explore` looks for new ones.
+# is judged by the same examples as the one before it; `make explore` looks for many new ones.
 patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("steady", patient, derandomize=True)
-settings.register_profile("explore", patient, print_blob=True)
+settings.register_profile("steady", patient, derandomize=True, max_examples=50)
+settings.register_profile("explore", patient, print_blob=True, max_examples=1000)
 settings.load_profile("steady")
 
 

@@ -31,6 +31,7 @@ def main(arguments: list[str]) -> int:
     requirements = [*compiler(), *requirements_of(groups)]
     # One call, so that pip resolves everything together.
     quietly([python, "-m", "pip", "install", "--editable", ROOT, *requirements])
+    load_numba_hook_on_demand(folder)
     return 0
 
 
@@ -87,6 +88,28 @@ def requirements_of(groups: list[str]) -> list[str]:
     """Read here, since `pip install --group` needs a newer pip than a fresh environment has."""
     table = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
     return [requirement for group in groups for requirement in table[group]]
+
+
+# What numba-cuda's start-up file becomes: .pth files may hold one line of code, hence the exec.
+ON_DEMAND = """\
+class NumbaHook:
+    def find_spec(name, path, target=None):
+        if name == 'numba':
+            import sys
+            sys.meta_path.remove(NumbaHook)
+            import _numba_cuda_redirector
+import sys
+sys.meta_path.insert(0, NumbaHook)
+"""
+
+
+def load_numba_hook_on_demand(folder: Path) -> None:
+    """Half of every start of Python is numba-cuda's hook, and the suite starts thousands.
+
+    Its start-up file imports the hook at once; here it does when somebody imports numba.
+    """
+    for startup in folder.glob("lib/python*/site-packages/_numba_cuda_redirector.pth"):
+        startup.write_text(f"import builtins; builtins.exec({ON_DEMAND!r}, {{}})\n")
 
 
 def quietly(command: list[str | Path]) -> None:

@@ -37,9 +37,11 @@ end
 true
 """
 
-# Matches are written down where zsh's own functions add them; one key says that a line is done.
+# Matches are written down where zsh's own functions add them; one key says that a line is done. As
+# others begin with that key, zsh waits for the rest of them: a hundredth of a second, not forty.
 ZSH = """
 PS1='> '
+KEYTIMEOUT=1
 fpath=({folder} $fpath)
 autoload -Uz compinit
 compinit -u -D

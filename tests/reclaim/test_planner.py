@@ -223,7 +223,7 @@ def test_the_digest_covers_who_and_what_but_not_when():
 
 
 @pytest.mark.fault(16)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=2 * settings().max_examples)
 @given(ledgers, st.none() | st.integers(1, 1 << 40), st.booleans())
 def test_whatever_the_ledger_says_the_healthy_and_the_system_are_skipped(world, goal, privileged):
     """As root, with no size at all or with a huge one: whoever was not named and works lives."""

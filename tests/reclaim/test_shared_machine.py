@@ -153,7 +153,7 @@ def test_another_users_leftovers_are_named_with_the_command_that_root_would_use(
         demo.close()
 
 
-ROUNDS = int(os.environ.get("VRAM_SOAK_ROUNDS", "15"))
+ROUNDS = int(os.environ.get("VRAM_SOAK_ROUNDS", "8"))
 """How often vram is run among jobs that come and die; a soak sets it to thousands."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -444,7 +444,6 @@ PROCESSES = st.lists(
     st.booleans(),
     st.booleans(),
 )
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_every_survey_balances(
     clients, processes, compute, told, total, used, reserved, system, namespace, apu
 ):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.vendors.fdinfo_styles import AMDGPU_KERNELS, HEAD, I915_KERNELS, XE_KERNELS, Use, amdgpu, i915, xe
@@ -143,7 +143,6 @@ FIELDS = st.one_of(
 
 
 @given(st.lists(FIELDS, max_size=30).map(b"\n".join))
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_no_text_upsets_it(raw: bytes) -> None:
     """Whatever it says, sizes are sizes, and a part is never more than the whole."""
     client = read_client(3, None, raw)
