@@ -6,11 +6,15 @@
 
 VENV ?= .venv
 RUN := $(VENV)/bin
-# One more than cores: much of what tests do is waiting for deadlines and for processes that end.
-WORKERS ?= 3
+# More than cores: much of what tests do is waiting for deadlines and for processes that end.
+WORKERS ?= 4
 
 PYTHON_FOLDERS := src tests bench tools docs native examples
 PROGRAMS := src/vram/virtualgpu/programs
+
+# Where the environment forbids Python to keep what it compiled, each of the thousands of programs that
+# the suite starts would compile vram anew.
+export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

@@ -31,7 +31,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 # How soon examples are drawn and tried tells about the machine, and nothing about vram. And a change
 # is judged by the same examples as the one before it; `make explore` looks for many new ones.
 patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("steady", patient, derandomize=True, max_examples=50)
+settings.register_profile("steady", patient, derandomize=True, max_examples=30)
 settings.register_profile("explore", patient, print_blob=True, max_examples=1000)
 settings.load_profile("steady")
 

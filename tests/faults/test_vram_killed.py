@@ -50,9 +50,9 @@ class Talker:
 
     def __init__(self, machine: Bench, *argv: str) -> None:
         path = {"PYTHONPATH": f"{PROGRAMS}:{os.environ.get('PYTHONPATH', '')}"}
-        self.process = machine.popen(
+        self.process = subprocess.Popen(
             [sys.executable, *argv],
-            env={**os.environ, **path},
+            env=machine.environment(**path),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )

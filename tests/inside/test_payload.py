@@ -12,7 +12,7 @@ from tests.inside.conftest import Subject
 from vram.model.inside import Inside
 from vram.units import MIB
 
-VISITS = 20
+VISITS = 8
 
 
 def rows(answer: dict[str, Any]) -> dict[str, tuple[str, int, int]]:
@@ -55,7 +55,7 @@ def test_the_answer_is_what_the_model_says(subject: Subject) -> None:
 
 
 def test_nothing_is_left_behind(subject: Subject) -> None:
-    """Fifty visits leave no module, thread, name, object or reference, and have run nobody's code."""
+    """Visits leave no module, thread, name, object or reference, and have run nobody's code."""
     untouched = subject.tell("census")
     subject.tell("visit")
     before = subject.tell("census")

@@ -20,7 +20,7 @@ from vram.units import MIB
 from vram.virtualgpu import VirtualGpu
 from vram.virtualgpu.demos import PROGRAMS
 
-VISITS = 3
+VISITS = 2
 
 pytestmark = pytest.mark.skipif("ptrace" not in injectors.BY_NAME, reason="there is no injector by ptrace")
 

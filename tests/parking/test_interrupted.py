@@ -32,7 +32,7 @@ from tests.parking.conftest import (
 )
 from tests.virtualgpu.programs import Program
 
-KILLS = int(os.environ.get("VRAM_KILLS", "16"))
+KILLS = int(os.environ.get("VRAM_KILLS", "10"))
 SLOW_S = 0.3
 PATIENCE_S = 60.0
 # From the claim on the target to its being settled, where each of the driver's calls takes 20 ms.

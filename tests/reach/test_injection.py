@@ -287,7 +287,7 @@ class TestCalledOff:
         assert len(set(calls)) == 3
         assert [body["status"] for body in bodies] == ["done", "done"]
         program.ask()
-        assert _texts(process) == 0
+        until(lambda: _texts(process) == 0)
 
     def test_several_notes_lie_side_by_side(self, start: Callable[..., TargetProgram]) -> None:
         """Each has its own place, and each runs, in the end, once its main thread has returned."""

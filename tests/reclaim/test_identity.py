@@ -63,7 +63,7 @@ def change(actor: subprocess.Popen[bytes]) -> None:
     assert actor.stdout.readline() in (b"changed\n", b"ready\n")
 
 
-REUSES = int(os.environ.get("VRAM_PID_REUSES", "1000"))
+REUSES = int(os.environ.get("VRAM_PID_REUSES", "500"))
 """How many pids are forced to be reused; 10,000 is what the fault table promises."""
 
 

@@ -61,7 +61,7 @@ _SMALL_LIBRARIES = (
 _ALIGNMENT = 64
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 # How long after the deadline a call is tried to be withdrawn: others may be at the process just then.
-_WITHDRAW_S = 1.0
+_WITHDRAW_S = 2.0
 
 
 def require_known_machine() -> None:
