@@ -21,7 +21,7 @@ from vram.report import process_tree, text
 from vram.report.layout import RenderOptions
 from vram.units import GIB, MIB
 
-FEW, MANY = 150, 1200
+FEW, MANY = 100, 800
 # Eight times as many take eight times as long; squared it were sixty-four.
 MOST_GROWTH = 24
 TRIES = 4

@@ -210,7 +210,7 @@ def test_runs_that_give_up_while_others_wait_do_no_harm(
 
 
 def test_more_runs_than_there_are_places_wait_for_one(start: Callable[..., TargetProgram]) -> None:
-    """Its main thread holds Python's lock: until it lets go, no run can end and give its place back."""
+    """Its main thread holds Python's lock: until it releases it, no run can end and give its place back."""
     program = start("holding")
     process = program.python()
     answers: list[bytes] = []

@@ -44,7 +44,7 @@ def begin(words: Sequence[str]) -> bool:
             _worker = _checkpoint_worker()
         if name in _READ_THE_DRIVER:
             _reader = _driver_reader()
-    if is_short:
+    if is_short or name in _READ_THE_DRIVER:
         _import_msgspec()
     return is_short
 
@@ -100,7 +100,8 @@ def _checkpoint_worker() -> Started | None:
 def _import_msgspec() -> None:
     """Import msgspec without typing_extensions: from Python 3.11 on typing has all that it asks for.
 
-    Where that package is installed, importing it takes a fifth of the time of `vram why`.
+    Where that package is installed, importing it takes a fifth of the time of `vram why`. Later it can
+    be imported again.
     """
     if "typing_extensions" in sys.modules:
         return
