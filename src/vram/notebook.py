@@ -18,6 +18,7 @@ from vram.guard.scope import scope, where_gained
 from vram.units import size
 
 if TYPE_CHECKING:
+    from vram.guard.live import Live, LiveArray
     from vram.guard.memory import Footprint
     from vram.model.leak import Leak, LeakedArray
 
@@ -29,10 +30,16 @@ AWAITS = "%%vram cannot watch a cell with await: use `async with vram.scope(...)
 class Table:
     """Text in a terminal, HTML in a notebook. Every cell is escaped."""
 
-    def __init__(self, title: str, rows: Sequence[tuple[str, ...]], notes: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        title: str,
+        rows: Sequence[tuple[str, ...]],
+        notes: Sequence[str] = (),
+        below: Table | None = None,
+    ) -> None:
         from vram.report.escape import inert
 
-        self.title, self.notes = title, [inert(note) for note in notes]
+        self.title, self.notes, self.below = title, [inert(note) for note in notes], below
         self.rows = [tuple(map(inert, row)) for row in rows]
 
     def __repr__(self) -> str:
@@ -42,13 +49,16 @@ class Table:
         lines = [line for row in format_rows(self.rows, width) for line in row] if self.rows else []
         for note in self.notes:
             lines += wrap(f"  note: {note}", width)
+        if self.below is not None:
+            lines.append(repr(self.below))
         return "\n".join([*wrap(self.title, width), *lines])
 
     def _repr_html_(self) -> str:
         rows = "".join(map(_html_row, self.rows))
         table = f"<table>{rows}</table>" if rows else ""
         notes = "".join(f"<p><em>{escape(note)}</em></p>" for note in self.notes)
-        return f"<div><strong>{escape(self.title)}</strong>{table}{notes}</div>"
+        below = "" if self.below is None else self.below._repr_html_()
+        return f"<div><strong>{escape(self.title)}</strong>{table}{notes}{below}</div>"
 
 
 def _html_row(row: tuple[str, ...]) -> str:
@@ -62,25 +72,44 @@ def _html_row(row: tuple[str, ...]) -> str:
 
 def here() -> Table:
     """What this process holds now."""
-    from vram.guard.leak_check import largest_arrays
+    from vram.guard.live import live
     from vram.guard.memory import read_footprint
 
     now = read_footprint(thorough=True)
     if not now.charged:
         return Table("this process holds no GPU memory", [])
-    rows = [*_split(now), *_arrays(largest_arrays(LARGEST))]
-    return Table(f"this process holds {size(now.total)} of GPU memory", rows)
+    arrays = live()
+    return Table(
+        f"this process holds {size(now.total)} of GPU memory",
+        _split(now, arrays),
+        below=Table("the largest arrays", _largest(arrays)) if len(arrays) else None,
+    )
 
 
-def _split(now: Footprint) -> list[tuple[str, str, str]]:
-    """Parts of zero bytes are left out."""
-    rows = [(nbytes, "in use", name) for name, nbytes in now.in_use.items()]
+def _split(now: Footprint, arrays: Live) -> list[tuple[str, str, str]]:
+    """Where all of it is, each byte once. Parts of zero bytes are left out."""
+    from vram.guard.live import uncounted
+
+    in_use = {**now.in_use, **uncounted(arrays)}
+    outside = max(0, now.outside - sum(uncounted(arrays).values()))
+    rows = [(nbytes, "in use", name) for name, nbytes in in_use.items()]
     rows.append((now.cached, "cached", "unused, freed by %vram flush"))
     rows.append((now.fragmented, "fragmented", "unused, but between live arrays"))
-    rows.append(
-        (now.outside, "not counted", "contexts, code, and arrays that their framework does not count")
-    )
+    rows.append((outside, "outside", "the context, loaded code, raw allocations"))
     return [(size(nbytes), state, what) for nbytes, state, what in rows if nbytes]
+
+
+def _largest(arrays: Live) -> list[tuple[str, str, str]]:
+    """Each memory once, with who holds it."""
+    from vram.guard.tables import dtype_and_shape
+
+    def text(array: LiveArray) -> str:
+        where = "" if array.device is None else f" on GPU {array.device}"
+        note = f" ({array.note})" if array.note else ""
+        return f"{array.framework} {dtype_and_shape(array)}".rstrip() + where + note
+
+    chosen = [each for each in arrays if not each.is_shared][:LARGEST]
+    return [(size(each.nbytes), text(each), str(each.holder)) for each in chosen]
 
 
 def _arrays(arrays: Sequence[LeakedArray]) -> list[tuple[str, str, str]]:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import re
+from typing import get_args
 
 import pytest
 
 from tests.cli.conftest import Run
 from vram.cli import manual
+from vram.model.kinds import Kind
 
 
 def test_whatever_has_a_page_is_listed(vram: Run) -> None:
     answer = vram("explain")
     assert answer.code == 0
     named = re.findall(r"^  (\S+)", answer.out, re.MULTILINE)
-    assert named == [*manual.rules(), *manual.checks(), *manual.kinds()]
+    assert named == [*manual.rules(), *manual.checks(), *manual.kinds(), *manual.lines()]
 
 
 @pytest.mark.parametrize("columns", [40, 80, 200])
@@ -38,6 +40,18 @@ def test_a_page_is_shown_whatever_the_case(vram: Run) -> None:
     answer = vram("explain", code.lower())
     assert answer.code == 0
     assert answer.out.startswith(code)
+
+
+@pytest.mark.parametrize("kind", get_args(Kind))
+def test_every_line_of_a_ledger_has_a_page(vram: Run, kind: str) -> None:
+    answer = vram("explain", kind)
+    assert answer.code == 0
+    assert f"{kind}: " in answer.out
+    assert "A line of `vram why`" in answer.out
+
+
+def test_a_name_that_means_two_things_has_both_pages(vram: Run) -> None:
+    assert vram("explain", "fragmented").out.count("fragmented: ") == 2
 
 
 def test_an_unknown_code_is_a_usage_error(vram: Run) -> None:

@@ -12,6 +12,7 @@ import pytest
 from tests.guard.scoping import ROOT, environment, result
 from tests.installed import needs
 from vram.notebook import AWAITS
+from vram.units import MIB
 from vram.virtualgpu import VirtualGpu
 
 pytestmark = [needs("ipykernel"), needs("jupyter_client")]
@@ -133,9 +134,28 @@ def test_the_line_shows_arrays_by_the_cell_that_keeps_them(cell: Cell) -> None:
     ran = cell("%vram")
     assert "64.0 MiB" in ran.text
     assert "history[0]" in ran.text
-    assert "not counted" in ran.text
+    assert "outside" in ran.text
     assert "  0 B  " not in ran.text
     assert "<table>" in ran.html
+
+
+def test_each_byte_is_in_one_line(virtual_gpu: VirtualGpu) -> None:
+    """Arrays that no framework counts are not part of what is outside; a pool's are the pool's."""
+    program = """
+        from vram.notebook import here
+        kept = [vram.Buffer("64MiB"), vram.Buffer("32MiB", stream=0), vram.Buffer.managed("16MiB")]
+        table = here()
+        tell([table.title, table.rows, [row[0] for row in table.below.rows], vram.flush().outside])
+    """
+    title, rows, arrays, outside = result(virtual_gpu, program)
+    assert title == "this process holds 614.0 MiB of GPU memory"
+    assert sorted((row[0], row[2]) for row in rows if row[1] == "in use") == [
+        ("32.0 MiB", "driver pools"),
+        ("64.0 MiB", "vram.Buffer"),
+    ]
+    assert [row[0] for row in rows if row[1] != "in use"] == ["518.0 MiB"]
+    assert arrays == ["64.0 MiB", "32.0 MiB", "16.0 MiB"]
+    assert outside == 518 * MIB
 
 
 @needs("numba")

@@ -105,6 +105,34 @@ def test_a_gpu_that_is_numbered_differently_is_chosen(
     assert live["gpu"] is None
 
 
+def test_what_a_ghost_holds_on_another_gpu_explains_nothing(
+    vram: Run, snapshot: Write, tmp_path: Path
+) -> None:
+    """One child holds memory of its dead parent on both: 20 GiB there, and too little here."""
+    world = World()
+    world.gpu(0, used=91 * GIB + 2 * CONTEXT + 2 * OVERHEAD).gpu(1, used=20 * GIB + CONTEXT + OVERHEAD)
+    world.cuda(100, 90 * GIB + CONTEXT)
+    world.charge(200, GIB + CONTEXT).charge(200, 20 * GIB + CONTEXT, gpu=1)
+    world.process(201).files(201, minors=(0, 1), family=200)
+    place = snapshot(world)
+    log = message(tmp_path, asked=3.0, free=0.5, others="Process 100 has 90.00 GiB memory in use. ")
+    judgement, live = joined(vram("oom", "--json", "--from", place, log))
+    assert (judgement["kind"], live["gpu"]) == ("other-process", 0)
+    log = message(tmp_path, asked=1.5, free=0.5, others="Process 100 has 90.00 GiB memory in use. ")
+    judgement, _ = joined(vram("oom", "--json", "--from", place, log))
+    assert judgement["kind"] == "ghost"
+    assert "1.5 GiB on this GPU" in judgement["cause"]
+
+
+def test_workers_of_a_healthy_process_are_no_ghosts(vram: Run, snapshot: Write, tmp_path: Path) -> None:
+    """Its memory is on the driver's list; that its forked workers would keep it is another matter."""
+    world = World().gpu(0, used=90 * GIB + CONTEXT + OVERHEAD).cuda(100, 90 * GIB + CONTEXT, family=100)
+    world.process(101, parent=100).files(101, family=100)
+    log = message(tmp_path, others="Process 100 has 90.00 GiB memory in use. ")
+    judgement, _ = joined(vram("oom", "--json", "--from", snapshot(world), log))
+    assert judgement["kind"] == "other-process"
+
+
 def test_a_bare_message_gets_its_figures_from_the_machine(vram: Run, snapshot: Write, log_of: Log) -> None:
     world = World().gpu(0, used=98 * GIB + CONTEXT + OVERHEAD).cuda(300, 98 * GIB + CONTEXT)
     answer = vram("oom", "--json", "--from", snapshot(world), log_of("pycuda-alloc"))

@@ -25,6 +25,7 @@ from tests.parking.conftest import (
 from vram.reclaim.preflight import seen_by_cuda
 from vram.units import GIB, MIB
 from vram.virtualgpu import VirtualGpu
+from vram.virtualgpu.demos import DemoProgram
 
 # More than is free beside a worker (139.2 GiB of 139.8), less than is free without it.
 TIGHT = "139.5GiB"
@@ -84,6 +85,19 @@ def test_what_cannot_be_is_told_and_everybody_runs(
     assert machine.vram("borrow", *words).returncode == code
     assert machine.state(worker.pid) == RUNNING
     assert machine.parked() == []
+
+
+def test_memory_of_the_dead_is_to_be_freed_and_not_parked(machine: Machine) -> None:
+    demo = DemoProgram(machine.gpu, "forks.orphan", 4 * GIB)
+    try:
+        demo.kill("parent")
+        done = machine.vram("borrow", "139GiB", "--", "true")
+        assert done.returncode == 19
+        assert "4.5 GiB are memory of dead processes" in done.stderr
+        assert "`vram free --gpu 0`" in done.stderr
+        assert "there is no process" not in done.stderr
+    finally:
+        demo.close()
 
 
 def test_only_those_named_are_parked(machine: Machine) -> None:

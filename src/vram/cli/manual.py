@@ -1,4 +1,4 @@
-"""The pages of ``vram explain``: docstrings of rules, of the doctor's checks, of kinds of out-of-memory."""
+"""The pages of ``vram explain``: of rules, of the doctor's checks, of kinds of out-of-memory, of lines."""
 
 from __future__ import annotations
 
@@ -31,6 +31,22 @@ def kinds() -> Pages:
     return _pages((kind.id, kind.page) for kind in KINDS)
 
 
+def lines() -> Pages:
+    """The page of each line of a ledger, by its kind."""
+    from vram.model.kinds import MEANINGS
+
+    return {kind: _line(kind, *meaning) for kind, meaning in MEANINGS.items()}
+
+
+def _line(kind: str, meaning: str, codes: tuple[str, ...]) -> str:
+    text = f"{kind}: {meaning}\n\nA line of `vram why`."
+    if codes:
+        text += " `vram explain CODE` tells more about its findings:\n"
+        known = dict(summaries(rules()))
+        text += "".join(f"\n- {code} {known[code]}" for code in codes)
+    return f"{text}\n"
+
+
 def _pages(docstrings: Iterable[tuple[str, str | None]]) -> Pages:
     # Python -OO strips docstrings, and with them the pages.
     missing = "{} This page is missing: Python was started with -OO, which removes it.\n"
@@ -38,12 +54,15 @@ def _pages(docstrings: Iterable[tuple[str, str | None]]) -> Pages:
 
 
 def page(name: str) -> str:
-    """The page of a code, a check or a kind; case does not matter. UsageError where there is none."""
+    """The page of a code, a check, a kind or a line; case does not matter. UsageError where there is none.
+
+    A name that means two things, as fragmented does, has both pages.
+    """
     wanted = name.strip().lower()
-    known = checks() if "." in wanted else {**kinds(), **rules()}
-    for each, text in known.items():
-        if wanted == each.lower():
-            return text
+    known = (checks(),) if "." in wanted else (rules(), kinds(), lines())
+    found = [text.rstrip() for pages in known for each, text in pages.items() if wanted == each.lower()]
+    if found:
+        return "\n\n".join(found) + "\n"
     what, names = ("check", checks()) if "." in wanted else ("code", rules())
     raise UsageError(f"there is no {what} {name!r}", hint=f"the {what}s are {', '.join(names)}")
 

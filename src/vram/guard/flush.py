@@ -14,7 +14,7 @@ from msgspec import Struct
 from vram.deprecation import warn_renamed
 from vram.guard.cuda_errors import BrokenContext
 from vram.guard.graph_capture import is_capturing
-from vram.guard.live import Live, check_budget, check_device, live_in
+from vram.guard.live import Live, check_budget, check_device, live_in, uncounted
 from vram.guard.memory import (
     DeviceMemory,
     cuda,
@@ -36,9 +36,6 @@ from vram.payloads.trim.frameworks import FRAMEWORKS
 from vram.units import counted, size
 
 # ---- the report ----
-
-# Their own figures cover only memory that waits to be freed: what their arrays hold comes on top.
-_REPORT_ONLY_CACHES = ("Numba", "PyCUDA", "vram.Buffer")
 
 UNREACHABLE = (
     "nothing could be trimmed from this thread: it can enter no context there. If the program made one "
@@ -98,9 +95,8 @@ class FlushReport(Struct, frozen=True):
         held = [reading.used for reading in self.after]
         if not held or None in held:
             return None
-        live = self.live.by_framework()
         inside = sum(line.after or 0 for line in self.frameworks if line.memory == "device")
-        inside += sum(live.get(name, 0) for name in _REPORT_ONLY_CACHES)
+        inside += sum(uncounted(self.live).values())
         return max(0, sum(nbytes for nbytes in held if nbytes is not None) - inside)
 
     @property

@@ -104,6 +104,21 @@ class Live(Struct, frozen=True):
         return live_html(self)
 
 
+# Their own figures cover only memory that waits to be freed: what their arrays hold comes on top.
+_COUNT_ONLY_CACHES = ("Numba", "PyCUDA", "vram.Buffer")
+# Of buffers: the driver's pools have figures of their own, and no process is charged with managed memory.
+_COUNTED_ELSEWHERE = ("stream-ordered", "managed")
+
+
+def uncounted(arrays: Live) -> dict[str, int]:
+    """What arrays hold that no figure of a framework or of a pool covers, by framework."""
+    totals: dict[str, int] = {}
+    for each in arrays:
+        if each.framework in _COUNT_ONLY_CACHES and each.dtype not in _COUNTED_ELSEWHERE:
+            totals[each.framework] = totals.get(each.framework, 0) + (0 if each.is_shared else each.nbytes)
+    return totals
+
+
 def live(device: int | None = None, *, holders: bool = True, budget_s: float = BUDGET_S) -> Live:
     """Find every live array of every loaded framework, on *device* or on all.
 

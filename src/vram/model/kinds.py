@@ -62,3 +62,23 @@ KINDS: dict[Kind, KindFacts] = {
     "guest": _UNSEEN,  # of Linux processes together, as Windows counts them
     "windows": KindFacts(used=True, held=True, charged=False, leftover="no"),
 }
+
+MEANINGS: dict[Kind, tuple[str, tuple[str, ...]]] = {
+    "free": ("nobody has it", ()),
+    "reserved": ("the driver's own share: firmware, page tables, ECC", ("VR401",)),
+    "process": ("charged to a living process, of whose inside nothing is known", ("VR206",)),
+    "context": ("what CUDA itself takes in a process, before any allocation", ("VR205",)),
+    "live": ("arrays and allocations that the program still has", ("VR206",)),
+    "cached": ("freed by the program, and kept by a pool for its next allocation", ()),
+    "fragmented": ("cached between arrays that are in use, so that no trim returns it", ()),
+    "orphaned": ("charged to a process that is dead, and held by a living one", ("VR101", "VR105", "VR203")),
+    "exported": ("held by an open handle or a dma-buf; no process list names it", ("VR103", "VR104")),
+    "hidden": ("of a process that cannot be named from here", ("VR301", "VR302")),
+    "overhead": ("in use beyond what the driver charges to anybody, as each context makes it", ()),
+    "windows": ("of a Windows program, under WSL2", ("VR602",)),
+    "guest": ("of Linux processes together, as Windows counts them under WSL2", ("VR604",)),
+    "unassigned": ("in no MIG instance: nobody can use it", ("VR406",)),
+    "unreported": ("free, or held by somebody who cannot be seen: the driver does not report it", ()),
+    "unattributed": ("in use, and nothing that can be seen accounts for it", ("VR106",)),
+}
+"""What each line of a ledger is, and the findings that tell more about it."""

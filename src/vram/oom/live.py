@@ -21,7 +21,7 @@ from vram.oom.judge import NEEDED, judge
 from vram.oom.sums import CONTEXT, LEAST, said
 from vram.units import size
 
-GHOSTS = ("VR101", "VR102", "VR103", "VR104", "VR105", "VR106", "VR203")
+GHOSTS = ("VR101", "VR103", "VR104", "VR105", "VR106", "VR203")
 MOST_HOLDINGS = 8
 # The driver's total contains what it reserves, CUDA's does not: up to a few per cent apart.
 _LEAST_SHARE, _MOST_SHARE = 0.95, 1.005
@@ -37,7 +37,8 @@ def join(case: Case, ledger: Ledger, findings: Sequence[Finding], *, chosen: boo
     # Commands are for this machine, where the GPU may have another number than in the message.
     before = judge(replace(case.reading, gpu=gpu.index))
     before = replace(before, remedies=tuple(_without_gone(before.remedies, joined.gone)))
-    return replace(case, live=joined, judgement=_without_known(_again(case.reading, before, joined, about)))
+    ghosts = [(finding, _bytes_on(gpu, finding)) for finding in about if finding.code in GHOSTS]
+    return replace(case, live=joined, judgement=_without_known(_again(case.reading, before, joined, ghosts)))
 
 
 def _same_gpu(reading: OomReading, ledger: Ledger, *, chosen: bool) -> tuple[GpuLedger | None, str]:
@@ -140,14 +141,22 @@ def _holding(entry: Entry, named: set[int], findings: Sequence[Finding]) -> OomH
     )
 
 
+def _bytes_on(gpu: GpuLedger, finding: Finding) -> int:
+    """What a finding is about on *gpu* alone: one holder may have memory on several."""
+    if len(finding.gpus) == 1:
+        return finding.nbytes or 0
+    left = (entry for entry in gpu.entries if entry.kind_facts.leftover == "yes")
+    here = known_bytes(entry for entry in left if set(_pids(entry)) & set(finding.pids))
+    return min(here, finding.nbytes or 0)
+
+
 def _again(
-    reading: OomReading, before: Judgement, joined: GpuMatch, findings: Sequence[Finding]
+    reading: OomReading, before: Judgement, joined: GpuMatch, ghosts: Sequence[tuple[Finding, int]]
 ) -> Judgement:
     """Judge once more, now that holders have names: only where others are, or may be, the cause."""
     if before.kind not in ("unknown", "other-process", "ghost", "context"):
         return before
-    ghosts = tuple(finding for finding in findings if finding.code in GHOSTS and finding.nbytes)
-    kept = sum(finding.nbytes or 0 for finding in ghosts)
+    kept = sum(nbytes for _, nbytes in ghosts)
     needed = _needed(reading, joined)
     full = joined.free is not None and joined.free < needed
     # Where the message does not say that the GPU was full, it must be so now.
@@ -189,9 +198,11 @@ def _too_much(reading: OomReading, joined: GpuMatch) -> bool:
     return joined.total is not None and asked + (reading.live.nbytes if reading.live else 0) > joined.total
 
 
-def _ghost(before: Judgement, ghosts: tuple[Finding, ...], kept: int, *, free_known: bool) -> Judgement:
-    largest = max(ghosts, key=lambda finding: finding.nbytes or 0)
-    advice = tuple(remedy for finding in ghosts for remedy in finding.remedies)
+def _ghost(
+    before: Judgement, ghosts: Sequence[tuple[Finding, int]], kept: int, *, free_known: bool
+) -> Judgement:
+    largest, _ = max(ghosts, key=lambda each: each[1])
+    advice = tuple(remedy for finding, nbytes in ghosts if nbytes for remedy in finding.remedies)
     return replace(
         before,
         kind="ghost",

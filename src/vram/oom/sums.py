@@ -16,6 +16,8 @@ CONTEXT = 640 * MIB
 DRIVER = 640 * MIB
 # Less than this share of a pool is rounding of blocks, not fragmentation.
 WASTE = 0.05
+# So many times what was asked for would hold it, were it in one piece, however small a share it is.
+MANY_TIMES = 4
 # No GPU has this much; whoever asks for it computed a shape wrong.
 ANY_GPU = 512 * GIB
 _SELF_MARGIN = 3 * GIB

@@ -6,7 +6,16 @@ from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import Struct
 
-from vram.errors import DeviceError, GoalImpossible, NotOnGpu, NotPermitted, Refused, UsageError, VramError
+from vram.errors import (
+    DeviceError,
+    GoalImpossible,
+    NoSuchProcess,
+    NotOnGpu,
+    NotPermitted,
+    Refused,
+    UsageError,
+    VramError,
+)
 from vram.host.ports import Host
 from vram.model.parking import GpuShare, Parked, ProcessLimits
 from vram.model.plan import Target
@@ -110,19 +119,22 @@ def _plan_on(host: Host, report: DriverReport, gpu: int, nbytes: int, pids: Sequ
     if missing <= 0:
         return BorrowPlan(gpu, report.gpus[gpu].uuid, free, (), several)
     require_checkpoints(host)
-    candidates, reasons = _candidates(host, report, gpu, pids)
+    candidates, refusals = _candidates(host, report, gpu, pids)
     chosen = enough(candidates, missing + WORKER_BYTES)
     if chosen is None:
-        raise _impossible(gpu, nbytes, free, candidates, reasons)
+        dead = [pid for pid, error in refusals.items() if isinstance(error, NoSuchProcess)]
+        left = sum(_on(report.shares(pid), gpu) for pid in dead)
+        reasons = [error for pid, error in refusals.items() if pid not in dead]
+        raise _impossible(gpu, nbytes, free, candidates, reasons, left)
     return BorrowPlan(gpu, report.gpus[gpu].uuid, free, chosen, several)
 
 
 def _candidates(
     host: Host, report: DriverReport, gpu: int, pids: Sequence[int]
-) -> tuple[list[ParkCandidate], list[VramError]]:
-    """Who may be parked; why each of the others may not."""
+) -> tuple[list[ParkCandidate], dict[int, VramError]]:
+    """Who may be parked; why each of the others may not, by pid."""
     admitted: list[tuple[Target, tuple[GpuShare, ...]]] = []
-    reasons: list[VramError] = []
+    refusals: dict[int, VramError] = {}
     for pid in pids or sorted(report.listed):
         if not pids and not any(share.gpu == gpu for share in report.shares(pid)):
             continue
@@ -131,12 +143,12 @@ def _candidates(
         except VramError as error:
             if pids:
                 raise
-            reasons.append(error)
+            refusals[pid] = error
     idle = idle_pids(host, report, gpu, [target.process.pid for target, _ in admitted])
     return [
         ParkCandidate(target, shares, _on(shares, gpu), target.process.pid in idle)
         for target, shares in admitted
-    ], reasons
+    ], refusals
 
 
 def _admit(
@@ -186,14 +198,22 @@ def enough(candidates: Sequence[ParkCandidate], missing: int) -> tuple[ParkCandi
 
 
 def _impossible(
-    gpu: int, nbytes: int, free: int, candidates: Sequence[ParkCandidate], reasons: Sequence[VramError]
+    gpu: int,
+    nbytes: int,
+    free: int,
+    candidates: Sequence[ParkCandidate],
+    reasons: Sequence[VramError],
+    left: int,
 ) -> GoalImpossible:
+    """*left* is what the driver charges to pids that are dead: there is nobody to park, but much to free."""
     parkable = sum(each.nbytes for each in candidates)
     others = f"; {counted(len(reasons), 'process')} may not be parked: {reasons[0]}" if reasons else ""
+    dead = f"; {size(left)} are memory of dead processes" if left else ""
+    hint = f"`vram free --gpu {gpu}` frees what the dead left" if left else "ask for less, or see `vram free`"
     return GoalImpossible(
         f"GPU {gpu} cannot make {size(nbytes)} free: {size(free)} are, "
-        f"and parking would add {size(parkable)}{others}",
-        hint="ask for less, or see `vram free`",
+        f"and parking would add {size(parkable)}{dead}{others}",
+        hint=hint,
     )
 
 

@@ -1,4 +1,4 @@
-"""``vram explain``: the manual page of a finding, of a check of the doctor, or of a kind of out-of-memory."""
+"""``vram explain``: the page of a finding, a check of the doctor, a kind of out-of-memory, or a line."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         "code",
         nargs="?",
         metavar="CODE",
-        help="a finding's code, like VR101, a check, like driver.versions, or a kind, like fragmented;"
-        " without it, all of them are listed",
+        help="a finding's code, like VR101, a check, like driver.versions, a kind of out-of-memory, like"
+        " fragmented, or a line of `vram why`, like orphaned; without it, all of them are listed",
     )
 
 
@@ -26,8 +26,8 @@ Names = tuple[tuple[str, str], ...]
 
 
 def known_names() -> Names:
-    """Everything that has a page, with its summary."""
-    return tuple(name for names in _groups().values() for name in names)
+    """Everything that has a page, with its summary; a name that means two things is there once."""
+    return tuple({name: text for names in _groups().values() for name, text in names}.items())
 
 
 def run(args: Namespace) -> int:
@@ -46,4 +46,5 @@ def _groups() -> dict[str, Names]:
         "findings of `vram why`": manual.summaries(manual.rules()),
         "checks of `vram doctor`": manual.summaries(manual.checks()),
         "kinds of `vram oom`": manual.summaries(manual.kinds()),
+        "lines of `vram why`": manual.summaries(manual.lines()),
     }

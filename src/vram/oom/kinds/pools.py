@@ -10,8 +10,9 @@ from vram.oom.remedies import (
     defragment,
     record,
     release_caches,
+    run_why,
 )
-from vram.oom.sums import WASTE, Sums, said, shortfall
+from vram.oom.sums import MANY_TIMES, WASTE, Sums, blamed, said, shortfall
 
 
 @kind("cached", "kept by this program's own pools")
@@ -91,8 +92,8 @@ def fragmented(reading: OomReading, worked: Sums) -> Judgement | None:
     How it is recognised
     --------------------
     What the allocator keeps unused, with what is free, would have been enough, and is more than the usual
-    waste. PyTorch has freed every whole block before it prints its message, so that what it still calls
-    reserved but unallocated lies between live tensors.
+    waste, or several times what was asked for. PyTorch has freed every whole block before it prints its
+    message, so that what it still calls reserved but unallocated lies between live tensors.
 
     Remedies
     --------
@@ -104,19 +105,27 @@ def fragmented(reading: OomReading, worked: Sums) -> Judgement | None:
     asked, idle, free = reading.asked, reading.idle, reading.free
     if not (asked and idle and free and worked.reserved and worked.fits_alone is not False):
         return None
-    if free.nbytes >= asked.nbytes + worked.slack or idle.nbytes < WASTE * worked.reserved:
+    # Many times what was asked for is waste worth naming where others would be blamed instead.
+    others = blamed(reading, worked)
+    usual_waste = idle.nbytes < WASTE * worked.reserved
+    if others is not None and idle.nbytes >= MANY_TIMES * asked.nbytes:
+        usual_waste = False
+    if free.nbytes >= asked.nbytes + worked.slack or usual_waste:
         return None
     if idle.nbytes + free.nbytes + worked.slack < asked.nbytes:
         return None
     terms = (Term("unused, in pieces", idle.nbytes), Term("free", free.nbytes), Term("asked", -asked.nbytes))
+    beside = ""
+    if others == "other-process" and worked.named:
+        beside = f" Other processes held {said(worked.named)}: without them it would have fit, too."
     return Judgement(
         kind="fragmented",
         certainty="fact" if idle.nbytes >= asked.nbytes else "likely",
         title=fragmented.title,
         cause=f"The allocator keeps {said(idle)} that no tensor uses, but no piece of it is"
-        f" {said(asked)} long.",
+        f" {said(asked)} long.{beside}",
         workings=(*shortfall(reading), _left(terms)),
-        remedies=(*defragment(reading), _tidy(), record()),
+        remedies=(*defragment(reading), _tidy(), record(), *((run_why(reading),) if beside else ())),
     )
 
 
