@@ -47,7 +47,7 @@ demo: $(VENV)/ready-run native ## the five questions, shown by real processes on
 
 test: $(VENV)/ready-test native ## the whole suite; no GPU needed
 	@tools/get-test-tools
-	@$(RUN)/python -m pytest -q -n $(WORKERS) $(ARGS)
+	@$(RUN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(ARGS)
 
 # VRAM_PID_REUSES and VRAM_KILLS make its longest rows as long as the promise is: 10000 and 1000.
 faults: $(VENV)/ready-test native ## every row of the fault table, and its page docs/reference/faults.md

@@ -23,10 +23,11 @@ LEND = ROOT / "src" / "vram" / "guard" / "lib" / "libvrambuffer.so"
 # xdist tells its workers how wide its own terminal is; what tests start has none.
 os.environ.pop("COLUMNS", None)
 
-# A shell without job control starts its background jobs with SIGINT ignored, which every program that
-# a test starts would inherit: Ctrl-C could not be tested.
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A shell without job control starts its background jobs with SIGINT ignored, and nohup ignores SIGHUP:
+# every program that a test starts would inherit that, and neither could be tested.
+for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) == signal.SIG_IGN:
+        signal.signal(number, usual)
 
 # How soon examples are drawn and tried tells about the machine, and nothing about vram. And a change
 # is judged by the same examples as the one before it; `make explore` looks for many new ones.
