@@ -58,6 +58,7 @@ REPLACED = (
     (re.compile(r"\bplan [0-9a-f]{12}\b"), "plan 0123456789ab"),
     (re.compile(r"\bPython 3\.\d+(?:\.\d+)?"), "Python 3.x"),
 )
+ABOUT_A_PROCESS = re.compile(r"^vram: (?:the driver does not answer about )?pid (\d+): .*\n", re.MULTILINE)
 
 
 class Situation:
@@ -103,10 +104,14 @@ class Situation:
         done = subprocess.run(
             argv, env=self.environment, cwd=self.folder, capture_output=True, text=True, timeout=120
         )
-        page = f"$ vram {' '.join(map(str, words))}\n{done.stdout}{done.stderr}"
+        page = f"$ vram {' '.join(map(str, words))}\n{done.stdout}{self._about_ours(done.stderr)}"
         user = re.escape(getpass.getuser())
         page = re.sub(rf"(?<=· ){user}\b|(?<=, ){user}(?=\))|\b{user}(?=  parked)", "user", page)
         return self.normalised(page)
+
+    def _about_ours(self, warnings: str) -> str:
+        """Without those about processes of other tests, which `vram parked` asks the driver about, too."""
+        return ABOUT_A_PROCESS.sub(lambda line: line[0] if int(line[1]) in self.pids else "", warnings)
 
     def in_process(self, *words: str) -> str:
         """The same for a command that needs no GPU, without the time that a start takes."""
