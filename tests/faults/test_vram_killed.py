@@ -24,7 +24,7 @@ from tests.reclaim.conftest import Bench
 from vram.virtualgpu.demos import PROGRAMS
 
 TREES = Path(__file__).with_name("trees.py")
-KILLS = int(os.environ.get("VRAM_KILLS", "40"))
+KILLS = int(os.environ.get("VRAM_KILLS", "30"))
 
 # It works all the time, answers every line, and notes every signal that reaches it.
 OTHER = """

@@ -39,6 +39,8 @@ def begin(words: Sequence[str]) -> bool:
     is_short = name in READ_ONLY | FINISHED
     if is_short:
         gc.disable()  # for one answer there is nothing worth collecting
+    else:
+        gc.set_threshold(50_000)  # imports make no garbage: looking for it costs a tenth of `vram free`
     if words and not any(word.startswith(_NOT_NOW) for word in words):
         if name in _PARK:
             _worker = _checkpoint_worker()
