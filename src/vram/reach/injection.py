@@ -180,7 +180,7 @@ class Injection:
             self._prepare()
             self.route = self._while_stopped(self._inject_while_stopped)
 
-        _once_it_is_safe(attempt, until)
+        once_it_is_safe(attempt, until)
 
     def retry(self) -> None:
         """It has not answered yet. Where its call is still pending, take the route that is possible now."""
@@ -196,7 +196,7 @@ class Injection:
         """The run is cancelled: remove call and text, where they are still there."""
         if self._place is not None:
             until = time.monotonic() + _WITHDRAW_S
-            _once_it_is_safe(lambda: self._while_stopped(self._withdraw_while_stopped), until)
+            once_it_is_safe(lambda: self._while_stopped(self._withdraw_while_stopped), until)
 
     def _prepare(self) -> None:
         """Read everything that need not be read during the stop."""
@@ -312,7 +312,9 @@ def _tails(
             yield tail
 
 
-def _once_it_is_safe(attempt: Callable[[], object], until: float) -> None:
+def once_it_is_safe(
+    attempt: Callable[[], object], until: float, longest_pause_s: float = _LONGEST_PAUSE_S
+) -> None:
     """Make the *attempt*; a state that passes is waited for, until then. Raises UnsafeToAttach."""
     pause_s = _FIRST_PAUSE_S / 10
     while True:
@@ -322,7 +324,7 @@ def _once_it_is_safe(attempt: Callable[[], object], until: float) -> None:
             if not error.passing or time.monotonic() + pause_s > until:
                 raise
             time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            pause_s = min(2 * pause_s, longest_pause_s)
         else:
             return
 

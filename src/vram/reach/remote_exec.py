@@ -24,6 +24,7 @@ from vram.reach.debug_offsets import FIRST_MINOR, MainThread
 from vram.reach.injection import (
     Injection,
     inject_and_wait,
+    once_it_is_safe,
     prepared,
     require_known_machine,
     translated_errors,
@@ -166,20 +167,14 @@ class DebuggerInterface:
             raise UnsafeToAttach(
                 f"the path of the script is too long for it ({len(path)} bytes)", "set XDG_RUNTIME_DIR"
             )
-        pause_s = _FIRST_PAUSE_S
-        while True:
-            try:
-                abandoned = self._abandoned_path()
-                self._while_stopped(partial(self._write, path, abandoned))
-            except UnsafeToAttach as error:
-                if not error.passing or time.monotonic() + pause_s > until:
-                    raise
-                time.sleep(pause_s)
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-            else:
-                if abandoned is not None:
-                    remove_left_behind(os.fsdecode(abandoned), self._pid)
-                return
+
+        def attempt() -> None:
+            abandoned = self._abandoned_path()
+            self._while_stopped(partial(self._write, path, abandoned))
+            if abandoned is not None:
+                remove_left_behind(os.fsdecode(abandoned), self._pid)
+
+        once_it_is_safe(attempt, until, _LONGEST_PAUSE_S)
 
     def withdraw(self) -> bool:
         """Remove the request; whether it was still there."""
