@@ -73,8 +73,8 @@ types: $(VENV)/ready-lint ## mypy --strict
 	@$(RUN)/mypy --no-error-summary
 	@MYPYPATH=$(PROGRAMS) $(RUN)/mypy --no-error-summary --config-file= --strict --explicit-package-bases $(PROGRAMS)
 
-# An environment of its own: numba-cuda, which the suite needs, slows every start of Python by a
-# hook in site-packages, for us and for the others.
+# An environment of its own: numba-cuda, which the suite needs, puts a hook into every start of Python,
+# for us and for the others.
 bench: ## speed against gpustat, nvitop, fuser and lsof, as ratios
 	@$(MAKE) --no-print-directory VENV=.build/bench bench-here
 

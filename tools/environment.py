@@ -104,7 +104,7 @@ sys.meta_path.insert(0, NumbaHook)
 
 
 def load_numba_hook_on_demand(folder: Path) -> None:
-    """Half of every start of Python is numba-cuda's hook, and the suite starts thousands.
+    """Two thirds of every start of Python is numba-cuda's hook, and the suite starts thousands.
 
     Its start-up file imports the hook at once; here it does when somebody imports numba.
     """

@@ -71,7 +71,7 @@ MEANINGS: dict[Kind, tuple[str, tuple[str, ...]]] = {
     "live": ("arrays and allocations that the program still has", ("VR206",)),
     "cached": ("freed by the program, and kept by a pool for its next allocation", ()),
     "fragmented": ("cached between arrays that are in use, so that no trim returns it", ()),
-    "orphaned": ("charged to a process that is dead, and held by a living one", ("VR101", "VR105", "VR203")),
+    "orphaned": ("of a dead process; a living one, seen or not, holds it", ("VR101", "VR105", "VR203")),
     "exported": ("held by an open handle or a dma-buf; no process list names it", ("VR103", "VR104")),
     "hidden": ("of a process that cannot be named from here", ("VR301", "VR302")),
     "overhead": ("in use beyond what the driver charges to anybody, as each context makes it", ()),
