@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, NamedTuple
 
 from msgspec import Struct
 
 from vram.diagnosis.held import is_stopped
 from vram.ledger.processes import identity, living_holders, processes
 from vram.model.ledger import Entry, GpuLedger, Holder, Ledger, OpenOnly, ParkedProcess
+from vram.model.observation import HostFacts
 from vram.report.phrases import mig_device, workload
 from vram.units import counted, size
 
@@ -102,8 +103,13 @@ class ProcessesReport(Struct, frozen=True, kw_only=True):
 
     schema: Literal[1] = 1
     taken_at: str
-    host: str
+    host: HostFacts
     processes: tuple[ProcessRow, ...]
+
+
+def report(ledger: Ledger, processes: tuple[ProcessRow, ...]) -> ProcessesReport:
+    """Return *processes* as `vram ps --json` has them."""
+    return ProcessesReport(taken_at=ledger.taken_at, host=ledger.host, processes=processes)
 
 
 def rows(ledger: Ledger, *, every_process: bool = False) -> tuple[ProcessRow, ...]:
@@ -132,6 +138,26 @@ def rank(row: ProcessRow) -> tuple[bool, bool, int, int]:
     return not row.trouble, row.state == "open", -(row.nbytes or 0), row.pid or 0
 
 
+_ORDERS: dict[str, Callable[[ProcessRow], tuple[Any, ...]]] = {
+    "trouble": rank,
+    "size": lambda row: (-(row.nbytes or 0),),
+    "gpu": lambda row: tuple(map(_place_order, row.gpus)),
+    "pid": lambda row: (row.pid or 0,),
+    "user": lambda row: (row.user or "",),
+    "age": lambda row: (-(row.age_s or 0.0),),
+    "state": lambda row: (list(STATES).index(row.state),),
+    "command": lambda row: (row.command or "",),
+}
+
+
+def in_order(found: tuple[ProcessRow, ...], by: str, *, reverse: bool = False) -> tuple[ProcessRow, ...]:
+    """Return the rows sorted by one of "trouble", "size", "gpu", "pid", "user", "age", "state", "command".
+
+    Rows that are equal in that stay in the order of "trouble". The largest and the oldest come first.
+    """
+    return tuple(sorted(sorted(found, key=rank), key=_ORDERS[by], reverse=reverse))
+
+
 class _Draft:
     """A row while it is being put together."""
 
@@ -146,8 +172,8 @@ class _Draft:
         self.kinds: dict[str, int] = {}
         self.left_bytes = 0
         self.dead_pids: dict[int, None] = {}
-        self.co_holders: dict[int, None] = {}
-        self.workers: dict[int, None] = {}
+        self.co_holders: dict[int, Holder] = {}
+        self.workers: dict[int, Holder] = {}
         self.one_of = False
         self.certain = True
 
@@ -216,7 +242,7 @@ class _Draft:
 
     def _whose(self) -> str:
         if not self.dead_pids:
-            return "exported memory, its owner is dead"
+            return "memory of a dead exporter"
         first, *more = self.dead_pids
         return f"memory of dead pid {first}" + (f" and {len(more)} more" if more else "")
 
@@ -237,12 +263,14 @@ class _Drafts:
         living = living_holders(entry)
         if entry.kind_facts.charged and living and entry.holder is not None and entry.holder.alive:
             draft = self._of(entry.holder)
+            # Forked children that have its files: its memory returns when they have ended too.
+            draft.workers.update((each.pid, each) for each in living if each.pid != entry.holder.pid)
         elif entry.kind in ("orphaned", "exported") and living:
             draft = self._of(living[0])
             draft.left_bytes += entry.nbytes or 0
             if entry.charged_pid is not None:
                 draft.dead_pids[entry.charged_pid] = None
-            draft.co_holders.update(dict.fromkeys(each.pid for each in living[1:]))
+            draft.co_holders.update((each.pid, each) for each in living[1:])
             draft.one_of = draft.one_of or entry.sharing == "one"
         else:
             draft = self._without_process(place, entry)
@@ -262,19 +290,31 @@ class _Drafts:
     def fold(self, openers: dict[int, OpenOnly]) -> None:
         """Count processes that hold nothing of their own in the row of the parent that does."""
         rows = {draft.pid: draft for draft in self if draft.pid is not None}
-        for pid in openers:
+        for draft in self:
+            # A worker with memory of its own has a row of its own.
+            draft.workers = {pid: worker for pid, worker in draft.workers.items() if pid not in rows}
+        for pid, opener in openers.items():
             owner = _owner(pid, openers, rows)
             if owner is not None:
-                owner.workers[pid] = None
+                owner.workers[pid] = opener.holder
 
     def unfold(self, openers: dict[int, OpenOnly]) -> None:
         """Give everybody a row who has a GPU's files open."""
+        for draft in list(self):
+            for worker in draft.workers.values():
+                self._stand_alone(worker, "open", f"has the files of pid {draft.pid}")
+            for co_holder in draft.co_holders.values():
+                self._stand_alone(co_holder, "ghost", f"holds the same memory as pid {draft.pid}")
+            draft.workers = {}
         for opener in openers.values():
             note = f"has the files of pid {opener.inherited_from}" if opener.inherited_from else ""
             if opener.exported_bytes:
                 note = f"has a handle on {size(opener.exported_bytes)} of another process"
-            draft = _Draft(opener.holder, "open", note)
-            self._by_process["open", identity(opener.holder)] = draft
+            self._stand_alone(opener.holder, "open", note)
+
+    def _stand_alone(self, holder: Holder, state: State, note: str) -> None:
+        """A row of a process that holds no memory of its own, unless it has a row already."""
+        self._by_process.setdefault(identity(holder), _Draft(holder, state, note))
 
     def _of(self, holder: Holder) -> _Draft:
         return self._by_process.setdefault(identity(holder), _Draft(holder))
