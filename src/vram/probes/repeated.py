@@ -34,8 +34,13 @@ class RepeatedSurvey:
         self._last: Survey | None = None
         self._conditions: dict[int, ProcessCondition] = {}
 
+    @property
+    def behind_s(self) -> float:
+        """How long ago everything was read: ages of processes are from then."""
+        return self._host.clock.monotonic() - self._whole_at
+
     def read(self) -> Survey:
-        """Return what is there now: the very object of the last time where nothing but the time has changed."""
+        """Return what is there now; the object of the last time where nothing but the time has changed."""
         now = self._host.clock.monotonic()
         if self._whole is not None and now - self._whole_at < self._whole_every_s:
             again = self._figures_again()

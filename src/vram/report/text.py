@@ -51,7 +51,18 @@ def process(
 
     *family* are the lines of the processes that it belongs to.
     """
-    blocks: list[RenderableType] = [masthead(ledger, options)]
+    return Group(masthead(ledger, options), *process_blocks(ledger, findings, notes, family, options))
+
+
+def process_blocks(
+    ledger: Ledger,
+    findings: tuple[Finding, ...],
+    notes: tuple[str, ...],
+    family: Sequence[Text],
+    options: RenderOptions,
+) -> list[RenderableType]:
+    """The same, block by block, without where and when it was read."""
+    blocks: list[RenderableType] = []
     for gpu in ledger.gpus:
         entries = (*gpu.entries, *(gpu.system.entries if gpu.system else ()))
         blocks += [Text(), Text(f"{gpu_label(gpu)}  {options.clean(gpu.name)}", style="bold")]
@@ -63,7 +74,7 @@ def process(
         blocks += [Text(), Text("Its family", style="bold"), *family]
     blocks += _causes(findings, _evidence_shown(ledger), options, full=True)
     blocks += advice(findings, options)
-    return Group(*blocks)
+    return blocks
 
 
 def _evidence_shown(ledger: Ledger) -> set[str]:

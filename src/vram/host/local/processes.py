@@ -10,8 +10,8 @@ from contextlib import suppress
 from msgspec.structs import replace
 
 from vram.host.local.identity import user_name
-from vram.host.ports import ProcessCondition
 from vram.host.local.workload import ContainerNames, membership, named, workload
+from vram.host.ports import ProcessCondition
 from vram.model.process import ProcessFacts, ProcessRef
 from vram.payloads.procfs import ProcessFolder, Stat, inside_of, living_thread, read_stat, started_at, text
 from vram.protected import has_a_role
