@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import ClassVar, Protocol
 
 from msgspec.structs import replace
+from rich.cells import cell_len
 from rich.console import RenderableType
 from rich.text import Text
 from textual import events
@@ -59,7 +60,6 @@ class TopApp(App[None]):
     ENABLE_COMMAND_PALETTE = False
     CSS = """
     Screen { layout: vertical; }
-    #facts, #problem, #keys { height: auto; }
     #search { display: none; height: 1; border: none; padding: 0; }
     #search.open { display: block; }
     """
@@ -121,7 +121,7 @@ class TopApp(App[None]):
         self._ages_behind_s = 0.0
         self._taken_at = ""
         self._trouble = ""
-        self._basis: object = None
+        self._basis: tuple[object, ...] | None = None
         self._busy = ""
         self.failure: VramError | None = None
         """Why the view ended, where it did not end because somebody wanted it to."""
@@ -229,27 +229,26 @@ class TopApp(App[None]):
 
     def _show_facts(self) -> None:
         options = self.options
-        parts = [f"vram top every {self._every_s:g} s"]
-        ledger = self.ledger
-        if ledger is not None:
-            driver = ledger.driver.driver_version if ledger.driver else None
-            parts = [
-                ledger.host.name,
-                self._taken_at[11:19],
-                *([f"driver {driver}"] if driver else []),
-                *parts,
-            ]
-            parts.append(counted(len(self._rows), "process"))
-            if ledger.host.virtual:
-                parts.append("virtual GPUs")
-        else:
-            parts.append("reading")
-        if self.view.filters:
-            parts.append(f"only {self.view.filters}")
-        text = Text(options.short(" · ".join(parts), options.width), style="dim", no_wrap=True)
+        text = Text(_fitting(self._facts(), options), style="dim", no_wrap=True)
         for problem in self._state_lines():
             text.append("\n").append(options.short(problem, options.width), style="bold red")
         self.query_one("#facts", TextPanel).set_text(text)
+
+    def _facts(self) -> list[str]:
+        """Where and when this was read, the most important first."""
+        ledger = self.ledger
+        if ledger is None:
+            return ["vram top", "reading"]
+        parts = ["vram top", ledger.host.name, f"{self._taken_at[11:19]} UTC"]
+        if self.view.filters:
+            parts.append(f"only {self.view.filters}")
+        parts.append(counted(len(self._rows), "process"))
+        parts.append(f"every {self._every_s:g} s")
+        if ledger.driver and ledger.driver.driver_version:
+            parts.append(f"driver {ledger.driver.driver_version}")
+        if ledger.host.virtual:
+            parts.append("virtual GPUs")
+        return parts
 
     def _state_lines(self) -> list[str]:
         """What could not be read."""
@@ -273,7 +272,8 @@ class TopApp(App[None]):
         options = self.options._replace(width=width - trend - (1 if trend else 0))
         heading, texts = formatted(self._lines, self._ages_behind_s, options)
         trends = [self._trend(line, trend) for line in self._lines]
-        table.set_lines([line.key for line in self._lines], texts, trends)
+        first = next((at for at, line in enumerate(self._lines) if line.row is not None), 0)
+        table.set_lines([line.key for line in self._lines], texts, trends, first)
         header = self.query_one(TableHeader)
         header.set_heading(heading, self.view.sort, self.view.reverse, trend)
 
@@ -313,18 +313,22 @@ class TopApp(App[None]):
         row = self.selected
         if not panel.is_open or self.ledger is None:
             return
+        width = max(40, self.size.width - 4)
         if row is None:
-            if self._basis is not None or not self._lines:
-                panel.show([Text("No process is selected.", style="dim")])
-                self._basis = None
-            return
-        now = (key_of(row), self.size, basis(self.ledger, self.findings, row))
+            now: tuple[object, ...] = (None, width)
+        else:
+            now = (key_of(row), width, basis(self.ledger, self.findings, row))
         if now == self._basis:
             return
+        another = self._basis is None or now[0] != self._basis[0]
         self._basis = now
-        options = self.options._replace(width=max(40, self.size.width - 4))
+        if row is None:
+            panel.show([Text("No process is selected.", style="dim")], width, from_top=True)
+            return
         points = self.history.points(key_of(row))
-        panel.show(details(self.ledger, self.findings, row, points, options))
+        options = self.options._replace(width=width)
+        parts = details(self.ledger, self.findings, row, points, options)
+        panel.show(parts, width, from_top=another)
 
     def on_process_table_moved(self) -> None:
         self._show_details()
@@ -483,3 +487,14 @@ class TopApp(App[None]):
     def on_key(self, event: events.Key) -> None:
         if event.key == "escape" and self.query_one("#search", Input).has_focus:
             self.action_clear()
+
+
+def _fitting(parts: list[str], options: RenderOptions) -> str:
+    """As many of *parts* as fit a line, the first ones first."""
+    line = options.clean(parts[0])
+    for part in parts[1:]:
+        longer = line + options.clean(f" · {part}")
+        if cell_len(longer) > options.width:
+            break
+        line = longer
+    return line

@@ -10,7 +10,8 @@ from rich.text import Text
 from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Horizontal, VerticalScroll
+from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.markup import escape
 from textual.screen import ModalScreen
 from textual.widgets import Button, Static
 
@@ -18,12 +19,13 @@ from vram.errors import VramError
 from vram.report.layout import RenderOptions, paragraph
 
 _CSS = """
-.dialog { width: 90%; max-width: 112; height: auto; max-height: 90%; border: round $primary; padding: 0 1;
+.dialog { width: 90%; max-width: 112; height: auto; border: round $primary; padding: 0 1;
           background: $surface; }
 .dialog.ascii { border: ascii $primary; }
-.dialog VerticalScroll { height: auto; max-height: 100%; }
-.dialog Horizontal { height: auto; align-horizontal: right; }
-.dialog Button { height: 1; min-width: 10; border: none; margin: 1 0 0 2; }
+.dialog VerticalScroll { height: auto; max-height: 80vh; }
+.dialog Horizontal { height: auto; align-horizontal: right; margin-top: 1; }
+.dialog Horizontal Static { width: auto; }
+.dialog Button { height: 1; min-width: 11; border: none; margin-left: 2; }
 .dialog Button:focus { text-style: reverse bold; }
 """
 
@@ -40,10 +42,11 @@ class Dialog(ModalScreen[bool]):
         self._ascii_only = ascii_only
 
     def compose(self) -> ComposeResult:
-        box = VerticalScroll(classes="dialog ascii" if self._ascii_only else "dialog")
-        box.border_title = Text(self._title)
+        box = Vertical(classes="dialog ascii" if self._ascii_only else "dialog")
+        box.border_title = escape(self._title)
         with box:
-            yield Static(self._text(), id="dialog-text", markup=False)
+            with VerticalScroll():
+                yield Static(self._text(), id="dialog-text", markup=False)
             with Horizontal():
                 yield from self.buttons()
 
@@ -69,6 +72,8 @@ class Question(Dialog):
         Binding("y", "answer(True)", "yes"),
         Binding("n,escape,q", "answer(False)", "no"),
         Binding("left,right", "switch", show=False),
+        Binding("up", "scroll(-1)", show=False),
+        Binding("down", "scroll(1)", show=False),
     ]
 
     def buttons(self) -> ComposeResult:
@@ -85,6 +90,9 @@ class Question(Dialog):
     def action_switch(self) -> None:
         self.focus_next("Button")
 
+    def action_scroll(self, by: int) -> None:
+        self.query_one(VerticalScroll).scroll_relative(y=by, animate=False)
+
 
 class Notice(Dialog):
     """Something to read: a receipt, an error, the help."""
@@ -92,7 +100,7 @@ class Notice(Dialog):
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,enter,q,question_mark", "close", "close")]
 
     def on_mount(self) -> None:
-        self.query_one("#close", Button).focus()
+        self.query_one(VerticalScroll).focus()
 
     def action_close(self) -> None:
         self.dismiss(False)

@@ -24,7 +24,7 @@ KEYS = (
 """What the bottom line shows: the key, its word, and Textual's name for it."""
 
 _PAGE = (
-    ("Move", (("up, down, page up, page down, home, end", "choose a line; the mouse does too"),)),
+    ("Move", (("arrows", "choose a line; page up and down, home and end, and the mouse do too"),)),
     (
         "See",
         (

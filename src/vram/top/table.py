@@ -39,10 +39,16 @@ def formatted(lines: Sequence[ViewLine], elapsed_s: float, options: RenderOption
     shown = [_aged(line.row, elapsed_s) for line in lines if line.row is not None]
     heading, *texts = process_lines(shown, options)
     waiting = iter(texts)
+    indent = heading.plain.find(COLUMNS["command"].heading)
     return heading, [
-        next(waiting) if line.row is not None else Text(options.short(line.heading, options.width), "bold")
-        for line in lines
+        next(waiting) if line.row is not None else _heading(line, indent, options) for line in lines
     ]
+
+
+def _heading(line: ViewLine, indent: int, options: RenderOptions) -> Text:
+    if line.in_tree:
+        return Text(" " * indent + options.short(line.heading, options.width - indent), "dim")
+    return Text(options.short(line.heading, options.width), "bold")
 
 
 def _aged(row: ProcessRow, elapsed_s: float) -> ProcessRow:
@@ -132,6 +138,7 @@ class ProcessTable(ScrollView, can_focus=True):
         self._trends: list[str] = []
         self._strips: dict[int, Strip] = {}
         self._cursor = 0
+        self._is_placed = False
         self.redrawn = 0
         """How many lines were redrawn, for tests."""
 
@@ -144,8 +151,11 @@ class ProcessTable(ScrollView, can_focus=True):
         """The lines as they are on the screen, without the trends."""
         return [text.plain for text in self._texts]
 
-    def set_lines(self, keys: list[Hashable], texts: list[Text], trends: list[str]) -> None:
-        """Show other lines. The cursor stays on its process; where that is gone, in its place."""
+    def set_lines(self, keys: list[Hashable], texts: list[Text], trends: list[str], first: int = 0) -> None:
+        """Show other lines. The cursor stays on its process; where that is gone, in its place.
+
+        As long as nobody has moved it, it is on the *first* process: trouble that appears is selected.
+        """
         selected, before = self.selected, self._cursor
         count = len(self._keys)
         changed = [
@@ -157,9 +167,12 @@ class ProcessTable(ScrollView, can_focus=True):
             or texts[at].spans != self._texts[at].spans
         ]
         self._keys, self._texts, self._trends = keys, texts, trends
-        at_place = min(before, max(0, len(keys) - 1))
-        # A line that was never moved to stays the first one: trouble that appears is selected.
-        self._cursor = keys.index(selected) if before and selected in keys else at_place
+        if not self._is_placed:
+            self._cursor = min(first, max(0, len(keys) - 1))
+        elif selected in keys:
+            self._cursor = keys.index(selected)
+        else:
+            self._cursor = min(before, max(0, len(keys) - 1))
         if len(keys) != count:
             self.virtual_size = Size(self.size.width, len(keys))
             self._strips.clear()
@@ -184,6 +197,7 @@ class ProcessTable(ScrollView, can_focus=True):
 
     def _move_to(self, at: int) -> None:
         at = max(0, min(at, len(self._keys) - 1))
+        self._is_placed = True
         if not self._keys or at == self._cursor:
             return
         before, self._cursor = self._cursor, at
@@ -204,6 +218,7 @@ class ProcessTable(ScrollView, can_focus=True):
 
     def action_edge(self, by: int) -> None:
         self._move_to(0 if by < 0 else len(self._keys) - 1)
+        self._is_placed = by > 0  # at the top it stays at the top
 
     def on_click(self, event: events.Click) -> None:
         at = event.y + self.scroll_offset.y

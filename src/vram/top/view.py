@@ -61,6 +61,8 @@ class ViewLine(NamedTuple):
     key: Hashable
     row: ProcessRow | None
     heading: str = ""
+    in_tree: bool = False
+    """Whether the heading stands among the commands, as a branch of the tree."""
 
 
 def key_of(row: ProcessRow) -> Hashable:
@@ -116,7 +118,11 @@ def _nodes(
             placed.update(_keys_below(node))
     for at, (row, node) in enumerate(kept, 1):
         last = at == len(kept)
-        yield ViewLine(key_of(row), _indented(row, stem + ("└─ " if last else "├─ ")))
+        fork = stem + ("└─ " if last else "├─ ")
+        if node.holder.alive:
+            yield ViewLine(key_of(row), _indented(row, fork))
+        else:
+            yield ViewLine(key_of(row), None, f"{fork}pid {node.holder.pid}: {row.note}", in_tree=True)
         yield from _nodes(node.children, by_process, view, placed, stem + ("   " if last else "│  "))
 
 
@@ -146,7 +152,8 @@ def _without_row(node: ProcessNode) -> ProcessRow:
     holder = node.holder
     shared = next((held.shared_with for held in node.holds if held.shared_with is not None), None)
     if not holder.alive:
-        note = "dead; those below hold its memory" if holder.visible else "not visible from here"
+        below = "those below hold its memory" if node.children else "no visible process has its files"
+        note = f"dead; {below}" if holder.visible else "not visible from here"
     else:
         note = f"holds the same bytes as pid {shared}" if shared is not None else ""
     return ProcessRow(
