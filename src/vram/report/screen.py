@@ -56,7 +56,7 @@ def _bars(gpu: GpuLedger, divided: bool) -> Iterator[GpuBar]:
     if gpu.status not in ("ok", "denied") or gpu.total_bytes is None:
         complaint = f"{gpu.status}: {gpu.message}" if gpu.message else gpu.status
     if gpu.total_bytes == 0 and gpu.system is not None:
-        yield GpuBar(label, (), f"{size(known_bytes(gpu.system.entries))} of host memory", complaint)
+        yield GpuBar(label, (), f"{size(known_bytes(gpu.system.entries))} host", complaint)
     else:
         yield GpuBar(label, gpu.entries, used_of(gpu.entries, gpu.total_bytes), complaint)
 
@@ -241,7 +241,7 @@ def _value(column: Column, row: ProcessRow, options: RenderOptions, cut: bool) -
 def _fit_command(
     widths: list[int], columns: Sequence[str], shown: Sequence[ProcessRow], options: RenderOptions
 ) -> _Fit:
-    """Let the command take what the others leave. Notes say what is wrong: commands beside them are cut first."""
+    """Let the command take what the others leave; beside a note it is cut first: that says what is wrong."""
     at = columns.index("command")
     room = options.width - sum(widths) + widths[at] - (len(widths) - 1)
     widths[at] = max(len(COLUMNS["command"].heading), min(widths[at], room))
@@ -412,10 +412,19 @@ def screen(
 
 
 def _unseen(ledger: Ledger) -> list[str]:
-    """Return which probes failed, without those whose failure is written in place of a GPU's bar."""
+    """Return which probes failed, without those whose failure is written in place of a GPU's bar.
+
+    Where processes were asked (--deep), also which of them did not answer.
+    """
     failed = {gpu.status for gpu in ledger.gpus}
     probes = tuple(probe for probe in ledger.probes if probe.name != "nvml" or probe.status not in failed)
-    return gaps(replace(ledger, probes=probes))
+    unasked = [
+        f"{gpu_label(gpu)}: {note.text}"
+        for gpu in ledger.gpus
+        for note in gpu.notes
+        if note.code == "not-divided"
+    ]
+    return gaps(replace(ledger, probes=probes)) + unasked
 
 
 def _shares(row_count: int, problem_count: int, room: int | None) -> tuple[int, int]:
