@@ -58,6 +58,8 @@ REPLACED = (
     (re.compile(r"\bplan [0-9a-f]{12}\b"), "plan 0123456789ab"),
     (re.compile(r"\bPython 3\.\d+(?:\.\d+)?"), "Python 3.x"),
 )
+# What `vram why` answers has a page of its own.
+ANSWER = re.compile(r"^(\$ vram why\n)(?:│.*\n)+", re.MULTILINE)
 ABOUT_A_PROCESS = re.compile(r"^vram: (?:the driver does not answer about )?pid (\d+): .*\n", re.MULTILINE)
 
 
@@ -218,7 +220,7 @@ def _live(situation: Situation) -> dict[str, str]:
         "free": lambda: vram("free", "--dry-run") + vram("free", "--yes") + vram("free", "30GiB"),
         "kill": lambda: vram("kill", train, "--dry-run") + vram("kill", train, "--yes"),
         "lab": lambda: vram("lab", "show", "kill-nine") + vram("lab", "run", "kill-nine"),
-        "demo": lambda: vram("demo", "pool"),
+        "demo": lambda: ANSWER.sub(r"\1│ …\n", vram("demo", "fork")),
         "virtual": lambda: vram("virtual", "nvidia-smi") + vram("virtual", "fault", "cuMemAlloc* sometimes"),
     }
     assert serve
