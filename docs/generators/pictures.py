@@ -19,10 +19,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from vram.diagnosis.engine import diagnose
+from vram.ledger.build import build_ledger
 from vram.model.files import FilesFacts, UnreadableFacts
 from vram.model.observation import Observation, ProbeRun, Survey
 from vram.model.process import ProcessFacts, ProcessRef, Workload
 from vram.probes import bundle
+from vram.report import svg
+from vram.report.screen import screen
 from vram.virtualgpu import VirtualGpu
 from vram.virtualgpu.demos import DEMOS, EXPORT, FORK, POOL, Demo, DemoProgram
 
@@ -54,9 +58,9 @@ def draw(demos: Sequence[Demo], picture: Path) -> None:
     with TemporaryDirectory() as folder:
         survey = Path(folder) / "survey.json"
         pids = observe(demos, survey)
-        bundle.write(same_everywhere(bundle.read(str(survey)), pids), str(survey))
-        with VirtualGpu.create(gpus=0) as nowhere:
-            nowhere.run([VRAM, "why", "--from", survey, "--svg", picture], check=True)
+        ledger = build_ledger(same_everywhere(bundle.read(str(survey)), pids))
+    findings = diagnose(ledger)
+    picture.write_text(svg.draw(lambda options: screen(ledger, findings, options), prompt="vram why"))
 
 
 def observe(demos: Sequence[Demo], path: Path) -> dict[int, int]:

@@ -51,7 +51,8 @@ OUT_OF_MEMORY = (
 REPLACED = (
     (re.compile(r"\x1b\[[0-9;]*m"), ""),
     (re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"), "2026-01-01T00:00:00Z"),
-    (re.compile(r"\b\d+(?:\.\d+)? (?:ms|s)\b"), "N s"),
+    # The unit may stand on the next line, beside the rule of a demo.
+    (re.compile(r"\b\d+(?:\.\d+)?\s(?:│ +)?(?:ms|s)\b"), "N s"),
     # Those above train.py and serve.py are written down with them.
     (re.compile(r"^written: 1 GPU, \d+ processes", re.MULTILINE), "written: 1 GPU, N processes"),
     (re.compile(r"\brunning for \d+"), "running for N"),  # "s" may stand on the next line
@@ -164,7 +165,10 @@ def _still(situation: Situation) -> dict[str, str]:
     log = situation.folder / "train.log"
     log.write_text(OUT_OF_MEMORY)
     return {
-        "why": vram("why", "--from", snapshot) + vram("why", "200", "--from", snapshot),
+        "why": vram("--from", snapshot)
+        + vram("why", "-v", "--from", snapshot)
+        + vram("why", "200", "--from", snapshot),
+        "ps": vram("ps", "--from", snapshot) + vram("ps", "--columns", "pid,bytes,state", "--from", snapshot),
         "who": vram("who", "--from", snapshot) + vram("who", "--by", "user", "--from", snapshot),
         "check": vram("check", "--from", snapshot)
         + vram("check", "--leftovers", "--gpu", "1", "--from", snapshot),

@@ -38,7 +38,7 @@ class DemoOutput:
 
     def why(self, gpu: VirtualGpu) -> None:
         """Run `vram why` on the demo's GPU, and show its answer beside a vertical line."""
-        words: list[str] = []
+        words = ["-v"] if self._args.full else []
         answer = run_why(gpu, words, self._surface())
         self._beside_a_line(" ".join(["vram why", *words]), answer)
 
@@ -46,13 +46,8 @@ class DemoOutput:
         self._say(Text(sentence))
 
     def command(self, gpu: VirtualGpu, line: str) -> bool:
-        """Run a command that frees memory, and show what it prints; return whether it succeeded.
-
-        Its log and its journal belong to the demo, and go with it.
-        """
-        state = gpu.folder / "state"
-        state.mkdir(mode=0o700, exist_ok=True)
-        done = _run(gpu, line.split()[1:], {**self._surface(), "XDG_STATE_HOME": str(state)})
+        """Run a command that frees memory, and show what it prints; return whether it succeeded."""
+        done = _run(gpu, line.split()[1:], self._surface())
         self._beside_a_line(line, done.stdout.decode() + done.stderr.decode(errors="replace"))
         return done.returncode == 0
 
@@ -120,7 +115,11 @@ def run_why(gpu: VirtualGpu, words: list[str], changes: Mapping[str, str]) -> st
 
 
 def _run(gpu: VirtualGpu, words: list[str], changes: Mapping[str, str]) -> CompletedProcess[bytes]:
-    environment = {**os.environ, "PYTHONIOENCODING": "utf-8", **changes}
+    """Run vram on *gpu*. Its log and its journal belong to the demo and go with it, and the user's own
+    parked processes have no part in it."""
+    state = gpu.folder / "state"
+    state.mkdir(mode=0o700, exist_ok=True)
+    environment = {**os.environ, "PYTHONIOENCODING": "utf-8", **changes, "XDG_STATE_HOME": str(state)}
     # They name trees of another machine, whose processes have no part in the demo.
     for name in ("VRAM_PROC_ROOT", "VRAM_SYS_ROOT"):
         environment.pop(name, None)

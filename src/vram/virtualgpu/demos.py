@@ -181,7 +181,7 @@ FORK = Demo(
     question="The process is dead. Why is its memory not free?",
     program="forks.orphan",
     size="4GiB",
-    happened="Process {parent} allocated 4 GiB and forked. Then it was killed; its child sleeps on.",
+    happened="Process {parent} allocated 4 GiB, forked and was killed. Its child sleeps.",
     prepare=_kill_parent,
     advice="The child inherited the open device files, and they hold the memory. The pid that the driver "
     "lists is dead: there is nothing to kill. `vram free` terminates the child instead.",

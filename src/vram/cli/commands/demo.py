@@ -32,7 +32,7 @@ GPU: dict[str, Any] = {"memory_bytes": 24 * GIB, "name": "NVIDIA GPU"}
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these demos")
     parser.add_argument(
-        "--full", action="store_true", help="show the whole account: every byte, and the evidence"
+        "--full", action="store_true", help="show `vram why -v`: every byte, and the evidence"
     )
     parser.add_argument("--list", action="store_true", help="name the demos and their questions")
     parser.add_argument("--keep", action="store_true", help="open a shell in every demo; `exit` goes on")
