@@ -154,6 +154,13 @@ def shorten(text: str, width: int, *, mark: str = "…") -> str:
     return head + mark + _tail(text, room - cell_len(head))
 
 
+def padded(text: str, width: int) -> str:
+    """Return *text* with blanks up to *width* terminal cells."""
+    from rich.cells import cell_len
+
+    return text + " " * max(0, width - cell_len(text))
+
+
 def _head(text: str, width: int) -> str:
     from rich.cells import cell_len
 

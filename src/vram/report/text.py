@@ -45,11 +45,12 @@ def process(
     findings: tuple[Finding, ...],
     notes: tuple[str, ...],
     family: Sequence[Text],
+    inside: Sequence[RenderableType],
     options: RenderOptions,
 ) -> RenderableType:
     """Return what concerns one process, of a ledger that was narrowed to it.
 
-    *family* are the lines of the processes that it belongs to.
+    *family* are the lines of the processes that it belongs to, *inside* what it answered about its arrays.
     """
     blocks: list[RenderableType] = [masthead(ledger, options)]
     for gpu in ledger.gpus:
@@ -59,6 +60,8 @@ def process(
             blocks.append(part_table(entries, gpu.total_bytes, options))
         blocks += _open_only(gpu.open_only, options)
     blocks += [paragraph("note: ", Text(options.clean(note)), options, indent=2) for note in notes]
+    if inside:
+        blocks += [Text(), *inside]
     if family:
         blocks += [Text(), Text("Its family", style="bold"), *family]
     blocks += _causes(findings, _evidence_shown(ledger), options, full=True)
