@@ -18,7 +18,7 @@ README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
 LINES = [line.split("  #")[0].strip() for block in BLOCKS for line in block.splitlines() if line.strip()]
 INLINE = re.findall(r"`(vram [^`]+)`", re.sub(r"```.*?```", "", README, flags=re.DOTALL))
-COMMANDS = list(dict.fromkeys([*INLINE, *(line for line in LINES if line.startswith("vram "))]))
+COMMANDS = list(dict.fromkeys([*INLINE, *(line for line in LINES if line.split()[0] == "vram")]))
 QUICK_START = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "quick-start.md").read_text(), re.DOTALL)
 TARGETS = sorted(set(re.findall(r"\bmake ([a-z][a-z-]*)\b", README)))
 

@@ -17,6 +17,7 @@ from tests.docs.conftest import ROOT, sphinx
 from vram.cli import manual
 from vram.cli.app import COMMANDS
 from vram.model.kinds import Kind
+from vram.report.process_rows import STATES
 from vram.virtualgpu.demos import DEMOS
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
@@ -90,7 +91,7 @@ def test_a_guide_begins_with_what_it_is_for_and_how(guide: Path) -> None:
     """A sentence, and the command or call, before any further heading."""
     title, *beginning = guide.read_text().partition("\n## ")[0].split("\n\n")
     assert title.startswith("# ")
-    assert re.match(r"\[?`?\w(?!.*\|)", beginning[0]), "begin with a sentence"
+    assert not beginning[0].startswith(("```", "|", "- ", "![")), "begin with a sentence"
     assert re.search(r"\bvram\b", "\n\n".join(beginning[:4])), "name the command"
 
 
@@ -107,6 +108,13 @@ def test_every_line_of_a_ledger_is_explained() -> None:
     page = (ROOT / "docs" / "concepts" / "where-do-my-bytes-go.md").read_text()
     told = {kind for row in re.findall(r"^\| ([a-z, ]+) \|", page, re.MULTILINE) for kind in row.split(", ")}
     assert set(get_args(Kind)) == told - {"line"}
+
+
+def test_every_state_of_the_screen_is_explained() -> None:
+    page = (ROOT / "docs" / "guides" / "why.md").read_text()
+    rows = [row.partition("|")[0] for row in re.findall(r"^\| (`.+) \|$", page, re.MULTILINE)]
+    explained = {word for row in rows for word in re.findall(r"`(\w+)`", row)}
+    assert {state.label for state in STATES.values()} <= explained
 
 
 def _nothing_is_fetched_from_elsewhere(site: Path) -> None:
