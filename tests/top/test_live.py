@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.top.conftest import Company, run, viewing
-from vram.report.screen import COLUMNS
+from vram.report.process_table import COLUMNS
 from vram.top.table import TableHeader
 from vram.units import GIB
 from vram.virtualgpu import VirtualGpu

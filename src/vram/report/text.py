@@ -52,7 +52,7 @@ def process(
 
     *family* are the lines of the processes that it belongs to, *inside* what it answered about its arrays.
     """
-    return Group(masthead(ledger, options), *process_blocks(ledger, findings, notes, family, options))
+    return Group(masthead(ledger, options), *process_blocks(ledger, findings, notes, family, inside, options))
 
 
 def process_blocks(
@@ -60,6 +60,7 @@ def process_blocks(
     findings: tuple[Finding, ...],
     notes: tuple[str, ...],
     family: Sequence[Text],
+    inside: Sequence[RenderableType],
     options: RenderOptions,
 ) -> list[RenderableType]:
     """The same, block by block, without where and when it was read."""

@@ -16,7 +16,7 @@ from rich.text import Text
 from vram.errors import CannotPark, UsageError, VramError, WorldChanged
 from vram.host.ports import Host
 from vram.model.parking import Parked
-from vram.model.plan import Draft, Outcome, StepKind
+from vram.model.plan import Draft, Outcome, Skipped, StepKind
 from vram.reclaim import execute, plan, remaining
 from vram.reclaim.audit import refusals_logged
 from vram.report import plan as plan_text
@@ -116,7 +116,7 @@ class PlannedSteps:
             shown.append(plan_text.still_held(left, options))
         return Group(*shown)
 
-    def _left(self) -> tuple[plan_text.Skipped, ...]:
+    def _left(self) -> tuple[Skipped, ...]:
         try:
             return remaining(self._draft.plan, host=self._host, deadline_s=self._deadline_s)
         except VramError:  # the device does not answer: the receipt says so already

@@ -26,11 +26,11 @@ from vram.report.layout import RenderOptions
 from vram.report.process_rows import ProcessRow, rows
 from vram.report.screen import problem_lines
 from vram.report.text import gaps
-from vram.top.actions import ActionName, ActionRequest, prepare
+from vram.top.actions import ActionName, ActionRequest, PreparedAction, prepare
 from vram.top.details import basis, details
 from vram.top.dialogs import Notice, Question, Running, error_text
 from vram.top.help import KEYS, help_text
-from vram.top.history import History, sparkline
+from vram.top.history import History, trend
 from vram.top.panels import DetailsPanel, GpuPanel, KeyBar, TextPanel
 from vram.top.reader import LiveReading
 from vram.top.table import ProcessTable, TableHeader, formatted, trend_width
@@ -98,6 +98,7 @@ class TopApp(App[None]):
         narrow: Callable[[Ledger], Ledger] = lambda ledger: ledger,
         gpus: tuple[int, ...] = (),
         read_only: str = "",
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """*host* makes the machine that actions act on; *read_only* says why there are none."""
         super().__init__()
@@ -111,6 +112,7 @@ class TopApp(App[None]):
         self._narrow = narrow
         self._gpus = gpus
         self._read_only = read_only
+        self._clock = clock
         self.view = ViewState()
         self.history = History(every_s)
         self.ledger: Ledger | None = None
@@ -212,7 +214,7 @@ class TopApp(App[None]):
             if gpu.total_bytes is not None:
                 used = known_bytes(entry for entry in gpu.entries if entry.kind_facts.used)
                 figures["gpu", gpu.index] = used
-        self.history.add(time.monotonic(), figures)
+        self.history.add(self._clock(), figures)
 
     @property
     def options(self) -> RenderOptions:
@@ -268,14 +270,14 @@ class TopApp(App[None]):
         table = self.query_one(ProcessTable)
         self._lines = lines(self.ledger, self._rows, self.view)
         width = self._table_width()
-        trend = trend_width(width)
-        options = self.options._replace(width=width - trend - (1 if trend else 0))
+        cells = trend_width(width)
+        options = self.options._replace(width=width - cells - (1 if cells else 0))
         heading, texts = formatted(self._lines, self._ages_behind_s, options)
-        trends = [self._trend(line, trend) for line in self._lines]
+        trends = [self._trend(line, cells) for line in self._lines]
         first = next((at for at, line in enumerate(self._lines) if line.row is not None), 0)
         table.set_lines([line.key for line in self._lines], texts, trends, first)
         header = self.query_one(TableHeader)
-        header.set_heading(heading, self.view.sort, self.view.reverse, trend)
+        header.set_heading(heading, self.view.sort, self.view.reverse, cells)
 
     def _table_width(self) -> int:
         table = self.query_one(ProcessTable)
@@ -284,8 +286,7 @@ class TopApp(App[None]):
     def _trend(self, line: ViewLine, width: int) -> str:
         if not width or line.row is None:
             return " " * width
-        points = self.history.points(line.key)
-        return sparkline(points, width, max(points, default=0), ascii_only=self._ascii)
+        return trend(self.history.points(line.key), width, ascii_only=self._ascii)
 
     def _show_problem(self) -> None:
         problems = [each for each in self.findings if each.severity != "info"]
@@ -479,7 +480,7 @@ class TopApp(App[None]):
             result = error_text(error, options)
         dialog.finish(result)
 
-    def _prepare(self, request: ActionRequest) -> object:
+    def _prepare(self, request: ActionRequest) -> PreparedAction:
         if self._host is None:
             self._host = self._open_host()
         return prepare(self._host, request, self._deadline_s)

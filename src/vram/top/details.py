@@ -14,9 +14,9 @@ from vram.report import text, tree
 from vram.report.layout import RenderOptions, paragraph
 from vram.report.phrases import parked_process
 from vram.report.process_rows import STATES, ProcessRow
+from vram.report.process_table import command_line, gpu_names, row_size
 from vram.report.process_tree import who
-from vram.report.screen import command_line, gpu_names, row_size
-from vram.top.history import sparkline
+from vram.top.history import trend
 from vram.units import size
 
 _WIDEST_TREND = 60
@@ -42,14 +42,14 @@ def details(
     blocks: list[RenderableType] = [*_summary(row, points, options)]
     if row.pid is None:
         about = tuple(each for each in findings if _is_about(each, row))
-        return [*blocks, *text.process_blocks(concerning(ledger, -1), about, (), (), options)]
+        return [*blocks, *text.process_blocks(concerning(ledger, -1), about, (), (), (), options)]
     for process in ledger.parked:
         if process.pid == row.pid:
             blocks.append(paragraph("", Text(options.clean(parked_process(process))), options))
     theirs = concerning(ledger, row.pid)
     about = findings_about(findings, ledger, row.pid)
     family = tree.family(who(ledger), row.pid, options)
-    return [*blocks, *text.process_blocks(theirs, about, (), family, options)]
+    return [*blocks, *text.process_blocks(theirs, about, (), family, (), options)]
 
 
 def _summary(row: ProcessRow, points: Sequence[int], options: RenderOptions) -> Iterator[RenderableType]:
@@ -64,9 +64,10 @@ def _summary(row: ProcessRow, points: Sequence[int], options: RenderOptions) -> 
     if row.note:
         yield Text(options.clean(row.note))
     if len(points) > 1:
-        most = max(points)
-        trend = sparkline(points, min(len(points), _WIDEST_TREND), most, ascii_only=options.ascii)
-        yield Text(f"{trend}  {size(min(points))} to {size(most)} in the last minutes", style="dim")
+        line = trend(points, min(len(points), _WIDEST_TREND), ascii_only=options.ascii)
+        least, most = size(min(points)), size(max(points))
+        range_text = most if least == most else f"{least} to {most}"
+        yield Text(f"{line}  {range_text} in the last ten minutes", style="dim")
 
 
 def _is_about(finding: Finding, row: ProcessRow) -> bool:

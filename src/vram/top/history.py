@@ -57,6 +57,11 @@ def sparkline(points: Sequence[int], width: int, top: int, *, ascii_only: bool =
     return cells.rjust(max(0, width))
 
 
+def trend(points: Sequence[int], width: int, *, ascii_only: bool = False) -> str:
+    """Draw *points* so that their most is three quarters of a cell: what is constant is no full block."""
+    return sparkline(points, width, max(points, default=0) * 4 // 3, ascii_only=ascii_only)
+
+
 def _cell(nbytes: int, top: int, glyphs: str) -> str:
     if nbytes <= 0 or top <= 0:
         return glyphs[0] if nbytes == 0 else " "

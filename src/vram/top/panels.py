@@ -16,8 +16,8 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from vram.model.ledger import Ledger
+from vram.report.gpu_bars import gpu_bars, gpu_lines
 from vram.report.layout import RenderOptions
-from vram.report.screen import gpu_bars, gpu_lines
 from vram.top.history import History, sparkline
 
 # So many GPUs have a line each, with their memory over time; more stand side by side.

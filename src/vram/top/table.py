@@ -19,14 +19,15 @@ from textual.widget import Widget
 
 from vram.report.layout import RenderOptions
 from vram.report.process_rows import ProcessRow
-from vram.report.screen import COLUMNS, USUAL, process_lines
+from vram.report.process_table import COLUMNS, USUAL, process_lines
 from vram.top.view import ViewLine
 
 TREND_HEADING = "10 MIN"
 # A trend beside each line where the terminal is this wide, and how wide it is then.
 _TREND_FROM = 110
 _TREND_WIDTH = 12
-_SELECTED = Style(reverse=True)
+_TREND = Style(dim=True)
+_SELECTED, _SELECTED_BOLD = Style(reverse=True), Style(reverse=True, bold=True)
 
 
 def trend_width(width: int) -> int:
@@ -47,12 +48,16 @@ def formatted(lines: Sequence[ViewLine], elapsed_s: float, options: RenderOption
 
 def _heading(line: ViewLine, indent: int, options: RenderOptions) -> Text:
     if line.in_tree:
-        return Text(" " * indent + options.short(line.heading, options.width - indent), "dim")
-    return Text(options.short(line.heading, options.width), "bold")
+        return Text.assemble(" " * indent, (options.short(line.heading, options.width - indent), "dim"))
+    return Text.assemble((options.short(line.heading, options.width), "bold"))
 
 
 def _aged(row: ProcessRow, elapsed_s: float) -> ProcessRow:
     return row if row.age_s is None or not elapsed_s else replace(row, age_s=row.age_s + elapsed_s)
+
+
+def _selected(style: Style | None) -> Style:
+    return _SELECTED_BOLD if style is not None and style.bold else _SELECTED
 
 
 def column_at(heading: str, x: int) -> str | None:
@@ -250,8 +255,8 @@ class ProcessTable(ScrollView, can_focus=True):
         room = width - len(trend) - 1 if trend else width
         text = self._texts[at]
         strip = Strip(text.render(self.app.console), text.cell_len).adjust_cell_length(room)
+        if at == self._cursor:  # in one colour: a reversed one would stand out more than the line
+            strip = Strip([Segment(each.text, _selected(each.style)) for each in strip], room)
         if trend:
-            dim = Style(dim=True)
-            strip = Strip([*strip, Segment(" "), Segment(trend, dim)], width)
-        strip = strip.apply_style(style)
-        return strip.apply_style(_SELECTED) if at == self._cursor else strip
+            strip = Strip([*strip, Segment(" "), Segment(trend, _TREND)], width)
+        return strip.apply_style(style)

@@ -10,11 +10,13 @@ from msgspec.structs import replace
 
 from vram.model.ledger import Ledger
 from vram.report.process_rows import ProcessRow, in_order, rows
+from vram.report.process_table import command_line
 from vram.report.process_tree import ProcessNode, who
-from vram.report.screen import command_line
 from vram.units import size
 
 SORTS = ("trouble", "gpu", "size", "pid", "user", "age", "state", "command")
+# Those without a pid are no node of the tree.
+_Rows = dict[tuple[int | None, int | None], ProcessRow]
 _NO_GROUP = "outside of containers and jobs"
 _OTHERS = "memory without a visible process, and parked processes"
 
@@ -85,7 +87,7 @@ def lines(ledger: Ledger, found: Sequence[ProcessRow], view: ViewState) -> list[
 
 def _tree(ledger: Ledger, view: ViewState) -> Iterator[ViewLine]:
     everybody = rows(ledger, every_process=True)
-    by_process = {(row.pid, row.started_at): row for row in everybody if row.pid is not None}
+    by_process: _Rows = {(row.pid, row.started_at): row for row in everybody}
     placed: set[Hashable] = set()
     for group in who(ledger).groups:
         nodes = list(_nodes(group.processes, by_process, view, placed))
@@ -102,7 +104,7 @@ def _tree(ledger: Ledger, view: ViewState) -> Iterator[ViewLine]:
 
 def _nodes(
     nodes: Sequence[ProcessNode],
-    by_process: dict[tuple[int | None, int | None], ProcessRow],
+    by_process: _Rows,
     view: ViewState,
     placed: set[Hashable],
     stem: str = "",
@@ -129,7 +131,7 @@ def _nodes(
 def _has_match(
     node: ProcessNode,
     row: ProcessRow,
-    by_process: dict[tuple[int | None, int | None], ProcessRow],
+    by_process: _Rows,
     view: ViewState,
 ) -> bool:
     if view.matches(row):
