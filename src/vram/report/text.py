@@ -154,13 +154,13 @@ def _bar(gpu: GpuLedger, options: RenderOptions) -> Text:
 
 def _open_only(open_only: tuple[OpenOnly, ...], options: RenderOptions) -> Iterator[RenderableType]:
     if open_only:
-        yield Text("  others that have its files open:", style="dim")
+        yield Text("  also have its files open:", style="dim")
     for each in open_only[:_MOST_OPEN_ONLY]:
         parts = identity(each.holder)
         if each.inherited_from is not None:
             parts.append(f"inherited from pid {each.inherited_from}")
         if each.exported_bytes is not None:
-            parts.append(f"has {size(each.exported_bytes)} exported to it")
+            parts.append(f"has a handle on {size(each.exported_bytes)}")
         words = options.clean(" · ".join(parts))
         line = options.short(command(each.holder), options.measure - 4)
         yield paragraph("  ", Text.assemble(words, "\n", (line, "dim")), options, indent=2)
