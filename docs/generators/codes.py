@@ -27,7 +27,8 @@ def pages() -> Iterator[tuple[str, str]]:
 
 def _rule_index(rules: manual.Pages) -> Iterator[str]:
     yield "# Rules\n"
-    yield "The causes that `vram why` can name. A code never changes its meaning; `vram explain CODE` shows its page.\n"
+    yield "The causes that `vram why` can name. A code never changes its meaning; `vram explain CODE` shows"
+    yield "its page.\n"
     yield "| code | cause |"
     yield "|---|---|"
     for code, summary in manual.summaries(rules):
