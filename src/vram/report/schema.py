@@ -11,16 +11,18 @@ from typing import Any
 
 import msgspec
 
+from vram.model.change import Change, WatchState
 from vram.report.json import ProcessReport, WhyReport
 from vram.report.json_reports import DoctorReport, InsideReport, OomReport
 
 SHIPPED = Path(__file__).with_name("why.schema.json")
-REPORTS: dict[str, type[msgspec.Struct]] = {
+REPORTS: dict[str, Any] = {
     "why": WhyReport,
     "inside": InsideReport,
     "process": ProcessReport,
     "doctor": DoctorReport,
     "oom": OomReport,
+    "watch": Change | WatchState,
 }
 
 
