@@ -64,8 +64,6 @@ class RenderOptions(NamedTuple):
 
     width: int
     ascii: bool = False
-    brief: bool = False
-    """Leave out how we know and why, so that a screen that is redrawn holds more of the answer."""
     painted: bool = False
     """Colour stands behind blanks: in a picture, glyphs of an unknown font leave gaps in a bar."""
 
@@ -154,6 +152,13 @@ def shorten(text: str, width: int, *, mark: str = "…") -> str:
         return _head(text, width)
     head = _head(text, (room * 3 + 3) // 5)
     return head + mark + _tail(text, room - cell_len(head))
+
+
+def padded(text: str, width: int) -> str:
+    """Return *text* with blanks up to *width* terminal cells."""
+    from rich.cells import cell_len
+
+    return text + " " * max(0, width - cell_len(text))
 
 
 def _head(text: str, width: int) -> str:
