@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import random
+import re
 import tracemalloc
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -392,3 +394,10 @@ def test_a_survey_of_nothing_changes_nothing() -> None:
     comparison = Comparison(1)
     comparison.begin(build_ledger(empty), ())
     assert comparison.compare(build_ledger(empty), ()) == ()
+
+
+def test_the_guide_has_a_row_for_every_event() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "watch.md").read_text()
+    rows = re.findall(r"^\| (`[^|]+) \| (\w+) \|", guide, re.MULTILINE)
+    named = {event: group for events, group in rows for event in re.findall(r"`([^`]+)`", events)}
+    assert named == {event: group for group, events in GROUPS.items() for event in events}

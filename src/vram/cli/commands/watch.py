@@ -27,6 +27,7 @@ from vram.cli.arguments import (
 from vram.cli.arguments import (
     select as select_gpus,
 )
+from vram.cli.prestart import import_for_readers
 from vram.cli.source import open_host, take_ledger
 from vram.cli.terminal import add_terminal_arguments, colored, emit, is_terminal, render_options
 from vram.errors import ExitCode, UsageError
@@ -141,6 +142,7 @@ def run(args: Namespace) -> int:
         # One host throughout: it remembers which GPU hung, so that hung readers do not pile up.
         host = open_host(args, windows_every_s=WINDOWS_EVERY_S)
         assert host is not None
+        import_for_readers()
         from vram.diagnosis.changes import Comparison
 
         watch = _Watch(args, host, Comparison(args.min), hooks)
