@@ -18,7 +18,7 @@ def gpu(index: int) -> dict[str, object]:
     bar1 = nvml.nvmlDeviceGetBAR1MemoryInfo(handle)
     rates = nvml.nvmlDeviceGetUtilizationRates(handle)
     listed = {
-        name: [(process.pid, process.usedGpuMemory) for process in read(handle)]
+        name: [(each.pid, each.usedGpuMemory) for each in read(handle)]
         for name, read in {
             "compute": nvml.nvmlDeviceGetComputeRunningProcesses,
             "graphics": nvml.nvmlDeviceGetGraphicsRunningProcesses,
