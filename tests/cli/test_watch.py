@@ -464,7 +464,7 @@ def test_the_watch_reads_on_while_a_hook_hangs(
     assert watching.record()["event"] == "continued"
     code, _, err = watching.end(signal.SIGTERM)
     assert code == 143
-    assert "1 changes were not handed to" in err
+    assert "since the watch ends: 1 change\n" in err
     assert select.select([running], [], [], PATIENCE_S)[0], "the hook was left behind"
     os.close(running)
     assert len(hook.calls(1)) == 1
@@ -501,6 +501,7 @@ hooks.MOST_WAITING = 3
 running = hooks.Hooks([{sys.executable!r}, "-c", "import sys; sys.stdin.read(); open('go').read()"], 30)
 for number in range(10):
     running.add(Change(at="", event="freed", nbytes=number))
+    running.step()
 open("go.ready", "w").close()
 import time
 while not running.is_idle:
@@ -519,7 +520,54 @@ running.close()
     told = process.stderr.read().decode()
     process.stderr.close()
     assert "3 wait, further ones are dropped" in told
-    assert "6 changes were not handed to" in told
+    assert "which is too slow: 6 changes" in told
+
+
+STARTING_HOOKS = """
+from vram.cli.app import exit_on_signals
+from vram.cli.hooks import Hooks
+from vram.model.change import Change
+
+with exit_on_signals():
+    hooks = Hooks(["sleep", "600"], 0.001)
+    try:
+        print("ready", flush=True)
+        while True:
+            if hooks.is_idle:
+                hooks.add(Change(at="", event="freed"))
+            hooks.step()
+    finally:
+        hooks.close()
+"""
+
+
+def test_a_signal_while_hooks_are_started_leaves_none_behind() -> None:
+    """Each hook is ended after a moment and the next is started: many moments to be hit in."""
+    chance = random.Random(3)
+    for attempt in range(20):
+        mark = f"VRAM_TEST_HOOK={os.getpid()}-{attempt}"
+        process = subprocess.Popen(
+            [sys.executable, "-c", STARTING_HOOKS],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=dict([*os.environ.items(), tuple(mark.split("="))]),
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        time.sleep(chance.random() / 20)  # any moment will do
+        process.send_signal(chance.choice((signal.SIGINT, signal.SIGTERM, signal.SIGHUP)))
+        process.communicate(timeout=PATIENCE_S)
+        assert not _processes_with(mark.encode())
+
+
+def _processes_with(variable: bytes) -> list[int]:
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with suppress(OSError):
+                if variable in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
+                    found.append(int(name))
+    return found
 
 
 # ---- how it ends ----

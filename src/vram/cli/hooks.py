@@ -14,16 +14,19 @@ import subprocess
 import sys
 import time
 from collections import deque
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 from vram.errors import UsageError
 from vram.model.change import Change
 from vram.report.changes import environment, json_line
 from vram.report.escape import inert
+from vram.units import counted
 
 MOST_WAITING = 1000
 # From SIGTERM to SIGKILL.
 GRACE_S = 2.0
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def read_command(text: str) -> list[str]:
@@ -73,7 +76,7 @@ class Hooks:
         return self._process is None and not self._waiting
 
     def add(self, change: Change) -> None:
-        """Run the command for *change*, now or when those before it are done."""
+        """Have the command run for *change* when those before it are done; ``step`` starts it."""
         if len(self._waiting) >= MOST_WAITING:
             if not self._dropped:
                 _say(
@@ -83,7 +86,6 @@ class Hooks:
             self._dropped += 1
             return
         self._waiting.append(change)
-        self.step()
 
     def step(self) -> None:
         """Collect a hook that has ended, end one that takes too long, start the next."""
@@ -94,7 +96,7 @@ class Hooks:
                 break
             self._start(self._waiting.popleft())
         if self._dropped and not self._waiting:
-            _say(f"{self._dropped} changes were not handed to {self._name}: it was too slow")
+            _say(f"not handed to {self._name}, which is too slow: {counted(self._dropped, 'change')}")
             self._dropped = 0
 
     def close(self) -> None:
@@ -103,14 +105,15 @@ class Hooks:
         self._waiting.clear()
         if self._process is not None:
             self._end(signal.SIGTERM)
-            try:
-                self._process.wait(GRACE_S)
-            except subprocess.TimeoutExpired:
-                self._end(signal.SIGKILL)
-                self._process.wait()
+            with suppress(subprocess.TimeoutExpired):
+                try:
+                    self._process.wait(GRACE_S)
+                finally:  # also where Ctrl-C is pressed once more
+                    self._end(signal.SIGKILL)
+            self._process.wait()
             self._forget()
         if left:
-            _say(f"{left} changes were not handed to {self._name}: the watch ends")
+            _say(f"not handed to {self._name}, since the watch ends: {counted(left, 'change')}")
 
     @property
     def _name(self) -> str:
@@ -122,23 +125,23 @@ class Hooks:
         try:
             os.write(text, json_line(change))
             os.lseek(text, 0, os.SEEK_SET)
-            self._process = subprocess.Popen(
-                self._command,
-                stdin=text,
-                # Our own standard output carries changes and nothing else.
-                stdout=_standard_error(),
-                env={**os.environ, **environment(change)},
-                # So that all it starts can be ended with it, and Ctrl-C is ours to handle.
-                process_group=0,
-            )
+            with _signals_wait():
+                self._process = subprocess.Popen(
+                    self._command,
+                    stdin=text,
+                    # Our own standard output carries changes and nothing else.
+                    stdout=_standard_error(),
+                    env={**os.environ, **environment(change)},
+                    # So that all it starts can be ended with it, and Ctrl-C is ours to handle.
+                    process_group=0,
+                )
+                self._pidfd = os.pidfd_open(self._process.pid)
+                self._event, self._is_ending = change.event, False
+                self._ends_at = time.monotonic() + self._timeout_s
         except OSError as error:
             _say(f"{self._name} cannot be started: {error.strerror or error}")
-            return
         finally:
             os.close(text)
-        self._pidfd = os.pidfd_open(self._process.pid)
-        self._event, self._is_ending = change.event, False
-        self._ends_at = time.monotonic() + self._timeout_s
 
     def _look_after(self, process: subprocess.Popen[bytes]) -> None:
         code = process.poll()
@@ -162,6 +165,26 @@ class Hooks:
     def _forget(self) -> None:
         os.close(self._pidfd)
         self._process, self._pidfd = None, -1
+
+
+@contextmanager
+def _signals_wait() -> Iterator[None]:
+    """Let signals that end us take effect after the block: a hook must not start without being known.
+
+    They are not blocked, since the hook would inherit that.
+    """
+    arrived: list[int] = []
+    before = {number: signal.getsignal(number) for number in _ENDING}
+    ours = {number: handler for number, handler in before.items() if callable(handler)}
+    for number in ours:
+        signal.signal(number, lambda arriving, _: arrived.append(arriving))
+    try:
+        yield
+    finally:
+        for number, handler in ours.items():
+            signal.signal(number, handler)
+    for arrival in arrived:
+        os.kill(os.getpid(), arrival)
 
 
 def _standard_error() -> int:

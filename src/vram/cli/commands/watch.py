@@ -237,12 +237,15 @@ class _Watch:
         if self._args.events is not None and change.event not in self._args.events:
             return
         self._reported += 1
+        if self._hooks is not None:
+            # Before it is shown: whoever ends the watch then is told that its hook was not run.
+            self._hooks.add(change)
         if self._args.json:
             emit(changes.json_line(change))
         else:
             emit(changes.change_text(change, self._options(), color=colored(self._args)))
         if self._hooks is not None:
-            self._hooks.add(change)
+            self._hooks.step()
 
     def _options(self) -> RenderOptions:
         """As wide as the terminal; in a log, lines are as long as they are."""
