@@ -157,7 +157,7 @@ def test_files_of_the_dead_live_on_below_only_where_somebody_is_below() -> None:
     unkept = Entry(kind="orphaned", nbytes=GIB, holder=gone, charged_pid=50, confidence="unknown")
     assert "no visible process holds its files" in tree_of(make_gpu(unkept))
     kept = Entry(kind="orphaned", nbytes=GIB, holder=make_holder(51), charged_pid=50)
-    assert "the processes below have its files" in tree_of(make_gpu(kept))
+    assert "the processes below hold its files" in tree_of(make_gpu(kept))
 
 
 def test_a_likely_forked_child_is_called_likely() -> None:

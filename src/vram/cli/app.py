@@ -24,7 +24,9 @@ COMMANDS = (
 
 DEFAULT = "why"
 _ABOUT_THE_PROGRAM = ("-h", "--help", "--version")
-EPILOG = "Bare `vram` is `vram why`. vram COMMAND --help tells more. No GPU here? `vram demo` needs none."
+EPILOG = """\
+Bare `vram` is `vram why`. `vram COMMAND --help` tells more about a command.
+No GPU here? `vram demo` needs none."""
 
 
 class CommandModule(Protocol):

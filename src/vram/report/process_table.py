@@ -110,8 +110,8 @@ class _Fit(NamedTuple):
     def width_beside(self, row: ProcessRow, options: RenderOptions) -> int:
         """All notes begin at one place, but a command that has room beside its own short note is not cut."""
         needed = cell_len(options.clean(command_line(row)))
-        spare = self.room - cell_len(options.clean(row.note)) - 2
-        return max(self.beside_notes, min(needed, spare))
+        left = self.room - cell_len(options.clean(row.note)) - 2
+        return max(self.beside_notes, min(needed, left))
 
 
 def _value(column: Column, row: ProcessRow, options: RenderOptions, cut: bool) -> str:
