@@ -7,6 +7,7 @@ this process finds one thread.
 from __future__ import annotations
 
 import os
+import select
 import shlex
 import shutil
 import signal
@@ -89,12 +90,13 @@ class Hooks:
 
     def step(self) -> None:
         """Collect a hook that has ended, end one that takes too long, start the next."""
-        while True:
-            if self._process is not None:
-                self._look_after(self._process)
-            if self._process is not None or not self._waiting:
-                break
-            self._start(self._waiting.popleft())
+        with _signals_deferred():
+            while True:
+                if self._process is not None:
+                    self._look_after(self._process)
+                if self._process is not None or not self._waiting:
+                    break
+                self._start(self._waiting.popleft())
         if self._dropped and not self._waiting:
             _say(f"not handed to {self._name}, which is too slow: {counted(self._dropped, 'change')}")
             self._dropped = 0
@@ -104,14 +106,12 @@ class Hooks:
         left = len(self._waiting) + self._dropped
         self._waiting.clear()
         if self._process is not None:
-            self._end(signal.SIGTERM)
-            with suppress(subprocess.TimeoutExpired):
-                try:
-                    self._process.wait(GRACE_S)
-                finally:  # also where Ctrl-C is pressed once more
-                    self._end(signal.SIGKILL)
-            self._process.wait()
-            self._forget()
+            with _signals_deferred():
+                self._end(signal.SIGTERM)
+                select.select([self._pidfd], [], [], GRACE_S)
+                self._end(signal.SIGKILL)
+                self._process.wait()
+                self._forget()
         if left:
             _say(f"not handed to {self._name}, since the watch ends: {counted(left, 'change')}")
 
@@ -125,23 +125,23 @@ class Hooks:
         try:
             os.write(text, json_line(change))
             os.lseek(text, 0, os.SEEK_SET)
-            with _signals_wait():
-                self._process = subprocess.Popen(
-                    self._command,
-                    stdin=text,
-                    # Our own standard output carries changes and nothing else.
-                    stdout=_standard_error(),
-                    env={**os.environ, **environment(change)},
-                    # So that all it starts can be ended with it, and Ctrl-C is ours to handle.
-                    process_group=0,
-                )
-                self._pidfd = os.pidfd_open(self._process.pid)
-                self._event, self._is_ending = change.event, False
-                self._ends_at = time.monotonic() + self._timeout_s
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=text,
+                # Our own standard output carries changes and nothing else.
+                stdout=_standard_error(),
+                env={**os.environ, **environment(change)},
+                # So that all it starts can be ended with it, and Ctrl-C is ours to handle.
+                process_group=0,
+            )
         except OSError as error:
             _say(f"{self._name} cannot be started: {error.strerror or error}")
+            return
         finally:
             os.close(text)
+        self._pidfd = os.pidfd_open(self._process.pid)
+        self._event, self._is_ending = change.event, False
+        self._ends_at = time.monotonic() + self._timeout_s
 
     def _look_after(self, process: subprocess.Popen[bytes]) -> None:
         code = process.poll()
@@ -168,10 +168,11 @@ class Hooks:
 
 
 @contextmanager
-def _signals_wait() -> Iterator[None]:
-    """Let signals that end us take effect after the block: a hook must not start without being known.
+def _signals_deferred() -> Iterator[None]:
+    """Let signals that end us take effect after the block.
 
-    They are not blocked, since the hook would inherit that.
+    An exception in the midst of it would leave a hook that is not known, or the lock of its Popen taken.
+    They are not blocked, since a hook would inherit that.
     """
     arrived: list[int] = []
     before = {number: signal.getsignal(number) for number in _ENDING}
@@ -183,8 +184,8 @@ def _signals_wait() -> Iterator[None]:
     finally:
         for number, handler in ours.items():
             signal.signal(number, handler)
-    for arrival in arrived:
-        os.kill(os.getpid(), arrival)
+        for arrival in arrived:
+            os.kill(os.getpid(), arrival)
 
 
 def _standard_error() -> int:
