@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import random
+import re
 import select
 import shlex
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -667,6 +670,34 @@ def test_a_gpu_that_is_not_there_is_refused_at_the_start(watch: Start, virtual_g
     out, err = watching.process.communicate(timeout=PATIENCE_S)
     assert (watching.process.returncode, out) == (2, b"")
     assert b"there is no GPU 7" in err
+
+
+# ---- on a terminal ----
+
+
+@pytest.mark.parametrize("words", [[], ["--color=never"], ["--ascii"]])
+def test_on_a_terminal_lines_fit_and_have_colour(virtual_gpu: VirtualGpu, words: list[str]) -> None:
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 90))
+    environment = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "FORCE_COLOR")}
+    with DemoProgram(virtual_gpu, "forks.orphan", "4GiB") as program:
+        program.kill("parent")
+        process = virtual_gpu.popen(
+            [*PROGRAM, "watch", "--for", "0.1", *words], stdout=theirs, env={**environment, "TERM": "xterm"}
+        )
+        os.close(theirs)
+        written = b""
+        with suppress(OSError):  # Linux says EIO where the other end of a terminal is closed
+            while chunk := os.read(ours, 65536):
+                written += chunk
+        os.close(ours)
+        assert process.wait(PATIENCE_S) == 0
+    text = written.decode()
+    assert ("\x1b[" in text) == (words != ["--color=never"])
+    assert text.isascii() or words != ["--ascii"]
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()
+    assert len(lines) == 2
+    assert len(lines[1]) == 90, "the words are shortened to the width"
 
 
 # ---- over time ----

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from vram.model.change import Change, Event, WatchedGpu, WatchState
 from vram.report.escape import inert
@@ -49,43 +50,43 @@ def json_line(record: Change | WatchState) -> bytes:
 # ---- lines of text ----
 
 
+class _Line(NamedTuple):
+    """One line; only ``words``, where foreign text stands, may be shortened."""
+
+    at: str
+    where: str
+    event: str
+    amount: str
+    words: str
+
+    def shown(self, options: RenderOptions, color: bool) -> str:
+        """The line for this output, whatever is in it; a width of 0 stands for lines of any length."""
+        event = self.event.ljust(_EVENT_CELLS)
+        start, end = f"{self.at} {self.where:<5} ", f" {self.amount:>{_SIZE_CELLS}}  "
+        room = options.width - len(start) - len(event) - len(end)
+        words = options.short(self.words, max(10, room)) if options.width else options.clean(self.words)
+        if color and self.event in _COLORS:
+            event = f"\x1b[{_COLORS[self.event]}m{event}\x1b[0m"
+        return f"{start}{event}{end}{words}".rstrip() + "\n"
+
+
 def state_text(state: WatchState, options: RenderOptions, *, color: bool = False) -> str:
     """A line for each GPU, and one for everything there that calls for attention."""
-    lines = [_line(state.at, _gpu_label(gpu), "state", "", _figures(gpu), color) for gpu in state.gpus]
+    lines = [_Line(state.at, _gpu_label(gpu), "state", "", _figures(gpu)) for gpu in state.gpus]
     for each in state.present:
         if each.event in _WORTH_A_LINE:
             amount = "" if each.held_bytes is None else size(each.held_bytes)
-            what = f"{each.event}: {_what(each)}"
-            lines.append(_line(each.at, _label(each), "state", amount, what, color))
+            lines.append(_Line(each.at, _label(each), "state", amount, f"{each.event}: {_what(each)}"))
     if not lines:
-        lines.append(_line(state.at, "host", "state", "", "no GPU", color))
-    return _fitted(lines, options)
+        lines.append(_Line(state.at, "host", "state", "", "no GPU"))
+    return "".join(line.shown(options, color) for line in lines)
 
 
 def change_text(change: Change, options: RenderOptions, *, color: bool = False) -> str:
     """One line, with its newline."""
     amount = "" if change.nbytes is None else f"{'+' if change.nbytes > 0 else ''}{size(change.nbytes)}"
-    return _fitted([_line(change.at, _label(change), change.event, amount, _what(change), color)], options)
-
-
-def _line(at: str, where: str, event: str, amount: str, what: str, color: bool) -> tuple[str, str]:
-    """What stands before the words of others, and those; only the latter may be shortened."""
-    name = event.ljust(_EVENT_CELLS)
-    if color and event in _COLORS:
-        name = f"\x1b[{_COLORS[event]}m{name}\x1b[0m"
-    return f"{at} {where:<5} {name} {amount:>{_SIZE_CELLS}}  ", what
-
-
-def _fitted(lines: list[tuple[str, str]], options: RenderOptions) -> str:
-    """Each on a line of its own, whatever is in it; a width of 0 stands for lines of any length."""
-    fitted = []
-    for start, words in lines:
-        if options.width:
-            cells = len(start) - (start.count("\x1b") and 9)
-            fitted.append(start + options.short(words, max(10, options.width - cells)))
-        else:
-            fitted.append(start + options.clean(words))
-    return "".join(f"{line.rstrip()}\n" for line in fitted)
+    line = _Line(change.at, _label(change), change.event, amount, _what(change))
+    return line.shown(options, color)
 
 
 def _label(change: Change) -> str:
