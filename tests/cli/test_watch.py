@@ -28,6 +28,7 @@ from tests.virtualgpu.conftest import HOLDER as HOLDING
 from tests.virtualgpu.conftest import Hold
 from tests.virtualgpu.conftest import hold as hold  # a fixture
 from tests.virtualgpu.programs import Program
+from vram.model.change import GROUPS
 from vram.report.schema import shipped
 from vram.units import GIB, MIB
 from vram.virtualgpu import VirtualGpu
@@ -276,6 +277,37 @@ def test_lists_that_are_denied_end_nothing(watch: Start, virtual_gpu: VirtualGpu
     virtual_gpu.clear_faults()
     assert watching.record()["event"] == "gpu-back"
     assert watching.end() == (130, "", "")
+
+
+FAULTS: dict[str, dict[str, Any]] = {
+    "nvmlInit*": {"error": "DRIVER_NOT_LOADED"},
+    "nvmlDeviceGetCount*": {"error": "UNKNOWN"},
+    "nvmlDeviceGetHandleByIndex*": {"error": "GPU_IS_LOST"},
+    "nvmlDeviceGetMemoryInfo*": {"hang": True},
+    "nvmlDeviceGetComputeRunningProcesses*": {"error": "NO_PERMISSION"},
+    "nvmlDeviceGetGraphicsRunningProcesses*": {"error": "UNKNOWN"},
+}
+
+
+def test_whatever_fails_nothing_is_reported_as_ended_that_lives(
+    watch: Start, virtual_gpu: VirtualGpu, holder: Program
+) -> None:
+    with DemoProgram(virtual_gpu, "forks.orphan", "4GiB") as program:
+        program.kill("parent")
+        watching = watched_json(watch, virtual_gpu, "--deadline", "1")
+        seen = []
+        for function, fault in FAULTS.items():
+            virtual_gpu.fail(function, **fault)
+            seen.append(watching.record())
+            assert seen[-1]["event"] in ("driver-gone", "gpu-lost", "gpu-unreadable"), function
+            virtual_gpu.clear_faults()
+            while not seen[-1]["event"].endswith("-back"):
+                seen.append(watching.record())
+        holder.kill()
+        assert watching.until("ended")["pid"] == holder.pid
+    assert {each["event"] for each in seen} <= {*GROUPS["gpus"], *GROUPS["driver"]}
+    assert "gpu-removed" not in {each["event"] for each in seen}
+    assert watching.until("ghost-gone")["pid"] == program.pids["child"]
 
 
 def test_only_the_chosen_gpu_is_watched(watch: Start, two_virtual_gpus: VirtualGpu, hold: Hold) -> None:

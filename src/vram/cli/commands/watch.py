@@ -15,7 +15,7 @@ import select
 import sys
 import time
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 from vram.cli.arguments import (
     add_deadline_argument,
@@ -109,6 +109,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def event_names(text: str) -> frozenset[str]:
     """Read the words of ``--events``."""
+    from typing import get_args
+
     from vram.model.change import GROUPS, Event
 
     chosen: set[str] = set()
@@ -165,6 +167,8 @@ class _Watch:
     """Reads, compares and reports until the time or the number of changes is reached."""
 
     def __init__(self, args: Namespace, host: LocalHost, comparison: Comparison, hooks: Hooks | None) -> None:
+        from vram.model.change import GROUPS
+
         self._args = args
         self._host = host
         self._comparison = comparison
@@ -173,6 +177,7 @@ class _Watch:
         # The whole ledger is read, and narrowed here: a GPU that is gone is a change and no wrong word.
         self._gpus, args.gpu = args.gpu, None
         self._are_gpus_checked = False
+        self._wants_findings = args.events is None or not args.events.isdisjoint(GROUPS["findings"])
 
     def run(self) -> int:
         began = time.monotonic()
@@ -202,7 +207,7 @@ class _Watch:
         from vram.diagnosis.engine import diagnose
 
         ledger = self._narrowed(take_ledger(self._args, self._host))
-        return ledger, diagnose(ledger)
+        return ledger, diagnose(ledger) if self._wants_findings else ()
 
     def _narrowed(self, ledger: Ledger) -> Ledger:
         """Only the chosen GPUs, as far as they are there."""
