@@ -62,17 +62,19 @@ class DrawnSource:
                 self._on_reading(reading)
 
 
-def main(folder: str) -> None:
-    readings = [_reading(demos) for demos in SCENES]
+PICTURES: dict[str, tuple[tuple[int, int], tuple[str, ...]]] = {
+    "top": (WIDE, ()),
+    "top-tree": (NARROW, ("t",)),
+    "top-plan": (NARROW, ("plan",)),
+}
+"""How large each is, and the keys that are pressed before it is taken; "plan" is a question."""
+
+
+def main(folder: str, scenes: tuple[tuple[Demo, ...], ...] = SCENES) -> None:
+    readings = [_reading(demos) for demos in scenes]
     target = Path(folder)
     target.mkdir(exist_ok=True)
-    for name, size, keys in (
-        ("top", WIDE, ()),
-        ("top-80x24", NARROW, ()),
-        ("top-details", NARROW, ("d",)),
-        ("top-tree", NARROW, ("t",)),
-        ("top-plan", NARROW, ("plan",)),
-    ):
+    for name, (size, keys) in PICTURES.items():
         picture = asyncio.run(_draw(readings, size, keys))
         (target / f"{name}.svg").write_text("\n".join(line.rstrip() for line in picture.splitlines()) + "\n")
 

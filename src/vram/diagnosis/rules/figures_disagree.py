@@ -21,7 +21,7 @@ Take two readings in a row; an overlap stays, a movement does not:
 
 Remedies and their risk
 -----------------------
-- Look again when the GPU is quiet, or watch it: `vram why --watch`. No risk.
+- Look again when the GPU is quiet, or watch it: `vram watch`. No risk.
 - Nothing has to be freed: this finding is about figures, not about memory.
 
 Source
