@@ -26,9 +26,12 @@ def basis(ledger: Ledger, findings: tuple[Finding, ...], row: ProcessRow) -> Has
     """What the details of *row* are made of: while it is equal, they need not be drawn again."""
     if row.pid is None:
         return (row, tuple(each for each in findings if _is_about(each, row)))
-    theirs = concerning(ledger, row.pid)
+    # Of a GPU only what is the process's own: how much of it is in use changes all the time.
+    own = tuple(
+        (gpu.index, gpu.entries, gpu.open_only, gpu.system) for gpu in concerning(ledger, row.pid).gpus
+    )
     parked = tuple(each for each in ledger.parked if each.pid == row.pid)
-    return (row.note, row.state, theirs.gpus, findings_about(findings, ledger, row.pid), parked)
+    return (row.note, row.state, own, findings_about(findings, ledger, row.pid), parked)
 
 
 def details(
