@@ -256,7 +256,7 @@ def test_a_click_on_a_heading_sorts_and_another_one_reverses(company: Company) -
         async with viewing() as view:
             await view.until(lambda: len(view.pids) == 3)
             assert view.pids == [pids[1], pids[2], pids[0]]
-            heading = view.app.query_one(TableHeader)._heading.plain
+            heading = view.app.query_one(TableHeader)._heading
             at = (heading.index(COLUMNS["pid"].heading) + 1, 0)
             await view.pilot.click(TableHeader, offset=at)
             await view.until(lambda: view.pids == sorted(pids))

@@ -33,6 +33,7 @@ class RepeatedSurvey:
         self._whole_at = 0.0
         self._last: Survey | None = None
         self._conditions: dict[int, ProcessCondition] = {}
+        self._holders: set[int] = set()
 
     @property
     def behind_s(self) -> float:
@@ -61,6 +62,9 @@ class RepeatedSurvey:
         self._whole_at = now
         self._last = found
         self._conditions = _conditions(self._host, found) if self._whole else {}
+        self._holders = {
+            each.process.pid for each in found.observations if each.process and _is_holding(each)
+        }
         return found
 
     def _figures_again(self) -> Survey | None:
@@ -91,7 +95,7 @@ class RepeatedSurvey:
             now, known = self._host.proc.condition(pid), self._conditions.get(pid)
             if now is None or known is None or _is_another(now, known):
                 return None
-            if (now.state, now.exiting) != (known.state, known.exiting):
+            if (now.state, now.exiting) != (known.state, known.exiting) and pid in self._holders:
                 if now.exiting or now.state == "Z":
                     return None
                 facts = replace(each.facts, state=now.state, exiting=now.exiting)
@@ -104,6 +108,11 @@ def _conditions(host: Host, found: Survey) -> dict[int, ProcessCondition]:
     pids = {each.process.pid for each in found.observations if each.probe == _PROCESSES and each.process}
     conditions = {pid: host.proc.condition(pid) for pid in pids}
     return {pid: each for pid, each in conditions.items() if each is not None}
+
+
+def _is_holding(observation: Observation) -> bool:
+    """Whether it says more of a process than who it is: of ancestors nobody asks what they are doing."""
+    return observation.probe != _PROCESSES
 
 
 def _is_another(now: ProcessCondition, known: ProcessCondition) -> bool:

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import ClassVar, Protocol
 
 from msgspec.structs import replace
@@ -24,6 +24,7 @@ from vram.model.finding import Finding
 from vram.model.ledger import Ledger, known_bytes
 from vram.report.layout import RenderOptions
 from vram.report.process_rows import ProcessRow, rows
+from vram.report.process_table import age
 from vram.report.screen import problem_lines
 from vram.report.text import gaps
 from vram.top.actions import ActionName, ActionRequest, PreparedAction, prepare
@@ -119,6 +120,8 @@ class TopApp(App[None]):
         self.findings: tuple[Finding, ...] = ()
         self.refreshes = 0
         self._rows: tuple[ProcessRow, ...] = ()
+        self._figures: dict[Hashable, int] = {}
+        self._shown_ages: list[str] = []
         self._lines: list[ViewLine] = []
         self._ages_behind_s = 0.0
         self._taken_at = ""
@@ -196,25 +199,29 @@ class TopApp(App[None]):
                 self.exit()
                 return
             self._trouble = str(error)
-        if self.ledger is not None:
-            self._remember()
-            self._show()
-        else:
+        if self.ledger is None:
             self._show_facts()
+        else:
+            has_new_point = self.history.add(self._clock(), self._figures)
+            if reading.ledger is not None:
+                self._show()
+            else:
+                self._show_time(has_new_point)
         self.refreshes += 1
 
     def _take(self, ledger: Ledger, findings: tuple[Finding, ...]) -> None:
         self._rows = rows(ledger)
         self.ledger, self.findings = ledger, findings
-
-    def _remember(self) -> None:
-        assert self.ledger is not None
-        figures = {key_of(row): row.nbytes or 0 for row in self._rows}
-        for gpu in self.ledger.gpus:
+        self._figures = {key_of(row): row.nbytes or 0 for row in self._rows}
+        for gpu in ledger.gpus:
             if gpu.total_bytes is not None:
                 used = known_bytes(entry for entry in gpu.entries if entry.kind_facts.used)
-                figures["gpu", gpu.index] = used
-        self.history.add(self._clock(), figures)
+                self._figures["gpu", gpu.index] = used
+
+    def _ages(self) -> list[str]:
+        """The ages as they would be shown now."""
+        behind = self._ages_behind_s
+        return [age(row.age_s + behind) for row in self._rows if row.age_s is not None]
 
     @property
     def options(self) -> RenderOptions:
@@ -229,12 +236,21 @@ class TopApp(App[None]):
         self._show_problem()
         self._show_details()
 
+    def _show_time(self, has_new_point: bool) -> None:
+        """Show what changes by time alone: the clock, ages, and memory over time."""
+        assert self.ledger is not None
+        self._show_facts()
+        if has_new_point:
+            self.query_one(GpuPanel).show(self.ledger, self.history, self.options)
+        if has_new_point or self._ages() != self._shown_ages:
+            self._draw_lines()
+
     def _show_facts(self) -> None:
         options = self.options
-        text = Text(_fitting(self._facts(), options), style="dim", no_wrap=True)
+        found = [Text.assemble((_fitting(self._facts(), options), "dim"))]
         for problem in self._state_lines():
-            text.append("\n").append(options.short(problem, options.width), style="bold red")
-        self.query_one("#facts", TextPanel).set_text(text)
+            found.append(Text.assemble((options.short(problem, options.width), "bold red")))
+        self.query_one("#facts", TextPanel).set_lines(found)
 
     def _facts(self) -> list[str]:
         """Where and when this was read, the most important first."""
@@ -267,8 +283,12 @@ class TopApp(App[None]):
 
     def _show_lines(self) -> None:
         assert self.ledger is not None
-        table = self.query_one(ProcessTable)
         self._lines = lines(self.ledger, self._rows, self.view)
+        self._draw_lines()
+
+    def _draw_lines(self) -> None:
+        table = self.query_one(ProcessTable)
+        self._shown_ages = self._ages()
         width = self._table_width()
         cells = trend_width(width)
         options = self.options._replace(width=width - cells - (1 if cells else 0))
@@ -290,16 +310,13 @@ class TopApp(App[None]):
 
     def _show_problem(self) -> None:
         problems = [each for each in self.findings if each.severity != "info"]
-        text = Text()
+        shown = []
         if problems:
             more = f"  +{len(problems) - 1} more" if len(problems) > 1 else ""
             options = self.options
             first = problem_lines(problems[0], "", options._replace(width=options.width - len(more)))[0]
-            text = first.append(more, style="dim")
-            text.no_wrap = True
-        panel = self.query_one("#problem", TextPanel)
-        panel.display = bool(problems)
-        panel.set_text(text)
+            shown = [first.append(more, style="dim")]
+        self.query_one("#problem", TextPanel).set_lines(shown)
 
     # ---- the selected line ----
 

@@ -24,8 +24,11 @@ class History:
         self._series: dict[Hashable, array[int]] = {}
         self._began: float | None = None
 
-    def add(self, now: float, figures: dict[Hashable, int]) -> None:
-        """Note *figures* at the time *now*; series that are not among them have ended and are dropped."""
+    def add(self, now: float, figures: dict[Hashable, int]) -> bool:
+        """Note *figures* at the time *now*; series that are not among them have ended and are dropped.
+
+        Says whether a new point has begun.
+        """
         fresh = self._began is None or now - self._began >= self.step_s
         if fresh:
             self._began = now
@@ -41,6 +44,7 @@ class History:
                     del points[0]
             elif nbytes > points[-1]:
                 points[-1] = nbytes
+        return fresh
 
     def points(self, key: Hashable) -> Sequence[int]:
         return self._series.get(key, ())

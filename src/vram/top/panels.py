@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
+from rich.style import Style
 from rich.text import Text
 from textual import events
 from textual.app import ComposeResult
 from textual.containers import VerticalScroll
-from textual.geometry import Size
+from textual.geometry import Region, Size
 from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
@@ -24,28 +25,62 @@ from vram.top.history import History, sparkline
 _MOST_WITH_TREND = 4
 
 
-class TextPanel(Widget):
-    """Lines that are redrawn only where they differ from those before."""
+class DrawnWidget(Widget):
+    """A widget that draws its lines itself; the style behind them is looked up once, not for every line."""
+
+    _behind: Style | None = None
+
+    @property
+    def behind(self) -> Style:
+        if self._behind is None:
+            self._behind = self.rich_style
+        return self._behind
+
+    def notify_style_update(self) -> None:
+        super().notify_style_update()
+        self._behind = None
+
+
+class TextPanel(DrawnWidget):
+    """Lines of text; only those are redrawn that differ from what was there before.
+
+    They are drawn as they are: Textual's own text widgets lay everything out again for each change.
+    """
 
     DEFAULT_CSS = "TextPanel { height: auto; }"
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
-        self._text = Text()
+        self._lines: list[Text] = []
 
     @property
     def text(self) -> str:
-        return self._text.plain
+        return "\n".join(line.plain for line in self._lines)
 
-    def set_text(self, text: Text) -> None:
-        if text == self._text and text.spans == self._text.spans:
+    def set_lines(self, lines: Sequence[Text]) -> None:
+        before, self._lines = self._lines, list(lines)
+        if len(before) != len(self._lines):
+            self.refresh(layout=True)
             return
-        taller = text.plain.count("\n") != self._text.plain.count("\n") or not self._text
-        self._text = text
-        self.refresh(layout=taller)
+        for at, (old, new) in enumerate(zip(before, self._lines, strict=True)):
+            if not is_same(old, new):
+                self.refresh(Region(0, at, self.size.width, 1))
 
-    def render(self) -> Text:
-        return self._text
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        return len(self._lines)
+
+    def render_line(self, y: int) -> Strip:
+        width = self.size.width
+        if y >= len(self._lines):
+            return Strip.blank(width, self.behind)
+        line = self._lines[y]
+        strip = Strip(line.render(self.app.console), line.cell_len).adjust_cell_length(width)
+        return strip.apply_style(self.behind)
+
+
+def is_same(one: Text, other: Text) -> bool:
+    """Whether two texts look the same; rich compares the characters alone."""
+    return one.plain == other.plain and one.spans == other.spans and one.style == other.style
 
 
 class KeyBar(Widget):
@@ -92,16 +127,16 @@ class GpuPanel(VerticalScroll, can_focus=False):
         yield TextPanel(id="gpu-bars")
 
     def show(self, ledger: Ledger, history: History, options: RenderOptions) -> None:
-        self.query_one("#gpu-bars", TextPanel).set_text(gpu_text(ledger, history, options))
+        self.query_one("#gpu-bars", TextPanel).set_lines(gpu_texts(ledger, history, options))
 
 
-def gpu_text(ledger: Ledger, history: History, options: RenderOptions) -> Text:
+def gpu_texts(ledger: Ledger, history: History, options: RenderOptions) -> list[Text]:
     """The bars of *ledger*; with few GPUs, each with its memory over the last minutes."""
     bars = gpu_bars(ledger)
     if not bars:
-        return Text("No GPU was found.", style="bold")
+        return [Text.assemble(("No GPU was found.", "bold"))]
     if len(bars) > _MOST_WITH_TREND or len(bars) != len(ledger.gpus):
-        return Text("\n").join(gpu_lines(bars, options))
+        return gpu_lines(bars, options)
     room = min(60, options.width // 4)
     narrow = options._replace(width=options.width - room - 2)
     lines = []
@@ -111,10 +146,10 @@ def gpu_text(ledger: Ledger, history: History, options: RenderOptions) -> Text:
         trend = sparkline(points, room, gpu.total_bytes or 0, ascii_only=options.ascii)
         line.pad_right(max(0, narrow.width - line.cell_len))
         lines.append(line.append("  ").append(trend, style="dim"))
-    return Text("\n").join(lines)
+    return lines
 
 
-class DetailsPanel(ScrollView, can_focus=True):
+class DetailsPanel(DrawnWidget, ScrollView, can_focus=True):
     """Everything about the selected process; scrolls. Laid out once for each change, not for each screen."""
 
     DEFAULT_CSS = """
@@ -151,5 +186,5 @@ class DetailsPanel(ScrollView, can_focus=True):
     def render_line(self, y: int) -> Strip:
         at, width = y + self.scroll_offset.y, self.size.width
         if at >= len(self._strips):
-            return Strip.blank(width, self.rich_style)
-        return self._strips[at].adjust_cell_length(width).apply_style(self.rich_style)
+            return Strip.blank(width, self.behind)
+        return self._strips[at].adjust_cell_length(width).apply_style(self.behind)

@@ -15,11 +15,11 @@ from textual.geometry import Size
 from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
-from textual.widget import Widget
 
 from vram.report.layout import RenderOptions
 from vram.report.process_rows import ProcessRow
 from vram.report.process_table import COLUMNS, USUAL, process_lines
+from vram.top.panels import DrawnWidget, TextPanel, is_same
 from vram.top.view import ViewLine
 
 TREND_HEADING = "10 MIN"
@@ -76,10 +76,8 @@ def column_at(heading: str, x: int) -> str | None:
     return found
 
 
-class TableHeader(Widget):
+class TableHeader(TextPanel):
     """The headings; a click sorts by a column, another one turns the order round."""
-
-    DEFAULT_CSS = "TableHeader { height: 1; }"
 
     class Clicked(Message):
         """A heading was clicked."""
@@ -90,12 +88,11 @@ class TableHeader(Widget):
 
     def __init__(self) -> None:
         super().__init__()
-        self._heading = Text()
-        self._shown = Text()
+        self._heading = ""
 
     def set_heading(self, heading: Text, sort: str, reverse: bool, trend: int) -> None:
         """Show *heading* with the column marked that lines are sorted by, and the trend's own beside it."""
-        shown = heading.copy()
+        shown = Text.assemble((heading.plain, "dim"))
         if sort in COLUMNS:
             word = COLUMNS[sort].heading
             at = heading.plain.find(word)
@@ -103,20 +100,16 @@ class TableHeader(Widget):
         if trend:
             shown.pad_right(max(0, self.size.width - trend - shown.cell_len))
             shown.append(TREND_HEADING.rjust(trend), style="dim")
-        if shown != self._shown or shown.spans != self._shown.spans:
-            self._heading, self._shown = heading, shown
-            self.refresh()
-
-    def render(self) -> Text:
-        return self._shown
+        self._heading = heading.plain
+        self.set_lines([shown])
 
     def on_click(self, event: events.Click) -> None:
-        column = column_at(self._heading.plain, event.x)
+        column = column_at(self._heading, event.x)
         if column is not None:
             self.post_message(self.Clicked(column))
 
 
-class ProcessTable(ScrollView, can_focus=True):
+class ProcessTable(DrawnWidget, ScrollView, can_focus=True):
     """Lines of text with a cursor. ``selected`` is the key of the line under it."""
 
     DEFAULT_CSS = "ProcessTable { height: 1fr; overflow-x: hidden; }"
@@ -166,10 +159,7 @@ class ProcessTable(ScrollView, can_focus=True):
         changed = [
             at
             for at in range(len(keys))
-            if at >= count
-            or texts[at] != self._texts[at]
-            or trends[at] != self._trends[at]
-            or texts[at].spans != self._texts[at].spans
+            if at >= count or trends[at] != self._trends[at] or not is_same(texts[at], self._texts[at])
         ]
         self._keys, self._texts, self._trends = keys, texts, trends
         if not self._is_placed:
@@ -243,14 +233,14 @@ class ProcessTable(ScrollView, can_focus=True):
     def render_line(self, y: int) -> Strip:
         at, width = y + self.scroll_offset.y, self.size.width
         if at >= len(self._texts):
-            return Strip.blank(width, self.rich_style)
+            return Strip.blank(width, self.behind)
         strip = self._strips.get(at)
         if strip is None or strip.cell_length != width:
             strip = self._strips[at] = self._strip(at, width)
         return strip
 
     def _strip(self, at: int, width: int) -> Strip:
-        style = self.rich_style
+        style = self.behind
         trend = self._trends[at]
         room = width - len(trend) - 1 if trend else width
         text = self._texts[at]

@@ -385,14 +385,22 @@ class KeptReader(Reader):
         known = self._used.get(self._gpu) if self._figures_only and devices is None else None
         if known is not None and known.get("reserved") is not None:
             version = getattr(self._nvml, "nvmlMemory_v2", 0x02000028)
-            if self.call("nvmlDeviceGetMemoryInfo", handle, version=version).used == known["used"]:
-                self._moved = False
-                return [known]
+            now = self.call("nvmlDeviceGetMemoryInfo", handle, version=version)
+            self._moved = now.used != known["used"]
+            if (now.total, now.reserved) == (known["total"], known["reserved"]):
+                return [self._with_used(known, now) if self._moved else known]
         self._moved = True
         found = super()._memories(handle, devices)
         if found[0] is not None:
             self._used[self._gpu] = found[0]
         return found
+
+    def _with_used(self, known: dict[str, Any], now: Any) -> dict[str, Any]:
+        """*known* with what is in use now; version 1 counts the reserved bytes too, and those are the same."""
+        apart = known["v1_used"] - known["used"]
+        figures = {"free": now.free, "used": now.used, "v1_used": now.used + apart}
+        self._used[self._gpu] = memory = _plausible(**{**known, **figures})
+        return memory
 
     def _lists_to_read(self) -> tuple[tuple[str, str], ...]:
         """Without those that were empty, while the memory in use is the same as then."""
