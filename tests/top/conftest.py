@@ -17,7 +17,7 @@ from vram.top.app import TopApp
 from vram.top.dialogs import Dialog, Question, Running
 from vram.top.panels import DetailsPanel, GpuPanel, TextPanel
 from vram.top.reader import ReaderClient, ReaderOptions
-from vram.top.table import ProcessTable
+from vram.top.table import ProcessTable, TableHeader
 from vram.virtualgpu import VirtualGpu
 from vram.virtualgpu.demos import DemoProgram
 
@@ -40,6 +40,12 @@ class View:
             assert time.monotonic() < end, self.picture()
             await self.pilot.pause(0.01)
         return found
+
+    async def settled(self) -> None:
+        """Come back when everything is where it belongs: a click earlier could meet something else."""
+        header = self.app.query_one(TableHeader)
+        above = len(self.facts.splitlines()) + len(self.gpus.splitlines())
+        await self.until(lambda: header.region.y == above and self.table.region.y == above + 1)
 
     async def press(self, *keys: str) -> None:
         await self.pilot.press(*keys)
@@ -90,7 +96,7 @@ class View:
     @property
     def dialog_text(self) -> str:
         dialog = self.dialog
-        return "" if dialog is None or not dialog.is_mounted else _plain(dialog.query_one("#dialog-text"))
+        return "" if dialog is None or not dialog.is_mounted else _plain(dialog._text())
 
     async def ask(self, key: str) -> str:
         """Press an action's key; return the plan that is shown with its question."""
@@ -117,13 +123,13 @@ class View:
         return f"{self.facts}\n{self.gpus}\n{shown}\n--\n{self.dialog_text}"
 
 
-def _plain(widget: Any) -> str:
+def _plain(shown: Any) -> str:
     from io import StringIO
 
     from rich.console import Console
 
     console = Console(width=100, file=StringIO(), color_system=None)
-    console.print(widget.content)
+    console.print(shown)
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 

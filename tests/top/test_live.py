@@ -15,6 +15,7 @@ import pytest
 
 from tests.top.conftest import Company, run, viewing
 from vram.report.process_table import COLUMNS
+from vram.top.panels import DetailsPanel
 from vram.top.table import TableHeader
 from vram.units import GIB
 from vram.virtualgpu import VirtualGpu
@@ -256,6 +257,7 @@ def test_a_click_on_a_heading_sorts_and_another_one_reverses(company: Company) -
         async with viewing() as view:
             await view.until(lambda: len(view.pids) == 3)
             assert view.pids == [pids[1], pids[2], pids[0]]
+            await view.settled()
             heading = view.app.query_one(TableHeader)._heading
             at = (heading.index(COLUMNS["pid"].heading) + 1, 0)
             await view.pilot.click(TableHeader, offset=at)
@@ -272,9 +274,12 @@ def test_a_click_selects_a_line_and_a_double_click_opens_its_details(company: Co
     async def play() -> None:
         async with viewing() as view:
             await view.until(lambda: view.pids == pids)
+            await view.settled()
             await view.pilot.click("ProcessTable", offset=(10, 2))
             await view.until(lambda: view.app.selected is not None and view.app.selected.pid == pids[2])
-            await view.pilot.click("ProcessTable", offset=(10, 1), times=2)
+            # Two clicks are a double click only within half a second, which a slow machine may miss.
+            while not view.app.query_one(DetailsPanel).is_open:
+                await view.pilot.click("ProcessTable", offset=(10, 1), times=2)
             await view.until(lambda: f"pid {pids[1]}" in view.details)
 
     run(play)

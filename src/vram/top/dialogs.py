@@ -11,7 +11,6 @@ from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
-from textual.markup import escape
 from textual.screen import ModalScreen
 from textual.widgets import Button, Static
 
@@ -43,7 +42,7 @@ class Dialog(ModalScreen[bool]):
 
     def compose(self) -> ComposeResult:
         box = Vertical(classes="dialog ascii" if self._ascii_only else "dialog")
-        box.border_title = escape(self._title)
+        box.border_title = self._title  # ours alone: the word of an action and a number
         with box:
             with VerticalScroll():
                 yield Static(self._text(), id="dialog-text", markup=False)
