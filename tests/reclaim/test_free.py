@@ -238,7 +238,7 @@ def test_a_digest_that_does_not_fit_is_refused(machine: Bench):
         (("free", "1000TiB"), 19, "more than the GPU has"),
         (("free", "lots"), 2, "is not a size"),
         (("free", "20"), 2, "'20' has no unit"),
-        (("free", "--finding", "VR999"), 2, "there is no code"),
+        (("free", "--finding", "VR999"), 2, "no such code"),
         (("free", "--gpu", "7"), 2, "there is no GPU 7"),
         (("free", "--up-to", "reset"), 2, "invalid choice"),
         (("free", "--plan", "x", "1GiB"), 2, "a saved plan is complete"),

@@ -107,7 +107,7 @@ def test_a_holder_with_work_of_its_own_is_no_leftover():
     world = ledger(gpu(orphan(51), process(51)))
     draft = planned(world)
     assert not draft.plan.steps
-    assert "works with GPU memory of its own" in draft.skipped[0].why
+    assert "uses GPU memory of its own" in draft.skipped[0].why
     assert pids(planned(world, pids=(51,))) == [51]
 
 

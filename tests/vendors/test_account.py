@@ -516,5 +516,5 @@ def test_a_snapshot_with_impossible_sizes_is_refused(facts) -> None:
     host = HostFacts(name="h", kernel="k", user="u", uid=0)
     seen = (Observation(probe="drm", gpu=0, process=ProcessRef(5), facts=facts),)
     survey = Survey(program="p", taken_at="t", host=host, observations=seen, probes=())
-    with pytest.raises(BadSnapshot, match="as a size"):
+    with pytest.raises(BadSnapshot, match="an invalid size"):
         bundle.loads(bundle.dumps(survey))
