@@ -148,11 +148,11 @@ def _why() -> None:
     from vram.host.local import LocalHost
     from vram.ledger.build import build_ledger
     from vram.probes.survey import survey
-    from vram.report import text
     from vram.report.layout import RenderOptions
+    from vram.report.screen import screen
 
     ledger, console = build_ledger(survey(LocalHost())), Console()
-    console.print(text.why(ledger, diagnose(ledger), RenderOptions(console.width)))
+    console.print(screen(ledger, diagnose(ledger), RenderOptions(console.width)))
 
 
 def load_ipython_extension(shell: Any) -> None:

@@ -109,6 +109,14 @@ def read_file(
         os.close(file)
 
 
+def read_stream(descriptor: int, *, nbytes: int) -> bytes:
+    """Everything up to the end of an open file or pipe, of at most *nbytes*; waits for whoever writes it."""
+    try:
+        return _read_all(descriptor, nbytes)
+    except OSError as error:
+        raise Rejected("unreadable", error.strerror or str(error)) from error
+
+
 def receive(
     source: int | socket.socket,
     *,

@@ -62,8 +62,9 @@ def busy(snapshot: Write) -> str:
     """Two GPUs; a healthy process on GPU 0, and a forked child that keeps its dead parent's memory."""
     world = World()
     world.gpu(0, used=6 * GIB + 2 * CONTEXT + 2 * OVERHEAD).gpu(1)
-    world.cuda(100, 2 * GIB + CONTEXT)
-    world.charge(200, 4 * GIB + CONTEXT).process(201).files(201, family=200)
+    world.process(100, executable="/usr/bin/python3").charge(100, 2 * GIB + CONTEXT).files(100, family=100)
+    world.process(201, executable="/usr/bin/python3", forked=True)
+    world.charge(200, 4 * GIB + CONTEXT).files(201, family=200)
     return snapshot(world)
 
 

@@ -20,7 +20,7 @@ NOBODY = str(2**22 - 1)
 HEAVY = {"rich", "pathlib", "inspect", "dataclasses", "subprocess", "typing_extensions", "shutil", "asyncio"}
 
 
-@pytest.mark.parametrize("argv", [(), ("--help",), ("-h",)])
+@pytest.mark.parametrize("argv", [("--help",), ("-h",)])
 def test_help_lists_every_command(vram: Run, argv: tuple[str, ...]) -> None:
     answer = vram(*argv)
     assert answer.code == 0
@@ -71,7 +71,6 @@ def test_complaints_about_hostile_words_are_inert(vram: Run) -> None:
         ("park", NOBODY, "--lock-timeout"),
         ("unpark", NOBODY, "--wait"),
         ("trim", NOBODY, "--deadline"),
-        ("why", "--watch"),
         ("why", "--deadline"),
         ("lab", "run", "--deadline"),
     ],

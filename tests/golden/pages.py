@@ -162,7 +162,10 @@ def _still(situation: Situation) -> dict[str, str]:
     log = situation.folder / "train.log"
     log.write_text(OUT_OF_MEMORY)
     return {
-        "why": vram("why", "--from", snapshot) + vram("why", "200", "--from", snapshot),
+        "why": vram("--from", snapshot)
+        + vram("why", "-v", "--from", snapshot)
+        + vram("why", "200", "--from", snapshot),
+        "ps": vram("ps", "--from", snapshot) + vram("ps", "--columns", "pid,bytes,state", "--from", snapshot),
         "who": vram("who", "--from", snapshot) + vram("who", "--by", "user", "--from", snapshot),
         "check": vram("check", "--from", snapshot)
         + vram("check", "--leftovers", "--gpu", "1", "--from", snapshot),

@@ -12,7 +12,7 @@ function __vram_at --argument-names wanted place
             continue
         end
         switch "$path:$word"
-            case 'why:--gpu' 'why:--from' 'why:--deadline' 'why:--svg' 'who:--gpu' 'who:--from' 'who:--deadline' 'who:--by' 'inside:--gpu' 'inside:--min-size' 'inside:--via' 'inside:--deadline' 'check:--gpu' 'check:--from' 'check:--deadline' 'check:--allow' 'free:--gpu' 'free:--up-to' 'free:--finding' 'free:--pid' 'free:--from' 'free:--save' 'free:--plan' 'free:--digest' 'free:--grace' 'free:--deadline' 'flush:--via' 'flush:--deadline' 'trim:--via' 'trim:--deadline' 'park:--lock-timeout' 'unpark:--wait' 'borrow:--gpu' 'borrow:--from' 'kill:--digest' 'kill:--grace' 'kill:--deadline' 'reset:--deadline' 'doctor:--for' 'doctor:--deadline' 'oom:--from' 'oom:--gpu' 'oom:--deadline' 'snapshot:-o' 'snapshot:--output' 'snapshot:--deadline' 'lab:--gpu' 'lab:--deadline' 'lab:--evidence' 'demo:--svg' 'virtual:--gpus' 'virtual:--memory' 'virtual:--name' 'virtual:--context' 'virtual:--mig' 'virtual:--fault'
+            case 'why:--gpu' 'why:--from' 'why:--deadline' 'why:--svg' 'why:--color' 'ps:--gpu' 'ps:--from' 'ps:--deadline' 'ps:--sort' 'ps:--columns' 'ps:--color' 'who:--gpu' 'who:--from' 'who:--deadline' 'who:--by' 'who:--color' 'inside:--gpu' 'inside:--min-size' 'inside:--via' 'inside:--deadline' 'inside:--color' 'check:--gpu' 'check:--from' 'check:--deadline' 'check:--allow' 'free:--gpu' 'free:--up-to' 'free:--finding' 'free:--pid' 'free:--from' 'free:--save' 'free:--plan' 'free:--digest' 'free:--grace' 'free:--deadline' 'free:--color' 'flush:--via' 'flush:--deadline' 'flush:--color' 'trim:--via' 'trim:--deadline' 'trim:--color' 'park:--lock-timeout' 'unpark:--wait' 'parked:--color' 'borrow:--gpu' 'borrow:--from' 'kill:--digest' 'kill:--grace' 'kill:--deadline' 'kill:--color' 'reset:--deadline' 'reset:--color' 'doctor:--for' 'doctor:--deadline' 'doctor:--color' 'oom:--from' 'oom:--gpu' 'oom:--deadline' 'oom:--color' 'snapshot:-o' 'snapshot:--output' 'snapshot:--deadline' 'lab:--gpu' 'lab:--deadline' 'lab:--evidence' 'lab:--color' 'demo:--svg' 'demo:--color' 'virtual:--gpus' 'virtual:--memory' 'virtual:--name' 'virtual:--context' 'virtual:--mig' 'virtual:--fault'
                 set skip 1
             case '*:-*'
             case '*'
@@ -45,7 +45,8 @@ complete -c vram -f
 complete -c vram -n __vram_needs_command -s h -l help -d 'tell what there is'
 complete -c vram -n __vram_needs_command -l version -d 'tell the version'
 
-complete -c vram -n __vram_needs_command -a why -d 'Where each byte of GPU memory is, who holds it, how we know, and what to do'
+complete -c vram -n __vram_needs_command -a why -d 'Who holds GPU memory, what is wrong, and the command that mends it (the default command)'
+complete -c vram -n __vram_needs_command -a ps -d 'The processes that hold GPU memory, one a line; for grep and scripts'
 complete -c vram -n __vram_needs_command -a who -d 'Holders as a tree: container or job, process, forked children, what each holds'
 complete -c vram -n __vram_needs_command -a inside -d 'The arrays that a running Python process has on GPUs, and who refers to them'
 complete -c vram -n __vram_needs_command -a check -d 'Is this GPU clean? for scripts: exit 0 clean, 1 held, 3 unknown'
@@ -71,25 +72,39 @@ complete -c vram -n __vram_needs_command -a completion -d 'Print shell completio
 complete -c vram -n '__vram_at \'why\' 0' -k -a '(__vram_live pid)'
 complete -c vram -n '__vram_at \'why\'' -s h -l help -d 'show this help message and exit'
 complete -c vram -n '__vram_at \'why\'' -l gpu -x -k -a '(__vram_live gpu)' -d 'only these GPUs, by number, UUID or PCI address; 0:1 is MIG device 1 of GPU 0 (repeatable)'
-complete -c vram -n '__vram_at \'why\'' -l from -r -F -d 'judge a snapshot instead of this host'
+complete -c vram -n '__vram_at \'why\'' -l from -r -F -d 'read a snapshot instead of this host; - is standard input'
 complete -c vram -n '__vram_at \'why\'' -l deadline -x -d 'give up on a driver that does not answer within S seconds (default: 5)'
 complete -c vram -n '__vram_at \'why\'' -l no-windows -d 'in WSL2, do not ask Windows: no PowerShell is started'
+complete -c vram -n '__vram_at \'why\'' -s v -l verbose -d 'every byte of every GPU, with the evidence and all remedies; --gpu and PID do this too'
 complete -c vram -n '__vram_at \'why\'' -l json -d 'one JSON object instead of text'
 complete -c vram -n '__vram_at \'why\'' -l svg -r -F -d 'draw the text into an SVG picture instead'
-complete -c vram -n '__vram_at \'why\'' -l watch -d 'repeat until Ctrl-C (default: every 2 seconds); with --json, a line each time'
 complete -c vram -n '__vram_at \'why\'' -l deep -d 'ask every Python process that can be reached what is live, cached or fragmented'
 complete -c vram -n '__vram_at \'why\'' -l ascii -d 'bars and lines without Unicode'
-complete -c vram -n '__vram_at \'why\'' -l no-color -d 'no colour, also on a terminal'
+complete -c vram -n '__vram_at \'why\'' -l color -x -a 'auto always never' -d 'colour: on a terminal, always or never (default: auto); NO_COLOR is respected'
+
+complete -c vram -n '__vram_at \'ps\'' -s h -l help -d 'show this help message and exit'
+complete -c vram -n '__vram_at \'ps\'' -l gpu -x -k -a '(__vram_live gpu)' -d 'only these GPUs, by number, UUID or PCI address; 0:1 is MIG device 1 of GPU 0 (repeatable)'
+complete -c vram -n '__vram_at \'ps\'' -l from -r -F -d 'read a snapshot instead of this host; - is standard input'
+complete -c vram -n '__vram_at \'ps\'' -l deadline -x -d 'give up on a driver that does not answer within S seconds (default: 5)'
+complete -c vram -n '__vram_at \'ps\'' -l no-windows -d 'in WSL2, do not ask Windows: no PowerShell is started'
+complete -c vram -n '__vram_at \'ps\'' -l sort -x -a 'trouble size gpu pid user age state command' -d 'order of the lines: trouble first and then size, or one column (default: trouble)'
+complete -c vram -n '__vram_at \'ps\'' -l reverse -d 'turn the order round'
+complete -c vram -n '__vram_at \'ps\'' -l columns -x -d 'show these columns: gpu, size, bytes, pid, ppid, user, age, state, workers, group, command'
+complete -c vram -n '__vram_at \'ps\'' -l all -d 'a line for each worker and for each process that only has a GPU\'s files open'
+complete -c vram -n '__vram_at \'ps\'' -l no-header -d 'leave out the line of headings'
+complete -c vram -n '__vram_at \'ps\'' -l json -d 'one JSON object instead of text'
+complete -c vram -n '__vram_at \'ps\'' -l ascii -d 'bars and lines without Unicode'
+complete -c vram -n '__vram_at \'ps\'' -l color -x -a 'auto always never' -d 'colour: on a terminal, always or never (default: auto); NO_COLOR is respected'
 
 complete -c vram -n '__vram_at \'who\'' -s h -l help -d 'show this help message and exit'
 complete -c vram -n '__vram_at \'who\'' -l gpu -x -k -a '(__vram_live gpu)' -d 'only these GPUs, by number, UUID or PCI address; 0:1 is MIG device 1 of GPU 0 (repeatable)'
-complete -c vram -n '__vram_at \'who\'' -l from -r -F -d 'judge a snapshot instead of this host'
+complete -c vram -n '__vram_at \'who\'' -l from -r -F -d 'read a snapshot instead of this host; - is standard input'
 complete -c vram -n '__vram_at \'who\'' -l deadline -x -d 'give up on a driver that does not answer within S seconds (default: 5)'
 complete -c vram -n '__vram_at \'who\'' -l no-windows -d 'in WSL2, do not ask Windows: no PowerShell is started'
 complete -c vram -n '__vram_at \'who\'' -l by -x -a 'job pod container notebook unit user' -d 'sum by this instead of by whatever says most about each process'
 complete -c vram -n '__vram_at \'who\'' -l json -d 'one JSON object instead of text'
 complete -c vram -n '__vram_at \'who\'' -l ascii -d 'bars and lines without Unicode'
-complete -c vram -n '__vram_at \'who\'' -l no-color -d 'no colour, also on a terminal'
+complete -c vram -n '__vram_at \'who\'' -l color -x -a 'auto always never' -d 'colour: on a terminal, always or never (default: auto); NO_COLOR is respected'
 
 complete -c vram -n '__vram_at \'inside\' 0' -k -a '(__vram_live pid)'
 complete -c vram -n '__vram_at \'inside\'' -s h -l help -d 'show this help message and exit'
@@ -100,11 +115,11 @@ complete -c vram -n '__vram_at \'inside\'' -l via -x -a 'auto agent jupyter remo
 complete -c vram -n '__vram_at \'inside\'' -l deadline -x -d 'give up after S seconds (default: 15)'
 complete -c vram -n '__vram_at \'inside\'' -l json -d 'one JSON object instead of text'
 complete -c vram -n '__vram_at \'inside\'' -l ascii -d 'bars and lines without Unicode'
-complete -c vram -n '__vram_at \'inside\'' -l no-color -d 'no colour, also on a terminal'
+complete -c vram -n '__vram_at \'inside\'' -l color -x -a 'auto always never' -d 'colour: on a terminal, always or never (default: auto); NO_COLOR is respected'
 
 complete -c vram -n '__vram_at \'check\'' -s h -l help -d 'show this help message and exit'
 complete -c vram -n '__vram_at \'check\'' -l gpu -x -k -a '(__vram_live gpu)' -d 'only these GPUs, by number, UUID or PCI address; 0:1 is MIG device 1 of GPU 0 (repeatable)'
-complete -c vram -n '__vram_at \'check\'' -l from -r -F -d 'judge a snapshot instead of this host'
+complete -c vram -n '__vram_at \'check\'' -l from -r -F -d 'read a snapshot instead of this host; - is standard input'
 complete -c vram -n '__vram_at \'check\'' -l deadline -x -d 'give up on a driver that does not answer within S seconds (default: 5)'
 complete -c vram -n '__vram_at \'check\'' -l no-windows -d 'in WSL2, do not ask Windows: no PowerShell is started'
 complete -c vram -n '__vram_at \'check\'' -l leftovers -d 'count only what no healthy process accounts for'
@@ -127,7 +142,7 @@ complete -c vram -n '__vram_at \'free\'' -l json -d 'one JSON object instead of 
 complete -c vram -n '__vram_at \'free\'' -l grace -x -d 'a process has S seconds after SIGTERM before SIGKILL (default: 10)'
 complete -c vram -n '__vram_at \'free\'' -l deadline -x -d 'give up on a driver that does not answer within S seconds (default: 5)'
 complete -c vram -n '__vram_at \'free\'' -l ascii -d 'bars and lines without Unicode'
-complete -c vram -n '__vram_at \'free\'' -l no-color -d 'no colour, also on a terminal'
+complete -c vram -n '__vram_at \'free\'' -l color -x -a 'auto always never' -d 'colour: on a terminal, always or never (default: auto); NO_COLOR is respected'
 
 complete -c vram -n '__vram_at \'flush\' 0+' -k -a '(__vram_live pid)'
 complete -c vram -n '__vram_at \'flush\'' -s h -l help -d 'show this help message and exit'
@@ -136,7 +151,7 @@ complete -c vram -n '__vram_at \'flush\'' -l via -x -a 'auto agent jupyter remot
 complete -c vram -n '__vram_at \'flush\'' -l deadline -x -d 'give up after S seconds (default: 5)'
 complete -c vram -n '__vram_at \'flush\'' -l json -d 'one JSON object instead of text'
 complete -c vram -n '__vram_at \'flush\'' -l ascii -d 'bars and lines without Unicode'
-complete -c vram -n '__vram_at \'flush\'' -l no-color -d 'no colour, also on a terminal'
+complete -c vram -n '__vram_at \'flush\'' -l color -x -a 'auto always never' -d 'colour: on a terminal, always or never (default: auto); NO_COLOR is respected'
 
 complete -c vram -n '__vram_at \'trim\' 0+' -k -a '(__vram_live pid)'
 complete -c vram -n '__vram_at \'trim\'' -s h -l help -d 'show this help message and exit'
@@ -145,7 +160,7 @@ complete -c vram -n '__vram_at \'trim\'' -l via -x -a 'auto agent jupyter remote
 complete -c vram -n '__vram_at \'trim\'' -l deadline -x -d 'give up after S seconds (default: 5)'
 complete -c vram -n '__vram_at \'trim\'' -l json -d 'one JSON object instead of text'
 complete -c vram -n '__vram_at \'trim\'' -l ascii -d 'bars and lines without Unicode'
-complete -c vram -n '__vram_at \'trim\'' -l no-color -d 'no colour, also on a terminal'
+complete -c vram -n '__vram_at \'trim\'' -l color -x -a 'auto always never' -d 'colour: on a terminal, always or never (default: auto); NO_COLOR is respected'
 
 complete -c vram -n '__vram_at \'park\' 0+' -k -a '(__vram_live pid)'
 complete -c vram -n '__vram_at \'park\'' -s h -l help -d 'show this help message and exit'
@@ -163,7 +178,7 @@ complete -c vram -n '__vram_at \'unpark\'' -l json -d 'one JSON object instead o
 complete -c vram -n '__vram_at \'parked\'' -s h -l help -d 'show this help message and exit'
 complete -c vram -n '__vram_at \'parked\'' -l json -d 'one JSON object instead of text'
 complete -c vram -n '__vram_at \'parked\'' -l ascii -d 'bars and lines without Unicode'
-complete -c vram -n '__vram_at \'parked\'' -l no-color -d 'no colour, also on a terminal'
+complete -c vram -n '__vram_at \'parked\'' -l color -x -a 'auto always never' -d 'colour: on a terminal, always or never (default: auto); NO_COLOR is respected'
 
 complete -c vram -n '__vram_at \'borrow\'' -s h -l help -d 'show this help message and exit'
 complete -c vram -n '__vram_at \'borrow\'' -l gpu -x -k -a '(__vram_live gpu)' -d 'on this GPU (default: where the least must move)'
@@ -181,7 +196,7 @@ complete -c vram -n '__vram_at \'kill\'' -l json -d 'one JSON object instead of 
 complete -c vram -n '__vram_at \'kill\'' -l grace -x -d 'a process has S seconds after SIGTERM before SIGKILL (default: 10)'
 complete -c vram -n '__vram_at \'kill\'' -l deadline -x -d 'give up on a driver that does not answer within S seconds (default: 5)'
 complete -c vram -n '__vram_at \'kill\'' -l ascii -d 'bars and lines without Unicode'
-complete -c vram -n '__vram_at \'kill\'' -l no-color -d 'no colour, also on a terminal'
+complete -c vram -n '__vram_at \'kill\'' -l color -x -a 'auto always never' -d 'colour: on a terminal, always or never (default: auto); NO_COLOR is respected'
 
 complete -c vram -n '__vram_at \'reset\' 0' -k -a '(__vram_live gpu)'
 complete -c vram -n '__vram_at \'reset\'' -s h -l help -d 'show this help message and exit'
@@ -189,7 +204,7 @@ complete -c vram -n '__vram_at \'reset\'' -l yes -s y -d 'really reset it, if no
 complete -c vram -n '__vram_at \'reset\'' -l json -d 'one JSON object instead of text'
 complete -c vram -n '__vram_at \'reset\'' -l deadline -x -d 'give up on a driver that does not answer within S seconds (default: 5)'
 complete -c vram -n '__vram_at \'reset\'' -l ascii -d 'bars and lines without Unicode'
-complete -c vram -n '__vram_at \'reset\'' -l no-color -d 'no colour, also on a terminal'
+complete -c vram -n '__vram_at \'reset\'' -l color -x -a 'auto always never' -d 'colour: on a terminal, always or never (default: auto); NO_COLOR is respected'
 
 complete -c vram -n '__vram_at \'doctor\'' -s h -l help -d 'show this help message and exit'
 complete -c vram -n '__vram_at \'doctor\'' -l for -x -a 'why who check free trim park borrow kill reset deep' -d 'only what bears on one command: why, who, check, free, trim, park, borrow, kill, reset, deep (deep is `why --deep`)'
@@ -197,7 +212,7 @@ complete -c vram -n '__vram_at \'doctor\'' -l json -d 'one JSON object instead o
 complete -c vram -n '__vram_at \'doctor\'' -l verbose -s v -d 'every check, with all its details'
 complete -c vram -n '__vram_at \'doctor\'' -l deadline -x -d 'give up on a driver that does not answer within S seconds (default: 5)'
 complete -c vram -n '__vram_at \'doctor\'' -l ascii -d 'bars and lines without Unicode'
-complete -c vram -n '__vram_at \'doctor\'' -l no-color -d 'no colour, also on a terminal'
+complete -c vram -n '__vram_at \'doctor\'' -l color -x -a 'auto always never' -d 'colour: on a terminal, always or never (default: auto); NO_COLOR is respected'
 
 complete -c vram -n '__vram_at \'oom\' 0' -F
 complete -c vram -n '__vram_at \'oom\'' -s h -l help -d 'show this help message and exit'
@@ -209,7 +224,7 @@ complete -c vram -n '__vram_at \'oom\'' -l kinds -d 'list the kinds; `vram expla
 complete -c vram -n '__vram_at \'oom\'' -l deadline -x -d 'give up on a driver that does not answer within S seconds (default: 5)'
 complete -c vram -n '__vram_at \'oom\'' -l no-windows -d 'in WSL2, do not ask Windows: no PowerShell is started'
 complete -c vram -n '__vram_at \'oom\'' -l ascii -d 'bars and lines without Unicode'
-complete -c vram -n '__vram_at \'oom\'' -l no-color -d 'no colour, also on a terminal'
+complete -c vram -n '__vram_at \'oom\'' -l color -x -a 'auto always never' -d 'colour: on a terminal, always or never (default: auto); NO_COLOR is respected'
 
 complete -c vram -n '__vram_at \'snapshot\'' -s h -l help -d 'show this help message and exit'
 complete -c vram -n '__vram_at \'snapshot\'' -s o -l output -r -F -d 'where to; - is standard output'
@@ -382,7 +397,7 @@ complete -c vram -n '__vram_at \'lab\'' -l deadline -x -d 'end an experiment aft
 complete -c vram -n '__vram_at \'lab\'' -l json -d 'one JSON object instead of text'
 complete -c vram -n '__vram_at \'lab\'' -l evidence -x -a '(__fish_complete_directories)' -d 'keep the results there, named by date, GPU and driver'
 complete -c vram -n '__vram_at \'lab\'' -l ascii -d 'bars and lines without Unicode'
-complete -c vram -n '__vram_at \'lab\'' -l no-color -d 'no colour, also on a terminal'
+complete -c vram -n '__vram_at \'lab\'' -l color -x -a 'auto always never' -d 'colour: on a terminal, always or never (default: auto); NO_COLOR is respected'
 
 complete -c vram -n '__vram_at \'demo\' 0+' -a 'thread' -d 'The thread has ended. Why is its memory still in use?'
 complete -c vram -n '__vram_at \'demo\' 0+' -a 'fork' -d 'The process is dead. Why is its memory not free?'
@@ -395,7 +410,7 @@ complete -c vram -n '__vram_at \'demo\'' -l list -d 'name the demos and their qu
 complete -c vram -n '__vram_at \'demo\'' -l keep -d 'open a shell in every demo; `exit` goes on'
 complete -c vram -n '__vram_at \'demo\'' -l svg -r -F -d 'draw `vram why` with three demos at once instead'
 complete -c vram -n '__vram_at \'demo\'' -l ascii -d 'bars and lines without Unicode'
-complete -c vram -n '__vram_at \'demo\'' -l no-color -d 'no colour, also on a terminal'
+complete -c vram -n '__vram_at \'demo\'' -l color -x -a 'auto always never' -d 'colour: on a terminal, always or never (default: auto); NO_COLOR is respected'
 
 complete -c vram -n '__vram_at \'virtual\'' -s h -l help -d 'show this help message and exit'
 complete -c vram -n '__vram_at \'virtual\'' -l gpus -x -d 'how many (default: 1)'
@@ -409,6 +424,7 @@ complete -c vram -n '__vram_at \'virtual\'' -l keep -d 'leave the folder behind 
 complete -c vram -n '__vram_at \'virtual\'; and contains -- -- (commandline -opc)' -a '(complete -C (string replace -r \'^.*? -- \' \'\' -- (commandline -cp)))'
 
 complete -c vram -n '__vram_at \'help\' 0' -a 'why'
+complete -c vram -n '__vram_at \'help\' 0' -a 'ps'
 complete -c vram -n '__vram_at \'help\' 0' -a 'who'
 complete -c vram -n '__vram_at \'help\' 0' -a 'inside'
 complete -c vram -n '__vram_at \'help\' 0' -a 'check'

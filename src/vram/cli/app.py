@@ -15,14 +15,16 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
 COMMANDS = (
-    *("why", "who", "inside", "check"),
+    *("why", "ps", "who", "inside", "check"),
     *("free", "flush", "trim", "park", "unpark", "parked", "borrow", "kill", "reset"),
     *("doctor", "oom"),
     *("snapshot", "explain", "lab", "demo", "virtual"),
     *("help", "completion"),
 )
 
-EPILOG = "vram COMMAND --help tells more about one. No GPU here? `vram demo` needs none."
+DEFAULT = "why"
+_ABOUT_THE_PROGRAM = ("-h", "--help", "--version")
+EPILOG = "Bare `vram` is `vram why`. vram COMMAND --help tells more. No GPU here? `vram demo` needs none."
 
 
 class CommandModule(Protocol):
@@ -43,7 +45,7 @@ RUNNERS = frozenset(("borrow",))
 
 def entry() -> NoReturn:
     """Run as a program: as :func:`main`, and gone as soon as the answer is out."""
-    is_short = prestart.begin(sys.argv[1:])
+    is_short = prestart.begin(with_command(sys.argv[1:]))
     code = main()
     if is_short:
         # A full shutdown of the interpreter takes longer, and waits for a driver call that hangs in a thread.
@@ -88,10 +90,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return ExitCode.INTERNAL
 
 
+def with_command(argv: list[str]) -> list[str]:
+    """Return *argv* beginning with a command: bare `vram`, with options or without, is `vram why`."""
+    if argv and (not argv[0].startswith("-") or argv[0] in _ABOUT_THE_PROGRAM):
+        return argv
+    return [DEFAULT, *argv]
+
+
 def _dispatch(argv: list[str]) -> int:
-    name = argv[0] if argv else "--help"
-    if name.startswith("-"):
-        return _without_command(argv)
+    argv = with_command(argv)
+    name = argv[0]
+    if name in _ABOUT_THE_PROGRAM:
+        return _about_the_program(argv)
     if name not in COMMANDS:
         raise UsageError(f"there is no command {name!r}", hint=_suggestion(name))
     from argparse import Namespace
@@ -116,17 +126,17 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
     return words[:at], words[at + 1 :]
 
 
-def _without_command(argv: list[str]) -> int:
+def _about_the_program(argv: list[str]) -> int:
     import vram
     from vram.cli.arguments import Parser
 
-    parser = Parser(prog="vram", usage="vram COMMAND [...]", epilog=EPILOG)
+    parser = Parser(prog="vram", usage="vram [COMMAND] [...]", epilog=EPILOG)
     parser.add_argument("--version", action="version", version=f"vram {vram.__version__}")
-    if not argv or argv[0] in ("-h", "--help"):
+    if argv[0] != "--version":
         summary = str(vram.__doc__).splitlines()[0].removeprefix("vram: ")
         parser.description = f"{_sentence(summary)}\n\n{_listing()}"
     try:
-        parser.parse_args(argv or ["--help"])
+        parser.parse_args(argv)
     except SystemExit:
         return ExitCode.OK
     raise UsageError("a command comes first", hint="see `vram --help`")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from vram.host.local.child import Child
 
 # These only read: nothing is left to tidy up, so their process may end without ceremony.
-READ_ONLY = frozenset(("why", "who", "check", "doctor", "explain", "oom"))
+READ_ONLY = frozenset(("why", "ps", "who", "check", "doctor", "explain", "oom"))
 # These have waited for all that they began, so the same holds.
 FINISHED = frozenset(("park", "unpark", "parked", "borrow"))
 
@@ -26,7 +26,7 @@ _READ_THE_DRIVER = READ_ONLY - {"explain", "oom"} | {
 }
 _PARK = frozenset(("park", "unpark", "borrow"))
 # With these words another source is read, or nothing, or the same more than once.
-_NOT_NOW = ("--from", "--help", "-h", "--watch")
+_NOT_NOW = ("--from", "--help", "-h")
 
 _reader: Child | None = None
 _worker: Started | None = None

@@ -25,7 +25,10 @@ def add_source_arguments(parser: ArgumentParser) -> None:
         help="only these GPUs, by number, UUID or PCI address; 0:1 is MIG device 1 of GPU 0 (repeatable)",
     )
     parser.add_argument(
-        "--from", dest="snapshot", metavar="FILE", help="judge a snapshot instead of this host"
+        "--from",
+        dest="snapshot",
+        metavar="FILE",
+        help="read a snapshot instead of this host; - is standard input",
     )
     add_deadline_argument(parser)
     add_windows_argument(parser)
@@ -68,8 +71,13 @@ def _root(variable: str) -> str | None:
 def take_survey(args: Namespace, host: LocalHost | None) -> Survey:
     """Survey *host*, or read a snapshot of another one."""
     if host is None:
-        from vram.probes.bundle import read
+        from vram.probes.bundle import STDIN, read
 
+        if args.snapshot == STDIN and os.isatty(0):
+            raise UsageError(
+                "--from - reads a snapshot from standard input, which is a terminal",
+                hint="ssh HOST vram snapshot -o - | vram why --from -",
+            )
         return read(args.snapshot)
     from vram.probes.survey import survey
 

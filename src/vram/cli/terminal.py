@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from argparse import ArgumentParser, Namespace
+from argparse import SUPPRESS, ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Literal
 
 from vram.errors import VramError
@@ -26,7 +26,13 @@ _PROGRESS_CELLS = 24
 def add_terminal_arguments(parser: ArgumentParser) -> None:
     """Add the options that say how text may look."""
     parser.add_argument("--ascii", action="store_true", help="bars and lines without Unicode")
-    parser.add_argument("--no-color", action="store_true", help="no colour, also on a terminal")
+    parser.add_argument(
+        "--color",
+        choices=("auto", "always", "never"),
+        default="auto",
+        help="colour: on a terminal, always or never (default: %(default)s); NO_COLOR is respected",
+    )
+    parser.add_argument("--no-color", action="store_const", const="never", dest="color", help=SUPPRESS)
 
 
 def render_options(args: Namespace) -> RenderOptions:
@@ -48,6 +54,26 @@ def columns() -> int:
         return 80
 
 
+def lines() -> int | None:
+    """Return how many lines fit beside the prompt; None where output goes to a file or a pipe.
+
+    LINES says it elsewhere too, as COLUMNS does.
+    """
+    said = os.environ.get("LINES", "")
+    if said.isdecimal() and int(said) > 0:
+        return max(12, int(said) - 1)
+    try:
+        count = os.get_terminal_size(1).lines if is_terminal() else 0
+    except OSError:
+        return None
+    return max(12, count - 1) if count else None
+
+
+def is_fitted() -> bool:
+    """Whether lines have to fit a width: on a terminal, and where COLUMNS says how wide a line may be."""
+    return is_terminal() or os.environ.get("COLUMNS", "").isdecimal()
+
+
 def carries_unicode() -> bool:
     """Say whether standard output's encoding has the glyphs that bars and trees are made of."""
     try:
@@ -58,8 +84,10 @@ def carries_unicode() -> bool:
 
 
 def colored(args: Namespace) -> bool:
-    """Colour on a terminal, unless refused; FORCE_COLOR asks for it elsewhere too."""
-    if args.no_color or os.environ.get("NO_COLOR"):
+    """Colour on a terminal, unless refused; --color=always and FORCE_COLOR ask for it elsewhere too."""
+    if args.color != "auto":
+        return bool(args.color == "always")
+    if os.environ.get("NO_COLOR"):
         return False
     if os.environ.get("FORCE_COLOR"):
         return True

@@ -35,6 +35,7 @@ _LARGEST_NBYTES = 256 << 20
 # A machine with 10,000 processes that share 16 GPUs has about half of that.
 _MOST_ITEMS = 16_000_000
 _MOST_BYTES = 1 << 62  # beyond it lies no GPU, only the driver's "not available"
+STDIN = "-"
 _TAKE_AGAIN = "take it again with `vram snapshot -o FILE`"
 
 Shape = TypeVar("Shape")
@@ -116,9 +117,14 @@ def write(survey: Survey, path: str) -> None:
 
 
 def read(path: str) -> Survey:
-    """Read the snapshot at *path*."""
+    """Read the snapshot at *path*; "-" is standard input."""
+    from_stdin = path == STDIN
+    path = "standard input" if from_stdin else path
     try:
-        data = untrusted.read_file(path, nbytes=_LARGEST_NBYTES, follow=True, pipes=True)
+        if from_stdin:
+            data = untrusted.read_stream(0, nbytes=_LARGEST_NBYTES)
+        else:
+            data = untrusted.read_file(path, nbytes=_LARGEST_NBYTES, follow=True, pipes=True)
     except untrusted.Rejected as error:
         hint = _TAKE_AGAIN if error.code == "too-large" else "check the path and its permissions"
         raise BadSnapshot(f"cannot read {path}: {error}", hint=hint) from error

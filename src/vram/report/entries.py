@@ -171,7 +171,7 @@ def _how(entry: Entry, options: RenderOptions) -> Text:
         reasons.append(f"{whose} own figure is {size(entry.claimed)}")
     if len(reasons) > _MOST_REASONS:
         reasons[_MOST_REASONS - 1 :] = [f"and {len(reasons) - _MOST_REASONS + 1} more such reasons"]
-    words = "" if options.brief else "; ".join(map(_bounded, reasons))
+    words = "; ".join(map(_bounded, reasons))
     if not words and entry.confidence == "fact":
         return Text()
     return Text(options.clean(f"{entry.confidence}: {words}" if words else entry.confidence), style="dim")
@@ -242,7 +242,7 @@ def divided_tables(gpu: GpuLedger, options: RenderOptions) -> Iterator[Renderabl
         yield from _instance(gpu, instance, options)
 
 
-def _instance_entries(gpu: GpuLedger, instance: Instance) -> list[Entry]:
+def instance_entries(gpu: GpuLedger, instance: Instance) -> list[Entry]:
     return [entry for entry in gpu.entries if entry.gpu_instance == instance.gpu_instance]
 
 
@@ -252,16 +252,16 @@ def device_names(gpu: GpuLedger, instance: Instance) -> str:
 
 
 def _instance_line(gpu: GpuLedger, instance: Instance) -> PartLine:
-    entries = _instance_entries(gpu, instance)
+    entries = instance_entries(gpu, instance)
     figures = memory_figures(entries, instance.total_bytes) or instance.message or ""
     return PartLine(
         nbytes=known_bytes(entries),
         what=f"MIG {device_names(gpu, instance)}",
-        who=f"{_profile(instance)} (GPU instance {instance.gpu_instance}): {figures}",
+        who=f"{profile(instance)} (GPU instance {instance.gpu_instance}): {figures}",
     )
 
 
-def _profile(instance: Instance) -> str:
+def profile(instance: Instance) -> str:
     """The size of the whole instance: a device may name its own part of the compute before it."""
     word = instance.devices[0].name.rpartition("MIG ")[2]
     part, dot, whole = word.partition("c.")
@@ -272,7 +272,7 @@ def _instance(gpu: GpuLedger, instance: Instance, options: RenderOptions) -> Ite
     label = f"MIG {device_names(gpu, instance)}  {options.clean(instance.devices[0].name)}"
     if len(instance.devices) > 1:
         label += f", shared by {len(instance.devices)} compute instances"
-    entries = _instance_entries(gpu, instance)
+    entries = instance_entries(gpu, instance)
     yield Text(options.short(label, options.width), style="bold")
     if instance.total_bytes is not None:
         yield entries_table(entries, instance.total_bytes, options)

@@ -64,8 +64,6 @@ class RenderOptions(NamedTuple):
 
     width: int
     ascii: bool = False
-    brief: bool = False
-    """Leave out how we know and why, so that a screen that is redrawn holds more of the answer."""
     painted: bool = False
     """Colour stands behind blanks: in a picture, glyphs of an unknown font leave gaps in a bar."""
 

@@ -13,10 +13,12 @@ import msgspec
 
 from vram.report.json import ProcessReport, WhyReport
 from vram.report.json_reports import DoctorReport, InsideReport, OomReport
+from vram.report.process_rows import ProcessesReport
 
 SHIPPED = Path(__file__).with_name("why.schema.json")
 REPORTS: dict[str, type[msgspec.Struct]] = {
     "why": WhyReport,
+    "ps": ProcessesReport,
     "inside": InsideReport,
     "process": ProcessReport,
     "doctor": DoctorReport,

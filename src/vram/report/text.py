@@ -1,9 +1,9 @@
-"""``vram why`` for people: every GPU's bytes, then the causes, then what to do."""
+"""``vram why -v`` and ``vram why PID``: every byte with its evidence, then the causes, then what to do."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -14,7 +14,7 @@ from vram.report.advice import advice
 from vram.report.entries import divided_tables, entries_table, part_table
 from vram.report.layout import KIND_STYLES, SEVERITIES, RenderOptions, apportion, paragraph
 from vram.report.phrases import command, gpu_label, identity, memory_figures, parked_process
-from vram.units import size
+from vram.units import counted, size
 
 # Nobody reads thousands of lines that are alike; JSON and `vram who` have them all.
 _MOST_OPEN_ONLY = 32
@@ -24,25 +24,33 @@ _MOST_ALIKE = {"problem": 12, "warning": 6, "info": 3}
 
 
 def why(ledger: Ledger, findings: tuple[Finding, ...], options: RenderOptions) -> RenderableType:
-    """Return the whole answer, laid out for *look*."""
+    """Return the whole account, which sums to the byte."""
     blocks: list[RenderableType] = [masthead(ledger, options)]
     for gpu in ledger.gpus:
         blocks += [Text(), *_gpu(gpu, options)]
     if not ledger.gpus:
         blocks += [Text(), Text("No GPU was found.")]
     blocks += _parked(ledger, options)
-    blocks += _gaps(ledger, options)
+    blocks += _unseen(ledger, options)
     shown, left_out = _select(findings)
     blocks += _causes(shown, _evidence_shown(ledger), options)
     blocks += _left_out(left_out, options)
-    blocks += advice(shown, options)
+    # What is in order needs no remedy; `vram why PID` says what can be done all the same.
+    blocks += advice(tuple(finding for finding in shown if finding.severity != "info"), options)
     return Group(*blocks)
 
 
 def process(
-    ledger: Ledger, findings: tuple[Finding, ...], notes: tuple[str, ...], options: RenderOptions
+    ledger: Ledger,
+    findings: tuple[Finding, ...],
+    notes: tuple[str, ...],
+    family: Sequence[Text],
+    options: RenderOptions,
 ) -> RenderableType:
-    """Return what concerns one process, of a ledger that was narrowed to it."""
+    """Return what concerns one process, of a ledger that was narrowed to it.
+
+    *family* are the lines of the processes that it belongs to.
+    """
     blocks: list[RenderableType] = [masthead(ledger, options)]
     for gpu in ledger.gpus:
         entries = (*gpu.entries, *(gpu.system.entries if gpu.system else ()))
@@ -51,7 +59,9 @@ def process(
             blocks.append(part_table(entries, gpu.total_bytes, options))
         blocks += _open_only(gpu.open_only, options)
     blocks += [paragraph("note: ", Text(options.clean(note)), options, indent=2) for note in notes]
-    blocks += _causes(findings, _evidence_shown(ledger), options)
+    if family:
+        blocks += [Text(), Text("Its family", style="bold"), *family]
+    blocks += _causes(findings, _evidence_shown(ledger), options, full=True)
     blocks += advice(findings, options)
     return Group(*blocks)
 
@@ -166,27 +176,29 @@ def _parked(ledger: Ledger, options: RenderOptions) -> Iterator[RenderableType]:
         yield paragraph("- ", words, options, indent=2)
 
 
-def _gaps(ledger: Ledger, options: RenderOptions) -> Iterator[RenderableType]:
-    """Say what could not be seen, so that a short answer is not taken for a whole one."""
+def _unseen(ledger: Ledger, options: RenderOptions) -> Iterator[RenderableType]:
+    """Say what could not be read, so that a short answer is not taken for a complete one."""
+    found = gaps(ledger)
+    if ledger.unreadable_processes:
+        owners = ", ".join(ledger.unreadable_users)
+        whose = f" of {owners}" if owners else ""
+        found.append(f"the open files of {counted(ledger.unreadable_processes, 'process')}{whose}")
+    if found:
+        yield Text()
+        yield Text("What could not be read", style="bold")
+    for gap in found:
+        yield paragraph("- ", Text(options.clean(gap)), options, indent=2)
+
+
+def gaps(ledger: Ledger) -> list[str]:
+    """Return which probes failed, and why."""
     shown = {gpu.message for gpu in ledger.gpus}
-    gaps = [
+    return [
         f"probe {probe.name}: {probe.status}" + (f", {probe.message}" if probe.message else "")
         for probe in ledger.probes
         if probe.status in ("failed", "timeout", "lost")
         or (probe.status == "denied" and probe.message and probe.message not in shown)
     ]
-    if ledger.unreadable_processes:
-        owners = ", ".join(ledger.unreadable_users)
-        count = ledger.unreadable_processes
-        noun = "process" if count == 1 else "processes"
-        gaps.append(
-            f"the open files of {count} {noun} may not be read" + (f" (of {owners})" if owners else "")
-        )
-    if gaps:
-        yield Text()
-        yield Text("What could not be seen", style="bold")
-    for gap in gaps:
-        yield paragraph("- ", Text(options.clean(gap)), options, indent=2)
 
 
 def _select(findings: tuple[Finding, ...]) -> tuple[tuple[Finding, ...], Counter[str]]:
@@ -205,19 +217,23 @@ def _select(findings: tuple[Finding, ...]) -> tuple[tuple[Finding, ...], Counter
 
 
 def _causes(
-    findings: tuple[Finding, ...], shown: set[str], options: RenderOptions
+    findings: tuple[Finding, ...], shown: set[str], options: RenderOptions, *, full: bool = False
 ) -> Iterator[RenderableType]:
+    """Each finding with its cause and evidence; without *full*, what is in order is one line."""
     if not findings:
         return
     yield Text()
     yield Text("Why", style="bold")
     for at, finding in enumerate(findings):
-        if at and not options.brief:
+        in_full = full or finding.severity != "info"
+        if at and in_full:
             yield Text()
-        yield from _cause(finding, shown, options)
+        yield from _cause(finding, shown, options, in_full)
 
 
-def _cause(finding: Finding, shown: set[str], options: RenderOptions) -> Iterator[RenderableType]:
+def _cause(
+    finding: Finding, shown: set[str], options: RenderOptions, in_full: bool
+) -> Iterator[RenderableType]:
     glyph, ascii_glyph, style = SEVERITIES[finding.severity]
     title = Text.assemble((finding.code, style), " ", (options.clean(finding.title), "bold"))
     if finding.nbytes is not None and size(finding.nbytes) not in finding.title:
@@ -225,7 +241,7 @@ def _cause(finding: Finding, shown: set[str], options: RenderOptions) -> Iterato
             (finding.code, style), f" {size(finding.nbytes)}: ", (options.clean(finding.title), "bold")
         )
     yield paragraph(f"{ascii_glyph if options.ascii else glyph} ", title, options, indent=2, style=style)
-    if options.brief:
+    if not in_full:
         return
     yield paragraph("    ", Text(options.clean(finding.cause)), options)
     fresh = [evidence for evidence in finding.evidence if evidence not in shown]

@@ -15,6 +15,7 @@ from vram.report.process_tree import HeldBytes, ProcessGroup, ProcessNode, WhoRe
 from vram.units import size
 
 _SIZE_COLUMNS = 12
+_LONGEST_FAMILY = 24
 
 
 def who(report: WhoReport, options: RenderOptions) -> RenderableType:
@@ -34,6 +35,27 @@ def who(report: WhoReport, options: RenderOptions) -> RenderableType:
     if not lines:
         return Text("No process holds GPU memory or has a GPU's files open.")
     return Group(*lines[:-1])
+
+
+def family(report: WhoReport, pid: int, options: RenderOptions) -> list[Text]:
+    """Return the tree that *pid* belongs to; nothing where it is alone."""
+    trees = ((group, root) for group in report.groups for root in group.processes)
+    found = next(((group, root) for group, root in trees if root.children and pid in _pids(root)), None)
+    if found is None:
+        return []
+    group, root = found
+    lines = [_line("", "", Text(options.short(group.name, options.width)))] if group.name else []
+    lines += _node(root, "", True, options)
+    more = len(lines) - _LONGEST_FAMILY
+    if more > 1:
+        lines[_LONGEST_FAMILY:] = [_line("", "", Text(f"{more} lines more: vram who", style="dim"))]
+    return lines
+
+
+def _pids(node: ProcessNode) -> Iterator[int]:
+    yield node.holder.pid
+    for child in node.children:
+        yield from _pids(child)
 
 
 def _parked(report: WhoReport, options: RenderOptions) -> Iterator[Text]:

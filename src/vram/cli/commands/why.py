@@ -1,26 +1,25 @@
-"""``vram why``: where each byte is, who holds it, how we know, and what to do."""
+"""``vram why``, and bare ``vram``: who holds GPU memory, what is wrong, and the command that mends it."""
 
 from __future__ import annotations
 
-import gc
-import time
-from argparse import ArgumentParser, Namespace
-from typing import TYPE_CHECKING, NoReturn
+from argparse import SUPPRESS, ArgumentParser, Namespace
+from typing import TYPE_CHECKING
 
-from vram.cli.arguments import pid_number, seconds
+from vram.cli.arguments import pid_number
 from vram.cli.source import add_source_arguments, completeness, open_host, require_driver, take_ledger
-from vram.cli.terminal import add_terminal_arguments, console_for, emit, is_terminal, render_options, show
+from vram.cli.terminal import add_terminal_arguments, emit, is_fitted, lines, render_options, show
 from vram.errors import UsageError
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from vram.host.local import LocalHost
     from vram.model.finding import Finding
     from vram.model.ledger import Ledger
+    from vram.report.layout import RenderOptions
 
 NAME = "why"
-HELP = "where each byte of GPU memory is, who holds it, how we know, and what to do"
-
-WINDOWS_EVERY_S = 15.0  # each question starts a PowerShell
+HELP = "who holds GPU memory, what is wrong, and the command that mends it (the default command)"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -29,34 +28,34 @@ def add_arguments(parser: ArgumentParser) -> None:
         nargs="?",
         type=pid_number,
         metavar="PID",
-        help="only what concerns this process, dead or alive, with what it reports of itself",
+        help="everything about this process, dead or alive, with what it reports of itself",
     )
     add_source_arguments(parser)
+    parser.add_argument(
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="every byte of every GPU, with the evidence and all remedies; --gpu and PID do this too",
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     parser.add_argument("--svg", metavar="FILE", help="draw the text into an SVG picture instead")
-    parser.add_argument(
-        "--watch",
-        nargs="?",
-        type=seconds,
-        const=2.0,
-        metavar="SECONDS",
-        help="repeat until Ctrl-C (default: every 2 seconds); with --json, a line each time",
-    )
     parser.add_argument(
         "--deep",
         action="store_true",
         help="ask every Python process that can be reached what is live, cached or fragmented",
     )
+    parser.add_argument("--watch", nargs="?", const="", help=SUPPRESS)
     add_terminal_arguments(parser)
 
 
 def run(args: Namespace) -> int:
-    if args.deep and (args.snapshot or args.watch is not None):
-        raise UsageError("--deep asks living processes, once", hint="leave out --from and --watch")
-    if args.pid is not None and args.watch is not None:
-        raise UsageError("--watch shows all processes", hint="leave out the pid, or --watch")
     if args.watch is not None:
-        return _watch(args)
+        raise UsageError(
+            "--watch is a command of its own now",
+            hint="`vram watch` prints changes, `vram top` is a live view",
+        )
+    if args.deep and args.snapshot:
+        raise UsageError("--deep asks living processes", hint="leave out --from")
     if args.json and args.svg:
         raise UsageError("--svg draws the text, --json writes none", hint="leave out one of them")
     host = open_host(args)
@@ -112,97 +111,55 @@ def _one_process(
 
         emit(json.process(theirs, args.pid, about, notes))
     else:
-        from vram.report import text
+        from vram.report import text, tree
+        from vram.report.process_tree import who
 
         options = render_options(args)
-        show(text.process(theirs, about, notes, options), args, options)
+        family = tree.family(who(ledger), args.pid, options)
+        show(text.process(theirs, about, notes, family, options), args, options)
     return completeness(ledger)
 
 
 def _not_there(args: Namespace, host: LocalHost | None) -> Exception:
     from vram.errors import NoSuchProcess, NotOnGpu
 
-    hint = "`vram who` lists those that hold GPU memory"
+    hint = "`vram ps` lists those that hold GPU memory"
     if host is not None and host.proc.facts(args.pid) is None:
         return NoSuchProcess(f"there is no process {args.pid}, and no driver lists one", hint=hint)
     return NotOnGpu(f"pid {args.pid} holds no GPU memory and has no GPU open", hint=hint)
 
 
 def _show(ledger: Ledger, findings: tuple[Finding, ...], args: Namespace) -> None:
-    from vram.report import text
-
     if args.svg:
         from vram.files import write_file
         from vram.report.svg import draw
 
-        picture = draw(lambda options: text.why(ledger, findings, options), prompt="vram why")
+        prompt = "vram why" + (" -v" if args.verbose else "")
+        picture = draw(lambda options: _answer(ledger, findings, args, options), prompt=prompt)
         write_file(args.svg, picture.encode())
         return
     options = render_options(args)
-    show(text.why(ledger, findings, options), args, options)
+    show(_answer(ledger, findings, args, options), args, options)
 
 
-# ---- again and again: in place on a terminal, in lines elsewhere ----
+def _answer(
+    ledger: Ledger, findings: tuple[Finding, ...], args: Namespace, options: RenderOptions
+) -> RenderableType:
+    if args.verbose or args.gpu:
+        from vram.report import text
+
+        return text.why(ledger, findings, options)
+    from vram.report.screen import screen
+
+    fitted = bool(args.svg) or is_fitted()
+    height = None if args.svg else lines()
+    return screen(ledger, findings, options, height=height, cut=fitted, source=_source(args))
 
 
-def _watch(args: Namespace) -> NoReturn:
-    """Read and show every ``args.watch`` seconds until interrupted."""
-    if args.snapshot:
-        raise UsageError("a snapshot does not change: --watch needs a live host", hint="leave out --from")
-    if args.svg:
-        raise UsageError("--svg draws one picture, --watch never ends", hint="leave out one of them")
-    if args.watch < 0.1:
-        raise UsageError("--watch needs at least 0.1 seconds", hint="write it like --watch 2")
-    # The program starts with the collector off, which suits a single answer only.
-    gc.enable()
-    # One host throughout: it remembers which GPU hung, so that hung readers do not pile up.
-    host = open_host(args, windows_every_s=WINDOWS_EVERY_S)
-    assert host is not None
-    if args.json:
-        _as_json(args, host)
-    if is_terminal():
-        _on_a_screen(args, host)
-    _as_pages(args, host)
+def _source(args: Namespace) -> str:
+    """The words that make another `vram why` read the same snapshot."""
+    if not args.snapshot:
+        return ""
+    from shlex import quote
 
-
-def _as_json(args: Namespace, host: LocalHost) -> NoReturn:
-    from vram.diagnosis.engine import diagnose
-    from vram.report import json
-
-    while True:
-        ledger = take_ledger(args, host)
-        emit(json.why(ledger, diagnose(ledger), compact=True))
-        require_driver(ledger)
-        time.sleep(args.watch)
-
-
-def _as_pages(args: Namespace, host: LocalHost) -> NoReturn:
-    from vram.diagnosis.engine import diagnose
-    from vram.report import text
-
-    while True:
-        options = render_options(args)
-        ledger = take_ledger(args, host)
-        require_driver(ledger)
-        show(text.why(ledger, diagnose(ledger), options), args, options)
-        emit("\n")
-        time.sleep(args.watch)
-
-
-def _on_a_screen(args: Namespace, host: LocalHost) -> NoReturn:
-    from rich.live import Live
-
-    from vram.diagnosis.engine import diagnose
-    from vram.report import text
-
-    ledger = take_ledger(args, host)
-    require_driver(ledger)
-    console = console_for(args, render_options(args))
-    # The alternate screen: what was on the terminal before is there again afterwards.
-    with Live(console=console, screen=True, auto_refresh=False) as live:
-        while True:
-            options = render_options(args)._replace(brief=True)
-            console.width = options.width
-            live.update(text.why(ledger, diagnose(ledger), options), refresh=True)
-            time.sleep(args.watch)
-            ledger = take_ledger(args, host)
+    return f" --from {quote('FILE' if args.snapshot == '-' else args.snapshot)}"

@@ -94,7 +94,8 @@ def _finding(ledger: Ledger, held: HeldMemory, parent: Holder, children: tuple[H
                 *remedies.end(ledger.host, (parent, *children), certain=held.certain),
             )
         ),
-        severity="warning",
+        # Every data loader with workers does this: it is worth knowing, and nothing is wrong.
+        severity="info",
     )
 
 
