@@ -71,5 +71,5 @@ def test_the_doctor_names_the_files(vram: Vram) -> None:
     assert found["driver.nodes"]["state"] == "missing"
     assert "/dev/nvidiactl, /dev/nvidia-uvm are not there" in found["driver.nodes"]["seen"]
     present = found["driver.present"]
-    assert present["seen"] == f"kernel module {VERSION} is loaded, its device files are missing"
+    assert present["seen"] == f"kernel module {VERSION} is loaded, but its device files are missing"
     assert "libraries" not in present["fix"]
