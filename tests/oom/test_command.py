@@ -95,10 +95,10 @@ def test_a_message_without_figures_says_what_is_missing(
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("torch-cublas-create", "A cuBLAS handle found no room. It is taken from the driver directly"),
-        ("torch-cudnn", "A cuDNN workspace found no room. It is taken from the driver directly"),
-        ("nccl-enqueue", "NCCL's buffers found no room. They are taken from the driver directly"),
-        ("jax-cublas", "cuBLAS could not make what it needs"),
+        ("torch-cublas-create", "A cuBLAS handle did not fit. It is allocated from the driver directly"),
+        ("torch-cudnn", "A cuDNN workspace did not fit. It is allocated from the driver directly"),
+        ("nccl-enqueue", "NCCL's buffers did not fit. They are allocated from the driver directly"),
+        ("jax-cublas", "cuBLAS could not allocate what it needs"),
     ],
 )
 def test_a_library_is_told_in_whole_sentences(vram: Run, name: str, sentence: str, log_of: Log) -> None:
