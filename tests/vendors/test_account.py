@@ -315,7 +315,7 @@ def test_a_sleeping_card_says_why_its_size_is_unknown(machine: Machine) -> None:
     gpu = only_gpu(machine)
     assert (gpu.total_bytes, gpu.status) == (None, "unsupported")
     assert gpu.message is not None
-    assert gpu.message.startswith("the card sleeps, ")
+    assert gpu.message.startswith("the card is suspended, ")
 
 
 def test_an_intel_card_whose_size_is_not_told(machine: Machine) -> None:

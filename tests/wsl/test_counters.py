@@ -159,8 +159,8 @@ def test_other_refusals_keep_their_words() -> None:
         (b'{"vram": 1, "memory": [', "damaged"),
         (b'{"vram": 1}}', "damaged"),
         (b'{"vram":' * 100_000, "damaged"),
-        (b'{"vram": 2}', "something else"),
-        (b'{"a": "{"}', "something else"),
+        (b'{"vram": 2}', "unexpected answer"),
+        (b'{"a": "{"}', "unexpected answer"),
     ],
 )
 def test_a_broken_answer_is_called_broken(said: bytes, complaint: str) -> None:
