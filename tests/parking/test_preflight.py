@@ -51,7 +51,7 @@ def test_what_the_driver_cannot_park(seen: DriverReport, words: str) -> None:
 
 @pytest.mark.parametrize("state", ["T", "t", "D", "Z"])
 def test_who_is_paused_cannot_be_parked(state: str) -> None:
-    with pytest.raises(CannotPark, match="has to run"):
+    with pytest.raises(CannotPark, match="only a running process"):
         parkable_shares(devices(), TARGET, replace(RUNNING, state=state), ROOMY)
 
 

@@ -83,7 +83,7 @@ def test_managed_memory_that_only_the_driver_sees_is_unlocked_and_runs_on(machin
 @pytest.mark.fault(19)
 def test_memory_shared_by_ipc_is_unlocked_and_runs_on(machine: Machine) -> None:
     program = machine.program(SHARING)
-    refused(machine, program, 20, "shares memory with others")
+    refused(machine, program, 20, "shares memory with other processes")
     program.go()
     assert program.told() == "freed"
 

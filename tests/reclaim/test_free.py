@@ -241,9 +241,9 @@ def test_a_digest_that_does_not_fit_is_refused(machine: Bench):
         (("free", "--finding", "VR999"), 2, "no such code"),
         (("free", "--gpu", "7"), 2, "there is no GPU 7"),
         (("free", "--up-to", "reset"), 2, "invalid choice"),
-        (("free", "--plan", "x", "1GiB"), 2, "a saved plan is complete"),
-        (("free", "--plan", ""), 2, "a file needs a name"),
-        (("free", "--save", ""), 2, "a file needs a name"),
+        (("free", "--plan", "x", "1GiB"), 2, "--plan cannot be combined"),
+        (("free", "--plan", ""), 2, "file name is empty"),
+        (("free", "--save", ""), 2, "file name is empty"),
         (("free", "--digest", ""), 2, "--digest needs 8 hexadecimal digits or more"),
         (("free", "--digest", "0123456"), 2, "--digest needs 8 hexadecimal digits or more"),
     ],
@@ -257,7 +257,7 @@ def test_bad_words_have_a_sentence_and_a_code(machine: Bench, words, code: int, 
 
 def test_where_nothing_is_left_over_nothing_is_done(machine: Bench):
     done = machine.vram("free", "--finding", "VR101", "--yes")
-    assert (done.returncode, done.stdout) == (0, "There is nothing to do.\n")
+    assert (done.returncode, done.stdout) == (0, "Nothing to do.\n")
 
 
 @pytest.mark.fault(26)
