@@ -24,7 +24,7 @@ COMMANDS = (
 
 DEFAULT = "why"
 _ABOUT_THE_PROGRAM = ("-h", "--help", "--version")
-EPILOG = "Bare `vram` is `vram why`. vram COMMAND --help tells more. No GPU here? `vram demo` needs none."
+EPILOG = "`vram` alone is `vram why`. See `vram COMMAND --help` for one command. No GPU? Try `vram demo`."
 
 
 class CommandModule(Protocol):
@@ -103,7 +103,7 @@ def _dispatch(argv: list[str]) -> int:
     if name in _ABOUT_THE_PROGRAM:
         return _about_the_program(argv)
     if name not in COMMANDS:
-        raise UsageError(f"there is no command {name!r}", hint=_suggestion(name))
+        raise UsageError(f"no such command: {name!r}", hint=_suggestion(name))
     from argparse import Namespace
 
     from vram.cli.arguments import Parser

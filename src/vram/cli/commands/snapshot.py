@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from vram.model.observation import Survey
 
 NAME = "snapshot"
-HELP = "write all observations to a file, for a bug report or for `vram why --from`"
+HELP = "save everything vram reads to a file, for bug reports or `vram why --from`"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "-o", "--output", required=True, metavar="FILE", help="where to; - is standard output"
+        "-o", "--output", required=True, metavar="FILE", help="output file; - is standard output"
     )
     parser.add_argument(
         "--redact", action="store_true", help="leave out user names, command lines and host names"
