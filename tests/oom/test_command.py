@@ -284,7 +284,7 @@ def test_a_command_to_paste_is_never_cut_off(
 
 def test_an_empty_name_is_told(vram: Run) -> None:
     answer = vram("oom", "")
-    assert (answer.code, answer.err.splitlines()[0]) == (2, "vram: the name of the log is empty")
+    assert (answer.code, answer.err.splitlines()[0]) == (2, "vram: file name is empty")
 
 
 def test_the_list_of_kinds_is_not_json(vram: Run) -> None:

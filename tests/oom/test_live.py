@@ -85,7 +85,7 @@ def test_another_machine_is_not_joined(vram: Run, busy: str, tmp_path: Path) -> 
     assert live["gpu"] is None
     assert "another machine" in live["reason"]
     assert judgement["kind"] == "other-process"
-    assert "Not joined" in vram("oom", "--from", busy, log).out
+    assert "Not compared" in vram("oom", "--from", busy, log).out
 
 
 def test_a_gpu_that_is_numbered_differently_is_chosen(

@@ -73,7 +73,7 @@ def _finding(host: HostFacts, gpu: GpuLedger, nbytes: int, full: bool) -> Findin
     )
     return Finding(
         code=CODE,
-        title=f"{size(nbytes)} of GPU {gpu.index} {'probably spilled into' if full else 'is in'} host memory",
+        title=f"{size(nbytes)} of GPU {gpu.index} {'likely spilled into' if full else 'is in'} host memory",
         nbytes=nbytes,
         cause=cause,
         gpus=(gpu.index,),
