@@ -1,6 +1,6 @@
 """Speed, as ratios: every contender in one run, in turns, on the same virtual GPU.
 
-python bench/run.py [--turns N] [--only CASE] [--json FILE] [--write]
+python bench/run.py [--turns N] [--only CASE] [--json FILE] [--write] [--hardware]
 
 Prints a table and writes the figures as JSON. Exits 1 where a target is missed or a case
 could not be measured. ``--write`` keeps the run as docs/evidence/bench-<date>.md.
@@ -67,7 +67,7 @@ GPU = ("--gpus", "2", "--memory", "80GiB")
 
 def main() -> int:
     arguments = parse()
-    if "VRAM_VIRTUAL_GPU" not in os.environ:
+    if "VRAM_VIRTUAL_GPU" not in os.environ and not arguments.hardware:
         enter_virtual_gpu()
     rows, problems = measure(arguments.only or usual(), arguments.turns)
     print(table(rows))
@@ -89,6 +89,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--only", action="append", choices=list(CASES), help="measure this case alone")
     parser.add_argument("--json", type=Path, default=ROOT / ".build" / "bench.json", help="where figures go")
     parser.add_argument("--write", action="store_true", help="keep the run under docs/evidence")
+    parser.add_argument(
+        "--hardware", action="store_true", help="on this machine's own GPUs, not virtual ones"
+    )
     return parser.parse_args()
 
 

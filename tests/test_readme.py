@@ -1,4 +1,4 @@
-"""The README is literal: every command in it works as written."""
+"""The README and the quick start are literal: every command in them works as written."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
 LINES = [line.split("  #")[0].strip() for block in BLOCKS for line in block.splitlines() if line.strip()]
 INLINE = re.findall(r"`(vram [^`]+)`", re.sub(r"```.*?```", "", README, flags=re.DOTALL))
-COMMANDS = list(dict.fromkeys([*INLINE, *(line for line in LINES if line.startswith("vram "))]))
+COMMANDS = list(dict.fromkeys([*INLINE, *(line for line in LINES if line.split()[0] == "vram")]))
+QUICK_START = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "quick-start.md").read_text(), re.DOTALL)
 TARGETS = sorted(set(re.findall(r"\bmake ([a-z][a-z-]*)\b", README)))
 
 
@@ -35,11 +36,12 @@ def test_make_targets_exist(target):
     assert done.returncode == 0, done.stderr
 
 
-def test_commands_work_as_written(tmp_path):
+@pytest.mark.parametrize("commands", [COMMANDS, QUICK_START], ids=["README", "quick start"])
+def test_commands_work_as_written(commands, tmp_path):
     """In the order of the page, in one folder, on a GPU that nobody uses."""
-    assert COMMANDS
+    assert commands
     with VirtualGpu.create() as gpu:
-        for line in COMMANDS:
+        for line in commands:
             done = gpu.run(
                 ["sh", "-c", line],
                 cwd=tmp_path,

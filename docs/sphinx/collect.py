@@ -6,6 +6,9 @@ Links are written as files of the repository, so that they work on a forge too. 
 resolved there and then led to where its target lies on the site. A linked source file becomes
 a page of its own under source/. A link to what does not exist stays as it is, and Sphinx
 refuses it; so it does with a page that no folder's index leads to.
+
+The theme writes the whole menu into every page, so the menu has what readers choose from. Pages that
+are reached from a list (a code, a command, an experiment, a decision, evidence) are left out of it.
 """
 
 from __future__ import annotations
@@ -25,8 +28,21 @@ OUTSIDE = {
     "docs/architecture.md": "project/architecture.md",
     "native/virtualgpu/DESIGN.md": "project/virtual-gpu.md",
 }
-# The menu: a page for each part, whose folder it leads.
-PARTS = ("questions", "guides", "concepts", "reference", "evidence", "decisions", "project")
+# The menu, in this order. A part that is a folder's index has the folder's pages below it.
+PARTS = (
+    "quick-start",
+    "which-command",
+    "questions/index",
+    "guides/index",
+    "concepts/index",
+    "reference/index",
+    "further-reading",
+    "project/index",
+)
+# Pages that their folder's list leads to, and the menu does not.
+LISTED = ("reference/commands/", "reference/rules/", "reference/lab/", "decisions/", "evidence/")
+# Runs on hardware add pages to this folder, and no line to its index.
+RUNS = "evidence/index.md"
 
 FENCED = re.compile(r"(^```.*?^```|`[^`\n]+`)", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
@@ -40,7 +56,8 @@ def main(folder: Path) -> None:
     pages = dict(_pages())
     sources = sorted({path for path in pages for path in _sources(path)})
     for path, name in pages.items():
-        _write(folder / name, _led(path, name) + _menu(name, pages))
+        text = _led(path, name) + (_runs(pages) if name == RUNS else "")
+        _write(folder / name, _outside_the_menu(name, pages) + text + _menu(name, pages))
     for path in sources:
         _write(folder / _source_page(path), _source(path))
     for path in DOCS.rglob("*"):
@@ -64,13 +81,32 @@ def _pages() -> Iterator[tuple[Path, str]]:
 def _menu(name: str, pages: dict[Path, str]) -> str:
     """What a page leads to in the menu: nothing, unless it is the index of a folder."""
     if name == "index.md":
-        return _toctree([f"{part}/index" for part in PARTS])
-    folder = os.path.dirname(name) if name.endswith("/index.md") else name.removesuffix(".md")
-    below = [each for each in pages.values() if _parent(each, pages) == name]
-    path = next(path for path, each in pages.items() if each == name)
-    linked = [_on_site(target) for target in _targets(path)]
+        return _toctree(list(PARTS))
+    below = [each for each in pages.values() if _parent(each, pages) == name and not _is_listed(each)]
+    linked = _linked(name, pages)
     order = dict.fromkeys([*(each for each in linked if each in below), *sorted(below)])
-    return _toctree([os.path.relpath(each, os.path.dirname(name) or ".") for each in order]) if folder else ""
+    return _toctree([os.path.relpath(each, os.path.dirname(name) or ".") for each in order])
+
+
+def _outside_the_menu(name: str, pages: dict[Path, str]) -> str:
+    """What says so to Sphinx. It refuses a page that neither the menu nor a list leads to."""
+    list_of_it = _parent(name, pages) or "project/index.md"
+    found = _is_listed(name) and (list_of_it == RUNS or name in _linked(list_of_it, pages))
+    return "---\norphan: true\n---\n\n" if found else ""
+
+
+def _runs(pages: dict[Path, str]) -> str:
+    names = sorted(os.path.basename(name) for name in pages.values() if _parent(name, pages) == RUNS)
+    return "\n## Runs\n\n" + "\n".join(f"- [{name.removesuffix('.md')}]({name})" for name in names) + "\n"
+
+
+def _is_listed(name: str) -> bool:
+    return name.startswith(LISTED)
+
+
+def _linked(name: str, pages: dict[Path, str]) -> list[str | None]:
+    path = next(path for path, each in pages.items() if each == name)
+    return [_on_site(target) for target in _targets(path)]
 
 
 def _parent(name: str, pages: dict[Path, str]) -> str | None:

@@ -3,6 +3,8 @@ collect.py and by generators/manual.py."""
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 from docutils import nodes
@@ -17,7 +19,8 @@ author = "The vram developers"
 version = release = vram.__version__
 language = "en"
 
-extensions = ["myst_parser"]
+sys.path.insert(0, str(Path(__file__).parent))
+extensions = ["myst_parser", "menu"]
 source_suffix = {".md": "markdown"}
 root_doc = "index"
 nitpicky = True

@@ -24,7 +24,9 @@ _PUBLIC = {
     "LeakWarning": "vram.errors",
     "LimitExceeded": "vram.errors",
     "VramError": "vram.errors",
-    # who holds it
+    # the machine: who holds what
+    "why": "vram.answer",
+    # this process: what holds it
     "flush": "vram.guard.flush",
     "live": "vram.guard.live",
     "holders": "vram.guard.live",
@@ -44,6 +46,7 @@ _PUBLIC = {
 if TYPE_CHECKING:
     from vram import reclaim as reclaim
     from vram.agent import start as agent  # noqa: F401
+    from vram.answer import why as why
     from vram.errors import LeakDetected as LeakDetected
     from vram.errors import LeakWarning as LeakWarning
     from vram.errors import LimitExceeded as LimitExceeded

@@ -144,15 +144,12 @@ def _why() -> None:
     """Print what `vram why` prints; the driver is read by a process of its own."""
     from rich.console import Console
 
-    from vram.diagnosis.engine import diagnose
-    from vram.host.local import LocalHost
-    from vram.ledger.build import build_ledger
-    from vram.probes.survey import survey
+    from vram.answer import why
     from vram.report.layout import RenderOptions
     from vram.report.screen import screen
 
-    ledger, console = build_ledger(survey(LocalHost())), Console()
-    console.print(screen(ledger, diagnose(ledger), RenderOptions(console.width)))
+    answer, console = why(), Console()
+    console.print(screen(answer.ledger, answer.findings, RenderOptions(console.width)))
 
 
 def load_ipython_extension(shell: Any) -> None:

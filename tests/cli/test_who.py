@@ -12,7 +12,7 @@ def test_the_dead_parent_heads_its_child(vram: Run, busy: str) -> None:
     lines = answer.out.splitlines()
     dead = next(at for at, line in enumerate(lines) if "pid 200" in line)
     assert answer.code == 0
-    assert "gone" in lines[dead]
+    assert "dead" in lines[dead]
     assert any("pid 201" in line for line in lines[dead:])
 
 

@@ -17,6 +17,8 @@ from tests.docs.conftest import ROOT, sphinx
 from vram.cli import manual
 from vram.cli.app import COMMANDS
 from vram.model.kinds import Kind
+from vram.report.process_rows import STATES
+from vram.virtualgpu.demos import DEMOS
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
@@ -27,7 +29,10 @@ def test_the_site_is_whole(site: Path) -> None:
     """One test, so that no worker of pytest waits while another one builds."""
     _what_describes_itself_has_a_page(site)
     _everything_that_can_be_imported_is_described(site)
-    _the_menu_begins_with_the_questions_and_has_every_guide(site)
+    _the_menu_begins_with_the_quick_start_and_has_every_guide(site)
+    _the_menu_leaves_out_what_lists_lead_to(site)
+    _the_front_page_has_a_picture_for_each_question(site)
+    _every_link_of_a_menu_leads_to_a_page(site)
     _nothing_is_fetched_from_elsewhere(site)
     _the_index_of_the_search_is_a_script_of_its_own(site)
 
@@ -46,12 +51,48 @@ def _everything_that_can_be_imported_is_described(site: Path) -> None:
         assert f"vram.{name}" in page, name
 
 
-def _the_menu_begins_with_the_questions_and_has_every_guide(site: Path) -> None:
-    menu = Menu()
-    menu.feed((site / "index.html").read_text())
-    assert menu.links[0] == "questions/index.html"
+def _the_menu_begins_with_the_quick_start_and_has_every_guide(site: Path) -> None:
+    links = menu(site / "index.html")
+    assert links[:3] == ["quick-start.html", "which-command.html", "questions/index.html"]
     for path in (ROOT / "docs" / "guides").glob("*.md"):
-        assert f"guides/{path.stem}.html" in menu.links, path.name
+        assert f"guides/{path.stem}.html" in links, path.name
+
+
+def _the_menu_leaves_out_what_lists_lead_to(site: Path) -> None:
+    """Decisions, evidence and a page for each code would hide what a reader looks for."""
+    folders = ("decisions/", "evidence/", "reference/rules/", "reference/commands/", "reference/lab/")
+    for page in ("index.html", "reference/rules/VR101.html", "decisions/index.html"):
+        links = [link.lstrip("./") for link in menu(site / page)]
+        assert links
+        assert not [link for link in links if link.startswith(folders)], page
+
+
+def _the_front_page_has_a_picture_for_each_question(site: Path) -> None:
+    page = (site / "index.html").read_text()
+    text = re.sub(r"<[^>]+>", "", page)
+    for demo in DEMOS:
+        assert f"vram demo {demo.name}" in text
+        assert (site / "_images" / f"{demo.name}.svg").exists()
+        assert f"_images/{demo.name}.svg" in page
+
+
+def _every_link_of_a_menu_leads_to_a_page(site: Path) -> None:
+    """Also where a menu was rendered for another page of the folder."""
+    for page in site.rglob("*.html"):
+        for link in menu(page):
+            assert (page.parent / link.partition("#")[0]).exists(), f"{link} of {page}"
+
+
+GUIDES = sorted(path for path in (ROOT / "docs" / "guides").glob("*.md") if path.name != "index.md")
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda path: path.stem)
+def test_a_guide_begins_with_what_it_is_for_and_how(guide: Path) -> None:
+    """A sentence, and the command or call, before any further heading."""
+    title, *beginning = guide.read_text().partition("\n## ")[0].split("\n\n")
+    assert title.startswith("# ")
+    assert not beginning[0].startswith(("```", "|", "- ", "![")), "begin with a sentence"
+    assert re.search(r"\bvram\b", "\n\n".join(beginning[:4])), "name the command"
 
 
 @pytest.mark.parametrize("folder", ["questions", "guides", "concepts", "reference"])
@@ -67,6 +108,13 @@ def test_every_line_of_a_ledger_is_explained() -> None:
     page = (ROOT / "docs" / "concepts" / "where-do-my-bytes-go.md").read_text()
     told = {kind for row in re.findall(r"^\| ([a-z, ]+) \|", page, re.MULTILINE) for kind in row.split(", ")}
     assert set(get_args(Kind)) == told - {"line"}
+
+
+def test_every_state_of_the_screen_is_explained() -> None:
+    page = (ROOT / "docs" / "guides" / "why.md").read_text()
+    rows = [row.partition("|")[0] for row in re.findall(r"^\| (`.+) \|$", page, re.MULTILINE)]
+    explained = {word for row in rows for word in re.findall(r"`(\w+)`", row)}
+    assert {state.label for state in STATES.values()} <= explained
 
 
 def _nothing_is_fetched_from_elsewhere(site: Path) -> None:
@@ -131,17 +179,10 @@ class Fetching(HTMLParser):
             self.foreign.append(value)
 
 
-class Menu(HTMLParser):
-    """The links of the site's menu, in their order."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.links: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        values = dict(attrs)
-        if tag == "a" and "reference internal" in (values.get("class") or ""):
-            self.links.append((values.get("href") or "").removeprefix("../"))
+def menu(page: Path) -> list[str]:
+    """The links of a page's menu, in their order."""
+    tree = page.read_text().partition('class="sidebar-tree"')[2].partition("</aside>")[0]
+    return [link for link in re.findall(r'class="reference internal" href="([^"]+)"', tree) if link != "#"]
 
 
 def small(folder: Path, index: str) -> Path:

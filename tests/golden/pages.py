@@ -51,13 +51,16 @@ OUT_OF_MEMORY = (
 REPLACED = (
     (re.compile(r"\x1b\[[0-9;]*m"), ""),
     (re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"), "2026-01-01T00:00:00Z"),
-    (re.compile(r"\b\d+(?:\.\d+)? (?:ms|s)\b"), "N s"),
+    # The unit may stand on the next line, beside the rule of a demo.
+    (re.compile(r"\b\d+(?:\.\d+)?\s(?:│ +)?(?:ms|s)\b"), "N s"),
     # Those above train.py and serve.py are written down with them.
     (re.compile(r"^written: 1 GPU, \d+ processes", re.MULTILINE), "written: 1 GPU, N processes"),
     (re.compile(r"\brunning for \d+"), "running for N"),  # "s" may stand on the next line
     (re.compile(r"\bplan [0-9a-f]{12}\b"), "plan 0123456789ab"),
     (re.compile(r"\bPython 3\.\d+(?:\.\d+)?"), "Python 3.x"),
 )
+# What `vram why` answers has a page of its own.
+ANSWER = re.compile(r"^(\$ vram why\n)(?:│.*\n)+", re.MULTILINE)
 ABOUT_A_PROCESS = re.compile(r"^vram: (?:the driver does not answer about )?pid (\d+): .*\n", re.MULTILINE)
 
 
@@ -221,7 +224,7 @@ def _live(situation: Situation) -> dict[str, str]:
         "free": lambda: vram("free", "--dry-run") + vram("free", "--yes") + vram("free", "30GiB"),
         "kill": lambda: vram("kill", train, "--dry-run") + vram("kill", train, "--yes"),
         "lab": lambda: vram("lab", "show", "kill-nine") + vram("lab", "run", "kill-nine"),
-        "demo": lambda: vram("demo", "pool"),
+        "demo": lambda: ANSWER.sub(r"\1│ …\n", vram("demo", "fork")),
         "virtual": lambda: vram("virtual", "nvidia-smi") + vram("virtual", "fault", "cuMemAlloc* sometimes"),
     }
     assert serve

@@ -178,7 +178,7 @@ def test_flush_drops_a_kept_traceback(cell: Cell) -> None:
 
 
 def test_why_shows_the_machine(cell: Cell) -> None:
-    assert "GPU 0  NVIDIA H200 (virtual)" in cell("%vram why").text
+    assert "GPU 0 H200 (virtual)" in cell("%vram why").text
 
 
 def test_an_unknown_word_is_refused(cell: Cell) -> None:

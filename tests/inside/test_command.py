@@ -164,6 +164,13 @@ class TestOneProcess:
         assert f"pid {pid}" in text
         assert f"pid {other}" not in text
 
+    @needs("numba.cuda")
+    def test_its_largest_arrays(self, place: Place) -> None:
+        text = place.vram("why", place.start(ARRAYS), COLUMNS="100").stdout
+        (row,) = [line for line in text.splitlines() if "12 ×" in line]
+        assert row.split()[:2] == ["96.0", "MiB"]
+        assert "history" in row
+
     def test_a_dead_one_that_the_driver_still_lists(self, place: Place) -> None:
         """Its forked child keeps the memory: asked for the dead, the living one is named."""
         fork = (

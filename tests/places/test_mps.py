@@ -119,7 +119,7 @@ def test_who_draws_them_below_it(virtual_gpu: VirtualGpu, hold: Hold, serve: Ser
         if f"pid {pid} " in line
     }
     assert depth[client.pid] > depth[server.pid] == depth[other.pid], lines
-    assert sum("MPS server: opens the GPU" in line for line in lines) == 1
+    assert sum("MPS server of the processes below" in line for line in lines) == 1
 
 
 def test_the_server_is_neither_offered_nor_ended_while_clients_live(

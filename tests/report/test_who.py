@@ -155,9 +155,9 @@ def test_handles_on_several_gpus_are_summed() -> None:
 def test_files_of_the_dead_live_on_below_only_where_somebody_is_below() -> None:
     gone = make_holder(50, alive=False)
     unkept = Entry(kind="orphaned", nbytes=GIB, holder=gone, charged_pid=50, confidence="unknown")
-    assert "no visible process has its files" in tree_of(make_gpu(unkept))
+    assert "no visible process holds its files" in tree_of(make_gpu(unkept))
     kept = Entry(kind="orphaned", nbytes=GIB, holder=make_holder(51), charged_pid=50)
-    assert "the processes below have its files" in tree_of(make_gpu(kept))
+    assert "the processes below hold its files" in tree_of(make_gpu(kept))
 
 
 def test_a_likely_forked_child_is_called_likely() -> None:
@@ -198,7 +198,7 @@ def test_bytes_that_processes_have_together_are_not_called_nobodys() -> None:
     people = (make_holder(51), make_holder(52))
     together = Entry(kind="process", nbytes=GIB, co_holders=people, sharing="together", confidence="unknown")
     assert "charged to no process" not in tree_of(make_gpu(together))
-    assert "together GPU 0: 1.0 GiB process" in tree_of(make_gpu(together))
+    assert "whose size is unknown GPU 0: 1.0 GiB process" in tree_of(make_gpu(together))
 
 
 @pytest.mark.parametrize(("told", "shown"), [(0, "unknown "), (GIB, "1.0 GiB+ ")])

@@ -83,10 +83,15 @@ def test_why(host: Host, demo: DemoProgram) -> None:
 
 
 def test_text(host: Host) -> None:
-    told = host.run("why").stdout
-    for words in ("no memory of its own", "known to be used", "of the machine's memory", "vram trim"):
+    told = host.run("why", "-v").stdout
+    for words in ("no memory of its own", "used at least", "of the machine's memory"):
         assert words in told
-    assert f"vram park {TRAINER}" not in told
+    about_one = host.run("why", str(TRAINER)).stdout
+    assert f"vram trim {TRAINER}" in about_one
+    assert f"vram park {TRAINER}" not in about_one
+    screen = host.run("why").stdout
+    for words in ("300.0 MiB host", "ov_compile", "firefox"):
+        assert words in screen
 
 
 def test_who(host: Host, demo: DemoProgram) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.wsl.conftest import Wsl
 from tests.wsl.windows import encoded, install, search_path, speaking, starts
-from vram.cli.commands.why import WINDOWS_EVERY_S
+from vram.cli.source import WINDOWS_EVERY_S
 from vram.host.local.windows import LocalWindows, SeldomWindows
 from vram.model.observation import WINDOWS_LEFT_OUT
 from vram.units import GIB

@@ -181,13 +181,15 @@ def test_names_of_windows_programs_cannot_steer_a_terminal(wsl: Wsl) -> None:
 def test_what_people_read(wsl: Wsl, hold: Hold) -> None:
     process = hold(GIB)
     wsl.says(speaking("en", guest=2 * GIB, other=GIB))
-    shown = wsl.vram("why", "--deadline", "60").stdout
+    (windows,) = [each for each in wsl.vram("ps", "--deadline", "60").stdout.splitlines() if "chrome" in each]
+    assert windows.split()[3:] == ["1844", "Windows", "-", "windows", "chrome.exe"]
+    shown = wsl.vram("why", "-v", "--deadline", "60").stdout
     assert "WSL2" in shown.splitlines()[0]
     assert "Windows pid 1844 · chrome.exe" in shown
     assert f"pid {process.pid}" in shown
     assert "sum to the total exactly" in shown
     who = wsl.vram("who", "--deadline", "60").stdout
-    assert "programs of Windows" in who
+    assert "Windows programs" in who
     assert "chrome.exe" in who
 
 

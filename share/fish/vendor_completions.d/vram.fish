@@ -405,7 +405,7 @@ complete -c vram -n '__vram_at \'demo\' 0+' -a 'export' -d 'No process is listed
 complete -c vram -n '__vram_at \'demo\' 0+' -a 'pool' -d 'Everything was freed. Why is it still in use?'
 complete -c vram -n '__vram_at \'demo\' 0+' -a 'context' -d 'Nobody computes anything. What uses the memory?'
 complete -c vram -n '__vram_at \'demo\'' -s h -l help -d 'show this help message and exit'
-complete -c vram -n '__vram_at \'demo\'' -l full -d 'show all of `vram why`, not just its first cause'
+complete -c vram -n '__vram_at \'demo\'' -l full -d 'show `vram why -v`: every byte, and the evidence'
 complete -c vram -n '__vram_at \'demo\'' -l list -d 'name the demos and their questions'
 complete -c vram -n '__vram_at \'demo\'' -l keep -d 'open a shell in every demo; `exit` goes on'
 complete -c vram -n '__vram_at \'demo\'' -l svg -r -F -d 'draw `vram why` with three demos at once instead'

@@ -24,7 +24,9 @@ COMMANDS = (
 
 DEFAULT = "why"
 _ABOUT_THE_PROGRAM = ("-h", "--help", "--version")
-EPILOG = "`vram` alone is `vram why`. See `vram COMMAND --help` for one command. No GPU? Try `vram demo`."
+EPILOG = """\
+`vram` alone is `vram why`. `vram COMMAND --help` has more about a command.
+No GPU here? `vram demo` needs none."""
 
 
 class CommandModule(Protocol):

@@ -1,12 +1,13 @@
-"""What ``vram demo`` prints: a question, the program's own answer, and what following the advice released."""
+"""What ``vram demo`` prints: a question, vram's own answer, and what its remedy freed."""
 
 from __future__ import annotations
 
 import os
-import re
 import sys
 from argparse import Namespace
 from collections.abc import Mapping
+from subprocess import CompletedProcess
+from textwrap import wrap
 
 from rich.text import Text
 
@@ -17,8 +18,6 @@ from vram.virtualgpu import VirtualGpu
 
 # A machine that is busy with other things gets its time: here no driver can hang.
 DEADLINE_S = "60"
-
-ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class DemoOutput:
@@ -39,40 +38,60 @@ class DemoOutput:
 
     def why(self, gpu: VirtualGpu) -> None:
         """Run `vram why` on the demo's GPU, and show its answer beside a vertical line."""
-        rule = "| " if self._options.ascii else "│ "
-        color = {"FORCE_COLOR": "1"} if colored(self._args) else {"NO_COLOR": "1"}
-        words = ["--ascii"] if self._options.ascii else []
-        answer = run_why(gpu, words, {"COLUMNS": str(self._options.width - len(rule)), **color})
-        shown = answer if self._args.full else excerpt(answer)
-        lines = (f"{rule}{line}".rstrip() for line in shown.splitlines())
-        emit("$ vram why\n" + "".join(f"{line}\n" for line in lines) + "\n")
+        words = ["-v"] if self._args.full else []
+        answer = run_why(gpu, words, self._surface())
+        self._beside_a_line(" ".join(["vram why", *words]), answer)
 
     def advice(self, sentence: str) -> None:
         self._say(Text(sentence))
 
-    def outcome(self, deed: str, before: int, after: int) -> None:
-        """Say what was done and what it released, both figures measured."""
+    def command(self, gpu: VirtualGpu, line: str) -> bool:
+        """Run a command that frees memory, and show what it prints; return whether it succeeded."""
+        done = _run(gpu, line.split()[1:], self._surface())
+        self._beside_a_line(line, done.stdout.decode() + done.stderr.decode(errors="replace"))
+        return done.returncode == 0
+
+    def own_call(self, sentence: str) -> None:
+        self._say(Text(sentence, style="bold"))
+
+    def outcome(self, before: int, after: int) -> None:
+        """Say what was freed, both figures measured."""
         better = after < before
-        verdict = f"released: {size(before - after)}" if better else "nothing was released"
+        verdict = f"freed: {size(before - after)}" if better else "nothing was freed"
         figures = f"{size(before)} held before, {size(after)} after; "
-        self._say(Text.assemble((deed, "bold"), "\n", figures, (verdict, "green" if better else "red")))
+        self._say(Text.assemble(figures, (verdict, "green" if better else "red")))
 
     def end(self) -> None:
         if not self._args.full:
-            self._say(Text("These were excerpts: `vram demo NAME --full` shows whole answers.", style="dim"))
+            hint = "`vram demo NAME --full` shows every byte, and how we know."
+            self._say(Text(hint, style="dim"))
+
+    def _surface(self) -> dict[str, str]:
+        """What tells a command how wide its lines may be, in which characters and colours."""
+        return {
+            "COLUMNS": str(self._options.width - len(self._rule)),
+            "PYTHONIOENCODING": "ascii" if self._options.ascii else "utf-8",
+            **({"FORCE_COLOR": "1"} if colored(self._args) else {"NO_COLOR": "1"}),
+        }
+
+    @property
+    def _rule(self) -> str:
+        return "| " if self._options.ascii else "│ "
+
+    def _beside_a_line(self, command: str, answer: str) -> None:
+        room = self._options.width - len(self._rule)
+        lines = (part for line in answer.strip("\n").splitlines() for part in _folded(line, room))
+        shown = "".join(f"{self._rule}{line}".rstrip() + "\n" for line in lines)
+        emit(f"$ {command}\n{shown}\n")
 
     def _say(self, text: Text) -> None:
         show(text, self._args, self._options)
         emit("\n")
 
 
-def excerpt(answer: str) -> str:
-    """Return the GPU's bytes and the first cause: what is left out is named by :meth:`DemoOutput.end`."""
-    blocks = answer.strip().split("\n\n")
-    headings = [ESCAPES.sub("", block).partition("\n")[0] for block in blocks]
-    last = next((at for at, heading in enumerate(headings) if heading == "Why"), len(blocks) - 1)
-    wanted = (at for at in range(1, last + 1) if headings[at] != "What could not be seen")
-    return "\n\n".join(blocks[at] for at in wanted)
+def _folded(line: str, room: int) -> list[str]:
+    """A sentence that its command left to the terminal to break; lines with colours fit already."""
+    return wrap(line, room, subsequent_indent="  ") if len(line) > room and "\x1b" not in line else [line]
 
 
 def held_bytes(gpu: VirtualGpu) -> int:
@@ -88,10 +107,20 @@ def held_bytes(gpu: VirtualGpu) -> int:
 
 def run_why(gpu: VirtualGpu, words: list[str], changes: Mapping[str, str]) -> str:
     """Run this very program on *gpu*; return its answer, which must be a whole one."""
-    environment = {**os.environ, "PYTHONIOENCODING": "utf-8", **changes}
-    command = [sys.executable, "-m", "vram", "why", "--deadline", DEADLINE_S, *words]
-    ended = gpu.run(command, env=environment, capture_output=True)
+    ended = _run(gpu, ["why", "--deadline", DEADLINE_S, *words], changes)
     if ended.returncode:
         complaint = ended.stderr.decode(errors="replace").strip() or f"exit code {ended.returncode}"
         raise VirtualGpuError(f"`vram why` failed in the demo: {complaint}")
     return str(ended.stdout.decode())
+
+
+def _run(gpu: VirtualGpu, words: list[str], changes: Mapping[str, str]) -> CompletedProcess[bytes]:
+    """Run vram on *gpu*. Its log and its journal belong to the demo and go with it, and the user's own
+    parked processes have no part in it."""
+    state = gpu.folder / "state"
+    state.mkdir(mode=0o700, exist_ok=True)
+    environment = {**os.environ, "PYTHONIOENCODING": "utf-8", **changes, "XDG_STATE_HOME": str(state)}
+    # They name trees of another machine, whose processes have no part in the demo.
+    for name in ("VRAM_PROC_ROOT", "VRAM_SYS_ROOT"):
+        environment.pop(name, None)
+    return gpu.run([sys.executable, "-m", "vram", *words], env=environment, capture_output=True)

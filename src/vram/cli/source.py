@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from vram.model.observation import Survey
 
 
+WINDOWS_EVERY_S = 15.0
+"""How often commands that read again and again ask Windows: each question starts a PowerShell."""
+
+
 def add_source_arguments(parser: ArgumentParser) -> None:
     """Add the options that choose what is read."""
     parser.add_argument(

@@ -55,15 +55,12 @@ def columns() -> int:
 
 
 def lines() -> int | None:
-    """Return how many lines fit beside the prompt; None where output goes to a file or a pipe.
-
-    LINES says it elsewhere too, as COLUMNS does.
-    """
+    """Return how many lines fit beside the prompt; None where output goes to a file or a pipe."""
+    if not is_terminal():
+        return None
     said = os.environ.get("LINES", "")
-    if said.isdecimal() and int(said) > 0:
-        return max(12, int(said) - 1)
     try:
-        count = os.get_terminal_size(1).lines if is_terminal() else 0
+        count = int(said) if said.isdecimal() and int(said) else os.get_terminal_size(1).lines
     except OSError:
         return None
     return max(12, count - 1) if count else None

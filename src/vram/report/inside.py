@@ -34,6 +34,12 @@ def inside(receipt: InsideReceipt, options: RenderOptions, *, everything: bool =
     return Group(*blocks)
 
 
+def largest_arrays(receipt: InsideReceipt, options: RenderOptions, count: int = 5) -> list[RenderableType]:
+    """Return the few largest arrays of a process, as a part of what is told about it."""
+    groups = receipt.answer.groups[:count]
+    return [Text("Its largest arrays", style="bold"), _table(groups, receipt, options)] if groups else []
+
+
 def _head(receipt: InsideReceipt, options: RenderOptions) -> Text:
     target = receipt.target
     parts = [f"pid {target.process.pid}", *([target.user] if target.user else [])]

@@ -44,16 +44,16 @@ KIND_STYLES: dict[Kind, KindStyle] = {
 
 # What an entry without a holder is, in words.
 MEANINGS: dict[Kind, str] = {
-    "free": "nobody's",
+    "free": "available",
     "reserved": "the driver, its firmware and ECC",
     "unassigned": "in no MIG instance: nobody can use it",
-    "overhead": "the driver itself, beyond what it charges to anybody",
+    "overhead": "the driver's own, charged to no process",
     "hidden": "a process that is not visible from here",
-    "unattributed": "no holder could be named",
+    "unattributed": "no holder was found",
     "unreported": "free, or held by a process that is not visible: the driver does not report it",
-    "guest": "Linux processes together, as Windows counts them",
-    "orphaned": "its holder could not be named",
-    "exported": "its holder could not be named",
+    "guest": "all Linux processes, as Windows counts them",
+    "orphaned": "no holder was found",
+    "exported": "no holder was found",
 }
 
 SEVERITIES = {"problem": ("●", "!", "red"), "warning": ("▲", "^", "yellow"), "info": ("○", "o", "cyan")}
@@ -152,6 +152,13 @@ def shorten(text: str, width: int, *, mark: str = "…") -> str:
         return _head(text, width)
     head = _head(text, (room * 3 + 3) // 5)
     return head + mark + _tail(text, room - cell_len(head))
+
+
+def padded(text: str, width: int) -> str:
+    """Return *text* with blanks up to *width* terminal cells."""
+    from rich.cells import cell_len
+
+    return text + " " * max(0, width - cell_len(text))
 
 
 def _head(text: str, width: int) -> str:

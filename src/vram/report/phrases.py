@@ -9,7 +9,13 @@ from vram.model.process import Workload
 from vram.model.windows import WindowsProcess
 from vram.units import duration, size
 
-_STATES = {"T": "stopped", "t": "being traced", "Z": "zombie", "X": "dead", "D": "uninterruptible"}
+_STATES = {
+    "T": "stopped",
+    "t": "stopped by a debugger",
+    "Z": "zombie",
+    "X": "dead",
+    "D": "waiting in the kernel",
+}
 
 
 def gpu_label(gpu: GpuLedger) -> str:
@@ -38,7 +44,7 @@ def memory_figures(entries: Sequence[Entry], total: int | None) -> str:
     }
     used = size(total - sum(sums.values()))
     if sums["unreported"]:
-        return f"{used} known to be used · {size(total)} total"
+        return f"{used} used at least · {size(total)} total"
     unassigned = f" · {size(sums['unassigned'])} unassigned" if sums["unassigned"] else ""
     return f"{used} used · {size(sums['free'])} free{unassigned} · {size(total)} total"
 
@@ -50,7 +56,7 @@ def identity(holder: Holder, *, origin: bool = True) -> list[str]:
     if holder.user:
         parts.append(holder.user)
     if not holder.alive:
-        parts.append("gone" if holder.visible else "not seen from here")
+        parts.append("dead" if holder.visible else "not visible from here")
     elif holder.age_s is not None:
         parts.append(duration(holder.age_s))
     started_by = workload(holder.workload) if origin else ""
@@ -129,7 +135,7 @@ def sharing(entry: Entry) -> str:
     if entry.sharing == "together":
         return f"{noun} {pids}{more} together"
     if entry.sharing == "one":
-        return f"or held by {noun} {pids}{more}: unknown which of them"
+        return f"or held by {noun} {pids}{more}: unknown which"
     if entry.medium == "shared":
         return f"shared with {noun} {pids}{more}, each of which holds a part"
     return f"also held by {noun} {pids}{more}: returns when the last one releases it"

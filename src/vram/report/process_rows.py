@@ -124,11 +124,11 @@ def rows(ledger: Ledger, *, every_process: bool = False) -> tuple[ProcessRow, ..
             drafts.add(gpu, entry)
     for process in ledger.parked:
         drafts.park(process)
-    openers = _openers(ledger)
+    with_files = _with_files(ledger)
     if every_process:
-        drafts.unfold(openers)
+        drafts.unfold(with_files)
     else:
-        drafts.fold(openers)
+        drafts.fold(with_files)
     idle = {pid for pid, memory in processes(ledger).items() if memory.idle}
     return tuple(sorted((draft.finished(idle) for draft in drafts), key=rank))
 
@@ -287,18 +287,18 @@ class _Drafts:
         draft.by_gpu = {str(gpu): 0 for gpu in process.gpus}
         self._by_process["parked", process.pid] = draft
 
-    def fold(self, openers: dict[int, OpenOnly]) -> None:
+    def fold(self, with_files: dict[int, OpenOnly]) -> None:
         """Count processes that hold nothing of their own in the row of the parent that does."""
         rows = {draft.pid: draft for draft in self if draft.pid is not None}
         for draft in self:
             # A worker with memory of its own has a row of its own.
             draft.workers = {pid: worker for pid, worker in draft.workers.items() if pid not in rows}
-        for pid, opener in openers.items():
-            owner = _owner(pid, openers, rows)
+        for pid, each in with_files.items():
+            owner = _owner(pid, with_files, rows)
             if owner is not None:
-                owner.workers[pid] = opener.holder
+                owner.workers[pid] = each.holder
 
-    def unfold(self, openers: dict[int, OpenOnly]) -> None:
+    def unfold(self, with_files: dict[int, OpenOnly]) -> None:
         """Give everybody a row who has a GPU's files open."""
         for draft in list(self):
             for worker in draft.workers.values():
@@ -306,11 +306,11 @@ class _Drafts:
             for co_holder in draft.co_holders.values():
                 self._stand_alone(co_holder, "ghost", f"holds the same memory as pid {draft.pid}")
             draft.workers = {}
-        for opener in openers.values():
-            note = f"has the files of pid {opener.inherited_from}" if opener.inherited_from else ""
-            if opener.exported_bytes:
-                note = f"has a handle on {size(opener.exported_bytes)} of another process"
-            self._stand_alone(opener.holder, "open", note)
+        for each in with_files.values():
+            note = f"has the files of pid {each.inherited_from}" if each.inherited_from else ""
+            if each.exported_bytes:
+                note = f"has a handle on {size(each.exported_bytes)} of another process"
+            self._stand_alone(each.holder, "open", note)
 
     def _stand_alone(self, holder: Holder, state: State, note: str) -> None:
         """A row of a process that holds no memory of its own, unless it has a row already."""
@@ -346,7 +346,7 @@ class _Drafts:
         return self._by_process.setdefault((what, which), _Draft(None, state, note))
 
 
-def _openers(ledger: Ledger) -> dict[int, OpenOnly]:
+def _with_files(ledger: Ledger) -> dict[int, OpenOnly]:
     """Everybody who has a GPU's files open and is charged nothing on any GPU."""
     charged = {
         holder.pid for gpu in ledger.gpus for entry in gpu.accounted for holder in living_holders(entry)
@@ -359,13 +359,13 @@ def _openers(ledger: Ledger) -> dict[int, OpenOnly]:
     }
 
 
-def _owner(pid: int, openers: dict[int, OpenOnly], rows: dict[int, _Draft]) -> _Draft | None:
+def _owner(pid: int, with_files: dict[int, OpenOnly], rows: dict[int, _Draft]) -> _Draft | None:
     """The row of the process whose files *pid* inherited, or of its nearest ancestor that has a row."""
     for _ in range(_DEEPEST):
-        opener = openers.get(pid)
-        if opener is None:
+        each = with_files.get(pid)
+        if each is None:
             return None
-        above = opener.inherited_from or opener.holder.parent
+        above = each.inherited_from or each.holder.parent
         if above is None:
             return None
         if above in rows:

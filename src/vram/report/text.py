@@ -45,11 +45,12 @@ def process(
     findings: tuple[Finding, ...],
     notes: tuple[str, ...],
     family: Sequence[Text],
+    inside: Sequence[RenderableType],
     options: RenderOptions,
 ) -> RenderableType:
     """Return what concerns one process, of a ledger that was narrowed to it.
 
-    *family* are the lines of the processes that it belongs to.
+    *family* are the lines of the processes that it belongs to, *inside* what it answered about its arrays.
     """
     blocks: list[RenderableType] = [masthead(ledger, options)]
     for gpu in ledger.gpus:
@@ -59,6 +60,8 @@ def process(
             blocks.append(part_table(entries, gpu.total_bytes, options))
         blocks += _open_only(gpu.open_only, options)
     blocks += [paragraph("note: ", Text(options.clean(note)), options, indent=2) for note in notes]
+    if inside:
+        blocks += [Text(), *inside]
     if family:
         blocks += [Text(), Text("Its family", style="bold"), *family]
     blocks += _causes(findings, _evidence_shown(ledger), options, full=True)
@@ -151,13 +154,13 @@ def _bar(gpu: GpuLedger, options: RenderOptions) -> Text:
 
 def _open_only(open_only: tuple[OpenOnly, ...], options: RenderOptions) -> Iterator[RenderableType]:
     if open_only:
-        yield Text("  others that have its files open:", style="dim")
+        yield Text("  also have its files open:", style="dim")
     for each in open_only[:_MOST_OPEN_ONLY]:
         parts = identity(each.holder)
         if each.inherited_from is not None:
             parts.append(f"inherited from pid {each.inherited_from}")
         if each.exported_bytes is not None:
-            parts.append(f"has {size(each.exported_bytes)} exported to it")
+            parts.append(f"has a handle on {size(each.exported_bytes)}")
         words = options.clean(" · ".join(parts))
         line = options.short(command(each.holder), options.measure - 4)
         yield paragraph("  ", Text.assemble(words, "\n", (line, "dim")), options, indent=2)

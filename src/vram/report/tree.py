@@ -24,9 +24,9 @@ def who(report: WhoReport, options: RenderOptions) -> RenderableType:
     for group in report.groups:
         lines += [*_group(group, report.by, options), Text()]
     windows = [held for held in report.unnamed if held.windows]
-    lines += _unnamed("programs of Windows", windows, options)
+    lines += _unnamed("Windows programs", windows, options)
     together = [held for held in report.unnamed if held.sharing == "together"]
-    lines += _unnamed("of those above whose size is unknown, together", together, options)
+    lines += _unnamed("together, of the processes above whose size is unknown", together, options)
     nobodys = [held for held in report.unnamed if not held.windows and held not in together]
     lines += _unnamed("charged to no process", nobodys, options)
     lines += _parked(report, options)
@@ -119,24 +119,24 @@ def _who(node: ProcessNode, room: int, options: RenderOptions) -> Text:
 
 def _facts(node: ProcessNode) -> Iterator[str]:
     if not node.holder.visible:
-        yield "not visible from here; it may still run"
+        yield "not visible from here; it may still be running"
     elif not node.holder.alive:
         below = (
-            ": the processes below have its files"
+            ": the processes below hold its files"
             if node.children
-            else ", and no visible process has its files"
+            else "; no visible process holds its files"
         )
-        yield f"gone, but the driver still charges it{below}"
+        yield f"dead, but the driver still charges it{below}"
     elif orphaned := [held for held in node.holds if held.kind == "orphaned"]:
         yield _inherited(node, orphaned)
     elif node.inherited_from is not None:
         yield f"inherited the files of pid {node.inherited_from}: ending that one alone frees nothing"
     elif any(child.mps_server == node.holder.pid for child in node.children):
-        yield "MPS server: opens the GPU for those below, and all of them fail if it is ended"
+        yield "MPS server of the processes below: they all fail if it ends"
     elif node.mps_server is not None:
         yield f"client of MPS server pid {node.mps_server}"
     elif not node.holds and node.exported_bytes is None:
-        yield "has GPU files open, and is charged nothing"
+        yield "has GPU files open, holds no memory"
     if node.exported_bytes is not None:
         yield f"has a handle on {size(node.exported_bytes)} that is charged to the process that allocated it"
     for held in node.holds:
@@ -145,7 +145,7 @@ def _facts(node: ProcessNode) -> Iterator[str]:
 
 def _inherited(node: ProcessNode, orphaned: list[HeldBytes]) -> str:
     if node.inherited_from is None:
-        return "may hold files inherited by fork from a process that is gone"
+        return "may hold files inherited by fork from a dead process"
     likely = "" if all(held.certain for held in orphaned) else "most likely "
     return f"{likely}holds the files of pid {node.inherited_from}, inherited by fork"
 

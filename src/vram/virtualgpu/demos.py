@@ -1,4 +1,4 @@
-"""The five questions people ask about GPU memory, each as a demo: a program, what vram says of it, a cure.
+"""The five questions people ask about GPU memory, each as a demo: a program, vram's answer, a remedy.
 
 A demo program is a file of ``programs/`` that knows nothing of vram: real processes that bring about
 one situation, stage by stage. The tests use them too.
@@ -15,7 +15,6 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from signal import SIGTERM
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
@@ -135,8 +134,10 @@ def _wait_gone(pidfd: int) -> bool:
 class Demo(NamedTuple):
     """A question, the program that raises it, and what answers it.
 
-    ``prepare`` brings the program to where the question comes up, ``cure`` follows the advice.
-    Sentences may name processes by their role: ``{child}`` becomes a pid.
+    ``prepare`` brings the program to where the question comes up. ``remedy`` is the command that
+    frees the memory with the least harm, run as it stands. ``own_call`` is what the program does
+    about it itself: the remedy where no command is, and where the command is refused on this host.
+    Sentences and commands may name processes by their role: ``{child}`` becomes a pid.
     """
 
     name: str
@@ -146,8 +147,8 @@ class Demo(NamedTuple):
     happened: str
     prepare: Callable[[DemoProgram], None]
     advice: str
-    deed: str
-    cure: Callable[[DemoProgram], None]
+    remedy: str = ""
+    own_call: str = ""
 
 
 def _as_it_starts(program: DemoProgram) -> None:
@@ -156,10 +157,6 @@ def _as_it_starts(program: DemoProgram) -> None:
 
 def _kill_parent(program: DemoProgram) -> None:
     program.kill("parent")
-
-
-def _end_child(program: DemoProgram) -> None:
-    program.kill("child", SIGTERM)
 
 
 def _export_and_die(program: DemoProgram) -> None:
@@ -174,10 +171,9 @@ THREAD = Demo(
     size="1GiB",
     happened="Four threads of one process allocated 1 GiB each through raw pointers, and ended.",
     prepare=_as_it_starts,
-    advice="Device memory belongs to the process, not to the thread: an owner object would have "
-    "freed it. What has no owner left goes with the context.",
-    deed="Process {self} resets its context.",
-    cure=DemoProgram.go,
+    advice="Device memory belongs to the process, not to the thread. An owner object would have freed "
+    "it; what has no owner is freed with the context.",
+    own_call="Process {self} resets its context, as cudaDeviceReset() does.",
 )
 
 FORK = Demo(
@@ -185,12 +181,11 @@ FORK = Demo(
     question="The process is dead. Why is its memory not free?",
     program="forks.orphan",
     size="4GiB",
-    happened="Process {parent} allocated 4 GiB and forked. Then it was killed; its child sleeps on.",
+    happened="Process {parent} allocated 4 GiB, forked and was killed. Its child sleeps.",
     prepare=_kill_parent,
-    advice="The child inherited the open device files, and these are what holds the memory. "
-    "Killing the pid that the driver lists can do nothing: end the child.",
-    deed="$ kill {child}",
-    cure=_end_child,
+    advice="The child inherited the open device files, and they hold the memory. The pid that the driver "
+    "lists is dead: there is nothing to kill. `vram free` terminates the child instead.",
+    remedy="vram free --yes",
 )
 
 EXPORT = Demo(
@@ -201,10 +196,9 @@ EXPORT = Demo(
     happened="Process {allocator} exported an allocation to process {holder}, which never uses CUDA, "
     "and was killed.",
     prepare=_export_and_die,
-    advice="An exported allocation lives as long as any descriptor of it is open, in whatever process. "
-    "Let the holder close it, or end the holder.",
-    deed="Process {holder} closes its descriptor.",
-    cure=DemoProgram.go,
+    advice="An exported allocation stays as long as any process has a descriptor of it open. Whoever "
+    "allocated it is dead, so `vram free` terminates the holder.",
+    remedy="vram free --yes",
 )
 
 POOL = Demo(
@@ -214,10 +208,10 @@ POOL = Demo(
     size="6GiB",
     happened="Process {self} freed all of its 6 GiB into a stream-ordered pool that keeps it.",
     prepare=DemoProgram.go,
-    advice="From outside, a pool's unused memory looks like any other. Only the process can release it, "
-    "with cuMemPoolTrimTo, empty_cache() and their like.",
-    deed="Process {self} trims its pool.",
-    cure=DemoProgram.go,
+    advice="To the driver, memory that a pool keeps is in use. Only the process can release it, so "
+    "`vram trim` asks the process, which keeps running.",
+    remedy="vram trim {self}",
+    own_call="Process {self} trims its pool itself, with cuMemPoolTrimTo().",
 )
 
 CONTEXT = Demo(
@@ -227,10 +221,10 @@ CONTEXT = Demo(
     size="2MiB",
     happened="Four idle processes hold 2 MiB each.",
     prepare=_as_it_starts,
-    advice="Every process that touches CUDA pays for a context first, however little it holds. "
-    "Fewer processes cost fewer contexts; idle ones can end.",
-    deed="The four idle processes end.",
-    cure=DemoProgram.go,
+    advice="Every process that uses CUDA pays for a context first, however little it allocates. "
+    "`vram park` moves idle processes to host memory, contexts included; `vram unpark` brings them back.",
+    remedy="vram park {worker0} {worker1} {worker2} {worker3}",
+    own_call="The four idle processes end.",
 )
 
 DEMOS = (THREAD, FORK, EXPORT, POOL, CONTEXT)

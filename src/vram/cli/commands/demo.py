@@ -1,7 +1,8 @@
 """``vram demo``: five questions about GPU memory, shown by real processes on a virtual GPU.
 
-Nothing is prerecorded: every answer is ``vram why`` itself, run beside the demo's processes, and
-what was released is measured after following the advice.
+Nothing is prerecorded: every answer is ``vram why`` itself, run beside the demo's processes. Then
+the memory is freed by the command that does the least harm (``vram free``, ``trim`` or ``park``),
+and what it freed is measured.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ GPU: dict[str, Any] = {"memory_bytes": 24 * GIB, "name": "NVIDIA GPU"}
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these demos")
     parser.add_argument(
-        "--full", action="store_true", help="show all of `vram why`, not just its first cause"
+        "--full", action="store_true", help="show `vram why -v`: every byte, and the evidence"
     )
     parser.add_argument("--list", action="store_true", help="name the demos and their questions")
     parser.add_argument("--keep", action="store_true", help="open a shell in every demo; `exit` goes on")
@@ -79,7 +80,7 @@ def _run_all(demos: tuple[Demo, ...], args: Namespace) -> int:
 
 
 def _run_one(demo: Demo, output: DemoOutput, *, stay: bool) -> bool:
-    """Run one demo; return whether following its advice released memory."""
+    """Run one demo; return whether its remedy freed memory."""
     from vram.cli.demo_output import held_bytes
     from vram.virtualgpu import VirtualGpu
     from vram.virtualgpu.demos import DemoProgram
@@ -91,11 +92,13 @@ def _run_one(demo: Demo, output: DemoOutput, *, stay: bool) -> bool:
         output.why(gpu)
         if stay:
             _shell(gpu)
-        output.advice(demo.advice.format_map(pids))
+        output.advice(demo.advice)
         before = held_bytes(gpu)
-        demo.cure(program)
+        if not (demo.remedy and output.command(gpu, demo.remedy.format_map(pids))) and demo.own_call:
+            program.go()
+            output.own_call(demo.own_call.format_map(pids))
         after = held_bytes(gpu)
-    output.outcome(demo.deed.format_map(pids), before, after)
+    output.outcome(before, after)
     return after < before
 
 

@@ -63,7 +63,7 @@ def run(args: Namespace) -> int:
     require_driver(ledger)
     from rich.console import Group
 
-    from vram.report.screen import USUAL, process_lines
+    from vram.report.process_table import USUAL, process_lines
 
     options = render_options(args)
     lines = process_lines(

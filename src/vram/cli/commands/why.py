@@ -97,6 +97,7 @@ def _one_process(
         raise UsageError("--svg draws all processes", hint="leave out the pid, or --svg")
     require_driver(ledger)
     notes: tuple[str, ...] = ()
+    answered = False
     theirs = concerning(ledger, args.pid)
     if not theirs.gpus:
         raise _not_there(args, host)
@@ -105,6 +106,7 @@ def _one_process(
 
         answers, notes = measure_one(host, args.pid, args.deadline) if charged_pids(theirs) else ({}, ())
         theirs = concerning(deepen(ledger, answers), args.pid)
+        answered = bool(answers)
     about = findings_about(findings, ledger, args.pid)
     if args.json:
         from vram.report import json
@@ -116,8 +118,26 @@ def _one_process(
 
         options = render_options(args)
         family = tree.family(who(ledger), args.pid, options)
-        show(text.process(theirs, about, notes, family, options), args, options)
+        inside = _arrays(args, host, ledger, options) if answered else []
+        show(text.process(theirs, about, notes, family, inside, options), args, options)
     return completeness(ledger)
+
+
+def _arrays(
+    args: Namespace, host: LocalHost | None, ledger: Ledger, options: RenderOptions
+) -> list[RenderableType]:
+    """Its largest arrays, where it answers; that it had answered before does not mean that it still does."""
+    from vram.errors import VramError
+    from vram.reclaim.inside import look_inside
+    from vram.report.inside import largest_arrays
+    from vram.units import MIB
+
+    assert host is not None
+    try:
+        receipt = look_inside(host, ledger, args.pid, None, args.deadline, MIB)
+    except VramError:
+        return []
+    return largest_arrays(receipt, options)
 
 
 def _not_there(args: Namespace, host: LocalHost | None) -> Exception:
