@@ -203,7 +203,7 @@ def test_an_svg_is_written_whole(vram: Run, busy: str, tmp_path: Path) -> None:
 def test_an_svg_that_cannot_be_written_is_a_usage_error(vram: Run, busy: str, tmp_path: Path) -> None:
     answer = vram("why", "--from", busy, "--svg", str(tmp_path / "none" / "why.svg"))
     assert answer.code == 2
-    assert "cannot be written" in answer.err
+    assert "cannot write" in answer.err
 
 
 def surface(argv: Sequence[str], **environment: str) -> bytes:

@@ -76,7 +76,7 @@ def test_host_memory_is_counted_beside_a_reserve_and_what_goes_before() -> None:
 
 def test_a_control_group_can_be_what_is_too_small() -> None:
     tight = replace(ROOMY, memory_left=4 * GIB, memory_limited_by="/docker/abc")
-    with pytest.raises(CannotPark, match="control group /docker/abc"):
+    with pytest.raises(CannotPark, match="cgroup /docker/abc"):
         parkable_shares(devices(), TARGET, RUNNING, tight)
 
 

@@ -146,7 +146,7 @@ def test_a_test_that_makes_the_context_is_said_to_be_unjudged(suite: Suite) -> N
             "vram: 2 tests checked, none was found to keep device memory, 1 could not be checked"
             in done.stdout
         )
-        assert "test_makes_the_context: the context was made inside the scope" in done.stdout
+        assert "test_makes_the_context: the context was created inside the scope" in done.stdout
         assert "vram.Buffer(1).close() in a session fixture" in done.stdout
 
 

@@ -226,7 +226,7 @@ def test_a_process_without_gpu_memory(machine: Bench):
     try:
         done = machine.vram("kill", str(other.pid), "--yes")
         assert done.returncode == 11
-        assert "holds no memory of any GPU" in done.stderr
+        assert "holds no memory on any GPU" in done.stderr
         assert other.poll() is None
     finally:
         other.communicate()

@@ -175,7 +175,7 @@ def test_where_a_pid_may_name_somebody_else_nothing_is_planned_even_by_name():
     """Inside a container an older driver lists host pids."""
     doubtful = entry(holder=holder(51), confidence="likely")
     inside = ledger(gpu(doubtful), host=host(initial_pid_namespace=False))
-    with pytest.raises(NotPermitted, match="may be somebody else's"):
+    with pytest.raises(NotPermitted, match="may be a different process"):
         planned(inside, pids=(51,))
 
 

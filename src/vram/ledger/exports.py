@@ -190,8 +190,8 @@ def _entry(
 def _doubt(nbytes: int, makers: Sequence[int]) -> str:
     pids = ", ".join(map(str, makers[:_PIDS_SHOWN])) + (" and others" if len(makers) > _PIDS_SHOWN else "")
     return (
-        f"{size(nbytes)} is charged to nobody; it may not be this memory, because pid {pids} may have"
-        " allocated it and be charged for it"
+        f"{size(nbytes)} is charged to nobody, but that may be other memory: pid {pids} may have allocated"
+        " this one and be charged for it"
     )
 
 

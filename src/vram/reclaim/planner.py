@@ -119,14 +119,14 @@ def _excludes(chosen: Option, other: Option) -> bool:
 
 LOSES: dict[StepKind, str] = {
     "trim": "nothing; later allocations are slower at first",
-    "park": "no work: it is paused until `vram unpark`, and its memory is in host RAM",
+    "park": "no work; it is paused until `vram unpark`, and its memory is in host RAM",
     "kill": "all unsaved work",
     "reset": "nothing, once nobody uses the GPU",
 }
 NOT_ATTACHED = (NotReachable, AttachDenied)
 """Why a process cannot be trimmed: usual, and no news where something else is planned."""
 
-LEFTOVER_LOSES = "no GPU memory in use: the owner is dead"
+LEFTOVER_LOSES = "no GPU work: the owner of the memory is dead"
 
 
 def plan(host: Host, ledger: Ledger, findings: tuple[Finding, ...], request: PlanRequest) -> Draft:

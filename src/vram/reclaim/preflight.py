@@ -219,7 +219,8 @@ def _not_listed(report: DriverReport, pid: int) -> NotOnGpu | DeviceError:
             hint="`vram why` shows more about the GPU",
         )
     return NotOnGpu(
-        f"the driver lists no GPU memory for pid {pid}", hint="`vram who` lists the processes that hold some"
+        f"pid {pid} holds no GPU memory that the driver lists",
+        hint="`vram who` lists the processes that hold some",
     )
 
 

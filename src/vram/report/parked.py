@@ -126,7 +126,7 @@ def _way_back(lines: Sequence[ParkedLine]) -> str:
         )
     words = words.strip()
     if any(line.state == ELSEWHERE for line in lines):
-        words += " Unpark processes of another PID namespace from there."
+        words += " Unpark those parked in another PID namespace from there."
     return words
 
 

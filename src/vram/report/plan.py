@@ -54,12 +54,13 @@ def outcome(done: Outcome, options: RenderOptions) -> RenderableType:
 
 
 def receipt(done: Receipt, options: RenderOptions) -> RenderableType:
-    """Return asked, promised, returned: the last one measured on the device."""
+    """Requested, expected, freed: the last one measured on the device."""
     figures = [
-        ("asked", "no size" if done.goal_bytes is None else size(done.goal_bytes)),
-        ("promised", "unknown" if done.promised_bytes is None else size(done.promised_bytes)),
-        ("returned", "not measured" if done.returned_bytes is None else size(done.returned_bytes)),
+        ("expected", "unknown" if done.promised_bytes is None else size(done.promised_bytes)),
+        ("freed", "not measured" if done.returned_bytes is None else size(done.returned_bytes)),
     ]
+    if done.goal_bytes is not None:
+        figures.insert(0, ("requested", size(done.goal_bytes)))
     line = Text()
     for at, (name, figure) in enumerate(figures):
         line.append(options.clean(" · ") if at else "", style="dim").append(f"{name} ", style="dim")

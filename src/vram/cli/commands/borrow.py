@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 NAME = "borrow"
-HELP = "park idle processes of yours to make room, run a command, then resume them"
+HELP = "park your idle processes, run a command, resume them"
 
 USAGE = "vram borrow SIZE [--gpu N] [--from PID[,PID...]] -- COMMAND..."
 EPILOG = """\

@@ -13,7 +13,7 @@ from vram.errors import DriverMissing, ExitCode, VramError
 from vram.units import parse_size
 
 NAME = "check"
-HELP = "tell scripts whether the GPUs are clean: exit 0 clean, 1 held, 3 unknown"
+HELP = "for scripts: exit 0 if clean, 1 if memory is held, 3 if unknown"
 
 _EPILOG = """\
 exit codes:
@@ -59,5 +59,5 @@ def run(args: Namespace) -> int:
         require_driver(ledger)
     except DriverMissing as error:
         # Here "no driver" is one more way of not knowing.
-        raise VramError(f"cannot tell whether it is clean: {error}", hint=error.hint) from error
+        raise VramError(f"unknown: {error}", hint=error.hint) from error
     return {"clean": ExitCode.OK, "held": ExitCode.HELD, "unknown": ExitCode.PARTIAL}[verdict]

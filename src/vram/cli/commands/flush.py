@@ -10,7 +10,7 @@ from vram.cli.trimming import DEADLINE_S, add_trim_arguments, trim_named
 from vram.errors import ExitCode
 
 NAME = "flush"
-HELP = "release the caches of a running Python process; without PID, list candidates"
+HELP = "release a Python process's caches; without PID, list candidates"
 
 _EPILOG = """\
 With PID it is `vram trim PID`. Without PID nothing is touched: it lists the processes whose

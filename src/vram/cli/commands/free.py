@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from vram.model.plan import Draft
 
 NAME = "free"
-HELP = "free GPU memory with the least harm: show a plan, ask, run it, measure"
+HELP = "free memory with the least harm: plan, ask, run, measure"
 
 _EPILOG = """\
 What it does, least harm first:

@@ -12,7 +12,7 @@ from vram.model.inside import Via
 from vram.units import parse_size
 
 NAME = "inside"
-HELP = "list the GPU arrays of a running Python process, and what refers to them"
+HELP = "list a Python process's GPU arrays and what refers to them"
 
 DEADLINE_S = 15.0
 

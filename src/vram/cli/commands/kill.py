@@ -9,7 +9,7 @@ from vram.cli.prestart import open_host
 from vram.cli.reclaiming import add_reclaim_arguments, reclaim
 
 NAME = "kill"
-HELP = "terminate processes (SIGTERM, then SIGKILL) and measure the freed memory"
+HELP = "terminate processes and measure the freed memory"
 
 _EPILOG = """\
 Every signal goes through a pidfd, after a check that it is still the same process as in the

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from vram.model.oom import Case
 
 NAME = "oom"
-HELP = "explain an out-of-memory error from a message or log, and what to do"
+HELP = "explain an out-of-memory error from a message or a log"
 
 _GZIP = b"\x1f\x8b"
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)

@@ -10,7 +10,7 @@ from vram.cli.prestart import open_host
 from vram.cli.terminal import emit
 
 NAME = "park"
-HELP = "move a process's GPU memory to host memory and pause it until `vram unpark`"
+HELP = "move a process's GPU memory to host memory and pause it"
 
 _EPILOG = """\
 The process stays alive; its next CUDA call waits until `vram unpark`. The contents of its

@@ -9,7 +9,7 @@ from vram.cli.terminal import add_terminal_arguments, emit, render_options, show
 from vram.errors import ExitCode
 
 NAME = "parked"
-HELP = "list parked processes; also cleans up after a vram that was killed"
+HELP = "list parked processes; also clean up after a vram that was killed"
 
 _EPILOG = """\
 The driver is queried about each of your processes that use CUDA (as root: everybody's), so

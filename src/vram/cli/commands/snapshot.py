@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from vram.model.observation import Survey
 
 NAME = "snapshot"
-HELP = "save everything vram reads to a file, for bug reports or `vram why --from`"
+HELP = "save everything vram reads to a file, for `vram why --from`"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -42,7 +42,7 @@ def run(args: Namespace) -> int:
         return ExitCode.OK
     bundle.write(survey, args.output)
     look = shlex.join(("vram", "why", "--from", args.output))
-    emit(f"{inert(_summary(survey))}\nlook at it with: {inert(look)}\n")
+    emit(f"{inert(_summary(survey))}\nread it with: {inert(look)}\n")
     return ExitCode.OK
 
 

@@ -6,9 +6,9 @@ The driver reports that a row remapping or a page retirement is pending, or that
 
 Why it happens
 --------------
-Memory cells fail. GPUs since Ampere replace a faulty row by a spare one, older ones retire the
+Memory cells fail. GPUs since Ampere replace a faulty row by a reserve one, older ones retire the
 page; both happen at the next reset of the GPU. Until then the driver avoids the faulty memory, and
-programs that touched it were killed with an error (Xid 63, 64, 48, 94, 95). When no spare row is
+programs that touched it were killed with an error (Xid 63, 64, 48, 94, 95). When no reserve row is
 left, remapping fails, and the GPU has to be replaced.
 
 How to confirm
@@ -57,7 +57,7 @@ def _finding(gpu: GpuLedger, facts: GpuFacts) -> Finding:
         if failed
         else f"GPU {gpu.index}: {waiting} pending until the next reset",
         nbytes=None,
-        cause="The GPU has faulty memory and could not replace it: there may be no spare rows left."
+        cause="The GPU has faulty memory and could not replace it: there may be no reserve rows left."
         if failed
         else f"The GPU has faulty memory. The {waiting} takes effect at its next reset.",
         gpus=(gpu.index,),
