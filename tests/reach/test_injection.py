@@ -435,7 +435,7 @@ class TestLeftAlone:
             "    def __del__(self, write=os.write, read=os.read): write(1, b'1\\n'); read(0, 1)\n"
             "last = Last()"
         )
-        self.left_alone([sys.executable, "-c", code], "starting or ending")
+        self.left_alone([sys.executable, "-c", code], "starting or exiting")
 
     def left_alone(self, argv: list[str], reason: str) -> None:
         process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
