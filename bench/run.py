@@ -37,6 +37,7 @@ from bench.cases import (  # noqa: E402
     scopes,
     trim,
     vendors,
+    watch,
 )
 from bench.company import CompanyRefused  # noqa: E402
 from bench.row import Row  # noqa: E402
@@ -47,6 +48,7 @@ CASES = {
     "scan": scan,
     "growth": growth,
     "vendors": vendors,
+    "watch": watch,
     "imports": imports,
     "driver": driver,
     "buffer": buffer,

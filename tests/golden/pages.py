@@ -16,6 +16,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, chdir, redirect_stderr, redirect_stdout
 from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import msgspec
@@ -26,10 +27,11 @@ from tests.doctor.hosts import SOUND, confined
 from tests.ledger.world import CONTEXT, OVERHEAD, World
 from vram.cli.app import main
 from vram.doctor.engine import examine
+from vram.model.change import Change
 from vram.model.observation import ProbeRun
-from vram.report import doctor
+from vram.report import changes, doctor
 from vram.report.layout import RenderOptions
-from vram.units import GIB
+from vram.units import GIB, MIB
 from vram.virtualgpu import VirtualGpu
 from vram.virtualgpu.demos import PROGRAMS as DEMO_PROGRAMS
 
@@ -203,6 +205,45 @@ def _doctor() -> str:
     return page
 
 
+def _changes() -> str:
+    """Lines of a watch, one for each event that reads differently; which come when is tested elsewhere."""
+    at = "2026-01-01T00:00:00Z"
+    process = {"gpus": (0,), "pid": 4101, "user": "user", "command": "python train.py", "kind": "process"}
+    ghost = {**process, "pid": 4202, "command": "python serve.py", "kind": "orphaned", "dead_pid": 4201}
+    exported = {**ghost, "kind": "exported", "dead_pid": None, "co_holders": (4203,), "code": "VR103"}
+    gpu = {"gpus": (0,), "free_bytes": 20 * GIB, "total_bytes": 24 * GIB}
+    lost = "the GPU is lost: it has fallen off the bus or cannot be reached (NVML error 15)"
+    cut = "the scan of all processes was cut off after 5.0 s: holders may be missing"
+    told: list[dict[str, Any]] = [
+        {"event": "started", **process, "nbytes": 518 * MIB},
+        {"event": "grew", **process, "nbytes": 4 * GIB, "held_bytes": 9 * GIB},
+        {"event": "shrank", **process, "nbytes": -GIB, "held_bytes": 8 * GIB},
+        {"event": "stopped", **process},
+        {"event": "continued", **process},
+        {"event": "parked", **process, "nbytes": -8 * GIB},
+        {"event": "unparked", **process, "nbytes": 8 * GIB},
+        {"event": "released", **process, "nbytes": -8 * GIB},
+        {"event": "ended", **process, "nbytes": -8 * GIB},
+        {"event": "ghost", **ghost, "nbytes": 4 * GIB, "confidence": "fact", "code": "VR101"},
+        {"event": "ghost", **ghost, "nbytes": 4 * GIB, "confidence": "likely", "code": "VR101"},
+        {"event": "ghost", **exported, "nbytes": 4 * GIB, "confidence": "fact"},
+        {"event": "ghost", "gpus": (0,), "kind": "orphaned", "dead_pid": 4201, "nbytes": 4 * GIB},
+        {"event": "grew", **ghost, "nbytes": GIB, "held_bytes": 5 * GIB},
+        {"event": "ghost-gone", **ghost, "nbytes": -5 * GIB},
+        {"event": "freed", **gpu, "nbytes": 5 * GIB},
+        {"event": "unattributed", "gpus": (0,), "kind": "unattributed", "nbytes": 2 * GIB},
+        {"event": "hidden", "gpus": (0,), "kind": "hidden", "nbytes": 2 * GIB},
+        {"event": "gpu-lost", "gpus": (0,), "message": lost, "code": "nvml-15"},
+        {"event": "gpu-back", "gpus": (0,), "message": "NVIDIA GPU"},
+        {"event": "driver-gone", "message": "the NVIDIA driver is not loaded (NVML error 9)"},
+        {"event": "driver-back"},
+        {"event": "probe-failed", "probe": "files", "message": cut},
+        {"event": "finding", "gpus": (0,), "code": "VR407", "message": "MIG changes after a reset"},
+    ]
+    options = RenderOptions(width=0)
+    return "".join(changes.change_text(Change(at=at, **each), options) for each in told)
+
+
 # ---- on real processes, in this order: each finds what the one before it has left ----
 
 
@@ -211,6 +252,7 @@ def _live(situation: Situation) -> dict[str, str]:
     train, serve = situation.start("train", 4101), situation.start("serve", 4202)
     pages: dict[str, Callable[[], str]] = {
         "snapshot": lambda: vram("snapshot", "-o", "host.json"),
+        "watch": lambda: vram("watch", "--for", "0.1") + _changes() + vram("watch", "--exec", "no-such"),
         "flush": lambda: vram("flush"),
         "inside": lambda: vram("inside", train),
         "trim": lambda: vram("trim", train) + vram("trim", 1),

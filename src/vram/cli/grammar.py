@@ -162,6 +162,11 @@ class _Reader:
 
             codes = manual.summaries(manual.rules())
             return codes if action.option_strings else (*codes, *manual.summaries(manual.checks()))
+        if value.partition("[")[0] == "EVENT":
+            from vram.model.change import GROUPS, MEANINGS
+
+            groups = ((name, ", ".join(events)) for name, events in GROUPS.items())
+            return (*groups, *MEANINGS.items())
         return self._names if value in _NAMED else ()
 
 

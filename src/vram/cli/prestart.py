@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -69,6 +70,17 @@ def open_host(
     from vram.host.local import LocalHost
 
     return LocalHost(proc_root, reader=reader, read_ahead_s=read_ahead_s, checkpoint_worker=worker, **options)
+
+
+def import_for_readers() -> None:
+    """Import what every reader of the driver needs, once: for commands that read again and again.
+
+    Readers are forked, so they find it there. No library of the driver is loaded by it.
+    """
+    import vram.host.local.nvml_child  # noqa: F401
+
+    with suppress(ImportError):  # the reader meets it again, and reports it
+        import pynvml  # noqa: F401
 
 
 def _driver_reader() -> Child | None:

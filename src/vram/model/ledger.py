@@ -224,6 +224,7 @@ class ParkedProcess(Struct, frozen=True, kw_only=True):
     gpus: tuple[int, ...]
     since: str
     lent_to: int | None = None
+    started_at: int | None = None
 
 
 class Ledger(Struct, frozen=True, kw_only=True):

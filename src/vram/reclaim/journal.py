@@ -205,6 +205,7 @@ def _shown(entry: Parked) -> ParkedProcess:
         gpus=tuple(share.gpu for share in entry.shares),
         since=entry.since,
         lent_to=entry.by_pid if entry.purpose == "borrow" else None,
+        started_at=entry.target.process.started_at,
     )
 
 

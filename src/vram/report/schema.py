@@ -11,18 +11,20 @@ from typing import Any
 
 import msgspec
 
+from vram.model.change import Change, WatchState
 from vram.report.json import ProcessReport, WhyReport
 from vram.report.json_reports import DoctorReport, InsideReport, OomReport
 from vram.report.process_rows import ProcessesReport
 
 SHIPPED = Path(__file__).with_name("why.schema.json")
-REPORTS: dict[str, type[msgspec.Struct]] = {
+REPORTS: dict[str, Any] = {
     "why": WhyReport,
     "ps": ProcessesReport,
     "inside": InsideReport,
     "process": ProcessReport,
     "doctor": DoctorReport,
     "oom": OomReport,
+    "watch": Change | WatchState,
 }
 
 

@@ -21,7 +21,7 @@ Run it twice; an overlap stays, a change does not:
 
 Remedies and their risk
 -----------------------
-- Run it again when the GPU is idle. No risk.
+- Run it again when the GPU is idle, or watch it: `vram watch`. No risk.
 - Nothing has to be freed: this finding is about figures, not about memory.
 
 Source

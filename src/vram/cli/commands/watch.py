@@ -1,0 +1,291 @@
+"""``vram watch``: changes of GPU memory as they happen, a line each, for logs and hooks.
+
+    vram watch
+    vram watch --json >> /var/log/vram.jsonl
+    vram watch --events ghost --exec '/usr/local/bin/tell-admins'
+    vram watch --events freed --count 1 && ./next-job
+
+First comes the state of now, then only what changes, until Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import gc
+import select
+import sys
+import time
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from typing import TYPE_CHECKING
+
+from vram.cli.arguments import (
+    add_deadline_argument,
+    add_windows_argument,
+    memory_size,
+    narrowed,
+    seconds,
+)
+from vram.cli.arguments import (
+    select as select_gpus,
+)
+from vram.cli.prestart import import_for_readers
+from vram.cli.source import open_host, take_ledger
+from vram.cli.terminal import add_terminal_arguments, colored, emit, is_terminal, render_options
+from vram.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from vram.cli.hooks import Hooks
+    from vram.diagnosis.changes import Comparison
+    from vram.host.local import LocalHost
+    from vram.model.change import Change, WatchState
+    from vram.model.finding import Finding
+    from vram.model.ledger import GpuLedger, Ledger
+    from vram.report.layout import RenderOptions
+
+NAME = "watch"
+HELP = "changes only, a line each: ghosts, growth, memory that came back; for logs and hooks"
+
+EVERY_S = 2.0
+SHORTEST_S = 0.1
+# What was there in one reading is confirmed by another one, this much later at most.
+CONFIRM_S = 0.5
+HOOK_S = 30.0
+LEAST_CHANGE = "64MiB"
+WINDOWS_EVERY_S = 15.0  # each question starts a PowerShell
+
+EPILOG = """\
+--exec runs COMMAND for each change, one at a time, without a shell: the change is
+a line of JSON on its standard input, and VRAM_EVENT, VRAM_GPU, VRAM_PID, VRAM_NBYTES
+and others are in its environment. What it prints goes to standard error. It runs as
+the user who watches: as root, if that is root.
+
+exit codes: 0 after --count changes or --for seconds, 21 when --for seconds have passed
+without --count changes, 130 after Ctrl-C."""
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.epilog = EPILOG
+    parser.add_argument(
+        "--every",
+        type=seconds,
+        default=EVERY_S,
+        metavar="SECONDS",
+        help="read this often (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--gpu",
+        action="append",
+        metavar="GPU[,GPU...]",
+        help="only these GPUs, by number, UUID or PCI address; 0:1 is MIG device 1 of GPU 0 (repeatable)",
+    )
+    parser.add_argument(
+        "--min",
+        type=memory_size,
+        default=LEAST_CHANGE,
+        metavar="SIZE",
+        help="report growth and shrinking once they add up to this (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--events",
+        type=event_names,
+        metavar="EVENT[,EVENT...]",
+        help="only these events, or groups of them: processes, ghosts, memory, gpus, driver, probes,"
+        " findings",
+    )
+    parser.add_argument("--json", action="store_true", help="a JSON object for each line instead of text")
+    parser.add_argument("--exec", dest="hook", metavar="COMMAND", help="run this for each change")
+    parser.add_argument(
+        "--exec-timeout",
+        type=seconds,
+        default=HOOK_S,
+        metavar="SECONDS",
+        help="end the command of --exec when it takes longer (default: %(default)g)",
+    )
+    parser.add_argument("--for", dest="duration", type=seconds, metavar="SECONDS", help="end after this time")
+    parser.add_argument("--count", type=_count, metavar="N", help="end after N changes")
+    add_deadline_argument(parser)
+    add_windows_argument(parser)
+    add_terminal_arguments(parser)
+
+
+def event_names(text: str) -> frozenset[str]:
+    """Read the words of ``--events``."""
+    from typing import get_args
+
+    from vram.model.change import GROUPS, Event
+
+    chosen: set[str] = set()
+    for word in text.split(","):
+        name = word.strip()
+        if name in GROUPS:
+            chosen.update(GROUPS[name])
+        elif name in get_args(Event):
+            chosen.add(name)
+        else:
+            known = ", ".join((*GROUPS, *sorted(get_args(Event))))
+            raise ArgumentTypeError(f"there is no event {name!r}; these exist: {known}")
+    return frozenset(chosen)
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 0 < int(text) < 1 << 31):
+        raise ArgumentTypeError(f"{text!r} is not a number of changes")
+    return int(text)
+
+
+def run(args: Namespace) -> int:
+    if args.every < SHORTEST_S:
+        raise UsageError(f"--every needs at least {SHORTEST_S} seconds", hint="write it like --every 2")
+    hooks = _hooks(args)
+    # The program starts with the collector set for a single answer.
+    gc.enable()
+    from vram.cli.app import exit_on_signals
+
+    with exit_on_signals():
+        # One host throughout: it remembers which GPU hung, so that hung readers do not pile up.
+        host = open_host(args, windows_every_s=WINDOWS_EVERY_S)
+        assert host is not None
+        import_for_readers()
+        from vram.diagnosis.changes import Comparison
+
+        watch = _Watch(args, host, Comparison(args.min), hooks)
+        try:
+            return watch.run()
+        finally:
+            if hooks is not None:
+                hooks.close()
+
+
+def _hooks(args: Namespace) -> Hooks | None:
+    if args.hook is None:
+        return None
+    from vram.cli.hooks import Hooks, read_command
+
+    return Hooks(read_command(args.hook), args.exec_timeout)
+
+
+class _Watch:
+    """Reads, compares and reports until the time or the number of changes is reached."""
+
+    def __init__(self, args: Namespace, host: LocalHost, comparison: Comparison, hooks: Hooks | None) -> None:
+        from vram.model.change import GROUPS
+
+        self._args = args
+        self._host = host
+        self._comparison = comparison
+        self._hooks = hooks
+        self._reported = 0
+        # The whole ledger is read, and narrowed here: a GPU that is gone is a change and no wrong word.
+        self._gpus, args.gpu = args.gpu, None
+        self._are_gpus_checked = False
+        self._wants_findings = args.events is None or not args.events.isdisjoint(GROUPS["findings"])
+
+    def run(self) -> int:
+        began = time.monotonic()
+        until = None if self._args.duration is None else began + self._args.duration
+        self._show_state(self._comparison.begin(*self._read()))
+        while True:
+            next_at = self._next_reading(began)
+            self._wait(next_at if until is None else min(next_at, until))
+            began = time.monotonic()
+            if until is not None and began >= until:
+                self._finish_hooks()
+                return ExitCode.OK if self._args.count is None else ExitCode.TIMED_OUT
+            for change in self._comparison.compare(*self._read()):
+                self._report(change)
+                if self._reported == self._args.count:
+                    self._finish_hooks()
+                    return ExitCode.OK
+
+    def _next_reading(self, began: float) -> float:
+        """When to read again, where the last reading began at *began*; never without a pause."""
+        pause_s: float = self._args.every
+        if self._comparison.needs_confirmation:
+            pause_s = min(pause_s, CONFIRM_S)
+        return max(began + pause_s, time.monotonic() + SHORTEST_S)
+
+    def _read(self) -> tuple[Ledger, tuple[Finding, ...]]:
+        from vram.diagnosis.engine import diagnose
+
+        ledger = self._narrowed(take_ledger(self._args, self._host))
+        return ledger, diagnose(ledger) if self._wants_findings else ()
+
+    def _narrowed(self, ledger: Ledger) -> Ledger:
+        """Only the chosen GPUs, as far as they are there."""
+        if not self._gpus or not ledger.gpus:
+            return ledger
+        if not self._are_gpus_checked:
+            narrowed(ledger, self._gpus)
+            self._are_gpus_checked = True
+        from contextlib import suppress
+
+        from msgspec.structs import replace
+
+        found: dict[tuple[int, str | None], GpuLedger] = {}
+        for word in [part.strip() for words in self._gpus for part in words.split(",")]:
+            with suppress(UsageError):  # it is gone now
+                found |= {(gpu.index, gpu.mig): gpu for gpu in select_gpus(ledger, [word]).gpus}
+        return replace(ledger, gpus=tuple(gpu for _, gpu in sorted(found.items(), key=_place)))
+
+    # ---- what comes out ----
+
+    def _show_state(self, state: WatchState) -> None:
+        from vram.report import changes
+
+        if self._args.json:
+            emit(changes.json_line(state))
+        else:
+            emit(changes.state_text(state, self._options(), color=colored(self._args)))
+
+    def _report(self, change: Change) -> None:
+        from vram.report import changes
+
+        if self._args.events is not None and change.event not in self._args.events:
+            return
+        self._reported += 1
+        if self._hooks is not None:
+            # Before it is shown: whoever ends the watch then is told that its hook was not run.
+            self._hooks.add(change)
+        if self._args.json:
+            emit(changes.json_line(change))
+        else:
+            emit(changes.change_text(change, self._options(), color=colored(self._args)))
+        if self._hooks is not None:
+            self._hooks.step()
+
+    def _options(self) -> RenderOptions:
+        """As wide as the terminal; in a log, lines are as long as they are."""
+        options = render_options(self._args)
+        return options if is_terminal() else options._replace(width=0)
+
+    # ---- the time between two readings ----
+
+    def _wait(self, until: float) -> None:
+        """Wait, and look after hooks meanwhile. Raises BrokenPipeError where nobody reads any more."""
+        while (left_s := until - time.monotonic()) > 0:
+            wakes_at = self._hooks.wakes_at if self._hooks is not None else None
+            if wakes_at is not None:
+                left_s = min(left_s, max(0.0, wakes_at - time.monotonic()))
+            self._poll(left_s)
+            if self._hooks is not None:
+                self._hooks.step()
+
+    def _poll(self, timeout_s: float) -> None:
+        poll = select.poll()
+        if self._hooks is not None and self._hooks.pidfd is not None:
+            poll.register(self._hooks.pidfd, select.POLLIN)
+        output = sys.stdout.fileno() if sys.stdout is not None else -1
+        if output >= 0:
+            poll.register(output, 0)
+        for number, event in poll.poll(max(1, timeout_s * 1000)):
+            # A pipe whose reader has gone says so at once; without this it shows with the next change.
+            if number == output and event & (select.POLLERR | select.POLLHUP | select.POLLNVAL):
+                raise BrokenPipeError
+
+    def _finish_hooks(self) -> None:
+        """Let the hooks of everything that was reported run."""
+        while self._hooks is not None and not self._hooks.is_idle:
+            self._wait(time.monotonic() + 1.0)
+
+
+def _place(found: tuple[tuple[int, str | None], GpuLedger]) -> tuple[int, str]:
+    return found[0][0], found[0][1] or ""
