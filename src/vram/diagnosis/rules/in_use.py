@@ -80,7 +80,7 @@ def _finding(ledger: Ledger, held: HeldMemory, holder: Holder) -> Finding:
     return Finding(
         code=CODE,
         title=f"{amount[:1].upper()}{amount[1:]} in use by pid {holder.pid}"
-        + (", all of it its CUDA context" if bare else ""),
+        + (": only its CUDA context" if bare else ""),
         nbytes=nbytes,
         cause=f"{words.process(holder)} uses {amount} of {words.gpus(held.gpus)}{about}."
         + (f" That is {ONLY_THE_CONTEXT}." if bare else ""),

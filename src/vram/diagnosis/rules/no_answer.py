@@ -82,7 +82,7 @@ def _finding(gpus: list[GpuLedger], probes: list[ProbeRun]) -> Finding:
 def _cause(gpus: list[GpuLedger], probes: list[ProbeRun]) -> str:
     who = _who(tuple(gpu.index for gpu in gpus), probes)
     if gpus and all(gpu.total_bytes is not None for gpu in gpus):
-        return f"The process lists of {who} could not be read. Who holds its memory is unknown."
+        return f"The process lists of {who} could not be read. Who holds memory there is unknown."
     return (
         f"{who} could not be read and {'is' if len(gpus or probes) == 1 else 'are'} missing in this report."
     )
