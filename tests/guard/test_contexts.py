@@ -97,7 +97,7 @@ def test_memory_in_a_context_of_another_thread_is_told_as_out_of_reach(two_virtu
     assert here == [1, CONTEXT + 64 * MIB, [1]]
     assert there == [1, CONTEXT + 64 * MIB, []]
     assert primary == 0
-    assert "GPU 1: nothing could be trimmed from this thread" in text
+    assert "GPU 1: nothing could be freed from this thread" in text
 
 
 def test_a_context_beside_the_primary_one_is_not_left(virtual_gpu: VirtualGpu) -> None:

@@ -38,7 +38,7 @@ from vram.units import counted, size
 # ---- the report ----
 
 UNREACHABLE = (
-    "nothing could be freed from this thread: it has no CUDA context on that GPU. If the program created"
+    "nothing could be freed from this thread: it cannot enter a CUDA context there. If the program created"
     " one itself (cuCtxCreate, PyCUDA), call vram.flush() in the thread that uses it"
 )
 

@@ -25,8 +25,8 @@ Remedies and their risk
 - Let one process own the GPU and serve the others, or use threads, which share one context.
 - MPS lets processes share one server's resources; that changes how the machine is run.
 - Load code lazily (CUDA_MODULE_LOADING=LAZY, the default since CUDA 12.2): contexts get smaller.
-- vram park PID...: their memory moves to host memory, contexts included; they are paused until
-  vram unpark. Not under MIG, MPS or WSL2.
+- `vram park PID...` moves their memory to host memory, contexts included, and pauses them until
+  `vram unpark`. Not under MIG, MPS or WSL2.
 - Kill those that are idle: their unsaved work is lost.
 
 Source
