@@ -121,8 +121,7 @@ def _way_back(lines: Sequence[ParkedLine]) -> str:
     words = "" if all(found) else "Resume them with `vram unpark PID` or `vram unpark --all`. "
     if any(found):
         words += (
-            "Those of unknown size were found by querying the driver; resume each with `vram unpark PID`"
-            " (--all leaves them out)."
+            "Those of unknown size were found by querying the driver; only `vram unpark PID` resumes them."
         )
     words = words.strip()
     if any(line.state == ELSEWHERE for line in lines):
