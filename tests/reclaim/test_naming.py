@@ -19,7 +19,7 @@ def test_a_dead_pid_that_the_driver_lists_means_who_holds_its_memory(machine: Be
     (step,) = answer["plan"]["steps"]
     assert (step["target"]["process"]["pid"], step["reason"]) == (
         child,
-        f"pid {dead} is dead, and its memory is held here",
+        f"pid {dead} is dead, and this process holds its memory",
     )
     assert answer["receipt"]["returned_bytes"] >= GIB
 
