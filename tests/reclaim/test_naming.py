@@ -74,7 +74,9 @@ def test_a_parked_process_is_shown_as_parked(machine: Bench):
     pid = demo.pids["self"]
     assert machine.vram("park", str(pid)).returncode == 0
     try:
-        for words in (("who",), ("why",)):
+        (row,) = [line.split() for line in machine.vram("why").stdout.splitlines() if str(pid) in line]
+        assert "parked" in row
+        for words in (("who",), ("why", "-v")):
             shown = " ".join(machine.vram(*words).stdout.split())
             assert f"pid {pid}" in shown.partition("arked: paused")[2], words
         (parked,) = machine.why()["parked"]
