@@ -27,7 +27,8 @@ def pages() -> Iterator[tuple[str, str]]:
 
 def _rule_index(rules: manual.Pages) -> Iterator[str]:
     yield "# Rules\n"
-    yield "Every finding carries a code that never changes its meaning; `vram explain CODE` shows its page.\n"
+    yield "The causes that `vram why` can name. A code never changes its meaning; `vram explain CODE` shows"
+    yield "its page.\n"
     yield "| code | cause |"
     yield "|---|---|"
     for code, summary in manual.summaries(rules):
@@ -61,9 +62,9 @@ def _linked(text: str, others: set[str]) -> str:
 
 def _check_index(checks: manual.Pages) -> Iterator[str]:
     yield "# Checks of `vram doctor`\n"
-    yield "How to read its answers is in the [guide](../guides/doctor.md). An id never changes its meaning;"
+    yield "[The guide](../guides/doctor.md) says how to read the answers. An id never changes its meaning;"
     yield "`vram explain CHECK` shows its page.\n"
-    yield "| check | question | bears on | |"
+    yield "| check | question | matters for | |"
     yield "|---|---|---|---|"
     summaries = dict(manual.summaries(checks))
     for check in CHECKS:

@@ -15,7 +15,14 @@ from vram.units import size
 FOLDER = "docs/reference/lab"
 EVIDENCE = Path(__file__).resolve().parents[1] / "evidence"
 UNMEASURED = "No run of it on real hardware is kept yet."
-QUESTIONS = ("after-exit", "no-process", "threads", "out-of-memory", "flush")
+QUESTIONS = {
+    "after-exit": "Why is the memory not free after my program ended?",
+    "no-process": "Why is memory in use when no process is listed?",
+    "threads": "Why does memory stay after a thread has ended?",
+    "out-of-memory": 'Why "out of memory" when nothing is running?',
+    "flush": "How do I flush GPU memory?",
+}
+SLUGS = tuple(QUESTIONS)
 NUMBERED = re.compile(r"[Qq]uestions? \d(?:(?:, | and )\d)*")
 KNOWN = {name: claim.topic for name, claim in CLAIMS.items()}
 
@@ -33,9 +40,9 @@ def _read(path: Path) -> LabReport:
 
 def _index(reports: list[LabReport]) -> Iterator[str]:
     yield "# The lab's experiments\n"
-    yield f"{len(CLAIMS)} claims about GPU memory. `vram lab run NAME` puts one to the test on your"
-    yield "machine; [the guide](../guides/lab.md) says how to read the answer. What real hardware showed is"
-    yield "taken from the runs in [evidence](../evidence/README.md), and holds for that GPU and driver."
+    yield f"{len(CLAIMS)} claims about GPU memory. `vram lab run NAME` tests one on your machine;"
+    yield "[the guide](../guides/lab.md) says how to read the answer. Results on real hardware are from the"
+    yield "runs in [evidence](../evidence/README.md), and are valid for that GPU and driver."
     if not reports:
         yield "No run of the lab on real hardware is kept there yet."
     yield "\n## By question\n"
@@ -53,11 +60,11 @@ def _by_question() -> Iterator[str]:
     """Which experiments test what is said in answer to each of the five questions."""
     yield "| question | its claims |"
     yield "|---|---|"
-    for number, question in enumerate(QUESTIONS, 1):
+    for number, (question, title) in enumerate(QUESTIONS.items(), 1):
         pages = (claim.describe() for claim in CLAIMS.values())
         cited = [each for each in pages if str(number) in _numbers(each.source)]
         links = ", ".join(f"[{each.name}](lab/{_slug(each.topic)}.md#{each.name})" for each in cited)
-        yield f"| [{number}](../questions/{question}.md) | {links} |"
+        yield f"| [{title}](../questions/{question}.md) | {links} |"
 
 
 def _numbers(source: str) -> set[str]:
@@ -119,7 +126,7 @@ def _questions(text: str) -> str:
     """The numbers of questions as links to their pages."""
 
     def link(words: re.Match[str]) -> str:
-        return re.sub(r"\d", lambda n: f"[{n[0]}](../../questions/{QUESTIONS[int(n[0]) - 1]}.md)", words[0])
+        return re.sub(r"\d", lambda n: f"[{n[0]}](../../questions/{SLUGS[int(n[0]) - 1]}.md)", words[0])
 
     return NUMBERED.sub(link, text)
 

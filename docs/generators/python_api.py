@@ -53,7 +53,7 @@ def _page() -> Iterator[str]:
     yield "# Python API\n"
     yield "What `import vram` offers. Importing does no work, loads no framework and touches no driver: each"
     yield "name is fetched when it is first used. The guides show them at work:"
-    yield "[scopes](../guides/scopes.md), [flush](../guides/flush.md), [buffers](../guides/buffer.md).\n"
+    yield "[in your own program](../guides/index.md#in-your-own-program).\n"
     results: dict[str, tuple[str, ast.ClassDef]] = {}
     for heading, names in _groups():
         yield f"\n## {HEADINGS.get(heading, heading)}\n"

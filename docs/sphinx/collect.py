@@ -43,6 +43,8 @@ PARTS = (
 LISTED = ("reference/commands/", "reference/rules/", "reference/lab/", "decisions/", "evidence/")
 # Runs on hardware add pages to this folder, and no line to its index.
 RUNS = "evidence/index.md"
+# Too many for one level of the menu: each section of this index is a page with its guides below it.
+SECTIONED = "guides/index.md"
 
 FENCED = re.compile(r"(^```.*?^```|`[^`\n]+`)", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
@@ -58,6 +60,8 @@ def main(folder: Path) -> None:
     for path, name in pages.items():
         text = _led(path, name) + (_runs(pages) if name == RUNS else "")
         _write(folder / name, _outside_the_menu(name, pages) + text + _menu(name, pages))
+    for name, text in _sections(pages):
+        _write(folder / name, text)
     for path in sources:
         _write(folder / _source_page(path), _source(path))
     for path in DOCS.rglob("*"):
@@ -82,10 +86,22 @@ def _menu(name: str, pages: dict[Path, str]) -> str:
     """What a page leads to in the menu: nothing, unless it is the index of a folder."""
     if name == "index.md":
         return _toctree(list(PARTS))
+    if name == SECTIONED:
+        return _toctree([os.path.basename(section) for section, _ in _sections(pages)])
     below = [each for each in pages.values() if _parent(each, pages) == name and not _is_listed(each)]
     linked = _linked(name, pages)
     order = dict.fromkeys([*(each for each in linked if each in below), *sorted(below)])
     return _toctree([os.path.relpath(each, os.path.dirname(name) or ".") for each in order])
+
+
+def _sections(pages: dict[Path, str]) -> Iterator[tuple[str, str]]:
+    """A page for each section of the index of guides, which leads to what the section links to."""
+    path = next(path for path, each in pages.items() if each == SECTIONED)
+    for section in _led(path, SECTIONED).split("\n## ")[1:]:
+        title, _, text = section.partition("\n")
+        slug = re.sub(r"[^a-z]+", "-", title.lower())
+        linked = [link[2] for link in LINK.finditer(text)]
+        yield f"{os.path.dirname(SECTIONED)}/{slug}.md", f"# {title}\n{text}{_toctree(linked)}"
 
 
 def _outside_the_menu(name: str, pages: dict[Path, str]) -> str:

@@ -23,6 +23,7 @@ from vram.model.ledger import (
     Note,
     NoteCode,
     OpenOnly,
+    ParkedProcess,
     SystemMemory,
     known_bytes,
 )
@@ -107,6 +108,12 @@ ledgers = any_of(
     driver=st.none() | any_of(DriverFacts),
     probes=few(any_of(ProbeRun), 2),
     unreadable_users=few(TEXTS, 2),
+    parked=few(
+        any_of(
+            ParkedProcess, lent_to=st.none() | PIDS, gpus=few(st.integers(0, 3), 2).map(sorted).map(tuple)
+        ),
+        2,
+    ),
 )
 
 

@@ -127,7 +127,7 @@ def test_a_dead_pid_without_holder_points_to_where_the_holder_may_be():
 
 
 def test_unexplained_bytes_count_the_processes_that_may_not_be_read():
-    for number, words in ((1, "files of 1 process may"), (7, "files of 7 processes may")):
+    for number, words in ((1, "files of 1 process."), (7, "files of 7 processes.")):
         world = ledger(gpu(entry("unattributed", GIB)), unreadable_processes=number)
         assert words in found("VR106", world)[0].cause
 

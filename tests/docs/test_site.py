@@ -30,6 +30,7 @@ def test_the_site_is_whole(site: Path) -> None:
     _what_describes_itself_has_a_page(site)
     _everything_that_can_be_imported_is_described(site)
     _the_menu_begins_with_the_quick_start_and_has_every_guide(site)
+    _guides_are_in_the_menu_by_section(site)
     _the_menu_leaves_out_what_lists_lead_to(site)
     _the_front_page_has_a_picture_for_each_question(site)
     _every_link_of_a_menu_leads_to_a_page(site)
@@ -56,6 +57,12 @@ def _the_menu_begins_with_the_quick_start_and_has_every_guide(site: Path) -> Non
     assert links[:3] == ["quick-start.html", "which-command.html", "questions/index.html"]
     for path in (ROOT / "docs" / "guides").glob("*.md"):
         assert f"guides/{path.stem}.html" in links, path.name
+
+
+def _guides_are_in_the_menu_by_section(site: Path) -> None:
+    links = menu(site / "index.html")
+    at = {name: links.index(f"guides/{name}.html") for name in ("find-out", "why", "get-memory-back", "free")}
+    assert list(at.values()) == sorted(at.values())
 
 
 def _the_menu_leaves_out_what_lists_lead_to(site: Path) -> None:

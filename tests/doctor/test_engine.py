@@ -15,7 +15,7 @@ from vram.doctor.facts import DoctorFacts
 from vram.errors import UsageError
 from vram.model.doctor import DriverTest
 
-SECTIONS = ["What is looked at", "What it means", "What to do"]
+SECTIONS = ["What it checks", "What it means", "What to do"]
 
 
 @pytest.mark.parametrize(

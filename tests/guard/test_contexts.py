@@ -163,7 +163,7 @@ def test_pools_are_erased_in_an_own_context_without_a_primary_one(virtual_gpu: V
     )
     assert told == [
         [],
-        ["GPU 0: its pools were not erased, as its context is not current in this thread"],
+        ["GPU 0: its pools were not erased, because its context is not current in this thread"],
         0,
     ]
 
@@ -211,7 +211,7 @@ def test_pools_of_pycuda_are_emptied_in_their_own_thread_alone(virtual_gpu: Virt
     (elsewhere, notes), (here, nothing) = told
     assert (elsewhere, nothing) == (0, [])
     assert here >= (256 + 64) * MIB
-    assert notes[0].startswith("PyCUDA frees in the thread of its context alone")
+    assert notes[0].startswith("PyCUDA can free memory only in the thread of its context")
 
 
 # ---- sticky errors ----

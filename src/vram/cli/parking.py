@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def add_pids_argument(parser: ArgumentParser, *, optional: bool = False) -> None:
-    parser.add_argument("pids", nargs="*" if optional else "+", metavar="PID", help="processes, by their pid")
+    parser.add_argument("pids", nargs="*" if optional else "+", metavar="PID", help="the processes' pids")
 
 
 def numbers(words: Sequence[str]) -> list[int]:
@@ -50,14 +50,14 @@ def refusals_logged(action: str, pids: Sequence[int]) -> Iterator[None]:
 def recover(parking: Parking) -> tuple[Recovered, ...]:
     """Undo what a vram that died left behind, and say so."""
     words = {
-        "unlocked": "was left locked by a vram that died; it runs again",
-        "brought back": "was left parked by a `vram borrow` that died; it is back on its GPU",
-        "no room": "was left parked by a `vram borrow` that died; its GPU has no room for it yet",
+        "unlocked": "was left locked by a vram that was killed; it is running again",
+        "brought back": "was left parked by a `vram borrow` that was killed; it is back on its GPU",
+        "no room": "was left parked by a `vram borrow` that was killed; its GPU has no room for it yet",
     }
     found = parking.recover() if parking.journal.entries() else ()
     for bad in parking.journal.set_aside:
         kept = f"; it is kept as {bad.kept_as}" if bad.kept_as else ""
-        say(f"an entry of the journal is not used, {bad.name}: {bad.reason}{kept}")
+        say(f"journal entry {bad.name} is not used: {bad.reason}{kept}")
     for each in found:
         pid = each.entry.target.process.pid
         if each.done in words:
@@ -74,19 +74,19 @@ def warn_of_unasked(unjournaled: Unjournaled) -> None:
     for pid in unjournaled.silent:
         say(f"the driver does not answer about pid {pid}: whether it is parked is unknown")
     if not unjournaled.complete:
-        say("the driver could not be asked about every process in time: more may be parked")
+        say("the driver did not report on every process in time: more may be parked")
 
 
 def parked_sentence(moved: Moved) -> str:
     entry = moved.entry
     pid, nbytes = entry.target.process.pid, size(entry.nbytes)
-    return f"parked pid {pid} ({name(entry)}): {nbytes} moved from {gpus(entry)} into host memory"
+    return f"parked pid {pid} ({name(entry)}): {nbytes} moved from {gpus(entry)} to host memory"
 
 
 def unparked_sentence(moved: Moved) -> str:
     entry = moved.entry
     what = f", {size(entry.nbytes)} on {gpus(entry)}" if entry.shares else ""
-    return f"pid {entry.target.process.pid} ({name(entry)}) runs again{what}"
+    return f"pid {entry.target.process.pid} ({name(entry)}) is running again{what}"
 
 
 def name(entry: Parked) -> str:

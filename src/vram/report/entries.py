@@ -263,7 +263,7 @@ def _instance_line(gpu: GpuLedger, instance: Instance) -> PartLine:
 
 def profile(instance: Instance) -> str:
     """The size of the whole instance: a device may name its own part of the compute before it."""
-    word = instance.devices[0].name.rpartition("MIG ")[2]
+    word = instance.devices[0].name.rpartition("MIG ")[2] if instance.devices else ""
     part, dot, whole = word.partition("c.")
     return whole if dot and part.isdigit() else word
 

@@ -22,9 +22,12 @@ class Column(NamedTuple):
     widest: int = 40
 
 
+_OLDEST_S = 1e10  # a snapshot may claim any age; no process is older than three centuries
+
+
 def age(seconds: float | None) -> str:
     """Show an age in its largest unit: 45s, 12m, 5h, 3d."""
-    if seconds is None or not 0 <= seconds < float("inf"):
+    if seconds is None or not 0 <= seconds < _OLDEST_S:
         return "-"
     for unit, scale, least in (("d", 86400, 2), ("h", 3600, 1), ("m", 60, 1)):
         if seconds >= scale * least:
@@ -76,6 +79,8 @@ COLUMNS: dict[str, Column] = {
 """What `vram ps --columns` can show."""
 _SHORTEST_COMMAND = 12
 USUAL = ("gpu", "size", "pid", "user", "age", "state", "command")
+NARROW = ("gpu", "size", "pid", "state", "command")
+"""For terminals of less than 60 columns."""
 
 
 def process_lines(
@@ -129,7 +134,7 @@ def _fit_command(
     noted = [row for row in shown if row.note]
     longest_note = max((cell_len(options.clean(row.note)) for row in noted), default=0)
     longest_command = max((cell_len(options.clean(command_line(row))) for row in noted), default=0)
-    return _Fit(room, min(longest_command, max(_SHORTEST_COMMAND, room - longest_note - 2)))
+    return _Fit(room, min(longest_command, max(min(_SHORTEST_COMMAND, room), room - longest_note - 2)))
 
 
 def _heading(columns: Sequence[str], widths: Sequence[int]) -> Text:

@@ -15,7 +15,7 @@ from vram.report.gpu_bars import gpu_bars, gpu_lines
 from vram.report.layout import SEVERITIES, RenderOptions, padded
 from vram.report.phrases import gpu_label
 from vram.report.process_rows import ProcessRow, rows
-from vram.report.process_table import process_lines
+from vram.report.process_table import NARROW, USUAL, process_lines
 from vram.report.text import gaps, masthead
 from vram.units import size
 
@@ -128,7 +128,8 @@ def screen(
     row_count, problem_count = _shares(len(everybody), len(problems), room)
     lines = [*top, Text()]
     if everybody:
-        lines += process_lines(everybody[:row_count], options, cut=cut)
+        columns = USUAL if options.width >= 60 else NARROW
+        lines += process_lines(everybody[:row_count], options, columns=columns, cut=cut)
     elif ledger.gpus:
         lines.append(Text("No process holds GPU memory."))
     if everybody[row_count:]:
