@@ -735,10 +735,10 @@ def test_on_a_terminal_lines_fit_and_have_colour(virtual_gpu: VirtualGpu, words:
 # ---- over time ----
 
 
-def test_hours_of_readings_do_not_grow_its_memory(
+def test_further_readings_do_not_grow_its_memory(
     watch: Start, virtual_gpu: VirtualGpu, holder: Program
 ) -> None:
-    """What 40 readings add, 40 more readings must not add again; a page or two are Python's."""
+    """After the first ones, further readings add next to nothing."""
     watching = watched_json(watch, virtual_gpu)
 
     def readings(count: int) -> None:
