@@ -95,8 +95,9 @@ reference: $(VENV)/ready-docs ## what the program writes itself: reference and m
 golden: $(VENV)/ready-test native ## the pages of tests/golden anew: what every command prints
 	@VRAM_WRITE_GOLDEN=1 $(RUN)/python -m pytest -q tests/golden $(ARGS)
 
-pictures: $(VENV)/ready-run native ## draw the pictures of docs/ and README.md, from demos on the virtual GPU
+pictures: $(VENV)/ready-test native ## draw the pictures of docs/ and README.md, from demos on the virtual GPU
 	@$(RUN)/python docs/generators/pictures.py docs
+	@$(RUN)/python docs/generators/top_pictures.py docs/pictures
 	@$(RUN)/python tools/bytes_picture.py docs/bytes.svg
 
 matrix: ## the suite on every supported Python that is found

@@ -13,15 +13,26 @@ from vram.virtualgpu.demos import DEMOS, FORK
 
 sys.path.insert(0, str(ROOT / "docs"))
 
-from generators import pictures
+from generators import pictures, top_pictures
 
 pytestmark = pytest.mark.usefixtures("native_libraries")
 
 
 def test_there_is_a_picture_for_every_demo_and_one_for_several() -> None:
-    taken = {path.relative_to(ROOT / "docs").as_posix() for path, _ in pictures.pictures(ROOT / "docs")}
-    assert taken == {"why.svg", *(f"pictures/{demo.name}.svg" for demo in DEMOS)}
-    assert all((ROOT / "docs" / name).exists() for name in taken)
+    docs = ROOT / "docs"
+    top = {docs / "pictures" / f"{name}.svg" for name in top_pictures.PICTURES}
+    drawn = {path for path, _ in pictures.pictures(docs)}
+    assert drawn | top == {docs / "why.svg", *docs.glob("pictures/*.svg")}
+    assert drawn == {docs / "why.svg", *(docs / "pictures" / f"{demo.name}.svg" for demo in DEMOS)}
+
+
+def test_pictures_of_the_live_view_are_the_same_whenever_they_are_taken(tmp_path: Path) -> None:
+    for folder in (tmp_path / "first", tmp_path / "second"):
+        top_pictures.main(str(folder), scenes=((FORK,),))
+    for name in top_pictures.PICTURES:
+        first, second = ((tmp_path / each / f"{name}.svg").read_text() for each in ("first", "second"))
+        assert first == second
+        assert "GHOST" in first
 
 
 def test_a_picture_is_the_same_whenever_it_is_taken(tmp_path: Path) -> None:

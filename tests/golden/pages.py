@@ -171,6 +171,7 @@ def _still(situation: Situation) -> dict[str, str]:
         + vram("why", "-v", "--from", snapshot)
         + vram("why", "200", "--from", snapshot),
         "ps": vram("ps", "--from", snapshot) + vram("ps", "--columns", "pid,bytes,state", "--from", snapshot),
+        "top": vram("top") + vram("top", "--help"),
         "who": vram("who", "--from", snapshot) + vram("who", "--by", "user", "--from", snapshot),
         "check": vram("check", "--from", snapshot)
         + vram("check", "--leftovers", "--gpu", "1", "--from", snapshot),

@@ -40,7 +40,7 @@ PARK_BY_HAND = """
 
 UNPARK_AS_NOBODY = """
 import json, os
-from vram.cli.parking import refusals_logged
+from vram.reclaim.audit import refusals_logged
 from vram.errors import NotPermitted
 from vram.host.local import LocalHost, process_limits, signals
 from vram.reclaim import audit, parking

@@ -12,7 +12,7 @@ function __vram_at --argument-names wanted place
             continue
         end
         switch "$path:$word"
-            case 'why:--gpu' 'why:--from' 'why:--deadline' 'why:--svg' 'why:--color' 'ps:--gpu' 'ps:--from' 'ps:--deadline' 'ps:--sort' 'ps:--columns' 'ps:--color' 'who:--gpu' 'who:--from' 'who:--deadline' 'who:--by' 'who:--color' 'watch:--every' 'watch:--gpu' 'watch:--min' 'watch:--events' 'watch:--exec' 'watch:--exec-timeout' 'watch:--for' 'watch:--count' 'watch:--deadline' 'watch:--color' 'inside:--gpu' 'inside:--min-size' 'inside:--via' 'inside:--deadline' 'inside:--color' 'check:--gpu' 'check:--from' 'check:--deadline' 'check:--allow' 'free:--gpu' 'free:--up-to' 'free:--finding' 'free:--pid' 'free:--from' 'free:--save' 'free:--plan' 'free:--digest' 'free:--grace' 'free:--deadline' 'free:--color' 'flush:--via' 'flush:--deadline' 'flush:--color' 'trim:--via' 'trim:--deadline' 'trim:--color' 'park:--lock-timeout' 'unpark:--wait' 'parked:--color' 'borrow:--gpu' 'borrow:--from' 'kill:--digest' 'kill:--grace' 'kill:--deadline' 'kill:--color' 'reset:--deadline' 'reset:--color' 'doctor:--for' 'doctor:--deadline' 'doctor:--color' 'oom:--from' 'oom:--gpu' 'oom:--deadline' 'oom:--color' 'snapshot:-o' 'snapshot:--output' 'snapshot:--deadline' 'lab:--gpu' 'lab:--deadline' 'lab:--evidence' 'lab:--color' 'demo:--svg' 'demo:--color' 'virtual:--gpus' 'virtual:--memory' 'virtual:--name' 'virtual:--context' 'virtual:--mig' 'virtual:--fault'
+            case 'why:--gpu' 'why:--from' 'why:--deadline' 'why:--svg' 'why:--color' 'ps:--gpu' 'ps:--from' 'ps:--deadline' 'ps:--sort' 'ps:--columns' 'ps:--color' 'top:--every' 'top:--gpu' 'top:--deadline' 'who:--gpu' 'who:--from' 'who:--deadline' 'who:--by' 'who:--color' 'watch:--every' 'watch:--gpu' 'watch:--min' 'watch:--events' 'watch:--exec' 'watch:--exec-timeout' 'watch:--for' 'watch:--count' 'watch:--deadline' 'watch:--color' 'inside:--gpu' 'inside:--min-size' 'inside:--via' 'inside:--deadline' 'inside:--color' 'check:--gpu' 'check:--from' 'check:--deadline' 'check:--allow' 'free:--gpu' 'free:--up-to' 'free:--finding' 'free:--pid' 'free:--from' 'free:--save' 'free:--plan' 'free:--digest' 'free:--grace' 'free:--deadline' 'free:--color' 'flush:--via' 'flush:--deadline' 'flush:--color' 'trim:--via' 'trim:--deadline' 'trim:--color' 'park:--lock-timeout' 'unpark:--wait' 'parked:--color' 'borrow:--gpu' 'borrow:--from' 'kill:--digest' 'kill:--grace' 'kill:--deadline' 'kill:--color' 'reset:--deadline' 'reset:--color' 'doctor:--for' 'doctor:--deadline' 'doctor:--color' 'oom:--from' 'oom:--gpu' 'oom:--deadline' 'oom:--color' 'snapshot:-o' 'snapshot:--output' 'snapshot:--deadline' 'lab:--gpu' 'lab:--deadline' 'lab:--evidence' 'lab:--color' 'demo:--svg' 'demo:--color' 'virtual:--gpus' 'virtual:--memory' 'virtual:--name' 'virtual:--context' 'virtual:--mig' 'virtual:--fault'
                 set skip 1
             case '*:-*'
             case '*'
@@ -47,6 +47,7 @@ complete -c vram -n __vram_needs_command -l version -d 'tell the version'
 
 complete -c vram -n __vram_needs_command -a why -d 'Who holds GPU memory, what is wrong, and the command that mends it (the default command)'
 complete -c vram -n __vram_needs_command -a ps -d 'The processes that hold GPU memory, one a line; for grep and scripts'
+complete -c vram -n __vram_needs_command -a top -d 'The processes that hold GPU memory, live; trim, park, free or kill the selected one'
 complete -c vram -n __vram_needs_command -a who -d 'Holders as a tree: container or job, process, forked children, what each holds'
 complete -c vram -n __vram_needs_command -a watch -d 'Changes only, a line each: ghosts, growth, memory that came back; for logs and hooks'
 complete -c vram -n __vram_needs_command -a inside -d 'List a Python process\'s GPU arrays and what refers to them'
@@ -96,6 +97,13 @@ complete -c vram -n '__vram_at \'ps\'' -l no-header -d 'leave out the line of he
 complete -c vram -n '__vram_at \'ps\'' -l json -d 'one JSON object instead of text'
 complete -c vram -n '__vram_at \'ps\'' -l ascii -d 'draw bars and lines without Unicode'
 complete -c vram -n '__vram_at \'ps\'' -l color -x -a 'auto always never' -d 'colour output (default: auto); NO_COLOR is respected'
+
+complete -c vram -n '__vram_at \'top\'' -s h -l help -d 'show this help message and exit'
+complete -c vram -n '__vram_at \'top\'' -l every -x -d 'read every so many seconds (default: 2)'
+complete -c vram -n '__vram_at \'top\'' -l gpu -x -k -a '(__vram_live gpu)' -d 'only these GPUs, by number, UUID or PCI address; 0:1 is MIG device 1 of GPU 0 (repeatable)'
+complete -c vram -n '__vram_at \'top\'' -l deadline -x -d 'give up on a driver that does not answer within S seconds (default: 5)'
+complete -c vram -n '__vram_at \'top\'' -l no-windows -d 'in WSL2, do not query Windows (starts no PowerShell)'
+complete -c vram -n '__vram_at \'top\'' -l ascii -d 'bars and lines without Unicode'
 
 complete -c vram -n '__vram_at \'who\'' -s h -l help -d 'show this help message and exit'
 complete -c vram -n '__vram_at \'who\'' -l gpu -x -k -a '(__vram_live gpu)' -d 'only these GPUs, by number, UUID or PCI address; 0:1 is MIG device 1 of GPU 0 (repeatable)'
@@ -441,6 +449,7 @@ complete -c vram -n '__vram_at \'virtual\'; and contains -- -- (commandline -opc
 
 complete -c vram -n '__vram_at \'help\' 0' -a 'why'
 complete -c vram -n '__vram_at \'help\' 0' -a 'ps'
+complete -c vram -n '__vram_at \'help\' 0' -a 'top'
 complete -c vram -n '__vram_at \'help\' 0' -a 'who'
 complete -c vram -n '__vram_at \'help\' 0' -a 'watch'
 complete -c vram -n '__vram_at \'help\' 0' -a 'inside'

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
 COMMANDS = (
-    *("why", "ps", "who", "watch", "inside", "check"),
+    *("why", "ps", "top", "who", "watch", "inside", "check"),
     *("free", "flush", "trim", "park", "unpark", "parked", "borrow", "kill", "reset"),
     *("doctor", "oom"),
     *("snapshot", "explain", "lab", "demo", "virtual"),

@@ -11,7 +11,7 @@ from msgspec import Struct
 from vram.cli.parking import say
 from vram.cli.terminal import Progress, emit
 from vram.errors import ExitCode, VramError
-from vram.model.parking import GpuShare
+from vram.model.parking import GpuShare, Parked
 from vram.model.plan import Target
 from vram.reclaim.parking import Moved, Parking
 from vram.reclaim.preflight import DriverReport, identify_parkable
@@ -52,7 +52,7 @@ class ParkReport(Struct, frozen=True, kw_only=True):
 class ParkRun:
     """Collects outcomes and prints them; the exit code is that of the first refusal."""
 
-    def __init__(self, silent: bool, sentence: Callable[[Moved], str]) -> None:
+    def __init__(self, silent: bool, sentence: Callable[[Parked], str]) -> None:
         self._silent = silent
         self._sentence = sentence
         self._moved: list[MovedLine] = []
@@ -109,7 +109,7 @@ class ParkRun:
         )
         self.progress.end()
         if not self._silent:
-            emit(inert(self._sentence(moved)) + "\n")
+            emit(inert(self._sentence(moved.entry)) + "\n")
 
     def json(self) -> bytes:
         return encode(ParkReport(moved=tuple(self._moved), refused=tuple(self._refused)))

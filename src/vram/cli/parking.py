@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from vram.errors import NotPermitted, Protected, UsageError
+from vram.errors import UsageError
 from vram.report.escape import inert
-from vram.units import size
 
 if TYPE_CHECKING:
-    from vram.model.parking import Parked
-    from vram.reclaim.parking import Moved, Parking, Recovered, Unjournaled
+    from vram.reclaim.parking import Parking, Recovered, Unjournaled
 
 
 def add_pids_argument(parser: ArgumentParser, *, optional: bool = False) -> None:
@@ -33,18 +30,6 @@ def say(text: str) -> None:
     """Print a sentence for people, on standard error."""
     if sys.stderr is not None:
         print(f"vram: {inert(text)}", file=sys.stderr, flush=True)
-
-
-@contextmanager
-def refusals_logged(action: str, pids: Sequence[int]) -> Iterator[None]:
-    """A request for a process that the user may not touch is logged, as an action is."""
-    try:
-        yield
-    except (NotPermitted, Protected) as error:
-        from vram.reclaim import audit
-
-        audit.log_refusal({"action": action, "message": str(error), "pids": list(pids)})
-        raise
 
 
 def recover(parking: Parking) -> tuple[Recovered, ...]:
@@ -75,24 +60,3 @@ def warn_of_unasked(unjournaled: Unjournaled) -> None:
         say(f"the driver does not answer about pid {pid}: whether it is parked is unknown")
     if not unjournaled.complete:
         say("the driver did not report on every process in time: more may be parked")
-
-
-def parked_sentence(moved: Moved) -> str:
-    entry = moved.entry
-    pid, nbytes = entry.target.process.pid, size(entry.nbytes)
-    return f"parked pid {pid} ({name(entry)}): {nbytes} moved from {gpus(entry)} to host memory"
-
-
-def unparked_sentence(moved: Moved) -> str:
-    entry = moved.entry
-    what = f", {size(entry.nbytes)} on {gpus(entry)}" if entry.shares else ""
-    return f"pid {entry.target.process.pid} ({name(entry)}) is running again{what}"
-
-
-def name(entry: Parked) -> str:
-    command = inert(entry.target.command)
-    return command if len(command) <= 40 else command[:39] + "…"
-
-
-def gpus(entry: Parked) -> str:
-    return "GPU " + ", ".join(str(share.gpu) for share in entry.shares)

@@ -97,10 +97,11 @@ class NvmlReader(Protocol):
 
     Calling ``read`` starts the reading at once, in a process of its own; the iterator
     collects it. A call that fails, hangs or answers nonsense is an observation with that
-    status, and a GPU that hangs does not keep the others from being read.
+    status, and a GPU that hangs does not keep the others from being read. With *figures_only* a reader
+    that was kept repeats only GPUs, memory and process lists, with facts that seldom change as they were.
     """
 
-    def read(self, deadline_s: float) -> Iterator[Observation]: ...
+    def read(self, deadline_s: float, *, figures_only: bool = False) -> Iterator[Observation]: ...
 
 
 class OpenFiles(Protocol):
@@ -169,13 +170,24 @@ class Exports(Protocol):
     ) -> Iterable[Proof]: ...
 
 
+class ProcessCondition(Struct, frozen=True):
+    """A process at this moment; ``image`` is as :class:`Proc` has it."""
+
+    started_at: int
+    state: str
+    exiting: bool
+    parent: int | None
+    image: str | None
+
+
 class Proc(Protocol):
     """What /proc knows of one process, or None where it is gone.
 
     ``image`` names the program that was loaded last: exec changes it, even into the same file.
     None where we may not look, or where the process is gone. ``relatives`` are the pids whose parent,
     process group or session is one of those given, whoever they belong to; ``descendants`` are the
-    living children of a process, their children, and so on, each after its parent.
+    living children of a process, their children, and so on, each after its parent. ``condition`` is
+    what changes of a process while it lives.
     """
 
     def facts(self, pid: int) -> tuple[ProcessRef, ProcessFacts] | None: ...
@@ -183,6 +195,7 @@ class Proc(Protocol):
     def descendants(self, pid: int) -> list[int]: ...
     def started_at(self, pid: int) -> int | None: ...
     def image(self, pid: int) -> str | None: ...
+    def condition(self, pid: int) -> ProcessCondition | None: ...
 
 
 class PidHandle(Protocol):

@@ -9,13 +9,13 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import msgspec
 
-from vram.errors import AuditUnavailable
+from vram.errors import AuditUnavailable, NotPermitted, Protected
 from vram.reclaim import state
 
 FILE = "audit.jsonl"
@@ -42,6 +42,16 @@ def log_refusal(record: Mapping[str, Any]) -> None:
     """Log that something was asked for and denied. It stays denied where that fails."""
     with suppress(AuditUnavailable):
         _append({"event": "refused", **_header(), **record})
+
+
+@contextmanager
+def refusals_logged(action: str, pids: Sequence[int]) -> Iterator[None]:
+    """A request for a process that the user may not touch is logged, as an action is."""
+    try:
+        yield
+    except (NotPermitted, Protected) as error:
+        log_refusal({"action": action, "message": str(error), "pids": list(pids)})
+        raise
 
 
 def why_unusable() -> AuditUnavailable | None:

@@ -265,6 +265,18 @@ class Parking:
         shares = () if anyway or answer.state != "parked" else room_at_most(self._host, pid)
         return self._unrecorded(target, answer.state, shares)
 
+    def entries_of(self, pids: Sequence[int], *, anyway: bool = False) -> list[Parked]:
+        """As :meth:`entry_of`, for each of *pids*. Raises where one of them was parked where its number
+        means it, and that is not here."""
+        elsewhere = {entry.target.process.pid for entry in self.journal.other_namespaces()}
+        for pid in pids:
+            if pid in elsewhere and self.journal.find(pid) is None:
+                raise CannotPark(
+                    f"pid {pid} was parked in another PID namespace, where this number is valid",
+                    hint=f"run `vram unpark {pid}` there",
+                )
+        return [self.entry_of(pid, anyway=anyway) for pid in pids]
+
     def find_unjournaled(self, known: Collection[int], deadline_s: float = SEARCH_S) -> Unjournaled:
         """Ask the driver about every process that uses CUDA, except *known*: a deleted or damaged entry must
         not hide a process that is paused."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vram.model.ledger import Entry, GpuLedger, Holder, ParkedProcess, known_bytes
+from vram.model.parking import Parked
 from vram.model.process import Workload
 from vram.model.windows import WindowsProcess
+from vram.report.escape import inert
 from vram.units import duration, size
 
 _STATES = {
@@ -160,3 +162,27 @@ def parked_process(process: ParkedProcess) -> str:
         else f"paused until `vram unpark {process.pid}`"
     )
     return f"pid {process.pid}{user} · {size(process.nbytes)} · {state}"
+
+
+# ---- what came of parking and unparking ----
+
+
+def parked_sentence(entry: Parked) -> str:
+    """Say that a process was parked."""
+    moved = f"{size(entry.nbytes)} moved from {_gpus(entry)} to host memory"
+    return f"parked pid {entry.target.process.pid} ({_name(entry)}): {moved}"
+
+
+def unparked_sentence(entry: Parked) -> str:
+    """Say that a process was brought back."""
+    what = f", {size(entry.nbytes)} on {_gpus(entry)}" if entry.shares else ""
+    return f"pid {entry.target.process.pid} ({_name(entry)}) is running again{what}"
+
+
+def _name(entry: Parked) -> str:
+    command = inert(entry.target.command)
+    return command if len(command) <= 40 else command[:39] + "…"
+
+
+def _gpus(entry: Parked) -> str:
+    return "GPU " + ", ".join(str(share.gpu) for share in entry.shares)

@@ -52,7 +52,19 @@ def process(
 
     *family* are the lines of the processes that it belongs to, *inside* what it answered about its arrays.
     """
-    blocks: list[RenderableType] = [masthead(ledger, options)]
+    return Group(masthead(ledger, options), *process_blocks(ledger, findings, notes, family, inside, options))
+
+
+def process_blocks(
+    ledger: Ledger,
+    findings: tuple[Finding, ...],
+    notes: tuple[str, ...],
+    family: Sequence[Text],
+    inside: Sequence[RenderableType],
+    options: RenderOptions,
+) -> list[RenderableType]:
+    """The same, block by block, without where and when it was read."""
+    blocks: list[RenderableType] = []
     for gpu in ledger.gpus:
         entries = (*gpu.entries, *(gpu.system.entries if gpu.system else ()))
         blocks += [Text(), Text(f"{gpu_label(gpu)}  {options.clean(gpu.name)}", style="bold")]
@@ -66,7 +78,7 @@ def process(
         blocks += [Text(), Text("Its family", style="bold"), *family]
     blocks += _causes(findings, _evidence_shown(ledger), options, full=True)
     blocks += advice(findings, options)
-    return Group(*blocks)
+    return blocks
 
 
 def _evidence_shown(ledger: Ledger) -> set[str]:

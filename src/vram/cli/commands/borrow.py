@@ -16,14 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from vram.cli.arguments import memory_size
-from vram.cli.parking import (
-    numbers,
-    parked_sentence,
-    recover,
-    refusals_logged,
-    say,
-    unparked_sentence,
-)
+from vram.cli.parking import numbers, recover, say
 from vram.cli.prestart import open_host
 from vram.errors import ExitCode, UsageError
 
@@ -72,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
     pids = numbers([word for words in args.lenders for word in words.split(",")])
     host = open_host(parks=True)
     from vram.cli.terminal import Progress
+    from vram.reclaim.audit import refusals_logged
     from vram.reclaim.borrow import plan_borrow
     from vram.reclaim.parking import Parking
     from vram.reclaim.preflight import read_driver
@@ -99,12 +93,16 @@ class _Borrow:
 
     def run(self, command: list[str]) -> int:
         from vram.reclaim.borrow import park_all
+        from vram.report.phrases import parked_sentence
         from vram.virtualgpu import launch
 
         if not self._plan.chosen:
             self._parking.end_worker()
         parked = park_all(
-            self._parking, self._plan, self._about("parking"), lambda moved: self._say(parked_sentence(moved))
+            self._parking,
+            self._plan,
+            self._about("parking"),
+            lambda moved: self._say(parked_sentence(moved.entry)),
         )
         # From here on signals are for the command; ours wait until everybody is back.
         with launch.signals_held() as mask:
@@ -128,12 +126,13 @@ class _Borrow:
 
     def _return(self, parked: list[Parked]) -> bool:
         from vram.reclaim.borrow import unpark_all
+        from vram.report.phrases import unparked_sentence
 
         errors = unpark_all(
             self._parking,
             parked,
             self._about("resuming"),
-            lambda moved: self._say(unparked_sentence(moved)),
+            lambda moved: self._say(unparked_sentence(moved.entry)),
         )
         self._progress.end()
         for error in errors:

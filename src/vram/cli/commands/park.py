@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 
 from vram.cli.arguments import seconds
-from vram.cli.parking import add_pids_argument, numbers, parked_sentence, recover, refusals_logged
+from vram.cli.parking import add_pids_argument, numbers, recover
 from vram.cli.prestart import open_host
 from vram.cli.terminal import emit
 
@@ -42,8 +42,10 @@ def run(args: Namespace) -> int:
     pids = numbers(args.pids)
     host = open_host(parks=True)
     from vram.cli.park_report import ParkRun
+    from vram.reclaim.audit import refusals_logged
     from vram.reclaim.parking import Parking
     from vram.reclaim.preflight import read_driver
+    from vram.report.phrases import parked_sentence
 
     parks = ParkRun(args.json, parked_sentence)
     with Parking(host, parks.progress.watch) as parking:

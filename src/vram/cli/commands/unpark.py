@@ -6,18 +6,10 @@ from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
 from vram.cli.arguments import seconds_or_none
-from vram.cli.parking import (
-    add_pids_argument,
-    numbers,
-    recover,
-    refusals_logged,
-    say,
-    unparked_sentence,
-    warn_of_unasked,
-)
+from vram.cli.parking import add_pids_argument, numbers, recover, say, warn_of_unasked
 from vram.cli.prestart import open_host
 from vram.cli.terminal import emit
-from vram.errors import CannotPark, UsageError
+from vram.errors import UsageError
 from vram.units import counted
 
 if TYPE_CHECKING:
@@ -60,13 +52,15 @@ def run(args: Namespace) -> int:
         raise UsageError("no pid given", hint="`vram unpark PID…` or `vram unpark --all`")
     host = open_host(reads_driver=False, parks=True)
     from vram.cli.park_report import ParkRun
+    from vram.reclaim.audit import refusals_logged
     from vram.reclaim.parking import Parking
+    from vram.report.phrases import unparked_sentence
 
     parks = ParkRun(args.json, unparked_sentence)
     with Parking(host, parks.progress.watch) as parking:
         recover(parking)
         with refusals_logged("unpark", pids):
-            entries = _named(parking, pids, args.anyway) if pids else _everybody(parking)
+            entries = parking.entries_of(pids, anyway=args.anyway) if pids else _everybody(parking)
         for entry in entries:
             pid = entry.target.process.pid
             with parks.attempt(f"resuming pid {pid}", pid, entry.nbytes):
@@ -74,17 +68,6 @@ def run(args: Namespace) -> int:
     if args.json:
         emit(parks.json())
     return parks.exit_code
-
-
-def _named(parking: Parking, pids: list[int], anyway: bool) -> list[Parked]:
-    elsewhere = {entry.target.process.pid for entry in parking.journal.other_namespaces()}
-    for pid in pids:
-        if pid in elsewhere and parking.journal.find(pid) is None:
-            raise CannotPark(
-                f"pid {pid} was parked in another PID namespace, where this number is valid",
-                hint=f"run `vram unpark {pid}` there",
-            )
-    return [parking.entry_of(pid, anyway=anyway) for pid in pids]
 
 
 def _everybody(parking: Parking) -> list[Parked]:

@@ -37,6 +37,21 @@ def start_reader(skip: set[int]) -> Child:
     return start(job, interpreter("vram.host.local.nvml_child", *map(str, sorted(skip))))
 
 
+FIGURES, EVERYTHING = b"f", b"e"
+"""What a kept reader is asked for: what changes from moment to moment, or all."""
+
+
+def start_kept_reader() -> Child:
+    """Start a process that opens NVML once and reads every GPU each time it is asked to."""
+
+    def job(pipe: int) -> None:
+        from vram.host.local.nvml_child import serve
+
+        serve(pipe)
+
+    return start(job, interpreter("vram.host.local.nvml_child", "--serve"), two_way=True)
+
+
 class LocalClock:
     """Wall time for people, monotonic time for deadlines."""
 
@@ -87,6 +102,9 @@ class LocalHost:
 
     Windows around WSL2 is asked whenever somebody wants to know; with *windows_every_s* not more
     often than that, and without *ask_windows* never.
+
+    With *keep_driver_open* one process reads NVML for all surveys, instead of one for each: opening the
+    driver is most of the cost of a survey that is made every second.
     """
 
     def __init__(
@@ -99,6 +117,7 @@ class LocalHost:
         checkpoint_worker: Started | None = None,
         ask_windows: bool = True,
         windows_every_s: float = 0.0,
+        keep_driver_open: bool = False,
     ) -> None:
         self._checkpoint_worker = checkpoint_worker
         self._ask_windows = ask_windows
@@ -113,7 +132,7 @@ class LocalHost:
         virtual = os.environ.get(VIRTUAL_GPU) or None
         self.clock = LocalClock()
         self.proc = LocalProc(proc_root)
-        self.nvml = LocalNvml(reader)
+        self.nvml = LocalNvml(reader, keep_open=keep_driver_open)
         self.drm = _drm(sys_root or ("" if virtual else "/sys"))
         names = DeviceNames(virtual, self.drm.drivers)
         self.files = LocalOpenFiles(names, proc_root, ignore=self.nvml.own_pids)

@@ -81,15 +81,15 @@ def may_fork() -> bool:
         return False
 
 
-def start(job: Callable[[int], None], command: Sequence[str]) -> Child:
+def start(job: Callable[[int], None], command: Sequence[str], *, two_way: bool = False) -> Child:
     """Run ``job(pipe)`` in a fork, or where that is not safe *command*, which gets the pipe as
-    descriptor 3."""
-    return fork(job) if may_fork() else spawn(command)
+    descriptor 3. *two_way*: the child can read from it too."""
+    return fork(job, two_way=two_way) if may_fork() else spawn(command, two_way=two_way)
 
 
-def fork(job: Callable[[int], None]) -> Child:
+def fork(job: Callable[[int], None], *, two_way: bool = False) -> Child:
     """Run ``job(pipe)`` in a fork, which has no other descriptor; ask :func:`may_fork` first."""
-    ours, theirs = _pipe()
+    ours, theirs = _pipe(two_way)
     pid = os.fork()
     if pid == 0:
         try:
@@ -107,9 +107,10 @@ def spawn(
     *,
     number: int = 3,
     apart: bool = False,
+    two_way: bool = False,
 ) -> Child:
     """Start a program with nothing but a pipe as descriptor *number*; *apart*, in a group of its own."""
-    ours, theirs = _pipe()
+    ours, theirs = _pipe(two_way)
     actions = [(os.POSIX_SPAWN_OPEN, standard, _NULL, os.O_RDWR, 0) for standard in (0, 1, 2)]
     group: dict[str, Any] = {"setpgroup": 0} if apart else {}
     try:
@@ -131,7 +132,13 @@ def spawn(
     return Child(pid, ours)
 
 
-def _pipe() -> tuple[int, int]:
+def _pipe(two_way: bool) -> tuple[int, int]:
+    if two_way:
+        import socket
+
+        here, there = socket.socketpair()
+        here.setblocking(False)
+        return here.detach(), there.detach()
     import fcntl
 
     ours, theirs = os.pipe2(os.O_CLOEXEC)
@@ -185,10 +192,15 @@ Message = tuple[Any, ...]
 
 
 def send(pipe: int, *message: Any) -> None:
+    left = frame(message)
+    while left:
+        left = left[os.write(pipe, left) :]
+
+
+def frame(message: Message) -> bytes:
+    """A message as it goes through a pipe: its length, then its body."""
     body = marshal.dumps(message)
-    frame = len(body).to_bytes(4, "little") + body
-    while frame:
-        frame = frame[os.write(pipe, frame) :]
+    return len(body).to_bytes(4, "little") + body
 
 
 class Inbox:

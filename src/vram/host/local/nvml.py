@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from vram.host.local import start_reader
+from vram.host.local import EVERYTHING, FIGURES, start_kept_reader, start_reader
 from vram.host.local.child import Child, Inbox, Message
 from vram.model.gpu import ChargeFacts, DriverFacts, GpuFacts, MemoryFacts, MigFacts
 from vram.model.observation import Observation, Status
@@ -56,6 +56,7 @@ class _Reader:
         self.meanwhile: Observation | None = None
         self.relieved = False
         self.done = False
+        self.stays = False
 
     def receive(self) -> tuple[list[Message], bool]:
         """What it said since, and whether it has hung up."""
@@ -75,8 +76,10 @@ class _Reader:
 class LocalNvml:
     """Reads NVML under a deadline, again and again, whatever it does."""
 
-    def __init__(self, started: Child | None = None) -> None:
+    def __init__(self, started: Child | None = None, *, keep_open: bool = False) -> None:
         self._started = started  # a reader of everything that has begun already
+        self._keep_open = keep_open
+        self._kept: Child | None = None  # one that waits for its next round
         self._stuck: list[_Reader] = []
         self._own: set[int] = set()
 
@@ -89,14 +92,22 @@ class LocalNvml:
         """The processes that have the driver open on our behalf."""
         return self._own
 
-    def read(self, deadline_s: float) -> Iterator[Observation]:
+    def close(self) -> None:
+        """End the reader that was kept."""
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            kept.hang_up()
+            kept.end(_GRACE_S)
+
+    def read(self, deadline_s: float, *, figures_only: bool = False) -> Iterator[Observation]:
         self._stuck = [reader for reader in self._stuck if not reader.child.wait(0.0)]
         self._own = {reader.child.pid for reader in self._stuck}
         stuck = [reader.calling for reader in self._stuck]
         if any(calling.gpu is None for calling in stuck):
             return iter([_still_stuck(calling) for calling in stuck])
         try:
-            reading = _Reading(self, {call.gpu for call in stuck if call.gpu is not None}, deadline_s)
+            skip = {call.gpu for call in stuck if call.gpu is not None}
+            reading = _Reading(self, skip, deadline_s, figures_only)
         except OSError as error:
             message = f"the process that reads NVML could not be started: {error.strerror}"
             return iter(
@@ -104,13 +115,30 @@ class LocalNvml:
             )
         return reading.observations([_still_stuck(calling) for calling in stuck])
 
-    def start(self, skip: set[int]) -> _Reader:
+    def start(self, skip: set[int], *, figures_only: bool = False) -> _Reader:
+        if self._keep_open and not skip:
+            return self._ask_kept(figures_only)
         child, self._started = self._started, None
         reader = _Reader(child or start_reader(skip))
         self._own.add(reader.child.pid)
         return reader
 
+    def _ask_kept(self, figures_only: bool) -> _Reader:
+        """Another round of the reader that was kept; a new one where it has ended."""
+        child, self._kept = self._kept, None
+        if child is not None and child.wait(0.0):
+            child.hang_up()
+            child = None
+        reader = _Reader(child or start_kept_reader())
+        self._own.add(reader.child.pid)
+        with suppress(BrokenPipeError):  # then it ends, which is met when it is heard
+            os.write(reader.child.pipe, FIGURES if figures_only else EVERYTHING)
+        return reader
+
     def dismiss(self, reader: _Reader) -> None:
+        if reader.done and reader.stays and self._kept is None:
+            self._kept = reader.child
+            return
         # One that said all it had ends by itself, but its files' release can take a moment.
         ended = reader.done and reader.child.wait(_GRACE_S)
         reader.child.hang_up()
@@ -123,14 +151,14 @@ class LocalNvml:
 class _Reading:
     """One round over all GPUs."""
 
-    def __init__(self, nvml: LocalNvml, skip: set[int], deadline_s: float) -> None:
+    def __init__(self, nvml: LocalNvml, skip: set[int], deadline_s: float, figures_only: bool) -> None:
         self._nvml = nvml
         self._began = time.monotonic()
         self._deadline = self._began + deadline_s
         self._gpu_s = min(_GPU_S, deadline_s / 4)
         self._gpus = 0
         self._owner: dict[int, _Reader | None] = dict.fromkeys(skip)
-        self._first = nvml.start(skip)
+        self._first = nvml.start(skip, figures_only=figures_only)
         self._readers = [self._first]
 
     def observations(self, already: list[Observation]) -> Iterator[Observation]:
@@ -192,8 +220,8 @@ class _Reading:
                     yield seen
             case "meanwhile", fields:
                 reader.meanwhile = observation(fields)
-            case ("done",):
-                reader.done = True
+            case "done", stays:
+                reader.done, reader.stays = True, stays
 
     def _follow(self, reader: _Reader, calling: Calling) -> None:
         """A GPU belongs to the reader that came to it first; one that was relieved, woke up

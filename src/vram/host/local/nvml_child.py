@@ -7,7 +7,7 @@ while the process that asked is still importing those. What it says:
     found    gpus                 how many there are
     saw      observation          one statement, as the fields of an Observation
     meanwhile observation         one that counts only if the better one never comes
-    done                          all was said; without it the reader died
+    done     stays                all was said; without it the reader died. stays: ask again for another round
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
-from vram.host.local.child import send
+from vram.host.local import FIGURES
+from vram.host.local.child import frame, send
 from vram.host.local.nvml_library import (
     GpuGone,
     code_of,
@@ -48,6 +49,8 @@ _SENTINEL = 1 << 63  # the driver writes 2^64-1 for "not available"; no size com
 _NO_INSTANCE = 0xFFFFFFFF
 
 _Memory = dict[str, Any] | None
+# A GPU's handle, its facts, and its MIG devices.
+_Device = tuple[Any, dict[str, Any], "list[_MigHandle] | None"]
 # By pid, GPU instance and compute instance: bytes, and which lists name them.
 _Figures = dict[tuple[int, int | None, int | None], tuple[int | None, tuple[str, ...]]]
 
@@ -62,16 +65,22 @@ class Reader:
         self._gpu: int | None = None
 
     def say(self, **fields: Any) -> None:
-        send(self._pipe, "saw", self._statement(fields))
+        self._send("saw", self._statement(fields))
+
+    def _send(self, *message: Any) -> None:
+        send(self._pipe, *message)
 
     def _statement(self, fields: dict[str, Any]) -> dict[str, Any]:
         return {"probe": self._probe, "gpu": self._gpu, **fields}
 
     def call(self, name: str, *arguments: Any, **options: Any) -> Any:
         """Make a call, announced; raises what the library raises."""
-        send(self._pipe, "calling", self._probe, self._gpu, name)
+        self._announce(name)
         function: Callable[..., Any] = getattr(self._nvml, name)
         return function(*arguments, **options)
+
+    def _announce(self, name: str) -> None:
+        self._send("calling", self._probe, self._gpu, name)
 
     def ask(self, name: str, *arguments: Any) -> Any:
         """Make a call whose answer may be missing; only the loss of the GPU is an error."""
@@ -91,7 +100,7 @@ class Reader:
             self._probe = "nvml.init"
             self.say(**self._statement_of(error))
             return
-        send(self._pipe, "found", gpus)
+        self._send("found", gpus)
         for index in range(gpus):
             if index not in skip:
                 self._gpu = index
@@ -121,14 +130,18 @@ class Reader:
     def _read_gpu(self, index: int) -> None:
         try:
             self._probe = "nvml.gpu"
-            handle = self.call("nvmlDeviceGetHandleByIndex", index)
-            facts = self._facts(handle)
-            devices = self._mig_devices(handle) if facts["mig_enabled"] else None
-            self.say(facts={**facts, "mig_devices": None if devices is None else len(devices)})
+            handle, facts, devices = self._device(index)
+            self.say(facts=facts)
             self._read_memory(handle, devices)
         except Exception as error:
             cause = error.__cause__ if isinstance(error, GpuGone) and error.__cause__ else error
             self.say(**self._statement_of(cause))
+
+    def _device(self, index: int) -> _Device:
+        handle = self.call("nvmlDeviceGetHandleByIndex", index)
+        facts = self._facts(handle)
+        devices = self._mig_devices(handle) if facts["mig_enabled"] else None
+        return handle, {**facts, "mig_devices": None if devices is None else len(devices)}, devices
 
     def _statement_of(self, error: BaseException) -> dict[str, Any]:
         """What *error* means of a library that was open a moment ago."""
@@ -177,7 +190,7 @@ class Reader:
         before = self._memories(handle, devices)
         # If a list hangs, this reading is what remains known of the GPU.
         if before[0]:
-            send(self._pipe, "meanwhile", self._statement({"facts": {"type": "memory", **before[0]}}))
+            self._send("meanwhile", self._statement({"facts": {"type": "memory", **before[0]}}))
         for _ in range(_TRIES):
             figures, failure = self._figures(handle, devices)
             self._probe = "nvml.memory"
@@ -270,7 +283,7 @@ class Reader:
     def _lists(self, device: Any) -> tuple[_Figures, _Failure | None]:
         figures: _Figures = {}
         failures: list[_Failure] = []
-        for name, word in _LISTS:
+        for name, word in self._lists_to_read():
             try:
                 _merge(figures, name, self._list(word, device))
             except Exception as error:
@@ -278,6 +291,9 @@ class Reader:
                     raise
                 failures.append((name, error))
         return figures, self._gap(failures)
+
+    def _lists_to_read(self) -> tuple[tuple[str, str], ...]:
+        return _LISTS
 
     def _gap(self, failures: list[_Failure]) -> _Failure | None:
         """The failure that matters: driver and binding need not have every list, but have to have one."""
@@ -305,6 +321,110 @@ class Reader:
             if getattr(failure, "value", 13) != 13:  # 13: the driver lacks this version
                 break
         raise failure or AttributeError(word)
+
+
+class KeptReader(Reader):
+    """Stays for many rounds with the library open.
+
+    A round of figures asks again only what changes from moment to moment, announces each GPU once
+    instead of every call, and says everything about a GPU in one write.
+    """
+
+    def __init__(self, nvml: ModuleType, pipe: int) -> None:
+        super().__init__(nvml, pipe)
+        self._known: dict[int, _Device] = {}
+        self._used: dict[int | None, dict[str, Any]] = {}
+        self._empty: set[tuple[int | None, str]] = set()
+        self._moved = False
+        self._figures_only = False
+        self._announced: int | None = None
+        self._unsent = bytearray()
+        self._opened = False
+        self.stays = True
+
+    def round(self, figures_only: bool) -> None:
+        """Read every GPU once. Afterwards ``stays`` is False where another process should start afresh."""
+        self._figures_only = figures_only and self._opened
+        self._probe, self._gpu, self._announced = "nvml.init", None, None
+        self.read(set())
+        self._flush()
+
+    def say(self, **fields: Any) -> None:
+        if fields.get("status", "ok") in ("lost", "failed", "timeout"):
+            self.stays = False
+        super().say(**fields)
+
+    def _init(self) -> bool:
+        if not self._figures_only:
+            self._known.clear()
+            self._used.clear()
+            self._empty.clear()
+        if self._opened:
+            return self._still_open()
+        self._opened = super()._init()
+        return self._opened
+
+    def _still_open(self) -> bool:
+        if not self._figures_only:
+            self.say()
+            self._probe = "nvml.driver"
+            self.say(facts=driver_facts(self.ask))
+        return True
+
+    def _device(self, index: int) -> _Device:
+        known = self._known.get(index)
+        if known is None:
+            known = self._known[index] = super()._device(index)
+            return known
+        handle, facts, devices = known
+        rates = self.ask("nvmlDeviceGetUtilizationRates", handle)
+        return handle, {**facts, "utilization": _count(rates.gpu) if rates else None}, devices
+
+    def _memories(self, handle: Any, devices: list[_MigHandle] | None) -> list[_Memory]:
+        """As they were, where the figure that every allocation changes is the same."""
+        known = self._used.get(self._gpu) if self._figures_only and devices is None else None
+        if known is not None and known.get("reserved") is not None:
+            version = getattr(self._nvml, "nvmlMemory_v2", 0x02000028)
+            if self.call("nvmlDeviceGetMemoryInfo", handle, version=version).used == known["used"]:
+                self._moved = False
+                return [known]
+        self._moved = True
+        found = super()._memories(handle, devices)
+        if found[0] is not None:
+            self._used[self._gpu] = found[0]
+        return found
+
+    def _lists_to_read(self) -> tuple[tuple[str, str], ...]:
+        """Without those that were empty, while the memory in use is the same as then."""
+        if not self._figures_only or self._moved:
+            return _LISTS
+        return tuple(each for each in _LISTS if (self._gpu, each[1]) not in self._empty)
+
+    def _list(self, word: str, device: Any) -> Any:
+        listed = super()._list(word, device)
+        if listed:
+            self._empty.discard((self._gpu, word))
+        else:
+            self._empty.add((self._gpu, word))
+        return listed
+
+    def _announce(self, name: str) -> None:
+        if not self._figures_only:
+            super()._announce(name)
+        elif self._gpu != self._announced:
+            self._announced = self._gpu
+            super()._announce(name)
+            self._flush()
+
+    def _send(self, *message: Any) -> None:
+        if self._figures_only:
+            self._unsent += frame(message)
+        else:
+            super()._send(*message)
+
+    def _flush(self) -> None:
+        while self._unsent:
+            del self._unsent[: os.write(self._pipe, self._unsent)]
 
 
 # ---- MIG devices: which there are, and whose processes run on which of them ----
@@ -429,7 +549,28 @@ def read_into(pipe: int, skip: set[int]) -> None:
         send(pipe, "saw", {"probe": "nvml.init", **said})
     else:
         Reader(pynvml, pipe).read(skip)
-    send(pipe, "done")
+    send(pipe, "done", False)
+
+
+def serve(pipe: int) -> None:
+    """Read all GPUs whenever *pipe* asks, until its other end is closed or a round went wrong."""
+    _end_when_unheard(pipe)
+    reader: KeptReader | None = None
+    while request := os.read(pipe, 1):
+        if reader is None:
+            send(pipe, "calling", "nvml.init", None, "nvmlInit")
+            try:
+                import pynvml
+            except ImportError as error:
+                said = {"status": "failed", "code": code_of(error), "message": message_of(error)}
+                send(pipe, "saw", {"probe": "nvml.init", **said})
+                send(pipe, "done", False)
+                return
+            reader = KeptReader(pynvml, pipe)
+        reader.round(request == FIGURES)
+        send(pipe, "done", reader.stays)
+        if not reader.stays:
+            return
 
 
 def _found(pid: int) -> tuple[int | None, bool]:
@@ -456,6 +597,9 @@ def _end_when_unheard(pipe: int) -> None:
 
 
 def main() -> None:
-    """Started as a program: descriptor 3 is the pipe, the arguments are GPUs to leave out."""
-    read_into(3, {int(index) for index in sys.argv[1:]})
+    """Started as a program: descriptor 3 is the pipe, the arguments are GPUs to leave out, or --serve."""
+    if sys.argv[1:] == ["--serve"]:
+        serve(3)
+    else:
+        read_into(3, {int(index) for index in sys.argv[1:]})
     os._exit(0)

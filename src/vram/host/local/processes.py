@@ -11,8 +11,9 @@ from msgspec.structs import replace
 
 from vram.host.local.identity import user_name
 from vram.host.local.workload import ContainerNames, membership, named, workload
+from vram.host.ports import ProcessCondition
 from vram.model.process import ProcessFacts, ProcessRef
-from vram.payloads.procfs import ProcessFolder, Stat, inside_of, living_thread, started_at, text
+from vram.payloads.procfs import ProcessFolder, Stat, inside_of, living_thread, read_stat, started_at, text
 from vram.protected import has_a_role
 
 TICKS_PER_S: int = os.sysconf("SC_CLK_TCK")
@@ -88,6 +89,12 @@ class LocalProc:
 
     def started_at(self, pid: int) -> int | None:
         return started_at(pid, self._root)
+
+    def condition(self, pid: int) -> ProcessCondition | None:
+        stat = read_stat(pid, root=self._root)
+        if stat is None:
+            return None
+        return ProcessCondition(stat.started_at, stat.state, stat.exiting, stat.parent or None, _image(stat))
 
 
 def _image(stat: Stat) -> str | None:

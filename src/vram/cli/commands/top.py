@@ -1,0 +1,107 @@
+"""``vram top``: the processes that hold GPU memory, live, with actions on each."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from vram.cli.arguments import add_deadline_argument, add_windows_argument, narrowed, seconds
+from vram.cli.source import roots
+from vram.cli.terminal import carries_unicode, is_terminal
+from vram.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from vram.top.reader import ReaderClient
+
+NAME = "top"
+HELP = "the processes that hold GPU memory, live; trim, park, free or kill the selected one"
+
+LEAST_S = 0.1
+
+_EPILOG = """\
+Keys: ? help, q quit, / search, t tree by container, job and family, d details, < > sort,
+U G S only this user, GPU or state. On the selected line: f free, m trim, p park, u unpark,
+k kill. Each shows its plan and asks, and then does exactly that. The mouse works too.
+Needs Textual: pip install 'vram[top]'. `vram watch` prints changes without a screen."""
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.epilog = _EPILOG
+    parser.add_argument(
+        "--every",
+        type=_interval,
+        default=2.0,
+        metavar="SECONDS",
+        help="read every so many seconds (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--gpu",
+        action="append",
+        metavar="GPU[,GPU...]",
+        help="only these GPUs, by number, UUID or PCI address; 0:1 is MIG device 1 of GPU 0 (repeatable)",
+    )
+    add_deadline_argument(parser)
+    add_windows_argument(parser)
+    parser.add_argument("--ascii", action="store_true", help="bars and lines without Unicode")
+
+
+def _interval(text: str) -> float:
+    number = seconds(text)
+    if number < LEAST_S:
+        raise ArgumentTypeError(f"{text!r} is less than {LEAST_S:g} seconds")
+    return number
+
+
+def run(args: Namespace) -> int:
+    _require_terminal()
+    proc_root, sys_root = roots()
+    from vram.top.reader import ReaderClient, ReaderOptions
+
+    source = ReaderClient(
+        ReaderOptions(
+            proc_root=proc_root,
+            sys_root=sys_root,
+            ask_windows=not args.no_windows,
+            deadline_s=args.deadline,
+        )
+    )
+    # Read while Textual is imported, which takes longer than a reading.
+    source.launch()
+    try:
+        return _view(args, source, proc_root)
+    finally:
+        source.close()
+
+
+def _require_terminal() -> None:
+    if not is_terminal() or sys.stdin is None or not sys.stdin.isatty():
+        raise UsageError(
+            "vram top needs a terminal", hint="`vram ps` prints the table once, `vram watch` prints changes"
+        )
+    if find_spec("textual") is None:
+        raise UsageError("vram top needs Textual, which is not installed", hint="pip install 'vram[top]'")
+
+
+def _view(args: Namespace, source: ReaderClient, proc_root: str) -> int:
+    from vram.host.local import LocalHost
+    from vram.top.app import TopApp
+
+    numbers = tuple(
+        int(word) for words in args.gpu or () for word in words.split(",") if word.strip().isdigit()
+    )
+    app = TopApp(
+        source,
+        LocalHost,
+        every_s=args.every,
+        deadline_s=args.deadline,
+        ascii_only=args.ascii or not carries_unicode(),
+        narrow=lambda ledger: narrowed(ledger, args.gpu),
+        gpus=numbers,
+        read_only="" if proc_root == "/proc" else f"processes of {proc_root} can only be looked at from here",
+    )
+    app.run()
+    if app.failure is not None:
+        raise app.failure
+    return app.return_code or ExitCode.OK

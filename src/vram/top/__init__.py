@@ -1,0 +1,1 @@
+"""``vram top``: the processes that hold GPU memory, live, and what can be done about each."""

@@ -1,0 +1,142 @@
+"""Questions and answers in front of the view: a plan, its receipt, an error, and the keys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.markup import escape
+from textual.screen import ModalScreen
+from textual.widgets import Button, Static
+
+from vram.errors import VramError
+from vram.report.layout import RenderOptions, paragraph
+
+_CSS = """
+.dialog { width: 90%; max-width: 112; height: auto; border: round $primary; padding: 0 1;
+          background: $surface; }
+.dialog.ascii { border: ascii $primary; }
+.dialog VerticalScroll { height: auto; max-height: 80vh; }
+.dialog Horizontal { height: auto; align-horizontal: right; margin-top: 1; }
+.dialog Horizontal Static { width: auto; }
+.dialog Button { height: 1; min-width: 11; border: none; margin-left: 2; }
+.dialog Button:focus { text-style: reverse bold; }
+"""
+
+
+class Dialog(ModalScreen[bool]):
+    """A box with text that scrolls, and its buttons."""
+
+    DEFAULT_CSS = "Dialog { align: center middle; }" + _CSS
+
+    def __init__(self, title: str, parts: Sequence[RenderableType], *, ascii_only: bool) -> None:
+        super().__init__()
+        self._title = title
+        self._parts = list(parts)
+        self._ascii_only = ascii_only
+
+    def compose(self) -> ComposeResult:
+        box = Vertical(classes="dialog ascii" if self._ascii_only else "dialog")
+        box.border_title = escape(self._title)
+        with box:
+            with VerticalScroll():
+                yield Static(self._text(), id="dialog-text", markup=False)
+            with Horizontal():
+                yield from self.buttons()
+
+    def buttons(self) -> ComposeResult:
+        yield Button("Close", id="close", compact=True)
+
+    def _text(self) -> Group:
+        return Group(*self._parts)
+
+    def add(self, part: RenderableType) -> None:
+        """Show another line below the others."""
+        self._parts.append(part)
+        self.query_one("#dialog-text", Static).update(self._text())
+
+    def on_button_pressed(self, event: Button.Pressed) -> None:
+        self.dismiss(event.button.id == "yes")
+
+
+class Question(Dialog):
+    """A plan, and whether to run it. Only a yes is one: Enter alone answers no."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("y", "answer(True)", "yes"),
+        Binding("n,escape,q", "answer(False)", "no"),
+        Binding("left,right", "switch", show=False),
+        Binding("up", "scroll(-1)", show=False),
+        Binding("down", "scroll(1)", show=False),
+    ]
+
+    def buttons(self) -> ComposeResult:
+        yield Static("Proceed?", classes="question", markup=False)
+        yield Button("No (n)", id="no", compact=True)
+        yield Button("Yes (y)", id="yes", compact=True)
+
+    def on_mount(self) -> None:
+        self.query_one("#no", Button).focus()
+
+    def action_answer(self, answer: bool) -> None:
+        self.dismiss(answer)
+
+    def action_switch(self) -> None:
+        self.focus_next("Button")
+
+    def action_scroll(self, by: int) -> None:
+        self.query_one(VerticalScroll).scroll_relative(y=by, animate=False)
+
+
+class Notice(Dialog):
+    """Something to read: a receipt, an error, the help."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,enter,q,question_mark", "close", "close")]
+
+    def on_mount(self) -> None:
+        self.query_one(VerticalScroll).focus()
+
+    def action_close(self) -> None:
+        self.dismiss(False)
+
+
+class Running(Dialog):
+    """An action that is under way: lines appear as its steps are done. It cannot be closed before its end."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,enter,q", "close", "close")]
+    finished = False
+
+    def buttons(self) -> ComposeResult:
+        yield Button("Close", id="close", compact=True, disabled=True)
+
+    def finish(self, part: RenderableType) -> None:
+        self.add(part)
+        self.finished = True
+        button = self.query_one("#close", Button)
+        button.disabled = False
+        button.focus()
+
+    def action_close(self) -> None:
+        if self.finished:
+            self.dismiss(False)
+
+    def on_button_pressed(self, event: Button.Pressed) -> None:
+        self.action_close()
+
+    def on_key(self, event: events.Key) -> None:
+        if not self.finished:
+            event.stop()
+
+
+def error_text(error: VramError, options: RenderOptions) -> RenderableType:
+    """What was refused and what to do, made safe to show."""
+    blocks: list[RenderableType] = [paragraph("", Text(options.clean(str(error)), style="bold"), options)]
+    if error.hint:
+        blocks.append(paragraph("hint: ", Text(options.clean(error.hint)), options))
+    return Group(*blocks)

@@ -1,0 +1,155 @@
+"""What stands around the list: the line of facts on top, the GPUs, and the details of one process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+from textual import events
+from textual.app import ComposeResult
+from textual.containers import VerticalScroll
+from textual.geometry import Size
+from textual.message import Message
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+from textual.widget import Widget
+
+from vram.model.ledger import Ledger
+from vram.report.gpu_bars import gpu_bars, gpu_lines
+from vram.report.layout import RenderOptions
+from vram.top.history import History, sparkline
+
+# So many GPUs have a line each, with their memory over time; more stand side by side.
+_MOST_WITH_TREND = 4
+
+
+class TextPanel(Widget):
+    """Lines that are redrawn only where they differ from those before."""
+
+    DEFAULT_CSS = "TextPanel { height: auto; }"
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._text = Text()
+
+    @property
+    def text(self) -> str:
+        return self._text.plain
+
+    def set_text(self, text: Text) -> None:
+        if text == self._text and text.spans == self._text.spans:
+            return
+        taller = text.plain.count("\n") != self._text.plain.count("\n") or not self._text
+        self._text = text
+        self.refresh(layout=taller)
+
+    def render(self) -> Text:
+        return self._text
+
+
+class KeyBar(Widget):
+    """The keys at the bottom; a click on one is the same as the key."""
+
+    DEFAULT_CSS = "KeyBar { height: 1; }"
+
+    class Chosen(Message):
+        """A key was clicked."""
+
+        def __init__(self, key: str) -> None:
+            self.key = key
+            super().__init__()
+
+    def __init__(self, keys: Sequence[tuple[str, str, str]], *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._keys = keys
+        self._ends: list[tuple[int, str]] = []
+
+    def render(self) -> Text:
+        """As far apart as they fit."""
+        words = sum(len(key) + 1 + len(word) for key, word, _ in self._keys)
+        gap = " " * (2 if words + 2 * len(self._keys) <= self.size.width else 1)
+        text = Text(no_wrap=True)
+        self._ends = []
+        for key, word, name in self._keys:
+            text.append(key, style="reverse").append(f" {word}{gap}")
+            self._ends.append((text.cell_len, name))
+        return text
+
+    def on_click(self, event: events.Click) -> None:
+        for end, name in self._ends:
+            if event.x < end:
+                self.post_message(self.Chosen(name))
+                return
+
+
+class GpuPanel(VerticalScroll, can_focus=False):
+    """A bar for each GPU, and its memory over time where there is room for it."""
+
+    DEFAULT_CSS = "GpuPanel { height: auto; max-height: 33%; }"
+
+    def compose(self) -> ComposeResult:
+        yield TextPanel(id="gpu-bars")
+
+    def show(self, ledger: Ledger, history: History, options: RenderOptions) -> None:
+        self.query_one("#gpu-bars", TextPanel).set_text(gpu_text(ledger, history, options))
+
+
+def gpu_text(ledger: Ledger, history: History, options: RenderOptions) -> Text:
+    """The bars of *ledger*; with few GPUs, each with its memory over the last minutes."""
+    bars = gpu_bars(ledger)
+    if not bars:
+        return Text("No GPU was found.", style="bold")
+    if len(bars) > _MOST_WITH_TREND or len(bars) != len(ledger.gpus):
+        return Text("\n").join(gpu_lines(bars, options))
+    room = min(60, options.width // 4)
+    narrow = options._replace(width=options.width - room - 2)
+    lines = []
+    for bar, gpu in zip(bars, ledger.gpus, strict=True):
+        (line,) = gpu_lines([bar], narrow)
+        points = history.points(("gpu", gpu.index))
+        trend = sparkline(points, room, gpu.total_bytes or 0, ascii_only=options.ascii)
+        line.pad_right(max(0, narrow.width - line.cell_len))
+        lines.append(line.append("  ").append(trend, style="dim"))
+    return Text("\n").join(lines)
+
+
+class DetailsPanel(ScrollView, can_focus=True):
+    """Everything about the selected process; scrolls. Laid out once for each change, not for each screen."""
+
+    DEFAULT_CSS = """
+    DetailsPanel { display: none; height: 50%; border-top: solid $primary; padding: 0 1; overflow-x: hidden; }
+    DetailsPanel.ascii { border-top: ascii $primary; }
+    DetailsPanel.open { display: block; }
+    """
+
+    def __init__(self, *, classes: str = "") -> None:
+        super().__init__(classes=classes)
+        self._strips: list[Strip] = []
+
+    @property
+    def is_open(self) -> bool:
+        return self.has_class("open")
+
+    @property
+    def text(self) -> str:
+        return "\n".join(strip.text.rstrip() for strip in self._strips)
+
+    def show(self, parts: Sequence[RenderableType], width: int, *, from_top: bool) -> None:
+        """Show *parts*, laid out for *width* cells; *from_top*: they are about another process."""
+        console = self.app.console
+        options = console.options.update(width=width, height=None, highlight=False, markup=False)
+        found = console.render_lines(Group(*parts), options, pad=False)
+        strips = [Strip(segments) for segments in found]
+        if len(strips) != len(self._strips):
+            self.virtual_size = Size(width, len(strips))
+        self._strips = strips
+        if from_top:
+            self.scroll_to(y=0, animate=False, immediate=True)
+        self.refresh()
+
+    def render_line(self, y: int) -> Strip:
+        at, width = y + self.scroll_offset.y, self.size.width
+        if at >= len(self._strips):
+            return Strip.blank(width, self.rich_style)
+        return self._strips[at].adjust_cell_length(width).apply_style(self.rich_style)

@@ -1,0 +1,207 @@
+"""The process that reads the host for ``vram top``: started once, asked again and again.
+
+A process of its own has one thread, so that it may fork; and a driver that hangs in it leaves the view alive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+import msgspec
+from msgspec.structs import replace
+
+from vram.diagnosis.engine import diagnose
+from vram.host.local.child import Child, Inbox, interpreter, send, spawn
+from vram.ledger.build import build_ledger
+from vram.model.finding import Finding
+from vram.model.ledger import Ledger, ParkedProcess
+from vram.model.observation import Survey
+
+WINDOWS_EVERY_S = 15.0  # each question starts a PowerShell
+READ, READ_WHOLE = b"r", b"w"
+_GRACE_S = 0.5
+
+
+class ReaderOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the host is, and how long its driver may take to answer."""
+
+    proc_root: str = "/proc"
+    sys_root: str | None = None
+    ask_windows: bool = True
+    deadline_s: float = 5.0
+
+
+class LiveReading(msgspec.Struct, frozen=True, kw_only=True):
+    """What one reading found. ``ledger`` is None where nothing has changed but the time, or with an error.
+
+    Ages of processes in ``ledger`` were true ``ages_behind_s`` before this reading.
+    """
+
+    taken_at: str
+    took_s: float
+    ages_behind_s: float = 0.0
+    ledger: Ledger | None = None
+    findings: tuple[Finding, ...] = ()
+    error: str | None = None
+
+
+# ---- in that process ----
+
+
+class HostReader:
+    """Reads one host, and judges what has changed."""
+
+    def __init__(self, options: ReaderOptions) -> None:
+        from vram.host.local import LocalHost
+        from vram.probes.repeated import RepeatedSurvey
+
+        self._host = LocalHost(
+            options.proc_root,
+            sys_root=options.sys_root,
+            ask_windows=options.ask_windows,
+            windows_every_s=WINDOWS_EVERY_S,
+            keep_driver_open=True,
+        )
+        self._host.nvml.prepare()
+        self._surveys = RepeatedSurvey(self._host, options.deadline_s)
+        self._last: tuple[Survey, tuple[ParkedProcess, ...]] | None = None
+
+    def read(self, whole: bool) -> LiveReading:
+        """Read the host; never raises for what it meets there."""
+        began, taken_at = time.monotonic(), self._host.clock.now()
+        try:
+            survey = self._surveys.read_whole() if whole else self._surveys.read()
+            parked = self._parked()
+            behind = self._surveys.behind_s
+            if self._last is not None and self._last[0] is survey and self._last[1] == parked:
+                return LiveReading(taken_at=taken_at, took_s=time.monotonic() - began, ages_behind_s=behind)
+            ledger = replace(build_ledger(survey), parked=parked)
+            findings = diagnose(ledger)
+            self._last = (survey, parked)
+        except Exception as error:
+            self._last = None
+            message = f"{type(error).__name__}: {error}"
+            return LiveReading(taken_at=taken_at, took_s=time.monotonic() - began, error=message)
+        return LiveReading(
+            taken_at=taken_at,
+            took_s=time.monotonic() - began,
+            ages_behind_s=behind,
+            ledger=ledger,
+            findings=findings,
+        )
+
+    def _parked(self) -> tuple[ParkedProcess, ...]:
+        from vram.reclaim.planner import parked
+
+        return parked(self._host)
+
+    def close(self) -> None:
+        self._host.nvml.close()
+
+
+def main() -> None:
+    """Started as a program: descriptor 3 leads to the view, the argument is its options."""
+    reader = HostReader(msgspec.json.decode(sys.argv[1], type=ReaderOptions))
+    encoder = msgspec.msgpack.Encoder()
+    try:
+        while request := os.read(3, 1):
+            send(3, encoder.encode(reader.read(request == READ_WHOLE)))
+    except (BrokenPipeError, ConnectionResetError):
+        pass  # the view has ended
+    finally:
+        reader.close()
+
+
+# ---- in the view ----
+
+
+class ReaderClient:
+    """Asks the reading process, for one reading at a time; starts it again where it has ended."""
+
+    def __init__(self, options: ReaderOptions) -> None:
+        self._command = interpreter("vram.top.reader", msgspec.json.encode(options).decode())
+        self._decoder = msgspec.msgpack.Decoder(LiveReading)
+        self._child: Child | None = None
+        self._inbox = Inbox()
+        self._asked_at: float | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._on_reading: Callable[[LiveReading], None] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return self._child.pid if self._child else None
+
+    @property
+    def waiting_s(self) -> float:
+        """How long the reading under way has taken; zero where none is."""
+        return 0.0 if self._asked_at is None else time.monotonic() - self._asked_at
+
+    def launch(self) -> None:
+        """Start the process and its first reading: it can go on while the view is still being made."""
+        self._child = spawn(self._command, two_way=True)
+        self._inbox, self._asked_at = Inbox(), None
+        self.ask()
+
+    def listen(self, on_reading: Callable[[LiveReading], None]) -> None:
+        """Call *on_reading* with every answer from now on, in the running event loop."""
+        self._loop, self._on_reading = asyncio.get_running_loop(), on_reading
+        if self._child is not None:
+            self._loop.add_reader(self._child.pipe, self._receive)
+
+    def ask(self, whole: bool = False) -> bool:
+        """Ask for a reading; False where one is under way. A process that has ended is started anew."""
+        if self._asked_at is not None:
+            return False
+        if self._child is None:
+            try:
+                self.launch()
+            except OSError as error:
+                self._hand_on(_failed(f"the reading process could not be started: {error.strerror}"))
+                return False
+            if self._loop is not None and self._child is not None:
+                self._loop.add_reader(self._child.pipe, self._receive)
+            return True
+        self._asked_at = time.monotonic()
+        with suppress(OSError):  # it has ended, which _receive meets
+            os.write(self._child.pipe, READ_WHOLE if whole else READ)
+        return True
+
+    def _receive(self) -> None:
+        assert self._child is not None
+        try:
+            part = os.read(self._child.pipe, 1 << 20)
+        except BlockingIOError:
+            return
+        except OSError:
+            part = b""
+        if not part:
+            self.close()
+            self._hand_on(_failed("the reading process has ended; it is started again"))
+            return
+        for (body,) in self._inbox.add(part):
+            self._asked_at = None
+            self._hand_on(self._decoder.decode(body))
+
+    def _hand_on(self, reading: LiveReading) -> None:
+        if self._on_reading is not None:
+            self._on_reading(reading)
+
+    def close(self) -> None:
+        """End the process; one that hangs in the kernel is left behind, and ends when it wakes up."""
+        child, self._child, self._asked_at = self._child, None, None
+        if child is not None:
+            if self._loop is not None:
+                self._loop.remove_reader(child.pipe)
+            child.hang_up()
+            if not child.wait(_GRACE_S):
+                child.end(_GRACE_S)
+
+
+def _failed(message: str) -> LiveReading:
+    taken_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    return LiveReading(taken_at=taken_at, took_s=0.0, error=message)

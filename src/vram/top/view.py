@@ -1,0 +1,177 @@
+"""Which lines the view shows, in which order: sorted, filtered, searched, as a table or as a tree."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from typing import NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from vram.model.ledger import Ledger
+from vram.report.process_rows import ProcessRow, in_order, rows
+from vram.report.process_table import command_line
+from vram.report.process_tree import ProcessNode, who
+from vram.units import size
+
+SORTS = ("trouble", "gpu", "size", "pid", "user", "age", "state", "command")
+# Those without a pid are no node of the tree.
+_Rows = dict[tuple[int | None, int | None], ProcessRow]
+_NO_GROUP = "outside of containers and jobs"
+_OTHERS = "memory without a visible process, and parked processes"
+
+
+class ViewState(Struct, frozen=True, kw_only=True):
+    """What the user chose to see."""
+
+    sort: str = "trouble"
+    reverse: bool = False
+    tree: bool = False
+    search: str = ""
+    user: str | None = None
+    gpu: str | None = None
+    state: str | None = None
+
+    @property
+    def filters(self) -> str:
+        """The filters in words; empty where everything is shown."""
+        parts = [
+            f"{name} {value}"
+            for name, value in (("user", self.user), ("GPU", self.gpu), ("state", self.state))
+            if value is not None
+        ]
+        return ", ".join(parts + ([f"search {self.search!r}"] if self.search else []))
+
+    def matches(self, row: ProcessRow) -> bool:
+        """Whether *row* passes every filter; each word of the search occurs somewhere in it."""
+        if self.user is not None and row.user != self.user:
+            return False
+        if self.state is not None and row.state != self.state:
+            return False
+        if self.gpu is not None and not any(place.partition(":")[0] == self.gpu for place in row.gpus):
+            return False
+        if not self.search:
+            return True
+        words = (str(row.pid or ""), row.user, row.command, row.note, row.group, row.state)
+        text = " ".join(word for word in words if word).casefold()
+        return all(word in text for word in self.search.casefold().split())
+
+
+class ViewLine(NamedTuple):
+    """One line: a process, or the heading of a group in the tree. ``key`` stays the same between readings."""
+
+    key: Hashable
+    row: ProcessRow | None
+    heading: str = ""
+    in_tree: bool = False
+    """Whether the heading stands among the commands, as a branch of the tree."""
+
+
+def key_of(row: ProcessRow) -> Hashable:
+    """What tells this row's process from every other one, dead or alive."""
+    if row.pid is None:
+        return (row.state, row.gpus, row.note)
+    return (row.pid, row.started_at)
+
+
+def lines(ledger: Ledger, found: Sequence[ProcessRow], view: ViewState) -> list[ViewLine]:
+    """Return the lines of *ledger*, whose rows are *found*, that *view* asks for."""
+    if view.tree:
+        return list(_tree(ledger, view))
+    shown = (row for row in found if view.matches(row))
+    return [ViewLine(key_of(row), row) for row in in_order(tuple(shown), view.sort, reverse=view.reverse)]
+
+
+# ---- the tree: container or job, then family ----
+
+
+def _tree(ledger: Ledger, view: ViewState) -> Iterator[ViewLine]:
+    everybody = rows(ledger, every_process=True)
+    by_process: _Rows = {(row.pid, row.started_at): row for row in everybody}
+    placed: set[Hashable] = set()
+    for group in who(ledger).groups:
+        nodes = list(_nodes(group.processes, by_process, view, placed))
+        if nodes:
+            name = group.name or _NO_GROUP
+            yield ViewLine(("group", name), None, f"{name}: {size(group.nbytes)}")
+            yield from nodes
+    others = [row for row in everybody if key_of(row) not in placed and view.matches(row)]
+    if others:
+        yield ViewLine(("group", None), None, _OTHERS)
+        for at, row in enumerate(others, 1):
+            yield ViewLine(key_of(row), _indented(row, "└─ " if at == len(others) else "├─ "))
+
+
+def _nodes(
+    nodes: Sequence[ProcessNode],
+    by_process: _Rows,
+    view: ViewState,
+    placed: set[Hashable],
+    stem: str = "",
+) -> Iterator[ViewLine]:
+    """The lines of *nodes* and what is below them; a branch without a match is left out."""
+    kept: list[tuple[ProcessRow, ProcessNode]] = []
+    for node in nodes:
+        row = by_process.get((node.holder.pid, node.holder.started_at)) or _without_row(node)
+        placed.add(key_of(row))
+        if _has_match(node, row, by_process, view):
+            kept.append((row, node))
+        else:
+            placed.update(_keys_below(node))
+    for at, (row, node) in enumerate(kept, 1):
+        last = at == len(kept)
+        fork = stem + ("└─ " if last else "├─ ")
+        if node.holder.alive:
+            yield ViewLine(key_of(row), _indented(row, fork))
+        else:
+            yield ViewLine(key_of(row), None, f"{fork}pid {node.holder.pid}: {row.note}", in_tree=True)
+        yield from _nodes(node.children, by_process, view, placed, stem + ("   " if last else "│  "))
+
+
+def _has_match(
+    node: ProcessNode,
+    row: ProcessRow,
+    by_process: _Rows,
+    view: ViewState,
+) -> bool:
+    if view.matches(row):
+        return True
+    below = (
+        (by_process.get((child.holder.pid, child.holder.started_at)) or _without_row(child), child)
+        for child in node.children
+    )
+    return any(_has_match(child, child_row, by_process, view) for child_row, child in below)
+
+
+def _keys_below(node: ProcessNode) -> Iterator[Hashable]:
+    for child in node.children:
+        yield (child.holder.pid, child.holder.started_at)
+        yield from _keys_below(child)
+
+
+def _without_row(node: ProcessNode) -> ProcessRow:
+    """A process that the table counts in another row: a co-holder, or a dead parent."""
+    holder = node.holder
+    shared = next((held.shared_with for held in node.holds if held.shared_with is not None), None)
+    if not holder.alive:
+        below = "those below hold its memory" if node.children else "no visible process has its files"
+        note = f"dead; {below}" if holder.visible else "not visible from here"
+    else:
+        note = f"holds the same bytes as pid {shared}" if shared is not None else ""
+    return ProcessRow(
+        gpus=tuple(dict.fromkeys(held.mig or str(held.gpu) for held in node.holds)),
+        nbytes=0,
+        nbytes_by_gpu={},
+        pid=holder.pid,
+        started_at=holder.started_at,
+        user=holder.user,
+        age_s=holder.age_s,
+        state="open" if holder.alive else "hidden",
+        command=holder.command,
+        note=note,
+        parent=holder.parent,
+    )
+
+
+def _indented(row: ProcessRow, stem: str) -> ProcessRow:
+    return replace(row, command=f"{stem}{command_line(row)}")

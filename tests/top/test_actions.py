@@ -1,0 +1,245 @@
+"""Actions on the selected line: each shows its plan and asks, then does exactly that and measures."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from tests.top.conftest import Company, run, viewing
+from vram.payloads.procfs import read_stat
+from vram.top.dialogs import Question
+from vram.units import GIB
+
+
+def is_alive(pid: int) -> bool:
+    """A zombie, whose parent has not asked for it yet, is dead."""
+    stat = read_stat(pid)
+    return stat is not None and not stat.has_ended
+
+
+def test_free_returns_a_ghosts_memory_and_leaves_its_neighbour(company: Company) -> None:
+    neighbour = company.demo("memory.plain", 1 * GIB).pids["self"]
+    ghost = company.demo("forks.orphan", 4 * GIB)
+    ghost.kill("parent")
+    child = ghost.pids["child"]
+
+    async def play() -> None:
+        async with viewing() as view:
+            await view.until(lambda: view.pids[:1] == [child])
+            plan = await view.ask("f")
+            assert f"pid {child}" in plan
+            assert "(digest)" in plan
+            assert is_alive(child)
+            await view.press("y")
+            receipt = await view.receipt()
+            assert "returned 4.5 GiB" in receipt
+            await view.close_dialog()
+            await view.until(lambda: child not in view.pids)
+            assert view.pids == [neighbour]
+
+    run(play)
+    assert not is_alive(child)
+    assert is_alive(neighbour)
+
+
+def test_free_without_a_line_frees_all_leftovers(company: Company) -> None:
+    neighbour = company.demo("memory.plain", 1 * GIB).pids["self"]
+    ghosts = [company.demo("forks.orphan", 1 * GIB) for _ in range(2)]
+    for ghost in ghosts:
+        ghost.kill("parent")
+    children = {ghost.pids["child"] for ghost in ghosts}
+
+    async def play() -> None:
+        async with viewing() as view:
+            await view.until(lambda: set(view.pids) == {neighbour, *children})
+            await view.ask("F")
+            await view.press("y")
+            assert "returned 3.0 GiB" in await view.receipt()
+            await view.close_dialog()
+            await view.until(lambda: view.pids == [neighbour])
+
+    run(play)
+
+
+@pytest.mark.parametrize("answer", ["n", "escape", "enter"])
+def test_kill_asks_and_does_nothing_without_a_yes(company: Company, answer: str) -> None:
+    pid = company.demo("memory.plain", 1 * GIB).pids["self"]
+
+    async def play() -> None:
+        async with viewing() as view:
+            await view.select(pid)
+            assert f"pid {pid}" in await view.ask("k")
+            await view.press(answer)
+            await view.until(lambda: view.dialog is None)
+            await view.readings()
+            assert view.pids == [pid]
+
+    run(play)
+    assert is_alive(pid)
+
+
+def test_kill_ends_the_selected_process_alone(company: Company) -> None:
+    healthy = company.demo("memory.plain", 2 * GIB).pids["self"]
+    chosen = company.demo("memory.plain", 1 * GIB)
+
+    async def play() -> None:
+        async with viewing() as view:
+            await view.select(chosen.pids["self"])
+            await view.ask("k")
+            await view.press("y")
+            assert "returned 1.5 GiB" in await view.receipt()
+            await view.close_dialog()
+            await view.until(lambda: view.pids == [healthy])
+
+    run(play)
+    assert is_alive(healthy)
+
+
+def test_a_process_that_ends_before_the_yes_is_refused_with_the_reason(company: Company) -> None:
+    chosen = company.demo("memory.plain", 1 * GIB)
+    other = company.demo("memory.plain", 2 * GIB).pids["self"]
+
+    async def play() -> None:
+        async with viewing() as view:
+            await view.select(chosen.pids["self"])
+            await view.ask("k")
+            chosen.kill("self")
+            await view.press("y")
+            receipt = await view.receipt()
+            assert f"pid {chosen.pids['self']} holds nothing here any more" in receipt
+            assert "returned" not in receipt
+            await view.close_dialog()
+            await view.until(lambda: view.pids == [other])
+
+    run(play)
+    assert is_alive(other)
+
+
+def test_another_process_with_the_same_pid_is_not_the_one_that_was_selected(company: Company) -> None:
+    from msgspec.structs import replace
+
+    from vram.top.actions import ActionRequest, prepare
+
+    pid = company.demo("memory.plain", 1 * GIB).pids["self"]
+
+    async def play() -> None:
+        async with viewing() as view:
+            await view.select(pid)
+            row = view.app.selected
+            assert row is not None
+            request = ActionRequest(name="kill", pid=pid, started_at=row.started_at)
+            assert prepare(view.app._open_host(), request, 30.0).does_something
+            # As if the process on the screen had ended and its pid had been given to this one.
+            view.app._begin(replace(request, started_at=row.started_at - 1))
+            assert "another process now" in await view.notice()
+
+    run(play)
+    assert is_alive(pid)
+
+
+def test_park_and_unpark(company: Company) -> None:
+    pid = company.demo("memory.plain", 1 * GIB).pids["self"]
+
+    async def play() -> None:
+        async with viewing() as view:
+            await view.select(pid)
+            assert "unpark" in await view.ask("p")
+            await view.press("y")
+            assert "returned 1.5 GiB" in await view.receipt()
+            await view.close_dialog()
+            await view.until(lambda: "parked" in (view.line_of(pid) or ""))
+            await view.select(pid)
+            assert "needs 1.5 GiB on GPU 0 free" in await view.ask("u")
+            await view.press("y")
+            assert "runs again" in await view.receipt()
+            await view.close_dialog()
+            await view.until(lambda: "1.5 GiB" in (view.line_of(pid) or ""))
+            assert "parked" not in str(view.line_of(pid))
+
+    run(play)
+    assert is_alive(pid)
+
+
+def test_unpark_of_a_process_that_is_not_parked_is_refused(company: Company) -> None:
+    pid = company.demo("memory.plain", 1 * GIB).pids["self"]
+
+    async def play() -> None:
+        async with viewing() as view:
+            await view.select(pid)
+            await view.press("u")
+            assert "is not parked" in await view.notice()
+            await view.close_dialog()
+
+    run(play)
+
+
+def test_trim_releases_what_a_python_process_only_caches(company: Company) -> None:
+    pools = company.demo("pools.trim", 2 * GIB, stages=1)
+    pid = pools.pids["self"]
+
+    async def play() -> None:
+        async with viewing() as view:
+            await view.select(pid)
+            assert "through" in await view.ask("m")
+            await view.press("y")
+            assert "returned 2.0 GiB" in await view.receipt()
+            await view.close_dialog()
+            await view.until(lambda: "GiB" not in str(view.line_of(pid)))
+
+    run(play)
+    assert is_alive(pid)
+
+
+def test_a_refusal_is_a_message(company: Company) -> None:
+    """A stopped process cannot be trimmed: the view says so and goes on."""
+    demo = company.demo("memory.plain", 1 * GIB)
+    pid = demo.pids["self"]
+    os.kill(pid, signal.SIGSTOP)
+
+    async def play() -> None:
+        async with viewing() as view:
+            await view.until(lambda: "STOPPED" in (view.line_of(pid) or ""))
+            await view.press("m")
+            assert "stopped" in await view.notice()
+            await view.close_dialog()
+            await view.readings()
+
+    try:
+        run(play)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def test_only_one_action_at_a_time_and_no_quitting_meanwhile(company: Company) -> None:
+    pid = company.demo("memory.plain", 1 * GIB).pids["self"]
+
+    async def play() -> None:
+        async with viewing() as view:
+            await view.select(pid)
+            await view.press("k", "k", "ctrl+c")
+            await view.until(lambda: isinstance(view.dialog, Question))
+            assert len(view.app.screen_stack) == 2
+            await view.press("ctrl+c")
+            await view.readings()
+            assert view.app.is_running
+            await view.press("n")
+            await view.until(lambda: not view.app._busy)
+
+    run(play)
+    assert is_alive(pid)
+
+
+def test_where_processes_are_somebody_elses_numbers_nothing_is_done(company: Company) -> None:
+    pid = company.demo("memory.plain", 1 * GIB).pids["self"]
+
+    async def play() -> None:
+        async with viewing(read_only="processes of /host/proc can only be looked at from here") as view:
+            await view.select(pid)
+            await view.press("k")
+            await view.readings()
+            assert view.dialog is None
+            assert not view.app._busy
+
+    run(play)
