@@ -47,7 +47,7 @@ complete -c vram -n __vram_needs_command -l version -d 'tell the version'
 
 complete -c vram -n __vram_needs_command -a why -d 'Who holds GPU memory, what is wrong, and the command that mends it (the default command)'
 complete -c vram -n __vram_needs_command -a ps -d 'The processes that hold GPU memory, one a line; for grep and scripts'
-complete -c vram -n __vram_needs_command -a top -d 'The processes that hold GPU memory, live; trim, park, free or kill the selected one'
+complete -c vram -n __vram_needs_command -a top -d 'Live view of who holds GPU memory; trim, park, free or kill from it'
 complete -c vram -n __vram_needs_command -a who -d 'Holders as a tree: container or job, process, forked children, what each holds'
 complete -c vram -n __vram_needs_command -a watch -d 'Changes only, a line each: ghosts, growth, memory that came back; for logs and hooks'
 complete -c vram -n __vram_needs_command -a inside -d 'List a Python process\'s GPU arrays and what refers to them'
