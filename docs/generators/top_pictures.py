@@ -9,6 +9,7 @@ nothing unless the view has changed.
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -35,6 +36,7 @@ SCENES = ((POOL,), (POOL, THREAD), (POOL, THREAD, EXPORT), (FORK, POOL, THREAD, 
 """What runs at each of the moments before the picture is taken, so that memory over time has steps."""
 READINGS_EACH = 8
 STEP_S = 30.0
+MONOSPACE = 'ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace'
 NARROW, WIDE = (80, 24), (120, 36)
 
 
@@ -76,7 +78,14 @@ def main(folder: str, scenes: tuple[tuple[Demo, ...], ...] = SCENES) -> None:
     target.mkdir(exist_ok=True)
     for name, (size, keys) in PICTURES.items():
         picture = asyncio.run(_draw(readings, size, keys))
-        (target / f"{name}.svg").write_text("\n".join(line.rstrip() for line in picture.splitlines()) + "\n")
+        lines = _without_foreign_fonts(picture).splitlines()
+        (target / f"{name}.svg").write_text("\n".join(line.rstrip() for line in lines) + "\n")
+
+
+def _without_foreign_fonts(picture: str) -> str:
+    """The picture without the font that Textual asks a foreign server for: pages that show it refuse that."""
+    own = re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.DOTALL)
+    return own.replace("Fira Code, monospace", MONOSPACE)
 
 
 def _reading(demos: tuple[Demo, ...]) -> LiveReading:
