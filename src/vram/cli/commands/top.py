@@ -21,10 +21,12 @@ HELP = "the processes that hold GPU memory, live; trim, park, free or kill the s
 LEAST_S = 0.1
 
 _EPILOG = """\
-Keys: ? help, q quit, / search, t tree by container, job and family, d details, < > sort,
-U G S only this user, GPU or state. On the selected line: f free, m trim, p park, u unpark,
-k kill. Each shows its plan and asks, and then does exactly that. The mouse works too.
-Needs Textual: pip install 'vram[top]'. `vram watch` prints changes without a screen."""
+keys: ? help, q quit, / search, t tree by container, job and family, d details,
+< > sort, U G S only this user, GPU or state. On the selected line: f free,
+m trim, p park, u unpark, k kill. Each shows its plan, asks, and then does exactly
+that. The mouse works too.
+
+Needs Textual: pip install 'vram[top]'. `vram watch` needs no screen."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
