@@ -26,6 +26,7 @@ from vram.model.plan import Draft, Plan, Step, Target
 from vram.model.process import ProcessRef
 from vram.probes import bundle
 from vram.report import plan as plan_text
+from vram.report import svg
 from vram.top.app import TopApp
 from vram.top.dialogs import Question
 from vram.top.reader import LiveReading
@@ -36,7 +37,6 @@ SCENES = ((POOL,), (POOL, THREAD), (POOL, THREAD, EXPORT), (FORK, POOL, THREAD, 
 """What runs at each of the moments before the picture is taken, so that memory over time has steps."""
 READINGS_EACH = 8
 STEP_S = 30.0
-MONOSPACE = 'ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace'
 NARROW, WIDE = (80, 24), (120, 36)
 
 
@@ -77,15 +77,14 @@ def main(folder: str, scenes: tuple[tuple[Demo, ...], ...] = SCENES) -> None:
     target = Path(folder)
     target.mkdir(exist_ok=True)
     for name, (size, keys) in PICTURES.items():
-        picture = asyncio.run(_draw(readings, size, keys))
-        lines = _without_foreign_fonts(picture).splitlines()
-        (target / f"{name}.svg").write_text("\n".join(line.rstrip() for line in lines) + "\n")
+        picture = _with_local_fonts(asyncio.run(_draw(readings, size, keys)))
+        (target / f"{name}.svg").write_text("\n".join(line.rstrip() for line in picture.splitlines()) + "\n")
 
 
-def _without_foreign_fonts(picture: str) -> str:
-    """The picture without the font that Textual asks a foreign server for: pages that show it refuse that."""
-    own = re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.DOTALL)
-    return own.replace("Fira Code, monospace", MONOSPACE)
+def _with_local_fonts(picture: str) -> str:
+    """Textual's frame asks a foreign server for its font; the reader's own monospaced one will do."""
+    picture = re.sub(r"@font-face \{[^}]*\}\s*", "", picture)
+    return picture.replace("font-family: Fira Code, monospace", f"font-family: {svg.FONTS}")
 
 
 def _reading(demos: tuple[Demo, ...]) -> LiveReading:
@@ -129,7 +128,7 @@ def _plan() -> Draft:
         target=target,
         gpus=(0,),
         predicted_bytes=4 * GIB + GIB // 2,
-        loses="no GPU memory in use: the owner is dead",
+        loses="no GPU work: the owner of the memory is dead",
         reversible=False,
         reason="it holds memory of dead pid 4711",
         finding="VR101",
