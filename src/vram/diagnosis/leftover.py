@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from vram.diagnosis import remedies, words
 from vram.diagnosis.held import HeldMemory, gather, is_healthy, is_stopped, is_stuck
-from vram.diagnosis.remedies import SUDO_VRAM
+from vram.diagnosis.remedies import MOST_PIDS, SUDO_VRAM
 from vram.ledger.processes import in_use, living_holders
 from vram.model.finding import Finding, Remedy
 from vram.model.ledger import Entry, Ledger
@@ -18,7 +18,6 @@ from vram.protected import role
 
 ORPHANED, EXPORTED, DMABUF, ZOMBIE = "VR101", "VR103", "VR104", "VR203"
 CODES = (ORPHANED, EXPORTED, DMABUF, ZOMBIE)
-MOST_PIDS = 16
 
 
 def code_of(entry: Entry) -> str | None:

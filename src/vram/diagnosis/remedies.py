@@ -17,6 +17,9 @@ from vram.model.observation import NO_INTEROP, NO_POWERSHELL, HostFacts, ProbeRu
 from vram.model.windows import WslFacts
 from vram.protected import role
 
+MOST_PIDS = 16
+"""So many pids a suggested command names at most."""
+
 # sudo searches its own path, where a program from a virtual environment is not.
 SUDO_VRAM = 'sudo "$(command -v vram)"'
 AS_ROOT = f"{SUDO_VRAM} why"
@@ -145,6 +148,24 @@ def trim_or_park(
         for_processes([holder], step="park", text=park, command=f"vram park {holder.pid}", harm="interrupts"),
     )
     return tuple(way for way in ways if (parks or way.step != "park") and (trims or way.step != "trim"))
+
+
+def park_together(host: HostFacts, holders: Sequence[Holder], *, certain: bool = True) -> tuple[Remedy, ...]:
+    """Move several small processes into host memory, contexts included, where all of them may be parked."""
+    may = [
+        each
+        for each in holders
+        if (host.uid == 0 or each.user == host.user)
+        and each.executable is not None
+        and "mps" not in each.lists
+        and not role(each.pid, each)
+    ]
+    known = certain or _is_here(host)
+    if not may or len(may) < len(holders) or len(may) > MOST_PIDS or not known or host.wsl_facts is not None:
+        return ()
+    text = "Move them to host memory, contexts included; they are paused until `vram unpark`."
+    command = f"vram park {_pids(may, ' ')}"
+    return (for_processes(may, step="park", text=text, command=command, harm="interrupts"),)
 
 
 def _trim(holder: Holder) -> Remedy:

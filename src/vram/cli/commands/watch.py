@@ -28,7 +28,7 @@ from vram.cli.arguments import (
     select as select_gpus,
 )
 from vram.cli.prestart import import_for_readers
-from vram.cli.source import open_host, take_ledger
+from vram.cli.source import WINDOWS_EVERY_S, open_host, take_ledger
 from vram.cli.terminal import add_terminal_arguments, colored, emit, is_terminal, render_options
 from vram.errors import ExitCode, UsageError
 
@@ -50,7 +50,6 @@ SHORTEST_S = 0.1
 CONFIRM_S = 0.5
 HOOK_S = 30.0
 LEAST_CHANGE = "64MiB"
-WINDOWS_EVERY_S = 15.0  # each question starts a PowerShell
 # Readings between two full collections. Python's own come too seldom for a process that runs for weeks: its
 # free lists alone grow by a megabyte until then.
 COLLECT_AFTER = 100

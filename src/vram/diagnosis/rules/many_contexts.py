@@ -25,6 +25,8 @@ Remedies and their risk
 - Let one process own the GPU and serve the others, or use threads, which share one context.
 - MPS lets processes share one server's resources; that changes how the machine is run.
 - Load code lazily (CUDA_MODULE_LOADING=LAZY, the default since CUDA 12.2): contexts get smaller.
+- vram park PID...: their memory moves to host memory, contexts included; they are paused until
+  vram unpark. Not under MIG, MPS or WSL2.
 - Kill those that are idle: their unsaved work is lost.
 
 Source
@@ -42,6 +44,7 @@ from vram.diagnosis.held import HeldMemory, gather, is_bare
 from vram.ledger.processes import in_use
 from vram.model.finding import Finding, Remedy
 from vram.model.ledger import GpuLedger, Holder, Ledger
+from vram.model.observation import HostFacts
 from vram.units import size
 
 CODE = "VR205"
@@ -55,10 +58,10 @@ def judge(ledger: Ledger) -> Iterator[Finding]:
             continue
         small = [held for held in gather((gpu,), in_use) if is_bare(held.nbytes)]
         if len(small) >= _MANY:
-            yield _finding(gpu, small)
+            yield _finding(ledger.host, gpu, small)
 
 
-def _finding(gpu: GpuLedger, small: list[HeldMemory]) -> Finding:
+def _finding(host: HostFacts, gpu: GpuLedger, small: list[HeldMemory]) -> Finding:
     nbytes = sum(held.nbytes for held in small)
     holders = [held.holder for held in small if held.holder is not None]
     return Finding(
@@ -74,16 +77,24 @@ def _finding(gpu: GpuLedger, small: list[HeldMemory]) -> Finding:
         evidence=words.evidence(
             f"pid {held.holder.pid} holds {size(held.nbytes)}" for held in small if held.holder
         ),
-        remedies=_remedies(gpu, holders),
+        remedies=_remedies(host, gpu, small, holders),
         severity="warning",
     )
 
 
-def _remedies(gpu: GpuLedger, holders: list[Holder]) -> tuple[Remedy, ...]:
+def _remedies(
+    host: HostFacts, gpu: GpuLedger, small: list[HeldMemory], holders: list[Holder]
+) -> tuple[Remedy, ...]:
     hide = "Start workers that need no GPU with CUDA_VISIBLE_DEVICES= (empty) in their environment."
     share = "Let one process own the GPU and serve the others."
+    parks = all(entry.gpu_instance is None for held in small for entry in held.entries)  # not under MIG
     return (
         *remedies.look(holders, "Check which of them still work, and who started them."),
         Remedy(step="change", target="program", text=hide),
         Remedy(step="change", target=f"gpu {gpu.index}", text=share),
+        *(
+            remedies.park_together(host, holders, certain=all(held.certain for held in small))
+            if parks
+            else ()
+        ),
     )
