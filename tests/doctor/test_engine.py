@@ -68,5 +68,5 @@ def test_every_check_has_a_page_with_the_same_sections(check: str) -> None:
 
 
 def test_an_unknown_check_is_a_usage_error() -> None:
-    with pytest.raises(UsageError, match="no check"):
+    with pytest.raises(UsageError, match="no such check"):
         manual.page("gpu.colour")
