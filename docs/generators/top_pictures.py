@@ -9,6 +9,7 @@ nothing unless the view has changed.
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -25,6 +26,7 @@ from vram.model.plan import Draft, Plan, Step, Target
 from vram.model.process import ProcessRef
 from vram.probes import bundle
 from vram.report import plan as plan_text
+from vram.report import svg
 from vram.top.app import TopApp
 from vram.top.dialogs import Question
 from vram.top.reader import LiveReading
@@ -75,8 +77,14 @@ def main(folder: str, scenes: tuple[tuple[Demo, ...], ...] = SCENES) -> None:
     target = Path(folder)
     target.mkdir(exist_ok=True)
     for name, (size, keys) in PICTURES.items():
-        picture = asyncio.run(_draw(readings, size, keys))
+        picture = _with_local_fonts(asyncio.run(_draw(readings, size, keys)))
         (target / f"{name}.svg").write_text("\n".join(line.rstrip() for line in picture.splitlines()) + "\n")
+
+
+def _with_local_fonts(picture: str) -> str:
+    """Textual's frame asks a foreign server for its font; the reader's own monospaced one will do."""
+    picture = re.sub(r"@font-face \{[^}]*\}\s*", "", picture)
+    return picture.replace("font-family: Fira Code, monospace", f"font-family: {svg.FONTS}")
 
 
 def _reading(demos: tuple[Demo, ...]) -> LiveReading:
@@ -120,7 +128,7 @@ def _plan() -> Draft:
         target=target,
         gpus=(0,),
         predicted_bytes=4 * GIB + GIB // 2,
-        loses="no GPU memory in use: the owner is dead",
+        loses="no GPU work: the owner of the memory is dead",
         reversible=False,
         reason="it holds memory of dead pid 4711",
         finding="VR101",

@@ -31,8 +31,8 @@ def write_file(path: str, contents: bytes, *, secret: bool = False) -> None:
     try:
         _write(path, contents, secret=secret)
     except OSError as error:
-        hint = "name a file in a folder of yours, which nobody else may write to"
-        raise UsageError(f"{path} cannot be written: {error.strerror}", hint=hint) from error
+        hint = "choose a file in a folder that only you can write to"
+        raise UsageError(f"cannot write {path}: {error.strerror}", hint=hint) from error
 
 
 def write_files(folder: str, contents: Mapping[str, bytes]) -> None:
@@ -40,8 +40,8 @@ def write_files(folder: str, contents: Mapping[str, bytes]) -> None:
     try:
         make_folder(folder)
     except OSError as error:
-        hint = "name a folder that you may write to"
-        raise UsageError(f"{folder} cannot be made: {error.strerror}", hint=hint) from error
+        hint = "choose a folder that you can write to"
+        raise UsageError(f"cannot create {folder}: {error.strerror}", hint=hint) from error
     for name, data in contents.items():
         write_file(os.path.join(folder, name), data)
 
@@ -176,7 +176,7 @@ class _Walk:
         if not self.names:
             raise _refusal(f"{link} is a link of {owner} in a folder that others can write to")
         if not folders.is_trusted_owner(about.st_uid):
-            raise _refusal(f"the way there is a link of {owner}, {link}")
+            raise _refusal(f"its path leads through a link of {owner}, {link}")
 
 
 def _locate(path: str, *, follow_last: bool = True, make: int | None = None) -> tuple[int, str]:
@@ -218,7 +218,7 @@ def _open_special(folder: int, name: str) -> int:
         if stat.S_ISFIFO(about.st_mode) and foreign:
             raise _refusal(f"it is a pipe of {folders.owner_name(about.st_uid)}")
         if stat.S_ISREG(about.st_mode) or stat.S_ISLNK(about.st_mode):
-            raise _refusal("somebody is changing it at this moment")
+            raise _refusal("another process is changing it right now")
         return os.open(f"{_OWN_DESCRIPTORS}/{entry}", os.O_WRONLY | os.O_NOCTTY | os.O_CLOEXEC)
     finally:
         os.close(entry)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 LARGEST = 15
 WORDS = ("flush", "why")
-AWAITS = "%%vram cannot watch a cell with await: use `async with vram.scope(...)` in it"
+AWAITS = "%%vram cannot measure a cell with await: use `async with vram.scope(...)` in it"
 
 
 class Table:
@@ -95,7 +95,7 @@ def _split(now: Footprint, arrays: Live) -> list[tuple[str, str, str]]:
     rows = [(nbytes, "in use", name) for name, nbytes in in_use.items()]
     rows.append((now.cached, "cached", "unused, freed by %vram flush"))
     rows.append((now.fragmented, "fragmented", "unused, but between live arrays"))
-    rows.append((outside, "outside", "the context, loaded code, raw allocations"))
+    rows.append((outside, "outside", "context, loaded code, raw allocations"))
     return [(size(nbytes), state, what) for nbytes, state, what in rows if nbytes]
 
 
@@ -137,7 +137,7 @@ def line_magic(line: str) -> Any:
         return flush()
     if word == "why":
         return _why()
-    raise _usage_error(f"%vram does not know {word!r}: it takes nothing, or one of {', '.join(WORDS)}")
+    raise _usage_error(f"%vram: unknown option {word!r}; it takes nothing, or one of {', '.join(WORDS)}")
 
 
 def _why() -> None:

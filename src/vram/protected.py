@@ -36,7 +36,7 @@ _NAMES = {
     ),
     "a cluster service": ("kubelet", "k3s", "slurmd", "slurmstepd", "slurmctld"),
     "a login service": ("sshd", "sshd-session", "login", "systemd-logind", "elogind", "seatd"),
-    "the system's own service manager": ("systemd", "init", "dbus-daemon", "dbus-broker"),
+    "the system's service manager": ("systemd", "init", "dbus-daemon", "dbus-broker"),
 }
 
 _ROLES = {name: role for role, names in _NAMES.items() for name in names}
@@ -47,7 +47,7 @@ def role(pid: int, process: ProcessFacts | Holder) -> str | None:
     if pid <= 1:
         return "the first process of the system"
     if _is_kernel_thread(pid, process):
-        return "a thread of the kernel"
+        return "a kernel thread"
     return None if process.executable_trusted is False else _ROLES.get(_installed_name(process.executable))
 
 

@@ -26,15 +26,18 @@ if TYPE_CHECKING:
 OPENED = pytest.StashKey["Scope"]()
 ASKED = pytest.StashKey[bool]()
 
-MARKER = "vram(leaks=0, limit=None): fail the test where it keeps more device memory than that, or gains more"
+MARKER = (
+    "vram(leaks=0, limit=None): fail the test if it keeps more device memory than leaks=, or gains more"
+    " than limit="
+)
 WORDS = ("leaks", "limit")
-MAKE_IT_BEFORE = "make the context before the first test: vram.Buffer(1).close() in a session fixture"
+MAKE_IT_BEFORE = "create the context before the first test: vram.Buffer(1).close() in a session fixture"
 OF_THE_SCOPE = ("gained", "keep", "limit", "notes")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("vram", "GPU memory")
-    group.addoption("--vram", action="store_true", help="fail every test that keeps GPU memory it gained")
+    group.addoption("--vram", action="store_true", help="fail every test that keeps GPU memory")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -119,7 +122,7 @@ def _wanted(item: pytest.Item) -> tuple[Any, Any] | None:
     unknown = [word for word in marker.kwargs if word not in WORDS]
     if marker.args or unknown:
         said = marker.args or unknown
-        raise _failure(f"@pytest.mark.vram takes leaks= and limit= alone, not {said}")
+        raise _failure(f"@pytest.mark.vram takes only leaks= and limit=, not {said}")
     return marker.kwargs.get("leaks", 0), marker.kwargs.get("limit")
 
 
@@ -165,8 +168,8 @@ class Handle:
             from vram.errors import UsageError
 
             raise UsageError(
-                f"vram.{name} was used before the test began",
-                hint="use it in the test itself: what its fixtures hold does not count",
+                f"vram.{name} was used before the test started",
+                hint="use it in the test itself: memory held by its fixtures does not count",
             )
         return getattr(opened, name)
 
@@ -215,7 +218,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 def _verdict(tests: str, watched: dict[str, dict[str, Any]]) -> Iterator[str]:
     leaked = sum(result["leaked"] for result in watched.values())
     unchecked = {nodeid: result["unchecked"] for nodeid, result in watched.items() if result["unchecked"]}
-    kept = f"{leaked} kept" if leaked else "none was seen to keep" if unchecked else "none kept any"
+    kept = f"{leaked} kept" if leaked else "none was found to keep" if unchecked else "none kept any"
     rest = f", {len(unchecked)} could not be checked" if unchecked else ""
     yield f"vram: {tests} checked, {kept} device memory{rest}"
     for nodeid, notes in unchecked.items():

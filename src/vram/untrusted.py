@@ -153,7 +153,7 @@ def receive(
         elif part is not None:
             if end is None:
                 return bytes(heard)
-            raise Rejected("cut-short", "it ends before its end")
+            raise Rejected("cut-short", "it is truncated")
         if time.monotonic() >= until:
             raise Rejected("late", "it was not complete in time")
         if part is None:
@@ -161,7 +161,7 @@ def receive(
             if not ready:
                 raise Rejected("late", "it was not complete in time")
             if descriptor not in ready:
-                raise Rejected("ended", "the process has ended meanwhile")
+                raise Rejected("ended", "the process has exited")
 
 
 def _portion(source: int | socket.socket) -> bytes | None:
@@ -192,7 +192,7 @@ def _require_kind(about: os.stat_result, owner: int | None, pipes: bool) -> None
     if not stat.S_ISREG(about.st_mode):
         ours = about.st_uid == os.geteuid() or not stat.S_ISFIFO(about.st_mode)
         if not pipes or stat.S_ISDIR(about.st_mode):
-            raise Rejected("not-a-file", "it is not a plain file")
+            raise Rejected("not-a-file", "it is not a regular file")
         if not ours:
             raise Rejected("not-ours", "it is a pipe of another user")
     if owner is not None and (about.st_uid != owner or about.st_mode & 0o022):

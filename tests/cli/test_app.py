@@ -42,7 +42,7 @@ def test_version(vram: Run) -> None:
 def test_an_unknown_command_is_a_usage_error_with_a_suggestion(vram: Run) -> None:
     answer = vram("wyh")
     assert (answer.code, answer.out) == (2, "")
-    assert "there is no command 'wyh'" in answer.err
+    assert "no such command: 'wyh'" in answer.err
     assert "did you mean `vram why`?" in answer.err
 
 
@@ -194,4 +194,4 @@ def test_a_root_that_is_not_there_is_told(
     monkeypatch.setenv(variable, str(tmp_path / "missing"))
     answer = vram("why")
     assert answer.code == 2
-    assert f"{variable} is {tmp_path}/missing, and that is no folder" in answer.err
+    assert f"{variable} is {tmp_path}/missing, which is not a folder" in answer.err

@@ -63,14 +63,14 @@ def test_the_lines_to_type_are_shown(world: World, stopped: int) -> None:
 def test_nobody_to_ask_has_a_status_of_its_own(world: World, stopped: int) -> None:
     done = world.vram("flush")
     assert done.returncode == NOTHING_FOUND
-    assert done.stdout.startswith("No process's caches can be emptied from here. Nothing was touched.")
+    assert done.stdout.startswith("No process's caches can be released from here. Nothing was touched.")
 
 
 def test_an_empty_gpu(world: World) -> None:
     done = world.vram("flush")
     assert (done.returncode, done.stdout) == (
         0,
-        "No process here holds GPU memory: there is nothing to flush.\n",
+        "No process here holds GPU memory: nothing to flush.\n",
     )
 
 

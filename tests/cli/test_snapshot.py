@@ -57,4 +57,4 @@ def test_redacted_it_names_neither_host_nor_user(virtual_gpu: VirtualGpu) -> Non
 def test_a_folder_that_is_not_there_is_a_usage_error(vram: Run, tmp_path: Path) -> None:
     answer = vram("snapshot", "-o", str(tmp_path / "none" / "x.json"))
     assert answer.code == 2
-    assert "cannot be written" in answer.err
+    assert "cannot write" in answer.err

@@ -87,7 +87,7 @@ def test_no_python(world: World, tmp_path: Path) -> None:
         for words in ([], ["--via", "ptrace"]):
             code, said = refusal(world, holder.pid, *words)
             assert code == 14
-            assert "is no Python process (holder)" in said
+            assert "is not a Python process (holder)" in said
     finally:
         holder.communicate(b"\n", timeout=60)
 
@@ -105,7 +105,7 @@ def test_several_at_once_and_the_report(world: World) -> None:
     one, other = world.subject("reading", "agent"), world.subject("reading", "agent")
     done = world.vram("trim", one.pid, other.pid, "--ascii")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("2.0 GiB came back through its vram agent") == 2
+    assert done.stdout.count("2.0 GiB freed through its vram agent") == 2
     assert "driver pools" in done.stdout
     assert [line["event"] for line in world.audit()] == ["intend", "outcome"] * 2
 

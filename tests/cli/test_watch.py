@@ -320,6 +320,17 @@ def test_only_the_chosen_gpu_is_watched(watch: Start, two_virtual_gpus: VirtualG
     assert watching.until("ended")["pid"] == chosen.pid
 
 
+def test_a_mig_device_is_watched_alone(watch: Start, native_libraries: Path) -> None:
+    with VirtualGpu.create(mig="3g.71gb,2g.35gb") as gpu:
+        of_one, of_both = (watched_json(watch, gpu, "--gpu", word) for word in ("0:1", "0:0,0:1"))
+        # Without a choice of its own a process runs on the first device.
+        with Program(gpu, HOLDER) as program:
+            assert program.told() == "ready"
+            assert of_both.until("started", pid=program.pid)["mig"] == "0:0"
+        assert of_both.until("ended", pid=program.pid)["mig"] == "0:0"
+        assert of_one.end() == (130, "", "")
+
+
 def test_only_the_chosen_events_are_reported_and_counted(
     watch: Start, virtual_gpu: VirtualGpu, holder: Program
 ) -> None:
@@ -735,10 +746,10 @@ def test_on_a_terminal_lines_fit_and_have_colour(virtual_gpu: VirtualGpu, words:
 # ---- over time ----
 
 
-def test_hours_of_readings_do_not_grow_its_memory(
+def test_further_readings_do_not_grow_its_memory(
     watch: Start, virtual_gpu: VirtualGpu, holder: Program
 ) -> None:
-    """What 40 readings add, 40 more readings must not add again; a page or two are Python's."""
+    """After the first ones, further readings add next to nothing."""
     watching = watched_json(watch, virtual_gpu)
 
     def readings(count: int) -> None:

@@ -186,7 +186,7 @@ def test_the_command_prints_the_script(shell: str, capsysbinary: pytest.CaptureF
 
 def test_a_shell_must_be_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion"]) == 2
-    assert "which shell?" in capsys.readouterr().err
+    assert "no shell given" in capsys.readouterr().err
     assert main(["completion", "tcsh"]) == 2
 
 

@@ -84,6 +84,28 @@ def test_small_processes_are_counted_per_gpu():
     assert found("VR205", ledger(gpu(*pair), gpu(*pair, index=1))) == []
 
 
+@pytest.mark.parametrize(
+    ("facts", "command"),
+    [
+        ({}, "vram park 60 61 62"),
+        ({"user": "bob"}, None),
+        ({"lists": ("mps",)}, None),
+        ({"executable": None}, None),
+    ],
+)
+def test_small_processes_can_be_parked_together_where_all_of_them_can(facts, command):
+    small = (process(60, CONTEXT), process(61, CONTEXT), process(62, CONTEXT, **facts))
+    (finding,) = found("VR205", ledger(gpu(*small)))
+    parks = [remedy.command for remedy in finding.remedies if remedy.step == "park"]
+    assert parks == ([command] if command else [])
+
+
+def test_small_processes_under_mig_cannot_be_parked():
+    small = [entry(nbytes=CONTEXT, holder=holder(pid), gpu_instance=1) for pid in (60, 61, 62)]
+    (finding,) = found("VR205", ledger(gpu(*small)))
+    assert not [remedy for remedy in finding.remedies if remedy.step == "park"]
+
+
 def test_the_pieces_of_one_process_are_one_process():
     """A context and live bytes of the same process: no longer a bare context."""
     pieces = [
@@ -127,7 +149,7 @@ def test_a_dead_pid_without_holder_points_to_where_the_holder_may_be():
 
 
 def test_unexplained_bytes_count_the_processes_that_may_not_be_read():
-    for number, words in ((1, "files of 1 process may"), (7, "files of 7 processes may")):
+    for number, words in ((1, "files of 1 process."), (7, "files of 7 processes.")):
         world = ledger(gpu(entry("unattributed", GIB)), unreadable_processes=number)
         assert words in found("VR106", world)[0].cause
 

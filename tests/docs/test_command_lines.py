@@ -57,7 +57,7 @@ def complaint(line: str) -> str | None:
     words = meant(line)
     name = words[1]
     if name not in COMMANDS:
-        return f"there is no command {name}"
+        return f"no such command {name}"
     if any("..." in word or "…" in word or "|" in word or "<" in word for word in words):
         return None
     words = words[2:]

@@ -33,6 +33,7 @@ def test_pictures_of_the_live_view_are_the_same_whenever_they_are_taken(tmp_path
         first, second = ((tmp_path / each / f"{name}.svg").read_text() for each in ("first", "second"))
         assert first == second
         assert "GHOST" in first
+        assert "font-face" not in first
 
 
 def test_a_picture_is_the_same_whenever_it_is_taken(tmp_path: Path) -> None:

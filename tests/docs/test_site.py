@@ -130,7 +130,7 @@ def _nothing_is_fetched_from_elsewhere(site: Path) -> None:
         fetching = Fetching()
         fetching.feed(page.read_text())
         assert not fetching.foreign, page
-    for style in site.rglob("*.css"):
+    for style in (*site.rglob("*.css"), *site.rglob("*.svg")):
         assert not re.search(r"(url\(|@import)\s*[\"']?(https?:)?//", style.read_text()), style
 
 

@@ -94,7 +94,7 @@ COMPLAINTS: list[tuple[str, DoctorFacts, str, str, str]] = [
         "driver.present",
         facts(survey=absent(), host_files=replace(SOUND.host_files, driver=files(nvidia_devices=2))),
         "missing",
-        "2 NVIDIA GPUs on the bus, no driver loaded",
+        "2 NVIDIA GPUs on the bus, but no driver loaded",
         "modprobe nvidia",
     ),
     (
@@ -127,8 +127,8 @@ COMPLAINTS: list[tuple[str, DoctorFacts, str, str, str]] = [
         "driver.present",
         facts(survey=absent()),
         "missing",
-        "is loaded, and does not answer",
-        "kernel's log",
+        "is loaded, but does not answer",
+        "kernel log",
     ),
     (
         "driver.present",
@@ -152,7 +152,7 @@ COMPLAINTS: list[tuple[str, DoctorFacts, str, str, str]] = [
         ),
         "broken",
         "libcuda 570.10.01",
-        "Let the container use the host's libraries",
+        "Make the container use the host's libraries",
     ),
     ("driver.nvml", nvml("lost", "the GPU is lost"), "broken", "GPU 0: lost", "vram reset 0"),
     ("driver.nvml", nvml("timeout", "x did not answer"), "broken", "timeout", "dmesg"),
@@ -184,7 +184,7 @@ COMPLAINTS: list[tuple[str, DoctorFacts, str, str, str]] = [
         "libcuda.so.1 cannot be loaded",
         "NVIDIA_DRIVER_CAPABILITIES=compute,utility",
     ),
-    ("driver.cuda", facts(driver_test=DriverTest(died_in="cuInit")), "broken", "ended the process", "log"),
+    ("driver.cuda", facts(driver_test=DriverTest(died_in="cuInit")), "broken", "crashed the process", "log"),
     ("driver.cuda", facts(driver_test=DriverTest(not_tried="no room")), "unknown", "no room", "ulimit -u"),
     (
         "permissions.pidfd",
@@ -195,12 +195,12 @@ COMPLAINTS: list[tuple[str, DoctorFacts, str, str, str]] = [
     ),
     ("driver.cuda", facts(driver_test=DriverTest(init_code=34)), "broken", "stub", "stubs"),
     ("driver.cuda", facts(driver_test=DriverTest(init_code=803)), "broken", "error 803", "driver.versions"),
-    ("driver.cuda", facts(driver_test=DriverTest(init_code=719)), "broken", "error 719", "kernel's log"),
+    ("driver.cuda", facts(driver_test=DriverTest(init_code=719)), "broken", "error 719", "kernel log"),
     (
         "driver.nodes",
         with_host_files(nodes=(replace(NODES[0], usable=False, mode=0o660, group="video"), *NODES[1:])),
         "broken",
-        "/dev/nvidia0 is closed to us (root:video, mode 660)",
+        "no permission to open /dev/nvidia0 (root:video, mode 660)",
         "usermod -aG video",
     ),
     (
@@ -208,16 +208,16 @@ COMPLAINTS: list[tuple[str, DoctorFacts, str, str, str]] = [
         with_host_files(nodes=(replace(NODES[0], usable=False, mode=0o600), *NODES[1:])),
         "broken",
         "root:root, mode 600",
-        "whoever runs the machine",
+        "the administrator",
     ),
     (
         "driver.nodes",
         with_host_files(nodes=NODES[:2]),
         "missing",
-        "/dev/nvidia-uvm is not there",
+        "/dev/nvidia-uvm is missing",
         "modprobe -u",
     ),
-    ("driver.nodes", with_host_files(nodes=(), container=DOCKER), "missing", "are not there", "--gpus all"),
+    ("driver.nodes", with_host_files(nodes=(), container=DOCKER), "missing", "are missing", "--gpus all"),
     (
         "driver.tool",
         with_host_files(driver=replace(SOUND.host_files.driver, tool=None)),
@@ -230,7 +230,13 @@ COMPLAINTS: list[tuple[str, DoctorFacts, str, str, str]] = [
     ("gpu.mps", on(HOST, charge(5, GIB, "mps")), "limited", "MPS serves 1 client", "clients are done"),
     ("gpu.persistence", with_gpu(gpus=3, persistence=False), "limited", "GPUs 0, 1 and 2", "persistenced"),
     ("gpu.compute-mode", with_gpu(compute_mode="prohibited"), "limited", "prohibited", "-c DEFAULT"),
-    ("gpu.memory-health", with_gpu(retired_pending=True), "limited", "waits for a reset", "vram reset 0"),
+    (
+        "gpu.memory-health",
+        with_gpu(retired_pending=True),
+        "limited",
+        "is pending until a reset",
+        "vram reset 0",
+    ),
     ("gpu.bar1", with_gpu(bar1_used=250 * GIB), "limited", "250.0 GiB of 256.0 GiB", "vram who --gpu 0"),
     (
         "gpu.others",
@@ -240,37 +246,37 @@ COMPLAINTS: list[tuple[str, DoctorFacts, str, str, str]] = [
             Observation(probe="drm.memory", gpu=1, status="failed", message="mem_info_vram_total is absurd"),
         ),
         "limited",
-        "does not tell the memory of GPU 1",
+        "does not report the memory of GPU 1",
         "newer kernel",
     ),
     (
         "permissions.processes",
         confined(unreadable=213),
         "limited",
-        "ana may not read the files of 213 processes",
+        "ana cannot read the open files of 213 processes",
         'sudo "$(command -v vram)" doctor',
     ),
-    ("permissions.processes", confined(hidepid="2"), "limited", "hidepid=2 hides others", "sudo"),
+    ("permissions.processes", confined(hidepid="2"), "limited", "hidepid=2 hides other users", "sudo"),
     (
         "permissions.processes",
         confined(host=HOST, unreadable=9),
         "limited",
-        "root may not read the files of 9 processes",
+        "root cannot read the open files of 9 processes",
         "CAP_SYS_PTRACE",
     ),
     (
         "permissions.processes",
         confined(host=HOST, unreadable=63, capabilities=ALL_CAPABILITIES, first_user_namespace=False),
         "limited",
-        "root may not read the files of 63 processes",
-        "a user namespace only",
+        "root cannot read the open files of 63 processes",
+        "only in a user namespace",
     ),
     (
         "permissions.pidfd",
         facts(kernel_test=replace(SOUND.kernel_test, pidfd_getfd=errno.ENOSYS)),
         "limited",
         "pidfd_getfd (ENOSYS)",
-        "It needs Linux 5.6; here it is 6.8.0",
+        "It needs Linux 5.6; this is 6.8.0",
     ),
     (
         "permissions.pidfd",
@@ -300,10 +306,10 @@ COMPLAINTS: list[tuple[str, DoctorFacts, str, str, str]] = [
             host_files=replace(SOUND.host_files, container=DOCKER),
         ),
         "limited",
-        "even to a child of our own (EPERM)",
+        "even to our own child process (EPERM)",
         "--cap-add SYS_PTRACE",
     ),
-    ("reaching.routes", facts(attach_test=None), "unknown", "did not end", "again"),
+    ("reaching.routes", facts(attach_test=None), "unknown", "did not finish", "again"),
     (
         "reaching.routes",
         facts(attach_test=AttachTest(version="3.12", routes={"at work": 1.0}, errors={"at rest": "no"})),
@@ -315,21 +321,21 @@ COMPLAINTS: list[tuple[str, DoctorFacts, str, str, str]] = [
         "place.namespace",
         facts(survey=survey(host=INSIDE), host_files=replace(SOUND.host_files, container=DOCKER)),
         "limited",
-        "a PID namespace of its own (4026532000)",
+        "a separate PID namespace (4026532000)",
         "--pid=host",
     ),
     (
         "place.namespace",
         on(INSIDE, charge(99, GIB, alive=False)),
         "limited",
-        "the driver lists 1 pid that nobody has here",
-        "Look from the host",
+        "the driver lists 1 pid unknown here",
+        "Run it on the host",
     ),
     (
         "place.container",
         facts(survey=absent(), host_files=replace(SOUND.host_files, container=DOCKER)),
         "missing",
-        "in a docker container 4f1c4f1c4f1c, which was given no GPU",
+        "in a docker container 4f1c4f1c4f1c, which has no GPU",
         "docker run --gpus all",
     ),
     (
@@ -345,21 +351,21 @@ COMPLAINTS: list[tuple[str, DoctorFacts, str, str, str]] = [
     ("place.wsl", wsl(version=1, gpu_device=False), "missing", "WSL 1", "--set-version"),
     ("place.wsl", wsl(gpu_device=False), "missing", "without /dev/dxg", "wsl.exe --update"),
     ("place.wsl", wsl(libraries=None, container=True), "missing", "libraries", "--gpus all"),
-    ("place.wsl", wsl(), "limited", "Windows does not tell", "[interop]"),
+    ("place.wsl", wsl(), "limited", "Windows' own programs are not reported", "[interop]"),
     (
         "place.wsl",
         facts(
             survey=replace(wsl(interop=True).survey, probes=(ProbeRun("windows", "timeout", 4.0, "late"),))
         ),
         "limited",
-        "Windows does not tell",
+        "Windows' own programs are not reported",
         "--deadline 20",
     ),
     (
         "place.wsl",
         facts(survey=replace(wsl(interop=True).survey, probes=(ProbeRun("windows", "failed", 0.5, "?"),))),
         "limited",
-        "Windows does not tell",
+        "Windows' own programs are not reported",
         "winmgmt /resyncperf",
     ),
     *(
@@ -371,7 +377,7 @@ COMPLAINTS: list[tuple[str, DoctorFacts, str, str, str]] = [
                 )
             ),
             "limited",
-            "Windows does not tell",
+            "Windows' own programs are not reported",
             fix,
         )
         for status, code, fix in (
@@ -380,7 +386,13 @@ COMPLAINTS: list[tuple[str, DoctorFacts, str, str, str]] = [
             ("denied", "powershell-denied", "may start powershell.exe"),
         )
     ),
-    ("place.wsl", wsl(interop=True, container=True), "limited", "Windows does not tell", "distribution"),
+    (
+        "place.wsl",
+        wsl(interop=True, container=True),
+        "limited",
+        "Windows' own programs are not reported",
+        "distribution",
+    ),
     (
         "place.wsl",
         facts(survey=replace(wsl(interop=True).survey, probes=(ProbeRun("windows", "ok", 0.7),))),
@@ -389,7 +401,7 @@ COMPLAINTS: list[tuple[str, DoctorFacts, str, str, str]] = [
         "--deep",
     ),
     ("parking.calls", wsl(interop=True), "missing", "not under WSL", "Trim"),
-    ("reaching.python", facts(targets=None), "unknown", "do not answer", "server"),
+    ("reaching.python", facts(targets=None), "unknown", "does not return", "server"),
     (
         "parking.calls",
         facts(
@@ -418,7 +430,7 @@ COMPLAINTS: list[tuple[str, DoctorFacts, str, str, str]] = [
         "(limited by /job_42)",
         "Raise the memory limit",
     ),
-    ("parking.room", facts(room=ProcessLimits()), "unknown", "does not tell", "Mount /proc"),
+    ("parking.room", facts(room=ProcessLimits()), "unknown", "does not show", "Mount /proc"),
     (
         "reaching.python",
         facts(
@@ -427,7 +439,7 @@ COMPLAINTS: list[tuple[str, DoctorFacts, str, str, str]] = [
             )
         ),
         "limited",
-        "Python pid 5 cannot be asked to trim",
+        "Python pid 5 cannot be trimmed",
         "vram.agent()",
     ),
     (
@@ -440,10 +452,10 @@ COMPLAINTS: list[tuple[str, DoctorFacts, str, str, str]] = [
             program=replace(SOUND.program, packages={}),
         ),
         "limited",
-        "Python pid 6 cannot be asked",
+        "Python pid 6 cannot be trimmed",
         "pip install 'vram[jupyter]'",
     ),
-    ("reaching.cupti", facts(cupti=None), "unknown", "does not answer", "LD_LIBRARY_PATH"),
+    ("reaching.cupti", facts(cupti=None), "unknown", "does not return", "LD_LIBRARY_PATH"),
     ("reaching.cupti", facts(cupti=()), "missing", "no libcupti", "nvidia-cuda-cupti"),
     ("reaching.cupti", with_host_files(injection="/opt/x.so"), "limited", "/opt/x.so", "unset"),
     (
@@ -458,7 +470,7 @@ COMPLAINTS: list[tuple[str, DoctorFacts, str, str, str]] = [
         facts(records=replace(SOUND.records, free_bytes=0)),
         "broken",
         "is full (0 B left)",
-        "Make room",
+        "Free some space",
     ),
     (
         "vram.native",

@@ -15,7 +15,7 @@ from vram.doctor.facts import DoctorFacts
 from vram.errors import UsageError
 from vram.model.doctor import DriverTest
 
-SECTIONS = ["What is looked at", "What it means", "What to do"]
+SECTIONS = ["What it checks", "What it means", "What to do"]
 
 
 @pytest.mark.parametrize(
@@ -68,5 +68,5 @@ def test_every_check_has_a_page_with_the_same_sections(check: str) -> None:
 
 
 def test_an_unknown_check_is_a_usage_error() -> None:
-    with pytest.raises(UsageError, match="no check"):
+    with pytest.raises(UsageError, match="no such check"):
         manual.page("gpu.colour")

@@ -32,7 +32,7 @@ def test_from_inside_a_pid_namespace(clinic: Clinic, new_namespaces: tuple[str, 
     clinic.holder(GIB)
     answer = clinic.ask(before=new_namespaces)
     assert answer.state("place.namespace") == "limited"
-    assert "a PID namespace of its own" in answer.seen("place.namespace")
+    assert "a separate PID namespace" in answer.seen("place.namespace")
     assert answer.state("reaching.python") == "not-applicable", "the holder is outside"
     assert answer.code == LIMITED
 
@@ -47,7 +47,7 @@ def test_from_inside_a_user_namespace(clinic: Clinic) -> None:
     assert neighbour.poll() is None
     assert answer.state("permissions.processes") == "limited"
     assert "user namespace" in answer.checks["permissions.processes"]["fix"]
-    assert answer.seen("permissions.ptrace") == "may attach to processes of ours"
+    assert answer.seen("permissions.ptrace") == "can attach to your own processes"
 
 
 WITHOUT_CAPABILITIES = """
@@ -73,7 +73,7 @@ class TestTwoUsers:
     ) -> None:
         answer = clinic.ask(before=(sys.executable, "-c", WITHOUT_CAPABILITIES))
         assert answer.state("permissions.processes") == "limited"
-        assert answer.seen("permissions.processes").startswith("root may not read the files of")
+        assert answer.seen("permissions.processes").startswith("root cannot read the open files of")
         assert "CAP_SYS_PTRACE" in answer.checks["permissions.processes"]["fix"]
         assert answer.code == LIMITED
 
@@ -84,7 +84,7 @@ class TestTwoUsers:
         done = clinic.run("--json", before=(*new_namespaces, *hide, *drop))
         if "mount" in done.stderr:
             pytest.skip("nothing may be mounted here")
-        assert "hides others' processes" in told(done).seen("permissions.processes")
+        assert "hides other users' processes" in told(done).seen("permissions.processes")
 
     def test_as_somebody_who_is_not_root(self, clinic: Clinic, tmp_path: Path) -> None:
         state = tmp_path / "theirs"

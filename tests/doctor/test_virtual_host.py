@@ -49,7 +49,7 @@ class TestASoundHost:
         Draft202012Validator(shipped).validate(answer.raw)
         assert not [name for name, check in answer.checks.items() if check["state"] == "unknown"]
         assert answer.state("driver.cuda") == "ok"
-        assert "it counts 1 GPU" in answer.checks["driver.cuda"]["details"]
+        assert "it finds 1 GPU" in answer.checks["driver.cuda"]["details"]
         assert answer.seen("driver.nvml").startswith("NVML answers for 1 GPU")
         assert answer.state("place.namespace") == ("ok" if in_the_first_namespace() else "limited")
 
@@ -77,7 +77,7 @@ SETTINGS: list[tuple[dict[str, str | int | bool], int, Expected]] = [
         {"mig": "3g.71gb", "compute_mode": "prohibited", "ecc_uncorrected": 3},
         LIMITED,
         {
-            "gpu.mig": ("limited", "MIG divides GPU 0"),
+            "gpu.mig": ("limited", "MIG is on for GPU 0"),
             "gpu.compute-mode": ("limited", "prohibited"),
             "gpu.memory-health": ("limited", "3 uncorrected"),
         },
@@ -95,7 +95,7 @@ SETTINGS: list[tuple[dict[str, str | int | bool], int, Expected]] = [
         {
             "gpu.persistence": ("limited", "persistence off on GPU 0"),
             "gpu.compute-mode": ("limited", "exclusive-process"),
-            "gpu.memory-health": ("limited", "waits for a reset"),
+            "gpu.memory-health": ("limited", "is pending until a reset"),
             "gpu.bar1": ("limited", "BAR1"),
             "parking.calls": ("missing", "550.54.15 cannot park"),
         },
@@ -129,7 +129,7 @@ def test_mig_without_an_instance_leaves_cuda_nothing(clinic: Clinic) -> None:
 
 def test_one_of_several_gpus_is_named(two_virtual_gpus: VirtualGpu, tmp_path: Path) -> None:
     two_virtual_gpus.set(gpu=1, mig="3g.71gb")
-    assert Clinic(two_virtual_gpus, tmp_path).ask().seen("gpu.mig") == "MIG divides GPU 1 of 2"
+    assert Clinic(two_virtual_gpus, tmp_path).ask().seen("gpu.mig") == "MIG is on for GPU 1 of 2"
 
 
 class TestTheDriverIsInTrouble:

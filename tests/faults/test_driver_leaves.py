@@ -62,7 +62,10 @@ def wrongs(answer: dict[str, Any]) -> list[Any]:
 @pytest.mark.fault(8)
 @pytest.mark.parametrize(
     ("code", "words"),
-    [(NOT_LOADED, "the driver left while it was read"), (MISMATCH, "have different versions")],
+    [
+        (NOT_LOADED, "the driver was unloaded or replaced while it was read"),
+        (MISMATCH, "have different versions"),
+    ],
     ids=["unloaded", "replaced"],
 )
 def test_a_driver_that_leaves_at_any_call_is_a_clear_state_and_is_opened_anew(

@@ -30,8 +30,8 @@ def codes(answer: dict[str, Any]) -> dict[str, str]:
     [
         ({"error": "GPU_IS_LOST"}, "lost", "VR404", "GPU 1 is lost"),
         ({"error": "RESET_REQUIRED"}, "lost", "VR404", "GPU 1 needs a reset"),
-        ({"hang": True}, "timeout", "VR405", "No answer from 1 GPU: the report is incomplete"),
-        ({"error": "UNKNOWN"}, "failed", "VR405", "No answer from 1 GPU: the report is incomplete"),
+        ({"hang": True}, "timeout", "VR405", "No answer from GPU 1: the report is incomplete"),
+        ({"error": "UNKNOWN"}, "failed", "VR405", "No answer from GPU 1: the report is incomplete"),
     ],
 )
 def test_one_gpu_in_trouble_does_not_hide_the_other(

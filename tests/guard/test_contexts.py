@@ -97,7 +97,7 @@ def test_memory_in_a_context_of_another_thread_is_told_as_out_of_reach(two_virtu
     assert here == [1, CONTEXT + 64 * MIB, [1]]
     assert there == [1, CONTEXT + 64 * MIB, []]
     assert primary == 0
-    assert "GPU 1: nothing could be trimmed from this thread" in text
+    assert "GPU 1: nothing could be freed from this thread" in text
 
 
 def test_a_context_beside_the_primary_one_is_not_left(virtual_gpu: VirtualGpu) -> None:
@@ -163,7 +163,7 @@ def test_pools_are_erased_in_an_own_context_without_a_primary_one(virtual_gpu: V
     )
     assert told == [
         [],
-        ["GPU 0: its pools were not erased, as its context is not current in this thread"],
+        ["GPU 0: its pools were not erased, because its context is not current in this thread"],
         0,
     ]
 
@@ -211,7 +211,7 @@ def test_pools_of_pycuda_are_emptied_in_their_own_thread_alone(virtual_gpu: Virt
     (elsewhere, notes), (here, nothing) = told
     assert (elsewhere, nothing) == (0, [])
     assert here >= (256 + 64) * MIB
-    assert notes[0].startswith("PyCUDA frees in the thread of its context alone")
+    assert notes[0].startswith("PyCUDA can free memory only in the thread of its context")
 
 
 # ---- sticky errors ----

@@ -184,7 +184,7 @@ def test_why_shows_the_machine(cell: Cell) -> None:
 def test_an_unknown_word_is_refused(cell: Cell) -> None:
     ran = cell("%vram flsh")
     assert ran.reply["ename"] == "UsageError"
-    assert ran.text == "UsageError: %vram does not know 'flsh': it takes nothing, or one of flush, why\n"
+    assert ran.text == "UsageError: %vram: unknown option 'flsh'; it takes nothing, or one of flush, why\n"
     assert ran.tracebacks == []
 
 

@@ -69,7 +69,7 @@ def test_another_process_that_fails_is_said(virtual_gpu: VirtualGpu) -> None:
         tell(vram.remanence_test("1MiB").trials[-1].skipped)
         """,
     )
-    assert skipped == "the other process did not answer: it gave no reason"
+    assert skipped == "the other process did not answer: no reason given"
 
 
 @pytest.mark.fault(32)

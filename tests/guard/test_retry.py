@@ -58,7 +58,7 @@ def test_when_nothing_smaller_is_left_the_last_error_is_raised_with_a_note(virtu
     """
     name, (note,) = result(virtual_gpu, program, NUMBA)
     assert name == "CudaAPIError"
-    assert note == "vram: n=2 ran out of memory too, and no smaller one is left to try"
+    assert note == "vram: n=2 ran out of memory too, and there is no smaller one to try"
 
 
 @needs("cuda")
@@ -120,7 +120,7 @@ def test_tries_that_are_used_up_are_said_to_be() -> None:
     )
     assert (
         last_word(retry_on_oom(work, shrink="size", tries=2), 2)
-        == "vram: size=1 ran out of memory too, and no smaller one is left to try"
+        == "vram: size=1 ran out of memory too, and there is no smaller one to try"
     )
     assert last_word(retry_on_oom(work), 8) == "vram: a second try ran out of memory too"
     assert last_word(retry_on_oom(work, tries=1), 8) == "vram: tries=1 allows no second try"

@@ -126,7 +126,7 @@ def test_a_context_made_inside_is_no_leak_and_that_is_said(virtual_gpu: VirtualG
     """
     leak, notes = result(virtual_gpu, program, PREAMBLE)
     assert leak is None
-    assert "the context was made inside the scope" in notes[0]
+    assert "the context was created inside the scope" in notes[0]
 
 
 def test_a_tolerance_lets_small_leaks_pass(virtual_gpu: VirtualGpu) -> None:

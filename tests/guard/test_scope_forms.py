@@ -131,7 +131,7 @@ def test_other_words_that_mean_nothing_are_usage_errors(options: dict[str, objec
 
 def test_a_scope_is_entered_once_at_a_time() -> None:
     opened = scope("once")
-    with opened, pytest.raises(UsageError, match="open already"):
+    with opened, pytest.raises(UsageError, match="already open"):
         opened.__enter__()
     with opened:
         pass

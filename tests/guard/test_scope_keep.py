@@ -160,5 +160,5 @@ def test_a_decorated_generator_says_that_its_consumer_counts_too(virtual_gpu: Vi
     """
     consumed, made = result(virtual_gpu, program)
     assert "scope 'batches' kept 24.0 MiB" in consumed
-    assert "note: what its consumer kept between its yields counts too" in consumed
+    assert "note: memory kept by its consumer between yields is included" in consumed
     assert "consumer" not in made

@@ -81,7 +81,7 @@ def test_a_whole_one_is_believed() -> None:
     ids=repr,
 )
 def test_one_that_does_not_fit_is_refused(changes: dict[str, Any]) -> None:
-    with pytest.raises(NotReachable, match="pid 7 gave an answer that cannot be read"):
+    with pytest.raises(NotReachable, match="pid 7 sent an unreadable answer"):
         decoded(7, answered(**changes))
 
 

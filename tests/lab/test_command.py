@@ -50,7 +50,7 @@ def test_a_virtual_gpu_is_said_to_be_no_evidence(lab: Lab, tmp_path: Path) -> No
     assert "It is no evidence about real" in ended.stdout
     refused = lab("run", "used-includes-reserved", "--evidence", str(tmp_path))
     assert refused.returncode == 2
-    assert "a virtual GPU gives no evidence" in refused.stderr
+    assert "results of a virtual GPU are no evidence" in refused.stderr
     assert list(tmp_path.iterdir()) == []
 
 
@@ -66,9 +66,9 @@ def test_the_object_for_scripts_matches_its_schema(lab: Lab) -> None:
     ("words", "complaint"),
     [
         (["run", "kill-nin"], "did you mean kill-nine?"),
-        (["show", "qqqqqq"], "`vram lab list` names them all"),
-        (["show"], "show which experiment?"),
-        (["list", "--evidence", "x"], "--evidence keeps what"),
+        (["show", "qqqqqq"], "`vram lab list` lists them all"),
+        (["show"], "no experiment given"),
+        (["list", "--evidence", "x"], "--evidence saves the results"),
         # An unset variable in a script would otherwise run everything and keep nothing.
         (["run", "--evidence", ""], "needs the name of a folder"),
         (["walk"], "invalid choice"),

@@ -57,7 +57,10 @@ def experiment_on(*steps: tuple[int, Mapping[int, int]], takes: Takes | None = N
 def test_memory_of_others_that_moves_disturbs() -> None:
     experiment = experiment_on((GIB, {7: GIB}), (2 * GIB, {7: 2 * GIB}))
     experiment.read_device("later")
-    assert experiment.disturbance == "memory of pid 7, not ours, moved by 1.0 GiB meanwhile"
+    assert (
+        experiment.disturbance
+        == "memory of pid 7, which is not part of the experiment, changed by 1.0 GiB meanwhile"
+    )
 
 
 def test_a_newcomer_disturbs_too() -> None:
@@ -85,7 +88,7 @@ def test_an_experiment_that_is_disturbed_again_cannot_tell() -> None:
     host = Readings(*steps, (4 * GIB, {7: 4 * GIB}), (5 * GIB, {7: 5 * GIB}))
     result = run(host)
     assert result.verdict == "cannot tell"
-    assert "moved" in result.because
+    assert "changed" in result.because
 
 
 def test_memory_that_moves_without_a_name_cannot_tell(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,19 +96,19 @@ def test_memory_that_moves_without_a_name_cannot_tell(monkeypatch: pytest.Monkey
     monkeypatch.setattr("vram.lab.experiment.SETTLE_S", 0.0)
     host = Readings((0, {}), (0, {}), (GIB, {}), (GIB, {}), (GIB, {}), (2 * GIB, {}))
     result = run(host)
-    assert result.because == "the device did not come back to where it was: other memory moved meanwhile"
+    assert result.because == "device memory did not return to its first value: other memory changed meanwhile"
 
 
 def test_more_than_an_experiment_names_ends_it() -> None:
     experiment = experiment_on((0, {}), (3 * GIB, {}), takes=Takes(GIB, contexts=1))
-    with pytest.raises(CannotTell, match="more than it names"):
+    with pytest.raises(CannotTell, match="more than its page says"):
         experiment.read_device("later")
 
 
 def test_asking_for_more_than_is_named_is_refused() -> None:
     budget = MemoryBudget(10)
     budget.take(6)
-    with pytest.raises(CannotTell, match="more than it names"):
+    with pytest.raises(CannotTell, match="more than its page says"):
         budget.take(5)
     budget.release(6)
     budget.take(10)

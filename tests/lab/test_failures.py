@@ -63,7 +63,7 @@ def test_too_little_free_memory_is_a_reason(lab: Lab, native_libraries: object) 
     with VirtualGpu.create(memory_bytes=1 * GIB, reserved_bytes=GIB // 2) as small:
         result = only_result(lab("run", "--json", "kill-nine", gpu=small))
         assert result.verdict == "cannot tell"
-        assert result.because == "it needs 1.0 GiB of free memory, and 512.0 MiB are free"
+        assert result.because == "it needs 1.0 GiB of free memory, and only 512.0 MiB is free"
         assert result.readings == ()
         assert_clean(small)
 

@@ -95,7 +95,7 @@ def test_what_frees_returns_to_the_budget_and_what_asks_for_more_is_refused(virt
         worker.call("context")
         worker.call("free", worker.call("alloc", 64 * MIB))
         worker.call("alloc", 64 * MIB)
-        with pytest.raises(CannotTell, match="more than it names"):
+        with pytest.raises(CannotTell, match="more than its page says"):
             worker.call("alloc", 1)
     finally:
         worker.close()

@@ -124,7 +124,7 @@ def test_where_the_whole_gpu_is_withheld_its_instances_still_balance() -> None:
 def test_that_the_whole_is_withheld_is_no_trouble() -> None:
     world = World(uid=1000).divided(devices=1, used=None).mig(0, 1, total=50 * GIB)
     (finding,) = (each for each in diagnose(build_ledger(world.survey())) if each.code == "VR302")
-    assert (finding.severity, "instances may" in finding.title) == ("info", True)
+    assert (finding.severity, "only its MIG instances" in finding.title) == ("info", True)
 
 
 @pytest.mark.fault(9)

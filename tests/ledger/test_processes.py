@@ -70,7 +70,7 @@ def test_a_gpu_that_reports_nothing_makes_its_processes_uncertain():
 def test_inside_a_namespace_a_likely_pid_is_nobody_to_act_on():
     """Free, trim and kill refuse for the same reason."""
     likely = processes(ledger(gpu(entry(holder=holder(51), confidence="likely"))))[51]
-    with pytest.raises(NotPermitted, match="may be somebody else's"):
+    with pytest.raises(NotPermitted, match="may be a different process"):
         require_certain(host(initial_pid_namespace=False), likely)
     require_certain(host(initial_pid_namespace=True), likely)
 

@@ -95,10 +95,10 @@ def test_a_message_without_figures_says_what_is_missing(
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("torch-cublas-create", "A cuBLAS handle found no room. It is taken from the driver directly"),
-        ("torch-cudnn", "A cuDNN workspace found no room. It is taken from the driver directly"),
-        ("nccl-enqueue", "NCCL's buffers found no room. They are taken from the driver directly"),
-        ("jax-cublas", "cuBLAS could not make what it needs"),
+        ("torch-cublas-create", "A cuBLAS handle did not fit. It is allocated from the driver directly"),
+        ("torch-cudnn", "A cuDNN workspace did not fit. It is allocated from the driver directly"),
+        ("nccl-enqueue", "NCCL's buffers did not fit. They are allocated from the driver directly"),
+        ("jax-cublas", "cuBLAS could not allocate what it needs"),
     ],
 )
 def test_a_library_is_told_in_whole_sentences(vram: Run, name: str, sentence: str, log_of: Log) -> None:
@@ -147,7 +147,7 @@ def test_json_is_an_object_where_nothing_is_found(vram: Run, tmp_path: Path) -> 
     answer = vram("oom", "--json", str(log))
     assert answer.code == 9
     assert json.loads(answer.out)["cases"] == []
-    assert "nothing in it" in answer.err
+    assert "the input is empty" in answer.err
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_what_is_no_file_is_refused(vram: Run, tmp_path: Path, name: str) -> Non
     (tmp_path / "folder").mkdir()
     answer = vram("oom", str(tmp_path / name))
     assert (answer.code, answer.out) == (2, "")
-    assert "cannot be read" in answer.err
+    assert "cannot read" in answer.err
     assert "hint:" in answer.err
 
 
@@ -195,7 +195,7 @@ def test_a_damaged_compressed_log_is_bad_input(vram: Run, tmp_path: Path) -> Non
     log.write_bytes(gzip.compress(os.urandom(100_000))[:50_000])
     answer = vram("oom", str(log))
     assert answer.code == 5
-    assert "cut short" in answer.err
+    assert "is truncated" in answer.err
 
 
 def test_a_pipe_is_read_to_its_end() -> None:
@@ -284,7 +284,7 @@ def test_a_command_to_paste_is_never_cut_off(
 
 def test_an_empty_name_is_told(vram: Run) -> None:
     answer = vram("oom", "")
-    assert (answer.code, answer.err.splitlines()[0]) == (2, "vram: the name of the log is empty")
+    assert (answer.code, answer.err.splitlines()[0]) == (2, "vram: file name is empty")
 
 
 def test_the_list_of_kinds_is_not_json(vram: Run) -> None:

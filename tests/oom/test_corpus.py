@@ -151,7 +151,7 @@ def test_llama_cpp_is_not_told_of_a_data_loader() -> None:
 
 def test_a_size_that_cannot_be_is_said_and_not_missing() -> None:
     case = MESSAGES["ort-absurd"].case()
-    assert case.judgement.cause.startswith("It asked for more than an exabyte at once: no GPU has that.")
+    assert case.judgement.cause.startswith("It requested more than an exabyte at once: no GPU has that much.")
     assert not case.judgement.missing
 
 

@@ -62,7 +62,7 @@ def test_nobody_is_told_to_end_a_pid_that_holds_nothing_now(vram: Run, busy: str
 def test_the_answer_for_people_names_them_too(vram: Run, busy: str, tmp_path: Path) -> None:
     answer = vram("oom", "--from", busy, message(tmp_path, free=2.5))
     assert answer.code == 0
-    assert "held by a ghost" in answer.out
+    assert "held by an unlisted process" in answer.out
     assert "Now on GPU 0" in answer.out
     assert "pid 201" in answer.out
     assert "VR101" in answer.out
@@ -85,7 +85,7 @@ def test_another_machine_is_not_joined(vram: Run, busy: str, tmp_path: Path) -> 
     assert live["gpu"] is None
     assert "another machine" in live["reason"]
     assert judgement["kind"] == "other-process"
-    assert "Not joined" in vram("oom", "--from", busy, log).out
+    assert "Not compared" in vram("oom", "--from", busy, log).out
 
 
 def test_a_gpu_that_is_numbered_differently_is_chosen(
@@ -156,7 +156,7 @@ def test_without_a_driver_the_message_is_judged_all_the_same(
 ) -> None:
     answer = vram("oom", "--from", no_driver, message(tmp_path))
     assert answer.code == 4
-    assert "on the list" in answer.out
+    assert "by an unlisted process" in answer.out
     assert "no NVIDIA driver" in answer.err
 
 
@@ -259,7 +259,7 @@ def test_what_was_looked_at_is_neither_missing_nor_advised_again(vram: Run, busy
     answer = vram("oom", "--json", "--from", busy, "--gpu", "0", log_of("pycuda-alloc"))
     judgement, _ = joined(answer)
     assert answer.code == 3
-    assert "how large the GPU is" not in judgement["missing"]
+    assert "the size of the GPU" not in judgement["missing"]
     assert "how much of it was free" in judgement["missing"]
     assert not [remedy for remedy in judgement["remedies"] if "--live" in remedy["command"]]
 

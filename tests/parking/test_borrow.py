@@ -93,7 +93,7 @@ def test_memory_of_the_dead_is_to_be_freed_and_not_parked(machine: Machine) -> N
         demo.kill("parent")
         done = machine.vram("borrow", "139GiB", "--", "true")
         assert done.returncode == 19
-        assert "4.5 GiB are memory of dead processes" in done.stderr
+        assert "4.5 GiB belongs to dead processes" in done.stderr
         assert "`vram free --gpu 0`" in done.stderr
         assert "there is no process" not in done.stderr
     finally:

@@ -123,12 +123,12 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "a UUID that is none": (share(uuid="\x1b[2J"), "UUID"),
     "a time that is none": (changed(since="yesterday"), "time"),
     "another process": (target(process={"pid": 1, "started_at": 1}), "name"),
-    "a pid that is none": (target(process={"pid": -5, "started_at": 1}), "no pid"),
+    "a pid that is none": (target(process={"pid": -5, "started_at": 1}), "not a pid"),
     "an unknown purpose": (changed(purpose="erase"), "purpose"),
     "a link": (replaced_by(lambda file: file.symlink_to("/etc/passwd")), "it is a link"),
-    "a hard link": (lambda file: os.link(file, file.with_name("other")), "second name"),
-    "a folder": (replaced_by(lambda file: (file / "more").mkdir(parents=True)), "not a plain file"),
-    "a pipe": (replaced_by(os.mkfifo), "not a plain file"),
+    "a hard link": (lambda file: os.link(file, file.with_name("other")), "second hard link"),
+    "a folder": (replaced_by(lambda file: (file / "more").mkdir(parents=True)), "not a regular file"),
+    "a pipe": (replaced_by(os.mkfifo), "not a regular file"),
     "a socket": (replaced_by(bound), "No such device or address"),
     "open to others": (lambda file: file.chmod(0o666), "could have changed it"),
 }
@@ -259,7 +259,7 @@ def test_one_bad_entry_is_reported_and_harms_nobody(machine: Machine, kind: str)
     }
     (bad,) = report["set_aside"]
     assert (bad["name"], reason in bad["reason"]) == (file.name, True)
-    assert f"{file.name}: {bad['reason']}" in done.stderr
+    assert f"{file.name} is not used: {bad['reason']}" in done.stderr
     assert machine.vram("unpark", one.pid, other.pid).returncode == 0
     assert runs_on(one)
     assert runs_on(other)
@@ -278,14 +278,14 @@ def test_a_deleted_entry_leaves_a_way_back(machine: Machine) -> None:
         None,
     )
     text = " ".join(machine.vram("parked").stdout.split())
-    assert "found by asking the driver; since when is unknown" in text
+    assert "found by querying the driver" in text
     everybody = machine.vram("unpark", "--all")
     assert (everybody.returncode, f"`vram unpark {worker.pid}`" in everybody.stderr) == (0, True)
     assert machine.state(worker.pid) == CHECKPOINTED, "nobody knows who parked it, so it must be named"
     again = machine.vram("park", worker.pid)
-    assert (again.returncode, "parked already" in again.stderr) == (20, True), again.stderr
+    assert (again.returncode, "already parked" in again.stderr) == (20, True), again.stderr
     done = machine.vram("unpark", worker.pid)
-    assert (done.returncode, "runs again, 582.0 MiB on GPU 0" in done.stdout) == (0, True), done
+    assert (done.returncode, "is running again, 582.0 MiB on GPU 0" in done.stdout) == (0, True), done
     assert runs_on(worker)
     intended, outcome = machine.audit()[-2:]
     assert (intended["action"], intended["found_by"], outcome["status"]) == (
@@ -360,7 +360,7 @@ def test_a_state_that_nobody_knows_is_told_and_nothing_is_done(machine: Machine,
     parked, running = machine.worker(), machine.worker()
     machine.vram("park", parked.pid)
     machine.gpu.fail("cuCheckpointProcessGetState", value=number)
-    words = f"the driver reports a state that this version does not know ({number})"
+    words = f"the driver reports a state unknown to this version ({number})"
     for command, worker in (("park", running), ("unpark", parked), ("unpark", running)):
         done = machine.vram(command, worker.pid)
         assert (done.returncode, words in done.stderr) == (3, True), (command, done.stderr)

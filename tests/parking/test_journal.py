@@ -87,7 +87,7 @@ def test_an_entry_that_names_no_namespace_is_judged_here(machine: Machine) -> No
 
 def test_a_write_that_fails_leaves_nothing(machine: Machine) -> None:
     worker = machine.worker()
-    assert "cannot be written" in machine.api(WRITE_WITHOUT_ROOM.format(pid=worker.pid))
+    assert "cannot write" in machine.api(WRITE_WITHOUT_ROOM.format(pid=worker.pid))
     assert list((machine.state_home / "vram").glob("parked-*")) == []
 
 

@@ -39,7 +39,7 @@ print(json.dumps(said))
     assert told == [
         True,
         False,
-        f"parked pid {worker.pid}: 582.0 MiB moved; `vram unpark {worker.pid}` brings it back",
+        f"parked pid {worker.pid}: 582.0 MiB moved to host memory; resume it with `vram unpark {worker.pid}`",
         True,
     ]
     assert machine.state(worker.pid) == CHECKPOINTED

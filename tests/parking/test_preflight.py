@@ -51,7 +51,7 @@ def test_what_the_driver_cannot_park(seen: DriverReport, words: str) -> None:
 
 @pytest.mark.parametrize("state", ["T", "t", "D", "Z"])
 def test_who_is_paused_cannot_be_parked(state: str) -> None:
-    with pytest.raises(CannotPark, match="has to run"):
+    with pytest.raises(CannotPark, match="only a running process"):
         parkable_shares(devices(), TARGET, replace(RUNNING, state=state), ROOMY)
 
 
@@ -76,7 +76,7 @@ def test_host_memory_is_counted_beside_a_reserve_and_what_goes_before() -> None:
 
 def test_a_control_group_can_be_what_is_too_small() -> None:
     tight = replace(ROOMY, memory_left=4 * GIB, memory_limited_by="/docker/abc")
-    with pytest.raises(CannotPark, match="control group /docker/abc"):
+    with pytest.raises(CannotPark, match="cgroup /docker/abc"):
         parkable_shares(devices(), TARGET, RUNNING, tight)
 
 

@@ -83,7 +83,7 @@ def test_managed_memory_that_only_the_driver_sees_is_unlocked_and_runs_on(machin
 @pytest.mark.fault(19)
 def test_memory_shared_by_ipc_is_unlocked_and_runs_on(machine: Machine) -> None:
     program = machine.program(SHARING)
-    refused(machine, program, 20, "shares memory with others")
+    refused(machine, program, 20, "shares memory with other processes")
     program.go()
     assert program.told() == "freed"
 
@@ -273,7 +273,7 @@ def test_a_restore_that_finds_no_room_after_all_leaves_it_parked(machine: Machin
     machine.vram("park", program.pid)
     machine.gpu.fail("cuCheckpointProcessRestore", error="OUT_OF_MEMORY")
     done = machine.vram("unpark", program.pid)
-    assert (done.returncode, "meanwhile" in done.stderr) == (20, True)
+    assert (done.returncode, "in the meantime" in done.stderr) == (20, True)
     machine.gpu.clear_faults()
     assert machine.vram("unpark", program.pid).returncode == 0
     assert runs_on(program)

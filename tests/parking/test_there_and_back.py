@@ -73,7 +73,7 @@ def test_parked_twice_is_refused(machine: Machine) -> None:
     worker = machine.worker()
     machine.vram("park", worker.pid)
     again = machine.vram("park", worker.pid)
-    assert (again.returncode, "parked already" in again.stderr) == (20, True)
+    assert (again.returncode, "already parked" in again.stderr) == (20, True)
 
 
 def test_every_move_is_written_down_before_and_after(machine: Machine) -> None:

@@ -149,7 +149,7 @@ def test_each_view_says_what_it_cannot_see(
     assert "VR301" in codes(room.why())
     assert "VR301" not in codes(why_here(virtual_gpu))
     _, text, _, _ = room.vram("why", "--ascii")
-    assert "held outside this PID namespace" in text
+    assert "held by processes outside this PID namespace" in text
 
 
 def test_a_container_that_is_alone_sees_everything(

@@ -61,7 +61,7 @@ def test_a_loaded_driver_is_not_called_missing(vram: Vram, words: tuple[str, ...
     """The library says "not loaded" where it finds no way to it; the kernel says what is so."""
     done = vram(*words)
     assert done.returncode == NO_DRIVER, done.stderr
-    assert f"kernel module {VERSION} is loaded, and /dev/nvidiactl is not there" in done.stderr
+    assert f"kernel module {VERSION} is loaded, but /dev/nvidiactl is missing" in done.stderr
     assert "`vram doctor`" in done.stderr
     assert "vram demo" not in done.stderr
 
@@ -69,7 +69,7 @@ def test_a_loaded_driver_is_not_called_missing(vram: Vram, words: tuple[str, ...
 def test_the_doctor_names_the_files(vram: Vram) -> None:
     found = checks(vram("doctor", "--json"))
     assert found["driver.nodes"]["state"] == "missing"
-    assert "/dev/nvidiactl, /dev/nvidia-uvm are not there" in found["driver.nodes"]["seen"]
+    assert "/dev/nvidiactl, /dev/nvidia-uvm are missing" in found["driver.nodes"]["seen"]
     present = found["driver.present"]
-    assert present["seen"] == f"kernel module {VERSION} is loaded, its device files are missing"
+    assert present["seen"] == f"kernel module {VERSION} is loaded, but its device files are missing"
     assert "libraries" not in present["fix"]

@@ -216,7 +216,7 @@ def test_the_kernels_threads_are_told_by_the_kernel() -> None:
     if found is None or found[1].command != "kthreadd":
         pytest.skip("the kernel's threads are not in sight here")
     assert found[1].kernel_thread
-    with pytest.raises(Protected, match="a thread of the kernel"):
+    with pytest.raises(Protected, match="a kernel thread"):
         identify(LocalHost(), 2)
 
 
@@ -237,4 +237,4 @@ def test_of_older_snapshots_the_path_is_believed() -> None:
     older = b'{"type": "process", "command": "login", "executable": "/usr/bin/login"}'
     assert role(9, msgspec.json.decode(older, type=ProcessFacts)) == "a login service"
     thread = b'{"type": "process", "command": "kworker/0:1", "parent": 2}'
-    assert role(9, msgspec.json.decode(thread, type=ProcessFacts)) == "a thread of the kernel"
+    assert role(9, msgspec.json.decode(thread, type=ProcessFacts)) == "a kernel thread"

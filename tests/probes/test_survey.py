@@ -216,7 +216,7 @@ def test_a_process_with_thousands_of_device_files_is_read_in_part_and_that_is_to
     assert len(held[hoarder.pid].files) == 4096
     assert next(run.status for run in taken.probes if run.name == "files") == "failed"
     words = " ".join(done.stdout.split())
-    assert f"pid {hoarder.pid} has thousands of device files open: only the first of them were read" in words
+    assert f"pid {hoarder.pid} has thousands of device files open: only the first ones were read" in words
     assert done.returncode == ExitCode.PARTIAL
     assert all(gpu.total_bytes == known_bytes(gpu.entries) for gpu in build_ledger(taken).gpus)
 

@@ -143,10 +143,10 @@ def test_a_test_that_makes_the_context_is_said_to_be_unjudged(suite: Suite) -> N
         done = suite(text, "--vram", *options, preamble=PREAMBLE.partition("@pytest")[0])
         assert outcome(done) == {"passed": 2}
         assert (
-            "vram: 2 tests checked, none was seen to keep device memory, 1 could not be checked"
+            "vram: 2 tests checked, none was found to keep device memory, 1 could not be checked"
             in done.stdout
         )
-        assert "test_makes_the_context: the context was made inside the scope" in done.stdout
+        assert "test_makes_the_context: the context was created inside the scope" in done.stdout
         assert "vram.Buffer(1).close() in a session fixture" in done.stdout
 
 
@@ -238,7 +238,7 @@ def test_a_fixture_that_asks_before_the_test_began_is_told(suite: Suite, asked: 
         def test_it(early): pass
     """)
     assert outcome(done) == {"error": 1}
-    assert f"UsageError: vram.{asked.partition('(')[0]} was used before the test began" in done.stdout
+    assert f"UsageError: vram.{asked.partition('(')[0]} was used before the test started" in done.stdout
 
 
 def test_a_test_that_fails_by_itself_fails_for_its_own_reason(suite: Suite) -> None:

@@ -138,7 +138,7 @@ def test_an_impostor_on_the_socket_is_not_believed(world: World) -> None:
     with socket.socket(socket.AF_UNIX) as impostor, address(path) as place:
         impostor.bind(place)
         impostor.listen()
-        with pytest.raises(NotReachable, match="somebody else"):
+        with pytest.raises(NotReachable, match="another process"):
             ask_trim(target_of(subject.pid), "trim", 30.0, via="agent")
 
 
@@ -291,4 +291,4 @@ def test_why_deep_says_that_it_was_not_told(world: World) -> None:
             assert time.monotonic() - began < 30
             assert str(pid) in done.stdout
             assert "Traceback" not in done.stderr
-            assert "not divided into live and cached" in " ".join(done.stdout.split())
+            assert "not split into live and cached" in " ".join(done.stdout.split())

@@ -152,7 +152,7 @@ def test_the_table_of_offsets_and_what_it_leads_to(python: PythonProcess, copied
     [
         (0x030D00F0, 0, "has no sys.remote_exec"),
         (0x030F00F0, 0, "3.15"),
-        (0x030E00A1, 0, "no final release"),
+        (0x030E00A1, 0, "a pre-release"),
         (0x030E08F0, 1, "free-threaded"),
         (0x020E08F0, 0, "has no sys.remote_exec"),
     ],

@@ -230,7 +230,7 @@ def _finds_no_free_place(process: PythonProcess) -> bool:
     try:
         run_once(process, deadline_s=0.2)
     except NotReachable as error:
-        return "no free place" in str(error)
+        return "no free slot" in str(error)
     except (TimedOut, AttachDenied):
         return False  # it got a place, or never its turn
     raise AssertionError("it ran although the main thread does not return to Python")
@@ -359,7 +359,7 @@ class TestLeftAlone:
         process = replace(program.python(), **changes)
         reason = injection.unavailable_reason(process)
         assert reason is not None
-        with pytest.raises(NotReachable, match="was left alone"):
+        with pytest.raises(NotReachable, match="was not touched"):
             run_once(process)
         program.ask()
         return reason
@@ -408,7 +408,7 @@ class TestLeftAlone:
             cpython.PENDING_CALLS_LAYOUTS[minor], lock=cpython.PENDING_CALLS_LAYOUTS[minor].calls + 8
         )
         monkeypatch.setattr(cpython, "PENDING_CALLS_LAYOUTS", {**cpython.PENDING_CALLS_LAYOUTS, minor: wrong})
-        with pytest.raises(NotReachable, match="left alone"):
+        with pytest.raises(NotReachable, match="was not touched"):
             run_once(program.python(), deadline_s=5.0)
         program.ask()
 
@@ -435,7 +435,7 @@ class TestLeftAlone:
             "    def __del__(self, write=os.write, read=os.read): write(1, b'1\\n'); read(0, 1)\n"
             "last = Last()"
         )
-        self.left_alone([sys.executable, "-c", code], "starting or ending")
+        self.left_alone([sys.executable, "-c", code], "starting or exiting")
 
     def left_alone(self, argv: list[str], reason: str) -> None:
         process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)

@@ -181,12 +181,12 @@ class TestConnectionFile:
 
     def test_open_to_others(self, path: Path) -> None:
         path.chmod(0o640)
-        assert "open to others" in self.refused(path)
+        assert "accessible to others" in self.refused(path)
 
     @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
     def test_somebody_elses_even_for_root(self, path: Path) -> None:
         os.chown(path, 65534, 65534)
-        assert "not yours" in self.refused(path)
+        assert "not a regular file of yours" in self.refused(path)
 
     def test_a_link(self, path: Path, tmp_path: Path) -> None:
         link = tmp_path / "link.json"
@@ -196,7 +196,7 @@ class TestConnectionFile:
     def test_a_pipe_that_would_never_answer(self, tmp_path: Path) -> None:
         pipe = tmp_path / "pipe"
         os.mkfifo(pipe, 0o600)
-        assert "not yours" in self.refused(pipe)
+        assert "not a regular file of yours" in self.refused(pipe)
 
     @pytest.mark.parametrize("ip", ["10.1.2.3", "0.0.0.0", "example.org", "::", 7, None])
     def test_leads_to_another_machine(self, path: Path, ip: object) -> None:
@@ -211,17 +211,17 @@ class TestConnectionFile:
     @pytest.mark.parametrize("change", [{"key": ""}, {"signature_scheme": "hmac-__name__"}])
     def test_has_no_key(self, path: Path, change: dict[str, object]) -> None:
         self.write(path, change)
-        assert "no key" in self.refused(path)
+        assert "no signing key" in self.refused(path)
 
     @pytest.mark.parametrize("port", [0, -1, 70000, "x", None])
     def test_has_no_port(self, path: Path, port: object) -> None:
         self.write(path, {"shell_port": port})
-        assert "broken" in self.refused(path)
+        assert "damaged" in self.refused(path)
 
     @pytest.mark.parametrize("text", ["", "[]", "{}", "null", "\0" * 100, "{" * 70000, "[" * 60000])
     def test_broken(self, path: Path, text: str) -> None:
         path.write_text(text)
-        assert "broken" in self.refused(path)
+        assert "damaged" in self.refused(path)
 
 
 @pytest.mark.parametrize(

@@ -211,7 +211,7 @@ def test_who_is_on_its_way_out_after_sigterm_is_the_one_that_was_asked(state: Pa
     town = Changing(**LEAVING, **how)
     receipt = ran(town, made(town))
     assert statuses(receipt) == ["done"]
-    assert receipt.outcomes[0].message == "it was exiting 0 s after SIGTERM, and was ended by SIGKILL"
+    assert receipt.outcomes[0].message == "it was still exiting 0 s after SIGTERM, and was killed (SIGKILL)"
     assert town.signals_sent == [(51, SIGTERM), (51, SIGKILL)]
 
 
@@ -220,20 +220,20 @@ def test_who_never_gets_through_with_exiting_is_told_where_it_hangs(state: Path)
     town = Changing(**LEAVING, exiting=True, endless=True)
     receipt = ran(town, made(town))
     assert statuses(receipt) == ["unkillable"]
-    assert "it is exiting, and its memory is freed when that is over" in receipt.outcomes[0].message
+    assert "it is exiting; its memory is freed when it has exited" in receipt.outcomes[0].message
 
 
 @pytest.mark.fault(13)
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"image": "other"}, "is another program now"),
-        ({"executable": "/home/alice/other"}, "is another program now"),
+        ({"image": "other"}, "is a different program now"),
+        ({"executable": "/home/alice/other"}, "is a different program now"),
         ({"user": "bob"}, "its user changed"),
         ({**LEAVING, "state": "Z", "user": "bob"}, "its user changed"),
         ({**LEAVING, "state": "Z", "started_at": 101}, "it was started later"),
-        ({"state": "Z", "image": "other"}, "is another program now"),
-        ({"executable": "/usr/bin/Xorg"}, "is another program now"),
+        ({"state": "Z", "image": "other"}, "is a different program now"),
+        ({"executable": "/usr/bin/Xorg"}, "is a different program now"),
     ],
 )
 def test_once_asked_nothing_is_called_a_refusal_and_who_changed_is_left_alone(state: Path, changes, says):
@@ -241,7 +241,7 @@ def test_once_asked_nothing_is_called_a_refusal_and_who_changed_is_left_alone(st
     receipt = ran(town, made(town))
     assert statuses(receipt) == ["failed"]
     message = receipt.outcomes[0].message
-    assert message.startswith("pid 51 was sent SIGTERM, and nothing more: ")
+    assert message.startswith("pid 51 was sent SIGTERM and nothing more: ")
     assert says in message
     assert town.signals_sent == [(51, SIGTERM)]
     before, after = records(state)

@@ -51,7 +51,7 @@ def test_a_named_process_ends_and_its_bytes_are_measured(machine: Bench):
     demo = machine.demo("memory.plain", 1 * GIB)
     answer = machine.ask("kill", str(demo.pids["self"]), "--yes")
     (outcome,) = answer["receipt"]["outcomes"]
-    assert (outcome["status"], outcome["message"]) == ("done", "it ended when asked to (SIGTERM)")
+    assert (outcome["status"], outcome["message"]) == ("done", "it exited after SIGTERM")
     returned = answer["receipt"]["returned_bytes"]
     # What a context costs beyond its charge comes back with it.
     assert is_charge(returned, 1 * GIB)
@@ -94,7 +94,7 @@ def test_who_becomes_another_program_when_asked_to_end_is_left_alone_and_that_is
         assert done.returncode == 3
         (outcome,) = json.loads(done.stdout)["receipt"]["outcomes"]
         assert outcome["status"] == "failed"
-        assert outcome["message"].startswith(f"pid {actor.pid} was sent SIGTERM, and nothing more")
+        assert outcome["message"].startswith(f"pid {actor.pid} was sent SIGTERM and nothing more")
         assert [each.get("status") for each in machine.audit()] == [None, "failed"]
         assert actor.poll() is None
     finally:
@@ -120,7 +120,7 @@ def test_who_lives_on_without_its_leader_is_known_and_asked_like_others(machine:
     actor = start(machine, HOLDER + LEADER_LEAVES + "leave()\n")
     try:
         answer = machine.ask("kill", str(actor.pid), "--yes", "--grace", "30")
-        assert answer["receipt"]["outcomes"][0]["message"] == "it ended when asked to (SIGTERM)"
+        assert answer["receipt"]["outcomes"][0]["message"] == "it exited after SIGTERM"
         assert actor.wait() == -15
         assert is_charge(answer["receipt"]["returned_bytes"], 1 * GIB)
     finally:
@@ -131,7 +131,7 @@ def test_a_stopped_process_takes_sigterm_and_may_clean_up(machine: Bench):
     """It is continued after the signal, so that its handlers run."""
     demo = machine.demo("signals.stopped", 1 * GIB)
     answer = machine.ask("kill", str(demo.pids["worker"]), "--yes", "--grace", "30")
-    assert answer["receipt"]["outcomes"][0]["message"] == "it ended when asked to (SIGTERM)"
+    assert answer["receipt"]["outcomes"][0]["message"] == "it exited after SIGTERM"
 
 
 @pytest.mark.fault(4)
@@ -157,12 +157,12 @@ def test_state_d_is_unkillable_and_said_once(machine: Bench):
         assert done.returncode == 3
         (outcome,) = json.loads(done.stdout)["receipt"]["outcomes"]
         assert outcome["status"] == "unkillable"
-        assert "it waits inside the kernel (state D)" in outcome["message"]
+        assert "it is waiting in the kernel (state D)" in outcome["message"]
         signals = [each for each in machine.audit() if each["event"] == "outcome"]
         assert [each["status"] for each in signals] == ["unkillable"]
         # Now that the kernel holds it, the plan itself says so.
         (skipped,) = machine.ask("free", "--up-to", "kill", "--dry-run")["skipped"]
-        assert "no signal reaches it now" in skipped["why"]
+        assert "signals have no effect now" in skipped["why"]
     finally:
         stuck.communicate()
 
@@ -226,7 +226,7 @@ def test_a_process_without_gpu_memory(machine: Bench):
     try:
         done = machine.vram("kill", str(other.pid), "--yes")
         assert done.returncode == 11
-        assert "holds no memory of any GPU" in done.stderr
+        assert "holds no memory on any GPU" in done.stderr
         assert other.poll() is None
     finally:
         other.communicate()

@@ -37,7 +37,7 @@ def test_a_program_plans_and_executes(machine: Bench):
     answer = json.loads(done.stdout)
     assert (answer["planned"], answer["told"]) == ([demo.pids["child"]], ["done"])
     assert answer["returned"] > 2 * GIB
-    assert "holds nothing here any more" in answer["again"]
+    assert "no longer holds anything here" in answer["again"]
     assert [each["event"] for each in machine.audit()] == ["intend", "outcome"]
 
 

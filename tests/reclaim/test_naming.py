@@ -19,7 +19,7 @@ def test_a_dead_pid_that_the_driver_lists_means_who_holds_its_memory(machine: Be
     (step,) = answer["plan"]["steps"]
     assert (step["target"]["process"]["pid"], step["reason"]) == (
         child,
-        f"pid {dead} is dead, and its memory is held here",
+        f"pid {dead} is dead, and this process holds its memory",
     )
     assert answer["receipt"]["returned_bytes"] >= GIB
 
@@ -74,7 +74,9 @@ def test_a_parked_process_is_shown_as_parked(machine: Bench):
     pid = demo.pids["self"]
     assert machine.vram("park", str(pid)).returncode == 0
     try:
-        for words in (("who",), ("why",)):
+        (row,) = [line.split() for line in machine.vram("why").stdout.splitlines() if str(pid) in line]
+        assert "parked" in row
+        for words in (("who",), ("why", "-v")):
             shown = " ".join(machine.vram(*words).stdout.split())
             assert f"pid {pid}" in shown.partition("arked: paused")[2], words
         (parked,) = machine.why()["parked"]

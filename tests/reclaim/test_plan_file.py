@@ -65,7 +65,7 @@ def test_it_is_only_shown_without_yes(saved: Saved):
 def test_an_edited_plan_is_refused(saved: Saved):
     saved.edit(lambda plan: plan["steps"][0]["target"]["process"].update(pid=1))
     code, says = saved.run()
-    assert (code, "was changed after it was made" in says) == (16, True)
+    assert (code, "was changed after it was written" in says) == (16, True)
     assert saved.is_untouched()
 
 
@@ -83,14 +83,14 @@ def test_a_plan_of_another_boot_is_refused(saved: Saved):
 
     saved.edit(move)
     code, says = saved.run()
-    assert (code, "made on another machine" in says) == (15, True)
+    assert (code, "written on another machine" in says) == (15, True)
     assert saved.is_untouched()
 
 
 def test_a_plan_whose_target_ended_is_refused(saved: Saved):
     saved.demo.kill("worker")
     code, says = saved.run()
-    assert (code, "holds nothing here any more" in says) == (15, True)
+    assert (code, "no longer holds anything here" in says) == (15, True)
     assert not saved.machine.audit()
 
 
@@ -100,7 +100,7 @@ def test_a_plan_whose_target_works_again_is_refused(saved: Saved):
     signal.pidfd_send_signal(pidfd, signal.SIGCONT)
     os.close(pidfd)
     code, says = saved.run()
-    assert (code, "no longer named by VR201" in says) == (15, True)
+    assert (code, "VR201 no longer names" in says) == (15, True)
     assert saved.is_untouched()
 
 
@@ -166,7 +166,7 @@ def test_a_full_disk_leaves_no_half_a_plan(saved: Saved, tmp_path: Path):
         pytest.skip("no small disk can be made here")
     done = saved.machine.vram(*words, prefix=prefix)
     assert (done.returncode, done.stdout) == (16, "full\n")
-    assert done.stderr.startswith(f"vram: {disk}/plan.json cannot be written: No space left on device")
+    assert done.stderr.startswith(f"vram: cannot write {disk}/plan.json: No space left on device")
 
 
 def test_no_file_is_overwritten_by_a_plan(saved: Saved):

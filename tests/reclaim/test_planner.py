@@ -107,7 +107,7 @@ def test_a_holder_with_work_of_its_own_is_no_leftover():
     world = ledger(gpu(orphan(51), process(51)))
     draft = planned(world)
     assert not draft.plan.steps
-    assert "works with GPU memory of its own" in draft.skipped[0].why
+    assert "uses GPU memory of its own" in draft.skipped[0].why
     assert pids(planned(world, pids=(51,))) == [51]
 
 
@@ -175,7 +175,7 @@ def test_where_a_pid_may_name_somebody_else_nothing_is_planned_even_by_name():
     """Inside a container an older driver lists host pids."""
     doubtful = entry(holder=holder(51), confidence="likely")
     inside = ledger(gpu(doubtful), host=host(initial_pid_namespace=False))
-    with pytest.raises(NotPermitted, match="may be somebody else's"):
+    with pytest.raises(NotPermitted, match="may be a different process"):
         planned(inside, pids=(51,))
 
 

@@ -100,7 +100,7 @@ def test_a_gpu_that_does_not_answer_and_that_nobody_has_open_is_not_called_empty
 def test_without_yes_it_is_explained(machine: Bench):
     done = machine.vram("reset", "0")
     assert done.returncode == 0
-    assert "With --yes, as root, this would run:" in done.stdout
+    assert "With --yes, as root, vram would run:" in done.stdout
     assert "--gpu-reset -i 0" in done.stdout
     assert not machine.audit()
 

@@ -15,7 +15,7 @@ def ledger() -> Ledger:
     """One GPU with a bit of everything, one that is lost."""
     worker = OpenOnly(holder=make_holder(6002, "vllm worker"), inherited_from=6001)
     facts = GpuFacts(uuid="GPU-0", name="NVIDIA H200", virtual=True)
-    notes = (Note("moved", "used memory moved by 615.1 MiB while the process lists were read"),)
+    notes = (Note("moved", "used memory changed by 615.1 MiB while the process lists were read"),)
     busy = make_gpu(ORPHAN, EXPORT, WORKER, LOOSE, facts=facts, open_only=(worker,), notes=notes)
     lost = GpuLedger(
         index=1,

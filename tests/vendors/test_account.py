@@ -315,7 +315,7 @@ def test_a_sleeping_card_says_why_its_size_is_unknown(machine: Machine) -> None:
     gpu = only_gpu(machine)
     assert (gpu.total_bytes, gpu.status) == (None, "unsupported")
     assert gpu.message is not None
-    assert gpu.message.startswith("the card sleeps, ")
+    assert gpu.message.startswith("the card is suspended, ")
 
 
 def test_an_intel_card_whose_size_is_not_told(machine: Machine) -> None:
@@ -516,5 +516,5 @@ def test_a_snapshot_with_impossible_sizes_is_refused(facts) -> None:
     host = HostFacts(name="h", kernel="k", user="u", uid=0)
     seen = (Observation(probe="drm", gpu=0, process=ProcessRef(5), facts=facts),)
     survey = Survey(program="p", taken_at="t", host=host, observations=seen, probes=())
-    with pytest.raises(BadSnapshot, match="as a size"):
+    with pytest.raises(BadSnapshot, match="an invalid size"):
         bundle.loads(bundle.dumps(survey))

@@ -82,5 +82,5 @@ def test_free_parks_nobody_here(machine: Machine, card: Card, worker: subprocess
 
 
 def test_reset_is_nvidias(machine: Machine, card: Card) -> None:
-    with pytest.raises(UsageError, match="driven by amdgpu"):
+    with pytest.raises(UsageError, match="uses the driver amdgpu"):
         readiness(host_of(machine), 0, 20.0)

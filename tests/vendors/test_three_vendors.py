@@ -167,4 +167,4 @@ def test_nobody_there(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode != 0
-    assert "no GPU of AMD or Intel was found either" in done.stderr
+    assert "no AMD or Intel GPU was found either" in done.stderr

@@ -46,8 +46,8 @@ def test_trim_works_and_is_measured_on_the_whole_gpu(wsl: Wsl, caching: Subject,
 
 def test_trim_says_in_words_what_was_measured(wsl: Wsl, caching: Subject) -> None:
     shown = wsl.vram("trim", str(caching.pid)).stdout
-    assert "2.0 GiB came back" in shown
-    assert "the GPU's total in use was" in shown
+    assert "2.0 GiB freed" in shown
+    assert "total memory in use on the GPU was" in shown
 
 
 def test_free_trims_what_can_be_trimmed(wsl: Wsl, caching: Subject) -> None:
@@ -109,7 +109,7 @@ def test_free_names_the_ways_that_are_left(wsl: Wsl, hold: Hold) -> None:
     process = hold(4 * GIB)
     wsl.says(speaking("en", guest=4 * GIB))
     done = wsl.vram("free", "8GiB", code=ExitCode.GOAL_IMPOSSIBLE)
-    assert "Windows programs are closed in Windows" in done.stderr
+    assert "close Windows programs in Windows" in done.stderr
     plan = json.loads(wsl.vram("free", "2GiB", "--json", code=ExitCode.HELD).stdout)["plan"]
     assert [(step["kind"], step["target"]["process"]["pid"]) for step in plan["steps"]] == [
         ("trim", process.pid)

@@ -145,7 +145,7 @@ def test_what_windows_refuses_is_told_by_its_code_and_not_by_its_words(language:
 def test_other_refusals_keep_their_words() -> None:
     failure = {"source": "cards", "id": "X", "text": "Registrierungszugriff unzulässig"}
     assert read(encoded(answer(errors=(failure,)))).refusals == (
-        "Windows could not tell its cards: Registrierungszugriff unzulässig",
+        "Windows could not report its cards: Registrierungszugriff unzulässig",
     )
 
 
@@ -159,8 +159,8 @@ def test_other_refusals_keep_their_words() -> None:
         (b'{"vram": 1, "memory": [', "damaged"),
         (b'{"vram": 1}}', "damaged"),
         (b'{"vram":' * 100_000, "damaged"),
-        (b'{"vram": 2}', "something else"),
-        (b'{"a": "{"}', "something else"),
+        (b'{"vram": 2}', "unexpected answer"),
+        (b'{"a": "{"}', "unexpected answer"),
     ],
 )
 def test_a_broken_answer_is_called_broken(said: bytes, complaint: str) -> None:

@@ -72,17 +72,28 @@ def test_one_that_was_closed_unheard_is_asked_again(folder: Path) -> None:
     assert windows.ask("", PATIENT_S).answer().output == b"heard"
 
 
-def test_a_watch_starts_powershell_seldom_and_says_how_old_its_answer_is(wsl: Wsl) -> None:
+# What `vram watch` and `vram top` do: one host, surveyed again and again.
+READ_FIVE_TIMES = """
+import sys
+from vram.cli.source import WINDOWS_EVERY_S
+from vram.host.local import LocalHost
+from vram.ledger.build import build_ledger
+from vram.probes.survey import survey
+from vram.report.json import why
+host = LocalHost(windows_every_s=WINDOWS_EVERY_S)
+for _ in range(5):
+    sys.stdout.buffer.write(why(build_ledger(survey(host, deadline_s=float(sys.argv[1]))), (), compact=True))
+"""
+
+
+def test_reading_again_and_again_starts_powershell_seldom_and_says_how_old_its_answer_is(wsl: Wsl) -> None:
     wsl.gpu.set(windows_bytes=GIB)
     wsl.says(speaking("en", guest=0, other=GIB))
     began = time.monotonic()
-    words = ("why", "--watch", "0.1", "--json", "--deadline", str(PATIENT_S))
-    with subprocess.Popen(
-        [sys.executable, "-m", "vram", *words], env=wsl.environment(), stdout=subprocess.PIPE, text=True
-    ) as watching:
-        assert watching.stdout is not None
-        rounds = [json.loads(watching.stdout.readline()) for _ in range(5)]
-        watching.kill()
+    argv = [sys.executable, "-c", READ_FIVE_TIMES, str(PATIENT_S)]
+    done = subprocess.run(argv, env=wsl.environment(), stdout=subprocess.PIPE, check=True)
+    rounds = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(rounds) == 5
     took_s = time.monotonic() - began
     assert 1 <= starts(wsl.windows) <= 1 + took_s // WINDOWS_EVERY_S
     for each in rounds:

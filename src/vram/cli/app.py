@@ -25,7 +25,7 @@ COMMANDS = (
 DEFAULT = "why"
 _ABOUT_THE_PROGRAM = ("-h", "--help", "--version")
 EPILOG = """\
-Bare `vram` is `vram why`. `vram COMMAND --help` tells more about a command.
+`vram` alone is `vram why`. `vram COMMAND --help` has more about a command.
 No GPU here? `vram demo` needs none."""
 
 
@@ -105,7 +105,7 @@ def _dispatch(argv: list[str]) -> int:
     if name in _ABOUT_THE_PROGRAM:
         return _about_the_program(argv)
     if name not in COMMANDS:
-        raise UsageError(f"there is no command {name!r}", hint=_suggestion(name))
+        raise UsageError(f"no such command: {name!r}", hint=_suggestion(name))
     from argparse import Namespace
 
     from vram.cli.arguments import Parser

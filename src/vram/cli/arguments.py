@@ -39,7 +39,7 @@ class Parser(ArgumentParser):
 
 def add_windows_argument(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "--no-windows", action="store_true", help="in WSL2, do not ask Windows: no PowerShell is started"
+        "--no-windows", action="store_true", help="in WSL2, do not query Windows (starts no PowerShell)"
     )
 
 
@@ -174,7 +174,7 @@ def _address(word: str) -> str:
 
 def _unknown(ledger: Ledger, word: str) -> UsageError:
     if not any(re.fullmatch(form, word) for form in (_NUMBER, _DEVICE, _UUID, _ADDRESS)):
-        return UsageError(f"{word!r} is not the name of a GPU", hint=_HINT)
+        return UsageError(f"{word!r} is not a GPU", hint=_HINT)
     known = [f"{names[0]} ({_label(ledger, place)})" for place, names in _names(ledger)]
     return UsageError(f"there is no GPU {word}", hint="these exist: " + ", ".join(known))
 
@@ -192,11 +192,9 @@ def gpu_numbers(words: list[str]) -> set[int]:
     for part in parts:
         if ":" in part or part.upper().startswith("MIG-"):
             raise UsageError(
-                f"{part!r} names a MIG device, and memory is freed by whole GPUs or by processes",
-                hint="give the GPU's number, or the process with --pid; `vram who` names them",
+                f"{part!r} is a MIG device, but memory is freed by whole GPUs or by processes",
+                hint="give the GPU's number, or the process with --pid; `vram who` lists both",
             )
         if not (part.isascii() and part.isdigit()):
-            raise UsageError(
-                f"{part!r} is not the number of a GPU", hint="write it like --gpu 0 or --gpu 0,1"
-            )
+            raise UsageError(f"{part!r} is not a GPU number", hint="write it like --gpu 0 or --gpu 0,1")
     return set(map(int, parts))

@@ -41,7 +41,7 @@ def lines() -> Pages:
 def _line(kind: str, meaning: str, codes: tuple[str, ...]) -> str:
     text = f"{kind}: {meaning}\n\nA line of `vram why`."
     if codes:
-        text += " `vram explain CODE` tells more about its findings:\n"
+        text += " `vram explain CODE` has more about its findings:\n"
         known = dict(summaries(rules()))
         text += "".join(f"\n- {code} {known[code]}" for code in codes)
     return f"{text}\n"
@@ -64,7 +64,7 @@ def page(name: str) -> str:
     if found:
         return "\n\n".join(found) + "\n"
     what, names = ("check", checks()) if "." in wanted else ("code", rules())
-    raise UsageError(f"there is no {what} {name!r}", hint=f"the {what}s are {', '.join(names)}")
+    raise UsageError(f"no such {what}: {name!r}", hint=f"{what}s: {', '.join(names)}")
 
 
 def summaries(pages: Pages) -> tuple[tuple[str, str], ...]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def add_pids_argument(parser: ArgumentParser, *, optional: bool = False) -> None:
-    parser.add_argument("pids", nargs="*" if optional else "+", metavar="PID", help="processes, by their pid")
+    parser.add_argument("pids", nargs="*" if optional else "+", metavar="PID", help="the processes' pids")
 
 
 def numbers(words: Sequence[str]) -> list[int]:
@@ -35,14 +35,14 @@ def say(text: str) -> None:
 def recover(parking: Parking) -> tuple[Recovered, ...]:
     """Undo what a vram that died left behind, and say so."""
     words = {
-        "unlocked": "was left locked by a vram that died; it runs again",
-        "brought back": "was left parked by a `vram borrow` that died; it is back on its GPU",
-        "no room": "was left parked by a `vram borrow` that died; its GPU has no room for it yet",
+        "unlocked": "was left locked by a vram that was killed; it is running again",
+        "brought back": "was left parked by a `vram borrow` that was killed; it is back on its GPU",
+        "no room": "was left parked by a `vram borrow` that was killed; its GPU has no room for it yet",
     }
     found = parking.recover() if parking.journal.entries() else ()
     for bad in parking.journal.set_aside:
         kept = f"; it is kept as {bad.kept_as}" if bad.kept_as else ""
-        say(f"an entry of the journal is not used, {bad.name}: {bad.reason}{kept}")
+        say(f"journal entry {bad.name} is not used: {bad.reason}{kept}")
     for each in found:
         pid = each.entry.target.process.pid
         if each.done in words:
@@ -59,4 +59,4 @@ def warn_of_unasked(unjournaled: Unjournaled) -> None:
     for pid in unjournaled.silent:
         say(f"the driver does not answer about pid {pid}: whether it is parked is unknown")
     if not unjournaled.complete:
-        say("the driver could not be asked about every process in time: more may be parked")
+        say("the driver did not report on every process in time: more may be parked")

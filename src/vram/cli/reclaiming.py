@@ -19,18 +19,18 @@ SHORTEST_DIGEST = 8
 
 
 def add_reclaim_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--dry-run", action="store_true", help="only show the plan; nothing is touched")
+    parser.add_argument("--dry-run", action="store_true", help="only show the plan and touch nothing")
     parser.add_argument(
         "--yes",
         "-y",
         action="store_true",
-        help="run the plan without asking; without it and without a terminal the plan is only shown",
+        help="run the plan without asking; without it and without a terminal, the plan is only shown",
     )
     parser.add_argument(
         "--digest",
         type=_digits,
         metavar="HEX",
-        help="run only the plan with this digest (8 digits or more), as an earlier --dry-run showed it",
+        help="run the plan only if it has this digest (8 digits or more), as an earlier --dry-run showed",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text; never asks")
     parser.add_argument(
@@ -38,7 +38,7 @@ def add_reclaim_arguments(parser: ArgumentParser) -> None:
         type=seconds,
         default=10.0,
         metavar="S",
-        help="a process has S seconds after SIGTERM before SIGKILL (default: %(default)g)",
+        help="wait S seconds after SIGTERM before SIGKILL (default: %(default)g)",
     )
     add_deadline_argument(parser)
     add_terminal_arguments(parser)
@@ -73,9 +73,8 @@ def _drafted(args: Namespace, make: Callable[[], Draft]) -> Draft:
 def _require_digest(args: Namespace, draft: Draft) -> None:
     if args.digest is not None and not draft.plan.digest.startswith(args.digest):
         raise WorldChanged(
-            f"the plan of this moment is {draft.plan.digest[:12]}, not {args.digest[:12]}:"
-            " the world has changed",
-            hint="look at the new plan first: --dry-run",
+            f"the plan is now {draft.plan.digest[:12]}, not {args.digest[:12]}: the machine has changed",
+            hint="check the new plan first: --dry-run",
         )
 
 

@@ -68,7 +68,7 @@ def _root(variable: str) -> str | None:
     path = os.environ.get(variable) or None
     if path and not os.path.isdir(path):
         # Without this the answer would be that nobody is there.
-        raise UsageError(f"{variable} is {path}, and that is no folder", hint="mount it there, or unset it")
+        raise UsageError(f"{variable} is {path}, which is not a folder", hint="mount it there, or unset it")
     return path
 
 
@@ -131,8 +131,8 @@ def require_driver(ledger: Ledger) -> None:
             from vram.diagnosis.words import where_to_look
 
             raise DriverMissing(
-                f"no NVIDIA driver answers on {ledger.host.name}: {probe.message or 'it is not there'};"
-                " no GPU of AMD or Intel was found either",
+                f"no NVIDIA driver answers on {ledger.host.name}: {probe.message or 'none installed'}; no"
+                " AMD or Intel GPU was found either",
                 hint=where_to_look(ledger.driver),
             )
 

@@ -25,12 +25,12 @@ _PROGRESS_CELLS = 24
 
 def add_terminal_arguments(parser: ArgumentParser) -> None:
     """Add the options that say how text may look."""
-    parser.add_argument("--ascii", action="store_true", help="bars and lines without Unicode")
+    parser.add_argument("--ascii", action="store_true", help="draw bars and lines without Unicode")
     parser.add_argument(
         "--color",
         choices=("auto", "always", "never"),
         default="auto",
-        help="colour: on a terminal, always or never (default: %(default)s); NO_COLOR is respected",
+        help="colour output (default: %(default)s); NO_COLOR is respected",
     )
     parser.add_argument("--no-color", action="store_const", const="never", dest="color", help=SUPPRESS)
 

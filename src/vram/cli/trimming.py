@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 DEADLINE_S = 5.0
 
 EPILOG = """\
-Injectors, safest first: an agent that the process started itself (vram.agent()), its Jupyter
-connection file, Python 3.14's interface for debuggers (remote-exec), and for CPython 3.9 to 3.14
-ptrace. The last two stop the process for about a millisecond; no debugger is needed. The process
+Ways to attach, safest first: an agent that the process started itself (vram.agent()), its Jupyter
+connection file, Python 3.14's debugger interface (remote-exec), and for CPython 3.9 to 3.14 ptrace.
+The last two stop the process for about a millisecond; no debugger is needed. The process then
 collects garbage and empties the caches of PyTorch, CuPy, JAX, Numba, PyCUDA, cuda.core, RMM and the
-driver's pools, as far as they are loaded there. What was freed is read from the driver afterwards."""
+driver's pools, if they are loaded. The freed memory is then measured with the driver."""
 
 
 def add_trim_arguments(parser: ArgumentParser, *, pids: Literal["+", "*"]) -> None:
@@ -36,7 +36,7 @@ def add_trim_arguments(parser: ArgumentParser, *, pids: Literal["+", "*"]) -> No
         "--via",
         choices=("auto", "agent", "jupyter", "remote-exec", "ptrace"),
         default="auto",
-        help="the way in (default: the safest that is open)",
+        help="how to attach (default: the safest that works)",
     )
     parser.add_argument(
         "--deadline",

@@ -12,20 +12,18 @@ from typing import Any, get_args
 from msgspec import Struct
 from msgspec.structs import replace
 
+from vram.diagnosis.answering import Answering, KnownGpu, free_bytes
 from vram.diagnosis.watched import Identity, Item, Key, finding_items, holding, items_of, living
-from vram.ledger.processes import identity, is_silent
+from vram.ledger.processes import identity
 from vram.model.change import Change, Event, WatchedGpu, WatchState
 from vram.model.finding import Finding
-from vram.model.ledger import GpuLedger, Holder, Ledger, ParkedProcess, known_bytes
-from vram.model.observation import ProbeRun, Status
+from vram.model.ledger import Holder, Ledger, ParkedProcess
 
 # How many readings in a row must show something before it is reported: what is there for a moment, while
 # a context is made or a family of processes exits, is not worth a line.
 _READINGS = {"ghost": 2, "unattributed": 2, "hidden": 2, "finding": 3}
 # A second reading follows at once for these. Findings can wait.
 _URGENT = ("ghost", "unattributed", "hidden")
-# In how many readings after an end a GPU's free memory may still rise because of it.
-_TEARDOWN_READINGS = 5
 # In how many readings a process that is parked no more must be missing on its GPUs to have ended.
 _RETURN_READINGS = 2
 
@@ -43,10 +41,9 @@ _GONE: dict[str, Event] = {
     "finding": "finding-resolved",
 }
 _ORDER: dict[Event, int] = {event: at for at, event in enumerate(get_args(Event))}
-_FAILED = ("failed", "timeout")
 
 
-class _Tracked(Struct):
+class _Tracked(Struct, eq=False):
     """An item, what was last reported of it, and in how many readings in a row it was there, or was not."""
 
     item: Item
@@ -56,32 +53,16 @@ class _Tracked(Struct):
     is_reported: bool = False
 
 
-class _Gpu(Struct):
-    """A GPU as it was read last. ``normal`` is the status it had at first."""
-
-    ledger: GpuLedger
-    normal: Status
-    free_bytes: int | None = None
-    condition: str = "ok"
-    owed_bytes: int = 0
-    """What ended processes and ghosts had, and what has not become free since."""
-    owed_readings: int = 0
-
-
 class Comparison:
     """Compares each ledger with what was last reported; changes of less than *min_bytes* add up."""
 
     def __init__(self, min_bytes: int) -> None:
         self._min_bytes = max(1, min_bytes)
         self._tracked: dict[Key, list[_Tracked]] = {}
-        self._gpus: dict[Key, _Gpu] = {}
+        self._answering = Answering(self._min_bytes)
         self._states: dict[Identity, tuple[str, bool]] = {}
         self._parked: dict[Identity, ParkedProcess] = {}
         self._returning: dict[Identity, int] = {}
-        self._failed: dict[str, ProbeRun] = {}
-        self._normal_failures: set[str] = set()
-        self._unproved: set[str] = set()
-        self._driver_answers = True
         self._is_first = True
         self._at = ""
 
@@ -100,7 +81,7 @@ class Comparison:
         return WatchState(
             at=ledger.taken_at,
             host=ledger.host.name,
-            gpus=tuple(self._watched(key, gpu) for key, gpu in self._gpus.items()),
+            gpus=tuple(self._watched(key, gpu) for key, gpu in self._answering.gpus.items()),
             present=tuple(each for each in present if each.event != "gpu-added"),
         )
 
@@ -108,103 +89,26 @@ class Comparison:
         """Return what changed, and remember *ledger* as reported."""
         self._at = ledger.taken_at
         known = living(ledger)
-        keys = self._keys(ledger)
-        changes = [*self._driver(ledger), *self._probes(ledger), *self._gpu_changes(ledger, keys)]
+        changes, keys = self._answering.compare(ledger)
+        self._forget_removed()
         items = list(self._items(ledger, findings, keys, known))
         parked = {(each.pid, each.started_at): each for each in ledger.parked}
         changes += self._matched(items, known, parked.keys() | self._parked.keys())
         changes += self._parking(parked, items)
         changes += self._stops()
-        changes += self._freed(keys)
+        changes += self._answering.freed(keys)
         self._is_first = False
         return tuple(sorted(changes, key=lambda change: _ORDER[change.event]))
 
-    # ---- the driver, other sources, and GPUs as a whole ----
-
-    def _driver(self, ledger: Ledger) -> Iterator[Change]:
-        run = _probe(ledger, "nvml")
-        answers = bool(ledger.gpus) or run is None or run.status in ("ok", "denied", "lost")
-        if answers != self._driver_answers and run is not None:
-            event: Event = "driver-back" if answers else "driver-gone"
-            yield self._change(event, code=run.code, status=run.status, message=run.message)
-        self._driver_answers = answers
-
-    def _probes(self, ledger: Ledger) -> Iterator[Change]:
-        failed = {run.name: run for run in ledger.probes if run.name != "nvml" and run.status in _FAILED}
-        for name, run in failed.items():
-            if name not in self._failed:
-                yield self._of_probe("probe-failed", run)
-        for name, run in self._failed.items():
-            if name not in failed:
-                yield self._of_probe("probe-recovered", run)
-        self._failed = failed
-        self._normal_failures = {name for name in failed if self._is_first or name in self._normal_failures}
-        # One process with thousands of open files is always read in part, and alike.
-        self._unproved = {
-            name
-            for name, run in failed.items()
-            if name not in self._normal_failures and run.code != "too-many-files"
-        }
-
-    def _of_probe(self, event: Event, run: ProbeRun) -> Change:
-        return self._change(event, probe=run.name, code=run.code, status=run.status, message=run.message)
-
-    def _keys(self, ledger: Ledger) -> dict[int, Key]:
-        """A name for each GPU of *ledger*, by its place there, that stays when GPUs are numbered anew."""
-        numbers = {(gpu.ledger.index, gpu.ledger.mig): key for key, gpu in self._gpus.items()}
-        return {at: _key(gpu, numbers) for at, gpu in enumerate(ledger.gpus)}
-
-    def _gpu_changes(self, ledger: Ledger, keys: dict[int, Key]) -> Iterator[Change]:
-        there = {keys[at]: gpu for at, gpu in enumerate(ledger.gpus)}
-        if self._all_listed(ledger):
-            for key in self._gpus.keys() - there.keys():
-                gone = self._gpus.pop(key)
-                self._forget(key)
-                yield self._of_gpu("gpu-removed", gone.ledger)
-        for key, gpu in there.items():
-            known = self._gpus.get(key)
-            if known is None:
-                known = self._gpus[key] = _Gpu(gpu, gpu.status, _free_bytes(gpu))
-                if not self._is_first:
-                    yield self._of_gpu("gpu-added", gpu)
-            condition = _condition(gpu)
-            if condition != known.condition:
-                event: Event = "gpu-back"
-                if condition != "ok":
-                    event = "gpu-lost" if condition == "lost" else "gpu-unreadable"
-                yield self._of_gpu(event, gpu)
-                known.condition = condition
-            # A GPU that does not answer has the name and the UUID that it had.
-            is_nameless = gpu.uuid is None and known.ledger.uuid is not None
-            named = replace(gpu, uuid=known.ledger.uuid, name=known.ledger.name) if is_nameless else gpu
-            known.ledger = named
-
-    def _all_listed(self, ledger: Ledger) -> bool:
-        """Whether a GPU that is not in *ledger* is not there: a driver that hangs may leave some out."""
-        runs = (_probe(ledger, "nvml"), _probe(ledger, "drm"))
-        return self._driver_answers and all(run is None or run.status not in _FAILED for run in runs)
-
-    def _of_gpu(self, event: Event, gpu: GpuLedger) -> Change:
-        return self._change(
-            event,
-            gpus=(gpu.index,),
-            mig=gpu.mig,
-            total_bytes=gpu.total_bytes,
-            free_bytes=_free_bytes(gpu),
-            status=gpu.status,
-            code=gpu.code,
-            message=gpu.message if gpu.status != "ok" else gpu.name,
-        )
-
-    def _forget(self, gpu: Key) -> None:
-        for key, same in list(self._tracked.items()):
-            left = [each for each in same if gpu not in each.item.gpus]
-            if left:
-                self._tracked[key] = left
-            else:
-                del self._tracked[key]
-
     # ---- processes, ghosts, unnamed memory and findings ----
+
+    def _forget_removed(self) -> None:
+        """Drop what was on GPUs that are not there any more."""
+        gpus = self._answering.gpus.keys()
+        for key, same in list(self._tracked.items()):
+            left = [each for each in same if gpus >= set(each.item.gpus)]
+            if len(left) < len(same):
+                self._tracked[key] = left
 
     def _items(
         self, ledger: Ledger, findings: tuple[Finding, ...], keys: dict[int, Key], known: dict[int, Holder]
@@ -223,14 +127,6 @@ class Comparison:
         is_known = any(each.is_reported for each in self._tracked.get(item.key, ()))
         return (item.nbytes or 0) >= (self._min_bytes // 2 if is_known else self._min_bytes)
 
-    def _is_comparable(self, item: Item) -> bool:
-        """Whether this reading can prove that *item* is there, is not, or has another size."""
-        if not self._driver_answers:
-            return False
-        if any(key not in self._gpus or not _answers(self._gpus[key]) for key in item.gpus):
-            return False
-        return "processes" not in self._unproved if item.topic == "process" else not self._unproved
-
     def _matched(self, items: list[Item], known: dict[int, Holder], away: set[Identity]) -> Iterator[Change]:
         """Compare *items* with those before; *away* are processes that are parked, or were until now."""
         before, self._tracked = self._tracked, {}
@@ -238,7 +134,7 @@ class Comparison:
             match = next((each for each in before.get(item.key, ()) if each.item.is_same(item)), None)
             if match is not None:
                 before[item.key].remove(match)
-            if not self._is_comparable(item):
+            if not self._answering.is_comparable(item):
                 if match is not None:
                     self._keep(match)
                 continue
@@ -248,7 +144,7 @@ class Comparison:
                 yield from self._still_there(match, item)
         for same in before.values():
             for tracked in same:
-                if self._is_comparable(tracked.item):
+                if self._answering.is_comparable(tracked.item):
                     yield from self._missing(tracked, known, away)
                 else:
                     self._keep(tracked)
@@ -269,7 +165,7 @@ class Comparison:
         if self._is_first or tracked.readings >= _READINGS.get(item.topic, 1):
             tracked.is_reported, tracked.reported_bytes = True, item.nbytes
             if item.topic == "ghost":
-                self._owe(item, -1)
+                self._answering.owe(item, -1)
             yield self._of_item(_APPEARED[item.topic], item, item.nbytes)
 
     def _still_there(self, tracked: _Tracked, item: Item) -> Iterator[Change]:
@@ -297,7 +193,7 @@ class Comparison:
             self._keep(tracked)
             return
         if item.topic != "finding":
-            self._owe(item, 1)
+            self._answering.owe(item, 1)
         if item.topic != "process":
             yield self._gone(_GONE[item.topic], item)
         elif holder is not None and identity(holder) not in away:
@@ -357,33 +253,12 @@ class Comparison:
             states[who] = (state, is_stopped)
         self._states = states
 
-    def _owe(self, item: Item, sign: int) -> None:
-        for key in item.gpus:
-            gpu = self._gpus.get(key)
-            if gpu is not None:
-                gpu.owed_bytes = max(0, gpu.owed_bytes + sign * (item.nbytes or 0))
-                gpu.owed_readings = _TEARDOWN_READINGS
-
-    def _freed(self, keys: dict[int, Key]) -> Iterator[Change]:
-        for key in keys.values():
-            gpu = self._gpus[key]
-            free = _free_bytes(gpu.ledger)
-            if free is None or gpu.condition != "ok":
-                continue
-            rise = 0 if gpu.free_bytes is None else free - gpu.free_bytes
-            gpu.free_bytes = free
-            if gpu.owed_bytes and rise >= self._min_bytes:
-                gpu.owed_bytes = max(0, gpu.owed_bytes - rise)
-                yield replace(self._of_gpu("freed", gpu.ledger), nbytes=rise, status=None, message=None)
-            gpu.owed_readings -= 1
-            if gpu.owed_readings <= 0:
-                gpu.owed_bytes = 0
-
     # ---- values ----
 
     def _of_item(self, event: Event, item: Item, nbytes: int | None, held_bytes: int | None = None) -> Change:
         holder = item.holder
-        whole = [self._gpus[key] for key in item.gpus if key in self._gpus]
+        gpus = self._answering.gpus
+        whole = [gpus[key] for key in item.gpus if key in gpus]
         one = whole[0].ledger if len(whole) == 1 else None
         who: dict[str, Any] = {}
         if holder is not None:
@@ -400,7 +275,7 @@ class Comparison:
             mig=one.mig if one else None,
             nbytes=nbytes,
             held_bytes=item.nbytes if held_bytes is None else held_bytes,
-            free_bytes=_free_bytes(one) if one else None,
+            free_bytes=free_bytes(one) if one else None,
             total_bytes=one.total_bytes if one else None,
             kind=item.kind,
             dead_pid=item.dead_pid,
@@ -414,7 +289,7 @@ class Comparison:
     def _change(self, event: Event, **values: Any) -> Change:
         return Change(at=self._at, event=event, **values)
 
-    def _watched(self, key: Key, gpu: _Gpu) -> WatchedGpu:
+    def _watched(self, key: Key, gpu: KnownGpu) -> WatchedGpu:
         charged = [
             each
             for same in self._tracked.values()
@@ -428,7 +303,7 @@ class Comparison:
             name=gpu.ledger.name,
             status=gpu.ledger.status,
             total_bytes=gpu.ledger.total_bytes,
-            free_bytes=_free_bytes(gpu.ledger),
+            free_bytes=free_bytes(gpu.ledger),
             processes=len(charged),
         )
 
@@ -438,32 +313,3 @@ def _everywhere(items: list[Item]) -> Item:
     sizes = [each.nbytes for each in items if each.nbytes is not None]
     gpus = tuple(dict.fromkeys(key for each in items for key in each.gpus))
     return replace(items[0], gpus=gpus, nbytes=sum(sizes) if sizes else None)
-
-
-def _key(gpu: GpuLedger, numbers: dict[tuple[int, str | None], Key]) -> Key:
-    if gpu.uuid is not None:
-        return (gpu.uuid, gpu.mig)
-    return numbers.get((gpu.index, gpu.mig), (gpu.index, gpu.mig))
-
-
-def _probe(ledger: Ledger, name: str) -> ProbeRun | None:
-    return next((run for run in ledger.probes if run.name == name), None)
-
-
-def _free_bytes(gpu: GpuLedger) -> int | None:
-    if gpu.total_bytes is None and not gpu.instances:
-        return None
-    return known_bytes(entry for entry in gpu.entries if entry.kind == "free")
-
-
-def _condition(gpu: GpuLedger) -> str:
-    """ok, lost, or unreadable: its memory or its process lists could not be read."""
-    if gpu.status == "lost":
-        return "lost"
-    return "unreadable" if is_silent(gpu) or gpu.status in ("failed", "timeout", "denied") else "ok"
-
-
-def _answers(gpu: _Gpu) -> bool:
-    """Whether it can be compared: it answers, or answers as little as it always did."""
-    is_normal = gpu.ledger.status == gpu.normal and not is_silent(gpu.ledger)
-    return gpu.condition == "ok" or (gpu.condition == "unreadable" and is_normal)

@@ -99,4 +99,4 @@ def require_code(code: str) -> None:
     """Raise UsageError unless some rule has this *code*; case does not matter."""
     codes = sorted(rule.CODE for rule in RULES)
     if code.strip().upper() not in codes:
-        raise UsageError(f"there is no code {code!r}", hint=f"the codes are {', '.join(codes)}")
+        raise UsageError(f"no such code: {code!r}", hint=f"codes: {', '.join(codes)}")

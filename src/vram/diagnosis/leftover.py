@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from vram.diagnosis import remedies, words
 from vram.diagnosis.held import HeldMemory, gather, is_healthy, is_stopped, is_stuck
-from vram.diagnosis.remedies import SUDO_VRAM
+from vram.diagnosis.remedies import MOST_PIDS, SUDO_VRAM
 from vram.ledger.processes import in_use, living_holders
 from vram.model.finding import Finding, Remedy
 from vram.model.ledger import Entry, Ledger
@@ -18,7 +18,6 @@ from vram.protected import role
 
 ORPHANED, EXPORTED, DMABUF, ZOMBIE = "VR101", "VR103", "VR104", "VR203"
 CODES = (ORPHANED, EXPORTED, DMABUF, ZOMBIE)
-MOST_PIDS = 16
 
 
 def code_of(entry: Entry) -> str | None:
@@ -62,10 +61,11 @@ def doubt(entry: Entry, works: Collection[int], host: HostFacts) -> Doubt | None
     handed = [each for each in people if each.user != host.user] if entry.kind == "exported" else []
     if handed and host.uid == 0:
         whose = handed[0].user or "another user"
-        return Doubt("handed-over", f"anybody may have handed it to pid {handed[0].pid} of {whose}")
+        text = f"pid {handed[0].pid} of {whose} may have received the handle from another program"
+        return Doubt("handed-over", text)
     for holder in people:
         if is_stuck(holder):
-            text = f"pid {holder.pid} waits inside the kernel or is exiting: no signal reaches it now"
+            text = f"pid {holder.pid} is waiting in the kernel or exiting; signals have no effect now"
             return Doubt("stuck", text)
         if part := role(holder.pid, holder):
             return Doubt("protected", f"pid {holder.pid} is {part}")
@@ -73,15 +73,19 @@ def doubt(entry: Entry, works: Collection[int], host: HostFacts) -> Doubt | None
             by = "a debugger" if holder.state == "t" else "a signal (Ctrl-Z)"
             return Doubt("stopped", f"pid {holder.pid} is stopped by {by}")
         if holder.pid in works:
-            return Doubt("works", f"pid {holder.pid} also works with GPU memory of its own")
+            return Doubt("works", f"pid {holder.pid} also uses GPU memory of its own")
     if entry.confidence != "fact":
-        who = f"pid {people[0].pid} is" if len(people) == 1 else f"{len(people)} processes are"
-        return Doubt("likely", f"{who} only likely to hold it")
+        who = (
+            f"pid {people[0].pid} probably holds"
+            if len(people) == 1
+            else f"{len(people)} processes probably hold"
+        )
+        return Doubt("likely", f"{who} it, but this is not certain")
     return None
 
 
 def way_back(ledger: Ledger) -> str | None:
-    """The one command that gives leftovers back here; None where there are none, or none would help."""
+    """The one command that frees the leftovers here; None where there are none, or no command would."""
     works, host = working(ledger), ledger.host
     entries = [entry for gpu in ledger.gpus for entry in gpu.accounted if code_of(entry)]
     certain = [entry for entry in entries if doubt(entry, works, host) is None]

@@ -1,4 +1,4 @@
-"""Ways out, from harmless to harmful, as text and as commands that can be pasted.
+"""Remedies, from harmless to harmful, as text and as commands that can be pasted.
 
 Nothing that a process chose for itself (name, path, environment) enters a command: only
 pids, GPU numbers, and container and job ids that pass a strict pattern.
@@ -16,6 +16,9 @@ from vram.model.ledger import GpuLedger, Holder, Ledger
 from vram.model.observation import NO_INTEROP, NO_POWERSHELL, HostFacts, ProbeRun
 from vram.model.windows import WslFacts
 from vram.protected import role
+
+MOST_PIDS = 16
+"""So many pids a suggested command names at most."""
 
 # sudo searches its own path, where a program from a virtual environment is not.
 SUDO_VRAM = 'sudo "$(command -v vram)"'
@@ -38,7 +41,7 @@ def ordered(remedies: Iterable[Remedy]) -> tuple[Remedy, ...]:
     return tuple(sorted(distinct.values(), key=lambda remedy: _HARMS.index(remedy.harm)))
 
 
-def look(holders: Sequence[Holder], text: str = "See what it is before you act.") -> tuple[Remedy, ...]:
+def look(holders: Sequence[Holder], text: str = "Check what it is before you act.") -> tuple[Remedy, ...]:
     """Show the processes themselves: harmless."""
     if not holders:
         return ()
@@ -47,17 +50,17 @@ def look(holders: Sequence[Holder], text: str = "See what it is before you act."
 
 
 def see_more(host: HostFacts) -> Remedy:
-    """Look again with eyes that see every process."""
+    """Run again with the permission to read every process."""
     if host.uid == 0:
-        text = "Look from the host, with all rights: a container or a security module takes some from root."
+        text = "Run it on the host, outside the container: here even root lacks some permissions."
         return Remedy(step="look", target="host", text=text)
-    text = "Look with full rights: root sees every process's files."
+    text = "Run it as root, which can read the open files of every process."
     return Remedy(step="look", target="host", text=text, command=AS_ROOT)
 
 
 def kernel_log(target: str, drivers: Collection[str] = ("nvidia",), pids: tuple[int, ...] = ()) -> Remedy:
-    """Read what the driver wrote when it got into trouble; *drivers* are those of the GPUs meant."""
-    text = "Read what the driver wrote to the kernel log"
+    """Read what the driver logged; *drivers* are those of the GPUs meant."""
+    text = "Read the driver's messages in the kernel log"
     other = next((_OTHERS_LOG[each] for each in sorted(drivers) if each in _OTHERS_LOG), None)
     if other and "nvidia" not in drivers:
         return Remedy(step="look", target=target, text=f"{text}.", command=other, pids=pids)
@@ -88,7 +91,7 @@ def end(
     if any(is_stuck(holder) for holder in holders):
         return (_wait(holders),)
     if one_of and len(holders) > 1:
-        return look(holders, "Find out which of them has to end: only one of them holds the memory.")
+        return look(holders, "Find out which one to terminate: only one of them holds the memory.")
     if any(holder.executable is None for holder in holders) or not (certain or _is_here(host)):
         return (_find_out(host, holders),)
     return (*_ask(host, holders), _terminate(host, holders), *_stop_workloads(holders))
@@ -97,13 +100,13 @@ def end(
 def free(holders: Sequence[Holder]) -> Remedy:
     """Memory whose owner is dead: one command returns it, and nobody's work is lost."""
     whom = "its holder" if len(holders) == 1 else _all(holders)
-    text = f"Free it: terminates {whom}. The owner of this memory is dead, and nobody works with it."
+    text = f"Free it: this terminates {whom}. The owner is dead and nobody uses this memory."
     return for_processes(holders, step="free", text=text, command="vram free")
 
 
 def resume(host: HostFacts, holder: Holder) -> Remedy:
-    """Let a stopped process go on."""
-    text = "Let it go on: it is stopped (Ctrl-Z), and vram never ends a stopped process by itself."
+    """Continue a stopped process."""
+    text = "Resume it: it is stopped (Ctrl-Z), and `vram free` never terminates a stopped process."
     sudo = "sudo " if host.uid != 0 and holder.user != host.user else ""
     command = f"{sudo}kill -CONT {holder.pid}"
     return for_processes([holder], step="resume", text=text, command=command)
@@ -136,10 +139,10 @@ def trim_or_park(
     if host.wsl_facts is not None:  # parking is the Linux kernel driver's, and here it is Windows'
         return (_trim(holder),)
     if "nvidia" not in drivers:
-        text = "If it is a Python program with PyTorch for ROCm: free what it only caches."
+        text = "If it is a Python program with PyTorch for ROCm: release its unused cached memory."
         rocm = for_processes([holder], step="trim", text=text, command=f"vram trim {holder.pid}")
         return (rocm,) if "amdgpu" in drivers else ()
-    park = "Move all of it into host memory; the process is paused until `vram unpark`."
+    park = "Move its GPU memory to host memory; the process is paused until `vram unpark`."
     ways = (
         _trim(holder),
         for_processes([holder], step="park", text=park, command=f"vram park {holder.pid}", harm="interrupts"),
@@ -147,8 +150,26 @@ def trim_or_park(
     return tuple(way for way in ways if (parks or way.step != "park") and (trims or way.step != "trim"))
 
 
+def park_together(host: HostFacts, holders: Sequence[Holder], *, certain: bool = True) -> tuple[Remedy, ...]:
+    """Move several small processes into host memory, contexts included, where all of them may be parked."""
+    may = [
+        each
+        for each in holders
+        if (host.uid == 0 or each.user == host.user)
+        and each.executable is not None
+        and "mps" not in each.lists
+        and not role(each.pid, each)
+    ]
+    known = certain or _is_here(host)
+    if not may or len(may) < len(holders) or len(may) > MOST_PIDS or not known or host.wsl_facts is not None:
+        return ()
+    text = "Move them to host memory, contexts included; they are paused until `vram unpark`."
+    command = f"vram park {_pids(may, ' ')}"
+    return (for_processes(may, step="park", text=text, command=command, harm="interrupts"),)
+
+
 def _trim(holder: Holder) -> Remedy:
-    text = "If it is a Python program: free what it only caches; it goes on working."
+    text = "If it is a Python program: release its unused cached memory; it keeps running."
     return for_processes([holder], step="trim", text=text, command=f"vram trim {holder.pid}")
 
 
@@ -157,25 +178,25 @@ def reset(gpu: GpuLedger, why: str) -> Remedy:
     target = f"gpu {gpu.index}"
     idle = gpu.status == "ok" and gpu.total_bytes is not None and not gpu.open_only
     if idle and all(entry.kind_facts.used is False for entry in gpu.entries):
-        text = f"{why} Nobody uses this GPU now; a reset ends whatever starts on it meanwhile."
+        text = f"{why} Nobody uses this GPU now; a reset kills anything that starts on it in the meantime."
         command = f"{SUDO_VRAM} reset {gpu.index} --yes"
         return Remedy(step="reset", target=target, text=text, command=command, harm="affects-others")
-    text = f"{why} First let every process on this GPU finish; a reset is refused or harmful while one lives."
+    text = f"{why} Let every process on this GPU finish first; a reset while one runs is refused or harmful."
     return Remedy(step="drain", target=target, text=text, harm="affects-others")
 
 
 def _kept(holder: Holder, part: str) -> Remedy:
-    text = f"Leave pid {holder.pid} alone: it is {part}. Restart that service by its own means, if at all."
+    text = f"Do not kill pid {holder.pid}: it is {part}. If it must go, restart that service."
     return for_processes([holder], step="keep", text=text)
 
 
 def _wait(holders: Sequence[Holder]) -> Remedy:
-    text = "Wait, then run it again: no signal reaches a process inside the kernel or already exiting."
+    text = "Wait, then run it again: a process waiting in the kernel or exiting ignores signals."
     return for_processes(holders, step="wait", text=text, command="vram why")
 
 
 def _find_out(host: HostFacts, holders: Sequence[Holder]) -> Remedy:
-    text = "Find out first what this process is: from here its program cannot be told, so do not end it."
+    text = "Find out what this process is before you kill it: its program is not visible from here."
     if host.uid != 0:
         return for_processes(holders, step="look", text=text, command=AS_ROOT)
     return look(holders, text)[0]
@@ -185,7 +206,7 @@ def _ask(host: HostFacts, holders: Sequence[Holder]) -> tuple[Remedy, ...]:
     owners = dict.fromkeys(words.shown(h.user) for h in holders if h.user and h.user != host.user)
     if not owners:
         return ()
-    text = f"Ask {', '.join(owners)} to save the work and release the memory."
+    text = f"Ask {', '.join(owners)} to save their work and release the memory."
     return (for_processes(holders, step="ask", text=text),)
 
 
@@ -196,7 +217,7 @@ def _terminate(host: HostFacts, holders: Sequence[Holder]) -> Remedy:
         text = f"Terminate {_all(holders)}; the memory returns when the last one exits. Unsaved work is lost."
     harm: Harm = "loses-work"
     if any("mps" in holder.lists for holder in holders):
-        text += " It uses MPS: killed with work on the GPU, it can take the server's other clients along."
+        text += " It is an MPS client: killing it while the GPU runs its work can break the other clients."
         harm = "affects-others"
     command = f"{_vram(host, holders)} kill {_pids(holders, ' ')}"
     return for_processes(holders, step="end", text=text, command=command, harm=harm)
@@ -213,9 +234,7 @@ def _stop_workloads(holders: Sequence[Holder]) -> tuple[Remedy, ...]:
         command = _stop_command(holder)
         if command:
             whole = words.belonging(holder.workload)
-            text = (
-                f"End the whole {whole}, with everything else in it; use it when that restarts the process."
-            )
+            text = f"Stop the whole {whole}, with everything in it, if it restarts the process."
             found[command] = Remedy(
                 step="end",
                 target=whole,
@@ -258,10 +277,10 @@ def for_processes(
 
 _PATIENCE = "vram why --deadline 20"
 _REGISTER = "winmgmt /resyncperf"
-_INTEROP = "Let vram ask Windows: enabled=true under [interop] in /etc/wsl.conf, then restart WSL."
+_INTEROP = "Let vram query Windows: set enabled=true under [interop] in /etc/wsl.conf and restart WSL."
 _AUTOMOUNT = (
-    "Let vram find powershell.exe: enabled=true under [automount] in /etc/wsl.conf, then restart WSL; or"
-    " put its folder on PATH."
+    "Let vram find powershell.exe: put its folder on PATH, or set enabled=true under [automount] in"
+    " /etc/wsl.conf and restart WSL."
 )
 
 
@@ -270,15 +289,15 @@ def ask_windows(facts: WslFacts, asked: ProbeRun | None, target: str) -> Remedy:
     status, code = (asked.status, asked.code) if asked else (None, None)
     step, command = "set", ""
     if facts.container:
-        text = "Run vram in the distribution itself: a container cannot ask Windows."
+        text = "Run vram in the distribution itself: a container cannot query Windows."
     elif not facts.interop or code == NO_INTEROP:
         text = _INTEROP
     elif code == NO_POWERSHELL:
         text = _AUTOMOUNT
     elif status == "denied":
-        text = "Run vram as a user who may start powershell.exe: the mount of drive C decides who may."
+        text = "Run vram as a user who may start powershell.exe: the mount options of drive C decide."
     elif status in ("failed", "unsupported"):
-        text, command = "As an administrator of Windows, have it register its counters again.", _REGISTER
+        text, command = "Register Windows' performance counters again, as a Windows administrator.", _REGISTER
     else:
-        step, text, command = "look", "Run it again, and give Windows more time to answer.", _PATIENCE
+        step, text, command = "look", "Run it again with more time for Windows to answer.", _PATIENCE
     return Remedy(step=step, target=target, text=text, command=command)

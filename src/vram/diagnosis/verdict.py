@@ -113,16 +113,16 @@ def _is_unseen(entry: Entry) -> bool:
 def _doubt(gpu: GpuLedger, leftovers: bool, allow: int) -> str | None:
     """Say why a GPU that looks clean may not be."""
     if gpu.total_bytes is None and gpu.instances:
-        return "its MIG instances look clean, and the whole GPU may not be read"
+        return "its MIG instances are clean; no permission to read the GPU as a whole"
     if gpu.total_bytes is None or gpu.status in _UNREAD:
-        return gpu.message or f"the driver's answer: {gpu.status}"
+        return gpu.message or f"reading the GPU: {gpu.status}"
     unreported = known_bytes(entry for entry in gpu.entries if entry.kind == "unreported")
     if unreported > allow:
-        return "nobody who can be seen holds memory, and the driver does not report how much is in use"
+        return "no visible process holds memory, and the driver does not report how much is in use"
     hidden = known_bytes(entry for entry in gpu.entries if _is_unseen(entry))
     if leftovers and hidden > allow:
-        return "a process that cannot be seen from here holds memory; whether it is healthy cannot be told"
+        return "a process that is not visible from here holds memory; whether it is healthy is unknown"
     together = known_bytes(entry for entry in gpu.entries if entry.sharing == "together")
     if leftovers and together > allow and any(map(_is_leftover, _of_unknown_size(gpu))):
-        return "processes hold memory together, and not all of them are healthy; whose it is cannot be told"
+        return "several processes share this memory and not all are healthy; whose it is is unknown"
     return None

@@ -20,9 +20,6 @@ UNEXPLAINED = "VR106"
 # Reported by an event of their own: a ghost, unattributed memory, a stopped process, a GPU that is lost or
 # does not answer.
 _REPORTED_OTHERWISE = frozenset((*CODES, NO_VISIBLE_HOLDER, UNEXPLAINED, "VR201", "VR404", "VR405"))
-# Workers that inherit files are there in every healthy training with data loaders, and come and go with each
-# epoch. What may come of it, a ghost, is an event.
-_EVERYDAY = frozenset(("VR102",))
 _UNNAMED: dict[str, str] = {
     "unattributed": "unattributed",
     "hidden": "hidden",
@@ -156,7 +153,7 @@ def finding_items(
 ) -> Iterator[Item]:
     """Problems and warnings that no other event reports."""
     for finding in findings:
-        if finding.severity == "info" or finding.code in _REPORTED_OTHERWISE | _EVERYDAY:
+        if finding.severity == "info" or finding.code in _REPORTED_OTHERWISE:
             continue
         holders = [known[pid] for pid in finding.pids if pid in known]
         gpus = tuple(gpu_keys[index] for index in finding.gpus if index in gpu_keys)

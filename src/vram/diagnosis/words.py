@@ -43,6 +43,19 @@ def pids(holders: Sequence[Holder]) -> str:
     return f"pid {holders[0].pid}" + (f" and {len(holders) - 1} more" if len(holders) > 1 else "")
 
 
+def charged_to(held_by: Sequence[Holder], *, certain: bool, one_of: bool) -> str:
+    """Who holds the memory of a dead process, for a title: "held by its forked child 8"."""
+    likely = "" if certain else "likely "
+    if not held_by:
+        return "holder unknown"
+    first, more = held_by[0].pid, len(held_by) - 1
+    if not more:
+        return f"{likely}held by its {'forked ' if certain else ''}child {first}"
+    link = "or" if one_of else "and"
+    rest = f"{held_by[1].pid}" if more == 1 else f"{more} more"
+    return f"{likely}held by its children {first} {link} {rest}"
+
+
 def belonging(workload: Workload) -> str:
     """The container, pod, job or service that a process is part of; empty where there is none."""
     if job := workload.slurm_job or workload.claimed_job:
@@ -84,5 +97,5 @@ def _spelled(character: str) -> str:
 def where_to_look(driver: DriverFacts | None) -> str:
     """What helps where no driver answers: one that is loaded can be reached, without one there is none."""
     if driver is not None and driver.module_version is not None:
-        return "the kernel has the driver: `vram doctor` says what of it is missing here, and what brings it"
-    return "`vram demo` shows what vram does, without a GPU"
+        return "the kernel module is loaded; `vram doctor` says which part of the driver is missing here"
+    return "`vram demo` shows what vram does without a GPU"

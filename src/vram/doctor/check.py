@@ -78,7 +78,7 @@ def not_tried(why: str) -> CheckAnswer:
     return CheckAnswer(
         state="unknown",
         seen=f"not tried: {why}",
-        fix="Let this user have more processes: see its limit, and pids.max of its cgroup.",
+        fix="Raise this user's process limit (ulimit -u) and pids.max of its cgroup.",
         command="ulimit -u",
     )
 

@@ -160,8 +160,8 @@ def _unanswered() -> Records:
     return Records(
         path="",
         exists=False,
-        error="the disk of the folder for vram's records does not answer",
-        hint="set XDG_STATE_HOME to a folder on a disk of this machine",
+        error="the disk with vram's state folder does not answer",
+        hint="set XDG_STATE_HOME to a folder on a local disk",
     )
 
 

@@ -99,7 +99,7 @@ class DoctorFacts(Struct, frozen=True, kw_only=True, dict=True):
     @property
     def no_driver(self) -> str | None:
         """Why nobody answers for any GPU at all; None where somebody does, well or badly."""
-        return None if self._absence is None else self._absence.message or "it is not there"
+        return None if self._absence is None else self._absence.message or "it does not exist"
 
     @property
     def lacks_library(self) -> bool:

@@ -78,8 +78,8 @@ class BufferMemory:
 
     def check_process(self) -> None:
         if self.pid != current_pid[0]:
-            hint = "it is freed there; make buffers after the fork, or start processes by spawn"
-            raise BufferLost(f"this buffer belongs to process {self.pid}, which forked this one", hint=hint)
+            hint = "the parent frees it; create buffers after the fork, or start processes with spawn"
+            raise BufferLost(f"this buffer belongs to process {self.pid}, the parent of this one", hint=hint)
 
     def check(self) -> None:
         """Raise BufferClosed or BufferLost unless this is still the same allocation, and ours."""
@@ -98,13 +98,13 @@ class BufferMemory:
     def lost(self) -> BufferLost:
         """Forget memory that no longer exists; returns the error to raise."""
         self._forget()
-        hint = "cuDevicePrimaryCtxReset, cudaDeviceReset or the like freed it; make a new one"
-        return BufferLost("this buffer's memory went with its CUDA context", hint=hint)
+        hint = "cuDevicePrimaryCtxReset, cudaDeviceReset or a similar call freed it; create a new one"
+        return BufferLost("this buffer's memory was freed with its CUDA context", hint=hint)
 
     def check_writable(self) -> None:
         """Raise UsageError if it may only be read. That it is closed is reported by other checks."""
         if self.is_read_only and not self.is_closed:
-            hint = "its owner lends it for reading; vram.scrub erases it all the same"
+            hint = "its owner exports it as read-only; vram.scrub erases it anyway"
             raise UsageError("this buffer's memory is read-only", hint=hint)
 
     def _forget(self) -> None:
@@ -193,7 +193,7 @@ class BufferMemory:
 
 
 def closed() -> VramError:
-    return BufferClosed("this buffer is closed", hint="its memory was freed: make a new one")
+    return BufferClosed("this buffer is closed", hint="its memory was freed: create a new one")
 
 
 def _lent(why: str) -> VramError:
@@ -241,7 +241,7 @@ class Allocation(BufferMemory):
             code = cuda.in_context(self._device, lambda: self._allocate(cuda, made))
         if code:
             error = cuda.translated(code, self.call, self.nbytes)
-            error.add_note(f"{size(self.nbytes)} of {self.kind} memory were requested")
+            error.add_note(f"{size(self.nbytes)} of {self.kind} memory was requested")
             raise error
 
     # ---- defined by each kind ----

@@ -116,7 +116,7 @@ def by_dlpack(array: Any) -> ArrayView:
     with _export_errors(array):
         kind, number = (int(word) for word in array.__dlpack_device__())
     if kind not in dlpack.ON_GPU:
-        raise UsageError(f"{_type_text(array)} does not lie on a GPU (DLPack device type {kind})", hint=HINT)
+        raise UsageError(f"{_type_text(array)} is not on a GPU (DLPack device type {kind})", hint=HINT)
     stream = None if kind == dlpack.CUDA_HOST else dlpack.LEGACY_STREAM
     taken = dlpack.ImportedCapsule(_capsule_of(array, stream))
     if taken.flags & dlpack.IS_COPIED:
@@ -194,7 +194,7 @@ class Borrowed(BufferMemory):
 
     def lost(self) -> BufferLost:
         self._forget()
-        hint = "its owner freed it, or it went with its CUDA context; borrow from a live array"
+        hint = "its owner freed it, or its CUDA context was destroyed; borrow from a live array"
         return BufferLost("the memory that this buffer borrowed is gone", hint=hint)
 
     def _forget(self) -> None:

@@ -241,7 +241,7 @@ class Buffer:
 
     def _check_is_one_run(self) -> None:
         if self.kind == "borrowed" and not self._layout.is_dense:
-            raise UsageError("a borrowed array with strides is not one run of bytes")
+            raise UsageError("a borrowed array with strides is not contiguous")
 
     # ---- freeing it ----
 
@@ -313,9 +313,9 @@ class Buffer:
         """A capsule of the memory itself. The buffer stays alive and open while a consumer has it."""
         memory, device = self._memory, self.__dlpack_device__()
         if copy:
-            raise BufferError("vram.Buffer exports its memory and makes no copies")
+            raise BufferError("vram.Buffer exports its own memory and never a copy")
         if dl_device is not None and tuple(dl_device) != device:
-            raise BufferError(f"this buffer lies on DLPack device {device}, not {tuple(dl_device)}")
+            raise BufferError(f"this buffer is on DLPack device {device}, not {tuple(dl_device)}")
         versioned = max_version is not None and tuple(max_version) >= dlpack.VERSION
         if memory.is_read_only and not versioned:
             raise BufferError("this buffer's memory is read-only, which DLPack before 1.0 cannot express")

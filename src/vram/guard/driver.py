@@ -40,7 +40,7 @@ class CudaDriver:
         """A call of the library, looked up once; DeviceError if the driver does not have it."""
         function = getattr(self._library, name, None)
         if function is None:
-            hint = "it is older than that call: update the driver"
+            hint = "the driver is too old for this call: update it"
             raise DeviceError(f"this driver has no {name}", hint=hint)
         setattr(self, name, function)
         return function

@@ -94,7 +94,7 @@ def _pools() -> Iterator[str]:
         for pool in pools.pools(device):
             yield from _pool(device, pool)
     for device in unreachable_devices():
-        yield f"GPU {device}: its pools were not erased, as its context is not current in this thread"
+        yield f"GPU {device}: its pools were not erased, because its context is not current in this thread"
 
 
 def _pool(device: int, pool: int) -> Iterator[str]:
@@ -115,7 +115,7 @@ def _pool(device: int, pool: int) -> Iterator[str]:
     reserved, used = pools.pool_bytes(pool) or (0, 0)
     left = reserved - used - sum(nbytes for _, nbytes in taken)
     if left > 0:
-        yield f"{size(left)} of a driver pool's unused memory are in parts too small to be erased"
+        yield f"{size(left)} of a driver pool's unused memory is in pieces too small to be erased"
 
 
 def _fill(cuda: Any, pool: int) -> Iterator[tuple[int, int]]:

@@ -38,8 +38,8 @@ from vram.units import counted, size
 # ---- the report ----
 
 UNREACHABLE = (
-    "nothing could be trimmed from this thread: it can enter no context there. If the program made one "
-    "itself (cuCtxCreate, PyCUDA), call vram.flush() in the thread that uses it"
+    "nothing could be freed from this thread: it cannot enter a CUDA context there. If the program created"
+    " one itself (cuCtxCreate, PyCUDA), call vram.flush() in the thread that uses it"
 )
 
 

@@ -57,7 +57,7 @@ def check_leak(
         return None, []  # in a broken context nothing can be freed, so nothing can be judged
     objections = _objections()
     if objections:
-        text = "; what was gained could not be checked"
+        text = "; memory gained could not be checked"
         return None, [ScopeNote.of("graph-capture", each + text) for each in objections]
     gc.collect()
     now = read_footprint(thorough=True)
@@ -81,13 +81,13 @@ def _judged(
         outside = next((gain.nbytes for gain in gains if gain.where == OUTSIDE), 0)
         gains = [gain for gain in gains if gain.where != OUTSIDE]
         text = (
-            f"the context was made inside the scope, so {size(outside)} outside every framework, "
-            "which include the context, could not be checked"
+            f"the context was created inside the scope, so {size(outside)} outside every framework,"
+            " including the context, could not be checked"
         )
         notes.append(ScopeNote.of("context-inside", text))
     gains = _without(gains, kept, slack, notes)
     if now.device_wide:
-        notes.append("the driver does not report this process's share: other processes' memory counts too")
+        notes.append("the driver does not report this process's memory: other processes' memory is included")
     leak = Leak(names=names, gains=tuple(gains), notes=tuple(notes))
     return (leak if leak.nbytes > (tolerance or 0) else None), notes
 
@@ -113,8 +113,8 @@ def _without(gains: list[Gain], kept: int, slack: int, notes: list[str]) -> list
         rest = gain.nbytes - excused
         if gain.where == OUTSIDE and 0 < rest <= slack:
             notes.append(
-                f"{size(rest)} outside every framework were counted as code and libraries that load at first"
-                " use"
+                f"{size(rest)} outside every framework was counted as code and libraries that load at"
+                " first use"
             )
             rest = 0
         if rest > 0:
@@ -272,7 +272,7 @@ def with_holders(leak: Leak, baseline: Baseline | None) -> Leak:
 
     arrays = _largest(may_have_leaked, MOST_ARRAYS)
     if baseline is None and arrays:
-        notes.append("which of these are new is unknown: track=True finds out")
+        notes.append("which of these are new is unknown; use track=True")
     if not arrays:
         notes.append("no array of a framework explains it: look for raw allocations that are never freed")
     return replace(leak, arrays=tuple(arrays), notes=tuple(notes))

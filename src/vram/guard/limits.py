@@ -75,7 +75,7 @@ class StoppedByWatcher(LimitExceeded):
     the scope adds the message."""
 
     def __init__(self) -> None:
-        super().__init__("a scope passed its limit")
+        super().__init__("a scope exceeded its limit")
 
 
 class Watcher:

@@ -51,18 +51,18 @@ def _cause(now: OomFigures) -> str:
     if theirs > held.total and theirs >= wanted:
         nbytes, who = max(others)
         return (
-            f"other holders have {size(theirs)} of it, {who} alone {size(nbytes)}; "
-            "`vram why` names them and how to free it"
+            f"other processes hold {size(theirs)} of it, {who} alone {size(nbytes)}; `vram why` shows who"
+            " they are and how to free it"
         )
     if held.cached >= wanted or held.cached > held.total // 3:
         return (
-            f"{size(held.cached)} are unused in this process's own caches; "
-            "vram.flush() frees them, and vram.retry_on_oom does so before it tries again"
+            f"{size(held.cached)} is unused in this process's own caches; vram.flush() frees it, and"
+            " vram.retry_on_oom does so before it tries again"
         )
     if held.fragmented >= wanted:
         return (
-            f"{size(held.fragmented)} are unused but in pieces between live arrays; PyTorch defragments with "
-            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+            f"{size(held.fragmented)} is unused but in pieces between live arrays; PyTorch avoids that"
+            " with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
         )
     return _own_cause(now)
 
@@ -79,11 +79,11 @@ def _own_cause(now: OomFigures) -> str:
         )
     if held.outside > sum(held.in_use.values()):
         return (
-            f"this process has {size(held.outside)} outside every framework, its context included; look for "
-            "raw allocations that are never freed (vram.scope finds them), or request less"
+            f"this process has {size(held.outside)} outside every framework, including its context; look"
+            " for raw allocations that are never freed (vram.scope finds them), or request less"
         )
     amount = size(used) if used else "all of it"
-    return f"this process itself uses {amount}; request less (vram.retry_on_oom does so by itself)"
+    return f"this process itself uses {amount}; request less (vram.retry_on_oom does so automatically)"
 
 
 def _others(now: OomFigures) -> list[tuple[int, str]]:
@@ -176,7 +176,7 @@ def _ledger(notes: list[str]) -> dict[str, Any] | None:
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     environment = {name: value for name, value in os.environ.items() if name != "VRAM_AGENT"}
     if not sys.executable:
-        notes.append("the machine's ledger was not taken: this program has no Python interpreter of its own")
+        notes.append("the machine's ledger is missing: this program has no Python interpreter of its own")
         return None
     try:
         done = subprocess.run(
@@ -189,7 +189,7 @@ def _ledger(notes: list[str]) -> dict[str, Any] | None:
         )
         ledger: dict[str, Any] = json.loads(done.stdout)
     except (OSError, ValueError, subprocess.SubprocessError) as trouble:
-        notes.append(f"the machine's ledger was not taken: {type(trouble).__name__}")
+        notes.append(f"the machine's ledger is missing: {type(trouble).__name__}")
         return None
     return ledger
 
@@ -223,7 +223,7 @@ def _text_lines(report: dict[str, Any]) -> Iterator[str]:
     yield report["sentence"]
     yield from _process_lines(process)
     if report["largest"]:
-        yield "the largest arrays, and who holds them"
+        yield "the largest arrays, and what holds them"
     for each in report["largest"]:
         yield _row(each["nbytes"], f"{each['what']}: {each['holder']}")
     for gpu in (report["ledger"] or {}).get("gpus", ()):
@@ -239,7 +239,7 @@ def _process_lines(process: dict[str, Any]) -> Iterator[str]:
     yield f"this process: {size(sum(process['charged'].values()))} in all"
     parts = [(nbytes, f"in use by {name}") for name, nbytes in process["in_use"].items()]
     parts += [(process[state], state) for state in ("cached", "fragmented")]
-    parts.append((process["outside"], "contexts, code, and arrays that their framework does not count"))
+    parts.append((process["outside"], "contexts, code, and arrays not counted by their framework"))
     yield from (_row(nbytes, text) for nbytes, text in parts if nbytes)
 
 

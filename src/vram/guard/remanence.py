@@ -51,7 +51,7 @@ def fill_in_killed_process(device: int, nbytes: int, pattern: bytes) -> int:
             process.kill()
         complaint = process.stderr.read().decode(errors="replace").strip().rpartition("\n")[2]
     if not answer:
-        raise DeviceError(f"the other process did not answer: {complaint or 'it gave no reason'}")
+        raise DeviceError(f"the other process did not answer: {complaint or 'no reason given'}")
     return int(answer)
 
 
@@ -193,7 +193,7 @@ class TorchCacheSource(MemorySource):
 BLOCK = MIB
 LINE = 64  # parts of a block that moved are found by lines of this size
 LARGEST = 256 * MIB
-TOO_LITTLE = "less than 4 MiB are free"
+TOO_LITTLE = "less than 4 MiB is free"
 COMPUTE_MODE, ECC_ENABLED = 20, 32
 MODES = {0: "default compute mode", 2: "prohibited compute mode", 3: "exclusive compute mode"}
 

@@ -176,7 +176,7 @@ def _reason_to_stop(
     except UsageError as trouble:  # the out-of-memory is what has to be raised
         return f"{trouble}: {trouble.hint}"
     if not shrunk:
-        return f"{asked} ran out of memory too, and no smaller one is left to try"
+        return f"{asked} ran out of memory too, and there is no smaller one to try"
     if made == tries == 1:
         return "tries=1 allows no second try"
     if made == tries and steps:

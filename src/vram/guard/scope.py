@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 OnLeak = Literal["raise", "warn", "report"]
 MODES = ("raise", "warn", "report")
-NOT_THE_LAST = "other scopes ran at the same time: the last one to end is checked for all of them"
-MIXED = "scopes with another parent ran at the same time: what it gained could not be checked here"
+NOT_THE_LAST = "other scopes were open at the same time: the last one to close is checked for all of them"
+MIXED = "scopes with another parent were open at the same time: memory gained could not be checked here"
 
 T = TypeVar("T")
 
@@ -130,7 +130,7 @@ class Scope:
 
     def _begin(self, *, interrupts: bool) -> Scope:
         if self._node is not None:
-            raise UsageError(f"scope {self.name!r} is open already", hint="make one scope for each use")
+            raise UsageError(f"scope {self.name!r} is already open", hint="make one scope for each use")
         _warn_without_driver()
         self.leak, self.notes, self.peak = None, [], None
         self._node = ScopeNode(self.name, self._read_baseline)
@@ -162,7 +162,7 @@ class Scope:
         peak = self._stop_watching()
         node, self._node = self._node, None
         if node is None:
-            raise UsageError(f"scope {self.name!r} is not open", hint="use it by `with`")
+            raise UsageError(f"scope {self.name!r} is not open", hint="use it with `with`")
         self._has_ended = True
         group = node.leave()
         self._remove_caps()
@@ -309,7 +309,7 @@ def _mixed_note() -> str:
     return ScopeNote.of("mixed", MIXED)
 
 
-HINT = "release what is named above, or s.keep(...) what is meant to stay"
+HINT = "release what is listed above, or s.keep(...) what is meant to stay"
 
 
 def describe(leak: Leak) -> str:
@@ -317,7 +317,7 @@ def describe(leak: Leak) -> str:
     who = " or ".join(map(repr, leak.names[:4])) + (" or others" if len(leak.names) > 4 else "")
     lines = [f"scope {who} kept {size(leak.nbytes)} of device memory"]
     lines += [
-        f"  {where_gained(gain, leak)}: {size(gain.nbytes)} more in use than at the beginning"
+        f"  {where_gained(gain, leak)}: {size(gain.nbytes)} more in use than at the start"
         for gain in leak.gains
     ]
     lines += [f"  {array.what}, {size(array.nbytes)}: {array.holder}" for array in leak.arrays]
@@ -327,7 +327,7 @@ def describe(leak: Leak) -> str:
 
 def where_gained(gain: Gain, leak: Leak) -> str:
     """Where it was gained. Some frameworks do not count their arrays: the driver's figure counts them."""
-    return "by the driver's count" if gain.where == OUTSIDE and leak.arrays else gain.where
+    return "according to the driver" if gain.where == OUTSIDE and leak.arrays else gain.where
 
 
 def nbytes_of(value: str | int, what: str) -> int:

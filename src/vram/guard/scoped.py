@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
-CONSUMER_COUNTS = "what its consumer kept between its yields counts too: no figure separates the two"
+CONSUMER_COUNTS = "memory kept by its consumer between yields is included: the two cannot be separated"
 
 
 @overload

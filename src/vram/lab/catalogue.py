@@ -43,7 +43,7 @@ def chosen(names: list[str]) -> tuple[DefinedClaim, ...]:
 def _as_defined(name: str) -> str:
     found = name.strip().lower().replace("_", "-")
     if found not in CLAIMS:
-        raise UsageError(f"there is no experiment {name!r}", hint=_suggestion(found))
+        raise UsageError(f"no such experiment: {name!r}", hint=_suggestion(found))
     return found
 
 
@@ -51,4 +51,4 @@ def _suggestion(name: str) -> str:
     from difflib import get_close_matches
 
     close = get_close_matches(name, CLAIMS, n=1)
-    return f"did you mean {close[0]}?" if close else "`vram lab list` names them all"
+    return f"did you mean {close[0]}?" if close else "`vram lab list` lists them all"

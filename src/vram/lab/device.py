@@ -52,14 +52,14 @@ def find_device(host: Host, index: int) -> LabDevice:
     driver = next((each.facts for each in observed if isinstance(each.facts, DriverFacts)), None)
     found = {each.gpu: each.facts for each in observed if isinstance(each.facts, GpuFacts)}
     if not found:
-        hint = "no GPU here? `vram virtual -- vram lab run` shows the model of one"
+        hint = "no GPU here? `vram virtual -- vram lab run` runs it on a virtual one"
         raise DriverMissing(f"no GPU to experiment on{_complaint(observed)}", hint=hint)
     if index not in found:
         known = ", ".join(f"{number} ({facts.name})" for number, facts in found.items())
         raise UsageError(f"there is no GPU {index}", hint=f"these exist: {known}")
     facts = found[index]
     if facts.mig_enabled:
-        hint = "its instances share one account of processes; turn MIG off, or choose another with --gpu"
+        hint = "its instances share one process list; turn MIG off, or choose another GPU with --gpu"
         raise VramError(f"GPU {index} is divided by MIG: the lab needs a whole one", hint=hint)
     return LabDevice(index, facts, driver or DriverFacts())
 

@@ -34,7 +34,7 @@ class Experiment:
         self.before = self._read()
         free = self.before.memory.free
         if free < takes.total:
-            raise CannotTell(f"it needs {size(takes.total)} of free memory, and {size(free)} are free")
+            raise CannotTell(f"it needs {size(takes.total)} of free memory, and only {size(free)} is free")
 
     def __enter__(self) -> Experiment:
         return self
@@ -81,7 +81,7 @@ class Experiment:
         self.readings.append(StageReading(stage, self.grown(reading), listed))
         self._note_others(reading, ours)
         if self.grown(reading) > self._takes.total + NEAR and self.disturbance is None:
-            raise CannotTell(f"it took {size(self.grown(reading))}, more than it names: ended")
+            raise CannotTell(f"it used {size(self.grown(reading))}, more than its page says: stopped")
         return reading
 
     def grown(self, reading: DeviceReading) -> int:
@@ -130,4 +130,7 @@ class Experiment:
         for pid in (reading.charges.keys() | self.before.charges.keys()) - ours:
             moved = reading.charges.get(pid, 0) - self.before.charges.get(pid, 0)
             if abs(moved) > NEAR:
-                self.disturbance = f"memory of pid {pid}, not ours, moved by {size(abs(moved))} meanwhile"
+                self.disturbance = (
+                    f"memory of pid {pid}, which is not part of the experiment, changed by"
+                    f" {size(abs(moved))} meanwhile"
+                )

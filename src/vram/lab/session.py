@@ -83,7 +83,7 @@ def _memory_left(experiment: Experiment) -> str | None:
             return None
     except VramError as error:
         return str(error)
-    return "the device did not come back to where it was: other memory moved meanwhile"
+    return "device memory did not return to its first value: other memory changed meanwhile"
 
 
 def _result(

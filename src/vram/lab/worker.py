@@ -41,7 +41,7 @@ class MemoryBudget:
 
     def take(self, nbytes: int) -> None:
         if nbytes > self._left:
-            raise CannotTell(f"it asked for {size(nbytes)} more than it names: refused")
+            raise CannotTell(f"it requested {size(nbytes)} more than its page says: refused")
         self._left -= nbytes
 
     def release(self, nbytes: int) -> None:
@@ -56,7 +56,7 @@ class LabProcess:
         try:
             self.pidfd = os.pidfd_open(pid)
         except ProcessLookupError as error:
-            raise WorkerEnded(f"a process of the experiment ended at once (pid {pid})") from error
+            raise WorkerEnded(f"a process of the experiment exited at once (pid {pid})") from error
 
     def signal(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):
@@ -73,7 +73,7 @@ class LabProcess:
         began = time.monotonic()
         self.signal(signal.SIGKILL)
         if not self.gone():
-            raise CannotTell(f"a process of the experiment cannot be ended (pid {self.pid})")
+            raise CannotTell(f"a process of the experiment cannot be killed (pid {self.pid})")
         return time.monotonic() - began
 
     def close(self) -> None:
@@ -136,7 +136,7 @@ class WorkerClient(LabProcess):
         self._check("operations", operation)
         self._write([operation])
         if not self.gone(self.left_s()):
-            raise CannotTell(f"a process did not end by {operation!r}")
+            raise CannotTell(f"a process did not exit after {operation!r}")
 
     def stop(self) -> None:
         """Stop it as Ctrl-Z does."""
@@ -200,7 +200,7 @@ class WorkerClient(LabProcess):
             self._popen.stdin.write(json.dumps(line).encode() + b"\n")
             self._popen.stdin.flush()
         except BrokenPipeError as error:
-            raise WorkerEnded("a process of the experiment ended early") from error
+            raise WorkerEnded("a process of the experiment exited early") from error
 
     def _read_line(self, operation: str) -> bytes:
         while b"\n" not in self._unread:
@@ -221,7 +221,7 @@ class WorkerClient(LabProcess):
         if any(number != self.pidfd for number, _ in ready):
             chunk = os.read(self._popen.stdout.fileno(), 1 << 16)
         if not chunk:
-            raise WorkerEnded(f"a process of the experiment ended in {operation!r}")
+            raise WorkerEnded(f"a process of the experiment exited in {operation!r}")
         return chunk
 
 

@@ -246,8 +246,8 @@ def _notes(draft: GpuDraft) -> tuple[Note, ...]:
     overlap = overlapping(draft.charged)
     if overlap:
         text = (
-            f"the process lists claim {size(overlap)} more than is in use: bytes that processes share are"
-            " counted once here"
+            f"the process lists add up to {size(overlap)} more than is in use: memory shared by processes"
+            " is counted once here"
         )
         notes.append(Note("overlap", text))
     return (*notes, *list_notes(draft.gpu), *ended_notes(draft.gpu.ended), *_apart(draft.memory))
@@ -256,7 +256,7 @@ def _notes(draft: GpuDraft) -> tuple[Note, ...]:
 def _moved(memory: MemoryFacts) -> tuple[Note, ...]:
     if not memory.moved_bytes:
         return ()
-    moved = f"used memory moved by {size(memory.moved_bytes)} while the process lists were read"
+    moved = f"used memory changed by {size(memory.moved_bytes)} while the process lists were read"
     return (Note("moved", f"{moved}; the last reading is shown"),)
 
 
@@ -264,7 +264,7 @@ def _apart(memory: MemoryFacts) -> tuple[Note, ...]:
     gap = memory.total - memory.free - memory.used - (memory.reserved or 0)
     if not gap:
         return ()
-    text = f"the driver's totals are {size(abs(gap))} apart; used is taken as what is not free"
+    text = f"the driver's totals differ by {size(abs(gap))}; used is taken as total minus free"
     return (Note("totals-apart", text),)
 
 
@@ -277,7 +277,7 @@ def _unread(gpu: GpuObservations) -> GpuLedger:
         total_bytes=None,
         entries=(),
         status=gpu.status if gpu.status != "ok" else "unsupported",
-        message=gpu.message or "the driver gives no memory figures for this GPU",
+        message=gpu.message or "the driver reports no memory figures for this GPU",
         code=gpu.code or "no-figures",
         facts=gpu.facts,
     )

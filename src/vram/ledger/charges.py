@@ -130,7 +130,9 @@ def _living(survey: IndexedSurvey, charge: Charge, forked: list[int]) -> Entry:
     if co_holders:
         evidence.append(f"pid {_pids(co_holders)} inherited its open device files")
     if survey.lists_other_pids:
-        evidence.append("inside of containers this driver may list pids of the host: it could be another one")
+        evidence.append(
+            "inside containers this driver may list host pids, so this may be a different process"
+        )
     return Entry(
         kind="process",
         nbytes=charge.nbytes,
@@ -195,7 +197,8 @@ def _may_be_more(survey: IndexedSurvey) -> list[str]:
     """Processes that may not be read can be holders too; that takes nothing from those who are."""
     if not survey.unreadable.processes:
         return []
-    return [f"{counted(survey.unreadable.processes, 'process')} may not be read, and could hold it as well"]
+    unread = counted(survey.unreadable.processes, "process")
+    return [f"the open files of {unread} are not readable; they could hold it as well"]
 
 
 def _without_holder(survey: IndexedSurvey, charge: Charge, evidence: list[str]) -> Entry:
@@ -224,8 +227,8 @@ def _unreadable(survey: IndexedSurvey, charge: Charge, evidence: list[str], rela
     pid = charge.process.pid
     holding = holders(survey, relatives)
     evidence.append(
-        f"{_pids(holding)} {'is' if len(holding) == 1 else 'are'} of its session, group or children, and the"
-        " open files may not be read"
+        f"{_pids(holding)} {'is' if len(holding) == 1 else 'are'} of its session, group or children, and"
+        " the open files are not readable"
     )
     return Entry(
         kind="orphaned",
@@ -245,10 +248,10 @@ def _unreadable(survey: IndexedSurvey, charge: Charge, evidence: list[str], rela
 def out_of_sight(survey: IndexedSurvey, pid: int) -> tuple[Literal["namespace", "permission"] | None, str]:
     """Why a listed process may be alive although we see nothing of it."""
     if not survey.host.initial_pid_namespace:
-        return "namespace", "this is a PID namespace of its own: the process may live outside it"
+        return "namespace", "vram runs inside a PID namespace: the process may be outside it"
     if survey.host.hides_processes and pid not in survey.processes:
-        return "permission", "/proc shows us no processes of other users (hidepid): it may be one of them"
-    return None, "no readable process without a charge of its own has a context's files open"
+        return "permission", "/proc hides processes of other users (hidepid): it may be one of them"
+    return None, "every readable process that has a context's files open is itself charged"
 
 
 def _state(survey: IndexedSurvey, pid: int) -> str | None:
@@ -261,10 +264,10 @@ def gone(survey: IndexedSurvey, pid: int) -> str:
     known = survey.processes.get(pid)
     if known is None:
         shown = survey.host.initial_pid_namespace and not survey.host.hides_processes
-        return f"pid {pid} does not exist any more" if shown else f"/proc shows us no pid {pid}"
+        return f"pid {pid} no longer exists" if shown else f"pid {pid} is not visible in /proc"
     if known[1].is_dead:
-        return f"pid {pid} is a zombie: it has ended, and its parent {known[1].parent} has not collected it"
-    return f"pid {pid} is another program now: it has no device file open"
+        return f"pid {pid} is a zombie: it has exited, and its parent {known[1].parent} has not reaped it"
+    return f"pid {pid} is a different program now: it has no device file open"
 
 
 def _link(pid: int, held: _DeadOwnersMemory) -> str:
@@ -281,10 +284,10 @@ def _link(pid: int, held: _DeadOwnersMemory) -> str:
     elif pid in held.leaders:
         link = f"its process group or session is still {pid}'s"
     else:
-        link = "it was forked, its parent is gone, and no living process has the same open files"
+        link = "it was forked, its parent is dead, and no living process has the same open files"
     if found.certain:
         return link
-    return f"{link}; that it holds this memory is not proven: it may have the files from somebody else"
+    return f"{link}; it is not proven that it holds this memory: its files may come from another process"
 
 
 def _open_only(survey: IndexedSurvey, owners: _Owners) -> list[OpenOnly]:
@@ -299,7 +302,7 @@ def _open_only(survey: IndexedSurvey, owners: _Owners) -> list[OpenOnly]:
 
 def _statement(charge: Charge) -> str:
     if charge.nbytes is None:
-        return f"the driver lists pid {charge.process.pid} and does not say how much it uses"
+        return f"the driver lists pid {charge.process.pid} but not how much it uses"
     return f"{_lists(charge)} names pid {charge.process.pid} with {size(charge.nbytes)}"
 
 

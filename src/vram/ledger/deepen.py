@@ -66,7 +66,7 @@ def _shared_out(gpu: GpuLedger, measured: Mapping[int, Measured], is_only: bool)
 
 
 def _own_account(entry: Entry, reported: Measured, share: _Share, nbytes: int) -> Entry:
-    evidence = f"by its own account ({reported.via}): {', '.join(share.words)}"
+    evidence = f"reported by the process itself ({reported.via}): {', '.join(share.words)}"
     return replace(
         entry, kind=share.kind, nbytes=nbytes, evidence=(evidence,), claimed=None, confidence="fact"
     )
@@ -82,7 +82,7 @@ def _split_entry(
         left -= part
         if part:
             yield _own_account(entry, reported, share, part)
-    word = "what its frameworks do not account for: its context, code, and allocations outside them"
+    word = "not accounted for by its frameworks: context, code, and allocations outside them"
     yield replace(entry, kind="context", nbytes=left, evidence=(*entry.evidence, word), confidence="likely")
 
 

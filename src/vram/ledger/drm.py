@@ -81,7 +81,7 @@ def _balanced(
     if gpu.capacity is None:
         return None, _by_size(fitted), ()
     rest = gpu.capacity - known_bytes(fitted)
-    word = f"{gpu.driver} reports how much memory the card has, and not how much of it is in use"
+    word = f"{gpu.driver} reports how much memory the card has, but not how much is in use"
     other = [Entry(kind="unreported", nbytes=rest, evidence=(word,), confidence="unknown")] if rest else []
     return gpu.capacity, (*_by_size(fitted), *other), ()
 
@@ -104,11 +104,11 @@ def _notes(memory: MemoryFacts, fitted: Sequence[Entry]) -> tuple[Note, ...]:
     notes = []
     overlap = overlapping(fitted)
     if overlap:
-        text = f"the clients claim {size(overlap)} more than is in use: it is counted once here"
+        text = f"the clients add up to {size(overlap)} more than is in use; it is counted once here"
         notes.append(Note("overlap", text))
     if memory.used > memory.total:
         over = size(memory.used - memory.total)
-        text = f"the driver says that {over} more is in use than there is; all of it is taken as used"
+        text = f"the driver reports {over} more in use than the card has; all of it is counted as used"
         notes.append(Note("over-full", text))
     return tuple(notes)
 
@@ -157,8 +157,8 @@ def _private_entry(
     evidence = [_figure(gpu, group, who)]
     if listed and listed.nbytes:
         evidence.append(
-            f"ROCm's list names pid {who.first} with {size(listed.nbytes)}; both count the same memory, so"
-            " the larger figure counts"
+            f"ROCm's list names pid {who.first} with {size(listed.nbytes)}; both count the same memory,"
+            " so the larger figure is used"
         )
     others = holders(survey, who.others)
     if others:
@@ -186,7 +186,9 @@ def _private_entry(
 def _figure(gpu: GpuObservations, group: ClientGroup, who: ClientHolders) -> str:
     what = counted(sum(client.descriptors for client in group.clients), "descriptor")
     if not group.has_figure:
-        return f"pid {who.first} has {what} on it open, and {gpu.driver} does not say how much that uses"
+        return (
+            f"pid {who.first} has {what} open on the GPU, and {gpu.driver} does not report how much that uses"
+        )
     clients = counted(len(group.clients), "client")
     return f"fdinfo of pid {who.first}: {size(group.private)} in {clients} ({what})"
 
@@ -195,8 +197,8 @@ def _sharing(who: ClientHolders) -> str:
     others = _have(who.others)
     if who.departed is not None:
         return (
-            f"{others} the same client, and none of them comes from another: whoever opened it,"
-            f" {who.departed} by their process group or session, is gone"
+            f"{others} the same client, and none is the parent of another: the process that"
+            f" opened it (pid {who.departed}, by their process group or session) is dead"
         )
     return f"{others} the same client open" + (", inherited by fork" if who.inherited else "")
 
@@ -215,7 +217,7 @@ def _listed_only(survey: IndexedSurvey, charge: Charge, nbytes: int | None) -> E
     reported = "an unknown amount" if charge.nbytes is None else size(charge.nbytes)
     evidence = [f"ROCm's list names pid {pid} with {reported}"]
     if charge.nbytes and nbytes and nbytes < charge.nbytes:
-        evidence.append(f"{size(charge.nbytes - nbytes)} of it are counted with the clients that it shares")
+        evidence.append(f"{size(charge.nbytes - nbytes)} of it is counted with the clients that it shares")
     confidence = "unknown" if charge.nbytes is None else "fact"
     if survey.alive(pid):
         return Entry(
@@ -245,7 +247,7 @@ def _outside(gpu: GpuObservations, reported: int) -> list[Entry]:
     if nbytes <= 0:
         return []
     listed = counted(len(gpu.compute), "process")
-    words = f"ROCm lists {listed} by the host's pids, which mean others here"
+    words = f"ROCm lists {listed} by host pids, which mean other processes here"
     return [
         Entry(kind="hidden", nbytes=nbytes, evidence=(words,), hidden_by="namespace", confidence="likely")
     ]
@@ -260,11 +262,11 @@ def _shared(
         return []
     first, who = sharing[0], client_holders[sharing[0].pids]
     others = {pid for group in sharing[1:] for pid in group.pids} | set(who.others)
-    words = [f"fdinfo of pid {who.first}: {size(first.shared)} are shared with other clients"]
+    words = [f"fdinfo of pid {who.first}: {size(first.shared)} is shared with other clients"]
     if len(sharing) > 1:
         words.append(
-            f"{counted(len(sharing) - 1, 'other set')} of clients share {size(sharing[1].shared)} at most;"
-            " what is shared counts once"
+            f"{counted(len(sharing) - 1, 'other set')} of clients share at most"
+            f" {size(sharing[1].shared)}; shared memory is counted once"
         )
     ref = survey.processes[who.first][0] if who.first in survey.processes else None
     co_holders = holders(survey, sorted(others - {who.first}))
@@ -287,19 +289,19 @@ def _remainder(
 ) -> list[Entry]:
     if not rest:
         return []
-    reported = "in use by the device's own figures, and in no client that can be read"
+    reported = "in use according to the device, but not in any readable client"
     entry = unexplained(survey, rest)
-    why = entry.evidence[-1] if entry.kind == "hidden" else "the driver's own part of it is not told"
+    why = entry.evidence[-1] if entry.kind == "hidden" else "the driver does not report its own part"
     entry = replace(entry, evidence=(reported, why))
     if not (found or gpu.compute or gpu.compute_system) and entry.kind != "hidden":
         word = "no process has the GPU open: this is the driver's own"
         return [Entry(kind="reserved", nbytes=rest, evidence=(word,), confidence="likely")]
     if rest <= (_SURELY_OWN if entry.kind == "hidden" else _DRIVERS_OWN):
-        word = "charged to no client, as the driver's own tables, firmware and screen buffers are"
+        word = "charged to no client, like the driver's own tables, firmware and screen buffers"
         return [Entry(kind="overhead", nbytes=rest, evidence=(word,), confidence="likely")]
     silent = sorted({pid for group in found if not group.has_figure for pid in group.pids})
     if silent:
-        word = f"{_have(silent)} the GPU open, and {gpu.driver} does not say how much that uses"
+        word = f"{_have(silent)} the GPU open, and {gpu.driver} does not report how much that uses"
         return [replace(entry, evidence=(reported, word))]
     return [entry]
 
@@ -359,7 +361,7 @@ def _dmabuf_entry(survey: IndexedSurvey, shares: list[ExportedDescriptor]) -> En
         f"descriptor {share.fd} of pid {share.process.pid} is a dma-buf of {size(share.nbytes)}"
         for share in shares
     ]
-    words.append("no client of the GPU has so much that it could be its maker")
+    words.append("no client of the GPU is large enough to have allocated it")
     return Entry(
         kind="exported",
         nbytes=shares[0].nbytes,
@@ -375,7 +377,7 @@ def _dmabuf_entry(survey: IndexedSurvey, shares: list[ExportedDescriptor]) -> En
 # ---- the machine's own memory: what an integrated GPU uses, and what others spill into ----
 
 
-_MACHINES = "which it takes from the machine's memory here"
+_MACHINES = "which the GPU takes from the machine's memory"
 
 
 def system_memory(
@@ -391,7 +393,7 @@ def system_memory(
         entries = fit(entries, reported.used)
         rest = reported.used - known_bytes(entries)
         if rest:
-            word = f"in use by the device's own figures, and in no client of {gpu.driver} that can be read"
+            word = f"in use according to the device, but not in any readable client of {gpu.driver}"
             entries += (Entry(kind="unattributed", nbytes=rest, evidence=(word,), confidence="unknown"),)
     if not entries and not reported.used:
         return None
@@ -437,8 +439,8 @@ def _system_entry(
     words = [f"fdinfo of pid {who.first}: {size(group.system)} of system memory in {clients}"]
     if rocm and rocm.nbytes:
         words.append(
-            f"ROCm's list names pid {who.first} with {size(rocm.nbytes)}, {_MACHINES}; both count the same"
-            " memory, so the larger figure counts"
+            f"ROCm's list names pid {who.first} with {size(rocm.nbytes)}, {_MACHINES}; both count the"
+            " same memory, so the larger figure is used"
         )
     ref = survey.processes[who.first][0] if who.first in survey.processes else None
     co_holders = holders(survey, who.others)

@@ -172,9 +172,9 @@ def _entry(
     if makers:
         evidence.append(_doubt(shares[0].nbytes, makers))
     else:
-        evidence.append("the driver's process lists charge these bytes to nobody")
+        evidence.append("the driver's process lists charge this memory to nobody")
     if not certain:
-        evidence.append("a dma-buf does not say which GPU it is on; this one has room for it")
+        evidence.append("a dma-buf does not name its GPU; this one has room for it")
     return Entry(
         kind="exported",
         nbytes=shares[0].nbytes,
@@ -190,8 +190,8 @@ def _entry(
 def _doubt(nbytes: int, makers: Sequence[int]) -> str:
     pids = ", ".join(map(str, makers[:_PIDS_SHOWN])) + (" and others" if len(makers) > _PIDS_SHOWN else "")
     return (
-        f"{size(nbytes)} are charged to nobody; whether they are these cannot be told, for pid {pids} may"
-        " have made these and be charged for them"
+        f"{size(nbytes)} is charged to nobody, but that may be other memory: pid {pids} may have allocated"
+        " this one and be charged for it"
     )
 
 
@@ -199,8 +199,8 @@ def _statement(share: ExportedDescriptor) -> str:
     if share.medium == "dmabuf":
         return f"descriptor {share.fd} of pid {share.process.pid} is a dma-buf of {size(share.nbytes)}"
     return (
-        f"descriptor {share.fd} of pid {share.process.pid} is an exported allocation:"
-        f" the driver imports a copy of it and maps {size(share.nbytes)}"
+        f"descriptor {share.fd} of pid {share.process.pid} is an exported allocation: the driver imports"
+        f" a copy of it and maps {size(share.nbytes)}"
     )
 
 

@@ -252,7 +252,7 @@ def _unplugged(survey: IndexedSurvey, address: str, driver: str) -> GpuObservati
     facts = GpuFacts(
         uuid=f"PCI-{address}", name="unknown GPU", bus_id=address, vendor=_VENDORS[driver], driver=driver
     )
-    message = f"processes have the GPU at {address} open, and sysfs does not show it any more"
+    message = f"processes have the GPU at {address} open, but it is no longer in sysfs"
     survey.gpus[index] = GpuObservations(index, facts, status="lost", message=message, code="unplugged")
     return survey.gpus[index]
 

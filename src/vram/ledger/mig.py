@@ -103,15 +103,15 @@ def _frame(rest: int, reserved: int, unassigned: int, unread: Sequence[Part]) ->
     return [entry for entry in entries if entry.nbytes]
 
 
-_DRIVERS_OWN = "in use on the whole GPU and in none of its instances, where no program can be under MIG"
+_DRIVERS_OWN = "in use on the GPU but in none of its instances; under MIG no program can run there"
 
 
 def _unassigned(nbytes: int, unread: Sequence[Part]) -> Entry:
     if not unread:
-        reason = "what the GPU has, less its instances and what is reserved"
+        reason = "the GPU's memory minus its instances and the reserved part"
         return Entry(kind="unassigned", nbytes=nbytes, evidence=(reason,))
     numbers = ", ".join(str(part.number) for part in unread)
-    reason = f"GPU instance {numbers} did not report its size: a part of this may be its own"
+    reason = f"GPU instance {numbers} did not report its size: part of this may belong to it"
     return Entry(kind="unassigned", nbytes=nbytes, evidence=(reason,), confidence="unknown")
 
 
@@ -127,7 +127,7 @@ def instance(part: Part, notes: tuple[Note, ...]) -> Instance:
         ),
         total_bytes=part.memory.total if part.memory else None,
         memory=part.memory,
-        message=None if part.memory else "the driver gives no memory figures for this instance",
+        message=None if part.memory else "the driver reports no memory figures for this instance",
         notes=notes,
     )
 
@@ -160,7 +160,7 @@ def note(gpu: GpuObservations, found: Sequence[Part]) -> tuple[Note, ...]:
         return ()
     inside = sum(part.memory.total for part in found if part.memory)
     text = (
-        f"the MIG instances have {size(inside)} together, more than the GPU: MIG was changed while it was"
+        f"the MIG instances add up to {size(inside)}, more than the GPU has: MIG was changed during the"
         " read, so the GPU is shown as a whole"
     )
     return (Note("mig-changed", text),)

@@ -54,7 +54,7 @@ def unnamed_entries(gpu: GpuObservations) -> list[Entry]:
 def _unnamed_entry(instance: int | None, charges: list[Charge]) -> Entry:
     nbytes = sum(charge.nbytes or 0 for charge in charges)
     reported = f"the driver's lists name {counted(len(charges), 'more process')} with {size(nbytes)} together"
-    evidence = (reported, f"of so many only the {MOST_CHARGES:,} largest are named one by one")
+    evidence = (reported, f"only the {MOST_CHARGES:,} largest are listed one by one")
     return Entry(
         kind="process",
         nbytes=nbytes,
@@ -73,14 +73,14 @@ def list_notes(gpu: GpuObservations) -> tuple[Note, ...]:
 def _list_notes(repeated: int, unnamed: list[Charge]) -> Iterable[Note]:
     if repeated:
         text = (
-            f"the driver's lists name processes again that they have named, {repeated:,} times: each counts"
+            f"the driver's lists name some processes more than once ({repeated:,} times): each is counted"
             " once, with its largest figure"
         )
         yield Note("listed-again", text)
     if unnamed:
         text = (
-            f"the driver's lists name {len(unnamed):,} more processes than the {MOST_CHARGES:,} that are"
-            " named here: the others share one line"
+            f"the driver's lists name {len(unnamed):,} more processes than the {MOST_CHARGES:,} listed here:"
+            " they share one line"
         )
         yield Note("too-many-listed", text)
 
@@ -115,9 +115,7 @@ def ended_entries(gpu: GpuObservations) -> list[Entry]:
 def ended_notes(ended: Sequence[Charge]) -> tuple[Note, ...]:
     if not ended:
         return ()
-    text = (
-        f"{counted(len(ended), 'process')} ended while the GPU was read: run it again for what is there now"
-    )
+    text = f"{counted(len(ended), 'process')} exited while the GPU was read: run it again for current figures"
     return (Note("ended-meanwhile", text),)
 
 
@@ -172,7 +170,7 @@ def _ended_entry(charge: Charge) -> Entry:
         hidden_by="end",
         evidence=(
             f"the driver listed pid {pid} with {size(nbytes)}",
-            "it ended while it was looked at, and nobody is seen to keep its files",
+            "it exited during the read, and no process is known to hold its files",
         ),
         confidence="likely",
         gpu_instance=charge.gpu_instance,

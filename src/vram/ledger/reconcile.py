@@ -45,5 +45,5 @@ def overlapping(fitted: Sequence[Entry]) -> int:
 
 
 def _cut(entry: Entry, nbytes: int, cut: int) -> Entry:
-    word = f"the driver says {size(nbytes)}; {size(cut)} of it is counted elsewhere already"
+    word = f"the driver reports {size(nbytes)}; {size(cut)} of it is already counted elsewhere"
     return replace(entry, nbytes=nbytes - cut, claimed=nbytes, evidence=(*entry.evidence, word))

@@ -31,9 +31,11 @@ def remainder_entries(survey: IndexedSurvey, gpu: GpuObservations, rest: int) ->
 def _without_figures(unsized: list[Entry], rest: int) -> list[Entry]:
     """Processes whose bytes the driver does not report share what is left."""
     if len(unsized) == 1:
-        lone = f"it is the only one without a figure: the {size(rest)} left over are its"
+        lone = (
+            f"it is the only process without a figure, so the remaining {size(rest)} is counted as its memory"
+        )
         return [_with(unsized[0], rest, lone, "unknown" if unsized[0].confidence == "unknown" else "likely")]
-    part = f"it holds a part of {size(rest)} that {len(unsized)} such processes share"
+    part = f"it holds part of {size(rest)} shared by {len(unsized)} processes without a figure"
     entries = [_with(entry, None, part, "unknown") for entry in unsized]
     return entries + ([_together(unsized, rest)] if rest else [])
 
@@ -46,7 +48,7 @@ def _together(unsized: list[Entry], nbytes: int) -> Entry:
     """The bytes of several processes; who holds which of them is unknown."""
     people = {person.pid: person for entry in unsized for person in entry.holders}
     pids = ", ".join(map(str, sorted(people)))
-    shared = f"held by pids {pids} together: the driver gives no figure for any of them"
+    shared = f"held by pids {pids} together: the driver reports no figure for any of them"
     return Entry(
         kind="process",
         nbytes=nbytes,
@@ -60,7 +62,7 @@ def _together(unsized: list[Entry], nbytes: int) -> Entry:
 def _unlisted(with_files_open: list[int], rest: int) -> Entry:
     """Bytes of which only the lists that could not be read would show whose they are."""
     evidence = (
-        "in use by the device's own figures; the driver's process lists could not be read",
+        "in use according to the device; the driver's process lists could not be read",
         f"{pids_of(with_files_open)} {'has' if len(with_files_open) == 1 else 'have'} the GPU open",
     )
     return Entry(kind="unattributed", nbytes=rest, evidence=evidence, confidence="unknown")
@@ -68,7 +70,7 @@ def _unlisted(with_files_open: list[int], rest: int) -> Entry:
 
 def unexplained(survey: IndexedSurvey, rest: int) -> Entry:
     """The entry for *rest* bytes in use that nothing accounts for."""
-    statement = "in use by the device's own figures, and charged to no process"
+    statement = "in use according to the device, but charged to no process"
     reason, why = _reason(survey)
     return Entry(
         kind="hidden" if reason else "unattributed",
@@ -81,13 +83,13 @@ def unexplained(survey: IndexedSurvey, rest: int) -> Entry:
 
 def _reason(survey: IndexedSurvey) -> tuple[Literal["namespace", "permission"] | None, str]:
     if not survey.host.initial_pid_namespace:
-        return "namespace", "processes outside this PID namespace cannot be seen from here"
+        return "namespace", "processes outside this PID namespace are not visible from here"
     if survey.host.hides_processes:
-        return "permission", "/proc shows us no processes of other users (hidepid)"
+        return "permission", "/proc hides processes of other users (hidepid)"
     if survey.unreadable.processes:
         users = ", ".join(survey.unreadable.users) or "other users"
         whose = f"{counted(survey.unreadable.processes, 'process')} of {users}"
-        return "permission", f"the open files of {whose} may not be read"
+        return "permission", f"the open files of {whose} are not readable"
     return None, "no readable process has a device file, an exported allocation or a dma-buf that explains it"
 
 
@@ -135,7 +137,7 @@ def _managed_entry(survey: IndexedSurvey, charge: Charge, nbytes: int, mapped: i
         evidence=(
             f"pid {charge.process.pid} has {size(mapped)} of managed memory mapped; no process list counts"
             " managed memory",
-            "these bytes are in use and charged to nobody",
+            "this memory is in use and charged to nobody",
         ),
         confidence="likely",
         medium="managed",
@@ -183,11 +185,13 @@ def _evidence(survey: IndexedSurvey, gpu: GpuObservations) -> tuple[str, ...]:
     lines = []
     if gpu.charges or gpu.ended:
         contexts = counted(_contexts(gpu), "context")
-        lines.append(f"{contexts}, each about {size(_CONTEXT)} more than its process is charged {measured}")
+        lines.append(
+            f"{contexts}, each using about {size(_CONTEXT)} more than its process is charged {measured}"
+        )
     elif uncharged := _initialised(survey, gpu):
         lines.append(f"CUDA is initialised, without a context, in {pids_of(uncharged)} {measured}")
     else:
-        lines.append(f"no more than CUDA takes here for a process on another GPU {measured}")
+        lines.append(f"no more than CUDA uses here for a process on another GPU {measured}")
     return tuple(lines)
 
 

@@ -38,7 +38,7 @@ def account(survey: IndexedSurvey, gpu: GpuObservations, joined: AdapterMatch, u
     """Account for *used* bytes of *gpu*, to the byte."""
     if not survey.windows:
         return _unseen(
-            survey, gpu, used, survey.windows_message or "Windows was not asked", survey.windows_code
+            survey, gpu, used, survey.windows_message or "Windows was not queried", survey.windows_code
         )
     if joined.adapter is None:
         return _unseen(survey, gpu, used, _ambiguity(survey, joined), "adapter-unknown")
@@ -67,7 +67,7 @@ def _unseen(
         kind="hidden",
         nbytes=rest,
         evidence=(
-            "under Windows' driver only totals are told: Windows programs and all of WSL2 share these bytes",
+            "Windows' driver reports totals only: Windows programs and all of WSL2 share this memory",
             why,
         ),
         hidden_by="windows",
@@ -81,7 +81,7 @@ def _ambiguity(survey: IndexedSurvey, joined: AdapterMatch) -> str:
     luids = {adapter.luid for adapter in joined.candidates}
     nbytes = sum(row.device_bytes or 0 for row in survey.windows if row.luid in luids)
     if not luids:
-        return "none of Windows' adapters is this GPU"
+        return "no adapter in Windows matches this GPU"
     adapters = counted(len(luids), "adapter")
     return f"Windows counts {size(nbytes)} on {adapters}, and does not say which of them is this GPU"
 
@@ -109,9 +109,9 @@ def _process(row: WindowsMemoryFacts, *, guest: bool = False) -> WindowsProcess:
 def _windows(row: WindowsMemoryFacts, joined: AdapterMatch) -> Entry:
     evidence = [_statement(row)]
     if _plain(row.name) in (_GUEST, _ANY_GUEST):
-        evidence.append("it is a virtual machine, one of several: which one is this WSL2 cannot be told")
+        evidence.append("it is one of several virtual machines; which one is this WSL2 is unknown")
     if not joined.certain:
-        evidence.append("its adapter is taken for this GPU because there is no other")
+        evidence.append("its adapter is taken to be this GPU because there is no other")
     return Entry(
         kind="windows",
         nbytes=row.device_bytes or 0,
@@ -139,7 +139,9 @@ def _fitted(claims: Sequence[Entry], used: int) -> tuple[Entry, ...]:
 
 
 def _shortened(before: Entry, after: Entry) -> str:
-    return f"{size((before.nbytes or 0) - (after.nbytes or 0))} of that is more than the driver counts in use"
+    return (
+        f"{size((before.nbytes or 0) - (after.nbytes or 0))} of that is more than the driver counts as used"
+    )
 
 
 def _in_no_counter(rest: int) -> Entry:
@@ -147,8 +149,8 @@ def _in_no_counter(rest: int) -> Entry:
         kind="unattributed",
         nbytes=rest,
         evidence=(
-            "in use by the driver's figure, and in no Windows process's counter",
-            "the display, Windows itself, and memory that is just being freed are in none",
+            "in use according to the driver, but no Windows process counts it",
+            "the display, Windows itself and memory that is being freed are not counted per process",
         ),
         confidence="unknown",
     )
@@ -187,7 +189,7 @@ def _notes(side: WindowsSide, used: int) -> list[Note]:
 # ---- Linux processes: who has Windows' device open, and what of the guest's memory is theirs ----
 
 
-_ELSEWHERE = "processes of other distributions run in the same machine and cannot be seen from here"
+_ELSEWHERE = "processes of other distributions run in the same virtual machine and are not visible from here"
 
 
 class Linux(Struct, frozen=True):
@@ -215,7 +217,7 @@ def linux_entries(survey: IndexedSurvey, gpu: GpuObservations, linux: Linux) -> 
     rest = max(0, linux.room - known_bytes(entries))
     if len(families) == 1 and rest and not _strangers(survey, gpu):
         return [*entries, _lone(survey, families[0], linux, rest)]
-    share = f"it holds a part of the {size(rest)} that Windows counts for all of Linux together"
+    share = f"it holds part of the {size(rest)} that Windows counts for all of Linux together"
     entries += [_unknown(survey, family, share) for family in families]
     return entries + ([_together(survey, linux, families, rest)] if rest else [])
 
@@ -228,9 +230,9 @@ def _strangers(survey: IndexedSurvey, gpu: GpuObservations) -> list[int]:
 
 def _bound(linux: Linux, families: int) -> str:
     if linux.machine is None and not linux.most:
-        return "how much it holds is not told"
+        return "how much it holds is unknown"
     alone = "alone " if families == 1 else ""
-    return f"how much it holds {alone}is not told: at most the {size(linux.most)} in use"
+    return f"how much it holds {alone}is unknown: at most the {size(linux.most)} in use"
 
 
 def _listed(survey: IndexedSurvey, charge: Charge) -> Entry:
@@ -253,8 +255,8 @@ def _lone(survey: IndexedSurvey, family: tuple[int, ...], linux: Linux, nbytes: 
         windows=linux.machine,
         evidence=(
             _descriptors(survey, family[0]),
-            f"Windows counts {size(linux.room or 0)} for the virtual machine of WSL2, and nobody else that"
-            " can be read here has its GPUs open",
+            f"Windows counts {size(linux.room or 0)} for the WSL2 virtual machine, and no other readable"
+            " process has its GPUs open",
             *_unreadable(survey),
             _ELSEWHERE,
         ),
@@ -278,10 +280,10 @@ def _unknown(survey: IndexedSurvey, family: tuple[int, ...], words: str) -> Entr
 def _together(survey: IndexedSurvey, linux: Linux, families: list[tuple[int, ...]], nbytes: int) -> Entry:
     whose = ", ".join(str(pid) for family in families for pid in family)
     lines = [
-        f"Windows counts {size(linux.room or 0)} for the virtual machine of WSL2, and not for each process",
+        f"Windows counts {size(linux.room or 0)} for the WSL2 virtual machine, not per process",
         f"pid {whose} have its GPUs open" if len(families) > 1 else "",
         f"pid {whose} has its GPUs open" if len(families) == 1 else "",
-        "" if families else "no process that can be read here has its GPUs open",
+        "" if families else "no readable process has its GPUs open",
         *_unreadable(survey),
         _ELSEWHERE,
     ]
@@ -296,7 +298,7 @@ def _together(survey: IndexedSurvey, linux: Linux, families: list[tuple[int, ...
 
 def _unreadable(survey: IndexedSurvey) -> list[str]:
     unread = survey.unreadable.processes
-    return [f"the open files of {counted(unread, 'process')} may not be read"] if unread else []
+    return [f"the open files of {counted(unread, 'process')} are not readable"] if unread else []
 
 
 def _descriptors(survey: IndexedSurvey, pid: int) -> str:

@@ -64,21 +64,24 @@ KINDS: dict[Kind, KindFacts] = {
 }
 
 MEANINGS: dict[Kind, tuple[str, tuple[str, ...]]] = {
-    "free": ("nobody has it", ()),
-    "reserved": ("the driver's own share: firmware, page tables, ECC", ("VR401",)),
-    "process": ("charged to a living process, of whose inside nothing is known", ("VR206",)),
-    "context": ("what CUDA itself takes in a process, before any allocation", ("VR205",)),
+    "free": ("not in use", ()),
+    "reserved": ("the driver's own part: firmware, page tables, ECC", ("VR401",)),
+    "process": ("charged to a living process, not split further", ("VR206",)),
+    "context": ("what CUDA itself uses in a process, before any allocation", ("VR205",)),
     "live": ("arrays and allocations that the program still has", ("VR206",)),
-    "cached": ("freed by the program, and kept by a pool for its next allocation", ()),
-    "fragmented": ("cached between arrays that are in use, so that no trim returns it", ()),
-    "orphaned": ("of a dead process; a living one, seen or not, holds it", ("VR101", "VR105", "VR203")),
+    "cached": ("freed by the program, but kept by a pool for its next allocation", ()),
+    "fragmented": ("cached, but between arrays in use, so that a trim does not free it", ()),
+    "orphaned": (
+        ("memory of a dead process, held by a living one (visible or not)"),
+        ("VR101", "VR105", "VR203"),
+    ),
     "exported": ("held by an open handle or a dma-buf; no process list names it", ("VR103", "VR104")),
-    "hidden": ("of a process that cannot be named from here", ("VR301", "VR302")),
-    "overhead": ("in use beyond what the driver charges to anybody, as each context makes it", ()),
-    "windows": ("of a Windows program, under WSL2", ("VR602",)),
-    "guest": ("of Linux processes together, as Windows counts them under WSL2", ("VR604",)),
+    "hidden": ("held by a process that is not visible from here", ("VR301", "VR302")),
+    "overhead": ("in use beyond what the driver charges to processes; each context adds some", ()),
+    "windows": ("held by a Windows program, under WSL2", ("VR602",)),
+    "guest": ("held by Linux processes together, as Windows counts them under WSL2", ("VR604",)),
     "unassigned": ("in no MIG instance: nobody can use it", ("VR406",)),
-    "unreported": ("free, or held by somebody who cannot be seen: the driver does not report it", ()),
-    "unattributed": ("in use, and nothing that can be seen accounts for it", ("VR106",)),
+    "unreported": ("free, or held by a process that is not visible: the driver does not report it", ()),
+    "unattributed": ("in use, and nothing visible accounts for it", ("VR106",)),
 }
 """What each line of a ledger is, and the findings that tell more about it."""

@@ -12,10 +12,10 @@ from vram.oom.remedies import change, join_live, record, run_why
 from vram.oom.sums import Sums, said, shortfall
 
 NEEDED = {
-    "asked": "how much was asked for",
-    "total": "how large the GPU is",
+    "asked": "the size of the failed allocation",
+    "total": "the size of the GPU",
     "free": "how much of it was free",
-    "live": "how much this program itself had in use",
+    "live": "how much this program used",
 }
 
 
@@ -25,7 +25,7 @@ def unknown(reading: OomReading, worked: Sums) -> Judgement:
 
     What it is
     ----------
-    Raw CUDA, Numba and PyCUDA say "out of memory" and nothing else; messages get cut; sometimes the figures
+    Raw CUDA, Numba and PyCUDA say only "out of memory"; messages get truncated; sometimes the figures
     themselves show that it would have fit. Then vram does not guess.
 
     How it is recognised
@@ -34,8 +34,8 @@ def unknown(reading: OomReading, worked: Sums) -> Judgement:
 
     Remedies
     --------
-    Look at the machine while it is still full (`vram why`, `vram oom --live`), and let vram.on_oom() record
-    the next one.
+    Run `vram why` or `vram oom --live` on the machine while its GPU is still full, and let vram.on_oom()
+    record the next one.
     """
     missing = tuple(words for name, words in NEEDED.items() if getattr(reading, name) is None)
     return Judgement(
@@ -58,24 +58,22 @@ def _fitted(reading: OomReading) -> bool:
 def _unknown_cause(reading: OomReading, missing: tuple[str, ...]) -> str:
     if _fitted(reading):
         return (
-            f"{said(reading.asked)} were asked for and {said(reading.free)} were free when the"
-            " message was printed."
-            " Something was freed in between, or the driver refused for another reason: on Windows"
-            " and WSL2 the commit"
-            " limit of the host, in a container a limit of its own."
+            f"{said(reading.asked)} was requested and {said(reading.free)} was free when the message was"
+            " printed. Memory was freed in between, or the driver refused for another reason: the host's"
+            " commit limit on Windows and WSL2, or a container's own limit."
         )
     if not missing:
         return (
-            "All figures are known, and none of them stands out: several small shares add up to"
-            " what is missing."
+            "All figures are known, but no single cause stands out: several small amounts add up to the"
+            " shortfall."
         )
-    return "The GPU was out of memory. Who held the memory is unknown without more figures."
+    return "The GPU was out of memory. Without more figures it is unknown who held the memory."
 
 
 def _contradiction(reading: OomReading) -> tuple[Remedy, ...]:
     if not _fitted(reading):
         return ()
-    return (change("Try again: if it fits now, somebody else was there for a moment."),)
+    return (change("Try again: if it fits now, another process held the memory for a moment."),)
 
 
 # The certain before the likely. The last one judges what no other did.

@@ -44,7 +44,7 @@ def join(case: Case, ledger: Ledger, findings: Sequence[Finding], *, chosen: boo
 def _same_gpu(reading: OomReading, ledger: Ledger, *, chosen: bool) -> tuple[GpuLedger | None, str]:
     """The GPU that the message is about, or why it is none of these."""
     if reading.where not in ("device", "bar1"):
-        return None, "it is not about a GPU's memory"
+        return None, "the message is not about GPU memory"
     known = [gpu for gpu in _visible_gpus(ledger) if gpu.total_bytes is not None]
     if not known:
         return None, "no GPU answers on this machine"
@@ -76,14 +76,14 @@ def _matches(reading: OomReading, gpu: GpuLedger) -> bool:
 
 def _several(gpus: Sequence[GpuLedger]) -> str:
     words = " or ".join(gpu.mig or str(gpu.index) for gpu in gpus)
-    return f"it does not say which GPU, and several could be meant: choose with --gpu {words}"
+    return f"the message does not say which GPU, and several match: choose with --gpu {words}"
 
 
 def _another_machine(reading: OomReading, known: list[GpuLedger]) -> str:
     if reading.total is None:
         return f"there is no GPU {reading.gpu} here"
     here = ", ".join(f"{_label(gpu)} has {said(gpu.total_bytes)}" for gpu in known[:4])
-    return f"its GPU has {said(reading.total)}, and here {here}: another machine"
+    return f"its GPU has {said(reading.total)}, but here {here}: this is another machine"
 
 
 def _label(gpu: GpuLedger) -> str:
@@ -135,7 +135,7 @@ def _holding(entry: Entry, named: set[int], findings: Sequence[Finding]) -> OomH
         pid=holder.pid if holder else entry.charged_pid,
         nbytes=entry.nbytes,
         what=entry.kind,
-        who=words.process(holder) if holder else "nobody who could be named",
+        who=words.process(holder) if holder else "an unknown process",
         named=bool(named & set(pids)),
         finding=codes[0] if codes else None,
     )
@@ -207,8 +207,8 @@ def _ghost(
         before,
         kind="ghost",
         certainty="fact" if free_known and before.kind != "unknown" else "likely",
-        title="held by a ghost",
-        cause=f"{size(kept)} on this GPU are held by what no process list shows: {largest.title}"
+        title="held by an unlisted process",
+        cause=f"{size(kept)} on this GPU is held by processes that no process list shows: {largest.title}"
         f" ({largest.code}). {largest.cause}",
         missing=(),
         remedies=remedies.ordered((*advice, *before.remedies)),
@@ -217,15 +217,15 @@ def _ghost(
 
 def _too_large(before: Judgement, reading: OomReading, joined: GpuMatch) -> Judgement:
     cause = (
-        f"It asked for {said(reading.asked)} beside {said(reading.live or 0)} in use; this GPU"
-        f" has {said(joined.total)}."
+        f"It requested {said(reading.asked)} with {said(reading.live or 0)} already in use; this GPU has"
+        f" {said(joined.total)}."
     )
     advice = (remedies.smaller(reading, joined.total), remedies.retry(), remedies.bigger())
     return replace(
         before,
         kind="too-large",
         certainty="likely",
-        title="simply too large",
+        title="too large for the GPU",
         cause=cause,
         missing=(),
         remedies=advice,
@@ -240,9 +240,9 @@ def _held(before: Judgement, joined: GpuMatch, others: int, reading: OomReading)
         kind="other-process",
         certainty="likely",
         title="held by another process",
-        cause=f"Now {size(others)} of this GPU are held and {said(joined.free)} are free. The most,"
-        f" {size(largest.nbytes or 0)},"
-        f" has {largest.who}. If the program that failed has ended, these are the others.",
+        cause=f"Now {size(others)} of this GPU is held and {said(joined.free)} is free. The largest"
+        f" holder is {largest.who} with {size(largest.nbytes or 0)}. If the program that failed has"
+        " exited, these are other programs.",
         missing=(),
         remedies=remedies.ordered((remedies.run_why(here), remedies.make_room(here))),
     )

@@ -28,7 +28,7 @@ def change(text: str, command: str = "", *, target: str = "program", harm: Harm 
     return Remedy(step="change", target=target, text=text, command=command, harm=harm)
 
 
-def run_why(reading: OomReading, text: str = "See who holds this GPU's memory now, and why.") -> Remedy:
+def run_why(reading: OomReading, text: str = "Show who holds this GPU's memory now, and why.") -> Remedy:
     """Read the ledger: changes nothing."""
     return Remedy(step="look", target=_gpu(reading), text=text, command="vram why" + _option(reading))
 
@@ -38,15 +38,15 @@ def make_room(reading: OomReading) -> Remedy:
 
     Without a size: only on the machine where it happened is it known how much can be freed.
     """
-    text = "Free what dead processes left and what live ones only cache: vram shows a plan and asks first."
+    text = "Free memory of dead processes and unused caches of live ones: vram shows a plan and asks first."
     return Remedy(step="free", target=_gpu(reading), text=text, command=f"vram free{_option(reading)}")
 
 
 def record() -> Remedy:
     """Record more about the next one."""
     text = (
-        "Have the next one explained where it happens: call vram.on_oom() in the program. It writes this"
-        " process's own split and the GPU's whole ledger into a file."
+        "Record the next one where it happens: call vram.on_oom() in the program. It writes the memory"
+        " of this process and of the whole GPU to a file."
     )
     return change(text)
 
@@ -54,8 +54,7 @@ def record() -> Remedy:
 def join_live() -> Remedy:
     """Read the message again beside the ledger of the machine where it happened."""
     text = (
-        "Run this on the machine where it happened, while its GPU is still full: that fills in what is"
-        " missing."
+        "Run this on the machine where it happened, while its GPU is still full: it fills in what is missing."
     )
     return Remedy(step="look", target="host", text=text, command=JOIN)
 
@@ -70,47 +69,47 @@ def naming(file: str, advice: Sequence[Remedy]) -> tuple[Remedy, ...]:
 
 def smaller(reading: OomReading, room: int | None) -> Remedy:
     """Ask for less: by how much follows from the figures, where they are known."""
-    text = "Ask for less: a smaller batch, shorter sequences, lower precision, activation checkpointing."
+    text = "Use less: a smaller batch, shorter sequences, lower precision, activation checkpointing."
     if room and reading.live and reading.asked:
         wanted = reading.live.nbytes + reading.asked.nbytes
         factor = room / wanted
         if 0 < factor < 1:
             text = (
-                f"Ask for less: {size(wanted)} are needed and {size(room)} can be had. Where memory"
-                " grows with"
-                f" the batch, {factor:.0%} of the batch fits at most (32 becomes {max(1, int(32 * factor))})."
+                f"Use less: {size(wanted)} is needed and {size(room)} is available. If memory grows with"
+                f" the batch, at most {factor:.0%} of the batch fits (32 becomes"
+                f" {max(1, int(32 * factor))})."
             )
     elif room and reading.asked and reading.asked.nbytes > room:
-        text = f"Ask for less: {size(reading.asked.nbytes)} at once, where {size(room)} can be had."
+        text = f"Use less: {size(reading.asked.nbytes)} was requested at once, and {size(room)} is available."
     return change(text)
 
 
 def retry() -> Remedy:
     """Let the program find the size itself."""
     return change(
-        "Let it find the size that fits: decorate the step with @vram.retry_on_oom(shrink='batch_size')."
+        "Let vram find the size that fits: decorate the step with @vram.retry_on_oom(shrink='batch_size')."
     )
 
 
 def bigger() -> Remedy:
     """More GPUs, or a larger one."""
-    return change("Spread it over more GPUs, keep part of it in host memory, or take a GPU that has more.")
+    return change("Spread it over more GPUs, keep part of it in host memory, or use a larger GPU.")
 
 
 def defragment(reading: OomReading) -> tuple[Remedy, ...]:
     """Let the allocator join its pieces."""
     if reading.dialect in ("xla", "tensorflow", "bfc"):
-        text = "Let the pool use the driver's own, which maps pieces together."
+        text = "Use the driver's own pool, which can map separate pieces together."
         command = "export TF_GPU_ALLOCATOR=cuda_malloc_async"
         if reading.dialect == "xla":
             command = "export XLA_PYTHON_CLIENT_ALLOCATOR=cuda_async"
         return (change(text, command),)
     if "expandable" in reading.signs:
-        return (change("expandable_segments is on already: free and allocate in the same order and sizes."),)
+        return (change("expandable_segments is already on: free and allocate in the same order and sizes."),)
     name = "PYTORCH_ALLOC_CONF" if "alloc-conf" in reading.signs else "PYTORCH_CUDA_ALLOC_CONF"
     if "hip" in reading.signs and name != "PYTORCH_ALLOC_CONF":
         name = "PYTORCH_HIP_ALLOC_CONF"
-    text = "Let segments grow instead of lying beside each other (PyTorch 2.1 and later), and start it again."
+    text = "Let segments grow instead of splitting memory (PyTorch 2.1 and later), and restart the program."
     older = "Before 2.1: keep large blocks from being split."
     return (
         change(text, f"export {name}=expandable_segments:True"),
@@ -126,11 +125,11 @@ def release_caches(reading: OomReading) -> tuple[Remedy, ...]:
     """Release what the program itself only caches."""
     if reading.dialect in ("tensorflow", "xla", "bfc") or "pool-took-all" in reading.signs:
         return (
-            change("JAX: do not take the GPU beforehand.", "export XLA_PYTHON_CLIENT_PREALLOCATE=false"),
+            change("JAX: do not preallocate the GPU.", "export XLA_PYTHON_CLIENT_PREALLOCATE=false"),
             change("TensorFlow: let its pool grow as needed.", "export TF_FORCE_GPU_ALLOW_GROWTH=true"),
         )
     text = (
-        "Release what the framework only caches before this point: vram.flush(), or"
+        "Release the framework's unused cache before this point: vram.flush(), or"
         " torch.cuda.empty_cache() and cupy.get_default_memory_pool().free_all_blocks()."
     )
     return (change(text),)
@@ -144,7 +143,7 @@ def utilization(reading: OomReading) -> tuple[Remedy, ...]:
     if share <= 0.05:
         return ()
     text = (
-        f"Or make do with the {size(reading.free.nbytes)} that were free: start vLLM with"
+        f"Or use only the {size(reading.free.nbytes)} that was free: start vLLM with"
         f" --gpu-memory-utilization {share:.2f}."
     )
     return (change(text),)
@@ -155,9 +154,9 @@ def end(pids: Sequence[int]) -> tuple[Remedy, ...]:
     if not pids:
         return ()
     words = " ".join(map(str, pids))
-    text = "If they are leftovers of yours: end them. Unsaved work is lost."
+    text = "If they are leftovers of yours: terminate them. Unsaved work is lost."
     if len(pids) == 1:
-        text = "If it is a leftover of yours: end it. Unsaved work is lost."
+        text = "If it is a leftover of yours: terminate it. Unsaved work is lost."
     return (
         Remedy(
             step="end",

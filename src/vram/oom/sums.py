@@ -81,7 +81,7 @@ def balance(reading: OomReading, sums: Sums) -> Balance | None:
         return None
     terms = [] if live is None else [Term("in use by this program", live.nbytes)]
     for name, part in (
-        ("kept by its allocator, unused", reading.idle),
+        ("kept unused by its allocator", reading.idle),
         ("pools of its CUDA graphs", reading.pooled),
     ):
         terms += [Term(name, part.nbytes)] if part else []
@@ -99,7 +99,11 @@ def _closed(terms: list[Term], rest: int, total: Amount, sums: Sums, *, known: b
     if rest < -max(sums.slack, total.nbytes // 200):
         return None  # more than there is: the figures contradict each other
     if rest > sums.slack:
-        name = "everything else: not in this message" if known else "in use, by whom the message does not say"
+        name = (
+            ("everything else (not in this message)")
+            if known
+            else ("in use; the message does not say by whom")
+        )
         terms.insert(-1, Term(name, rest, sure=False))
     return Balance(tuple(terms), total.nbytes, max(sums.slack, abs(min(0, rest))))
 

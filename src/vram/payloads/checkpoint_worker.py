@@ -76,10 +76,10 @@ class CheckpointDriver:
         except OSError:
             raise Unavailable("the CUDA driver library (libcuda.so.1) is not installed") from None
         if not hasattr(self._cuda, "cuCheckpointProcessLock"):
-            raise Unavailable("this driver cannot checkpoint processes: that came with version 570")
+            raise Unavailable("this driver cannot checkpoint processes: it needs version 570")
         code = self._cuda.cuInit(0)
         if code:
-            raise Unavailable(f"cuInit answered CUDA error {code}", code)
+            raise Unavailable(f"cuInit failed with CUDA error {code}", code)
 
     def state(self, pid: int) -> tuple[int, int | None]:
         """Return the driver's answer, and the state where it gave one, which may be none of STATES."""

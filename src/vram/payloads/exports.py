@@ -71,7 +71,7 @@ class Importer:
     def check(self, name: str, *arguments: object) -> None:
         code = self.result(name, *arguments)
         if code:
-            raise ImportFailed("failed", f"cuda-{code}", f"{name} answered CUDA error {code}")
+            raise ImportFailed("failed", f"cuda-{code}", f"{name} failed with CUDA error {code}")
 
     def result(self, name: str, *arguments: object) -> int:
         function = getattr(self._cuda, name, None)
@@ -97,10 +97,10 @@ def copy_descriptor(pid: int, start: int, fd: int) -> int:
     try:
         pidfd = os.pidfd_open(pid)
     except OSError as error:
-        raise ImportFailed("failed", "process-ended", f"the process has ended ({error.strerror})") from None
+        raise ImportFailed("failed", "process-ended", f"the process has exited ({error.strerror})") from None
     try:
         if started_at(pid) != start:
-            raise ImportFailed("failed", "process-ended", "the process has ended")
+            raise ImportFailed("failed", "process-ended", "the process has exited")
         copy = libc.syscall(PIDFD_GETFD, pidfd, fd, 0)
         if copy < 0:
             raise refusal(ctypes.get_errno())
@@ -113,7 +113,7 @@ def refusal(code: int) -> ImportFailed:
     if code == errno.EPERM:
         # Where kernel.yama.ptrace_scope is 1, as on Ubuntu, that needs root even for one's own.
         return ImportFailed(
-            "denied", "copy-denied", "its control descriptor may not be copied: that needs root here"
+            "denied", "copy-denied", "no permission to copy its control descriptor: that needs root here"
         )
     return ImportFailed(
         "failed", "copy-failed", f"its control descriptor could not be copied ({os.strerror(code)})"

@@ -56,10 +56,10 @@ def dumps(survey: Survey) -> bytes:
 def loads(data: bytes, origin: str = "the snapshot") -> Survey:
     """Read a survey back, or say why that cannot be."""
     try:
-        survey = _decode(data, Survey, f"{origin} is not a whole snapshot")
+        survey = _decode(data, Survey, f"{origin} is not a complete snapshot")
     except BadSnapshot:
         # Reading the label first would read everything twice, where nearly all snapshots are whole.
-        _require_our_schema(_decode(data, _Label, f"{origin} is not a snapshot of vram"), origin)
+        _require_our_schema(_decode(data, _Label, f"{origin} is not a vram snapshot"), origin)
         raise
     _require_our_schema(_Label(schema=survey.schema, program=survey.program), origin)
     _check(survey, origin)
@@ -73,7 +73,7 @@ def _require_our_schema(label: _Label, origin: str) -> None:
             hint=f"this version reads schema {SURVEY_SCHEMA}: upgrade vram",
         )
     if label.schema != SURVEY_SCHEMA:
-        raise BadSnapshot(f"{origin} says schema {label.schema}, which never was", hint=_TAKE_AGAIN)
+        raise BadSnapshot(f"{origin} has schema {label.schema}, which does not exist", hint=_TAKE_AGAIN)
 
 
 # What earlier versions, whose statements had no codes, wrote where these codes matter.
@@ -126,8 +126,8 @@ def read(path: str) -> Survey:
         else:
             data = untrusted.read_file(path, nbytes=_LARGEST_NBYTES, follow=True, pipes=True)
     except untrusted.Rejected as error:
-        hint = _TAKE_AGAIN if error.code == "too-large" else "check the path, and that you may read it"
-        raise BadSnapshot(f"{path} cannot be read: {error}", hint=hint) from error
+        hint = _TAKE_AGAIN if error.code == "too-large" else "check the path and its permissions"
+        raise BadSnapshot(f"cannot read {path}: {error}", hint=hint) from error
     return loads(data, path)
 
 
@@ -135,7 +135,7 @@ def _decode(data: bytes, kind: type[Shape], complaint: str) -> Shape:
     try:
         return untrusted.decode(data, kind, most_items=_MOST_ITEMS)
     except untrusted.Rejected as error:
-        broken = "" if error.code == "wrong-shape" else ", it is broken or cut off"
+        broken = "" if error.code == "wrong-shape" else ", it is damaged or truncated"
         raise BadSnapshot(f"{complaint}{broken}: {error}", hint=_TAKE_AGAIN) from error
 
 
@@ -144,7 +144,7 @@ def _check(survey: Survey, origin: str) -> None:
     for observation in survey.observations:
         for name, nbytes in (("nbytes", observation.nbytes), *_sizes(observation.facts)):
             if nbytes is not None and not 0 <= nbytes < _MOST_BYTES:
-                raise BadSnapshot(f"{origin} gives {nbytes} as a size ({name})", hint=_TAKE_AGAIN)
+                raise BadSnapshot(f"{origin} has an invalid size: {nbytes} ({name})", hint=_TAKE_AGAIN)
 
 
 def _sizes(facts: Facts | None) -> Iterator[tuple[str, Any]]:

@@ -43,7 +43,7 @@ def read(output: bytes) -> Counters:
     """Understand *output*, or raise Damaged."""
     answer = _object(_text(output))
     if answer.get("vram") != 1:
-        raise Damaged("powershell.exe answered something else than it was asked")
+        raise Damaged("powershell.exe printed an unexpected answer")
     names = {_number(row.get("ProcessId")): _name(row.get("Name")) for row in _rows(answer.get("processes"))}
     memory = [_memory(row, names) for row in _rows(answer.get("memory"))]
     used = {}
@@ -77,7 +77,7 @@ def _object(text: str) -> dict[str, Any]:
     try:
         found = msgspec.json.decode(text[begin : end + 1].encode("utf-8", "replace"))
     except (msgspec.DecodeError, RecursionError, ValueError):
-        raise Damaged("powershell.exe printed a damaged or cut-off answer") from None
+        raise Damaged("powershell.exe printed a damaged or truncated answer") from None
     return found if isinstance(found, dict) else {}
 
 
@@ -172,10 +172,10 @@ def _refusals(errors: object) -> Iterator[str]:
         source, code = str(row.get("source")), str(row.get("id"))
         if _NOT_REGISTERED in code and source == "memory":
             yield (
-                "Windows has no GPU memory counters in its WMI: they come with Windows 10 1709, and"
-                " `winmgmt /resyncperf` in an administrator's shell registers them again"
+                "Windows' WMI has no GPU memory counters; they exist since Windows 10 1709, and `winmgmt"
+                " /resyncperf` as administrator registers them again"
             )
         elif _DENIED in code:
             yield f"Windows denies its {source} counters to this user"
         else:
-            yield f"Windows could not tell its {source}: {(_name(row.get('text')) or code)[:160]}"
+            yield f"Windows could not report its {source}: {(_name(row.get('text')) or code)[:160]}"

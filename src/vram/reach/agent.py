@@ -22,14 +22,14 @@ NAME: Via = "agent"
 def unavailable_reason(process: PythonProcess) -> str | None:
     """Why the agent cannot be asked; None where it can."""
     if not process.is_ours:
-        return "an agent answers its own user only"
+        return "an agent answers only its own user"
     return None if _find(process) else "it has not called vram.agent()"
 
 
 def run(process: PythonProcess, request: PayloadRequest, deadline_s: float) -> RawAnswer:
     found = _find(process)
     if found is None:
-        raise NotReachable(f"pid {process.pid} runs no vram agent", hint="it would have to call vram.agent()")
+        raise NotReachable(f"pid {process.pid} runs no vram agent", hint="have it call vram.agent()")
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     until = time.monotonic() + deadline_s
     connection.settimeout(deadline_s)
@@ -74,8 +74,8 @@ def _connect(connection: socket.socket, process: PythonProcess, path: str, name:
     pid, uid = agent.peer(connection)
     if uid != os.geteuid() or pid != process.pid:
         raise NotReachable(
-            f"somebody else (pid {pid}, uid {uid}) answers on the socket of pid {process.pid}",
-            hint=f"look who made {os.path.join(path, name)}",
+            f"another process (pid {pid}, uid {uid}) answers on the socket of pid {process.pid}",
+            hint=f"check who created {os.path.join(path, name)}",
         )
 
 
@@ -86,16 +86,16 @@ def _answer(connection: socket.socket, process: PythonProcess, until: float) -> 
         if error.code == "late":
             raise _no_answer(process) from error
         if error.code == "too-large":
-            raise NotReachable(f"the agent of pid {process.pid} answers without end") from error
+            raise NotReachable(f"the agent of pid {process.pid} sends an endless answer") from error
         raise _hung_up(process) from error
 
 
 def _no_answer(process: PythonProcess) -> TimedOut:
     return TimedOut(
         f"the agent of pid {process.pid} did not answer in time",
-        hint="the process is busy inside one long call; give it longer with --deadline",
+        hint="the process is busy in a long call; wait longer with --deadline",
     )
 
 
 def _hung_up(process: PythonProcess) -> NotReachable:
-    return NotReachable(f"the agent of pid {process.pid} hung up without an answer")
+    return NotReachable(f"the agent of pid {process.pid} closed the connection without an answer")

@@ -159,8 +159,8 @@ class RemotePython:
         self.minor = self._minor(minor)
         if image.symbol(_FREE_THREADED) is not None or _FREE_THREADED_NAME.search(image.path):
             raise UnsafeToAttach(
-                "it is a free-threaded build of Python, in which no thread is known to be at rest",
-                "start it with an ordinary build, or have it call vram.agent()",
+                "it is a free-threaded build of Python, where vram cannot tell which threads are idle",
+                "start it with a normal build, or have it call vram.agent()",
             )
         self._layout, self._ring = LAYOUTS[self.minor], PENDING_CALLS_LAYOUTS[self.minor]
         self._offsets = (
@@ -173,7 +173,7 @@ class RemotePython:
         if found is None:
             raise UnsafeToAttach(
                 f"its Python does not export {name}: linked statically, or without symbols",
-                "start it with an ordinary interpreter, or have it call vram.agent()",
+                "start it with a normal interpreter, or have it call vram.agent()",
             )
         return found
 
@@ -185,14 +185,14 @@ class RemotePython:
             major, named, level = version >> 24, version >> 16 & 0xFF, version >> 4 & 0xF
             if major != 3 or level != _FINAL_RELEASE:
                 raise UnsafeToAttach(
-                    "its Python is no final release",
-                    f"releases of Python 3.{FIRST_MINOR} to 3.{LAST_MINOR} are known",
+                    "its Python is a pre-release",
+                    f"vram supports releases of Python 3.{FIRST_MINOR} to 3.{LAST_MINOR}",
                 )
         if named is None or not FIRST_MINOR <= named <= LAST_MINOR:
             which = "of an unknown version" if named is None else f"3.{named}"
             raise UnsafeToAttach(
-                f"its Python is {which}, whose memory is not known",
-                f"3.{FIRST_MINOR} to 3.{LAST_MINOR} are; others can call vram.agent()",
+                f"its Python is {which}, which vram does not support",
+                f"3.{FIRST_MINOR} to 3.{LAST_MINOR} are supported; others can call vram.agent()",
             )
         return named
 
@@ -204,7 +204,7 @@ class RemotePython:
         memory, layout, runtime = self._memory, self._layout, self.runtime
         states = {memory.int32(runtime + layout.core_initialized), memory.int32(runtime + layout.initialized)}
         if 0 in states or memory.uint64(runtime + layout.finalizing):
-            raise UnsafeToAttach("its Python is starting or ending", "try again in a moment", passing=True)
+            raise UnsafeToAttach("its Python is starting or exiting", "try again in a moment", passing=True)
         self._require(states == {1}, "its state of initialisation")
         interpreter = self._pointer(runtime + layout.main, "its main interpreter")
         self._require(memory.uint64(interpreter + layout.runtime) == runtime, "its main interpreter")
@@ -212,11 +212,11 @@ class RemotePython:
             interpreter + layout.next
         )
         if others:
-            raise UnsafeToAttach("it runs sub-interpreters", "end those first, or have it call vram.agent()")
+            raise UnsafeToAttach("it runs sub-interpreters", "stop those first, or have it call vram.agent()")
         if self._offsets is not None and memory.int32(interpreter + self._offsets.enabled) != 1:
             raise UnsafeToAttach(
                 "it was started with remote debugging disabled",
-                "unset PYTHON_DISABLE_REMOTE_DEBUG (or drop -X disable-remote-debug) before its next start",
+                "unset PYTHON_DISABLE_REMOTE_DEBUG (or remove -X disable-remote-debug) before its next start",
             )
         self._interpreter = interpreter
         self._pending = (
@@ -250,7 +250,7 @@ class RemotePython:
                 self._thread = state
                 return
             state = memory.uint64(state + _THREAD_NEXT)
-        raise UnsafeToAttach("its main thread is unknown to its Python")
+        raise UnsafeToAttach("Python does not know its main thread")
 
     def _is_main_thread(self, state: int) -> bool:
         nbytes = self._layout.thread_id + 8
@@ -352,8 +352,9 @@ class RemotePython:
         most = self._memory.int32(self._pending + ring.most) if ring.most is not None else ring.capacity - 1
         if (after - first) % ring.capacity >= most:
             raise UnsafeToAttach(
-                "its list of pending calls is full: its main thread has not reached a safe point for long",
-                "try again when its main thread has returned to Python",
+                "its queue of pending calls is full: its main thread has not reached a safe point"
+                " for a long time",
+                "try again when its main thread is back in Python",
             )
         return after
 
@@ -377,7 +378,7 @@ class RemotePython:
                 sound = count == (after - first) % ring.capacity
         self._require(sound, "its list of pending calls")
         if not free:
-            raise UnsafeToAttach("its list of pending calls is just being changed", passing=True)
+            raise UnsafeToAttach("its queue of pending calls is being changed right now", passing=True)
         return first, after
 
     def _completed_end(self, first: int, after: int, count: int) -> int:
@@ -398,8 +399,8 @@ class RemotePython:
     def _require(self, plausible: bool, what: str) -> None:
         if not plausible:
             raise UnsafeToAttach(
-                f"its memory is not laid out as Python 3.{self.minor}'s is ({what})",
-                "an ordinary build of that version is; a changed one can call vram.agent()",
+                f"its memory layout is not that of Python 3.{self.minor} ({what})",
+                "use a normal build of that version, or have it call vram.agent()",
             )
 
 

@@ -87,7 +87,9 @@ def _in_a_process(seconds: float, pid: int, action: Callable[[], Result]) -> Res
     try:
         kind, content = pickle.loads(reply)
     except Exception as error:  # nothing of it came, or a part
-        raise NotReachable(f"our process that attached to pid {pid} was killed", hint="try again") from error
+        raise NotReachable(
+            f"vram's process that attached to pid {pid} was killed", hint="try again"
+        ) from error
     result: Result = _unpacked(kind, content)
     return result
 
@@ -129,8 +131,8 @@ def _unpacked(kind: str, content: Any) -> Any:
 
 def _hangs(pid: int) -> TimedOut:
     return TimedOut(
-        f"pid {pid} cannot be read: the file system of its memory or its program does not answer",
-        hint="a network or FUSE file system hangs, or the process prevents being read",
+        f"reading pid {pid} does not return: the file system of its memory or its program does not answer",
+        hint="a network or FUSE file system hangs, or the process blocks being read",
     )
 
 

@@ -77,17 +77,17 @@ def read(memory: TargetMemory, runtime: int) -> DebugOffsets:
     version, free_threaded = struct.unpack_from("<QQ", table, 8)
     minor = version >> 16 & 0xFF
     if table[:8] != _COOKIE or version >> 24 != 3 or minor < FIRST_MINOR:
-        raise UnsafeToAttach(f"its Python has no sys.remote_exec (3.{FIRST_MINOR} has)")
+        raise UnsafeToAttach(f"its Python has no sys.remote_exec (new in 3.{FIRST_MINOR})")
     if minor > LAST_MINOR or version >> 4 & 0xF != _FINAL_RELEASE:
-        release = "" if version >> 4 & 0xF == _FINAL_RELEASE else ", no final release,"
+        release = "" if version >> 4 & 0xF == _FINAL_RELEASE else ", a pre-release,"
         raise UnsafeToAttach(
-            f"its Python is 3.{minor}{release} whose table of offsets is not known",
-            f"releases up to 3.{LAST_MINOR} are; others can call vram.agent()",
+            f"its Python is 3.{minor}{release} whose offset table is unknown",
+            f"releases up to 3.{LAST_MINOR} are supported; others can call vram.agent()",
         )
     if free_threaded:
         raise UnsafeToAttach(
-            "it is a free-threaded build of Python, in which this was never tried",
-            "start it with an ordinary build, or have it call vram.agent()",
+            "it is a free-threaded build of Python, which is not supported",
+            "start it with a normal build, or have it call vram.agent()",
         )
     offsets = DebugOffsets(**{name: _word(table, at) for name, at in _PLACES.items()})
     _require(_is_plausible(offsets), "its table of offsets")
@@ -100,7 +100,7 @@ def find_main_thread(
     """The main thread, whose id is *tid* in its own namespace; certain only while every thread is stopped."""
     interpreter = memory.uint64(runtime + offsets.head)
     if not interpreter or memory.uint64(runtime + offsets.finalizing):
-        raise UnsafeToAttach("its Python is starting or ending", "try again in a moment", passing=True)
+        raise UnsafeToAttach("its Python is starting or exiting", "try again in a moment", passing=True)
     for _ in range(_MOST_INTERPRETERS):
         _require(_is_inside(interpreter, offsets.interpreter_nbytes, writable), "its interpreters")
         if memory.uint64(interpreter + offsets.interpreter_id) == 0:
@@ -154,6 +154,6 @@ def _word(table: bytes, at: int) -> int:
 def _require(plausible: bool, what: str) -> None:
     if not plausible:
         raise UnsafeToAttach(
-            f"its memory is not laid out as Python's is ({what})",
-            "an ordinary build is; a changed one can call vram.agent()",
+            f"its memory layout is not Python's ({what})",
+            "use a normal build, or have it call vram.agent()",
         )

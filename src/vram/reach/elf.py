@@ -47,11 +47,11 @@ def mappings(pid: int) -> tuple[MemoryMapping, ...]:
         with open(f"/proc/{pid}/maps", "rb") as file:
             text = file.read(_MOST_MAPS_NBYTES + 1)
     except FileNotFoundError as error:
-        raise TargetEnded("it has ended") from error
+        raise TargetEnded("it has exited") from error
     except OSError as error:
-        raise TraceDenied(f"its memory map may not be read ({error.strerror})") from error
+        raise TraceDenied(f"no permission to read its memory map ({error.strerror})") from error
     if len(text) > _MOST_MAPS_NBYTES:
-        raise UnsafeToAttach("its memory map has no end", "it can call vram.agent()")
+        raise UnsafeToAttach("its memory map is endless", "have it call vram.agent()")
     return tuple(
         MemoryMapping(line.start, line.end, line.permissions.decode(), line.offset, os.fsdecode(line.path))
         for line in map_lines(text)
@@ -81,11 +81,11 @@ class ElfImage:
         base = parts[0].start
         header = memory.read(base, 64)
         if header[:4] != b"\x7fELF" or header[4] != 2 or header[18:20] != struct.pack("<H", _MACHINE_X86_64):
-            raise UnsafeToAttach(f"{os.path.basename(self.path)} is no program for x86-64")
+            raise UnsafeToAttach(f"{os.path.basename(self.path)} is not an x86-64 program")
         (offset,) = struct.unpack_from("<Q", header, 32)
         size, count = struct.unpack_from("<HH", header, 54)
         if size != _HEADER_NBYTES or count > _MOST_HEADERS:
-            raise UnsafeToAttach(f"{os.path.basename(self.path)} is no program for x86-64")
+            raise UnsafeToAttach(f"{os.path.basename(self.path)} is not an x86-64 program")
         table = memory.read(base + offset, size * count)
         self._headers = [struct.unpack_from("<IIQQQQQQ", table, size * each) for each in range(count)]
         lowest = min((each[3] for each in self._headers if each[0] == _LOAD), default=0)
@@ -199,8 +199,8 @@ def python_image(program: ElfImage | None, found: list[ElfImage]) -> ElfImage:
         if each.symbol("_PyRuntime") is not None:
             return each
     raise UnsafeToAttach(
-        "its Python cannot be found in its memory: linked statically, without symbols, or no CPython",
-        "an ordinary CPython can; others can call vram.agent()",
+        "no CPython found in its memory: it is linked statically, has no symbols, or is another Python",
+        "use a normal CPython, or have it call vram.agent()",
     )
 
 

@@ -119,7 +119,7 @@ class ExecutionRoutes:
         self._memory, self._python, self._maps = memory, python, maps
         if any(_MUSL.search(each.path) for each in found):
             raise UnsafeToAttach(
-                "it runs with musl, whose waits are not known",
+                "it uses musl, which is not supported",
                 "run it with glibc, or have it call vram.agent()",
             )
         libc = [each for each in found if _LIBC.search(each.path)][:_MOST_LIBRARIES]

@@ -67,7 +67,9 @@ _WITHDRAW_S = 2.0
 def require_known_machine() -> None:
     machine = os.uname().machine
     if machine != "x86_64":
-        raise UnsafeToAttach(f"this machine is {machine}", "only x86-64 is known; have it call vram.agent()")
+        raise UnsafeToAttach(
+            f"this machine is {machine}", "only x86-64 is supported; have it call vram.agent()"
+        )
 
 
 def why_unavailable(process: PythonProcess, require: Callable[[], None]) -> str | None:
@@ -81,14 +83,15 @@ def why_unavailable(process: PythonProcess, require: Callable[[], None]) -> str 
     other = lasting_tracer(process.pid)
     if other:
         raise AttachDenied(
-            f"pid {process.pid} is being traced by pid {other} already", hint="end that first, or wait for it"
+            f"pid {process.pid} is already being traced by pid {other}",
+            hint="stop that first, or wait for it",
         )
     try:
         require()
     except TraceDenied as error:
         raise _denied(process, error) from error
     except TargetEnded as error:
-        raise NoSuchProcess(f"process {process.pid} has ended meanwhile") from error
+        raise NoSuchProcess(f"process {process.pid} has exited") from error
     except UnsafeToAttach as error:
         return f"{error}; {error.hint}" if error.hint else str(error)
     return None
@@ -102,9 +105,9 @@ def translated_errors(process: PythonProcess) -> Iterator[None]:
     except TraceDenied as error:
         raise _denied(process, error) from error
     except TargetEnded as error:
-        raise NoSuchProcess(f"process {process.pid} has ended meanwhile") from error
+        raise NoSuchProcess(f"process {process.pid} has exited") from error
     except UnsafeToAttach as error:
-        raise NotReachable(f"pid {process.pid} was left alone: {error}", hint=error.hint) from error
+        raise NotReachable(f"pid {process.pid} was not touched: {error}", hint=error.hint) from error
 
 
 def inject_and_wait(injection: Injection, drop: ScriptDrop, pidfd: int, until: float) -> RawAnswer:
@@ -141,7 +144,7 @@ def verified_identity(process: PythonProcess) -> Identity:
     """The identity of *process* now. Raises TargetEnded where it is not the one that was meant."""
     about = identity(process.pid)
     if about[0] != process.target.process.started_at or about[2] != process.target.uid:
-        raise TargetEnded("it is another process than the one that was meant")
+        raise TargetEnded("the pid now belongs to a different process")
     return about
 
 
@@ -156,8 +159,8 @@ class Injection:
         program = next((each for each in found if each.path == self._about[1]), None)
         if program is None:
             raise UnsafeToAttach(
-                "it is no program for x86-64",
-                "only x86-64 is known; a program for another machine can call vram.agent()",
+                "it is not an x86-64 program",
+                "only x86-64 is supported; have it call vram.agent()",
             )
         self.python = RemotePython(memory, elf.python_image(program, found), process.minor, maps)
         self._routes = ExecutionRoutes(memory, self.python, program, found, maps)
@@ -171,7 +174,7 @@ class Injection:
         """Stop the process, have it run the drop's lines soon, resume it."""
         nbytes = len(self._text(drop, 0)) + _ALIGNMENT
         if all(ends - begins < nbytes for begins, ends in self._tails):
-            raise UnsafeToAttach("there is no room for a few lines in it", "have it call vram.agent()")
+            raise UnsafeToAttach("it has no room for a few lines of code", "have it call vram.agent()")
 
         def attempt() -> None:
             self._texts = {place: self._text(drop, place) for place in self._places(nbytes)}
@@ -261,14 +264,14 @@ class Injection:
     def _main_thread(self, threads: StoppedThreads) -> tuple[int, dict[str, int]]:
         """The id and registers of Python's main thread; raises where the process is not the one expected."""
         if identity(self._pid) != self._about:
-            raise TargetEnded("it began another program, or became somebody else's, meanwhile")
+            raise TargetEnded("it started another program or changed its user in the meantime")
         self.python.require_usable()
         self.python.find_main_thread()
         for tid in sorted(threads.ids(), key=lambda each: each != self._pid):
             registers = threads.registers(tid)
             if registers["fs_base"] == self.python.main_thread:
                 return tid, registers
-        raise UnsafeToAttach("its main thread has ended, or its memory is not laid out as expected")
+        raise UnsafeToAttach("its main thread has exited, or its memory layout is unexpected")
 
     def _text(self, drop: ScriptDrop, place: int) -> bytes:
         # Padded to a fixed width, so that its length is known: what follows it may be in use.
@@ -331,8 +334,8 @@ def once_it_is_safe(
 
 def _no_free_place() -> UnsafeToAttach:
     return UnsafeToAttach(
-        "there is no free place for a few lines in it: earlier requests wait for its main thread",
-        "try again when its main thread has returned to Python",
+        "it has no free slot for a request: earlier ones still wait for its main thread",
+        "try again when its main thread is back in Python",
         passing=True,
     )
 
@@ -340,8 +343,8 @@ def _no_free_place() -> UnsafeToAttach:
 def _denied(process: PythonProcess, error: TraceDenied) -> AttachDenied:
     other = tracer(process.pid)
     if other:
-        return AttachDenied(f"pid {process.pid} is being traced by pid {other}", hint="end that first")
-    return AttachDenied(f"pid {process.pid} may not be attached to: {error}", hint=why_not_traced())
+        return AttachDenied(f"pid {process.pid} is being traced by pid {other}", hint="stop that first")
+    return AttachDenied(f"cannot attach to pid {process.pid}: {error}", hint=why_not_traced())
 
 
 NAME: Via = "ptrace"

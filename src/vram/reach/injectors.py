@@ -71,7 +71,7 @@ def _choose(target: Target, via: str | None) -> tuple[PythonProcess, str]:
         message,
         hint="have it call vram.agent(), which needs no permission"
         if via is None
-        else "leave out --via: vram takes the safest that is available",
+        else "leave out --via: vram uses the safest that is available",
     )
 
 

@@ -49,9 +49,9 @@ class UntrustedConnectionFile(Exception):
 def unavailable_reason(process: PythonProcess) -> str | None:
     path = connection_file(process.argv)
     if path is None:
-        return "it is no Jupyter kernel"
+        return "it is not a Jupyter kernel"
     if not process.is_ours:
-        return "its connection file is somebody else's"
+        return "its connection file belongs to another user"
     try:
         read_connection(path, process.pid)
     except UntrustedConnectionFile as error:
@@ -85,9 +85,11 @@ def read_connection(path: str, pid: int) -> dict[str, Any]:
     with os.fdopen(file, "rb") as stream:
         about = os.fstat(stream.fileno())
         if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid():
-            raise UntrustedConnectionFile("its connection file is not yours")
+            raise UntrustedConnectionFile("its connection file is not a regular file of yours")
         if about.st_mode & 0o077:
-            raise UntrustedConnectionFile("its connection file is open to others (its mode is not 0600)")
+            raise UntrustedConnectionFile(
+                "its connection file is accessible to others (its mode is not 0600)"
+            )
         text = stream.read(_LONGEST_FILE)
     return _checked(text)
 
@@ -99,13 +101,13 @@ def _checked(text: bytes) -> dict[str, Any]:
         signed = bool(found["key"]) and found["signature_scheme"] in SCHEMES
         numbered = all(0 < int(found[f"{channel}_port"]) < 1 << 16 for channel in ("shell", "control"))
     except (ValueError, TypeError, KeyError, RecursionError):
-        raise UntrustedConnectionFile("its connection file is broken") from None
+        raise UntrustedConnectionFile("its connection file is damaged") from None
     if not local:
-        raise UntrustedConnectionFile("its connection file does not lead to this machine's loopback")
+        raise UntrustedConnectionFile("its connection file does not point to this machine's loopback")
     if not signed:
-        raise UntrustedConnectionFile("its connection file has no key to sign with")
+        raise UntrustedConnectionFile("its connection file has no signing key")
     if not numbered:
-        raise UntrustedConnectionFile("its connection file is broken")
+        raise UntrustedConnectionFile("its connection file is damaged")
     return dict(found)
 
 
@@ -152,7 +154,7 @@ class KernelClient:
     def evaluate(self, expression: str, pid: int) -> bytes:
         info = _shaped(self._channels["control"].ask("kernel_info_request", {}), _KernelInfo)
         if info.language_info.name != "python":
-            raise NotReachable(f"pid {pid} is a kernel of another language than Python")
+            raise NotReachable(f"pid {pid} is not a Python kernel")
         if SUBSHELLS in info.supported_features:
             made = self._channels["control"].ask("create_subshell_request", {})
             self._subshell = _shaped(made, _Subshell).subshell_id
@@ -195,13 +197,13 @@ def _shaped(content: dict[str, Any], kind: type[Shape]) -> Shape:
     try:
         return msgspec.convert(content, kind)
     except msgspec.ValidationError as error:
-        raise NotReachable(f"the kernel gave an answer that cannot be read: {error}") from error
+        raise NotReachable(f"the kernel sent an unreadable answer: {error}") from error
 
 
 def _encoded(evaluated: _Evaluated) -> bytes:
     if MIME not in evaluated.data:
-        reason = evaluated.evalue[:_LONGEST_REASON] or "it gave no reason"
-        raise NotReachable(f"the kernel did not run what it was sent: {reason}")
+        reason = evaluated.evalue[:_LONGEST_REASON] or "no reason given"
+        raise NotReachable(f"the kernel did not run the request: {reason}")
     return msgspec.json.encode(evaluated.data[MIME])
 
 
@@ -249,7 +251,7 @@ class Channel:
                 return content
         raise TimedOut(
             "the kernel did not answer in time; the request is cancelled",
-            hint="it is busy with a cell: --deadline gives it longer; ipykernel 7 answers meanwhile",
+            hint="it is busy with a cell: wait longer with --deadline; ipykernel 7 answers while busy",
         )
 
     def send(self, kind: str, content: dict[str, Any], **header: str) -> str:

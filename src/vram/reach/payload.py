@@ -60,7 +60,7 @@ def require_done(pid: int, body: bytes) -> None:
     """Raise why the payload did not do what it was asked for."""
     answer = decoded(pid, body, _Status)
     notes = (note[:_LONGEST_REASON] for note in answer.notes[:_MOST_REASONS])
-    reasons = "; ".join(notes) or "it gave no reason"
+    reasons = "; ".join(notes) or "no reason given"
     if answer.status == "cancelled":
         raise NotReachable(f"pid {pid} declined: {reasons}")
     if answer.status != "done":
@@ -73,8 +73,8 @@ def decoded(pid: int, body: bytes, kind: type[Shape]) -> Shape:
         return untrusted.decode(body, kind, most_items=MOST_ITEMS)
     except untrusted.Rejected as error:
         raise NotReachable(
-            f"pid {pid} gave an answer that cannot be read: {str(error)[:_LONGEST_REASON]}",
-            hint="something in that process changes what it sends, or it ended in the middle",
+            f"pid {pid} sent an unreadable answer: {str(error)[:_LONGEST_REASON]}",
+            hint="something in that process changes its output, or it exited in the middle",
         ) from error
 
 

@@ -120,16 +120,16 @@ class TargetMemory:
         try:
             self._file = os.open(f"/proc/{pid}/mem", os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError as error:
-            raise TargetEnded("it has ended") from error
+            raise TargetEnded("it has exited") from error
         except OSError as error:
-            raise TraceDenied(f"its memory may not be opened ({error.strerror})") from error
+            raise TraceDenied(f"no permission to open its memory ({error.strerror})") from error
 
     def close(self) -> None:
         os.close(self._file)
 
     def read(self, address: int, nbytes: int) -> bytes:
         if not 0 <= nbytes <= MOST_NBYTES:
-            raise UnsafeToAttach(f"its memory at {address:#x} is not what it should be")
+            raise UnsafeToAttach(f"its memory at {address:#x} is not as expected")
         buffer = ctypes.create_string_buffer(nbytes)
         if self._copied(self._read, buffer, address, nbytes) != nbytes:
             self._require_same_program()
@@ -162,7 +162,7 @@ class TargetMemory:
         except OSError:
             return
         if is_gone:
-            raise TargetEnded("it ended, or began another program, meanwhile")
+            raise TargetEnded("it exited or started another program in the meantime")
 
 
 class StoppedThread(Struct):
@@ -233,7 +233,7 @@ class StoppedThreads:
         try:
             return [int(name) for name in os.listdir(f"/proc/{self._pid}/task")]
         except OSError as error:
-            raise TargetEnded("it has ended") from error
+            raise TargetEnded("it has exited") from error
 
     def _seize(self, tid: int) -> bool:
         """Whether it was seized; False where that thread has ended."""
@@ -241,15 +241,15 @@ class StoppedThreads:
             self._call(_SEIZE, tid)
         except ProcessLookupError:
             if tid == self._pid:
-                raise TargetEnded("it has ended") from None
+                raise TargetEnded("it has exited") from None
             return False
         except PermissionError as error:
             state = _state(self._pid, tid)
             if state in ("", "Z", "X"):
                 if tid == self._pid:
-                    raise UnsafeToAttach("its main thread has ended") from error
+                    raise UnsafeToAttach("its main thread has exited") from error
                 return False
-            raise TraceDenied("it may not be traced", passing=True) from error
+            raise TraceDenied("no permission to trace it", passing=True) from error
         self._threads[tid] = StoppedThread(tid)
         return True
 
@@ -283,7 +283,7 @@ class StoppedThreads:
             gone = status is not None and status.si_code in (os.CLD_EXITED, os.CLD_KILLED, os.CLD_DUMPED)
         if gone:
             if tid == self._pid:
-                raise TargetEnded("it has ended")
+                raise TargetEnded("it has exited")
             del self._threads[tid]
             return True
         if status is None:
@@ -291,7 +291,7 @@ class StoppedThreads:
         self._stopped.add(tid)
         if status.si_status & ~0xFF == _EVENT_STOP:
             if status.si_status & 0xFF != _SIGTRAP:
-                raise UnsafeToAttach("it is stopped", f"let it run first: kill -CONT {self._pid}")
+                raise UnsafeToAttach("it is stopped", f"resume it first: kill -CONT {self._pid}")
         else:
             self._threads[tid].signal = status.si_status & 0x7F
         return True
@@ -303,7 +303,7 @@ class StoppedThreads:
             if number == errno.ESRCH:
                 raise ProcessLookupError(number, "no such thread")
             if number == errno.EPERM:
-                raise PermissionError(number, "may not be traced")
+                raise PermissionError(number, "no permission to trace it")
             raise OSError(number, os.strerror(number))
 
 
@@ -335,7 +335,7 @@ def while_stopped(pid: int, action: Callable[[StoppedThreads], Result]) -> tuple
     try:
         tracer.start()
     except RuntimeError as error:
-        raise UnsafeToAttach(f"we cannot start a thread to stop it with: {error}") from error
+        raise UnsafeToAttach(f"vram cannot start a thread to stop it with: {error}") from error
     try:
         tracer.join()
     finally:
@@ -355,12 +355,12 @@ def identity(pid: int) -> Identity:
     """When it was started, which program it runs, whose it is. Raises TargetEnded."""
     started = started_at(pid)
     if started is None:
-        raise TargetEnded("it has ended")
+        raise TargetEnded("it has exited")
     try:
         program = os.readlink(f"/proc/{pid}/exe").removesuffix(" (deleted)")
         return started, program, os.stat(f"/proc/{pid}").st_uid
     except OSError as error:
-        raise TargetEnded("it has ended") from error
+        raise TargetEnded("it has exited") from error
 
 
 def _state(pid: int, tid: int) -> str:

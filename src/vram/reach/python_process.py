@@ -17,7 +17,7 @@ from vram.payloads.procfs import ProcessFolder, started_at, text
 
 _INTERPRETER = re.compile(r"python(?:3(?:\.(\d+))?)?[td]?$")
 _LIBRARY = re.compile(rb"/libpython3\.(\d+)[td]*\.so")
-_STOPPED = {"T": "is stopped", "t": "is held by a debugger", "D": "hangs in the kernel"}
+_STOPPED = {"T": "is stopped", "t": "is stopped by a debugger", "D": "hangs in the kernel"}
 # A process waits for a disk now and then, or is stopped by another vram for a moment: that passes.
 _PASSING, _PASSING_S = ("D", "t"), 0.5
 _NEEDED_SYMBOL = b"\0Py_AddPendingCall\0"
@@ -58,8 +58,8 @@ def examine(target: Target) -> PythonProcess:
     library = _LIBRARY.search(maps)
     if library is None and not _is_python(pid):
         raise NotReachable(
-            f"pid {pid} is no Python process ({os.path.basename(executable)})",
-            hint="only Python can be asked to trim; `vram park` works for any CUDA process",
+            f"pid {pid} is not a Python process ({os.path.basename(executable)})",
+            hint="only Python processes can be trimmed; `vram park` works for any CUDA process",
         )
     minor = library.group(1).decode() if library else name.group(1) if name else None
     return PythonProcess(
@@ -77,10 +77,10 @@ def pidfd_of(process: PythonProcess) -> Iterator[int]:
     try:
         pidfd = os.pidfd_open(process.pid)
     except ProcessLookupError as error:
-        raise NoSuchProcess(f"process {process.pid} has ended meanwhile") from error
+        raise NoSuchProcess(f"process {process.pid} has exited") from error
     try:
         if started_at(process.pid) != process.target.process.started_at:
-            raise NoSuchProcess(f"process {process.pid} has ended, and another one has its pid")
+            raise NoSuchProcess(f"process {process.pid} has exited, and another one has its pid")
         yield pidfd
     finally:
         os.close(pidfd)
@@ -94,7 +94,7 @@ def namespace_mismatch(pid: int) -> str | None:
         except OSError:
             continue  # kernels without that namespace have one for all
         if not same:
-            return f"it {meaning} than we do (a container): run vram inside it"
+            return f"it {meaning} than vram (a container): run vram inside it"
     return None
 
 
@@ -105,7 +105,7 @@ def _require_awake(pid: int) -> None:
         time.sleep(_PASSING_S / 20)
         state = _status(pid).get("State", "?")[:1]
     if state in _STOPPED:
-        hint = f"let it run first: kill -CONT {pid}" if state == "T" else "try again when it is gone"
+        hint = f"resume it first: kill -CONT {pid}" if state == "T" else ("try again later")
         raise NotReachable(f"pid {pid} {_STOPPED[state]} and cannot answer", hint=hint)
 
 
@@ -145,7 +145,7 @@ def _status(pid: int) -> dict[str, str]:
     except OSError:
         lines = {}
     if not lines:
-        raise NoSuchProcess(f"process {pid} has ended")
+        raise NoSuchProcess(f"process {pid} has exited")
     return {text(key): text(value) for key, value in lines.items()}
 
 
@@ -177,10 +177,10 @@ def _read(pid: int, name: str) -> bytes:
 _YAMA = "/proc/sys/kernel/yama/ptrace_scope"
 
 _SCOPES = {
-    "1": "the kernel lets only a parent attach (kernel.yama.ptrace_scope is 1): run it with sudo, or let the "
-    "process allow it by prctl(PR_SET_PTRACER)",
-    "2": "the kernel lets only root attach (kernel.yama.ptrace_scope is 2): run it with sudo",
-    "3": "the kernel lets nobody attach until the next boot (kernel.yama.ptrace_scope is 3)",
+    "1": "only a parent may attach (kernel.yama.ptrace_scope is 1): use sudo, or let the process allow"
+    " it with prctl(PR_SET_PTRACER)",
+    "2": "only root may attach (kernel.yama.ptrace_scope is 2): use sudo",
+    "3": "nobody may attach until the next boot (kernel.yama.ptrace_scope is 3)",
 }
 
 
@@ -196,5 +196,5 @@ def ptrace_scope(path: str = _YAMA) -> str:
 def why_not_traced(path: str = _YAMA) -> str:
     """What to do about a refused attach."""
     return _SCOPES.get(
-        ptrace_scope(path), "a container or a security module forbids ptrace here: it needs CAP_SYS_PTRACE"
+        ptrace_scope(path), "a container or a security module blocks ptrace here: it needs CAP_SYS_PTRACE"
     )

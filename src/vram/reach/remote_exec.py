@@ -54,7 +54,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.5
 def unavailable_reason(process: PythonProcess) -> str | None:
     """Why it cannot be used; nothing is stopped or changed to find out."""
     if process.minor is not None and process.minor < FIRST_MINOR:
-        return f"its Python 3.{process.minor} has no sys.remote_exec (3.{FIRST_MINOR} has)"
+        return f"its Python 3.{process.minor} has no sys.remote_exec (new in 3.{FIRST_MINOR})"
 
     def require() -> None:
         with _opened(process) as interface:
@@ -156,7 +156,7 @@ class DebuggerInterface:
         if not thread.remote_debugging:
             raise UnsafeToAttach(
                 "it was started with remote debugging disabled",
-                "unset PYTHON_DISABLE_REMOTE_DEBUG (or drop -X disable-remote-debug) before its next start",
+                "unset PYTHON_DISABLE_REMOTE_DEBUG (or remove -X disable-remote-debug) before its next start",
             )
         return thread
 
@@ -187,7 +187,7 @@ class DebuggerInterface:
     def _while_stopped(self, action: Callable[[], bool]) -> bool:
         def checked(_: StoppedThreads) -> bool:
             if identity(self._pid) != self._about:
-                raise TargetEnded("it began another program, or became somebody else's, meanwhile")
+                raise TargetEnded("it started another program or changed its user in the meantime")
             return action()
 
         done, stopped_s = while_stopped(self._pid, checked)
@@ -201,7 +201,7 @@ class DebuggerInterface:
         pending = self._pending_path(support)
         if pending is not None and pending != abandoned:
             raise UnsafeToAttach(
-                "another debugger's request waits in it", "try again in a moment", passing=True
+                "another debugger's request is pending in it", "try again in a moment", passing=True
             )
         if pending is not None:
             memory.write(support + offsets.pending_call, bytes(4))

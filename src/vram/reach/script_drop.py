@@ -126,7 +126,7 @@ class ScriptDrop:
             if error.code == "late":
                 raise self._unfinished() from error
             if error.code == "too-large":
-                message = f"pid {self._pid} answers more than {LONGEST_ANSWER >> 20} MiB"
+                message = f"pid {self._pid} answered with more than {LONGEST_ANSWER >> 20} MiB"
                 raise NotReachable(message) from error
             raise self._cut_short(pidfd) from error
 
@@ -166,23 +166,23 @@ class ScriptDrop:
         if stop in ready:
             raise KeyboardInterrupt
         if pidfd in ready:
-            raise NoSuchProcess(f"process {self._pid} has ended meanwhile")
+            raise NoSuchProcess(f"process {self._pid} has exited")
         return left_s > 0 and bool(ready)
 
     def timed_out(self) -> Refused:
         return TimedOut(
             f"pid {self._pid} did not reach a safe point in time; nothing was done",
-            hint="its main thread is blocked or busy outside Python; give it longer with --deadline",
+            hint="its main thread is blocked or busy outside Python; wait longer with --deadline",
         )
 
     def _cut_short(self, pidfd: int) -> Refused:
         # A process that ends closes its files a moment before it is seen to have ended.
         if _has_ended(pidfd, _ENDING_S):
-            return NoSuchProcess(f"process {self._pid} has ended meanwhile")
-        return NotReachable(f"pid {self._pid} hung up in the middle of its answer")
+            return NoSuchProcess(f"process {self._pid} has exited")
+        return NotReachable(f"pid {self._pid} stopped in the middle of its answer")
 
     def _unfinished(self) -> TimedOut:
-        return TimedOut(f"pid {self._pid} began, and had not finished in time; it goes on by itself")
+        return TimedOut(f"pid {self._pid} started but did not finish in time; it continues on its own")
 
     def _write(self, name: str, text: str, mode: int) -> int:
         file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode, dir_fd=self._folder)
@@ -244,8 +244,8 @@ def _make_folder(process: PythonProcess) -> str:
         return tempfile.mkdtemp(prefix=named, dir=path)
     except OSError as error:
         raise NotReachable(
-            f"there is no private folder to leave a script in: {error.filename or path}: {error.strerror}",
-            hint="make it a folder of yours alone (mode 0700), or set XDG_RUNTIME_DIR",
+            f"no private folder for the script: {error.filename or path}: {error.strerror}",
+            hint="make it a folder that only you can access (mode 0700), or set XDG_RUNTIME_DIR",
         ) from error
 
 
@@ -313,7 +313,7 @@ def _open_folder(path: str) -> int:
     about = os.fstat(folder)
     if about.st_uid != os.geteuid() or stat.S_IMODE(about.st_mode) & 0o022:
         os.close(folder)
-        raise PermissionError(1, "others can change what lies there", path)
+        raise PermissionError(1, "others can change files there", path)
     return folder
 
 

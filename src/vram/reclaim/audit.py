@@ -91,7 +91,7 @@ def _append(record: Mapping[str, Any]) -> None:
     finally:
         os.close(file)
     if written != len(line):
-        raise _unavailable("it took only a part of the line; the disk is full")
+        raise _unavailable("only part of the line was written; the disk is full")
 
 
 def _lock(file: int) -> None:
@@ -123,6 +123,6 @@ def _encoded(record: Mapping[str, Any]) -> bytes:
 
 def _unavailable(reason: str) -> AuditUnavailable:
     return AuditUnavailable(
-        f"the audit log {path()} cannot be written: {reason}",
-        hint="vram acts only where it can log what it does; commands that only read still work",
+        f"cannot write the audit log {path()}: {reason}",
+        hint="vram acts only if it can log what it does; commands that only read still work",
     )

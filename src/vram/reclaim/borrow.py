@@ -79,7 +79,7 @@ def plan_borrow(
     largest = max((report.memory[index].total for index in indices if index in report.memory), default=0)
     if nbytes > largest:
         raise GoalImpossible(
-            f"{size(nbytes)} is more than a GPU here has ({size(largest)})", hint="ask for less"
+            f"{size(nbytes)} is more than a GPU here has ({size(largest)})", hint="request less"
         )
     plans, reasons = [], []
     for index in indices:
@@ -105,7 +105,7 @@ def _seen(report: DriverReport, visible: str, gpu: int | None) -> list[int]:
         unseen = "any GPU of this machine" if gpu is None else f"GPU {gpu}"
         raise UsageError(
             f"the command would not see {unseen}: CUDA_VISIBLE_DEVICES is {visible!r}",
-            hint="unset it, and vram sets it to the GPU that has the room",
+            hint="unset it: vram sets it to the GPU with enough room",
         )
     return list(seen)
 
@@ -207,12 +207,16 @@ def _impossible(
 ) -> GoalImpossible:
     """*left* is what the driver charges to pids that are dead: there is nobody to park, but much to free."""
     parkable = sum(each.nbytes for each in candidates)
-    others = f"; {counted(len(reasons), 'process')} may not be parked: {reasons[0]}" if reasons else ""
-    dead = f"; {size(left)} are memory of dead processes" if left else ""
-    hint = f"`vram free --gpu {gpu}` frees what the dead left" if left else "ask for less, or see `vram free`"
+    others = f"; {counted(len(reasons), 'process')} cannot be parked: {reasons[0]}" if reasons else ""
+    dead = f"; {size(left)} belongs to dead processes" if left else ""
+    hint = (
+        (f"`vram free --gpu {gpu}` frees memory of dead processes")
+        if left
+        else "request less, or see `vram free`"
+    )
     return GoalImpossible(
-        f"GPU {gpu} cannot make {size(nbytes)} free: {size(free)} are, "
-        f"and parking would add {size(parkable)}{dead}{others}",
+        f"GPU {gpu} cannot free {size(nbytes)}: {size(free)} is free, and parking would add"
+        f" {size(parkable)}{dead}{others}",
         hint=hint,
     )
 

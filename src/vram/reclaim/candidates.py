@@ -61,8 +61,8 @@ def _holders(ledger: Ledger, pid: int, left: list[Entry]) -> tuple[int, ...]:
     people = {holder.pid: holder for entry in left for holder in living_holders(entry)}
     if not people:
         raise NoSuchProcess(
-            f"pid {pid} has ended, and the driver still lists {nbytes} of it; who holds that cannot be seen",
-            hint=f"run it with full rights: {AS_ROOT}" if ledger.host.uid else "`vram why` shows more",
+            f"pid {pid} has exited, but the driver still lists {nbytes} for it; the holder is not visible",
+            hint=f"run it as root: {AS_ROOT}" if ledger.host.uid else "`vram why` shows more",
         )
     # A pid that was given by name counts as consent; whose it was is gone, so its holders must be certain.
     if all(entry.confidence == "fact" and entry.sharing != "one" for entry in left):
@@ -70,8 +70,8 @@ def _holders(ledger: Ledger, pid: int, left: list[Entry]) -> tuple[int, ...]:
     foreign = ledger.host.uid != 0 and any(each.user != ledger.host.user for each in people.values())
     command = f"{SUDO_VRAM if foreign else 'vram'} kill {' '.join(map(str, people))}"
     raise NoSuchProcess(
-        f"pid {pid} has ended; its {nbytes} are likely held by pid {', '.join(map(str, people))}",
-        hint=f"to terminate these: {command}",
+        f"pid {pid} has exited; its {nbytes} is most likely held by pid {', '.join(map(str, people))}",
+        hint=f"to terminate them: {command}",
     )
 
 
@@ -227,7 +227,7 @@ class PlanContext(Struct, frozen=True):
                 hint="`vram why` shows more about the GPU",
             )
         return NotOnGpu(
-            f"pid {pid} holds no memory of {'this GPU' if self.request.gpus else 'any GPU'}",
+            f"pid {pid} holds no memory on {'this GPU' if self.request.gpus else 'any GPU'}",
             hint="`vram who` lists those that do",
         )
 
@@ -262,7 +262,7 @@ def candidates(context: PlanContext, kind: StepKind) -> Iterator[ActionCandidate
 def _trims(context: PlanContext) -> Iterator[ActionCandidate]:
     for process in context.chosen():
         if process.charged and is_healthy(process.holder):
-            reason = "it may hold memory that it only caches"
+            reason = "it may hold unused cached memory"
             yield ActionCandidate(kind="trim", processes=(process,), predicted=(None,), reason=reason)
 
 
@@ -277,13 +277,13 @@ def _parks(context: PlanContext) -> Iterator[ActionCandidate]:
         if not _on_nvidia(context, process):
             if named:
                 raise CannotPark(
-                    f"pid {process.pid} has its memory on a GPU that is not NVIDIA's, and no other"
-                    " driver can park processes",
+                    f"pid {process.pid} has its memory on a GPU that is not NVIDIA's; no other driver can"
+                    " park processes",
                     hint=f"`vram kill {process.pid}` terminates it",
                 )
             continue
         if named or process.idle:
-            reason = "you named it" if named else "it waits, its GPU does nothing, and --park-idle allows it"
+            reason = "you named it" if named else "it is waiting, its GPU is idle, and --park-idle allows it"
             nbytes = process.charged_on(context.gpus)
             yield ActionCandidate(kind="park", processes=(process,), predicted=(nbytes,), reason=reason)
 
@@ -314,9 +314,9 @@ def _leftover_reason(leftover: Leftover) -> str:
     entry = max(leftover.entries, key=lambda each: each[1].nbytes or 0)[1]
     nbytes = size(known_bytes(each for _, each in leftover.entries))
     if code_of(entry) == "VR103":
-        return f"{nbytes} held by an exported handle whose maker is gone"
+        return f"{nbytes} held by an exported handle; its owner is dead"
     if code_of(entry) == "VR104":
-        return f"{nbytes} held by a dma-buf whose maker is gone"
+        return f"{nbytes} held by a dma-buf; its owner is dead"
     dead = dict.fromkeys(each.charged_pid for _, each in leftover.entries if each.charged_pid is not None)
     return f"{nbytes} of dead pid {', '.join(map(str, dead))}, held by forked children"
 
@@ -332,10 +332,10 @@ def _named_kill(
     pids = [process.pid for process in named]
     dead = dict.fromkeys(context.instead_of[pid] for pid in pids if pid in context.instead_of)
     if dead:
-        reason = f"pid {', '.join(map(str, dead))} is dead, and its memory is held here"
+        reason = f"pid {', '.join(map(str, dead))} is dead, and this process holds its memory"
     shared = sorted({pid for process in named for pid in process.co_holders} - set(pids))
     if shared:
-        reason += f"; what it shares stays until pid {', '.join(map(str, shared))} ends too"
+        reason += f"; shared memory stays until pid {', '.join(map(str, shared))} exits too"
     returned = freed_by(context.ledger, pids, context.gpus)
     paused = [context.parked[pid] for pid in pids if pid in context.parked]
     if paused:

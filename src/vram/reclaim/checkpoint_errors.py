@@ -31,33 +31,33 @@ def explain(answer: CheckpointAnswer, entry: Parked, verb: Verb) -> VramError:
     pid = entry.target.process.pid
     match answer.status:
         case "ended":
-            return NoSuchProcess(f"process {pid} has ended")
+            return NoSuchProcess(f"process {pid} has exited")
         case "short":
             return _no_room(answer, entry)
         case "timeout":
             return TimedOut(
-                f"the driver has not finished with pid {pid} in time; "
-                "it is not interrupted, and the process runs again when it is done",
+                f"the driver did not finish with pid {pid} in time; it is not interrupted, and the"
+                " process continues when it is done",
                 hint="`vram parked` shows its state",
             )
         case "unavailable":
-            return DriverMissing(f"the driver cannot be asked: {answer.message}", hint="see `vram why`")
+            return DriverMissing(f"the driver does not answer: {answer.message}", hint="see `vram why`")
         case "died":
-            return DeviceError(f"{answer.message}; pid {pid} runs again", hint="try again")
+            return DeviceError(f"{answer.message}; pid {pid} is running again", hint="try again")
         case "unknown":
             return _unknown_state(answer, pid)
         case "stopped":
             return _stopped(pid)
     if answer.status == "ok":
         return CannotPark(
-            f"pid {pid} is {answer.state} already, by something else than vram; it was not touched",
-            hint=f"`vram unpark {pid}` resumes it, if nobody else is about to",
+            f"pid {pid} is already {answer.state}, not by vram; it was not touched",
+            hint=f"`vram unpark {pid}` resumes it, if no other program is about to",
         )
     if answer.state == "failed":
         return DeviceError(
-            f"{answer.call} answered CUDA error {answer.code} and left pid {pid} failed: "
-            "its next use of the GPU will fail",
-            hint="save what can be saved and start it anew; NVIDIA promises nothing for this state",
+            f"{answer.call} failed with CUDA error {answer.code} and left pid {pid} in the state"
+            ' "failed": its next use of the GPU will fail',
+            hint="save what you can and restart it; NVIDIA guarantees nothing in this state",
         )
     return _refused(answer, pid) if verb == "park" else _still_parked(answer, pid)
 
@@ -65,31 +65,31 @@ def explain(answer: CheckpointAnswer, entry: Parked, verb: Verb) -> VramError:
 def not_parked(answer: CheckpointAnswer, pid: int) -> VramError:
     """Why *pid*, which has no journal entry, is not brought back."""
     if answer.status == "ok":
-        return CannotPark(f"pid {pid} is not parked: the driver reports that it runs", hint=_LISTED)
+        return CannotPark(f"pid {pid} is not parked: the driver reports it as running", hint=_LISTED)
     if answer.status == "unknown":
         return _unknown_state(answer, pid)
     if answer.status == "stopped":
         return _stopped(pid)
     if answer.status == "refused" and answer.code in NOT_KNOWN_TO_DRIVER:
-        return NotOnGpu(f"pid {pid} is not parked: the driver knows nothing of it", hint=_LISTED)
+        return NotOnGpu(f"pid {pid} is not parked: the driver does not know it", hint=_LISTED)
     if answer.status == "refused" and answer.code == 304:
         return NotPermitted(f"the driver reports nothing about pid {pid}", hint="ask its owner")
     if answer.status == "unavailable":
-        return DriverMissing(f"the driver cannot be asked: {answer.message}", hint="see `vram why`")
-    message = answer.message or f"{answer.call} answered CUDA error {answer.code}"
-    return DeviceError(f"the state of pid {pid} cannot be read: {message}", hint="see `vram why`")
+        return DriverMissing(f"the driver does not answer: {answer.message}", hint="see `vram why`")
+    message = answer.message or f"{answer.call} failed with CUDA error {answer.code}"
+    return DeviceError(f"cannot read the state of pid {pid}: {message}", hint="see `vram why`")
 
 
 def _stopped(pid: int) -> VramError:
     return CannotPark(
-        f"pid {pid} is stopped: the driver does nothing until it continues; it was not touched",
-        hint=f"`kill -CONT {pid}` continues it",
+        f"pid {pid} is stopped, and the driver waits until it continues; it was not touched",
+        hint=f"resume it with `kill -CONT {pid}`",
     )
 
 
 def _unknown_state(answer: CheckpointAnswer, pid: int) -> VramError:
     return DeviceError(
-        f"{answer.message}; pid {pid} was left as it is", hint="a newer vram may know it; see `vram doctor`"
+        f"{answer.message}; pid {pid} was not touched", hint="a newer vram may support it; see `vram doctor`"
     )
 
 
@@ -99,53 +99,55 @@ def _no_room(answer: CheckpointAnswer, entry: Parked) -> VramError:
     missing = answer.short.get(share.uuid, 0)
     if isinstance(entry, Unrecorded):
         return CannotPark(
-            f"pid {pid} may need up to {size(share.nbytes)} on GPU {share.gpu}, "
-            f"and {size(missing)} of that are not free",
-            hint="it has no journal entry that says what it needs, so this is all of its host memory; "
-            f"`vram unpark --anyway {pid}` leaves it to the driver",
+            f"pid {pid} may need up to {size(share.nbytes)} on GPU {share.gpu}, but {size(missing)} of"
+            " that is not free",
+            hint="it has no journal entry with its size, so this is all of its host memory; `vram unpark"
+            f" --anyway {pid}` lets the driver try",
         )
     return CannotPark(
-        f"pid {pid} needs {size(share.nbytes)} on GPU {share.gpu}, and {size(missing)} of that are not free",
-        hint="it stays parked, unharmed; `vram who` lists who holds the memory",
+        f"pid {pid} needs {size(share.nbytes)} on GPU {share.gpu}, but {size(missing)} of that is not free",
+        hint="it stays parked, unharmed; `vram who` shows who holds the memory",
     )
 
 
 def _refused(answer: CheckpointAnswer, pid: int) -> VramError:
-    unharmed = "it was unlocked and continues to run"
+    unharmed = "it was unlocked and keeps running"
     match answer.code:
         case code if code in NOT_KNOWN_TO_DRIVER:
-            return NotOnGpu(f"the driver knows nothing of pid {pid}", hint="`vram who` lists who is on a GPU")
+            return NotOnGpu(
+                f"the driver does not know pid {pid}", hint="`vram who` lists the processes on each GPU"
+            )
         case 2:  # OUT_OF_MEMORY
-            return CannotPark(f"the driver found too little memory to park pid {pid}; {unharmed}")
+            return CannotPark(f"not enough memory to park pid {pid}; {unharmed}")
         case 304:  # OPERATING_SYSTEM: another user's process, measured
-            return NotPermitted(f"the driver does not allow us to park pid {pid}", hint="ask its owner")
+            return NotPermitted(f"no permission to park pid {pid}", hint="ask its owner")
         case 401:  # ILLEGAL_STATE
             return CannotPark(
-                f"pid {pid} is locked or parked already, by something else than vram",
-                hint=f"`vram unpark {pid}` resumes it, if nobody else is about to",
+                f"pid {pid} is already locked or parked, not by vram",
+                hint=f"`vram unpark {pid}` resumes it, if no other program is about to",
             )
         case 600:  # NOT_READY: the lock's own timeout
             return TimedOut(
                 f"pid {pid} was busy on the GPU all the time and could not be locked; {unharmed}",
-                hint="wait until its GPU work is done, or allow more time with --lock-timeout",
+                hint="wait until its GPU work is done, or raise --lock-timeout",
             )
         case 801:  # NOT_SUPPORTED
             return CannotPark(
-                f"the driver cannot park pid {pid}: "
-                f"it has managed memory, or shares memory with others; {unharmed}",
-                hint="ask it to save its work and end",
+                f"the driver cannot park pid {pid}: it has managed memory, or shares memory with other"
+                f" processes; {unharmed}",
+                hint="ask its owner to save the work and end it",
             )
-    return DeviceError(f"{answer.call} answered CUDA error {answer.code} for pid {pid}; {unharmed}")
+    return DeviceError(f"{answer.call} failed with CUDA error {answer.code} for pid {pid}; {unharmed}")
 
 
 def _still_parked(answer: CheckpointAnswer, pid: int) -> VramError:
     if answer.code == NO_MEMORY:
         return CannotPark(
-            f"the driver found too little GPU memory for pid {pid}: another process took it meanwhile",
+            f"not enough GPU memory for pid {pid}: another process took it in the meantime",
             hint="it stays parked; try again when there is room",
         )
     return DeviceError(
-        f"{answer.call} answered CUDA error {answer.code} for pid {pid}; "
-        f"it stays {answer.state or 'as it was'}",
+        f"{answer.call} failed with CUDA error {answer.code} for pid {pid}; it stays"
+        f" {answer.state or 'as it was'}",
         hint=f"try `vram unpark {pid}` again",
     )

@@ -71,8 +71,8 @@ def try_claim(host_name: str, pid: int) -> ProcessClaim | None:
     except OSError as error:
         os.close(file)
         raise AuditUnavailable(
-            f"{_file_name(host_name)} cannot be locked: {error.strerror}",
-            hint="set XDG_STATE_HOME to a folder on a disk that has file locks",
+            f"cannot lock {_file_name(host_name)}: {error.strerror}",
+            hint="set XDG_STATE_HOME to a folder on a disk that supports file locks",
         ) from error
     return ProcessClaim(file)
 
@@ -89,11 +89,11 @@ def claim(host: Host, host_name: str, pid: int, wait_s: float = WAIT_S) -> Proce
 
 def _timed_out(host: Host, host_name: str, pid: int) -> TimedOut:
     names = [_described(host, holder) for holder in _holders(host_name, pid)]
-    who = f"by {' and '.join(names)}" if names else "by a process that cannot be seen from here"
+    who = f"by {' and '.join(names)}" if names else "by a process that is not visible from here"
     return TimedOut(
         f"pid {pid} is being moved {who}; it was not touched",
-        hint="wait until that is done; `vram parked` shows its state. "
-        "When whoever moves it has ended, the next vram brings it back",
+        hint="wait until that is done; `vram parked` shows its state. If the mover has exited, the next"
+        " vram command resumes it",
     )
 
 

@@ -45,16 +45,16 @@ def revalidate(
         if holding is None and process.pid in parked:
             continue
         if holding is None or holding.holder.started_at != process.started_at:
-            raise WorldChanged(f"pid {process.pid} holds nothing here any more", hint=_HINT)
+            raise WorldChanged(f"pid {process.pid} no longer holds anything here", hint=_HINT)
         if step.finding is not None and (step.finding, process.pid) not in named:
-            raise WorldChanged(f"pid {process.pid} is no longer named by {step.finding}", hint=_HINT)
+            raise WorldChanged(f"{step.finding} no longer names pid {process.pid}", hint=_HINT)
 
 
 def _require_unused(ledger: Ledger, step: Step) -> None:
     """Where a whole GPU is the target, nobody may be on it."""
     for gpu in ledger.gpus:
         if gpu.index in step.gpus and blockers(ledger, gpu):
-            raise WorldChanged(f"somebody is on GPU {gpu.index} again", hint=f"see `vram reset {gpu.index}`")
+            raise WorldChanged(f"GPU {gpu.index} is in use again", hint=f"see `vram reset {gpu.index}`")
 
 
 def check(host: Host, plan: Plan) -> None:
@@ -69,7 +69,7 @@ def check(host: Host, plan: Plan) -> None:
                 open_verified(host, step.target).close()
             action(step.kind).check(host, step, plan.steps[:at])
         except NoSuchProcess as error:
-            raise WorldChanged(f"the plan no longer fits: {error}", hint=_HINT) from error
+            raise WorldChanged(f"the plan is out of date: {error}", hint=_HINT) from error
 
 
 def execute(
@@ -146,7 +146,7 @@ class _Run:
         known = [step.predicted_bytes for step in left if step.predicted_bytes is not None]
         if len(known) == len(left) and returned + sum(known) < goal and left[0].kind != "trim":
             # Harm that cannot lead to what was asked for is not done.
-            return "refused", "left alone: what is left of the plan could not reach the goal any more"
+            return "refused", "skipped: the rest of the plan could no longer reach the goal"
         return None
 
     def _not_run(self, step: Step, status: OutcomeStatus, message: str) -> Outcome:

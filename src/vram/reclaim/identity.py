@@ -89,7 +89,7 @@ class VerifiedProcess:
         sent = self.handle.send(number)
         if sent == "denied":
             raise NotPermitted(
-                f"the kernel does not let us signal pid {self.target.process.pid}",
+                f"no permission to signal pid {self.target.process.pid}",
                 hint="ask its owner",
             )
         return sent
@@ -123,7 +123,7 @@ def require_certain(me: HostFacts, process: ProcessMemory) -> None:
     # Under WSL2 the bytes are in doubt, and never the pids: those are read here, from open files.
     if not (process.certain or me.initial_pid_namespace or me.wsl_facts is not None):
         raise NotPermitted(
-            f"seen from inside this PID namespace, pid {process.pid} may be somebody else's",
+            f"inside this PID namespace, pid {process.pid} may be a different process",
             hint="run vram on the host",
         )
 
@@ -156,11 +156,11 @@ def _read(host: Host, handle: PidHandle) -> tuple[ProcessRef, ProcessFacts, str 
     shown = handle.pid_in_proc()
     # Not by its state: a leader whose threads live on is a zombie in /proc, and no leftover.
     if seen is None or shown is None or handle.ended():
-        raise NoSuchProcess(f"process {handle.pid} has ended")
+        raise NoSuchProcess(f"process {handle.pid} has exited")
     if shown != handle.pid:
         raise WorldChanged(
-            f"pid {handle.pid} is another process in /proc: it belongs to a different PID namespace",
-            hint="run vram where the process lives, or on the host",
+            f"pid {handle.pid} is a different process in /proc: it belongs to another PID namespace",
+            hint="run vram in that namespace, or on the host",
         )
     return *seen, image
 
@@ -174,7 +174,7 @@ def _unless_exiting(host: Host, handle: PidHandle) -> Iterator[None]:
         seen = host.proc.facts(handle.pid)
         is_exiting = seen is None or seen[1].exiting or seen[1].is_dead
         if handle.ended(ENDING_S if is_exiting else 0.0):
-            raise NoSuchProcess(f"process {handle.pid} has ended") from None
+            raise NoSuchProcess(f"process {handle.pid} has exited") from None
         raise
 
 
@@ -195,12 +195,12 @@ def _compare(target: Target, found: ProcessRef, facts: ProcessFacts, image: str 
     changed = [name for name, (was, now) in pairs.items() if was != now]
     if "start time" in changed:
         raise WorldChanged(
-            f"pid {found.pid} is another process now: it was started later",
+            f"pid {found.pid} is a different process now: it was started later",
             hint="make a new plan",
         )
     if changed:
         executed = facts.executable is not None and {"program", "memory image"} & set(changed)
-        what = "another program now" if executed else "not what it was"
+        what = "a different program now" if executed else "not what it was"
         raise WorldChanged(
             f"pid {found.pid} is {what}: its {' and '.join(changed)} changed", hint="make a new plan"
         )
@@ -212,18 +212,19 @@ def _may_be_touched(host: Host, pid: int, facts: ProcessFacts) -> None:
         raise Protected(f"pid {pid} is {part}; vram never touches it", hint=_instead(pid, facts))
     if pid in host.signals.self_and_ancestors():
         raise Protected(
-            f"pid {pid} is vram itself or runs it", hint="run vram from a shell that holds no GPU memory"
+            f"pid {pid} is vram itself, or the program that runs it",
+            hint="run vram from a shell that holds no GPU memory",
         )
     me = host.facts()
     if me.uid not in (0, facts.uid):
         raise NotPermitted(
-            f"pid {pid} belongs to {facts.user or 'somebody else'}",
-            hint="ask its owner; root may act on it by naming the pid",
+            f"pid {pid} belongs to {facts.user or 'another user'}",
+            hint="ask its owner; root can act on it by naming the pid",
         )
     if facts.executable is None:
         # Without its program nobody can tell whether it is a part of the system.
         raise Protected(
-            f"the program of pid {pid} cannot be read, so what it is cannot be told",
+            f"the program of pid {pid} is not readable, so vram does not know what it is",
             hint="run vram as its owner or as root, on the host",
         )
 
@@ -231,10 +232,10 @@ def _may_be_touched(host: Host, pid: int, facts: ProcessFacts) -> None:
 def _instead(pid: int, facts: ProcessFacts) -> str:
     """What to do about a process that must be left alone."""
     if pid <= 1:
-        return "ending it would end the whole machine or container; `vram who` lists who holds memory"
+        return "killing it would end the whole machine or container; `vram who` shows who holds memory"
     if facts.executable is None:
-        return "no signal ends it; `vram who` lists who holds memory"
-    return "restart that service by its own means"
+        return "no signal ends it; `vram who` shows who holds memory"
+    return "restart that service instead"
 
 
 def _target(found: ProcessRef, facts: ProcessFacts, image: str | None) -> Target:

@@ -37,14 +37,14 @@ EACH_S = 2.0
 OFFERED = ("agent", "jupyter")
 
 _REASONS: tuple[tuple[type[VramError], str], ...] = (
-    (NotPermitted, "belongs to somebody else (root may ask)"),
+    (NotPermitted, "belongs to another user (root may query it)"),
     (Protected, "is part of the system"),
     (TimedOut, "did not answer in time"),
-    (NoSuchProcess, "has ended"),
-    (WorldChanged, "has ended"),
+    (NoSuchProcess, "has exited"),
+    (WorldChanged, "has exited"),
 )
 UNREACHABLE = "cannot be reached (`vram inside PID` says why)"
-NO_TIME = "was not asked: the time was up (--deadline gives more)"
+NO_TIME = "was not queried: time was up (raise --deadline)"
 
 
 class Measurements(Struct, frozen=True):
@@ -89,7 +89,7 @@ def measure_one(host: Host, pid: int, deadline_s: float) -> tuple[dict[int, Meas
     try:
         return {pid: _measured(host, pid, deadline_s)}, (f"`vram inside {pid}` lists its arrays",)
     except VramError as error:
-        return {}, (f"its inside is not told: {error}",)
+        return {}, (f"its contents are unknown: {error}",)
 
 
 def noted(ledger: Ledger, measured: Measurements) -> Ledger:
@@ -103,7 +103,7 @@ def _noted(gpu: GpuLedger, unasked: dict[int, str]) -> GpuLedger:
     if not reasons:
         return gpu
     told = "; ".join(f"{count} {reason}" for reason, count in reasons.most_common())
-    text = f"{counted(reasons.total(), 'process')} not divided into live and cached: {told}"
+    text = f"{counted(reasons.total(), 'process')} not split into live and cached: {told}"
     return replace(gpu, notes=(*gpu.notes, Note("not-divided", text)))
 
 
@@ -140,8 +140,8 @@ def offered(host: Host, pid: int) -> tuple[Target, str]:
                 choose_injector(target, via)
                 return target, via
     raise Protected(
-        f"pid {pid} runs this very command, and offers no way to ask it",
-        hint="a Jupyter kernel, or a program that called vram.agent(), can be asked",
+        f"pid {pid} runs this command and cannot be queried",
+        hint="only a Jupyter kernel, or a program that called vram.agent(), can query itself",
     )
 
 
@@ -167,7 +167,7 @@ def look_inside(
     began = host.clock.monotonic()
     if runs_us and via not in (None, offer):
         raise Protected(
-            f"pid {pid} runs this very command: it is asked by {offer} alone", hint="leave out --via"
+            f"pid {pid} runs this command: it can only be queried by {offer}", hint="leave out --via"
         )
     _, way = choose_injector(target, offer if runs_us else via)
     told = _asked(host, target, way.NAME, deadline_s, min_nbytes, runs_us=runs_us)

@@ -84,8 +84,8 @@ class Journal:
             os.fsync(folder)
         except OSError as error:
             raise AuditUnavailable(
-                f"the journal of parked processes cannot be written: {error.strerror}",
-                hint="vram parks only what it can find again after it was killed",
+                f"cannot write the journal of parked processes: {error.strerror}",
+                hint="vram parks only what it can find again after a crash",
             ) from error
         finally:
             with suppress(OSError):
@@ -228,7 +228,7 @@ def _entry(folder: int, name: str, about: os.stat_result) -> Parked:
     if stat.S_ISLNK(about.st_mode):
         raise Rejected("not-a-file", "it is a link")
     if about.st_nlink > 1 and stat.S_ISREG(about.st_mode):
-        raise Rejected("not-ours", "it has a second name (a hard link)")
+        raise Rejected("not-ours", "it has a second hard link")
     try:
         data = untrusted.read_file(name, nbytes=_LARGEST_ENTRY, dir_fd=folder, owner=os.geteuid())
     except Rejected:
@@ -238,7 +238,7 @@ def _entry(folder: int, name: str, about: os.stat_result) -> Parked:
         raise Rejected("cut-short", "it is empty")
     version = untrusted.decode(data, _Version, most_items=_MOST_ITEMS).schema
     if version != PARKED_SCHEMA:
-        raise Rejected("wrong-shape", f"it is of version {version}, and this vram knows {PARKED_SCHEMA} only")
+        raise Rejected("wrong-shape", f"it has version {version}; this vram reads only {PARKED_SCHEMA}")
     entry = untrusted.decode(data, Parked, most_items=_MOST_ITEMS)
     wrong = _wrong_in(entry, name)
     if wrong:
@@ -250,20 +250,20 @@ def _wrong_in(entry: Parked, name: str) -> str | None:
     """What cannot be true of *entry*."""
     process = entry.target.process
     if not 0 < process.pid < _LARGEST_PID:
-        return f"{process.pid} is no pid"
+        return f"{process.pid} is not a pid"
     if name != _name(entry):
-        return f"its name does not fit what it says: that would be {_name(entry)}"
+        return f"its name does not match its contents: it should be {_name(entry)}"
     if len(entry.shares) > _MOST_SHARES:
         return f"it names {len(entry.shares)} GPUs"
     for share in entry.shares:
         if not (0 <= share.gpu < _MOST_ITEMS and 0 <= share.nbytes < _MOST_BYTES):
             return f"it says {share.nbytes} bytes on GPU {share.gpu}"
         if len(share.uuid) > _LONGEST_UUID or not share.uuid.isprintable():
-            return "the UUID of a GPU in it is none"
+            return "it contains an invalid GPU UUID"
     try:
         time.strptime(entry.since, TIME_FORMAT)
     except ValueError:
-        return "its time is none"
+        return "its time is invalid"
     return None
 
 

@@ -153,7 +153,7 @@ class Parking:
         if seen is None or seen[1].state not in ("T", "t"):
             return None
         return CheckpointAnswer(
-            status="stopped", message="it is stopped, and the driver reports nothing of it"
+            status="stopped", message="it is stopped, and the driver does not report on it"
         )
 
     def require_not_parked(self, pid: int) -> None:
@@ -161,7 +161,7 @@ class Parking:
         with self.journal.claim(pid):
             answer = self._ask_state(pid)
             if answer.state == "parked":
-                raise CannotPark(f"pid {pid} is parked already", hint=f"`vram unpark {pid}` brings it back")
+                raise CannotPark(f"pid {pid} is already parked", hint=f"resume it with `vram unpark {pid}`")
             entry = self.journal.find(pid)
             if answer.state == "running" and entry is not None:
                 self.journal.remove(entry)
@@ -272,7 +272,7 @@ class Parking:
         for pid in pids:
             if pid in elsewhere and self.journal.find(pid) is None:
                 raise CannotPark(
-                    f"pid {pid} was parked in another PID namespace, and the number means it only there",
+                    f"pid {pid} was parked in another PID namespace, where this number is valid",
                     hint=f"run `vram unpark {pid}` there",
                 )
         return [self.entry_of(pid, anyway=anyway) for pid in pids]
@@ -387,7 +387,7 @@ class Parking:
         pid = entry.target.process.pid
         now = identity.identify(self._host, pid)
         if now.process.started_at != entry.target.process.started_at:
-            raise NoSuchProcess(f"the process that was parked as pid {pid} has ended")
+            raise NoSuchProcess(f"the process that was parked as pid {pid} has exited")
         return identity.open_verified(self._host, now)
 
     @contextmanager

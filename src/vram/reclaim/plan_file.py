@@ -38,21 +38,21 @@ def save(plan: Plan, path: str) -> None:
     try:
         write_new(path, content)
     except FileExistsError as error:
-        raise BadPlan(f"{path} exists already", hint="name a file that does not exist yet") from error
+        raise BadPlan(f"{path} already exists", hint="name a file that does not exist yet") from error
     except OSError as error:
-        hint = "name a file in a folder of yours, which nobody else may write to"
-        raise BadPlan(f"{path} cannot be written: {error.strerror}", hint=hint) from error
+        hint = "choose a file in a folder that only you can write to"
+        raise BadPlan(f"cannot write {path}: {error.strerror}", hint=hint) from error
 
 
 def load(path: str, boot_id: str) -> Plan:
     """Read a plan; refuse one that is foreign, edited, broken, newer than us or of another boot."""
     plan = _decode(path, _read(path))
     if plan.schema != PLAN_SCHEMA:
-        raise BadPlan(f"{path} was made by another version of vram", hint=_HINT)
+        raise BadPlan(f"{path} was written by another version of vram", hint=_HINT)
     if digest_of(plan) != plan.digest:
-        raise BadPlan(f"{path} was changed after it was made: its digest does not fit", hint=_HINT)
+        raise BadPlan(f"{path} was changed after it was written: its digest does not match", hint=_HINT)
     if plan.boot_id != boot_id:
-        raise WorldChanged(f"{path} was made on another machine, or before it was restarted", hint=_HINT)
+        raise WorldChanged(f"{path} was written on another machine, or before the last restart", hint=_HINT)
     return plan
 
 
@@ -61,8 +61,8 @@ def _read(path: str) -> bytes:
     try:
         return untrusted.read_file(path, nbytes=LARGEST, owner=os.geteuid(), follow=True)
     except untrusted.Rejected as error:
-        hint = "make a plan of your own" if error.code == "not-ours" else _HINT
-        raise BadPlan(f"{path} cannot be used: {error}", hint=hint) from error
+        hint = "make your own plan" if error.code == "not-ours" else _HINT
+        raise BadPlan(f"cannot use {path}: {error}", hint=hint) from error
 
 
 def _decode(path: str, content: bytes) -> Plan:

@@ -119,14 +119,14 @@ def _excludes(chosen: Option, other: Option) -> bool:
 
 LOSES: dict[StepKind, str] = {
     "trim": "nothing; later allocations are slower at first",
-    "park": "no work: it is paused until `vram unpark`, and its memory lies in host RAM",
-    "kill": "whatever it has not saved",
+    "park": "no work; it is paused until `vram unpark`, and its memory is in host RAM",
+    "kill": "all unsaved work",
     "reset": "nothing, once nobody uses the GPU",
 }
 NOT_ATTACHED = (NotReachable, AttachDenied)
 """Why a process cannot be trimmed: usual, and no news where something else is planned."""
 
-LEFTOVER_LOSES = "no GPU memory in use: the owner is dead"
+LEFTOVER_LOSES = "no GPU work: the owner of the memory is dead"
 
 
 def plan(host: Host, ledger: Ledger, findings: tuple[Finding, ...], request: PlanRequest) -> Draft:
@@ -264,7 +264,7 @@ class _Choice:
         target = self.identify(pid)
         paused = pid in self._context.parked
         if target.process.started_at != process.holder.started_at and not paused:
-            raise WorldChanged(f"pid {pid} is another process now", hint="try again")
+            raise WorldChanged(f"pid {pid} is a different process now", hint="try again")
         # Root frees everybody's leftovers; it attaches to other people's live processes only by name.
         named = bool(request.pids or request.findings) or candidate.finding is not None
         if target.uid != host.uid and not named:
@@ -296,7 +296,7 @@ class _Choice:
         totals = [gpu.total_bytes for gpu in self._context.ledger.gpus if gpu.index in gpus]
         if totals and None not in totals and goal > max(total or 0 for total in totals):
             largest = size(max(total or 0 for total in totals))
-            raise GoalImpossible(f"{size(goal)} are more than the GPU has ({largest})", hint="ask for less")
+            raise GoalImpossible(f"{size(goal)} is more than the GPU has ({largest})", hint="request less")
 
     def _out_of_reach(self, goal: int, best: Selection) -> GoalImpossible | DeviceError:
         for process in self._context.named():
@@ -304,19 +304,22 @@ class _Choice:
                 pid = process.pid
                 return DeviceError(
                     f"GPU {process.unreported_gpus[0]} does not answer: what pid {pid} would free is unknown",
-                    hint=f"`vram kill {pid}` terminates it nevertheless",
+                    hint=f"`vram kill {pid}` terminates it anyway",
                 )
         possible = best.nbytes + sum(option.most for option in best.options if option.nbytes is None)
         most = f"at most {size(possible)} would be freed" if possible else "nothing would be freed"
         where = f" on GPU {best.gpu}" if len(self._context.ledger.gpus) > 1 else ""
-        hint = "`vram who` lists who holds the rest; --park-idle parks idle processes, --pid PID names one"
+        hint = (
+            "`vram who` shows who holds the rest; --park-idle parks idle processes, --pid PID adds one"
+            " by name"
+        )
         if self._context.ledger.host.wsl_facts is not None:
             hint = (
-                "`vram who` lists who holds the rest; --pid PID allows terminating a healthy process, and"
-                " Windows programs are closed in Windows"
+                "`vram who` shows who holds the rest; --pid PID allows terminating a healthy process;"
+                " close Windows programs in Windows"
             )
         return GoalImpossible(
-            f"{size(goal)} cannot be freed without harming a process that works: {most}{where}",
+            f"cannot free {size(goal)} without harming a process in use: {most}{where}",
             hint=hint,
         )
 
@@ -333,7 +336,7 @@ def _on_one_gpu(steps: tuple[Step, ...], context: PlanContext) -> tuple[Step, ..
 
 def _loses(candidate: ActionCandidate, process: ProcessMemory) -> str:
     if candidate.kind == "kill" and process.uses_mps:
-        return f"{LOSES['kill']}; it uses MPS, and other clients of the same server may fail with it"
+        return f"{LOSES['kill']}; it is an MPS client, and other clients of the same server may fail with it"
     if candidate.kind == "kill" and not process.charged and any(map(code_of, process.retained)):
         return LEFTOVER_LOSES
     return LOSES[candidate.kind]

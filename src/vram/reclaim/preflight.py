@@ -28,8 +28,8 @@ _CANNOT_RUN = {
     "T": "is stopped",
     "t": "is stopped by a debugger",
     "D": "is stuck in the kernel",
-    "Z": "has ended",
-    "X": "has ended",
+    "Z": "has exited",
+    "X": "has exited",
 }
 _BROKEN = ("failed", "timeout", "lost")
 
@@ -75,9 +75,9 @@ def require_checkpoints(host: Host) -> None:
     """Raise where nothing can be parked, whoever it is."""
     if host.facts().wsl_facts is not None:
         raise CannotPark(
-            "processes cannot be parked under WSL2: that is done by NVIDIA's kernel driver for Linux,"
-            " and here the kernel driver is Windows'",
-            hint="`vram trim PID` frees what a process only caches, `vram kill PID` terminates it",
+            "processes cannot be parked under WSL2: NVIDIA's Linux kernel driver does that, and here the"
+            " kernel driver is Windows'",
+            hint="`vram trim PID` releases unused cached memory, `vram kill PID` terminates the process",
         )
 
 
@@ -90,8 +90,8 @@ def room_at_most(host: Host, pid: int) -> tuple[GpuShare, ...]:
     memory = host.limits.parked_memory(pid)
     if memory.private_bytes is None:
         raise CannotPark(
-            f"how much host memory pid {pid} has cannot be read, so whether it would fit is unknown",
-            hint=f"`vram unpark --anyway {pid}` leaves it to the driver",
+            f"the host memory of pid {pid} is not readable, so whether it would fit is unknown",
+            hint=f"`vram unpark --anyway {pid}` lets the driver try",
         )
     uuids = {index: facts.uuid for index, facts in read_driver(host).gpus.items()}
     seen = None if memory.visible_gpus is None else seen_by_cuda(memory.visible_gpus, uuids)
@@ -118,9 +118,9 @@ def _no_devices(seen: Iterable[Observation]) -> DriverMissing | DeviceError:
     if worst is None or worst.status == "unsupported":
         return DriverMissing(
             f"no NVIDIA GPU answers here: {worst.message if worst else 'there is none'}",
-            hint="`vram virtual -- bash` has one to try things on",
+            hint="`vram virtual -- bash` gives you a virtual one to try",
         )
-    return DeviceError(f"the driver cannot be read: {worst.message}", hint="see `vram why`")
+    return DeviceError(f"cannot read the driver: {worst.message}", hint="see `vram why`")
 
 
 def _silent(seen: Iterable[Observation]) -> tuple[int, ...]:
@@ -161,11 +161,11 @@ def require_parkable(
     pid = target.process.pid
     seen = host.proc.facts(pid)
     if seen is None:
-        raise NoSuchProcess(f"process {pid} has ended")
+        raise NoSuchProcess(f"process {pid} has exited")
     holdings = host.files.scan(_FILES_S, [pid]).holders
     if pid not in report.listed and any(holding.clients for holding in holdings):
         raise CannotPark(
-            f"pid {pid} has its memory on a GPU that is not NVIDIA's, and no other driver can park processes",
+            f"pid {pid} has its memory on a GPU that is not NVIDIA's; no other driver can park processes",
             hint=f"`vram kill {pid}` terminates it",
         )
     return parkable_shares(
@@ -218,20 +218,23 @@ def _not_listed(report: DriverReport, pid: int) -> NotOnGpu | DeviceError:
             f"GPU {report.silent[0]} does not answer: whether pid {pid} holds memory there is unknown",
             hint="`vram why` shows more about the GPU",
         )
-    return NotOnGpu(f"pid {pid} holds no GPU memory that the driver lists", hint="`vram who` lists who does")
+    return NotOnGpu(
+        f"pid {pid} holds no GPU memory that the driver lists",
+        hint="`vram who` lists the processes that hold some",
+    )
 
 
 def _nothing_warns(pid: int, limits: ProcessLimits, managed_bytes: int | None) -> None:
     if limits.nccl_peers:
         raise CannotPark(
-            f"pid {pid} is one of several NCCL ranks ({limits.nccl_peers}): "
-            "while one of them is paused, anything done to the others can hang",
-            hint="pause the whole job by its own means; --anyway parks it nevertheless",
+            f"pid {pid} is one of several NCCL ranks ({limits.nccl_peers}): while one is paused, the"
+            " others may hang",
+            hint="pause the whole job with its own tools; --anyway parks this process nevertheless",
         )
     if managed_bytes:
         raise CannotPark(
             f"pid {pid} has {size(managed_bytes)} of managed memory, which the driver cannot park",
-            hint="ask it to save its work and end; --anyway leaves the answer to the driver",
+            hint="ask its owner to save the work and end it; --anyway lets the driver try",
         )
 
 
@@ -251,7 +254,7 @@ def _gpus_can(report: DriverReport, lines: Sequence[ListedProcess]) -> None:
         if gpu is not None and gpu.mig_enabled:
             raise CannotPark(
                 f"GPU {line.gpu} is divided by MIG, where the driver cannot park processes",
-                hint="ask the process itself to save its work and end",
+                hint="ask its owner to save the work and end it",
             )
 
 
@@ -259,7 +262,7 @@ def _process_can(pid: int, facts: ProcessFacts, lines: Sequence[ListedProcess]) 
     if any("mps" in line.lists for line in lines):
         raise CannotPark(
             f"pid {pid} uses the GPU through MPS, where the driver cannot park processes",
-            hint="ask the process itself to save its work and end",
+            hint="ask its owner to save the work and end it",
         )
     if any(line.share is None for line in lines):
         raise CannotPark(
@@ -268,21 +271,22 @@ def _process_can(pid: int, facts: ProcessFacts, lines: Sequence[ListedProcess]) 
         )
     if facts.state in _CANNOT_RUN:
         raise CannotPark(
-            f"pid {pid} {_CANNOT_RUN[facts.state]}: a process has to run to be parked",
-            hint=f"`kill -CONT {pid}` continues a stopped one" if facts.state == "T" else "see `vram why`",
+            f"pid {pid} {_CANNOT_RUN[facts.state]}: only a running process can be parked",
+            hint=f"resume a stopped one with `kill -CONT {pid}`" if facts.state == "T" else "see `vram why`",
         )
 
 
 def _host_has_room(pid: int, nbytes: int, limits: ProcessLimits, taken_before: int) -> None:
     if limits.memory_left is None:
-        raise CannotPark("how much host memory is left cannot be read", hint="see /proc/meminfo")
+        raise CannotPark("available host memory is unknown", hint="see /proc/meminfo")
     kept = 0 if limits.memory_limited_by else reserve(limits.memory_total)
     left = max(0, limits.memory_left - taken_before - kept)
     if nbytes <= left:
         return
-    where = f"its control group {limits.memory_limited_by}" if limits.memory_limited_by else "this machine"
-    beside = f", beside {size(kept)} that stay in reserve" if kept else ""
+    where = f"its cgroup {limits.memory_limited_by}" if limits.memory_limited_by else "this machine"
+    beside = f", with {size(kept)} kept in reserve" if kept else ""
     raise CannotPark(
-        f"pid {pid} has {size(nbytes)} on the GPU, and {where} has {size(left)} of host memory left{beside}",
-        hint="end something that uses host memory, or park a smaller process",
+        f"pid {pid} has {size(nbytes)} on the GPU, but {where} has only {size(left)} of host memory"
+        f" left{beside}",
+        hint="free host memory, or park a smaller process",
     )

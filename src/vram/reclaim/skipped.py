@@ -81,7 +81,7 @@ def _why_left(context: PlanContext, entry: Entry, refusals: Mapping[int, Refused
     unsure = doubt(entry, context.works, context.ledger.host)
     kill = "kill " + " ".join(str(holder.pid) for holder in people)
     if any(_is_foreign(context, holder) for holder in people):
-        others = ", ".join(dict.fromkeys(holder.user or "somebody else" for holder in people))
+        others = ", ".join(dict.fromkeys(holder.user or "another user" for holder in people))
         return f"{what}; held by a process of {others}", f"{SUDO_VRAM} {kill}"
     refused = [refusals[holder.pid] for holder in people if holder.pid in refusals]
     if refused and not isinstance(refused[0], NotReachable | AttachDenied):
@@ -93,7 +93,9 @@ def _why_left(context: PlanContext, entry: Entry, refusals: Mapping[int, Refused
 
 def _owner(entry: Entry) -> str:
     if entry.kind == "exported":
-        return f"held by {'a dma-buf' if entry.medium == 'dmabuf' else 'an exported handle'}, maker gone"
+        return (
+            f"held by {'a dma-buf' if entry.medium == 'dmabuf' else 'an exported handle'}; its owner is dead"
+        )
     return f"memory of dead pid {entry.charged_pid}"
 
 
@@ -140,12 +142,12 @@ def _why_used(
     if process.protected:
         return f"it is {process.protected}", "", False
     if is_stuck(holder):
-        return "it waits inside the kernel or is exiting: no signal reaches it now", "", False
+        return "it is waiting in the kernel or exiting; signals have no effect now", "", False
     if is_stopped(holder):
         if holder.state == "t":
             return "it is stopped by a debugger", f"grep TracerPid /proc/{holder.pid}/status", False
         sudo = "sudo " if _is_foreign(context, holder) else ""
-        return "it is stopped (Ctrl-Z), and may continue", f"{sudo}kill -CONT {holder.pid}", False
+        return "it is stopped (Ctrl-Z) and may be resumed", f"{sudo}kill -CONT {holder.pid}", False
     kill = " ".join(("kill", str(holder.pid), *map(str, others)))
     if _is_foreign(context, holder):
         return f"in use by {holder.user or 'another user'}", f"{SUDO_VRAM} {kill}", False
@@ -169,7 +171,7 @@ def _hidden(context: PlanContext, gpus: tuple[int, ...]) -> Iterator[Skipped]:
             if entry.nbytes and (lost or entry.kind in ("hidden", "unattributed")):
                 as_user = context.ledger.host.uid != 0
                 why = (
-                    "nobody who can be seen holds it"
+                    "no visible process holds it"
                     if entry.kind != "orphaned"
                     else f"{_owner(entry)}; {_UNSEEN}"
                 )
@@ -185,7 +187,7 @@ def _hidden(context: PlanContext, gpus: tuple[int, ...]) -> Iterator[Skipped]:
                 )
 
 
-_UNSEEN = "its holder cannot be seen"
+_UNSEEN = "its holder is not visible"
 
 
 def _parkable(host: Host, context: PlanContext, pids: Sequence[int | None]) -> set[int]:

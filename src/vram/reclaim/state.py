@@ -8,7 +8,7 @@ import stat
 from vram import folders
 from vram.errors import AuditUnavailable
 
-_HINT = "make it a folder of yours alone, with mode 0700, or set XDG_STATE_HOME to one"
+_HINT = "make it a folder that only you can access (mode 0700), or set XDG_STATE_HOME to one"
 
 
 def folder_path() -> str:
@@ -54,7 +54,7 @@ def why_unusable() -> AuditUnavailable | None:
         if os.access(f"/proc/self/fd/{folder}", os.W_OK | os.X_OK):
             return None
         return AuditUnavailable(
-            f"the folder for vram's records cannot be written: {os.readlink(f'/proc/self/fd/{folder}')}",
+            f"vram's state folder is not writable: {os.readlink(f'/proc/self/fd/{folder}')}",
             hint=_HINT,
         )
     finally:
@@ -82,7 +82,8 @@ def open_file(name: str, flags: int) -> int:
         file = os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600, dir_fd=folder)
     except OSError as error:
         raise AuditUnavailable(
-            f"{path} cannot be opened: {error.strerror}", hint="see who made it; vram follows no link here"
+            f"cannot open {path}: {error.strerror}",
+            hint="check who created it; vram does not follow links here",
         ) from error
     finally:
         os.close(folder)
@@ -90,9 +91,9 @@ def open_file(name: str, flags: int) -> int:
     if stat.S_ISREG(about.st_mode) and about.st_uid == os.geteuid() and about.st_nlink == 1:
         return file
     os.close(file)
-    raise AuditUnavailable(f"{path} is not a plain file of yours alone", hint="move it away")
+    raise AuditUnavailable(f"{path} is not a regular file that only you can access", hint="move it away")
 
 
 def _unusable(error: OSError) -> AuditUnavailable:
-    reason = f"the folder for vram's records cannot be used: {folder_path()}: {error.strerror}"
+    reason = f"vram's state folder cannot be used: {folder_path()}: {error.strerror}"
     return AuditUnavailable(reason, hint=_HINT)

@@ -24,7 +24,7 @@ _MARKS: dict[State, tuple[str, str, str]] = {
 }
 _OPTIONAL = ("○", "o", "cyan")
 _WELL = ("ok", "not-applicable")
-_TOPICS = {"gpu": "GPU", "place": "place", "reaching": "reaching in"}
+_TOPICS = {"gpu": "GPU", "place": "place", "reaching": "attaching"}
 _TOPIC_WIDTH = 13
 _MARGIN = 4
 
@@ -62,14 +62,14 @@ def _sentence(examination: Examination, options: RenderOptions) -> Text:
     }
     troubles = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
     words = {
-        "ready": "Everything that vram needs is here.",
-        "limited": f"vram works here, but not all of it: {troubles}.",
-        "broken": f"Something that vram needs is broken here: {troubles}.",
+        "ready": "Everything that vram needs works.",
+        "limited": f"vram works here, with limits: {troubles}.",
+        "broken": f"Something that vram needs is broken: {troubles}.",
         "no-driver": "No NVIDIA driver answers here: vram has no GPU to read.",
     }[examination.verdict]
     optional = sum(each.optional and each.state not in _WELL for each in examination.results)
     if optional:
-        words += f" {counted(optional, 'optional thing')} {'is' if optional == 1 else 'are'} not well."
+        words += f" {counted(optional, 'optional check')} {'has' if optional == 1 else 'have'} a problem."
     style = {"ready": "bold green", "limited": "bold yellow"}.get(examination.verdict, "bold red")
     return Text(options.clean(words), style=style)
 

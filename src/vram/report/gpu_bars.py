@@ -44,7 +44,7 @@ def _bars(gpu: GpuLedger, divided: bool) -> Iterator[GpuBar]:
             label = f"MIG {device_names(gpu, instance)} {profile(instance)}"
             yield GpuBar(label, entries, used_of(entries, instance.total_bytes), instance.message or "")
         return
-    label = f"{gpu_label(gpu)} {_model(gpu)}"
+    label = f"{gpu_label(gpu)} {_model(gpu)}".rstrip()
     complaint = ""
     if gpu.status not in ("ok", "denied") or gpu.total_bytes is None:
         complaint = f"{gpu.status}: {gpu.message}" if gpu.message else gpu.status
@@ -58,8 +58,11 @@ def _model(gpu: GpuLedger) -> str:
     name = gpu.name
     for maker in _MAKERS:
         name = name.removeprefix(maker)
-    is_virtual = gpu.facts is not None and gpu.facts.virtual and "virtual" not in name.lower()
-    return f"{name} (virtual)" if is_virtual else name
+    # The label says "GPU" already.
+    words = [name.removeprefix("GPU").strip()]
+    if gpu.facts is not None and gpu.facts.virtual and "virtual" not in name.lower():
+        words.append("(virtual)")
+    return " ".join(filter(None, words))
 
 
 def used_of(entries: Sequence[Entry], total: int | None) -> str:

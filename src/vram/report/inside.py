@@ -57,8 +57,8 @@ def _summary(receipt: InsideReceipt, options: RenderOptions) -> Text:
     stopped = (
         "it was not stopped" if receipt.stopped_s is None else f"stopped for {receipt.stopped_s * 1e3:.1f} ms"
     )
-    how = f"asked {INJECTORS[receipt.via]}, {receipt.took_s:.2f} s; {stopped}"
-    held = f", its threads waited {answer.longest_s * 1e3:.0f} ms at most"
+    how = f"queried {INJECTORS[receipt.via]}, {receipt.took_s:.2f} s; {stopped}"
+    held = f", its threads waited at most {answer.longest_s * 1000:.0f} ms"
     return Text.assemble((options.clean(live), "bold"), options.clean(f" · {how}{held}"))
 
 
@@ -116,7 +116,7 @@ def _rest(receipt: InsideReceipt, shown: int, options: RenderOptions) -> Iterato
 def _sum(split: Split) -> Text:
     parts = [
         (split.arrays, "in arrays"),
-        (split.unseen, "in use without an array that Python can see"),
+        (split.unseen, "in use without a Python array"),
         (split.cached, "cached"),
         (split.pooled, "in pools that do not shrink"),
         (split.rest, "context and other"),
@@ -128,12 +128,12 @@ def _sum(split: Split) -> Text:
 def _notes(receipt: InsideReceipt) -> Iterator[str]:
     answer = receipt.answer
     if answer.was_cut:
-        yield "the search for names was cut short: --deadline gives it more time"
+        yield "the search for names ran out of time: raise --deadline"
     if any(split.cached for split in receipt.splits):
-        yield f"`vram trim {receipt.target.process.pid}` frees what is cached"
+        yield f"`vram trim {receipt.target.process.pid}` releases what is cached"
     cycles = sum(group.nbytes for group in answer.groups if group.kind == "cycle")
     if cycles:
-        yield f"{size(cycles)} are kept by cycles of references alone: a trim collects them first"
+        yield f"{size(cycles)} is held only by reference cycles: a trim collects them first"
     if not answer.arrays:
         yield from _without_arrays(receipt)
     yield from answer.notes
@@ -141,6 +141,6 @@ def _notes(receipt: InsideReceipt) -> Iterator[str]:
 
 def _without_arrays(receipt: InsideReceipt) -> Iterator[str]:
     if any(split.unseen for split in receipt.splits):
-        yield "what is in use belongs to native code: a compiled model, an engine, a workspace"
+        yield "the memory in use belongs to native code: a compiled model, an engine, a workspace"
     elif receipt.splits:
-        yield "no framework here has arrays: the rest is the context itself, or allocated by native code"
+        yield "no framework here has arrays: the rest is the context, or allocated by native code"

@@ -44,7 +44,7 @@ def results(report: LabReport, options: RenderOptions) -> RenderableType:
     blocks += [Text(), Text(_count(report), style="bold")]
     if report.left_out:
         count = counted(len(report.left_out), "experiment")
-        blocks.append(Text(f"Interrupted: {count} left out.", style="bold yellow"))
+        blocks.append(Text(f"Interrupted: {count} not run.", style="bold yellow"))
     return Group(*blocks)
 
 

@@ -124,7 +124,7 @@ def _balance(balance: Balance, options: RenderOptions) -> RenderableType:
         )
     rule = options.clean("─" * 10)
     table.add_row(Text(rule, style="dim"))
-    rounding = f", give or take {size(balance.slack)}: messages round" if balance.slack else ""
+    rounding = f", give or take {size(balance.slack)} for rounding" if balance.slack else ""
     total = Text.assemble("total", (rounding, "dim"))
     table.add_row(Text(f"{_in(balance.total, scale)} {unit}", style="bold"), Text(), total)
     return table
@@ -135,7 +135,7 @@ def _live(joined: GpuMatch, options: RenderOptions) -> Iterator[RenderableType]:
     if joined.gpu is None:
         yield paragraph(
             "    ",
-            Text(options.clean(f"Not joined with this machine: {joined.reason}."), style="yellow"),
+            Text(options.clean(f"Not compared with this machine: {joined.reason}."), style="yellow"),
             options,
         )
         return
@@ -152,7 +152,7 @@ def _live(joined: GpuMatch, options: RenderOptions) -> Iterator[RenderableType]:
         yield paragraph("- ", Text(options.clean(words)), options, indent=4)
     if joined.gone:
         pids = ", ".join(map(str, joined.gone))
-        yield paragraph("- ", Text(f"no longer there: process {pids}", style="dim"), options, indent=4)
+        yield paragraph("- ", Text(f"no longer running: process {pids}", style="dim"), options, indent=4)
 
 
 def _rest(cases: Sequence[Case], unkept: int, options: RenderOptions) -> Iterator[RenderableType]:

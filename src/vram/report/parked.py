@@ -22,9 +22,9 @@ STANDINGS = {
     "parked": "parked",
     "locked": "locked",
     "busy": "being moved",
-    "no room": "owed back, no room",
-    "failed": "failed: start it anew",
-    "unknown": "the driver does not say",
+    "no room": "to be resumed, no room",
+    "failed": "failed: restart it",
+    "unknown": "unknown to the driver",
     ELSEWHERE: "other namespace",
 }
 
@@ -118,15 +118,14 @@ def _whole(lines: Sequence[ParkedLine]) -> str:
 
 def _way_back(lines: Sequence[ParkedLine]) -> str:
     found = [line.known_from == "driver" for line in lines]
-    words = "" if all(found) else "`vram unpark PID` or `vram unpark --all` brings them back. "
+    words = "" if all(found) else "Resume them with `vram unpark PID` or `vram unpark --all`. "
     if any(found):
         words += (
-            "Those of unknown size were found by asking the driver; since when is unknown,"
-            " and only `vram unpark PID` brings them back."
+            "Those of unknown size were found by querying the driver; only `vram unpark PID` resumes them."
         )
     words = words.strip()
     if any(line.state == ELSEWHERE for line in lines):
-        words += " What was parked in another PID namespace is brought back from there."
+        words += " Unpark those parked in another PID namespace from there."
     return words
 
 

@@ -169,14 +169,14 @@ def parked_process(process: ParkedProcess) -> str:
 
 def parked_sentence(entry: Parked) -> str:
     """Say that a process was parked."""
-    moved = f"{size(entry.nbytes)} moved from {_gpus(entry)} into host memory"
+    moved = f"{size(entry.nbytes)} moved from {_gpus(entry)} to host memory"
     return f"parked pid {entry.target.process.pid} ({_name(entry)}): {moved}"
 
 
 def unparked_sentence(entry: Parked) -> str:
     """Say that a process was brought back."""
     what = f", {size(entry.nbytes)} on {_gpus(entry)}" if entry.shares else ""
-    return f"pid {entry.target.process.pid} ({_name(entry)}) runs again{what}"
+    return f"pid {entry.target.process.pid} ({_name(entry)}) is running again{what}"
 
 
 def _name(entry: Parked) -> str:

@@ -39,7 +39,7 @@ def draft(found: Draft, options: RenderOptions) -> RenderableType:
 def still_held(left: tuple[Skipped, ...], options: RenderOptions) -> RenderableType:
     """Return what a plan was to free and did not: who holds it now."""
     nbytes = size(sum(each.nbytes for each in left))
-    return Group(Text(f"{nbytes} of dead owners are still held", style="bold"), *_pieces(left, options))
+    return Group(Text(f"{nbytes} of dead owners is still held", style="bold"), *_pieces(left, options))
 
 
 def outcome(done: Outcome, options: RenderOptions) -> RenderableType:
@@ -47,19 +47,20 @@ def outcome(done: Outcome, options: RenderOptions) -> RenderableType:
     words = Text.assemble((done.status, STYLES[done.status]), f"  {_whom(done.step, options)}")
     returned = done.returned_bytes
     if done.status in ("done", "not-needed", "failed") and returned is not None and done.took_s:
-        words.append(f": {size(returned)} came back in {done.took_s:.2f} s")
+        words.append(f": {size(returned)} freed in {done.took_s:.2f} s")
     if done.message:
         words.append(f"\n{options.clean(done.message)}", style="dim")
     return paragraph("", words, options, indent=2)
 
 
 def receipt(done: Receipt, options: RenderOptions) -> RenderableType:
-    """Return asked, promised, returned: the last one measured on the device."""
+    """Requested, expected, freed: the last one measured on the device."""
     figures = [
-        ("asked", "no size" if done.goal_bytes is None else size(done.goal_bytes)),
-        ("promised", "unknown" if done.promised_bytes is None else size(done.promised_bytes)),
-        ("returned", "not measured" if done.returned_bytes is None else size(done.returned_bytes)),
+        ("expected", "unknown" if done.promised_bytes is None else size(done.promised_bytes)),
+        ("freed", "not measured" if done.returned_bytes is None else size(done.returned_bytes)),
     ]
+    if done.goal_bytes is not None:
+        figures.insert(0, ("requested", size(done.goal_bytes)))
     line = Text()
     for at, (name, figure) in enumerate(figures):
         line.append(options.clean(" · ") if at else "", style="dim").append(f"{name} ", style="dim")
@@ -74,9 +75,9 @@ def _heading(found: Draft) -> str:
     else:
         asked = "" if plan.goal_bytes is None else f" to free {size(plan.goal_bytes)}"
     if not plan.steps:
-        return f"Nothing can be done{asked}." if found.skipped else f"There is nothing to do{asked}."
+        return f"Nothing can be done{asked}." if found.skipped else f"Nothing to do{asked}."
     known = [step.predicted_bytes for step in plan.steps if step.predicted_bytes is not None]
-    promise = f"; {size(sum(known))} promised" if known else ""
+    promise = f"; expected to free {size(sum(known))}" if known else ""
     return f"Plan{asked}: {counted(len(plan.steps), 'step')}{promise}"
 
 
@@ -132,7 +133,7 @@ def _pids(pids: list[int]) -> str:
 def _left_alone(skipped: tuple[Skipped, ...], options: RenderOptions) -> Iterator[RenderableType]:
     if skipped:
         yield Text()
-        yield Text("Left alone", style="bold")
+        yield Text("Skipped", style="bold")
         yield from _pieces(skipped, options)
 
 
@@ -176,8 +177,8 @@ def reset(
         return Group(*_blocked(gpu, blockers, options))
     if receipt is None:
         return Group(
-            Text(f"Nobody is left on GPU {gpu}: it could be reset.", style="bold"),
-            paragraph("", Text("With --yes, as root, this would run:"), options),
+            Text(f"Nobody uses GPU {gpu}: it can be reset.", style="bold"),
+            paragraph("", Text("With --yes, as root, vram would run:"), options),
             Text(f"    {options.clean(command)}", style="bold"),
         )
     done = receipt.outcomes[0]
@@ -198,4 +199,4 @@ def _blocked(gpu: int, blockers: tuple[Blocker, ...], options: RenderOptions) ->
         if each.command:
             words.append("\n" + options.clean(each.command), style="bold")
         yield paragraph(f"{number}. ", words, options, indent=2)
-    yield paragraph("", Text("A reset is refused, or harms them, while one of them lives."), options)
+    yield paragraph("", Text("A reset while one of them is running is refused, or harms it."), options)

@@ -66,9 +66,13 @@ def _what_to_do(finding: Finding, options: RenderOptions, source: str) -> Text:
 
 
 def the_remedy(finding: Finding) -> Remedy | None:
-    """Return the least harmful remedy that changes something; else the first."""
+    """Return the least harmful remedy that changes something; else one that is not a look at its processes.
+
+    Those are in the table already, and `vram why PID` tells more than `ps`.
+    """
     acting = [each for each in finding.remedies if each.command and each.step not in ("look", "wait")]
-    return next(iter((*acting, *finding.remedies)), None)
+    others = [each for each in finding.remedies if not (each.step == "look" and each.pids)]
+    return next(iter((*acting, *others, *finding.remedies)), None)
 
 
 def _gpus(numbers: Sequence[int]) -> str:

@@ -12,6 +12,7 @@ from rich.text import Text
 from vram.report.layout import RenderOptions
 
 WIDTH = 100
+FONTS = 'ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace'
 
 _NORMAL = ((72, 79, 88), (248, 113, 105), (126, 188, 121), (224, 175, 95), (98, 146, 214))
 _BRIGHT = ((125, 133, 144), (255, 140, 130), (150, 210, 145), (240, 195, 120), (125, 170, 235))
@@ -29,7 +30,7 @@ _FRAME = """\
 <svg viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
     <style>
     .{unique_id}-matrix {{
-        font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace;
+        font-family: {fonts};
         font-size: {char_height}px;
         line-height: {line_height}px;
     }}
@@ -67,4 +68,4 @@ def draw(render: Callable[[RenderOptions], RenderableType], *, prompt: str, widt
     )
     console.print(Text.assemble(("$ ", "green"), (prompt, "bold")))
     console.print(render(RenderOptions(width=width, painted=True)))
-    return console.export_svg(title=prompt, theme=_CALM, code_format=_FRAME)
+    return console.export_svg(title=prompt, theme=_CALM, code_format=_FRAME.replace("{fonts}", FONTS))

@@ -47,13 +47,13 @@ def trimmable(report: TrimmableReport, options: RenderOptions) -> RenderableType
         blocks += [
             _trimmable_table(report.trimmable, options),
             Text(),
-            Text("To free what is only cached; the programs go on working:"),
+            Text("To release unused cached memory; the programs keep running:"),
             Text(f"  vram flush {pids}"),
-            Text("To plan that together with leftovers of dead processes, and be asked:"),
+            Text("To plan that together with memory of dead processes, with a question first:"),
             Text("  vram free"),
         ]
     if report.refused:
-        blocks += [Text(), Text("Not these:")]
+        blocks += [Text(), Text("Not possible:")]
     for each in report.refused:
         where = f"pid {each.pid}, {_gpus(each)}, {size(each.nbytes)}: "
         blocks.append(paragraph("- ", Text(options.clean(where + each.reason)), options, indent=2))
@@ -62,10 +62,12 @@ def trimmable(report: TrimmableReport, options: RenderOptions) -> RenderableType
 
 def _head(report: TrimmableReport) -> str:
     if report.trimmable:
-        return f"Caches can be emptied in {counted(len(report.trimmable), 'process')}. Nothing was touched."
+        return (
+            f"The caches of {counted(len(report.trimmable), 'process')} can be released. Nothing was touched."
+        )
     if report.refused:
-        return "No process's caches can be emptied from here. Nothing was touched."
-    return "No process here holds GPU memory: there is nothing to flush."
+        return "No process's caches can be released from here. Nothing was touched."
+    return "No process here holds GPU memory: nothing to flush."
 
 
 def _trimmable_table(found: Sequence[Trimmable], options: RenderOptions) -> Table:
@@ -143,19 +145,19 @@ def _verdict(receipt: TrimReceipt) -> Text:
     how = f"{INJECTORS[receipt.via]}, in {receipt.took_s:.2f} s{stopped}"
     if receipt.charged_after is None or receipt.returned_bytes is None:
         return Text(f"The driver could not be read again ({how}).")
-    said = "the GPU's total in use was" if receipt.whole_gpu else "the driver charged it with"
+    said = "total memory in use on the GPU was" if receipt.whole_gpu else "the driver charged it with"
     figures = f": {said} {size(receipt.charged_before)}, now {size(receipt.charged_after)}"
     gave = receipt.returned_bytes > 0
-    told = f"{size(receipt.returned_bytes)} came back" if gave else "nothing came back"
+    told = f"{size(receipt.returned_bytes)} freed" if gave else "nothing freed"
     return Text.assemble((told, "bold green" if gave else "bold"), f" {how}", figures)
 
 
 def _notes(receipt: TrimReceipt) -> Iterator[str]:
     answer = receipt.answer
     if answer.dropped:
-        yield f"forgotten: {', '.join(answer.dropped)}"
+        yield f"dropped: {', '.join(answer.dropped)}"
     kept = answer.exceptions_kept
     if kept:
-        remedy = "" if answer.dropped else "; --tracebacks forgets those that Python and IPython keep"
-        yield f"{counted(kept, 'exception')} kept, with every variable of the frames passed through{remedy}"
+        remedy = "" if answer.dropped else "; --tracebacks drops those that Python and IPython keep"
+        yield f"{counted(kept, 'exception')} kept, with all variables of their frames{remedy}"
     yield from answer.notes

@@ -30,35 +30,38 @@ if TYPE_CHECKING:
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 NAME = "borrow"
-HELP = "make room by parking idle processes of yours, run a command in it, bring them back"
+HELP = "park your idle processes, run a command, resume them"
 
 USAGE = "vram borrow SIZE [--gpu N] [--from PID[,PID...]] -- COMMAND..."
 EPILOG = """\
-Nothing is parked where the room is there already. Only processes of yours are parked,
-idle ones first, never a part of the system; --from restricts it to these. With several
-GPUs, CUDA_VISIBLE_DEVICES is set to the one that has the room; where you have set it,
-it stays, and room is made on one of those GPUs."""
+Nothing is parked if there is room already. Only your own processes are parked, idle ones
+first, never a part of the system; --from limits it to these. With several GPUs,
+CUDA_VISIBLE_DEVICES is set to the one with room; if you have set it, it stays, and room
+is made on one of those GPUs."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage, parser.epilog = USAGE, EPILOG
-    parser.add_argument("size", type=memory_size, metavar="SIZE", help="room for the command, e.g. 20GiB")
     parser.add_argument(
-        "--gpu", type=int, metavar="N", help="on this GPU (default: where the least must move)"
+        "size", type=memory_size, metavar="SIZE", help="memory that the command needs, e.g. 20GiB"
     )
     parser.add_argument(
-        "--from", dest="lenders", action="append", default=[], metavar="PID[,PID...]", help="park only these"
+        "--gpu", type=int, metavar="N", help="make room on this GPU (default: where the least must move)"
     )
     parser.add_argument(
-        "--quiet", "-q", action="store_true", help="print nothing unless something goes wrong"
+        "--from",
+        dest="lenders",
+        action="append",
+        default=[],
+        metavar="PID[,PID...]",
+        help="park only these processes",
     )
+    parser.add_argument("--quiet", "-q", action="store_true", help="print only errors")
 
 
 def run(args: argparse.Namespace) -> int:
     if not args.command:
-        raise UsageError(
-            "say what to run, after --", hint="for example: vram borrow 20GiB -- python train.py"
-        )
+        raise UsageError("no command given", hint="for example: vram borrow 20GiB -- python train.py")
     pids = numbers([word for words in args.lenders for word in words.split(",")])
     host = open_host(parks=True)
     from vram.cli.terminal import Progress
@@ -128,12 +131,12 @@ class _Borrow:
         errors = unpark_all(
             self._parking,
             parked,
-            self._about("bringing back"),
+            self._about("resuming"),
             lambda moved: self._say(unparked_sentence(moved.entry)),
         )
         self._progress.end()
         for error in errors:
-            say(f"{error}; `vram parked` lists it, and the next vram tries again")
+            say(f"{error}; `vram parked` lists it, and the next vram command tries again")
         return bool(errors)
 
     def _about(self, doing: str) -> Callable[[int, int], None]:

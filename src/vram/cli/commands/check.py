@@ -13,32 +13,31 @@ from vram.errors import DriverMissing, ExitCode, VramError
 from vram.units import parse_size
 
 NAME = "check"
-HELP = "is this GPU clean? for scripts: exit 0 clean, 1 held, 3 unknown"
+HELP = "for scripts: exit 0 if clean, 1 if memory is held, 3 if unknown"
 
 _EPILOG = """\
 exit codes:
   0  nothing is held beyond what the driver reserves
-  1  something is held; a line for each says by whom
+  1  memory is held; one line for each holder
   2  the call was wrong
   3  unknown: no driver, or a GPU that did not answer
 
---leftovers counts only what no healthy process accounts for: memory that is
-orphaned, exported, charged to a dead, exiting or stopped process, or that no
-holder could be named for. Memory of a process that is not visible from here is
-"unknown"."""
+--leftovers counts only memory that no healthy process accounts for: orphaned or
+exported memory, memory of a dead, exiting or stopped process, and memory without
+a known holder. Memory of a process that is not visible from here is "unknown"."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.epilog = _EPILOG
     add_source_arguments(parser)
     parser.add_argument(
-        "--leftovers", action="store_true", help="count only what no healthy process accounts for"
+        "--leftovers", action="store_true", help="count only memory that no healthy process accounts for"
     )
     parser.add_argument(
-        "--allow", default="0", metavar="SIZE", help="let this much pass on each GPU, e.g. 64MiB"
+        "--allow", default="0", metavar="SIZE", help="ignore up to this much on each GPU, e.g. 64MiB"
     )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
-    parser.add_argument("--quiet", "-q", action="store_true", help="print nothing: the exit code is enough")
+    parser.add_argument("--quiet", "-q", action="store_true", help="print nothing, only set the exit code")
 
 
 def run(args: Namespace) -> int:
@@ -60,5 +59,5 @@ def run(args: Namespace) -> int:
         require_driver(ledger)
     except DriverMissing as error:
         # Here "no driver" is one more way of not knowing.
-        raise VramError(f"unknown whether it is clean: {error}", hint=error.hint) from error
+        raise VramError(f"unknown: {error}", hint=error.hint) from error
     return {"clean": ExitCode.OK, "held": ExitCode.HELD, "unknown": ExitCode.PARTIAL}[verdict]

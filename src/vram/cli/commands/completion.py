@@ -40,7 +40,7 @@ def run(args: Namespace) -> int:
     if args.kind is not None:
         return _words(args.kind)
     if args.shell is None:
-        raise UsageError("which shell?", hint="vram completion bash, zsh or fish")
+        raise UsageError("no shell given", hint="vram completion bash, zsh or fish")
     from vram.cli.completion import script
 
     emit(script(args.shell))

@@ -10,20 +10,20 @@ from vram.cli.terminal import add_terminal_arguments, emit, render_options, show
 from vram.errors import ExitCode
 
 NAME = "doctor"
-HELP = "what this host can and cannot do for vram, why, and what would change it"
+HELP = "check what works on this host, and how to fix what does not"
 
 _VERBS = ("why", "who", "check", "free", "trim", "park", "borrow", "kill", "reset", "deep")
 
 _EPILOG = """\
 exit codes:
-  0  everything that vram needs is here
+  0  everything that vram needs works
   2  the call was wrong
   4  no NVIDIA driver answers
-  7  vram works here, but not all of it
+  7  vram works here, with limits
   8  something that vram needs is broken
 
-Things marked "optional" never change the exit code. `vram explain CHECK` is the
-manual page of a check."""
+Checks marked "optional" never change the exit code. `vram explain CHECK` explains
+a check."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -33,10 +33,10 @@ def add_arguments(parser: ArgumentParser) -> None:
         dest="verb",
         choices=_VERBS,
         metavar="COMMAND",
-        help=f"only what bears on one command: {', '.join(_VERBS)} (deep is `why --deep`)",
+        help=f"check only what one command needs: {', '.join(_VERBS)} (deep is `why --deep`)",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
-    parser.add_argument("--verbose", "-v", action="store_true", help="every check, with all its details")
+    parser.add_argument("--verbose", "-v", action="store_true", help="show every check with all details")
     add_deadline_argument(parser)
     add_terminal_arguments(parser)
 

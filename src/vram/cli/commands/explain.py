@@ -9,7 +9,7 @@ from vram.cli.terminal import carries_unicode, columns, emit
 from vram.errors import ExitCode
 
 NAME = "explain"
-HELP = "the manual page of a finding: what it means, how to confirm it, what to do"
+HELP = "explain a finding: what it means, how to confirm it, what to do"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -17,8 +17,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         "code",
         nargs="?",
         metavar="CODE",
-        help="a finding's code, like VR101, a check, like driver.versions, a kind of out-of-memory, like"
-        " fragmented, or a line of `vram why`, like orphaned; without it, all of them are listed",
+        help="finding (VR101), check (driver.versions), kind of out-of-memory error (fragmented) or line"
+        " of `vram why` (orphaned); without it, list all",
     )
 
 

@@ -10,17 +10,17 @@ from vram.cli.trimming import DEADLINE_S, add_trim_arguments, trim_named
 from vram.errors import ExitCode
 
 NAME = "flush"
-HELP = "empty the caches of a live Python process; without a pid, say whose could be"
+HELP = "release a Python process's caches; without PID, list candidates"
 
 _EPILOG = """\
-With PID it is `vram trim PID`. Without one nothing is touched: it lists the processes on this
-machine's GPUs that can be asked, with the line to type, and why the others cannot.
+With PID it is `vram trim PID`. Without PID nothing is touched: it lists the processes whose
+caches can be released, with the command to run, and why the others cannot.
 
 exit codes without PID:
-  0  somebody can be asked, or nobody holds anything
-  9  memory is held, and nobody's caches can be emptied from here
+  0  some caches can be released, or no memory is held
+  9  memory is held, and no caches can be released from here
 
-In a program of your own, `vram.flush()` does it from inside, and says who holds the rest."""
+In your own program, `vram.flush()` does it from inside, and says what holds the rest."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:

@@ -15,33 +15,33 @@ if TYPE_CHECKING:
     from vram.model.plan import Draft
 
 NAME = "free"
-HELP = "free memory, least harm first: plans, asks, does exactly that, measures"
+HELP = "free memory with the least harm: plan, ask, run, measure"
 
 _EPILOG = """\
 What it does, least harm first:
-  trim   a live Python process releases what its frameworks only cache, and continues
-  kill   ends holders of memory whose owner is dead (leftovers): SIGTERM, grace, SIGKILL
+  trim   makes a running Python process release its unused cached memory; it keeps running
+  kill   terminates holders of memory whose owner is dead (SIGTERM, then SIGKILL)
   park   pauses a process and moves its GPU memory to host memory, until `vram unpark`
-Without SIZE: all caches and leftovers. With SIZE: the smallest plan that frees SIZE
-on one GPU. A process that works is parked or ended only where --pid names it, an idle
-one of yours is parked only with --park-idle, and a stopped one (Ctrl-Z) never is.
-Exit code 0: the goal was measured to be met, or nothing was asked and nothing is left.
-1: memory is still held (missed, declined, not asked, only shown). See `vram help` for the rest."""
+Without SIZE: all caches and all memory of dead owners. With SIZE: the smallest plan that
+frees SIZE on one GPU. A process in use is parked or terminated only if --pid names it, an
+idle one of yours is parked only with --park-idle, and a stopped one (Ctrl-Z) never is.
+Exit code 0: measured, the goal is met; or without SIZE, nothing is left to free.
+1: memory is still held (missed, declined, or only shown). See `vram help` for the rest."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.epilog = _EPILOG
     option = parser.add_argument
     option("size", nargs="?", type=memory_size, metavar="SIZE", help="how much to free, e.g. 20GiB")
-    option("--gpu", action="append", metavar="N[,N...]", help="only on these GPUs (may be repeated)")
+    option("--gpu", action="append", metavar="N[,N...]", help="only on these GPUs (repeatable)")
     option("--up-to", choices=("trim", "park", "kill"), help="the most harmful action allowed")
-    option("--park-idle", action="store_true", help="idle processes of yours may be parked, too")
+    option("--park-idle", action="store_true", help="also park idle processes of yours")
     option(
         "--finding",
         action="append",
         default=[],
         metavar="CODE",
-        help="only what this finding of `vram why` names",
+        help="only what this finding of `vram why` names (repeatable)",
     )
     option(
         "--pid",
@@ -50,14 +50,14 @@ def add_arguments(parser: ArgumentParser) -> None:
         type=pid_number,
         default=[],
         metavar="PID",
-        help="only this process, also where it works (may be repeated)",
+        help="only this process, even if it is in use (repeatable)",
     )
     option("--save", type=_file, metavar="FILE", help="also save the plan, for --plan")
     option(
         "--plan",
         type=_file,
         metavar="FILE",
-        help="run a saved plan; refused where the machine has changed since",
+        help="run a saved plan; refused if the machine has changed since",
     )
     add_reclaim_arguments(parser)
 
@@ -65,7 +65,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def _file(text: str) -> str:
     # An empty word comes from a script whose variable is unset: it must not mean "no file".
     if not text:
-        raise UsageError("a file needs a name", hint="--plan FILE runs a plan that --save FILE has written")
+        raise UsageError("file name is empty", hint="--plan FILE runs a plan that --save FILE has written")
     return text
 
 
@@ -80,7 +80,9 @@ def run(args: Namespace) -> int:
         or args.pid
         or args.save
     ):
-        raise UsageError("a saved plan is complete", hint="give --plan FILE alone, or with --yes")
+        raise UsageError(
+            "--plan cannot be combined with other options", hint="give --plan FILE alone, or with --yes"
+        )
     host = open_host(read_ahead_s=args.deadline)
     return reclaim(args, host, lambda: _saved(args, host) if args.plan else _made(args, host))
 

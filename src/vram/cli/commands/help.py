@@ -11,11 +11,11 @@ from vram.cli.terminal import is_terminal
 from vram.errors import ExitCode
 
 NAME = "help"
-HELP = "the manual page of a command"
+HELP = "show the manual page of a command"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("name", nargs="?", metavar="COMMAND", help="a command; without it, vram itself")
+    parser.add_argument("name", nargs="?", metavar="COMMAND", help="the command (default: vram itself)")
 
 
 def known_names() -> tuple[tuple[str, str], ...]:

@@ -12,20 +12,20 @@ from vram.model.inside import Via
 from vram.units import parse_size
 
 NAME = "inside"
-HELP = "the arrays that a running Python process has on GPUs, and who refers to them"
+HELP = "list a Python process's GPU arrays and what refers to them"
 
 DEADLINE_S = 15.0
 
 _EPILOG = """\
-The process needs no preparation and no vram. It goes on meanwhile: the search works in short
-stretches and rests between them, runs no code of any object that it meets, and leaves nothing
-behind. PyTorch, CuPy, JAX, Numba, PyCUDA, cuda.core and vram.Buffer are known. Inside a program,
-vram.live() and vram.holders() report the same."""
+The process needs no preparation and no vram installed. It keeps running: the search works in short
+slices with pauses, runs no code of the objects it finds, and leaves nothing behind. It finds arrays
+of PyTorch, CuPy, JAX, Numba, PyCUDA, cuda.core and vram.Buffer. Inside a program, vram.live() and
+vram.holders() report the same."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.epilog = _EPILOG
-    parser.add_argument("pid", type=pid_number, metavar="PID", help="the process to ask")
+    parser.add_argument("pid", type=pid_number, metavar="PID", help="the process to query")
     parser.add_argument(
         "--gpu",
         action="append",
@@ -37,9 +37,9 @@ def add_arguments(parser: ArgumentParser) -> None:
         type=parse_size,
         default=0,
         metavar="SIZE",
-        help="only arrays from this size on, e.g. 10MiB: fewer names are searched, so it is faster",
+        help="only arrays of at least this size, e.g. 10MiB; faster, as fewer names are searched",
     )
-    parser.add_argument("-v", "--all", action="store_true", help="every row, not only the largest")
+    parser.add_argument("-v", "--all", action="store_true", help="show every row, not only the largest")
     parser.add_argument(
         "--via",
         choices=("auto", *get_args(Via)),

@@ -9,20 +9,20 @@ from vram.cli.prestart import open_host
 from vram.cli.reclaiming import add_reclaim_arguments, reclaim
 
 NAME = "kill"
-HELP = "terminate processes that hold GPU memory: SIGTERM, grace, SIGKILL, measured"
+HELP = "terminate processes and measure the freed memory"
 
 _EPILOG = """\
-A pid is only a number: the process is opened by pidfd, and compared with what it was when
-the plan was made, before every signal. Never touched: parts of the system (display
-servers, driver services, container runtimes, sshd ...), vram itself and what started it.
-A dead pid that the driver still lists means the processes that hold its memory now."""
+Every signal goes through a pidfd, after a check that it is still the same process as in the
+plan. Never touched: parts of the system (display servers, driver services, container
+runtimes, sshd ...), vram itself and the program that started it. For a dead pid that the
+driver still lists, the processes that hold its memory now are terminated."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.epilog = _EPILOG
     parser.add_argument("pid", nargs="+", type=pid_number, metavar="PID", help="the process to terminate")
     parser.add_argument(
-        "--tree", action="store_true", help="its children too, and theirs, as far as they are on a GPU"
+        "--tree", action="store_true", help="also terminate their descendants that are on a GPU"
     )
     add_reclaim_arguments(parser)
 

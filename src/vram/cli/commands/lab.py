@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from vram.model.lab import LabReport, Result
 
 NAME = "lab"
-HELP = "what is said about GPU memory, put to the test on this machine"
+HELP = "test claims about GPU memory on this machine"
 
 _EPILOG = """\
-An experiment starts processes of its own, takes no more memory than its page
-names, and leaves nothing behind. None resets a GPU or changes a setting.
+An experiment starts its own processes, uses no more memory than its page says,
+and leaves nothing behind. None resets a GPU or changes a setting.
 
 exit codes of `vram lab run`:
   0  every claim was found true or false here
   2  the call was wrong
-  3  some could not be decided; a line for each says why
+  3  some could not be decided; one line for each says why
   4  no GPU answers"""
 
 
@@ -38,7 +38,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         choices=("list", "run", "show"),
         default="list",
         metavar="list|run|show",
-        help="list the claims (default), test them, or show an experiment's page",
+        help="list the claims (default), run them, or show an experiment's page",
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these experiments")
     parser.add_argument("--gpu", type=int, default=0, metavar="N", help="test on this GPU (default: 0)")
@@ -46,11 +46,13 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--deadline",
         type=seconds,
         metavar="S",
-        help="end an experiment after S seconds (default: what its page says)",
+        help="stop an experiment after S seconds (default: as on its page)",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     parser.add_argument(
-        "--evidence", metavar="FOLDER", help="keep the results there, named by date, GPU and driver"
+        "--evidence",
+        metavar="FOLDER",
+        help="write the results to a file there, named by date, GPU and driver",
     )
     add_terminal_arguments(parser)
 
@@ -66,7 +68,7 @@ def run(args: Namespace) -> int:
     if args.evidence == "":
         raise UsageError("--evidence needs the name of a folder")
     if args.evidence and args.verb != "run":
-        raise UsageError("--evidence keeps what `vram lab run` found", hint="add `run`")
+        raise UsageError("--evidence saves the results of `vram lab run`", hint="add `run`")
     return {"list": _list, "show": _show, "run": _run}[args.verb](args)
 
 
@@ -88,7 +90,7 @@ def _list(args: Namespace) -> int:
 
 def _show(args: Namespace) -> int:
     if not args.names:
-        raise UsageError("show which experiment?", hint="`vram lab list` names them all")
+        raise UsageError("no experiment given", hint="`vram lab list` lists them")
     if args.json:
         return _list(args)
     from vram.lab.catalogue import chosen
@@ -126,8 +128,8 @@ def _run(args: Namespace) -> int:
 
 def _refuse_model(device: LabDevice) -> None:
     if device.facts.virtual:
-        hint = "its verdicts show the model alone; leave out --evidence"
-        raise UsageError("a virtual GPU gives no evidence", hint=hint)
+        hint = "its results show only the model; leave out --evidence"
+        raise UsageError("results of a virtual GPU are no evidence", hint=hint)
 
 
 def _test(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from vram.model.oom import Case
 
 NAME = "oom"
-HELP = "which kind of out-of-memory a message or a log shows, by its own arithmetic, and what to do"
+HELP = "explain an out-of-memory error from a message or a log"
 
 _GZIP = b"\x1f\x8b"
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -30,22 +30,26 @@ PASTE = "Paste the message or the log, then press Enter and Ctrl-D:"
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "file", nargs="?", default="-", metavar="FILE", help="a log, gzip too; - or nothing: standard input"
+        "file",
+        nargs="?",
+        default="-",
+        metavar="FILE",
+        help="log file, also gzip; - or nothing reads standard input",
     )
     parser.add_argument(
-        "--live", action="store_true", help="join it with this machine's ledger: who holds that memory now"
+        "--live", action="store_true", help="combine it with this machine's state: who holds that memory now"
     )
     parser.add_argument(
-        "--from", dest="snapshot", metavar="FILE", help="join it with a snapshot of its machine instead"
+        "--from", dest="snapshot", metavar="FILE", help="combine it with a snapshot of its machine instead"
     )
     parser.add_argument(
         "--gpu",
         metavar="GPU",
-        help="which GPU the message means: its number, UUID or PCI address, or 0:1 for MIG device 1 of GPU 0;"
-        " with --live or --from",
+        help="with --live or --from: the GPU that the message means, by number, UUID or PCI address; 0:1"
+        " is MIG device 1 of GPU 0",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
-    parser.add_argument("--kinds", action="store_true", help="list the kinds; `vram explain KIND` tells more")
+    parser.add_argument("--kinds", action="store_true", help="list the kinds; `vram explain KIND` has more")
     add_deadline_argument(parser)
     add_windows_argument(parser)
     add_terminal_arguments(parser)
@@ -53,12 +57,12 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     if args.kinds and args.json:
-        raise UsageError("--kinds is a list for people", hint="leave out --json")
+        raise UsageError("--kinds has no JSON form", hint="leave out --json")
     if args.kinds:
         return _kinds()
     joins = args.live or args.snapshot
     if args.gpu is not None and not joins:
-        raise UsageError("--gpu chooses a GPU to join with", hint="add --live, or --from FILE")
+        raise UsageError("--gpu works only with --live or --from FILE", hint="add --live, or --from FILE")
     from vram.oom.cases import cases
     from vram.oom.reader import find_messages
 
@@ -120,8 +124,8 @@ def _tell(found: tuple[Case, ...], unkept: int, nbytes: int, args: Namespace) ->
         emit(json_reports.oom(found, unkept, nbytes))
     if not found:
         raise NothingFound(
-            "there is no out-of-memory message in it" if nbytes else "there is nothing in it",
-            hint="paste the lines from the first error to the end, figures and all",
+            "no out-of-memory message found" if nbytes else "the input is empty",
+            hint="paste all lines from the first error to the end, with their figures",
         )
     if not args.json:
         from vram.report import oom
@@ -148,10 +152,10 @@ class CountedLog(io.RawIOBase):
         try:
             portion = self._stream.read(most)
         except EOFError as error:
-            raise BadInput(f"{self._name} is cut short: its gzip stream has no end") from error
+            raise BadInput(f"{self._name} is truncated: its gzip stream is incomplete") from error
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
-            raise BadInput(f"{self._name} cannot be read: {reason}") from error
+            raise BadInput(f"cannot read {self._name}: {reason}") from error
         self.nbytes += len(portion)
         # A terminal goes on after its end of file: asked again, it would want a second Ctrl-D.
         self._ended = len(portion) < most
@@ -183,11 +187,11 @@ def open_log(path: str) -> Iterator[CountedLog]:
         yield CountedLog(_unpacked(_standard_input()), "standard input")
         return
     if not path:
-        raise UsageError("the name of the log is empty", hint=_hint(path))
+        raise UsageError("file name is empty", hint=_hint(path))
     try:
         stream = open(path, "rb")  # noqa: SIM115
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}", hint=_hint(path)) from error
+        raise UsageError(f"cannot read {path}: {error.strerror}", hint=_hint(path)) from error
     with stream:
         yield CountedLog(_unpacked(stream), path)
 

@@ -10,14 +10,14 @@ from vram.cli.prestart import open_host
 from vram.cli.terminal import emit
 
 NAME = "park"
-HELP = "move a process's GPU memory into host memory, context included; paused until `vram unpark`"
+HELP = "move a process's GPU memory to host memory and pause it"
 
 _EPILOG = """\
-The process stays alive; its next CUDA call waits until it is brought back. What was on
-the GPU then lies in host memory, secrets too. Checked before anything is touched:
-driver 570 or later, no MIG, no MPS, no managed memory, no NCCL peers, enough host
-memory beside a reserve. Memory shared with other processes is refused by the driver, and
-the process continues to run. Ctrl-C, an error or the death of vram undo what was begun."""
+The process stays alive; its next CUDA call waits until `vram unpark`. The contents of its
+GPU memory, including secrets, are then in host memory. Checked before anything is touched:
+driver 570 or later, no MIG, no MPS, no managed memory, no NCCL peers, enough host memory
+plus a reserve. The driver refuses memory shared with other processes; the process then
+keeps running. If vram is interrupted, fails or is killed, what was started is undone."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -28,12 +28,12 @@ def add_arguments(parser: ArgumentParser) -> None:
         type=seconds,
         default=10.0,
         metavar="S",
-        help="wait up to S seconds for the work that a process has on the GPU (default: %(default)g)",
+        help="wait up to S seconds for GPU work in progress (default: %(default)g)",
     )
     parser.add_argument(
         "--anyway",
         action="store_true",
-        help="let the driver decide where NCCL peers or managed memory speak against it",
+        help="with NCCL peers or managed memory, let the driver decide",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
 

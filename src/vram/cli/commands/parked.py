@@ -9,12 +9,12 @@ from vram.cli.terminal import add_terminal_arguments, emit, render_options, show
 from vram.errors import ExitCode
 
 NAME = "parked"
-HELP = "what is parked: how large, since when, by whom; undoes what a vram that died left behind"
+HELP = "list parked processes; also clean up after a vram that was killed"
 
 _EPILOG = """\
-The driver is asked about every process of yours that uses CUDA (as root: everybody's), so
-one that is parked or locked is listed even without a journal entry. A journal entry that
-is damaged, or cannot be true, is reported, renamed and not used."""
+The driver is queried about each of your processes that use CUDA (as root: everybody's), so
+parked or locked ones are listed even without a journal entry. A damaged or impossible
+journal entry is reported, renamed and not used."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:

@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from vram.reclaim.actions.reset import Readiness
 
 NAME = "reset"
-HELP = "what prevents a reset of a GPU, by name; with --yes, as root, the reset"
+HELP = "show what prevents a GPU reset; with --yes, as root, reset it"
 
 _EPILOG = """\
-A reset is the last resort: it helps where `vram why` says that the driver needs one (a
-pending row remap, a fault), and it is refused while anybody uses the GPU. vram runs the
-vendor's own tool, nvidia-smi, and only with --yes, as root, and with nobody left."""
+A reset is the last resort: it helps if `vram why` says that the driver needs one (a pending
+row remap, a fault), and it is refused while anybody uses the GPU. vram runs nvidia-smi for
+it, and only with --yes, as root, and when nobody uses the GPU."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.epilog = _EPILOG
-    parser.add_argument("gpu", type=int, metavar="GPU", help="its number")
-    parser.add_argument("--yes", "-y", action="store_true", help="really reset it, if nobody is left")
+    parser.add_argument("gpu", type=int, metavar="GPU", help="the GPU's number")
+    parser.add_argument("--yes", "-y", action="store_true", help="reset it, if nobody uses it")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     add_deadline_argument(parser)
     add_terminal_arguments(parser)

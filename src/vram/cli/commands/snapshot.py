@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from vram.model.observation import Survey
 
 NAME = "snapshot"
-HELP = "write all observations to a file, for a bug report or for `vram why --from`"
+HELP = "save everything vram reads to a file, for `vram why --from`"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "-o", "--output", required=True, metavar="FILE", help="where to; - is standard output"
+        "-o", "--output", required=True, metavar="FILE", help="output file; - is standard output"
     )
     parser.add_argument(
         "--redact", action="store_true", help="leave out user names, command lines and host names"
@@ -42,7 +42,7 @@ def run(args: Namespace) -> int:
         return ExitCode.OK
     bundle.write(survey, args.output)
     look = shlex.join(("vram", "why", "--from", args.output))
-    emit(f"{inert(_summary(survey))}\nlook at it with: {inert(look)}\n")
+    emit(f"{inert(_summary(survey))}\nread it with: {inert(look)}\n")
     return ExitCode.OK
 
 

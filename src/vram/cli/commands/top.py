@@ -16,15 +16,17 @@ if TYPE_CHECKING:
     from vram.top.reader import ReaderClient
 
 NAME = "top"
-HELP = "the processes that hold GPU memory, live; trim, park, free or kill the selected one"
+HELP = "live view of who holds GPU memory; trim, park, free or kill from it"
 
 LEAST_S = 0.1
 
 _EPILOG = """\
-Keys: ? help, q quit, / search, t tree by container, job and family, d details, < > sort,
-U G S only this user, GPU or state. On the selected line: f free, m trim, p park, u unpark,
-k kill. Each shows its plan and asks, and then does exactly that. The mouse works too.
-Needs Textual: pip install 'vram[top]'. `vram watch` prints changes without a screen."""
+keys: ? help, q quit, / search, t tree by container, job and family, d details,
+< > sort, U G S only this user, GPU or state. On the selected line: f free,
+m trim, p park, u unpark, k kill; each shows its plan and asks first. The mouse
+works, too.
+
+Needs Textual: pip install 'vram[top]'. `vram watch` needs no screen."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:

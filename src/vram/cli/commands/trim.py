@@ -7,7 +7,7 @@ from argparse import ArgumentParser, Namespace
 from vram.cli.trimming import EPILOG, add_trim_arguments, trim_named
 
 NAME = "trim"
-HELP = "make a live Python process release what it only caches; it continues to work"
+HELP = "make a running Python process release its cached memory"
 
 
 def add_arguments(parser: ArgumentParser) -> None:

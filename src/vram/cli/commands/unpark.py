@@ -17,31 +17,31 @@ if TYPE_CHECKING:
     from vram.reclaim.parking import Parking
 
 NAME = "unpark"
-HELP = "bring parked processes back to their GPU, with everything they had there"
+HELP = "move parked processes back to their GPU and resume them"
 
 _EPILOG = """\
-The GPU must have room for all of a process again. That is checked right before the driver
-is asked, because a process that is brought back to a full GPU is stuck for good.
-A process that the driver reports as parked is brought back even without a journal
-entry. What it needs is not known then: at most all of its own host memory, which
-must be free on every GPU that it may use, unless --anyway."""
+The GPU must have room for all of the process's memory. This is checked right before the
+driver call, because a process that is unparked to a full GPU hangs for good.
+A process that the driver reports as parked is resumed even without a journal entry. Its
+size is unknown then: at most all of its host memory, which must be free on every GPU that
+it may use, unless --anyway is given."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.epilog = _EPILOG
     add_pids_argument(parser, optional=True)
-    parser.add_argument("--all", action="store_true", help="every process that you have parked")
+    parser.add_argument("--all", action="store_true", help="all processes that you parked")
     parser.add_argument(
         "--wait",
         type=seconds_or_none,
         default=0.0,
         metavar="S",
-        help="wait up to S seconds for room on a full GPU",
+        help="wait up to S seconds for room on a full GPU (default: do not wait)",
     )
     parser.add_argument(
         "--anyway",
         action="store_true",
-        help="leave it to the driver whether there is room, where no journal entry says what is needed",
+        help="without a journal entry, let the driver decide whether there is room",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
 
@@ -49,7 +49,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     pids = numbers(args.pids)
     if bool(pids) == args.all:
-        raise UsageError("say whom to bring back", hint="`vram unpark PID…` or `vram unpark --all`")
+        raise UsageError("no pid given", hint="`vram unpark PID…` or `vram unpark --all`")
     host = open_host(reads_driver=False, parks=True)
     from vram.cli.park_report import ParkRun
     from vram.reclaim.audit import refusals_logged
@@ -63,7 +63,7 @@ def run(args: Namespace) -> int:
             entries = parking.entries_of(pids, anyway=args.anyway) if pids else _everybody(parking)
         for entry in entries:
             pid = entry.target.process.pid
-            with parks.attempt(f"bringing pid {pid} back", pid, entry.nbytes):
+            with parks.attempt(f"resuming pid {pid}", pid, entry.nbytes):
                 parks.done(parking.unpark(entry, room_patience_s=args.wait))
     if args.json:
         emit(parks.json())
@@ -75,7 +75,7 @@ def _everybody(parking: Parking) -> list[Parked]:
     entries = list(parking.journal.entries())
     elsewhere = parking.journal.other_namespaces()
     if elsewhere:
-        say(f"parked in another PID namespace, and left alone: {counted(len(elsewhere), 'process')}")
+        say(f"skipped, parked in another PID namespace: {counted(len(elsewhere), 'process')}")
     unjournaled = parking.find_unjournaled([entry.target.process.pid for entry in entries])
     warn_of_unasked(unjournaled)
     for found in unjournaled.processes:

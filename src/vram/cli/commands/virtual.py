@@ -35,18 +35,22 @@ EPILOG = "Without a COMMAND your shell is started. `vram virtual fault` is for u
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage, parser.epilog = USAGE, EPILOG
     option = parser.add_argument
-    option("--gpus", type=int, default=1, metavar="N", help="how many (default: 1)")
-    option("--memory", type=parse_size, metavar="SIZE", help="of each (default: 140.4GiB)")
-    option("--name", help='"(virtual)" is added to it (default: NVIDIA H200)')
-    option("--context", type=parse_size, metavar="SIZE", help="what a context costs (default: 518MiB)")
+    option("--gpus", type=int, default=1, metavar="N", help="number of GPUs (default: 1)")
+    option("--memory", type=parse_size, metavar="SIZE", help="memory of each (default: 140.4GiB)")
+    option("--name", help='name; "(virtual)" is added (default: NVIDIA H200)')
+    option("--context", type=parse_size, metavar="SIZE", help="memory that a context costs (default: 518MiB)")
     option(
         "--wsl",
         action="store_true",
-        help="under Windows' driver, as in WSL2: one device, no figures per process",
+        help="behave like Windows' driver under WSL2: one device, no figures per process",
     )
-    option("--mig", metavar="PROFILES", help="divide each: 3g.71gb,2g.35gb, or none for no instance yet")
-    option("--fault", action="append", default=[], metavar="LINE", help="let calls fail; repeatable")
-    option("--keep", action="store_true", help="leave the folder behind and say where it is")
+    option(
+        "--mig",
+        metavar="PROFILES",
+        help="MIG instances of each, e.g. 3g.71gb,2g.35gb, or none for no instance",
+    )
+    option("--fault", action="append", default=[], metavar="LINE", help="make calls fail (repeatable)")
+    option("--keep", action="store_true", help="keep the folder and print its path")
     option("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
 
@@ -64,7 +68,7 @@ def _command(words: Sequence[str]) -> list[str]:
         return [os.environ.get("SHELL") or "/bin/sh"]
     if words[0] != "--":
         raise UsageError(
-            f"{words[0]!r} stands where only options do",
+            f"unexpected argument {words[0]!r}",
             hint="put -- before the command: vram virtual -- COMMAND",
         )
     return list(words[1:])

@@ -28,7 +28,7 @@ from vram.cli.arguments import (
     select as select_gpus,
 )
 from vram.cli.prestart import import_for_readers
-from vram.cli.source import open_host, take_ledger
+from vram.cli.source import WINDOWS_EVERY_S, open_host, take_ledger
 from vram.cli.terminal import add_terminal_arguments, colored, emit, is_terminal, render_options
 from vram.errors import ExitCode, UsageError
 
@@ -50,7 +50,9 @@ SHORTEST_S = 0.1
 CONFIRM_S = 0.5
 HOOK_S = 30.0
 LEAST_CHANGE = "64MiB"
-WINDOWS_EVERY_S = 15.0  # each question starts a PowerShell
+# Readings between two full collections. Python's own come too seldom for a process that runs for weeks: its
+# free lists alone grow by a megabyte until then.
+COLLECT_AFTER = 100
 
 EPILOG = """\
 --exec runs COMMAND for each change, one at a time, without a shell: the change is
@@ -173,7 +175,7 @@ class _Watch:
         self._host = host
         self._comparison = comparison
         self._hooks = hooks
-        self._reported = 0
+        self._readings = self._reported = 0
         # The whole ledger is read, and narrowed here: a GPU that is gone is a change and no wrong word.
         self._gpus, args.gpu = args.gpu, None
         self._are_gpus_checked = False
@@ -183,6 +185,8 @@ class _Watch:
         began = time.monotonic()
         until = None if self._args.duration is None else began + self._args.duration
         self._show_state(self._comparison.begin(*self._read()))
+        # All that is imported stays: it need not be looked at again, nor copied for each reader.
+        gc.freeze()
         while True:
             next_at = self._next_reading(began)
             self._wait(next_at if until is None else min(next_at, until))
@@ -206,6 +210,9 @@ class _Watch:
     def _read(self) -> tuple[Ledger, tuple[Finding, ...]]:
         from vram.diagnosis.engine import diagnose
 
+        self._readings += 1
+        if self._readings % COLLECT_AFTER == 0:
+            gc.collect()
         ledger = self._narrowed(take_ledger(self._args, self._host))
         return ledger, diagnose(ledger) if self._wants_findings else ()
 

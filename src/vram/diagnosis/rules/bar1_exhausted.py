@@ -6,9 +6,9 @@ At least 90 % of the BAR1 window is in use while at least a tenth of the GPU's m
 
 Why it happens
 --------------
-BAR1 is the address window through which the CPU and other devices reach GPU memory. Peer-to-peer
-transfers, RDMA and mapped memory take room in it. On many GPUs it is far smaller than the memory,
-so allocations that need a mapping fail as out of memory while plenty is free.
+BAR1 is the address window through which the CPU and other devices access GPU memory. Peer-to-peer
+transfers, RDMA and mapped memory use space in it. On many GPUs it is far smaller than the memory,
+so allocations that need a mapping fail with "out of memory" while plenty is free.
 
 How to confirm
 --------------
@@ -18,8 +18,8 @@ Compare both:
 
 Remedies and their risk
 -----------------------
-- Close unused peer-to-peer and RDMA registrations in the programs that hold them; end programs
-  that no longer need them. Their unsaved work is lost.
+- Close unused peer-to-peer and RDMA registrations in the programs that hold them. No risk.
+- Kill programs that no longer need them. Their unsaved work is lost.
 - Enable "Resizable BAR" or "Above 4G decoding" in the machine's firmware: needs a restart.
 
 Source
@@ -64,22 +64,22 @@ def _finding(gpu: GpuLedger, facts: GpuFacts, free: int) -> Finding:
         # BAR1 is address space: none of these bytes is the GPU's memory.
         nbytes=None,
         cause=(
-            f"{window} of the window through which other devices and the CPU reach this GPU are taken, so"
-            f" mapping fails as out of memory although {size(free)} are free."
+            f"The CPU and other devices access this GPU's memory through BAR1, and {window} of it is in use."
+            f' Mappings fail with "out of memory" although {size(free)} is free.'
         ),
         gpus=(gpu.index,),
-        evidence=words.evidence((f"the driver says BAR1 used {window}",)),
-        remedies=_ways_out(gpu),
+        evidence=words.evidence((f"the driver reports BAR1 used: {window}",)),
+        remedies=_remedies(gpu),
     )
 
 
-def _ways_out(gpu: GpuLedger) -> tuple[Remedy, ...]:
+def _remedies(gpu: GpuLedger) -> tuple[Remedy, ...]:
     target = f"gpu {gpu.index}"
     release = "Close unused peer-to-peer and RDMA registrations in the programs on this GPU."
-    firmware = "Enable Resizable BAR (or Above 4G decoding) in the machine's firmware."
+    firmware = "Enable Resizable BAR (or Above 4G decoding) in the machine's firmware; this needs a restart."
     return (
         Remedy(
-            step="look", target=target, text="See who uses the GPU.", command=f"vram who --gpu {gpu.index}"
+            step="look", target=target, text="Check who uses the GPU.", command=f"vram who --gpu {gpu.index}"
         ),
         Remedy(step="change", target="program", text=release),
         Remedy(step="service", target="host", text=firmware, harm="affects-others"),

@@ -1,14 +1,14 @@
-"""VR204 Deleted executable: a program that is no longer installed still holds memory.
+"""VR204 Deleted executable: a program whose file is gone still holds memory.
 
 What it detects
 ---------------
-A living process keeps GPU memory, and the file it was started from has been deleted or replaced.
+A living process holds GPU memory, and the file it was started from has been deleted or replaced.
 
 Why it happens
 --------------
-An upgrade replaced the program while it ran; a virtual environment or a container image layer was
-removed under it; a build directory was cleaned. The old program goes on, often forgotten: service
-managers may already run the new one beside it.
+An upgrade replaced the program while it ran, its virtual environment or container image layer was
+removed, or a build directory was cleaned. The old program keeps running, often forgotten; a service
+manager may already run the new one too.
 
 How to confirm
 --------------
@@ -18,10 +18,10 @@ The link to the executable ends in "(deleted)":
 
 Remedies and their risk
 -----------------------
-- See whether a newer copy of the same program runs beside it; then the old one is a leftover.
-- Restart it when its work allows: unsaved work is lost.
-- A program that must go on may go on: the deleted file alone does no harm, but it can fail when
-  it loads another part of itself.
+- Check whether a newer copy of the same program is running; then the old one is a leftover.
+- Restart it when convenient: unsaved work is lost.
+- It can also keep running: the deleted file alone does no harm, but the program can fail when it
+  loads another of its files.
 
 Source
 ------
@@ -59,18 +59,18 @@ def _finding(ledger: Ledger, held: HeldMemory, holder: Holder) -> Finding:
         told += f": {holder.executable}"
     return Finding(
         code=CODE,
-        title=f"{size(held.nbytes)} held by pid {holder.pid}, whose program was deleted",
+        title=f"{size(held.nbytes)} held by pid {holder.pid}, whose executable was deleted",
         nbytes=held.nbytes,
         cause=(
-            f"{words.process(holder)} runs from a file that was deleted or replaced since, and keeps"
-            f" {size(held.nbytes)}. It may be a forgotten old version."
+            f"{words.process(holder)} holds {size(held.nbytes)}, and its executable was deleted or"
+            " replaced since it started. It may be a forgotten old version."
         ),
         gpus=held.gpus,
         pids=(holder.pid,),
         evidence=words.evidence((told,), held.evidence),
         remedies=remedies.ordered(
             (
-                *remedies.look((holder,), "See what it is, and whether a newer copy runs beside it."),
+                *remedies.look((holder,), "Check what it is, and whether a newer copy is running."),
                 *remedies.end(ledger.host, held.living, certain=held.certain),
             )
         ),

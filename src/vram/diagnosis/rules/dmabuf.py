@@ -7,23 +7,24 @@ descriptor, and the driver's lists charge nobody with it.
 
 Why it happens
 --------------
-A dma-buf lets other devices (network cards for RDMA, video, displays) reach GPU memory. It is a
-reference of its own: the bytes stay until its last descriptor closes and the last device detaches,
-even when the process that allocated them is gone and the holder never used CUDA.
+A dma-buf lets other devices (network cards for RDMA, video, displays) access GPU memory. It is a
+reference of its own: the memory stays in use until its last descriptor closes and the last device
+detaches, even if the process that allocated it is gone and the holder never used CUDA.
 
 How to confirm
 --------------
-The descriptor's fdinfo tells its size and who exported it (exp_name: nv_dmabuf):
+The descriptor's fdinfo shows its size and who exported it (exp_name: nv_dmabuf):
 
     sudo ls -l /proc/HOLDER_PID/fd | grep dmabuf
     sudo cat /proc/HOLDER_PID/fdinfo/FD
 
 Remedies and their risk
 -----------------------
-- Make the holder deregister the buffer and close the descriptor: the memory is back at once.
-  No risk, provided that no transfer is under way.
-- vram free terminates who surely holds memory whose maker is gone, vram kill PID who likely does.
-  Unsaved work and open transfers are lost. All holders of the dma-buf must release it.
+- Make the holder deregister the buffer and close the descriptor: the memory is freed at once.
+  No risk if no transfer is in progress.
+- `vram free` terminates processes that certainly hold memory of a dead process, `vram kill PID`
+  those that probably do. Unsaved work and open transfers are lost. All holders of the dma-buf must
+  release it.
 - To prevent it, close dma-buf descriptors after registering them, and deregister on every path
   out of the program.
 
@@ -62,12 +63,12 @@ def _title(held: HeldMemory) -> str:
 def _cause(held: HeldMemory) -> str:
     if not held.certain:
         return (
-            f"{size(held.nbytes)} of GPU memory are charged to no process. Most likely they are held by a"
-            f" dma-buf that is open in {words.processes(held.living)}, for which no context is needed."
+            f"{size(held.nbytes)} of GPU memory is charged to no process. Most likely it is held by a"
+            f" dma-buf that is open in {words.processes(held.living)}; that needs no context."
         )
     return (
         f"A dma-buf on {size(held.nbytes)} of GPU memory is open in {words.processes(held.living)}."
-        " That takes no context, so the driver's lists charge nobody."
+        " That needs no context, so the driver's lists charge nobody."
     )
 
 
@@ -76,5 +77,5 @@ def _gentler(held: HeldMemory) -> Iterable[Remedy]:
 
 
 def _close(held: HeldMemory) -> Remedy:
-    text = "Let the holder deregister the buffer and close its descriptor: that alone frees the memory."
+    text = "Make the holder deregister the buffer and close its descriptor; that alone frees the memory."
     return remedies.for_processes(held.living, step="change", text=text)

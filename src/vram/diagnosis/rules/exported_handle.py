@@ -2,17 +2,18 @@
 
 What it detects
 ---------------
-Memory that was exported as a file descriptor is still in use after its maker ended or released
-it: some process holds the descriptor. That process needs no context and need never have used
-CUDA, so nvidia-smi lists nobody.
+Memory that was exported as a file descriptor is still in use after the process that allocated it
+exited or freed it: some process holds the descriptor. That process needs no context and may never
+have used CUDA, so nvidia-smi lists nobody.
 
 Why it happens
 --------------
 An allocation made with cuMemCreate and exported with cuMemExportToShareableHandle lives as long
 as any descriptor on it: in the process that received it over a socket, in a forked child, or in
-a broker that forgot to close it. Such a descriptor looks like any other on /dev/nvidiactl; it
-proves to be an allocation when a copy of it can be imported. It does not say who made it: where a
-process that still lives could have, and be charged for it, the holder is called likely.
+a broker that forgot to close it. Such a descriptor looks like any other on /dev/nvidiactl; vram
+knows that it is an allocation when a copy of it can be imported. It does not say who allocated the
+memory: if a process that is still alive could have, and may be charged for it, the finding says
+"likely".
 
 How to confirm
 --------------
@@ -22,9 +23,10 @@ The holder has /dev/nvidiactl open, and no /dev/nvidia0 beside it:
 
 Remedies and their risk
 -----------------------
-- Make the holder close the descriptor: the memory is back at once. No risk.
-- vram free terminates who surely holds memory whose maker is gone, vram kill PID who likely does.
-  Unsaved work is lost. If several hold the descriptor, all of them must close it or end.
+- Make the holder close the descriptor: the memory is freed at once. No risk.
+- `vram free` terminates processes that certainly hold memory of a dead process, `vram kill PID`
+  those that probably do. Unsaved work is lost. If several processes hold the descriptor, all of
+  them must close it or exit.
 - To prevent it, close the exported descriptor on both sides as soon as it was imported, and open
   it close-on-exec.
 
@@ -64,11 +66,11 @@ def _title(held: HeldMemory) -> str:
 def _cause(held: HeldMemory) -> str:
     if not held.certain:
         return (
-            f"{size(held.nbytes)} are charged to no process. Most likely they are held by an exported"
-            f" handle that is open in {words.processes(held.living)}; closing it then frees them."
+            f"{size(held.nbytes)} is charged to no process. Most likely it is held by an exported handle"
+            f" that is open in {words.processes(held.living)}; closing it then frees the memory."
         )
     return (
-        f"No process is charged with this memory, and an exported handle on it is open in"
+        f"No process is charged with this memory, but an exported handle on it is open in"
         f" {words.processes(held.living)}. Closing it frees {size(held.nbytes)}."
     )
 
@@ -78,5 +80,5 @@ def _gentler(held: HeldMemory) -> Iterable[Remedy]:
 
 
 def _close(held: HeldMemory) -> Remedy:
-    text = "Let the holder close the descriptor it was given: that alone frees the memory."
+    text = "Make the holder close the descriptor; that alone frees the memory."
     return remedies.for_processes(held.living, step="change", text=text)

@@ -1,33 +1,33 @@
-"""VR107 Figures disagree: the driver's own numbers overlap, or moved while they were read.
+"""VR107 Figures disagree: the driver's own numbers overlap, or changed while they were read.
 
 What it detects
 ---------------
-The process lists claim more than is in use, because the same bytes are charged twice; or the
-amount in use changed while the lists were read, after all retries. The ledger still balances:
-each byte is counted once, and the driver's own figure is kept beside the entry.
+The process lists add up to more than is in use, because the same bytes are charged twice; or the
+amount in use kept changing while the lists were read, after all retries. The ledger still
+balances: each byte is counted once, and the driver's own figure is kept beside the entry.
 
 Why it happens
 --------------
 Memory shared between processes (CUDA IPC) can be charged to its owner and again to each importer.
-And the driver has no call that reads memory and process lists at one moment: on a busy GPU they
-are moments apart.
+And the driver has no call that reads memory and process lists at the same moment, so on a busy GPU
+they differ.
 
 How to confirm
 --------------
-Take two readings in a row; an overlap stays, a movement does not:
+Run it twice; an overlap stays, a change does not:
 
     vram why --json
     nvidia-smi --query-compute-apps=pid,used_memory --format=csv
 
 Remedies and their risk
 -----------------------
-- Look again when the GPU is quiet, or watch it: `vram watch`. No risk.
+- Run it again when the GPU is idle, or watch it: `vram watch`. No risk.
 - Nothing has to be freed: this finding is about figures, not about memory.
 
 Source
 ------
 Measured on an H200, driver 580.159: an importer's charge grew from 518 to 4614 MiB when the
-exporter of its IPC memory died. NVML's header tells private from shared figures per process.
+exporter of its IPC memory died. NVML's header has separate private and shared figures per process.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _excess(entry: Entry) -> int:
 
 
 def _finding(gpu: GpuLedger, overlapping: list[Entry], moved: int) -> Finding:
-    what = "overlap" if overlapping else "moved while they were read"
+    what = "overlap" if overlapping else "changed while they were read"
     return Finding(
         code=CODE,
         title=f"The driver's figures for GPU {gpu.index} {what}",
@@ -76,11 +76,11 @@ def _finding(gpu: GpuLedger, overlapping: list[Entry], moved: int) -> Finding:
 def _sentences(overlapping: list[Entry], moved: int) -> Iterator[str]:
     if overlapping:
         excess = sum(map(_excess, overlapping))
-        yield f"The process lists claim {size(excess)} twice, as for shared memory; here it counts once."
+        yield f"The process lists count {size(excess)} twice, as for shared memory. It is counted once here."
     if moved:
         yield f"Memory in use changed by {size(moved)} while the process lists were read."
 
 
 def _look_again(gpu: GpuLedger) -> Remedy:
-    text = "Look again when the GPU is quiet; what overlaps stays, what moved does not."
+    text = "Run it again when the GPU is idle; an overlap stays, a change does not."
     return Remedy(step="look", target=f"gpu {gpu.index}", text=text, command="vram why")

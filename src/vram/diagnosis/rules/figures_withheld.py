@@ -1,32 +1,32 @@
-"""VR603 No figures per process: under Windows' driver NVML tells totals only.
+"""VR603 No figures per process: under Windows' driver NVML reports totals only.
 
 What it detects
 ---------------
-This is WSL2, and memory of the GPU cannot be split among its holders: either Windows could not be
-asked, or it counts Linux processes together and several of them have the GPU open.
+This is WSL2, and GPU memory cannot be attributed to single processes: either Windows could not be
+queried, or several Linux processes have the GPU open, which Windows counts as one.
 
 Why it happens
 --------------
-Under WDDM, Windows' driver model, Windows manages device memory and not NVIDIA's driver: per
-process NVML answers "not available". Windows' own counters know every Windows process, but all of
-WSL2 is one virtual machine to them (vmmemWSL, or vmmem). They are read through powershell.exe,
-which needs WSL's interop: off in some settings, and absent inside containers.
+Under WDDM, Windows' driver model, device memory is managed by Windows and not by NVIDIA's driver:
+NVML reports "not available" per process. Windows' own counters include every Windows process, but
+count all of WSL2 as one virtual machine (vmmemWSL, or vmmem). They are read through powershell.exe,
+which needs WSL's interop: it can be disabled, and does not exist inside containers.
 
 How to confirm
 --------------
-NVML's own answer, and who has the device open here:
+NVML's own answer, and which processes have the device open here:
 
     nvidia-smi --query-compute-apps=pid,used_memory --format=csv
     sudo fuser -v /dev/dxg
 
 Remedies and their risk
 -----------------------
-- Ask the programs themselves: vram why --deep asks those that let us in (vram.agent(), Jupyter).
+- Ask the programs themselves: `vram why --deep` queries those that answer (vram.agent(), Jupyter).
   No risk.
-- Let vram ask Windows: [interop] enabled=true in /etc/wsl.conf, and run it in the distribution
-  rather than in a container. No risk; it counts from the next start of WSL on.
-- End programs one after the other and see what comes back: vram kill PID measures it. Unsaved
-  work is lost.
+- Let vram query Windows: set enabled=true under [interop] in /etc/wsl.conf, and run vram in the
+  distribution rather than in a container. No risk; takes effect at the next start of WSL.
+- Kill programs one by one: `vram kill PID` measures how much memory that freed. Unsaved work is
+  lost.
 
 Source
 ------
@@ -65,28 +65,28 @@ def _finding(ledger: Ledger, facts: WslFacts, gpu: GpuLedger, unsplit: list[Entr
     nbytes = known_bytes(unsplit)
     read = gpu.windows is not None and gpu.windows.read
     whose = "Linux processes together" if read else "Windows programs and Linux processes together"
-    why = "" if read or gpu.windows is None else f" Windows' own counters are missing: {gpu.windows.message}."
+    why = "" if read or gpu.windows is None else f" No answer from Windows: {gpu.windows.message}."
     return Finding(
         code=CODE,
-        title=f"{size(nbytes)} of GPU {gpu.index} not split by process under WSL2",
+        title=f"{size(nbytes)} of GPU {gpu.index}: no figures per process under WSL2",
         nbytes=nbytes,
         cause=(
-            f"{size(nbytes)} of GPU {gpu.index} are held by {whose}; Windows' driver gives no figures for"
-            f" each.{words.shown(why)}"
+            f"{size(nbytes)} of GPU {gpu.index} is held by {whose}; Windows' driver reports no figures per"
+            f" process.{words.shown(why)}"
         ),
         gpus=(gpu.index,),
         pids=tuple(
             entry.holder.pid for entry in gpu.entries if entry.confidence == "unknown" and entry.holder
         ),
         evidence=words.evidence(line for entry in unsplit for line in entry.evidence),
-        remedies=tuple(_ways_out(facts, gpu, ledger.probes, read)),
+        remedies=tuple(_remedies(facts, gpu, ledger.probes, read)),
         severity="info",
     )
 
 
-def _ways_out(facts: WslFacts, gpu: GpuLedger, probes: Iterable[ProbeRun], read: bool) -> Iterator[Remedy]:
+def _remedies(facts: WslFacts, gpu: GpuLedger, probes: Iterable[ProbeRun], read: bool) -> Iterator[Remedy]:
     target = f"gpu {gpu.index}"
-    ask = "Ask the programs that let us in (vram.agent(), Jupyter) what they hold."
+    ask = "Query the programs that answer (vram.agent(), Jupyter) for what they hold."
     yield Remedy(step="look", target=target, text=ask, command="vram why --deep")
     if read:
         return

@@ -1,18 +1,18 @@
-"""VR404 GPU lost: it fell off the bus, or waits for a reset.
+"""VR404 GPU lost: it fell off the bus, or must be reset.
 
 What it detects
 ---------------
-The driver answers that the GPU is lost, or that it must be reset before it can be used.
+The driver reports that the GPU is lost, or that it must be reset before it can be used.
 
 Why it happens
 --------------
-The link to the GPU broke (power, heat, a riser or cable, a firmware fault: Xid 79), or an error
-was so grave that the driver stopped using it. Its memory can no longer be read: what was in it is
-gone, and processes on it get errors or hang.
+The link to the GPU broke (power, heat, a riser or cable, a firmware fault: Xid 79), or the driver
+stopped using it after a serious error. The contents of its memory are lost, and processes on it get
+errors or hang.
 
 How to confirm
 --------------
-The kernel log tells when and why; the bus tells whether it is still there:
+The kernel log shows when and why; lspci shows whether it is still on the bus:
 
     sudo dmesg --ctime | grep -iE 'xid|nvrm'
     lspci -d 10de:
@@ -20,7 +20,7 @@ The kernel log tells when and why; the bus tells whether it is still there:
 Remedies and their risk
 -----------------------
 - Save the kernel log, and move new work to other GPUs. No risk.
-- Let every process on this GPU end; they cannot go on. Their unsaved work is lost.
+- Kill every process on this GPU; they cannot continue. Their unsaved work is lost.
 - Only then reset the GPU or restart the machine. Other GPUs on the same link may be reset with
   it, and everything that runs on them is lost.
 - If it happens again, have power, cooling and the GPU checked.
@@ -59,9 +59,9 @@ def _finding(gpu: GpuLedger) -> Finding:
         code=CODE,
         title=f"GPU {gpu.index} {'needs a reset' if reset else 'is lost'}",
         nbytes=None,
-        cause="The driver stopped using this GPU after a grave error, until it is reset."
+        cause="The driver stopped using this GPU after a serious error. It must be reset."
         if reset
-        else "The driver can no longer reach this GPU; what its memory held is gone.",
+        else "The driver can no longer reach this GPU. The contents of its memory are lost.",
         gpus=(gpu.index,),
         evidence=words.evidence((gpu.message,) if gpu.message else ()),
         remedies=(remedies.kernel_log(f"gpu {gpu.index}", (gpu.driver,)), _service(gpu)),
@@ -70,7 +70,7 @@ def _finding(gpu: GpuLedger) -> Finding:
 
 def _service(gpu: GpuLedger) -> Remedy:
     text = (
-        "Move work away and let every process on it end; only then restart the machine, or let whoever"
-        " runs it reset the GPU."
+        "Move work to other GPUs and end every process on this one; then reset the GPU or restart the"
+        " machine."
     )
     return Remedy(step="drain", target=f"gpu {gpu.index}", text=text, harm="affects-others")

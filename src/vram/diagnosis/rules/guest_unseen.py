@@ -1,34 +1,35 @@
-"""VR604 Held by WSL2, by nobody here: its machine has memory and no process to show for it.
+"""VR604 Held by WSL2, holder not visible: no process in this distribution explains it.
 
 What it detects
 ---------------
-Windows counts device memory for the virtual machine of WSL2, 64 MiB or more, and no process that
-can be read in this distribution has /dev/dxg open.
+Windows counts 64 MiB or more of device memory for the WSL2 virtual machine, and no process that can
+be read in this distribution has /dev/dxg open.
 
 Why it happens
 --------------
-Every distribution runs in that one machine, each in a PID namespace of its own: a process of
-another distribution, of Docker Desktop's, of a container, or of another user here holds it. Or a
-process ended a moment ago and Windows has not taken its memory back yet.
+All distributions run in that one virtual machine, each in its own PID namespace. The holder is a
+process of another distribution, of Docker Desktop's, of a container, or of another user here. Or a
+process has just exited and Windows has not freed its memory yet.
 
 How to confirm
 --------------
-See which distributions run, and look with full rights in each:
+List the running distributions, and check as root in each:
 
     wsl.exe --list --running
     sudo fuser -v /dev/dxg
 
 Remedies and their risk
 -----------------------
-- Look with full rights, and in the other distributions. No risk.
-- End one distribution: wsl.exe --terminate NAME. Everything in it ends, unsaved work is lost.
-- wsl.exe --shutdown ends the machine, with every distribution, this one and Docker's included.
-  All its memory comes back. vram never runs it.
+- Run vram as root, and in the other distributions. No risk.
+- Terminate one distribution: `wsl.exe --terminate NAME`. Everything in it ends, unsaved work is
+  lost.
+- `wsl.exe --shutdown` stops the virtual machine with every distribution, including this one and
+  Docker's. All its memory is freed. vram never runs it.
 
 Source
 ------
-Microsoft documents that all distributions share one virtual machine and what --shutdown does. The
-counting under vmmemWSL is read in reports, not measured on hardware by vram.
+Microsoft documents that all distributions share one virtual machine and what --shutdown does. That
+memory is counted under vmmemWSL is known from reports, not measured on hardware by vram.
 """
 
 from __future__ import annotations
@@ -56,11 +57,11 @@ def _finding(ledger: Ledger, gpu: GpuLedger, unseen: list[Entry]) -> Finding:
     nbytes = known_bytes(unseen)
     return Finding(
         code=CODE,
-        title=f"{size(nbytes)} held by WSL2, and by no process seen here",
+        title=f"{size(nbytes)} of GPU {gpu.index} held by WSL2, but by no process visible here",
         nbytes=nbytes,
         cause=(
-            f"Windows counts {size(nbytes)} of GPU {gpu.index} for all of WSL2, and nobody here has the GPU"
-            " open: another distribution, a container or another user."
+            f"Windows counts {size(nbytes)} of GPU {gpu.index} for WSL2, but no visible process has the GPU"
+            " open. The holder is in another distribution or a container, or belongs to another user."
         ),
         gpus=(gpu.index,),
         evidence=words.evidence(line for entry in unseen for line in entry.evidence),
@@ -72,16 +73,16 @@ def _finding(ledger: Ledger, gpu: GpuLedger, unseen: list[Entry]) -> Finding:
 def _looks(ledger: Ledger, gpu: GpuLedger) -> Iterator[Remedy]:
     if ledger.host.uid != 0:
         yield remedies.see_more(ledger.host)
-    text = "See which other distributions run, and look in them too."
+    text = "List the running distributions, and run vram in them too."
     yield Remedy(step="look", target=f"gpu {gpu.index}", text=text, command="wsl.exe --list --running")
 
 
 def _ends(gpu: GpuLedger) -> Iterator[Remedy]:
     target = f"gpu {gpu.index}"
-    one = "End the distribution that holds it, with everything in it: wsl.exe --terminate and its name."
+    one = "Terminate the distribution that holds it, and everything in it: wsl.exe --terminate NAME."
     yield Remedy(step="end", target=target, text=one, harm="loses-work")
     text = (
-        "Shut WSL2 down: it ends every distribution, this one and Docker's included, and gives all of its"
-        " memory back."
+        "Shut down WSL2: this ends every distribution, including this one and Docker's, and frees all its"
+        " memory."
     )
     yield Remedy(step="end", target=target, text=text, command="wsl.exe --shutdown", harm="affects-others")

@@ -2,14 +2,14 @@
 
 What it detects
 ---------------
-The ordinary case: a process that runs is charged with GPU memory by the driver. The finding says
-who it is, since when it runs, and which container, job or service it belongs to.
+The normal case: the driver charges a running process with GPU memory. The finding says who it is,
+how long it has been running, and which container, job or service it belongs to.
 
 Why it happens
 --------------
-It is what memory is for. Note that a process is charged with its context (hundreds of MiB) even
-when it does nothing, and that frameworks keep freed memory in pools of their own: from outside,
-a cached block looks like a used one.
+Nothing is wrong. Note that a process is charged with its context (hundreds of MiB) even when it is
+idle, and that frameworks keep freed memory in their own pools: from outside, cached memory looks
+like used memory.
 
 How to confirm
 --------------
@@ -21,11 +21,13 @@ The driver's list and the process itself agree:
 Remedies and their risk
 -----------------------
 - Ask the owner, or let it finish. No risk.
-- vram trim PID: a Python process frees what its frameworks only cache. Later allocations
-  are slower. In the program itself: drop references, then torch.cuda.empty_cache() and its like.
-- vram park PID: all its GPU memory moves into host memory; it is paused until vram unpark. Only
+- `vram trim PID` makes a Python process release memory that its frameworks only cache. Later
+  allocations are slower. In the program itself: drop references, then call
+  torch.cuda.empty_cache() or its equivalent.
+- `vram park PID` moves its GPU memory to host memory and pauses it until `vram unpark`. Only
   NVIDIA's driver can do that.
-- End it with vram kill PID: unsaved work is lost. If children hold its files, all must end (VR102).
+- Kill it with `vram kill PID`: unsaved work is lost. If children hold its files too, all of them
+  must exit (VR102).
 
 Source
 ------
@@ -78,7 +80,7 @@ def _finding(ledger: Ledger, held: HeldMemory, holder: Holder) -> Finding:
     return Finding(
         code=CODE,
         title=f"{amount[:1].upper()}{amount[1:]} in use by pid {holder.pid}"
-        + (": its context" if bare else ""),
+        + (": only its CUDA context" if bare else ""),
         nbytes=nbytes,
         cause=f"{words.process(holder)} uses {amount} of {words.gpus(held.gpus)}{about}."
         + (f" That is {ONLY_THE_CONTEXT}." if bare else ""),

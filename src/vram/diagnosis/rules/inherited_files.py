@@ -1,16 +1,16 @@
-"""VR102 Inherited files: ending the process alone will not free its memory.
+"""VR102 Inherited files: killing the process alone will not free its memory.
 
 What it detects
 ---------------
-An early warning. A living process is charged with GPU memory, and another living process, as a
-rule its forked child, holds the very same driver files, or an allocation that it exported.
-Nothing is wrong yet; but if the charged process ends first, the other one still holds the memory.
+An early warning. A living process is charged with GPU memory, and another living process, usually
+its forked child, has the same driver files open, or an allocation that it exported. Nothing is
+wrong yet, but if the charged process exits first, the other one still holds the memory.
 
 Why it happens
 --------------
 A fork copies every open descriptor, the driver's too; an exported handle is one more descriptor
-on the memory. The memory returns when the last copy closes. A worker that ends together
-with its parent does no harm; one that outlives it turns this warning into VR101 or VR103.
+on the memory. The memory is freed when the last copy closes. A worker that exits with its parent
+does no harm; one that outlives it turns this warning into VR101 or VR103.
 
 How to confirm
 --------------
@@ -20,9 +20,8 @@ Both processes list the same device files:
 
 Remedies and their risk
 -----------------------
-- When you end the process, end the children with it: signal all of them. Unsaved work is lost,
-  as in any ending of a process.
-- Let the program end its workers itself: close the data loader or the pool first. No risk.
+- When you kill the process, kill its children too. Unsaved work is lost, as with any kill.
+- Let the program stop its workers itself: close the data loader or the pool first. No risk.
 - To prevent it, start workers with "spawn" or "forkserver", or before CUDA is first used.
 
 Source
@@ -77,14 +76,14 @@ def _children(inheriting: dict[tuple[int, int], list[Holder]], held: HeldMemory)
 
 
 def _finding(ledger: Ledger, held: HeldMemory, parent: Holder, children: tuple[Holder, ...]) -> Finding:
-    shared = f"pid {children[0].pid} shares" if len(children) == 1 else f"{len(children)} others share"
+    others = f"pid {children[0].pid} exits" if len(children) == 1 else f"{len(children)} others exit"
     return Finding(
         code=CODE,
-        title=f"Ending pid {parent.pid} alone frees nothing: {shared} its files",
+        title=f"{size(held.nbytes)} of pid {parent.pid} is freed only after {others} too",
         nbytes=held.nbytes,
         cause=(
             f"{words.processes(children)} inherited the open device files of {words.process(parent)}."
-            f" If that one ends first, {size(held.nbytes)} stay in use."
+            f" If pid {parent.pid} exits first, its {size(held.nbytes)} stays in use."
         ),
         gpus=held.gpus,
         pids=(parent.pid, *(child.pid for child in children)),
@@ -103,14 +102,14 @@ def _finding(ledger: Ledger, held: HeldMemory, parent: Holder, children: tuple[H
 def _exported(gpu: GpuLedger, importer: Holder, exported: int) -> Finding:
     # The sizes are what a mapping or fdinfo said; no allocations are larger than their GPU.
     nbytes = exported if gpu.total_bytes is None else min(exported, gpu.total_bytes)
-    text = "Let it close the handle before, or together with, the process that made the memory."
+    text = "Close the handle before, or together with, the process that allocated the memory."
     return Finding(
         code=CODE,
-        title=f"{size(nbytes)} will outlive their maker: pid {importer.pid} has a handle",
+        title=f"{size(nbytes)} stays in use until pid {importer.pid} closes an exported handle",
         nbytes=nbytes,
         cause=(
-            f"{words.process(importer)} has {size(nbytes)} of exported memory open that a living process is"
-            " charged with. When that one ends, the memory stays."
+            f"{words.process(importer)} has an exported handle open on {size(nbytes)} of another process's"
+            " memory. When that process exits, the memory stays in use."
         ),
         gpus=(gpu.index,),
         pids=(importer.pid,),
@@ -130,5 +129,5 @@ def _held(children: tuple[Holder, ...]) -> list[str]:
 
 
 def _close_workers(parent: Holder) -> Remedy:
-    text = "Let the program close its own workers (data loader, pool) before it ends."
+    text = "Let the program close its own workers (data loader, pool) before it exits."
     return remedies.for_processes([parent], step="change", text=text)

@@ -1,35 +1,35 @@
-"""VR207 Managed memory: a process has more on the GPU than any process list says.
+"""VR207 Managed memory: a process uses more of the GPU than any process list says.
 
 What it detects
 ---------------
-Bytes are in use that nobody is charged for, and a process on that GPU has managed memory
-(cudaMallocManaged, unified memory) that accounts for them.
+Memory is in use that no process is charged with, and a process on that GPU has managed memory
+(cudaMallocManaged, unified memory) that accounts for it.
 
 Why it happens
 --------------
-Managed memory moves between the host and the GPUs page by page. What lies on a GPU is used there,
-but the driver charges it to no process: nvidia-smi shows the memory as used and the process with
-its context alone. It goes back to the host only when the GPU needs the room or the program asks
-for it, not when the host reads it.
+Managed memory moves between the host and the GPUs page by page. Pages on a GPU use its memory, but
+the driver charges them to no process: nvidia-smi shows the memory as used and the process with
+only its context. The pages go back to the host only when the GPU needs the room or the program asks
+for it, not when the host reads them.
 
 How to confirm
 --------------
-The process maps /dev/nvidia-uvm with about the size that is missing:
+The process has a mapping of /dev/nvidia-uvm of about the missing size:
 
     grep nvidia-uvm /proc/PID/maps
 
 Remedies and their risk
 -----------------------
-- Nothing: it is in use, and gives way when other managed memory needs the room. It does not give
-  way to plain allocations of other processes.
+- Do nothing: the memory is in use. It is evicted when other managed memory needs the room, but not
+  for plain allocations of other processes.
 - In the program: free it, or prefetch it to the host when the GPU is done with it. No risk.
-- End the process: its unsaved work is lost. All of it comes back.
+- Kill the process: its unsaved work is lost, and all of the memory is freed.
 
 Source
 ------
 Measured on an H200, driver 580.159: 1024 MiB of managed memory filled by the device were used and
-not listed (the list kept saying 518 MiB), stayed when the host wrote to them, and came back when
-they were freed. The process showed a mapping of /dev/nvidia-uvm of exactly that size.
+not listed (the list kept saying 518 MiB), stayed when the host wrote to them, and were available
+again when freed. The process had a mapping of /dev/nvidia-uvm of exactly that size.
 """
 
 from __future__ import annotations
@@ -60,15 +60,15 @@ def _finding(held: HeldMemory) -> Finding:
     assert holder is not None
     return Finding(
         code=CODE,
-        title=f"{size(held.nbytes)} of managed memory, in no process list",
+        title=f"{size(held.nbytes)} of managed memory of pid {holder.pid}, in no process list",
         nbytes=held.nbytes,
         cause=(
-            f"{words.process(holder)} has managed memory on {words.gpus(held.gpus)}. The driver's lists"
-            " leave it out, so they add up to less than is used."
+            f"{words.process(holder)} has managed memory on {words.gpus(held.gpus)}. The driver's process"
+            " lists do not include it, so they add up to less than is used."
         ),
         gpus=held.gpus,
         pids=(holder.pid,),
         evidence=words.evidence(held.evidence),
-        remedies=remedies.look([holder], "See what it does; the memory is in use."),
+        remedies=remedies.look([holder], "Check what it does; the memory is in use."),
         severity="info",
     )

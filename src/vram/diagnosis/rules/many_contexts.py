@@ -1,4 +1,4 @@
-"""VR205 Many contexts: small processes pay for a context each and hold little else.
+"""VR205 Many contexts: several small processes each hold a context and little else.
 
 What it detects
 ---------------
@@ -7,10 +7,10 @@ Three or more processes on one GPU hold no more than about a bare context each: 
 
 Why it happens
 --------------
-Every process that uses CUDA gets a context of its own: code, stacks and work areas that cost
-hundreds of MiB before the first allocation. Web workers, test runners, notebooks and data loaders
-that each touch the GPU multiply it. Importing a framework does not cost it; the first CUDA call
-does, an innocent one like asking for the device's properties included.
+Every process that uses CUDA gets its own context: code, stacks and work areas that cost hundreds
+of MiB before the first allocation. Web workers, test runners, notebooks and data loaders that each
+touch the GPU multiply that. Importing a framework costs nothing; the first CUDA call creates the
+context, even a harmless one like reading the device's properties.
 
 How to confirm
 --------------
@@ -21,11 +21,13 @@ The processes hold about the same, near the size of a context:
 
 Remedies and their risk
 -----------------------
-- Let workers that need no GPU not see one: start them with CUDA_VISIBLE_DEVICES= (empty).
-- Let one process own the GPU and serve the others, or share one context by threads.
-- MPS lets processes share one server's resources: a change of how the machine is run.
+- Hide the GPU from workers that do not need it: start them with CUDA_VISIBLE_DEVICES= (empty).
+- Let one process own the GPU and serve the others, or use threads, which share one context.
+- MPS lets processes share one server's resources; that changes how the machine is run.
 - Load code lazily (CUDA_MODULE_LOADING=LAZY, the default since CUDA 12.2): contexts get smaller.
-- End those that are idle: their unsaved work is lost.
+- `vram park PID...` moves their memory to host memory, contexts included, and pauses them until
+  `vram unpark`. Not under MIG, MPS or WSL2.
+- Kill those that are idle: their unsaved work is lost.
 
 Source
 ------
@@ -42,6 +44,7 @@ from vram.diagnosis.held import HeldMemory, gather, is_bare
 from vram.ledger.processes import in_use
 from vram.model.finding import Finding, Remedy
 from vram.model.ledger import GpuLedger, Holder, Ledger
+from vram.model.observation import HostFacts
 from vram.units import size
 
 CODE = "VR205"
@@ -55,35 +58,43 @@ def judge(ledger: Ledger) -> Iterator[Finding]:
             continue
         small = [held for held in gather((gpu,), in_use) if is_bare(held.nbytes)]
         if len(small) >= _MANY:
-            yield _finding(gpu, small)
+            yield _finding(ledger.host, gpu, small)
 
 
-def _finding(gpu: GpuLedger, small: list[HeldMemory]) -> Finding:
+def _finding(host: HostFacts, gpu: GpuLedger, small: list[HeldMemory]) -> Finding:
     nbytes = sum(held.nbytes for held in small)
     holders = [held.holder for held in small if held.holder is not None]
     return Finding(
         code=CODE,
-        title=f"{size(nbytes)} spent on the contexts of {len(small)} small processes",
+        title=f"{size(nbytes)} of GPU {gpu.index} used by the contexts of {len(small)} small processes",
         nbytes=nbytes,
         cause=(
-            f"{len(small)} processes on GPU {gpu.index} hold no more than about a bare context each,"
-            f" {size(nbytes)} together: they pay for being there."
+            f"{len(small)} processes on GPU {gpu.index} each hold little more than a CUDA context,"
+            f" {size(nbytes)} together."
         ),
         gpus=(gpu.index,),
         pids=tuple(holder.pid for holder in holders),
         evidence=words.evidence(
             f"pid {held.holder.pid} holds {size(held.nbytes)}" for held in small if held.holder
         ),
-        remedies=_ways_out(gpu, holders),
+        remedies=_remedies(host, gpu, small, holders),
         severity="warning",
     )
 
 
-def _ways_out(gpu: GpuLedger, holders: list[Holder]) -> tuple[Remedy, ...]:
-    hide = "Start workers that need no GPU without one: CUDA_VISIBLE_DEVICES= (empty) in their environment."
+def _remedies(
+    host: HostFacts, gpu: GpuLedger, small: list[HeldMemory], holders: list[Holder]
+) -> tuple[Remedy, ...]:
+    hide = "Start workers that need no GPU with CUDA_VISIBLE_DEVICES= (empty) in their environment."
     share = "Let one process own the GPU and serve the others."
+    parks = all(entry.gpu_instance is None for held in small for entry in held.entries)  # not under MIG
     return (
-        *remedies.look(holders, "See which of them still work, and who started them."),
+        *remedies.look(holders, "Check which of them still work, and who started them."),
         Remedy(step="change", target="program", text=hide),
         Remedy(step="change", target=f"gpu {gpu.index}", text=share),
+        *(
+            remedies.park_together(host, holders, certain=all(held.certain for held in small))
+            if parks
+            else ()
+        ),
     )

@@ -1,25 +1,25 @@
-"""VR407 MIG is about to change: its mode will be another after the GPU's next reset.
+"""VR407 MIG mode change pending: it takes effect at the GPU's next reset.
 
 What it detects
 ---------------
-The MIG mode that was asked for is not the one that the GPU is in.
+The GPU's current MIG mode differs from the pending one.
 
 Why it happens
 --------------
-Switching MIG on or off takes a reset of the GPU on some chips, and the driver puts it off while
-anything uses the GPU. Until then nothing has changed; after the next reset or reboot programs find
-instances where a whole GPU was, or the other way round.
+Some GPUs need a reset to switch MIG on or off, and the driver postpones it while anything uses the
+GPU. Nothing changes until then; after the next reset or reboot programs find instances instead of a
+whole GPU, or the other way round.
 
 How to confirm
 --------------
-The driver tells both modes:
+The driver reports both modes:
 
     nvidia-smi --query-gpu=mig.mode.current,mig.mode.pending --format=csv
 
 Remedies and their risk
 -----------------------
-- Let everything on the GPU finish, then reset it, and the mode that is wanted takes hold.
-- Take the request back with nvidia-smi -mig, if nobody meant it. No risk.
+- Let everything on the GPU finish, then reset it: the pending mode takes effect.
+- If the change is not wanted, cancel it with nvidia-smi -mig. No risk.
 
 Source
 ------
@@ -54,20 +54,20 @@ def _finding(gpu: GpuLedger, facts: GpuFacts) -> Finding:
     switch = f"sudo nvidia-smi -i {gpu.index} -mig {int(bool(facts.mig_enabled))}"
     return Finding(
         code=CODE,
-        title=f"MIG of GPU {gpu.index} will be {wanted} after its next reset",
+        title=f"GPU {gpu.index}: MIG will be turned {wanted} at the next reset",
         nbytes=None,
-        cause=f"MIG is {now}, and was asked to be {wanted}: that takes hold when the GPU is reset.",
+        cause=f"MIG is {now}, and a switch to {wanted} is pending. It takes effect when the GPU is reset.",
         gpus=(gpu.index,),
-        evidence=(f"the driver says MIG mode {now} now, {wanted} pending",),
+        evidence=(f"the driver reports MIG mode: {now}; pending: {wanted}",),
         remedies=remedies.ordered(
             (
                 Remedy(
                     step="look",
                     target=f"gpu {gpu.index}",
-                    text="Take it back if nobody meant it.",
+                    text="Cancel the change if it is not wanted.",
                     command=switch,
                 ),
-                remedies.reset(gpu, f"MIG will be {wanted} after it."),
+                remedies.reset(gpu, f"Reset the GPU to turn MIG {wanted}."),
             )
         ),
         severity="warning",

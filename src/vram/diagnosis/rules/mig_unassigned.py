@@ -1,29 +1,29 @@
-"""VR406 MIG keeps memory back: a part of the GPU was given to no instance.
+"""VR406 MIG memory unassigned: part of the GPU belongs to no instance.
 
 What it detects
 ---------------
-The GPU is divided by MIG, and more than the usual remainder of its memory lies in no instance; or
-MIG is on and no instance exists at all, so that no program can use the GPU.
+The GPU is divided by MIG, and more than the usual remainder of its memory belongs to no instance;
+or MIG is on and no instance exists, so that no program can use the GPU.
 
 Why it happens
 --------------
-Under MIG a program runs inside an instance and gets that instance's memory, never the GPU's. What
-no instance was given cannot be allocated by anybody, though the GPU's own figures call it free.
+Under MIG a program runs inside an instance and can use only that instance's memory. Memory that
+belongs to no instance cannot be allocated by anybody, although the GPU's own figures call it free.
 Profiles come in eighths of the memory and sevenths of the compute, so a small remainder is normal.
 
 How to confirm
 --------------
-List the instances, and what could still be made:
+List the instances, and the profiles that still fit:
 
     nvidia-smi mig -lgi
     nvidia-smi mig -lgip
 
 Remedies and their risk
 -----------------------
-- Make another instance in the room that is left. No risk to those that run.
-- Where the compute slices are used up, larger profiles would use the memory; that means
-  destroying instances, and with them everything that runs there.
-- Turn MIG off where nobody needs it. Everything on the GPU has to end first.
+- Create another instance in the remaining memory. No risk to running programs.
+- If the compute slices are used up, larger profiles would use the memory; that means destroying
+  instances, and with them everything that runs there.
+- Turn MIG off if nobody needs it. Everything on the GPU has to end first.
 
 Source
 ------
@@ -55,15 +55,15 @@ def judge(ledger: Ledger) -> Iterator[Finding]:
 def _finding(gpu: GpuLedger, nbytes: int) -> Finding:
     target = f"gpu {gpu.index}"
     made = (
-        f"Its {counted(len(gpu.instances), 'instance')} were given the rest"
+        f"The rest belongs to {counted(len(gpu.instances), 'instance')}"
         if gpu.instances
-        else "No instance was made, so no program can use this GPU at all"
+        else "No instance exists, so no program can use this GPU"
     )
     return Finding(
         code=CODE,
-        title=f"{size(nbytes)} of GPU {gpu.index} belong to no MIG instance",
+        title=f"{size(nbytes)} of GPU {gpu.index} belongs to no MIG instance",
         nbytes=nbytes,
-        cause=f"MIG is on, and {size(nbytes)} were given to no instance: nobody can allocate them. {made}.",
+        cause=f"MIG is on, and {size(nbytes)} belongs to no instance: nobody can allocate it. {made}.",
         gpus=(gpu.index,),
         evidence=words.evidence(
             line for entry in gpu.entries if entry.kind == "unassigned" for line in entry.evidence
@@ -72,10 +72,10 @@ def _finding(gpu: GpuLedger, nbytes: int) -> Finding:
             Remedy(
                 step="look",
                 target=target,
-                text="See which instances there are, and what still fits.",
+                text="List the profiles, and how many instances of each still fit.",
                 command=f"nvidia-smi mig -lgip -i {gpu.index}",
             ),
-            Remedy(step="ask", target=target, text="Ask whoever runs the machine to make another instance."),
+            Remedy(step="ask", target=target, text="Ask the administrator to create another instance."),
         ),
         severity="info" if gpu.instances else "warning",
     )

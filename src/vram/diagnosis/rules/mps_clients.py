@@ -1,15 +1,15 @@
-"""VR303 MPS clients: processes reach the GPU through the MPS server.
+"""VR303 MPS clients: processes use the GPU through the MPS server.
 
 What it detects
 ---------------
-The GPU is shared through MPS: the server process is charged, or clients are listed as such.
+The GPU is shared through MPS: the server process is charged, or MPS clients are listed.
 
 Why it happens
 --------------
 MPS lets many processes share one scheduling resource. Clients talk to the server, which opens the
-GPU in their name, so a part of what clients use is charged to the server, and a client need not
-have device files of its own. The server stays when its last client has gone, with a context of its
-own, until MPS is told to quit.
+GPU for them, so part of what clients use is charged to the server, and a client may have no device
+files open itself. The server stays after its last client has exited, with a context of its own,
+until MPS is told to quit.
 
 How to confirm
 --------------
@@ -20,14 +20,14 @@ Ask the control daemon for its servers and their clients:
 
 Remedies and their risk
 -----------------------
-- Find the client that holds the memory, and ask its owner or let it finish; `vram trim` frees
-  what it only caches. No risk.
-- Do not end the server: every client on the GPU fails with it. vram never does.
-- A client that is killed while it has work on the GPU can leave the server and the other clients
-  in an undefined state. Where one must go, let the control daemon end its work first
-  (terminate_client). Parking is not possible under MPS.
-- A server without clients can be told to quit through the control daemon, by whoever runs the
-  machine. New clients start another one.
+- Find the client that holds the memory, and ask its owner or let it finish; `vram trim` releases
+  its unused cached memory. No risk.
+- Do not kill the server: every client on the GPU fails with it. vram never does.
+- Killing a client while the GPU runs its work can leave the server and the other clients in an
+  undefined state. If you must, let the control daemon end its work first (terminate_client).
+  Parking is not possible under MPS.
+- The administrator can tell a server without clients to quit, through the control daemon. New
+  clients start another one.
 
 Source
 ------
@@ -76,7 +76,7 @@ def _finding(holdings: tuple[HeldMemory, ...]) -> Finding:
         gpus=tuple(sorted({gpu for held in holdings for gpu in held.gpus})),
         pids=tuple(holder.pid for holder in (*servers, *clients)),
         evidence=words.evidence(line for held in holdings for line in held.evidence),
-        remedies=_ways_out([server.pid for server in servers], bool(clients)),
+        remedies=_remedies([server.pid for server in servers], bool(clients)),
         severity="info",
     )
 
@@ -84,18 +84,18 @@ def _finding(holdings: tuple[HeldMemory, ...]) -> Finding:
 def _cause(clients: list[Holder]) -> str:
     if not clients:
         return (
-            "The MPS server has the GPU open and no client is listed: what it holds is its own context,"
-            " which stays until MPS is told to quit."
+            "The MPS server has the GPU open and no client is listed. It holds its own context until MPS is"
+            " told to quit."
         )
     return (
-        "Processes share this GPU through the MPS server, which opens it in their name: what the server"
-        f" is charged with belongs to its clients. Listed as clients: {words.processes(clients)}."
+        "Processes share this GPU through the MPS server; memory charged to the server belongs to its"
+        f" clients. Listed clients: {words.processes(clients)}."
     )
 
 
-def _ways_out(servers: list[int], has_clients: bool) -> tuple[Remedy, ...]:
+def _remedies(servers: list[int], has_clients: bool) -> tuple[Remedy, ...]:
     if servers and not has_clients:
-        text = "Tell MPS to quit, if nobody will need it: the server ends, and its context with it."
+        text = "Tell MPS to quit if nobody needs it: the server exits, and its context is freed."
         return (
             Remedy(
                 step="end",
@@ -110,8 +110,8 @@ def _ways_out(servers: list[int], has_clients: bool) -> tuple[Remedy, ...]:
         Remedy(
             step="look",
             target="mps",
-            text="Ask MPS for its clients, then find out which of them can release memory.",
+            text="List the MPS clients, then find out which of them can release memory.",
             command=f'echo "{ask}" | nvidia-cuda-mps-control',
         ),
-        Remedy(step="keep", target="mps", text="Leave the server alone: every client fails with it."),
+        Remedy(step="keep", target="mps", text="Do not kill the server: every client fails with it."),
     )

@@ -2,27 +2,27 @@
 
 What it detects
 ---------------
-A GPU or a whole source of information could not be read: the call failed, or did not come back by
-the deadline. What could be read is still reported; this finding says what is missing.
+A GPU or a whole source of information could not be read: the call failed, or did not return by
+the deadline. Everything else is still reported; this finding says what is missing.
 
 Why it happens
 --------------
-A driver in trouble can keep a call waiting for ever; a GPU that is being reset, a very busy
-machine or a broken installation make calls slow or fail.
+After a driver fault a call may never return. A GPU that is being reset, a very busy machine or a
+broken installation make calls slow or fail.
 
 How to confirm
 --------------
-See whether the driver's own tool answers, and what the kernel log says:
+Check whether the driver's own tool answers, and read the kernel log:
 
     timeout 20 nvidia-smi
     sudo dmesg --ctime | grep -iE 'xid|nvrm'
 
 Remedies and their risk
 -----------------------
-- Look again: a busy moment passes. No risk.
-- If it stays, read the kernel log; an Xid line names the fault. No risk.
-- Processes that wait inside the driver cannot be ended (VR202); a restart of the machine is then
-  the last resort, and ends everything on it.
+- Run it again: the machine may have been busy. No risk.
+- If it happens again, read the kernel log; an Xid line names the fault. No risk.
+- Processes that wait in the driver cannot be killed (VR202). The last resort is to restart the
+  machine, which ends everything on it.
 
 Source
 ------
@@ -38,9 +38,11 @@ from vram.diagnosis import remedies, words
 from vram.model.finding import Finding, Remedy
 from vram.model.ledger import GpuLedger, Ledger
 from vram.model.observation import NVML_MISMATCH, NVML_RESET_REQUIRED, ProbeRun
+from vram.units import counted
 
 CODE = "VR405"
 
+_COLUMNS = 32  # more names than this are counted in a title
 _WORDS = {"timeout": "did not answer in time", "failed": "failed"}
 
 
@@ -59,7 +61,9 @@ def _is_silent(source: GpuLedger | ProbeRun) -> bool:
 
 def _finding(gpus: list[GpuLedger], probes: list[ProbeRun]) -> Finding:
     indices = tuple(gpu.index for gpu in gpus)
-    what = f"{len(gpus)} GPU{'s' if len(gpus) > 1 else ''}" if gpus else "a source of information"
+    what = words.gpus(indices) if gpus else _named(probes)
+    if len(what) > _COLUMNS:
+        what = f"{len(gpus)} GPUs" if gpus else counted(len(probes), "probe")
     return Finding(
         code=CODE,
         title=f"No answer from {what}: the report is incomplete",
@@ -68,7 +72,7 @@ def _finding(gpus: list[GpuLedger], probes: list[ProbeRun]) -> Finding:
         gpus=indices,
         evidence=words.evidence(map(_gpu_told, gpus), map(_probe_told, probes)),
         remedies=(
-            Remedy(step="wait", target="host", text="Look again; a busy moment passes.", command="vram why"),
+            Remedy(step="wait", target="host", text="Run it again.", command="vram why"),
             remedies.kernel_log("host", {gpu.driver for gpu in gpus} or ("nvidia",)),
         ),
         severity="problem" if gpus else "warning",
@@ -78,14 +82,20 @@ def _finding(gpus: list[GpuLedger], probes: list[ProbeRun]) -> Finding:
 def _cause(gpus: list[GpuLedger], probes: list[ProbeRun]) -> str:
     who = _who(tuple(gpu.index for gpu in gpus), probes)
     if gpus and all(gpu.total_bytes is not None for gpu in gpus):
-        return f"The process lists of {who} could not be read; who holds what there is missing here."
-    return f"{who} could not be read; what is held there is missing here."
+        return f"The process lists of {who} could not be read. Who holds memory there is unknown."
+    return (
+        f"{who} could not be read and {'is' if len(gpus or probes) == 1 else 'are'} missing in this report."
+    )
 
 
 def _who(indices: tuple[int, ...], probes: list[ProbeRun]) -> str:
     if indices:
         return words.gpus(indices)
-    return f"The probe{'s' if len(probes) > 1 else ''} {', '.join(words.shown(p.name) for p in probes)}"
+    return f"The {_named(probes)}"
+
+
+def _named(probes: list[ProbeRun]) -> str:
+    return f"probe{'s' if len(probes) > 1 else ''} {', '.join(words.shown(p.name) for p in probes)}"
 
 
 def _gpu_told(gpu: GpuLedger) -> str:

@@ -1,25 +1,25 @@
-"""VR302 Hidden by permission: the holder's files may not be read.
+"""VR302 Hidden by permission: no permission to read the open files of the holder.
 
 What it detects
 ---------------
-Memory is in use that no readable process explains, and there are processes of other users whose
-open files we may not read. Or a whole GPU, or its process lists, may not be read by this user.
+Memory is in use that no readable process explains, and other users have processes whose open files
+you cannot read. Or you have no permission to read a whole GPU, or its process lists.
 
 Why it happens
 --------------
-Who keeps GPU memory is told by open files, and Linux shows a process's open files only to its own
-user and to root. The driver's list helps while the charged process lives; it says nothing of
+Open files show who holds GPU memory, and Linux shows the open files of a process only to its own
+user and to root. The driver's list helps while the charged process is alive; it does not include
 forked children, exported handles and dma-bufs of other users.
 
 How to confirm
 --------------
-The same question with full rights names them:
+Root sees the holders:
 
     sudo vram why
 
 Remedies and their risk
 -----------------------
-- Look with sudo. vram only reads. No risk.
+- Run it with sudo. vram only reads. No risk.
 - Ask the users that the finding names.
 
 Source
@@ -65,9 +65,9 @@ def _denied(ledger: Ledger, gpu: GpuLedger) -> Finding:
         return _unlisted(ledger, gpu)
     return Finding(
         code=CODE,
-        title=f"GPU {gpu.index} may not be read",
+        title=f"No permission to read GPU {gpu.index}",
         nbytes=None,
-        cause="The driver does not answer this user about the GPU, or its device file may not be opened.",
+        cause="The driver refuses to report on this GPU to this user, or its device file cannot be opened.",
         gpus=(gpu.index,),
         evidence=words.evidence((gpu.message,) if gpu.message else ()),
         remedies=(remedies.see_more(ledger.host),),
@@ -78,9 +78,9 @@ def _denied(ledger: Ledger, gpu: GpuLedger) -> Finding:
 def _unlisted(ledger: Ledger, gpu: GpuLedger) -> Finding:
     return Finding(
         code=CODE,
-        title=f"The process lists of GPU {gpu.index} may not be read",
+        title=f"No permission to read the process lists of GPU {gpu.index}",
         nbytes=None,
-        cause="The driver tells this user how much of the GPU is in use, and does not tell by whom.",
+        cause="The driver reports to this user how much of the GPU is in use, but not by whom.",
         gpus=(gpu.index,),
         evidence=words.evidence((gpu.message,) if gpu.message else ()),
         remedies=(remedies.see_more(ledger.host),),
@@ -92,11 +92,11 @@ def _withheld(ledger: Ledger, gpu: GpuLedger) -> Finding:
     """Under MIG that is how it is meant to be: an instance is all that its users are to see."""
     return Finding(
         code=CODE,
-        title=f"GPU {gpu.index} as a whole may not be read, its MIG instances may",
+        title=f"No permission to read GPU {gpu.index} as a whole, only its MIG instances",
         nbytes=None,
         cause=(
-            "MIG divides the GPU, and the driver tells the whole of it to the privileged only. The instances"
-            " that can be seen from here are accounted for; what else the GPU holds cannot be told."
+            "MIG divides the GPU, and the driver reports on the whole GPU only to root. The instances visible"
+            " from here are accounted for; the rest of the GPU is unknown."
         ),
         gpus=(gpu.index,),
         remedies=(remedies.see_more(ledger.host),),
@@ -108,9 +108,9 @@ def _finding(ledger: Ledger, gpu: int, hidden: list[Entry]) -> Finding:
     nbytes = known_bytes(hidden)
     return Finding(
         code=CODE,
-        title=f"{size(nbytes)} held by processes that may not be read",
+        title=f"{size(nbytes)} of GPU {gpu} held by processes you have no permission to read",
         nbytes=nbytes,
-        cause=f"{size(nbytes)} of GPU {gpu} are kept by someone else. {_unread(ledger)}",
+        cause=f"{size(nbytes)} of GPU {gpu} is held by another user's process. {_unread(ledger)}",
         gpus=(gpu,),
         evidence=words.evidence(line for entry in hidden for line in entry.evidence),
         remedies=(remedies.see_more(ledger.host),),
@@ -121,9 +121,10 @@ def _finding(ledger: Ledger, gpu: int, hidden: list[Entry]) -> Finding:
 def _unread(ledger: Ledger) -> str:
     count = ledger.unreadable_processes
     if not count:
-        return "The open files of other users may not be read."
+        return "You have no permission to read other users' open files."
     users = [words.shown(user) for user in ledger.unreadable_users[:_USERS_SHOWN]]
     if len(ledger.unreadable_users) > _USERS_SHOWN:
         users.append("others")
     whose = f" of {', '.join(users)}" if users else ""
-    return f"The open files of {count} process{'es' if count != 1 else ''}{whose} may not be read."
+    processes = f"{count} process{'es' if count != 1 else ''}"
+    return f"You have no permission to read the open files of {processes}{whose}."

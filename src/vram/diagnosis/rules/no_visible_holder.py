@@ -2,36 +2,37 @@
 
 What it detects
 ---------------
-The driver's process list charges a pid that is not there (any more), and among the processes
-whose files can be read none holds the files that would explain it.
+The driver's process list charges a pid that does not exist (any more), and none of the processes
+whose open files can be read holds that memory.
 
 Why it happens
 --------------
-Memory always has a holder. It may not be visible: a process of another user whose files may not
-be read, a process outside this PID namespace, or the driver is still tearing the process down. A
-pid that was reused names a newcomer that has nothing to do with it. A process whose first thread
-ended while others run on looks like a zombie to `ps`; vram looks at its other threads and takes it
-for what it is, alive.
+Memory always has a holder, but the holder may not be visible: it is a process of another user
+whose files cannot be read, or a process outside this PID namespace, or the driver is still tearing
+the process down. If the pid was reused, the process that has it now is unrelated. A process whose
+first thread exited while others keep running looks like a zombie to `ps`; vram checks its other
+threads and treats it as alive.
 
 How to confirm
 --------------
-Look with full rights, then ask for the driver's own words:
+Run vram as root, then read the driver's messages:
 
     sudo vram why
     sudo dmesg --ctime | grep -iE 'xid|nvrm'
 
 Remedies and their risk
 -----------------------
-- Look again with sudo, outside containers. No risk.
-- Wait a moment and look again: tearing down a large process takes time. No risk.
-- Never signal the charged pid: whoever has that number now is somebody else.
-- If it stays although root sees no holder, empty the GPU of other work and reset it, or restart
-  the machine: everything else on the GPU is lost.
+- Run it again with sudo, outside containers. No risk.
+- Wait a moment and run it again: tearing down a large process takes time. No risk.
+- Never signal the charged pid: if it exists now, it is a different process.
+- If the memory stays in use and root sees no holder, stop all other work on the GPU and reset it,
+  or restart the machine: everything else on the GPU is lost.
 
 Source
 ------
-Measured on an H200, driver 580.159: a killed process's memory was back 110 ms after the signal,
-when its parent's wait returned; a zombie held nothing; what stayed always had a holder.
+Measured on an H200, driver 580.159: a killed process's memory was free 110 ms after the signal,
+when its parent's wait returned; a zombie held nothing; memory that stayed in use always had a
+holder.
 """
 
 from __future__ import annotations
@@ -53,13 +54,13 @@ def judge(ledger: Ledger) -> Iterator[Finding]:
         pid = _charged(held)
         yield Finding(
             code=CODE,
-            title=f"{size(held.nbytes)} charged to {_named(pid)}, holder not visible",
+            title=f"{size(held.nbytes)} charged to {_named(pid)}; its holder is not visible",
             nbytes=held.nbytes,
             cause=_cause(ledger, held, pid),
             gpus=held.gpus,
             pids=() if pid is None else (pid,),
             evidence=words.evidence(held.evidence),
-            remedies=_ways_out(ledger, held),
+            remedies=_remedies(ledger, held),
         )
 
 
@@ -79,16 +80,16 @@ def _named(pid: int | None) -> str:
 
 
 def _cause(ledger: Ledger, held: HeldMemory, pid: int | None) -> str:
-    where = "no process that can be seen from here holds its files"
+    where = "No visible process has its device files open."
     if not ledger.host.initial_pid_namespace:
-        where = "its holder may live outside this PID namespace"
+        where = "The holder may be outside this PID namespace."
     elif ledger.unreadable_processes:
         unread = counted(ledger.unreadable_processes, "process")
-        where = f"its holder may be among {unread} whose files may not be read"
-    return f"The driver charges {size(held.nbytes)} to {_named(pid)}, and {where}."
+        where = f"The holder may be among {unread} whose open files you have no permission to read."
+    return f"The driver charges {size(held.nbytes)} to {_named(pid)}. {where}"
 
 
-def _ways_out(ledger: Ledger, held: HeldMemory) -> tuple[Remedy, ...]:
+def _remedies(ledger: Ledger, held: HeldMemory) -> tuple[Remedy, ...]:
     wait = Remedy(
         step="wait",
         target="host",

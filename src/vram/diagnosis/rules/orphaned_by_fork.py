@@ -8,15 +8,15 @@ driver's files that it inherited from that pid by fork.
 Why it happens
 --------------
 GPU memory belongs to open files, not to processes. A fork copies the parent's descriptors, and
-the memory returns only when the last copy closes. If the parent dies first, the driver goes
-on charging the parent's pid: nvidia-smi shows a pid that nobody can find, or no process at all,
+the memory is freed only when the last copy closes. If the parent dies first, the driver keeps
+charging the parent's pid: nvidia-smi shows a pid that does not exist, or no process at all,
 while the child, which may never have used the GPU, holds every byte and the context too.
-On GPUs of AMD and Intel no list names who opened a file. Where several processes share one and none
-comes from another, whoever opened it is gone; that is judged as likely.
 Usual children: data-loader workers, job launchers, log shippers, anything started with the
 "fork" method after CUDA was initialised.
-Where several processes died, session, group and parent tell whose child is whose; where they do
-not, each child holds the memory of one of them, and which is unknown.
+AMD and Intel drivers do not list who opened a device file. If several processes share one and none
+of them is the parent of another, the process that opened it is taken to be dead ("likely").
+If several parents died, session, process group and parent pid show whose child is whose. If they
+do not, each child holds the memory of one of the dead processes, but it is unknown which.
 
 How to confirm
 --------------
@@ -27,14 +27,14 @@ The charged pid is gone, and the child has the device files open:
 
 Remedies and their risk
 -----------------------
-- Let the child finish, or make it close the inherited descriptors: the memory returns at once,
+- Let the child finish, or make it close the inherited descriptors: the memory is freed at once,
   even though mappings remain. No risk.
-- vram free terminates the children that are proven to hold it, all of them: the memory returns
-  when the last one exits. Nobody works with this memory. vram kill PID ends those that are only
-  likely to hold it.
+- `vram free` terminates all children that are proven to hold it; the memory is freed when the
+  last one exits. Nobody uses this memory. `vram kill PID` also terminates children that only
+  probably hold it.
 - To prevent it, start workers with "spawn" or "forkserver", or before CUDA is first used, and
-  let workers end with their parent (prctl PR_SET_PDEATHSIG, or a pipe that closes).
-- Resetting the GPU is no remedy while the child lives.
+  make workers exit with their parent (prctl PR_SET_PDEATHSIG, or a pipe that closes).
+- Resetting the GPU does not help while the child is alive.
 
 Source
 ------
@@ -67,7 +67,8 @@ def _orphaned(entry: Entry) -> bool:
 
 
 def _title(held: HeldMemory) -> str:
-    return f"{size(held.nbytes)} held by {words.pids(held.living)} (parent {held.charged_pid} is dead)"
+    holders = words.charged_to(held.living, certain=held.certain, one_of=held.one_of)
+    return f"{size(held.nbytes)} of dead pid {held.charged_pid}, {holders}"
 
 
 def _cause(held: HeldMemory) -> str:
@@ -76,8 +77,8 @@ def _cause(held: HeldMemory) -> str:
     if held.one_of:
         who = f"one of {words.processes(held.living)} {likely}inherited"
     return (
-        f"Process {held.charged_pid} is dead, and {who} its open device files by fork."
-        f" The driver frees {size(held.nbytes)} when the last copy of them is closed."
+        f"Pid {held.charged_pid} is dead, and {who} its open device files by fork."
+        f" The driver frees the {size(held.nbytes)} when the last copy of them is closed."
     )
 
 
@@ -86,9 +87,9 @@ def _gentler(held: HeldMemory) -> Iterable[Remedy]:
 
 
 def _look(held: HeldMemory) -> Iterable[Remedy]:
-    return remedies.look(held.living, "See what it does; it may end by itself.")
+    return remedies.look(held.living, "Check what it does; it may exit on its own.")
 
 
 def _prevent() -> Remedy:
-    text = "To prevent it: start workers with spawn or forkserver, or before CUDA is first used."
+    text = "Prevent it: start workers with spawn or forkserver, or before CUDA is first used."
     return Remedy(step="change", target="program", text=text)

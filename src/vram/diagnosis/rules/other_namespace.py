@@ -1,15 +1,15 @@
-"""VR301 Hidden by a PID namespace: the holder lives where we cannot see.
+"""VR301 Hidden by a PID namespace: the holder is outside it and not visible from here.
 
 What it detects
 ---------------
-vram runs inside a PID namespace (as a rule, a container), and the GPU holds memory of processes
-that are not in it.
+vram runs inside a PID namespace (usually a container), and processes outside it hold memory on the
+GPU.
 
 Why it happens
 --------------
-A PID namespace shows only its own processes. The device's totals count everybody, but recent
-drivers list only the processes of the caller's namespace; older ones list host pids, which name
-nobody, or somebody else, inside. Other containers and the host share the GPU unseen.
+A PID namespace shows only its own processes. The GPU's totals include everybody, but recent
+drivers list only the processes of the caller's namespace. Older ones list host pids, which inside
+the namespace do not exist or belong to a different process.
 
 How to confirm
 --------------
@@ -22,8 +22,8 @@ Remedies and their risk
 -----------------------
 - Run vram on the host, or in a container started with the host's PID namespace
   (docker run --pid=host). No risk.
-- Ask whoever runs the host. Nothing can or should be ended from inside: a pid seen here may be
-  another process there.
+- Ask the administrator of the host. Do not kill anything from inside: a pid may mean a different
+  process there.
 
 Source
 ------
@@ -63,10 +63,10 @@ def _finding(gpu: int, hidden: list[Entry]) -> Finding:
     nbytes = known_bytes(hidden)
     return Finding(
         code=CODE,
-        title=f"{size(nbytes)} held outside this PID namespace",
+        title=f"{size(nbytes)} of GPU {gpu} held by processes outside this PID namespace",
         nbytes=nbytes,
         cause=(
-            f"{size(nbytes)} of GPU {gpu} belong to processes that cannot be seen from inside this"
+            f"{size(nbytes)} of GPU {gpu} belongs to processes that are not visible from inside this"
             " container or namespace."
         ),
         gpus=(gpu,),
@@ -77,5 +77,5 @@ def _finding(gpu: int, hidden: list[Entry]) -> Finding:
 
 
 def _look_on_host(gpu: int) -> Remedy:
-    text = "Run vram on the host, or in a container that was started with --pid=host."
+    text = "Run vram on the host, or in a container started with --pid=host."
     return Remedy(step="look", target=f"gpu {gpu}", text=text)

@@ -1,14 +1,14 @@
-"""VR401 Reserved memory: the driver's own share, which some tools count as used.
+"""VR401 Reserved memory: the driver's own part, which some tools count as used.
 
 What it detects
 ---------------
-The driver keeps a part of the GPU's memory for itself, and the older form of its memory call
-counts that part as used. Tools that still use it show hundreds of MiB on an empty GPU.
+The driver reserves part of the GPU's memory for itself, and the older version of NVML's memory
+call counts that part as used. Tools that still use it show hundreds of MiB on an empty GPU.
 
 Why it happens
 --------------
 Firmware, page tables, error correction and the driver itself need memory. Version 1 of the
-memory call has no field for it and adds it to used; version 2 tells it apart.
+memory call has no field for it and adds it to used; version 2 reports it separately.
 
 How to confirm
 --------------
@@ -19,7 +19,7 @@ nvidia-smi shows both figures:
 Remedies and their risk
 -----------------------
 - Nothing has to be done: nobody can use that memory, and nobody leaks it.
-- Compare like with like: use the same tool, or version 2 of the call, before and after.
+- When you compare figures, take them from the same tool, or from version 2 of the call.
 
 Source
 ------
@@ -58,11 +58,11 @@ def _finding(gpus: list[GpuLedger]) -> Finding:
     nbytes = sum(map(_reserved, gpus))
     return Finding(
         code=CODE,
-        title=f"{size(nbytes)} reserved by the driver; some tools call it used",
+        title=f"{size(nbytes)} reserved by the driver; some tools count it as used",
         nbytes=nbytes,
         cause=(
-            f"The driver keeps {size(nbytes)} for itself. Tools on the older memory call add it to what is"
-            " used; no process holds it and none can get it."
+            f"The driver reserves {size(nbytes)} for itself. Tools that use the older memory call count it"
+            " as used; no process holds it and none can allocate it."
         ),
         gpus=tuple(gpu.index for gpu in gpus),
         evidence=words.evidence(_told(gpu) for gpu in gpus),
@@ -72,4 +72,4 @@ def _finding(gpus: list[GpuLedger]) -> Finding:
 
 def _told(gpu: GpuLedger) -> str:
     used, old = (gpu.memory.used, gpu.memory.v1_used or 0) if gpu.memory else (0, 0)
-    return f"GPU {gpu.index}: version 1 of the call says {size(old)} used, version 2 says {size(used)}"
+    return f"GPU {gpu.index}: version 1 of the memory call says {size(old)} used, version 2 {size(used)}"

@@ -1,20 +1,19 @@
-"""VR403 Row remap pending: the GPU wants to replace faulty memory, and could not yet.
+"""VR403 Row remap pending: the GPU has faulty memory that is replaced at the next reset.
 
 What it detects
 ---------------
-The driver reports that a row of memory awaits remapping, that a page awaits retirement, or that a
-remapping failed.
+The driver reports that a row remapping or a page retirement is pending, or that one failed.
 
 Why it happens
 --------------
-Memory cells fail. GPUs since Ampere swap a faulty row for a reserve, older ones retire the page;
-both take effect at the next reset of the GPU. Until then the driver avoids the place, and programs
-that touched it were ended with an error (Xid 63, 64, 48, 94, 95). When no reserve row is left,
-remapping fails, and the GPU has to be replaced.
+Memory cells fail. GPUs since Ampere replace a faulty row by a reserve one, older ones retire the
+page; both happen at the next reset of the GPU. Until then the driver avoids the faulty memory, and
+programs that touched it were killed with an error (Xid 63, 64, 48, 94, 95). When no reserve row is
+left, remapping fails, and the GPU has to be replaced.
 
 How to confirm
 --------------
-Ask for both kinds:
+Read both counters:
 
     nvidia-smi -q -d ROW_REMAPPER,PAGE_RETIREMENT
     sudo dmesg --ctime | grep -iE 'xid|nvrm'
@@ -51,19 +50,19 @@ def judge(ledger: Ledger) -> Iterator[Finding]:
 
 def _finding(gpu: GpuLedger, facts: GpuFacts) -> Finding:
     failed = bool(facts.remap_failed)
-    waiting = "a row remapping" if facts.remap_pending else "a page retirement"
+    waiting = "row remapping" if facts.remap_pending else "page retirement"
     return Finding(
         code=CODE,
         title=f"GPU {gpu.index}: remapping of faulty memory failed"
         if failed
-        else f"GPU {gpu.index}: {waiting} waits for a reset",
+        else f"GPU {gpu.index}: {waiting} pending until the next reset",
         nbytes=None,
-        cause="The GPU found faulty memory and could not replace it: there may be no reserve rows left."
+        cause="The GPU has faulty memory and could not replace it: there may be no reserve rows left."
         if failed
-        else f"The GPU found faulty memory; {waiting} takes effect when it is next reset.",
+        else f"The GPU has faulty memory. The {waiting} takes effect at its next reset.",
         gpus=(gpu.index,),
         evidence=words.evidence(_told(facts)),
-        remedies=_ways_out(gpu, failed),
+        remedies=_remedies(gpu, failed),
         severity="problem" if failed else "warning",
     )
 
@@ -75,17 +74,17 @@ def _told(facts: GpuFacts) -> Iterator[str]:
         ("page retirement pending", facts.retired_pending),
     ):
         if told:
-            yield f"the driver says: {name}"
+            yield f"the driver reports: {name}"
     if facts.remapped_uncorrectable:
         yield f"{facts.remapped_uncorrectable} rows were remapped after uncorrectable errors"
 
 
-def _ways_out(gpu: GpuLedger, failed: bool) -> tuple[Remedy, ...]:
+def _remedies(gpu: GpuLedger, failed: bool) -> tuple[Remedy, ...]:
     target = f"gpu {gpu.index}"
     look = Remedy(
         step="look",
         target=target,
-        text="Read the counters before anything is reset.",
+        text="Read the counters before you reset anything.",
         command=f"nvidia-smi -q -d ROW_REMAPPER,PAGE_RETIREMENT -i {gpu.index}",
     )
     if failed:

@@ -1,18 +1,18 @@
-"""VR601 Spilled into host memory: what found no room on the GPU goes on, more slowly.
+"""VR601 Spilled into host memory: what does not fit the GPU runs from host memory, slowly.
 
 What it detects
 ---------------
-Under WSL2, Windows counts host memory that processes use on behalf of the GPU: 256 MiB or more.
-When the GPU is nearly full (nine tenths) this most likely is memory that found no room in it;
-pinned memory and buffers for copies are counted there too, and Windows does not tell them apart.
-When the GPU has room, most of it is those, and the finding is information only.
+Under WSL2, Windows counts host memory that processes use for the GPU: 256 MiB or more. If the GPU
+is nearly full (nine tenths), this is most likely memory that did not fit; pinned memory and copy
+buffers are counted there too, and Windows does not report them separately. If the GPU has room,
+most of it is pinned memory and buffers, and the finding is for information only.
 
 Why it happens
 --------------
-From version 536.40 on NVIDIA's Windows driver does not fail an allocation that the GPU has no
-room for: it takes host memory instead, which the GPU reaches over PCIe. Programs that used to end
-with an out-of-memory error become many times slower, and neither nvidia-smi nor the program's own
-framework tells. Linux programs in WSL2 use the same driver.
+Since version 536.40 NVIDIA's Windows driver does not fail an allocation that does not fit the GPU:
+it uses host memory instead, which the GPU accesses over PCIe. Programs that used to fail with an
+out-of-memory error become many times slower, and neither nvidia-smi nor the program's framework
+reports it. Linux programs in WSL2 use the same driver.
 
 How to confirm
 --------------
@@ -22,12 +22,12 @@ In Windows' Task Manager, "Shared GPU memory" of the GPU grows with the program.
 
 Remedies and their risk
 -----------------------
-- Let caches go first: vram trim PID for each Python process. Spilled memory does not move back by
-  itself everywhere; a fresh start of the program brings it back to the GPU.
-- Ask for less: a smaller batch or model. No risk.
+- Release caches first: `vram trim PID` for each Python process. Spilled memory does not always move
+  back by itself; restart the program to bring it back to the GPU.
+- Use less memory: a smaller batch or model. No risk.
 - Turn the fallback off for the program: NVIDIA Control Panel, Manage 3D settings, "CUDA - Sysmem
   Fallback Policy", "Prefer No Sysmem Fallback" (from driver 546.01 on). Then it fails instead.
-- Close Windows programs that hold device memory (VR602): they keep running more slowly otherwise.
+- Close Windows programs that hold device memory (VR602).
 
 Source
 ------
@@ -65,21 +65,21 @@ def _used(gpu: GpuLedger) -> int:
 
 def _finding(host: HostFacts, gpu: GpuLedger, nbytes: int, full: bool) -> Finding:
     cause = (
-        f"GPU {gpu.index} is nearly full, and Windows keeps {size(nbytes)} for it in host memory. What of"
-        " that found no room on the GPU makes its programs many times slower; pinned memory does not."
+        f"GPU {gpu.index} is nearly full, and Windows holds {size(nbytes)} for it in host memory. Some of it"
+        " probably did not fit the GPU, which makes programs many times slower; the rest is pinned memory."
         if full
-        else f"Windows keeps {size(nbytes)} in host memory for GPU {gpu.index}, which still has room: pinned"
-        " memory and buffers for copies, as a rule."
+        else f"Windows holds {size(nbytes)} in host memory for GPU {gpu.index}. The GPU still has room, so"
+        " this is usually pinned memory and copy buffers."
     )
     return Finding(
         code=CODE,
-        title=f"{size(nbytes)} of GPU {gpu.index} {'likely spilled into' if full else 'lie in'} host memory",
+        title=f"{size(nbytes)} of GPU {gpu.index} {'likely spilled into' if full else 'is in'} host memory",
         nbytes=nbytes,
         cause=cause,
         gpus=(gpu.index,),
         pids=tuple(entry.holder.pid for entry in gpu.entries if in_use(entry) and entry.holder),
         evidence=words.evidence(_shares(gpu)),
-        remedies=remedies.ordered(_ways_out(host, gpu)) if full else (),
+        remedies=remedies.ordered(_remedies(host, gpu)) if full else (),
         severity="warning" if full else "info",
     )
 
@@ -90,16 +90,16 @@ def _shares(gpu: GpuLedger) -> Iterator[str]:
         yield f"Windows counts {size(side.guest_host_bytes)} of it for the virtual machine of WSL2"
     for entry in gpu.entries:
         if entry.kind == "windows" and entry.windows and (entry.windows.host_bytes or 0) >= _LEAST:
-            name = words.shown(entry.windows.name or "name not told")
-            yield f"and {size(entry.windows.host_bytes or 0)} for its pid {entry.windows.pid} ({name})"
+            name = words.shown(entry.windows.name or "name unknown")
+            yield f"Windows pid {entry.windows.pid} ({name}) has {size(entry.windows.host_bytes or 0)} of it"
 
 
-def _ways_out(host: HostFacts, gpu: GpuLedger) -> Iterator[Remedy]:
+def _remedies(host: HostFacts, gpu: GpuLedger) -> Iterator[Remedy]:
     target = f"gpu {gpu.index}"
     for entry in gpu.entries:
         if in_use(entry) and entry.holder:
             yield from remedies.trim_or_park(host, entry.holder, certain=entry.confidence == "fact")
-    less = "Ask for less: a smaller batch, a smaller model, or fewer programs at once."
+    less = "Use less memory: a smaller batch, a smaller model, or fewer programs at once."
     yield Remedy(step="ask", target=target, text=less)
     policy = (
         "Let programs fail instead of slowing down: in Windows, NVIDIA Control Panel, Manage 3D settings,"

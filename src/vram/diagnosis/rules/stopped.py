@@ -7,9 +7,9 @@ A process that holds GPU memory is stopped: by Ctrl-Z or SIGSTOP (state T), or b
 
 Why it happens
 --------------
-A stopped process keeps its files, so it keeps its memory, for as long as it stays stopped. A
-terminal job sent to the background with Ctrl-Z is the usual case; a job scheduler that suspends
-jobs, or a debugger left attached, are the others.
+A stopped process keeps its files open, so it keeps its memory for as long as it stays stopped.
+Usually it is a terminal job that was stopped with Ctrl-Z; sometimes a job scheduler suspended it,
+or a debugger was left attached.
 
 How to confirm
 --------------
@@ -20,11 +20,11 @@ The state column shows T or t; TracerPid names the debugger:
 
 Remedies and their risk
 -----------------------
-- Let it go on: `kill -CONT PID`, or `fg` in the shell that stopped it. It continues where it was,
-  and uses the GPU again. Jobs that a scheduler suspended should be resumed by the scheduler.
-- Detach the debugger: the process goes on.
-- End it with vram kill PID: it takes SIGTERM only once it runs again, so CONT follows. Unsaved work
-  is lost.
+- Resume it: `kill -CONT PID`, or `fg` in the shell that stopped it. It continues where it was and
+  uses the GPU again. Resume jobs that a scheduler suspended through the scheduler.
+- Detach the debugger: the process continues.
+- Kill it with `vram kill PID`. A stopped process handles SIGTERM only after it is resumed, so vram
+  sends SIGCONT too. Unsaved work is lost.
 
 Source
 ------
@@ -65,7 +65,7 @@ def _finding(ledger: Ledger, held: HeldMemory, holder: Holder) -> Finding:
         title=f"{size(held.nbytes)} held by stopped pid {holder.pid}",
         nbytes=held.nbytes,
         cause=(
-            f"{words.process(holder)} was stopped {how}. It does no work, and keeps"
+            f"{words.process(holder)} was stopped {how}. It does no work but holds"
             f" {size(held.nbytes)} for as long as it stays stopped."
         ),
         gpus=held.gpus,
@@ -83,7 +83,7 @@ def _finding(ledger: Ledger, held: HeldMemory, holder: Holder) -> Finding:
 
 def _resume(host: HostFacts, holder: Holder) -> Remedy:
     if holder.state == "t":
-        text = "Detach the debugger; the process then goes on."
+        text = "Detach the debugger; the process then continues."
         command = f"grep TracerPid /proc/{holder.pid}/status"
         return remedies.for_processes([holder], step="look", text=text, command=command)
     return remedies.resume(host, holder)

@@ -1,21 +1,21 @@
-"""VR106 Unexplained bytes: in use, and nothing that can be seen accounts for them.
+"""VR106 Unexplained bytes: memory is in use, and nothing visible accounts for it.
 
 What it detects
 ---------------
-A GPU uses more than all processes, exported allocations, dma-bufs, contexts and reserved memory
-together explain. Amounts below 64 MiB are not reported: drivers round, and contexts cost a little
-more than their process is charged.
+More memory is in use than processes, exported allocations, dma-bufs, contexts and reserved memory
+add up to. Amounts below 64 MiB are not reported: drivers round, and a context costs a little more
+than its process is charged.
 
 Why it happens
 --------------
 The holder is not visible (another user, another PID namespace, a virtual machine, the Windows
 side of WSL2), a kernel module holds the memory (display, RDMA peer memory), or the driver does
-not tell figures per process on this system. On GPUs of AMD and Intel the driver's own part (page
-tables, firmware, screen buffers) is told nowhere; up to 512 MiB is taken for that.
+not report figures per process on this system. AMD and Intel drivers do not report their own part
+(page tables, firmware, screen buffers); up to 512 MiB is assumed to be that.
 
 How to confirm
 --------------
-Look with full rights; see which modules and processes have the driver open:
+Run vram as root; see which modules and processes have the driver open:
 
     sudo vram why
     lsmod | grep -E '^nvidia'
@@ -23,9 +23,9 @@ Look with full rights; see which modules and processes have the driver open:
 
 Remedies and their risk
 -----------------------
-- Look again with sudo, outside containers. No risk.
+- Run it again with sudo, outside containers. No risk.
 - Take a snapshot and attach it to a bug report: `vram snapshot -o FILE --redact`. No risk.
-- There is nobody to end: act only once the holder has a name.
+- Do not kill anything until the holder is known.
 
 Source
 ------
@@ -59,12 +59,12 @@ def _finding(ledger: Ledger, gpu: GpuLedger, nbytes: int) -> Finding:
     lines = [line for entry in gpu.entries if entry.kind == "unattributed" for line in entry.evidence]
     return Finding(
         code=CODE,
-        title=f"{size(nbytes)} in use that nothing explains",
+        title=f"{size(nbytes)} of GPU {gpu.index} in use by an unknown holder",
         nbytes=nbytes,
         cause=_cause(ledger, gpu, nbytes),
         gpus=(gpu.index,),
         evidence=words.evidence(lines),
-        remedies=_ways_out(ledger, gpu),
+        remedies=_remedies(ledger, gpu),
         severity="warning",
     )
 
@@ -72,35 +72,34 @@ def _finding(ledger: Ledger, gpu: GpuLedger, nbytes: int) -> Finding:
 def _cause(ledger: Ledger, gpu: GpuLedger, nbytes: int) -> str:
     if gpu.windows is not None and gpu.windows.read:
         return (
-            f"{size(nbytes)} are in use, and in the counters of no Windows process: the display, Windows"
-            " itself and memory that is just being freed are in none."
+            f"{size(nbytes)} is in use, but no Windows process counts it. The display, Windows itself and"
+            " memory that is being freed are not counted per process."
         )
     if ledger.host.wsl:
         return (
-            f"{size(nbytes)} are in use, and under WSL2 the driver does not say by whom: Windows programs"
-            " and other distributions count too."
+            f"{size(nbytes)} is in use, and under WSL2 the driver does not report by whom. It may be Windows"
+            " programs or other distributions."
         )
     if gpu.status in ("failed", "timeout", "denied"):
         return (
-            f"{size(nbytes)} are in use, and the driver's process lists, which would tell by whom, could not"
-            " be read. Some of it may be the processes' that have the GPU open."
+            f"{size(nbytes)} is in use, but the driver's process lists could not be read. Some of it may"
+            " belong to the processes that have the GPU open."
         )
     if ledger.unreadable_processes:
         return (
-            f"{size(nbytes)} are in use by nobody we can see; the files of"
-            f" {counted(ledger.unreadable_processes, 'process')} may not be read."
+            f"{size(nbytes)} is in use by no visible process. You have no permission to read the open files"
+            f" of {counted(ledger.unreadable_processes, 'process')}."
         )
     return (
-        f"{size(nbytes)} are in use, and no process, exported allocation or dma-buf that can be seen from"
-        " here accounts for them."
+        f"{size(nbytes)} is in use, and no visible process, exported allocation or dma-buf accounts for it."
     )
 
 
-def _ways_out(ledger: Ledger, gpu: GpuLedger) -> tuple[Remedy, ...]:
+def _remedies(ledger: Ledger, gpu: GpuLedger) -> tuple[Remedy, ...]:
     keep = Remedy(
         step="look",
         target=f"gpu {gpu.index}",
-        text="Keep what was seen: the file holds everything that a bug report needs.",
+        text="Save a snapshot: the file has everything that a bug report needs.",
         command="vram snapshot -o vram-snapshot.json --redact",
     )
     if ledger.host.uid != 0:

@@ -1,19 +1,19 @@
-"""VR202 Cannot be ended now: the holder waits inside the kernel, or is already exiting.
+"""VR202 Cannot be killed now: the holder waits in the kernel, or is already exiting.
 
 What it detects
 ---------------
-A process that keeps GPU memory is in uninterruptible sleep (state D), or has begun to exit and
-is not through yet.
+A process that holds GPU memory is in uninterruptible sleep (state D), or has begun to exit and
+has not finished yet.
 
 Why it happens
 --------------
-State D is normal for moments, while a disk or the driver answers. It lasts when the thing waited
-for never comes: a dead network file system, or a driver in trouble. A process that exits gives
-its memory back when the driver has torn its files down, which takes longer the more it held.
+State D is normal for a moment, while a disk or the driver answers. It lasts if the answer never
+comes: a dead network file system, or a driver fault. The memory of an exiting process is freed
+when the driver has torn down its files, which takes longer the more memory it held.
 
 How to confirm
 --------------
-Look twice; where it waits is in its kernel stack:
+Run it twice; the kernel stack shows where the process waits:
 
     ps -o pid,stat,wchan:32,args -p PID
     sudo cat /proc/PID/stack
@@ -21,14 +21,14 @@ Look twice; where it waits is in its kernel stack:
 
 Remedies and their risk
 -----------------------
-- Wait and look again. No risk.
-- Signals do nothing here, kill -9 included: it is noted, and takes effect when the wait ends.
+- Wait and run it again. No risk.
+- Signals have no effect now, not even kill -9: they are delivered when the wait ends.
 - If it waits in the driver for minutes and the kernel log shows Xid lines, only a restart of the
   machine helps: everything on it ends.
 
 Source
 ------
-Measured on an H200, driver 580.159: a killed process with 4 GiB gave its memory back 110 ms after
+Measured on an H200, driver 580.159: the memory of a killed process with 4 GiB was free 110 ms after
 the signal. Processes stuck in the driver are reported in open-gpu-kernel-modules #456 and #1333.
 """
 
@@ -58,32 +58,35 @@ def _held_by_stuck(entry: Entry) -> bool:
 
 
 def _finding(ledger: Ledger, held: HeldMemory, holder: Holder) -> Finding:
-    doing = "is exiting" if holder.exiting else "waits inside the kernel"
+    doing = "is exiting" if holder.exiting else "is waiting in the kernel"
     told = "has begun to exit" if holder.exiting else "is in state D"
     return Finding(
         code=CODE,
         title=f"{size(held.nbytes)} held by pid {holder.pid}, which {doing}",
         nbytes=held.nbytes,
         cause=(
-            f"{words.process(holder)} {doing}; no signal reaches it now. Its"
-            f" {size(held.nbytes)} come back when that is over."
+            f"{words.process(holder)} {doing}; signals have no effect now. Its"
+            f" {size(held.nbytes)} is freed when it has exited."
+            if holder.exiting
+            else f"{words.process(holder)} {doing} (state D); signals have no effect until the wait ends."
+            f" It holds {size(held.nbytes)} meanwhile."
         ),
         gpus=held.gpus,
         pids=(holder.pid,),
         evidence=words.evidence((f"pid {holder.pid} {told}",), held.evidence),
-        remedies=_ways_out(holder, remedies.drivers(ledger, held.gpus)),
+        remedies=_remedies(holder, remedies.drivers(ledger, held.gpus)),
         severity="warning",
     )
 
 
-def _ways_out(holder: Holder, drivers: set[str]) -> tuple[Remedy, ...]:
+def _remedies(holder: Holder, drivers: set[str]) -> tuple[Remedy, ...]:
     stack = f"sudo cat /proc/{holder.pid}/stack"
     return (
         remedies.for_processes(
             [holder], step="wait", text="Wait a moment, then run it again.", command="vram why"
         ),
         remedies.for_processes(
-            [holder], step="look", text="See where in the kernel it waits.", command=stack
+            [holder], step="look", text="Check where in the kernel it waits.", command=stack
         ),
         remedies.kernel_log(f"pid {holder.pid}", drivers, (holder.pid,)),
     )

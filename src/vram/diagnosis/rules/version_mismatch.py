@@ -1,14 +1,14 @@
-"""VR501 Versions differ: the driver in the kernel and its libraries do not match.
+"""VR501 Versions differ: the driver's kernel module and its libraries do not match.
 
 What it detects
 ---------------
-The loaded kernel module has another version than the driver's user-space library.
+The loaded kernel module and the driver's user-space library have different versions.
 
 Why it happens
 --------------
 The driver was upgraded while the old module stayed loaded (unattended upgrades do that), or a
-container brings, or a library path finds, libraries of another version. NVML then refuses to work:
-"Driver/library version mismatch". Programs that already run go on; new ones cannot start.
+container or LD_LIBRARY_PATH brings libraries of another version. NVML then refuses to work:
+"Driver/library version mismatch". Running programs continue; new ones cannot start.
 
 How to confirm
 --------------
@@ -20,9 +20,9 @@ Compare the module that is loaded with the library on disk:
 Remedies and their risk
 -----------------------
 - In a container or with LD_LIBRARY_PATH set: make it use the host's libraries. No risk.
-- Restart the machine when its work allows: the new module is loaded. Everything on it ends.
-- Reloading the modules without a restart needs every process on every GPU to end first, display
-  and monitoring included.
+- Restart the machine when convenient: the new module is loaded. Everything on it ends.
+- To reload the modules without a restart, every process on every GPU has to end first, including
+  display and monitoring.
 
 Source
 ------
@@ -65,20 +65,20 @@ def _same(module: str, library: str) -> bool:
 
 
 def _finding(ledger: Ledger, versions: tuple[str, str] | None, told: list[str]) -> Finding:
-    cause = "The driver in the kernel and its library have different versions; new programs cannot start."
+    cause = "The driver's kernel module and its library have different versions. New programs cannot start."
     if versions:
         module, library = map(words.shown, versions)
         cause = (
-            f"The kernel runs driver {module}, the library belongs to {library}; new programs may not start."
+            f"The kernel module has version {module}, the library {library}. New programs may fail to start."
         )
     return Finding(
         code=CODE,
-        title="The driver and its library have different versions",
+        title="The driver's kernel module and its library have different versions",
         nbytes=None,
         cause=cause,
         gpus=tuple(gpu.index for gpu in ledger.gpus),
         evidence=words.evidence(told, _versions_told(versions)),
-        remedies=_ways_out(),
+        remedies=_remedies(),
     )
 
 
@@ -86,7 +86,7 @@ def _versions_told(versions: tuple[str, str] | None) -> tuple[str, ...]:
     return () if versions is None else (f"kernel module {versions[0]}", f"library {versions[1]}")
 
 
-def _ways_out() -> tuple[Remedy, ...]:
+def _remedies() -> tuple[Remedy, ...]:
     return (
         Remedy(
             step="look",
@@ -97,7 +97,7 @@ def _ways_out() -> tuple[Remedy, ...]:
         Remedy(
             step="service",
             target="host",
-            text="Restart the machine when its work allows, so that the new module is loaded.",
+            text="Restart the machine when convenient, so that the new module is loaded.",
             harm="affects-others",
         ),
     )

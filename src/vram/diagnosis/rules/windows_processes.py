@@ -1,15 +1,15 @@
-r"""VR602 Held by Windows: programs outside WSL2 keep memory of the GPU.
+r"""VR602 Held by Windows: programs outside WSL2 hold GPU memory.
 
 What it detects
 ---------------
-Under WSL2, Windows' counters name Windows processes that have device memory on the GPU: 64 MiB or
-more together. From a quarter of the GPU on this is a warning.
+Under WSL2, Windows' counters show that Windows processes hold 64 MiB or more of the GPU's memory
+together. From a quarter of the GPU's memory on this is a warning.
 
 Why it happens
 --------------
-The GPU is Windows', and Linux is a guest on it. The desktop itself (dwm.exe), browsers, editors
-built on a browser, games and other machine-learning programs all draw or compute on it. What they
-hold is not free for Linux, and no tool inside Linux lists them.
+Windows owns the GPU, and Linux runs as a guest. The desktop itself (dwm.exe), browsers, editors
+built on a browser, games and other machine-learning programs all use it. Linux programs cannot use
+what they hold, and no tool inside Linux lists them.
 
 How to confirm
 --------------
@@ -20,10 +20,10 @@ Task Manager, Details, column "Dedicated GPU memory"; or from here:
 
 Remedies and their risk
 -----------------------
-- Close what is not needed, in Windows and by its own means. vram never signals a Windows process.
+- Close programs that you do not need, in Windows. vram never signals a Windows process.
 - Turn hardware acceleration off in browsers and editors, or let Windows draw on another GPU:
   Settings, System, Display, Graphics. Programs look and work the same, some more slowly.
-- The desktop's own share stays while a monitor is connected to the GPU.
+- The desktop itself keeps its part while a monitor is connected to the GPU.
 
 Source
 ------
@@ -59,7 +59,7 @@ def _finding(gpu: GpuLedger, held: list[Entry]) -> Finding:
     much = gpu.total_bytes is not None and nbytes * 4 >= gpu.total_bytes
     return Finding(
         code=CODE,
-        title=f"{size(nbytes)} held by Windows programs",
+        title=f"{size(nbytes)} of GPU {gpu.index} held by Windows programs",
         nbytes=nbytes,
         cause=(
             f"{counted(len(held), 'Windows process')} outside WSL2 {hold} {size(nbytes)} of GPU {gpu.index};"
@@ -67,21 +67,21 @@ def _finding(gpu: GpuLedger, held: list[Entry]) -> Finding:
         ),
         gpus=(gpu.index,),
         evidence=words.evidence(line for entry in held for line in entry.evidence),
-        remedies=_ways_out(gpu),
+        remedies=_remedies(gpu),
         severity="warning" if much else "info",
     )
 
 
 def _named(entry: Entry) -> str:
     name = entry.windows.name if entry.windows else None
-    return f"{words.shown(name or 'name not told')} ({size(entry.nbytes or 0)})"
+    return f"{words.shown(name or 'name unknown')} ({size(entry.nbytes or 0)})"
 
 
-def _ways_out(gpu: GpuLedger) -> tuple[Remedy, ...]:
+def _remedies(gpu: GpuLedger) -> tuple[Remedy, ...]:
     target = f"gpu {gpu.index}"
-    close = "Close what you do not need, in Windows: Task Manager, Details, Dedicated GPU memory."
+    close = "Close programs you do not need, in Windows: Task Manager, Details, Dedicated GPU memory."
     draw = (
-        "Let browsers and editors draw without this GPU: hardware acceleration off, or another GPU in"
+        "Turn off hardware acceleration in browsers and editors, or choose another GPU for them in"
         " Windows' Settings, Display, Graphics."
     )
     return (

@@ -1,4 +1,4 @@
-"""VR203 Zombie parent: it has ended, and its living children hold its memory.
+"""VR203 Zombie parent: it has exited, and its living children hold its memory.
 
 What it detects
 ---------------
@@ -7,9 +7,9 @@ inherited from it.
 
 Why it happens
 --------------
-A zombie is a process that has ended and waits for its parent to collect its exit status. It has
-closed its files, so by itself it holds nothing. Its forked children have copies of those files,
-and they hold everything. `kill` on the zombie does nothing, and collecting it does not help.
+A zombie is a process that has exited and waits for its parent to collect its exit status. Its files
+are closed, so it holds nothing itself. Its forked children have copies of those files, and they
+hold everything. `kill` on the zombie does nothing, and reaping it frees no GPU memory.
 
 How to confirm
 --------------
@@ -21,13 +21,13 @@ The charged pid shows state Z; the children have the device files open:
 Remedies and their risk
 -----------------------
 - Let the children finish, or make them close the inherited descriptors. No risk.
-- vram free terminates the children that are proven to hold it, all of them. Their parent has ended,
-  and nobody works with this memory.
-- Do not end the zombie's own parent in order to collect it: that frees no GPU memory.
+- `vram free` terminates all children that are proven to hold it. Their parent is gone and nobody
+  uses this memory.
+- Do not kill the zombie's own parent to have the zombie reaped: that frees no GPU memory.
 
 Source
 ------
-Measured on an H200, driver 580.159: a killed process that nobody had collected held nothing; a
+Measured on an H200, driver 580.159: a killed process that had not been reaped held nothing; a
 forked child held a dead parent's 4 GiB and context, charged to the parent's pid.
 """
 
@@ -55,15 +55,16 @@ def _left_by_zombie(entry: Entry) -> bool:
 
 
 def _title(held: HeldMemory) -> str:
-    return f"{size(held.nbytes)} held by {words.pids(held.living)} (zombie parent {held.charged_pid})"
+    holders = words.charged_to(held.living, certain=held.certain, one_of=held.one_of)
+    return f"{size(held.nbytes)} of zombie pid {held.charged_pid}, {holders}"
 
 
 def _cause(held: HeldMemory) -> str:
     likely = "" if held.certain else "most likely "
     who = ("one of " if held.one_of else "") + words.processes(held.living)
     return (
-        f"Process {held.charged_pid} is a zombie and holds nothing itself. Its open device files, and"
-        f" {size(held.nbytes)} with them, were {likely}inherited by {who}."
+        f"Pid {held.charged_pid} is a zombie and holds nothing itself. Its open device files, and with"
+        f" them {size(held.nbytes)}, were {likely}inherited by {who}."
     )
 
 
@@ -72,6 +73,6 @@ def _gentler(held: HeldMemory) -> Iterable[Remedy]:
 
 
 def _leave_zombie(held: HeldMemory) -> Remedy:
-    text = f"Leave zombie {held.charged_pid} as it is: collecting it frees no GPU memory."
+    text = f"Ignore zombie {held.charged_pid}: reaping it frees no GPU memory."
     pids = () if held.charged_pid is None else (held.charged_pid,)
     return Remedy(step="keep", target=f"pid {held.charged_pid}", text=text, pids=pids)

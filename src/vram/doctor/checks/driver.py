@@ -21,36 +21,36 @@ from vram.units import counted
 CHECKS: list[Check] = []
 
 
-_NOTHING = "No command has a GPU to look at; `vram demo` shows what they do, without one."
+_NOTHING = "Without a GPU there is nothing to report; `vram demo` shows what vram does on a virtual one."
 
 
 @check(CHECKS, "driver.present", EVERY_COMMAND)
 def check_present(facts: DoctorFacts) -> CheckAnswer:
     """driver.present  Is there an NVIDIA driver, and does it answer?
 
-    What is looked at
-    -----------------
-    GPUs on the PCI bus, the kernel's modules, and whether the management library could be asked.
+    What it checks
+    --------------
+    GPUs on the PCI bus, the kernel's modules, and whether NVML answers.
 
     What it means
     -------------
-    Without a driver no command has anything to work on; `vram demo` and `vram virtual` need none.
+    Without a driver commands have nothing to report; `vram demo` and `vram virtual` need none.
 
     What to do
     ----------
-    - GPUs on the bus and no module: install the driver, or load it (`modprobe nvidia`).
-    - nouveau is loaded: it keeps the NVIDIA driver out; blacklist it and restart.
-    - The module is loaded and the library is missing: in a container the runtime has to bring it
-      (`docker run --gpus all`), elsewhere the driver's library package is not installed.
-    - The module is loaded and its device files are missing: driver.nodes says what brings them.
+    - GPUs on the bus but no module: install the driver, or load it (`modprobe nvidia`).
+    - nouveau is loaded and blocks the NVIDIA driver: blacklist it and restart.
+    - The module is loaded but the library is missing: in a container the runtime has to add it
+      (`docker run --gpus all`), elsewhere install the driver's library package.
+    - The module is loaded but its device files are missing: driver.nodes says how to create them.
     """
     if facts.driver.driver_version is not None or facts.gpus:
         return _there(facts)
     if facts.no_driver is None:
         return CheckAnswer(
             state="broken",
-            seen="a driver is installed, and did not answer",
-            means="Commands can tell nothing of any GPU until it does.",
+            seen="a driver is installed, but did not answer",
+            means="Commands can report nothing about any GPU until it does.",
             fix="driver.nvml says which call failed.",
         )
     if facts.other_gpus and not facts.host_files.driver.nvidia_devices:
@@ -66,53 +66,57 @@ def _there(facts: DoctorFacts) -> CheckAnswer:
     cuda = f", CUDA {facts.driver.cuda_version}" if facts.driver.cuda_version else ""
     words = f"driver {facts.driver.driver_version or 'of unknown version'}{cuda}"
     if facts.virtual:
-        return ok(f"virtual {words}", "virtual GPUs: what is seen is the model, not hardware")
+        return ok(f"virtual {words}", "these are virtual GPUs, not hardware")
     return ok(words + kind[facts.host_files.driver.open_module])
 
 
 def _absence(facts: DoctorFacts) -> tuple[str, str, str]:
     files, wsl = facts.host_files.driver, facts.survey.host.wsl_facts
     if wsl is not None:
-        return "no driver under WSL", "See place.wsl: there the driver is the one of Windows.", ""
+        return "no driver under WSL", "See place.wsl: under WSL the driver is Windows' driver.", ""
     if files.module_version:
         return _unreached(facts, f"kernel module {files.module_version} is loaded")
     if "nouveau" in files.modules:
         return (
             "nouveau drives the NVIDIA GPU",
-            "Blacklist nouveau, install the NVIDIA driver, restart.",
+            "Blacklist nouveau, install the NVIDIA driver, and restart.",
             "",
         )
     if files.nvidia_devices:
-        found = f"{counted(files.nvidia_devices, 'NVIDIA GPU')} on the bus, no driver loaded"
+        found = f"{counted(files.nvidia_devices, 'NVIDIA GPU')} on the bus, but no driver loaded"
         return found, "Install the NVIDIA driver; if it is installed, load it.", "sudo modprobe nvidia"
-    return "no NVIDIA GPU on the PCI bus, and no driver", "Try vram on a virtual GPU.", "vram demo"
+    return "no NVIDIA GPU on the PCI bus and no driver", "Try vram on a virtual GPU.", "vram demo"
 
 
 def _unreached(facts: DoctorFacts, loaded: str) -> tuple[str, str, str]:
     """The driver runs, and what leads to it is not here: libraries, device files, or something unknown."""
     start = "docker run --gpus all …" if facts.host_files.container else ""
     if facts.lacks_library:
-        fix = "Let the container runtime bring the driver's libraries; outside of one, install them."
-        return f"{loaded}, its libraries are missing", fix, start
+        fix = "Let the container runtime add the driver's libraries; outside a container, install them."
+        return f"{loaded}, but its libraries are missing", fix, start
     if not facts.host_files.nodes:
-        return f"{loaded}, its device files are missing", "See driver.nodes: it says what brings them.", start
-    return f"{loaded}, and does not answer", "Read what the kernel's log says of the driver.", KERNEL_LOG
+        return (
+            (f"{loaded}, but its device files are missing"),
+            ("See driver.nodes: it says how to create them."),
+            start,
+        )
+    return f"{loaded}, but does not answer", "Read the driver's messages in the kernel log.", KERNEL_LOG
 
 
 @check(CHECKS, "driver.versions", ("why", "who", "check", "free", "park", "borrow", "reset"))
 def check_versions(facts: DoctorFacts) -> CheckAnswer:
-    """driver.versions  Do the kernel's module and the driver's libraries have the same version?
+    """driver.versions  Do the kernel module and the driver's libraries have the same version?
 
-    What is looked at
-    -----------------
-    The module that is loaded (/proc/driver/nvidia/version, /sys/module/nvidia/version), the management
-    library, and the file name of the libcuda that a program here would load.
+    What it checks
+    --------------
+    The loaded module (/proc/driver/nvidia/version, /sys/module/nvidia/version), NVML, and the file name of
+    the libcuda that a program here would load.
 
     What it means
     -------------
-    Libraries and module talk in a language of their own for each version. After an upgrade without a
-    restart, or in a container that brings its own libraries, new programs fail at once ("Driver/library
-    version mismatch"); those that already run go on. A libcuda from a `compat` folder may be newer.
+    Libraries and module work only with the same version. After an upgrade without a restart, or in a
+    container that brings its own libraries, new programs fail at once ("Driver/library version mismatch");
+    running ones continue. A libcuda from a `compat` folder may be newer.
 
     What to do
     ----------
@@ -128,7 +132,9 @@ def check_versions(facts: DoctorFacts) -> CheckAnswer:
     if not versions:
         return NO_DRIVER
     version = next(iter(versions.values()))
-    return ok(f"{', '.join(versions)} agree" if len(versions) > 1 else f"only one is known: {version}")
+    return ok(
+        f"{', '.join(versions)} agree" if len(versions) > 1 else (f"only one version is known: {version}")
+    )
 
 
 def _versions(facts: DoctorFacts) -> dict[str, str]:
@@ -149,12 +155,15 @@ def _differ(facts: DoctorFacts, versions: dict[str, str], said: list[str]) -> Ch
     contained = facts.host_files.container is not None
     return CheckAnswer(
         state="broken",
-        seen=seen if len(set(versions.values())) > 1 else "module and libraries have different versions",
+        seen=seen
+        if len(set(versions.values())) > 1
+        else ("kernel module and libraries have different versions"),
         details=(*said, *((f"libcuda is {facts.driver_test.path}",) if facts.driver_test.path else ())),
-        means="New programs cannot use the GPU; vram sees open files, and neither totals nor lists.",
-        fix="Let the container use the host's libraries."
+        means="New programs cannot use the GPU; vram can read open files, but no totals and no process"
+        " lists.",
+        fix="Make the container use the host's libraries."
         if contained
-        else "Restart the machine when its work allows, so that the module on disk is loaded.",
+        else "Restart the machine when convenient, so that the module on disk is loaded.",
     )
 
 
@@ -163,22 +172,23 @@ _GRAVE = ("timeout", "lost", "failed")
 
 @check(CHECKS, "driver.nvml", ("why", "who", "check", "free", "trim", "park", "borrow", "reset", "deep"))
 def check_nvml(facts: DoctorFacts) -> CheckAnswer:
-    """driver.nvml  Does the management library answer for every GPU, and in time?
+    """driver.nvml  Does NVML answer for every GPU, and in time?
 
-    What is looked at
-    -----------------
-    Every call that `vram why` makes, in a process that can be ended: which failed, hung, or were denied.
+    What it checks
+    --------------
+    Every call that `vram why` makes, in a child process that can be killed: which failed, hung, or were
+    denied.
 
     What it means
     -------------
-    A GPU that does not answer is missing from every ledger (the others are there), and nothing is planned
-    on it. Calls that never return mean a driver in trouble: other programs hang there as well.
+    A GPU that does not answer is missing in every ledger (the others are not affected), and nothing is
+    planned on it. Calls that never return mean a driver fault: other programs hang there too.
 
     What to do
     ----------
-    - Read the kernel's log for Xid and NVRM lines.
-    - A lost GPU, or one that asks for it: `vram reset GPU` names what is in the way of a reset.
-    - Under Python without nvidia-ml-py: install it.
+    - Read the kernel log for Xid and NVRM lines.
+    - A GPU that is lost or needs a reset: `vram reset GPU` says what prevents one.
+    - nvidia-ml-py is missing: install it.
     """
     said = [each for each in facts.survey.observations if each.probe.startswith("nvml")]
     troubles = [each for each in said if each.status in (*_GRAVE, "denied")]
@@ -199,9 +209,9 @@ def _trouble(facts: DoctorFacts, troubles: list[Observation]) -> CheckAnswer:
         state=state,
         seen=_said(worst),
         details=tuple(_said(each) for each in troubles if each is not worst),
-        means="What does not answer is missing from every ledger; nothing is planned on it."
+        means="GPUs that do not answer are missing in every ledger, and nothing is planned on them."
         if facts.gpus
-        else "No command can tell anything of the GPUs.",
+        else "Commands can report nothing about the GPUs.",
         fix=fix,
         command=command,
     )
@@ -214,30 +224,36 @@ def _said(each: Observation) -> str:
 
 def _way_out(worst: Observation) -> tuple[str, str]:
     if worst.code in (NO_NVML_BINDING, NVML_BINDING_TOO_NEW):
-        return "Install what vram reads the driver with.", "pip install --upgrade nvidia-ml-py"
+        return "Install the package that vram reads the driver with.", "pip install --upgrade nvidia-ml-py"
     if worst.code == NVML_MISMATCH:
-        return "Do what driver.versions says.", ""
+        return "Follow driver.versions.", ""
     if worst.status == "lost":
-        return "See what keeps the GPU from being reset.", f"vram reset {worst.gpu}"
+        return "Check what prevents a reset of the GPU.", f"vram reset {worst.gpu}"
     if worst.status == "denied":
-        return "Let somebody run it who may ask the driver.", f"{SUDO_VRAM} doctor"
-    return "Read what the kernel's log says of the driver; as a rule the machine has to restart.", KERNEL_LOG
+        return "Run it as a user with permission to query the driver.", f"{SUDO_VRAM} doctor"
+    return (
+        "Read the driver's messages in the kernel log; usually the machine has to be restarted."
+    ), KERNEL_LOG
 
 
 _MEANS = "vram park, unpark and borrow do not work; vram why cannot prove exported memory."
 _UVM = "sudo nvidia-modprobe -u -c=0"
 _ERRORS = {
-    34: ("this is a stub, for linking only", "Take the folder `stubs` out of LD_LIBRARY_PATH.", ""),
-    100: ("no GPU is to be had", "Look at driver.nodes, gpu.mig and gpu.compute-mode.", ""),
-    304: ("the operating system refused", "Look at driver.nodes; load nvidia_uvm.", _UVM),
+    34: ("this is a stub library, for linking only", "Remove the folder `stubs` from LD_LIBRARY_PATH.", ""),
+    100: ("no GPU is available", "See driver.nodes, gpu.mig and gpu.compute-mode.", ""),
+    304: ("the operating system refused the call", "See driver.nodes; load nvidia_uvm.", _UVM),
     802: (
         "the system is not ready",
         "Start the fabric manager, which connects the GPUs of this machine.",
         "sudo systemctl start nvidia-fabricmanager",
     ),
-    803: ("driver and library do not belong together", "See driver.versions.", ""),
-    804: ("this GPU allows no newer library", "Take the folder `compat` out of LD_LIBRARY_PATH.", ""),
-    999: ("unknown error", "Read the kernel's log; load nvidia_uvm if it is not.", _UVM),
+    803: ("driver and library do not match", "See driver.versions.", ""),
+    804: (
+        ("this GPU does not support a newer library"),
+        "Remove the folder `compat` from LD_LIBRARY_PATH.",
+        "",
+    ),
+    999: ("unknown error", "Read the kernel log; load nvidia_uvm if it is not loaded.", _UVM),
 }
 
 
@@ -245,24 +261,24 @@ _ERRORS = {
 def check_cuda(facts: DoctorFacts) -> CheckAnswer:
     """driver.cuda  Can a program use CUDA here?
 
-    What is looked at
-    -----------------
-    libcuda.so.1 is loaded and initialised (`cuInit`) in a process of its own, under a deadline. No context
-    is made; while that process lives it takes about 3 MiB of each GPU. MPS is not asked to serve it, and
-    neither CUDA_VISIBLE_DEVICES nor CUDA_INJECTION64_PATH have a say.
+    What it checks
+    --------------
+    libcuda.so.1 is loaded and initialised (`cuInit`) in a child process, with a deadline. No context is
+    created; while that process runs it uses about 3 MiB of each GPU. It does not use MPS, and ignores
+    CUDA_VISIBLE_DEVICES and CUDA_INJECTION64_PATH.
 
     What it means
     -------------
-    `vram park`, `unpark` and `borrow` make driver calls; `vram why` proves exported memory by them. Where
-    CUDA does not start, these do not work, and nobody else's programs do either.
+    `vram park`, `unpark` and `borrow` call the driver, and `vram why` uses it to prove exported memory. If
+    CUDA does not start, they do not work, and neither do other CUDA programs.
 
     What to do
     ----------
-    - The library is missing: in a container ask for it (NVIDIA_DRIVER_CAPABILITIES=compute,utility).
-    - Error 802: the fabric manager of a machine with NVSwitch does not run.
-    - Error 803 or 804: libraries that do not belong to the driver; see driver.versions.
-    - Error 100: every GPU is hidden, taken away, or in the compute mode "prohibited".
-    - Error 999 or 304: the kernel's log tells more; often a module (nvidia_uvm) is not loaded.
+    - The library is missing: in a container set NVIDIA_DRIVER_CAPABILITIES=compute,utility.
+    - Error 802: the fabric manager of a machine with NVSwitch is not running.
+    - Error 803 or 804: the libraries do not match the driver; see driver.versions.
+    - Error 100: every GPU is hidden, removed, or in compute mode "prohibited".
+    - Error 999 or 304: read the kernel log; often a module (nvidia_uvm) is not loaded.
     """
     test = facts.driver_test
     if test.not_tried is not None:
@@ -270,12 +286,12 @@ def check_cuda(facts: DoctorFacts) -> CheckAnswer:
     if test.error is not None:
         return _no_library(facts, test.error)
     if stuck := test.hung_in or test.died_in:
-        word = "did not answer in time" if test.hung_in else "ended the process that called it"
+        word = "did not answer in time" if test.hung_in else "crashed the process that called it"
         return CheckAnswer(
             state="broken",
             seen=f"{stuck} {word}",
             means=_MEANS,
-            fix="Read what the kernel's log says of the driver.",
+            fix="Read the driver's messages in the kernel log.",
             command=KERNEL_LOG,
         )
     if test.init_code:
@@ -293,18 +309,16 @@ def _no_library(facts: DoctorFacts, error: str) -> CheckAnswer:
         seen="libcuda.so.1 cannot be loaded",
         details=(error,),
         means=_MEANS,
-        fix="Ask the container runtime for it."
-        if contained
-        else "Install the driver's package for computing.",
+        fix="Make the container runtime add it." if contained else "Install the driver's compute package.",
         command="docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility …" if contained else "",
     )
 
 
 def _no_start(test: DriverTest, code: int) -> CheckAnswer:
-    word, fix, command = _ERRORS.get(code, ("", "Read the kernel's log for NVRM and Xid lines.", ""))
+    word, fix, command = _ERRORS.get(code, ("", "Read the kernel log for NVRM and Xid lines.", ""))
     return CheckAnswer(
         state="broken",
-        seen=f"cuInit answered CUDA error {code}" + (f": {word}" if word else ""),
+        seen=f"cuInit failed with CUDA error {code}" + (f": {word}" if word else ""),
         details=_about(test),
         means=_MEANS,
         fix=fix,
@@ -315,8 +329,8 @@ def _no_start(test: DriverTest, code: int) -> CheckAnswer:
 def _about(test: DriverTest) -> tuple[str, ...]:
     words = (
         f"libcuda is {test.path}" if test.path else "",
-        f"it speaks CUDA {test.cuda_version}" if test.cuda_version else "",
-        f"it counts {counted(test.gpus, 'GPU')}" if test.gpus is not None else "",
+        f"it supports CUDA {test.cuda_version}" if test.cuda_version else "",
+        f"it finds {counted(test.gpus, 'GPU')}" if test.gpus is not None else "",
     )
     return tuple(each for each in words if each)
 
@@ -327,27 +341,27 @@ _IN_PASSING = ("/dev/nvidia-modeset", "/dev/nvidia-uvm-tools")
 
 @check(CHECKS, "driver.nodes", ("why", "who", "check", "free", "park", "borrow"))
 def check_nodes(facts: DoctorFacts) -> CheckAnswer:
-    """driver.nodes  Are the driver's files in /dev there, and may we use them?
+    """driver.nodes  Do the driver's files in /dev exist, and do you have access to them?
 
-    What is looked at
-    -----------------
-    /dev/nvidiactl, /dev/nvidia-uvm and one /dev/nvidiaN for each GPU: whether they exist, and whether we
-    may read and write them. Nothing is opened.
+    What it checks
+    --------------
+    /dev/nvidiactl, /dev/nvidia-uvm and one /dev/nvidiaN for each GPU: whether they exist, and whether this
+    user may read and write them. Nothing is opened.
 
     What it means
     -------------
-    A GPU without its file is not there for us. Without nvidia-uvm no CUDA program starts. In containers
-    and Slurm jobs the files of GPUs that were not given to us are missing on purpose.
+    A GPU without its file cannot be used. Without nvidia-uvm no CUDA program starts. In containers and
+    Slurm jobs the files of GPUs that were not assigned are missing on purpose.
 
     What to do
     ----------
-    - Missing: `nvidia-modprobe -u -c=0` makes them; a container has to be given them.
-    - Not permitted: join the group that owns them, or have its rule in udev changed.
+    - Missing: `nvidia-modprobe -u -c=0` creates them; start a container with its GPUs.
+    - Not permitted: join the group that owns them, or have the udev rule changed.
     """
     if facts.virtual:
         return not_applicable("a virtual GPU has its own")
     if facts.survey.host.wsl:
-        return not_applicable("under WSL the one is /dev/dxg: see place.wsl")
+        return not_applicable("under WSL the device is /dev/dxg: see place.wsl")
     if facts.host_files.driver.module_version is None and not facts.gpus:
         return NO_DRIVER
     there = {node.path for node in facts.host_files.nodes}
@@ -369,12 +383,12 @@ def _barred(nodes: list[DeviceNode]) -> CheckAnswer:
     opens = first.mode & 0o060 == 0o060 and first.group != "root"
     return CheckAnswer(
         state="broken",
-        seen=f"{first.path} is closed to us ({first.user}:{first.group}, mode {first.mode:o})",
+        seen=f"no permission to open {first.path} ({first.user}:{first.group}, mode {first.mode:o})",
         details=tuple(f"{node.path}: {node.user}:{node.group}, mode {node.mode:o}" for node in nodes[1:]),
-        means="The driver refuses programs of this user; commands see what others may see.",
+        means="The driver refuses programs of this user.",
         fix="Join the group that owns it, and log in again."
         if opens
-        else "Have whoever runs the machine open it to you.",
+        else "Ask the administrator to give you access.",
         command=f"sudo usermod -aG {first.group} $USER" if opens else "",
     )
 
@@ -383,40 +397,40 @@ def _missing(facts: DoctorFacts, paths: list[str]) -> CheckAnswer:
     contained = facts.host_files.container is not None
     return CheckAnswer(
         state="missing",
-        seen=f"{', '.join(paths[:3])} {'is' if len(paths) == 1 else 'are'} not there",
-        details=tuple(f"{path} is not there" for path in paths[3:]),
-        means="No CUDA program starts here without nvidia-uvm; a GPU without its file cannot be used.",
-        fix="Give the container its GPUs." if contained else "Have the driver make its files.",
+        seen=f"{', '.join(paths[:3])} {'is' if len(paths) == 1 else 'are'} missing",
+        details=tuple(f"{path} is missing" for path in paths[3:]),
+        means="Without nvidia-uvm no CUDA program starts; a GPU without its device file cannot be used.",
+        fix="Give the container its GPUs." if contained else "Let the driver create its device files.",
         command="docker run --gpus all …" if contained else "sudo nvidia-modprobe -u -c=0",
     )
 
 
 @check(CHECKS, "driver.tool", ("reset",), optional=True)
 def check_tool(facts: DoctorFacts) -> CheckAnswer:
-    """driver.tool  Is nvidia-smi here?
+    """driver.tool  Is nvidia-smi installed?
 
-    What is looked at
-    -----------------
-    The system's own folders for programs. The caller's PATH has no say, because `vram reset` runs as root.
+    What it checks
+    --------------
+    The system's program folders. PATH is ignored, because `vram reset` runs as root.
 
     What it means
     -------------
-    `vram reset` runs it, once everything else is out of the way: only it may reset a GPU.
+    `vram reset` runs it after all checks: it is the only tool that can reset a GPU.
 
     What to do
     ----------
-    Install the driver's utilities; a container gets it with NVIDIA_DRIVER_CAPABILITIES=utility.
+    Install the driver's utilities; in a container set NVIDIA_DRIVER_CAPABILITIES=utility.
     """
     tool = facts.host_files.driver.tool
     if facts.virtual:
         return not_applicable("a virtual GPU has no nvidia-smi")
     if tool:
-        return ok("nvidia-smi is here", f"it is {tool}")
+        return ok("nvidia-smi is installed", f"found at {tool}")
     if not facts.gpus:
         return NO_DRIVER
     return CheckAnswer(
         state="missing",
         seen="nvidia-smi is in none of the system's folders",
-        means="vram reset names what is in the way, and cannot reset.",
-        fix="Install the driver's utilities (nvidia-utils); in a container ask for `utility`.",
+        means="vram reset can only say what prevents a reset, not reset a GPU.",
+        fix="Install the driver's utilities (nvidia-utils); in a container add the capability `utility`.",
     )

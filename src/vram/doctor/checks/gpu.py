@@ -19,21 +19,21 @@ CHECKS: list[Check] = []
 
 @check(CHECKS, "gpu.memory-health", ("why", "check", "reset"))
 def check_memory_health(facts: DoctorFacts) -> CheckAnswer:
-    """gpu.memory-health  Is the GPUs' memory sound: ECC, remapped rows, retired pages?
+    """gpu.memory-health  Is the GPUs' memory healthy: ECC, remapped rows, retired pages?
 
-    What is looked at
-    -----------------
-    ECC and its uncorrected errors since boot, rows that wait for their remapping or could not be
-    remapped, pages that wait for their retirement.
+    What it checks
+    --------------
+    ECC and its uncorrected errors since boot, rows whose remapping is pending or failed, pages whose
+    retirement is pending.
 
     What it means
     -------------
-    A pending repair takes effect at the next reset. A remapping that failed means that the GPU is to be
-    replaced. Uncorrected errors have ended the programs that met them.
+    A pending repair takes effect at the next reset. If a remapping failed, the GPU has to be replaced.
+    Programs that hit an uncorrected error were killed.
 
     What to do
     ----------
-    - Pending: let the work on that GPU end, then `vram reset GPU`.
+    - Pending: let the work on that GPU finish, then `vram reset GPU`.
     - Failed: take the GPU out of service.
     """
     if not facts.gpus:
@@ -47,7 +47,7 @@ def check_memory_health(facts: DoctorFacts) -> CheckAnswer:
             state="broken",
             seen=f"{gpu_names(failed)}: faulty memory could not be remapped",
             details=details,
-            means="Programs that come upon the faulty place are ended by the driver.",
+            means="The driver kills programs that touch the faulty memory.",
             fix="Take the GPU out of service and have it replaced.",
             command=f"nvidia-smi -q -d ROW_REMAPPER,PAGE_RETIREMENT -i {failed[0]}",
         )
@@ -55,7 +55,7 @@ def check_memory_health(facts: DoctorFacts) -> CheckAnswer:
         return _waiting(facts, waiting, wrong, details)
     known = {gpu.ecc_enabled for gpu in facts.gpus.values()}
     ecc = "ECC on" if known == {True} else "ECC off" if known == {False} else "ECC mixed or unknown"
-    return ok(f"{ecc}, no repair waits", *details)
+    return ok(f"{ecc}, no repair pending", *details)
 
 
 def _waiting(
@@ -65,12 +65,14 @@ def _waiting(
     errors = sum(gpu.ecc_uncorrected or 0 for gpu in facts.gpus.values())
     return CheckAnswer(
         state="limited",
-        seen=f"{gpu_names(which)}: a repair of faulty memory waits for a reset"
+        seen=f"{gpu_names(which)}: a repair of faulty memory is pending until a reset"
         if waiting
         else f"{gpu_names(which)}: {errors} uncorrected ECC errors since boot",
         details=details,
-        means="The memory works on; programs that met the fault were ended.",
-        fix="Let the work there end, then reset the GPU." if waiting else "Watch it; a reset clears it.",
+        means="The memory keeps working; programs that touched the fault were killed.",
+        fix="Let the work on it finish, then reset the GPU."
+        if waiting
+        else ("Watch the count; a reset clears it."),
         command=f"vram reset {which[0]}",
     )
 
@@ -89,20 +91,20 @@ def _counts(index: int, gpu: GpuFacts) -> str:
 def check_mig(facts: DoctorFacts) -> CheckAnswer:
     """gpu.mig  Is a GPU divided into instances (MIG)?
 
-    What is looked at
-    -----------------
+    What it checks
+    --------------
     The MIG mode of every GPU, and how many instances it has.
 
     What it means
     -------------
     The driver cannot park processes on a GPU that is divided, so `vram park` and `borrow` refuse there.
-    Without root the whole GPU lists nobody; vram asks its instances. A GPU that has MIG on and no
-    instance yet is of no use: CUDA finds nothing on it.
+    Without root the driver lists no process for the whole GPU; vram reads its instances instead. A GPU with
+    MIG on and no instance cannot be used: CUDA finds no device on it.
 
     What to do
     ----------
-    Nothing, if the division is wanted. It can be ended when nobody is on the GPU; that needs root, and
-    takes every instance away. Where there is none, make one.
+    Nothing, if MIG is wanted. It can be turned off while nobody uses the GPU; that needs root, and
+    destroys all instances. If there is no instance, create one.
     """
     if not facts.gpus:
         return NO_DRIVER
@@ -116,9 +118,9 @@ def check_mig(facts: DoctorFacts) -> CheckAnswer:
 def _divided(divided: list[int], gpus: int) -> CheckAnswer:
     return CheckAnswer(
         state="limited",
-        seen=f"MIG divides {gpu_names(divided)} of {gpus}",
-        means="vram park and borrow refuse there: the driver cannot park on an instance.",
-        fix="Leave it if it is wanted; with nobody on the GPU it can be ended.",
+        seen=f"MIG is on for {gpu_names(divided)} of {gpus}",
+        means="vram park and borrow refuse there: the driver cannot park processes on an instance.",
+        fix="Leave it if it is wanted; MIG can be turned off while nobody uses the GPU.",
         command=f"sudo nvidia-smi -i {divided[0]} -mig 0",
     )
 
@@ -126,9 +128,9 @@ def _divided(divided: list[int], gpus: int) -> CheckAnswer:
 def _without_instance(bare: list[int]) -> CheckAnswer:
     return CheckAnswer(
         state="limited",
-        seen=f"MIG is on at {gpu_names(bare)}, without an instance",
-        means="CUDA finds nothing to run on there.",
-        fix="Make an instance, of a profile that this lists, or end MIG with -mig 0.",
+        seen=f"MIG is on for {gpu_names(bare)}, without an instance",
+        means="CUDA programs find no device there.",
+        fix="Create an instance from a profile that this lists, or turn MIG off with -mig 0.",
         command=f"sudo nvidia-smi mig -i {bare[0]} -lgip",
     )
 
@@ -137,33 +139,36 @@ def _without_instance(bare: list[int]) -> CheckAnswer:
 def check_mps(facts: DoctorFacts) -> CheckAnswer:
     """gpu.mps  Do programs share a GPU through MPS?
 
-    What is looked at
-    -----------------
-    The folder of the MPS daemon ($CUDA_MPS_PIPE_DIRECTORY, or /tmp/nvidia-mps), whether its daemon lives,
-    and whether the driver lists clients.
+    What it checks
+    --------------
+    The folder of the MPS daemon ($CUDA_MPS_PIPE_DIRECTORY, or /tmp/nvidia-mps), whether the daemon is
+    running, and whether the driver lists clients.
 
     What it means
     -------------
-    Clients of MPS cannot be parked. A part of what they use is charged to the server, which is never ended:
+    MPS clients cannot be parked. Part of what they use is charged to the server, which vram never kills:
     all clients would fail with it.
 
     What to do
     ----------
-    Nothing, if it is wanted. Whoever runs the machine can end it when its clients are done.
+    Nothing, if it is wanted. The administrator can stop it when its clients are done.
     """
     mps = facts.host_files.mps
     if not facts.gpus and mps.control_pid is None:
         return NO_DRIVER
     clients = {each.process.pid for each in facts.charges if _is_client(each.facts) and each.process}
     if not clients and mps.control_pid is None:
-        return ok("no MPS", *((f"{mps.folder} is left of an MPS that has ended",) if mps.has_pipe else ()))
+        return ok(
+            "no MPS",
+            *(((f"{mps.folder} is left over from an MPS daemon that has exited"),) if mps.has_pipe else ()),
+        )
     daemon = f"MPS daemon {mps.control_pid}" if mps.control_pid else "MPS"
     return CheckAnswer(
         state="limited",
         seen=f"{daemon} serves {counted(len(clients), 'client')}",
-        details=(f"its folder is {mps.folder}", *(f"pid {pid} is a client" for pid in sorted(clients))),
-        means="Its clients cannot be parked, and a part of their memory is charged to the server.",
-        fix="Leave it if it is wanted; it ends when its clients are done.",
+        details=(f"its pipe folder is {mps.folder}", *(f"pid {pid} is a client" for pid in sorted(clients))),
+        means="Its clients cannot be parked, and part of their memory is charged to the server.",
+        fix="Leave it if it is wanted; `quit` makes it exit when its clients are done.",
         command="echo quit | nvidia-cuda-mps-control",
     )
 
@@ -174,49 +179,49 @@ def _is_client(facts: object) -> bool:
 
 @check(CHECKS, "gpu.persistence", ("why", "who", "check"), optional=True)
 def check_persistence(facts: DoctorFacts) -> CheckAnswer:
-    """gpu.persistence  Does the driver keep the GPUs ready while nobody uses them?
+    """gpu.persistence  Does the driver keep the GPUs initialised while nobody uses them?
 
-    What is looked at
-    -----------------
+    What it checks
+    --------------
     The persistence mode of every GPU.
 
     What it means
     -------------
-    Without it a GPU that nobody has open is shut down, and set up again for the next program: the first
-    answer of `vram why`, and the start of every program, takes up to some seconds longer.
+    Without it a GPU that nobody has open is shut down and initialised again for the next program: the
+    first `vram why`, and the start of every program, can take some seconds longer.
 
     What to do
     ----------
     Run nvidia-persistenced, as the driver's packages do. On WSL2 and virtual machines it may not be
-    settable.
+    possible.
     """
     if not facts.gpus:
         return NO_DRIVER
     off = [index for index, gpu in facts.gpus.items() if gpu.persistence is False]
     if not off:
         known = any(gpu.persistence for gpu in facts.gpus.values())
-        return ok("persistence on") if known else not_applicable("the driver does not tell")
+        return ok("persistence on") if known else not_applicable("the driver does not report it")
     return CheckAnswer(
         state="limited",
         seen=f"persistence off on {gpu_names(off)}",
-        means="An idle GPU has to wake up first: answers and programs start some seconds later.",
-        fix="Let the persistence daemon keep it ready.",
+        means="An idle GPU has to initialise first: commands and programs start some seconds later.",
+        fix="Let the persistence daemon keep the GPU initialised.",
         command="sudo systemctl enable --now nvidia-persistenced",
     )
 
 
 @check(CHECKS, "gpu.compute-mode", ("borrow",))
 def check_compute_mode(facts: DoctorFacts) -> CheckAnswer:
-    """gpu.compute-mode  Who may make a context?
+    """gpu.compute-mode  How many processes may create a context?
 
-    What is looked at
-    -----------------
+    What it checks
+    --------------
     The compute mode of every GPU.
 
     What it means
     -------------
-    "prohibited": nobody. "exclusive-process": one process at a time, however much memory is free; the
-    command of `vram borrow` is refused while another process has a context there.
+    "prohibited": none. "exclusive-process": one at a time, even if memory is free; the command run by
+    `vram borrow` fails while another process has a context there.
 
     What to do
     ----------
@@ -232,9 +237,9 @@ def check_compute_mode(facts: DoctorFacts) -> CheckAnswer:
     return CheckAnswer(
         state="limited",
         seen=f"{gpu_names(which)}: compute mode {mode}",
-        means="No program can make a context there."
+        means="No program can create a context there."
         if closed
-        else "A second program is refused while a first one has a context, whatever memory is free.",
+        else "While one program has a context, any other is refused, even if memory is free.",
         fix="Leave it if a scheduler set it; root can change it.",
         command=f"sudo nvidia-smi -i {which[0]} -c DEFAULT",
     )
@@ -245,21 +250,21 @@ _NEARLY = 0.9
 
 @check(CHECKS, "gpu.bar1", ("why",))
 def check_bar1(facts: DoctorFacts) -> CheckAnswer:
-    """gpu.bar1  Is there room in the window through which the processor sees GPU memory (BAR1)?
+    """gpu.bar1  Is there room in BAR1, the window through which the CPU accesses GPU memory?
 
-    What is looked at
-    -----------------
+    What it checks
+    --------------
     How much of each GPU's BAR1 is in use.
 
     What it means
     -------------
-    Mappings for peers, RDMA and displays need it. Where it is used up, programs fail with errors that
-    look like a lack of memory, while memory is free.
+    Mappings for peers, RDMA and displays need it. When it is full, programs fail with "out of memory"
+    although memory is free.
 
     What to do
     ----------
-    See who holds the GPU, and end what is not needed. Larger windows come with "Resizable BAR" or "Above
-    4G decoding" in the firmware's settings.
+    Check who holds the GPU, and kill what is not needed. "Resizable BAR" or "Above 4G decoding" in the
+    firmware's settings makes the window larger.
     """
     if not facts.gpus:
         return NO_DRIVER
@@ -269,7 +274,7 @@ def check_bar1(facts: DoctorFacts) -> CheckAnswer:
         if gpu.bar1_total and gpu.bar1_used is not None
     }
     if not shares:
-        return not_applicable("the driver does not tell of BAR1")
+        return not_applicable("the driver does not report BAR1")
     worst = max(shares, key=lambda index: shares[index])
     gpu = facts.gpus[worst]
     figures = f"{size(gpu.bar1_used or 0)} of {size(gpu.bar1_total or 0)}"
@@ -277,32 +282,32 @@ def check_bar1(facts: DoctorFacts) -> CheckAnswer:
         return ok(f"BAR1 {shares[worst]:.0%} used", f"GPU {worst}: {figures}")
     return CheckAnswer(
         state="limited",
-        seen=f"GPU {worst}: {figures} of BAR1 are used",
-        means="New mappings for peers or RDMA may fail, although memory is free.",
-        fix="See who holds this GPU, and end what is not needed.",
+        seen=f"GPU {worst}: {figures} of BAR1 is used",
+        means="New peer or RDMA mappings may fail, although memory is free.",
+        fix="Check who holds this GPU, and kill what is not needed.",
         command=f"vram who --gpu {worst}",
     )
 
 
 @check(CHECKS, "gpu.others", ("why", "who", "check"), optional=True)
 def check_others(facts: DoctorFacts) -> CheckAnswer:
-    """gpu.others  Are there GPUs of AMD or Intel, and does the kernel tell of their memory?
+    """gpu.others  Are there AMD or Intel GPUs, and does the kernel report their memory?
 
-    What is looked at
-    -----------------
-    The GPUs that amdgpu, xe and i915 drive, and whether their figures in sysfs could be read.
+    What it checks
+    --------------
+    The GPUs of amdgpu, xe and i915, and whether their figures in sysfs could be read.
 
     What it means
     -------------
-    `vram why`, `who` and `check` count them in, from what the kernel reports. Parking, trimming and resetting
-    work on NVIDIA's only.
+    `vram why`, `who` and `check` include them, from the kernel's figures. Parking and resetting work on
+    NVIDIA GPUs only; trimming also with PyTorch for ROCm.
 
     What to do
     ----------
-    Nothing, as a rule. Newer kernels tell more of what each process uses.
+    Usually nothing. Newer kernels report more about each process.
     """
     if not facts.other_gpus:
-        return not_applicable("no GPU of AMD or Intel")
+        return not_applicable("no AMD or Intel GPU")
     details = tuple(f"GPU {index}: {_named(gpu)}" for index, gpu in facts.other_gpus.items())
     silent = [
         each
@@ -313,10 +318,11 @@ def check_others(facts: DoctorFacts) -> CheckAnswer:
         return ok(f"{gpu_names(list(facts.other_gpus))}: {_vendors(facts)}", *details)
     return CheckAnswer(
         state="limited",
-        seen=f"the kernel does not tell the memory of {gpu_names([each.gpu or 0 for each in silent])}",
+        seen=f"the kernel does not report the memory of {gpu_names([each.gpu or 0 for each in silent])}",
         details=(*details, *(each.message for each in silent if each.message)),
-        means="vram why can name who uses it, and cannot balance its bytes.",
-        fix="For xe, a newer kernel with the dmem controller (CONFIG_CGROUP_DMEM); i915 tells it in none.",
+        means="vram why can name its users, but not account for all of its memory.",
+        fix="For xe, use a newer kernel with the dmem controller (CONFIG_CGROUP_DMEM); i915 never"
+        " reports it.",
     )
 
 

@@ -18,23 +18,23 @@ CHECKS: list[Check] = []
 
 
 _LITTLE = 1 * MIB
-_MEANS = "Nothing is done without a log: free, trim, park, borrow, kill and reset refuse."
+_MEANS = "Without an audit log free, trim, park, borrow, kill and reset refuse to act."
 
 
 @check(CHECKS, "vram.records", ("free", "trim", "park", "borrow", "kill", "reset"))
 def check_records(facts: DoctorFacts) -> CheckAnswer:
-    """vram.records  Can vram write down what it does?
+    """vram.records  Can vram write its audit log?
 
-    What is looked at
-    -----------------
-    The folder $XDG_STATE_HOME/vram (or ~/.local/state/vram): whether it is ours alone, whether others could
-    change the way to it, whether it can be written, and has room; the audit log in it. Nothing is made or
-    written by asking.
+    What it checks
+    --------------
+    The folder $XDG_STATE_HOME/vram (or ~/.local/state/vram) and the audit log in it: whether only this user
+    can write to it, whether others could replace a folder above it, and whether the disk has room. Nothing
+    is created or written.
 
     What it means
     -------------
-    No log, no action: without it `vram free`, `trim`, `park`, `borrow`, `kill` and `reset` refuse.
-    Commands that only read work.
+    Without the log `vram free`, `trim`, `park`, `borrow`, `kill` and `reset` refuse to act. Commands that
+    only read still work.
 
     What to do
     ----------
@@ -54,16 +54,16 @@ def check_records(facts: DoctorFacts) -> CheckAnswer:
             state="broken",
             seen=f"the disk of {records.path} is full ({size(records.free_bytes)} left)",
             means=_MEANS,
-            fix="Make room on it, or set XDG_STATE_HOME to a folder on another disk.",
+            fix="Free some space on it, or set XDG_STATE_HOME to a folder on another disk.",
             command=f"df -h {records.path if records.exists else '~'}",
         )
-    there = records.path if records.exists else f"{records.path}, made when it is first needed"
-    return ok("audit log can be written", there)
+    there = records.path if records.exists else f"{records.path}, created when first needed"
+    return ok("the audit log is writable", there)
 
 
 _COSTS = {
     "libvramscan.so": "reading open files takes longer",
-    "libvrambuffer.so": "vram.Buffer cannot lend by DLPack",
+    "libvrambuffer.so": "vram.Buffer cannot export by DLPack",
     "libcuda.so.1": "vram demo and virtual do not work",
     "libnvidia-ml.so.1": "vram demo and virtual do not work",
 }
@@ -71,17 +71,17 @@ _COSTS = {
 
 @check(CHECKS, "vram.native", ("why", "who", "check"), optional=True)
 def check_native(facts: DoctorFacts) -> CheckAnswer:
-    """vram.native  Do vram's own native parts load?
+    """vram.native  Do vram's own native libraries load?
 
-    What is looked at
-    -----------------
-    Each library is loaded once, in a process of its own.
+    What it checks
+    --------------
+    Each library is loaded once, in a child process.
 
     What it means
     -------------
-    libvramscan: without it the walk over /proc is done in Python, slower, with the same answers.
-    libvrambuffer: without it `vram.Buffer` cannot lend memory by DLPack, and asks the driver in Python,
-    which takes longer. libcuda and libnvidia-ml of the virtual GPU: without them `vram demo` and
+    libvramscan: without it /proc is scanned in Python, slower, with the same results.
+    libvrambuffer: without it `vram.Buffer` cannot export memory by DLPack, and calls the driver from
+    Python, which is slower. libcuda and libnvidia-ml of the virtual GPU: without them `vram demo` and
     `vram virtual` do not work.
 
     What to do
@@ -90,7 +90,7 @@ def check_native(facts: DoctorFacts) -> CheckAnswer:
     """
     natives = facts.kernel_test.natives
     if not natives:
-        return CheckAnswer(state="unknown", seen="the self test did not end", fix="Run it again.")
+        return CheckAnswer(state="unknown", seen="the self test did not finish", fix="Run it again.")
     broken = {os.path.basename(path): error for path, error in natives.items() if error}
     if not broken:
         return ok("all native parts load", *(f"loads: {path}" for path in natives))
@@ -101,7 +101,7 @@ def check_native(facts: DoctorFacts) -> CheckAnswer:
         seen=f"cannot be loaded: {', '.join(broken)}",
         details=tuple(f"{name}: {error}" for name, error in broken.items()),
         means=f"{sentence[:1].upper()}{sentence[1:]}.",
-        fix="Install a wheel for this platform; in a checkout build them.",
+        fix="Install a wheel for this platform; in a checkout, build them.",
         command="python native/build.py",
     )
 
@@ -111,20 +111,20 @@ _NEEDED = ("msgspec", "nvidia-ml-py", "rich")
 
 @check(CHECKS, "vram.python", EVERY_COMMAND)
 def check_python(facts: DoctorFacts) -> CheckAnswer:
-    """vram.python  Which vram is this, on which Python, beside what?
+    """vram.python  Which versions of vram, Python and their packages are these?
 
-    What is looked at
-    -----------------
+    What it checks
+    --------------
     The versions of vram, of Python, and of the packages that vram imports.
 
     What it means
     -------------
-    It needs Python 3.11 or later, msgspec, nvidia-ml-py and rich. Any nvidia-ml-py since 12.535 does, also
-    one that is older or newer than the driver.
+    vram needs Python 3.11 or later, msgspec, nvidia-ml-py and rich. Any nvidia-ml-py since 12.535 works,
+    also one that is older or newer than the driver.
 
     What to do
     ----------
-    `pip install --upgrade vram` brings what is missing.
+    `pip install --upgrade vram` installs what is missing.
     """
     program = facts.program
     missing = [name for name in _NEEDED if program.packages.get(name) is None]
@@ -133,7 +133,7 @@ def check_python(facts: DoctorFacts) -> CheckAnswer:
             state="broken",
             seen=f"not installed: {', '.join(missing)}",
             means="vram cannot read the driver." if "nvidia-ml-py" in missing else "Commands fail.",
-            fix="Install what vram needs.",
+            fix="Install the missing packages.",
             command=f"pip install {' '.join(missing)}",
         )
     versions = tuple(f"{name} {program.packages[name]}" for name in _NEEDED)
@@ -142,15 +142,15 @@ def check_python(facts: DoctorFacts) -> CheckAnswer:
 
 @check(CHECKS, "vram.jupyter", ("trim", "deep"), optional=True)
 def check_jupyter(facts: DoctorFacts) -> CheckAnswer:
-    """vram.jupyter  Is the extra installed that speaks to Jupyter kernels?
+    """vram.jupyter  Is the extra for Jupyter kernels installed?
 
-    What is looked at
-    -----------------
-    Whether pyzmq can be imported beside vram.
+    What it checks
+    --------------
+    Whether pyzmq can be imported in vram's environment.
 
     What it means
     -------------
-    `vram trim` and `vram why --deep` reach Jupyter kernels through it. Nothing else needs it.
+    `vram trim` and `vram why --deep` talk to Jupyter kernels with it. Nothing else needs it.
 
     What to do
     ----------
@@ -162,7 +162,7 @@ def check_jupyter(facts: DoctorFacts) -> CheckAnswer:
     return CheckAnswer(
         state="missing",
         seen="pyzmq is not installed",
-        means="vram trim and why --deep do not reach Jupyter kernels.",
-        fix="Install the extra, if you use notebooks.",
+        means="vram trim and why --deep cannot reach Jupyter kernels.",
+        fix="Install the extra if you use notebooks.",
         command="pip install 'vram[jupyter]'",
     )

@@ -21,21 +21,22 @@ CHECKS: list[Check] = []
 
 @check(CHECKS, "place.namespace", ("why", "who", "check", "free", "kill", "reset"))
 def check_namespace(facts: DoctorFacts) -> CheckAnswer:
-    """place.namespace  Do we see the host's processes, or those of a PID namespace?
+    """place.namespace  Are the host's processes visible, or only those of a PID namespace?
 
-    What is looked at
-    -----------------
-    The number of our PID namespace, and whether the pids that the driver lists are known to our /proc.
+    What it checks
+    --------------
+    The number of this PID namespace, and whether the pids that the driver lists exist in /proc.
 
     What it means
     -------------
-    From inside a namespace nobody outside can be seen, named or touched, though their memory counts in the
-    totals: it is "hidden" in the ledger. Drivers from about 560 translate and list only our own; older ones
-    list host pids, which mean nothing or somebody else here: vram reports those and never acts on them.
+    From inside a namespace, processes outside it are not visible and cannot be signalled, though their
+    memory counts in the totals: it is "hidden" in the ledger. Drivers since about 560 list only processes of
+    the namespace; older ones list host pids, which do not exist or mean a different process here: vram
+    reports those and never acts on them.
 
     What to do
     ----------
-    Run vram on the host, or in a container that shares its PID namespace.
+    Run vram on the host, or in a container that shares the host's PID namespace.
     """
     host = facts.survey.host
     strangers = [
@@ -45,15 +46,15 @@ def check_namespace(facts: DoctorFacts) -> CheckAnswer:
     ]
     if host.initial_pid_namespace:
         return ok("the host's PID namespace")
-    words = f"a PID namespace of its own ({host.pid_namespace})"
+    words = f"a separate PID namespace ({host.pid_namespace})"
     if strangers:
-        words += f"; the driver lists {counted(len(strangers), 'pid')} that nobody has here"
+        words += f"; the driver lists {counted(len(strangers), 'pid')} unknown here"
     return CheckAnswer(
         state="limited",
         seen=words,
-        details=tuple(f"listed, and not here: pid {pid}" for pid in strangers),
-        means="Processes outside are neither seen nor touched; their memory is “hidden” in the ledger.",
-        fix="Look from the host, or share its PID namespace.",
+        details=tuple(f"listed, but not here: pid {pid}" for pid in strangers),
+        means="Processes outside are not visible and not touched; their memory is “hidden” in the ledger.",
+        fix="Run it on the host, or share the host's PID namespace.",
         command="docker run --pid=host …" if facts.host_files.container else "",
     )
 
@@ -66,17 +67,17 @@ _START = {
 
 @check(CHECKS, "place.container", ("why", "who", "check", "free", "park", "borrow"))
 def check_container(facts: DoctorFacts) -> CheckAnswer:
-    """place.container  Are we in a container, and was it given the GPUs?
+    """place.container  Is this a container, and does it have GPUs?
 
-    What is looked at
-    -----------------
-    Our control group, the files that runtimes leave, what they mount, and the sockets of runtimes that
-    run here.
+    What it checks
+    --------------
+    vram's cgroup, the files and mounts that container runtimes leave, and the sockets of runtimes that run
+    here.
 
     What it means
     -------------
-    A container has the GPUs, libraries and rights that its runtime gave it, and nothing else. One that
-    sees the host's kernel module and none of its libraries was started without GPUs.
+    A container has only the GPUs, libraries and permissions that its runtime gave it. One that sees the
+    host's kernel module but none of its libraries was started without GPUs.
 
     What to do
     ----------
@@ -91,10 +92,10 @@ def check_container(facts: DoctorFacts) -> CheckAnswer:
     if facts.host_files.driver.module_version and not facts.gpus and not facts.virtual:
         return CheckAnswer(
             state="missing",
-            seen=f"{seen}, which was given no GPU",
+            seen=f"{seen}, which has no GPU",
             details=(inside.evidence, *others),
-            means=f"The host has a driver; this container was given {_withheld(facts)}.",
-            fix="Start the container with GPUs, by a runtime with the NVIDIA container toolkit.",
+            means=f"The host has a driver, but this container has {_withheld(facts)}.",
+            fix="Start the container with GPUs, using a runtime with the NVIDIA container toolkit.",
             command="" if inside.pod else _START.get(inside.runtime or "docker", ""),
         )
     return ok(seen, inside.evidence, *others)
@@ -108,43 +109,45 @@ def _named(inside: Container) -> str:
 
 def _withheld(facts: DoctorFacts) -> str:
     if facts.host_files.nodes:
-        return "not all that leads to it"
+        return "only part of what it needs"
     if facts.lacks_library:
         return "neither its libraries nor its devices"
-    return "its libraries, and not its devices"
+    return "its libraries, but not its devices"
 
 
-_TOTALS = "Totals are reported, what each Linux process has is not."
+_TOTALS = "Totals are reported, but not what each Linux process uses."
 
 
 @check(CHECKS, "place.wsl", ("why", "who", "check", "free", "park", "borrow"))
 def check_wsl(facts: DoctorFacts) -> CheckAnswer:
-    """place.wsl  Is this Linux under Windows (WSL), and what of the GPU can be reached?
+    """place.wsl  Is this Linux under Windows (WSL), and can it use the GPU?
 
-    What is looked at
-    -----------------
-    The kernel's name, /dev/dxg, the folder of the Windows driver's Linux libraries, and whether Windows could
-    be asked for its counters.
+    What it checks
+    --------------
+    The kernel's name, /dev/dxg, the folder of the Windows driver's Linux libraries, and whether Windows
+    answered with its counters.
 
     What it means
     -------------
-    Under WSL2 the driver is the one of Windows: totals are reported, what each Linux process has is not, and
-    Windows' own programs take memory that no list shows here. Its counters tell of them, if Windows programs
-    can be started from here.
+    Under WSL2 the driver is Windows'. It reports totals, but not what each Linux process uses, and Windows'
+    own programs use memory that no list shows here. Windows' counters show it, if Windows programs can be
+    started from here.
 
     What to do
     ----------
     - No /dev/dxg or no libraries: install the NVIDIA driver on Windows, then `wsl --update`.
     - No interop: set `enabled=true` under `[interop]` in /etc/wsl.conf.
     - powershell.exe is not found: set `enabled=true` under `[automount]` there, or put its folder on PATH.
-    - Windows answers with an error: `winmgmt /resyncperf` in an administrator's shell of Windows.
+    - Windows answers with an error: run `winmgmt /resyncperf` in Windows, as administrator.
     - WSL 1 has no GPU: `wsl --set-version DISTRIBUTION 2`.
     """
     wsl = facts.survey.host.wsl_facts
     if wsl is None:
         return not_applicable("not under Windows")
     if wsl.version == 1:
-        return _without_gpu("WSL 1, which has no GPU", "Convert it.", "wsl.exe --set-version DISTRIBUTION 2")
+        return _without_gpu(
+            "WSL 1, which has no GPU", "Convert it to WSL 2.", "wsl.exe --set-version DISTRIBUTION 2"
+        )
     if not wsl.gpu_device:
         return _without_gpu(
             "WSL2 without /dev/dxg",
@@ -165,21 +168,19 @@ def _with_gpu(wsl: WslFacts, windows: ProbeRun | None) -> CheckAnswer:
         remedy = ask_windows(wsl, windows, "windows")
         return CheckAnswer(
             state="limited",
-            seen="WSL2; Windows does not tell of its own programs",
+            seen="WSL2; Windows' own programs are not reported",
             details=(windows.message,) if windows and windows.message else (),
-            means=f"{_TOTALS} What Windows itself keeps on the GPU cannot be asked for.",
+            means=f"{_TOTALS} What Windows itself holds on the GPU is unknown.",
             fix=remedy.text,
             command=remedy.command,
         )
     return CheckAnswer(
         state="limited",
         seen=f"WSL2; Windows reported its counters in {windows.duration_s:.1f} s",
-        means=f"{_TOTALS} Windows' own programs are in its counters.",
-        fix="Nothing is to be put right; vram why --deep asks programs for their own figures.",
+        means=f"{_TOTALS} Windows' own programs are reported.",
+        fix="Nothing to fix; vram why --deep asks programs for their own figures.",
     )
 
 
 def _without_gpu(seen: str, fix: str, command: str) -> CheckAnswer:
-    return CheckAnswer(
-        state="missing", seen=seen, means="No GPU can be seen from here.", fix=fix, command=command
-    )
+    return CheckAnswer(state="missing", seen=seen, means="No GPU is visible here.", fix=fix, command=command)

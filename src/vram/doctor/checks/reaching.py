@@ -21,33 +21,35 @@ _LAST_MINOR = 14
 
 @check(CHECKS, "reaching.routes", ("trim", "deep", "free"), optional=True)
 def check_routes(facts: DoctorFacts) -> CheckAnswer:
-    """reaching.routes  By which routes can vram attach to a CPython here?
+    """reaching.routes  How can vram attach to a CPython process here?
 
-    What is looked at
-    -----------------
-    Three Pythons that the doctor starts itself, of the version that runs vram: one at work, one at rest in a
-    system call, one that waits for a lock. Each is stopped for a moment by ptrace, asked, and ended. Nobody
-    else's process is stopped.
+    What it checks
+    --------------
+    Three Python processes that the doctor starts itself, of the version that runs vram: one running, one
+    idle in a system call, one waiting for a lock. Each is stopped for a moment by ptrace, queried, and
+    ended. No other process is stopped.
 
     What it means
     -------------
-    `vram trim` attaches to any CPython from 3.9 to 3.14 by these routes, without an agent and without a
-    debugger. A 3.14 is asked through its own interface for debuggers first.
-    Where the route for a program at rest is closed (shadow stacks), such a program answers when it wakes up.
+    `vram trim` attaches to any CPython from 3.9 to 3.14 this way, without an agent and without a debugger.
+    For 3.14, Python's own debugger interface is tried first.
+    If an idle program cannot be entered (shadow stacks), it answers when it next runs.
 
     What to do
     ----------
-    See permissions.ptrace for what the kernel forbids. Programs that call `vram.agent()` need none of it.
+    See permissions.ptrace for what the kernel blocks. Programs that call `vram.agent()` need none of it.
     """
     test = facts.attach_test
     if test is None:
-        return CheckAnswer(state="unknown", seen="the self test did not end", fix="Run it again.")
+        return CheckAnswer(state="unknown", seen="the self test did not finish", fix="Run it again.")
     if int(test.version.partition(".")[2]) > _LAST_MINOR:
-        return not_applicable(f"vram's own Python {test.version} is newer than those that vram can attach to")
+        return not_applicable(
+            f"vram's own Python {test.version} is newer than the versions that vram can attach to"
+        )
     if not test.errors:
         longest = max(test.routes.values())
         return ok(
-            "can attach to a Python at work, at rest or waiting for a lock",
+            "can attach to a Python that is running, idle or waiting for a lock",
             f"stopped for at most {longest:.1f} ms (Python {test.version})",
         )
     failed = ", ".join(test.errors)
@@ -55,8 +57,8 @@ def check_routes(facts: DoctorFacts) -> CheckAnswer:
         state="limited",
         seen=f"cannot attach to a Python {failed}",
         details=tuple(f"{state}: {reason}" for state, reason in test.errors.items()),
-        means="vram trim reaches such processes by an agent or Jupyter only.",
-        fix="Have programs call vram.agent(), or be started with VRAM_AGENT=1.",
+        means="vram trim can reach such processes only through an agent or Jupyter.",
+        fix="Have programs call vram.agent(), or start them with VRAM_AGENT=1.",
     )
 
 
@@ -65,43 +67,43 @@ _MOST_NAMED = 4
 
 @check(CHECKS, "reaching.python", ("trim", "deep", "free"))
 def check_python(facts: DoctorFacts) -> CheckAnswer:
-    """reaching.python  Which Python processes on the GPUs can be asked to trim, and how?
+    """reaching.python  Which Python processes on the GPUs can be trimmed, and how?
 
-    What is looked at
-    -----------------
+    What it checks
+    --------------
     Every Python process with GPU memory: an agent's socket, a Jupyter connection file, Python 3.14's
-    interface for debuggers, ptrace. Nobody is asked anything, and nobody is stopped.
+    debugger interface, ptrace. No process is queried or stopped.
 
     What it means
     -------------
-    `vram trim PID` takes the safest of them that can be used.
+    `vram trim PID` uses the safest one that is available.
 
     What to do
     ----------
-    CPython from 3.9 on needs nothing but the permission to attach. Other programs can call `vram.agent()`,
-    or be started with VRAM_AGENT=1; notebooks are also reached with `vram[jupyter]`.
+    CPython 3.9 and later needs only the permission to attach. Other programs can call `vram.agent()`, or
+    be started with VRAM_AGENT=1; for notebooks install `vram[jupyter]`.
     """
     if facts.targets is None:
         return CheckAnswer(
             state="unknown",
-            seen="the files of a process on the GPUs do not answer",
-            means="vram trim would wait for them as well.",
-            fix="See whether its program lies on a server that is gone.",
+            seen="reading the files of a process on the GPUs does not return",
+            means="vram trim would hang on them too.",
+            fix="Check whether its program is on a file server that does not answer.",
         )
     if not facts.targets:
-        return not_applicable("no Python process is on a GPU")
+        return not_applicable("no Python process uses a GPU")
     willing = [target for target in facts.targets if target.available]
     details = tuple(_python_line(target) for target in facts.targets)
     whole = counted(len(facts.targets), "Python process")
     if len(willing) == len(facts.targets):
-        return ok(f"{whole} on the GPUs can be asked to trim", *details)
+        return ok(f"{whole} on the GPUs can be trimmed", *details)
     stuck = [target for target in facts.targets if target not in willing]
     needs_zmq = facts.program.packages.get("pyzmq") is None and any(target.is_kernel for target in stuck)
     return CheckAnswer(
         state="limited",
-        seen=f"{_named(stuck, whole)} cannot be asked to trim",
+        seen=f"{_named(stuck, whole)} cannot be trimmed",
         details=details,
-        means="vram trim refuses them, and vram why --deep does not see inside.",
+        means="vram trim refuses them, and vram why --deep cannot look inside.",
         fix=_fix(needs_zmq),
         command="pip install 'vram[jupyter]'" if needs_zmq else "",
     )
@@ -115,7 +117,7 @@ def _named(stuck: list[PythonTarget], whole: str) -> str:
 
 def _fix(needs_zmq: bool) -> str:
     if needs_zmq:
-        return "Install what speaks to Jupyter kernels."
+        return "Install the package that talks to Jupyter kernels."
     return "Have them call vram.agent() at their next start, or start them with VRAM_AGENT=1."
 
 
@@ -130,23 +132,23 @@ def _python_line(target: PythonTarget) -> str:
 
 @check(CHECKS, "reaching.cupti", (), optional=True)
 def check_cupti(facts: DoctorFacts) -> CheckAnswer:
-    """reaching.cupti  Is CUPTI here, and does a tool for tracing have it already?
+    """reaching.cupti  Is CUPTI installed, and does a tracing tool already use it?
 
-    What is looked at
-    -----------------
-    libcupti in the toolkit, in installed packages and in the loader's folders; processes on the GPUs that
-    have one mapped or were started with CUDA_INJECTION64_PATH, as far as we may read them; the same
-    variable in our own environment.
+    What it checks
+    --------------
+    libcupti in the toolkit, in installed packages and in the loader's folders; readable processes on the
+    GPUs that have it mapped or were started with CUDA_INJECTION64_PATH; the same variable in vram's own
+    environment.
 
     What it means
     -------------
-    No command of vram uses it. It is what profilers of CUDA stand on (PyTorch's, Nsight Systems), and before
-    CUPTI 13.3 with driver 610 a process has room for one of them: whoever comes second records nothing.
+    vram does not use it. CUDA profilers do (PyTorch's, Nsight Systems), and before CUPTI 13.3 with driver
+    610 only one of them works per process: the second one records nothing.
 
     What to do
     ----------
     - Not found: `pip install nvidia-cuda-cupti`, or the CUDA toolkit.
-    - Taken: let that tool finish. A process that merely has it mapped need not be traced now.
+    - In use: let that tool finish. A process that has it mapped is not necessarily being traced.
     """
     places = tuple(f"found: {path}" for path in facts.cupti or ())
     injected = [each for each in facts.tracing if each.injection]
@@ -155,26 +157,26 @@ def check_cupti(facts: DoctorFacts) -> CheckAnswer:
             state="limited",
             seen=f"CUDA_INJECTION64_PATH is set to {facts.host_files.injection}",
             details=places,
-            means="Every CUDA program started from here loads that tool; there is room for one.",
-            fix="Unset it where no tracing is wanted.",
+            means="Every CUDA program started from here loads that tool; only one can be loaded.",
+            fix="Unset it where you want no tracing.",
             command="unset CUDA_INJECTION64_PATH",
         )
     if injected:
         return CheckAnswer(
             state="limited",
-            seen=f"{counted(len(injected), 'process')} on the GPUs run under a tool for tracing",
+            seen=f"a tracing tool is loaded in {counted(len(injected), 'process')} on the GPUs",
             details=(*map(_tracing_line, facts.tracing), *places),
             means="Another profiler in the same process would record nothing.",
-            fix="Let that tool finish before another one is started.",
+            fix="Let that tool finish before you start another one.",
         )
     if facts.cupti is None:
-        fix = "Take folders that are not there any more out of LD_LIBRARY_PATH."
-        return CheckAnswer(state="unknown", seen="a folder of libraries does not answer", fix=fix)
+        fix = "Remove folders that no longer exist from LD_LIBRARY_PATH."
+        return CheckAnswer(state="unknown", seen="reading a library folder does not return", fix=fix)
     if not places:
         return CheckAnswer(
             state="missing",
             seen="no libcupti found",
-            means="Profilers of CUDA need it; no command of vram does.",
+            means="CUDA profilers need it; vram does not.",
             fix="Install it if you want to profile.",
             command="pip install nvidia-cuda-cupti",
         )

@@ -56,7 +56,7 @@ class LocalCheckpoint:
         except OSError as error:
             raise DeviceError(
                 f"the process that talks to the driver cannot be started: {error.strerror}",
-                hint="see `ulimit -u` and `ulimit -n`",
+                hint="check `ulimit -u` and `ulimit -n`",
             ) from error
 
 
@@ -151,7 +151,7 @@ class LocalCheckpointWorker:
             try:
                 reply = untrusted.decode(packet, _Packet, most_items=_MOST_ITEMS)
             except untrusted.Rejected as error:
-                message = f"the process that talks to the driver gave an answer that cannot be read: {error}"
+                message = f"the process that talks to the driver sent an unreadable answer: {error}"
                 return CheckpointAnswer(status="died", message=message)
             if reply.order != self._order:
                 continue  # the answer to an order that was given up
@@ -164,7 +164,7 @@ class LocalCheckpointWorker:
     def _stuck(self) -> str:
         """Why the worker cannot end, where nobody can change that."""
         stat = read_stat(self._child.pid)
-        stuck = f"; pid {self._child.pid} waits for it in the kernel (state D) and cannot be ended"
+        stuck = f"; pid {self._child.pid} waits for it in the kernel (state D) and cannot be killed"
         return stuck if stat and stat.state == "D" else ""
 
 
@@ -172,11 +172,11 @@ def _answer(reply: _Packet) -> CheckpointAnswer:
     if reply.unavailable is not None:
         return CheckpointAnswer(status="unavailable", message=reply.unavailable, code=reply.code)
     if reply.ended:
-        return CheckpointAnswer(status="ended", message="the process has ended")
+        return CheckpointAnswer(status="ended", message="the process has exited")
     if reply.short is not None:
         return CheckpointAnswer(status="short", state="parked", short=reply.short)
     if reply.state is not None and reply.state not in range(len(_STATES)):
-        message = f"the driver reports a state that this version does not know ({reply.state})"
+        message = f"the driver reports a state unknown to this version ({reply.state})"
         return CheckpointAnswer(
             status="unknown", message=message, code=reply.code, call=reply.call, took_s=reply.took_s
         )

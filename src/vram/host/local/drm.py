@@ -198,7 +198,7 @@ def _tiles(driver: str, folder: str) -> SysfsSize:
         return unknown
     if asleep(folder):
         return SysfsSize(
-            None, "unsupported", "the card sleeps, and asking for its size would wake it", "card-asleep"
+            None, "unsupported", "the card is suspended, and reading its size would wake it", "card-asleep"
         )
     parts = [read_nbytes(file) for file in files]
     failed = next((part for part in parts if part.nbytes is None), None)
@@ -315,7 +315,7 @@ def read_nbytes(path: str) -> SysfsSize:
         return SysfsSize(None, status, f"{name} cannot be read: {error.strerror}", "sysfs-unreadable")
     nbytes = int(raw, 0) if _NUMBER.fullmatch(raw) and not _octal(raw) else None
     if nbytes is None or nbytes >= _LARGEST:
-        return SysfsSize(None, "failed", f"{name} is no size", "sysfs-damaged")
+        return SysfsSize(None, "failed", f"{name} is not a size", "sysfs-damaged")
     return SysfsSize(nbytes)
 
 

@@ -53,7 +53,7 @@ def read_client(fd: int, node: int | None, raw: bytes, description: int | None =
     address = text(fields.get(b"drm-pdev", b"")).lower()
     if address and not _ADDRESS.fullmatch(address):
         address = ""
-        wrong.append("drm-pdev is no PCI address")
+        wrong.append("drm-pdev is not a PCI address")
     client = _NUMBER.fullmatch(fields.get(b"drm-client-id", b""))
     regions = _regions(figures, wrong)
     driver = text(fields.get(b"drm-driver", b""))[:64] or ("amdgpu" if b"vram mem" in fields else None)
@@ -74,7 +74,7 @@ def read_client(fd: int, node: int | None, raw: bytes, description: int | None =
         return DrmClient(
             facts,
             "unsupported",
-            "the driver reports no memory figures of its open files",
+            "the driver reports no memory figures for its open files",
             "no-client-figures",
         )
     return DrmClient(facts)
@@ -99,7 +99,7 @@ def _fields(raw: bytes) -> tuple[dict[bytes, bytes], _Figures, list[str]]:
         value = rest.strip()
         place, name = (figures.setdefault(region, {}), word) if word else (fields, key)
         if place.setdefault(name, value) != value:
-            wrong.append(f"{text(key)} is there twice, with different values")
+            wrong.append(f"{text(key)} appears twice, with different values")
     # amdgpu goes on writing its old pasid beside the number that took its place.
     if b"drm-driver" not in fields:
         for old, new in _FORMERLY.items():
@@ -117,7 +117,7 @@ def _regions(figures: _Figures, wrong: list[str]) -> tuple[Region, ...]:
         if name in _NO_MEMORY:
             continue
         sizes = {word: _nbytes(value) for word, value in values.items()}
-        wrong += [f"drm-{text(word)}-{text(name)} is no size" for word in sizes if sizes[word] is None]
+        wrong += [f"drm-{text(word)}-{text(name)} is not a size" for word in sizes if sizes[word] is None]
         if not values.keys().isdisjoint(_BEST_FIRST):
             found.append(_region(name, sizes, figures))
     return tuple(found)

@@ -77,7 +77,7 @@ class LocalExports:
             yield from _unproved(candidates, "failed", "reader-not-started", message)
             return
         left = dict(enumerate(candidates))
-        reason: tuple[Status, str, str] = ("failed", "reader-died", "the importing process ended early")
+        reason: tuple[Status, str, str] = ("failed", "reader-died", "the importing process exited early")
         try:
             for line in _lines(child, deadline):
                 if line.at is None:

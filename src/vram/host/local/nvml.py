@@ -253,7 +253,7 @@ class _Reading:
         for index in range(self._gpus):
             if index not in self._owner:
                 call = Calling("nvml.gpu", index, "nvmlDeviceGetHandleByIndex")
-                message = "not reached within {waited:.1f} s: other calls hang"
+                message = "not called within {waited:.1f} s: other calls hang"
                 yield self._failure(call, "timeout", "not-reached", message)
 
     def _given_up(self, reader: _Reader, status: Status, code: str, message: str) -> Iterator[Observation]:
@@ -267,7 +267,7 @@ class _Reading:
 
 
 def _still_stuck(calling: Calling) -> Observation:
-    words = f"{calling.call} of an earlier round still hangs in the driver"
+    words = f"{calling.call} from an earlier reading still hangs in the driver"
     return Observation(
         probe=calling.probe, gpu=calling.gpu, status="timeout", code="still-hangs", message=words
     )

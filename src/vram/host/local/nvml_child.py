@@ -42,7 +42,7 @@ _TRIES = 3
 _UNCORRECTED_SINCE_BOOT = (1, 0)
 _LIBRARY_NOT_FOUND = 12
 _WITHHELD = (3, 4, 6)  # not supported, no permission, not found (any more)
-_UNDER_MIG = "under MIG only the privileged may read the whole GPU; its instances are read one by one"
+_UNDER_MIG = "under MIG only root may read the whole GPU; its instances are read one by one"
 
 _Failure = tuple[str, Exception]  # of the list with that name
 _SENTINEL = 1 << 63  # the driver writes 2^64-1 for "not available"; no size comes near it
@@ -518,7 +518,7 @@ def _plausible(**sizes: int) -> dict[str, int]:
     """Refuse a reading that no GPU can give, rather than hand a sentinel on as bytes."""
     wrong = [name for name, nbytes in sizes.items() if not 0 <= nbytes <= sizes["total"] < _SENTINEL]
     if wrong:
-        raise ValueError(f"the driver gave memory figures that no GPU can have: {', '.join(wrong)}")
+        raise ValueError(f"the driver reported impossible memory figures: {', '.join(wrong)}")
     return sizes
 
 
@@ -542,7 +542,7 @@ def _without_lists() -> dict[str, Any] | None:
     folder = os.environ.get("VRAM_VIRTUAL_GPU")
     if not os.path.exists(f"{folder}/dev/dxg" if folder else "/dev/dxg"):
         return None
-    message = "Windows' driver gives no lists of processes here"
+    message = "Windows' driver provides no process lists here"
     return {"status": "unsupported", "code": "no-process-lists", "message": message}
 
 

@@ -27,7 +27,7 @@ _STATUS: dict[int, Status] = {
 _WORDS = {
     9: "the NVIDIA driver is not loaded",
     12: "the NVIDIA management library (libnvidia-ml.so.1) is not installed",
-    15: "the GPU is lost: it has fallen off the bus or cannot be reached",
+    15: "the GPU is lost: it fell off the bus or cannot be reached",
     16: "the GPU needs a reset before it can be used again",
 }
 _UNINITIALIZED, _NOT_LOADED = 1, 9
@@ -150,7 +150,7 @@ def left_statement(error: BaseException) -> dict[str, Any] | None:
     code = getattr(error, "value", None)
     if code not in (_UNINITIALIZED, _NOT_LOADED):
         return None
-    message = f"the driver left while it was read: it was unloaded or replaced (NVML error {code})"
+    message = f"the driver was unloaded or replaced while it was read (NVML error {code})"
     return {"status": "failed", "code": "driver-left", "message": message}
 
 
@@ -161,5 +161,5 @@ def _mismatch() -> str:
 
 def _unreached(version: str) -> str:
     """Why the library calls a driver "not loaded" whose module the kernel shows: it finds no way there."""
-    lack = "does not answer" if os.path.exists(_CONTROL_NODE) else f"{_CONTROL_NODE} is not there"
-    return f"the driver's kernel module {version} is loaded, and {lack}"
+    lack = "does not answer" if os.path.exists(_CONTROL_NODE) else f"{_CONTROL_NODE} is missing"
+    return f"the driver's kernel module {version} is loaded, but {lack}"

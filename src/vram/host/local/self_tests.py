@@ -43,7 +43,7 @@ def _start(*arguments: str) -> Child | None:
 
 def _collected(child: Child | None, deadline_s: float, kind: type[Told]) -> Told:
     if child is None:
-        return kind(not_tried="no process could be made for it")
+        return kind(not_tried="no process could be started for it")
     try:
         lines, ended = _heard(child, time.monotonic() + deadline_s)
     finally:

@@ -177,7 +177,7 @@ def container(root: str, environment: Mapping[str, str]) -> Container | None:
     load = workload(membership(read(f"{root}/proc/self/cgroup")))
     in_pod = "KUBERNETES_SERVICE_HOST" in environment
     signs = (
-        (load.runtime, f"our control group names container {load.container}") if load.container else None,
+        (load.runtime, f"vram's cgroup names container {load.container}") if load.container else None,
         *_marks(root),
         *_mounts(root),
         (environment["container"], "the variable `container` is set")
@@ -194,7 +194,7 @@ def container(root: str, environment: Mapping[str, str]) -> Container | None:
 
 
 def _marks(root: str) -> list[tuple[str, str]]:
-    return [(name, f"/{mark} is there") for name, mark in _MARKS if os.path.exists(f"{root}/{mark}")]
+    return [(name, f"/{mark} exists") for name, mark in _MARKS if os.path.exists(f"{root}/{mark}")]
 
 
 def _mounts(root: str) -> list[tuple[str, str]]:

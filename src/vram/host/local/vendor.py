@@ -30,7 +30,7 @@ class LocalVendor:
         try:
             tool = subprocess.Popen(command, env=_SAFE, stdin=quiet, stdout=pipe, stderr=both)
         except OSError as error:
-            return VendorAnswer(None, f"{command[0]} cannot be run: {error.strerror}")
+            return VendorAnswer(None, f"cannot run {command[0]}: {error.strerror}")
         assert tool.stdout is not None
         with tool:
             try:
@@ -39,6 +39,6 @@ class LocalVendor:
             except (Rejected, subprocess.TimeoutExpired) as error:
                 tool.kill()
                 if isinstance(error, Rejected) and error.code != "late":
-                    return VendorAnswer(None, f"its output cannot be used: {error}")
-                return VendorAnswer(None, f"it did not end within {deadline_s:g} s")
+                    return VendorAnswer(None, f"its output cannot be parsed: {error}")
+                return VendorAnswer(None, f"it did not finish within {deadline_s:g} s")
         return VendorAnswer(tool.returncode, said.decode(errors="backslashreplace").strip())

@@ -107,15 +107,13 @@ class PowerShellQuery:
         while sum(map(len, parts)) <= _LARGEST_NBYTES:
             left = self._deadline - time.monotonic()
             if not poll.poll(max(0.0, left) * 1000):
-                message = "Windows did not answer in time; it was not waited for"
+                message = "Windows did not answer in time"
                 return WindowsAnswer("timeout", message=message, code="windows-timeout")
             part = os.read(self._child.pipe, 1 << 18)
             if not part:
                 return WindowsAnswer("ok", b"".join(parts))
             parts.append(part)
-        return WindowsAnswer(
-            "failed", message="Windows' answer is too large to be one", code="windows-damaged"
-        )
+        return WindowsAnswer("failed", message="Windows' answer is too large", code="windows-damaged")
 
 
 def _changed_at(path: str) -> float:
@@ -127,7 +125,7 @@ def _changed_at(path: str) -> float:
 
 def _refusal(error: OSError) -> tuple[Status, str, str]:
     if isinstance(error, PermissionError):
-        return "denied", "powershell-denied", f"{_PROGRAM} may not be started by this user"
+        return "denied", "powershell-denied", f"this user is not allowed to start {_PROGRAM}"
     # "Exec format error": the kernel is not set up to hand such programs to Windows.
     return "unsupported", NO_INTEROP, "Windows programs cannot be started from here: WSL's interop is off"
 
@@ -140,7 +138,7 @@ class UnaskedWindows:
 
     def ask(self, script: str, deadline_s: float) -> PowerShellQuery:
         return PowerShellQuery.settled(
-            "unsupported", WINDOWS_LEFT_OUT, "Windows was not asked (--no-windows)"
+            "unsupported", WINDOWS_LEFT_OUT, "Windows was not queried (--no-windows)"
         )
 
 

@@ -54,7 +54,7 @@ def second_context(experiment: Experiment) -> Conclusion:
     first = experiment.read_device("first")
     cost = experiment.grown(first)
     if cost <= NEAR:
-        raise CannotTell("a context takes too little here to be measured")
+        raise CannotTell("a context is too small here to be measured")
     program.call("new_context")
     more = experiment.read_device("second").used - first.used
     return judged(more, cost, "taken again by the second context", claimed=False)
@@ -78,7 +78,7 @@ def init_costs(experiment: Experiment) -> Conclusion:
     hundred times as much: see context-free-of-charge.
     """
     if experiment.before.charges:
-        raise CannotTell("others use CUDA already: what it costs once was paid by them")
+        raise CannotTell("other processes use CUDA already and have paid the one-time cost")
     experiment.worker().call("init")
     reading = experiment.read_device("cuInit")
     cost = experiment.grown(reading)
@@ -193,11 +193,11 @@ def parked_leaves_nothing(experiment: Experiment) -> Conclusion:
     for verb in ("Lock", "Checkpoint"):
         code = other.call("checkpoint_code", verb, program.pid)
         if code != OK:
-            raise CannotTell(f"cuCheckpointProcess{verb} answered {code}")
+            raise CannotTell(f"cuCheckpointProcess{verb} returned {code}")
     left = experiment.grown(experiment.read_device("parked"))
     codes = [other.call("checkpoint_code", verb, program.pid) for verb in ("Restore", "Unlock")]
     back = experiment.grown(experiment.read_device("brought back"))
     answer = judged(left, held, "used while it is parked", claimed=False)
-    refused = "" if codes == [OK, OK] else f"; restoring and unlocking it answered {codes}"
+    refused = "" if codes == [OK, OK] else f"; restoring and unlocking it returned {codes}"
     because = f"{answer.because}, {size(back)} when it was back{refused}"
     return Conclusion(answer.holds, because, (figure("parked", left), figure("brought back", back)))

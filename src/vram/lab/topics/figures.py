@@ -31,7 +31,7 @@ def used_includes_reserved(experiment: Experiment) -> Conclusion:
     if memory.reserved is None or memory.v1_used is None:
         raise CannotTell("this driver does not report what it reserves")
     more, reserved = memory.v1_used - memory.used, memory.reserved
-    because = f"the older call says {size(more)} more than the newer one; {size(reserved)} are reserved"
+    because = f"the older call says {size(more)} more than the newer one; {size(reserved)} is reserved"
     holds = mostly(more, reserved) if reserved > NEAR else None
     return Conclusion(holds, because, (figure("more in the older call", more), figure("reserved", reserved)))
 
@@ -61,9 +61,9 @@ def list_sums(experiment: Experiment) -> Conclusion:
     reading = experiment.read_device("allocated")
     listed = reading.charges.get(program.pid)
     if listed is None:
-        raise CannotTell("the driver's list does not name processes by the pids that we know")
+        raise CannotTell("the driver's list does not use the pids that are valid here")
     used = experiment.grown(reading)
-    because = f"{size(used)} more are used, {size(listed)} are listed"
+    because = f"{size(used)} more is used, {size(listed)} is listed"
     return Conclusion(abs(used - listed) <= exact, because, (figure("used", used), figure("listed", listed)))
 
 
@@ -89,7 +89,7 @@ def one_byte(experiment: Experiment) -> Conclusion:
     program.call("alloc", 1)
     taken = experiment.read_device("allocated").used - empty.used
     if taken <= 0:
-        raise CannotTell("the device showed nothing of it: the context had room left")
+        raise CannotTell("the device showed no change: the context had room left")
     return Conclusion(taken == 1, f"one byte took {size(taken)}", (figure("taken", taken),))
 
 
@@ -113,15 +113,15 @@ def larger_than_the_gpu(experiment: Experiment) -> Conclusion:
     """
     out_of_memory = 2
     if experiment.on_wsl:
-        raise CannotTell("under WSL2 the driver may take the host's memory instead")
+        raise CannotTell("under WSL2 the driver may use host memory instead")
     program = experiment.worker()
     program.call("context")
     total = experiment.read_device("context").memory.total
     code = program.call("alloc_code", total + GIB)
     experiment.read_device("asked")
     if code not in (OK, out_of_memory):
-        raise CannotTell(f"cuMemAlloc answered {code}")
-    because = f"asked for {size(total + GIB)} on a GPU of {size(total)}, cuMemAlloc answered {code}"
+        raise CannotTell(f"cuMemAlloc returned {code}")
+    because = f"asked for {size(total + GIB)} on a GPU of {size(total)}, cuMemAlloc returned {code}"
     return Conclusion(code == OK, because, (figure("answer", code, "code"),))
 
 

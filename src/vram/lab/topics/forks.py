@@ -58,7 +58,7 @@ def list_names_the_dead(experiment: Experiment) -> Conclusion:
     parent.call("context")
     parent.call("alloc", nbytes)
     if parent.pid not in experiment.read_device("allocated").charges:
-        raise CannotTell("the driver's list does not name processes by the pids that we know")
+        raise CannotTell("the driver's list does not use the pids that are valid here")
     child = parent.fork()
     parent.kill()
     charges = experiment.read_device("parent killed").charges
@@ -94,7 +94,7 @@ def forked_child_uses(experiment: Experiment) -> Conclusion:
     code = child.call("alloc_code", 2 * MIB)
     words = "it was given memory" if code == OK else "its call was refused"
     return Conclusion(
-        code == OK, f"{words}: cuMemAlloc in the child answered {code}", (figure("answer", code, "code"),)
+        code == OK, f"{words}: cuMemAlloc in the child returned {code}", (figure("answer", code, "code"),)
     )
 
 

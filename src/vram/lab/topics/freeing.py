@@ -158,7 +158,7 @@ def free_null_fails(experiment: Experiment) -> Conclusion:
     program = experiment.worker()
     program.call("context")
     code = program.call("free_code", 0)
-    return Conclusion(code != OK, f"cuMemFree of null answered {code}", (figure("answer", code, "code"),))
+    return Conclusion(code != OK, f"cuMemFree of null returned {code}", (figure("answer", code, "code"),))
 
 
 @claim("free-null-flushes", TOPIC, takes=Takes(128 * MIB))
@@ -215,7 +215,7 @@ def double_free(experiment: Experiment) -> Conclusion:
         program.call("fill", again, 0xA5, nbytes)
     except WorkerEnded:
         return Conclusion(True, "the process died of it")
-    because = f"the second free answered {code}, and the process went on"
+    because = f"the second free returned {code}, and the process continued"
     return Conclusion(False, because, (figure("answer", code, "code"),))
 
 
@@ -337,7 +337,7 @@ def release_frees(experiment: Experiment) -> Conclusion:
     handle, address = program.call("create", nbytes), program.call("reserve", nbytes)
     code = program.call("map_code", address, nbytes, handle)
     if code != OK:
-        raise CannotTell(f"cuMemMap answered {code}")
+        raise CannotTell(f"cuMemMap returned {code}")
     experiment.must_show(experiment.read_device("mapped"), nbytes, since=empty)
     program.call("release", handle)
     kept = experiment.read_device("released").used - empty.used

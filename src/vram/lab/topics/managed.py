@@ -109,7 +109,7 @@ def managed_listed(experiment: Experiment) -> Conclusion:
     nbytes = 256 * MIB
     program, empty = experiment.worker_with_context()
     if program.pid not in empty.charges:
-        raise CannotTell("the driver's list does not name processes by the pids that we know")
+        raise CannotTell("the driver's list does not use the pids that are valid here")
     program.call("fill", program.call("alloc_managed", nbytes), 0xA5, nbytes)
     reading = experiment.read_device("written by the device")
     experiment.must_show(reading, nbytes, since=empty)

@@ -164,7 +164,7 @@ def context_outlives(experiment: Experiment) -> Conclusion:
     program.call("context")
     cost = experiment.grown(experiment.read_device("context"))
     if cost <= NEAR:
-        raise CannotTell("a context takes too little here to be measured")
+        raise CannotTell("a context is too small here to be measured")
     program.end_by("leave")
     left = experiment.grown(experiment.read_device("ended"))
     return judged(left, cost, "still used by the context after its process ended")

@@ -63,7 +63,7 @@ def ipc_counted_twice(experiment: Experiment) -> Conclusion:
     handle = exporter.call("ipc_handle", exporter.call("alloc", nbytes))
     before = experiment.read_device("allocated")
     if importer.pid not in before.charges:
-        raise CannotTell("the driver's list does not name processes by the pids that we know")
+        raise CannotTell("the driver's list does not use the pids that are valid here")
     importer.call("ipc_open", handle)
     after = experiment.read_device("opened")
     used = after.used - before.used
@@ -164,5 +164,5 @@ def pointer_elsewhere(experiment: Experiment) -> Conclusion:
     stranger.call("context")
     code = stranger.call("read_code", pointer, 4096)
     words = "could read it" if code == OK else "was refused"
-    because = f"another process {words}: cuMemcpyDtoH there answered {code}"
+    because = f"another process {words}: cuMemcpyDtoH there returned {code}"
     return Conclusion(code == OK, because, (figure("answer", code, "code"),))

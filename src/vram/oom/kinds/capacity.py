@@ -21,24 +21,24 @@ from vram.units import size
 _NEARLY_ALL = 0.75
 
 
-@kind("too-large", "simply too large")
+@kind("too-large", "too large for the GPU")
 def too_large(reading: OomReading, worked: Sums) -> Judgement | None:
-    """too-large: this program needs more than the GPU can give it
+    """too-large: this program needs more than the GPU has
 
     What it is
     ----------
-    What is in use, what was asked for and one context are together more than the GPU has, whoever else may be
-    on it. Neither emptying caches nor ending other processes would have been enough.
+    What the program uses, what it requested and one context together exceed the GPU, even without other
+    processes. Neither emptying caches nor killing other processes would have been enough.
 
     How it is recognised
     --------------------
-    in use + asked + context > total. It is certain where in use + asked alone are more, or where the message
-    says what lies outside the allocator; likely where a context's usual size decides. Where the message has
-    no total: more than any GPU has, or more than the pool's own limit.
+    in use + asked + context > total. It is certain if in use + asked alone exceed the total, or if the
+    message says what is outside the allocator; likely if the usual size of a context decides. If the message
+    has no total: more than any GPU has, or more than the pool's own limit.
 
     Remedies
     --------
-    Ask for less; the message says by how much. vram.retry_on_oom shrinks by itself.
+    Use less; the message says by how much. vram.retry_on_oom reduces the size automatically.
     """
     if reading.asked is None and reading.dialect != "vllm":
         return None
@@ -59,10 +59,11 @@ def too_large(reading: OomReading, worked: Sums) -> Judgement | None:
 
 def _more_than_any_gpu(reading: OomReading) -> Judgement:
     cause = (
-        f"It asked for {said(reading.asked)} at once: no GPU has that. A size or a shape was computed wrong."
+        f"It requested {said(reading.asked)} at once: no GPU has that much. A size or a shape was"
+        " computed wrongly."
     )
     remedy = change(
-        "Look at the shapes where it was raised: a negative or huge dimension, or an unmasked index."
+        "Check the shapes where it was raised: a negative or huge dimension, or an unmasked index."
     )
     return _too_large(reading, "fact", cause, (), (remedy,))
 
@@ -78,13 +79,12 @@ def _more_than_this_gpu(reading: OomReading, worked: Sums) -> Judgement:
         terms.append(Term("one context", beside, sure=worked.outside is not None))
     terms.append(Term("total", -reading.total.nbytes))
     over = sum(term.nbytes for term in terms)
-    fit = "not fit" if sure else "leave no room for a context of the usual size"
-    cause = f"Even on a GPU that nobody else uses, what this program holds and asks for would {fit}."
+    fit = "not fit" if sure else "leave too little room for a typical context"
+    cause = f"Even with nobody else on the GPU, what this program holds and requests would {fit}."
     if reading.live and reading.live.nbytes > reading.total.nbytes:
         cause += (
-            " It already holds more than the GPU has: the driver moved part of it into host"
-            " memory, as it does on"
-            " Windows and WSL2."
+            " It already holds more than the GPU has: the driver moved part of it to host memory, as it"
+            " does on Windows and WSL2."
         )
     advice = (smaller(reading, room_alone(reading, worked)), retry(), bigger())
     working = Working(tuple(terms), "too much", over)
@@ -100,9 +100,8 @@ def _uses_nearly_all(reading: OomReading, worked: Sums) -> Judgement | None:
     ):
         return None
     cause = (
-        f"This program itself uses {said(reading.live)} of the GPU's {said(reading.total)}. What is"
-        " beside that, a"
-        " context, the driver and odd pieces, is no more than usual."
+        f"This program itself uses {said(reading.live)} of the GPU's {said(reading.total)}. The rest (a"
+        " context, the driver and small pieces) is no more than usual."
     )
     room = reading.live.nbytes + (reading.free.nbytes if reading.free else 0)
     advice = (smaller(reading, room), retry(), bigger())
@@ -118,7 +117,7 @@ def _more_than_pool(reading: OomReading) -> Judgement | None:
         Term("asked", asked.nbytes),
         Term("limit of the pool", -limit.nbytes),
     )
-    cause = f"The pool may have {said(limit)}, by default nearly the whole GPU, and that is not enough."
+    cause = f"The pool may grow to {said(limit)}, by default nearly the whole GPU, and that is not enough."
     working = Working(terms, "too much", sum(term.nbytes for term in terms))
     return _too_large(reading, "fact", cause, (working,), (smaller(reading, limit.nbytes), retry(), bigger()))
 
@@ -127,11 +126,11 @@ def _vllm_too_large(reading: OomReading, worked: Sums) -> Judgement | None:
     if reading.limit is None or reading.limit.nbytes >= 0:
         return None
     cause = (
-        f"Weights and activations overrun vLLM's share by {said(-reading.limit.nbytes)}: more"
-        " than is left beside it."
+        f"Weights and activations exceed vLLM's share by {said(-reading.limit.nbytes)}, more than the"
+        " rest of the GPU has."
     )
     less = change(
-        "Need less: a quantized model, --max-num-batched-tokens, --tensor-parallel-size over more GPUs."
+        "Use less: a quantized model, --max-num-batched-tokens, --tensor-parallel-size over more GPUs."
     )
     return _too_large(reading, "likely", cause, (), (less, bigger()))
 
@@ -146,12 +145,14 @@ def _since_start(reading: OomReading, worked: Sums) -> Judgement | None:
     ):
         return None
     terms = (Term("asked", asked.nbytes), Term("left of what was free at the start", -free.nbytes))
-    cause = "What was free when it started is not enough for the model, its cache and this buffer."
+    cause = "The memory that was free at the start is not enough for the model, its cache and this buffer."
     advice = (
-        change("Keep fewer layers on the GPU (-ngl), a shorter context (-c), a smaller batch (-ub)."),
         change(
-            "Store the cache in less: --cache-type-k q8_0 --cache-type-v q8_0 with -fa on; or a"
-            " smaller quantization."
+            "Keep fewer layers on the GPU (-ngl), or use a shorter context (-c) or a smaller batch (-ub)."
+        ),
+        change(
+            "Shrink the cache: --cache-type-k q8_0 --cache-type-v q8_0 with -fa on; or use a smaller"
+            " quantization."
         ),
         bigger(),
     )
@@ -181,9 +182,9 @@ def _too_large(
 _JAX_FRACTION = 0.75
 
 
-@kind("limit", "a limit that was set")
+@kind("limit", "a configured limit")
 def limit(reading: OomReading, worked: Sums) -> Judgement | None:
-    """limit: a bound that somebody set, below what the GPU has
+    """limit: a configured limit is reached, below the size of the GPU
 
     What it is
     ----------
@@ -193,11 +194,11 @@ def limit(reading: OomReading, worked: Sums) -> Judgement | None:
 
     How it is recognised
     --------------------
-    The message names the limit, and what is held plus what was asked for is more than that.
+    The message names the limit, and in use + asked exceed it.
 
     Remedies
     --------
-    Raise the limit, if the GPU has the room; or ask for less.
+    Raise the limit if the GPU has room, or use less.
     """
     if reading.dialect == "vllm":
         return _vllm_limit(reading)
@@ -215,8 +216,8 @@ def limit(reading: OomReading, worked: Sums) -> Judgement | None:
     if reading.total and reading.limit.nbytes >= reading.total.nbytes - reading.total.slack:
         return None
     cause = (
-        f"This program may have {said(reading.limit)}: a limit below what the GPU has was set,"
-        " and it is reached."
+        f"This program may use {said(reading.limit)}: a limit below the size of the GPU was set, and it"
+        " is reached."
     )
     return _limit(reading, "fact", cause, _raise_limit(reading), held)
 
@@ -232,7 +233,7 @@ def _jax_limit(reading: OomReading, held: int) -> Judgement | None:
         " XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise. It needs a little more than that."
     )
     share = min(0.95, (held + reading.asked.nbytes) / whole + 0.02)
-    text = "Let it have more, if nobody else needs the GPU."
+    text = "Raise the fraction, if nobody else needs the GPU."
     remedy = change(text, f"export XLA_PYTHON_CLIENT_MEM_FRACTION={share:.2f}")
     return _limit(reading, "likely", cause, (run_why(reading), remedy), held)
 
@@ -248,11 +249,9 @@ def _vllm_limit(reading: OomReading) -> Judgement | None:
     short = -reading.limit.nbytes if reading.limit and reading.limit.nbytes < 0 else None
     if short and reading.total and short > (0.97 - share) * reading.total.nbytes:
         return None
-    cause = (
-        f"Weights and activations already fill the share of the GPU that vLLM may use ({share:.2f} of it)."
-    )
+    cause = f"Weights and activations already fill vLLM's share of the GPU ({share:.2f} of it)."
     if short:
-        cause += f" They overrun it by {size(short)}."
+        cause += f" They exceed it by {size(short)}."
     return _limit(reading, "likely", cause, _room_remedies(reading, share))
 
 
@@ -260,12 +259,12 @@ def _warm_up(reading: OomReading) -> Judgement:
     """Weights and cache are in place by then: what is tried out is beside them."""
     share = reading.utilization or 0.9
     cause = (
-        f"vLLM had taken the share of the GPU that it may use ({share:.2f} of it), and its warm-up, with as"
-        " many requests as it may serve at once, found no room beside it."
+        f"vLLM had taken its share of the GPU ({share:.2f} of it), and the rest was too small for its"
+        " warm-up with the maximum number of requests."
     )
     advice = (
         run_why(reading),
-        change(f"Leave more beside it: --gpu-memory-utilization {share - 0.05:.2f}."),
+        change(f"Leave more room: --gpu-memory-utilization {share - 0.05:.2f}."),
         change("Or serve fewer requests at once: --max-num-seqs."),
     )
     return _limit(reading, "likely", cause, advice)
@@ -277,21 +276,19 @@ def _vllm_startup(reading: OomReading) -> Judgement | None:
         return None
     if reading.total.nbytes - reading.free.nbytes > 2 * CONTEXT + reading.total.slack:
         return None
-    cause = f"The share that was asked for ({reading.utilization}) is more than an empty GPU has free."
+    cause = f"The requested share ({reading.utilization}) is more than an empty GPU has free."
     return _limit(reading, "fact", cause, utilization(reading))
 
 
 def _cache_cause(reading: OomReading) -> str:
     if reading.asked and reading.limit:
         return (
-            f"One request of {reading.tokens_wanted} tokens needs {said(reading.asked)} of KV"
-            " cache; the share of the"
-            f" GPU that vLLM may use leaves {said(reading.limit)} for it."
+            f"One request of {reading.tokens_wanted} tokens needs {said(reading.asked)} of KV cache;"
+            f" vLLM's share of the GPU leaves {said(reading.limit)} for it."
         )
     return (
-        f"One request may have {reading.tokens_wanted} tokens; the KV cache that fits into vLLM's"
-        " share of the GPU"
-        f" holds {reading.tokens_fitting}."
+        f"One request may have {reading.tokens_wanted} tokens; the KV cache that fits vLLM's share of"
+        f" the GPU holds {reading.tokens_fitting}."
     )
 
 
@@ -309,11 +306,11 @@ def _room_remedies(reading: OomReading, share: float) -> tuple[Remedy, ...]:
     more = min(0.97, round(share + 0.05, 2))
     advice = [run_why(reading)]
     if more > share:
-        text = f"Give vLLM more of the GPU, if nobody else is on it: --gpu-memory-utilization {more:.2f}."
+        text = f"Give vLLM more of the GPU, if nobody else uses it: --gpu-memory-utilization {more:.2f}."
         advice.append(change(text))
     advice.append(
         change(
-            "Or need less: --kv-cache-dtype fp8, --enforce-eager, --max-num-seqs, a quantized model,"
+            "Or use less: --kv-cache-dtype fp8, --enforce-eager, --max-num-seqs, a quantized model,"
             " --tensor-parallel-size over more GPUs."
         )
     )
@@ -322,18 +319,15 @@ def _room_remedies(reading: OomReading, share: float) -> tuple[Remedy, ...]:
 
 def _pool_cause(reading: OomReading) -> str:
     if "arena-limit" in reading.signs:
-        return (
-            f"ONNX Runtime's arena has {said(reading.idle)} left of the limit that it was given"
-            " (gpu_mem_limit)."
-        )
+        return f"ONNX Runtime's arena has {said(reading.idle)} left below its limit (gpu_mem_limit)."
     limit = f" of {said(reading.limit)}" if reading.limit else ""
-    return f"RMM's pool has reached its maximum size{limit}: the GPU itself may have more."
+    return f"RMM's pool has reached its maximum size{limit}; the GPU itself may have more."
 
 
 def _raise_limit(reading: OomReading) -> tuple[Remedy, ...]:
     words = {
         "pytorch": "Raise or remove torch.cuda.set_per_process_memory_fraction.",
-        "pytorch-mps": "Let it use more: the machine may swap, and become unresponsive.",
+        "pytorch-mps": "Let it use more; the machine may start to swap and become unresponsive.",
         "cupy": "Raise or remove the limit: cupy.get_default_memory_pool().set_limit(size=0),"
         " CUPY_GPU_MEMORY_LIMIT.",
         "rmm": "Raise maximum_pool_size (rmm.reinitialize, LocalCUDACluster(rmm_maximum_pool_size=...)).",
@@ -341,9 +335,7 @@ def _raise_limit(reading: OomReading) -> tuple[Remedy, ...]:
     }
     text = words.get(reading.dialect, "Raise or remove the limit.")
     command = "export PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0" if reading.dialect == "pytorch-mps" else ""
-    advice = (
-        [] if reading.dialect == "pytorch-mps" else [run_why(reading, "See whether the GPU has the room.")]
-    )
+    advice = [] if reading.dialect == "pytorch-mps" else [run_why(reading, "Check whether the GPU has room.")]
     return (*advice, change(text, command), smaller(reading, reading.limit.nbytes if reading.limit else None))
 
 

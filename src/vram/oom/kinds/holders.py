@@ -17,29 +17,29 @@ from vram.oom.remedies import (
 from vram.oom.sums import CONTEXT, Sums, blamed, said, shortfall, usual_context
 
 
-@kind("ghost", "held by nobody on the list")
+@kind("ghost", "held by an unlisted process")
 def ghost(reading: OomReading, worked: Sums) -> Judgement | None:
-    """ghost: memory is in use, and no process of the list has it
+    """ghost: memory is in use by a process that no list shows
 
     What it is
     ----------
-    The processes that the driver lists hold less than is in use. The rest is kept by somebody whom no list
-    names: a forked child of a process that is gone, an exported handle or a dma-buf in a process without a
-    context, or a process that cannot be seen from inside this container.
+    The processes that the driver lists hold less than is in use. The rest is held by a process that no list
+    shows: a forked child of a dead process, a process that has an exported handle or a dma-buf open without
+    a context, or a process that is not visible from inside this container.
 
     How it is recognised
     --------------------
-    total - free - this process - all listed processes is far more than the driver keeps for itself, and would
-    have been enough.
+    total - free - this process - all listed processes is far more than the driver reserves for itself, and
+    would have been enough.
 
     How to confirm
     --------------
-    `vram why` on that machine names who holds it (findings VR101 to VR104), and `vram oom --live` joins it
+    `vram why` on that machine names the holder (findings VR101 to VR104), and `vram oom --live` combines it
     with the message.
 
     Remedies
     --------
-    End or repair the holder that `vram why` names. A reset of the GPU is no remedy while it lives.
+    `vram free` frees memory whose owner is dead. Resetting the GPU does not help while the holder is alive.
     """
     if blamed(reading, worked) != "ghost":
         return None
@@ -47,13 +47,12 @@ def ghost(reading: OomReading, worked: Sums) -> Judgement | None:
         kind="ghost",
         certainty="likely",
         title=ghost.title,
-        cause=f"{said(worked.unnamed)} are in use and belong to none of the processes that the"
-        " message lists: a"
-        " ghost, or a process that cannot be seen from where this ran.",
+        cause=f"{said(worked.unnamed)} is in use by none of the processes that the message lists: it"
+        " belongs to a dead process, or to one that is not visible from where this ran.",
         workings=(*shortfall(reading), _on_no_list(reading, worked)),
         remedies=(
             join_live(),
-            run_why(reading, "Find who holds it: vram reads open files, not the driver's list."),
+            run_why(reading, "Find the holder: vram reads open files, not only the driver's list."),
             make_room(reading),
         ),
     )
@@ -74,22 +73,22 @@ def _on_no_list(reading: OomReading, worked: Sums) -> Working:
 
 @kind("other-process", "held by another process")
 def other_process(reading: OomReading, worked: Sums) -> Judgement | None:
-    """other-process: it would have fit, had nobody else been on the GPU
+    """other-process: it would have fit without the other processes on the GPU
 
     What it is
     ----------
-    What this program uses and asked for fits into the GPU. Others hold what is missing: another job, a
+    What this program uses and requested fits the GPU. Other processes hold what is missing: another job, a
     notebook that was left open, a worker of an earlier run, a desktop.
 
     How it is recognised
     --------------------
-    PyTorch 2.1 and later list the processes with their sizes. Older messages do not: there it follows from
-    total - free - reserved, less one context.
+    PyTorch 2.1 and later list the processes with their sizes. For older messages it follows from
+    total - free - reserved, minus one context.
 
     Remedies
     --------
-    See who they are (`vram why`), then let vram make room: `vram free SIZE` plans over trimming, parking and
-    ending, least harm first. Or use another GPU.
+    See who they are (`vram why`), then let vram make room: `vram free SIZE` plans to trim, park and kill,
+    least harm first. Or use another GPU.
     """
     if reading.dialect == "vllm" and reading.wording == "startup":
         return _before_vllm(reading, worked)
@@ -114,18 +113,19 @@ def other_process(reading: OomReading, worked: Sums) -> Judgement | None:
 
 def _other_process_cause(reading: OomReading, worked: Sums) -> str:
     if not worked.listed:
-        pool = ", or what this program's own pool keeps unused" if "driver-pool" in reading.signs else ""
+        pool = ", or unused memory of this program's own pool" if "driver-pool" in reading.signs else ""
         return (
-            f"About {said(worked.unnamed)} are in use beyond what this program's allocator and its"
-            " context hold."
-            f" The message does not say whose; other processes, or ghosts of earlier ones{pool}."
+            f"About {said(worked.unnamed)} is in use beyond this program's allocator and its context. The"
+            f" message does not say whose it is: other processes, memory left by dead ones{pool}."
         )
     largest = max(worked.listed, key=lambda share: share.nbytes.nbytes if share.nbytes else 0)
     if len(worked.listed) == 1:
-        return f"Process {largest.pid} held {said(largest.nbytes)}. Without it, this would have fit."
+        return (
+            f"Process {largest.pid} held {said(largest.nbytes)}. Without it, the allocation would have fit."
+        )
     return (
         f"{len(worked.listed)} other processes held {said(worked.named)}, process {largest.pid} alone"
-        f" {said(largest.nbytes)}. Without them, this would have fit."
+        f" {said(largest.nbytes)}. Without them, the allocation would have fit."
     )
 
 
@@ -148,13 +148,13 @@ def _before_vllm(reading: OomReading, worked: Sums) -> Judgement:
     workings = shortfall(reading)
     if reading.total and reading.free and held is not None:
         terms = (Term("total", reading.total.nbytes), Term("free", -reading.free.nbytes))
-        workings = (*workings, Working(terms, "held before vLLM began", held))
+        workings = (*workings, Working(terms, "held before vLLM started", held))
     return Judgement(
         kind="other-process",
         certainty="likely",
         title=other_process.title,
-        cause=f"{said(held)} were in use before vLLM took anything, so its share of the GPU"
-        f" ({reading.utilization}) could not be had.",
+        cause=f"{said(held)} was in use before vLLM started, so its share of the GPU"
+        f" ({reading.utilization}) was not available.",
         workings=workings,
         remedies=(run_why(reading), make_room(reading), *utilization(reading)),
     )
@@ -176,9 +176,8 @@ def _pool_below_limit(reading: OomReading) -> Judgement | None:
         kind="other-process",
         certainty="likely",
         title=other_process.title,
-        cause=f"The pool may have {said(limit)} and has grown to {said(live.nbytes + idle.nbytes)}"
-        " only: the driver"
-        " had no more, so others hold it.",
+        cause=f"The pool may grow to {said(limit)} but has only reached"
+        f" {said(live.nbytes + idle.nbytes)}: the driver had no more, so other processes hold it.",
         workings=(Working(terms, "below the limit", room),),
         remedies=(run_why(reading), make_room(reading), *release_caches(reading)),
     )
@@ -186,24 +185,24 @@ def _pool_below_limit(reading: OomReading) -> Judgement | None:
 
 @kind("context", "a context or a workspace")
 def context(reading: OomReading, worked: Sums) -> Judgement | None:
-    """context: memory of this process that no allocator counts
+    """context: memory of this process outside its allocator
 
     What it is
     ----------
-    A CUDA context with loaded code takes about half a gigabyte before any work. cuBLAS and cuDNN want
-    workspaces, NCCL wants buffers for every channel and peer, and other libraries in the same process have
-    pools of their own. None of it comes from the framework's allocator, so the framework cannot make room for
-    it by emptying its cache.
+    A CUDA context with loaded code uses about half a gigabyte before any work. cuBLAS and cuDNN need
+    workspaces, NCCL needs buffers for every channel and peer, and other libraries in the same process have
+    their own pools. None of it comes from the framework's allocator, so the framework does not empty its
+    cache for it.
 
     How it is recognised
     --------------------
-    A library's handle, a workspace or the context itself failed; or the driver charges the process for much
-    more than its allocator holds and a context needs.
+    Creating a library's handle, a workspace or the context itself failed; or the driver charges the process
+    with much more than its allocator and a context account for.
 
     Remedies
     --------
-    Leave room for them: empty the cache before they are first used, make the handles early, bound the
-    workspace, bound the framework's share of the GPU.
+    Leave room for them: empty the cache before they are first used, create the handles early, limit the
+    workspace, limit the framework's share of the GPU.
     """
     if "context" in reading.signs:
         return _no_context(reading)
@@ -219,10 +218,9 @@ def _no_context(reading: OomReading) -> Judgement:
         kind="context",
         certainty="likely",
         title="no room for a context",
-        cause="The context itself could not be made, before any allocation: the GPU had less free"
-        " than the half"
-        " gigabyte that a context takes. Others hold the rest.",
-        missing=("what was free", "who held the rest"),
+        cause="The context itself could not be created, before any allocation: less was free than the"
+        " half gigabyte that a context needs. Other processes hold the rest.",
+        missing=("how much was free", "who held the rest"),
         remedies=(run_why(reading), make_room(reading), _elsewhere()),
     )
 
@@ -236,23 +234,23 @@ def _workspace(reading: OomReading) -> Judgement:
         kind="context",
         certainty="likely",
         title="no room for a library's workspace",
-        cause=f"{found}{amount} found no room. {it_is} taken from the driver directly; what the"
-        f" framework keeps in its cache is of no use to {them}.",
-        missing=("what was free", "how much the framework's cache held"),
+        cause=f"{found}{amount} did not fit. {it_is} allocated from the driver directly, so the framework's"
+        f" cached memory cannot be used for {them}.",
+        missing=("how much was free", "how much the framework's cache held"),
         remedies=(*release_caches(reading), *_bounds(reading), run_why(reading)),
     )
 
 
 def _bounds(reading: OomReading) -> tuple[Remedy, ...]:
     if reading.dialect == "nccl":
-        text = "Let NCCL have smaller buffers (4 MiB each by default), or fewer channels."
+        text = "Give NCCL smaller buffers (4 MiB each by default), or fewer channels."
         return (
-            change("Leave it room: torch.cuda.set_per_process_memory_fraction(0.95) before training."),
+            change("Leave room for it: torch.cuda.set_per_process_memory_fraction(0.95) before training."),
             change(text, "export NCCL_BUFFSIZE=2097152 NCCL_MAX_NCHANNELS=8"),
         )
     if "cublas" in reading.signs:
-        return (change("Bound cuBLAS's workspace.", "export CUBLAS_WORKSPACE_CONFIG=:4096:2:16:8"),)
-    return (change("Make handles early: run one small step of each kind before the large ones."),)
+        return (change("Limit cuBLAS's workspace.", "export CUBLAS_WORKSPACE_CONFIG=:4096:2:16:8"),)
+    return (change("Create handles early: run one small step of each kind before the large ones."),)
 
 
 def _outside_allocator(reading: OomReading, worked: Sums) -> Judgement:
@@ -266,19 +264,18 @@ def _outside_allocator(reading: OomReading, worked: Sums) -> Judgement:
         kind="context",
         certainty="likely",
         title="this process, outside its allocator",
-        cause=f"This process holds {said(outside)} that its allocator knows nothing of; a context"
-        " accounts for about"
+        cause=f"This process holds {said(outside)} outside its allocator; a context accounts for about"
         f" {said(CONTEXT)}. The rest belongs to other libraries in it: workspaces, NCCL, a second"
         " framework's pool.",
         workings=(*shortfall(reading), Working(terms, "outside the allocator", outside)),
         remedies=(
             change(
-                "Find the library: vram.scope around its first use shows what it takes outside"
-                " every framework."
+                "Find the library: vram.scope around its first use shows what it allocates outside every"
+                " framework."
             ),
             *release_caches(reading),
             change(
-                "A second framework in the same process: bound its pool.",
+                "If a second framework runs in the same process, limit its pool.",
                 "export XLA_PYTHON_CLIENT_PREALLOCATE=false",
             ),
         ),

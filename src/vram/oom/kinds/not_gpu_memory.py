@@ -13,29 +13,29 @@ from vram.oom.remedies import (
 from vram.oom.sums import Sums, said, shortfall
 
 
-@kind("broken-context", "not memory: an error that broke the context")
+@kind("broken-context", "not memory: an error broke the CUDA context")
 def broken_context(reading: OomReading, worked: Sums) -> Judgement | None:
     """broken-context: an earlier error broke the CUDA context, and nothing in it can be freed
 
     What it is
     ----------
     An illegal memory access, a failed assert on the device, a misaligned address or a failed launch in one
-    kernel breaks the whole CUDA context. Every later call in it returns the same error, also calls that have
-    nothing to do with that kernel, such as freeing memory. The memory itself is fine and is not missing: it
-    stays with the process until the process ends.
+    kernel breaks the whole CUDA context. Every later call in it returns the same error, even calls that have
+    nothing to do with that kernel, such as freeing memory. There is no lack of memory: the process holds its
+    memory until it exits.
 
     How it is recognised
     --------------------
     By the error's name or number: NVIDIA's documentation says of 226, 700, 702, 710, 714 to 719, 721, 810 and
-    911 that the process has to be started again. CUDA reports such an error late, at whichever call comes
-    next: the line that raised it is often not the one that caused it.
+    911 that the process has to be restarted. CUDA reports such an error late, at the next call: the line that
+    raised it is often not the one that caused it.
 
     Remedies
     --------
-    End the process and start it again: that returns its memory. `vram.flush()`, emptying caches, a smaller
-    batch and trying again do not help. To find the cause, run once with CUDA_LAUNCH_BLOCKING=1, so that the
-    error comes from its own line, or under compute-sanitizer. With PyTorch an index out of range in an
-    embedding or a gather is the usual one: run that step on the CPU, where the error names it.
+    Restart the process: that frees its memory. `vram.flush()`, emptying caches, a smaller batch and trying
+    again do not help. To find the cause, run once with CUDA_LAUNCH_BLOCKING=1, so that the error appears at
+    its own line, or under compute-sanitizer. With PyTorch the usual cause is an index out of range in an
+    embedding or a gather: run that step on the CPU, where the error names it.
     """
     if STICKY_SIGN not in reading.signs:
         return None
@@ -44,18 +44,18 @@ def broken_context(reading: OomReading, worked: Sums) -> Judgement | None:
         certainty="fact",
         title=broken_context.title,
         cause=f"{reading.wording} breaks the CUDA context: every later call of the process fails with it,"
-        " frees too. Only ending the process returns its memory.",
+        " even freeing. Its memory is freed only when the process exits.",
         remedies=(
-            change("End the process and start it again: what it had on the GPU is lost already."),
-            change("Have the error come from its own line, once.", "export CUDA_LAUNCH_BLOCKING=1"),
+            change("Restart the process: what it had on the GPU is already lost."),
+            change("Make the error appear at the call that caused it.", "export CUDA_LAUNCH_BLOCKING=1"),
             change("Or run it under compute-sanitizer, which names the kernel and the address."),
         ),
     )
 
 
-@kind("on-chip", "memory on the chip, not the GPU's memory")
+@kind("on-chip", "on-chip memory, not the GPU's memory")
 def on_chip(reading: OomReading, worked: Sums) -> Judgement | None:
-    """on-chip: a kernel wants more of the chip's own memory than a block can have
+    """on-chip: a kernel wants more on-chip memory than a block can have
 
     What it is
     ----------
@@ -68,8 +68,8 @@ def on_chip(reading: OomReading, worked: Sums) -> Judgement | None:
 
     Remedies
     --------
-    Smaller blocks or fewer pipeline stages for that kernel; for a library's kernel, a version that knows this
-    GPU.
+    Use smaller blocks or fewer pipeline stages for that kernel; for a library's kernel, a version that
+    supports this GPU.
     """
     if reading.where != "on-chip":
         return None
@@ -82,30 +82,30 @@ def on_chip(reading: OomReading, worked: Sums) -> Judgement | None:
         kind="on-chip",
         certainty="fact",
         title=on_chip.title,
-        cause=f"A kernel wants more {reading.wording} for a block than this chip has. The GPU's own memory is"
-        " not involved.",
+        cause=f"A kernel wants more {reading.wording} for a block than this chip has. The GPU's own"
+        " memory is not involved.",
         workings=workings,
         remedies=(
             change("Use smaller blocks or fewer pipeline stages (num_stages, BLOCK_SIZE) for that kernel."),
-            change("Where the kernel is a library's: take a version that was tuned for this GPU."),
+            change("If it is a library's kernel: use a version that was tuned for this GPU."),
         ),
     )
 
 
-@kind("bar1", "the window onto the GPU's memory (BAR1) is full")
+@kind("bar1", "BAR1, the window to the GPU's memory, is full")
 def bar1(reading: OomReading, worked: Sums) -> Judgement | None:
-    """bar1: the window onto the GPU's memory is full, not the memory
+    """bar1: the window to the GPU's memory is full, not the memory
 
     What it is
     ----------
-    The host and other devices reach a GPU's memory through a window on the PCI bus, BAR1. On many GPUs it is
+    The host and other devices access a GPU's memory through a window on the PCI bus, BAR1. On many GPUs it is
     256 MiB for gigabytes of memory. Mappings for the host, for peer GPUs and for network cards (GPUDirect)
-    all take room in it. When it is full, calls fail with "mapping of buffer object failed" or as out of
-    memory, while plenty of memory is free.
+    all use space in it. When it is full, calls fail with "mapping of buffer object failed" or "out of
+    memory", while plenty of memory is free.
 
     How it is recognised
     --------------------
-    By the words: a mapping failed, or a network card could not register memory of the GPU.
+    By its words: a mapping failed, or a network card could not register GPU memory.
 
     How to confirm
     --------------
@@ -113,8 +113,8 @@ def bar1(reading: OomReading, worked: Sums) -> Judgement | None:
 
     Remedies
     --------
-    Register less memory at once, release mappings, or switch on Resizable BAR (Above 4G decoding) in the
-    firmware of the machine, so that the window is as large as the memory. `vram explain VR402` has more.
+    Register less memory at once, release mappings, or enable Resizable BAR (Above 4G decoding) in the
+    machine's firmware, so that the window is as large as the memory. `vram explain VR402` has more.
     """
     if reading.where != "bar1":
         return None
@@ -123,37 +123,37 @@ def bar1(reading: OomReading, worked: Sums) -> Judgement | None:
         kind="bar1",
         certainty="likely",
         title=bar1.title,
-        cause="A mapping of GPU memory failed, not an allocation of it: what ran out is address space in the"
-        " window through which the host, peers and network cards reach the memory.",
+        cause="A mapping of GPU memory failed, not an allocation: the window through which the host,"
+        " peers and network cards access the memory ran out of address space.",
         missing=("the size of BAR1 and how much of it is used",),
         remedies=(
-            Remedy(step="look", target="gpu", text="See how large the window is.", command=confirm),
-            run_why(reading, "See whether `vram why` finds BAR1 exhausted."),
+            Remedy(step="look", target="gpu", text="Check how large the window is.", command=confirm),
+            run_why(reading, "Check whether `vram why` reports BAR1 as exhausted."),
             change("Register less memory at once, and deregister what is no longer used."),
-            change("Switch on Resizable BAR (Above 4G decoding) in the machine's firmware.", target="host"),
+            change("Enable Resizable BAR (Above 4G decoding) in the machine's firmware.", target="host"),
         ),
     )
 
 
 @kind("host", "host memory, not the GPU's")
 def host(reading: OomReading, worked: Sums) -> Judgement | None:
-    """host: the computer's own memory ran out, not the GPU's
+    """host: host memory ran out, not the GPU's
 
     What it is
     ----------
-    Pinned buffers, data loaders, arrays of NumPy and checkpoints that are being loaded live in host memory.
-    The kernel ends a process when that runs out, a job scheduler or a container ends it at its own limit, and
-    drivers report a failed pinned allocation as "out of memory" without saying of what.
+    Pinned buffers, data loaders, NumPy arrays and checkpoints that are being loaded are in host memory. When
+    it runs out, the kernel kills a process; a job scheduler or a container kills it at its own limit; and
+    drivers report a failed pinned allocation as "out of memory" without saying which memory.
 
     How it is recognised
     --------------------
-    By who prints it: the kernel, a scheduler, an allocator of the CPU side, or a call that pins memory. Where
-    such a call is only in the frames above the error it is likely, not certain: CUDA reports errors late.
+    By its source: the kernel, a scheduler, a CPU allocator, or a call that pins memory. If such a call is
+    only in the frames above the error, it is likely, not certain: CUDA reports errors late.
 
     Remedies
     --------
-    Less pinning (pin_memory=False), fewer workers, more host memory for the job, larger /dev/shm for workers
-    that share tensors. Nothing on the GPU needs to be freed.
+    Pin less (pin_memory=False), use fewer workers, give the job more host memory, or make /dev/shm larger for
+    workers that share tensors. Nothing on the GPU needs to be freed.
     """
     if reading.where not in ("host", "pinned"):
         return None
@@ -170,25 +170,25 @@ def host(reading: OomReading, worked: Sums) -> Judgement | None:
 def _host_cause(reading: OomReading) -> str:
     if reading.where == "pinned":
         amount = f" of {said(reading.asked)}" if reading.asked else ""
-        failed = "failed, by the frames above the error" if "by-frames" in reading.signs else "failed"
+        failed = "failed, judging by the frames above the error" if "by-frames" in reading.signs else "failed"
         return (
-            f"A pinned allocation{amount} {failed}. It comes from host memory, is bounded by what the"
-            " kernel lets a process lock, and has nothing to do with what is free on the GPU."
+            f"A pinned allocation{amount} {failed}. It uses host memory and is limited by how much the"
+            " kernel lets a process lock; free GPU memory does not matter."
         )
     if "shared-memory" in reading.signs:
-        return "A data loader's worker ran out of /dev/shm, the memory that processes share."
+        return "A data loader's worker ran out of /dev/shm, the shared memory between processes."
     if "killed" in reading.signs:
         why = "because host memory ran out"
         if "bounded" in reading.signs:
             why = "at the host memory limit of its job or container; the machine may have more"
         held = f" It held {said(reading.live)}." if reading.live else ""
         unsure = " or somebody sent SIGKILL." if reading.wording == "shell" else "."
-        return f"The process was ended {why}{unsure if held == '' else '.'}{held}"
+        return f"The process was killed {why}{unsure if held == '' else '.'}{held}"
     return f"An allocation of {said(reading.asked)} in host memory failed."
 
 
 def _check_host() -> Remedy:
-    text = "See what host memory is left, and what the kernel ended."
+    text = "Check how much host memory is left, and what the kernel killed."
     return Remedy(step="look", target="host", text=text, command="free -h; sudo dmesg --ctime | grep -i oom")
 
 
@@ -200,17 +200,19 @@ def _host_remedies(reading: OomReading) -> tuple[Remedy, ...]:
             less = change(text, "export GGML_CUDA_NO_PINNED=1")
         return (
             less,
-            Remedy(step="look", target="host", text="See how much may be locked.", command="ulimit -l"),
+            Remedy(
+                step="look", target="host", text="Check how much memory may be locked.", command="ulimit -l"
+            ),
         )
     if "shared-memory" in reading.signs:
-        text = "Give the container more of it: docker run --shm-size=16g, or an emptyDir of medium Memory."
+        text = "Give the container more: docker run --shm-size=16g, or an emptyDir of medium Memory."
         return (
-            Remedy(step="look", target="host", text="See how full it is.", command="df -h /dev/shm"),
+            Remedy(step="look", target="host", text="Check how full it is.", command="df -h /dev/shm"),
             change(text, target="container"),
-            change("Or fewer workers, or torch.multiprocessing.set_sharing_strategy('file_system')."),
+            change("Or use fewer workers, or torch.multiprocessing.set_sharing_strategy('file_system')."),
         )
     advice = [
-        change("Need less on the host: fewer workers, smaller prefetch, memory-mapped or sharded loading.")
+        change("Use less host memory: fewer workers, smaller prefetch, memory-mapped or sharded loading.")
     ]
     if reading.wording in ("slurm", "srun"):
         advice.append(change("Ask the scheduler for more host memory: sbatch --mem=SIZE.", target="job"))

@@ -17,24 +17,23 @@ from vram.oom.sums import MANY_TIMES, WASTE, Sums, blamed, said, shortfall
 
 @kind("cached", "kept by this program's own pools")
 def cached(reading: OomReading, worked: Sums) -> Judgement | None:
-    """cached: memory that this program keeps itself, and does not use
+    """cached: memory that this program holds but does not use
 
     What it is
     ----------
-    Frameworks keep what they have freed, to hand it out again. That is no loss while the same allocator asks.
-    It is one when somebody else in the same process asks: a CUDA library that needs its handle while
-    TensorFlow or JAX has taken the GPU beforehand, or an eager allocation while pools of captured CUDA graphs
-    keep theirs.
+    Frameworks keep freed memory in order to use it again. The same allocator can, but nobody else in the
+    process: not a CUDA library that needs a handle after TensorFlow or JAX has preallocated the GPU, and not
+    an eager allocation while captured CUDA graphs keep their private pools.
 
     How it is recognised
     --------------------
-    The message counts memory in private pools that would have been enough; or a library's handle failed in a
-    program whose framework preallocates.
+    The message reports private pools that would have been large enough; or creating a library's handle failed
+    in a program whose framework preallocates.
 
     Remedies
     --------
-    Let the pool start small, release it before the other one asks (vram.flush()), drop graphs that are no
-    longer replayed. From outside, `vram trim PID` asks a living process to do the same.
+    Let the pool start small, release it before the other allocation (vram.flush()), drop graphs that are no
+    longer replayed. From outside, `vram trim PID` makes a running process release its caches.
     """
     if "pool-took-all" in reading.signs:
         return _no_room_for_handle(reading)
@@ -49,19 +48,20 @@ def cached(reading: OomReading, worked: Sums) -> Judgement | None:
         *((Term("kept unused", reading.idle.nbytes),) if reading.idle else ()),
         Term("missing", -missing),
     )
-    left = Working(terms, "would be left over", sum(term.nbytes for term in terms))
+    left = Working(terms, "would be left", sum(term.nbytes for term in terms))
     return Judgement(
         kind="cached",
         certainty="fact",
         title=cached.title,
-        cause=f"{said(reading.pooled)} lie in private pools of captured CUDA graphs. They are kept"
-        " for replays,"
-        " and no other allocation may use them.",
+        cause=f"{said(reading.pooled)} is in private pools of captured CUDA graphs. It is kept for"
+        " replays, and no other allocation can use it.",
         workings=(*shortfall(reading), left),
         remedies=(
             change("Drop graphs that are no longer replayed, or capture fewer sizes."),
             change("Let graphs share one pool: torch.cuda.graph(g, pool=first.pool())."),
-            change("Run without them: mode='default' instead of 'reduce-overhead', --enforce-eager in vLLM."),
+            change(
+                "Run without graphs: mode='default' instead of 'reduce-overhead', --enforce-eager in vLLM."
+            ),
         ),
     )
 
@@ -72,33 +72,32 @@ def _no_room_for_handle(reading: OomReading) -> Judgement:
         kind="cached",
         certainty="likely",
         title=cached.title,
-        cause=f"{library} could not make what it needs on the GPU. This program's framework takes"
-        " most of a GPU"
-        " beforehand and releases nothing, so that libraries beside its pool find no room.",
-        missing=("how much the framework's pool had taken", "what was free"),
+        cause=f"{library} could not allocate what it needs on the GPU. This program's framework"
+        " preallocates most of the GPU and releases nothing, so other libraries find no room.",
+        missing=("how much the framework's pool had allocated", "how much was free"),
         remedies=release_caches(reading),
     )
 
 
-@kind("fragmented", "enough was unused, but in pieces")
+@kind("fragmented", "enough was unused, but fragmented")
 def fragmented(reading: OomReading, worked: Sums) -> Judgement | None:
-    """fragmented: enough is unused, but in pieces that do not lie together
+    """fragmented: enough is unused, but not in one piece
 
     What it is
     ----------
-    An allocation needs one piece of address space. A caching allocator cuts large blocks into small ones;
-    when a few of them stay in use, the rest of the block can be neither joined nor freed.
+    An allocation needs one contiguous piece of address space. A caching allocator splits large blocks into
+    small ones; while a few of them stay in use, the rest of the block can be neither merged nor freed.
 
     How it is recognised
     --------------------
-    What the allocator keeps unused, with what is free, would have been enough, and is more than the usual
-    waste, or several times what was asked for. PyTorch has freed every whole block before it prints its
-    message, so that what it still calls reserved but unallocated lies between live tensors.
+    The allocator's unused memory and the free memory together would have been enough, and are more than the
+    usual waste, or several times the request. PyTorch frees every whole block before it prints its message,
+    so the memory that it still calls reserved but unallocated is between live tensors.
 
     Remedies
     --------
-    expandable_segments (PyTorch), cuda_malloc_async (TensorFlow), cuda_async (JAX): the driver maps pieces
-    together. Less variety in sizes helps too: pad or bucket inputs, allocate the largest first.
+    expandable_segments (PyTorch), cuda_malloc_async (TensorFlow), cuda_async (JAX): the driver maps separate
+    pieces together. Fewer different sizes help too: pad or bucket inputs, allocate the largest first.
     """
     if reading.dialect in ("tensorflow", "xla", "bfc"):
         return _fragmented_pool(reading)
@@ -122,7 +121,7 @@ def fragmented(reading: OomReading, worked: Sums) -> Judgement | None:
         kind="fragmented",
         certainty="fact" if idle.nbytes >= asked.nbytes else "likely",
         title=fragmented.title,
-        cause=f"The allocator keeps {said(idle)} that no tensor uses, but no piece of it is"
+        cause=f"The allocator holds {said(idle)} that no tensor uses, but no single piece of it is"
         f" {said(asked)} long.{beside}",
         workings=(*shortfall(reading), _left(terms)),
         remedies=(*defragment(reading), _tidy(), record(), *((run_why(reading),) if beside else ())),
@@ -141,12 +140,13 @@ def _fragmented_pool(reading: OomReading) -> Judgement | None:
         Term("in use", -live.nbytes),
         Term("asked", -asked.nbytes),
     )
-    largest = f"; the largest free piece has {said(reading.largest_free)}" if reading.largest_free else ""
+    largest = f"; the largest free piece is {said(reading.largest_free)}" if reading.largest_free else ""
     return Judgement(
         kind="fragmented",
         certainty="fact" if reading.largest_free or reading.idle else "likely",
         title=fragmented.title,
-        cause=f"The pool may have {said(limit)} and uses {said(live)}, so {said(asked)} would fit{largest}.",
+        cause=f"The pool may grow to {said(limit)} and uses {said(live)}, so {said(asked)} would"
+        f" fit{largest}.",
         workings=(_left(terms),),
         remedies=(*defragment(reading), _tidy()),
     )
@@ -154,7 +154,7 @@ def _fragmented_pool(reading: OomReading) -> Judgement | None:
 
 def _left(terms: tuple[Term, ...]) -> Working:
     rest = sum(term.nbytes for term in terms)
-    return Working(terms, "would be left over" if rest >= 0 else "missing, within rounding", abs(rest))
+    return Working(terms, "would be left" if rest >= 0 else "missing, within rounding", abs(rest))
 
 
 def _tidy() -> Remedy:

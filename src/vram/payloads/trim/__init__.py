@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
 LONGEST_NOTE = 300
 NO_CONTEXT = (
-    "the driver's pools were left as they are: this process has no primary context, and one that the program "
-    "made itself (cuCtxCreate, PyCUDA) can be entered only where it is current. vram.flush() there does it"
+    "the driver's pools were not released: this process has no primary context, and a context that the"
+    " program created itself (cuCtxCreate, PyCUDA) can be used only in the thread where it is current."
+    " Call vram.flush() there"
 )
 
 

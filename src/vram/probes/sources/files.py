@@ -21,7 +21,7 @@ def observe(host: Host, deadline_s: float) -> Iterator[Observation]:
         facts = UnreadableFacts(scan.denied_processes, scan.denied_users, scan.denied_init)
         yield Observation(probe="proc.unreadable", status="denied", code="unreadable", facts=facts)
     if not scan.complete:
-        message = f"the scan of all processes was cut off after {deadline_s:.1f} s: holders may be missing"
+        message = f"the scan of all processes was stopped after {deadline_s:.1f} s: holders may be missing"
         yield Observation(probe="proc.files", status="timeout", code="cut-off", message=message)
     if scan.full:
         message = "processes have more device files open than can be read: holders may be missing"
@@ -65,7 +65,7 @@ def _holders(scan: FileScan) -> Iterator[Observation]:
                 facts=DmabufFacts(buffer.fd, buffer.inode, buffer.exporter),
             )
     for process in scan.cut:
-        message = f"pid {process.pid} has thousands of device files open: only the first of them were read"
+        message = f"pid {process.pid} has thousands of device files open: only the first ones were read"
         yield Observation(
             probe="proc.files", status="failed", code="too-many-files", process=process, message=message
         )

@@ -71,7 +71,7 @@ def observe(query: WindowsQuery, me: HostFacts) -> Iterator[Observation]:
         yield Observation(probe="windows.ask", status="failed", code="windows-damaged", message=str(damage))
         return
     if not any(isinstance(facts, WindowsMemoryFacts) for facts in counters.facts):
-        said = "; ".join(counters.refusals) or "Windows' counters name no process"
+        said = "; ".join(counters.refusals) or "Windows' counters list no process"
         yield Observation(probe="windows.ask", status="unsupported", code="no-counters", message=said)
     for facts in counters.facts:
         yield Observation(probe="windows.counters", facts=facts)
@@ -80,7 +80,7 @@ def observe(query: WindowsQuery, me: HostFacts) -> Iterator[Observation]:
             probe="windows.counters", status="unsupported", code="counter-refused", message=refusal
         )
     if counters.damaged_rows:
-        said = f"{counters.damaged_rows} of Windows' counters could not be read and are left out"
+        said = f"{counters.damaged_rows} of Windows' counters could not be read and are missing"
         yield Observation(
             probe="windows.counters", status="unsupported", code="windows-damaged", message=said
         )
@@ -95,7 +95,7 @@ def _code(answer: WindowsAnswer, me: HostFacts) -> str | None:
 
 def _why(answer: WindowsAnswer, me: HostFacts) -> str | None:
     if me.wsl_facts is not None and me.wsl_facts.container:
-        return "a container inside WSL2 cannot ask Windows: run vram in the distribution itself"
+        return "a container inside WSL2 cannot query Windows: run vram in the distribution itself"
     if answer.age_s and answer.message:
-        return f"{answer.message} (asked {answer.age_s:.0f} s ago)"
+        return f"{answer.message} ({answer.age_s:.0f} s ago)"
     return answer.message

@@ -29,17 +29,17 @@ class Kill:
         with open_verified(host, _target(step)) as process:
             _terminate(process)
             if process.ended(timeout_s):
-                return "it ended when asked to (SIGTERM)"
+                return "it exited after SIGTERM"
             sent, was_exiting = _kill(process)
             if not process.ended(TEARDOWN_S):
                 raise Unkillable(
                     _why_it_lives(host, process.target), hint="wait, then check again with `vram why`"
                 )
         if sent == "gone":
-            return "it ended when asked to (SIGTERM)"
+            return "it exited after SIGTERM"
         if was_exiting:
-            return f"it was exiting {timeout_s:g} s after SIGTERM, and was ended by SIGKILL"
-        return f"it did not end within {timeout_s:g} s of SIGTERM and was killed (SIGKILL)"
+            return f"it was still exiting {timeout_s:g} s after SIGTERM, and was killed (SIGKILL)"
+        return f"it did not exit within {timeout_s:g} s of SIGTERM and was killed (SIGKILL)"
 
     def verify(self, host: Host, step: Step) -> bool:
         try:
@@ -53,7 +53,7 @@ def _terminate(process: VerifiedProcess) -> None:
     """SIGTERM; raises where it must not be sent, or where nobody is left to take it."""
     stopped = process.facts.state == "T"
     if process.send(SIGTERM) == "gone":
-        raise NoSuchProcess(f"process {process.target.process.pid} has ended")
+        raise NoSuchProcess(f"process {process.target.process.pid} has exited")
     if stopped:
         # It takes the signal only once it runs again. In this order: were we killed between
         # the two, it would still be as stopped as it was.
@@ -69,17 +69,17 @@ def _kill(process: VerifiedProcess) -> tuple[Sent, bool]:
     except Refused as error:
         pid = process.target.process.pid
         raise Unfinished(
-            f"pid {pid} was sent SIGTERM, and nothing more: {error}", hint="check with `vram why`"
+            f"pid {pid} was sent SIGTERM and nothing more: {error}", hint="check with `vram why`"
         ) from error
 
 
 def _why_it_lives(host: Host, target: Target) -> str:
     seen = host.proc.facts(target.process.pid)
     state, exiting = (seen[1].state, seen[1].exiting) if seen else ("?", True)
-    why = "it waits inside the kernel (state D)" if state == "D" else f"it is in state {state}"
+    why = "it is waiting in the kernel (state D)" if state == "D" else f"it is in state {state}"
     if exiting:
-        why = "it is exiting, and its memory is freed when that is over"
-    return f"pid {target.process.pid} does not end, not even by SIGKILL: {why}"
+        why = "it is exiting; its memory is freed when it has exited"
+    return f"pid {target.process.pid} does not exit, not even after SIGKILL: {why}"
 
 
 def _target(step: Step) -> Target:

@@ -31,7 +31,10 @@ class Park:
         with Parking(host) as parking:
             moved = parking.park(target, shares, deadline_s=timeout_s)
         pid = target.process.pid
-        return f"parked pid {pid}: {size(moved.entry.nbytes)} moved; `vram unpark {pid}` brings it back"
+        return (
+            f"parked pid {pid}: {size(moved.entry.nbytes)} moved to host memory; resume it with `vram"
+            f" unpark {pid}`"
+        )
 
     def verify(self, host: Host, step: Step) -> bool:
         with Parking(host) as parking:

@@ -37,8 +37,8 @@ def readiness(host: Host, gpu: int, deadline_s: float) -> Readiness:
     if ledger.gpus[0].driver != "nvidia":
         # Its number means another GPU, or none, to the vendor's tool.
         raise UsageError(
-            f"GPU {gpu} is driven by {ledger.gpus[0].driver}: vram resets NVIDIA's GPUs only",
-            hint="the kernel's driver resets it by itself when it hangs",
+            f"GPU {gpu} uses the driver {ledger.gpus[0].driver}: vram resets NVIDIA GPUs only",
+            hint="the kernel's driver resets it automatically when it hangs",
         )
     step = Step(
         kind="reset",
@@ -69,7 +69,7 @@ class Reset:
             raise _under_wsl()
         if me.virtual:
             raise NotPermitted(
-                "a virtual GPU has nothing to reset", hint="its processes end, and it is as new"
+                "a virtual GPU has nothing to reset", hint="end its processes, and it is as new"
             )
         if me.uid != 0:
             raise NotPermitted("only root may reset a GPU", hint='sudo "$(command -v vram)" reset N --yes')
@@ -81,7 +81,7 @@ class Reset:
         if answer.code != 0:
             raise DeviceError(
                 f"{' '.join(command)} did not succeed: {answer.output}",
-                hint="the kernel log tells more: sudo dmesg --ctime | grep -iE 'xid|nvrm'",
+                hint="read the kernel log: sudo dmesg --ctime | grep -iE 'xid|nvrm'",
             )
         return answer.output or "done"
 
@@ -93,8 +93,8 @@ class Reset:
 def _under_wsl() -> NotPermitted:
     """Why no GPU is reset from inside WSL2."""
     return NotPermitted(
-        "a GPU cannot be reset from inside WSL2: it is Windows', and Linux is a guest on it",
-        hint="in Windows, Win+Ctrl+Shift+B restarts the graphics driver; a restart of Windows resets the GPU",
+        "a GPU cannot be reset from inside WSL2: it belongs to Windows",
+        hint="in Windows, Win+Ctrl+Shift+B restarts the graphics driver; restarting Windows resets the GPU",
     )
 
 
@@ -158,11 +158,11 @@ def _nobody(gpu: GpuLedger) -> Iterator[Blocker]:
     for entry in gpu.entries:
         if _is_unnamed(entry):
             why = {
-                "hidden": "a process that cannot be seen from here holds it",
-                "orphaned": "the driver charges it to a process that is gone",
-            }.get(entry.kind, "nobody could be named for it")
+                "hidden": "a process that is not visible from here holds it",
+                "orphaned": "the driver charges it to a dead process",
+            }.get(entry.kind, "its holder is unknown")
             if entry.hidden_by == "end":
-                why = "a process held it that ended while it was read: try again"
+                why = "the process that held it exited during the read: try again"
             command = "sudo vram why" if entry.hidden_by == "permission" else ""
             yield Blocker(pid=None, name=None, user=None, nbytes=entry.nbytes, why=why, command=command)
 

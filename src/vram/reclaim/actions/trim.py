@@ -67,7 +67,11 @@ def _summary(answer: Trimmed) -> str:
         for line in answer.lines
         if line.memory == "device" and line.returned_bytes
     ]
-    said = f"by their own count: {', '.join(freed)}" if freed else "its frameworks had nothing to release"
+    said = (
+        (f"reported by the frameworks: {', '.join(freed)}")
+        if freed
+        else "its frameworks had nothing to release"
+    )
     return "; ".join((said, *answer.notes))
 
 

@@ -103,8 +103,8 @@ class Numba(Framework):
 
 _POOL_TYPES = ("DeviceMemoryPool", "PageLockedMemoryPool")
 _OTHER_THREAD = (
-    "PyCUDA frees in the thread of its context alone, and anywhere else it loses the memory: its pools were "
-    "left as they are, and no garbage was collected. vram.flush() in that thread does both"
+    "PyCUDA can free memory only in the thread of its context: its pools were not released, and no"
+    " garbage was collected. Call vram.flush() in that thread"
 )
 
 
