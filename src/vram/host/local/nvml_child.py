@@ -396,7 +396,7 @@ class KeptReader(Reader):
         return found
 
     def _with_used(self, known: dict[str, Any], now: Any) -> dict[str, Any]:
-        """*known* with what is in use now; version 1 counts the reserved bytes too, and those are the same."""
+        """*known* with what is in use now; version 1 counts the reserved bytes too, which are the same."""
         apart = known["v1_used"] - known["used"]
         figures = {"free": now.free, "used": now.used, "v1_used": now.used + apart}
         self._used[self._gpu] = memory = _plausible(**{**known, **figures})
