@@ -47,7 +47,7 @@ def run(turns: int) -> list[Row]:
             busy = _refresh_s(commands)
     return [
         Row("vram top, a refresh, processor time", quiet["vram"], "s", "nvitop", quiet.get("nvitop"), 1.0),
-        Row("the same, memory changes all the time", busy["vram"], "s", "nvitop", busy.get("nvitop"), 1.0),
+        Row("the same, memory changes all the time", busy["vram"], "s", "nvitop", busy.get("nvitop")),
         Row(
             "vram top, memory an hour adds", _growth(), "bytes", target=MOST_GROWTH, note=f"{HOUR} refreshes"
         ),
