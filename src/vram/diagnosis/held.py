@@ -98,7 +98,7 @@ def is_healthy(holder: Holder) -> bool:
 SMALLEST = 100 * MIB
 LARGEST = 640 * MIB
 
-ONLY_THE_CONTEXT = "little more than the CUDA context, which is freed only when the process exits"
+ONLY_THE_CONTEXT = "little more than the CUDA context, freed only when the process exits or is parked"
 
 
 def is_bare(nbytes: int | None) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from textwrap import wrap
 
 from msgspec.structs import replace
+from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.text import Text
 
@@ -37,10 +38,13 @@ def problem_lines(finding: Finding, certainty: str, options: RenderOptions, sour
     glyph, ascii_glyph, style = SEVERITIES[finding.severity]
     mark = ascii_glyph if options.ascii else glyph
     where = f"{_gpus(finding.gpus)}: " if finding.gpus and "GPU" not in finding.title else ""
-    code = ", ".join(filter(None, (finding.code, certainty)))
+    title = options.clean(f"{where}{finding.title}")
+    # How sure it is gives way to the title; `vram why PID` says it, too.
+    codes = (", ".join(filter(None, (finding.code, certainty))), finding.code)
+    code = next((each for each in codes if cell_len(title) + len(each) + 4 <= options.measure), finding.code)
     room = options.measure - len(code) - 4
-    title = options.short(f"{where}{finding.title}", room)
-    first = Text(no_wrap=True).append(f"{mark} ", style=style).append(padded(title, room), style="bold")
+    shown = padded(options.short(title, room), room)
+    first = Text(no_wrap=True).append(f"{mark} ", style=style).append(shown, style="bold")
     first.append(f"  {code}", style="dim")
     return [first, _what_to_do(finding, options, source)]
 
@@ -66,13 +70,15 @@ def _what_to_do(finding: Finding, options: RenderOptions, source: str) -> Text:
 
 
 def the_remedy(finding: Finding) -> Remedy | None:
-    """Return the least harmful remedy that changes something; else one that is not a look at its processes.
+    """Return the least harmful remedy that changes something now, else where to look, if there is any.
 
-    Those are in the table already, and `vram why PID` tells more than `ps`.
+    A look at its processes is none: those are in the table already. How to prevent it is for later.
     """
     acting = [each for each in finding.remedies if each.command and each.step not in ("look", "wait")]
-    others = [each for each in finding.remedies if not (each.step == "look" and each.pids)]
-    return next(iter((*acting, *others, *finding.remedies)), None)
+    others = [
+        each for each in finding.remedies if each.step != "change" and not (each.step == "look" and each.pids)
+    ]
+    return next(iter((*acting, *others)), None)
 
 
 def _gpus(numbers: Sequence[int]) -> str:
