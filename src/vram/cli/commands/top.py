@@ -106,4 +106,5 @@ def _view(args: Namespace, source: ReaderClient, proc_root: str) -> int:
     app.run()
     if app.failure is not None:
         raise app.failure
-    return app.return_code or ExitCode.OK
+    # Textual exits 1 after a bug, which `vram check` uses to say that a GPU is held.
+    return ExitCode.INTERNAL if app.return_code else ExitCode.OK
