@@ -54,6 +54,13 @@ def test_the_whole_account_sums_to_the_byte(vram: Run, busy: str, words: tuple[s
     assert max(map(len, answer.out.splitlines())) <= 80
 
 
+def test_one_gpu_is_told_with_its_families(vram: Run, busy: str) -> None:
+    shown = vram("why", "--gpu", "0", "--from", busy).out
+    families = shown.partition("\nFamilies\n")[2]
+    assert families.index("pid 200") < families.index("pid 201") < families.index("pid 100")
+    assert "Families" not in vram("why", "-v", "--from", busy).out
+
+
 def test_one_process_is_told_with_family_evidence_and_what_can_be_done(vram: Run, busy: str) -> None:
     ghost = vram("why", "201", "--from", busy).out
     assert "Its family" in ghost

@@ -168,12 +168,30 @@ def _answer(
     if args.verbose or args.gpu:
         from vram.report import text
 
-        return text.why(ledger, findings, options)
+        whole = text.why(ledger, findings, options)
+        return _with_families(whole, ledger, args, options) if args.gpu else whole
     from vram.report.screen import screen
 
     fitted = bool(args.svg) or is_fitted()
     height = None if args.svg else lines()
     return screen(ledger, findings, options, height=height, cut=fitted, source=_source(args))
+
+
+def _with_families(
+    whole: RenderableType, ledger: Ledger, args: Namespace, options: RenderOptions
+) -> RenderableType:
+    """The account of some GPUs, then who belongs to whom, and how to learn what is inside."""
+    from rich.console import Group
+    from rich.text import Text
+
+    from vram.report import tree
+    from vram.report.process_tree import who
+
+    blocks = [whole, Text(), Text("Families", style="bold"), tree.who(who(ledger), options)]
+    if not (args.deep or args.snapshot):
+        words = f"vram why --gpu {','.join(args.gpu)} --deep"
+        blocks += [Text(), Text(f"What is live and what is cached: {options.clean(words)}", style="dim")]
+    return Group(*blocks)
 
 
 def _source(args: Namespace) -> str:
