@@ -49,6 +49,9 @@ def json_line(record: Change | WatchState) -> bytes:
 
 # ---- lines of text ----
 
+_ROOM_FOR_NAMES = 100
+"""From so many columns on a line has room for the date and for the name of a GPU."""
+
 
 class _Line(NamedTuple):
     """One line; only ``words``, where foreign text stands, may be shortened."""
@@ -62,7 +65,9 @@ class _Line(NamedTuple):
     def shown(self, options: RenderOptions, color: bool) -> str:
         """The line for this output, whatever is in it; a width of 0 stands for lines of any length."""
         event = self.event.ljust(_EVENT_CELLS)
-        start, end = f"{self.at} {self.where:<5} ", f" {self.amount:>{_SIZE_CELLS}}  "
+        # Who watches a narrow terminal knows the date.
+        at = self.at[11:] if 0 < options.width < _ROOM_FOR_NAMES else self.at
+        start, end = f"{at} {self.where:<5} ", f" {self.amount:>{_SIZE_CELLS}}  "
         room = options.width - len(start) - len(event) - len(end)
         words = options.short(self.words, max(10, room)) if options.width else options.clean(self.words)
         if color and self.event in _COLORS:
@@ -72,7 +77,7 @@ class _Line(NamedTuple):
 
 def state_text(state: WatchState, options: RenderOptions, *, color: bool = False) -> str:
     """A line for each GPU, and one for everything there that calls for attention."""
-    lines = [_Line(state.at, _gpu_label(gpu), "state", "", _figures(gpu)) for gpu in state.gpus]
+    lines = [_gpu_line(state.at, gpu, named=not 0 < options.width < _ROOM_FOR_NAMES) for gpu in state.gpus]
     for each in state.present:
         if each.event in _WORTH_A_LINE:
             amount = "" if each.held_bytes is None else size(each.held_bytes)
@@ -99,10 +104,11 @@ def _gpu_label(gpu: WatchedGpu) -> str:
     return f"GPU {gpu.index}" if gpu.mig is None else f"MIG {gpu.mig}"
 
 
-def _figures(gpu: WatchedGpu) -> str:
-    known = gpu.total_bytes is not None and gpu.free_bytes is not None
-    free = f"{size(gpu.free_bytes or 0)} of {size(gpu.total_bytes or 0)} free" if known else "size unknown"
-    return f"{free}, {counted(gpu.processes, 'process')}, {gpu.name}"
+def _gpu_line(at: str, gpu: WatchedGpu, *, named: bool) -> _Line:
+    free = "" if gpu.free_bytes is None else size(gpu.free_bytes)
+    words = "size unknown" if gpu.total_bytes is None else f"free of {size(gpu.total_bytes)}"
+    words += f", {counted(gpu.processes, 'process')}" + (f", {gpu.name}" if named else "")
+    return _Line(at, _gpu_label(gpu), "state", free, words)
 
 
 def _what(change: Change) -> str:

@@ -19,6 +19,7 @@ _WIDEST_BAR = 60
 _NARROWEST_BAR = 8
 _MOST_INSTANCES = 16
 """Past so many MIG instances each GPU has one bar again; `vram why --gpu N` has them all."""
+_VIRTUAL = " (virtual)"
 _MAKERS = ("NVIDIA ", "AMD ", "Intel(R) ", "Intel ", "GeForce ", "Tesla ", "Quadro ")
 
 
@@ -61,7 +62,7 @@ def _model(gpu: GpuLedger) -> str:
     # The label says "GPU" already.
     words = [name.removeprefix("GPU").strip()]
     if gpu.facts is not None and gpu.facts.virtual and "virtual" not in name.lower():
-        words.append("(virtual)")
+        words.append(_VIRTUAL.strip())
     return " ".join(filter(None, words))
 
 
@@ -83,11 +84,17 @@ def gpu_lines(bars: Sequence[GpuBar], options: RenderOptions) -> list[Text]:
     lines = -(-len(bars) // most)
     abreast = -(-len(bars) // lines)
     width = (options.width - 2 * (abreast - 1)) // abreast
-    labels = max(cell_len(options.clean(bar.label)) for bar in bars)
     figures = max(len(bar.figures) for bar in bars)
-    shape = _shape(width, labels, figures)
+    shape = _shape(width, _longest_label(bars, options), figures)
+    if shape.label < _longest_label(bars, options):
+        bars = [bar._replace(label=bar.label.removesuffix(_VIRTUAL)) for bar in bars]
+        shape = _shape(width, _longest_label(bars, options), figures)
     cells = [_cell(bar, width, shape, options) for bar in bars]
     return [Text("  ").join(cells[at : at + abreast]) for at in range(0, len(cells), abreast)]
+
+
+def _longest_label(bars: Sequence[GpuBar], options: RenderOptions) -> int:
+    return max(cell_len(options.clean(bar.label)) for bar in bars)
 
 
 class _Shape(NamedTuple):
