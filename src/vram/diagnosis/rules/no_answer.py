@@ -42,7 +42,7 @@ from vram.units import counted
 
 CODE = "VR405"
 
-_COLUMNS = 32  # more names than this are counted in a title
+_COLUMNS = 28  # a title has 70 columns; more names than fit are counted
 _WORDS = {"timeout": "did not answer in time", "failed": "failed"}
 
 
