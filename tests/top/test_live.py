@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.top.conftest import Company, run, viewing
+from vram.cli.arguments import narrowed
 from vram.report.process_table import COLUMNS
 from vram.top.panels import DetailsPanel
 from vram.top.table import TableHeader
@@ -138,6 +139,21 @@ def test_details_say_what_why_says(company: Company) -> None:
             await view.until(lambda: view.table.has_focus)
 
     run(play)
+
+
+def test_free_all_touches_only_the_gpus_that_are_shown(two_gpus: Company) -> None:
+    """Chosen by UUID: what is on the other GPU, a ghost of GPU 0, is not planned for."""
+    ghost = two_gpus.demo("forks.orphan", 1 * GIB)
+    ghost.kill("parent")
+
+    async def play() -> None:
+        async with viewing(narrow=lambda ledger: narrowed(ledger, [ledger.gpus[1].uuid or ""])) as view:
+            assert view.pids == []
+            await view.press("F")
+            assert str(ghost.pids["child"]) not in await view.notice()
+
+    run(play)
+    assert os.path.exists(f"/proc/{ghost.pids['child']}")
 
 
 def test_a_lost_gpu_is_a_state_and_the_other_goes_on(two_gpus: Company) -> None:

@@ -128,12 +128,12 @@ def screen(
         top.append(Text("No GPU was found."))
     everybody = rows(ledger)
     problems = [finding for finding in findings if finding.severity != "info"]
-    unseen = [
+    missing = [
         Text(line, style="yellow")
-        for gap in _unseen(ledger)
+        for gap in unseen(ledger)
         for line in wrap(options.clean(gap), options.width, subsequent_indent="  ")
     ]
-    taken = len(top) + 2 + (len(unseen) + 1 if unseen else 0)
+    taken = len(top) + 2 + (len(missing) + 1 if missing else 0)
     room = None if height is None else max(4, height - taken)
     row_count, problem_count = _shares(len(everybody), len(problems), room)
     lines = [*top, Text()]
@@ -151,12 +151,12 @@ def screen(
     if problems[problem_count:]:
         more = len(problems) - problem_count
         lines.append(Text(f"+{more} more finding{'s' * (more > 1)}: vram why -v{source}", style="dim"))
-    if unseen:
-        lines += [Text(), *unseen]
+    if missing:
+        lines += [Text(), *missing]
     return Group(*lines)
 
 
-def _unseen(ledger: Ledger) -> list[str]:
+def unseen(ledger: Ledger) -> list[str]:
     """Return which probes failed, without those whose failure is written in place of a GPU's bar.
 
     Where processes were asked (--deep), also which of them did not answer.

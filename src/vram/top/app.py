@@ -7,6 +7,7 @@ import gc
 import signal
 import time
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from typing import ClassVar, Protocol
 
 from msgspec.structs import replace
@@ -25,8 +26,7 @@ from vram.model.ledger import Ledger, known_bytes
 from vram.report.layout import RenderOptions
 from vram.report.process_rows import ProcessRow, rows
 from vram.report.process_table import age
-from vram.report.screen import problem_lines
-from vram.report.text import gaps
+from vram.report.screen import problem_lines, unseen
 from vram.top.actions import ActionName, ActionRequest, PreparedAction, prepare
 from vram.top.details import basis, details
 from vram.top.dialogs import Notice, Question, Running, error_text
@@ -96,12 +96,14 @@ class TopApp(App[None]):
         every_s: float = 2.0,
         deadline_s: float = 5.0,
         ascii_only: bool = False,
-        narrow: Callable[[Ledger], Ledger] = lambda ledger: ledger,
-        gpus: tuple[int, ...] = (),
+        narrow: Callable[[Ledger], Ledger] | None = None,
         read_only: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """*host* makes the machine that actions act on; *read_only* says why there are none."""
+        """*host* makes the machine that actions act on; *read_only* says why there are none.
+
+        *narrow* leaves only the GPUs of a ledger that are to be shown.
+        """
         super().__init__()
         self.animation_level = "none"
         self._source = source
@@ -111,7 +113,6 @@ class TopApp(App[None]):
         self._deadline_s = deadline_s
         self._ascii = ascii_only
         self._narrow = narrow
-        self._gpus = gpus
         self._read_only = read_only
         self._clock = clock
         self.view = ViewState()
@@ -192,7 +193,8 @@ class TopApp(App[None]):
         self._trouble = reading.error or ""
         try:
             if reading.ledger is not None:
-                self._take(self._narrow(reading.ledger), reading.findings)
+                shown = reading.ledger if self._narrow is None else self._narrow(reading.ledger)
+                self._take(shown, reading.findings)
         except VramError as error:
             if self.ledger is None:
                 self.failure = error
@@ -272,11 +274,7 @@ class TopApp(App[None]):
         """What could not be read."""
         found = [self._trouble] if self._trouble else []
         if self.ledger is not None:
-            bars = {gpu.status for gpu in self.ledger.gpus}
-            probes = tuple(
-                each for each in self.ledger.probes if each.name != "nvml" or each.status not in bars
-            )
-            found += gaps(replace(self.ledger, probes=probes))
+            found += unseen(self.ledger)
             if not self.ledger.gpus:
                 found += [each.message for each in self.ledger.probes if each.name == "nvml" and each.message]
         return list(dict.fromkeys(found))[:2]
@@ -444,7 +442,14 @@ class TopApp(App[None]):
     # ---- actions on processes ----
 
     def action_free_all(self) -> None:
-        self._begin(ActionRequest(name="free", gpus=self._gpus))
+        """Free caches and leftovers of what is shown, and of nothing else."""
+        shown = self.ledger.gpus if self.ledger is not None and self._narrow is not None else ()
+        if self._narrow is not None and not shown:
+            self.notify("none of the chosen GPUs is there", markup=False)
+        elif any(gpu.mig is not None for gpu in shown):
+            self.notify("memory is freed by whole GPUs or by process: select a process", markup=False)
+        else:
+            self._begin(ActionRequest(name="free", gpus=tuple(gpu.index for gpu in shown)))
 
     def action_act(self, name: ActionName) -> None:
         row = self.selected
@@ -489,7 +494,9 @@ class TopApp(App[None]):
         await self.push_screen(dialog)
 
         def on_line(line: RenderableType) -> None:
-            self.call_from_thread(dialog.add, line)
+            # Where the view has ended meanwhile (its terminal was closed), what was agreed to goes on.
+            with suppress(Exception):
+                self.call_from_thread(dialog.add, line)
 
         try:
             result: RenderableType = await asyncio.to_thread(prepared.run, on_line, options)

@@ -90,17 +90,13 @@ def _view(args: Namespace, source: ReaderClient, proc_root: str) -> int:
     from vram.host.local import LocalHost
     from vram.top.app import TopApp
 
-    numbers = tuple(
-        int(word) for words in args.gpu or () for word in words.split(",") if word.strip().isdigit()
-    )
     app = TopApp(
         source,
         LocalHost,
         every_s=args.every,
         deadline_s=args.deadline,
         ascii_only=args.ascii or not carries_unicode(),
-        narrow=lambda ledger: narrowed(ledger, args.gpu),
-        gpus=numbers,
+        narrow=(lambda ledger: narrowed(ledger, args.gpu)) if args.gpu else None,
         read_only="" if proc_root == "/proc" else f"processes of {proc_root} can only be looked at from here",
     )
     app.run()
