@@ -57,7 +57,7 @@ class Library(NamedTuple):
 
 def _cuda_runtime(major: int) -> Library:
     name = f"libcudart.so.{major}"
-    versions = NATIVE / "virtualgpu" / "runtime" / f"{name}.map"
+    versions = NATIVE / "virtualgpu" / "runtime" / f"exports-{major}.map"
     flags = (f"-DRUNTIME_MAJOR={major}", f"-Wl,--version-script={versions}")
     return Library(f"virtualgpu/lib/{name}", ("virtualgpu/runtime",), flags)
 
