@@ -43,14 +43,14 @@ CODES = " ".join([str(NOT_SUPPORTED)] * 5) + "\n"
 
 STATIC = """\
 vram: {file} has NVIDIA's CUDA runtime linked in statically.
-      It does not work on the virtual GPU: it needs private tables of NVIDIA's driver. Its calls return error 801 \
-(not supported).
+      It needs private tables of NVIDIA's driver, which the virtual GPU does not have:
+      its calls return error 801 (not supported).
       Link it with `nvcc -cudart shared`, or use a real GPU.
 """
 DYNAMIC = """\
 vram: {file} is NVIDIA's CUDA runtime.
-      It does not work on the virtual GPU: it needs private tables of NVIDIA's driver. Its calls return error 801 \
-(not supported).
+      It needs private tables of NVIDIA's driver, which the virtual GPU does not have:
+      its calls return error 801 (not supported).
       {reason}
 """
 
@@ -152,7 +152,7 @@ def test_a_library_found_by_rpath(with_own_runtime: VirtualGpu, tmp_path: Path) 
     done = run(with_own_runtime, program, LD_PRELOAD="")
     assert done.stdout == CODES
     ours = with_own_runtime.folder / "lib" / library.name
-    reason = f"It was found first because of the RPATH in the program.\n      Start the program with LD_PRELOAD={ours}"
+    reason = f"It was found first because of the RPATH in the program.\n      Start it with LD_PRELOAD={ours}"
     assert done.stderr == DYNAMIC.format(file=library, reason=reason)
 
 
@@ -171,9 +171,7 @@ def test_a_library_loaded_by_its_path(with_own_runtime: VirtualGpu) -> None:
     program = f"import ctypes; print(ctypes.CDLL({str(library)!r}).cudaFree(None))"
     done = run(with_own_runtime, sys.executable, "-c", program)
     assert done.stdout == f"{NOT_SUPPORTED}\n"
-    reason = (
-        f"It was loaded by its path. Load it by its name, {library.name}: that finds the virtual GPU's own."
-    )
+    reason = f"It was loaded by its path. Its name alone, {library.name}, finds the virtual GPU's own."
     assert done.stderr == DYNAMIC.format(file=library, reason=reason)
 
 

@@ -114,14 +114,17 @@ static bool path_has_first(const char *file, const char *ours) {
     return false;
 }
 
+static const char needs_tables[] =
+    "      It needs private tables of NVIDIA's driver, which the virtual GPU does not have:\n"
+    "      its calls return error 801 (not supported).\n      ";
+
 static void add_dynamic(struct message *message, const struct asker *asker, const char *library) {
     char ours[4096], same[4200];
     const char *root = getenv("VRAM_VIRTUAL_GPU"), *by_rpath = named_by_rpath(asker->object, library);
     snprintf(ours, sizeof ours, "%s/lib", root ? root : "");
     snprintf(same, sizeof same, "%s/%s", ours, library);
     add_name(message, asker->file);
-    add(message, " is NVIDIA's CUDA runtime.\n      It does not work on the virtual GPU: it needs private tables of "
-                 "NVIDIA's driver. Its calls return error 801 (not supported).\n      ");
+    add(message, " is NVIDIA's CUDA runtime.\n%s", needs_tables);
     if (access(same, F_OK) != 0) {
         add(message, "The virtual GPU has no runtime of its own under the name %s. Use a real GPU.\n", library);
     } else if (path_has_first(asker->file, ours)) {
@@ -129,19 +132,16 @@ static void add_dynamic(struct message *message, const struct asker *asker, cons
     } else if (by_rpath) {
         add(message, "It was found first because of the RPATH in ");
         add_name(message, by_rpath);
-        add(message, ".\n      Start the program with LD_PRELOAD=%s\n", same);
+        add(message, ".\n      Start it with LD_PRELOAD=%s\n", same);
     } else {
-        add(message, "It was loaded by its path. Load it by its name, %s: that finds the virtual GPU's own.\n",
-            library);
+        add(message, "It was loaded by its path. Its name alone, %s, finds the virtual GPU's own.\n", library);
     }
 }
 
 static void add_static(struct message *message, const struct asker *asker) {
     add_name(message, asker->file);
-    add(message,
-        " has NVIDIA's CUDA runtime linked in statically.\n      It does not work on the virtual GPU: it needs "
-        "private tables of NVIDIA's driver. Its calls return error 801 (not supported).\n      Link it with "
-        "`nvcc -cudart shared`, or use a real GPU.\n");
+    add(message, " has NVIDIA's CUDA runtime linked in statically.\n%s", needs_tables);
+    add(message, "Link it with `nvcc -cudart shared`, or use a real GPU.\n");
 }
 
 static void tell_once(void *address) {

@@ -1,1 +1,1 @@
-"""Small programs of PyCUDA, Numba, cuda.core, cuda.bindings, CuPy and PyTorch, one for each part of their memory calls."""
+"""Programs of PyCUDA, Numba, cuda.core, cuda.bindings, CuPy and PyTorch: one per part of their memory."""

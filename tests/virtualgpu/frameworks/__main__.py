@@ -11,9 +11,7 @@ from tests.virtualgpu.frameworks.table import PAGE, read_page, record, write_pag
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.virtualgpu.frameworks", description=__doc__)
     parser.add_argument("--python", default=sys.executable, help="the interpreter that has the frameworks")
-    parser.add_argument(
-        "--only", action="append", default=[], help="a framework by its title; may be repeated"
-    )
+    parser.add_argument("--only", action="append", default=[], help="a framework by its title; repeatable")
     parser.add_argument("--write", action="store_true", help=f"write what was found to {PAGE.name}")
     args = parser.parse_args()
     text = PAGE.read_text()

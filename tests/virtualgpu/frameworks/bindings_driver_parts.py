@@ -6,7 +6,7 @@ import ctypes
 from typing import Any
 
 from cuda.bindings import driver
-from program import MIB, main, part, used
+from program import MIB, PTX, main, part, used
 
 
 def call(name: str, *arguments: Any) -> Any:
@@ -138,7 +138,7 @@ def checkpoints() -> None:
 def kernels() -> None:
     """`cuModuleLoadData`, `cuLaunchKernel`, graphs, arrays and textures"""
     primary_context()
-    call("cuModuleLoadData", b".version 8.0\n.target sm_90\n.address_size 64\n.visible .entry f() { ret; }\n")
+    call("cuModuleLoadData", PTX)
 
 
 if __name__ == "__main__":

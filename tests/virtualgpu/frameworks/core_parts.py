@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 
 from cuda.core import Device, DeviceMemoryResource, DeviceMemoryResourceOptions, LegacyPinnedMemoryResource
-from program import MIB, main, part, used
+from program import MIB, PTX, main, part, used
 
 
 @part
@@ -140,8 +140,7 @@ def kernels() -> None:
 
     device = Device()
     device.set_current()
-    ptx = b".version 8.0\n.target sm_90\n.address_size 64\n.visible .entry f() { ret; }\n"
-    ObjectCode.from_ptx(ptx).get_kernel("f")
+    ObjectCode.from_ptx(PTX).get_kernel("f")
 
 
 if __name__ == "__main__":

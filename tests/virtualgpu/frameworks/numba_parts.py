@@ -6,7 +6,7 @@ import threading
 
 import numpy
 from numba import cuda
-from program import MIB, main, part, used
+from program import MIB, PTX, main, part, used
 
 
 @part
@@ -29,7 +29,7 @@ def device_arrays() -> None:
 
 @part
 def deferred_deallocation() -> None:
-    """Pending deallocations: memory returns when the list is full or cleared, and not inside `defer_cleanup`"""
+    """Pending deallocations: memory returns when the list is full or cleared; `defer_cleanup`"""
     context = cuda.current_context()
     context.memory_manager.deallocations.clear()
     before = used()
@@ -121,8 +121,7 @@ def contexts() -> None:
 @part
 def kernels() -> None:
     """`@cuda.jit`, arithmetic, reductions: the driver refuses the compiled module"""
-    ptx = b".version 8.0\n.target sm_90\n.address_size 64\n.visible .entry f() { ret; }\n"
-    cuda.current_context().create_module_ptx(ptx)
+    cuda.current_context().create_module_ptx(PTX)
 
 
 if __name__ == "__main__":

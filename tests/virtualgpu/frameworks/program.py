@@ -12,6 +12,8 @@ from contextlib import contextmanager
 
 MIB = 1 << 20
 GIB = 1 << 30
+PTX = b".version 8.0\n.target sm_90\n.address_size 64\n.visible .entry f() { ret; }\n"
+"""The smallest module that a driver could load."""
 
 Part = Callable[[], None]
 
@@ -50,17 +52,8 @@ def used(gpu: int = 0) -> int:
 
 
 @contextmanager
-def grows_by(nbytes: int, at_least: bool = False) -> Iterator[None]:
-    """The device's used memory grows by *nbytes* in the block (or more, where the framework rounds up)."""
-    before = used()
-    yield
-    grown = used() - before
-    assert grown >= nbytes if at_least else grown == nbytes, f"used memory grew by {grown}, not by {nbytes}"
-
-
-@contextmanager
 def shows_and_returns(nbytes: int) -> Iterator[Callable[[], None]]:
-    """Used memory is *nbytes* more where the block says so (it calls what it is given), and as before at its end."""
+    """Used memory is *nbytes* more where the block calls what it is given, and as before at its end."""
     before = used()
     told: list[int] = []
     yield lambda: told.append(used() - before)

@@ -6,7 +6,7 @@ import threading
 
 import numpy
 import pycuda.driver as cuda
-from program import MIB, main, part, shows_and_returns, used
+from program import MIB, PTX, main, part, shows_and_returns, used
 
 cuda.init()
 DEVICE = cuda.Device(0)
@@ -218,9 +218,7 @@ def kernels() -> None:
     """`module_from_buffer`, `SourceModule`, arithmetic of `gpuarray`"""
     context = DEVICE.make_context()
     try:
-        cuda.module_from_buffer(
-            b".version 8.0\n.target sm_90\n.address_size 64\n.visible .entry f() { ret; }\n"
-        )
+        cuda.module_from_buffer(PTX)
     finally:
         context.pop()
 

@@ -1,8 +1,4 @@
-"""Which parts of each framework the virtual GPU carries: run, and kept on docs/reference/virtual-gpu-frameworks.md.
-
-python -m tests.virtualgpu.frameworks                                   what this interpreter has, printed
-python -m tests.virtualgpu.frameworks --python /venv/bin/python --write  what that one has, written to the page
-"""
+"""Which parts of each framework the virtual GPU carries: run, and kept on virtual-gpu-frameworks.md."""
 
 from __future__ import annotations
 
@@ -44,12 +40,10 @@ class Framework(NamedTuple):
     programs: str
 
     def parts(self) -> dict[str, str]:
-        """What is run, and the row of the page: read from the source, since the framework may not be installed."""
+        """What is run, and its row of the page: read from the source, since it may not be installed."""
         tree = ast.parse((HERE / self.programs).read_text())
         functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.decorator_list]
-        return {
-            function.name: " ".join((ast.get_docstring(function) or "").split()) for function in functions
-        }
+        return {function.name: ast.get_docstring(function) or "" for function in functions}
 
     def version(self, python: str) -> tuple[str, str] | None:
         """Its version and the Python's, or None where *python* does not have it."""
@@ -82,9 +76,8 @@ def run_part(framework: Framework, name: str, python: str = sys.executable) -> O
         argv = [python, str(HERE / framework.programs), name]
         done = gpu.run(argv, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=TIMEOUT_S)
     told = "".join(line for line in done.stderr.splitlines(keepends=True) if line.startswith("vram: "))
-    return Outcome(
-        done.returncode == 0, "" if done.returncode == 0 else _reason(done.stderr, done.returncode), told
-    )
+    carried = done.returncode == 0
+    return Outcome(carried, "" if carried else _reason(done.stderr, done.returncode), told)
 
 
 def _reason(stderr: str, code: int) -> str:
