@@ -168,9 +168,9 @@ API error cudaGetSymbolAddress(void **address, const void *key) {
     deviceptr found;
     size_t nbytes;
     NEED_DRIVER();
-    if (!address) return fail(INVALID_VALUE);
     NEED_CONTEXT();
     RETURN_IF(symbol_find(key, &found, &nbytes));
+    if (!address) return fail(INVALID_VALUE);
     *address = (void *)found;
     return OK;
 }
@@ -330,8 +330,9 @@ API error cudaFuncSetCacheConfig(const void *key, int config) {
     struct symbol *kernel;
     (void)config;
     NEED_DRIVER();
-    RETURN_IF(find_kernel(key, &kernel));
-    return OK;
+    error code = find_kernel(key, &kernel);
+    if (RUNTIME_MAJOR == 12 && code == INVALID_HANDLE) code = INVALID_FUNCTION;
+    return fail(code);
 }
 
 API error cudaFuncSetSharedMemConfig(const void *key, int config) {
