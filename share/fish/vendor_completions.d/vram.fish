@@ -287,6 +287,7 @@ complete -c vram -n '__vram_at \'explain\' 0' -a 'VR603' -d 'No figures per proc
 complete -c vram -n '__vram_at \'explain\' 0' -a 'VR604' -d 'Held by WSL2, holder not visible: no process in this distribution explains it.'
 complete -c vram -n '__vram_at \'explain\' 0' -a 'driver.present' -d 'Is there an NVIDIA driver, and does it answer?'
 complete -c vram -n '__vram_at \'explain\' 0' -a 'driver.versions' -d 'Do the kernel module and the driver\'s libraries have the same version?'
+complete -c vram -n '__vram_at \'explain\' 0' -a 'driver.age' -d 'Does NVIDIA still maintain this branch of the driver?'
 complete -c vram -n '__vram_at \'explain\' 0' -a 'driver.nvml' -d 'Does NVML answer for every GPU, and in time?'
 complete -c vram -n '__vram_at \'explain\' 0' -a 'driver.cuda' -d 'Can a program use CUDA here?'
 complete -c vram -n '__vram_at \'explain\' 0' -a 'driver.nodes' -d 'Do the driver\'s files in /dev exist, and do you have access to them?'
