@@ -31,7 +31,7 @@ def pages() -> Iterator[tuple[str, str]]:
     reports = sorted(map(_read, EVIDENCE.glob("*-lab.json")), key=lambda report: report.taken_at)
     yield "docs/reference/lab.md", "\n".join(_index(reports)) + "\n"
     for topic in TOPICS:
-        yield f"{FOLDER}/{_slug(topic)}.md", "\n".join(_page(topic, reports)) + "\n"
+        yield f"{FOLDER}/{topic_slug(topic)}.md", "\n".join(_page(topic, reports)) + "\n"
 
 
 def _read(path: Path) -> LabReport:
@@ -52,7 +52,7 @@ def _index(reports: list[LabReport]) -> Iterator[str]:
         yield "| claim | on hardware |"
         yield "|---|---|"
         for page in map(DefinedClaim.describe, claims):
-            link = f"[{cell(page.claim)}](lab/{_slug(topic)}.md#{page.name})"
+            link = f"[{cell(page.claim)}](lab/{topic_slug(topic)}.md#{page.name})"
             yield f"| {link} | {_in_short(page.name, reports)} |"
 
 
@@ -63,7 +63,7 @@ def _by_question() -> Iterator[str]:
     for number, (question, title) in enumerate(QUESTIONS.items(), 1):
         pages = (claim.describe() for claim in CLAIMS.values())
         cited = [each for each in pages if str(number) in _numbers(each.source)]
-        links = ", ".join(f"[{each.name}](lab/{_slug(each.topic)}.md#{each.name})" for each in cited)
+        links = ", ".join(f"[{each.name}](lab/{topic_slug(each.topic)}.md#{each.name})" for each in cited)
         yield f"| [{title}](../questions/{question}.md) | {links} |"
 
 
@@ -112,7 +112,7 @@ def _prose(text: str, topic: str) -> str:
 
     def link(match: re.Match[str]) -> str:
         other = KNOWN.get(match[0])
-        place = "" if other == topic else f"{_slug(other)}.md" if other else None
+        place = "" if other == topic else f"{topic_slug(other)}.md" if other else None
         return match[0] if place is None else f"[{match[0]}]({place}#{match[0]})"
 
     parts = re.split(r"(`[^`]*`)", text)
@@ -131,5 +131,5 @@ def _questions(text: str) -> str:
     return NUMBERED.sub(link, text)
 
 
-def _slug(topic: str) -> str:
+def topic_slug(topic: str) -> str:
     return re.sub(r"[^a-z]+", "-", topic.lower()).strip("-")
