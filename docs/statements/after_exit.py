@@ -123,7 +123,7 @@ STATEMENTS = (
         pages=["questions/out-of-memory.md"],
     ),
     statement(
-        "Program 3 (cudaMallocManaged): managed memory is released when the program ends or frees it.",
+        "Program 3 (cudaMallocManaged): managed memory goes back at the end of the program, or by its free.",
         goes(MANAGED, "allocated", "ended"),
         affirms("managed-at-exit"),
         kind="program",
@@ -154,7 +154,7 @@ STATEMENTS = (
         pages=["further-reading.md", "concepts/who-keeps-memory.md"],
     ),
     statement(
-        "Pinned memory and zero-copy transfers are worth knowing.",
+        "Zero-copy transfers and pinned memory are worth knowing.",
         right("for speed", when="transfers"),
         denies("pinned-counts", when="device memory: they take none"),
         kind="advice",

@@ -63,7 +63,7 @@ STATEMENTS = (
         pages=["guides/buffer.md"],
     ),
     statement(
-        "The operating system may not reclaim GPU memory at once.",
+        "The operating system can be late in taking GPU memory back.",
         affirms("kill-nine", when="the process is gone"),
         affirms("stopped", when="the process is only stopped"),
         pages=["questions/after-exit.md"],

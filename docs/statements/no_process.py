@@ -30,7 +30,7 @@ STATEMENTS = (
         pages=["concepts/what-a-context-costs.md"],
     ),
     statement(
-        "cudaMalloc, cudaMallocManaged and cudaMallocPitch allocate in the GPU's global memory.",
+        "cudaMalloc, cudaMallocManaged and cudaMallocPitch all take memory of the device.",
         takes("free-keeps", "context", "allocated", 256 * MIB, when="cudaMalloc"),
         takes("pitched-keeps", "context", "allocated", 256 * MIB, when="cudaMallocPitch"),
         affirms("managed-on-allocation", when="cudaMallocManaged"),

@@ -45,7 +45,7 @@ STATEMENTS = (
         pages=["guides/oom.md"],
     ),
     statement(
-        "A context encompasses allocations, streams and other resources.",
+        "Allocations and streams belong to a context.",
         affirms("context-close-frees"),
         pages=["concepts/what-a-context-costs.md"],
     ),

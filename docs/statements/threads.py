@@ -26,7 +26,7 @@ STATEMENTS = (
         pages=["guides/buffer.md"],
     ),
     statement(
-        "The driver knows nothing of the interpreter and its garbage collection.",
+        "The driver knows nothing of Python's interpreter or garbage collector.",
         denies("lost-pointer"),
     ),
     statement(
@@ -44,7 +44,7 @@ STATEMENTS = (
         affirms("free-in-other-thread", when="if it belonged to its thread"),
     ),
     statement(
-        "When an object with a device pointer goes out of scope, the device memory remains.",
+        "Device memory remains when the Python object with its pointer is gone.",
         denies("lost-pointer", when="the pointer is a number"),
         denies("owner-object", when="the object owns it"),
         pages=["guides/buffer.md"],
@@ -72,7 +72,7 @@ STATEMENTS = (
         pages=["concepts/pools-and-fragmentation.md"],
     ),
     statement(
-        "Many threads that allocate and end use memory up, and other parts of the program fail.",
+        "Many threads that allocate and end use memory up, until allocations elsewhere fail.",
         denies("thread-end-frees"),
         pages=["guides/oom.md"],
     ),

@@ -192,7 +192,7 @@ def test_the_table_of_another_machine(lab: Lab, virtual_gpu: VirtualGpu) -> None
     assert "on Virtual \\| GPU, driver unknown, 2026-02-03" in text
     row = next(line for line in text.splitlines() if "Freed memory is reserved" in line)
     assert "| false | 0 B of 256.0 MiB not free for the other process after the free |" in row
-    row = next(line for line in text.splitlines() if "cudaMallocPitch allocate in" in line)
+    row = next(line for line in text.splitlines() if "cudaMallocPitch all take" in line)
     assert "| depends | **true** (cudaMalloc): 256.0 MiB of 256.0 MiB came into use;" in row
     assert "**false** (cudaMallocManaged): 0 B of 256.0 MiB used when it was allocated" in row
     row = next(line for line in text.splitlines() if "No single function" in line)
