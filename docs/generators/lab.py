@@ -6,6 +6,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from statements import ARTICLES
+from statements.judge import ByClaim, ByReading
+
 from vram.lab.catalogue import CLAIMS, TOPICS
 from vram.lab.claim import DefinedClaim
 from vram.model.lab import LabClaim, LabReport, Result
@@ -95,6 +98,21 @@ def _experiment(page: LabClaim, topic: str, reports: list[LabReport]) -> Iterato
     found = [(report, result) for report in reports for result in report.results]
     lines = [_measured(report, result) for report, result in found if result.experiment == page.name]
     yield "\n".join(lines) if lines else f"*Measured:* {UNMEASURED}"
+    if decided := list(_statements(page.name)):
+        yield f"\n*Statements of the articles that it decides:* {'; '.join(decided)}"
+
+
+def _statements(claim: str) -> Iterator[str]:
+    """Links to the articles with a statement that *claim* decides, and the numbers of these there."""
+    for question, statements in ARTICLES.items():
+        numbers = [
+            str(number)
+            for number, each in enumerate(statements, 1)
+            if any(isinstance(case, ByClaim | ByReading) and case.claim == claim for case in each.cases)
+        ]
+        if numbers:
+            anchor = re.sub(r"[^\w\- ]", "", QUESTIONS[question].lower()).replace(" ", "-")
+            yield f"[{question}](../statements.md#{anchor}) {', '.join(numbers)}"
 
 
 def _measured(report: LabReport, result: Result) -> str:

@@ -139,7 +139,7 @@ STATEMENTS = (
     ),
     statement(
         "With managed memory, memory that stays behind is less likely.",
-        affirms("exit-without-free", when="plain memory would have to stay for that"),
+        affirms("exit-without-free", when="compared with plain memory"),
         kind="technique",
     ),
     statement(

@@ -89,7 +89,7 @@ STATEMENTS = (
     statement(
         "They stay even when the process that wrote them has finished.",
         affirms("old-data-across", when="nobody holds the memory"),
-        affirms("ipc-survives", when="another process has opened it"),
+        affirms("ipc-contents", when="another process has opened it"),
         pages=["guides/erasing.md"],
     ),
     statement(

@@ -84,7 +84,10 @@ STATEMENTS = (
     ),
     statement(
         "It is still allocated since cuda.mem_free was not called.",
-        wrong("PyCUDA has no such call; its DeviceAllocation frees when it is dropped, or by its free()"),
+        wrong(
+            "PyCUDA has no such call; a DeviceAllocation frees by its free(), or when it is dropped where its"
+            " context is current"
+        ),
         pages=["questions/threads.md"],
     ),
     statement(

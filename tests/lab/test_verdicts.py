@@ -33,6 +33,7 @@ VERDICTS = {
     "exported-handle": TRUE,
     "dmabuf": TRUE,
     "pointer-elsewhere": FALSE,
+    "ipc-contents": TRUE,
     "free-keeps": FALSE,
     "freed-for-others": FALSE,
     "free-waits": TRUE,

@@ -363,6 +363,7 @@ complete -c vram -n '__vram_at \'lab\' 1+' -a 'ipc-counted-twice' -d 'Memory sha
 complete -c vram -n '__vram_at \'lab\' 1+' -a 'exported-handle' -d 'GPU memory can be in use while no process at all uses CUDA'
 complete -c vram -n '__vram_at \'lab\' 1+' -a 'dmabuf' -d 'A dma-buf keeps GPU memory that no process list names'
 complete -c vram -n '__vram_at \'lab\' 1+' -a 'pointer-elsewhere' -d 'A device pointer works in every process on the GPU'
+complete -c vram -n '__vram_at \'lab\' 1+' -a 'ipc-contents' -d 'Data in memory opened by IPC can be read after the process that wrote them has ended'
 complete -c vram -n '__vram_at \'lab\' 1+' -a 'free-keeps' -d 'cudaFree keeps memory for reuse instead of returning it'
 complete -c vram -n '__vram_at \'lab\' 1+' -a 'freed-for-others' -d 'Freed memory stays unavailable to other processes until the driver reclaims it'
 complete -c vram -n '__vram_at \'lab\' 1+' -a 'free-waits' -d 'cudaFree waits for all work that was queued before it'
