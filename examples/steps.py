@@ -114,12 +114,13 @@ def _blank(path: Path) -> Result:
 
 
 class Gpu:
-    """The first GPU, read through NVML."""
+    """The first GPU, read through NVML. Whatever else uses it meanwhile is in the figures too."""
 
     def __init__(self) -> None:
         pynvml.nvmlInit()
         self._handle = pynvml.nvmlDeviceGetHandleByIndex(0)
         self.name = str(pynvml.nvmlDeviceGetName(self._handle))
+        self.uuid = str(pynvml.nvmlDeviceGetUUID(self._handle))
         self.driver = str(pynvml.nvmlSystemGetDriverVersion())
 
     def used(self) -> int:
@@ -160,7 +161,7 @@ def _follow(gpu: Gpu, argv: Sequence[str], libraries: str, result: Result) -> No
         before = gpu.used()
         process = subprocess.Popen(
             argv,
-            env=_environment(libraries) | {"EXAMPLE_STEPS": f"{program_names},{program_answers}"},
+            env=_environment(gpu, libraries) | {"EXAMPLE_STEPS": f"{program_names},{program_answers}"},
             pass_fds=(program_names, program_answers),
             stdin=subprocess.DEVNULL,
             stdout=out,
@@ -201,10 +202,13 @@ def _lines(steps: IO[bytes], program: str) -> Iterator[str]:
         yield from (line.decode() for line in whole)
 
 
-def _environment(libraries: str) -> dict[str, str]:
-    """Ours; the toolkit's *libraries* are searched last, so that a virtual GPU's come first."""
-    searched = [os.environ.get("LD_LIBRARY_PATH", ""), libraries]
-    return dict(os.environ) | {"LD_LIBRARY_PATH": ":".join(filter(None, searched))}
+def _environment(gpu: Gpu, libraries: str) -> dict[str, str]:
+    """Ours, with the GPU that is read as the only one.
+
+    The toolkit's *libraries* are searched last, so that a virtual GPU's come first.
+    """
+    searched = ":".join(filter(None, [os.environ.get("LD_LIBRARY_PATH", ""), libraries]))
+    return dict(os.environ) | {"LD_LIBRARY_PATH": searched, "CUDA_VISIBLE_DEVICES": gpu.uuid}
 
 
 def _text(file: IO[bytes]) -> str:

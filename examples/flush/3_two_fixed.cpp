@@ -1,4 +1,5 @@
-// Arrays and streams have owners. An exception between the two frees both, in the reverse order.
+// Arrays and the stream have owners: an exception destroys the stream and frees both arrays, whose work cudaFree
+// waits for.
 #include "../device_array.h"
 #include "../step.h"
 #include <stdio.h>
@@ -20,9 +21,9 @@ void work() {
     step("first allocated");
     auto second = device_array<int>(count);
     step("second allocated");
-    Stream one, other;
-    check(cudaMemsetAsync(first.get(), 1, count * sizeof(int), one.handle), "cudaMemsetAsync");
-    check(cudaMemsetAsync(second.get(), 2, count * sizeof(int), other.handle), "cudaMemsetAsync");
+    Stream stream;
+    check(cudaMemsetAsync(first.get(), 1, count * sizeof(int), stream.handle), "cudaMemsetAsync");
+    check(cudaMemsetAsync(second.get(), 2, count * sizeof(int), nullptr), "cudaMemsetAsync"); // the default stream
     throw std::runtime_error("a bad batch");
 }
 

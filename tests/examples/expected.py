@@ -54,7 +54,7 @@ EXPECTED = {
         "started 0, allocated 527, freed 527, ended 0", ("the managed memory is free",)
     ),
     "after-exit/3_managed_fixed": Expected(
-        "started 0, allocated 527, 64 MiB written by the device 591, freed 527, ended 0",
+        "started 0, allocated 527, 128 MiB written by the device 655, freed 527, ended 0",
         ("the managed memory is free",),
     ),
     "no-process/1_small_as_written": Expected(

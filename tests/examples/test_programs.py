@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,10 @@ needs_cpp = pytest.mark.skipif(
 needs_nvcc = pytest.mark.skipif(not shutil.which("nvcc"), reason="nvcc is not installed")
 
 
-def run(gpu: VirtualGpu, name: str, *options: str) -> dict[str, Any]:
+def run(gpu: VirtualGpu, name: str, *options: str, env: Mapping[str, str] | None = None) -> dict[str, Any]:
     """What examples/steps.py measured of one program."""
     argv = [sys.executable, EXAMPLES / "steps.py", "--json", *options, name]
-    done = gpu.run(argv, capture_output=True, text=True, timeout=300)
+    done = gpu.run(argv, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     (result,) = json.loads(done.stdout)["programs"]
     if result["skipped"]:
@@ -67,6 +68,14 @@ def test_a_program_that_frees_nothing_leaks_nothing_into_the_next_run(virtual_gp
     for _ in range(3):
         result = run(virtual_gpu, "out-of-memory/1_exception_as_written", "--declarations")
         assert differences(result) == []
+
+
+@needs_cpp
+def test_the_gpu_that_is_read_is_the_one_that_is_used(two_virtual_gpus: VirtualGpu) -> None:
+    """Whatever the environment says that CUDA's first GPU is."""
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "1"}
+    result = run(two_virtual_gpus, "flush/1_free_fixed", "--declarations", env=environment)
+    assert differences(result) == []
 
 
 @needs_cpp
