@@ -10,7 +10,7 @@ static struct context *primary[STORE_MAX_GPUS];
 static _Thread_local struct context *stack[STACK_DEPTH];
 static _Thread_local int depth;
 
-static const size_t default_limits[LIMITS] = {1024, 7340032, 8388608, 2, 2048, 64, 0, 0, 0, 0};
+static const size_t default_limits[LIMITS] = {1024, 8650752, 8388608, 0, 2048, 64, 11796480, 232448, 0, 0};
 
 uint64_t next_id(void) {
     static _Atomic uint64_t last;
@@ -359,12 +359,17 @@ API result cuCtxSetFlags(unsigned flags) {
     return failed;
 }
 
+static result check_limit(int limit) {
+    enum { SYNC_DEPTH = 3 }; /* gone with compute capability 9.0 */
+    return limit < 0 || limit >= LIMITS ? INVALID_VALUE : limit == SYNC_DEPTH ? UNSUPPORTED_LIMIT : OK;
+}
+
 API result cuCtxSetLimit(int limit, size_t value) {
     GATE();
     LOCKED();
     struct context *context;
     result failed = context_need(&context);
-    if (!failed && (limit < 0 || limit >= LIMITS)) failed = INVALID_VALUE;
+    if (!failed) failed = check_limit(limit);
     if (!failed) context->limits[limit] = value;
     return failed;
 }
@@ -374,7 +379,7 @@ API result cuCtxGetLimit(size_t *value, int limit) {
     LOCKED();
     struct context *context;
     result failed = context_need(&context);
-    if (!failed && (!value || limit < 0 || limit >= LIMITS)) failed = INVALID_VALUE;
+    if (!failed) failed = value ? check_limit(limit) : INVALID_VALUE;
     if (!failed) *value = context->limits[limit];
     return failed;
 }
