@@ -58,6 +58,8 @@ FRAMEWORKS = (
     Framework("cuda.core", "cuda.core", ("cuda-core",), "core_parts.py"),
     Framework("cuda.bindings, driver", "cuda.bindings", ("cuda-bindings",), "bindings_driver_parts.py"),
     Framework("cuda.bindings, runtime", "cuda.bindings", ("cuda-bindings",), "bindings_runtime_parts.py"),
+    Framework("CuPy", "cupy", ("cupy-cuda13x", "cupy-cuda12x"), "cupy_parts.py"),
+    Framework("PyTorch", "torch", ("torch",), "torch_parts.py"),
 )
 
 
