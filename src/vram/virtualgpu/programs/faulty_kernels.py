@@ -1,9 +1,9 @@
 """Kernels that fail on purpose, each with the error that it leaves in its context.
 
-A fault ends the work of the context that it happened in. It reaches no other process.
+A fault ends the work of the process that caused it. It reaches no other process.
 
-On the virtual GPU no kernel runs: there a line of VRAM_VIRTUAL_FAULTS, in the worker's own environment, breaks
-the context at the first synchronisation instead.
+On the virtual GPU no kernel runs: there a line of VRAM_VIRTUAL_FAULTS, in the worker's own environment,
+breaks the context at the first synchronisation instead.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
 import sys
 import threading
 import time
@@ -16,7 +17,9 @@ from ctypes import byref, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from typing import Any
 
 import driver
+import runtime
 from checkpoint import checkpoint_code
+from faulty_kernels import break_context, launch_fault
 from owners import fail_and_keep
 
 RELAXED_CAPTURE = 2
@@ -53,9 +56,35 @@ PTX = f"""
 }}
 """
 
+# Reads and writes one word of every page of 4 KiB.
+TOUCH = """
+.visible .entry touch(.param .u64 touch_at, .param .u64 touch_pages)
+{
+    .reg .b64 %rd<6>;
+    .reg .b32 %r<6>;
+    .reg .pred %p<2>;
+    ld.param.u64 %rd1, [touch_at];
+    ld.param.u64 %rd2, [touch_pages];
+    mov.u32 %r1, %ctaid.x;
+    mov.u32 %r2, %ntid.x;
+    mov.u32 %r3, %tid.x;
+    mad.lo.s32 %r4, %r1, %r2, %r3;
+    cvt.u64.u32 %rd3, %r4;
+    setp.ge.u64 %p1, %rd3, %rd2;
+    @%p1 ret;
+    shl.b64 %rd4, %rd3, 12;
+    add.s64 %rd5, %rd1, %rd4;
+    ld.global.u32 %r5, [%rd5];
+    add.s32 %r5, %r5, 1;
+    st.global.u32 [%rd5], %r5;
+    ret;
+}
+"""
+
 primary = 0
 kernels: dict[str, c_void_p] = {}
 graphs: dict[str, c_void_p] = {}
+pools: dict[str, c_void_p] = {}
 
 
 # ---- contexts ----
@@ -74,8 +103,69 @@ def destroy_context(handle: int) -> None:
         driver.use(primary)
 
 
+def reset_code() -> tuple[str, int]:
+    """Reset the device as a program does; return the call that was made, and its answer.
+
+    Without a runtime library it is the driver's call on which the runtime's rests. Another context that
+    is current would keep the runtime from resetting anything, so the primary one is made current first.
+    """
+    global primary
+    if primary:
+        driver.use(primary)
+        primary = 0
+    answer = runtime.code("cudaDeviceReset")
+    return ("cuDevicePrimaryCtxReset", driver.reset_code()) if answer is None else ("cudaDeviceReset", answer)
+
+
+def cuda_reset_code() -> int | None:
+    """The runtime's reset with whatever context is current; None without a runtime library."""
+    return runtime.code("cudaDeviceReset")
+
+
+def context_code() -> int:
+    """Return the driver's answer to whether this process can have its primary context."""
+    return driver.code("cuDevicePrimaryCtxRetain", byref(c_void_p()), 0)
+
+
 def synchronize() -> None:
     driver.call("cuCtxSynchronize")
+
+
+def synchronize_code() -> int:
+    return driver.code("cuCtxSynchronize")
+
+
+# ---- the runtime library ----
+
+
+def free_null_code() -> tuple[str, int]:
+    """Free the null pointer; return the call that was made, and its answer."""
+    answer = runtime.code("cudaFree", None)
+    if answer is not None:
+        return "cudaFree", answer
+    try:
+        driver.context()
+    except driver.CudaError as error:
+        return error.call, error.code
+    return "cuMemFree", driver.free_code(0)
+
+
+def cuda_alloc(nbytes: int) -> int:
+    """cudaMalloc; without a runtime library a context and cuMemAlloc."""
+    pointer = c_void_p()
+    answer = runtime.code("cudaMalloc", byref(pointer), c_size_t(nbytes))
+    if answer:
+        raise driver.CudaError("cudaMalloc", answer)
+    if answer is None:
+        driver.context()
+        return driver.alloc(nbytes)
+    return pointer.value or 0
+
+
+def cuda_free_code(pointer: int) -> tuple[str, int]:
+    """Free; return the call that was made, cudaFree where there is a runtime, and its answer."""
+    answer = runtime.code("cudaFree", c_void_p(pointer))
+    return ("cuMemFree", driver.free_code(pointer)) if answer is None else ("cudaFree", answer)
 
 
 # ---- plain memory ----
@@ -120,6 +210,29 @@ def free_behind_work(pointer: int, seconds: float) -> tuple[float, float, float]
     return began, freed, done[0]
 
 
+def copy_in_s(pointer: int, nbytes: int, pinned: bool) -> float:
+    """Copy so much from the host, whose memory is written first; return the seconds of the second copy."""
+    source = pin(nbytes) if pinned else 0
+    plain = None if pinned else ctypes.create_string_buffer(nbytes)
+    address = source or ctypes.addressof(plain)  # type: ignore[arg-type]
+    ctypes.memset(address, 1, nbytes)
+    for _ in range(2):
+        began = time.monotonic()
+        driver.call("cuMemcpyHtoD_v2", c_uint64(pointer), c_void_p(address), c_size_t(nbytes))
+        synchronize()
+        took = time.monotonic() - began
+    if source:
+        driver.call("cuMemFreeHost", c_void_p(source))
+    return took
+
+
+def prefetch_s(pointer: int, nbytes: int, device: int) -> float:
+    """Prefetch, and return the seconds until it was done."""
+    began = time.monotonic()
+    driver.prefetch(pointer, nbytes, device)
+    return time.monotonic() - began
+
+
 # ---- pools ----
 
 
@@ -130,6 +243,16 @@ def pool_keep_all() -> None:
 
 def pool_trim() -> None:
     driver.trim(driver.pool())
+
+
+def alloc_in_new_pool(nbytes: int) -> int:
+    """Make a pool, and allocate in it. It keeps what is freed into it."""
+    pointer = c_uint64()
+    pools["new"] = driver.new_pool()
+    driver.keep_everything(pools["new"])
+    driver.call("cuMemAllocFromPoolAsync", byref(pointer), c_size_t(nbytes), pools["new"], None)
+    synchronize()
+    return pointer.value
 
 
 def free_async(pointer: int) -> None:
@@ -145,6 +268,16 @@ def pin(nbytes: int) -> int:
     pointer = c_void_p()
     driver.call("cuMemHostAlloc", byref(pointer), c_size_t(nbytes), c_uint(0))
     return pointer.value or 0
+
+
+def host_mapped(pointer: int) -> bool:
+    """Whether this process has memory of the host at that address."""
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            begin, end = (int(word, 16) for word in line.split(maxsplit=1)[0].split("-"))
+            if begin <= pointer < end:
+                return True
+    return False
 
 
 def host_fill(pointer: int, byte: int, nbytes: int) -> None:
@@ -216,8 +349,8 @@ def drop_exception() -> None:
 
 def load_kernels() -> None:
     module = c_void_p()
-    driver.call("cuModuleLoadData", byref(module), PTX.encode())
-    for name in ("empty", "deep"):
+    driver.call("cuModuleLoadData", byref(module), (PTX + TOUCH).encode())
+    for name in ("empty", "deep", "touch"):
         kernels[name] = c_void_p()
         driver.call("cuModuleGetFunction", byref(kernels[name]), module, name.encode())
 
@@ -235,10 +368,20 @@ def launch_deep(out: int) -> None:
     synchronize()
 
 
-def _launch(kernel: c_void_p, *parameters: Any) -> None:
+def touch_s(pointer: int, nbytes: int) -> float:
+    """Have a kernel read and write in every page; return the seconds until it was done."""
+    pages = nbytes // 4096
+    began = time.monotonic()
+    _launch(kernels["touch"], c_uint64(pointer), c_uint64(pages), blocks=-(-pages // 256), threads=256)
+    synchronize()
+    return time.monotonic() - began
+
+
+def _launch(kernel: c_void_p, *parameters: Any, blocks: int = 1, threads: int = 1) -> None:
     addresses = (c_void_p * max(1, len(parameters)))(*(ctypes.addressof(value) for value in parameters))
     one = c_uint(1)
-    driver.call("cuLaunchKernel", kernel, *(one,) * 6, c_uint(0), None, addresses, None)
+    shape = (c_uint(blocks), one, one, c_uint(threads), one, one)
+    driver.call("cuLaunchKernel", kernel, *shape, c_uint(0), None, addresses, None)
 
 
 # ---- graphs ----
@@ -269,7 +412,8 @@ def trim_graph_memory() -> None:
 # ---- the table ----
 
 ALLOCATE = (
-    *(driver.alloc, driver.alloc_managed, driver.alloc_async, driver.create, pin),
+    *(driver.alloc, driver.alloc_managed, driver.alloc_async, alloc_in_new_pool, driver.create, pin),
+    *(cuda_alloc,),
     *(thread_alloc, thread_alloc_and_free, thread_alloc_owned),
     *(alloc_and_forget, alloc_and_fail, fail_and_keep, run_graph),
 )
@@ -279,12 +423,17 @@ FREE = (driver.free, driver.release, free_async, thread_free, free_behind_work)
 """The first argument is what an operation above returned."""
 
 OTHERS = (
-    *(driver.init, context, driver.new_context, destroy_context, driver.reset, synchronize),
-    *(driver.free_and_total, driver.alloc_code, driver.free_code, read_code),
-    *(driver.fill, start_fill, driver.count_nonzero, count_byte, host_fill),
+    *(driver.init, context, driver.new_context, destroy_context, synchronize),
+    *(driver.green_context, driver.destroy_green_context),
+    *(reset_code, cuda_reset_code, context_code, synchronize_code, driver.use),
+    *(free_null_code, cuda_free_code),
+    *(launch_fault, break_context),
+    *(driver.free_and_total, driver.alloc_code, driver.alloc_managed_code, driver.free_code, read_code),
+    *(driver.fill, start_fill, driver.count_nonzero, count_byte, host_fill, host_mapped),
+    *(driver.prefetch, prefetch_s, copy_in_s),
     *(pool_keep_all, pool_trim, drop_exception),
-    *(driver.ipc_handle, driver.ipc_open, driver.export, driver.dmabuf),
+    *(driver.ipc_handle, driver.ipc_open, driver.export, driver.dmabuf, os.close),
     *(driver.reserve, driver.map_code, driver.unmap),
-    *(load_kernels, launch_empty, launch_deep, destroy_graph, trim_graph_memory),
+    *(load_kernels, launch_empty, launch_deep, touch_s, destroy_graph, trim_graph_memory),
     checkpoint_code,
 )
