@@ -11,7 +11,7 @@ static _Atomic int broken[STORE_MAX_GPUS]; /* the sticky error of this process o
 static _Thread_local struct context *stack[STACK_DEPTH];
 static _Thread_local int depth;
 
-static const size_t default_limits[LIMITS] = {1024, 7340032, 8388608, 2, 2048, 64, 0, 0, 0, 0};
+static const size_t default_limits[LIMITS] = {1024, 8650752, 8388608, 0, 2048, 64, 11796480, 232448, 0, 0};
 
 uint64_t next_id(void) {
     static _Atomic uint64_t last;
@@ -369,12 +369,17 @@ API result cuCtxSetFlags(unsigned flags) {
     return failed;
 }
 
+static result check_limit(int limit) {
+    enum { SYNC_DEPTH = 3 }; /* gone with compute capability 9.0 */
+    return limit < 0 || limit >= LIMITS ? INVALID_VALUE : limit == SYNC_DEPTH ? UNSUPPORTED_LIMIT : OK;
+}
+
 API result cuCtxSetLimit(int limit, size_t value) {
     GATE();
     LOCKED();
     struct context *context;
     result failed = context_need(&context);
-    if (!failed && (limit < 0 || limit >= LIMITS)) failed = INVALID_VALUE;
+    if (!failed) failed = check_limit(limit);
     if (!failed) context->limits[limit] = value;
     return failed;
 }
@@ -384,7 +389,7 @@ API result cuCtxGetLimit(size_t *value, int limit) {
     LOCKED();
     struct context *context;
     result failed = context_need(&context);
-    if (!failed && (!value || limit < 0 || limit >= LIMITS)) failed = INVALID_VALUE;
+    if (!failed) failed = value ? check_limit(limit) : INVALID_VALUE;
     if (!failed) *value = context->limits[limit];
     return failed;
 }
