@@ -15,6 +15,7 @@ from vram.lab.topics import (
     old_data,
     pools,
     process_end,
+    pycuda,
     resets,
     sharing,
     threads,
@@ -22,7 +23,7 @@ from vram.lab.topics import (
 
 _MODULES = (
     *(process_end, forks, sharing, freeing, pools, contexts, resets),
-    *(errors, threads, old_data, managed, figures, frameworks),
+    *(errors, threads, old_data, managed, figures, frameworks, pycuda),
 )
 
 TOPICS: dict[str, tuple[DefinedClaim, ...]] = {

@@ -94,18 +94,20 @@ def reset_not_enough(experiment: Experiment) -> Conclusion:
     experiment.read_device("a second context, and memory in it")
     call = reset(program)
     left = experiment.read_device("reset")
-    stayed = []
-    for kind, operation, argument in (
-        ("in a second context, itself included", "destroy_context", second),
-        ("of cuMemCreate", "release", handle),
-        ("of an exported descriptor", "close", descriptor),
-    ):
-        before = experiment.read_device(f"before {operation}").used
-        program.call(operation, argument)
-        stayed.append(figure(kind, before - experiment.read_device(f"after {operation}").used))
+    program.call("destroy_context", second)
+    one = experiment.read_device("the second context destroyed")
+    program.call("release", handle)
+    two = experiment.read_device("cuMemCreate's memory released")
+    program.call("close", descriptor)
+    three = experiment.read_device("the descriptor closed")
+    stayed = (
+        figure("in a second context, itself included", left.used - one.used),
+        figure("of cuMemCreate", one.used - two.used),
+        figure("of an exported descriptor", two.used - three.used),
+    )
     parts = ", ".join(f"{size(max(0, int(each.value)))} {each.name}" for each in stayed)
     because = f"{size(experiment.grown(left))} still used after {call}: {parts}"
-    return Conclusion(any(each.value > NEAR for each in stayed), because, tuple(stayed))
+    return Conclusion(any(each.value > NEAR for each in stayed), because, stayed)
 
 
 @claim("reset-pools", TOPIC, takes=Takes(2 * PIECE))

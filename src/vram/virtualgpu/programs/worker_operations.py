@@ -14,75 +14,16 @@ import threading
 import time
 from collections.abc import Callable
 from ctypes import byref, c_int, c_size_t, c_uint, c_uint64, c_void_p
-from typing import Any
 
 import driver
 import runtime
 from checkpoint import checkpoint_code
-from faulty_kernels import break_context, launch_fault
+from kernels import break_context, launch_deep, launch_empty, launch_fault, load_kernels, touch_s
 from owners import fail_and_keep
 
 RELAXED_CAPTURE = 2
 
-LOCAL_NBYTES = 3072
-"""Local memory of one thread of the kernel ``deep``. The driver sets so much aside for every thread
-that could run at once: 540 MiB more than at first on 132 processors with 2048 threads each."""
-
-PTX = f"""
-.version 6.0
-.target sm_52
-.address_size 64
-
-.visible .entry empty()
-{{
-    ret;
-}}
-
-.visible .entry deep(.param .u64 deep_out, .param .u32 deep_at)
-{{
-    .local .align 4 .b8 room[{LOCAL_NBYTES}];
-    .reg .b64 %rd<6>;
-    .reg .b32 %r<3>;
-    ld.param.u64 %rd1, [deep_out];
-    ld.param.u32 %r1, [deep_at];
-    cvta.to.global.u64 %rd2, %rd1;
-    mov.u64 %rd3, room;
-    mul.wide.u32 %rd4, %r1, 4;
-    add.s64 %rd5, %rd3, %rd4;
-    st.local.u32 [%rd5], %r1;
-    ld.local.u32 %r2, [%rd3+4];
-    st.global.u32 [%rd2], %r2;
-    ret;
-}}
-"""
-
-# Reads and writes one word of every page of 4 KiB.
-TOUCH = """
-.visible .entry touch(.param .u64 touch_at, .param .u64 touch_pages)
-{
-    .reg .b64 %rd<6>;
-    .reg .b32 %r<6>;
-    .reg .pred %p<2>;
-    ld.param.u64 %rd1, [touch_at];
-    ld.param.u64 %rd2, [touch_pages];
-    mov.u32 %r1, %ctaid.x;
-    mov.u32 %r2, %ntid.x;
-    mov.u32 %r3, %tid.x;
-    mad.lo.s32 %r4, %r1, %r2, %r3;
-    cvt.u64.u32 %rd3, %r4;
-    setp.ge.u64 %p1, %rd3, %rd2;
-    @%p1 ret;
-    shl.b64 %rd4, %rd3, 12;
-    add.s64 %rd5, %rd1, %rd4;
-    ld.global.u32 %r5, [%rd5];
-    add.s32 %r5, %r5, 1;
-    st.global.u32 [%rd5], %r5;
-    ret;
-}
-"""
-
 primary = 0
-kernels: dict[str, c_void_p] = {}
 graphs: dict[str, c_void_p] = {}
 pools: dict[str, c_void_p] = {}
 
@@ -342,46 +283,6 @@ def drop_exception() -> None:
     """Forget the exception of ``fail_and_keep``."""
     sys.last_value = None
     gc.collect()
-
-
-# ---- kernels ----
-
-
-def load_kernels() -> None:
-    module = c_void_p()
-    driver.call("cuModuleLoadData", byref(module), (PTX + TOUCH).encode())
-    for name in ("empty", "deep", "touch"):
-        kernels[name] = c_void_p()
-        driver.call("cuModuleGetFunction", byref(kernels[name]), module, name.encode())
-
-
-def launch_empty(times: int) -> None:
-    """Launch an empty kernel again and again, and wait for the last."""
-    for _ in range(times):
-        _launch(kernels["empty"])
-    synchronize()
-
-
-def launch_deep(out: int) -> None:
-    """Launch one thread that needs much local memory, and wait for it."""
-    _launch(kernels["deep"], c_uint64(out), c_uint(1))
-    synchronize()
-
-
-def touch_s(pointer: int, nbytes: int) -> float:
-    """Have a kernel read and write in every page; return the seconds until it was done."""
-    pages = nbytes // 4096
-    began = time.monotonic()
-    _launch(kernels["touch"], c_uint64(pointer), c_uint64(pages), blocks=-(-pages // 256), threads=256)
-    synchronize()
-    return time.monotonic() - began
-
-
-def _launch(kernel: c_void_p, *parameters: Any, blocks: int = 1, threads: int = 1) -> None:
-    addresses = (c_void_p * max(1, len(parameters)))(*(ctypes.addressof(value) for value in parameters))
-    one = c_uint(1)
-    shape = (c_uint(blocks), one, one, c_uint(threads), one, one)
-    driver.call("cuLaunchKernel", kernel, *shape, c_uint(0), None, addresses, None)
 
 
 # ---- graphs ----
