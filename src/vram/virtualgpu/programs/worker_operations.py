@@ -130,10 +130,10 @@ def count_byte(pointer: int, byte: int, nbytes: int) -> int:
     return sum(each.count(byte) for each in chunks)
 
 
-def free_behind_work(pointer: int, seconds: float) -> tuple[float, float, float]:
-    """Free while a stream works: return when the free began, when it returned, when the work was done.
+def free_behind_work(pointer: int, seconds: float, streams: int = 1) -> tuple[float, float, float]:
+    """Free while streams work: return when the free began, when it returned, when the last work was done.
 
-    The work is a host function that takes its time, so that no kernel is needed.
+    The work of each is a host function that takes its time, so that no kernel is needed.
     """
     done: list[float] = []
 
@@ -142,13 +142,24 @@ def free_behind_work(pointer: int, seconds: float) -> tuple[float, float, float]
         done.append(time.monotonic())
 
     work = driver.HOST_FUNCTION(take_time)
-    stream = driver.new_stream()
-    driver.call("cuLaunchHostFunc", stream, work, None)
+    busy = [driver.new_stream() for _ in range(streams)]
+    for stream in busy:
+        driver.call("cuLaunchHostFunc", stream, work, None)
     began = time.monotonic()
     driver.free(pointer)
     freed = time.monotonic()
-    driver.call("cuStreamSynchronize", stream)
-    return began, freed, done[0]
+    for stream in busy:
+        driver.call("cuStreamSynchronize", stream)
+    return began, freed, max(done)
+
+
+def alloc_pitched(nbytes: int) -> int:
+    """Allocate rows of 64 KiB, *nbytes* in all, as cudaMallocPitch does."""
+    width = 64 * 1024
+    pointer, pitch = c_uint64(), c_size_t()
+    height = c_size_t(nbytes // width)
+    driver.call("cuMemAllocPitch_v2", byref(pointer), byref(pitch), c_size_t(width), height, c_uint(4))
+    return pointer.value
 
 
 def copy_in_s(pointer: int, nbytes: int, pinned: bool) -> float:
@@ -224,6 +235,11 @@ def host_mapped(pointer: int) -> bool:
 def host_fill(pointer: int, byte: int, nbytes: int) -> None:
     """Write to memory that the host can reach, as the host does."""
     ctypes.memset(pointer, byte, nbytes)
+
+
+def host_count(pointer: int, byte: int, nbytes: int) -> int:
+    """Return how many of *nbytes* from *pointer* are *byte*, read as the host reads its own memory."""
+    return ctypes.string_at(pointer, nbytes).count(byte)
 
 
 # ---- threads and objects ----
@@ -314,7 +330,7 @@ def trim_graph_memory() -> None:
 
 ALLOCATE = (
     *(driver.alloc, driver.alloc_managed, driver.alloc_async, alloc_in_new_pool, driver.create, pin),
-    *(cuda_alloc,),
+    *(cuda_alloc, alloc_pitched),
     *(thread_alloc, thread_alloc_and_free, thread_alloc_owned),
     *(alloc_and_forget, alloc_and_fail, fail_and_keep, run_graph),
 )
@@ -330,8 +346,8 @@ OTHERS = (
     *(free_null_code, cuda_free_code),
     *(launch_fault, break_context),
     *(driver.free_and_total, driver.alloc_code, driver.alloc_managed_code, driver.free_code, read_code),
-    *(driver.fill, start_fill, driver.count_nonzero, count_byte, host_fill, host_mapped),
-    *(driver.prefetch, prefetch_s, copy_in_s),
+    *(driver.fill, start_fill, driver.count_nonzero, count_byte, host_fill, host_count),
+    *(host_mapped, driver.prefetch, prefetch_s, copy_in_s),
     *(pool_keep_all, pool_trim, drop_exception),
     *(driver.ipc_handle, driver.ipc_open, driver.export, driver.dmabuf, os.close),
     *(driver.reserve, driver.map_code, driver.unmap),
