@@ -6,6 +6,7 @@ Where nothing can be measured (advice, and what other machines do), the judgemen
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
@@ -22,6 +23,7 @@ Verdict = Literal["true", "false", "depends", "not measured yet"]
 Kind = Literal["statement", "technique", "program", "advice"]
 
 MOST, LEAST = 0.9, 0.1
+FAILURE = re.compile(r"Error|error:|failed|has no attribute")
 NEAR_BYTES = MIB
 """Programs of examples/ run alone, and are read to the block."""
 
@@ -43,6 +45,7 @@ class ProgramRun(Struct, frozen=True):
     question: str
     number: int
     version: str
+    runtime: str | None = None
     steps: tuple[Step, ...] = ()
     exit_code: int | None = None
     output: tuple[str, ...] = ()
@@ -91,7 +94,13 @@ def merged(reports: Sequence[LabReport], runs: Sequence[ProgramRuns] = ()) -> Ev
         for result in report.results:
             if result.verdict != "cannot tell" or result.experiment not in claims:
                 claims[result.experiment] = result
-    programs = {each.program: each for run in sorted(runs, key=lambda run: run.date) for each in run.programs}
+    # A C++ program is there twice: with the runtime linked statically it shows the same.
+    programs = {
+        each.program: each
+        for run in sorted(runs, key=lambda run: run.date)
+        for each in run.programs
+        if each.runtime != "static"
+    }
     newest = reports[-1]
     return Evidence(newest.gpu, newest.driver or "unknown", newest.taken_at[:10], claims, programs)
 
@@ -189,7 +198,7 @@ class ByRun(Struct, frozen=True):
         run = evidence.programs.get(self.program)
         if run is None or run.skipped:
             return Answer(None, (run and run.skipped) or f"{self.program} was not run yet")
-        error = next((line for line in run.output if "Error" in line), None)
+        error = next((line for line in run.output if FAILURE.search(line)), None)
         if error is None and run.exit_code == 0:
             return Answer(True, "it ran without an error")
         return Answer(False, f"it says: {error}" if error else f"its exit code is {run.exit_code}")

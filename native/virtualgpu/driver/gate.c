@@ -109,7 +109,7 @@ struct gate gate_enter(const char *function, int device, int counted) {
     }
     if (!refused) return gate;
     gate_leave(&gate);
-    return (struct gate){.refused = refused};
+    return (struct gate){.refused = refused, .fault = gate.fault};
 }
 
 void gate_leave(struct gate *gate) {

@@ -192,9 +192,8 @@ def pinned(r: Runtime, answers: Answers) -> None:
     for flags in (0, 1, 2, 4, 8, 0xFF):
         ask(f"hostalloc {flags}", r.answer("HostAlloc", byref(p), MIB, flags))
     flags = c_uint(99)
-    for asked in range(8):
-        r.HostAlloc(byref(p), MIB, asked)
-        ask(f"flags of {asked}", [*r.answer("HostGetFlags", byref(flags), p.value), flags.value])
+    r.HostAlloc(byref(p), MIB, 0)  # with other flags the driver's answers vary from run to run
+    ask("flags", [*r.answer("HostGetFlags", byref(flags), p.value), flags.value])
     d = c_void_p()
     ask("device pointer", [*r.answer("HostGetDevicePointer", byref(d), p.value, 0), d.value == p.value])
     ask("device pointer flags", r.answer("HostGetDevicePointer", byref(d), p.value, 1))
@@ -263,7 +262,6 @@ def copies(r: Runtime, answers: Answers) -> None:
     r.Free(e)
     ask("free", r.answer("Free", d))
     ask("from a freed pointer", r.answer("Memcpy", b, d, 16, 2))
-    ask("default from a freed pointer", r.answer("Memcpy", b, d, 16, 4))
     ask("memset of a freed pointer", r.answer("Memset", d, 0, 16))
     ask("after", r.answer("DeviceSynchronize"))
     ask("peer wrong device", r.answer("MemcpyPeer", b, 0, h, 9, 16))
@@ -584,6 +582,11 @@ def _lone_calls() -> dict[str, Callable[[Runtime], list[Any]]]:
     back = ctypes.create_string_buffer(8192)
     h, b = ctypes.addressof(host), ctypes.addressof(back)
 
+    def freed(r: Runtime) -> int:
+        address = r.malloc(MIB)
+        r.Free(address)
+        return address
+
     def destroyed(r: Runtime) -> c_void_p:
         stream = c_void_p()
         r.StreamCreate(byref(stream))
@@ -607,6 +610,7 @@ def _lone_calls() -> dict[str, Callable[[Runtime], list[Any]]]:
             "Memcpy", r.malloc(MIB), r.malloc(MIB), 16, 0
         ),
         "copy by default from null": lambda r: r.answer("Memcpy", r.malloc(MIB), 0, 16, 4),
+        "copy by default from a freed pointer": lambda r: r.answer("Memcpy", b, freed(r), 16, 4),
         "copy between devices, both on the host": lambda r: r.answer("MemcpyPeer", b, 0, h, 0, 16),
         "handle of memory to null": lambda r: r.answer("IpcGetMemHandle", 0, r.malloc(MIB)),
         "function without a name": lambda r: r.answer(
