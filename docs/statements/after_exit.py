@@ -118,7 +118,7 @@ STATEMENTS = (
     statement(
         "Program 2 (synchronize, free, cudaDeviceReset): the reset clears whatever is left.",
         goes(RESET, "allocated", "reset", when="this program"),
-        denies("reset-not-enough", when="plain memory and the primary context"),
+        affirms("reset-primary", when="plain and managed memory"),
         kind="program",
         pages=["questions/out-of-memory.md"],
     ),

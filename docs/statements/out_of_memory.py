@@ -98,7 +98,9 @@ STATEMENTS = (
     ),
     statement(
         "cudaDeviceReset does not guarantee that everything is released.",
-        affirms("reset-not-enough", when="plain memory and the primary context"),
+        denies("reset-primary", when="plain and managed memory"),
+        affirms("reset-not-enough", when="a second context, memory of cuMemCreate"),
+        denies("reset-pools", when="memory of cudaMallocAsync"),
         denies("reset-reaches-others", when="other processes' memory"),
         pages=["questions/out-of-memory.md"],
     ),
