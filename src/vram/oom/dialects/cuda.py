@@ -6,6 +6,7 @@ import re
 
 from vram.model.oom import OomReading, Where
 from vram.oom.dialects import Match, Parsed, dialect
+from vram.oom.passage import Passage
 from vram.oom.sizes import SIZE, amount
 from vram.payloads.trim.sticky_errors import STICKY
 
@@ -46,17 +47,18 @@ _WANTED = re.compile(rf"(?:[Rr]equested(?:\s+memory)?:?|tried to allocate|alloca
         r"|cudaMalloc\w*\s*(?:\(\))?\s*(?:failed|returned)[^\n]{0,40}?out\s+of\s+memory"
     ),
 )
-def cuda(found: Match, text: str, before: str) -> Parsed:
+def cuda(found: Match, passage: Passage) -> Parsed:
     """CUDA's own words, whichever program prints them: they carry no figures.
 
     Their line, and less surely the frames of their traceback, often show what was being made: a context,
     pinned memory, a library's handle.
     """
+    text = passage.text
     if _MORE.match(text, found.end()):
         return None  # a wrapped message of PyTorch, which goes on in the next line
     begin = text.rfind("\n", 0, found.start()) + 1
     line = text[begin : found.end()] + text[found.end() : found.end() + 300].partition("\n")[0]
-    near = f"{_frames(before)}\n{line}"
+    near = f"{_frames(passage.before)}\n{line}"
     pinned = _PINNED.search(near) is not None
     where: Where = "pinned" if pinned else "device"
     signs = [sign for sign, pattern in (("context", _CONTEXT), ("pool", _POOL)) if pattern.search(near)]
@@ -98,12 +100,13 @@ _PREALLOCATES = re.compile(r"tensorflow/|external/xla|stream_executor|jaxlib|xla
         r"|cuDNN\s+error:\s+CUDNN_STATUS_ALLOC_FAILED"
     ),
 )
-def libraries(found: Match, text: str, before: str) -> Parsed:
+def libraries(found: Match, passage: Passage) -> Parsed:
     """cuBLAS, cuDNN and similar libraries: handles and workspaces, allocated beside the framework's pool."""
+    text = passage.text
     line = text[text.rfind("\n", 0, found.start()) + 1 : found.end() + 400]
     library = found["library"] or "CUDNN"
     # TensorFlow and JAX take nearly the whole GPU before the first handle is made.
-    pooled = bool(_PREALLOCATES.search(f"{_frames(before)}\n{line}"))
+    pooled = bool(_PREALLOCATES.search(f"{_frames(passage.before)}\n{line}"))
     made = "handle" if re.search(r"Create\b|create\w*\s+\w*\s*handle|Create\(", line) else "workspace"
     signs = ("workspace", library.lower(), *(("pool-took-all",) if pooled else ()))
     return OomReading(dialect="cuda-library", wording=f"{_SPELLED[library]} {made}", signs=signs), found.end()
@@ -125,12 +128,12 @@ _AND = re.compile(
         r"|Failed\s+to\s+(?:CUDA|Cuda)\s+(?P<host>host\s+)?(?:calloc|alloc)(?:\s+async)?\s+(?P<asked>\d+)\s+bytes)"
     ),
 )
-def nccl(found: Match, text: str, before: str) -> Parsed:
+def nccl(found: Match, passage: Passage) -> Parsed:
     """NCCL: its buffers are outside every framework's pool, and allocated late.
 
     Unless NCCL_DEBUG is set, only its last error is printed, by its caller.
     """
-    more = None if found["asked"] else _AND.match(text, found.end())
+    more = None if found["asked"] else _AND.match(passage.text, found.end())
     sized = more or found
     reading = OomReading(
         dialect="nccl",
@@ -154,7 +157,7 @@ def nccl(found: Match, text: str, before: str) -> Parsed:
         r"|BAR1[^\n]{0,60}?(?:out\s+of\s+memory|failed\s+to\s+alloc)"
     ),
 )
-def bar1(found: Match, text: str, before: str) -> Parsed:
+def bar1(found: Match, passage: Passage) -> Parsed:
     """BAR1, the window through which the host and other devices reach a GPU's memory, is full."""
     return OomReading(dialect="bar1", wording=" ".join(found.group().split())[:60], where="bar1"), found.end()
 
@@ -203,13 +206,14 @@ _NAMES_CUDA = re.compile(r"CUDA|[cC]uda|\bcu[A-Z]\w+\s+failed|GPUassert")
         )
     ),
 )
-def sticky_error(found: Match, text: str, before: str) -> Parsed:
+def sticky_error(found: Match, passage: Passage) -> Parsed:
     """An error that breaks the context for good: an illegal address, an assert on the device.
 
     It is not about memory, but people meet it beside such errors: nothing in that context can be freed.
     """
     said = " ".join(found.group().split())
     code = _STICKY_CODES[said]
+    text = passage.text
     line = text[text.rfind("\n", 0, found.start()) + 1 : found.end()]
     if said not in _STICKY_NAMES and code not in _UNMISTAKABLE and not _NAMES_CUDA.search(line):
         return None
@@ -226,7 +230,7 @@ def sticky_error(found: Match, text: str, before: str) -> Parsed:
 def sticky_code_in(text: str) -> int | None:
     """The number of the sticky error that *text* reports first."""
     for found in sticky_error.start.finditer(text):
-        known = sticky_error.read(found, text, "")
+        known = sticky_error.read(found, Passage(text, text, str))
         if known is not None:
             return _STICKY_NAMES[known[0].wording]
     return None

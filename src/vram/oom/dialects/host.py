@@ -6,6 +6,7 @@ import re
 
 from vram.model.oom import OomReading
 from vram.oom.dialects import Match, Parsed, dialect
+from vram.oom.passage import Passage
 from vram.oom.sizes import SIZE, amount
 
 _RSS = re.compile(r"anon-rss:(\d+)kB")
@@ -48,10 +49,10 @@ _RSS = re.compile(r"anon-rss:(\d+)kB")
         re.MULTILINE,
     ),
 )
-def host(found: Match, text: str, before: str) -> Parsed:
+def host(found: Match, passage: Passage) -> Parsed:
     """Host memory: the kernel's killer, job schedulers, and allocators of the CPU side."""
     wording = next(name for name, value in _names(found) if value)
-    rss = _RSS.search(text[found.start() : found.end() + 400])
+    rss = _RSS.search(passage.text[found.start() : found.end() + 400])
     asked = amount(found["cpu"] or found["cpu2"]) or amount(found["numpy"])
     bus = found["signal"] and found["signal"].startswith("Bus")
     reading = OomReading(

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from vram.model.oom import Amount, OomReading, Where
 from vram.oom.dialects import Match, Parsed, dialect
+from vram.oom.passage import Passage
 from vram.oom.sizes import SIZE, amount
 
 _ESTIMATE = re.compile(r"estimated\s+maximum\s+model\s+length\s+is\s+(\d+)")
@@ -37,19 +38,19 @@ _CAPACITY = re.compile(rf"total_gpu_memory\s+\(({SIZE})\)")
         r"can\s+be\s+stored\s+in\s+KV\s+cache\s+\((?P<tokens>\d+)\)"
     ),
 )
-def vllm(found: Match, text: str, before: str) -> Parsed:
+def vllm(found: Match, passage: Passage) -> Parsed:
     """vLLM: a budget for the GPU (gpu_memory_utilization) and what has to fit into it."""
-    share = found["share"] or _last(_SHARE, before)
-    estimate = _ESTIMATE.search(text, found.end(), found.end() + 400)
+    share = found["share"] or _last(_SHARE, passage.before)
+    estimate = _ESTIMATE.search(passage.text, found.end(), found.end() + 400)
     fitting = found["tokens"] or (estimate.group(1) if estimate else None)
     wanted = found["wanted"] or found["length"]
     reading = OomReading(
         dialect="vllm",
         wording=_wording(found),
         asked=amount(found["desired"] or found["needed"], "GiB"),
-        total=amount(found["total"], "GiB") or amount(_last(_CAPACITY, before)),
+        total=amount(found["total"], "GiB") or amount(_last(_CAPACITY, passage.before)),
         free=amount(found["free"], "GiB"),
-        limit=amount(found["available"], "GiB") if found["available"] else _left(before, found),
+        limit=amount(found["available"], "GiB") if found["available"] else _left(passage.before, found),
         utilization=float(share) if share else None,
         tokens_wanted=int(wanted) if wanted else None,
         tokens_fitting=int(fitting) if fitting else None,
@@ -107,7 +108,7 @@ _BUFFER = re.compile(r"(?:CUDA|ROCm)(\d+)\s+(?:model|KV|compute|RS)?\s*buffer\s+
         rf"|requires\s+more\s+system\s+memory\s+\((?P<need>{SIZE})\)\s+than\s+is\s+available\s+\((?P<have>{SIZE})\)"
     ),
 )
-def llama_cpp(found: Match, text: str, before: str) -> Parsed:
+def llama_cpp(found: Match, passage: Passage) -> Parsed:
     """llama.cpp and what is built on it: a buffer that did not fit, and the buffers made before it."""
     if found["need"]:
         reading = OomReading(
@@ -125,7 +126,7 @@ def llama_cpp(found: Match, text: str, before: str) -> Parsed:
     if backend not in ("CUDA", "ROCm", "CPU", "Vulkan", "Metal", "SYCL"):
         return None
     gpu = int(number) if number else None
-    follows = _FOLLOWS.match(text, found.end())
+    follows = _FOLLOWS.match(passage.text, found.end())
     reading = OomReading(
         dialect="llama.cpp",
         wording="buffer",
@@ -135,7 +136,7 @@ def llama_cpp(found: Match, text: str, before: str) -> Parsed:
         signs=("hip",) if backend == "ROCm" or "hipMalloc" in found.group() else (),
     )
     if where == "device":
-        live, free, total = _history(gpu, before)
+        live, free, total = _history(gpu, passage.before)
         reading = replace(reading, live=live, free=free, total=total)
     return reading, follows.end() if follows else found.end()
 
@@ -173,7 +174,7 @@ def _history(gpu: int | None, before: str) -> tuple[Amount | None, Amount | None
         r"|Available\s+memory\s+of\s+(?P<left>\d+)\s+is\s+smaller\s+than\s+requested\s+bytes\s+of\s+(?P<wanted>\d+)"
     ),
 )
-def tensorrt(found: Match, text: str, before: str) -> Parsed:
+def tensorrt(found: Match, passage: Passage) -> Parsed:
     """TensorRT and ONNX Runtime: one buffer that could not be had, with its size.
 
     TensorRT first prints CUDA's own words, and the size in its next line, if at all.
