@@ -28,7 +28,7 @@ def test_a_message_is_judged_as_what_it_is() -> None:
         assert case.count == wanted.get("count", 1)
         if "certainty" in wanted:
             assert case.judgement.certainty == wanted["certainty"]
-        for field in ("gpu", "where"):
+        for field in ("gpu", "where", "program"):
             if field in wanted:
                 assert getattr(case.reading, field) == wanted[field], field
         if "others" in wanted:
@@ -51,7 +51,7 @@ def test_its_figures_are_read_as_they_stand() -> None:
 
 def test_nothing_else_is_expected_of_a_message() -> None:
     """A misspelt name in the corpus would expect nothing."""
-    known = {"dialect", "kind", "count", "certainty", "gpu", "where", "others", *SIZES}
+    known = {"dialect", "kind", "count", "certainty", "gpu", "where", "others", "program", "source", *SIZES}
 
     def check(message: Message) -> None:
         assert message.expected.keys() <= known

@@ -9,8 +9,20 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from vram.model.oom import OomReading
-from vram.oom.dialects import Dialect, array_libraries, cuda, host, pytorch, serving, tensorflow_jax
+from vram.oom.dialects import (
+    Dialect,
+    array_libraries,
+    cuda,
+    host,
+    llama_cpp,
+    paddle,
+    pytorch,
+    serving,
+    sticky,
+    tensorflow_jax,
+)
 from vram.oom.passage import Passage
+from vram.oom.programs import program_of
 
 # The particular before the general: CUDA's own words are part of many other messages.
 DIALECTS: tuple[Dialect, ...] = (
@@ -19,7 +31,10 @@ DIALECTS: tuple[Dialect, ...] = (
     pytorch.allocator,
     pytorch.triton,
     serving.vllm,
-    serving.llama_cpp,
+    serving.sglang,
+    serving.tgi,
+    paddle.paddle,
+    llama_cpp.llama_cpp,
     array_libraries.cupy,
     tensorflow_jax.xla,
     tensorflow_jax.tensorflow,
@@ -33,7 +48,8 @@ DIALECTS: tuple[Dialect, ...] = (
     cuda.bar1,
     host.host,
     cuda.cuda,
-    cuda.sticky_error,
+    sticky.sticky_error,
+    sticky.xid,
 )
 _NEEDLES = tuple((dialect, tuple(map(bytes.decode, dialect.needles))) for dialect in DIALECTS)
 _LONGEST_EXCERPT = 900
@@ -84,7 +100,8 @@ def _recognise(passage: Passage) -> Iterator[tuple[OomReading, int]]:
         words = passage.text[
             line if begin - line < _LONGEST_LEAD else begin : min(end, begin + _LONGEST_EXCERPT)
         ]
-        yield replace(reading, excerpt=" ".join(words.split())), end
+        program = program_of(reading, passage, end)
+        yield replace(reading, program=program, excerpt=" ".join(words.split())), end
         at = max(end, at + 1)
 
 

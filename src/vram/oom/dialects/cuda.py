@@ -8,7 +8,6 @@ from vram.model.oom import OomReading, Where
 from vram.oom.dialects import Match, Parsed, dialect
 from vram.oom.passage import Passage
 from vram.oom.sizes import SIZE, amount
-from vram.payloads.trim.sticky_errors import STICKY
 
 _CALL = r"\s+failed[:\s]+(?:cudaErrorMemoryAllocation:\s+)?out\s+of\s+memory"
 _WORDS = r"[^\n]{0,60}?(?:[Ee]rror|[Ff]ail\w*|:)[^\n]{0,20}?'?out\s+of\s+memory'?"
@@ -160,80 +159,6 @@ def nccl(found: Match, passage: Passage) -> Parsed:
 def bar1(found: Match, passage: Passage) -> Parsed:
     """BAR1, the window through which the host and other devices reach a GPU's memory, is full."""
     return OomReading(dialect="bar1", wording=" ".join(found.group().split())[:60], where="bar1"), found.end()
-
-
-STICKY_SIGN = "sticky"
-# The driver's and the runtime's description (cuGetErrorString), where the error's name is not printed.
-STICKY_WORDS = {
-    700: "an illegal memory access was encountered",
-    702: "the launch timed out and was terminated",
-    710: "device-side assert triggered",
-    714: "hardware stack error",
-    715: "an illegal instruction was encountered",
-    716: "misaligned address",
-    717: "operation not supported on global/shared address space",
-    718: "invalid program counter",
-    719: "unspecified launch failure",
-}
-_STICKY_NAMES = {name: code for code, (driver, runtime, _) in STICKY.items() for name in (driver, runtime)}
-_STICKY_CODES = {**_STICKY_NAMES, **{words: code for code, words in STICKY_WORDS.items()}}
-
-
-def _spaced(words: str) -> str:
-    """Terminals and loggers break lines anywhere."""
-    return r"\s+".join(map(re.escape, words.split()))
-
-
-# The other descriptions occur in other programs too: they count where CUDA is named with them.
-_UNMISTAKABLE = frozenset((700, 710, 717, 719))
-_NAMES_CUDA = re.compile(r"CUDA|[cC]uda|\bcu[A-Z]\w+\s+failed|GPUassert")
-
-
-# PyTorch 2.9 and later say where to look the error's name up: that is no second error.
-@dialect(
-    "cuda-error",
-    needles=(
-        *(b"CUDA_ERROR_", b"cudaError", b"llegal memory access", b"side assert triggered", b"launch failure"),
-        *(b"illegal instruction was", b"isaligned address", b"launch timed out"),
-        *(b"hardware stack error", b"global/shared address space", b"invalid program counter"),
-    ),
-    start=re.compile(
-        "|".join(
-            [
-                *(rf"(?<!Search for `){name}\b" for name in sorted(_STICKY_NAMES, key=len, reverse=True)),
-                *(_spaced(words) for words in STICKY_WORDS.values()),
-            ]
-        )
-    ),
-)
-def sticky_error(found: Match, passage: Passage) -> Parsed:
-    """An error that breaks the context for good: an illegal address, an assert on the device.
-
-    It is not about memory, but people meet it beside such errors: nothing in that context can be freed.
-    """
-    said = " ".join(found.group().split())
-    code = _STICKY_CODES[said]
-    text = passage.text
-    line = text[text.rfind("\n", 0, found.start()) + 1 : found.end()]
-    if said not in _STICKY_NAMES and code not in _UNMISTAKABLE and not _NAMES_CUDA.search(line):
-        return None
-    # A message often has the name and then the description: that is one error.
-    again = (
-        re.compile(rf"[\s:(]*{_spaced(STICKY_WORDS[code])}").match(text, found.end())
-        if code in STICKY_WORDS
-        else None
-    )
-    reading = OomReading(dialect="cuda-error", wording=STICKY[code][0], signs=(STICKY_SIGN,))
-    return reading, (again or found).end()
-
-
-def sticky_code_in(text: str) -> int | None:
-    """The number of the sticky error that *text* reports first."""
-    for found in sticky_error.start.finditer(text):
-        known = sticky_error.read(found, Passage(text, text, str))
-        if known is not None:
-            return _STICKY_NAMES[known[0].wording]
-    return None
 
 
 _TRACEBACK = "Traceback (most recent call last)"

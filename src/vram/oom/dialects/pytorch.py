@@ -45,7 +45,7 @@ _ASYNC_FIGURES = re.compile(
     "pytorch",
     needles=(b"Allocation on device",),
     start=re.compile(
-        r"OutOfMemoryError:\s+Allocation\s+on\s+device\b(?:\s+(?P<named>\d+)\b)?"
+        r"(?:OutOfMemoryError:|Exception\s+Message:\W*)\s+Allocation\s+on\s+device\b(?:\s+(?P<named>\d+)\b)?"
         r"|Allocation\s+on\s+device\s+(?P<gpu>\d+)\s+would\s+exceed\s+allowed\s+memory"
     ),
 )
