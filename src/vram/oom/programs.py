@@ -6,6 +6,7 @@ the programs' own documentation.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from vram.model.oom import OomReading
@@ -102,6 +103,7 @@ PROGRAMS = {
         ),
     ),
 }
+_MARKS = tuple((name, mark) for name, program in PROGRAMS.items() for mark in program.marks)
 # How far behind a message its program may be named.
 _AFTER = 2000
 
@@ -110,9 +112,18 @@ def program_of(reading: OomReading, passage: Passage, end: int) -> str | None:
     """The program whose log this is; None where nothing around the message, up to its *end*, names one."""
     if reading.where not in ("device", "host") or reading.dialect in ("host", "cuda-error", "xid"):
         return None
-    before, after = passage.before, passage.text[: end + _AFTER]
-    for name, program in PROGRAMS.items():
-        for mark in program.marks:
-            if mark in after or mark in before:
-                return name
-    return reading.dialect if reading.dialect in PROGRAMS else None
+    near = f"{passage.before}\n{passage.text[: end + _AFTER]}"
+    named = set(map(_named_in, near.split("\n")))
+    return next(
+        (name for name in PROGRAMS if name in named), reading.dialect if reading.dialect in PROGRAMS else None
+    )
+
+
+# A line is near many messages where they are close together.
+@lru_cache(maxsize=512)
+def _named_in(line: str) -> str | None:
+    """The first program that has a mark in *line*."""
+    for name, mark in _MARKS:
+        if mark in line:
+            return name
+    return None

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 from vram.model.oom import OomReading
 from vram.oom.lines import Lines
 from vram.oom.passage import Passage
-from vram.oom.recognise import DIALECTS, REMEMBERED, Recogniser, candidates
+from vram.oom.recognise import DIALECTS, REMEMBERED, Recogniser, may_begin_in
 
 NEEDLES = tuple(dict.fromkeys(needle for dialect in DIALECTS for needle in dialect.needles))
 # The first line of every message has one of these, too. The whole log is searched for each: few words are
@@ -94,7 +94,7 @@ class _Window:
         begin, limit = max(self._line_start(hit), self._done), hit + AHEAD
         self._in_vain += 1
         head = self._lines.head(begin, limit, WRAPPED)
-        if not candidates(head):
+        if not may_begin_in(head):
             following = self._lines.offset_after(begin, 1, limit)
             # A line without end is left in steps: a message may begin further on in it.
             self._done = max(hit + 1, following if following > hit else limit - LONGEST_LINE)

@@ -106,14 +106,16 @@ def _recognise(passage: Passage) -> Iterator[tuple[OomReading, int]]:
 
 
 @lru_cache(maxsize=1024)
-def candidates(head: str) -> tuple[Dialect, ...]:
-    """The dialects of which a message may begin in *head*: the first line of a passage and a little more."""
+def may_begin_in(head: str) -> bool:
+    """Whether a message may begin in *head*: the first line of a passage and a little more."""
+    return any(dialect.start.search(head) for dialect in _candidates(head))
+
+
+@lru_cache(maxsize=64)
+def _candidates(head: str) -> tuple[Dialect, ...]:
+    """The dialects that have a needle in *head*."""
     words = " ".join(head.split())
-    return tuple(
-        dialect
-        for dialect, needles in _NEEDLES
-        if _has_any(words, needles) and dialect.start.search(head) is not None
-    )
+    return tuple(dialect for dialect, needles in _NEEDLES if _has_any(words, needles))
 
 
 def _has_any(words: str, needles: tuple[str, ...]) -> bool:
@@ -124,7 +126,9 @@ def _has_any(words: str, needles: tuple[str, ...]) -> bool:
 
 
 def _first(passage: Passage, at: int) -> tuple[OomReading, int, int] | None:
-    for dialect in candidates(passage.head):
+    for dialect in _candidates(passage.head):
+        if not dialect.start.search(passage.head, at):
+            continue
         found = dialect.start.search(passage.text, at)
         while found and found.start() <= passage.line_ends:
             known = dialect.read(found, passage)
