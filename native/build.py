@@ -4,6 +4,7 @@ The libraries go into the package folder, beside the Python that loads them:
 
     virtualgpu/lib/libcuda.so.1          from virtualgpu/store and virtualgpu/driver
     virtualgpu/lib/libnvidia-ml.so.1     from virtualgpu/store and virtualgpu/nvml
+    virtualgpu/lib/libcudart.so.12, .13  from virtualgpu/runtime, once for each version of CUDA
     host/local/lib/libvramscan.so        from procscan
     guard/lib/libvrambuffer.so           from buffer
 
@@ -39,22 +40,33 @@ ZIGLANG = "ziglang>=0.13"
 
 
 class Library(NamedTuple):
-    """One shared library: its place in the package, and the folders its sources lie in."""
+    """One shared library: its place in the package, the folders its sources lie in, flags of its own."""
 
     path: str
     folders: tuple[str, ...]
+    flags: tuple[str, ...] = ()
 
     def sources(self) -> list[Path]:
         return sorted(source for folder in self.folders for source in (NATIVE / folder).glob("*.c"))
 
     def inputs(self) -> list[Path]:
         headers = [header for folder in self.folders for header in (NATIVE / folder).glob("*.h")]
-        return [*self.sources(), *sorted(headers), Path(__file__).resolve()]
+        maps = [version for folder in self.folders for version in (NATIVE / folder).glob("*.map")]
+        return [*self.sources(), *sorted(headers), *sorted(maps), Path(__file__).resolve()]
+
+
+def _cuda_runtime(major: int) -> Library:
+    name = f"libcudart.so.{major}"
+    versions = NATIVE / "virtualgpu" / "runtime" / f"exports-{major}.map"
+    flags = (f"-DRUNTIME_MAJOR={major}", f"-Wl,--version-script={versions}")
+    return Library(f"virtualgpu/lib/{name}", ("virtualgpu/runtime",), flags)
 
 
 LIBRARIES = (
     Library("virtualgpu/lib/libcuda.so.1", ("virtualgpu/store", "virtualgpu/driver")),
     Library("virtualgpu/lib/libnvidia-ml.so.1", ("virtualgpu/store", "virtualgpu/nvml")),
+    _cuda_runtime(12),
+    _cuda_runtime(13),
     Library("host/local/lib/libvramscan.so", ("procscan",)),
     Library("guard/lib/libvrambuffer.so", ("buffer",)),
 )
@@ -98,7 +110,7 @@ def build(library: Library, package: Path = PACKAGE, more: Sequence[str] = ()) -
     if not any((NATIVE / library.folders[-1]).glob("*.c")):
         return None
     output = package / library.path
-    command = [*compiler(), *FLAGS, *more]
+    command = [*compiler(), *FLAGS, *library.flags, *more]
     digest = _digest(library, command)
     stamp = output.with_name(f".{output.name}.sha256")
     if not (output.exists() and stamp.exists() and stamp.read_text() == digest):

@@ -75,8 +75,10 @@ API result cuMemHostRegister_v2(void *address, size_t nbytes, unsigned flags) {
 API result cuMemHostUnregister(void *address) {
     GATE();
     LOCKED();
-    struct range *range = range_exact((deviceptr)address);
-    if (!range || range->kind != RANGE_REGISTERED) return NOT_REGISTERED;
+    struct range *range = range_at((deviceptr)address);
+    bool registered = range && range->kind == RANGE_REGISTERED;
+    if (!address || (registered && range->begin != (deviceptr)address)) return INVALID_VALUE;
+    if (!registered) return NOT_REGISTERED;
     range_remove(range);
     return OK;
 }

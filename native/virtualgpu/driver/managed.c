@@ -15,6 +15,7 @@ struct pages {
     int last_location; /* of the last prefetch: a device, -1 host, -2 never */
     signed char preferred_set, read_mostly;
     struct location preferred;
+    uint64_t accessed_by; /* a bit for each device */
     unsigned char where[];
 };
 
@@ -126,7 +127,8 @@ static result prefetch(deviceptr address, uint64_t nbytes, int device) {
     struct range *range = managed_at(address, nbytes);
     if (!range) return INVALID_VALUE;
     if (device >= 0 && device_gpu(device) < 0) return INVALID_DEVICE;
-    result failed = move(stretch_of(range, address, nbytes), device);
+    /* To the host: the data move, and the device's pages stay until the free. Measured. */
+    result failed = device >= 0 ? move(stretch_of(range, address, nbytes), device) : OK;
     if (!failed) ((struct pages *)range->owner)->last_location = device;
     return failed;
 }
@@ -148,20 +150,30 @@ API result cuMemPrefetchAsync_v2(deviceptr address, size_t nbytes, struct locati
                                  void *stream) {
     GATE();
     (void)stream;
-    if (flags) return INVALID_VALUE;
+    if (flags || location.type < LOCATION_DEVICE || location.type > LOCATION_HOST_NUMA_CURRENT) return INVALID_VALUE;
     return prefetch(address, nbytes, location.type == LOCATION_DEVICE ? location.id : -1);
 }
 
-enum { ADVISE_READ_MOSTLY = 1, UNADVISE_READ_MOSTLY, ADVISE_PREFERRED, UNADVISE_PREFERRED };
+enum {
+    ADVISE_READ_MOSTLY = 1,
+    UNADVISE_READ_MOSTLY,
+    ADVISE_PREFERRED,
+    UNADVISE_PREFERRED,
+    ADVISE_ACCESSED_BY,
+    UNADVISE_ACCESSED_BY
+};
 
 static result advise(deviceptr address, uint64_t nbytes, int advice, struct location location) {
     LOCKED();
     struct range *range = managed_at(address, nbytes);
-    if (!range || advice < 1 || advice > 6) return INVALID_VALUE;
+    if (!range || advice < ADVISE_READ_MOSTLY || advice > UNADVISE_ACCESSED_BY) return INVALID_VALUE;
     struct pages *pages = range->owner;
     if (advice == ADVISE_READ_MOSTLY || advice == UNADVISE_READ_MOSTLY) pages->read_mostly = advice == 1;
     if (advice == ADVISE_PREFERRED) pages->preferred = location;
     if (advice == ADVISE_PREFERRED || advice == UNADVISE_PREFERRED) pages->preferred_set = advice == 3;
+    uint64_t bit = location.type == LOCATION_DEVICE && device_gpu(location.id) >= 0 ? 1ull << location.id : 0;
+    if (advice == ADVISE_ACCESSED_BY) pages->accessed_by |= bit;
+    if (advice == UNADVISE_ACCESSED_BY) pages->accessed_by &= ~bit;
     return OK;
 }
 
@@ -188,9 +200,20 @@ static result answer(const struct pages *pages, int attribute, int *value) {
     case 8: *value = pages->last_location; return OK;
     case 5: *value = preferred_type; return OK;
     case 7: *value = last_type; return OK;
-    default: return NOT_SUPPORTED;
+    default: return INVALID_VALUE;
     }
 }
+
+/* As many devices as there is room for; the rest of the room says that there are no more. */
+static void list_accessed_by(const struct pages *pages, int *devices, size_t room) {
+    enum { NO_DEVICE_ID = -2 };
+    size_t count = 0;
+    for (int device = 0; device < device_count() && count < room; device++)
+        if (pages->accessed_by & (1ull << device)) devices[count++] = device;
+    while (count < room) devices[count++] = NO_DEVICE_ID;
+}
+
+enum { ACCESSED_BY = 3 };
 
 API result cuMemRangeGetAttribute(void *data, size_t size, int attribute, deviceptr address, size_t nbytes) {
     GATE();
@@ -198,6 +221,10 @@ API result cuMemRangeGetAttribute(void *data, size_t size, int attribute, device
     struct range *range = managed_at(address, nbytes);
     int value = 0;
     if (!range || !data || size < sizeof value) return INVALID_VALUE;
+    if (attribute == ACCESSED_BY) {
+        list_accessed_by(range->owner, data, size / sizeof(int));
+        return OK;
+    }
     result failed = answer(range->owner, attribute, &value);
     if (!failed) memcpy(data, &value, sizeof value);
     return failed;

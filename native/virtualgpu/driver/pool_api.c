@@ -69,6 +69,8 @@ API result cuMemSetMemPool(const struct location *location, int type, struct poo
 static bool acceptable(const struct pool_props *props) {
     if (props->type != ALLOCATION_PINNED && props->type != ALLOCATION_MANAGED) return false;
     if (props->handle_types & ~HANDLE_POSIX_FD) return false;
+    int nowhere = props->type == ALLOCATION_MANAGED ? -1 : 0; /* managed memory may be without a location */
+    if (props->location.type <= nowhere || props->location.type > LOCATION_HOST_NUMA_CURRENT) return false;
     return props->location.type != LOCATION_DEVICE || device_gpu(props->location.id) >= 0;
 }
 

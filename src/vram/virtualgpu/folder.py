@@ -36,6 +36,9 @@ LIBRARIES = {
     "libcuda.so": "libcuda.so.1",
     "libnvidia-ml.so.1": "libnvidia-ml.so.1",
     "libnvidia-ml.so": "libnvidia-ml.so.1",
+    "libcudart.so.12": "libcudart.so.12",
+    "libcudart.so.13": "libcudart.so.13",
+    "libcudart.so": "libcudart.so.13",
 }
 
 

@@ -50,7 +50,7 @@ def broken_context(reading: OomReading, worked: Sums) -> Judgement | None:
         certainty="fact",
         title=broken_context.title,
         cause=f"This is not out of memory. {_broken_by(reading)} broke the CUDA context: every later call of"
-        " the process fails, even freeing. Only ending the process returns its memory.",
+        " the process fails, even freeing. Its memory returns when the process ends.",
         remedies=(change("Restart the process: what it had on the GPU is already lost."), *advice),
     )
 
