@@ -13,7 +13,7 @@ from vram.model.oom import OomReading
 from vram.oom.passage import Passage
 
 
-class Program(NamedTuple):
+class ModelProgram(NamedTuple):
     """``marks`` are words of its logs; ``options`` what to change, the most likely to help first."""
 
     name: str
@@ -23,7 +23,7 @@ class Program(NamedTuple):
 
 # The particular before the general: SGLang's tracebacks have frames of vLLM, Ollama's logs llama.cpp's lines.
 PROGRAMS = {
-    "sglang": Program(
+    "sglang": ModelProgram(
         "SGLang",
         ("sglang/", "sglang\\", "sglang.", "mem_fraction_static", "--mem-fraction-static"),
         (
@@ -33,7 +33,7 @@ PROGRAMS = {
             "Or use a quantized model, --kv-cache-dtype fp8_e5m2, or --tp-size over more GPUs.",
         ),
     ),
-    "tgi": Program(
+    "tgi": ModelProgram(
         "text-generation-inference",
         ("text_generation_server", "text_generation_launcher", "text-generation-launcher"),
         (
@@ -44,7 +44,7 @@ PROGRAMS = {
             "If --cuda-memory-fraction is set below 1.0, raise it.",
         ),
     ),
-    "ollama": Program(
+    "ollama": ModelProgram(
         "Ollama",
         ("ollama[", "ollama/", "ollama\\", "source=server.go", "source=sched.go", "llama runner"),
         (
@@ -55,7 +55,7 @@ PROGRAMS = {
             "Shrink the cache: OLLAMA_FLASH_ATTENTION=1 OLLAMA_KV_CACHE_TYPE=q8_0; or use a smaller model.",
         ),
     ),
-    "comfyui": Program(
+    "comfyui": ModelProgram(
         "ComfyUI",
         ("ComfyUI", "comfyui", "comfy/", "comfy\\", "unloading all loaded models"),
         (
@@ -64,7 +64,7 @@ PROGRAMS = {
             "If other programs need the GPU, too: --reserve-vram 1.0 leaves them that many GB.",
         ),
     ),
-    "sd-webui": Program(
+    "sd-webui": ModelProgram(
         "Stable Diffusion web UI",
         ("stable-diffusion-webui", "sd-webui", "webui-user", "Stable diffusion model failed to load"),
         (
@@ -73,7 +73,7 @@ PROGRAMS = {
             "Make smaller or fewer images, upscale less, and use --xformers or --opt-sub-quad-attention.",
         ),
     ),
-    "vllm": Program(
+    "vllm": ModelProgram(
         "vLLM",
         ("vllm/", "vllm\\", "EngineCore", "VllmWorker"),
         (
@@ -83,7 +83,7 @@ PROGRAMS = {
             "Or use a quantized model, or --tensor-parallel-size over more GPUs.",
         ),
     ),
-    "llama.cpp": Program(
+    "llama.cpp": ModelProgram(
         "llama.cpp",
         ("ggml_", "ggml-", "llama_model_load", "llama_context"),
         (
@@ -93,7 +93,7 @@ PROGRAMS = {
             "Or use a smaller quantization, or spread it over more GPUs (--tensor-split).",
         ),
     ),
-    "paddle": Program(
+    "paddle": ModelProgram(
         "PaddlePaddle",
         (),
         (
