@@ -10,6 +10,7 @@ RUN := $(VENV)/bin
 WORKERS ?= 4
 
 PYTHON_FOLDERS := src tests bench tools docs native examples
+C_FILES = $$(find native examples -name '*.[ch]' -o -name '*.cpp')
 PROGRAMS := src/vram/virtualgpu/programs
 
 # Where the environment forbids Python to keep what it compiled, each of the thousands of programs that
@@ -61,13 +62,13 @@ lint: $(VENV)/ready-lint ## ruff, import contracts, C format and warnings, gener
 	@$(RUN)/ruff format --check --quiet $(PYTHON_FOLDERS)
 	@$(RUN)/python tools/names.py
 	@$(RUN)/lint-imports >$(VENV)/lint-imports.txt || { cat $(VENV)/lint-imports.txt; exit 1; }
-	@$(RUN)/clang-format --dry-run -Werror $$(find native -name '*.[ch]')
+	@$(RUN)/clang-format --dry-run -Werror $(C_FILES)
 	@$(RUN)/python native/build.py --strict --into .build/strict >/dev/null
 	@$(RUN)/python docs/generate.py --check
 
 format: $(VENV)/ready-lint ## put Python and C into the one format that lint checks
 	@$(RUN)/ruff format --quiet $(PYTHON_FOLDERS)
-	@$(RUN)/clang-format -i $$(find native -name '*.[ch]')
+	@$(RUN)/clang-format -i $(C_FILES)
 
 types: $(VENV)/ready-lint ## mypy --strict
 	@$(RUN)/mypy --no-error-summary

@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "vram"
-SUFFIXES = {".py", ".md", ".c", ".h", ".toml", ".txt"}
+SUFFIXES = {".py", ".md", ".c", ".h", ".cpp", ".toml", ".txt"}
 
 # These quote what others wrote, or tell of the old words.
 EXEMPT = ("tools/names.py", "CHANGELOG.md", "docs/decisions/", "docs/evidence/", "tests/oom/corpus/")

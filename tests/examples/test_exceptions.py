@@ -12,7 +12,7 @@ from tests.installed import needs
 from vram.units import GIB
 from vram.virtualgpu import VirtualGpu
 
-FOLDER = Path(__file__).parents[2] / "examples" / "exceptions"
+FOLDER = Path(__file__).parents[2] / "examples" / "out-of-memory"
 
 
 @pytest.fixture

@@ -9,34 +9,34 @@ from pathlib import Path
 from tests.installed import needs
 from vram.virtualgpu import VirtualGpu
 
-FOLDER = Path(__file__).parents[2] / "examples" / "ghosts"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 NOTHING = "nothing is left on the GPU\n"
 
 
 def shown(gpu: VirtualGpu, name: str) -> str:
-    argv = [sys.executable, str(FOLDER / name)]
+    argv = [sys.executable, str(EXAMPLES / name)]
     done = gpu.run(argv, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return str(done.stdout)
 
 
 def test_a_forked_worker_keeps_a_killed_trainers_memory(virtual_gpu: VirtualGpu) -> None:
-    said = shown(virtual_gpu, "fork_before.py")
+    said = shown(virtual_gpu, "after-exit/fork_before.py")
     pattern = r"the trainer is gone: 1542 MiB are left on the GPU, held by pid \d+ \(VR101\)\n"
     assert re.fullmatch(pattern, said)
 
 
 def test_a_spawned_worker_keeps_nothing(virtual_gpu: VirtualGpu) -> None:
-    assert shown(virtual_gpu, "fork_after.py") == f"the trainer is gone: {NOTHING}"
+    assert shown(virtual_gpu, "after-exit/fork_after.py") == f"the trainer is gone: {NOTHING}"
 
 
 @needs("cuda")
 def test_a_broker_keeps_what_no_list_names(virtual_gpu: VirtualGpu) -> None:
-    said = shown(virtual_gpu, "handle_before.py")
+    said = shown(virtual_gpu, "no-process/handle_before.py")
     pattern = r"the maker is gone: 1024 MiB are left on the GPU, held by pid \d+ \(VR103\)\n"
     assert re.fullmatch(pattern, said)
 
 
 @needs("cuda")
 def test_a_broker_that_closes_descriptors_keeps_nothing(virtual_gpu: VirtualGpu) -> None:
-    assert shown(virtual_gpu, "handle_after.py") == f"the maker is gone: {NOTHING}"
+    assert shown(virtual_gpu, "no-process/handle_after.py") == f"the maker is gone: {NOTHING}"

@@ -1,6 +1,6 @@
 """Memory is in use and no process is listed: a service that never called CUDA holds its descriptor.
 
-    vram virtual -- python examples/ghosts/handle_before.py
+    vram virtual -- python examples/no-process/handle_before.py
 
 A program hands the descriptor of an allocation to a broker and crashes. Its context is gone, the
 driver's list is empty, and the allocation stays as long as the broker has the descriptor open.
@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from account import kept
+import vram
 
 HERE = Path(__file__).parent
 
@@ -28,9 +28,20 @@ def handed_over_and_crashed(manners: str) -> None:
                 broker.stdout.readline()
                 subprocess.run([sys.executable, HERE / "maker.py", path])
                 broker.stdout.readline()
-                print("the maker is gone:", *kept())
+                print("the maker is gone:", *held_by_others())
             finally:
                 broker.kill()
+
+
+def held_by_others() -> list[str]:
+    """A line for each process that holds memory of a dead one, with the finding that explains it."""
+    answer = vram.why()
+    codes = {pid: finding.code for finding in answer.findings for pid in finding.pids}
+    held = [
+        f"{(row.nbytes or 0) >> 20} MiB are left on the GPU, held by pid {row.pid} ({codes.get(row.pid)})"
+        for row in answer.ghosts
+    ]
+    return held or ["nothing is left on the GPU"]
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The same two programs; this broker closes a descriptor when its maker leaves, and nothing is left.
 
-vram virtual -- python examples/ghosts/handle_after.py
+vram virtual -- python examples/no-process/handle_after.py
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Out of memory although nothing runs: what an exception, a library and a context really keep.
 
-    vram virtual --memory 2GiB -- python examples/exceptions/before.py
+    vram virtual --memory 2GiB -- python examples/out-of-memory/before.py
 
 A long-lived process, as a notebook or a service is one. A step fails and its exception is kept,
 as every interactive prompt keeps the last one; a library fills a cache that its user cannot see.

@@ -1,6 +1,6 @@
 """The same process, which flushes: the exception goes, the library is named, the next step fits.
 
-vram virtual --memory 2GiB -- python examples/exceptions/after.py
+vram virtual --memory 2GiB -- python examples/out-of-memory/after.py
 """
 
 from __future__ import annotations

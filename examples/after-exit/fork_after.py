@@ -1,6 +1,6 @@
 """The same trainer, whose worker is started by spawn: it inherits nothing, and nothing is left.
 
-vram virtual -- python examples/ghosts/fork_after.py
+vram virtual -- python examples/after-exit/fork_after.py
 """
 
 from __future__ import annotations

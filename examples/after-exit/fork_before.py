@@ -1,6 +1,6 @@
 """The program has ended, and its memory is not free: its worker has inherited its open files.
 
-    vram virtual -- python examples/ghosts/fork_before.py
+    vram virtual -- python examples/after-exit/fork_before.py
 
 The trainer starts its worker by fork, after it has used the GPU, and is killed. The worker never
 called CUDA. The driver's list names the dead trainer; `vram why` names the worker.
@@ -14,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from account import kept
+import vram
 
 TRAINER = Path(__file__).with_name("trainer.py")
 
@@ -26,10 +26,21 @@ def trained_and_killed(start_method: str) -> None:
     try:
         trainer.kill()
         trainer.wait()
-        print("the trainer is gone:", *kept())
+        print("the trainer is gone:", *held_by_others())
     finally:
         signal.pidfd_send_signal(worker, signal.SIGKILL)
         os.close(worker)
+
+
+def held_by_others() -> list[str]:
+    """A line for each process that holds memory of a dead one, with the finding that explains it."""
+    answer = vram.why()
+    codes = {pid: finding.code for finding in answer.findings for pid in finding.pids}
+    held = [
+        f"{(row.nbytes or 0) >> 20} MiB are left on the GPU, held by pid {row.pid} ({codes.get(row.pid)})"
+        for row in answer.ghosts
+    ]
+    return held or ["nothing is left on the GPU"]
 
 
 if __name__ == "__main__":
