@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from statements import ARTICLES
-from statements.judge import ByClaim, ByReading
+from statements.judge import ByClaim, ByFigures, ByReading
 
 from vram.lab.catalogue import CLAIMS, TOPICS
 from vram.lab.claim import DefinedClaim
@@ -108,7 +108,10 @@ def _statements(claim: str) -> Iterator[str]:
         numbers = [
             str(number)
             for number, each in enumerate(statements, 1)
-            if any(isinstance(case, ByClaim | ByReading) and case.claim == claim for case in each.cases)
+            if any(
+                isinstance(case, ByClaim | ByReading | ByFigures) and case.claim == claim
+                for case in each.cases
+            )
         ]
         if numbers:
             anchor = re.sub(r"[^\w\- ]", "", QUESTIONS[question].lower()).replace(" ", "-")

@@ -74,7 +74,8 @@ STATEMENTS = (
     ),
     statement(
         "Check every call for errors.",
-        right("a free that failed has freed nothing, and says so only in its answer"),
+        denies("fault-free", when="a free that fails says so only in its answer"),
+        denies("free-reports-kernel", when="and it may report an earlier kernel's error"),
         kind="technique",
         pages=["guides/broken-context.md"],
     ),
