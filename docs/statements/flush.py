@@ -10,7 +10,7 @@ ARRAY = 4 * MIB
 
 STATEMENTS = (
     statement(
-        "No single function of CUDA flushes GPU memory.",
+        "No single function of CUDA flushes all of the GPU's memory.",
         denies("free-null-flushes"),
         denies("reset-reaches-others", when="for all processes"),
         pages=["questions/flush.md"],

@@ -62,7 +62,7 @@ STATEMENTS = (
     statement(
         "The driver makes room by paging memory out.",
         affirms("larger-than-the-gpu", when="plain memory"),
-        affirms("managed-larger-than-gpu", when="managed memory"),
+        affirms("managed-larger-than-gpu", when="managed memory: more than the GPU has is granted"),
         pages=["questions/no-process.md"],
     ),
     statement(

@@ -52,7 +52,7 @@ STATEMENTS = (
         pages=["guides/buffer.md"],
     ),
     statement(
-        "The driver cannot release memory because a thread that used it has ended.",
+        "That a thread has ended is no reason for the driver to release its memory.",
         denies("thread-end-frees"),
     ),
     statement(
