@@ -204,6 +204,15 @@ def test_what_was_run_on_hardware_is_decided() -> None:
     assert [name for name in ran if ON_HARDWARE.claims[name].verdict == UNKNOWN] == []
 
 
+@pytest.mark.parametrize(("question", "each"), EVERY)
+def test_a_statement_is_open_only_until_the_next_run_on_hardware(question: str, each: Statement) -> None:
+    """What keeps a verdict open is an experiment or a program that is newer than the evidence."""
+    if judge(each, ON_HARDWARE).verdict == "not measured yet":
+        known = {*ON_HARDWARE.claims, *ON_HARDWARE.programs}
+        names = {getattr(case, "claim", None) or getattr(case, "program", None) for case in each.cases}
+        assert names - {None} - known
+
+
 def test_the_table_of_another_machine(lab: Lab, virtual_gpu: VirtualGpu) -> None:
     """The same table for a run of the lab on this machine's virtual GPU."""
     names = ("free-keeps", "freed-for-others", "lost-pointer", "pitched-keeps", "managed-on-allocation")
