@@ -25,7 +25,8 @@ from statements.judge import (
     read,
 )
 
-from generators.lab import QUESTIONS, topic_slug
+from generators.lab import topic_slug
+from generators.statement_links import QUESTIONS
 from vram.lab.catalogue import CLAIMS
 from vram.report.lab import cell
 

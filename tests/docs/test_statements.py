@@ -19,7 +19,7 @@ from vram.virtualgpu import VirtualGpu
 sys.path.insert(0, str(ROOT / "docs"))
 
 from generators import statements as page
-from generators.lab import QUESTIONS
+from generators.statement_links import QUESTIONS
 from statements import ARTICLES
 from statements.judge import (
     CHANGED,
