@@ -6,6 +6,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from statements import ARTICLES
+from statements.judge import ByClaim, ByReading
+
 from vram.lab.catalogue import CLAIMS, TOPICS
 from vram.lab.claim import DefinedClaim
 from vram.model.lab import LabClaim, LabReport, Result
@@ -31,7 +34,7 @@ def pages() -> Iterator[tuple[str, str]]:
     reports = sorted(map(_read, EVIDENCE.glob("*-lab.json")), key=lambda report: report.taken_at)
     yield "docs/reference/lab.md", "\n".join(_index(reports)) + "\n"
     for topic in TOPICS:
-        yield f"{FOLDER}/{_slug(topic)}.md", "\n".join(_page(topic, reports)) + "\n"
+        yield f"{FOLDER}/{topic_slug(topic)}.md", "\n".join(_page(topic, reports)) + "\n"
 
 
 def _read(path: Path) -> LabReport:
@@ -52,7 +55,7 @@ def _index(reports: list[LabReport]) -> Iterator[str]:
         yield "| claim | on hardware |"
         yield "|---|---|"
         for page in map(DefinedClaim.describe, claims):
-            link = f"[{cell(page.claim)}](lab/{_slug(topic)}.md#{page.name})"
+            link = f"[{cell(page.claim)}](lab/{topic_slug(topic)}.md#{page.name})"
             yield f"| {link} | {_in_short(page.name, reports)} |"
 
 
@@ -63,7 +66,7 @@ def _by_question() -> Iterator[str]:
     for number, (question, title) in enumerate(QUESTIONS.items(), 1):
         pages = (claim.describe() for claim in CLAIMS.values())
         cited = [each for each in pages if str(number) in _numbers(each.source)]
-        links = ", ".join(f"[{each.name}](lab/{_slug(each.topic)}.md#{each.name})" for each in cited)
+        links = ", ".join(f"[{each.name}](lab/{topic_slug(each.topic)}.md#{each.name})" for each in cited)
         yield f"| [{title}](../questions/{question}.md) | {links} |"
 
 
@@ -95,6 +98,21 @@ def _experiment(page: LabClaim, topic: str, reports: list[LabReport]) -> Iterato
     found = [(report, result) for report in reports for result in report.results]
     lines = [_measured(report, result) for report, result in found if result.experiment == page.name]
     yield "\n".join(lines) if lines else f"*Measured:* {UNMEASURED}"
+    if decided := list(_statements(page.name)):
+        yield f"\n*Statements of the articles that it decides:* {'; '.join(decided)}"
+
+
+def _statements(claim: str) -> Iterator[str]:
+    """Links to the articles with a statement that *claim* decides, and the numbers of these there."""
+    for question, statements in ARTICLES.items():
+        numbers = [
+            str(number)
+            for number, each in enumerate(statements, 1)
+            if any(isinstance(case, ByClaim | ByReading) and case.claim == claim for case in each.cases)
+        ]
+        if numbers:
+            anchor = re.sub(r"[^\w\- ]", "", QUESTIONS[question].lower()).replace(" ", "-")
+            yield f"[{question}](../statements.md#{anchor}) {', '.join(numbers)}"
 
 
 def _measured(report: LabReport, result: Result) -> str:
@@ -112,7 +130,7 @@ def _prose(text: str, topic: str) -> str:
 
     def link(match: re.Match[str]) -> str:
         other = KNOWN.get(match[0])
-        place = "" if other == topic else f"{_slug(other)}.md" if other else None
+        place = "" if other == topic else f"{topic_slug(other)}.md" if other else None
         return match[0] if place is None else f"[{match[0]}]({place}#{match[0]})"
 
     parts = re.split(r"(`[^`]*`)", text)
@@ -131,5 +149,5 @@ def _questions(text: str) -> str:
     return NUMBERED.sub(link, text)
 
 
-def _slug(topic: str) -> str:
+def topic_slug(topic: str) -> str:
     return re.sub(r"[^a-z]+", "-", topic.lower()).strip("-")

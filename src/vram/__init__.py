@@ -7,6 +7,7 @@ fetched when it is first used.
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
@@ -73,6 +74,10 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'vram' has no attribute {name!r}")
     from importlib import import_module
 
+    if home != "vram.errors":  # nothing else could be imported there
+        from vram.errors import require_linux
+
+        require_linux(sys.platform)
     module = import_module(home)
     value = globals()[name] = module if home == f"vram.{name}" else getattr(module, name)
     return value

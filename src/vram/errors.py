@@ -3,6 +3,7 @@
 VramError
 ├── UsageError          the words of the call are wrong            exit 2
 │   └── NoSuchDevice         this process sees no such GPU
+├── WrongSystem         vram runs on Linux, this is Windows        exit 22
 ├── DriverMissing       no NVIDIA driver answers on this host      exit 4
 ├── DeviceError         the driver answered with an error          exit 3
 │   └── OutOfMemory          it has too little memory free
@@ -60,6 +61,7 @@ class ExitCode(IntEnum):
     GOAL_IMPOSSIBLE = 19
     CANNOT_PARK = 20
     TIMED_OUT = 21
+    WRONG_SYSTEM = 22
     INTERNAL = 70
     INTERRUPTED = 130
     BROKEN_PIPE = 141
@@ -81,6 +83,21 @@ class UsageError(VramError):
     """The words of the call are wrong; nothing was done."""
 
     exit_code = ExitCode.USAGE
+
+
+class WrongSystem(VramError):
+    """vram runs on Linux, WSL2 included; this is Windows itself."""
+
+    exit_code = ExitCode.WRONG_SYSTEM
+
+
+def require_linux(platform: str) -> None:
+    """Raise WrongSystem where *platform*, as ``sys.platform`` has it, is Windows."""
+    if platform == "win32":
+        raise WrongSystem(
+            "vram does not run on Windows itself; it runs on Linux, and on Windows in WSL2",
+            hint="install WSL2 (`wsl --install`), then vram in it: it accounts for the GPU of Windows there",
+        )
 
 
 class DriverMissing(VramError):

@@ -32,7 +32,7 @@ def test_there_are_five() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_a_page_goes_from_the_answer_to_the_remedy(page: Path) -> None:
-    """The answer, the command, the experiment, the figures, what is false, what to do."""
+    """The answer, the command, the experiment, the figures, what is false, what to do, where to read on."""
     text = page.read_text()
     wanted = [
         "Ask your machine",
@@ -40,6 +40,7 @@ def test_a_page_goes_from_the_answer_to_the_remedy(page: Path) -> None:
         "Measured",
         "Often said, and false here",
         "What to do",
+        "Further reading",
     ]
     assert [title for title in re.findall(r"^## (.+)$", text, re.MULTILINE) if title in wanted] == wanted
     answer = text.split("\n\n")[1]

@@ -71,6 +71,13 @@ def test_a_sound_host_gives_no_cause_for_complaint(check: str) -> None:
     assert not answer.fix
 
 
+def aged(version: str, today: str = "2026-11-16", *, wsl: bool = False) -> DoctorFacts:
+    """A sound host with a driver of *version*, on the day *today*."""
+    host = replace(HOST, wsl_facts=WslFacts(version=2)) if wsl else HOST
+    seen = survey(seen=observations(driver=DriverFacts(version)), host=host)
+    return facts(survey=replace(seen, taken_at=f"{today}T12:00:00Z"))
+
+
 def files(**changes: object) -> DriverFiles:
     return replace(SOUND.host_files.driver, module_version=None, modules=(), **changes)
 
@@ -153,6 +160,16 @@ COMPLAINTS: list[tuple[str, DoctorFacts, str, str, str]] = [
         "broken",
         "libcuda 570.10.01",
         "Make the container use the host's libraries",
+    ),
+    ("driver.age", aged("535.288.01"), "limited", "branch 535 ended in June 2026", "branch 580, maintained"),
+    ("driver.age", aged("575.57.08"), "limited", "branch 575 ended by August 2025", "branch 580, maintained"),
+    ("driver.age", aged("470.256.02"), "limited", "ended in July 2024", "Kepler GPUs have no newer branch"),
+    (
+        "driver.age",
+        aged("580.1", "2028-07-01"),
+        "limited",
+        "ended in June 2028",
+        "Install a maintained branch",
     ),
     ("driver.nvml", nvml("lost", "the GPU is lost"), "broken", "GPU 0: lost", "vram reset 0"),
     ("driver.nvml", nvml("timeout", "x did not answer"), "broken", "timeout", "dmesg"),
@@ -533,6 +550,11 @@ def test_every_check_that_can_complain_is_shown_complaining() -> None:
         # Close cases, in which there is nothing to complain of.
         ("driver.versions", facts(driver_test=COMPAT)),
         ("driver.versions", facts(driver_test=replace(SOUND.driver_test, library_version=None))),
+        ("driver.age", aged("535.288.01", "2026-06-30")),
+        ("driver.age", aged("580.159.04", "2028-06-30")),
+        ("driver.age", aged("620.10")),
+        ("driver.age", aged("535.288.01", wsl=True)),
+        ("driver.age", aged("a driver without numbers")),
         ("driver.nodes", with_host_files(nodes=(*NODES, MODESET))),
         ("gpu.mps", with_host_files(mps=Mps("/mps", None, True))),
         ("gpu.bar1", with_gpu(bar1_total=None, bar1_used=None)),

@@ -22,11 +22,11 @@ def environment(gpu: VirtualGpu) -> dict[str, str]:
     return gpu.environment() | {"PYTHONPATH": str(HERE)}
 
 
-def result(gpu: VirtualGpu, program: str) -> Any:
-    """Run *program* to its end; the last JSON value it told."""
+def result(gpu: VirtualGpu, program: str, **variables: str) -> Any:
+    """Run *program* to its end, with *variables* in its environment; the last JSON value it told."""
     done = gpu.run(
         [sys.executable, "-c", PREAMBLE + dedent(program)],
-        env=environment(gpu),
+        env=environment(gpu) | variables,
         capture_output=True,
         text=True,
         timeout=60,

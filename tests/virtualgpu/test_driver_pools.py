@@ -149,7 +149,8 @@ def test_high_water_marks_can_be_set_back(virtual_gpu: VirtualGpu) -> None:
     assert result(virtual_gpu, program) == [[96 * MIB, 96 * MIB], [0, 0], 1]
 
 
-def test_a_reset_takes_the_pools_memory_too(virtual_gpu: VirtualGpu) -> None:
+def test_a_reset_leaves_the_pools_memory(virtual_gpu: VirtualGpu) -> None:
+    """Allocated and free blocks alike: on an H200 they were in use when no context was left."""
     program = (
         ASYNC
         + """
@@ -158,7 +159,9 @@ def test_a_reset_takes_the_pools_memory_too(virtual_gpu: VirtualGpu) -> None:
         give(take(GIB))
         cuda.call("cuDevicePrimaryCtxReset_v2", 0)
         cuda.start()
-        cuda.tell([cuda.used() - base, cuda.pool_number(pool, 5)])
+        kept = [cuda.used() - base, cuda.pool_number(pool, 5)]
+        cuda.call("cuMemPoolTrimTo", pool, 0)
+        cuda.tell([*kept, cuda.used() - base])
     """
     )
-    assert result(virtual_gpu, program) == [0, 0]
+    assert result(virtual_gpu, program) == [2 * GIB, 2 * GIB, GIB]

@@ -7,6 +7,7 @@
 #define STACK_DEPTH 64
 
 static struct context *primary[STORE_MAX_GPUS];
+static _Atomic int broken[STORE_MAX_GPUS]; /* the sticky error of this process on each device, or 0 */
 static _Thread_local struct context *stack[STACK_DEPTH];
 static _Thread_local int depth;
 
@@ -21,8 +22,8 @@ struct context *context_current(void) {
     return depth ? stack[depth - 1] : NULL;
 }
 
-/* What asks about devices, or only chooses among contexts, does no work in the broken one. That the rest
- * fails is the documentation's word ("any further CUDA work will return the same error"). */
+/* What asks about devices, chooses among contexts, ends one, or needs none. On an H200 (580.159.04) these
+ * calls answered as ever, and all others with the error. */
 static const char *const no_work[] = {
     "cuCheckpoint",
     "cuCtxDestroy",
@@ -37,17 +38,25 @@ static const char *const no_work[] = {
     "cuDeviceGet",
     "cuDevicePrimaryCtxGetState",
     "cuDevicePrimaryCtxRelease",
+    "cuDevicePrimaryCtxReset",
     "cuDevicePrimaryCtxRetain",
     "cuDeviceTotalMem",
     "cuGetProcAddress",
+    "cuMemCreate",
+    "cuMemRelease",
+    "cuPointerGetAttribute",
 };
 
 result context_broken(const char *function) {
     struct context *context = context_current();
-    if (!context || !context->broken) return OK;
+    if (!context || !broken[context->device]) return OK;
     for (size_t i = 0; i < sizeof no_work / sizeof *no_work; i++)
         if (strncmp(function, no_work[i], strlen(no_work[i])) == 0) return OK;
-    return (result)context->broken;
+    return (result)broken[context->device];
+}
+
+void context_break(int code) {
+    if (context_current()) broken[context_current()->device] = code;
 }
 
 result context_check(struct context *context) {
@@ -61,6 +70,8 @@ result context_need(struct context **context) {
 }
 
 static result activate(struct context *context) {
+    /* Once broken, a process gets no further context there, whatever it destroys or resets. */
+    if (broken[context->device]) return (result)broken[context->device];
     result failed = client_add_context(context->device, &context->footprint);
     if (failed) return failed;
     context->legacy = stream_create(context, 0, 0);
@@ -70,7 +81,6 @@ static result activate(struct context *context) {
     }
     context->legacy->is_legacy = true;
     context->alive = true;
-    context->broken = 0;
     context->id = next_id();
     context->slabs = NULL;
     context->peers = 0;
@@ -98,7 +108,8 @@ void contexts_wait_idle(struct context *context) {
     }
 }
 
-/* Everything made in a context ends with it. */
+/* Everything made in a context ends with it. Pools and memory of cuMemCreate belong to the process: on an H200
+ * they stayed in use when its last context was gone. */
 static void deactivate(struct context *context) {
     context->alive = false;
     plain_free_context(context);
@@ -106,7 +117,6 @@ static void deactivate(struct context *context) {
     host_free_context(context);
     ipc_free_context(context);
     streams_free_context(context);
-    if (client_of(context->device)->contexts == 1) pools_free_device(context->device);
     client_drop_context(context->device, &context->footprint);
 }
 
@@ -165,7 +175,7 @@ API result cuDevicePrimaryCtxReset_v2(int device) {
     GATE_ON(device);
     state_lock();
     result failed = ensure_primary(device);
-    if (!failed && primary[device]->alive) failed = (result)primary[device]->broken;
+    if (!failed && green_on(device)) failed = NOT_PERMITTED; /* measured: 800, and nothing is freed */
     state_unlock();
     /* The count of retains outlives the reset; the context comes back when next retained. */
     if (!failed) end_primary(device);

@@ -193,7 +193,6 @@ struct context {
     struct handle handle;
     int device;
     bool primary, alive;
-    _Atomic int broken; /* the sticky error that every call in it returns from now on, or 0 */
     unsigned retained, flags, api_version;
     int cache_config, shared_config;
     uint64_t id, peers;
@@ -206,6 +205,10 @@ struct context {
 struct context *context_current(void);
 /* The sticky error that keeps this thread from calling *function*, or OK. */
 result context_broken(const char *function);
+/* Breaks every context of this process on the current context's device, for good. */
+void context_break(int code);
+/* Whether a green context of this process is alive on the device. Locked. */
+bool green_on(int device);
 /* What cuDevicePrimaryCtxRetain and Release do. Not locked. */
 result primary_retain(struct context **context, int device);
 result primary_release(int device);
@@ -224,7 +227,6 @@ void managed_touch(deviceptr address, uint64_t nbytes, int device);
 void host_free_context(struct context *context);
 void ipc_free_context(struct context *context);
 void streams_free_context(struct context *context);
-void pools_free_device(int device);
 result plain_free(struct range *range);
 result managed_free(struct range *range);
 result ipc_close(struct range *range);

@@ -105,11 +105,11 @@ struct gate gate_enter(const char *function, int device, int counted) {
     if (!refused) {
         gate.fault = store_fault(plain, gpu_for_faults(device));
         if (gate.fault.kind == FAULT_ERROR || gate.fault.kind == FAULT_STICKY) refused = (result)gate.fault.code;
-        if (gate.fault.kind == FAULT_STICKY && context_current()) context_current()->broken = gate.fault.code;
+        if (gate.fault.kind == FAULT_STICKY) context_break(gate.fault.code);
     }
     if (!refused) return gate;
     gate_leave(&gate);
-    return (struct gate){.refused = refused};
+    return (struct gate){.refused = refused, .fault = gate.fault};
 }
 
 void gate_leave(struct gate *gate) {

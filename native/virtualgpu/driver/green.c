@@ -69,6 +69,12 @@ API result cuDevResourceGenerateDesc(struct green **description, const struct de
     return OK;
 }
 
+bool green_on(int device) {
+    for (struct green *green = handle_first(HANDLE_GREEN); green; green = handle_next(green))
+        if (green->device == device) return true;
+    return false;
+}
+
 static result make(struct green **created, const struct green *description, int device) {
     LOCKED();
     *created = handle_take(HANDLE_GREEN, sizeof **created, NULL);

@@ -127,7 +127,8 @@ static result prefetch(deviceptr address, uint64_t nbytes, int device) {
     struct range *range = managed_at(address, nbytes);
     if (!range) return INVALID_VALUE;
     if (device >= 0 && device_gpu(device) < 0) return INVALID_DEVICE;
-    result failed = move(stretch_of(range, address, nbytes), device);
+    /* To the host: the data move, and the device's pages stay until the free. Measured. */
+    result failed = device >= 0 ? move(stretch_of(range, address, nbytes), device) : OK;
     if (!failed) ((struct pages *)range->owner)->last_location = device;
     return failed;
 }

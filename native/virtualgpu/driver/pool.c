@@ -220,21 +220,3 @@ void pool_destroy(struct pool *pool) {
     pool_trim(pool, 0);
     finish_destroying(pool);
 }
-
-static void drop_ranges(struct pool *pool) {
-    for (struct range *range = range_after(0); range;) {
-        deviceptr end = range->begin + range->nbytes;
-        struct chunk *chunk = range->kind == RANGE_POOL ? range->owner : NULL;
-        if (chunk && chunk->pool == pool) pool_free(range);
-        range = range_after(end);
-    }
-}
-
-void pools_free_device(int device) {
-    for (struct pool *pool = handle_first(HANDLE_POOL), *next; pool; pool = next) {
-        next = handle_next(pool);
-        if (pool->device != device) continue;
-        drop_ranges(pool);
-        if (handle_is(pool, HANDLE_POOL)) pool_trim(pool, 0);
-    }
-}

@@ -84,11 +84,12 @@ API result cuIpcOpenMemHandle_v2(deviceptr *address, struct opaque64 opaque, uns
     LOCKED();
     struct ipc_handle handle;
     struct context *context;
-    (void)flags;
+    enum { LAZY_PEER_ACCESS = 1 }; /* the only flag there is, and it must be given */
     memcpy(&handle, &opaque, sizeof handle);
     result failed = context_need(&context);
     if (failed) return failed;
-    if (!address || memcmp(handle.magic, IPC_MAGIC, sizeof handle.magic) != 0) return INVALID_VALUE;
+    if (!address || flags != LAZY_PEER_ACCESS || memcmp(handle.magic, IPC_MAGIC, sizeof handle.magic) != 0)
+        return INVALID_VALUE;
     if (handle.pid == (uint32_t)getpid()) return INVALID_CONTEXT; /* not in the process that made it */
     if (place_of(context->device) != handle.place) return INVALID_DEVICE;
     handle.data_file[sizeof handle.data_file - 1] = '\0';

@@ -6,6 +6,7 @@ static error check_kind(int kind) {
 }
 
 static error start_copy(void *target, const void *source, size_t nbytes, int kind, void *stream) {
+    if (!target || !source) return INVALID_VALUE;
     switch (kind) {
     case HOST_TO_DEVICE: return cu.cuMemcpyHtoDAsync_v2((deviceptr)target, source, nbytes, stream);
     case DEVICE_TO_HOST: return cu.cuMemcpyDtoHAsync_v2(target, (deviceptr)source, nbytes, stream);

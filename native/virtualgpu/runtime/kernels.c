@@ -115,6 +115,20 @@ API void __cudaRegisterUnifiedTable(void **handle, void *unified) {
 
 /* ---- variables ---- */
 
+/* Variables that have memory: few, whatever was registered. */
+static struct symbol **placed;
+static size_t placed_count;
+
+static bool note_placed(struct symbol *symbol) {
+    for (size_t i = 0; i < placed_count; i++)
+        if (placed[i] == symbol) return true;
+    struct symbol **larger = realloc(placed, (placed_count + 1) * sizeof *larger);
+    if (!larger) return false;
+    placed = larger;
+    placed[placed_count++] = symbol;
+    return true;
+}
+
 static error give_memory(struct symbol *symbol) {
     void *context = NULL;
     error code = cu.cuCtxGetCurrent(&context);
@@ -124,6 +138,7 @@ static error give_memory(struct symbol *symbol) {
     void *answer = &type;
     if (!code && symbol->context == context) code = cu.cuPointerGetAttributes(1, &attribute, &answer, symbol->address);
     if (code || type) return code;
+    if (!note_placed(symbol)) return OUT_OF_MEMORY;
     code = cu.cuMemAlloc_v2(&symbol->address, whole);
     if (!code) code = cu.cuMemsetD8Async(symbol->address, 0, whole, NULL);
     if (!code) symbol->context = context;
@@ -141,13 +156,21 @@ error symbol_find(const void *key, deviceptr *address, size_t *nbytes) {
     return code;
 }
 
+bool symbol_is_at(deviceptr address) {
+    bool found = false;
+    pthread_mutex_lock(&lock);
+    for (size_t i = 0; i < placed_count && !found; i++) found = placed[i]->address == address;
+    pthread_mutex_unlock(&lock);
+    return found;
+}
+
 API error cudaGetSymbolAddress(void **address, const void *key) {
     deviceptr found;
     size_t nbytes;
     NEED_DRIVER();
-    if (!address) return fail(INVALID_VALUE);
     NEED_CONTEXT();
     RETURN_IF(symbol_find(key, &found, &nbytes));
+    if (!address) return fail(INVALID_VALUE);
     *address = (void *)found;
     return OK;
 }
@@ -307,8 +330,9 @@ API error cudaFuncSetCacheConfig(const void *key, int config) {
     struct symbol *kernel;
     (void)config;
     NEED_DRIVER();
-    RETURN_IF(find_kernel(key, &kernel));
-    return OK;
+    error code = find_kernel(key, &kernel);
+    if (RUNTIME_MAJOR == 12 && code == INVALID_HANDLE) code = INVALID_FUNCTION;
+    return fail(code);
 }
 
 API error cudaFuncSetSharedMemConfig(const void *key, int config) {

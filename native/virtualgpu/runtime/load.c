@@ -65,10 +65,12 @@ API error cudaRuntimeGetVersion(int *version) {
 
 /* ---- the driver's functions by name ---- */
 
+enum { PER_THREAD_STREAMS = 2 };
+
 static error entry_point(const char *name, void **function, unsigned version, uint64_t flags, int *status) {
     int found = 0;
     NEED_DRIVER();
-    if (!name || !function) return fail(INVALID_VALUE);
+    if (!name || !function || flags > PER_THREAD_STREAMS) return fail(INVALID_VALUE);
     error code = cu.cuGetProcAddress_v2(name, function, (int)version, flags, &found);
     if (status) *status = found;
     /* That there is no such function is an answer, for whoever asked for the status. */
@@ -83,8 +85,6 @@ API error cudaGetDriverEntryPointByVersion(const char *name, void **function, un
 API error cudaGetDriverEntryPoint(const char *name, void **function, unsigned long long flags, int *status) {
     return entry_point(name, function, RUNTIME_VERSION, flags, status);
 }
-
-enum { PER_THREAD_STREAMS = 2 };
 
 API error cudaGetDriverEntryPointByVersion_ptsz(const char *name, void **function, unsigned version,
                                                 unsigned long long flags, int *status) {

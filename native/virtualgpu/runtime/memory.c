@@ -17,6 +17,7 @@ API error cudaMalloc(void **address, size_t nbytes) {
 API error cudaFree(void *address) {
     NEED_DRIVER();
     NEED_CONTEXT();
+    if (address && symbol_is_at((deviceptr)address)) return fail(INVALID_VALUE); /* it belongs to the module */
     return fail(cu.cuMemFree_v2((deviceptr)address));
 }
 

@@ -80,6 +80,7 @@ void *stream_meant(void *stream);
 /* ---- kernels.c ---- */
 
 /* The device memory of a __device__ variable in the current context. */
+bool symbol_is_at(deviceptr address);
 error symbol_find(const void *symbol, deviceptr *address, size_t *nbytes);
 
 /* ---- structures that programs pass ---- */

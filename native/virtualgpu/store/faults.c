@@ -16,6 +16,8 @@
  * device_map, event_file, export_header, extents, handle, managed_map, map, memory, protect, range, reserve,
  * slot, thread.
  * The first line that fires decides. "#" begins a comment line.
+ *
+ * VRAM_VIRTUAL_FAULTS in a process's environment holds lines for that process alone, which come before the file's.
  */
 #define _GNU_SOURCE
 #include "store.h"
@@ -98,14 +100,19 @@ static void read_rule(char *line) {
     while ((word = strtok_r(NULL, " \t\n", &rest))) read_word(rule, word);
 }
 
-static void read_file(const char *path) {
+static void read_lines(FILE *file) {
     char line[512];
-    rule_count = 0;
-    any_steps = false;
-    FILE *file = fopen(path, "re");
     if (!file) return;
     while (fgets(line, sizeof line, file)) read_rule(line);
     fclose(file);
+}
+
+static void read_all(const char *path) {
+    const char *own = getenv("VRAM_VIRTUAL_FAULTS");
+    rule_count = 0;
+    any_steps = false;
+    if (own && *own) read_lines(fmemopen((void *)own, strlen(own), "r"));
+    read_lines(fopen(path, "re"));
 }
 
 static bool same_file(const struct stat *a, const struct stat *b) {
@@ -114,14 +121,16 @@ static bool same_file(const struct stat *a, const struct stat *b) {
 }
 
 static void refresh(void) {
+    static bool was_read;
     char path[PATH_MAX];
     struct stat now = {0};
     if (!store_folder()) return;
     snprintf(path, sizeof path, "%s/faults", store_folder());
     (void)!stat(path, &now); /* a missing file is the same as an empty one */
-    if (same_file(&now, &read_from)) return;
+    if (was_read && same_file(&now, &read_from)) return;
+    was_read = true;
     read_from = now;
-    read_file(path);
+    read_all(path);
 }
 
 static bool fires(struct rule *rule, const char *function, int gpu) {

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn, Protocol, TextIO, cast
 
 from vram.cli import prestart
-from vram.errors import ExitCode, UsageError, VramError
+from vram.errors import ExitCode, UsageError, VramError, WrongSystem, require_linux
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -47,12 +47,24 @@ RUNNERS = frozenset(("borrow",))
 
 def entry() -> NoReturn:
     """Run as a program: as :func:`main`, and gone as soon as the answer is out."""
+    # Before anything else: prestart begins processes, and imports what Windows' Python does not have.
+    if code := _wrong_system(sys.platform):
+        sys.exit(code)
     is_short = prestart.begin(with_command(sys.argv[1:]))
     code = main()
     if is_short:
         # A full shutdown of the interpreter takes longer, and waits for a driver call that hangs in a thread.
         os._exit(code)
     sys.exit(code)
+
+
+def _wrong_system(platform: str) -> int:
+    try:
+        require_linux(platform)
+    except WrongSystem as error:
+        _complain(str(error), error.hint)
+        return error.exit_code
+    return ExitCode.OK
 
 
 @contextmanager

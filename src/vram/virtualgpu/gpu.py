@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -112,6 +113,13 @@ class VirtualGpu:
     def popen(self, argv: Command, **options: Any) -> subprocess.Popen[Any]:
         """``subprocess.Popen`` under this GPU; *options* are its own."""
         return subprocess.Popen(argv, env=self.environment(options.pop("env", None)), **options)
+
+    def launches(self) -> int:
+        """Kernel launches of all its programs so far: counted, and never run."""
+        try:
+            return int.from_bytes((self.folder / "launches").read_bytes()[:8], sys.byteorder)
+        except FileNotFoundError:
+            return 0
 
     # ---- changing it ----
 

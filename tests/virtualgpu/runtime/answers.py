@@ -104,7 +104,9 @@ def _first_calls() -> dict[str, Callable[[Runtime], Any]]:
         "DeviceGetLimit": lambda r: r.DeviceGetLimit(byref(word), 0),
         "DeviceSetLimit": lambda r: r.DeviceSetLimit(0, 1024),
         "DeviceGetDefaultMemPool": lambda r: r.DeviceGetDefaultMemPool(byref(word), 0),
-        "DeviceGetStreamPriorityRange": lambda r: r.DeviceGetStreamPriorityRange(byref(number), byref(c_int())),
+        "DeviceGetStreamPriorityRange": lambda r: r.DeviceGetStreamPriorityRange(
+            byref(number), byref(c_int())
+        ),
         "DeviceCanAccessPeer": lambda r: r.DeviceCanAccessPeer(byref(number), 0, 0),
         "SetDeviceFlags": lambda r: r.SetDeviceFlags(0),
         "GetDeviceFlags": lambda r: r.GetDeviceFlags(byref(number)),
@@ -190,9 +192,8 @@ def pinned(r: Runtime, answers: Answers) -> None:
     for flags in (0, 1, 2, 4, 8, 0xFF):
         ask(f"hostalloc {flags}", r.answer("HostAlloc", byref(p), MIB, flags))
     flags = c_uint(99)
-    for asked in range(8):
-        r.HostAlloc(byref(p), MIB, asked)
-        ask(f"flags of {asked}", [*r.answer("HostGetFlags", byref(flags), p.value), flags.value])
+    r.HostAlloc(byref(p), MIB, 0)  # with other flags the driver's answers vary from run to run
+    ask("flags", [*r.answer("HostGetFlags", byref(flags), p.value), flags.value])
     d = c_void_p()
     ask("device pointer", [*r.answer("HostGetDevicePointer", byref(d), p.value, 0), d.value == p.value])
     ask("device pointer flags", r.answer("HostGetDevicePointer", byref(d), p.value, 1))
@@ -261,7 +262,6 @@ def copies(r: Runtime, answers: Answers) -> None:
     r.Free(e)
     ask("free", r.answer("Free", d))
     ask("from a freed pointer", r.answer("Memcpy", b, d, 16, 2))
-    ask("default from a freed pointer", r.answer("Memcpy", b, d, 16, 4))
     ask("memset of a freed pointer", r.answer("Memset", d, 0, 16))
     ask("after", r.answer("DeviceSynchronize"))
     ask("peer wrong device", r.answer("MemcpyPeer", b, 0, h, 9, 16))
@@ -303,13 +303,21 @@ def prefetch(r: Runtime, answers: Answers) -> None:
         code = r.answer("MemRangeGetAttribute", byref(value), 4, attribute, p.value, MIB)
         ask(f"range attribute {attribute}", [*code, value.value])
     ask("accessed by", r.answer(*_advice(r, p.value, 5)))
-    ask("range attribute 3 then", [*r.answer("MemRangeGetAttribute", byref(value), 4, 3, p.value, MIB), value.value])
+    ask(
+        "range attribute 3 then",
+        [*r.answer("MemRangeGetAttribute", byref(value), 4, 3, p.value, MIB), value.value],
+    )
     ask("range attribute of plain memory", r.answer("MemRangeGetAttribute", byref(value), 4, 1, d, MIB))
 
 
 class PointerAttributes(ctypes.Structure):
-    _fields_ = [("type", c_int), ("device", c_int), ("devicePointer", c_void_p), ("hostPointer", c_void_p),
-                ("reserved", ctypes.c_long * 8)]
+    _fields_ = [
+        ("type", c_int),
+        ("device", c_int),
+        ("devicePointer", c_void_p),
+        ("hostPointer", c_void_p),
+        ("reserved", ctypes.c_long * 8),
+    ]
 
 
 @section
@@ -320,8 +328,16 @@ def pointers(r: Runtime, answers: Answers) -> None:
         found = PointerAttributes(77, 77, 0x77, 0x77)
         code = r.answer("PointerGetAttributes", byref(found), address)
         names = {address: "same", None: "null", 0: "null", 0x77: "untouched"}
-        ask(name, [*code, found.type, found.device, names.get(found.devicePointer, "other"),
-                   names.get(found.hostPointer, "other")])
+        ask(
+            name,
+            [
+                *code,
+                found.type,
+                found.device,
+                names.get(found.devicePointer, "other"),
+                names.get(found.hostPointer, "other"),
+            ],
+        )
 
     host = ctypes.create_string_buffer(1 << 20)
     here = (ctypes.addressof(host) + 4095) & ~4095
@@ -393,7 +409,10 @@ def devices(r: Runtime, answers: Answers) -> None:
     ask("flags after", [*r.answer("GetDeviceFlags", byref(flags)), flags.value])
     ask("set wrong flags", r.answer("SetDeviceFlags", 0xFFFF))
     low, high = c_int(), c_int()
-    ask("priorities", [*r.answer("DeviceGetStreamPriorityRange", byref(low), byref(high)), low.value, high.value])
+    ask(
+        "priorities",
+        [*r.answer("DeviceGetStreamPriorityRange", byref(low), byref(high)), low.value, high.value],
+    )
     ask("memory info null", r.answer("MemGetInfo", 0, 0))
     ask("cache", [*r.answer("DeviceGetCacheConfig", byref(n)), n.value])
     ask("set cache", r.answer("DeviceSetCacheConfig", 1))
@@ -491,7 +510,10 @@ def pools(r: Runtime, answers: Answers) -> None:
     ask("current is default", other.value == pool.value)
     for attribute in (0, 1, 2, 3, 4, 5, 6, 7, 8, 99):
         value.value = 77
-        ask(f"attribute {attribute}", [*r.answer("MemPoolGetAttribute", pool, attribute, byref(value)), value.value])
+        ask(
+            f"attribute {attribute}",
+            [*r.answer("MemPoolGetAttribute", pool, attribute, byref(value)), value.value],
+        )
     ask("set threshold", r.answer("MemPoolSetAttribute", pool, 4, byref(ctypes.c_uint64(0))))
     ask("set reserved", r.answer("MemPoolSetAttribute", pool, 5, byref(ctypes.c_uint64(0))))
     ask("trim", r.answer("MemPoolTrimTo", pool, 0))
@@ -516,7 +538,12 @@ def pools(r: Runtime, answers: Answers) -> None:
     ask("from null pool", r.answer("MallocFromPoolAsync", byref(p), MIB, 0, 0))
     ask("set as current", r.answer("DeviceSetMemPool", 0, other))
     ask("destroy", r.answer("MemPoolDestroy", other))
-    for name, wrong in {"type": (7, 0, 1, 0), "place": (1, 0, 7, 0), "device": (1, 0, 1, 99), "none": (0, 0, 0, 0)}.items():
+    for name, wrong in {
+        "type": (7, 0, 1, 0),
+        "place": (1, 0, 7, 0),
+        "device": (1, 0, 1, 99),
+        "none": (0, 0, 0, 0),
+    }.items():
         ask(f"create wrong {name}", r.answer("MemPoolCreate", byref(other), byref((c_int * 22)(*wrong))))
 
 
@@ -555,6 +582,11 @@ def _lone_calls() -> dict[str, Callable[[Runtime], list[Any]]]:
     back = ctypes.create_string_buffer(8192)
     h, b = ctypes.addressof(host), ctypes.addressof(back)
 
+    def freed(r: Runtime) -> int:
+        address = r.malloc(MIB)
+        r.Free(address)
+        return address
+
     def destroyed(r: Runtime) -> c_void_p:
         stream = c_void_p()
         r.StreamCreate(byref(stream))
@@ -562,7 +594,9 @@ def _lone_calls() -> dict[str, Callable[[Runtime], list[Any]]]:
         return stream
 
     return {
-        "copy to the device from the device": lambda r: r.answer("Memcpy", r.malloc(MIB), r.malloc(MIB), 16, 1),
+        "copy to the device from the device": lambda r: r.answer(
+            "Memcpy", r.malloc(MIB), r.malloc(MIB), 16, 1
+        ),
         "copy to the device, target on the host": lambda r: r.answer("Memcpy", b, h, 16, 1),
         "copy to the device from null": lambda r: r.answer("Memcpy", r.malloc(MIB), 0, 16, 1),
         "copy to the device at null": lambda r: r.answer("Memcpy", 0, h, 16, 1),
@@ -572,8 +606,11 @@ def _lone_calls() -> dict[str, Callable[[Runtime], list[Any]]]:
         ),
         "copy on the device, both on the host": lambda r: r.answer("Memcpy", b, h, 16, 3),
         "copy on the device, too much": lambda r: r.answer("Memcpy", r.malloc(MIB), h, 1 << 40, 3),
-        "copy of hosts, both on the device": lambda r: r.answer("Memcpy", r.malloc(MIB), r.malloc(MIB), 16, 0),
+        "copy of hosts, both on the device": lambda r: r.answer(
+            "Memcpy", r.malloc(MIB), r.malloc(MIB), 16, 0
+        ),
         "copy by default from null": lambda r: r.answer("Memcpy", r.malloc(MIB), 0, 16, 4),
+        "copy by default from a freed pointer": lambda r: r.answer("Memcpy", b, freed(r), 16, 4),
         "copy between devices, both on the host": lambda r: r.answer("MemcpyPeer", b, 0, h, 0, 16),
         "handle of memory to null": lambda r: r.answer("IpcGetMemHandle", 0, r.malloc(MIB)),
         "function without a name": lambda r: r.answer(
@@ -665,7 +702,9 @@ def other_contexts(r: Runtime, answers: Answers) -> None:
     ask("pointer of the primary: memset", r.answer("Memset", d, 0, 16))
     ask("pointer of the primary: memcpy", r.answer("Memcpy", h, d, 16, 2))
     found = PointerAttributes()
-    ask("pointer of the primary: attributes", [*r.answer("PointerGetAttributes", byref(found), d), found.type])
+    ask(
+        "pointer of the primary: attributes", [*r.answer("PointerGetAttributes", byref(found), d), found.type]
+    )
     n = c_int(77)
     ask("device", [*r.answer("GetDevice", byref(n)), n.value])
     ask("reset with another context current", r.answer("DeviceReset"))
@@ -785,12 +824,47 @@ def unregistered_kernel(r: Runtime, answers: Answers) -> None:
 def entry_points(r: Runtime, answers: Answers) -> None:
     ask = answers.__setitem__
     p, found = c_void_p(), c_int(77)
-    ask("by version", [*r.answer("GetDriverEntryPointByVersion", c_char_p(b"cuMemAlloc"), byref(p), 12000, 0, byref(found)), found.value])
-    ask("no such", [*r.answer("GetDriverEntryPointByVersion", c_char_p(b"cuNonsense"), byref(p), 12000, 0, byref(found)), found.value, p.value])
-    ask("too new", [*r.answer("GetDriverEntryPointByVersion", c_char_p(b"cuMemAllocAsync"), byref(p), 10000, 0, byref(found)), found.value, p.value])
-    ask("wrong flags", r.answer("GetDriverEntryPointByVersion", c_char_p(b"cuMemAlloc"), byref(p), 12000, 99, byref(found)))
-    ask("plain", [*r.answer("GetDriverEntryPoint", c_char_p(b"cuMemAlloc"), byref(p), 0, byref(found)), found.value])
-    ask("unknown to both, no status", [*r.answer("GetDriverEntryPoint", c_char_p(b"cuNonsense"), byref(p), 0, 0), p.value])
+    ask(
+        "by version",
+        [
+            *r.answer(
+                "GetDriverEntryPointByVersion", c_char_p(b"cuMemAlloc"), byref(p), 12000, 0, byref(found)
+            ),
+            found.value,
+        ],
+    )
+    ask(
+        "no such",
+        [
+            *r.answer(
+                "GetDriverEntryPointByVersion", c_char_p(b"cuNonsense"), byref(p), 12000, 0, byref(found)
+            ),
+            found.value,
+            p.value,
+        ],
+    )
+    ask(
+        "too new",
+        [
+            *r.answer(
+                "GetDriverEntryPointByVersion", c_char_p(b"cuMemAllocAsync"), byref(p), 10000, 0, byref(found)
+            ),
+            found.value,
+            p.value,
+        ],
+    )
+    ask(
+        "wrong flags",
+        r.answer("GetDriverEntryPointByVersion", c_char_p(b"cuMemAlloc"), byref(p), 12000, 99, byref(found)),
+    )
+    ask(
+        "plain",
+        [*r.answer("GetDriverEntryPoint", c_char_p(b"cuMemAlloc"), byref(p), 0, byref(found)), found.value],
+    )
+    ask(
+        "unknown to both, no status",
+        [*r.answer("GetDriverEntryPoint", c_char_p(b"cuNonsense"), byref(p), 0, 0), p.value],
+    )
 
 
 @section

@@ -163,15 +163,24 @@ static void in_scene(const char *name, void (*run)()) {
     if (status) printf("%s | ended | %d 0\n", name, status);
 }
 
-int main() {
-    in_scene("launches", launches);
-    in_scene("variables", variables);
-    break_context = [](char *) { write_to_sixteen<<<1, 1>>>(); };
-    in_scene("illegal address", after_a_broken_context);
-    break_context = [](char *) { trap<<<1, 1>>>(); };
-    in_scene("trap", after_a_broken_context);
-    break_context = [](char *) { fail_assert<<<1, 1>>>(0); };
-    in_scene("assert", after_a_broken_context);
-    break_context = [](char *at) { misaligned<<<1, 1>>>(at); };
-    in_scene("misaligned", after_a_broken_context);
+static const struct {
+    const char *name;
+    void (*run)();
+    void (*breaks)(char *);
+} scenes[] = {
+    {"launches", launches, nullptr},
+    {"variables", variables, nullptr},
+    {"illegal address", after_a_broken_context, [](char *) { write_to_sixteen<<<1, 1>>>(); }},
+    {"trap", after_a_broken_context, [](char *) { trap<<<1, 1>>>(); }},
+    {"assert", after_a_broken_context, [](char *) { fail_assert<<<1, 1>>>(0); }},
+    {"misaligned", after_a_broken_context, [](char *at) { misaligned<<<1, 1>>>(at); }},
+};
+
+// With the name of a scene, that one alone.
+int main(int count, char **words) {
+    for (const auto &each : scenes) {
+        if (count > 1 && strcmp(words[1], each.name) != 0) continue;
+        break_context = each.breaks;
+        in_scene(each.name, each.run);
+    }
 }

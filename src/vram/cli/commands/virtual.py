@@ -60,7 +60,11 @@ def run(args: argparse.Namespace) -> int:
     command = _command(args.words)
     lines = [faults.read_line(line) for line in args.fault]
     with launch.signals_held() as mask, _made(args, lines) as gpu:
-        return launch.run(command, gpu.environment(), mask)
+        code = launch.run(command, gpu.environment(), mask)
+        if count := gpu.launches():
+            kernels = "1 kernel launch was" if count == 1 else f"{count:,} kernel launches were"
+            print(f"vram virtual: {kernels} counted and not run: nothing was computed", file=sys.stderr)
+        return code
 
 
 def _command(words: Sequence[str]) -> list[str]:

@@ -13,6 +13,7 @@ from vram.doctor.check import (
     not_tried,
     ok,
 )
+from vram.doctor.driver_branches import AS_OF, LAST_FOR, SOURCE, Branch, branch_of, month, successor
 from vram.doctor.facts import DoctorFacts
 from vram.model.doctor import DeviceNode, DriverTest, State
 from vram.model.observation import NO_NVML_BINDING, NVML_BINDING_TOO_NEW, NVML_MISMATCH, Observation
@@ -164,6 +165,54 @@ def _differ(facts: DoctorFacts, versions: dict[str, str], said: list[str]) -> Ch
         fix="Make the container use the host's libraries."
         if contained
         else "Restart the machine when convenient, so that the module on disk is loaded.",
+    )
+
+
+@check(CHECKS, "driver.age", (), optional=True)
+def check_age(facts: DoctorFacts) -> CheckAnswer:
+    """driver.age  Does NVIDIA still maintain this branch of the driver?
+
+    What it checks
+    --------------
+    The first number of the driver's version is its branch. vram knows until when NVIDIA maintains each
+    branch of the Linux driver, as published in September 2026. A branch that is newer than that, or not in
+    the list, is not judged; neither is Windows' driver under WSL, whose versions are numbered differently.
+
+    What it means
+    -------------
+    An ended branch gets no more fixes, neither for security nor for memory errors. vram works with it. An old
+    driver does not hold memory of ended programs: a living process does, and `vram why` names it.
+
+    What to do
+    ----------
+    - Install the long-term support branch, or any branch that is maintained.
+    - Branch 580 is the last one for Maxwell, Pascal and Volta GPUs, 470 for Kepler, 390 for Fermi.
+    """
+    version = facts.driver.driver_version or facts.host_files.driver.module_version
+    if facts.virtual:
+        return not_applicable("a virtual GPU has no driver that could be old")
+    if version is None:
+        return NO_DRIVER
+    if facts.survey.host.wsl_facts is not None:
+        return not_applicable("under WSL the driver is Windows', with other version numbers")
+    branch, today = branch_of(version), facts.survey.taken_at
+    if branch is None:
+        return not_applicable(f"vram does not know the branch of driver {version} (list of {month(AS_OF)})")
+    if branch.has_ended(today):
+        return _ended(version, branch, successor(today))
+    return ok(f"branch {branch.number} is maintained until {month(branch.end)}")
+
+
+def _ended(version: str, branch: Branch, newer: Branch | None) -> CheckAnswer:
+    when = f"{'by' if branch.by else 'in'} {month(branch.end)}"
+    target = f"branch {newer.number}, maintained until {month(newer.end)}" if newer else "a maintained branch"
+    last = LAST_FOR.get(branch.number)
+    return CheckAnswer(
+        state="limited",
+        seen=f"driver {version}: maintenance of branch {branch.number} ended {when}",
+        details=(f"NVIDIA's list: {SOURCE}",),
+        means="It gets no more fixes, neither for security nor for memory errors. vram works with it.",
+        fix=f"Install {target}." + (f" {last} GPUs have no newer branch than this one." if last else ""),
     )
 
 

@@ -131,7 +131,7 @@ def check_wsl(facts: DoctorFacts) -> CheckAnswer:
     -------------
     Under WSL2 the driver is Windows'. It reports totals, but not what each Linux process uses, and Windows'
     own programs use memory that no list shows here. Windows' counters show it, if Windows programs can be
-    started from here.
+    started from here. On Windows itself vram does not run: WSL2 is the way to use it there.
 
     What to do
     ----------

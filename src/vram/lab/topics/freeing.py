@@ -372,3 +372,93 @@ def addresses_cost(experiment: Experiment) -> Conclusion:
     taken = experiment.read_device("reserved").used - empty.used
     because = f"{size(max(0, taken))} taken for {size(nbytes)} of addresses"
     return Conclusion(taken > NEAR, because, (figure("taken", taken),))
+
+
+@claim("pitched-keeps", TOPIC, takes=Takes(256 * MIB))
+def pitched_keeps(experiment: Experiment) -> Conclusion:
+    """Memory of cudaMallocPitch stays used after it is freed
+
+    Source
+    ------
+    Question 2, which names cudaMallocPitch among the calls whose memory the driver manages on its own.
+
+    Method
+    ------
+    A process allocates rows of 64 KiB, 256 MiB in all, with cuMemAllocPitch and frees them. What the device
+    has in use is compared with what it had before the allocation.
+
+    Reading
+    -------
+    False means that it is plain memory: the call only chooses where each row begins. See free-keeps.
+    """
+    nbytes = 256 * MIB
+    program, empty = experiment.worker_with_context()
+    pointer = program.call("alloc_pitched", nbytes)
+    experiment.must_show(experiment.read_device("allocated"), nbytes, since=empty)
+    program.call("free", pointer)
+    kept = experiment.read_device("freed").used - empty.used
+    return judged(kept, nbytes, "still used after the free")
+
+
+@claim("free-waits-for-streams", TOPIC, takes=Takes(64 * MIB))
+def free_waits_for_streams(experiment: Experiment) -> Conclusion:
+    """cudaFree waits for the work of every stream, not only of one
+
+    Source
+    ------
+    Question 5: cudaFree is called synchronous also where several streams are at work.
+
+    Method
+    ------
+    Work of a quarter of a second is queued on each of three streams. Then memory that none of them touches
+    is freed, and it is noted which came first: the end of the last work, or the return of the free.
+
+    Reading
+    -------
+    True means that one free stalls every stream of the process. cudaFreeAsync waits for its own stream only.
+    """
+    nbytes = 64 * MIB
+    streams, work_s = 3, 0.25
+    program = experiment.worker()
+    program.call("context")
+    pointer = program.call("alloc", nbytes)
+    began, freed, worked = program.call("free_behind_work", pointer, work_s, streams)
+    experiment.read_device("freed")
+    if began > worked:
+        raise CannotTell("the machine was too busy: the work was done before the free began")
+    waited = freed >= worked
+    order = "after" if waited else "before"
+    because = (
+        f"the free took {freed - began:.2f} s and returned {order} the last of {streams} streams was done"
+    )
+    return Conclusion(waited, because, (figure("the free took", round(freed - began, 4), "seconds"),))
+
+
+@claim("failed-alloc-keeps", TOPIC, takes=Takes())
+def failed_alloc_keeps(experiment: Experiment) -> Conclusion:
+    """An allocation that fails leaves memory in use
+
+    Source
+    ------
+    Question 4, in whose program the exception comes from a cudaMalloc that failed, and is said to leave
+    memory that must be freed.
+
+    Method
+    ------
+    A process asks for more memory than the GPU has, three times, and is refused. The device is read before
+    and after.
+
+    Reading
+    -------
+    False means that there is nothing to free after a failed allocation.
+    """
+    attempts = 3
+    if experiment.on_wsl:
+        raise CannotTell("under WSL2 the driver may use host memory instead")
+    program, empty = experiment.worker_with_context()
+    codes = [program.call("alloc_code", empty.memory.total + GIB) for _ in range(attempts)]
+    if OK in codes:
+        raise CannotTell("the driver gave more memory than the GPU has")
+    kept = experiment.read_device("refused").used - empty.used
+    because = f"{size(max(0, kept))} more in use after {attempts} refusals (cuMemAlloc returned {codes[0]})"
+    return Conclusion(kept > NEAR, because, (figure("more in use", kept), figure("answer", codes[0], "code")))

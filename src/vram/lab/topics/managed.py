@@ -115,3 +115,35 @@ def managed_listed(experiment: Experiment) -> Conclusion:
     experiment.must_show(reading, nbytes, since=empty)
     charged = reading.charges.get(program.pid, 0) - empty.charges[program.pid]
     return judged(charged, nbytes, "more in the list")
+
+
+@claim("managed-both-sides", TOPIC, takes=Takes(64 * MIB))
+def managed_both_sides(experiment: Experiment) -> Conclusion:
+    """Managed memory is written by the device and read by the host without a copy
+
+    Source
+    ------
+    Questions 1 and 2, of the one pointer that serves both.
+
+    Method
+    ------
+    The device writes to 64 MiB of managed memory and the host reads them through the same pointer; then
+    the host writes and the device's memory is read back. Bytes that arrived are counted.
+
+    Reading
+    -------
+    True, if the host waits for the device first. The convenience is paid for in page faults: see
+    managed-on-allocation for where the memory is.
+    """
+    nbytes = 64 * MIB
+    program = experiment.worker()
+    program.call("context")
+    pointer = program.call("alloc_managed", nbytes)
+    program.call("fill", pointer, 0xA5, nbytes)
+    to_host = program.call("host_count", pointer, 0xA5, nbytes)
+    program.call("host_fill", pointer, 0x5A, nbytes)
+    to_device = program.call("count_byte", pointer, 0x5A, nbytes)
+    experiment.read_device("written and read by both")
+    because = f"{to_host} of {nbytes} bytes arrived at the host, {to_device} at the device"
+    figures = (figure("at the host", to_host, "count"), figure("at the device", to_device, "count"))
+    return Conclusion(to_host == to_device == nbytes, because, figures)

@@ -141,3 +141,35 @@ def old_data_across(experiment: Experiment) -> Conclusion:
     experiment.read_device("read")
     because = f"{found} of {nbytes} bytes were not zero"
     return Conclusion(found > 0, because, (figure("bytes that were not zero", found, "count"),))
+
+
+@claim("contents-stay", TOPIC, takes=Takes(2 * 64 * MIB))
+def contents_stay(experiment: Experiment) -> Conclusion:
+    """What one piece of work left in device memory is there for the next one
+
+    Source
+    ------
+    Question 2: data are said to last from one kernel to the next.
+
+    Method
+    ------
+    The device fills 64 MiB with a pattern and is waited for. Then it fills 64 MiB more with something else,
+    which are freed. Bytes of the pattern in the first 64 MiB are counted.
+
+    Reading
+    -------
+    True: an allocation keeps its contents until it is freed or its process ends. What comes after that is
+    tested by old-data-plain and old-data-across.
+    """
+    nbytes = 64 * MIB
+    program = experiment.worker()
+    program.call("context")
+    pointer = program.call("alloc", nbytes)
+    program.call("fill", pointer, 0xA5, nbytes)
+    other = program.call("alloc", nbytes)
+    program.call("fill", other, 0x5A, nbytes)
+    program.call("free", other)
+    found = program.call("count_byte", pointer, 0xA5, nbytes)
+    experiment.read_device("read")
+    because = f"{found} of {nbytes} bytes were still there"
+    return Conclusion(found == nbytes, because, (figure("bytes still there", found, "count"),))

@@ -166,3 +166,35 @@ def pointer_elsewhere(experiment: Experiment) -> Conclusion:
     words = "could read it" if code == OK else "was refused"
     because = f"another process {words}: cuMemcpyDtoH there returned {code}"
     return Conclusion(code == OK, because, (figure("answer", code, "code"),))
+
+
+@claim("ipc-contents", TOPIC, takes=Takes(64 * MIB, contexts=2))
+def ipc_contents(experiment: Experiment) -> Conclusion:
+    """Data in memory opened by IPC can be read after the process that wrote them has ended
+
+    Source
+    ------
+    Question 2: data are said to outlast the process that wrote them.
+
+    Method
+    ------
+    A process fills 64 MiB with a pattern and makes an IPC handle. Another opens it. The first is killed, and
+    the second counts bytes of the pattern.
+
+    Reading
+    -------
+    True, as long as the second process holds the memory. Where nobody does, the data are gone: see
+    old-data-across.
+    """
+    nbytes = 64 * MIB
+    importer, exporter = experiment.worker(), experiment.worker()
+    importer.call("context")
+    exporter.call("context")
+    pointer = exporter.call("alloc", nbytes)
+    exporter.call("fill", pointer, 0xA5, nbytes)
+    opened = importer.call("ipc_open", exporter.call("ipc_handle", pointer))
+    exporter.kill()
+    found = importer.call("count_byte", opened, 0xA5, nbytes)
+    experiment.read_device("exporter killed")
+    because = f"{found} of {nbytes} bytes could be read after their writer was killed"
+    return Conclusion(found == nbytes, because, (figure("bytes that could be read", found, "count"),))

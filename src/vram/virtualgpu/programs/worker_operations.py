@@ -99,10 +99,10 @@ def count_byte(pointer: int, byte: int, nbytes: int) -> int:
     return sum(each.count(byte) for each in chunks)
 
 
-def free_behind_work(pointer: int, seconds: float) -> tuple[float, float, float]:
-    """Free while a stream works: return when the free began, when it returned, when the work was done.
+def free_behind_work(pointer: int, seconds: float, streams: int = 1) -> tuple[float, float, float]:
+    """Free while streams work: return when the free began, when it returned, when the last work was done.
 
-    The work is a host function that takes its time, so that no kernel is needed.
+    The work of each is a host function that takes its time, so that no kernel is needed.
     """
     done: list[float] = []
 
@@ -111,13 +111,24 @@ def free_behind_work(pointer: int, seconds: float) -> tuple[float, float, float]
         done.append(time.monotonic())
 
     work = driver.HOST_FUNCTION(take_time)
-    stream = driver.new_stream()
-    driver.call("cuLaunchHostFunc", stream, work, None)
+    busy = [driver.new_stream() for _ in range(streams)]
+    for stream in busy:
+        driver.call("cuLaunchHostFunc", stream, work, None)
     began = time.monotonic()
     driver.free(pointer)
     freed = time.monotonic()
-    driver.call("cuStreamSynchronize", stream)
-    return began, freed, done[0]
+    for stream in busy:
+        driver.call("cuStreamSynchronize", stream)
+    return began, freed, max(done)
+
+
+def alloc_pitched(nbytes: int) -> int:
+    """Allocate rows of 64 KiB, *nbytes* in all, as cudaMallocPitch does."""
+    width = 64 * 1024
+    pointer, pitch = c_uint64(), c_size_t()
+    height = c_size_t(nbytes // width)
+    driver.call("cuMemAllocPitch_v2", byref(pointer), byref(pitch), c_size_t(width), height, c_uint(4))
+    return pointer.value
 
 
 # ---- pools ----
@@ -150,6 +161,11 @@ def pin(nbytes: int) -> int:
 def host_fill(pointer: int, byte: int, nbytes: int) -> None:
     """Write to memory that the host can reach, as the host does."""
     ctypes.memset(pointer, byte, nbytes)
+
+
+def host_count(pointer: int, byte: int, nbytes: int) -> int:
+    """Return how many of *nbytes* from *pointer* are *byte*, read as the host reads its own memory."""
+    return ctypes.string_at(pointer, nbytes).count(byte)
 
 
 # ---- threads and objects ----
@@ -269,7 +285,7 @@ def trim_graph_memory() -> None:
 # ---- the table ----
 
 ALLOCATE = (
-    *(driver.alloc, driver.alloc_managed, driver.alloc_async, driver.create, pin),
+    *(driver.alloc, driver.alloc_managed, driver.alloc_async, driver.create, pin, alloc_pitched),
     *(thread_alloc, thread_alloc_and_free, thread_alloc_owned),
     *(alloc_and_forget, alloc_and_fail, fail_and_keep, run_graph),
 )
@@ -281,7 +297,7 @@ FREE = (driver.free, driver.release, free_async, thread_free, free_behind_work)
 OTHERS = (
     *(driver.init, context, driver.new_context, destroy_context, driver.reset, synchronize),
     *(driver.free_and_total, driver.alloc_code, driver.free_code, read_code),
-    *(driver.fill, start_fill, driver.count_nonzero, count_byte, host_fill),
+    *(driver.fill, start_fill, driver.count_nonzero, count_byte, host_fill, host_count),
     *(pool_keep_all, pool_trim, drop_exception),
     *(driver.ipc_handle, driver.ipc_open, driver.export, driver.dmabuf),
     *(driver.reserve, driver.map_code, driver.unmap),

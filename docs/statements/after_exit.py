@@ -1,0 +1,169 @@
+"""Why memory is not free after a program ended: what the article says."""
+
+from __future__ import annotations
+
+from statements.judge import affirms, denies, goes, right, statement, stays, wrong
+from vram.units import GIB
+
+FREE, RESET, MANAGED = (
+    "after-exit/1_free_as_written",
+    "after-exit/2_reset_as_written",
+    "after-exit/3_managed_as_written",
+)
+
+STATEMENTS = (
+    statement(
+        "GPU memory is not cleared by itself between tasks, nor when a program ends.",
+        affirms("exit-without-free", when="the program has ended"),
+        denies("lost-pointer", when="the program goes on and has not freed it"),
+        pages=["questions/after-exit.md"],
+    ),
+    statement(
+        "The reason is that the GPU works asynchronously, on a schedule of its own.",
+        denies("free-waits", when="cudaFree"),
+        denies("async-free-at-once", when="cudaFreeAsync"),
+        pages=["concepts/who-keeps-memory.md"],
+    ),
+    statement(
+        "The driver buffers allocations, pools and caches them, to hand them out again faster.",
+        affirms("free-keeps", when="cudaMalloc"),
+        affirms("pool-keeps-by-default", when="cudaMallocAsync, untouched settings"),
+        affirms("pool-keeps", when="a pool with a release threshold"),
+        pages=["concepts/pools-and-fragmentation.md"],
+    ),
+    statement(
+        "The end of a program does not mean that its memory is released at once.",
+        affirms("kill-nine", when="nobody else holds it"),
+        denies("fork-harmless", when="a forked child lives on"),
+        affirms("ipc-survives", when="another process opened it by IPC"),
+        pages=["questions/after-exit.md", "reference/rules/VR101.md"],
+    ),
+    statement(
+        "A dead process's host memory returns quickly, its GPU memory does not.",
+        affirms("kill-nine"),
+        affirms("crash", when="it crashed"),
+        affirms("zombie", when="it is a zombie"),
+        pages=["questions/after-exit.md"],
+    ),
+    statement(
+        "The driver stands in between, and carries out every allocation and every free.",
+        right("every CUDA call about memory ends in an ioctl on the driver's device files"),
+        pages=["concepts/who-keeps-memory.md"],
+    ),
+    statement(
+        "Memory that a kernel was given stays allocated when the kernel has finished, for kernels to come.",
+        affirms("kernel-keeps", when="local memory of its threads"),
+        denies("lost-pointer", when="what the program allocated for it"),
+        pages=["concepts/what-a-context-costs.md"],
+    ),
+    statement(
+        "A free that the CPU issues may be carried out by the GPU much later.",
+        denies("free-waits", when="cudaFree"),
+        denies("async-free-at-once", when="cudaFreeAsync"),
+        pages=["questions/flush.md"],
+    ),
+    statement(
+        "It is no leak: such memory is not lost.",
+        denies("exit-without-free", when="the program has ended"),
+        affirms("lost-pointer", when="the program goes on and has lost the pointer"),
+        pages=["questions/threads.md"],
+    ),
+    statement(
+        "Freed memory is reserved, and other processes cannot have it until the driver reclaims it.",
+        affirms("freed-for-others"),
+        pages=["questions/flush.md"],
+    ),
+    statement(
+        "How long memory stays depends on driver, operating system and GPU.",
+        wrong("nothing stayed behind, so there is no duration to compare", when="this GPU and driver"),
+        right("under WSL2 Windows' driver decides; run the lab on your machine", when="elsewhere"),
+        pages=["guides/lab.md", "guides/wsl2.md"],
+    ),
+    statement(
+        "Launching kernels again and again uses memory up.",
+        affirms("launches-grow"),
+        pages=["concepts/what-a-context-costs.md"],
+    ),
+    statement(
+        "Programs that each handle their memory well can together fill the GPU over time.",
+        affirms("exception-across-runs", when="run one after the other"),
+        denies("context-free-of-charge", when="all alive: each costs a context"),
+        pages=["questions/out-of-memory.md", "reference/rules/VR205.md"],
+    ),
+    statement(
+        "What holds for CUDA holds for other GPU frameworks too.",
+        affirms("torch-del", when="freed at once: PyTorch"),
+        affirms("cupy-del", when="freed at once: CuPy"),
+        right("the kernel closes a dead process's files there too", when="freed at exit: AMD and Intel"),
+        pages=["guides/amd-intel.md", "concepts/pools-and-fragmentation.md"],
+    ),
+    statement(
+        "Program 1 (cudaMalloc of 1 GiB, cudaFree): after the free the driver may hold the block.",
+        stays(FREE, "allocated", "freed", GIB),
+        affirms("free-keeps"),
+        kind="program",
+    ),
+    statement(
+        "After program 1 has ended, tools will likely show memory that is left over.",
+        stays(FREE, "allocated", "ended"),
+        affirms("context-outlives"),
+        pages=["reference/commands/why.md"],
+    ),
+    statement(
+        "Calling cudaDeviceSynchronize before cudaFree releases memory more surely.",
+        affirms("sync-before-free"),
+        kind="technique",
+        pages=["questions/flush.md"],
+    ),
+    statement(
+        "Program 2 (synchronize, free, cudaDeviceReset): the reset clears whatever is left.",
+        goes(RESET, "allocated", "reset", when="this program"),
+        denies("reset-not-enough", when="plain memory and the primary context"),
+        kind="program",
+        pages=["questions/out-of-memory.md"],
+    ),
+    statement(
+        "Program 3 (cudaMallocManaged): managed memory goes back at the end of the program, or by its free.",
+        goes(MANAGED, "allocated", "ended"),
+        affirms("managed-at-exit"),
+        kind="program",
+    ),
+    statement(
+        "Managed memory can be used by CPU and GPU alike.",
+        affirms("managed-both-sides"),
+    ),
+    statement(
+        "The driver moves managed data between host and device as they are needed.",
+        denies("managed-on-allocation", when="to the device, when it touches them"),
+        affirms("managed-returns", when="back, when the host uses them: data move, device memory stays"),
+    ),
+    statement(
+        "With managed memory, memory that stays behind is less likely.",
+        affirms("exit-without-free", when="compared with plain memory"),
+        kind="technique",
+    ),
+    statement(
+        "Managed memory can be slower, so the choice depends on the program.",
+        right("pages move on first touch, by faults that a copy or a prefetch avoids"),
+        pages=["further-reading.md"],
+    ),
+    statement(
+        "Read the vendor's documentation, and learn about memory models and operating systems.",
+        right("who holds memory is decided by open files, which is the operating system's part of it"),
+        kind="advice",
+        pages=["further-reading.md", "concepts/who-keeps-memory.md"],
+    ),
+    statement(
+        "Zero-copy transfers and pinned memory are worth knowing.",
+        right("for speed", when="transfers"),
+        denies("pinned-counts", when="device memory: they take none"),
+        kind="advice",
+    ),
+    statement(
+        "GPU profilers show how memory is used.",
+        right("with --cuda-memory-usage; compute-sanitizer finds leaks", when="Nsight Systems"),
+        wrong("Nsight Compute measures kernels, not allocations", when="Nsight Compute"),
+        kind="advice",
+        pages=["further-reading.md"],
+    ),
+)

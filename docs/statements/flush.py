@@ -1,0 +1,140 @@
+"""How to flush GPU memory, under WSL2 or anywhere: what the article says."""
+
+from __future__ import annotations
+
+from statements.judge import affirms, denies, goes, right, statement, stays, wrong
+from vram.units import MIB
+
+FREE, ZERO, TWO = "flush/1_free_as_written", "flush/2_zero_as_written", "flush/3_two_as_written"
+ARRAY = 4 * MIB
+
+STATEMENTS = (
+    statement(
+        "No single function of CUDA flushes GPU memory.",
+        denies("free-null-flushes"),
+        denies("reset-reaches-others", when="for all processes"),
+        pages=["questions/flush.md"],
+    ),
+    statement(
+        "Clearing it takes care of allocation, transfer and freeing, host buffers included.",
+        denies("free-keeps", when="freeing"),
+        affirms("pinned-counts", when="host buffers"),
+        pages=["questions/flush.md"],
+    ),
+    statement(
+        "WSL2 adds a layer of virtualisation between CUDA and Windows' driver.",
+        right("one device, /dev/dxg, leads to Windows' driver"),
+        pages=["guides/wsl2.md"],
+    ),
+    statement(
+        "That does not change the principles of CUDA's memory management.",
+        right("allocating and freeing are the same calls", when="inside one process"),
+        wrong(
+            "no figures per process, limited pinned memory, no IPC, memory may move to the host",
+            when="limits",
+        ),
+        pages=["guides/wsl2.md"],
+    ),
+    statement(
+        "Badly managed memory makes streams and programs compete for it.",
+        right("what one process holds, no other can have, until it frees it"),
+        denies("freed-for-others", when="after the free"),
+        pages=["guides/shared-machines.md"],
+    ),
+    statement(
+        "Under WSL2, moving data between its file system and the driver can be the bottleneck.",
+        right("files of Windows, /mnt/c, are slow to read", when="/mnt/c"),
+        wrong(
+            "its own file system is Linux's, and the GPU is not involved in reading files",
+            when="ext4 of WSL2",
+        ),
+        pages=["guides/wsl2.md"],
+    ),
+    statement(
+        "Free memory explicitly with cudaFree when it is not needed any more.",
+        denies("free-keeps"),
+        kind="technique",
+        pages=["questions/flush.md"],
+    ),
+    statement(
+        "It is not enough that a variable goes out of scope.",
+        denies("lost-pointer", when="a raw pointer"),
+        denies("owner-object", when="an owner object"),
+        pages=["guides/buffer.md"],
+    ),
+    statement(
+        "The operating system can be late in taking GPU memory back.",
+        affirms("kill-nine", when="the process is gone"),
+        affirms("stopped", when="the process is only stopped"),
+        pages=["questions/after-exit.md"],
+    ),
+    statement(
+        "cudaFree tells the driver that the memory can be used again.",
+        denies("freed-for-others"),
+    ),
+    statement(
+        "Check every call for errors.",
+        right("a free that failed has freed nothing, and says so only in its answer"),
+        kind="technique",
+        pages=["guides/broken-context.md"],
+    ),
+    statement(
+        "Program 1 (cudaMalloc, cudaFree): the memory is available again after the free.",
+        goes(FREE, "allocated", "freed", ARRAY),
+        denies("freed-for-others"),
+        kind="program",
+    ),
+    statement(
+        "A free concerns the memory of its own pointer alone.",
+        stays(TWO, "first allocated", "first freed", ARRAY, when="the other array"),
+        goes(TWO, "first freed", "second freed", ARRAY, when="after its own free"),
+        pages=["questions/flush.md"],
+    ),
+    statement(
+        "Program 2 (cudaMemset to zero, cudaFree): all bytes are zero before they are released.",
+        goes(ZERO, "allocated", "freed", ARRAY, when="released"),
+        affirms("zero-before-free", when="zero"),
+        kind="program",
+        pages=["guides/erasing.md"],
+    ),
+    statement(
+        "Zeroing is not needed to free memory.",
+        denies("free-keeps"),
+    ),
+    statement(
+        "Zeroing protects sensitive data from the next owner of the memory.",
+        affirms("old-data-plain", when="plain memory, same process: nothing to protect from"),
+        affirms("old-data-across", when="another process: nothing to protect from"),
+        affirms("old-data-pool", when="a pool hands old bytes over"),
+        affirms("torch-old-data", when="so does PyTorch"),
+        kind="technique",
+        pages=["guides/erasing.md"],
+    ),
+    statement(
+        "Zeroing gives later allocations from the same pool a known beginning.",
+        affirms("zero-before-free"),
+        kind="technique",
+        pages=["guides/erasing.md"],
+    ),
+    statement(
+        "Program 3 (two arrays, several streams): each allocation needs its own free, or memory leaks.",
+        goes(TWO, "second allocated", "second freed", 2 * ARRAY, when="with both frees"),
+        denies("lost-pointer", when="without, while the process lives"),
+        kind="program",
+    ),
+    statement(
+        "cudaFree is synchronous: what follows runs when the memory is free.",
+        affirms("free-waits"),
+        pages=["questions/flush.md"],
+    ),
+    statement(
+        "It is so with several streams too.",
+        affirms("free-waits-for-streams"),
+    ),
+    statement(
+        "Read the CUDA programming guide, the best practices guide and the WSL2 documentation.",
+        right("NVIDIA's page on WSL lists what does not work there"),
+        kind="advice",
+        pages=["further-reading.md", "guides/wsl2.md"],
+    ),
+)

@@ -1,0 +1,327 @@
+"""What a statement is, what decides it, and how its verdict follows from what was measured.
+
+Nobody writes down the verdict of a statement that an experiment can decide: it follows from the evidence.
+Where nothing can be measured (advice, and what other machines do), the judgement is ours, and is marked so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from vram.lab.claim import of
+from vram.model.lab import LabReport, Result
+from vram.report.lab import read_evidence
+from vram.units import MIB
+
+Verdict = Literal["true", "false", "depends", "not measured yet"]
+Kind = Literal["statement", "technique", "program", "advice"]
+
+MOST, LEAST = 0.9, 0.1
+FAILURE = re.compile(r"Error|error:|failed|has no attribute")
+NEAR_BYTES = MIB
+"""Programs of examples/ run alone, and are read to the block."""
+
+
+# ---- what was measured ----
+
+
+class Step(Struct, frozen=True):
+    """Device memory in use when a program of examples/ reached a step, more than before it started."""
+
+    step: str
+    nbytes: int
+
+
+class ProgramRun(Struct, frozen=True):
+    """One run of a program of examples/."""
+
+    program: str
+    question: str
+    number: int
+    version: str
+    runtime: str | None = None
+    steps: tuple[Step, ...] = ()
+    exit_code: int | None = None
+    output: tuple[str, ...] = ()
+    skipped: str | None = None
+    compile_error: str | None = None
+
+
+class ProgramRuns(Struct, frozen=True):
+    """What tests/hardware/test_examples.py keeps of all programs."""
+
+    gpu: str
+    driver: str
+    virtual: bool
+    date: str
+    programs: tuple[ProgramRun, ...]
+
+
+class Evidence(Struct, frozen=True):
+    """The newest results for one GPU and driver: of the lab by claim, of the examples by program."""
+
+    gpu: str
+    driver: str
+    date: str
+    claims: dict[str, Result]
+    programs: dict[str, ProgramRun] = {}
+
+
+def read(folder: Path) -> Evidence:
+    """What *folder* has about the GPU and driver of the lab's newest run on real hardware."""
+    found = [read_evidence(path.read_bytes()) for path in folder.glob("*-lab.json")]
+    reports = sorted((each for each in found if not each.virtual), key=lambda report: report.taken_at)
+    newest = reports[-1]
+    runs = [
+        msgspec.json.decode(path.read_bytes(), type=ProgramRuns) for path in folder.glob("*-examples.json")
+    ]
+    return merged(
+        [each for each in reports if (each.gpu, each.driver) == (newest.gpu, newest.driver)],
+        [each for each in runs if (each.gpu, each.driver) == (newest.gpu, newest.driver)],
+    )
+
+
+def merged(reports: Sequence[LabReport], runs: Sequence[ProgramRuns] = ()) -> Evidence:
+    """The newest decided result of each claim, and the newest run of each program, of one GPU and driver."""
+    claims: dict[str, Result] = {}
+    for report in reports:
+        for result in report.results:
+            if result.verdict != "cannot tell" or result.experiment not in claims:
+                claims[result.experiment] = result
+    # A C++ program is there twice: with the runtime linked statically it shows the same.
+    programs = {
+        each.program: each
+        for run in sorted(runs, key=lambda run: run.date)
+        for each in run.programs
+        if each.runtime != "static"
+    }
+    newest = reports[-1]
+    return Evidence(newest.gpu, newest.driver or "unknown", newest.taken_at[:10], claims, programs)
+
+
+# ---- what decides ----
+
+
+class Answer(Struct, frozen=True):
+    """Whether the statement holds in one case (None: it was not measured), and the figure."""
+
+    holds: bool | None
+    figure: str
+
+
+class ByClaim(Struct, frozen=True):
+    """A claim of the lab that says the same as the statement, or with *denied* the opposite."""
+
+    claim: str
+    denied: bool
+    when: str
+
+    def answer(self, evidence: Evidence) -> Answer:
+        result = evidence.claims.get(self.claim)
+        if result is None:
+            return Answer(None, f"{self.claim} was not run yet")
+        if result.verdict == "cannot tell":
+            return Answer(None, result.because)
+        return Answer((result.verdict == "true here") is not self.denied, result.because)
+
+
+class ByReading(Struct, frozen=True):
+    """An experiment of the lab: the statement says that from one of its stages to the next *nbytes* came into
+    use."""
+
+    claim: str
+    first: str
+    then: str
+    nbytes: int
+    when: str
+
+    def answer(self, evidence: Evidence) -> Answer:
+        result = evidence.claims.get(self.claim)
+        used = {each.stage: each.used_bytes for each in result.readings} if result else {}
+        if self.first not in used or self.then not in used:
+            return Answer(None, f"{self.claim} was not run yet")
+        grown = used[self.then] - used[self.first]
+        share = _share(grown, self.nbytes)
+        return Answer(share, f"{of(grown, self.nbytes)} came into use")
+
+
+class ByProgram(Struct, frozen=True):
+    """A program of examples/: how many of *nbytes* are in use at the step *then*.
+
+    At the step *first* all of them were in use, or with *gained* none of them. Without *nbytes* it is all
+    that the program has in use at *first*, its context included. The statement says that they are in use,
+    or with *denied* that they are not.
+    """
+
+    program: str
+    first: str
+    then: str
+    nbytes: int | None
+    gained: bool
+    denied: bool
+    when: str
+
+    def answer(self, evidence: Evidence) -> Answer:
+        run = evidence.programs.get(self.program)
+        if run is None or run.skipped:
+            return Answer(None, (run and run.skipped) or f"{self.program} was not run yet")
+        used = {step.step: step.nbytes for step in run.steps}
+        if self.first not in used or self.then not in used:
+            return Answer(None, f"{self.program} did not get there: exit code {run.exit_code}")
+        whole = used[self.first] if self.nbytes is None else self.nbytes
+        kept = used[self.then] - used[self.first] + (0 if self.gained else whole)
+        figure = f"{of(kept, whole)} in use at the step “{self.then}”"
+        share = _share(kept, whole)
+        return Answer(None if share is None else share is not self.denied, figure)
+
+
+def _share(nbytes: int, whole: int) -> bool | None:
+    """Whether *nbytes* are nearly all of *whole* (True), hardly any (False), or neither (None)."""
+    if nbytes >= MOST * whole:
+        return True
+    return False if nbytes <= max(LEAST * whole, NEAR_BYTES) else None
+
+
+class ByRun(Struct, frozen=True):
+    """The statement takes it that a program runs as it is written, without an error."""
+
+    program: str
+    when: str
+
+    def answer(self, evidence: Evidence) -> Answer:
+        run = evidence.programs.get(self.program)
+        if run is None or run.skipped:
+            return Answer(None, (run and run.skipped) or f"{self.program} was not run yet")
+        error = next((line for line in run.output if FAILURE.search(line)), None)
+        if error is None and run.exit_code == 0:
+            return Answer(True, "it ran without an error")
+        return Answer(False, f"it says: {error}" if error else f"its exit code is {run.exit_code}")
+
+
+class ByCompiler(Struct, frozen=True):
+    """The statement takes it that a program compiles as it is written, as C++."""
+
+    program: str
+    when: str
+
+    def answer(self, evidence: Evidence) -> Answer:
+        run = evidence.programs.get(self.program)
+        if run is None:
+            return Answer(None, f"{self.program} was not compiled yet")
+        error = run.compile_error
+        return Answer(error is None, f"the compiler says: {error}" if error else "it compiles")
+
+
+class ByJudgement(Struct, frozen=True):
+    """Nothing that can be measured decides: our judgement, and why."""
+
+    holds: bool
+    because: str
+    when: str
+
+    def answer(self, evidence: Evidence) -> Answer:
+        return Answer(self.holds, self.because)
+
+
+Case = ByClaim | ByReading | ByProgram | ByRun | ByCompiler | ByJudgement
+
+
+class Statement(Struct, frozen=True):
+    """One statement of an article in our own words, the cases that decide it, and the pages that answer it.
+
+    A page is named from docs/ on. Experiments and programs among the cases are linked by themselves.
+    """
+
+    text: str
+    cases: tuple[Case, ...]
+    pages: tuple[str, ...]
+    kind: Kind = "statement"
+
+
+class Judgement(Struct, frozen=True):
+    """The verdict on one statement; each case with its answer."""
+
+    verdict: Verdict
+    answers: tuple[tuple[Case, Answer], ...]
+
+    @property
+    def measured(self) -> bool:
+        """Whether any measurement takes part in it."""
+        return any(not isinstance(case, ByJudgement) for case, _ in self.answers)
+
+
+def judge(statement: Statement, evidence: Evidence) -> Judgement:
+    """True or false where all cases agree, depends where they differ.
+
+    A case that was not measured leaves the verdict open, unless the others differ already.
+    """
+    answers = tuple((case, case.answer(evidence)) for case in statement.cases)
+    decided = {answer.holds for _, answer in answers} - {None}
+    if len(decided) > 1:
+        return Judgement("depends", answers)
+    if any(answer.holds is None for _, answer in answers):
+        return Judgement("not measured yet", answers)
+    return Judgement("true" if decided == {True} else "false", answers)
+
+
+# ---- how the tables are written ----
+
+
+def affirms(claim: str, when: str = "") -> Case:
+    """The statement says what the claim says."""
+    return ByClaim(claim, False, when)
+
+
+def denies(claim: str, when: str = "") -> Case:
+    """The statement says the opposite of the claim."""
+    return ByClaim(claim, True, when)
+
+
+def stays(program: str, first: str, then: str, nbytes: int | None = None, when: str = "") -> Case:
+    """The statement says that what *program* had at *first* is still in use at *then*."""
+    return ByProgram(program, first, then, nbytes, gained=False, denied=False, when=when)
+
+
+def goes(program: str, first: str, then: str, nbytes: int | None = None, when: str = "") -> Case:
+    """The statement says that what *program* had at *first* is not in use any more at *then*."""
+    return ByProgram(program, first, then, nbytes, gained=False, denied=True, when=when)
+
+
+def gains(program: str, first: str, then: str, nbytes: int, when: str = "") -> Case:
+    """The statement says that *nbytes* came into use from *first* to *then*."""
+    return ByProgram(program, first, then, nbytes, gained=True, denied=False, when=when)
+
+
+def compiles(program: str, when: str = "") -> Case:
+    """The statement takes it that *program* compiles as it is."""
+    return ByCompiler(program, when)
+
+
+def runs(program: str, when: str = "") -> Case:
+    """The statement takes it that *program* runs as it is, without an error."""
+    return ByRun(program, when)
+
+
+def takes(claim: str, first: str, then: str, nbytes: int, when: str = "") -> Case:
+    """The statement says that *nbytes* were taken from *first* to *then*, two stages of an experiment."""
+    return ByReading(claim, first, then, nbytes, when)
+
+
+def right(because: str, when: str = "") -> Case:
+    """It cannot be measured here; we judge it right."""
+    return ByJudgement(True, because, when)
+
+
+def wrong(because: str, when: str = "") -> Case:
+    """It cannot be measured here; we judge it wrong."""
+    return ByJudgement(False, because, when)
+
+
+def statement(text: str, *cases: Case, pages: Iterable[str] = (), kind: Kind = "statement") -> Statement:
+    return Statement(text, cases, tuple(pages), kind)

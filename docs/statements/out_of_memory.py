@@ -1,0 +1,189 @@
+"""Why "out of memory" when nothing is running: what the article says."""
+
+from __future__ import annotations
+
+from statements.judge import affirms, denies, gains, goes, right, statement, stays, wrong
+from vram.units import GIB, MIB
+
+EXCEPTION, RESET_ONLY, LIBRARY = (
+    "out-of-memory/1_exception_as_written",
+    "out-of-memory/2_reset_only_as_written",
+    "out-of-memory/3_library_as_written",
+)
+
+STATEMENTS = (
+    statement(
+        "Without visible processes, allocations that persist in the driver's context cause the error.",
+        affirms("context-outlives", when="a context of a process that ended"),
+        affirms("exported-handle", when="a process that no list names holds it"),
+        pages=["questions/out-of-memory.md", "reference/commands/who.md"],
+    ),
+    statement(
+        "The message misleads: the cause is often a leak in the driver, not a process.",
+        affirms("reset-needed"),
+        pages=["guides/oom.md"],
+    ),
+    statement(
+        "Device memory stays allocated until it is freed explicitly.",
+        denies("lost-pointer", when="while its process lives"),
+        affirms("exit-without-free", when="after its end"),
+    ),
+    statement(
+        "Device memory is what runs out most often.",
+        right("other limits exist, and vram oom tells them apart by their messages"),
+        pages=["guides/oom.md"],
+    ),
+    statement(
+        "Pinned memory is host memory that cannot be paged out, which makes transfers fast.",
+        denies("pinned-counts", when="it is the host's memory"),
+        right("the device copies it without a detour", when="transfers"),
+    ),
+    statement(
+        "Pinned memory that is badly managed helps to exhaust memory.",
+        affirms("pinned-counts", when="the device's"),
+        right("what is pinned cannot be paged out", when="the host's"),
+        pages=["guides/oom.md"],
+    ),
+    statement(
+        "Allocations and streams belong to a context.",
+        affirms("context-close-frees"),
+        pages=["concepts/what-a-context-costs.md"],
+    ),
+    statement(
+        "A badly managed context can keep memory after its program has ended.",
+        affirms("context-outlives"),
+        pages=["questions/out-of-memory.md"],
+    ),
+    statement(
+        "The driver keeps account of what is allocated.",
+        denies("double-free"),
+    ),
+    statement(
+        "What earlier sessions left allocated can be the reason for an out-of-memory error.",
+        affirms("exception-across-runs", when="sessions that are gone"),
+        denies("fork-harmless", when="a child of theirs lives on"),
+        pages=["reference/rules/VR101.md", "reference/commands/check.md"],
+    ),
+    statement(
+        "So can contexts that were not closed properly.",
+        denies("context-free-of-charge", when="their process lives"),
+        affirms("context-outlives", when="their process is gone"),
+        pages=["concepts/what-a-context-costs.md"],
+    ),
+    statement(
+        "Program 1 (an exception skips cudaFree of 1 GiB): memory stays allocated and adds up over runs.",
+        stays(EXCEPTION, "allocated", "ended"),
+        affirms("exception-across-runs"),
+        kind="program",
+        pages=["questions/out-of-memory.md"],
+    ),
+    statement(
+        "In program 1 it is the exception that leaves memory allocated.",
+        affirms("failed-alloc-keeps", when="it comes only where cudaMalloc failed"),
+        goes(EXCEPTION, "allocated", "after the try block", GIB, when="without one it would be freed"),
+        pages=["guides/broken-context.md"],
+    ),
+    statement(
+        "Error handling must include cleaning up.",
+        affirms("exception-in-process", when="in a process that goes on"),
+        affirms("exception-across-runs", when="in one that ends with the error"),
+        kind="technique",
+        pages=["guides/scopes.md", "guides/retries.md"],
+    ),
+    statement(
+        "Program 2 (cudaFree(nullptr), then cudaDeviceReset): neither releases what is allocated.",
+        denies("free-null-flushes", when="cudaFree(nullptr)"),
+        stays(RESET_ONLY, "cudaFree(nullptr)", "reset", when="cudaDeviceReset, of what this program holds"),
+        kind="program",
+    ),
+    statement(
+        "cudaDeviceReset does not guarantee that everything is released.",
+        affirms("reset-not-enough", when="plain memory and the primary context"),
+        denies("reset-reaches-others", when="other processes' memory"),
+        pages=["questions/out-of-memory.md"],
+    ),
+    statement(
+        "Libraries can keep memory that the program's own code never allocated.",
+        affirms("torch-workspaces"),
+        pages=["guides/inside.md"],
+    ),
+    statement(
+        "Program 3 (a library that uses CUDA inside): what it keeps does not show in the program's code.",
+        gains(LIBRARY, "used once", "used twice", 64 * MIB, when="while the process lives"),
+        goes(LIBRARY, "used twice", "ended", when="it goes with the process"),
+        kind="program",
+        pages=["guides/inside.md"],
+    ),
+    statement(
+        "Finding such leaks takes tools for memory analysis.",
+        right("vram inside and vram.live() name arrays; compute-sanitizer names the call"),
+        pages=["guides/inside.md", "guides/live.md"],
+    ),
+    statement(
+        "Free every allocation, also on the paths that exceptions take.",
+        denies("lost-pointer", when="in a process that goes on"),
+        right("an owner object does it on every path", when="better"),
+        kind="technique",
+        pages=["guides/buffer.md"],
+    ),
+    statement(
+        "Destroy contexts when the work is done.",
+        affirms("context-close-frees", when="the process goes on"),
+        affirms("context-outlives", when="the process ends anyway"),
+        kind="technique",
+        pages=["concepts/what-a-context-costs.md"],
+    ),
+    statement(
+        "Do not rely on implicit cleanup.",
+        affirms("exit-without-free", when="of the operating system at exit"),
+        denies("lost-pointer", when="of the driver in a live process"),
+        kind="technique",
+    ),
+    statement(
+        "Use Nsight Compute to find leaks.",
+        wrong("it profiles kernels; compute-sanitizer --leak-check full and Nsight Systems see allocations"),
+        kind="advice",
+        pages=["further-reading.md"],
+    ),
+    statement(
+        "As a last resort, reset the driver to purge what lingers.",
+        affirms("reset-needed"),
+        kind="technique",
+        pages=["guides/reset.md", "guides/free.md"],
+    ),
+    statement(
+        "Such a reset interrupts all CUDA programs.",
+        right("vram reset refuses while any process uses the GPU"),
+        pages=["guides/reset.md"],
+    ),
+    statement(
+        "Read how libraries are initialised and shut down.",
+        right("each framework has its own calls"),
+        kind="advice",
+        pages=["guides/flush.md"],
+    ),
+    statement(
+        "An old or damaged driver causes memory problems; update it first.",
+        wrong(
+            "no memory stayed behind that an update could release; find the holder first",
+            when="left-over memory",
+        ),
+        right("an ended branch gets no fixes", when="driver faults"),
+        kind="advice",
+        pages=["reference/doctor.md"],
+    ),
+    statement(
+        "Read the documentation of the CUDA toolkit and of Nsight Compute.",
+        right("it says what each call promises", when="the toolkit's"),
+        wrong("it is about kernels, not allocations", when="Nsight Compute's"),
+        kind="advice",
+        pages=["further-reading.md"],
+    ),
+    statement(
+        "A small leak adds up silently; the cause is not what is running but what was forgotten.",
+        denies("lost-pointer", when="inside a process that goes on"),
+        affirms("exception-across-runs", when="from run to run"),
+        affirms("reset-needed", when="without any living holder"),
+        pages=["guides/watch.md", "guides/scopes.md"],
+    ),
+)

@@ -1,0 +1,334 @@
+"""The table of statements: whole, answered, decided by evidence, and the same on the virtual GPU."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import pytest
+
+from tests.docs.conftest import ROOT
+from tests.examples.expected import EXPECTED
+from tests.lab.conftest import Lab, results_of
+from tests.lab.conftest import lab as lab  # a fixture
+from tests.lab.test_verdicts import UNKNOWN, VERDICTS
+from vram.lab.catalogue import CLAIMS
+from vram.model.lab import LabReport, Result, StageReading
+from vram.virtualgpu import VirtualGpu
+
+sys.path.insert(0, str(ROOT / "docs"))
+
+from generators import statements as page
+from generators.lab import QUESTIONS
+from statements import ARTICLES
+from statements.judge import (
+    ByClaim,
+    ByCompiler,
+    ByJudgement,
+    ByProgram,
+    ByReading,
+    ByRun,
+    Evidence,
+    ProgramRun,
+    Statement,
+    Step,
+    affirms,
+    compiles,
+    denies,
+    gains,
+    goes,
+    judge,
+    merged,
+    read,
+    right,
+    runs,
+    statement,
+    stays,
+    takes,
+    wrong,
+)
+
+EVERY = [
+    pytest.param(question, each, id=f"{question}/{number}")
+    for question, statements in ARTICLES.items()
+    for number, each in enumerate(statements, 1)
+]
+ON_HARDWARE = read(page.EVIDENCE)
+
+
+# ---- the tables ----
+
+
+def test_every_question_has_its_statements() -> None:
+    assert list(ARTICLES) == list(QUESTIONS)
+    assert sum(map(len, ARTICLES.values())) == 121
+
+
+def test_no_statement_is_there_twice() -> None:
+    texts = [each.text for statements in ARTICLES.values() for each in statements]
+    assert len(texts) == len(set(texts))
+
+
+@pytest.mark.parametrize(("question", "each"), EVERY)
+def test_a_statement_is_a_sentence_with_cases_and_a_page_that_answers_it(
+    question: str, each: Statement
+) -> None:
+    assert re.fullmatch(r"([A-Z]|cuda[A-Z])[^|]{10,160}\.", each.text)
+    assert each.cases
+    assert page._links(each), "a reader can go on from here"
+    for name in each.pages:
+        assert (ROOT / "docs" / name).exists(), name
+    for case in each.cases:
+        if isinstance(case, ByClaim | ByReading):
+            assert case.claim in CLAIMS
+
+
+@pytest.mark.parametrize(("question", "each"), EVERY)
+def test_what_depends_says_on_what(question: str, each: Statement) -> None:
+    if judge(each, ON_HARDWARE).verdict == "depends":
+        assert all(case.when for case in each.cases)
+
+
+def test_most_verdicts_are_measured_and_those_of_programs_always() -> None:
+    every = [each for statements in ARTICLES.values() for each in statements]
+    judged = [each for each in every if all(isinstance(case, ByJudgement) for case in each.cases)]
+    assert len(judged) <= 25
+    assert [each.text for each in judged if each.kind == "program"] == []
+
+
+def test_all_fifteen_programs_are_judged_as_they_are_written() -> None:
+    named = {
+        case.program
+        for statements in ARTICLES.values()
+        for each in statements
+        for case in each.cases
+        if isinstance(case, ByProgram | ByRun | ByCompiler)
+    }
+    assert {name.rpartition("/")[2].partition("_")[0] for name in named} == {"1", "2", "3"}
+    assert len(named) == 15
+    assert {name.partition("/")[0] for name in named} == set(ARTICLES)
+    assert all(name.endswith("_as_written") for name in named)
+
+
+def test_every_question_page_leads_to_the_table() -> None:
+    for name in ("index", *ARTICLES):
+        assert "reference/statements.md" in (ROOT / "docs" / "questions" / f"{name}.md").read_text()
+
+
+# ---- the virtual GPU against the evidence ----
+
+
+def on_the_virtual_gpu() -> Evidence:
+    """What tests/lab and tests/examples prove of the virtual GPU: verdicts, and steps of programs."""
+    results = {
+        name: Result(experiment=name, topic="", claim="", source="", verdict=verdict, because="")  # type: ignore[arg-type]
+        for name, verdict in VERDICTS.items()
+    }
+    programs = {
+        name: ProgramRun(
+            program=name,
+            question=name.partition("/")[0],
+            number=1,
+            version="",
+            steps=tuple(Step(step, mib << 20) for step, mib in expected.pairs()),
+            exit_code=0,
+            output=expected.output,
+            compile_error=expected.undeclared,
+        )
+        for name, expected in EXPECTED.items()
+    }
+    return Evidence("virtual", "virtual", "2026-01-01", results, programs)
+
+
+@pytest.mark.parametrize(("question", "each"), EVERY)
+def test_the_virtual_gpu_agrees_with_the_hardware(question: str, each: Statement) -> None:
+    """Case by case, wherever both have an answer.
+
+    They may differ where one has none: the virtual GPU runs no kernels and lacks frameworks, and a claim may
+    be newer than the last run on hardware.
+    """
+    model = on_the_virtual_gpu()
+    for case in each.cases:
+        if not isinstance(
+            case, ByReading
+        ):  # its readings are those of an experiment whose verdict is compared
+            here, there = case.answer(model).holds, case.answer(ON_HARDWARE).holds
+            assert here == there or None in (here, there), case
+
+
+def test_every_case_about_a_program_is_decided_by_its_steps() -> None:
+    """A step that is misspelt here, or renamed there, would leave a statement open for ever."""
+    model = on_the_virtual_gpu()
+    cases = [
+        case
+        for statements in ARTICLES.values()
+        for each in statements
+        for case in each.cases
+        if isinstance(case, ByProgram | ByRun | ByCompiler)
+    ]
+    assert [case for case in cases if case.answer(model).holds is None] == []
+    assert {case.program for case in cases} == {name for name in EXPECTED if name.endswith("_as_written")}
+
+
+def test_what_the_virtual_gpu_cannot_answer_is_known() -> None:
+    """Claims of the table that stay open on the virtual GPU: kernels, graphs, and frameworks."""
+    used = {
+        case.claim
+        for statements in ARTICLES.values()
+        for each in statements
+        for case in each.cases
+        if isinstance(case, ByClaim)
+    }
+    open_ones = {name for name in used if VERDICTS[name] == UNKNOWN}
+    assert {CLAIMS[name].topic for name in open_ones} <= {
+        "Frameworks",
+        "Figures and kernels",
+        "Pools and graphs",
+    }
+
+
+def test_what_was_run_on_hardware_is_decided() -> None:
+    """A claim of the table that the last run on hardware knew has a verdict there."""
+    used = {
+        case.claim
+        for statements in ARTICLES.values()
+        for each in statements
+        for case in each.cases
+        if isinstance(case, ByClaim)
+    }
+    ran = used & set(ON_HARDWARE.claims)
+    assert len(ran) > 30
+    assert [name for name in ran if ON_HARDWARE.claims[name].verdict == UNKNOWN] == []
+
+
+def test_the_table_of_another_machine(lab: Lab, virtual_gpu: VirtualGpu) -> None:
+    """The same table for a run of the lab on this machine's virtual GPU."""
+    names = ("free-keeps", "freed-for-others", "lost-pointer", "pitched-keeps", "managed-on-allocation")
+    ended = lab("run", "--json", *names)
+    results = results_of(ended)
+    report = LabReport(
+        taken_at="2026-02-03T00:00:00Z",
+        program="vram test",
+        gpu="Virtual | GPU",
+        index=0,
+        driver=None,
+        cuda=None,
+        kernel="6",
+        python="3",
+        virtual=True,
+        results=tuple(results.values()),
+    )
+    text = "\n".join(page.table(merged([report])))
+    assert "on Virtual \\| GPU, driver unknown, 2026-02-03" in text
+    row = next(line for line in text.splitlines() if "Freed memory is reserved" in line)
+    assert "| false | 0 B of 256.0 MiB not free for the other process after the free |" in row
+    row = next(line for line in text.splitlines() if "cudaMallocPitch all take" in line)
+    assert "| depends | **true** (cudaMalloc): 256.0 MiB of 256.0 MiB came into use;" in row
+    assert "**false** (cudaMallocManaged): 0 B of 256.0 MiB used when it was allocated" in row
+    row = next(line for line in text.splitlines() if "No single function" in line)
+    assert "| not measured yet | free-null-flushes was not run yet;" in row
+
+
+# ---- how a verdict follows ----
+
+CLAIM = Result(
+    experiment="free-keeps",
+    topic="Freeing",
+    claim="",
+    source="",
+    verdict="false here",
+    because="0 B of 1 MiB",
+    readings=(StageReading("context", 10 << 20, 0), StageReading("allocated", 266 << 20, 0)),
+)
+OPEN = Result(
+    experiment="torch-del", topic="", claim="", source="", verdict="cannot tell", because="not installed"
+)
+RUN = ProgramRun(
+    program="flush/1",
+    question="flush",
+    number=1,
+    version="as written",
+    steps=(Step("started", 0), Step("allocated", 531 << 20), Step("freed", 527 << 20), Step("ended", 0)),
+    exit_code=0,
+)
+BROKEN = ProgramRun(
+    program="threads/2",
+    question="threads",
+    number=2,
+    version="as written",
+    exit_code=0,
+    output=("Thread 1", "LogicError: invalid device context"),
+    compile_error="error: no cudaFree",
+)
+EVIDENCE = Evidence(
+    "GPU", "1", "2026-01-01", {"free-keeps": CLAIM, "torch-del": OPEN}, {"flush/1": RUN, "threads/2": BROKEN}
+)
+
+
+@pytest.mark.parametrize(
+    ("cases", "verdict"),
+    [
+        ([affirms("free-keeps")], "false"),
+        ([denies("free-keeps")], "true"),
+        ([affirms("free-keeps"), denies("free-keeps")], "depends"),
+        ([affirms("torch-del")], "not measured yet"),
+        ([denies("torch-del")], "not measured yet"),
+        ([affirms("kill-nine")], "not measured yet"),
+        ([denies("free-keeps"), affirms("torch-del")], "not measured yet"),
+        ([denies("free-keeps"), affirms("free-keeps"), affirms("torch-del")], "depends"),
+        ([right("it is so")], "true"),
+        ([wrong("it is not"), affirms("free-keeps")], "false"),
+        ([right("it is so"), affirms("free-keeps")], "depends"),
+        ([takes("free-keeps", "context", "allocated", 256 << 20)], "true"),
+        ([takes("free-keeps", "allocated", "context", 256 << 20)], "false"),
+        ([takes("free-keeps", "context", "freed", 256 << 20)], "not measured yet"),
+        ([goes("flush/1", "allocated", "freed", 4 << 20)], "true"),
+        ([stays("flush/1", "allocated", "freed", 4 << 20)], "false"),
+        ([stays("flush/1", "allocated", "freed")], "true"),
+        ([goes("flush/1", "allocated", "ended")], "true"),
+        ([gains("flush/1", "started", "freed", 527 << 20)], "true"),
+        ([gains("flush/1", "freed", "allocated", 8 << 20)], "not measured yet"),
+        ([goes("flush/1", "allocated", "reset")], "not measured yet"),
+        ([goes("flush/2", "allocated", "ended")], "not measured yet"),
+        ([runs("flush/1")], "true"),
+        ([runs("threads/2")], "false"),
+        ([runs("flush/2")], "not measured yet"),
+        ([compiles("flush/1")], "true"),
+        ([compiles("threads/2")], "false"),
+        ([compiles("flush/2")], "not measured yet"),
+    ],
+)
+def test_a_verdict_follows_from_its_cases(cases: list, verdict: str) -> None:
+    assert judge(statement("It is so.", *cases), EVIDENCE).verdict == verdict
+
+
+def test_figures_are_those_of_the_evidence() -> None:
+    (answer,) = (answer for _, answer in judge(statement("So.", affirms("free-keeps")), EVIDENCE).answers)
+    assert answer.figure == "0 B of 1 MiB"
+    (answer,) = (answer for _, answer in judge(statement("So.", runs("threads/2")), EVIDENCE).answers)
+    assert answer.figure == "it says: LogicError: invalid device context"
+    case = goes("flush/1", "allocated", "freed", 4 << 20)
+    assert case.answer(EVIDENCE).figure == "0 B of 4.0 MiB in use at the step “freed”"
+
+
+def test_a_later_run_that_cannot_tell_does_not_hide_an_earlier_verdict() -> None:
+    def report(day: str, result: Result) -> LabReport:
+        return LabReport(
+            taken_at=f"2026-01-{day}T00:00:00Z",
+            program="",
+            gpu="GPU",
+            index=0,
+            driver="1",
+            cuda=None,
+            kernel="",
+            python="",
+            virtual=False,
+            results=(result,),
+        )
+
+    decided = Result(
+        experiment="torch-del", topic="", claim="", source="", verdict="false here", because="256 MiB"
+    )
+    assert merged([report("01", decided), report("02", OPEN)]).claims["torch-del"] == decided
+    assert merged([report("01", OPEN), report("02", decided)]).claims["torch-del"] == decided
+    assert merged([report("01", decided), report("02", OPEN)]).date == "2026-01-02"
