@@ -25,6 +25,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.util import find_spec
@@ -187,7 +188,8 @@ def _follow(gpu: Gpu, argv: Sequence[str], libraries: str, result: Result) -> No
         try:
             for step in _lines(steps, result.program):
                 result.steps.append(_read(gpu, step, before, process.pid))
-                os.write(answers, b".")
+                with suppress(BrokenPipeError):  # it was killed meanwhile
+                    os.write(answers, b".")
             result.exit_code = process.wait(ANSWER_S)
         finally:
             os.close(answers)
@@ -284,8 +286,11 @@ def main() -> int:
             results.append(result)
             if not args.json:
                 print(shown(result), flush=True)
-    except (CannotRun, pynvml.NVMLError) as error:
+    except CannotRun as error:
         print(f"steps.py: {error}", file=sys.stderr)
+        return 1
+    except pynvml.NVMLError as error:
+        print(f"steps.py: {error}; without a GPU, put `vram virtual --` before the command", file=sys.stderr)
         return 1
     if args.json:
         print(record(gpu, results))
