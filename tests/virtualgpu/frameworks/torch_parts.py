@@ -82,11 +82,10 @@ def out_of_memory() -> None:
     _, total = torch.cuda.mem_get_info()
     try:
         torch.empty(2 * total, dtype=torch.uint8, device="cuda")
-    except torch.cuda.OutOfMemoryError as error:
-        assert "Tried to allocate" in str(error)
+    except torch.cuda.OutOfMemoryError:
+        assert torch.empty(MIB, device="cuda").is_cuda
     else:
         raise AssertionError("twice the GPU's memory was allocated")
-    assert torch.empty(MIB, device="cuda").is_cuda
 
 
 @part
@@ -167,7 +166,11 @@ def pluggable_allocator() -> None:
         #include <stddef.h>
         int cudaMalloc(void **, size_t);
         int cudaFree(void *);
-        void *take(ptrdiff_t nbytes, int device, void *stream) { void *p = 0; cudaMalloc(&p, nbytes); return p; }
+        void *take(ptrdiff_t nbytes, int device, void *stream) {
+            void *p = 0;
+            cudaMalloc(&p, nbytes);
+            return p;
+        }
         void give(void *p, ptrdiff_t nbytes, int device, void *stream) { cudaFree(p); }
     """
     folder = Path(tempfile.mkdtemp())
@@ -249,7 +252,8 @@ def loading() -> None:
 @part
 def kernels() -> None:
     """Arithmetic: launches are counted and not run, and results are whatever the memory held"""
-    assert torch.ones(8, device="cuda").add(1).cpu().tolist() == [2.0] * 8
+    two = torch.ones(8).to("cuda").add(1)
+    assert two.cpu().tolist() == [2.0] * 8, "nothing was computed"
 
 
 @part
