@@ -126,7 +126,7 @@ RUNTIMES = ("libcudart.so.13", "libcudart.so.12")
 def with_runtimes(preload: str, built: Path = BUILT) -> str:
     """The LD_PRELOAD *preload* with the virtual GPU's runtime libraries after what is in it.
 
-    PyTorch's libraries have an RPATH that leads to NVIDIA's runtime, and it is searched before LD_LIBRARY_PATH.
+    PyTorch's libraries have an RPATH that leads to NVIDIA's runtime, searched before LD_LIBRARY_PATH.
     A library that is loaded already under the same name is used instead of either. The paths are not those in
     a virtual GPU's folder: programs may outlive it, and the loader complains of a file that is gone. Loading
     both takes 0.1 ms; they do nothing until a program calls them.
