@@ -17,6 +17,8 @@ from vram.virtualgpu import VirtualGpu
 pytestmark = pytest.mark.native
 
 NOT_SUPPORTED = 801
+# What a program is left with that sets its own: nothing, or the sanitizer's library.
+WITHOUT_OURS = os.environ.get("LD_PRELOAD", "")
 
 # Every call of the runtime, in every thread, returns the same error.
 PROGRAM = r"""
@@ -173,7 +175,7 @@ def test_a_library_found_by_rpath(with_own_runtime: VirtualGpu, tmp_path: Path) 
     library = dynamic_runtime()
     words = [library, f"-Wl,--disable-new-dtags,-rpath,{library.parent}"]
     program = compile_program(tmp_path, *words)
-    done = run(with_own_runtime, program, LD_PRELOAD="")
+    done = run(with_own_runtime, program, LD_PRELOAD=WITHOUT_OURS)
     assert done.stdout == CODES
     ours = with_own_runtime.folder / "lib" / library.name
     reason = f"It was found first because of the RPATH in the program.\n      Start it with LD_PRELOAD={ours}"
@@ -184,7 +186,7 @@ def test_a_library_found_by_the_search_path(with_own_runtime: VirtualGpu, tmp_pa
     library = dynamic_runtime()
     program = compile_program(tmp_path, library)
     ours = with_own_runtime.folder / "lib"
-    done = run(with_own_runtime, program, LD_LIBRARY_PATH=f"{library.parent}:{ours}", LD_PRELOAD="")
+    done = run(with_own_runtime, program, LD_LIBRARY_PATH=f"{library.parent}:{ours}", LD_PRELOAD=WITHOUT_OURS)
     assert done.stdout == CODES
     reason = f"It was found first because its folder comes first in LD_LIBRARY_PATH. Put {ours} first."
     assert done.stderr == DYNAMIC.format(file=library, reason=reason)
@@ -203,7 +205,7 @@ def test_a_release_that_the_virtual_gpu_has_not(virtual_gpu: VirtualGpu) -> None
     library = dynamic_runtime()
     (virtual_gpu.folder / "lib" / library.name).unlink(missing_ok=True)
     program = f"import ctypes; print(ctypes.CDLL({str(library)!r}).cudaFree(None))"
-    done = run(virtual_gpu, sys.executable, "-c", program, LD_PRELOAD="")
+    done = run(virtual_gpu, sys.executable, "-c", program, LD_PRELOAD=WITHOUT_OURS)
     reason = f"The virtual GPU has no runtime of its own under the name {library.name}. Use a real GPU."
     assert done.stderr == DYNAMIC.format(file=library, reason=reason)
 
