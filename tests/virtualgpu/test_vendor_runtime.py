@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -39,6 +40,15 @@ int main(void) {
     for (int i = 0; i < 4; i++) pthread_join(threads[i], NULL);
     printf("%d %d %d %d %d\n", cudaGetDeviceCount(&count), codes[0], codes[1], codes[2], codes[3]);
     return 0;
+}
+"""
+KERNEL = r"""
+#include <cstdio>
+__global__ void nothing() {}
+int main() {
+    nothing<<<1, 1>>>();
+    int launched = cudaGetLastError();
+    printf("%d %d\n", launched, (int)cudaDeviceSynchronize());
 }
 """
 CODES = " ".join([str(NOT_SUPPORTED)] * 5) + "\n"
@@ -104,6 +114,16 @@ def test_a_static_runtime_is_named_once(virtual_gpu: VirtualGpu, tmp_path: Path,
     program = compile_program(tmp_path, library)
     done = run(virtual_gpu, program)
     assert (done.returncode, done.stdout) == (0, CODES)
+    assert done.stderr == STATIC.format(file=program)
+
+
+@pytest.mark.skipif(not shutil.which("nvcc"), reason="nvcc is not installed")
+def test_what_nvcc_builds_without_options_is_told(virtual_gpu: VirtualGpu, tmp_path: Path) -> None:
+    source, program = tmp_path / "kernel.cu", tmp_path / "kernel"
+    source.write_text(KERNEL)
+    subprocess.run(["nvcc", "-o", program, source], check=True)
+    done = run(virtual_gpu, program)
+    assert done.stdout == f"{NOT_SUPPORTED} {NOT_SUPPORTED}\n"
     assert done.stderr == STATIC.format(file=program)
 
 
