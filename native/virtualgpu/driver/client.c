@@ -40,8 +40,11 @@ static void close_clients(void) {
 }
 
 result clients_open(void) {
+    struct store_usage unused[STORE_MAX_GPUS];
     int error = store_enter();
     if (error) return OPERATING_SYSTEM;
+    /* What earlier processes left behind goes before this one counts as using the GPU. */
+    error = store_walk(unused, NULL, NULL);
     for (int device = 0; device < device_count() && !error; device++)
         error = open_client(&clients[device], (uint32_t)device_gpu(device), device_mig(device));
     if (error) close_clients();
