@@ -48,6 +48,7 @@ demo: $(VENV)/ready-run native ## the five questions, shown by real processes on
 
 test: $(VENV)/ready-test native ## the whole suite; no GPU needed
 	@tools/get-test-tools
+	@$(RUN)/python tools/pycuda_wheel.py --install
 	@$(RUN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(ARGS)
 
 # VRAM_PID_REUSES and VRAM_KILLS make its longest rows as long as the promise is: 10000 and 1000.

@@ -1,11 +1,13 @@
-"""A log without a single message, beside `grep -c`: how long it takes to learn that there is nothing.
+"""Logs without a single message and logs of nothing but messages, beside `grep -c`.
 
 `grep` looks for one pattern; vram for every wording of every framework, and counts lines. In a second log
-every line sounds like a message and is none.
+every line sounds like a message and is none. In a third every line is one, of twenty different ones behind
+timestamps, as a server writes them that fails for days; in a fourth no two are alike.
 """
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from pathlib import Path
 
@@ -21,6 +23,18 @@ PATTERN = "out of memory"
 WHOLE_S = MEGABYTES * 1.048576 / 200
 SOUNDING_S = SOUNDING_LINES * 0.0002
 PEAK_BYTES = 40 * 1024**2
+FAILING_MEGABYTES = 16
+FAILING = (
+    b"2026-11-15 05:%02d:%02d ERROR torch.OutOfMemoryError: CUDA out of memory. Tried to allocate %d.00 MiB."
+    b" GPU 0 has a total capacity of 79.15 GiB of which 228.38 MiB is free. Including non-PyTorch memory,"
+    b" this process has 78.93 GiB memory in use. Of the allocated memory 76.28 GiB is allocated by PyTorch,"
+    b" and 2.14 GiB is reserved by PyTorch but unallocated. If reserved but unallocated memory is large try"
+    b" setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation"
+    b" for Memory Management  (https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)\n"
+)
+DIFFERENT = 20
+# 20 MB/s; what starting Python costs is in it.
+FAILING_S = FAILING_MEGABYTES * 1.048576 / 20
 
 
 def run(turns: int) -> list[Row]:
@@ -36,14 +50,29 @@ def run(turns: int) -> list[Row]:
         sounding.write_bytes(b"".join(SOUNDING % number for number in range(SOUNDING_LINES)))
         nothing = {"vram": [program("vram") or "vram", "oom", str(sounding)]}
         alike = interleaved(nothing, turns=min(turns, 5), accepted=(9,))["vram"]
+        failing = {
+            "repeated": _failing(Path(folder) / "repeated.log", DIFFERENT),
+            "different": _failing(Path(folder) / "different.log", 10**9),
+        }
+        reading = {name: [program("vram") or "vram", "oom", str(path)] for name, path in failing.items()}
+        lines = [sys.executable, "-c", COUNT_LINES, str(failing["repeated"])]
+        failures = interleaved({**reading, "lines": lines}, turns=min(turns, 5))
     ours, theirs = samples["vram"], samples.get("grep -c")
     what = f"vram oom, {MEGABYTES} MiB of log"
-    lines = f"vram oom, {SOUNDING_LINES:,} lines that only sound like it"
+    sounds = f"vram oom, {SOUNDING_LINES:,} lines that only sound like it"
+    messages = f"vram oom, {FAILING_MEGABYTES} MiB of nothing but messages"
     return [
         Row(what, ours.median_s, "s", target=WHOLE_S),
         Row(what, ours.median_s, "s", "grep -c", theirs.median_s if theirs else None),
         Row(f"{what}, peak memory", ours.peak_rss_bytes, "bytes", target=PEAK_BYTES),
-        Row(lines, alike.median_s, "s", target=SOUNDING_S),
+        Row(sounds, alike.median_s, "s", target=SOUNDING_S),
+        Row(f"{messages}, repeated", failures["repeated"].median_s, "s", target=FAILING_S),
+        Row(
+            *(f"{messages}, repeated", failures["repeated"].median_s, "s"),
+            *("Python's own lines, split into words", failures["lines"].median_s),
+        ),
+        Row(f"{messages}, peak memory", failures["repeated"].peak_rss_bytes, "bytes", target=PEAK_BYTES),
+        Row(f"{messages}, all different", failures["different"].median_s, "s"),
     ]
 
 
@@ -53,3 +82,23 @@ def _write(path: Path) -> None:
     with path.open("wb") as log:
         for _ in range(MEGABYTES):
             log.write(portion)
+
+
+# The least that a program in Python can do with a log: split it into lines, and those into words.
+COUNT_LINES = """
+import sys
+words = 0
+for line in open(sys.argv[1], "rb"):
+    words += len(line.decode().split())
+print(words)
+"""
+
+
+def _failing(path: Path, different: int) -> Path:
+    """Write a log of nothing but messages, of so many *different* ones."""
+    most, size, number = FAILING_MEGABYTES << 20, 0, 0
+    with path.open("wb") as log:
+        while size < most:
+            size += log.write(FAILING % (number // 60 % 60, number % 60, 300 + number % different))
+            number += 1
+    return path

@@ -7,6 +7,7 @@
     the log, as it was written, up to the next section
 
 What is expected stands above the message as TOML: its dialect and kind, and whatever else it must be read as.
+``source`` is where its wording was found; names, paths and most lines were left out.
 A message ends with a newline unless ``newline_at_end`` is false. To add one, append a section.
 """
 

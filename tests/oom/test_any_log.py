@@ -94,6 +94,38 @@ def test_portions_of_any_size_give_the_same(parts: list[bytes], sizes: list[int]
     assert list(find_messages(Portions(log, sizes))) == whole
 
 
+damaged = st.tuples(messages, st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 255)), max_size=4)).map(
+    lambda drawn: bytes(_with(drawn[0], drawn[1]))
+)
+
+
+def _with(message: bytes, changes: list[tuple[int, int]]) -> bytearray:
+    changed = bytearray(message)
+    for at, value in changes:
+        changed[at % len(changed)] = value
+    return changed
+
+
+@slow
+@given(st.lists(st.one_of(damaged, noise), min_size=1, max_size=6), st.integers(1, 3))
+def test_what_is_remembered_changes_nothing(parts: list[bytes], times: int) -> None:
+    """Repeated messages among other lines, with damaged bytes, are read as if each were the first."""
+    log = b"\n".join(parts * times)
+    assert list(find_messages(io.BytesIO(log))) == list(find_messages(io.BytesIO(log), remembered=0))
+
+
+@pytest.mark.parametrize(
+    "name", ["pytorch-2.5-one-other", "broken-pytorch-assert", "slurm-new", "numba-alloc"]
+)
+def test_a_log_with_memory_in_every_line_is_read_to_its_end(name: str) -> None:
+    vain = b"step %d memory allocated 12.3 GiB on CUDA device\n"
+    log = b"".join(vain % step for step in range(3 * reader.MOST_IN_VAIN)) + MESSAGES[name].log
+    found = cases(find_messages(io.BytesIO(log * 2))).cases
+    assert [(case.reading, 2 * case.count) for case in MESSAGES[name].cases()] == [
+        (case.reading, case.count) for case in found
+    ]
+
+
 @pytest.mark.parametrize("offset", [*range(-1500, 200, 170)])
 def test_a_message_across_two_portions_is_one(offset: int) -> None:
     message = MESSAGES["pytorch-2.5-one-other"].log

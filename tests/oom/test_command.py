@@ -263,6 +263,22 @@ def test_a_log_cannot_steer_the_terminal(vram: Run, tmp_path: Path) -> None:
         ("jax-cudnn", "export XLA_PYTHON_CLIENT_PREALLOCATE=false"),
         ("pytorch-1.13-others-large", "vram free --gpu 3"),
         ("tf2-pool-too-large", "89% of the batch"),
+        ("sglang-static", "--mem-fraction-static 0.92"),
+        ("sglang-graphs", "--cuda-graph-max-bs"),
+        ("tgi-prefill", "--max-batch-prefill-tokens 2048"),
+        ("tgi-total", "--max-batch-total-tokens 8000"),
+        ("vllm-profile-run", "--gpu-memory-utilization"),
+        ("paddle-2", "FLAGS_allocator_strategy=auto_growth"),
+        ("paddle-limit", "FLAGS_gpu_memory_limit_mb"),
+        ("comfyui-no-figures", "--lowvram"),
+        ("sd-webui-load", "--medvram"),
+        ("ollama-runner", "OLLAMA_NUM_PARALLEL=1"),
+        ("ollama-layout", "Leave num_gpu out"),
+        ("llama-cuda-pool", "-ngl"),
+        ("numpy-by-shape", "float32"),
+        ("broken-pytorch-assert", "export CUDA_LAUNCH_BLOCKING=1"),
+        ("broken-pytorch-assert", "TORCH_USE_CUDA_DSA is an option for building PyTorch"),
+        ("xid-off-the-bus", "nvidia-smi -q -d ECC"),
     ],
 )
 def test_remedies_are_worked_out_from_the_figures(vram: Run, name: str, advice: str, log_of: Log) -> None:
@@ -270,6 +286,44 @@ def test_remedies_are_worked_out_from_the_figures(vram: Run, name: str, advice: 
     (case,) = json.loads(answer.out)["cases"]
     ways = [f"{remedy['text']} {remedy['command']}" for remedy in case["judgement"]["remedies"]]
     assert any(advice in way for way in ways), ways
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("comfyui-no-figures", "line 7 · PyTorch in ComfyUI"),
+        ("ollama-runner", "line 5 · llama.cpp in Ollama · GPU 0"),
+        ("llama-model", "line 1 · llama.cpp · GPU 0"),
+        ("broken-numba", "line 1 · Numba"),
+        ("broken-thrust", "line 1 · CUDA"),
+        ("xid-page-fault", "line 2 · the driver"),
+        ("paddle-1", "line 3 · PaddlePaddle · GPU 0"),
+    ],
+)
+def test_the_heading_says_whose_message_it_is_and_in_which_program(
+    vram: Run, name: str, source: str, log_of: Log
+) -> None:
+    assert vram("oom", log_of(name)).out.splitlines()[0] == source
+
+
+def test_who_only_runs_a_program_is_not_told_to_change_its_code(vram: Run, log_of: Log) -> None:
+    programs = [name for name, message in MESSAGES.items() if "program" in message.expected]
+    assert len(programs) > 20
+    for name in programs:
+        (case,) = json.loads(vram("oom", "--json", log_of(name)).out)["cases"]
+        texts = " ".join(remedy["text"] for remedy in case["judgement"]["remedies"])
+        assert "retry_on_oom" not in texts, name
+        assert "on_oom()" not in texts, name
+
+
+def test_a_broken_context_is_told_apart_from_out_of_memory(vram: Run, log_of: Log) -> None:
+    cause = " ".join(vram("oom", log_of("broken-pytorch-assert")).out.split())
+    assert "This is not out of memory. A device-side assert (CUDA_ERROR_ASSERT, 710:" in cause
+    assert '"srcIndex < srcSelectDimSize" failed' in cause
+    assert (
+        "every later call of the process fails, even freeing. Its memory returns when the process ends."
+        in cause
+    )
 
 
 def test_a_command_to_paste_is_never_cut_off(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 
@@ -11,7 +12,7 @@ from jsonschema.validators import validator_for
 from tests.oom.corpus import MESSAGES, Message, hold_for_all
 from vram.model.oom import Amount
 from vram.oom.judge import KINDS
-from vram.oom.reader import NEEDLES, PREFILTER
+from vram.oom.reader import ANCHORS, NEEDLES, find_messages
 from vram.oom.recognise import DIALECTS
 from vram.report import json_reports, schema
 from vram.units import parse_size
@@ -27,7 +28,7 @@ def test_a_message_is_judged_as_what_it_is() -> None:
         assert case.count == wanted.get("count", 1)
         if "certainty" in wanted:
             assert case.judgement.certainty == wanted["certainty"]
-        for field in ("gpu", "where"):
+        for field in ("gpu", "where", "program"):
             if field in wanted:
                 assert getattr(case.reading, field) == wanted[field], field
         if "others" in wanted:
@@ -50,7 +51,7 @@ def test_its_figures_are_read_as_they_stand() -> None:
 
 def test_nothing_else_is_expected_of_a_message() -> None:
     """A misspelt name in the corpus would expect nothing."""
-    known = {"dialect", "kind", "count", "certainty", "gpu", "where", "others", *SIZES}
+    known = {"dialect", "kind", "count", "certainty", "gpu", "where", "others", "program", "source", *SIZES}
 
     def check(message: Message) -> None:
         assert message.expected.keys() <= known
@@ -95,12 +96,15 @@ def test_json_is_what_its_schema_says() -> None:
     hold_for_all(check)
 
 
-def test_every_message_is_found_by_the_prefilter() -> None:
-    """Each has a needle, and one of the words of which a portion must have one."""
+def test_every_message_is_found_by_its_words() -> None:
+    """Each has an anchor and a needle in the line that it begins in."""
 
     def check(message: Message) -> None:
-        assert any(word in message.log for word in PREFILTER)
-        assert any(needle in message.log for needle in NEEDLES)
+        lines = message.log.split(b"\n")
+        for found in find_messages(io.BytesIO(message.log)):
+            near = b"\n".join(lines[found.line - 1 :])
+            assert any(word in lines[found.line - 1] for word in ANCHORS)
+            assert any(needle in near for needle in NEEDLES)
 
     hold_for_all(check)
     assert all(dialect.needles for dialect in DIALECTS)

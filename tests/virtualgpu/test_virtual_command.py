@@ -85,6 +85,26 @@ def test_without_a_command_the_shell_is_started() -> None:
     assert done.stdout.startswith("in /")
 
 
+LAUNCH = """
+import ctypes
+from ctypes import c_char_p, c_int, c_size_t, c_uint, c_void_p
+runtime, kernel = ctypes.CDLL("libcudart.so.13"), ctypes.create_string_buffer(8)
+class Dim3(ctypes.Structure):
+    _fields_ = [("x", c_uint), ("y", c_uint), ("z", c_uint)]
+getattr(runtime, "__cudaRegisterFunction")(None, kernel, None, c_char_p(b"k"), c_int(-1), *[None] * 5)
+launch, one = runtime.cudaLaunchKernel, Dim3(1, 1, 1)
+launch.argtypes = [c_void_p, Dim3, Dim3, c_void_p, c_size_t, c_void_p]
+assert launch(ctypes.addressof(kernel), one, one, None, 0, None) == 0
+"""
+
+
+def test_launches_that_computed_nothing_are_told_at_the_end() -> None:
+    done = virtual("--", sys.executable, "-c", LAUNCH)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr == "vram virtual: 1 kernel launch was counted and not run: nothing was computed\n"
+    assert virtual("--", "true").stderr == ""
+
+
 def test_kept_folders_are_told() -> None:
     done = virtual("--keep", "--", *PRINT_FOLDER)
     folder = Path(done.stdout.strip())

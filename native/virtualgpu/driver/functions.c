@@ -141,11 +141,17 @@ API result cuStreamGetCaptureInfo(void *handle, int *status, uint64_t *id) {
 
 UNSUPPORTED(REFUSE)
 
-API result cuGetExportTable(const void **table, const struct uuid *id) {
-    /* Private tables of the runtime library; there are none. */
-    (void)id;
-    if (table) *table = NULL;
-    return NOT_FOUND;
+enum jit_option { JIT_INFO_LOG_SIZE = 4, JIT_ERROR_LOG_SIZE = 6 };
+
+/* Callers read both logs after a failure, so their sizes are answered: nothing was written. */
+API result cuModuleLoadDataEx(void **module, const void *image, unsigned count, const int *options, void **values) {
+    GATE();
+    (void)module;
+    (void)image;
+    for (unsigned i = 0; options && values && i < count; i++) {
+        if (options[i] == JIT_INFO_LOG_SIZE || options[i] == JIT_ERROR_LOG_SIZE) values[i] = NULL;
+    }
+    return NOT_SUPPORTED;
 }
 
 API result cuModuleGetLoadingMode(int *mode) {

@@ -187,6 +187,7 @@
     X(cuMemsetD8, 3020, cuMemsetD8_v2) \
     X(cuMemsetD8Async, 3020, cuMemsetD8Async) \
     X(cuModuleGetLoadingMode, 11070, cuModuleGetLoadingMode) \
+    X(cuModuleLoadDataEx, 2010, cuModuleLoadDataEx) \
     X(cuPointerGetAttribute, 4000, cuPointerGetAttribute) \
     X(cuPointerGetAttributes, 7000, cuPointerGetAttributes) \
     X(cuPointerSetAttribute, 6000, cuPointerSetAttribute) \
@@ -435,7 +436,6 @@
     X(cuModuleGetTexRef, 2000, cuModuleGetTexRef) \
     X(cuModuleLoad, 2000, cuModuleLoad) \
     X(cuModuleLoadData, 2000, cuModuleLoadData) \
-    X(cuModuleLoadDataEx, 2010, cuModuleLoadDataEx) \
     X(cuModuleLoadFatBinary, 2000, cuModuleLoadFatBinary) \
     X(cuModuleUnload, 2000, cuModuleUnload) \
     X(cuMulticastAddDevice, 12010, cuMulticastAddDevice) \

@@ -155,7 +155,7 @@ def is_sticky(error: BaseException) -> bool:
 
 def sticky_code(error: BaseException) -> int | None:
     """The sticky error that *error*, or one that it was raised from, reports; None for any other."""
-    from vram.oom.dialects.cuda import sticky_code_in
+    from vram.oom.dialects.sticky import sticky_code_in
     from vram.payloads.trim.sticky_errors import STICKY
 
     for each in error_and_causes(error):

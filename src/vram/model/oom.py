@@ -45,12 +45,14 @@ class OomReading(Struct, frozen=True, kw_only=True):
 
     ``live`` is what the program's own allocator has handed out, ``idle`` what it keeps beside
     that, ``pooled`` what it keeps for captured graphs, ``process`` all that the driver charges the
-    process for. ``limit`` is a bound below the GPU's total. ``signs`` are short words for what
-    else the message or the lines before it show ("cublas", "context", ...).
+    process for. ``limit`` is a bound below the GPU's total. ``program`` is the one whose log this is,
+    where it has options of its own ("comfyui"). ``signs`` are short words for what else the message or
+    the lines before it show ("cublas", "context", ...).
     """
 
     dialect: str
     wording: str
+    program: str | None = None
     where: Where = "device"
     gpu: int | None = None
     asked: Amount | None = None

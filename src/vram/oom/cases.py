@@ -106,7 +106,15 @@ def _is_echo(one: OomReading, two: OomReading) -> bool:
     if one.dialect == two.dialect == "nccl":  # its own warning, then what its caller raised
         return two.wording == "last error"
     if one.dialect == two.dialect == "host":  # the step's own message, then the launcher's
-        return one.wording == "slurm" and two.wording == "srun"
+        return (one.wording, two.wording) in (("slurm", "srun"), ("bad_alloc", "bad_alloc"))
+    if one.dialect == two.dialect == "tgi":  # the server's, the router's and the launcher's
+        return one.tokens_wanted == two.tokens_wanted
+    if two.dialect == "tgi" and one.dialect == "pytorch":
+        return True
+    if one.dialect == two.dialect == "xid":  # one fault is reported by each part of the GPU that meets it
+        return True
+    if one.dialect == two.dialect == "llama.cpp" and one.where == "host":  # logged, then returned
+        return one.asked == two.asked
     bare = one if one.dialect == "cuda" else two
     other = two if bare is one else one
     if bare.dialect != "cuda" or bare.asked or other.dialect == "cuda":
@@ -144,7 +152,7 @@ def _merged(one: OomReading, two: OomReading) -> OomReading:
     signs = tuple(dict.fromkeys((*main.signs, *side.signs)))
     if _is_smaller_try(one, two):
         filled["asked"] = one.asked
-    return replace(main, **filled, signs=signs)
+    return replace(main, **filled, tokens_wanted=main.tokens_wanted or side.tokens_wanted, signs=signs)
 
 
 def _better(main: object, side: object) -> object:

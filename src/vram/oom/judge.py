@@ -8,7 +8,7 @@ from vram.model.finding import Remedy
 from vram.model.oom import Judgement, OomReading
 from vram.oom import remedies, sums
 from vram.oom.kinds import Kind, capacity, holders, kind, not_gpu_memory, pools
-from vram.oom.remedies import change, join_live, record, run_why
+from vram.oom.remedies import change, join_live, options, record, run_why
 from vram.oom.sums import Sums, said, shortfall
 
 NEEDED = {
@@ -45,7 +45,12 @@ def unknown(reading: OomReading, worked: Sums) -> Judgement:
         cause=_unknown_cause(reading, missing),
         workings=shortfall(reading),
         missing=missing,
-        remedies=(join_live(), run_why(reading), record(), *_contradiction(reading)),
+        remedies=(
+            join_live(),
+            run_why(reading),
+            *(options(reading) or (record(),)),
+            *_contradiction(reading),
+        ),
     )
 
 

@@ -220,7 +220,7 @@ def _too_large(before: Judgement, reading: OomReading, joined: GpuMatch) -> Judg
         f"It requested {said(reading.asked)} with {said(reading.live or 0)} already in use; this GPU has"
         f" {said(joined.total)}."
     )
-    advice = (remedies.smaller(reading, joined.total), remedies.retry(), remedies.bigger())
+    advice = remedies.use_less(reading, joined.total)
     return replace(
         before,
         kind="too-large",

@@ -1,8 +1,8 @@
 """Find messages in a log of any size, read once from front to back in constant memory.
 
-Nearly all of a log is not about memory. So each portion is first searched for a few short byte strings
-(``PREFILTER``); where one is found, for the words that messages contain (``NEEDLES``); and only the
-text around those is decoded.
+Nearly all of a log is not about memory. So it is searched for a few byte strings (``ANCHORS``), and only the
+lines around those are decoded. A log may also be nothing but messages: each line is cleaned once, and what
+was just recognised is not recognised again.
 """
 
 from __future__ import annotations
@@ -11,19 +11,27 @@ from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
 from vram.model.oom import OomReading
-from vram.oom.recognise import DIALECTS, Passage, recognise
+from vram.oom.lines import Lines
+from vram.oom.passage import Passage
+from vram.oom.recognise import DIALECTS, REMEMBERED, Recogniser, may_begin_in
 
 NEEDLES = tuple(dict.fromkeys(needle for dialect in DIALECTS for needle in dialect.needles))
-# Every line with a message has one of these; a portion without any is skipped. Long words are found faster.
-PREFILTER = (
-    *(b"lloc", b"emory", b"ALLOC", b"UDA_ERROR", b"illed", b"buffer object", b"Dst tensor"),
-    *(b"-side assert trig", b"unspecified launch", b"CUDA_LAUNCH_BLOCKING"),
+# The first line of every message has one of these, too. The whole log is searched for each: few words are
+# found faster, and long ones.
+ANCHORS = (
+    *(b"lloc", b"emory", b"CUDA", b"_ALLOC", b"illed", b"cudaError", b"launch failure", b"side assert trig"),
+    *(b"aligned address", b"buffer object", b"Dst tensor is not", b"Last error:", b"NVRM: Xid"),
 )
-LONGEST_NEEDLE = max(map(len, NEEDLES))
+LONGEST_WORD = max(map(len, (*NEEDLES, *ANCHORS)))
+# After so many lines in a row with an anchor and without a message, needles are looked for instead: logs of
+# training often have "memory" in every line.
+MOST_IN_VAIN = 64
 PORTION = 256 << 10
 BEHIND = 8 << 10
 AHEAD = 8 << 10
 LONGEST_LINE = 4 << 10
+# How far the beginning of a message may reach beyond its first line: terminals wrap.
+WRAPPED = 400
 
 
 class FoundMessage(NamedTuple):
@@ -39,9 +47,9 @@ class Readable(Protocol):
     def read(self, most: int, /) -> bytes: ...
 
 
-def find_messages(stream: Readable) -> Iterator[FoundMessage]:
-    """Find every message in *stream*, in the order of the log."""
-    window = _Window()
+def find_messages(stream: Readable, *, remembered: int = REMEMBERED) -> Iterator[FoundMessage]:
+    """Find every message in *stream*, in the order of the log; so many texts are *remembered*."""
+    window = _Window(remembered)
     while portion := stream.read(PORTION):
         window.add(portion)
         yield from window.search(final=False)
@@ -51,67 +59,89 @@ def find_messages(stream: Readable) -> Iterator[FoundMessage]:
 class _Window:
     """The part of the log in memory: what was just read, and as much before it as a message may need."""
 
-    def __init__(self) -> None:
+    def __init__(self, remembered: int) -> None:
         self._bytes = b""
         self._done = 0  # every message that begins before this offset was found
-        self._searched = 0  # every needle that ends before this one was found
-        self._line = 1  # the number of the line at offset 0
+        self._searched = 0  # every anchor that ends before this offset was found
+        self._counted = 0  # lines were counted up to this offset
+        self._line = 1  # the number of the line at that offset
+        self._in_vain = 0  # the lines that were last examined and had no message
+        self._lines = Lines(b"")
+        self._recogniser = Recogniser(remembered)
 
     def add(self, portion: bytes) -> None:
-        keep = max(0, max(self._done, self._searched - LONGEST_NEEDLE) - BEHIND)
-        self._line += self._bytes.count(b"\n", 0, keep)
+        keep = max(0, max(self._done, self._searched - LONGEST_WORD) - BEHIND)
+        self._count_lines(keep)
         self._bytes = self._bytes[keep:] + portion
         self._done -= keep
         self._searched -= keep
+        self._counted -= keep
+        self._lines = Lines(self._bytes)
 
     def search(self, *, final: bool) -> Iterator[FoundMessage]:
         """Yield the messages that are in memory as a whole."""
         end = len(self._bytes) if final else len(self._bytes) - AHEAD
-        begin = max(0, self._done, self._searched - LONGEST_NEEDLE)
-        for hit in _hits(self._bytes, begin, end) if begin < end else ():
-            if hit >= self._done:
-                yield from self._examine(hit)
+        begin = max(0, self._done, self._searched - LONGEST_WORD)
+        hits = _Hits(self._bytes, begin, end)
+        while (
+            hit := hits.next_from(max(begin, self._done), exact=self._in_vain >= MOST_IN_VAIN)
+        ) is not None:
+            yield from self._examine(hit)
         self._searched = max(self._searched, end)
 
     def _examine(self, hit: int) -> Iterator[FoundMessage]:
-        begin = max(self._line_start(hit), hit - LONGEST_LINE, self._done)
-        before = self._bytes[max(0, begin - BEHIND) : begin]
-        found = Passage(before, self._bytes[begin : hit + AHEAD])
-        known = list(recognise(found))
-        for reading, _ in known:
-            yield FoundMessage(reading, self._line + self._bytes.count(b"\n", 0, begin))
-        # Decoding all that may follow is the costly part: most hits turn out to be nothing.
-        lines = found.text.count("\n", 0, known[-1][1]) + 1 if known else 1
-        self._done = max(self._done, self._after(begin, lines, hit))
+        """Yield the messages that begin in the line of *hit*, and go on after them."""
+        begin, limit = max(self._line_start(hit), self._done), hit + AHEAD
+        self._in_vain += 1
+        head = self._lines.head(begin, limit, WRAPPED)
+        if not may_begin_in(head):
+            following = self._lines.offset_after(begin, 1, limit)
+            # A line without end is left in steps: a message may begin further on in it.
+            self._done = max(hit + 1, following if following > hit else limit - LONGEST_LINE)
+            return
+        text = self._lines.text(begin, limit)
+        found = self._recogniser.recognise(Passage(head, text, lambda: self._lines.above(begin, BEHIND)))
+        if found.readings:
+            self._in_vain = 0
+            self._count_lines(begin)
+        for reading in found.readings:
+            yield FoundMessage(reading, self._line)
+        following = self._lines.offset_after(begin, found.lines, limit)
+        self._done = max(hit + 1, following if following > hit else min(limit, len(self._bytes)))
+
+    def _count_lines(self, offset: int) -> None:
+        if offset > self._counted:
+            self._line += self._bytes.count(b"\n", self._counted, offset)
+            self._counted = offset
 
     def _line_start(self, at: int) -> int:
-        return max(self._bytes.rfind(b"\n", 0, at), self._bytes.rfind(b"\r", 0, at)) + 1
-
-    def _after(self, begin: int, lines: int, hit: int) -> int:
-        """Return where the line after the next *lines* begins; a line without end is left in steps."""
-        at, furthest = begin, hit + AHEAD
-        for _ in range(lines):
-            ends = [
-                found
-                for found in (self._bytes.find(mark, at, furthest) for mark in (b"\n", b"\r"))
-                if found >= 0
-            ]
-            if not ends:
-                return min(furthest, len(self._bytes))
-            at = min(ends) + 1
-            if self._bytes[at - 1 : at + 1] == b"\r\n":
-                at += 1
-        return at
+        """Where the line of *at* begins, as far as a line is looked at."""
+        first = max(0, at - LONGEST_LINE)
+        return max(first, *(self._bytes.rfind(mark, first, at) + 1 for mark in (b"\n", b"\r")))
 
 
-def _hits(log: bytes, begin: int, end: int) -> list[int]:
-    """The offsets of all needles, in order."""
-    if not any(log.find(word, max(0, begin - LONGEST_LINE), end + LONGEST_LINE) >= 0 for word in PREFILTER):
-        return []
-    found = []
-    for needle in NEEDLES:
-        at = log.find(needle, begin, end)
-        while at >= 0:
-            found.append(at)
-            at = log.find(needle, at + len(needle), end)
-    return sorted(found)
+class _Hits:
+    """Where anchors are in a part of a log, or where the needles are."""
+
+    def __init__(self, log: bytes, begin: int, end: int) -> None:
+        self._log, self._end = log, end
+        self._anchors = self._find(ANCHORS, begin)
+        self._needles: dict[bytes, int] | None = None
+
+    def next_from(self, begin: int, *, exact: bool) -> int | None:
+        """The first anchor at *begin* or later, if *exact* the first needle; None where there is none."""
+        if not exact or not self._anchors:
+            return self._next(self._anchors, begin)
+        if self._needles is None:
+            self._needles = self._find(NEEDLES, begin)
+        return self._next(self._needles, begin)
+
+    def _find(self, words: tuple[bytes, ...], begin: int) -> dict[bytes, int]:
+        return {word: at for word in words if (at := self._log.find(word, begin, self._end)) >= 0}
+
+    def _next(self, places: dict[bytes, int], begin: int) -> int | None:
+        for word in [word for word, at in places.items() if at < begin]:
+            places[word] = self._log.find(word, begin, self._end)
+            if places[word] < 0:
+                del places[word]
+        return min(places.values(), default=None)

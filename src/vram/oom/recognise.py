@@ -1,15 +1,28 @@
-"""A part of a log: cleaned of what loggers add to its lines, then read by the first dialect that knows it."""
+"""What a part of a log says, by the first dialect that knows it."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from functools import cached_property, lru_cache
+from functools import lru_cache
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from vram.model.oom import OomReading
-from vram.oom.dialects import Dialect, array_libraries, cuda, host, pytorch, serving, tensorflow_jax
+from vram.oom.dialects import (
+    Dialect,
+    array_libraries,
+    cuda,
+    host,
+    llama_cpp,
+    paddle,
+    pytorch,
+    serving,
+    sticky,
+    tensorflow_jax,
+)
+from vram.oom.passage import Passage
+from vram.oom.programs import program_of
 
 # The particular before the general: CUDA's own words are part of many other messages.
 DIALECTS: tuple[Dialect, ...] = (
@@ -18,7 +31,10 @@ DIALECTS: tuple[Dialect, ...] = (
     pytorch.allocator,
     pytorch.triton,
     serving.vllm,
-    serving.llama_cpp,
+    serving.sglang,
+    serving.tgi,
+    paddle.paddle,
+    llama_cpp.llama_cpp,
     array_libraries.cupy,
     tensorflow_jax.xla,
     tensorflow_jax.tensorflow,
@@ -32,94 +48,48 @@ DIALECTS: tuple[Dialect, ...] = (
     cuda.bar1,
     host.host,
     cuda.cuda,
-    cuda.sticky_error,
+    sticky.sticky_error,
+    sticky.xid,
 )
-_DECODED_NEEDLES = tuple((dialect, tuple(map(bytes.decode, dialect.needles))) for dialect in DIALECTS)
+_NEEDLES = tuple((dialect, tuple(map(bytes.decode, dialect.needles))) for dialect in DIALECTS)
 _LONGEST_EXCERPT = 900
 _LONGEST_LEAD = 160
-
-_ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\-_]")
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]+")
-# What loggers and launchers put before each line; a line can have several of them.
-_PREFIX = re.compile(
-    r"""(?x)
-    (?: \[?\d{4}-\d\d-\d\d[T\ ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?[:\ ]\s*
-      | [A-Z][a-z]{2}\s+\d{1,2}\s\d\d:\d\d:\d\d\s
-      | \[\s*\d+\.\d{3,}\]\s*
-      | (?:\[(?:rank|default|Rank)\s?\d+\]|rank\s?\d+|\d+):\s?
-      | \((?:[\w.:/-]+\s+)?pid=\d+(?:,\s?ip=[\d.]+)?\)\s?
-      | (?:ERROR|WARNING|INFO|DEBUG|CRITICAL)\s+(?:\d\d-\d\d\s\d\d:\d\d:\d\d\s)?\[[\w./-]+:\d+\]\s?
-      | [\w.-]{1,40}\s+\|\s
-      | (?:stdout|stderr)\s[FP]\s
-    )"""
-)
-_MOST_PREFIXES = 5
-# How far the beginning of a message may reach beyond its first line: terminals wrap.
-_WRAPPED_NBYTES = 400
-_JSON_LINE = re.compile(r'"(?:log|message|msg|text|error|MESSAGE)"\s*:\s*"')
-_ESCAPED = re.compile(r'\\(?:["\\/]|[bfnrt]|u[0-9a-fA-F]{4})')
+# How many texts are remembered: of 8 KiB each, and some with the 8 KiB above.
+REMEMBERED = 512
 
 
-class Passage:
-    """The log around a hit. ``text`` begins with the line of the hit, which ends at ``line_ends`` in it.
+class Recognised(NamedTuple):
+    """What the messages say that begin in the first line of a passage, and how many lines they take."""
 
-    A line stays one line when it is cleaned, so that lines can be counted on both sides. Only the
-    ``head``, that line and a little more, is cleaned at once: most hits turn out to be nothing. ``words``
-    are the same on one line.
-    """
-
-    def __init__(self, before: bytes, after: bytes) -> None:
-        self._before, self._after = before, after
-        ends = [at for at in (after.find(b"\n"), after.find(b"\r")) if at >= 0]
-        self.head = cleaned(after[: (min(ends) if ends else len(after)) + _WRAPPED_NBYTES])
-        self.words = " ".join(self.head.split())
-        end = self.head.find("\n")
-        self.line_ends = len(self.head) if end < 0 else end
-
-    @cached_property
-    def text(self) -> str:
-        return cleaned(self._after)
-
-    @cached_property
-    def before(self) -> str:
-        return cleaned(self._before)
+    readings: tuple[OomReading, ...]
+    lines: int
 
 
-def cleaned(raw: bytes) -> str:
-    """Return *raw* without colours, control characters, log prefixes and JSON's wrapping."""
-    lines = raw.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
-    return "\n".join(map(_line, lines))
+class Recogniser:
+    """Recognises passages. Programs that retry repeat themselves: what was just recognised is remembered."""
+
+    def __init__(self, remembered: int) -> None:
+        self._remembered = remembered
+        # By the head: the text, the log above where a dialect looked there, and the result.
+        self._known: dict[str, tuple[str, str | None, Recognised]] = {}
+
+    def recognise(self, passage: Passage) -> Recognised:
+        """Return what messages that begin in the first line of *passage* say."""
+        if known := self._known.get(passage.head):
+            text, before, result = known
+            if text == passage.text and (before is None or before == passage.before):
+                return result
+        found = list(_recognise(passage))
+        lines = passage.text.count("\n", 0, found[-1][1]) + 1 if found else 1
+        result = Recognised(tuple(reading for reading, _ in found), lines)
+        self._known[passage.head] = (passage.text, passage.known_before, result)
+        if len(self._known) > self._remembered:
+            del self._known[next(iter(self._known))]
+        return result
 
 
-# Passages of neighbouring hits overlap: where messages are close together, a line is cleaned a hundred times.
-@lru_cache(maxsize=512)
-def _line(raw: bytes) -> str:
-    text = raw.decode("utf-8", "replace")
-    if not text.isprintable():
-        text = _CONTROL.sub("", _ANSI.sub("", text))
-    found = _JSON_LINE.search(text) if "\\" in text or text.startswith("{") else None
-    if found:
-        text = text[found.end() :]
-    if "\\" in text:
-        text = _ESCAPED.sub(_unescaped, text)
-    for _ in range(_MOST_PREFIXES):
-        match = _PREFIX.match(text)
-        if not match:
-            break
-        text = text[match.end() :]
-    return text
-
-
-def _unescaped(found: re.Match[str]) -> str:
-    word = found.group()
-    if word[1] == "u":
-        char = chr(int(word[2:], 16))
-        return char if char.isprintable() else " "
-    return word[1] if word[1] in '"\\/' else " "
-
-
-def recognise(passage: Passage) -> Iterator[tuple[OomReading, int]]:
-    """Yield what messages that begin in the first line of *passage* say, and where in its text each ends."""
+def _recognise(passage: Passage) -> Iterator[tuple[OomReading, int]]:
+    """Yield what each message says, and where in the text it ends."""
     at = 0
     while at <= passage.line_ends:
         known = _first(passage, at)
@@ -130,19 +100,38 @@ def recognise(passage: Passage) -> Iterator[tuple[OomReading, int]]:
         words = passage.text[
             line if begin - line < _LONGEST_LEAD else begin : min(end, begin + _LONGEST_EXCERPT)
         ]
-        yield replace(reading, excerpt=" ".join(words.split())), end
+        program = program_of(reading, passage, end)
+        yield replace(reading, program=program, excerpt=" ".join(words.split())), end
         at = max(end, at + 1)
 
 
+@lru_cache(maxsize=1024)
+def may_begin_in(head: str) -> bool:
+    """Whether a message may begin in *head*: the first line of a passage and a little more."""
+    return any(dialect.start.search(head) for dialect in _candidates(head))
+
+
+@lru_cache(maxsize=64)
+def _candidates(head: str) -> tuple[Dialect, ...]:
+    """The dialects that have a needle in *head*."""
+    words = " ".join(head.split())
+    return tuple(dialect for dialect, needles in _NEEDLES if _has_any(words, needles))
+
+
+def _has_any(words: str, needles: tuple[str, ...]) -> bool:
+    for needle in needles:  # noqa: SIM110 - any() over a generator takes three times as long
+        if needle in words:
+            return True
+    return False
+
+
 def _first(passage: Passage, at: int) -> tuple[OomReading, int, int] | None:
-    for dialect, needles in _DECODED_NEEDLES:
-        if not any(needle in passage.words for needle in needles):
-            continue
+    for dialect in _candidates(passage.head):
         if not dialect.start.search(passage.head, at):
             continue
         found = dialect.start.search(passage.text, at)
         while found and found.start() <= passage.line_ends:
-            known = dialect.read(found, passage.text, passage.before)
+            known = dialect.read(found, passage)
             if known:
                 return known[0], found.start(), max(known[1], found.end())
             found = dialect.start.search(passage.text, found.end())

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from vram.diagnosis.remedies import ordered
 from vram.model.finding import Harm, Remedy
 from vram.model.oom import OomReading
+from vram.oom.programs import PROGRAMS
 from vram.oom.sums import Sums, usual_context
 from vram.units import size
 
@@ -67,21 +68,52 @@ def naming(file: str, advice: Sequence[Remedy]) -> tuple[Remedy, ...]:
     )
 
 
+def use_less(reading: OomReading, room: int | None) -> tuple[Remedy, ...]:
+    """Use less than *room*: by the options of the program, or by what whoever writes it can change."""
+    if reading.program is None:
+        return (smaller(reading, room), retry(), bigger())
+    options = [change(text) for text in PROGRAMS[reading.program].options]
+    if reading.program == "tgi" and reading.tokens_wanted:
+        options[0] = halve_the_batch(reading)
+    wanted = _wanted(reading, room)
+    if wanted and room and size(wanted) != size(room):
+        options.insert(0, change(f"Use less: {size(wanted)} is needed and {size(room)} is available."))
+    return tuple(options)
+
+
+def halve_the_batch(reading: OomReading) -> Remedy:
+    """What text-generation-inference itself advises, with a number."""
+    option = "--max-batch-total-tokens" if reading.wording == "total tokens" else "--max-batch-prefill-tokens"
+    return change(f"Allow smaller batches: {option} {max(1, (reading.tokens_wanted or 0) // 2)}.")
+
+
+def options(reading: OomReading) -> tuple[Remedy, ...]:
+    """The options of the program, where the message is from one that has some."""
+    return use_less(reading, None) if reading.program else ()
+
+
 def smaller(reading: OomReading, room: int | None) -> Remedy:
     """Ask for less: by how much follows from the figures, where they are known."""
-    text = "Use less: a smaller batch, shorter sequences, lower precision, activation checkpointing."
-    if room and reading.live and reading.asked:
-        wanted = reading.live.nbytes + reading.asked.nbytes
-        factor = room / wanted
-        if 0 < factor < 1:
-            text = (
-                f"Use less: {size(wanted)} is needed and {size(room)} is available. If memory grows with"
-                f" the batch, at most {factor:.0%} of the batch fits (32 becomes"
-                f" {max(1, int(32 * factor))})."
-            )
-    elif room and reading.asked and reading.asked.nbytes > room:
-        text = f"Use less: {size(reading.asked.nbytes)} was requested at once, and {size(room)} is available."
-    return change(text)
+    wanted = _wanted(reading, room)
+    if wanted is None or room is None:
+        return change(
+            "Use less: a smaller batch, shorter sequences, lower precision, activation checkpointing."
+        )
+    if reading.live is None:
+        return change(f"Use less: {size(wanted)} was requested at once, and {size(room)} is available.")
+    factor = room / wanted
+    return change(
+        f"Use less: {size(wanted)} is needed and {size(room)} is available. If memory grows with the batch,"
+        f" at most {factor:.0%} of the batch fits (32 becomes {max(1, int(32 * factor))})."
+    )
+
+
+def _wanted(reading: OomReading, room: int | None) -> int | None:
+    """What is used and requested, where it is known to be more than *room*."""
+    if not room or reading.asked is None:
+        return None
+    wanted = reading.asked.nbytes + (reading.live.nbytes if reading.live else 0)
+    return wanted if wanted > room else None
 
 
 def retry() -> Remedy:

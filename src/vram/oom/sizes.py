@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from vram.model.oom import Amount
 from vram.units import GIB, KIB, MIB
@@ -20,6 +21,8 @@ _SCALES = {"k": KIB, "m": MIB, "g": GIB, "t": 1024**4, "p": 1024**5, "e": 1024**
 _ABSURD = 1 << 63
 
 
+# A log repeats its figures.
+@lru_cache(maxsize=1024)
 def amount(text: str | None, unit: str = "") -> Amount | None:
     """Read one printed size; *unit* is for numbers that carry none. None where it is no size."""
     if not text:

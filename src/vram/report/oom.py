@@ -9,7 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from vram.model.finding import Finding
-from vram.model.oom import Balance, Case, GpuMatch, Judgement, Working
+from vram.model.oom import Balance, Case, GpuMatch, Judgement, OomReading, Working
+from vram.oom.programs import PROGRAMS
 from vram.report.advice import advice
 from vram.report.layout import RenderOptions, paragraph
 from vram.report.phrases import percent
@@ -36,6 +37,11 @@ FRAMEWORKS = {
     "bar1": "the driver",
     "host": "the host",
     "cuda": "CUDA",
+    "cuda-error": "CUDA",
+    "xid": "the driver",
+    "sglang": "SGLang",
+    "tgi": "text-generation-inference",
+    "paddle": "PaddlePaddle",
 }
 CERTAINTIES = {"fact": "certain", "likely": "likely", "unknown": "not certain"}
 
@@ -81,12 +87,20 @@ def _beginning(words: str, options: RenderOptions) -> str:
 def _heading(case: Case) -> str:
     reading = case.reading
     lines = f"line {case.first_line}" if case.count == 1 else f"lines {case.first_line} to {case.last_line}"
-    parts = [lines, FRAMEWORKS.get(reading.dialect, reading.dialect)]
+    parts = [lines, _source(reading)]
     if reading.gpu is not None:
         parts.append(f"GPU {reading.gpu}")
     if case.count > 1:
         parts.append(f"{case.count} times")
     return " · ".join(parts)
+
+
+def _source(reading: OomReading) -> str:
+    """Whose message it is, and in which program."""
+    reporter = next((sign[3:] for sign in reading.signs if sign.startswith("in=")), reading.dialect)
+    framework = FRAMEWORKS.get(reporter, reporter)
+    program = PROGRAMS[reading.program].name if reading.program else framework
+    return framework if program == framework else f"{framework} in {program}"
 
 
 def _arithmetic(judgement: Judgement, options: RenderOptions) -> Iterator[RenderableType]:

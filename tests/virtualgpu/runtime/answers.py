@@ -643,9 +643,9 @@ def last_errors(r: Runtime, answers: Answers) -> None:
     ask = answers.__setitem__
     p = c_void_p()
     ask("fails", r.Malloc(0, MIB))
-    ask("peek", r.PeekAtLastError())
+    ask("last error", r.PeekAtLastError())
     ask("succeeds", r.Malloc(byref(p), MIB))
-    ask("peek after success", r.PeekAtLastError())
+    ask("last error after a success", r.PeekAtLastError())
     other: list[int] = []
     thread = threading.Thread(target=lambda: other.append(r.PeekAtLastError()))
     thread.start()
@@ -676,7 +676,7 @@ def reset(r: Runtime, answers: Answers) -> None:
     r.StreamCreate(byref(s))
     r.EventCreate(byref(e))
     r.Malloc(0, 1)
-    ask("peek before", r.PeekAtLastError())
+    ask("last error before", r.PeekAtLastError())
     ask("reset", r.DeviceReset())
     ask("last after", r.GetLastError())
     ask("active", r.primary_active())
@@ -791,7 +791,7 @@ def no_devices(r: Runtime, answers: Answers) -> None:
     ask("driver version", [*r.answer("DriverGetVersion", byref(n)), n.value > 0])
     ask("attribute", r.answer("DeviceGetAttribute", byref(n), 13, 0))
     ask("pointer", r.answer("PointerGetAttributes", byref(PointerAttributes()), 16))
-    ask("peek", r.PeekAtLastError())
+    ask("last error", r.PeekAtLastError())
 
 
 @section

@@ -11,18 +11,19 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from vram.model.oom import OomReading
+from vram.oom.passage import Passage
 
 Match = re.Match[str]
 Parsed = tuple[OomReading, int] | None
 """What a message says and where in the text it ends; None where it only looked like one."""
-Read = Callable[[Match, str, str], Parsed]
+Read = Callable[[Match, Passage], Parsed]
 
 
 class Dialect(NamedTuple):
     """How a message begins, and what can be read from there on.
 
     One of ``needles`` is in every message that ``start`` matches, in its first line where nothing wrapped
-    it. ``read(found, text, before)`` gets the match, the text that it is in, and the log above.
+    it. ``read(found, passage)`` gets the match and the text that it is in, with the log above.
     """
 
     name: str

@@ -6,6 +6,7 @@ import re
 
 from vram.model.oom import Amount, OomReading, Where
 from vram.oom.dialects import Match, Parsed, dialect
+from vram.oom.passage import Passage
 from vram.oom.sizes import SIZE, amount
 
 _BYTES = r"[\d,]+\s+bytes"
@@ -22,7 +23,7 @@ _BYTES = r"[\d,]+\s+bytes"
         rf"(?:\s+\(total\s+(?P<sum>{_BYTES})(?:,\s+limit\s+set\s+to\s+(?P<limit_once>{_BYTES}))?)?"
     ),
 )
-def cupy(found: Match, text: str, before: str) -> Parsed:
+def cupy(found: Match, passage: Passage) -> Parsed:
     """CuPy's memory pool: what was asked for, what the pool has, and a limit where one is set."""
     asked = amount(found["asked"] or found["asked_once"])
     live = amount(found["live"])
@@ -52,7 +53,7 @@ _LIMIT = re.compile(rf"(?:[Mm]aximum\s+pool\s+size|limit)[^\n]*?\(?(?:max|limit)
         r"(?P<rest>[^\n]*(?:\n[^\n]*)?)"
     ),
 )
-def rmm(found: Match, text: str, before: str) -> Parsed:
+def rmm(found: Match, passage: Passage) -> Parsed:
     """RAPIDS' memory manager: its pool reached its maximum, or the driver had nothing left for it."""
     rest = found["rest"]
     asked = _ASKED.search(rest)
@@ -75,7 +76,7 @@ def rmm(found: Match, text: str, before: str) -> Parsed:
     needles=(b"OF_MEMORY",),
     start=re.compile(r"Call\s+to\s+(?P<call>cu\w+)\s+results\s+in\s+CUDA_ERROR_OUT_OF_MEMORY"),
 )
-def numba(found: Match, text: str, before: str) -> Parsed:
+def numba(found: Match, passage: Passage) -> Parsed:
     """Numba: the driver call that failed, by name, and no figures."""
     call = found["call"]
     where: Where = "pinned" if "Host" in call else "device"
@@ -88,7 +89,7 @@ def numba(found: Match, text: str, before: str) -> Parsed:
     needles=(b"failed: out of memory",),
     start=re.compile(r"(?P<call>cu[A-Z]\w+)\s+failed:\s+out\s+of\s+memory"),
 )
-def pycuda(found: Match, text: str, before: str) -> Parsed:
+def pycuda(found: Match, passage: Passage) -> Parsed:
     """PyCUDA: the driver call that failed, by name, and no figures."""
     call = found["call"]
     if call.startswith(("cuda", "cublas", "cudnn")):

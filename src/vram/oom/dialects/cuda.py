@@ -6,8 +6,8 @@ import re
 
 from vram.model.oom import OomReading, Where
 from vram.oom.dialects import Match, Parsed, dialect
+from vram.oom.passage import Passage
 from vram.oom.sizes import SIZE, amount
-from vram.payloads.trim.sticky_errors import STICKY
 
 _CALL = r"\s+failed[:\s]+(?:cudaErrorMemoryAllocation:\s+)?out\s+of\s+memory"
 _WORDS = r"[^\n]{0,60}?(?:[Ee]rror|[Ff]ail\w*|:)[^\n]{0,20}?'?out\s+of\s+memory'?"
@@ -46,17 +46,18 @@ _WANTED = re.compile(rf"(?:[Rr]equested(?:\s+memory)?:?|tried to allocate|alloca
         r"|cudaMalloc\w*\s*(?:\(\))?\s*(?:failed|returned)[^\n]{0,40}?out\s+of\s+memory"
     ),
 )
-def cuda(found: Match, text: str, before: str) -> Parsed:
+def cuda(found: Match, passage: Passage) -> Parsed:
     """CUDA's own words, whichever program prints them: they carry no figures.
 
     Their line, and less surely the frames of their traceback, often show what was being made: a context,
     pinned memory, a library's handle.
     """
+    text = passage.text
     if _MORE.match(text, found.end()):
         return None  # a wrapped message of PyTorch, which goes on in the next line
     begin = text.rfind("\n", 0, found.start()) + 1
     line = text[begin : found.end()] + text[found.end() : found.end() + 300].partition("\n")[0]
-    near = f"{_frames(before)}\n{line}"
+    near = f"{_frames(passage.before)}\n{line}"
     pinned = _PINNED.search(near) is not None
     where: Where = "pinned" if pinned else "device"
     signs = [sign for sign, pattern in (("context", _CONTEXT), ("pool", _POOL)) if pattern.search(near)]
@@ -98,12 +99,13 @@ _PREALLOCATES = re.compile(r"tensorflow/|external/xla|stream_executor|jaxlib|xla
         r"|cuDNN\s+error:\s+CUDNN_STATUS_ALLOC_FAILED"
     ),
 )
-def libraries(found: Match, text: str, before: str) -> Parsed:
+def libraries(found: Match, passage: Passage) -> Parsed:
     """cuBLAS, cuDNN and similar libraries: handles and workspaces, allocated beside the framework's pool."""
+    text = passage.text
     line = text[text.rfind("\n", 0, found.start()) + 1 : found.end() + 400]
     library = found["library"] or "CUDNN"
     # TensorFlow and JAX take nearly the whole GPU before the first handle is made.
-    pooled = bool(_PREALLOCATES.search(f"{_frames(before)}\n{line}"))
+    pooled = bool(_PREALLOCATES.search(f"{_frames(passage.before)}\n{line}"))
     made = "handle" if re.search(r"Create\b|create\w*\s+\w*\s*handle|Create\(", line) else "workspace"
     signs = ("workspace", library.lower(), *(("pool-took-all",) if pooled else ()))
     return OomReading(dialect="cuda-library", wording=f"{_SPELLED[library]} {made}", signs=signs), found.end()
@@ -125,12 +127,12 @@ _AND = re.compile(
         r"|Failed\s+to\s+(?:CUDA|Cuda)\s+(?P<host>host\s+)?(?:calloc|alloc)(?:\s+async)?\s+(?P<asked>\d+)\s+bytes)"
     ),
 )
-def nccl(found: Match, text: str, before: str) -> Parsed:
+def nccl(found: Match, passage: Passage) -> Parsed:
     """NCCL: its buffers are outside every framework's pool, and allocated late.
 
     Unless NCCL_DEBUG is set, only its last error is printed, by its caller.
     """
-    more = None if found["asked"] else _AND.match(text, found.end())
+    more = None if found["asked"] else _AND.match(passage.text, found.end())
     sized = more or found
     reading = OomReading(
         dialect="nccl",
@@ -154,82 +156,9 @@ def nccl(found: Match, text: str, before: str) -> Parsed:
         r"|BAR1[^\n]{0,60}?(?:out\s+of\s+memory|failed\s+to\s+alloc)"
     ),
 )
-def bar1(found: Match, text: str, before: str) -> Parsed:
+def bar1(found: Match, passage: Passage) -> Parsed:
     """BAR1, the window through which the host and other devices reach a GPU's memory, is full."""
     return OomReading(dialect="bar1", wording=" ".join(found.group().split())[:60], where="bar1"), found.end()
-
-
-STICKY_SIGN = "sticky"
-# The driver's and the runtime's description (cuGetErrorString), where the error's name is not printed.
-STICKY_WORDS = {
-    700: "an illegal memory access was encountered",
-    702: "the launch timed out and was terminated",
-    710: "device-side assert triggered",
-    714: "hardware stack error",
-    715: "an illegal instruction was encountered",
-    716: "misaligned address",
-    717: "operation not supported on global/shared address space",
-    718: "invalid program counter",
-    719: "unspecified launch failure",
-}
-_STICKY_NAMES = {name: code for code, (driver, runtime, _) in STICKY.items() for name in (driver, runtime)}
-_STICKY_CODES = {**_STICKY_NAMES, **{words: code for code, words in STICKY_WORDS.items()}}
-
-
-def _spaced(words: str) -> str:
-    """Terminals and loggers break lines anywhere."""
-    return r"\s+".join(map(re.escape, words.split()))
-
-
-# The other descriptions occur in other programs too: they count where CUDA is named with them.
-_UNMISTAKABLE = frozenset((700, 710, 717, 719))
-_NAMES_CUDA = re.compile(r"CUDA|[cC]uda|\bcu[A-Z]\w+\s+failed|GPUassert")
-
-
-# PyTorch 2.9 and later say where to look the error's name up: that is no second error.
-@dialect(
-    "cuda-error",
-    needles=(
-        *(b"CUDA_ERROR_", b"cudaError", b"llegal memory access", b"side assert triggered", b"launch failure"),
-        *(b"illegal instruction was", b"isaligned address", b"launch timed out"),
-        *(b"hardware stack error", b"global/shared address space", b"invalid program counter"),
-    ),
-    start=re.compile(
-        "|".join(
-            [
-                *(rf"(?<!Search for `){name}\b" for name in sorted(_STICKY_NAMES, key=len, reverse=True)),
-                *(_spaced(words) for words in STICKY_WORDS.values()),
-            ]
-        )
-    ),
-)
-def sticky_error(found: Match, text: str, before: str) -> Parsed:
-    """An error that breaks the context for good: an illegal address, an assert on the device.
-
-    It is not about memory, but people meet it beside such errors: nothing in that context can be freed.
-    """
-    said = " ".join(found.group().split())
-    code = _STICKY_CODES[said]
-    line = text[text.rfind("\n", 0, found.start()) + 1 : found.end()]
-    if said not in _STICKY_NAMES and code not in _UNMISTAKABLE and not _NAMES_CUDA.search(line):
-        return None
-    # A message often has the name and then the description: that is one error.
-    again = (
-        re.compile(rf"[\s:(]*{_spaced(STICKY_WORDS[code])}").match(text, found.end())
-        if code in STICKY_WORDS
-        else None
-    )
-    reading = OomReading(dialect="cuda-error", wording=STICKY[code][0], signs=(STICKY_SIGN,))
-    return reading, (again or found).end()
-
-
-def sticky_code_in(text: str) -> int | None:
-    """The number of the sticky error that *text* reports first."""
-    for found in sticky_error.start.finditer(text):
-        known = sticky_error.read(found, text, "")
-        if known is not None:
-            return _STICKY_NAMES[known[0].wording]
-    return None
 
 
 _TRACEBACK = "Traceback (most recent call last)"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
-from vram.model.oom import OomReading
+from vram.model.oom import Amount, OomReading
 from vram.oom.dialects import Match, Parsed, dialect
+from vram.oom.passage import Passage
 from vram.oom.sizes import SIZE, amount
 
 _RSS = re.compile(r"anon-rss:(\d+)kB")
@@ -24,6 +25,8 @@ _RSS = re.compile(r"anon-rss:(\d+)kB")
         b"low on memory",
         b"CPUAllocator",
         b"Unable to allocate",
+        b"MemoryError",
+        b"std::bad_alloc",
         b"HostAlloc",
         b"MallocHost",
         b"HostRegister",
@@ -41,18 +44,24 @@ _RSS = re.compile(r"anon-rss:(\d+)kB")
         r"|(?P<worker>DataLoader\s+worker\s+\(pid(?:\(s\))?\s+[\d,\s]+\)\s+is\s+killed\s+by\s+signal:\s+"
         r"(?P<signal>Killed|Bus\s+error))"
         rf"|DefaultCPUAllocator:[^\n]*?(?:can't|not\s+enough)\s+[^\n]*?(?:allocate\s+(?P<cpu>[\d,]+)\s+bytes|memory:\s+you\s+tried\s+to\s+allocate\s+(?P<cpu2>[\d,]+)\s+bytes)"
-        rf"|Unable\s+to\s+allocate\s+(?P<numpy>{SIZE})\s+for\s+an\s+array"
+        rf"|Unable\s+to\s+allocate\s+(?:(?P<numpy>{SIZE})\s+for\s+an\s+)?array\s+with\s+shape\s+"
+        r"(?P<shape>\([\d,\s]*\))\s+and\s+data\s+type\s+(?P<type>[<>|]?\w+)"
+        rf"|Unable\s+to\s+allocate\s+(?P<array>{SIZE})\s+for\s+an\s+array"
+        r"|^(?P<python>MemoryError)(?::\s*)?$"
+        r"|(?:^|instance\s+of\s+'|what\(\):\s+|MemoryError:\s+|RuntimeError:\s+)(?P<native>std::bad_alloc)'?\s*$"
         r"|(?P<shell>(?:line\s+\d+:|^)\s*\d+\s+Killed\s[^\n]*|^Killed\s*$)"
         r"|(?P<pin>cudaHostAlloc|cudaMallocHost|cuMemHostAlloc|cuMemAllocHost|cudaHostRegister|cuMemHostRegister)"
         r"[^\n]{0,80}?(?:out\s+of\s+memory|OUT_OF_MEMORY|cudaErrorMemoryAllocation|failed)",
         re.MULTILINE,
     ),
 )
-def host(found: Match, text: str, before: str) -> Parsed:
+def host(found: Match, passage: Passage) -> Parsed:
     """Host memory: the kernel's killer, job schedulers, and allocators of the CPU side."""
     wording = next(name for name, value in _names(found) if value)
-    rss = _RSS.search(text[found.start() : found.end() + 400])
-    asked = amount(found["cpu"] or found["cpu2"]) or amount(found["numpy"])
+    rss = _RSS.search(passage.text[found.start() : found.end() + 400])
+    asked = amount(found["cpu"] or found["cpu2"]) or amount(found["numpy"] or found["array"])
+    if found["shape"] and not asked:
+        asked = _nbytes(found["shape"], found["type"])
     bus = found["signal"] and found["signal"].startswith("Bus")
     reading = OomReading(
         dialect="host",
@@ -89,8 +98,25 @@ def _names(found: Match) -> tuple[tuple[str, str | None], ...]:
         ("kubernetes", found["kube"]),
         ("worker", found["worker"]),
         ("cpu allocator", found["cpu"] or found["cpu2"]),
-        ("numpy", found["numpy"]),
+        ("numpy", found["numpy"] or found["shape"] or found["array"]),
+        ("python", found["python"]),
+        ("bad_alloc", found["native"]),
         ("pinned", found["pin"]),
         ("shell", found["shell"]),
         ("host", "host"),
     )
+
+
+# numpy's names end with the number of bits, its short codes with the number of bytes.
+_BITS = re.compile(r"(?:int|float|complex|uint)(\d+)$|[<>|]?[fiuc](\d+)$")
+
+
+def _nbytes(shape: str, kind: str) -> Amount | None:
+    """The size of an array that numpy before 1.18 described by its shape alone."""
+    width = _BITS.match(kind)
+    if width is None:
+        return None
+    nbytes = int(width.group(1)) // 8 if width.group(1) else int(width.group(2))
+    for side in re.findall(r"\d+", shape):
+        nbytes *= int(side)
+    return amount(str(nbytes))

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from vram.model.oom import Amount, NamedProcess, OomReading
 from vram.oom.dialects import Match, Parsed, dialect
+from vram.oom.passage import Passage
 from vram.oom.sizes import SIZE, amount
 
 
@@ -19,7 +20,7 @@ from vram.oom.sizes import SIZE, amount
         rf"(?P<other>{SIZE}),\s+max\s+allowed:\s+(?P<limit>{SIZE})\)\.\s+Tried\s+to\s+allocate\s+(?P<asked>{SIZE})"
     ),
 )
-def mps(found: Match, text: str, before: str) -> Parsed:
+def mps(found: Match, passage: Passage) -> Parsed:
     """PyTorch on Apple GPUs: one budget for all, set by a high watermark."""
     live, other = amount(found["live"]), amount(found["other"])
     held = Amount(live.nbytes + other.nbytes, live.slack + other.slack) if live and other else live
@@ -44,18 +45,18 @@ _ASYNC_FIGURES = re.compile(
     "pytorch",
     needles=(b"Allocation on device",),
     start=re.compile(
-        r"OutOfMemoryError:\s+Allocation\s+on\s+device\b(?:\s+(?P<named>\d+)\b)?"
+        r"(?:OutOfMemoryError:|Exception\s+Message:\W*)\s+Allocation\s+on\s+device\b(?:\s+(?P<named>\d+)\b)?"
         r"|Allocation\s+on\s+device\s+(?P<gpu>\d+)\s+would\s+exceed\s+allowed\s+memory"
     ),
 )
-def driver_pool(found: Match, text: str, before: str) -> Parsed:
+def driver_pool(found: Match, passage: Passage) -> Parsed:
     """PyTorch with the driver's own pool (backend:cudaMallocAsync): one figure a line.
 
     What the pool keeps unused is not printed. A limit that nobody set is printed as 2^64 bytes. ComfyUI,
     which switches this backend on by itself, prints the first words alone.
     """
     number = found["named"] or found["gpu"]
-    printed = _ASYNC_FIGURES.match(text, found.end())
+    printed = _ASYNC_FIGURES.match(passage.text, found.end())
     figures = {name: amount(words) for name, words in printed.groupdict().items()} if printed else {}
     reading = OomReading(
         dialect="pytorch",
@@ -86,22 +87,29 @@ _OTHERS = re.compile(rf"Process\s+(\d+)\s+has\s+({SIZE})\s+memory\s+in\s+use")
 _END = re.compile(
     r"environment-variables\)|PYTORCH_(?:CUDA_|HIP_)?ALLOC_CONF\b[^\n]{0,80}|unoccupied cached memory\."
 )
+# By figure: a word without which it is not there, and how it is printed since 2.1 and before. A pattern that
+# begins with letters is found much faster than one that begins with a number.
 _FIELDS = {
-    "asked": rf"Tried\s+to\s+allocate\s+({SIZE})",
-    "total": rf"(?:total\s+capaci?ty\s+of\s+({SIZE})|({SIZE})\s+total\s+capacity)",
-    "free": rf"(?:of\s+which\s+({SIZE})\s+is\s+free|({SIZE})\s+free[;)])",
-    "process": rf"this\s+process\s+has\s+({SIZE})\s+memory\s+in\s+use",
-    "limit": rf"({SIZE})\s+allowed;",
-    "live": rf"(?:({SIZE})\s+already\s+allocated|memory\s+({SIZE})\s+is\s+allocated\s+by\s+PyTorch)",
-    "pooled": rf"with\s+({SIZE})\s+allocated\s+in\s+private\s+pools",
-    "idle": rf"and\s+({SIZE})\s+is\s+reserved\s+by\s+PyTorch\s+but\s+unallocated",
-    "reserved": rf"({SIZE})\s+reserved\s+in\s+total",
-    "cached": rf"({SIZE})\s+cached\)",
+    name: (word, tuple(map(re.compile, patterns)))
+    for name, word, *patterns in (
+        ("asked", "Tried", rf"Tried\s+to\s+allocate\s+({SIZE})"),
+        ("total", "capac", rf"total\s+capaci?ty\s+of\s+({SIZE})", rf"({SIZE})\s+total\s+capacity"),
+        ("free", "free", rf"of\s+which\s+({SIZE})\s+is\s+free", rf"({SIZE})\s+free[;)]"),
+        ("process", "this", rf"this\s+process\s+has\s+({SIZE})\s+memory\s+in\s+use"),
+        ("limit", "allowed;", rf"({SIZE})\s+allowed;"),
+        (
+            *("live", "allocated"),
+            *(rf"memory\s+({SIZE})\s+is\s+allocated\s+by\s+PyTorch", rf"({SIZE})\s+already\s+allocated"),
+        ),
+        ("pooled", "pools", rf"with\s+({SIZE})\s+allocated\s+in\s+private\s+pools"),
+        ("idle", "unallocated", rf"and\s+({SIZE})\s+is\s+reserved\s+by\s+PyTorch\s+but\s+unallocated"),
+        ("reserved", "total", rf"({SIZE})\s+reserved\s+in\s+total"),
+        ("cached", "cached)", rf"({SIZE})\s+cached\)"),
+    )
 }
-_PATTERNS = {name: re.compile(pattern) for name, pattern in _FIELDS.items()}
-# As it was set, not as every message advises.
-_EXPANDABLE = re.compile(
-    r"(?<!try setting )PYTORCH_(?:CUDA_|HIP_)?ALLOC_CONF\s*=\s*\S*expandable_segments:True"
+_EXPANDABLE = re.compile(r"PYTORCH_(?:CUDA_|HIP_)?ALLOC_CONF\s*=\s*\S*expandable_segments:True")
+_NEXT = re.compile(
+    rf"Tried\s+to\s+allocate\s+(?:{SIZE}|more\s+than\s+1EB)(?!\s+on\s+(?:private|shared)\s+pool)"
 )
 _GPU = re.compile(r"GPU\s+(\d+)(?:;|\s+has\s)")
 
@@ -114,7 +122,7 @@ _GPU = re.compile(r"GPU\s+(\d+)(?:;|\s+has\s)")
         r"|total\s+capaci?ty[;\s]|already\s+allocated;|(?:reserved|allocated)\s+(?:in\s+total\s+)?by\s+PyTorch"
     ),
 )
-def allocator(found: Match, text: str, before: str) -> Parsed:
+def allocator(found: Match, passage: Passage) -> Parsed:
     """PyTorch's allocator on CUDA, ROCm and Intel GPUs: every wording from 0.4 to today.
 
     Up to 2.0 the figures are in parentheses ("already allocated", "cached" and later "reserved in
@@ -122,11 +130,10 @@ def allocator(found: Match, text: str, before: str) -> Parsed:
     have been returned to the driver before either is printed: what is left as idle lies between live tensors.
     """
     # A message that is cut at its front is met at its first figure: its line has the rest.
+    text = passage.text
     begin = max(text.rfind("\n", 0, found.start()) + 1, found.start() - _LONGEST_LEAD)
     body = text[begin : begin + _LONGEST_MESSAGE]
-    cut = allocator.start.search(body, found.end() - begin + 1)
-    while cut and not body[cut.start() :].startswith("Tried"):
-        cut = allocator.start.search(body, cut.end())
+    cut = _NEXT.search(body, found.end() - begin + 1)
     as_printed = body[: cut.start()] if cut else body
     unwrapped, width, breaks = _unwrapped(as_printed)
     body = max(as_printed, unwrapped, key=_figures_in) if breaks else as_printed
@@ -136,8 +143,8 @@ def allocator(found: Match, text: str, before: str) -> Parsed:
         and "capac" not in body
     ):
         return None
-    matches = {name: pattern.search(body) for name, pattern in _PATTERNS.items()}
-    figures = {name: _figure(match) for name, match in matches.items()}
+    matches = {name: _field(name, body) for name in _FIELDS}
+    figures = {name: amount(match.group(1)) if match else None for name, match in matches.items()}
     gpu = _GPU.search(body)
     ends = [match.end() for match in (*matches.values(), _END.search(body)) if match]
     reading = OomReading(
@@ -145,7 +152,7 @@ def allocator(found: Match, text: str, before: str) -> Parsed:
         wording=_wording(body),
         gpu=int(gpu.group(1)) if gpu else None,
         others=_others(body),
-        signs=_signs(body, before),
+        signs=_signs(body, passage.before),
     )
     reading = replace(reading, **_normalized(figures, "more than 1EB" in " ".join(body.split())))
     end = max(ends, default=found.end() - begin)
@@ -166,11 +173,15 @@ def _unwrapped(body: str) -> tuple[str, int, int]:
 
 
 def _figures_in(body: str) -> int:
-    return sum(len(pattern.findall(body)) for pattern in (*_PATTERNS.values(), _OTHERS))
+    patterns = [pattern for _, each in _FIELDS.values() for pattern in each]
+    return sum(len(pattern.findall(body)) for pattern in (*patterns, _OTHERS))
 
 
-def _figure(found: Match | None) -> Amount | None:
-    return amount(next(filter(None, found.groups()))) if found else None
+def _field(name: str, body: str) -> Match | None:
+    word, patterns = _FIELDS[name]
+    if word not in body:
+        return None
+    return next(filter(None, (pattern.search(body) for pattern in patterns)), None)
 
 
 def _normalized(figures: dict[str, Amount | None], endless: bool) -> dict[str, Amount | None]:
@@ -190,12 +201,13 @@ def _normalized(figures: dict[str, Amount | None], endless: bool) -> dict[str, A
 def _others(body: str) -> tuple[NamedProcess, ...] | None:
     """The processes beside this one; None where the wording lists none at all."""
     shares = tuple(NamedProcess(int(pid), amount(nbytes)) for pid, nbytes in _OTHERS.findall(body))
-    return shares if shares or _PATTERNS["process"].search(body) else None
+    return shares if shares or _field("process", body) else None
 
 
 def _wording(body: str) -> str:
+    words = " ".join(body.split())
     for word, version in (("cached)", "0.4-1.3"), ("reserved in total", "1.4-2.0"), ("capacty", "2.1")):
-        if word in " ".join(body.split()):
+        if word in words:
             return version
     return "2.1 and later" if re.search(r"total\s+capacity\s+of|by\s+PyTorch", body) else "cut short"
 
@@ -206,7 +218,11 @@ def _signs(body: str, before: str) -> tuple[str, ...]:
     signs = [sign for sign, words in names.items() if words in near]
     if "PYTORCH_ALLOC_CONF" in body:
         signs.append("alloc-conf")
-    return (*signs, *(("expandable",) if "ALLOC_CONF" in before and _EXPANDABLE.search(before) else ()))
+    # As it was set, not as every message advises.
+    set_before = (
+        each for each in _EXPANDABLE.finditer(before) if not before.endswith("try setting ", 0, each.start())
+    )
+    return (*signs, *(("expandable",) if any(set_before) else ()))
 
 
 @dialect(
@@ -217,7 +233,7 @@ def _signs(body: str, before: str) -> tuple[str, ...]:
         r"Hardware\s+limit:\s+(?P<limit>\d+)"
     ),
 )
-def triton(found: Match, text: str, before: str) -> Parsed:
+def triton(found: Match, passage: Passage) -> Parsed:
     """Triton kernels: the memory that ran out is on the chip, a few hundred kilobytes per block."""
     reading = OomReading(
         dialect="triton",

@@ -1,13 +1,12 @@
-"""Servers of models: vLLM, llama.cpp, TensorRT and ONNX Runtime."""
+"""Servers of models: vLLM, SGLang, text-generation-inference, TensorRT and ONNX Runtime."""
 
 from __future__ import annotations
 
 import re
 
-from msgspec.structs import replace
-
-from vram.model.oom import Amount, OomReading, Where
+from vram.model.oom import Amount, OomReading
 from vram.oom.dialects import Match, Parsed, dialect
+from vram.oom.passage import Passage
 from vram.oom.sizes import SIZE, amount
 
 _ESTIMATE = re.compile(r"estimated\s+maximum\s+model\s+length\s+is\s+(\d+)")
@@ -37,19 +36,19 @@ _CAPACITY = re.compile(rf"total_gpu_memory\s+\(({SIZE})\)")
         r"can\s+be\s+stored\s+in\s+KV\s+cache\s+\((?P<tokens>\d+)\)"
     ),
 )
-def vllm(found: Match, text: str, before: str) -> Parsed:
+def vllm(found: Match, passage: Passage) -> Parsed:
     """vLLM: a budget for the GPU (gpu_memory_utilization) and what has to fit into it."""
-    share = found["share"] or _last(_SHARE, before)
-    estimate = _ESTIMATE.search(text, found.end(), found.end() + 400)
+    share = found["share"] or _last(_SHARE, passage.before)
+    estimate = _ESTIMATE.search(passage.text, found.end(), found.end() + 400)
     fitting = found["tokens"] or (estimate.group(1) if estimate else None)
     wanted = found["wanted"] or found["length"]
     reading = OomReading(
         dialect="vllm",
         wording=_wording(found),
         asked=amount(found["desired"] or found["needed"], "GiB"),
-        total=amount(found["total"], "GiB") or amount(_last(_CAPACITY, before)),
+        total=amount(found["total"], "GiB") or amount(_last(_CAPACITY, passage.before)),
         free=amount(found["free"], "GiB"),
-        limit=amount(found["available"], "GiB") if found["available"] else _left(before, found),
+        limit=amount(found["available"], "GiB") if found["available"] else _left(passage.before, found),
         utilization=float(share) if share else None,
         tokens_wanted=int(wanted) if wanted else None,
         tokens_fitting=int(fitting) if fitting else None,
@@ -80,80 +79,81 @@ def _last(pattern: re.Pattern[str], text: str) -> str | None:
     return found[-1] if found else None
 
 
-_FOLLOWS = re.compile(
-    r"[^\n]*\n(?:[^\n]*failed to allocate \w+ buffer of size \d+[^\n]*\n?)?"
-    r"(?:[^\n]*unable to allocate \w+ buffer[^\n]*\n?)?"
+_FRACTION = re.compile(r"mem[_-]fraction[_-]static['\"]?[=:\s]+([\d.]*\d)")
+_BEFORE_WEIGHTS = re.compile(r"Load weight begin\. avail mem=([\d.]+) GB")
+_AFTER_WEIGHTS = re.compile(r"Load weight end\.[^\n]{0,200}?avail mem=([\d.]+) GB")
+_TOKENS = re.compile(
+    r"\s*Try to allocate (?P<wanted>\d+) tokens\.\s*"
+    r"(?:Ava\w+ (?:full )?tokens: (?P<left>\d+)"
+    r"(?:[^\n]*\n\s*Available swa\w*(?: tokens)?: (?P<window>\d+))?)?"
 )
-_BEGAN = re.compile(r"using\s+device\s+(?:CUDA|ROCm)(\d+)\s[^\n]*?-\s+(\d+)\s+MiB\s+free")
-_CARD = re.compile(r"Device\s+(\d+):[^\n]*?VRAM:\s+(\d+)\s+MiB")
-_BUFFER = re.compile(r"(?:CUDA|ROCm)(\d+)\s+(?:model|KV|compute|RS)?\s*buffer\s+size\s*=\s*([\d.]+)\s+MiB")
 
 
 @dialect(
-    "llama.cpp",
-    needles=(
-        b"Malloc failed",
-        b"failed to allocate",
-        b"unable to allocate",
-        b"more system memory",
-    ),
+    "sglang",
+    needles=(b"-fraction-static", b"capacity is unbalanced", b"lower your batch size"),
     start=re.compile(
-        r"allocating\s+(?P<asked>[\d.,]+\s+MiB)\s+on\s+device\s+(?P<gpu>\d+):\s+(?:cuda|hip)Malloc\s+failed:\s+"
-        r"out\s+of\s+memory"
-        r"|failed\s+to\s+allocate\s+(?P<backend>[A-Za-z]+)(?P<number>\d*)(?P<host>_Host)?\s+buffer"
-        r"(?:\s+of\s+size\s+(?P<nbytes>\d+))?"
-        r"|unable\s+to\s+allocate\s+(?:backend|(?P<named>[A-Za-z]+)(?P<at>\d+))\s+buffer"
-        r"|failed\s+to\s+allocate\s+(?P<pinned>[\d.,]+\s+MiB)\s+of\s+pinned\s+memory"
-        rf"|requires\s+more\s+system\s+memory\s+\((?P<need>{SIZE})\)\s+than\s+is\s+available\s+\((?P<have>{SIZE})\)"
+        r"Not\s+enough\s+memory\.\s+Please\s+try\s+to\s+increase\s+--mem-fraction-static"
+        r"(?:\.\s+Current\s+value:\s+\S*?mem_fraction_static=(?P<share>[\d.]*\d))?"
+        r"|memory\s+capacity\s+is\s+unbalanced\.(?:\s+Some\s+GPUs\s+may\s+be\s+occupied\s+by\s+other\s+processes\.)?"
+        r"(?:\s+\w+=(?P<least>[\d.]+),\s+local_gpu_memory=(?P<local>[\d.]+))?"
+        r"|(?P<pool>Prefill\s+out|Decode\s+out|Out)\s+of\s+memory\.\s+Try\s+to\s+lower\s+your\s+batch\s+size"
     ),
 )
-def llama_cpp(found: Match, text: str, before: str) -> Parsed:
-    """llama.cpp and what is built on it: a buffer that did not fit, and the buffers made before it."""
-    if found["need"]:
+def sglang(found: Match, passage: Passage) -> Parsed:
+    """SGLang: a share of the GPU for weights and cache (mem_fraction_static), and a cache counted in tokens.
+
+    Its GB are of 1024^3 bytes.
+    """
+    if found["pool"]:
+        tokens = _TOKENS.match(passage.text, found.end() + 1)
+        left = (tokens["window"] or tokens["left"]) if tokens else None
         reading = OomReading(
-            dialect="llama.cpp",
-            wording="system memory",
-            where="host",
-            asked=amount(found["need"]),
-            free=amount(found["have"]),
+            dialect="sglang",
+            wording="kv cache",
+            tokens_wanted=int(tokens["wanted"]) if tokens else None,
+            tokens_fitting=int(left) if left else None,
+        )
+        return reading, tokens.end() if tokens else found.end()
+    if found.group().startswith("memory"):
+        reading = OomReading(
+            dialect="sglang",
+            wording="unbalanced",
+            asked=amount(found["local"], "GiB"),
+            free=amount(found["least"], "GiB"),
         )
         return reading, found.end()
-    backend = found["backend"] or found["named"] or "CUDA"
-    number = found["gpu"] or found["number"] or found["at"]
-    asked = amount((found["asked"] or found["pinned"] or "").replace(",", ".")) or amount(found["nbytes"])
-    where: Where = "pinned" if found["pinned"] or found["host"] else "host" if backend == "CPU" else "device"
-    if backend not in ("CUDA", "ROCm", "CPU", "Vulkan", "Metal", "SYCL"):
-        return None
-    gpu = int(number) if number else None
-    follows = _FOLLOWS.match(text, found.end())
+    share = found["share"] or _last(_FRACTION, passage.before)
+    free = amount(_last(_AFTER_WEIGHTS, passage.before), "GiB")
+    first = amount(_last(_BEFORE_WEIGHTS, passage.before), "GiB")
+    weights = Amount(max(0, first.nbytes - free.nbytes), first.slack + free.slack) if first and free else None
     reading = OomReading(
-        dialect="llama.cpp",
-        wording="buffer",
-        where=where,
-        gpu=gpu if where == "device" else None,
-        asked=asked,
-        signs=("hip",) if backend == "ROCm" or "hipMalloc" in found.group() else (),
+        dialect="sglang",
+        wording="static",
+        free=free,
+        live=weights,
+        utilization=float(share) if share else None,
     )
-    if where == "device":
-        live, free, total = _history(gpu, before)
-        reading = replace(reading, live=live, free=free, total=total)
-    return reading, follows.end() if follows else found.end()
+    return reading, found.end()
 
 
-def _history(gpu: int | None, before: str) -> tuple[Amount | None, Amount | None, Amount | None]:
-    """What it took, what is left of what was free at the start, and how large the card is."""
-    began = [int(free) for number, free in _BEGAN.findall(before) if int(number) == gpu]
-    cards = [int(total) for number, total in _CARD.findall(before) if int(number) == gpu]
-    taken = [size for number, size in _BUFFER.findall(before) if int(number) == gpu]
-    buffers = [each for each in (amount(size, "MiB") for size in taken) if each]
-    live = (
-        Amount(sum(each.nbytes for each in buffers), sum(each.slack for each in buffers)) if buffers else None
+@dialect(
+    "tgi",
+    needles=(b"max-batch-", b"Not enough memory to handle"),
+    start=re.compile(
+        r"Not\s+enough\s+memory\s+to\s+handle\s+(?:(?P<total>\d+)\s+total\s+tokens\s+with\s+)?"
+        r"(?P<tokens>\d+)\s+prefill\s+tokens"
+        r"(?:\.\s+You\s+need\s+to\s+decrease\s+`--max-batch-[\w-]+`(?:\s+or\s+`--max-batch-[\w-]+`)?)?"
+    ),
+)
+def tgi(found: Match, passage: Passage) -> Parsed:
+    """text-generation-inference: at its start it tries the largest batch that it may get."""
+    reading = OomReading(
+        dialect="tgi",
+        wording="total tokens" if found["total"] else "prefill tokens",
+        tokens_wanted=int(found["total"] or found["tokens"]),
     )
-    free = amount(str(began[-1]), "MiB") if began else None
-    if free and live:
-        free = Amount(max(0, free.nbytes - live.nbytes), free.slack + live.slack)
-    total = amount(str(cards[-1]), "MiB") if cards else None
-    return live, free, total
+    return reading, found.end()
 
 
 @dialect(
@@ -173,7 +173,7 @@ def _history(gpu: int | None, before: str) -> tuple[Amount | None, Amount | None
         r"|Available\s+memory\s+of\s+(?P<left>\d+)\s+is\s+smaller\s+than\s+requested\s+bytes\s+of\s+(?P<wanted>\d+)"
     ),
 )
-def tensorrt(found: Match, text: str, before: str) -> Parsed:
+def tensorrt(found: Match, passage: Passage) -> Parsed:
     """TensorRT and ONNX Runtime: one buffer that could not be had, with its size.
 
     TensorRT first prints CUDA's own words, and the size in its next line, if at all.

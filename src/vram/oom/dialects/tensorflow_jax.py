@@ -6,6 +6,7 @@ import re
 
 from vram.model.oom import Amount, OomReading, Where
 from vram.oom.dialects import Match, Parsed, dialect
+from vram.oom.passage import Passage
 from vram.oom.sizes import SIZE, amount
 
 _ENTRY = re.compile(r"XLA_PYTHON_CLIENT_(\w+)=(\S+)")
@@ -31,7 +32,7 @@ _ENTRY = re.compile(r"XLA_PYTHON_CLIENT_(\w+)=(\S+)")
         r"(?P<free>[\d.]+[KMGT])\s+free"
     ),
 )
-def xla(found: Match, text: str, before: str) -> Parsed:
+def xla(found: Match, passage: Passage) -> Parsed:
     """JAX and XLA: at run time from a preallocated pool, at compile time against the device's memory.
 
     Without a GPU they allocate in the host's memory, and word it otherwise.
@@ -45,7 +46,7 @@ def xla(found: Match, text: str, before: str) -> Parsed:
         asked=amount(wanted),
         total=amount(found["total"]),
         free=amount(found["free"]),
-        signs=tuple(f"{name.lower()}={value}" for name, value in _ENTRY.findall(before))[-3:],
+        signs=tuple(f"{name.lower()}={value}" for name, value in _ENTRY.findall(passage.before))[-3:],
     )
     return reading, found.end()
 
@@ -84,7 +85,7 @@ _WIDTHS = {"float": 4, "half": 2, "bfloat16": 2, "double": 8, "int32": 4, "int64
         r"(?P<driver>\s+bytes\s+on\s+host(?::\s+CUDA_ERROR_OUT_OF_MEMORY)?(?::\s+out\s+of\s+memory)?)?"
     ),
 )
-def tensorflow(found: Match, text: str, before: str) -> Parsed:
+def tensorflow(found: Match, passage: Passage) -> Parsed:
     """TensorFlow: a pool that ran out, a tensor that did not fit, a driver that had nothing left.
 
     What Python sees of it may have no figures: an operation's name, or that a copy has nowhere to go.
@@ -95,7 +96,7 @@ def tensorflow(found: Match, text: str, before: str) -> Parsed:
     if found["shape"] and found["type"]:
         asked = amount(_nbytes(found["shape"], found["type"]))
     pool = found["pool"] or found["by"] or ""
-    device = found["device"] or found["operation"] or _destination(found, text)
+    device = found["device"] or found["operation"] or _destination(found, passage.text)
     gpu = _GPU.search(device) or _GPU.search(pool)
     where: Where = "host" if pool.startswith("cpu") or "device:CPU" in device else "device"
     if found["pinned"] or "host" in pool:
@@ -106,7 +107,7 @@ def tensorflow(found: Match, text: str, before: str) -> Parsed:
         where=where,
         gpu=int(gpu.group(1)) if gpu else None,
         asked=asked,
-        signs=("xla",) if "external/xla" in text[: found.start()] else (),
+        signs=("xla",) if "external/xla" in passage.text[: found.start()] else (),
     )
     return reading, found.end()
 
@@ -159,9 +160,9 @@ _FIELDS = {
         r"|(?:total_region_allocated_bytes_|Total\s+bytes\s+in\s+pool|Total\s+size\s+in\s+pool):"
     ),
 )
-def bfc(found: Match, text: str, before: str) -> Parsed:
+def bfc(found: Match, passage: Passage) -> Parsed:
     """The dump that TensorFlow's and XLA's pool (best fit with coalescing) writes before they give up."""
-    body = text[found.start() : found.start() + 1500]
+    body = passage.text[found.start() : found.start() + 1500]
     matches = {name: pattern.search(body) for name, pattern in _FIELDS.items()}
     figures = {name: amount(match.group(1)) for name, match in matches.items() if match}
     live = figures.get("live") or figures.get("sum")

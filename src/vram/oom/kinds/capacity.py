@@ -8,10 +8,11 @@ from vram.oom.kinds import kind
 from vram.oom.remedies import (
     bigger,
     change,
-    retry,
+    options,
     room_alone,
     run_why,
     smaller,
+    use_less,
     utilization,
 )
 from vram.oom.sums import ANY_GPU, CONTEXT, Sums, blamed, needed_context, said, shortfall
@@ -86,7 +87,7 @@ def _more_than_this_gpu(reading: OomReading, worked: Sums) -> Judgement:
             " It already holds more than the GPU has: the driver moved part of it to host memory, as it"
             " does on Windows and WSL2."
         )
-    advice = (smaller(reading, room_alone(reading, worked)), retry(), bigger())
+    advice = use_less(reading, room_alone(reading, worked))
     working = Working(tuple(terms), "too much", over)
     return _too_large(reading, "fact" if sure else "likely", cause, (working,), advice)
 
@@ -104,7 +105,7 @@ def _uses_nearly_all(reading: OomReading, worked: Sums) -> Judgement | None:
         " context, the driver and small pieces) is no more than usual."
     )
     room = reading.live.nbytes + (reading.free.nbytes if reading.free else 0)
-    advice = (smaller(reading, room), retry(), bigger())
+    advice = use_less(reading, room)
     return _too_large(reading, "likely", cause, shortfall(reading), advice)
 
 
@@ -119,7 +120,7 @@ def _more_than_pool(reading: OomReading) -> Judgement | None:
     )
     cause = f"The pool may grow to {said(limit)}, by default nearly the whole GPU, and that is not enough."
     working = Working(terms, "too much", sum(term.nbytes for term in terms))
-    return _too_large(reading, "fact", cause, (working,), (smaller(reading, limit.nbytes), retry(), bigger()))
+    return _too_large(reading, "fact", cause, (working,), use_less(reading, limit.nbytes))
 
 
 def _vllm_too_large(reading: OomReading, worked: Sums) -> Judgement | None:
@@ -146,19 +147,8 @@ def _since_start(reading: OomReading, worked: Sums) -> Judgement | None:
         return None
     terms = (Term("asked", asked.nbytes), Term("left of what was free at the start", -free.nbytes))
     cause = "The memory that was free at the start is not enough for the model, its cache and this buffer."
-    advice = (
-        change(
-            "Keep fewer layers on the GPU (-ngl), or use a shorter context (-c) or a smaller batch (-ub)."
-        ),
-        change(
-            "Shrink the cache: --cache-type-k q8_0 --cache-type-v q8_0 with -fa on; or use a smaller"
-            " quantization."
-        ),
-        bigger(),
-    )
-    return _too_large(
-        reading, "likely", cause, (Working(terms, "missing", asked.nbytes - free.nbytes),), advice
-    )
+    working = Working(terms, "missing", asked.nbytes - free.nbytes)
+    return _too_large(reading, "likely", cause, (working,), use_less(reading, None))
 
 
 def _too_large(
@@ -178,6 +168,8 @@ def _too_large(
     )
 
 
+# More than this of a GPU cannot be used: a context and activations need the rest.
+_MOST_STATIC = 0.95
 # What JAX takes of a GPU by default.
 _JAX_FRACTION = 0.75
 
@@ -189,8 +181,9 @@ def limit(reading: OomReading, worked: Sums) -> Judgement | None:
     What it is
     ----------
     torch.cuda.set_per_process_memory_fraction, CuPy's pool limit, RMM's maximum_pool_size, vLLM's
-    gpu_memory_utilization and max_model_len, JAX's memory fraction, PyTorch's watermark on Apple GPUs: each
-    makes an allocation fail although the GPU may have room.
+    gpu_memory_utilization and max_model_len, SGLang's mem_fraction_static, text-generation-inference's
+    batches, JAX's memory fraction, PyTorch's watermark on Apple GPUs: each makes an allocation fail although
+    the GPU may have room.
 
     How it is recognised
     --------------------
@@ -200,8 +193,10 @@ def limit(reading: OomReading, worked: Sums) -> Judgement | None:
     --------
     Raise the limit if the GPU has room, or use less.
     """
-    if reading.dialect == "vllm":
-        return _vllm_limit(reading)
+    if reading.dialect in ("vllm", "sglang", "tgi"):
+        return _server_limit(reading)
+    if reading.dialect == "llama.cpp" and reading.wording == "layout":
+        return _layers(reading)
     if "pool-maximum" in reading.signs or "arena-limit" in reading.signs:
         return _limit(reading, "fact", _pool_cause(reading), _raise_limit(reading))
     if reading.limit is None or reading.asked is None or reading.dialect in ("tensorflow", "bfc"):
@@ -236,6 +231,76 @@ def _jax_limit(reading: OomReading, held: int) -> Judgement | None:
     text = "Raise the fraction, if nobody else needs the GPU."
     remedy = change(text, f"export XLA_PYTHON_CLIENT_MEM_FRACTION={share:.2f}")
     return _limit(reading, "likely", cause, (run_why(reading), remedy), held)
+
+
+def _server_limit(reading: OomReading) -> Judgement | None:
+    if reading.dialect == "sglang":
+        return {"kv cache": _sglang_cache, "static": _sglang_share}.get(reading.wording, _no_limit)(reading)
+    return _tgi_tokens(reading) if reading.dialect == "tgi" else _vllm_limit(reading)
+
+
+def _no_limit(reading: OomReading) -> None:
+    return None
+
+
+def _sglang_cache(reading: OomReading) -> Judgement:
+    wanted, left = reading.tokens_wanted, reading.tokens_fitting
+    figures = f": {wanted} tokens were needed and {left} were left" if wanted and left is not None else ""
+    cause = (
+        f"SGLang's cache of tokens is full{figures}. It was allocated at the start; the GPU may have more."
+    )
+    advice = (
+        change("Take in fewer or shorter requests: --max-running-requests, --context-length."),
+        change(
+            "Take requests in more carefully: a larger --schedule-conservativeness (1.3), a smaller"
+            " --chunked-prefill-size."
+        ),
+        change("Or make the cache larger, if the GPU has room: a larger --mem-fraction-static."),
+    )
+    return _limit(reading, "fact", cause, advice)
+
+
+def _sglang_share(reading: OomReading) -> Judgement:
+    """The share must hold the weights and the cache: free memory less what is outside the share is left."""
+    share, free, weights = reading.utilization, reading.free, reading.live
+    cause = "The weights fill SGLang's share of the GPU: nothing of it is left for the cache of tokens."
+    more = change("Give it more of the GPU, if nobody else uses it: a larger --mem-fraction-static.")
+    if share and free and weights:
+        at_start = free.nbytes + weights.nbytes
+        outside = round((1 - share) * at_start)
+        cause = (
+            f"The weights take {said(weights)} and leave {said(free)}. Of that SGLang keeps"
+            f" {said(outside)} free (1 - {share} of {said(at_start)}): nothing is left for the cache."
+        )
+        least = 1 - free.nbytes / at_start
+        if least + 0.03 <= _MOST_STATIC:
+            more = change(
+                f"Give it more of the GPU: --mem-fraction-static {least + 0.03:.2f} leaves a small cache."
+            )
+    advice = (
+        run_why(reading),
+        more,
+        change("Or use less: a quantized model, --kv-cache-dtype fp8_e5m2, --tp-size over more GPUs."),
+    )
+    return _limit(reading, "fact" if share and free and weights else "likely", cause, advice)
+
+
+def _tgi_tokens(reading: OomReading) -> Judgement:
+    tokens = reading.tokens_wanted or 0
+    cause = (
+        f"At its start text-generation-inference tried the largest batch that it may get, {tokens} tokens,"
+        " and that did not fit beside the weights."
+    )
+    return _limit(reading, "likely", cause, (*options(reading), run_why(reading)))
+
+
+def _layers(reading: OomReading) -> Judgement:
+    cause = (
+        "Ollama found no place for the model: the layers that are to be on the GPU (num_gpu) need more than"
+        " is free there, or the rest needs more host memory than there is."
+    )
+    first = change("Leave num_gpu out, so that Ollama chooses what fits, or make it smaller.")
+    return _limit(reading, "likely", cause, (first, *options(reading), run_why(reading)))
 
 
 def _vllm_limit(reading: OomReading) -> Judgement | None:
@@ -332,6 +397,7 @@ def _raise_limit(reading: OomReading) -> tuple[Remedy, ...]:
         " CUPY_GPU_MEMORY_LIMIT.",
         "rmm": "Raise maximum_pool_size (rmm.reinitialize, LocalCUDACluster(rmm_maximum_pool_size=...)).",
         "onnxruntime": "Raise gpu_mem_limit of the CUDA execution provider.",
+        "paddle": "Raise FLAGS_gpu_memory_limit_mb, or unset it.",
     }
     text = words.get(reading.dialect, "Raise or remove the limit.")
     command = "export PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0" if reading.dialect == "pytorch-mps" else ""

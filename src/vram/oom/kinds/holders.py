@@ -92,6 +92,8 @@ def other_process(reading: OomReading, worked: Sums) -> Judgement | None:
     """
     if reading.dialect == "vllm" and reading.wording == "startup":
         return _before_vllm(reading, worked)
+    if reading.dialect == "sglang" and reading.wording == "unbalanced":
+        return _unbalanced(reading)
     if reading.dialect in ("tensorflow", "xla", "bfc"):
         return _pool_below_limit(reading)
     if blamed(reading, worked) != "other-process":
@@ -157,6 +159,28 @@ def _before_vllm(reading: OomReading, worked: Sums) -> Judgement:
         f" ({reading.utilization}) was not available.",
         workings=workings,
         remedies=(run_why(reading), make_room(reading), *utilization(reading)),
+    )
+
+
+def _unbalanced(reading: OomReading) -> Judgement:
+    """SGLang compares the GPUs of a group before it loads anything."""
+    least, most = reading.free, reading.asked
+    terms = (
+        (Term("free here", most.nbytes), Term("free on the fullest", -least.nbytes)) if least and most else ()
+    )
+    held = f" at least {said(sum(term.nbytes for term in terms))}" if terms else " memory"
+    return Judgement(
+        kind="other-process",
+        certainty="likely",
+        title=other_process.title,
+        cause=f"Before SGLang started, other processes held{held} on one of the GPUs that it wants to use"
+        " together, or that GPU is smaller.",
+        workings=(Working(terms, "held there", sum(term.nbytes for term in terms)),) if terms else (),
+        remedies=(
+            run_why(reading),
+            make_room(reading),
+            change("Or choose GPUs that are equally free: CUDA_VISIBLE_DEVICES=N,M."),
+        ),
     )
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from vram.model.finding import Remedy
 from vram.model.oom import Judgement, OomReading, Term, Working
-from vram.oom.dialects.cuda import STICKY_SIGN
+from vram.oom.dialects.sticky import HARDWARE_XIDS, STICKY_SIGN, XIDS
 from vram.oom.kinds import kind
 from vram.oom.remedies import (
     change,
     run_why,
 )
 from vram.oom.sums import Sums, said, shortfall
+from vram.payloads.trim.sticky_errors import STICKY
 
 
 @kind("broken-context", "not memory: an error broke the CUDA context")
@@ -26,30 +27,91 @@ def broken_context(reading: OomReading, worked: Sums) -> Judgement | None:
 
     How it is recognised
     --------------------
-    By the error's name or number: NVIDIA's documentation says of 226, 700, 702, 710, 714 to 719, 721, 810 and
-    911 that the process has to be restarted. CUDA reports such an error late, at the next call: the line that
-    raised it is often not the one that caused it.
+    By the error's name, number or description, in the words of CUDA, PyTorch, CuPy, Numba, PyCUDA, JAX,
+    TensorFlow and llama.cpp: NVIDIA's documentation says of 226, 700, 702, 710, 714 to 719, 721, 810 and 911
+    that the process has to be restarted. CUDA reports such an error late, at the next call: the line that
+    raised it is often not the one that caused it. In the kernel's log the driver reports it as an Xid: 13, 31
+    and 43 are faults of the program, 45 follows another error, 48, 74, 79, 94, 95, 119 and 120 are faults of
+    the GPU or its links.
 
     Remedies
     --------
     Restart the process: that frees its memory. `vram.flush()`, emptying caches, a smaller batch and trying
     again do not help. To find the cause, run once with CUDA_LAUNCH_BLOCKING=1, so that the error appears at
-    its own line, or under compute-sanitizer. With PyTorch the usual cause is an index out of range in an
-    embedding or a gather: run that step on the CPU, where the error names it.
+    its own line, or under compute-sanitizer. With PyTorch the usual cause of an assert is an index out of
+    range in an embedding or a gather: run that step on the CPU, where the error names it. TORCH_USE_CUDA_DSA,
+    which PyTorch's message names, is an option for building PyTorch; a released wheel was built without it.
     """
     if STICKY_SIGN not in reading.signs:
         return None
+    advice = _after_a_fault(reading) if reading.dialect == "xid" else _find_the_first(reading)
     return Judgement(
         kind="broken-context",
         certainty="fact",
         title=broken_context.title,
-        cause=f"{reading.wording} breaks the CUDA context: every later call of the process fails with it,"
-        " even freeing. Its memory is freed only when the process exits.",
-        remedies=(
-            change("Restart the process: what it had on the GPU is already lost."),
-            change("Make the error appear at the call that caused it.", "export CUDA_LAUNCH_BLOCKING=1"),
-            change("Or run it under compute-sanitizer, which names the kernel and the address."),
+        cause=f"This is not out of memory. {_broken_by(reading)} broke the CUDA context: every later call of"
+        " the process fails, even freeing. Its memory returns when the process ends.",
+        remedies=(change("Restart the process: what it had on the GPU is already lost."), *advice),
+    )
+
+
+def _sign(reading: OomReading, name: str) -> str | None:
+    """The value of a sign that has one."""
+    return next((sign[len(name) + 1 :] for sign in reading.signs if sign.startswith(f"{name}=")), None)
+
+
+def _broken_by(reading: OomReading) -> str:
+    if reading.dialect == "xid":
+        pid = _sign(reading, "pid")
+        words = XIDS[int(reading.wording)]
+        return f"{words[0].upper()}{words[1:]}, Xid {reading.wording}{f' of process {pid}' if pid else ''},"
+    code = next(code for code, (name, _, _) in STICKY.items() if name == reading.wording)
+    words = STICKY[code][2]
+    asserted = _sign(reading, "assert")
+    failed = f': "{asserted}" failed' if asserted else ""
+    return f"{words[0].upper()}{words[1:]} ({reading.wording}, {code}{failed})"
+
+
+def _find_the_first(reading: OomReading) -> tuple[Remedy, ...]:
+    """CUDA reports such an error late, and then again and again."""
+    torch = _sign(reading, "in") == "pytorch"
+    advice = [
+        change(
+            "Find the first error; all others follow from it. Run once with this, so that it appears at the"
+            " call that caused it.",
+            "export CUDA_LAUNCH_BLOCKING=1",
         ),
+        change("Or run it under compute-sanitizer, which names the kernel, the thread and the address."),
+    ]
+    if reading.wording == "CUDA_ERROR_ASSERT" and torch:
+        advice.insert(
+            0,
+            change(
+                "Look for an index or a label out of range (embedding, gather, loss): run that step on"
+                " the CPU, where the error names it."
+            ),
+        )
+    if torch:
+        text = "TORCH_USE_CUDA_DSA is an option for building PyTorch: setting it for a run changes nothing."
+        advice.append(change(text))
+    return tuple(advice)
+
+
+def _after_a_fault(reading: OomReading) -> tuple[Remedy, ...]:
+    if int(reading.wording) in HARDWARE_XIDS:
+        return (
+            Remedy(step="look", target="gpu", text="Check the GPU's errors.", command="nvidia-smi -q -d ECC"),
+            change(
+                "If it happens again, reset the GPU or the machine, and have the GPU checked.", target="host"
+            ),
+        )
+    return (
+        change(
+            "Find the call in the program's own log, at the same time: run it once with this, or under"
+            " compute-sanitizer.",
+            "export CUDA_LAUNCH_BLOCKING=1",
+        ),
+        change("If different programs fail like that on one GPU, have the GPU checked.", target="host"),
     )
 
 
@@ -175,6 +237,12 @@ def _host_cause(reading: OomReading) -> str:
             f"A pinned allocation{amount} {failed}. It uses host memory and is limited by how much the"
             " kernel lets a process lock; free GPU memory does not matter."
         )
+    if reading.wording in ("python", "bad_alloc"):
+        who = "Python" if reading.wording == "python" else "The C++ runtime"
+        return (
+            f"{who} could not allocate host memory. The message has no figures: the machine, its container or"
+            " a limit of the process (ulimit -v) had no more to give. The GPU's memory is not involved."
+        )
     if "shared-memory" in reading.signs:
         return "A data loader's worker ran out of /dev/shm, the shared memory between processes."
     if "killed" in reading.signs:
@@ -214,6 +282,19 @@ def _host_remedies(reading: OomReading) -> tuple[Remedy, ...]:
     advice = [
         change("Use less host memory: fewer workers, smaller prefetch, memory-mapped or sharded loading.")
     ]
+    if reading.dialect == "llama.cpp":
+        advice = [
+            change(
+                "Use a shorter context, a smaller model or a smaller quantization, or keep more layers on the"
+                " GPU (num_gpu in Ollama, -ngl in llama.cpp)."
+            ),
+            change("In a container: give it more memory, docker run --memory=SIZE.", target="container"),
+        ]
+    if reading.wording == "numpy":
+        advice = [
+            change("Use a smaller type (float32 instead of float64), or work in parts."),
+            change("Or keep the array in a file: numpy.memmap, numpy.load(..., mmap_mode='r')."),
+        ]
     if reading.wording in ("slurm", "srun"):
         advice.append(change("Ask the scheduler for more host memory: sbatch --mem=SIZE.", target="job"))
     if reading.wording == "kubernetes":

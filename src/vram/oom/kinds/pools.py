@@ -8,6 +8,7 @@ from vram.oom.kinds import kind
 from vram.oom.remedies import (
     change,
     defragment,
+    options,
     record,
     release_caches,
     run_why,
@@ -124,7 +125,11 @@ def fragmented(reading: OomReading, worked: Sums) -> Judgement | None:
         cause=f"The allocator holds {said(idle)} that no tensor uses, but no single piece of it is"
         f" {said(asked)} long.{beside}",
         workings=(*shortfall(reading), _left(terms)),
-        remedies=(*defragment(reading), _tidy(), record(), *((run_why(reading),) if beside else ())),
+        remedies=(
+            *defragment(reading),
+            *(options(reading) or (_tidy(), record())),
+            *((run_why(reading),) if beside else ()),
+        ),
     )
 
 

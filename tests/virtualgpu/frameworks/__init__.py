@@ -1,0 +1,1 @@
+"""Programs of PyCUDA, Numba, cuda.core, cuda.bindings, CuPy and PyTorch: one per part of their memory."""
