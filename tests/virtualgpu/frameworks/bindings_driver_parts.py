@@ -92,13 +92,13 @@ def host_and_managed() -> None:
     primary_context()
     call("cuMemFreeHost", call("cuMemHostAlloc", MIB, 0))
     before = used()
-    managed = call("cuMemAllocManaged", 4 * MIB, driver.CUmemAttach_flags.CU_MEM_ATTACH_GLOBAL.value)
+    managed = call("cuMemAllocManaged", 128 * MIB, driver.CUmemAttach_flags.CU_MEM_ATTACH_GLOBAL.value)
     assert used() == before
     location = driver.CUmemLocation()
     location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-    call("cuMemPrefetchAsync", managed, 4 * MIB, location, 0, 0)
+    call("cuMemPrefetchAsync", managed, 128 * MIB, location, 0, 0)
     call("cuCtxSynchronize")
-    assert used() - before == 4 * MIB
+    assert used() - before == 128 * MIB
     call("cuMemFree", managed)
     assert used() == before
 
