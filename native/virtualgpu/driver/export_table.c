@@ -14,9 +14,8 @@
 #include <string.h>
 #include <unistd.h>
 
-/* The table that every release of the runtime from 12 to 13.4 asks for and gives up without. It asks for others
- * first and copes without them; so do profilers. cuda.bindings' driver module, cuda.core, Numba and PyCUDA ask for
- * none. */
+/* The table without which the runtime gives up (12.9, 13.0 and 13.4 were tried). It asks for another one first and
+ * copes without. cuda.bindings' driver module, cuda.core, Numba and PyCUDA ask for none. */
 static const struct uuid runtime_table = {
     {0x6b, 0xd5, 0xfb, 0x6c, 0x5b, 0xf4, 0xe7, 0x4a, 0x89, 0x87, 0xd9, 0x39, 0x12, 0xfd, 0x9d, 0xf9}};
 
@@ -36,12 +35,16 @@ static void __attribute__((format(printf, 2, 3))) add(struct message *message, c
     if (written > 0) message->length += (size_t)written < room ? (size_t)written : room - 1;
 }
 
-/* A file's name comes from others: what a terminal would obey is replaced. */
+/* A file's name comes from others. What a terminal would obey is replaced: control characters, also those that
+ * UTF-8 writes as C2 80 to C2 9F. */
 static void add_name(struct message *message, const char *name) {
     size_t from = message->length;
     add(message, "%s", name);
-    for (char *at = message->text + from; *at; at++)
-        if (iscntrl((unsigned char)*at)) *at = '?';
+    for (unsigned char *at = (unsigned char *)message->text + from; *at; at++) {
+        bool two_bytes = *at == 0xc2 && at[1] >= 0x80 && at[1] <= 0x9f;
+        if (two_bytes || iscntrl(*at)) *at = '?';
+        if (two_bytes) *++at = '?';
+    }
 }
 
 static void send(const struct message *message) {

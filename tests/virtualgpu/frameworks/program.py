@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 MIB = 1 << 20
-GIB = 1 << 30
 PTX = b".version 8.0\n.target sm_90\n.address_size 64\n.visible .entry f() { ret; }\n"
 """The smallest module that a driver could load."""
 
