@@ -12,6 +12,7 @@ import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -48,6 +49,7 @@ class Toolchain:
     runtime: str
     libraries: str = ""
 
+    @cache  # what does not compile as C++ is not tried twice  # noqa: B019
     def build(self, source: Path) -> Program:
         """Compile *source*, once: as C++, and where that fails as CUDA."""
         made, as_cpp = self._compile(source, ())

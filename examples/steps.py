@@ -24,11 +24,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import pynvml
 from compiling import EXAMPLES, CannotRun, Toolchain, toolchain
@@ -36,11 +38,15 @@ from compiling import EXAMPLES, CannotRun, Toolchain, toolchain
 MIB = 1024**2
 ANSWER_S = 120.0
 
-PROGRAM = re.compile(r"(?P<number>\d)_\w+?_(?P<version>as_written|fixed)(?:_(?P<module>\w+))?")
+PROGRAM = re.compile(r"(?P<number>\d)_\w+?_(?P<version>as_written|entered|fixed)(?:_(?P<module>\w+))?")
 LIBRARIES = {"pycuda": "PyCUDA", "cupy": "CuPy", "numba": "Numba"}
 
 # Five threads that fail together write their tracebacks into each other; what they say is counted instead.
-MESSAGES = ("cuMemAlloc failed: invalid device context", "module 'pycuda.driver' has no attribute 'mem_free'")
+MESSAGES = (
+    "cuMemAlloc failed: invalid device context",
+    "module 'pycuda.driver' has no attribute 'mem_free'",
+    "device_allocation in out-of-thread context could not be cleaned up",
+)
 
 
 @dataclass(frozen=True)
@@ -150,6 +156,16 @@ def run(gpu: Gpu, path: Path, tools: Toolchain) -> Result:
     return result
 
 
+def run_all(gpu: Gpu, paths: Sequence[Path], toolchains: Sequence[Toolchain]) -> Iterator[Result]:
+    """Run C++ once for each of *toolchains*, which compile it while the Python programs run."""
+    cpp = [path for path in paths if path.suffix == ".cpp"]
+    with ThreadPoolExecutor(1) as background:
+        compiled = background.submit(lambda: [tools.build_all(cpp) for tools in toolchains])
+        yield from (run(gpu, path, toolchains[0]) for path in paths if path.suffix == ".py")
+        compiled.result()
+    yield from (run(gpu, path, tools) for tools in toolchains for path in cpp)
+
+
 def _follow(gpu: Gpu, argv: Sequence[str], libraries: str, result: Result) -> None:
     names, program_names = os.pipe()
     program_answers, answers = os.pipe()
@@ -172,7 +188,8 @@ def _follow(gpu: Gpu, argv: Sequence[str], libraries: str, result: Result) -> No
         try:
             for step in _lines(steps, result.program):
                 result.steps.append(_read(gpu, step, before, process.pid))
-                os.write(answers, b".")
+                with suppress(BrokenPipeError):  # it was killed meanwhile
+                    os.write(answers, b".")
             result.exit_code = process.wait(ANSWER_S)
         finally:
             os.close(answers)
@@ -227,15 +244,16 @@ def _said(out: str, errors: str) -> list[str]:
 # ---- the command ----
 
 
-def record(gpu: Gpu, results: Iterable[Result]) -> dict[str, Any]:
-    """Every figure, with the GPU and the driver that it is valid for."""
-    return {
+def record(gpu: Gpu, results: Iterable[Result]) -> str:
+    """Every figure as JSON, with the GPU and the driver that it is valid for; a line for each program."""
+    head = {
         "gpu": gpu.name,
         "driver": gpu.driver,
         "virtual": "VRAM_VIRTUAL_GPU" in os.environ,
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
-        "programs": [asdict(result) for result in results],
     }
+    programs = ",\n".join(json.dumps(asdict(result), ensure_ascii=False) for result in results)
+    return f'{json.dumps(head)[:-1]}, "programs": [\n{programs}\n]}}'
 
 
 def shown(result: Result) -> str:
@@ -253,24 +271,29 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Run examples, and read the GPU's memory at each step.")
     parser.add_argument("program", nargs="+", help='how a program\'s name starts, such as flush/2; or "all"')
     parser.add_argument("--json", action="store_true", help="every figure, as JSON")
-    parser.add_argument("--cudart", choices=["shared", "static"], default="shared", help="what nvcc links")
+    parser.add_argument(
+        "--cudart", choices=["shared", "static", "both"], default="shared", help="which runtime nvcc links"
+    )
     parser.add_argument("--declarations", action="store_true", help="compile without nvcc, also where it is")
     args = parser.parse_args()
+    runtimes = ("shared", "static") if args.cudart == "both" else (args.cudart,)
+    results = []
     try:
         paths = [path for word in args.program for path in find(word)]
-        tools = toolchain(args.cudart, declarations=args.declarations)
-        tools.build_all([path for path in paths if path.suffix == ".cpp"])
+        tools = [toolchain(runtime, declarations=args.declarations) for runtime in runtimes]
         gpu = Gpu()
-        results = []
-        for path in paths:
-            results.append(run(gpu, path, tools))
+        for result in run_all(gpu, paths, tools):
+            results.append(result)
             if not args.json:
-                print(shown(results[-1]), flush=True)
-    except (CannotRun, pynvml.NVMLError) as error:
+                print(shown(result), flush=True)
+    except CannotRun as error:
         print(f"steps.py: {error}", file=sys.stderr)
         return 1
+    except pynvml.NVMLError as error:
+        print(f"steps.py: {error}; without a GPU, put `vram virtual --` before the command", file=sys.stderr)
+        return 1
     if args.json:
-        print(json.dumps(record(gpu, results), indent=1))
+        print(record(gpu, results))
     return 0
 
 

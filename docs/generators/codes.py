@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from inspect import cleandoc
 
+from generators.statement_links import statements_that
 from vram.cli import manual
 from vram.doctor.checks import CHECKS
 
@@ -42,6 +43,8 @@ def _rule(code: str, summary: str, rules: manual.Pages) -> Iterator[str]:
         yield f"{rest[:1].upper()}{rest[1:]}"
     body = cleandoc(rules[code]).partition("\n")[2].rstrip()
     yield UNDERLINED.sub(r"## \1\n", _linked(body, set(rules) - {code}))
+    if about := statements_that(lambda statement: f"reference/rules/{code}.md" in statement.pages):
+        yield f"\nStatements of articles about it, judged: {about}."
     yield f"\nThe same page in a terminal: `vram explain {code}`. [All rules](../rules.md)"
 
 

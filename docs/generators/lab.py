@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from statements import ARTICLES
-from statements.judge import ByClaim, ByReading
+from statements.judge import ByClaim, ByFigures, ByReading, Statement
 
+from generators.statement_links import QUESTIONS, statements_that
 from vram.lab.catalogue import CLAIMS, TOPICS
 from vram.lab.claim import DefinedClaim
 from vram.model.lab import LabClaim, LabReport, Result
@@ -18,13 +18,6 @@ from vram.units import size
 FOLDER = "docs/reference/lab"
 EVIDENCE = Path(__file__).resolve().parents[1] / "evidence"
 UNMEASURED = "No run of it on real hardware is kept yet."
-QUESTIONS = {
-    "after-exit": "Why is the memory not free after my program ended?",
-    "no-process": "Why is memory in use when no process is listed?",
-    "threads": "Why does memory stay after a thread has ended?",
-    "out-of-memory": 'Why "out of memory" when nothing is running?',
-    "flush": "How do I flush GPU memory?",
-}
 SLUGS = tuple(QUESTIONS)
 NUMBERED = re.compile(r"[Qq]uestions? \d(?:(?:, | and )\d)*")
 KNOWN = {name: claim.topic for name, claim in CLAIMS.items()}
@@ -98,21 +91,12 @@ def _experiment(page: LabClaim, topic: str, reports: list[LabReport]) -> Iterato
     found = [(report, result) for report in reports for result in report.results]
     lines = [_measured(report, result) for report, result in found if result.experiment == page.name]
     yield "\n".join(lines) if lines else f"*Measured:* {UNMEASURED}"
-    if decided := list(_statements(page.name)):
-        yield f"\n*Statements of the articles that it decides:* {'; '.join(decided)}"
+    if decided := statements_that(lambda statement: page.name in _claims(statement)):
+        yield f"\n*Statements of the articles that it decides:* {decided}"
 
 
-def _statements(claim: str) -> Iterator[str]:
-    """Links to the articles with a statement that *claim* decides, and the numbers of these there."""
-    for question, statements in ARTICLES.items():
-        numbers = [
-            str(number)
-            for number, each in enumerate(statements, 1)
-            if any(isinstance(case, ByClaim | ByReading) and case.claim == claim for case in each.cases)
-        ]
-        if numbers:
-            anchor = re.sub(r"[^\w\- ]", "", QUESTIONS[question].lower()).replace(" ", "-")
-            yield f"[{question}](../statements.md#{anchor}) {', '.join(numbers)}"
+def _claims(statement: Statement) -> set[str]:
+    return {case.claim for case in statement.cases if isinstance(case, ByClaim | ByReading | ByFigures)}
 
 
 def _measured(report: LabReport, result: Result) -> str:

@@ -11,6 +11,7 @@ from statements.judge import (
     Answer,
     ByClaim,
     ByCompiler,
+    ByFigures,
     ByJudgement,
     ByProgram,
     ByReading,
@@ -24,7 +25,8 @@ from statements.judge import (
     read,
 )
 
-from generators.lab import QUESTIONS, topic_slug
+from generators.lab import topic_slug
+from generators.statement_links import QUESTIONS
 from vram.lab.catalogue import CLAIMS
 from vram.report.lab import cell
 
@@ -95,7 +97,7 @@ def _links(statement: Statement) -> str:
 
 def _of_case(case: Case) -> str:
     match case:
-        case ByClaim(claim=name) | ByReading(claim=name):
+        case ByClaim(claim=name) | ByReading(claim=name) | ByFigures(claim=name):
             return f"[{name}](lab/{topic_slug(CLAIMS[name].topic)}.md#{name})"
         case ByProgram(program=name) | ByRun(program=name) | ByCompiler(program=name):
             return _of_program(name)

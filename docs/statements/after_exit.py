@@ -118,7 +118,9 @@ STATEMENTS = (
     statement(
         "Program 2 (synchronize, free, cudaDeviceReset): the reset clears whatever is left.",
         goes(RESET, "allocated", "reset", when="this program"),
-        denies("reset-not-enough", when="plain memory and the primary context"),
+        affirms("reset-primary", when="plain and managed memory, and the context"),
+        affirms("reset-pools", when="memory of cudaMallocAsync"),
+        denies("reset-not-enough", when="other contexts, and memory of cuMemCreate"),
         kind="program",
         pages=["questions/out-of-memory.md"],
     ),
@@ -131,11 +133,14 @@ STATEMENTS = (
     statement(
         "Managed memory can be used by CPU and GPU alike.",
         affirms("managed-both-sides"),
+        pages=["concepts/managed-memory.md"],
     ),
     statement(
         "The driver moves managed data between host and device as they are needed.",
+        denies("managed-first-touch", when="they stay on the host while only the host uses them"),
         denies("managed-on-allocation", when="to the device, when it touches them"),
         affirms("managed-returns", when="back, when the host uses them: data move, device memory stays"),
+        pages=["concepts/managed-memory.md"],
     ),
     statement(
         "With managed memory, memory that stays behind is less likely.",
@@ -144,8 +149,9 @@ STATEMENTS = (
     ),
     statement(
         "Managed memory can be slower, so the choice depends on the program.",
-        right("pages move on first touch, by faults that a copy or a prefetch avoids"),
-        pages=["further-reading.md"],
+        denies("managed-faults", when="kernels fault pages in"),
+        affirms("managed-slower", when="prefetched"),
+        pages=["concepts/managed-memory.md"],
     ),
     statement(
         "Read the vendor's documentation, and learn about memory models and operating systems.",
@@ -164,6 +170,6 @@ STATEMENTS = (
         right("with --cuda-memory-usage; compute-sanitizer finds leaks", when="Nsight Systems"),
         wrong("Nsight Compute measures kernels, not allocations", when="Nsight Compute"),
         kind="advice",
-        pages=["further-reading.md"],
+        pages=["guides/leaks.md"],
     ),
 )

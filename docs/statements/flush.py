@@ -10,7 +10,7 @@ ARRAY = 4 * MIB
 
 STATEMENTS = (
     statement(
-        "No single function of CUDA flushes GPU memory.",
+        "No single function of CUDA flushes all of the GPU's memory.",
         denies("free-null-flushes"),
         denies("reset-reaches-others", when="for all processes"),
         pages=["questions/flush.md"],
@@ -74,7 +74,8 @@ STATEMENTS = (
     ),
     statement(
         "Check every call for errors.",
-        right("a free that failed has freed nothing, and says so only in its answer"),
+        denies("fault-free", when="a free that fails says so only in its answer"),
+        denies("free-reports-kernel", when="and it may report an earlier kernel's error"),
         kind="technique",
         pages=["guides/broken-context.md"],
     ),

@@ -28,6 +28,13 @@ NEAR_BYTES = MIB
 """Programs of examples/ run alone, and are read to the block."""
 
 
+CHANGED = {
+    "reset-not-enough": "2026-11-16T09:30:00Z",
+    "pycuda-thread": "2026-11-16T09:30:00Z",
+}
+"""When the experiment of a claim began to measure something else: results from before are none of it."""
+
+
 # ---- what was measured ----
 
 
@@ -92,6 +99,8 @@ def merged(reports: Sequence[LabReport], runs: Sequence[ProgramRuns] = ()) -> Ev
     claims: dict[str, Result] = {}
     for report in reports:
         for result in report.results:
+            if report.taken_at < CHANGED.get(result.experiment, ""):
+                continue
             if result.verdict != "cannot tell" or result.experiment not in claims:
                 claims[result.experiment] = result
     # A C++ program is there twice: with the runtime linked statically it shows the same.
@@ -149,6 +158,22 @@ class ByReading(Struct, frozen=True):
         grown = used[self.then] - used[self.first]
         share = _share(grown, self.nbytes)
         return Answer(share, f"{of(grown, self.nbytes)} came into use")
+
+
+class ByFigures(Struct, frozen=True):
+    """Two figures of one experiment: the statement says that the first is the smaller one."""
+
+    claim: str
+    smaller: str
+    larger: str
+    when: str
+
+    def answer(self, evidence: Evidence) -> Answer:
+        result = evidence.claims.get(self.claim)
+        found = {each.name: each.value for each in result.figures} if result else {}
+        if result is None or self.smaller not in found or self.larger not in found:
+            return Answer(None, f"{self.claim} was not run yet" if result is None else result.because)
+        return Answer(found[self.smaller] < found[self.larger], result.because)
 
 
 class ByProgram(Struct, frozen=True):
@@ -229,7 +254,7 @@ class ByJudgement(Struct, frozen=True):
         return Answer(self.holds, self.because)
 
 
-Case = ByClaim | ByReading | ByProgram | ByRun | ByCompiler | ByJudgement
+Case = ByClaim | ByReading | ByFigures | ByProgram | ByRun | ByCompiler | ByJudgement
 
 
 class Statement(Struct, frozen=True):
@@ -311,6 +336,11 @@ def runs(program: str, when: str = "") -> Case:
 def takes(claim: str, first: str, then: str, nbytes: int, when: str = "") -> Case:
     """The statement says that *nbytes* were taken from *first* to *then*, two stages of an experiment."""
     return ByReading(claim, first, then, nbytes, when)
+
+
+def less(claim: str, smaller: str, larger: str, when: str = "") -> Case:
+    """The statement says that one figure of the claim's experiment is smaller than the other."""
+    return ByFigures(claim, smaller, larger, when)
 
 
 def right(because: str, when: str = "") -> Case:

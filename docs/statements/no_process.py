@@ -62,7 +62,7 @@ STATEMENTS = (
     statement(
         "The driver makes room by paging memory out.",
         affirms("larger-than-the-gpu", when="plain memory"),
-        right("it may be larger than the GPU, and pages move", when="managed memory on Linux"),
+        affirms("managed-larger-than-gpu", when="managed memory: more than the GPU has is granted"),
         pages=["questions/no-process.md"],
     ),
     statement(
@@ -80,7 +80,7 @@ STATEMENTS = (
         "Kernels of different processes share memory efficiently.",
         affirms("pointer-elsewhere", when="by pointer"),
         denies("ipc-counted-twice", when="by IPC handle: opening takes no memory again"),
-        pages=["reference/rules/VR206.md"],
+        pages=["guides/keep-memory.md", "reference/rules/VR206.md"],
     ),
     statement(
         "Data stay in memory from one kernel to the next.",
@@ -96,7 +96,7 @@ STATEMENTS = (
         "Memory can be kept beyond the life of any one process, which some systems need.",
         affirms("exported-handle", when="another process holds a handle"),
         affirms("exit-without-free", when="no process holds anything"),
-        pages=["concepts/who-keeps-memory.md"],
+        pages=["guides/keep-memory.md"],
     ),
     statement(
         "Program 1 (cudaMalloc of 4 KiB, cudaFree): memory stays allocated after main has returned.",
@@ -121,10 +121,12 @@ STATEMENTS = (
         "The runtime handles synchronisation and page faults of managed memory internally.",
         denies("managed-on-allocation", when="page faults: memory comes when it is touched"),
         wrong("the program has to wait for the device before it reads on the host", when="synchronisation"),
+        pages=["concepts/managed-memory.md"],
     ),
     statement(
         "Program 3 (cudaFree(0) first): even a harmless call like this one can return an error.",
         affirms("free-null-fails", when="in a healthy context"),
+        denies("free-null-never-fails", when="after a failed kernel, or where no context can be made"),
         kind="program",
         pages=["questions/no-process.md"],
     ),
@@ -132,7 +134,7 @@ STATEMENTS = (
         "Contexts have to be managed properly, or memory leaks.",
         denies("second-context", when="while the process lives: each costs as much again"),
         affirms("context-outlives", when="after its end"),
-        pages=["concepts/what-a-context-costs.md"],
+        pages=["guides/end-context.md", "concepts/what-a-context-costs.md"],
     ),
     statement(
         "Whether an allocation succeeds is the driver's decision, not the calling process's alone.",

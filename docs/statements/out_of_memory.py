@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from statements.judge import affirms, denies, gains, goes, right, statement, stays, wrong
+from statements.judge import affirms, denies, gains, goes, less, right, statement, stays, wrong
 from vram.units import GIB, MIB
 
 EXCEPTION, RESET_ONLY, LIBRARY = (
@@ -36,7 +36,7 @@ STATEMENTS = (
     statement(
         "Pinned memory is host memory that cannot be paged out, which makes transfers fast.",
         denies("pinned-counts", when="it is the host's memory"),
-        right("the device copies it without a detour", when="transfers"),
+        less("managed-slower", "copy from pinned memory", "copy", when="transfers"),
     ),
     statement(
         "Pinned memory that is badly managed helps to exhaust memory.",
@@ -86,9 +86,10 @@ STATEMENTS = (
     statement(
         "Error handling must include cleaning up.",
         affirms("exception-in-process", when="in a process that goes on"),
+        affirms("fault-free", when="after a sticky error: frees fail too"),
         affirms("exception-across-runs", when="in one that ends with the error"),
         kind="technique",
-        pages=["guides/scopes.md", "guides/retries.md"],
+        pages=["guides/scopes.md", "guides/broken-context.md"],
     ),
     statement(
         "Program 2 (cudaFree(nullptr), then cudaDeviceReset): neither releases what is allocated.",
@@ -98,7 +99,9 @@ STATEMENTS = (
     ),
     statement(
         "cudaDeviceReset does not guarantee that everything is released.",
-        affirms("reset-not-enough", when="plain memory and the primary context"),
+        denies("reset-primary", when="plain and managed memory, and the context"),
+        denies("reset-pools", when="memory of cudaMallocAsync"),
+        affirms("reset-not-enough", when="other contexts, and memory of cuMemCreate"),
         denies("reset-reaches-others", when="other processes' memory"),
         pages=["questions/out-of-memory.md"],
     ),
@@ -117,7 +120,7 @@ STATEMENTS = (
     statement(
         "Finding such leaks takes tools for memory analysis.",
         right("vram inside and vram.live() name arrays; compute-sanitizer names the call"),
-        pages=["guides/inside.md", "guides/live.md"],
+        pages=["guides/leaks.md", "guides/inside.md"],
     ),
     statement(
         "Free every allocation, also on the paths that exceptions take.",
@@ -131,7 +134,7 @@ STATEMENTS = (
         affirms("context-close-frees", when="the process goes on"),
         affirms("context-outlives", when="the process ends anyway"),
         kind="technique",
-        pages=["concepts/what-a-context-costs.md"],
+        pages=["guides/end-context.md"],
     ),
     statement(
         "Do not rely on implicit cleanup.",
@@ -143,7 +146,7 @@ STATEMENTS = (
         "Use Nsight Compute to find leaks.",
         wrong("it profiles kernels; compute-sanitizer --leak-check full and Nsight Systems see allocations"),
         kind="advice",
-        pages=["further-reading.md"],
+        pages=["guides/leaks.md"],
     ),
     statement(
         "As a last resort, reset the driver to purge what lingers.",
@@ -158,9 +161,10 @@ STATEMENTS = (
     ),
     statement(
         "Read how libraries are initialised and shut down.",
-        right("each framework has its own calls"),
+        right("each has its own calls, and some keep memory without them"),
+        affirms("torch-workspaces", when="PyTorch's workspaces"),
         kind="advice",
-        pages=["guides/flush.md"],
+        pages=["guides/shut-down.md"],
     ),
     statement(
         "An old or damaged driver causes memory problems; update it first.",

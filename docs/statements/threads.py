@@ -36,6 +36,8 @@ STATEMENTS = (
         denies("thread-end-frees", when="a bare pointer"),
         denies("numba-del", when="Numba: freed later"),
         denies("cupy-del", when="CuPy: kept in its pool"),
+        affirms("pycuda-thread", when="PyCUDA, dropped after its context was popped"),
+        denies("pycuda-inner-function", when="PyCUDA, dropped while its context is current"),
         pages=["questions/threads.md", "guides/flush.md"],
     ),
     statement(
@@ -50,7 +52,7 @@ STATEMENTS = (
         pages=["guides/buffer.md"],
     ),
     statement(
-        "The driver cannot release memory because a thread that used it has ended.",
+        "That a thread has ended is no reason for the driver to release its memory.",
         denies("thread-end-frees"),
     ),
     statement(
@@ -62,7 +64,8 @@ STATEMENTS = (
     ),
     statement(
         "PyCUDA and CuPy have methods for it.",
-        right("DeviceAllocation.free(), and free_all_blocks() of a CuPy pool"),
+        affirms("pycuda-free", when="DeviceAllocation.free() of PyCUDA"),
+        right("free_all_blocks() of the pool", when="CuPy"),
         pages=["guides/flush.md"],
     ),
     statement(
@@ -78,16 +81,17 @@ STATEMENTS = (
     ),
     statement(
         "Program 1 (five threads, cuda.mem_alloc of 4 MiB each): the memory is still allocated at its end.",
-        gains(NO_FREE, "context", "threads ended", ALL_THREADS),
+        gains(NO_FREE, "context", "threads ended", ALL_THREADS, when="as written"),
+        affirms(
+            "pycuda-thread", when="with its context pushed in the thread, and popped before it is dropped"
+        ),
         kind="program",
         pages=["questions/threads.md"],
     ),
     statement(
         "It is still allocated since cuda.mem_free was not called.",
-        wrong(
-            "PyCUDA has no such call; a DeviceAllocation frees by its free(), or when it is dropped where its"
-            " context is current"
-        ),
+        affirms("pycuda-mem-free", when="there is such a call"),
+        affirms("pycuda-autoinit-threads", when="the threads could allocate"),
         pages=["questions/threads.md"],
     ),
     statement(

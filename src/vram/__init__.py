@@ -87,7 +87,7 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *_PUBLIC})
 
 
-if os.environ.get("VRAM_AGENT", "0") not in ("", "0"):
+if os.environ.get("VRAM_AGENT", "0") not in ("", "0") and sys.platform != "win32":
     from vram.agent import start_as_asked
 
     start_as_asked()

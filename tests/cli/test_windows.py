@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -19,10 +20,14 @@ sys.platform = "win32"
 """
 
 
-def on_windows(program: str, *words: str) -> subprocess.CompletedProcess[str]:
+def on_windows(program: str, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run *program* in a Python that says it is Windows', and has none of the modules of POSIX."""
     return subprocess.run(
-        [sys.executable, "-c", AS_ON_WINDOWS + program, *words], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", AS_ON_WINDOWS + program, *words],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
 
 
@@ -47,6 +52,12 @@ def test_a_program_gets_the_same_answer_from_the_first_name_that_it_uses() -> No
     assert done.stderr == ""
     assert done.stdout.splitlines()[0] == "True"
     assert done.stdout.splitlines()[1].startswith("WrongSystem 22 install WSL2")
+
+
+def test_importing_vram_breaks_no_program_there() -> None:
+    """Also where the agent is asked for: a variable of the environment must not end the program."""
+    done = on_windows("import vram; print('it goes on')", VRAM_AGENT="1")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "it goes on\n", "")
 
 
 def test_linux_is_not_refused() -> None:

@@ -13,17 +13,19 @@ from tests.lab.conftest import Lab, results_of
 from tests.lab.conftest import lab as lab  # a fixture
 from tests.lab.test_verdicts import UNKNOWN, VERDICTS
 from vram.lab.catalogue import CLAIMS
-from vram.model.lab import LabReport, Result, StageReading
+from vram.model.lab import Figure, LabReport, Result, StageReading
 from vram.virtualgpu import VirtualGpu
 
 sys.path.insert(0, str(ROOT / "docs"))
 
 from generators import statements as page
-from generators.lab import QUESTIONS
+from generators.statement_links import QUESTIONS
 from statements import ARTICLES
 from statements.judge import (
+    CHANGED,
     ByClaim,
     ByCompiler,
+    ByFigures,
     ByJudgement,
     ByProgram,
     ByReading,
@@ -38,6 +40,7 @@ from statements.judge import (
     gains,
     goes,
     judge,
+    less,
     merged,
     read,
     right,
@@ -79,7 +82,7 @@ def test_a_statement_is_a_sentence_with_cases_and_a_page_that_answers_it(
     for name in each.pages:
         assert (ROOT / "docs" / name).exists(), name
     for case in each.cases:
-        if isinstance(case, ByClaim | ByReading):
+        if isinstance(case, ByClaim | ByReading | ByFigures):
             assert case.claim in CLAIMS
 
 
@@ -149,9 +152,8 @@ def test_the_virtual_gpu_agrees_with_the_hardware(question: str, each: Statement
     """
     model = on_the_virtual_gpu()
     for case in each.cases:
-        if not isinstance(
-            case, ByReading
-        ):  # its readings are those of an experiment whose verdict is compared
+        # Figures and readings are those of experiments whose verdicts are compared.
+        if not isinstance(case, ByReading | ByFigures):
             here, there = case.answer(model).holds, case.answer(ON_HARDWARE).holds
             assert here == there or None in (here, there), case
 
@@ -181,6 +183,7 @@ def test_what_the_virtual_gpu_cannot_answer_is_known() -> None:
     }
     open_ones = {name for name in used if VERDICTS[name] == UNKNOWN}
     assert {CLAIMS[name].topic for name in open_ones} <= {
+        "Host and managed memory",
         "Frameworks",
         "Figures and kernels",
         "Pools and graphs",
@@ -199,6 +202,15 @@ def test_what_was_run_on_hardware_is_decided() -> None:
     ran = used & set(ON_HARDWARE.claims)
     assert len(ran) > 30
     assert [name for name in ran if ON_HARDWARE.claims[name].verdict == UNKNOWN] == []
+
+
+@pytest.mark.parametrize(("question", "each"), EVERY)
+def test_a_statement_is_open_only_until_the_next_run_on_hardware(question: str, each: Statement) -> None:
+    """What keeps a verdict open is an experiment or a program that is newer than the evidence."""
+    if judge(each, ON_HARDWARE).verdict == "not measured yet":
+        known = {*ON_HARDWARE.claims, *ON_HARDWARE.programs}
+        names = {getattr(case, "claim", None) or getattr(case, "program", None) for case in each.cases}
+        assert names - {None} - known
 
 
 def test_the_table_of_another_machine(lab: Lab, virtual_gpu: VirtualGpu) -> None:
@@ -238,6 +250,7 @@ CLAIM = Result(
     source="",
     verdict="false here",
     because="0 B of 1 MiB",
+    figures=(Figure("fast", 1, "seconds"), Figure("slow", 2, "seconds")),
     readings=(StageReading("context", 10 << 20, 0), StageReading("allocated", 266 << 20, 0)),
 )
 OPEN = Result(
@@ -282,6 +295,10 @@ EVIDENCE = Evidence(
         ([takes("free-keeps", "context", "allocated", 256 << 20)], "true"),
         ([takes("free-keeps", "allocated", "context", 256 << 20)], "false"),
         ([takes("free-keeps", "context", "freed", 256 << 20)], "not measured yet"),
+        ([less("free-keeps", "fast", "slow")], "true"),
+        ([less("free-keeps", "slow", "fast")], "false"),
+        ([less("free-keeps", "fast", "unknown")], "not measured yet"),
+        ([less("kill-nine", "fast", "slow")], "not measured yet"),
         ([goes("flush/1", "allocated", "freed", 4 << 20)], "true"),
         ([stays("flush/1", "allocated", "freed", 4 << 20)], "false"),
         ([stays("flush/1", "allocated", "freed")], "true"),
@@ -311,24 +328,35 @@ def test_figures_are_those_of_the_evidence() -> None:
     assert case.answer(EVIDENCE).figure == "0 B of 4.0 MiB in use at the step “freed”"
 
 
-def test_a_later_run_that_cannot_tell_does_not_hide_an_earlier_verdict() -> None:
-    def report(day: str, result: Result) -> LabReport:
-        return LabReport(
-            taken_at=f"2026-01-{day}T00:00:00Z",
-            program="",
-            gpu="GPU",
-            index=0,
-            driver="1",
-            cuda=None,
-            kernel="",
-            python="",
-            virtual=False,
-            results=(result,),
-        )
-
-    decided = Result(
-        experiment="torch-del", topic="", claim="", source="", verdict="false here", because="256 MiB"
+def report(taken_at: str, result: Result) -> LabReport:
+    return LabReport(
+        taken_at=taken_at,
+        program="",
+        gpu="GPU",
+        index=0,
+        driver="1",
+        cuda=None,
+        kernel="",
+        python="",
+        virtual=False,
+        results=(result,),
     )
-    assert merged([report("01", decided), report("02", OPEN)]).claims["torch-del"] == decided
-    assert merged([report("01", OPEN), report("02", decided)]).claims["torch-del"] == decided
-    assert merged([report("01", decided), report("02", OPEN)]).date == "2026-01-02"
+
+
+def named(name: str) -> Result:
+    return Result(experiment=name, topic="", claim="", source="", verdict="false here", because="256 MiB")
+
+
+def test_a_later_run_that_cannot_tell_does_not_hide_an_earlier_verdict() -> None:
+    decided, first, second = named("torch-del"), "2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"
+    assert merged([report(first, decided), report(second, OPEN)]).claims["torch-del"] == decided
+    assert merged([report(first, OPEN), report(second, decided)]).claims["torch-del"] == decided
+    assert merged([report(first, decided), report(second, OPEN)]).date == "2026-01-02"
+
+
+def test_a_result_of_an_experiment_that_measured_something_else_is_none() -> None:
+    name, since = next(iter(CHANGED.items()))
+    before, after = since.replace("2026", "2025"), since.replace("2026", "2027")
+    assert name not in merged([report(before, named(name))]).claims
+    assert name in merged([report(after, named(name))]).claims
+    assert set(CHANGED) <= set(CLAIMS)

@@ -77,6 +77,10 @@ EXPECTED = {
         "context 527, threads ended 527, ended 0",
         ("the threads have ended, their memory stays", NO_CONTEXT),
     ),
+    "threads/1_no_free_entered": Expected(
+        "context 527, threads hold 547, threads ended 547, ended 0",
+        ("1 × device_allocation in out-of-thread context could not be cleaned up",),
+    ),
     "threads/1_no_free_fixed_pycuda": Expected("context 527, threads hold 547, threads ended 527, ended 0"),
     "threads/1_no_free_fixed_cupy": Expected(
         "context 527, threads hold 547, threads ended 547, pool released 527, ended 0"

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.examples.expected import EXPECTED, differences
+from tests.installed import why_not
 from vram.units import GIB
 from vram.virtualgpu import VirtualGpu
 
@@ -35,7 +36,7 @@ def run(gpu: VirtualGpu, name: str, *options: str, env: Mapping[str, str] | None
     assert done.returncode == 0, done.stderr
     (result,) = json.loads(done.stdout)["programs"]
     if result["skipped"]:
-        pytest.skip(result["skipped"])
+        pytest.skip(why_not(result["uses"].lower()))
     return dict(result)
 
 

@@ -258,7 +258,7 @@ def test_flush_says_that_a_broken_context_returns_nothing(faulty: VirtualGpu) ->
     broken, refused, text, used, returned, kept = told
     assert broken == [[0, 700, "CUDA_ERROR_ILLEGAL_ADDRESS"]]
     assert refused == text
-    assert "only ending the process returns its 614.0 MiB" in text
+    assert "end the process to get its 614.0 MiB back" in text
     assert (used, returned, kept) == (CONTEXT + 96 * MIB, 0, True)
 
 

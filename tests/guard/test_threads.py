@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.guard.scoping import NUMBA, result, run
+from tests.guard.scoping import NUMBA, PREAMBLE, result, run
 from tests.installed import needs
 from vram.units import MIB
 from vram.virtualgpu import VirtualGpu
@@ -27,6 +27,88 @@ def test_raw_pointers_of_threads_that_ended_are_told(virtual_gpu: VirtualGpu) ->
         tell([[leak.nbytes, len(leak.names)] for leak in leaks])
     """
     assert result(virtual_gpu, program) == [[20 * MIB, 5]]
+
+
+PYCUDA = (
+    PREAMBLE
+    + """\
+import pycuda.driver as cuda
+cuda.init()
+context = cuda.Device(0).make_context()
+context.pop()
+
+def leak_of(worker):
+    thread = vram.Thread(target=worker, leak="report")
+    thread.start()
+    thread.join()
+    return [thread.leak.nbytes, list(thread.leak.notes)] if thread.leak else None
+"""
+)
+
+
+@needs("pycuda")
+def test_a_free_that_pycuda_skipped_is_named(virtual_gpu: VirtualGpu) -> None:
+    """The variable dies after the pop, in a thread that did not make the context: PyCUDA only warns."""
+    program = """
+        def skips():
+            context.push()
+            memory = cuda.mem_alloc(64 * MIB)
+            context.pop()
+
+        def work():
+            memory = cuda.mem_alloc(64 * MIB)
+
+        def remedied():
+            context.push()
+            work()
+            context.pop()
+
+        def frees():
+            context.push()
+            memory = cuda.mem_alloc(64 * MIB)
+            memory.free()
+            context.pop()
+
+        tell([leak_of(remedied), leak_of(frees), leak_of(skips)])
+    """
+    inner, freed, (nbytes, notes) = result(virtual_gpu, program, PYCUDA)
+    assert (inner, freed, nbytes) == (None, None, 64 * MIB)
+    assert len(notes) == 1
+    assert "PyCUDA does not free an allocation whose last reference is dropped" in notes[0]
+    assert "has warned of one here: call its free() before context.pop()" in notes[0]
+
+
+@needs("pycuda")
+def test_a_leak_beside_pycuda_is_not_called_a_skipped_free(virtual_gpu: VirtualGpu) -> None:
+    """A raw pointer leaks too, and so does a skipped free whose warning was suppressed: both are possible."""
+    program = """
+        def leaks():
+            context.push()
+            raw.alloc(64 * MIB)
+            context.pop()
+
+        tell(leak_of(leaks))
+    """
+    nbytes, notes = result(virtual_gpu, program, PYCUDA)
+    assert nbytes == 64 * MIB
+    assert notes[0].startswith("no array of a framework explains it. PyCUDA does not free")
+    assert "has warned" not in notes[0]
+
+
+def test_raw_pointers_are_a_sum_and_nobody_says_which(virtual_gpu: VirtualGpu) -> None:
+    """Of three allocations two are freed: neither the scope nor vram.live() knows the third's pointer."""
+    program = """
+        with vram.scope("work", leak="report") as s:
+            pointers = [raw.alloc(nbytes * MIB) for nbytes in (16, 32, 64)]
+            raw.call("cuMemFree_v2", pointers[0])
+            raw.call("cuMemFree_v2", pointers[2])
+        told = [str(s.leak), *map(str, vram.live())]
+        named = [any(f"{each:x}" in text or str(each) in text for text in told) for each in pointers]
+        tell([s.leak.nbytes, [gain.where for gain in s.leak.gains], len(s.leak.arrays), len(told) - 1, named])
+    """
+    nbytes, places, arrays, live, named = result(virtual_gpu, program)
+    assert (nbytes, places) == (32 * MIB, ["outside every framework"])
+    assert (arrays, live, named) == (0, 0, [False, False, False])
 
 
 @needs("numba")

@@ -211,7 +211,7 @@ def test_a_context_of_the_programs_own_that_an_illegal_address_broke(record: Rec
     report, codes, freed, used, again = seen
     record(report=report, codes=codes, freed=freed, used=used)
     assert report["broken"] == again["broken"] == [[0, 700]]
-    assert "only ending the process returns its" in report["refused"]
+    assert "end the process to get its" in report["refused"]
     assert report["used"][0] >= 1536 * MIB
     assert (codes["cuCtxSynchronize"], codes["cuMemGetInfo_v2"], freed) == (700, 700, 700)
     assert used >= 1536 * MIB
@@ -259,6 +259,6 @@ def test_what_pytorch_holds_after_a_failed_assert_on_the_device(record: Record) 
     assert len(notes) == 1
     assert "CUDA_ERROR_ASSERT, 710" in notes[0]
     assert [code for _, code in report["broken"]] == [710]
-    assert "only ending the process returns its" in report["refused"]
+    assert "end the process to get its" in report["refused"]
     assert report["used"][0] >= GIB
     assert used >= GIB

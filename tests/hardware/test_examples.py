@@ -18,46 +18,37 @@ from tests.examples.expected import EXPECTED, NOISE_MIB, differences
 pytestmark = pytest.mark.gpu
 
 STEPS = Path(__file__).parents[2] / "examples" / "steps.py"
-CPP_FOLDERS = ("after-exit", "no-process", "out-of-memory", "flush")
 LIMIT_S = 40.0
 
-
-def measured(*options: str) -> dict[str, Any]:
-    argv = [sys.executable, STEPS, "--json", *options]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    return dict(json.loads(done.stdout))
+PYTHON = [(name, None) for name in EXPECTED if name.startswith("threads/")]
+CPP = [(name, runtime) for name in EXPECTED for runtime in ("shared", "static") if (name, None) not in PYTHON]
 
 
 @pytest.fixture(scope="module")
-def results(real_gpu: bool, evidence: str | None) -> dict[tuple[str, str | None], dict[str, Any]]:
-    """Every program by its name and by how the runtime was linked; kept where evidence is asked for."""
+def measured(real_gpu: bool, evidence: str | None) -> dict[str, Any]:
+    """What examples/steps.py measured, and how long it took; kept where evidence is asked for."""
     if not real_gpu:
         pytest.skip("needs a real GPU: --real-gpu")
     if not (os.environ.get("NVCC") or shutil.which("nvcc")):
         pytest.skip("nvcc is not installed")
+    argv = [sys.executable, STEPS, "--json", "--cudart", "both", "all"]
     began = time.monotonic()
-    answer = measured("all")
-    answer["programs"] += measured("--cudart", "static", *CPP_FOLDERS)["programs"]
-    answer["seconds"] = round(time.monotonic() - began, 1)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
+    seconds = round(time.monotonic() - began, 1)
+    assert done.returncode == 0, done.stderr
     if evidence is not None:
-        Path(f"{evidence}-examples.json").write_text(json.dumps(answer, indent=1) + "\n")
-    found = {(each["program"], each["runtime"]): each for each in answer["programs"]}
-    found["seconds", None] = {"seconds": answer["seconds"]}
-    return found
+        Path(f"{evidence}-examples.json").write_text(done.stdout)
+    return json.loads(done.stdout) | {"seconds": seconds}
 
 
-@pytest.mark.parametrize("name", EXPECTED)
-@pytest.mark.parametrize("runtime", ["shared", "static"])
-def test_memory_at_each_step(results: dict[Any, dict[str, Any]], name: str, runtime: str) -> None:
-    python = name.startswith("threads/")
-    if python and runtime == "static":
-        pytest.skip("a Python program links nothing")
-    result = results[name, None if python else runtime]
+@pytest.mark.parametrize(("name", "runtime"), [*CPP, *PYTHON])
+def test_memory_at_each_step(measured: dict[str, Any], name: str, runtime: str | None) -> None:
+    results = {(each["program"], each["runtime"]): each for each in measured["programs"]}
+    result = results[name, runtime]
     if result["skipped"]:
         pytest.skip(result["skipped"])
     assert differences(result, NOISE_MIB) == []
 
 
-def test_all_of_it_is_quick(results: dict[Any, dict[str, Any]]) -> None:
-    assert results["seconds", None]["seconds"] < LIMIT_S
+def test_all_of_it_is_quick(measured: dict[str, Any]) -> None:
+    assert measured["seconds"] < LIMIT_S

@@ -18,7 +18,7 @@ from vram.model.lab import LabReport
 LIMIT_S = 120.0
 TRUE, FALSE = "true here", "false here"
 
-# What was measured on an H200 under driver 580.159.04 before there was a lab.
+# What programs of their own measured on an H200 under driver 580.159.04, before the lab did.
 H200 = {
     "kill-nine": FALSE,
     "exit-without-free": FALSE,
@@ -42,7 +42,22 @@ H200 = {
     "context-free-of-charge": FALSE,
     "second-context": FALSE,
     "init-costs": TRUE,
-    "reset-not-enough": FALSE,
+    "reset-primary": TRUE,
+    "reset-not-enough": TRUE,
+    "reset-pools": FALSE,
+    "reset-shared": FALSE,
+    "reset-other-current": FALSE,
+    "reset-green": FALSE,
+    "reset-pinned": FALSE,
+    "fault-free": FALSE,
+    "assert-free": FALSE,
+    "launch-failed-free": FALSE,
+    "fault-only-end": FALSE,
+    "fault-reset": FALSE,
+    "fault-other-context": FALSE,
+    "fault-other-process": FALSE,
+    "free-null-never-fails": FALSE,
+    "free-reports-kernel": FALSE,
     "parked-leaves-nothing": TRUE,
     "thread-end-frees": FALSE,
     "owner-object": TRUE,
@@ -54,6 +69,11 @@ H200 = {
     "managed-on-allocation": FALSE,
     "managed-returns": FALSE,
     "managed-listed": FALSE,
+    "managed-first-touch": FALSE,
+    "managed-prefetch": TRUE,
+    "managed-prefetch-back": FALSE,
+    "managed-slower": FALSE,
+    "managed-faults": FALSE,
     "used-includes-reserved": TRUE,
     "list-sums": FALSE,
     "one-byte": FALSE,

@@ -12,6 +12,9 @@ pytestmark = pytest.mark.native
 
 INVALID_VALUE, OUT_OF_MEMORY, INVALID_CONTEXT = 1, 2, 201
 
+RESERVE = 128 * MIB
+"""What the driver takes at once for managed memory."""
+
 
 def test_small_allocations_share_two_mebibytes(virtual_gpu: VirtualGpu) -> None:
     """Charges move in steps of 2 MiB, and go back when the last neighbour is freed."""
@@ -202,9 +205,48 @@ def test_managed_memory_counts_on_the_device_from_its_first_prefetch_on(virtual_
         cuda.tell([seen, data, cuda.used() - base])
     """
     seen, data, left = result(virtual_gpu, program)
-    assert seen == [0, 2 * MIB, 10 * MIB, 10 * MIB, 10 * MIB]
+    assert seen == [0, RESERVE, RESERVE, RESERVE, RESERVE]
     assert data == "0707"
-    assert left == 0
+    assert left == RESERVE - 10 * MIB
+
+
+def test_managed_memory_is_taken_in_steps_that_all_processes_share(virtual_gpu: VirtualGpu) -> None:
+    """Measured on an H200: 4 MiB take 128, the next 4 MiB none, and what is freed goes back to the GPU."""
+    program = """
+        cuda.start()
+        base, seen = cuda.used(), []
+        def note(*unused):
+            seen.append((cuda.used() - base) // MIB)
+        def written(nbytes):
+            address = cuda.out(ctypes.c_uint64, "cuMemAllocManaged", nbytes, 1)
+            note(cuda.call("cuMemsetD8_v2", address, 1, nbytes))
+            return address
+        first, second = written(4 * MIB), written(4 * MIB)
+        note(cuda.call("cuMemFree_v2", first))
+        note(cuda.call("cuMemFree_v2", second))
+        note(cuda.call("cuMemFree_v2", written(200 * MIB)))
+        cuda.tell(seen)
+    """
+    steps = [128, 128, 124, 120, 248, 48]
+    assert result(virtual_gpu, program) == steps
+    assert result(virtual_gpu, program) == steps  # the reserve went with the last process
+
+
+def test_streams_cost_memory_of_their_context(virtual_gpu: VirtualGpu) -> None:
+    """2 MiB for every four beyond the first, for as many as were alive at once. Measured."""
+    program = """
+        cuda.start()
+        base, seen = cuda.used(), []
+        for _ in range(50):
+            cuda.call("cuStreamDestroy_v2", cuda.out(ctypes.c_uint64, "cuStreamCreate", 0))
+        for count in range(1, 11):
+            cuda.out(ctypes.c_uint64, "cuStreamCreate", 1)
+            seen.append((cuda.used() - base) // MIB)
+        cuda.call("cuDevicePrimaryCtxReset_v2", 0)
+        cuda.start()
+        cuda.tell([seen, cuda.used() - base])
+    """
+    assert result(virtual_gpu, program) == [[0, 2, 2, 2, 2, 4, 4, 4, 4, 6], 0]
 
 
 def test_managed_memory_is_the_devices_once_it_writes_there(virtual_gpu: VirtualGpu) -> None:
@@ -225,7 +267,7 @@ def test_managed_memory_is_the_devices_once_it_writes_there(virtual_gpu: Virtual
         note(cuda.call("cuMemFree_v2", address))
         cuda.tell(seen)
     """
-    assert result(virtual_gpu, program) == [0, 2, 6, 8, 12, 12, 0]
+    assert result(virtual_gpu, program) == [0, 128, 128, 128, 128, 128, 128 - 12]
 
 
 def test_managed_memory_beyond_the_gpus_stays_with_the_host(virtual_gpu: VirtualGpu) -> None:
@@ -239,7 +281,7 @@ def test_managed_memory_beyond_the_gpus_stays_with_the_host(virtual_gpu: Virtual
         codes.append(cuda.code("cuMemsetD8_v2", address + 3 * GIB, 1, 1))
         cuda.tell([codes, cuda.used() - base, cuda.read(address, 5).decode()])
     """
-    assert result(virtual_gpu, program) == [[OUT_OF_MEMORY, 0], 4 * MIB, "first"]
+    assert result(virtual_gpu, program) == [[OUT_OF_MEMORY, 0], RESERVE, "first"]
 
 
 def test_pinned_and_registered_memory_is_known_to_the_device(virtual_gpu: VirtualGpu) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.virtualgpu.programs import result
+from vram.units import MIB
 from vram.virtualgpu import VirtualGpu
 
 pytestmark = pytest.mark.native
@@ -236,4 +237,5 @@ def test_threads_make_and_end_streams_and_events_all_at_once(virtual_gpu: Virtua
         cuda.tell(cuda.used() - base)
     """
     )
-    assert result(virtual_gpu, program) == 0
+    for_streams = result(virtual_gpu, program)  # eight at once at most, and how many it were is chance
+    assert for_streams in (0, 2 * MIB, 4 * MIB)

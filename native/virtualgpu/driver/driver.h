@@ -104,6 +104,7 @@ struct client {
     struct store_holding holding;
     struct store_footprint footprint;
     unsigned contexts;
+    uint64_t stream_bytes; /* what the streams of its contexts cost */
     bool open;
 };
 
@@ -114,6 +115,8 @@ void client_drop_context(int device, struct store_footprint *footprint);  /* Loc
 result client_free_nbytes(int device, uint64_t *nbytes);
 /* Counts managed memory that moved to the device: used there, but in no process list. Locked */
 result client_use_managed(int device, int64_t nbytes);
+/* Counts what streams cost: in the process list, as the context is. Locked */
+result client_use_streams(int device, int64_t nbytes);
 
 struct block;
 /* Bytes of the data file for a block, charged; and back. Inside admission. Locked */
@@ -199,6 +202,7 @@ struct context {
     size_t limits[LIMITS];
     struct slab *slabs;
     struct stream *legacy;
+    uint64_t stream_bytes; /* for the most streams that it had at once */
     struct store_footprint footprint;
 };
 

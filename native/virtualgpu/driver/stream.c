@@ -52,6 +52,8 @@ void stream_destroy(struct stream *stream) {
 }
 
 void streams_free_context(struct context *context) {
+    if (context->stream_bytes) client_use_streams(context->device, -(int64_t)context->stream_bytes);
+    context->stream_bytes = 0;
     for (struct stream *stream = handle_first(HANDLE_STREAM), *next; stream; stream = next) {
         next = handle_next(stream);
         if (stream->handle.owner == context) stream_destroy(stream);
@@ -254,11 +256,26 @@ result stream_run_now(void (*run)(void *), const void *argument, size_t nbytes) 
 
 /* ---- the calls; captures do not exist, since nothing could replay them ---- */
 
+/* The first stream is part of the context; each four beyond it cost 2 MiB, which the context keeps. */
+static result pay_for_streams(struct context *context) {
+    enum { STREAMS_OF_A_PAGE = 4 };
+    uint64_t others = 0;
+    for (struct stream *stream = handle_first(HANDLE_STREAM); stream; stream = handle_next(stream))
+        others += stream->handle.owner == context && !stream->is_legacy && !stream->thread;
+    uint64_t cost = round_up(others, STREAMS_OF_A_PAGE) / STREAMS_OF_A_PAGE * PAGE;
+    if (cost <= context->stream_bytes) return OK;
+    result failed = client_use_streams(context->device, (int64_t)(cost - context->stream_bytes));
+    if (!failed) context->stream_bytes = cost;
+    return failed;
+}
+
 static result create(struct stream **created, unsigned flags, int priority) {
     struct context *context;
     LOCKED();
     result failed = context_need(&context);
     if (!failed && (!created || flags > STREAM_NON_BLOCKING)) failed = INVALID_VALUE;
+    if (failed) return failed;
+    failed = pay_for_streams(context);
     if (failed) return failed;
     priority = priority > 0 ? 0 : priority < -5 ? -5 : priority;
     *created = stream_create(context, flags, priority);

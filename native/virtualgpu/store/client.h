@@ -44,6 +44,10 @@ struct store_holding {
 /* The next number of the folder, never given twice; 0 where the folder cannot be written. */
 uint64_t store_next_number(void);
 
+/* What the driver has taken of a GPU for managed memory and nobody uses yet: all processes share it. */
+uint64_t store_managed_reserve(uint32_t gpu);
+void store_set_managed_reserve(uint32_t gpu, uint64_t nbytes);
+
 /* Lives until the last process that has its descriptor ends. */
 int store_client_open(struct store_holding *holding, uint32_t gpu, const struct store_mig *mig);
 /* Undoes an open that nothing was allocated in: the files are removed. */

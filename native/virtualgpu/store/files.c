@@ -1,7 +1,8 @@
 /* The folder's files: names in dev/ and memory/, the lock that marks a live file, and admission.
  *
  * Admission: one process at a time changes who holds what. Its lock file also has the folder's only
- * counter, so that serials and object numbers are never used twice, whoever dies in between.
+ * counter, so that serials and object numbers are never used twice, whoever dies in between, and after it
+ * each GPU's reserve for managed memory.
  */
 #define _GNU_SOURCE
 #include "files.h"
@@ -177,4 +178,17 @@ uint64_t store_next_number(void) {
     number++;
     if (pwrite(lock_fd, &number, sizeof number, 0) != sizeof number) return 0;
     return number;
+}
+
+static off_t reserve_place(uint32_t gpu) {
+    return (off_t)((1 + gpu) * sizeof(uint64_t));
+}
+
+uint64_t store_managed_reserve(uint32_t gpu) {
+    uint64_t nbytes = 0;
+    return pread(lock_fd, &nbytes, sizeof nbytes, reserve_place(gpu)) == sizeof nbytes ? nbytes : 0;
+}
+
+void store_set_managed_reserve(uint32_t gpu, uint64_t nbytes) {
+    (void)!pwrite(lock_fd, &nbytes, sizeof nbytes, reserve_place(gpu));
 }

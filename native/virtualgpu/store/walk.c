@@ -232,10 +232,21 @@ static int read_folder(struct totals *totals) {
     return totals->failed ? -ENOMEM : 0;
 }
 
+/* The reserve for managed memory goes with the last process. */
+static void use_reserve(struct totals *totals, uint32_t gpu) {
+    uint64_t nbytes = store_managed_reserve(gpu);
+    if (totals->initialised[gpu])
+        use(&totals->usage[gpu], STORE_NO_INSTANCE, nbytes);
+    else if (nbytes)
+        store_set_managed_reserve(gpu, 0);
+}
+
 static int read_folder_admitted(struct totals *totals) {
     int error = store_enter();
     if (error) return error;
     error = read_folder(totals);
+    for (uint32_t gpu = 0; gpu < (uint32_t)store_config()->gpus && !error; gpu++)
+        if (totals->only == EVERY_GPU || totals->only == (int)gpu) use_reserve(totals, gpu);
     store_leave();
     return error;
 }

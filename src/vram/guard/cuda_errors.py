@@ -93,8 +93,8 @@ def _is_oom(error: BaseException) -> bool:
 
 # ---- broken contexts ----
 #
-# After one of the errors of vram.payloads.trim.sticky_errors nothing can be freed or tried again in the
-# context; only the end of the process returns its memory.
+# After one of the errors of vram.payloads.trim.sticky_errors nothing can be freed or tried again in this
+# process.
 
 LONGEST = 10_000
 

@@ -226,7 +226,7 @@ def flush(
     *outputs*), collects garbage (with *gc*), and makes every loaded framework and the driver's pools
     release unused memory. Frameworks cannot do that for one GPU alone; *device* only chooses which one
     is waited for and reported. Nothing is touched while a CUDA graph is captured, or if an earlier error
-    broke the context: then only the end of the process frees its memory.
+    broke the context: then nothing can be freed before the process ends.
     """
     if device is not None:
         check_device(device)

@@ -276,8 +276,35 @@ def with_holders(leak: Leak, baseline: Baseline | None) -> Leak:
     if baseline is None and arrays:
         notes.append("which of these are new is unknown; use track=True")
     if not arrays:
-        notes.append("no array of a framework explains it: look for raw allocations that are never freed")
+        notes.append(_skipped_by_pycuda() or RAW_ALLOCATIONS)
     return replace(leak, arrays=tuple(arrays), groups=tuple(groups), notes=tuple(notes))
+
+
+RAW_ALLOCATIONS = "no array of a framework explains it: look for raw allocations that are never freed"
+PYCUDA_WARNING = "device_allocation in out-of-thread context"
+PYCUDA_REMEDY = "call its free() before context.pop(), or allocate in a function that returns before the pop"
+
+
+def _skipped_by_pycuda() -> str | None:
+    """Where PyCUDA is loaded: that it skips frees, and whether it has warned of one in this process.
+
+    It frees a DeviceAllocation only where the allocation's context is current or in the thread that made the
+    context; elsewhere the destructor warns, and the memory has no owner any more. Python remembers warnings
+    that it has shown, by module; it does not remember those that a filter suppressed.
+    """
+    if "pycuda._driver" not in sys.modules:
+        return None
+    rule = (
+        "PyCUDA does not free an allocation whose last reference is dropped where its context is not current"
+    )
+    if any(map(_has_warned, list(sys.modules.values()))):
+        return f"{rule}, and has warned of one here: {PYCUDA_REMEDY}"
+    return f"no array of a framework explains it. {rule}: {PYCUDA_REMEDY}"
+
+
+def _has_warned(module: ModuleType | None) -> bool:
+    shown = getattr(module, "__dict__", {}).get("__warningregistry__") or {}
+    return any(isinstance(key, tuple) and str(key[0]).startswith(PYCUDA_WARNING) for key in list(shown))
 
 
 class LargestArrays(NamedTuple):

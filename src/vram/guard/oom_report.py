@@ -88,7 +88,7 @@ def _own_cause(now: OomFigures) -> str:
     if held.outside > sum(held.in_use.values()):
         return (
             f"this process has {size(held.outside)} outside every framework, including its context; look"
-            " for raw allocations that are never freed (vram.scope finds them), or request less"
+            " for raw allocations that are never freed (vram.scope says in which block), or request less"
         )
     amount = size(used) if used else "all of it"
     return f"this process itself uses {amount}; request less (vram.retry_on_oom does so automatically)"

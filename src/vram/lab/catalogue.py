@@ -6,6 +6,7 @@ from vram.errors import UsageError
 from vram.lab.claim import DEFINED, DefinedClaim
 from vram.lab.topics import (
     contexts,
+    errors,
     figures,
     forks,
     frameworks,
@@ -14,13 +15,15 @@ from vram.lab.topics import (
     old_data,
     pools,
     process_end,
+    pycuda,
+    resets,
     sharing,
     threads,
 )
 
 _MODULES = (
-    *(process_end, forks, sharing, freeing, pools, contexts),
-    *(threads, old_data, managed, figures, frameworks),
+    *(process_end, forks, sharing, freeing, pools, contexts, resets),
+    *(errors, threads, old_data, managed, figures, frameworks, pycuda),
 )
 
 TOPICS: dict[str, tuple[DefinedClaim, ...]] = {

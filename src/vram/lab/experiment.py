@@ -100,6 +100,10 @@ class Experiment:
         return found[1].state if found else None
 
     @property
+    def on_virtual_gpu(self) -> bool:
+        return self._device.facts.virtual
+
+    @property
     def on_wsl(self) -> bool:
         return self._host.facts().wsl
 

@@ -21,7 +21,8 @@ HELP = "test claims about GPU memory on this machine"
 
 _EPILOG = """\
 An experiment starts its own processes, uses no more memory than its page says,
-and leaves nothing behind. None resets a GPU or changes a setting.
+and leaves nothing behind. None resets a GPU or changes a setting. Those about
+errors on the device run a kernel that fails: the driver logs it (Xid).
 
 exit codes of `vram lab run`:
   0  every claim was found true or false here

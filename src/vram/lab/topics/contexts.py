@@ -85,57 +85,6 @@ def init_costs(experiment: Experiment) -> Conclusion:
     return Conclusion(cost > 0, f"cuInit alone took {size(max(0, cost))}", (figure("cuInit", cost),))
 
 
-@claim("reset-not-enough", TOPIC, takes=Takes(256 * MIB))
-def reset_not_enough(experiment: Experiment) -> Conclusion:
-    """cudaDeviceReset is not enough to release everything
-
-    Source
-    ------
-    Question 4: resetting the context is said not to suffice every time.
-
-    Method
-    ------
-    A process allocates 256 MiB, forgets them, and resets its primary context, which is what
-    cudaDeviceReset does. It lives on while the device is read.
-
-    Reading
-    -------
-    False means that a reset returns all that this very process holds, its context included, but for
-    the few MiB of a CUDA that is initialised: see init-costs. It cannot return what another process
-    holds: see reset-reaches-others.
-    """
-    nbytes = 256 * MIB
-    program, held = experiment.holder(nbytes)
-    program.call("reset")
-    left = experiment.grown(experiment.read_device("reset"))
-    return judged(left, held, "still used after the reset")
-
-
-@claim("reset-reaches-others", TOPIC, takes=Takes(128 * MIB, contexts=2))
-def reset_reaches_others(experiment: Experiment) -> Conclusion:
-    """cudaDeviceReset releases what other processes hold
-
-    Source
-    ------
-    Folklore; question 5, which rightly says that no single function flushes the GPU.
-
-    Method
-    ------
-    One process holds 128 MiB. Another one makes a context and resets it.
-
-    Reading
-    -------
-    A reset ends a context of the process that calls it, and nothing else.
-    """
-    nbytes = 128 * MIB
-    _, held = experiment.holder(nbytes)
-    other = experiment.worker()
-    other.call("context")
-    other.call("reset")
-    kept = experiment.grown(experiment.read_device("reset by the other"))
-    return judged(kept, held, "still held by the first process", claimed=False)
-
-
 @claim("context-close-frees", TOPIC, takes=Takes(128 * MIB))
 def context_close_frees(experiment: Experiment) -> Conclusion:
     """Destroying a context frees the allocations that were made in it

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from vram.lab.claim import CannotTell, Conclusion, Takes, claim, figure, judged
+from vram.lab.claim import OK, CannotTell, Conclusion, Takes, claim, figure, judged
 from vram.lab.experiment import Experiment
-from vram.units import MIB, size
+from vram.units import GIB, MIB, size
 
 TOPIC = "Host and managed memory"
+
+HOST, DEVICE = -1, 0
+NOTHING_MOVES = "on a virtual GPU nothing is moved, so there is no time to compare"
 
 
 @claim("pinned-counts", TOPIC, takes=Takes(256 * MIB))
@@ -117,6 +120,192 @@ def managed_listed(experiment: Experiment) -> Conclusion:
     return judged(charged, nbytes, "more in the list")
 
 
+@claim("managed-first-touch", TOPIC, takes=Takes(256 * MIB))
+def managed_first_touch(experiment: Experiment) -> Conclusion:
+    """Managed memory that only the host has written to takes device memory
+
+    Source
+    ------
+    Questions 1 and 2, which speak of memory that both sides share.
+
+    Method
+    ------
+    A process allocates 256 MiB of managed memory, and the host writes to all of it.
+
+    Reading
+    -------
+    False means that managed memory is where it is touched: until the device uses it, it is host memory.
+    """
+    nbytes = 256 * MIB
+    program, empty = experiment.worker_with_context()
+    program.call("host_fill", program.call("alloc_managed", nbytes), 0x5A, nbytes)
+    taken = experiment.read_device("written by the host").used - empty.used
+    return judged(taken, nbytes, "used after the host wrote to all of it")
+
+
+@claim("managed-prefetch", TOPIC, takes=Takes(256 * MIB))
+def managed_prefetch(experiment: Experiment) -> Conclusion:
+    """Prefetched managed memory takes as much device memory as plain memory, until it is freed
+
+    Source
+    ------
+    Question 1, which says that managed memory is released when it is freed.
+
+    Method
+    ------
+    256 MiB of managed memory, written by the host, are prefetched to the device. Then they are freed.
+
+    Reading
+    -------
+    True means that a prefetch is an allocation on the device in all but name, and cudaFree its end.
+    """
+    nbytes = 256 * MIB
+    program, empty = experiment.worker_with_context()
+    pointer = program.call("alloc_managed", nbytes)
+    program.call("host_fill", pointer, 0x5A, nbytes)
+    program.call("prefetch", pointer, nbytes, DEVICE)
+    taken = experiment.read_device("prefetched").used - empty.used
+    program.call("free", pointer)
+    left = experiment.read_device("freed").used - empty.used
+    there = judged(taken, nbytes, "used after the prefetch")
+    gone = judged(left, nbytes, "used after the free", claimed=False)
+    holds = None if None in (there.holds, gone.holds) else bool(there.holds and gone.holds)
+    because = f"{there.because}, {size(max(0, left))} after the free"
+    return Conclusion(holds, because, (figure("prefetched", taken), figure("freed", left)))
+
+
+@claim("managed-prefetch-back", TOPIC, takes=Takes(256 * MIB))
+def managed_prefetch_back(experiment: Experiment) -> Conclusion:
+    """Prefetching managed memory to the host returns its device memory
+
+    Source
+    ------
+    Folklore; question 1 has the driver move managed data to and fro.
+
+    Method
+    ------
+    256 MiB of managed memory are prefetched to the device, and then to the host.
+
+    Reading
+    -------
+    False means that the data move and the device's pages stay in use: only a free returns them. See
+    managed-returns, where the host's own access has the same result.
+    """
+    nbytes = 256 * MIB
+    program, empty = experiment.worker_with_context()
+    pointer = program.call("alloc_managed", nbytes)
+    program.call("prefetch", pointer, nbytes, DEVICE)
+    experiment.must_show(experiment.read_device("on the device"), nbytes, since=empty)
+    program.call("prefetch", pointer, nbytes, HOST)
+    kept = experiment.read_device("on the host").used - empty.used
+    return judged(kept, nbytes, "still used after the prefetch to the host", claimed=False)
+
+
+@claim("managed-larger-than-gpu", TOPIC, takes=Takes())
+def managed_larger_than_gpu(experiment: Experiment) -> Conclusion:
+    """Managed memory can be larger than the GPU
+
+    Source
+    ------
+    Question 2, in which the driver pages memory out to make room.
+
+    Method
+    ------
+    A process asks for more managed memory than the GPU has, and frees it again. Nothing is written to it: to
+    use so much would take memory from every other program on the GPU.
+
+    Reading
+    -------
+    True means that managed memory may oversubscribe the device: pages that do not fit stay with the host or
+    move there, at the price of time. Plain memory may not: see larger-than-the-gpu.
+    """
+    if experiment.on_wsl:
+        raise CannotTell("under WSL2 managed memory cannot exceed the device")
+    program, empty = experiment.worker_with_context()
+    total = empty.memory.total
+    code = program.call("alloc_managed_code", total + GIB)
+    experiment.read_device("asked")
+    because = f"asked for {size(total + GIB)} on a GPU of {size(total)}, cuMemAllocManaged returned {code}"
+    return Conclusion(code == OK, because, (figure("answer", code, "code"),))
+
+
+@claim("managed-slower", TOPIC, takes=Takes(3 * 256 * MIB))
+def managed_slower(experiment: Experiment) -> Conclusion:
+    """Bringing managed memory to the GPU takes longer than a copy
+
+    Source
+    ------
+    Question 1, which warns that managed memory may cost time.
+
+    Method
+    ------
+    256 MiB of managed memory, written by the host, are prefetched to the device. The same amount is copied to
+    plain memory with cuMemcpyHtoD, from ordinary and from pinned host memory. It counts as longer
+    where it takes half as long again as the copy from ordinary memory.
+
+    Reading
+    -------
+    False means that a prefetch costs no more than the copy that it replaces. Without a prefetch, kernels
+    wait for page after page: see managed-faults.
+    """
+    nbytes = 256 * MIB
+    longer = 1.5
+    if experiment.on_virtual_gpu:
+        raise CannotTell(NOTHING_MOVES)
+    program, _ = experiment.worker_with_context()
+    managed, plain = program.call("alloc_managed", nbytes), program.call("alloc", nbytes)
+    program.call("host_fill", managed, 0x5A, nbytes)
+    prefetch = program.call("prefetch_s", managed, nbytes, DEVICE)
+    pageable = program.call("copy_in_s", plain, nbytes, False)
+    pinned = program.call("copy_in_s", plain, nbytes, True)
+    experiment.read_device("moved")
+    because = (
+        f"the prefetch of {size(nbytes)} took {_ms(prefetch)}, a copy {_ms(pageable)}, a copy from pinned"
+        f" memory {_ms(pinned)}"
+    )
+    figures = (
+        figure("prefetch", prefetch, "seconds"),
+        figure("copy", pageable, "seconds"),
+        figure("copy from pinned memory", pinned, "seconds"),
+    )
+    return Conclusion(prefetch > longer * pageable, because, figures)
+
+
+@claim("managed-faults", TOPIC, takes=Takes(2 * 256 * MIB))
+def managed_faults(experiment: Experiment) -> Conclusion:
+    """Kernels use managed memory as fast as if it had been prefetched
+
+    Source
+    ------
+    Question 1, which has the driver move managed data as it is needed.
+
+    Method
+    ------
+    The host writes to 256 MiB of managed memory, and a kernel reads and writes one word of every page of
+    4 KiB. The same again with a prefetch before the kernel: both together are timed.
+
+    Reading
+    -------
+    False means that pages which kernels fault in one by one cost several times what a prefetch does.
+    """
+    nbytes = 256 * MIB
+    if experiment.on_virtual_gpu:
+        raise CannotTell(NOTHING_MOVES)
+    program, _ = experiment.worker_with_context()
+    program.call("load_kernels")
+    program.call("launch_empty", 1)
+    pointers = [program.call("alloc_managed", nbytes) for _ in range(2)]
+    for pointer in pointers:
+        program.call("host_fill", pointer, 0x5A, nbytes)
+    faults = program.call("touch_s", pointers[0], nbytes)
+    prefetch = program.call("prefetch_s", pointers[1], nbytes, DEVICE)
+    together = prefetch + program.call("touch_s", pointers[1], nbytes)
+    experiment.read_device("touched")
+    because = f"the kernel alone took {_ms(faults)}, a prefetch and the kernel {_ms(together)}"
+    figures = (figure("by faults", faults, "seconds"), figure("prefetched", together, "seconds"))
+    return Conclusion(faults <= 1.5 * together, because, figures)
+
+
 @claim("managed-both-sides", TOPIC, takes=Takes(64 * MIB))
 def managed_both_sides(experiment: Experiment) -> Conclusion:
     """Managed memory is written by the device and read by the host without a copy
@@ -147,3 +336,7 @@ def managed_both_sides(experiment: Experiment) -> Conclusion:
     because = f"{to_host} of {nbytes} bytes arrived at the host, {to_device} at the device"
     figures = (figure("at the host", to_host, "count"), figure("at the device", to_device, "count"))
     return Conclusion(to_host == to_device == nbytes, because, figures)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.1f} ms"

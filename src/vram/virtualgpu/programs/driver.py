@@ -18,6 +18,8 @@ NON_BLOCKING = 1
 POSIX_DESCRIPTOR = 1
 DMABUF_DESCRIPTOR = 1
 LAZY_PEER_ACCESS = 1
+MULTIPROCESSORS = 1
+DEFAULT_STREAM = 1
 
 OLD_BYTE = 0xA5
 CHUNK = 64 * 1024**2
@@ -31,7 +33,7 @@ class CudaError(Exception):
 
     def __init__(self, call: str, code: int) -> None:
         super().__init__(f"{call} answered {code}")
-        self.code = code
+        self.call, self.code = call, code
 
 
 @functools.cache
@@ -78,6 +80,10 @@ def reset() -> None:
     call("cuDevicePrimaryCtxReset_v2", 0)
 
 
+def reset_code() -> int:
+    return code("cuDevicePrimaryCtxReset_v2", 0)
+
+
 def new_context() -> int:
     """Make a second context, current in this thread; the oldest form of the call takes no extras."""
     handle = c_void_p()
@@ -87,6 +93,29 @@ def new_context() -> int:
 
 def destroy_context(handle: int) -> None:
     call("cuCtxDestroy_v2", c_void_p(handle))
+
+
+class DeviceResource(ctypes.Structure):
+    """A share of a GPU's multiprocessors, as large as the driver's own structure."""
+
+    _fields_ = (("bytes", ctypes.c_ubyte * 512),)
+
+
+def green_context() -> int:
+    """Make a green context, current in this thread; return what destroys it."""
+    whole, part, groups = DeviceResource(), DeviceResource(), c_uint(1)
+    description, green, handle = c_void_p(), c_void_p(), c_void_p()
+    call("cuDeviceGetDevResource", 0, byref(whole), MULTIPROCESSORS)
+    call("cuDevSmResourceSplitByCount", byref(part), byref(groups), byref(whole), None, c_uint(0), c_uint(16))
+    call("cuDevResourceGenerateDesc", byref(description), byref(part), c_uint(1))
+    call("cuGreenCtxCreate", byref(green), description, 0, c_uint(DEFAULT_STREAM))
+    call("cuCtxFromGreenCtx", byref(handle), green)
+    call("cuCtxSetCurrent", handle)
+    return green.value or 0
+
+
+def destroy_green_context(green: int) -> None:
+    call("cuGreenCtxDestroy", c_void_p(green))
 
 
 def new_stream() -> c_void_p:
@@ -132,6 +161,21 @@ def alloc_managed(nbytes: int) -> int:
     pointer = c_uint64()
     call("cuMemAllocManaged", byref(pointer), c_size_t(nbytes), c_uint(ATTACH_GLOBAL))
     return pointer.value
+
+
+def alloc_managed_code(nbytes: int) -> int:
+    """Return the driver's answer. What it gives is freed again, untouched."""
+    pointer = c_uint64()
+    answer = code("cuMemAllocManaged", byref(pointer), c_size_t(nbytes), c_uint(ATTACH_GLOBAL))
+    if not answer:
+        free(pointer.value)
+    return answer
+
+
+def prefetch(pointer: int, nbytes: int, device: int) -> None:
+    """Move managed memory to a device, or with -1 to the host, and wait until it is there."""
+    call("cuMemPrefetchAsync", c_uint64(pointer), c_size_t(nbytes), c_int(device), None)
+    call("cuCtxSynchronize")
 
 
 def free(pointer: int) -> None:
@@ -196,6 +240,28 @@ def trim(handle: c_void_p) -> None:
     call("cuMemPoolTrimTo", handle, c_size_t(0))
 
 
+class MemLocation(ctypes.Structure):
+    _fields_ = (("type", c_int), ("id", c_int))
+
+
+class PoolProperties(ctypes.Structure):
+    _fields_ = (
+        ("type", c_int),
+        ("handle_types", c_int),
+        ("location", MemLocation),
+        ("security", c_void_p),
+        ("max_nbytes", c_size_t),
+        ("reserved", ctypes.c_ubyte * 56),
+    )
+
+
+def new_pool() -> c_void_p:
+    """Make a pool on the first device."""
+    handle = c_void_p()
+    call("cuMemPoolCreate", byref(handle), byref(PoolProperties(type=1, location=MemLocation(1, 0))))
+    return handle
+
+
 def alloc_async(nbytes: int) -> int:
     pointer = c_uint64()
     call("cuMemAllocAsync", byref(pointer), c_size_t(nbytes), None)
@@ -230,10 +296,6 @@ def ipc_open(text: str) -> int:
 
 def ipc_close(pointer: int) -> None:
     call("cuIpcCloseMemHandle", c_uint64(pointer))
-
-
-class MemLocation(ctypes.Structure):
-    _fields_ = (("type", c_int), ("id", c_int))
 
 
 class MemAllocationProperties(ctypes.Structure):

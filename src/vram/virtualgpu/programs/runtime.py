@@ -1,7 +1,6 @@
-"""The CUDA runtime library by ctypes: where it is found, and the few calls that experiments make.
+"""The CUDA runtime library by ctypes: where it is found, and how it is called.
 
 Under a virtual GPU only that GPU's own library is used: a vendor's runtime needs a vendor's driver.
-A function that ends in ``_code`` returns the library's answer, or None where there is no such library.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import functools
 import os
 import sys
 from collections.abc import Iterator
-from ctypes import c_void_p
 from glob import glob
 
 NAMES = ("libcudart.so.13", "libcudart.so.12")
@@ -49,12 +47,3 @@ def code(name: str, *arguments: object) -> int | None:
     """Call the runtime and return its answer, whatever it is; None without a runtime."""
     found = library()
     return None if found is None else int(getattr(found, name)(*arguments))
-
-
-def cuda_free_code(pointer: int) -> int | None:
-    """cudaFree. As a process's first call, it makes the context."""
-    return code("cudaFree", c_void_p(pointer))
-
-
-def cuda_reset_code() -> int | None:
-    return code("cudaDeviceReset")

@@ -8,54 +8,24 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
 import sys
 import threading
 import time
 from collections.abc import Callable
 from ctypes import byref, c_int, c_size_t, c_uint, c_uint64, c_void_p
-from typing import Any
 
 import driver
+import runtime
 from checkpoint import checkpoint_code
+from kernels import break_context, launch_deep, launch_empty, launch_fault, load_kernels, touch_s
 from owners import fail_and_keep
 
 RELAXED_CAPTURE = 2
 
-LOCAL_NBYTES = 3072
-"""Local memory of one thread of the kernel ``deep``. The driver sets so much aside for every thread
-that could run at once: 540 MiB more than at first on 132 processors with 2048 threads each."""
-
-PTX = f"""
-.version 6.0
-.target sm_52
-.address_size 64
-
-.visible .entry empty()
-{{
-    ret;
-}}
-
-.visible .entry deep(.param .u64 deep_out, .param .u32 deep_at)
-{{
-    .local .align 4 .b8 room[{LOCAL_NBYTES}];
-    .reg .b64 %rd<6>;
-    .reg .b32 %r<3>;
-    ld.param.u64 %rd1, [deep_out];
-    ld.param.u32 %r1, [deep_at];
-    cvta.to.global.u64 %rd2, %rd1;
-    mov.u64 %rd3, room;
-    mul.wide.u32 %rd4, %r1, 4;
-    add.s64 %rd5, %rd3, %rd4;
-    st.local.u32 [%rd5], %r1;
-    ld.local.u32 %r2, [%rd3+4];
-    st.global.u32 [%rd2], %r2;
-    ret;
-}}
-"""
-
 primary = 0
-kernels: dict[str, c_void_p] = {}
 graphs: dict[str, c_void_p] = {}
+pools: dict[str, c_void_p] = {}
 
 
 # ---- contexts ----
@@ -74,8 +44,69 @@ def destroy_context(handle: int) -> None:
         driver.use(primary)
 
 
+def reset_code() -> tuple[str, int]:
+    """Reset the device as a program does; return the call that was made, and its answer.
+
+    Without a runtime library it is the driver's call on which the runtime's rests. Another context that
+    is current would keep the runtime from resetting anything, so the primary one is made current first.
+    """
+    global primary
+    if primary:
+        driver.use(primary)
+        primary = 0
+    answer = runtime.code("cudaDeviceReset")
+    return ("cuDevicePrimaryCtxReset", driver.reset_code()) if answer is None else ("cudaDeviceReset", answer)
+
+
+def cuda_reset_code() -> int | None:
+    """The runtime's reset with whatever context is current; None without a runtime library."""
+    return runtime.code("cudaDeviceReset")
+
+
+def context_code() -> int:
+    """Return the driver's answer to whether this process can have its primary context."""
+    return driver.code("cuDevicePrimaryCtxRetain", byref(c_void_p()), 0)
+
+
 def synchronize() -> None:
     driver.call("cuCtxSynchronize")
+
+
+def synchronize_code() -> int:
+    return driver.code("cuCtxSynchronize")
+
+
+# ---- the runtime library ----
+
+
+def free_null_code() -> tuple[str, int]:
+    """Free the null pointer; return the call that was made, and its answer."""
+    answer = runtime.code("cudaFree", None)
+    if answer is not None:
+        return "cudaFree", answer
+    try:
+        driver.context()
+    except driver.CudaError as error:
+        return error.call, error.code
+    return "cuMemFree", driver.free_code(0)
+
+
+def cuda_alloc(nbytes: int) -> int:
+    """cudaMalloc; without a runtime library a context and cuMemAlloc."""
+    pointer = c_void_p()
+    answer = runtime.code("cudaMalloc", byref(pointer), c_size_t(nbytes))
+    if answer:
+        raise driver.CudaError("cudaMalloc", answer)
+    if answer is None:
+        driver.context()
+        return driver.alloc(nbytes)
+    return pointer.value or 0
+
+
+def cuda_free_code(pointer: int) -> tuple[str, int]:
+    """Free; return the call that was made, cudaFree where there is a runtime, and its answer."""
+    answer = runtime.code("cudaFree", c_void_p(pointer))
+    return ("cuMemFree", driver.free_code(pointer)) if answer is None else ("cudaFree", answer)
 
 
 # ---- plain memory ----
@@ -131,6 +162,29 @@ def alloc_pitched(nbytes: int) -> int:
     return pointer.value
 
 
+def copy_in_s(pointer: int, nbytes: int, pinned: bool) -> float:
+    """Copy so much from the host, whose memory is written first; return the seconds of the second copy."""
+    source = pin(nbytes) if pinned else 0
+    plain = None if pinned else ctypes.create_string_buffer(nbytes)
+    address = source or ctypes.addressof(plain)  # type: ignore[arg-type]
+    ctypes.memset(address, 1, nbytes)
+    for _ in range(2):
+        began = time.monotonic()
+        driver.call("cuMemcpyHtoD_v2", c_uint64(pointer), c_void_p(address), c_size_t(nbytes))
+        synchronize()
+        took = time.monotonic() - began
+    if source:
+        driver.call("cuMemFreeHost", c_void_p(source))
+    return took
+
+
+def prefetch_s(pointer: int, nbytes: int, device: int) -> float:
+    """Prefetch, and return the seconds until it was done."""
+    began = time.monotonic()
+    driver.prefetch(pointer, nbytes, device)
+    return time.monotonic() - began
+
+
 # ---- pools ----
 
 
@@ -141,6 +195,16 @@ def pool_keep_all() -> None:
 
 def pool_trim() -> None:
     driver.trim(driver.pool())
+
+
+def alloc_in_new_pool(nbytes: int) -> int:
+    """Make a pool, and allocate in it. It keeps what is freed into it."""
+    pointer = c_uint64()
+    pools["new"] = driver.new_pool()
+    driver.keep_everything(pools["new"])
+    driver.call("cuMemAllocFromPoolAsync", byref(pointer), c_size_t(nbytes), pools["new"], None)
+    synchronize()
+    return pointer.value
 
 
 def free_async(pointer: int) -> None:
@@ -156,6 +220,16 @@ def pin(nbytes: int) -> int:
     pointer = c_void_p()
     driver.call("cuMemHostAlloc", byref(pointer), c_size_t(nbytes), c_uint(0))
     return pointer.value or 0
+
+
+def host_mapped(pointer: int) -> bool:
+    """Whether this process has memory of the host at that address."""
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            begin, end = (int(word, 16) for word in line.split(maxsplit=1)[0].split("-"))
+            if begin <= pointer < end:
+                return True
+    return False
 
 
 def host_fill(pointer: int, byte: int, nbytes: int) -> None:
@@ -227,36 +301,6 @@ def drop_exception() -> None:
     gc.collect()
 
 
-# ---- kernels ----
-
-
-def load_kernels() -> None:
-    module = c_void_p()
-    driver.call("cuModuleLoadData", byref(module), PTX.encode())
-    for name in ("empty", "deep"):
-        kernels[name] = c_void_p()
-        driver.call("cuModuleGetFunction", byref(kernels[name]), module, name.encode())
-
-
-def launch_empty(times: int) -> None:
-    """Launch an empty kernel again and again, and wait for the last."""
-    for _ in range(times):
-        _launch(kernels["empty"])
-    synchronize()
-
-
-def launch_deep(out: int) -> None:
-    """Launch one thread that needs much local memory, and wait for it."""
-    _launch(kernels["deep"], c_uint64(out), c_uint(1))
-    synchronize()
-
-
-def _launch(kernel: c_void_p, *parameters: Any) -> None:
-    addresses = (c_void_p * max(1, len(parameters)))(*(ctypes.addressof(value) for value in parameters))
-    one = c_uint(1)
-    driver.call("cuLaunchKernel", kernel, *(one,) * 6, c_uint(0), None, addresses, None)
-
-
 # ---- graphs ----
 
 
@@ -285,7 +329,8 @@ def trim_graph_memory() -> None:
 # ---- the table ----
 
 ALLOCATE = (
-    *(driver.alloc, driver.alloc_managed, driver.alloc_async, driver.create, pin, alloc_pitched),
+    *(driver.alloc, driver.alloc_managed, driver.alloc_async, alloc_in_new_pool, driver.create, pin),
+    *(cuda_alloc, alloc_pitched),
     *(thread_alloc, thread_alloc_and_free, thread_alloc_owned),
     *(alloc_and_forget, alloc_and_fail, fail_and_keep, run_graph),
 )
@@ -295,12 +340,17 @@ FREE = (driver.free, driver.release, free_async, thread_free, free_behind_work)
 """The first argument is what an operation above returned."""
 
 OTHERS = (
-    *(driver.init, context, driver.new_context, destroy_context, driver.reset, synchronize),
-    *(driver.free_and_total, driver.alloc_code, driver.free_code, read_code),
+    *(driver.init, context, driver.new_context, destroy_context, synchronize),
+    *(driver.green_context, driver.destroy_green_context),
+    *(reset_code, cuda_reset_code, context_code, synchronize_code, driver.use),
+    *(free_null_code, cuda_free_code),
+    *(launch_fault, break_context),
+    *(driver.free_and_total, driver.alloc_code, driver.alloc_managed_code, driver.free_code, read_code),
     *(driver.fill, start_fill, driver.count_nonzero, count_byte, host_fill, host_count),
+    *(host_mapped, driver.prefetch, prefetch_s, copy_in_s),
     *(pool_keep_all, pool_trim, drop_exception),
-    *(driver.ipc_handle, driver.ipc_open, driver.export, driver.dmabuf),
+    *(driver.ipc_handle, driver.ipc_open, driver.export, driver.dmabuf, os.close),
     *(driver.reserve, driver.map_code, driver.unmap),
-    *(load_kernels, launch_empty, launch_deep, destroy_graph, trim_graph_memory),
+    *(load_kernels, launch_empty, launch_deep, touch_s, destroy_graph, trim_graph_memory),
     checkpoint_code,
 )
