@@ -91,7 +91,8 @@ class _Window:
 
     def _examine(self, hit: int) -> Iterator[FoundMessage]:
         """Yield the messages that begin in the line of *hit*, and go on after them."""
-        begin, limit = max(self._line_start(hit), self._done), hit + AHEAD
+        begin = self._lines.start_of_line(hit, max(0, hit - LONGEST_LINE, self._done))
+        limit = hit + AHEAD
         self._in_vain += 1
         head = self._lines.head(begin, limit, WRAPPED)
         if not may_begin_in(head):
@@ -113,11 +114,6 @@ class _Window:
         if offset > self._counted:
             self._line += self._bytes.count(b"\n", self._counted, offset)
             self._counted = offset
-
-    def _line_start(self, at: int) -> int:
-        """Where the line of *at* begins, as far as a line is looked at."""
-        first = max(0, at - LONGEST_LINE)
-        return max(first, *(self._bytes.rfind(mark, first, at) + 1 for mark in (b"\n", b"\r")))
 
 
 class _Hits:
