@@ -19,8 +19,8 @@ NEEDLES = tuple(dict.fromkeys(needle for dialect in DIALECTS for needle in diale
 # The first line of every message has one of these, too. The whole log is searched for each: few words are
 # found faster, and long ones.
 ANCHORS = (
-    *(b"lloc", b"emory", b"CUDA", b"_ALLOC", b"illed", b"cudaError", b"launch failure", b"side assert trig"),
-    *(b"aligned address", b"buffer object", b"Dst tensor is not", b"Last error:", b"NVRM: Xid"),
+    *(b"lloc", b"emory", b"rror", b"illed", b"CUDA_ERROR", b"ALLOC_FAILED", b"LOCATION_FAILED"),
+    *(b"GPUassert", b"unspecified launch", b"buffer object", b"NVRM: Xid"),
 )
 LONGEST_WORD = max(map(len, (*NEEDLES, *ANCHORS)))
 # After so many lines in a row with an anchor and without a message, needles are looked for instead: logs of
