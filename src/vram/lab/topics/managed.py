@@ -189,14 +189,16 @@ def managed_pieces(experiment: Experiment) -> Conclusion:
     Reading
     -------
     False means that the driver takes device memory for managed memory in large pieces. A free returns what
-    was written; the rest of the piece stays for the next managed memory, and goes with the process. It is in
-    no process list.
+    was written; the rest of the piece stays for the next managed memory, of any process, until the last
+    process has ended that uses the GPU. It is in no process list.
     """
     nbytes = 4 * MIB
     program, empty = experiment.worker_with_context()
     pointer = program.call("alloc_managed", nbytes)
     program.call("fill", pointer, 0xA5, nbytes)
     taken = experiment.read_device("written by the device").used - empty.used
+    if taken <= 0 and experiment.before.charges:
+        raise CannotTell("other processes use the GPU, and a piece that they left was enough")
     program.call("free", pointer)
     left = experiment.read_device("freed").used - empty.used
     because = f"{size(max(0, taken))} taken for {size(nbytes)}, and {size(max(0, left))} left after the free"
