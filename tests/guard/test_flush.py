@@ -72,8 +72,8 @@ def test_what_is_still_kept_is_reported_with_its_holder(virtual_gpu: VirtualGpu)
     assert returned == 64 * MIB
     assert "64.0 MiB freed: GPU 0 710.0 MiB → 646.0 MiB held by this process" in text
     assert "dropped: sys.last_value" in text
-    assert "16 × uint8 (8388608,)  __main__: history[…]" in text
-    assert "<code>__main__: history[…]</code>" in html
+    assert "16 × uint8 (8388608,)  __main__: history[0…15]" in text
+    assert "<code>__main__: history[0…15]</code>" in html
 
 
 @needs("numba")

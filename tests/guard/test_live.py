@@ -151,7 +151,7 @@ def test_a_table_groups_neighbours_and_is_inert() -> None:
     many = tuple(array(MIB + number, f"module m: history[{number}]") for number in range(5))
     found = Live((*many, array(MIB, "module m: x['<b>']")), was_cut=True)
     text, html = repr(found), found._repr_html_()
-    assert "5 × float32 (2, 3)  module m: history[…]" in text
+    assert "5 × float32 (2, 3)  module m: history[0…4]" in text
     assert "ran out of time" in text
     assert "&lt;b&gt;" in html
     assert "<b>" not in html

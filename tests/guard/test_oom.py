@@ -7,6 +7,7 @@ import stat
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.guard.scoping import NUMBA, PREAMBLE, RAW, result, run
 from tests.installed import needs
@@ -14,7 +15,7 @@ from vram import on_oom
 from vram.errors import OutOfMemory, UsageError
 from vram.guard.memory import Footprint
 from vram.guard.oom_report import OomFigures, requested, sentence
-from vram.model.leak import LeakedArray
+from vram.model.leak import EqualArrays
 from vram.units import GIB, MIB
 from vram.virtualgpu import VirtualGpu
 
@@ -49,6 +50,36 @@ def test_an_error_that_is_caught_is_recorded_with_the_whole_situation(
     (gpu,) = report["ledger"]["gpus"]
     assert sum(entry["nbytes"] or 0 for entry in gpu["entries"]) == gpu["total_bytes"]
     assert any("60.0 GiB" in line for line in report["text"])
+
+
+@needs("numba")
+def test_equal_arrays_of_one_list_are_one_line(virtual_gpu: VirtualGpu, tmp_path: Path) -> None:
+    program = f"""
+        vram.on_oom({str(tmp_path)!r})
+        xs = [array(9 * GIB) for _ in range(12)]
+        ys = [array(1 * GIB) for _ in range(20)]
+        one = array(2 * GIB)
+        try:
+            array(100 * GIB)
+        except Exception as error:
+            tell(error.__notes__)
+    """
+    (note,) = result(virtual_gpu, program, NUMBA)
+    (path,) = tmp_path.iterdir()
+    report = json.loads(path.read_text())
+    assert "12 × 9.0 GiB, held by" in note
+    assert "xs[0…11]" in note
+    lines = [line for line in report["text"] if line.startswith("  ") and " × " in line]
+    assert [line.split(",")[0].split() for line in lines[:2]] == [
+        ["108.0", "GiB", "12", "×", "9.0", "GiB"],
+        ["20.0", "GiB", "20", "×", "1.0", "GiB"],
+    ]
+    assert lines[0].endswith("xs[0…11]")
+    assert lines[1].endswith("ys[0…19]")
+    groups = [(each["count"], each["each_nbytes"]) for each in report["equal_arrays"]]
+    assert groups == [(12, 9 * GIB), (20, GIB), (1, 2 * GIB)]
+    # As before: the largest ones, each for itself.
+    assert [each["nbytes"] for each in report["largest"]] == [9 * GIB] * 12
 
 
 @needs("numba")
@@ -304,7 +335,7 @@ def test_what_was_asked_for_is_read_from_the_message(message: str, nbytes: int |
 
 
 def situation(
-    cached: int = 0, fragmented: int = 0, live: int = 10 * GIB, largest: tuple[LeakedArray, ...] = ()
+    cached: int = 0, fragmented: int = 0, live: int = 10 * GIB, largest: tuple[EqualArrays, ...] = ()
 ) -> OomFigures:
     charged = {0: live + cached + fragmented + 518 * MIB}
     return OomFigures(
@@ -315,8 +346,15 @@ def situation(
 def test_each_cause_has_its_own_remedy() -> None:
     assert "vram.flush()" in sentence(situation(cached=8 * GIB))
     assert "expandable_segments" in sentence(situation(fragmented=8 * GIB))
-    kept = LeakedArray(what="PyTorch float32 (4, 4)", nbytes=9 * GIB, holder="train.py: history[3]")
-    assert "held by train.py: history[3]" in sentence(situation(largest=(kept,)))
+    kept = EqualArrays(
+        count=1, each_nbytes=9 * GIB, what="PyTorch float32 (4, 4)", holder="train.py: history[3]"
+    )
+    assert "held by train.py: history[3]; release it" in sentence(situation(largest=(kept,)))
+    several = replace(kept, count=12, holder="train.py: history[0…11]")
+    assert (
+        "are PyTorch float32 (4, 4), 12 × 9.0 GiB, held by train.py: history[0…11]; release them"
+        in sentence(situation(largest=(several,)))
+    )
     assert "retry_on_oom" in sentence(situation())
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
+import lzma
 import os
 import pty
+import signal
 import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -196,6 +201,64 @@ def test_a_damaged_compressed_log_is_bad_input(vram: Run, tmp_path: Path) -> Non
     answer = vram("oom", str(log))
     assert answer.code == 5
     assert "is truncated" in answer.err
+
+
+@pytest.mark.parametrize("packed", [gzip.compress, lzma.compress, bz2.compress])
+def test_compressed_logs_are_read_and_damaged_ones_told(
+    vram: Run, tmp_path: Path, packed: Callable[[bytes], bytes]
+) -> None:
+    whole = packed(os.urandom(100_000).hex().encode() + b"\n" + MESSAGES[GRAPHS].log)
+    log = tmp_path / "log"
+    log.write_bytes(whole)
+    assert "kept by this program's own pools" in vram("oom", str(log)).out
+    for damaged in (whole[: len(whole) // 2], whole[:5000] + b"\xff" * 500 + whole[5500:]):
+        log.write_bytes(damaged)
+        answer = vram("oom", str(log))
+        assert (answer.code, answer.out) == (5, "")
+        assert str(log) in answer.err
+
+
+@pytest.mark.parametrize(
+    ("first", "kind", "command"), [(b"PK\x03\x04", "zip", "unzip"), (b"\x28\xb5\x2f\xfd", "zstd", "zstd -dc")]
+)
+def test_what_is_compressed_otherwise_is_told_with_the_command_for_it(
+    vram: Run, tmp_path: Path, first: bytes, kind: str, command: str
+) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(first + bytes(100))
+    answer = vram("oom", str(log))
+    assert answer.code == 5
+    assert f"is compressed with {kind}" in answer.err
+    assert command in answer.err
+
+
+def test_a_file_that_is_no_text_is_called_so(vram: Run) -> None:
+    answer = vram("oom", sys.executable)
+    assert answer.code == 9
+    assert f"{sys.executable} is not text" in answer.err
+
+
+def test_a_pipe_that_never_ends_is_told_and_stopped_without_loss() -> None:
+    """Ctrl-C shows what came before it."""
+    process = subprocess.Popen(
+        [*PROGRAM, "oom", "--json"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdin is not None
+    assert process.stderr is not None
+    try:
+        process.stdin.write(MESSAGES[OTHERS].log)
+        process.stdin.flush()
+        assert b"until it ends; Ctrl-C" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        out = process.stdout.read() if process.stdout else b""
+        err = process.stderr.read()
+        assert process.wait(60) == 0, err
+    finally:
+        process.kill()
+        process.stdin.close()
+        process.wait()
+    assert json.loads(out)["cases"][0]["judgement"]["kind"] == "other-process"
+    assert b"stopped before standard input ended" in err
 
 
 def test_a_pipe_is_read_to_its_end() -> None:

@@ -142,6 +142,30 @@ def test_the_runtime_inside_a_python_extension_is_named(virtual_gpu: VirtualGpu)
     assert "cuda/bindings" in file
 
 
+# ---- NVIDIA's libcudart.so beside ours ----
+
+
+@pytest.mark.parametrize("release", ["12", "13"])
+def test_rpath_to_the_vendors_library_leads_to_ours(
+    virtual_gpu: VirtualGpu, tmp_path: Path, release: str
+) -> None:
+    """As in PyTorch's libraries. An RPATH is searched before LD_LIBRARY_PATH, but not before LD_PRELOAD."""
+    library = vendor_library(release, f"libcudart.so.{release}")
+    if library is None:
+        pytest.skip(f"the wheel of NVIDIA's runtime {release} is not installed")
+    program = compile_program(tmp_path, library, f"-Wl,--disable-new-dtags,-rpath,{library.parent}")
+    done = run(virtual_gpu, program)
+    assert (done.stdout, done.stderr) == ("0 0 0 0 0\n", "")
+
+
+def test_programs_that_outlive_the_virtual_gpu_start_without_complaints(virtual_gpu: VirtualGpu) -> None:
+    """Its folder is gone then; what LD_PRELOAD names is not."""
+    environment = virtual_gpu.environment()
+    virtual_gpu.close()
+    done = subprocess.run(["true"], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 # ---- NVIDIA's libcudart.so instead of ours ----
 
 

@@ -119,11 +119,26 @@ def test_its_libraries_are_found_before_any_other() -> None:
         environment = gpu.environment({"LD_LIBRARY_PATH": "/opt/lib:", "HOME": "/home"})
         assert environment == {
             "LD_LIBRARY_PATH": f"{gpu.folder}/lib:/opt/lib",
+            "LD_PRELOAD": f"{folder.BUILT}/libcudart.so.13:{folder.BUILT}/libcudart.so.12",
             FOLDER_VARIABLE: str(gpu.folder),
             "HOME": "/home",
         }
         for name in ("libcuda.so", "libcuda.so.1", "libnvidia-ml.so", "libnvidia-ml.so.1"):
             assert (gpu.folder / "lib" / name).exists()
+
+
+def test_what_is_preloaded_already_stays_first() -> None:
+    """A sanitizer's library must be the first; and a virtual GPU in a virtual GPU preloads nothing twice."""
+    with VirtualGpu.create() as gpu:
+        once = gpu.environment({"LD_PRELOAD": "/lib/libasan.so /lib/other.so"})
+        ours = f"{folder.BUILT}/libcudart.so.13:{folder.BUILT}/libcudart.so.12"
+        assert once["LD_PRELOAD"] == f"/lib/libasan.so:/lib/other.so:{ours}"
+        assert gpu.environment(once)["LD_PRELOAD"] == once["LD_PRELOAD"]
+
+
+def test_a_path_that_the_loader_would_split_is_left_to_the_search_path() -> None:
+    assert folder.with_runtimes("", Path("/opt/my programs")) == "libcudart.so.13:libcudart.so.12"
+    assert folder.with_runtimes("", Path("/opt/a:b")) == "libcudart.so.13:libcudart.so.12"
 
 
 def test_a_process_knows_whether_it_runs_under_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,8 +19,8 @@ from msgspec.structs import replace
 from vram.guard.baseline import Baseline
 from vram.guard.cuda_errors import observed_broken_contexts
 from vram.guard.memory import OUTSIDE, Footprint, read_footprint
-from vram.guard.tables import dtype_and_shape
-from vram.model.leak import Gain, Leak, LeakedArray, ScopeNote
+from vram.guard.tables import dtype_and_shape, equal_arrays
+from vram.model.leak import EqualArrays, Gain, Leak, LeakedArray, ScopeNote
 from vram.payloads.arrays.frameworks import PROVIDERS, secondary_holders
 from vram.payloads.arrays.heap.search import shortest_paths
 from vram.payloads.arrays.inventory import FoundArray, find, of_types, with_gradients
@@ -258,6 +258,8 @@ def _inside(values: Iterable[object]) -> Iterator[object]:
 # ---- who holds what leaked ----
 
 MOST_ARRAYS = 10
+# Of so many arrays, equal ones are put together.
+MOST_GROUPED = 1000
 
 
 def with_holders(leak: Leak, baseline: Baseline | None) -> Leak:
@@ -270,12 +272,12 @@ def with_holders(leak: Leak, baseline: Baseline | None) -> Leak:
             return found.array not in baseline
         return found.provider.NAME in places or OUTSIDE in places
 
-    arrays = _largest(may_have_leaked, MOST_ARRAYS)
+    arrays, groups = _largest(may_have_leaked, MOST_ARRAYS)
     if baseline is None and arrays:
         notes.append("which of these are new is unknown; use track=True")
     if not arrays:
         notes.append(_skipped_by_pycuda() or RAW_ALLOCATIONS)
-    return replace(leak, arrays=tuple(arrays), notes=tuple(notes))
+    return replace(leak, arrays=tuple(arrays), groups=tuple(groups), notes=tuple(notes))
 
 
 RAW_ALLOCATIONS = "no array of a framework explains it: look for raw allocations that are never freed"
@@ -305,28 +307,36 @@ def _has_warned(module: ModuleType | None) -> bool:
     return any(isinstance(key, tuple) and str(key[0]).startswith(PYCUDA_WARNING) for key in list(shown))
 
 
-def largest_arrays(count: int) -> list[LeakedArray]:
+class LargestArrays(NamedTuple):
+    """The largest arrays, and the largest groups of equal ones."""
+
+    arrays: list[LeakedArray]
+    groups: list[EqualArrays]
+
+
+def largest_arrays(count: int) -> LargestArrays:
     """The largest live arrays of all frameworks and who holds them."""
     return _largest(lambda _: True, count)
 
 
-def _largest(is_wanted: Callable[[FoundArray], bool], count: int) -> list[LeakedArray]:
+def _largest(is_wanted: Callable[[FoundArray], bool], count: int) -> LargestArrays:
     """The largest wanted arrays, each memory once, with the shortest reference path to each."""
     heap = gc.get_objects()
     everything = find(heap)
     found = [each for each in everything if not each.is_shared and is_wanted(each)]
-    chosen = sorted(found, key=lambda each: -each.description.nbytes)[:count]
+    chosen = sorted(found, key=lambda each: -each.description.nbytes)[:MOST_GROUPED]
     del found
     involved = [*chosen, *possible_holders(chosen, everything)]
     del everything
     paths = shortest_paths([each.array for each in involved], heap, secondary=secondary_holders())
     name_native_holders(involved, paths)
-    return [
+    arrays = [
         LeakedArray(
             what=_text(each), nbytes=each.description.nbytes, holder=paths.holder(id(each.array)).text
         )
         for each in chosen
     ]
+    return LargestArrays(arrays[:count], equal_arrays(arrays)[:count])
 
 
 def _text(found: FoundArray) -> str:

@@ -8,19 +8,25 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from io import BytesIO
 from itertools import count
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from msgspec.structs import asdict
 
 from vram import __version__
 from vram.errors import OutOfMemory
 from vram.files import write_new
 from vram.guard.memory import Footprint, driver_is_loaded, framework_lines, read_footprint
+from vram.guard.tables import multiplied
 from vram.model.kinds import KINDS
-from vram.model.leak import LeakedArray
+from vram.model.leak import EqualArrays
 from vram.units import size
+
+if TYPE_CHECKING:
+    from vram.guard.leak_check import LargestArrays
 
 # ---- one sentence ----
 
@@ -35,7 +41,7 @@ class OomFigures(NamedTuple):
     footprint: Footprint
     frameworks: tuple[dict[str, Any], ...]
     ledger: dict[str, Any] | None
-    largest: tuple[LeakedArray, ...]
+    largest: tuple[EqualArrays, ...]
 
 
 def sentence(now: OomFigures) -> str:
@@ -73,9 +79,11 @@ def _own_cause(now: OomFigures) -> str:
     if now.largest:
         most = now.largest[0]
         holder = f", held by {most.holder}" if most.holder else ""
+        one = most.count == 1
         return (
-            f"this process itself uses {size(used)}; the largest array is {most.what}, {size(most.nbytes)}"
-            f"{holder}; release it, or request less (vram.retry_on_oom)"
+            f"this process itself uses {size(used)}; the largest {'array is' if one else 'arrays are'}"
+            f" {most.what}, {multiplied(most)}{holder}; release {'it' if one else 'them'}, or request less"
+            " (vram.retry_on_oom)"
         )
     if held.outside > sum(held.in_use.values()):
         return (
@@ -121,7 +129,7 @@ def gather(error: BaseException) -> tuple[OomFigures, dict[str, Any]]:
     ledger = _ledger(notes)
     largest = _largest(notes)
     asked = requested(error)
-    figures = OomFigures(os.getpid(), asked, taken, tuple(lines), ledger, tuple(largest))
+    figures = OomFigures(os.getpid(), asked, taken, tuple(lines), ledger, tuple(largest.groups))
     report = {
         "schema": SCHEMA,
         "program": f"vram {__version__}",
@@ -139,12 +147,15 @@ def gather(error: BaseException) -> tuple[OomFigures, dict[str, Any]]:
             "outside": taken.outside,
         },
         "frameworks": lines,
-        "largest": [{"what": each.what, "nbytes": each.nbytes, "holder": each.holder} for each in largest],
+        "largest": [
+            {"what": each.what, "nbytes": each.nbytes, "holder": each.holder} for each in largest.arrays
+        ],
+        "equal_arrays": list(map(asdict, largest.groups)),
         "stack": list(_stack()),
         "ledger": ledger,
         "notes": notes,
     }
-    report["text"] = list(_text_lines(report))
+    report["text"] = list(_text_lines(report, largest.groups))
     return figures, report
 
 
@@ -194,14 +205,14 @@ def _ledger(notes: list[str]) -> dict[str, Any] | None:
     return ledger
 
 
-def _largest(notes: list[str]) -> list[Any]:
-    from vram.guard.leak_check import largest_arrays
+def _largest(notes: list[str]) -> LargestArrays:
+    from vram.guard.leak_check import LargestArrays, largest_arrays
 
     try:
         return largest_arrays(LARGEST)
     except Exception as trouble:
         notes.append(f"live arrays could not be listed: {type(trouble).__name__}: {trouble}")
-        return []
+        return LargestArrays([], [])
 
 
 def _stack() -> Iterator[str]:
@@ -216,16 +227,17 @@ def _stack() -> Iterator[str]:
         at = at.f_back
 
 
-def _text_lines(report: dict[str, Any]) -> Iterator[str]:
+def _text_lines(report: dict[str, Any], groups: Sequence[EqualArrays]) -> Iterator[str]:
     """The report as lines of text, for people who open the file."""
     process, error = report["process"], report["error"]
     yield f"{error['type']}: {error['message'].splitlines()[0] if error['message'] else ''}"
     yield report["sentence"]
     yield from _process_lines(process)
-    if report["largest"]:
+    if groups:
         yield "the largest arrays, and what holds them"
-    for each in report["largest"]:
-        yield _row(each["nbytes"], f"{each['what']}: {each['holder']}")
+    for group in groups:
+        words = f"{group.what}: {group.holder}"
+        yield _row(group.nbytes, words if group.count == 1 else f"{multiplied(group)}, {words}")
     for gpu in (report["ledger"] or {}).get("gpus", ()):
         yield f"GPU {gpu['index']} {gpu['name']}"
         for entry in gpu["entries"]:

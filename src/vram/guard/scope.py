@@ -314,13 +314,16 @@ HINT = "release what is listed above, or s.keep(...) what is meant to stay"
 
 def describe(leak: Leak) -> str:
     """The leak as text: how much, where, which arrays and who holds them."""
+    from vram.guard.tables import equal_arrays, multiplied
+
     who = " or ".join(map(repr, leak.names[:4])) + (" or others" if len(leak.names) > 4 else "")
     lines = [f"scope {who} kept {size(leak.nbytes)} of device memory"]
     lines += [
         f"  {where_gained(gain, leak)}: {size(gain.nbytes)} more in use than at the start"
         for gain in leak.gains
     ]
-    lines += [f"  {array.what}, {size(array.nbytes)}: {array.holder}" for array in leak.arrays]
+    groups = leak.groups or equal_arrays(leak.arrays)
+    lines += [f"  {group.what}, {multiplied(group)}: {group.holder}" for group in groups]
     lines += [f"  note: {note}" for note in leak.notes]
     return "\n".join(lines)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -10,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from vram.model.leak import EqualArrays, LeakedArray
+from vram.payloads.arrays.positions import spanned, split_positions
 from vram.units import counted, size
 
 if TYPE_CHECKING:
@@ -65,12 +66,11 @@ def _wrapped_text(text: str, width: int | None) -> list[str]:
 # ---- live arrays as a table ----
 
 ROWS = 12
-_POSITION = re.compile(r"\[\d+\]")
 HEAD = ("size", "framework", "what", "held by")
 
 
 class Row(Struct, frozen=True):
-    """Arrays in the same container: all of ``history[…]`` are one row."""
+    """Arrays in the same container: all of ``history[0…11]`` are one row."""
 
     nbytes: int
     count: int
@@ -86,18 +86,18 @@ class Row(Struct, frozen=True):
 
 def rows(arrays: Iterable[LiveArray]) -> list[Row]:
     groups: dict[tuple[str, str], list[LiveArray]] = {}
+    positions: dict[tuple[str, str], list[list[int]]] = {}
     for each in arrays:
-        stem = _POSITION.sub("[…]", each.holder.text)
+        stem, there = split_positions(each.holder.text)
         groups.setdefault((each.framework, stem), []).append(each)
-    found = [_row(stem, members) for (_, stem), members in groups.items()]
+        positions.setdefault((each.framework, stem), []).append(there)
+    found = [_row(spanned(key[1], positions[key]), members) for key, members in groups.items()]
     return sorted(found, key=lambda row: -row.nbytes)
 
 
-def _row(stem: str, members: Sequence[LiveArray]) -> Row:
+def _row(held_by: str, members: Sequence[LiveArray]) -> Row:
     first = members[0]
-    alone = len(members) == 1
     nbytes = sum(each.nbytes for each in members if not each.is_shared)
-    held_by = first.holder.text if alone else stem
     shared = first.is_shared and "shares memory with an array above"
     return Row(
         nbytes, len(members), first.framework, _common_text(members), held_by, first.note or shared or ""
@@ -121,6 +121,25 @@ def dtype_and_shape(array: LiveArray | Description) -> str:
 
 def _shape(shape: tuple[int, ...]) -> str:
     return f"({', '.join(map(str, shape))}{',' * (len(shape) == 1)})" if shape else ""
+
+
+def equal_arrays(arrays: Sequence[LeakedArray]) -> list[EqualArrays]:
+    """Put arrays together that differ only in their position; the largest together first."""
+    groups: dict[tuple[int, str, str], list[list[int]]] = {}
+    for each in arrays:
+        stem, positions = split_positions(each.holder)
+        groups.setdefault((each.nbytes, each.what, stem), []).append(positions)
+    found = [
+        EqualArrays(count=len(positions), each_nbytes=nbytes, what=what, holder=spanned(stem, positions))
+        for (nbytes, what, stem), positions in groups.items()
+    ]
+    return sorted(found, key=lambda group: -group.nbytes)
+
+
+def multiplied(arrays: EqualArrays) -> str:
+    """Their size: "9.0 GiB", or "12 × 9.0 GiB"."""
+    each = size(arrays.each_nbytes)
+    return each if arrays.count == 1 else f"{arrays.count:,} × {each}"
 
 
 def headline(live: Live) -> str:

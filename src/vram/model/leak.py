@@ -45,12 +45,27 @@ class LeakedArray(Struct, frozen=True, kw_only=True):
         return self.holder
 
 
+class EqualArrays(Struct, frozen=True, kw_only=True):
+    """Arrays of one kind and size, in one container: ``holder`` has the span of their positions."""
+
+    count: int
+    each_nbytes: int
+    what: str
+    holder: str
+
+    @property
+    def nbytes(self) -> int:
+        return self.count * self.each_nbytes
+
+
 class Leak(Struct, frozen=True, kw_only=True):
-    """The leak of one scope. ``names`` are several where scopes ran at the same time."""
+    """The leak of one scope. ``names`` are several where scopes ran at the same time. ``arrays`` are the
+    largest ones, each for itself; ``groups`` has equal ones together, and with them more of them."""
 
     names: tuple[str, ...]
     gains: tuple[Gain, ...]
     arrays: tuple[LeakedArray, ...] = ()
+    groups: tuple[EqualArrays, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property

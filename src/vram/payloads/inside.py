@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import gc
 import json
-import re
 import sys
 import time
 from collections.abc import Iterator
@@ -37,6 +36,7 @@ from .arrays.heap.search import (
 from .arrays.inventory import FoundArray, array_candidates, find
 from .arrays.native_references import ArrayHolders, array_holders, name_by_array_holders, possible_holder_keys
 from .arrays.pace import Pace, Pause
+from .arrays.positions import spanned, split_positions
 from .arrays.provider import Description
 from .arrays.record import Struct
 from .trim.driver import driver
@@ -138,7 +138,6 @@ def _is_same_array(record: ArrayRecord, met: object) -> bool:
 
 # ---- groups of alike arrays ----
 
-_POSITION = re.compile(r"\[(\d{1,18})\]")
 _ANY_POSITION = 999_999_999_999_999_999
 LONGEST_TEXT, LONGEST_WORD, MOST_DIMENSIONS = 300, 60, 16
 AT_ONCE = 100
@@ -169,7 +168,7 @@ class _Stems:
         link = paths.links.get(each.key)
         if type(link) is not int or each.key in paths.holders or each.key not in self._reading.searched:
             holder = self._reading.holder(each)
-            stem, positions = _split_positions(holder.text)
+            stem, positions = split_positions(holder.text)
             return holder.kind, stem, tuple(positions)
         parent = paths.parent[each.key]
         if parent not in self._by_parent:
@@ -180,13 +179,9 @@ class _Stems:
     def _of_members(self, parent: int) -> tuple[str, str, list[int], int]:
         """What the paths of all members of a list have in common, and where the position is in them."""
         path = self._reading.paths.path(parent).append(f"[{_ANY_POSITION}]")
-        stem, positions = _split_positions(path.text())
+        stem, positions = split_positions(path.text())
         slot = positions.index(_ANY_POSITION) if _ANY_POSITION in positions else len(positions)
         return path.kind, stem, positions, slot
-
-
-def _split_positions(text: str) -> tuple[str, list[int]]:
-    return _POSITION.sub("[]", text), list(map(int, _POSITION.findall(text)))
 
 
 def _alike(each: ArrayRecord) -> tuple[Any, ...]:
@@ -215,28 +210,9 @@ def _group(key: tuple[Any, ...], positions: list[tuple[int, ...]]) -> dict[str, 
         "nbytes": 0 if is_shared else nbytes * count,
         "is_shared": is_shared,
         "note": note,
-        "held_by": _text(_spanned(stem, positions), LONGEST_TEXT),
+        "held_by": _text(spanned(stem, positions), LONGEST_TEXT),
         "kind": kind,
     }
-
-
-def _spanned(stem: str, positions: list[tuple[int, ...]]) -> str:
-    """*stem* with its positions: one if all are equal, first to last if none is missing between."""
-    words = stem.split("[]")
-    text = words[0]
-    for slot, word in enumerate(words[1:]):
-        there = {each[slot] for each in positions if slot < len(each)}
-        text += f"[{_span(there)}]{word}"
-    return text
-
-
-def _span(there: set[int]) -> str:
-    if not there:
-        return "…"
-    first, last = min(there), max(there)
-    if first == last:
-        return str(first)
-    return f"{first}…{last}" if len(there) == last - first + 1 else "…"
 
 
 def _text(text: str, most: int) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -117,6 +118,25 @@ def link_libraries(folder: Path, built: Path = BUILT) -> None:
                 hint="in a checkout run `python native/build.py`; else reinstall vram for this platform",
             )
         (folder / name).symlink_to(target)
+
+
+RUNTIMES = ("libcudart.so.13", "libcudart.so.12")
+
+
+def with_runtimes(preload: str, built: Path = BUILT) -> str:
+    """The LD_PRELOAD *preload* with the virtual GPU's runtime libraries after what is in it.
+
+    PyTorch's libraries have an RPATH that leads to NVIDIA's runtime, searched before LD_LIBRARY_PATH.
+    A library that is loaded already under the same name is used instead of either. The paths are not those in
+    a virtual GPU's folder: programs may outlive it, and the loader complains of a file that is gone. Loading
+    both takes 0.1 ms; they do nothing until a program calls them.
+    """
+    ours = [str(built / name) for name in RUNTIMES]
+    # The loader takes spaces and colons for separators, and knows no way to quote them.
+    if any(set(path) & set(" :\t\n") for path in ours):
+        ours = list(RUNTIMES)
+    others = [path for path in re.split("[ :]+", preload) if path and Path(path).name not in RUNTIMES]
+    return ":".join([*others, *ours])
 
 
 # ---- who made it, and what a killed maker left ----

@@ -103,6 +103,7 @@ class VirtualGpu:
         variables = dict(os.environ if base is None else base)
         searched = [path for path in variables.get("LD_LIBRARY_PATH", "").split(":") if path]
         variables["LD_LIBRARY_PATH"] = ":".join([str(self.folder / "lib"), *searched])
+        variables["LD_PRELOAD"] = private.with_runtimes(variables.get("LD_PRELOAD", ""))
         variables[FOLDER_VARIABLE] = str(self.folder)
         return variables
 

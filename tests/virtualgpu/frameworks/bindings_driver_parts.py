@@ -26,7 +26,7 @@ def primary_context() -> Any:
 
 @part
 def plain_memory() -> None:
-    """`cuMemAlloc`, `cuMemAllocPitch`, copies, fills, `cuMemGetInfo`, `cuMemFree`"""
+    """`cuMemAlloc`, `cuMemAllocPitch`, `cuMemsetD8`, `cuMemcpyDtoH`, `cuMemGetInfo`, `cuMemFree`"""
     primary_context()
     before = used()
     memory = call("cuMemAlloc", 64 * MIB)
@@ -37,13 +37,16 @@ def plain_memory() -> None:
     assert received.raw == b"\5" * MIB
     free, total = call("cuMemGetInfo")
     assert 0 < free < total
+    pitched, pitch = call("cuMemAllocPitch", 1000, 1000, 4)
+    assert pitch >= 1000
+    call("cuMemFree", pitched)
     call("cuMemFree", memory)
     assert used() == before
 
 
 @part
 def pools() -> None:
-    """`cuMemAllocAsync`, `cuMemPoolCreate`, attributes, `cuMemPoolTrimTo`"""
+    """`cuMemAllocAsync`, `cuMemFreeAsync`, `cuMemPoolGetAttribute`, `cuMemPoolTrimTo`"""
     primary_context()
     before = used()
     stream = call("cuStreamCreate", 0)
@@ -51,7 +54,10 @@ def pools() -> None:
     assert used() - before == 64 * MIB
     call("cuMemFreeAsync", memory, stream)
     call("cuStreamSynchronize", stream)
-    call("cuMemPoolTrimTo", call("cuDeviceGetDefaultMemPool", 0), 0)
+    pool = call("cuDeviceGetDefaultMemPool", 0)
+    in_use = driver.CUmemPool_attribute.CU_MEMPOOL_ATTR_USED_MEM_CURRENT
+    assert int(call("cuMemPoolGetAttribute", pool, in_use)) == 0
+    call("cuMemPoolTrimTo", pool, 0)
     assert used() == before
 
 
@@ -82,7 +88,7 @@ def virtual_memory() -> None:
 
 @part
 def host_and_managed() -> None:
-    """`cuMemHostAlloc`, `cuMemHostRegister`, `cuMemAllocManaged`, `cuMemPrefetchAsync`, `cuMemAdvise`"""
+    """`cuMemHostAlloc`, `cuMemAllocManaged`, `cuMemPrefetchAsync`"""
     primary_context()
     call("cuMemFreeHost", call("cuMemHostAlloc", MIB, 0))
     before = used()
@@ -99,7 +105,7 @@ def host_and_managed() -> None:
 
 @part
 def contexts() -> None:
-    """`cuCtxCreate`, `cuCtxDestroy`, `cuCtxPushCurrent`, primary contexts, reset"""
+    """`cuDevicePrimaryCtxRetain`, `cuCtxSetCurrent`, `cuDevicePrimaryCtxReset`"""
     call("cuInit", 0)
     before = used()
     primary_context()
@@ -136,7 +142,7 @@ def checkpoints() -> None:
 
 @part
 def kernels() -> None:
-    """`cuModuleLoadData`, `cuLaunchKernel`, graphs, arrays and textures"""
+    """Kernels (`cuModuleLoadData`)"""
     primary_context()
     call("cuModuleLoadData", PTX)
 

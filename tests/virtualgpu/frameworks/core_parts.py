@@ -20,6 +20,9 @@ def buffers() -> None:
     buffer.copy_to(pinned, stream=stream)
     stream.sync()
     assert ctypes.string_at(int(pinned.handle), 4) == b"\7" * 4
+    ctypes.memset(int(pinned.handle), 1, MIB)
+    buffer.copy_from(pinned, stream=stream)
+    stream.sync()
     pinned.close()
     buffer.close()
 
@@ -135,7 +138,7 @@ def _first_bytes(pool: DeviceMemoryResource, buffer: object, answers: object) ->
 
 @part
 def kernels() -> None:
-    """`ObjectCode`, `launch`, graphs"""
+    """Kernels (`ObjectCode`): the driver refuses the compiled module"""
     from cuda.core import ObjectCode
 
     device = Device()

@@ -105,7 +105,7 @@ def threads() -> None:
 
 @part
 def contexts() -> None:
-    """`current_context`, `get_memory_info`, `gpus`, `close`: the process holds nothing afterwards"""
+    """`current_context`, `get_memory_info`, `close`: the process holds nothing afterwards"""
     before = used()
     context = cuda.current_context()
     assert used() > before
@@ -120,7 +120,7 @@ def contexts() -> None:
 
 @part
 def kernels() -> None:
-    """`@cuda.jit`, arithmetic, reductions: the driver refuses the compiled module"""
+    """Kernels (`@cuda.jit`): the driver refuses the compiled module"""
     cuda.current_context().create_module_ptx(PTX)
 
 

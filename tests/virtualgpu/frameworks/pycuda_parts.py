@@ -215,7 +215,7 @@ def _first_bytes(handle: bytes) -> list[int]:
 
 @part
 def kernels() -> None:
-    """`module_from_buffer`, `SourceModule`, arithmetic of `gpuarray`"""
+    """Kernels (`module_from_buffer`, which `SourceModule` and arithmetic of `gpuarray` need)"""
     context = DEVICE.make_context()
     try:
         cuda.module_from_buffer(PTX)

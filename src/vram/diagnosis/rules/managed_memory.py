@@ -9,8 +9,9 @@ Why it happens
 --------------
 Managed memory moves between the host and the GPUs page by page. Pages on a GPU use its memory, but
 the driver charges them to no process: nvidia-smi shows the memory as used and the process with
-only its context. The pages go back to the host only when the GPU needs the room or the program asks
-for it, not when the host reads them.
+only its context. The GPU's memory stays in use when the host reads or writes the data, and when the
+data are prefetched to the host. It is returned by the free, or when other managed memory needs the
+room.
 
 How to confirm
 --------------
@@ -22,14 +23,15 @@ Remedies and their risk
 -----------------------
 - Do nothing: the memory is in use. It is evicted when other managed memory needs the room, but not
   for plain allocations of other processes.
-- In the program: free it, or prefetch it to the host when the GPU is done with it. No risk.
+- In the program: free it when the GPU is done with it. No risk.
 - Kill the process: its unsaved work is lost, and all of the memory is freed.
 
 Source
 ------
 Measured on an H200, driver 580.159: 1024 MiB of managed memory filled by the device were used and
 not listed (the list kept saying 518 MiB), stayed when the host wrote to them, and were available
-again when freed. The process had a mapping of /dev/nvidia-uvm of exactly that size.
+again when freed. The process had a mapping of /dev/nvidia-uvm of exactly that size. 256 MiB that
+were prefetched to the host stayed in use as well.
 """
 
 from __future__ import annotations
