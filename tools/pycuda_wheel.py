@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -172,7 +173,7 @@ def build(python: str, work: Path) -> None:
 
 
 def run(command: list[str], failure: str, environment: dict[str, str] | None = None) -> str:
-    """What *command* printed; where it fails, its last words after *failure*."""
+    """What *command* printed; where it fails, its first error after *failure*."""
     try:
         done = subprocess.run(
             command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True
@@ -181,7 +182,8 @@ def run(command: list[str], failure: str, environment: dict[str, str] | None = N
         raise NotBuilt(f"{failure}: {error.strerror}") from error
     if done.returncode == 0:
         return done.stdout
-    errors = [line.strip() for line in done.stderr.splitlines() if "error:" in line.lower()]
+    lines = [line.strip() for line in done.stderr.splitlines()]
+    errors = [line[:200] for line in lines if re.search(r"\berror: (?!subprocess)", line)]
     raise NotBuilt(f"{failure}: {errors[0]}" if errors else failure)
 
 

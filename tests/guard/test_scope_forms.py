@@ -168,7 +168,7 @@ def test_a_scope_wakes_nothing(virtual_gpu: VirtualGpu) -> None:
             pass
         with open("/proc/self/maps") as maps:
             text = maps.read()
-        tell(["libcuda" in text, "libnvidia-ml" in text])
+        tell(["libcuda.so" in text, "libnvidia-ml" in text])
     """
     bare = "import json, vram\ndef tell(value): print(json.dumps(value))\n"
     assert result(virtual_gpu, program, bare) == [False, False]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -17,6 +18,8 @@ from vram.virtualgpu import VirtualGpu
 pytestmark = pytest.mark.native
 
 NOT_SUPPORTED = 801
+# What a program is left with that sets its own: nothing, or the sanitizer's library.
+WITHOUT_OURS = os.environ.get("LD_PRELOAD", "")
 
 # Every call of the runtime, in every thread, returns the same error.
 PROGRAM = r"""
@@ -37,6 +40,15 @@ int main(void) {
     for (int i = 0; i < 4; i++) pthread_join(threads[i], NULL);
     printf("%d %d %d %d %d\n", cudaGetDeviceCount(&count), codes[0], codes[1], codes[2], codes[3]);
     return 0;
+}
+"""
+KERNEL = r"""
+#include <cstdio>
+__global__ void nothing() {}
+int main() {
+    nothing<<<1, 1>>>();
+    int launched = cudaGetLastError();
+    printf("%d %d\n", launched, (int)cudaDeviceSynchronize());
 }
 """
 CODES = " ".join([str(NOT_SUPPORTED)] * 5) + "\n"
@@ -102,6 +114,16 @@ def test_a_static_runtime_is_named_once(virtual_gpu: VirtualGpu, tmp_path: Path,
     program = compile_program(tmp_path, library)
     done = run(virtual_gpu, program)
     assert (done.returncode, done.stdout) == (0, CODES)
+    assert done.stderr == STATIC.format(file=program)
+
+
+@pytest.mark.skipif(not shutil.which("nvcc"), reason="nvcc is not installed")
+def test_what_nvcc_builds_without_options_is_told(virtual_gpu: VirtualGpu, tmp_path: Path) -> None:
+    source, program = tmp_path / "kernel.cu", tmp_path / "kernel"
+    source.write_text(KERNEL)
+    subprocess.run(["nvcc", "-o", program, source], check=True)
+    done = run(virtual_gpu, program)
+    assert done.stdout == f"{NOT_SUPPORTED} {NOT_SUPPORTED}\n"
     assert done.stderr == STATIC.format(file=program)
 
 
@@ -173,7 +195,7 @@ def test_a_library_found_by_rpath(with_own_runtime: VirtualGpu, tmp_path: Path) 
     library = dynamic_runtime()
     words = [library, f"-Wl,--disable-new-dtags,-rpath,{library.parent}"]
     program = compile_program(tmp_path, *words)
-    done = run(with_own_runtime, program, LD_PRELOAD="")
+    done = run(with_own_runtime, program, LD_PRELOAD=WITHOUT_OURS)
     assert done.stdout == CODES
     ours = with_own_runtime.folder / "lib" / library.name
     reason = f"It was found first because of the RPATH in the program.\n      Start it with LD_PRELOAD={ours}"
@@ -184,7 +206,7 @@ def test_a_library_found_by_the_search_path(with_own_runtime: VirtualGpu, tmp_pa
     library = dynamic_runtime()
     program = compile_program(tmp_path, library)
     ours = with_own_runtime.folder / "lib"
-    done = run(with_own_runtime, program, LD_LIBRARY_PATH=f"{library.parent}:{ours}", LD_PRELOAD="")
+    done = run(with_own_runtime, program, LD_LIBRARY_PATH=f"{library.parent}:{ours}", LD_PRELOAD=WITHOUT_OURS)
     assert done.stdout == CODES
     reason = f"It was found first because its folder comes first in LD_LIBRARY_PATH. Put {ours} first."
     assert done.stderr == DYNAMIC.format(file=library, reason=reason)
@@ -203,7 +225,7 @@ def test_a_release_that_the_virtual_gpu_has_not(virtual_gpu: VirtualGpu) -> None
     library = dynamic_runtime()
     (virtual_gpu.folder / "lib" / library.name).unlink(missing_ok=True)
     program = f"import ctypes; print(ctypes.CDLL({str(library)!r}).cudaFree(None))"
-    done = run(virtual_gpu, sys.executable, "-c", program, LD_PRELOAD="")
+    done = run(virtual_gpu, sys.executable, "-c", program, LD_PRELOAD=WITHOUT_OURS)
     reason = f"The virtual GPU has no runtime of its own under the name {library.name}. Use a real GPU."
     assert done.stderr == DYNAMIC.format(file=library, reason=reason)
 

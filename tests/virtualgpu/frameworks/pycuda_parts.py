@@ -37,7 +37,7 @@ def plain_memory() -> None:
 
 @part
 def arrays() -> None:
-    """`gpuarray.empty`, `gpuarray.to_gpu`, `get`: without arithmetic"""
+    """`gpuarray.to_gpu`, `GPUArray.get`: without arithmetic"""
     from pycuda import gpuarray
 
     context = DEVICE.make_context()

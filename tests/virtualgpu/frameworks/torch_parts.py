@@ -257,6 +257,27 @@ def kernels() -> None:
 
 
 @part
+def graphs() -> None:
+    """CUDA graphs (`torch.cuda.graph`)"""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        torch.empty(8, device="cuda").zero_()
+
+
+@part
+def collectives() -> None:
+    """Collectives over NCCL (`torch.distributed`)"""
+    import tempfile
+
+    import torch.distributed as distributed
+
+    with tempfile.TemporaryDirectory() as folder:
+        distributed.init_process_group("nccl", init_method=f"file://{folder}/meet", rank=0, world_size=1)
+        distributed.all_reduce(torch.zeros(8, device="cuda"))
+        torch.cuda.synchronize()
+
+
+@part
 def matrix_products() -> None:
     """Matrix products: NVIDIA's runtime is linked into cuBLAS"""
     torch.zeros(8, 8, device="cuda") @ torch.zeros(8, 8, device="cuda")
