@@ -1,5 +1,5 @@
-// Arrays and the stream have owners: an exception destroys the stream and frees both arrays, whose work cudaFree
-// waits for.
+// Arrays and streams have owners: an exception destroys the streams and frees both arrays, and each cudaFree waits for
+// the device. The 2 MiB that a second stream takes stay with the context, also when the stream is destroyed.
 #include "../device_array.h"
 #include "../step.h"
 #include <stdio.h>
@@ -21,9 +21,10 @@ void work() {
     step("first allocated");
     auto second = device_array<int>(count);
     step("second allocated");
-    Stream stream;
-    check(cudaMemsetAsync(first.get(), 1, count * sizeof(int), stream.handle), "cudaMemsetAsync");
-    check(cudaMemsetAsync(second.get(), 2, count * sizeof(int), nullptr), "cudaMemsetAsync"); // the default stream
+    Stream one, other;
+    step("two streams");
+    check(cudaMemsetAsync(first.get(), 1, count * sizeof(int), one.handle), "cudaMemsetAsync");
+    check(cudaMemsetAsync(second.get(), 2, count * sizeof(int), other.handle), "cudaMemsetAsync");
     throw std::runtime_error("a bad batch");
 }
 

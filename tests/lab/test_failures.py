@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 
@@ -14,10 +15,12 @@ from tests.lab.conftest import (
     assert_clean,
     only_result,
     processes_on,
+    results_of,
     wait_gone,
     wait_until,
 )
 from vram.host.local.processes import LocalProc
+from vram.lab.catalogue import TOPICS
 from vram.model.lab import LabReport
 from vram.units import GIB
 from vram.virtualgpu import VirtualGpu
@@ -113,3 +116,16 @@ def a_fork_among(pids: set[int]) -> bool:
 
 def contexts_on(gpu: VirtualGpu) -> list[object]:
     return list((gpu.folder / "memory").glob("nvidia0.*")) if (gpu.folder / "memory").exists() else []
+
+
+def test_no_kernel_fails_where_others_would_suffer(lab: Lab, virtual_gpu: VirtualGpu) -> None:
+    """Clients of an MPS server share its faults: a worker that is one is not made to fail."""
+    names = [claim.name for claim in TOPICS["Errors on the device"]]
+    argv = [*PROGRAM, "run", "--json", *names]
+    environment = {**os.environ, "VRAM_VIRTUAL_MPS": "client"}
+    ended = virtual_gpu.run(argv, env=environment, capture_output=True, text=True)
+    results = results_of(ended)
+    assert {result.verdict for result in results.values()} == {"cannot tell"}
+    assert {result.because for result in results.values()} == {
+        "through MPS a fault would end the work of other clients too"
+    }

@@ -55,6 +55,14 @@ def test_ascii_is_ascii(vram: Run, log_of: Log) -> None:
     assert vram("oom", "--ascii", log_of(OTHERS)).out.isascii()
 
 
+def test_nothing_is_taken_away_not_added(vram: Run, log_of: Log) -> None:
+    log = "CUDA out of memory. Tried to allocate 978.00 MiB (GPU 0; 4.00 GiB total capacity; 1.68 GiB already"
+    log += " allocated; 0 bytes free; 2.72 GiB reserved in total by PyTorch)"
+    path = log_of(OTHERS)
+    Path(path).write_text(log)
+    assert "asked 978.00 − free 0.00 = missing 978.00 MiB" in " ".join(vram("oom", path).out.split())
+
+
 def test_json_has_the_figures_in_bytes(vram: Run, log_of: Log) -> None:
     answer = vram("oom", "--json", log_of(OTHERS))
     report = json.loads(answer.out)

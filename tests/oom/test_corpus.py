@@ -153,6 +153,12 @@ def test_llama_cpp_is_not_told_of_a_data_loader() -> None:
     assert "export GGML_CUDA_NO_PINNED=1" in [way.command for way in case.judgement.remedies]
 
 
+def test_what_pytorch_prints_as_0_bytes_is_no_figure() -> None:
+    case = MESSAGES["pytorch-no-figure-of-its-own"].case()
+    assert case.reading.process is None
+    assert "About 24.2 GiB is in use beyond this program" in case.judgement.cause
+
+
 def test_a_size_that_cannot_be_is_said_and_not_missing() -> None:
     case = MESSAGES["ort-absurd"].case()
     assert case.judgement.cause.startswith("It requested more than an exabyte at once: no GPU has that much.")

@@ -15,10 +15,12 @@ READ_S = 5.0
 
 
 class DeviceReading(Struct, frozen=True):
-    """One reading of a GPU. ``charges`` has what the driver's lists say for each pid."""
+    """One reading of a GPU. ``charges`` has what the driver's lists say for each pid, ``mps_clients`` those
+    that reach the GPU through an MPS server."""
 
     memory: MemoryFacts
     charges: Mapping[int, int]
+    mps_clients: frozenset[int] = frozenset()
 
     @property
     def used(self) -> int:
@@ -38,12 +40,13 @@ class LabDevice(Struct, frozen=True):
         memory = next((each.facts for each in observed if isinstance(each.facts, MemoryFacts)), None)
         if memory is None:
             raise VramError(f"GPU {self.index} does not report its memory{_complaint(observed)}")
-        charges = {
-            each.process.pid: each.nbytes or 0
+        listed = [
+            (each.process.pid, each.nbytes or 0, each.facts.lists)
             for each in observed
             if isinstance(each.facts, ChargeFacts) and each.process is not None
-        }
-        return DeviceReading(memory, charges)
+        ]
+        charges = {pid: nbytes for pid, nbytes, _ in listed}
+        return DeviceReading(memory, charges, frozenset(pid for pid, _, lists in listed if "mps" in lists))
 
 
 def find_device(host: Host, index: int) -> LabDevice:

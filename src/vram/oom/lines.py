@@ -15,6 +15,7 @@ class Lines:
 
     def __init__(self, log: bytes) -> None:
         self._log = log
+        self._has_returns = b"\r" in log
         self._starts: list[int] = []
         self._texts: list[str] = []  # each with a line feed at its end
         self._following = 0  # where the line after the last one begins
@@ -42,6 +43,14 @@ class Lines:
                 break
         return "".join(self._texts[at:end])[:nchars] or self._cut(begin, limit)
 
+    def above(self, begin: int, nbytes: int) -> str:
+        """The lines above *begin*, as far as they are whole within so many bytes."""
+        first = begin - nbytes
+        first = 0 if first < 0 else min(begin, self._line_end(first, begin)[1])
+        if self._starts and first < self._starts[0]:
+            self._keep_from(first)
+        return self.text(first, begin)
+
     def offset_after(self, begin: int, count: int, limit: int) -> int:
         """Where the line begins that is *count* lines after the one at *begin*; at most *limit*."""
         at = self._index(begin) + count
@@ -49,13 +58,10 @@ class Lines:
             pass
         return min(limit, len(self._log), self._starts[at] if at < len(self._starts) else self._following)
 
-    def above(self, begin: int, nbytes: int) -> str:
-        """The lines above *begin*, as far as they are whole within so many bytes."""
-        first = begin - nbytes
-        first = 0 if first < 0 else min(begin, self._line_end(first, begin)[1])
-        # What is kept goes on behind: it does not begin anew for lines that few messages need.
-        kept = self if self._starts and self._starts[0] <= first else Lines(self._log)
-        return kept.text(first, begin)
+    def start_of_line(self, at: int, first: int) -> int:
+        """Where the line of *at* begins, and *first* where it begins before that."""
+        start = max(first, self._log.rfind(b"\n", first, at) + 1)
+        return max(start, self._log.rfind(b"\r", start, at) + 1) if self._has_returns else start
 
     def _index(self, begin: int) -> int:
         """The place in the list of the line that begins at *begin*: one of it, or right behind it."""
@@ -65,15 +71,29 @@ class Lines:
             self._starts, self._texts, self._following, at = [], [], begin, 0
         return at
 
+    def _keep_from(self, first: int) -> None:
+        """Keep the lines from *first* on, too: messages further on need some of them."""
+        older = Lines(self._log)
+        older._following = first
+        while older._add_line(self._starts[0]):
+            pass
+        if older._following == self._starts[0]:
+            self._starts[:0] = older._starts
+            self._texts[:0] = older._texts
+
     def _end_of(self, at: int) -> int:
         return self._starts[at + 1] if at + 1 < len(self._starts) else self._following
 
     def _add_line(self, limit: int) -> bool:
         """Clean the line after the last one; False where it does not end before *limit*."""
         begin = self._following
-        if begin >= len(self._log):
+        if begin >= limit or begin >= len(self._log):
             return False
-        end, following = self._line_end(begin, limit)
+        # Nearly every line ends in a line feed alone: the rest costs as much again.
+        end = -1 if self._has_returns else self._log.find(b"\n", begin, limit)
+        following = end + 1
+        if end < 0:
+            end, following = self._line_end(begin, limit)
         if following > limit:
             return False
         self._starts.append(begin)
@@ -88,10 +108,11 @@ class Lines:
         """Where the line from *begin* ends, and where the next begins: beyond *limit* where it has no end."""
         stop = min(limit, len(self._log))
         end = self._log.find(b"\n", begin, stop)
-        carriage_return = self._log.find(b"\r", begin, stop if end < 0 else end)
-        if carriage_return >= 0:
-            pair = self._log[carriage_return : carriage_return + 2] == b"\r\n"
-            return carriage_return, carriage_return + 1 + pair
+        if self._has_returns:
+            carriage_return = self._log.find(b"\r", begin, stop if end < 0 else end)
+            if carriage_return >= 0:
+                pair = self._log[carriage_return : carriage_return + 2] == b"\r\n"
+                return carriage_return, carriage_return + 1 + pair
         if end >= 0:
             return end, end + 1
         return (stop, stop) if stop < limit else (limit, limit + 1)

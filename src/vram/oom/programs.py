@@ -66,7 +66,10 @@ PROGRAMS = {
     ),
     "sd-webui": ModelProgram(
         "Stable Diffusion web UI",
-        ("stable-diffusion-webui", "sd-webui", "webui-user", "Stable diffusion model failed to load"),
+        (
+            *("stable-diffusion-webui", "sd-webui", "webui-user", "Stable diffusion model failed to load"),
+            *("[GPU Setting] You will use", "[Low VRAM Warning]"),
+        ),
         (
             "Start it with --medvram (--medvram-sdxl for SDXL alone), and if that is not enough with"
             " --lowvram: in COMMANDLINE_ARGS of webui-user.",

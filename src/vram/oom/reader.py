@@ -19,8 +19,8 @@ NEEDLES = tuple(dict.fromkeys(needle for dialect in DIALECTS for needle in diale
 # The first line of every message has one of these, too. The whole log is searched for each: few words are
 # found faster, and long ones.
 ANCHORS = (
-    *(b"lloc", b"emory", b"CUDA", b"_ALLOC", b"illed", b"cudaError", b"launch failure", b"side assert trig"),
-    *(b"aligned address", b"buffer object", b"Dst tensor is not", b"Last error:", b"NVRM: Xid"),
+    *(b"lloc", b"emory", b"rror", b"illed", b"CUDA_ERROR", b"ALLOC_FAILED", b"LOCATION_FAILED"),
+    *(b"GPUassert", b"unspecified launch", b"buffer object", b"NVRM: Xid"),
 )
 LONGEST_WORD = max(map(len, (*NEEDLES, *ANCHORS)))
 # After so many lines in a row with an anchor and without a message, needles are looked for instead: logs of
@@ -91,7 +91,8 @@ class _Window:
 
     def _examine(self, hit: int) -> Iterator[FoundMessage]:
         """Yield the messages that begin in the line of *hit*, and go on after them."""
-        begin, limit = max(self._line_start(hit), self._done), hit + AHEAD
+        begin = self._lines.start_of_line(hit, max(0, hit - LONGEST_LINE, self._done))
+        limit = hit + AHEAD
         self._in_vain += 1
         head = self._lines.head(begin, limit, WRAPPED)
         if not may_begin_in(head):
@@ -113,11 +114,6 @@ class _Window:
         if offset > self._counted:
             self._line += self._bytes.count(b"\n", self._counted, offset)
             self._counted = offset
-
-    def _line_start(self, at: int) -> int:
-        """Where the line of *at* begins, as far as a line is looked at."""
-        first = max(0, at - LONGEST_LINE)
-        return max(first, *(self._bytes.rfind(mark, first, at) + 1 for mark in (b"\n", b"\r")))
 
 
 class _Hits:

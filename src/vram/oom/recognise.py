@@ -91,7 +91,8 @@ class Recogniser:
 def _recognise(passage: Passage) -> Iterator[tuple[OomReading, int]]:
     """Yield what each message says, and where in the text it ends."""
     at = 0
-    while at <= passage.line_ends:
+    # A second message is looked for in the rest of the line only: what follows is examined for itself.
+    while at < passage.line_ends and (at == 0 or _candidates(passage.text[at : passage.line_ends])):
         known = _first(passage, at)
         if known is None:
             return

@@ -176,7 +176,9 @@ def _ourselves(reading: OomReading) -> tuple[Amount | None, tuple[NamedProcess, 
         and ours > CONTEXT
     ]
     if not alike:
-        return None, listed
+        # Our own context is on the list under some pid: where there is one alone, it is ours.
+        alone = listed[0].nbytes if len(listed) == 1 else None
+        return (alone, ()) if alone and alone.nbytes + alone.slack >= ours else (None, listed)
     me = min(alike, key=lambda share: share.nbytes.nbytes if share.nbytes else 0)
     return me.nbytes, tuple(share for share in listed if share is not me)
 

@@ -118,7 +118,9 @@ def _working(working: Working) -> str:
     scale, unit = _unit(max(abs(term.nbytes) for term in working.terms))
     parts = []
     for at, term in enumerate(working.terms):
-        sign = ("- " if at == 0 else "− ") if term.nbytes < 0 else ("" if at == 0 else "+ ")
+        # Nothing is taken away, not added: what is free stands in most sums, and with a minus.
+        minus = term.nbytes < 0 or (at > 0 and term.nbytes == 0)
+        sign = ("- " if at == 0 else "− ") if minus else ("" if at == 0 else "+ ")
         about = "" if term.sure else " (usual)"
         parts.append(f"{sign}{term.name}{about} {_in(abs(term.nbytes), scale)}")
     return f"{' '.join(parts)} = {working.name} {_in(working.nbytes, scale)} {unit}"

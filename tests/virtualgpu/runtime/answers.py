@@ -577,10 +577,12 @@ def sharing(r: Runtime, answers: Answers) -> None:
 # ---- one call each, because NVIDIA's library ends the process at some of them ----
 
 
+HOST = ctypes.create_string_buffer(b"abcdefgh" * 1024, 8192)
+BACK = ctypes.create_string_buffer(8192)
+
+
 def _lone_calls() -> dict[str, Callable[[Runtime], list[Any]]]:
-    host = ctypes.create_string_buffer(b"abcdefgh" * 1024, 8192)
-    back = ctypes.create_string_buffer(8192)
-    h, b = ctypes.addressof(host), ctypes.addressof(back)
+    h, b = ctypes.addressof(HOST), ctypes.addressof(BACK)
 
     def freed(r: Runtime) -> int:
         address = r.malloc(MIB)

@@ -85,6 +85,37 @@ def init_costs(experiment: Experiment) -> Conclusion:
     return Conclusion(cost > 0, f"cuInit alone took {size(max(0, cost))}", (figure("cuInit", cost),))
 
 
+@claim("stream-returns", TOPIC, takes=Takes(64 * MIB))
+def stream_returns(experiment: Experiment) -> Conclusion:
+    """Destroying streams returns the device memory that they took
+
+    Source
+    ------
+    Folklore; question 5 warns of programs with many streams.
+
+    Method
+    ------
+    A process makes 64 streams and destroys them.
+
+    Reading
+    -------
+    False means that a context keeps what its streams took, for the next ones. It is little, it is not a leak,
+    and it goes with the context.
+    """
+    streams = 64
+    program, empty = experiment.worker_with_context()
+    program.call("make_streams", streams)
+    taken = experiment.read_device("streams").used - empty.used
+    if taken <= 0:
+        raise CannotTell(f"{streams} streams took no device memory here")
+    program.call("destroy_streams")
+    left = experiment.read_device("destroyed").used - empty.used
+    because = (
+        f"{streams} streams took {size(taken)}, and {size(max(0, left))} stayed when they were destroyed"
+    )
+    return Conclusion(left < taken // 2, because, (figure("taken", taken), figure("stayed", left)))
+
+
 @claim("context-close-frees", TOPIC, takes=Takes(128 * MIB))
 def context_close_frees(experiment: Experiment) -> Conclusion:
     """Destroying a context frees the allocations that were made in it

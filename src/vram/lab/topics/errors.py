@@ -1,8 +1,9 @@
 """Claims: errors on the device, and which calls report them.
 
 The errors come from kernels that fail on purpose. A fault ends the work of the process that caused it,
-and of no other. On a virtual GPU no kernel runs: there a fault line in the worker's own environment breaks
-the context, and the answer says so.
+and of no other, except under MPS, where the clients of one server share it: there no kernel is made to fail.
+On a virtual GPU no kernel runs: a fault line in the worker's own environment breaks the context instead, and
+the answer says so.
 """
 
 from __future__ import annotations
@@ -21,15 +22,31 @@ CODE_OF_A_MODULE = 128 * MIB
 """Loading a kernel that may assert took 92 MiB on an H200."""
 
 
+# A program that finds no pipe of an MPS daemon there reaches the GPU by itself.
+WITHOUT_MPS = {"CUDA_MPS_PIPE_DIRECTORY": "/dev/null"}
+
+
+def faulty_worker(experiment: Experiment, call: str, code: int) -> WorkerClient:
+    """A worker that has done nothing yet; on a virtual GPU its first *call* will break it with *code*."""
+    return experiment.worker(VRAM_VIRTUAL_FAULTS=f"{call} nth=1 sticky={code}", **WITHOUT_MPS)
+
+
 def faulty_program(experiment: Experiment, code: int = ILLEGAL_ADDRESS) -> WorkerClient:
     """A worker with a context; the first wait for its kernel will answer *code*."""
-    program = experiment.worker(VRAM_VIRTUAL_FAULTS=f"cuCtxSynchronize nth=1 sticky={code}")
+    program = faulty_worker(experiment, "cuCtxSynchronize", code)
     program.call("free_null_code")
     program.call("context")
     return program
 
 
-def break_context(program: WorkerClient, code: int) -> None:
+def harms_only_itself(experiment: Experiment, program: WorkerClient) -> None:
+    """Go on only if a fault of *program* stays in it."""
+    if program.pid in experiment.read_device("before the fault").mps_clients:
+        raise CannotTell("through MPS a fault would end the work of other clients too")
+
+
+def break_context(experiment: Experiment, program: WorkerClient, code: int) -> None:
+    harms_only_itself(experiment, program)
     answer = program.call("break_context", KINDS[code])
     if answer != code:
         raise CannotTell(f"the kernel that should fail with {code} ended with {answer}")
@@ -46,7 +63,7 @@ def freed_after(experiment: Experiment, code: int) -> Conclusion:
     empty = experiment.read_device("context")
     pointer = program.call("alloc", nbytes)
     experiment.must_show(experiment.read_device("allocated"), nbytes, since=empty)
-    break_context(program, code)
+    break_context(experiment, program, code)
     held = experiment.read_device("a kernel failed").used
     call, answer = program.call("cuda_free_code", pointer)
     kept = nbytes - (held - experiment.read_device("freed").used)
@@ -141,7 +158,7 @@ def fault_only_end(experiment: Experiment) -> Conclusion:
     nbytes = 128 * MIB
     program = faulty_program(experiment)
     program.call("alloc", nbytes)
-    break_context(program, ILLEGAL_ADDRESS)
+    break_context(experiment, program, ILLEGAL_ADDRESS)
     held = experiment.read_device("a kernel failed")
     experiment.must_show(held, nbytes)
     call, code = program.call("reset_code")
@@ -168,7 +185,7 @@ def fault_reset(experiment: Experiment) -> Conclusion:
     False means that the process cannot use the GPU any more, whatever it resets: start it again.
     """
     program = faulty_program(experiment)
-    break_context(program, ILLEGAL_ADDRESS)
+    break_context(experiment, program, ILLEGAL_ADDRESS)
     call, code = program.call("reset_code")
     experiment.read_device("reset")
     again = program.call("context_code")
@@ -198,7 +215,7 @@ def fault_other_context(experiment: Experiment) -> Conclusion:
     second = program.call("new_context")
     before = program.call("alloc_code", 2 * MIB)
     program.call("context")
-    break_context(program, ILLEGAL_ADDRESS)
+    break_context(experiment, program, ILLEGAL_ADDRESS)
     program.call("use", second)
     after = program.call("alloc_code", 2 * MIB)
     experiment.read_device("a kernel failed")
@@ -229,7 +246,7 @@ def fault_other_process(experiment: Experiment) -> Conclusion:
     other = experiment.worker()
     other.call("context")
     program = faulty_program(experiment)
-    break_context(program, ILLEGAL_ADDRESS)
+    break_context(experiment, program, ILLEGAL_ADDRESS)
     experiment.read_device("a kernel failed")
     try:
         pointer = other.call("alloc", 2 * MIB)
@@ -260,10 +277,10 @@ def free_null_never_fails(experiment: Experiment) -> Conclusion:
     from being made: no GPU, a GPU that is full (2) or one whose compute mode admits no further process. It
     does not wait for kernels: it reports errors that are already known.
     """
-    program = experiment.worker(VRAM_VIRTUAL_FAULTS=f"cuCtxSynchronize nth=1 sticky={ILLEGAL_ADDRESS}")
+    program = faulty_worker(experiment, "cuCtxSynchronize", ILLEGAL_ADDRESS)
     call, first = program.call("free_null_code")
     program.call("context")
-    break_context(program, ILLEGAL_ADDRESS)
+    break_context(experiment, program, ILLEGAL_ADDRESS)
     _, later = program.call("free_null_code")
     experiment.read_device("a kernel failed")
     blind_call, blind = experiment.worker(CUDA_VISIBLE_DEVICES="").call("free_null_code")
@@ -298,8 +315,9 @@ def free_reports_kernel(experiment: Experiment) -> Conclusion:
     and the memory is not freed.
     """
     nbytes = 64 * MIB
-    program = experiment.worker(VRAM_VIRTUAL_FAULTS=f"cuMemFree sticky={ILLEGAL_ADDRESS}")
+    program = faulty_worker(experiment, "cuMemFree", ILLEGAL_ADDRESS)
     pointer = program.call("cuda_alloc", nbytes)
+    harms_only_itself(experiment, program)
     program.call("launch_fault", KINDS[ILLEGAL_ADDRESS])
     held = experiment.read_device("a kernel was launched").used
     call, code = program.call("cuda_free_code", pointer)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vram.lab.claim import OK, CannotTell, Conclusion, Takes, claim, figure, judged
+from vram.lab.claim import NEAR, OK, CannotTell, Conclusion, Takes, claim, figure, judged
 from vram.lab.experiment import Experiment
 from vram.units import GIB, MIB, size
 
@@ -172,6 +172,37 @@ def managed_prefetch(experiment: Experiment) -> Conclusion:
     holds = None if None in (there.holds, gone.holds) else bool(there.holds and gone.holds)
     because = f"{there.because}, {size(max(0, left))} after the free"
     return Conclusion(holds, because, (figure("prefetched", taken), figure("freed", left)))
+
+
+@claim("managed-pieces", TOPIC, takes=Takes(256 * MIB))
+def managed_pieces(experiment: Experiment) -> Conclusion:
+    """Managed memory takes no more of the device than the device has written
+
+    Source
+    ------
+    Folklore; question 1 says that managed memory is released when it is freed.
+
+    Method
+    ------
+    The device writes to 4 MiB of managed memory. Then they are freed.
+
+    Reading
+    -------
+    False means that the driver takes device memory for managed memory in large pieces. A free returns what
+    was written; the rest of the piece stays for the next managed memory, of any process, until the last
+    process has ended that uses the GPU. It is in no process list.
+    """
+    nbytes = 4 * MIB
+    program, empty = experiment.worker_with_context()
+    pointer = program.call("alloc_managed", nbytes)
+    program.call("fill", pointer, 0xA5, nbytes)
+    taken = experiment.read_device("written by the device").used - empty.used
+    if taken <= 0 and experiment.before.charges:
+        raise CannotTell("other processes use the GPU, and a piece that they left was enough")
+    program.call("free", pointer)
+    left = experiment.read_device("freed").used - empty.used
+    because = f"{size(max(0, taken))} taken for {size(nbytes)}, and {size(max(0, left))} left after the free"
+    return Conclusion(taken <= nbytes + NEAR, because, (figure("taken", taken), figure("freed", left)))
 
 
 @claim("managed-prefetch-back", TOPIC, takes=Takes(256 * MIB))

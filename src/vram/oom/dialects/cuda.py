@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import takewhile
 
 from vram.model.oom import OomReading, Where
 from vram.oom.dialects import Match, Parsed, dialect
@@ -41,7 +42,7 @@ _WANTED = re.compile(rf"(?:[Rr]equested(?:\s+memory)?:?|tried to allocate|alloca
         r"|(?<!Search for `)hipErrorOutOfMemory|HIP\s+error:\s+out\s+of\s+memory"
         r"|CUDA\s+out\s+of\s+memory|HIP\s+out\s+of\s+memory|XPU\s+out\s+of\s+memory"
         r"|Error\s+out\s+of\s+memory\s+at\s+line\s+\d+\s+in\s+file"
-        r"|GPUassert:\s+out\s+of\s+memory"
+        r"|GPUassert:\s+out\s+of\s+memory|Out\s+of\s+memory\s+in\s+cu[A-Z]\w+"
         rf"|C(?:UDA|uda){_WORDS}|cuda{_WORDS}"
         r"|cudaMalloc\w*\s*(?:\(\))?\s*(?:failed|returned)[^\n]{0,40}?out\s+of\s+memory"
     ),
@@ -56,7 +57,10 @@ def cuda(found: Match, passage: Passage) -> Parsed:
     if _MORE.match(text, found.end()):
         return None  # a wrapped message of PyTorch, which goes on in the next line
     begin = text.rfind("\n", 0, found.start()) + 1
-    line = text[begin : found.end()] + text[found.end() : found.end() + 300].partition("\n")[0]
+    after = text[found.end() : found.end() + 300].split("\n")
+    # XGBoost has its figures below, as a list.
+    listed = takewhile(lambda each: each.startswith("- "), after[1:])
+    line = "\n".join([text[begin : found.end()] + after[0], *listed])
     near = f"{_frames(passage.before)}\n{line}"
     pinned = _PINNED.search(near) is not None
     where: Where = "pinned" if pinned else "device"

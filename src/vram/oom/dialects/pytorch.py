@@ -191,6 +191,8 @@ def _normalized(figures: dict[str, Amount | None], endless: bool) -> dict[str, A
     if reserved and live:
         figures["idle"] = Amount(max(0, reserved.nbytes - live.nbytes), reserved.slack + live.slack)
     figures["idle"] = figures["idle"] or cached
+    if figures["process"] and not figures["process"].nbytes and live and live.nbytes:
+        figures["process"] = None  # NVML had no figure, and PyTorch printed it as 0 bytes
     if pooled and live:  # "allocated by PyTorch, with ... in private pools": the pools are part of it
         figures["live"] = Amount(max(0, live.nbytes - pooled.nbytes), live.slack + pooled.slack)
     if endless:

@@ -114,10 +114,18 @@ def fragmented(reading: OomReading, worked: Sums) -> Judgement | None:
         return None
     if idle.nbytes + free.nbytes + worked.slack < asked.nbytes:
         return None
-    terms = (Term("unused, in pieces", idle.nbytes), Term("free", free.nbytes), Term("asked", -asked.nbytes))
+    terms = (
+        Term("unused, in pieces", idle.nbytes),
+        *((Term("free", free.nbytes),) if free.nbytes else ()),
+        Term("asked", -asked.nbytes),
+    )
     beside = ""
     if others == "other-process" and worked.named:
         beside = f" Other processes held {said(worked.named)}: without them it would have fit, too."
+    elif others is not None and worked.unnamed:
+        beside = (
+            f" About {said(worked.unnamed)} is in use beyond this program: without that it would fit, too."
+        )
     return Judgement(
         kind="fragmented",
         certainty="fact" if idle.nbytes >= asked.nbytes else "likely",

@@ -1,8 +1,8 @@
 """Kernels for the lab's worker, as PTX: some that work, and some that fail on purpose.
 
-A fault ends the work of the process that caused it. It reaches no other process. On the virtual GPU no kernel
-runs: there a line of VRAM_VIRTUAL_FAULTS, in the worker's own environment, breaks the context at the first
-synchronisation instead.
+A fault ends the work of the process that caused it, and under MPS of the other clients too: whoever launches
+one sees to it that there are none. On the virtual GPU no kernel runs: there a line of VRAM_VIRTUAL_FAULTS, in
+the worker's own environment, breaks the context at the first synchronisation instead.
 """
 
 from __future__ import annotations

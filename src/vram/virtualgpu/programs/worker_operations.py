@@ -26,6 +26,7 @@ RELAXED_CAPTURE = 2
 primary = 0
 graphs: dict[str, c_void_p] = {}
 pools: dict[str, c_void_p] = {}
+streams: list[c_void_p] = []
 
 
 # ---- contexts ----
@@ -74,6 +75,16 @@ def synchronize() -> None:
 
 def synchronize_code() -> int:
     return driver.code("cuCtxSynchronize")
+
+
+def make_streams(count: int) -> None:
+    streams.extend(driver.new_stream() for _ in range(count))
+
+
+def destroy_streams() -> None:
+    """Destroy those of ``make_streams``."""
+    while streams:
+        driver.call("cuStreamDestroy_v2", streams.pop())
 
 
 # ---- the runtime library ----
@@ -341,7 +352,7 @@ FREE = (driver.free, driver.release, free_async, thread_free, free_behind_work)
 
 OTHERS = (
     *(driver.init, context, driver.new_context, destroy_context, synchronize),
-    *(driver.green_context, driver.destroy_green_context),
+    *(driver.green_context, driver.destroy_green_context, make_streams, destroy_streams),
     *(reset_code, cuda_reset_code, context_code, synchronize_code, driver.use),
     *(free_null_code, cuda_free_code),
     *(launch_fault, break_context),
