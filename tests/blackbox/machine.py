@@ -231,7 +231,7 @@ def device_mappings(pid: int) -> int:
 
 
 def loaded_driver(pid: int) -> bool:
-    return "libcuda" in Path(f"/proc/{pid}/maps").read_text()
+    return "libcuda.so" in Path(f"/proc/{pid}/maps").read_text()
 
 
 def state(pid: int) -> str:

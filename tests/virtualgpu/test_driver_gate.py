@@ -153,7 +153,7 @@ def test_every_exported_function_is_in_the_table(virtual_gpu: VirtualGpu) -> Non
     """What the linker can find, cuGetProcAddress finds too."""
     program = """
         import re, subprocess
-        path = next(line.split()[-1] for line in open("/proc/self/maps") if "libcuda" in line)
+        path = next(line.split()[-1] for line in open("/proc/self/maps") if "libcuda.so" in line)
         data = open(path, "rb").read()
         names = {name.decode() for name in re.findall(rb"cu[A-Z][A-Za-z0-9_]+", data)}
         exported = [name for name in sorted(names) if hasattr(cuda.lib, name)]
