@@ -30,7 +30,7 @@ STATEMENTS = (
         "That does not change the principles of CUDA's memory management.",
         right("allocating and freeing are the same calls", when="inside one process"),
         wrong(
-            "no figures per process, limited pinned memory, IPC reported not to work, memory may move to the host",
+            "no figures per process, limited pinned memory, IPC reported to fail, memory may go to the host",
             when="limits",
         ),
         pages=["guides/wsl2.md"],
