@@ -88,7 +88,7 @@ def ran(real_gpu: bool) -> tuple[LabReport, float]:
     if not real_gpu:
         pytest.skip("needs a real GPU: --real-gpu")
     folder = os.environ.get("VRAM_EVIDENCE")
-    command = [sys.executable, "-m", "vram", "lab", "run", "--json"]
+    command = [sys.executable, "-m", "vram", "lab", "run", "--json", "--faults"]
     began = time.monotonic()
     ended = subprocess.run(
         [*command, *(["--evidence", folder] if folder else [])], capture_output=True, text=True

@@ -13,7 +13,7 @@ import pytest
 
 from vram.errors import UsageError
 from vram.lab import topics
-from vram.lab.catalogue import CLAIMS, TOPICS, chosen
+from vram.lab.catalogue import CLAIMS, TOPICS, chosen, to_run
 from vram.lab.claim import DEFINED
 from vram.units import GIB
 from vram.virtualgpu.demos import PROGRAMS
@@ -89,3 +89,20 @@ def test_an_unknown_name_gets_a_suggestion() -> None:
     with pytest.raises(UsageError) as caught:
         chosen(["zombi"])
     assert caught.value.hint == "did you mean zombie?"
+
+
+def test_what_makes_a_kernel_fail_is_run_only_where_it_was_asked_for() -> None:
+    """Each failure is an Xid in the kernel's log, and some monitors drain a node for that."""
+    failing = {name for name, each in CLAIMS.items() if _breaks(each.measure)}
+    assert {name for name, each in CLAIMS.items() if each.fails_kernels} == failing
+    assert len(failing) == 9
+    kept, left_out = to_run([], faults=False)
+    assert {each.name for each in left_out} == failing
+    assert {each.name for each in kept} == CLAIMS.keys() - failing
+    assert to_run([], faults=True) == (chosen([]), ())
+    assert to_run(["fault-free"], faults=False) == (chosen(["fault-free"]), ())
+
+
+def _breaks(measure: object) -> bool:
+    source = inspect.getsource(measure)  # type: ignore[arg-type]
+    return any(word in source for word in ("break_context", "faulty_", "freed_after", "fail_kernel"))

@@ -69,6 +69,7 @@ def test_the_object_for_scripts_matches_its_schema(lab: Lab) -> None:
         (["show", "qqqqqq"], "`vram lab list` lists them all"),
         (["show"], "no experiment given"),
         (["list", "--evidence", "x"], "--evidence saves the results"),
+        (["list", "--faults"], "--faults is for `vram lab run`"),
         # An unset variable in a script would otherwise run everything and keep nothing.
         (["run", "--evidence", ""], "needs the name of a folder"),
         (["walk"], "invalid choice"),

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import io
+
+from msgspec.structs import replace
+from rich.console import Console
+
 from vram.model.lab import Figure, LabReport, Result
-from vram.report.lab import cell, files, read_evidence
+from vram.report.lab import cell, files, read_evidence, results
+from vram.report.layout import RenderOptions
 
 REPORT = LabReport(
     taken_at="2026-11-15T04:07:01Z",
@@ -49,3 +55,16 @@ def test_names_cannot_break_out_of_a_table() -> None:
     assert len(rows) == 1
     assert "\\| still used" in rows[0]
     assert cell("a\nb") == "a b"
+
+
+def test_what_was_left_out_is_told_with_the_option_that_adds_it() -> None:
+    def shown(report: LabReport) -> str:
+        console = Console(file=io.StringIO(), width=80)
+        console.print(results(report, RenderOptions(80)))
+        text = console.file.getvalue()  # type: ignore[attr-defined]
+        return " ".join(text.split())
+
+    assert "--faults" not in shown(REPORT)
+    left_out = replace(REPORT, without_faults=("fault-free", "fault-reset"))
+    assert "2 experiments left out: they make a kernel fail" in shown(left_out)
+    assert "--faults adds them" in shown(left_out)

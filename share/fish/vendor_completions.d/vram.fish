@@ -452,6 +452,7 @@ complete -c vram -n '__vram_at \'lab\' 1+' -a 'pycuda-mem-free' -d 'PyCUDA has a
 complete -c vram -n '__vram_at \'lab\'' -s h -l help -d 'show this help message and exit'
 complete -c vram -n '__vram_at \'lab\'' -l gpu -x -k -a '(__vram_live gpu)' -d 'test on this GPU (default: 0)'
 complete -c vram -n '__vram_at \'lab\'' -l deadline -x -d 'stop an experiment after S seconds (default: as on its page)'
+complete -c vram -n '__vram_at \'lab\'' -l faults -d 'also run the experiments that make a kernel fail, which the driver logs (Xid)'
 complete -c vram -n '__vram_at \'lab\'' -l json -d 'one JSON object instead of text'
 complete -c vram -n '__vram_at \'lab\'' -l evidence -x -a '(__fish_complete_directories)' -d 'write the results to a file there, named by date, GPU and driver'
 complete -c vram -n '__vram_at \'lab\'' -l ascii -d 'draw bars and lines without Unicode'

@@ -43,6 +43,15 @@ def chosen(names: list[str]) -> tuple[DefinedClaim, ...]:
     return tuple(each for name, each in CLAIMS.items() if not wanted or name in wanted)
 
 
+def to_run(names: list[str], *, faults: bool) -> tuple[tuple[DefinedClaim, ...], tuple[DefinedClaim, ...]]:
+    """The claims to test, and those left out: what makes a kernel fail is run by name, or with *faults*."""
+    claims = chosen(names)
+    if names or faults:
+        return claims, ()
+    kept = tuple(each for each in claims if not each.fails_kernels)
+    return kept, tuple(each for each in claims if each.fails_kernels)
+
+
 def _as_defined(name: str) -> str:
     found = name.strip().lower().replace("_", "-")
     if found not in CLAIMS:

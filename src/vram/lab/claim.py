@@ -66,7 +66,8 @@ Measure = Callable[["Experiment"], Conclusion]
 class DefinedClaim(Struct, frozen=True):
     """A claim with what its experiment needs, and the function that carries it out.
 
-    ``library`` is what its first worker imports; "" is nothing.
+    ``library`` is what its first worker imports; "" is nothing. ``fails_kernels``: it makes a kernel fail,
+    which the driver logs.
     """
 
     name: str
@@ -74,6 +75,7 @@ class DefinedClaim(Struct, frozen=True):
     takes: Takes
     deadline_s: float
     library: str
+    fails_kernels: bool
     measure: Measure
 
     def describe(self) -> LabClaim:
@@ -93,6 +95,7 @@ class DefinedClaim(Struct, frozen=True):
             reading=sections.get("Reading", ""),
             takes_bytes=self.takes.total,
             deadline_s=self.deadline_s,
+            fails_kernels=self.fails_kernels,
             page=page,
         )
 
@@ -102,14 +105,20 @@ DEFINED: dict[str, DefinedClaim] = {}
 
 
 def claim(
-    name: str, topic: str, *, takes: Takes, deadline_s: float = DEADLINE_S, library: str = ""
+    name: str,
+    topic: str,
+    *,
+    takes: Takes,
+    deadline_s: float = DEADLINE_S,
+    library: str = "",
+    fails_kernels: bool = False,
 ) -> Callable[[Measure], Measure]:
     """Define a claim: the function's docstring is its page, its body carries out the experiment."""
 
     def define(measure: Measure) -> Measure:
         if name in DEFINED:
             raise ValueError(f"two claims are named {name!r}")
-        DEFINED[name] = DefinedClaim(name, topic, takes, deadline_s, library, measure)
+        DEFINED[name] = DefinedClaim(name, topic, takes, deadline_s, library, fails_kernels, measure)
         return measure
 
     return define

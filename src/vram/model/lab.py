@@ -22,6 +22,8 @@ class LabClaim(Struct, frozen=True, kw_only=True):
     takes_bytes: int
     """The most device memory that it may have in use at once, contexts included."""
     deadline_s: float
+    fails_kernels: bool = False
+    """It makes a kernel fail, which the driver logs (Xid): run only by name or with ``--faults``."""
     page: str
 
 
@@ -84,3 +86,5 @@ class LabReport(Struct, frozen=True, kw_only=True):
     results: tuple[Result, ...]
     left_out: tuple[str, ...] = ()
     """Experiments that were asked for and not finished, because the run was interrupted."""
+    without_faults: tuple[str, ...] = ()
+    """Experiments that make a kernel fail, which were neither named nor asked for by ``--faults``."""

@@ -45,6 +45,12 @@ def results(report: LabReport, options: RenderOptions) -> RenderableType:
     if report.left_out:
         count = counted(len(report.left_out), "experiment")
         blocks.append(Text(f"Interrupted: {count} not run.", style="bold yellow"))
+    if report.without_faults:
+        count = counted(len(report.without_faults), "experiment")
+        text = (
+            f"{count} left out: they make a kernel fail, and the driver logs that (Xid). --faults adds them."
+        )
+        blocks.append(paragraph("", Text(text), options))
     return Group(*blocks)
 
 

@@ -21,8 +21,9 @@ HELP = "test claims about GPU memory on this machine"
 
 _EPILOG = """\
 An experiment starts its own processes, uses no more memory than its page says,
-and leaves nothing behind. None resets a GPU or changes a setting. Those about
-errors on the device run a kernel that fails: the driver logs it (Xid).
+and leaves nothing behind. None resets a GPU or changes a setting. Those that
+make a kernel fail run only by name or with --faults: the driver logs each
+failure (Xid), and monitoring may take it for a fault of the GPU.
 
 exit codes of `vram lab run`:
   0  every claim was found true or false here
@@ -49,6 +50,11 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="S",
         help="stop an experiment after S seconds (default: as on its page)",
     )
+    parser.add_argument(
+        "--faults",
+        action="store_true",
+        help="also run the experiments that make a kernel fail, which the driver logs (Xid)",
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     parser.add_argument(
         "--evidence",
@@ -68,6 +74,8 @@ def known_names() -> tuple[tuple[str, str], ...]:
 def run(args: Namespace) -> int:
     if args.evidence == "":
         raise UsageError("--evidence needs the name of a folder")
+    if args.faults and args.verb != "run":
+        raise UsageError("--faults is for `vram lab run`", hint="add `run`")
     if args.evidence and args.verb != "run":
         raise UsageError("--evidence saves the results of `vram lab run`", hint="add `run`")
     return {"list": _list, "show": _show, "run": _run}[args.verb](args)
@@ -105,23 +113,25 @@ def _show(args: Namespace) -> int:
 def _run(args: Namespace) -> int:
     from vram.cli.app import exit_on_signals
     from vram.cli.prestart import open_host
-    from vram.lab.catalogue import chosen
+    from vram.lab.catalogue import chosen, to_run
     from vram.lab.device import find_device
 
-    claims = chosen(args.names)
+    chosen(args.names)  # a wrong name is told before anything is started
     host = open_host(reads_driver=False)
     host.nvml.prepare()
     device = find_device(host, args.gpu)
     if args.evidence:
         _refuse_model(device)
+    # On a virtual GPU no kernel runs, and nothing is logged.
+    claims, without_faults = to_run(args.names, faults=args.faults or device.facts.virtual)
     results: list[Result] = []
     try:
         with exit_on_signals():
             _test(claims, host, device, args.deadline, results)
     except (KeyboardInterrupt, SystemExit):
-        _write(_report(host, device, results, claims[len(results) :]), args)
+        _write(_report(host, device, results, without_faults, claims[len(results) :]), args)
         raise
-    report = _report(host, device, results)
+    report = _report(host, device, results, without_faults)
     _write(report, args)
     decided = all(result.verdict != "cannot tell" for result in report.results)
     return ExitCode.OK if decided else ExitCode.PARTIAL
@@ -152,7 +162,11 @@ def _test(
 
 
 def _report(
-    host: LocalHost, device: LabDevice, results: Sequence[Result], left_out: Sequence[DefinedClaim] = ()
+    host: LocalHost,
+    device: LabDevice,
+    results: Sequence[Result],
+    without_faults: Sequence[DefinedClaim],
+    left_out: Sequence[DefinedClaim] = (),
 ) -> LabReport:
     import platform
 
@@ -172,6 +186,7 @@ def _report(
         virtual=device.facts.virtual,
         results=tuple(results),
         left_out=tuple(claim.name for claim in left_out),
+        without_faults=tuple(claim.name for claim in without_faults),
     )
 
 

@@ -78,7 +78,7 @@ def freed_after(experiment: Experiment, code: int) -> Conclusion:
     return Conclusion(None if freed is None else not freed, because, figures)
 
 
-@claim("fault-free", TOPIC, takes=Takes(128 * MIB + CODE_OF_A_MODULE))
+@claim("fault-free", TOPIC, takes=Takes(128 * MIB + CODE_OF_A_MODULE), fails_kernels=True)
 def fault_free(experiment: Experiment) -> Conclusion:
     """After an illegal memory access (700) a program can still free its memory
 
@@ -100,7 +100,7 @@ def fault_free(experiment: Experiment) -> Conclusion:
     return freed_after(experiment, ILLEGAL_ADDRESS)
 
 
-@claim("assert-free", TOPIC, takes=Takes(128 * MIB + CODE_OF_A_MODULE))
+@claim("assert-free", TOPIC, takes=Takes(128 * MIB + CODE_OF_A_MODULE), fails_kernels=True)
 def assert_free(experiment: Experiment) -> Conclusion:
     """After a failed assert in a kernel (710) a program can still free its memory
 
@@ -119,7 +119,7 @@ def assert_free(experiment: Experiment) -> Conclusion:
     return freed_after(experiment, ASSERT)
 
 
-@claim("launch-failed-free", TOPIC, takes=Takes(128 * MIB + CODE_OF_A_MODULE))
+@claim("launch-failed-free", TOPIC, takes=Takes(128 * MIB + CODE_OF_A_MODULE), fails_kernels=True)
 def launch_failed_free(experiment: Experiment) -> Conclusion:
     """After an unspecified launch failure (719) a program can still free its memory
 
@@ -138,7 +138,7 @@ def launch_failed_free(experiment: Experiment) -> Conclusion:
     return freed_after(experiment, LAUNCH_FAILED)
 
 
-@claim("fault-only-end", TOPIC, takes=Takes(128 * MIB + CODE_OF_A_MODULE))
+@claim("fault-only-end", TOPIC, takes=Takes(128 * MIB + CODE_OF_A_MODULE), fails_kernels=True)
 def fault_only_end(experiment: Experiment) -> Conclusion:
     """After a sticky error only the end of the process returns its memory
 
@@ -167,7 +167,7 @@ def fault_only_end(experiment: Experiment) -> Conclusion:
     return judged(left, experiment.grown(held), text)
 
 
-@claim("fault-reset", TOPIC, takes=Takes(CODE_OF_A_MODULE))
+@claim("fault-reset", TOPIC, takes=Takes(CODE_OF_A_MODULE), fails_kernels=True)
 def fault_reset(experiment: Experiment) -> Conclusion:
     """cudaDeviceReset makes CUDA usable again after an illegal memory access
 
@@ -194,7 +194,7 @@ def fault_reset(experiment: Experiment) -> Conclusion:
     return Conclusion(again == OK, because, figures)
 
 
-@claim("fault-other-context", TOPIC, takes=Takes(CODE_OF_A_MODULE + 2 * MIB, contexts=2))
+@claim("fault-other-context", TOPIC, takes=Takes(CODE_OF_A_MODULE + 2 * MIB, contexts=2), fails_kernels=True)
 def fault_other_context(experiment: Experiment) -> Conclusion:
     """An illegal memory access breaks only the context in which it happened
 
@@ -227,7 +227,7 @@ def fault_other_context(experiment: Experiment) -> Conclusion:
     return Conclusion(after == OK, because, (figure("answer", after, "code"),))
 
 
-@claim("fault-other-process", TOPIC, takes=Takes(CODE_OF_A_MODULE + 2 * MIB, contexts=2))
+@claim("fault-other-process", TOPIC, takes=Takes(CODE_OF_A_MODULE + 2 * MIB, contexts=2), fails_kernels=True)
 def fault_other_process(experiment: Experiment) -> Conclusion:
     """An illegal memory access of one process breaks the others on the same GPU
 
@@ -258,7 +258,7 @@ def fault_other_process(experiment: Experiment) -> Conclusion:
     return Conclusion(code != OK, because, (figure("answer", code, "code"),))
 
 
-@claim("free-null-never-fails", TOPIC, takes=Takes(CODE_OF_A_MODULE))
+@claim("free-null-never-fails", TOPIC, takes=Takes(CODE_OF_A_MODULE), fails_kernels=True)
 def free_null_never_fails(experiment: Experiment) -> Conclusion:
     """cudaFree(0) never fails
 
@@ -296,7 +296,7 @@ def free_null_never_fails(experiment: Experiment) -> Conclusion:
     return Conclusion((first, later, blind) == (OK, OK, OK), because, figures)
 
 
-@claim("free-reports-kernel", TOPIC, takes=Takes(64 * MIB + CODE_OF_A_MODULE))
+@claim("free-reports-kernel", TOPIC, takes=Takes(64 * MIB + CODE_OF_A_MODULE), fails_kernels=True)
 def free_reports_kernel(experiment: Experiment) -> Conclusion:
     """An error of cudaFree says that something is wrong with the pointer
 
