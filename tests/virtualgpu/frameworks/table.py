@@ -54,7 +54,7 @@ class Framework(NamedTuple):
 
 FRAMEWORKS = (
     Framework("PyCUDA", "pycuda", ("pycuda",), "pycuda_parts.py"),
-    Framework("Numba", "numba_cuda", ("numba-cuda",), "numba_parts.py"),
+    Framework("numba-cuda", "numba_cuda", ("numba-cuda",), "numba_parts.py"),
     Framework("cuda.core", "cuda.core", ("cuda-core",), "core_parts.py"),
     Framework("cuda.bindings, driver", "cuda.bindings", ("cuda-bindings",), "bindings_driver_parts.py"),
     Framework("cuda.bindings, runtime", "cuda.bindings", ("cuda-bindings",), "bindings_runtime_parts.py"),
