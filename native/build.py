@@ -58,7 +58,8 @@ class Library(NamedTuple):
 def _cuda_runtime(major: int) -> Library:
     name = f"libcudart.so.{major}"
     versions = NATIVE / "virtualgpu" / "runtime" / f"exports-{major}.map"
-    flags = (f"-DRUNTIME_MAJOR={major}", f"-Wl,--version-script={versions}")
+    # A program may have another runtime linked in, whose names must not take the place of this one's.
+    flags = (f"-DRUNTIME_MAJOR={major}", f"-Wl,--version-script={versions}", "-Wl,-Bsymbolic")
     return Library(f"virtualgpu/lib/{name}", ("virtualgpu/runtime",), flags)
 
 

@@ -7,7 +7,7 @@
 enum { MAX_DEVICES = 64 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static void *primaries[MAX_DEVICES]; /* retained once each; the handle stays the same after a reset */
+static void *_Atomic primaries[MAX_DEVICES]; /* retained once each; the handle stays the same after a reset */
 static _Thread_local int chosen_device;
 
 error device_check(int device) {
@@ -21,9 +21,10 @@ static bool is_active(int device) {
 
 /* After somebody's reset it is retained again: that brings it back. One retain is kept, however often. */
 static error retain(int device) {
-    void *before = primaries[device];
-    error code = cu.cuDevicePrimaryCtxRetain(&primaries[device], device);
-    if (!code && before) cu.cuDevicePrimaryCtxRelease_v2(device);
+    void *context = NULL;
+    error code = cu.cuDevicePrimaryCtxRetain(&context, device);
+    if (!code && primaries[device]) cu.cuDevicePrimaryCtxRelease_v2(device);
+    if (!code) primaries[device] = context;
     /* In a process that a kernel has broken no context can be made any more. */
     return code >= ILLEGAL_ADDRESS && code < NOT_PERMITTED ? DEVICE_UNAVAILABLE : code;
 }

@@ -38,9 +38,24 @@ static bool grow(void) {
     return true;
 }
 
+static void lock_table(void) {
+    pthread_mutex_lock(&lock);
+}
+
+static void unlock_table(void) {
+    pthread_mutex_unlock(&lock);
+}
+
+/* A child that loads a library of kernels must not find the lock held by a thread that it does not have. */
+static void watch_forks(void) {
+    pthread_atfork(lock_table, unlock_table, unlock_table);
+}
+
 static void add(const void *key, const char *name, size_t nbytes) {
     enum { DEFAULT_SHARED = 48 << 10 };
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
     struct symbol *symbol = calloc(1, sizeof *symbol);
+    pthread_once(&once, watch_forks);
     pthread_mutex_lock(&lock);
     bool room = 2 * used < capacity || grow();
     if (symbol && room) {
