@@ -146,8 +146,11 @@ def expandable_segments() -> None:
 def async_allocator() -> None:
     """`backend:cudaMallocAsync`: the driver's own pool"""
     if restarted("backend:cudaMallocAsync"):
-        before = started()
+        started()
         assert torch.cuda.get_allocator_backend() == "cudaMallocAsync"
+        torch.empty(1, device="cuda")  # it sets up all streams that PyTorch has: memory of the context
+        torch.cuda.empty_cache()
+        before = used()
         tensor = torch.empty(64 * MIB, dtype=torch.uint8, device="cuda")
         assert used() - before == 64 * MIB
         del tensor
