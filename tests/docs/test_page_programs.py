@@ -22,6 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from queue import Empty, Queue
 from threading import Thread
+from typing import IO
 
 import pytest
 
@@ -90,7 +91,7 @@ def play(gpu: VirtualGpu, text: str, folder: Path) -> None:
                 shell.stdin.write(command + "\n")
                 shell.stdin.flush()
             if number == len(typed):
-                shell.stdin.close()
+                _close(shell.stdin)
             for wanted in expected:
                 printed = _next(lines)
                 assert agree(wanted, printed), f"{command}\nthe page: {wanted}\nprinted:  {printed}"
@@ -100,13 +101,18 @@ def play(gpu: VirtualGpu, text: str, folder: Path) -> None:
         assert ended is not None
         assert ended.si_status == 0, "a command failed"
     finally:
-        with suppress(BrokenPipeError):
-            shell.stdin.close()
+        _close(shell.stdin)
         # What it has left in the background, too. It is not reaped before: the number is still its own.
         os.killpg(shell.pid, signal.SIGKILL)
         shell.wait()
         reader.join()
         shell.stdout.close()
+
+
+def _close(stream: IO[str]) -> None:
+    # What was written and never read is written again here, and fails again.
+    with suppress(BrokenPipeError):
+        stream.close()
 
 
 def commands(text: str) -> Iterator[tuple[str, list[str]]]:
