@@ -226,6 +226,25 @@ def test_compressed_logs_are_read_and_damaged_ones_told(
         assert str(log) in answer.err
 
 
+def test_a_log_of_several_xz_parts_is_read_whole(vram: Run, tmp_path: Path) -> None:
+    log = tmp_path / "log.xz"
+    noise, message = b"noise\n" * 50_000, MESSAGES[GRAPHS].log
+    log.write_bytes(lzma.compress(noise) + bytes(8) + lzma.compress(message))
+    plain = tmp_path / "log"
+    plain.write_bytes(noise + message)
+    assert vram("oom", str(log)).out == vram("oom", str(plain)).out
+
+
+def test_a_log_that_asks_for_gigabytes_to_be_unpacked_is_refused(vram: Run, tmp_path: Path) -> None:
+    """A file of a few bytes says how large the memory for unpacking has to be."""
+    greedy = [{"id": lzma.FILTER_LZMA2, "dict_size": 1 << 30, "mode": lzma.MODE_FAST, "mf": lzma.MF_HC3}]
+    log = tmp_path / "log.xz"
+    log.write_bytes(lzma.compress(MESSAGES[GRAPHS].log, filters=greedy))
+    answer = vram("oom", str(log))
+    assert (answer.code, answer.out) == (5, "")
+    assert "Memory usage limit exceeded" in answer.err
+
+
 @pytest.mark.parametrize(
     ("first", "kind", "command"), [(b"PK\x03\x04", "zip", "unzip"), (b"\x28\xb5\x2f\xfd", "zstd", "zstd -dc")]
 )

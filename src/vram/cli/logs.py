@@ -19,6 +19,9 @@ PASTE = "Paste the message or the log, then press Enter and Ctrl-D:"
 # After so long, whoever waits for a pipe is told what it is waiting for.
 PATIENCE_S = 5.0
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+# What unpacking an xz file may take: xz -9 asks for 65 MiB.
+MOST_FOR_XZ = 256 << 20
+PORTION = 64 << 10
 # By the first bytes: what it was compressed with, and the command that unpacks it.
 _UNREAD = (
     (b"\x28\xb5\x2f\xfd", "zstd", "zstd -dc"),
@@ -103,6 +106,45 @@ class _Utf16(io.RawIOBase):
             self._ready += self._decoder.decode(raw, final=not raw).encode("utf-8", "replace")
         portion, self._ready = self._ready[:most], self._ready[most:]
         return portion
+
+
+class _Xz(io.RawIOBase):
+    """A log compressed with xz, in one part or several.
+
+    The file itself says how much memory unpacking takes, which may be 4 GiB: above a limit it is refused.
+    """
+
+    def __init__(self, stream: io.BufferedReader) -> None:
+        self._stream = stream
+        self._decoder = _xz_decoder()
+        self._has_begun = False  # the part that is read now
+        self._waiting = b""
+
+    def read(self, most: int = -1) -> bytes:
+        """Exactly *most* bytes, fewer at the end only: whoever reads takes fewer for the end."""
+        ready = bytearray()
+        while len(ready) < most:
+            if self._decoder.eof:
+                self._waiting, self._has_begun = self._decoder.unused_data, False
+                self._decoder = _xz_decoder()
+            if self._decoder.needs_input and not self._waiting:
+                self._waiting = self._stream.read(PORTION)
+                if not self._waiting and self._has_begun:
+                    raise EOFError
+                if not self._waiting:
+                    break
+            if not self._has_begun:
+                self._waiting = self._waiting.lstrip(b"\0")  # between parts there may be padding
+            portion, self._waiting = self._waiting, b""
+            self._has_begun = self._has_begun or bool(portion)
+            ready += self._decoder.decompress(portion, most - len(ready))
+        return bytes(ready)
+
+
+def _xz_decoder() -> Any:
+    from lzma import FORMAT_XZ, LZMADecompressor
+
+    return LZMADecompressor(FORMAT_XZ, memlimit=MOST_FOR_XZ)
 
 
 @contextmanager
@@ -197,7 +239,7 @@ def _unpack(stream: io.BufferedReader, name: str) -> _Unpacked:
     if first.startswith(b"\xfd7zXZ\x00"):
         import lzma
 
-        return _Unpacked(cast("BinaryIO", lzma.LZMAFile(stream)), (lzma.LZMAError,))
+        return _Unpacked(cast("BinaryIO", _Xz(stream)), (lzma.LZMAError,))
     if first.startswith(b"BZh"):
         import bz2
 
