@@ -7,6 +7,7 @@ The libraries go into the package folder, beside the Python that loads them:
     virtualgpu/lib/libcudart.so.12, .13  from virtualgpu/runtime, once for each version of CUDA
     host/local/lib/libvramscan.so        from procscan
     guard/lib/libvrambuffer.so           from buffer
+    trace/lib/libvramreader.so           from tracereader
 
 The compiler is $CC, else cc, gcc or clang, else the one in PyPI's ``ziglang``. A library is
 built again only when its sources, the command line or this file changed. Standard library
@@ -70,6 +71,7 @@ LIBRARIES = (
     _cuda_runtime(13),
     Library("host/local/lib/libvramscan.so", ("procscan",)),
     Library("guard/lib/libvrambuffer.so", ("buffer",)),
+    Library("trace/lib/libvramreader.so", ("tracereader",)),
 )
 
 FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra")
