@@ -1,0 +1,264 @@
+"""What a trace says: who recorded it, which places allocated, what was live when, what never came back.
+
+``native/FORMAT.md`` describes the file; ``vram.trace`` reads it into these. Text in them (functions,
+files, command lines) comes from the traced program and is never printed as it is.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+MemoryKind = Literal[
+    "device",
+    "managed",
+    "stream-ordered",
+    "opened",
+    "graph",
+    "imported",
+    "physical",
+    "multicast",
+    "pinned host",
+    "registered host",
+    "array",
+    "address range",
+    "module",
+    "context",
+    "pool",
+    "physical host",
+    "torch block",
+    "cupy block",
+    "jax buffer",
+    "framework block",
+]
+
+KIND_NUMBERS: dict[int, MemoryKind] = {
+    0: "device",
+    1: "managed",
+    2: "stream-ordered",
+    3: "opened",
+    4: "graph",
+    5: "imported",
+    6: "physical",
+    7: "multicast",
+    8: "pinned host",
+    9: "registered host",
+    10: "array",
+    11: "address range",
+    12: "module",
+    13: "context",
+    14: "pool",
+    15: "physical host",
+    16: "torch block",
+    17: "cupy block",
+    18: "jax buffer",
+    19: "framework block",
+}
+
+ON_GPU: frozenset[MemoryKind] = frozenset(
+    {"device", "managed", "stream-ordered", "graph", "physical", "array", "module"}
+)
+"""Kinds that occupy a GPU's memory; the blocks of frameworks lie inside them and are not added."""
+
+EndReason = Literal["exit", "detached", "disk full", "write error", "no cupti", "cut"]
+"""Why a section ends; "cut": it has no END record (the process was killed, or still runs)."""
+
+
+class Frame(Struct, frozen=True):
+    """A place in the program: a line of Python, or a function in a library."""
+
+    language: Literal["python", "native"]
+    function: str
+    file: str
+    line: int
+    """Python: the line. Native: the offset in the library ``file``."""
+
+
+class CallStack(Struct, frozen=True):
+    """A call stack, innermost frame first; empty where none was recorded."""
+
+    frames: tuple[Frame, ...] = ()
+
+
+class TracedProcess(Struct, frozen=True, kw_only=True):
+    """One section of a trace."""
+
+    index: int
+    pid: int
+    parent_pid: int
+    command: tuple[str, ...]
+    executable: str
+    python: str | None
+    attached: bool
+    forked: bool
+    stacks: Literal["none", "python", "native"]
+    started_wall_ns: int
+    first_ns: int
+    """CLOCK_MONOTONIC when recording began; times below are relative to the earliest of all sections."""
+    last_ns: int
+    end: EndReason
+    end_errno: int = 0
+    threads: int = 0
+    events: int = 0
+    unreadable_chunks: int = 0
+    missing_chunks: int = 0
+
+
+class Gap(Struct, frozen=True):
+    """Nothing was recorded from *start_ns* to *end_ns* (None: to the end)."""
+
+    process: int
+    reason: Literal["another subscriber", "cupti shut down", "detached", "unknown"]
+    start_ns: int
+    end_ns: int | None
+
+
+class Mark(Struct, frozen=True):
+    """What the program itself said, with `vram.mark`."""
+
+    process: int
+    time_ns: int
+    text: str
+
+
+class HeldBefore(Struct, frozen=True):
+    """Memory that the process held before recording began, and who says so."""
+
+    process: int
+    gpu: int | None
+    nbytes: int
+    source: str
+
+
+class FailedAllocation(Struct, frozen=True):
+    """An allocation that the driver refused."""
+
+    process: int
+    time_ns: int
+    kind: MemoryKind
+    gpu: int | None
+    nbytes: int
+    result: int
+    stack: int
+
+
+class Site(Struct, frozen=True, kw_only=True):
+    """Allocations of one kind, by one stack, on one GPU, in one process."""
+
+    stack: int
+    """Index into ``TraceView.stacks``."""
+    kind: MemoryKind
+    gpu: int | None
+    process: int
+    count: int
+    """Allocations that this row is about: all of them, those live at the peak, or those never freed."""
+    nbytes: int
+
+
+class GpuUse(Struct, frozen=True, kw_only=True):
+    """What all traced processes together held on one GPU (None: the device is unknown)."""
+
+    gpu: int | None
+    peak_nbytes: int
+    peak_ns: int
+    end_nbytes: int
+    """Live when the trace ends."""
+    allocated_nbytes: int
+    """Sum of all allocations."""
+    allocations: int
+    frees: int
+
+
+class TimelinePoint(Struct, frozen=True):
+    """The live bytes of one GPU over a stretch of time: the highest, the lowest, the last."""
+
+    time_ns: int
+    gpu: int | None
+    highest: int
+    lowest: int
+    last: int
+
+
+class LeakSite(Struct, frozen=True, kw_only=True):
+    """Allocations of one stack that were never freed.
+
+    ``verdict``: "leaked": its context was destroyed while the program went on, without freeing it.
+    "growing": the same stack left more and more behind, to the end. "in use at exit": neither.
+    """
+
+    site: Site
+    verdict: Literal["leaked", "growing", "in use at exit"]
+    first_ns: int
+    last_ns: int
+    freed: int
+    """Allocations of the same stack that were freed."""
+    largest: int
+
+
+class ChurnSite(Struct, frozen=True, kw_only=True):
+    """Allocations of one stack that were freed again soon: work for the driver that a cache would save."""
+
+    site: Site
+    median_life_ns: int
+    per_second: float
+
+
+class Holes(Struct, frozen=True, kw_only=True):
+    """The address ranges of one GPU's live allocations at a moment: how scattered they are."""
+
+    gpu: int | None
+    process: int
+    at_ns: int
+    live_nbytes: int
+    spanned_nbytes: int
+    """From the lowest to the highest address of each cluster of neighbouring allocations."""
+    holes: int
+    hole_nbytes: int
+    largest_hole: int
+    blocks: tuple[tuple[int, int, int], ...] = ()
+    """(address, size, stack), by address; at most some thousands, the largest."""
+
+
+class BlockUse(Struct, frozen=True, kw_only=True):
+    """How a framework used the memory that it took from the driver, at one moment."""
+
+    process: int
+    framework: str
+    gpu: int | None
+    at: Literal["peak", "end"]
+    reserved_nbytes: int
+    """Taken from the driver."""
+    used_nbytes: int
+    """In blocks that the program holds."""
+    sites: tuple[Site, ...]
+    note: str | None = None
+
+
+class TraceView(Struct, frozen=True, kw_only=True):
+    """Everything that `vram report` shows of one trace."""
+
+    paths: tuple[str, ...]
+    processes: tuple[TracedProcess, ...]
+    stacks: tuple[CallStack, ...]
+    duration_ns: int
+    events: int
+    gpus: tuple[GpuUse, ...]
+    allocations: tuple[Site, ...]
+    """All allocations, by stack."""
+    peak: tuple[Site, ...]
+    """What was live on each GPU at that GPU's highest moment."""
+    leaks: tuple[LeakSite, ...]
+    timeline: tuple[TimelinePoint, ...]
+    churn: tuple[ChurnSite, ...]
+    holes: tuple[Holes, ...]
+    failures: tuple[FailedAllocation, ...]
+    failures_in_all: int
+    gaps: tuple[Gap, ...]
+    marks: tuple[Mark, ...]
+    before: tuple[HeldBefore, ...]
+    host_peak_nbytes: int
+    """Pinned and registered host memory at its highest."""
+    frameworks: tuple[BlockUse, ...] = ()
+    damage: tuple[str, ...] = ()
+    """What could not be read, in plain sentences."""
