@@ -438,7 +438,8 @@ say(*(tried(n) for n in (1, 2, 3, 3, 3, 3, 4, 900, 3)))
 
 def test_python_code_runs_once_in_the_program(traced: Traced) -> None:
     payload = traced.folder / "payload 'é\".py"
-    payload.write_text("import sys\nsys.vram_payload = (__vram_tracer__, getattr(sys, 'vram_payload', None))\n")
+    before = "getattr(sys, 'vram_payload', None)"
+    payload.write_text(f"import sys\nsys.vram_payload = (__vram_tracer__, {before})\n")
     out = traced.run(
         "context()\nfor _ in range(1000): pass\nsay(sys.vram_payload)\nsay('_vram' in globals())",
         payload=str(payload),
