@@ -8,7 +8,7 @@ enum {
     KIND_PHYSICAL = 6,
     KIND_CONTEXT = 13,
     KIND_POOL = 14,
-    KIND_UNKNOWN = 15,
+    KIND_PHYSICAL_HOST = 15,
     KIND_BLOCK = 16,
     KIND_OTHER_BLOCK = 19,
     SPACE_HANDLES = 2,
@@ -16,14 +16,14 @@ enum {
     SPACES = 12,
 };
 
-const uint8_t space_of_kind[KINDS] = {0, 0, 0, 0, 0, 2, 2, 2, 1, 1, 3, 4, 5, 6, 7, 255, 8, 9, 10, 11};
+const uint8_t space_of_kind[KINDS] = {0, 0, 0, 0, 0, 2, 2, 2, 1, 1, 3, 4, 5, 6, 7, 2, 8, 9, 10, 11};
 
 bool is_on_gpu(uint32_t kind) {
     return kind < 32 && (1u << kind & (1u << 0 | 1u << 1 | 1u << 2 | 1u << 4 | 1u << 6 | 1u << 10 | 1u << 12));
 }
 
 static bool outlives_context(uint32_t kind) {
-    return kind == KIND_STREAM_ORDERED || kind == KIND_PHYSICAL || kind == KIND_POOL;
+    return kind == KIND_STREAM_ORDERED || kind == KIND_PHYSICAL || kind == KIND_PHYSICAL_HOST || kind == KIND_POOL;
 }
 
 /* ---- where ---- */
@@ -91,9 +91,8 @@ static void replay_alloc(struct vramreader *reader, struct writer *writer, struc
     uint8_t kind = event->kind > KIND_OTHER_BLOCK ? KIND_OTHER_BLOCK : event->kind;
     uint8_t space = space_of_kind[kind];
     const struct chunk *chunk = &AT(writer->chunks, struct chunk, writer->next);
-    if (kind == KIND_UNKNOWN || event->nbytes > MOST_NBYTES) {
-        damaged(reader, kind == KIND_UNKNOWN ? DAMAGE_KIND : DAMAGE_SIZE, writer->section, chunk->file, chunk->offset,
-                1);
+    if (event->nbytes > MOST_NBYTES) {
+        damaged(reader, DAMAGE_SIZE, writer->section, chunk->file, chunk->offset, 1);
         return;
     }
     uint32_t existing = find_allocation(reader, writer->section, space, event->address);

@@ -189,7 +189,7 @@ static void add_point(struct vramreader *reader, struct gpu *gpu, uint64_t time,
 /* ---- sums ---- */
 
 static bool is_host(uint32_t kind) {
-    return kind == 8 || kind == 9;
+    return kind == 8 || kind == 9 || kind == 15;
 }
 
 static void add_to(int64_t *sum, uint64_t nbytes) {

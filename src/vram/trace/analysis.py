@@ -9,6 +9,7 @@ from vram.model.trace import (
     KIND_NUMBERS,
     ON_GPU,
     BlockUse,
+    CallStack,
     ChurnSite,
     EndReason,
     FailedAllocation,
@@ -22,7 +23,6 @@ from vram.model.trace import (
     Mark,
     MemoryKind,
     Site,
-    Stack,
     TimelinePoint,
     TracedProcess,
     TraceView,
@@ -62,15 +62,15 @@ class StackTable:
         self._reader = reader
         self._nodes: Sequence[int] = ()
         self._frames: list[Frame] = []
-        self._known: dict[int, Stack] = {0: Stack()}
+        self._known: dict[int, CallStack] = {0: CallStack()}
         self._left = _MOST_FRAMES
 
-    def __getitem__(self, number: int) -> Stack:
+    def __getitem__(self, number: int) -> CallStack:
         found = self._known.get(number)
         if found is None:
             if 2 * number > len(self._nodes):
                 self._read()
-            found = self._known[number] = Stack(tuple(self._walk(number)))
+            found = self._known[number] = CallStack(tuple(self._walk(number)))
         return found
 
     def _read(self) -> None:
@@ -101,7 +101,7 @@ class _Numbering:
     def __call__(self, number: int) -> int:
         return self._numbers.setdefault(number, len(self._numbers))
 
-    def stacks(self) -> tuple[Stack, ...]:
+    def stacks(self) -> tuple[CallStack, ...]:
         return tuple(self._table[number] for number in self._numbers)
 
 

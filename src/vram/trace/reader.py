@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vram.errors import BadTrace
-from vram.model.trace import Stack, TraceView
+from vram.model.trace import CallStack, TraceView
 from vram.trace.analysis import StackTable, ViewBuilder
 from vram.trace.native import BlobRow, NativeReader
 
@@ -31,7 +31,7 @@ EVENT_TYPES = ("", "alloc", "free", "failed", "map", "unmap", "retain", "trim")
 
 
 class EventBatch(NamedTuple):
-    """Some thousand events in the order of time; columns of one length. ``stacks[number]`` is a Stack.
+    """Some thousand events in the order of time; columns of one length. ``stacks[number]`` is a CallStack.
 
     ``type`` is an index into EVENT_TYPES; ``kind`` as in the format, 255 where unknown; ``gpu`` -1 where
     unknown. ``allocation`` is the same number for an allocation and its free, 0 where it is unknown. A free
@@ -63,7 +63,7 @@ class LiveAllocation(NamedTuple):
     address: int
     nbytes: int
     time_ns: int
-    stack: Stack
+    stack: CallStack
 
 
 def open_trace(paths: Sequence[Path]) -> Trace:
