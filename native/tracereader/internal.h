@@ -178,6 +178,7 @@ struct section {
     uint64_t first_base; /* the earliest of its chunks; UINT64_MAX */
     uint64_t first_event_ns;
     uint64_t last_active; /* number of its latest event that is not the end of a context */
+    uint32_t mappings;    /* live */
     bool placed, has_end;
     bool has_segments, too_many_segments;
     struct vector segments; /* struct segment, by address */

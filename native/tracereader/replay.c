@@ -192,8 +192,8 @@ static void unmap(struct vramreader *reader, uint32_t index, uint64_t time) {
     forget_address(reader, index);
     segment_removed(reader, index);
     count_end(reader, mapping, time, true);
+    SECTION(reader, mapping->section)->mappings--;
     release_allocation(reader, index);
-    if (handle == NONE) return;
     struct allocation *mapped = allocation_at(reader, handle);
     if (--mapped->maps || mapped->references) return;
     if (mapped->space != 255) forget_address(reader, handle);
@@ -211,6 +211,7 @@ static void replay_map(struct vramreader *reader, struct writer *writer, struct 
     if (index == NONE) return;
     struct allocation *mapping = allocation_at(reader, index), *mapped = allocation_at(reader, handle);
     mapped->maps++;
+    SECTION(reader, writer->section)->mappings++;
     mapping->nbytes = event->nbytes;
     mapping->time = event->time;
     mapping->event = reader->events;
@@ -222,7 +223,8 @@ static void replay_map(struct vramreader *reader, struct writer *writer, struct 
     segment_added(reader, index);
 }
 
-enum { MOST_UNMAP_STEPS = 100000000 };
+/* Of all calls together: files made to be slow end here. */
+enum { MOST_UNMAP_STEPS = 20000000 };
 
 /* One call may unmap several neighbouring mappings. */
 static void replay_unmap(struct vramreader *reader, struct writer *writer) {
@@ -237,7 +239,7 @@ static void replay_unmap(struct vramreader *reader, struct writer *writer) {
             unmap(reader, index, event->time);
         }
         if (!nbytes || __builtin_add_overflow(at, nbytes, &at)) break;
-    } while (at < end && reader->unmap_steps++ < MOST_UNMAP_STEPS);
+    } while (at < end && SECTION(reader, writer->section)->mappings && reader->unmap_steps++ < MOST_UNMAP_STEPS);
 }
 
 static void replay_retain(struct vramreader *reader, struct writer *writer) {

@@ -13,7 +13,7 @@ struct range {
 };
 
 static bool has_range(const struct allocation *allocation) {
-    return allocation->space == SPACE_MAPPING || (allocation->space == 0 && is_on_gpu(allocation->kind));
+    return is_on_gpu(allocation->kind) && (allocation->space == SPACE_MAPPING || allocation->space == 0);
 }
 
 /* ---- what is left ---- */
