@@ -1,7 +1,10 @@
-/* Writes a trace of many events, like that of a program with a caching allocator: bench/trace_events FILE EVENTS
+/* Writes a trace of many events, like that of a program with a caching allocator.
+ *
+ *     trace_events FILE EVENTS [leaking]
  *
  * Eight threads; 500 stacks of 20 frames each that share their outer ones; sizes of a few usual ones; addresses
- * by 2 MiB, given out again soon after they were freed, partly by another thread. The format is native/FORMAT.md's.
+ * by 64 MiB, given out again soon after they were freed, partly by another thread. With "leaking" nothing is
+ * freed. The format is native/FORMAT.md's.
  */
 #include <fcntl.h>
 #include <stdint.h>
@@ -134,7 +137,8 @@ static void release(struct writer *writer, uint64_t address) {
 }
 
 int main(int count, char **words) {
-    if (count != 3) return 2;
+    if (count != 3 && count != 4) return 2;
+    int leaks = count == 4;
     uint64_t events = strtoull(words[2], NULL, 10);
     file = open(words[1], O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     check(file < 0, words[1]);
@@ -164,6 +168,10 @@ int main(int count, char **words) {
     }
     for (uint64_t at = 0; at < events; at++) {
         struct writer *writer = &writers[random_number() % THREADS];
+        if (leaks) {
+            allocate(writer, 0x7f0000000000u + at * 512, 512);
+            continue;
+        }
         /* Grows to some thousand live allocations, then takes and frees in turns. */
         int takes = !live_count || (unused_count && random_number() % 1000 < (live_count < 5000 ? 700 : 500));
         if (takes) {

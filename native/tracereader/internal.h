@@ -137,7 +137,8 @@ struct event {
     uint64_t address, nbytes, extra;
     const uint8_t *text;
     uint32_t text_nbytes, where, node;
-    uint8_t type, kind;
+    uint32_t hash; /* of the address of an ALLOC or FREE, see live.c */
+    uint8_t type, kind, space;
 };
 
 struct writer {
@@ -321,6 +322,10 @@ void close_chunk(struct vramreader *reader, struct writer *writer);
 /* ---- live.c ---- */
 
 uint32_t find_allocation(const struct vramreader *reader, uint32_t section, uint8_t space, uint64_t address);
+/* Its hash, for find_expected() soon after; until then its place in the table comes into the CPU's cache. */
+uint32_t expect_allocation(const struct vramreader *reader, uint32_t section, uint8_t space, uint64_t address);
+uint32_t find_expected(const struct vramreader *reader, uint32_t hash, uint32_t section, uint8_t space,
+                       uint64_t address);
 /* NONE sets the error. */
 uint32_t new_allocation(struct vramreader *reader, uint32_t section, uint8_t space, uint64_t address);
 void forget_address(struct vramreader *reader, uint32_t allocation);
