@@ -6,8 +6,8 @@
 #define _GNU_SOURCE
 #include "writer.h"
 
+#include <errno.h>
 #include <pthread.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -89,7 +89,7 @@ static void make_key(void) {
 
 static bool next_chunk(struct writer *writer) {
     uint64_t time = now_ns();
-    uint8_t *chunk = section_chunk(writer->number, writer->sequence, writer->thread, time);
+    uint8_t *chunk = section_chunk(writer->section, writer->number, writer->sequence, writer->thread, time);
     if (!chunk) return false;
     if (writer->chunk) munmap(writer->chunk, CHUNK_NBYTES);
     writer->chunk = chunk;
@@ -122,6 +122,12 @@ static struct writer *find_writer(void) {
         writer = mmap(NULL, sizeof *writer, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (writer == MAP_FAILED) return NULL;
     }
+    writer->section = section_hold();
+    if (!writer->section) { /* recording has just stopped */
+        writer->next_idle = spare;
+        spare = writer;
+        return NULL;
+    }
     writer->number = ++writers;
     writer->next_of_all = all;
     all = writer;
@@ -131,9 +137,9 @@ static struct writer *find_writer(void) {
 static struct writer *take(void) {
     pthread_once(&once, make_key);
     if (!section_is_open()) {
-        int error = section_begin();
+        int error = section_begin(false);
         if (error) {
-            if (atomic_exchange(&recording, NOT_RECORDING) == RECORDING)
+            if (error != ECANCELED && atomic_exchange(&recording, NOT_RECORDING) == RECORDING)
                 message("output", "%s: %s", settings.output, strerror(error));
             return NULL;
         }
@@ -186,6 +192,7 @@ void writer_done(struct writer *writer) {
 
 static void release(struct writer *writer) {
     if (writer->chunk) munmap(writer->chunk, CHUNK_NBYTES);
+    section_drop(writer->section);
     table_release(&writer->where_numbers);
     table_release(&writer->place_numbers);
     table_release(&writer->node_numbers);
