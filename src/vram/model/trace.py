@@ -26,6 +26,7 @@ MemoryKind = Literal[
     "module",
     "context",
     "pool",
+    "physical host",
     "torch block",
     "cupy block",
     "jax buffer",
@@ -48,6 +49,7 @@ KIND_NUMBERS: dict[int, MemoryKind] = {
     12: "module",
     13: "context",
     14: "pool",
+    15: "physical host",
     16: "torch block",
     17: "cupy block",
     18: "jax buffer",
@@ -73,7 +75,7 @@ class Frame(Struct, frozen=True):
     """Python: the line. Native: the offset in the library ``file``."""
 
 
-class Stack(Struct, frozen=True):
+class CallStack(Struct, frozen=True):
     """A call stack, innermost frame first; empty where none was recorded."""
 
     frames: tuple[Frame, ...] = ()
@@ -238,7 +240,7 @@ class TraceView(Struct, frozen=True, kw_only=True):
 
     paths: tuple[str, ...]
     processes: tuple[TracedProcess, ...]
-    stacks: tuple[Stack, ...]
+    stacks: tuple[CallStack, ...]
     duration_ns: int
     events: int
     gpus: tuple[GpuUse, ...]
