@@ -143,7 +143,7 @@ def test_hostile_names_stay_text(opened: Opened) -> None:
         page.run(f"document.getElementById('measure-{measure}').click()")
     page.run("document.querySelectorAll('details').forEach(each => { each.open = true; })")
     for row in range(len(first_column(page))):
-        page.run(f"{ROWS}[{row}].querySelector('.opener').click()")
+        page.run(f"{ROWS}[{row}].querySelector('.toggle').click()")
     left, top, width, _ = place(page, "#flame")
     for at in range(0, int(width), 40):
         page.mouse("mouseMoved", left + at, top + 30)
@@ -228,7 +228,7 @@ def test_the_timeline_obeys_keys(opened: Opened) -> None:
 
 def test_a_click_zooms_into_the_flame_graph_and_crumbs_lead_out(opened: Opened) -> None:
     page = opened(training(1))
-    left, top, width, height = place(page, "#flame")
+    left, top, width, _ = place(page, "#flame")
     page.click(left + width * 0.2, top + 19 * 4.5)  # the fifth row: a step of the optimizer
     assert "zoom" in state(page)
     assert "fit" in text(page, "#crumbs")
@@ -343,13 +343,13 @@ def test_the_table_filters_by_any_frame_of_the_stack(opened: Opened) -> None:
 
 def test_a_click_opens_the_whole_stack(opened: Opened) -> None:
     page = opened(training(1))
-    click(page, "#places tbody tr[data-place] .opener")
+    click(page, "#places tbody tr[data-place] .toggle")
     assert "open" in state(page)
     stack = text(page, "#places .whole")
     assert "c10::cuda::CUDACachingAllocator" in stack
     assert "/home/user/project/train.py:131" in stack
-    assert page.run("document.querySelector('#places .opener').getAttribute('aria-expanded')") == "true"
-    click(page, "#places tbody tr[data-place] .opener")
+    assert page.run("document.querySelector('#places .toggle').getAttribute('aria-expanded')") == "true"
+    click(page, "#places tbody tr[data-place] .toggle")
     assert "open" not in state(page)
 
 
@@ -391,7 +391,7 @@ def test_a_link_reopens_the_same_view(opened: Opened) -> None:
     fill(first, "#find", "torch")
     fill(first, "#filter", "trainer")
     click(first, "#sort-left")
-    click(first, "#places tbody tr[data-place] .opener")
+    click(first, "#places tbody tr[data-place] .toggle")
     left, top, width, height = place(first, "#timeline")
     first.drag(left + width * 0.3, top + height / 2, left + width * 0.6)
     address = first.run("location.hash")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tests.report.trace_samples import HOSTILE, SECOND, empty, hostile, large, process, python, training
-from vram.model.trace import Frame, Gap, Site, Stack, TracedProcess, TraceView
+from vram.model.trace import CallStack, Frame, Gap, Site, TracedProcess, TraceView
 from vram.report.escape import inert
 from vram.report.trace_page import fragment, page
 from vram.report.trace_page.content import DEEPEST, MOST_PLACES, content
@@ -112,7 +112,7 @@ def test_data_cannot_end_its_script() -> None:
 
 @given(st.text(st.characters(exclude_categories=()), max_size=60))
 def test_any_name_arrives_as_inert_text(name: str) -> None:
-    stack = Stack((Frame("python", name, name, 1),))
+    stack = CallStack((Frame("python", name, name, 1),))
     site = Site(stack=0, kind="device", gpu=0, process=0, count=1, nbytes=1)
     text = page(replace(empty(), stacks=(stack,), peak=(site,)), title=name)
     assert [tag for tag, _ in Parsed(text).tags].count("script") == 2
@@ -195,18 +195,18 @@ def test_the_smallest_of_too_many_places_are_summed() -> None:
         for at in range(MOST_PLACES + 10)
     )
     processes = tuple(process(at, at) for at in (0, 1))
-    places = content(replace(empty(), stacks=(Stack(),), processes=processes, peak=sites))["places"]
+    places = content(replace(empty(), stacks=(CallStack(),), processes=processes, peak=sites))["places"]
     assert sum(places["peak"]) == sum(site.nbytes for site in sites)
     assert len(places["peak"]) == MOST_PLACES + 10  # ten processes, of which each keeps its own sum
     one = tuple(replace(site, process=0, stack=site.process) for site in sites)
-    data = content(replace(empty(), stacks=(Stack(),) * len(one), peak=one))
+    data = content(replace(empty(), stacks=(CallStack(),) * len(one), peak=one))
     assert len(data["places"]["peak"]) == MOST_PLACES + 1
     assert data["places"]["peak"][-1] == sum(range(1, 11))
     assert stack_of(data, data["places"]["node"][-1]) == [("smaller places, together", "", 0)]
 
 
 def test_of_a_very_deep_stack_the_innermost_frames_are_kept() -> None:
-    deep = Stack(tuple(python(f"f{at}", "/srv/deep.py", at) for at in range(5000)))
+    deep = CallStack(tuple(python(f"f{at}", "/srv/deep.py", at) for at in range(5000)))
     site = Site(stack=0, kind="device", gpu=0, process=0, count=1, nbytes=1)
     data = content(replace(empty(), stacks=(deep,), peak=(site,)))
     found = stack_of(data, data["places"]["node"][0])

@@ -7,6 +7,7 @@ import random
 
 from vram.model.trace import (
     BlockUse,
+    CallStack,
     ChurnSite,
     FailedAllocation,
     Frame,
@@ -18,7 +19,6 @@ from vram.model.trace import (
     Mark,
     MemoryKind,
     Site,
-    Stack,
     TimelinePoint,
     TracedProcess,
     TraceView,
@@ -214,7 +214,7 @@ PLACES: tuple[tuple[tuple[Frame, ...], MemoryKind, float, int, float, str], ...]
 
 def training(gpus: int = 2) -> TraceView:
     """A run of PyTorch on some GPUs, in one process for each, with a leak, a failure, a gap and marks."""
-    stacks = tuple(Stack(place[0]) for place in PLACES)
+    stacks = tuple(CallStack(place[0]) for place in PLACES)
     allocations: list[Site] = []
     peak: list[Site] = []
     leaks: list[LeakSite] = []
@@ -365,7 +365,9 @@ def large(stacks: int = 500, depth: int = 20, points: int = 2000, gpus: int = 1)
     paths = []
     for number in range(stacks):
         outermost_first = [frame(level, number * level // depth // 2) for level in range(depth)]
-        paths.append(Stack((python("leaf", f"{WORK}/place_{number}.py", number), *reversed(outermost_first))))
+        paths.append(
+            CallStack((python("leaf", f"{WORK}/place_{number}.py", number), *reversed(outermost_first)))
+        )
     sites = [
         Site(
             stack=at,
@@ -436,7 +438,7 @@ HOSTILE = (
 def hostile() -> TraceView:
     """Every text that a program can choose, chosen to break the page; figures that no GPU has."""
     stacks = tuple(
-        Stack((Frame("python", text, f"/srv/{text}.py", 1), Frame("native", text, text, 2**64 - 1)))
+        CallStack((Frame("python", text, f"/srv/{text}.py", 1), Frame("native", text, text, 2**64 - 1)))
         for text in HOSTILE
     )
     sites = tuple(
@@ -454,12 +456,12 @@ def hostile() -> TraceView:
         LeakSite(site=site, verdict="leaked", first_ns=0, last_ns=2**63, freed=0, largest=2**64 - 1)
         for site in sites
     )
-    deep = Stack(tuple(python(f"recursion_{at}", "/srv/deep.py", at) for at in range(5_000)))
+    deep = CallStack(tuple(python(f"recursion_{at}", "/srv/deep.py", at) for at in range(5_000)))
     everywhere = " ".join(HOSTILE[:-1])
     return TraceView(
         paths=(everywhere,),
         processes=(process(command=HOSTILE, executable=everywhere, python=everywhere, end="cut"),),
-        stacks=(*stacks, deep, Stack()),
+        stacks=(*stacks, deep, CallStack()),
         duration_ns=2**63,
         events=2**64 - 1,
         gpus=(

@@ -46,7 +46,7 @@ def group(kind: MemoryKind) -> str:
         return "gpu"
     if is_block(kind):
         return "blocks"
-    return "host" if kind in ("pinned host", "registered host") else "other"
+    return "host" if kind in ("pinned host", "registered host", "physical host") else "other"
 
 
 class Place(Struct, kw_only=True):

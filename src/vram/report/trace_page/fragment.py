@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from vram.model.trace import ON_GPU, Frame, Gap, GpuUse, Site, Stack, TimelinePoint, TraceView
+from vram.model.trace import ON_GPU, CallStack, Frame, Gap, GpuUse, Site, TimelinePoint, TraceView
 from vram.report.trace_page.packages import NOTEBOOK, PROGRAM, package
 from vram.report.trace_page.phrases import gpu_name, moment, sentences, shortened
 from vram.units import size
@@ -126,7 +126,7 @@ def _by_stack(sites: list[Site]) -> list[tuple[int, int, int]]:
 
 def _place(view: TraceView, stack: int) -> str:
     """The line of the program itself, and the innermost frame where that is another."""
-    frames = (view.stacks[stack] if 0 <= stack < len(view.stacks) else Stack()).frames
+    frames = (view.stacks[stack] if 0 <= stack < len(view.stacks) else CallStack()).frames
     if not frames:
         return "no stack was recorded"
     own = next((frame for frame in frames if package(frame) in (PROGRAM, NOTEBOOK)), None)

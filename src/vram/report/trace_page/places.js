@@ -121,8 +121,8 @@ function placeRows(place, most) {
 function cell(column, place, most, isOpen) {
   const classes = `${column.number ? "number " : ""}${column.class || ""}`;
   if (column.key === "place") {
-    const opener = element("button", { type: "button", class: "opener", "aria-expanded": String(isOpen), "aria-label": "Whole stack" }, isOpen ? "▾" : "▸");
-    return element("th", { scope: "row" }, element("div", { class: "place" }, opener, element("div", null, ...placeText(places.node[place]))));
+    const arrow = element("button", { type: "button", class: "toggle", "aria-expanded": String(isOpen), "aria-label": "Whole stack" }, isOpen ? "▾" : "▸");
+    return element("th", { scope: "row" }, element("div", { class: "place" }, arrow, element("div", null, ...placeText(places.node[place]))));
   }
   const value = column.value(place);
   if (!column.bytes) return element("td", { class: classes }, String(column.shows ? column.shows(place) : column.number ? grouped(value) : value));
@@ -146,10 +146,10 @@ function placeDetails(place) {
 }
 
 function toggle(place) {
-  const hadFocus = document.activeElement && document.activeElement.classList.contains("opener");
+  const hadFocus = document.activeElement && document.activeElement.classList.contains("toggle");
   change({ open: state.open === String(place) ? "" : String(place) });
-  const opener = document.querySelector(`tr[data-place="${place}"] .opener`);
-  if (hadFocus && opener) opener.focus();
+  const arrow = document.querySelector(`tr[data-place="${place}"] .toggle`);
+  if (hadFocus && arrow) arrow.focus();
 }
 
 function drawOnly() {
