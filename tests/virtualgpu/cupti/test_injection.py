@@ -1,4 +1,4 @@
-"""CUDA_INJECTION64_PATH: cuInit loads a tool, which can subscribe before anything else happens (injected.c)."""
+"""CUDA_INJECTION64_PATH: cuInit loads a tool, which can subscribe before anything happens (injected.c)."""
 
 from __future__ import annotations
 
