@@ -8,6 +8,7 @@ The libraries go into the package folder, beside the Python that loads them:
     virtualgpu/lib/libcupti.so.12, .13   from virtualgpu/cupti, likewise
     host/local/lib/libvramscan.so        from procscan
     guard/lib/libvrambuffer.so           from buffer
+    trace/lib/libvramtracer.so           from tracer: the recorder, loaded into traced programs
 
 The compiler is $CC, else cc, gcc or clang, else the one in PyPI's ``ziglang``. A library is
 built again only when its sources, the command line or this file changed. Standard library
@@ -85,6 +86,7 @@ LIBRARIES = (
     _cupti(13),
     Library("host/local/lib/libvramscan.so", ("procscan",)),
     Library("guard/lib/libvrambuffer.so", ("buffer",)),
+    Library("trace/lib/libvramtracer.so", ("tracer",)),
 )
 
 FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra")
