@@ -15,11 +15,13 @@ struct function {
 /* Only the addresses of the exported functions (entry.c) are needed here, and no signatures. */
 #define DECLARE(name, version, symbol, ...) extern void address_of_##symbol(void) __asm__(#symbol);
 FUNCTIONS(DECLARE)
+UNREPORTED_FUNCTIONS(DECLARE)
 PER_THREAD_FUNCTIONS(DECLARE)
 UNSUPPORTED(DECLARE)
 
 #define ENTRY(name, version, symbol, ...) {#name, #symbol, version, address_of_##symbol},
-static const struct function function_table[] = {FUNCTIONS(ENTRY) PER_THREAD_FUNCTIONS(ENTRY) UNSUPPORTED(ENTRY)};
+static const struct function function_table[] = {FUNCTIONS(ENTRY) UNREPORTED_FUNCTIONS(ENTRY)
+                                                     PER_THREAD_FUNCTIONS(ENTRY) UNSUPPORTED(ENTRY)};
 static const size_t function_count = sizeof function_table / sizeof *function_table;
 
 /* ---- cuGetProcAddress: from a name and a CUDA version to the form that the caller knows ---- */

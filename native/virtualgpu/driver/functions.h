@@ -1,4 +1,4 @@
-/* The functions of the library in three lists. Each line has the function's name, the CUDA version that brought this
+/* The functions of the library in four lists. Each line has the function's name, the CUDA version that brought this
  * form, its symbol, CUPTI's number for it (CUpti_driver_api_trace_cbid), and the types of its parameters.
  *
  * Three things come from these lists: cuGetProcAddress (functions.c), which returns the newest form that is not
@@ -95,7 +95,6 @@
     X(cuFlushGPUDirectRDMAWrites, 11030, cuFlushGPUDirectRDMAWrites, 627, int, int) \
     X(cuGetErrorName, 6000, cuGetErrorName, 373, result, const char **) \
     X(cuGetErrorString, 6000, cuGetErrorString, 372, result, const char **) \
-    X(cuGetExportTable, 3000, cuGetExportTable, 135, const void **, const struct uuid *) \
     X(cuGetProcAddress, 11030, cuGetProcAddress, 626, const char *, void **, int, uint64_t) \
     X(cuGetProcAddress, 12000, cuGetProcAddress_v2, 677, const char *, void **, int, uint64_t, int *) \
     X(cuGreenCtxCreate, 12040, cuGreenCtxCreate, 743, struct green **, const struct green *, int, unsigned) \
@@ -223,7 +222,11 @@
     X(cuStreamWriteValue64, 11070, cuStreamWriteValue64_v2, 665, void *, deviceptr, uint64_t, unsigned) \
     X(cuThreadExchangeStreamCaptureMode, 10010, cuThreadExchangeStreamCaptureMode, 541, int *)
 
-/* Forms of them whose default stream is that of the calling thread; the fifth column is the function that they are. */
+/* A function that has to know who called it, and is not reported: what it returns is for tools and the runtime. */
+#define UNREPORTED_FUNCTIONS(X) \
+    X(cuGetExportTable, 3000, cuGetExportTable, 135, const void **, const struct uuid *)
+
+/* Forms of implemented functions whose default stream is that of the calling thread; the fifth column is the function that they are. */
 #define PER_THREAD_FUNCTIONS(X) \
     X(cuEventRecordWithFlags, 11010, cuEventRecordWithFlags_ptsz, 588, cuEventRecordWithFlags, struct event *, void *, unsigned) \
     X(cuEventRecord, 7000, cuEventRecord_ptsz, 441, cuEventRecord, struct event *, void *) \
