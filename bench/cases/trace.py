@@ -20,7 +20,12 @@ EVENTS = 10_000_000
 MOST_BYTES_AN_EVENT = 40
 VIEW_S = 6.0
 VIEW_BYTES = 1 << 30
-VIEW = "import sys, pathlib; from vram.trace.reader import open_trace; open_trace([pathlib.Path(sys.argv[1])]).view()"
+VIEW = """
+import sys
+from pathlib import Path
+from vram.trace.reader import open_trace
+open_trace([Path(sys.argv[1])]).view()
+"""
 
 
 def run(turns: int) -> list[Row]:
