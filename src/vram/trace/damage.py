@@ -28,6 +28,9 @@ _SENTENCES: dict[int, Callable[[int], str]] = {
     13: lambda count: f"{counted(count, 'mark')} or gaps are more than are kept, and were left out",
     14: lambda count: "a framework's blocks lie in too many places to say in which memory of the driver",
     15: lambda count: f"{counted(count, 'record')} are of a kind that this vram does not know",
+    16: lambda count: (
+        f"there are too many stacks: the {count} that allocated least are shown as one, without frames"
+    ),
 }
 
 
