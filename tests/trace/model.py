@@ -89,12 +89,15 @@ class Model:
         self.missing_frees: dict[int, int] = defaultdict(int)
         self.times: dict[int, list[int]] = defaultdict(list)
         self.active: dict[int, int] = {}
+        self.ended: set[int] = set()
         self.host_peak = 0
         self.count = 0
         for self.now, event in enumerate(merged(events), 1):
             ends_context = event.name == "free" and event.kind == "context"
-            if not ends_context:
+            if not ends_context and event.section not in self.ended:
                 self.active[event.section] = self.now
+            if event.name == "end":
+                self.ended.add(event.section)
             if event.name != "end":
                 self.times[event.section].append(event.time_ns)
                 self.count += 1
