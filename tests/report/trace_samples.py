@@ -49,7 +49,9 @@ STACKS = (
         )
     ),
     Stack((python("remember", f"{HOME}/history.py", 14), TRAIN, MAIN)),
-    Stack((python("make_workspace", f"{HOME}/kernels.py", 52), python("close", f"{HOME}/kernels.py", 70), MAIN)),
+    Stack(
+        (python("make_workspace", f"{HOME}/kernels.py", 52), python("close", f"{HOME}/kernels.py", 70), MAIN)
+    ),
     Stack(
         (
             native("cuMemAlloc_v2", "/usr/lib/x86_64-linux-gnu/libcuda.so.1", 0x2F10),
@@ -198,7 +200,8 @@ def with_blocks() -> TraceView:
 def empty() -> TraceView:
     """A program that made a context and allocated nothing."""
     nothing: dict[str, object] = dict.fromkeys(
-        ("gpus", "allocations", "peak", "leaks", "timeline", "churn", "holes", "failures", "gaps", "marks"), ()
+        ("gpus", "allocations", "peak", "leaks", "timeline", "churn", "holes", "failures", "gaps", "marks"),
+        (),
     )
     return training(**nothing, failures_in_all=0, host_peak_nbytes=0, events=3)
 
@@ -208,7 +211,9 @@ EVIL = "\x1b]0;evil\x07\x1b[31m\u202egpj\n\r\t\ud800"
 
 def hostile() -> TraceView:
     """Names that try to steer a terminal, and sizes that no GPU has."""
-    frames = tuple(Frame("python", EVIL + "f" * 500, f"/{EVIL}/" + "d/" * 200 + "x.py", 2**63) for _ in range(300))
+    frames = tuple(
+        Frame("python", EVIL + "f" * 500, f"/{EVIL}/" + "d/" * 200 + "x.py", 2**63) for _ in range(300)
+    )
     stacks = (Stack(), Stack(frames), *(Stack((Frame("native", EVIL, EVIL, 2**64 - 1),)) for _ in range(6)))
     return training(
         stacks=stacks,

@@ -172,9 +172,7 @@ def holes(view: TraceView, options: RenderOptions, limit: int) -> RenderableType
     return Group(*blocks)
 
 
-def _scattered(
-    view: TraceView, each: Holes, options: RenderOptions, limit: int
-) -> Iterator[RenderableType]:
+def _scattered(view: TraceView, each: Holes, options: RenderOptions, limit: int) -> Iterator[RenderableType]:
     pid = next((process.pid for process in view.processes if process.index == each.process), None)
     who = gpu_name(each.gpu) + (f", pid {pid}" if pid is not None and len(view.processes) > 1 else "")
     yield Text.assemble(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
+from textwrap import wrap
 
 from rich.cells import cell_len
 from rich.console import RenderableType
@@ -12,7 +13,7 @@ from rich.text import Text
 
 from vram.model.trace import FailedAllocation, Frame, Gap, Stack, TracedProcess, TraceView
 from vram.report.layout import RenderOptions, paragraph, shorten
-from vram.report.trace_rows import NO_STACK, Row, position
+from vram.report.trace_rows import NO_STACK, SiteRow, position
 from vram.units import counted, duration, size
 
 _CALLERS = 3
@@ -85,7 +86,7 @@ def place_text(frame: Frame | None, width: int, options: RenderOptions) -> Text:
     return _name_and_position(frame.function or "?", position(frame), width, options)
 
 
-def row_cell(row: Row, options: RenderOptions, note: str = "") -> Cell:
+def row_cell(row: SiteRow, options: RenderOptions, note: str = "") -> Cell:
     """What a row is about: its place, or its library or file; with its kind where that is not plain."""
     kinds = [kind for kind in row.kinds if kind != "device"]
     aside = ", ".join(filter(None, [*kinds, note]))
@@ -134,7 +135,7 @@ def _name_and_position(name: str, where: str, width: int, options: RenderOptions
 def stack_lines(
     stack: Stack, shown: Frame | None, indent: int, options: RenderOptions, *, whole: bool
 ) -> Iterator[Text]:
-    """The frames below a row, innermost first: the first few, or with *whole* all; not what it *shown* already."""
+    """The frames below a row, innermost first, without *shown*, which the row names: a few, or *whole*."""
     frames = stack.frames[1:] if stack.frames and stack.frames[0] == shown else stack.frames
     kept = frames[: _MOST_FRAMES if whole else _CALLERS]
     for frame in kept:
@@ -182,7 +183,12 @@ def rest_line(hidden: int, nbytes: int, options: RenderOptions, *, noun: str = "
     return [Text(shorten(words, options.width, mark=options.clean("…")), style="dim")]
 
 
-def sentence(text: str, options: RenderOptions, *, mark: str = "", style: str = "", indent: int = 2) -> RenderableType:
+def sentence(
+    text: str, options: RenderOptions, *, mark: str = "", style: str = "", indent: int = 2
+) -> RenderableType:
+    """Prose under a hanging indent, no wider than reads well."""
+    if not mark and not indent:
+        return Text("\n".join(wrap(options.clean(text), options.measure)), style=style)
     return paragraph(mark, Text(options.clean(text), style=style), options, indent=indent)
 
 
@@ -202,7 +208,9 @@ def head(view: TraceView, options: RenderOptions) -> list[RenderableType]:
     tail = f"  and {counted(others, 'more process')}" if others else ""
     command = options.short(command_of(first), options.width - cell_len(tail))
     lines: list[RenderableType] = [Text.assemble((command, "bold"), (tail, "dim"))]
-    when = datetime.fromtimestamp(first.started_wall_ns / 1e9, UTC) if _is_date(first.started_wall_ns) else None
+    when = (
+        datetime.fromtimestamp(first.started_wall_ns / 1e9, UTC) if _is_date(first.started_wall_ns) else None
+    )
     parts = [
         f"pid {first.pid}" if not others else f"pids {_pids(view.processes)}",
         f"{moment(view.duration_ns)}",

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from vram.errors import UsageError
-from vram.model.trace import ON_GPU, Frame, LeakSite, Site, Stack, TraceView
+from vram.model.trace import ON_GPU, ChurnSite, Frame, LeakSite, Site, Stack, TraceView
 
 By = Literal["line", "function", "file", "library", "stack"]
 GROUPINGS: tuple[By, ...] = ("line", "function", "file", "library", "stack")
@@ -89,7 +89,7 @@ def _is_cuda(frame: Frame) -> bool:
 # ---- allocations gathered ----
 
 
-class Row(Struct, kw_only=True):
+class SiteRow(Struct, kw_only=True):
     """Allocations that belong together: by line, function, file, library or stack."""
 
     label: str
@@ -104,7 +104,7 @@ class Row(Struct, kw_only=True):
     processes: tuple[int, ...]
 
 
-def rows(view: TraceView, sites: Iterable[Site], by: By) -> list[Row]:
+def rows(view: TraceView, sites: Iterable[Site], by: By) -> list[SiteRow]:
     """Gather *sites*; the largest row first."""
     key = _key(view, by)
     gathered: dict[Hashable, list[Site]] = {}
@@ -115,9 +115,9 @@ def rows(view: TraceView, sites: Iterable[Site], by: By) -> list[Row]:
     return found
 
 
-def _row(view: TraceView, sites: list[Site], by: By) -> Row:
+def _row(view: TraceView, sites: list[Site], by: By) -> SiteRow:
     largest = max(sites, key=lambda site: site.nbytes)
-    return Row(
+    return SiteRow(
         label=label(view, largest.stack, by),
         place=place(stack_of(view, largest.stack)) if by in ("line", "function", "stack") else None,
         stack=largest.stack,
@@ -139,7 +139,7 @@ def _key(view: TraceView, by: By) -> Callable[[int], Hashable]:
     if by == "stack":
         return lambda number: number
 
-    @lru_cache(maxsize=None)
+    @cache
     def key(number: int) -> Hashable:
         stack = stack_of(view, number)
         if by == "library":
@@ -179,6 +179,20 @@ def on_gpu(sites: Iterable[Site]) -> list[Site]:
 
 def leaks_of(view: TraceView, verdict: Verdict) -> list[LeakSite]:
     return [leak for leak in view.leaks if leak.verdict == verdict]
+
+
+def churn_rows(view: TraceView, by: By) -> list[tuple[SiteRow, int, float]]:
+    """Rows with the median life of their largest stack and allocations a second; the most pairs first."""
+    by_stack: dict[int, list[ChurnSite]] = {}
+    for each in view.churn:
+        by_stack.setdefault(each.site.stack, []).append(each)
+    found = []
+    for row in rows(view, (each.site for each in view.churn), by):
+        theirs = by_stack[row.stack]
+        life = max(theirs, key=lambda each: each.site.count).median_life_ns
+        found.append((row, life, sum(each.per_second for each in theirs)))
+    found.sort(key=lambda each: -each[0].count)
+    return found
 
 
 # ---- part of a trace ----
@@ -291,7 +305,7 @@ class _Sum(Struct):
 
 
 def _by_code(view: TraceView, sites: Sequence[Site], by: By) -> dict[Hashable, _Sum]:
-    @lru_cache(maxsize=None)
+    @cache
     def key(number: int) -> Hashable:
         stack = stack_of(view, number)
         if by == "library":
@@ -316,5 +330,5 @@ def _by_code(view: TraceView, sites: Sequence[Site], by: By) -> dict[Hashable, _
 
 @lru_cache(maxsize=65536)
 def _same_file(file: str) -> str:
-    """Name a file so that two checkouts of a program agree: its name and its folder's, or from the package on."""
+    """Name a file so that two checkouts agree: its name and its folder's, or from the package on."""
     return shown_file(file) if is_installed(file) else "/".join(file.rsplit("/", 2)[-2:])

@@ -26,7 +26,7 @@ from vram.report.trace_lines import (
     sentence,
     table,
 )
-from vram.report.trace_rows import Row, leaks_of, on_gpu, place, rows, stack_of
+from vram.report.trace_rows import SiteRow, leaks_of, on_gpu, place, rows, stack_of
 from vram.units import counted, size
 
 _PLACES = 3
@@ -112,7 +112,7 @@ def _at_peak(view: TraceView, options: RenderOptions) -> Iterator[RenderableType
     yield from table(("size", "share", "count", "allocated by"), body, options)
 
 
-def top_places(view: TraceView) -> tuple[list[Row], int]:
+def top_places(view: TraceView) -> tuple[list[SiteRow], int]:
     """The places that held most at the peak of any GPU, and what all held.
 
     A framework's blocks stand for the memory that it took from the driver, where they were recorded: the

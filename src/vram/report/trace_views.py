@@ -1,4 +1,4 @@
-"""The views of ``vram report`` that are tables: what was live at the peak, what stayed, churn, differences."""
+"""Views of ``vram report`` that are tables: what was live at the peak, what stayed, churn, differences."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ from vram.report.trace_rows import (
     VERDICTS,
     By,
     DiffRow,
-    Row,
+    SiteRow,
     Verdict,
+    churn_rows,
     differences,
     leaks_of,
     on_gpu,
@@ -41,13 +42,13 @@ from vram.report.trace_rows import (
     stack_of,
 )
 from vram.report.trace_summary import blocks_at_peak, framework_sentence
-from vram.units import counted, size
+from vram.units import size
 
 REASONS: dict[Verdict, str] = {
     "leaked": "Their context was destroyed or reset while the program went on, and they had not been freed.",
-    "growing": "The same place allocated again and again, through the whole recording, and freed too little.",
-    "in use at exit": "They were live when the recording ended and the place did not go on allocating: usually"
-    " weights, buffers and caches that are meant to stay.",
+    "growing": "The same place allocated again and again, through the whole recording, and freed less.",
+    "in use at exit": "They were live when the recording ended, and the place did not go on allocating:"
+    " usually weights, buffers and caches that are meant to stay.",
 }
 _TITLES: dict[Verdict, str] = {"leaked": "Leaked", "growing": "Growing", "in use at exit": "In use at exit"}
 _STYLES: dict[Verdict, str] = {"leaked": "bold red", "growing": "bold yellow", "in use at exit": "bold"}
@@ -64,7 +65,7 @@ class ViewOptions(Struct, frozen=True, kw_only=True):
     """0: all of them."""
     verbose: bool = False
 
-    def cut(self, found: Sequence[Row]) -> tuple[Sequence[Row], list[Row]]:
+    def cut(self, found: Sequence[SiteRow]) -> tuple[Sequence[SiteRow], list[SiteRow]]:
         limit = self.limit or len(found)
         return found[:limit], list(found[limit:])
 
@@ -118,7 +119,7 @@ class _Facts:
             self._by_stack.setdefault(leak.site.stack, []).append(leak)
         self._duration = view.duration_ns
 
-    def sentence(self, row: Row) -> str:
+    def sentence(self, row: SiteRow) -> str:
         leaks = self._by_stack.get(row.stack, [])
         first = min((leak.first_ns for leak in leaks), default=0)
         last = max((leak.last_ns for leak in leaks), default=0)
@@ -132,14 +133,16 @@ class _Facts:
 
 
 def _below_leak(
-    view: TraceView, row: Row, facts: _Facts, options: RenderOptions, *, whole: bool
+    view: TraceView, row: SiteRow, facts: _Facts, options: RenderOptions, *, whole: bool
 ) -> Iterator[Text]:
     for line in wrap(options.clean(facts.sentence(row)), options.measure - _INDENT):
         yield Text(" " * _INDENT + line, style="dim")
     yield from stack_lines(stack_of(view, row.stack), row.place, _INDENT, options, whole=whole)
 
 
-def _whole_stack(view: TraceView, row: Row, wanted: ViewOptions, options: RenderOptions) -> Iterator[Text]:
+def _whole_stack(
+    view: TraceView, row: SiteRow, wanted: ViewOptions, options: RenderOptions
+) -> Iterator[Text]:
     if wanted.verbose:
         yield from stack_lines(stack_of(view, row.stack), row.place, _INDENT, options, whole=True)
 
@@ -166,8 +169,11 @@ def peak(view: TraceView, wanted: ViewOptions, options: RenderOptions) -> Render
         for block in blocks_at_peak(view, use.gpu):
             blocks.append(sentence(framework_sentence(block), options))
             whole = sum(site.nbytes for site in block.sites)
-            blocks += _peak_table(view, block.sites, whole, f"{block.framework}'s blocks, by", wanted, options)
-        blocks += _peak_table(view, driver, sum(s.nbytes for s in driver), "allocated by", wanted, options)
+            blocks += _peak_table(
+                view, block.sites, whole, f"{block.framework}'s blocks, by", wanted, options
+            )
+        title = "taken from the driver by" if blocks_at_peak(view, use.gpu) else "allocated by"
+        blocks += _peak_table(view, driver, sum(site.nbytes for site in driver), title, wanted, options)
     return Group(*blocks)
 
 
@@ -237,7 +243,7 @@ def _add(node: _Node, site: Site) -> None:
 
 
 def _branches(root: _Node, wanted: ViewOptions, options: RenderOptions) -> Iterator[Text]:
-    """Depth first, without recursion: a hostile stack may be deep. Calls with one child share a line's indent."""
+    """Depth first, without recursion: a hostile stack may be deep."""
     least = 0 if wanted.verbose else int(root.nbytes * _SMALLEST_BRANCH)
     deepest = max(2, (options.width - 50) // 2)
     pending: list[tuple[_Node, int, bool]] = [(child, 0, False) for child in _sorted(root)][::-1]
@@ -276,7 +282,7 @@ def _percent(node: _Node, root: _Node) -> str:
 def churn(view: TraceView, wanted: ViewOptions, options: RenderOptions) -> RenderableType:
     """Return the places whose allocations were freed again soon."""
     blocks: list[RenderableType] = [*head(view, options), Text()]
-    found = sorted(view.churn, key=lambda each: -each.site.count)
+    found = churn_rows(view, wanted.by)
     if not found:
         blocks.append(sentence("No place allocated and freed again and again.", options, indent=0))
         return Group(*blocks)
@@ -285,25 +291,17 @@ def churn(view: TraceView, wanted: ViewOptions, options: RenderOptions) -> Rende
         " and may wait for the GPU. A cache (a framework's allocator, cudaMallocAsync) would save them."
     )
     blocks += [sentence(about, options, style="dim", indent=0), Text()]
-    by_stack = {each.site.stack: each for each in reversed(found)}
-    shown, hidden = wanted.cut(
-        sorted(rows(view, (each.site for each in found), wanted.by), key=lambda row: -row.count)
-    )
+    limit = wanted.limit or len(found)
     body = (
         (
-            (
-                f"{row.count:,}",
-                _rate(sum(e.per_second for e in found if e.site.stack == row.stack)),
-                size(row.nbytes),
-                moment(by_stack[row.stack].median_life_ns),
-            ),
+            (f"{row.count:,}", _rate(per_second), size(row.nbytes), moment(life_ns)),
             row_cell(row, options),
             _whole_stack(view, row, wanted, options),
         )
-        for row in shown
+        for row, life_ns, per_second in found[:limit]
     )
     blocks += table(("pairs", "per second", "bytes in all", "median life", "allocated by"), body, options)
-    blocks += rest_line(len(hidden), sum(row.nbytes for row in hidden), options)
+    blocks += rest_line(len(found) - limit, sum(row.nbytes for row, _, _ in found[limit:]), options)
     return Group(*blocks)
 
 
@@ -319,9 +317,7 @@ PICKS: dict[str, Callable[[TraceView], Sequence[Site]]] = {
 }
 
 
-def diff(
-    before: TraceView, after: TraceView, wanted: ViewOptions, options: RenderOptions
-) -> RenderableType:
+def diff(before: TraceView, after: TraceView, wanted: ViewOptions, options: RenderOptions) -> RenderableType:
     """Return what the second trace holds more than the first, at the peak and at the end."""
     blocks: list[RenderableType] = []
     for letter, view in (("A", before), ("B", after)):
@@ -335,7 +331,12 @@ def diff(
         blocks += [Text(), *_changes(title, found, wanted, options)]
     blocks += [
         Text(),
-        sentence("Stacks are compared by function and file: a line that moved is the same.", options, style="dim", indent=0),
+        sentence(
+            "Stacks are compared by function and file: a line that moved is the same.",
+            options,
+            style="dim",
+            indent=0,
+        ),
     ]
     return Group(*blocks)
 

@@ -1,0 +1,1 @@
+"""Traces: recording, reading and exporting what a program allocated on GPUs."""

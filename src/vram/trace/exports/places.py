@@ -1,0 +1,31 @@
+"""Frames and stacks as other tools want them: plain text that any JSON reader takes."""
+
+from __future__ import annotations
+
+from vram.model.trace import Frame, Stack
+
+
+def text(foreign: str) -> str:
+    """*foreign* without halves of surrogate pairs, which JSON and pickle cannot carry as UTF-8."""
+    return foreign.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def position(frame: Frame) -> str:
+    if frame.language == "native":
+        return f"{text(frame.file)}+{frame.line:#x}"
+    return f"{text(frame.file)}:{frame.line}"
+
+
+def innermost(stack: Stack) -> str:
+    """What an allocation is called: the function that made it, and where."""
+    if not stack.frames:
+        return "no stack"
+    frame = stack.frames[0]
+    return f"{text(frame.function)} {position(frame).rpartition('/')[2]}"
+
+
+def lines(stack: Stack, most: int) -> list[str]:
+    """The frames, innermost first, at most so many."""
+    shown = [f"{text(frame.function)} {position(frame)}" for frame in stack.frames[:most]]
+    left = len(stack.frames) - len(shown)
+    return [*shown, f"({left} frames more)"] if left else shown
