@@ -13,7 +13,7 @@ from rich.console import Console, RenderableType
 from tests.report import trace_samples
 from tests.report.trace_samples import SECOND, python, site, training
 from vram.errors import UsageError
-from vram.model.trace import Frame, GpuUse, Stack, TimelinePoint, TraceView
+from vram.model.trace import CallStack, Frame, GpuUse, TimelinePoint, TraceView
 from vram.report import trace_chart, trace_fit, trace_summary, trace_views
 from vram.report.layout import RenderOptions
 from vram.report.trace_lines import moment
@@ -131,7 +131,7 @@ def test_each_verdict_has_its_reason() -> None:
 
 
 def test_whole_stacks_are_shown_on_request() -> None:
-    deep = Stack(tuple(python(f"call{at}", "/p/x.py", at) for at in range(20)))
+    deep = CallStack(tuple(python(f"call{at}", "/p/x.py", at) for at in range(20)))
     stacks = (*trace_samples.STACKS[:3], deep, *trace_samples.STACKS[4:])
     view = training(stacks=stacks)
     assert "call19" not in text("leaks", view)
@@ -161,16 +161,16 @@ def test_a_place_is_the_programs_own_line() -> None:
     standard = python("run", "/usr/lib/python3.12/threading.py", 1)
     cuda = Frame("native", "cuMemAlloc", "/usr/lib/libcuda.so.1", 1)
     blas = Frame("native", "cublasCreate", "/x/libcublas.so.13", 2)
-    assert place(Stack((cuda, inside, own, standard))) == own
-    assert place(Stack((inside, standard))) == inside
-    assert place(Stack((cuda, blas))) == blas
-    assert place(Stack((cuda,))) == cuda
-    assert place(Stack()) is None
-    assert library(Stack((cuda, blas, own))) == "libcublas.so.13"
-    assert library(Stack((inside, own))) == "torch"
-    assert library(Stack((standard,))) == STANDARD_LIBRARY
-    assert library(Stack((own,))) == OWN_CODE
-    assert library(Stack()) == NO_STACK
+    assert place(CallStack((cuda, inside, own, standard))) == own
+    assert place(CallStack((inside, standard))) == inside
+    assert place(CallStack((cuda, blas))) == blas
+    assert place(CallStack((cuda,))) == cuda
+    assert place(CallStack()) is None
+    assert library(CallStack((cuda, blas, own))) == "libcublas.so.13"
+    assert library(CallStack((inside, own))) == "torch"
+    assert library(CallStack((standard,))) == STANDARD_LIBRARY
+    assert library(CallStack((own,))) == OWN_CODE
+    assert library(CallStack()) == NO_STACK
 
 
 @pytest.mark.parametrize("by", GROUPINGS)
@@ -250,7 +250,7 @@ def test_moments() -> None:
 
 def test_a_line_that_moved_is_the_same_place() -> None:
     moved = tuple(
-        Stack(
+        CallStack(
             tuple(
                 Frame(f.language, f.function, f.file.replace("/home/user", "/srv/b"), f.line + 7)
                 for f in s.frames
@@ -311,7 +311,7 @@ def test_what_was_held_before_counts_and_has_its_context() -> None:
 
 def many_sites(count: int) -> TraceView:
     main = python("main", "/p/main.py", 1)
-    stacks = tuple(Stack((python(f"f{at}", f"/p/m{at % 97}.py", at), main)) for at in range(count))
+    stacks = tuple(CallStack((python(f"f{at}", f"/p/m{at % 97}.py", at), main)) for at in range(count))
     peak = tuple(site(at, (at + 1) * MIB) for at in range(count))
     return training(stacks=stacks, peak=peak, allocations=peak)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from vram.model.trace import (
     BlockUse,
+    CallStack,
     ChurnSite,
     FailedAllocation,
     Frame,
@@ -14,7 +15,6 @@ from vram.model.trace import (
     LeakSite,
     Mark,
     Site,
-    Stack,
     TimelinePoint,
     TracedProcess,
     TraceView,
@@ -37,9 +37,9 @@ def native(function: str, library: str, offset: int) -> Frame:
 MAIN = python("<module>", f"{HOME}/train.py", 112)
 TRAIN = python("train", f"{HOME}/train.py", 80)
 STACKS = (
-    Stack(),
-    Stack((python("load_weights", f"{HOME}/model.py", 31), python("main", f"{HOME}/train.py", 97), MAIN)),
-    Stack(
+    CallStack(),
+    CallStack((python("load_weights", f"{HOME}/model.py", 31), python("main", f"{HOME}/train.py", 97), MAIN)),
+    CallStack(
         (
             python("forward", f"{TORCH}/nn/modules/linear.py", 125),
             python("_call_impl", f"{TORCH}/nn/modules/module.py", 1762),
@@ -48,18 +48,18 @@ STACKS = (
             MAIN,
         )
     ),
-    Stack((python("remember", f"{HOME}/history.py", 14), TRAIN, MAIN)),
-    Stack(
+    CallStack((python("remember", f"{HOME}/history.py", 14), TRAIN, MAIN)),
+    CallStack(
         (python("make_workspace", f"{HOME}/kernels.py", 52), python("close", f"{HOME}/kernels.py", 70), MAIN)
     ),
-    Stack(
+    CallStack(
         (
             native("cuMemAlloc_v2", "/usr/lib/x86_64-linux-gnu/libcuda.so.1", 0x2F10),
             native("cublasCreate_v2", "/opt/cuda/lib64/libcublas.so.13", 0x9A0F10),
             native("handle()", f"{TORCH}/lib/libtorch_cuda.so", 0x1F40),
         )
     ),
-    Stack((python("batch", f"{HOME}/data.py", 20), TRAIN, MAIN)),
+    CallStack((python("batch", f"{HOME}/data.py", 20), TRAIN, MAIN)),
 )
 
 
@@ -214,7 +214,11 @@ def hostile() -> TraceView:
     frames = tuple(
         Frame("python", EVIL + "f" * 500, f"/{EVIL}/" + "d/" * 200 + "x.py", 2**63) for _ in range(300)
     )
-    stacks = (Stack(), Stack(frames), *(Stack((Frame("native", EVIL, EVIL, 2**64 - 1),)) for _ in range(6)))
+    stacks = (
+        CallStack(),
+        CallStack(frames),
+        *(CallStack((Frame("native", EVIL, EVIL, 2**64 - 1),)) for _ in range(6)),
+    )
     return training(
         stacks=stacks,
         paths=(EVIL,),

@@ -51,13 +51,17 @@ def expected(frame):
     frames = []
     while frame is not None:
         code = frame.f_code
-        frames.append((text(code.co_name, 256), text(code.co_filename, 1024), frame.f_lineno or 0, code.co_firstlineno))
+        frames.append(
+            (text(code.co_name, 256), text(code.co_filename, 1024), frame.f_lineno or 0, code.co_firstlineno)
+        )
         frame = frame.f_back
     return frames
 
 
 def read(places, count):
-    return [(each.function.decode(), each.file.decode(), each.line, each.first_line) for each in places[:count]]
+    return [
+        (each.function.decode(), each.file.decode(), each.line, each.first_line) for each in places[:count]
+    ]
 
 
 def compare(most=MOST):
@@ -233,7 +237,14 @@ def classes():
     # Often enough for the interpreter to specialise the calls, which it makes without C frames then.
     for _ in range(40):
         thing = Thing(1)
-        thing["key"], thing.size, thing == thing, sorted([thing, thing]), list(thing), hasattr(thing, "missing")
+        (
+            thing["key"],
+            thing.size,
+            thing == thing,
+            sorted([thing, thing]),
+            list(thing),
+            hasattr(thing, "missing"),
+        )
         with thing:
             pass
 
@@ -255,7 +266,17 @@ def from_c():
 
 
 def odd_names():
-    names = ("", "x" * 100_000, "ä", "\u0394ata", "\U0001f40d" * 300, "nul\0l", "bad\udc80byte", "é" * 1023, "~" * 1023)
+    names = (
+        "",
+        "x" * 100_000,
+        "ä",
+        "\u0394ata",
+        "\U0001f40d" * 300,
+        "nul\0l",
+        "bad\udc80byte",
+        "é" * 1023,
+        "~" * 1023,
+    )
     for name in names:
         code = compile("def f():\n\n  compare()\n", name, "exec") if "\0" not in name else None
         if code is None:
@@ -266,7 +287,12 @@ def odd_names():
         function.__code__ = function.__code__.replace(co_name=name, co_filename=name)
         function()
         # A name that is no exact str cannot be read, and is not an error.
-    for source in ("compare()", "\n" * 70_000 + "compare()", "compare(\n" + "\n" * 300 + ")", "if 1:\n" + " 1\n" * 600 + " compare()"):
+    for source in (
+        "compare()",
+        "\n" * 70_000 + "compare()",
+        "compare(\n" + "\n" * 300 + ")",
+        "if 1:\n" + " 1\n" * 600 + " compare()",
+    ):
         exec(compile(source, "lines", "exec"))
     scope = {"compare": compare}
     exec(compile("def f(\n" + "\n" * 200 + "): return compare()\n", "<signature>", "exec"), scope)
@@ -369,7 +395,7 @@ def collection():
     gc.callbacks.append(during)
     gc.set_threshold(1)
     generators()
-    closures_of = [functools.partial(lambda value: (lambda: value), each) for each in range(20)]
+    closures_of = [functools.partial(lambda value: lambda: value, each) for each in range(20)]
     [each()() for each in closures_of]
     gc.set_threshold(*before)
     gc.callbacks.remove(during)
@@ -471,7 +497,9 @@ def random_trees():
     chooser = random.Random(int(os.environ.get("VRAM_STACK_SEED", "1")))
     turns = int(os.environ.get("VRAM_STACK_TREES", "400"))
     scope = {}
-    exec(compile("def executed(go):\n\n\n    return (\n        go())\n", "écrit-\U0001f40d.py", "exec"), scope)
+    exec(
+        compile("def executed(go):\n\n\n    return (\n        go())\n", "écrit-\U0001f40d.py", "exec"), scope
+    )
 
     class Thing:
         def __init__(self, go=None):
@@ -619,7 +647,12 @@ def main():
             assert compared > before, each.__name__
     if "at_exit" in chosen:
         return at_exit()
-    answer = {"compared": compared, "counts": counts, "differences": differences[:3], "number": len(differences)}
+    answer = {
+        "compared": compared,
+        "counts": counts,
+        "differences": differences[:3],
+        "number": len(differences),
+    }
     print(json.dumps(answer))
 
 

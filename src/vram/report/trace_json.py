@@ -8,6 +8,7 @@ from typing import Literal
 from msgspec import Struct
 
 from vram.model.trace import (
+    CallStack,
     Frame,
     Gap,
     GpuUse,
@@ -15,7 +16,6 @@ from vram.model.trace import (
     LeakSite,
     Mark,
     MemoryKind,
-    Stack,
     TimelinePoint,
     TracedProcess,
     TraceView,
@@ -143,7 +143,7 @@ class TraceReport(Struct, frozen=True, kw_only=True):
     timeline: tuple[TimelinePoint, ...] | None
     holes: tuple[HolesRow, ...] | None
     frameworks: tuple[FrameworkRow, ...] | None
-    stacks: tuple[Stack, ...]
+    stacks: tuple[CallStack, ...]
 
 
 class _Stacks:
@@ -156,7 +156,7 @@ class _Stacks:
     def number(self, stack: int) -> int:
         return self._numbers.setdefault(stack, len(self._numbers))
 
-    def kept(self) -> tuple[Stack, ...]:
+    def kept(self) -> tuple[CallStack, ...]:
         return tuple(stack_of(self._view, number) for number in self._numbers)
 
     def row(self, row: SiteRow) -> TraceRow:

@@ -11,7 +11,7 @@ from rich.cells import cell_len
 from rich.console import RenderableType
 from rich.text import Text
 
-from vram.model.trace import FailedAllocation, Frame, Gap, Stack, TracedProcess, TraceView
+from vram.model.trace import CallStack, FailedAllocation, Frame, Gap, TracedProcess, TraceView
 from vram.report.layout import RenderOptions, paragraph, shorten
 from vram.report.trace_rows import NO_STACK, SiteRow, position
 from vram.units import counted, duration, size
@@ -133,7 +133,7 @@ def _name_and_position(name: str, where: str, width: int, options: RenderOptions
 
 
 def stack_lines(
-    stack: Stack, shown: Frame | None, indent: int, options: RenderOptions, *, whole: bool
+    stack: CallStack, shown: Frame | None, indent: int, options: RenderOptions, *, whole: bool
 ) -> Iterator[Text]:
     """The frames below a row, innermost first, without *shown*, which the row names: a few, or *whole*."""
     frames = stack.frames[1:] if stack.frames and stack.frames[0] == shown else stack.frames
@@ -246,7 +246,7 @@ def _early_ends(view: TraceView) -> Iterator[str]:
     for process in view.processes:
         if process.end in _ENDS:
             errno = f" (errno {process.end_errno})" if process.end_errno else ""
-            yield _dotted(f"pid {process.pid}: {_ENDS[process.end]}{errno}")
+            yield f"pid {process.pid}: {_ENDS[process.end]}{errno}."
 
 
 def _gap_sentences(view: TraceView) -> Iterator[str]:

@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from vram.errors import UsageError
-from vram.model.trace import ON_GPU, ChurnSite, Frame, LeakSite, Site, Stack, TraceView
+from vram.model.trace import ON_GPU, CallStack, ChurnSite, Frame, LeakSite, Site, TraceView
 
 By = Literal["line", "function", "file", "library", "stack"]
 GROUPINGS: tuple[By, ...] = ("line", "function", "file", "library", "stack")
@@ -26,7 +26,7 @@ STANDARD_LIBRARY = "Python's standard library"
 NO_STACK = "no stack was recorded"
 
 _PACKAGES = re.compile(r".*/(?:site|dist)-packages/")
-_STANDARD = re.compile(r"(?:.*/)?lib/python3(?:\.\d+t?)?/|<frozen ")
+_STANDARD = re.compile(r"(?:.*/)?lib(?:64)?/python3[^/]*/|<frozen ")
 # Every allocation passes through these: they are never what a person looks for.
 _CUDA_ITSELF = re.compile(r"lib(?:cuda|cudart|cupti|vramtracer|vramvirtual\w*)[.-]")
 
@@ -57,7 +57,7 @@ def _library(language: str, file: str) -> str:
     return STANDARD_LIBRARY if _STANDARD.match(file) else OWN_CODE
 
 
-def library(stack: Stack) -> str:
+def library(stack: CallStack) -> str:
     """The library or package of the innermost frame; CUDA's own libraries are passed over."""
     frames = stack.frames
     if not frames:
@@ -66,7 +66,7 @@ def library(stack: Stack) -> str:
     return _library(frame.language, frame.file)
 
 
-def place(stack: Stack) -> Frame | None:
+def place(stack: CallStack) -> Frame | None:
     """The frame that a person looks for: the innermost line of the program's own Python code.
 
     Where there is none, the innermost Python frame; then the innermost native one outside CUDA itself.
@@ -130,9 +130,9 @@ def _row(view: TraceView, sites: list[Site], by: By) -> SiteRow:
     )
 
 
-def stack_of(view: TraceView, number: int) -> Stack:
+def stack_of(view: TraceView, number: int) -> CallStack:
     """The stack *number*; an empty one where the trace has none of that number."""
-    return view.stacks[number] if 0 <= number < len(view.stacks) else Stack()
+    return view.stacks[number] if 0 <= number < len(view.stacks) else CallStack()
 
 
 def _key(view: TraceView, by: By) -> Callable[[int], Hashable]:

@@ -26,7 +26,7 @@ from vram.report.trace_lines import (
     sentence,
     table,
 )
-from vram.report.trace_rows import SiteRow, leaks_of, on_gpu, place, rows, stack_of
+from vram.report.trace_rows import VERDICTS, SiteRow, leaks_of, on_gpu, place, rows, stack_of
 from vram.units import counted, size
 
 _PLACES = 3
@@ -54,11 +54,8 @@ def summary(view: TraceView, options: RenderOptions) -> RenderableType:
 def _gpus(view: TraceView, options: RenderOptions) -> Iterator[RenderableType]:
     if not view.gpus:
         yield sentence("Nothing was allocated on a GPU.", options, indent=0)
-    for use in view.gpus[:_MOST_GPUS]:
-        figures = (
-            f"peak {size(use.peak_nbytes)} after {moment(use.peak_ns)}"
-            f" · {size(use.end_nbytes)} at the end · {allocations(use.allocations)}"
-        )
+    shown = view.gpus[:_MOST_GPUS]
+    for use, figures in zip(shown, _aligned([_figures(use) for use in shown]), strict=True):
         line = Text.assemble((options.clean(gpu_name(use.gpu)), "bold"), "  ", options.clean(figures))
         room = options.width - line.cell_len - 2
         if room >= 24:
@@ -72,6 +69,23 @@ def _gpus(view: TraceView, options: RenderOptions) -> Iterator[RenderableType]:
         yield Text(f"{len(view.gpus) - _MOST_GPUS} more GPUs: --gpu N shows one", style="dim")
     if view.host_peak_nbytes:
         yield Text.assemble(("host", "bold"), f"   peak {size(view.host_peak_nbytes)} of pinned memory")
+
+
+def _figures(use: GpuUse) -> tuple[str, ...]:
+    return (
+        f"peak {size(use.peak_nbytes)}",
+        f"after {moment(use.peak_ns)} · {size(use.end_nbytes)}",
+        f"at the end · {allocations(use.allocations)}",
+    )
+
+
+def _aligned(lines: list[tuple[str, ...]]) -> list[str]:
+    """The parts of each line under those of the others."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return [
+        " ".join(part.ljust(width) for part, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    ]
 
 
 def _frameworks(view: TraceView, use: GpuUse, options: RenderOptions) -> Iterator[RenderableType]:
@@ -104,7 +118,7 @@ def _at_peak(view: TraceView, options: RenderOptions) -> Iterator[RenderableType
     body = (
         (
             (size(row.nbytes), _share(row.nbytes, whole), f"{row.count:,}"),
-            row_cell(row, options, ", ".join(map(gpu_name, row.gpus)) if len(view.gpus) > 1 else ""),
+            row_cell(row, options, _on(row) if len(view.gpus) > 1 else ""),
             (),
         )
         for row in found[:_PLACES]
@@ -128,6 +142,10 @@ def top_places(view: TraceView) -> tuple[list[SiteRow], int]:
     return rows(view, sites, "line"), whole
 
 
+def _on(row: SiteRow) -> str:
+    return ", ".join(map(gpu_name, row.gpus)) if len(row.gpus) < 3 else f"{len(row.gpus)} GPUs"
+
+
 def _share(nbytes: int, whole: int) -> str:
     return f"{100 * nbytes / whole:.0f}%" if whole else ""
 
@@ -138,21 +156,24 @@ def _never_freed(view: TraceView, options: RenderOptions) -> Iterator[Renderable
         yield heading("Never freed: nothing", options)
         return
     yield heading("Never freed", options)
-    serious = [*leaks_of(view, "leaked"), *leaks_of(view, "growing")]
-    serious.sort(key=lambda leak: (leak.verdict != "leaked", -leak.site.nbytes))
-    for leak in serious[:_MOST_LEAKS]:
-        what = f"{size(leak.site.nbytes)} in {allocations(leak.site.count)}"
-        mark = options.clean("●" if not options.ascii else "!")
-        lead = f"  {mark} {leak.verdict:<8} {options.clean(what)}  "
-        where = place_text(place(stack_of(view, leak.site.stack)), options.width - cell_len(lead), options)
-        yield Text.assemble((lead, _STYLES[leak.verdict]), where)
+    serious = [
+        (verdict, row)
+        for verdict in VERDICTS[:2]
+        for row in rows(view, (leak.site for leak in leaks_of(view, verdict)), "line")
+    ]
+    for verdict, row in serious[:_MOST_LEAKS]:
+        what = f"{size(row.nbytes)} in {allocations(row.count)}"
+        mark = "!" if options.ascii else "●"
+        lead = f"  {mark} {verdict:<8} {options.clean(what)}  "
+        where = row_cell(row, options)(options.width - cell_len(lead))
+        yield Text.assemble((lead, _STYLES[verdict]), where)
     if len(serious) > _MOST_LEAKS:
         yield Text(f"    {len(serious) - _MOST_LEAKS:,} places more: `vram report leaks`", style="dim")
     held = leaks_of(view, "in use at exit")
     if held:
         total, count = sum(leak.site.nbytes for leak in held), sum(leak.site.count for leak in held)
         words = f"{size(total)} in {allocations(count)}: in use at exit, no sign of a leak"
-        mark = options.clean("○") if not options.ascii else "o"
+        mark = "o" if options.ascii else "○"
         yield sentence(words, options, mark=f"{mark} ", style="dim")
 
 

@@ -1,13 +1,7 @@
 """``vram report``: what a trace says: which line allocated, what was live at the peak, what never came back.
 
-`vram run` and `vram attach` write traces. Without a view, one screen; with one, a table, a chart or a tree:
-
-  peak      what was live at the highest moment
-  leaks     what was never freed, and whether that is a leak
-  timeline  live memory over time, with the program's marks
-  churn     places that allocate and free again and again
-  frag      how scattered the live allocations are
-  diff      what the second of two traces holds more
+`vram run` and `vram attach` write traces. Without a view, one screen; with one, a table, a chart or a tree.
+Exit code 0 means that the trace was read, also where it has leaks.
 """
 
 from __future__ import annotations
@@ -43,6 +37,7 @@ VIEWS = {
 }
 EXPORTS = ("perfetto", "speedscope", "torch", "parquet")
 _ROWS = 10
+_EPILOG = "views:\n" + "\n".join(f"  {name:<9} {meaning}" for name, meaning in VIEWS.items())
 
 
 def known_names() -> tuple[tuple[str, str], ...]:
@@ -51,11 +46,12 @@ def known_names() -> tuple[tuple[str, str], ...]:
 
 
 def add_arguments(parser: ArgumentParser) -> None:
+    parser.usage, parser.epilog = "vram report [options] [VIEW] FILE...", _EPILOG
     parser.add_argument(
         "view",
         nargs="?",
         metavar="VIEW",
-        help="summary (default), peak, leaks, timeline, churn, frag or diff",
+        help="what to show of it (default: summary)",
     )
     parser.add_argument(
         "files",

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, BinaryIO
 
-from vram.model.trace import KIND_NUMBERS, ON_GPU, Stack, TraceView
+from vram.model.trace import KIND_NUMBERS, ON_GPU, CallStack, TraceView
 from vram.trace.exports.places import innermost, lines, text
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ _FRAMES, _FEW_FRAMES, _MANY_EVENTS = 32, 4, 200_000
 _PIECE = 1 << 20
 _COUNTED = frozenset(number for number, kind in KIND_NUMBERS.items() if kind in ON_GPU)
 _BLOCKS = frozenset(number for number in KIND_NUMBERS if number >= 16)
-_NOTHING = Stack()
+_NOTHING = CallStack()
 _ALLOC, _FREE, _FAILED = 1, 2, 3
 
 

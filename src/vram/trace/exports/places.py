@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vram.model.trace import Frame, Stack
+from vram.model.trace import CallStack, Frame
 
 
 def text(foreign: str) -> str:
@@ -16,7 +16,7 @@ def position(frame: Frame) -> str:
     return f"{text(frame.file)}:{frame.line}"
 
 
-def innermost(stack: Stack) -> str:
+def innermost(stack: CallStack) -> str:
     """What an allocation is called: the function that made it, and where."""
     if not stack.frames:
         return "no stack"
@@ -24,7 +24,7 @@ def innermost(stack: Stack) -> str:
     return f"{text(frame.function)} {position(frame).rpartition('/')[2]}"
 
 
-def lines(stack: Stack, most: int) -> list[str]:
+def lines(stack: CallStack, most: int) -> list[str]:
     """The frames, innermost first, at most so many."""
     shown = [f"{text(frame.function)} {position(frame)}" for frame in stack.frames[:most]]
     left = len(stack.frames) - len(shown)

@@ -12,7 +12,7 @@ from bisect import bisect_right, insort
 from collections import deque
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from vram.model.trace import KIND_NUMBERS, ON_GPU, Stack
+from vram.model.trace import KIND_NUMBERS, ON_GPU, CallStack
 from vram.trace.exports.places import text
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ class _History:
         """Innermost first, as PyTorch has them. One list for all events of a stack: pickled once."""
         found = self._frames.get(number)
         if found is None:
-            stack = self._stacks[number] if 0 <= number < len(self._stacks) else Stack()
+            stack = self._stacks[number] if 0 <= number < len(self._stacks) else CallStack()
             found = self._frames[number] = [
                 {
                     "name": text(frame.function),
