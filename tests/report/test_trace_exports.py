@@ -25,7 +25,7 @@ from vram.trace.exports import export, perfetto, speedscope, torch_viewer
 from vram.units import GIB, KIB, MIB
 
 ALLOC, FREE, FAILED, MAP, UNMAP = 1, 2, 3, 4, 5
-DEVICE, PHYSICAL, PINNED, TORCH = 0, 6, 8, 16
+DEVICE, STREAM_ORDERED, PHYSICAL, PINNED, CONTEXT, TORCH = 0, 2, 6, 8, 13, 16
 FIELDS = {"time_ns": "Q", "address": "Q", "nbytes": "Q", "allocation": "Q", "context": "Q", "stream": "Q"} | {
     "process": "I",
     "thread": "I",
@@ -50,10 +50,11 @@ class ATrace:
         for start in range(0, len(self._events), 2):
             batch = self._events[start : start + 2]
             yield SimpleNamespace(
+                stacks=self._view.stacks,
                 **{
                     name: array(code, [event.get(name, 0) for event in batch])
                     for name, code in FIELDS.items()
-                }
+                },
             )
 
 
@@ -150,6 +151,21 @@ def test_perfetto_is_written_piece_by_piece() -> None:
     perfetto.write(ATrace(*many), out)  # type: ignore[arg-type]
     assert len(out.getvalue()) > 4 * out.largest
     assert len(json.loads(out.getvalue())["traceEvents"]) > 60_000
+
+
+def test_a_context_takes_along_what_was_allocated_in_it() -> None:
+    """Without events of their own; what comes from a pool stays."""
+    events = (
+        event(ALLOC, DEVICE, 1_000, 0x1000000, 4 * MIB, context=0xC1),
+        event(ALLOC, STREAM_ORDERED, 2_000, 0x2000000, MIB, context=0xC1),
+        event(ALLOC, DEVICE, 3_000, 0x3000000, 2 * MIB, context=0xC2),
+        event(FREE, CONTEXT, 4_000, 0xC1, 0),
+    )
+    drawn = perfetto_events(ATrace(*events))
+    assert [each["args"]["bytes"] for each in drawn if each["ph"] == "C"][-1] == 3 * MIB
+    assert [each["id"] for each in drawn if each["ph"] == "e" and each["cat"] == "live"] == ["0x1000000"]
+    taken = snapshot(ATrace(*events))
+    assert [segment["address"] for segment in taken["segments"]] == [0x2000000, 0x3000000]
 
 
 # ---- speedscope ----
@@ -346,9 +362,15 @@ def test_parquet_has_a_row_for_each_event_and_one_for_each_frame(tmp_path: Path)
 
 
 def test_parquet_of_a_hostile_trace(tmp_path: Path) -> None:
-    export(ATrace(view=trace_samples.hostile()), "parquet", str(tmp_path / "x"))  # type: ignore[arg-type]
+    export(ATrace(*A_FEW, view=trace_samples.hostile()), "parquet", str(tmp_path / "x"))  # type: ignore[arg-type]
+    assert pq.read_table(tmp_path / "x").num_rows == len(A_FEW)
+    assert pq.read_table(tmp_path / "x.stacks.parquet").num_rows == 304
+
+
+def test_parquet_of_nothing(tmp_path: Path) -> None:
+    export(ATrace(view=trace_samples.empty()), "parquet", str(tmp_path / "x"))  # type: ignore[arg-type]
     assert pq.read_table(tmp_path / "x").num_rows == 0
-    assert pq.read_table(tmp_path / "x.stacks.parquet").num_rows == 306
+    assert pq.read_table(tmp_path / "x.stacks.parquet").num_rows == 0
 
 
 # ---- files ----

@@ -23,9 +23,9 @@ from vram.model.trace import (
 from vram.report.json import encode
 from vram.report.trace_rows import (
     VERDICTS,
+    AllocationRow,
     By,
     DiffRow,
-    SiteRow,
     Verdict,
     churn_rows,
     differences,
@@ -89,7 +89,7 @@ class FrameworkRow(Struct, frozen=True, kw_only=True):
     note: str | None
 
 
-class HolesRow(Struct, frozen=True, kw_only=True):
+class ScatteredRow(Struct, frozen=True, kw_only=True):
     """How scattered the live allocations of a process are. A block is its address, size and stack."""
 
     gpu: int | None
@@ -141,7 +141,7 @@ class TraceReport(Struct, frozen=True, kw_only=True):
     leaks: tuple[LeakRow, ...] | None
     churn: tuple[ChurnRow, ...] | None
     timeline: tuple[TimelinePoint, ...] | None
-    holes: tuple[HolesRow, ...] | None
+    holes: tuple[ScatteredRow, ...] | None
     frameworks: tuple[FrameworkRow, ...] | None
     stacks: tuple[CallStack, ...]
 
@@ -159,7 +159,7 @@ class _Stacks:
     def kept(self) -> tuple[CallStack, ...]:
         return tuple(stack_of(self._view, number) for number in self._numbers)
 
-    def row(self, row: SiteRow) -> TraceRow:
+    def row(self, row: AllocationRow) -> TraceRow:
         return TraceRow(
             label=row.label,
             place=row.place,
@@ -247,9 +247,9 @@ def _churn(view: TraceView, stacks: _Stacks, by: By, limit: int | None) -> Itera
         yield ChurnRow(row=stacks.row(row), median_life_ns=median_life_ns, per_second=per_second)
 
 
-def _holes(view: TraceView, stacks: _Stacks) -> Iterable[HolesRow]:
+def _holes(view: TraceView, stacks: _Stacks) -> Iterable[ScatteredRow]:
     for each in view.holes:
-        yield HolesRow(
+        yield ScatteredRow(
             gpu=each.gpu,
             process=each.process,
             at_ns=each.at_ns,

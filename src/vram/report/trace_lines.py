@@ -13,7 +13,7 @@ from rich.text import Text
 
 from vram.model.trace import CallStack, FailedAllocation, Frame, Gap, TracedProcess, TraceView
 from vram.report.layout import RenderOptions, paragraph, shorten
-from vram.report.trace_rows import NO_STACK, SiteRow, position
+from vram.report.trace_rows import NO_STACK, AllocationRow, position
 from vram.units import counted, duration, size
 
 _CALLERS = 3
@@ -86,7 +86,7 @@ def place_text(frame: Frame | None, width: int, options: RenderOptions) -> Text:
     return _name_and_position(frame.function or "?", position(frame), width, options)
 
 
-def row_cell(row: SiteRow, options: RenderOptions, note: str = "") -> Cell:
+def row_cell(row: AllocationRow, options: RenderOptions, note: str = "") -> Cell:
     """What a row is about: its place, or its library or file; with its kind where that is not plain."""
     kinds = [kind for kind in row.kinds if kind != "device"]
     aside = ", ".join(filter(None, [*kinds, note]))

@@ -89,7 +89,7 @@ def _is_cuda(frame: Frame) -> bool:
 # ---- allocations gathered ----
 
 
-class SiteRow(Struct, kw_only=True):
+class AllocationRow(Struct, kw_only=True):
     """Allocations that belong together: by line, function, file, library or stack."""
 
     label: str
@@ -104,7 +104,7 @@ class SiteRow(Struct, kw_only=True):
     processes: tuple[int, ...]
 
 
-def rows(view: TraceView, sites: Iterable[Site], by: By) -> list[SiteRow]:
+def rows(view: TraceView, sites: Iterable[Site], by: By) -> list[AllocationRow]:
     """Gather *sites*; the largest row first."""
     key = _key(view, by)
     gathered: dict[Hashable, list[Site]] = {}
@@ -115,9 +115,9 @@ def rows(view: TraceView, sites: Iterable[Site], by: By) -> list[SiteRow]:
     return found
 
 
-def _row(view: TraceView, sites: list[Site], by: By) -> SiteRow:
+def _row(view: TraceView, sites: list[Site], by: By) -> AllocationRow:
     largest = max(sites, key=lambda site: site.nbytes)
-    return SiteRow(
+    return AllocationRow(
         label=label(view, largest.stack, by),
         place=place(stack_of(view, largest.stack)) if by in ("line", "function", "stack") else None,
         stack=largest.stack,
@@ -181,7 +181,7 @@ def leaks_of(view: TraceView, verdict: Verdict) -> list[LeakSite]:
     return [leak for leak in view.leaks if leak.verdict == verdict]
 
 
-def churn_rows(view: TraceView, by: By) -> list[tuple[SiteRow, int, float]]:
+def churn_rows(view: TraceView, by: By) -> list[tuple[AllocationRow, int, float]]:
     """Rows with the median life of their largest stack and allocations a second; the most pairs first."""
     by_stack: dict[int, list[ChurnSite]] = {}
     for each in view.churn:

@@ -26,7 +26,7 @@ from vram.report.trace_lines import (
     sentence,
     table,
 )
-from vram.report.trace_rows import VERDICTS, SiteRow, leaks_of, on_gpu, place, rows, stack_of
+from vram.report.trace_rows import VERDICTS, AllocationRow, leaks_of, on_gpu, place, rows, stack_of
 from vram.units import counted, size
 
 _PLACES = 3
@@ -126,7 +126,7 @@ def _at_peak(view: TraceView, options: RenderOptions) -> Iterator[RenderableType
     yield from table(("size", "share", "count", "allocated by"), body, options)
 
 
-def top_places(view: TraceView) -> tuple[list[SiteRow], int]:
+def top_places(view: TraceView) -> tuple[list[AllocationRow], int]:
     """The places that held most at the peak of any GPU, and what all held.
 
     A framework's blocks stand for the memory that it took from the driver, where they were recorded: the
@@ -142,7 +142,7 @@ def top_places(view: TraceView) -> tuple[list[SiteRow], int]:
     return rows(view, sites, "line"), whole
 
 
-def _on(row: SiteRow) -> str:
+def _on(row: AllocationRow) -> str:
     return ", ".join(map(gpu_name, row.gpus)) if len(row.gpus) < 3 else f"{len(row.gpus)} GPUs"
 
 

@@ -30,9 +30,9 @@ from vram.report.trace_lines import (
 )
 from vram.report.trace_rows import (
     VERDICTS,
+    AllocationRow,
     By,
     DiffRow,
-    SiteRow,
     Verdict,
     churn_rows,
     differences,
@@ -65,7 +65,7 @@ class ViewOptions(Struct, frozen=True, kw_only=True):
     """0: all of them."""
     verbose: bool = False
 
-    def cut(self, found: Sequence[SiteRow]) -> tuple[Sequence[SiteRow], list[SiteRow]]:
+    def cut(self, found: Sequence[AllocationRow]) -> tuple[Sequence[AllocationRow], list[AllocationRow]]:
         limit = self.limit or len(found)
         return found[:limit], list(found[limit:])
 
@@ -119,7 +119,7 @@ class _Facts:
             self._by_stack.setdefault(leak.site.stack, []).append(leak)
         self._duration = view.duration_ns
 
-    def sentence(self, row: SiteRow) -> str:
+    def sentence(self, row: AllocationRow) -> str:
         leaks = self._by_stack.get(row.stack, [])
         first = min((leak.first_ns for leak in leaks), default=0)
         last = max((leak.last_ns for leak in leaks), default=0)
@@ -133,7 +133,7 @@ class _Facts:
 
 
 def _below_leak(
-    view: TraceView, row: SiteRow, facts: _Facts, options: RenderOptions, *, whole: bool
+    view: TraceView, row: AllocationRow, facts: _Facts, options: RenderOptions, *, whole: bool
 ) -> Iterator[Text]:
     for line in wrap(options.clean(facts.sentence(row)), options.measure - _INDENT):
         yield Text(" " * _INDENT + line, style="dim")
@@ -141,7 +141,7 @@ def _below_leak(
 
 
 def _whole_stack(
-    view: TraceView, row: SiteRow, wanted: ViewOptions, options: RenderOptions
+    view: TraceView, row: AllocationRow, wanted: ViewOptions, options: RenderOptions
 ) -> Iterator[Text]:
     if wanted.verbose:
         yield from stack_lines(stack_of(view, row.stack), row.place, _INDENT, options, whole=True)

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from vram.errors import UsageError
-from vram.model.trace import KIND_NUMBERS, TraceView
+from vram.model.trace import KIND_NUMBERS, CallStack, TraceView
 from vram.trace.exports.places import text
 
 if TYPE_CHECKING:
@@ -29,15 +29,16 @@ def require_library() -> None:
 
 def write(trace: Trace, events: BinaryIO, stacks: BinaryIO) -> None:
     """Write both tables, batch by batch."""
-    view = trace.view()
-    _write_events(trace, view, events)
-    _write_stacks(view, stacks)
+    kept: dict[int, CallStack] = {}
+    _write_events(trace, events, kept)
+    _write_stacks(kept, stacks)
 
 
-def _write_events(trace: Trace, view: TraceView, stream: BinaryIO) -> None:
+def _write_events(trace: Trace, stream: BinaryIO, kept: dict[int, CallStack]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    view = trace.view()
     schema = pa.schema(
         [
             ("time_ns", pa.int64()),
@@ -75,6 +76,7 @@ def _write_events(trace: Trace, view: TraceView, stream: BinaryIO) -> None:
                 pa.array(batch.stack, pa.uint32()),
             ]
             writer.write_batch(pa.record_batch(columns, schema=schema))
+            kept.update({number: batch.stacks[number] for number in set(batch.stack) - kept.keys()})
 
 
 def _coded(pa: Any, numbers: Any, words: Any, *, unknown: int) -> Any:
@@ -96,7 +98,7 @@ def _about(view: TraceView) -> dict[str, Any]:
     }
 
 
-def _write_stacks(view: TraceView, stream: BinaryIO) -> None:
+def _write_stacks(stacks: dict[int, CallStack], stream: BinaryIO) -> None:
     """A row for each frame: stack, depth (0 is the innermost), language, function, file, line or offset."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -112,11 +114,12 @@ def _write_stacks(view: TraceView, stream: BinaryIO) -> None:
         ]
     )
     with pq.ParquetWriter(stream, schema, compression="zstd") as writer:
-        for start in range(0, len(view.stacks), _STACKS_AT_ONCE):
+        numbers = sorted(stacks)
+        for start in range(0, max(1, len(numbers)), _STACKS_AT_ONCE):
             rows = [
-                (start + at, depth, frame.language, text(frame.function), text(frame.file), frame.line)
-                for at, stack in enumerate(view.stacks[start : start + _STACKS_AT_ONCE])
-                for depth, frame in enumerate(stack.frames)
+                (number, depth, frame.language, text(frame.function), text(frame.file), frame.line)
+                for number in numbers[start : start + _STACKS_AT_ONCE]
+                for depth, frame in enumerate(stacks[number].frames)
             ]
             columns = zip(*rows, strict=True) if rows else ((),) * len(schema)
             arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]

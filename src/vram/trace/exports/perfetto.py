@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
-from vram.model.trace import KIND_NUMBERS, ON_GPU, CallStack, TraceView
-from vram.trace.exports.places import innermost, lines, text
+from vram.model.trace import KIND_NUMBERS, ON_GPU, TraceView
+from vram.trace.exports.places import CONTEXT, OUTLIVE_CONTEXT, innermost, lines, text
 
 if TYPE_CHECKING:
+    from vram.trace.analysis import StackTable
     from vram.trace.reader import EventBatch, Trace
 
 # From this size on an allocation is a slice of its own; smaller ones would bury them.
@@ -23,7 +24,6 @@ _FRAMES, _FEW_FRAMES, _MANY_EVENTS = 32, 4, 200_000
 _PIECE = 1 << 20
 _COUNTED = frozenset(number for number, kind in KIND_NUMBERS.items() if kind in ON_GPU)
 _BLOCKS = frozenset(number for number in KIND_NUMBERS if number >= 16)
-_NOTHING = CallStack()
 _ALLOC, _FREE, _FAILED = 1, 2, 3
 
 
@@ -56,14 +56,25 @@ def _pieces(*parts: Iterator[str]) -> Iterator[bytes]:
         yield ",\n".join(kept).encode()
 
 
+class _Allocated(NamedTuple):
+    """What has to be known of a live allocation when it ends."""
+
+    process: int
+    context: int
+    gpu: int
+    kind: int
+    nbytes: int
+    slice: str
+
+
 class _Writer:
     """Turns events into JSON; keeps what is live, not what was."""
 
     def __init__(self, view: TraceView) -> None:
         self._view = view
         self._pids = {process.index: process.pid for process in view.processes}
-        self._live: dict[tuple[int, int, str], int] = {}
-        self._slices: dict[int, str] = {}
+        self._sums: dict[tuple[int, int, str], int] = {}
+        self._live: dict[int, _Allocated] = {}
         self._stacks: dict[int, tuple[str, str]] = {}
         self._frames = _FRAMES if view.events <= _MANY_EVENTS else _FEW_FRAMES
 
@@ -83,33 +94,61 @@ class _Writer:
             batch.nbytes,
             batch.address,
             batch.allocation,
+            batch.context,
             batch.stream,
             batch.stack,
             strict=True,
         )
-        for type_, kind, time_ns, process, thread, gpu, nbytes, address, allocation, stream, stack in rows:
+        for (
+            type_,
+            kind,
+            time_ns,
+            process,
+            thread,
+            gpu,
+            nbytes,
+            address,
+            number,
+            context,
+            stream,
+            stack,
+        ) in rows:
             at = f"{time_ns // 1000}.{time_ns % 1000:03d}"
-            pid = self._pids.get(process, process)
-            where = f'"pid":{pid},"tid":{thread},"ts":{at}'
+            where = f'"pid":{self._pids.get(process, process)},"tid":{thread},"ts":{at}'
             if type_ == _ALLOC:
-                name, frames = self._stack(stack)
+                name, frames = self._stack(stack, batch.stacks)
                 about = (
                     f'{{"bytes":{nbytes},"address":"{address:#x}","stream":"{stream:#x}","gpu":{gpu},'
                     f'"kind":"{KIND_NUMBERS.get(kind, "unknown")}","stack":{frames}}}'
                 )
                 yield f'{{"ph":"i","s":"t","cat":"alloc","name":{name},{where},"args":{about}}}'
-                if nbytes >= SLICE_NBYTES and allocation:
-                    head = self._slices[allocation] = f'"cat":"live","id":"{allocation:#x}","name":{name}'
+                head = ""
+                if nbytes >= SLICE_NBYTES and number:
+                    head = f'"cat":"live","id":"{number:#x}","name":{name}'
                     yield f'{{"ph":"b",{head},{where},"args":{about}}}'
-                yield from self._counted(process, pid, gpu, kind, nbytes, at)
+                self._live[number] = _Allocated(process, context, gpu, kind, nbytes, head)
+                yield from self._counted(process, gpu, kind, nbytes, at)
             elif type_ == _FREE:
-                if head := self._slices.pop(allocation, ""):
-                    yield f'{{"ph":"e",{head},{where}}}'
-                yield from self._counted(process, pid, gpu, kind, -nbytes, at)
+                if (ended := self._live.pop(number, None)) is not None:
+                    yield from self._ended(ended, where, at)
+                if kind == CONTEXT:
+                    yield from self._context_ended(process, address, where, at)
             elif type_ == _FAILED:
-                about = f'{{"bytes":{nbytes},"gpu":{gpu},"stack":{self._stack(stack)[1]}}}'
+                about = f'{{"bytes":{nbytes},"gpu":{gpu},"stack":{self._stack(stack, batch.stacks)[1]}}}'
                 name = '"cat":"failed","name":"allocation failed"'
                 yield f'{{"ph":"i","s":"p",{name},{where},"args":{about}}}'
+
+    def _ended(self, ended: _Allocated, where: str, at: str) -> Iterator[str]:
+        if ended.slice:
+            yield f'{{"ph":"e",{ended.slice},{where}}}'
+        yield from self._counted(ended.process, ended.gpu, ended.kind, -ended.nbytes, at)
+
+    def _context_ended(self, process: int, handle: int, where: str, at: str) -> Iterator[str]:
+        """What was allocated in a context ends with it, without events of its own."""
+        for number, each in list(self._live.items()):
+            if (each.process, each.context) == (process, handle) and each.kind not in OUTLIVE_CONTEXT:
+                del self._live[number]
+                yield from self._ended(each, where, at)
 
     def tail(self) -> Iterator[str]:
         for mark in self._view.marks:
@@ -130,7 +169,7 @@ class _Writer:
             yield _event(ph="b", ts=gap.start_ns / 1000, **about)
             yield _event(ph="e", ts=end / 1000, **about)
 
-    def _counted(self, process: int, pid: int, gpu: int, kind: int, change: int, at: str) -> Iterator[str]:
+    def _counted(self, process: int, gpu: int, kind: int, change: int, at: str) -> Iterator[str]:
         """The live bytes of the process on the GPU, drawn as a counter; a framework's blocks apart."""
         if kind in _COUNTED:
             what = "live"
@@ -139,17 +178,16 @@ class _Writer:
         else:
             return
         key = (process, gpu, what)
-        live = self._live.get(key, 0) + change
-        self._live[key] = live
+        live = self._sums[key] = self._sums.get(key, 0) + change
         name = f"GPU {gpu} {what}" if gpu >= 0 else f"unknown GPU {what}"
-        yield f'{{"ph":"C","name":"{name}","pid":{pid},"ts":{at},"args":{{"bytes":{max(0, live)}}}}}'
+        pid = self._pids.get(process, process)
+        yield f'{{"ph":"C","name":"{name}","pid":{pid},"ts":{at},"args":{{"bytes":{live}}}}}'
 
-    def _stack(self, number: int) -> tuple[str, str]:
+    def _stack(self, number: int, stacks: StackTable) -> tuple[str, str]:
         """The name and the frames of a stack, as JSON."""
         found = self._stacks.get(number)
         if found is None:
-            stacks = self._view.stacks
-            stack = stacks[number] if 0 <= number < len(stacks) else _NOTHING
+            stack = stacks[number]
             found = json.dumps(innermost(stack)), json.dumps("\n".join(lines(stack, self._frames)))
             self._stacks[number] = found
         return found

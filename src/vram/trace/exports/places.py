@@ -1,8 +1,12 @@
-"""Frames and stacks as other tools want them: plain text that any JSON reader takes."""
+"""What the exports share: frames and stacks as plain text, and what a context takes along when it ends."""
 
 from __future__ import annotations
 
 from vram.model.trace import CallStack, Frame
+
+CONTEXT = 13
+# Kinds of memory that stay when the context is destroyed in which they were allocated (native/FORMAT.md).
+OUTLIVE_CONTEXT = frozenset((2, 6, 13, 14, 15))
 
 
 def text(foreign: str) -> str:

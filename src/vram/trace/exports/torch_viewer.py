@@ -10,13 +10,15 @@ from __future__ import annotations
 import pickle
 from bisect import bisect_right, insort
 from collections import deque
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from vram.model.trace import KIND_NUMBERS, ON_GPU, CallStack
-from vram.trace.exports.places import text
+from vram.model.trace import KIND_NUMBERS, ON_GPU
+from vram.trace.exports.places import CONTEXT, OUTLIVE_CONTEXT, text
 
 if TYPE_CHECKING:
-    from vram.trace.reader import Trace
+    from vram.trace.analysis import StackTable
+    from vram.trace.reader import EventBatch, Trace
 
 # As many as PyTorch keeps at most by default; a browser takes no more. The last ones are kept.
 MOST_EVENTS = 1_000_000
@@ -27,7 +29,7 @@ _FIRST_BLOCK = 16
 _APART = 48
 _MOST_PROCESSES = 32
 
-Range = tuple[int, int]
+Frames = list[dict[str, Any]]
 
 
 def write(trace: Trace, stream: BinaryIO) -> None:
@@ -39,7 +41,7 @@ def write(trace: Trace, stream: BinaryIO) -> None:
     history = _History(trace, split.holding)
     for batch in trace.events():
         for row in _rows(batch):
-            history.add(row)
+            history.add(row, batch.stacks)
     pickle.dump(history.snapshot(), stream, protocol=4)
 
 
@@ -48,8 +50,10 @@ class _Row:
 
     __slots__ = (
         "address",
-        "allocation",
+        "context",
+        "frames",
         "gpu",
+        "handle",
         "kind",
         "nbytes",
         "process",
@@ -67,15 +71,16 @@ class _Row:
             self.process,
             self.gpu,
             self.nbytes,
-            address,
-            self.allocation,
+            self.handle,
+            self.context,
             self.stream,
             self.stack,
         ) = values
-        self.address = address + (min(self.process, _MOST_PROCESSES - 1) << _APART)
+        self.frames: Frames = []
+        self.address = self.handle + (min(self.process, _MOST_PROCESSES - 1) << _APART)
 
 
-def _rows(batch: Any) -> Any:
+def _rows(batch: EventBatch) -> Iterator[_Row]:
     return map(
         _Row,
         batch.type,
@@ -85,7 +90,7 @@ def _rows(batch: Any) -> Any:
         batch.gpu,
         batch.nbytes,
         batch.address,
-        batch.allocation,
+        batch.context,
         batch.stream,
         batch.stack,
     )
@@ -130,15 +135,17 @@ class _History:
 
     def __init__(self, trace: Trace, holding: set[tuple[int, int]]) -> None:
         view = trace.view()
-        self._stacks = view.stacks
         self._began_us = view.processes[0].started_wall_ns // 1000 if view.processes else 0
         self._holding = holding
-        self._frames: dict[int, list[dict[str, Any]]] = {}
+        self._frames: dict[int, Frames] = {}
         self._traces: dict[int, deque[dict[str, Any]]] = {}
         self._segments: dict[int, _Row] = {}
         self._blocks: dict[int, _Row] = {}
+        self._ordered: list[int] = []
 
-    def add(self, row: _Row) -> None:
+    def add(self, row: _Row, stacks: StackTable) -> None:
+        if row.type in (1, 3, 4):
+            row.frames = self._described(row.stack, stacks)
         if row.type == 1 and row.kind >= _FIRST_BLOCK:
             self._blocks[row.address] = row
             self._keep("alloc", row)
@@ -151,13 +158,25 @@ class _History:
             if not self._holds_blocks(row):
                 self._keep("alloc", row)
         elif _ends_segment(row):
-            made = self._segments.pop(row.address, None)
-            if made is not None:
-                if not self._holds_blocks(made):
-                    self._keep("free_completed", made, row.time_ns)
-                self._keep("segment_unmap" if row.type == 5 else "segment_free", made, row.time_ns)
+            self._end_segment(row.address, row.time_ns)
+        elif row.type == 2 and row.kind == CONTEXT:
+            self._end_context(row)
         elif row.type == 3:
             self._keep("oom", row)
+
+    def _end_segment(self, address: int, time_ns: int) -> None:
+        made = self._segments.pop(address, None)
+        if made is not None:
+            if not self._holds_blocks(made):
+                self._keep("free_completed", made, time_ns)
+            self._keep("segment_unmap" if made.type == 4 else "segment_free", made, time_ns)
+
+    def _end_context(self, row: _Row) -> None:
+        """What was allocated in a context ends with it, without events of its own."""
+        for address, made in list(self._segments.items()):
+            inside = (made.process, made.context) == (row.process, row.handle)
+            if inside and made.type == 1 and made.kind not in OUTLIVE_CONTEXT:
+                self._end_segment(address, row.time_ns)
 
     def _holds_blocks(self, row: _Row) -> bool:
         return (row.address, row.time_ns) in self._holding
@@ -171,31 +190,32 @@ class _History:
             "size": row.nbytes,
             "stream": row.stream,
             "time_us": self._began_us + at // 1000,
-            "frames": self._described(row.stack),
+            "frames": row.frames,
         }
         if action == "oom":
             event["device_free"] = 0  # a trace does not have it
         kept.append(event)
 
-    def _described(self, number: int) -> list[dict[str, Any]]:
+    def _described(self, number: int, stacks: StackTable) -> Frames:
         """Innermost first, as PyTorch has them. One list for all events of a stack: pickled once."""
         found = self._frames.get(number)
         if found is None:
-            stack = self._stacks[number] if 0 <= number < len(self._stacks) else CallStack()
             found = self._frames[number] = [
                 {
                     "name": text(frame.function),
                     "filename": text(frame.file),
                     "line": min(frame.line, 2**31 - 1),
                 }
-                for frame in stack.frames
+                for frame in stacks[number].frames
             ]
         return found
 
     def snapshot(self) -> dict[str, Any]:
+        self._ordered = sorted(self._blocks)
+        segments = sorted(self._segments.values(), key=lambda row: row.address)
         gpus = [*self._traces, *(max(0, row.gpu) for row in self._segments.values())]
         return {
-            "segments": [self._segment(row) for row in sorted(self._segments.values(), key=_address)],
+            "segments": [self._segment(row) for row in segments],
             "device_traces": [list(self._traces.get(gpu, ())) for gpu in range(max(gpus, default=-1) + 1)],
         }
 
@@ -213,7 +233,7 @@ class _History:
             "segment_type": "large" if row.nbytes > 2 << 20 else "small",
             "segment_pool_id": (0, 0),
             "is_expandable": row.type == 4,
-            "frames": self._described(row.stack),
+            "frames": row.frames,
             "blocks": blocks,
         }
 
@@ -222,11 +242,9 @@ class _History:
         if not self._holds_blocks(row):
             return [self._block(row.address, row.nbytes, row)]
         end = row.address + row.nbytes
-        if not hasattr(self, "_sorted"):
-            self._sorted = sorted(self._blocks)
-        first = bisect_right(self._sorted, row.address - 1)
+        first = bisect_right(self._ordered, row.address - 1)
         filled, at = [], row.address
-        for address in self._sorted[first:]:
+        for address in self._ordered[first:]:
             if address >= end:
                 break
             block = self._blocks[address]
@@ -246,9 +264,5 @@ class _History:
             "size": nbytes,
             "requested_size": nbytes if row else 0,
             "state": "active_allocated" if row else "inactive",
-            "frames": self._described(row.stack) if row else [],
+            "frames": row.frames if row else [],
         }
-
-
-def _address(row: _Row) -> int:
-    return row.address
