@@ -126,7 +126,8 @@ class _Writer:
                 if nbytes >= SLICE_NBYTES and number:
                     head = f'"cat":"live","id":"{number:#x}","name":{name}'
                     yield f'{{"ph":"b",{head},{where},"args":{about}}}'
-                self._live[number] = _Allocated(process, context, gpu, kind, nbytes, head)
+                if number:
+                    self._live[number] = _Allocated(process, context, gpu, kind, nbytes, head)
                 yield from self._counted(process, gpu, kind, nbytes, at)
             elif type_ == _FREE:
                 if (ended := self._live.pop(number, None)) is not None:
