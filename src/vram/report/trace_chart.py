@@ -20,7 +20,7 @@ from vram.report.trace_lines import (
     sentence,
     table,
 )
-from vram.report.trace_rows import place, stack_of
+from vram.report.trace_rows import caller, place, stack_of
 from vram.units import counted, size
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
@@ -160,8 +160,13 @@ def holes(view: TraceView, options: RenderOptions, limit: int) -> RenderableType
     blocks: list[RenderableType] = [*head(view, options)]
     if not view.holes:
         blocks += [Text(), sentence("No live allocation with an address was recorded.", options, indent=0)]
+    drawn: dict[tuple[int | None, int], Holes] = {}
     for each in view.holes:
-        blocks += [Text(), *_scattered(view, each, options, limit)]
+        before = drawn.setdefault((each.gpu, each.process), each)
+        if before is not each and before.blocks == each.blocks:
+            blocks.append(sentence(f"The same after {moment(each.at_ns)}.", options, style="dim"))
+        else:
+            blocks += [Text(), *_scattered(view, each, options, limit)]
     if view.holes:
         about = (
             "A hole is address space between live allocations of one piece. An allocator that keeps its"
@@ -194,7 +199,7 @@ def _scattered(view: TraceView, each: Holes, options: RenderOptions, limit: int)
         body = (
             (
                 (f"{address:#x}", size(nbytes)),
-                place_cell(place(stack_of(view, stack)), options),
+                place_cell(place(stack_of(view, stack)), options, calling=caller(stack_of(view, stack))),
                 (),
             )
             for address, nbytes, stack in largest

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from vram.model.trace import CallStack, FailedAllocation, Frame, Gap, TracedProcess, TraceView
 from vram.report.layout import RenderOptions, paragraph, shorten
-from vram.report.trace_rows import NO_STACK, AllocationRow, position
+from vram.report.trace_rows import NO_STACK, AllocationRow, Branch, position
 from vram.units import counted, duration, size
 
 _CALLERS = 3
@@ -96,20 +96,55 @@ def row_cell(row: AllocationRow, options: RenderOptions, note: str = "") -> Cell
         room = width - cell_len(shown)
         if room < 24:
             shown, room = "", width
-        return label_text(row.place, row.label, room, options).append(shown, style="dim")
+        return label_text(row.place, row.label, room, options, row.caller).append(shown, style="dim")
 
     return cell
 
 
-def place_cell(frame: Frame | None, options: RenderOptions, label: str = NO_STACK) -> Cell:
-    return lambda width: label_text(frame, label, width, options)
+def place_cell(
+    frame: Frame | None, options: RenderOptions, label: str = NO_STACK, calling: Frame | None = None
+) -> Cell:
+    return lambda width: label_text(frame, label, width, options, calling)
 
 
-def label_text(frame: Frame | None, label: str, width: int, options: RenderOptions) -> Text:
-    """The place, or where there is none what stands for it."""
-    if frame is not None:
-        return place_text(frame, width, options)
-    return Text(path_end(label, width, options))
+def label_text(
+    frame: Frame | None, label: str, width: int, options: RenderOptions, calling: Frame | None = None
+) -> Text:
+    """The place, and who called it where there is room; where there is no place what stands for it."""
+    if frame is None:
+        return Text(path_end(label, width, options))
+    both = None if calling is None else _with_caller(frame, calling, width, options)
+    return both or place_text(frame, width, options)
+
+
+def _with_caller(frame: Frame, calling: Frame, width: int, options: RenderOptions) -> Text | None:
+    """The place and who called it, where both fit: with their folders, or by their files' names alone."""
+    arrow = options.clean(" ← ")
+    name = options.clean(frame.function)
+    for function, shown in ((name, position), (name, _short_position), ("", _short_position)):
+        where = options.clean(shown(frame))
+        caller = options.clean(f"{calling.function}  {shown(calling)}")
+        gap = "  " if function else ""
+        if sum(map(cell_len, (function, gap, where, arrow, caller))) <= width:
+            return Text.assemble((function, "bold"), gap, where, (arrow + caller, "dim"))
+    return None
+
+
+def _short_position(frame: Frame) -> str:
+    return position(frame).rpartition("/")[2]
+
+
+def branch_lines(found: Sequence[Branch], indent: int, options: RenderOptions) -> Iterator[Text]:
+    """Who a row's allocations come from, a line each."""
+    for branch in found[:_CALLERS]:
+        lead = f"{' ' * indent}{size(branch.nbytes):>10} from "
+        line = place_text(branch.frame, options.width - len(lead), options)
+        line.stylize("dim")
+        yield Text.assemble((lead, "dim"), line)
+    if len(found) > _CALLERS:
+        nbytes = sum(branch.nbytes for branch in found[_CALLERS:])
+        words = f"{size(nbytes):>10} from {len(found) - _CALLERS:,} others; --by stack shows them"
+        yield Text(" " * indent + words, style="dim")
 
 
 def path_end(path: str, width: int, options: RenderOptions) -> str:

@@ -31,6 +31,10 @@ _STANDARD = re.compile(r"(?:.*/)?lib(?:64)?/python3[^/]*/|<frozen ")
 _CUDA_ITSELF = re.compile(r"lib(?:cuda|cudart|cupti|vramtracer|vramvirtual\w*)[.-]")
 
 
+# Of a row with many stacks, the largest are enough to say where they come from.
+_STACKS_COMPARED, _DEEPEST_COMPARED, _NEARLY_ALL = 64, 256, 0.95
+
+
 # ---- places ----
 
 
@@ -82,6 +86,19 @@ def place(stack: CallStack) -> Frame | None:
     return next((each for each in stack.frames if not _is_cuda(each)), stack.frames[0])
 
 
+def caller(stack: CallStack) -> Frame | None:
+    """Who called the place from another file of the program: where that is a wrapper, the line to look at."""
+    at = place(stack)
+    if at is None:
+        return None
+    outside = stack.frames[stack.frames.index(at) + 1 :]
+    return next((frame for frame in outside if frame.file != at.file and _is_own(frame)), None)
+
+
+def _is_own(frame: Frame) -> bool:
+    return frame.language == "python" and not is_installed(frame.file)
+
+
 def _is_cuda(frame: Frame) -> bool:
     return frame.language == "native" and _CUDA_ITSELF.match(frame.file.rpartition("/")[2]) is not None
 
@@ -102,6 +119,9 @@ class AllocationRow(Struct, kw_only=True):
     kinds: tuple[str, ...]
     gpus: tuple[int | None, ...]
     processes: tuple[int, ...]
+    caller: Frame | None
+    """Who called the place from another file; None where there is none, or several."""
+    sites: list[Site]
 
 
 def rows(view: TraceView, sites: Iterable[Site], by: By) -> list[AllocationRow]:
@@ -127,7 +147,46 @@ def _row(view: TraceView, sites: list[Site], by: By) -> AllocationRow:
         kinds=tuple(dict.fromkeys(site.kind for site in sites)),
         gpus=tuple(dict.fromkeys(site.gpu for site in sites)),
         processes=tuple(dict.fromkeys(site.process for site in sites)),
+        caller=_only_caller(view, sites) if by in ("line", "function", "stack") else None,
+        sites=sites,
     )
+
+
+def _only_caller(view: TraceView, sites: list[Site]) -> Frame | None:
+    callers = {caller(stack_of(view, number)) for number in {site.stack for site in sites[:_STACKS_COMPARED]}}
+    return callers.pop() if len(callers) == 1 else None
+
+
+class Branch(Struct, frozen=True):
+    """A caller of a place, and what was allocated through it."""
+
+    frame: Frame | None
+    nbytes: int
+
+
+def branches(view: TraceView, row: AllocationRow) -> list[Branch]:
+    """Who the allocations of *row* come from, where its stacks part; the largest first, none for one stack.
+
+    From the innermost frame outwards, as long as nearly all bytes come from the same caller.
+    """
+    sites = sorted(row.sites, key=lambda site: -site.nbytes)[:_STACKS_COMPARED]
+    for depth in range(_DEEPEST_COMPARED):
+        by_frame: dict[Frame | None, list[Site]] = {}
+        for site in sites:
+            frames = stack_of(view, site.stack).frames
+            by_frame.setdefault(frames[depth] if depth < len(frames) else None, []).append(site)
+        largest = max(by_frame.values(), key=_nbytes)
+        if len(by_frame) > 1 and _nbytes(largest) < _NEARLY_ALL * _nbytes(sites):
+            found = [Branch(frame, _nbytes(each)) for frame, each in by_frame.items()]
+            return sorted(found, key=lambda branch: -branch.nbytes)
+        if None in by_frame and by_frame[None] is largest:
+            return []
+        sites = largest
+    return []
+
+
+def _nbytes(sites: Iterable[Site]) -> int:
+    return sum(site.nbytes for site in sites)
 
 
 def stack_of(view: TraceView, number: int) -> CallStack:
@@ -263,6 +322,8 @@ class DiffRow(Struct, frozen=True, kw_only=True):
 
     label: str
     place: Frame | None
+    caller: Frame | None
+    """Who called the place from another file of the program."""
     before_nbytes: int
     after_nbytes: int
     before_count: int
@@ -283,10 +344,12 @@ def differences(
         first, second = old.get(key), new.get(key)
         shown, view = (second, after) if second else (first, before)
         assert shown is not None
+        stack = stack_of(view, shown.stack)
         found.append(
             DiffRow(
                 label=label(view, shown.stack, by),
-                place=place(stack_of(view, shown.stack)) if by in ("line", "function", "stack") else None,
+                place=place(stack) if by in ("line", "function", "stack") else None,
+                caller=caller(stack) if by == "stack" else None,
                 before_nbytes=first.nbytes if first else 0,
                 after_nbytes=second.nbytes if second else 0,
                 before_count=first.count if first else 0,

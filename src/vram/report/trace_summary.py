@@ -15,6 +15,7 @@ from vram.report.trace_chart import sparkline
 from vram.report.trace_lines import (
     allocations,
     before_sentences,
+    branch_lines,
     failure_text,
     gpu_name,
     head,
@@ -26,7 +27,7 @@ from vram.report.trace_lines import (
     sentence,
     table,
 )
-from vram.report.trace_rows import VERDICTS, AllocationRow, leaks_of, on_gpu, place, rows, stack_of
+from vram.report.trace_rows import VERDICTS, AllocationRow, branches, leaks_of, on_gpu, place, rows, stack_of
 from vram.units import counted, size
 
 _PLACES = 3
@@ -119,7 +120,7 @@ def _at_peak(view: TraceView, options: RenderOptions) -> Iterator[RenderableType
         (
             (size(row.nbytes), _share(row.nbytes, whole), f"{row.count:,}"),
             row_cell(row, options, _on(row) if len(view.gpus) > 1 else ""),
-            (),
+            branch_lines(branches(view, row)[:2], 6, options) if row.stacks > 1 else (),
         )
         for row in found[:_PLACES]
     )

@@ -14,6 +14,7 @@ from vram.model.trace import Frame, GpuUse, LeakSite, Site, TraceView
 from vram.report.layout import RenderOptions
 from vram.report.trace_lines import (
     allocations,
+    branch_lines,
     gpu_name,
     head,
     heading,
@@ -34,6 +35,7 @@ from vram.report.trace_rows import (
     By,
     DiffRow,
     Verdict,
+    branches,
     churn_rows,
     differences,
     leaks_of,
@@ -95,7 +97,7 @@ def _verdict(
     yield sentence(REASONS[verdict], options, style="dim")
     gathered = rows(view, (leak.site for leak in found), wanted.by)
     shown, hidden = wanted.cut(gathered)
-    facts = _Facts(view, found, wanted.by)
+    facts = _Facts(found)
     whole = wanted.verbose
     short = verdict == "in use at exit" and not whole
     body = (
@@ -111,25 +113,22 @@ def _verdict(
 
 
 class _Facts:
-    """When the allocations of a row were made, and how many of its stack were freed."""
+    """When the allocations of a row were made, and how many others of its stacks were freed."""
 
-    def __init__(self, view: TraceView, found: list[LeakSite], by: By) -> None:
+    def __init__(self, found: list[LeakSite]) -> None:
         self._by_stack: dict[int, list[LeakSite]] = {}
         for leak in found:
             self._by_stack.setdefault(leak.site.stack, []).append(leak)
-        self._duration = view.duration_ns
 
     def sentence(self, row: AllocationRow) -> str:
-        leaks = self._by_stack.get(row.stack, [])
-        first = min((leak.first_ns for leak in leaks), default=0)
-        last = max((leak.last_ns for leak in leaks), default=0)
+        leaks = [leak for number in {site.stack for site in row.sites} for leak in self._by_stack[number]]
+        first = min(leak.first_ns for leak in leaks)
+        last = max(leak.last_ns for leak in leaks)
         freed = sum(leak.freed for leak in leaks)
-        largest = max((leak.largest for leak in leaks), default=0)
         when = f"at {moment(first)}" if first == last else f"from {moment(first)} to {moment(last)}"
-        each = f", the largest {size(largest)}" if row.count > 1 else ""
-        others = f"; {freed:,} others of this stack were freed" if freed else "; none was ever freed"
-        more = f"; {row.stacks:,} stacks, this is the largest" if row.stacks > 1 else ""
-        return f"{when}{each}{others}{more}"
+        each = f", the largest {size(max(leak.largest for leak in leaks))}" if row.count > 1 else ""
+        others = f"; {freed:,} others were freed" if freed else "; none was ever freed"
+        return f"{when}{each}{others}"
 
 
 def _below_leak(
@@ -137,14 +136,20 @@ def _below_leak(
 ) -> Iterator[Text]:
     for line in wrap(options.clean(facts.sentence(row)), options.measure - _INDENT):
         yield Text(" " * _INDENT + line, style="dim")
-    yield from stack_lines(stack_of(view, row.stack), row.place, _INDENT, options, whole=whole)
+    if not whole and row.stacks > 1:
+        yield from branch_lines(branches(view, row), _INDENT, options)
+    else:
+        yield from stack_lines(stack_of(view, row.stack), row.place, _INDENT, options, whole=whole)
 
 
-def _whole_stack(
+def _below(
     view: TraceView, row: AllocationRow, wanted: ViewOptions, options: RenderOptions
 ) -> Iterator[Text]:
+    """The whole stack on request; else who the allocations come from, where there are several."""
     if wanted.verbose:
         yield from stack_lines(stack_of(view, row.stack), row.place, _INDENT, options, whole=True)
+    elif row.stacks > 1 and row.place is not None:
+        yield from branch_lines(branches(view, row), _INDENT, options)
 
 
 def _reminders(view: TraceView, options: RenderOptions) -> Iterator[RenderableType]:
@@ -196,7 +201,7 @@ def _peak_table(
         (
             (size(row.nbytes), f"{100 * row.nbytes / whole:.1f}%" if whole else "", f"{row.count:,}"),
             row_cell(row, options),
-            _whole_stack(view, row, wanted, options),
+            _below(view, row, wanted, options),
         )
         for row in shown
     )
@@ -296,7 +301,7 @@ def churn(view: TraceView, wanted: ViewOptions, options: RenderOptions) -> Rende
         (
             (f"{row.count:,}", _rate(per_second), size(row.nbytes), moment(life_ns)),
             row_cell(row, options),
-            _whole_stack(view, row, wanted, options),
+            _below(view, row, wanted, options),
         )
         for row, life_ns, per_second in found[:limit]
     )
@@ -354,7 +359,7 @@ def _changes(
     body = (
         (
             (_signed(row.change), size(row.before_nbytes), size(row.after_nbytes)),
-            place_cell(row.place, options, row.label),
+            place_cell(row.place, options, row.label, row.caller),
             (),
         )
         for row in sorted(found[:limit], key=lambda row: -row.change)
