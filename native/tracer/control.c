@@ -293,6 +293,7 @@ int vram_tracer_stop(void) {
         atomic_store(&recording, NOT_RECORDING);
         record_end(END_DETACHED, 0);
         section_close();
+        writers_new_generation();
     }
     pthread_mutex_unlock(&lock);
     return was ? 0 : 1;
