@@ -286,8 +286,8 @@ def test_which_cards_it_fits() -> None:
     assert need.least == need.most - 2 * GIB
     assert verdicts["RTX 4090"] == "fits"
     assert verdicts["T4"] == "too small"
-    spare = {each.card.name: each.spare_nbytes for each in judged.cards}
-    assert spare["RTX 4090"] == 24564 * MIB - 615 * MIB - need.most
+    left = {each.card.name: each.left_nbytes for each in judged.cards}
+    assert left["RTX 4090"] == 24564 * MIB - 615 * MIB - need.most
 
 
 def test_a_cache_that_shrinks_decides() -> None:
@@ -295,7 +295,7 @@ def test_a_cache_that_shrinks_decides() -> None:
 
     (each,) = fit(trace_samples.with_blocks(), [GraphicsCard("17.5 GiB", 17 * GIB + 512 * MIB)]).cards
     assert each.verdict == "if caches shrink"
-    assert each.spare_nbytes < 0
+    assert each.left_nbytes < 0
 
 
 def test_what_was_held_before_counts_and_has_its_context() -> None:

@@ -184,7 +184,7 @@ def with_blocks() -> TraceView:
     """The same, where PyTorch's own history splits what it took from the driver."""
     use = BlockUse(
         process=0,
-        framework="PyTorch",
+        framework="torch",
         gpu=0,
         at="peak",
         reserved_nbytes=17 * GIB,

@@ -62,7 +62,7 @@ complete -c vram -n __vram_needs_command -a borrow -d 'Park your idle processes,
 complete -c vram -n __vram_needs_command -a kill -d 'Terminate processes and measure the freed memory'
 complete -c vram -n __vram_needs_command -a reset -d 'Show what prevents a GPU reset; with --yes, as root, reset it'
 complete -c vram -n __vram_needs_command -a report -d 'Read a trace: which line allocated, what was live at the peak, what was never freed'
-complete -c vram -n __vram_needs_command -a fit -d 'Read a trace: which cards would it have fitted, with what to spare'
+complete -c vram -n __vram_needs_command -a fit -d 'Read a trace: which cards would it have fitted, and how much would be left'
 complete -c vram -n __vram_needs_command -a doctor -d 'Check what works on this host, and how to fix what does not'
 complete -c vram -n __vram_needs_command -a oom -d 'Explain an out-of-memory error from a message or a log'
 complete -c vram -n __vram_needs_command -a snapshot -d 'Save everything vram reads to a file, for `vram why --from`'

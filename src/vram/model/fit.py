@@ -18,6 +18,9 @@ class GpuNeed(Struct, frozen=True, kw_only=True):
     """What the traced processes needed on one GPU at its highest moment."""
 
     gpu: int | None
+    name: str | None
+    """Of the GPU that it was recorded on, and that one's memory."""
+    total_nbytes: int | None
     live_nbytes: int
     """Allocated at the peak, as recorded."""
     before_nbytes: int
@@ -43,12 +46,12 @@ class CardFit(Struct, frozen=True, kw_only=True):
     """Whether the fullest GPU of the trace fits a card.
 
     "fits": as it was recorded. "if caches shrink": only without what a framework kept unused.
-    "too small": not even then. ``spare_nbytes`` is negative by what is missing.
+    "too small": not even then. ``left_nbytes`` is negative by what is missing.
     """
 
     card: GraphicsCard
     verdict: Literal["fits", "if caches shrink", "too small"]
-    spare_nbytes: int
+    left_nbytes: int
 
 
 class Fit(Struct, frozen=True, kw_only=True):

@@ -38,7 +38,8 @@ def _need(need: GpuNeed, options: RenderOptions) -> RenderableType:
         parts.append(f"{size(need.before_nbytes)} held before recording began")
     if need.contexts:
         parts.append(f"{size(need.context_nbytes)} for {counted(need.contexts, 'context')}")
-    words = f"{gpu_name(need.gpu)} needs {size(need.most)} at its peak: {' + '.join(parts)}"
+    on = f" (recorded on {need.name}, {size(need.total_nbytes)})" if need.name and need.total_nbytes else ""
+    words = f"{gpu_name(need.gpu)}{on} needs {size(need.most)} at its peak: {' + '.join(parts)}"
     if need.cached_nbytes:
         words += (
             f"; {size(need.cached_nbytes)} of it was kept unused by a framework's allocator, so"
@@ -48,12 +49,12 @@ def _need(need: GpuNeed, options: RenderOptions) -> RenderableType:
 
 
 def _cards(fit: Fit, options: RenderOptions) -> list[Text]:
-    body = (((size(each.card.total_nbytes), _spare(each)), _cell(each, options), ()) for each in fit.cards)
-    return table(("memory", "to spare", "card"), body, options)
+    body = (((size(each.card.total_nbytes), _left(each)), _cell(each, options), ()) for each in fit.cards)
+    return table(("memory", "left", "card"), body, options)
 
 
-def _spare(each: CardFit) -> str:
-    return size(each.spare_nbytes).replace("-", "−")
+def _left(each: CardFit) -> str:
+    return size(each.left_nbytes).replace("-", "−")
 
 
 def _cell(each: CardFit, options: RenderOptions) -> Cell:

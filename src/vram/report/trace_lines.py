@@ -13,7 +13,7 @@ from rich.text import Text
 
 from vram.model.trace import CallStack, FailedAllocation, Frame, Gap, TracedProcess, TraceView
 from vram.report.layout import RenderOptions, paragraph, shorten
-from vram.report.trace_rows import NO_STACK, AllocationRow, Branch, position
+from vram.report.trace_rows import NO_STACK, AllocationRow, CallerShare, position
 from vram.units import counted, duration, size
 
 _CALLERS = 3
@@ -134,7 +134,7 @@ def _short_position(frame: Frame) -> str:
     return position(frame).rpartition("/")[2]
 
 
-def branch_lines(found: Sequence[Branch], indent: int, options: RenderOptions) -> Iterator[Text]:
+def branch_lines(found: Sequence[CallerShare], indent: int, options: RenderOptions) -> Iterator[Text]:
     """Who a row's allocations come from, a line each."""
     for branch in found[:_CALLERS]:
         lead = f"{' ' * indent}{size(branch.nbytes):>10} from "
@@ -273,8 +273,20 @@ def missing(view: TraceView) -> list[str]:
     words = [*_early_ends(view), *_gap_sentences(view)]
     if view.processes and all(process.stacks == "none" for process in view.processes):
         words.append("No stacks were recorded (--stacks none): places are unknown.")
+    words += _unpaired(view)
     words += [_dotted(text) for text in view.damage]
     return words
+
+
+def _unpaired(view: TraceView) -> Iterator[str]:
+    """Frees whose allocation was not recorded, and the other way round."""
+    for process in view.processes:
+        if process.unknown_frees:
+            what = "a free was" if process.unknown_frees == 1 else f"{process.unknown_frees:,} frees were"
+            yield f"pid {process.pid}: {what} of memory whose allocation was not recorded."
+        if process.missing_frees:
+            what = "a free is" if process.missing_frees == 1 else f"{process.missing_frees:,} frees are"
+            yield f"pid {process.pid}: {what} not in the trace: the address was given out again."
 
 
 def _early_ends(view: TraceView) -> Iterator[str]:

@@ -157,14 +157,14 @@ def _only_caller(view: TraceView, sites: list[Site]) -> Frame | None:
     return callers.pop() if len(callers) == 1 else None
 
 
-class Branch(Struct, frozen=True):
+class CallerShare(Struct, frozen=True):
     """A caller of a place, and what was allocated through it."""
 
     frame: Frame | None
     nbytes: int
 
 
-def branches(view: TraceView, row: AllocationRow) -> list[Branch]:
+def branches(view: TraceView, row: AllocationRow) -> list[CallerShare]:
     """Who the allocations of *row* come from, where its stacks part; the largest first, none for one stack.
 
     From the innermost frame outwards, as long as nearly all bytes come from the same caller.
@@ -177,7 +177,7 @@ def branches(view: TraceView, row: AllocationRow) -> list[Branch]:
             by_frame.setdefault(frames[depth] if depth < len(frames) else None, []).append(site)
         largest = max(by_frame.values(), key=_nbytes)
         if len(by_frame) > 1 and _nbytes(largest) < _NEARLY_ALL * _nbytes(sites):
-            found = [Branch(frame, _nbytes(each)) for frame, each in by_frame.items()]
+            found = [CallerShare(frame, _nbytes(each)) for frame, each in by_frame.items()]
             return sorted(found, key=lambda branch: -branch.nbytes)
         if None in by_frame and by_frame[None] is largest:
             return []
@@ -393,5 +393,5 @@ def _by_code(view: TraceView, sites: Sequence[Site], by: By) -> dict[Hashable, _
 
 @lru_cache(maxsize=65536)
 def _same_file(file: str) -> str:
-    """Name a file so that two checkouts agree: its name and its folder's, or from the package on."""
-    return shown_file(file) if is_installed(file) else "/".join(file.rsplit("/", 2)[-2:])
+    """Name a file so that two checkouts of a program agree: by its name, or from the package on."""
+    return shown_file(file) if is_installed(file) else file.rpartition("/")[2]

@@ -22,18 +22,29 @@ from vram.report.trace_lines import (
     heading,
     missing,
     moment,
-    place_text,
+    place_cell,
     row_cell,
     sentence,
     table,
 )
-from vram.report.trace_rows import VERDICTS, AllocationRow, branches, leaks_of, on_gpu, place, rows, stack_of
+from vram.report.trace_rows import (
+    VERDICTS,
+    AllocationRow,
+    branches,
+    caller,
+    leaks_of,
+    on_gpu,
+    place,
+    rows,
+    stack_of,
+)
 from vram.units import counted, size
 
 _PLACES = 3
 _MOST_GPUS = 8
 _MOST_LEAKS = 5
 _MOST_NOTES = 4
+_FRAMEWORKS = {"torch": "PyTorch", "cupy": "CuPy", "jax": "JAX", "other": "another framework"}
 _STYLES = {"leaked": "red", "growing": "yellow", "in use at exit": "dim"}
 
 
@@ -56,7 +67,7 @@ def _gpus(view: TraceView, options: RenderOptions) -> Iterator[RenderableType]:
     if not view.gpus:
         yield sentence("Nothing was allocated on a GPU.", options, indent=0)
     shown = view.gpus[:_MOST_GPUS]
-    for use, figures in zip(shown, _aligned([_figures(use) for use in shown]), strict=True):
+    for use, figures in zip(shown, _aligned([_figures(use, options) for use in shown]), strict=True):
         line = Text.assemble((options.clean(gpu_name(use.gpu)), "bold"), "  ", options.clean(figures))
         room = options.width - line.cell_len - 2
         if room >= 24:
@@ -72,19 +83,23 @@ def _gpus(view: TraceView, options: RenderOptions) -> Iterator[RenderableType]:
         yield Text.assemble(("host", "bold"), f"   peak {size(view.host_peak_nbytes)} of pinned memory")
 
 
-def _figures(use: GpuUse) -> tuple[str, ...]:
+def _figures(use: GpuUse, options: RenderOptions) -> tuple[str, ...]:
+    of = f" of {size(use.total_nbytes)}" if use.total_nbytes else ""
+    name = [options.clean(use.name or "")] if options.is_wide else []
+    count = f" · {allocations(use.allocations)}" if options.is_wide or not of else ""
     return (
-        f"peak {size(use.peak_nbytes)}",
+        *name,
+        f"peak {size(use.peak_nbytes)}{of}",
         f"after {moment(use.peak_ns)} · {size(use.end_nbytes)}",
-        f"at the end · {allocations(use.allocations)}",
+        f"at the end{count}",
     )
 
 
 def _aligned(lines: list[tuple[str, ...]]) -> list[str]:
     """The parts of each line under those of the others."""
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=False)]
     return [
-        " ".join(part.ljust(width) for part, width in zip(line, widths, strict=True)).rstrip()
+        " ".join(part.ljust(width) for part, width in zip(line, widths, strict=False)).strip()
         for line in lines
     ]
 
@@ -98,11 +113,15 @@ def blocks_at_peak(view: TraceView, gpu: int | None) -> list[BlockUse]:
     return [block for block in view.frameworks if block.at == "peak" and block.gpu == gpu]
 
 
+def framework_name(name: str) -> str:
+    return _FRAMEWORKS.get(name, name)
+
+
 def framework_sentence(block: BlockUse) -> str:
     unused = max(0, block.reserved_nbytes - block.used_nbytes)
     note = f" ({block.note})" if block.note else ""
     return (
-        f"{block.framework}: {size(block.reserved_nbytes)} taken from the driver,"
+        f"{framework_name(block.framework)}: {size(block.reserved_nbytes)} taken from the driver,"
         f" {size(block.used_nbytes)} of it in use, {size(unused)} cached{note}"
     )
 
@@ -186,7 +205,8 @@ def _failed(view: TraceView, options: RenderOptions) -> Iterator[RenderableType]
     for failure in view.failures[:2]:
         lead = f"  {options.clean(failure_text(failure))}  "
         room = max(20, options.width - cell_len(lead))
-        yield Text.assemble(lead, place_text(place(stack_of(view, failure.stack)), room, options))
+        stack = stack_of(view, failure.stack)
+        yield Text.assemble(lead, place_cell(place(stack), options, calling=caller(stack))(room))
 
 
 def _notes(view: TraceView, options: RenderOptions) -> Iterator[RenderableType]:

@@ -43,7 +43,7 @@ from vram.report.trace_rows import (
     rows,
     stack_of,
 )
-from vram.report.trace_summary import blocks_at_peak, framework_sentence
+from vram.report.trace_summary import blocks_at_peak, framework_name, framework_sentence
 from vram.units import size
 
 REASONS: dict[Verdict, str] = {
@@ -175,7 +175,7 @@ def peak(view: TraceView, wanted: ViewOptions, options: RenderOptions) -> Render
             blocks.append(sentence(framework_sentence(block), options))
             whole = sum(site.nbytes for site in block.sites)
             blocks += _peak_table(
-                view, block.sites, whole, f"{block.framework}'s blocks, by", wanted, options
+                view, block.sites, whole, f"{framework_name(block.framework)}'s blocks, by", wanted, options
             )
         title = "taken from the driver by" if blocks_at_peak(view, use.gpu) else "allocated by"
         blocks += _peak_table(view, driver, sum(site.nbytes for site in driver), title, wanted, options)

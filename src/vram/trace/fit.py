@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vram.model.fit import CardFit, Fit, GpuNeed, GraphicsCard
-from vram.model.trace import TraceView
+from vram.model.trace import GpuUse, TraceView
 from vram.units import MIB, size
 
 # Measured on an H200 with driver 580.159 (docs/concepts/what-a-context-costs.md, docs/evidence): the first
@@ -45,7 +45,7 @@ CARDS = tuple(
 
 def fit(view: TraceView, cards: Sequence[GraphicsCard] = CARDS) -> Fit:
     """Compare what the fullest GPU of *view* needed with *cards*, the largest first."""
-    needs = tuple(_need(view, use.gpu, use.peak_nbytes) for use in view.gpus)
+    needs = tuple(_need(view, use) for use in view.gpus)
     most = max((need.most for need in needs), default=0)
     least = max((need.least for need in needs), default=0)
     ordered = sorted(cards, key=lambda card: -card.total_nbytes)
@@ -58,7 +58,8 @@ def fit(view: TraceView, cards: Sequence[GraphicsCard] = CARDS) -> Fit:
     )
 
 
-def _need(view: TraceView, gpu: int | None, peak_nbytes: int) -> GpuNeed:
+def _need(view: TraceView, use: GpuUse) -> GpuNeed:
+    gpu = use.gpu
     users = {site.process for site in view.allocations if site.gpu == gpu}
     before: dict[int, int] = {}
     counted: set[int] = set()
@@ -70,27 +71,29 @@ def _need(view: TraceView, gpu: int | None, peak_nbytes: int) -> GpuNeed:
                 counted.add(held.process)  # with its context
     contexts = len(users - counted)
     cached = sum(
-        max(0, use.reserved_nbytes - use.used_nbytes)
-        for use in view.frameworks
-        if use.at == "peak" and use.gpu == gpu
+        max(0, blocks.reserved_nbytes - blocks.used_nbytes)
+        for blocks in view.frameworks
+        if blocks.at == "peak" and blocks.gpu == gpu
     )
     return GpuNeed(
         gpu=gpu,
-        live_nbytes=peak_nbytes,
+        name=use.name,
+        total_nbytes=use.total_nbytes,
+        live_nbytes=use.peak_nbytes,
         before_nbytes=sum(before.values()),
         contexts=contexts,
         context_nbytes=contexts * CONTEXT_NBYTES,
-        cached_nbytes=min(cached, peak_nbytes),
+        cached_nbytes=min(cached, use.peak_nbytes),
     )
 
 
 def _judged(card: GraphicsCard, most: int, least: int) -> CardFit:
     room = card.total_nbytes - RESERVE_NBYTES
     if most <= room:
-        return CardFit(card=card, verdict="fits", spare_nbytes=room - most)
+        return CardFit(card=card, verdict="fits", left_nbytes=room - most)
     if least <= room:
-        return CardFit(card=card, verdict="if caches shrink", spare_nbytes=room - most)
-    return CardFit(card=card, verdict="too small", spare_nbytes=room - least)
+        return CardFit(card=card, verdict="if caches shrink", left_nbytes=room - most)
+    return CardFit(card=card, verdict="too small", left_nbytes=room - least)
 
 
 def _assumptions(needs: Sequence[GpuNeed]) -> tuple[str, ...]:

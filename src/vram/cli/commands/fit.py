@@ -1,4 +1,4 @@
-"""``vram fit``: which cards a traced program would have fitted, and with what to spare.
+"""``vram fit``: which cards a traced program would have fitted, and how much would be left.
 
 The need is the highest live memory of the trace and a context for each process. What a trace cannot know
 (caches that would shrink, fragmentation, other kernels on other cards) is listed with the answer.
@@ -14,7 +14,7 @@ from vram.cli.terminal import add_terminal_arguments, emit, render_options, show
 from vram.errors import ExitCode
 
 NAME = "fit"
-HELP = "read a trace: which cards would it have fitted, with what to spare"
+HELP = "read a trace: which cards would it have fitted, and how much would be left"
 
 
 def add_arguments(parser: ArgumentParser) -> None:

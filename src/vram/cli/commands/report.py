@@ -214,7 +214,7 @@ def _diff(args: Namespace, files: list[str]) -> int:
 
 def _html(args: Namespace, view: TraceView) -> int:
     from vram.files import new_file
-    from vram.report.trace_page import page
+    from vram.report.trace_page import page  # type: ignore[import-untyped,unused-ignore]
 
     contents = page(view).encode("utf-8", "backslashreplace")
     with new_file(args.html, force=args.force) as stream:
