@@ -121,7 +121,10 @@ def _with_caller(frame: Frame, calling: Frame, width: int, options: RenderOption
     """The place and who called it, where both fit: with their folders, or by their files' names alone."""
     arrow = options.clean(" ← ")
     name = options.clean(frame.function)
-    for function, shown in ((name, position), (name, _short_position), ("", _short_position)):
+    forms = [(name, position), (name, _short_position)]
+    if calling.function != "<module>":  # a wrapper's caller says more than the wrapper's own name
+        forms.append(("", _short_position))
+    for function, shown in forms:
         where = options.clean(shown(frame))
         caller = options.clean(f"{calling.function}  {shown(calling)}")
         gap = "  " if function else ""
