@@ -25,7 +25,7 @@ from rich.console import Console, RenderableType
 
 from tests.doctor.hosts import SOUND, confined
 from tests.ledger.world import CONTEXT, OVERHEAD, World
-from tests.report import trace_samples
+from tests.report import training_traces
 from vram.cli.app import main
 from vram.doctor.engine import examine
 from vram.model.change import Change
@@ -212,10 +212,10 @@ def _doctor() -> str:
 def _report(vram: Callable[..., str]) -> str:
     """Every view of a trace that is written down, and words in the wrong order."""
     options = RenderOptions(width=WIDTH)
-    view, shorter = trace_samples.training(), trace_samples.training(paths=("before.vram",))
+    view, shorter = training_traces.training(), training_traces.training(paths=("before.vram",))
     shorter = replace(shorter, peak=shorter.peak[:2], leaks=shorter.leaks[2:])
     few = ViewOptions()
-    blocks = trace_samples.with_blocks()
+    blocks = training_traces.with_blocks()
     views = {
         "train.vram": trace_summary.summary(view, options),
         "peak train.vram": trace_views.peak(view, few, options),
@@ -236,7 +236,7 @@ def _report(vram: Callable[..., str]) -> str:
 
 
 def _fit() -> str:
-    blocks = trace_samples.with_blocks()
+    blocks = training_traces.with_blocks()
     shown = trace_fit.text(blocks, fit(blocks), RenderOptions(width=WIDTH))
     return f"$ vram fit train.vram\n{_printed(shown)}"
 

@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 from jsonschema import Draft202012Validator
 
-from tests.report import trace_samples
-from tests.report.trace_samples import EVIL, SECOND, training
+from tests.report import training_traces
+from tests.report.training_traces import EVIL, SECOND, training
 from vram.errors import UsageError
 from vram.model.trace import Mark, TraceView
 from vram.trace.exports import export, perfetto, speedscope, torch_viewer
@@ -96,7 +96,7 @@ def test_perfetto_events_have_the_fields_that_their_phase_needs() -> None:
         "b": {"name", "pid", "tid", "ts", "cat", "id"},
         "e": {"name", "pid", "tid", "ts", "cat", "id"},
     }
-    for view in (training(), trace_samples.hostile(), trace_samples.empty()):
+    for view in (training(), training_traces.hostile(), training_traces.empty()):
         events = perfetto_events(ATrace(*A_FEW, view=view))
         for each in events:
             assert needed[each["ph"]] <= set(each)
@@ -221,7 +221,7 @@ SPEEDSCOPE = {
 
 
 @pytest.mark.parametrize(
-    "sample", [training, trace_samples.with_blocks, trace_samples.empty, trace_samples.hostile]
+    "sample", [training, training_traces.with_blocks, training_traces.empty, training_traces.hostile]
 )
 def test_speedscope_takes_it(sample: Any) -> None:
     out = io.BytesIO()
@@ -273,7 +273,7 @@ def test_the_viewers_events_are_segments_and_blocks() -> None:
     ]
     assert events[1]["frames"][0] == {
         "name": "forward",
-        "filename": f"{trace_samples.TORCH}/nn/modules/linear.py",
+        "filename": f"{training_traces.TORCH}/nn/modules/linear.py",
         "line": 125,
     }
 
@@ -362,13 +362,13 @@ def test_parquet_has_a_row_for_each_event_and_one_for_each_frame(tmp_path: Path)
 
 
 def test_parquet_of_a_hostile_trace(tmp_path: Path) -> None:
-    export(ATrace(*A_FEW, view=trace_samples.hostile()), "parquet", str(tmp_path / "x"))  # type: ignore[arg-type]
+    export(ATrace(*A_FEW, view=training_traces.hostile()), "parquet", str(tmp_path / "x"))  # type: ignore[arg-type]
     assert pq.read_table(tmp_path / "x").num_rows == len(A_FEW)
     assert pq.read_table(tmp_path / "x.stacks.parquet").num_rows == 304
 
 
 def test_parquet_of_nothing(tmp_path: Path) -> None:
-    export(ATrace(view=trace_samples.empty()), "parquet", str(tmp_path / "x"))  # type: ignore[arg-type]
+    export(ATrace(view=training_traces.empty()), "parquet", str(tmp_path / "x"))  # type: ignore[arg-type]
     assert pq.read_table(tmp_path / "x").num_rows == 0
     assert pq.read_table(tmp_path / "x.stacks.parquet").num_rows == 0
 

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from tests.report import trace_samples
-from tests.report.trace_samples import STACKS, training
+from tests.report import training_traces
+from tests.report.training_traces import STACKS, training
 from vram.report import schema, trace_fit, trace_json
 from vram.trace.fit import fit
 from vram.units import GIB, MIB
 
-SAMPLES = (training, trace_samples.with_blocks, trace_samples.empty, trace_samples.hostile)
+SAMPLES = (training, training_traces.with_blocks, training_traces.empty, training_traces.hostile)
 
 
 def validated(encoded: bytes, command: str) -> Any:
@@ -56,7 +56,7 @@ def test_rows_can_be_limited() -> None:
 
 
 def test_nothing_steers_a_terminal() -> None:
-    encoded = trace_json.report(trace_samples.hostile(), "summary", "stack", None)
+    encoded = trace_json.report(training_traces.hostile(), "summary", "stack", None)
     assert encoded.decode().replace("\n", "").isprintable()
 
 
@@ -69,7 +69,7 @@ def test_a_difference() -> None:
 
 
 def test_cards() -> None:
-    view = trace_samples.with_blocks()
+    view = training_traces.with_blocks()
     answer = validated(trace_fit.json(view, fit(view)), "fit")
     assert answer["fit"]["needs"][0]["cached_nbytes"] == 2 * GIB
     assert answer["fit"]["needs"][0]["context_nbytes"] == 527 * MIB

@@ -10,8 +10,8 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
-from tests.report import trace_samples
-from tests.report.trace_samples import SECOND, python, site, training
+from tests.report import training_traces
+from tests.report.training_traces import SECOND, python, site, training
 from vram.errors import UsageError
 from vram.model.trace import CallStack, Frame, GpuUse, TimelinePoint, TraceView
 from vram.report import trace_chart, trace_fit, trace_summary, trace_views
@@ -47,9 +47,9 @@ VIEWS: dict[str, Render] = {
 }
 SAMPLES = {
     "training": training,
-    "with blocks": trace_samples.with_blocks,
-    "empty": trace_samples.empty,
-    "hostile": trace_samples.hostile,
+    "with blocks": training_traces.with_blocks,
+    "empty": training_traces.empty,
+    "hostile": training_traces.hostile,
 }
 
 
@@ -97,7 +97,7 @@ def test_the_summary_names_the_lines() -> None:
 
 def test_a_frameworks_blocks_stand_for_its_segments() -> None:
     """Which line made PyTorch take a segment says nothing about who uses it."""
-    said = text("summary", trace_samples.with_blocks(), 200)
+    said = text("summary", training_traces.with_blocks(), 200)
     assert "PyTorch: 17.0 GiB taken from the driver, 15.0 GiB of it in use, 2.0 GiB cached" in said
     assert "9.0 GiB    50%  4,096  forward" in said
     assert "8.0 GiB    44%" not in said
@@ -106,12 +106,12 @@ def test_a_frameworks_blocks_stand_for_its_segments() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"processes": (trace_samples.process(end="cut"),)}, "the process was killed, or still runs"),
+        ({"processes": (training_traces.process(end="cut"),)}, "the process was killed, or still runs"),
         (
-            {"processes": (trace_samples.process(end="disk full", end_errno=28),)},
+            {"processes": (training_traces.process(end="disk full", end_errno=28),)},
             "no space was left on the disk (errno 28)",
         ),
-        ({"processes": (trace_samples.process(stacks="none"),)}, "No stacks were recorded"),
+        ({"processes": (training_traces.process(stacks="none"),)}, "No stacks were recorded"),
         ({"damage": ("3 chunks are missing",)}, "3 chunks are missing."),
     ],
 )
@@ -132,7 +132,7 @@ def test_each_verdict_has_its_reason() -> None:
 
 def test_whole_stacks_are_shown_on_request() -> None:
     deep = CallStack(tuple(python(f"call{at}", "/p/x.py", at) for at in range(20)))
-    stacks = (*trace_samples.STACKS[:3], deep, *trace_samples.STACKS[4:])
+    stacks = (*training_traces.STACKS[:3], deep, *training_traces.STACKS[4:])
     view = training(stacks=stacks)
     assert "call19" not in text("leaks", view)
     assert "16 frames more; -v shows all" in text("leaks", view)
@@ -256,7 +256,7 @@ def test_a_line_that_moved_is_the_same_place() -> None:
                 for f in s.frames
             )
         )
-        for s in trace_samples.STACKS
+        for s in training_traces.STACKS
     )
     before, after = training(), training(stacks=moved)
     for by in GROUPINGS:
@@ -279,7 +279,7 @@ def test_what_grew_comes_first() -> None:
 
 
 def test_which_cards_it_fits() -> None:
-    judged = fit(trace_samples.with_blocks())
+    judged = fit(training_traces.with_blocks())
     verdicts = {each.card.name: each.verdict for each in judged.cards}
     (need,) = judged.needs
     assert need.most == 18 * GIB + 527 * MIB
@@ -293,7 +293,7 @@ def test_which_cards_it_fits() -> None:
 def test_a_cache_that_shrinks_decides() -> None:
     from vram.model.fit import GraphicsCard
 
-    (each,) = fit(trace_samples.with_blocks(), [GraphicsCard("17.5 GiB", 17 * GIB + 512 * MIB)]).cards
+    (each,) = fit(training_traces.with_blocks(), [GraphicsCard("17.5 GiB", 17 * GIB + 512 * MIB)]).cards
     assert each.verdict == "if caches shrink"
     assert each.left_nbytes < 0
 
