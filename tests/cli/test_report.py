@@ -152,6 +152,17 @@ def test_which_cards_it_fits(vram: Run, leaky: Recorded) -> None:
 # ---- files for other programs ----
 
 
+def test_one_page_of_it(vram: Run, trace: str, tmp_path: Path) -> None:
+    path = tmp_path / "trace.html"
+    code, out, err = vram("report", trace, "--html", str(path))
+    assert (code, out, err) == (ExitCode.OK, f"written: {path}\n", "")
+    page = path.read_text()
+    assert page.startswith("<!DOCTYPE html>")
+    assert "leaky.vram" in page
+    assert "remember" in page
+    assert vram("report", trace, "--html", str(path)).code == ExitCode.USAGE
+
+
 @pytest.mark.parametrize("form", ["perfetto", "speedscope", "torch", "parquet"])
 def test_exports_of_a_real_trace(vram: Run, leaky: Recorded, form: str, tmp_path: Path) -> None:
     path, trace, live = tmp_path / "out.parquet", leaky.path, leaky.live

@@ -214,9 +214,10 @@ def _diff(args: Namespace, files: list[str]) -> int:
 
 def _html(args: Namespace, view: TraceView) -> int:
     from vram.files import new_file
-    from vram.report.trace_page import page  # type: ignore[import-untyped,unused-ignore]
+    from vram.report.trace_page import page
 
-    contents = page(view).encode("utf-8", "backslashreplace")
+    title = ", ".join(Path(path).name for path in view.paths)
+    contents = page(view, title=title).encode("utf-8", "backslashreplace")
     with new_file(args.html, force=args.force) as stream:
         stream.write(contents)
     return _written(args.html)
