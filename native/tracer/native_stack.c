@@ -1,6 +1,8 @@
-// Walks the native stack with libgcc's unwinder, and knows where the libraries of interest are.
+// Walks the native stack, and knows where the libraries of interest are.
 #define _GNU_SOURCE
 #include "native_stack.h"
+
+#include "call_frames.h"
 
 #include <dlfcn.h>
 #include <limits.h>
@@ -96,11 +98,11 @@ static void refresh_ranges(void) {
     atomic_flag_clear(&refreshing);
 }
 
-static int compare_counters(struct dl_phdr_info *info, size_t size, void *changed) {
+static int read_counters(struct dl_phdr_info *info, size_t size, void *counters) {
     (void)size;
-    *(bool *)changed = info->dlpi_adds != atomic_load_explicit(&loads, memory_order_relaxed) ||
-                       info->dlpi_subs != atomic_load_explicit(&unloads, memory_order_relaxed);
-    return 1; // the counters are the same for all libraries
+    ((unsigned long long *)counters)[0] = info->dlpi_adds;
+    ((unsigned long long *)counters)[1] = info->dlpi_subs;
+    return 1; // they are the same for all libraries
 }
 
 static inline bool is_in(enum kind kind, uintptr_t address) {
@@ -139,6 +141,10 @@ struct walk {
     int count, most;
 };
 
+static bool is_left_out(uintptr_t address) {
+    return is_in(OWN, address - 1) || is_in(CUDA, address - 1);
+}
+
 static int add_frame(struct _Unwind_Context *context, void *data) {
     struct walk *walk = data;
     int before = 0;
@@ -146,20 +152,27 @@ static int add_frame(struct _Unwind_Context *context, void *data) {
     if (!address) return STOP;
     // A frame that a signal interrupted is at its next instruction, not after a call: native_describe steps back.
     if (before) address++;
-    if (!walk->count && (is_in(OWN, address - 1) || is_in(CUDA, address - 1))) return GO_ON;
+    if (!walk->count && is_left_out(address)) return GO_ON;
     if (walk->count == walk->most) return STOP;
     walk->addresses[walk->count++] = address;
     return GO_ON;
 }
 
-int native_walk(uintptr_t *addresses, int most) {
+int native_walk_by_libgcc(uintptr_t *addresses, int most) {
     if (!native_prepare()) return 0;
-    bool changed = false;
-    dl_iterate_phdr(compare_counters, &changed);
-    if (changed) refresh_ranges();
     struct walk walk = {addresses, 0, most > 0 ? most : 0};
     visit_frames(add_frame, &walk);
     return walk.count;
+}
+
+int native_walk(uintptr_t *addresses, int most) {
+    unsigned long long counters[2] = {0, 0};
+    dl_iterate_phdr(read_counters, counters);
+    if (counters[0] != atomic_load_explicit(&loads, memory_order_relaxed) ||
+        counters[1] != atomic_load_explicit(&unloads, memory_order_relaxed))
+        refresh_ranges();
+    int count = most > 0 ? call_frames_walk(addresses, most, is_left_out, counters[1]) : 0;
+    return count >= 0 ? count : native_walk_by_libgcc(addresses, most);
 }
 
 // ---- describing ----
