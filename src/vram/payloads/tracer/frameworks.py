@@ -224,8 +224,10 @@ def _segment(segment: dict[str, Any], interned: Interned) -> list[Any]:
         # Before 2.1 a block's frames are in its history.
         history = block.get("history") or [{}]
         frames = block.get("frames") or history[0].get("frames")
-        asked = block.get("requested_size", block["size"])
-        blocks += (block["size"], asked, STATES.get(block["state"], 2), interned.stack(frames))
+        state = STATES.get(block["state"], 2)
+        # An unused block keeps the size that was asked for when it was last used.
+        asked = 0 if state == 2 else block.get("requested_size", block["size"])
+        blocks += (block["size"], asked, state, interned.stack(frames))
     expandable = bool(segment.get("is_expandable"))
     return [segment["device"], segment["address"], segment["total_size"], expandable, blocks]
 
@@ -342,6 +344,10 @@ def _pools(backend: Any) -> list[list[int]]:
         taken = stats.get("pool_bytes") or stats.get("bytes_reserved") or used
         lines.append([int(getattr(device, "local_hardware_id", device.id)), int(taken), int(used)])
     return lines
+
+
+# What `vram attach` uses of this file (control.py).
+Torch, Recorder = TorchAccount, RecorderCalls
 
 
 # ---- which of them the program has ----

@@ -100,7 +100,7 @@ class _Merge:
     # ---- PyTorch ----
 
     def _latest(self, process: int) -> torch_history.Snapshot | None:
-        whole = [each for each in self._torch.get(process, ()) if each.at != "begin"]
+        whole = [each for each in self._torch.get(process, ()) if each.at not in ("begin", "attach")]
         return whole[-1] if whole else None
 
     def _torch_of(self, process: TracedProcess) -> Iterator[TorchUse]:
@@ -120,7 +120,8 @@ class _Merge:
         yield use.at_end()
 
     def _torch_missing(self, process: int) -> Iterator[BlockUse]:
-        if process in self._torch and self._latest(process) is None:
+        began = any(each.at == "begin" for each in self._torch.get(process, ()))
+        if began and self._latest(process) is None:
             yield _line(process, NAME, None, 0, 0, (), MISSING)
 
     # ---- JAX ----

@@ -15,8 +15,8 @@ from msgspec import Struct
 from vram import untrusted
 from vram.model.trace import Frame, Stack
 
-LARGEST = 128 << 20
-MOST_FIELDS = 4_000_000
+LARGEST = 64 << 20
+MOST_FIELDS = 1_000_000
 _GZIP = 16 + zlib.MAX_WBITS
 
 # Numbers of fields, in Profile, Sample, Label, Location, Line and Function.

@@ -16,7 +16,7 @@ from vram import untrusted
 from vram.model.trace import Frame, Stack
 
 FORM = 1
-LARGEST_TEXT = 256 << 20
+LARGEST_TEXT = 128 << 20
 MOST_ITEMS = 8_000_000
 
 ALLOC, FREE, SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP, OOM = range(7)
@@ -47,7 +47,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     """The blob as it was written."""
 
     form: int
-    at: Literal["begin", "exit", "detach", "oom"]
+    at: Literal["begin", "attach", "exit", "detach", "oom"]
     wall_ns: int
     monotonic_ns: int
     """Both clocks at one moment: the history's times are those of the first."""
