@@ -325,8 +325,9 @@ int vram_tracer_before(int device, uint64_t nbytes, const char *source) {
 }
 
 int vram_tracer_blob(const char *name, const void *bytes, uint64_t nbytes) {
-    if (!name || !bytes || atomic_load(&recording) != RECORDING || !section_is_open()) return 1;
-    return record_blob(name, bytes, nbytes);
+    if (!*not_forked) tracer_forked();
+    if (!name || !bytes || atomic_load(&recording) != RECORDING) return 1;
+    return section_is_open() || !section_begin() ? record_blob(name, bytes, nbytes) : 1;
 }
 
 __attribute__((destructor)) static void at_exit(void) {

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from vram.model.trace import GpuUse, TracedProcess, TraceView
+from tests.trace.writer import TraceFile, Writer
 
 KINDS = ("plain", "expandable")
 LEAK_LINE = 24
@@ -26,52 +25,35 @@ def packed(said: object) -> bytes:
     return zlib.compress(json.dumps(said).encode())
 
 
-class Blobs:
-    """A trace of which only the blobs matter."""
+def traced(
+    said: dict[str, Any], *, late_ns: int = 40_000, device: int = 0, every_ns: int = 0
+) -> tuple[TraceFile, Writer]:
+    """What the recorder wrote of the program that said this: its segments, all from one place.
 
-    def __init__(self, *blobs: tuple[int, str, bytes]) -> None:
-        self._blobs = blobs
+    Recording began a second before; PyTorch notes what the driver gave *late_ns* later. *every_ns* says
+    otherwise: a segment came each so often.
+    """
+    events = said["traces"][0]
+    began_us = events["time_us"][0] - 1_000_000
+    trace = TraceFile()
+    writer = trace.section(wall_ns=began_us * 1000).writer()
+    writer.device(device, "0000:01:00.0", "GPU", 80 << 30)
+    where = writer.where(device=device)
+    stack = writer.stack(("tensor", "/app/train.py", 12), ("main", "/app/train.py", 30))
+    writer.alloc(1000, 0xC0, 0, kind="context", where=where)
+    taken = 0
+    for number, action in enumerate(events["action"]):
+        time_ns = (events["time_us"][number] - began_us) * 1000 - late_ns
+        address, nbytes = events["address"][number], events["nbytes"][number]
+        if every_ns and action in (SEGMENT_ALLOC, SEGMENT_MAP):
+            taken += 1
+            time_ns = taken * every_ns
+        if action == SEGMENT_ALLOC:
+            writer.alloc(time_ns, address, nbytes, where=where, stack=stack)
+        elif action == SEGMENT_MAP:
+            writer.alloc(time_ns, number + 1, nbytes, kind="physical", where=where, stack=stack)
+            writer.map(time_ns, address, nbytes, number + 1, where=where)
+    return trace, writer
 
-    def blobs(self) -> Iterator[tuple[int, str, bytes]]:
-        yield from self._blobs
 
-
-def view(said: dict[str, Any] | None = None, **more: Any) -> TraceView:
-    """What the driver's side of a trace of *said* would be: its clock begins a second before."""
-    events = (said or {}).get("traces") or [{"time_us": [0]}]
-    origin = events[0]["time_us"][0] * 1000 - 10**9
-    if said:
-        origin += said["monotonic_ns"] - said["wall_ns"]
-    process = TracedProcess(
-        index=0,
-        pid=7,
-        parent_pid=1,
-        command=("python", "train.py"),
-        executable="/usr/bin/python3",
-        python="3.12",
-        attached=False,
-        forked=False,
-        stacks="python",
-        started_wall_ns=0,
-        first_ns=origin,
-        last_ns=10**10,
-        end="exit",
-    )
-    empty: dict[str, Any] = dict.fromkeys(
-        ("stacks", "allocations", "peak", "leaks", "timeline", "churn", "holes", "failures", "gaps"), ()
-    )
-    gpu = GpuUse(
-        gpu=0, peak_nbytes=0, peak_ns=10**9, end_nbytes=0, allocated_nbytes=0, allocations=0, frees=0
-    )
-    fields = empty | {
-        "paths": ("a.vram",),
-        "processes": (process,),
-        "duration_ns": 10**10,
-        "events": 0,
-        "gpus": (gpu,),
-        "failures_in_all": 0,
-        "marks": (),
-        "before": (),
-        "host_peak_nbytes": 0,
-    }
-    return TraceView(**(fields | more))
+SEGMENT_ALLOC, SEGMENT_MAP = 2, 4

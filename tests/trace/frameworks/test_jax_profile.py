@@ -104,7 +104,7 @@ BAD = {
     "a length beyond the end": gzip.compress(number(6 << 3 | 2) + number(2**63)),
     "a text that is not there": profile(message(2, message(3, integer(1, 999)))),
     "a function that is not there": profile(location(9, (999, 1))),
-    "fields without end": gzip.compress(b"\x08\x00" * 1_000_001, 1),
+    "fields without end": gzip.compress(b"\x08\x00" * 500_001, 1),
     "another format": zlib.compress(b"plain"),
 }
 

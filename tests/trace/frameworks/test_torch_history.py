@@ -59,11 +59,6 @@ def test_a_history_that_begins_after_the_peak_says_so(kind: str) -> None:
     assert history.moment_of_most_use(history.events.time_us[0]) is not None
 
 
-def test_times_are_moved_to_the_recorders_clock() -> None:
-    snapshot = decode(packed(content("plain") | {"wall_ns": 10_000, "monotonic_ns": 3_000}))
-    assert snapshot.monotonic(9) == 2_000
-
-
 # ---- from a program that wants to harm its reader ----
 
 

@@ -84,13 +84,19 @@ class TorchAccount:
         self._oom_times: list[float] = []
 
     def is_loaded(self) -> bool:
-        return hasattr(sys.modules.get("torch.cuda"), "_lazy_call") and "torch.cuda.memory" in sys.modules
+        return hasattr(sys.modules.get("torch.cuda"), "_queued_calls") and "torch.cuda.memory" in sys.modules
 
     def start(self) -> None:
         """Begin when PyTorch has initialised CUDA, now or later: beginning itself must not initialise it."""
+        cuda = sys.modules["torch.cuda"]
         if not hasattr(sys.modules.get("torch._C"), "_cuda_record_memory_history"):
             return  # a build for the CPU
-        sys.modules["torch.cuda"]._lazy_call(lambda: guarded(self._begin))
+        if cuda.is_initialized():
+            self._begin()
+        else:
+            # This may run in the middle of PyTorch's initialisation, whose lock torch.cuda._lazy_call()
+            # would wait for. What is in its list is called at the end of that, with no text to show.
+            cuda._queued_calls.append((lambda: guarded(self._begin), []))
 
     def _begin(self) -> None:
         if self.active or os.getpid() != PID:
@@ -139,8 +145,7 @@ class TorchAccount:
 
     def _send(self, content: dict[str, Any]) -> None:
         torch = sys.modules["torch"]
-        # Both clocks at one moment: PyTorch stamps with the first, the recorder with the second.
-        content.update(form=FORM, wall_ns=time.time_ns(), monotonic_ns=time.monotonic_ns())
+        content.update(form=FORM, wall_ns=time.time_ns())  # PyTorch stamps by this clock
         content.update(ours=self.ours, version=str(getattr(torch, "__version__", "")), limit=MOST_ENTRIES)
         text = json.dumps(content, separators=(",", ":")).encode("utf-8", "replace")
         self.recorder.blob("torch", zlib.compress(text, 1))
@@ -437,7 +442,7 @@ def _start_once(names: dict[str, Any]) -> None:
     if earlier is not None and earlier.is_running():
         return
     wanted = names.get("__vram_frameworks__") or os.environ.get("VRAM_TRACE_FRAMEWORKS") or "auto"
-    if start(names["__vram_tracer__"], wanted):
+    if start(os.fsdecode(names["__vram_tracer__"]), wanted):
         module: Any = type(sys)(MODULE)
         module.finish, module.held = finish, held
         module.is_running = lambda: bool(_started or (_watch is not None and _watch.waiting))

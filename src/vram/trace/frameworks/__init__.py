@@ -8,27 +8,21 @@ line of its own. Blobs come from the traced program: one that cannot be read is 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from vram import untrusted
-from vram.model.trace import ON_GPU, BlockUse, LeakSite, Site, Stack, TracedProcess, TraceView
+from vram.model.trace import ON_GPU, BlockUse, CallStack, LeakSite, Site, TracedProcess, TraceView
 from vram.trace.frameworks import jax_profile, torch_history
+from vram.trace.frameworks.segments import BlobSource, TorchSegments
 from vram.trace.frameworks.torch_use import MISSING, NAME, TorchClock, TorchUse
 
 OUTSIDE = "outside frameworks"
-CUPY, JAX = "CuPy", "JAX"
+JAX = "jax"
 HOOK_FILE = "<vram tracer>"
 """The file of the one frame of vram's own in a stack of CuPy's blocks (payloads/tracer/frameworks.py)."""
 MOST_ROWS = 20_000
-
-
-class BlobSource(Protocol):
-    """What is needed of a trace."""
-
-    def blobs(self) -> Iterator[tuple[int, str, bytes]]: ...
 
 
 class _Pools(Struct):
@@ -38,7 +32,7 @@ class _Pools(Struct):
 
 def with_frameworks(view: TraceView, trace: BlobSource) -> TraceView:
     """*view* with ``frameworks``, the leaks of frameworks' blocks, and segments that are no leaks."""
-    merge = _Merge(view)
+    merge = _Merge(view, trace)
     for process, name, data in trace.blobs():
         merge.add(process, name, data)
     return merge.view()
@@ -47,17 +41,17 @@ def with_frameworks(view: TraceView, trace: BlobSource) -> TraceView:
 class _Merge:
     """What becomes of one view."""
 
-    def __init__(self, view: TraceView) -> None:
-        self._view = view
+    def __init__(self, view: TraceView, trace: BlobSource) -> None:
+        self._view, self._trace = view, trace
         self._stacks = [_without_ours(each) for each in view.stacks]
-        self._numbers: dict[Stack, int] = {}
+        self._numbers: dict[CallStack, int] = {}
         self._torch: dict[int, list[torch_history.Snapshot]] = {}
         self._jax: dict[int, list[jax_profile.Buffers]] = {}
         self._jax_pools: dict[int, list[tuple[int, int, int]]] = {}
         self._damage: list[str] = []
 
     def add(self, process: int, name: str, data: bytes) -> None:
-        """Take one blob; names of other versions are skipped."""
+        """Take one blob; names that this version does not know are skipped."""
         try:
             if name == "torch":
                 self._torch.setdefault(process, []).append(torch_history.decode(data))
@@ -70,26 +64,29 @@ class _Merge:
 
     def view(self) -> TraceView:
         view = self._view
+        latest = {index: found for index in self._torch if (found := self._latest(index)) is not None}
+        segments = TorchSegments(self._trace, latest) if latest else None
         uses: list[BlockUse] = []
         rows: list[LeakSite] = []
         for process in view.processes:
-            for use in self._torch_of(process):
-                uses += self._torch_lines(use, view)
-                rows += use.never_freed()
+            if segments is not None and process.index in latest:
+                for use in self._torch_of(process, latest[process.index], segments):
+                    uses += _torch_lines(use, view)
+                    rows += use.never_freed()
             uses += self._torch_missing(process.index)
             uses += self._jax_lines(process.index)
-            uses += _cupy_lines(view, process.index)
-        uses += _outside(view, uses)
+        leaks = view.leaks if segments is None else segments.are_no_leaks(view)
+        outside = _outside(view, [*view.frameworks, *uses])
         rows.sort(key=lambda row: (row.verdict == "in use at exit", -row.site.nbytes))
         return replace(
             view,
             stacks=tuple(self._stacks),
-            frameworks=tuple(uses),
-            leaks=(*view.leaks, *rows[:MOST_ROWS]),
+            frameworks=(*view.frameworks, *uses, *outside),
+            leaks=(*leaks, *rows[:MOST_ROWS]),
             damage=(*view.damage, *self._damage),
         )
 
-    def _intern(self, stack: Stack) -> int:
+    def _intern(self, stack: CallStack) -> int:
         if not self._numbers:
             self._numbers = {each: number for number, each in enumerate(self._stacks)}
         number = self._numbers.setdefault(stack, len(self._stacks))
@@ -103,21 +100,22 @@ class _Merge:
         whole = [each for each in self._torch.get(process, ()) if each.at not in ("begin", "attach")]
         return whole[-1] if whole else None
 
-    def _torch_of(self, process: TracedProcess) -> Iterator[TorchUse]:
-        snapshot = self._latest(process.index)
-        if snapshot is None:
-            return
-        origin = min(each.first_ns for each in self._view.processes)
-        gpus = {each[0] for each in snapshot.segments}
-        gpus |= {gpu for gpu, each in enumerate(snapshot.traces) if each.action}
-        for gpu in sorted(gpus):
-            yield TorchUse(snapshot, gpu, process.index, TorchClock(origin), self._intern)
-
-    def _torch_lines(self, use: TorchUse, view: TraceView) -> Iterator[BlockUse]:
-        for each in view.gpus:
-            if each.gpu == use.gpu:
-                yield use.at_peak(each.peak_ns)
-        yield use.at_end()
+    def _torch_of(
+        self, process: TracedProcess, snapshot: torch_history.Snapshot, segments: TorchSegments
+    ) -> Iterator[TorchUse]:
+        zero_ns = process.started_wall_ns - process.first_ns
+        late_ns = segments.lateness_ns(process.index, TorchClock(zero_ns))
+        devices = {each[0] for each in snapshot.segments}
+        devices |= {device for device, each in enumerate(snapshot.traces) if each.action}
+        for device in sorted(devices):
+            yield TorchUse(
+                snapshot,
+                device,
+                gpu=segments.gpu(process.index, device),
+                process=process.index,
+                clock=TorchClock(zero_ns + late_ns),
+                intern=self._intern,
+            )
 
     def _torch_missing(self, process: int) -> Iterator[BlockUse]:
         began = any(each.at == "begin" for each in self._torch.get(process, ()))
@@ -148,11 +146,18 @@ class _Merge:
             yield _line(process, JAX, gpu, max(taken, 0), max(used, 0), sites, None)
 
 
-def _without_ours(stack: Stack) -> Stack:
+def _without_ours(stack: CallStack) -> CallStack:
     """A stack without the hook through which CuPy told the recorder."""
     if stack.frames and stack.frames[0].file == HOOK_FILE:
-        return Stack(stack.frames[1:])
+        return CallStack(stack.frames[1:])
     return stack
+
+
+def _torch_lines(use: TorchUse, view: TraceView) -> Iterator[BlockUse]:
+    for each in view.gpus:
+        if each.gpu == use.gpu:
+            yield use.at_peak(each.peak_ns)
+    yield use.at_end()
 
 
 def _line(
@@ -176,17 +181,6 @@ def _line(
     )
 
 
-# ---- CuPy, whose blocks are events of the trace ----
-
-
-def _cupy_lines(view: TraceView, process: int) -> Iterator[BlockUse]:
-    live = [row.site for row in view.leaks if row.site.kind == "cupy block" and row.site.process == process]
-    for gpu in sorted({site.gpu for site in live}, key=lambda gpu: (gpu is None, gpu)):
-        mine = tuple(site for site in live if site.gpu == gpu)
-        used = sum(site.nbytes for site in mine)
-        yield _line(process, CUPY, gpu, used, used, mine, None)
-
-
 # ---- the rest ----
 
 
@@ -198,7 +192,7 @@ def _outside(view: TraceView, uses: Iterable[BlockUse]) -> Iterator[BlockUse]:
             key = use.process, use.gpu, use.at
             taken[key] = taken.get(key, 0) + use.reserved_nbytes
     for (process, gpu, at), reserved in taken.items():
-        rows = view.peak if at == "peak" else (row.site for row in view.leaks)
+        rows = view.peak if at == "peak" else [row.site for row in view.leaks]
         sites = [each for each in rows if each.kind in ON_GPU and (each.process, each.gpu) == (process, gpu)]
         rest = sum(each.nbytes for each in sites) - reserved
         if rest > 0:

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from vram import untrusted
-from vram.model.trace import Frame, Stack
+from vram.model.trace import CallStack, Frame
 
 LARGEST = 64 << 20
-MOST_FIELDS = 1_000_000
+MOST_FIELDS = 500_000
 _GZIP = 16 + zlib.MAX_WBITS
 
 # Numbers of fields, in Profile, Sample, Label, Location, Line and Function.
@@ -31,7 +31,7 @@ _FUNCTION_ID, _FUNCTION_NAME, _FUNCTION_FILE = 1, 2, 4
 class Buffers(Struct, frozen=True):
     """Live buffers, or compiled programs, that one stack made on one GPU."""
 
-    stack: Stack
+    stack: CallStack
     gpu: int | None
     kind: str
     """"buffer" or "executable", in JAX's words."""
@@ -157,7 +157,7 @@ def _samples(profile: _Profile) -> Iterator[Buffers]:
         if "cpu" in device.lower():
             continue
         frames = tuple(frame for each in locations for frame in profile.frames.get(each, ()))
-        yield Buffers(Stack(frames), _gpu(device), labels.get("kind", "buffer"), count, nbytes)
+        yield Buffers(CallStack(frames), _gpu(device), labels.get("kind", "buffer"), count, nbytes)
 
 
 def _repeated(value: int | bytes) -> Iterator[int]:

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 from msgspec import Struct
 
 from vram import untrusted
-from vram.model.trace import Frame, Stack
+from vram.model.trace import CallStack, Frame
 
 FORM = 1
 LARGEST_TEXT = 128 << 20
@@ -49,8 +49,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     form: int
     at: Literal["begin", "attach", "exit", "detach", "oom"]
     wall_ns: int
-    monotonic_ns: int
-    """Both clocks at one moment: the history's times are those of the first."""
+    """When it was taken. The history's times are those of the same clock."""
     ours: bool
     """Whether the recorder switched the history on; else the program had, with its own settings."""
     version: str = ""
@@ -62,10 +61,6 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     texts: list[str] = []
     frames: list[tuple[int, int, int]] = []
     stacks: list[list[int]] = []
-
-    def monotonic(self, time_us: int) -> int:
-        """A time of the history, in ns of CLOCK_MONOTONIC."""
-        return time_us * 1000 - self.wall_ns + self.monotonic_ns
 
 
 class Segment(NamedTuple):
@@ -142,14 +137,14 @@ def _in_memory(address: int, nbytes: int) -> bool:
     return address >= 0 and nbytes >= 0 and address + nbytes < _HIGHEST
 
 
-def stack_of(snapshot: Snapshot, number: int) -> Stack:
+def stack_of(snapshot: Snapshot, number: int) -> CallStack:
     """A stack in the words of a trace. PyTorch gives frames of C++ without a line."""
     frames = []
     for each in snapshot.stacks[number] if number < len(snapshot.stacks) else ():
         name, file, line = snapshot.frames[each]
         language: Literal["python", "native"] = "python" if line else "native"
         frames.append(Frame(language, snapshot.texts[name], snapshot.texts[file], line))
-    return Stack(tuple(frames))
+    return CallStack(tuple(frames))
 
 
 # ---- what was where, when ----

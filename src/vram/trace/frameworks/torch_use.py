@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from vram.model.trace import BlockUse, LeakSite, Site, Stack
+from vram.model.trace import BlockUse, CallStack, LeakSite, Site
 from vram.trace.frameworks.torch_history import ALLOC, FREE, Block, GpuHistory, Snapshot, stack_of
 
-NAME = "PyTorch"
+NAME = "torch"
 MISSING = (
     "PyTorch's history is missing: the process ended before it could be read (killed, or os._exit); what the"
     " driver was asked for is complete"
@@ -27,27 +27,37 @@ GROWING_QUARTERS = 3
 
 
 class TorchClock(NamedTuple):
-    """Times of one process: ns of CLOCK_MONOTONIC, and of the view, whose zero is *origin_ns*."""
+    """From PyTorch's times, microseconds of the wall clock, to the view's, and back."""
 
-    origin_ns: int
+    zero_ns: int
+    """The wall clock at the view's zero."""
 
-    def to_view(self, snapshot: Snapshot, time_us: int) -> int:
-        return snapshot.monotonic(time_us) - self.origin_ns
+    def to_view(self, time_us: int) -> int:
+        return time_us * 1000 - self.zero_ns
 
-    def to_torch_us(self, snapshot: Snapshot, view_ns: int) -> int:
-        return (view_ns + self.origin_ns - snapshot.monotonic_ns + snapshot.wall_ns) // 1000
+    def to_torch_us(self, view_ns: int) -> int:
+        return (view_ns + self.zero_ns) // 1000
 
 
-Intern = Callable[[Stack], int]
+Intern = Callable[[CallStack], int]
 """The number of a stack in the view, which gets it if it has it not."""
 
 
 class TorchUse:
-    """One process's PyTorch, on one GPU."""
+    """One process's PyTorch on one GPU: the process's *device*, which is *gpu* in the view."""
 
-    def __init__(self, snapshot: Snapshot, gpu: int, process: int, clock: TorchClock, intern: Intern) -> None:
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        device: int,
+        *,
+        gpu: int | None,
+        process: int,
+        clock: TorchClock,
+        intern: Intern,
+    ) -> None:
         self.snapshot, self.gpu, self.process, self.clock = snapshot, gpu, process, clock
-        self.history = GpuHistory(snapshot, gpu)
+        self.history = GpuHistory(snapshot, device)
         self._intern = intern
         self._numbers: dict[int, int] = {}
 
@@ -93,7 +103,7 @@ class TorchUse:
 
     def at_peak(self, peak_ns: int) -> BlockUse:
         """What tensors held when the GPU's memory, taken at *peak_ns* of the view, was fullest."""
-        since_us = self.clock.to_torch_us(self.snapshot, peak_ns)
+        since_us = self.clock.to_torch_us(peak_ns)
         moment = self.history.moment_of_most_use(since_us)
         if moment is None:
             note = TOO_SHORT.format(count=len(self.history.events.action))
@@ -132,18 +142,19 @@ class TorchUse:
         for stack, blocks in live.items():
             made = [begin if each.begin is None else events.time_us[each.begin] for each in blocks]
             known = [time for time, each in zip(made, blocks, strict=True) if each.begin is not None]
-            growing = stack != 0 and _is_growing(known, begin, end)
+            growing = stack != 0 and is_growing(known, begin, end)
             yield LeakSite(
                 site=self._site(stack, len(blocks), sum(each.nbytes for each in blocks)),
                 verdict="growing" if growing else "in use at exit",
-                first_ns=max(0, self.clock.to_view(self.snapshot, min(made))),
-                last_ns=max(0, self.clock.to_view(self.snapshot, max(made))),
+                first_ns=max(0, self.clock.to_view(min(made))),
+                last_ns=max(0, self.clock.to_view(max(made))),
                 freed=freed.get(stack, 0),
                 largest=max(each.nbytes for each in blocks),
             )
 
 
-def _is_growing(times: list[int], begin: int, end: int) -> bool:
+def is_growing(times: list[int], begin: int, end: int) -> bool:
+    """Whether something was made in at least three quarters of the time."""
     if len(times) < GROWING_COUNT or end <= begin:
         return False
     return len({min(3, (time - begin) * 4 // (end - begin)) for time in times}) >= GROWING_QUARTERS
