@@ -6,8 +6,8 @@
 #define _GNU_SOURCE
 #include "writer.h"
 
+#include <errno.h>
 #include <pthread.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -17,7 +17,7 @@
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of the lists: taken when a thread begins or ends */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static pthread_key_t thread_ends;
-static struct writer *all, *idle, *retired, *spare;
+static struct writer *all, *idle, *retired, *unused;
 static uint32_t writers;
 static _Atomic uint32_t generation = 1;
 static __thread struct writer *mine;
@@ -89,7 +89,7 @@ static void make_key(void) {
 
 static bool next_chunk(struct writer *writer) {
     uint64_t time = now_ns();
-    uint8_t *chunk = section_chunk(writer->number, writer->sequence, writer->thread, time);
+    uint8_t *chunk = section_chunk(writer->section, writer->number, writer->sequence, writer->thread, time);
     if (!chunk) return false;
     if (writer->chunk) munmap(writer->chunk, CHUNK_NBYTES);
     writer->chunk = chunk;
@@ -115,12 +115,18 @@ static struct writer *find_writer(void) {
         idle = writer->next_idle;
         return writer;
     }
-    writer = spare;
+    writer = unused;
     if (writer) {
-        spare = writer->next_idle;
+        unused = writer->next_idle;
     } else {
         writer = mmap(NULL, sizeof *writer, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (writer == MAP_FAILED) return NULL;
+    }
+    writer->section = section_hold();
+    if (!writer->section) { /* recording has just stopped */
+        writer->next_idle = unused;
+        unused = writer;
+        return NULL;
     }
     writer->number = ++writers;
     writer->next_of_all = all;
@@ -131,9 +137,9 @@ static struct writer *find_writer(void) {
 static struct writer *take(void) {
     pthread_once(&once, make_key);
     if (!section_is_open()) {
-        int error = section_begin();
+        int error = section_begin(false);
         if (error) {
-            if (atomic_exchange(&recording, NOT_RECORDING) == RECORDING)
+            if (error != ECANCELED && atomic_exchange(&recording, NOT_RECORDING) == RECORDING)
                 message("output", "%s: %s", settings.output, strerror(error));
             return NULL;
         }
@@ -186,14 +192,15 @@ void writer_done(struct writer *writer) {
 
 static void release(struct writer *writer) {
     if (writer->chunk) munmap(writer->chunk, CHUNK_NBYTES);
+    section_drop(writer->section);
     table_release(&writer->where_numbers);
     table_release(&writer->place_numbers);
     table_release(&writer->node_numbers);
     table_release(&writer->stack_numbers);
     /* The structure itself is used again: a thread may still point to it. */
     memset(writer, 0, sizeof *writer);
-    writer->next_idle = spare;
-    spare = writer;
+    writer->next_idle = unused;
+    unused = writer;
 }
 
 /* What earlier recordings had mapped is released, but for writers whose threads are in the middle of a record. */
@@ -220,7 +227,7 @@ void writers_new_generation(void) {
 void writers_forked(void) {
     /* Chunks are not mapped in the child, and the lock may be held by a thread that does not exist here. */
     pthread_mutex_init(&lock, NULL);
-    all = idle = retired = spare = NULL;
+    all = idle = retired = unused = NULL;
     writers = 0;
     mine = NULL;
     atomic_fetch_add(&generation, 1);

@@ -15,6 +15,7 @@ struct table {
 uint32_t *table_value(struct table *table, uint64_t key);
 
 struct writer {
+    struct section *section;
     uint8_t *chunk, *at, *end;
     uint64_t time, address; /* of the previous record in this chunk */
     uint32_t number, sequence, thread;
