@@ -35,13 +35,17 @@ def forget() -> None:
     call("cuMemAlloc_v2", byref(address), c_size_t(3 * MIB))  # planted leak: 12
 
 
-def main() -> None:
-    pace = Pace()
+def begin() -> None:
     call("cuInit", 0)
     device, context = c_int(), c_void_p()
     call("cuDeviceGet", byref(device), 0)
     call("cuDevicePrimaryCtxRetain", byref(context), device)
     call("cuCtxSetCurrent", context)
+
+
+def main() -> None:
+    pace = Pace()
+    begin()
     model = [alloc(8 * MIB) for _ in range(6)]
     for number in pace.steps(24):
         step()

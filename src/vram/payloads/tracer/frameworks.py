@@ -8,7 +8,8 @@ Standard library only, Python 3.9 and newer, one file. Nothing is imported or in
 framework's settings that the program made itself stay, and no exception leaves it.
 
 Names that the file finds, or else reads from the environment: ``__vram_tracer__``, the path of
-libvramtracer.so; ``__vram_frameworks__``, which frameworks ("auto", or some of "torch,cupy,jax").
+libvramtracer.so; ``__vram_frameworks__``, which frameworks ("auto", some of "torch,cupy,jax", or "none": then
+it only sees to it that the recording ends with the program's own work, before Python's clearing up).
 """
 
 from __future__ import annotations
@@ -56,8 +57,7 @@ class RecorderCalls:
         short_calls = ctypes.PyDLL(path, mode=loaded)
         self._blob = long_calls.vram_tracer_blob
         self._blob.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_uint64]
-        self.before = long_calls.vram_tracer_before
-        self.before.argtypes = [ctypes.c_int, ctypes.c_uint64, ctypes.c_char_p]
+        self.exit = getattr(long_calls, "vram_tracer_exit", lambda: 1)
         number = ctypes.c_uint64
         self.block_alloc = short_calls.vram_tracer_block_alloc
         self.block_alloc.argtypes = [ctypes.c_int, ctypes.c_int, number, number, number]
@@ -300,8 +300,8 @@ class CupyAccount:
             return
         if getattr(threading, "_profile_hook", None) == self._thread_begins:
             threading.setprofile(None)
-        if at == "detach":  # elsewhere the recorder answers that nothing is being recorded
-            hook.__exit__(None, None, None)
+        # Threads' own hooks stay: the recorder answers them that nothing is being recorded.
+        hook.__exit__(None, None, None)
 
     def held(self) -> list[tuple[int, int, str]]:
         return []  # its pools say how much they hold; the driver's figures include it
@@ -381,6 +381,7 @@ class Watch:
 PID = os.getpid()
 _started: list[Any] = []
 _watch: Optional[Watch] = None
+_recorder: Optional[RecorderCalls] = None
 
 
 def guarded(call: Any) -> Any:
@@ -392,16 +393,37 @@ def guarded(call: Any) -> Any:
 
 
 def begin(loaded: list[Any]) -> None:
-    """Start frameworks that are loaded. Ends of programs run backwards: ours must come before theirs."""
+    """Start frameworks that are loaded."""
     for each in loaded:
         guarded(each.start)
         _started.append(each)
+    _end_with_the_program()
+
+
+def _end_with_the_program() -> None:
+    """Have the recording end before the interpreter takes the program apart.
+
+    What its objects hold is freed there, and a list that grew to the end would look as if the program had
+    freed it. Functions at exit run backwards, so ours goes to the front whenever a framework is new; those
+    of threading run before all of them.
+    """
     atexit.unregister(_at_exit)
     atexit.register(_at_exit)
+    if _at_shutdown not in getattr(threading, "_threading_atexits", ()):
+        guarded(lambda: threading._register_atexit(_at_shutdown))  # type: ignore[attr-defined]
+
+
+def _at_shutdown() -> None:
+    """The main thread is done. Where others still work, `_at_exit` comes after them."""
+    if all(each.daemon or each is threading.main_thread() for each in threading.enumerate()):
+        _at_exit()
 
 
 def _at_exit() -> None:
     finish("exit")
+    # In a program that only embeds Python, work may go on when the interpreter has ended.
+    if os.getpid() == PID and guarded(lambda: os.path.samefile("/proc/self/exe", sys.executable)):
+        guarded(lambda: _recorder is not None and _recorder.exit())
 
 
 def finish(at: str = "detach") -> None:
@@ -422,14 +444,13 @@ def held() -> list[tuple[int, int, str]]:
 
 def start(library: str, wanted: str = "auto") -> bool:
     """Begin with *wanted* frameworks; those that are not loaded yet begin when they are."""
-    global _watch
-    recorder = RecorderCalls(library)
+    global _watch, _recorder
+    _recorder = recorder = RecorderCalls(library)
     names = KNOWN if wanted == "auto" else tuple(wanted.split(","))
     kinds = [kind(recorder) for kind in (TorchAccount, CupyAccount, JaxAccount) if kind.name in names]
     loaded = [each for each in kinds if each.is_loaded()]
     waiting = [each for each in kinds if each not in loaded]
-    if loaded:
-        begin(loaded)
+    begin(loaded)
     if waiting:
         _watch = Watch(waiting)
         sys.meta_path.insert(0, _watch)
