@@ -36,6 +36,7 @@ from bench.cases import (  # noqa: E402
     scan,
     scopes,
     top,
+    trace_page,
     trim,
     vendors,
     watch,
@@ -62,6 +63,7 @@ CASES = {
     "park": park,
     "lab": lab,
     "oom": oom,
+    "trace-page": trace_page,
     "injection": injection,
 }
 ONLY_WHEN_NAMED = ("injection",)
