@@ -334,6 +334,8 @@ def _use(gpu: int, timeline: list[TimelinePoint], allocations: list[Site]) -> Gp
         allocated_nbytes=sum(site.nbytes for site in sites),
         allocations=count,
         frees=count - 1018,
+        name="NVIDIA H200",
+        total_nbytes=143771 * MIB,
     )
 
 
