@@ -8,8 +8,8 @@ from statistics import median
 
 from bench.row import Row
 from bench.timing import CommandFailed
+from tests.browser.chromium import Browser, BrowserError, find, started
 from tests.report.trace_samples import large
-from tools.browser import Browser, BrowserError, find, started
 from vram.report.trace_page import page
 
 DRAWN_S = 2.0

@@ -7,9 +7,9 @@ from urllib.parse import parse_qs
 import pytest
 from msgspec.structs import replace
 
+from tests.browser.chromium import Page
 from tests.browser.conftest import Opened
 from tests.report.trace_samples import SECOND, empty, hostile, large, training
-from tools.browser import Page
 
 ENTER, ESCAPE = 13, 27
 ROWS = "[...document.querySelectorAll('#places tbody tr[data-place]')]"

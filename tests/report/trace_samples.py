@@ -402,7 +402,7 @@ def large(stacks: int = 500, depth: int = 20, points: int = 2000, gpus: int = 1)
         LeakSite(
             site=site,
             verdict=("in use at exit", "growing", "leaked")[at % 3],
-            first_ns=SECOND,  # type: ignore[arg-type]
+            first_ns=SECOND,
             last_ns=9 * SECOND,
             freed=at,
             largest=MIB,
