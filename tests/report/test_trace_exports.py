@@ -128,6 +128,16 @@ def test_perfetto_slices_are_those_of_large_allocations_and_close() -> None:
     assert failed["args"]["stack"].splitlines()[0] == "batch /home/user/project/data.py:20"
 
 
+def test_perfetto_of_very_many_events_has_the_large_ones() -> None:
+    """A browser cannot open gigabytes: counters move in steps, small allocations are no events."""
+    view = training(events=perfetto.VERY_MANY_EVENTS + 1)  # its peak is 18 GiB, a step 18.4 MB
+    few = [event(ALLOC, DEVICE, at, at << 21, 64 * KIB) for at in range(1, 101)]
+    events = perfetto_events(ATrace(*few, event(ALLOC, DEVICE, 200, 1 << 40, 32 * MIB), view=view))
+    counters = [each["args"]["bytes"] for each in events if each["ph"] == "C"]
+    assert counters == [38 * MIB + 256 * KIB, 38 * MIB + 256 * KIB]
+    assert [each["args"]["bytes"] for each in events if each.get("cat") == "alloc"] == [32 * MIB]
+
+
 def test_perfetto_has_marks_and_gaps() -> None:
     events = perfetto_events(ATrace(view=training()))
     marks = [(each["name"], each["ts"]) for each in events if each.get("cat") == "mark"]
