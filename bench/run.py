@@ -37,6 +37,7 @@ from bench.cases import (  # noqa: E402
     scopes,
     top,
     trace,
+    trace_page,
     trim,
     vendors,
     watch,
@@ -64,6 +65,7 @@ CASES = {
     "lab": lab,
     "oom": oom,
     "trace": trace,
+    "trace-page": trace_page,
     "injection": injection,
 }
 ONLY_WHEN_NAMED = ("injection",)
