@@ -1,0 +1,93 @@
+"""Programs on a virtual GPU, recorded as users record them: by the command line, in processes of their own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import vram
+from tests.trace.terminal import Terminal
+
+SOURCES = Path(vram.__file__).parents[1]
+VRAM = [sys.executable, "-m", "vram"]
+
+
+class Workplace:
+    """A folder, a virtual GPU, and private folders of vram's; everything that was started ends with it."""
+
+    def __init__(self, environment: dict[str, str], folder: Path) -> None:
+        self.folder = folder / "work"
+        self.runtime, self.state = folder / "runtime", folder / "state"
+        for each in (self.folder, self.runtime, self.state):
+            each.mkdir(mode=0o700)
+        taken = ("CUDA_INJECTION64_PATH", "COLUMNS")
+        self.environment = {
+            **{name: value for name, value in environment.items() if name not in taken},
+            "XDG_RUNTIME_DIR": str(self.runtime),
+            "XDG_STATE_HOME": str(self.state),
+            "TMPDIR": str(folder),
+            "PYTHONPATH": str(SOURCES),
+        }
+        self._started: list[subprocess.Popen[Any]] = []
+        self._terminals: list[Terminal] = []
+
+    def vram(self, *words: object, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*VRAM, *map(str, words)],
+            env={**self.environment, **environment},
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=180,
+        )
+
+    def start(self, argv: list[str], **environment: str) -> subprocess.Popen[str]:
+        """Start a program that is told and says lines; it is killed at the end."""
+        process = subprocess.Popen(
+            argv,
+            env={**self.environment, **environment},
+            cwd=self.folder,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._started.append(process)
+        return process
+
+    def start_vram(self, *words: object, **environment: str) -> subprocess.Popen[str]:
+        return self.start([*VRAM, *map(str, words)], **environment)
+
+    def terminal(self) -> Terminal:
+        """A shell in which ``vram`` is this one."""
+        program = self.folder.with_name("bin") / "vram"
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(f'#!/bin/sh\nexec {sys.executable} -m vram "$@"\n')
+        program.chmod(0o700)
+        path = f"{program.parent}:{self.environment['PATH']}"
+        self._terminals.append(Terminal(self.folder, {**self.environment, "PATH": path}))
+        return self._terminals[-1]
+
+    def files(self) -> list[str]:
+        return sorted(path.name for path in self.folder.iterdir())
+
+    def close(self) -> None:
+        for terminal in self._terminals:
+            terminal.close()
+        for process in self._started:
+            process.kill()
+            process.communicate()
+
+
+@pytest.fixture
+def work(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Workplace]:
+    gpu = request.getfixturevalue("virtual_gpu")
+    place = Workplace(gpu.environment(), tmp_path)
+    yield place
+    place.close()
